@@ -1,0 +1,30 @@
+# Compiler options that every target of the project shares, and the helper that adds a library.
+add_library(sbtrain_options INTERFACE)
+target_compile_options(sbtrain_options INTERFACE
+  -Wall -Wextra -Wno-unused-parameter -fno-math-errno -fno-trapping-math -fopenmp)
+target_include_directories(sbtrain_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
+target_link_libraries(sbtrain_options INTERFACE fmt::fmt spdlog::spdlog OpenMP::OpenMP_CXX Threads::Threads)
+if(SBTRAIN_NATIVE)
+  target_compile_options(sbtrain_options INTERFACE -march=native)
+endif()
+if(SBTRAIN_SANITIZE)
+  target_compile_options(sbtrain_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_link_options(sbtrain_options INTERFACE -fsanitize=address,undefined)
+endif()
+
+# sbtrain_library(name SOURCES ... LINK ...)
+function(sbtrain_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_library(sbtrain_${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(sbtrain_${name} PUBLIC sbtrain_options ${ARG_LINK})
+endfunction()
+
+# sbtrain_test(name LABELS ... SOURCES ... LINK ...): one GoogleTest program, one CTest entry per test.
+function(sbtrain_test name)
+  cmake_parse_arguments(ARG "" "" "LABELS;SOURCES;LINK" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE sbtrain_options ${ARG_LINK} GTest::gtest GTest::gtest_main)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+  include(GoogleTest)
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900)
+endfunction()

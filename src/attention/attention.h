@@ -1,0 +1,80 @@
+// The interface of attention modules and their registry.
+//
+// A module owns everything between the normalised block input and the output projection: its
+// parameters, forward, backward, what it saves, its decode step with a cache. The block knows
+// none of them by name: a module is one file that registers itself under the name the config uses.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "core/sequences.h"
+#include "core/stream.h"
+#include "core/weights.h"
+
+namespace sbtrain {
+
+// What one forward pass leaves for the backward pass; each module derives its own.
+class AttentionSaved {
+ public:
+  virtual ~AttentionSaved() = default;
+};
+
+// Keys, values and whatever else decoding needs, for B independent sequences.
+class AttentionCache {
+ public:
+  virtual ~AttentionCache() = default;
+};
+
+// The tokens of one decode step: one for each of B sequences.
+struct DecodeStep {
+  Tensor positions_B;  // i32, of the new token, from 0
+  Tensor lengths_B;    // i32, positions + 1
+};
+
+class Attention {
+ public:
+  virtual ~Attention() = default;
+
+  // Parameters, names relative to the block ("self_attn.q_proj.weight").
+  virtual std::vector<TensorSpec> parameters() const = 0;
+
+  // Allocates what forward() will fill, for T tokens.
+  virtual std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const = 0;
+
+  // mix_TD = module(x_TD).
+  virtual void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w,
+                       AttentionSaved& saved, const Sequences& sequences) const = 0;
+
+  // dx_TD = gradient; gradients of the weights are added to `dw`. `mix_TD` is the forward output.
+  virtual void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
+                        Tensor x_TD, const Weights& w, AttentionSaved& saved,
+                        const Sequences& sequences) const = 0;
+
+  virtual std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
+                                                         int64_t capacity) const = 0;
+
+  // Copies keys and values of sequence `b`'s prompt, whose tokens are exactly those of the
+  // forward pass that filled `saved`, to the start of its cache.
+  virtual void prefill(Stream& s, AttentionCache& cache, int64_t b,
+                       const AttentionSaved& saved) const = 0;
+
+  // mix_BD = module output of one new token for each sequence; its keys and values are appended.
+  virtual void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w,
+                      AttentionCache& cache, const DecodeStep& step) const = 0;
+
+  // Floating-point operations of the forward pass between projections, for one token that
+  // sees `keys` keys (2 per multiply-add). The backward pass counts twice that.
+  virtual double flops_per_token(double keys) const = 0;
+};
+
+// Builds the module that `config.type` names. Throws ExitCode::kConfig for an unknown name,
+// listing the known ones.
+std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const ModelConfig& model);
+
+std::vector<std::string> attention_types();
+
+}  // namespace sbtrain

@@ -1,0 +1,19 @@
+// Document boundaries of one packed micro-batch.
+#pragma once
+
+#include <cstdint>
+
+#include "core/tensor.h"
+
+namespace sbtrain {
+
+// `count` documents lie one behind the other in T packed tokens; document n is tokens
+// [cu_seqlens[n], cu_seqlens[n+1]). Attention never crosses a boundary.
+struct Sequences {
+  Tensor cu_seqlens;       // i32 [count + 1] at least, on the device; starts at 0, ends at T
+  Tensor positions_T;      // i32 [T]: 0, 1, 2, ... within each document
+  int64_t count = 0;       // documents in this micro-batch
+  int64_t max_seqlen = 0;  // an upper bound of every document's length, the same in every step
+};
+
+}  // namespace sbtrain

@@ -1,0 +1,37 @@
+#include "core/weights.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace sbtrain {
+
+void Weights::add(std::string name, const Tensor& tensor) {
+  entries_.push_back({std::move(name), tensor});
+}
+
+bool Weights::has(std::string_view name) const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [&](const Entry& e) { return e.name == name; });
+}
+
+const Tensor& Weights::at(std::string_view name) const {
+  for (const Entry& entry : entries_) {
+    if (entry.name == name) return entry.tensor;
+  }
+  fail(ExitCode::kInternal, "no tensor '{}' in this unit", name);
+}
+
+Tensor Weights::fused(std::string_view first, int count) const {
+  const auto begin = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& e) { return e.name == first; });
+  require(entries_.end() - begin >= count, "no {} tensors from '{}' on", count, first);
+  Tensor whole = begin->tensor;
+  for (auto it = begin + 1; it != begin + count; ++it) {
+    require(it->tensor.cols() == whole.cols(), "'{}' has other columns than '{}'", it->name, first);
+    whole.shape[0] += it->tensor.rows();
+  }
+  return whole;
+}
+
+}  // namespace sbtrain

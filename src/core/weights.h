@@ -1,0 +1,52 @@
+// How a layer declares its parameters, and how it sees them in a step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace sbtrain {
+
+struct Init {
+  enum class Kind : uint8_t { kConstant, kNormal };
+  Kind kind = Kind::kConstant;
+  double value = 0.0;  // the constant, or the standard deviation
+  static Init constant(double value) { return {Kind::kConstant, value}; }
+  static Init normal(double std) { return {Kind::kNormal, std}; }
+};
+
+// One named parameter tensor. Names are the Llama checkpoint names, relative to their unit (the
+// embedding, one block, or the head).
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;    // logical: what is counted, checkpointed and exported
+  std::vector<int64_t> storage;  // in memory; empty: same as shape. Elements past shape stay zero.
+  Init init;
+  bool decay = false;  // weight decay applies
+  bool fused = false;  // lies directly behind the previous tensor, so both are one matrix
+
+  const std::vector<int64_t>& stored() const { return storage.empty() ? shape : storage; }
+};
+
+// The tensors of one unit, by name; used for weights and, with the same names, for gradients.
+class Weights {
+ public:
+  void add(std::string name, const Tensor& tensor);
+  // Throws ExitCode::kInternal for a name that the unit does not have.
+  const Tensor& at(std::string_view name) const;
+  bool has(std::string_view name) const;
+  // `count` tensors declared one behind the other (fused), seen as one matrix.
+  Tensor fused(std::string_view first, int count) const;
+
+ private:
+  struct Entry {
+    std::string name;
+    Tensor tensor;
+  };
+  std::vector<Entry> entries_;
+};
+
+}  // namespace sbtrain
