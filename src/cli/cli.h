@@ -1,0 +1,76 @@
+// The command line: one file for each subcommand, registered in app.cpp.
+//
+// A subcommand's file holds its options as a struct, the function that registers them, and the
+// function that does the work:
+//
+//   struct EvalOptions { std::string checkpoint; ConfigOptions config; };
+//
+//   ExitCode run_eval(const EvalOptions& options) { ... return ExitCode::kDone; }
+//
+//   void add_eval(CLI::App& app, Action& action) {
+//     auto options = std::make_shared<EvalOptions>();
+//     CLI::App* command = app.add_subcommand("eval", "Loss and perplexity of a checkpoint");
+//     command->add_option("--checkpoint", options->checkpoint, "...")->required();
+//     options->config.add(*command);
+//     command->callback([options, &action] { action = [options] { return run_eval(*options); }; });
+//   }
+//
+// Failures are thrown as Error; run_command_line turns them into a message and an exit code.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "core/error.h"
+
+namespace CLI {
+class App;
+}
+
+namespace sbtrain {
+
+// What the chosen subcommand will do once the whole command line is known to be good.
+using Action = std::function<ExitCode()>;
+
+// The options that select a configuration, for every subcommand that works on one:
+// `--config FILE`, and any key of it as `--train.lr=1e-3` or `--train.lr 1e-3`. Must outlive the
+// parsing of the command line. Top-level keys (--seed, --name, ...) become options too, but for
+// those that the subcommand has registered before under the same name.
+struct ConfigOptions {
+  std::string path;
+  std::vector<std::string> overrides;  // "train.lr=1e-3", in the order given
+
+  // `list_keys`: --help ends with the list of all configuration keys.
+  void add(CLI::App& command, bool list_keys = false);
+
+  // Defaults < file < environment < command line. Throws ExitCode::kConfig.
+  Config load() const;
+  // The same on top of a configuration text, such as the one saved in a run folder, in place of
+  // `path`; messages call it `name`.
+  Config load_on(const std::string& text, const std::string& name) const;
+};
+
+void add_train(CLI::App& app, Action& action);
+void add_tokenizer(CLI::App& app, Action& action);
+void add_prepare(CLI::App& app, Action& action);
+void add_data(CLI::App& app, Action& action);
+void add_ckpt(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
+void add_config(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+
+// Registers every subcommand.
+void add_subcommands(CLI::App& app, Action& action);
+
+// What main does: parses `arguments` (without the program's name), runs, prints errors to stderr
+// as "error: message", and returns the exit code. Throws nothing.
+int run_command_line(const std::vector<std::string>& arguments) noexcept;
+
+// `arguments` with --a.b=c and --a.b c written as --set=a.b=c, and with the default subcommand
+// "train" in front when only options are given.
+std::vector<std::string> normalize_arguments(const std::vector<std::string>& arguments);
+
+}  // namespace sbtrain
