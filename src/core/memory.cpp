@@ -135,7 +135,8 @@ void* host_allocate(size_t bytes) {
 
 }  // namespace
 
-Memory::Memory(Backend backend) : backend_(backend), impl_(std::make_unique<Impl>()) {}
+Memory::Memory(Backend backend, Backend target)
+    : backend_(backend), target_(target), impl_(std::make_unique<Impl>()) {}
 
 Memory::~Memory() {
   for (auto& [id, chunk] : impl_->chunks) std::free(chunk.data);

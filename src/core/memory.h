@@ -75,12 +75,16 @@ struct MemoryReport {
 
 class Memory {
  public:
-  explicit Memory(Backend backend);
+  explicit Memory(Backend backend) : Memory(backend, backend) {}
+  // The plan of a run on `target`; needs neither the device nor the memory.
+  static Memory planning(Backend target) { return Memory(Backend::kPlan, target); }
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
   Backend backend() const { return backend_; }
+  // The type of activations and compute weights: bf16 on (or planned for) a GPU, else f32.
+  DType compute_dtype() const { return target_ == Backend::kCuda ? DType::kBF16 : DType::kF32; }
 
   // Inside a program: a step buffer. Outside: a persistent one. Contents are undefined.
   // `name` appears in reports and errors. Throws ExitCode::kOutOfMemory with the plan.
@@ -104,8 +108,10 @@ class Memory {
  private:
   friend class Buffer;
   struct Impl;
+  Memory(Backend backend, Backend target);
   void release(int64_t id) noexcept;
   Backend backend_;
+  Backend target_;
   std::unique_ptr<Impl> impl_;
 };
 

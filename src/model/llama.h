@@ -1,0 +1,131 @@
+// The Llama 2 layout: pre-norm RMSNorm, attention, SwiGLU, no biases; tied or untied head.
+//   h = x + r * attention(norm(x)) W_o^T;   y = h + r * swiglu(norm(h) W_gu^T) W_down^T
+// r is model.residual_multiplier (1 in Llama).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "attention/attention.h"
+#include "config/config.h"
+#include "core/sequences.h"
+#include "core/stream.h"
+#include "model/params.h"
+
+namespace sbtrain {
+
+// What the backward pass computes again instead of keeping.
+enum class Recompute : uint8_t {
+  kNone,
+  kSelective,  // norms and the SwiGLU product
+  kFull,       // everything but the blocks' inputs
+};
+Recompute parse_recompute(std::string_view name);
+
+// What a block's forward pass leaves for its backward pass.
+struct BlockSaved {
+  Buffer norm1_TD, mix_TD, h_TD, norm2_TD, gate_up_T2F, inner_TF;
+  std::unique_ptr<AttentionSaved> attention;
+};
+
+class Block {
+ public:
+  Block(const ModelConfig& config, const AttentionConfig& attention, Recompute recompute);
+
+  std::vector<TensorSpec> parameters() const;
+
+  // y_TD = block(x_TD). `saved` keeps what the recompute policy says.
+  void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
+               const Sequences& sequences) const;
+
+  // dx_TD holds the gradient of y on entry and of x on return. Adds to the gradients in `dw`,
+  // consumes `saved`.
+  void backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, const Weights& dw,
+                BlockSaved& saved, const Sequences& sequences) const;
+
+  // One new token of each of B sequences; y_BD may not be x_BD.
+  void decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
+              const DecodeStep& step) const;
+
+  const Attention& attention() const { return *attention_; }
+  int64_t stored_inner() const { return inner_; }
+
+ private:
+  void forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
+                         const Sequences& sequences) const;
+  void forward_mlp(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved) const;
+
+  int64_t layers_, width_, inner_, logical_inner_;  // inner_ is padded to a fast multiple
+  float eps_, residual_, init_std_;
+  Recompute recompute_;
+  std::unique_ptr<Attention> attention_;
+};
+
+// One micro-batch on the device.
+struct BatchTensors {
+  Tensor tokens_T, targets_T;  // i32
+  Sequences sequences;
+  int64_t tokens() const { return tokens_T.rows(); }
+};
+
+// Caches of all layers for B sequences of at most `capacity` tokens.
+struct DecodeCache {
+  std::vector<std::unique_ptr<AttentionCache>> layers;
+};
+
+class Llama {
+ public:
+  // `world` sets the padding of units for sharding.
+  explicit Llama(const ModelConfig& config, Recompute recompute = Recompute::kNone, int world = 1);
+
+  const ModelConfig& config() const { return config_; }
+  const ParamRegistry& registry() const { return registry_; }
+  const Block& block(int layer) const { return blocks_[layer]; }
+
+  // Forward and backward pass of one micro-batch. The objective is
+  // loss_weight * sum_t (loss_t + z_loss lse_t^2); its gradients are added to params.gradients().
+  // loss_T (f32) receives each token's loss in nats, 0 where the target is ignored.
+  void forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
+                        float loss_weight, float z_loss) const;
+
+  // Forward pass alone: each token's loss.
+  void evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T) const;
+
+  // Forward pass: logits_TV (f32) of every token.
+  void logits(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor logits_TV) const;
+
+  DecodeCache allocate_cache(Memory& memory, int64_t sequences, int64_t capacity) const;
+  // Runs the one document of `batch` as the prompt of sequence b; logits_1V are those that follow
+  // its last token.
+  void prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
+               int64_t b, Tensor logits_1V) const;
+  // One new token for each sequence: logits_BV.
+  void decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
+              const DecodeStep& step, Tensor logits_BV) const;
+
+  // Floating-point operations of training one token, forward and backward, recomputation not
+  // counted: 6 N for all N parameters, and attention over `keys` keys. keys = L/2 counts the
+  // causal half, keys = L the full square.
+  double flops_per_token(double keys) const;
+
+ private:
+  int embedding_unit() const { return 0; }
+  int block_unit(int64_t layer) const { return static_cast<int>(layer) + 1; }
+  int head_unit() const { return static_cast<int>(config_.layers) + 1; }
+  const Tensor& head_weight(ParamAccess& params) const;
+  void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T) const;
+  void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;
+  // The blocks without a backward pass to come; x_TD is updated in place. `visit` sees each
+  // layer's attention before it is dropped.
+  template <typename Visit>
+  void run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
+                  Visit visit) const;
+
+  ModelConfig config_;
+  ParamRegistry registry_;
+  std::vector<Block> blocks_;
+};
+
+}  // namespace sbtrain

@@ -1,0 +1,86 @@
+// The named tensor registry of a model: what drives init, optimizer, sharding, checkpoints,
+// counting and export.
+//
+// Tensors are grouped in units, which are gathered, released and reduced as a whole: the
+// embedding, each block, the head. A unit is one flat array of storage elements in which tensors
+// lie one behind the other; a rank owns an equal range of it. Storage may be padded (odd inner
+// widths); whatever leaves memory is logical: unpadded, in row-major order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/weights.h"
+
+namespace sbtrain {
+
+struct PlacedTensor {
+  TensorSpec spec;     // spec.name is relative to the unit
+  std::string name;    // full name, "model.layers.0.self_attn.q_proj.weight"
+  int64_t offset = 0;  // storage elements from the start of the unit
+  int64_t stored = 0;  // storage elements
+  int64_t count = 0;   // logical elements
+};
+
+struct ParamUnit {
+  std::string prefix;  // "model.layers.0."
+  std::vector<PlacedTensor> tensors;
+  int64_t size = 0;  // storage elements, a multiple of the registry's alignment
+};
+
+// A contiguous run of elements in storage and in the logical tensor.
+struct ElementRun {
+  int64_t storage = 0;  // from the start of the tensor's storage
+  int64_t logical = 0;
+  int64_t count = 0;
+};
+
+class ParamRegistry {
+ public:
+  // Unit sizes are rounded up to a multiple of `world` * 64 elements.
+  explicit ParamRegistry(int world = 1) : alignment_(int64_t{64} * world) {}
+
+  int add_unit(std::string prefix, const std::vector<TensorSpec>& tensors);
+
+  const std::vector<ParamUnit>& units() const { return units_; }
+  const ParamUnit& unit(int index) const { return units_.at(index); }
+  int64_t count() const;    // logical parameters
+  int64_t storage() const;  // storage elements of all units
+
+  // Views of the unit's tensors in `flat`, which holds the whole unit.
+  Weights view(int unit, const Tensor& flat) const;
+
+ private:
+  int64_t alignment_;
+  std::vector<ParamUnit> units_;
+};
+
+// Calls visit for every run of logical elements in storage [begin, end) of the tensor.
+void for_each_run(const PlacedTensor& tensor, int64_t begin, int64_t end,
+                  const std::function<void(const ElementRun&)>& visit);
+
+// Logical elements of the tensor that lie in storage [begin, end): a contiguous range.
+struct LogicalRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+LogicalRange logical_range(const PlacedTensor& tensor, int64_t begin, int64_t end);
+
+// Fills storage [begin, end) of the unit (out[0] is element `begin`) with initial values, keyed by
+// (seed, tensor name, global logical element): the same for every sharding. Padding is zero.
+void initialize(const ParamUnit& unit, int64_t begin, int64_t end, uint64_t seed, float* out);
+
+// What a model's forward and backward pass need of its parameters, one unit at a time.
+class ParamAccess {
+ public:
+  virtual ~ParamAccess() = default;
+  virtual void gather(int unit) = 0;               // starts to fetch the whole unit
+  virtual const Weights& get(int unit) = 0;        // waits for it
+  virtual void release(int unit) = 0;              // its buffer may be reused
+  virtual const Weights& gradients(int unit) = 0;  // where the backward pass adds
+  virtual void reduce(int unit) = 0;               // gradients are complete: reduce to shards
+};
+
+}  // namespace sbtrain

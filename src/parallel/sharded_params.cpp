@@ -1,0 +1,105 @@
+#include "parallel/sharded_params.h"
+
+#include "core/error.h"
+#include "ops/ops.h"
+
+namespace sbtrain {
+
+ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, Communicator& communicator,
+                             bool with_training)
+    : registry_(registry), stream_(s), communicator_(communicator) {
+  require(communicator.world() == 1, "sharding over {} ranks needs a distributed communicator",
+          communicator.world());
+  Memory& memory = s.memory();
+  for (size_t u = 0; u < registry.units().size(); ++u) {
+    const ParamUnit& spec = registry.units()[u];
+    Unit unit;
+    unit.shard.size = spec.size / communicator.world();
+    unit.shard.begin = unit.shard.size * communicator.rank();
+    const auto allocate = [&](MemoryClass c, const char* what) {
+      return memory.allocate(c, spec.prefix + what, DType::kF32, {unit.shard.size});
+    };
+    unit.master = allocate(MemoryClass::kWeights, "weights");
+    unit.shard.master = unit.master;
+    if (memory.compute_dtype() != DType::kF32) {
+      unit.compute = memory.allocate(MemoryClass::kWeights, spec.prefix + "compute",
+                                     memory.compute_dtype(), {spec.size});
+    }
+    const Buffer& seen = unit.compute.tensor().defined() ? unit.compute : unit.master;
+    unit.weights = registry.view(static_cast<int>(u), seen);
+    if (with_training) {
+      unit.gradient = allocate(MemoryClass::kGradients, "gradients");
+      unit.moment1 = allocate(MemoryClass::kOptimizer, "moment1");
+      unit.moment2 = allocate(MemoryClass::kOptimizer, "moment2");
+      unit.shard.gradient = unit.gradient;
+      unit.shard.moment1 = unit.moment1;
+      unit.shard.moment2 = unit.moment2;
+      unit.gradients = registry.view(static_cast<int>(u), unit.gradient);
+    }
+    units_.push_back(std::move(unit));
+  }
+}
+
+// In a world of one every unit is whole already: there is nothing to move.
+void ShardedParams::gather(int unit) {
+  ++units_.at(unit).users;
+  units_[unit].state = State::kGathered;
+}
+
+const Weights& ShardedParams::get(int unit) {
+  require(units_.at(unit).state == State::kGathered, "unit {} is used before it is gathered", unit);
+  return units_[unit].weights;
+}
+
+void ShardedParams::release(int unit) {
+  Unit& u = units_.at(unit);
+  require(u.users > 0, "unit {} is released more often than it was gathered", unit);
+  if (--u.users == 0) u.state = State::kSharded;
+}
+
+const Weights& ShardedParams::gradients(int unit) {
+  require(units_.at(unit).gradient.tensor().defined(), "unit {} has no gradients: not training",
+          unit);
+  return units_[unit].gradients;
+}
+
+void ShardedParams::reduce(int unit) {
+  communicator_.reduce_scatter(stream_, units_.at(unit).shard.gradient, units_[unit].gradient);
+}
+
+void ShardedParams::initialize(uint64_t seed) {
+  std::vector<float> host;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const Shard& shard = units_[u].shard;
+    if (!stream_.planning()) {
+      host.resize(shard.size);
+      sbtrain::initialize(registry_.unit(static_cast<int>(u)), shard.begin,
+                          shard.begin + shard.size, seed, host.data());
+      ops::copy_from_host(stream_, shard.master, host.data());
+      ops::synchronize(stream_);
+    }
+    if (!shard.moment1.defined()) continue;
+    ops::fill(stream_, shard.moment1, 0.0f);
+    ops::fill(stream_, shard.moment2, 0.0f);
+  }
+  refresh();
+}
+
+void ShardedParams::refresh() {
+  for (const Unit& unit : units_) {
+    if (unit.compute.tensor().defined()) ops::copy(stream_, unit.compute, unit.master);
+  }
+}
+
+void ShardedParams::zero_gradients() {
+  for (const Unit& unit : units_) ops::fill(stream_, unit.gradient, 0.0f);
+}
+
+double ShardedParams::squared_gradient_norm() {
+  double sum = 0;
+  for (const Unit& unit : units_) sum += ops::squared_norm(stream_, unit.shard.gradient);
+  communicator_.sum({&sum, 1});
+  return sum;
+}
+
+}  // namespace sbtrain
