@@ -1,0 +1,54 @@
+// What the dispatchers share: checks that tensors fit, and the switch on the backend.
+#pragma once
+
+#include <string_view>
+
+#include "core/error.h"
+#include "core/stream.h"
+#include "core/tensor.h"
+
+namespace sbtrain::ops {
+
+// `t` is a matrix of `rows` x `cols`; its rows may be strided. The message names op and tensor.
+inline void check_matrix(std::string_view op, std::string_view name, const Tensor& t, DType dtype,
+                         int64_t rows, int64_t cols) {
+  require(t.defined() && t.dtype == dtype && t.rows() == rows && t.cols() == cols &&
+              t.row_stride >= cols,
+          "{}: {} must be {}[{}, {}], got {}", op, name, dtype_name(dtype), rows, cols,
+          t.describe());
+}
+
+// `t` is contiguous and holds `numel` elements, in any shape.
+inline void check_flat(std::string_view op, std::string_view name, const Tensor& t, DType dtype,
+                       int64_t numel) {
+  require(t.defined() && t.dtype == dtype && t.numel() == numel && t.contiguous(),
+          "{}: {} must be {} contiguous {} elements, got {} (row stride {})", op, name, numel,
+          dtype_name(dtype), t.describe(), t.row_stride);
+}
+
+inline void check_same_shape(std::string_view op, std::string_view name, const Tensor& t,
+                             const Tensor& like) {
+  check_matrix(op, name, t, like.dtype, like.rows(), like.cols());
+}
+
+// Runs `cpu` on the CPU backend and `plan` when only memory is planned.
+template <typename Cpu, typename Plan>
+auto dispatch(const Stream& s, std::string_view op, Cpu&& cpu, Plan&& plan) {
+  switch (s.backend()) {
+    case Backend::kPlan:
+      return plan();
+    case Backend::kCpu:
+      return cpu();
+    case Backend::kCuda:
+      break;
+  }
+  fail(ExitCode::kInternal, "{}: this build has no {} backend", op, backend_name(s.backend()));
+}
+
+// For ops that take no scratch.
+template <typename Cpu>
+void dispatch(const Stream& s, std::string_view op, Cpu&& cpu) {
+  dispatch(s, op, std::forward<Cpu>(cpu), [] {});
+}
+
+}  // namespace sbtrain::ops

@@ -1,0 +1,101 @@
+#include "ops/cpu/blas.h"
+
+#include <cblas.h>
+#include <omp.h>
+
+#include <algorithm>
+
+namespace sbtrain::ops::cpu {
+namespace {
+
+// Parallelism is ours: OpenBLAS's own threads would wait for each other at every call.
+void use_serial_blas() {
+  static const bool kDone = [] {
+    openblas_set_num_threads(1);
+    return true;
+  }();
+  static_cast<void>(kDone);
+}
+
+// Part boundaries fall on multiples of this, the largest tile side of OpenBLAS's micro-kernels.
+constexpr int64_t kTile = 16;
+// Below this many multiply-adds for each thread, waking it costs more than it saves.
+constexpr int64_t kWorkPerThread = int64_t{1} << 17;
+
+int64_t tiles(int64_t n) {
+  return (n + kTile - 1) / kTile;
+}
+
+struct Grid {
+  int rows = 1;
+  int cols = 1;
+};
+
+// The grid of at most `threads` rectangles whose largest one costs least. A rectangle costs its
+// multiply-adds plus the packing of its two inputs, which OpenBLAS does once per call.
+Grid choose_grid(int64_t m, int64_t n, int threads) {
+  constexpr double kPacking = 24;  // cost of packing one element, in multiply-adds
+  Grid best;
+  double best_cost = 0;
+  for (int rows = 1; rows <= threads; ++rows) {
+    const Grid grid{rows, threads / rows};
+    const auto part_m = static_cast<double>(kTile * ((tiles(m) + grid.rows - 1) / grid.rows));
+    const auto part_n = static_cast<double>(kTile * ((tiles(n) + grid.cols - 1) / grid.cols));
+    const double cost = part_m * part_n + kPacking * (part_m + part_n);
+    if (rows == 1 || cost < best_cost) {
+      best = grid;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
+// Where part `index` of `parts` of [0, n) begins.
+int64_t part_begin(int64_t n, int index, int parts) {
+  return std::min(n, kTile * (tiles(n) * index / parts));
+}
+
+CBLAS_TRANSPOSE cblas(Transpose t) {
+  return t == Transpose::kYes ? CblasTrans : CblasNoTrans;
+}
+
+}  // namespace
+
+void gemm_serial(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+                 const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+                 int64_t ldc) {
+  if (m == 0 || n == 0) return;
+  use_serial_blas();
+  const auto i32 = [](int64_t value) { return static_cast<int>(value); };
+  cblas_sgemm(CblasRowMajor, cblas(trans_a), cblas(trans_b), i32(m), i32(n), i32(k), alpha, a,
+              i32(lda), b, i32(ldb), beta, c, i32(ldc));
+}
+
+void gemm(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k, float alpha,
+          const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+          int64_t ldc) {
+  const int64_t work = m * n * std::max<int64_t>(k, 1);
+  const auto threads = static_cast<int>(
+      std::clamp<int64_t>(work / kWorkPerThread, 1, omp_in_parallel() ? 1 : omp_get_max_threads()));
+  if (threads == 1) {
+    gemm_serial(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    return;
+  }
+  use_serial_blas();
+  const Grid grid = choose_grid(m, n, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int part = 0; part < grid.rows * grid.cols; ++part) {
+    const int row = part / grid.cols;
+    const int col = part % grid.cols;
+    const int64_t m0 = part_begin(m, row, grid.rows);
+    const int64_t n0 = part_begin(n, col, grid.cols);
+    const int64_t part_m = part_begin(m, row + 1, grid.rows) - m0;
+    const int64_t part_n = part_begin(n, col + 1, grid.cols) - n0;
+    const float* part_a = a + (trans_a == Transpose::kYes ? m0 : m0 * lda);
+    const float* part_b = b + (trans_b == Transpose::kYes ? n0 * ldb : n0);
+    gemm_serial(trans_a, trans_b, part_m, part_n, k, alpha, part_a, lda, part_b, ldb, beta,
+                c + m0 * ldc + n0, ldc);
+  }
+}
+
+}  // namespace sbtrain::ops::cpu
