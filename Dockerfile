@@ -1,0 +1,27 @@
+# docker build --target cpu -t sbtrain .           any machine
+# docker build --target cuda -t sbtrain:cuda .     NVIDIA GPUs; run with --gpus all
+#
+# Both install from scripts/dependencies.txt, as scripts/setup.sh does on a bare machine.
+# Runs, corpora and checkpoints belong in a volume:
+#   docker run --rm -it -v "$PWD/runs:/sbtrain/runs" sbtrain --help
+
+FROM debian:12 AS cpu
+WORKDIR /sbtrain
+COPY scripts/dependencies.txt scripts/setup.sh scripts/
+RUN scripts/setup.sh build quickstart && rm -rf /var/lib/apt/lists/*
+COPY . .
+# An image may run on another processor than the one that built it.
+RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=OFF && \
+    cmake --build --preset release && \
+    ln -s "$(scripts/find_sbtrain.sh)" /usr/local/bin/sbtrain
+ENTRYPOINT ["sbtrain"]
+
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS cuda
+WORKDIR /sbtrain
+COPY scripts/dependencies.txt scripts/setup.sh scripts/
+RUN scripts/setup.sh build quickstart && rm -rf /var/lib/apt/lists/*
+COPY . .
+RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=OFF && \
+    cmake --build --preset release && \
+    ln -s "$(scripts/find_sbtrain.sh)" /usr/local/bin/sbtrain
+ENTRYPOINT ["sbtrain"]

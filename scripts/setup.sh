@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Installs the packages of scripts/dependencies.txt that are missing. Does nothing, and asks for
+# no rights, when all are there.
+#
+#   scripts/setup.sh [--check] [SECTION...]     sections: build (default), quickstart, test, lint
+#   --check   only list what is missing; exit 1 if anything required is
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+list=$here/dependencies.txt
+
+die() {
+  printf 'setup: %s\n' "$@" >&2
+  exit 1
+}
+
+usage() { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+
+check_only=0
+sections=()
+for argument in "$@"; do
+  case $argument in
+    -h | --help) usage; exit 0 ;;
+    --check) check_only=1 ;;
+    -*) usage >&2; exit 2 ;;
+    *) sections+=("$argument") ;;
+  esac
+done
+[ ${#sections[@]} -gt 0 ] || sections=(build)
+
+# The lines of one section: "name", "a | b", "name ?".
+read_section() {
+  grep -qxF "[$1]" "$list" || die "no section [$1] in scripts/dependencies.txt"
+  awk -v wanted="[$1]" '/^\[/ { on = ($1 == wanted); next } on && NF && $1 !~ /^#/' "$list"
+}
+
+installed() {
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# Packages "a | b" of one line, one a word, without the marks.
+alternatives() { tr -d '|?' <<<"$1"; }
+
+if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+  die "this script knows Debian 12 and Ubuntu 24.04; here neither apt-get nor dpkg exists." \
+    "Install what scripts/dependencies.txt lists under its names of your system, then run" \
+    "  cmake --preset release && cmake --build --preset release"
+fi
+
+missing=()
+for section in "${sections[@]}"; do
+  lines=$(read_section "$section")
+  while IFS= read -r line; do
+    found=0
+    for package in $(alternatives "$line"); do
+      if installed "$package"; then found=1; fi
+    done
+    [ $found = 1 ] || missing+=("$line")
+  done <<<"$lines"
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+if [ $check_only = 1 ]; then
+  printf '%s\n' "${missing[@]}" | sort -u
+  printf '%s\n' "${missing[@]}" | grep -qv '?' && exit 1
+  exit 0
+fi
+
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+  command -v sudo >/dev/null ||
+    die "missing: ${missing[*]}" "Run scripts/setup.sh ${sections[*]} as root, or install sudo."
+  as_root=(sudo)
+  [ -t 0 ] || as_root=(sudo -n)
+fi
+
+log=$(mktemp -t sbtrain-setup.XXXXXX)
+trap 'rm -f "$log"' EXIT
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 \
+    -o Acquire::Retries=3 "$@" </dev/null >>"$log" 2>&1
+}
+
+# A source that fails is no error by itself: the packages may come from the others.
+apt update || true
+
+install=()
+for line in "${missing[@]}"; do
+  chosen=
+  for package in $(alternatives "$line"); do
+    if [ -z "$chosen" ] && apt-cache show "$package" >/dev/null 2>&1; then chosen=$package; fi
+  done
+  if [ -n "$chosen" ]; then
+    install+=("$chosen")
+  elif [[ $line == *'?'* ]]; then
+    echo "setup: $(alternatives "$line")is not available here; going on without it" >&2
+  else
+    tail -n 15 "$log" >&2
+    die "no package source offers: $(alternatives "$line")" \
+      "Is this machine online, and is it Debian 12 or Ubuntu 24.04 (with 'universe')?"
+  fi
+done
+[ ${#install[@]} -gt 0 ] || exit 0
+
+echo "setup: installing ${install[*]}"
+if ! apt install --no-install-recommends "${install[@]}"; then
+  tail -n 25 "$log" >&2
+  die "apt-get could not install them (its last lines are above)." \
+    "Is this machine online? Try: apt-get update && apt-get install ${install[*]}"
+fi

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, checks style and runs the tests.
+#
+#   scripts/test.sh                all of it, on the release build
+#   scripts/test.sh --sanitize     the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+#   scripts/test.sh --label unit   only tests of one label: unit, parity, system, gpu
+#   scripts/test.sh --tests REGEX  only tests whose name matches
+#   scripts/test.sh --no-lint      without clang-format and clang-tidy
+#   scripts/test.sh --lint-all     clang-tidy on every file, not only on changed ones
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+
+preset=release
+lint=changed
+select=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --sanitize) preset=sanitize; lint=none ;;
+    --label) select+=(-L "${2:?--label needs a label}"); shift ;;
+    --tests) select+=(-R "${2:?--tests needs a regular expression}"); shift ;;
+    --no-lint) lint=none ;;
+    --lint-all) lint=all ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) echo "test: unknown argument $1 (see scripts/test.sh --help)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+jobs=$(nproc)
+say() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
+
+say "packages"
+sections=(build test)
+[ $lint = none ] || sections+=(lint)
+scripts/setup.sh "${sections[@]}"
+
+say "build ($preset)"
+launcher=
+if command -v ccache >/dev/null; then launcher=ccache; fi
+cmake --preset "$preset" -DSBTRAIN_TESTS=ON -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" --log-level=WARNING
+quiet=()
+[ -t 1 ] || quiet=(-- --quiet)
+cmake --build "build/$preset" --parallel "$jobs" "${quiet[@]}"
+
+if [ $lint != none ]; then
+  say "style"
+  if [ $lint = all ]; then scripts/lint.sh --all; else scripts/lint.sh; fi
+fi
+
+say "tests"
+# Test programs run side by side, each with its own OpenMP threads: idle ones must not spin.
+export OMP_WAIT_POLICY=passive
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_string_checks=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" \
+  "${select[@]}"

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""The model of sbtrain in plain PyTorch on the CPU, straight from its formulas, to compare with.
+
+    pytorch_reference.py --model model.json --weights weights.safetensors --batch batch.json \
+        --gradients gradients.safetensors
+
+model.json      the `model` part of a configuration (layers, width, inner, heads, attention, ...)
+weights, gradients   float32 tensors under their checkpoint names ("model.layers.0. ...")
+batch.json      lists `tokens`, `targets` (-1 is ignored), `positions`, `cu_seqlens`; optionally
+                `loss`, the mean over valid targets that sbtrain found
+Compares the loss and every gradient: ||ours - PyTorch|| / ||PyTorch|| <= --tolerance.
+
+Exit status: 0 equal within the tolerance, 1 not equal, 77 PyTorch is not installed.
+With --write FILE the gradients of PyTorch are written instead of compared.
+"""
+import argparse
+import json
+import math
+import struct
+import sys
+
+try:
+    import numpy as np
+    import torch
+    import torch.nn.functional as F
+except ImportError as error:
+    print(f"skipped: {error} (install python3-torch)")
+    sys.exit(77)
+
+
+def read_safetensors(path):
+    """{name: array}: 8 bytes of header length, a JSON header, then the tensors' bytes."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = file.read()
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] != "F32":
+            raise ValueError(f"{path}: {name} is {entry['dtype']}, expected F32")
+        begin, end = entry["data_offsets"]
+        tensors[name] = np.frombuffer(data[begin:end], np.float32).reshape(entry["shape"]).copy()
+    return tensors
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b""
+    for name, array in tensors.items():
+        raw = np.ascontiguousarray(array, np.float32).tobytes()
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def rmsnorm(x, weight, eps):
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+
+def rope(x_THd, positions_T, base):
+    """Half-split rotation: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
+    half = x_THd.shape[-1] // 2
+    frequency = base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = positions_T.double()[:, None, None] * frequency
+    cos, sin = angle.cos().to(x_THd.dtype), angle.sin().to(x_THd.dtype)
+    x1, x2 = x_THd[..., :half], x_THd[..., half:]
+    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
+
+
+def stickbreaking(q, k, v, scale, config, gate=None, remainder_bias=None):
+    """One document: q, k, v [H, L, d], gate [H, L], remainder_bias [H, d] -> o [H, L, d].
+
+    z_ij = scale q_j.k_i; beta_ij = f_i sigmoid(z_ij); A_ij = beta_ij prod_{i<k<j} (1 - beta_kj).
+    Rows below are tokens j, columns keys i.
+    """
+    length = q.shape[1]
+    z = scale * q @ k.transpose(1, 2)
+    log_beta = F.logsigmoid(z)
+    log_keep = F.logsigmoid(-z)  # log (1 - beta)
+    if gate is not None:
+        f = gate[:, None, :]
+        log_beta = log_beta + torch.log(f)
+        log_keep = torch.log1p(-f * torch.sigmoid(z))
+    seen = torch.ones(length, length, dtype=torch.bool)
+    seen = torch.tril(seen, 0 if config.get("attend_current", False) else -1)
+    log_keep = torch.where(seen, log_keep, torch.zeros(()).to(z))
+    # Sum over the keys behind i: the inclusive sum from the right, less the key itself.
+    between = log_keep.flip(-1).cumsum(-1).flip(-1) - log_keep
+    a = torch.where(seen, torch.exp(log_beta + between), torch.zeros(()).to(z))
+    o = a @ v
+    remainder = torch.exp(log_keep.sum(-1))[..., None]
+    kind = config.get("remainder", "none")
+    if kind == "value":
+        o = o + remainder * v
+    elif kind == "bias":
+        o = o + remainder * remainder_bias[:, None, :]
+    elif kind != "none":
+        raise ValueError(f"remainder: {kind}")
+    return o
+
+
+def softmax(q, k, v, scale):
+    """One document, causal: q, k, v [H, L, d] -> o [H, L, d]."""
+    length = q.shape[1]
+    z = scale * q @ k.transpose(1, 2)
+    seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
+    return torch.softmax(z.masked_fill(~seen, -math.inf), -1) @ v
+
+
+def attention(x_TD, w, prefix, config, model, batch):
+    heads = model["heads"]
+    tokens, width = x_TD.shape
+    d = width // heads
+
+    def project(name):
+        return (x_TD @ w[f"{prefix}{name}_proj.weight"].T).view(tokens, heads, d)
+
+    q, k, v = project("q"), project("k"), project("v")
+    scale = config.get("logit_scale", 0) or d**-0.5
+    kind = config.get("type", "stickbreaking")
+    gate = bias = None
+    if kind == "softmax":
+        position = config.get("position", "rope")
+        if position == "rope":
+            base = config.get("rope_base", 10000.0)
+            q, k = (rope(x, batch["positions"], base) for x in (q, k))
+        elif position != "none":
+            raise ValueError(f"position: {position}")
+    elif kind == "stickbreaking":
+        if config.get("forget_gate", False):
+            gate = torch.sigmoid(
+                x_TD @ w[f"{prefix}forget_gate.weight"].T + w[f"{prefix}forget_gate.bias"]
+            )
+        if config.get("remainder", "none") == "bias":
+            bias = w[f"{prefix}remainder_bias"].view(heads, d)
+    else:
+        raise ValueError(f"attention type: {kind}")
+
+    outputs = []
+    bounds = batch["cu_seqlens"]
+    for begin, end in zip(bounds[:-1], bounds[1:]):
+        if begin == end:
+            continue
+        document = [x[begin:end].transpose(0, 1) for x in (q, k, v)]
+        if kind == "softmax":
+            o = softmax(*document, scale)
+        else:
+            f = None if gate is None else gate[begin:end].T
+            o = stickbreaking(*document, scale, config, f, bias)
+        outputs.append(o.transpose(0, 1))
+    o = torch.cat(outputs)
+
+    if kind == "stickbreaking" and config.get("head_norm", False):
+        o = F.layer_norm(o, (d,), eps=model.get("norm_eps", 1e-5))
+        o = o * w[f"{prefix}head_norm.weight"].view(heads, d)
+        o = o + w[f"{prefix}head_norm.bias"].view(heads, d)
+    return o.reshape(tokens, width)
+
+
+def loss_of(w, model, batch):
+    """Mean cross-entropy over the valid targets, in nats."""
+    eps = model.get("norm_eps", 1e-5)
+    residual = model.get("residual_multiplier", 1.0)
+    modules = model.get("attention", [{}])
+    if isinstance(modules, dict):
+        modules = [modules]
+    embedding = w["model.embed_tokens.weight"]
+    x = model.get("embedding_multiplier", 1.0) * embedding[batch["tokens"]]
+    for layer in range(model["layers"]):
+        prefix = f"model.layers.{layer}."
+        norm = rmsnorm(x, w[prefix + "input_layernorm.weight"], eps)
+        config = modules[layer % len(modules)]
+        mix = attention(norm, w, prefix + "self_attn.", config, model, batch)
+        x = x + residual * mix @ w[prefix + "self_attn.o_proj.weight"].T
+        norm = rmsnorm(x, w[prefix + "post_attention_layernorm.weight"], eps)
+        inner = F.silu(norm @ w[prefix + "mlp.gate_proj.weight"].T)
+        inner = inner * (norm @ w[prefix + "mlp.up_proj.weight"].T)
+        x = x + residual * inner @ w[prefix + "mlp.down_proj.weight"].T
+    x = rmsnorm(x, w["model.norm.weight"], eps)
+    head = embedding if model.get("tied", True) else w["lm_head.weight"]
+    logits = model.get("logits_multiplier", 1.0) * x @ head.T
+    return F.cross_entropy(logits, batch["targets"], ignore_index=-1)
+
+
+def relative_error(ours, reference):
+    norm = np.linalg.norm(reference)
+    return float(np.linalg.norm(ours - reference) / norm) if norm else float(np.linalg.norm(ours))
+
+
+def compare(ours, reference, tolerance):
+    """Prints one line for each tensor; whether all agree."""
+    good = True
+    for name in sorted(set(ours) | set(reference)):
+        if name not in ours or name not in reference:
+            print(f"{name}: only {'sbtrain' if name in ours else 'PyTorch'} has it")
+            good = False
+            continue
+        if ours[name].shape != reference[name].shape:
+            print(f"{name}: shape {ours[name].shape}, PyTorch {reference[name].shape}")
+            good = False
+            continue
+        error = relative_error(ours[name].astype(np.float64), reference[name].astype(np.float64))
+        agrees = error <= tolerance  # false for NaN
+        good &= agrees
+        print(f"{name}: relative error {error:.2e}{'' if agrees else '  TOO LARGE'}")
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--batch", required=True)
+    parser.add_argument("--gradients", help="of sbtrain, to compare")
+    parser.add_argument("--write", help="write PyTorch's gradients to this file")
+    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    arguments = parser.parse_args()
+
+    with open(arguments.model) as file:
+        model = json.load(file)
+    with open(arguments.batch) as file:
+        raw = json.load(file)
+    dtype = getattr(torch, arguments.dtype)
+    w = {
+        name: torch.from_numpy(array).to(dtype).requires_grad_()
+        for name, array in read_safetensors(arguments.weights).items()
+    }
+    batch = {name: torch.tensor(raw[name]) for name in ("tokens", "targets", "positions")}
+    batch["cu_seqlens"] = raw["cu_seqlens"]
+
+    loss = loss_of(w, model, batch)
+    loss.backward()
+    unused = [name for name, tensor in w.items() if tensor.grad is None]
+    if unused:
+        print(f"the model does not use: {', '.join(unused)}")
+        return 1
+    reference = {name: tensor.grad.numpy() for name, tensor in w.items()}
+    print(f"loss: PyTorch {loss.item():.7f}" + (f", sbtrain {raw['loss']:.7f}" if "loss" in raw else ""))
+
+    if arguments.write:
+        write_safetensors(arguments.write, reference)
+    good = True
+    if "loss" in raw:
+        good = abs(raw["loss"] - loss.item()) <= arguments.tolerance * abs(loss.item())
+    if arguments.gradients:
+        good &= compare(read_safetensors(arguments.gradients), reference, arguments.tolerance)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
