@@ -1,0 +1,9 @@
+// What was built.
+#pragma once
+
+namespace sbtrain {
+
+const char* version();       // "0.1.0"
+const char* git_revision();  // of the source tree when it was built, "-dirty" behind it if changed
+
+}  // namespace sbtrain
