@@ -31,14 +31,14 @@ struct Grid {
   int cols = 1;
 };
 
-// The grid of at most `threads` rectangles whose largest one costs least. A rectangle costs its
+// The grid of at most `parts` rectangles whose largest one costs least. A rectangle costs its
 // multiply-adds plus the packing of its two inputs, which OpenBLAS does once per call.
-Grid choose_grid(int64_t m, int64_t n, int threads) {
+Grid choose_grid(int64_t m, int64_t n, int parts) {
   constexpr double kPacking = 24;  // cost of packing one element, in multiply-adds
   Grid best;
   double best_cost = 0;
-  for (int rows = 1; rows <= threads; ++rows) {
-    const Grid grid{rows, threads / rows};
+  for (int rows = 1; rows <= parts; ++rows) {
+    const Grid grid{rows, parts / rows};
     const auto part_m = static_cast<double>(kTile * ((tiles(m) + grid.rows - 1) / grid.rows));
     const auto part_n = static_cast<double>(kTile * ((tiles(n) + grid.cols - 1) / grid.cols));
     const double cost = part_m * part_n + kPacking * (part_m + part_n);
@@ -75,15 +75,15 @@ void gemm(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k,
           const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
           int64_t ldc) {
   const int64_t work = m * n * std::max<int64_t>(k, 1);
-  const auto threads = static_cast<int>(
+  const auto parts = static_cast<int>(
       std::clamp<int64_t>(work / kWorkPerThread, 1, omp_in_parallel() ? 1 : omp_get_max_threads()));
-  if (threads == 1) {
+  if (parts == 1) {
     gemm_serial(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     return;
   }
   use_serial_blas();
-  const Grid grid = choose_grid(m, n, threads);
-#pragma omp parallel for schedule(static) num_threads(threads)
+  const Grid grid = choose_grid(m, n, parts);
+#pragma omp parallel for schedule(static)
   for (int part = 0; part < grid.rows * grid.cols; ++part) {
     const int row = part / grid.cols;
     const int col = part % grid.cols;

@@ -1,0 +1,57 @@
+#include "core/error.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/parallel.h"
+
+namespace sbtrain::ops::cpu {
+namespace {
+
+void check_tokens(std::string_view op, const Tensor& tokens_T, int64_t vocab) {
+  const int32_t* tokens = tokens_T.i32();
+  for (int64_t t = 0; t < tokens_T.numel(); ++t) {
+    require(tokens[t] >= 0 && tokens[t] < vocab, "{}: token {} at {} is outside [0, {})", op,
+            tokens[t], t, vocab);
+  }
+}
+
+}  // namespace
+
+void embedding(Stream& /*s*/, Tensor y_TD, Tensor tokens_T, Tensor w_VD, float scale) {
+  check_tokens("embedding", tokens_T, w_VD.rows());
+  const int64_t width = y_TD.cols();
+  const int32_t* tokens = tokens_T.i32();
+  float* y_data = y_TD.f32();
+  const float* w_data = w_VD.f32();
+  parallel_rows(y_TD.rows(), width, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* y = y_data + t * y_TD.row_stride;
+      const float* w = w_data + tokens[t] * w_VD.row_stride;
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) y[i] = scale * w[i];
+    }
+  });
+}
+
+// A thread owns a range of columns and walks all tokens in order: a token that occurs twice is
+// summed in the same order every time.
+void embedding_backward(Stream& /*s*/, Tensor dw_VD, Tensor dy_TD, Tensor tokens_T, float scale) {
+  check_tokens("embedding_backward", tokens_T, dw_VD.rows());
+  constexpr int64_t kLine = 16;  // floats of one cache line
+  const int64_t width = dy_TD.cols();
+  const int64_t tokens_count = dy_TD.rows();
+  const int32_t* tokens = tokens_T.i32();
+  float* dw_data = dw_VD.f32();
+  const float* dy_data = dy_TD.f32();
+  const int64_t lines = (width + kLine - 1) / kLine;
+  parallel_rows(lines, kLine * tokens_count, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kLine;
+    const int64_t last = std::min(width, end * kLine);
+    for (int64_t t = 0; t < tokens_count; ++t) {
+      float* dw = dw_data + tokens[t] * dw_VD.row_stride;
+      const float* dy = dy_data + t * dy_TD.row_stride;
+#pragma omp simd
+      for (int64_t i = first; i < last; ++i) dw[i] += scale * dy[i];
+    }
+  });
+}
+
+}  // namespace sbtrain::ops::cpu

@@ -1,0 +1,86 @@
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+#include "ops/cpu/blas.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cpu/parallel.h"
+#include "ops/cpu/simd.h"
+#include "ops/scratch.h"
+
+namespace sbtrain::ops::cpu {
+namespace {
+
+// Turns one row of logits into exp(logit - max) and returns their log-sum-exp and 1 / sum.
+struct Softmax {
+  double lse;
+  float inverse_sum;
+};
+Softmax exponentiate(float* z, int64_t vocab) {
+  float max = -std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(max : max)
+  for (int64_t i = 0; i < vocab; ++i) max = z[i] > max ? z[i] : max;
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < vocab; ++i) {
+    const float e = simd::exp(z[i] - max);
+    z[i] = e;
+    sum += e;
+  }
+  return {static_cast<double>(max) + std::log(static_cast<double>(sum)), 1.0f / sum};
+}
+
+// Returns the loss of one token and turns its logits into the gradient of the objective:
+// dz = weight ((1 + 2 z_loss lse) softmax(z) - onehot(target)).
+float token_loss(const CrossEntropy& t, float* z, int64_t vocab, int32_t target) {
+  if (target < 0) {
+    std::fill(z, z + vocab, 0.0f);
+    return 0.0f;
+  }
+  const float target_logit = z[target];
+  const Softmax softmax = exponentiate(z, vocab);
+  if (t.dx_TD.defined()) {
+    const double slope = 1.0 + 2.0 * static_cast<double>(t.z_loss) * softmax.lse;
+    const float factor = static_cast<float>(slope * t.loss_weight) * softmax.inverse_sum;
+#pragma omp simd
+    for (int64_t i = 0; i < vocab; ++i) z[i] *= factor;
+    z[target] -= t.loss_weight;
+  }
+  return static_cast<float>(softmax.lse - static_cast<double>(target_logit));
+}
+
+}  // namespace
+
+void linear_cross_entropy(Stream& s, const CrossEntropy& t) {
+  const int64_t tokens = t.x_TD.rows();
+  const int64_t width = t.x_TD.cols();
+  const int64_t vocab = t.w_VD.rows();
+  const int32_t* targets = t.targets_T.i32();
+  for (int64_t i = 0; i < tokens; ++i) {
+    require(targets[i] < vocab, "linear_cross_entropy: target {} at {} is outside [0, {})",
+            targets[i], i, vocab);
+  }
+  const Buffer logits = logits_chunk(s, tokens, vocab);
+  float* z = logits.tensor().f32();
+  float* loss = t.loss_T.f32();
+  const float* w = t.w_VD.f32();
+  const int64_t chunk = logits_chunk_tokens(tokens, vocab);
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t count = std::min(chunk, tokens - begin);
+    const float* x = t.x_TD.f32() + begin * t.x_TD.row_stride;
+    gemm(Transpose::kNo, Transpose::kYes, count, vocab, width, t.logit_scale, x, t.x_TD.row_stride,
+         w, t.w_VD.row_stride, 0.0f, z, vocab);
+    parallel_rows(count, 4 * vocab, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        loss[begin + i] = token_loss(t, z + i * vocab, vocab, targets[begin + i]);
+      }
+    });
+    if (!t.dx_TD.defined()) continue;
+    gemm(Transpose::kNo, Transpose::kNo, count, width, vocab, t.logit_scale, z, vocab, w,
+         t.w_VD.row_stride, 0.0f, t.dx_TD.f32() + begin * t.dx_TD.row_stride, t.dx_TD.row_stride);
+    gemm(Transpose::kYes, Transpose::kNo, vocab, width, count, t.logit_scale, z, vocab, x,
+         t.x_TD.row_stride, 1.0f, t.dw_VD.f32(), t.dw_VD.row_stride);
+  }
+}
+
+}  // namespace sbtrain::ops::cpu
