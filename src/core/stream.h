@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/memory.h"
+#include "core/op_profile.h"
 
 namespace sbtrain {
 
@@ -13,6 +14,8 @@ class Stream {
   bool planning() const { return backend() == Backend::kPlan; }
   Memory& memory() const { return *memory_; }
   void* handle() const { return handle_; }  // cudaStream_t on Backend::kCuda
+  OpProfile* profile() const { return profile_; }
+  void set_profile(OpProfile* profile) { profile_ = profile; }
 
   // Scratch for the duration of one op.
   Buffer scratch(std::string_view name, DType dtype, std::initializer_list<int64_t> shape) const {
@@ -22,6 +25,7 @@ class Stream {
  private:
   Memory* memory_;
   void* handle_;
+  OpProfile* profile_ = nullptr;
 };
 
 }  // namespace sbtrain

@@ -9,10 +9,15 @@
 
 namespace sbtrain::ops {
 
+// Reals are named kF32 in the checks; on (or planned for) a GPU they may be bf16.
+inline bool type_fits(DType actual, DType expected) {
+  return actual == expected || (expected == DType::kF32 && actual == DType::kBF16);
+}
+
 // `t` is a matrix of `rows` x `cols`; its rows may be strided. The message names op and tensor.
 inline void check_matrix(std::string_view op, std::string_view name, const Tensor& t, DType dtype,
                          int64_t rows, int64_t cols) {
-  require(t.defined() && t.dtype == dtype && t.rows() == rows && t.cols() == cols &&
+  require(t.defined() && type_fits(t.dtype, dtype) && t.rows() == rows && t.cols() == cols &&
               t.row_stride >= cols,
           "{}: {} must be {}[{}, {}], got {}", op, name, dtype_name(dtype), rows, cols,
           t.describe());
@@ -21,7 +26,7 @@ inline void check_matrix(std::string_view op, std::string_view name, const Tenso
 // `t` is contiguous and holds `numel` elements, in any shape.
 inline void check_flat(std::string_view op, std::string_view name, const Tensor& t, DType dtype,
                        int64_t numel) {
-  require(t.defined() && t.dtype == dtype && t.numel() == numel && t.contiguous(),
+  require(t.defined() && type_fits(t.dtype, dtype) && t.numel() == numel && t.contiguous(),
           "{}: {} must be {} contiguous {} elements, got {} (row stride {})", op, name, numel,
           dtype_name(dtype), t.describe(), t.row_stride);
 }
@@ -37,8 +42,10 @@ auto dispatch(const Stream& s, std::string_view op, Cpu&& cpu, Plan&& plan) {
   switch (s.backend()) {
     case Backend::kPlan:
       return plan();
-    case Backend::kCpu:
+    case Backend::kCpu: {
+      const OpTimer timer(s.profile(), op);
       return cpu();
+    }
     case Backend::kCuda:
       break;
   }
