@@ -1,17 +1,20 @@
 # docker build --target cpu -t sbtrain .           any machine
-# docker build --target cuda -t sbtrain:cuda .     NVIDIA GPUs; run with --gpus all
+# docker build --target cuda -t sbtrain:cuda .     with the CUDA toolkit, for NVIDIA GPUs (--gpus all)
 #
 # Both install from scripts/dependencies.txt, as scripts/setup.sh does on a bare machine.
 # Runs, corpora and checkpoints belong in a volume:
 #   docker run --rm -it -v "$PWD/runs:/sbtrain/runs" sbtrain --help
+#
+# An image may run on another processor than the one that built it. For one that stays where it
+# is built, --build-arg NATIVE=ON compiles for that processor and is faster on the CPU.
 
 FROM debian:12 AS cpu
 WORKDIR /sbtrain
 COPY scripts/dependencies.txt scripts/setup.sh scripts/
 RUN scripts/setup.sh build quickstart && rm -rf /var/lib/apt/lists/*
 COPY . .
-# An image may run on another processor than the one that built it.
-RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=OFF && \
+ARG NATIVE=OFF
+RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=$NATIVE && \
     cmake --build --preset release && \
     ln -s "$(scripts/find_sbtrain.sh)" /usr/local/bin/sbtrain
 ENTRYPOINT ["sbtrain"]
@@ -21,7 +24,8 @@ WORKDIR /sbtrain
 COPY scripts/dependencies.txt scripts/setup.sh scripts/
 RUN scripts/setup.sh build quickstart && rm -rf /var/lib/apt/lists/*
 COPY . .
-RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=OFF && \
+ARG NATIVE=OFF
+RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=$NATIVE && \
     cmake --build --preset release && \
     ln -s "$(scripts/find_sbtrain.sh)" /usr/local/bin/sbtrain
 ENTRYPOINT ["sbtrain"]

@@ -8,6 +8,12 @@ find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(PkgConfig REQUIRED)
+# OpenBLAS must share OpenMP's threads. Where a build with threads of its own is installed too, it
+# is the system's default; take the OpenMP one by its folder.
+set(openblas_openmp /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-openmp/pkgconfig)
+if(EXISTS ${openblas_openmp}/openblas.pc)
+  set(ENV{PKG_CONFIG_PATH} "${openblas_openmp}:$ENV{PKG_CONFIG_PATH}")
+endif()
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
 pkg_check_modules(SENTENCEPIECE REQUIRED IMPORTED_TARGET sentencepiece)
 find_package(HDF5 REQUIRED COMPONENTS C)
