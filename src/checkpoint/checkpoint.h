@@ -1,0 +1,183 @@
+// Checkpoints: what a run needs to continue bit for bit, saved so that a crash at any moment
+// leaves the old or the new one whole, and verified before any of it is used.
+//
+//   <run>/checkpoints/step-00000100/rank-00000-of-00001.safetensors   fp32 tensors of one rank
+//                                   state.json                        the trainer's counters
+//                                   config.yaml                       the resolved configuration
+//                                   manifest.json                     sizes and checksums, last
+//   <run>/checkpoints/latest                                          "step-00000100"
+//
+// A rank stores flat ranges of each tensor's logical elements, so any number of ranks can read
+// what any other number wrote. docs/checkpoints.md describes format and protocol.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/storage.h"
+
+namespace sbtrain {
+
+class Communicator;
+
+// ---- saving
+
+// This rank's part of one tensor, in the trainer's memory.
+struct TensorShard {
+  TensorKind kind = TensorKind::kModel;
+  std::string name;
+  std::vector<int64_t> shape;  // global, logical
+  int64_t begin = 0;           // this rank's flat elements [begin, end) of it
+  int64_t end = 0;
+  const float* data = nullptr;  // element `begin`
+  // Elements from one row (shape.back() logical elements) to the next where rows are stored
+  // padded; 0: they follow each other.
+  int64_t row_stride = 0;
+};
+
+// An owned copy of a shard.
+struct SnapshotTensor {
+  TensorKind kind = TensorKind::kModel;
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t begin = 0;
+  int64_t end = 0;
+  std::vector<float> values;  // end - begin
+};
+
+// All that one rank puts into a checkpoint. The texts are those of rank 0.
+struct Snapshot {
+  int64_t step = 0;
+  int64_t tokens = 0;  // trained on so far
+  std::vector<SnapshotTensor> tensors;
+  std::string state_json;   // loader, schedule and stage counters, seeds; returned as it is
+  std::string config_yaml;  // resolved
+  std::map<std::string, std::string> fingerprints;
+};
+
+// Copies the shards into the snapshot with all threads; memory of an earlier copy is reused.
+void copy_tensors(std::span<const TensorShard> shards, Snapshot& snapshot);
+
+// The ranks that save together. `exchange` returns the texts of all ranks in rank order, on every
+// rank the same; nobody returns before all have called it. Saving in the background needs a
+// group whose traffic is separate from that of training.
+struct RankGroup {
+  int rank = 0;
+  int world = 1;
+  std::function<std::vector<std::string>(std::string)> exchange;  // may be empty for a world of 1
+};
+RankGroup make_rank_group(Communicator& communicator);
+
+struct SavedCheckpoint {
+  std::filesystem::path folder;
+  uint64_t bytes = 0;  // all ranks, without the manifest
+};
+
+// Saves and commits, called by all ranks: shards to step-N.tmp and flushed, barrier, manifest,
+// flush, rename, flush, `latest`, then all but the `keep` newest checkpoints are removed. An
+// existing step-N is replaced in one step, never changed. A failure on any rank throws
+// ExitCode::kStorage on all, with step-N.tmp removed and older checkpoints as they were.
+SavedCheckpoint save_checkpoint(const Storage& storage, const std::filesystem::path& run,
+                                const Snapshot& snapshot, const RankGroup& group, int64_t keep);
+
+// Removes what a crash left behind (step-*.tmp). Only the holder of the run's lock may call it.
+void clean_up_checkpoints(const Storage& storage, const std::filesystem::path& run);
+
+// ---- finding
+
+struct CheckpointInfo {
+  std::filesystem::path folder;
+  int64_t step = 0;     // of the folder's name
+  Manifest manifest;    // valid if problem is empty
+  std::string problem;  // why the manifest is refused
+};
+
+// The checkpoints of a run, newest save first, by their manifests alone.
+std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
+
+// ---- loading
+
+enum class Verification : uint8_t {
+  kFull,     // sizes and SHA-256 of every file: reads everything once
+  kHeaders,  // manifest, sizes and shard headers: for ranks whose rank 0 has done kFull
+};
+
+class CheckpointReader {
+ public:
+  // Verifies before anything can be read. ExitCode::kNoCheckpoint names file and tensor.
+  explicit CheckpointReader(const std::filesystem::path& folder,
+                            Verification verification = Verification::kFull);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  const std::string& state_json() const { return state_json_; }
+  const std::string& config_yaml() const { return config_yaml_; }
+
+  bool has(TensorKind kind, std::string_view name) const;
+  // Global shape. Throws when the checkpoint has no such tensor.
+  const std::vector<int64_t>& shape(TensorKind kind, std::string_view name) const;
+  std::vector<std::string> names(TensorKind kind) const;  // in alphabetical order
+
+  // Flat elements [begin, end) of a tensor, whichever ranks wrote them. `row_stride` as in
+  // TensorShard: where to put them if rows are stored padded (the padding is not touched).
+  void read(TensorKind kind, std::string_view name, int64_t begin, int64_t end, float* out,
+            int64_t row_stride = 0) const;
+
+ private:
+  struct Piece {
+    int64_t begin = 0;
+    int64_t end = 0;
+    size_t shard = 0;
+  };
+  struct StoredTensor {
+    std::vector<int64_t> shape;
+    std::vector<Piece> pieces;  // by begin; they cover the tensor exactly
+  };
+  void open_shard(const ManifestFile& file);
+  void check_coverage();
+  const StoredTensor& stored(const std::string& key) const;
+  void read_flat(const std::string& key, int64_t begin, int64_t end, float* out) const;
+
+  std::filesystem::path folder_;
+  Manifest manifest_;
+  std::string state_json_;
+  std::string config_yaml_;
+  std::vector<SafetensorsReader> shards_;
+  std::map<std::string, StoredTensor, std::less<>> tensors_;  // "kind/name"
+};
+
+// Everything wrong with a checkpoint, each naming file and tensor; empty: it is good.
+std::vector<std::string> verify_checkpoint(const std::filesystem::path& folder);
+
+// What is wrong with <run>/checkpoints/latest; empty: nothing, or the run has no checkpoint.
+std::string verify_latest(const std::filesystem::path& run);
+
+// The newest good checkpoint of a run. Refused ones are logged with the reason (and appended to
+// `refused` if given). Nothing when the run has none at all; ExitCode::kNoCheckpoint when it has
+// some and all are refused.
+std::optional<CheckpointReader> open_newest(const std::filesystem::path& run,
+                                            std::vector<std::string>* refused = nullptr);
+
+// By its manifest, or by its name if the manifest is gone.
+bool is_checkpoint_folder(const std::filesystem::path& path);
+
+// One checkpoint folder, or the newest good checkpoint of a run folder. ExitCode::kNoCheckpoint
+// when there is none.
+CheckpointReader open_checkpoint(const std::filesystem::path& path);
+
+// What `--checkpoint.resume` asks for: "auto" is open_newest, "none" is nothing, anything else a
+// path for open_checkpoint.
+std::optional<CheckpointReader> resume_checkpoint(const std::filesystem::path& run,
+                                                  std::string_view resume);
+
+}  // namespace sbtrain

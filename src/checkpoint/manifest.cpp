@@ -1,0 +1,166 @@
+#include "checkpoint/manifest.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/storage.h"
+#include "core/error.h"
+
+namespace sbtrain {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kFormat = "sbtrain checkpoint";
+// The end of the file: these bytes around 64 hexadecimal digits.
+constexpr std::string_view kTrailerOpen = ",\n\"sha256\": \"";
+constexpr std::string_view kTrailerClose = "\"\n}\n";
+constexpr size_t kDigits = 64;
+constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
+
+std::string json_text(const std::string& text) {
+  return json(text).dump();
+}
+
+ManifestTensor tensor_from(const std::string& key, const json& value, const std::string& file) {
+  ManifestTensor tensor{
+      key, value.at("shape").get<std::vector<int64_t>>(), value.at("range").at(0).get<int64_t>(),
+      value.at("range").at(1).get<int64_t>(), value.at("sha256").get<std::string>()};
+  const int64_t numel = checked_numel(tensor.shape);
+  if (numel < 0 || tensor.begin < 0 || tensor.end < tensor.begin || tensor.end > numel) {
+    fail(ExitCode::kNoCheckpoint, "{}: tensor {}: range [{}, {}) is outside shape [{}]", file, key,
+         tensor.begin, tensor.end, fmt::join(tensor.shape, ", "));
+  }
+  return tensor;
+}
+
+ManifestFile file_from(const json& value, const std::string& file) {
+  ManifestFile entry;
+  entry.name = value.at("name").get<std::string>();
+  entry.bytes = value.at("bytes").get<uint64_t>();
+  entry.sha256 = value.at("sha256").get<std::string>();
+  if (entry.name.empty() || entry.name[0] == '.' || entry.name.find('/') != std::string::npos) {
+    fail(ExitCode::kNoCheckpoint, "{}: bad file name {}", file, json_text(entry.name));
+  }
+  for (const auto& [key, tensor] : value.at("tensors").items()) {
+    entry.tensors.push_back(tensor_from(key, tensor, file));
+  }
+  return entry;
+}
+
+// Checks the trailer; any changed, missing or added byte is found here.
+void check_digest(std::string_view text, const std::string& file) {
+  const size_t trailer = kTrailerOpen.size() + kDigits + kTrailerClose.size();
+  const bool formed = text.size() > trailer && text.ends_with(kTrailerClose) &&
+                      text.substr(text.size() - trailer).starts_with(kTrailerOpen);
+  if (!formed) {
+    fail(ExitCode::kNoCheckpoint, "{}: cut off or damaged: its checksum is missing ({} bytes)",
+         file, text.size());
+  }
+  const std::string_view body = text.substr(0, text.size() - trailer);
+  if (sha256_hex(body) != text.substr(body.size() + kTrailerOpen.size(), kDigits)) {
+    fail(ExitCode::kNoCheckpoint, "{}: damaged: it does not match its own checksum", file);
+  }
+}
+
+}  // namespace
+
+const char* tensor_kind_name(TensorKind kind) {
+  switch (kind) {
+    case TensorKind::kModel:
+      return "model";
+    case TensorKind::kAdamM:
+      return "adam_m";
+    case TensorKind::kAdamV:
+      return "adam_v";
+  }
+  return "?";
+}
+
+int64_t checked_numel(const std::vector<int64_t>& shape) {
+  int64_t numel = 1;
+  for (const int64_t size : shape) {
+    if (size < 0 || __builtin_mul_overflow(numel, size, &numel) || numel > INT64_MAX / 4) return -1;
+  }
+  return numel;
+}
+
+uint64_t Manifest::bytes() const {
+  uint64_t sum = 0;
+  for (const ManifestFile& file : files) sum += file.bytes;
+  return sum;
+}
+
+std::string format_manifest_file(const ManifestFile& file) {
+  std::string text =
+      fmt::format("{{\"name\": {}, \"bytes\": {}, \"sha256\": \"{}\", \"tensors\": {{",
+                  json_text(file.name), file.bytes, file.sha256);
+  for (size_t i = 0; i < file.tensors.size(); ++i) {
+    const ManifestTensor& tensor = file.tensors[i];
+    text += fmt::format("{}\n  {}: {{\"shape\": [{}], \"range\": [{}, {}], \"sha256\": \"{}\"}}",
+                        i == 0 ? "" : ",", json_text(tensor.key), fmt::join(tensor.shape, ", "),
+                        tensor.begin, tensor.end, tensor.sha256);
+  }
+  return text + "}}";
+}
+
+ManifestFile parse_manifest_file(std::string_view text, const std::string& file) {
+  try {
+    return file_from(json::parse(text), file);
+  } catch (const json::exception& e) {
+    fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());
+  }
+}
+
+std::string format_manifest(const Manifest& manifest) {
+  std::string text = fmt::format(
+      "{{\n\"format\": \"{}\",\n\"version\": {},\n\"step\": {},\n\"tokens\": {},\n\"world\": {},\n"
+      "\"sequence\": {},\n\"created\": {},\n\"fingerprints\": {},\n\"files\": [\n",
+      kFormat, kCheckpointVersion, manifest.step, manifest.tokens, manifest.world,
+      manifest.sequence, manifest.created, json(manifest.fingerprints).dump());
+  for (size_t i = 0; i < manifest.files.size(); ++i) {
+    text += (i == 0 ? "" : ",\n") + format_manifest_file(manifest.files[i]);
+  }
+  text += "\n]";
+  return text + std::string(kTrailerOpen) + sha256_hex(text) + std::string(kTrailerClose);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& file) {
+  check_digest(text, file);
+  try {
+    const json value = json::parse(text);
+    if (value.at("format") != kFormat) {
+      fail(ExitCode::kNoCheckpoint, "{}: not an sbtrain checkpoint", file);
+    }
+    const auto version = value.at("version").get<int64_t>();
+    if (version != kCheckpointVersion) {
+      fail(ExitCode::kNoCheckpoint, "{}: format version {}; this sbtrain reads version {}", file,
+           version, kCheckpointVersion);
+    }
+    Manifest manifest;
+    manifest.step = value.at("step").get<int64_t>();
+    manifest.tokens = value.at("tokens").get<int64_t>();
+    manifest.world = value.at("world").get<int64_t>();
+    manifest.sequence = value.at("sequence").get<int64_t>();
+    manifest.created = value.at("created").get<int64_t>();
+    manifest.fingerprints = value.at("fingerprints").get<std::map<std::string, std::string>>();
+    for (const json& entry : value.at("files")) manifest.files.push_back(file_from(entry, file));
+    return manifest;
+  } catch (const json::exception& e) {
+    fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());
+  }
+}
+
+Manifest read_manifest(const std::filesystem::path& folder) {
+  const InputFile file(folder / "manifest.json");
+  if (file.size() > kMaxManifestBytes) {
+    fail(ExitCode::kNoCheckpoint, "{}: {} bytes is no manifest", file.path().string(), file.size());
+  }
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  return parse_manifest(text, file.path().string());
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,18 @@
+// Sharded parameters into and out of checkpoints.
+#pragma once
+
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "parallel/sharded_params.h"
+
+namespace sbtrain {
+
+// This rank's ranges of all weights and moments, for copy_tensors().
+std::vector<TensorShard> training_state(const ShardedParams& params);
+
+// Fills this rank's ranges of all weights, and with_moments those of AdamW's moments. Throws
+// ExitCode::kNoCheckpoint naming the first tensor that is missing or has another shape.
+void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments);
+
+}  // namespace sbtrain

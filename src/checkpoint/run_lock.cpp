@@ -1,0 +1,65 @@
+#include "checkpoint/run_lock.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+
+#include "core/error.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+namespace {
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
+}
+
+std::string holder(int fd) {
+  char text[512] = {};
+  const ssize_t length = ::pread(fd, text, sizeof(text) - 1, 0);
+  std::string line(text, length > 0 ? static_cast<size_t>(length) : 0);
+  if (const size_t end = line.find('\n'); end != std::string::npos) line.resize(end);
+  return line.empty() ? "another process" : line;
+}
+
+}  // namespace
+
+RunLock::RunLock(const fs::path& run) {
+  Storage().make_folders(run);
+  const fs::path path = run / "lock";
+  // Close on exec: a program started by this one must not keep the lock.
+  fd_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (fd_.get() < 0) {
+    fail(ExitCode::kStorage, "cannot open {}: {}", path.string(),
+         std::generic_category().message(errno));
+  }
+  if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      fail(ExitCode::kUsage,
+           "the run folder {} is in use by {}; stop that job or choose another folder (out)",
+           run.string(), holder(fd_.get()));
+    }
+    spdlog::warn("cannot lock {}: {}; make sure that no other job uses this folder", path.string(),
+                 std::generic_category().message(errno));
+  }
+  const std::string text = fmt::format("pid {} on host {}\n", ::getpid(), host_name());
+  if (::ftruncate(fd_.get(), 0) != 0 ||
+      ::pwrite(fd_.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+    spdlog::warn("cannot write {}: {}", path.string(), std::generic_category().message(errno));
+  }
+}
+
+RunLock::~RunLock() {
+  // The file stays: removing it would let two jobs lock two different files of the same name.
+  if (fd_.get() >= 0 && ::ftruncate(fd_.get(), 0) != 0) {
+    spdlog::debug("cannot clear the lock file: {}", std::generic_category().message(errno));
+  }
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,25 @@
+// One job per run folder.
+#pragma once
+
+#include <filesystem>
+
+#include "checkpoint/storage.h"
+
+namespace sbtrain {
+
+// Holds <run>/lock for as long as it lives, or until the process ends in any way. The file says
+// who holds it (pid and host); it stays behind and means nothing by itself.
+class RunLock {
+ public:
+  // Creates the folder if needed. A second job gets ExitCode::kUsage naming the first one's pid
+  // and host.
+  explicit RunLock(const std::filesystem::path& run);
+  ~RunLock();
+  RunLock(RunLock&&) noexcept = default;
+  RunLock& operator=(RunLock&&) = delete;
+
+ private:
+  FileDescriptor fd_;
+};
+
+}  // namespace sbtrain

@@ -1,0 +1,226 @@
+#include "checkpoint/storage.h"
+
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+#include <vector>
+
+#include "core/error.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+namespace {
+
+// One system call moves at most this much, so that a hash of the same bytes finds them in cache.
+constexpr size_t kChunk = size_t{4} << 20;
+
+[[noreturn]] void fail_storage(std::string_view operation, const fs::path& path, int error) {
+  fail(ExitCode::kStorage, "cannot {} {}: {}", operation, path.string(),
+       std::generic_category().message(error));
+}
+
+// close() is not retried: Linux frees the descriptor even when it reports an error.
+void sync_and_close(FileDescriptor& fd, const fs::path& path) {
+  int result = 0;
+  do {
+    result = ::fsync(fd.get());
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) fail_storage("flush", path, errno);
+  if (::close(fd.release()) != 0 && errno != EINTR) fail_storage("close", path, errno);
+}
+
+}  // namespace
+
+struct Sha256::Impl {
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  std::unique_ptr<EVP_MD_CTX, Free> context{EVP_MD_CTX_new()};
+  void start() {
+    require(context && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1,
+            "OpenSSL offers no SHA-256");
+  }
+};
+
+Sha256::Sha256() : impl_(std::make_unique<Impl>()) {
+  impl_->start();
+}
+Sha256::~Sha256() = default;
+Sha256::Sha256(Sha256&&) noexcept = default;
+Sha256& Sha256::operator=(Sha256&&) noexcept = default;
+
+void Sha256::update(const void* data, size_t bytes) {
+  require(EVP_DigestUpdate(impl_->context.get(), data, bytes) == 1, "SHA-256 failed");
+}
+
+std::string Sha256::hex() {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  require(EVP_DigestFinal_ex(impl_->context.get(), digest, &length) == 1, "SHA-256 failed");
+  impl_->start();
+  std::string text;
+  for (unsigned int i = 0; i < length; ++i) text += fmt::format("{:02x}", digest[i]);
+  return text;
+}
+
+std::string sha256_hex(std::string_view bytes) {
+  Sha256 hash;
+  hash.update(bytes.data(), bytes.size());
+  return hash.hex();
+}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
+
+void FileDescriptor::reset() noexcept {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+OutputFile::OutputFile(const Storage& storage, fs::path path)
+    : storage_(&storage), path_(std::move(path)) {
+  storage_->before("create", path_);
+  fd_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (fd_.get() < 0) fail_storage("create", path_, errno);
+}
+
+void OutputFile::write(const void* data, size_t bytes) {
+  const char* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    storage_->before("write", path_);
+    const ssize_t written = ::write(fd_.get(), at, std::min(bytes, kChunk));
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) fail_storage("write", path_, written == 0 ? ENOSPC : errno);
+    at += written;
+    bytes -= static_cast<size_t>(written);
+  }
+}
+
+void OutputFile::finish() {
+  storage_->before("flush", path_);
+  sync_and_close(fd_, path_);
+}
+
+void Storage::before(std::string_view operation, const fs::path& path) const {
+  if (hook_) hook_(operation, path);
+}
+
+OutputFile Storage::create(const fs::path& path) const {
+  return {*this, path};
+}
+
+void Storage::make_folders(const fs::path& path) const {
+  before("create folder", path);
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) fail_storage("create folder", path, error.value());
+}
+
+void Storage::sync_folder(const fs::path& path) const {
+  before("flush folder", path);
+  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) fail_storage("open folder", path, errno);
+  // Some network file systems refuse fsync on folders; they make names durable by themselves.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
+    fail_storage("flush folder", path, errno);
+  }
+}
+
+void Storage::rename(const fs::path& from, const fs::path& to) const {
+  before("rename", from);
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    fail(ExitCode::kStorage, "cannot rename {} to {}: {}", from.string(), to.string(),
+         std::generic_category().message(errno));
+  }
+}
+
+bool Storage::exchange(const fs::path& a, const fs::path& b) const {
+  before("exchange", a);
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) return false;
+  fail_storage("replace", b, errno);
+}
+
+void Storage::remove_tree(const fs::path& path) const {
+  before("remove", path);
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail_storage("remove", path, error.value());
+}
+
+void Storage::replace_file(const fs::path& path, std::string_view content) const {
+  fs::path fresh = path;
+  fresh += ".tmp";
+  remove_tree(fresh);
+  try {
+    OutputFile file = create(fresh);
+    file.write(content.data(), content.size());
+    file.finish();
+    rename(fresh, path);
+  } catch (const Error&) {
+    std::error_code ignored;  // the first error is the one to report
+    fs::remove(fresh, ignored);
+    throw;
+  }
+  sync_folder(path.parent_path());
+}
+
+InputFile::InputFile(fs::path path)
+    : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+  struct stat status {};
+  if (fd_.get() < 0 || ::fstat(fd_.get(), &status) != 0) {
+    fail(ExitCode::kNoCheckpoint, "{}: cannot open: {}", path_.string(),
+         std::generic_category().message(errno));
+  }
+  if (!S_ISREG(status.st_mode)) {
+    fail(ExitCode::kNoCheckpoint, "{}: not a regular file", path_.string());
+  }
+  size_ = static_cast<uint64_t>(status.st_size);
+}
+
+void InputFile::read(uint64_t offset, void* out, uint64_t bytes) const {
+  char* at = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t got = ::pread(fd_.get(), at, std::min<uint64_t>(bytes, size_t{1} << 30),
+                                static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      fail(ExitCode::kNoCheckpoint, "{}: cannot read at byte {}: {}", path_.string(), offset,
+           std::generic_category().message(errno));
+    }
+    if (got == 0) {
+      fail(ExitCode::kNoCheckpoint, "{}: the file ends at byte {}, {} more bytes were expected",
+           path_.string(), offset, bytes);
+    }
+    at += got;
+    offset += static_cast<uint64_t>(got);
+    bytes -= static_cast<uint64_t>(got);
+  }
+}
+
+std::string InputFile::sha256(uint64_t offset, uint64_t bytes) const {
+  Sha256 hash;
+  std::vector<char> chunk(std::min<uint64_t>(bytes, kChunk));
+  while (bytes > 0) {
+    const uint64_t part = std::min<uint64_t>(bytes, chunk.size());
+    read(offset, chunk.data(), part);
+    hash.update(chunk.data(), part);
+    offset += part;
+    bytes -= part;
+  }
+  return hash.hex();
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,113 @@
+// File operations whose every failure is noticed, and SHA-256.
+//
+// Writing goes through Storage, which throws ExitCode::kStorage with the operation, the path and
+// the system's reason. Reading goes through InputFile, which throws ExitCode::kNoCheckpoint.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace sbtrain {
+
+// SHA-256 of a stream of bytes.
+class Sha256 {
+ public:
+  Sha256();
+  ~Sha256();
+  Sha256(Sha256&&) noexcept;
+  Sha256& operator=(Sha256&&) noexcept;
+  void update(const void* data, size_t bytes);
+  // 64 lower-case hexadecimal digits; the object starts over.
+  std::string hex();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+std::string sha256_hex(std::string_view bytes);
+
+// A file descriptor that closes itself.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  ~FileDescriptor() { reset(); }
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset() noexcept;
+
+ private:
+  int fd_;
+};
+
+// Sees every operation of a Storage before it happens. Tests throw from it (a full disk) or kill
+// the process in it (a crash at a chosen moment).
+using IoHook = std::function<void(std::string_view operation, const std::filesystem::path& path)>;
+
+class Storage;
+
+// A new file, written from front to back. Not closed by finish(), it is left as it is.
+class OutputFile {
+ public:
+  void write(const void* data, size_t bytes);
+  // fsync and close: afterwards the content survives a power failure.
+  void finish();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  friend class Storage;
+  OutputFile(const Storage& storage, std::filesystem::path path);
+  const Storage* storage_;
+  std::filesystem::path path_;
+  FileDescriptor fd_;
+};
+
+class Storage {
+ public:
+  Storage() = default;
+  explicit Storage(IoHook hook) : hook_(std::move(hook)) {}
+
+  // An existing file is an error.
+  OutputFile create(const std::filesystem::path& path) const;
+  // With its missing parents; an existing folder is fine.
+  void make_folders(const std::filesystem::path& path) const;
+  // fsync: the names in the folder survive a power failure.
+  void sync_folder(const std::filesystem::path& path) const;
+  void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
+  // Swaps two folders in one step; false where the file system cannot.
+  bool exchange(const std::filesystem::path& a, const std::filesystem::path& b) const;
+  // Whatever is there; nothing there is fine.
+  void remove_tree(const std::filesystem::path& path) const;
+  // Replaces a small file so that a reader sees the old or the new content, never a part.
+  void replace_file(const std::filesystem::path& path, std::string_view content) const;
+
+ private:
+  friend class OutputFile;
+  void before(std::string_view operation, const std::filesystem::path& path) const;
+  IoHook hook_;
+};
+
+// An existing file, read at any offset.
+class InputFile {
+ public:
+  explicit InputFile(std::filesystem::path path);
+  uint64_t size() const { return size_; }
+  const std::filesystem::path& path() const { return path_; }
+  // Exactly `bytes` bytes, or an error.
+  void read(uint64_t offset, void* out, uint64_t bytes) const;
+  // SHA-256 of the bytes [offset, offset + bytes).
+  std::string sha256(uint64_t offset, uint64_t bytes) const;
+
+ private:
+  std::filesystem::path path_;
+  FileDescriptor fd_;
+  uint64_t size_ = 0;
+};
+
+}  // namespace sbtrain

@@ -1,0 +1,109 @@
+// sbtrain ckpt ls | verify: what checkpoints a run has, and whether they can be trusted.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "cli/cli.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+namespace {
+
+struct CkptOptions {
+  std::string path;
+};
+
+std::string human_bytes(uint64_t bytes) {
+  const char* units[] = {"B", "kB", "MB", "GB", "TB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1000 && unit + 1 < std::size(units); ++unit) value /= 1000;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+std::string age_of(int64_t created) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t s = std::chrono::duration_cast<std::chrono::seconds>(now).count() - created;
+  if (s < 120) return fmt::format("{} s", std::max<int64_t>(s, 0));
+  if (s < 2 * 3600) return fmt::format("{} min", s / 60);
+  if (s < 2 * 86400) return fmt::format("{} h", s / 3600);
+  return fmt::format("{} days", s / 86400);
+}
+
+// The run's checkpoints; a folder without any is an error that says where to look.
+std::vector<CheckpointInfo> checkpoints_in(const std::string& run) {
+  std::vector<CheckpointInfo> list = list_checkpoints(run);
+  if (list.empty()) {
+    fail(ExitCode::kNoCheckpoint,
+         "{}: no checkpoint here; expected a run folder, such as runs/NAME", run);
+  }
+  return list;
+}
+
+ExitCode run_ls(const CkptOptions& options) {
+  fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {}\n", "step", "tokens", "size", "world", "age",
+             "manifest");
+  for (const CheckpointInfo& info : checkpoints_in(options.path)) {
+    if (!info.problem.empty()) {
+      fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  bad: {}\n", info.step, "-", "-", "-", "-",
+                 info.problem);
+      continue;
+    }
+    const Manifest& manifest = info.manifest;
+    fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  ok\n", info.step, manifest.tokens,
+               human_bytes(manifest.bytes()), manifest.world, age_of(manifest.created));
+  }
+  return ExitCode::kDone;
+}
+
+// Prints the verdict on one checkpoint; true if it is good.
+bool report(const fs::path& folder) {
+  const std::vector<std::string> problems = verify_checkpoint(folder);
+  if (problems.empty()) {
+    const Manifest manifest = read_manifest(folder);
+    fmt::print("{}: ok ({} files, {})\n", folder.string(), manifest.files.size() + 1,
+               human_bytes(manifest.bytes()));
+  }
+  for (const std::string& problem : problems) fmt::print("{}: bad: {}\n", folder.string(), problem);
+  return problems.empty();
+}
+
+ExitCode run_verify(const CkptOptions& options) {
+  bool good = true;
+  if (is_checkpoint_folder(options.path)) {
+    good = report(options.path);
+  } else {
+    for (const CheckpointInfo& info : checkpoints_in(options.path)) {
+      good = report(info.folder) && good;
+    }
+    if (const std::string problem = verify_latest(options.path); !problem.empty()) {
+      fmt::print("bad: {}\n", problem);
+      good = false;
+    }
+  }
+  return good ? ExitCode::kDone : ExitCode::kNoCheckpoint;
+}
+
+}  // namespace
+
+void add_ckpt(CLI::App& app, Action& action) {
+  CLI::App* ckpt = app.add_subcommand("ckpt", "List and verify checkpoints");
+  ckpt->require_subcommand(1);
+  auto options = std::make_shared<CkptOptions>();
+
+  CLI::App* ls = ckpt->add_subcommand("ls", "The checkpoints of a run, newest first");
+  ls->add_option("run", options->path, "Run folder, such as runs/tiny_sb")->required();
+  ls->callback([options, &action] { action = [options] { return run_ls(*options); }; });
+
+  CLI::App* verify = ckpt->add_subcommand(
+      "verify", "Check every byte against its checksums; exit code 5 if anything is bad");
+  verify->add_option("path", options->path, "Run folder, or one of its checkpoints/step-* folders")
+      ->required();
+  verify->callback([options, &action] { action = [options] { return run_verify(*options); }; });
+}
+
+}  // namespace sbtrain
