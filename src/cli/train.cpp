@@ -1,0 +1,53 @@
+// sbtrain train: a training run, or with --dry-run what it would be.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "cli/backend.h"
+#include "cli/cli.h"
+#include "config/schema.h"
+#include "train/plan.h"
+#include "train/trainer.h"
+
+namespace sbtrain {
+namespace {
+
+struct TrainOptions {
+  ConfigOptions config;
+  bool dry_run = false;
+  DryRunOptions estimate;
+};
+
+ExitCode run_train(const TrainOptions& options) {
+  const Config config = options.config.load();
+  if (options.dry_run) {
+    fmt::print("{}", describe_run(config, planned_backend(config.device), options.estimate));
+    return ExitCode::kDone;
+  }
+  const Backend backend = select_backend(config.device);
+  return train({.config = config, .yaml = config_yaml(config), .fields = flatten(config)}, backend);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Action& action) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "Train a model, or continue a run (the default)");
+  command->add_flag("--dry-run", options->dry_run,
+                    "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
+                    "stop; needs no GPU and no data");
+  command
+      ->add_option("--mfu", options->estimate.mfu,
+                   "Model FLOPs utilisation that --dry-run estimates the duration at")
+      ->check(CLI::Range(0.001, 1.0))
+      ->capture_default_str();
+  command
+      ->add_option("--peak-tflops", options->estimate.peak_tflops,
+                   "Peak dense TFLOP/s of the device, for the estimate")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  options->config.add(*command, /*list_keys=*/true);
+  command->callback([options, &action] { action = [options] { return run_train(*options); }; });
+}
+
+}  // namespace sbtrain

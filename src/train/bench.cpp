@@ -1,0 +1,105 @@
+#include "train/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "core/philox.h"
+#include "model/llama.h"
+#include "parallel/communicator.h"
+#include "train/step.h"
+
+namespace sbtrain {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+PackedBatch random_batch(const Config& config, int64_t index) {
+  const int64_t L = config.train.sequence_length;
+  const int64_t T = L * config.train.micro_batch;
+  const Philox random(1, RandomPurpose::kTest, "bench", static_cast<uint64_t>(index));
+  const auto token = [&](int64_t t) {
+    return static_cast<int32_t>(random.uniform(t) * static_cast<double>(config.model.vocab));
+  };
+  PackedBatch batch;
+  for (int64_t t = 0; t < T; ++t) {
+    batch.tokens.push_back(token(t));
+    batch.targets.push_back(token(t + 1));
+    batch.positions.push_back(static_cast<int32_t>(t % L));
+  }
+  for (int64_t t = 0; t <= T; t += L) batch.cu_seqlens.push_back(static_cast<int32_t>(t));
+  batch.valid_targets = T;
+  return batch;
+}
+
+std::string part_of(const std::string& op) {
+  const auto has = [&](const char* text) { return op.find(text) != std::string::npos; };
+  if (has("cross_entropy")) return "loss";
+  if (has("linear")) return "matrix products";
+  if (has("stickbreaking") || has("softmax")) return "attention";
+  if (has("adamw") || has("squared_norm")) return "optimizer";
+  return "element-wise";
+}
+
+}  // namespace
+
+BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options) {
+  const Llama model(config.model, parse_recompute(config.train.recompute));
+  const std::unique_ptr<Communicator> communicator = make_single_process();
+  Memory plan = Memory::planning(backend);
+  Stream planning(plan);
+  TrainStep(config, model, planning, *communicator).plan();
+  Memory memory(backend);
+  memory.adopt_plan(plan);
+  Stream stream(memory);
+  TrainStep step(config, model, stream, *communicator);
+  step.params().initialize(config.seed);
+
+  int64_t update = 0;
+  const auto run_step = [&] {
+    std::vector<PackedBatch> batches;
+    for (int64_t n = 0; n < config.train.batch; n += config.train.micro_batch) {
+      batches.push_back(random_batch(config, update * config.train.batch + n));
+    }
+    const Clock::time_point start = Clock::now();
+    const StepResult result = step.gradients(batches);
+    step.update(result, config.train.lr, ++update);
+    return seconds_since(start);
+  };
+  for (int64_t n = 0; n < options.warmup; ++n) run_step();
+  std::vector<double> times;
+  for (int64_t n = 0; n < options.steps; ++n) times.push_back(run_step());
+  std::sort(times.begin(), times.end());
+
+  BenchResult result;
+  result.tokens_per_step = config.train.tokens_per_step();
+  result.step_seconds = times[times.size() / 2];
+  result.slowest_seconds = times.back();
+  result.tokens_per_second = static_cast<double>(result.tokens_per_step) / result.step_seconds;
+  const auto L = static_cast<double>(config.train.sequence_length);
+  result.flops_causal = model.flops_per_token(L / 2) * result.tokens_per_second;
+  result.flops_full = model.flops_per_token(L) * result.tokens_per_second;
+  result.memory_bytes = memory.report().total_bytes();
+
+  OpProfile profile;
+  stream.set_profile(&profile);
+  double total = 0;
+  for (int64_t n = 0; n < options.steps; ++n) total += run_step();
+  std::map<std::string, double> parts;
+  for (const auto& [op, entry] : profile.entries()) parts[part_of(op)] += entry.seconds;
+  double accounted = 0;
+  for (const auto& [name, seconds] : parts) {
+    accounted += seconds;
+    result.parts.push_back({name, seconds / static_cast<double>(options.steps)});
+  }
+  result.parts.push_back({"between ops", (total - accounted) / static_cast<double>(options.steps)});
+  std::sort(result.parts.begin(), result.parts.end(),
+            [](const BenchPart& a, const BenchPart& b) { return a.seconds > b.seconds; });
+  return result;
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,25 @@
+// What a run will be, worked out without device or data: `sbtrain train --dry-run`.
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+#include "core/memory.h"
+
+namespace sbtrain {
+
+// The memory of a training run on `target`, from running its step against Backend::kPlan.
+MemoryReport plan_memory(const Config& config, Backend target);
+
+// "activations  1.25 GiB" lines, largest first.
+std::string describe_memory(const MemoryReport& report);
+
+struct DryRunOptions {
+  double mfu = 0.4;            // model FLOPs utilisation that the duration is estimated at
+  double peak_tflops = 989.0;  // dense bf16 of an H100 or H200
+};
+
+// Parameters, memory, FLOPs, tokens, schedule and duration, as text.
+std::string describe_run(const Config& config, Backend target, const DryRunOptions& options);
+
+}  // namespace sbtrain

@@ -1,0 +1,37 @@
+// The counters of a run: with the weights and moments, all that a checkpoint needs to continue it
+// bit for bit. The learning rate and the stage follow from the step, random numbers from the seed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "train/guard.h"
+
+namespace sbtrain {
+
+struct RunState {
+  int64_t step = 0;     // finished optimizer steps, skipped ones included
+  int64_t updates = 0;  // applied updates: what AdamW's bias correction counts
+  int64_t tokens = 0;   // of all finished steps
+  Guard::State guard;
+  std::string loader;  // LoaderState as text
+};
+
+std::string format_run_state(const RunState& state);
+// Throws ExitCode::kNoCheckpoint naming `file`.
+RunState parse_run_state(const std::string& text, const std::string& file);
+
+// The configuration keys that must not change when a run is resumed, with their values: what the
+// model is and the order in which it sees the data.
+std::map<std::string, std::string> identity_fields(
+    const std::map<std::string, std::string>& config_fields);
+
+// Throws ExitCode::kConfig with every identity field that differs between the checkpoint
+// `folder` and this run, but for those in `allowed` (checkpoint.allow_changes).
+void check_identity(const std::map<std::string, std::string>& saved,
+                    const std::map<std::string, std::string>& now,
+                    const std::vector<std::string>& allowed, const std::string& folder);
+
+}  // namespace sbtrain

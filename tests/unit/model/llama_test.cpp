@@ -1,0 +1,319 @@
+#include "model/llama.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/philox.h"
+#include "ops/ops.h"
+#include "parallel/communicator.h"
+#include "parallel/sharded_params.h"
+#include "serve/generate.h"
+#include "support/tensors.h"
+#include "train/plan.h"
+
+namespace sbtrain {
+namespace {
+
+ModelConfig shape(int64_t layers, int64_t width, int64_t inner, int64_t heads, int64_t vocab,
+                  bool tied) {
+  ModelConfig config;
+  config.layers = layers;
+  config.width = width;
+  config.inner = inner;
+  config.heads = heads;
+  config.vocab = vocab;
+  config.tied = tied;
+  return config;
+}
+
+TEST(Llama, ParameterCountsOfThePapersModels) {
+  EXPECT_EQ(Llama(shape(24, 1024, 2730, 32, 32000, false)).registry().count(), 367'526'912);
+  EXPECT_EQ(Llama(shape(40, 1536, 4096, 24, 49152, true)).registry().count(), 1'208'083'968);
+  EXPECT_EQ(Llama(shape(40, 2304, 9216, 36, 50304, true)).registry().count(), 3'513'473'280);
+}
+
+// 6 N and 6 layers D L for the causal half.
+TEST(Llama, FlopsPerToken) {
+  const Llama model(shape(40, 1536, 4096, 24, 49152, true));
+  EXPECT_DOUBLE_EQ(model.flops_per_token(2048), 6.0 * 1'208'083'968 + 6.0 * 40 * 1536 * 4096);
+  EXPECT_DOUBLE_EQ(model.flops_per_token(4096), 6.0 * 1'208'083'968 + 12.0 * 40 * 1536 * 4096);
+}
+
+// A model with its parameters and one micro-batch of packed documents.
+class Harness {
+ public:
+  Harness(ModelConfig config, Recompute recompute, std::vector<int32_t> lengths)
+      : model_(config, recompute),
+        communicator_(make_single_process()),
+        params_(model_.registry(), cpu_.stream, *communicator_, true),
+        tokens_(total(lengths)) {
+    params_.initialize(5);
+    std::vector<int32_t> tokens, targets, positions, boundaries = {0};
+    const Philox random(2, RandomPurpose::kTest, "tokens");
+    for (const int32_t length : lengths) {
+      for (int32_t i = 0; i < length; ++i) {
+        tokens.push_back(static_cast<int32_t>(random.bits(tokens.size()) % config.vocab));
+        targets.push_back(
+            i + 1 < length ? static_cast<int32_t>(random.bits(tokens.size()) % config.vocab) : -1);
+        positions.push_back(i);
+      }
+      boundaries.push_back(boundaries.back() + length);
+    }
+    valid_ = tokens_ - static_cast<int64_t>(lengths.size());
+    ints_.push_back(test::integers(tokens));
+    ints_.push_back(test::integers(targets));
+    ints_.push_back(test::integers(positions));
+    ints_.push_back(test::integers(boundaries));
+    batch_ = {.tokens_T = ints_[0],
+              .targets_T = ints_[1],
+              .sequences = {.cu_seqlens = ints_[3],
+                            .positions_T = ints_[2],
+                            .count = static_cast<int64_t>(lengths.size()),
+                            .max_seqlen = *std::max_element(lengths.begin(), lengths.end())}};
+  }
+
+  // The objective: mean loss plus z-loss, from a forward pass with backward.
+  void backward(float z_loss = 0.0f) {
+    params_.zero_gradients();
+    test::Owned loss = test::poisoned({tokens_});
+    model_.forward_backward(cpu_, params_, batch_, loss, 1.0f / static_cast<float>(valid_), z_loss);
+  }
+  double mean_loss() {
+    test::Owned loss = test::poisoned({tokens_});
+    model_.evaluate(cpu_, params_, batch_, loss);
+    return ops::sum(cpu_, loss) / static_cast<double>(valid_);
+  }
+  std::vector<float> gradients() {
+    std::vector<float> all;
+    for (size_t u = 0; u < model_.registry().units().size(); ++u) {
+      const auto& shard = params_.shard(static_cast<int>(u));
+      all.insert(all.end(), shard.gradient.f32(), shard.gradient.f32() + shard.size);
+    }
+    return all;
+  }
+
+  const Llama& model() const { return model_; }
+  ShardedParams& params() { return params_; }
+  Stream& stream() { return cpu_.stream; }
+  const BatchTensors& batch() const { return batch_; }
+
+ private:
+  static int64_t total(const std::vector<int32_t>& lengths) {
+    return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  }
+  test::CpuStream cpu_;
+  Llama model_;
+  std::unique_ptr<Communicator> communicator_;
+  ShardedParams params_;
+  int64_t tokens_;
+  int64_t valid_ = 0;
+  std::vector<test::Owned> ints_;
+  BatchTensors batch_;
+};
+
+ModelConfig small(const AttentionConfig& attention, bool tied = true) {
+  ModelConfig config = shape(2, 32, 44, 2, 61, tied);  // 44 is no multiple of 8: stored padded
+  config.init_std = 0.2;
+  config.attention = {attention};
+  return config;
+}
+
+struct Case {
+  std::string name;
+  AttentionConfig attention;
+};
+
+std::vector<Case> cases() {
+  AttentionConfig plain;
+  AttentionConfig rich;
+  rich.remainder = "bias";
+  rich.head_norm = true;
+  rich.forget_gate = true;
+  AttentionConfig value;
+  value.remainder = "value";
+  value.attend_current = true;
+  AttentionConfig rope;
+  rope.type = "softmax";
+  AttentionConfig nope = rope;
+  nope.position = "none";
+  return {{"stickbreaking", plain},
+          {"bias_norm_gate", rich},
+          {"value_current", value},
+          {"rope", rope},
+          {"nope", nope}};
+}
+
+class LlamaAttention : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, LlamaAttention, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// Along a random direction in each tensor the loss changes as the gradient says.
+TEST_P(LlamaAttention, GradientsAgreeWithFiniteDifferences) {
+  for (const bool tied : {true, false}) {
+    Harness h(small(GetParam().attention, tied), Recompute::kNone, {17, 1, 30, 2});
+    // Away from the special initial values: norms at 1, biases at 0.
+    for (size_t u = 0; u < h.model().registry().units().size(); ++u) {
+      const ParamUnit& unit = h.model().registry().units()[u];
+      for (const PlacedTensor& tensor : unit.tensors) {
+        const Philox random(9, RandomPurpose::kTest, tensor.name);
+        float* w = h.params().shard(static_cast<int>(u)).master.f32() + tensor.offset;
+        for_each_run(tensor, 0, tensor.stored, [&](const ElementRun& run) {
+          for (int64_t i = 0; i < run.count; ++i) {
+            w[run.storage + i] += static_cast<float>(0.1 * random.normal(run.logical + i));
+          }
+        });
+      }
+    }
+    h.backward();
+    for (size_t u = 0; u < h.model().registry().units().size(); ++u) {
+      const ParamUnit& unit = h.model().registry().units()[u];
+      const auto& shard = h.params().shard(static_cast<int>(u));
+      for (const PlacedTensor& tensor : unit.tensors) {
+        const Philox random(11, RandomPurpose::kTest, tensor.name);
+        float* w = shard.master.f32() + tensor.offset;
+        const float* g = shard.gradient.f32() + tensor.offset;
+        const std::vector<float> original(w, w + tensor.stored);
+        // The direction follows the gradient, with some noise, so that the difference is large
+        // against fp32 rounding.
+        double norm = 0;
+        for (int64_t i = 0; i < tensor.stored; ++i) norm += static_cast<double>(g[i]) * g[i];
+        norm = std::sqrt(norm);
+        ASSERT_GT(norm, 0) << tensor.name;
+        std::vector<double> direction(tensor.stored, 0.0);
+        double slope = 0;
+        for_each_run(tensor, 0, tensor.stored, [&](const ElementRun& run) {
+          for (int64_t i = 0; i < run.count; ++i) {
+            const int64_t at = run.storage + i;
+            direction[at] = g[at] / norm + 0.5 * random.normal(run.logical + i) /
+                                               std::sqrt(static_cast<double>(tensor.count));
+            slope += direction[at] * g[at];
+          }
+        });
+        const double h_step = 2e-2;
+        const auto loss_at = [&](double t) {
+          for (int64_t i = 0; i < tensor.stored; ++i) {
+            w[i] = static_cast<float>(original[i] + t * direction[i]);
+          }
+          return h.mean_loss();
+        };
+        // Fourth-order central difference.
+        const double numeric = (8 * (loss_at(h_step) - loss_at(-h_step)) -
+                                (loss_at(2 * h_step) - loss_at(-2 * h_step))) /
+                               (12 * h_step);
+        std::copy(original.begin(), original.end(), w);
+        EXPECT_NEAR(numeric, slope, 2e-3 * std::abs(slope) + 2e-6) << tensor.name;
+      }
+    }
+  }
+}
+
+// What is recomputed is the same computation: gradients are equal to the last bit.
+TEST_P(LlamaAttention, RecomputePoliciesGiveTheSameGradients) {
+  Harness none(small(GetParam().attention), Recompute::kNone, {40, 3, 21});
+  Harness selective(small(GetParam().attention), Recompute::kSelective, {40, 3, 21});
+  Harness full(small(GetParam().attention), Recompute::kFull, {40, 3, 21});
+  none.backward(1e-3f);
+  selective.backward(1e-3f);
+  full.backward(1e-3f);
+  EXPECT_EQ(none.gradients(), selective.gradients());
+  EXPECT_EQ(none.gradients(), full.gradients());
+}
+
+// Prefill of any prefix and single steps behind it give the logits of one full forward pass.
+TEST_P(LlamaAttention, DecodeEqualsFullForward) {
+  ModelConfig config = small(GetParam().attention);
+  const int32_t T = 24;
+  Harness h(config, Recompute::kNone, {T});
+  test::Owned expected = test::poisoned({T, config.vocab});
+  h.model().logits(h.stream(), h.params(), h.batch(), expected);
+  for (const int32_t prompt : {1, 7, 23}) {
+    DecodeCache cache = h.model().allocate_cache(h.stream().memory(), 1, T);
+    test::Owned boundaries = test::integers({0, prompt});
+    BatchTensors batch = h.batch();
+    batch.tokens_T = batch.tokens_T.row_range(0, prompt);
+    batch.sequences = {.cu_seqlens = boundaries,
+                       .positions_T = h.batch().sequences.positions_T.row_range(0, prompt),
+                       .count = 1,
+                       .max_seqlen = prompt};
+    test::Owned logits = test::poisoned({1, config.vocab});
+    h.model().prefill(h.stream(), h.params(), batch, cache, 0, logits);
+    for (int32_t t = prompt; t <= T; ++t) {
+      EXPECT_LT(test::relative_error(logits, test::to_f64(expected.tensor().row_range(t - 1, 1))),
+                1e-5)
+          << "prompt " << prompt << ", token " << t - 1;
+      if (t == T) break;
+      test::Owned token = test::integers({h.batch().tokens_T.i32()[t]});
+      test::Owned position = test::integers({t});
+      test::Owned length = test::integers({t + 1});
+      h.model().decode(h.stream(), h.params(), token, cache,
+                       {.positions_B = position, .lengths_B = length}, logits);
+    }
+  }
+}
+
+TEST(Llama, PaddedColumnsStayZeroInTheGradient) {
+  Harness h(small({}), Recompute::kNone, {33});
+  h.backward();
+  const ParamUnit& unit = h.model().registry().unit(1);
+  const float* gradient = h.params().shard(1).gradient.f32();
+  for (const PlacedTensor& tensor : unit.tensors) {
+    std::vector<bool> logical(tensor.stored, false);
+    for_each_run(tensor, 0, tensor.stored, [&](const ElementRun& run) {
+      for (int64_t i = 0; i < run.count; ++i) logical[run.storage + i] = true;
+    });
+    for (int64_t i = 0; i < tensor.stored; ++i) {
+      if (!logical[i]) {
+        ASSERT_EQ(gradient[tensor.offset + i], 0.0f) << tensor.name;
+      }
+    }
+  }
+}
+
+Config run_config(const std::string& recompute) {
+  Config config;
+  config.model = small({});
+  config.train.sequence_length = 32;
+  config.train.micro_batch = 2;
+  config.train.batch = 2;
+  config.train.recompute = recompute;
+  return config;
+}
+
+TEST(MemoryPlan, RecomputingNeedsLess) {
+  const size_t none = plan_memory(run_config("none"), Backend::kCpu).pool_bytes;
+  const size_t selective = plan_memory(run_config("selective"), Backend::kCpu).pool_bytes;
+  const size_t full = plan_memory(run_config("full"), Backend::kCpu).pool_bytes;
+  EXPECT_LT(selective, none);
+  EXPECT_LT(full, selective);
+}
+
+TEST(MemoryPlan, PersistentBytesAreFourCopiesOfTheStorage) {
+  const Config config = run_config("none");
+  const MemoryReport report = plan_memory(config, Backend::kCpu);
+  const size_t storage = static_cast<size_t>(Llama(config.model).registry().storage()) * 4;
+  EXPECT_EQ(report.persistent[static_cast<int>(MemoryClass::kWeights)], storage);
+  EXPECT_EQ(report.persistent[static_cast<int>(MemoryClass::kGradients)], storage);
+  EXPECT_EQ(report.persistent[static_cast<int>(MemoryClass::kOptimizer)], 2 * storage);
+}
+
+TEST(Sampling, GreedyTopKTopPAndSeed) {
+  const std::vector<float> logits = {0.0f, 3.0f, 1.0f, 2.0f};
+  EXPECT_EQ(sample_token(logits, {.temperature = 0}, 0), 1);
+  EXPECT_EQ(sample_token(logits, {.temperature = 5, .top_k = 1}, 0), 1);
+  EXPECT_EQ(sample_token(logits, {.temperature = 1, .top_p = 0.1}, 3), 1);
+  std::vector<int> counts(4);
+  const SamplingOptions two = {.temperature = 1, .top_k = 2, .top_p = 1, .seed = 4};
+  const int draws = 4000;
+  for (int i = 0; i < draws; ++i) ++counts[sample_token(logits, two, i)];
+  EXPECT_EQ(counts[0] + counts[2], 0);
+  const double expected = 1 / (1 + std::exp(-1.0));
+  EXPECT_NEAR(static_cast<double>(counts[1]) / draws, expected, 4 * 0.5 / std::sqrt(draws));
+  EXPECT_EQ(sample_token(logits, two, 17), sample_token(logits, two, 17));
+}
+
+}  // namespace
+}  // namespace sbtrain
