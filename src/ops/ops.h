@@ -160,6 +160,10 @@ void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequen
 void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
                       const SoftmaxParams& params);
 
+// cache_BCN[b, positions_B[b]] = x_BN[b]; x may have strided rows. A position outside the cache is
+// an error.
+void cache_append(Stream& s, Tensor cache_BCN, Tensor x_BN, Tensor positions_B);
+
 // One new token for each of B independent sequences against its cached keys and values.
 // k_cache, v_cache: [B, C, H*d], rows [0, lengths_B[b]) valid, the new token's own k and v last.
 struct DecodeTensors {

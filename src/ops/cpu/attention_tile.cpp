@@ -1,0 +1,96 @@
+#include "ops/cpu/attention_tile.h"
+
+#include "core/error.h"
+#include "ops/cpu/attention.h"
+
+namespace sbtrain::ops::cpu {
+
+std::vector<Document> documents_by_length(const Sequences& sequences, int64_t tokens) {
+  const int32_t* bounds = sequences.cu_seqlens.i32();
+  require(bounds[0] == 0 && bounds[sequences.count] == tokens,
+          "cu_seqlens covers tokens [{}, {}) of {}", bounds[0], bounds[sequences.count], tokens);
+  std::vector<Document> documents;
+  for (int64_t n = 0; n < sequences.count; ++n) {
+    const int64_t length = int64_t{bounds[n + 1]} - bounds[n];
+    require(length >= 0 && length <= sequences.max_seqlen,
+            "document {} of the micro-batch has {} tokens; at most {} were announced", n, length,
+            sequences.max_seqlen);
+    if (length > 0) documents.push_back({bounds[n], length});
+  }
+  std::stable_sort(documents.begin(), documents.end(),
+                   [](const Document& a, const Document& b) { return a.length > b.length; });
+  return documents;
+}
+
+std::vector<QueryTile> query_tiles_by_keys(const Sequences& sequences, int64_t tokens) {
+  std::vector<QueryTile> tiles;
+  for (const Document& document : documents_by_length(sequences, tokens)) {
+    for (int64_t first = 0; first < document.length; first += kTile) {
+      tiles.push_back({document, first, std::min(kTile, document.length - first)});
+    }
+  }
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [](const QueryTile& a, const QueryTile& b) { return a.first > b.first; });
+  return tiles;
+}
+
+void pack(float* dst, HeadRows src, int64_t count, int64_t padded, int64_t head_dim, float scale) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float* row = src.data + i * src.stride;
+#pragma omp simd
+    for (int64_t c = 0; c < head_dim; ++c) dst[i * head_dim + c] = scale * row[c];
+  }
+  std::fill(dst + count * head_dim, dst + padded * head_dim, 0.0f);
+}
+
+void transpose(float* dst, const float* rows, int64_t head_dim) {
+  for (int64_t c = 0; c < head_dim; ++c) {
+    for (int64_t q = 0; q < kTile; ++q) dst[c * kTile + q] = rows[q * head_dim + c];
+  }
+}
+
+void zero_head(const Tensor& x, int64_t head, int64_t width, const Document& document) {
+  const HeadRows rows = head_rows(x, head, width, document.begin);
+  for (int64_t i = 0; i < document.length; ++i) {
+    std::fill_n(rows.data + i * rows.stride, width, 0.0f);
+  }
+}
+
+CachedHead::CachedHead(const DecodeTensors& t, int64_t sequence, int64_t head, int64_t head_dim)
+    : q(t.q_BHd.f32() + sequence * t.q_BHd.row_stride + head * head_dim),
+      k(t.k_cache_BCHd.f32() + sequence * t.k_cache_BCHd.row_stride + head * head_dim),
+      v(t.v_cache_BCHd.f32() + sequence * t.v_cache_BCHd.row_stride + head * head_dim),
+      stride(t.k_cache_BCHd.shape[2]),
+      length(t.lengths_B.i32()[sequence]),
+      head_dim(head_dim) {}
+
+void CachedHead::logits(float* z, int64_t begin, int64_t keys, float scale) const {
+  for (int64_t i = 0; i < keys; ++i) {
+    const float* key = k + (begin + i) * stride;
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < head_dim; ++c) sum += q[c] * key[c];
+    z[i] = scale * sum;
+  }
+}
+
+void CachedHead::add_value(float* o, int64_t key, float weight) const {
+  const float* value = v + key * stride;
+#pragma omp simd
+  for (int64_t c = 0; c < head_dim; ++c) o[c] += weight * value[c];
+}
+
+void cache_append(Stream& s, const Tensor& cache_BCN, const Tensor& x_BN,
+                  const Tensor& positions_B) {
+  const int64_t capacity = cache_BCN.shape[1];
+  const int64_t width = cache_BCN.shape[2];
+  for (int64_t b = 0; b < x_BN.rows(); ++b) {
+    const int64_t position = positions_B.i32()[b];
+    require(position >= 0 && position < capacity,
+            "position {} of sequence {} does not fit a cache of {} tokens", position, b, capacity);
+    std::copy_n(x_BN.f32() + b * x_BN.row_stride, width,
+                cache_BCN.f32() + b * cache_BCN.row_stride + position * width);
+  }
+}
+
+}  // namespace sbtrain::ops::cpu
