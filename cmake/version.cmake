@@ -5,10 +5,9 @@ execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --abbrev=12
 if(NOT revision)
   set(revision "unknown")
 endif()
-set(text "#include \"core/version.h\"\n\nnamespace sbtrain {\n\n"
-         "const char* version() {\n  return \"${VERSION}\";\n}\n\n"
-         "const char* git_revision() {\n  return \"${revision}\";\n}\n\n}  // namespace sbtrain\n")
-string(JOIN "" text ${text})
+string(CONCAT text "#include \"core/version.h\"\n\nnamespace sbtrain {\n\n"
+              "const char* version() {\n  return \"${VERSION}\";\n}\n\n"
+              "const char* git_revision() {\n  return \"${revision}\";\n}\n\n}  // namespace sbtrain\n")
 if(EXISTS ${OUTPUT})
   file(READ ${OUTPUT} old)
 endif()
