@@ -1,0 +1,24 @@
+// Units of the loss.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numbers>
+
+namespace sbtrain {
+
+inline double perplexity(double nats_per_token) {
+  return std::exp(nats_per_token);
+}
+
+// Bits per byte of text: comparable between tokenizers, which nats per token is not. `tokens` is
+// the number of predicted tokens that the loss is the mean over, `bytes` the UTF-8 length of the
+// text they stand for. NaN where there are no bytes.
+inline double bits_per_byte(double nats_per_token, int64_t tokens, int64_t bytes) {
+  if (bytes <= 0) return std::numeric_limits<double>::quiet_NaN();
+  return nats_per_token / std::numbers::ln2 * static_cast<double>(tokens) /
+         static_cast<double>(bytes);
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,269 @@
+#include "train/metrics.h"
+
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "core/error.h"
+#include "train/bits.h"
+#include "train/jsonl.h"
+#include "train/progress.h"
+#include "train/tensorboard.h"
+
+namespace sbtrain {
+
+namespace {
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Seconds of training: stands still between pause() and resume().
+class TrainingClock {
+ public:
+  double seconds() const { return total_ + (paused_ > 0 ? 0.0 : running()); }
+  void pause() {
+    if (paused_++ == 0) total_ += running();
+  }
+  void resume() {
+    if (--paused_ == 0) since_ = std::chrono::steady_clock::now();
+  }
+
+ private:
+  double running() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - since_).count();
+  }
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  double total_ = 0.0;
+  int paused_ = 0;  // pauses may be nested
+};
+
+// Steps per second, where a step of ten seconds ago counts half.
+class RecentRate {
+ public:
+  void add(double steps, double seconds) {
+    const double keep = std::exp2(-seconds / 10.0);
+    steps_ = steps_ * keep + steps;
+    seconds_ = seconds_ * keep + seconds;
+  }
+  double per_second() const { return seconds_ > 0.0 ? steps_ / seconds_ : std::nan(""); }
+
+ private:
+  double steps_ = 0.0;
+  double seconds_ = 0.0;
+};
+
+// Hands records to the files on a thread of its own.
+class FileThread {
+ public:
+  using Sink = std::function<void(const MetricRecord&)>;
+
+  explicit FileThread(std::vector<Sink> sinks)
+      : thread_([this, s = std::move(sinks)] { run(s); }) {}
+  ~FileThread() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    work_.notify_one();
+    thread_.join();
+  }
+  FileThread(const FileThread&) = delete;
+  FileThread& operator=(const FileThread&) = delete;
+
+  void push(MetricRecord record) {
+    {
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(std::move(record));
+    }
+    work_.notify_one();
+  }
+
+  void flush() {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return queue_.empty(); });
+  }
+
+ private:
+  void run(const std::vector<Sink>& sinks) {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      work_.wait(lock, [this] { return done_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      // The record leaves the queue when it is written: an empty queue means all is on its way.
+      const MetricRecord& record = queue_.front();
+      lock.unlock();
+      for (const Sink& sink : sinks) sink(record);
+      lock.lock();
+      queue_.pop_front();
+      if (queue_.empty()) idle_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::condition_variable idle_;
+  std::deque<MetricRecord> queue_;
+  bool done_ = false;
+  std::thread thread_;  // last: it uses the members above
+};
+
+// A sink that reports the first failure of a row of them and loses the record.
+template <typename Writer>
+FileThread::Sink forgiving(std::shared_ptr<Writer> writer) {
+  return [writer = std::move(writer), failing = false](const MetricRecord& record) mutable {
+    try {
+      writer->write(record);
+      failing = false;
+    } catch (const std::exception& error) {
+      if (!failing) spdlog::warn("metrics of step {} are lost: {}", record.step, error.what());
+      failing = true;
+    }
+  };
+}
+
+std::vector<FileThread::Sink> open_files(const MetricsOptions& options) {
+  namespace fs = std::filesystem;
+  std::vector<FileThread::Sink> sinks;
+  if (!options.config.jsonl && !options.config.tensorboard) return sinks;
+  std::error_code error;
+  fs::create_directories(options.run_dir, error);
+  if (error) fail(ExitCode::kStorage, "{}: cannot create: {}", options.run_dir, error.message());
+  if (options.config.jsonl) {
+    sinks.push_back(forgiving(
+        std::make_shared<JsonlWriter>((fs::path(options.run_dir) / "metrics.jsonl").string(),
+                                      options.resumed_step, options.tokens_per_step)));
+  }
+  if (options.config.tensorboard) {
+    sinks.push_back(forgiving(std::make_shared<TensorboardWriter>(
+        (fs::path(options.run_dir) / "tensorboard").string(), options.resumed_step)));
+  }
+  return sinks;
+}
+
+}  // namespace
+
+struct Metrics::Impl {
+  explicit Impl(const MetricsOptions& o)
+      : options(o),
+        files(open_files(o)),
+        progress(o.config.progress ? std::make_unique<Progress>(o.progress_fd) : nullptr),
+        last_step(o.resumed_step.value_or(0)),
+        recorded_step(last_step) {}
+
+  double mfu(double tokens_per_second) const {
+    if (options.peak_flops <= 0.0 || options.flops_per_token <= 0.0) return std::nan("");
+    return tokens_per_second * options.flops_per_token / options.peak_flops;
+  }
+
+  void show(const StepMetrics& s);
+  bool due(int64_t step) const;
+  std::vector<Metric> values(const StepMetrics& s);
+
+  const MetricsOptions options;
+  FileThread files;
+  std::unique_ptr<Progress> progress;
+  TrainingClock clock;
+  RecentRate rate;
+  int64_t last_step;
+  double last_seconds = 0.0;
+  int64_t recorded_step;
+  double recorded_seconds = 0.0;
+};
+
+void Metrics::Impl::show(const StepMetrics& s) {
+  const double now = clock.seconds();
+  rate.add(static_cast<double>(s.step - last_step), now - last_seconds);
+  last_step = s.step;
+  last_seconds = now;
+  if (!progress) return;
+  const double per_second = rate.per_second();
+  const double tokens_per_second = per_second * static_cast<double>(options.tokens_per_step);
+  progress->update(
+      {.step = s.step,
+       .total_steps = options.total_steps,
+       .loss = s.loss,
+       .lr = s.lr,
+       .grad_norm = s.grad_norm,
+       .tokens_per_second = tokens_per_second,
+       .mfu = mfu(tokens_per_second),
+       .seconds_left = static_cast<double>(options.total_steps - s.step) / per_second});
+}
+
+bool Metrics::Impl::due(int64_t step) const {
+  return step == 1 || step == options.total_steps ||
+         step % std::max<int64_t>(options.config.every, 1) == 0;
+}
+
+std::vector<Metric> Metrics::Impl::values(const StepMetrics& s) {
+  std::vector<Metric> values = {{metric::kTrainLoss, s.loss},
+                                {metric::kTrainLr, s.lr},
+                                {metric::kTrainGradNorm, s.grad_norm},
+                                {metric::kTrainSkipped, static_cast<double>(s.skipped_steps)},
+                                {metric::kTrainStage, static_cast<double>(s.stage)}};
+  const double seconds = last_seconds - recorded_seconds;
+  if (seconds > 0.0 && s.step > recorded_step) {
+    const double tokens_per_second = static_cast<double>(s.step - recorded_step) *
+                                     static_cast<double>(options.tokens_per_step) / seconds;
+    values.push_back({metric::kTrainTokensPerSecond, tokens_per_second});
+    if (const double value = mfu(tokens_per_second); std::isfinite(value)) {
+      values.push_back({metric::kTrainMfu, value});
+    }
+  }
+  recorded_step = s.step;
+  recorded_seconds = last_seconds;
+  return values;
+}
+
+Metrics::Metrics(const MetricsOptions& options) {
+  if (options.rank == 0) impl_ = std::make_unique<Impl>(options);
+}
+
+Metrics::~Metrics() = default;
+
+void Metrics::train_step(const StepMetrics& step) {
+  if (!impl_) return;
+  impl_->show(step);
+  if (impl_->due(step.step)) record(step.step, impl_->values(step));
+}
+
+void Metrics::validation(int64_t step, const ValidationMetrics& result) {
+  if (!impl_) return;
+  const double bits = bits_per_byte(result.loss, result.tokens, result.bytes);
+  std::vector<Metric> values = {{metric::kValidationLoss, result.loss},
+                                {metric::kValidationPerplexity, perplexity(result.loss)}};
+  std::string line = fmt::format("validation  step {}  loss {:.4f} nats/token", step, result.loss);
+  if (std::isfinite(bits)) {
+    values.push_back({metric::kValidationBitsPerByte, bits});
+    line += fmt::format("  {:.4f} bits/byte", bits);
+  }
+  line += fmt::format("  perplexity {:.2f}", perplexity(result.loss));
+  record(step, std::move(values));
+  if (impl_->progress) impl_->progress->print(line);
+}
+
+void Metrics::record(int64_t step, std::vector<Metric> values) {
+  if (impl_) impl_->files.push({step, unix_time(), std::move(values)});
+}
+
+void Metrics::pause() {
+  if (impl_) impl_->clock.pause();
+}
+
+void Metrics::resume() {
+  if (impl_) impl_->clock.resume();
+}
+
+void Metrics::flush() {
+  if (impl_) impl_->files.flush();
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,75 @@
+#include "train/signals.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <string_view>
+
+#include "core/error.h"
+
+namespace sbtrain {
+
+namespace {
+
+constexpr std::array<int, 4> kSignals = {SIGTERM, SIGUSR1, SIGINT, SIGUSR2};
+
+// What a handler may touch: lock-free atomics of static storage duration.
+std::atomic<bool> installed{false};
+std::atomic<int> stop_signal{0};
+std::atomic<bool> interrupted{false};
+std::atomic<bool> save_flag{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+void on_interrupt() {
+  if (interrupted.exchange(true)) {
+    ::signal(SIGINT, SIG_DFL);
+    ::raise(SIGINT);  // taken when this handler returns and SIGINT is unblocked
+    return;
+  }
+  constexpr std::string_view kMessage =
+      "\nfinishing the step, then saving; Ctrl-C again ends at once without saving\n";
+  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+}
+
+void handle(int number) {
+  const int saved_errno = errno;
+  if (number == SIGUSR2) {
+    save_flag = true;
+  } else {
+    int none = 0;
+    stop_signal.compare_exchange_strong(none, number);
+    if (number == SIGINT) on_interrupt();
+  }
+  errno = saved_errno;
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  static_assert(kSignals.size() == kHandled);
+  require(!installed.exchange(true), "StopSignals exists already");
+  stop_signal = 0;
+  interrupted = false;
+  save_flag = false;
+  struct sigaction action {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous_[i]);
+}
+
+StopSignals::~StopSignals() {
+  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous_[i], nullptr);
+  installed = false;
+}
+
+int StopSignals::signal() const {
+  return stop_signal;
+}
+
+bool StopSignals::save_requested() {
+  return save_flag.exchange(false);
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,38 @@
+// Signals that ask a run to save, or to save and stop.
+//
+//   SIGTERM, SIGUSR1  finish the current step, save, exit 85 (a scheduler's warning)
+//   SIGINT            the same; a second one ends the process at once, nothing is saved
+//   SIGUSR2           save after the current step and go on
+//
+// Repeated SIGTERM and SIGUSR1 change nothing: the save that is under way ends in peace.
+#pragma once
+
+#include <array>
+#include <csignal>
+
+namespace sbtrain {
+
+// Installs the handlers, and puts the earlier ones back when destroyed. The handlers only set
+// flags, so they may interrupt anything; system calls of other code are restarted. The flags are
+// per process: at most one object at a time (a second throws ExitCode::kInternal).
+// Ranks of one run may be signalled at different steps: agree on the flags before acting on them.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  // Stays true once a stop has been asked for.
+  bool stop_requested() const { return signal() != 0; }
+  // The signal that first asked for a stop, or 0.
+  int signal() const;
+  // True once for each SIGUSR2 (several between two calls count as one).
+  bool save_requested();
+
+ private:
+  static constexpr int kHandled = 4;
+  std::array<struct sigaction, kHandled> previous_{};
+};
+
+}  // namespace sbtrain

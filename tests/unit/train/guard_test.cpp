@@ -1,0 +1,71 @@
+#include "train/guard.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "core/error.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+TEST(Guard, AcceptsFiniteStepsHoweverLarge) {
+  Guard guard(1);
+  EXPECT_TRUE(guard.accept(1, 8.3, 1.0, 1e-3));
+  EXPECT_TRUE(guard.accept(2, 1e30, 1e300, 1e-3));
+  EXPECT_TRUE(guard.accept(3, 0.0, 0.0, 0.0));
+  EXPECT_EQ(guard.state(), (GuardState{0, 0}));
+}
+
+TEST(Guard, SkipsWhateverIsNotFinite) {
+  for (const double bad : {kNan, -kNan, kInf, -kInf}) {
+    Guard guard(10);
+    EXPECT_FALSE(guard.accept(1, bad, 1.0, 1e-3));
+    EXPECT_FALSE(guard.accept(2, 8.0, bad, 1e-3));
+    EXPECT_FALSE(guard.accept(3, bad, bad, 1e-3));
+    EXPECT_EQ(guard.state(), (GuardState{3, 3}));
+  }
+}
+
+TEST(Guard, AFiniteStepEndsTheRowButNotTheCount) {
+  Guard guard(3);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_FALSE(guard.accept(3 * i, kNan, 1.0, 1e-3));
+    EXPECT_FALSE(guard.accept(3 * i + 1, 1.0, kInf, 1e-3));
+    EXPECT_TRUE(guard.accept(3 * i + 2, 1.0, 1.0, 1e-3));
+  }
+  EXPECT_EQ(guard.state(), (GuardState{40, 0}));
+}
+
+TEST(Guard, GivesUpAtTheLimitAndSaysWhatToDo) {
+  Guard guard(3);
+  EXPECT_TRUE(guard.accept(99, 2.5, 1.0, 0.004));
+  EXPECT_FALSE(guard.accept(100, kNan, 1.0, 0.005));
+  EXPECT_FALSE(guard.accept(101, kNan, 1.0, 0.005));
+  try {
+    guard.accept(102, kNan, 4.0, 0.005);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kDiverged);
+    const std::string message = error.what();
+    for (const char* part : {"step 102: loss nan, gradient norm 2 at lr 0.005", "3 bad steps",
+                             "last finite step was 99 with loss 2.5000 at lr 0.004", "train.lr",
+                             "--checkpoint.resume"}) {
+      EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
+    }
+  }
+}
+
+TEST(Guard, AResumedRunGivesUpAtTheSameStep) {
+  Guard guard(3, {.skipped = 7, .in_a_row = 2});
+  EXPECT_THROW(guard.accept(1, kNan, 1.0, 1e-3), Error);
+  EXPECT_EQ(guard.state(), (GuardState{8, 3}));
+}
+
+}  // namespace
+}  // namespace sbtrain
