@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Prints what compare.sh measured: table.py RESULTS CONFIG..., one JSON object a line in each
-RESULTS/<config>.{sbtrain,pytorch,pytorch-compiled} with at least `step_ms`."""
+RESULTS/<config>.{sbtrain,pytorch,pytorch-compiled} with at least `step_seconds` and `tokens_per_step`."""
 import json
 import os
 import sys
@@ -12,8 +12,8 @@ def best(path):
     """The run with the smallest median; and all medians, to show the spread."""
     with open(path) as file:
         runs = [json.loads(line) for line in file if line.strip()]
-    medians = sorted(run["step_ms"] for run in runs)
-    return min(runs, key=lambda run: run["step_ms"]), medians
+    medians = sorted(run["step_seconds"] for run in runs)
+    return min(runs, key=lambda run: run["step_seconds"]), medians
 
 
 def main():
@@ -32,10 +32,10 @@ def main():
                 sys.exit(f"{name}: {label} has {run['tokens_per_step']} tokens in a step, sbtrain "
                          f"{own['tokens_per_step']}")
             label = run.get("framework", label)
-            spread = f"{medians[0]:.1f} .. {medians[-1]:.1f}"
-            ratio = run["step_ms"] / own["step_ms"]
-            print(f"{name:12} {label:24} {run['step_ms']:9.1f} {spread:>19} "
-                  f"{1000 * run['tokens_per_step'] / run['step_ms']:10.0f} {ratio:15.2f}x")
+            spread = f"{1000 * medians[0]:.1f} .. {1000 * medians[-1]:.1f}"
+            ratio = run["step_seconds"] / own["step_seconds"]
+            print(f"{name:12} {label:24} {1000 * run['step_seconds']:9.1f} {spread:>19} "
+                  f"{run['tokens_per_step'] / run['step_seconds']:10.0f} {ratio:15.2f}x")
 
 
 if __name__ == "__main__":
