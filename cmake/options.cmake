@@ -19,14 +19,6 @@ function(sbtrain_library name)
   target_link_libraries(sbtrain_${name} PUBLIC sbtrain_options ${ARG_LINK})
 endfunction()
 
-# sbtrain_program(name SOURCES ... LINK ...): an executable for users, in <build>/bin.
-function(sbtrain_program name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
-  add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE sbtrain_options ${ARG_LINK})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
-endfunction()
-
 # sbtrain_test(name LABELS ... SOURCES ... LINK ...): one GoogleTest program, one CTest entry per test.
 function(sbtrain_test name)
   cmake_parse_arguments(ARG "" "" "LABELS;SOURCES;LINK" ${ARGN})

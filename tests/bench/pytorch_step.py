@@ -213,10 +213,13 @@ def measure(config, arguments):
     )  # fmt: skip
     forward = torch.compile(network) if arguments.compile else network
 
-    def step():
+    def random_batches():
+        shape = (micro_batch, length + 1)
+        return [torch.randint(model["vocab"], shape) for _ in range(batch // micro_batch)]
+
+    def step(batches):
         optimizer.zero_grad(set_to_none=True)
-        for _ in range(batch // micro_batch):
-            tokens = torch.randint(model["vocab"], (micro_batch, length + 1))
+        for tokens in batches:
             loss = forward(tokens[:, :-1], tokens[:, 1:], masks)
             (loss * (micro_batch / batch)).backward()
         if clip:
@@ -225,11 +228,12 @@ def measure(config, arguments):
         return loss.item()
 
     for _ in range(arguments.warmup):
-        step()
+        step(random_batches())
     times = []
     for _ in range(arguments.steps):
+        batches = random_batches()
         begin = time.perf_counter()
-        step()
+        step(batches)
         times.append(time.perf_counter() - begin)
     times.sort()
     median = times[len(times) // 2]
