@@ -120,6 +120,7 @@ struct CheckpointConfig {
   bool async = true;            // write in the background; training waits for the copy alone
   std::string resume = "auto";  // auto | none | path of a checkpoint
   int64_t max_failures = 3;     // failed saves in a row before giving up
+  std::vector<std::string> allow_changes;  // keys that may differ from the resumed run's
   bool operator==(const CheckpointConfig&) const = default;
 };
 

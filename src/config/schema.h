@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "config/config.h"
@@ -60,7 +61,7 @@ std::string config_help();
 // Throws ExitCode::kConfig with the nearest match for an unknown key.
 std::string field_help(std::string_view key);
 
-// Top-level keys with a one-line help: "seed", "device", ...
+// Single values at the top level and their meaning: "seed", "device", ...
 std::vector<std::pair<std::string, std::string>> top_level_keys();
 
 }  // namespace sbtrain

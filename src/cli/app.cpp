@@ -1,0 +1,187 @@
+// The program as a whole: its subcommands, its errors and exit codes.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <new>
+
+#include "cli/cli.h"
+#include "config/keys.h"
+#include "config/values.h"
+#include "core/version.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr const char* kSummary =
+    "sbtrain pretrains Llama-style language models whose attention can be swapped: stick-breaking\n"
+    "attention, or softmax attention with or without rotary positions.";
+
+constexpr const char* kFirstSteps = R"(
+First steps:
+  scripts/quickstart.sh                                 fetch text, train a small model, see it write
+  sbtrain --config configs/tiny_sb.yaml                 train; options alone mean `sbtrain train`
+  sbtrain --config configs/tiny_sb.yaml --train.lr=2e-3 any key of the file is an option as well
+  sbtrain train --config configs/1b_sb.yaml --dry-run   parameters, memory and schedule; needs no GPU
+
+`sbtrain COMMAND --help` explains a command, `sbtrain config docs` every configuration key.)";
+
+bool starts_with_dash(const std::string& argument) {
+  return argument.starts_with('-');
+}
+
+// The key of "--train.lr" or "--train.lr=1e-3"; empty for what is no dotted option.
+std::string dotted_key(const std::string& argument) {
+  if (!argument.starts_with("--")) return "";
+  const std::string name = argument.substr(2, argument.find('=') - 2);
+  const bool word = std::ranges::all_of(name, [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-';
+  });
+  return word && name.find('.') != std::string::npos ? name : "";
+}
+
+std::string command_list(const CLI::App& app) {
+  std::string text;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    text += fmt::format("  {:<10} {}\n", command->get_name(), command->get_description());
+  }
+  return text;
+}
+
+std::string introduction(const CLI::App& app) {
+  return fmt::format("{}\n\nUsage: sbtrain COMMAND [OPTIONS]\n\nCommands:\n{}{}\n", kSummary,
+                     command_list(app), kFirstSteps);
+}
+
+// The innermost subcommand that the command line has reached.
+const CLI::App& reached(const CLI::App& app) {
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
+  return *at;
+}
+
+std::string full_name(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent == nullptr ? command.get_name()
+                           : fmt::format("{} {}", full_name(*parent), command.get_name());
+}
+
+std::string suggestion(const CLI::App& command, const std::string& word) {
+  std::vector<std::string> names;
+  if (starts_with_dash(word)) {
+    for (const CLI::Option* option : command.get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+  } else {
+    for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; })) {
+      names.push_back(sub->get_name());
+    }
+  }
+  const std::string near = schema::nearest(word, names);
+  if (!near.empty()) return fmt::format("; did you mean '{}'?", near);
+  const bool takes_keys = command.get_option_no_throw("--set") != nullptr;
+  if (!takes_keys || !word.starts_with("--")) return "";
+  const schema::Key* key = schema::find_key_ending(word.substr(2));
+  return key == nullptr ? "" : fmt::format("; did you mean '--{}'?", key->path);
+}
+
+[[noreturn]] void fail_usage(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = reached(app);
+  const std::string name = full_name(command);
+  std::string message = error.what();
+  const std::vector<std::string> rest = app.remaining(true);
+  if (!rest.empty()) {
+    std::string word = rest.front();
+    const bool dotted = word.starts_with("--set=");
+    if (dotted) word = "--" + word.substr(6);
+    word = word.substr(0, word.find('='));
+    const char* kind = starts_with_dash(word)                     ? "option"
+                       : command.get_subcommands(nullptr).empty() ? "argument"
+                                                                  : "command";
+    message = dotted ? fmt::format("'{}' takes no configuration keys such as {}", name, word)
+                     : fmt::format("unknown {} {} of '{}'{}", kind, schema::quoted(word), name,
+                                   suggestion(command, word));
+  }
+  fail(ExitCode::kUsage, "{}\nRun '{} --help' for what it accepts.", message, name);
+}
+
+ExitCode run(const std::vector<std::string>& arguments) {
+  CLI::App app(kSummary, "sbtrain");
+  Action action;
+  add_subcommands(app, action);
+  if (arguments.empty()) {
+    std::fputs(introduction(app).c_str(), stdout);
+    return ExitCode::kDone;
+  }
+  app.set_version_flag("--version", fmt::format("sbtrain {} ({})", version(), git_revision()));
+  app.footer(kFirstSteps);
+  app.require_subcommand(1);
+  std::vector<std::string> normalized = normalize_arguments(arguments);
+  std::ranges::reverse(normalized);  // as CLI11 expects a vector
+  try {
+    app.parse(normalized);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    app.exit(asked);
+    return ExitCode::kDone;
+  } catch (const CLI::ParseError& error) {
+    fail_usage(app, error);
+  }
+  require(action != nullptr, "the subcommand has no action");
+  return action();
+}
+
+int report(ExitCode code, const char* prefix, const char* message) noexcept {
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s: %s\n", prefix, message);
+  return static_cast<int>(code);
+}
+
+}  // namespace
+
+void add_subcommands(CLI::App& app, Action& action) {
+  add_config(app, action);
+}
+
+std::vector<std::string> normalize_arguments(const std::vector<std::string>& arguments) {
+  std::vector<std::string> result;
+  const std::vector<std::string> own = {"-h", "--help", "--version"};
+  if (!arguments.empty() && starts_with_dash(arguments.front()) &&
+      std::ranges::count(own, arguments.front()) == 0) {
+    result.emplace_back("train");
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument == "--") {
+      result.insert(result.end(), arguments.begin() + static_cast<ptrdiff_t>(i), arguments.end());
+      break;
+    }
+    if (dotted_key(argument).empty()) {
+      result.push_back(argument);
+      continue;
+    }
+    result.push_back("--set=" + argument.substr(2));
+    const bool has_value = argument.find('=') != std::string::npos;
+    if (!has_value && i + 1 < arguments.size() && !arguments[i + 1].starts_with("--")) {
+      result.back() += "=" + arguments[++i];
+    }
+  }
+  return result;
+}
+
+int run_command_line(const std::vector<std::string>& arguments) noexcept {
+  try {
+    return static_cast<int>(run(arguments));
+  } catch (const Error& error) {
+    return report(error.code(), "error", error.what());
+  } catch (const std::bad_alloc&) {
+    return report(ExitCode::kOutOfMemory, "error",
+                  "out of memory; a smaller train.micro_batch or train.recompute=full needs less");
+  } catch (const std::exception& error) {
+    return report(ExitCode::kInternal, "internal error", error.what());
+  } catch (...) {
+    return report(ExitCode::kInternal, "internal error", "unknown exception");
+  }
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,49 @@
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/cli.h"
+#include "config/schema.h"
+
+namespace sbtrain {
+namespace {
+
+std::vector<Override> all_overrides(const std::vector<std::string>& assignments) {
+  std::vector<Override> overrides = environment_overrides(environ);
+  for (const std::string& assignment : assignments) {
+    overrides.push_back(parse_override(assignment));
+  }
+  return overrides;
+}
+
+}  // namespace
+
+void ConfigOptions::add(CLI::App& command, bool list_keys) {
+  const char* group = "Configuration";
+  command.add_option("-c,--config", path, "YAML file with the configuration")
+      ->type_name("FILE")
+      ->group(group);
+  command.add_option("--set", overrides, "Set one key; --train.lr=1e-3 is short for it")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false)
+      ->group(group);
+  for (const auto& [key, help] : top_level_keys()) {
+    const std::string name = "--" + key;
+    if (command.get_option_no_throw(name) != nullptr) continue;
+    const auto store = [this, key = key](const std::string& value) {
+      overrides.push_back(key + "=" + value);
+    };
+    command.add_option_function<std::string>(name, store, help)->type_name("VALUE")->group(group);
+  }
+  if (list_keys) command.footer([] { return config_help(); });
+}
+
+Config ConfigOptions::load() const {
+  return load_config(path, all_overrides(overrides));
+}
+
+Config ConfigOptions::load_on(const std::string& text, const std::string& name) const {
+  return parse_config(text, name, all_overrides(overrides));
+}
+
+}  // namespace sbtrain

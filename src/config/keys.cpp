@@ -1,0 +1,193 @@
+#include "config/keys.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "config/fields.h"
+#include "config/values.h"
+
+namespace sbtrain::schema {
+namespace {
+
+class Collector {
+ public:
+  template <class T>
+  void field(std::string_view key, const T& member, const Rule& rule, std::string_view help) {
+    Key& info = add(key, Key::Kind::kScalar, rule, help);
+    info.type = rule.choices.empty() ? TypeNames<T>::kShort : "choice";
+    info.default_value = to_text(member);
+  }
+
+  void field(std::string_view key, const std::vector<std::string>& member, const Rule& rule,
+             std::string_view help) {
+    Key& info = add(key, Key::Kind::kTexts, rule, help);
+    info.type = "list of text";
+    info.default_value = "[]";
+  }
+
+  template <class T>
+  void section(std::string_view key, T& member, std::string_view help) {
+    add(key, Key::Kind::kSection, any(), help).type = "section";
+    visit(std::string(key), member);
+  }
+
+  template <class T>
+  void list(std::string_view key, std::vector<T>&, const Rule& rule, std::string_view help) {
+    Key& info = add(key, Key::Kind::kList, rule, help);
+    info.type = rule.single ? "section, or list of sections" : "list of sections";
+    T item{};
+    visit(fmt::format("{}.*", key), item);
+  }
+
+  std::vector<Key> take() { return std::move(keys_); }
+
+ private:
+  Key& add(std::string_view key, Key::Kind kind, const Rule& rule, std::string_view help) {
+    Key info;
+    info.path = prefix_ + std::string(key);
+    info.kind = kind;
+    info.range = rule.range();
+    info.condition = rule.condition();
+    info.help = help;
+    info.choices.assign(rule.choices.begin(), rule.choices.end());
+    info.required = rule.required;
+    info.single = rule.single;
+    keys_.push_back(std::move(info));
+    return keys_.back();
+  }
+
+  template <class T>
+  void visit(const std::string& key, T& member) {
+    const std::string outer = prefix_;
+    prefix_ += key + ".";
+    describe(*this, member);
+    prefix_ = outer;
+  }
+
+  std::string prefix_;
+  std::vector<Key> keys_;
+};
+
+// Whether segments [at...] of a path name the rest of `key`.
+bool matches(const std::vector<std::string>& path, size_t at, const std::vector<std::string>& key,
+             size_t key_at) {
+  if (key_at == key.size()) return at == path.size();
+  if (key[key_at] != "*") {
+    return at < path.size() && path[at] == key[key_at] && matches(path, at + 1, key, key_at + 1);
+  }
+  if (at < path.size() && (path[at] == "*" || is_index(path[at]))) {
+    return matches(path, at + 1, key, key_at + 1);
+  }
+  return false;
+}
+
+// A path without the "*" of lists whose single item needs no index.
+std::string short_path(const std::string& path) {
+  std::string result = path;
+  for (const Key& key : all_keys()) {
+    if (key.single && path.starts_with(key.path + ".*.")) {
+      result = key.path + path.substr(key.path.size() + 2);
+    }
+  }
+  return result;
+}
+
+// The path among `paths`, all of one section, whose last segment is nearest to `word`.
+std::string nearest_last_segment(const std::string& word, const std::vector<std::string>& paths) {
+  std::vector<std::string> words;
+  for (const std::string& path : paths) words.push_back(path.substr(path.rfind('.') + 1));
+  const std::string found = nearest(word, words);
+  if (found.empty()) return "";
+  return paths[static_cast<size_t>(std::ranges::find(words, found) - words.begin())];
+}
+
+// `path` with its "*" replaced by the indices among `segments`, or 0.
+std::string with_indices(const std::string& path, const std::vector<std::string>& segments) {
+  std::vector<std::string> indices;
+  std::ranges::copy_if(segments, std::back_inserter(indices), is_index);
+  std::string result;
+  size_t next = 0;
+  for (const std::string& segment : split_path(path)) {
+    if (!result.empty()) result += '.';
+    if (segment != "*") {
+      result += segment;
+    } else {
+      result += next < indices.size() ? indices[next] : "0";
+      ++next;
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+const std::vector<Key>& all_keys() {
+  static const std::vector<Key> keys = [] {
+    Collector collector;
+    Config config;
+    describe(collector, config);
+    return collector.take();
+  }();
+  return keys;
+}
+
+std::vector<std::string> split_path(std::string_view path) {
+  std::vector<std::string> segments;
+  for (size_t start = 0; start <= path.size();) {
+    const size_t dot = std::min(path.find('.', start), path.size());
+    segments.emplace_back(path.substr(start, dot - start));
+    start = dot + 1;
+  }
+  return segments;
+}
+
+bool is_index(std::string_view segment) {
+  return !segment.empty() && segment.size() <= 6 &&
+         std::ranges::all_of(segment, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+const Key* find_key(std::string_view path) {
+  const std::vector<std::string> segments = split_path(path);
+  for (const Key& key : all_keys()) {
+    if (matches(segments, 0, split_path(key.path), 0)) return &key;
+    const std::string shorter = short_path(key.path);
+    if (shorter != key.path && matches(segments, 0, split_path(shorter), 0)) return &key;
+  }
+  return nullptr;
+}
+
+const Key* find_key_ending(std::string_view word) {
+  const auto ends = [&](const Key& key) { return split_path(key.path).back() == word; };
+  const auto found = std::ranges::find_if(all_keys(), ends);
+  return found == all_keys().end() ? nullptr : &*found;
+}
+
+std::string did_you_mean(std::string_view path) {
+  const std::vector<std::string> segments = split_path(path);
+  std::string pattern;  // indices count as "*", so that they are no difference
+  for (const std::string& segment : segments) {
+    pattern += (pattern.empty() ? "" : ".") + (is_index(segment) ? "*" : segment);
+  }
+  const std::string word = segments.back();
+  const std::string parent = pattern.substr(0, pattern.rfind('.') + 1);
+  std::vector<std::string> siblings;  // in the same section
+  std::vector<std::string> cousins;   // the same word in another section
+  std::vector<std::string> all;
+  for (const Key& key : all_keys()) {
+    for (const std::string& name : {key.path, short_path(key.path)}) {
+      const size_t last = name.rfind('.') + 1;
+      if (name.substr(0, last) == parent) siblings.push_back(name);
+      if (name.substr(last) == word) cousins.push_back(name);
+      all.push_back(name);
+    }
+  }
+  std::string found = nearest_last_segment(word, siblings);
+  if (found.empty()) found = nearest(pattern, cousins);
+  if (found.empty() && !cousins.empty()) found = cousins.front();
+  if (found.empty()) found = nearest(pattern, all);
+  return found.empty() ? "" : fmt::format("; did you mean '{}'?", with_indices(found, segments));
+}
+
+}  // namespace sbtrain::schema

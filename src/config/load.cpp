@@ -1,0 +1,414 @@
+// From text to Config: files, overrides, the reader that walks the schema, and all messages.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <type_traits>
+
+#include "config/fields.h"
+#include "config/keys.h"
+#include "config/schema.h"
+#include "config/tree.h"
+#include "config/validate.h"
+#include "config/values.h"
+#include "core/error.h"
+
+namespace sbtrain {
+namespace schema {
+namespace {
+
+const char* kind_phrase(Value::Kind kind) {
+  switch (kind) {
+    case Value::Kind::kNull:
+      return "nothing";
+    case Value::Kind::kScalar:
+      return "a single value";
+    case Value::Kind::kList:
+      return "a list";
+    case Value::Kind::kMap:
+      return "a map";
+  }
+  return "";
+}
+
+std::string shown(const Value& value) {
+  return value.kind == Value::Kind::kScalar ? quoted(value.text) : kind_phrase(value.kind);
+}
+
+// Fills a Config from a tree: the schema's visitor.
+class Reader {
+ public:
+  explicit Reader(Sources& sources) : sources_(sources) {}
+
+  void read(Config& config, const Value& root) {
+    if (root.kind != Value::Kind::kMap && root.kind != Value::Kind::kNull) {
+      sources_.problem(root.place,
+                       fmt::format("expected keys and values, got {}", kind_phrase(root.kind)));
+      return;
+    }
+    visit(config, root, "");
+  }
+
+  template <class T>
+  void field(std::string_view key, T& member, const Rule& rule, std::string_view help) {
+    const Value* value = take(key);
+    Scope& scope = scopes_.back();
+    if (!conditions_.applies(rule) && !scope.undecided) {
+      if (value != nullptr) refuse_inapplicable(key, *value, rule);
+      return;
+    }
+    if (value != nullptr) {
+      const bool good = read_value(path(key), *value, member, rule);
+      // Which other keys apply depends on this one: do not guess.
+      if (!good && !rule.choices.empty()) scope.undecided = true;
+    } else if (rule.required) {
+      sources_.problem(scope.map->place, fmt::format("missing key '{}'", path(key)));
+    }
+    if constexpr (std::is_same_v<T, std::string>) conditions_.note(key, member);
+  }
+
+  template <class T>
+  void section(std::string_view key, T& member, std::string_view help) {
+    const Value* value = take(key);
+    static const Value kNothing;
+    if (value == nullptr) value = &kNothing;
+    if (value->kind == Value::Kind::kMap || value->kind == Value::Kind::kNull) {
+      visit(member, *value, path(key));
+    } else {
+      say(value->place, path(key), fmt::format("expected keys and values, got {}", shown(*value)));
+    }
+  }
+
+  template <class T>
+  void list(std::string_view key, std::vector<T>& member, const Rule& rule, std::string_view help) {
+    const Value* value = take(key);
+    if (value == nullptr) return;
+    const std::string where = path(key);
+    member.clear();
+    if (rule.single && value->kind == Value::Kind::kMap) {
+      visit(member.emplace_back(), *value, where);
+    } else if (value->kind != Value::Kind::kList) {
+      say(value->place, where, fmt::format("expected a list, got {}", shown(*value)));
+    } else {
+      for (size_t i = 0; i < value->items.size(); ++i) {
+        read_item(fmt::format("{}.{}", where, i), value->items[i], member);
+      }
+    }
+  }
+
+  // Where `path` was set, or else the innermost of its sections that was.
+  Place locate(std::string path, const Place& otherwise) const {
+    for (;;) {
+      const auto found = places_.find(path);
+      if (found != places_.end()) return found->second;
+      const size_t dot = path.rfind('.');
+      if (dot == std::string::npos) return otherwise;
+      path.resize(dot);
+    }
+  }
+
+  // Records a problem of the key `path`, which needs no naming where the source is that key.
+  void say(const Place& place, const std::string& path, const std::string& message) {
+    const bool named = place.source >= 0 && sources_[place.source].key == path;
+    sources_.problem(place, named ? message : fmt::format("{}: {}", path, message));
+  }
+
+ private:
+  struct Scope {
+    const Value* map;
+    std::string path;
+    std::set<std::string, std::less<>> known;
+    std::map<std::string, int, std::less<>> dropped;  // by which layer a key lost its meaning
+    bool undecided = false;  // a choice is wrong, so which keys apply is not known
+  };
+
+  std::string path(std::string_view key) const {
+    const std::string& outer = scopes_.back().path;
+    return outer.empty() ? std::string(key) : fmt::format("{}.{}", outer, key);
+  }
+
+  const Value* take(std::string_view key) {
+    Scope& scope = scopes_.back();
+    scope.known.emplace(key);
+    const Value* value = scope.map->find(key);
+    if (value != nullptr) places_.emplace(path(key), value->place);
+    return value;
+  }
+
+  template <class T>
+  void visit(T& member, const Value& map, const std::string& where) {
+    scopes_.push_back({&map, where, {}, {}, false});
+    conditions_.enter();
+    if (map.place.source >= 0) places_.emplace(where, map.place);
+    describe(*this, member);
+    report_unknown();
+    conditions_.leave();
+    scopes_.pop_back();
+  }
+
+  template <class T>
+  void read_item(const std::string& where, const Value& value, std::vector<T>& member) {
+    T& item = member.emplace_back();
+    if (value.kind == Value::Kind::kMap) {
+      visit(item, value, where);
+    } else {
+      say(value.place, where, fmt::format("expected keys and values, got {}", shown(value)));
+    }
+  }
+
+  void report_unknown() {
+    const Scope& scope = scopes_.back();
+    for (const Entry& entry : scope.map->entries) {
+      if (scope.known.contains(entry.key)) continue;
+      const std::string full = path(entry.key);
+      const std::string hint = find_key(full) != nullptr
+                                   ? "; write each part of it as a key of its own, nested"
+                                   : did_you_mean(full);
+      sources_.problem(entry.place, fmt::format("unknown key {}{}", quoted(full), hint));
+    }
+  }
+
+  // A key that the deciding key (`type`) rules out. It is an error where both were written
+  // together, but a lower layer's options simply lapse when a higher one changes the type.
+  void refuse_inapplicable(std::string_view key, const Value& value, const Rule& rule) {
+    Scope& scope = scopes_.back();
+    const Value* decider = scope.map->find(rule.when_key);
+    int decided = decider == nullptr ? -1 : sources_.layer(decider->place);
+    const auto lapsed = scope.dropped.find(rule.when_key);
+    if (lapsed != scope.dropped.end()) decided = std::max(decided, lapsed->second);
+    if (sources_.layer(value.place) < decided) {
+      scope.dropped.emplace(key, decided);
+      return;
+    }
+    say(value.place, path(key), fmt::format("has a meaning only with {}", rule.condition()));
+  }
+
+  template <class T>
+  bool read_value(const std::string& where, const Value& value, T& member, const Rule& rule) {
+    T parsed{};
+    if (value.kind != Value::Kind::kScalar || !from_text(value.text, parsed)) {
+      say(value.place, where, fmt::format("expected {}, got {}", expected<T>(rule), shown(value)));
+      return false;
+    }
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (!rule.choices.empty() && std::ranges::count(rule.choices, parsed) == 0) {
+        const std::string near = nearest(parsed, {rule.choices.begin(), rule.choices.end()});
+        say(value.place, where,
+            fmt::format("expected {}, got {}{}", expected<T>(rule), shown(value),
+                        near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
+        return false;
+      }
+    } else if (!rule.allows(magnitude(parsed))) {
+      say(value.place, where, fmt::format("{} is out of range: {}", value.text, rule_text(rule)));
+      return false;
+    }
+    member = parsed;
+    return true;
+  }
+
+  bool read_value(const std::string& where, const Value& value, std::vector<std::string>& member,
+                  const Rule& rule) {
+    const std::vector<Value> single = {value};
+    std::vector<std::string> parsed;
+    bool good = value.kind == Value::Kind::kScalar || value.kind == Value::Kind::kList;
+    if (!good) {
+      say(value.place, where, fmt::format("expected a list of texts, got {}", shown(value)));
+      return false;
+    }
+    for (const Value& item : value.kind == Value::Kind::kList ? value.items : single) {
+      good = read_value(fmt::format("{}.{}", where, parsed.size()), item, parsed.emplace_back(),
+                        any()) &&
+             good;
+    }
+    if (good) member = parsed;
+    return good;
+  }
+
+  template <class T>
+  static std::string expected(const Rule& rule) {
+    return rule.choices.empty() ? TypeNames<T>::kPhrase
+                                : fmt::format("one of {}", fmt::join(rule.choices, ", "));
+  }
+
+  static std::string rule_text(const Rule& rule) {
+    const std::string range = rule.range();
+    return range.empty() ? fmt::format("at most {}", rule.max) : range;
+  }
+
+  Sources& sources_;
+  Conditions conditions_;
+  std::vector<Scope> scopes_;
+  std::map<std::string, Place> places_;
+};
+
+// Every value of an override is placed at the override itself.
+void place_all(Value& value, const Place& place) {
+  value.place = place;
+  for (Value& item : value.items) place_all(item, place);
+  for (Entry& entry : value.entries) {
+    entry.place = place;
+    place_all(entry.value, place);
+  }
+}
+
+// Sets keys of a tree from outside the file.
+class Overrider {
+ public:
+  Overrider(Value& root, Sources& sources, int layer)
+      : root_(root), sources_(sources), layer_(layer) {}
+
+  void apply(const Override& change) {
+    const Place place{sources_.add({change.origin, Place{}, layer_, change.key}), 0, 0};
+    const Key* key = find_key(change.key);
+    if (key == nullptr || change.key.find('*') != std::string::npos) {
+      sources_.problem(
+          place, fmt::format("unknown key {}{}", quoted(change.key), did_you_mean(change.key)));
+      return;
+    }
+    Value value = parse(*key, change.value, place);
+    Value* target = sources_.clean() ? locate(change.key, place) : nullptr;
+    if (target != nullptr) merge(*target, std::move(value));
+  }
+
+ private:
+  // A scalar's text is taken as it stands, without YAML's quoting.
+  Value parse(const Key& key, const std::string& text, const Place& place) {
+    Value value;
+    const bool one_text = key.kind == Key::Kind::kTexts && !text.starts_with('[');
+    if (key.kind == Key::Kind::kScalar || one_text) {
+      value.kind = Value::Kind::kScalar;
+      value.text = text;
+    } else {
+      value = parse_yaml(text, place.source, sources_);
+    }
+    place_all(value, place);
+    return value;
+  }
+
+  // The value at `path`, made where there is none; null with a problem recorded when that cannot
+  // be.
+  Value* locate(const std::string& path, const Place& place) {
+    Value* value = &root_;
+    std::string walked;
+    for (const std::string& segment : split_path(path)) {
+      value = is_index(segment) ? item(*value, walked, segment, place)
+                                : member(*value, walked, segment, place);
+      if (value == nullptr) return nullptr;
+      walked += (walked.empty() ? "" : ".") + segment;
+    }
+    return value;
+  }
+
+  Value* member(Value& value, const std::string& walked, const std::string& key,
+                const Place& place) {
+    if (value.kind == Value::Kind::kList) {
+      sources_.problem(place, fmt::format("'{}' is a list here; name the item, as in '{}.0.{}'",
+                                          walked, walked, key));
+      return nullptr;
+    }
+    if (value.kind != Value::Kind::kMap) value = make(Value::Kind::kMap, place);
+    Value* found = value.find(key);
+    if (found != nullptr) return found;
+    value.entries.push_back({key, place, make(Value::Kind::kNull, place)});
+    return &value.entries.back().value;
+  }
+
+  Value* item(Value& value, const std::string& walked, const std::string& segment,
+              const Place& place) {
+    const size_t index = std::stoul(segment);
+    // A single item that stands without a list is its item 0.
+    if (value.kind == Value::Kind::kMap && index == 0) return &value;
+    if (value.kind == Value::Kind::kMap || value.kind == Value::Kind::kScalar) {
+      Value only = std::move(value);
+      value = make(Value::Kind::kList, place);
+      value.items.push_back(std::move(only));
+    }
+    if (value.kind == Value::Kind::kNull) value = make(Value::Kind::kList, place);
+    if (index > value.items.size()) {
+      sources_.problem(place, fmt::format("'{}' has {} items, so {} is the next index", walked,
+                                          value.items.size(), value.items.size()));
+      return nullptr;
+    }
+    if (index == value.items.size()) value.items.push_back(make(Value::Kind::kNull, place));
+    return &value.items[index];
+  }
+
+  static Value make(Value::Kind kind, const Place& place) {
+    Value value;
+    value.kind = kind;
+    value.place = place;
+    return value;
+  }
+
+  Value& root_;
+  Sources& sources_;
+  int layer_;
+};
+
+Config finish(Value root, const std::vector<Override>& overrides, Sources& sources) {
+  Overrider overrider(root, sources, sources.count() + 1);
+  for (const Override& change : overrides) overrider.apply(change);
+
+  Config config;
+  Reader reader(sources);
+  reader.read(config, root);
+  sources.throw_problems();
+
+  for (const CrossProblem& problem : cross_field_problems(config)) {
+    const Place whole{sources.count() > 0 ? 0 : -1, 0, 0};
+    reader.say(reader.locate(problem.key, whole), problem.key, problem.message);
+  }
+  sources.throw_problems();
+  return config;
+}
+
+}  // namespace
+}  // namespace schema
+
+Config load_config(const std::string& path, const std::vector<Override>& overrides) {
+  schema::Sources sources;
+  schema::Value root;
+  if (!path.empty()) root = schema::read_file(path, sources);
+  return schema::finish(std::move(root), overrides, sources);
+}
+
+Config parse_config(std::string_view text, std::string_view name,
+                    const std::vector<Override>& overrides) {
+  schema::Sources sources;
+  const int source = sources.add({std::string(name), {}, 0, ""});
+  schema::Value root = schema::parse_yaml(text, source, sources);
+  return schema::finish(std::move(root), overrides, sources);
+}
+
+std::vector<Override> environment_overrides(const char* const* environment) {
+  constexpr std::string_view kPrefix = "SBTRAIN_";
+  std::vector<Override> overrides;
+  for (; environment != nullptr && *environment != nullptr; ++environment) {
+    const std::string_view variable = *environment;
+    const size_t equals = variable.find('=');
+    if (!variable.starts_with(kPrefix) || equals == std::string_view::npos) continue;
+    const std::string_view name = variable.substr(0, equals);
+    std::string key;
+    for (size_t i = kPrefix.size(); i < name.size(); ++i) {
+      const bool dot = name.substr(i, 2) == "__";
+      const char c = name[i];
+      key += dot ? '.' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+      if (dot) ++i;
+    }
+    overrides.push_back({key, std::string(variable.substr(equals + 1)), std::string(name)});
+  }
+  std::ranges::sort(overrides, {}, &Override::key);  // the environment has no order of its own
+  return overrides;
+}
+
+Override parse_override(std::string_view assignment) {
+  const size_t equals = assignment.find('=');
+  const std::string key(assignment.substr(0, equals));
+  if (equals == std::string_view::npos) {
+    fail(ExitCode::kUsage, "--{} needs a value: --{}=VALUE", key, key);
+  }
+  return {key, std::string(assignment.substr(equals + 1)), "--" + key};
+}
+
+}  // namespace sbtrain

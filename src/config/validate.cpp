@@ -1,0 +1,160 @@
+#include "config/validate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "config/schema.h"
+#include "config/values.h"
+#include "core/error.h"
+
+namespace sbtrain {
+namespace schema {
+namespace {
+
+class Checker {
+ public:
+  explicit Checker(const Config& config) : config_(config) {}
+
+  std::vector<CrossProblem> check() {
+    check_run();
+    check_model();
+    check_train();
+    check_sources("data.sources", config_.data.sources);
+    check_paths();
+    check_stages();
+    return std::move(problems_);
+  }
+
+ private:
+  template <typename... Args>
+  void problem(std::string key, fmt::format_string<Args...> format, Args&&... args) {
+    problems_.push_back({std::move(key), fmt::format(format, std::forward<Args>(args)...)});
+  }
+
+  void check_run() {
+    const std::string& name = config_.name;
+    if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
+      problem("name", "{} cannot name a folder; use a plain word, or set `out` for a path",
+              quoted(name));
+    }
+    if (config_.checkpoint.resume.empty()) {
+      problem("checkpoint.resume", "is empty; use auto, none or the path of a checkpoint");
+    }
+  }
+
+  void check_model() {
+    const ModelConfig& model = config_.model;
+    if (model.heads < 1 || model.width % model.heads != 0) {
+      problem("model.heads", "width {} is not divisible by {} heads", model.width, model.heads);
+      return;
+    }
+    const auto count = static_cast<int64_t>(model.attention.size());
+    if (count == 0) {
+      problem("model.attention", "the list is empty; name at least one attention module");
+    } else if (model.layers % count != 0) {
+      problem("model.attention", "{} modules cannot be repeated evenly over {} layers", count,
+              model.layers);
+    }
+    for (size_t i = 0; i < model.attention.size(); ++i) {
+      const AttentionConfig& attention = model.attention[i];
+      const bool rotary = attention.type == "softmax" && attention.position == "rope";
+      if (!rotary || model.head_dim() % 2 == 0) continue;
+      problem(
+          count == 1 ? "model.attention.position" : fmt::format("model.attention.{}.position", i),
+          "rope turns pairs of values, but head_dim = width / heads = {} is odd", model.head_dim());
+    }
+  }
+
+  void check_train() {
+    const TrainConfig& train = config_.train;
+    if (train.micro_batch < 1 || train.batch % train.micro_batch != 0) {
+      problem("train.batch", "{} is not a multiple of micro_batch {}", train.batch,
+              train.micro_batch);
+    }
+    if (train.micro_batch > std::numeric_limits<int32_t>::max() / train.sequence_length) {
+      problem("train.micro_batch", "micro_batch x sequence_length exceeds 2147483647 tokens");
+    }
+  }
+
+  void check_sources(const std::string& key, const std::vector<SourceConfig>& sources) {
+    std::set<std::string> seen;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const std::string path_key = fmt::format("{}.{}.path", key, i);
+      if (sources[i].path.empty()) problem(path_key, "is empty");
+      if (!seen.insert(sources[i].path).second) {
+        problem(path_key, "{} is in this mixture already; give it more weight instead",
+                quoted(sources[i].path));
+      }
+    }
+  }
+
+  void check_paths() {
+    for (size_t i = 0; i < config_.data.validation.size(); ++i) {
+      if (config_.data.validation[i].empty())
+        problem(fmt::format("data.validation.{}", i), "is empty");
+    }
+  }
+
+  void check_stages() {
+    if (config_.stages.empty()) {
+      problem("stages", "there is no stage, so nothing to do; give at least one with a length");
+    }
+    std::set<std::string> names;
+    for (size_t i = 0; i < config_.stages.size(); ++i) {
+      check_stage(i);
+      if (!names.insert(config_.stages[i].name).second) {
+        problem(fmt::format("stages.{}.name", i), "{} names an earlier stage too",
+                quoted(config_.stages[i].name));
+      }
+    }
+  }
+
+  void check_stage(size_t i) {
+    const StageConfig& stage = config_.stages[i];
+    const std::string key = fmt::format("stages.{}", i);
+    if (stage.name.empty()) problem(key + ".name", "is empty");
+    if (stage.length.count < 1) problem(key + ".length", "the stage has no length");
+    if (i == 0 && stage.schedule.type == "exponential") {
+      problem(key + ".schedule.type",
+              "exponential continues from the previous stage, and the first has none");
+    }
+    const int64_t tokens = config_.train.tokens_per_step();
+    const int64_t warmup = stage.schedule.warmup.steps(tokens);
+    if (stage.length.count > 0 && warmup > stage.length.steps(tokens)) {
+      problem(key + ".schedule.warmup", "{} is longer than the stage, {} ({} against {} steps)",
+              to_text(stage.schedule.warmup), to_text(stage.length), warmup,
+              stage.length.steps(tokens));
+    }
+    check_sources(key + ".sources", stage.sources);
+    if (stage.sources.empty() && config_.data.sources.empty()) {
+      problem(key + ".sources", "there is no training data; set data.sources or the stage's own");
+    }
+  }
+
+  const Config& config_;
+  std::vector<CrossProblem> problems_;
+};
+
+}  // namespace
+
+std::vector<CrossProblem> cross_field_problems(const Config& config) {
+  return Checker(config).check();
+}
+
+}  // namespace schema
+
+void validate_config(const Config& config) {
+  std::string text;
+  for (const schema::CrossProblem& problem : schema::cross_field_problems(config)) {
+    if (!text.empty()) text += '\n';
+    text += fmt::format("configuration: {}: {}", problem.key, problem.message);
+  }
+  if (!text.empty()) fail(ExitCode::kConfig, "{}", text);
+}
+
+}  // namespace sbtrain
