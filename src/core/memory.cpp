@@ -122,7 +122,9 @@ struct Memory::Impl {
   std::string running_name;
   bool replaying = false;
   size_t next_slot = 0;
-  int64_t live = 0;  // buffers of the running program
+  int64_t events = 0;     // allocations and releases of this run of a planned program
+  bool deviated = false;  // a buffer was released at another moment than planned
+  int64_t live = 0;       // buffers of the running program
   void* pool = nullptr;
   size_t pool_bytes = 0;
 };
@@ -166,6 +168,10 @@ Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
     require(impl.next_slot < slots.size() && slots[impl.next_slot].bytes == bytes,
             "program '{}' asks for '{}' ({} bytes) where its plan has '{}'", impl.running_name,
             name, bytes, impl.next_slot < slots.size() ? slots[impl.next_slot].name : "nothing");
+    require(!impl.deviated && slots[impl.next_slot].begin == impl.events,
+            "program '{}' holds other buffers than its plan does when it asks for '{}'",
+            impl.running_name, name);
+    ++impl.events;
     buffer.id_ = static_cast<int64_t>(impl.next_slot);
     if (impl.pool) {
       buffer.tensor_.data = static_cast<std::byte*>(impl.pool) + slots[impl.next_slot].offset;
@@ -204,7 +210,12 @@ void Memory::release(int64_t id) noexcept {
     return;
   }
   --impl.live;
-  if (impl.running && !impl.replaying) impl.running->slots[id].end = impl.running->events++;
+  if (!impl.running) return;
+  if (impl.replaying) {
+    if (impl.running->slots[id].end != impl.events++) impl.deviated = true;
+  } else {
+    impl.running->slots[id].end = impl.running->events++;
+  }
 }
 
 void Memory::begin(std::string_view name) {
@@ -216,6 +227,8 @@ void Memory::begin(std::string_view name) {
   impl.running = &it->second;
   impl.running_name = name;
   impl.next_slot = 0;
+  impl.events = 0;
+  impl.deviated = false;
   impl.live = 0;
 }
 

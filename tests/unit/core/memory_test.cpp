@@ -1,0 +1,192 @@
+#include "core/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/philox.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr DType kF32 = DType::kF32;
+
+// What the tests run as a program: like a step, with buffers that outlive others.
+void small_step(Memory& memory, int64_t tokens) {
+  ProgramScope scope(memory, "step");
+  const Buffer saved = memory.allocate(MemoryClass::kActivations, "saved", kF32, {tokens, 100});
+  { const Buffer scratch = memory.allocate(MemoryClass::kScratch, "scratch", kF32, {tokens, 50}); }
+  const Buffer logits = memory.allocate(MemoryClass::kLogits, "logits", kF32, {tokens, 200});
+}
+
+TEST(Memory, PersistentBuffersAreCountedByClass) {
+  Memory memory(Backend::kCpu);
+  Buffer w = memory.allocate(MemoryClass::kWeights, "w", kF32, {10, 10});
+  Buffer g = memory.allocate(MemoryClass::kGradients, "g", kF32, {10});
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(w.tensor().data) % 256, 0u);
+  EXPECT_EQ(memory.report().persistent[static_cast<int>(MemoryClass::kWeights)], 400u);
+  EXPECT_EQ(memory.report().persistent[static_cast<int>(MemoryClass::kGradients)], 40u);
+  EXPECT_EQ(memory.report().total_bytes(), 440u);
+  Buffer moved = std::move(w);
+  EXPECT_FALSE(w.tensor().defined());  // NOLINT(bugprone-use-after-move): it must be empty
+  moved = std::move(g);                // gives the first one back
+  EXPECT_EQ(memory.report().total_bytes(), 40u);
+  moved.release();
+  EXPECT_EQ(memory.report().total_bytes(), 0u);
+}
+
+TEST(Memory, PlanningAllocatesNothingAndReportsThePeak) {
+  Memory plan(Backend::kPlan);
+  const Buffer w = plan.allocate(MemoryClass::kWeights, "w", kF32, {int64_t{1} << 40});
+  EXPECT_EQ(w.tensor().data, nullptr);
+  small_step(plan, 64);
+  const MemoryReport report = plan.report();
+  ASSERT_EQ(report.programs.size(), 1u);
+  const MemoryReport::Program& program = report.programs[0];
+  EXPECT_EQ(program.name, "step");
+  EXPECT_EQ(program.peak_bytes, 64u * 4 * 300);  // scratch is gone when the logits come
+  EXPECT_EQ(program.at_peak[static_cast<int>(MemoryClass::kActivations)], 64u * 400);
+  EXPECT_EQ(program.at_peak[static_cast<int>(MemoryClass::kScratch)], 0u);
+  EXPECT_EQ(program.at_peak[static_cast<int>(MemoryClass::kLogits)], 64u * 800);
+  size_t sum = 0;
+  for (const size_t bytes : program.at_peak) sum += bytes;
+  EXPECT_EQ(sum, program.peak_bytes);
+  EXPECT_GE(program.pool_bytes, program.peak_bytes);
+  EXPECT_EQ(report.pool_bytes, program.pool_bytes);
+  EXPECT_EQ(report.total_bytes(), (size_t{1} << 42) + report.pool_bytes);
+}
+
+TEST(Memory, ReplayUsesOnePoolAtTheSameAddresses) {
+  Memory plan(Backend::kPlan);
+  small_step(plan, 64);
+  Memory memory(Backend::kCpu);
+  memory.adopt_plan(plan);
+  std::vector<void*> first;
+  for (int run = 0; run < 3; ++run) {
+    ProgramScope scope(memory, "step");
+    const Buffer saved = memory.allocate(MemoryClass::kActivations, "saved", kF32, {64, 100});
+    Buffer scratch = memory.allocate(MemoryClass::kScratch, "scratch", kF32, {64, 50});
+    std::memset(saved.tensor().data, 1, saved.tensor().bytes());
+    std::memset(scratch.tensor().data, 2, scratch.tensor().bytes());
+    const std::vector<void*> now = {saved.tensor().data, scratch.tensor().data};
+    if (run == 0) first = now;
+    EXPECT_EQ(now, first);
+    scratch.release();
+    const Buffer logits = memory.allocate(MemoryClass::kLogits, "logits", kF32, {64, 200});
+    std::memset(logits.tensor().data, 3, logits.tensor().bytes());
+    EXPECT_EQ(saved.tensor().f32()[0], saved.tensor().f32()[6399]);
+  }
+  EXPECT_EQ(memory.report().pool_bytes, plan.report().pool_bytes);
+}
+
+TEST(Memory, AProgramThatDeviatesFromItsPlanIsAnError) {
+  Memory plan(Backend::kPlan);
+  small_step(plan, 64);
+  Memory memory(Backend::kCpu);
+  memory.adopt_plan(plan);
+  EXPECT_THROW(small_step(memory, 65), Error);  // another size
+  {
+    ProgramScope scope(memory, "step");  // one buffer too many
+    const Buffer a = memory.allocate(MemoryClass::kActivations, "saved", kF32, {64, 100});
+    Buffer b = memory.allocate(MemoryClass::kScratch, "scratch", kF32, {64, 50});
+    b.release();
+    const Buffer c = memory.allocate(MemoryClass::kLogits, "logits", kF32, {64, 200});
+    EXPECT_THROW(memory.allocate(MemoryClass::kScratch, "more", kF32, {1}), Error);
+  }
+  small_step(memory, 64);  // the right one still runs
+  EXPECT_THROW(memory.adopt_plan(plan), Error);
+}
+
+// Holding a planned buffer longer than the plan did would let a later one overwrite it.
+TEST(Memory, ABufferThatOutlivesItsPlannedLifeIsAnError) {
+  Memory plan(Backend::kPlan);
+  small_step(plan, 64);
+  Memory memory(Backend::kCpu);
+  memory.adopt_plan(plan);
+  ProgramScope scope(memory, "step");
+  const Buffer saved = memory.allocate(MemoryClass::kActivations, "saved", kF32, {64, 100});
+  const Buffer scratch = memory.allocate(MemoryClass::kScratch, "scratch", kF32, {64, 50});
+  EXPECT_THROW(memory.allocate(MemoryClass::kLogits, "logits", kF32, {64, 200}), Error);
+}
+
+TEST(Memory, WithoutAPlanEachBufferHasItsOwnMemory) {
+  Memory memory(Backend::kCpu);
+  ProgramScope scope(memory, "test");
+  const Buffer a = memory.allocate(MemoryClass::kScratch, "a", kF32, {16});
+  const Buffer b = memory.allocate(MemoryClass::kScratch, "b", kF32, {16});
+  EXPECT_NE(a.tensor().data, b.tensor().data);
+  EXPECT_EQ(memory.report().total_bytes(), 0u);  // step buffers are not persistent
+  EXPECT_THROW(memory.begin("inner"), Error);
+}
+
+// Allocates and releases at random, the same way for every memory, telling `visit` of each change.
+using Visit = std::function<void(int, const Tensor&, bool)>;
+void random_program(Memory& memory, uint64_t seed, const Visit& visit) {
+  const Philox random(seed, RandomPurpose::kTest, "program");
+  ProgramScope scope(memory, "random");
+  std::map<int, Buffer> live;
+  for (int i = 0; i < 200; ++i) {
+    const double choice = random.uniform(static_cast<uint64_t>(3 * i));
+    if (choice < 0.55 || live.empty()) {
+      const auto size =
+          static_cast<int64_t>(1 + 5000 * random.uniform(static_cast<uint64_t>(3 * i + 1)));
+      Buffer buffer = memory.allocate(MemoryClass::kScratch, "buffer", kF32, {size});
+      visit(i, buffer.tensor(), true);
+      live.emplace(i, std::move(buffer));
+    } else {
+      auto it = live.begin();
+      std::advance(it, static_cast<int64_t>(random.uniform(static_cast<uint64_t>(3 * i + 2)) *
+                                            static_cast<double>(live.size())));
+      visit(it->first, it->second.tensor(), false);
+      live.erase(it);
+    }
+  }
+}
+
+TEST(Memory, PlacementNeverOverlapsLiveBuffers) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Memory plan(Backend::kPlan);
+    random_program(plan, seed, [](int, const Tensor&, bool) {});
+    Memory memory(Backend::kCpu);
+    memory.adopt_plan(plan);
+    std::map<int, std::pair<std::byte*, std::byte*>> live;
+    random_program(memory, seed, [&](int id, const Tensor& t, bool begins) {
+      if (!begins) {
+        live.erase(id);
+        return;
+      }
+      auto* begin = static_cast<std::byte*>(t.data);
+      auto* end = begin + t.bytes();
+      std::memset(begin, 0, t.bytes());  // inside the pool, or the sanitizer stops here
+      for (const auto& [other, range] : live) {
+        ASSERT_TRUE(end <= range.first || range.second <= begin)
+            << "seed " << seed << ": buffers " << id << " and " << other;
+      }
+      live[id] = {begin, end};
+    });
+    const MemoryReport::Program program = plan.report().programs.at(0);
+    EXPECT_LE(program.pool_bytes, program.peak_bytes * 3 / 2) << "seed " << seed;
+  }
+}
+
+TEST(Memory, OnePoolServesAllPrograms) {
+  Memory plan(Backend::kPlan);
+  small_step(plan, 64);
+  {
+    ProgramScope scope(plan, "validation");
+    const Buffer b = plan.allocate(MemoryClass::kLogits, "logits", kF32, {1000000});
+  }
+  const MemoryReport report = plan.report();
+  ASSERT_EQ(report.programs.size(), 2u);
+  EXPECT_EQ(report.pool_bytes,
+            std::max(report.programs[0].pool_bytes, report.programs[1].pool_bytes));
+}
+
+}  // namespace
+}  // namespace sbtrain

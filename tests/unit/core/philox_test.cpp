@@ -1,0 +1,102 @@
+#include "core/philox.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <set>
+
+namespace sbtrain {
+namespace {
+
+using Counter = std::array<uint32_t, 4>;
+using Key = std::array<uint32_t, 2>;
+
+// kat_vectors of Random123 1.14, "philox4x32 10".
+TEST(Philox, KnownAnswers) {
+  EXPECT_EQ(philox4x32(Counter{0, 0, 0, 0}, Key{0, 0}),
+            (Counter{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  constexpr uint32_t kOnes = 0xffffffff;
+  EXPECT_EQ(philox4x32(Counter{kOnes, kOnes, kOnes, kOnes}, Key{kOnes, kOnes}),
+            (Counter{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox4x32(Counter{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+                       Key{0xa4093822, 0x299f31d0}),
+            (Counter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(Philox, HashIsFnv1a) {
+  EXPECT_EQ(hash_name(""), 0xcbf29ce484222325u);
+  EXPECT_EQ(hash_name("a"), 0xaf63dc4c8601ec8cu);
+  EXPECT_EQ(hash_name("foobar"), 0x85944171f73967e8u);
+}
+
+// Checkpoints and data order depend on these numbers: they may never change.
+TEST(Philox, StreamsAreStable) {
+  const Philox a(1, RandomPurpose::kInit, "layers.0.weight");
+  const Philox b(1, RandomPurpose::kInit, "layers.0.weight");
+  for (uint64_t i : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 40}) {
+    EXPECT_EQ(a.bits64(i), b.bits64(i));
+    EXPECT_EQ(a.bits(i), static_cast<uint32_t>(a.bits64(i) >> 32));
+  }
+}
+
+TEST(Philox, EveryPartOfTheKeySeparatesStreams) {
+  std::set<uint64_t> first;
+  for (const uint64_t seed : {1, 2}) {
+    for (const auto purpose : {RandomPurpose::kInit, RandomPurpose::kSampling}) {
+      for (const char* name : {"a", "b"}) {
+        for (const uint64_t step : {0, 1}) {
+          first.insert(Philox(seed, purpose, name, step).bits64(0));
+        }
+      }
+    }
+  }
+  const Philox stream(1, RandomPurpose::kInit, "a");
+  first.insert(stream.bits64(1));
+  first.insert(stream.bits64(uint64_t{1} << 32));
+  EXPECT_EQ(first.size(), 18u);
+}
+
+double mean_of(int n, const std::function<double(uint64_t)>& f) {
+  double sum = 0;
+  for (int i = 0; i < n; ++i) sum += f(static_cast<uint64_t>(i));
+  return sum / n;
+}
+
+TEST(Philox, UniformMoments) {
+  const Philox random(7, RandomPurpose::kTest, "uniform");
+  constexpr int kCount = 200000;
+  // Bounds are five standard errors of each moment.
+  const double bound = 5 / std::sqrt(static_cast<double>(kCount));
+  EXPECT_NEAR(mean_of(kCount, [&](uint64_t i) { return random.uniform(i); }), 0.5, bound * 0.289);
+  EXPECT_NEAR(mean_of(kCount, [&](uint64_t i) { return std::pow(random.uniform(i), 2); }), 1.0 / 3,
+              bound * 0.298);
+  EXPECT_NEAR(
+      mean_of(kCount, [&](uint64_t i) { return random.uniform(i) * random.uniform(i + 1); }), 0.25,
+      bound * 0.22);
+  for (uint64_t i = 0; i < kCount; ++i) {
+    ASSERT_GE(random.uniform(i), 0.0);
+    ASSERT_LT(random.uniform(i), 1.0);
+  }
+}
+
+TEST(Philox, NormalMoments) {
+  const Philox random(7, RandomPurpose::kTest, "normal");
+  constexpr int kCount = 200000;
+  const double bound = 5 / std::sqrt(static_cast<double>(kCount));
+  const auto moment = [&](int power) {
+    return mean_of(kCount, [&](uint64_t i) { return std::pow(random.normal(i), power); });
+  };
+  EXPECT_NEAR(moment(1), 0, bound);
+  EXPECT_NEAR(moment(2), 1, bound * std::sqrt(2.0));
+  EXPECT_NEAR(moment(3), 0, bound * std::sqrt(15.0));
+  EXPECT_NEAR(moment(4), 3, bound * std::sqrt(96.0));
+  EXPECT_NEAR(mean_of(kCount, [&](uint64_t i) { return random.normal(i) * random.normal(i + 1); }),
+              0, bound);
+  EXPECT_NEAR(
+      mean_of(kCount, [&](uint64_t i) { return std::abs(random.normal(i)) > 1.96 ? 1 : 0; }), 0.05,
+      bound * 0.22);
+}
+
+}  // namespace
+}  // namespace sbtrain

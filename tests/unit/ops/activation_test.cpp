@@ -1,0 +1,108 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ops/ops.h"
+#include "support/tensors.h"
+
+namespace sbtrain {
+namespace {
+
+using test::CpuStream;
+using test::Owned;
+using Values = std::vector<double>;
+
+double sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+// On rows of 2F: silu(gate) * up.
+Values swiglu_rows(const Values& gate_up, size_t inner) {
+  Values y;
+  for (size_t row = 0; row < gate_up.size(); row += 2 * inner) {
+    for (size_t i = 0; i < inner; ++i) {
+      const double gate = gate_up[row + i];
+      y.push_back(gate * sigmoid(gate) * gate_up[row + inner + i]);
+    }
+  }
+  return y;
+}
+
+TEST(Swiglu, MatchesReference) {
+  CpuStream s;
+  for (const auto& [tokens, inner] : {std::pair{1, 1}, {3, 5}, {33, 344}, {200, 131}}) {
+    const Owned x = test::random_normal("x", {tokens, 2 * inner}, 4, 0, 3);
+    const Owned y = test::poisoned({tokens, inner}, 1);
+    ops::swiglu(s, y, x);
+    EXPECT_LE(test::relative_error(y, swiglu_rows(test::to_f64(x), static_cast<size_t>(inner))),
+              1e-6);
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+TEST(Swiglu, SaturatesWithoutNan) {
+  CpuStream s;
+  const Owned x = test::generated({2, 2}, 0, [](int64_t i) { return i % 2 ? 1 : i ? -1e4 : 1e4; });
+  const Owned y = test::poisoned({2, 1});
+  const Owned dx = test::poisoned({2, 2});
+  ops::swiglu(s, y, x);
+  EXPECT_EQ(test::to_f64(y), (Values{1e4, 0}));
+  ops::swiglu_backward(s, dx, test::constant({2, 1}, 1), x);
+  EXPECT_EQ(test::to_f64(dx), (Values{1, 1e4, 0, 0}));
+}
+
+TEST(SwigluBackward, MatchesFiniteDifferences) {
+  CpuStream s;
+  for (const auto& [tokens, inner] : {std::pair{1, 1}, {3, 7}, {9, 33}}) {
+    const Owned x = test::random_normal("x", {tokens, 2 * inner}, 2, 0, 3);
+    const Owned dy = test::random_normal("dy", {tokens, inner}, 1, 0, 1);
+    const Owned dx = test::poisoned({tokens, 2 * inner}, 2);
+    const Values G = test::to_f64(dy);
+    const auto objective = [&, n = static_cast<size_t>(inner)](const Values& v) {
+      const Values y = swiglu_rows(v, n);
+      double sum = 0;
+      for (size_t i = 0; i < y.size(); ++i) sum += y[i] * G[i];
+      return sum;
+    };
+    ops::swiglu_backward(s, dx, dy, x);
+    EXPECT_LE(test::relative_error(dx, test::numeric_gradient(objective, test::to_f64(x))), 1e-6);
+    EXPECT_TRUE(dx.gaps_intact());
+  }
+}
+
+TEST(BiasSigmoid, MatchesReference) {
+  CpuStream s;
+  for (const auto& [tokens, heads] : {std::pair{1, 1}, {5, 3}, {700, 24}}) {
+    const Owned x = test::random_normal("x", {tokens, heads}, 3, 0, 2);
+    const Owned b = test::random_normal("b", {heads});
+    const Owned y = test::poisoned({tokens, heads}, 1);
+    ops::bias_sigmoid(s, y, x, b);
+    Values expected = test::to_f64(x);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      expected[i] = sigmoid(expected[i] + b.f32()[i % static_cast<size_t>(heads)]);
+    }
+    EXPECT_LE(test::relative_error(y, expected), 1e-6);
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+TEST(SigmoidBackward, MatchesFiniteDifferences) {
+  CpuStream s;
+  const Owned x = test::random_normal("x", {11, 3}, 2);
+  const Owned y = test::poisoned({11, 3});
+  const Owned dy = test::random_normal("dy", {11, 3}, 1, 0, 2);
+  const Owned dx = test::poisoned({11, 3}, 1);
+  ops::bias_sigmoid(s, y, x, test::constant({3}, 0.25));
+  ops::sigmoid_backward(s, dx, dy, y);
+  const Values G = test::to_f64(dy);
+  const auto objective = [&](const Values& v) {
+    double sum = 0;
+    for (size_t i = 0; i < v.size(); ++i) sum += G[i] * sigmoid(v[i] + 0.25);
+    return sum;
+  };
+  EXPECT_LE(test::relative_error(dx, test::numeric_gradient(objective, test::to_f64(x))), 1e-6);
+  EXPECT_TRUE(dx.gaps_intact());
+}
+
+}  // namespace
+}  // namespace sbtrain

@@ -1,0 +1,67 @@
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "ops/ops.h"
+#include "support/tensors.h"
+
+namespace sbtrain {
+namespace {
+
+using test::CpuStream;
+using test::Owned;
+
+struct Shape {
+  int64_t tokens, width;
+  int32_t vocab;
+};
+constexpr Shape kShapes[] = {{1, 1, 1}, {9, 5, 7}, {64, 33, 10}, {700, 130, 50}};
+
+TEST(Embedding, ScalesTheRowOfEachToken) {
+  CpuStream s;
+  for (const auto& [tokens, width, vocab] : kShapes) {
+    const Owned ids = test::random_integers("ids", tokens, vocab);
+    const Owned w = test::random_normal("w", {vocab, width});
+    const Owned y = test::poisoned({tokens, width}, 3);
+    ops::embedding(s, y, ids, w, 12.0f);
+    std::vector<double> expected;
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < width; ++i)
+        expected.push_back(12.0 * w.f32()[ids.i32()[t] * width + i]);
+    }
+    EXPECT_LE(test::relative_error(y, expected), 1e-7);
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+TEST(EmbeddingBackward, AddsEveryOccurrence) {
+  CpuStream s;
+  for (const auto& [tokens, width, vocab] : kShapes) {
+    const Owned ids = test::random_integers("ids", tokens, vocab);
+    const Owned dy = test::random_normal("dy", {tokens, width}, 1, 0, 2);
+    const Owned dw = test::random_normal("dw", {vocab, width});
+    std::vector<double> expected = test::to_f64(dw);
+    const std::vector<double> gradient = test::to_f64(dy);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < width; ++i) {
+        expected[static_cast<size_t>(ids.i32()[t] * width + i)] +=
+            0.5 * gradient[static_cast<size_t>(t * width + i)];
+      }
+    }
+    const Owned again(dw);
+    ops::embedding_backward(s, dw, dy, ids, 0.5f);
+    EXPECT_LE(test::relative_error(dw, expected), 1e-6);
+    ops::embedding_backward(s, again, dy, ids, 0.5f);
+    EXPECT_TRUE(test::bitwise_equal(again, dw));
+  }
+}
+
+TEST(Embedding, TokensOutsideTheVocabularyAreRefused) {
+  CpuStream s;
+  const Owned w = test::constant({4, 2}, 1);
+  const Owned y = test::poisoned({2, 2});
+  EXPECT_THROW(ops::embedding(s, y, test::integers({0, 4}), w, 1.0f), Error);
+  EXPECT_THROW(ops::embedding_backward(s, w, y, test::integers({-1, 0}), 1.0f), Error);
+}
+
+}  // namespace
+}  // namespace sbtrain

@@ -1,0 +1,82 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "ops/ops.h"
+#include "support/tensors.h"
+
+namespace sbtrain {
+namespace {
+
+using test::CpuStream;
+using test::Owned;
+using Values = std::vector<double>;
+
+Values rotated(const Values& x, const Owned& positions, int64_t heads, double base, double sign) {
+  const int64_t tokens = positions.tensor().numel();
+  const int64_t cols = static_cast<int64_t>(x.size()) / tokens;
+  const int64_t head_dim = cols / heads;
+  Values y(x.size());
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < head_dim / 2; ++i) {
+        const auto a = static_cast<size_t>(t * cols + h * head_dim + i);
+        const size_t b = a + static_cast<size_t>(head_dim / 2);
+        const double angle =
+            sign * positions.i32()[t] *
+            std::pow(base, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+        y[a] = x[a] * std::cos(angle) - x[b] * std::sin(angle);
+        y[b] = x[b] * std::cos(angle) + x[a] * std::sin(angle);
+      }
+    }
+  }
+  return y;
+}
+
+TEST(Rope, MatchesReferenceAtEveryPosition) {
+  CpuStream s;
+  for (const auto& [heads, head_dim] : {std::pair{1, 2}, {3, 6}, {4, 32}, {2, 128}}) {
+    for (const float base : {10000.0f, 500000.0f}) {
+      const Owned x = test::random_normal("x", {200, heads * head_dim}, 1, 0, 5);
+      const Owned positions = test::random_integers("positions", 200, 65537);
+      const Values before = test::to_f64(x);
+      ops::rope(s, x, positions, {.heads = heads, .base = base});
+      EXPECT_LE(test::relative_error(x, rotated(before, positions, heads, base, 1)), 2e-7);
+      EXPECT_TRUE(x.gaps_intact());
+    }
+  }
+}
+
+TEST(Rope, InverseIsTheGradient) {
+  CpuStream s;
+  const Owned x = test::random_normal("x", {7, 24});
+  const Owned dy = test::random_normal("dy", {7, 24});
+  const Owned positions = test::integers({0, 1, 2, 0, 1, 2, 3});
+  const Values G = test::to_f64(dy);
+  const auto objective = [&](const Values& v) {
+    const Values y = rotated(v, positions, 3, 10000, 1);
+    double sum = 0;
+    for (size_t i = 0; i < y.size(); ++i) sum += y[i] * G[i];
+    return sum;
+  };
+  ops::rope(s, dy, positions, {.heads = 3, .inverse = true});
+  EXPECT_LE(test::relative_error(dy, test::numeric_gradient(objective, test::to_f64(x))), 1e-6);
+}
+
+TEST(Rope, PositionZeroChangesNothing) {
+  CpuStream s;
+  const Owned x = test::random_normal("x", {3, 8});
+  const Owned before(x);
+  ops::rope(s, x, test::integers({0, 0, 0}), {.heads = 2});
+  EXPECT_TRUE(test::bitwise_equal(x, before));
+}
+
+TEST(Rope, OddHeadsAreRefused) {
+  CpuStream s;
+  const Owned x = test::poisoned({2, 9});
+  EXPECT_THROW(ops::rope(s, x, test::integers({0, 1}), {.heads = 3}), Error);
+}
+
+}  // namespace
+}  // namespace sbtrain
