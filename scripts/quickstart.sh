@@ -1,0 +1,173 @@
+#!/usr/bin/env bash
+# From a bare Debian 12 or Ubuntu 24.04 to a small trained language model and a text it wrote.
+#
+#   scripts/quickstart.sh
+#
+# Installs what is missing, builds, fetches English text, trains a tokenizer and the model of
+# configs/tiny_sb.yaml. What is done already is skipped, and an interrupted run continues.
+# Everything it writes lies in build/, corpus/ and runs/ of this checkout.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+
+config=configs/tiny_sb.yaml
+run=runs/tiny_sb
+tokenizer=corpus/tiny.model
+train_data=corpus/tiny_train.h5
+validation_data=corpus/tiny_validation.h5
+text=corpus/text
+python=/usr/bin/python3 # the one that Debian's matplotlib belongs to
+logs=build/quickstart
+sbtrain=build/release/sbtrain
+steps=7
+
+case ${1:-} in
+  '') ;;
+  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+  *) echo "quickstart: takes no arguments" >&2; exit 2 ;;
+esac
+mkdir -p "$logs"
+
+# ---- Announcing steps ------------------------------------------------------------------------
+
+number=0
+current=
+started=0
+announce() {
+  current=$1
+  number=$((number + 1))
+  started=$SECONDS
+  printf '[%d/%d] %s\n' "$number" "$steps" "$current"
+}
+finished() { printf '      %s (%d s)\n' "${1:-done}" $((SECONDS - started)); }
+
+# On a terminal, the last line of what a command prints.
+last_line() {
+  if [ ! -t 1 ]; then
+    cat >/dev/null
+    return
+  fi
+  local line width
+  width=$(($(tput cols 2>/dev/null || echo 80) - 8))
+  while IFS= read -r line; do printf '\r\033[K      %s' "${line:0:width}"; done
+  printf '\r\033[K'
+}
+
+# quietly NAME COMMAND...: the output goes to a log, which is shown when the command fails.
+quietly() {
+  local log=$logs/$1.log
+  shift
+  if ! "$@" 2>&1 | tee "$log" | last_line; then
+    tail -n 30 "$log" >&2
+    printf '\nquickstart: step %d (%s) failed. The log is %s\n' \
+      "$number" "$current" "$root/$log" >&2
+    exit 1
+  fi
+}
+
+# ---- The steps --------------------------------------------------------------------------------
+
+build() {
+  local options=()
+  # A build folder that has the tests keeps them; a new one does without.
+  [ -f build/release/CMakeCache.txt ] || options=(-DSBTRAIN_TESTS=OFF)
+  cmake --preset release --log-level=WARNING "${options[@]}" &&
+    cmake --build build/release --target sbtrain --parallel "$(nproc)"
+}
+
+# make_file FILE COMMAND...: nothing when FILE is there; the commands write it in one piece.
+make_file() {
+  local file=$1
+  shift
+  [ -f "$file" ] || quietly "$(basename "$file")" "$@"
+}
+
+train() {
+  local status=0
+  "$sbtrain" train --config "$config" || status=$?
+  case $status in
+    0) ;;
+    85)
+      printf '\nStopped and saved. Run scripts/quickstart.sh again to continue.\n'
+      exit 85
+      ;;
+    *)
+      printf '\nquickstart: step %d (%s) failed with exit status %d\n' \
+        "$number" "$current" "$status" >&2
+      exit "$status"
+      ;;
+  esac
+}
+
+announce "Installing packages that are missing"
+quietly packages scripts/setup.sh build quickstart
+finished
+
+announce "Building sbtrain (CPU backend, $(nproc) cores; a few minutes the first time)"
+quietly build build
+finished
+built=$SECONDS
+
+announce "Fetching English text: documentation packages of the distribution"
+if [ ! -f "$logs/text" ] || [ ! -d "$text/train" ]; then
+  quietly text "$python" data/fetch_corpus.py --small --output "$text"
+  touch "$logs/text"
+fi
+finished "$(du -sh "$text/train" | cut -f1)B in $text"
+
+announce "Training a tokenizer of 4096 pieces"
+make_file "$tokenizer" "$sbtrain" tokenizer train --input "$text/train" --vocab 4096 \
+  --output "$tokenizer"
+finished "$tokenizer"
+
+announce "Turning the text into tokens"
+make_file "$train_data" "$sbtrain" prepare --tokenizer "$tokenizer" --input "$text/train" \
+  --output "$train_data"
+make_file "$validation_data" "$sbtrain" prepare --tokenizer "$tokenizer" \
+  --input "$text/validation" --output "$validation_data"
+finished "$train_data, $validation_data"
+prepared=$SECONDS
+
+announce "Training $config (at most 3 minutes on 2 cores; Ctrl-C saves and stops)"
+train
+finished
+trained=$SECONDS
+
+announce "Drawing the loss and writing a text"
+quietly plot "$python" scripts/plot_loss.py "$run"
+printf '\n'
+"$sbtrain" generate --checkpoint "$run" --prompt "The kernel" --max-tokens 120 \
+  --temperature 0.8 --top-p 0.95 --seed 1
+printf '\n'
+finished
+
+# ---- Summary ----------------------------------------------------------------------------------
+
+"$python" - "$run/metrics.jsonl" <<'PYTHON'
+import json
+import sys
+
+with open(sys.argv[1]) as file:
+    records = [json.loads(line) for line in file]
+loss = [(r["step"], r["validation/loss"]) for r in records if "validation/loss" in r]
+bits = [r["validation/bits_per_byte"] for r in records if "validation/bits_per_byte" in r]
+(first_step, first), (last_step, last) = loss[0], loss[-1]
+print(f"Validation loss  {first:.3f} -> {last:.3f} nats per token, {100 * (1 - last / first):.0f}% "
+      f"less (step {first_step} -> {last_step})")
+if bits:
+    print(f"                 {bits[0]:.3f} -> {bits[-1]:.3f} bits per byte")
+PYTHON
+cat <<EOF_SUMMARY
+Time             $built s packages and build, $((prepared - built)) s data, $((trained - prepared)) s training, $SECONDS s in all
+
+The model is in $run, its loss curve in $run/loss.png. What to try next:
+
+  $sbtrain generate --checkpoint $run --prompt "The state" --seed 2
+  $sbtrain --config configs/tiny_rope.yaml                 the same model with softmax and RoPE
+  $sbtrain --config $config --name longer --train.lr=2e-3  any key is an option
+  $sbtrain train --config configs/1b_sb.yaml --dry-run     what a 1B model would need
+  $sbtrain --help
+
+README.md says how to train on text of your own.
+EOF_SUMMARY
