@@ -1,0 +1,90 @@
+// Documents into rows of L tokens.
+//
+//   concat    the documents of an epoch one behind the other, and the epochs too, cut every L
+//             tokens. No padding. A document that goes on in the next row is a segment of its own
+//             there: its positions start from 0 and it does not see the part before.
+//   best_fit  documents of up to L tokens stay whole, packed by best fit decreasing (Ding et al.,
+//             arXiv 2404.10830) within a window of the order; longer ones are cut every L tokens
+//             and the rest packed like a document. What a row has left over is padding.
+//
+// Either way each token of a source is in exactly one row of each epoch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/batch.h"
+#include "data/sample_order.h"
+
+namespace sbtrain {
+
+class DocumentStore;
+
+// Tokens [begin, begin + length) of a document; document -1 is padding.
+struct Piece {
+  int64_t document = -1;
+  int64_t begin = 0;
+  int64_t length = 0;
+  bool operator==(const Piece&) const = default;
+};
+
+// One row of a batch, before its tokens are read.
+struct Row {
+  int source = 0;
+  std::vector<Piece> pieces;  // lengths add up to L
+  // What follows the last piece in the stream, when the piece ends its document; -1: nothing.
+  // Only its first token matters, and only when predicting across documents.
+  int64_t next_document = -1;
+  int64_t tokens() const;  // without padding
+};
+
+// Where a source's stream of rows stands. Position counts documents of the epoch's order.
+struct SourceCursor {
+  int64_t epoch = 0;
+  int64_t position = 0;
+  // concat: tokens of that document already used. best_fit: rows already used of the window that
+  // starts there.
+  int64_t offset = 0;
+  bool operator==(const SourceCursor&) const = default;
+};
+
+// What a source's rows are made from. The order depends on the content's hash, not on the path or
+// the place in the list: the same data gives the same order wherever it lies.
+struct RowSource {
+  std::span<const uint64_t> offsets;  // [documents + 1], at least one token in all
+  std::string content_hash;
+  uint64_t seed = 0;
+  int64_t row_tokens = 0;  // L
+};
+
+// An endless stream of rows of one source.
+class Packer {
+ public:
+  virtual ~Packer() = default;
+  virtual Row next() = 0;
+  // A packer made from it goes on with the same rows.
+  virtual SourceCursor cursor() const = 0;
+};
+
+// `packing` is "concat" or "best_fit". Throws ExitCode::kConfig for another, and for a cursor that
+// lies outside of the source.
+std::unique_ptr<Packer> make_packer(const std::string& packing, RowSource source,
+                                    SourceCursor cursor);
+
+// Makes `batch` hold no rows, with room for `tokens` tokens.
+void clear(PackedBatch& batch, int64_t tokens);
+
+// Reads a row's tokens and appends it. Targets are the next token of the same document. The last
+// token of a document has none, or with `predict_across_documents` the first token of the document
+// behind it in the row or stream. Padding is token 0 without a target, in a segment of its own.
+void append_row(PackedBatch& batch, const Row& row, const DocumentStore& store,
+                bool predict_across_documents);
+
+// A segment of `length` padding tokens.
+void append_padding(PackedBatch& batch, int64_t length);
+
+}  // namespace sbtrain

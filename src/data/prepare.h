@@ -1,0 +1,41 @@
+// Text to a document store, on all cores.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "data/document_store.h"
+#include "data/tokenizer.h"
+
+namespace sbtrain {
+
+struct PrepareOptions {
+  std::vector<std::string> inputs;  // files and folders, see TextInput
+  std::string output;
+  bool bos = false;  // documents start with the tokenizer's bos
+  bool eos = true;   // documents end with its eos
+  int threads = 0;   // that encode; 0: one per core
+};
+
+struct PrepareProgress {
+  int64_t bytes = 0;        // of the input files, done
+  int64_t total_bytes = 0;  // of the input files
+  int64_t documents = 0;
+  int64_t tokens = 0;
+};
+
+// Called now and then by the calling thread. Returning false stops the work: prepare throws
+// Interrupted and leaves no output.
+using PrepareReport = std::function<bool(const PrepareProgress&)>;
+
+struct Interrupted {};
+
+// Tokenises the documents, in order, and writes them to options.output; the same input gives the
+// same file for any number of threads. Documents without text are left out. Throws
+// ExitCode::kUsage, kData (a line that is no document, named) and kStorage.
+StoreInfo prepare_documents(const PrepareOptions& options, const Tokenizer& tokenizer,
+                            const PrepareReport& report);
+
+}  // namespace sbtrain

@@ -1,0 +1,86 @@
+// Text to token ids and back, by sentencepiece (Kudo and Richardson, arXiv 1808.06226).
+//
+// Models trained here are byte-fallback BPE without normalisation: decode(encode(x)) == x for
+// every string of bytes x, newlines, tabs and invalid UTF-8 included.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sentencepiece {
+class SentencePieceProcessor;
+}
+
+namespace sbtrain {
+
+class Tokenizer {
+ public:
+  // Loads a sentencepiece model file. Throws ExitCode::kData.
+  explicit Tokenizer(const std::string& path);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  // Thread-safe. No bos or eos is added.
+  std::vector<int32_t> encode(std::string_view text) const;
+  void encode(std::string_view text, std::vector<int32_t>& ids) const;  // appends
+
+  // Control tokens (bos, eos, ...) decode to nothing. The result of a few ids may end inside a
+  // UTF-8 character. Throws ExitCode::kData for an id outside of the vocabulary.
+  std::string decode(std::span<const int32_t> ids) const;
+
+  // The bytes that one token stands for; their sum over a text is the text's length, which makes
+  // bits per byte of nats per token.
+  std::string_view bytes(int32_t id) const;
+  int64_t byte_length(int32_t id) const { return static_cast<int64_t>(bytes(id).size()); }
+
+  int64_t size() const { return static_cast<int64_t>(bytes_.size()); }  // pieces
+  int32_t bos() const { return bos_; }                                  // -1: none
+  int32_t eos() const { return eos_; }                                  // -1: none
+  int32_t unk() const { return unk_; }
+  // decode(encode(x)) == x for every x. False for models with normalisation, a dummy prefix or no
+  // byte fallback, which Tokenizer accepts as well.
+  bool lossless() const { return lossless_; }
+  const std::string& hash() const { return hash_; }  // SHA-256 of the model file, hexadecimal
+  const std::string& path() const { return path_; }
+
+ private:
+  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
+  void encode_valid(std::string_view text, std::vector<int32_t>& ids) const;
+  void encode_bytes(std::string_view bytes, std::vector<int32_t>& ids) const;
+  void read_pieces();
+
+  std::string path_;
+  std::string hash_;
+  std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
+  std::vector<std::string> bytes_;  // of each token
+  std::vector<int32_t> byte_ids_;   // of each byte; empty without byte fallback
+  int32_t bos_ = -1;
+  int32_t eos_ = -1;
+  int32_t unk_ = 0;
+  bool lossless_ = false;
+  bool split_lines_ = false;  // no piece spans a newline: lines can be encoded one by one
+};
+
+struct TokenizerTraining {
+  int64_t vocab = 4096;
+  // Text that is looked at, at most; of more, an even sample of lines. Time and memory grow with
+  // it, quality hardly does.
+  int64_t max_bytes = int64_t{256} << 20;
+  int threads = 0;  // 0: one per core
+};
+
+// Hands out one document after the other; false at the end.
+using NextText = std::function<bool(std::string& text)>;
+
+// Trains a model and writes it to `output`, by way of a temporary file. The same text gives the
+// same model. Throws ExitCode::kUsage for too little text for the vocabulary, kStorage.
+void train_tokenizer(const NextText& next, const TokenizerTraining& options,
+                     const std::string& output);
+
+}  // namespace sbtrain
