@@ -83,7 +83,7 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
   const bool takes_keys = command.get_option_no_throw("--set") != nullptr;
   if (!takes_keys || !word.starts_with("--")) return "";
   const schema::Key* key = schema::find_key_ending(word.substr(2));
-  return key == nullptr ? "" : fmt::format("; did you mean '--{}'?", key->path);
+  return key == nullptr ? "" : fmt::format("; did you mean '--{}'?", schema::short_path(key->path));
 }
 
 [[noreturn]] void fail_usage(const CLI::App& app, const CLI::ParseError& error) {

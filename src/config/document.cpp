@@ -43,6 +43,8 @@ Paths of data, tokenizer and run folder are relative to the working directory.
 
 ## Values
 
+In a list, `*` stands for the index of an item, from 0.
+
 - *integer*: `4096`, `1e12`, `5M`; K, M, G and T are powers of 1000, and the value must be whole.
 - *number*: `0.1`, `1e-3`.
 - *flag*: `true` or `false`.
@@ -58,6 +60,10 @@ std::string pad(int width) {
 std::string default_text(const Key& key) {
   if (key.required) return "required";
   return key.default_value.empty() ? "empty" : key.default_value;
+}
+
+bool quotes_default(const Key& key) {
+  return !key.required && !key.default_value.empty();
 }
 
 // What the value may be: the choices, or type and range.
@@ -78,6 +84,11 @@ std::string parent(const std::string& path) {
 // How the keys inside `section` are prefixed: "train", "stages.*".
 std::string prefix_of(const Key& section) {
   return section.kind == Key::Kind::kList ? section.path + ".*" : section.path;
+}
+
+// How a user would write that prefix.
+std::string title_of(const Key& section) {
+  return section.single ? section.path : prefix_of(section);
 }
 
 // Breaks `text` into lines of at most `width` characters, each after the first indented.
@@ -115,9 +126,10 @@ std::string markdown_table(const std::string& prefix) {
     if (!is_leaf(key) || parent(key.path) != prefix) continue;
     const std::string only =
         key.condition.empty() ? "" : fmt::format(" Only with {}.", key.condition);
-    rows += fmt::format("| `{}` | {} | {} | {} |\n", key.path, escape_cell(value_text(key)),
-                        key.required ? "required" : fmt::format("`{}`", default_text(key)),
-                        escape_cell(key.help + only));
+    rows += fmt::format(
+        "| `{}` | {} | {} | {} |\n", short_path(key.path), escape_cell(value_text(key)),
+        quotes_default(key) ? fmt::format("`{}`", default_text(key)) : default_text(key),
+        escape_cell(key.help + only));
   }
   if (rows.empty()) return "";
   return "\n| key | value | default | meaning |\n|---|---|---|---|\n" + rows;
@@ -128,8 +140,8 @@ std::string help_line(const Key& key) {
   constexpr int kWidth = 100;
   const std::string only =
       key.condition.empty() ? "" : fmt::format(" Only with {}.", key.condition);
-  return fmt::format("  --{}  {} [{}]\n{}{}\n", key.path, value_text(key), default_text(key),
-                     pad(kIndent), wrap(key.help + only, kIndent, kWidth));
+  return fmt::format("  --{}  {} [{}]\n{}{}\n", short_path(key.path), value_text(key),
+                     default_text(key), pad(kIndent), wrap(key.help + only, kIndent, kWidth));
 }
 
 std::string help_group(const std::string& prefix) {
@@ -149,7 +161,7 @@ std::string config_markdown() {
   for (const schema::Key& key : schema::all_keys()) {
     if (schema::is_leaf(key)) continue;
     const std::string prefix = schema::prefix_of(key);
-    text += fmt::format("\n## `{}`\n\n{}\n", prefix, key.help);
+    text += fmt::format("\n## `{}`\n\n{}\n", schema::title_of(key), key.help);
     text += schema::markdown_table(prefix);
   }
   return text;
@@ -163,7 +175,7 @@ std::string config_help() {
   for (const schema::Key& key : schema::all_keys()) {
     if (schema::is_leaf(key)) continue;
     const std::string prefix = schema::prefix_of(key);
-    text += fmt::format("\n{}: {}\n{}", prefix, schema::wrap(key.help, 2, 100),
+    text += fmt::format("\n{}: {}\n{}", schema::title_of(key), schema::wrap(key.help, 2, 100),
                         schema::help_group(prefix));
   }
   return text;
@@ -176,7 +188,7 @@ std::string field_help(std::string_view path) {
   }
   if (schema::is_leaf(*key)) return schema::help_line(*key);
   const std::string prefix = schema::prefix_of(*key);
-  return fmt::format("{}: {}\n{}", prefix, schema::wrap(key->help, 2, 100),
+  return fmt::format("{}: {}\n{}", schema::title_of(*key), schema::wrap(key->help, 2, 100),
                      schema::help_group(prefix));
 }
 

@@ -112,7 +112,8 @@ void describe(V& v, ModelConfig& c) {
   Rule attention = any();
   attention.single = true;
   v.list("attention", c.attention, attention,
-         "The attention module. A list is repeated over the layers: its length divides `layers`.");
+         "The attention module. A list of them (model.attention.0.type, ...) is repeated over the "
+         "layers: its length divides `layers`.");
 }
 
 template <class V>
@@ -221,7 +222,7 @@ void describe(V& v, MetricsConfig& c) {
 template <class V>
 void describe(V& v, Config& c) {
   v.field("name", c.name, any(), "Name of the run.");
-  v.field("out", c.out, any(), "Run folder; empty: runs/<name>.");
+  v.field("out", c.out, any(), "Run folder; empty: a folder of that name in runs/.");
   v.field("seed", c.seed, any(), "Seed of initialisation, data order and sampling.");
   v.field("device", c.device, one_of({"auto", "cpu", "cuda"}),
           "Backend; auto: cuda where there is a GPU.");

@@ -83,17 +83,6 @@ bool matches(const std::vector<std::string>& path, size_t at, const std::vector<
   return false;
 }
 
-// A path without the "*" of lists whose single item needs no index.
-std::string short_path(const std::string& path) {
-  std::string result = path;
-  for (const Key& key : all_keys()) {
-    if (key.single && path.starts_with(key.path + ".*.")) {
-      result = key.path + path.substr(key.path.size() + 2);
-    }
-  }
-  return result;
-}
-
 // The path among `paths`, all of one section, whose last segment is nearest to `word`.
 std::string nearest_last_segment(const std::string& word, const std::vector<std::string>& paths) {
   std::vector<std::string> words;
@@ -146,6 +135,16 @@ std::vector<std::string> split_path(std::string_view path) {
 bool is_index(std::string_view segment) {
   return !segment.empty() && segment.size() <= 6 &&
          std::ranges::all_of(segment, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+std::string short_path(const std::string& path) {
+  std::string result = path;
+  for (const Key& key : all_keys()) {
+    if (key.single && path.starts_with(key.path + ".*.")) {
+      result = key.path + path.substr(key.path.size() + 2);
+    }
+  }
+  return result;
 }
 
 const Key* find_key(std::string_view path) {

@@ -28,6 +28,9 @@ const std::vector<Key>& all_keys();
 // a list that allows it may be named without an index.
 const Key* find_key(std::string_view path);
 
+// `path` without the "*" of a list whose single item needs no index: how a user would write it.
+std::string short_path(const std::string& path);
+
 // The first key whose last segment is `word`; null when there is none.
 const Key* find_key_ending(std::string_view word);
 

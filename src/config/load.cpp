@@ -267,7 +267,7 @@ class Overrider {
       return;
     }
     Value value = parse(*key, change.value, place);
-    Value* target = sources_.clean() ? locate(change.key, place) : nullptr;
+    Value* target = locate(change.key, place);
     if (target != nullptr) merge(*target, std::move(value));
   }
 
@@ -325,12 +325,13 @@ class Overrider {
       value.items.push_back(std::move(only));
     }
     if (value.kind == Value::Kind::kNull) value = make(Value::Kind::kList, place);
-    if (index > value.items.size()) {
-      sources_.problem(place, fmt::format("'{}' has {} items, so {} is the next index", walked,
-                                          value.items.size(), value.items.size()));
+    const size_t count = value.items.size();
+    if (index > count) {
+      sources_.problem(place, fmt::format("'{}' has {} item{}; the next index is {}", walked, count,
+                                          count == 1 ? "" : "s", count));
       return nullptr;
     }
-    if (index == value.items.size()) value.items.push_back(make(Value::Kind::kNull, place));
+    if (index == count) value.items.push_back(make(Value::Kind::kNull, place));
     return &value.items[index];
   }
 
@@ -347,6 +348,7 @@ class Overrider {
 };
 
 Config finish(Value root, const std::vector<Override>& overrides, Sources& sources) {
+  sources.throw_problems();  // of a tree with holes, nothing more can be said
   Overrider overrider(root, sources, sources.count() + 1);
   for (const Override& change : overrides) overrider.apply(change);
 

@@ -126,9 +126,8 @@ class Checker {
     const int64_t tokens = config_.train.tokens_per_step();
     const int64_t warmup = stage.schedule.warmup.steps(tokens);
     if (stage.length.count > 0 && warmup > stage.length.steps(tokens)) {
-      problem(key + ".schedule.warmup", "{} is longer than the stage, {} ({} against {} steps)",
-              to_text(stage.schedule.warmup), to_text(stage.length), warmup,
-              stage.length.steps(tokens));
+      problem(key + ".schedule.warmup", "{} is longer than the stage ({})",
+              to_text(stage.schedule.warmup), to_text(stage.length));
     }
     check_sources(key + ".sources", stage.sources);
     if (stage.sources.empty() && config_.data.sources.empty()) {

@@ -77,12 +77,12 @@ bool parse_whole(std::string_view text, uint64_t& value) {
   return true;
 }
 
-// 1e9 for 1000000000: short and exact.
+// 250e9 for 250000000000: short and exact.
 std::string short_count(int64_t count) {
-  int zeros = 0;
+  int exponent = 0;
   int64_t rest = count;
-  for (; rest != 0 && rest % 10 == 0; rest /= 10) ++zeros;
-  return zeros >= 6 ? fmt::format("{}e{}", rest, zeros) : fmt::format("{}", count);
+  for (; rest != 0 && rest % 1000 == 0; rest /= 1000) exponent += 3;
+  return exponent >= 6 ? fmt::format("{}e{}", rest, exponent) : fmt::format("{}", count);
 }
 
 // The length of the UTF-8 sequence at the start of `text`; 0 when it is malformed.
