@@ -13,10 +13,10 @@ cd "$root"
 
 config=configs/tiny_sb.yaml
 run=runs/tiny_sb
-tokenizer=corpus/tiny.model
-train_data=corpus/tiny_train.h5
-validation_data=corpus/tiny_validation.h5
-text=corpus/text
+text=corpus/text # these four as the configuration names them
+tokenizer=corpus/tokenizer.model
+train_data=corpus/train.h5
+validation_data=corpus/val.h5
 python=/usr/bin/python3 # the one that Debian's matplotlib belongs to
 logs=build/quickstart
 sbtrain=build/release/sbtrain
@@ -76,11 +76,15 @@ build() {
     cmake --build build/release --target sbtrain --parallel "$(nproc)"
 }
 
-# make_file FILE COMMAND...: nothing when FILE is there; the commands write it in one piece.
+# make_file FILE SOURCE COMMAND...: nothing when FILE is there and no older than SOURCE. The
+# commands write a file in one piece, so one that is there is whole.
 make_file() {
-  local file=$1
-  shift
-  [ -f "$file" ] || quietly "$(basename "$file")" "$@"
+  local file=$1 source=$2
+  shift 2
+  if [ ! -f "$file" ] || [ "$source" -nt "$file" ]; then
+    rm -f "$file"
+    quietly "$(basename "$file")" "$@"
+  fi
 }
 
 train() {
@@ -117,14 +121,14 @@ fi
 finished "$(du -sh "$text/train" | cut -f1)B in $text"
 
 announce "Training a tokenizer of 4096 pieces"
-make_file "$tokenizer" "$sbtrain" tokenizer train --input "$text/train" --vocab 4096 \
+make_file "$tokenizer" "$logs/text" "$sbtrain" tokenizer train --input "$text/train" --vocab 4096 \
   --output "$tokenizer"
 finished "$tokenizer"
 
 announce "Turning the text into tokens"
-make_file "$train_data" "$sbtrain" prepare --tokenizer "$tokenizer" --input "$text/train" \
+make_file "$train_data" "$tokenizer" "$sbtrain" prepare --tokenizer "$tokenizer" --input "$text/train" \
   --output "$train_data"
-make_file "$validation_data" "$sbtrain" prepare --tokenizer "$tokenizer" \
+make_file "$validation_data" "$tokenizer" "$sbtrain" prepare --tokenizer "$tokenizer" \
   --input "$text/validation" --output "$validation_data"
 finished "$train_data, $validation_data"
 prepared=$SECONDS
