@@ -1,21 +1,13 @@
 #include "ops/cpu/blas.h"
 
-#include <cblas.h>
 #include <omp.h>
 
 #include <algorithm>
 
+#include "ops/cpu/openblas.h"
+
 namespace sbtrain::ops::cpu {
 namespace {
-
-// Parallelism is ours: OpenBLAS's own threads would wait for each other at every call.
-void use_serial_blas() {
-  static const bool kDone = [] {
-    openblas_set_num_threads(1);
-    return true;
-  }();
-  static_cast<void>(kDone);
-}
 
 // Part boundaries fall on multiples of this, the largest tile side of OpenBLAS's micro-kernels.
 constexpr int64_t kTile = 16;
@@ -65,10 +57,17 @@ void gemm_serial(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int
                  const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
                  int64_t ldc) {
   if (m == 0 || n == 0) return;
-  use_serial_blas();
+  const OpenBlas& blas = openblas();
   const auto i32 = [](int64_t value) { return static_cast<int>(value); };
-  cblas_sgemm(CblasRowMajor, cblas(trans_a), cblas(trans_b), i32(m), i32(n), i32(k), alpha, a,
-              i32(lda), b, i32(ldb), beta, c, i32(ldc));
+  if (m == 1 && trans_a == Transpose::kNo) {  // not worth packing B
+    if (beta == 0.0f) std::fill(c, c + n, 0.0f);
+    const bool by_rows = trans_b == Transpose::kYes;
+    blas.sgemv(CblasRowMajor, by_rows ? CblasNoTrans : CblasTrans, i32(by_rows ? n : k),
+               i32(by_rows ? k : n), alpha, b, i32(ldb), a, 1, beta == 0.0f ? 1.0f : beta, c, 1);
+    return;
+  }
+  blas.sgemm(CblasRowMajor, cblas(trans_a), cblas(trans_b), i32(m), i32(n), i32(k), alpha, a,
+             i32(lda), b, i32(ldb), beta, c, i32(ldc));
 }
 
 void gemm(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k, float alpha,
@@ -81,7 +80,7 @@ void gemm(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k,
     gemm_serial(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
     return;
   }
-  use_serial_blas();
+  openblas();  // loaded here: a failure to load must not be thrown inside the parallel region
   const Grid grid = choose_grid(m, n, parts);
 #pragma omp parallel for schedule(static)
   for (int part = 0; part < grid.rows * grid.cols; ++part) {

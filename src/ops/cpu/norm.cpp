@@ -13,6 +13,13 @@ float dot(const float* a, const float* b, int64_t n) {
   return sum;
 }
 
+float dot(const float* a, const float* b, const float* c, int64_t n) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i] * c[i];
+  return sum;
+}
+
 // Mean and 1 / sqrt(variance + eps) of n channels.
 struct Moments {
   float mean;
@@ -66,10 +73,7 @@ void rmsnorm_backward(Stream& s, Tensor dx_TD, Tensor dw_D, Tensor dy_TD, Tensor
       const float* dy = dy_data + t * dy_TD.row_stride;
       float* dx = dx_data + t * dx_TD.row_stride;
       const float r = inverse_rms(x, width, eps);
-      float projection = 0;
-#pragma omp simd reduction(+ : projection)
-      for (int64_t i = 0; i < width; ++i) projection += dy[i] * w[i] * x[i];
-      const float mean = projection * r / static_cast<float>(width);
+      const float mean = dot(dy, w, x, width) * r / static_cast<float>(width);
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) {
         const float normed = x[i] * r;

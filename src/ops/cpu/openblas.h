@@ -1,0 +1,23 @@
+// OpenBLAS, loaded at run time rather than linked. It chooses its kernels for the processor while
+// it is loaded, and a release older than the processor chooses ones for a Pentium 4 (Prescott),
+// five times slower: Debian 12's does so on Intel's Emerald Rapids. The only way to correct the
+// choice is an environment variable that must be set before the library is there.
+#pragma once
+
+#include <cblas.h>
+
+#include <string>
+
+namespace sbtrain::ops::cpu {
+
+struct OpenBlas {
+  decltype(&cblas_sgemm) sgemm = nullptr;
+  decltype(&cblas_sgemv) sgemv = nullptr;
+  std::string core;  // whose kernels it runs, such as "SkylakeX"
+};
+
+// Single-threaded OpenBLAS, loaded on the first call. OPENBLAS_CORETYPE in the environment wins
+// over the correction. Throws ExitCode::kConfig when the library cannot be loaded.
+const OpenBlas& openblas();
+
+}  // namespace sbtrain::ops::cpu
