@@ -1,0 +1,56 @@
+#include "attention/projections.h"
+
+#include <cmath>
+
+#include "core/error.h"
+#include "ops/ops.h"
+
+namespace sbtrain {
+
+std::vector<TensorSpec> qkv_parameters(const ModelConfig& model) {
+  std::vector<TensorSpec> specs;
+  for (const char* name :
+       {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}) {
+    specs.push_back({.name = name,
+                     .shape = {model.width, model.width},
+                     .storage = {},
+                     .init = Init::normal(model.init_std),
+                     .decay = true,
+                     .fused = !specs.empty()});
+  }
+  return specs;
+}
+
+void project_qkv(Stream& s, Tensor qkv_T3D, Tensor x_TD, const Weights& w) {
+  ops::linear(s, qkv_T3D, x_TD, w.fused(kQProj, 3));
+}
+
+void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_T3D, Tensor x_TD,
+                          const Weights& w) {
+  ops::linear_backward_weight(s, dw.fused(kQProj, 3), dqkv_T3D, x_TD);
+  ops::linear_backward_input(s, dx_TD, dqkv_T3D, w.fused(kQProj, 3));
+}
+
+TokenCache::TokenCache(Memory& memory, std::string_view name, int64_t sequences, int64_t capacity,
+                       int64_t width)
+    : rows_(memory.allocate(MemoryClass::kAttention, name, DType::kF32,
+                            {sequences, capacity, width})) {}
+
+void TokenCache::prefill(Stream& s, int64_t b, Tensor x_TN) {
+  const Tensor& all = rows_;
+  require(x_TN.rows() <= all.shape[1], "a prompt of {} tokens does not fit a cache of {}",
+          x_TN.rows(), all.shape[1]);
+  const Tensor sequence = all.row_range(b, 1).reshaped({all.shape[1], all.shape[2]});
+  ops::copy(s, sequence.row_range(0, x_TN.rows()), x_TN);
+}
+
+void TokenCache::append(Stream& s, Tensor x_BN, const DecodeStep& step) {
+  ops::cache_append(s, rows_, x_BN, step.positions_B);
+}
+
+float logit_scale(const AttentionConfig& config, const ModelConfig& model) {
+  if (config.logit_scale != 0.0) return static_cast<float>(config.logit_scale);
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.head_dim())));
+}
+
+}  // namespace sbtrain

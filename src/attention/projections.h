@@ -1,0 +1,56 @@
+// What modules with one fused query-key-value projection share: its parameters, its backward pass
+// and the cache of keys and values.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "attention/attention.h"
+
+namespace sbtrain {
+
+inline constexpr std::string_view kQProj = "self_attn.q_proj.weight";
+
+// q_proj, k_proj and v_proj, each [D, D], one behind the other.
+std::vector<TensorSpec> qkv_parameters(const ModelConfig& model);
+
+// The columns of a [*, 3D] matrix.
+struct Qkv {
+  explicit Qkv(const Tensor& qkv)
+      : q(qkv.col_range(0, qkv.cols() / 3)),
+        k(qkv.col_range(qkv.cols() / 3, qkv.cols() / 3)),
+        v(qkv.col_range(2 * (qkv.cols() / 3), qkv.cols() / 3)) {}
+  Tensor q, k, v;
+};
+
+void project_qkv(Stream& s, Tensor qkv_T3D, Tensor x_TD, const Weights& w);
+// dx_TD = gradient; the weights' gradients += theirs.
+void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_T3D, Tensor x_TD,
+                          const Weights& w);
+
+// One row of N numbers per token for each of B sequences: [B, C, N].
+class TokenCache {
+ public:
+  TokenCache(Memory& memory, std::string_view name, int64_t sequences, int64_t capacity,
+             int64_t width);
+  const Tensor& tensor() const { return rows_; }
+  // The rows of sequence b's first tokens = x_TN.
+  void prefill(Stream& s, int64_t b, Tensor x_TN);
+  void append(Stream& s, Tensor x_BN, const DecodeStep& step);
+
+ private:
+  Buffer rows_;
+};
+
+class KeyValueCache : public AttentionCache {
+ public:
+  KeyValueCache(Memory& memory, int64_t sequences, int64_t capacity, int64_t width)
+      : k(memory, "key cache", sequences, capacity, width),
+        v(memory, "value cache", sequences, capacity, width) {}
+  TokenCache k, v;
+};
+
+// `logit_scale`, or 1/sqrt(head_dim) where it is 0.
+float logit_scale(const AttentionConfig& config, const ModelConfig& model);
+
+}  // namespace sbtrain

@@ -1,0 +1,238 @@
+// `stickbreaking`: stick-breaking attention (arXiv 2410.17980), which needs no positions, with its
+// options: what becomes of the remainder, head norm, attending to the token itself, a forget gate.
+#include "attention/projections.h"
+#include "attention/registry.h"
+#include "core/error.h"
+#include "ops/ops.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr const char* kRemainderBias = "self_attn.remainder_bias";
+constexpr const char* kHeadNormWeight = "self_attn.head_norm.weight";
+constexpr const char* kHeadNormBias = "self_attn.head_norm.bias";
+constexpr const char* kGateWeight = "self_attn.forget_gate.weight";
+constexpr const char* kGateBias = "self_attn.forget_gate.bias";
+constexpr float kHeadNormEps = 1e-5f;
+constexpr double kGateBiasInit = 4.0;  // sigmoid(4) = 0.98: gates start almost open
+
+struct StickBreakingSaved : AttentionSaved {
+  Buffer qkv_T3D;
+  Buffer rem_HT;
+  Buffer stop_HT;
+  Buffer gate_TH;   // with a forget gate
+  Buffer heads_TD;  // the output before head norm, with head norm
+};
+
+struct StickBreakingCache : KeyValueCache {
+  using KeyValueCache::KeyValueCache;
+  std::unique_ptr<TokenCache> gate;  // with a forget gate
+};
+
+ops::Remainder parse_remainder(const std::string& name) {
+  if (name == "none") return ops::Remainder::kNone;
+  if (name == "value") return ops::Remainder::kValue;
+  if (name == "bias") return ops::Remainder::kBias;
+  fail(ExitCode::kConfig, "model.attention.remainder: '{}' is not one of none, value, bias", name);
+}
+
+class StickBreakingAttention : public Attention {
+ public:
+  StickBreakingAttention(const AttentionConfig& config, const ModelConfig& model)
+      : model_(model),
+        head_norm_(config.head_norm),
+        gated_(config.forget_gate),
+        params_{.heads = static_cast<int>(model.heads),
+                .scale = logit_scale(config, model),
+                .attend_current = config.attend_current,
+                .remainder = parse_remainder(config.remainder),
+                .skip_epsilon = static_cast<float>(config.skip_epsilon)} {}
+
+  std::vector<TensorSpec> parameters() const override {
+    std::vector<TensorSpec> specs = qkv_parameters(model_);
+    const auto add = [&](const char* name, std::vector<int64_t> shape, Init init, bool decay) {
+      specs.push_back({.name = name,
+                       .shape = std::move(shape),
+                       .storage = {},
+                       .init = init,
+                       .decay = decay,
+                       .fused = false});
+    };
+    if (has_bias()) {
+      add(kRemainderBias, {model_.heads, model_.head_dim()}, Init::constant(0.0), false);
+    }
+    if (gated_) {
+      add(kGateWeight, {model_.heads, model_.width}, Init::normal(model_.init_std), true);
+      add(kGateBias, {model_.heads}, Init::constant(kGateBiasInit), false);
+    }
+    if (head_norm_) {
+      add(kHeadNormWeight, {model_.width}, Init::constant(1.0), false);
+      add(kHeadNormBias, {model_.width}, Init::constant(0.0), false);
+    }
+    return specs;
+  }
+
+  std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
+    const auto buffer = [&](const char* name, DType dtype, int64_t rows, int64_t cols) {
+      return memory.allocate(MemoryClass::kAttention, name, dtype, {rows, cols});
+    };
+    auto saved = std::make_unique<StickBreakingSaved>();
+    saved->qkv_T3D = buffer("qkv", DType::kF32, tokens, 3 * model_.width);
+    saved->rem_HT = buffer("remainder", DType::kF32, model_.heads, tokens);
+    saved->stop_HT = buffer("stops", DType::kI32, model_.heads, tokens);
+    if (gated_) saved->gate_TH = buffer("forget gate", DType::kF32, tokens, model_.heads);
+    if (head_norm_) saved->heads_TD = buffer("heads", DType::kF32, tokens, model_.width);
+    return saved;
+  }
+
+  void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
+               const Sequences& sequences) const override {
+    auto& mine = static_cast<StickBreakingSaved&>(saved);
+    const Tensor heads_TD = head_norm_ ? mine.heads_TD.tensor() : mix_TD;
+    project_qkv(s, mine.qkv_T3D, x_TD, w);
+    if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
+    const Qkv x(mine.qkv_T3D);
+    ops::stickbreaking_forward(s,
+                               {.o_THd = heads_TD,
+                                .rem_HT = mine.rem_HT,
+                                .stop_HT = mine.stop_HT,
+                                .q_THd = x.q,
+                                .k_THd = x.k,
+                                .v_THd = x.v,
+                                .gate_TH = mine.gate_TH,
+                                .remainder_bias_Hd = remainder_bias(w)},
+                               sequences, params_);
+    if (head_norm_) normalise(s, mix_TD, heads_TD, w);
+  }
+
+  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
+                Tensor x_TD, const Weights& w, AttentionSaved& saved,
+                const Sequences& sequences) const override {
+    const auto& mine = static_cast<const StickBreakingSaved&>(saved);
+    const int64_t tokens = x_TD.rows();
+    Buffer dheads;
+    Tensor dheads_TD = dmix_TD;
+    if (head_norm_) {
+      dheads = s.scratch("dheads", DType::kF32, {tokens, model_.width});
+      dheads_TD = dheads;
+      ops::head_norm_backward(s, dheads_TD, dw.at(kHeadNormWeight), dw.at(kHeadNormBias), dmix_TD,
+                              mine.heads_TD, w.at(kHeadNormWeight), params_.heads, kHeadNormEps);
+    }
+    const Buffer dqkv = s.scratch("dqkv", DType::kF32, {tokens, 3 * model_.width});
+    Buffer dgate;
+    if (gated_) dgate = s.scratch("dgate", DType::kF32, {tokens, model_.heads});
+    const Qkv x(mine.qkv_T3D);
+    const Qkv dx(dqkv);
+    ops::stickbreaking_backward(s,
+                                {.dq_THd = dx.q,
+                                 .dk_THd = dx.k,
+                                 .dv_THd = dx.v,
+                                 .dgate_TH = dgate,
+                                 .dremainder_bias_Hd = remainder_bias(dw),
+                                 .do_THd = dheads_TD,
+                                 .rem_HT = mine.rem_HT,
+                                 .stop_HT = mine.stop_HT,
+                                 .q_THd = x.q,
+                                 .k_THd = x.k,
+                                 .v_THd = x.v,
+                                 .gate_TH = mine.gate_TH,
+                                 .remainder_bias_Hd = remainder_bias(w)},
+                                sequences, params_);
+    project_qkv_backward(s, dx_TD, dw, dqkv, x_TD, w);
+    if (gated_) gate_backward(s, dx_TD, dw, dgate, mine.gate_TH, x_TD, w);
+  }
+
+  std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
+                                                 int64_t capacity) const override {
+    auto cache = std::make_unique<StickBreakingCache>(memory, sequences, capacity, model_.width);
+    if (gated_) {
+      cache->gate =
+          std::make_unique<TokenCache>(memory, "gate cache", sequences, capacity, model_.heads);
+    }
+    return cache;
+  }
+
+  void prefill(Stream& s, AttentionCache& cache, int64_t b,
+               const AttentionSaved& saved) const override {
+    const auto& from = static_cast<const StickBreakingSaved&>(saved);
+    auto& mine = static_cast<StickBreakingCache&>(cache);
+    const Qkv x(from.qkv_T3D);
+    mine.k.prefill(s, b, x.k);
+    mine.v.prefill(s, b, x.v);
+    if (gated_) mine.gate->prefill(s, b, from.gate_TH);
+  }
+
+  void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
+              const DecodeStep& step) const override {
+    auto& mine = static_cast<StickBreakingCache&>(cache);
+    const int64_t sequences = x_BD.rows();
+    const Buffer qkv = s.scratch("qkv", DType::kF32, {sequences, 3 * model_.width});
+    project_qkv(s, qkv, x_BD, w);
+    const Qkv x(qkv);
+    mine.k.append(s, x.k, step);
+    mine.v.append(s, x.v, step);
+    if (gated_) {
+      const Buffer gate = s.scratch("forget gate", DType::kF32, {sequences, model_.heads});
+      compute_gate(s, gate, x_BD, w);
+      mine.gate->append(s, gate, step);
+    }
+    Buffer heads;
+    if (head_norm_) heads = s.scratch("heads", DType::kF32, {sequences, model_.width});
+    const Tensor heads_BD = head_norm_ ? heads.tensor() : mix_BD;
+    ops::stickbreaking_decode(s,
+                              {.o_BHd = heads_BD,
+                               .q_BHd = x.q,
+                               .k_cache_BCHd = mine.k.tensor(),
+                               .v_cache_BCHd = mine.v.tensor(),
+                               .gate_cache_BCH = gated_ ? mine.gate->tensor() : Tensor(),
+                               .remainder_bias_Hd = remainder_bias(w),
+                               .lengths_B = step.lengths_B},
+                              params_);
+    if (head_norm_) normalise(s, mix_BD, heads_BD, w);
+  }
+
+  double flops_per_token(double keys) const override {
+    return 4.0 * static_cast<double>(model_.width) * keys;
+  }
+
+ private:
+  bool has_bias() const { return params_.remainder == ops::Remainder::kBias; }
+
+  Tensor remainder_bias(const Weights& w) const {
+    return has_bias() ? w.at(kRemainderBias) : Tensor();
+  }
+
+  // f = sigmoid(x W^T + b), in place.
+  void compute_gate(Stream& s, const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
+    ops::linear(s, gate_TH, x_TD, w.at(kGateWeight));
+    ops::bias_sigmoid(s, gate_TH, gate_TH, w.at(kGateBias));
+  }
+
+  void gate_backward(Stream& s, const Tensor& dx_TD, const Weights& dw, const Tensor& dgate_TH,
+                     const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
+    ops::sigmoid_backward(s, dgate_TH, dgate_TH, gate_TH);
+    ops::linear_backward_weight(s, dw.at(kGateWeight), dgate_TH, x_TD);
+    ops::bias_backward(s, dw.at(kGateBias), dgate_TH);
+    ops::linear_backward_input(s, dx_TD, dgate_TH, w.at(kGateWeight), 1.0f, true);
+  }
+
+  void normalise(Stream& s, const Tensor& mix_TD, const Tensor& heads_TD, const Weights& w) const {
+    ops::head_norm(s, mix_TD, heads_TD, w.at(kHeadNormWeight), w.at(kHeadNormBias), params_.heads,
+                   kHeadNormEps);
+  }
+
+  ModelConfig model_;
+  bool head_norm_;
+  bool gated_;
+  ops::StickBreakingParams params_;
+};
+
+}  // namespace
+
+void register_stickbreaking(AttentionRegistry& registry) {
+  registry["stickbreaking"] = [](const AttentionConfig& config, const ModelConfig& model) {
+    return std::make_unique<StickBreakingAttention>(config, model);
+  };
+}
+
+}  // namespace sbtrain
