@@ -280,8 +280,8 @@ CheckpointInfo describe(const fs::path& folder, int64_t step) {
   try {
     info.manifest = read_manifest(folder);
     if (info.manifest.step != step) {
-      fail(ExitCode::kNoCheckpoint, "{}: the manifest is of step {}", folder.string(),
-           info.manifest.step);
+      fail(ExitCode::kNoCheckpoint, "{}: this is the manifest of step {}",
+           (folder / kManifestName).string(), info.manifest.step);
     }
   } catch (const Error& error) {
     info.problem = error.what();
@@ -577,6 +577,8 @@ std::string verify_latest(const fs::path& run) {
   const std::vector<CheckpointInfo> list = list_checkpoints(run);
   if (list.empty()) return "";
   const fs::path path = checkpoints_of(run) / kLatest;
+  std::error_code unreadable;
+  if (!fs::exists(path, unreadable) && !unreadable) return "";  // the first save was cut off
   try {
     const InputFile file(path);
     std::string text(std::min<uint64_t>(file.size(), 64), '\0');

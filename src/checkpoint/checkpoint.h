@@ -159,7 +159,7 @@ class CheckpointReader {
 // Everything wrong with a checkpoint, each naming file and tensor; empty: it is good.
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& folder);
 
-// What is wrong with <run>/checkpoints/latest; empty: nothing, or the run has no checkpoint.
+// What is wrong with <run>/checkpoints/latest; empty: nothing, or there is none.
 std::string verify_latest(const std::filesystem::path& run);
 
 // The newest good checkpoint of a run. Refused ones are logged with the reason (and appended to

@@ -262,7 +262,8 @@ SafetensorsReader::SafetensorsReader(std::filesystem::path path) : path_(std::mo
   input.read(kLengthBytes, text.data(), length);
   data_offset_ = kLengthBytes + length;
 
-  for (const auto& [name, value] : parse_header(file, text).items()) {
+  const json header = parse_header(file, text);
+  for (const auto& [name, value] : header.items()) {
     if (name != kMetadata) {
       entries_.push_back(parse_entry(file, name, value));
       continue;

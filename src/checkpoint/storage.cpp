@@ -113,8 +113,12 @@ void OutputFile::finish() {
   sync_and_close(fd_, path_);
 }
 
+int Storage::injected(std::string_view operation, const fs::path& path) const {
+  return hook_ ? hook_(operation, path) : 0;
+}
+
 void Storage::before(std::string_view operation, const fs::path& path) const {
-  if (hook_) hook_(operation, path);
+  if (const int error = injected(operation, path)) fail_storage(operation, path, error);
 }
 
 OutputFile Storage::create(const fs::path& path) const {
@@ -147,10 +151,14 @@ void Storage::rename(const fs::path& from, const fs::path& to) const {
 }
 
 bool Storage::exchange(const fs::path& a, const fs::path& b) const {
-  before("exchange", a);
-  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
-  if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) return false;
-  fail_storage("replace", b, errno);
+  int error = injected("exchange", a);
+  if (error == 0) {
+    const int result = ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE);
+    if (result == 0) return true;
+    error = errno;
+  }
+  if (error == EINVAL || error == ENOSYS || error == ENOTSUP) return false;
+  fail_storage("replace", b, error);
 }
 
 void Storage::remove_tree(const fs::path& path) const {

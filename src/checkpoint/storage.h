@@ -46,13 +46,13 @@ class FileDescriptor {
   int fd_;
 };
 
-// Sees every operation of a Storage before it happens. Tests throw from it (a full disk) or kill
-// the process in it (a crash at a chosen moment).
-using IoHook = std::function<void(std::string_view operation, const std::filesystem::path& path)>;
+// Sees every operation of a Storage before it happens and returns 0, or the errno that it fails
+// with. Tests simulate a full disk with it, or kill the process at a chosen moment.
+using IoHook = std::function<int(std::string_view operation, const std::filesystem::path& path)>;
 
 class Storage;
 
-// A new file, written from front to back. Not closed by finish(), it is left as it is.
+// A new file, written from front to back. Without finish() nothing is promised about it.
 class OutputFile {
  public:
   void write(const void* data, size_t bytes);
@@ -89,6 +89,7 @@ class Storage {
 
  private:
   friend class OutputFile;
+  int injected(std::string_view operation, const std::filesystem::path& path) const;
   void before(std::string_view operation, const std::filesystem::path& path) const;
   IoHook hook_;
 };

@@ -1,0 +1,414 @@
+#include "checkpoint/checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <random>
+
+#include "fixtures.h"
+#include "parallel/communicator.h"
+
+namespace sbtrain {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace sbtrain::test;  // NOLINT
+
+fs::path shard_path(const fs::path& folder) {
+  return folder / "rank-00000-of-00001.safetensors";
+}
+
+TEST(Checkpoint, RoundTripIsBitwise) {
+  TemporaryFolder run;
+  const fs::path folder = save_step(run.path(), 100);
+  EXPECT_EQ(folder.filename(), "step-00000100");
+  EXPECT_EQ(read_file(run.path() / "checkpoints" / "latest"), "step-00000100\n");
+  const CheckpointReader reader(folder);
+  expect_content(reader, 100);
+  EXPECT_EQ(reader.names(TensorKind::kAdamV).size(), test_tensors().size());
+  EXPECT_TRUE(verify_checkpoint(folder).empty());
+  EXPECT_TRUE(verify_latest(run.path()).empty());
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000100"}));
+}
+
+TEST(Checkpoint, PartialReadsAndMisuse) {
+  TemporaryFolder run;
+  const CheckpointReader reader(save_step(run.path(), 1));
+  const NamedShape& tensor = test_tensors()[0];
+  for (const auto& [begin, end] :
+       {std::pair<int64_t, int64_t>{0, 0}, {5, 6}, {10, 300}, {407, 407}}) {
+    std::vector<float> values(static_cast<size_t>(end - begin));
+    reader.read(TensorKind::kAdamM, tensor.name, begin, end, values.data());
+    EXPECT_TRUE(same_bits(values, test_values(1, TensorKind::kAdamM, tensor, begin, end)));
+  }
+  float sink = 0;
+  const auto read = [&](const char* name, int64_t begin, int64_t end) {
+    return error_of(ExitCode::kNoCheckpoint,
+                    [&] { reader.read(TensorKind::kModel, name, begin, end, &sink); });
+  };
+  EXPECT_NE(read("model.absent", 0, 1).find("model.absent"), std::string::npos);
+  EXPECT_NE(read(tensor.name, -1, 0).find(tensor.name), std::string::npos);
+  EXPECT_NE(read(tensor.name, 407, 408).find(tensor.name), std::string::npos);
+  EXPECT_NE(read(tensor.name, 2, 1).find(tensor.name), std::string::npos);
+}
+
+TEST(Checkpoint, PythonReadsAShard) {
+  if (!fs::exists("/usr/bin/python3")) GTEST_SKIP() << "no /usr/bin/python3";
+  TemporaryFolder run;
+  const fs::path folder = save_step(run.path(), 3);
+  Process python({"/usr/bin/python3", SBTRAIN_CHECK_SCRIPT, shard_path(folder)}, run / "log");
+  EXPECT_EQ(python.wait(), 0) << python.output();
+  EXPECT_NE(python.output().find("model/model.embed_tokens.weight F32 [37, 11]"),
+            std::string::npos);
+}
+
+// Storage rows of 8, logical rows of 5: a snapshot holds the logical elements alone.
+TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
+  constexpr int64_t kRows = 6;
+  constexpr int64_t kCols = 5;
+  constexpr int64_t kStride = 8;
+  std::vector<float> storage(kRows * kStride, -1.0F);
+  for (int64_t i = 0; i < kRows * kCols; ++i) {
+    storage[i / kCols * kStride + i % kCols] = static_cast<float>(i);
+  }
+  for (const auto& [begin, end] :
+       {std::pair<int64_t, int64_t>{0, 30}, {3, 27}, {5, 10}, {7, 8}, {4, 6}, {9, 9}}) {
+    const int64_t at = begin / kCols * kStride + begin % kCols;
+    const TensorShard shard{TensorKind::kModel,  "w",    {kRows, kCols}, begin, end,
+                            storage.data() + at, kStride};
+    Snapshot snapshot = test_snapshot(1);
+    copy_tensors(std::span(&shard, 1), snapshot);
+    ASSERT_EQ(snapshot.tensors.size(), 1U);
+    for (int64_t i = begin; i < end; ++i) {
+      EXPECT_EQ(snapshot.tensors[0].values[i - begin], static_cast<float>(i));
+    }
+  }
+  const TensorShard whole{TensorKind::kModel, "w", {kRows, kCols}, 0, 30, storage.data(), kStride};
+  Snapshot snapshot;
+  copy_tensors(std::span(&whole, 1), snapshot);
+  const float* before = snapshot.tensors[0].values.data();
+  copy_tensors(std::span(&whole, 1), snapshot);
+  EXPECT_EQ(snapshot.tensors[0].values.data(), before) << "buffers are reused";
+
+  TemporaryFolder run;
+  const CheckpointReader reader(
+      save_checkpoint(Storage(), run.path(), snapshot, RankGroup{}, 1).folder);
+  std::vector<float> back(kRows * kStride, -1.0F);
+  reader.read(TensorKind::kModel, "w", 0, 30, back.data(), kStride);
+  EXPECT_EQ(back, storage);
+  std::vector<float> part(kRows * kStride, -1.0F);
+  reader.read(TensorKind::kModel, "w", 7, 22, part.data() + kStride + 2, kStride);
+  for (int64_t i = 7; i < 22; ++i) {
+    EXPECT_EQ(part[i / kCols * kStride + i % kCols], static_cast<float>(i));
+  }
+  EXPECT_EQ(std::count(part.begin(), part.end(), -1.0F), kRows * kStride - 15);
+}
+
+TEST(Checkpoint, AnyWorldReadsAnyWorld) {
+  TemporaryFolder run;
+  const auto save = [&](int64_t step, int world) {
+    run_ranks(world, [&](const RankGroup& group) {
+      save_checkpoint(Storage(), run.path(), test_snapshot(step, group.rank, world), group, 10);
+    });
+  };
+  const auto expect_shards = [&](int64_t step, int world) {
+    const auto reader = open_newest(run.path());
+    ASSERT_TRUE(reader);
+    EXPECT_EQ(reader->manifest().step, step);
+    for (int rank = 0; rank < world; ++rank) {
+      for (const SnapshotTensor& tensor : test_snapshot(step, rank, world).tensors) {
+        std::vector<float> values(tensor.values.size());
+        reader->read(tensor.kind, tensor.name, tensor.begin, tensor.end, values.data());
+        EXPECT_TRUE(same_bits(values, tensor.values)) << tensor.name;
+      }
+    }
+  };
+  int64_t step = 10;
+  for (const int world : {4, 2, 4, 1, 3}) {
+    save(step, world);
+    for (const int readers : {1, 2, 3, 4, 7}) expect_shards(step, readers);
+    expect_content(*open_newest(run.path()), step);
+    EXPECT_EQ(open_newest(run.path())->manifest().world, world);
+    ++step;
+  }
+}
+
+TEST(Checkpoint, CommunicatorMakesAGroup) {
+  const auto communicator = make_single_process();
+  const RankGroup group = make_rank_group(*communicator);
+  EXPECT_EQ(group.world, 1);
+  EXPECT_EQ(group.exchange("x"), std::vector<std::string>{"x"});
+}
+
+TEST(Checkpoint, AFailingRankFailsAll) {
+  TemporaryFolder run;
+  save_step(run.path(), 1);
+  std::atomic<int> failed = 0;
+  run_ranks(4, [&](const RankGroup& group) {
+    const Storage storage([&](std::string_view operation, const fs::path&) {
+      return group.rank == 2 && operation == "write" ? ENOSPC : 0;
+    });
+    const std::string message = error_of(ExitCode::kStorage, [&] {
+      save_checkpoint(storage, run.path(), test_snapshot(2, group.rank, 4), group, 1);
+    });
+    if (message.find("rank 2") != std::string::npos) ++failed;
+  });
+  EXPECT_EQ(failed, 4);
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000001"}));
+  expect_content(*open_newest(run.path()), 1);
+}
+
+TEST(Checkpoint, RetentionKeepsTheNewest) {
+  TemporaryFolder run;
+  for (int64_t step = 1; step <= 5; ++step) save_step(run.path(), step, 2);
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000004", "step-00000005"}));
+  save_step(run.path(), 6, 0);  // never fewer than one
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000006"}));
+}
+
+TEST(Checkpoint, DamagedOnesDoNotCountAsKept) {
+  TemporaryFolder run;
+  for (int64_t step = 1; step <= 4; ++step) save_step(run.path(), step, 3);
+  rewrite(run.path() / "checkpoints/step-00000004/manifest.json", "");
+  save_step(run.path(), 5, 3);  // 5, 3, 2 are good; 4 lies between them
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000002", "step-00000003", "step-00000004",
+                                      "step-00000005"}));
+  for (int64_t step = 6; step <= 7; ++step) save_step(run.path(), step, 3);
+  EXPECT_EQ(
+      folder_names(run.path() / "checkpoints"),
+      (std::vector<std::string>{"latest", "step-00000005", "step-00000006", "step-00000007"}));
+}
+
+// After going back to step 1, step 2 of the new branch is newer than step 9 of the old one.
+TEST(Checkpoint, NewestIsTheLastSaved) {
+  TemporaryFolder run;
+  for (const int64_t step : {1, 5, 9, 2}) save_step(run.path(), step);
+  expect_content(*open_newest(run.path()), 2);
+  EXPECT_EQ(list_checkpoints(run.path()).size(), 4U);
+  EXPECT_EQ(read_file(run.path() / "checkpoints/latest"), "step-00000002\n");
+}
+
+TEST(Checkpoint, SavingAStepAgainReplacesItInOneStep) {
+  for (const int error : {0, EINVAL}) {  // with and without a file system that can exchange
+    TemporaryFolder run;
+    const Storage storage([&](std::string_view operation, const fs::path&) {
+      return operation == "exchange" ? error : 0;
+    });
+    const fs::path folder = save_step(run.path(), 7);
+    Snapshot other = test_snapshot(7);
+    other.state_json = "{}";
+    save_checkpoint(storage, run.path(), other, RankGroup{}, 3);
+    EXPECT_EQ(CheckpointReader(folder).state_json(), "{}");
+    EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+              (std::vector<std::string>{"latest", "step-00000007"}));
+    EXPECT_EQ(open_newest(run.path())->manifest().sequence, 2);
+  }
+}
+
+TEST(Checkpoint, LeftoversAreRemoved) {
+  TemporaryFolder run;
+  save_step(run.path(), 1);
+  const fs::path parent = run.path() / "checkpoints";
+  fs::copy(parent / "step-00000001", parent / "step-00000002.tmp", fs::copy_options::recursive);
+  fs::create_directory(parent / "step-notes");
+  fs::create_directory(parent / "mine.tmp");
+  rewrite(parent / "latest.tmp", "x");
+  expect_content(*open_newest(run.path()), 1);  // never taken for a checkpoint
+  clean_up_checkpoints(Storage(), run.path());
+  EXPECT_EQ(folder_names(parent),
+            (std::vector<std::string>{"latest", "mine.tmp", "step-00000001", "step-notes"}));
+}
+
+TEST(Checkpoint, SetAsideIsFoundAndPutBack) {
+  TemporaryFolder run;
+  save_step(run.path(), 1);
+  const fs::path parent = run.path() / "checkpoints";
+  fs::rename(parent / "step-00000001", parent / "step-00000001.old");
+  expect_content(*open_newest(run.path()), 1);
+  clean_up_checkpoints(Storage(), run.path());
+  expect_content(CheckpointReader(parent / "step-00000001"), 1);
+}
+
+TEST(Checkpoint, ResumeChoices) {
+  TemporaryFolder run;
+  EXPECT_FALSE(resume_checkpoint(run.path(), "auto"));
+  error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), run.path().string()); });
+  error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), "/does/not/exist"); });
+  const fs::path one = save_step(run.path(), 1);
+  save_step(run.path(), 2);
+  EXPECT_FALSE(resume_checkpoint(run.path(), "none"));
+  EXPECT_EQ(resume_checkpoint(run.path(), "auto")->manifest().step, 2);
+  EXPECT_EQ(resume_checkpoint(run.path(), one.string())->manifest().step, 1);
+  EXPECT_EQ(resume_checkpoint(run.path(), one.string() + "/")->manifest().step, 1);
+  EXPECT_EQ(resume_checkpoint(run.path(), run.path().string())->manifest().step, 2);
+  rewrite(one / "manifest.json", "");
+  const std::string message =
+      error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), one.string()); });
+  EXPECT_NE(message.find("manifest.json"), std::string::npos);
+  EXPECT_EQ(resume_checkpoint(run.path(), "auto")->manifest().step, 2);
+}
+
+TEST(Checkpoint, NoneLeftIsAnError) {
+  TemporaryFolder run;
+  for (const int64_t step : {1, 2}) write_file(save_step(run.path(), step) / "state.json", "{");
+  const std::string message =
+      error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), "auto"); });
+  EXPECT_NE(message.find("step-00000001/state.json"), std::string::npos) << message;
+  EXPECT_NE(message.find("step-00000002/state.json"), std::string::npos) << message;
+}
+
+// The shards together must hold every element once, whatever the checksums say.
+TEST(Checkpoint, MissingAndDoubledRangesAreRefused) {
+  for (const bool doubled : {false, true}) {
+    TemporaryFolder run;
+    run_ranks(2, [&](const RankGroup& group) {
+      Snapshot snapshot = test_snapshot(1, group.rank, 2);
+      SnapshotTensor& tensor = snapshot.tensors[0];
+      if (group.rank == 1 && doubled) {
+        tensor.begin -= 1;
+        tensor.values.insert(tensor.values.begin(), 0.0F);
+      } else if (group.rank == 1) {
+        tensor.begin += 1;
+        tensor.values.erase(tensor.values.begin());
+      }
+      save_checkpoint(Storage(), run.path(), snapshot, group, 1);
+    });
+    const std::string message = error_of(ExitCode::kNoCheckpoint, [&] { open_newest(run.path()); });
+    EXPECT_NE(message.find("model/model.embed_tokens.weight"), std::string::npos) << message;
+  }
+}
+
+// ---- damage
+
+class Damage : public testing::Test {
+ protected:
+  void SetUp() override {
+    old_ = save_step(run_.path(), 100);
+    new_ = save_step(run_.path(), 200);
+  }
+
+  // The damaged file is named and the older checkpoint is taken, before any value is read.
+  void expect_refused(const std::string& file) {
+    std::vector<std::string> refused;
+    const auto reader = open_newest(run_.path(), &refused);
+    ASSERT_TRUE(reader);
+    ASSERT_EQ(reader->manifest().step, 100) << file;
+    ASSERT_EQ(refused.size(), 1U);
+    ASSERT_NE(refused[0].find("step-00000200/" + file), std::string::npos) << refused[0];
+    ASSERT_FALSE(verify_checkpoint(new_).empty());
+  }
+
+  TemporaryFolder run_;
+  fs::path old_;
+  fs::path new_;
+};
+
+TEST_F(Damage, TruncatedFilesAreRefused) {
+  for (const std::string& file : folder_names(new_)) {
+    const std::string good = read_file(new_ / file);
+    for (const size_t size : {size_t{0}, good.size() / 2, good.size() - 1}) {
+      rewrite(new_ / file, good.substr(0, size));
+      expect_refused(file);
+    }
+    rewrite(new_ / file, good + "x");
+    expect_refused(file);
+    fs::remove(new_ / file);
+    expect_refused(file);
+    rewrite(new_ / file, good);
+    EXPECT_EQ(open_newest(run_.path())->manifest().step, 200);
+  }
+}
+
+TEST_F(Damage, FlippedBitsAreRefused) {
+  std::mt19937 random(3);
+  for (const std::string& file : folder_names(new_)) {
+    const std::string good = read_file(new_ / file);
+    const int flips = std::min<int>(400, static_cast<int>(good.size()) * 8);
+    for (int i = 0; i < flips; ++i) {
+      const size_t bit = random() % (good.size() * 8);
+      std::string bad = good;
+      bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
+      rewrite(new_ / file, bad);
+      expect_refused(file);
+      if (HasFatalFailure()) FAIL() << "bit " << bit << " of " << file;
+    }
+    rewrite(new_ / file, good);
+  }
+  expect_content(*open_newest(run_.path()), 200);
+}
+
+TEST_F(Damage, EveryBitOfTheManifestCounts) {
+  const std::string good = read_file(new_ / "manifest.json");
+  for (size_t bit = 0; bit < good.size() * 8; ++bit) {
+    std::string bad = good;
+    bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
+    EXPECT_THROW(parse_manifest(bad, "manifest.json"), Error) << "bit " << bit;
+  }
+  EXPECT_EQ(parse_manifest(good, "manifest.json").step, 200);
+}
+
+TEST_F(Damage, ADamagedTensorIsNamed) {
+  const fs::path path = shard_path(new_);
+  const SafetensorsReader shard(path);
+  const SafetensorsEntry& entry = shard.at("adam_v/model.layers.0.mlp.up");
+  std::string text = read_file(path);
+  text[shard.data_offset() + entry.begin + 5] ^= 1;
+  rewrite(path, text);
+  const std::vector<std::string> problems = verify_checkpoint(new_);
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_NE(problems[0].find("(adam_v/model.layers.0.mlp.up)"), std::string::npos) << problems[0];
+}
+
+TEST_F(Damage, FilesOfAnotherCheckpointAreRefused) {
+  for (const std::string& file : folder_names(new_)) {
+    if (file == "config.yaml") continue;  // the same in both
+    const std::string good = read_file(new_ / file);
+    rewrite(new_ / file, read_file(old_ / file));
+    expect_refused(file);
+    rewrite(new_ / file, good);
+  }
+}
+
+// `latest` is for people and scripts: damage is reported and cannot mislead a resume.
+TEST_F(Damage, LatestIsNotTrusted) {
+  const fs::path path = run_.path() / "checkpoints" / "latest";
+  const std::string good = read_file(path);
+  std::vector<std::string> bad = {"", good.substr(0, good.size() / 2),
+                                  good.substr(0, good.size() - 1), "../../etc/passwd\n"};
+  for (size_t bit = 0; bit < good.size() * 8; ++bit) {
+    bad.push_back(good);
+    bad.back()[bit / 8] = static_cast<char>(good[bit / 8] ^ (1 << bit % 8));
+  }
+  for (const std::string& text : bad) {
+    rewrite(path, text);
+    std::vector<std::string> refused;
+    ASSERT_EQ(open_newest(run_.path(), &refused)->manifest().step, 200);
+    ASSERT_EQ(refused.size(), 1U) << text;
+    ASSERT_NE(refused[0].find("latest"), std::string::npos);
+    ASSERT_FALSE(verify_latest(run_.path()).empty());
+  }
+}
+
+TEST_F(Damage, OtherFormatsAreRefused) {
+  const std::string good = read_file(new_ / "manifest.json");
+  const auto refusal = [&](const std::string& from, const std::string& to) {
+    std::string body = good.substr(0, good.rfind(",\n\"sha256\""));
+    body.replace(body.find(from), from.size(), to);
+    const std::string text = body + ",\n\"sha256\": \"" + sha256_hex(body) + "\"\n}\n";
+    return error_of(ExitCode::kNoCheckpoint, [&] { parse_manifest(text, "manifest.json"); });
+  };
+  EXPECT_NE(refusal("\"version\": 1", "\"version\": 2").find("version 2"), std::string::npos);
+  EXPECT_NE(refusal("sbtrain checkpoint", "other").find("not an sbtrain"), std::string::npos);
+  EXPECT_NE(refusal("\"step\": 200", "\"stop\": 200").find("step"), std::string::npos);
+  EXPECT_NE(refusal("\"state.json\"", "\"../state.json\"").find("file name"), std::string::npos);
+  EXPECT_NE(refusal("\"range\": [0, 407]", "\"range\": [0, 408]").find("range"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sbtrain
