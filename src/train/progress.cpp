@@ -45,13 +45,16 @@ std::string draw(const Field& field, const ProgressStyle& style) {
   return text;
 }
 
-std::vector<Field> make_fields(const ProgressState& s) {
+std::vector<Field> make_fields(const ProgressState& s, bool plain) {
   std::vector<Field> fields;
   if (s.total_steps > 0) {
     const int percent = static_cast<int>(100 * s.step / s.total_steps);
     fields.push_back({"", fmt::format("{:3}%", percent), "", 1});
   }
-  fields.push_back({"step", fmt::format("{}/{}", s.step, s.total_steps), "", 0});
+  // Padded, so that nothing moves while numbers grow.
+  const std::string total = std::to_string(s.total_steps);
+  fields.push_back(
+      {plain ? "step" : "", fmt::format("{:>{}}/{}", s.step, total.size(), total), "", 0});
   const auto add = [&](bool known, Field field) {
     if (known) fields.push_back(std::move(field));
   };
@@ -59,13 +62,17 @@ std::vector<Field> make_fields(const ProgressState& s) {
   add(s.step > 0, {"loss", fmt::format("{:.4f}", s.loss), "", 0});
   add(!std::isnan(s.lr), {"lr", fmt::format("{:.2e}", s.lr), "", 4});
   add(!std::isnan(s.grad_norm), {"norm", fmt::format("{:.2f}", s.grad_norm), "", 5});
-  add(std::isfinite(s.tokens_per_second), {"", format_count(s.tokens_per_second), "tok/s", 3});
+  add(std::isfinite(s.tokens_per_second),
+      {"", fmt::format("{:>5}", format_count(s.tokens_per_second)), "tok/s", 3});
   add(std::isfinite(s.mfu), {"MFU", fmt::format("{:.1f}%", 100 * s.mfu), "", 6});
   add(std::isfinite(s.seconds_left), {"eta", format_seconds(s.seconds_left), "", 2});
   return fields;
 }
 
 constexpr size_t kGap = 2;  // columns between fields
+constexpr size_t kSmallestBar = 10;
+constexpr size_t kLargestBar = 30;
+constexpr int kLastBeforeBar = 4;  // fields of a higher rank give way to the bar
 
 size_t total_width(const std::vector<Field>& fields) {
   size_t width = 0;
@@ -73,13 +80,20 @@ size_t total_width(const std::vector<Field>& fields) {
   return width - kGap;
 }
 
-void drop_least_important(std::vector<Field>& fields, size_t room) {
+// Leaves out fields of a rank above `keep`, the highest rank first, until the rest fits.
+void drop_fields(std::vector<Field>& fields, size_t room, int keep) {
   while (total_width(fields) > room) {
     const auto last = std::max_element(fields.begin(), fields.end(),
                                        [](const auto& a, auto& b) { return a.rank < b.rank; });
-    if (last->rank == 0) return;
+    if (last->rank <= keep) return;
     fields.erase(last);
   }
+}
+
+// Columns of the bar: a multiple of five, so that it does not change with every field's width.
+size_t bar_width(size_t room, size_t used) {
+  if (room < used + kSmallestBar) return 0;
+  return std::min((room - used) / 5 * 5, kLargestBar);
 }
 
 std::string draw_bar(double done, int cells, const ProgressStyle& style) {
@@ -174,7 +188,7 @@ void for_each_progress_sink(Visit visit) {
 }  // namespace
 
 std::string format_seconds(double seconds) {
-  const auto total = static_cast<int64_t>(std::max(0.0, seconds) + 0.5);
+  const auto total = static_cast<int64_t>(std::llround(std::clamp(seconds, 0.0, 1e15)));
   const int64_t days = total / 86400;
   const int64_t hours = total / 3600 % 24;
   const int64_t minutes = total / 60 % 60;
@@ -191,19 +205,15 @@ std::string format_count(double count) {
 }
 
 std::string progress_line(const ProgressState& state, const ProgressStyle& style) {
-  constexpr size_t kSmallestBar = 8;
-  constexpr size_t kLargestBar = 30;
-  std::vector<Field> fields = make_fields(state);
-  const size_t room =
-      style.width > 0 ? static_cast<size_t>(std::max(style.width - 1, 1)) : SIZE_MAX;
-  drop_least_important(fields, room);
+  const bool bounded = style.width > 0;
+  std::vector<Field> fields = make_fields(state, !bounded);
+  const size_t room = bounded ? static_cast<size_t>(std::max(style.width - 1, 1)) : SIZE_MAX;
+  const bool has_bar = bounded && state.total_steps > 0 && room > kSmallestBar + kGap;
+  if (has_bar) drop_fields(fields, room - kSmallestBar - kGap, kLastBeforeBar);
+  drop_fields(fields, room, 0);
+  const size_t bar = has_bar ? bar_width(room, total_width(fields) + kGap) : 0;
 
   std::string line;
-  const size_t used = total_width(fields) + kGap;
-  size_t bar = 0;
-  if (style.width > 0 && state.total_steps > 0 && room >= used + kSmallestBar) {
-    bar = std::min(room - used, kLargestBar);
-  }
   for (size_t i = 0; i < fields.size(); ++i) {
     if (i > 0) line.append(kGap, ' ');
     line += draw(fields[i], style);

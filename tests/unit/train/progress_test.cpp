@@ -54,7 +54,7 @@ TEST(ProgressLine, UnknownValuesAreNotShown) {
   state.step = 1;
   state.total_steps = 10;
   state.loss = 8.5;
-  EXPECT_EQ(progress_line(state, {}), " 10%  step 1/10  loss 8.5000");
+  EXPECT_EQ(progress_line(state, {}), " 10%  step  1/10  loss 8.5000");
 }
 
 TEST(ProgressLine, ALossThatIsNotANumberIsShown) {
@@ -77,6 +77,11 @@ TEST(ProgressLine, FitsEveryWidthInEveryStyle) {
       }
     }
   }
+}
+
+TEST(ProgressLine, EightyColumnsHoldABarAndWhatMattersMost) {
+  EXPECT_EQ(progress_line(make_state(), {.width = 80}),
+            " 41%  ====------  1240/3000  loss 4.2135  lr 9.80e-04  12.9k tok/s  eta 2:13");
 }
 
 TEST(ProgressLine, TheBarGrowsWithTheStep) {
@@ -117,7 +122,7 @@ TEST(Progress, AFileGetsPlainLines) {
   close(ends[0]);
   EXPECT_FALSE(contains(text, "\x1b"));
   EXPECT_FALSE(contains(text, "\r"));
-  EXPECT_TRUE(contains(text, "  0%  step 1/3000"));
+  EXPECT_TRUE(contains(text, "  0%  step    1/3000"));
   EXPECT_TRUE(contains(text, "100%  step 3000/3000"));
   EXPECT_TRUE(contains(text, "validation  loss 3.0\n"));
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);  // first, last, validation
@@ -157,7 +162,7 @@ TEST(Progress, ATerminalLineIsRedrawnInPlace) {
     EXPECT_EQ(first.rfind('\r', 0), 0U);
     EXPECT_FALSE(contains(first, "\n"));
     EXPECT_TRUE(contains(first, "1/3000"));
-    EXPECT_EQ(columns(first), 120);  // the line and its carriage return
+    EXPECT_LE(columns(first), 120);  // the line and its carriage return
     for (int64_t step = 2; step < 100; ++step) progress.update(make_state(step));
     EXPECT_LT(terminal.shown().size(), 20 * first.size());  // not one redraw per step
 
