@@ -140,7 +140,15 @@ int report(ExitCode code, const char* prefix, const char* message) noexcept {
 }  // namespace
 
 void add_subcommands(CLI::App& app, Action& action) {
+  add_train(app, action);
+  add_tokenizer(app, action);
+  add_prepare(app, action);
+  add_data(app, action);
+  add_ckpt(app, action);
+  add_generate(app, action);
+  add_eval(app, action);
   add_config(app, action);
+  add_bench(app, action);
 }
 
 std::vector<std::string> normalize_arguments(const std::vector<std::string>& arguments) {

@@ -1,0 +1,57 @@
+#include "eval/perplexity.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/error.h"
+#include "data/document_store.h"
+
+namespace sbtrain {
+
+double Perplexity::loss() const {
+  return tokens > 0 ? loss_sum / static_cast<double>(tokens)
+                    : std::numeric_limits<double>::quiet_NaN();
+}
+
+HeldOut::HeldOut(const HeldOutOptions& options) {
+  double all_tokens = 0;
+  for (const std::string& path : options.paths) {
+    all_tokens += static_cast<double>(DocumentStore(path).tokens());
+  }
+  if (!options.tokenizer.empty()) tokenizer_.emplace(options.tokenizer);
+  for (const std::string& path : options.paths) {
+    const double share = static_cast<double>(DocumentStore(path).tokens()) / all_tokens;
+    auto reader = std::make_unique<ValidationReader>(
+        path, options.sequence_length, options.micro_batch,
+        std::max<int64_t>(1, static_cast<int64_t>(share * static_cast<double>(options.max_tokens))),
+        options.predict_across_documents);
+    const StoreInfo& info = reader->store().info();
+    if (info.vocab > options.vocab) {
+      fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
+           path, info.vocab, options.vocab);
+    }
+    if (tokenizer_ && info.tokenizer_hash != tokenizer_->hash()) {
+      fail(ExitCode::kConfig, "{} was prepared with another tokenizer than {}", path,
+           options.tokenizer);
+    }
+    readers_.push_back(std::move(reader));
+  }
+}
+
+Perplexity HeldOut::evaluate(const std::function<double(const PackedBatch&)>& loss_sum) const {
+  Perplexity result;
+  for (const auto& reader : readers_) {
+    for (int64_t i = 0; i < reader->batches(); ++i) {
+      const PackedBatch batch = reader->batch(i);
+      result.loss_sum += loss_sum(batch);
+      result.tokens += batch.valid_targets;
+      if (!tokenizer_) continue;
+      for (const int32_t target : batch.targets) {
+        if (target >= 0) result.bytes += tokenizer_->byte_length(target);
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace sbtrain

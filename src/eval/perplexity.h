@@ -1,0 +1,52 @@
+// Loss, perplexity and bits per byte on held-out text.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/batch.h"
+#include "data/loader.h"
+#include "data/tokenizer.h"
+
+namespace sbtrain {
+
+struct Perplexity {
+  double loss_sum = 0;  // nats over all predicted tokens
+  int64_t tokens = 0;   // predicted
+  int64_t bytes = 0;    // of text that they stand for; 0: unknown
+  double loss() const;  // nats per predicted token; NaN without any
+};
+
+struct HeldOutOptions {
+  std::vector<std::string> paths;  // HDF5 document stores
+  std::string tokenizer;           // sentencepiece model, for bytes; empty: bytes stay unknown
+  int64_t vocab = 0;               // of the model
+  int64_t sequence_length = 0;
+  int64_t micro_batch = 1;
+  int64_t max_tokens = 0;  // in all stores together, split among them by their sizes
+  bool predict_across_documents = false;
+};
+
+// Held-out text, the same batches at every use.
+class HeldOut {
+ public:
+  // Opens and checks everything. Throws ExitCode::kData for a damaged file, ExitCode::kConfig for
+  // a tokenizer that is not the files' or a vocabulary larger than the model's.
+  explicit HeldOut(const HeldOutOptions& options);
+
+  bool empty() const { return readers_.empty(); }
+
+  // `loss_sum` is the sum of losses over a batch's valid targets.
+  Perplexity evaluate(const std::function<double(const PackedBatch&)>& loss_sum) const;
+
+ private:
+  std::vector<std::unique_ptr<ValidationReader>> readers_;
+  std::optional<Tokenizer> tokenizer_;
+};
+
+}  // namespace sbtrain

@@ -1,0 +1,274 @@
+#include "train/trainer.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/model_state.h"
+#include "checkpoint/run_lock.h"
+#include "core/version.h"
+#include "data/loader.h"
+#include "eval/perplexity.h"
+#include "model/llama.h"
+#include "optim/schedule.h"
+#include "parallel/communicator.h"
+#include "train/guard.h"
+#include "train/metrics.h"
+#include "train/plan.h"
+#include "train/run_state.h"
+#include "train/signals.h"
+#include "train/step.h"
+
+namespace sbtrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+// What was run, where and with which program: beside the configuration in the run folder.
+void describe_run_folder(const fs::path& run, const std::string& config_yaml) {
+  std::ofstream(run / "config.yaml") << config_yaml;
+  const nlohmann::json info = {{"version", version()},
+                               {"git_revision", git_revision()},
+                               {"host", host_name()},
+                               {"started", std::chrono::duration_cast<std::chrono::seconds>(
+                                               std::chrono::system_clock::now().time_since_epoch())
+                                               .count()}};
+  std::ofstream(run / "run.json") << info.dump(2) << "\n";
+}
+
+// Everything a run holds while it trains.
+class Run {
+ public:
+  Run(const ResolvedConfig& resolved, Backend backend);
+  ExitCode train();
+
+ private:
+  bool resume();
+  void open_stage(int stage);
+  void train_one_step();
+  void validate();
+  void save();
+  bool due(const Duration& every) const;
+  bool finished() const { return state_.step >= schedule_.total_steps(); }
+
+  const ResolvedConfig& resolved_;
+  const Config& config_;
+  const fs::path folder_;
+  const RunLock lock_;
+  const Schedule schedule_;
+  const Llama model_;
+  std::unique_ptr<Communicator> communicator_;
+  Memory memory_;
+  Stream stream_;
+  TrainStep step_;
+  RunState state_;
+  bool resumed_ = false;
+  int stage_ = -1;
+  std::unique_ptr<Loader> loader_;
+  HeldOut held_out_;
+  std::optional<CheckpointWriter> writer_;
+  std::optional<Metrics> metrics_;
+  std::optional<Guard> guard_;
+  int64_t saved_step_ = -1;
+  int64_t validated_step_ = -1;
+};
+
+// The memory of the whole step is planned, then allocated once.
+Memory& with_plan(Memory& memory, const Config& config, const Llama& model,
+                  Communicator& communicator) {
+  Memory plan = Memory::planning(memory.backend());
+  Stream stream(plan);
+  TrainStep(config, model, stream, communicator).plan();
+  memory.adopt_plan(plan);
+  return memory;
+}
+
+HeldOutOptions held_out(const Config& config) {
+  return {.paths = config.data.validation,
+          .tokenizer = config.data.tokenizer,
+          .vocab = config.model.vocab,
+          .sequence_length = config.train.sequence_length,
+          .micro_batch = config.train.micro_batch,
+          .max_tokens = config.validation.tokens,
+          .predict_across_documents = config.data.predict_across_documents};
+}
+
+Run::Run(const ResolvedConfig& resolved, Backend backend)
+    : resolved_(resolved),
+      config_(resolved.config),
+      folder_(config_.run_dir()),
+      lock_(folder_),
+      schedule_(config_.stages, config_.train.lr, config_.train.batch,
+                config_.train.tokens_per_step()),
+      model_(config_.model, parse_recompute(config_.train.recompute)),
+      communicator_(make_single_process()),
+      memory_(backend),
+      stream_(with_plan(memory_, config_, model_, *communicator_)),
+      step_(config_, model_, stream_, *communicator_),
+      held_out_(held_out(config_)) {
+  resumed_ = resume();
+  if (!resumed_) step_.params().initialize(config_.seed);
+  describe_run_folder(folder_, resolved.yaml);
+  guard_.emplace(config_.train.max_bad_steps, state_.guard);
+  writer_.emplace(CheckpointWriter::Options{.run = folder_,
+                                            .keep = config_.checkpoint.keep,
+                                            .max_failures = config_.checkpoint.max_failures,
+                                            .async = config_.checkpoint.async});
+  MetricsOptions metrics;
+  metrics.run_dir = folder_.string();
+  metrics.config = config_.metrics;
+  metrics.total_steps = schedule_.total_steps();
+  metrics.tokens_per_step = config_.train.tokens_per_step();
+  metrics.flops_per_token =
+      model_.flops_per_token(static_cast<double>(config_.train.sequence_length) / 2);
+  metrics.peak_flops = config_.metrics.peak_tflops * 1e12;
+  if (resumed_) metrics.resumed_step = state_.step;
+  metrics_.emplace(metrics);
+}
+
+bool Run::resume() {
+  const std::optional<CheckpointReader> checkpoint =
+      resume_checkpoint(folder_, config_.checkpoint.resume);
+  if (!checkpoint) return false;
+  const std::string name = checkpoint->folder().string();
+  check_identity(checkpoint->manifest().fingerprints, identity_fields(resolved_.fields),
+                 config_.checkpoint.allow_changes, name);
+  state_ = parse_run_state(checkpoint->state_json(), name + "/state.json");
+  load_params(*checkpoint, step_.params(), /*with_moments=*/true);
+  saved_step_ = state_.step;
+  spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
+  return true;
+}
+
+// The loader of a stage; what the stages before have read of each source carries over.
+void Run::open_stage(int stage) {
+  std::optional<LoaderState> state;
+  if (loader_) {
+    state = loader_->state();
+  } else if (!state_.loader.empty()) {
+    state = LoaderState::from_json(state_.loader);
+  }
+  loader_ = nullptr;
+  const std::vector<SourceConfig>& sources = config_.stages[stage].sources;
+  LoaderOptions options;
+  options.sources = sources.empty() ? config_.data.sources : sources;
+  options.packing = config_.data.packing;
+  options.predict_across_documents = config_.data.predict_across_documents;
+  options.sequence_length = config_.train.sequence_length;
+  options.micro_batch = config_.train.micro_batch;
+  options.batch = config_.train.batch;
+  options.seed = config_.seed;
+  options.rank = communicator_->rank();
+  options.world = communicator_->world();
+  options.stage = stage;
+  options.prefetch = config_.data.prefetch;
+  options.accept_changes = config_.checkpoint.allow_changes;
+  loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
+  if (loader_->vocab() > config_.model.vocab) {
+    fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
+         options.sources.front().path, loader_->vocab(), config_.model.vocab);
+  }
+  stage_ = stage;
+}
+
+void Run::train_one_step() {
+  const int stage = schedule_.stage(state_.step);
+  if (stage != stage_) open_stage(stage);
+  std::vector<PackedBatch> micro_batches;
+  for (int64_t n = 0; n < loader_->micro_batches_per_step(); ++n) {
+    micro_batches.push_back(loader_->next());
+  }
+  const double lr = schedule_.lr(state_.step);
+  const StepResult result = step_.gradients(micro_batches);
+  if (guard_->accept(state_.step + 1, result.loss, result.grad_norm * result.grad_norm, lr)) {
+    step_.update(result, lr, ++state_.updates);
+  }
+  state_.step += 1;
+  state_.tokens += config_.train.tokens_per_step();
+  state_.guard = guard_->state();
+  metrics_->train_step({.step = state_.step,
+                        .loss = result.loss,
+                        .lr = lr,
+                        .grad_norm = result.grad_norm,
+                        .skipped_steps = state_.guard.skipped,
+                        .stage = stage});
+}
+
+void Run::validate() {
+  if (held_out_.empty() || validated_step_ == state_.step) return;
+  const MetricsPause pause(*metrics_);
+  const Perplexity result =
+      held_out_.evaluate([&](const PackedBatch& batch) { return step_.evaluate(batch); });
+  metrics_->validation(state_.step,
+                       {.loss = result.loss(), .tokens = result.tokens, .bytes = result.bytes});
+  validated_step_ = state_.step;
+}
+
+// Training waits for the copy alone; the writer does the rest.
+void Run::save() {
+  if (saved_step_ == state_.step) return;
+  const MetricsPause pause(*metrics_);
+  if (loader_) state_.loader = loader_->state().to_json();
+  Snapshot snapshot = writer_->take_buffers();
+  copy_tensors(training_state(step_.params()), snapshot);
+  snapshot.step = state_.step;
+  snapshot.tokens = state_.tokens;
+  snapshot.state_json = format_run_state(state_);
+  snapshot.config_yaml = resolved_.yaml;
+  snapshot.fingerprints = identity_fields(resolved_.fields);
+  metrics_->flush();
+  writer_->save(std::move(snapshot));
+  saved_step_ = state_.step;
+}
+
+bool Run::due(const Duration& every) const {
+  const int64_t steps = every.steps(config_.train.tokens_per_step());
+  return steps > 0 && state_.step % steps == 0;
+}
+
+ExitCode Run::train() {
+  if (finished()) {
+    spdlog::info("{} is complete: {} steps. Give it a longer stage, or another --out, to train on.",
+                 folder_.string(), state_.step);
+    return ExitCode::kDone;
+  }
+  StopSignals signals;
+  if (!resumed_) validate();
+  while (!finished() && !signals.stop_requested()) {
+    train_one_step();
+    writer_->poll();
+    if (due(config_.validation.every)) validate();
+    if (due(config_.checkpoint.every) || signals.save_requested()) save();
+  }
+  if (finished()) validate();
+  save();
+  if (!writer_->wait() && saved_step_ == state_.step) {
+    fail(ExitCode::kStorage, "the last checkpoint could not be saved: {}", writer_->last().error);
+  }
+  if (finished()) return ExitCode::kDone;
+  spdlog::info("stopped by signal {} after step {}, saved; the same command continues",
+               signals.signal(), state_.step);
+  return ExitCode::kPreempted;
+}
+
+}  // namespace
+
+ExitCode train(const ResolvedConfig& resolved, Backend backend) {
+  return Run(resolved, backend).train();
+}
+
+}  // namespace sbtrain

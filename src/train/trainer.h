@@ -1,0 +1,27 @@
+// A training run: from a configuration to a trained, saved model, across interruptions.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "config/config.h"
+#include "core/error.h"
+#include "core/memory.h"
+
+namespace sbtrain {
+
+// The configuration as the command line resolved it, in the forms that a run stores.
+struct ResolvedConfig {
+  Config config;
+  std::string yaml;                           // written to <run>/config.yaml
+  std::map<std::string, std::string> fields;  // flattened, compared on resume
+};
+
+// Trains until the schedule ends (ExitCode::kDone) or a signal asks to stop
+// (ExitCode::kPreempted, after saving). Writes to config.run_dir(): config.yaml, run.json,
+// metrics.jsonl, tensorboard/, checkpoints/. With checkpoint.resume auto, a run that was
+// interrupted continues from its newest good checkpoint, equal to the last bit to one that never
+// was. Errors are thrown with the exit codes of core/error.h.
+ExitCode train(const ResolvedConfig& resolved, Backend backend);
+
+}  // namespace sbtrain
