@@ -26,14 +26,14 @@ struct Grid {
 // The grid of at most `parts` rectangles whose largest one costs least. A rectangle costs its
 // multiply-adds plus the packing of its two inputs, which OpenBLAS does once per call.
 Grid choose_grid(int64_t m, int64_t n, int parts) {
-  constexpr double kPacking = 24;  // cost of packing one element, in multiply-adds
+  constexpr int64_t kPacking = 24;  // cost of packing one element, in multiply-adds
   Grid best;
-  double best_cost = 0;
+  int64_t best_cost = 0;
   for (int rows = 1; rows <= parts; ++rows) {
     const Grid grid{rows, parts / rows};
-    const auto part_m = static_cast<double>(kTile * ((tiles(m) + grid.rows - 1) / grid.rows));
-    const auto part_n = static_cast<double>(kTile * ((tiles(n) + grid.cols - 1) / grid.cols));
-    const double cost = part_m * part_n + kPacking * (part_m + part_n);
+    const int64_t part_m = kTile * ((tiles(m) + grid.rows - 1) / grid.rows);
+    const int64_t part_n = kTile * ((tiles(n) + grid.cols - 1) / grid.cols);
+    const int64_t cost = part_m * part_n + kPacking * (part_m + part_n);
     if (rows == 1 || cost < best_cost) {
       best = grid;
       best_cost = cost;

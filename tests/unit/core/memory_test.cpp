@@ -130,19 +130,18 @@ using Visit = std::function<void(int, const Tensor&, bool)>;
 void random_program(Memory& memory, uint64_t seed, const Visit& visit) {
   const Philox random(seed, RandomPurpose::kTest, "program");
   ProgramScope scope(memory, "random");
+  uint64_t draws = 0;
+  const auto below = [&](size_t bound) {
+    return static_cast<int64_t>(random.uniform(draws++) * static_cast<double>(bound));
+  };
   std::map<int, Buffer> live;
   for (int i = 0; i < 200; ++i) {
-    const double choice = random.uniform(static_cast<uint64_t>(3 * i));
-    if (choice < 0.55 || live.empty()) {
-      const auto size =
-          static_cast<int64_t>(1 + 5000 * random.uniform(static_cast<uint64_t>(3 * i + 1)));
-      Buffer buffer = memory.allocate(MemoryClass::kScratch, "buffer", kF32, {size});
+    if (live.empty() || below(100) < 55) {
+      Buffer buffer = memory.allocate(MemoryClass::kScratch, "buffer", kF32, {1 + below(5000)});
       visit(i, buffer.tensor(), true);
       live.emplace(i, std::move(buffer));
     } else {
-      auto it = live.begin();
-      std::advance(it, static_cast<int64_t>(random.uniform(static_cast<uint64_t>(3 * i + 2)) *
-                                            static_cast<double>(live.size())));
+      const auto it = std::next(live.begin(), below(live.size()));
       visit(it->first, it->second.tensor(), false);
       live.erase(it);
     }

@@ -111,7 +111,7 @@ TEST(CrossEntropy, MatchesReferenceOverSeveralChunks) {
   constexpr int64_t kVocab = 32768;
   const int64_t chunk = ops::logits_chunk_tokens(1 << 20, kVocab);
   ASSERT_EQ(chunk, 64);
-  for (const int64_t tokens : {chunk - 1, chunk, chunk + 1, 3 * chunk + 5}) {
+  for (const int64_t tokens : {chunk, chunk + 1, 2 * chunk + 5}) {
     expect_matches({tokens, kVocab, 4, 0.01, 1, 1e-3}, 1);
   }
 }

@@ -166,9 +166,15 @@ TEST(HeadNorm, MatchesReference) {
 
 TEST(HeadNormBackward, MatchesFiniteDifferences) {
   CpuStream s;
-  for (const auto& [tokens, heads, head_dim] :
-       {std::tuple{1, 1, 2}, {3, 2, 5}, {35, 3, 4}, {2, 2, 33}}) {
-    const int64_t cols = heads * head_dim;
+  struct Shape {
+    int64_t tokens;
+    int heads;
+    int64_t head_dim;
+  };
+  for (const Shape shape : {Shape{1, 1, 2}, {3, 2, 5}, {35, 3, 4}, {2, 2, 33}}) {
+    const int64_t tokens = shape.tokens;
+    const int64_t head_dim = shape.head_dim;
+    const int64_t cols = shape.heads * head_dim;
     const Owned x = test::random_normal("x", {tokens, cols}, 1, 0.5, 1);
     const Owned w = test::random_normal("w", {cols}, 0.2, 1);
     const Owned dy = test::random_normal("dy", {tokens, cols}, 1, 0, 4);
@@ -190,7 +196,7 @@ TEST(HeadNormBackward, MatchesFiniteDifferences) {
     const Values expected_db =
         plus(test::to_f64(db),
              test::numeric_gradient([&](const Values& v) { return norm(X, W, v); }, B));
-    ops::head_norm_backward(s, dx, dw, db, dy, x, w, heads, kEps);
+    ops::head_norm_backward(s, dx, dw, db, dy, x, w, shape.heads, kEps);
     // With two channels the normalised values are +-1 whatever x is, and dx is all cancellation.
     if (head_dim > 2) {
       EXPECT_LE(test::relative_error(dx, expected_dx), 5e-6);

@@ -71,12 +71,14 @@ TEST(AdamW, MatchesAScalarReference) {
     t.step = step;
     ops::adamw(s, t);
     const Values G = test::to_f64(grad);
+    const double m_bias = 1 - std::pow(0.9, step);
+    const double v_bias = 1 - std::pow(0.95, step);
     for (size_t i = 0; i < W.size(); ++i) {
       const double g = 0.5 * G[i];
       M[i] = 0.9 * M[i] + 0.1 * g;
       V[i] = 0.95 * V[i] + 0.05 * g * g;
-      const double m_hat = M[i] / (1 - std::pow(0.9, step));
-      const double v_hat = V[i] / (1 - std::pow(0.95, step));
+      const double m_hat = M[i] / m_bias;
+      const double v_hat = V[i] / v_bias;
       W[i] -= 0.01 * (m_hat / (std::sqrt(v_hat) + 1e-8) + 0.1 * W[i]);
     }
     EXPECT_LE(test::relative_error(w, W), 1e-6);
@@ -89,9 +91,9 @@ TEST(AdamW, MatchesAScalarReference) {
 TEST(AdamW, ZeroWeightsWithZeroGradientsStayZero) {
   CpuStream s;
   const Owned zero = test::constant({10}, 0);
-  const Owned w(zero);
-  const Owned m(zero);
-  const Owned v(zero);
+  const Owned w = test::constant({10}, 0);
+  const Owned m = test::constant({10}, 0);
+  const Owned v = test::constant({10}, 0);
   ops::adamw(s, {.w_N = w, .m_N = m, .v_N = v, .grad_N = zero, .lr = 0.1f, .decay = 0.1f});
   EXPECT_TRUE(test::bitwise_equal(w, zero));
 }
