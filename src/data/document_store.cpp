@@ -378,7 +378,7 @@ void DocumentStore::read(int64_t begin, std::span<int32_t> out) const {
 void DocumentStore::verify() const {
   std::exception_ptr error;
   std::atomic<bool> failed = false;
-#pragma omp parallel
+#pragma omp parallel if (block_count() >= 64)
   {
     std::vector<char> buffer;
 #pragma omp for schedule(static, 16)

@@ -23,6 +23,13 @@ Hdf5Handle file_access() {
   return access;
 }
 
+// Without the time of creation: the same content gives the same file.
+Hdf5Handle dataset_properties() {
+  Hdf5Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_obj_track_times(properties, false);
+  return properties;
+}
+
 }  // namespace
 
 Hdf5Lock::Hdf5Lock() : lock_(library_mutex()) {
@@ -65,7 +72,9 @@ Hdf5Writer::Hdf5Writer(const std::string& path) : path_(path) {
   const Hdf5Handle access = file_access();
   // Attributes of more than 64 KiB need the newer format; the bound keeps it readable by HDF5 1.10.
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "the file");
-  file_ = Hdf5Handle(check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access), "the file"),
+  const Hdf5Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
+  check(H5Pset_obj_track_times(creation, false), "the file");
+  file_ = Hdf5Handle(check(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, access), "the file"),
                      H5Fclose);
 }
 
@@ -92,15 +101,16 @@ void Hdf5Writer::dataset(const char* name, hid_t type, const std::vector<hsize_t
   const Hdf5Handle space(
       check(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr), name),
       H5Sclose);
+  const Hdf5Handle properties = dataset_properties();
   const Hdf5Handle set(
-      check(H5Dcreate2(file_, name, type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), name),
+      check(H5Dcreate2(file_, name, type, space, H5P_DEFAULT, properties, H5P_DEFAULT), name),
       H5Dclose);
   check(H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data), name);
 }
 
 int64_t Hdf5Writer::reserve(const char* name, hid_t type, hsize_t count) {
   const Hdf5Handle space(check(H5Screate_simple(1, &count, nullptr), name), H5Sclose);
-  const Hdf5Handle properties(check(H5Pcreate(H5P_DATASET_CREATE), name), H5Pclose);
+  const Hdf5Handle properties = dataset_properties();
   check(H5Pset_layout(properties, H5D_CONTIGUOUS), name);
   check(H5Pset_alloc_time(properties, H5D_ALLOC_TIME_EARLY), name);
   check(H5Pset_fill_time(properties, H5D_FILL_TIME_NEVER), name);

@@ -4,10 +4,8 @@
 #include <sentencepiece_trainer.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <thread>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -250,8 +248,6 @@ class Lines : public sentencepiece::SentenceIterator {
 };
 
 std::unordered_map<std::string, std::string> trainer_arguments(const TokenizerTraining& options) {
-  const int threads =
-      options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
   return {
       {"model_type", "bpe"},
       {"vocab_size", std::to_string(options.vocab)},
@@ -266,7 +262,7 @@ std::unordered_map<std::string, std::string> trainer_arguments(const TokenizerTr
       {"eos_id", "2"},
       {"pad_id", "-1"},
       {"max_sentence_length", std::to_string(2 * kMaxLine)},
-      {"num_threads", std::to_string(std::clamp(threads, 1, 128))},
+      {"num_threads", "16"},  // recorded in the model, so the same on every machine
       {"minloglevel", "3"},
   };
 }

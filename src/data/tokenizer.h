@@ -72,7 +72,6 @@ struct TokenizerTraining {
   // Text that is looked at, at most; of more, an even sample of lines. Time and memory grow with
   // it, quality hardly does.
   int64_t max_bytes = int64_t{256} << 20;
-  int threads = 0;  // 0: one per core
 };
 
 // Hands out one document after the other; false at the end.

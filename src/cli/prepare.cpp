@@ -1,0 +1,138 @@
+// sbtrain prepare: text to a document store.
+#include "data/prepare.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <memory>
+
+#include "cli/cli.h"
+
+namespace sbtrain {
+namespace {
+
+struct PrepareCommand {
+  PrepareOptions options;
+  std::string tokenizer;
+};
+
+volatile std::sig_atomic_t interrupted = 0;
+
+// While it exists, SIGINT and SIGTERM are noted and not obeyed, so that files can be cleaned up.
+class InterruptScope {
+ public:
+  InterruptScope() {
+    struct sigaction note {};
+    note.sa_handler = [](int signal) { interrupted = signal; };
+    ::sigaction(SIGINT, &note, &old_int_);
+    ::sigaction(SIGTERM, &note, &old_term_);
+  }
+  ~InterruptScope() {
+    ::sigaction(SIGINT, &old_int_, nullptr);
+    ::sigaction(SIGTERM, &old_term_, nullptr);
+  }
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+ private:
+  struct sigaction old_int_ {};
+  struct sigaction old_term_ {};
+};
+
+// A bar redrawn in place on a terminal, a line every few seconds elsewhere.
+class ProgressMeter {
+ public:
+  void show(const PrepareProgress& progress, bool last) {
+    const double now = seconds();
+    if (!last && now - shown_ < (terminal_ ? 0.1 : 5.0)) return;
+    shown_ = now;
+    const double done = progress.total_bytes > 0 ? static_cast<double>(progress.bytes) /
+                                                       static_cast<double>(progress.total_bytes)
+                                                 : 1.0;
+    const double rate = static_cast<double>(progress.bytes) / 1e6 / std::max(now, 1e-3);
+    const double left = done > 0 ? now / done - now : 0;
+    const std::string text =
+        fmt::format("{:3.0f}%  {} documents  {:.2f}M tokens  {:.1f} MB/s  {:.0f} s left",
+                    100 * std::min(done, 1.0), progress.documents,
+                    static_cast<double>(progress.tokens) / 1e6, rate, std::max(left, 0.0));
+    if (terminal_) {
+      const auto filled = static_cast<size_t>(24 * std::clamp(done, 0.0, 1.0));
+      fmt::print(stderr, "\r[{:-<24}] {}\x1b[K{}", std::string(filled, '#'), text,
+                 last ? "\n" : "");
+    } else {
+      fmt::print(stderr, "{}\n", text);
+    }
+    std::fflush(stderr);
+  }
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  // Leaves the bar's line.
+  void end_line() const {
+    if (terminal_ && shown_ > 0) fmt::print(stderr, "\n");
+  }
+
+ private:
+  const bool terminal_ = ::isatty(STDERR_FILENO) == 1;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double shown_ = 0;
+};
+
+ExitCode run_prepare(const PrepareCommand& command) {
+  const Tokenizer tokenizer(command.tokenizer);
+  if (!tokenizer.lossless()) {
+    fmt::print(stderr,
+               "warning: {} normalises text or has no byte fallback; decoding will not give the "
+               "text back exactly\n",
+               command.tokenizer);
+  }
+  ProgressMeter meter;
+  PrepareProgress last;
+  interrupted = 0;
+  try {
+    const InterruptScope scope;
+    const StoreInfo info = prepare_documents(command.options, tokenizer, [&](const auto& progress) {
+      last = progress;
+      meter.show(progress, progress.bytes >= progress.total_bytes);
+      return interrupted == 0;
+    });
+    fmt::print("{}: {} documents, {} tokens of {} pieces, {:.2f} bytes per token, {:.1f} s\n",
+               command.options.output, info.documents, info.tokens, info.vocab,
+               static_cast<double>(info.text_bytes) / static_cast<double>(info.tokens),
+               meter.seconds());
+  } catch (const Interrupted&) {
+    meter.end_line();
+    fmt::print(stderr, "interrupted: nothing was written\n");
+    std::fflush(nullptr);
+    std::raise(interrupted);  // tells the caller how it ended
+    return ExitCode::kUsage;
+  }
+  return ExitCode::kDone;
+}
+
+}  // namespace
+
+void add_prepare(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("prepare", "Tokenise text into an HDF5 document store, on all cores");
+  auto prepare = std::make_shared<PrepareCommand>();
+  PrepareOptions& options = prepare->options;
+  command
+      ->add_option("--input", options.inputs,
+                   "Text: .jsonl files with a \"text\" (and perhaps a \"source\") on each line, "
+                   "plain text files of one document each, or folders of them")
+      ->required();
+  command->add_option("--tokenizer", prepare->tokenizer, "sentencepiece model")->required();
+  command->add_option("--output", options.output, "HDF5 file to write")->required();
+  command->add_flag("--bos", options.bos, "Start each document with the tokenizer's bos");
+  command->add_flag("!--no-eos", options.eos, "Do not end each document with its eos");
+  command->add_option("--threads", options.threads, "Threads that encode; 0: one per core")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1024));
+  command->callback([prepare, &action] { action = [prepare] { return run_prepare(*prepare); }; });
+}
+
+}  // namespace sbtrain

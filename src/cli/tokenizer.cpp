@@ -1,0 +1,72 @@
+// sbtrain tokenizer train: a byte-fallback BPE from text.
+#include "data/tokenizer.h"
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "cli/cli.h"
+#include "data/text_input.h"
+
+namespace sbtrain {
+namespace {
+
+struct TokenizerOptions {
+  std::vector<std::string> inputs;
+  std::string output;
+  TokenizerTraining training;
+  int64_t max_megabytes = 256;
+};
+
+ExitCode run_tokenizer_train(const TokenizerOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  TextInput input(options.inputs);
+  TokenizerTraining training = options.training;
+  training.max_bytes = options.max_megabytes * 1000 * 1000;
+  fmt::print("training a tokenizer of {} pieces on {:.1f} MB from {} files\n", training.vocab,
+             static_cast<double>(input.total_bytes()) / 1e6, input.files().size());
+  std::fflush(stdout);
+  int64_t documents = 0;
+  const NextText next = [&](std::string& text) {
+    RawDocument raw;
+    if (!input.next(raw)) return false;
+    text = parse_document(std::move(raw)).text;
+    ++documents;
+    return true;
+  };
+  train_tokenizer(next, training, options.output);
+  const Tokenizer tokenizer(options.output);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  fmt::print("{}: {} pieces from {} documents in {:.1f} s (sha256 {:.12})\n", options.output,
+             tokenizer.size(), documents, seconds.count(), tokenizer.hash());
+  return ExitCode::kDone;
+}
+
+}  // namespace
+
+void add_tokenizer(CLI::App& app, Action& action) {
+  CLI::App* group = app.add_subcommand("tokenizer", "Make a tokenizer");
+  group->require_subcommand(1);
+  CLI::App* command = group->add_subcommand(
+      "train", "Train a byte-fallback BPE (sentencepiece) that gives every text back exactly");
+  auto options = std::make_shared<TokenizerOptions>();
+  command
+      ->add_option("--input", options->inputs,
+                   "Text: .jsonl files with a \"text\" on each line, plain text files, or folders "
+                   "of them")
+      ->required();
+  command->add_option("--output", options->output, "Model file to write")->required();
+  command->add_option("--vocab", options->training.vocab, "Pieces, the 256 bytes included")
+      ->capture_default_str()
+      ->check(CLI::Range(300, 1 << 24));
+  command
+      ->add_option("--max-megabytes", options->max_megabytes,
+                   "Text that is looked at, at most; of more, an even sample of its lines")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
+  command->callback(
+      [options, &action] { action = [options] { return run_tokenizer_train(*options); }; });
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,115 @@
+#include "data/prepare.h"
+
+#include <filesystem>
+
+#include "unit/data/stores.h"
+
+namespace sbtrain::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class PrepareTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<TemporaryFolder>();
+    tokenizer_ = std::make_unique<Tokenizer>(train_english(*folder_ / "tokenizer.model"));
+  }
+  static void TearDownTestSuite() {
+    tokenizer_.reset();
+    folder_.reset();
+  }
+  static std::string path(const std::string& name) { return *folder_ / name; }
+  static StoreInfo prepare(const PrepareOptions& options) {
+    return prepare_documents(options, *tokenizer_, {});
+  }
+  static inline std::unique_ptr<TemporaryFolder> folder_;
+  static inline std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_F(PrepareTest, RealTextComesBackExactly) {
+  const StoreInfo info = prepare({.inputs = {english_path()}, .output = path("english.h5")});
+  const DocumentStore store(path("english.h5"));
+  const std::vector<std::string> texts = english_texts();
+  ASSERT_EQ(store.documents(), static_cast<int64_t>(texts.size()));
+  EXPECT_EQ(store.info().tokenizer_hash, tokenizer_->hash());
+  int64_t bytes = 0;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    std::vector<int32_t> tokens(static_cast<size_t>(store.length(static_cast<int64_t>(i))));
+    store.read(static_cast<int64_t>(store.offsets()[i]), tokens);
+    EXPECT_EQ(tokenizer_->decode(tokens), texts[i]);
+    EXPECT_EQ(tokens.back(), tokenizer_->eos());
+    bytes += static_cast<int64_t>(texts[i].size());
+  }
+  EXPECT_EQ(info.text_bytes, bytes);
+  ASSERT_EQ(info.sources.size(), 1u);
+  EXPECT_EQ(info.sources[0].name, "python-tutorial");
+  EXPECT_EQ(info.sources[0].tokens, info.tokens);
+}
+
+TEST_F(PrepareTest, SameFileForAnyNumberOfThreads) {
+  const std::vector<std::string> texts = english_texts();
+  fs::create_directories(path("many"));
+  std::string lines;
+  for (int i = 0; i < 400; ++i) {
+    const std::string& text = texts[static_cast<size_t>(i) % texts.size()];
+    const std::string part = text.substr(static_cast<size_t>(i) * 7 % 3000, 500 + 37 * (i % 50));
+    write_file(path(fmt::format("many/{:03}.txt", i)), part);
+  }
+  fs::create_directories(path("many/below"));
+  fs::copy_file(english_path(), path("many/below/e.jsonl"));
+  prepare({.inputs = {path("many")}, .output = path("one.h5"), .threads = 1});
+  for (const int threads : {2, 7}) {
+    prepare({.inputs = {path("many")}, .output = path("more.h5"), .threads = threads});
+    EXPECT_TRUE(read_file(path("more.h5")) == read_file(path("one.h5"))) << threads;
+  }
+  EXPECT_EQ(DocumentStore(path("one.h5")).documents(), 400 + static_cast<int64_t>(texts.size()));
+}
+
+TEST_F(PrepareTest, BosAndEosAreOptions) {
+  write_file(path("x.txt"), "some text");
+  prepare({.inputs = {path("x.txt")}, .output = path("x.h5"), .bos = true, .eos = false});
+  const DocumentStore store(path("x.h5"));
+  std::vector<int32_t> tokens(static_cast<size_t>(store.tokens()));
+  store.read(0, tokens);
+  EXPECT_EQ(tokens.front(), tokenizer_->bos());
+  EXPECT_NE(tokens.back(), tokenizer_->eos());
+  EXPECT_TRUE(store.info().starts_with_bos);
+  EXPECT_FALSE(store.info().ends_with_eos);
+}
+
+TEST_F(PrepareTest, NamesTheBadLine) {
+  const std::string file = path("bad.jsonl");
+  for (const char* bad : {"{\"text\": ", "{\"txt\": \"a\"}", "[1]", "{\"text\": 7}", "\xff"}) {
+    write_file(file, "{\"text\": \"good\"}\n\n" + std::string(bad) + "\n");
+    const Thrown error = thrown_by([&] { prepare({.inputs = {file}, .output = path("bad.h5")}); });
+    EXPECT_EQ(error.code, ExitCode::kData);
+    EXPECT_TRUE(error.says("bad.jsonl:3")) << error.message;
+    EXPECT_FALSE(fs::exists(path("bad.h5")));
+  }
+}
+
+TEST_F(PrepareTest, RefusesNothing) {
+  const auto code = [&](const std::string& input) {
+    return thrown_by([&] { prepare({.inputs = {input}, .output = path("n.h5")}); }).code;
+  };
+  EXPECT_EQ(code(path("missing.txt")), ExitCode::kUsage);
+  fs::create_directories(path("empty"));
+  EXPECT_EQ(code(path("empty")), ExitCode::kUsage);
+  write_file(path("blank.jsonl"), "\n{\"text\": \"\"}\n");
+  EXPECT_EQ(code(path("blank.jsonl")), ExitCode::kUsage);
+  EXPECT_FALSE(fs::exists(path("n.h5")));
+  EXPECT_FALSE(fs::exists(path("n.h5.tmp")));
+}
+
+TEST_F(PrepareTest, AnInterruptLeavesNothingBehind) {
+  const PrepareOptions options{.inputs = {english_path()}, .output = path("i.h5")};
+  EXPECT_THROW(prepare_documents(options, *tokenizer_, [](const auto&) { return false; }),
+               Interrupted);
+  EXPECT_FALSE(fs::exists(path("i.h5")));
+  EXPECT_FALSE(fs::exists(path("i.h5.tmp")));
+  EXPECT_FALSE(fs::exists(path("i.h5.tokens.tmp")));
+}
+
+}  // namespace
+}  // namespace sbtrain::test

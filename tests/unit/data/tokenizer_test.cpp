@@ -1,0 +1,148 @@
+#include "data/tokenizer.h"
+
+#include <sentencepiece_processor.h>
+
+#include "unit/data/stores.h"
+
+namespace sbtrain::test {
+namespace {
+
+class TokenizerTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<TemporaryFolder>();
+    tokenizer_ = std::make_unique<Tokenizer>(train_english(*folder_ / "tokenizer.model"));
+  }
+  static void TearDownTestSuite() {
+    tokenizer_.reset();
+    folder_.reset();
+  }
+  static const Tokenizer& tokenizer() { return *tokenizer_; }
+  static inline std::unique_ptr<TemporaryFolder> folder_;
+  static inline std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_F(TokenizerTest, SpecialIdsAndSize) {
+  EXPECT_EQ(tokenizer().size(), 700);
+  EXPECT_EQ(tokenizer().unk(), 0);
+  EXPECT_EQ(tokenizer().bos(), 1);
+  EXPECT_EQ(tokenizer().eos(), 2);
+  EXPECT_TRUE(tokenizer().lossless());
+  EXPECT_EQ(tokenizer().hash().size(), 64u);
+  const std::vector<int32_t> control = {1, 2};
+  EXPECT_EQ(tokenizer().decode(control), "");
+}
+
+TEST_F(TokenizerTest, RoundTripsRealText) {
+  for (const std::string& text : english_texts()) {
+    const std::vector<int32_t> ids = tokenizer().encode(text);
+    EXPECT_EQ(tokenizer().decode(ids), text);
+    EXPECT_LT(ids.size(), text.size() / 2) << "hardly any pieces were learned";
+    int64_t bytes = 0;
+    for (const int32_t id : ids) bytes += tokenizer().byte_length(id);
+    EXPECT_EQ(bytes, static_cast<int64_t>(text.size()));
+  }
+}
+
+TEST_F(TokenizerTest, RoundTripsAnyBytes) {
+  using namespace std::string_literals;
+  std::vector<std::string> texts = {
+      "",
+      " ",
+      "  ",
+      "\n",
+      "\n\n\n",
+      "\t\t x\t",
+      " leading",
+      "trailing ",
+      "a  b   c    d",
+      "line\r\nline\r",
+      "1234567890 3.14",
+      "<s></s><unk>",
+      "<0x0A><0x41>",
+      "\0\0x\0"s,
+      "\xe2\x96\x81",
+      " \xe2\x96\x81\xe2\x96\x81 x\xe2\x96\x81",                      // sentencepiece's own mark
+      "\xc3\xa9 vs e\xcc\x81 vs \xef\xac\x81 \xef\xbc\xa1\xc2\xa0.",  // what NFKC would change
+      "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xf0\x9f\x87\xb3\xf0\x9f\x87\xb4",  // emoji
+      "\xe4\xbd\xa0\xe5\xa5\xbd \xd8\xb3\xd9\x84\xd8\xa7\xd9\x85 \xd7\xa9\xd7\x9c",
+      "\xe2\x80\xae\xef\xbb\xbf\xe2\x80\xa8\xc2\x85\xef\xbf\xbd",  // marks, BOM, separators
+      "\x80\xff\xc0\xaf\xed\xa0\x80\xf4\x90\x80\x80\xe2\x96",      // invalid UTF-8
+      "cut \xe2\x82",
+      std::string(20000, ' '),
+      std::string(20000, 'a'),
+  };
+  std::string all;
+  for (int byte = 0; byte < 256; ++byte) all += static_cast<char>(byte);
+  texts.push_back(all);
+  const Philox random(7, RandomPurpose::kTest, "bytes");
+  for (uint64_t i = 0; i < 200; ++i) {
+    std::string text;
+    for (uint64_t k = 0; k < i; ++k) text += static_cast<char>(random.bits(1000 * i + k) >> 24);
+    texts.push_back(text);
+  }
+  for (const std::string& text : texts) {
+    EXPECT_EQ(tokenizer().decode(tokenizer().encode(text)), text);
+  }
+}
+
+TEST_F(TokenizerTest, LineByLineGivesSentencepiecesOwnIds) {
+  sentencepiece::SentencePieceProcessor reference;
+  ASSERT_TRUE(reference.Load(tokenizer().path()).ok());
+  for (const std::string& text : english_texts()) {
+    std::vector<int> expected;
+    ASSERT_TRUE(reference.Encode(text, &expected).ok());
+    EXPECT_EQ(tokenizer().encode(text), expected);
+  }
+}
+
+TEST_F(TokenizerTest, SameTextSameModel) {
+  const Tokenizer other = train_english(*folder_ / "other.model");
+  EXPECT_EQ(other.hash(), tokenizer().hash());
+  EXPECT_FALSE(std::filesystem::exists(*folder_ / "other.model.tmp"));
+}
+
+TEST_F(TokenizerTest, DigitsAreSplit) {
+  EXPECT_EQ(tokenizer().encode("2024").size(), 4u);
+}
+
+TEST_F(TokenizerTest, RefusesWhatIsNoModel) {
+  const std::string path = *folder_ / "bad.model";
+  EXPECT_EQ(thrown_by([&] { Tokenizer missing(path); }).code, ExitCode::kData);
+  write_file(path, "not a model");
+  const Thrown bad = thrown_by([&] { Tokenizer damaged(path); });
+  EXPECT_EQ(bad.code, ExitCode::kData);
+  EXPECT_TRUE(bad.says(path)) << bad.message;
+  const std::vector<int32_t> outside = {700};
+  EXPECT_EQ(thrown_by([&] { tokenizer().decode(outside); }).code, ExitCode::kData);
+}
+
+TEST_F(TokenizerTest, TooLittleTextIsAnError) {
+  bool given = false;
+  const NextText next = [&](std::string& text) {
+    text = "a few words and no more";
+    return !std::exchange(given, true);
+  };
+  const std::string path = *folder_ / "little.model";
+  const Thrown little = thrown_by([&] { train_tokenizer(next, {.vocab = 4096}, path); });
+  EXPECT_EQ(little.code, ExitCode::kUsage) << little.message;
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST_F(TokenizerTest, SamplesLargeText) {
+  const std::vector<std::string> texts = english_texts();
+  size_t i = 0;
+  const NextText next = [&](std::string& text) {
+    if (i == texts.size()) return false;
+    text = texts[i++];
+    return true;
+  };
+  const std::string path = *folder_ / "sampled.model";
+  train_tokenizer(next, {.vocab = 400, .max_bytes = 20000}, path);
+  EXPECT_EQ(i, texts.size());
+  const Tokenizer sampled(path);
+  EXPECT_EQ(sampled.decode(sampled.encode(texts[0])), texts[0]);
+}
+
+}  // namespace
+}  // namespace sbtrain::test
