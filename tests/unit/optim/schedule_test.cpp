@@ -93,11 +93,11 @@ TEST(Schedule, WsdIsStableThenFallsLinearly) {
 }
 
 TEST(Schedule, WsdDecayIsNotLengthenedByBinaryFractions) {
-  StageConfig stage = make_stage("wsd", 30);
-  stage.schedule.decay_fraction = 0.1;  // 0.1 * 30 = 3.0000000000000004
+  StageConfig stage = make_stage("wsd", 100);
+  stage.schedule.decay_fraction = 0.07;  // 0.07 * 100 = 7.000000000000001
   const Schedule schedule = make_schedule({stage});
-  EXPECT_EQ(schedule.lr(27), 1.0);
-  EXPECT_LT(schedule.lr(28), 1.0);
+  EXPECT_EQ(schedule.lr(93), 1.0);
+  EXPECT_LT(schedule.lr(94), 1.0);
 }
 
 // The learning rate of the 1B and 3B recipe: batch 1024 of 4096 tokens, lr = min(cap, a B n^b).
@@ -118,9 +118,9 @@ TEST(Schedule, PowerMeetsTheVectorsOfTheRecipe) {
 
 TEST(Schedule, PowerCountsTheTokensOfEarlierStages) {
   StageConfig power = make_stage("power", 1000);
-  const Schedule whole = make_schedule({power}, 1e-2, 4);
+  const Schedule whole = make_schedule({power}, 1.0, 4);  // the cap binds at 0 tokens alone
   StageConfig half = make_stage("power", 500);
-  const Schedule split = make_schedule({half, half}, 1e-2, 4);
+  const Schedule split = make_schedule({half, half}, 1.0, 4);
   for (int64_t step = 0; step < 1000; step += 37) EXPECT_EQ(whole.lr(step), split.lr(step));
 }
 
