@@ -1,6 +1,7 @@
 #include "ops/cpu/openblas.h"
 
 #include <dlfcn.h>
+#include <omp.h>
 
 #include <cstdlib>
 
@@ -58,7 +59,10 @@ OpenBlas load() {
   blas.sgemv = symbol<decltype(&cblas_sgemv)>(library, "cblas_sgemv");
   blas.core = core_name(library);
   // Parallelism is ours: OpenBLAS's own threads would wait for each other at every call.
+  // Its OpenMP build takes the call for the whole program's OpenMP as well, so that is put back.
+  const int threads = omp_get_max_threads();
   symbol<decltype(&openblas_set_num_threads)>(library, "openblas_set_num_threads")(1);
+  omp_set_num_threads(threads);
   return blas;
 }
 
