@@ -19,6 +19,22 @@ import os
 import sys
 import time
 
+
+def help_openblas():
+    """A PyTorch that uses an OpenBLAS older than the processor gets that one's slowest kernels;
+    sbtrain corrects this for itself, so it is corrected here as well. No effect on MKL."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = next(line for line in file if line.startswith("flags")).split()
+    except (OSError, StopIteration):
+        return
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(flags):
+        os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+    elif {"avx2", "fma"} <= set(flags):
+        os.environ.setdefault("OPENBLAS_CORETYPE", "Haswell")
+
+
+help_openblas()
 try:
     import torch
     import torch.nn.functional as F
