@@ -45,9 +45,10 @@ std::vector<CheckpointInfo> checkpoints_in(const std::string& run) {
 }
 
 ExitCode run_ls(const CkptOptions& options) {
+  const std::vector<CheckpointInfo> list = checkpoints_in(options.path);
   fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {}\n", "step", "tokens", "size", "world", "age",
              "manifest");
-  for (const CheckpointInfo& info : checkpoints_in(options.path)) {
+  for (const CheckpointInfo& info : list) {
     if (!info.problem.empty()) {
       fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  bad: {}\n", info.step, "-", "-", "-", "-",
                  info.problem);
