@@ -34,9 +34,9 @@ std::vector<QueryTile> query_tiles_by_keys(const Sequences& sequences, int64_t t
   return tiles;
 }
 
-void pack(float* dst, HeadRows src, int64_t count, int64_t padded, int64_t head_dim, float scale) {
+void pack(float* dst, Matrix src, int64_t count, int64_t padded, int64_t head_dim, float scale) {
   for (int64_t i = 0; i < count; ++i) {
-    const float* row = src.data + i * src.stride;
+    const float* row = src.row(i);
 #pragma omp simd
     for (int64_t c = 0; c < head_dim; ++c) dst[i * head_dim + c] = scale * row[c];
   }
@@ -49,35 +49,49 @@ void transpose(float* dst, const float* rows, int64_t head_dim) {
   }
 }
 
-void zero_head(const Tensor& x, int64_t head, int64_t width, const Document& document) {
-  const HeadRows rows = head_rows(x, head, width, document.begin);
-  for (int64_t i = 0; i < document.length; ++i) {
-    std::fill_n(rows.data + i * rows.stride, width, 0.0f);
-  }
+void zero(Matrix x, int64_t rows, int64_t cols) {
+  for (int64_t i = 0; i < rows; ++i) std::fill_n(x.row(i), cols, 0.0f);
 }
 
 CachedHead::CachedHead(const DecodeTensors& t, int64_t sequence, int64_t head, int64_t head_dim)
-    : q(t.q_BHd.f32() + sequence * t.q_BHd.row_stride + head * head_dim),
-      k(t.k_cache_BCHd.f32() + sequence * t.k_cache_BCHd.row_stride + head * head_dim),
-      v(t.v_cache_BCHd.f32() + sequence * t.v_cache_BCHd.row_stride + head * head_dim),
-      stride(t.k_cache_BCHd.shape[2]),
+    : index(head),
+      d(head_dim),
       length(t.lengths_B.i32()[sequence]),
-      head_dim(head_dim) {}
+      q(Matrix(t.q_BHd).from(sequence, head * d).data),
+      o(Matrix(t.o_BHd).from(sequence, head * d).data) {
+  // Row `sequence` of a cache is the matrix [C, N] of one sequence.
+  const auto rows = [&](const Tensor& cache, int64_t column) {
+    return Matrix(Matrix(cache).from(sequence, column).data, cache.shape[2]);
+  };
+  k = rows(t.k_cache_BCHd, head * d);
+  v = rows(t.v_cache_BCHd, head * d);
+  if (t.gate_cache_BCH.defined()) gate = rows(t.gate_cache_BCH, head);
+  require(length > 0 && length <= t.k_cache_BCHd.shape[1],
+          "sequence {} has {} tokens in a cache of {}", sequence, length, t.k_cache_BCHd.shape[1]);
+}
 
 void CachedHead::logits(float* z, int64_t begin, int64_t keys, float scale) const {
   for (int64_t i = 0; i < keys; ++i) {
-    const float* key = k + (begin + i) * stride;
+    const float* key = k.row(begin + i);
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < head_dim; ++c) sum += q[c] * key[c];
+    for (int64_t c = 0; c < d; ++c) sum += q[c] * key[c];
     z[i] = scale * sum;
   }
 }
 
-void CachedHead::add_value(float* o, int64_t key, float weight) const {
-  const float* value = v + key * stride;
+void CachedHead::add_value(float* y, int64_t key, float weight) const {
+  const float* value = v.row(key);
 #pragma omp simd
-  for (int64_t c = 0; c < head_dim; ++c) o[c] += weight * value[c];
+  for (int64_t c = 0; c < d; ++c) y[c] += weight * value[c];
+}
+
+std::vector<CachedHead> make_cached_heads(const DecodeTensors& t, int heads) {
+  std::vector<CachedHead> cached;
+  for (int64_t b = 0; b < t.q_BHd.rows(); ++b) {
+    for (int64_t h = 0; h < heads; ++h) cached.emplace_back(t, b, h, t.q_BHd.cols() / heads);
+  }
+  return cached;
 }
 
 void cache_append(Stream& s, const Tensor& cache_BCN, const Tensor& x_BN,

@@ -41,17 +41,25 @@ std::vector<Document> documents_by_length(const Sequences& sequences, int64_t to
 // Their query tiles, those that see most keys first.
 std::vector<QueryTile> query_tiles_by_keys(const Sequences& sequences, int64_t tokens);
 
-// The columns of head `h` in a [T, H*d] tensor, from token `token` on.
-struct HeadRows {
-  float* data;
-  int64_t stride;
+// A matrix as inner loops see it: the tensor's checks are behind us.
+struct Matrix {
+  Matrix() = default;
+  Matrix(float* data, int64_t stride) : data(data), stride(stride) {}
+  explicit Matrix(const Tensor& x) {
+    if (!x.defined()) return;
+    data = x.f32();
+    stride = x.row_stride;
+  }
+  explicit operator bool() const { return data != nullptr; }
+  float* row(int64_t i) const { return data + i * stride; }
+  // From element (row, column) on.
+  Matrix from(int64_t row, int64_t column) const { return {data + row * stride + column, stride}; }
+  float* data = nullptr;
+  int64_t stride = 0;  // between rows
 };
-inline HeadRows head_rows(const Tensor& x, int64_t head, int64_t head_dim, int64_t token) {
-  return {x.f32() + token * x.row_stride + head * head_dim, x.row_stride};
-}
 
 // dst [count, d] = scale * rows [0, count); rows up to `padded` become zero.
-void pack(float* dst, HeadRows src, int64_t count, int64_t padded, int64_t head_dim, float scale);
+void pack(float* dst, Matrix src, int64_t count, int64_t padded, int64_t head_dim, float scale);
 // dst [d, kTile] = transpose of `rows` [kTile, d].
 void transpose(float* dst, const float* rows, int64_t head_dim);
 
@@ -66,25 +74,30 @@ inline void mix(float* y, const float* p, const float* rows, int64_t keys, int64
               head_dim, 1.0f, y, head_dim);
 }
 // y [keys, d] += p [keys, kTile] x [kTile, d].
-inline void scatter(HeadRows y, const float* p, const float* x, int64_t keys, int64_t head_dim) {
+inline void scatter(Matrix y, const float* p, const float* x, int64_t keys, int64_t head_dim) {
   gemm_serial(Transpose::kNo, Transpose::kNo, keys, head_dim, kTile, 1.0f, p, kTile, x, head_dim,
               1.0f, y.data, y.stride);
 }
 
-// Zeroes `width` columns of head `head` for all tokens of `document`; x is [T, H*width].
-void zero_head(const Tensor& x, int64_t head, int64_t width, const Document& document);
+// x [rows, cols] = 0.
+void zero(Matrix x, int64_t rows, int64_t cols);
 
-// The cached keys and values of one sequence and head, and the query that meets them.
+// One head of one sequence in a decode step: its query, output and cache, [C, d].
 struct CachedHead {
   CachedHead(const DecodeTensors& t, int64_t sequence, int64_t head, int64_t head_dim);
   // z[i] = scale * q.k of key begin + i.
   void logits(float* z, int64_t begin, int64_t keys, float scale) const;
-  void add_value(float* o, int64_t key, float weight) const;
-  const float *q, *k, *v;
-  int64_t stride;  // between tokens of the cache
-  int64_t length;  // the new token included
-  int64_t head_dim;
+  void add_value(float* y, int64_t key, float weight) const;
+  int64_t index;  // of the head
+  int64_t d;
+  int64_t length;  // keys, the new token's included
+  const float* q;
+  float* o;
+  Matrix k, v;
+  Matrix gate;  // [C, 1], if there is one
 };
+// The heads of sequence 0, of sequence 1, ...
+std::vector<CachedHead> make_cached_heads(const DecodeTensors& t, int heads);
 
 // `floats` for each thread.
 inline Buffer thread_scratch(const Stream& s, std::string_view name, int64_t floats) {

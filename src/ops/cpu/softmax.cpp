@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "ops/cpu/attention.h"
 #include "ops/cpu/attention_tile.h"
@@ -15,11 +16,41 @@ constexpr float kMasked = -std::numeric_limits<float>::infinity();
 // Stands for "no key yet". Finite, so that differences with kMasked are never NaN.
 constexpr float kNoMaximum = std::numeric_limits<float>::lowest();
 
+// What the ops of one head read and write: matrices [T, d] from its first column on.
 struct Head {
-  const SoftmaxParams& params;
-  int64_t index;
-  int64_t head_dim;
+  template <typename Tensors>
+  Head(const Tensors& t, const SoftmaxParams& params, int64_t index)
+      : params(params),
+        d(t.q_THd.cols() / params.heads),
+        q(columns(t.q_THd, index)),
+        k(columns(t.k_THd, index)),
+        v(columns(t.v_THd, index)),
+        o(columns(t.o_THd, index)),
+        lse(Matrix(t.lse_HT).row(index)) {
+    if constexpr (std::is_same_v<Tensors, SoftmaxBackward>) {
+      dout = columns(t.do_THd, index);
+      dq = columns(t.dq_THd, index);
+      dk = columns(t.dk_THd, index);
+      dv = columns(t.dv_THd, index);
+    }
+  }
+
+  SoftmaxParams params;
+  int64_t d;
+  Matrix q, k, v, o;
+  float* lse;               // [T]
+  Matrix dout, dq, dk, dv;  // backward
+
+ private:
+  Matrix columns(const Tensor& x, int64_t index) const { return Matrix(x).from(0, index * d); }
 };
+
+template <typename Tensors>
+std::vector<Head> make_heads(const Tensors& t, const SoftmaxParams& params) {
+  std::vector<Head> heads;
+  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, h);
+  return heads;
+}
 
 // The keys that some query of the tile sees: [first, end).
 struct KeyRange {
@@ -86,17 +117,15 @@ void scale_rows(float* rows, const float* factors, int64_t head_dim) {
   }
 }
 
-void forward_tile(const SoftmaxForward& t, const QueryTile& tile, const Head& head,
-                  Scratch scratch) {
-  const int64_t d = head.head_dim;
+void forward_tile(const QueryTile& tile, const Head& head, Scratch scratch) {
+  const int64_t d = head.d;
   float* q = scratch.take(kTile * d);
   float* q_t = scratch.take(kTile * d);
   float* o = scratch.take(kTile * d);
   float* rows = scratch.take(kChunk * d);
   float* z = scratch.take(kChunk * kTile);
   const int64_t start = tile.document.begin;
-  pack(q, head_rows(t.q_THd, head.index, d, start + tile.first), tile.count, kTile, d,
-       head.params.scale);
+  pack(q, head.q.from(start + tile.first, 0), tile.count, kTile, d, head.params.scale);
   transpose(q_t, q, d);
   std::fill(o, o + kTile * d, 0.0f);
 
@@ -104,21 +133,20 @@ void forward_tile(const SoftmaxForward& t, const QueryTile& tile, const Head& he
   const KeyRange range = visible_keys(tile, head.params.window);
   for (int64_t begin = range.first; begin < range.end; begin += kChunk) {
     const int64_t keys = std::min(kChunk, range.end - begin);
-    pack(rows, head_rows(t.k_THd, head.index, d, start + begin), keys, keys, d, 1.0f);
+    pack(rows, head.k.from(start + begin, 0), keys, keys, d, 1.0f);
     score(z, rows, q_t, keys, d);
     mask(z, tile, begin, keys, head.params.window);
     exponentiate(softmax, z, keys);
     scale_rows(o, softmax.rescale.data(), d);
-    pack(rows, head_rows(t.v_THd, head.index, d, start + begin), keys, keys, d, 1.0f);
+    pack(rows, head.v.from(start + begin, 0), keys, keys, d, 1.0f);
     mix(o, z, rows, keys, d);
   }
 
-  const HeadRows out = head_rows(t.o_THd, head.index, d, start + tile.first);
-  float* lse = t.lse_HT.f32() + head.index * t.lse_HT.row_stride + start + tile.first;
   for (int64_t j = 0; j < tile.count; ++j) {
-    lse[j] = softmax.maximum[j] + std::log(softmax.denominator[j]);
+    const int64_t token = start + tile.first + j;
+    head.lse[token] = softmax.maximum[j] + std::log(softmax.denominator[j]);
     const float inverse = 1.0f / softmax.denominator[j];
-    for (int64_t c = 0; c < d; ++c) out.data[j * out.stride + c] = o[j * d + c] * inverse;
+    for (int64_t c = 0; c < d; ++c) head.o.row(token)[c] = o[j * d + c] * inverse;
   }
 }
 
@@ -149,83 +177,74 @@ void exponentiate_backward(float* __restrict z, float* __restrict dp, const floa
   }
 }
 
-// delta_j = do_j.o_j and lse_j of the tile's queries; zeros behind them.
-void load_statistics(const SoftmaxBackward& t, const QueryTile& tile, const Head& head,
-                     const float* dout, float* lse, float* delta) {
-  const int64_t d = head.head_dim;
-  const int64_t token = tile.document.begin + tile.first;
-  const HeadRows o = head_rows(t.o_THd, head.index, d, token);
-  std::copy_n(t.lse_HT.f32() + head.index * t.lse_HT.row_stride + token, tile.count, lse);
+// delta_j = do_j.o_j of the tile's queries.
+void load_delta(const QueryTile& tile, const Head& head, const float* dout, float* delta) {
+  const int64_t d = head.d;
   for (int64_t j = 0; j < tile.count; ++j) {
+    const float* o = head.o.row(tile.document.begin + tile.first + j);
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < d; ++c) sum += dout[j * d + c] * o.data[j * o.stride + c];
+    for (int64_t c = 0; c < d; ++c) sum += dout[j * d + c] * o[c];
     delta[j] = sum;
   }
 }
 
-void backward_tile(const SoftmaxBackward& t, const QueryTile& tile, const Head& head,
-                   const BackwardScratch& m) {
-  const int64_t d = head.head_dim;
+void backward_tile(const QueryTile& tile, const Head& head, const BackwardScratch& m) {
+  const int64_t d = head.d;
   const int64_t start = tile.document.begin;
   const int64_t token = start + tile.first;
-  pack(m.q, head_rows(t.q_THd, head.index, d, token), tile.count, kTile, d, head.params.scale);
+  pack(m.q, head.q.from(token, 0), tile.count, kTile, d, head.params.scale);
   transpose(m.q_t, m.q, d);
-  pack(m.dout, head_rows(t.do_THd, head.index, d, token), tile.count, kTile, d, 1.0f);
+  pack(m.dout, head.dout.from(token, 0), tile.count, kTile, d, 1.0f);
   transpose(m.dout_t, m.dout, d);
   std::fill(m.dq, m.dq + kTile * d, 0.0f);
   alignas(64) std::array<float, kTile> lse{};
   alignas(64) std::array<float, kTile> delta{};
-  load_statistics(t, tile, head, m.dout, lse.data(), delta.data());
+  std::copy_n(head.lse + token, tile.count, lse.data());
+  load_delta(tile, head, m.dout, delta.data());
 
   const KeyRange range = visible_keys(tile, head.params.window);
   for (int64_t begin = range.first; begin < range.end; begin += kChunk) {
     const int64_t keys = std::min(kChunk, range.end - begin);
-    const HeadRows k = head_rows(t.k_THd, head.index, d, start + begin);
-    pack(m.rows, head_rows(t.v_THd, head.index, d, start + begin), keys, keys, d, 1.0f);
+    const Matrix k = head.k.from(start + begin, 0);
+    pack(m.rows, head.v.from(start + begin, 0), keys, keys, d, 1.0f);
     score(m.dp, m.rows, m.dout_t, keys, d);
     pack(m.rows, k, keys, keys, d, 1.0f);
     score(m.p, m.rows, m.q_t, keys, d);
     mask(m.p, tile, begin, keys, head.params.window);
     exponentiate_backward(m.p, m.dp, lse.data(), delta.data(), keys);
-    scatter(head_rows(t.dv_THd, head.index, d, start + begin), m.p, m.dout, keys, d);
-    scatter(head_rows(t.dk_THd, head.index, d, start + begin), m.dp, m.q, keys, d);
+    scatter(head.dv.from(start + begin, 0), m.p, m.dout, keys, d);
+    scatter(head.dk.from(start + begin, 0), m.dp, m.q, keys, d);
     mix(m.dq, m.dp, m.rows, keys, d);
   }
-  const HeadRows dq = head_rows(t.dq_THd, head.index, d, token);
   for (int64_t j = 0; j < tile.count; ++j) {
-    for (int64_t c = 0; c < d; ++c) {
-      dq.data[j * dq.stride + c] = head.params.scale * m.dq[j * d + c];
-    }
+    float* dq = head.dq.row(token + j);
+    for (int64_t c = 0; c < d; ++c) dq[c] = head.params.scale * m.dq[j * d + c];
   }
 }
 
 // All of one head in one document: only this call touches its dk and dv, tile after tile, so the
 // sums have one order.
-void backward_document(const SoftmaxBackward& t, const Document& document, const Head& head,
-                       const BackwardScratch& m) {
-  zero_head(t.dk_THd, head.index, head.head_dim, document);
-  zero_head(t.dv_THd, head.index, head.head_dim, document);
+void backward_document(const Document& document, const Head& head, const BackwardScratch& memory) {
+  zero(head.dk.from(document.begin, 0), document.length, head.d);
+  zero(head.dv.from(document.begin, 0), document.length, head.d);
   for (int64_t first = 0; first < document.length; first += kTile) {
-    const QueryTile tile{document, first, std::min(kTile, document.length - first)};
-    backward_tile(t, tile, head, m);
+    backward_tile({document, first, std::min(kTile, document.length - first)}, head, memory);
   }
 }
 
 // One new token of one sequence and head against its cache.
-void decode_head(const DecodeTensors& t, int64_t sequence, const Head& head) {
-  const int64_t d = head.head_dim;
-  const CachedHead cached(t, sequence, head.index, d);
-  float* o = t.o_BHd.f32() + sequence * t.o_BHd.row_stride + head.index * d;
+void decode_head(const CachedHead& cached, const SoftmaxParams& params) {
+  const int64_t d = cached.d;
+  float* o = cached.o;
   std::fill_n(o, d, 0.0f);
-  const int64_t window = head.params.window;
   float maximum = kNoMaximum;
   float denominator = 0.0f;
   alignas(64) std::array<float, kTile> p{};
-  for (int64_t begin = window > 0 ? std::max<int64_t>(0, cached.length - window) : 0;
-       begin < cached.length; begin += kTile) {
+  int64_t begin = params.window > 0 ? std::max<int64_t>(0, cached.length - params.window) : 0;
+  for (; begin < cached.length; begin += kTile) {
     const int64_t keys = std::min(kTile, cached.length - begin);
-    cached.logits(p.data(), begin, keys, head.params.scale);
+    cached.logits(p.data(), begin, keys, params.scale);
     const float before = maximum;
     for (int64_t i = 0; i < keys; ++i) maximum = std::max(maximum, p[i]);
     float sum = 0.0f;
@@ -246,49 +265,43 @@ void decode_head(const DecodeTensors& t, int64_t sequence, const Head& head) {
 }  // namespace
 
 Buffer softmax_forward_scratch(const Stream& s, int64_t head_dim) {
-  return thread_scratch(s, "softmax forward",
-                        3 * kTile * head_dim + kChunk * head_dim + kChunk * kTile);
+  return thread_scratch(s, "softmax forward", 3 * kTile * head_dim + kChunk * (head_dim + kTile));
 }
 
 Buffer softmax_backward_scratch(const Stream& s, int64_t head_dim) {
   return thread_scratch(s, "softmax backward",
-                        5 * kTile * head_dim + kChunk * head_dim + 2 * kChunk * kTile);
+                        5 * kTile * head_dim + kChunk * (head_dim + 2 * kTile));
 }
 
 void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
                      const SoftmaxParams& params) {
   const std::vector<QueryTile> tiles = query_tiles_by_keys(sequences, t.q_THd.rows());
-  const int64_t head_dim = t.q_THd.cols() / params.heads;
-  const Buffer scratch = softmax_forward_scratch(s, head_dim);
+  const std::vector<Head> heads = make_heads(t, params);
+  const Buffer scratch = softmax_forward_scratch(s, heads[0].d);
   const int64_t tasks = static_cast<int64_t>(tiles.size()) * params.heads;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < tasks; ++task) {
-    const Head head{params, task % params.heads, head_dim};
-    forward_tile(t, tiles[task / params.heads], head, Scratch(scratch));
+    forward_tile(tiles[task / params.heads], heads[task % params.heads], Scratch(scratch));
   }
 }
 
 void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
                       const SoftmaxParams& params) {
   const std::vector<Document> documents = documents_by_length(sequences, t.q_THd.rows());
-  const int64_t head_dim = t.q_THd.cols() / params.heads;
-  const Buffer scratch = softmax_backward_scratch(s, head_dim);
+  const std::vector<Head> heads = make_heads(t, params);
+  const Buffer scratch = softmax_backward_scratch(s, heads[0].d);
   const int64_t tasks = static_cast<int64_t>(documents.size()) * params.heads;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < tasks; ++task) {
-    const Head head{params, task % params.heads, head_dim};
-    const BackwardScratch memory(Scratch(scratch), head_dim);
-    backward_document(t, documents[task / params.heads], head, memory);
+    const Head& head = heads[task % params.heads];
+    backward_document(documents[task / params.heads], head, {Scratch(scratch), head.d});
   }
 }
 
 void softmax_decode(Stream& s, const DecodeTensors& t, const SoftmaxParams& params) {
-  const int64_t head_dim = t.q_BHd.cols() / params.heads;
-  const int64_t tasks = t.q_BHd.rows() * params.heads;
+  const std::vector<CachedHead> cached = make_cached_heads(t, params.heads);
 #pragma omp parallel for
-  for (int64_t task = 0; task < tasks; ++task) {
-    decode_head(t, task / params.heads, {params, task % params.heads, head_dim});
-  }
+  for (const CachedHead& head : cached) decode_head(head, params);
 }
 
 }  // namespace sbtrain::ops::cpu

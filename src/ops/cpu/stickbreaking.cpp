@@ -13,7 +13,7 @@
 // beta saturates, with a forget gate too. T runs from right to left and W from left to right, so
 // a query tile makes two passes and keeps T and sigma of all its keys in scratch.
 #include <array>
-#include <cmath>
+#include <type_traits>
 
 #include "ops/cpu/attention.h"
 #include "ops/cpu/attention_tile.h"
@@ -60,59 +60,82 @@ void break_stick(float* __restrict z, double* __restrict stick, float gate,
   }
 }
 
+// What the ops of one head read and write: matrices from its first column on.
+struct Head {
+  template <typename Tensors>
+  Head(const Tensors& t, const StickBreakingParams& params, int64_t index)
+      : params(params),
+        d(t.q_THd.cols() / params.heads),
+        q(columns(t.q_THd, index)),
+        k(columns(t.k_THd, index)),
+        v(columns(t.v_THd, index)),
+        rem(Matrix(t.rem_HT).row(index)),
+        stop(t.stop_HT.i32() + index * t.stop_HT.row_stride) {
+    if (t.gate_TH.defined()) gate = Matrix(t.gate_TH).from(0, index);
+    if (params.remainder == Remainder::kBias) bias = t.remainder_bias_Hd.f32() + index * d;
+    if constexpr (std::is_same_v<Tensors, StickBreakingForward>) {
+      o = columns(t.o_THd, index);
+    } else {
+      dout = columns(t.do_THd, index);
+      dq = columns(t.dq_THd, index);
+      dk = columns(t.dk_THd, index);
+      dv = columns(t.dv_THd, index);
+      if (gate) dgate = Matrix(t.dgate_TH).from(0, index);
+      if (bias) dbias = t.dremainder_bias_Hd.f32() + index * d;
+    }
+  }
+
+  StickBreakingParams params;
+  int64_t d;
+  Matrix q, k, v;  // [T, d]
+  Matrix gate;     // [T, 1], if there is one
+  const float* bias = nullptr;
+  float* rem;     // [T]
+  int32_t* stop;  // [T]
+  Matrix o;       // forward
+  Matrix dout, dq, dk, dv, dgate;
+  float* dbias = nullptr;
+
+ private:
+  Matrix columns(const Tensor& x, int64_t index) const { return Matrix(x).from(0, index * d); }
+};
+
+template <typename Tensors>
+std::vector<Head> make_heads(const Tensors& t, const StickBreakingParams& params) {
+  std::vector<Head> heads;
+  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, h);
+  return heads;
+}
+
+// The state of one query tile on its way over the keys.
+struct Sticks {
+  alignas(64) std::array<double, kTile> length{};  // 0 until the query's first key is reached
+  bool all_below(float epsilon) const {
+    return std::all_of(length.begin(), length.end(), [&](double l) { return l < epsilon; });
+  }
+};
+
 // Which query of the tile sees key `key` first, going left: its stick is whole there.
 int64_t starting_lane(const QueryTile& tile, int64_t key, bool attend_current) {
   return key - tile.first + (attend_current ? 0 : 1);
 }
 
-struct Head {
-  const StickBreakingParams& params;
-  int64_t index;
-  int64_t head_dim;
-};
-
-// The state of one query tile on its way over the keys.
-struct Sticks {
-  alignas(64) std::array<double, kTile> length{};  // 0 until the query's first key is reached
-  float longest() const {
-    double longest = 0;
-    for (const double l : length) longest = std::max(longest, l);
-    return static_cast<float>(longest);
-  }
-};
-
-// Keys [begin, begin + keys) of the tile's document, from right to left: logits `z` become A.
-// `stick_before` and `sigma_code` are written if given.
+// Keys [begin, begin + keys) of the tile's document, from right to left: logits `z` become A. With
+// kSave, stick_before and sigma_code are written too.
 template <bool kGated, bool kSave>
 void break_sticks(Sticks& sticks, float* z, const QueryTile& tile, int64_t begin, int64_t keys,
-                  const Tensor& gate_TH, const Head& head, float* stick_before, float* sigma_code) {
+                  const Head& head, float* stick_before, float* sigma_code) {
+  const int64_t token = tile.document.begin + begin;
   for (int64_t i = keys - 1; i >= 0; --i) {
     const int64_t lane = starting_lane(tile, begin + i, head.params.attend_current);
     if (lane >= 0 && lane < tile.count) sticks.length[lane] = 1.0;
-    float gate = 1.0f;
-    if constexpr (kGated) {
-      const int64_t token = tile.document.begin + begin + i;
-      gate = gate_TH.f32()[token * gate_TH.row_stride + head.index];
-    }
+    const float gate = kGated ? *head.gate.row(token + i) : 1.0f;
     float* before = kSave ? stick_before + i * kTile : nullptr;
     float* sigma = kSave ? sigma_code + i * kTile : nullptr;
     break_stick<kGated, kSave>(z + i * kTile, sticks.length.data(), gate, before, sigma);
   }
   // The first token of a document sees no key: all of its stick remains.
   if (begin == 0 && tile.first == 0 && !head.params.attend_current) sticks.length[0] = 1.0;
-}
-
-template <bool kSave>
-void break_sticks(Sticks& sticks, float* z, const QueryTile& tile, int64_t begin, int64_t keys,
-                  const Tensor& gate_TH, const Head& head, float* stick_before = nullptr,
-                  float* sigma_code = nullptr) {
-  if (gate_TH.defined()) {
-    break_sticks<true, kSave>(sticks, z, tile, begin, keys, gate_TH, head, stick_before,
-                              sigma_code);
-  } else {
-    break_sticks<false, kSave>(sticks, z, tile, begin, keys, gate_TH, head, stick_before,
-                               sigma_code);
-  }
 }
 
 int64_t keys_end(const QueryTile& tile) {
@@ -125,38 +148,31 @@ int64_t chunk_begin(int64_t end, int64_t stop) {
 }
 
 // Adds the remainder and writes the tile's output, rem and stop.
-void finish_tile(const StickBreakingForward& t, const QueryTile& tile, const Head& head,
-                 const Sticks& sticks, const float* o, int64_t stop) {
+void finish_tile(const QueryTile& tile, const Head& head, const Sticks& sticks, const float* o,
+                 int64_t stop) {
   const int64_t token = tile.document.begin + tile.first;
-  const HeadRows out = head_rows(t.o_THd, head.index, head.head_dim, token);
-  const HeadRows v = head_rows(t.v_THd, head.index, head.head_dim, token);
-  float* rem = t.rem_HT.f32() + head.index * t.rem_HT.row_stride + token;
-  int32_t* stops = t.stop_HT.i32() + head.index * t.stop_HT.row_stride + token;
   for (int64_t q = 0; q < tile.count; ++q) {
-    rem[q] = static_cast<float>(sticks.length[q]);
-    stops[q] = static_cast<int32_t>(stop);
-    const float* r = nullptr;
-    if (head.params.remainder == Remainder::kValue) r = v.data + q * v.stride;
-    if (head.params.remainder == Remainder::kBias) {
-      r = t.remainder_bias_Hd.f32() + head.index * head.head_dim;
-    }
-    float* row = out.data + q * out.stride;
-    const float* mixed = o + q * head.head_dim;
-    for (int64_t c = 0; c < head.head_dim; ++c) row[c] = r ? mixed[c] + rem[q] * r[c] : mixed[c];
+    const auto rem = static_cast<float>(sticks.length[q]);
+    head.rem[token + q] = rem;
+    head.stop[token + q] = static_cast<int32_t>(stop);
+    float* row = head.o.row(token + q);
+    std::copy_n(o + q * head.d, head.d, row);
+    if (head.params.remainder == Remainder::kNone) continue;
+    const float* r = head.bias ? head.bias : head.v.row(token + q);
+    for (int64_t c = 0; c < head.d; ++c) row[c] += rem * r[c];
   }
 }
 
-void forward_tile(const StickBreakingForward& t, const QueryTile& tile, const Head& head,
-                  Scratch scratch) {
-  const int64_t d = head.head_dim;
+template <bool kGated>
+void forward_tile(const QueryTile& tile, const Head& head, Scratch scratch) {
+  const int64_t d = head.d;
   float* q = scratch.take(kTile * d);
   float* q_t = scratch.take(kTile * d);
   float* o = scratch.take(kTile * d);
   float* rows = scratch.take(kChunk * d);
   float* z = scratch.take(kChunk * kTile);
   const int64_t start = tile.document.begin;
-  pack(q, head_rows(t.q_THd, head.index, d, start + tile.first), tile.count, kTile, d,
-       head.params.scale);
+  pack(q, head.q.from(start + tile.first, 0), tile.count, kTile, d, head.params.scale);
   transpose(q_t, q, d);
   std::fill(o, o + kTile * d, 0.0f);
 
@@ -165,16 +181,16 @@ void forward_tile(const StickBreakingForward& t, const QueryTile& tile, const He
   while (end > 0) {
     const int64_t begin = chunk_begin(end, 0);
     const int64_t keys = end - begin;
-    pack(rows, head_rows(t.k_THd, head.index, d, start + begin), keys, keys, d, 1.0f);
+    pack(rows, head.k.from(start + begin, 0), keys, keys, d, 1.0f);
     score(z, rows, q_t, keys, d);
-    break_sticks<false>(sticks, z, tile, begin, keys, t.gate_TH, head);
-    pack(rows, head_rows(t.v_THd, head.index, d, start + begin), keys, keys, d, 1.0f);
+    break_sticks<kGated, false>(sticks, z, tile, begin, keys, head, nullptr, nullptr);
+    pack(rows, head.v.from(start + begin, 0), keys, keys, d, 1.0f);
     mix(o, z, rows, keys, d);
     end = begin;
     const bool all_started = begin < tile.first;
-    if (all_started && sticks.longest() < head.params.skip_epsilon) break;
+    if (all_started && sticks.all_below(head.params.skip_epsilon)) break;
   }
-  finish_tile(t, tile, head, sticks, o, end);
+  finish_tile(tile, head, sticks, o, end);
 }
 
 // sigma and 1 - sigma from break_stick's code: +sigma for z <= 0, -(1 - sigma) for z > 0.
@@ -208,141 +224,124 @@ float break_stick_backward(float* __restrict a, float* __restrict w, const float
 
 // One thread's memory for the backward pass of one query tile.
 struct BackwardScratch {
-  BackwardScratch(Scratch scratch, int64_t head_dim, int64_t max_seqlen)
-      : q(scratch.take(kTile * head_dim)),
-        q_t(scratch.take(kTile * head_dim)),
-        dout(scratch.take(kTile * head_dim)),
-        dout_t(scratch.take(kTile * head_dim)),
-        dq(scratch.take(kTile * head_dim)),
-        rows(scratch.take(kChunk * head_dim)),
+  BackwardScratch(Scratch scratch, int64_t d, int64_t max_seqlen)
+      : q(scratch.take(kTile * d)),
+        q_t(scratch.take(kTile * d)),
+        dout(scratch.take(kTile * d)),
+        dout_t(scratch.take(kTile * d)),
+        dq(scratch.take(kTile * d)),
+        rows(scratch.take(kChunk * d)),
         chunk(scratch.take(kChunk * kTile)),
         stick_before(scratch.take(max_seqlen * kTile)),
         sigma_code(scratch.take(max_seqlen * kTile)) {}
-  float *q, *q_t, *dout, *dout_t, *dq, *rows, *chunk;
-  float *stick_before, *sigma_code;  // [keys, kTile]
+  float *q, *q_t, *dout, *dout_t, *dq;  // [kTile, d], _t: [d, kTile]
+  float *rows, *chunk;                  // [kChunk, d], [kChunk, kTile]
+  float *stick_before, *sigma_code;     // [keys, kTile]
+  alignas(64) std::array<float, kTile> drem{};
 };
 
-// The gradient of the remainder, and what the remainder alone adds to dv.
-void backward_remainder(const StickBreakingBackward& t, const QueryTile& tile, const Head& head,
-                        float* drem) {
-  const int64_t d = head.head_dim;
-  const int64_t token = tile.document.begin + tile.first;
-  const HeadRows dout = head_rows(t.do_THd, head.index, d, token);
-  std::fill(drem, drem + kTile, 0.0f);
+// drem of each query, and what the remainder alone adds to dv.
+void backward_remainder(const QueryTile& tile, const Head& head, BackwardScratch& m) {
+  m.drem.fill(0.0f);
   if (head.params.remainder == Remainder::kNone) return;
-  const bool by_value = head.params.remainder == Remainder::kValue;
-  const float* rem = t.rem_HT.f32() + head.index * t.rem_HT.row_stride + token;
-  const HeadRows v = head_rows(t.v_THd, head.index, d, token);
-  const HeadRows dv = head_rows(t.dv_THd, head.index, d, token);
+  const int64_t token = tile.document.begin + tile.first;
   for (int64_t q = 0; q < tile.count; ++q) {
-    const float* row = dout.data + q * dout.stride;
-    const float* r = by_value ? v.data + q * v.stride : t.remainder_bias_Hd.f32() + head.index * d;
+    const float* dout = m.dout + q * head.d;
+    const float* r = head.bias ? head.bias : head.v.row(token + q);
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < d; ++c) sum += row[c] * r[c];
-    drem[q] = sum;
-    if (by_value) {
-      for (int64_t c = 0; c < d; ++c) dv.data[q * dv.stride + c] += rem[q] * row[c];
-    }
+    for (int64_t c = 0; c < head.d; ++c) sum += dout[c] * r[c];
+    m.drem[q] = sum;
+    if (head.bias) continue;
+    float* dv = head.dv.row(token + q);
+    for (int64_t c = 0; c < head.d; ++c) dv[c] += head.rem[token + q] * dout[c];
   }
 }
 
 // Pass 1, right to left: sticks and sigmas, and dv.
-void backward_sticks(const StickBreakingBackward& t, const QueryTile& tile, const Head& head,
-                     const BackwardScratch& m, int64_t stop) {
-  const int64_t d = head.head_dim;
+template <bool kGated>
+void backward_sticks(const QueryTile& tile, const Head& head, BackwardScratch& m, int64_t stop) {
   Sticks sticks;
   int64_t end = keys_end(tile);
   while (end > stop) {
     const int64_t begin = chunk_begin(end, stop);
     const int64_t keys = end - begin;
     const int64_t token = tile.document.begin + begin;
-    pack(m.rows, head_rows(t.k_THd, head.index, d, token), keys, keys, d, 1.0f);
-    score(m.chunk, m.rows, m.q_t, keys, d);
-    break_sticks<true>(sticks, m.chunk, tile, begin, keys, t.gate_TH, head,
-                       m.stick_before + (begin - stop) * kTile,
-                       m.sigma_code + (begin - stop) * kTile);
-    scatter(head_rows(t.dv_THd, head.index, d, token), m.chunk, m.dout, keys, d);
+    pack(m.rows, head.k.from(token, 0), keys, keys, head.d, 1.0f);
+    score(m.chunk, m.rows, m.q_t, keys, head.d);
+    break_sticks<kGated, true>(sticks, m.chunk, tile, begin, keys, head,
+                               m.stick_before + (begin - stop) * kTile,
+                               m.sigma_code + (begin - stop) * kTile);
+    scatter(head.dv.from(token, 0), m.chunk, m.dout, keys, head.d);
     end = begin;
   }
 }
 
 // Pass 2, left to right: dz, and from it dq, dk and dgate.
-void backward_logits(const StickBreakingBackward& t, const QueryTile& tile, const Head& head,
-                     const BackwardScratch& m, const float* drem, int64_t stop) {
-  const int64_t d = head.head_dim;
+template <bool kGated>
+void backward_logits(const QueryTile& tile, const Head& head, BackwardScratch& m, int64_t stop) {
   alignas(64) std::array<float, kTile> w{};
   const int64_t end = keys_end(tile);
   for (int64_t begin = stop; begin < end; begin += kChunk) {
     const int64_t keys = std::min(kChunk, end - begin);
     const int64_t token = tile.document.begin + begin;
-    pack(m.rows, head_rows(t.v_THd, head.index, d, token), keys, keys, d, 1.0f);
-    score(m.chunk, m.rows, m.dout_t, keys, d);
+    pack(m.rows, head.v.from(token, 0), keys, keys, head.d, 1.0f);
+    score(m.chunk, m.rows, m.dout_t, keys, head.d);
     for (int64_t i = 0; i < keys; ++i) {
-      float* row = m.chunk + i * kTile;
-      const float* before = m.stick_before + (begin - stop + i) * kTile;
-      const float* code = m.sigma_code + (begin - stop + i) * kTile;
-      if (t.gate_TH.defined()) {
-        const float gate = t.gate_TH.f32()[(token + i) * t.gate_TH.row_stride + head.index];
-        float& dgate = t.dgate_TH.f32()[(token + i) * t.dgate_TH.row_stride + head.index];
-        dgate += break_stick_backward<true>(row, w.data(), drem, before, code, gate);
-      } else {
-        break_stick_backward<false>(row, w.data(), drem, before, code, 1.0f);
-      }
+      const int64_t saved = (begin - stop + i) * kTile;
+      const float gate = kGated ? *head.gate.row(token + i) : 1.0f;
+      const float dgate =
+          break_stick_backward<kGated>(m.chunk + i * kTile, w.data(), m.drem.data(),
+                                       m.stick_before + saved, m.sigma_code + saved, gate);
+      if constexpr (kGated) *head.dgate.row(token + i) += dgate;
     }
-    scatter(head_rows(t.dk_THd, head.index, d, token), m.chunk, m.q, keys, d);
-    pack(m.rows, head_rows(t.k_THd, head.index, d, token), keys, keys, d, head.params.scale);
-    mix(m.dq, m.chunk, m.rows, keys, d);
+    scatter(head.dk.from(token, 0), m.chunk, m.q, keys, head.d);
+    pack(m.rows, head.k.from(token, 0), keys, keys, head.d, head.params.scale);
+    mix(m.dq, m.chunk, m.rows, keys, head.d);
   }
 }
 
-void backward_tile(const StickBreakingBackward& t, const QueryTile& tile, const Head& head,
-                   const BackwardScratch& m) {
-  const int64_t d = head.head_dim;
+template <bool kGated>
+void backward_tile(const QueryTile& tile, const Head& head, BackwardScratch& m) {
+  const int64_t d = head.d;
   const int64_t token = tile.document.begin + tile.first;
-  const int64_t stop = t.stop_HT.i32()[head.index * t.stop_HT.row_stride + token];
-  pack(m.q, head_rows(t.q_THd, head.index, d, token), tile.count, kTile, d, head.params.scale);
+  pack(m.q, head.q.from(token, 0), tile.count, kTile, d, head.params.scale);
   transpose(m.q_t, m.q, d);
-  pack(m.dout, head_rows(t.do_THd, head.index, d, token), tile.count, kTile, d, 1.0f);
+  pack(m.dout, head.dout.from(token, 0), tile.count, kTile, d, 1.0f);
   transpose(m.dout_t, m.dout, d);
   std::fill(m.dq, m.dq + kTile * d, 0.0f);
-  alignas(64) std::array<float, kTile> drem{};
 
-  backward_remainder(t, tile, head, drem.data());
-  backward_sticks(t, tile, head, m, stop);
-  backward_logits(t, tile, head, m, drem.data(), stop);
+  backward_remainder(tile, head, m);
+  backward_sticks<kGated>(tile, head, m, head.stop[token]);
+  backward_logits<kGated>(tile, head, m, head.stop[token]);
 
-  const HeadRows dq = head_rows(t.dq_THd, head.index, d, token);
-  for (int64_t q = 0; q < tile.count; ++q) {
-    std::copy_n(m.dq + q * d, d, dq.data + q * dq.stride);
-  }
+  for (int64_t q = 0; q < tile.count; ++q) std::copy_n(m.dq + q * d, d, head.dq.row(token + q));
 }
 
 // All of one head in one document: only this call touches its dk, dv and dgate, tile after tile,
 // so the sums have one order.
-void backward_document(const StickBreakingBackward& t, const Document& document, const Head& head,
-                       const BackwardScratch& m) {
-  zero_head(t.dk_THd, head.index, head.head_dim, document);
-  zero_head(t.dv_THd, head.index, head.head_dim, document);
-  if (t.gate_TH.defined()) zero_head(t.dgate_TH, head.index, 1, document);
+void backward_document(const Document& document, const Head& head, BackwardScratch memory) {
+  zero(head.dk.from(document.begin, 0), document.length, head.d);
+  zero(head.dv.from(document.begin, 0), document.length, head.d);
+  if (head.gate) zero(head.dgate.from(document.begin, 0), document.length, 1);
   for (int64_t first = 0; first < document.length; first += kTile) {
     const QueryTile tile{document, first, std::min(kTile, document.length - first)};
-    backward_tile(t, tile, head, m);
+    if (head.gate) {
+      backward_tile<true>(tile, head, memory);
+    } else {
+      backward_tile<false>(tile, head, memory);
+    }
   }
 }
 
 // dr_h += sum_j rem_j do_j.
-void backward_remainder_bias(const StickBreakingBackward& t, const Head& head) {
-  const int64_t d = head.head_dim;
-  const float* rem = t.rem_HT.f32() + head.index * t.rem_HT.row_stride;
-  const HeadRows dout = head_rows(t.do_THd, head.index, d, 0);
-  float* dr = t.dremainder_bias_Hd.f32() + head.index * d;
-  for (int64_t c = 0; c < d; ++c) {
+void backward_remainder_bias(const Head& head, int64_t tokens) {
+  for (int64_t c = 0; c < head.d; ++c) {
     double sum = 0.0;
-    for (int64_t j = 0; j < t.do_THd.rows(); ++j) {
-      sum += static_cast<double>(rem[j]) * dout.data[j * dout.stride + c];
+    for (int64_t j = 0; j < tokens; ++j) {
+      sum += static_cast<double>(head.rem[j]) * head.dout.row(j)[c];
     }
-    dr[c] += static_cast<float>(sum);
+    head.dbias[c] += static_cast<float>(sum);
   }
 }
 
@@ -358,94 +357,87 @@ void encode_sigma(float* z) {
 }
 
 // One new token of one sequence and head against its cache, right to left.
-void decode_head(const DecodeTensors& t, int64_t sequence, const Head& head) {
-  const int64_t d = head.head_dim;
-  const CachedHead cached(t, sequence, head.index, d);
-  const Tensor& gates = t.gate_cache_BCH;
-  float* o = t.o_BHd.f32() + sequence * t.o_BHd.row_stride + head.index * d;
-  std::fill_n(o, d, 0.0f);
+void decode_head(const DecodeTensors& t, const CachedHead& cached,
+                 const StickBreakingParams& params) {
+  float* o = cached.o;
+  std::fill_n(o, cached.d, 0.0f);
   double stick = 1.0;
   alignas(64) std::array<float, kTile> code{};
-  int64_t end = head.params.attend_current ? cached.length : cached.length - 1;
-  while (end > 0 && !(stick < head.params.skip_epsilon)) {
+  int64_t end = params.attend_current ? cached.length : cached.length - 1;
+  while (end > 0 && !(stick < params.skip_epsilon)) {
     const int64_t begin = std::max<int64_t>(0, end - kTile);
-    cached.logits(code.data(), begin, end - begin, head.params.scale);
+    cached.logits(code.data(), begin, end - begin, params.scale);
     encode_sigma(code.data());
     for (int64_t i = end - 1; i >= begin; --i) {
       const Sigma sigma = decode_sigma(code[i - begin]);
-      float beta = sigma.value;
-      double keep = sigma.value > 0.5f ? sigma.complement : 1.0 - sigma.value;
-      if (gates.defined()) {
-        const float gate =
-            gates.f32()[sequence * gates.row_stride + i * gates.shape[2] + head.index];
-        beta *= gate;
-        keep = keep * gate + (1.0 - gate);
-      }
-      cached.add_value(o, i, beta * static_cast<float>(stick));
-      stick = stick * keep < kShortestStick ? 0.0 : stick * keep;
+      const double gate = cached.gate ? *cached.gate.row(i) : 1.0;
+      const double beta = gate * sigma.value;
+      cached.add_value(o, i, static_cast<float>(beta * stick));
+      // 1 - sigma from the code: decode_sigma rounds one of the two to fp32.
+      const double complement = sigma.value > 0.5f ? sigma.complement : 1.0 - sigma.value;
+      stick *= (1.0 - gate) + gate * complement;
     }
     end = begin;
   }
-  if (head.params.remainder == Remainder::kNone) return;
-  const auto rem = static_cast<float>(stick);
-  if (head.params.remainder == Remainder::kValue) {
-    cached.add_value(o, cached.length - 1, rem);
-  } else {
-    const float* r = t.remainder_bias_Hd.f32() + head.index * d;
-    for (int64_t c = 0; c < d; ++c) o[c] += rem * r[c];
-  }
+  if (params.remainder == Remainder::kNone) return;
+  const float* r = params.remainder == Remainder::kBias
+                       ? t.remainder_bias_Hd.f32() + cached.index * cached.d
+                       : cached.v.row(cached.length - 1);
+  for (int64_t c = 0; c < cached.d; ++c) o[c] += static_cast<float>(stick) * r[c];
 }
 
 }  // namespace
 
 Buffer stickbreaking_forward_scratch(const Stream& s, int64_t head_dim) {
   return thread_scratch(s, "stickbreaking forward",
-                        3 * kTile * head_dim + kChunk * head_dim + kChunk * kTile);
+                        3 * kTile * head_dim + kChunk * (head_dim + kTile));
 }
 
 Buffer stickbreaking_backward_scratch(const Stream& s, int64_t head_dim, int64_t max_seqlen) {
   return thread_scratch(
       s, "stickbreaking backward",
-      5 * kTile * head_dim + kChunk * head_dim + kChunk * kTile + 2 * max_seqlen * kTile);
+      5 * kTile * head_dim + kChunk * (head_dim + kTile) + 2 * max_seqlen * kTile);
 }
 
 void stickbreaking_forward(Stream& s, const StickBreakingForward& t, const Sequences& sequences,
                            const StickBreakingParams& params) {
   const std::vector<QueryTile> tiles = query_tiles_by_keys(sequences, t.q_THd.rows());
-  const int64_t head_dim = t.q_THd.cols() / params.heads;
-  const Buffer scratch = stickbreaking_forward_scratch(s, head_dim);
+  const std::vector<Head> heads = make_heads(t, params);
+  const Buffer scratch = stickbreaking_forward_scratch(s, heads[0].d);
   const int64_t tasks = static_cast<int64_t>(tiles.size()) * params.heads;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < tasks; ++task) {
-    const Head head{params, task % params.heads, head_dim};
-    forward_tile(t, tiles[task / params.heads], head, Scratch(scratch));
+    const Head& head = heads[task % params.heads];
+    const QueryTile& tile = tiles[task / params.heads];
+    if (head.gate) {
+      forward_tile<true>(tile, head, Scratch(scratch));
+    } else {
+      forward_tile<false>(tile, head, Scratch(scratch));
+    }
   }
 }
 
 void stickbreaking_backward(Stream& s, const StickBreakingBackward& t, const Sequences& sequences,
                             const StickBreakingParams& params) {
   const std::vector<Document> documents = documents_by_length(sequences, t.q_THd.rows());
-  const int64_t head_dim = t.q_THd.cols() / params.heads;
-  const Buffer scratch = stickbreaking_backward_scratch(s, head_dim, sequences.max_seqlen);
+  const std::vector<Head> heads = make_heads(t, params);
+  const int64_t max_seqlen = sequences.max_seqlen;
+  const Buffer scratch = stickbreaking_backward_scratch(s, heads[0].d, max_seqlen);
   const int64_t tasks = static_cast<int64_t>(documents.size()) * params.heads;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < tasks; ++task) {
-    const Head head{params, task % params.heads, head_dim};
-    const BackwardScratch memory(Scratch(scratch), head_dim, sequences.max_seqlen);
-    backward_document(t, documents[task / params.heads], head, memory);
+    const Head& head = heads[task % params.heads];
+    backward_document(documents[task / params.heads], head, {Scratch(scratch), head.d, max_seqlen});
   }
   if (params.remainder != Remainder::kBias) return;
 #pragma omp parallel for
-  for (int64_t h = 0; h < params.heads; ++h) backward_remainder_bias(t, {params, h, head_dim});
+  for (int64_t h = 0; h < params.heads; ++h) backward_remainder_bias(heads[h], t.q_THd.rows());
 }
 
 void stickbreaking_decode(Stream& s, const DecodeTensors& t, const StickBreakingParams& params) {
-  const int64_t head_dim = t.q_BHd.cols() / params.heads;
-  const int64_t tasks = t.q_BHd.rows() * params.heads;
+  const std::vector<CachedHead> cached = make_cached_heads(t, params.heads);
 #pragma omp parallel for
-  for (int64_t task = 0; task < tasks; ++task) {
-    decode_head(t, task / params.heads, {params, task % params.heads, head_dim});
-  }
+  for (const CachedHead& head : cached) decode_head(t, head, params);
 }
 
 }  // namespace sbtrain::ops::cpu

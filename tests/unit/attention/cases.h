@@ -1,0 +1,205 @@
+// One attention problem on the CPU backend and in the oracle, side by side.
+#pragma once
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "ops/ops.h"
+#include "support/tensors.h"
+#include "unit/attention/oracle.h"
+
+namespace sbtrain::test {
+
+enum class Inputs : uint8_t {
+  kStandard,  // std 1
+  kTrained,   // q mean +1, k mean -1, std 0.25: as trained models have them
+};
+
+struct Case {
+  std::vector<int32_t> documents = {16};  // lengths
+  int heads = 2;
+  int64_t head_dim = 16;
+  Inputs inputs = Inputs::kStandard;
+  // stick-breaking
+  bool attend_current = false;
+  ops::Remainder remainder = ops::Remainder::kNone;
+  bool gated = false;
+  float skip_epsilon = 0.0f;
+  // softmax
+  int64_t window = 0;
+  float scale = 0.0f;  // 0: 1/sqrt(head_dim)
+
+  int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
+  int64_t width() const { return heads * head_dim; }
+  float logit_scale() const {
+    return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+  }
+  std::vector<int32_t> bounds() const {
+    std::vector<int32_t> bounds = {0};
+    for (const int32_t length : documents) bounds.push_back(bounds.back() + length);
+    return bounds;
+  }
+  std::string describe() const {
+    std::string text = "documents";
+    for (const int32_t length : documents) text += " " + std::to_string(length);
+    text += inputs == Inputs::kTrained ? ", trained-like" : ", std 1";
+    if (attend_current) text += ", attend_current";
+    if (remainder == ops::Remainder::kValue) text += ", remainder value";
+    if (remainder == ops::Remainder::kBias) text += ", remainder bias";
+    if (gated) text += ", gate";
+    if (skip_epsilon > 0) text += ", skip";
+    if (window > 0) text += ", window " + std::to_string(window);
+    return text;
+  }
+};
+
+// Every option of stick-breaking but skipping, for the given documents and inputs.
+inline std::vector<Case> stickbreaking_options(const Case& base) {
+  std::vector<Case> cases;
+  for (const bool attend_current : {false, true}) {
+    for (const auto remainder :
+         {ops::Remainder::kNone, ops::Remainder::kValue, ops::Remainder::kBias}) {
+      for (const bool gated : {false, true}) {
+        Case c = base;
+        c.attend_current = attend_current;
+        c.remainder = remainder;
+        c.gated = gated;
+        cases.push_back(c);
+      }
+    }
+  }
+  return cases;
+}
+
+// Inputs and outputs of one case; outputs start poisoned. q, k and v are columns of one matrix,
+// and so are their gradients.
+struct Attention {
+  explicit Attention(const Case& c)
+      : config(c),
+        qkv(random_normal("qkv", {c.tokens(), 3 * c.width()})),
+        dout(random_normal("do", {c.tokens(), c.width()})),
+        gate(generated({c.tokens(), c.heads}, 0,
+                       [](int64_t i) {
+                         // In (0, 1], some exactly 1.
+                         const Philox random(1, RandomPurpose::kTest, "gate");
+                         const double u = random.uniform(static_cast<uint64_t>(i));
+                         return u > 0.8 ? 1.0 : 0.2 + u;
+                       })),
+        bias(random_normal("bias", {c.heads, c.head_dim})),
+        bounds(integers(c.bounds())),
+        o(poisoned({c.tokens(), c.width()}, 3)),
+        row(poisoned({c.heads, c.tokens()})),
+        stop(DType::kI32, {c.heads, c.tokens()}),
+        dqkv(poisoned({c.tokens(), 3 * c.width()})),
+        dgate(poisoned({c.tokens(), c.heads})),
+        dbias(constant({c.heads, c.head_dim}, 0.0)) {
+    if (c.inputs == Inputs::kTrained) {
+      for (int64_t t = 0; t < c.tokens(); ++t) {
+        for (int64_t i = 0; i < 2 * c.width(); ++i) {
+          qkv.at(t, i) = qkv.at(t, i) * 0.25f + (i < c.width() ? 1.0f : -1.0f);
+        }
+      }
+    }
+  }
+
+  Sequences sequences() const {
+    Sequences s;
+    s.cu_seqlens = bounds;
+    s.count = static_cast<int64_t>(config.documents.size());
+    s.max_seqlen = *std::max_element(config.documents.begin(), config.documents.end());
+    return s;
+  }
+  Tensor part(const Owned& all, int64_t index) const {
+    return all.tensor().col_range(index * config.width(), config.width());
+  }
+  Tensor q() const { return part(qkv, 0); }
+  Tensor k() const { return part(qkv, 1); }
+  Tensor v() const { return part(qkv, 2); }
+  Tensor gate_or_none() const { return config.gated ? gate.tensor() : Tensor(); }
+
+  ops::StickBreakingParams stickbreaking_params() const {
+    return {.heads = config.heads,
+            .scale = config.logit_scale(),
+            .attend_current = config.attend_current,
+            .remainder = config.remainder,
+            .skip_epsilon = config.skip_epsilon};
+  }
+  ops::SoftmaxParams softmax_params() const {
+    return {.heads = config.heads, .scale = config.logit_scale(), .window = config.window};
+  }
+
+  void stickbreaking_forward() {
+    ops::stickbreaking_forward(stream.stream,
+                               {.o_THd = o,
+                                .rem_HT = row,
+                                .stop_HT = stop,
+                                .q_THd = q(),
+                                .k_THd = k(),
+                                .v_THd = v(),
+                                .gate_TH = gate_or_none(),
+                                .remainder_bias_Hd = bias},
+                               sequences(), stickbreaking_params());
+  }
+  void stickbreaking_backward() {
+    ops::stickbreaking_backward(stream.stream,
+                                {.dq_THd = part(dqkv, 0),
+                                 .dk_THd = part(dqkv, 1),
+                                 .dv_THd = part(dqkv, 2),
+                                 .dgate_TH = dgate,
+                                 .dremainder_bias_Hd = dbias,
+                                 .do_THd = dout,
+                                 .rem_HT = row,
+                                 .stop_HT = stop,
+                                 .q_THd = q(),
+                                 .k_THd = k(),
+                                 .v_THd = v(),
+                                 .gate_TH = gate_or_none(),
+                                 .remainder_bias_Hd = bias},
+                                sequences(), stickbreaking_params());
+  }
+  void softmax_forward() {
+    ops::softmax_forward(stream.stream,
+                         {.o_THd = o, .lse_HT = row, .q_THd = q(), .k_THd = k(), .v_THd = v()},
+                         sequences(), softmax_params());
+  }
+  void softmax_backward() {
+    ops::softmax_backward(stream.stream,
+                          {.dq_THd = part(dqkv, 0),
+                           .dk_THd = part(dqkv, 1),
+                           .dv_THd = part(dqkv, 2),
+                           .do_THd = dout,
+                           .o_THd = o,
+                           .lse_HT = row,
+                           .q_THd = q(),
+                           .k_THd = k(),
+                           .v_THd = v()},
+                          sequences(), softmax_params());
+  }
+
+  oracle::Problem problem() const {
+    oracle::Problem p;
+    p.tokens = config.tokens();
+    p.heads = config.heads;
+    p.head_dim = config.head_dim;
+    p.bounds = config.bounds();
+    p.scale = config.logit_scale();
+    p.q = to_f64(q());
+    p.k = to_f64(k());
+    p.v = to_f64(v());
+    p.dout = to_f64(dout);
+    p.attend_current = config.attend_current;
+    p.remainder = static_cast<oracle::Remainder>(config.remainder);
+    if (config.gated) p.gate = to_f64(gate);
+    if (config.remainder == ops::Remainder::kBias) p.bias = to_f64(bias);
+    p.window = config.window;
+    return p;
+  }
+
+  Case config;
+  CpuStream stream;
+  Owned qkv, dout, gate, bias, bounds;
+  Owned o, row, stop, dqkv, dgate, dbias;
+};
+
+}  // namespace sbtrain::test

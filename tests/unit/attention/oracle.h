@@ -1,0 +1,228 @@
+// Attention in fp64, written down as the definitions are, one pair of tokens after the other.
+// Slow and independent of src/: what the backends are compared with.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace sbtrain::test::oracle {
+
+enum class Remainder : uint8_t { kNone, kValue, kBias };
+
+// Tensors are [T, H, d] (gate [T, H], bias [H, d]); document n is [bounds[n], bounds[n+1]).
+struct Problem {
+  int64_t tokens = 0, heads = 1, head_dim = 1;
+  std::vector<int32_t> bounds;
+  double scale = 1.0;
+  std::vector<double> q, k, v;
+  std::vector<double> dout;  // empty: no gradients
+  // stick-breaking
+  bool attend_current = false;
+  Remainder remainder = Remainder::kNone;
+  std::vector<double> gate;        // empty: 1
+  std::vector<double> bias;        // with Remainder::kBias
+  std::vector<int32_t> first_key;  // [H, T], relative to the document; empty: 0
+  // softmax
+  int64_t window = 0;
+};
+
+struct Result {
+  explicit Result(const Problem& p)
+      : o(p.q.size()),
+        row(static_cast<size_t>(p.heads * p.tokens)),
+        dq(p.q.size()),
+        dk(p.q.size()),
+        dv(p.q.size()),
+        dgate(p.gate.size()),
+        dbias(p.bias.size()) {}
+  std::vector<double> o;
+  std::vector<double> row;  // [H, T]: the remainder, or log-sum-exp
+  std::vector<double> dq, dk, dv, dgate, dbias;
+
+  void add(const Result& other) {
+    const auto sum = [](std::vector<double>& y, const std::vector<double>& x) {
+      for (size_t i = 0; i < y.size(); ++i) y[i] += x[i];
+    };
+    sum(o, other.o);
+    sum(row, other.row);
+    sum(dq, other.dq);
+    sum(dk, other.dk);
+    sum(dv, other.dv);
+    sum(dgate, other.dgate);
+    sum(dbias, other.dbias);
+  }
+};
+
+// One query of one head; its keys are tokens [begin, end) of the pack.
+struct Query {
+  int64_t token, head, begin, end;
+};
+
+// What is computed for one query, by key from `begin` on.
+struct Keys {
+  explicit Keys(const Problem& p) : z(p.tokens), a(p.tokens) {}
+  std::vector<double> z, a;
+};
+
+inline size_t at(const Problem& p, int64_t token, int64_t head) {
+  return static_cast<size_t>((token * p.heads + head) * p.head_dim);
+}
+inline double dot(const Problem& p, const std::vector<double>& a, size_t i,
+                  const std::vector<double>& b, size_t j) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t c = 0; c < p.head_dim; ++c) sum += a[i + c] * b[j + c];
+  return sum;
+}
+inline void axpy(const Problem& p, std::vector<double>& y, size_t i, double w,
+                 const std::vector<double>& x, size_t j) {
+#pragma omp simd
+  for (int64_t c = 0; c < p.head_dim; ++c) y[i + c] += w * x[j + c];
+}
+
+// The sum over all queries of what body(query, keys, result) adds. `inclusive`: a token is its own
+// last key.
+template <typename Body>
+Result sum_over_queries(const Problem& p, bool inclusive, Body&& body) {
+  std::vector<Query> queries;
+  for (size_t n = 0; n + 1 < p.bounds.size(); ++n) {
+    for (int64_t j = p.bounds[n]; j < p.bounds[n + 1]; ++j) {
+      for (int64_t h = 0; h < p.heads; ++h) {
+        int64_t begin = p.bounds[n];
+        if (!p.first_key.empty()) begin += p.first_key[static_cast<size_t>(h * p.tokens + j)];
+        if (p.window > 0) begin = std::max(begin, j - p.window + 1);
+        const int64_t end = inclusive ? j + 1 : j;
+        queries.push_back({j, h, std::min(begin, end), end});
+      }
+    }
+  }
+  Result total(p);
+#pragma omp parallel if (p.tokens > 1000)
+  {
+    Result mine(p);
+    Keys keys(p);
+#pragma omp for schedule(dynamic, 64) nowait
+    for (size_t i = 0; i < queries.size(); ++i) body(queries[i], keys, mine);
+#pragma omp critical
+    total.add(mine);
+  }
+  return total;
+}
+
+inline double gate_of(const Problem& p, int64_t token, int64_t head) {
+  return p.gate.empty() ? 1.0 : p.gate[static_cast<size_t>(token * p.heads + head)];
+}
+inline double sigmoid(double z) {
+  return 1.0 / (1.0 + std::exp(-z));
+}
+// 1 - f sigmoid(z) without cancellation.
+inline double keep(double z, double f) {
+  return (1.0 - f) + f * sigmoid(-z);
+}
+
+// z and A of all keys of one query (A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)); returns the
+// remainder.
+inline double break_stick(const Problem& p, const Query& x, Keys& keys) {
+  double left = 1;
+  for (int64_t i = x.end - 1; i >= x.begin; --i) {
+    const double f = gate_of(p, i, x.head);
+    const double z = p.scale * dot(p, p.q, at(p, x.token, x.head), p.k, at(p, i, x.head));
+    keys.z[i - x.begin] = z;
+    keys.a[i - x.begin] = f * sigmoid(z) * left;
+    left *= keep(z, f);
+  }
+  return left;
+}
+
+// g_i = A_i (do.v_i - drem), dz_i = g_i - beta_i sum_{i'<=i} g_i'; with a gate
+// dbeta_i = g_i / beta_i - sum_{i'<i} g_i' / (1 - beta_i), beta_i = f_i sigmoid(z_i).
+inline void break_stick_backward(const Problem& p, const Query& x, const Keys& keys, double rem,
+                                 Result& out) {
+  const size_t row = at(p, x.token, x.head);
+  double drem = 0;
+  if (p.remainder == Remainder::kValue) {
+    drem = dot(p, p.dout, row, p.v, row);
+    axpy(p, out.dv, row, rem, p.dout, row);
+  }
+  if (p.remainder == Remainder::kBias) {
+    drem = dot(p, p.dout, row, p.bias, at(p, 0, x.head));
+    axpy(p, out.dbias, at(p, 0, x.head), rem, p.dout, row);
+  }
+  double sum = 0;  // of g over the keys left of i
+  for (int64_t i = x.begin; i < x.end; ++i) {
+    const size_t key = at(p, i, x.head);
+    const double z = keys.z[i - x.begin];
+    const double g = keys.a[i - x.begin] * (dot(p, p.dout, row, p.v, key) - drem);
+    const double sigma = sigmoid(z);
+    double dz = g - sigma * (sum + g);
+    if (!p.gate.empty()) {
+      const double f = gate_of(p, i, x.head);
+      dz = (g - sum * f * sigma / keep(z, f)) * sigmoid(-z);
+      out.dgate[static_cast<size_t>(i * p.heads + x.head)] += g / f - sum * sigma / keep(z, f);
+    }
+    sum += g;
+    axpy(p, out.dq, row, p.scale * dz, p.k, key);
+    axpy(p, out.dk, key, p.scale * dz, p.q, row);
+    axpy(p, out.dv, key, keys.a[i - x.begin], p.dout, row);
+  }
+}
+
+inline Result stickbreaking(const Problem& p) {
+  return sum_over_queries(p, p.attend_current, [&](const Query& x, Keys& keys, Result& out) {
+    const double rem = break_stick(p, x, keys);
+    const size_t row = at(p, x.token, x.head);
+    for (int64_t i = x.begin; i < x.end; ++i) {
+      axpy(p, out.o, row, keys.a[i - x.begin], p.v, at(p, i, x.head));
+    }
+    if (p.remainder == Remainder::kValue) axpy(p, out.o, row, rem, p.v, row);
+    if (p.remainder == Remainder::kBias) axpy(p, out.o, row, rem, p.bias, at(p, 0, x.head));
+    out.row[static_cast<size_t>(x.head * p.tokens + x.token)] = rem;
+    if (!p.dout.empty()) break_stick_backward(p, x, keys, rem, out);
+  });
+}
+
+// dz_i = P_i (do.v_i - sum_i' P_i' do.v_i').
+inline void softmax_backward(const Problem& p, const Query& x, Keys& keys, Result& out) {
+  const size_t row = at(p, x.token, x.head);
+  double mean = 0;
+  for (int64_t i = x.begin; i < x.end; ++i) {
+    keys.z[i - x.begin] = dot(p, p.dout, row, p.v, at(p, i, x.head));
+    mean += keys.a[i - x.begin] * keys.z[i - x.begin];
+  }
+  for (int64_t i = x.begin; i < x.end; ++i) {
+    const size_t key = at(p, i, x.head);
+    const double weight = keys.a[i - x.begin];
+    const double dz = weight * (keys.z[i - x.begin] - mean);
+    axpy(p, out.dq, row, p.scale * dz, p.k, key);
+    axpy(p, out.dk, key, p.scale * dz, p.q, row);
+    axpy(p, out.dv, key, weight, p.dout, row);
+  }
+}
+
+inline Result softmax(const Problem& p) {
+  return sum_over_queries(p, true, [&](const Query& x, Keys& keys, Result& out) {
+    const size_t row = at(p, x.token, x.head);
+    double maximum = -INFINITY;
+    for (int64_t i = x.begin; i < x.end; ++i) {
+      keys.z[i - x.begin] = p.scale * dot(p, p.q, row, p.k, at(p, i, x.head));
+      maximum = std::max(maximum, keys.z[i - x.begin]);
+    }
+    double sum = 0;
+    for (int64_t i = 0; i < x.end - x.begin; ++i) {
+      keys.a[i] = std::exp(keys.z[i] - maximum);
+      sum += keys.a[i];
+    }
+    for (int64_t i = x.begin; i < x.end; ++i) {
+      keys.a[i - x.begin] /= sum;
+      axpy(p, out.o, row, keys.a[i - x.begin], p.v, at(p, i, x.head));
+    }
+    out.row[static_cast<size_t>(x.head * p.tokens + x.token)] = maximum + std::log(sum);
+    if (!p.dout.empty()) softmax_backward(p, x, keys, out);
+  });
+}
+
+}  // namespace sbtrain::test::oracle

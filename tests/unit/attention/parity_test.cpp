@@ -1,0 +1,193 @@
+// The CPU attention ops against the fp64 oracle: 1e-5 relative error (Frobenius) for outputs and
+// gradients, over options, lengths, packs and kinds of inputs.
+#include <gtest/gtest.h>
+
+#include "unit/attention/cases.h"
+
+namespace sbtrain::test {
+namespace {
+
+constexpr double kBound = 1e-5;
+
+void expect_close(const Tensor& actual, const std::vector<double>& reference, const char* name) {
+  EXPECT_LE(relative_error(actual, reference), kBound) << name;
+}
+
+void check_stickbreaking(const Case& c) {
+  SCOPED_TRACE("stick-breaking, " + c.describe());
+  Attention x(c);
+  x.stickbreaking_forward();
+  x.stickbreaking_backward();
+  const oracle::Result expected = oracle::stickbreaking(x.problem());
+  expect_close(x.o, expected.o, "o");
+  expect_close(x.row, expected.row, "rem");
+  expect_close(x.part(x.dqkv, 0), expected.dq, "dq");
+  expect_close(x.part(x.dqkv, 1), expected.dk, "dk");
+  expect_close(x.part(x.dqkv, 2), expected.dv, "dv");
+  if (c.gated) expect_close(x.dgate, expected.dgate, "dgate");
+  if (c.remainder == ops::Remainder::kBias) expect_close(x.dbias, expected.dbias, "dbias");
+  EXPECT_TRUE(x.o.gaps_intact());
+}
+
+void check_softmax(const Case& c) {
+  SCOPED_TRACE("softmax, " + c.describe());
+  Attention x(c);
+  x.softmax_forward();
+  x.softmax_backward();
+  const oracle::Result expected = oracle::softmax(x.problem());
+  expect_close(x.o, expected.o, "o");
+  expect_close(x.row, expected.row, "lse");
+  expect_close(x.part(x.dqkv, 0), expected.dq, "dq");
+  expect_close(x.part(x.dqkv, 1), expected.dk, "dk");
+  expect_close(x.part(x.dqkv, 2), expected.dv, "dv");
+  EXPECT_TRUE(x.o.gaps_intact());
+}
+
+const std::vector<int32_t> kPack = {1, 129, 2, 0, 127, 1, 128, 64, 63, 65};
+
+Case with(std::vector<int32_t> documents, Inputs inputs) {
+  Case c;
+  c.documents = std::move(documents);
+  c.inputs = inputs;
+  return c;
+}
+
+TEST(StickBreakingParity, EveryLengthTo64) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (int32_t length = 1; length <= 64; ++length) {
+      for (const Case& c : stickbreaking_options(with({length}, inputs))) check_stickbreaking(c);
+    }
+  }
+}
+
+TEST(StickBreakingParity, LengthsAroundTiles) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (const int32_t length : {127, 128, 129, 500}) {
+      for (const Case& c : stickbreaking_options(with({length}, inputs))) check_stickbreaking(c);
+    }
+  }
+}
+
+TEST(StickBreakingParity, PackedDocuments) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (const Case& c : stickbreaking_options(with(kPack, inputs))) check_stickbreaking(c);
+  }
+}
+
+TEST(StickBreakingParity, HeadDimensions) {
+  for (const int64_t head_dim : {1, 5, 32, 64, 100, 128}) {
+    Case c = with({130, 70}, Inputs::kTrained);
+    c.heads = 3;
+    c.head_dim = head_dim;
+    c.remainder = ops::Remainder::kValue;
+    c.gated = true;
+    check_stickbreaking(c);
+  }
+}
+
+TEST(StickBreakingParity, Length2048) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    Case base = with({2048}, inputs);
+    base.heads = 1;
+    for (const Case& c : stickbreaking_options(base)) check_stickbreaking(c);
+  }
+}
+
+// Betas of 1e-5 and below: a product in fp32 would lose them against 1.
+TEST(StickBreakingParity, ManyTinyBetas) {
+  Case c = with({4096}, Inputs::kTrained);
+  c.heads = 1;
+  c.scale = 0.75f;
+  c.remainder = ops::Remainder::kValue;
+  check_stickbreaking(c);
+}
+
+// Betas within rounding of 1, gates of exactly 1 among others: nothing may cancel or divide by 0.
+TEST(StickBreakingParity, SaturatedLogits) {
+  for (const Case& base : stickbreaking_options(with({129, 40}, Inputs::kStandard))) {
+    Case c = base;
+    c.scale = 5.0f;  // logits of std 20
+    check_stickbreaking(c);
+  }
+}
+
+TEST(StickBreakingParity, Length4096) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    Case c = with({4096}, inputs);
+    c.heads = 1;
+    check_stickbreaking(c);
+    c.gated = true;
+    c.remainder = ops::Remainder::kBias;
+    check_stickbreaking(c);
+  }
+}
+
+TEST(StickBreakingParity, Length16384) {
+  Case c = with({16384}, Inputs::kTrained);
+  c.heads = 1;
+  c.gated = true;
+  c.remainder = ops::Remainder::kValue;
+  check_stickbreaking(c);
+}
+
+TEST(StickBreakingParity, Length16384Standard) {
+  Case c = with({16384}, Inputs::kStandard);
+  c.heads = 1;
+  check_stickbreaking(c);
+}
+
+TEST(SoftmaxParity, EveryLengthTo64) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (int32_t length = 1; length <= 64; ++length) {
+      for (const int64_t window : {0, 1, 7, 64}) {
+        Case c = with({length}, inputs);
+        c.window = window;
+        check_softmax(c);
+      }
+    }
+  }
+}
+
+TEST(SoftmaxParity, LengthsAroundTilesAndPacks) {
+  const std::vector<std::vector<int32_t>> packs = {{127}, {128}, {129}, {500}, kPack};
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (const auto& documents : packs) {
+      for (const int64_t window : {0, 1, 63, 64, 65, 128, 200}) {
+        Case c = with(documents, inputs);
+        c.window = window;
+        check_softmax(c);
+      }
+    }
+  }
+}
+
+TEST(SoftmaxParity, HeadDimensions) {
+  for (const int64_t head_dim : {1, 5, 32, 64, 100, 128}) {
+    Case c = with({130, 70}, Inputs::kStandard);
+    c.heads = 3;
+    c.head_dim = head_dim;
+    check_softmax(c);
+  }
+}
+
+TEST(SoftmaxParity, LongDocuments) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    Case c = with({2048}, inputs);
+    c.heads = 1;
+    check_softmax(c);
+    c.documents = {4096};
+    check_softmax(c);
+    c.documents = {16384};
+    c.window = 1024;
+    check_softmax(c);
+  }
+}
+
+TEST(SoftmaxParity, Length16384) {
+  Case c = with({16384}, Inputs::kStandard);
+  c.heads = 1;
+  check_softmax(c);
+}
+
+}  // namespace
+}  // namespace sbtrain::test
