@@ -154,11 +154,14 @@ Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
                         std::span<const int64_t> shape) {
   Buffer buffer;
   buffer.tensor_ = Tensor(nullptr, dtype, shape);
-  buffer.memory_ = this;
+  const auto give = [&](int64_t id) {  // only now, so that a failure releases nothing
+    buffer.memory_ = this;
+    buffer.id_ = id;
+  };
   const size_t bytes = buffer.tensor_.bytes();
   Impl& impl = *impl_;
   if (impl.running && backend_ == Backend::kPlan && !impl.replaying) {
-    buffer.id_ = static_cast<int64_t>(impl.running->slots.size());
+    give(static_cast<int64_t>(impl.running->slots.size()));
     impl.running->slots.push_back({c, std::string(name), bytes, impl.running->events++});
     ++impl.live;
     return buffer;
@@ -172,7 +175,7 @@ Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
             "program '{}' holds other buffers than its plan does when it asks for '{}'",
             impl.running_name, name);
     ++impl.events;
-    buffer.id_ = static_cast<int64_t>(impl.next_slot);
+    give(static_cast<int64_t>(impl.next_slot));
     if (impl.pool) {
       buffer.tensor_.data = static_cast<std::byte*>(impl.pool) + slots[impl.next_slot].offset;
     }
@@ -191,7 +194,7 @@ Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
            name, static_cast<double>(bytes) / (1 << 30));
     }
   }
-  buffer.id_ = impl.next_id++;
+  give(impl.next_id++);
   buffer.tensor_.data = data;
   impl.chunks[buffer.id_] = {data, bytes, c};
   if (!impl.running) impl.persistent[static_cast<int>(c)] += bytes;

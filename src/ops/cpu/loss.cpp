@@ -11,6 +11,18 @@
 namespace sbtrain::ops::cpu {
 namespace {
 
+// z = exp(z - max); returns the sum.
+float exponentiate_block(float* z, int64_t n, float max) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    const float e = simd::exp(z[i] - max);
+    z[i] = e;
+    sum += e;
+  }
+  return sum;
+}
+
 // Turns one row of logits into exp(logit - max) and returns their log-sum-exp and 1 / sum.
 struct Softmax {
   double lse;
@@ -20,14 +32,12 @@ Softmax exponentiate(float* z, int64_t vocab) {
   float max = -std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(max : max)
   for (int64_t i = 0; i < vocab; ++i) max = z[i] > max ? z[i] : max;
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < vocab; ++i) {
-    const float e = simd::exp(z[i] - max);
-    z[i] = e;
-    sum += e;
+  double sum = 0;
+  constexpr int64_t kBlock = 1024;  // few enough terms to be summed in fp32
+  for (int64_t begin = 0; begin < vocab; begin += kBlock) {
+    sum += static_cast<double>(exponentiate_block(z + begin, std::min(kBlock, vocab - begin), max));
   }
-  return {static_cast<double>(max) + std::log(static_cast<double>(sum)), 1.0f / sum};
+  return {static_cast<double>(max) + std::log(sum), static_cast<float>(1.0 / sum)};
 }
 
 // Returns the loss of one token and turns its logits into the gradient of the objective:
