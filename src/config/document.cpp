@@ -184,7 +184,8 @@ std::string config_help() {
 std::string field_help(std::string_view path) {
   const schema::Key* key = schema::find_key(path);
   if (key == nullptr) {
-    fail(ExitCode::kConfig, "unknown key {}{}", schema::quoted(path), schema::did_you_mean(path));
+    fail(ExitCode::kConfig, "unknown key {}{}", schema::in_quotes(path),
+         schema::did_you_mean(path));
   }
   if (schema::is_leaf(*key)) return schema::help_line(*key);
   const std::string prefix = schema::prefix_of(*key);

@@ -151,6 +151,9 @@ const Key* find_key(std::string_view path) {
   const std::vector<std::string> segments = split_path(path);
   for (const Key& key : all_keys()) {
     if (matches(segments, 0, split_path(key.path), 0)) return &key;
+    if (key.kind == Key::Kind::kTexts && matches(segments, 0, split_path(key.path + ".*"), 0)) {
+      return &key;
+    }
     const std::string shorter = short_path(key.path);
     if (shorter != key.path && matches(segments, 0, split_path(shorter), 0)) return &key;
   }

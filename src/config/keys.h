@@ -25,7 +25,7 @@ struct Key {
 const std::vector<Key>& all_keys();
 
 // The key that `path` names, with list indices or "*"; null when there is none. The single item of
-// a list that allows it may be named without an index.
+// a list that allows it may be named without an index; an item of a list of texts is that list's.
 const Key* find_key(std::string_view path);
 
 // `path` without the "*" of a list whose single item needs no index: how a user would write it.

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <type_traits>
@@ -33,7 +35,17 @@ const char* kind_phrase(Value::Kind kind) {
 }
 
 std::string shown(const Value& value) {
-  return value.kind == Value::Kind::kScalar ? quoted(value.text) : kind_phrase(value.kind);
+  return value.kind == Value::Kind::kScalar ? in_quotes(value.text) : kind_phrase(value.kind);
+}
+
+// ", as train: {lr: ...}" for "train.lr".
+std::string nested_example(const std::string& key) {
+  std::string text = "...";
+  std::vector<std::string> segments = split_path(key);
+  for (; segments.size() > 1; segments.pop_back()) {
+    text = fmt::format("{{{}: {}}}", segments.back(), text);
+  }
+  return fmt::format(", as {}: {}", segments.front(), text);
 }
 
 // Fills a Config from a tree: the schema's visitor.
@@ -162,10 +174,10 @@ class Reader {
     for (const Entry& entry : scope.map->entries) {
       if (scope.known.contains(entry.key)) continue;
       const std::string full = path(entry.key);
-      const std::string hint = find_key(full) != nullptr
-                                   ? "; write each part of it as a key of its own, nested"
-                                   : did_you_mean(full);
-      sources_.problem(entry.place, fmt::format("unknown key {}{}", quoted(full), hint));
+      const bool dotted = find_key(full) != nullptr;
+      const std::string hint =
+          dotted ? "; in a file, write it nested" + nested_example(entry.key) : did_you_mean(full);
+      sources_.problem(entry.place, fmt::format("unknown key {}{}", in_quotes(full), hint));
     }
   }
 
@@ -188,6 +200,11 @@ class Reader {
   bool read_value(const std::string& where, const Value& value, T& member, const Rule& rule) {
     T parsed{};
     if (value.kind != Value::Kind::kScalar || !from_text(value.text, parsed)) {
+      const std::string limits = exceeded_limits<T>(value);
+      if (!limits.empty()) {
+        say(value.place, where, fmt::format("{} is out of range: {}", value.text, limits));
+        return false;
+      }
       say(value.place, where, fmt::format("expected {}, got {}", expected<T>(rule), shown(value)));
       return false;
     }
@@ -231,6 +248,19 @@ class Reader {
                                 : fmt::format("one of {}", fmt::join(rule.choices, ", "));
   }
 
+  // What T can hold, where `value` is a whole number beyond it.
+  template <class T>
+  static std::string exceeded_limits(const Value& value) {
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+      using Limits = std::numeric_limits<T>;
+      double number = 0;
+      if (from_text(value.text, number) && std::trunc(number) == number) {
+        return fmt::format("{} to {}", Limits::min(), Limits::max());
+      }
+    }
+    return "";
+  }
+
   static std::string rule_text(const Rule& rule) {
     const std::string range = rule.range();
     return range.empty() ? fmt::format("at most {}", rule.max) : range;
@@ -263,19 +293,22 @@ class Overrider {
     const Key* key = find_key(change.key);
     if (key == nullptr || change.key.find('*') != std::string::npos) {
       sources_.problem(
-          place, fmt::format("unknown key {}{}", quoted(change.key), did_you_mean(change.key)));
+          place, fmt::format("unknown key {}{}", in_quotes(change.key), did_you_mean(change.key)));
       return;
     }
-    Value value = parse(*key, change.value, place);
+    Value value = parse(*key, change.key, change.value, place);
     Value* target = locate(change.key, place);
     if (target != nullptr) merge(*target, std::move(value));
   }
 
  private:
-  // A scalar's text is taken as it stands, without YAML's quoting.
-  Value parse(const Key& key, const std::string& text, const Place& place) {
+  // What the override of `key` at `path` says. A scalar's text is taken as it stands, without
+  // YAML's quoting.
+  Value parse(const Key& key, const std::string& path, const std::string& text,
+              const Place& place) {
     Value value;
-    const bool one_text = key.kind == Key::Kind::kTexts && !text.starts_with('[');
+    const bool item = is_index(split_path(path).back());
+    const bool one_text = key.kind == Key::Kind::kTexts && (item || !text.starts_with('['));
     if (key.kind == Key::Kind::kScalar || one_text) {
       value.kind = Value::Kind::kScalar;
       value.text = text;

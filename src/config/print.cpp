@@ -86,7 +86,8 @@ std::string scalar_yaml(const Value& value) {
            c == '.' || c == '/' || c == '-';
   };
   const bool letter = !text.empty() && text.front() != '-' && text.front() != '.';
-  if (!value.quote || (letter && text != "null" && std::ranges::all_of(text, plain))) return text;
+  const bool null = text == "null" || text == "Null" || text == "NULL";
+  if (!value.quote || (letter && !null && std::ranges::all_of(text, plain))) return text;
   std::string quoted = "\"";
   for (char c : text) {
     if (c == '"' || c == '\\') quoted += '\\';

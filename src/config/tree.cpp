@@ -154,6 +154,8 @@ class TreeBuilder : public YAML::EventHandler {
                                               first->place.line));
       return;
     }
+    // yaml-cpp places a missing value at whatever comes next.
+    if (value.kind == Value::Kind::kNull) value.place = key.place;
     map.entries.push_back({key.text, key.place, std::move(value)});
   }
 
@@ -180,6 +182,13 @@ bool check_bytes(std::string_view text, int source, Sources& sources) {
                   fmt::format("byte 0x{:02x} is not UTF-8 text",
                               static_cast<unsigned>(static_cast<unsigned char>(text[offset]))));
   return false;
+}
+
+bool indented_with_tab(std::string_view text, int line) {
+  for (; line > 1 && !text.empty(); --line) {
+    text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+  }
+  return text.substr(0, text.find_first_not_of(" \t")).find('\t') != std::string_view::npos;
 }
 
 // The text of a file; `error` says why there is none.
@@ -292,8 +301,9 @@ void Sources::problem(const Place& place, std::string message) {
 
 std::string Sources::locate(const Place& place) const {
   if (place.source < 0) return "configuration";
-  const std::string& name = (*this)[place.source].name;
-  return place.line == 0 ? name : fmt::format("{}:{}:{}", name, place.line, place.column);
+  const Source& source = (*this)[place.source];
+  const bool lines = place.line > 0 && source.key.empty();
+  return lines ? fmt::format("{}:{}:{}", source.name, place.line, place.column) : source.name;
 }
 
 void Sources::throw_problems() const {
@@ -342,7 +352,10 @@ Value parse_yaml(std::string_view text, int source, Sources& sources) {
     const Place place = error.mark.is_null()
                             ? Place{source, 0, 0}
                             : Place{source, error.mark.line + 1, error.mark.column + 1};
-    sources.problem(place, fmt::format("YAML syntax: {}", error.msg));
+    sources.problem(place, fmt::format("YAML syntax: {}{}", error.msg,
+                                       indented_with_tab(text, place.line)
+                                           ? " (the line is indented with a tab; use spaces)"
+                                           : ""));
     return {};
   }
 }

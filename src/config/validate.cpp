@@ -40,7 +40,7 @@ class Checker {
     const std::string& name = config_.name;
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
       problem("name", "{} cannot name a folder; use a plain word, or set `out` for a path",
-              quoted(name));
+              in_quotes(name));
     }
     if (config_.checkpoint.resume.empty()) {
       problem("checkpoint.resume", "is empty; use auto, none or the path of a checkpoint");
@@ -88,7 +88,7 @@ class Checker {
       if (sources[i].path.empty()) problem(path_key, "is empty");
       if (!seen.insert(sources[i].path).second) {
         problem(path_key, "{} is in this mixture already; give it more weight instead",
-                quoted(sources[i].path));
+                in_quotes(sources[i].path));
       }
     }
   }
@@ -109,7 +109,7 @@ class Checker {
       check_stage(i);
       if (!names.insert(config_.stages[i].name).second) {
         problem(fmt::format("stages.{}.name", i), "{} names an earlier stage too",
-                quoted(config_.stages[i].name));
+                in_quotes(config_.stages[i].name));
       }
     }
   }

@@ -220,7 +220,7 @@ bool is_clean_text(std::string_view text, std::string_view allowed, size_t& offs
   return true;
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 80;
   std::string shown = "'";
   for (size_t i = 0; i < std::min(text.size(), kLongest);) {

@@ -40,7 +40,7 @@ struct TypeNames<int64_t> {
 };
 template <>
 struct TypeNames<uint64_t> {
-  static constexpr const char* kPhrase = "a whole number from 0 to 18446744073709551615";
+  static constexpr const char* kPhrase = "a whole number";
   static constexpr const char* kShort = "integer";
 };
 template <>
@@ -81,7 +81,7 @@ double magnitude(const T& value) {
 bool is_clean_text(std::string_view text, std::string_view allowed, size_t& offset);
 
 // `text` as a message shows it: in quotes, one line, not too long.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 // The candidate that `word` is most likely a misspelling of; empty when none is near.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
