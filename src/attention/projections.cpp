@@ -33,7 +33,7 @@ void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqk
 
 TokenCache::TokenCache(Memory& memory, std::string_view name, int64_t sequences, int64_t capacity,
                        int64_t width)
-    : rows_(memory.allocate(MemoryClass::kAttention, name, DType::kF32,
+    : rows_(memory.allocate(MemoryClass::kAttention, name, memory.compute_dtype(),
                             {sequences, capacity, width})) {}
 
 void TokenCache::prefill(Stream& s, int64_t b, Tensor x_TN) {

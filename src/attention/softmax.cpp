@@ -33,8 +33,8 @@ class SoftmaxAttention : public Attention {
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     auto saved = std::make_unique<SoftmaxSaved>();
-    saved->qkv_T3D =
-        memory.allocate(MemoryClass::kAttention, "qkv", DType::kF32, {tokens, 3 * model_.width});
+    saved->qkv_T3D = memory.allocate(MemoryClass::kAttention, "qkv", memory.compute_dtype(),
+                                     {tokens, 3 * model_.width});
     saved->lse_HT =
         memory.allocate(MemoryClass::kAttention, "lse", DType::kF32, {model_.heads, tokens});
     return saved;
@@ -55,7 +55,8 @@ class SoftmaxAttention : public Attention {
                 Tensor x_TD, const Weights& w, AttentionSaved& saved,
                 const Sequences& sequences) const override {
     const auto& mine = static_cast<const SoftmaxSaved&>(saved);
-    const Buffer dqkv = s.scratch("dqkv", DType::kF32, {x_TD.rows(), 3 * model_.width});
+    const Buffer dqkv =
+        s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), 3 * model_.width});
     const Qkv x(mine.qkv_T3D);
     const Qkv dx(dqkv);
     ops::softmax_backward(s,
@@ -93,7 +94,8 @@ class SoftmaxAttention : public Attention {
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     auto& mine = static_cast<KeyValueCache&>(cache);
-    const Buffer qkv = s.scratch("qkv", DType::kF32, {x_BD.rows(), 3 * model_.width});
+    const Buffer qkv =
+        s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
     project_qkv(s, qkv, x_BD, w);
     if (rotates_) ops::rope(s, queries_and_keys(qkv), step.positions_B, rope_);
     const Qkv x(qkv);

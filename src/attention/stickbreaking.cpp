@@ -77,11 +77,12 @@ class StickBreakingAttention : public Attention {
       return memory.allocate(MemoryClass::kAttention, name, dtype, {rows, cols});
     };
     auto saved = std::make_unique<StickBreakingSaved>();
-    saved->qkv_T3D = buffer("qkv", DType::kF32, tokens, 3 * model_.width);
+    saved->qkv_T3D = buffer("qkv", memory.compute_dtype(), tokens, 3 * model_.width);
     saved->rem_HT = buffer("remainder", DType::kF32, model_.heads, tokens);
     saved->stop_HT = buffer("stops", DType::kI32, model_.heads, tokens);
-    if (gated_) saved->gate_TH = buffer("forget gate", DType::kF32, tokens, model_.heads);
-    if (head_norm_) saved->heads_TD = buffer("heads", DType::kF32, tokens, model_.width);
+    if (gated_)
+      saved->gate_TH = buffer("forget gate", memory.compute_dtype(), tokens, model_.heads);
+    if (head_norm_) saved->heads_TD = buffer("heads", memory.compute_dtype(), tokens, model_.width);
     return saved;
   }
 
@@ -113,14 +114,14 @@ class StickBreakingAttention : public Attention {
     Buffer dheads;
     Tensor dheads_TD = dmix_TD;
     if (head_norm_) {
-      dheads = s.scratch("dheads", DType::kF32, {tokens, model_.width});
+      dheads = s.scratch("dheads", s.memory().compute_dtype(), {tokens, model_.width});
       dheads_TD = dheads;
       ops::head_norm_backward(s, dheads_TD, dw.at(kHeadNormWeight), dw.at(kHeadNormBias), dmix_TD,
                               mine.heads_TD, w.at(kHeadNormWeight), params_.heads, kHeadNormEps);
     }
-    const Buffer dqkv = s.scratch("dqkv", DType::kF32, {tokens, 3 * model_.width});
+    const Buffer dqkv = s.scratch("dqkv", s.memory().compute_dtype(), {tokens, 3 * model_.width});
     Buffer dgate;
-    if (gated_) dgate = s.scratch("dgate", DType::kF32, {tokens, model_.heads});
+    if (gated_) dgate = s.scratch("dgate", s.memory().compute_dtype(), {tokens, model_.heads});
     const Qkv x(mine.qkv_T3D);
     const Qkv dx(dqkv);
     ops::stickbreaking_backward(s,
@@ -166,18 +167,20 @@ class StickBreakingAttention : public Attention {
               const DecodeStep& step) const override {
     auto& mine = static_cast<StickBreakingCache&>(cache);
     const int64_t sequences = x_BD.rows();
-    const Buffer qkv = s.scratch("qkv", DType::kF32, {sequences, 3 * model_.width});
+    const Buffer qkv = s.scratch("qkv", s.memory().compute_dtype(), {sequences, 3 * model_.width});
     project_qkv(s, qkv, x_BD, w);
     const Qkv x(qkv);
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
     if (gated_) {
-      const Buffer gate = s.scratch("forget gate", DType::kF32, {sequences, model_.heads});
+      const Buffer gate =
+          s.scratch("forget gate", s.memory().compute_dtype(), {sequences, model_.heads});
       compute_gate(s, gate, x_BD, w);
       mine.gate->append(s, gate, step);
     }
     Buffer heads;
-    if (head_norm_) heads = s.scratch("heads", DType::kF32, {sequences, model_.width});
+    if (head_norm_)
+      heads = s.scratch("heads", s.memory().compute_dtype(), {sequences, model_.width});
     const Tensor heads_BD = head_norm_ ? heads.tensor() : mix_BD;
     ops::stickbreaking_decode(s,
                               {.o_BHd = heads_BD,

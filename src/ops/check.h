@@ -9,9 +9,11 @@
 
 namespace sbtrain::ops {
 
-// Reals are named kF32 in the checks; on (or planned for) a GPU they may be bf16.
+// Reals may be f32 or bf16: on (or planned for) a GPU activations and weights are bf16, gradients
+// f32. Kernels take typed pointers, which throws where a backend has no such mixture.
 inline bool type_fits(DType actual, DType expected) {
-  return actual == expected || (expected == DType::kF32 && actual == DType::kBF16);
+  const auto real = [](DType t) { return t == DType::kF32 || t == DType::kBF16; };
+  return actual == expected || (real(actual) && real(expected));
 }
 
 // `t` is a matrix of `rows` x `cols`; its rows may be strided. The message names op and tensor.
