@@ -100,7 +100,7 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
                        : command.get_subcommands(nullptr).empty() ? "argument"
                                                                   : "command";
     message = dotted ? fmt::format("'{}' takes no configuration keys such as {}", name, word)
-                     : fmt::format("unknown {} {} of '{}'{}", kind, schema::quoted(word), name,
+                     : fmt::format("unknown {} {} of '{}'{}", kind, schema::in_quotes(word), name,
                                    suggestion(command, word));
   }
   fail(ExitCode::kUsage, "{}\nRun '{} --help' for what it accepts.", message, name);
