@@ -329,8 +329,9 @@ void copy_tensors(std::span<const TensorShard> shards, Snapshot& snapshot) {
 
 RankGroup make_rank_group(Communicator& communicator) {
   RankGroup group{communicator.rank(), communicator.world(), {}};
-  group.exchange = [&communicator](std::string mine) {
+  group.exchange = [&communicator](const std::string& mine) {
     std::vector<std::string> all;
+    all.reserve(static_cast<size_t>(communicator.world()));
     for (int rank = 0; rank < communicator.world(); ++rank) {
       all.push_back(communicator.broadcast(rank == communicator.rank() ? mine : "", rank));
     }

@@ -186,6 +186,21 @@ TEST(Checkpoint, RetentionKeepsTheNewest) {
             (std::vector<std::string>{"latest", "step-00000006"}));
 }
 
+// Removing a folder takes many steps, so it must have lost its name before.
+TEST(Checkpoint, OnlyRenamedFoldersAreRemoved) {
+  TemporaryFolder run;
+  int removed = 0;
+  const Storage storage([&](std::string_view operation, const fs::path& path) {
+    if (operation == "remove") {
+      EXPECT_EQ(path.extension(), ".tmp") << path;
+      ++removed;
+    }
+    return 0;
+  });
+  for (const int64_t step : {1, 2, 3, 3}) save_step(run.path(), step, 1, storage);
+  EXPECT_GT(removed, 2);
+}
+
 TEST(Checkpoint, DamagedOnesDoNotCountAsKept) {
   TemporaryFolder run;
   for (int64_t step = 1; step <= 4; ++step) save_step(run.path(), step, 3);
