@@ -124,11 +124,19 @@ inline double keep(double z, double f) {
   return (1.0 - f) + f * sigmoid(-z);
 }
 
-// z and A of all keys of one query (A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)); returns the
-// remainder.
-inline double break_stick(const Problem& p, const Query& x, Keys& keys) {
+// z and A of the keys of one query (A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)); returns the
+// remainder. Where less than 1e-40 of the stick is left, the keys further left are taken out of
+// `x`: in fp64 they change nothing.
+inline double break_stick(const Problem& p, Query& x, Keys& keys) {
   double left = 1;
-  for (int64_t i = x.end - 1; i >= x.begin; --i) {
+  const int64_t first = x.begin;
+  for (int64_t i = x.end - 1; i >= first; --i) {
+    if (left < 1e-40) {
+      std::copy(keys.z.begin() + i + 1 - first, keys.z.begin() + x.end - first, keys.z.begin());
+      std::copy(keys.a.begin() + i + 1 - first, keys.a.begin() + x.end - first, keys.a.begin());
+      x.begin = i + 1;
+      break;
+    }
     const double f = gate_of(p, i, x.head);
     const double z = p.scale * dot(p, p.q, at(p, x.token, x.head), p.k, at(p, i, x.head));
     keys.z[i - x.begin] = z;
@@ -172,7 +180,7 @@ inline void break_stick_backward(const Problem& p, const Query& x, const Keys& k
 }
 
 inline Result stickbreaking(const Problem& p) {
-  return sum_over_queries(p, p.attend_current, [&](const Query& x, Keys& keys, Result& out) {
+  return sum_over_queries(p, p.attend_current, [&](Query x, Keys& keys, Result& out) {
     const double rem = break_stick(p, x, keys);
     const size_t row = at(p, x.token, x.head);
     for (int64_t i = x.begin; i < x.end; ++i) {

@@ -1,0 +1,319 @@
+// Attention modules from projections to output: gradients of all parameters, decoding, registry.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "attention/attention.h"
+#include "core/error.h"
+#include "support/tensors.h"
+
+namespace sbtrain::test {
+namespace {
+
+ModelConfig small_model() {
+  ModelConfig model;
+  model.width = 12;
+  model.heads = 3;
+  model.init_std = 0.4;
+  return model;
+}
+
+// Every module and option.
+std::vector<AttentionConfig> configurations() {
+  std::vector<AttentionConfig> all;
+  for (const char* remainder : {"none", "value", "bias"}) {
+    for (const bool head_norm : {false, true}) {
+      for (const bool attend_current : {false, true}) {
+        for (const bool forget_gate : {false, true}) {
+          AttentionConfig config;
+          config.type = "stickbreaking";
+          config.remainder = remainder;
+          config.head_norm = head_norm;
+          config.attend_current = attend_current;
+          config.forget_gate = forget_gate;
+          all.push_back(config);
+        }
+      }
+    }
+  }
+  for (const char* position : {"rope", "none"}) {
+    AttentionConfig config;
+    config.type = "softmax";
+    config.position = position;
+    config.logit_scale = 0.7;
+    all.push_back(config);
+  }
+  return all;
+}
+
+std::string describe(const AttentionConfig& c) {
+  return c.type + " remainder " + c.remainder + (c.head_norm ? " head_norm" : "") +
+         (c.attend_current ? " attend_current" : "") + (c.forget_gate ? " forget_gate" : "") +
+         " position " + c.position;
+}
+
+// The parameters of a module one behind the other, as fused ones must lie.
+struct Parameters {
+  Parameters(const ::sbtrain::Attention& module, bool random) : specs(module.parameters()) {
+    int64_t total = 0;
+    for (const TensorSpec& spec : specs) total += Tensor(nullptr, DType::kF32, spec.shape).numel();
+    storage.resize(static_cast<size_t>(total));
+    int64_t offset = 0;
+    for (const TensorSpec& spec : specs) {
+      const Tensor tensor(storage.data() + offset, DType::kF32, spec.shape);
+      weights.add(spec.name, tensor);
+      const bool normal = spec.init.kind == Init::Kind::kNormal;
+      const double std = normal ? spec.init.value : 0.3;  // away from special points
+      const double mean = normal ? 0.0 : spec.init.value;
+      const Owned values = random_normal(spec.name, {tensor.numel()}, std, mean);
+      for (int64_t i = 0; random && i < tensor.numel(); ++i) {
+        storage[static_cast<size_t>(offset + i)] = values.f32()[i];
+      }
+      offset += tensor.numel();
+    }
+  }
+  std::vector<TensorSpec> specs;
+  std::vector<float> storage;
+  Weights weights;
+};
+
+struct Pack {
+  explicit Pack(const std::vector<int32_t>& lengths) : bounds(integers(cumulate(lengths))) {
+    std::vector<int32_t> positions_of_tokens;
+    for (const int32_t length : lengths) {
+      for (int32_t i = 0; i < length; ++i) positions_of_tokens.push_back(i);
+      longest = std::max<int64_t>(longest, length);
+    }
+    tokens = static_cast<int64_t>(positions_of_tokens.size());
+    positions = std::make_unique<Owned>(integers(positions_of_tokens));
+  }
+  static std::vector<int32_t> cumulate(const std::vector<int32_t>& lengths) {
+    std::vector<int32_t> bounds = {0};
+    for (const int32_t length : lengths) bounds.push_back(bounds.back() + length);
+    return bounds;
+  }
+  Sequences sequences() const {
+    Sequences s;
+    s.cu_seqlens = bounds;
+    s.positions_T = *positions;
+    s.count = bounds.tensor().numel() - 1;
+    s.max_seqlen = longest;
+    return s;
+  }
+  Owned bounds;
+  std::unique_ptr<Owned> positions;
+  int64_t tokens = 0;
+  int64_t longest = 0;
+};
+
+// Central differences of sum(mix * dmix) in one float.
+class Differences {
+ public:
+  Differences(const ::sbtrain::Attention& module, const Pack& pack, Stream& s, const Owned& x,
+              const Owned& dmix, const Weights& w)
+      : module_(module), pack_(pack), stream_(s), x_(x), dmix_(to_f64(dmix)), w_(w) {}
+
+  double at(float& value) const {
+    constexpr float kStep = 0x1p-7f;
+    const float before = value;
+    value = before + kStep;
+    const double above = objective();
+    value = before - kStep;
+    const double below = objective();
+    value = before;
+    return (above - below) / (2 * kStep);
+  }
+
+ private:
+  double objective() const {
+    const Owned mix = poisoned({pack_.tokens, x_.tensor().cols()});
+    const auto saved = module_.allocate(stream_.memory(), pack_.tokens);
+    module_.forward(stream_, mix, x_, w_, *saved, pack_.sequences());
+    const std::vector<double> values = to_f64(mix);
+    double sum = 0;
+    for (size_t i = 0; i < values.size(); ++i) sum += values[i] * dmix_[i];
+    return sum;
+  }
+  const ::sbtrain::Attention& module_;
+  const Pack& pack_;
+  Stream& stream_;
+  const Owned& x_;
+  std::vector<double> dmix_;
+  const Weights& w_;
+};
+
+TEST(AttentionModule, GradientsAreFiniteDifferences) {
+  const ModelConfig model = small_model();
+  const Pack pack({1, 6, 3});
+  for (const AttentionConfig& config : configurations()) {
+    SCOPED_TRACE(describe(config));
+    CpuStream s;
+    const auto module = make_attention(config, model);
+    Parameters w(*module, true);
+    Parameters dw(*module, false);
+    Owned x = random_normal("x", {pack.tokens, model.width});
+    const Owned dmix = random_normal("dmix", {pack.tokens, model.width});
+    const Owned mix = poisoned({pack.tokens, model.width});
+    const Owned dx = poisoned({pack.tokens, model.width});
+    const auto saved = module->allocate(s.memory, pack.tokens);
+    module->forward(s, mix, x, w.weights, *saved, pack.sequences());
+    module->backward(s, dx, dw.weights, dmix, mix, x, w.weights, *saved, pack.sequences());
+
+    const Differences differences(*module, pack, s, x, dmix, w.weights);
+    for (const TensorSpec& spec : w.specs) {
+      const Tensor weight = w.weights.at(spec.name);
+      std::vector<double> expected;
+      for (int64_t i = 0; i < weight.numel(); ++i) {
+        expected.push_back(differences.at(weight.f32()[i]));
+      }
+      EXPECT_LT(relative_error(dw.weights.at(spec.name), expected), 2e-3) << spec.name;
+    }
+    std::vector<double> expected;
+    for (int64_t i = 0; i < x.tensor().numel(); ++i) {
+      expected.push_back(differences.at(x.f32()[i]));
+    }
+    EXPECT_LT(relative_error(dx, expected), 2e-3) << "dx";
+
+    // Weight gradients are added to what is there: a second pass doubles them, exactly.
+    const std::vector<float> once = dw.storage;
+    module->backward(s, dx, dw.weights, dmix, mix, x, w.weights, *saved, pack.sequences());
+    for (size_t i = 0; i < once.size(); ++i) {
+      ASSERT_NEAR(dw.storage[i], 2 * once[i], 1e-5 * (1 + std::abs(once[i])));
+    }
+  }
+}
+
+// Two sequences of different lengths, prefilled from forward passes and continued token by token.
+TEST(AttentionModule, DecodeContinuesTheForwardPass) {
+  const ModelConfig model = small_model();
+  const int64_t width = model.width;
+  const std::vector<int32_t> prompts = {5, 70};
+  constexpr int32_t kNew = 4;
+  for (const AttentionConfig& config : configurations()) {
+    SCOPED_TRACE(describe(config));
+    CpuStream s;
+    const auto module = make_attention(config, model);
+    const Parameters w(*module, true);
+    const auto cache = module->allocate_cache(s.memory, 2, 80);
+    std::vector<Owned> inputs, outputs;
+    for (int64_t b = 0; b < 2; ++b) {
+      const int32_t length = prompts[b] + kNew;
+      inputs.push_back(random_normal(b == 0 ? "x0" : "x1", {length, width}));
+      outputs.push_back(poisoned({length, width}));
+      const Pack whole({length});
+      const auto saved = module->allocate(s.memory, length);
+      module->forward(s, outputs[b], inputs[b], w.weights, *saved, whole.sequences());
+      const Pack prompt({prompts[b]});
+      const Owned mix = poisoned({prompts[b], width});
+      const auto prompt_saved = module->allocate(s.memory, prompts[b]);
+      module->forward(s, mix, inputs[b].tensor().row_range(0, prompts[b]), w.weights, *prompt_saved,
+                      prompt.sequences());
+      module->prefill(s, *cache, b, *prompt_saved);
+    }
+    for (int32_t step = 0; step < kNew; ++step) {
+      const Owned x = poisoned({2, width});
+      const Owned mix = poisoned({2, width});
+      std::vector<double> expected;
+      for (int64_t b = 0; b < 2; ++b) {
+        const int64_t token = prompts[b] + step;
+        std::copy_n(inputs[b].f32() + token * width, width, x.f32() + b * width);
+        for (int64_t i = 0; i < width; ++i) {
+          expected.push_back(outputs[b].f32()[token * width + i]);
+        }
+      }
+      const Owned positions = integers({prompts[0] + step, prompts[1] + step});
+      const Owned lengths = integers({prompts[0] + step + 1, prompts[1] + step + 1});
+      module->decode(s, mix, x, w.weights, *cache,
+                     {.positions_B = positions, .lengths_B = lengths});
+      EXPECT_LT(relative_error(mix, expected), 1e-5) << "step " << step;
+    }
+  }
+}
+
+TEST(AttentionModule, RunsWithoutDataWhenPlanned) {
+  const ModelConfig model = small_model();
+  for (const AttentionConfig& config : configurations()) {
+    Memory plan(Backend::kPlan);
+    Stream s(plan);
+    const auto module = make_attention(config, model);
+    Weights w;
+    for (const TensorSpec& spec : module->parameters()) {
+      w.add(spec.name, Tensor(nullptr, DType::kF32, spec.shape));
+    }
+    Sequences sequences;
+    sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {3});
+    sequences.positions_T = Tensor(nullptr, DType::kI32, {64});
+    sequences.count = 2;
+    sequences.max_seqlen = 32;
+    const Tensor x(nullptr, DType::kF32, {64, model.width});
+    {
+      const ProgramScope scope(plan, "step");
+      const auto saved = module->allocate(plan, 64);
+      module->forward(s, x, x, w, *saved, sequences);
+      module->backward(s, x, w, x, x, x, w, *saved, sequences);
+    }
+    EXPECT_GT(plan.report().pool_bytes, static_cast<size_t>(64 * 3 * model.width * 4))
+        << describe(config);
+  }
+}
+
+TEST(AttentionModule, DeclaresItsParameters) {
+  AttentionConfig config;
+  config.remainder = "bias";
+  config.head_norm = true;
+  config.forget_gate = true;
+  std::map<std::string, TensorSpec> specs;
+  for (const TensorSpec& spec : make_attention(config, small_model())->parameters()) {
+    specs[spec.name] = spec;
+  }
+  ASSERT_EQ(specs.size(), 8u);
+  EXPECT_FALSE(specs["self_attn.q_proj.weight"].fused);
+  EXPECT_TRUE(specs["self_attn.k_proj.weight"].fused);
+  EXPECT_TRUE(specs["self_attn.v_proj.weight"].fused);
+  EXPECT_TRUE(specs["self_attn.v_proj.weight"].decay);
+  EXPECT_EQ(specs["self_attn.remainder_bias"].shape, (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(specs["self_attn.forget_gate.weight"].shape, (std::vector<int64_t>{3, 12}));
+  EXPECT_TRUE(specs["self_attn.forget_gate.weight"].decay);
+  for (const char* name : {"self_attn.remainder_bias", "self_attn.forget_gate.bias",
+                           "self_attn.head_norm.weight", "self_attn.head_norm.bias"}) {
+    EXPECT_FALSE(specs[name].decay) << name;
+  }
+  config = AttentionConfig{};
+  EXPECT_EQ(make_attention(config, small_model())->parameters().size(), 3u);
+  EXPECT_EQ(make_attention(config, small_model())->flops_per_token(10), 4.0 * 12 * 10);
+}
+
+std::string error_of(const AttentionConfig& config, const ModelConfig& model) {
+  try {
+    make_attention(config, model);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kConfig);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(AttentionRegistry, SaysWhatIsWrong) {
+  EXPECT_EQ(attention_types(), (std::vector<std::string>{"softmax", "stickbreaking"}));
+  AttentionConfig config;
+  config.type = "stick";
+  EXPECT_EQ(error_of(config, small_model()),
+            "model.attention.type: there is no attention 'stick'; known are softmax, "
+            "stickbreaking");
+  config = AttentionConfig{};
+  config.remainder = "all";
+  EXPECT_EQ(error_of(config, small_model()),
+            "model.attention.remainder: 'all' is not one of none, value, bias");
+  config = AttentionConfig{};
+  config.type = "softmax";
+  config.position = "alibi";
+  EXPECT_EQ(error_of(config, small_model()),
+            "model.attention.position: 'alibi' is not one of rope, none");
+  config = AttentionConfig{};
+  ModelConfig model = small_model();
+  model.heads = 5;
+  EXPECT_EQ(error_of(config, model), "model.width: 12 is not a multiple of model.heads, 5");
+}
+
+}  // namespace
+}  // namespace sbtrain::test

@@ -1,0 +1,338 @@
+// Properties of the attention ops that need no oracle, and those of skipping and decoding.
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "unit/attention/cases.h"
+
+namespace sbtrain::test {
+namespace {
+
+bool all_finite(const Tensor& x) {
+  for (const double value : to_f64(x)) {
+    if (!std::isfinite(value)) return false;
+  }
+  return true;
+}
+
+// Multiplies a [T, 3*H*d] matrix's rows [begin, end) of columns [first, last) by `factor`.
+void scale_rows(Owned& x, int64_t begin, int64_t end, int64_t first, int64_t last, float factor) {
+  for (int64_t t = begin; t < end; ++t) {
+    for (int64_t c = first; c < last; ++c) x.at(t, c) *= factor;
+  }
+}
+
+void expect_same(const Attention& a, const Attention& b) {
+  EXPECT_TRUE(bitwise_equal(a.o, b.o));
+  EXPECT_TRUE(bitwise_equal(a.row, b.row));
+  EXPECT_TRUE(bitwise_equal(a.dqkv, b.dqkv));
+  EXPECT_TRUE(!a.config.gated || bitwise_equal(a.dgate, b.dgate));
+  EXPECT_TRUE(bitwise_equal(a.dbias, b.dbias));
+}
+
+TEST(StickBreaking, RepeatsBitForBit) {
+  Case c;
+  c.documents = {300, 7, 200};
+  c.gated = true;
+  c.remainder = ops::Remainder::kBias;
+  Attention a(c), b(c);
+  for (Attention* x : {&a, &b}) {
+    x->stickbreaking_forward();
+    x->stickbreaking_backward();
+  }
+  expect_same(a, b);
+}
+
+TEST(Softmax, RepeatsBitForBit) {
+  Case c;
+  c.documents = {300, 7, 200};
+  Attention a(c), b(c);
+  for (Attention* x : {&a, &b}) {
+    x->softmax_forward();
+    x->softmax_backward();
+  }
+  expect_same(a, b);
+}
+
+// Every tensor's rows of all documents but the second, whose inputs differ.
+template <typename Run>
+void expect_no_leak(Case c, Run&& run) {
+  c.documents = {70, 65, 130};
+  Attention a(c), b(c);
+  for (int64_t t = 70; t < 135; ++t) {
+    for (int64_t i = 0; i < 3 * c.width(); ++i) b.qkv.at(t, i) = -1000.0f * b.qkv.at(t, i);
+    for (int64_t i = 0; i < c.width(); ++i) b.dout.at(t, i) *= 1e6f;
+    for (int64_t h = 0; h < c.heads; ++h) b.gate.at(t, h) = 0.01f;
+  }
+  run(a);
+  run(b);
+  for (const auto& [begin, count] : {std::pair{0, 70}, std::pair{135, 130}}) {
+    const auto same = [&](const Owned& x, const Owned& y) {
+      return bitwise_equal(x.tensor().row_range(begin, count), y.tensor().row_range(begin, count));
+    };
+    EXPECT_TRUE(same(a.o, b.o));
+    EXPECT_TRUE(same(a.dqkv, b.dqkv));
+    EXPECT_TRUE(!c.gated || same(a.dgate, b.dgate));
+    EXPECT_TRUE(bitwise_equal(a.row.tensor().col_range(begin, count),
+                              b.row.tensor().col_range(begin, count)));
+  }
+  EXPECT_FALSE(bitwise_equal(a.o, b.o));
+}
+
+TEST(StickBreaking, DocumentsDoNotLeak) {
+  for (const Case& c : stickbreaking_options(Case{})) {
+    expect_no_leak(c, [](Attention& x) {
+      x.stickbreaking_forward();
+      x.stickbreaking_backward();
+    });
+  }
+}
+
+TEST(Softmax, DocumentsDoNotLeak) {
+  for (const int64_t window : {0, 20}) {
+    Case c;
+    c.window = window;
+    expect_no_leak(c, [](Attention& x) {
+      x.softmax_forward();
+      x.softmax_backward();
+    });
+  }
+}
+
+// Logits from -1e4 to 1e4 and a million beyond.
+TEST(StickBreaking, NoNaNForHugeLogits) {
+  for (const float logit : {1e4f, 1e6f, 1e10f}) {
+    for (const Case& base : stickbreaking_options(Case{})) {
+      Case c = base;
+      c.documents = {150};
+      Attention x(c);
+      scale_rows(x.qkv, 0, c.tokens(), 0, c.width(), logit);
+      x.stickbreaking_forward();
+      x.stickbreaking_backward();
+      EXPECT_TRUE(all_finite(x.o) && all_finite(x.row) && all_finite(x.dqkv)) << c.describe();
+      EXPECT_TRUE(!c.gated || all_finite(x.dgate)) << c.describe();
+    }
+  }
+}
+
+TEST(StickBreaking, NoNaNForLogitsOfOneSign) {
+  for (const float sign : {1.0f, -1.0f}) {
+    for (const Case& base : stickbreaking_options(Case{})) {
+      Case c = base;
+      c.documents = {150};
+      Attention x(c);
+      for (int64_t t = 0; t < c.tokens(); ++t) {
+        for (int64_t i = 0; i < c.width(); ++i) {
+          x.qkv.at(t, i) = sign * 50.0f;
+          x.qkv.at(t, c.width() + i) = 50.0f;  // z = +-1e4
+        }
+      }
+      x.stickbreaking_forward();
+      x.stickbreaking_backward();
+      EXPECT_TRUE(all_finite(x.o) && all_finite(x.row) && all_finite(x.dqkv)) << c.describe();
+      EXPECT_TRUE(!c.gated || all_finite(x.dgate)) << c.describe();
+    }
+  }
+}
+
+TEST(Softmax, NoNaNForHugeLogits) {
+  for (const float logit : {1e4f, 1e10f}) {
+    Case c;
+    c.documents = {150};
+    Attention x(c);
+    scale_rows(x.qkv, 0, c.tokens(), 0, c.width(), logit);
+    x.softmax_forward();
+    x.softmax_backward();
+    EXPECT_TRUE(all_finite(x.o) && all_finite(x.row) && all_finite(x.dqkv));
+  }
+}
+
+TEST(StickBreaking, FirstTokenKeepsItsWholeStick) {
+  Case c;
+  c.documents = {1, 3, 65};
+  c.remainder = ops::Remainder::kValue;
+  Attention x(c);
+  x.stickbreaking_forward();
+  for (const int64_t first : {0, 1, 4}) {
+    EXPECT_EQ(x.row.at(0, first), 1.0f);
+    EXPECT_TRUE(bitwise_equal(x.o.tensor().row_range(first, 1), x.v().row_range(first, 1)));
+  }
+  c.remainder = ops::Remainder::kNone;
+  Attention none(c);
+  none.stickbreaking_forward();
+  for (int64_t i = 0; i < c.width(); ++i) EXPECT_EQ(none.o.at(4, i), 0.0f);
+}
+
+// Positive logits of about 2.5 break the stick within 20 keys.
+Case skipping_case(float epsilon) {
+  Case c;
+  c.documents = {1000, 90};
+  c.remainder = ops::Remainder::kValue;
+  c.gated = true;
+  c.skip_epsilon = epsilon;
+  return c;
+}
+
+TEST(StickBreaking, SkippingStaysWithinEpsilon) {
+  for (const float epsilon : {1e-2f, 0x1p-24f}) {
+    Attention off(skipping_case(0.0f)), on(skipping_case(epsilon));
+    off.stickbreaking_forward();
+    on.stickbreaking_forward();
+    double largest = 0;
+    for (const double v : to_f64(off.v())) largest = std::max(largest, std::abs(v));
+    const std::vector<double> a = to_f64(on.o), b = to_f64(off.o);
+    for (size_t i = 0; i < a.size(); ++i) {
+      // What is skipped weighs less than epsilon; the remainder grows by the same.
+      EXPECT_LE(std::abs(a[i] - b[i]), 2 * largest * epsilon + 1e-6);
+    }
+    for (const double stop : to_f64(off.stop)) EXPECT_EQ(stop, 0);
+    const std::vector<double> stops = to_f64(on.stop);
+    EXPECT_GT(stops[999], 0) << "nothing was skipped";
+    for (int64_t t = 0; t < 1090; ++t) {
+      const int64_t position = t < 1000 ? t : t - 1000;
+      const int64_t tile = t - position + position / 64 * 64;
+      EXPECT_EQ(stops[t], stops[tile]) << "one stop for each tile";
+      EXPECT_LE(stops[t], position / 64 * 64);
+    }
+  }
+}
+
+// The function that skipping computes, and its own gradient.
+TEST(StickBreaking, SkippedGradientsAreThoseOfTheTruncatedFunction) {
+  for (const bool gated : {false, true}) {
+    Case c = skipping_case(1e-2f);
+    c.gated = gated;
+    Attention x(c);
+    x.stickbreaking_forward();
+    x.stickbreaking_backward();
+    oracle::Problem p = x.problem();
+    for (const double stop : to_f64(x.stop)) p.first_key.push_back(static_cast<int32_t>(stop));
+    const oracle::Result expected = oracle::stickbreaking(p);
+    EXPECT_LE(relative_error(x.o, expected.o), 1e-5);
+    EXPECT_LE(relative_error(x.row, expected.row), 1e-5);
+    EXPECT_LE(relative_error(x.part(x.dqkv, 0), expected.dq), 1e-5);
+    EXPECT_LE(relative_error(x.part(x.dqkv, 1), expected.dk), 1e-5);
+    EXPECT_LE(relative_error(x.part(x.dqkv, 2), expected.dv), 1e-5);
+    if (gated) {
+      EXPECT_LE(relative_error(x.dgate, expected.dgate), 1e-5);
+    }
+  }
+}
+
+// The cache of one head's keys, values and gates as decode sees them: document 0, padded.
+struct DecodeInputs {
+  DecodeInputs(const Attention& x, int64_t length)
+      : k(poisoned({1, length + 5, x.config.width()})),
+        v(poisoned({1, length + 5, x.config.width()})),
+        gate(poisoned({1, length + 5, x.config.heads})),
+        lengths(integers({static_cast<int32_t>(length)})),
+        o(poisoned({1, x.config.width()})) {
+    for (int64_t t = 0; t < length; ++t) {
+      for (int64_t i = 0; i < x.config.width(); ++i) {
+        k.f32()[t * x.config.width() + i] = x.k().f32()[t * x.k().row_stride + i];
+        v.f32()[t * x.config.width() + i] = x.v().f32()[t * x.v().row_stride + i];
+      }
+      for (int64_t h = 0; h < x.config.heads; ++h) {
+        gate.f32()[t * x.config.heads + h] = x.gate.f32()[t * x.config.heads + h];
+      }
+    }
+  }
+  ops::DecodeTensors tensors(const Attention& x, int64_t length) const {
+    return {.o_BHd = o,
+            .q_BHd = x.q().row_range(length - 1, 1),
+            .k_cache_BCHd = k,
+            .v_cache_BCHd = v,
+            .gate_cache_BCH = x.config.gated ? gate.tensor() : Tensor(),
+            .remainder_bias_Hd = x.bias,
+            .lengths_B = lengths};
+  }
+  Owned k, v, gate, lengths, o;
+};
+
+TEST(StickBreaking, DecodeEqualsForward) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (Case c : stickbreaking_options(Case{})) {
+      c.documents = {200};
+      c.inputs = inputs;
+      Attention x(c);
+      x.stickbreaking_forward();
+      for (const int64_t length : {1, 2, 63, 64, 65, 129, 200}) {
+        const DecodeInputs decode(x, length);
+        ops::stickbreaking_decode(x.stream, decode.tensors(x, length), x.stickbreaking_params());
+        EXPECT_LE(relative_error(decode.o, to_f64(x.o.tensor().row_range(length - 1, 1))), 1e-5)
+            << c.describe() << ", token " << length;
+      }
+    }
+  }
+}
+
+TEST(Softmax, DecodeEqualsForward) {
+  for (const int64_t window : {0, 1, 70}) {
+    Case c;
+    c.documents = {200};
+    c.window = window;
+    Attention x(c);
+    x.softmax_forward();
+    for (const int64_t length : {1, 2, 63, 64, 65, 129, 200}) {
+      const DecodeInputs decode(x, length);
+      ops::softmax_decode(x.stream, decode.tensors(x, length), x.softmax_params());
+      EXPECT_LE(relative_error(decode.o, to_f64(x.o.tensor().row_range(length - 1, 1))), 1e-5)
+          << c.describe() << ", token " << length;
+    }
+  }
+}
+
+TEST(CacheAppend, WritesOneRowForEachSequence) {
+  CpuStream s;
+  Owned cache = constant({2, 4, 3}, 0.0);
+  const Owned x = random_normal("x", {2, 3}, 1.0, 0.0, 5);
+  const Owned positions = integers({3, 0});
+  ops::cache_append(s, cache, x, positions);
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(cache.f32()[3 * 3 + i], x.f32()[i]);
+    EXPECT_EQ(cache.f32()[4 * 3 + i], x.f32()[8 + i]);
+    EXPECT_EQ(cache.f32()[i], 0.0f);
+  }
+  EXPECT_THROW(ops::cache_append(s, cache, x, integers({0, 4})), Error);
+}
+
+// What a plan records does not depend on the documents, and covers what a step takes.
+TEST(AttentionPlan, ScratchDependsOnTheLongestAllowedDocumentAlone) {
+  Memory plan(Backend::kPlan);
+  Memory memory(Backend::kCpu);
+  const auto step = [](Memory& m, const std::vector<int32_t>& lengths) {
+    Case c;
+    c.documents = lengths;
+    Attention x(c);
+    Stream s(m);
+    Sequences sequences = x.sequences();
+    sequences.max_seqlen = 128;
+    const ProgramScope scope(m, "step");
+    ops::stickbreaking_forward(s,
+                               {.o_THd = x.o,
+                                .rem_HT = x.row,
+                                .stop_HT = x.stop,
+                                .q_THd = x.q(),
+                                .k_THd = x.k(),
+                                .v_THd = x.v()},
+                               sequences, x.stickbreaking_params());
+    ops::stickbreaking_backward(s,
+                                {.dq_THd = x.part(x.dqkv, 0),
+                                 .dk_THd = x.part(x.dqkv, 1),
+                                 .dv_THd = x.part(x.dqkv, 2),
+                                 .do_THd = x.dout,
+                                 .rem_HT = x.row,
+                                 .stop_HT = x.stop,
+                                 .q_THd = x.q(),
+                                 .k_THd = x.k(),
+                                 .v_THd = x.v()},
+                                sequences, x.stickbreaking_params());
+  };
+  step(plan, {128, 128});
+  memory.adopt_plan(plan);
+  EXPECT_NO_THROW(step(memory, {128, 128}));
+  EXPECT_NO_THROW(step(memory, {1, 255 - 128, 128}));
+  EXPECT_THROW(step(memory, {129, 127}), Error) << "longer than announced";
+}
+
+}  // namespace
+}  // namespace sbtrain::test
