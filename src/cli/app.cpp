@@ -1,15 +1,18 @@
 // The program as a whole: its subcommands, its errors and exit codes.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <new>
 
 #include "cli/cli.h"
 #include "config/keys.h"
 #include "config/values.h"
 #include "core/version.h"
+#include "train/progress.h"
 
 namespace sbtrain {
 namespace {
@@ -179,6 +182,7 @@ std::vector<std::string> normalize_arguments(const std::vector<std::string>& arg
 
 int run_command_line(const std::vector<std::string>& arguments) noexcept {
   try {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("", make_progress_sink()));
     return static_cast<int>(run(arguments));
   } catch (const Error& error) {
     return report(error.code(), "error", error.what());

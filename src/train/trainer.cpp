@@ -252,7 +252,8 @@ ExitCode Run::train() {
     train_one_step();
     writer_->poll();
     if (due(config_.validation.every)) validate();
-    if (due(config_.checkpoint.every) || signals.save_requested()) save();
+    const bool asked = signals.save_requested();
+    if (asked || due(config_.checkpoint.every)) save();
   }
   if (finished()) validate();
   save();
