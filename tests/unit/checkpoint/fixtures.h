@@ -130,6 +130,7 @@ inline void run_ranks(int world, const std::function<void(const RankGroup&)>& bo
     return ready;
   };
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(world));
   for (int rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
       body({rank, world, [&, rank](std::string mine) { return exchange(rank, std::move(mine)); }});
