@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <memory>
 #include <new>
@@ -183,6 +184,7 @@ std::vector<std::string> normalize_arguments(const std::vector<std::string>& arg
 int run_command_line(const std::vector<std::string>& arguments) noexcept {
   try {
     spdlog::set_default_logger(std::make_shared<spdlog::logger>("", make_progress_sink()));
+    std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a failed write, not a death
     return static_cast<int>(run(arguments));
   } catch (const Error& error) {
     return report(error.code(), "error", error.what());
