@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +32,7 @@ void ConfigOptions::add(CLI::App& command, bool list_keys) {
     const std::string name = "--" + key;
     if (command.get_option_no_throw(name) != nullptr) continue;
     const auto store = [this, key = key](const std::string& value) {
-      overrides.push_back(key + "=" + value);
+      overrides.push_back(fmt::format("{}={}", key, value));
     };
     command.add_option_function<std::string>(name, store, help)->type_name("VALUE")->group(group);
   }

@@ -86,6 +86,7 @@ bool matches(const std::vector<std::string>& path, size_t at, const std::vector<
 // The path among `paths`, all of one section, whose last segment is nearest to `word`.
 std::string nearest_last_segment(const std::string& word, const std::vector<std::string>& paths) {
   std::vector<std::string> words;
+  words.reserve(paths.size());
   for (const std::string& path : paths) words.push_back(path.substr(path.rfind('.') + 1));
   const std::string found = nearest(word, words);
   if (found.empty()) return "";
@@ -172,7 +173,7 @@ std::string did_you_mean(std::string_view path) {
   for (const std::string& segment : segments) {
     pattern += (pattern.empty() ? "" : ".") + (is_index(segment) ? "*" : segment);
   }
-  const std::string word = segments.back();
+  const std::string& word = segments.back();
   const std::string parent = pattern.substr(0, pattern.rfind('.') + 1);
   std::vector<std::string> siblings;  // in the same section
   std::vector<std::string> cousins;   // the same word in another section

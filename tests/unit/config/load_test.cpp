@@ -132,7 +132,8 @@ TEST(Load, FlattenNamesEveryKeyThatApplies) {
 TEST(Load, FlattenedKeysAreOverrides) {
   const Config config = minimal({}, "model: {attention: {type: softmax, rope_base: 5e5}}");
   std::vector<Override> overrides;
-  for (const auto& [key, value] : flatten(config)) overrides.push_back(option(key + "=" + value));
+  for (const auto& [key, value] : flatten(config))
+    overrides.push_back(Override{key, value, "--" + key});
   EXPECT_EQ(load_config("", overrides), config);
 }
 

@@ -123,6 +123,7 @@ TEST(Robustness, Oddities) {
 
 // Byte flips, insertions, deletions and repeated pieces of a file that uses most of the syntax.
 TEST(Robustness, Mutations) {
+  using namespace std::string_literals;
   const std::string original = R"(# comment
 name: "run \u00e9"
 seed: 1e3
@@ -147,7 +148,7 @@ stages:
     sources: [*s]
 )";
   ASSERT_EQ(outcome(original), "");
-  const std::string alphabet = "{}[]:,-?&*!|>'\"#%@` \n\tae019.~<\x00\xff";
+  const std::string alphabet = "{}[]:,-?&*!|>'\"#%@` \n\tae019.~<\x00\xff"s;
   std::mt19937 random(1);
   const auto below = [&](size_t n) {
     return std::uniform_int_distribution<size_t>(0, n - 1)(random);

@@ -1,0 +1,175 @@
+// The program's face: help, messages, exit codes, and what reaches the configuration.
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+
+#include "cli/cli.h"
+#include "config/schema.h"
+
+namespace sbtrain {
+namespace {
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+Outcome run(const std::vector<std::string>& arguments) {
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  const int code = run_command_line(arguments);
+  std::string out = testing::internal::GetCapturedStdout();
+  return {code, std::move(out), testing::internal::GetCapturedStderr()};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::string config_path(const std::string& name) {
+  return std::string(SBTRAIN_SOURCE) + "/configs/" + name + ".yaml";
+}
+
+// Every command by its full words, from the registration itself.
+void collect(const CLI::App& app, const std::vector<std::string>& words,
+             std::vector<std::vector<std::string>>& commands) {
+  for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+    std::vector<std::string> full = words;
+    full.push_back(sub->get_name());
+    commands.push_back(full);
+    collect(*sub, full, commands);
+  }
+}
+
+std::vector<std::vector<std::string>> all_commands() {
+  CLI::App app;
+  Action action;
+  add_subcommands(app, action);
+  std::vector<std::vector<std::string>> commands;
+  collect(app, {}, commands);
+  return commands;
+}
+
+TEST(CommandLine, AloneItExplainsItself) {
+  const Outcome outcome = run({});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.err, "");
+  for (const char* part : {"stick-breaking", "Commands:", "train", "generate", "ckpt",
+                           "sbtrain --config configs/tiny_sb.yaml", "--dry-run"}) {
+    EXPECT_TRUE(contains(outcome.out, part)) << part;
+  }
+}
+
+TEST(CommandLine, EveryCommandHasHelp) {
+  const std::vector<std::vector<std::string>> commands = all_commands();
+  const std::vector<std::vector<std::string>> expected = {
+      {"train"},          {"tokenizer", "train"}, {"prepare"},        {"data", "info"},
+      {"data", "verify"}, {"ckpt", "ls"},         {"ckpt", "verify"}, {"eval"},
+      {"config", "show"}, {"config", "docs"},     {"generate"},       {"bench"}};
+  for (const auto& command : expected) {
+    EXPECT_EQ(std::count(commands.begin(), commands.end(), command), 1) << command.front();
+  }
+  for (std::vector<std::string> command : commands) {
+    const std::string name = command.back();
+    command.emplace_back("--help");
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.code, 0) << name;
+    EXPECT_EQ(outcome.err, "") << name;
+    EXPECT_TRUE(contains(outcome.out, "Usage: sbtrain " + command.front())) << outcome.out;
+  }
+}
+
+TEST(CommandLine, HelpOfTrainListsTheConfigurationKeys) {
+  const Outcome outcome = run({"train", "--help"});
+  EXPECT_TRUE(contains(outcome.out, config_help()));
+  EXPECT_TRUE(contains(outcome.out, "--train.lr  number, at least 0 [0.001]"));
+}
+
+TEST(CommandLine, Version) {
+  const Outcome outcome = run({"--version"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out.substr(0, 9), "sbtrain 0");
+}
+
+TEST(CommandLine, UsageErrors) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"tarin"}, "unknown command 'tarin' of 'sbtrain'; did you mean 'train'?"},
+      {{"config", "shw"}, "unknown command 'shw' of 'sbtrain config'; did you mean 'show'?"},
+      {{"config", "show", "--confg", "x"},
+       "unknown option '--confg' of 'sbtrain config show'; did you mean '--config'?"},
+      {{"config", "show", "--lr=3"},
+       "unknown option '--lr' of 'sbtrain config show'; did you mean '--train.lr'?"},
+      {{"config", "show", "stray"}, "unknown argument 'stray' of 'sbtrain config show'"},
+      {{"config", "docs", "--train.lr=3"},
+       "'sbtrain config docs' takes no configuration keys such as --train.lr"},
+      {{"config", "show", "--train.lr"}, "--train.lr needs a value"},
+      {{"--confg", "x"}, "unknown option '--confg' of 'sbtrain train'; did you mean '--config'?"},
+      {{"config"}, "subcommand is required"},
+      {{"config", "show", "--config"}, "--config"}};
+  for (const auto& [arguments, expected] : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << expected;
+    EXPECT_EQ(outcome.out, "") << expected;
+    EXPECT_EQ(outcome.err.substr(0, 7), "error: ") << expected;
+    EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
+  }
+}
+
+TEST(CommandLine, ConfigurationErrorsExitWith3) {
+  const Outcome missing = run({"config", "show", "--config", "missing.yaml"});
+  EXPECT_EQ(missing.code, 3);
+  EXPECT_EQ(missing.err, "error: cannot read 'missing.yaml': No such file or directory\n");
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"config", "show", "--config", config_path("tiny_sb"),
+                                 "--trian.lr=1"},
+        std::vector<std::string>{"--config", config_path("tiny_sb"), "--trian.lr", "1"},
+        std::vector<std::string>{"train", "--dry-run", "--config", config_path("tiny_sb"),
+                                 "--trian.lr", "1"}}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 3);
+    EXPECT_EQ(outcome.err, "error: --trian.lr: unknown key 'trian.lr'; did you mean 'train.lr'?\n");
+  }
+}
+
+TEST(CommandLine, OptionsReachTheConfiguration) {
+  ASSERT_EQ(setenv("SBTRAIN_TRAIN__LR", "0.5", 1), 0);
+  ASSERT_EQ(setenv("SBTRAIN_TRAIN__CLIP", "0.5", 1), 0);
+  const Outcome outcome = run({"config", "show", "--config", config_path("tiny_sb"),
+                               "--train.lr=1e-4", "--stages.0.name", "train", "--seed", "9",
+                               "--stages.0.schedule.warmup", "5 steps", "--set", "name=other"});
+  unsetenv("SBTRAIN_TRAIN__LR");
+  unsetenv("SBTRAIN_TRAIN__CLIP");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Config config = parse_config(outcome.out, "printed");
+  EXPECT_EQ(config.train.lr, 1e-4);
+  EXPECT_EQ(config.train.clip, 0.5);
+  EXPECT_EQ(config.seed, 9U);
+  EXPECT_EQ(config.name, "other");
+  EXPECT_EQ(config.stages.at(0).schedule.warmup.count, 5);
+}
+
+TEST(CommandLine, DocsPrintTheReference) {
+  EXPECT_EQ(run({"config", "docs"}).out, config_markdown());
+  EXPECT_EQ(run({"config", "docs", "train.lr"}).out, field_help("train.lr"));
+  EXPECT_EQ(run({"config", "docs", "train.ir"}).code, 3);
+}
+
+TEST(CommandLine, ArgumentsAreNormalized) {
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(normalize_arguments({"--config", "a.yaml"}), (Words{"train", "--config", "a.yaml"}));
+  EXPECT_EQ(normalize_arguments({"--train.lr=1"}), (Words{"train", "--set=train.lr=1"}));
+  EXPECT_EQ(normalize_arguments({"eval", "--train.lr", "-1"}),
+            (Words{"eval", "--set=train.lr=-1"}));
+  EXPECT_EQ(normalize_arguments({"eval", "--a.b", "--c.d=2"}),
+            (Words{"eval", "--set=a.b", "--set=c.d=2"}));
+  EXPECT_EQ(normalize_arguments({"eval", "--out=x/y.z", "--", "--a.b"}),
+            (Words{"eval", "--out=x/y.z", "--", "--a.b"}));
+  for (const char* own : {"-h", "--help", "--version"}) {
+    EXPECT_EQ(normalize_arguments({own}), Words{own});
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain
