@@ -142,7 +142,9 @@ int64_t keys_end(const QueryTile& tile) {
   return tile.first + tile.count;
 }
 
-// Where the chunk that ends at `end` begins, not left of `stop`.
+// Where the chunk that ends at `end` begins, not left of `stop`. A tile's first chunk reaches past
+// the first key of its first query, so after it every query has started.
+static_assert(kChunk > kTile);
 int64_t chunk_begin(int64_t end, int64_t stop) {
   return std::max(stop, end - kChunk);
 }
@@ -187,8 +189,7 @@ void forward_tile(const QueryTile& tile, const Head& head, Scratch scratch) {
     pack(rows, head.v.from(start + begin, 0), keys, keys, d, 1.0f);
     mix(o, z, rows, keys, d);
     end = begin;
-    const bool all_started = begin < tile.first;
-    if (all_started && sticks.all_below(head.params.skip_epsilon)) break;
+    if (sticks.all_below(head.params.skip_epsilon)) break;
   }
   finish_tile(tile, head, sticks, o, end);
 }
