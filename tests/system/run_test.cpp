@@ -230,7 +230,7 @@ TEST_F(SystemTest, SurvivesKillAtRandomMoments) {
   ASSERT_EQ(run(training("whole")), 0) << output_;
   const std::vector<std::string> often = {"--checkpoint.every=2 steps"};
   std::mt19937 random(1);
-  const char* wanted = std::getenv("SBTRAIN_KILLS");  // more of them, for a long run by hand
+  const char* wanted = std::getenv("TEST_KILLS");  // more of them, for a long run by hand
   const int enough = wanted ? std::atoi(wanted) : 20;
   int kills = 0;
   for (int attempt = 0; kills < enough && attempt < 10 * enough; ++attempt) {
