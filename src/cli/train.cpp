@@ -14,12 +14,15 @@ namespace {
 
 struct TrainOptions {
   ConfigOptions config;
+  std::string resume;
   bool dry_run = false;
   DryRunOptions estimate;
 };
 
 ExitCode run_train(const TrainOptions& options) {
-  const Config config = options.config.load();
+  ConfigOptions selected = options.config;
+  if (!options.resume.empty()) selected.overrides.push_back("checkpoint.resume=" + options.resume);
+  const Config config = selected.load();
   if (options.dry_run) {
     fmt::print("{}", describe_run(config, planned_backend(config.device), options.estimate));
     return ExitCode::kDone;
@@ -33,6 +36,9 @@ ExitCode run_train(const TrainOptions& options) {
 void add_train(CLI::App& app, Action& action) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model, or continue a run (the default)");
+  command->add_option("--resume", options->resume,
+                      "auto: continue the run in its folder, the default; none: start over; or "
+                      "the path of a checkpoint (short for --checkpoint.resume)");
   command->add_flag("--dry-run", options->dry_run,
                     "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
                     "stop; needs no GPU and no data");
