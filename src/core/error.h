@@ -40,7 +40,9 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Checks an invariant of the program itself; a failure is a bug.
+// Checks an invariant of the program itself; a failure is a bug. Arguments that cost something to
+// compute (describe()) belong behind `if (!condition) fail(...)` instead: they are evaluated here
+// whether or not the condition holds.
 template <typename... Args>
 void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {
   if (!condition) fail(ExitCode::kInternal, format, std::forward<Args>(args)...);

@@ -42,8 +42,9 @@ int64_t Tensor::numel() const {
 }
 
 Tensor Tensor::row_range(int64_t begin, int64_t count) const {
-  require(begin >= 0 && count >= 0 && begin + count <= shape[0], "rows [{}, {}) of {}", begin,
-          begin + count, describe());
+  if (begin < 0 || count < 0 || begin + count > shape[0]) {
+    fail(ExitCode::kInternal, "rows [{}, {}) of {}", begin, begin + count, describe());
+  }
   Tensor t = *this;
   t.shape[0] = count;
   if (data) t.data = static_cast<std::byte*>(data) + begin * row_stride * dtype_size(dtype);
@@ -51,8 +52,9 @@ Tensor Tensor::row_range(int64_t begin, int64_t count) const {
 }
 
 Tensor Tensor::col_range(int64_t begin, int64_t count) const {
-  require(rank == 2 && begin >= 0 && count >= 0 && begin + count <= shape[1],
-          "columns [{}, {}) of {}", begin, begin + count, describe());
+  if (rank != 2 || begin < 0 || count < 0 || begin + count > shape[1]) {
+    fail(ExitCode::kInternal, "columns [{}, {}) of {}", begin, begin + count, describe());
+  }
   Tensor t = *this;
   t.shape[1] = count;
   if (data) t.data = static_cast<std::byte*>(data) + begin * dtype_size(dtype);
@@ -60,15 +62,19 @@ Tensor Tensor::col_range(int64_t begin, int64_t count) const {
 }
 
 Tensor Tensor::reshaped(std::initializer_list<int64_t> new_shape) const {
-  require(contiguous(), "cannot reshape the strided view {}", describe());
+  if (!contiguous()) fail(ExitCode::kInternal, "cannot reshape the strided view {}", describe());
   Tensor t(data, dtype, new_shape);
-  require(t.numel() == numel(), "cannot reshape {} to {}", describe(), t.describe());
+  if (t.numel() != numel()) {
+    fail(ExitCode::kInternal, "cannot reshape {} to {}", describe(), t.describe());
+  }
   return t;
 }
 
 namespace {
 void* typed(const Tensor& t, DType dtype) {
-  require(t.dtype == dtype, "expected a {} tensor, got {}", dtype_name(dtype), t.describe());
+  if (t.dtype != dtype) {
+    fail(ExitCode::kInternal, "expected a {} tensor, got {}", dtype_name(dtype), t.describe());
+  }
   return t.data;
 }
 }  // namespace

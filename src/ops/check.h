@@ -19,18 +19,19 @@ inline bool type_fits(DType actual, DType expected) {
 // `t` is a matrix of `rows` x `cols`; its rows may be strided. The message names op and tensor.
 inline void check_matrix(std::string_view op, std::string_view name, const Tensor& t, DType dtype,
                          int64_t rows, int64_t cols) {
-  require(t.defined() && type_fits(t.dtype, dtype) && t.rows() == rows && t.cols() == cols &&
-              t.row_stride >= cols,
-          "{}: {} must be {}[{}, {}], got {}", op, name, dtype_name(dtype), rows, cols,
-          t.describe());
+  const bool fits = t.defined() && type_fits(t.dtype, dtype) && t.rows() == rows &&
+                    t.cols() == cols && t.row_stride >= cols;
+  if (fits) return;
+  fail(ExitCode::kInternal, "{}: {} must be {}[{}, {}], got {}", op, name, dtype_name(dtype), rows,
+       cols, t.describe());
 }
 
 // `t` is contiguous and holds `numel` elements, in any shape.
 inline void check_flat(std::string_view op, std::string_view name, const Tensor& t, DType dtype,
                        int64_t numel) {
-  require(t.defined() && type_fits(t.dtype, dtype) && t.numel() == numel && t.contiguous(),
-          "{}: {} must be {} contiguous {} elements, got {} (row stride {})", op, name, numel,
-          dtype_name(dtype), t.describe(), t.row_stride);
+  if (t.defined() && type_fits(t.dtype, dtype) && t.numel() == numel && t.contiguous()) return;
+  fail(ExitCode::kInternal, "{}: {} must be {} contiguous {} elements, got {} (row stride {})", op,
+       name, numel, dtype_name(dtype), t.describe(), t.row_stride);
 }
 
 inline void check_same_shape(std::string_view op, std::string_view name, const Tensor& t,
