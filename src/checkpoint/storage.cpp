@@ -1,7 +1,6 @@
 #include "checkpoint/storage.h"
 
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,57 +36,6 @@ void sync_and_close(FileDescriptor& fd, const fs::path& path) {
 }
 
 }  // namespace
-
-struct Sha256::Impl {
-  struct Free {
-    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  };
-  std::unique_ptr<EVP_MD_CTX, Free> context{EVP_MD_CTX_new()};
-  void start() {
-    require(context && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1,
-            "OpenSSL offers no SHA-256");
-  }
-};
-
-Sha256::Sha256() : impl_(std::make_unique<Impl>()) {
-  impl_->start();
-}
-Sha256::~Sha256() = default;
-Sha256::Sha256(Sha256&&) noexcept = default;
-Sha256& Sha256::operator=(Sha256&&) noexcept = default;
-
-void Sha256::update(const void* data, size_t bytes) {
-  require(EVP_DigestUpdate(impl_->context.get(), data, bytes) == 1, "SHA-256 failed");
-}
-
-std::string Sha256::hex() {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int length = 0;
-  require(EVP_DigestFinal_ex(impl_->context.get(), digest, &length) == 1, "SHA-256 failed");
-  impl_->start();
-  std::string text;
-  for (unsigned int i = 0; i < length; ++i) text += fmt::format("{:02x}", digest[i]);
-  return text;
-}
-
-std::string sha256_hex(std::string_view bytes) {
-  Sha256 hash;
-  hash.update(bytes.data(), bytes.size());
-  return hash.hex();
-}
-
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    reset();
-    fd_ = std::exchange(other.fd_, -1);
-  }
-  return *this;
-}
-
-void FileDescriptor::reset() noexcept {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
 
 OutputFile::OutputFile(const Storage& storage, fs::path path)
     : storage_(&storage), path_(std::move(path)) {

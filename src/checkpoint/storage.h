@@ -1,4 +1,4 @@
-// File operations whose every failure is noticed, and SHA-256.
+// File operations whose every failure is noticed.
 //
 // Writing goes through Storage, which throws ExitCode::kStorage with the operation, the path and
 // the system's reason. Reading goes through InputFile, which throws ExitCode::kNoCheckpoint.
@@ -12,39 +12,10 @@
 #include <string_view>
 #include <utility>
 
+#include "core/file_descriptor.h"
+#include "core/sha256.h"
+
 namespace sbtrain {
-
-// SHA-256 of a stream of bytes.
-class Sha256 {
- public:
-  Sha256();
-  ~Sha256();
-  Sha256(Sha256&&) noexcept;
-  Sha256& operator=(Sha256&&) noexcept;
-  void update(const void* data, size_t bytes);
-  // 64 lower-case hexadecimal digits; the object starts over.
-  std::string hex();
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
-std::string sha256_hex(std::string_view bytes);
-
-// A file descriptor that closes itself.
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
-  ~FileDescriptor() { reset(); }
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  void reset() noexcept;
-
- private:
-  int fd_;
-};
 
 // Sees every operation of a Storage before it happens and returns 0, or the errno that it fails
 // with. Tests simulate a full disk with it, or kill the process at a chosen moment.

@@ -23,10 +23,6 @@ std::string parent_of(const std::string& path) {
 
 }  // namespace
 
-void UniqueFd::reset() noexcept {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-}
-
 void make_parent_folders(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(parent_of(path), error);
@@ -36,7 +32,7 @@ void make_parent_folders(const std::string& path) {
 }
 
 void sync_parent_folder(const std::string& path) {
-  const UniqueFd folder(::open(parent_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const FileDescriptor folder(::open(parent_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   // Some file systems cannot sync folders (EINVAL); nothing more can be done there.
   if (folder.get() < 0 || (::fsync(folder.get()) != 0 && errno != EINVAL)) {
     fail_io("sync the folder of", path);
@@ -51,7 +47,7 @@ void publish(const std::string& temporary, const std::string& path) {
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".tmp") {
   make_parent_folders(path_);
-  fd_ = UniqueFd(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  fd_ = FileDescriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (fd_.get() < 0) fail_io("create", temporary_);
 }
 

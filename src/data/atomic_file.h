@@ -4,29 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
+
+#include "core/file_descriptor.h"
 
 namespace sbtrain {
-
-// A file descriptor that closes itself.
-class UniqueFd {
- public:
-  explicit UniqueFd(int fd = -1) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::exchange(other.fd_, -1);
-    }
-    return *this;
-  }
-  ~UniqueFd() { reset(); }
-  void reset() noexcept;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 // Creates the parent folders of `path`. Throws ExitCode::kStorage.
 void make_parent_folders(const std::string& path);
@@ -51,7 +32,7 @@ class AtomicFile {
  private:
   std::string path_;
   std::string temporary_;
-  UniqueFd fd_;
+  FileDescriptor fd_;
   bool committed_ = false;
 };
 

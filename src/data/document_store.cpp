@@ -73,7 +73,7 @@ int64_t file_size(int fd, const std::string& path, ExitCode code) {
 
 // SHA-256 of everything in the HDF5 part but the tokens.
 Digest structure_digest(int fd, const std::string& path, const Seal& seal) {
-  DigestBuilder digest;
+  Sha256 digest;
   std::vector<char> buffer(1 << 20);
   const auto add = [&](int64_t begin, int64_t end) {
     while (begin < end) {
@@ -98,12 +98,12 @@ hid_t token_type(const StoreInfo& info) {
 }
 
 // Completes the hash of all token bytes to that of the store's content.
-std::string finish_content(DigestBuilder& tokens, std::span<const uint64_t> offsets,
+std::string finish_content(Sha256& tokens, std::span<const uint64_t> offsets,
                            const StoreInfo& info) {
   tokens.update(offsets.data(), offsets.size_bytes());
   tokens.update(fmt::format("sbtrain documents v{} vocab {} tokens {} documents {}", kStoreVersion,
                             info.vocab, info.tokens, info.documents));
-  return to_hex(tokens.finish());
+  return tokens.hex();
 }
 
 std::string sources_to_json(const std::vector<StoreSource>& sources) {
@@ -141,7 +141,8 @@ DocumentWriter::DocumentWriter(std::string path, StoreInfo info)
       info_(std::move(info)) {
   require(info_.vocab > 0, "a document store needs a vocabulary size");
   make_parent_folders(path_);
-  spool_ = UniqueFd(::open(spool_path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  spool_ =
+      FileDescriptor(::open(spool_path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (spool_.get() < 0) fail_io(ExitCode::kStorage, "create", spool_path_);
   block_.reserve(kBlockBytes);
 }
@@ -169,7 +170,7 @@ void DocumentWriter::flush_block() {
   if (block_.empty()) return;
   const auto offset = static_cast<int64_t>(checksums_.size()) * kBlockBytes;
   write_at(spool_.get(), spool_path_, offset, block_.data(), static_cast<int64_t>(block_.size()));
-  checksums_.push_back(digest_of(block_.data(), block_.size()));
+  checksums_.push_back(sha256(block_.data(), block_.size()));
   content_.update(block_.data(), block_.size());
   block_.clear();
 }
@@ -217,7 +218,7 @@ void DocumentWriter::write_hdf5() {
 }
 
 void DocumentWriter::copy_tokens(int64_t offset) {
-  const UniqueFd out(::open(temporary_.c_str(), O_WRONLY | O_CLOEXEC));
+  const FileDescriptor out(::open(temporary_.c_str(), O_WRONLY | O_CLOEXEC));
   if (out.get() < 0) fail_io(ExitCode::kStorage, "open", temporary_);
   std::vector<char> buffer(1 << 20);
   const int64_t total = info_.tokens * info_.token_bytes();
@@ -230,7 +231,7 @@ void DocumentWriter::copy_tokens(int64_t offset) {
 }
 
 void DocumentWriter::seal(int64_t tokens_offset) {
-  const UniqueFd fd(::open(temporary_.c_str(), O_RDWR | O_CLOEXEC));
+  const FileDescriptor fd(::open(temporary_.c_str(), O_RDWR | O_CLOEXEC));
   if (fd.get() < 0) fail_io(ExitCode::kStorage, "open", temporary_);
   Seal seal{
       .magic = kMagic,
@@ -240,7 +241,7 @@ void DocumentWriter::seal(int64_t tokens_offset) {
       .structure = {},
       .self = {}};
   seal.structure = structure_digest(fd.get(), temporary_, seal);
-  seal.self = digest_of(&seal, kSealedBytes);
+  seal.self = sha256(&seal, kSealedBytes);
   // The content first: a seal on the disk means that all it covers is there too.
   if (::fsync(fd.get()) != 0) fail_io(ExitCode::kStorage, "sync", temporary_);
   write_at(fd.get(), temporary_, static_cast<int64_t>(seal.hdf5_bytes), &seal, sizeof seal);
@@ -250,7 +251,7 @@ void DocumentWriter::seal(int64_t tokens_offset) {
 // ---- Reading -------------------------------------------------------------------------------
 
 DocumentStore::DocumentStore(std::string path) : path_(std::move(path)) {
-  fd_ = UniqueFd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  fd_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd_.get() < 0) {
     fail(ExitCode::kData, "{}: cannot open the data: {}; `sbtrain prepare` makes it from text",
          path_, std::strerror(errno));
@@ -278,7 +279,7 @@ void DocumentStore::check_seal() {
          path_);
   }
   const auto limit = static_cast<uint64_t>(size - seal_bytes);
-  if (digest_of(&seal, kSealedBytes) != seal.self || seal.hdf5_bytes != limit ||
+  if (sha256(&seal, kSealedBytes) != seal.self || seal.hdf5_bytes != limit ||
       seal.tokens_offset > limit || seal.tokens_bytes > limit - seal.tokens_offset ||
       structure_digest(fd_.get(), path_, seal) != seal.structure) {
     fail(ExitCode::kData,
@@ -338,8 +339,7 @@ void DocumentStore::check_block(int64_t block, std::vector<char>& buffer) const 
   const int64_t bytes = std::min(kBlockBytes, tokens_bytes_ - begin);
   buffer.resize(static_cast<size_t>(kBlockBytes));
   read_bytes(begin, buffer.data(), bytes);
-  if (digest_of(buffer.data(), static_cast<size_t>(bytes)) !=
-      checksums_[static_cast<size_t>(block)]) {
+  if (sha256(buffer.data(), static_cast<size_t>(bytes)) != checksums_[static_cast<size_t>(block)]) {
     fail(ExitCode::kData,
          "{}: damaged: tokens {} to {} do not match their checksum; copy the file again or run "
          "`sbtrain prepare` again",
@@ -397,7 +397,7 @@ void DocumentStore::verify() const {
 
 void DocumentStore::verify_content() const {
   verify();
-  DigestBuilder digest;
+  Sha256 digest;
   std::vector<char> buffer(static_cast<size_t>(kBlockBytes));
   for (int64_t at = 0; at < tokens_bytes_; at += kBlockBytes) {
     const int64_t bytes = std::min(kBlockBytes, tokens_bytes_ - at);

@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
+#include "core/sha256.h"
 #include "data/atomic_file.h"
-#include "data/digest.h"
 
 namespace sbtrain {
 
@@ -81,12 +81,12 @@ class DocumentWriter {
   std::string path_;
   std::string temporary_;
   std::string spool_path_;  // raw tokens, until their number is known
-  UniqueFd spool_;
+  FileDescriptor spool_;
   StoreInfo info_;
   std::vector<uint64_t> offsets_{0};
   std::vector<char> block_;
   std::vector<Digest> checksums_;
-  DigestBuilder content_;
+  Sha256 content_;
   bool finished_ = false;
 };
 
@@ -130,7 +130,7 @@ class DocumentStore {
   int64_t block_count() const { return static_cast<int64_t>(checksums_.size()); }
 
   std::string path_;
-  UniqueFd fd_;
+  FileDescriptor fd_;
   StoreInfo info_;
   int64_t hdf5_bytes_ = 0;
   int64_t tokens_offset_ = 0;  // in the file

@@ -9,8 +9,8 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/sha256.h"
 #include "data/atomic_file.h"
-#include "data/digest.h"
 
 namespace sbtrain {
 namespace {
@@ -84,7 +84,7 @@ Tokenizer::Tokenizer(const std::string& path)
     fail(ExitCode::kData, "{}: not a sentencepiece model, or a damaged one ({})", path,
          status.ToString());
   }
-  hash_ = to_hex(digest_of(model.data(), model.size()));
+  hash_ = sha256_hex(model);
   bos_ = processor_->bos_id();
   eos_ = processor_->eos_id();
   unk_ = processor_->unk_id();

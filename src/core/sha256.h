@@ -1,4 +1,4 @@
-// SHA-256 as bytes.
+// SHA-256 (FIPS 180-4), by OpenSSL.
 #pragma once
 
 #include <array>
@@ -14,14 +14,15 @@ namespace sbtrain {
 
 using Digest = std::array<uint8_t, 32>;
 
-// SHA-256 of a stream of bytes.
-class DigestBuilder {
+// The digest of a stream of bytes.
+class Sha256 {
  public:
-  DigestBuilder();
+  Sha256();
   void update(const void* data, size_t bytes);
   void update(std::string_view bytes) { update(bytes.data(), bytes.size()); }
   // The object starts over.
   Digest finish();
+  std::string hex();  // finish() as 64 lower-case hexadecimal digits
 
  private:
   struct Free {
@@ -30,9 +31,8 @@ class DigestBuilder {
   std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
-Digest digest_of(const void* data, size_t bytes);
-
-// 64 lower-case hexadecimal digits.
+Digest sha256(const void* data, size_t bytes);
+std::string sha256_hex(std::string_view bytes);
 std::string to_hex(const Digest& digest);
 
 }  // namespace sbtrain
