@@ -34,11 +34,11 @@ mkdir -p "$logs"
 number=0
 current=
 started=0
-announce() {
+announce() { # announce WHAT [NOTE]
   current=$1
   number=$((number + 1))
   started=$SECONDS
-  printf '[%d/%d] %s\n' "$number" "$steps" "$current"
+  printf '[%d/%d] %s%s\n' "$number" "$steps" "$current" "${2:+ ($2)}"
 }
 finished() { printf '      %s (%d s)\n' "${1:-done}" $((SECONDS - started)); }
 
@@ -104,16 +104,16 @@ train() {
   esac
 }
 
-announce "Installing packages that are missing"
+announce "Installing packages" "only those that are missing; asks for sudo if it must"
 quietly packages scripts/setup.sh build quickstart
 finished
 
-announce "Building sbtrain (CPU backend, $(nproc) cores; a few minutes the first time)"
+announce "Building sbtrain" "CPU backend, $(nproc) cores; a few minutes the first time"
 quietly build build
 finished
 built=$SECONDS
 
-announce "Fetching English text: documentation packages of the distribution"
+announce "Fetching English text" "documentation packages of the distribution"
 if [ ! -f "$logs/text" ] || [ ! -d "$text/train" ]; then
   quietly text "$python" data/fetch_corpus.py --small --output "$text"
   touch "$logs/text"
@@ -133,7 +133,7 @@ make_file "$validation_data" "$tokenizer" "$sbtrain" prepare --tokenizer "$token
 finished "$train_data, $validation_data"
 prepared=$SECONDS
 
-announce "Training $config (at most 3 minutes on 2 cores; Ctrl-C saves and stops)"
+announce "Training $config" "at most 3 minutes on 2 cores; Ctrl-C saves and stops"
 train
 finished
 trained=$SECONDS
