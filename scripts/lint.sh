@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Style: clang-format on every source file, clang-tidy on the files that changed.
 #
-#   scripts/lint.sh         clang-tidy on files that differ from the main branch
+#   scripts/lint.sh         clang-tidy on files that differ from the main branch, 30 at most
 #   scripts/lint.sh --all   clang-tidy on every file (minutes)
 #   scripts/lint.sh --fix   let clang-format rewrite the files, and stop there
 #
@@ -10,7 +10,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
-limit=40 # files that clang-tidy takes in one run without --all, newest changes first
+limit=30 # files that clang-tidy takes in one run without --all
 
 all_sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh'; }
 existing() { while IFS= read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done; }
@@ -43,13 +43,11 @@ if [ "$(g++ -dumpversion | cut -d. -f1)" -gt 12 ]; then
   exit 0
 fi
 
-# What differs from the main branch; on the main branch itself, from the commit before.
+# What differs from the main branch, uncommitted changes included. On an unchanged main branch there
+# is nothing to compare with: then every file, of which the limit keeps those changed last.
 changed_sources() {
   local base
-  base=$(git merge-base HEAD origin/main 2>/dev/null || true)
-  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD)" ]; then
-    base=$(git rev-parse --verify --quiet HEAD~1 || git hash-object -t tree /dev/null)
-  fi
+  base=$(git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD)
   {
     git diff --name-only --diff-filter=d "$base" -- '*.cpp'
     git ls-files --others --exclude-standard -- '*.cpp'
@@ -57,19 +55,20 @@ changed_sources() {
 }
 
 compiled=$(grep -o '"file": "[^"]*"' build/release/compile_commands.json | cut -d'"' -f4 |
-  sed "s|^$root/||" | sort -u)
+  sed "s|^$root/||" | grep -v "^build/" | sort -u)
 if [ "$mode" = --all ]; then
   files=$compiled
 else
-  files=$(comm -12 <(changed_sources) <(echo "$compiled"))
+  changed=$(changed_sources)
+  files=$(comm -12 <(echo "${changed:-$compiled}") <(echo "$compiled"))
   count=$(grep -c . <<<"$files" || true)
   if [ "$count" -gt "$limit" ]; then
-    echo "clang-tidy: $count files differ; taking the $limit changed last (--all takes every one)"
+    echo "clang-tidy: $limit of $count files, those changed last (--all takes every one)"
     files=$(while IFS= read -r file; do
       echo "$(git log -1 --format=%ct -- "$file") $file"
     done <<<"$files" | sort -rn | head -n "$limit" | cut -d' ' -f2-)
   fi
 fi
-echo "clang-tidy: $(grep -c . <<<"$files" || true) files"
+[ "${count:-0}" -gt "$limit" ] || echo "clang-tidy: $(grep -c . <<<"$files" || true) files"
 xargs --no-run-if-empty -P "$(nproc)" -n 1 clang-tidy-14 -p build/release --quiet \
   <<<"$files" 2> >(grep -v 'warnings generated\|^Suppressed\|^Use -header-filter' >&2 || true)
