@@ -160,7 +160,6 @@ void Loader::restore(const LoaderState& state) {
   }
   base_.step = state.step;
   base_.micro = state.micro;
-  // Rows of a window are counted in the lengths they were packed for.
   const bool same_rows =
       state.sequence_length == base_.sequence_length && state.packing == base_.packing;
   for (const LoaderState::Source& saved : state.sources) {
@@ -173,7 +172,8 @@ void Loader::restore(const LoaderState& state) {
       continue;
     }
     now->cursor = saved.cursor;
-    if (!same_rows) now->cursor.offset = 0;
+    // Rows of another length or packing are other rows: the source goes on with its next epoch.
+    if (!same_rows) now->cursor = {saved.cursor.epoch + 1, 0, 0};
     if (state.stage == base_.stage && saved.active) now->taken = saved.taken;
   }
 }

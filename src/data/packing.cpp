@@ -56,41 +56,77 @@ class DocumentStream {
   std::optional<Permutation> order_;
 };
 
+// Rows are cut out of the source as it lies in the file, taken as a ring, and seen in the order of
+// a permutation of the rows: neighbours in a batch come from all over the source. Where the cuts
+// fall differs from epoch to epoch.
 class ConcatPacker : public Packer {
  public:
   ConcatPacker(RowSource source, SourceCursor cursor)
-      : stream_(std::move(source), cursor), offset_(cursor.offset) {
-    settle();
+      : source_(std::move(source)),
+        tokens_(static_cast<int64_t>(source_.offsets.back())),
+        rows_((tokens_ + source_.row_tokens - 1) / source_.row_tokens),
+        cursor_(cursor) {
+    if (cursor_.epoch < 0 || cursor_.position < 0 || cursor_.position >= rows_ ||
+        cursor_.offset != 0) {
+      fail(ExitCode::kConfig, "data state: epoch {}, row {} in a source of {} rows", cursor_.epoch,
+           cursor_.position, rows_);
+    }
+    shuffle();
   }
 
   Row next() override {
+    const int64_t first = (*order_)(cursor_.position) * source_.row_tokens;
     Row row;
-    for (int64_t left = stream_.source().row_tokens; left > 0; settle()) {
-      const int64_t take = std::min(left, stream_.length(document_) - offset_);
-      row.pieces.push_back({document_, offset_, take});
-      offset_ += take;
+    int64_t left = std::min(source_.row_tokens, tokens_ - first);
+    const int64_t padding = source_.row_tokens - left;
+    int64_t at = (shift_ + first) % tokens_;
+    while (left > 0) {
+      const int64_t document = document_at(at);
+      const int64_t begin = at - start_of(document);
+      const int64_t take = std::min(left, start_of(document + 1) - at);
+      row.pieces.push_back({document, begin, take});
       left -= take;
+      at = (at + take) % tokens_;
     }
-    if (offset_ == 0) row.next_document = document_;
+    if (padding > 0) {
+      row.pieces.push_back({-1, 0, padding});
+    } else if (start_of(document_at(at)) == at) {
+      row.next_document = document_at(at);
+    }
+    advance();
     return row;
   }
 
-  SourceCursor cursor() const override { return {stream_.epoch(), stream_.position(), offset_}; }
+  SourceCursor cursor() const override { return cursor_; }
 
  private:
-  // Moves on to the next document that has tokens left.
-  void settle() {
-    document_ = stream_.document();
-    while (offset_ >= stream_.length(document_)) {
-      stream_.advance();
-      offset_ = 0;
-      document_ = stream_.document();
-    }
+  int64_t start_of(int64_t document) const {
+    return static_cast<int64_t>(source_.offsets[static_cast<size_t>(document)]);
+  }
+  // The document that holds token `at`; empty documents hold none.
+  int64_t document_at(int64_t at) const {
+    const auto behind =
+        std::upper_bound(source_.offsets.begin(), source_.offsets.end(), static_cast<uint64_t>(at));
+    return behind - source_.offsets.begin() - 1;
+  }
+  void advance() {
+    if (++cursor_.position < rows_) return;
+    cursor_ = {cursor_.epoch + 1, 0, 0};
+    shuffle();
+  }
+  void shuffle() {
+    const auto epoch = static_cast<uint64_t>(cursor_.epoch);
+    order_.emplace(source_.seed, source_.content_hash, epoch, rows_);
+    const Philox random(source_.seed, RandomPurpose::kDataOrder, source_.content_hash + " cuts");
+    shift_ = static_cast<int64_t>(random.bits64(epoch) % static_cast<uint64_t>(tokens_));
   }
 
-  DocumentStream stream_;
-  int64_t offset_;
-  int64_t document_ = 0;
+  RowSource source_;
+  int64_t tokens_;
+  int64_t rows_;  // of an epoch; the last may be padded
+  SourceCursor cursor_;
+  std::optional<Permutation> order_;
+  int64_t shift_ = 0;  // where on the ring row 0 begins
 };
 
 // Bins of `capacity` tokens, each piece in the fullest one that has room for it.

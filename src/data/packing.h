@@ -1,8 +1,10 @@
 // Documents into rows of L tokens.
 //
-//   concat    the documents of an epoch one behind the other, and the epochs too, cut every L
-//             tokens. No padding. A document that goes on in the next row is a segment of its own
-//             there: its positions start from 0 and it does not see the part before.
+//   concat    the documents one behind the other as the file has them, cut every L tokens; the
+//             rows are seen in a permuted order, and each epoch cuts in other places. Only the last
+//             row of an epoch may hold padding. A document that goes on in the next row is a
+//             segment of its own there: its positions start from 0 and it does not see the part
+//             before.
 //   best_fit  documents of up to L tokens stay whole, packed by best fit decreasing (Ding et al.,
 //             arXiv 2404.10830) within a window of the order; longer ones are cut every L tokens
 //             and the rest packed like a document. What a row has left over is padding.
@@ -36,19 +38,17 @@ struct Piece {
 struct Row {
   int source = 0;
   std::vector<Piece> pieces;  // lengths add up to L
-  // What follows the last piece in the stream, when the piece ends its document; -1: nothing.
+  // What follows the last piece in the source, when the piece ends its document; -1: nothing.
   // Only its first token matters, and only when predicting across documents.
   int64_t next_document = -1;
   int64_t tokens() const;  // without padding
 };
 
-// Where a source's stream of rows stands. Position counts documents of the epoch's order.
+// Where a source's stream of rows stands.
 struct SourceCursor {
   int64_t epoch = 0;
-  int64_t position = 0;
-  // concat: tokens of that document already used. best_fit: rows already used of the window that
-  // starts there.
-  int64_t offset = 0;
+  int64_t position = 0;  // in the epoch's order: rows (concat), documents (best_fit)
+  int64_t offset = 0;    // best_fit: rows already used of the window that starts there
   bool operator==(const SourceCursor&) const = default;
 };
 

@@ -1,4 +1,4 @@
-// The order in which documents are seen: a keyed permutation, computed, not stored.
+// The order in which rows or documents are seen: a keyed permutation, computed, not stored.
 //
 // A Feistel network over the smallest even-sided power of two that holds n, with Philox as its
 // round function, walked along its cycle until it is inside [0, n) (Black and Rogaway, "Ciphers

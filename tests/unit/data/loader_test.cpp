@@ -166,7 +166,7 @@ TEST_F(LoaderTest, EveryTokenOfAnEpochOnce) {
     o.batch = o.micro_batch;
     Loader loader(o);
     std::map<int32_t, int> times;
-    // Up to the end of the first epoch; concat's row there already holds some of the second.
+    // Up to the end of the first epoch; the last batch may hold rows of the second.
     while (loader.state().sources[0].cursor.epoch == 0) {
       const PackedBatch batch = loader.next();
       for (size_t n = 0; n + 1 < batch.cu_seqlens.size(); ++n) {
@@ -189,7 +189,8 @@ TEST_F(LoaderTest, MixtureShares) {
   const LoaderState state = loader.state();
   const auto a = static_cast<double>(state.sources[0].taken);
   const auto b = static_cast<double>(state.sources[1].taken);
-  EXPECT_EQ(a + b, 800.0 * 64);
+  EXPECT_LE(a + b, 800.0 * 64);  // the last row of an epoch may hold padding
+  EXPECT_GE(a + b, 0.99 * 800.0 * 64);
   EXPECT_NEAR(a / (a + b), 0.75, 0.002);
 }
 
