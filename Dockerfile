@@ -1,5 +1,5 @@
 # docker build --target cpu -t sbtrain .           any machine
-# docker build --target cuda -t sbtrain:cuda .     with the CUDA toolkit, for NVIDIA GPUs (--gpus all)
+# docker build --target cuda -t sbtrain:cuda .     the same on the CUDA toolkit's image, for the CUDA backend to come
 #
 # Both install from scripts/dependencies.txt, as scripts/setup.sh does on a bare machine.
 # Runs, corpora and checkpoints belong in a volume:
