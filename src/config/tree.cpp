@@ -352,7 +352,11 @@ Value parse_yaml(std::string_view text, int source, Sources& sources) {
     const Place place = error.mark.is_null()
                             ? Place{source, 0, 0}
                             : Place{source, error.mark.line + 1, error.mark.column + 1};
-    sources.problem(place, fmt::format("YAML syntax: {}{}", error.msg,
+    // Versions of yaml-cpp differ in whether they name the anchor, which the line shows anyway.
+    std::string message = error.msg;
+    const std::string_view anchor = YAML::ErrorMsg::UNKNOWN_ANCHOR;
+    if (message.starts_with(anchor)) message = anchor;
+    sources.problem(place, fmt::format("YAML syntax: {}{}", message,
                                        indented_with_tab(text, place.line)
                                            ? " (the line is indented with a tab; use spaces)"
                                            : ""));

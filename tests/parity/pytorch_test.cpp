@@ -54,7 +54,8 @@ void write_tensors(const std::filesystem::path& path, const std::vector<NamedTen
   for (const NamedTensor& t : tensors) {
     entries.push_back({.name = t.name, .dtype = FileDType::kF32, .shape = t.shape});
   }
-  SafetensorsWriter writer(Storage(), path, entries, {});
+  const Storage storage;
+  SafetensorsWriter writer(storage, path, entries, {});
   for (const SafetensorsEntry& entry : writer.entries()) {
     for (const NamedTensor& t : tensors) {
       if (t.name == entry.name) writer.write(t.name, t.values.data(), t.values.size() * 4);

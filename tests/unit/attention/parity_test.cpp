@@ -29,6 +29,18 @@ void check_stickbreaking(const Case& c) {
   EXPECT_TRUE(x.o.gaps_intact());
 }
 
+// A gradient that is zero for every input (softmax over one key) is what is left of a difference of
+// terms as large as the output's gradient, which is then what the error is relative to.
+void expect_gradient(const Tensor& actual, const std::vector<double>& reference, const Tensor& dout,
+                     const char* name) {
+  const std::vector<double> zero(reference.size(), 0.0);
+  if (relative_error(reference, zero) > 0) return expect_close(actual, reference, name);
+  const std::vector<double> scale = to_f64(dout);
+  EXPECT_LE(relative_error(actual, zero),
+            kBound * relative_error(scale, std::vector<double>(scale.size(), 0.0)))
+      << name;
+}
+
 void check_softmax(const Case& c) {
   SCOPED_TRACE("softmax, " + c.describe());
   Attention x(c);
@@ -37,8 +49,8 @@ void check_softmax(const Case& c) {
   const oracle::Result expected = oracle::softmax(x.problem());
   expect_close(x.o, expected.o, "o");
   expect_close(x.row, expected.row, "lse");
-  expect_close(x.part(x.dqkv, 0), expected.dq, "dq");
-  expect_close(x.part(x.dqkv, 1), expected.dk, "dk");
+  expect_gradient(x.part(x.dqkv, 0), expected.dq, x.dout, "dq");
+  expect_gradient(x.part(x.dqkv, 1), expected.dk, x.dout, "dk");
   expect_close(x.part(x.dqkv, 2), expected.dv, "dv");
   EXPECT_TRUE(x.o.gaps_intact());
 }
