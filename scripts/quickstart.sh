@@ -9,6 +9,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+called_from=$PWD
 cd "$root"
 
 config=configs/tiny_sb.yaml
@@ -162,15 +163,21 @@ print(f"Validation loss  {first:.3f} -> {last:.3f} nats per token, {100 * (1 - l
 if bits:
     print(f"                 {bits[0]:.3f} -> {bits[-1]:.3f} bits per byte")
 PYTHON
+place=
+[ "$called_from" = "$root" ] || place=", in $root"
 cat <<EOF_SUMMARY
 Time             $built s packages and build, $((prepared - built)) s data, $((trained - prepared)) s training, $SECONDS s in all
 
-The model is in $run, its loss curve in $run/loss.png. What to try next:
+The model is in $run, its loss curve in $run/loss.png. What to try next$place:
 
   $sbtrain generate --checkpoint $run --prompt "The state" --seed 2
-  $sbtrain --config configs/tiny_rope.yaml                 the same model with softmax and RoPE
-  $sbtrain --config $config --name longer --train.lr=2e-3  any key is an option
-  $sbtrain train --config configs/1b_sb.yaml --dry-run     what a 1B model would need
+      another text
+  $sbtrain --config configs/tiny_rope.yaml
+      the same model with softmax attention and rotary positions
+  $sbtrain --config $config --name other --train.lr=2e-3
+      another learning rate; any key of a configuration is an option
+  $sbtrain train --config configs/1b_sb.yaml --dry-run
+      what a model of a billion parameters would need
   $sbtrain --help
 
 README.md says how to train on text of your own.
