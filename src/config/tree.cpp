@@ -354,7 +354,7 @@ Value parse_yaml(std::string_view text, int source, Sources& sources) {
                             : Place{source, error.mark.line + 1, error.mark.column + 1};
     // Versions of yaml-cpp differ in whether they name the anchor, which the line shows anyway.
     std::string message = error.msg;
-    const std::string_view anchor = YAML::ErrorMsg::UNKNOWN_ANCHOR;
+    constexpr std::string_view anchor = "the referenced anchor is not defined";
     if (message.starts_with(anchor)) message = anchor;
     sources.problem(place, fmt::format("YAML syntax: {}{}", message,
                                        indented_with_tab(text, place.line)
