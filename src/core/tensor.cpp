@@ -25,7 +25,7 @@ Tensor::Tensor(void* data, DType dtype, std::initializer_list<int64_t> shape)
 
 Tensor::Tensor(void* data, DType dtype, std::span<const int64_t> dims)
     : data(data), dtype(dtype), rank(static_cast<int>(dims.size())) {
-  require(dims.size() >= 1 && dims.size() <= 4, "tensor of {} dimensions; 1 to 4 are supported",
+  require(!dims.empty() && dims.size() <= 4, "tensor of {} dimensions; 1 to 4 are supported",
           dims.size());
   for (size_t i = 0; i < dims.size(); ++i) shape[i] = dims[i];
   row_stride = cols();

@@ -133,7 +133,7 @@ metrics: {every: 1}
   fs::path newest(const std::string& out) const {
     const fs::path checkpoints = path(out) + "/checkpoints";
     std::string name = read_file(checkpoints / "latest");
-    name.erase(name.find_last_not_of("\n") + 1);
+    name.erase(name.find_last_not_of('\n') + 1);
     return checkpoints / name;
   }
 

@@ -65,7 +65,9 @@ void expect_no_leak(Case c, Run&& run) {
   }
   run(a);
   run(b);
-  for (const auto& [begin, count] : {std::pair{0, 70}, std::pair{135, 130}}) {
+  for (const auto& range : {std::pair{0, 70}, std::pair{135, 130}}) {
+    const int begin = range.first;
+    const int count = range.second;
     const auto same = [&](const Owned& x, const Owned& y) {
       return bitwise_equal(x.tensor().row_range(begin, count), y.tensor().row_range(begin, count));
     };
