@@ -246,7 +246,8 @@ ExitCode Run::train() {
                  folder_.string(), state_.step);
     return ExitCode::kDone;
   }
-  StopSignals signals;
+  // Kept until the process ends: a signal that comes while it winds up must not kill it.
+  static StopSignals& signals = *new StopSignals;
   if (!resumed_) validate();
   while (!finished() && !signals.stop_requested()) {
     train_one_step();
