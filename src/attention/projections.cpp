@@ -1,5 +1,6 @@
 #include "attention/projections.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
@@ -51,6 +52,10 @@ void TokenCache::append(Stream& s, Tensor x_BN, const DecodeStep& step) {
 float logit_scale(const AttentionConfig& config, const ModelConfig& model) {
   if (config.logit_scale != 0.0) return static_cast<float>(config.logit_scale);
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.head_dim())));
+}
+
+double seen_keys(double keys, int64_t window) {
+  return window > 0 ? std::min(keys, static_cast<double>(window)) : keys;
 }
 
 }  // namespace sbtrain

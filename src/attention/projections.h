@@ -34,6 +34,7 @@ class TokenCache {
   TokenCache(Memory& memory, std::string_view name, int64_t sequences, int64_t capacity,
              int64_t width);
   const Tensor& tensor() const { return rows_; }
+  int64_t capacity() const { return tensor().shape[1]; }
   // The rows of sequence b's first tokens = x_TN.
   void prefill(Stream& s, int64_t b, Tensor x_TN);
   void append(Stream& s, Tensor x_BN, const DecodeStep& step);
@@ -52,5 +53,8 @@ class KeyValueCache : public AttentionCache {
 
 // `logit_scale`, or 1/sqrt(head_dim) where it is 0.
 float logit_scale(const AttentionConfig& config, const ModelConfig& model);
+
+// Of `keys` keys in a document, those that a window lets a token see.
+double seen_keys(double keys, int64_t window);
 
 }  // namespace sbtrain

@@ -1,11 +1,35 @@
-// `softmax`: the attention of Llama, with rotary positions (arXiv 2104.09864) or none (NoPE).
+// `softmax`: the attention of Llama, with rotary positions (arXiv 2104.09864), linear biases
+// (ALiBi, arXiv 2108.12409), a learned function of the distance (FIRE, arXiv 2310.04418) or no
+// positions (NoPE), and with or without a window.
+#include <cmath>
+#include <optional>
+
 #include "attention/projections.h"
 #include "attention/registry.h"
+#include "attention/rotary.h"
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/softmax_bias.h"
 
 namespace sbtrain {
 namespace {
+
+constexpr const char* kFireC = "self_attn.fire.c";
+constexpr const char* kFireM = "self_attn.fire.m";
+constexpr const char* kFireW1 = "self_attn.fire.w1.weight";
+constexpr const char* kFireB1 = "self_attn.fire.w1.bias";
+constexpr const char* kFireW2 = "self_attn.fire.w2.weight";
+constexpr const char* kFireB2 = "self_attn.fire.w2.bias";
+
+enum class Position : uint8_t { kNone, kRope, kAlibi, kFire };
+
+Position parse_position(const std::string& name) {
+  if (name == "none") return Position::kNone;
+  if (name == "rope") return Position::kRope;
+  if (name == "alibi") return Position::kAlibi;
+  if (name == "fire") return Position::kFire;
+  fail(ExitCode::kConfig, "model.attention.position: '{}' is not one of rope, alibi, fire, none",
+       name);
+}
 
 struct SoftmaxSaved : AttentionSaved {
   Buffer qkv_T3D;  // q and k rotated
@@ -15,21 +39,40 @@ struct SoftmaxSaved : AttentionSaved {
 class SoftmaxAttention : public Attention {
  public:
   SoftmaxAttention(const AttentionConfig& config, const ModelConfig& model)
-      : model_(model), rotates_(config.position == "rope") {
-    if (config.position != "rope" && config.position != "none") {
-      fail(ExitCode::kConfig, "model.attention.position: '{}' is not one of rope, none",
-           config.position);
+      : model_(model),
+        position_(parse_position(config.position)),
+        params_{.heads = static_cast<int>(model.heads),
+                .scale = logit_scale(config, model),
+                .window = config.window} {
+    if (position_ == Position::kRope) rotary_.emplace(config, model);
+    if (position_ == Position::kFire && config.shared) {
+      fail(ExitCode::kConfig, "model.attention.shared: each layer has a FIRE network of its own");
     }
-    if (rotates_ && model.head_dim() % 2 != 0) {
-      fail(ExitCode::kConfig, "model.attention.position: rope needs an even head dimension, not {}",
-           model.head_dim());
-    }
-    params_ = {.heads = static_cast<int>(model.heads), .scale = logit_scale(config, model)};
-    // q and k lie side by side, so one call rotates both.
-    rope_ = {.heads = 2 * params_.heads, .base = static_cast<float>(config.rope_base)};
   }
 
-  std::vector<TensorSpec> parameters() const override { return qkv_parameters(model_); }
+  std::vector<TensorSpec> parameters() const override {
+    std::vector<TensorSpec> specs = qkv_parameters(model_);
+    if (position_ != Position::kFire) return specs;
+    const auto add = [&](const char* name, std::vector<int64_t> shape, Init init, bool decay) {
+      specs.push_back({.name = name,
+                       .shape = std::move(shape),
+                       .storage = {},
+                       .init = init,
+                       .decay = decay,
+                       .fused = false});
+    };
+    // The standard deviations of uniform numbers in +-1 / sqrt(inputs).
+    constexpr int64_t K = ops::kFireHidden;
+    const Init first = Init::normal(std::sqrt(1.0 / 3));
+    const Init second = Init::normal(std::sqrt(1.0 / (3 * K)));
+    add(kFireC, {1}, Init::constant(0.1), false);
+    add(kFireM, {1}, Init::constant(1.0), false);
+    add(kFireW1, {K, 1}, first, true);
+    add(kFireB1, {K}, first, false);
+    add(kFireW2, {model_.heads, K}, second, true);
+    add(kFireB2, {model_.heads}, Init::constant(0.0), false);
+    return specs;
+  }
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     auto saved = std::make_unique<SoftmaxSaved>();
@@ -44,11 +87,15 @@ class SoftmaxAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
     project_qkv(s, mine.qkv_T3D, x_TD, w);
-    if (rotates_) ops::rope(s, queries_and_keys(mine.qkv_T3D), sequences.positions_T, rope_);
+    rotate(s, mine.qkv_T3D, sequences.positions_T, sequences.max_seqlen);
     const Qkv x(mine.qkv_T3D);
-    ops::softmax_forward(
-        s, {.o_THd = mix_TD, .lse_HT = mine.lse_HT, .q_THd = x.q, .k_THd = x.k, .v_THd = x.v},
-        sequences, params_);
+    const ops::SoftmaxForward t = {
+        .o_THd = mix_TD, .lse_HT = mine.lse_HT, .q_THd = x.q, .k_THd = x.k, .v_THd = x.v};
+    if (biased()) {
+      ops::softmax_bias_forward(s, t, bias(w), sequences, params_);
+    } else {
+      ops::softmax_forward(s, t, sequences, params_);
+    }
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
@@ -59,22 +106,21 @@ class SoftmaxAttention : public Attention {
         s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), 3 * model_.width});
     const Qkv x(mine.qkv_T3D);
     const Qkv dx(dqkv);
-    ops::softmax_backward(s,
-                          {.dq_THd = dx.q,
-                           .dk_THd = dx.k,
-                           .dv_THd = dx.v,
-                           .do_THd = dmix_TD,
-                           .o_THd = mix_TD,
-                           .lse_HT = mine.lse_HT,
-                           .q_THd = x.q,
-                           .k_THd = x.k,
-                           .v_THd = x.v},
-                          sequences, params_);
-    if (rotates_) {
-      ops::RopeParams back = rope_;
-      back.inverse = true;
-      ops::rope(s, queries_and_keys(dqkv), sequences.positions_T, back);
+    const ops::SoftmaxBackward t = {.dq_THd = dx.q,
+                                    .dk_THd = dx.k,
+                                    .dv_THd = dx.v,
+                                    .do_THd = dmix_TD,
+                                    .o_THd = mix_TD,
+                                    .lse_HT = mine.lse_HT,
+                                    .q_THd = x.q,
+                                    .k_THd = x.k,
+                                    .v_THd = x.v};
+    if (biased()) {
+      ops::softmax_bias_backward(s, t, bias(w), bias(dw).fire, sequences, params_);
+    } else {
+      ops::softmax_backward(s, t, sequences, params_);
     }
+    rotate(s, dqkv, sequences.positions_T, sequences.max_seqlen, true);
     project_qkv_backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
 
@@ -97,30 +143,56 @@ class SoftmaxAttention : public Attention {
     const Buffer qkv =
         s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
     project_qkv(s, qkv, x_BD, w);
-    if (rotates_) ops::rope(s, queries_and_keys(qkv), step.positions_B, rope_);
+    rotate(s, qkv, step.positions_B, mine.k.capacity());
     const Qkv x(qkv);
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
-    ops::softmax_decode(s,
-                        {.o_BHd = mix_BD,
-                         .q_BHd = x.q,
-                         .k_cache_BCHd = mine.k.tensor(),
-                         .v_cache_BCHd = mine.v.tensor(),
-                         .lengths_B = step.lengths_B},
-                        params_);
+    const ops::DecodeTensors t = {.o_BHd = mix_BD,
+                                  .q_BHd = x.q,
+                                  .k_cache_BCHd = mine.k.tensor(),
+                                  .v_cache_BCHd = mine.v.tensor(),
+                                  .lengths_B = step.lengths_B};
+    if (biased()) {
+      ops::softmax_bias_decode(s, t, bias(w), params_);
+    } else {
+      ops::softmax_decode(s, t, params_);
+    }
   }
 
   double flops_per_token(double keys) const override {
-    return 4.0 * static_cast<double>(model_.width) * keys;
+    double flops = 4.0 * static_cast<double>(model_.width);
+    if (position_ == Position::kFire) {
+      flops += 4.0 * static_cast<double>(model_.heads * ops::kFireHidden);
+    }
+    return flops * seen_keys(keys, params_.window);
   }
 
  private:
-  Tensor queries_and_keys(const Tensor& qkv) const { return qkv.col_range(0, 2 * model_.width); }
+  bool biased() const { return position_ == Position::kAlibi || position_ == Position::kFire; }
+
+  ops::SoftmaxBias bias(const Weights& w) const {
+    if (position_ == Position::kAlibi) return {.kind = ops::PositionBias::kAlibi};
+    return {.kind = ops::PositionBias::kFire,
+            .fire = {.c_1 = w.at(kFireC),
+                     .m_1 = w.at(kFireM),
+                     .w1_K = w.at(kFireW1),
+                     .b1_K = w.at(kFireB1),
+                     .w2_HK = w.at(kFireW2),
+                     .b2_H = w.at(kFireB2)}};
+  }
+
+  // q and k, which lie side by side, in one call.
+  void rotate(Stream& s, const Tensor& qkv, const Tensor& positions, int64_t length,
+              bool inverse = false) const {
+    if (!rotary_) return;
+    ops::rope(s, qkv.col_range(0, 2 * model_.width), positions,
+              rotary_->params(2 * model_.heads, length, inverse));
+  }
 
   ModelConfig model_;
-  bool rotates_;
+  Position position_;
   ops::SoftmaxParams params_;
-  ops::RopeParams rope_;
+  std::optional<Rotary> rotary_;
 };
 
 }  // namespace

@@ -31,8 +31,13 @@ struct AttentionConfig {
   bool forget_gate = false;
   double skip_epsilon = 5.9604644775390625e-08;  // 2^-24; 0 turns skipping off
   // softmax
-  std::string position = "rope";  // rope | none
+  int64_t window = 0;             // keys that a token sees, itself included; 0: all
+  std::string position = "rope";  // rope | alibi | fire | none
+  bool shared = false;            // fire: one network for all layers
   double rope_base = 10000.0;
+  std::string rope_scaling = "none";  // none | linear | ntk | dynamic_ntk
+  double rope_factor = 1.0;
+  int64_t rope_train_length = 0;  // dynamic_ntk: lengths beyond this one are scaled
   bool operator==(const AttentionConfig&) const = default;
 };
 

@@ -85,10 +85,27 @@ void describe(V& v, AttentionConfig& c) {
   v.field("skip_epsilon", c.skip_epsilon, from_to_below(0, 1).when("type", {"stickbreaking"}),
           "Earlier keys are skipped once every row of a tile has less than this left of its stick; "
           "0 turns skipping off.");
-  v.field("position", c.position, one_of({"rope", "none"}).when("type", {"softmax"}),
-          "Position encoding: rotary, or none (NoPE).");
+  v.field("window", c.window, between(0, kMaxSize).when("type", {"softmax"}),
+          "Keys that a token sees, itself included; 0: all of its document.");
+  v.field("position", c.position,
+          one_of({"rope", "alibi", "fire", "none"}).when("type", {"softmax"}),
+          "Position encoding: rotary, linear biases (ALiBi), a learned function of the distance "
+          "(FIRE), or none (NoPE).");
+  v.field("shared", c.shared, any().when("position", {"fire"}),
+          "One FIRE network for all layers instead of one for each. Not available yet.");
   v.field("rope_base", c.rope_base, above(0).when("position", {"rope"}),
           "Base of the rotary frequencies.");
+  v.field("rope_scaling", c.rope_scaling,
+          one_of({"none", "linear", "ntk", "dynamic_ntk"}).when("position", {"rope"}),
+          "How rotary positions reach beyond the trained length: slower positions (linear), a "
+          "larger base (ntk), or a base that grows with the length (dynamic_ntk).");
+  v.field("rope_factor", c.rope_factor,
+          above(0).when("rope_scaling", {"linear", "ntk", "dynamic_ntk"}),
+          "linear: positions are divided by it; ntk: alpha of base alpha^(d/(d-2)); dynamic_ntk: f "
+          "of base (f L/L_train - (f-1))^(d/(d-2)).");
+  v.field("rope_train_length", c.rope_train_length,
+          between(0, kMaxSize).when("rope_scaling", {"dynamic_ntk"}),
+          "L_train of dynamic_ntk: the sequence length that the model was trained with.");
 }
 
 template <class V>

@@ -61,12 +61,37 @@ class Checker {
               model.layers);
     }
     for (size_t i = 0; i < model.attention.size(); ++i) {
-      const AttentionConfig& attention = model.attention[i];
-      const bool rotary = attention.type == "softmax" && attention.position == "rope";
-      if (!rotary || model.head_dim() % 2 == 0) continue;
-      problem(
-          count == 1 ? "model.attention.position" : fmt::format("model.attention.{}.position", i),
-          "rope turns pairs of values, but head_dim = width / heads = {} is odd", model.head_dim());
+      check_attention(model.attention[i],
+                      count == 1 ? "model.attention" : fmt::format("model.attention.{}", i));
+    }
+  }
+
+  void check_attention(const AttentionConfig& attention, const std::string& key) {
+    if (attention.type == "softmax" && attention.position == "rope") check_rotary(attention, key);
+    if (attention.type == "softmax" && attention.position == "fire" && attention.shared) {
+      problem(key + ".shared",
+              "one FIRE network for all layers is not available; leave it false for one in each");
+    }
+  }
+
+  void check_rotary(const AttentionConfig& attention, const std::string& key) {
+    const int64_t head_dim = config_.model.head_dim();
+    if (head_dim % 2 != 0) {
+      problem(key + ".position",
+              "rope turns pairs of values, but head_dim = width / heads = {} is odd", head_dim);
+    }
+    const bool ntk = attention.rope_scaling == "ntk" || attention.rope_scaling == "dynamic_ntk";
+    if (ntk && head_dim < 4) {
+      problem(key + ".rope_scaling", "{} needs a head_dim of at least 4, not {}",
+              attention.rope_scaling, head_dim);
+    }
+    if (attention.rope_scaling != "dynamic_ntk") return;
+    if (attention.rope_train_length < 1) {
+      problem(key + ".rope_train_length",
+              "dynamic_ntk needs the length that the model was trained with");
+    } else if (attention.rope_factor < 1) {
+      problem(key + ".rope_factor", "{} is below 1: the base would shrink with the length",
+              to_text(attention.rope_factor));
     }
   }
 

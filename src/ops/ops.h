@@ -83,7 +83,8 @@ void sigmoid_backward(Stream& s, Tensor dx_TH, Tensor dy_TH, Tensor y_TH);
 struct RopeParams {
   int heads = 0;
   float base = 10000.0f;
-  bool inverse = false;  // rotate back: the gradient
+  bool inverse = false;         // rotate back: the gradient
+  float position_scale = 1.0f;  // of every position
 };
 // Rotates x [T, H*d] in place by each token's position, half-split convention:
 // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), x1 = x[:d/2], x2 = x[d/2:]. Strided rows allowed.

@@ -85,12 +85,14 @@ std::vector<int32_t> generate(const Llama& model, ParamAccess& params, Stream& s
   upload(positions_T, positions);
   upload(boundaries, {0, static_cast<int32_t>(length)});
 
-  DecodeCache cache = model.allocate_cache(s.memory(), 1, length + options.max_tokens);
-  const BatchTensors batch = {
-      .tokens_T = tokens_T,
-      .targets_T = {},
-      .sequences = {
-          .cu_seqlens = boundaries, .positions_T = positions_T, .count = 1, .max_seqlen = length}};
+  const int64_t capacity = length + options.max_tokens;
+  DecodeCache cache = model.allocate_cache(s.memory(), 1, capacity);
+  const BatchTensors batch = {.tokens_T = tokens_T,
+                              .targets_T = {},
+                              .sequences = {.cu_seqlens = boundaries,
+                                            .positions_T = positions_T,
+                                            .count = 1,
+                                            .max_seqlen = capacity}};
   model.prefill(s, params, batch, cache, 0, logits_1V);
 
   std::vector<int32_t> out;

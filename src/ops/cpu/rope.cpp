@@ -14,7 +14,8 @@ void rope(Stream& /*s*/, Tensor x_THd, Tensor positions_T, const RopeParams& par
   std::vector<double> frequencies(static_cast<size_t>(half));
   for (int64_t i = 0; i < half; ++i) {
     const double exponent = static_cast<double>(2 * i) / static_cast<double>(head_dim);
-    const double frequency = std::pow(static_cast<double>(params.base), -exponent);
+    const double frequency = static_cast<double>(params.position_scale) *
+                             std::pow(static_cast<double>(params.base), -exponent);
     frequencies[static_cast<size_t>(i)] = params.inverse ? -frequency : frequency;
   }
   const double* frequency = frequencies.data();

@@ -7,7 +7,9 @@
 
 #include "ops/cpu/attention.h"
 #include "ops/cpu/attention_tile.h"
+#include "ops/cpu/position_bias.h"
 #include "ops/cpu/simd.h"
+#include "ops/cpu/softmax_bias.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -19,7 +21,7 @@ constexpr float kNoMaximum = std::numeric_limits<float>::lowest();
 // What the ops of one head read and write: matrices [T, d] from its first column on.
 struct Head {
   template <typename Tensors>
-  Head(const Tensors& t, const SoftmaxParams& params, int64_t index)
+  Head(const Tensors& t, const SoftmaxParams& params, const SoftmaxBias* bias, int64_t index)
       : params(params),
         d(t.q_THd.cols() / params.heads),
         q(columns(t.q_THd, index)),
@@ -27,6 +29,7 @@ struct Head {
         v(columns(t.v_THd, index)),
         o(columns(t.o_THd, index)),
         lse(Matrix(t.lse_HT).row(index)) {
+    if (bias != nullptr) position = HeadBias(*bias, params.heads, index);
     if constexpr (std::is_same_v<Tensors, SoftmaxBackward>) {
       dout = columns(t.do_THd, index);
       dq = columns(t.dq_THd, index);
@@ -36,6 +39,7 @@ struct Head {
   }
 
   SoftmaxParams params;
+  HeadBias position;
   int64_t d;
   Matrix q, k, v, o;
   float* lse;               // [T]
@@ -46,9 +50,10 @@ struct Head {
 };
 
 template <typename Tensors>
-std::vector<Head> make_heads(const Tensors& t, const SoftmaxParams& params) {
+std::vector<Head> make_heads(const Tensors& t, const SoftmaxParams& params,
+                             const SoftmaxBias* bias) {
   std::vector<Head> heads;
-  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, h);
+  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, bias, h);
   return heads;
 }
 
@@ -130,11 +135,14 @@ void forward_tile(const QueryTile& tile, const Head& head, Scratch scratch) {
   std::fill(o, o + kTile * d, 0.0f);
 
   Softmax softmax;
+  FireQueries queries;
+  head.position.set_queries(queries, tile.first, 1);
   const KeyRange range = visible_keys(tile, head.params.window);
   for (int64_t begin = range.first; begin < range.end; begin += kChunk) {
     const int64_t keys = std::min(kChunk, range.end - begin);
     pack(rows, head.k.from(start + begin, 0), keys, keys, d, 1.0f);
     score(z, rows, q_t, keys, d);
+    head.position.add_tile(z, queries, tile, begin, keys);
     mask(z, tile, begin, keys, head.params.window);
     exponentiate(softmax, z, keys);
     scale_rows(o, softmax.rescale.data(), d);
@@ -189,7 +197,8 @@ void load_delta(const QueryTile& tile, const Head& head, const float* dout, floa
   }
 }
 
-void backward_tile(const QueryTile& tile, const Head& head, const BackwardScratch& m) {
+void backward_tile(const QueryTile& tile, const Head& head, const BackwardScratch& m,
+                   FireSums& fire) {
   const int64_t d = head.d;
   const int64_t start = tile.document.begin;
   const int64_t token = start + tile.first;
@@ -198,10 +207,13 @@ void backward_tile(const QueryTile& tile, const Head& head, const BackwardScratc
   pack(m.dout, head.dout.from(token, 0), tile.count, kTile, d, 1.0f);
   transpose(m.dout_t, m.dout, d);
   std::fill(m.dq, m.dq + kTile * d, 0.0f);
-  alignas(64) std::array<float, kTile> lse{};
+  alignas(64) std::array<float, kTile> lse;
   alignas(64) std::array<float, kTile> delta{};
+  lse.fill(std::numeric_limits<float>::infinity());  // lanes without a query: P = 0
   std::copy_n(head.lse + token, tile.count, lse.data());
   load_delta(tile, head, m.dout, delta.data());
+  FireQueries queries;
+  head.position.set_queries(queries, tile.first, 1);
 
   const KeyRange range = visible_keys(tile, head.params.window);
   for (int64_t begin = range.first; begin < range.end; begin += kChunk) {
@@ -211,8 +223,10 @@ void backward_tile(const QueryTile& tile, const Head& head, const BackwardScratc
     score(m.dp, m.rows, m.dout_t, keys, d);
     pack(m.rows, k, keys, keys, d, 1.0f);
     score(m.p, m.rows, m.q_t, keys, d);
+    head.position.add_tile(m.p, queries, tile, begin, keys);
     mask(m.p, tile, begin, keys, head.params.window);
     exponentiate_backward(m.p, m.dp, lse.data(), delta.data(), keys);
+    head.position.sum_tile(fire, m.dp, queries, tile, begin, keys);
     scatter(head.dv.from(start + begin, 0), m.p, m.dout, keys, d);
     scatter(head.dk.from(start + begin, 0), m.dp, m.q, keys, d);
     mix(m.dq, m.dp, m.rows, keys, d);
@@ -225,26 +239,30 @@ void backward_tile(const QueryTile& tile, const Head& head, const BackwardScratc
 
 // All of one head in one document: only this call touches its dk and dv, tile after tile, so the
 // sums have one order.
-void backward_document(const Document& document, const Head& head, const BackwardScratch& memory) {
+void backward_document(const Document& document, const Head& head, const BackwardScratch& memory,
+                       FireSums& fire) {
   zero(head.dk.from(document.begin, 0), document.length, head.d);
   zero(head.dv.from(document.begin, 0), document.length, head.d);
   for (int64_t first = 0; first < document.length; first += kTile) {
-    backward_tile({document, first, std::min(kTile, document.length - first)}, head, memory);
+    backward_tile({document, first, std::min(kTile, document.length - first)}, head, memory, fire);
   }
 }
 
 // One new token of one sequence and head against its cache.
-void decode_head(const CachedHead& cached, const SoftmaxParams& params) {
+void decode_head(const CachedHead& cached, const HeadBias& position, const SoftmaxParams& params) {
   const int64_t d = cached.d;
   float* o = cached.o;
   std::fill_n(o, d, 0.0f);
   float maximum = kNoMaximum;
   float denominator = 0.0f;
   alignas(64) std::array<float, kTile> p{};
+  FireQueries queries;
+  position.set_queries(queries, cached.length - 1, 0);
   int64_t begin = params.window > 0 ? std::max<int64_t>(0, cached.length - params.window) : 0;
   for (; begin < cached.length; begin += kTile) {
     const int64_t keys = std::min(kTile, cached.length - begin);
     cached.logits(p.data(), begin, keys, params.scale);
+    position.add(p.data(), queries, cached.length - 1 - begin, -1);
     const float before = maximum;
     for (int64_t i = 0; i < keys; ++i) maximum = std::max(maximum, p[i]);
     float sum = 0.0f;
@@ -273,10 +291,10 @@ Buffer softmax_backward_scratch(const Stream& s, int64_t head_dim) {
                         5 * kTile * head_dim + kChunk * (head_dim + 2 * kTile));
 }
 
-void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
-                     const SoftmaxParams& params) {
+void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias* bias,
+                          const Sequences& sequences, const SoftmaxParams& params) {
   const std::vector<QueryTile> tiles = query_tiles_by_keys(sequences, t.q_THd.rows());
-  const std::vector<Head> heads = make_heads(t, params);
+  const std::vector<Head> heads = make_heads(t, params, bias);
   const Buffer scratch = softmax_forward_scratch(s, heads[0].d);
   const int64_t tasks = static_cast<int64_t>(tiles.size()) * params.heads;
 #pragma omp parallel for schedule(dynamic, 1)
@@ -285,23 +303,53 @@ void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequen
   }
 }
 
-void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
-                      const SoftmaxParams& params) {
+void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias* bias,
+                           const FireTensors& dfire, const Sequences& sequences,
+                           const SoftmaxParams& params) {
   const std::vector<Document> documents = documents_by_length(sequences, t.q_THd.rows());
-  const std::vector<Head> heads = make_heads(t, params);
+  const std::vector<Head> heads = make_heads(t, params, bias);
   const Buffer scratch = softmax_backward_scratch(s, heads[0].d);
-  const int64_t tasks = static_cast<int64_t>(documents.size()) * params.heads;
+  const bool fire = bias != nullptr && bias->kind == PositionBias::kFire;
+  std::vector<FireSums> sums(heads.size());
+  // FIRE's sums run over all documents: then a head is one task, so that they have one order.
+  const int64_t documents_at_once = fire ? static_cast<int64_t>(documents.size()) : 1;
+  const int64_t tasks = fire ? params.heads : static_cast<int64_t>(documents.size()) * params.heads;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < tasks; ++task) {
-    const Head& head = heads[task % params.heads];
-    backward_document(documents[task / params.heads], head, {Scratch(scratch), head.d});
+    const int64_t h = task % params.heads;
+    const int64_t first = task / params.heads;
+    FireSums mine;
+    for (int64_t n = first; n < first + documents_at_once; ++n) {
+      backward_document(documents[n], heads[h], {Scratch(scratch), heads[h].d}, mine);
+    }
+    if (fire) sums[h] = mine;
   }
+  if (fire) add_fire_gradients(dfire, bias->fire, sums);
+}
+
+void softmax_bias_decode(Stream& /*s*/, const DecodeTensors& t, const SoftmaxBias* bias,
+                         const SoftmaxParams& params) {
+  const std::vector<CachedHead> cached = make_cached_heads(t, params.heads);
+  std::vector<HeadBias> positions(params.heads);
+  for (int h = 0; bias != nullptr && h < params.heads; ++h) {
+    positions[h] = HeadBias(*bias, params.heads, h);
+  }
+#pragma omp parallel for
+  for (const CachedHead& head : cached) decode_head(head, positions[head.index], params);
+}
+
+void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
+                     const SoftmaxParams& params) {
+  softmax_bias_forward(s, t, nullptr, sequences, params);
+}
+
+void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
+                      const SoftmaxParams& params) {
+  softmax_bias_backward(s, t, nullptr, {}, sequences, params);
 }
 
 void softmax_decode(Stream& s, const DecodeTensors& t, const SoftmaxParams& params) {
-  const std::vector<CachedHead> cached = make_cached_heads(t, params.heads);
-#pragma omp parallel for
-  for (const CachedHead& head : cached) decode_head(head, params);
+  softmax_bias_decode(s, t, nullptr, params);
 }
 
 }  // namespace sbtrain::ops::cpu

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/softmax_bias.h"
 #include "support/tensors.h"
 #include "unit/attention/oracle.h"
 
@@ -15,6 +15,8 @@ enum class Inputs : uint8_t {
   kStandard,  // std 1
   kTrained,   // q mean +1, k mean -1, std 0.25: as trained models have them
 };
+
+enum class Bias : uint8_t { kNone, kAlibi, kFire };
 
 struct Case {
   std::vector<int32_t> documents = {16};  // lengths
@@ -28,6 +30,8 @@ struct Case {
   float skip_epsilon = 0.0f;
   // softmax
   int64_t window = 0;
+  Bias bias = Bias::kNone;
+  float fire_m = 1.0f;
   float scale = 0.0f;  // 0: 1/sqrt(head_dim)
 
   int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
@@ -50,6 +54,8 @@ struct Case {
     if (gated) text += ", gate";
     if (skip_epsilon > 0) text += ", skip";
     if (window > 0) text += ", window " + std::to_string(window);
+    if (bias == Bias::kAlibi) text += ", ALiBi";
+    if (bias == Bias::kFire) text += ", FIRE with m " + std::to_string(fire_m);
     return text;
   }
 };
@@ -93,7 +99,11 @@ struct Attention {
         stop(DType::kI32, {c.heads, c.tokens()}),
         dqkv(poisoned({c.tokens(), 3 * c.width()})),
         dgate(poisoned({c.tokens(), c.heads})),
-        dbias(constant({c.heads, c.head_dim}, 0.0)) {
+        dbias(constant({c.heads, c.head_dim}, 0.0)),
+        fire(random_normal("fire", {2 + 2 * ops::kFireHidden + c.heads * (ops::kFireHidden + 1)})),
+        dfire(constant({fire.tensor().numel()}, 0.0)) {
+    fire.f32()[0] = 0.1f;
+    fire.f32()[1] = c.fire_m;
     if (c.inputs == Inputs::kTrained) {
       for (int64_t t = 0; t < c.tokens(); ++t) {
         for (int64_t i = 0; i < 2 * c.width(); ++i) {
@@ -117,6 +127,27 @@ struct Attention {
   Tensor k() const { return part(qkv, 1); }
   Tensor v() const { return part(qkv, 2); }
   Tensor gate_or_none() const { return config.gated ? gate.tensor() : Tensor(); }
+
+  ops::FireTensors fire_tensors(const Owned& all) const {
+    constexpr int64_t K = ops::kFireHidden;
+    int64_t next = 0;
+    const auto take = [&](int64_t count) {
+      next += count;
+      return all.tensor().row_range(next - count, count);
+    };
+    ops::FireTensors t;
+    t.c_1 = take(1);
+    t.m_1 = take(1);
+    t.w1_K = take(K);
+    t.b1_K = take(K);
+    t.w2_HK = take(config.heads * K);
+    t.b2_H = take(config.heads);
+    return t;
+  }
+  ops::SoftmaxBias softmax_bias() const {
+    if (config.bias == Bias::kAlibi) return {.kind = ops::PositionBias::kAlibi};
+    return {.kind = ops::PositionBias::kFire, .fire = fire_tensors(fire)};
+  }
 
   ops::StickBreakingParams stickbreaking_params() const {
     return {.heads = config.heads,
@@ -159,22 +190,30 @@ struct Attention {
                                 sequences(), stickbreaking_params());
   }
   void softmax_forward() {
-    ops::softmax_forward(stream.stream,
-                         {.o_THd = o, .lse_HT = row, .q_THd = q(), .k_THd = k(), .v_THd = v()},
-                         sequences(), softmax_params());
+    const ops::SoftmaxForward t = {
+        .o_THd = o, .lse_HT = row, .q_THd = q(), .k_THd = k(), .v_THd = v()};
+    if (config.bias == Bias::kNone) {
+      ops::softmax_forward(stream.stream, t, sequences(), softmax_params());
+    } else {
+      ops::softmax_bias_forward(stream.stream, t, softmax_bias(), sequences(), softmax_params());
+    }
   }
   void softmax_backward() {
-    ops::softmax_backward(stream.stream,
-                          {.dq_THd = part(dqkv, 0),
-                           .dk_THd = part(dqkv, 1),
-                           .dv_THd = part(dqkv, 2),
-                           .do_THd = dout,
-                           .o_THd = o,
-                           .lse_HT = row,
-                           .q_THd = q(),
-                           .k_THd = k(),
-                           .v_THd = v()},
-                          sequences(), softmax_params());
+    const ops::SoftmaxBackward t = {.dq_THd = part(dqkv, 0),
+                                    .dk_THd = part(dqkv, 1),
+                                    .dv_THd = part(dqkv, 2),
+                                    .do_THd = dout,
+                                    .o_THd = o,
+                                    .lse_HT = row,
+                                    .q_THd = q(),
+                                    .k_THd = k(),
+                                    .v_THd = v()};
+    if (config.bias == Bias::kNone) {
+      ops::softmax_backward(stream.stream, t, sequences(), softmax_params());
+    } else {
+      ops::softmax_bias_backward(stream.stream, t, softmax_bias(), fire_tensors(dfire), sequences(),
+                                 softmax_params());
+    }
   }
 
   oracle::Problem problem() const {
@@ -193,13 +232,19 @@ struct Attention {
     if (config.gated) p.gate = to_f64(gate);
     if (config.remainder == ops::Remainder::kBias) p.bias = to_f64(bias);
     p.window = config.window;
+    if (config.bias == Bias::kAlibi) {
+      for (int h = 0; h < config.heads; ++h) {
+        p.slopes.push_back(ops::alibi_slope(config.heads, h));
+      }
+    }
+    if (config.bias == Bias::kFire) p.fire = to_f64(fire);
     return p;
   }
 
   Case config;
   CpuStream stream;
   Owned qkv, dout, gate, bias, bounds;
-  Owned o, row, stop, dqkv, dgate, dbias;
+  Owned o, row, stop, dqkv, dgate, dbias, fire, dfire;
 };
 
 }  // namespace sbtrain::test

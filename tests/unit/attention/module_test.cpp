@@ -1,6 +1,7 @@
 // Attention modules from projections to output: gradients of all parameters, decoding, registry.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 
 #include "attention/attention.h"
@@ -36,11 +37,21 @@ std::vector<AttentionConfig> configurations() {
       }
     }
   }
-  for (const char* position : {"rope", "none"}) {
+  for (const char* position : {"rope", "alibi", "fire", "none"}) {
     AttentionConfig config;
     config.type = "softmax";
     config.position = position;
     config.logit_scale = 0.7;
+    all.push_back(config);
+    config.window = 3;
+    all.push_back(config);
+  }
+  for (const char* scaling : {"linear", "ntk", "dynamic_ntk"}) {
+    AttentionConfig config;
+    config.type = "softmax";
+    config.rope_scaling = scaling;
+    config.rope_factor = 2.5;
+    config.rope_train_length = 1000;
     all.push_back(config);
   }
   return all;
@@ -49,7 +60,8 @@ std::vector<AttentionConfig> configurations() {
 std::string describe(const AttentionConfig& c) {
   return c.type + " remainder " + c.remainder + (c.head_norm ? " head_norm" : "") +
          (c.attend_current ? " attend_current" : "") + (c.forget_gate ? " forget_gate" : "") +
-         " position " + c.position;
+         " position " + c.position + " window " + std::to_string(c.window) + " scaling " +
+         c.rope_scaling;
 }
 
 // The parameters of a module one behind the other, as fused ones must lie.
@@ -67,7 +79,10 @@ struct Parameters {
       const double mean = normal ? 0.0 : spec.init.value;
       const Owned values = random_normal(spec.name, {tensor.numel()}, std, mean);
       for (int64_t i = 0; random && i < tensor.numel(); ++i) {
-        storage[static_cast<size_t>(offset + i)] = values.f32()[i];
+        float value = values.f32()[i];
+        // FIRE's kinks, which a token's distance to itself would lie on.
+        if (spec.name == "self_attn.fire.w1.bias" && std::abs(value) < 0.05f) value = 0.1f;
+        storage[static_cast<size_t>(offset + i)] = value;
       }
       offset += tensor.numel();
     }
@@ -166,6 +181,15 @@ TEST(AttentionModule, GradientsAreFiniteDifferences) {
       for (int64_t i = 0; i < weight.numel(); ++i) {
         expected.push_back(differences.at(weight.f32()[i]));
       }
+      if (spec.name.starts_with("self_attn.fire.")) {
+        // Small beside what the differences lose to fp32 and to kinks; the parity tests have the
+        // exact comparison.
+        std::vector<double> difference = to_f64(dw.weights.at(spec.name));
+        for (size_t i = 0; i < difference.size(); ++i) difference[i] -= expected[i];
+        EXPECT_LT(relative_error(difference, std::vector<double>(expected.size(), 0.0)), 5e-3)
+            << spec.name;
+        continue;
+      }
       EXPECT_LT(relative_error(dw.weights.at(spec.name), expected), 2e-3) << spec.name;
     }
     std::vector<double> expected;
@@ -227,6 +251,77 @@ TEST(AttentionModule, DecodeContinuesTheForwardPass) {
                      {.positions_B = positions, .lengths_B = lengths});
       EXPECT_LT(relative_error(mix, expected), 1e-5) << "step " << step;
     }
+  }
+}
+
+// The output of the last token of a document.
+std::vector<double> last_output(const ::sbtrain::Attention& module, Stream& s, const Weights& w,
+                                const Owned& x, int64_t max_seqlen) {
+  const int64_t tokens = x.tensor().rows();
+  const Pack pack({static_cast<int32_t>(tokens)});
+  Sequences sequences = pack.sequences();
+  sequences.max_seqlen = max_seqlen;
+  const Owned mix = poisoned({tokens, x.tensor().cols()});
+  const auto saved = module.allocate(s.memory(), tokens);
+  module.forward(s, mix, x, w, *saved, sequences);
+  return to_f64(mix.tensor().row_range(tokens - 1, 1));
+}
+
+// base (f L / L_train - (f - 1))^(d / (d - 2)) where L > L_train, with d = 4; f = 1 is L / L_train.
+TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
+  const Owned x = random_normal("x", {12, 12});
+  const auto output = [&](const std::function<void(AttentionConfig&)>& change, int64_t length) {
+    CpuStream s;
+    AttentionConfig config;
+    config.type = "softmax";
+    config.rope_scaling = "dynamic_ntk";
+    config.rope_train_length = 16;
+    change(config);
+    const auto module = make_attention(config, small_model());
+    return last_output(*module, s, Parameters(*module, true).weights, x, length);
+  };
+  const auto with_base = [&](double base) {
+    return output(
+        [&](AttentionConfig& c) {
+          c.rope_scaling = "none";
+          c.rope_base = base;
+        },
+        12);
+  };
+  const auto with_factor = [](double factor) {
+    return [factor](AttentionConfig& c) { c.rope_factor = factor; };
+  };
+  EXPECT_EQ(output(with_factor(1), 16), with_base(10000));
+  EXPECT_LT(relative_error(output(with_factor(1), 48), with_base(10000.0 * 9)), 1e-6);
+  EXPECT_LT(relative_error(output(with_factor(2), 48), with_base(10000.0 * 25)), 1e-6);
+  EXPECT_GT(relative_error(with_base(10000), with_base(10000.0 * 25)), 1e-4);
+  const auto ntk = [](AttentionConfig& c) {
+    c.rope_scaling = "ntk";
+    c.rope_factor = 3;
+  };
+  EXPECT_LT(relative_error(output(ntk, 12), with_base(10000.0 * 9)), 1e-6);
+}
+
+// The cache's capacity is the length that is announced to the forward pass.
+TEST(AttentionModule, DynamicNtkDecodesAsTheForwardPass) {
+  const ModelConfig model = small_model();
+  AttentionConfig config;
+  config.type = "softmax";
+  config.rope_scaling = "dynamic_ntk";
+  config.rope_train_length = 8;
+  CpuStream s;
+  const auto module = make_attention(config, model);
+  const Parameters w(*module, true);
+  const Owned x = random_normal("x", {30, model.width});
+  const auto cache = module->allocate_cache(s.memory, 1, 30);
+  for (int32_t t = 0; t < 30; ++t) {
+    const Owned mix = poisoned({1, model.width});
+    const Owned position = integers({t});
+    const Owned length = integers({t + 1});
+    module->decode(s, mix, x.tensor().row_range(t, 1), w.weights, *cache,
+                   {.positions_B = position, .lengths_B = length});
+    if (t + 1 < 30) continue;
+    EXPECT_LT(relative_error(mix, last_output(*module, s, w.weights, x, 30)), 1e-5);
   }
 }
 
@@ -306,9 +401,21 @@ TEST(AttentionRegistry, SaysWhatIsWrong) {
             "model.attention.remainder: 'all' is not one of none, value, bias");
   config = AttentionConfig{};
   config.type = "softmax";
-  config.position = "alibi";
+  config.position = "rotary";
   EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.position: 'alibi' is not one of rope, none");
+            "model.attention.position: 'rotary' is not one of rope, alibi, fire, none");
+  config.position = "rope";
+  config.rope_scaling = "yarn";
+  EXPECT_EQ(error_of(config, small_model()),
+            "model.attention.rope_scaling: 'yarn' is not one of none, linear, ntk, dynamic_ntk");
+  config.rope_scaling = "dynamic_ntk";
+  EXPECT_EQ(error_of(config, small_model()),
+            "model.attention.rope_train_length: dynamic_ntk needs the length that the model was "
+            "trained with");
+  config.position = "fire";
+  config.shared = true;
+  EXPECT_EQ(error_of(config, small_model()),
+            "model.attention.shared: each layer has a FIRE network of its own");
   config = AttentionConfig{};
   ModelConfig model = small_model();
   model.heads = 5;

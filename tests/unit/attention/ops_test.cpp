@@ -27,6 +27,7 @@ void expect_same(const Attention& a, const Attention& b) {
   EXPECT_TRUE(bitwise_equal(a.dqkv, b.dqkv));
   EXPECT_TRUE(!a.config.gated || bitwise_equal(a.dgate, b.dgate));
   EXPECT_TRUE(bitwise_equal(a.dbias, b.dbias));
+  EXPECT_TRUE(bitwise_equal(a.dfire, b.dfire));
 }
 
 TEST(StickBreaking, RepeatsBitForBit) {
@@ -43,14 +44,31 @@ TEST(StickBreaking, RepeatsBitForBit) {
 }
 
 TEST(Softmax, RepeatsBitForBit) {
-  Case c;
-  c.documents = {300, 7, 200};
-  Attention a(c), b(c);
-  for (Attention* x : {&a, &b}) {
-    x->softmax_forward();
-    x->softmax_backward();
+  for (const Bias bias : {Bias::kNone, Bias::kAlibi, Bias::kFire}) {
+    Case c;
+    c.documents = {300, 7, 200};
+    c.bias = bias;
+    Attention a(c), b(c);
+    for (Attention* x : {&a, &b}) {
+      x->softmax_forward();
+      x->softmax_backward();
+    }
+    expect_same(a, b);
   }
-  expect_same(a, b);
+}
+
+TEST(Softmax, SlopesOfAlibi) {
+  const auto slopes = [](int heads) {
+    std::vector<double> all;
+    for (int h = 0; h < heads; ++h) all.push_back(ops::alibi_slope(heads, h));
+    return all;
+  };
+  EXPECT_EQ(slopes(1), (std::vector<double>{0x1p-8}));
+  EXPECT_EQ(slopes(4), (std::vector<double>{0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8}));
+  EXPECT_EQ(slopes(8),
+            (std::vector<double>{0x1p-1, 0x1p-2, 0x1p-3, 0x1p-4, 0x1p-5, 0x1p-6, 0x1p-7, 0x1p-8}));
+  // The heads beyond a power of two: every second slope of twice as many heads.
+  EXPECT_EQ(slopes(6), (std::vector<double>{0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8, 0x1p-1, 0x1p-3}));
 }
 
 // Every tensor's rows of all documents but the second, whose inputs differ.
@@ -90,13 +108,16 @@ TEST(StickBreaking, DocumentsDoNotLeak) {
 }
 
 TEST(Softmax, DocumentsDoNotLeak) {
-  for (const int64_t window : {0, 20}) {
-    Case c;
-    c.window = window;
-    expect_no_leak(c, [](Attention& x) {
-      x.softmax_forward();
-      x.softmax_backward();
-    });
+  for (const Bias bias : {Bias::kNone, Bias::kAlibi, Bias::kFire}) {
+    for (const int64_t window : {0, 20}) {
+      Case c;
+      c.window = window;
+      c.bias = bias;
+      expect_no_leak(c, [](Attention& x) {
+        x.softmax_forward();
+        x.softmax_backward();
+      });
+    }
   }
 }
 

@@ -28,6 +28,9 @@ struct Problem {
   std::vector<int32_t> first_key;  // [H, T], relative to the document; empty: 0
   // softmax
   int64_t window = 0;
+  std::vector<double> slopes;  // ALiBi, [H]; empty: none
+  std::vector<double> fire;    // c, m, w1 [K], b1 [K], w2 [H, K], b2 [H]; empty: none
+  double fire_length = 512;    // L0
 };
 
 struct Result {
@@ -38,10 +41,11 @@ struct Result {
         dk(p.q.size()),
         dv(p.q.size()),
         dgate(p.gate.size()),
-        dbias(p.bias.size()) {}
+        dbias(p.bias.size()),
+        dfire(p.fire.size()) {}
   std::vector<double> o;
   std::vector<double> row;  // [H, T]: the remainder, or log-sum-exp
-  std::vector<double> dq, dk, dv, dgate, dbias;
+  std::vector<double> dq, dk, dv, dgate, dbias, dfire;
 
   void add(const Result& other) {
     const auto sum = [](std::vector<double>& y, const std::vector<double>& x) {
@@ -54,6 +58,7 @@ struct Result {
     sum(dv, other.dv);
     sum(dgate, other.dgate);
     sum(dbias, other.dbias);
+    sum(dfire, other.dfire);
   }
 };
 
@@ -193,6 +198,56 @@ inline Result stickbreaking(const Problem& p) {
   });
 }
 
+// FIRE of one pair: the query at position j of its document, the key at position i. With `out`, the
+// gradients for dz are added to it.
+inline double fire_bias(const Problem& p, int64_t head, double j, double i, double dz,
+                        std::vector<double>* out) {
+  const size_t heads = static_cast<size_t>(p.heads);
+  const size_t units = (p.fire.size() - 2 - heads) / (2 + heads);
+  const size_t w1 = 2, b1 = w1 + units, w2 = b1 + units + static_cast<size_t>(head) * units;
+  const size_t b2 = 2 + 2 * units + heads * units + static_cast<size_t>(head);
+  const double c = p.fire[0], m = p.fire[1];
+  const double length = std::abs(m * p.fire_length);
+  const double x = std::max(j, length);
+  const double above = std::log(std::abs(c * (j - i)) + 1.0);
+  const double below = std::log(std::abs(c * x) + 1.0) + 1e-6;
+  const double u = above / below;
+  double bias = p.fire[b2];
+  double du = 0;
+  for (size_t k = 0; k < units; ++k) {
+    const double hidden = p.fire[w1 + k] * u + p.fire[b1 + k];
+    if (hidden <= 0) continue;
+    bias += p.fire[w2 + k] * hidden;
+    if (out == nullptr) continue;
+    (*out)[w2 + k] += dz * hidden;
+    (*out)[w1 + k] += dz * p.fire[w2 + k] * u;
+    (*out)[b1 + k] += dz * p.fire[w2 + k];
+    du += dz * p.fire[w2 + k] * p.fire[w1 + k];
+  }
+  if (out == nullptr) return bias;
+  (*out)[b2] += dz;
+  const double sign_c = c > 0 ? 1 : -1;
+  const double dabove_dc = sign_c * (j - i) / (std::abs(c * (j - i)) + 1.0);
+  const double dbelow_dc = sign_c * x / (std::abs(c * x) + 1.0);
+  (*out)[0] += du * (dabove_dc / below - above / (below * below) * dbelow_dc);
+  if (length > j) {
+    const double dbelow_dm =
+        std::abs(c) / (std::abs(c * x) + 1.0) * p.fire_length * (m > 0 ? 1 : -1);
+    (*out)[1] -= du * above / (below * below) * dbelow_dm;
+  }
+  return bias;
+}
+
+// What is added to the logit of query and key, tokens of the pack.
+inline double position_bias(const Problem& p, int64_t head, int64_t token, int64_t key, double dz,
+                            std::vector<double>* out) {
+  if (!p.slopes.empty()) return -p.slopes[static_cast<size_t>(head)] * double(token - key);
+  if (p.fire.empty()) return 0;
+  const auto next = std::upper_bound(p.bounds.begin(), p.bounds.end(), token);
+  const int64_t start = *(next - 1);
+  return fire_bias(p, head, double(token - start), double(key - start), dz, out);
+}
+
 // dz_i = P_i (do.v_i - sum_i' P_i' do.v_i').
 inline void softmax_backward(const Problem& p, const Query& x, Keys& keys, Result& out) {
   const size_t row = at(p, x.token, x.head);
@@ -205,6 +260,7 @@ inline void softmax_backward(const Problem& p, const Query& x, Keys& keys, Resul
     const size_t key = at(p, i, x.head);
     const double weight = keys.a[i - x.begin];
     const double dz = weight * (keys.z[i - x.begin] - mean);
+    position_bias(p, x.head, x.token, i, dz, &out.dfire);
     axpy(p, out.dq, row, p.scale * dz, p.k, key);
     axpy(p, out.dk, key, p.scale * dz, p.q, row);
     axpy(p, out.dv, key, weight, p.dout, row);
@@ -216,7 +272,8 @@ inline Result softmax(const Problem& p) {
     const size_t row = at(p, x.token, x.head);
     double maximum = -INFINITY;
     for (int64_t i = x.begin; i < x.end; ++i) {
-      keys.z[i - x.begin] = p.scale * dot(p, p.q, row, p.k, at(p, i, x.head));
+      keys.z[i - x.begin] = p.scale * dot(p, p.q, row, p.k, at(p, i, x.head)) +
+                            position_bias(p, x.head, x.token, i, 0.0, nullptr);
       maximum = std::max(maximum, keys.z[i - x.begin]);
     }
     double sum = 0;

@@ -52,6 +52,7 @@ void expect_derivatives(const Problem& p, Result (*attention)(const Problem&)) {
   expect_derivative(p, attention, &Problem::v, result.dv, "dv");
   if (!p.gate.empty()) expect_derivative(p, attention, &Problem::gate, result.dgate, "dgate");
   if (!p.bias.empty()) expect_derivative(p, attention, &Problem::bias, result.dbias, "dbias");
+  if (!p.fire.empty()) expect_derivative(p, attention, &Problem::fire, result.dfire, "dfire");
 }
 
 TEST(Oracle, StickBreakingGradients) {
@@ -83,6 +84,25 @@ TEST(Oracle, SoftmaxGradients) {
   for (const int64_t window : {0, 2}) {
     Problem p = small_problem();
     p.window = window;
+    expect_derivatives(p, oracle::softmax);
+  }
+}
+
+TEST(Oracle, AlibiGradients) {
+  Problem p = small_problem();
+  p.slopes = {0.25, 0.0625};
+  expect_derivatives(p, oracle::softmax);
+}
+
+// m small enough that both sides of max(j, |m L0|) occur; c and m of both signs.
+TEST(Oracle, FireGradients) {
+  for (const double sign : {1.0, -1.0}) {
+    Problem p = small_problem();
+    p.window = sign > 0 ? 0 : 3;
+    p.fire = normal("fire", 2 + 2 * 5 + 2 * 5 + 2);
+    p.fire[0] = sign * 0.3;
+    p.fire[1] = sign * 0.7;
+    p.fire_length = 4;
     expect_derivatives(p, oracle::softmax);
   }
 }

@@ -41,6 +41,19 @@ void expect_gradient(const Tensor& actual, const std::vector<double>& reference,
       << name;
 }
 
+// All of FIRE's gradients but that of b2, which is zero by nature: softmax ignores a constant. Over
+// one key all of them are.
+void expect_fire(const Attention& x, const std::vector<double>& expected) {
+  const auto weights = static_cast<int64_t>(expected.size()) - x.config.heads;
+  if (relative_error(expected, std::vector<double>(expected.size(), 0.0)) > 1e-6) {
+    expect_close(x.dfire.tensor().row_range(0, weights),
+                 {expected.begin(), expected.begin() + weights}, "dfire");
+  }
+  double b2 = 0;
+  for (int h = 0; h < x.config.heads; ++h) b2 += std::abs(x.dfire.f32()[weights + h]);
+  EXPECT_LT(b2, 1e-5 * static_cast<double>(x.config.tokens()));
+}
+
 void check_softmax(const Case& c) {
   SCOPED_TRACE("softmax, " + c.describe());
   Attention x(c);
@@ -52,6 +65,7 @@ void check_softmax(const Case& c) {
   expect_gradient(x.part(x.dqkv, 0), expected.dq, x.dout, "dq");
   expect_gradient(x.part(x.dqkv, 1), expected.dk, x.dout, "dk");
   expect_close(x.part(x.dqkv, 2), expected.dv, "dv");
+  if (c.bias == Bias::kFire) expect_fire(x, expected.dfire);
   EXPECT_TRUE(x.o.gaps_intact());
 }
 
@@ -194,6 +208,37 @@ TEST(SoftmaxParity, LongDocuments) {
     check_softmax(c);
     c.documents = {16384};
     c.window = 1024;
+    check_softmax(c);
+  }
+}
+
+TEST(SoftmaxParity, PositionBiases) {
+  for (const Bias bias : {Bias::kAlibi, Bias::kFire}) {
+    for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+      for (const auto& documents : std::vector<std::vector<int32_t>>{
+               {1}, {2}, {63}, {64}, {65}, {127}, {129}, {500}, kPack}) {
+        for (const int64_t window : {0, 1, 63, 200}) {
+          Case c = with(documents, inputs);
+          c.heads = 3;
+          c.bias = bias;
+          c.window = window;
+          // Lengths on both sides of |m L0|.
+          for (const float m : {1.0f, -0.1f}) {
+            c.fire_m = m;
+            check_softmax(c);
+            if (bias == Bias::kAlibi) break;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(SoftmaxParity, PositionBiasesOfLongDocuments) {
+  for (const Bias bias : {Bias::kAlibi, Bias::kFire}) {
+    Case c = with({2048, 700}, Inputs::kTrained);
+    c.heads = 2;
+    c.bias = bias;
     check_softmax(c);
   }
 }

@@ -1,0 +1,58 @@
+// What one head adds to its logits by the distance of query and key (ops/softmax_bias.h). Logits
+// come in rows of kTile lanes; distances grow or shrink by one from lane to lane.
+#pragma once
+
+#include <array>
+
+#include "ops/cpu/attention_tile.h"
+#include "ops/softmax_bias.h"
+
+namespace sbtrain::ops::cpu {
+
+// What FIRE's denominators are for the queries of the lanes: r = 1 / (M + eps), with
+// M = psi(max(j, |m L0|)), and r times the derivatives of M.
+struct FireQueries {
+  alignas(64) std::array<float, kTile> r;
+  alignas(64) std::array<float, kTile> by_c;
+  alignas(64) std::array<float, kTile> by_m;
+};
+
+// Sums over all pairs of one head. A hidden unit is linear in u where it is active, so that the
+// sums of dz and dz u over those pairs give the gradients of its weights.
+struct FireSums {
+  std::array<double, kFireHidden> dz{};
+  std::array<double, kFireHidden> dz_u{};
+  double all_dz = 0, c = 0, m = 0;
+};
+
+class HeadBias {
+ public:
+  HeadBias() = default;  // adds nothing
+  HeadBias(const SoftmaxBias& bias, int heads, int64_t head);
+
+  // For queries at positions first, first + step, ...
+  void set_queries(FireQueries& queries, int64_t first, int64_t step) const;
+  // z [kTile] += bias of keys `distance`, distance + step, ... behind their queries.
+  void add(float* z, const FireQueries& queries, int64_t distance, int64_t step) const;
+  // For a tile's logits z [keys, kTile] of keys from `begin` on.
+  void add_tile(float* z, const FireQueries& queries, const QueryTile& tile, int64_t begin,
+                int64_t keys) const;
+  // The gradients of FIRE's parameters for dz as add_tile has z; masked pairs have dz = 0.
+  void sum_tile(FireSums& sums, const float* dz, const FireQueries& queries, const QueryTile& tile,
+                int64_t begin, int64_t keys) const;
+
+ private:
+  enum class Kind : uint8_t { kNone, kAlibi, kFire };
+  void sum_row(FireSums& sums, const float* dz, const FireQueries& queries, int64_t distance) const;
+
+  Kind kind_ = Kind::kNone;
+  float slope_ = 0;
+  float c_ = 0, m_ = 0, b2_ = 0;
+  std::array<float, kFireHidden> w1_{}, b1_{}, w2_{};
+};
+
+// dfire += what the sums of all heads give, heads in order.
+void add_fire_gradients(const FireTensors& dfire, const FireTensors& fire,
+                        const std::vector<FireSums>& heads);
+
+}  // namespace sbtrain::ops::cpu
