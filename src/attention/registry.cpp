@@ -7,6 +7,7 @@ namespace {
 
 AttentionRegistry make_registry() {
   AttentionRegistry registry;
+  register_coca(registry);
   register_softmax(registry);
   register_stickbreaking(registry);
   return registry;

@@ -15,6 +15,7 @@ using AttentionFactory =
     std::function<std::unique_ptr<Attention>(const AttentionConfig&, const ModelConfig&)>;
 using AttentionRegistry = std::map<std::string, AttentionFactory, std::less<>>;
 
+void register_coca(AttentionRegistry& registry);
 void register_softmax(AttentionRegistry& registry);
 void register_stickbreaking(AttentionRegistry& registry);
 

@@ -22,7 +22,7 @@ struct Duration {
 };
 
 struct AttentionConfig {
-  std::string type = "stickbreaking";  // stickbreaking | softmax
+  std::string type = "stickbreaking";  // stickbreaking | softmax | coca
   double logit_scale = 0.0;            // 0: 1/sqrt(head_dim)
   // stickbreaking
   std::string remainder = "none";  // none | value | bias
@@ -30,7 +30,7 @@ struct AttentionConfig {
   bool attend_current = false;
   bool forget_gate = false;
   double skip_epsilon = 5.9604644775390625e-08;  // 2^-24; 0 turns skipping off
-  // softmax
+  // softmax, coca
   int64_t window = 0;             // keys that a token sees, itself included; 0: all
   std::string position = "rope";  // rope | alibi | fire | none
   bool shared = false;            // fire: one network for all layers
@@ -38,6 +38,8 @@ struct AttentionConfig {
   std::string rope_scaling = "none";  // none | linear | ntk | dynamic_ntk
   double rope_factor = 1.0;
   int64_t rope_train_length = 0;  // dynamic_ntk: lengths beyond this one are scaled
+  // coca
+  std::string variant = "official";  // official | strict
   bool operator==(const AttentionConfig&) const = default;
 };
 

@@ -68,7 +68,7 @@ inline constexpr double kMaxCount = 1e18;
 
 template <class V>
 void describe(V& v, AttentionConfig& c) {
-  v.field("type", c.type, one_of({"stickbreaking", "softmax"}), "Attention module.");
+  v.field("type", c.type, one_of({"stickbreaking", "softmax", "coca"}), "Attention module.");
   v.field("logit_scale", c.logit_scale, at_least(0),
           "Factor of q.k in the logits; 0: 1/sqrt(head_dim).");
   const Rule stickbreaking = any().when("type", {"stickbreaking"});
@@ -85,12 +85,12 @@ void describe(V& v, AttentionConfig& c) {
   v.field("skip_epsilon", c.skip_epsilon, from_to_below(0, 1).when("type", {"stickbreaking"}),
           "Earlier keys are skipped once every row of a tile has less than this left of its stick; "
           "0 turns skipping off.");
-  v.field("window", c.window, between(0, kMaxSize).when("type", {"softmax"}),
+  v.field("window", c.window, between(0, kMaxSize).when("type", {"softmax", "coca"}),
           "Keys that a token sees, itself included; 0: all of its document.");
   v.field("position", c.position,
-          one_of({"rope", "alibi", "fire", "none"}).when("type", {"softmax"}),
+          one_of({"rope", "alibi", "fire", "none"}).when("type", {"softmax", "coca"}),
           "Position encoding: rotary, linear biases (ALiBi), a learned function of the distance "
-          "(FIRE), or none (NoPE).");
+          "(FIRE), or none (NoPE). coca is made of rope and takes no other.");
   v.field("shared", c.shared, any().when("position", {"fire"}),
           "One FIRE network for all layers instead of one for each. Not available yet.");
   v.field("rope_base", c.rope_base, above(0).when("position", {"rope"}),
@@ -106,6 +106,8 @@ void describe(V& v, AttentionConfig& c) {
   v.field("rope_train_length", c.rope_train_length,
           between(0, kMaxSize).when("rope_scaling", {"dynamic_ntk"}),
           "L_train of dynamic_ntk: the sequence length that the model was trained with.");
+  v.field("variant", c.variant, one_of({"official", "strict"}).when("type", {"coca"}),
+          "What the authors' code computes, or the paper's equations 8 and 12.");
 }
 
 template <class V>

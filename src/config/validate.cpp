@@ -67,7 +67,13 @@ class Checker {
   }
 
   void check_attention(const AttentionConfig& attention, const std::string& key) {
-    if (attention.type == "softmax" && attention.position == "rope") check_rotary(attention, key);
+    const bool coca = attention.type == "coca";
+    if (coca && attention.position != "rope") {
+      problem(key + ".position", "coca rotates its keys, so that it takes rope alone");
+    }
+    if (coca || (attention.type == "softmax" && attention.position == "rope")) {
+      check_rotary(attention, key);
+    }
     if (attention.type == "softmax" && attention.position == "fire" && attention.shared) {
       problem(key + ".shared",
               "one FIRE network for all layers is not available; leave it false for one in each");

@@ -46,6 +46,16 @@ std::vector<AttentionConfig> configurations() {
     config.window = 3;
     all.push_back(config);
   }
+  for (const char* variant : {"official", "strict"}) {
+    AttentionConfig config;
+    config.type = "coca";
+    config.variant = variant;
+    all.push_back(config);
+    config.window = 3;
+    config.rope_scaling = "linear";
+    config.rope_factor = 1.5;
+    all.push_back(config);
+  }
   for (const char* scaling : {"linear", "ntk", "dynamic_ntk"}) {
     AttentionConfig config;
     config.type = "softmax";
@@ -61,7 +71,7 @@ std::string describe(const AttentionConfig& c) {
   return c.type + " remainder " + c.remainder + (c.head_norm ? " head_norm" : "") +
          (c.attend_current ? " attend_current" : "") + (c.forget_gate ? " forget_gate" : "") +
          " position " + c.position + " window " + std::to_string(c.window) + " scaling " +
-         c.rope_scaling;
+         c.rope_scaling + " " + c.variant;
 }
 
 // The parameters of a module one behind the other, as fused ones must lie.
@@ -389,12 +399,12 @@ std::string error_of(const AttentionConfig& config, const ModelConfig& model) {
 }
 
 TEST(AttentionRegistry, SaysWhatIsWrong) {
-  EXPECT_EQ(attention_types(), (std::vector<std::string>{"softmax", "stickbreaking"}));
+  EXPECT_EQ(attention_types(), (std::vector<std::string>{"coca", "softmax", "stickbreaking"}));
   AttentionConfig config;
   config.type = "stick";
   EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.type: there is no attention 'stick'; known are softmax, "
-            "stickbreaking");
+            "model.attention.type: there is no attention 'stick'; known are coca, "
+            "softmax, stickbreaking");
   config = AttentionConfig{};
   config.remainder = "all";
   EXPECT_EQ(error_of(config, small_model()),

@@ -1,0 +1,159 @@
+// `coca`: collinear constrained attention (arXiv 2309.08646). Queries and keys are transformed so
+// that the rest is softmax attention; t_proj stands where k_proj would.
+#include "ops/coca.h"
+
+#include "attention/projections.h"
+#include "attention/registry.h"
+#include "attention/rotary.h"
+#include "core/error.h"
+
+namespace sbtrain {
+namespace {
+
+struct CocaSaved : AttentionSaved {
+  Buffer qkv_T3D;  // q as projected, the keys transformed, v
+  Buffer lse_HT;
+};
+
+ops::CocaVariant parse_variant(const std::string& name) {
+  if (name == "official") return ops::CocaVariant::kOfficial;
+  if (name == "strict") return ops::CocaVariant::kStrict;
+  fail(ExitCode::kConfig, "model.attention.variant: '{}' is not one of official, strict", name);
+}
+
+class CocaAttention : public Attention {
+ public:
+  CocaAttention(const AttentionConfig& config, const ModelConfig& model)
+      : model_(model),
+        variant_(parse_variant(config.variant)),
+        rotary_(config, model),
+        params_{.heads = static_cast<int>(model.heads),
+                .scale = logit_scale(config, model),
+                .window = config.window} {
+    if (config.position != "rope") {
+      fail(ExitCode::kConfig, "model.attention.position: coca rotates its keys, so it is rope");
+    }
+  }
+
+  std::vector<TensorSpec> parameters() const override {
+    std::vector<TensorSpec> specs = qkv_parameters(model_);
+    specs[1].name = "self_attn.t_proj.weight";
+    return specs;
+  }
+
+  std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
+    auto saved = std::make_unique<CocaSaved>();
+    saved->qkv_T3D = memory.allocate(MemoryClass::kAttention, "qkv", memory.compute_dtype(),
+                                     {tokens, 3 * model_.width});
+    saved->lse_HT =
+        memory.allocate(MemoryClass::kAttention, "lse", DType::kF32, {model_.heads, tokens});
+    return saved;
+  }
+
+  void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
+               const Sequences& sequences) const override {
+    auto& mine = static_cast<CocaSaved&>(saved);
+    const Tensor& positions_T = sequences.positions_T;
+    const ops::CocaParams coca = coca_params(sequences.max_seqlen);
+    project_qkv(s, mine.qkv_T3D, x_TD, w);
+    const Qkv x(mine.qkv_T3D);
+    const Buffer query = query_buffer(s, x_TD.rows());
+    ops::coca_query(s, query, x.q, positions_T, coca);
+    ops::coca_key(s, x.k, x.k, positions_T, coca);
+    ops::softmax_forward(
+        s, {.o_THd = mix_TD, .lse_HT = mine.lse_HT, .q_THd = query, .k_THd = x.k, .v_THd = x.v},
+        sequences, params_);
+  }
+
+  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
+                Tensor x_TD, const Weights& w, AttentionSaved& saved,
+                const Sequences& sequences) const override {
+    const auto& mine = static_cast<const CocaSaved&>(saved);
+    const Tensor& positions_T = sequences.positions_T;
+    const ops::CocaParams coca = coca_params(sequences.max_seqlen);
+    const Buffer dqkv =
+        s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), 3 * model_.width});
+    const Qkv x(mine.qkv_T3D);
+    const Qkv dx(dqkv);
+    {
+      const Buffer query = query_buffer(s, x_TD.rows());
+      ops::coca_query(s, query, x.q, positions_T, coca);
+      ops::softmax_backward(s,
+                            {.dq_THd = dx.q,
+                             .dk_THd = dx.k,
+                             .dv_THd = dx.v,
+                             .do_THd = dmix_TD,
+                             .o_THd = mix_TD,
+                             .lse_HT = mine.lse_HT,
+                             .q_THd = query,
+                             .k_THd = x.k,
+                             .v_THd = x.v},
+                            sequences, params_);
+    }
+    ops::coca_query_backward(s, dx.q, dx.q, x.q, positions_T, coca);
+    ops::coca_key_backward(s, dx.k, dx.k, x.k, positions_T, coca);
+    project_qkv_backward(s, dx_TD, dw, dqkv, x_TD, w);
+  }
+
+  std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
+                                                 int64_t capacity) const override {
+    return std::make_unique<KeyValueCache>(memory, sequences, capacity, model_.width);
+  }
+
+  void prefill(Stream& s, AttentionCache& cache, int64_t b,
+               const AttentionSaved& saved) const override {
+    const Qkv x(static_cast<const CocaSaved&>(saved).qkv_T3D);
+    auto& mine = static_cast<KeyValueCache&>(cache);
+    mine.k.prefill(s, b, x.k);
+    mine.v.prefill(s, b, x.v);
+  }
+
+  void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
+              const DecodeStep& step) const override {
+    auto& mine = static_cast<KeyValueCache&>(cache);
+    const ops::CocaParams coca = coca_params(mine.k.capacity());
+    const Buffer qkv =
+        s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
+    project_qkv(s, qkv, x_BD, w);
+    const Qkv x(qkv);
+    ops::coca_query(s, x.q, x.q, step.positions_B, coca);
+    ops::coca_key(s, x.k, x.k, step.positions_B, coca);
+    mine.k.append(s, x.k, step);
+    mine.v.append(s, x.v, step);
+    ops::softmax_decode(s,
+                        {.o_BHd = mix_BD,
+                         .q_BHd = x.q,
+                         .k_cache_BCHd = mine.k.tensor(),
+                         .v_cache_BCHd = mine.v.tensor(),
+                         .lengths_B = step.lengths_B},
+                        params_);
+  }
+
+  double flops_per_token(double keys) const override {
+    return 4.0 * static_cast<double>(model_.width) * seen_keys(keys, params_.window);
+  }
+
+ private:
+  ops::CocaParams coca_params(int64_t length) const {
+    return {.rope = rotary_.params(model_.heads, length), .variant = variant_};
+  }
+
+  Buffer query_buffer(const Stream& s, int64_t tokens) const {
+    return s.scratch("coca query", s.memory().compute_dtype(), {tokens, model_.width});
+  }
+
+  ModelConfig model_;
+  ops::CocaVariant variant_;
+  Rotary rotary_;
+  ops::SoftmaxParams params_;
+};
+
+}  // namespace
+
+void register_coca(AttentionRegistry& registry) {
+  registry["coca"] = [](const AttentionConfig& config, const ModelConfig& model) {
+    return std::make_unique<CocaAttention>(config, model);
+  };
+}
+
+}  // namespace sbtrain
