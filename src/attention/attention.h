@@ -42,6 +42,11 @@ class Attention {
   // Parameters, names relative to the block ("self_attn.q_proj.weight").
   virtual std::vector<TensorSpec> parameters() const = 0;
 
+  // Columns of mix: what the block's output projection takes.
+  virtual int64_t mix_width(int64_t model_width) const { return model_width; }
+  // Without, mix [T, D] goes to the residual stream as it is.
+  virtual bool projects_output() const { return true; }
+
   // Allocates what forward() will fill, for T tokens.
   virtual std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const = 0;
 

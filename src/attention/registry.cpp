@@ -8,6 +8,8 @@ namespace {
 AttentionRegistry make_registry() {
   AttentionRegistry registry;
   register_coca(registry);
+  register_rebased(registry);
+  register_short_conv(registry);
   register_softmax(registry);
   register_stickbreaking(registry);
   return registry;
@@ -28,7 +30,10 @@ std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const M
     fail(ExitCode::kConfig, "model.attention.type: there is no attention '{}'; known are {}",
          config.type, fmt::join(attention_types(), ", "));
   }
-  if (model.heads <= 0 || model.width % model.heads != 0) {
+  // Other modules take as many values for each head as fit into the width.
+  const bool whole =
+      config.type == "softmax" || config.type == "stickbreaking" || config.type == "coca";
+  if (model.heads <= 0 || (whole && model.width % model.heads != 0)) {
     fail(ExitCode::kConfig, "model.width: {} is not a multiple of model.heads, {}", model.width,
          model.heads);
   }

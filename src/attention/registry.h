@@ -16,6 +16,8 @@ using AttentionFactory =
 using AttentionRegistry = std::map<std::string, AttentionFactory, std::less<>>;
 
 void register_coca(AttentionRegistry& registry);
+void register_rebased(AttentionRegistry& registry);
+void register_short_conv(AttentionRegistry& registry);
 void register_softmax(AttentionRegistry& registry);
 void register_stickbreaking(AttentionRegistry& registry);
 

@@ -22,7 +22,8 @@ struct Duration {
 };
 
 struct AttentionConfig {
-  std::string type = "stickbreaking";  // stickbreaking | softmax | coca
+  std::string type = "stickbreaking";  // stickbreaking | softmax | coca | based | rebased |
+                                       // short_conv
   double logit_scale = 0.0;            // 0: 1/sqrt(head_dim)
   // stickbreaking
   std::string remainder = "none";  // none | value | bias
@@ -40,16 +41,25 @@ struct AttentionConfig {
   int64_t rope_train_length = 0;  // dynamic_ntk: lengths beyond this one are scaled
   // coca
   std::string variant = "official";  // official | strict
+  // based, rebased
+  int64_t feature_dim = 16;      // of queries and keys, for each head
+  std::string form = "chunked";  // chunked | quadratic
+  // any but short_conv
+  bool output_bias = false;
   bool operator==(const AttentionConfig&) const = default;
 };
 
 struct ModelConfig {
   int64_t layers = 4;
-  int64_t width = 128;   // D
-  int64_t inner = 344;   // F
-  int64_t heads = 4;     // H; head_dim = width / heads
-  int64_t vocab = 4096;  // V
-  bool tied = true;      // the head shares the embedding's weights
+  int64_t width = 128;            // D
+  int64_t inner = 344;            // F
+  int64_t heads = 4;              // H; head_dim = width / heads
+  int64_t vocab = 4096;           // V
+  bool tied = true;               // the head shares the embedding's weights
+  std::string norm = "rmsnorm";   // rmsnorm | layernorm
+  std::string mlp = "swiglu";     // swiglu | gelu | none
+  std::string position = "none";  // none | learned
+  int64_t max_positions = 0;      // learned: the longest document
   double norm_eps = 1e-5;
   double init_std = 0.02;  // of matrices; projections into the residual: / sqrt(2 layers)
   // muP-like multipliers of the Power paper (arXiv 2408.13359); 1 is plain Llama.

@@ -68,9 +68,13 @@ inline constexpr double kMaxCount = 1e18;
 
 template <class V>
 void describe(V& v, AttentionConfig& c) {
-  v.field("type", c.type, one_of({"stickbreaking", "softmax", "coca"}), "Attention module.");
-  v.field("logit_scale", c.logit_scale, at_least(0),
-          "Factor of q.k in the logits; 0: 1/sqrt(head_dim).");
+  v.field(
+      "type", c.type,
+      one_of({"stickbreaking", "softmax", "coca", "based", "rebased", "short_conv"}),
+      "What mixes tokens: an attention module, or a convolution over three tokens (short_conv).");
+  v.field("logit_scale", c.logit_scale,
+          at_least(0).when("type", {"stickbreaking", "softmax", "coca", "based", "rebased"}),
+          "Factor of q.k; 0: 1/sqrt(head_dim), or 1/sqrt(feature_dim) with based and rebased.");
   const Rule stickbreaking = any().when("type", {"stickbreaking"});
   v.field("remainder", c.remainder,
           one_of({"none", "value", "bias"}).when("type", {"stickbreaking"}),
@@ -108,18 +112,34 @@ void describe(V& v, AttentionConfig& c) {
           "L_train of dynamic_ntk: the sequence length that the model was trained with.");
   v.field("variant", c.variant, one_of({"official", "strict"}).when("type", {"coca"}),
           "What the authors' code computes, or the paper's equations 8 and 12.");
+  const std::vector<std::string_view> polynomial = {"based", "rebased"};
+  v.field("feature_dim", c.feature_dim, between(1, 256).when("type", polynomial),
+          "Features of queries and keys for each head; values have width / heads, rounded down.");
+  v.field("form", c.form, one_of({"chunked", "quadratic"}).when("type", polynomial),
+          "How it is computed: with a state, linear in the length, or over all pairs of tokens.");
+  v.field("output_bias", c.output_bias,
+          any().when("type", {"stickbreaking", "softmax", "coca", "based", "rebased"}),
+          "The output projection has a bias.");
 }
 
 template <class V>
 void describe(V& v, ModelConfig& c) {
   v.field("layers", c.layers, between(1, 10000), "Transformer blocks.");
   v.field("width", c.width, between(1, kMaxSize), "Model width D.");
-  v.field("inner", c.inner, between(1, kMaxSize), "Inner width F of the SwiGLU MLP.");
+  v.field("inner", c.inner, between(1, kMaxSize), "Inner width F of the MLP.");
   v.field("heads", c.heads, between(1, kMaxSize), "Attention heads H; head_dim is width / heads.");
   v.field("vocab", c.vocab, between(2, kMaxSize),
           "Vocabulary size V; the tokenizer of the data must not have more.");
   v.field("tied", c.tied, any(), "The output head shares the embedding's weights.");
-  v.field("norm_eps", c.norm_eps, above(0), "Epsilon of RMSNorm.");
+  v.field("norm", c.norm, one_of({"rmsnorm", "layernorm"}), "Normalisation before each sublayer.");
+  v.field("norm_eps", c.norm_eps, above(0), "Epsilon of the normalisation.");
+  v.field("mlp", c.mlp, one_of({"swiglu", "gelu", "none"}),
+          "The second half of a block: SwiGLU; GELU with biases; or none, which adds the "
+          "normalised input to the residual stream.");
+  v.field("position", c.position, one_of({"none", "learned"}),
+          "What is added to the embedding: nothing, or a learned vector for each position.");
+  v.field("max_positions", c.max_positions, between(0, kMaxSize).when("position", {"learned"}),
+          "Learned positions: the longest document that the model takes.");
   v.field("init_std", c.init_std, above(0),
           "Standard deviation of initial matrices; projections into the residual stream have "
           "it divided by sqrt(2 layers).");

@@ -49,9 +49,29 @@ class Checker {
 
   void check_model() {
     const ModelConfig& model = config_.model;
-    if (model.heads < 1 || model.width % model.heads != 0) {
+    // Modules that cut the width into heads; the others round down.
+    const auto cuts = [](const AttentionConfig& attention) {
+      return attention.type != "based" && attention.type != "rebased" &&
+             attention.type != "short_conv";
+    };
+    const bool whole = std::ranges::any_of(model.attention, cuts);
+    if (model.heads < 1 || model.width < model.heads || (whole && model.width % model.heads != 0)) {
       problem("model.heads", "width {} is not divisible by {} heads", model.width, model.heads);
       return;
+    }
+    const auto plain = [](const AttentionConfig& attention) {
+      return attention.type != "short_conv" && !attention.output_bias;
+    };
+    if (model.residual_multiplier != 1.0 &&
+        (model.mlp != "swiglu" || !std::ranges::all_of(model.attention, plain))) {
+      problem("model.residual_multiplier",
+              "other than 1 it needs mlp swiglu and attention with an output projection without "
+              "bias");
+    }
+    if (model.position == "learned" && model.max_positions < config_.train.sequence_length) {
+      problem("model.max_positions",
+              "{} learned positions do not reach over sequences of {} tokens", model.max_positions,
+              config_.train.sequence_length);
     }
     const auto count = static_cast<int64_t>(model.attention.size());
     if (count == 0) {

@@ -12,36 +12,58 @@ Buffer residual_stream(Stream& s, std::string_view name, int64_t tokens, int64_t
 }
 
 constexpr const char* kEmbedding = "embed_tokens.weight";
-constexpr const char* kFinalNorm = "model.norm.weight";
+constexpr const char* kPositions = "embed_positions.weight";
+constexpr const char* kFinalNorm = "model.norm";
 constexpr const char* kHead = "lm_head.weight";
 
 }  // namespace
 
 Llama::Llama(const ModelConfig& config, Recompute recompute, int world)
-    : config_(config), registry_(world) {
+    : config_(config), registry_(world), final_norm_(config, kFinalNorm) {
   require(!config.attention.empty(), "the model has no attention configured");
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.emplace_back(config, config.attention[layer % config.attention.size()], recompute);
   }
   const std::vector<int64_t> table = {config.vocab, config.width};
   const Init init = Init::normal(config.init_std);
-  registry_.add_unit(
-      "model.", {{.name = kEmbedding, .shape = table, .storage = {}, .init = init, .decay = true}});
+  std::vector<TensorSpec> embedding = {
+      {.name = kEmbedding, .shape = table, .storage = {}, .init = init, .decay = true}};
+  if (has_positions()) {
+    embedding.push_back({.name = kPositions,
+                         .shape = {config.max_positions, config.width},
+                         .storage = {},
+                         .init = init,
+                         .decay = true});
+  }
+  registry_.add_unit("model.", embedding);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     registry_.add_unit(fmt::format("model.layers.{}.", layer), blocks_[layer].parameters());
   }
-  std::vector<TensorSpec> head = {
-      {.name = kFinalNorm, .shape = {config.width}, .storage = {}, .init = Init::constant(1)}};
+  std::vector<TensorSpec> head;
+  final_norm_.add_parameters(head);
   if (!config.tied) {
     head.push_back({.name = kHead, .shape = table, .storage = {}, .init = init, .decay = true});
   }
   registry_.add_unit("", head);
 }
 
-void Llama::embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T) const {
+void Llama::check_length(int64_t tokens) const {
+  if (!has_positions() || tokens <= config_.max_positions) return;
+  fail(ExitCode::kConfig, "{} tokens are more than the model's {} learned positions", tokens,
+       config_.max_positions);
+}
+
+void Llama::embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
+                  Tensor positions_T) const {
   params.gather(embedding_unit());
-  ops::embedding(s, x_TD, tokens_T, params.get(embedding_unit()).at(kEmbedding),
+  const Weights& w = params.get(embedding_unit());
+  ops::embedding(s, x_TD, tokens_T, w.at(kEmbedding),
                  static_cast<float>(config_.embedding_multiplier));
+  if (has_positions()) {
+    const Buffer positions_TD = residual_stream(s, "positions", x_TD.rows(), config_.width);
+    ops::embedding(s, positions_TD, positions_T, w.at(kPositions), 1.0f);
+    ops::add(s, x_TD, positions_TD);
+  }
   params.release(embedding_unit());
 }
 
@@ -49,6 +71,7 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
                              Tensor loss_T, float loss_weight, float z_loss) const {
   const int64_t T = batch.tokens();
   const int64_t layers = config_.layers;
+  check_length(batch.sequences.max_seqlen);
   // The head's weights: its own, or the embedding's.
   const int head_table = config_.tied ? embedding_unit() : head_unit();
   const char* table_name = config_.tied ? kEmbedding : kHead;
@@ -57,7 +80,7 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
   std::vector<BlockSaved> saved(layers);
   x_TD[0] = residual_stream(s, "embedding", T, config_.width);
   params.gather(block_unit(0));
-  embed(s, params, x_TD[0], batch.tokens_T);
+  embed(s, params, x_TD[0], batch.tokens_T, batch.sequences.positions_T);
   for (int64_t l = 0; l < layers; ++l) {
     params.gather(block_unit(l + 1));  // behind the last block: the head
     x_TD[l + 1] = residual_stream(s, "block", T, config_.width);
@@ -72,9 +95,8 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
     params.gather(block_unit(layers - 1));
     Buffer norm_TD = residual_stream(s, "final_norm", T, config_.width);
     Buffer dnorm_TD = residual_stream(s, "dfinal_norm", T, config_.width);
-    const Tensor& norm_D = params.get(head_unit()).at(kFinalNorm);
-    const float eps = static_cast<float>(config_.norm_eps);
-    ops::rmsnorm(s, norm_TD, x_TD[layers], norm_D, eps);
+    const Weights& head = params.get(head_unit());
+    final_norm_.forward(s, norm_TD, x_TD[layers], head);
     ops::linear_cross_entropy(s, {.loss_T = loss_T,
                                   .dx_TD = dnorm_TD,
                                   .dw_VD = params.gradients(head_table).at(table_name),
@@ -85,8 +107,7 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
                                   .logit_scale = static_cast<float>(config_.logits_multiplier),
                                   .z_loss = z_loss});
     ops::fill(s, dx_TD, 0.0f);
-    ops::rmsnorm_backward(s, dx_TD, params.gradients(head_unit()).at(kFinalNorm), dnorm_TD,
-                          x_TD[layers], norm_D, eps);
+    final_norm_.backward(s, dx_TD, params.gradients(head_unit()), dnorm_TD, x_TD[layers], head);
     if (config_.tied) params.release(head_table);
     params.release(head_unit());
     params.reduce(head_unit());
@@ -101,8 +122,12 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
     params.reduce(block_unit(l));
     x_TD[l].release();
   }
-  ops::embedding_backward(s, params.gradients(embedding_unit()).at(kEmbedding), dx_TD,
-                          batch.tokens_T, static_cast<float>(config_.embedding_multiplier));
+  const Weights& dw = params.gradients(embedding_unit());
+  ops::embedding_backward(s, dw.at(kEmbedding), dx_TD, batch.tokens_T,
+                          static_cast<float>(config_.embedding_multiplier));
+  if (has_positions()) {
+    ops::embedding_backward(s, dw.at(kPositions), dx_TD, batch.sequences.positions_T, 1.0f);
+  }
   params.reduce(embedding_unit());
 }
 
@@ -110,8 +135,9 @@ template <typename Visit>
 void Llama::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
                        Visit visit) const {
   const int64_t T = batch.tokens();
+  check_length(batch.sequences.max_seqlen);
   params.gather(block_unit(0));
-  embed(s, params, x_TD, batch.tokens_T);
+  embed(s, params, x_TD, batch.tokens_T, batch.sequences.positions_T);
   for (int64_t l = 0; l < config_.layers; ++l) {
     params.gather(block_unit(l + 1));
     Buffer y_TD = residual_stream(s, "block", T, config_.width);
@@ -130,8 +156,7 @@ void Llama::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch,
   const int head_table = config_.tied ? embedding_unit() : head_unit();
   if (config_.tied) params.gather(head_table);
   Buffer norm_TD = residual_stream(s, "final_norm", batch.tokens(), config_.width);
-  ops::rmsnorm(s, norm_TD, x_TD, params.get(head_unit()).at(kFinalNorm),
-               static_cast<float>(config_.norm_eps));
+  final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
   ops::linear_cross_entropy(s,
                             {.loss_T = loss_T,
                              .x_TD = norm_TD,
@@ -147,8 +172,7 @@ void Llama::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_T
   const int head_table = config_.tied ? embedding_unit() : head_unit();
   if (config_.tied) params.gather(head_table);
   Buffer norm_TD = residual_stream(s, "final_norm", x_TD.rows(), config_.width);
-  ops::rmsnorm(s, norm_TD, x_TD, params.get(head_unit()).at(kFinalNorm),
-               static_cast<float>(config_.norm_eps));
+  final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
   ops::linear(s, logits_TV, norm_TD, params.get(head_table).at(config_.tied ? kEmbedding : kHead),
               {.alpha = static_cast<float>(config_.logits_multiplier)});
   if (config_.tied) params.release(head_table);
@@ -185,7 +209,7 @@ void Llama::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache&
   const int64_t B = tokens_B.rows();
   Buffer x_BD = residual_stream(s, "embedding", B, config_.width);
   params.gather(block_unit(0));
-  embed(s, params, x_BD, tokens_B);
+  embed(s, params, x_BD, tokens_B, step.positions_B);
   for (int64_t l = 0; l < config_.layers; ++l) {
     params.gather(block_unit(l + 1));
     Buffer y_BD = residual_stream(s, "block", B, config_.width);

@@ -1,6 +1,7 @@
 // The Llama 2 layout: pre-norm RMSNorm, attention, SwiGLU, no biases; tied or untied head.
 //   h = x + r * attention(norm(x)) W_o^T;   y = h + r * swiglu(norm(h) W_gu^T) W_down^T
-// r is model.residual_multiplier (1 in Llama).
+// r is model.residual_multiplier (1 in Llama). The configuration exchanges parts of it: the norm,
+// the MLP, learned positions, and modules that go without an output projection.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
+#include "model/layers.h"
 #include "model/params.h"
 
 namespace sbtrain {
@@ -19,14 +21,15 @@ namespace sbtrain {
 // What the backward pass computes again instead of keeping.
 enum class Recompute : uint8_t {
   kNone,
-  kSelective,  // norms and the SwiGLU product
+  kSelective,  // norms and activations
   kFull,       // everything but the blocks' inputs
 };
 Recompute parse_recompute(std::string_view name);
 
 // What a block's forward pass leaves for its backward pass.
 struct BlockSaved {
-  Buffer norm1_TD, mix_TD, h_TD, norm2_TD, gate_up_T2F, inner_TF;
+  Buffer norm1_TD, mix_TD, h_TD, norm2_TD;
+  MlpSaved mlp;
   std::unique_ptr<AttentionSaved> attention;
 };
 
@@ -50,17 +53,22 @@ class Block {
               const DecodeStep& step) const;
 
   const Attention& attention() const { return *attention_; }
-  int64_t stored_inner() const { return inner_; }
+  int64_t stored_inner() const { return mlp_.stored_inner(); }
 
  private:
   void forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
                          const Sequences& sequences) const;
+  void add_attention(Stream& s, Tensor h_TD, Tensor mix, Tensor x_TD, const Weights& w) const;
   void forward_mlp(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved) const;
+  int64_t mix_width() const { return attention_->mix_width(width_); }
 
-  int64_t layers_, width_, inner_, logical_inner_;  // inner_ is padded to a fast multiple
-  float eps_, residual_, init_std_;
+  int64_t layers_, width_;
+  float residual_, init_std_;
   Recompute recompute_;
   std::unique_ptr<Attention> attention_;
+  bool projects_, output_bias_;  // what becomes of the attention's output
+  Norm norm1_, norm2_;
+  Mlp mlp_;
 };
 
 // One micro-batch on the device.
@@ -115,7 +123,11 @@ class Llama {
   int block_unit(int64_t layer) const { return static_cast<int>(layer) + 1; }
   int head_unit() const { return static_cast<int>(config_.layers) + 1; }
   const Tensor& head_weight(ParamAccess& params) const;
-  void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T) const;
+  bool has_positions() const { return config_.position == "learned"; }
+  // Throws ExitCode::kConfig where learned positions do not reach that far.
+  void check_length(int64_t tokens) const;
+  void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
+             Tensor positions_T) const;
   void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;
   // The blocks without a backward pass to come; x_TD is updated in place. `visit` sees each
   // layer's attention before it is dropped.
@@ -126,6 +138,7 @@ class Llama {
   ModelConfig config_;
   ParamRegistry registry_;
   std::vector<Block> blocks_;
+  Norm final_norm_;
 };
 
 }  // namespace sbtrain

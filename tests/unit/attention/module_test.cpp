@@ -56,6 +56,18 @@ std::vector<AttentionConfig> configurations() {
     config.rope_factor = 1.5;
     all.push_back(config);
   }
+  for (const char* type : {"based", "rebased"}) {
+    for (const char* form : {"chunked", "quadratic"}) {
+      AttentionConfig config;
+      config.type = type;
+      config.form = form;
+      config.feature_dim = 4;
+      all.push_back(config);
+    }
+  }
+  AttentionConfig convolution;
+  convolution.type = "short_conv";
+  all.push_back(convolution);
   for (const char* scaling : {"linear", "ntk", "dynamic_ntk"}) {
     AttentionConfig config;
     config.type = "softmax";
@@ -71,7 +83,7 @@ std::string describe(const AttentionConfig& c) {
   return c.type + " remainder " + c.remainder + (c.head_norm ? " head_norm" : "") +
          (c.attend_current ? " attend_current" : "") + (c.forget_gate ? " forget_gate" : "") +
          " position " + c.position + " window " + std::to_string(c.window) + " scaling " +
-         c.rope_scaling + " " + c.variant;
+         c.rope_scaling + " " + c.variant + " " + c.form;
 }
 
 // The parameters of a module one behind the other, as fused ones must lie.
@@ -399,12 +411,13 @@ std::string error_of(const AttentionConfig& config, const ModelConfig& model) {
 }
 
 TEST(AttentionRegistry, SaysWhatIsWrong) {
-  EXPECT_EQ(attention_types(), (std::vector<std::string>{"coca", "softmax", "stickbreaking"}));
+  EXPECT_EQ(attention_types(), (std::vector<std::string>{"based", "coca", "rebased", "short_conv",
+                                                         "softmax", "stickbreaking"}));
   AttentionConfig config;
   config.type = "stick";
   EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.type: there is no attention 'stick'; known are coca, "
-            "softmax, stickbreaking");
+            "model.attention.type: there is no attention 'stick'; known are based, "
+            "coca, rebased, short_conv, softmax, stickbreaking");
   config = AttentionConfig{};
   config.remainder = "all";
   EXPECT_EQ(error_of(config, small_model()),

@@ -1,0 +1,215 @@
+// `rebased` (arXiv 2402.10644) and `based` (arXiv 2402.18668): attention whose weights are a
+// square, (q.k)^2 / f, or the second-order Taylor polynomial of exp(q.k / sqrt(f)). Queries and
+// keys have few features, f for each head; ReBased normalises them, with one affine LayerNorm over
+// the features of all heads for the queries and one for the keys. No positions: the order is known
+// from the causal mask and from convolutions in other layers.
+#include "ops/rebased.h"
+
+#include <cmath>
+
+#include "attention/registry.h"
+#include "core/error.h"
+#include "ops/gpt.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr const char* kQProj = "self_attn.q_proj.weight";
+constexpr const char* kQNormWeight = "self_attn.q_norm.weight";
+constexpr const char* kQNormBias = "self_attn.q_norm.bias";
+constexpr const char* kKNormWeight = "self_attn.k_norm.weight";
+constexpr const char* kKNormBias = "self_attn.k_norm.bias";
+constexpr float kNormEps = 1e-5f;
+
+struct RebasedSaved : AttentionSaved {
+  Buffer qkv_TN;     // as projected
+  Buffer norm_T2Hf;  // q and k normalised (ReBased)
+  Buffer den_HT;
+};
+
+// The sums over all tokens so far: its size does not depend on their number.
+struct RebasedCache : AttentionCache {
+  Buffer state;  // [B, H * rows, e + 1]
+};
+
+class RebasedAttention : public Attention {
+ public:
+  RebasedAttention(const AttentionConfig& config, const ModelConfig& model, bool rebased)
+      : model_(model),
+        rebased_(rebased),
+        features_(model.heads * config.feature_dim),
+        values_(model.heads * model.head_dim()) {
+    if (values_ == 0) {
+      fail(ExitCode::kConfig, "model.heads: {} heads leave no values of a width of {}", model.heads,
+           model.width);
+    }
+    const double scale = config.logit_scale != 0.0
+                             ? config.logit_scale
+                             : 1.0 / std::sqrt(static_cast<double>(config.feature_dim));
+    params_ = {.heads = static_cast<int>(model.heads),
+               .scale = static_cast<float>(scale),
+               .constant = rebased ? 0.0f : 1.0f,
+               .linear = rebased ? 0.0f : 1.0f,
+               .square = rebased ? 1.0f : 0.5f,
+               .quadratic = config.form == "quadratic"};
+    state_rows_ = model.heads * ops::rebased_state_rows(config.feature_dim, params_);
+  }
+
+  int64_t mix_width(int64_t /*model_width*/) const override { return values_; }
+
+  std::vector<TensorSpec> parameters() const override {
+    std::vector<TensorSpec> specs;
+    const auto matrix = [&](const char* name, int64_t rows) {
+      specs.push_back({.name = name,
+                       .shape = {rows, model_.width},
+                       .storage = {},
+                       .init = Init::normal(model_.init_std),
+                       .decay = true,
+                       .fused = !specs.empty()});
+    };
+    matrix(kQProj, features_);
+    matrix("self_attn.k_proj.weight", features_);
+    matrix("self_attn.v_proj.weight", values_);
+    if (!rebased_) return specs;
+    for (const char* name : {kQNormWeight, kQNormBias, kKNormWeight, kKNormBias}) {
+      const bool weight = name == kQNormWeight || name == kKNormWeight;
+      specs.push_back({.name = name,
+                       .shape = {features_},
+                       .storage = {},
+                       .init = Init::constant(weight ? 1.0 : 0.0),
+                       .decay = false,
+                       .fused = false});
+    }
+    return specs;
+  }
+
+  std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
+    const auto buffer = [&](const char* name, DType dtype, int64_t rows, int64_t cols) {
+      return memory.allocate(MemoryClass::kAttention, name, dtype, {rows, cols});
+    };
+    auto saved = std::make_unique<RebasedSaved>();
+    saved->qkv_TN = buffer("qkv", memory.compute_dtype(), tokens, projected());
+    if (rebased_) {
+      saved->norm_T2Hf = buffer("qk normed", memory.compute_dtype(), tokens, 2 * features_);
+    }
+    saved->den_HT = buffer("denominators", DType::kF32, model_.heads, tokens);
+    return saved;
+  }
+
+  void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
+               const Sequences& sequences) const override {
+    auto& mine = static_cast<RebasedSaved&>(saved);
+    ops::linear(s, mine.qkv_TN, x_TD, w.fused(kQProj, 3));
+    if (rebased_) normalise(s, mine.norm_T2Hf, mine.qkv_TN, w);
+    ops::rebased_forward(s,
+                         {.o_THe = mix_TD,
+                          .den_HT = mine.den_HT,
+                          .q_THf = query(mine),
+                          .k_THf = key(mine),
+                          .v_THe = value(mine.qkv_TN)},
+                         sequences, params_);
+  }
+
+  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
+                Tensor x_TD, const Weights& w, AttentionSaved& saved,
+                const Sequences& sequences) const override {
+    const auto& mine = static_cast<const RebasedSaved&>(saved);
+    const Buffer dqkv = s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), projected()});
+    const Tensor dq = first(dqkv);
+    const Tensor dk = second(dqkv);
+    ops::rebased_backward(s,
+                          {.dq_THf = dq,
+                           .dk_THf = dk,
+                           .dv_THe = value(dqkv),
+                           .do_THe = dmix_TD,
+                           .o_THe = mix_TD,
+                           .den_HT = mine.den_HT,
+                           .q_THf = query(mine),
+                           .k_THf = key(mine),
+                           .v_THe = value(mine.qkv_TN)},
+                          sequences, params_);
+    if (rebased_) {
+      ops::layernorm_backward(s, dq, dw.at(kQNormWeight), dw.at(kQNormBias), dq, first(mine.qkv_TN),
+                              w.at(kQNormWeight), kNormEps, false);
+      ops::layernorm_backward(s, dk, dw.at(kKNormWeight), dw.at(kKNormBias), dk,
+                              second(mine.qkv_TN), w.at(kKNormWeight), kNormEps, false);
+    }
+    ops::linear_backward_weight(s, dw.fused(kQProj, 3), dqkv, x_TD);
+    ops::linear_backward_input(s, dx_TD, dqkv, w.fused(kQProj, 3));
+  }
+
+  std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
+                                                 int64_t /*capacity*/) const override {
+    auto cache = std::make_unique<RebasedCache>();
+    cache->state = memory.allocate(MemoryClass::kAttention, "attention state", DType::kF32,
+                                   {sequences, state_rows_, model_.head_dim() + 1});
+    return cache;
+  }
+
+  void prefill(Stream& s, AttentionCache& cache, int64_t b,
+               const AttentionSaved& saved) const override {
+    const auto& from = static_cast<const RebasedSaved&>(saved);
+    const Tensor& states = static_cast<RebasedCache&>(cache).state;
+    const Tensor state = states.row_range(b, 1).reshaped({states.shape[1], states.shape[2]});
+    ops::rebased_state(s, state, key(from), value(from.qkv_TN), params_);
+  }
+
+  void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
+              const DecodeStep& step) const override {
+    const Buffer qkv = s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), projected()});
+    ops::linear(s, qkv, x_BD, w.fused(kQProj, 3));
+    if (rebased_) normalise(s, qkv.tensor().col_range(0, 2 * features_), qkv, w);
+    ops::rebased_decode(s,
+                        {.o_BHe = mix_BD,
+                         .q_BHf = first(qkv),
+                         .k_BHf = second(qkv),
+                         .v_BHe = value(qkv),
+                         .state_BRe = static_cast<RebasedCache&>(cache).state,
+                         .positions_B = step.positions_B},
+                        params_);
+  }
+
+  // The chunked form reads and updates the state, and sees at most a chunk of keys.
+  double flops_per_token(double keys) const override {
+    const double pair = 2.0 * static_cast<double>(features_ + values_ + model_.heads);
+    const double state = 4.0 * static_cast<double>(state_rows_ * (model_.head_dim() + 1));
+    return params_.quadratic ? pair * keys : pair * std::min(keys, 32.0) + state;
+  }
+
+ private:
+  int64_t projected() const { return 2 * features_ + values_; }
+  Tensor first(const Tensor& qk) const { return qk.col_range(0, features_); }
+  Tensor second(const Tensor& qk) const { return qk.col_range(features_, features_); }
+  Tensor value(const Tensor& qkv) const { return qkv.col_range(2 * features_, values_); }
+  Tensor query(const RebasedSaved& saved) const {
+    return first(rebased_ ? saved.norm_T2Hf : saved.qkv_TN);
+  }
+  Tensor key(const RebasedSaved& saved) const {
+    return second(rebased_ ? saved.norm_T2Hf : saved.qkv_TN);
+  }
+
+  void normalise(Stream& s, const Tensor& norm_T2Hf, const Tensor& qkv, const Weights& w) const {
+    ops::layernorm(s, first(norm_T2Hf), first(qkv), w.at(kQNormWeight), w.at(kQNormBias), kNormEps);
+    ops::layernorm(s, second(norm_T2Hf), second(qkv), w.at(kKNormWeight), w.at(kKNormBias),
+                   kNormEps);
+  }
+
+  ModelConfig model_;
+  bool rebased_;
+  int64_t features_, values_;  // of all heads
+  int64_t state_rows_ = 0;
+  ops::RebasedParams params_;
+};
+
+}  // namespace
+
+void register_rebased(AttentionRegistry& registry) {
+  registry["based"] = [](const AttentionConfig& config, const ModelConfig& model) {
+    return std::make_unique<RebasedAttention>(config, model, false);
+  };
+  registry["rebased"] = [](const AttentionConfig& config, const ModelConfig& model) {
+    return std::make_unique<RebasedAttention>(config, model, true);
+  };
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,68 @@
+// What blocks are made of besides attention: the normalisation before a sublayer and the MLP, each
+// in the kinds that the configuration knows.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "core/stream.h"
+#include "core/weights.h"
+
+namespace sbtrain {
+
+// RMSNorm (<name>.weight) or LayerNorm (<name>.weight and .bias).
+class Norm {
+ public:
+  Norm(const ModelConfig& config, std::string name);
+  void add_parameters(std::vector<TensorSpec>& specs) const;
+  void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w) const;
+  // dx_TD += gradient.
+  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
+                const Weights& w) const;
+
+ private:
+  bool centered_;  // LayerNorm
+  float eps_;
+  int64_t width_;
+  std::string weight_, bias_;
+};
+
+struct MlpSaved {
+  Buffer outer_TN;  // SwiGLU: gate and up; GELU: before the bias
+  Buffer inner_TF;
+};
+
+// SwiGLU; GELU with biases; or none, where the MLP is the identity.
+class Mlp {
+ public:
+  explicit Mlp(const ModelConfig& config);
+  void add_parameters(std::vector<TensorSpec>& specs) const;
+
+  // y_TD = h_TD + r * mlp(x_TD); with an undefined y_TD only `saved` is filled.
+  void forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
+               MlpSaved& saved) const;
+  // dx_TD = gradient for that of y.
+  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
+                const Weights& w, const MlpSaved& saved) const;
+  // Forms again what a selective policy released: inner_TF.
+  void recompute(Stream& s, const Weights& w, MlpSaved& saved) const;
+
+  int64_t stored_inner() const { return inner_; }
+
+ private:
+  enum class Kind : uint8_t { kSwiGlu, kGelu, kNone };
+  static Kind parse(const std::string& name);
+  int64_t outer() const { return kind_ == Kind::kSwiGlu ? 2 * inner_ : inner_; }
+  void activate(Stream& s, const Weights& w, const MlpSaved& saved) const;
+
+  Kind kind_;
+  int64_t layers_, width_, inner_, logical_inner_;  // inner_ is padded to a fast multiple
+  float residual_, init_std_;
+};
+
+// The initialisation of projections into the residual stream: smaller, so that its variance does
+// not grow with depth (GPT-2).
+Init into_residual(double init_std, int64_t layers);
+
+}  // namespace sbtrain

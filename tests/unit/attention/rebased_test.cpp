@@ -1,0 +1,413 @@
+// Based and ReBased attention against their definition in fp64, in both forms; the short
+// convolution against its own.
+#include "ops/rebased.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "ops/short_conv.h"
+#include "support/tensors.h"
+
+namespace sbtrain::test {
+namespace {
+
+struct Case {
+  std::vector<int32_t> documents = {16};
+  bool rebased = true;
+  bool quadratic = false;
+  int heads = 2;
+  int64_t f = 16, e = 12;
+  double mean = 0;  // of queries and keys
+  int64_t tokens() const {
+    int64_t sum = 0;
+    for (const int32_t length : documents) sum += length;
+    return sum;
+  }
+  std::vector<int32_t> bounds() const {
+    std::vector<int32_t> all = {0};
+    for (const int32_t length : documents) all.push_back(all.back() + length);
+    return all;
+  }
+  std::string describe() const {
+    std::string text = rebased ? "rebased" : "based";
+    text += quadratic ? ", quadratic, documents" : ", chunked, documents";
+    for (const int32_t length : documents) text += " " + std::to_string(length);
+    return text + ", e " + std::to_string(e);
+  }
+  ops::RebasedParams params() const {
+    return {.heads = heads,
+            .scale = 1.0f / std::sqrt(static_cast<float>(f)),
+            .constant = rebased ? 0.0f : 1.0f,
+            .linear = rebased ? 0.0f : 1.0f,
+            .square = rebased ? 1.0f : 0.5f,
+            .quadratic = quadratic};
+  }
+};
+
+struct Result {
+  std::vector<double> o, dq, dk, dv;
+};
+
+// Straight from the definition: all pairs, in fp64.
+Result reference(const Case& c, const std::vector<double>& q, const std::vector<double>& k,
+                 const std::vector<double>& v, const std::vector<double>& dout) {
+  Result r{std::vector<double>(v.size()), std::vector<double>(q.size()),
+           std::vector<double>(k.size()), std::vector<double>(v.size())};
+  const std::vector<int32_t> bounds = c.bounds();
+  const double scale = 1 / std::sqrt(static_cast<double>(c.f));
+  const int64_t qs = c.heads * c.f;
+  const int64_t vs = c.heads * c.e;
+  for (size_t n = 0; n + 1 < bounds.size(); ++n) {
+    for (int64_t j = bounds[n]; j < bounds[n + 1]; ++j) {
+      for (int64_t h = 0; h < c.heads; ++h) {
+        const int64_t count = j + 1 - bounds[n];
+        std::vector<double> x(count), s(count);
+        double den = 1e-12;
+        for (int64_t i = 0; i < count; ++i) {
+          for (int64_t a = 0; a < c.f; ++a) {
+            x[i] += scale * q[j * qs + h * c.f + a] * k[(bounds[n] + i) * qs + h * c.f + a];
+          }
+          s[i] = c.rebased ? x[i] * x[i] : 1 + x[i] + x[i] * x[i] / 2;
+          den += s[i];
+        }
+        double* o = &r.o[j * vs + h * c.e];
+        const double* g = &dout[j * vs + h * c.e];
+        double mean = 0;  // sum_i s_i / den do.v_i
+        for (int64_t i = 0; i < count; ++i) {
+          for (int64_t b = 0; b < c.e; ++b) {
+            const double value = v[(bounds[n] + i) * vs + h * c.e + b];
+            o[b] += s[i] / den * value;
+            mean += s[i] / den * value * g[b];
+            r.dv[(bounds[n] + i) * vs + h * c.e + b] += s[i] / den * g[b];
+          }
+        }
+        for (int64_t i = 0; i < count; ++i) {
+          double ds = -mean / den;
+          for (int64_t b = 0; b < c.e; ++b) {
+            ds += v[(bounds[n] + i) * vs + h * c.e + b] * g[b] / den;
+          }
+          const double dx = scale * ds * (c.rebased ? 2 * x[i] : 1 + x[i]);
+          for (int64_t a = 0; a < c.f; ++a) {
+            const int64_t at_q = j * qs + h * c.f + a;
+            const int64_t at_k = (bounds[n] + i) * qs + h * c.f + a;
+            r.dq[at_q] += dx * k[at_k];
+            r.dk[at_k] += dx * q[at_q];
+          }
+        }
+      }
+    }
+  }
+  return r;
+}
+
+// The op's inputs and outputs: q, k and v are columns of one matrix.
+struct Problem {
+  explicit Problem(const Case& c)
+      : config(c),
+        qkv(random_normal("qkv", {c.tokens(), width()}, 1.0, c.mean)),
+        dout(random_normal("do", {c.tokens(), c.heads * c.e})),
+        o(poisoned({c.tokens(), c.heads * c.e}, 3)),
+        den(poisoned({c.heads, c.tokens()})),
+        dqkv(poisoned({c.tokens(), width()})),
+        bounds(integers(c.bounds())) {}
+
+  int64_t width() const { return config.heads * (2 * config.f + config.e); }
+  Tensor q(const Owned& all) const { return all.tensor().col_range(0, config.heads * config.f); }
+  Tensor k(const Owned& all) const {
+    return all.tensor().col_range(config.heads * config.f, config.heads * config.f);
+  }
+  Tensor v(const Owned& all) const {
+    return all.tensor().col_range(2 * config.heads * config.f, config.heads * config.e);
+  }
+  void run() {
+    Sequences sequences;
+    sequences.cu_seqlens = bounds;
+    sequences.count = static_cast<int64_t>(config.documents.size());
+    sequences.max_seqlen = config.tokens();
+    ops::rebased_forward(
+        s, {.o_THe = o, .den_HT = den, .q_THf = q(qkv), .k_THf = k(qkv), .v_THe = v(qkv)},
+        sequences, config.params());
+    ops::rebased_backward(s,
+                          {.dq_THf = q(dqkv),
+                           .dk_THf = k(dqkv),
+                           .dv_THe = v(dqkv),
+                           .do_THe = dout,
+                           .o_THe = o,
+                           .den_HT = den,
+                           .q_THf = q(qkv),
+                           .k_THf = k(qkv),
+                           .v_THe = v(qkv)},
+                          sequences, config.params());
+  }
+  Result expected() const {
+    return reference(config, to_f64(q(qkv)), to_f64(k(qkv)), to_f64(v(qkv)), to_f64(dout));
+  }
+
+  Case config;
+  CpuStream s;
+  Owned qkv, dout, o, den, dqkv, bounds;
+};
+
+void check(const Case& c) {
+  SCOPED_TRACE(c.describe());
+  Problem p(c);
+  p.run();
+  const Result expected = p.expected();
+  EXPECT_LE(relative_error(p.o, expected.o), 1e-5);
+  EXPECT_LE(relative_error(p.v(p.dqkv), expected.dv), 1e-5);
+  // With one key the weights have no influence: their gradients are what rounding leaves.
+  const bool alone = c.tokens() == static_cast<int64_t>(c.documents.size());
+  EXPECT_LE(
+      relative_error(p.q(p.dqkv), alone ? std::vector<double>(expected.dq.size()) : expected.dq),
+      alone ? 1e-4 : 1e-5);
+  EXPECT_LE(
+      relative_error(p.k(p.dqkv), alone ? std::vector<double>(expected.dk.size()) : expected.dk),
+      alone ? 1e-4 : 1e-5);
+  EXPECT_TRUE(p.o.gaps_intact());
+}
+
+const std::vector<int32_t> kPack = {1, 129, 2, 0, 127, 1, 128, 64, 63, 65};
+
+TEST(Rebased, AgreesWithTheDefinition) {
+  for (const bool rebased : {false, true}) {
+    for (const bool quadratic : {false, true}) {
+      for (const auto& documents : std::vector<std::vector<int32_t>>{
+               {1}, {2}, {3}, {17}, {63}, {64}, {65}, {127}, {128}, {129}, {500}, kPack}) {
+        Case c;
+        c.documents = documents;
+        c.rebased = rebased;
+        c.quadratic = quadratic;
+        // Dot products away from 0, where a square's few keys leave next to no denominator.
+        c.mean = 0.5;
+        check(c);
+      }
+    }
+  }
+}
+
+TEST(Rebased, HeadShapesAndLongDocuments) {
+  for (const bool rebased : {false, true}) {
+    for (const bool quadratic : {false, true}) {
+      for (const auto& [f, e] : {std::pair{2, 1}, std::pair{3, 5}, std::pair{8, 70}}) {
+        Case c;
+        c.documents = {150, 70};
+        c.rebased = rebased;
+        c.quadratic = quadratic;
+        c.heads = 3;
+        c.f = f;
+        c.e = e;
+        c.mean = 1;
+        check(c);
+      }
+      Case c;
+      c.documents = {2048};
+      c.rebased = rebased;
+      c.quadratic = quadratic;
+      c.heads = 1;
+      c.mean = 0.5;
+      check(c);
+    }
+  }
+}
+
+TEST(Rebased, ReferenceGradientsAreDerivatives) {
+  for (const bool rebased : {false, true}) {
+    Case c;
+    c.documents = {1, 4, 3};
+    c.rebased = rebased;
+    c.f = 3;
+    c.e = 2;
+    const Problem p(c);
+    const std::vector<double> q = to_f64(p.q(p.qkv)), k = to_f64(p.k(p.qkv));
+    const std::vector<double> v = to_f64(p.v(p.qkv)), dout = to_f64(p.dout);
+    const auto sum = [&](const std::vector<double>& q, const std::vector<double>& k,
+                         const std::vector<double>& v) {
+      const Result r = reference(c, q, k, v, dout);
+      double total = 0;
+      for (size_t i = 0; i < dout.size(); ++i) total += dout[i] * r.o[i];
+      return total;
+    };
+    const Result r = reference(c, q, k, v, dout);
+    using Vector = std::vector<double>;
+    EXPECT_LT(
+        relative_error(r.dq, numeric_gradient([&](const Vector& x) { return sum(x, k, v); }, q)),
+        1e-6);
+    EXPECT_LT(
+        relative_error(r.dk, numeric_gradient([&](const Vector& x) { return sum(q, x, v); }, k)),
+        1e-6);
+    EXPECT_LT(
+        relative_error(r.dv, numeric_gradient([&](const Vector& x) { return sum(q, k, x); }, v)),
+        1e-6);
+  }
+}
+
+TEST(Rebased, DocumentsDoNotLeakAndRunsRepeat) {
+  for (const bool quadratic : {false, true}) {
+    Case c;
+    c.documents = {70, 65, 130};
+    c.quadratic = quadratic;
+    Problem a(c), b(c), again(c);
+    for (int64_t t = 70; t < 135; ++t) {
+      for (int64_t i = 0; i < a.width(); ++i) b.qkv.at(t, i) *= -100.0f;
+    }
+    a.run();
+    b.run();
+    again.run();
+    EXPECT_TRUE(bitwise_equal(a.o, again.o) && bitwise_equal(a.dqkv, again.dqkv));
+    for (const auto& [begin, count] : {std::pair{0, 70}, std::pair{135, 130}}) {
+      EXPECT_TRUE(bitwise_equal(a.o.tensor().row_range(begin, count),
+                                b.o.tensor().row_range(begin, count)));
+      EXPECT_TRUE(bitwise_equal(a.dqkv.tensor().row_range(begin, count),
+                                b.dqkv.tensor().row_range(begin, count)));
+    }
+    EXPECT_FALSE(bitwise_equal(a.o, b.o));
+  }
+}
+
+// The state of any prefix and steps behind it give what the whole document does.
+TEST(Rebased, DecodesFromAState) {
+  for (const bool rebased : {false, true}) {
+    Case c;
+    c.documents = {140};
+    c.rebased = rebased;
+    c.mean = 0.5;
+    Problem p(c);
+    p.run();
+    const int64_t rows = ops::rebased_state_rows(c.f, c.params());
+    EXPECT_EQ(rows, rebased ? 136 : 153);
+    for (const int32_t prompt : {0, 1, 64, 130}) {
+      const Owned state = poisoned({1, c.heads * rows, c.e + 1});
+      if (prompt > 0) {
+        ops::rebased_state(p.s, state.tensor().reshaped({c.heads * rows, c.e + 1}),
+                           p.k(p.qkv).row_range(0, prompt), p.v(p.qkv).row_range(0, prompt),
+                           c.params());
+      }
+      for (int32_t t = prompt; t < 140; ++t) {
+        const Owned o = poisoned({1, c.heads * c.e});
+        const Owned position = integers({t});
+        ops::rebased_decode(p.s,
+                            {.o_BHe = o,
+                             .q_BHf = p.q(p.qkv).row_range(t, 1),
+                             .k_BHf = p.k(p.qkv).row_range(t, 1),
+                             .v_BHe = p.v(p.qkv).row_range(t, 1),
+                             .state_BRe = state,
+                             .positions_B = position},
+                            c.params());
+        ASSERT_LT(relative_error(o, to_f64(p.o.tensor().row_range(t, 1))), 2e-5) << t;
+      }
+    }
+  }
+}
+
+// Scratch is the same for every length: nothing is of size L, let alone L x L.
+TEST(Rebased, MemoryDoesNotGrowWithTheLength) {
+  const auto pool = [](int64_t tokens, bool quadratic) {
+    Memory plan(Backend::kPlan);
+    Stream s(plan);
+    Case c;
+    c.quadratic = quadratic;
+    const Tensor q(nullptr, DType::kF32, {tokens, c.heads * c.f});
+    const Tensor v(nullptr, DType::kF32, {tokens, c.heads * c.e});
+    const Tensor den(nullptr, DType::kF32, {c.heads, tokens});
+    Sequences sequences;
+    sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {2});
+    sequences.count = 1;
+    sequences.max_seqlen = tokens;
+    {
+      const ProgramScope scope(plan, "step");
+      ops::rebased_forward(s, {.o_THe = v, .den_HT = den, .q_THf = q, .k_THf = q, .v_THe = v},
+                           sequences, c.params());
+      ops::rebased_backward(s,
+                            {.dq_THf = q,
+                             .dk_THf = q,
+                             .dv_THe = v,
+                             .do_THe = v,
+                             .o_THe = v,
+                             .den_HT = den,
+                             .q_THf = q,
+                             .k_THf = q,
+                             .v_THe = v},
+                            sequences, c.params());
+    }
+    return plan.report().pool_bytes;
+  };
+  for (const bool quadratic : {false, true}) {
+    EXPECT_GT(pool(64, quadratic), 0u);
+    EXPECT_EQ(pool(64, quadratic), pool(1 << 20, quadratic));
+  }
+}
+
+// ---- Short convolution ------------------------------------------------------------------------
+
+constexpr int64_t kWidth = 5;
+const std::vector<int32_t> kPositions = {0, 0, 1, 0, 1, 2, 3, 4, 0, 1, 2};
+const auto kTokens = static_cast<int64_t>(kPositions.size());
+
+// u, gate, then w [D, 3], b, gate_bias.
+std::vector<double> convolution(const std::array<std::vector<double>, 5>& x) {
+  const auto& [u, gate, w, b, gate_bias] = x;
+  std::vector<double> y;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t i = 0; i < kWidth; ++i) {
+      double c = b[i];
+      for (int64_t k = 0; k < 3; ++k) {
+        const int64_t back = 2 - k;
+        if (kPositions[t] >= back) c += w[i * 3 + k] * u[(t - back) * kWidth + i];
+      }
+      y.push_back(c * (gate[t * kWidth + i] + gate_bias[i]) + u[t * kWidth + i]);
+    }
+  }
+  return y;
+}
+
+TEST(ShortConv, AgreesWithTheDefinition) {
+  CpuStream s;
+  const Owned u = random_normal("u", {kTokens, kWidth}, 1, 0, 2);
+  const Owned gate = random_normal("gate", {kTokens, kWidth});
+  const Owned w = random_normal("w", {kWidth, 3});
+  const Owned b = random_normal("b", {kWidth});
+  const Owned gate_bias = random_normal("gate bias", {kWidth});
+  const Owned dy = random_normal("dy", {kTokens, kWidth});
+  const Owned positions = integers(kPositions);
+  const Owned y = poisoned({kTokens, kWidth}, 1);
+  const ops::ShortConvWeights weights = {.w_D3 = w, .b_D = b, .gate_bias_D = gate_bias};
+  ops::short_conv_forward(s, {.y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions},
+                          weights);
+  const std::array<std::vector<double>, 5> inputs = {to_f64(u), to_f64(gate), to_f64(w), to_f64(b),
+                                                     to_f64(gate_bias)};
+  EXPECT_LT(relative_error(y, convolution(inputs)), 1e-6);
+  EXPECT_TRUE(y.gaps_intact());
+
+  const Owned du = poisoned({kTokens, kWidth});
+  const Owned dgate = poisoned({kTokens, kWidth}, 1);
+  const Owned dw = constant({kWidth, 3}, 1);
+  const Owned db = constant({kWidth}, 2);
+  const Owned dgate_bias = constant({kWidth}, 3);
+  ops::short_conv_backward(s,
+                           {.du_TD = du,
+                            .dgate_TD = dgate,
+                            .dy_TD = dy,
+                            .u_TD = u,
+                            .gate_TD = gate,
+                            .positions_T = positions},
+                           {.w_D3 = dw, .b_D = db, .gate_bias_D = dgate_bias}, weights);
+  const std::array<Tensor, 5> gradients = {du, dgate, dw, db, dgate_bias};
+  const std::array<double, 5> held = {0, 0, 1, 2, 3};
+  for (size_t n = 0; n < 5; ++n) {
+    const auto objective = [&](const std::vector<double>& x) {
+      std::array<std::vector<double>, 5> changed = inputs;
+      changed[n] = x;
+      const std::vector<double> y = convolution(changed);
+      double sum = 0;
+      for (size_t i = 0; i < y.size(); ++i) sum += y[i] * to_f64(dy)[i];
+      return sum;
+    };
+    std::vector<double> expected = numeric_gradient(objective, inputs[n]);
+    for (double& value : expected) value += held[n];
+    EXPECT_LT(relative_error(gradients[n], expected), 1e-6) << n;
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain::test
