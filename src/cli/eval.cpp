@@ -7,6 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
 #include "cli/cli.h"
+#include "cli/rope_options.h"
 #include "config/schema.h"
 #include "eval/perplexity.h"
 #include "serve/inference.h"
@@ -22,6 +23,7 @@ struct EvalOptions {
   std::string device = "auto";
   int64_t tokens = 0;
   int64_t sequence_length = 0;
+  RopeOptions rope;
   bool json = false;
 };
 
@@ -48,8 +50,9 @@ void print_result(const EvalOptions& options, int64_t step, int64_t length,
 
 ExitCode run_eval(const EvalOptions& options) {
   const CheckpointReader checkpoint = open_checkpoint(options.checkpoint);
-  const Config config =
+  Config config =
       parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml");
+  options.rope.apply(config);
   const int64_t length =
       options.sequence_length > 0 ? options.sequence_length : config.train.sequence_length;
   // As many tokens at once as in training.
@@ -93,6 +96,7 @@ void add_eval(CLI::App& app, Action& action) {
                    "Tokens of context at most; 0: as in training")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  options->rope.add(*command);
   command->add_option("--tokenizer", options->tokenizer,
                       "sentencepiece model, for bits per byte; default: the run's");
   command->add_option("--device", options->device, "auto, cpu or cuda")

@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
 #include "cli/cli.h"
+#include "cli/rope_options.h"
 #include "config/schema.h"
 #include "data/tokenizer.h"
 #include "serve/inference.h"
@@ -23,6 +24,7 @@ struct GenerateOptions {
   std::string prompt;
   std::string device = "auto";
   SamplingOptions sampling;
+  RopeOptions rope;
 };
 
 // Prints text as soon as it is complete UTF-8: a token may end inside a character.
@@ -58,8 +60,9 @@ class Printer {
 
 ExitCode run_generate(const GenerateOptions& options) {
   const CheckpointReader checkpoint = open_checkpoint(options.checkpoint);
-  const Config config =
+  Config config =
       parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml");
+  options.rope.apply(config);
   const std::string path = options.tokenizer.empty() ? config.data.tokenizer : options.tokenizer;
   if (path.empty()) {
     fail(ExitCode::kUsage, "the run's configuration names no tokenizer: give one by --tokenizer");
@@ -99,6 +102,7 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--prompt", options->prompt, "Text to continue; empty: a new document");
   command->add_option("--tokenizer", options->tokenizer,
                       "sentencepiece model; default: the one of the run's configuration");
+  options->rope.add(*command);
   SamplingOptions& sampling = options->sampling;
   command->add_option("--max-tokens", sampling.max_tokens, "Tokens to generate at most")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))

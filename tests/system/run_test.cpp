@@ -189,6 +189,44 @@ TEST_F(SystemTest, TrainsValidatesAndSaves) {
   EXPECT_EQ(output_.rfind("The", 0), 0U);
 }
 
+// Models of other layouts learn, save, evaluate and generate too.
+TEST_F(SystemTest, OtherLayoutsTrain) {
+  const std::map<std::string, std::string> models = {
+      {"rebased",
+       "{norm: layernorm, mlp: gelu, position: learned, max_positions: 64, heads: 5, attention: "
+       "[{type: short_conv}, {type: rebased, feature_dim: 8}]}"},
+      {"coca", "{attention: [{type: coca}, {type: softmax, position: fire, window: 16}]}"}};
+  for (const auto& [name, model] : models) {
+    write_file(path(name + ".yaml"),
+               "include: config.yaml\nname: " + name + "\nmodel: " + model + "\n");
+    ASSERT_EQ(run({"--config", path(name + ".yaml"), "--out", path(name)}), 0) << output_;
+    const std::vector<std::string> history = records(name);
+    EXPECT_LT(loss_at(history, 60, "validation/loss"),
+              0.9 * loss_at(history, 0, "validation/loss"));
+    ASSERT_EQ(run({"generate", "--checkpoint", path(name), "--prompt", "The", "--max-tokens", "9"}),
+              0)
+        << output_;
+    EXPECT_EQ(output_.rfind("The", 0), 0U);
+  }
+  // Longer than trained: rotary positions can be stretched, learned ones end.
+  const auto evaluate = [&](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "--checkpoint", path(name), "--sequence-length",
+                                          "128",  "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  const auto loss = [&](const std::vector<std::string>& more) {
+    EXPECT_EQ(evaluate("coca", more), 0) << output_;
+    return nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>();
+  };
+  EXPECT_NE(loss({}), loss({"--rope-scaling", "dynamic_ntk"}));
+  EXPECT_EQ(loss({}), loss({"--rope-scaling", "dynamic_ntk", "--rope-train-length", "128"}));
+  EXPECT_EQ(evaluate("rebased", {}), 3);
+  EXPECT_NE(output_.find("64 learned positions"), std::string::npos) << output_;
+  EXPECT_EQ(evaluate("rebased", {"--rope-scaling", "linear"}), 2);
+  EXPECT_NE(output_.find("no rotary positions"), std::string::npos) << output_;
+}
+
 TEST_F(SystemTest, RepeatedRunsAreEqual) {
   ASSERT_EQ(run(training("a")), 0) << output_;
   ASSERT_EQ(run(training("b")), 0) << output_;
