@@ -107,15 +107,124 @@ def stickbreaking(q, k, v, scale, config, gate=None, remainder_bias=None):
     return o
 
 
-def softmax(q, k, v, scale):
-    """One document, causal: q, k, v [H, L, d] -> o [H, L, d]."""
+def softmax(q, k, v, scale, window=0, bias=None):
+    """One document, causal: q, k, v [H, L, d], bias [H, L, L] -> o [H, L, d]."""
     length = q.shape[1]
     z = scale * q @ k.transpose(1, 2)
+    if bias is not None:
+        z = z + bias
     seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
+    if window:
+        seen = torch.triu(seen, 1 - window)
     return torch.softmax(z.masked_fill(~seen, -math.inf), -1) @ v
 
 
+def distances(length, like):
+    """(query j, distance j - i), both [L, L] with rows j; what is not seen has distance 0."""
+    position = torch.arange(length, dtype=like.dtype)
+    return position[:, None], (position[:, None] - position[None, :]).clamp(min=0)
+
+
+def alibi(heads, length, like):
+    """-m_h (j - i); the slopes as the authors' code has them."""
+
+    def powers(n):
+        return [2 ** (-8 * (h + 1) / n) for h in range(n)]
+
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = powers(power) + powers(2 * power)[0::2][: heads - power]
+    return -torch.tensor(slopes, dtype=like.dtype)[:, None, None] * distances(length, like)[1]
+
+
+def fire(w, prefix, length, like):
+    """MLP(psi(j - i) / (psi(max(j, |m L0|)) + eps)), psi(x) = log(|c x| + 1), L0 = 512."""
+    c, m = w[prefix + "fire.c"], w[prefix + "fire.m"]
+    query, distance = distances(length, like)
+    threshold = torch.abs(m * 512.0)
+    normaliser = torch.log(torch.abs(c * torch.maximum(query, threshold)) + 1) + 1e-6
+    u = (torch.log(torch.abs(c * distance) + 1) / normaliser)[..., None]
+    hidden = F.relu(u @ w[prefix + "fire.w1.weight"].T + w[prefix + "fire.w1.bias"])
+    return (hidden @ w[prefix + "fire.w2.weight"].T + w[prefix + "fire.w2.bias"]).permute(2, 0, 1)
+
+
+def polynomial(q, k, v, kind):
+    """Based and ReBased, one document: q, k [H, L, f], v [H, L, e] -> o [H, L, e]."""
+    x = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+    s = torch.tril(x * x if kind == "rebased" else 1 + x + x * x / 2)
+    return (s @ v) / (s.sum(-1, keepdim=True) + 1e-12)
+
+
+def by_document(batch, function, *tensors):
+    """function(tensors [H, L, ...]) of each document's tensors [T, H, ...], put together again."""
+    bounds = batch["cu_seqlens"]
+    outputs = []
+    for begin, end in zip(bounds[:-1], bounds[1:]):
+        if begin < end:
+            document = [x[begin:end].transpose(0, 1) for x in tensors]
+            outputs.append(function(*document).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def rope_of(x_THd, config, batch):
+    """rope() with rope_scaling; the length is that of the longest document."""
+    base, positions = config.get("rope_base", 10000.0), batch["positions"]
+    scaling, factor = config.get("rope_scaling", "none"), config.get("rope_factor", 1.0)
+    d = x_THd.shape[-1]
+    length, trained = int(positions.max()) + 1, config.get("rope_train_length", 0)
+    if scaling == "linear":
+        positions = positions / factor
+    elif scaling == "ntk":
+        base = base * factor ** (d / (d - 2))
+    elif scaling == "dynamic_ntk" and length > trained:
+        base = base * (factor * length / trained - (factor - 1)) ** (d / (d - 2))
+    return rope(x_THd, positions, base)
+
+
+def coca(q, t, config, batch):
+    """The query and key of CoCA: their dot product is its logit."""
+    half = q.shape[-1] // 2
+    bar = F.relu((t[..., :half] + t[..., half:]) / 2)
+    if config.get("variant", "official") == "official":
+        return q * rope_of(q, config, batch), rope_of(torch.cat([bar, bar], -1), config, batch)
+    square = q[..., :half] ** 2 + q[..., half:] ** 2
+    zero = torch.zeros_like(bar)
+    return (
+        rope_of(torch.cat([square, zero], -1), config, batch),
+        rope_of(torch.cat([bar, zero], -1), config, batch),
+    )
+
+
+def short_conv(u_TD, w, prefix, batch):
+    """conv3(u) * (W u + b) + u, the convolution causal and within documents."""
+    weight = w[prefix + "conv.weight"]
+
+    def convolve(u_1LD):
+        padded = F.pad(u_1LD.transpose(1, 2), (2, 0))
+        c = F.conv1d(padded, weight[:, None, :], w[prefix + "conv.bias"], groups=weight.shape[0])
+        return c.transpose(1, 2)
+
+    gate = u_TD @ w[prefix + "gate_proj.weight"].T + w[prefix + "gate_proj.bias"]
+    return by_document(batch, convolve, u_TD[:, None, :])[:, 0] * gate + u_TD
+
+
+def polynomial_attention(x_TD, w, prefix, kind, model, batch):
+    heads = model["heads"]
+    q, k, v = (x_TD @ w[f"{prefix}{name}_proj.weight"].T for name in "qkv")
+    if kind == "rebased":
+        q, k = (
+            F.layer_norm(x, x.shape[-1:], w[f"{prefix}{n}_norm.weight"], w[f"{prefix}{n}_norm.bias"])
+            for n, x in (("q", q), ("k", k))
+        )
+    split = [x.view(x.shape[0], heads, -1) for x in (q, k, v)]
+    return by_document(batch, lambda *t: polynomial(*t, kind), *split).flatten(1)
+
+
 def attention(x_TD, w, prefix, config, model, batch):
+    kind = config.get("type", "stickbreaking")
+    if kind == "short_conv":
+        return short_conv(x_TD, w, prefix, batch)
+    if kind in ("based", "rebased"):
+        return polynomial_attention(x_TD, w, prefix, kind, model, batch)
     heads = model["heads"]
     tokens, width = x_TD.shape
     d = width // heads
@@ -123,17 +232,17 @@ def attention(x_TD, w, prefix, config, model, batch):
     def project(name):
         return (x_TD @ w[f"{prefix}{name}_proj.weight"].T).view(tokens, heads, d)
 
-    q, k, v = project("q"), project("k"), project("v")
+    q, k, v = project("q"), project("t" if kind == "coca" else "k"), project("v")
     scale = config.get("logit_scale", 0) or d**-0.5
-    kind = config.get("type", "stickbreaking")
     gate = bias = None
+    position = config.get("position", "rope")
     if kind == "softmax":
-        position = config.get("position", "rope")
         if position == "rope":
-            base = config.get("rope_base", 10000.0)
-            q, k = (rope(x, batch["positions"], base) for x in (q, k))
-        elif position != "none":
+            q, k = (rope_of(x, config, batch) for x in (q, k))
+        elif position not in ("alibi", "fire", "none"):
             raise ValueError(f"position: {position}")
+    elif kind == "coca":
+        q, k = coca(q, k, config, batch)
     elif kind == "stickbreaking":
         if config.get("forget_gate", False):
             gate = torch.sigmoid(
@@ -150,8 +259,13 @@ def attention(x_TD, w, prefix, config, model, batch):
         if begin == end:
             continue
         document = [x[begin:end].transpose(0, 1) for x in (q, k, v)]
-        if kind == "softmax":
-            o = softmax(*document, scale)
+        if kind in ("softmax", "coca"):
+            distance_bias = None
+            if position == "alibi":
+                distance_bias = alibi(heads, end - begin, q)
+            elif position == "fire":
+                distance_bias = fire(w, prefix, end - begin, q)
+            o = softmax(*document, scale, config.get("window", 0), distance_bias)
         else:
             f = None if gate is None else gate[begin:end].T
             o = stickbreaking(*document, scale, config, f, bias)
@@ -165,26 +279,47 @@ def attention(x_TD, w, prefix, config, model, batch):
     return o.reshape(tokens, width)
 
 
+def normalise(x, w, name, model):
+    eps = model.get("norm_eps", 1e-5)
+    if model.get("norm", "rmsnorm") == "layernorm":
+        return F.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], eps)
+    return rmsnorm(x, w[name + ".weight"], eps)
+
+
+def mlp(x, w, prefix, model):
+    kind = model.get("mlp", "swiglu")
+    if kind == "none":
+        return x
+    up = x @ w[prefix + "up_proj.weight"].T
+    if kind == "gelu":
+        inner = F.gelu(up + w[prefix + "up_proj.bias"])
+        return inner @ w[prefix + "down_proj.weight"].T + w[prefix + "down_proj.bias"]
+    return F.silu(x @ w[prefix + "gate_proj.weight"].T) * up @ w[prefix + "down_proj.weight"].T
+
+
 def loss_of(w, model, batch):
     """Mean cross-entropy over the valid targets, in nats."""
-    eps = model.get("norm_eps", 1e-5)
     residual = model.get("residual_multiplier", 1.0)
     modules = model.get("attention", [{}])
     if isinstance(modules, dict):
         modules = [modules]
     embedding = w["model.embed_tokens.weight"]
     x = model.get("embedding_multiplier", 1.0) * embedding[batch["tokens"]]
+    if model.get("position", "none") == "learned":
+        x = x + w["model.embed_positions.weight"][batch["positions"]]
     for layer in range(model["layers"]):
         prefix = f"model.layers.{layer}."
-        norm = rmsnorm(x, w[prefix + "input_layernorm.weight"], eps)
+        norm = normalise(x, w, prefix + "input_layernorm", model)
         config = modules[layer % len(modules)]
         mix = attention(norm, w, prefix + "self_attn.", config, model, batch)
-        x = x + residual * mix @ w[prefix + "self_attn.o_proj.weight"].T
-        norm = rmsnorm(x, w[prefix + "post_attention_layernorm.weight"], eps)
-        inner = F.silu(norm @ w[prefix + "mlp.gate_proj.weight"].T)
-        inner = inner * (norm @ w[prefix + "mlp.up_proj.weight"].T)
-        x = x + residual * inner @ w[prefix + "mlp.down_proj.weight"].T
-    x = rmsnorm(x, w["model.norm.weight"], eps)
+        if config.get("type") != "short_conv":
+            mix = mix @ w[prefix + "self_attn.o_proj.weight"].T
+            if config.get("output_bias", False):
+                mix = mix + w[prefix + "self_attn.o_proj.bias"]
+        x = x + residual * mix
+        norm = normalise(x, w, prefix + "post_attention_layernorm", model)
+        x = x + residual * mlp(norm, w, prefix + "mlp.", model)
+    x = normalise(x, w, "model.norm", model)
     head = embedding if model.get("tied", True) else w["lm_head.weight"]
     logits = model.get("logits_multiplier", 1.0) * x @ head.T
     return F.cross_entropy(logits, batch["targets"], ignore_index=-1)
@@ -207,7 +342,10 @@ def compare(ours, reference, tolerance):
             print(f"{name}: shape {ours[name].shape}, PyTorch {reference[name].shape}")
             good = False
             continue
-        error = relative_error(ours[name].astype(np.float64), reference[name].astype(np.float64))
+        theirs = reference[name].astype(np.float64)
+        if name.endswith("fire.w2.bias"):
+            theirs = np.zeros_like(theirs)  # what rounding leaves: softmax ignores a constant
+        error = relative_error(ours[name].astype(np.float64), theirs)
         agrees = error <= tolerance  # false for NaN
         good &= agrees
         print(f"{name}: relative error {error:.2e}{'' if agrees else '  TOO LARGE'}")

@@ -92,13 +92,22 @@ nlohmann::json model_json(const ModelConfig& m) {
                          {"attend_current", a.attend_current},
                          {"forget_gate", a.forget_gate},
                          {"position", a.position},
-                         {"rope_base", a.rope_base}});
+                         {"rope_base", a.rope_base},
+                         {"rope_scaling", a.rope_scaling},
+                         {"rope_factor", a.rope_factor},
+                         {"rope_train_length", a.rope_train_length},
+                         {"window", a.window},
+                         {"variant", a.variant},
+                         {"output_bias", a.output_bias}});
   }
   return {{"layers", m.layers},
           {"width", m.width},
           {"heads", m.heads},
           {"tied", m.tied},
           {"norm_eps", m.norm_eps},
+          {"norm", m.norm},
+          {"mlp", m.mlp},
+          {"position", m.position},
           {"embedding_multiplier", m.embedding_multiplier},
           {"residual_multiplier", m.residual_multiplier},
           {"logits_multiplier", m.logits_multiplier},
@@ -139,7 +148,52 @@ std::vector<Case> cases() {
   ModelConfig mixed = base();
   mixed.attention.push_back(rope.attention[0]);
   mixed.attention[1].position = "none";
-  return {{"stickbreaking", plain},
+  const auto softmax = [](const char* position, int64_t window) {
+    AttentionConfig a;
+    a.type = "softmax";
+    a.position = position;
+    a.window = window;
+    return a;
+  };
+  ModelConfig biases = base();
+  biases.heads = 4;
+  biases.attention = {softmax("alibi", 0), softmax("fire", 50)};
+  ModelConfig stretched = base();
+  stretched.layers = 3;
+  stretched.attention.clear();
+  for (const char* scaling : {"linear", "ntk", "dynamic_ntk"}) {
+    AttentionConfig a = softmax("rope", 0);
+    a.rope_scaling = scaling;
+    a.rope_factor = 2;
+    a.rope_train_length = 40;
+    stretched.attention.push_back(a);
+  }
+  ModelConfig coca = base();
+  coca.attention.resize(2);
+  for (AttentionConfig& a : coca.attention) a.type = "coca";
+  coca.attention[1].variant = "strict";
+  ModelConfig gpt = base();
+  gpt.norm = "layernorm";
+  gpt.mlp = "gelu";
+  gpt.position = "learned";
+  gpt.max_positions = 200;
+  gpt.attention = {softmax("none", 0)};
+  gpt.attention[0].output_bias = true;
+  ModelConfig based = gpt;
+  based.attention = {AttentionConfig{}, AttentionConfig{}};
+  based.attention[0].type = "short_conv";
+  based.attention[1].type = "based";
+  ModelConfig rebased = based;
+  rebased.mlp = "none";
+  rebased.heads = 12;  // 5 values for each head, 60 in all
+  rebased.attention[1].type = "rebased";
+  return {{"alibi_and_fire", biases},
+          {"rope_scaling", stretched},
+          {"coca", coca},
+          {"gpt", gpt},
+          {"short_conv_and_based", based},
+          {"short_conv_and_rebased", rebased},
+          {"stickbreaking", plain},
           {"bias_norm_gate", rich},
           {"value_current_multipliers", value},
           {"rope", rope},

@@ -374,6 +374,36 @@ TEST(AttentionModule, RunsWithoutDataWhenPlanned) {
   }
 }
 
+// One document of twice the length takes at most twice the memory, forward and backward.
+TEST(AttentionModule, MemoryIsLinearInTheLength) {
+  const ModelConfig model = small_model();
+  for (const AttentionConfig& config : configurations()) {
+    const auto pool = [&](int64_t tokens) {
+      Memory plan(Backend::kPlan);
+      Stream s(plan);
+      const auto module = make_attention(config, model);
+      Weights w;
+      for (const TensorSpec& spec : module->parameters()) {
+        w.add(spec.name, Tensor(nullptr, DType::kF32, spec.shape));
+      }
+      Sequences sequences;
+      sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {2});
+      sequences.positions_T = Tensor(nullptr, DType::kI32, {tokens});
+      sequences.count = 1;
+      sequences.max_seqlen = tokens;
+      const Tensor x(nullptr, DType::kF32, {tokens, model.width});
+      {
+        const ProgramScope scope(plan, "step");
+        const auto saved = module->allocate(plan, tokens);
+        module->forward(s, x, x, w, *saved, sequences);
+        module->backward(s, x, w, x, x, x, w, *saved, sequences);
+      }
+      return plan.report().pool_bytes;
+    };
+    EXPECT_LE(pool(1 << 16), 2 * pool(1 << 15)) << describe(config);
+  }
+}
+
 TEST(AttentionModule, DeclaresItsParameters) {
   AttentionConfig config;
   config.remainder = "bias";
