@@ -108,7 +108,7 @@ inline constexpr int kBackwardThreads = S::kLanes == 32 ? 192 : S::kThreads;
 
 // Block `part` sums dw over its rows.
 template <typename S>
-__global__ void __launch_bounds__(kBackwardThreads<S>)
+__global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
     rmsnorm_backward_kernel(const RmsNormBackward p) {
   constexpr int kGroups = kBackwardThreads<S> / S::kLanes;
   const int lane = threadIdx.x % S::kLanes;
