@@ -29,7 +29,7 @@ constexpr int kBatch = 4;  // keys whose loads are in flight
 template <int kPer>
 struct Channels {
   float value[kPer] = {};
-  __device__ Channels() = default;
+  Channels() = default;
   __device__ Channels(const bf16* row, int head_dim, int lane) {
 #pragma unroll
     for (int j = 0; j < kPer; ++j) {
