@@ -94,8 +94,7 @@ std::vector<CachedHead> make_cached_heads(const DecodeTensors& t, int heads) {
   return cached;
 }
 
-void cache_append(Stream& s, const Tensor& cache_BCN, const Tensor& x_BN,
-                  const Tensor& positions_B) {
+void cache_append(Stream& s, Tensor cache_BCN, Tensor x_BN, Tensor positions_B) {
   const int64_t capacity = cache_BCN.shape[1];
   const int64_t width = cache_BCN.shape[2];
   for (int64_t b = 0; b < x_BN.rows(); ++b) {

@@ -13,6 +13,8 @@
 // beta saturates, with a forget gate too. T runs from right to left and W from left to right, so
 // a query tile makes two passes and keeps T and sigma of all its keys in scratch.
 #include <array>
+#include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "ops/cpu/attention.h"
@@ -69,7 +71,7 @@ struct Head {
         q(columns(t.q_THd, index)),
         k(columns(t.k_THd, index)),
         v(columns(t.v_THd, index)),
-        rem(Matrix(t.rem_HT).row(index)),
+        log2_rem(Matrix(t.log2_rem_HT).row(index)),
         stop(t.stop_HT.i32() + index * t.stop_HT.row_stride) {
     if (t.gate_TH.defined()) gate = Matrix(t.gate_TH).from(0, index);
     if (params.remainder == Remainder::kBias) bias = t.remainder_bias_Hd.f32() + index * d;
@@ -90,9 +92,9 @@ struct Head {
   Matrix q, k, v;  // [T, d]
   Matrix gate;     // [T, 1], if there is one
   const float* bias = nullptr;
-  float* rem;     // [T]
-  int32_t* stop;  // [T]
-  Matrix o;       // forward
+  float* log2_rem;  // [T]
+  int32_t* stop;    // [T]
+  Matrix o;         // forward
   Matrix dout, dq, dk, dv, dgate;
   float* dbias = nullptr;
 
@@ -155,7 +157,9 @@ void finish_tile(const QueryTile& tile, const Head& head, const Sticks& sticks, 
   const int64_t token = tile.document.begin + tile.first;
   for (int64_t q = 0; q < tile.count; ++q) {
     const auto rem = static_cast<float>(sticks.length[q]);
-    head.rem[token + q] = rem;
+    // Clamped, so that it is finite.
+    constexpr double kLeast = std::numeric_limits<double>::min();
+    head.log2_rem[token + q] = static_cast<float>(std::log2(std::max(sticks.length[q], kLeast)));
     head.stop[token + q] = static_cast<int32_t>(stop);
     float* row = head.o.row(token + q);
     std::copy_n(o + q * head.d, head.d, row);
@@ -255,7 +259,8 @@ void backward_remainder(const QueryTile& tile, const Head& head, BackwardScratch
     m.drem[q] = sum;
     if (head.bias) continue;
     float* dv = head.dv.row(token + q);
-    for (int64_t c = 0; c < head.d; ++c) dv[c] += head.rem[token + q] * dout[c];
+    const float rem = std::exp2(head.log2_rem[token + q]);
+    for (int64_t c = 0; c < head.d; ++c) dv[c] += rem * dout[c];
   }
 }
 
@@ -340,7 +345,7 @@ void backward_remainder_bias(const Head& head, int64_t tokens) {
   for (int64_t c = 0; c < head.d; ++c) {
     double sum = 0.0;
     for (int64_t j = 0; j < tokens; ++j) {
-      sum += static_cast<double>(head.rem[j]) * head.dout.row(j)[c];
+      sum += static_cast<double>(std::exp2(head.log2_rem[j])) * head.dout.row(j)[c];
     }
     head.dbias[c] += static_cast<float>(sum);
   }

@@ -315,7 +315,7 @@ TEST(AttentionPlan, ScratchDependsOnTheLongestAllowedDocumentAlone) {
     const ProgramScope scope(m, "step");
     ops::stickbreaking_forward(s,
                                {.o_THd = x.o,
-                                .rem_HT = x.row,
+                                .log2_rem_HT = x.log2_rem,
                                 .stop_HT = x.stop,
                                 .q_THd = x.q(),
                                 .k_THd = x.k(),
@@ -326,7 +326,7 @@ TEST(AttentionPlan, ScratchDependsOnTheLongestAllowedDocumentAlone) {
                                  .dk_THd = x.part(x.dqkv, 1),
                                  .dv_THd = x.part(x.dqkv, 2),
                                  .do_THd = x.dout,
-                                 .rem_HT = x.row,
+                                 .log2_rem_HT = x.log2_rem,
                                  .stop_HT = x.stop,
                                  .q_THd = x.q(),
                                  .k_THd = x.k(),
