@@ -29,6 +29,12 @@ __device__ __forceinline__ void cp_async16(uint32_t shared, const void* global, 
                "r"(valid ? 16 : 0)
                : "memory");
 }
+// 4 bytes, likewise.
+__device__ __forceinline__ void cp_async4(uint32_t shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared), "l"(global),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
