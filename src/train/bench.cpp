@@ -41,7 +41,7 @@ std::string part_of(const std::string& op) {
   if (has("cross_entropy")) return "loss";
   if (has("linear")) return "matrix products";
   if (has("stickbreaking") || has("softmax")) return "attention";
-  if (has("adamw") || has("squared_norm")) return "optimizer";
+  if (has("adamw") || has("squared_norm") || has("finish_step")) return "optimizer";
   return "element-wise";
 }
 
@@ -59,15 +59,15 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   TrainStep step(config, model, stream, *communicator);
   step.params().initialize(config.seed);
 
-  int64_t update = 0;
+  int64_t steps = 0;
   const auto run_step = [&] {
     std::vector<PackedBatch> batches;
     for (int64_t n = 0; n < config.train.batch; n += config.train.micro_batch) {
-      batches.push_back(random_batch(config, update * config.train.batch + n));
+      batches.push_back(random_batch(config, steps * config.train.batch + n));
     }
+    ++steps;
     const Clock::time_point start = Clock::now();
-    const StepResult result = step.gradients(batches);
-    step.update(result, config.train.lr, ++update);
+    step.run(batches, config.train.lr).wait();
     return seconds_since(start);
   };
   for (int64_t n = 0; n < options.warmup; ++n) run_step();

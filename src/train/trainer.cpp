@@ -60,6 +60,7 @@ class Run {
   bool resume();
   void open_stage(int stage);
   void train_one_step();
+  void settle();
   void validate();
   void save();
   bool due(const Duration& every) const;
@@ -85,6 +86,15 @@ class Run {
   std::optional<Guard> guard_;
   int64_t saved_step_ = -1;
   int64_t validated_step_ = -1;
+
+  // The step that the device may still be at work on; its result is read one step late, so that
+  // the device never waits for the host.
+  struct Enqueued {
+    PendingStep pending;
+    int64_t step = 0;
+    double lr = 0;
+  };
+  std::optional<Enqueued> enqueued_;
 };
 
 // The memory of the whole step is planned, then allocated once.
@@ -149,6 +159,7 @@ bool Run::resume() {
                  config_.checkpoint.allow_changes, name);
   state_ = parse_run_state(checkpoint->state_json(), name + "/state.json");
   load_params(*checkpoint, step_.params(), /*with_moments=*/true);
+  step_.set_updates(state_.updates);
   saved_step_ = state_.step;
   spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
   return true;
@@ -193,23 +204,33 @@ void Run::train_one_step() {
     micro_batches.push_back(loader_->next());
   }
   const double lr = schedule_.lr(state_.step);
-  const StepResult result = step_.gradients(micro_batches);
-  if (guard_->accept(state_.step + 1, result.loss, result.grad_norm * result.grad_norm, lr)) {
-    step_.update(result, lr, ++state_.updates);
-  }
+  PendingStep pending = step_.run(micro_batches, lr);
+  settle();
   state_.step += 1;
   state_.tokens += config_.train.tokens_per_step();
+  enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr};
+}
+
+// Takes notice of the enqueued step, waiting for it; its weights are in place afterwards.
+void Run::settle() {
+  if (!enqueued_) return;
+  const StepResult result = enqueued_->pending.wait();
+  // A step that the guard does not accept has changed nothing on the device either.
+  guard_->accept(enqueued_->step, result.loss, result.grad_norm * result.grad_norm, enqueued_->lr);
+  state_.updates = result.updates;
   state_.guard = guard_->state();
-  metrics_->train_step({.step = state_.step,
+  metrics_->train_step({.step = enqueued_->step,
                         .loss = result.loss,
-                        .lr = lr,
+                        .lr = enqueued_->lr,
                         .grad_norm = result.grad_norm,
                         .skipped_steps = state_.guard.skipped,
-                        .stage = stage});
+                        .stage = schedule_.stage(enqueued_->step - 1)});
+  enqueued_.reset();
 }
 
 void Run::validate() {
   if (held_out_.empty() || validated_step_ == state_.step) return;
+  settle();
   const MetricsPause pause(*metrics_);
   const Perplexity result =
       held_out_.evaluate([&](const PackedBatch& batch) { return step_.evaluate(batch); });
@@ -220,6 +241,7 @@ void Run::validate() {
 
 // Training waits for the copy alone; the writer does the rest.
 void Run::save() {
+  settle();
   if (saved_step_ == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();

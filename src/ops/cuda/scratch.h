@@ -1,0 +1,33 @@
+// Scratch that only ops of the CUDA backend take. Needs no CUDA header: every build plans with it.
+#pragma once
+
+#include <algorithm>
+
+#include "core/stream.h"
+
+namespace sbtrain::ops::cuda {
+
+// Stick-breaking backward: for each row and each block of 64 keys of its document the state
+// {log2 T, C} in which the block begins (see kernels/attention/stickbreaking.h). It is the one
+// thing that grows with T * L, so heads go through it in groups that fit a fixed budget.
+struct StickBreakingWorkspace {
+  int64_t blocks = 0;  // key blocks that a row can see
+  int64_t heads = 0;   // in one group
+};
+inline StickBreakingWorkspace stickbreaking_workspace(int64_t tokens, int64_t heads,
+                                                      int64_t max_seqlen) {
+  constexpr int64_t kBudget = int64_t{256} << 20;  // bytes
+  StickBreakingWorkspace w;
+  w.blocks = (max_seqlen + 126) / 64 + 2;
+  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, tokens * w.blocks * 8));
+  const int64_t groups = (heads + fit - 1) / fit;
+  w.heads = (heads + groups - 1) / groups;
+  return w;
+}
+inline Buffer stickbreaking_backward_scratch(const Stream& s, int64_t tokens, int64_t heads,
+                                             int64_t max_seqlen) {
+  const StickBreakingWorkspace w = stickbreaking_workspace(tokens, heads, max_seqlen);
+  return s.scratch("stick-breaking states", DType::kF32, {w.heads, w.blocks, tokens, 2});
+}
+
+}  // namespace sbtrain::ops::cuda
