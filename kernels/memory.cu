@@ -91,7 +91,8 @@ void binary(cudaStream_t stream, const char* name, const Copy& p) {
 
 template <template <typename, typename> typename Op>
 void binary_reals(cudaStream_t stream, const char* name, const Copy& p) {
-  if (p.y_type == Type::kI32 || p.x_type == Type::kI32) {
+  const auto real = [](Type type) { return type == Type::kF32 || type == Type::kBF16; };
+  if (!real(p.y_type) || !real(p.x_type)) {
     throw std::invalid_argument(std::string(name) + ": no such combination of types");
   }
   const bool y_f32 = p.y_type == Type::kF32;
@@ -112,12 +113,17 @@ void fill(cudaStream_t stream, const Fill& p) {
       return fill_typed(stream, p, __float2bfloat16_rn(p.value));
     case Type::kI32:
       return fill_typed(stream, p, static_cast<int32_t>(p.value));
+    case Type::kF64:
+      return fill_typed(stream, p, static_cast<double>(p.value));
   }
 }
 
 void copy(cudaStream_t stream, const Copy& p) {
   if (p.y_type == Type::kI32 && p.x_type == Type::kI32) {
     return binary<CopyOp, int32_t, int32_t>(stream, "copy", p);
+  }
+  if (p.y_type == Type::kF64 && p.x_type == Type::kF64) {
+    return binary<CopyOp, double, double>(stream, "copy", p);
   }
   binary_reals<CopyOp>(stream, "copy", p);
 }

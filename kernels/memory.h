@@ -1,4 +1,4 @@
-// Filling, copying and adding matrices of f32, bf16 and i32.
+// Filling, copying and adding matrices.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,8 +18,8 @@ struct Fill {
 };
 void fill(cudaStream_t stream, const Fill& p);
 
-// y [rows, cols] = x [rows, cols]. f32 and bf16 in all four combinations, i32 to i32; the same
-// type is copied bit by bit.
+// y [rows, cols] = x [rows, cols]. f32 and bf16 in all four combinations, i32 to i32, f64 to
+// f64; the same type is copied bit by bit.
 struct Copy {
   void* y;
   Type y_type;

@@ -13,10 +13,10 @@ enum Stat : int {
   kLossSum,
   kSquaredNorm,
   kUpdates,    // made so far
+  kApply,      // 1 or 0: whether this step's gradient is finite and may be used
   kGradScale,  // of clipping
   kBias1,      // 1 - beta1^updates
   kBias2,      // 1 - beta2^updates
-  kApply,      // 1 or 0: whether this step's gradient is finite and may be used
   kStatCount,
 };
 

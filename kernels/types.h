@@ -5,6 +5,6 @@
 
 namespace sbtrain::kernels {
 
-enum class Type : uint8_t { kF32, kBF16, kI32 };
+enum class Type : uint8_t { kF32, kBF16, kI32, kF64 };
 
 }  // namespace sbtrain::kernels
