@@ -23,14 +23,14 @@ struct StickBreakingProblem {
   const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
   const int32_t* positions = nullptr;   // [T]
   int sequences = 0;
-  HeadRows q, k, v, o;
+  HeadRows q{}, k{}, v{}, o{};
   const __nv_bfloat16* gate = nullptr;  // [T, H], optional
   int64_t gate_stride = 0;
   const __nv_bfloat16* remainder_bias = nullptr;  // [H, d], with kBias
   float* log2_rem = nullptr;                      // [H, T]
   int32_t* stop = nullptr;                        // [H, T], relative to the document
   // backward
-  HeadRows dout, dq, dk, dv;
+  HeadRows dout{}, dq{}, dk{}, dv{};
   __nv_bfloat16* dgate = nullptr;  // [T, H], with a gate
   int64_t dgate_stride = 0;
   float* dremainder_bias = nullptr;  // [H, d], with kBias
