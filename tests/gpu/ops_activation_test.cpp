@@ -2,14 +2,14 @@
 
 #include <cmath>
 
-#include "gpu/device_tensors.h"
+#include "gpu/op_test.h"
 
 namespace sbtrain {
 namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Activation = test::GpuTest;
+using Activation = test::GpuOpTest;
 using Values = std::vector<double>;
 
 constexpr DType kF32 = DType::kF32;
@@ -27,7 +27,7 @@ TEST_F(Activation, SwigluMatchesTheCpu) {
     const Owned expected = test::poisoned({c.rows, c.cols});
     ops::swiglu(cpu, expected, gate_up);
     const OnGpu y(gpu(), kBF16, {c.rows, c.cols}, c.gap);
-    ops::swiglu(gpu(), y, OnGpu(gpu(), kBF16, gate_up, c.gap));
+    ops::swiglu(gpu(), y, OnGpu(gpu(), gate_up, kBF16, c.gap));
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.rows << " x " << c.cols;
     EXPECT_TRUE(y.gaps_intact());
   }
@@ -39,15 +39,15 @@ TEST_F(Activation, SwigluBackwardMatchesTheCpu) {
     const Owned dy = test::random_bf16("dy", {c.rows, c.cols});
     const Owned expected = test::poisoned({c.rows, 2 * c.cols});
     ops::swiglu_backward(cpu, expected, dy, gate_up);
-    const OnGpu dy_gpu(gpu(), kBF16, dy, c.gap);
-    const OnGpu gate_up_gpu(gpu(), kBF16, gate_up, c.gap);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu gate_up_gpu(gpu(), gate_up, kBF16, c.gap);
     const OnGpu dgate_up(gpu(), kBF16, {c.rows, 2 * c.cols}, c.gap);
     ops::swiglu_backward(gpu(), dgate_up, dy_gpu, gate_up_gpu);
     EXPECT_LE(test::relative_error(dgate_up, expected), test::kBf16Error)
         << c.rows << " x " << c.cols;
     EXPECT_TRUE(dgate_up.gaps_intact());
     ops::swiglu_backward(gpu(), gate_up_gpu, dy_gpu, gate_up_gpu);
-    EXPECT_EQ(gate_up_gpu.bytes(), dgate_up.bytes());
+    EXPECT_EQ(gate_up_gpu.raw(), dgate_up.raw());
   }
 }
 
@@ -56,7 +56,7 @@ TEST_F(Activation, LargeGates) {
   const Owned gate_up = test::generated({4, 2}, 0, [](int64_t i) {
     return i % 2 == 1 ? 2.0 : std::vector<double>{-500, -90, 90, 500}[static_cast<size_t>(i / 2)];
   });
-  const OnGpu x(gpu(), kBF16, gate_up);
+  const OnGpu x(gpu(), gate_up, kBF16);
   const OnGpu y(gpu(), kBF16, {4, 1});
   ops::swiglu(gpu(), y, x);
   const Values values = y.values();
@@ -65,7 +65,7 @@ TEST_F(Activation, LargeGates) {
   EXPECT_EQ(values[2], 180);
   EXPECT_EQ(values[3], 1000);
   const OnGpu dx(gpu(), kBF16, {4, 2});
-  ops::swiglu_backward(gpu(), dx, OnGpu(gpu(), kBF16, test::constant({4, 1}, 1)), x);
+  ops::swiglu_backward(gpu(), dx, OnGpu(gpu(), test::constant({4, 1}, 1), kBF16), x);
   for (const double v : dx.values()) EXPECT_TRUE(std::isfinite(v));
 }
 
@@ -76,21 +76,21 @@ TEST_F(Activation, SigmoidsMatchTheCpu) {
     const Owned expected = test::poisoned({c.rows, c.cols});
     ops::bias_sigmoid(cpu, expected, x, b);
     const OnGpu y(gpu(), kBF16, {c.rows, c.cols}, c.gap);
-    ops::bias_sigmoid(gpu(), y, OnGpu(gpu(), kBF16, x, c.gap), OnGpu(gpu(), kBF16, b));
+    ops::bias_sigmoid(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), b, kBF16));
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.rows << " x " << c.cols;
     EXPECT_TRUE(y.gaps_intact());
 
     const Owned dy = test::random_bf16("dy", {c.rows, c.cols});
     const Owned saved = test::random_bf16("y", {c.rows, c.cols}, 0.1, 0.6);
     ops::sigmoid_backward(cpu, expected, dy, saved);
-    const OnGpu dy_gpu(gpu(), kBF16, dy, c.gap);
-    const OnGpu saved_gpu(gpu(), kBF16, saved);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu saved_gpu(gpu(), saved, kBF16);
     const OnGpu dx(gpu(), kBF16, {c.rows, c.cols}, c.gap);
     ops::sigmoid_backward(gpu(), dx, dy_gpu, saved_gpu);
     EXPECT_LE(test::relative_error(dx, expected), test::kBf16Error);
     EXPECT_TRUE(dx.gaps_intact());
     ops::sigmoid_backward(gpu(), dy_gpu, dy_gpu, saved_gpu);
-    EXPECT_EQ(dy_gpu.bytes(), dx.bytes());
+    EXPECT_EQ(dy_gpu.raw(), dx.raw());
   }
 }
 
@@ -102,13 +102,13 @@ TEST_F(Activation, BiasBackwardMatchesFp64AndRepeats) {
     for (int64_t i = 0; i < c.rows * c.cols; ++i) {
       expected[static_cast<size_t>(i % c.cols)] += static_cast<double>(dy.f32()[i]);
     }
-    const OnGpu dy_gpu(gpu(), kBF16, dy, c.gap);
-    const OnGpu db1(gpu(), kF32, before);
-    const OnGpu db2(gpu(), kF32, before);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu db1(gpu(), before, kF32);
+    const OnGpu db2(gpu(), before, kF32);
     ops::bias_backward(gpu(), db1, dy_gpu);
     ops::bias_backward(gpu(), db2, dy_gpu);
     EXPECT_LE(test::relative_error(db1, expected), test::kF32Error) << c.rows << " x " << c.cols;
-    EXPECT_EQ(db1.bytes(), db2.bytes());
+    EXPECT_EQ(db1.raw(), db2.raw());
   }
 }
 

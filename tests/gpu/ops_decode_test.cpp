@@ -1,13 +1,13 @@
 #include <gtest/gtest.h>
 
-#include "gpu/device_tensors.h"
+#include "gpu/op_test.h"
 
 namespace sbtrain {
 namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Decode = test::GpuTest;
+using Decode = test::GpuOpTest;
 
 constexpr DType kBF16 = DType::kBF16;
 constexpr DType kI32 = DType::kI32;
@@ -17,8 +17,8 @@ TEST_F(Decode, CacheAppendWritesOneRowEach) {
     const Owned cache = test::random_bf16("cache", {3, 7, cols});
     const Owned x = test::random_bf16("x", {3, cols});
     const Owned positions = test::integers({6, 0, 3});
-    const OnGpu cache_gpu(gpu(), kBF16, cache);
-    ops::cache_append(gpu(), cache_gpu, OnGpu(gpu(), kBF16, x, gap), OnGpu(gpu(), kI32, positions));
+    const OnGpu cache_gpu(gpu(), cache, kBF16);
+    ops::cache_append(gpu(), cache_gpu, OnGpu(gpu(), x, kBF16, gap), OnGpu(gpu(), positions, kI32));
     ops::cache_append(cpu, cache, x, positions);
     EXPECT_EQ(cache_gpu.values(), test::to_f64(cache));
   }
@@ -34,7 +34,7 @@ constexpr Case kCases[] = {{3, 5, 9, 1},     {2, 64, 70, 0},  {24, 64, 700, 8},
 
 class Tensors {
  public:
-  Tensors(test::CudaStream& s, const Case& c)
+  Tensors(test::GpuStream& s, const Case& c)
       : lengths_(test::integers(lengths_of(c))),
         batch_(lengths_.tensor().numel()),
         cols_(c.heads * c.head_dim),
@@ -49,12 +49,12 @@ class Tensors {
         bias_(test::random_bf16("bias", {cols_})),
         expected_(test::poisoned({batch_, cols_})),
         o_gpu_(s, kBF16, {batch_, cols_}, c.gap),
-        q_gpu_(s, kBF16, q_, c.gap),
-        k_gpu_(s, kBF16, k_),
-        v_gpu_(s, kBF16, v_),
-        gate_gpu_(s, kBF16, gate_),
-        bias_gpu_(s, kBF16, bias_),
-        lengths_gpu_(s, kI32, lengths_) {}
+        q_gpu_(s, q_, kBF16, c.gap),
+        k_gpu_(s, k_, kBF16),
+        v_gpu_(s, v_, kBF16),
+        gate_gpu_(s, gate_, kBF16),
+        bias_gpu_(s, bias_, kBF16),
+        lengths_gpu_(s, lengths_, kI32) {}
 
   ops::DecodeTensors host(bool gate) const {
     return {.o_BHd = expected_,

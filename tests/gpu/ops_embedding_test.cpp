@@ -1,13 +1,13 @@
 #include <gtest/gtest.h>
 
-#include "gpu/device_tensors.h"
+#include "gpu/op_test.h"
 
 namespace sbtrain {
 namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Embedding = test::GpuTest;
+using Embedding = test::GpuOpTest;
 using Values = std::vector<double>;
 
 struct Case {
@@ -28,7 +28,7 @@ TEST_F(Embedding, MatchesTheCpu) {
     const Owned expected = test::poisoned({c.tokens, c.width});
     ops::embedding(cpu, expected, ids, w, 0.3f);
     const OnGpu y(gpu(), DType::kBF16, {c.tokens, c.width}, c.gap);
-    ops::embedding(gpu(), y, OnGpu(gpu(), DType::kI32, ids), OnGpu(gpu(), DType::kBF16, w, c.gap),
+    ops::embedding(gpu(), y, OnGpu(gpu(), ids, DType::kI32), OnGpu(gpu(), w, DType::kBF16, c.gap),
                    0.3f);
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error);
     EXPECT_TRUE(y.gaps_intact());
@@ -47,17 +47,17 @@ TEST_F(Embedding, GradientMatchesFp64AndRepeats) {
             0.25 * static_cast<double>(dy.f32()[t * c.width + i]);
       }
     }
-    const OnGpu ids_gpu(gpu(), DType::kI32, ids);
-    const OnGpu dy_gpu(gpu(), DType::kBF16, dy, c.gap);
+    const OnGpu ids_gpu(gpu(), ids, DType::kI32);
+    const OnGpu dy_gpu(gpu(), dy, DType::kBF16, c.gap);
     std::vector<uint8_t> first;
     for (int run = 0; run < 3; ++run) {
-      const OnGpu dw(gpu(), DType::kF32, before, c.gap);
+      const OnGpu dw(gpu(), before, DType::kF32, c.gap);
       ops::embedding_backward(gpu(), dw, dy_gpu, ids_gpu, 0.25f);
       EXPECT_LE(test::relative_error(dw, expected), test::kF32Error)
           << c.tokens << " tokens of " << c.vocab << ", width " << c.width;
       EXPECT_TRUE(dw.gaps_intact());
-      if (run == 0) first = dw.bytes();
-      EXPECT_EQ(dw.bytes(), first);
+      if (run == 0) first = dw.raw();
+      EXPECT_EQ(dw.raw(), first);
     }
   }
 }

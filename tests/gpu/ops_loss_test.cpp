@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "gpu/device_tensors.h"
+#include "gpu/op_test.h"
 #include "kernels/cross_entropy.h"
 #include "ops/cuda/context.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Loss = test::GpuTest;
+using Loss = test::GpuOpTest;
 using Values = std::vector<double>;
 
 // Every fifth target is ignored.
@@ -59,8 +59,8 @@ TEST_F(Loss, CrossEntropyMatchesFp64AndRepeats) {
     const Owned logits = test::random_normal("logits", {c.rows, c.vocab}, 3, c.mean);
     const Owned ids = targets(c.rows, static_cast<int32_t>(c.vocab));
     const Reference expected = cross_entropy(test::to_f64(logits), ids, c.vocab, 0.5, 1e-3);
-    const OnGpu logits_gpu(gpu(), DType::kF32, logits, c.gap);
-    const OnGpu ids_gpu(gpu(), DType::kI32, ids);
+    const OnGpu logits_gpu(gpu(), logits, DType::kF32, c.gap);
+    const OnGpu ids_gpu(gpu(), ids, DType::kI32);
     const auto run = [&](const OnGpu& loss, const Tensor& dlogits) {
       kernels::cross_entropy(ops::cuda::cuda_stream(gpu()),
                              {.loss = loss.tensor().f32(),
@@ -85,9 +85,9 @@ TEST_F(Loss, CrossEntropyMatchesFp64AndRepeats) {
     EXPECT_LE(test::relative_error(loss1, expected.loss), test::kF32Error) << c.vocab;
     EXPECT_LE(test::relative_error(dlogits1, expected.dlogits), test::kBf16Error) << c.vocab;
     EXPECT_TRUE(dlogits1.gaps_intact());
-    EXPECT_EQ(loss1.bytes(), loss2.bytes());
-    EXPECT_EQ(loss1.bytes(), loss_alone.bytes());
-    EXPECT_EQ(dlogits1.bytes(), dlogits2.bytes());
+    EXPECT_EQ(loss1.raw(), loss2.raw());
+    EXPECT_EQ(loss1.raw(), loss_alone.raw());
+    EXPECT_EQ(dlogits1.raw(), dlogits2.raw());
   }
 }
 
@@ -95,8 +95,8 @@ TEST_F(Loss, NonFiniteLogitsShow) {
   Owned logits = test::random_normal("logits", {2, 64});
   logits.at(0, 3) = std::nanf("");
   logits.at(1, 5) = INFINITY;
-  const OnGpu logits_gpu(gpu(), DType::kF32, logits);
-  const OnGpu ids(gpu(), DType::kI32, test::integers({1, 1}));
+  const OnGpu logits_gpu(gpu(), logits, DType::kF32);
+  const OnGpu ids(gpu(), test::integers({1, 1}), DType::kI32);
   const OnGpu loss(gpu(), DType::kF32, {2});
   kernels::cross_entropy(ops::cuda::cuda_stream(gpu()), {.loss = loss.tensor().f32(),
                                                          .dlogits = nullptr,
@@ -123,10 +123,10 @@ TEST_F(Loss, LinearCrossEntropyMatchesTheCpu) {
   const Owned dw = test::constant({kVocab, kWidth}, 0);
   const OnGpu loss_gpu(gpu(), DType::kF32, {kTokens});
   const OnGpu dx_gpu(gpu(), DType::kBF16, {kTokens, kWidth});
-  const OnGpu dw_gpu(gpu(), DType::kF32, dw);
-  const OnGpu x_gpu(gpu(), DType::kBF16, x);
-  const OnGpu w_gpu(gpu(), DType::kBF16, w);
-  const OnGpu ids_gpu(gpu(), DType::kI32, ids);
+  const OnGpu dw_gpu(gpu(), dw, DType::kF32);
+  const OnGpu x_gpu(gpu(), x, DType::kBF16);
+  const OnGpu w_gpu(gpu(), w, DType::kBF16);
+  const OnGpu ids_gpu(gpu(), ids, DType::kI32);
   ops::CrossEntropy t{
       .loss_T = loss, .dx_TD = dx, .dw_VD = dw, .x_TD = x, .w_VD = w, .targets_T = ids};
   t.loss_weight = 0.01f;

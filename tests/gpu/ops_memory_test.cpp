@@ -3,14 +3,14 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "gpu/device_tensors.h"
+#include "gpu/op_test.h"
 
 namespace sbtrain {
 namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Memory = test::GpuTest;
+using Memory = test::GpuOpTest;
 using Values = std::vector<double>;
 
 constexpr DType kF32 = DType::kF32;
@@ -40,7 +40,7 @@ TEST_F(Memory, CopiesBetweenTypes) {
     const Owned values = test::random_bf16("x", {shape.rows, shape.cols});
     for (const DType from : {kF32, kBF16}) {
       for (const DType to : {kF32, kBF16}) {
-        const OnGpu x(gpu(), from, values, shape.x_gap);
+        const OnGpu x(gpu(), values, from, shape.x_gap);
         const OnGpu y(gpu(), to, {shape.rows, shape.cols}, shape.y_gap);
         ops::copy(gpu(), y, x);
         EXPECT_EQ(y.values(), test::to_f64(values));
@@ -48,8 +48,8 @@ TEST_F(Memory, CopiesBetweenTypes) {
       }
     }
   }
-  const Owned ids = test::random_integers("ids", 1000, 1 << 30);
-  const OnGpu x(gpu(), DType::kI32, ids);
+  const Owned ids = test::random_integers("ids", 1000, 1 << 24);
+  const OnGpu x(gpu(), ids, DType::kI32);
   const OnGpu y(gpu(), DType::kI32, {1000});
   ops::copy(gpu(), y, x);
   EXPECT_EQ(y.values(), test::to_f64(ids));
@@ -59,7 +59,7 @@ TEST_F(Memory, CopiesBetweenTypes) {
 // Columns that begin in the middle of 16 bytes.
 TEST_F(Memory, CopiesColumnRanges) {
   const Owned values = test::random_bf16("x", {33, 80});
-  const OnGpu x(gpu(), kBF16, values);
+  const OnGpu x(gpu(), values, kBF16);
   for (const int64_t first : {0, 1, 4, 8}) {
     const OnGpu y(gpu(), kF32, {33, 64}, 4);
     ops::copy(gpu(), y, x.tensor().col_range(first, 64));
@@ -75,12 +75,12 @@ TEST_F(Memory, RoundsToNearestEven) {
                            0x1.c4p127, INFINITY, 0x1p-133, -0.0,     -INFINITY};
   const Owned host =
       test::generated({10}, 0, [&](int64_t i) { return input[static_cast<size_t>(i)]; });
-  const OnGpu x(gpu(), kF32, host);
+  const OnGpu x(gpu(), host, kF32);
   const OnGpu y(gpu(), kBF16, {10});
   ops::copy(gpu(), y, x);
   EXPECT_EQ(y.values(), expected);
-  const OnGpu nan(gpu(), kF32, test::constant({1}, std::nan("")));
-  const OnGpu rounded(gpu(), kBF16, test::constant({1}, 0));
+  const OnGpu nan(gpu(), test::constant({1}, std::nan("")), kF32);
+  const OnGpu rounded(gpu(), test::constant({1}, 0), kBF16);
   ops::copy(gpu(), rounded, nan);
   EXPECT_TRUE(std::isnan(rounded.values()[0]));
 }
@@ -94,8 +94,8 @@ TEST_F(Memory, AddsInPlace) {
     for (size_t i = 0; i < expected.size(); ++i) expected[i] += other[i];
     for (const DType from : {kF32, kBF16}) {
       for (const DType to : {kF32, kBF16}) {
-        const OnGpu y(gpu(), to, a, shape.y_gap);
-        ops::add(gpu(), y, OnGpu(gpu(), from, b, shape.x_gap));
+        const OnGpu y(gpu(), a, to, shape.y_gap);
+        ops::add(gpu(), y, OnGpu(gpu(), b, from, shape.x_gap));
         EXPECT_LE(test::relative_error(y, expected), to == kF32 ? 1e-7 : test::kBf16Error);
         EXPECT_TRUE(y.gaps_intact());
       }

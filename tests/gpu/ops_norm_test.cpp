@@ -1,13 +1,13 @@
 #include <gtest/gtest.h>
 
-#include "gpu/device_tensors.h"
+#include "gpu/op_test.h"
 
 namespace sbtrain {
 namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Norm = test::GpuTest;
+using Norm = test::GpuOpTest;
 
 constexpr DType kF32 = DType::kF32;
 constexpr DType kBF16 = DType::kBF16;
@@ -28,7 +28,7 @@ TEST_F(Norm, RmsNormMatchesTheCpu) {
     const Owned expected = test::poisoned({c.tokens, c.width});
     ops::rmsnorm(cpu, expected, x, w, kEps);
     const OnGpu y(gpu(), kBF16, {c.tokens, c.width}, c.gap);
-    ops::rmsnorm(gpu(), y, OnGpu(gpu(), kBF16, x, c.gap), OnGpu(gpu(), kBF16, w), kEps);
+    ops::rmsnorm(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), w, kBF16), kEps);
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.tokens << " x " << c.width;
     EXPECT_TRUE(y.gaps_intact());
   }
@@ -41,21 +41,21 @@ TEST_F(Norm, RmsNormBackwardMatchesTheCpuAndRepeats) {
     const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
     const Owned dx = test::random_bf16("dx", {c.tokens, c.width});
     const Owned dw = test::random_bf16("dw", {c.width});
-    const OnGpu x_gpu(gpu(), kBF16, x, c.gap);
-    const OnGpu w_gpu(gpu(), kBF16, w);
-    const OnGpu dy_gpu(gpu(), kBF16, dy, c.gap);
-    const OnGpu dx1(gpu(), kBF16, dx, c.gap);
-    const OnGpu dw1(gpu(), kF32, dw);
-    const OnGpu dx2(gpu(), kBF16, dx, c.gap);
-    const OnGpu dw2(gpu(), kF32, dw);
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+    const OnGpu w_gpu(gpu(), w, kBF16);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu dx1(gpu(), dx, kBF16, c.gap);
+    const OnGpu dw1(gpu(), dw, kF32);
+    const OnGpu dx2(gpu(), dx, kBF16, c.gap);
+    const OnGpu dw2(gpu(), dw, kF32);
     ops::rmsnorm_backward(gpu(), dx1, dw1, dy_gpu, x_gpu, w_gpu, kEps);
     ops::rmsnorm_backward(gpu(), dx2, dw2, dy_gpu, x_gpu, w_gpu, kEps);
     ops::rmsnorm_backward(cpu, dx, dw, dy, x, w, kEps);
     EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error) << c.tokens << " x " << c.width;
     EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error) << c.tokens << " x " << c.width;
     EXPECT_TRUE(dx1.gaps_intact());
-    EXPECT_EQ(dx1.bytes(), dx2.bytes());
-    EXPECT_EQ(dw1.bytes(), dw2.bytes());
+    EXPECT_EQ(dx1.raw(), dx2.raw());
+    EXPECT_EQ(dw1.raw(), dw2.raw());
   }
 }
 
@@ -78,8 +78,8 @@ TEST_F(Norm, HeadNormMatchesTheCpu) {
     const Owned expected = test::poisoned({c.tokens, cols});
     ops::head_norm(cpu, expected, x, w, b, c.heads, kEps);
     const OnGpu y(gpu(), kBF16, {c.tokens, cols}, c.gap);
-    ops::head_norm(gpu(), y, OnGpu(gpu(), kBF16, x, c.gap), OnGpu(gpu(), kBF16, w),
-                   OnGpu(gpu(), kBF16, b), c.heads, kEps);
+    ops::head_norm(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), w, kBF16),
+                   OnGpu(gpu(), b, kBF16), c.heads, kEps);
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error)
         << c.heads << " heads of " << c.head_dim;
     EXPECT_TRUE(y.gaps_intact());
@@ -95,15 +95,15 @@ TEST_F(Norm, HeadNormBackwardMatchesTheCpuAndRepeats) {
     const Owned dx = test::poisoned({c.tokens, cols});
     const Owned dw = test::random_bf16("dw", {cols});
     const Owned db = test::random_bf16("db", {cols});
-    const OnGpu x_gpu(gpu(), kBF16, x, c.gap);
-    const OnGpu w_gpu(gpu(), kBF16, w);
-    const OnGpu dy_gpu(gpu(), kBF16, dy, c.gap);
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+    const OnGpu w_gpu(gpu(), w, kBF16);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
     const OnGpu dx1(gpu(), kBF16, {c.tokens, cols}, c.gap);
     const OnGpu dx2(gpu(), kBF16, {c.tokens, cols}, c.gap);
-    const OnGpu dw1(gpu(), kF32, dw);
-    const OnGpu dw2(gpu(), kF32, dw);
-    const OnGpu db1(gpu(), kF32, db);
-    const OnGpu db2(gpu(), kF32, db);
+    const OnGpu dw1(gpu(), dw, kF32);
+    const OnGpu dw2(gpu(), dw, kF32);
+    const OnGpu db1(gpu(), db, kF32);
+    const OnGpu db2(gpu(), db, kF32);
     ops::head_norm_backward(gpu(), dx1, dw1, db1, dy_gpu, x_gpu, w_gpu, c.heads, kEps);
     ops::head_norm_backward(gpu(), dx2, dw2, db2, dy_gpu, x_gpu, w_gpu, c.heads, kEps);
     ops::head_norm_backward(cpu, dx, dw, db, dy, x, w, c.heads, kEps);
@@ -112,9 +112,9 @@ TEST_F(Norm, HeadNormBackwardMatchesTheCpuAndRepeats) {
     EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);
     EXPECT_LE(test::relative_error(db1, db), test::kF32Error);
     EXPECT_TRUE(dx1.gaps_intact());
-    EXPECT_EQ(dx1.bytes(), dx2.bytes());
-    EXPECT_EQ(dw1.bytes(), dw2.bytes());
-    EXPECT_EQ(db1.bytes(), db2.bytes());
+    EXPECT_EQ(dx1.raw(), dx2.raw());
+    EXPECT_EQ(dw1.raw(), dw2.raw());
+    EXPECT_EQ(db1.raw(), db2.raw());
   }
 }
 

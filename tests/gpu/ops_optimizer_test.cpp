@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "gpu/device_tensors.h"
+#include "gpu/op_test.h"
 #include "kernels/optimizer.h"
 #include "ops/cuda/context.h"
 
@@ -12,14 +12,14 @@ namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Optimizer = test::GpuTest;
+using Optimizer = test::GpuOpTest;
 using Values = std::vector<double>;
 
 constexpr DType kF32 = DType::kF32;
 constexpr DType kF64 = DType::kF64;
 
 // f64 on the GPU.
-void set(test::CudaStream& s, const Tensor& x, const Values& values) {
+void set(test::GpuStream& s, const Tensor& x, const Values& values) {
   ops::copy_from_host(s, x, values.data());
 }
 
@@ -36,7 +36,7 @@ TEST_F(Optimizer, SumsMatchFp64AndRepeat) {
       total += v;
       squares += v * v;
     }
-    const OnGpu x_gpu(gpu(), kF32, x, c.gap);
+    const OnGpu x_gpu(gpu(), x, kF32, c.gap);
     std::vector<uint8_t> first;
     for (int run = 0; run < 3; ++run) {
       const OnGpu sums(gpu(), kF64, {2});
@@ -46,8 +46,8 @@ TEST_F(Optimizer, SumsMatchFp64AndRepeat) {
       const Values values = sums.values();
       EXPECT_NEAR(values[0], 5 + total, 1e-12 * (squares + 12));
       EXPECT_NEAR(values[1], 7 + squares, 1e-12 * (squares + 12));
-      if (run == 0) first = sums.bytes();
-      EXPECT_EQ(sums.bytes(), first);
+      if (run == 0) first = sums.raw();
+      EXPECT_EQ(sums.raw(), first);
     }
     EXPECT_NEAR(ops::sum(gpu(), x_gpu), total, 1e-12 * (squares + 12));
   }
@@ -59,7 +59,7 @@ TEST_F(Optimizer, NonFiniteElementsShow) {
     x.at(7, 77) = bad;
     const OnGpu norm(gpu(), kF64, {1});
     set(gpu(), norm, {0});
-    ops::add_squared_norm(gpu(), norm, OnGpu(gpu(), kF32, x));
+    ops::add_squared_norm(gpu(), norm, OnGpu(gpu(), x, kF32));
     EXPECT_FALSE(std::isfinite(norm.values()[0]));
   }
 }
@@ -102,9 +102,9 @@ TEST_F(Optimizer, AdamWMatchesTheCpu) {
   for (const int64_t n : {3, 5, 8, 1024, 40003}) {
     const Update host{test::random_normal("w", {n}), test::constant({n}, 0),
                       test::constant({n}, 0)};
-    const OnGpu w(gpu(), kF32, host.w);
-    const OnGpu m(gpu(), kF32, host.m);
-    const OnGpu v(gpu(), kF32, host.v);
+    const OnGpu w(gpu(), host.w, kF32);
+    const OnGpu m(gpu(), host.m, kF32);
+    const OnGpu v(gpu(), host.v, kF32);
     const OnGpu compute(gpu(), DType::kBF16, {n});
     const OnGpu stats_gpu(gpu(), kF64, {ops::kStepStats});
     // Ranges that begin and end within 16 bytes, one that is empty.
@@ -112,7 +112,7 @@ TEST_F(Optimizer, AdamWMatchesTheCpu) {
         {0, n / 7}, {n / 7 + 1, n / 3}, {n / 2, n / 2}, {n / 2 + 1, n}};
     for (int step = 1; step <= 4; ++step) {
       const Owned grad = test::random_normal("grad" + std::to_string(step), {n}, 0.3);
-      const OnGpu grad_gpu(gpu(), kF32, grad);
+      const OnGpu grad_gpu(gpu(), grad, kF32);
       Values stats(ops::kStepStats);
       stats[ops::kUpdates] = step;
       stats[ops::kApply] = 1;
@@ -145,11 +145,11 @@ TEST_F(Optimizer, AdamWMatchesTheCpu) {
 
 TEST_F(Optimizer, SkippedStepsChangeNothing) {
   const Owned one = test::constant({100}, 1);
-  const OnGpu w(gpu(), kF32, one);
-  const OnGpu m(gpu(), kF32, one);
-  const OnGpu v(gpu(), kF32, one);
-  const OnGpu grad(gpu(), kF32, test::constant({100}, std::nan("")));
-  const OnGpu compute(gpu(), DType::kBF16, one);
+  const OnGpu w(gpu(), one, kF32);
+  const OnGpu m(gpu(), one, kF32);
+  const OnGpu v(gpu(), one, kF32);
+  const OnGpu grad(gpu(), test::constant({100}, std::nan("")), kF32);
+  const OnGpu compute(gpu(), one, DType::kBF16);
   const OnGpu stats(gpu(), kF64, {ops::kStepStats});
   set(gpu(), stats, Values(ops::kStepStats, 0.0));
   ops::adamw(gpu(), {.w_N = w,
@@ -163,7 +163,7 @@ TEST_F(Optimizer, SkippedStepsChangeNothing) {
 }
 
 TEST_F(Optimizer, TooManyDecayRangesThrow) {
-  const OnGpu x(gpu(), kF32, test::constant({1000}, 1));
+  const OnGpu x(gpu(), test::constant({1000}, 1), kF32);
   const OnGpu stats(gpu(), kF64, {ops::kStepStats});
   set(gpu(), stats, Values(ops::kStepStats, 0.0));
   std::vector<ops::DecayRange> decays;
@@ -178,10 +178,10 @@ TEST_F(Optimizer, TooManyDecayRangesThrow) {
 TEST_F(Optimizer, ClearsTheGradient) {
   for (const double apply : {0.0, 1.0}) {
     const Owned one = test::constant({103}, 1);
-    const OnGpu w(gpu(), kF32, one);
-    const OnGpu m(gpu(), kF32, one);
-    const OnGpu v(gpu(), kF32, one);
-    const OnGpu grad(gpu(), kF32, one);
+    const OnGpu w(gpu(), one, kF32);
+    const OnGpu m(gpu(), one, kF32);
+    const OnGpu v(gpu(), one, kF32);
+    const OnGpu grad(gpu(), one, kF32);
     const OnGpu stats(gpu(), kF64, {ops::kStepStats});
     Values values(ops::kStepStats, 1.0);
     values[ops::kApply] = apply;

@@ -1,13 +1,13 @@
 #include <gtest/gtest.h>
 
-#include "gpu/device_tensors.h"
+#include "gpu/op_test.h"
 
 namespace sbtrain {
 namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Rope = test::GpuTest;
+using Rope = test::GpuOpTest;
 
 struct Case {
   int64_t tokens;
@@ -24,9 +24,9 @@ TEST_F(Rope, MatchesTheCpu) {
     const Owned positions = test::random_integers("positions", c.tokens, 1000000);
     for (const bool inverse : {false, true}) {
       const Owned x = test::random_bf16("x", {c.tokens, cols});
-      const OnGpu y(gpu(), DType::kBF16, x, c.gap);
+      const OnGpu y(gpu(), x, DType::kBF16, c.gap);
       const ops::RopeParams params = {.heads = c.heads, .inverse = inverse};
-      ops::rope(gpu(), y, OnGpu(gpu(), DType::kI32, positions), params);
+      ops::rope(gpu(), y, OnGpu(gpu(), positions, DType::kI32), params);
       ops::rope(cpu, x, positions, params);
       EXPECT_LE(test::relative_error(y, x), test::kBf16Error)
           << c.heads << " heads of " << c.head_dim;
@@ -39,8 +39,8 @@ TEST_F(Rope, MatchesTheCpu) {
 TEST_F(Rope, ColumnRanges) {
   const Owned x = test::random_bf16("x", {40, 3 * 128});
   const Owned positions = test::random_integers("positions", 40, 5000);
-  const OnGpu y(gpu(), DType::kBF16, x);
-  const OnGpu positions_gpu(gpu(), DType::kI32, positions);
+  const OnGpu y(gpu(), x, DType::kBF16);
+  const OnGpu positions_gpu(gpu(), positions, DType::kI32);
   for (const int64_t first : {0, 128}) {
     ops::rope(gpu(), y.tensor().col_range(first, 128), positions_gpu, {.heads = 2});
     ops::rope(cpu, x.tensor().col_range(first, 128), positions, {.heads = 2});
