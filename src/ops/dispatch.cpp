@@ -85,7 +85,8 @@ void embedding_backward(Stream& s, Tensor dw_VD, Tensor dy_TD, Tensor tokens_T, 
   check_matrix("embedding_backward", "dw_VD", dw_VD, kF32, dw_VD.rows(), dy_TD.cols());
   dispatch(
       s, "embedding_backward", [&] { cpu::embedding_backward(s, dw_VD, dy_TD, tokens_T, scale); },
-      [&] { cuda::embedding_backward(s, dw_VD, dy_TD, tokens_T, scale); });
+      [&] { cuda::embedding_backward(s, dw_VD, dy_TD, tokens_T, scale); },
+      [&] { embedding_scratch(s, dy_TD.rows(), dy_TD.cols()); });
 }
 
 // ---- Normalisation ----------------------------------------------------------------------------

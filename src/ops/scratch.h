@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/stream.h"
+#include "kernels/scratch_sizes.h"
 
 namespace sbtrain::ops {
 
@@ -15,7 +16,7 @@ inline bool on_cuda(const Stream& s) {
 // Sums over tokens are formed in this many parts, always the same ones, and the parts are added in
 // order: the result does not depend on the number of threads or blocks.
 inline int64_t token_parts(const Stream& s) {
-  return on_cuda(s) ? 264 : 32;  // two blocks for each multiprocessor of an H100
+  return on_cuda(s) ? kernels::kTokenParts : 32;
 }
 
 // One row of partial sums for each part.
@@ -23,12 +24,17 @@ inline Buffer token_partials(const Stream& s, int64_t cols) {
   return s.scratch("partial sums over tokens", DType::kF32, {token_parts(s), cols});
 }
 
-// Blocks of a full reduction on the GPU, one partial sum each.
-inline constexpr int64_t kReductionBlocks = 1056;
-
+// Of a full reduction on the GPU.
 inline Buffer reduction_partials(const Stream& s) {
   if (!on_cuda(s)) return {};
-  return s.scratch("partial sums", DType::kF64, {kReductionBlocks});
+  return s.scratch("partial sums", DType::kF64, {kernels::kSumParts});
+}
+
+// Tokens sorted by their id, and sums of those of one id.
+inline Buffer embedding_scratch(const Stream& s, int64_t tokens, int64_t width) {
+  if (!on_cuda(s)) return {};
+  const size_t bytes = kernels::embedding_backward_scratch_bytes(tokens, width);
+  return s.scratch("embedding backward", DType::kI32, {static_cast<int64_t>(bytes / 4)});
 }
 
 // What cuBLASLt may use in one product.

@@ -1,4 +1,6 @@
 #include "core/error.h"
+#include "kernels/activation.h"
+#include "ops/cuda/arguments.h"
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/gemm.h"
 #include "ops/scratch.h"
@@ -86,6 +88,16 @@ void linear_backward_weight(Stream& s, Tensor dw_NK, Tensor dy_TN, Tensor x_TK, 
   const Buffer workspace = linear_workspace(s);
   gemm(s, {.y = dw_NK, .a = dy_TN, .b = x_TK, .transpose_a = true, .alpha = alpha, .beta = 1.0f},
        workspace);
+}
+
+void bias_backward(Stream& s, Tensor db_N, Tensor dy_TN) {
+  const Buffer scratch = token_partials(s, dy_TN.cols());
+  kernels::bias_backward(cuda_stream(s), {.db = db_N.f32(),
+                                          .dy = bf16(dy_TN),
+                                          .dy_stride = dy_TN.row_stride,
+                                          .rows = dy_TN.rows(),
+                                          .cols = dy_TN.cols(),
+                                          .scratch = scratch.tensor().f32()});
 }
 
 }  // namespace sbtrain::ops::cuda
