@@ -29,11 +29,12 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options&, std::string
 #include <compare>
 #include <cstdlib>
 #include <map>
-#include <stdexcept>
 #include <unordered_map>
 
+#include "core/error.h"
 #include "kernels/attention/ragged.h"
 #include "kernels/attention/scratch_sizes.h"
+#include "ops/cuda/context.h"
 
 // Where the frontend looks for cuDNN's functions.
 namespace cudnn_frontend {
@@ -182,12 +183,6 @@ class Builder {
   TensorPointer lengths_q_, lengths_kv_;
 };
 
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) {
-    throw std::runtime_error(fmt::format("{}: {}", what, cudaGetErrorString(error)));
-  }
-}
-
 class Loaded final : public CudnnAttention {
  public:
   Loaded(const Options& options, cudnnHandle_t handle, int sm_version)
@@ -265,10 +260,10 @@ class Loaded final : public CudnnAttention {
                                 .cu_seqlens = p.cu_seqlens,
                                 .tensors = static_cast<int>(shape.tensors())};
     std::copy_n(shape.stride.begin(), shape.tensors(), ragged.stride);
-    check(kernels::ragged_batch(stream, ragged, offsets, lengths), "offsets of documents");
+    SBTRAIN_CUDA_CHECK(kernels::ragged_batch(stream, ragged, offsets, lengths));
     // cuDNN has the statistics of a pack in the order [T, H]; ours is [H, T].
     if (is_backward) {
-      check(kernels::transpose_f32(stream, statistics, p.lse, p.heads, p.tokens), "lse");
+      SBTRAIN_CUDA_CHECK(kernels::transpose_f32(stream, statistics, p.lse, p.heads, p.tokens));
     }
 
     std::unordered_map<int64_t, void*> pointers = {{kQ, p.q.data},
@@ -285,12 +280,12 @@ class Loaded final : public CudnnAttention {
       pointers[kOffsets + i] = offsets + i * (shape.batch + 1);
     }
     if (fe::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS) {
-      throw std::runtime_error("cuDNN: cannot set the stream");
+      fail(ExitCode::kInternal, "cuDNN: cannot set the stream");
     }
     fe::error_t error = plan.graph->execute(handle_, pointers, data + own_bytes(shape));
-    if (error.is_bad()) throw std::runtime_error("cuDNN: " + error.get_message());
+    if (error.is_bad()) fail(ExitCode::kInternal, "cuDNN: {}", error.get_message());
     if (!is_backward) {
-      check(kernels::transpose_f32(stream, p.lse, statistics, p.tokens, p.heads), "lse");
+      SBTRAIN_CUDA_CHECK(kernels::transpose_f32(stream, p.lse, statistics, p.tokens, p.heads));
     }
     return "";
   }
@@ -334,9 +329,9 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options& options, std
     // wants to be told so in this way.
     if (version >= 92500) setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "0", 0);
     int device = 0, major = 0, minor = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "sm");
-    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "sm");
+    SBTRAIN_CUDA_CHECK(cudaGetDevice(&device));
+    SBTRAIN_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    SBTRAIN_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
     cudnnHandle_t handle = nullptr;
     const cudnnStatus_t status = fe::detail::create_handle(&handle);
     if (status != CUDNN_STATUS_SUCCESS) {
