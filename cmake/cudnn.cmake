@@ -20,9 +20,9 @@ endif()
 find_path(cudnn_frontend_found cudnn_frontend.h NO_CACHE NO_DEFAULT_PATH PATHS
   ${CUDNN_FRONTEND_INCLUDE} ${CMAKE_SOURCE_DIR}/third_party/cudnn-frontend/include
   ${site_packages}/include)
-find_path(cudnn_found cudnn_version.h NO_CACHE PATHS
+find_path(cudnn_found cudnn_version.h NO_CACHE HINTS
   ${CUDNN_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS} ${site_packages}/nvidia/cudnn/include)
-find_library(cudnn_library NAMES libcudnn.so.9 NO_CACHE PATHS
+find_library(cudnn_library NAMES libcudnn.so.9 NO_CACHE HINTS
   ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}/lib ${site_packages}/nvidia/cudnn/lib)
 
 if(cudnn_frontend_found AND cudnn_found)

@@ -70,7 +70,7 @@ constexpr int64_t cudnn_planned_batch(int64_t tokens, int64_t max_seqlen) {
   const int64_t fewest = max_seqlen > 0 ? (tokens + max_seqlen - 1) / max_seqlen : 1;
   return cudnn_batch(std::min(2 * fewest, kMaxCudnnDocuments));
 }
-constexpr size_t cudnn_forward_scratch_bytes(int64_t tokens, int64_t heads, int64_t max_seqlen) {
+constexpr size_t cudnn_forward_scratch_bytes(int64_t tokens, int64_t heads) {
   return cudnn_statistics_bytes(tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments) +
          cudnn_forward_workspace_bytes(kMaxCudnnDocuments);
 }

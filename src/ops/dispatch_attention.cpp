@@ -136,7 +136,7 @@ void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequen
       [&] { cuda::softmax_forward(s, t, sequences, params); },
       [&] {
         if (on_cuda(s)) {
-          cuda::softmax_forward_scratch(s, t.q_THd.rows(), params.heads, sequences.max_seqlen);
+          cuda::softmax_forward_scratch(s, t.q_THd.rows(), params.heads);
         } else {
           cpu::softmax_forward_scratch(s, d);
         }

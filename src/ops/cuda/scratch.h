@@ -33,9 +33,8 @@ inline Buffer stickbreaking_backward_scratch(const Stream& s, int64_t tokens, in
 
 // Softmax: whichever of cuDNN and the portable kernels takes more.
 inline constexpr bool kDeterministicSoftmax = true;
-inline Buffer softmax_forward_scratch(const Stream& s, int64_t tokens, int64_t heads,
-                                      int64_t max_seqlen) {
-  const size_t bytes = kernels::cudnn_forward_scratch_bytes(tokens, heads, max_seqlen);
+inline Buffer softmax_forward_scratch(const Stream& s, int64_t tokens, int64_t heads) {
+  const size_t bytes = kernels::cudnn_forward_scratch_bytes(tokens, heads);
   return s.scratch("softmax forward", DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
 }
 inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, int64_t heads,

@@ -78,8 +78,7 @@ CudnnAttention::Workspace workspace(const Buffer& scratch) {
 
 void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
                      const SoftmaxParams& params) {
-  const Buffer scratch =
-      softmax_forward_scratch(s, t.q_THd.rows(), params.heads, sequences.max_seqlen);
+  const Buffer scratch = softmax_forward_scratch(s, t.q_THd.rows(), params.heads);
   const kernels::SoftmaxProblem p = problem(t, sequences, params);
   Cudnn& library = cudnn(s);
   if (library.attention && done(library.attention->forward(cuda_stream(s), p, workspace(scratch)),
