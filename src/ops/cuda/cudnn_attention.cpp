@@ -46,7 +46,6 @@ namespace {
 
 namespace fe = cudnn_frontend;
 using fe::graph::Tensor_attributes;
-using kernels::HeadRows;
 using kernels::SoftmaxProblem;
 using TensorPointer = std::shared_ptr<Tensor_attributes>;
 
@@ -84,7 +83,7 @@ struct Shape {
     return s;
   }
   int64_t tensors() const { return is_backward ? int64_t{kRagged} : kForwardTensors; }
-  auto operator<=>(const Shape&) const = default;
+  auto operator<=>(const Shape&) const = default;  // NOLINT: takes it for a null pointer
 };
 
 struct Plan {
