@@ -1,5 +1,5 @@
 # The CUDA backend: SBTRAIN_HAS_CUDA says whether it is built. AUTO builds it where nvcc is found.
-set(SBTRAIN_CUDA OFF CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
+set(SBTRAIN_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SBTRAIN_HAS_CUDA OFF)
 if(NOT SBTRAIN_CUDA STREQUAL "OFF")
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
@@ -21,6 +21,11 @@ if(NOT SBTRAIN_CUDA STREQUAL "OFF")
                           "or configure with -DSBTRAIN_CUDA=OFF")
     endif()
     find_package(CUDAToolkit REQUIRED)
+    # CMake 3.25 (Debian 12) does not know nvcc's flag.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(SBTRAIN_HAS_CUDA ON)

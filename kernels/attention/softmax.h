@@ -26,8 +26,8 @@ struct SoftmaxProblem {
   int sequences = 0;
   int max_seqlen = 0;  // an upper bound of the documents' lengths
   HeadRows q, k, v, o;
-  float* lse = nullptr;       // [H, T], natural logarithm
-  HeadRows dout, dq, dk, dv;  // backward
+  float* lse = nullptr;               // [H, T], natural logarithm
+  HeadRows dout{}, dq{}, dk{}, dv{};  // backward
 };
 
 // Writes o and lse.

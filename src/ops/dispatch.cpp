@@ -53,6 +53,21 @@ void synchronize(Stream& s) {
       s, "synchronize", [&] { cpu::synchronize(s); }, [&] { cuda::synchronize(s); });
 }
 
+void begin_tuning(Stream& s, const std::string& known) {
+  s.set_tuning(true);
+  if constexpr (kHasCuda) {
+    if (s.backend() == Backend::kCuda) cuda::add_choices(s, known);
+  }
+}
+
+std::string end_tuning(Stream& s) {
+  s.set_tuning(false);
+  if constexpr (kHasCuda) {
+    if (s.backend() == Backend::kCuda) return cuda::keep_choices(s);
+  }
+  return {};
+}
+
 // ---- Embedding ------------------------------------------------------------------------------
 
 void embedding(Stream& s, Tensor y_TD, Tensor tokens_T, Tensor w_VD, float scale) {

@@ -135,7 +135,11 @@ void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequen
       s, kOp, [&] { cpu::softmax_forward(s, t, sequences, params); },
       [&] { cuda::softmax_forward(s, t, sequences, params); },
       [&] {
-        if (!on_cuda(s)) cpu::softmax_forward_scratch(s, d);
+        if (on_cuda(s)) {
+          cuda::softmax_forward_scratch(s, t.q_THd.rows(), params.heads);
+        } else {
+          cpu::softmax_forward_scratch(s, d);
+        }
       });
 }
 
@@ -152,7 +156,11 @@ void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequ
       s, kOp, [&] { cpu::softmax_backward(s, t, sequences, params); },
       [&] { cuda::softmax_backward(s, t, sequences, params); },
       [&] {
-        if (!on_cuda(s)) cpu::softmax_backward_scratch(s, d);
+        if (on_cuda(s)) {
+          cuda::softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen);
+        } else {
+          cpu::softmax_backward_scratch(s, d);
+        }
       });
 }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "core/sequences.h"
@@ -30,6 +31,12 @@ void add(Stream& s, Tensor y, Tensor x);   // y += x, same shape
 void copy_from_host(Stream& s, Tensor y, const void* host);
 void copy_to_host(Stream& s, void* host, Tensor x);  // waits until the bytes are there
 void synchronize(Stream& s);
+
+// Between these two, ops that have alternatives time them and keep the fastest; what they write is
+// undefined. `known` are choices of an earlier run on such a device, which are kept; end_tuning()
+// returns all that are known now ("" on backends without alternatives).
+void begin_tuning(Stream& s, const std::string& known);
+std::string end_tuning(Stream& s);
 
 // ---- Embedding ------------------------------------------------------------------------------
 

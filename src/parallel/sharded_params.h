@@ -38,6 +38,7 @@ class ShardedParams : public ParamAccess {
     std::vector<ops::DecayRange> decays;        // elements of the shard with weight decay
   };
   const ParamRegistry& registry() const { return registry_; }
+  Stream& stream() const { return stream_; }
   const Shard& shard(int unit) const { return units_.at(unit).shard; }
 
   void initialize(uint64_t seed);  // weights by Philox, moments zero

@@ -58,6 +58,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   Stream stream(memory);
   TrainStep step(config, model, stream, *communicator);
   step.params().initialize(config.seed);
+  if (backend == Backend::kCuda) step.tune("");
 
   int64_t steps = 0;
   const auto run_step = [&] {

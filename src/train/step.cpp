@@ -65,6 +65,22 @@ void TrainStep::plan() {
   sum_validation_loss(batch);
 }
 
+std::string TrainStep::tune(const std::string& known) {
+  const int64_t length = config_.sequence_length;
+  PackedBatch batch;
+  batch.tokens.assign(static_cast<size_t>(tokens_), 0);
+  batch.targets.assign(static_cast<size_t>(tokens_), 0);
+  for (int64_t t = 0; t < tokens_; ++t) {
+    batch.positions.push_back(static_cast<int32_t>(t % length));
+  }
+  for (int64_t t = 0; t <= tokens_; t += length) {
+    batch.cu_seqlens.push_back(static_cast<int32_t>(t));
+  }
+  ops::begin_tuning(stream_, known);
+  accumulate(upload(batch), 1.0f / static_cast<float>(tokens_));
+  return ops::end_tuning(stream_);
+}
+
 void TrainStep::set_updates(int64_t updates) {
   const auto value = static_cast<double>(updates);
   ops::copy_from_host(stream_, stats_.tensor().row_range(ops::kUpdates, 1), &value);

@@ -42,6 +42,10 @@ class TrainStep {
   // Records the memory of a step and of a validation batch (Backend::kPlan only).
   void plan();
 
+  // Lets ops choose the fastest of their alternatives for the shapes of a step, keeping `known`
+  // choices (ops::begin_tuning); returns all of them. Weights must be in place; they stay.
+  std::string tune(const std::string& known);
+
   // Applied updates before the next step: the bias correction counts them.
   void set_updates(int64_t updates);
 

@@ -9,11 +9,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
+#include "core/device.h"
 #include "core/version.h"
 #include "data/loader.h"
 #include "eval/perplexity.h"
@@ -58,6 +60,7 @@ class Run {
 
  private:
   bool resume();
+  void tune();
   void open_stage(int stage);
   void train_one_step();
   void settle();
@@ -97,12 +100,26 @@ class Run {
   std::optional<Enqueued> enqueued_;
 };
 
+double gibibytes(size_t bytes) {
+  return static_cast<double>(bytes) / (1 << 30);
+}
+
 // The memory of the whole step is planned, then allocated once.
 Memory& with_plan(Memory& memory, const Config& config, const Llama& model,
                   Communicator& communicator) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
   TrainStep(config, model, stream, communicator).plan();
+  const MemoryReport report = plan.report();
+  const DeviceMemory device = device_memory(memory.backend());
+  if (device.total > 0 && report.total_bytes() > device.free) {
+    fail(ExitCode::kOutOfMemory,
+         "out of memory: the run needs {:.2f} GiB, the device has {:.2f} of {:.2f} GiB free\n{}"
+         "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or "
+         "full.",
+         gibibytes(report.total_bytes()), gibibytes(device.free), gibibytes(device.total),
+         describe_memory(report));
+  }
   memory.adopt_plan(plan);
   return memory;
 }
@@ -132,6 +149,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
       held_out_(held_out(config_)) {
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
+  if (backend == Backend::kCuda) tune();
   describe_run_folder(folder_, resolved.yaml);
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
@@ -148,6 +166,15 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
   metrics.peak_flops = config_.metrics.peak_tflops * 1e12;
   if (resumed_) metrics.resumed_step = state_.step;
   metrics_.emplace(metrics);
+}
+
+// Choices of algorithms belong to the run: with others, a resumed run would round differently.
+void Run::tune() {
+  const fs::path file = folder_ / "gemm.txt";
+  std::ostringstream known;
+  known << std::ifstream(file).rdbuf();
+  const std::string choices = step_.tune(known.str());
+  if (choices != known.str()) std::ofstream(file) << choices;
 }
 
 bool Run::resume() {
@@ -246,7 +273,7 @@ void Run::save() {
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
   Snapshot snapshot = writer_->take_buffers();
-  copy_tensors(training_state(step_.params()), snapshot);
+  take_snapshot(step_.params(), snapshot);
   snapshot.step = state_.step;
   snapshot.tokens = state_.tokens;
   snapshot.state_json = format_run_state(state_);

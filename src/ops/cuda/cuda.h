@@ -7,4 +7,8 @@ namespace sbtrain::ops::cuda {
 
 #include "ops/implementations.inc"
 
+// Choices made by timing, see gemm_tuner.h.
+void add_choices(Stream& s, const std::string& known);
+std::string keep_choices(Stream& s);
+
 }  // namespace sbtrain::ops::cuda

@@ -54,6 +54,16 @@ void gemm(Stream& s, const Gemm& g, const Tensor& workspace) {
               s.tuning());
 }
 
+void add_choices(Stream& s, const std::string& known) {
+  context(s).tuner.add(known);
+}
+
+std::string keep_choices(Stream& s) {
+  const GemmTuner& tuner = context(s).tuner;
+  tuner.save();
+  return tuner.text();
+}
+
 void linear(Stream& s, Tensor y_TN, Tensor x_TK, Tensor w_NK, const LinearOptions& options) {
   const Buffer workspace = linear_workspace(s);
   gemm(s,

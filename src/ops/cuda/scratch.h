@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/stream.h"
+#include "kernels/attention/scratch_sizes.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -28,6 +29,21 @@ inline Buffer stickbreaking_backward_scratch(const Stream& s, int64_t tokens, in
                                              int64_t max_seqlen) {
   const StickBreakingWorkspace w = stickbreaking_workspace(tokens, heads, max_seqlen);
   return s.scratch("stick-breaking states", DType::kF32, {w.heads, w.blocks, tokens, 2});
+}
+
+// Softmax: whichever of cuDNN and the portable kernels takes more.
+inline constexpr bool kDeterministicSoftmax = true;
+inline Buffer softmax_forward_scratch(const Stream& s, int64_t tokens, int64_t heads) {
+  const size_t bytes = kernels::cudnn_forward_scratch_bytes(tokens, heads);
+  return s.scratch("softmax forward", DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
+}
+inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, int64_t heads,
+                                       int64_t max_seqlen) {
+  const size_t bytes =
+      std::max(kernels::softmax_backward_scratch_bytes(dq_THd.rows(), heads),
+               kernels::cudnn_backward_scratch_bytes(dq_THd.rows(), heads, max_seqlen,
+                                                     dq_THd.row_stride, kDeterministicSoftmax));
+  return s.scratch("softmax backward", DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
 }
 
 }  // namespace sbtrain::ops::cuda
