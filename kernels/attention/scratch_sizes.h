@@ -64,11 +64,12 @@ constexpr size_t cudnn_backward_workspace_bytes(int64_t tokens, int64_t heads, i
          cudnn_statistics_bytes(tokens, heads) + cudnn_margin(batch);
 }
 
-// What the launchers plan: enough for packs of up to twice as many documents as there must be at
-// least, within kMaxCudnnScratch. Depends on nothing that changes from step to step.
+// What the launchers plan: enough for packs of as few documents as there can be; packs of more are
+// left to the portable kernels if they want more. Depends on nothing that changes from step to
+// step.
 constexpr int64_t cudnn_planned_batch(int64_t tokens, int64_t max_seqlen) {
   const int64_t fewest = max_seqlen > 0 ? (tokens + max_seqlen - 1) / max_seqlen : 1;
-  return cudnn_batch(std::min(2 * fewest, kMaxCudnnDocuments));
+  return cudnn_batch(std::min(fewest, kMaxCudnnDocuments));
 }
 constexpr size_t cudnn_forward_scratch_bytes(int64_t tokens, int64_t heads) {
   return cudnn_statistics_bytes(tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments) +
@@ -76,10 +77,21 @@ constexpr size_t cudnn_forward_scratch_bytes(int64_t tokens, int64_t heads) {
 }
 constexpr size_t cudnn_backward_scratch_bytes(int64_t tokens, int64_t heads, int64_t max_seqlen,
                                               int64_t dq_stride, bool deterministic) {
-  const size_t workspace = cudnn_backward_workspace_bytes(
-      tokens, heads, cudnn_planned_batch(tokens, max_seqlen), max_seqlen, dq_stride, deterministic);
-  const size_t rest = cudnn_statistics_bytes(tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments);
-  return rest + workspace <= kMaxCudnnScratch ? rest + workspace : size_t{0};
+  return cudnn_statistics_bytes(tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments) +
+         cudnn_backward_workspace_bytes(tokens, heads, cudnn_planned_batch(tokens, max_seqlen),
+                                        max_seqlen, dq_stride, deterministic);
+}
+// Heads that cuDNN's backward pass takes at a time, so that its scratch fits kMaxCudnnScratch; 0
+// where not even one fits.
+constexpr int64_t cudnn_backward_heads(int64_t tokens, int64_t heads, int64_t max_seqlen,
+                                       int64_t dq_stride, bool deterministic) {
+  for (int64_t group = heads; group > 0; --group) {
+    if (heads % group == 0 && cudnn_backward_scratch_bytes(tokens, group, max_seqlen, dq_stride,
+                                                           deterministic) <= kMaxCudnnScratch) {
+      return group;
+    }
+  }
+  return 0;
 }
 
 }  // namespace sbtrain::kernels

@@ -6,6 +6,7 @@
 
 #include "core/philox.h"
 #include "model/llama.h"
+#include "ops/ops.h"
 #include "parallel/communicator.h"
 #include "train/step.h"
 
@@ -69,7 +70,9 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
     ++steps;
     const Clock::time_point start = Clock::now();
     step.run(batches, config.train.lr).wait();
-    return seconds_since(start);
+    const double seconds = seconds_since(start);
+    ops::synchronize(stream);  // collects the times of ops where they run behind the host
+    return seconds;
   };
   for (int64_t n = 0; n < options.warmup; ++n) run_step();
   std::vector<double> times;

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include "core/error.h"
+#include "ops/cuda/attention.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/cudnn_attention.h"
@@ -38,40 +39,56 @@ bool done(const std::string& why, bool& said, const char* pass) {
   return false;
 }
 
-kernels::HeadRows rows(const Tensor& t) {
-  auto* const data = reinterpret_cast<__nv_bfloat16*>(t.bf16());
-  require(reinterpret_cast<uintptr_t>(data) % 16 == 0 && t.row_stride % 8 == 0,
-          "softmax attention: rows must begin at multiples of 16 bytes");
-  return {data, t.row_stride};
-}
-
 template <typename Tensors>
 kernels::SoftmaxProblem problem(const Tensors& t, const Sequences& sequences,
                                 const SoftmaxParams& params) {
-  const int64_t head_dim = t.q_THd.cols() / params.heads;
-  require(head_dim <= 128 && head_dim % 8 == 0,
-          "softmax attention on CUDA: the head dimension is {}, not a multiple of 8 up to 128",
-          head_dim);
+  const int head_dim = attention_head_dim("softmax attention", t.q_THd, params.heads);
   require(t.lse_HT.contiguous(), "softmax attention: lse has strided rows");
   return {.tokens = static_cast<int>(t.q_THd.rows()),
           .heads = params.heads,
-          .head_dim = static_cast<int>(head_dim),
+          .head_dim = head_dim,
           .scale = params.scale,
           .window = static_cast<int>(params.window),
           .cu_seqlens = sequences.cu_seqlens.i32(),
           .positions = sequences.positions_T.i32(),
           .sequences = static_cast<int>(sequences.count),
           .max_seqlen = static_cast<int>(sequences.max_seqlen),
-          .q = rows(t.q_THd),
-          .k = rows(t.k_THd),
-          .v = rows(t.v_THd),
-          .o = rows(t.o_THd),
+          .q = head_rows(t.q_THd),
+          .k = head_rows(t.k_THd),
+          .v = head_rows(t.v_THd),
+          .o = head_rows(t.o_THd),
           .lse = t.lse_HT.f32()};
 }
 
 CudnnAttention::Workspace workspace(const Buffer& scratch) {
   const Tensor& t = scratch;
   return {t.data, t.bytes()};
+}
+
+// Heads [first, first + heads) of the problem.
+kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads) {
+  for (kernels::HeadRows* x : {&p.q, &p.k, &p.v, &p.o, &p.dout, &p.dq, &p.dk, &p.dv}) {
+    x->data += first * p.head_dim;
+  }
+  p.lse += static_cast<int64_t>(first) * p.tokens;
+  p.heads = heads;
+  return p;
+}
+
+// False where cuDNN cannot: nothing has been written then that the portable kernels do not write.
+bool backward_by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
+                       const CudnnAttention::Workspace& scratch) {
+  Cudnn& library = cudnn(s);
+  if (!library.attention) return false;
+  const auto group = static_cast<int>(kernels::cudnn_backward_heads(
+      p.tokens, p.heads, p.max_seqlen, p.dq.stride, kDeterministicSoftmax));
+  for (int head = 0; head < p.heads; head += group) {
+    const std::string why =
+        group == 0 ? "the scratch of one head is too much"
+                   : library.attention->backward(cuda_stream(s), heads_of(p, head, group), scratch);
+    if (!done(why, library.backward_said, "backward")) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -92,15 +109,11 @@ void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequ
                       const SoftmaxParams& params) {
   const Buffer scratch = softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen);
   kernels::SoftmaxProblem p = problem(t, sequences, params);
-  p.dout = rows(t.do_THd);
-  p.dq = rows(t.dq_THd);
-  p.dk = rows(t.dk_THd);
-  p.dv = rows(t.dv_THd);
-  Cudnn& library = cudnn(s);
-  if (library.attention && done(library.attention->backward(cuda_stream(s), p, workspace(scratch)),
-                                library.backward_said, "backward")) {
-    return;
-  }
+  p.dout = head_rows(t.do_THd);
+  p.dq = head_rows(t.dq_THd);
+  p.dk = head_rows(t.dk_THd);
+  p.dv = head_rows(t.dv_THd);
+  if (backward_by_cudnn(s, p, workspace(scratch))) return;
   SBTRAIN_CUDA_CHECK(kernels::softmax_backward(cuda_stream(s), p, workspace(scratch).data));
 }
 
