@@ -1,14 +1,16 @@
 # Compiler options that every target of the project shares, and the helper that adds a library.
 add_library(sbtrain_options INTERFACE)
 target_compile_options(sbtrain_options INTERFACE
-  -Wall -Wextra -Wno-unused-parameter -fno-math-errno -fno-trapping-math -fopenmp)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -fno-math-errno -fno-trapping-math -fopenmp>)
+target_compile_definitions(sbtrain_options INTERFACE SBTRAIN_HAS_CUDA=$<BOOL:${SBTRAIN_HAS_CUDA}>)
 target_include_directories(sbtrain_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(sbtrain_options INTERFACE fmt::fmt spdlog::spdlog OpenMP::OpenMP_CXX Threads::Threads)
 if(SBTRAIN_NATIVE)
-  target_compile_options(sbtrain_options INTERFACE -march=native)
+  target_compile_options(sbtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
 endif()
 if(SBTRAIN_SANITIZE)
-  target_compile_options(sbtrain_options INTERFACE -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  target_compile_options(sbtrain_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined>)
   target_link_options(sbtrain_options INTERFACE -fsanitize=address,undefined)
 endif()
 

@@ -2,7 +2,8 @@
 # Installs the packages of scripts/dependencies.txt that are missing. Does nothing, and asks for
 # no rights, when all are there.
 #
-#   scripts/setup.sh [--check] [SECTION...]     sections: build (default), quickstart, test, lint
+#   scripts/setup.sh [--check] [SECTION...]     sections: build (default), quickstart, test, lint,
+#                                               cuda (with build, where nvcc is)
 #   --check   only list what is missing; exit 1 if anything required is
 set -euo pipefail
 
@@ -14,7 +15,7 @@ die() {
   exit 1
 }
 
-usage() { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 check_only=0
 sections=()
@@ -27,6 +28,10 @@ for argument in "$@"; do
   esac
 done
 [ ${#sections[@]} -gt 0 ] || sections=(build)
+if [[ " ${sections[*]} " == *" build "* ]] &&
+  { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then
+  sections+=(cuda)
+fi
 
 # The lines of one section: "name", "a | b", "name ?".
 read_section() {
@@ -41,6 +46,37 @@ installed() {
 # Packages "a | b" of one line, one a word, without the marks.
 alternatives() { tr -d '|?' <<<"$1"; }
 
+# The headers of "pip:NAME==VERSION" are in third_party/NAME/include, a leading "nvidia-" left out.
+headers_of() {
+  local name=${1#pip:}
+  name=${name%%==*}
+  echo "$here/../third_party/${name#nvidia-}"
+}
+
+# Without them a build still works: whatever fails is said, and no error.
+fetch_headers() {
+  local package folder scratch
+  package=$(alternatives "${1#pip:}" | tr -d ' ')
+  folder=$(headers_of "$1")
+  if ! python3 -m pip --version >/dev/null 2>&1; then
+    echo "setup: no pip to fetch $package with (apt-get install python3-pip); going on without it" >&2
+    return
+  fi
+  scratch=$(mktemp -d -t sbtrain-setup.XXXXXX)
+  echo "setup: fetching $package"
+  if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --retries 1 --timeout 20 --dest "$scratch" "$package" >"$scratch/log" 2>&1 &&
+    python3 -m zipfile -e "$scratch"/*.whl "$scratch/wheel" && [ -d "$scratch/wheel/include" ]; then
+    mkdir -p "$folder"
+    rm -rf "$folder/include"
+    cp -R "$scratch/wheel/include" "$folder/include"
+  else
+    tail -n 3 "$scratch/log" >&2
+    echo "setup: could not fetch $package (is this machine online?); going on without it" >&2
+  fi
+  rm -rf "$scratch"
+}
+
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   die "this script knows Debian 12 and Ubuntu 24.04; here neither apt-get nor dpkg exists." \
     "Install what scripts/dependencies.txt lists under its names of your system, then run" \
@@ -51,6 +87,11 @@ missing=()
 for section in "${sections[@]}"; do
   lines=$(read_section "$section")
   while IFS= read -r line; do
+    if [[ $line == pip:* ]]; then
+      if [ -d "$(headers_of "$line")/include" ]; then continue; fi
+      if [ $check_only = 1 ]; then missing+=("$line"); else fetch_headers "$line"; fi
+      continue
+    fi
     found=0
     for package in $(alternatives "$line"); do
       if installed "$package"; then found=1; fi

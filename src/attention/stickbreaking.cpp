@@ -18,7 +18,7 @@ constexpr double kGateBiasInit = 4.0;  // sigmoid(4) = 0.98: gates start almost 
 
 struct StickBreakingSaved : AttentionSaved {
   Buffer qkv_T3D;
-  Buffer rem_HT;
+  Buffer log2_rem_HT;
   Buffer stop_HT;
   Buffer gate_TH;   // with a forget gate
   Buffer heads_TD;  // the output before head norm, with head norm
@@ -78,7 +78,7 @@ class StickBreakingAttention : public Attention {
     };
     auto saved = std::make_unique<StickBreakingSaved>();
     saved->qkv_T3D = buffer("qkv", memory.compute_dtype(), tokens, 3 * model_.width);
-    saved->rem_HT = buffer("remainder", DType::kF32, model_.heads, tokens);
+    saved->log2_rem_HT = buffer("remainder", DType::kF32, model_.heads, tokens);
     saved->stop_HT = buffer("stops", DType::kI32, model_.heads, tokens);
     if (gated_)
       saved->gate_TH = buffer("forget gate", memory.compute_dtype(), tokens, model_.heads);
@@ -95,7 +95,7 @@ class StickBreakingAttention : public Attention {
     const Qkv x(mine.qkv_T3D);
     ops::stickbreaking_forward(s,
                                {.o_THd = heads_TD,
-                                .rem_HT = mine.rem_HT,
+                                .log2_rem_HT = mine.log2_rem_HT,
                                 .stop_HT = mine.stop_HT,
                                 .q_THd = x.q,
                                 .k_THd = x.k,
@@ -131,7 +131,7 @@ class StickBreakingAttention : public Attention {
                                  .dgate_TH = dgate,
                                  .dremainder_bias_Hd = remainder_bias(dw),
                                  .do_THd = dheads_TD,
-                                 .rem_HT = mine.rem_HT,
+                                 .log2_rem_HT = mine.log2_rem_HT,
                                  .stop_HT = mine.stop_HT,
                                  .q_THd = x.q,
                                  .k_THd = x.k,

@@ -30,7 +30,7 @@ namespace sbtrain {
 
 class Communicator;
 
-// ---- saving
+// ---- saving: checkpoint_save.cpp
 
 // This rank's part of one tensor, in the trainer's memory.
 struct TensorShard {
@@ -93,7 +93,7 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const std::filesystem::p
 // Removes what a crash left behind (step-*.tmp). Only the holder of the run's lock may call it.
 void clean_up_checkpoints(const Storage& storage, const std::filesystem::path& run);
 
-// ---- finding
+// ---- listing: checkpoint_find.cpp
 
 struct CheckpointInfo {
   std::filesystem::path folder;
@@ -105,7 +105,7 @@ struct CheckpointInfo {
 // The checkpoints of a run, newest save first, by their manifests alone.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
 
-// ---- loading
+// ---- reading: checkpoint_reader.cpp
 
 enum class Verification : uint8_t {
   kFull,     // sizes and SHA-256 of every file: reads everything once
@@ -158,6 +158,8 @@ class CheckpointReader {
 
 // Everything wrong with a checkpoint, each naming file and tensor; empty: it is good.
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& folder);
+
+// ---- choosing the one to read: checkpoint_find.cpp
 
 // What is wrong with <run>/checkpoints/latest; empty: nothing, or there is none.
 std::string verify_latest(const std::filesystem::path& run);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/layout.h"
 #include "checkpoint/storage.h"
 #include "core/error.h"
 
@@ -154,7 +155,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
 }
 
 Manifest read_manifest(const std::filesystem::path& folder) {
-  const InputFile file(folder / "manifest.json");
+  const InputFile file(folder / kManifestName);
   if (file.size() > kMaxManifestBytes) {
     fail(ExitCode::kNoCheckpoint, "{}: {} bytes is no manifest", file.path().string(), file.size());
   }

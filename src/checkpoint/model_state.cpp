@@ -20,8 +20,6 @@ TensorKind kind_of(ParamState state) {
   return TensorKind::kModel;
 }
 
-}  // namespace
-
 std::vector<TensorShard> training_state(const ShardedParams& params) {
   std::vector<TensorShard> shards;
   for (const ParamRange& range : param_ranges(params, /*with_moments=*/true)) {
@@ -36,7 +34,44 @@ std::vector<TensorShard> training_state(const ShardedParams& params) {
   return shards;
 }
 
+// Elements in memory from the range's first to its last, the padding between rows included.
+template <typename Range>
+int64_t stored_count(const Range& range) {
+  const int64_t count = range.end - range.begin;
+  const int64_t cols = range.shape.empty() ? 1 : range.shape.back();
+  if (range.row_stride == 0 || count == 0) return count;
+  return count + ((range.end - 1) / cols - range.begin / cols) * (range.row_stride - cols);
+}
+
+bool on_host(const ShardedParams& params) {
+  return params.stream().backend() != Backend::kCuda;
+}
+
+}  // namespace
+
+void take_snapshot(ShardedParams& params, Snapshot& snapshot) {
+  const std::vector<TensorShard> shards = training_state(params);
+  if (on_host(params)) {
+    copy_tensors(shards, snapshot);
+    return;
+  }
+  snapshot.tensors.resize(shards.size());
+  std::vector<float> host;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    host.resize(static_cast<size_t>(stored_count(shards[i])));
+    const Tensor device(const_cast<float*>(shards[i].data), DType::kF32, {stored_count(shards[i])});
+    ops::copy_to_host(params.stream(), host.data(), device);
+    TensorShard shard = shards[i];
+    shard.data = host.data();
+    Snapshot one;
+    one.tensors.push_back(std::move(snapshot.tensors[i]));  // its memory is used again
+    copy_tensors(std::span(&shard, 1), one);
+    snapshot.tensors[i] = std::move(one.tensors.front());
+  }
+}
+
 void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
+  std::vector<float> host;
   for (const ParamRange& range : param_ranges(params, with_moments)) {
     const TensorKind kind = kind_of(range.state);
     const auto refuse = [&](const std::string& why) {
@@ -50,7 +85,14 @@ void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool
                          fmt::join(checkpoint.shape(kind, range.name), ", "),
                          fmt::join(range.shape, ", ")));
     }
-    checkpoint.read(kind, range.name, range.begin, range.end, range.data, range.row_stride);
+    if (on_host(params)) {
+      checkpoint.read(kind, range.name, range.begin, range.end, range.data, range.row_stride);
+      continue;
+    }
+    host.assign(static_cast<size_t>(stored_count(range)), 0.0f);
+    checkpoint.read(kind, range.name, range.begin, range.end, host.data(), range.row_stride);
+    ops::copy_from_host(params.stream(), Tensor(range.data, DType::kF32, {stored_count(range)}),
+                        host.data());
   }
   params.refresh();
 }

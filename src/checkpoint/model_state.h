@@ -8,8 +8,8 @@
 
 namespace sbtrain {
 
-// This rank's ranges of all weights and moments, for copy_tensors().
-std::vector<TensorShard> training_state(const ShardedParams& params);
+// Copies this rank's ranges of all weights and moments to the host; returns when they are there.
+void take_snapshot(ShardedParams& params, Snapshot& snapshot);
 
 // Fills this rank's ranges of all weights, and with_moments those of AdamW's moments. Throws
 // ExitCode::kNoCheckpoint naming the first tensor that is missing or has another shape.

@@ -1,20 +1,29 @@
 #include "cli/backend.h"
 
+#include <spdlog/spdlog.h>
+
+#include "core/device.h"
 #include "core/error.h"
 
 namespace sbtrain {
 
 Backend select_backend(const std::string& device) {
+  std::string why;
+  if (device == "cpu") return Backend::kCpu;
+  if (cuda_available(&why)) return Backend::kCuda;
   if (device == "cuda") {
     fail(ExitCode::kUsage,
-         "device: cuda, but this build has the CPU backend alone. Models of up to some ten million "
-         "parameters train with --device=cpu; `--dry-run` plans larger ones.");
+         "device: cuda, but {}. Models of up to some ten million parameters train with "
+         "--device=cpu; `--dry-run` plans larger ones.",
+         why);
   }
+  if (kHasCuda) spdlog::info("training on the CPU: {}", why);
   return Backend::kCpu;
 }
 
 Backend planned_backend(const std::string& device) {
-  return device == "cuda" ? Backend::kCuda : Backend::kCpu;
+  if (device == "cpu") return Backend::kCpu;
+  return device == "cuda" || cuda_available() ? Backend::kCuda : Backend::kCpu;
 }
 
 }  // namespace sbtrain

@@ -16,7 +16,7 @@ class Collector {
   template <class T>
   void field(std::string_view key, const T& member, const Rule& rule, std::string_view help) {
     Key& info = add(key, Key::Kind::kScalar, rule, help);
-    info.type = rule.choices.empty() ? TypeNames<T>::kShort : "choice";
+    info.type = rule.choices.empty() ? type_names(member).short_name : "choice";
     info.default_value = to_text(member);
   }
 

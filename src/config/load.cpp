@@ -244,7 +244,7 @@ class Reader {
 
   template <class T>
   static std::string expected(const Rule& rule) {
-    return rule.choices.empty() ? TypeNames<T>::kPhrase
+    return rule.choices.empty() ? type_names(T{}).phrase
                                 : fmt::format("one of {}", fmt::join(rule.choices, ", "));
   }
 

@@ -30,39 +30,29 @@ std::string to_text(bool value);
 std::string to_text(const Duration& value);
 std::string to_text(const std::string& value);
 
-// "a whole number", for messages; "integer", for documentation.
-template <class T>
-struct TypeNames;
-template <>
-struct TypeNames<int64_t> {
-  static constexpr const char* kPhrase = "a whole number";
-  static constexpr const char* kShort = "integer";
+// What a value of a type is called.
+struct TypeNames {
+  const char* phrase;      // "a whole number", for messages
+  const char* short_name;  // "integer", for documentation
 };
-template <>
-struct TypeNames<uint64_t> {
-  static constexpr const char* kPhrase = "a whole number";
-  static constexpr const char* kShort = "integer";
-};
-template <>
-struct TypeNames<double> {
-  static constexpr const char* kPhrase = "a number";
-  static constexpr const char* kShort = "number";
-};
-template <>
-struct TypeNames<bool> {
-  static constexpr const char* kPhrase = "true or false";
-  static constexpr const char* kShort = "flag";
-};
-template <>
-struct TypeNames<Duration> {
-  static constexpr const char* kPhrase = "a duration such as '300 steps' or '2e9 tokens'";
-  static constexpr const char* kShort = "duration";
-};
-template <>
-struct TypeNames<std::string> {
-  static constexpr const char* kPhrase = "text";
-  static constexpr const char* kShort = "text";
-};
+constexpr TypeNames type_names(int64_t) {
+  return {"a whole number", "integer"};
+}
+constexpr TypeNames type_names(uint64_t) {
+  return {"a whole number", "integer"};
+}
+constexpr TypeNames type_names(double) {
+  return {"a number", "number"};
+}
+constexpr TypeNames type_names(bool) {
+  return {"true or false", "flag"};
+}
+constexpr TypeNames type_names(const Duration&) {
+  return {"a duration such as '300 steps' or '2e9 tokens'", "duration"};
+}
+constexpr TypeNames type_names(const std::string&) {
+  return {"text", "text"};
+}
 
 // What a rule's bounds are checked against.
 template <class T>

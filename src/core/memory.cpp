@@ -1,9 +1,9 @@
 #include "core/memory.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 
+#include "core/device.h"
 #include "core/error.h"
 
 namespace sbtrain {
@@ -63,18 +63,6 @@ void place(Program& program) {
 
 }  // namespace
 
-const char* backend_name(Backend backend) {
-  switch (backend) {
-    case Backend::kPlan:
-      return "plan";
-    case Backend::kCpu:
-      return "cpu";
-    case Backend::kCuda:
-      return "cuda";
-  }
-  return "?";
-}
-
 const char* memory_class_name(MemoryClass c) {
   static constexpr const char* kNames[kMemoryClasses] = {"weights",     "gradients", "optimizer",
                                                          "activations", "attention", "logits",
@@ -114,6 +102,9 @@ struct Memory::Impl {
     MemoryClass memory_class;
   };
   std::map<int64_t, Chunk> chunks;  // persistent buffers, and step buffers without a plan
+  // Device memory given back, by size. Freeing it would stop the device each time; to use it again
+  // is safe because one stream orders everything that runs.
+  std::multimap<size_t, void*> spare;
   int64_t next_id = kPersistentIds;
   std::array<size_t, kMemoryClasses> persistent{};
 
@@ -129,20 +120,32 @@ struct Memory::Impl {
   size_t pool_bytes = 0;
 };
 
-namespace {
-
-void* host_allocate(size_t bytes) {
-  return std::aligned_alloc(kAlignment, aligned(bytes));
-}
-
-}  // namespace
-
 Memory::Memory(Backend backend, Backend target)
     : backend_(backend), target_(target), impl_(std::make_unique<Impl>()) {}
 
 Memory::~Memory() {
-  for (auto& [id, chunk] : impl_->chunks) std::free(chunk.data);
-  std::free(impl_->pool);
+  for (auto& [id, chunk] : impl_->chunks) device_free(backend_, chunk.data);
+  release_spare();
+  device_free(backend_, impl_->pool);
+}
+
+void Memory::release_spare() noexcept {
+  for (auto& [bytes, data] : impl_->spare) device_free(backend_, data);
+  impl_->spare.clear();
+}
+
+// Memory of at least `bytes`, or null.
+void* Memory::take(size_t bytes) {
+  const auto it = impl_->spare.find(aligned(bytes));
+  if (it != impl_->spare.end()) {
+    void* data = it->second;
+    impl_->spare.erase(it);
+    return data;
+  }
+  void* data = device_allocate(backend_, bytes);
+  if (data || impl_->spare.empty()) return data;
+  release_spare();
+  return device_allocate(backend_, bytes);
 }
 
 Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
@@ -185,8 +188,7 @@ Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
   }
   void* data = nullptr;
   if (backend_ != Backend::kPlan) {
-    require(backend_ == Backend::kCpu, "this build has no {} backend", backend_name(backend_));
-    data = host_allocate(bytes);
+    data = take(bytes);
     if (!data) {
       fail(ExitCode::kOutOfMemory,
            "out of memory: '{}' needs {:.2f} GiB. Lower train.micro_batch or "
@@ -206,7 +208,11 @@ void Memory::release(int64_t id) noexcept {
   if (id >= kPersistentIds) {
     const auto it = impl.chunks.find(id);
     if (it == impl.chunks.end()) return;
-    std::free(it->second.data);
+    if (backend_ == Backend::kCuda) {
+      impl.spare.emplace(aligned(it->second.bytes), it->second.data);
+    } else {
+      device_free(backend_, it->second.data);
+    }
     if (!impl.running)
       impl.persistent[static_cast<int>(it->second.memory_class)] -= it->second.bytes;
     impl.chunks.erase(it);
@@ -254,7 +260,7 @@ void Memory::adopt_plan(const Memory& plan) {
     impl.pool_bytes = std::max(impl.pool_bytes, program.pool_bytes);
   }
   if (backend_ == Backend::kPlan) return;
-  impl.pool = host_allocate(impl.pool_bytes);
+  impl.pool = take(impl.pool_bytes);
   if (!impl.pool) {
     fail(ExitCode::kOutOfMemory,
          "out of memory: the step's activations need {:.2f} GiB. Lower train.micro_batch or "

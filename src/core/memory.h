@@ -16,16 +16,10 @@
 #include <string_view>
 #include <vector>
 
+#include "core/backend.h"
 #include "core/tensor.h"
 
 namespace sbtrain {
-
-enum class Backend : uint8_t {
-  kPlan,  // sizes only: every op is a no-op, tensors have no data
-  kCpu,   // fp32, the readable reference
-  kCuda,  // bf16 compute
-};
-const char* backend_name(Backend backend);
 
 enum class MemoryClass : uint8_t {
   kWeights,      // compute copies and master weights
@@ -83,6 +77,8 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   Backend backend() const { return backend_; }
+  // The backend that runs, or for which Backend::kPlan plans.
+  Backend target() const { return target_; }
   // The type of activations and compute weights: bf16 on (or planned for) a GPU, else f32.
   DType compute_dtype() const { return target_ == Backend::kCuda ? DType::kBF16 : DType::kF32; }
 
@@ -110,6 +106,8 @@ class Memory {
   struct Impl;
   Memory(Backend backend, Backend target);
   void release(int64_t id) noexcept;
+  void release_spare() noexcept;
+  void* take(size_t bytes);
   Backend backend_;
   Backend target_;
   std::unique_ptr<Impl> impl_;

@@ -1,21 +1,41 @@
 // An ordered queue of operations on one backend, with the memory that ops may take scratch from.
 #pragma once
 
+#include <memory>
+
 #include "core/memory.h"
 #include "core/op_profile.h"
 
 namespace sbtrain {
 
+// What the ops of a backend keep for a stream: queues, library handles, tuned algorithms. Made by
+// them when they first run on it.
+class BackendContext {
+ public:
+  BackendContext() = default;
+  BackendContext(const BackendContext&) = delete;
+  BackendContext& operator=(const BackendContext&) = delete;
+  virtual ~BackendContext() = default;
+};
+
 class Stream {
  public:
-  explicit Stream(Memory& memory, void* handle = nullptr) : memory_(&memory), handle_(handle) {}
+  explicit Stream(Memory& memory) : memory_(&memory) {}
 
   Backend backend() const { return memory_->backend(); }
+  // The backend that runs, or that Backend::kPlan plans for.
+  Backend target() const { return memory_->target(); }
   bool planning() const { return backend() == Backend::kPlan; }
   Memory& memory() const { return *memory_; }
-  void* handle() const { return handle_; }  // cudaStream_t on Backend::kCuda
   OpProfile* profile() const { return profile_; }
   void set_profile(OpProfile* profile) { profile_ = profile; }
+
+  // While set, ops may time alternatives and keep the fastest: what they write is then undefined.
+  bool tuning() const { return tuning_; }
+  void set_tuning(bool on) { tuning_ = on; }
+
+  BackendContext* context() const { return context_.get(); }
+  void set_context(std::unique_ptr<BackendContext> context) { context_ = std::move(context); }
 
   // Scratch for the duration of one op.
   Buffer scratch(std::string_view name, DType dtype, std::initializer_list<int64_t> shape) const {
@@ -24,8 +44,9 @@ class Stream {
 
  private:
   Memory* memory_;
-  void* handle_;
   OpProfile* profile_ = nullptr;
+  bool tuning_ = false;
+  std::unique_ptr<BackendContext> context_;
 };
 
 }  // namespace sbtrain

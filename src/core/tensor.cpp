@@ -5,7 +5,16 @@
 namespace sbtrain {
 
 size_t dtype_size(DType dtype) {
-  return dtype == DType::kBF16 ? 2 : 4;
+  switch (dtype) {
+    case DType::kBF16:
+      return 2;
+    case DType::kF64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      break;
+  }
+  return 4;
 }
 
 const char* dtype_name(DType dtype) {
@@ -16,6 +25,8 @@ const char* dtype_name(DType dtype) {
       return "bf16";
     case DType::kI32:
       return "i32";
+    case DType::kF64:
+      return "f64";
   }
   return "?";
 }
@@ -87,6 +98,9 @@ int32_t* Tensor::i32() const {
 }
 uint16_t* Tensor::bf16() const {
   return static_cast<uint16_t*>(typed(*this, DType::kBF16));
+}
+double* Tensor::f64() const {
+  return static_cast<double*>(typed(*this, DType::kF64));
 }
 
 std::string Tensor::describe() const {

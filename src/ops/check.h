@@ -3,9 +3,11 @@
 
 #include <string_view>
 
+#include "core/device.h"
 #include "core/error.h"
 #include "core/stream.h"
 #include "core/tensor.h"
+#include "ops/cuda/timer.h"
 
 namespace sbtrain::ops {
 
@@ -39,9 +41,11 @@ inline void check_same_shape(std::string_view op, std::string_view name, const T
   check_matrix(op, name, t, like.dtype, like.rows(), like.cols());
 }
 
-// Runs `cpu` on the CPU backend and `plan` when only memory is planned.
-template <typename Cpu, typename Plan>
-auto dispatch(const Stream& s, std::string_view op, Cpu&& cpu, Plan&& plan) {
+// Runs `cpu` or `cuda` on these backends; when only memory is planned, `plan`, which takes the
+// scratch that the op takes on the stream's target.
+template <typename Cpu, typename Cuda, typename Plan>
+void dispatch(const Stream& s, std::string_view op, Cpu&& cpu, [[maybe_unused]] Cuda&& run_cuda,
+              Plan&& plan) {
   switch (s.backend()) {
     case Backend::kPlan:
       return plan();
@@ -52,13 +56,18 @@ auto dispatch(const Stream& s, std::string_view op, Cpu&& cpu, Plan&& plan) {
     case Backend::kCuda:
       break;
   }
-  fail(ExitCode::kInternal, "{}: this build has no {} backend", op, backend_name(s.backend()));
+  if constexpr (kHasCuda) {
+    const cuda::DeviceTimer timer(s, op);
+    run_cuda();
+  } else {
+    fail(ExitCode::kInternal, "{}: this build has no {} backend", op, backend_name(s.backend()));
+  }
 }
 
 // For ops that take no scratch.
-template <typename Cpu>
-void dispatch(const Stream& s, std::string_view op, Cpu&& cpu) {
-  dispatch(s, op, std::forward<Cpu>(cpu), [] {});
+template <typename Cpu, typename Cuda>
+void dispatch(const Stream& s, std::string_view op, Cpu&& cpu, Cuda&& cuda) {
+  dispatch(s, op, std::forward<Cpu>(cpu), std::forward<Cuda>(cuda), [] {});
 }
 
 }  // namespace sbtrain::ops

@@ -1,7 +1,10 @@
 // The attention ops: checks their tensors, then runs them on the stream's backend.
 #include "ops/check.h"
 #include "ops/cpu/attention.h"
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/scratch.h"
 #include "ops/ops.h"
+#include "ops/scratch.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -44,7 +47,7 @@ void check_gradients(std::string_view op, const Tensors& t) {
 template <typename Tensors>
 void check_stickbreaking(std::string_view op, const Tensors& t, const StickBreakingParams& params) {
   const int64_t tokens = t.q_THd.rows();
-  check_matrix(op, "rem_HT", t.rem_HT, kF32, params.heads, tokens);
+  check_matrix(op, "log2_rem_HT", t.log2_rem_HT, kF32, params.heads, tokens);
   check_matrix(op, "stop_HT", t.stop_HT, kI32, params.heads, tokens);
   if (t.gate_TH.defined()) check_matrix(op, "gate_TH", t.gate_TH, kF32, tokens, params.heads);
   if (params.remainder == Remainder::kBias) {
@@ -77,7 +80,10 @@ void stickbreaking_forward(Stream& s, const StickBreakingForward& t, const Seque
   check_sequences(kOp, sequences, t.q_THd.rows());
   dispatch(
       s, kOp, [&] { cpu::stickbreaking_forward(s, t, sequences, params); },
-      [&] { cpu::stickbreaking_forward_scratch(s, d); });
+      [&] { cuda::stickbreaking_forward(s, t, sequences, params); },
+      [&] {
+        if (!on_cuda(s)) cpu::stickbreaking_forward_scratch(s, d);
+      });
 }
 
 void stickbreaking_backward(Stream& s, const StickBreakingBackward& t, const Sequences& sequences,
@@ -94,7 +100,12 @@ void stickbreaking_backward(Stream& s, const StickBreakingBackward& t, const Seq
   check_sequences(kOp, sequences, t.q_THd.rows());
   dispatch(
       s, kOp, [&] { cpu::stickbreaking_backward(s, t, sequences, params); },
-      [&] { cpu::stickbreaking_backward_scratch(s, d, sequences.max_seqlen); });
+      [&] { cuda::stickbreaking_backward(s, t, sequences, params); },
+      [&] {
+        on_cuda(s) ? cuda::stickbreaking_backward_scratch(s, t.q_THd.rows(), params.heads,
+                                                          sequences.max_seqlen)
+                   : cpu::stickbreaking_backward_scratch(s, d, sequences.max_seqlen);
+      });
 }
 
 void stickbreaking_decode(Stream& s, const DecodeTensors& t, const StickBreakingParams& params) {
@@ -107,7 +118,9 @@ void stickbreaking_decode(Stream& s, const DecodeTensors& t, const StickBreaking
   if (params.remainder == Remainder::kBias) {
     check_flat(kOp, "remainder_bias_Hd", t.remainder_bias_Hd, kF32, t.q_BHd.cols());
   }
-  dispatch(s, kOp, [&] { cpu::stickbreaking_decode(s, t, params); });
+  dispatch(
+      s, kOp, [&] { cpu::stickbreaking_decode(s, t, params); },
+      [&] { cuda::stickbreaking_decode(s, t, params); });
 }
 
 void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
@@ -120,7 +133,14 @@ void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequen
   check_sequences(kOp, sequences, t.q_THd.rows());
   dispatch(
       s, kOp, [&] { cpu::softmax_forward(s, t, sequences, params); },
-      [&] { cpu::softmax_forward_scratch(s, d); });
+      [&] { cuda::softmax_forward(s, t, sequences, params); },
+      [&] {
+        if (on_cuda(s)) {
+          cuda::softmax_forward_scratch(s, t.q_THd.rows(), params.heads);
+        } else {
+          cpu::softmax_forward_scratch(s, d);
+        }
+      });
 }
 
 void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
@@ -134,13 +154,22 @@ void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequ
   check_sequences(kOp, sequences, t.q_THd.rows());
   dispatch(
       s, kOp, [&] { cpu::softmax_backward(s, t, sequences, params); },
-      [&] { cpu::softmax_backward_scratch(s, d); });
+      [&] { cuda::softmax_backward(s, t, sequences, params); },
+      [&] {
+        if (on_cuda(s)) {
+          cuda::softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen);
+        } else {
+          cpu::softmax_backward_scratch(s, d);
+        }
+      });
 }
 
 void softmax_decode(Stream& s, const DecodeTensors& t, const SoftmaxParams& params) {
   constexpr std::string_view kOp = "softmax_decode";
   check_decode(kOp, t, params.heads);
-  dispatch(s, kOp, [&] { cpu::softmax_decode(s, t, params); });
+  dispatch(
+      s, kOp, [&] { cpu::softmax_decode(s, t, params); },
+      [&] { cuda::softmax_decode(s, t, params); });
 }
 
 void cache_append(Stream& s, Tensor cache_BCN, Tensor x_BN, Tensor positions_B) {
@@ -149,7 +178,9 @@ void cache_append(Stream& s, Tensor cache_BCN, Tensor x_BN, Tensor positions_B) 
           cache_BCN.describe());
   check_matrix(kOp, "x_BN", x_BN, kF32, cache_BCN.shape[0], cache_BCN.shape[2]);
   check_flat(kOp, "positions_B", positions_B, kI32, x_BN.rows());
-  dispatch(s, kOp, [&] { cpu::cache_append(s, cache_BCN, x_BN, positions_B); });
+  dispatch(
+      s, kOp, [&] { cpu::cache_append(s, cache_BCN, x_BN, positions_B); },
+      [&] { cuda::cache_append(s, cache_BCN, x_BN, positions_B); });
 }
 
 }  // namespace sbtrain::ops

@@ -1,6 +1,7 @@
 // Based and ReBased attention: checks its tensors, then runs it on the stream's backend.
 #include "ops/check_attention.h"
 #include "ops/cpu/rebased.h"
+#include "ops/cpu_only.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -41,7 +42,7 @@ void rebased_forward(Stream& s, const RebasedForward& t, const Sequences& sequen
                      const RebasedParams& params) {
   constexpr std::string_view kOp = "rebased_forward";
   const Shape shape = check(kOp, t, sequences, params);
-  dispatch(
+  dispatch_cpu(
       s, kOp, [&] { cpu::rebased_forward(s, t, sequences, params); },
       [&] { cpu::rebased_scratch(s, shape.f, shape.e, params); });
 }
@@ -54,7 +55,7 @@ void rebased_backward(Stream& s, const RebasedBackward& t, const Sequences& sequ
   check_same_shape(kOp, "dk_THf", t.dk_THf, t.q_THf);
   check_same_shape(kOp, "dv_THe", t.dv_THe, t.v_THe);
   check_same_shape(kOp, "do_THe", t.do_THe, t.v_THe);
-  dispatch(
+  dispatch_cpu(
       s, kOp, [&] { cpu::rebased_backward(s, t, sequences, params); },
       [&] { cpu::rebased_scratch(s, shape.f, shape.e, params); });
 }
@@ -65,7 +66,7 @@ void rebased_state(Stream& s, Tensor state_Re, Tensor k_THf, Tensor v_THe,
   const Shape shape = check_qkv(kOp, k_THf, k_THf, v_THe, params);
   check_flat(kOp, "state_Re", state_Re, kF32,
              params.heads * rebased_state_rows(shape.f, params) * (shape.e + 1));
-  dispatch(
+  dispatch_cpu(
       s, kOp, [&] { cpu::rebased_state(s, state_Re, k_THf, v_THe, params); },
       [&] { cpu::rebased_scratch(s, shape.f, shape.e, params); });
 }
@@ -78,7 +79,7 @@ void rebased_decode(Stream& s, const RebasedDecode& t, const RebasedParams& para
   check_flat(kOp, "state_BRe", t.state_BRe, kF32,
              sequences * params.heads * rebased_state_rows(shape.f, params) * (shape.e + 1));
   check_flat(kOp, "positions_B", t.positions_B, DType::kI32, sequences);
-  dispatch(s, kOp, [&] { cpu::rebased_decode(s, t, params); });
+  dispatch_cpu(s, kOp, [&] { cpu::rebased_decode(s, t, params); });
 }
 
 }  // namespace sbtrain::ops

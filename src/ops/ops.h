@@ -4,14 +4,16 @@
 // memory plan is made by the real schedule.
 //
 // Tensors are views with the shapes their suffixes say (legend in core/tensor.h). On the CPU all
-// reals are f32. `dx +=` means the op adds to what the tensor holds; `dx =` that it overwrites it.
-// Errors: shapes or dtypes that do not fit throw ExitCode::kInternal, since the model is built
-// from a validated configuration.
+// reals are f32; on CUDA activations, their gradients and compute weights are bf16, weight
+// gradients, statistics and what the optimizer keeps f32. `dx +=` means the op adds to what the
+// tensor holds; `dx =` that it overwrites it. Errors: shapes or dtypes that do not fit throw
+// ExitCode::kInternal, since the model is built from a validated configuration.
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "core/sequences.h"
@@ -23,11 +25,18 @@ namespace sbtrain::ops {
 // ---- Memory -------------------------------------------------------------------------------
 
 void fill(Stream& s, Tensor x, float value);
-void copy(Stream& s, Tensor y, Tensor x);                    // y = x, same shape; dtypes may differ
-void add(Stream& s, Tensor y, Tensor x);                     // y += x, same shape
-void copy_from_host(Stream& s, Tensor y, const void* host);  // y contiguous, y.bytes() bytes
-void copy_to_host(Stream& s, void* host, Tensor x);          // waits until the bytes are there
+void copy(Stream& s, Tensor y, Tensor x);  // y = x, same shape; dtypes may differ
+void add(Stream& s, Tensor y, Tensor x);   // y += x, same shape
+// y contiguous, y.bytes() bytes; `host` may be reused at once.
+void copy_from_host(Stream& s, Tensor y, const void* host);
+void copy_to_host(Stream& s, void* host, Tensor x);  // waits until the bytes are there
 void synchronize(Stream& s);
+
+// Between these two, ops that have alternatives time them and keep the fastest; what they write is
+// undefined. `known` are choices of an earlier run on such a device, which are kept; end_tuning()
+// returns all that are known now ("" on backends without alternatives).
+void begin_tuning(Stream& s, const std::string& known);
+std::string end_tuning(Stream& s);
 
 // ---- Embedding ------------------------------------------------------------------------------
 
@@ -117,8 +126,8 @@ struct StickBreakingParams {
 inline constexpr int kStickBreakingTile = 64;
 struct StickBreakingForward {
   Tensor o_THd;
-  Tensor rem_HT;   // f32, remainder after all keys
-  Tensor stop_HT;  // i32: for each query its tile's first key, relative to its document
+  Tensor log2_rem_HT;  // f32, log2 of the remainder after all keys, which does not underflow
+  Tensor stop_HT;      // i32: for each query its tile's first key, relative to its document
   Tensor q_THd, k_THd, v_THd;
   Tensor gate_TH{};            // f in (0, 1], optional
   Tensor remainder_bias_Hd{};  // r_h, with Remainder::kBias
@@ -128,7 +137,7 @@ struct StickBreakingBackward {
   Tensor dgate_TH{};              // =, with a gate
   Tensor dremainder_bias_Hd{};    // +=, with Remainder::kBias
   Tensor do_THd;
-  Tensor rem_HT, stop_HT;  // of the forward pass
+  Tensor log2_rem_HT, stop_HT;  // of the forward pass
   Tensor q_THd, k_THd, v_THd;
   Tensor gate_TH{};
   Tensor remainder_bias_Hd{};
@@ -197,21 +206,56 @@ void linear_cross_entropy(Stream& s, const CrossEntropy& t);
 
 // ---- Optimizer ------------------------------------------------------------------------------
 
-// Sum of squares over x (f32, any shape) as f64 on the host side of the step's one read; fixed
-// order of summation, so equal on every run. Non-finite input gives a non-finite result.
-double squared_norm(Stream& s, Tensor x);
-// Sum of x_T (f32), in double.
+// Sums of x (f32, any shape) in double, in a fixed order: equal on every run. Non-finite input
+// gives a non-finite result. The first form adds to y_1 (f64) on the device; the second waits.
+void add_sum(Stream& s, Tensor y_1, Tensor x);
+void add_squared_norm(Stream& s, Tensor y_1, Tensor x);
 double sum(Stream& s, Tensor x);
 
-// AdamW (arXiv 1711.05101) on one flat range of N elements, all f32:
-//   g = grad_scale * grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
-//   w -= lr * (m / (1-b1^step) / (sqrt(v / (1-b2^step)) + eps) + decay * w)
+// What an optimizer step knows of itself, f64 on the device: no step waits for the host to read it.
+enum StepStat : uint8_t {
+  kLossSum,      // nats, of the valid targets
+  kSquaredNorm,  // of the gradients, before clipping
+  kUpdates,      // applied so far
+  kApply,        // 1: loss and norm are finite; 0: the step is skipped
+  kGradScale,    // clipping
+  kBias1,        // 1 - beta1^updates
+  kBias2,
+  kStepStats  // how many
+};
+// From kLossSum and kSquaredNorm: everything else, counting the update if it is to be applied.
+// clip <= 0 does not clip.
+void finish_step(Stream& s, Tensor stats, double clip, double beta1, double beta2);
+
+// AdamW (arXiv 1711.05101) on one flat range of N elements, all f32, unless kApply is 0:
+//   g = kGradScale * grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   w -= lr * (m / kBias1 / (sqrt(v / kBias2) + eps) + decay * w)
+struct DecayRange {
+  int64_t begin = 0, end = 0;  // elements with weight decay
+};
 struct AdamW {
-  Tensor w_N, m_N, v_N, grad_N;
+  Tensor w_N{}, m_N{}, v_N{}, grad_N{};
+  Tensor compute_N{};                    // optional, the new weights in the compute type
+  Tensor stats{};                        // f64 [kStepStats]
+  std::span<const DecayRange> decays{};  // ascending; elsewhere there is no decay
   float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, decay = 0;
-  float grad_scale = 1.0f;
-  int64_t step = 1;  // of this update, from 1
 };
 void adamw(Stream& s, const AdamW& t);
+
+// A copy of a small device tensor on its way to the host: the stream goes on, the host waits only
+// when it asks.
+class HostRead {
+ public:
+  HostRead(Stream& s, Tensor x);  // f64
+  ~HostRead();
+  HostRead(HostRead&&) noexcept;
+  HostRead& operator=(HostRead&&) noexcept;
+  std::span<const double> wait();
+
+  struct Impl;  // of the backend
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace sbtrain::ops

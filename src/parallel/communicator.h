@@ -21,6 +21,8 @@ class Communicator {
   virtual void all_gather(Stream& s, Tensor full, Tensor shard) = 0;
   // shard += this rank's part of the sum of all ranks' `full`.
   virtual void reduce_scatter(Stream& s, Tensor shard, Tensor full) = 0;
+  // x (f64) = the sum of all ranks' x.
+  virtual void all_reduce(Stream& s, Tensor x) = 0;
 
   // Host values, the same result on every rank.
   virtual void sum(std::span<double> values) = 0;

@@ -11,7 +11,7 @@ namespace sbtrain {
 
 enum class ParamState : uint8_t { kMaster, kMoment1, kMoment2 };
 
-// This rank's part of one tensor in host-readable memory.
+// This rank's part of one tensor, in the memory of its device.
 struct ParamRange {
   ParamState state = ParamState::kMaster;
   std::string name;

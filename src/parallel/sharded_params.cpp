@@ -1,9 +1,30 @@
 #include "parallel/sharded_params.h"
 
+#include <algorithm>
+
 #include "core/error.h"
-#include "ops/ops.h"
 
 namespace sbtrain {
+namespace {
+
+// The elements with weight decay among storage elements [begin, end) of the unit, counted from
+// `begin`; neighbours joined.
+std::vector<ops::DecayRange> decay_ranges(const ParamUnit& unit, int64_t begin, int64_t end) {
+  std::vector<ops::DecayRange> ranges;
+  for (const PlacedTensor& tensor : unit.tensors) {
+    const int64_t first = std::max(tensor.offset, begin);
+    const int64_t last = std::min(tensor.offset + tensor.stored, end);
+    if (!tensor.spec.decay || first >= last) continue;
+    if (!ranges.empty() && ranges.back().end == first - begin) {
+      ranges.back().end = last - begin;
+    } else {
+      ranges.push_back({first - begin, last - begin});
+    }
+  }
+  return ranges;
+}
+
+}  // namespace
 
 ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, Communicator& communicator,
                              bool with_training)
@@ -16,6 +37,7 @@ ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, Communica
     Unit unit;
     unit.shard.size = spec.size / communicator.world();
     unit.shard.begin = unit.shard.size * communicator.rank();
+    unit.shard.decays = decay_ranges(spec, unit.shard.begin, unit.shard.begin + unit.shard.size);
     const auto allocate = [&](MemoryClass c, const char* what) {
       return memory.allocate(c, spec.prefix + what, DType::kF32, {unit.shard.size});
     };
@@ -95,11 +117,20 @@ void ShardedParams::zero_gradients() {
   for (const Unit& unit : units_) ops::fill(stream_, unit.gradient, 0.0f);
 }
 
-double ShardedParams::squared_gradient_norm() {
-  double sum = 0;
-  for (const Unit& unit : units_) sum += ops::squared_norm(stream_, unit.shard.gradient);
-  communicator_.sum({&sum, 1});
-  return sum;
+void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
+  for (const Unit& unit : units_) ops::add_squared_norm(stream_, y_1, unit.shard.gradient);
+}
+
+void ShardedParams::update(ops::AdamW adamw) {
+  for (const Unit& unit : units_) {
+    adamw.w_N = unit.shard.master;
+    adamw.m_N = unit.shard.moment1;
+    adamw.v_N = unit.shard.moment2;
+    adamw.grad_N = unit.shard.gradient;
+    adamw.compute_N = unit.compute;
+    adamw.decays = unit.shard.decays;
+    ops::adamw(stream_, adamw);
+  }
 }
 
 }  // namespace sbtrain

@@ -12,6 +12,7 @@
 #include "core/memory.h"
 #include "core/stream.h"
 #include "model/params.h"
+#include "ops/ops.h"
 #include "parallel/communicator.h"
 
 namespace sbtrain {
@@ -34,16 +35,21 @@ class ShardedParams : public ParamAccess {
     int64_t begin = 0;
     int64_t size = 0;
     Tensor master, moment1, moment2, gradient;  // f32 [size]; the last three with training only
+    std::vector<ops::DecayRange> decays;        // elements of the shard with weight decay
   };
   const ParamRegistry& registry() const { return registry_; }
+  Stream& stream() const { return stream_; }
   const Shard& shard(int unit) const { return units_.at(unit).shard; }
 
   void initialize(uint64_t seed);  // weights by Philox, moments zero
   // To be called after the master weights changed: compute copies follow them.
   void refresh();
   void zero_gradients();
-  // Sum of the squares of all gradients, over all ranks.
-  double squared_gradient_norm();
+  // y_1 (f64) += the sum of the squares of this rank's gradients.
+  void add_squared_gradient_norm(Tensor y_1);
+  // One update of every shard and its compute copy. `adamw` carries stats and hyperparameters;
+  // weight decay applies to the tensors whose spec says so.
+  void update(ops::AdamW adamw);
 
  private:
   enum class State : uint8_t { kSharded, kGathered };

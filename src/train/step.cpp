@@ -9,8 +9,11 @@
 
 namespace sbtrain {
 
-bool StepResult::finite() const {
-  return std::isfinite(loss) && std::isfinite(grad_norm);
+StepResult PendingStep::wait() {
+  const std::span<const double> stats = stats_.wait();
+  return {.loss = valid_targets_ > 0 ? stats[ops::kLossSum] / valid_targets_ : 0.0,
+          .grad_norm = std::sqrt(stats[ops::kSquaredNorm]),
+          .updates = static_cast<int64_t>(stats[ops::kUpdates])};
 }
 
 TrainStep::TrainStep(const Config& config, const Llama& model, Stream& s,
@@ -29,6 +32,9 @@ TrainStep::TrainStep(const Config& config, const Llama& model, Stream& s,
   positions_T_ = input("positions", DType::kI32, tokens_);
   cu_seqlens_ = input("cu_seqlens", DType::kI32, tokens_ + 1);
   loss_T_ = input("loss", DType::kF32, tokens_);
+  validation_loss_ = input("validation loss", DType::kF64, 1);
+  stats_ = input("stats", DType::kF64, ops::kStepStats);
+  ops::fill(s, stats_, 0.0f);
 }
 
 BatchTensors TrainStep::views(int64_t documents) const {
@@ -54,76 +60,79 @@ BatchTensors TrainStep::upload(const PackedBatch& batch) {
 void TrainStep::plan() {
   require(stream_.planning(), "plan() needs Backend::kPlan");
   const BatchTensors batch = views(1);
-  {
-    const ProgramScope scope(stream_.memory(), "forward and backward");
-    model_.forward_backward(stream_, params_, batch, loss_T_, 1.0f,
-                            static_cast<float>(config_.z_loss));
-  }
-  {
-    const ProgramScope scope(stream_.memory(), "validation");
-    model_.evaluate(stream_, params_, batch, loss_T_);
-  }
+  accumulate(batch, 1.0f);
+  apply(0.0);
+  sum_validation_loss(batch);
 }
 
-StepResult TrainStep::gradients(std::span<const PackedBatch> micro_batches) {
+std::string TrainStep::tune(const std::string& known) {
+  const int64_t length = config_.sequence_length;
+  PackedBatch batch;
+  batch.tokens.assign(static_cast<size_t>(tokens_), 0);
+  batch.targets.assign(static_cast<size_t>(tokens_), 0);
+  for (int64_t t = 0; t < tokens_; ++t) {
+    batch.positions.push_back(static_cast<int32_t>(t % length));
+  }
+  for (int64_t t = 0; t <= tokens_; t += length) {
+    batch.cu_seqlens.push_back(static_cast<int32_t>(t));
+  }
+  ops::begin_tuning(stream_, known);
+  accumulate(upload(batch), 1.0f / static_cast<float>(tokens_));
+  return ops::end_tuning(stream_);
+}
+
+void TrainStep::set_updates(int64_t updates) {
+  const auto value = static_cast<double>(updates);
+  ops::copy_from_host(stream_, stats_.tensor().row_range(ops::kUpdates, 1), &value);
+}
+
+void TrainStep::accumulate(const BatchTensors& batch, float loss_weight) {
+  const ProgramScope scope(stream_.memory(), "forward and backward");
+  model_.forward_backward(stream_, params_, batch, loss_T_, loss_weight,
+                          static_cast<float>(config_.z_loss));
+  ops::add_sum(stream_, stats_.tensor().row_range(ops::kLossSum, 1), loss_T_);
+}
+
+void TrainStep::apply(double lr) {
+  const ProgramScope scope(stream_.memory(), "update");
+  params_.add_squared_gradient_norm(stats_.tensor().row_range(ops::kSquaredNorm, 1));
+  communicator_.all_reduce(stream_, stats_.tensor().row_range(ops::kLossSum, 2));
+  ops::finish_step(stream_, stats_, config_.clip, config_.beta1, config_.beta2);
+  ops::AdamW adamw{.stats = stats_};
+  adamw.lr = static_cast<float>(lr);
+  adamw.beta1 = static_cast<float>(config_.beta1);
+  adamw.beta2 = static_cast<float>(config_.beta2);
+  adamw.eps = static_cast<float>(config_.eps);
+  adamw.decay = static_cast<float>(config_.weight_decay);
+  params_.update(adamw);
+}
+
+PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr) {
   double valid = 0;
   for (const PackedBatch& batch : micro_batches) valid += static_cast<double>(batch.valid_targets);
   communicator_.sum({&valid, 1});
   const float loss_weight = valid > 0 ? static_cast<float>(1.0 / valid) : 0.0f;
 
+  static_assert(ops::kSquaredNorm == ops::kLossSum + 1);
+  ops::fill(stream_, stats_.tensor().row_range(ops::kLossSum, 2), 0.0f);
   params_.zero_gradients();
-  double loss_sum = 0;
-  for (const PackedBatch& batch : micro_batches) {
-    const BatchTensors device = upload(batch);
-    {
-      const ProgramScope scope(stream_.memory(), "forward and backward");
-      model_.forward_backward(stream_, params_, device, loss_T_, loss_weight,
-                              static_cast<float>(config_.z_loss));
-    }
-    loss_sum += ops::sum(stream_, loss_T_);
-  }
-  communicator_.sum({&loss_sum, 1});
-  return {.loss = valid > 0 ? loss_sum / valid : 0.0,
-          .grad_norm = std::sqrt(params_.squared_gradient_norm()),
-          .valid_targets = static_cast<int64_t>(valid)};
+  for (const PackedBatch& batch : micro_batches) accumulate(upload(batch), loss_weight);
+  apply(lr);
+  return {ops::HostRead(stream_, stats_), valid};
 }
 
-void TrainStep::update(const StepResult& result, double lr, int64_t update) {
-  const double clip = config_.clip;
-  const double scale = clip > 0 && result.grad_norm > clip ? clip / result.grad_norm : 1.0;
-  const ParamRegistry& registry = model_.registry();
-  for (size_t u = 0; u < registry.units().size(); ++u) {
-    const ShardedParams::Shard& shard = params_.shard(static_cast<int>(u));
-    for (const PlacedTensor& tensor : registry.units()[u].tensors) {
-      // The part of the tensor that this rank owns.
-      const int64_t begin = std::max(tensor.offset - shard.begin, int64_t{0});
-      const int64_t end = std::min(tensor.offset + tensor.stored - shard.begin, shard.size);
-      if (begin >= end) continue;
-      const auto part = [&](const Tensor& flat) { return flat.row_range(begin, end - begin); };
-      ops::adamw(stream_,
-                 {.w_N = part(shard.master),
-                  .m_N = part(shard.moment1),
-                  .v_N = part(shard.moment2),
-                  .grad_N = part(shard.gradient),
-                  .lr = static_cast<float>(lr),
-                  .beta1 = static_cast<float>(config_.beta1),
-                  .beta2 = static_cast<float>(config_.beta2),
-                  .eps = static_cast<float>(config_.eps),
-                  .decay = tensor.spec.decay ? static_cast<float>(config_.weight_decay) : 0.0f,
-                  .grad_scale = static_cast<float>(scale),
-                  .step = update});
-    }
-  }
-  params_.refresh();
+void TrainStep::sum_validation_loss(const BatchTensors& batch) {
+  const ProgramScope scope(stream_.memory(), "validation");
+  model_.evaluate(stream_, params_, batch, loss_T_);
+  ops::fill(stream_, validation_loss_, 0.0f);
+  ops::add_sum(stream_, validation_loss_, loss_T_);
 }
 
 double TrainStep::evaluate(const PackedBatch& batch) {
-  const BatchTensors device = upload(batch);
-  {
-    const ProgramScope scope(stream_.memory(), "validation");
-    model_.evaluate(stream_, params_, device, loss_T_);
-  }
-  return ops::sum(stream_, loss_T_);
+  sum_validation_loss(upload(batch));
+  double loss = 0;
+  ops::copy_to_host(stream_, &loss, validation_loss_);
+  return loss;
 }
 
 }  // namespace sbtrain

@@ -17,8 +17,19 @@ namespace sbtrain {
 struct StepResult {
   double loss = 0;       // nats per valid target token, z-loss excluded
   double grad_norm = 0;  // global, before clipping
-  int64_t valid_targets = 0;
-  bool finite() const;
+  int64_t updates = 0;   // applied so far
+};
+
+// A step on its way: the device may still be at work on it.
+class PendingStep {
+ public:
+  PendingStep(ops::HostRead stats, double valid_targets)
+      : stats_(std::move(stats)), valid_targets_(valid_targets) {}
+  StepResult wait();
+
+ private:
+  ops::HostRead stats_;
+  double valid_targets_;
 };
 
 class TrainStep {
@@ -31,18 +42,26 @@ class TrainStep {
   // Records the memory of a step and of a validation batch (Backend::kPlan only).
   void plan();
 
-  // Gradients of the mean loss over all valid targets of all micro-batches and ranks.
-  StepResult gradients(std::span<const PackedBatch> micro_batches);
+  // Lets ops choose the fastest of their alternatives for the shapes of a step, keeping `known`
+  // choices (ops::begin_tuning); returns all of them. Weights must be in place; they stay.
+  std::string tune(const std::string& known);
 
-  // AdamW with the gradients of the last gradients() call, clipped to train.clip.
-  // `update` counts applied updates from 1 (bias correction).
-  void update(const StepResult& result, double lr, int64_t update);
+  // Applied updates before the next step: the bias correction counts them.
+  void set_updates(int64_t updates);
+
+  // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
+  // clipped to train.clip, then AdamW. A step whose loss or norm is not finite changes nothing.
+  // Returns before the device is done.
+  PendingStep run(std::span<const PackedBatch> micro_batches, double lr);
 
   // Sum of losses over the batch's valid targets, this rank's alone.
   double evaluate(const PackedBatch& batch);
 
  private:
   BatchTensors upload(const PackedBatch& batch);
+  void accumulate(const BatchTensors& batch, float loss_weight);
+  void apply(double lr);
+  void sum_validation_loss(const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
 
   const TrainConfig& config_;
@@ -52,6 +71,7 @@ class TrainStep {
   ShardedParams params_;
   int64_t tokens_;  // of a micro-batch
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_;
+  Buffer stats_, validation_loss_;  // f64: ops::StepStat; one sum
 };
 
 }  // namespace sbtrain

@@ -9,11 +9,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
+#include "core/device.h"
 #include "core/version.h"
 #include "data/loader.h"
 #include "eval/perplexity.h"
@@ -58,8 +60,10 @@ class Run {
 
  private:
   bool resume();
+  void tune();
   void open_stage(int stage);
   void train_one_step();
+  void settle();
   void validate();
   void save();
   bool due(const Duration& every) const;
@@ -85,7 +89,20 @@ class Run {
   std::optional<Guard> guard_;
   int64_t saved_step_ = -1;
   int64_t validated_step_ = -1;
+
+  // The step that the device may still be at work on; its result is read one step late, so that
+  // the device never waits for the host.
+  struct Enqueued {
+    PendingStep pending;
+    int64_t step = 0;
+    double lr = 0;
+  };
+  std::optional<Enqueued> enqueued_;
 };
+
+double gibibytes(size_t bytes) {
+  return static_cast<double>(bytes) / (1 << 30);
+}
 
 // The memory of the whole step is planned, then allocated once.
 Memory& with_plan(Memory& memory, const Config& config, const Llama& model,
@@ -93,6 +110,16 @@ Memory& with_plan(Memory& memory, const Config& config, const Llama& model,
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
   TrainStep(config, model, stream, communicator).plan();
+  const MemoryReport report = plan.report();
+  const DeviceMemory device = device_memory(memory.backend());
+  if (device.total > 0 && report.total_bytes() > device.free) {
+    fail(ExitCode::kOutOfMemory,
+         "out of memory: the run needs {:.2f} GiB, the device has {:.2f} of {:.2f} GiB free\n{}"
+         "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or "
+         "full.",
+         gibibytes(report.total_bytes()), gibibytes(device.free), gibibytes(device.total),
+         describe_memory(report));
+  }
   memory.adopt_plan(plan);
   return memory;
 }
@@ -122,6 +149,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
       held_out_(held_out(config_)) {
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
+  if (backend == Backend::kCuda) tune();
   describe_run_folder(folder_, resolved.yaml);
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
@@ -140,6 +168,15 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
   metrics_.emplace(metrics);
 }
 
+// Choices of algorithms belong to the run: with others, a resumed run would round differently.
+void Run::tune() {
+  const fs::path file = folder_ / "gemm.txt";
+  std::ostringstream known;
+  known << std::ifstream(file).rdbuf();
+  const std::string choices = step_.tune(known.str());
+  if (choices != known.str()) std::ofstream(file) << choices;
+}
+
 bool Run::resume() {
   const std::optional<CheckpointReader> checkpoint =
       resume_checkpoint(folder_, config_.checkpoint.resume);
@@ -149,6 +186,7 @@ bool Run::resume() {
                  config_.checkpoint.allow_changes, name);
   state_ = parse_run_state(checkpoint->state_json(), name + "/state.json");
   load_params(*checkpoint, step_.params(), /*with_moments=*/true);
+  step_.set_updates(state_.updates);
   saved_step_ = state_.step;
   spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
   return true;
@@ -193,23 +231,33 @@ void Run::train_one_step() {
     micro_batches.push_back(loader_->next());
   }
   const double lr = schedule_.lr(state_.step);
-  const StepResult result = step_.gradients(micro_batches);
-  if (guard_->accept(state_.step + 1, result.loss, result.grad_norm * result.grad_norm, lr)) {
-    step_.update(result, lr, ++state_.updates);
-  }
+  PendingStep pending = step_.run(micro_batches, lr);
+  settle();
   state_.step += 1;
   state_.tokens += config_.train.tokens_per_step();
+  enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr};
+}
+
+// Takes notice of the enqueued step, waiting for it; its weights are in place afterwards.
+void Run::settle() {
+  if (!enqueued_) return;
+  const StepResult result = enqueued_->pending.wait();
+  // A step that the guard does not accept has changed nothing on the device either.
+  guard_->accept(enqueued_->step, result.loss, result.grad_norm * result.grad_norm, enqueued_->lr);
+  state_.updates = result.updates;
   state_.guard = guard_->state();
-  metrics_->train_step({.step = state_.step,
+  metrics_->train_step({.step = enqueued_->step,
                         .loss = result.loss,
-                        .lr = lr,
+                        .lr = enqueued_->lr,
                         .grad_norm = result.grad_norm,
                         .skipped_steps = state_.guard.skipped,
-                        .stage = stage});
+                        .stage = schedule_.stage(enqueued_->step - 1)});
+  enqueued_.reset();
 }
 
 void Run::validate() {
   if (held_out_.empty() || validated_step_ == state_.step) return;
+  settle();
   const MetricsPause pause(*metrics_);
   const Perplexity result =
       held_out_.evaluate([&](const PackedBatch& batch) { return step_.evaluate(batch); });
@@ -220,11 +268,12 @@ void Run::validate() {
 
 // Training waits for the copy alone; the writer does the rest.
 void Run::save() {
+  settle();
   if (saved_step_ == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
   Snapshot snapshot = writer_->take_buffers();
-  copy_tensors(training_state(step_.params()), snapshot);
+  take_snapshot(step_.params(), snapshot);
   snapshot.step = state_.step;
   snapshot.tokens = state_.tokens;
   snapshot.state_json = format_run_state(state_);

@@ -8,30 +8,16 @@
 
 #include <cstdint>
 
-#include "ops/ops.h"
+#include "ops/cpu/cpu.h"
 
 namespace sbtrain::ops::cpu {
 
 // stickbreaking.cpp
 Buffer stickbreaking_forward_scratch(const Stream& s, int64_t head_dim);
 Buffer stickbreaking_backward_scratch(const Stream& s, int64_t head_dim, int64_t max_seqlen);
-void stickbreaking_forward(Stream& s, const StickBreakingForward& t, const Sequences& sequences,
-                           const StickBreakingParams& params);
-void stickbreaking_backward(Stream& s, const StickBreakingBackward& t, const Sequences& sequences,
-                            const StickBreakingParams& params);
-void stickbreaking_decode(Stream& s, const DecodeTensors& t, const StickBreakingParams& params);
 
 // softmax.cpp
 Buffer softmax_forward_scratch(const Stream& s, int64_t head_dim);
 Buffer softmax_backward_scratch(const Stream& s, int64_t head_dim);
-void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
-                     const SoftmaxParams& params);
-void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
-                      const SoftmaxParams& params);
-void softmax_decode(Stream& s, const DecodeTensors& t, const SoftmaxParams& params);
-
-// attention_tile.cpp
-void cache_append(Stream& s, const Tensor& cache_BCN, const Tensor& x_BN,
-                  const Tensor& positions_B);
 
 }  // namespace sbtrain::ops::cpu

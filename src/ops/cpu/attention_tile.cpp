@@ -53,6 +53,37 @@ void zero(Matrix x, int64_t rows, int64_t cols) {
   for (int64_t i = 0; i < rows; ++i) std::fill_n(x.row(i), cols, 0.0f);
 }
 
+ForwardScratch::ForwardScratch(Scratch scratch, int64_t head_dim)
+    : q(scratch.take(kTile * head_dim)),
+      q_t(scratch.take(kTile * head_dim)),
+      o(scratch.take(kTile * head_dim)),
+      rows(scratch.take(kChunk * head_dim)),
+      z(scratch.take(kChunk * kTile)) {}
+
+void ForwardScratch::load(const QueryTile& tile, const HeadMatrices& head, float scale) const {
+  const int64_t token = tile.document.begin + tile.first;
+  pack(q, head.q.from(token, 0), tile.count, kTile, head.d, scale);
+  transpose(q_t, q, head.d);
+  std::fill_n(o, kTile * head.d, 0.0f);
+}
+
+BackwardScratch::BackwardScratch(Scratch& scratch, int64_t head_dim)
+    : q(scratch.take(kTile * head_dim)),
+      q_t(scratch.take(kTile * head_dim)),
+      dout(scratch.take(kTile * head_dim)),
+      dout_t(scratch.take(kTile * head_dim)),
+      dq(scratch.take(kTile * head_dim)),
+      rows(scratch.take(kChunk * head_dim)) {}
+
+void BackwardScratch::load(const QueryTile& tile, const HeadMatrices& head, float scale) const {
+  const int64_t token = tile.document.begin + tile.first;
+  pack(q, head.q.from(token, 0), tile.count, kTile, head.d, scale);
+  transpose(q_t, q, head.d);
+  pack(dout, head.dout.from(token, 0), tile.count, kTile, head.d, 1.0f);
+  transpose(dout_t, dout, head.d);
+  std::fill_n(dq, kTile * head.d, 0.0f);
+}
+
 CachedHead::CachedHead(const DecodeTensors& t, int64_t sequence, int64_t head, int64_t head_dim)
     : index(head),
       d(head_dim),
@@ -94,8 +125,7 @@ std::vector<CachedHead> make_cached_heads(const DecodeTensors& t, int heads) {
   return cached;
 }
 
-void cache_append(Stream& s, const Tensor& cache_BCN, const Tensor& x_BN,
-                  const Tensor& positions_B) {
+void cache_append(Stream& s, Tensor cache_BCN, Tensor x_BN, Tensor positions_B) {
   const int64_t capacity = cache_BCN.shape[1];
   const int64_t width = cache_BCN.shape[2];
   for (int64_t b = 0; b < x_BN.rows(); ++b) {

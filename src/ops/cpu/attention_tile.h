@@ -1,5 +1,6 @@
 // What both attention ops share: how a micro-batch is cut into tiles of 64 queries and chunks of
-// 128 keys, and how rows of one head are brought into contiguous memory.
+// 128 keys, how heads are spread over threads, and how rows of one head are brought into contiguous
+// memory.
 //
 // Scores of a chunk lie transposed, [keys, kTile]: queries are the SIMD lanes, so scans over keys
 // are plain loops over rows.
@@ -82,6 +83,47 @@ inline void scatter(Matrix y, const float* p, const float* x, int64_t keys, int6
 // x [rows, cols] = 0.
 void zero(Matrix x, int64_t rows, int64_t cols);
 
+// What both ops read and write of one head: matrices [T, d] from its first column on.
+struct HeadMatrices {
+  template <typename Tensors>
+  HeadMatrices(const Tensors& t, int heads, int64_t index)
+      : d(t.q_THd.cols() / heads),
+        q(columns(t.q_THd, index)),
+        k(columns(t.k_THd, index)),
+        v(columns(t.v_THd, index)) {
+    if constexpr (requires { t.o_THd; }) o = columns(t.o_THd, index);
+    if constexpr (requires { t.do_THd; }) {
+      dout = columns(t.do_THd, index);
+      dq = columns(t.dq_THd, index);
+      dk = columns(t.dk_THd, index);
+      dv = columns(t.dv_THd, index);
+    }
+  }
+
+  int64_t d;
+  Matrix q, k, v, o;
+  Matrix dout, dq, dk, dv;  // backward
+
+ private:
+  Matrix columns(const Tensor& x, int64_t index) const { return Matrix(x).from(0, index * d); }
+};
+
+template <typename Head, typename Tensors, typename Params>
+std::vector<Head> make_heads(const Tensors& t, const Params& params) {
+  std::vector<Head> heads;
+  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, h);
+  return heads;
+}
+
+// op(item, head) for each tile or document and each of its heads, with all threads.
+template <typename Item, typename Head, typename Op>
+void for_each_head(const std::vector<Item>& items, const std::vector<Head>& heads, const Op& op) {
+  const auto count = static_cast<int64_t>(heads.size());
+  const int64_t tasks = static_cast<int64_t>(items.size()) * count;
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t task = 0; task < tasks; ++task) op(items[task / count], heads[task % count]);
+}
+
 // One head of one sequence in a decode step: its query, output and cache, [C, d].
 struct CachedHead {
   CachedHead(const DecodeTensors& t, int64_t sequence, int64_t head, int64_t head_dim);
@@ -117,6 +159,28 @@ class Scratch {
 
  private:
   float* next_;
+};
+
+// One thread's memory for the forward pass of one query tile.
+struct ForwardScratch {
+  static int64_t floats(int64_t head_dim) {
+    return 3 * kTile * head_dim + kChunk * (head_dim + kTile);
+  }
+  ForwardScratch(Scratch scratch, int64_t head_dim);
+  // Brings in the tile's queries times `scale`; the output starts at zero.
+  void load(const QueryTile& tile, const HeadMatrices& head, float scale) const;
+  float *q, *q_t, *o;  // [kTile, d], _t: [d, kTile]
+  float *rows, *z;     // [kChunk, d], [kChunk, kTile]
+};
+
+// The same for the backward pass. For its scores each op takes more of `scratch`.
+struct BackwardScratch {
+  static int64_t floats(int64_t head_dim) { return (5 * kTile + kChunk) * head_dim; }
+  BackwardScratch(Scratch& scratch, int64_t head_dim);
+  // Brings in the tile's queries times `scale` and its output gradients; dq starts at zero.
+  void load(const QueryTile& tile, const HeadMatrices& head, float scale) const;
+  float *q, *q_t, *dout, *dout_t, *dq;  // [kTile, d], _t: [d, kTile]
+  float* rows;                          // [kChunk, d]
 };
 
 }  // namespace sbtrain::ops::cpu

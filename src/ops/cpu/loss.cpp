@@ -70,11 +70,11 @@ void linear_cross_entropy(Stream& s, const CrossEntropy& t) {
     require(targets[i] < vocab, "linear_cross_entropy: target {} at {} is outside [0, {})",
             targets[i], i, vocab);
   }
-  const Buffer logits = logits_chunk(s, tokens, vocab);
-  float* z = logits.tensor().f32();
+  const LogitsChunk logits = logits_chunk(s, tokens, vocab, t.dx_TD.defined());
+  float* z = logits.logits.tensor().f32();
   float* loss = t.loss_T.f32();
   const float* w = t.w_VD.f32();
-  const int64_t chunk = logits_chunk_tokens(tokens, vocab);
+  const int64_t chunk = logits_chunk_tokens(s, tokens, vocab);
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t count = std::min(chunk, tokens - begin);
     const float* x = t.x_TD.f32() + begin * t.x_TD.row_stride;

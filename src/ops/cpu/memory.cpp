@@ -33,6 +33,8 @@ void fill(Stream& /*s*/, Tensor x, float value) {
       return fill_with(x.bf16(), f32_to_bf16(value));
     case DType::kI32:
       return fill_with(x.i32(), static_cast<int32_t>(value));
+    case DType::kF64:
+      return fill_with(x.f64(), static_cast<double>(value));
   }
 }
 
@@ -45,6 +47,7 @@ void copy(Stream& /*s*/, Tensor y, Tensor x) {
       });
     };
     if (dtype_size(y.dtype) == 2) return copy_runs(static_cast<uint16_t*>(y.data));
+    if (dtype_size(y.dtype) == 8) return copy_runs(static_cast<uint64_t*>(y.data));
     return copy_runs(static_cast<uint32_t*>(y.data));
   }
   if (y.dtype == DType::kBF16 && x.dtype == DType::kF32) {
@@ -74,5 +77,7 @@ void copy_from_host(Stream& /*s*/, Tensor y, const void* host) {
 void copy_to_host(Stream& /*s*/, void* host, Tensor x) {
   std::memcpy(host, x.data, x.bytes());
 }
+
+void synchronize(Stream& /*s*/) {}  // ops are done when they return
 
 }  // namespace sbtrain::ops::cpu

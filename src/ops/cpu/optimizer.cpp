@@ -30,8 +30,8 @@ double sum_chunks(const Tensor& x, ChunkSum&& chunk_sum) {
 
 }  // namespace
 
-double squared_norm(Stream& /*s*/, Tensor x) {
-  return sum_chunks(x, [](const float* chunk, int64_t n) {
+void add_squared_norm(Stream& /*s*/, Tensor y_1, Tensor x) {
+  *y_1.f64() += sum_chunks(x, [](const float* chunk, int64_t n) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(chunk[i]) * chunk[i];
@@ -39,8 +39,8 @@ double squared_norm(Stream& /*s*/, Tensor x) {
   });
 }
 
-double sum(Stream& /*s*/, Tensor x) {
-  return sum_chunks(x, [](const float* chunk, int64_t n) {
+void add_sum(Stream& /*s*/, Tensor y_1, Tensor x) {
+  *y_1.f64() += sum_chunks(x, [](const float* chunk, int64_t n) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; ++i) sum += chunk[i];
@@ -48,30 +48,55 @@ double sum(Stream& /*s*/, Tensor x) {
   });
 }
 
-void adamw(Stream& /*s*/, const AdamW& t) {
+void finish_step(Stream& /*s*/, Tensor stats, double clip, double beta1, double beta2) {
+  double* x = stats.f64();
+  const double norm = std::sqrt(x[kSquaredNorm]);
+  x[kApply] = std::isfinite(x[kLossSum]) && std::isfinite(norm) ? 1 : 0;
+  x[kUpdates] += x[kApply];
+  x[kGradScale] = clip > 0 && norm > clip ? clip / norm : 1;
+  x[kBias1] = 1 - std::pow(beta1, x[kUpdates]);
+  x[kBias2] = 1 - std::pow(beta2, x[kUpdates]);
+}
+
+namespace {
+
+// Elements [begin, end) with one weight decay.
+void adamw_range(const AdamW& t, int64_t begin, int64_t end, float decay) {
   float* w = t.w_N.f32();
   float* m = t.m_N.f32();
   float* v = t.v_N.f32();
   const float* grad = t.grad_N.f32();
-  const auto steps = static_cast<double>(t.step);
-  const auto m_correction =
-      static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(t.beta1), steps)));
-  const auto v_correction =
-      static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(t.beta2), steps)));
+  const double* stats = t.stats.f64();
+  const auto scale = static_cast<float>(stats[kGradScale]);
+  const auto m_correction = static_cast<float>(1.0 / stats[kBias1]);
+  const auto v_correction = static_cast<float>(1.0 / stats[kBias2]);
   const AdamW p = t;  // a copy whose scalars no store can change
-  const int64_t n = t.w_N.numel();
   constexpr int64_t kRun = 1024;
-  parallel_rows((n + kRun - 1) / kRun, kRun, [&, p](int64_t first, int64_t last) {
-    const int64_t end = std::min(n, last * kRun);
+  parallel_rows((end - begin + kRun - 1) / kRun, kRun, [&, p](int64_t first, int64_t last) {
+    const int64_t stop = std::min(end, begin + last * kRun);
 #pragma omp simd
-    for (int64_t i = first * kRun; i < end; ++i) {
-      const float g = p.grad_scale * grad[i];
+    for (int64_t i = begin + first * kRun; i < stop; ++i) {
+      const float g = scale * grad[i];
       m[i] = p.beta1 * m[i] + (1.0f - p.beta1) * g;
       v[i] = p.beta2 * v[i] + (1.0f - p.beta2) * (g * g);
       const float step = m[i] * m_correction / (std::sqrt(v[i] * v_correction) + p.eps);
-      w[i] -= p.lr * (step + p.decay * w[i]);
+      w[i] -= p.lr * (step + decay * w[i]);
     }
   });
+}
+
+}  // namespace
+
+void adamw(Stream& s, const AdamW& t) {
+  if (t.stats.f64()[kApply] == 0) return;
+  int64_t begin = 0;
+  for (const DecayRange& range : t.decays) {
+    adamw_range(t, begin, range.begin, 0.0f);
+    adamw_range(t, range.begin, range.end, t.decay);
+    begin = range.end;
+  }
+  adamw_range(t, begin, t.w_N.numel(), 0.0f);
+  if (t.compute_N.defined()) copy(s, t.compute_N, t.w_N);
 }
 
 }  // namespace sbtrain::ops::cpu

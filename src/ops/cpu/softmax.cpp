@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "ops/cpu/attention.h"
 #include "ops/cpu/attention_tile.h"
@@ -18,42 +17,23 @@ constexpr float kMasked = -std::numeric_limits<float>::infinity();
 // Stands for "no key yet". Finite, so that differences with kMasked are never NaN.
 constexpr float kNoMaximum = std::numeric_limits<float>::lowest();
 
-// What the ops of one head read and write: matrices [T, d] from its first column on.
-struct Head {
+struct Head : HeadMatrices {
   template <typename Tensors>
-  Head(const Tensors& t, const SoftmaxParams& params, const SoftmaxBias* bias, int64_t index)
-      : params(params),
-        d(t.q_THd.cols() / params.heads),
-        q(columns(t.q_THd, index)),
-        k(columns(t.k_THd, index)),
-        v(columns(t.v_THd, index)),
-        o(columns(t.o_THd, index)),
-        lse(Matrix(t.lse_HT).row(index)) {
-    if (bias != nullptr) position = HeadBias(*bias, params.heads, index);
-    if constexpr (std::is_same_v<Tensors, SoftmaxBackward>) {
-      dout = columns(t.do_THd, index);
-      dq = columns(t.dq_THd, index);
-      dk = columns(t.dk_THd, index);
-      dv = columns(t.dv_THd, index);
-    }
-  }
+  Head(const Tensors& t, const SoftmaxParams& params, int64_t index)
+      : HeadMatrices(t, params.heads, index), params(params), lse(Matrix(t.lse_HT).row(index)) {}
 
   SoftmaxParams params;
   HeadBias position;
-  int64_t d;
-  Matrix q, k, v, o;
-  float* lse;               // [T]
-  Matrix dout, dq, dk, dv;  // backward
-
- private:
-  Matrix columns(const Tensor& x, int64_t index) const { return Matrix(x).from(0, index * d); }
+  float* lse;  // [T]
 };
 
 template <typename Tensors>
-std::vector<Head> make_heads(const Tensors& t, const SoftmaxParams& params,
-                             const SoftmaxBias* bias) {
-  std::vector<Head> heads;
-  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, bias, h);
+std::vector<Head> make_biased_heads(const Tensors& t, const SoftmaxParams& params,
+                                    const SoftmaxBias* bias) {
+  auto heads = make_heads<Head>(t, params);
+  for (int h = 0; bias != nullptr && h < params.heads; ++h) {
+    heads[h].position = HeadBias(*bias, params.heads, h);
+  }
   return heads;
 }
 
@@ -122,17 +102,10 @@ void scale_rows(float* rows, const float* factors, int64_t head_dim) {
   }
 }
 
-void forward_tile(const QueryTile& tile, const Head& head, Scratch scratch) {
+void forward_tile(const QueryTile& tile, const Head& head, const ForwardScratch& m) {
   const int64_t d = head.d;
-  float* q = scratch.take(kTile * d);
-  float* q_t = scratch.take(kTile * d);
-  float* o = scratch.take(kTile * d);
-  float* rows = scratch.take(kChunk * d);
-  float* z = scratch.take(kChunk * kTile);
   const int64_t start = tile.document.begin;
-  pack(q, head.q.from(start + tile.first, 0), tile.count, kTile, d, head.params.scale);
-  transpose(q_t, q, d);
-  std::fill(o, o + kTile * d, 0.0f);
+  m.load(tile, head, head.params.scale);
 
   Softmax softmax;
   FireQueries queries;
@@ -140,36 +113,33 @@ void forward_tile(const QueryTile& tile, const Head& head, Scratch scratch) {
   const KeyRange range = visible_keys(tile, head.params.window);
   for (int64_t begin = range.first; begin < range.end; begin += kChunk) {
     const int64_t keys = std::min(kChunk, range.end - begin);
-    pack(rows, head.k.from(start + begin, 0), keys, keys, d, 1.0f);
-    score(z, rows, q_t, keys, d);
-    head.position.add_tile(z, queries, tile, begin, keys);
-    mask(z, tile, begin, keys, head.params.window);
-    exponentiate(softmax, z, keys);
-    scale_rows(o, softmax.rescale.data(), d);
-    pack(rows, head.v.from(start + begin, 0), keys, keys, d, 1.0f);
-    mix(o, z, rows, keys, d);
+    pack(m.rows, head.k.from(start + begin, 0), keys, keys, d, 1.0f);
+    score(m.z, m.rows, m.q_t, keys, d);
+    head.position.add_tile(m.z, queries, tile, begin, keys);
+    mask(m.z, tile, begin, keys, head.params.window);
+    exponentiate(softmax, m.z, keys);
+    scale_rows(m.o, softmax.rescale.data(), d);
+    pack(m.rows, head.v.from(start + begin, 0), keys, keys, d, 1.0f);
+    mix(m.o, m.z, m.rows, keys, d);
   }
 
   for (int64_t j = 0; j < tile.count; ++j) {
     const int64_t token = start + tile.first + j;
     head.lse[token] = softmax.maximum[j] + std::log(softmax.denominator[j]);
     const float inverse = 1.0f / softmax.denominator[j];
-    for (int64_t c = 0; c < d; ++c) head.o.row(token)[c] = o[j * d + c] * inverse;
+    for (int64_t c = 0; c < d; ++c) head.o.row(token)[c] = m.o[j * d + c] * inverse;
   }
 }
 
-// One thread's memory for the backward pass of one query tile.
-struct BackwardScratch {
-  BackwardScratch(Scratch scratch, int64_t head_dim)
-      : q(scratch.take(kTile * head_dim)),
-        q_t(scratch.take(kTile * head_dim)),
-        dout(scratch.take(kTile * head_dim)),
-        dout_t(scratch.take(kTile * head_dim)),
-        dq(scratch.take(kTile * head_dim)),
-        rows(scratch.take(kChunk * head_dim)),
+struct LogitScratch : BackwardScratch {
+  static int64_t floats(int64_t head_dim) {
+    return BackwardScratch::floats(head_dim) + 2 * kChunk * kTile;
+  }
+  LogitScratch(Scratch scratch, int64_t head_dim)
+      : BackwardScratch(scratch, head_dim),
         p(scratch.take(kChunk * kTile)),
         dp(scratch.take(kChunk * kTile)) {}
-  float *q, *q_t, *dout, *dout_t, *dq, *rows, *p, *dp;
+  float *p, *dp;  // [kChunk, kTile]
 };
 
 // z becomes P = exp(z - lse), dp becomes dz = P (dp - delta).
@@ -197,16 +167,11 @@ void load_delta(const QueryTile& tile, const Head& head, const float* dout, floa
   }
 }
 
-void backward_tile(const QueryTile& tile, const Head& head, const BackwardScratch& m,
-                   FireSums& fire) {
+void backward_tile(const QueryTile& tile, const Head& head, const LogitScratch& m, FireSums& fire) {
   const int64_t d = head.d;
   const int64_t start = tile.document.begin;
   const int64_t token = start + tile.first;
-  pack(m.q, head.q.from(token, 0), tile.count, kTile, d, head.params.scale);
-  transpose(m.q_t, m.q, d);
-  pack(m.dout, head.dout.from(token, 0), tile.count, kTile, d, 1.0f);
-  transpose(m.dout_t, m.dout, d);
-  std::fill(m.dq, m.dq + kTile * d, 0.0f);
+  m.load(tile, head, head.params.scale);
   alignas(64) std::array<float, kTile> lse;
   alignas(64) std::array<float, kTile> delta{};
   lse.fill(std::numeric_limits<float>::infinity());  // lanes without a query: P = 0
@@ -239,7 +204,7 @@ void backward_tile(const QueryTile& tile, const Head& head, const BackwardScratc
 
 // All of one head in one document: only this call touches its dk and dv, tile after tile, so the
 // sums have one order.
-void backward_document(const Document& document, const Head& head, const BackwardScratch& memory,
+void backward_document(const Document& document, const Head& head, const LogitScratch& memory,
                        FireSums& fire) {
   zero(head.dk.from(document.begin, 0), document.length, head.d);
   zero(head.dv.from(document.begin, 0), document.length, head.d);
@@ -283,48 +248,47 @@ void decode_head(const CachedHead& cached, const HeadBias& position, const Softm
 }  // namespace
 
 Buffer softmax_forward_scratch(const Stream& s, int64_t head_dim) {
-  return thread_scratch(s, "softmax forward", 3 * kTile * head_dim + kChunk * (head_dim + kTile));
+  return thread_scratch(s, "softmax forward", ForwardScratch::floats(head_dim));
 }
 
 Buffer softmax_backward_scratch(const Stream& s, int64_t head_dim) {
-  return thread_scratch(s, "softmax backward",
-                        5 * kTile * head_dim + kChunk * (head_dim + 2 * kTile));
+  return thread_scratch(s, "softmax backward", LogitScratch::floats(head_dim));
 }
 
 void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias* bias,
                           const Sequences& sequences, const SoftmaxParams& params) {
-  const std::vector<QueryTile> tiles = query_tiles_by_keys(sequences, t.q_THd.rows());
-  const std::vector<Head> heads = make_heads(t, params, bias);
+  const auto heads = make_biased_heads(t, params, bias);
   const Buffer scratch = softmax_forward_scratch(s, heads[0].d);
-  const int64_t tasks = static_cast<int64_t>(tiles.size()) * params.heads;
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t task = 0; task < tasks; ++task) {
-    forward_tile(tiles[task / params.heads], heads[task % params.heads], Scratch(scratch));
-  }
+  for_each_head(query_tiles_by_keys(sequences, t.q_THd.rows()), heads,
+                [&](const QueryTile& tile, const Head& head) {
+                  forward_tile(tile, head, {Scratch(scratch), head.d});
+                });
 }
 
 void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias* bias,
                            const FireTensors& dfire, const Sequences& sequences,
                            const SoftmaxParams& params) {
-  const std::vector<Document> documents = documents_by_length(sequences, t.q_THd.rows());
-  const std::vector<Head> heads = make_heads(t, params, bias);
+  const auto heads = make_biased_heads(t, params, bias);
   const Buffer scratch = softmax_backward_scratch(s, heads[0].d);
-  const bool fire = bias != nullptr && bias->kind == PositionBias::kFire;
-  std::vector<FireSums> sums(heads.size());
-  // FIRE's sums run over all documents: then a head is one task, so that they have one order.
-  const int64_t documents_at_once = fire ? static_cast<int64_t>(documents.size()) : 1;
-  const int64_t tasks = fire ? params.heads : static_cast<int64_t>(documents.size()) * params.heads;
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t h = task % params.heads;
-    const int64_t first = task / params.heads;
-    FireSums mine;
-    for (int64_t n = first; n < first + documents_at_once; ++n) {
-      backward_document(documents[n], heads[h], {Scratch(scratch), heads[h].d}, mine);
-    }
-    if (fire) sums[h] = mine;
+  const std::vector<Document> documents = documents_by_length(sequences, t.q_THd.rows());
+  if (bias == nullptr || bias->kind != PositionBias::kFire) {
+    for_each_head(documents, heads, [&](const Document& document, const Head& head) {
+      FireSums none;
+      backward_document(document, head, {Scratch(scratch), head.d}, none);
+    });
+    return;
   }
-  if (fire) add_fire_gradients(dfire, bias->fire, sums);
+  // FIRE's sums run over all documents: a head is one task, so that they have one order.
+  std::vector<FireSums> sums(heads.size());
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t h = 0; h < params.heads; ++h) {
+    FireSums mine;
+    for (const Document& document : documents) {
+      backward_document(document, heads[h], {Scratch(scratch), heads[h].d}, mine);
+    }
+    sums[h] = mine;
+  }
+  add_fire_gradients(dfire, bias->fire, sums);
 }
 
 void softmax_bias_decode(Stream& /*s*/, const DecodeTensors& t, const SoftmaxBias* bias,

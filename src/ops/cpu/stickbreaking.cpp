@@ -13,6 +13,8 @@
 // beta saturates, with a forget gate too. T runs from right to left and W from left to right, so
 // a query tile makes two passes and keeps T and sigma of all its keys in scratch.
 #include <array>
+#include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "ops/cpu/attention.h"
@@ -60,52 +62,27 @@ void break_stick(float* __restrict z, double* __restrict stick, float gate,
   }
 }
 
-// What the ops of one head read and write: matrices from its first column on.
-struct Head {
+struct Head : HeadMatrices {
   template <typename Tensors>
   Head(const Tensors& t, const StickBreakingParams& params, int64_t index)
-      : params(params),
-        d(t.q_THd.cols() / params.heads),
-        q(columns(t.q_THd, index)),
-        k(columns(t.k_THd, index)),
-        v(columns(t.v_THd, index)),
-        rem(Matrix(t.rem_HT).row(index)),
+      : HeadMatrices(t, params.heads, index),
+        params(params),
+        log2_rem(Matrix(t.log2_rem_HT).row(index)),
         stop(t.stop_HT.i32() + index * t.stop_HT.row_stride) {
     if (t.gate_TH.defined()) gate = Matrix(t.gate_TH).from(0, index);
     if (params.remainder == Remainder::kBias) bias = t.remainder_bias_Hd.f32() + index * d;
-    if constexpr (std::is_same_v<Tensors, StickBreakingForward>) {
-      o = columns(t.o_THd, index);
-    } else {
-      dout = columns(t.do_THd, index);
-      dq = columns(t.dq_THd, index);
-      dk = columns(t.dk_THd, index);
-      dv = columns(t.dv_THd, index);
+    if constexpr (std::is_same_v<Tensors, StickBreakingBackward>) {
       if (gate) dgate = Matrix(t.dgate_TH).from(0, index);
       if (bias) dbias = t.dremainder_bias_Hd.f32() + index * d;
     }
   }
 
   StickBreakingParams params;
-  int64_t d;
-  Matrix q, k, v;  // [T, d]
-  Matrix gate;     // [T, 1], if there is one
-  const float* bias = nullptr;
-  float* rem;     // [T]
-  int32_t* stop;  // [T]
-  Matrix o;       // forward
-  Matrix dout, dq, dk, dv, dgate;
-  float* dbias = nullptr;
-
- private:
-  Matrix columns(const Tensor& x, int64_t index) const { return Matrix(x).from(0, index * d); }
+  float* log2_rem;     // [T]
+  int32_t* stop;       // [T]
+  Matrix gate, dgate;  // [T, 1], if there is one
+  float *bias = nullptr, *dbias = nullptr;
 };
-
-template <typename Tensors>
-std::vector<Head> make_heads(const Tensors& t, const StickBreakingParams& params) {
-  std::vector<Head> heads;
-  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, h);
-  return heads;
-}
 
 // The state of one query tile on its way over the keys.
 struct Sticks {
@@ -155,7 +132,9 @@ void finish_tile(const QueryTile& tile, const Head& head, const Sticks& sticks, 
   const int64_t token = tile.document.begin + tile.first;
   for (int64_t q = 0; q < tile.count; ++q) {
     const auto rem = static_cast<float>(sticks.length[q]);
-    head.rem[token + q] = rem;
+    // Clamped, so that it is finite.
+    constexpr double kLeast = std::numeric_limits<double>::min();
+    head.log2_rem[token + q] = static_cast<float>(std::log2(std::max(sticks.length[q], kLeast)));
     head.stop[token + q] = static_cast<int32_t>(stop);
     float* row = head.o.row(token + q);
     std::copy_n(o + q * head.d, head.d, row);
@@ -166,32 +145,25 @@ void finish_tile(const QueryTile& tile, const Head& head, const Sticks& sticks, 
 }
 
 template <bool kGated>
-void forward_tile(const QueryTile& tile, const Head& head, Scratch scratch) {
+void forward_tile(const QueryTile& tile, const Head& head, const ForwardScratch& m) {
   const int64_t d = head.d;
-  float* q = scratch.take(kTile * d);
-  float* q_t = scratch.take(kTile * d);
-  float* o = scratch.take(kTile * d);
-  float* rows = scratch.take(kChunk * d);
-  float* z = scratch.take(kChunk * kTile);
   const int64_t start = tile.document.begin;
-  pack(q, head.q.from(start + tile.first, 0), tile.count, kTile, d, head.params.scale);
-  transpose(q_t, q, d);
-  std::fill(o, o + kTile * d, 0.0f);
+  m.load(tile, head, head.params.scale);
 
   Sticks sticks;
   int64_t end = keys_end(tile);
   while (end > 0) {
     const int64_t begin = chunk_begin(end, 0);
     const int64_t keys = end - begin;
-    pack(rows, head.k.from(start + begin, 0), keys, keys, d, 1.0f);
-    score(z, rows, q_t, keys, d);
-    break_sticks<kGated, false>(sticks, z, tile, begin, keys, head, nullptr, nullptr);
-    pack(rows, head.v.from(start + begin, 0), keys, keys, d, 1.0f);
-    mix(o, z, rows, keys, d);
+    pack(m.rows, head.k.from(start + begin, 0), keys, keys, d, 1.0f);
+    score(m.z, m.rows, m.q_t, keys, d);
+    break_sticks<kGated, false>(sticks, m.z, tile, begin, keys, head, nullptr, nullptr);
+    pack(m.rows, head.v.from(start + begin, 0), keys, keys, d, 1.0f);
+    mix(m.o, m.z, m.rows, keys, d);
     end = begin;
     if (sticks.all_below(head.params.skip_epsilon)) break;
   }
-  finish_tile(tile, head, sticks, o, end);
+  finish_tile(tile, head, sticks, m.o, end);
 }
 
 // sigma and 1 - sigma from break_stick's code: +sigma for z <= 0, -(1 - sigma) for z > 0.
@@ -223,26 +195,22 @@ float break_stick_backward(float* __restrict a, float* __restrict w, const float
   return dgate;
 }
 
-// One thread's memory for the backward pass of one query tile.
-struct BackwardScratch {
-  BackwardScratch(Scratch scratch, int64_t d, int64_t max_seqlen)
-      : q(scratch.take(kTile * d)),
-        q_t(scratch.take(kTile * d)),
-        dout(scratch.take(kTile * d)),
-        dout_t(scratch.take(kTile * d)),
-        dq(scratch.take(kTile * d)),
-        rows(scratch.take(kChunk * d)),
+struct StickScratch : BackwardScratch {
+  static int64_t floats(int64_t head_dim, int64_t max_seqlen) {
+    return BackwardScratch::floats(head_dim) + (kChunk + 2 * max_seqlen) * kTile;
+  }
+  StickScratch(Scratch scratch, int64_t head_dim, int64_t max_seqlen)
+      : BackwardScratch(scratch, head_dim),
         chunk(scratch.take(kChunk * kTile)),
         stick_before(scratch.take(max_seqlen * kTile)),
         sigma_code(scratch.take(max_seqlen * kTile)) {}
-  float *q, *q_t, *dout, *dout_t, *dq;  // [kTile, d], _t: [d, kTile]
-  float *rows, *chunk;                  // [kChunk, d], [kChunk, kTile]
-  float *stick_before, *sigma_code;     // [keys, kTile]
+  float* chunk;                      // [kChunk, kTile]
+  float *stick_before, *sigma_code;  // [keys, kTile]
   alignas(64) std::array<float, kTile> drem{};
 };
 
 // drem of each query, and what the remainder alone adds to dv.
-void backward_remainder(const QueryTile& tile, const Head& head, BackwardScratch& m) {
+void backward_remainder(const QueryTile& tile, const Head& head, StickScratch& m) {
   m.drem.fill(0.0f);
   if (head.params.remainder == Remainder::kNone) return;
   const int64_t token = tile.document.begin + tile.first;
@@ -255,13 +223,14 @@ void backward_remainder(const QueryTile& tile, const Head& head, BackwardScratch
     m.drem[q] = sum;
     if (head.bias) continue;
     float* dv = head.dv.row(token + q);
-    for (int64_t c = 0; c < head.d; ++c) dv[c] += head.rem[token + q] * dout[c];
+    const float rem = std::exp2(head.log2_rem[token + q]);
+    for (int64_t c = 0; c < head.d; ++c) dv[c] += rem * dout[c];
   }
 }
 
 // Pass 1, right to left: sticks and sigmas, and dv.
 template <bool kGated>
-void backward_sticks(const QueryTile& tile, const Head& head, BackwardScratch& m, int64_t stop) {
+void backward_sticks(const QueryTile& tile, const Head& head, StickScratch& m, int64_t stop) {
   Sticks sticks;
   int64_t end = keys_end(tile);
   while (end > stop) {
@@ -280,7 +249,7 @@ void backward_sticks(const QueryTile& tile, const Head& head, BackwardScratch& m
 
 // Pass 2, left to right: dz, and from it dq, dk and dgate.
 template <bool kGated>
-void backward_logits(const QueryTile& tile, const Head& head, BackwardScratch& m, int64_t stop) {
+void backward_logits(const QueryTile& tile, const Head& head, StickScratch& m, int64_t stop) {
   alignas(64) std::array<float, kTile> w{};
   const int64_t end = keys_end(tile);
   for (int64_t begin = stop; begin < end; begin += kChunk) {
@@ -303,25 +272,22 @@ void backward_logits(const QueryTile& tile, const Head& head, BackwardScratch& m
 }
 
 template <bool kGated>
-void backward_tile(const QueryTile& tile, const Head& head, BackwardScratch& m) {
-  const int64_t d = head.d;
+void backward_tile(const QueryTile& tile, const Head& head, StickScratch& m) {
   const int64_t token = tile.document.begin + tile.first;
-  pack(m.q, head.q.from(token, 0), tile.count, kTile, d, head.params.scale);
-  transpose(m.q_t, m.q, d);
-  pack(m.dout, head.dout.from(token, 0), tile.count, kTile, d, 1.0f);
-  transpose(m.dout_t, m.dout, d);
-  std::fill(m.dq, m.dq + kTile * d, 0.0f);
+  m.load(tile, head, head.params.scale);
 
   backward_remainder(tile, head, m);
   backward_sticks<kGated>(tile, head, m, head.stop[token]);
   backward_logits<kGated>(tile, head, m, head.stop[token]);
 
-  for (int64_t q = 0; q < tile.count; ++q) std::copy_n(m.dq + q * d, d, head.dq.row(token + q));
+  for (int64_t q = 0; q < tile.count; ++q) {
+    std::copy_n(m.dq + q * head.d, head.d, head.dq.row(token + q));
+  }
 }
 
 // All of one head in one document: only this call touches its dk, dv and dgate, tile after tile,
 // so the sums have one order.
-void backward_document(const Document& document, const Head& head, BackwardScratch memory) {
+void backward_document(const Document& document, const Head& head, StickScratch memory) {
   zero(head.dk.from(document.begin, 0), document.length, head.d);
   zero(head.dv.from(document.begin, 0), document.length, head.d);
   if (head.gate) zero(head.dgate.from(document.begin, 0), document.length, 1);
@@ -340,7 +306,7 @@ void backward_remainder_bias(const Head& head, int64_t tokens) {
   for (int64_t c = 0; c < head.d; ++c) {
     double sum = 0.0;
     for (int64_t j = 0; j < tokens; ++j) {
-      sum += static_cast<double>(head.rem[j]) * head.dout.row(j)[c];
+      sum += static_cast<double>(std::exp2(head.log2_rem[j])) * head.dout.row(j)[c];
     }
     head.dbias[c] += static_cast<float>(sum);
   }
@@ -390,46 +356,37 @@ void decode_head(const DecodeTensors& t, const CachedHead& cached,
 }  // namespace
 
 Buffer stickbreaking_forward_scratch(const Stream& s, int64_t head_dim) {
-  return thread_scratch(s, "stickbreaking forward",
-                        3 * kTile * head_dim + kChunk * (head_dim + kTile));
+  return thread_scratch(s, "stickbreaking forward", ForwardScratch::floats(head_dim));
 }
 
 Buffer stickbreaking_backward_scratch(const Stream& s, int64_t head_dim, int64_t max_seqlen) {
-  return thread_scratch(
-      s, "stickbreaking backward",
-      5 * kTile * head_dim + kChunk * (head_dim + kTile) + 2 * max_seqlen * kTile);
+  return thread_scratch(s, "stickbreaking backward", StickScratch::floats(head_dim, max_seqlen));
 }
 
 void stickbreaking_forward(Stream& s, const StickBreakingForward& t, const Sequences& sequences,
                            const StickBreakingParams& params) {
-  const std::vector<QueryTile> tiles = query_tiles_by_keys(sequences, t.q_THd.rows());
-  const std::vector<Head> heads = make_heads(t, params);
+  const auto heads = make_heads<Head>(t, params);
   const Buffer scratch = stickbreaking_forward_scratch(s, heads[0].d);
-  const int64_t tasks = static_cast<int64_t>(tiles.size()) * params.heads;
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const Head& head = heads[task % params.heads];
-    const QueryTile& tile = tiles[task / params.heads];
-    if (head.gate) {
-      forward_tile<true>(tile, head, Scratch(scratch));
-    } else {
-      forward_tile<false>(tile, head, Scratch(scratch));
-    }
-  }
+  for_each_head(query_tiles_by_keys(sequences, t.q_THd.rows()), heads,
+                [&](const QueryTile& tile, const Head& head) {
+                  const ForwardScratch m{Scratch(scratch), head.d};
+                  if (head.gate) {
+                    forward_tile<true>(tile, head, m);
+                  } else {
+                    forward_tile<false>(tile, head, m);
+                  }
+                });
 }
 
 void stickbreaking_backward(Stream& s, const StickBreakingBackward& t, const Sequences& sequences,
                             const StickBreakingParams& params) {
-  const std::vector<Document> documents = documents_by_length(sequences, t.q_THd.rows());
-  const std::vector<Head> heads = make_heads(t, params);
+  const auto heads = make_heads<Head>(t, params);
   const int64_t max_seqlen = sequences.max_seqlen;
   const Buffer scratch = stickbreaking_backward_scratch(s, heads[0].d, max_seqlen);
-  const int64_t tasks = static_cast<int64_t>(documents.size()) * params.heads;
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const Head& head = heads[task % params.heads];
-    backward_document(documents[task / params.heads], head, {Scratch(scratch), head.d, max_seqlen});
-  }
+  for_each_head(documents_by_length(sequences, t.q_THd.rows()), heads,
+                [&](const Document& document, const Head& head) {
+                  backward_document(document, head, {Scratch(scratch), head.d, max_seqlen});
+                });
   if (params.remainder != Remainder::kBias) return;
 #pragma omp parallel for
   for (int64_t h = 0; h < params.heads; ++h) backward_remainder_bias(heads[h], t.q_THd.rows());

@@ -8,23 +8,24 @@
 
 namespace sbtrain::ops::cpu {
 
-// Calls body(sums, begin, end) for each of kTokenParts ranges of tokens; `sums` are `cols` zeros,
+// Calls body(sums, begin, end) for each of token_parts() ranges of tokens; `sums` are `cols` zeros,
 // which body adds its tokens' contributions to. Then calls finish(totals, first, last) for ranges
 // of columns with the sums over all tokens, parts added in order.
 template <typename Body, typename Finish>
 void sum_over_tokens(const Stream& s, int64_t tokens, int64_t cols, Body&& body, Finish&& finish) {
   const Buffer scratch = token_partials(s, cols);
+  const int64_t parts = token_parts(s);
   float* partials = scratch.tensor().f32();
-  parallel_rows(kTokenParts, std::max<int64_t>(1, tokens / kTokenParts) * cols,
+  parallel_rows(parts, std::max<int64_t>(1, tokens / parts) * cols,
                 [&](int64_t first, int64_t last) {
                   for (int64_t part = first; part < last; ++part) {
                     float* sums = partials + part * cols;
                     std::fill(sums, sums + cols, 0.0f);
-                    body(sums, tokens * part / kTokenParts, tokens * (part + 1) / kTokenParts);
+                    body(sums, tokens * part / parts, tokens * (part + 1) / parts);
                   }
                 });
-  parallel_rows(cols, kTokenParts, [&](int64_t first, int64_t last) {
-    for (int64_t part = 1; part < kTokenParts; ++part) {
+  parallel_rows(cols, parts, [&](int64_t first, int64_t last) {
+    for (int64_t part = 1; part < parts; ++part) {
       const float* sums = partials + part * cols;
 #pragma omp simd
       for (int64_t i = first; i < last; ++i) partials[i] += sums[i];

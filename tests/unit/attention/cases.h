@@ -96,6 +96,7 @@ struct Attention {
         bounds(integers(c.bounds())),
         o(poisoned({c.tokens(), c.width()}, 3)),
         row(poisoned({c.heads, c.tokens()})),
+        log2_rem(poisoned({c.heads, c.tokens()})),
         stop(DType::kI32, {c.heads, c.tokens()}),
         dqkv(poisoned({c.tokens(), 3 * c.width()})),
         dgate(poisoned({c.tokens(), c.heads})),
@@ -163,7 +164,7 @@ struct Attention {
   void stickbreaking_forward() {
     ops::stickbreaking_forward(stream.stream,
                                {.o_THd = o,
-                                .rem_HT = row,
+                                .log2_rem_HT = log2_rem,
                                 .stop_HT = stop,
                                 .q_THd = q(),
                                 .k_THd = k(),
@@ -171,6 +172,7 @@ struct Attention {
                                 .gate_TH = gate_or_none(),
                                 .remainder_bias_Hd = bias},
                                sequences(), stickbreaking_params());
+    for (int64_t i = 0; i < row.tensor().numel(); ++i) row.f32()[i] = std::exp2(log2_rem.f32()[i]);
   }
   void stickbreaking_backward() {
     ops::stickbreaking_backward(stream.stream,
@@ -180,7 +182,7 @@ struct Attention {
                                  .dgate_TH = dgate,
                                  .dremainder_bias_Hd = dbias,
                                  .do_THd = dout,
-                                 .rem_HT = row,
+                                 .log2_rem_HT = log2_rem,
                                  .stop_HT = stop,
                                  .q_THd = q(),
                                  .k_THd = k(),
@@ -244,7 +246,8 @@ struct Attention {
   Case config;
   CpuStream stream;
   Owned qkv, dout, gate, bias, bounds;
-  Owned o, row, stop, dqkv, dgate, dbias, fire, dfire;
+  Owned o, row, log2_rem, stop, dqkv, dgate, dbias;  // row: the remainder, or log-sum-exp
+  Owned fire, dfire;
 };
 
 }  // namespace sbtrain::test

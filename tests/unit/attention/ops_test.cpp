@@ -275,6 +275,17 @@ struct DecodeInputs {
   Owned k, v, gate, lengths, o;
 };
 
+// After x's forward pass: decoding each of some tokens against those before gives the same output.
+template <typename Decode>
+void expect_decode_equals_forward(const Attention& x, const Decode& decode) {
+  for (const int64_t length : {1, 2, 63, 64, 65, 129, 200}) {
+    const DecodeInputs inputs(x, length);
+    decode(inputs.tensors(x, length));
+    EXPECT_LE(relative_error(inputs.o, to_f64(x.o.tensor().row_range(length - 1, 1))), 1e-5)
+        << x.config.describe() << ", token " << length;
+  }
+}
+
 TEST(StickBreaking, DecodeEqualsForward) {
   for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
     for (Case c : stickbreaking_options(Case{})) {
@@ -282,12 +293,9 @@ TEST(StickBreaking, DecodeEqualsForward) {
       c.inputs = inputs;
       Attention x(c);
       x.stickbreaking_forward();
-      for (const int64_t length : {1, 2, 63, 64, 65, 129, 200}) {
-        const DecodeInputs decode(x, length);
-        ops::stickbreaking_decode(x.stream, decode.tensors(x, length), x.stickbreaking_params());
-        EXPECT_LE(relative_error(decode.o, to_f64(x.o.tensor().row_range(length - 1, 1))), 1e-5)
-            << c.describe() << ", token " << length;
-      }
+      expect_decode_equals_forward(x, [&](const ops::DecodeTensors& t) {
+        ops::stickbreaking_decode(x.stream, t, x.stickbreaking_params());
+      });
     }
   }
 }
@@ -299,12 +307,9 @@ TEST(Softmax, DecodeEqualsForward) {
     c.window = window;
     Attention x(c);
     x.softmax_forward();
-    for (const int64_t length : {1, 2, 63, 64, 65, 129, 200}) {
-      const DecodeInputs decode(x, length);
-      ops::softmax_decode(x.stream, decode.tensors(x, length), x.softmax_params());
-      EXPECT_LE(relative_error(decode.o, to_f64(x.o.tensor().row_range(length - 1, 1))), 1e-5)
-          << c.describe() << ", token " << length;
-    }
+    expect_decode_equals_forward(x, [&](const ops::DecodeTensors& t) {
+      ops::softmax_decode(x.stream, t, x.softmax_params());
+    });
   }
 }
 
@@ -336,7 +341,7 @@ TEST(AttentionPlan, ScratchDependsOnTheLongestAllowedDocumentAlone) {
     const ProgramScope scope(m, "step");
     ops::stickbreaking_forward(s,
                                {.o_THd = x.o,
-                                .rem_HT = x.row,
+                                .log2_rem_HT = x.log2_rem,
                                 .stop_HT = x.stop,
                                 .q_THd = x.q(),
                                 .k_THd = x.k(),
@@ -347,7 +352,7 @@ TEST(AttentionPlan, ScratchDependsOnTheLongestAllowedDocumentAlone) {
                                  .dk_THd = x.part(x.dqkv, 1),
                                  .dv_THd = x.part(x.dqkv, 2),
                                  .do_THd = x.dout,
-                                 .rem_HT = x.row,
+                                 .log2_rem_HT = x.log2_rem,
                                  .stop_HT = x.stop,
                                  .q_THd = x.q(),
                                  .k_THd = x.k(),

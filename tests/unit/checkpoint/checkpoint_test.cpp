@@ -143,6 +143,7 @@ class FakeCommunicator : public Communicator {
   void all_gather(Stream&, Tensor, Tensor) override {}
   void reduce_scatter(Stream&, Tensor, Tensor) override {}
   void sum(std::span<double>) override {}
+  void all_reduce(Stream& /*s*/, Tensor /*x*/) override {}
   std::string broadcast(std::string value, int root) override {
     return root == rank() ? value : fmt::format("rank {}", root);
   }

@@ -9,22 +9,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class PrepareTest : public ::testing::Test {
+class PrepareTest : public EnglishTest {
  protected:
-  static void SetUpTestSuite() {
-    folder_ = std::make_unique<TemporaryFolder>();
-    tokenizer_ = std::make_unique<Tokenizer>(train_english(*folder_ / "tokenizer.model"));
-  }
-  static void TearDownTestSuite() {
-    tokenizer_.reset();
-    folder_.reset();
-  }
-  static std::string path(const std::string& name) { return *folder_ / name; }
   static StoreInfo prepare(const PrepareOptions& options) {
-    return prepare_documents(options, *tokenizer_, {});
+    return prepare_documents(options, tokenizer(), {});
   }
-  static inline std::unique_ptr<TemporaryFolder> folder_;
-  static inline std::unique_ptr<Tokenizer> tokenizer_;
 };
 
 TEST_F(PrepareTest, RealTextComesBackExactly) {
@@ -32,13 +21,13 @@ TEST_F(PrepareTest, RealTextComesBackExactly) {
   const DocumentStore store(path("english.h5"));
   const std::vector<std::string> texts = english_texts();
   ASSERT_EQ(store.documents(), static_cast<int64_t>(texts.size()));
-  EXPECT_EQ(store.info().tokenizer_hash, tokenizer_->hash());
+  EXPECT_EQ(store.info().tokenizer_hash, tokenizer().hash());
   int64_t bytes = 0;
   for (size_t i = 0; i < texts.size(); ++i) {
     std::vector<int32_t> tokens(static_cast<size_t>(store.length(static_cast<int64_t>(i))));
     store.read(static_cast<int64_t>(store.offsets()[i]), tokens);
-    EXPECT_EQ(tokenizer_->decode(tokens), texts[i]);
-    EXPECT_EQ(tokens.back(), tokenizer_->eos());
+    EXPECT_EQ(tokenizer().decode(tokens), texts[i]);
+    EXPECT_EQ(tokens.back(), tokenizer().eos());
     bytes += static_cast<int64_t>(texts[i].size());
   }
   EXPECT_EQ(info.text_bytes, bytes);
@@ -72,8 +61,8 @@ TEST_F(PrepareTest, BosAndEosAreOptions) {
   const DocumentStore store(path("x.h5"));
   std::vector<int32_t> tokens(static_cast<size_t>(store.tokens()));
   store.read(0, tokens);
-  EXPECT_EQ(tokens.front(), tokenizer_->bos());
-  EXPECT_NE(tokens.back(), tokenizer_->eos());
+  EXPECT_EQ(tokens.front(), tokenizer().bos());
+  EXPECT_NE(tokens.back(), tokenizer().eos());
   EXPECT_TRUE(store.info().starts_with_bos);
   EXPECT_FALSE(store.info().ends_with_eos);
 }
@@ -104,7 +93,7 @@ TEST_F(PrepareTest, RefusesNothing) {
 
 TEST_F(PrepareTest, AnInterruptLeavesNothingBehind) {
   const PrepareOptions options{.inputs = {english_path()}, .output = path("i.h5")};
-  EXPECT_THROW(prepare_documents(options, *tokenizer_, [](const auto&) { return false; }),
+  EXPECT_THROW(prepare_documents(options, tokenizer(), [](const auto&) { return false; }),
                Interrupted);
   EXPECT_FALSE(fs::exists(path("i.h5")));
   EXPECT_FALSE(fs::exists(path("i.h5.tmp")));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -88,17 +89,40 @@ inline std::vector<std::string> english_texts() {
   return texts;
 }
 
+// Gives the texts one after another; `given` counts them.
+inline NextText one_by_one(const std::vector<std::string>& texts, size_t& given) {
+  return [&](std::string& text) {
+    if (given == texts.size()) return false;
+    text = texts[given++];
+    return true;
+  };
+}
+
 // Trains on the English text.
 inline Tokenizer train_english(const std::string& path, int64_t vocab = 700) {
   const std::vector<std::string> texts = english_texts();
-  size_t i = 0;
-  const NextText next = [&](std::string& text) {
-    if (i == texts.size()) return false;
-    text = texts[i++];
-    return true;
-  };
-  train_tokenizer(next, {.vocab = vocab}, path);
+  size_t given = 0;
+  train_tokenizer(one_by_one(texts, given), {.vocab = vocab}, path);
   return Tokenizer(path);
 }
+
+// Tests that share a folder and a tokenizer of the English text.
+class EnglishTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<TemporaryFolder>();
+    tokenizer_ = std::make_unique<Tokenizer>(train_english(*folder_ / "tokenizer.model"));
+  }
+  static void TearDownTestSuite() {
+    tokenizer_.reset();
+    folder_.reset();
+  }
+  static std::string path(const std::string& name) { return *folder_ / name; }
+  static const Tokenizer& tokenizer() { return *tokenizer_; }
+
+ private:
+  static inline std::unique_ptr<TemporaryFolder> folder_;
+  static inline std::unique_ptr<Tokenizer> tokenizer_;
+};
 
 }  // namespace sbtrain::test

@@ -7,20 +7,7 @@
 namespace sbtrain::test {
 namespace {
 
-class TokenizerTest : public ::testing::Test {
- protected:
-  static void SetUpTestSuite() {
-    folder_ = std::make_unique<TemporaryFolder>();
-    tokenizer_ = std::make_unique<Tokenizer>(train_english(*folder_ / "tokenizer.model"));
-  }
-  static void TearDownTestSuite() {
-    tokenizer_.reset();
-    folder_.reset();
-  }
-  static const Tokenizer& tokenizer() { return *tokenizer_; }
-  static inline std::unique_ptr<TemporaryFolder> folder_;
-  static inline std::unique_ptr<Tokenizer> tokenizer_;
-};
+using TokenizerTest = EnglishTest;
 
 TEST_F(TokenizerTest, SpecialIdsAndSize) {
   EXPECT_EQ(tokenizer().size(), 700);
@@ -97,9 +84,9 @@ TEST_F(TokenizerTest, LineByLineGivesSentencepiecesOwnIds) {
 }
 
 TEST_F(TokenizerTest, SameTextSameModel) {
-  const Tokenizer other = train_english(*folder_ / "other.model");
+  const Tokenizer other = train_english(path("other.model"));
   EXPECT_EQ(other.hash(), tokenizer().hash());
-  EXPECT_FALSE(std::filesystem::exists(*folder_ / "other.model.tmp"));
+  EXPECT_FALSE(std::filesystem::exists(path("other.model.tmp")));
 }
 
 TEST_F(TokenizerTest, DigitsAreSplit) {
@@ -107,12 +94,12 @@ TEST_F(TokenizerTest, DigitsAreSplit) {
 }
 
 TEST_F(TokenizerTest, RefusesWhatIsNoModel) {
-  const std::string path = *folder_ / "bad.model";
-  EXPECT_EQ(thrown_by([&] { Tokenizer missing(path); }).code, ExitCode::kData);
-  write_file(path, "not a model");
-  const Thrown bad = thrown_by([&] { Tokenizer damaged(path); });
+  const std::string file = path("bad.model");
+  EXPECT_EQ(thrown_by([&] { Tokenizer missing(file); }).code, ExitCode::kData);
+  write_file(file, "not a model");
+  const Thrown bad = thrown_by([&] { Tokenizer damaged(file); });
   EXPECT_EQ(bad.code, ExitCode::kData);
-  EXPECT_TRUE(bad.says(path)) << bad.message;
+  EXPECT_TRUE(bad.says(file)) << bad.message;
   const std::vector<int32_t> outside = {700};
   EXPECT_EQ(thrown_by([&] { tokenizer().decode(outside); }).code, ExitCode::kData);
 }
@@ -123,24 +110,19 @@ TEST_F(TokenizerTest, TooLittleTextIsAnError) {
     text = "a few words and no more";
     return !std::exchange(given, true);
   };
-  const std::string path = *folder_ / "little.model";
-  const Thrown little = thrown_by([&] { train_tokenizer(next, {.vocab = 4096}, path); });
+  const std::string file = path("little.model");
+  const Thrown little = thrown_by([&] { train_tokenizer(next, {.vocab = 4096}, file); });
   EXPECT_EQ(little.code, ExitCode::kUsage) << little.message;
-  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 TEST_F(TokenizerTest, SamplesLargeText) {
   const std::vector<std::string> texts = english_texts();
   size_t i = 0;
-  const NextText next = [&](std::string& text) {
-    if (i == texts.size()) return false;
-    text = texts[i++];
-    return true;
-  };
-  const std::string path = *folder_ / "sampled.model";
-  train_tokenizer(next, {.vocab = 400, .max_bytes = 20000}, path);
+  const std::string file = path("sampled.model");
+  train_tokenizer(one_by_one(texts, i), {.vocab = 400, .max_bytes = 20000}, file);
   EXPECT_EQ(i, texts.size());
-  const Tokenizer sampled(path);
+  const Tokenizer sampled(file);
   EXPECT_EQ(sampled.decode(sampled.encode(texts[0])), texts[0]);
 }
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <array>
 #include <cmath>
 
 #include "core/error.h"
@@ -14,6 +15,25 @@ using test::CpuStream;
 using test::Owned;
 using Values = std::vector<double>;
 
+double squared_norm(Stream& s, const Tensor& x) {
+  double value = 0;
+  ops::add_squared_norm(s, Tensor(&value, DType::kF64, {1}), x);
+  return value;
+}
+
+// An update that finish_step() let through.
+struct Stats {
+  std::array<double, ops::kStepStats> values{};
+  Tensor tensor{values.data(), DType::kF64, {ops::kStepStats}};
+};
+void count_updates(Stats& stats, double updates, double grad_scale = 1) {
+  stats.values[ops::kUpdates] = updates;
+  stats.values[ops::kApply] = 1;
+  stats.values[ops::kGradScale] = grad_scale;
+  stats.values[ops::kBias1] = 1 - std::pow(0.9f, updates);
+  stats.values[ops::kBias2] = 1 - std::pow(0.95f, updates);
+}
+
 TEST(SquaredNorm, MatchesReferenceForEverySizeAndThreadCount) {
   CpuStream s;
   const int threads_before = omp_get_max_threads();
@@ -26,13 +46,13 @@ TEST(SquaredNorm, MatchesReferenceForEverySizeAndThreadCount) {
       total += v;
     }
     omp_set_num_threads(1);
-    const double norm = ops::squared_norm(s, x);
+    const double norm = squared_norm(s, x);
     const double sum = ops::sum(s, x);
     EXPECT_NEAR(norm, squares, 1e-12 * squares);
     EXPECT_NEAR(sum, total, 1e-12 * squares);
     for (const int threads : {2, 5, 16}) {
       omp_set_num_threads(threads);
-      EXPECT_EQ(ops::squared_norm(s, x), norm);
+      EXPECT_EQ(squared_norm(s, x), norm);
       EXPECT_EQ(ops::sum(s, x), sum);
     }
   }
@@ -44,12 +64,12 @@ TEST(SquaredNorm, StridedViewsAndNonFiniteInput) {
   Owned x = test::random_normal("x", {50, 33}, 1, 0, 4);
   double squares = 0;
   for (const double v : test::to_f64(x)) squares += v * v;
-  EXPECT_NEAR(ops::squared_norm(s, x), squares, 1e-12 * squares);
+  EXPECT_NEAR(squared_norm(s, x), squares, 1e-12 * squares);
   x.at(20, 5) = std::nanf("");
-  EXPECT_TRUE(std::isnan(ops::squared_norm(s, x)));
+  EXPECT_TRUE(std::isnan(squared_norm(s, x)));
   x.at(20, 5) = INFINITY;
-  EXPECT_TRUE(std::isinf(ops::squared_norm(s, x)));
-  EXPECT_EQ(ops::squared_norm(s, test::constant({4}, 1e30)), 4 * std::pow(double{1e30f}, 2));
+  EXPECT_TRUE(std::isinf(squared_norm(s, x)));
+  EXPECT_EQ(squared_norm(s, test::constant({4}, 1e30)), 4 * std::pow(double{1e30f}, 2));
 }
 
 TEST(AdamW, MatchesAScalarReference) {
@@ -61,14 +81,15 @@ TEST(AdamW, MatchesAScalarReference) {
   Values W = test::to_f64(w);
   Values M(kCount);
   Values V(kCount);
-  ops::AdamW t{.w_N = w, .m_N = m, .v_N = v, .grad_N = {}};
+  Stats stats;
+  const std::vector<ops::DecayRange> all = {{0, kCount}};
+  ops::AdamW t{.w_N = w, .m_N = m, .v_N = v, .grad_N = {}, .stats = stats.tensor, .decays = all};
   t.lr = 0.01f;
   t.decay = 0.1f;
   for (int step = 1; step <= 5; ++step) {
     const Owned grad = test::random_normal("grad" + std::to_string(step), {kCount}, 0.3);
     t.grad_N = grad;
-    t.grad_scale = 0.5f;
-    t.step = step;
+    count_updates(stats, step, 0.5);
     ops::adamw(s, t);
     const Values G = test::to_f64(grad);
     const double m_bias = 1 - std::pow(0.9, step);
@@ -94,22 +115,79 @@ TEST(AdamW, ZeroWeightsWithZeroGradientsStayZero) {
   const Owned w = test::constant({10}, 0);
   const Owned m = test::constant({10}, 0);
   const Owned v = test::constant({10}, 0);
-  ops::adamw(s, {.w_N = w, .m_N = m, .v_N = v, .grad_N = zero, .lr = 0.1f, .decay = 0.1f});
+  Stats stats;
+  count_updates(stats, 1);
+  const std::vector<ops::DecayRange> all = {{0, 10}};
+  ops::adamw(s, {.w_N = w,
+                 .m_N = m,
+                 .v_N = v,
+                 .grad_N = zero,
+                 .stats = stats.tensor,
+                 .decays = all,
+                 .lr = 0.1f,
+                 .decay = 0.1f});
   EXPECT_TRUE(test::bitwise_equal(w, zero));
 }
 
-TEST(AdamW, LateStepsNeedNoCorrectionAndStepsCountFromOne) {
+TEST(AdamW, LateStepsNeedNoCorrection) {
   CpuStream s;
   const Owned w = test::constant({3}, 1);
   const Owned m = test::constant({3}, 0.5);
   const Owned v = test::constant({3}, 0.25);
   const Owned grad = test::constant({3}, 0.5);
-  ops::AdamW t{.w_N = w, .m_N = m, .v_N = v, .grad_N = grad, .lr = 0.125f};
-  t.step = 1000000;
-  ops::adamw(s, t);
+  Stats stats;
+  count_updates(stats, 1000000);
+  ops::adamw(s,
+             {.w_N = w, .m_N = m, .v_N = v, .grad_N = grad, .stats = stats.tensor, .lr = 0.125f});
   for (const double value : test::to_f64(w)) EXPECT_NEAR(value, 0.875, 1e-6);
-  t.step = 0;
+}
+
+TEST(AdamW, DecaysItsRangesOnlyAndWritesTheComputeCopy) {
+  CpuStream s;
+  const Owned w = test::constant({8}, 1);
+  const Owned zero = test::constant({8}, 0);
+  const Owned m = test::constant({8}, 0);
+  const Owned v = test::constant({8}, 0);
+  const Owned compute = test::poisoned({8});
+  Stats stats;
+  count_updates(stats, 1);
+  const std::vector<ops::DecayRange> some = {{1, 3}, {6, 8}};
+  ops::AdamW t{.w_N = w, .m_N = m, .v_N = v, .grad_N = zero, .compute_N = compute};
+  t.stats = stats.tensor;
+  t.decays = some;
+  t.lr = 0.5f;
+  t.decay = 0.5f;
+  ops::adamw(s, t);
+  EXPECT_EQ(test::to_f64(w), (Values{1, 0.75, 0.75, 1, 1, 1, 0.75, 0.75}));
+  EXPECT_TRUE(test::bitwise_equal(compute, w));
+  const std::vector<ops::DecayRange> overlapping = {{1, 3}, {2, 8}};
+  t.decays = overlapping;
   EXPECT_THROW(ops::adamw(s, t), Error);
+}
+
+TEST(FinishStep, ClipsCountsAndSkips) {
+  CpuStream s;
+  Stats stats;
+  stats.values = {3.0, 16.0};  // loss, squared norm
+  ops::finish_step(s, stats.tensor, 1.0, 0.9, 0.95);
+  EXPECT_EQ(stats.values[ops::kApply], 1);
+  EXPECT_EQ(stats.values[ops::kUpdates], 1);
+  EXPECT_EQ(stats.values[ops::kGradScale], 0.25);
+  EXPECT_EQ(stats.values[ops::kBias1], 1 - 0.9);
+  ops::finish_step(s, stats.tensor, 0.0, 0.9, 0.95);
+  EXPECT_EQ(stats.values[ops::kGradScale], 1);
+  EXPECT_EQ(stats.values[ops::kBias2], 1 - std::pow(0.95, 2));
+  // A step with NaN or infinity is not counted, and nothing changes.
+  const Owned w = test::constant({3}, 1);
+  const Owned grad = test::constant({3}, std::nanf(""));
+  for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
+    stats.values[ops::kSquaredNorm] = bad;
+    ops::finish_step(s, stats.tensor, 1.0, 0.9, 0.95);
+    EXPECT_EQ(stats.values[ops::kApply], 0);
+    EXPECT_EQ(stats.values[ops::kUpdates], 2);
+    ops::adamw(s, {.w_N = w, .m_N = w, .v_N = w, .grad_N = grad, .stats = stats.tensor, .lr = 1});
+    EXPECT_EQ(test::to_f64(w), (Values{1, 1, 1}));
+  }
 }
 
 }  // namespace

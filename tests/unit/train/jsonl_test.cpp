@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "temporary_folder.h"
+#include "support/process.h"
 
-namespace sbtrain {
+namespace sbtrain::test {
 namespace {
 
 std::vector<nlohmann::json> read_records(const std::string& path) {
@@ -99,4 +99,4 @@ TEST(Jsonl, AFreshRunKeepsTheEarlierFileAside) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::test

@@ -6,9 +6,9 @@
 #include <csignal>
 
 #include "core/error.h"
-#include "temporary_folder.h"
+#include "support/process.h"
 
-namespace sbtrain {
+namespace sbtrain::test {
 namespace {
 
 TEST(AppendFile, GoesOnWhereTheFileEnds) {
@@ -50,4 +50,4 @@ TEST(AppendFile, ARecordThatDoesNotFitIsCutOffAgain) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::test

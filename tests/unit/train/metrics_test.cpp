@@ -9,9 +9,9 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "temporary_folder.h"
+#include "support/process.h"
 
-namespace sbtrain {
+namespace sbtrain::test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -175,4 +175,4 @@ TEST(Metrics, AFolderThatCannotBeMadeIsAnError) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::test

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <map>
 
-#include "temporary_folder.h"
+#include "support/process.h"
 
-namespace sbtrain {
+namespace sbtrain::test {
 namespace {
 
 // A reader written against the format, not against the writer.
@@ -146,4 +146,4 @@ TEST(Tensorboard, AResumedRunMarksWhereItGoesOn) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::test

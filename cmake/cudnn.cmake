@@ -1,0 +1,50 @@
+# cuDNN for softmax attention: the headers of its frontend (scripts/setup.sh fetches them) and of
+# cuDNN itself. The library is loaded at run time, and the portable kernels do the work where it or
+# the headers are missing.
+#   CUDNN_FRONTEND_INCLUDE   folder of cudnn_frontend.h, instead of looking for it
+#   CUDNN_INCLUDE            folder of cudnn.h, likewise
+set(CUDNN_FRONTEND_INCLUDE "" CACHE PATH "Folder of cudnn_frontend.h; empty: look for it")
+set(CUDNN_INCLUDE "" CACHE PATH "Folder of cudnn.h; empty: look for it")
+set(SBTRAIN_HAS_CUDNN OFF)
+
+# Python packages bring both as well.
+find_program(SBTRAIN_PYTHON python3)
+mark_as_advanced(SBTRAIN_PYTHON)
+set(site_packages "")
+if(SBTRAIN_PYTHON)
+  execute_process(COMMAND ${SBTRAIN_PYTHON} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+                  OUTPUT_VARIABLE site_packages OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+
+# Not cached: what was fetched since the last run of CMake is found.
+find_path(cudnn_frontend_found cudnn_frontend.h NO_CACHE NO_DEFAULT_PATH PATHS
+  ${CUDNN_FRONTEND_INCLUDE} ${CMAKE_SOURCE_DIR}/third_party/cudnn-frontend/include
+  ${site_packages}/include)
+find_path(cudnn_found cudnn_version.h NO_CACHE HINTS
+  ${CUDNN_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS} ${site_packages}/nvidia/cudnn/include)
+find_library(cudnn_library NAMES libcudnn.so.9 NO_CACHE HINTS
+  ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}/lib ${site_packages}/nvidia/cudnn/lib)
+
+if(cudnn_frontend_found AND cudnn_found)
+  set(SBTRAIN_HAS_CUDNN ON)
+  message(STATUS "cuDNN: headers in ${cudnn_found}, frontend in ${cudnn_frontend_found}")
+elseif(cudnn_found)
+  message(STATUS "cuDNN: its frontend's headers are missing (scripts/setup.sh cuda fetches them); "
+                 "softmax attention runs on the portable kernels")
+else()
+  message(STATUS "cuDNN: no cudnn.h; softmax attention runs on the portable kernels")
+endif()
+
+# Compiles `source` with cuDNN, where it was found. To be called in the folder of its target.
+function(sbtrain_use_cudnn source)
+  if(NOT SBTRAIN_HAS_CUDNN)
+    return()
+  endif()
+  set(definitions SBTRAIN_HAS_CUDNN)
+  if(cudnn_library)
+    list(APPEND definitions SBTRAIN_CUDNN_LIBRARY="${cudnn_library}")
+  endif()
+  set_source_files_properties(${source} PROPERTIES
+    COMPILE_DEFINITIONS "${definitions}"
+    COMPILE_OPTIONS "-isystem${cudnn_frontend_found};-isystem${cudnn_found}")
+endfunction()

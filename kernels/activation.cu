@@ -1,0 +1,182 @@
+#include "kernels/activation.h"
+#include "kernels/elementwise.cuh"
+#include "kernels/token_sums.cuh"
+
+namespace sbtrain::kernels {
+namespace {
+
+__device__ float sigmoid(float x) {
+  return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+template <int kWidth>
+struct Two {
+  Pack<bf16, kWidth> a, b;
+};
+template <int kWidth>
+struct Three {
+  Pack<bf16, kWidth> a, b, c;
+};
+
+struct SwigluOp {
+  Swiglu p;
+  template <int kWidth>
+  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
+    const bf16* gate = p.gate_up + row * p.gate_up_stride + col;
+    return {load_pack<kWidth>(gate), load_pack<kWidth>(gate + p.cols)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+    const auto gate = convert<float>(loaded.a);
+    auto y = convert<float>(loaded.b);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) y[i] *= gate[i] * sigmoid(gate[i]);
+    store_floats(p.y + row * p.y_stride + col, y);
+  }
+};
+
+// silu(g)' = sigmoid(g) (1 + g (1 - sigmoid(g))). 1 - sigmoid(g) = sigmoid(-g) is formed without
+// the subtraction, which would cancel for large g.
+struct SwigluBackwardOp {
+  SwigluBackward p;
+  template <int kWidth>
+  __device__ Three<kWidth> load(int64_t row, int64_t col) const {
+    const bf16* gate = p.gate_up + row * p.gate_up_stride + col;
+    return {load_pack<kWidth>(gate), load_pack<kWidth>(gate + p.cols),
+            load_pack<kWidth>(p.dy + row * p.dy_stride + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
+    auto gate = convert<float>(loaded.a);
+    auto up = convert<float>(loaded.b);
+    const auto dy = convert<float>(loaded.c);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float g = gate[i];
+      const float e = __expf(-fabsf(g));
+      const float larger = __fdividef(1.0f, 1.0f + e);  // sigmoid(|g|)
+      const float smaller = e * larger;                 // sigmoid(-|g|)
+      const float s = g < 0.0f ? smaller : larger;
+      const float complement = g < 0.0f ? larger : smaller;
+      gate[i] = dy[i] * up[i] * (s * (1.0f + g * complement));
+      up[i] = dy[i] * (g * s);
+    }
+    bf16* dgate = p.dgate_up + row * p.dgate_up_stride + col;
+    store_floats(dgate, gate);
+    store_floats(dgate + p.cols, up);
+  }
+};
+
+struct BiasSigmoidOp {
+  BiasSigmoid p;
+  template <int kWidth>
+  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(p.x + row * p.x_stride + col), load_pack<kWidth>(p.b + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+    auto y = convert<float>(loaded.a);
+    const auto b = convert<float>(loaded.b);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) y[i] = sigmoid(y[i] + b[i]);
+    store_floats(p.y + row * p.y_stride + col, y);
+  }
+};
+
+struct SigmoidBackwardOp {
+  SigmoidBackward p;
+  template <int kWidth>
+  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(p.dy + row * p.dy_stride + col),
+            load_pack<kWidth>(p.y + row * p.y_stride + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+    auto dx = convert<float>(loaded.a);
+    const auto y = convert<float>(loaded.b);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) dx[i] *= y[i] * (1.0f - y[i]);
+    store_floats(p.dx + row * p.dx_stride + col, dx);
+  }
+};
+
+constexpr int kWidth = 8;
+constexpr int kBiasThreads = 256;
+
+// One part of the rows and up to kBiasThreads packs of columns. `lanes` threads share a row; each
+// of the kBiasThreads / lanes slots walks its own rows, and slots are added in order.
+template <int kWidth>
+__global__ void __launch_bounds__(kBiasThreads)
+    bias_backward_kernel(const BiasBackward p, int lanes) {
+  __shared__ float shared[kBiasThreads * kWidth];
+  const int lane = threadIdx.x % lanes;
+  const int slot = threadIdx.x / lanes;
+  const int slots = kBiasThreads / lanes;
+  const int64_t col = (int64_t{blockIdx.y} * lanes + lane) * kWidth;
+  const int64_t end = first_row(p.rows, blockIdx.x + 1);
+  float sum[kWidth] = {};
+  if (col < p.cols) {
+#pragma unroll 4
+    for (int64_t row = first_row(p.rows, blockIdx.x) + slot; row < end; row += slots) {
+      const auto dy = load_floats<kWidth>(p.dy + row * p.dy_stride + col);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sum[i] += dy[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) shared[threadIdx.x * kWidth + i] = sum[i];
+  __syncthreads();
+  if (slot > 0 || col >= p.cols) return;
+  for (int i = 0; i < kWidth; ++i) {
+    float total = 0.0f;
+    for (int s = 0; s < slots; ++s) total += shared[(s * lanes + lane) * kWidth + i];
+    p.scratch[blockIdx.x * p.cols + col + i] = total;
+  }
+}
+
+}  // namespace
+
+void swiglu(cudaStream_t stream, const Swiglu& p) {
+  const bool vectors =
+      vectors_fit<kWidth>(p.y, p.y_stride) && vectors_fit<kWidth>(p.gate_up, p.gate_up_stride);
+  launch_elementwise<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
+}
+
+void swiglu_backward(cudaStream_t stream, const SwigluBackward& p) {
+  const bool vectors = vectors_fit<kWidth>(p.dgate_up, p.dgate_up_stride) &&
+                       vectors_fit<kWidth>(p.dy, p.dy_stride) &&
+                       vectors_fit<kWidth>(p.gate_up, p.gate_up_stride);
+  launch_elementwise<kWidth>(stream, "swiglu_backward", p.rows, p.cols, vectors,
+                             SwigluBackwardOp{p});
+}
+
+void bias_sigmoid(cudaStream_t stream, const BiasSigmoid& p) {
+  const bool vectors = vectors_fit<kWidth>(p.y, p.y_stride) &&
+                       vectors_fit<kWidth>(p.x, p.x_stride) && vectors_fit<kWidth>(p.b, 0);
+  launch_elementwise<kWidth>(stream, "bias_sigmoid", p.rows, p.cols, vectors, BiasSigmoidOp{p});
+}
+
+void sigmoid_backward(cudaStream_t stream, const SigmoidBackward& p) {
+  const bool vectors = vectors_fit<kWidth>(p.dx, p.dx_stride) &&
+                       vectors_fit<kWidth>(p.dy, p.dy_stride) &&
+                       vectors_fit<kWidth>(p.y, p.y_stride);
+  launch_elementwise<kWidth>(stream, "sigmoid_backward", p.rows, p.cols, vectors,
+                             SigmoidBackwardOp{p});
+}
+
+void bias_backward(cudaStream_t stream, const BiasBackward& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.dy, p.dy_stride);
+  with_width<kWidth>(vectors, [&](auto width) {
+    constexpr int kPackWidth = decltype(width)::value;
+    const int64_t packs = p.cols / kPackWidth;
+    int lanes = 1;
+    while (lanes < packs && lanes < kBiasThreads) lanes *= 2;
+    const dim3 grid(kTokenParts, blocks(packs, lanes));
+    bias_backward_kernel<kPackWidth><<<grid, kBiasThreads, 0, stream>>>(p, lanes);
+  });
+  check_launch("bias_backward");
+  add_parts(stream, p.db, p.scratch, p.cols, p.cols);
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,67 @@
+// Activations and their gradients. All matrices are bf16; strides are elements from row to row.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+// y [rows, cols] = silu(gate) * up, gate_up [rows, 2 * cols]: gate left, up right
+// (SwiGLU, arXiv 2002.05202). Source: activation.cu.
+struct Swiglu {
+  __nv_bfloat16* y;
+  int64_t y_stride;
+  const __nv_bfloat16* gate_up;
+  int64_t gate_up_stride;
+  int64_t rows, cols;
+};
+void swiglu(cudaStream_t stream, const Swiglu& p);
+
+// dgate_up [rows, 2 * cols] = gradient; may be gate_up itself.
+struct SwigluBackward {
+  __nv_bfloat16* dgate_up;
+  int64_t dgate_up_stride;
+  const __nv_bfloat16* dy;
+  int64_t dy_stride;
+  const __nv_bfloat16* gate_up;
+  int64_t gate_up_stride;
+  int64_t rows, cols;
+};
+void swiglu_backward(cudaStream_t stream, const SwigluBackward& p);
+
+// y [rows, cols] = sigmoid(x + b), b [cols] bf16. y may be x.
+struct BiasSigmoid {
+  __nv_bfloat16* y;
+  int64_t y_stride;
+  const __nv_bfloat16* x;
+  int64_t x_stride;
+  const __nv_bfloat16* b;
+  int64_t rows, cols;
+};
+void bias_sigmoid(cudaStream_t stream, const BiasSigmoid& p);
+
+// dx [rows, cols] = dy * y * (1 - y). dx may be dy or y.
+struct SigmoidBackward {
+  __nv_bfloat16* dx;
+  int64_t dx_stride;
+  const __nv_bfloat16* dy;
+  int64_t dy_stride;
+  const __nv_bfloat16* y;
+  int64_t y_stride;
+  int64_t rows, cols;
+};
+void sigmoid_backward(cudaStream_t stream, const SigmoidBackward& p);
+
+// db [cols] f32 += column sums of dy [rows, cols] bf16, in a fixed order.
+struct BiasBackward {
+  float* db;
+  const __nv_bfloat16* dy;
+  int64_t dy_stride;
+  int64_t rows, cols;
+  float* scratch;  // [kTokenParts, cols]
+};
+void bias_backward(cudaStream_t stream, const BiasBackward& p);
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,53 @@
+#include "kernels/attention/ragged.h"
+
+namespace sbtrain::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTile = 32;
+
+__global__ void ragged_kernel(RaggedBatch ragged, int64_t* offsets, int32_t* lengths) {
+  const int n = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
+  if (n > ragged.batch) return;
+  const int begin = ragged.cu_seqlens[min(n, ragged.sequences)];
+  for (int i = 0; i < ragged.tensors; ++i) {
+    offsets[static_cast<int64_t>(i) * (ragged.batch + 1) + n] = begin * ragged.stride[i];
+  }
+  if (n < ragged.batch) lengths[n] = ragged.cu_seqlens[min(n + 1, ragged.sequences)] - begin;
+}
+
+__global__ void transpose_kernel(float* y, const float* x, int rows, int cols) {
+  __shared__ float tile[kTile][kTile + 1];
+  const int row = static_cast<int>(blockIdx.x) * kTile;
+  const int col = static_cast<int>(blockIdx.y) * kTile;
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int i = static_cast<int>(threadIdx.y); i < kTile; i += kThreads / kTile) {
+    if (row + i < rows && col + lane < cols) {
+      tile[i][lane] = x[static_cast<int64_t>(row + i) * cols + col + lane];
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.y); i < kTile; i += kThreads / kTile) {
+    if (col + i < cols && row + lane < rows) {
+      y[static_cast<int64_t>(col + i) * rows + row + lane] = tile[lane][i];
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t ragged_batch(cudaStream_t stream, const RaggedBatch& ragged, int64_t* offsets,
+                         int32_t* lengths) {
+  ragged_kernel<<<ragged.batch / kThreads + 1, kThreads, 0, stream>>>(ragged, offsets, lengths);
+  return cudaGetLastError();
+}
+
+cudaError_t transpose_f32(cudaStream_t stream, float* y, const float* x, int rows, int cols) {
+  const auto blocks = [](int n) { return static_cast<unsigned>((n + kTile - 1) / kTile); };
+  if (rows == 0 || cols == 0) return cudaSuccess;
+  transpose_kernel<<<dim3(blocks(rows), blocks(cols)), dim3(kTile, kThreads / kTile), 0, stream>>>(
+      y, x, rows, cols);
+  return cudaGetLastError();
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,40 @@
+// Softmax attention over packed documents (FlashAttention-2, arXiv 2307.08691) with mma.sync: any
+// GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. See ops/ops.h for what
+// it computes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+// A bf16 matrix [T, H*d] whose rows may be strided. `data` is aligned to 16 bytes and `stride` is
+// a multiple of 8 elements.
+struct HeadRows {
+  __nv_bfloat16* data = nullptr;
+  int64_t stride = 0;  // elements between two rows
+};
+
+struct SoftmaxProblem {
+  int tokens = 0, heads = 0, head_dim = 0;
+  float scale = 1.0f;
+  int window = 0;                       // 0: unbounded
+  const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
+  const int32_t* positions = nullptr;   // [T]
+  int sequences = 0;
+  int max_seqlen = 0;  // an upper bound of the documents' lengths
+  HeadRows q, k, v, o;
+  float* lse = nullptr;               // [H, T], natural logarithm
+  HeadRows dout{}, dq{}, dk{}, dv{};  // backward
+};
+
+// Writes o and lse.
+cudaError_t softmax_forward(cudaStream_t stream, const SoftmaxProblem& problem);
+
+// Writes dq, dk and dv, the same bits on every run. `scratch` has softmax_backward_scratch_bytes
+// (scratch_sizes.h).
+cudaError_t softmax_backward(cudaStream_t stream, const SoftmaxProblem& problem, void* scratch);
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,49 @@
+// Stick-breaking attention (arXiv 2410.17980, equations 1-4) over packed documents with mma.sync:
+// any GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. See ops/ops.h for
+// what it computes and docs/attention.md for how.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/attention/softmax.h"
+
+namespace sbtrain::kernels {
+
+enum class StickRemainder : uint8_t { kNone, kValue, kBias };
+
+struct StickBreakingProblem {
+  int tokens = 0, heads = 0, head_dim = 0;
+  float scale = 1.0f;
+  bool attend_current = false;
+  StickRemainder remainder = StickRemainder::kNone;
+  float skip_epsilon = 0.0f;            // 0 never skips
+  const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
+  const int32_t* positions = nullptr;   // [T]
+  int sequences = 0;
+  HeadRows q{}, k{}, v{}, o{};
+  const __nv_bfloat16* gate = nullptr;  // [T, H], optional
+  int64_t gate_stride = 0;
+  const __nv_bfloat16* remainder_bias = nullptr;  // [H, d], with kBias
+  float* log2_rem = nullptr;                      // [H, T]
+  int32_t* stop = nullptr;                        // [H, T], relative to the document
+  // backward
+  HeadRows dout{}, dq{}, dk{}, dv{};
+  __nv_bfloat16* dgate = nullptr;  // [T, H], with a gate
+  int64_t dgate_stride = 0;
+  float* dremainder_bias = nullptr;  // [H, d], with kBias
+  // {log2 T, C} of each row at the left edge of each block of 64 keys, [workspace_heads,
+  // workspace_blocks, T] pairs; block 0 of a row holds the first key of its document.
+  float* workspace = nullptr;
+  int workspace_heads = 0, workspace_blocks = 0;
+};
+
+// Writes o, log2_rem and stop.
+cudaError_t stickbreaking_forward(cudaStream_t stream, const StickBreakingProblem& problem);
+
+// Writes dq, dk, dv and dgate, adds to dremainder_bias; the same bits on every run.
+cudaError_t stickbreaking_backward(cudaStream_t stream, const StickBreakingProblem& problem);
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,150 @@
+// The two matrix products that attention is made of, for one warp: with the rows of a tile, and
+// with accumulators that become operands without leaving the registers.
+#pragma once
+
+#include "kernels/primitives/mma.cuh"
+
+namespace sbtrain::kernels {
+
+// [16 * kRowBlocks, 8 * kColBlocks] of f32 accumulators; see mma.cuh for who holds what.
+template <int kRowBlocks, int kColBlocks>
+struct Accumulator {
+  float at[kRowBlocks][kColBlocks][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColBlocks; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) at[r][c][i] = 0.0f;
+      }
+    }
+  }
+  // element(value, row, col) of everything this lane holds.
+  template <typename Body>
+  __device__ __forceinline__ void for_each(Body&& body) {
+    const int row = static_cast<int>(threadIdx.x) % 32 / 4;
+    const int col = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColBlocks; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          body(at[r][c][i], RowCol{r * 16 + row + i / 2 * 8, c * 8 + col + i % 2, r * 2 + i / 2});
+        }
+      }
+    }
+  }
+  struct RowCol {
+    int row, col;
+    int lane_row;  // which of the lane's 2 * kRowBlocks rows: known when compiled
+  };
+};
+
+// Rows [row, row + 16 * kRowBlocks) of a tile [.., kD] as left operand; kept in registers, or read
+// again for every product.
+template <int kRowBlocks, int kD, bool kKeep>
+class TileRows {
+ public:
+  __device__ __forceinline__ TileRows(const __nv_bfloat16* tile, int row)
+      : tile_(tile), row_(row) {}
+  // When the tile has arrived.
+  __device__ __forceinline__ void load() {
+    if constexpr (kKeep) {
+#pragma unroll
+      for (int k = 0; k < kD / 16; ++k) read(kept_[k], k);
+    }
+  }
+  __device__ __forceinline__ void get(uint32_t (&a)[kRowBlocks][4], int k) const {
+    if constexpr (kKeep) {
+#pragma unroll
+      for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[r][i] = kept_[k][r][i];
+      }
+    } else {
+      read(a, k);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void read(uint32_t (&a)[kRowBlocks][4], int k) const {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) load_a<kD>(a[r], tile_, row_ + r * 16, k * 16);
+  }
+  const __nv_bfloat16* tile_;
+  int row_;
+  uint32_t kept_[kKeep ? kD / 16 : 1][kRowBlocks][4];
+};
+
+// s = x y^T, y a tile [8 * kColBlocks, kD].
+template <int kRowBlocks, int kColBlocks, int kD, bool kKeep>
+__device__ __forceinline__ void product_with_rows(Accumulator<kRowBlocks, kColBlocks>& s,
+                                                  const TileRows<kRowBlocks, kD, kKeep>& x,
+                                                  const __nv_bfloat16* y) {
+  s.clear();
+#pragma unroll
+  for (int k = 0; k < kD / 16; ++k) {
+    uint32_t a[kRowBlocks][4];
+    x.get(a, k);
+#pragma unroll
+    for (int c = 0; c < kColBlocks; c += 2) {
+      uint32_t b[4];
+      load_b_trans<kD>(b, y, c * 8, k * 16);
+#pragma unroll
+      for (int r = 0; r < kRowBlocks; ++r) {
+        mma_m16n8k16_bf16(s.at[r][c], a[r], b[0], b[1]);
+        mma_m16n8k16_bf16(s.at[r][c + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// o += p x, p rounded to bf16, x a tile [8 * kInner, kD].
+template <int kRowBlocks, int kInner, int kD>
+__device__ __forceinline__ void add_product(Accumulator<kRowBlocks, kD / 8>& o,
+                                            const Accumulator<kRowBlocks, kInner>& p,
+                                            const __nv_bfloat16* x) {
+#pragma unroll
+  for (int k = 0; k < kInner; k += 2) {
+    uint32_t a[kRowBlocks][4];
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) accumulator_as_a(a[r], p.at[r][k], p.at[r][k + 1]);
+#pragma unroll
+    for (int c = 0; c < kD / 8; c += 2) {
+      uint32_t b[4];
+      load_b<kD>(b, x, k * 8, c * 8);
+#pragma unroll
+      for (int r = 0; r < kRowBlocks; ++r) {
+        mma_m16n8k16_bf16(o.at[r][c], a[r], b[0], b[1]);
+        mma_m16n8k16_bf16(o.at[r][c + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Writes rows [0, rows) and columns [0, cols) of the warp's accumulator, rounded, each row times
+// factor(lane row).
+template <int kRowBlocks, int kColBlocks, typename Factor>
+__device__ __forceinline__ void store_rows(__nv_bfloat16* out, int64_t stride, int rows, int cols,
+                                           const Accumulator<kRowBlocks, kColBlocks>& x,
+                                           Factor&& factor) {
+  const int row = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int col = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    if (row + i * 8 >= rows) continue;
+    const float f = factor(i);
+    __nv_bfloat16* to = out + (row + i * 8) * stride + col;
+#pragma unroll
+    for (int c = 0; c < kColBlocks; ++c) {
+      if (c * 8 >= cols) break;
+      const float* pair = x.at[i / 2][c] + i % 2 * 2;
+      *reinterpret_cast<uint32_t*>(to + c * 8) = pack_bf16(pair[0] * f, pair[1] * f);
+    }
+  }
+}
+
+}  // namespace sbtrain::kernels

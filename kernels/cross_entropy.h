@@ -1,0 +1,29 @@
+// Cross-entropy of one chunk of logits, and its gradient.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+// loss [rows] f32 = lse - logit[target] (nats), 0 where target < 0. With dlogits, the gradient of
+// loss_weight * sum (loss + z_loss lse^2):
+//   dlogits [rows, vocab] bf16 = loss_weight * ((1 + 2 z_loss lse) softmax(logits) -
+//   onehot(target))
+// and zeros where target < 0. logits [rows, vocab] f32 and dlogits do not overlap; targets i32
+// below vocab: others stop the kernel. Source: cross_entropy.cu.
+struct CrossEntropy {
+  float* loss;
+  __nv_bfloat16* dlogits;  // may be null
+  int64_t dlogits_stride;
+  const float* logits;
+  int64_t logits_stride;
+  const int32_t* targets;
+  int64_t rows, vocab;
+  float loss_weight, z_loss;
+};
+void cross_entropy(cudaStream_t stream, const CrossEntropy& p);
+
+}  // namespace sbtrain::kernels

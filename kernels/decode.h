@@ -1,0 +1,62 @@
+// Attention of one new token a sequence against its cache, and appending to the cache.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+inline constexpr int kMaxDecodeHeadDim = 256;
+
+// cache [batch, capacity, cols] bf16, contiguous: cache[b, positions[b]] = x[b]; x [batch, cols]
+// bf16, positions i32 in [0, capacity): others stop the kernel. Source: decode.cu.
+struct CacheAppend {
+  __nv_bfloat16* cache;
+  const __nv_bfloat16* x;
+  int64_t x_stride;  // elements from row to row
+  const int32_t* positions;
+  int64_t batch, capacity, cols;
+};
+void cache_append(cudaStream_t stream, const CacheAppend& p);
+
+// Row b of q attends to the keys [0, lengths[b]) of its cache; the last is the token itself.
+// o, q [batch, heads * head_dim] bf16, strides from row to row; caches [batch, capacity,
+// heads * head_dim] bf16, contiguous; lengths i32 in [1, capacity]: others stop the kernel.
+struct Decode {
+  __nv_bfloat16* o;
+  int64_t o_stride;
+  const __nv_bfloat16* q;
+  int64_t q_stride;
+  const __nv_bfloat16* k_cache;
+  const __nv_bfloat16* v_cache;
+  const int32_t* lengths;
+  int64_t batch, capacity;
+  int heads, head_dim;
+  float scale;
+};
+
+// o = sum_i softmax_i(scale q.k_i) v_i over the last `window` keys, all of them if window is 0.
+struct SoftmaxDecode {
+  Decode t;
+  int64_t window;
+};
+void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p);
+
+// Stick-breaking attention (arXiv 2410.17980), from the newest key to the oldest:
+//   beta_i = f_i sigmoid(scale q.k_i)   o = sum_i beta_i prod_{k>i} (1 - beta_k) v_i
+//   rem = prod_i (1 - beta_i)
+// The token's own key takes part with attend_current alone. o += rem * its own value with
+// remainder_value, o += rem * remainder_bias where that is not null.
+struct StickBreakingDecode {
+  Decode t;
+  const __nv_bfloat16* gate_cache;      // f [batch, capacity, heads], null: 1
+  const __nv_bfloat16* remainder_bias;  // [heads * head_dim], may be null
+  bool remainder_value;
+  bool attend_current;
+  float skip_epsilon;  // keys whose stick is known to be shorter may be dropped
+};
+void stickbreaking_decode(cudaStream_t stream, const StickBreakingDecode& p);
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,54 @@
+// What every launch shares.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+namespace sbtrain::kernels {
+
+using bf16 = __nv_bfloat16;
+
+// Right after a launch: a configuration that the GPU refuses becomes an exception.
+inline void check_launch(const char* kernel) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string(kernel) + ": " + cudaGetErrorString(error));
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+inline unsigned blocks(int64_t work, int64_t per_block) {
+  return static_cast<unsigned>(ceil_div(work, per_block));
+}
+
+// Whether every row can be read in vectors of kWidth elements, 16 bytes at most: base and row
+// stride fit. The caller makes sure of the number of columns.
+template <int kWidth, typename T>
+bool vectors_fit(const T* data, int64_t row_stride) {
+  constexpr size_t kBytes = sizeof(T) * kWidth < 16 ? sizeof(T) * kWidth : 16;
+  return reinterpret_cast<uintptr_t>(data) % kBytes == 0 &&
+         static_cast<size_t>(row_stride) * sizeof(T) % kBytes == 0;
+}
+
+template <int kValue>
+using Int = std::integral_constant<int, kValue>;
+
+// launch(Int<kWidth>) where vectors can be used, launch(Int<1>) elsewhere.
+template <int kWidth, typename Launch>
+void with_width(bool vectors, Launch&& launch) {
+  if (vectors) {
+    launch(Int<kWidth>{});
+  } else {
+    launch(Int<1>{});
+  }
+}
+
+}  // namespace sbtrain::kernels

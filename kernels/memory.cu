@@ -1,0 +1,135 @@
+#include "kernels/elementwise.cuh"
+#include "kernels/memory.h"
+
+namespace sbtrain::kernels {
+namespace {
+
+struct Nothing {};
+
+template <typename T>
+struct FillOp {
+  T* x;
+  int64_t stride;
+  T value;
+  template <int kWidth>
+  __device__ Nothing load(int64_t /*row*/, int64_t /*col*/) const {
+    return {};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, Nothing /*loaded*/) const {
+    Pack<T, kWidth> pack;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) pack[i] = value;
+    store_pack(x + row * stride + col, pack);
+  }
+};
+
+template <typename Y, typename X>
+struct CopyOp {
+  Y* y;
+  int64_t y_stride;
+  const X* x;
+  int64_t x_stride;
+  template <int kWidth>
+  __device__ Pack<X, kWidth> load(int64_t row, int64_t col) const {
+    return load_pack<kWidth>(x + row * x_stride + col);
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Pack<X, kWidth>& loaded) const {
+    store_pack(y + row * y_stride + col, convert<Y>(loaded));
+  }
+};
+
+template <typename Y, typename X>
+struct AddOp {
+  Y* y;
+  int64_t y_stride;
+  const X* x;
+  int64_t x_stride;
+  template <int kWidth>
+  struct Loaded {
+    Pack<Y, kWidth> y;
+    Pack<X, kWidth> x;
+  };
+  template <int kWidth>
+  __device__ Loaded<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(y + row * y_stride + col),
+            load_pack<kWidth>(x + row * x_stride + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Loaded<kWidth>& loaded) const {
+    auto sum = convert<float>(loaded.y);
+    const auto other = convert<float>(loaded.x);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum[i] += other[i];
+    store_floats(y + row * y_stride + col, sum);
+  }
+};
+
+template <typename T>
+void fill_typed(cudaStream_t stream, const Fill& p, T value) {
+  constexpr int kWidth = 16 / sizeof(T);
+  const bool flat = p.stride == p.cols;
+  auto* x = static_cast<T*>(p.x);
+  launch_elementwise<kWidth>(stream, "fill", flat ? 1 : p.rows, flat ? p.rows * p.cols : p.cols,
+                             vectors_fit<kWidth>(x, flat ? 0 : p.stride),
+                             FillOp<T>{x, p.stride, value});
+}
+
+template <template <typename, typename> typename Op, typename Y, typename X>
+void binary(cudaStream_t stream, const char* name, const Copy& p) {
+  // 16 bytes of the larger type: neighbouring threads read neighbouring 16 bytes.
+  constexpr int kWidth = 16 / std::max(sizeof(Y), sizeof(X));
+  const bool flat = p.y_stride == p.cols && p.x_stride == p.cols;
+  auto* y = static_cast<Y*>(p.y);
+  const auto* x = static_cast<const X*>(p.x);
+  const bool vectors = vectors_fit<kWidth>(y, flat ? 0 : p.y_stride) &&
+                       vectors_fit<kWidth>(x, flat ? 0 : p.x_stride);
+  launch_elementwise<kWidth>(stream, name, flat ? 1 : p.rows, flat ? p.rows * p.cols : p.cols,
+                             vectors, Op<Y, X>{y, p.y_stride, x, p.x_stride});
+}
+
+template <template <typename, typename> typename Op>
+void binary_reals(cudaStream_t stream, const char* name, const Copy& p) {
+  const auto real = [](Type type) { return type == Type::kF32 || type == Type::kBF16; };
+  if (!real(p.y_type) || !real(p.x_type)) {
+    throw std::invalid_argument(std::string(name) + ": no such combination of types");
+  }
+  const bool y_f32 = p.y_type == Type::kF32;
+  const bool x_f32 = p.x_type == Type::kF32;
+  if (y_f32 && x_f32) return binary<Op, float, float>(stream, name, p);
+  if (y_f32) return binary<Op, float, bf16>(stream, name, p);
+  if (x_f32) return binary<Op, bf16, float>(stream, name, p);
+  binary<Op, bf16, bf16>(stream, name, p);
+}
+
+}  // namespace
+
+void fill(cudaStream_t stream, const Fill& p) {
+  switch (p.type) {
+    case Type::kF32:
+      return fill_typed(stream, p, p.value);
+    case Type::kBF16:
+      return fill_typed(stream, p, __float2bfloat16_rn(p.value));
+    case Type::kI32:
+      return fill_typed(stream, p, static_cast<int32_t>(p.value));
+    case Type::kF64:
+      return fill_typed(stream, p, static_cast<double>(p.value));
+  }
+}
+
+void copy(cudaStream_t stream, const Copy& p) {
+  if (p.y_type == Type::kI32 && p.x_type == Type::kI32) {
+    return binary<CopyOp, int32_t, int32_t>(stream, "copy", p);
+  }
+  if (p.y_type == Type::kF64 && p.x_type == Type::kF64) {
+    return binary<CopyOp, double, double>(stream, "copy", p);
+  }
+  binary_reals<CopyOp>(stream, "copy", p);
+}
+
+void add(cudaStream_t stream, const Copy& p) {
+  binary_reals<AddOp>(stream, "add", p);
+}
+
+}  // namespace sbtrain::kernels

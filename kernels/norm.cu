@@ -1,0 +1,361 @@
+#include <algorithm>
+
+#include "kernels/norm.h"
+#include "kernels/pack.cuh"
+#include "kernels/reduce.cuh"
+#include "kernels/token_sums.cuh"
+
+namespace sbtrain::kernels {
+namespace {
+
+// How a row (of one token, or of one head of it) lies in registers: kLanes threads hold kHeld packs
+// of kWidth elements each; neighbouring threads hold neighbouring packs.
+template <int kWidth_, int kLanes_, int kHeld_>
+struct Shape {
+  static constexpr int kWidth = kWidth_;
+  static constexpr int kLanes = kLanes_;
+  static constexpr int kHeld = kHeld_;
+  static constexpr int kThreads = kLanes > 256 ? kLanes : 256;
+  static constexpr int kGroups = kThreads / kLanes;  // rows at a time in one block
+  // Calls f(k, column) for the calling thread's packs within the row.
+  template <typename F>
+  static __device__ void for_each_pack(int cols, int lane, F&& f) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      const int col = (k * kLanes + lane) * kWidth;
+      if (col < cols) f(k, col);
+    }
+  }
+};
+
+template <typename S>
+struct Row {
+  Pack<bf16, S::kWidth> pack[S::kHeld];
+  __device__ Row(const bf16* data, int cols, int lane) {
+    S::for_each_pack(cols, lane,
+                     [&](int k, int col) { pack[k] = load_pack<S::kWidth>(data + col); });
+  }
+  __device__ Pack<float, S::kWidth> floats(int k) const { return convert<float>(pack[k]); }
+};
+
+// ---- RMSNorm ----------------------------------------------------------------------------------
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads) rmsnorm_kernel(const RmsNorm p) {
+  const int lane = threadIdx.x % S::kLanes;
+  const int cols = static_cast<int>(p.cols);
+  const int64_t row = int64_t{blockIdx.x} * S::kGroups + threadIdx.x / S::kLanes;
+  if (row >= p.rows) return;  // a whole warp or block
+  const Row<S> x(p.x + row * p.x_stride, cols, lane);
+  float squares[1] = {};
+  S::for_each_pack(cols, lane, [&](int k, int /*col*/) {
+    const auto v = x.floats(k);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) squares[0] += v[i] * v[i];
+  });
+  group_sum<S::kLanes>(squares);
+  const float r = rsqrtf(squares[0] / static_cast<float>(cols) + p.eps);
+  S::for_each_pack(cols, lane, [&](int k, int col) {
+    auto v = x.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) v[i] *= r * w[i];
+    store_floats(p.y + row * p.y_stride + col, v);
+  });
+}
+
+// With r = 1/rms(x), xhat = r x and g = w dy:  dx += r (g - xhat mean(g xhat)). Adds this row's
+// dy xhat to dw.
+template <typename S>
+__device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int lane,
+                                     float (&dw)[S::kHeld][S::kWidth]) {
+  const int cols = static_cast<int>(p.cols);
+  const Row<S> x(p.x + row * p.x_stride, cols, lane);
+  const Row<S> dy(p.dy + row * p.dy_stride, cols, lane);
+  float sums[2] = {};
+  S::for_each_pack(cols, lane, [&](int k, int col) {
+    const auto v = x.floats(k);
+    const auto g = dy.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) {
+      sums[0] += v[i] * v[i];
+      sums[1] += g[i] * w[i] * v[i];
+    }
+  });
+  group_sum<S::kLanes>(sums);
+  const float r = rsqrtf(sums[0] / static_cast<float>(cols) + p.eps);
+  const float mean = sums[1] * r / static_cast<float>(cols);
+  S::for_each_pack(cols, lane, [&](int k, int col) {
+    const auto v = x.floats(k);
+    const auto g = dy.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+    bf16* dx_data = p.dx + row * p.dx_stride + col;
+    auto dx = load_floats<S::kWidth>(dx_data);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) {
+      const float normed = v[i] * r;
+      dw[k][i] += g[i] * normed;
+      dx[i] += r * (g[i] * w[i] - normed * mean);
+    }
+    store_floats(dx_data, dx);
+  });
+}
+
+// Few enough that two blocks of an SM hold x, dy and the sums of dw in registers.
+template <typename S>
+inline constexpr int kBackwardThreads = S::kLanes == 32 ? 192 : S::kThreads;
+
+// Block `part` sums dw over its rows.
+template <typename S>
+__global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
+    rmsnorm_backward_kernel(const RmsNormBackward p) {
+  constexpr int kGroups = kBackwardThreads<S> / S::kLanes;
+  const int lane = threadIdx.x % S::kLanes;
+  const int group = threadIdx.x / S::kLanes;
+  const int cols = static_cast<int>(p.cols);
+  float dw[S::kHeld][S::kWidth] = {};
+  const int64_t end = first_row(p.rows, blockIdx.x + 1);
+  for (int64_t row = first_row(p.rows, blockIdx.x) + group; row < end; row += kGroups) {
+    rmsnorm_backward_row<S>(p, row, lane, dw);
+  }
+  float* out = p.scratch + blockIdx.x * p.cols;
+  if constexpr (kGroups > 1) {
+    __shared__ float total[S::kWidth * S::kLanes * S::kHeld];
+    for (int g = 0; g < kGroups; ++g) {  // groups one after the other: a fixed order
+      __syncthreads();
+      if (group != g) continue;
+      S::for_each_pack(cols, lane, [&](int k, int col) {
+#pragma unroll
+        for (int i = 0; i < S::kWidth; ++i) {
+          total[col + i] = g == 0 ? dw[k][i] : total[col + i] + dw[k][i];
+        }
+      });
+    }
+    __syncthreads();
+    for (int col = threadIdx.x; col < cols; col += kBackwardThreads<S>) out[col] = total[col];
+  } else {
+    S::for_each_pack(cols, lane, [&](int k, int col) {
+#pragma unroll
+      for (int i = 0; i < S::kWidth; ++i) out[col + i] = dw[k][i];
+    });
+  }
+}
+
+// launch(shape) with the smallest shape that holds a row.
+template <typename Launch>
+void with_row_shape(const char* name, int64_t cols, bool vectors, Launch&& launch) {
+  if (cols > kMaxNormWidth) {
+    throw std::invalid_argument(std::string(name) + ": rows of " + std::to_string(cols) +
+                                " elements are too wide");
+  }
+  if (!vectors) return launch(Shape<1, 512, 32>{});
+  if (cols <= 512) return launch(Shape<8, 32, 2>{});
+  if (cols <= 1024) return launch(Shape<8, 32, 4>{});
+  if (cols <= 1536) return launch(Shape<8, 32, 6>{});
+  if (cols <= 4096) return launch(Shape<8, 256, 2>{});
+  launch(Shape<8, 256, 8>{});
+}
+
+// ---- Head norm --------------------------------------------------------------------------------
+
+// Mean and 1 / sqrt(variance + eps) of the channels of one head.
+struct Moments {
+  float mean, inverse_std;
+};
+template <typename S>
+__device__ Moments moments(const Row<S>& x, int head_dim, int lane, float eps) {
+  const auto inverse = 1.0f / static_cast<float>(head_dim);
+  float sum[1] = {};
+  S::for_each_pack(head_dim, lane, [&](int k, int /*col*/) {
+    const auto v = x.floats(k);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) sum[0] += v[i];
+  });
+  group_sum<S::kLanes>(sum);
+  const float mean = sum[0] * inverse;
+  float squares[1] = {};
+  S::for_each_pack(head_dim, lane, [&](int k, int /*col*/) {
+    const auto v = x.floats(k);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) squares[0] += (v[i] - mean) * (v[i] - mean);
+  });
+  group_sum<S::kLanes>(squares);
+  return {mean, rsqrtf(squares[0] * inverse + eps)};
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads) head_norm_kernel(const HeadNorm p) {
+  const int lane = threadIdx.x % S::kLanes;
+  const int64_t task = int64_t{blockIdx.x} * S::kGroups + threadIdx.x / S::kLanes;
+  const bool active = task < p.rows * p.heads;  // idle groups still take part in the sums
+  const int64_t row = active ? task / p.heads : 0;
+  const int first = active ? static_cast<int>(task - row * p.heads) * p.head_dim : 0;
+  const Row<S> x(p.x + row * p.x_stride + first, p.head_dim, lane);
+  const Moments m = moments(x, p.head_dim, lane, p.eps);
+  if (!active) return;
+  S::for_each_pack(p.head_dim, lane, [&](int k, int col) {
+    auto v = x.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + first + col);
+    const auto b = load_floats<S::kWidth>(p.b + first + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) v[i] = (v[i] - m.mean) * m.inverse_std * w[i] + b[i];
+    store_floats(p.y + row * p.y_stride + first + col, v);
+  });
+}
+
+template <typename S>
+struct HeadSums {
+  float dw[S::kHeld][S::kWidth] = {};
+  float db[S::kHeld][S::kWidth] = {};
+};
+
+// With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)). Adds dy xhat
+// to dw and dy to db.
+template <typename S>
+__device__ void head_norm_backward_head(const HeadNormBackward& p, const Row<S>& x,
+                                        const Row<S>& dy, int64_t row, int first, int lane,
+                                        bool active, HeadSums<S>& sums) {
+  const int head_dim = p.head_dim;
+  const Moments m = moments(x, head_dim, lane, p.eps);
+  float projections[2] = {};  // of g on 1 and on xhat
+  S::for_each_pack(head_dim, lane, [&](int k, int col) {
+    const auto v = x.floats(k);
+    const auto g = dy.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + first + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) {
+      projections[0] += g[i] * w[i];
+      projections[1] += g[i] * w[i] * ((v[i] - m.mean) * m.inverse_std);
+    }
+  });
+  group_sum<S::kLanes>(projections);
+  if (!active) return;
+  const float g_mean = projections[0] / static_cast<float>(head_dim);
+  const float xhat_mean = projections[1] / static_cast<float>(head_dim);
+  S::for_each_pack(head_dim, lane, [&](int k, int col) {
+    auto v = x.floats(k);
+    const auto g = dy.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + first + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) {
+      const float normed = (v[i] - m.mean) * m.inverse_std;
+      sums.dw[k][i] += g[i] * normed;
+      sums.db[k][i] += g[i];
+      v[i] = m.inverse_std * (g[i] * w[i] - g_mean - normed * xhat_mean);
+    }
+    store_floats(p.dx + row * p.dx_stride + first + col, v);
+  });
+}
+
+// Block (part, slice) sums over the part's rows for `heads_per_block` heads. A group of lanes keeps
+// to one head; `slots` groups share a head and take turns with its rows.
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads)
+    head_norm_backward_kernel(const HeadNormBackward p, int heads_per_block, int slots) {
+  const int lane = threadIdx.x % S::kLanes;
+  const int group = threadIdx.x / S::kLanes;
+  const int slot = group / heads_per_block;
+  const int head = blockIdx.y * heads_per_block + group % heads_per_block;
+  const bool in_use = slot < slots && head < p.heads;
+  const int first = in_use ? head * p.head_dim : 0;
+  const int64_t end = first_row(p.rows, blockIdx.x + 1);
+  const auto load = [&](const bf16* data, int64_t stride, int64_t row) {
+    return Row<S>(data + min(row, p.rows - 1) * stride + first, p.head_dim, lane);
+  };
+  int64_t row = first_row(p.rows, blockIdx.x) + slot;
+  Row<S> x = load(p.x, p.x_stride, row);
+  Row<S> dy = load(p.dy, p.dy_stride, row);
+  HeadSums<S> sums;
+  // The same number of turns for all lanes of a warp. The next rows are on their way meanwhile.
+  for (; row - slot < end; row += slots) {
+    const Row<S> next_x = load(p.x, p.x_stride, row + slots);
+    const Row<S> next_dy = load(p.dy, p.dy_stride, row + slots);
+    head_norm_backward_head<S>(p, x, dy, row, first, lane, in_use && row < end, sums);
+    x = next_x;
+    dy = next_dy;
+  }
+  const int64_t cols = int64_t{p.heads} * p.head_dim;
+  float* dw = p.scratch + blockIdx.x * 2 * cols + first;
+  for (int s = 0; s < slots; ++s) {  // slots one after the other: a fixed order
+    __syncthreads();
+    if (slot != s || !in_use) continue;
+    S::for_each_pack(p.head_dim, lane, [&](int k, int col) {
+#pragma unroll
+      for (int i = 0; i < S::kWidth; ++i) {
+        dw[col + i] = (s == 0 ? 0.0f : dw[col + i]) + sums.dw[k][i];
+        dw[cols + col + i] = (s == 0 ? 0.0f : dw[cols + col + i]) + sums.db[k][i];
+      }
+    });
+  }
+}
+
+template <typename Launch>
+void with_head_shape(const char* name, int64_t head_dim, bool vectors, Launch&& launch) {
+  if (head_dim > (vectors ? kMaxHeadDim : kMaxScalarHeadDim)) {
+    throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(head_dim) +
+                                " channels are too large");
+  }
+  if (!vectors) return launch(Shape<1, 32, 8>{});
+  if (head_dim <= 64) return launch(Shape<8, 4, 2>{});
+  if (head_dim <= 128) return launch(Shape<8, 8, 2>{});
+  launch(Shape<8, 32, 2>{});
+}
+
+}  // namespace
+
+void rmsnorm(cudaStream_t stream, const RmsNorm& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.y_stride) &&
+                       vectors_fit<8>(p.x, p.x_stride) && vectors_fit<8>(p.w, 0);
+  with_row_shape("rmsnorm", p.cols, vectors, [&](auto shape) {
+    using S = decltype(shape);
+    rmsnorm_kernel<S><<<blocks(p.rows, S::kGroups), S::kThreads, 0, stream>>>(p);
+  });
+  check_launch("rmsnorm");
+}
+
+void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dx_stride) &&
+                       vectors_fit<8>(p.dy, p.dy_stride) && vectors_fit<8>(p.x, p.x_stride) &&
+                       vectors_fit<8>(p.w, 0);
+  with_row_shape("rmsnorm_backward", p.cols, vectors, [&](auto shape) {
+    using S = decltype(shape);
+    rmsnorm_backward_kernel<S><<<kTokenParts, kBackwardThreads<S>, 0, stream>>>(p);
+  });
+  check_launch("rmsnorm_backward");
+  add_parts(stream, p.dw, p.scratch, p.cols, p.cols);
+}
+
+void head_norm(cudaStream_t stream, const HeadNorm& p) {
+  if (p.rows == 0) return;
+  const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.y, p.y_stride) &&
+                       vectors_fit<8>(p.x, p.x_stride) && vectors_fit<8>(p.w, 0) &&
+                       vectors_fit<8>(p.b, 0);
+  with_head_shape("head_norm", p.head_dim, vectors, [&](auto shape) {
+    using S = decltype(shape);
+    head_norm_kernel<S><<<blocks(p.rows * p.heads, S::kGroups), S::kThreads, 0, stream>>>(p);
+  });
+  check_launch("head_norm");
+}
+
+void head_norm_backward(cudaStream_t stream, const HeadNormBackward& p) {
+  if (p.rows == 0) return;
+  const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.dx, p.dx_stride) &&
+                       vectors_fit<8>(p.dy, p.dy_stride) && vectors_fit<8>(p.x, p.x_stride) &&
+                       vectors_fit<8>(p.w, 0);
+  with_head_shape("head_norm_backward", p.head_dim, vectors, [&](auto shape) {
+    using S = decltype(shape);
+    const int heads_per_block = std::min(p.heads, S::kGroups);
+    const int slots = std::min(8, S::kGroups / heads_per_block);
+    const dim3 grid(kTokenParts, blocks(p.heads, heads_per_block));
+    head_norm_backward_kernel<S><<<grid, S::kThreads, 0, stream>>>(p, heads_per_block, slots);
+  });
+  check_launch("head_norm_backward");
+  const int64_t cols = int64_t{p.heads} * p.head_dim;
+  add_parts(stream, p.dw, p.scratch, 2 * cols, cols);
+  add_parts(stream, p.db, p.scratch + cols, 2 * cols, cols);
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,68 @@
+// Reductions in double and AdamW. What one needs of another stays on the device, in `stats`.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+// Indices into the f64 array `stats`.
+enum Stat : int {
+  kLossSum,
+  kSquaredNorm,
+  kUpdates,    // made so far
+  kApply,      // 1 or 0: whether this step's gradient is finite and may be used
+  kGradScale,  // of clipping
+  kBias1,      // 1 - beta1^updates
+  kBias2,      // 1 - beta2^updates
+  kStatCount,
+};
+
+// *out += sum of x [rows, cols] f32, or of its squares. The order depends on the shape alone; a
+// non-finite element gives a non-finite sum. Source: optimizer.cu.
+struct Reduction {
+  double* out;
+  const float* x;
+  int64_t stride;  // elements from row to row
+  int64_t rows, cols;
+  double* scratch;  // [kSumParts]
+};
+void sum(cudaStream_t stream, const Reduction& p);
+void squared_norm(cudaStream_t stream, const Reduction& p);
+
+// From kLossSum and kSquaredNorm: kApply = both are finite; if so, kUpdates += 1;
+// kGradScale = clip / norm where clip > 0 and norm > clip, else 1; kBias1 and kBias2.
+struct FinishStep {
+  double* stats;
+  double beta1, beta2, clip;
+};
+void finish_step(cudaStream_t stream, const FinishStep& p);
+
+// AdamW (arXiv 1711.05101) on n elements, all f32 but the copy:
+//   g = kGradScale * grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   w -= lr * (m / kBias1 / (sqrt(v / kBias2) + eps) + decay * w)
+// decay is that of the segment an element lies in, 0 outside all. Where kApply is 0 nothing
+// changes, save that zero_grad still clears the gradient.
+struct DecaySegment {
+  int64_t begin, end;
+  float decay;
+};
+inline constexpr int kMaxDecaySegments = 64;
+struct AdamW {
+  float* w;
+  float* m;
+  float* v;
+  float* grad;
+  __nv_bfloat16* w_bf16;  // copy of the new weights, may be null
+  int64_t n;
+  const double* stats;
+  float lr, beta1, beta2, eps;
+  bool zero_grad;  // grad = 0 in the same pass
+  int segment_count;
+  DecaySegment segments[kMaxDecaySegments];  // sorted, disjoint
+};
+void adamw(cudaStream_t stream, const AdamW& p);
+
+}  // namespace sbtrain::kernels

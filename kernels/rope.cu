@@ -1,0 +1,87 @@
+#include <cmath>
+
+#include "kernels/pack.cuh"
+#include "kernels/rope.h"
+
+namespace sbtrain::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A thread turns kWidth neighbouring frequencies of one row in all heads: the sines are computed
+// once.
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope p) {
+  const int half = p.head_dim / 2;
+  const int threads_per_row = half / kWidth;
+  const int64_t task = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t row = task / threads_per_row;
+  if (row >= p.rows) return;
+  const int first = static_cast<int>(task - row * threads_per_row) * kWidth;
+  const double position = p.positions[row];
+  float sine[kWidth];
+  float cosine[kWidth];
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    const double turns = position * p.turns[first + i];
+    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine[i], &cosine[i]);
+  }
+  bf16* x = p.x + row * p.x_stride + first;
+  constexpr int kBatch = 4;  // heads whose loads are in flight
+  for (int head = 0; head < p.heads; head += kBatch) {
+    Pack<bf16, kWidth> x1[kBatch];
+    Pack<bf16, kWidth> x2[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (head + b >= p.heads) continue;
+      x1[b] = load_pack<kWidth>(x + (head + b) * p.head_dim);
+      x2[b] = load_pack<kWidth>(x + (head + b) * p.head_dim + half);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (head + b >= p.heads) continue;
+      auto y1 = convert<float>(x1[b]);
+      auto y2 = convert<float>(x2[b]);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const float left = y1[i];
+        const float right = y2[i];
+        y1[i] = left * cosine[i] - right * sine[i];
+        y2[i] = right * cosine[i] + left * sine[i];
+      }
+      store_floats(x + (head + b) * p.head_dim, y1);
+      store_floats(x + (head + b) * p.head_dim + half, y2);
+    }
+  }
+}
+
+void check(const Rope& p) {
+  if (p.head_dim % 2 == 0 && p.head_dim / 2 <= kMaxRopeFrequencies) return;
+  throw std::invalid_argument("rope: heads must have an even number of channels, at most " +
+                              std::to_string(2 * kMaxRopeFrequencies) + ", got " +
+                              std::to_string(p.head_dim));
+}
+
+}  // namespace
+
+void set_rope_frequencies(Rope& p, double base, bool inverse) {
+  check(p);
+  constexpr double kTwoPi = 6.283185307179586476925286766559;
+  for (int i = 0; i < p.head_dim / 2; ++i) {
+    const double turns = std::pow(base, -2.0 * i / p.head_dim) / kTwoPi;
+    p.turns[i] = inverse ? -turns : turns;
+  }
+}
+
+void rope(cudaStream_t stream, const Rope& p) {
+  check(p);
+  if (p.rows == 0 || p.heads == 0 || p.head_dim == 0) return;
+  const int half = p.head_dim / 2;
+  with_width<8>(half % 8 == 0 && vectors_fit<8>(p.x, p.x_stride), [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    rope_kernel<kWidth><<<blocks(p.rows * (half / kWidth), kThreads), kThreads, 0, stream>>>(p);
+  });
+  check_launch("rope");
+}
+
+}  // namespace sbtrain::kernels

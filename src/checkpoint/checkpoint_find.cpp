@@ -1,0 +1,125 @@
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <set>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
+#include "core/error.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+namespace {
+
+CheckpointInfo describe(const fs::path& folder, int64_t step) {
+  CheckpointInfo info{folder, step, {}, ""};
+  try {
+    info.manifest = read_manifest(folder);
+    if (info.manifest.step != step) {
+      fail(ExitCode::kNoCheckpoint, "{}: this is the manifest of step {}",
+           (folder / kManifestName).string(), info.manifest.step);
+    }
+  } catch (const Error& error) {
+    info.problem = error.what();
+  }
+  return info;
+}
+
+}  // namespace
+
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
+  const fs::path parent = checkpoints_of(run);
+  const std::vector<std::string> names = names_in(parent);
+  const std::set<std::string> present(names.begin(), names.end());
+  std::vector<CheckpointInfo> list;
+  std::vector<CheckpointInfo> refused;
+  for (const std::string& name : names) {
+    auto step = parse_step(name);
+    if (!step) {  // set aside in the middle of a replacement: still the good one
+      step = parse_step(name, kReplaced);
+      if (!step || present.count(name.substr(0, name.size() - kReplaced.size())) != 0) continue;
+    }
+    CheckpointInfo info = describe(parent / name, *step);
+    (info.problem.empty() ? list : refused).push_back(std::move(info));
+  }
+  // By order of saving: after going back to an older step, higher steps are the older saves.
+  std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.manifest.sequence, a.step) > std::pair(b.manifest.sequence, b.step);
+  });
+  for (CheckpointInfo& info : refused) {  // no sequence is known: before lower steps
+    const auto at = std::find_if(list.begin(), list.end(),
+                                 [&](const auto& other) { return other.step < info.step; });
+    list.insert(at, std::move(info));
+  }
+  return list;
+}
+
+std::string verify_latest(const fs::path& run) {
+  const std::vector<CheckpointInfo> list = list_checkpoints(run);
+  if (list.empty()) return "";
+  const fs::path path = checkpoints_of(run) / kLatest;
+  std::error_code unreadable;
+  if (!fs::exists(path, unreadable) && !unreadable) return "";  // the first save was cut off
+  try {
+    const InputFile file(path);
+    std::string text(std::min<uint64_t>(file.size(), 64), '\0');
+    file.read(0, text.data(), text.size());
+    for (const CheckpointInfo& info : list) {
+      if (text == step_name(info.step) + "\n") return "";
+    }
+    return fmt::format("{}: damaged: it does not name a checkpoint of this run", path.string());
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::optional<CheckpointReader> open_newest(const fs::path& run,
+                                            std::vector<std::string>* refused) {
+  const std::vector<CheckpointInfo> list = list_checkpoints(run);
+  if (const std::string problem = verify_latest(run); !problem.empty()) {
+    spdlog::warn("{}; it is not needed to resume", problem);
+    if (refused) refused->push_back(problem);
+  }
+  std::vector<std::string> reasons;
+  for (const CheckpointInfo& info : list) {
+    try {
+      if (!info.problem.empty()) throw Error(ExitCode::kNoCheckpoint, info.problem);
+      return CheckpointReader(info.folder);
+    } catch (const Error& error) {
+      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), error.what());
+      reasons.emplace_back(error.what());
+      if (refused) refused->emplace_back(error.what());
+    }
+  }
+  if (reasons.empty()) return std::nullopt;
+  fail(ExitCode::kNoCheckpoint,
+       "{}: none of its {} checkpoints can be used:\n  {}\nRestore a copy, or start over with "
+       "--checkpoint.resume=none",
+       run.string(), reasons.size(), fmt::join(reasons, "\n  "));
+}
+
+bool is_checkpoint_folder(const fs::path& path) {
+  std::error_code unreadable;
+  return fs::exists(path / kManifestName, unreadable) ||
+         parse_step(fs::path(path / "").parent_path().filename().string());
+}
+
+CheckpointReader open_checkpoint(const fs::path& path) {
+  if (is_checkpoint_folder(path)) return CheckpointReader(path);
+  auto newest = open_newest(path);
+  if (!newest) {
+    fail(ExitCode::kNoCheckpoint,
+         "{}: no checkpoint here; expected a run folder or one of its checkpoints/step-*",
+         path.string());
+  }
+  return std::move(*newest);
+}
+
+std::optional<CheckpointReader> resume_checkpoint(const fs::path& run, std::string_view resume) {
+  if (resume == "none") return std::nullopt;
+  if (resume == "auto") return open_newest(run);
+  return open_checkpoint(fs::path(resume));
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,80 @@
+#include "core/device.h"
+
+#include <cstdlib>
+
+#if SBTRAIN_HAS_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+#include "core/error.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+}  // namespace
+
+const char* backend_name(Backend backend) {
+  switch (backend) {
+    case Backend::kPlan:
+      return "plan";
+    case Backend::kCpu:
+      return "cpu";
+    case Backend::kCuda:
+      return "cuda";
+  }
+  return "?";
+}
+
+bool cuda_available([[maybe_unused]] std::string* why) {
+  const auto no = [&](std::string reason) {
+    if (why) *why = std::move(reason);
+    return false;
+  };
+#if SBTRAIN_HAS_CUDA
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess) return no(cudaGetErrorString(error));
+  if (devices == 0) return no("there is no CUDA device");
+  int major = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  if (major < 8) return no("the GPU is older than compute capability 8.0, which bf16 needs");
+  return true;
+#else
+  return no("this build has the CPU backend alone (nvcc was not found when it was made)");
+#endif
+}
+
+void* device_allocate(Backend backend, size_t bytes) {
+  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (bytes == 0) bytes = kAlignment;
+  if (backend == Backend::kCpu) return std::aligned_alloc(kAlignment, bytes);
+#if SBTRAIN_HAS_CUDA
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, bytes);
+  if (error == cudaSuccess) return data;
+  cudaGetLastError();  // an allocation that failed leaves the device usable
+  if (error == cudaErrorMemoryAllocation) return nullptr;
+  fail(ExitCode::kInternal, "CUDA: {}", cudaGetErrorString(error));
+#else
+  fail(ExitCode::kInternal, "this build has no {} backend", backend_name(backend));
+#endif
+}
+
+void device_free(Backend backend, void* data) noexcept {
+  if (backend != Backend::kCuda) std::free(data);
+#if SBTRAIN_HAS_CUDA
+  if (backend == Backend::kCuda) cudaFree(data);
+#endif
+}
+
+DeviceMemory device_memory([[maybe_unused]] Backend backend) {
+  DeviceMemory memory;
+#if SBTRAIN_HAS_CUDA
+  if (backend == Backend::kCuda) cudaMemGetInfo(&memory.free, &memory.total);
+#endif
+  return memory;
+}
+
+}  // namespace sbtrain

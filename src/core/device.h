@@ -1,0 +1,29 @@
+// Raw memory of the backends. Everything above asks Memory for it (core/memory.h).
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "core/backend.h"
+
+namespace sbtrain {
+
+// Whether this build has the CUDA backend.
+inline constexpr bool kHasCuda = SBTRAIN_HAS_CUDA != 0;
+
+// Whether a CUDA device can be used by this build on this machine; if not, `why` says what is
+// missing.
+bool cuda_available(std::string* why = nullptr);
+
+// Memory on the backend's device, aligned to 256 bytes; null where there is not enough.
+void* device_allocate(Backend backend, size_t bytes);
+void device_free(Backend backend, void* data) noexcept;
+
+// Bytes of the device that are free and that exist, for messages; zeros on the CPU.
+struct DeviceMemory {
+  size_t free = 0;
+  size_t total = 0;
+};
+DeviceMemory device_memory(Backend backend);
+
+}  // namespace sbtrain

@@ -1,0 +1,198 @@
+#include "ops/cuda/context.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/timer.h"
+#include "ops/host_read.h"
+
+namespace sbtrain::ops::cuda {
+
+void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  const ExitCode code =
+      error == cudaErrorMemoryAllocation ? ExitCode::kOutOfMemory : ExitCode::kInternal;
+  fail(code, "CUDA: {} failed: {}", call, cudaGetErrorString(error));
+}
+
+void check(cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  fail(ExitCode::kInternal, "cuBLASLt: {} failed: {}", call, cublasLtGetStatusString(status));
+}
+
+// ---- Staging --------------------------------------------------------------------------------
+
+Staging::~Staging() {
+  for (const Slot& slot : slots_) {
+    if (!slot.host) continue;
+    cudaEventSynchronize(slot.free);
+    cudaEventDestroy(slot.free);
+    cudaFreeHost(slot.host);
+  }
+}
+
+Staging::Slot& Staging::next_slot() {
+  Slot& slot = slots_[next_++ % slots_.size()];
+  if (!slot.host) {
+    SBTRAIN_CUDA_CHECK(cudaMallocHost(&slot.host, kSlotBytes));
+    SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&slot.free, cudaEventDisableTiming));
+  }
+  SBTRAIN_CUDA_CHECK(cudaEventSynchronize(slot.free));
+  return slot;
+}
+
+void Staging::upload(cudaStream_t stream, void* device, const void* host, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kSlotBytes) {
+    const size_t count = std::min(kSlotBytes, bytes - at);
+    Slot& slot = next_slot();
+    std::memcpy(slot.host, static_cast<const std::byte*>(host) + at, count);
+    SBTRAIN_CUDA_CHECK(cudaMemcpyAsync(static_cast<std::byte*>(device) + at, slot.host, count,
+                                       cudaMemcpyHostToDevice, stream));
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(slot.free, stream));
+  }
+}
+
+// Two slots in turn: one is copied out while the next is on its way.
+void Staging::download(cudaStream_t stream, void* host, const void* device, size_t bytes) {
+  struct Arriving {
+    Slot* slot;
+    size_t at, count;
+  };
+  std::vector<Arriving> arriving;
+  const auto receive = [&](const Arriving& part) {
+    SBTRAIN_CUDA_CHECK(cudaEventSynchronize(part.slot->free));
+    std::memcpy(static_cast<std::byte*>(host) + part.at, part.slot->host, part.count);
+  };
+  for (size_t at = 0; at < bytes; at += kSlotBytes) {
+    if (arriving.size() == slots_.size() - 1) {
+      receive(arriving.front());
+      arriving.erase(arriving.begin());
+    }
+    const size_t count = std::min(kSlotBytes, bytes - at);
+    Slot& slot = next_slot();
+    SBTRAIN_CUDA_CHECK(cudaMemcpyAsync(slot.host, static_cast<const std::byte*>(device) + at, count,
+                                       cudaMemcpyDeviceToHost, stream));
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(slot.free, stream));
+    arriving.push_back({&slot, at, count});
+  }
+  for (const Arriving& part : arriving) receive(part);
+}
+
+// ---- Context --------------------------------------------------------------------------------
+
+Context::Context() {
+  int index = 0;
+  SBTRAIN_CUDA_CHECK(cudaGetDevice(&index));
+  SBTRAIN_CUDA_CHECK(cudaGetDeviceProperties(&device, index));
+  SBTRAIN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  SBTRAIN_CUDA_CHECK(cublasLtCreate(&blas));
+  tuner.open(device.name);
+}
+
+Context::~Context() {
+  cudaStreamSynchronize(stream);
+  attention.reset();
+  for (const Mark& mark : marks) {
+    cudaEventDestroy(mark.begin);
+    cudaEventDestroy(mark.end);
+  }
+  for (const ReadSlot& slot : reads) {
+    cudaEventDestroy(slot.done);
+    cudaFreeHost(slot.values);
+  }
+  cublasLtDestroy(blas);
+  cudaStreamDestroy(stream);
+}
+
+Context& context(const Stream& s) {
+  // A stream's context belongs to the stream's state, not to what its ops may change.
+  if (!s.context()) const_cast<Stream&>(s).set_context(std::make_unique<Context>());
+  return static_cast<Context&>(*s.context());
+}
+
+// ---- Timing -----------------------------------------------------------------------------------
+
+DeviceTimer::DeviceTimer(const Stream& s, std::string_view op) : stream_(s) {
+  if (!s.profile()) return;
+  Context& c = context(s);
+  if (c.marks_used == c.marks.size()) {
+    Context::Mark mark{};
+    SBTRAIN_CUDA_CHECK(cudaEventCreate(&mark.begin));
+    SBTRAIN_CUDA_CHECK(cudaEventCreate(&mark.end));
+    c.marks.push_back(mark);
+  }
+  index_ = static_cast<int>(c.marks_used++);
+  c.marks[index_].op = op;
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(c.marks[index_].begin, c.stream));
+}
+
+DeviceTimer::~DeviceTimer() {
+  if (index_ >= 0) cudaEventRecord(context(stream_).marks[index_].end, context(stream_).stream);
+}
+
+// ---- Transfers --------------------------------------------------------------------------------
+
+void copy_from_host(Stream& s, Tensor y, const void* host) {
+  Context& c = context(s);
+  c.staging.upload(c.stream, y.data, host, y.bytes());
+}
+
+void copy_to_host(Stream& s, void* host, Tensor x) {
+  Context& c = context(s);
+  c.staging.download(c.stream, host, x.data, x.bytes());
+}
+
+void synchronize(Stream& s) {
+  Context& c = context(s);
+  SBTRAIN_CUDA_CHECK(cudaStreamSynchronize(c.stream));
+  if (!s.profile()) return;
+  // The first mark may be this very synchronize(), whose end is not recorded yet.
+  for (size_t i = 0; i < c.marks_used; ++i) {
+    if (c.marks[i].op == "synchronize") continue;
+    float milliseconds = 0;
+    SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, c.marks[i].begin, c.marks[i].end));
+    s.profile()->add(c.marks[i].op, 1e-3 * static_cast<double>(milliseconds));
+  }
+  c.marks_used = 0;
+}
+
+namespace {
+
+struct PinnedRead : HostRead::Impl {
+  PinnedRead(Context& c, const Tensor& x) : context(c), count(static_cast<size_t>(x.numel())) {
+    require(count <= Context::kReadValues, "a host read of {} values", count);
+    if (c.reads.empty()) {
+      SBTRAIN_CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&slot.values),
+                                        Context::kReadValues * sizeof(double)));
+      SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming));
+    } else {
+      slot = c.reads.back();
+      c.reads.pop_back();
+    }
+    SBTRAIN_CUDA_CHECK(
+        cudaMemcpyAsync(slot.values, x.data, x.bytes(), cudaMemcpyDeviceToHost, c.stream));
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(slot.done, c.stream));
+  }
+  ~PinnedRead() override {
+    cudaEventSynchronize(slot.done);
+    context.reads.push_back(slot);
+  }
+  std::span<const double> wait() override {
+    SBTRAIN_CUDA_CHECK(cudaEventSynchronize(slot.done));
+    return {slot.values, count};
+  }
+  Context& context;
+  Context::ReadSlot slot;
+  size_t count;
+};
+
+}  // namespace
+
+std::unique_ptr<HostRead::Impl> start_host_read(Stream& s, const Tensor& x) {
+  return std::make_unique<PinnedRead>(context(s), x);
+}
+
+}  // namespace sbtrain::ops::cuda

@@ -1,0 +1,76 @@
+// What the CUDA backend keeps for a stream, and the error checks of its launchers.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/stream.h"
+#include "ops/cuda/gemm_tuner.h"
+
+namespace sbtrain::ops::cuda {
+
+// Throws ExitCode::kInternal (kOutOfMemory where memory was short) naming the call.
+void check(cudaError_t error, const char* call);
+void check(cublasStatus_t status, const char* call);
+#define SBTRAIN_CUDA_CHECK(call) ::sbtrain::ops::cuda::check((call), #call)
+
+// Pinned host memory through which host data reaches the device: the caller's memory may be used
+// again at once, and the stream is not waited for while a slot is free.
+class Staging {
+ public:
+  ~Staging();
+  void upload(cudaStream_t stream, void* device, const void* host, size_t bytes);
+  void download(cudaStream_t stream, void* host, const void* device, size_t bytes);
+
+ private:
+  static constexpr size_t kSlotBytes = size_t{8} << 20;
+  struct Slot {
+    void* host = nullptr;
+    cudaEvent_t free = nullptr;
+  };
+  Slot& next_slot();  // waits until the device has read what it held
+  std::array<Slot, 4> slots_;
+  size_t next_ = 0;
+};
+
+class Context : public BackendContext {
+ public:
+  Context();
+  ~Context() override;
+
+  cudaStream_t stream = nullptr;
+  cublasLtHandle_t blas = nullptr;
+  cudaDeviceProp device{};
+  Staging staging;
+  GemmTuner tuner;
+  std::unique_ptr<BackendContext> attention;  // plans of cuDNN, see softmax.cpp
+
+  // Pinned memory for HostRead, while no read uses it.
+  static constexpr size_t kReadValues = 16;
+  struct ReadSlot {
+    double* values = nullptr;
+    cudaEvent_t done = nullptr;
+  };
+  std::vector<ReadSlot> reads;
+
+  // Marks of timed ops, see timer.h.
+  struct Mark {
+    std::string op;
+    cudaEvent_t begin, end;
+  };
+  std::vector<Mark> marks;
+  size_t marks_used = 0;
+};
+
+// The stream's context, made at the first call.
+Context& context(const Stream& s);
+inline cudaStream_t cuda_stream(const Stream& s) {
+  return context(s).stream;
+}
+
+}  // namespace sbtrain::ops::cuda

@@ -1,0 +1,235 @@
+#include "ops/cuda/gemm_tuner.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "core/error.h"
+#include "ops/cuda/context.h"
+
+namespace sbtrain::ops::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kCandidates = 12;
+constexpr int kTimedRuns = 4;
+
+fs::path cache_file() {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) {
+    return fs::path(cache) / "sbtrain" / "gemm.txt";
+  }
+  const char* home = std::getenv("HOME");
+  return home && *home ? fs::path(home) / ".cache" / "sbtrain" / "gemm.txt" : fs::path();
+}
+
+std::string to_hex(const cublasLtMatmulAlgo_t& algorithm) {
+  std::string text;
+  for (const uint64_t word : algorithm.data) text += fmt::format("{:016x}", word);
+  return text;
+}
+
+bool from_hex(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
+  constexpr size_t kWords = std::size(cublasLtMatmulAlgo_t{}.data);
+  if (text.size() != 16 * kWords) return false;
+  if (text.find_first_not_of("0123456789abcdef") != std::string::npos) return false;
+  for (size_t i = 0; i < kWords; ++i) {
+    algorithm.data[i] = std::stoull(text.substr(16 * i, 16), nullptr, 16);
+  }
+  return true;
+}
+
+cublasLtMatrixLayout_t layout(bool f32, int64_t rows, int64_t cols, int64_t ld) {
+  cublasLtMatrixLayout_t out = nullptr;
+  SBTRAIN_CUDA_CHECK(
+      cublasLtMatrixLayoutCreate(&out, f32 ? CUDA_R_32F : CUDA_R_16BF, rows, cols, ld));
+  return out;
+}
+
+}  // namespace
+
+struct GemmTuner::Plan {
+  Plan(const GemmShape& s) : shape(s) {
+    SBTRAIN_CUDA_CHECK(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, bool transpose) {
+      const cublasOperation_t value = transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
+      SBTRAIN_CUDA_CHECK(
+          cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
+    };
+    set(CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_a);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_b);
+    a = layout(false, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda);
+    b = layout(false, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb);
+    c = layout(s.f32_output, s.m, s.n, s.ldc);
+    d = layout(s.f32_output, s.m, s.n, s.ldd);
+  }
+  ~Plan() {
+    for (cublasLtMatrixLayout_t l : {a, b, c, d}) cublasLtMatrixLayoutDestroy(l);
+    cublasLtMatmulDescDestroy(operation);
+  }
+  cublasStatus_t run(cublasLtHandle_t blas, cudaStream_t stream, const GemmArguments& x,
+                     const cublasLtMatmulAlgo_t& with) const {
+    return cublasLtMatmul(blas, operation, &x.alpha, x.a, a, x.b, b, &x.beta, x.c ? x.c : x.d, c,
+                          x.d, d, &with, x.workspace, x.workspace_bytes, stream);
+  }
+
+  GemmShape shape;
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr, d = nullptr;
+  std::vector<cublasLtMatmulAlgo_t> candidates;  // cuBLASLt's suggestions, best first
+  cublasLtMatmulAlgo_t algorithm{};
+  bool chosen = false;  // by timing, or read from a file
+};
+
+GemmTuner::~GemmTuner() {
+  for (const auto& [shape, plan] : plans_) delete plan;
+}
+
+std::string GemmTuner::key(const GemmShape& s) const {
+  return fmt::format("{} {}{}{}{} {}x{}x{} {},{},{},{} {}", device_, s.transpose_a ? 'T' : 'N',
+                     s.transpose_b ? 'T' : 'N', s.f32_output ? 'f' : 'b', s.adds ? '+' : '=', s.m,
+                     s.n, s.k, s.lda, s.ldb, s.ldc, s.ldd, s.alignment);
+}
+
+void GemmTuner::open(const std::string& device) {
+  device_ = fmt::format("{} cublasLt-{}", device, cublasLtGetVersion());
+  std::replace(device_.begin(), device_.end(), ' ', '-');
+  std::ifstream file(cache_file());
+  std::ostringstream text;
+  text << file.rdbuf();
+  add(text.str());
+}
+
+void GemmTuner::add(const std::string& text) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t tab = line.find('\t');
+    if (tab == std::string::npos) continue;
+    const std::string name = line.substr(0, tab);
+    if (name.compare(0, device_.size() + 1, device_ + " ") != 0) continue;
+    choices_[name] = line.substr(tab + 1);
+  }
+}
+
+std::string GemmTuner::text() const {
+  std::string text;
+  for (const auto& [name, algorithm] : choices_) text += name + "\t" + algorithm + "\n";
+  return text;
+}
+
+void GemmTuner::save() const {
+  const fs::path path = cache_file();
+  if (!changed_ || path.empty()) return;
+  std::error_code error;
+  fs::create_directories(path.parent_path(), error);
+  // Other processes may write too: each renames a whole file, the last one wins.
+  const fs::path temporary = path.string() + fmt::format(".{}", ::getpid());
+  std::map<std::string, std::string> all;
+  std::ifstream before(path);
+  for (std::string line; std::getline(before, line);) {
+    const size_t tab = line.find('\t');
+    if (tab != std::string::npos) all[line.substr(0, tab)] = line.substr(tab + 1);
+  }
+  for (const auto& [name, algorithm] : choices_) all[name] = algorithm;
+  std::ofstream out(temporary);
+  for (const auto& [name, algorithm] : all) out << name << "\t" << algorithm << "\n";
+  out.close();
+  if (out) fs::rename(temporary, path, error);
+  if (!out || error) {
+    fs::remove(temporary, error);
+    spdlog::debug("{} cannot be written: matrix products are timed again at each start",
+                  path.string());
+  }
+}
+
+GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
+                                 size_t workspace_bytes) {
+  Plan*& plan = plans_[shape];
+  if (plan) return *plan;
+  auto made = std::make_unique<Plan>(shape);
+  cublasLtMatmulPreference_t preference = nullptr;
+  SBTRAIN_CUDA_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    SBTRAIN_CUDA_CHECK(
+        cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+  const auto alignment = static_cast<uint32_t>(shape.alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
+  // Split-K may add up in a workspace, in a fixed order, but not in place, where the order is that
+  // of arrival.
+  const uint32_t reductions =
+      CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
+  std::vector<cublasLtMatmulHeuristicResult_t> results(kCandidates);
+  int found = 0;
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(blas, made->operation, made->a, made->b, made->c, made->d,
+                                     preference, kCandidates, results.data(), &found);
+  cublasLtMatmulPreferenceDestroy(preference);
+  if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+    fail(ExitCode::kInternal, "cuBLASLt has no algorithm for {}", key(shape));
+  }
+  for (int i = 0; i < found; ++i) {
+    if (results[i].state == CUBLAS_STATUS_SUCCESS) made->candidates.push_back(results[i].algo);
+  }
+  require(!made->candidates.empty(), "cuBLASLt has no usable algorithm for {}", key(shape));
+  made->algorithm = made->candidates.front();
+  if (const auto it = choices_.find(key(shape)); it != choices_.end()) {
+    cublasLtMatmulHeuristicResult_t checked{};
+    cublasLtMatmulAlgo_t algorithm{};
+    made->chosen =
+        from_hex(it->second, algorithm) &&
+        cublasLtMatmulAlgoCheck(blas, made->operation, made->a, made->b, made->c, made->d,
+                                &algorithm, &checked) == CUBLAS_STATUS_SUCCESS &&
+        checked.workspaceSize <= workspace_bytes;
+    if (made->chosen) made->algorithm = algorithm;
+  }
+  plan = made.release();
+  return *plan;
+}
+
+void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan,
+                                const GemmArguments& arguments) {
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  SBTRAIN_CUDA_CHECK(cudaEventCreate(&begin));
+  SBTRAIN_CUDA_CHECK(cudaEventCreate(&end));
+  float best = 0;
+  for (const cublasLtMatmulAlgo_t& candidate : plan.candidates) {
+    if (plan.run(blas, stream, arguments, candidate) != CUBLAS_STATUS_SUCCESS) continue;
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(begin, stream));
+    for (int i = 0; i < kTimedRuns; ++i) plan.run(blas, stream, arguments, candidate);
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(end, stream));
+    SBTRAIN_CUDA_CHECK(cudaEventSynchronize(end));
+    float milliseconds = 0;
+    SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+    if (plan.chosen && milliseconds >= best) continue;
+    best = milliseconds;
+    plan.algorithm = candidate;
+    plan.chosen = true;
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  if (!plan.chosen) return;
+  choices_[key(plan.shape)] = to_hex(plan.algorithm);
+  changed_ = true;
+}
+
+void GemmTuner::run(cublasLtHandle_t blas, cudaStream_t stream, const GemmShape& shape,
+                    const GemmArguments& arguments, bool search) {
+  Plan& p = plan(blas, shape, arguments.workspace_bytes);
+  if (search && !p.chosen) time_candidates(blas, stream, p, arguments);
+  SBTRAIN_CUDA_CHECK(p.run(blas, stream, arguments, p.algorithm));
+}
+
+}  // namespace sbtrain::ops::cuda

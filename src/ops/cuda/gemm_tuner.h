@@ -1,0 +1,67 @@
+// Matrix products by cuBLASLt, each with the algorithm that was fastest when it was timed.
+//
+// Choices are kept by GPU, cuBLASLt version and shape, in memory and on disk
+// ($XDG_CACHE_HOME or ~/.cache, sbtrain/gemm.txt): the same choice gives the same bits. A run
+// folder keeps its own copy (text(), add()), so that a resumed run computes as it did before.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <compare>
+#include <map>
+#include <string>
+
+namespace sbtrain::ops::cuda {
+
+// D = alpha op(A) op(B) + beta C in cuBLAS's column-major terms; D is m x n, the inner dimension k.
+struct GemmShape {
+  bool transpose_a = false, transpose_b = false;
+  int64_t m = 0, n = 0, k = 0;
+  int64_t lda = 0, ldb = 0, ldc = 0, ldd = 0;
+  bool f32_output = false;  // of C and D; A and B are bf16
+  bool adds = false;        // beta is not 0
+  int alignment = 16;       // of every pointer, bytes
+  auto operator<=>(const GemmShape&) const = default;
+};
+
+struct GemmArguments {
+  float alpha = 1, beta = 0;
+  const void *a = nullptr, *b = nullptr, *c = nullptr;
+  void* d = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+class GemmTuner {
+ public:
+  GemmTuner() = default;
+  GemmTuner(const GemmTuner&) = delete;
+  GemmTuner& operator=(const GemmTuner&) = delete;
+  ~GemmTuner();
+
+  // Reads the choices of this GPU from the cache on disk.
+  void open(const std::string& device);
+  // With `search`, a shape that has no choice yet is timed, which overwrites D; otherwise
+  // cuBLASLt's first suggestion is taken.
+  void run(cublasLtHandle_t blas, cudaStream_t stream, const GemmShape& shape,
+           const GemmArguments& arguments, bool search);
+  // Writes new choices to the cache on disk; a cache that cannot be written is no error.
+  void save() const;
+
+  std::string text() const;
+  void add(const std::string& text);  // takes precedence over what is there
+
+ private:
+  struct Plan;
+  std::string key(const GemmShape& shape) const;
+  Plan& plan(cublasLtHandle_t blas, const GemmShape& shape, size_t workspace_bytes);
+  void time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan,
+                       const GemmArguments& arguments);
+
+  std::string device_;
+  std::map<GemmShape, Plan*> plans_;
+  std::map<std::string, std::string> choices_;  // key -> algorithm, hexadecimal
+  bool changed_ = false;
+};
+
+}  // namespace sbtrain::ops::cuda

@@ -1,0 +1,116 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "gpu/op_test.h"
+
+namespace sbtrain {
+namespace {
+
+using test::OnGpu;
+using test::Owned;
+using Activation = test::GpuOpTest;
+using Values = std::vector<double>;
+
+constexpr DType kF32 = DType::kF32;
+constexpr DType kBF16 = DType::kBF16;
+
+struct Case {
+  int64_t rows, cols, gap;
+};
+constexpr Case kCases[] = {{1, 1, 0},    {5, 3, 1},    {67, 17, 2},    {300, 128, 0}, {300, 128, 3},
+                           {65, 256, 8}, {700, 12, 0}, {120, 4096, 0}, {40, 2056, 0}};
+
+TEST_F(Activation, SwigluMatchesTheCpu) {
+  for (const Case& c : kCases) {
+    const Owned gate_up = test::random_bf16("gate_up", {c.rows, 2 * c.cols}, 3);
+    const Owned expected = test::poisoned({c.rows, c.cols});
+    ops::swiglu(cpu, expected, gate_up);
+    const OnGpu y(gpu(), kBF16, {c.rows, c.cols}, c.gap);
+    ops::swiglu(gpu(), y, OnGpu(gpu(), gate_up, kBF16, c.gap));
+    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.rows << " x " << c.cols;
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+TEST_F(Activation, SwigluBackwardMatchesTheCpu) {
+  for (const Case& c : kCases) {
+    const Owned gate_up = test::random_bf16("gate_up", {c.rows, 2 * c.cols}, 3);
+    const Owned dy = test::random_bf16("dy", {c.rows, c.cols});
+    const Owned expected = test::poisoned({c.rows, 2 * c.cols});
+    ops::swiglu_backward(cpu, expected, dy, gate_up);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu gate_up_gpu(gpu(), gate_up, kBF16, c.gap);
+    const OnGpu dgate_up(gpu(), kBF16, {c.rows, 2 * c.cols}, c.gap);
+    ops::swiglu_backward(gpu(), dgate_up, dy_gpu, gate_up_gpu);
+    EXPECT_LE(test::relative_error(dgate_up, expected), test::kBf16Error)
+        << c.rows << " x " << c.cols;
+    EXPECT_TRUE(dgate_up.gaps_intact());
+    ops::swiglu_backward(gpu(), gate_up_gpu, dy_gpu, gate_up_gpu);
+    EXPECT_EQ(gate_up_gpu.raw(), dgate_up.raw());
+  }
+}
+
+// Gates so large that e^gate overflows: silu is 0 or the gate.
+TEST_F(Activation, LargeGates) {
+  const Owned gate_up = test::generated({4, 2}, 0, [](int64_t i) {
+    return i % 2 == 1 ? 2.0 : std::vector<double>{-500, -90, 90, 500}[static_cast<size_t>(i / 2)];
+  });
+  const OnGpu x(gpu(), gate_up, kBF16);
+  const OnGpu y(gpu(), kBF16, {4, 1});
+  ops::swiglu(gpu(), y, x);
+  const Values values = y.values();
+  EXPECT_EQ(values[0], 0);
+  EXPECT_NEAR(values[1], 0, 1e-30);
+  EXPECT_EQ(values[2], 180);
+  EXPECT_EQ(values[3], 1000);
+  const OnGpu dx(gpu(), kBF16, {4, 2});
+  ops::swiglu_backward(gpu(), dx, OnGpu(gpu(), test::constant({4, 1}, 1), kBF16), x);
+  for (const double v : dx.values()) EXPECT_TRUE(std::isfinite(v));
+}
+
+TEST_F(Activation, SigmoidsMatchTheCpu) {
+  for (const Case& c : kCases) {
+    const Owned x = test::random_bf16("x", {c.rows, c.cols}, 3);
+    const Owned b = test::random_bf16("b", {c.cols}, 1, 2);
+    const Owned expected = test::poisoned({c.rows, c.cols});
+    ops::bias_sigmoid(cpu, expected, x, b);
+    const OnGpu y(gpu(), kBF16, {c.rows, c.cols}, c.gap);
+    ops::bias_sigmoid(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), b, kBF16));
+    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.rows << " x " << c.cols;
+    EXPECT_TRUE(y.gaps_intact());
+
+    const Owned dy = test::random_bf16("dy", {c.rows, c.cols});
+    const Owned saved = test::random_bf16("y", {c.rows, c.cols}, 0.1, 0.6);
+    ops::sigmoid_backward(cpu, expected, dy, saved);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu saved_gpu(gpu(), saved, kBF16);
+    const OnGpu dx(gpu(), kBF16, {c.rows, c.cols}, c.gap);
+    ops::sigmoid_backward(gpu(), dx, dy_gpu, saved_gpu);
+    EXPECT_LE(test::relative_error(dx, expected), test::kBf16Error);
+    EXPECT_TRUE(dx.gaps_intact());
+    ops::sigmoid_backward(gpu(), dy_gpu, dy_gpu, saved_gpu);
+    EXPECT_EQ(dy_gpu.raw(), dx.raw());
+  }
+}
+
+TEST_F(Activation, BiasBackwardMatchesFp64AndRepeats) {
+  for (const Case& c : kCases) {
+    const Owned dy = test::random_bf16("dy", {c.rows, c.cols}, 1, 0.5);
+    const Owned before = test::random_bf16("db", {c.cols});
+    Values expected = test::to_f64(before);
+    for (int64_t i = 0; i < c.rows * c.cols; ++i) {
+      expected[static_cast<size_t>(i % c.cols)] += static_cast<double>(dy.f32()[i]);
+    }
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu db1(gpu(), before, kF32);
+    const OnGpu db2(gpu(), before, kF32);
+    ops::bias_backward(gpu(), db1, dy_gpu);
+    ops::bias_backward(gpu(), db2, dy_gpu);
+    EXPECT_LE(test::relative_error(db1, expected), test::kF32Error) << c.rows << " x " << c.cols;
+    EXPECT_EQ(db1.raw(), db2.raw());
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain

@@ -1,0 +1,138 @@
+#include <gtest/gtest.h>
+
+#include "gpu/op_test.h"
+
+namespace sbtrain {
+namespace {
+
+using test::OnGpu;
+using test::Owned;
+using Decode = test::GpuOpTest;
+
+constexpr DType kBF16 = DType::kBF16;
+constexpr DType kI32 = DType::kI32;
+
+TEST_F(Decode, CacheAppendWritesOneRowEach) {
+  for (const auto& [cols, gap] : {std::pair{5, 0}, {64, 8}, {64, 3}}) {
+    const Owned cache = test::random_bf16("cache", {3, 7, cols});
+    const Owned x = test::random_bf16("x", {3, cols});
+    const Owned positions = test::integers({6, 0, 3});
+    const OnGpu cache_gpu(gpu(), cache, kBF16);
+    ops::cache_append(gpu(), cache_gpu, OnGpu(gpu(), x, kBF16, gap), OnGpu(gpu(), positions, kI32));
+    ops::cache_append(cpu, cache, x, positions);
+    EXPECT_EQ(cache_gpu.values(), test::to_f64(cache));
+  }
+}
+
+// Sequences of every length up to the capacity, on the host and on the GPU.
+struct Case {
+  int heads;
+  int64_t head_dim, capacity, gap;
+};
+constexpr Case kCases[] = {{3, 5, 9, 1},     {2, 64, 70, 0},  {24, 64, 700, 8},
+                           {2, 128, 300, 0}, {3, 200, 33, 0}, {1, 256, 20, 0}};
+
+class Tensors {
+ public:
+  Tensors(test::GpuStream& s, const Case& c)
+      : lengths_(test::integers(lengths_of(c))),
+        batch_(lengths_.tensor().numel()),
+        cols_(c.heads * c.head_dim),
+        q_(test::random_bf16("q", {batch_, cols_})),
+        k_(test::random_bf16("k", {batch_, c.capacity, cols_})),
+        v_(test::random_bf16("v", {batch_, c.capacity, cols_})),
+        gate_(test::generated({batch_, c.capacity, c.heads}, 0,
+                              [](int64_t i) {
+                                return test::from_bf16(
+                                    test::to_bf16(1.0f - 0.01f * static_cast<float>(i % 80)));
+                              })),
+        bias_(test::random_bf16("bias", {cols_})),
+        expected_(test::poisoned({batch_, cols_})),
+        o_gpu_(s, kBF16, {batch_, cols_}, c.gap),
+        q_gpu_(s, q_, kBF16, c.gap),
+        k_gpu_(s, k_, kBF16),
+        v_gpu_(s, v_, kBF16),
+        gate_gpu_(s, gate_, kBF16),
+        bias_gpu_(s, bias_, kBF16),
+        lengths_gpu_(s, lengths_, kI32) {}
+
+  ops::DecodeTensors host(bool gate) const {
+    return {.o_BHd = expected_,
+            .q_BHd = q_,
+            .k_cache_BCHd = k_,
+            .v_cache_BCHd = v_,
+            .gate_cache_BCH = gate ? gate_.tensor() : Tensor{},
+            .remainder_bias_Hd = bias_,
+            .lengths_B = lengths_};
+  }
+  ops::DecodeTensors device(bool gate) const {
+    return {.o_BHd = o_gpu_,
+            .q_BHd = q_gpu_,
+            .k_cache_BCHd = k_gpu_,
+            .v_cache_BCHd = v_gpu_,
+            .gate_cache_BCH = gate ? gate_gpu_.tensor() : Tensor{},
+            .remainder_bias_Hd = bias_gpu_,
+            .lengths_B = lengths_gpu_};
+  }
+  double error() const { return test::relative_error(o_gpu_, expected_); }
+  bool gaps_intact() const { return o_gpu_.gaps_intact(); }
+
+ private:
+  static std::vector<int32_t> lengths_of(const Case& c) {
+    const auto capacity = static_cast<int32_t>(c.capacity);
+    return {1, 2, capacity / 2, capacity - 1, capacity};
+  }
+  Owned lengths_;
+  int64_t batch_, cols_;
+  Owned q_, k_, v_, gate_, bias_, expected_;
+  OnGpu o_gpu_, q_gpu_, k_gpu_, v_gpu_, gate_gpu_, bias_gpu_, lengths_gpu_;
+};
+
+TEST_F(Decode, SoftmaxMatchesTheCpu) {
+  for (const Case& c : kCases) {
+    const Tensors t(gpu(), c);
+    for (const int64_t window : {0, 1, 5, 1000}) {
+      const ops::SoftmaxParams params = {.heads = c.heads, .scale = 0.2f, .window = window};
+      ops::softmax_decode(cpu, t.host(false), params);
+      ops::softmax_decode(gpu(), t.device(false), params);
+      EXPECT_LE(t.error(), test::kBf16Error) << c.head_dim << " channels, window " << window;
+      EXPECT_TRUE(t.gaps_intact());
+    }
+  }
+}
+
+TEST_F(Decode, StickBreakingMatchesTheCpu) {
+  for (const Case& c : kCases) {
+    const Tensors t(gpu(), c);
+    for (const bool gate : {false, true}) {
+      for (const bool attend_current : {false, true}) {
+        for (const auto remainder :
+             {ops::Remainder::kNone, ops::Remainder::kValue, ops::Remainder::kBias}) {
+          const ops::StickBreakingParams params = {.heads = c.heads,
+                                                   .scale = 0.1f,
+                                                   .attend_current = attend_current,
+                                                   .remainder = remainder};
+          ops::stickbreaking_decode(cpu, t.host(gate), params);
+          ops::stickbreaking_decode(gpu(), t.device(gate), params);
+          EXPECT_LE(t.error(), test::kBf16Error)
+              << c.head_dim << " channels, gate " << gate << ", current " << attend_current;
+          EXPECT_TRUE(t.gaps_intact());
+        }
+      }
+    }
+  }
+}
+
+// What skipping drops weighs less than epsilon.
+TEST_F(Decode, StickBreakingSkips) {
+  const Case c = {24, 64, 700, 0};
+  const Tensors t(gpu(), c);
+  ops::StickBreakingParams params = {.heads = c.heads, .scale = 0.1f};
+  ops::stickbreaking_decode(cpu, t.host(false), params);
+  params.skip_epsilon = 1e-4f;
+  ops::stickbreaking_decode(gpu(), t.device(false), params);
+  EXPECT_LE(t.error(), test::kBf16Error);
+}
+
+}  // namespace
+}  // namespace sbtrain

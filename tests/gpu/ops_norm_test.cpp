@@ -1,0 +1,122 @@
+#include <gtest/gtest.h>
+
+#include "gpu/op_test.h"
+
+namespace sbtrain {
+namespace {
+
+using test::OnGpu;
+using test::Owned;
+using Norm = test::GpuOpTest;
+
+constexpr DType kF32 = DType::kF32;
+constexpr DType kBF16 = DType::kBF16;
+constexpr float kEps = 1e-5f;
+
+struct Case {
+  int64_t tokens, width, gap;
+};
+constexpr Case kCases[] = {{1, 1, 0},      {5, 3, 1},      {67, 17, 2},   {300, 128, 0},
+                           {300, 128, 3},  {700, 512, 8},  {65, 768, 0},  {700, 1031, 0},
+                           {900, 1536, 0}, {70, 1536, 16}, {33, 2048, 0}, {40, 4104, 8},
+                           {9, 16384, 0},  {3, 16383, 0}};
+
+TEST_F(Norm, RmsNormMatchesTheCpu) {
+  for (const Case& c : kCases) {
+    const Owned x = test::random_bf16("x", {c.tokens, c.width}, 3, 1);
+    const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
+    const Owned expected = test::poisoned({c.tokens, c.width});
+    ops::rmsnorm(cpu, expected, x, w, kEps);
+    const OnGpu y(gpu(), kBF16, {c.tokens, c.width}, c.gap);
+    ops::rmsnorm(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), w, kBF16), kEps);
+    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.tokens << " x " << c.width;
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+TEST_F(Norm, RmsNormBackwardMatchesTheCpuAndRepeats) {
+  for (const Case& c : kCases) {
+    const Owned x = test::random_bf16("x", {c.tokens, c.width}, 1, 0.5);
+    const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
+    const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
+    const Owned dx = test::random_bf16("dx", {c.tokens, c.width});
+    const Owned dw = test::random_bf16("dw", {c.width});
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+    const OnGpu w_gpu(gpu(), w, kBF16);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu dx1(gpu(), dx, kBF16, c.gap);
+    const OnGpu dw1(gpu(), dw, kF32);
+    const OnGpu dx2(gpu(), dx, kBF16, c.gap);
+    const OnGpu dw2(gpu(), dw, kF32);
+    ops::rmsnorm_backward(gpu(), dx1, dw1, dy_gpu, x_gpu, w_gpu, kEps);
+    ops::rmsnorm_backward(gpu(), dx2, dw2, dy_gpu, x_gpu, w_gpu, kEps);
+    ops::rmsnorm_backward(cpu, dx, dw, dy, x, w, kEps);
+    EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error) << c.tokens << " x " << c.width;
+    EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error) << c.tokens << " x " << c.width;
+    EXPECT_TRUE(dx1.gaps_intact());
+    EXPECT_EQ(dx1.raw(), dx2.raw());
+    EXPECT_EQ(dw1.raw(), dw2.raw());
+  }
+}
+
+struct HeadCase {
+  int64_t tokens;
+  int heads;
+  int64_t head_dim, gap;
+};
+constexpr HeadCase kHeadCases[] = {{1, 1, 3, 0},     {35, 3, 5, 1},     {200, 8, 32, 0},
+                                   {900, 24, 64, 0}, {70, 24, 64, 8},   {70, 3, 64, 3},
+                                   {300, 5, 96, 0},  {300, 12, 128, 0}, {40, 70, 64, 0},
+                                   {41, 3, 256, 8},  {10, 2, 250, 0},   {10, 1, 512, 0}};
+
+TEST_F(Norm, HeadNormMatchesTheCpu) {
+  for (const HeadCase& c : kHeadCases) {
+    const int64_t cols = c.heads * c.head_dim;
+    const Owned x = test::random_bf16("x", {c.tokens, cols}, 2, 1);
+    const Owned w = test::random_bf16("w", {cols}, 0.2, 1);
+    const Owned b = test::random_bf16("b", {cols});
+    const Owned expected = test::poisoned({c.tokens, cols});
+    ops::head_norm(cpu, expected, x, w, b, c.heads, kEps);
+    const OnGpu y(gpu(), kBF16, {c.tokens, cols}, c.gap);
+    ops::head_norm(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), w, kBF16),
+                   OnGpu(gpu(), b, kBF16), c.heads, kEps);
+    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error)
+        << c.heads << " heads of " << c.head_dim;
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+TEST_F(Norm, HeadNormBackwardMatchesTheCpuAndRepeats) {
+  for (const HeadCase& c : kHeadCases) {
+    const int64_t cols = c.heads * c.head_dim;
+    const Owned x = test::random_bf16("x", {c.tokens, cols}, 1, 0.5);
+    const Owned w = test::random_bf16("w", {cols}, 0.2, 1);
+    const Owned dy = test::random_bf16("dy", {c.tokens, cols});
+    const Owned dx = test::poisoned({c.tokens, cols});
+    const Owned dw = test::random_bf16("dw", {cols});
+    const Owned db = test::random_bf16("db", {cols});
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+    const OnGpu w_gpu(gpu(), w, kBF16);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu dx1(gpu(), kBF16, {c.tokens, cols}, c.gap);
+    const OnGpu dx2(gpu(), kBF16, {c.tokens, cols}, c.gap);
+    const OnGpu dw1(gpu(), dw, kF32);
+    const OnGpu dw2(gpu(), dw, kF32);
+    const OnGpu db1(gpu(), db, kF32);
+    const OnGpu db2(gpu(), db, kF32);
+    ops::head_norm_backward(gpu(), dx1, dw1, db1, dy_gpu, x_gpu, w_gpu, c.heads, kEps);
+    ops::head_norm_backward(gpu(), dx2, dw2, db2, dy_gpu, x_gpu, w_gpu, c.heads, kEps);
+    ops::head_norm_backward(cpu, dx, dw, db, dy, x, w, c.heads, kEps);
+    EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error)
+        << c.heads << " heads of " << c.head_dim;
+    EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);
+    EXPECT_LE(test::relative_error(db1, db), test::kF32Error);
+    EXPECT_TRUE(dx1.gaps_intact());
+    EXPECT_EQ(dx1.raw(), dx2.raw());
+    EXPECT_EQ(dw1.raw(), dw2.raw());
+    EXPECT_EQ(db1.raw(), db2.raw());
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain

@@ -1,0 +1,209 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/error.h"
+#include "gpu/op_test.h"
+#include "kernels/optimizer.h"
+#include "ops/cuda/context.h"
+
+namespace sbtrain {
+namespace {
+
+using test::OnGpu;
+using test::Owned;
+using Optimizer = test::GpuOpTest;
+using Values = std::vector<double>;
+
+constexpr DType kF32 = DType::kF32;
+constexpr DType kF64 = DType::kF64;
+
+// f64 on the GPU.
+void set(test::GpuStream& s, const Tensor& x, const Values& values) {
+  ops::copy_from_host(s, x, values.data());
+}
+
+TEST_F(Optimizer, SumsMatchFp64AndRepeat) {
+  struct Case {
+    int64_t rows, cols, gap;
+  };
+  for (const Case& c :
+       {Case{1, 1, 0}, {1, 7, 0}, {50, 33, 4}, {50, 32, 4}, {1, 300001, 0}, {3, 2000000, 0}}) {
+    const Owned x = test::random_normal("x", {c.rows, c.cols}, 1, 0.1);
+    double total = 0;
+    double squares = 0;
+    for (const double v : test::to_f64(x)) {
+      total += v;
+      squares += v * v;
+    }
+    const OnGpu x_gpu(gpu(), x, kF32, c.gap);
+    std::vector<uint8_t> first;
+    for (int run = 0; run < 3; ++run) {
+      const OnGpu sums(gpu(), kF64, {2});
+      set(gpu(), sums, {5.0, 7.0});
+      ops::add_sum(gpu(), Tensor(sums.tensor().f64(), kF64, {1}), x_gpu);
+      ops::add_squared_norm(gpu(), Tensor(sums.tensor().f64() + 1, kF64, {1}), x_gpu);
+      const Values values = sums.values();
+      EXPECT_NEAR(values[0], 5 + total, 1e-12 * (squares + 12));
+      EXPECT_NEAR(values[1], 7 + squares, 1e-12 * (squares + 12));
+      if (run == 0) first = sums.raw();
+      EXPECT_EQ(sums.raw(), first);
+    }
+    EXPECT_NEAR(ops::sum(gpu(), x_gpu), total, 1e-12 * (squares + 12));
+  }
+}
+
+TEST_F(Optimizer, NonFiniteElementsShow) {
+  Owned x = test::random_normal("x", {10, 1000});
+  for (const float bad : {std::nanf(""), INFINITY}) {
+    x.at(7, 77) = bad;
+    const OnGpu norm(gpu(), kF64, {1});
+    set(gpu(), norm, {0});
+    ops::add_squared_norm(gpu(), norm, OnGpu(gpu(), x, kF32));
+    EXPECT_FALSE(std::isfinite(norm.values()[0]));
+  }
+}
+
+TEST_F(Optimizer, FinishStepIsThatOfTheCpu) {
+  const double inf = INFINITY;
+  const OnGpu stats(gpu(), kF64, {ops::kStepStats});
+  Values expected(ops::kStepStats, 0.0);
+  set(gpu(), stats, expected);
+  for (const auto& [loss, squares, clip] : {std::tuple{3.0, 16.0, 1.0},
+                                            {3.0, 16.0, 0.0},
+                                            {2.0, 0.25, 1.0},
+                                            {std::nan(""), 1.0, 1.0},
+                                            {1.0, inf, 1.0},
+                                            {1.0, std::nan(""), 1.0},
+                                            {1.0, 9.0, 2.0}}) {
+    Values values = stats.values();
+    for (Values* v : {&values, &expected}) {
+      (*v)[ops::kLossSum] = loss;
+      (*v)[ops::kSquaredNorm] = squares;
+    }
+    set(gpu(), stats, values);
+    ops::finish_step(gpu(), stats, clip, 0.9, 0.95);
+    ops::finish_step(cpu, Tensor(expected.data(), kF64, {ops::kStepStats}), clip, 0.9, 0.95);
+    values = stats.values();
+    EXPECT_EQ(values[ops::kUpdates], expected[ops::kUpdates]);
+    EXPECT_EQ(values[ops::kApply], expected[ops::kApply]);
+    if (expected[ops::kApply] == 0) continue;
+    for (const int i : {ops::kGradScale, ops::kBias1, ops::kBias2}) {
+      EXPECT_NEAR(values[i], expected[i], 1e-14);
+    }
+  }
+}
+
+struct Update {
+  Owned w, m, v;
+};
+
+TEST_F(Optimizer, AdamWMatchesTheCpu) {
+  for (const int64_t n : {3, 5, 8, 1024, 40003}) {
+    const Update host{test::random_normal("w", {n}), test::constant({n}, 0),
+                      test::constant({n}, 0)};
+    const OnGpu w(gpu(), host.w, kF32);
+    const OnGpu m(gpu(), host.m, kF32);
+    const OnGpu v(gpu(), host.v, kF32);
+    const OnGpu compute(gpu(), DType::kBF16, {n});
+    const OnGpu stats_gpu(gpu(), kF64, {ops::kStepStats});
+    // Ranges that begin and end within 16 bytes, one that is empty.
+    const std::vector<ops::DecayRange> decays = {
+        {0, n / 7}, {n / 7 + 1, n / 3}, {n / 2, n / 2}, {n / 2 + 1, n}};
+    for (int step = 1; step <= 4; ++step) {
+      const Owned grad = test::random_normal("grad" + std::to_string(step), {n}, 0.3);
+      const OnGpu grad_gpu(gpu(), grad, kF32);
+      Values stats(ops::kStepStats);
+      stats[ops::kUpdates] = step;
+      stats[ops::kApply] = 1;
+      stats[ops::kGradScale] = 0.5;
+      stats[ops::kBias1] = 1 - std::pow(0.9, step);
+      stats[ops::kBias2] = 1 - std::pow(0.95, step);
+      set(gpu(), stats_gpu, stats);
+      ops::AdamW t{.w_N = host.w, .m_N = host.m, .v_N = host.v, .grad_N = grad, .decays = decays};
+      t.stats = Tensor(stats.data(), kF64, {ops::kStepStats});
+      t.lr = 0.01f;
+      t.decay = 0.1f;
+      ops::adamw(cpu, t);
+      t.w_N = w;
+      t.m_N = m;
+      t.v_N = v;
+      t.grad_N = grad_gpu;
+      t.compute_N = compute;
+      t.stats = stats_gpu;
+      ops::adamw(gpu(), t);
+      EXPECT_LE(test::relative_error(w, host.w), 1e-6) << n;
+      EXPECT_LE(test::relative_error(m, host.m), 1e-6) << n;
+      EXPECT_LE(test::relative_error(v, host.v), 1e-6) << n;
+      EXPECT_EQ(grad_gpu.values(), test::to_f64(grad));
+      Values rounded = w.values();
+      for (double& x : rounded) x = test::from_bf16(test::to_bf16(static_cast<float>(x)));
+      EXPECT_EQ(compute.values(), rounded);
+    }
+  }
+}
+
+TEST_F(Optimizer, SkippedStepsChangeNothing) {
+  const Owned one = test::constant({100}, 1);
+  const OnGpu w(gpu(), one, kF32);
+  const OnGpu m(gpu(), one, kF32);
+  const OnGpu v(gpu(), one, kF32);
+  const OnGpu grad(gpu(), test::constant({100}, std::nan("")), kF32);
+  const OnGpu compute(gpu(), one, DType::kBF16);
+  const OnGpu stats(gpu(), kF64, {ops::kStepStats});
+  set(gpu(), stats, Values(ops::kStepStats, 0.0));
+  ops::adamw(gpu(), {.w_N = w,
+                     .m_N = m,
+                     .v_N = v,
+                     .grad_N = grad,
+                     .compute_N = compute,
+                     .stats = stats,
+                     .lr = 1});
+  for (const OnGpu* x : {&w, &m, &v, &compute}) EXPECT_EQ(x->values(), Values(100, 1.0));
+}
+
+TEST_F(Optimizer, TooManyDecayRangesThrow) {
+  const OnGpu x(gpu(), test::constant({1000}, 1), kF32);
+  const OnGpu stats(gpu(), kF64, {ops::kStepStats});
+  set(gpu(), stats, Values(ops::kStepStats, 0.0));
+  std::vector<ops::DecayRange> decays;
+  for (int64_t i = 0; i <= kernels::kMaxDecaySegments; ++i) decays.push_back({2 * i, 2 * i + 1});
+  EXPECT_THROW(
+      ops::adamw(gpu(),
+                 {.w_N = x, .m_N = x, .v_N = x, .grad_N = x, .stats = stats, .decays = decays}),
+      Error);
+}
+
+// Whether or not the step is applied: a gradient that is not finite must not stay.
+TEST_F(Optimizer, ClearsTheGradient) {
+  for (const double apply : {0.0, 1.0}) {
+    const Owned one = test::constant({103}, 1);
+    const OnGpu w(gpu(), one, kF32);
+    const OnGpu m(gpu(), one, kF32);
+    const OnGpu v(gpu(), one, kF32);
+    const OnGpu grad(gpu(), one, kF32);
+    const OnGpu stats(gpu(), kF64, {ops::kStepStats});
+    Values values(ops::kStepStats, 1.0);
+    values[ops::kApply] = apply;
+    set(gpu(), stats, values);
+    kernels::adamw(ops::cuda::cuda_stream(gpu()), {.w = w.tensor().f32(),
+                                                   .m = m.tensor().f32(),
+                                                   .v = v.tensor().f32(),
+                                                   .grad = grad.tensor().f32(),
+                                                   .w_bf16 = nullptr,
+                                                   .n = 103,
+                                                   .stats = stats.tensor().f64(),
+                                                   .lr = 0.1f,
+                                                   .beta1 = 0.9f,
+                                                   .beta2 = 0.95f,
+                                                   .eps = 1e-8f,
+                                                   .zero_grad = true,
+                                                   .segment_count = 0,
+                                                   .segments = {}});
+    EXPECT_EQ(grad.values(), Values(103, 0.0));
+    EXPECT_EQ(w.values()[50] == 1.0, apply == 0.0);
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain

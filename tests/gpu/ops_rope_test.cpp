@@ -1,0 +1,52 @@
+#include <gtest/gtest.h>
+
+#include "gpu/op_test.h"
+
+namespace sbtrain {
+namespace {
+
+using test::OnGpu;
+using test::Owned;
+using Rope = test::GpuOpTest;
+
+struct Case {
+  int64_t tokens;
+  int heads;
+  int64_t head_dim, gap;
+};
+constexpr Case kCases[] = {{1, 1, 2, 0},     {7, 3, 6, 1},    {67, 5, 64, 0},  {67, 5, 64, 3},
+                           {300, 24, 64, 8}, {33, 4, 128, 0}, {33, 2, 96, 16}, {9, 3, 256, 0}};
+
+// Late positions included: their angles need more than f32.
+TEST_F(Rope, MatchesTheCpu) {
+  for (const Case& c : kCases) {
+    const int64_t cols = c.heads * c.head_dim;
+    const Owned positions = test::random_integers("positions", c.tokens, 1000000);
+    for (const bool inverse : {false, true}) {
+      const Owned x = test::random_bf16("x", {c.tokens, cols});
+      const OnGpu y(gpu(), x, DType::kBF16, c.gap);
+      const ops::RopeParams params = {.heads = c.heads, .inverse = inverse};
+      ops::rope(gpu(), y, OnGpu(gpu(), positions, DType::kI32), params);
+      ops::rope(cpu, x, positions, params);
+      EXPECT_LE(test::relative_error(y, x), test::kBf16Error)
+          << c.heads << " heads of " << c.head_dim;
+      EXPECT_TRUE(y.gaps_intact());
+    }
+  }
+}
+
+// q and k are column ranges of one qkv matrix, and v stays as it is.
+TEST_F(Rope, ColumnRanges) {
+  const Owned x = test::random_bf16("x", {40, 3 * 128});
+  const Owned positions = test::random_integers("positions", 40, 5000);
+  const OnGpu y(gpu(), x, DType::kBF16);
+  const OnGpu positions_gpu(gpu(), positions, DType::kI32);
+  for (const int64_t first : {0, 128}) {
+    ops::rope(gpu(), y.tensor().col_range(first, 128), positions_gpu, {.heads = 2});
+    ops::rope(cpu, x.tensor().col_range(first, 128), positions, {.heads = 2});
+  }
+  EXPECT_LE(test::relative_error(y, x), test::kBf16Error);
+}
+
+}  // namespace
+}  // namespace sbtrain

@@ -1,0 +1,508 @@
+// Softmax attention on the GPU, portable and by cuDNN, against the fp64 oracle. Skipped where there
+// is no GPU. --gtest_also_run_disabled_tests --gtest_filter='*Speed*' measures both.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <numeric>
+
+#include "core/device.h"
+#include "kernels/attention/scratch_sizes.h"
+#include "ops/cuda/context.h"
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/cudnn_attention.h"
+#include "support/tensors.h"
+#include "unit/attention/oracle.h"
+
+namespace sbtrain::test {
+namespace {
+
+using kernels::SoftmaxProblem;
+using ops::cuda::CudnnAttention;
+
+static_assert(kernels::cudnn_batch(0) == 1 && kernels::cudnn_batch(8) == 8);
+static_assert(kernels::cudnn_batch(9) == 10 && kernels::cudnn_batch(17) == 20);
+static_assert(kernels::cudnn_batch(4096) == 4096);
+
+enum class Path : uint8_t { kPortable, kCudnn, kCudnnAnyOrder };
+const char* name_of(Path path) {
+  return path == Path::kPortable ? "portable" : path == Path::kCudnn ? "cuDNN" : "cuDNN, any order";
+}
+
+struct GpuCase {
+  std::vector<int32_t> documents;
+  int heads = 2;
+  int64_t head_dim = 64;
+  int64_t window = 0;
+  double peak = 0;  // the largest |logit|; 0: of standard normal q and k
+
+  int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
+  int64_t width() const { return heads * head_dim; }
+  std::string describe() const {
+    return std::to_string(documents.size()) + " documents, " + std::to_string(tokens()) +
+           " tokens, head dimension " + std::to_string(head_dim) + ", window " +
+           std::to_string(window) + ", peak " + std::to_string(peak);
+  }
+};
+// Ends of documents on, before and behind the ends of tiles.
+const std::vector<int32_t> kMixed = {1, 2, 127, 128, 129, 500, 1, 1};
+const std::vector<int32_t> kLong = {3, 4096, 70};
+
+uint16_t to_bf16(double x) {
+  const auto value = static_cast<float>(x);
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // to nearest, even
+}
+double from_bf16(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <typename T>
+class OnGpu {
+ public:
+  explicit OnGpu(const std::vector<T>& values) : count_(values.size()) {
+    SBTRAIN_CUDA_CHECK(cudaMalloc(&data_, std::max<size_t>(count_, 1) * sizeof(T)));
+    SBTRAIN_CUDA_CHECK(
+        cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+  ~OnGpu() { cudaFree(data_); }
+  T* data() const { return static_cast<T*>(data_); }
+  std::vector<T> values() const {
+    std::vector<T> out(count_);
+    SBTRAIN_CUDA_CHECK(cudaMemcpy(out.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return out;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t count_;
+};
+
+constexpr uint16_t kPoison = 0xffff;  // NaN
+constexpr int64_t kGap = 8;           // elements behind each row that nothing may touch
+
+// A bf16 matrix whose rows have a gap behind them.
+struct Matrix {
+  Matrix(int64_t rows, int64_t cols)
+      : rows(rows),
+        cols(cols),
+        stride(cols + kGap),
+        bits(static_cast<size_t>(rows * stride), kPoison) {}
+  uint16_t& at(int64_t row, int64_t col) { return bits[static_cast<size_t>(row * stride + col)]; }
+  std::vector<double> part(int64_t first, int64_t count) const {
+    std::vector<double> out;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < count; ++c) {
+        out.push_back(from_bf16(bits[static_cast<size_t>(r * stride + first + c)]));
+      }
+    }
+    return out;
+  }
+  bool gaps_intact() const {
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = cols; c < stride; ++c) {
+        if (bits[static_cast<size_t>(r * stride + c)] != kPoison) return false;
+      }
+    }
+    return true;
+  }
+  int64_t rows, cols, stride;
+  std::vector<uint16_t> bits;
+};
+
+Matrix random_matrix(std::string_view name, int64_t rows, int64_t cols) {
+  const Philox random(1, RandomPurpose::kTest, name);
+  Matrix m(rows, cols);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      m.at(r, c) = to_bf16(random.normal(static_cast<uint64_t>(r * cols + c)));
+    }
+  }
+  return m;
+}
+
+struct Outputs {
+  Matrix o, dqkv;
+  std::vector<float> lse;
+};
+
+class SoftmaxCase {
+ public:
+  explicit SoftmaxCase(const GpuCase& c)
+      : config_(c),
+        qkv_(random_matrix("qkv", c.tokens(), 3 * c.width())),
+        dout_(random_matrix("do", c.tokens(), c.width())) {
+    for (const int32_t length : c.documents) {
+      bounds_.push_back(bounds_.back() + length);
+      for (int32_t i = 0; i < length; ++i) positions_.push_back(i);
+    }
+    if (c.peak > 0) scale_logits();
+  }
+
+  const oracle::Result& expected() {
+    if (!expected_) {
+      oracle::Problem p = problem_of_oracle();
+      p.dout = dout_.part(0, config_.width());
+      expected_ = std::make_unique<oracle::Result>(oracle::softmax(p));
+    }
+    return *expected_;
+  }
+
+  // run(problem) computes o and lse, then dq, dk and dv.
+  template <typename Run>
+  Outputs compute(Run&& run) const {
+    const int64_t width = config_.width();
+    Outputs out{Matrix(config_.tokens(), width), Matrix(config_.tokens(), 3 * width),
+                std::vector<float>(static_cast<size_t>(config_.heads * config_.tokens()), NAN)};
+    const OnGpu<uint16_t> qkv(qkv_.bits), dout(dout_.bits), o(out.o.bits), dqkv(out.dqkv.bits);
+    const OnGpu<float> lse(out.lse);
+    const OnGpu<int32_t> bounds(bounds_), positions(positions_);
+    const auto rows = [](const OnGpu<uint16_t>& x, const Matrix& m, int64_t first) {
+      return kernels::HeadRows{reinterpret_cast<__nv_bfloat16*>(x.data() + first), m.stride};
+    };
+    SoftmaxProblem p{.tokens = static_cast<int>(config_.tokens()),
+                     .heads = config_.heads,
+                     .head_dim = static_cast<int>(config_.head_dim),
+                     .scale = scale(),
+                     .window = static_cast<int>(config_.window),
+                     .cu_seqlens = bounds.data(),
+                     .positions = positions.data(),
+                     .sequences = static_cast<int>(config_.documents.size()),
+                     .max_seqlen = longest(),
+                     .q = rows(qkv, qkv_, 0),
+                     .k = rows(qkv, qkv_, width),
+                     .v = rows(qkv, qkv_, 2 * width),
+                     .o = rows(o, out.o, 0),
+                     .lse = lse.data(),
+                     .dout = rows(dout, dout_, 0),
+                     .dq = rows(dqkv, out.dqkv, 0),
+                     .dk = rows(dqkv, out.dqkv, width),
+                     .dv = rows(dqkv, out.dqkv, 2 * width)};
+    SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());  // run() may use another stream
+    run(p);
+    SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
+    out.o.bits = o.values();
+    out.dqkv.bits = dqkv.values();
+    out.lse = lse.values();
+    return out;
+  }
+
+  void expect_close(const Outputs& out, const std::string& text) {
+    const oracle::Result& want = expected();
+    const int64_t width = config_.width();
+    const std::vector<double> lse(out.lse.begin(), out.lse.end());
+    EXPECT_LE(relative_error(out.o.part(0, width), want.o), 4e-3) << "o, " << text;
+    EXPECT_LE(relative_error(lse, want.row), 1e-5) << "lse, " << text;
+    EXPECT_LE(relative_error(out.dqkv.part(0, width), want.dq), 8e-3) << "dq, " << text;
+    EXPECT_LE(relative_error(out.dqkv.part(width, width), want.dk), 8e-3) << "dk, " << text;
+    EXPECT_LE(relative_error(out.dqkv.part(2 * width, width), want.dv), 8e-3) << "dv, " << text;
+    EXPECT_TRUE(out.o.gaps_intact() && out.dqkv.gaps_intact()) << text;
+  }
+
+ private:
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(config_.head_dim)); }
+  int longest() const {
+    return *std::max_element(config_.documents.begin(), config_.documents.end());
+  }
+  oracle::Problem problem_of_oracle() const {
+    const int64_t width = config_.width();
+    oracle::Problem p;
+    p.tokens = config_.tokens();
+    p.heads = config_.heads;
+    p.head_dim = config_.head_dim;
+    p.bounds = bounds_;
+    p.scale = scale();
+    p.window = config_.window;
+    p.q = qkv_.part(0, width);
+    p.k = qkv_.part(width, width);
+    p.v = qkv_.part(2 * width, width);
+    return p;
+  }
+  // Makes the largest |logit| of a pair in one document the case's peak.
+  void scale_logits() {
+    const oracle::Problem p = problem_of_oracle();
+    double largest = 0;
+    for (size_t n = 0; n + 1 < bounds_.size(); ++n) {
+      for (int64_t j = bounds_[n]; j < bounds_[n + 1]; ++j) {
+        for (int64_t i = bounds_[n]; i <= j; ++i) {
+          for (int64_t h = 0; h < p.heads; ++h) {
+            largest = std::max(largest, std::abs(p.scale * oracle::dot(p, p.q, oracle::at(p, j, h),
+                                                                       p.k, oracle::at(p, i, h))));
+          }
+        }
+      }
+    }
+    for (int64_t t = 0; t < config_.tokens(); ++t) {
+      for (int64_t c = 0; c < config_.width(); ++c) {
+        qkv_.at(t, c) = to_bf16(from_bf16(qkv_.at(t, c)) * config_.peak / largest);
+      }
+    }
+  }
+
+  GpuCase config_;
+  Matrix qkv_, dout_;
+  std::vector<int32_t> bounds_ = {0}, positions_;
+  std::unique_ptr<oracle::Result> expected_;
+};
+
+// Poisoned.
+OnGpu<std::byte> scratch_of(size_t bytes) {
+  return OnGpu<std::byte>(std::vector<std::byte>(bytes, std::byte{0xff}));
+}
+
+void run_portable(const SoftmaxProblem& p) {
+  const OnGpu<std::byte> scratch =
+      scratch_of(kernels::softmax_backward_scratch_bytes(p.tokens, p.heads));
+  SBTRAIN_CUDA_CHECK(kernels::softmax_forward(nullptr, p));
+  SBTRAIN_CUDA_CHECK(kernels::softmax_backward(nullptr, p, scratch.data()));
+  SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+// The scratch is what the plans want; the upper bounds that memory is planned by must cover it.
+void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministic) {
+  const size_t forward = cudnn.forward_bytes(p), backward = cudnn.backward_bytes(p);
+  const OnGpu<std::byte> scratch = scratch_of(std::max<size_t>({forward, backward, 256}));
+  const CudnnAttention::Workspace workspace{scratch.data(), std::max(forward, backward)};
+  ASSERT_EQ(cudnn.forward(nullptr, p, workspace), "");
+  ASSERT_EQ(cudnn.backward(nullptr, p, workspace), "");
+  SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
+
+  const int64_t batch = kernels::cudnn_batch(p.sequences);
+  const size_t own =
+      kernels::cudnn_statistics_bytes(p.tokens, p.heads) + kernels::cudnn_index_bytes(batch);
+  const size_t forward_bound = own + kernels::cudnn_forward_workspace_bytes(batch);
+  const size_t backward_bound =
+      own + kernels::cudnn_backward_workspace_bytes(p.tokens, p.heads, batch, p.max_seqlen,
+                                                    p.dq.stride, deterministic);
+  std::printf(
+      "cuDNN scratch, T %d H %d d %d B %d S %d window %d %s: forward %zu (bound %zu), "
+      "backward %zu (bound %zu), of which ours %zu\n",
+      p.tokens, p.heads, p.head_dim, static_cast<int>(batch), p.max_seqlen, p.window,
+      deterministic ? "deterministic" : "any order", forward, forward_bound, backward,
+      backward_bound, own);
+  EXPECT_LE(forward, forward_bound);
+  EXPECT_LE(backward, backward_bound);
+}
+
+class GpuSoftmax : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (!cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
+  }
+
+  // Every case, twice; equal bits where the order of summation is fixed.
+  void check(Path path, const std::vector<GpuCase>& cases) {
+    std::unique_ptr<CudnnAttention> cudnn;
+    const bool deterministic = path != Path::kCudnnAnyOrder;
+    if (path != Path::kPortable) {
+      std::string why;
+      cudnn = CudnnAttention::open({.deterministic = deterministic}, &why);
+      if (!cudnn) GTEST_SKIP() << why;
+      std::printf("cuDNN %s\n", cudnn->version().c_str());
+    }
+    const auto run = [&](const SoftmaxProblem& p) {
+      cudnn ? run_cudnn(*cudnn, p, deterministic) : run_portable(p);
+    };
+    for (const GpuCase& c : cases) {
+      const std::string text = std::string(name_of(path)) + ", " + c.describe();
+      SoftmaxCase x(c);
+      const Outputs first = x.compute(run);
+      x.expect_close(first, text);
+      const Outputs again = x.compute(run);
+      EXPECT_EQ(first.o.bits, again.o.bits) << text;
+      EXPECT_EQ(first.lse, again.lse) << text;
+      if (deterministic) {
+        EXPECT_EQ(first.dqkv.bits, again.dqkv.bits) << text;
+      }
+    }
+  }
+};
+
+std::vector<GpuCase> cases_of(const std::vector<int64_t>& head_dims) {
+  std::vector<GpuCase> cases;
+  for (const int64_t d : head_dims) {
+    for (const int64_t window : {0, 100}) {
+      cases.push_back({.documents = kMixed, .head_dim = d, .window = window});
+      cases.push_back({.documents = kLong, .heads = 1, .head_dim = d, .window = window});
+    }
+    cases.push_back({.documents = kMixed, .head_dim = d, .peak = 100});
+  }
+  cases.push_back({.documents = {1}});
+  cases.push_back({.documents = {64}, .window = 1});
+  cases.push_back({.documents = std::vector<int32_t>(300, 3)});
+  return cases;
+}
+
+TEST_F(GpuSoftmax, Portable) {
+  check(Path::kPortable, cases_of({32, 48, 64, 128}));
+}
+
+// One document of one token is more than cuDNN's backward pass can do.
+std::vector<GpuCase> cudnn_cases() {
+  std::vector<GpuCase> cases = cases_of({32, 64, 128});
+  std::erase_if(cases, [](const GpuCase& c) { return c.tokens() == 1; });
+  return cases;
+}
+TEST_F(GpuSoftmax, Cudnn) {
+  check(Path::kCudnn, cudnn_cases());
+}
+TEST_F(GpuSoftmax, CudnnAnyOrder) {
+  check(Path::kCudnnAnyOrder, cudnn_cases());
+}
+
+// The passes may be done by different implementations: lse means the same to both.
+TEST_F(GpuSoftmax, PathsMix) {
+  std::string why;
+  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open({}, &why);
+  if (!cudnn) GTEST_SKIP() << why;
+  SoftmaxCase x({.documents = kMixed});
+  const auto run = [&](const SoftmaxProblem& p, bool cudnn_first) {
+    const size_t bytes = std::max({cudnn->forward_bytes(p), cudnn->backward_bytes(p),
+                                   kernels::softmax_backward_scratch_bytes(p.tokens, p.heads)});
+    const OnGpu<std::byte> scratch = scratch_of(bytes);
+    if (cudnn_first) {
+      ASSERT_EQ(cudnn->forward(nullptr, p, {scratch.data(), bytes}), "");
+      SBTRAIN_CUDA_CHECK(kernels::softmax_backward(nullptr, p, scratch.data()));
+    } else {
+      SBTRAIN_CUDA_CHECK(kernels::softmax_forward(nullptr, p));
+      ASSERT_EQ(cudnn->backward(nullptr, p, {scratch.data(), bytes}), "");
+    }
+    SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
+  };
+  for (const bool cudnn_first : {false, true}) {
+    x.expect_close(x.compute([&](const SoftmaxProblem& p) { run(p, cudnn_first); }),
+                   cudnn_first ? "cuDNN, then portable" : "portable, then cuDNN");
+  }
+}
+
+// Too little scratch is a reason to leave it to others, not an error.
+TEST_F(GpuSoftmax, CudnnSaysWhatItLacks) {
+  std::string why;
+  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open({}, &why);
+  if (!cudnn) GTEST_SKIP() << why;
+  const SoftmaxCase x({.documents = kMixed});
+  x.compute([&](const SoftmaxProblem& p) {
+    EXPECT_NE(cudnn->forward(nullptr, p, {}), "");
+    EXPECT_NE(cudnn->backward(nullptr, p, {}), "");
+  });
+}
+
+// What ops.h calls: chooses by itself, with the scratch that it plans.
+TEST_F(GpuSoftmax, Op) {
+  Memory memory(Backend::kCuda);
+  Stream stream(memory);
+  for (const int64_t window : {0, 100}) {
+    const GpuCase c{.documents = kMixed, .window = window};
+    SoftmaxCase x(c);
+    const Outputs out = x.compute([&](const SoftmaxProblem& p) {
+      const auto tensor = [&](const kernels::HeadRows& rows) {
+        Tensor t(rows.data, DType::kBF16, {c.tokens(), c.width()});
+        t.row_stride = rows.stride;
+        return t;
+      };
+      const auto indices = [](const int32_t* data, int64_t count) {
+        return Tensor(const_cast<int32_t*>(data), DType::kI32, {count});
+      };
+      const Sequences sequences{.cu_seqlens = indices(p.cu_seqlens, p.sequences + 1),
+                                .positions_T = indices(p.positions, p.tokens),
+                                .count = p.sequences,
+                                .max_seqlen = p.max_seqlen};
+      const ops::SoftmaxParams params{.heads = p.heads, .scale = p.scale, .window = p.window};
+      const Tensor lse(p.lse, DType::kF32, {p.heads, p.tokens});
+      ops::cuda::softmax_forward(stream,
+                                 {.o_THd = tensor(p.o),
+                                  .lse_HT = lse,
+                                  .q_THd = tensor(p.q),
+                                  .k_THd = tensor(p.k),
+                                  .v_THd = tensor(p.v)},
+                                 sequences, params);
+      ops::cuda::softmax_backward(stream,
+                                  {.dq_THd = tensor(p.dq),
+                                   .dk_THd = tensor(p.dk),
+                                   .dv_THd = tensor(p.dv),
+                                   .do_THd = tensor(p.dout),
+                                   .o_THd = tensor(p.o),
+                                   .lse_HT = lse,
+                                   .q_THd = tensor(p.q),
+                                   .k_THd = tensor(p.k),
+                                   .v_THd = tensor(p.v)},
+                                  sequences, params);
+    });
+    x.expect_close(out, "op, " + c.describe());
+  }
+}
+
+// ---- Speed --------------------------------------------------------------------------------------
+
+// Mean seconds of run(), after a warm-up.
+template <typename Run>
+double seconds(Run&& run) {
+  constexpr int kRepeats = 20;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  SBTRAIN_CUDA_CHECK(cudaEventCreate(&begin));
+  SBTRAIN_CUDA_CHECK(cudaEventCreate(&end));
+  for (int i = 0; i < 3; ++i) run();
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(begin, nullptr));
+  for (int i = 0; i < kRepeats; ++i) run();
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(end, nullptr));
+  SBTRAIN_CUDA_CHECK(cudaEventSynchronize(end));
+  float milliseconds = 0;
+  SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  return 1e-3 * milliseconds / kRepeats;
+}
+
+TEST_F(GpuSoftmax, DISABLED_Speed) {
+  std::printf("TFLOP/s of the causal half; backward counted as 2.5 forward\n");
+  for (const int64_t d : {64, 128}) {
+    for (const int32_t length : {1024, 4096, 16384}) {
+      const GpuCase c{
+          .documents = std::vector<int32_t>(static_cast<size_t>(16384 / length), length),
+          .heads = static_cast<int>(1024 / d),
+          .head_dim = d};
+      const double work = 2.0 * static_cast<double>(c.tokens()) * length * 1024;  // 4 T L D / 2
+      for (const Path path : {Path::kPortable, Path::kCudnn, Path::kCudnnAnyOrder}) {
+        std::unique_ptr<CudnnAttention> cudnn;
+        if (path != Path::kPortable) {
+          std::string why;
+          cudnn = CudnnAttention::open({.deterministic = path == Path::kCudnn}, &why);
+          if (!cudnn) continue;
+        }
+        SoftmaxCase(c).compute([&](const SoftmaxProblem& p) {
+          size_t bytes = kernels::softmax_backward_scratch_bytes(p.tokens, p.heads);
+          if (cudnn) bytes = std::max({bytes, cudnn->forward_bytes(p), cudnn->backward_bytes(p)});
+          const OnGpu<std::byte> scratch = scratch_of(bytes);
+          const auto forward = [&] {
+            if (cudnn) {
+              EXPECT_EQ(cudnn->forward(nullptr, p, {scratch.data(), bytes}), "");
+              return;
+            }
+            SBTRAIN_CUDA_CHECK(kernels::softmax_forward(nullptr, p));
+          };
+          const auto backward = [&] {
+            if (cudnn) {
+              EXPECT_EQ(cudnn->backward(nullptr, p, {scratch.data(), bytes}), "");
+              return;
+            }
+            SBTRAIN_CUDA_CHECK(kernels::softmax_backward(nullptr, p, scratch.data()));
+          };
+          const double there = seconds(forward), back = seconds(backward);
+          std::printf("d %3d  L %5d  %-16s  forward %7.1f  backward %7.1f  scratch %7.1f MiB\n",
+                      static_cast<int>(d), length, name_of(path), work / there / 1e12,
+                      2.5 * work / back / 1e12, static_cast<double>(bytes) / (1 << 20));
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain::test

@@ -1,0 +1,235 @@
+// Stick-breaking attention on the GPU against the fp64 oracle, with every option.
+#include "support/gpu.h"
+#include "unit/attention/cases.h"
+
+namespace sbtrain::test {
+namespace {
+
+using GpuStickBreaking = GpuTest;
+
+struct Outputs {
+  std::vector<double> o, rem, stop, dqkv, dgate, dbias;
+  std::vector<uint8_t> bits{};  // of all of them
+};
+
+// Columns [part * width, ...) of a [T, 3 * width] matrix.
+std::vector<double> columns(const std::vector<double>& all, int64_t width, int64_t part) {
+  std::vector<double> out;
+  for (size_t row = 0; row < all.size(); row += static_cast<size_t>(3 * width)) {
+    const auto begin = all.begin() + static_cast<int64_t>(row) + part * width;
+    out.insert(out.end(), begin, begin + width);
+  }
+  return out;
+}
+
+Owned positions_of(const Case& c) {
+  std::vector<int32_t> positions;
+  for (const int32_t length : c.documents) {
+    for (int32_t i = 0; i < length; ++i) positions.push_back(i);
+  }
+  return integers(positions);
+}
+
+// Inputs that bf16 can hold, and what the GPU makes of them.
+struct GpuAttention : Attention {
+  explicit GpuAttention(const Case& c) : Attention(c) {
+    for (Owned* x : {&qkv, &dout, &gate, &bias}) round_to_bf16(*x);
+  }
+
+  Outputs run() const {
+    GpuStream gpu;
+    const Case& c = config;
+    const int64_t T = c.tokens();
+    const OnGpu x(gpu, qkv, DType::kBF16, 8);
+    const OnGpu g(gpu, gate, DType::kBF16);
+    const OnGpu r(gpu, bias, DType::kBF16);
+    const OnGpu d(gpu, dout, DType::kBF16, 16);
+    const OnGpu cu(gpu, bounds, DType::kI32);
+    const OnGpu positions(gpu, positions_of(c), DType::kI32);
+    const OnGpu out(gpu, DType::kBF16, {T, c.width()}, 8);
+    const OnGpu log2_left(gpu, DType::kF32, {c.heads, T});
+    const OnGpu stops(gpu, DType::kI32, {c.heads, T});
+    const OnGpu dx(gpu, DType::kBF16, {T, 3 * c.width()}, 8);
+    const OnGpu dg(gpu, DType::kBF16, {T, c.heads});
+    const OnGpu dr(gpu, constant({c.heads, c.head_dim}, 0.5), DType::kF32);
+    Sequences s = sequences();
+    s.cu_seqlens = cu;
+    s.positions_T = positions;
+    const auto part = [&](const OnGpu& all, int64_t n) {
+      return all.tensor().col_range(n * c.width(), c.width());
+    };
+    const Tensor gates = c.gated ? g.tensor() : Tensor();
+    ops::stickbreaking_forward(gpu,
+                               {.o_THd = out,
+                                .log2_rem_HT = log2_left,
+                                .stop_HT = stops,
+                                .q_THd = part(x, 0),
+                                .k_THd = part(x, 1),
+                                .v_THd = part(x, 2),
+                                .gate_TH = gates,
+                                .remainder_bias_Hd = r},
+                               s, stickbreaking_params());
+    ops::stickbreaking_backward(gpu,
+                                {.dq_THd = part(dx, 0),
+                                 .dk_THd = part(dx, 1),
+                                 .dv_THd = part(dx, 2),
+                                 .dgate_TH = dg,
+                                 .dremainder_bias_Hd = dr,
+                                 .do_THd = d,
+                                 .log2_rem_HT = log2_left,
+                                 .stop_HT = stops,
+                                 .q_THd = part(x, 0),
+                                 .k_THd = part(x, 1),
+                                 .v_THd = part(x, 2),
+                                 .gate_TH = gates,
+                                 .remainder_bias_Hd = r},
+                                s, stickbreaking_params());
+    Outputs result{.o = out.values(),
+                   .rem = log2_left.values(),
+                   .stop = stops.values(),
+                   .dqkv = dx.values(),
+                   .dgate = dg.values(),
+                   .dbias = dr.values()};
+    for (double& rem : result.rem) rem = std::exp2(rem);
+    for (double& b : result.dbias) b -= 0.5;
+    for (const OnGpu* t : {&out, &log2_left, &stops, &dx}) {
+      const std::vector<uint8_t> bytes = t->raw();
+      result.bits.insert(result.bits.end(), bytes.begin(), bytes.end());
+    }
+    EXPECT_TRUE(out.gaps_intact() && dx.gaps_intact()) << c.describe();
+    return result;
+  }
+};
+
+void expect_within_bounds(const GpuAttention& x, const Outputs& got) {
+  const Case& c = x.config;
+  oracle::Problem p = x.problem();
+  if (c.skip_epsilon > 0) {
+    for (const double stop : got.stop) p.first_key.push_back(static_cast<int32_t>(stop));
+  }
+  const oracle::Result want = oracle::stickbreaking(p);
+  const std::string text = c.describe() + ", d " + std::to_string(c.head_dim);
+  EXPECT_LE(relative_error(got.o, want.o), 4e-3) << "o, " << text;
+  EXPECT_LE(relative_error(got.rem, want.row), 4e-3) << "rem, " << text;
+  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 0), want.dq), 8e-3) << "dq, " << text;
+  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 1), want.dk), 8e-3) << "dk, " << text;
+  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 2), want.dv), 8e-3) << "dv, " << text;
+  if (c.gated) {
+    EXPECT_LE(relative_error(got.dgate, want.dgate), 8e-3) << "dgate, " << text;
+  }
+  if (c.remainder == ops::Remainder::kBias) {
+    EXPECT_LE(relative_error(got.dbias, want.dbias), 8e-3) << "dbias, " << text;
+  }
+}
+
+void check(const Case& c) {
+  const GpuAttention x(c);
+  const Outputs got = x.run();
+  expect_within_bounds(x, got);
+  EXPECT_EQ(got.bits, x.run().bits) << c.describe();
+}
+
+TEST_F(GpuStickBreaking, EveryOption) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (const Case& c : stickbreaking_options({.documents = {1, 2, 127, 128, 129, 70, 1},
+                         .heads = 3,
+                         .head_dim = 32,
+                         .inputs = inputs})) {
+      check(c);
+    }
+  }
+}
+
+TEST_F(GpuStickBreaking, EveryHeadDimension) {
+  for (const int64_t d : {8, 16, 32, 40, 64, 96, 128}) {
+    for (const bool gated : {false, true}) {
+      check({.documents = {1, 2, 127, 128, 129, 500}, .heads = 2, .head_dim = d, .gated = gated});
+    }
+  }
+}
+
+// Every length up to a tile and some behind it, in one pack and alone.
+TEST_F(GpuStickBreaking, EveryLength) {
+  Case c{.documents = {}, .heads = 1, .head_dim = 64};
+  for (int32_t length = 1; length <= 64; ++length) c.documents.push_back(length);
+  check(c);
+  for (const int32_t length : {1, 2, 3, 63, 64, 65, 127, 128, 129, 191}) {
+    check({.documents = {length}, .heads = 1, .head_dim = 64});
+  }
+}
+
+TEST_F(GpuStickBreaking, LongDocuments) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (const int64_t d : {32, 64, 128}) {
+      check({.documents = {5, 2048, 33, 4096}, .heads = 1, .head_dim = d, .inputs = inputs});
+    }
+    check({.documents = {16384}, .heads = 1, .head_dim = 64, .inputs = inputs});
+  }
+}
+
+TEST_F(GpuStickBreaking, ManyHeadsGoThroughTheWorkspaceInGroups) {
+  // 8192 tokens, 130 blocks: 8.5 MB a head, more than 256 MiB in all.
+  GpuStream gpu;
+  check({.documents = {8000, 192}, .heads = 40, .head_dim = 8});
+}
+
+TEST_F(GpuStickBreaking, SkippingIsExactForWhatIsRead) {
+  for (const int64_t d : {32, 64, 128}) {
+    for (const bool gated : {false, true}) {
+      Case c{.documents = {700, 1, 1500}, .heads = 2, .head_dim = d, .gated = gated};
+      c.skip_epsilon = 0x1p-24f;
+      const GpuAttention x(c);
+      const Outputs got = x.run();
+      expect_within_bounds(x, got);
+      EXPECT_GT(*std::max_element(got.stop.begin(), got.stop.end()), 0) << c.describe();
+      Case all = c;
+      all.skip_epsilon = 0;
+      EXPECT_LE(relative_error(got.o, GpuAttention(all).run().o), 1e-3) << c.describe();
+    }
+  }
+}
+
+// Logits of +-100 and more, in which every stick is used up or none is: finite, and right where
+// fp32 can be.
+TEST_F(GpuStickBreaking, ExtremeLogits) {
+  for (const double scale : {-10.0, 100.0, -100.0, 1e4}) {
+    for (const bool gated : {false, true}) {
+      Case c{.documents = {300, 77}, .heads = 2, .head_dim = 32, .gated = gated};
+      c.scale = static_cast<float>(scale);
+      const GpuAttention x(c);
+      const Outputs got = x.run();
+      for (const auto* values : {&got.o, &got.rem, &got.dqkv}) {
+        for (const double value : *values) ASSERT_TRUE(std::isfinite(value)) << c.describe();
+      }
+      EXPECT_LE(relative_error(got.o, oracle::stickbreaking(x.problem()).o), 4e-3) << scale;
+    }
+  }
+}
+
+// Large finite numbers in the neighbours' documents change nothing.
+TEST_F(GpuStickBreaking, NothingLeaksBetweenDocuments) {
+  const Case c{.documents = {100, 60, 200}, .heads = 2, .head_dim = 64};
+  GpuAttention clean(c), poisoned(c);
+  for (int64_t t = 0; t < c.tokens(); ++t) {
+    if (t >= 100 && t < 160) continue;
+    for (int64_t i = 0; i < 3 * c.width(); ++i) poisoned.qkv.at(t, i) = (i % 2 ? -1e18f : 1e18f);
+    for (int64_t i = 0; i < c.width(); ++i) poisoned.dout.at(t, i) = 1e18f;
+  }
+  round_to_bf16(poisoned.qkv);
+  round_to_bf16(poisoned.dout);
+  const Outputs a = clean.run();
+  const Outputs b = poisoned.run();
+  for (int64_t t = 100; t < 160; ++t) {
+    for (int64_t i = 0; i < c.width(); ++i) {
+      const auto at = static_cast<size_t>(t * c.width() + i);
+      ASSERT_EQ(a.o[at], b.o[at]) << t;
+    }
+    for (int64_t i = 0; i < 3 * c.width(); ++i) {
+      const auto at = static_cast<size_t>(t * 3 * c.width() + i);
+      ASSERT_EQ(a.dqkv[at], b.dqkv[at]) << t;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain::test
