@@ -183,7 +183,8 @@ TEST_F(SystemTest, TrainsValidatesAndSaves) {
   EXPECT_NEAR(nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>(),
               loss_at(history, 60, "validation/loss"), 1e-5);
 
-  ASSERT_EQ(run({"generate", "--checkpoint", path("run"), "--prompt", "The", "--max-tokens", "20"}),
+  ASSERT_EQ(run({"generate", "--checkpoint", path("run"), "--device", "cpu", "--prompt", "The",
+                 "--max-tokens", "20"}),
             0)
       << output_;
   EXPECT_EQ(output_.rfind("The", 0), 0U);
@@ -203,7 +204,8 @@ TEST_F(SystemTest, OtherLayoutsTrain) {
     const std::vector<std::string> history = records(name);
     EXPECT_LT(loss_at(history, 60, "validation/loss"),
               0.9 * loss_at(history, 0, "validation/loss"));
-    ASSERT_EQ(run({"generate", "--checkpoint", path(name), "--prompt", "The", "--max-tokens", "9"}),
+    ASSERT_EQ(run({"generate", "--checkpoint", path(name), "--device", "cpu", "--prompt", "The",
+                   "--max-tokens", "9"}),
               0)
         << output_;
     EXPECT_EQ(output_.rfind("The", 0), 0U);
