@@ -39,8 +39,9 @@ inline Buffer softmax_forward_scratch(const Stream& s, int64_t tokens, int64_t h
 }
 inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, int64_t heads,
                                        int64_t max_seqlen) {
-  const int64_t group = kernels::cudnn_backward_heads(dq_THd.rows(), heads, max_seqlen,
-                                                      dq_THd.row_stride, kDeterministicSoftmax);
+  const int64_t group =
+      kernels::cudnn_backward_heads(dq_THd.rows(), heads, dq_THd.cols() / heads, max_seqlen,
+                                    dq_THd.row_stride, kDeterministicSoftmax);
   const size_t cudnn =
       group == 0 ? 0
                  : kernels::cudnn_backward_scratch_bytes(dq_THd.rows(), group, max_seqlen,
