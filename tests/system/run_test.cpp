@@ -30,13 +30,14 @@ TEST_F(SystemTest, TrainsValidatesAndSaves) {
   EXPECT_NE(output_.find("complete"), std::string::npos) << output_;
 
   ASSERT_EQ(run({"eval", "--checkpoint", path("run"), "--data", path("b.h5"), "--tokens", "512",
-                 "--json"}),
+                 "--json", "--device", "cpu"}),
             0)
       << output_;
   EXPECT_NEAR(nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>(),
               loss_at(history, 60, "validation/loss"), 1e-5);
 
-  ASSERT_EQ(run({"generate", "--checkpoint", path("run"), "--prompt", "The", "--max-tokens", "20"}),
+  ASSERT_EQ(run({"generate", "--checkpoint", path("run"), "--prompt", "The", "--max-tokens", "20",
+                 "--device", "cpu"}),
             0)
       << output_;
   EXPECT_EQ(output_.rfind("The", 0), 0U);
