@@ -19,30 +19,14 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kKeys = kStickKeys;
 
-#ifndef SB_F
-#define SB_F (kD == 128 ? 1 : 2)
-#endif
-#ifndef SB_Q
-#define SB_Q (kD == 128 ? 1 : 2)
-#endif
-#ifndef SB_QB
-#define SB_QB 2
-#endif
-#ifndef SB_FB
-#define SB_FB 2
-#endif
-#ifndef SB_K
-#define SB_K (kD == 128 ? 1 : 2)
-#endif
-#ifndef SB_KB
-#define SB_KB 2
-#endif
 enum class Pass { kForward, kQuery, kKey };
 template <int kHeadDim, Pass kPass>
 struct Shape {
   static constexpr int kD = kHeadDim;
-  // of 16 queries, each warp
-  static constexpr int kRowBlocks = kPass == Pass::kForward ? SB_F : kPass == Pass::kQuery ? SB_Q : SB_K;
+  // Of 16 queries, each warp. Two halve the reads of the other operand, but the backward passes
+  // are bound by latency: there more warps count for more.
+  static constexpr int kRowBlocks = kPass == Pass::kForward && kD <= 64 ? 2 : 1;
+  static constexpr int kBlocks = kPass == Pass::kForward || kD > 64 ? 2 : 3;  // on an SM
   static constexpr int kWarpRows = 16 * kRowBlocks;
   static constexpr int kQueries = kWarpRows * kWarps;
 };
@@ -159,7 +143,8 @@ __device__ __forceinline__ void add_remainder(Accumulator<kRowBlocks, kD / 8>& o
 }
 
 template <int kD, bool kGated>
-__global__ void __launch_bounds__(kThreads, SB_FB) forward_kernel(const StickBreakingProblem p) {
+__global__ void __launch_bounds__(kThreads, Shape<kD, Pass::kForward>::kBlocks)
+    forward_kernel(const StickBreakingProblem p) {
   constexpr int kRowBlocks = Shape<kD, Pass::kForward>::kRowBlocks;
   constexpr int kQueries = Shape<kD, Pass::kForward>::kQueries;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -186,7 +171,8 @@ __global__ void __launch_bounds__(kThreads, SB_FB) forward_kernel(const StickBre
   load_rows<kQueries, kD>(q_tile, head, p.q, tile);
   int block = (end - 1) / kKeys * kKeys;
   load_block(block, 0);
-  TileRows<kRowBlocks, kD, (kD <= 64)> queries(q_tile, thread() / 32 * Shape<kD, Pass::kForward>::kWarpRows);
+  TileRows<kRowBlocks, kD, (kD <= 64)> queries(
+      q_tile, thread() / 32 * Shape<kD, Pass::kForward>::kWarpRows);
   Sticks<kRowBlocks, kGated> sticks;
   Accumulator<kRowBlocks, kD / 8> o;
   o.clear();
@@ -275,7 +261,7 @@ constexpr int query_shared_bytes() {
 
 // Phase 1: dq, and the states from which phase 2 starts.
 template <int kD, bool kGated>
-__global__ void __launch_bounds__(kThreads, SB_QB)
+__global__ void __launch_bounds__(kThreads, Shape<kD, Pass::kQuery>::kBlocks)
     query_gradient_kernel(const StickBreakingProblem p, int first_head) {
   constexpr int kRowBlocks = Shape<kD, Pass::kQuery>::kRowBlocks;
   constexpr int kQueries = Shape<kD, Pass::kQuery>::kQueries;
@@ -432,7 +418,7 @@ constexpr int key_shared_bytes(int stages, bool gated) {
 
 // Phase 2: dk, dv and the gate's gradient.
 template <int kD, bool kGated, int kStages>
-__global__ void __launch_bounds__(kThreads, SB_KB)
+__global__ void __launch_bounds__(kThreads, Shape<kD, Pass::kKey>::kBlocks)
     key_gradient_kernel(const StickBreakingProblem p, int first_head) {
   constexpr int kRowBlocks = Shape<kD, Pass::kKey>::kRowBlocks;
   constexpr int kQueries = Shape<kD, Pass::kKey>::kQueries;
@@ -456,7 +442,8 @@ __global__ void __launch_bounds__(kThreads, SB_KB)
   // The first tile from `tile` on with a row that sees some key of the block.
   const auto next_tile = [&](int tile) {
     for (; tile < end; tile += kQueries) {
-      for (int row = tile; row < min(tile + kQueries, end); row += Shape<kD, Pass::kKey>::kWarpRows) {
+      for (int row = tile; row < min(tile + kQueries, end);
+           row += Shape<kD, Pass::kKey>::kWarpRows) {
         if (Seen::begin(head, row) < block + kKeys) return tile;
       }
     }
@@ -594,7 +581,8 @@ unsigned tiles_of(int tokens, int rows) {
 
 template <int kD, bool kGated>
 cudaError_t forward(cudaStream_t stream, const StickBreakingProblem& p) {
-  const dim3 grid(tiles_of(p.tokens, Shape<kD, Pass::kForward>::kQueries), static_cast<unsigned>(p.heads));
+  const dim3 grid(tiles_of(p.tokens, Shape<kD, Pass::kForward>::kQueries),
+                  static_cast<unsigned>(p.heads));
   return launch(forward_kernel<kD, kGated>, grid, forward_shared_bytes<kD>(), stream, p);
 }
 
@@ -611,14 +599,14 @@ cudaError_t backward(cudaStream_t stream, const StickBreakingProblem& p) {
     const auto heads = static_cast<unsigned>(
         p.heads - head < p.workspace_heads ? p.heads - head : p.workspace_heads);
     error = launch(query_gradient_kernel<kD, kGated>,
-                   dim3(tiles_of(p.tokens, Shape<kD, Pass::kQuery>::kQueries), heads), query_shared_bytes<kD>(),
-                   stream, p, head);
+                   dim3(tiles_of(p.tokens, Shape<kD, Pass::kQuery>::kQueries), heads),
+                   query_shared_bytes<kD>(), stream, p, head);
     if (error != cudaSuccess) return error;
     const dim3 grid(tiles_of(p.tokens, kKeys), heads);
-    error = stages == 2 ? launch(key_gradient_kernel<kD, kGated, 2>, grid, key_shared_bytes<kD>(2, kGated),
-                                 stream, p, head)
-                        : launch(key_gradient_kernel<kD, kGated, 1>, grid, key_shared_bytes<kD>(1, kGated),
-                                 stream, p, head);
+    error = stages == 2 ? launch(key_gradient_kernel<kD, kGated, 2>, grid,
+                                 key_shared_bytes<kD>(2, kGated), stream, p, head)
+                        : launch(key_gradient_kernel<kD, kGated, 1>, grid,
+                                 key_shared_bytes<kD>(1, kGated), stream, p, head);
     if (error != cudaSuccess) return error;
   }
   if (p.remainder != StickRemainder::kBias) return cudaSuccess;

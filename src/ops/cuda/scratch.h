@@ -17,7 +17,7 @@ struct StickBreakingWorkspace {
 };
 inline StickBreakingWorkspace stickbreaking_workspace(int64_t tokens, int64_t heads,
                                                       int64_t max_seqlen) {
-  constexpr int64_t kBudget = int64_t{256} << 20;  // bytes
+  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
   StickBreakingWorkspace w;
   w.blocks = (max_seqlen + 126) / 64 + 2;
   const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, tokens * w.blocks * 8));
