@@ -72,6 +72,7 @@ __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int 
   const int cols = static_cast<int>(p.cols);
   const Row<S> x(p.x + row * p.x_stride, cols, lane);
   const Row<S> dy(p.dy + row * p.dy_stride, cols, lane);
+  const Row<S> before(p.dx + row * p.dx_stride, cols, lane);  // on its way while the row is summed
   float sums[2] = {};
   S::for_each_pack(cols, lane, [&](int k, int col) {
     const auto v = x.floats(k);
@@ -90,21 +91,20 @@ __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int 
     const auto v = x.floats(k);
     const auto g = dy.floats(k);
     const auto w = load_floats<S::kWidth>(p.w + col);
-    bf16* dx_data = p.dx + row * p.dx_stride + col;
-    auto dx = load_floats<S::kWidth>(dx_data);
+    auto dx = before.floats(k);
 #pragma unroll
     for (int i = 0; i < S::kWidth; ++i) {
       const float normed = v[i] * r;
       dw[k][i] += g[i] * normed;
       dx[i] += r * (g[i] * w[i] - normed * mean);
     }
-    store_floats(dx_data, dx);
+    store_floats(p.dx + row * p.dx_stride + col, dx);
   });
 }
 
-// Few enough that two blocks of an SM hold x, dy and the sums of dw in registers.
+// Few enough that two blocks of an SM hold x, dy, dx and the sums of dw in registers.
 template <typename S>
-inline constexpr int kBackwardThreads = S::kLanes == 32 ? 192 : S::kThreads;
+inline constexpr int kBackwardThreads = S::kLanes == 32 ? 128 : S::kThreads;
 
 // Block `part` sums dw over its rows.
 template <typename S>

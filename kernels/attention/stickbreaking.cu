@@ -19,10 +19,14 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kKeys = kStickKeys;
 
-template <int kHeadDim>
+enum class Pass { kForward, kQuery, kKey };
+template <int kHeadDim, Pass kPass>
 struct Shape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kRowBlocks = kD == 128 ? 1 : 2;  // of 16 queries, each warp
+  // Of 16 queries, each warp. Two halve the reads of the other operand, but the backward passes
+  // are bound by latency: there more warps count for more.
+  static constexpr int kRowBlocks = kPass == Pass::kForward && kD <= 64 ? 2 : 1;
+  static constexpr int kBlocks = kPass == Pass::kForward || kD > 64 ? 2 : 3;  // on an SM
   static constexpr int kWarpRows = 16 * kRowBlocks;
   static constexpr int kQueries = kWarpRows * kWarps;
 };
@@ -124,7 +128,7 @@ __device__ __forceinline__ const __nv_bfloat16* remainder_row(const Head& head, 
 
 template <int kD>
 constexpr int forward_shared_bytes() {
-  return 2 * kD * (Shape<kD>::kQueries + 4 * kKeys) + 2 * kKeys * 4;
+  return 2 * kD * (Shape<kD, Pass::kForward>::kQueries + 4 * kKeys) + 2 * kKeys * 4;
 }
 
 // o_j += rem_j * (v_j or r_h).
@@ -139,9 +143,10 @@ __device__ __forceinline__ void add_remainder(Accumulator<kRowBlocks, kD / 8>& o
 }
 
 template <int kD, bool kGated>
-__global__ void __launch_bounds__(kThreads, 2) forward_kernel(const StickBreakingProblem p) {
-  constexpr int kRowBlocks = Shape<kD>::kRowBlocks;
-  constexpr int kQueries = Shape<kD>::kQueries;
+__global__ void __launch_bounds__(kThreads, Shape<kD, Pass::kForward>::kBlocks)
+    forward_kernel(const StickBreakingProblem p) {
+  constexpr int kRowBlocks = Shape<kD, Pass::kForward>::kRowBlocks;
+  constexpr int kQueries = Shape<kD, Pass::kForward>::kQueries;
   extern __shared__ __align__(128) unsigned char shared[];
   auto* q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
   __nv_bfloat16* k_tiles = q_tile + kQueries * kD;
@@ -151,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const StickBreakin
   const Head head(p, static_cast<int>(blockIdx.y));
   // Later tiles have more keys, as a rule: they start first.
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
-  const int first = tile + thread() / 32 * Shape<kD>::kWarpRows;
+  const int first = tile + thread() / 32 * Shape<kD, Pass::kForward>::kWarpRows;
   const SeenKeys<kRowBlocks, false> seen(head, first);
   const int lowest = SeenKeys<kRowBlocks, false>::begin(head, tile) / kKeys * kKeys;
   const int end = min(tile + kQueries, p.tokens);
@@ -166,7 +171,8 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const StickBreakin
   load_rows<kQueries, kD>(q_tile, head, p.q, tile);
   int block = (end - 1) / kKeys * kKeys;
   load_block(block, 0);
-  TileRows<kRowBlocks, kD, (kD <= 64)> queries(q_tile, thread() / 32 * Shape<kD>::kWarpRows);
+  TileRows<kRowBlocks, kD, (kD <= 64)> queries(
+      q_tile, thread() / 32 * Shape<kD, Pass::kForward>::kWarpRows);
   Sticks<kRowBlocks, kGated> sticks;
   Accumulator<kRowBlocks, kD / 8> o;
   o.clear();
@@ -250,15 +256,15 @@ __device__ __forceinline__ float remainder_gradient(const Head& head, int row) {
 
 template <int kD>
 constexpr int query_shared_bytes() {
-  return 2 * kD * (2 * Shape<kD>::kQueries + 4 * kKeys) + 2 * kKeys * 4;
+  return 2 * kD * (2 * Shape<kD, Pass::kQuery>::kQueries + 4 * kKeys) + 2 * kKeys * 4;
 }
 
 // Phase 1: dq, and the states from which phase 2 starts.
 template <int kD, bool kGated>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, Shape<kD, Pass::kQuery>::kBlocks)
     query_gradient_kernel(const StickBreakingProblem p, int first_head) {
-  constexpr int kRowBlocks = Shape<kD>::kRowBlocks;
-  constexpr int kQueries = Shape<kD>::kQueries;
+  constexpr int kRowBlocks = Shape<kD, Pass::kQuery>::kRowBlocks;
+  constexpr int kQueries = Shape<kD, Pass::kQuery>::kQueries;
   extern __shared__ __align__(128) unsigned char shared[];
   auto* q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
   __nv_bfloat16* dout_tile = q_tile + kQueries * kD;
@@ -268,13 +274,13 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const Head head(p, first_head + static_cast<int>(blockIdx.y));
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
-  const int warp_row = thread() / 32 * Shape<kD>::kWarpRows;
+  const int warp_row = thread() / 32 * Shape<kD, Pass::kQuery>::kWarpRows;
   const int first = tile + warp_row;
   using Seen = SeenKeys<kRowBlocks, true>;
   const Seen seen(head, first);
   const int end = min(tile + kQueries, p.tokens);
   int lowest = INT_MAX;
-  for (int row = tile; row < end; row += Shape<kD>::kWarpRows) {
+  for (int row = tile; row < end; row += Shape<kD, Pass::kQuery>::kWarpRows) {
     lowest = min(lowest, Seen::begin(head, row));
   }
   const float scale_log2 = p.scale * kLog2e;
@@ -358,7 +364,7 @@ __device__ __forceinline__ void add_transposed_product(KeyGradient<kD>& sum,
   const int key = warp / 2 * 32;
   const int col = warp % 2 * (kD / 2);
 #pragma unroll
-  for (int query = 0; query < Shape<kD>::kQueries; query += 16) {
+  for (int query = 0; query < Shape<kD, Pass::kKey>::kQueries; query += 16) {
     uint32_t a[2][4];
     load_a_trans<kKeys>(a[0], tile, query, key);
     load_a_trans<kKeys>(a[1], tile, query, key + 16);
@@ -404,18 +410,18 @@ __device__ __forceinline__ void store_key_gradient(const Head& head, const HeadR
 }
 
 template <int kD>
-constexpr int key_shared_bytes(int stages) {
-  return 2 * (2 * kKeys * kD + 2 * stages * Shape<kD>::kQueries * kD +
-              2 * Shape<kD>::kQueries * kKeys) +
-         kKeys * 4 * (1 + kWarps);
+constexpr int key_shared_bytes(int stages, bool gated) {
+  return 2 * (2 * kKeys * kD + 2 * stages * Shape<kD, Pass::kKey>::kQueries * kD +
+              2 * Shape<kD, Pass::kKey>::kQueries * kKeys) +
+         (gated ? kKeys * 4 * (1 + kWarps) : 0);
 }
 
 // Phase 2: dk, dv and the gate's gradient.
 template <int kD, bool kGated, int kStages>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, Shape<kD, Pass::kKey>::kBlocks)
     key_gradient_kernel(const StickBreakingProblem p, int first_head) {
-  constexpr int kRowBlocks = Shape<kD>::kRowBlocks;
-  constexpr int kQueries = Shape<kD>::kQueries;
+  constexpr int kRowBlocks = Shape<kD, Pass::kKey>::kRowBlocks;
+  constexpr int kQueries = Shape<kD, Pass::kKey>::kQueries;
   extern __shared__ __align__(128) unsigned char shared[];
   auto* k_tile = reinterpret_cast<__nv_bfloat16*>(shared);
   __nv_bfloat16* v_tile = k_tile + kKeys * kD;
@@ -428,7 +434,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const Head head(p, first_head + static_cast<int>(blockIdx.y));
   const int block = static_cast<int>(blockIdx.x) * kKeys;
-  const int warp_row = thread() / 32 * Shape<kD>::kWarpRows;
+  const int warp_row = thread() / 32 * Shape<kD, Pass::kKey>::kWarpRows;
   const int end = document_end(p, min(block + kKeys, p.tokens) - 1);
   const float scale_log2 = p.scale * kLog2e;
   using Seen = SeenKeys<kRowBlocks, true>;
@@ -436,7 +442,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   // The first tile from `tile` on with a row that sees some key of the block.
   const auto next_tile = [&](int tile) {
     for (; tile < end; tile += kQueries) {
-      for (int row = tile; row < min(tile + kQueries, end); row += Shape<kD>::kWarpRows) {
+      for (int row = tile; row < min(tile + kQueries, end);
+           row += Shape<kD, Pass::kKey>::kWarpRows) {
         if (Seen::begin(head, row) < block + kKeys) return tile;
       }
     }
@@ -574,7 +581,8 @@ unsigned tiles_of(int tokens, int rows) {
 
 template <int kD, bool kGated>
 cudaError_t forward(cudaStream_t stream, const StickBreakingProblem& p) {
-  const dim3 grid(tiles_of(p.tokens, Shape<kD>::kQueries), static_cast<unsigned>(p.heads));
+  const dim3 grid(tiles_of(p.tokens, Shape<kD, Pass::kForward>::kQueries),
+                  static_cast<unsigned>(p.heads));
   return launch(forward_kernel<kD, kGated>, grid, forward_shared_bytes<kD>(), stream, p);
 }
 
@@ -586,19 +594,19 @@ cudaError_t backward(cudaStream_t stream, const StickBreakingProblem& p) {
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (error != cudaSuccess) return error;
-  const int stages = key_shared_bytes<kD>(2) <= shared_limit ? 2 : 1;
+  const int stages = key_shared_bytes<kD>(2, kGated) <= shared_limit ? 2 : 1;
   for (int head = 0; head < p.heads; head += p.workspace_heads) {
     const auto heads = static_cast<unsigned>(
         p.heads - head < p.workspace_heads ? p.heads - head : p.workspace_heads);
     error = launch(query_gradient_kernel<kD, kGated>,
-                   dim3(tiles_of(p.tokens, Shape<kD>::kQueries), heads), query_shared_bytes<kD>(),
-                   stream, p, head);
+                   dim3(tiles_of(p.tokens, Shape<kD, Pass::kQuery>::kQueries), heads),
+                   query_shared_bytes<kD>(), stream, p, head);
     if (error != cudaSuccess) return error;
     const dim3 grid(tiles_of(p.tokens, kKeys), heads);
-    error = stages == 2 ? launch(key_gradient_kernel<kD, kGated, 2>, grid, key_shared_bytes<kD>(2),
-                                 stream, p, head)
-                        : launch(key_gradient_kernel<kD, kGated, 1>, grid, key_shared_bytes<kD>(1),
-                                 stream, p, head);
+    error = stages == 2 ? launch(key_gradient_kernel<kD, kGated, 2>, grid,
+                                 key_shared_bytes<kD>(2, kGated), stream, p, head)
+                        : launch(key_gradient_kernel<kD, kGated, 1>, grid,
+                                 key_shared_bytes<kD>(1, kGated), stream, p, head);
     if (error != cudaSuccess) return error;
   }
   if (p.remainder != StickRemainder::kBias) return cudaSuccess;
@@ -606,15 +614,15 @@ cudaError_t backward(cudaStream_t stream, const StickBreakingProblem& p) {
   return cudaGetLastError();
 }
 
-template <template <int, bool> typename Pass>
+template <template <int, bool> typename Run>
 cudaError_t dispatch(cudaStream_t stream, const StickBreakingProblem& p) {
   if (p.tokens == 0) return cudaSuccess;
   if (p.head_dim <= 0 || p.head_dim > 128 || p.head_dim % 8 != 0) return cudaErrorInvalidValue;
   const auto run = [&](auto gated) {
     constexpr bool kGated = decltype(gated)::value;
-    if (p.head_dim <= 32) return Pass<32, kGated>::run(stream, p);
-    if (p.head_dim <= 64) return Pass<64, kGated>::run(stream, p);
-    return Pass<128, kGated>::run(stream, p);
+    if (p.head_dim <= 32) return Run<32, kGated>::run(stream, p);
+    if (p.head_dim <= 64) return Run<64, kGated>::run(stream, p);
+    return Run<128, kGated>::run(stream, p);
   };
   return p.gate ? run(std::true_type()) : run(std::false_type());
 }

@@ -187,71 +187,108 @@ struct StickGradients {
                                               const float* gates, float* dgate) {
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) {
-      float e[kLaneKeys], r[kLaneKeys];
+      float e[kLaneKeys], r[kLaneKeys], kept[kGroups];
       exponentials<kMasked>(e, s, i, first, scale_log2, seen);
-      float stick = enter(i, e, r, gates);
-      const auto keep = [&](int t) {
-        return kGated ? fmaf(gates[t], r[t], 1.0f - gates[t]) : r[t];
-      };
-      // Right to left: A, and g = A (dp - drem).
-      float sum = 0.0f;
-#pragma unroll
-      for (int t = kLaneKeys - 1; t >= 0; --t) {
-        float& score = s.at[i / 2][t / 2][i % 2 * 2 + t % 2];
-        float& gradient = dp.at[i / 2][t / 2][i % 2 * 2 + t % 2];
-        const float sigma = e[t] * r[t];
-        score = (kGated ? gates[t] * sigma : sigma) * stick;
-        gradient = score * (gradient - drem[i]);
-        sum += gradient;
-        stick *= keep(t);
-        e[t] = sigma;
-      }
-      const float from_1 = from_left(sum, 1, 0.0f);
-      const float from_2 = from_left(sum, 2, 0.0f);
-      const float from_3 = from_left(sum, 3, 0.0f);
-      float prefix = c[i] + (from_3 + from_2 + from_1);
-      c[i] = __shfl_sync(~0u, prefix + sum, 3, 4);
-      // Left to right: dz = g - beta C.
-#pragma unroll
-      for (int t = 0; t < kLaneKeys; ++t) {
-        float& gradient = dp.at[i / 2][t / 2][i % 2 * 2 + t % 2];
-        const float g = gradient;
-        if constexpr (kGated) {
-          // d beta = g / beta - C / keep, C without g; beta = f sigma.
-          const float by_keep = prefix * reciprocal_ftz(keep(t));
-          gradient = (g - gates[t] * e[t] * by_keep) * r[t];
-          if (dgate) dgate[t] += (gates[t] > 0.0f ? g / gates[t] : 0.0f) - e[t] * by_keep;
-          prefix += g;
-        } else {
-          prefix += g;
-          gradient = g - e[t] * prefix;
-        }
-      }
+      float stick[kGroups], prefix[kGroups];
+      enter(i, e, r, kept, stick, gates);
+      break_groups(s, dp, i, e, r, stick, prefix, gates);
+      differentiate(dp, i, e, r, prefix, gates, dgate);
     }
   }
 
  private:
-  // r = 1 / (1 + e) of the lane's keys. Returns the stick before its rightmost one and moves
-  // log2_left behind the block.
-  __device__ __forceinline__ float enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
-                                         const float* gates) {
+  // Keys go in groups of four: chains of dependent operations stay short, and the groups' run side
+  // by side.
+  static constexpr int kGroups = kLaneKeys / 4;
+
+  static __device__ __forceinline__ float keep(float r, const float* gates, int t) {
+    return kGated ? fmaf(gates[t], r, 1.0f - gates[t]) : r;
+  }
+
+  // r = 1 / (1 + e) of the lane's keys, what each group leaves, and the stick before each group's
+  // rightmost key; moves log2_left behind the block.
+  __device__ __forceinline__ void enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
+                                        float (&kept)[kGroups], float (&stick)[kGroups],
+                                        const float* gates) {
     float mine = 0.0f;  // log2 of what the lane's keys leave
 #pragma unroll
-    for (int g = 0; g < kLaneKeys / 4; ++g) {
-      float product = 1.0f;
+    for (int g = 0; g < kGroups; ++g) {
+      float x[4];
 #pragma unroll
-      for (int t = 4 * g; t < 4 * g + 4; ++t) {
+      for (int n = 0; n < 4; ++n) {
+        const int t = 4 * g + n;
         r[t] = reciprocal_ftz(1.0f + e[t]);
-        product *= kGated ? fmaf(gates[t], r[t], 1.0f - gates[t]) : r[t];
+        x[n] = keep(r[t], gates, t);
       }
-      mine += log2_ftz(product);
+      kept[g] = (x[0] * x[1]) * (x[2] * x[3]);
+      mine += log2_ftz(kept[g]);
     }
     const float from_1 = from_left(mine, 1, 0.0f);
     const float from_2 = from_left(mine, 2, 0.0f);
     const float from_3 = from_left(mine, 3, 0.0f);
     const float behind = log2_left[i] - (from_3 + from_2 + from_1 + mine);
     log2_left[i] = __shfl_sync(~0u, behind, 3, 4);
-    return exp2_ftz(behind);
+    stick[kGroups - 1] = exp2_ftz(behind);
+#pragma unroll
+    for (int g = kGroups - 1; g > 0; --g) stick[g - 1] = stick[g] * kept[g];
+  }
+
+  // Right to left: A, and g = A (dp - drem) in place of dp; e becomes sigma. prefix: the sum of g
+  // left of each group.
+  __device__ __forceinline__ void break_groups(Accumulator<kRowBlocks, 8>& s,
+                                               Accumulator<kRowBlocks, 8>& dp, int i,
+                                               float (&e)[kLaneKeys], const float (&r)[kLaneKeys],
+                                               float (&stick)[kGroups], float (&prefix)[kGroups],
+                                               const float* gates) {
+    float sums[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      sums[g] = 0.0f;
+#pragma unroll
+      for (int t = 4 * g + 3; t >= 4 * g; --t) {
+        float& score = s.at[i / 2][t / 2][i % 2 * 2 + t % 2];
+        float& gradient = dp.at[i / 2][t / 2][i % 2 * 2 + t % 2];
+        e[t] *= r[t];
+        score = (kGated ? gates[t] * e[t] : e[t]) * stick[g];
+        gradient = score * (gradient - drem[i]);
+        sums[g] += gradient;
+        stick[g] *= keep(r[t], gates, t);
+      }
+    }
+    const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const float from_1 = from_left(sum, 1, 0.0f);
+    const float from_2 = from_left(sum, 2, 0.0f);
+    const float from_3 = from_left(sum, 3, 0.0f);
+    prefix[0] = c[i] + (from_3 + from_2 + from_1);
+    c[i] = __shfl_sync(~0u, prefix[0] + sum, 3, 4);
+#pragma unroll
+    for (int g = 1; g < kGroups; ++g) prefix[g] = prefix[g - 1] + sums[g - 1];
+  }
+
+  // Left to right: dz = g - beta C. With a gate, beta = f sigma: d beta = g / beta - C' / keep,
+  // where C' is C without g.
+  __device__ __forceinline__ void differentiate(Accumulator<kRowBlocks, 8>& dp, int i,
+                                                const float (&sigma)[kLaneKeys],
+                                                const float (&r)[kLaneKeys],
+                                                float (&prefix)[kGroups], const float* gates,
+                                                float* dgate) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int t = 4 * g; t < 4 * g + 4; ++t) {
+        float& gradient = dp.at[i / 2][t / 2][i % 2 * 2 + t % 2];
+        const float mine = gradient;
+        if constexpr (kGated) {
+          const float by_keep = prefix[g] * reciprocal_ftz(keep(r[t], gates, t));
+          gradient = (mine - gates[t] * sigma[t] * by_keep) * r[t];
+          if (dgate) dgate[t] += (gates[t] > 0.0f ? mine / gates[t] : 0.0f) - sigma[t] * by_keep;
+          prefix[g] += mine;
+        } else {
+          prefix[g] += mine;
+          gradient = mine - sigma[t] * prefix[g];
+        }
+      }
+    }
   }
 };
 

@@ -43,6 +43,17 @@ int64_t stored_count(const Range& range) {
   return count + ((range.end - 1) / cols - range.begin / cols) * (range.row_stride - cols);
 }
 
+// Checkpoints hold no padding: it must be zero, as initialize() leaves it, since products read it.
+void clear(ShardedParams& params, bool with_moments) {
+  for (size_t u = 0; u < params.registry().units().size(); ++u) {
+    const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
+    ops::fill(params.stream(), shard.master, 0.0f);
+    if (!with_moments) continue;
+    ops::fill(params.stream(), shard.moment1, 0.0f);
+    ops::fill(params.stream(), shard.moment2, 0.0f);
+  }
+}
+
 bool on_host(const ShardedParams& params) {
   return params.stream().backend() != Backend::kCuda;
 }
@@ -71,6 +82,7 @@ void take_snapshot(ShardedParams& params, Snapshot& snapshot) {
 }
 
 void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
+  clear(params, with_moments);
   std::vector<float> host;
   for (const ParamRange& range : param_ranges(params, with_moments)) {
     const TensorKind kind = kind_of(range.state);

@@ -158,11 +158,13 @@ void add_subcommands(CLI::App& app, Action& action) {
 std::vector<std::string> normalize_arguments(const std::vector<std::string>& arguments) {
   std::vector<std::string> result;
   const std::vector<std::string> own = {"-h", "--help", "--version"};
-  if (!arguments.empty() && starts_with_dash(arguments.front()) &&
-      std::ranges::count(own, arguments.front()) == 0) {
-    result.emplace_back("train");
-  }
+  const auto options_alone = [&](size_t i) {
+    return starts_with_dash(arguments[i]) && std::ranges::count(own, arguments[i]) == 0;
+  };
+  if (!arguments.empty() && options_alone(0)) result.emplace_back("train");
+  const bool bench = !arguments.empty() && arguments.front() == "bench";
   for (size_t i = 0; i < arguments.size(); ++i) {
+    if (bench && i == 1 && options_alone(i)) result.emplace_back("train");
     const std::string& argument = arguments[i];
     if (argument == "--") {
       result.insert(result.end(), arguments.begin() + static_cast<ptrdiff_t>(i), arguments.end());
@@ -178,6 +180,7 @@ std::vector<std::string> normalize_arguments(const std::vector<std::string>& arg
       result.back() += "=" + arguments[++i];
     }
   }
+  if (bench && arguments.size() == 1) result.emplace_back("train");
   return result;
 }
 

@@ -1,4 +1,4 @@
-// sbtrain bench: the speed of a training step and of its parts.
+// sbtrain bench train | attention | ops: the speed of a training step and of its parts.
 #include "train/bench.h"
 
 #include <CLI/CLI.hpp>
@@ -11,7 +11,13 @@
 namespace sbtrain {
 namespace {
 
-struct BenchCommand {
+using Json = nlohmann::ordered_json;
+
+constexpr double kMebibyte = 1 << 20;
+
+// ---- train ------------------------------------------------------------------------------------
+
+struct BenchTrainCommand {
   ConfigOptions config;
   BenchOptions bench;
   bool json = false;
@@ -26,11 +32,20 @@ void print_table(const Config& config, const BenchResult& result) {
   fmt::print("  throughput    {:10.0f} tokens/s\n", result.tokens_per_second);
   fmt::print("  arithmetic    {:10.1f} GFLOP/s causal half, {:.1f} full square\n",
              result.flops_causal / 1e9, result.flops_full / 1e9);
-  fmt::print("  memory        {:10.1f} MiB planned\n",
-             static_cast<double>(result.memory_bytes) / (1 << 20));
+  if (result.peak_flops > 0) {
+    fmt::print(
+        "  MFU           {:10.1f} %    causal half, {:.1f} % full square, of {:.3g} TFLOP/s\n",
+        100 * result.flops_causal / result.peak_flops, 100 * result.flops_full / result.peak_flops,
+        result.peak_flops / 1e12);
+  }
+  fmt::print("  memory        {:10.1f} MiB  planned",
+             static_cast<double>(result.memory_bytes) / kMebibyte);
+  if (result.memory_used > 0) {
+    fmt::print("; used {:.1f} MiB", static_cast<double>(result.memory_used) / kMebibyte);
+  }
+  fmt::print("\n  parts of a step\n");
   double total = 0;
   for (const BenchPart& part : result.parts) total += part.seconds;
-  fmt::print("  parts of a step\n");
   for (const BenchPart& part : result.parts) {
     fmt::print("    {:<16}{:8.2f} ms  {:5.1f}%\n", part.name, 1e3 * part.seconds,
                100 * part.seconds / total);
@@ -38,36 +53,36 @@ void print_table(const Config& config, const BenchResult& result) {
 }
 
 void print_json(const Config& config, const BenchResult& result) {
-  nlohmann::json parts;
+  Json parts;
   for (const BenchPart& part : result.parts) parts[part.name] = part.seconds;
-  fmt::print("{}\n", nlohmann::json{{"config", config.name},
-                                    {"tokens_per_step", result.tokens_per_step},
-                                    {"step_seconds", result.step_seconds},
-                                    {"tokens_per_second", result.tokens_per_second},
-                                    {"flops_causal", result.flops_causal},
-                                    {"flops_full", result.flops_full},
-                                    {"memory_bytes", result.memory_bytes},
-                                    {"parts", parts}}
-                         .dump());
+  Json json = {{"config", config.name},
+               {"tokens_per_step", result.tokens_per_step},
+               {"step_seconds", result.step_seconds},
+               {"tokens_per_second", result.tokens_per_second},
+               {"flops_causal", result.flops_causal},
+               {"flops_full", result.flops_full},
+               {"memory_bytes", result.memory_bytes},
+               {"parts", parts}};
+  if (result.memory_used > 0) json["memory_used_bytes"] = result.memory_used;
+  if (result.peak_flops > 0) {
+    json["mfu_causal"] = result.flops_causal / result.peak_flops;
+    json["mfu_full"] = result.flops_full / result.peak_flops;
+    json["peak_flops"] = result.peak_flops;
+  }
+  fmt::print("{}\n", json.dump());
 }
 
-ExitCode run_bench(const BenchCommand& options) {
+ExitCode run_bench_train(const BenchTrainCommand& options) {
   const Config config = options.config.load();
   const BenchResult result = bench_step(config, select_backend(config.device), options.bench);
-  if (options.json) {
-    print_json(config, result);
-  } else {
-    print_table(config, result);
-  }
+  options.json ? print_json(config, result) : print_table(config, result);
   return ExitCode::kDone;
 }
 
-}  // namespace
-
-void add_bench(CLI::App& app, Action& action) {
-  auto options = std::make_shared<BenchCommand>();
-  CLI::App* command =
-      app.add_subcommand("bench", "Time a training step and its parts on random tokens");
+void add_bench_train(CLI::App& bench, Action& action) {
+  auto options = std::make_shared<BenchTrainCommand>();
+  CLI::App* command = bench.add_subcommand(
+      "train", "A training step and its parts, on random tokens; options alone mean this");
   command->add_option("--steps", options->bench.steps, "Steps to time; the median counts")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
@@ -76,7 +91,144 @@ void add_bench(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print one JSON object");
   options->config.add(*command);
-  command->callback([options, &action] { action = [options] { return run_bench(*options); }; });
+  command->callback(
+      [options, &action] { action = [options] { return run_bench_train(*options); }; });
+}
+
+// ---- What attention and ops share ---------------------------------------------------------------
+
+struct OpBenchCommand {
+  std::string device = "auto";
+  bool json = false;
+};
+
+constexpr const char* kSuited = "; 0: what suits the device";
+
+void add_size(CLI::App& command, const std::string& name, int64_t& value, const std::string& help) {
+  command.add_option(name, value, help + kSuited)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->capture_default_str();
+}
+
+void add_common(CLI::App& command, OpBenchCommand& common, int64_t& repeats) {
+  command.add_option("--repeats", repeats, "Calls to time; the median counts")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  command.add_option("--device", common.device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command.add_flag("--json", common.json, "Print one JSON object a row");
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+
+struct BenchAttentionCommand : OpBenchCommand {
+  AttentionBenchOptions bench;
+};
+
+ExitCode run_bench_attention(const BenchAttentionCommand& options) {
+  const std::vector<AttentionBenchRow> rows =
+      bench_attention(select_backend(options.device), options.bench);
+  if (!options.json) {
+    fmt::print("{:<16}{:>6}{:>8}{:>13}{:>9}{:>14}{:>9}\n", "module", "d", "L", "forward ms",
+               "TFLOP/s", "backward ms", "TFLOP/s");
+  }
+  for (const AttentionBenchRow& row : rows) {
+    const double forward = row.forward_flops / row.forward_seconds;
+    const double backward = row.backward_flops / row.backward_seconds;
+    if (options.json) {
+      const Json json = {{"module", row.module},
+                         {"head_dim", row.head_dim},
+                         {"length", row.length},
+                         {"forward_seconds", row.forward_seconds},
+                         {"backward_seconds", row.backward_seconds},
+                         {"forward_flops", forward},
+                         {"backward_flops", backward}};
+      fmt::print("{}\n", json.dump());
+      continue;
+    }
+    fmt::print("{:<16}{:>6}{:>8}{:>13.3f}{:>9.3g}{:>14.3f}{:>9.3g}\n", row.module, row.head_dim,
+               row.length, 1e3 * row.forward_seconds, forward / 1e12, 1e3 * row.backward_seconds,
+               backward / 1e12);
+  }
+  return ExitCode::kDone;
+}
+
+void add_bench_attention(CLI::App& bench, Action& action) {
+  auto options = std::make_shared<BenchAttentionCommand>();
+  CLI::App* command = bench.add_subcommand(
+      "attention", "Attention forward and backward by head dimension and length");
+  command->add_option("--modules", options->bench.modules, "stickbreaking, softmax")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"stickbreaking", "softmax"}))
+      ->capture_default_str();
+  command->add_option("--head-dims", options->bench.head_dims, "Such as 32,64,128")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  command->add_option("--lengths", options->bench.lengths, "Of documents, such as 512,1024")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  add_size(*command, "--tokens", options->bench.tokens, "Tokens of all documents");
+  add_size(*command, "--width", options->bench.width, "Heads times head dimension");
+  command
+      ->add_option("--skip-epsilon", options->bench.skip_epsilon,
+                   "Stick-breaking: model.attention.skip_epsilon; FLOP are counted as if it were 0")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  add_common(*command, *options, options->bench.repeats);
+  command->callback(
+      [options, &action] { action = [options] { return run_bench_attention(*options); }; });
+}
+
+// ---- ops ----------------------------------------------------------------------------------------
+
+struct BenchOpsCommand : OpBenchCommand {
+  OpsBenchOptions bench;
+};
+
+ExitCode run_bench_ops(const BenchOpsCommand& options) {
+  const std::vector<OpsBenchRow> rows = bench_ops(select_backend(options.device), options.bench);
+  const double copy_rate = rows.front().bytes / rows.front().seconds;
+  if (!options.json) fmt::print("{:<26}{:>10}{:>12}{:>12}\n", "op", "ms", "rate", "of copy");
+  for (const OpsBenchRow& row : rows) {
+    const double rate = (row.bytes + row.flops) / row.seconds;
+    if (options.json) {
+      Json json = {{"op", row.name}, {"seconds", row.seconds}};
+      if (row.bytes > 0) json["bytes_per_second"] = rate;
+      if (row.bytes > 0) json["of_copy"] = rate / copy_rate;
+      if (row.flops > 0) json["flops"] = rate;
+      fmt::print("{}\n", json.dump());
+    } else if (row.bytes > 0) {
+      fmt::print("{:<26}{:>10.3f}{:>7.0f} GB/s{:>12.2f}\n", row.name, 1e3 * row.seconds, rate / 1e9,
+                 rate / copy_rate);
+    } else {
+      fmt::print("{:<26}{:>10.3f}{:>7.3g} TFLOP/s\n", row.name, 1e3 * row.seconds, rate / 1e12);
+    }
+  }
+  return ExitCode::kDone;
+}
+
+void add_bench_ops(CLI::App& bench, Action& action) {
+  auto options = std::make_shared<BenchOpsCommand>();
+  CLI::App* command = bench.add_subcommand(
+      "ops", "Memory-bound ops against a copy, and the matrix products of a block");
+  add_size(*command, "--tokens", options->bench.tokens, "Tokens of a micro-batch");
+  add_size(*command, "--width", options->bench.width, "Width of the model");
+  add_size(*command, "--inner", options->bench.inner, "Inner width of the MLP");
+  add_size(*command, "--vocab", options->bench.vocab, "Vocabulary");
+  add_common(*command, *options, options->bench.repeats);
+  command->callback([options, &action] { action = [options] { return run_bench_ops(*options); }; });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* bench =
+      app.add_subcommand("bench", "Time a training step and its parts, attention, or single ops");
+  bench->require_subcommand(1);
+  add_bench_train(*bench, action);
+  add_bench_attention(*bench, action);
+  add_bench_ops(*bench, action);
 }
 
 }  // namespace sbtrain

@@ -70,7 +70,7 @@ void add_subcommands(CLI::App& app, Action& action);
 int run_command_line(const std::vector<std::string>& arguments) noexcept;
 
 // `arguments` with --a.b=c and --a.b c written as --set=a.b=c, and with the default subcommand
-// "train" in front when only options are given.
+// "train" in front when only options are given; likewise after "bench".
 std::vector<std::string> normalize_arguments(const std::vector<std::string>& arguments);
 
 }  // namespace sbtrain

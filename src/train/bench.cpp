@@ -4,16 +4,23 @@
 #include <chrono>
 #include <map>
 
+#include "core/device.h"
 #include "core/philox.h"
 #include "model/llama.h"
 #include "ops/ops.h"
 #include "parallel/communicator.h"
+#include "train/bench_timing.h"
 #include "train/step.h"
 
 namespace sbtrain {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// bf16 without sparsity, of the GPUs that the project is measured on (H100 and H200 SXM).
+constexpr double kPeakFlops = 989e12;
+
+constexpr int64_t kProfiledSteps = 8;  // at most
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -49,6 +56,7 @@ std::string part_of(const std::string& op) {
 }  // namespace
 
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options) {
+  const size_t free_before = device_memory(backend).free;
   const Llama model(config.model, parse_recompute(config.train.recompute));
   const std::unique_ptr<Communicator> communicator = make_single_process();
   Memory plan = Memory::planning(backend);
@@ -77,30 +85,35 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   for (int64_t n = 0; n < options.warmup; ++n) run_step();
   std::vector<double> times;
   for (int64_t n = 0; n < options.steps; ++n) times.push_back(run_step());
-  std::sort(times.begin(), times.end());
 
   BenchResult result;
   result.tokens_per_step = config.train.tokens_per_step();
-  result.step_seconds = times[times.size() / 2];
-  result.slowest_seconds = times.back();
+  result.step_seconds = median(times);
+  result.slowest_seconds = *std::max_element(times.begin(), times.end());
   result.tokens_per_second = static_cast<double>(result.tokens_per_step) / result.step_seconds;
   const auto L = static_cast<double>(config.train.sequence_length);
   result.flops_causal = model.flops_per_token(L / 2) * result.tokens_per_second;
   result.flops_full = model.flops_per_token(L) * result.tokens_per_second;
+  result.peak_flops = 1e12 * config.metrics.peak_tflops;
+  if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops;
   result.memory_bytes = memory.report().total_bytes();
+  result.memory_used = free_before - std::min(free_before, device_memory(backend).free);
 
   OpProfile profile;
   stream.set_profile(&profile);
-  double total = 0;
-  for (int64_t n = 0; n < options.steps; ++n) total += run_step();
+  const int64_t profiled = std::min(options.steps, kProfiledSteps);
+  for (int64_t n = 0; n < profiled; ++n) run_step();
+  stream.set_profile(nullptr);
   std::map<std::string, double> parts;
-  for (const auto& [op, entry] : profile.entries()) parts[part_of(op)] += entry.seconds;
+  for (const auto& [op, entry] : profile.entries()) {
+    if (op != "synchronize") parts[part_of(op)] += entry.seconds / static_cast<double>(profiled);
+  }
   double accounted = 0;
   for (const auto& [name, seconds] : parts) {
     accounted += seconds;
-    result.parts.push_back({name, seconds / static_cast<double>(options.steps)});
+    result.parts.push_back({name, seconds});
   }
-  result.parts.push_back({"between ops", (total - accounted) / static_cast<double>(options.steps)});
+  result.parts.push_back({"idle", std::max(0.0, result.step_seconds - accounted)});
   std::sort(result.parts.begin(), result.parts.end(),
             [](const BenchPart& a, const BenchPart& b) { return a.seconds > b.seconds; });
   return result;

@@ -1,4 +1,5 @@
-// Speed of a training step, and where the time goes.
+// Speed: of a training step and where its time goes, of attention, of single ops. All on random
+// numbers; no data and no files are needed.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,8 @@
 #include "core/memory.h"
 
 namespace sbtrain {
+
+// ---- A training step --------------------------------------------------------------------------
 
 struct BenchOptions {
   int64_t warmup = 3;
@@ -27,11 +30,60 @@ struct BenchResult {
   double tokens_per_second = 0;  // at the median
   double flops_causal = 0;       // per second, attention counted as the causal half
   double flops_full = 0;         // per second, attention counted as the full square
+  double peak_flops = 0;         // per second, of the device; 0: unknown
   size_t memory_bytes = 0;       // planned
-  std::vector<BenchPart> parts;  // in a run of its own, so that timing does not slow the step
+  size_t memory_used = 0;        // taken from the device, libraries included; 0 on the CPU
+  // In steps of their own, so that timing does not slow the others; "idle" is what is left of
+  // step_seconds.
+  std::vector<BenchPart> parts;
 };
 
-// Trains on random tokens: documents of sequence_length, no data and no files needed.
+// Trains on random tokens: documents of sequence_length.
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options);
+
+// ---- Attention --------------------------------------------------------------------------------
+
+struct AttentionBenchOptions {
+  std::vector<std::string> modules = {"stickbreaking", "softmax"};
+  std::vector<int64_t> head_dims;  // empty: what suits the backend; likewise 0 below
+  std::vector<int64_t> lengths;
+  int64_t tokens = 0;  // of the packed micro-batch, cut into documents of one length
+  int64_t width = 0;   // heads * head_dim
+  double skip_epsilon = 0;
+  int64_t repeats = 20;
+};
+
+struct AttentionBenchRow {
+  std::string module;
+  int64_t head_dim = 0;
+  int64_t length = 0;
+  double forward_seconds = 0;  // median
+  double backward_seconds = 0;
+  double forward_flops = 0;  // in one pass
+  double backward_flops = 0;
+};
+
+// Throws ExitCode::kUsage for sizes that do not divide.
+std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOptions options);
+
+// ---- Single ops -------------------------------------------------------------------------------
+
+struct OpsBenchOptions {
+  int64_t tokens = 0;  // 0: what suits the backend; likewise below
+  int64_t width = 0;
+  int64_t inner = 0;
+  int64_t vocab = 0;
+  int64_t repeats = 20;
+};
+
+struct OpsBenchRow {
+  std::string name;
+  double seconds = 0;  // median
+  double bytes = 0;    // that must be read and written, each once; 0: not bound by memory
+  double flops = 0;    // of a matrix product; 0: none
+};
+
+// The first row is the copy that the memory-bound ops are held against.
+std::vector<OpsBenchRow> bench_ops(Backend backend, OpsBenchOptions options);
 
 }  // namespace sbtrain

@@ -38,11 +38,14 @@ help_openblas()
 try:
     import torch
     import torch.nn.functional as F
-    import yaml
     from torch import nn
 except ImportError as error:
-    print(f"skipped: {error} (install python3-torch and python3-yaml)", file=sys.stderr)
+    print(f"skipped: {error} (install python3-torch)", file=sys.stderr)
     sys.exit(77)
+try:
+    import yaml
+except ImportError:
+    yaml = None
 
 
 def merge(below, above):
@@ -56,6 +59,9 @@ def merge(below, above):
 
 
 def load_config(path):
+    if yaml is None:
+        print("skipped: configurations need PyYAML (install python3-yaml)", file=sys.stderr)
+        sys.exit(77)
     with open(path) as file:
         own = yaml.safe_load(file) or {}
     includes = own.pop("include", [])

@@ -168,9 +168,8 @@ TEST_F(GpuStickBreaking, LongDocuments) {
 }
 
 TEST_F(GpuStickBreaking, ManyHeadsGoThroughTheWorkspaceInGroups) {
-  // 8192 tokens, 130 blocks: 8.5 MB a head, more than 256 MiB in all.
-  GpuStream gpu;
-  check({.documents = {8000, 192}, .heads = 40, .head_dim = 8});
+  // 16384 tokens, 253 blocks: 33 MB a head, more than 512 MiB in all.
+  check({.documents = {16000, 384}, .heads = 18, .head_dim = 8});
 }
 
 TEST_F(GpuStickBreaking, SkippingIsExactForWhatIsRead) {

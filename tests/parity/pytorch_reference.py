@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The model of sbtrain in plain PyTorch on the CPU, straight from its formulas, to compare with.
+"""The model of sbtrain in plain PyTorch, straight from its formulas, to compare with.
 
     pytorch_reference.py --model model.json --weights weights.safetensors --batch batch.json \
         --gradients gradients.safetensors
@@ -8,7 +8,9 @@ model.json      the `model` part of a configuration (layers, width, inner, heads
 weights, gradients   float32 tensors under their checkpoint names ("model.layers.0. ...")
 batch.json      lists `tokens`, `targets` (-1 is ignored), `positions`, `cu_seqlens`; optionally
                 `loss`, the mean over valid targets that sbtrain found
-Compares the loss and every gradient: ||ours - PyTorch|| / ||PyTorch|| <= --tolerance.
+logits          optionally, with --logits: one float32 tensor "logits" [T, V]
+Compares the loss, the logits and every gradient: ||ours - PyTorch|| / ||PyTorch|| <= --tolerance.
+--device says where PyTorch computes.
 
 Exit status: 0 equal within the tolerance, 1 not equal, 77 PyTorch is not installed.
 With --write FILE the gradients of PyTorch are written instead of compared.
@@ -68,7 +70,8 @@ def rmsnorm(x, weight, eps):
 def rope(x_THd, positions_T, base):
     """Half-split rotation: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
     half = x_THd.shape[-1] // 2
-    frequency = base ** (-torch.arange(half, dtype=torch.float64) / half)
+    channel = torch.arange(half, dtype=torch.float64, device=x_THd.device)
+    frequency = base ** (-channel / half)
     angle = positions_T.double()[:, None, None] * frequency
     cos, sin = angle.cos().to(x_THd.dtype), angle.sin().to(x_THd.dtype)
     x1, x2 = x_THd[..., :half], x_THd[..., half:]
@@ -89,7 +92,7 @@ def stickbreaking(q, k, v, scale, config, gate=None, remainder_bias=None):
         f = gate[:, None, :]
         log_beta = log_beta + torch.log(f)
         log_keep = torch.log1p(-f * torch.sigmoid(z))
-    seen = torch.ones(length, length, dtype=torch.bool)
+    seen = torch.ones(length, length, dtype=torch.bool, device=z.device)
     seen = torch.tril(seen, 0 if config.get("attend_current", False) else -1)
     log_keep = torch.where(seen, log_keep, torch.zeros(()).to(z))
     # Sum over the keys behind i: the inclusive sum from the right, less the key itself.
@@ -113,7 +116,7 @@ def softmax(q, k, v, scale, window=0, bias=None):
     z = scale * q @ k.transpose(1, 2)
     if bias is not None:
         z = z + bias
-    seen = torch.tril(torch.ones(length, length, dtype=torch.bool))
+    seen = torch.tril(torch.ones(length, length, dtype=torch.bool, device=z.device))
     if window:
         seen = torch.triu(seen, 1 - window)
     return torch.softmax(z.masked_fill(~seen, -math.inf), -1) @ v
@@ -121,7 +124,7 @@ def softmax(q, k, v, scale, window=0, bias=None):
 
 def distances(length, like):
     """(query j, distance j - i), both [L, L] with rows j; what is not seen has distance 0."""
-    position = torch.arange(length, dtype=like.dtype)
+    position = torch.arange(length, dtype=like.dtype, device=like.device)
     return position[:, None], (position[:, None] - position[None, :]).clamp(min=0)
 
 
@@ -133,7 +136,7 @@ def alibi(heads, length, like):
 
     power = 2 ** math.floor(math.log2(heads))
     slopes = powers(power) + powers(2 * power)[0::2][: heads - power]
-    return -torch.tensor(slopes, dtype=like.dtype)[:, None, None] * distances(length, like)[1]
+    return -torch.tensor(slopes, dtype=like.dtype, device=like.device)[:, None, None] * distances(length, like)[1]
 
 
 def fire(w, prefix, length, like):
@@ -297,8 +300,8 @@ def mlp(x, w, prefix, model):
     return F.silu(x @ w[prefix + "gate_proj.weight"].T) * up @ w[prefix + "down_proj.weight"].T
 
 
-def loss_of(w, model, batch):
-    """Mean cross-entropy over the valid targets, in nats."""
+def logits_of(w, model, batch):
+    """[T, V]"""
     residual = model.get("residual_multiplier", 1.0)
     modules = model.get("attention", [{}])
     if isinstance(modules, dict):
@@ -321,8 +324,7 @@ def loss_of(w, model, batch):
         x = x + residual * mlp(norm, w, prefix + "mlp.", model)
     x = normalise(x, w, "model.norm", model)
     head = embedding if model.get("tied", True) else w["lm_head.weight"]
-    logits = model.get("logits_multiplier", 1.0) * x @ head.T
-    return F.cross_entropy(logits, batch["targets"], ignore_index=-1)
+    return model.get("logits_multiplier", 1.0) * x @ head.T
 
 
 def relative_error(ours, reference):
@@ -360,8 +362,11 @@ def main():
     parser.add_argument("--weights", required=True)
     parser.add_argument("--batch", required=True)
     parser.add_argument("--gradients", help="of sbtrain, to compare")
+    parser.add_argument("--logits", help="of sbtrain, to compare")
     parser.add_argument("--write", help="write PyTorch's gradients to this file")
     parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--loss-tolerance", type=float, help="of the loss alone")
+    parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     arguments = parser.parse_args()
 
@@ -370,27 +375,39 @@ def main():
     with open(arguments.batch) as file:
         raw = json.load(file)
     dtype = getattr(torch, arguments.dtype)
+    device = arguments.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = False
     w = {
-        name: torch.from_numpy(array).to(dtype).requires_grad_()
+        name: torch.from_numpy(array).to(device, dtype).requires_grad_()
         for name, array in read_safetensors(arguments.weights).items()
     }
-    batch = {name: torch.tensor(raw[name]) for name in ("tokens", "targets", "positions")}
+    batch = {
+        name: torch.tensor(raw[name], device=device) for name in ("tokens", "targets", "positions")
+    }
     batch["cu_seqlens"] = raw["cu_seqlens"]
 
-    loss = loss_of(w, model, batch)
+    logits = logits_of(w, model, batch)
+    loss = F.cross_entropy(logits, batch["targets"], ignore_index=-1)  # mean over valid targets
     loss.backward()
     unused = [name for name, tensor in w.items() if tensor.grad is None]
     if unused:
         print(f"the model does not use: {', '.join(unused)}")
         return 1
-    reference = {name: tensor.grad.numpy() for name, tensor in w.items()}
-    print(f"loss: PyTorch {loss.item():.7f}" + (f", sbtrain {raw['loss']:.7f}" if "loss" in raw else ""))
+    reference = {name: tensor.grad.cpu().numpy() for name, tensor in w.items()}
+    ours = f", sbtrain {raw['loss']:.7f}" if "loss" in raw else ""
+    print(f"loss: PyTorch on {device} {loss.item():.7f}{ours}")
 
     if arguments.write:
         write_safetensors(arguments.write, reference)
     good = True
     if "loss" in raw:
-        good = abs(raw["loss"] - loss.item()) <= arguments.tolerance * abs(loss.item())
+        tolerance = arguments.loss_tolerance or arguments.tolerance
+        good = abs(raw["loss"] - loss.item()) <= tolerance * abs(loss.item())
+    if arguments.logits:
+        theirs = {"logits": logits.detach().cpu().numpy()}
+        good &= compare(read_safetensors(arguments.logits), theirs, arguments.tolerance)
     if arguments.gradients:
         good &= compare(read_safetensors(arguments.gradients), reference, arguments.tolerance)
     return 0 if good else 1

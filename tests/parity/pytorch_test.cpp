@@ -1,47 +1,32 @@
-// Loss and gradients of a 2-layer model against PyTorch's autograd in fp32 (relative error 1e-4).
-// Skipped where no Python with torch and numpy is found.
+// Loss, logits and gradients of a 2-layer model against PyTorch's autograd in fp32. Skipped where
+// no Python with torch and numpy is found. The build makes two programs of this file, one for each
+// backend.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
-#include "core/philox.h"
-#include "model/llama.h"
-#include "ops/ops.h"
-#include "parallel/communicator.h"
-#include "parallel/param_shards.h"
-#include "parallel/sharded_params.h"
+#include "core/device.h"
+#include "support/model.h"
 #include "support/process.h"
-#include "support/tensors.h"
 
 namespace sbtrain {
 namespace {
 
 constexpr int kNoTorch = 77;  // exit code of pytorch_reference.py without torch
 
-struct Batch {
-  std::vector<int32_t> tokens, targets, positions, cu_seqlens = {0};
-  int64_t valid = 0;
-};
+constexpr Backend kBackend = Backend::SBTRAIN_PARITY_BACKEND;
 
-Batch random_batch(const std::vector<int32_t>& lengths, int64_t vocab) {
-  Batch batch;
-  const Philox random(3, RandomPurpose::kTest, "parity");
-  for (const int32_t length : lengths) {
-    for (int32_t i = 0; i < length; ++i) {
-      const size_t t = batch.tokens.size();
-      const bool valid = i + 1 < length && t % 11 != 5;
-      batch.tokens.push_back(static_cast<int32_t>(random.bits(2 * t) % vocab));
-      batch.targets.push_back(valid ? static_cast<int32_t>(random.bits(2 * t + 1) % vocab) : -1);
-      batch.positions.push_back(i);
-      batch.valid += valid;
-    }
-    batch.cu_seqlens.push_back(batch.cu_seqlens.back() + length);
-  }
-  return batch;
-}
+// Bounds of relative errors: fp32 on the CPU, bf16 on the GPU.
+struct Tolerance {
+  const char* loss;
+  const char* tensors;
+};
+constexpr Tolerance kTolerance =
+    kBackend == Backend::kCuda ? Tolerance{"5e-3", "2e-2"} : Tolerance{"1e-4", "1e-4"};
 
 struct NamedTensor {
   std::string name;
@@ -64,19 +49,12 @@ void write_tensors(const std::filesystem::path& path, const std::vector<NamedTen
   writer.finish();
 }
 
-// The logical elements of every tensor in `flat_of(shard)`.
-template <typename FlatOf>
-std::vector<NamedTensor> tensors_of(const ShardedParams& params, FlatOf flat_of) {
+std::vector<NamedTensor> named(const ParamRegistry& registry,
+                               const std::map<std::string, std::vector<float>>& values) {
   std::vector<NamedTensor> out;
-  for (size_t u = 0; u < params.registry().units().size(); ++u) {
-    const float* flat = flat_of(params.shard(static_cast<int>(u)));
-    for (const PlacedTensor& tensor : params.registry().units()[u].tensors) {
-      NamedTensor named{tensor.name, tensor.spec.shape, std::vector<float>(tensor.count)};
-      for_each_run(tensor, 0, tensor.stored, [&](const ElementRun& run) {
-        std::copy_n(flat + tensor.offset + run.storage, run.count,
-                    named.values.begin() + run.logical);
-      });
-      out.push_back(std::move(named));
+  for (const ParamUnit& unit : registry.units()) {
+    for (const PlacedTensor& tensor : unit.tensors) {
+      out.push_back({tensor.name, tensor.spec.shape, values.at(tensor.name)});
     }
   }
   return out;
@@ -187,54 +165,40 @@ std::vector<Case> cases() {
   rebased.mlp = "none";
   rebased.heads = 12;  // 5 values for each head, 60 in all
   rebased.attention[1].type = "rebased";
-  return {{"alibi_and_fire", biases},
-          {"rope_scaling", stretched},
-          {"coca", coca},
-          {"gpt", gpt},
-          {"short_conv_and_based", based},
-          {"short_conv_and_rebased", rebased},
-          {"stickbreaking", plain},
-          {"bias_norm_gate", rich},
-          {"value_current_multipliers", value},
-          {"rope", rope},
-          {"mixed_layers", mixed}};
+  std::vector<Case> all = {
+      {"stickbreaking", plain}, {"bias_norm_gate", rich},    {"value_current_multipliers", value},
+      {"rope", rope},           {"rope_scaling", stretched}, {"mixed_layers", mixed}};
+  if (kBackend == Backend::kCuda) return all;
+  const std::vector<Case> on_cpu_alone = {{"alibi_and_fire", biases},
+                                          {"coca", coca},
+                                          {"gpt", gpt},
+                                          {"short_conv_and_based", based},
+                                          {"short_conv_and_rebased", rebased}};
+  all.insert(all.end(), on_cpu_alone.begin(), on_cpu_alone.end());
+  return all;
 }
 
 class PyTorchParity : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(All, PyTorchParity, testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, PyTorchParity, testing::ValuesIn(cases()), [](const auto& info) {
+  return info.param.name + (kBackend == Backend::kCuda ? "_cuda" : "");
+});
 
-TEST_P(PyTorchParity, LossAndGradients) {
+TEST_P(PyTorchParity, LossLogitsAndGradients) {
+  std::string why;
+  if (kBackend == Backend::kCuda && !cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
   const ModelConfig& config = GetParam().model;
-  test::CpuStream cpu;
-  const std::unique_ptr<Communicator> communicator = make_single_process();
-  const Llama model(config);
-  ShardedParams params(model.registry(), cpu.stream, *communicator, /*with_training=*/true);
-  params.initialize(4);
-  params.zero_gradients();
-  const Batch batch = random_batch({150, 1, 2, 65, 38}, config.vocab);
-  const auto tokens = static_cast<int64_t>(batch.tokens.size());
-  test::Owned tokens_T = test::integers(batch.tokens);
-  test::Owned targets_T = test::integers(batch.targets);
-  test::Owned positions_T = test::integers(batch.positions);
-  test::Owned cu_seqlens = test::integers(batch.cu_seqlens);
-  test::Owned loss_T = test::poisoned({tokens});
-  model.forward_backward(cpu, params,
-                         {.tokens_T = tokens_T,
-                          .targets_T = targets_T,
-                          .sequences = {.cu_seqlens = cu_seqlens,
-                                        .positions_T = positions_T,
-                                        .count = 5,
-                                        .max_seqlen = 150}},
-                         loss_T, 1.0f / static_cast<float>(batch.valid), 0.0f);
+  const PackedBatch batch = test::packed_batch({150, 1, 2, 65, 38}, config.vocab);
+  test::ModelRun run(kBackend, config, batch);
+  run.disturb_constants();
+  const double loss = run.backward();
 
   const test::TemporaryFolder folder;
-  write_tensors(folder / "weights.safetensors",
-                tensors_of(params, [](const auto& shard) { return shard.master.f32(); }));
-  write_tensors(folder / "gradients.safetensors",
-                tensors_of(params, [](const auto& shard) { return shard.gradient.f32(); }));
+  const ParamRegistry& registry = run.model().registry();
+  write_tensors(folder / "weights.safetensors", named(registry, run.masters()));
+  write_tensors(folder / "gradients.safetensors", named(registry, run.gradients()));
+  write_tensors(folder / "logits.safetensors",
+                {{"logits", {run.batch().tokens(), config.vocab}, run.logits()}});
   test::write_file(folder / "model.json", model_json(config).dump());
-  const double loss = ops::sum(cpu, loss_T) / static_cast<double>(batch.valid);
   test::write_file(folder / "batch.json", nlohmann::json{{"tokens", batch.tokens},
                                                          {"targets", batch.targets},
                                                          {"positions", batch.positions},
@@ -244,16 +208,20 @@ TEST_P(PyTorchParity, LossAndGradients) {
   int code = kNoTorch;
   std::string output;
   for (const std::string python : {"/usr/bin/python3", "python3"}) {
-    test::Process process({python, SBTRAIN_PARITY_SCRIPT, "--model", folder / "model.json",
-                           "--weights", folder / "weights.safetensors", "--batch",
-                           folder / "batch.json", "--gradients", folder / "gradients.safetensors"},
-                          folder / "log");
+    test::Process process(
+        {python, SBTRAIN_PARITY_SCRIPT, "--model", folder / "model.json", "--weights",
+         folder / "weights.safetensors", "--batch", folder / "batch.json", "--gradients",
+         folder / "gradients.safetensors", "--logits", folder / "logits.safetensors",
+         "--loss-tolerance", kTolerance.loss, "--tolerance", kTolerance.tensors, "--device",
+         kBackend == Backend::kCuda ? "auto" : "cpu"},
+        folder / "log");
     code = process.wait();
     output = process.output();
     if (code != kNoTorch && code != 127) break;
   }
   if (code == kNoTorch || code == 127) GTEST_SKIP() << "no Python with torch here: " << output;
-  EXPECT_EQ(code, 0) << output;
+  std::printf("%s", output.c_str());
+  EXPECT_EQ(code, 0);
 }
 
 }  // namespace

@@ -1,168 +1,21 @@
 // Whole runs of the program: training, interruptions, faults and what comes after them.
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <random>
-#include <sstream>
 #include <thread>
 
-#include "support/process.h"
+#include "runs.h"
 
 namespace sbtrain {
 namespace {
 
 namespace fs = std::filesystem;
+using test::loss_at;
 using test::Process;
 using test::read_file;
+using test::SystemTest;
 using test::write_file;
-
-// A folder with a tokenizer, document stores and a configuration of a model that trains in about
-// a second: two stages with different mixtures, validation, a checkpoint every 10 steps.
-class SystemTest : public testing::Test {
- protected:
-  void SetUp() override {
-    // The documents of the test text, dealt to two sources.
-    std::istringstream text(read_file(SBTRAIN_TEST_TEXT));
-    std::map<std::string, std::string> parts;
-    bool first = true;
-    for (std::string line; std::getline(text, line); first = !first) {
-      parts[first ? "a" : "b"] += line + "\n";
-    }
-    ASSERT_EQ(run({"tokenizer", "train", "--input", SBTRAIN_TEST_TEXT, "--vocab", "400", "--output",
-                   path("tokenizer.model")}),
-              0)
-        << output_;
-    for (const auto& [name, lines] : parts) {
-      write_file(path(name + ".jsonl"), lines);
-      ASSERT_EQ(run({"prepare", "--input", path(name + ".jsonl"), "--tokenizer",
-                     path("tokenizer.model"), "--output", path(name + ".h5")}),
-                0)
-          << output_;
-    }
-    write_file(path("config.yaml"), R"(
-name: system
-seed: 3
-device: cpu
-model: {layers: 2, width: 32, inner: 44, heads: 2, vocab: 400}
-train: {sequence_length: 32, micro_batch: 2, batch: 4, lr: 3e-3, max_bad_steps: 3}
-data:
-  sources: [{path: )" + path("a.h5") + R"(}]
-  validation: [)" + path("b.h5") + R"(]
-  tokenizer: )" + path("tokenizer.model") +
-                                        R"(
-stages:
-  - {name: first, length: 35 steps, schedule: {type: power, warmup: 5 steps}}
-  - name: second
-    length: 25 steps
-    schedule: {type: exponential}
-    sources: [{path: )" + path("a.h5") +
-                                        ", weight: 1}, {path: " + path("b.h5") + R"(, weight: 3}]
-validation: {every: 20 steps, tokens: 512}
-checkpoint: {every: 10 steps, keep: 2, max_failures: 2}
-metrics: {every: 1}
-)");
-  }
-
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-
-  static std::vector<std::string> command(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), SBTRAIN_PROGRAM);
-    return arguments;
-  }
-
-  int run(const std::vector<std::string>& arguments) {
-    Process process(command(arguments), folder_ / "log", kThreads);
-    const int code = process.wait();
-    output_ = process.output();
-    return code;
-  }
-
-  // The arguments of a training run in folder `out`.
-  std::vector<std::string> training(const std::string& out,
-                                    const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> arguments = {"--config", path("config.yaml"), "--out", path(out)};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
-  }
-
-  // Starts a run and sends `signals` once its metrics have reached `step`.
-  int run_and_signal(const std::string& out, int step, const std::vector<int>& signals,
-                     const std::vector<std::string>& more = {}) {
-    Process process(command(training(out, more)), folder_ / "log", kThreads);
-    while (process.running() && last_step(out) < step) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    for (const int signal : signals) {
-      process.signal(signal);
-      std::this_thread::sleep_for(std::chrono::milliseconds(3));
-    }
-    const int code = process.wait();
-    output_ = process.output();
-    return code;
-  }
-
-  // Records of metrics.jsonl without the values that depend on time.
-  std::vector<std::string> records(const std::string& out) const {
-    std::istringstream lines(read_file(path(out) + "/metrics.jsonl"));
-    std::vector<std::string> result;
-    for (std::string line; std::getline(lines, line);) {
-      nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
-      if (record.is_discarded()) continue;  // the line that is being written
-      for (const char* key : {"time", "wall_time", "train/tokens_per_second", "train/mfu"}) {
-        record.erase(key);
-      }
-      result.push_back(record.dump());
-    }
-    return result;
-  }
-
-  int last_step(const std::string& out) const {
-    int step = 0;
-    for (const std::string& record : records(out)) {
-      step = std::max(step, nlohmann::json::parse(record).at("step").get<int>());
-    }
-    return step;
-  }
-
-  fs::path newest(const std::string& out) const {
-    const fs::path checkpoints = path(out) + "/checkpoints";
-    std::string name = read_file(checkpoints / "latest");
-    name.erase(name.find_last_not_of('\n') + 1);
-    return checkpoints / name;
-  }
-
-  std::string weights(const std::string& out) const {
-    return read_file(newest(out) / "rank-00000-of-00001.safetensors");
-  }
-
-  // Two runs have the same history and end with the same weights and moments, bit for bit.
-  void expect_equal_runs(const std::string& a, const std::string& b) const {
-    EXPECT_EQ(records(a), records(b));
-    EXPECT_EQ(newest(a).filename(), newest(b).filename());
-    EXPECT_TRUE(weights(a) == weights(b)) << "final weights differ";
-    EXPECT_EQ(read_file(newest(a) / "state.json"), read_file(newest(b) / "state.json"));
-  }
-
-  static inline const std::map<std::string, std::string> kThreads = {
-      {"OMP_NUM_THREADS", "2"}, {"OMP_WAIT_POLICY", "passive"}};
-  test::TemporaryFolder folder_;
-  std::string output_;
-};
-
-double loss_at(const std::vector<std::string>& records, int step, const char* key) {
-  for (const std::string& text : records) {
-    const nlohmann::json record = nlohmann::json::parse(text);
-    if (record.at("step") == step && record.contains(key)) return record.at(key);
-  }
-  ADD_FAILURE() << "no " << key << " at step " << step;
-  return 0;
-}
 
 TEST_F(SystemTest, TrainsValidatesAndSaves) {
   ASSERT_EQ(run(training("run")), 0) << output_;
@@ -177,14 +30,14 @@ TEST_F(SystemTest, TrainsValidatesAndSaves) {
   EXPECT_NE(output_.find("complete"), std::string::npos) << output_;
 
   ASSERT_EQ(run({"eval", "--checkpoint", path("run"), "--data", path("b.h5"), "--tokens", "512",
-                 "--json"}),
+                 "--json", "--device", "cpu"}),
             0)
       << output_;
   EXPECT_NEAR(nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>(),
               loss_at(history, 60, "validation/loss"), 1e-5);
 
-  ASSERT_EQ(run({"generate", "--checkpoint", path("run"), "--device", "cpu", "--prompt", "The",
-                 "--max-tokens", "20"}),
+  ASSERT_EQ(run({"generate", "--checkpoint", path("run"), "--prompt", "The", "--max-tokens", "20",
+                 "--device", "cpu"}),
             0)
       << output_;
   EXPECT_EQ(output_.rfind("The", 0), 0U);
@@ -275,7 +128,7 @@ TEST_F(SystemTest, SurvivesKillAtRandomMoments) {
   int kills = 0;
   for (int attempt = 0; kills < enough && attempt < 10 * enough; ++attempt) {
     // Each round starts where the last one was killed; a finished run starts over.
-    Process process(command(training("killed", often)), folder_ / "log", kThreads);
+    Process process(command(training("killed", often)), folder_ / "log", environment_);
     const auto delay = std::uniform_int_distribution<int>(5, 600)(random);
     std::this_thread::sleep_for(std::chrono::milliseconds(delay));
     process.signal(SIGKILL);
@@ -323,7 +176,7 @@ TEST_F(SystemTest, AnotherModelCannotContinueTheRun) {
 
 TEST_F(SystemTest, ASecondJobOnTheFolderIsRefused) {
   Process first(command(training("run", {"--stages.0.length=100000 steps"})), folder_ / "first",
-                kThreads);
+                environment_);
   while (first.running() && last_step("run") < 2) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
@@ -351,7 +204,7 @@ TEST_F(SystemTest, FailedSavesEndTheRunOnlyWhenTheyRepeat) {
   // Files may grow to 40 blocks of 512 bytes: enough for metrics, not for a checkpoint.
   std::string shell = "ulimit -f 40; exec";
   for (const std::string& word : command(training("run"))) shell += " '" + word + "'";
-  Process process({"bash", "-c", shell}, folder_ / "log", kThreads);
+  Process process({"bash", "-c", shell}, folder_ / "log", environment_);
   EXPECT_EQ(process.wait(), 9) << process.output();
   EXPECT_GE(last_step("run"), 20);  // the first failure did not end it
   for (const auto& entry : fs::directory_iterator(path("run") + "/checkpoints")) {

@@ -17,7 +17,7 @@ struct StickBreakingWorkspace {
 };
 inline StickBreakingWorkspace stickbreaking_workspace(int64_t tokens, int64_t heads,
                                                       int64_t max_seqlen) {
-  constexpr int64_t kBudget = int64_t{256} << 20;  // bytes
+  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
   StickBreakingWorkspace w;
   w.blocks = (max_seqlen + 126) / 64 + 2;
   const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, tokens * w.blocks * 8));
@@ -39,8 +39,9 @@ inline Buffer softmax_forward_scratch(const Stream& s, int64_t tokens, int64_t h
 }
 inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, int64_t heads,
                                        int64_t max_seqlen) {
-  const int64_t group = kernels::cudnn_backward_heads(dq_THd.rows(), heads, max_seqlen,
-                                                      dq_THd.row_stride, kDeterministicSoftmax);
+  const int64_t group =
+      kernels::cudnn_backward_heads(dq_THd.rows(), heads, dq_THd.cols() / heads, max_seqlen,
+                                    dq_THd.row_stride, kDeterministicSoftmax);
   const size_t cudnn =
       group == 0 ? 0
                  : kernels::cudnn_backward_scratch_bytes(dq_THd.rows(), group, max_seqlen,

@@ -79,9 +79,9 @@ kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads
 bool backward_by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
                        const CudnnAttention::Workspace& scratch) {
   Cudnn& library = cudnn(s);
-  if (!library.attention) return false;
+  if (!library.attention || kernels::prefers_portable_backward(p.head_dim)) return false;
   const auto group = static_cast<int>(kernels::cudnn_backward_heads(
-      p.tokens, p.heads, p.max_seqlen, p.dq.stride, kDeterministicSoftmax));
+      p.tokens, p.heads, p.head_dim, p.max_seqlen, p.dq.stride, kDeterministicSoftmax));
   for (int head = 0; head < p.heads; head += group) {
     const std::string why =
         group == 0 ? "the scratch of one head is too much"

@@ -64,10 +64,20 @@ TEST(CommandLine, AloneItExplainsItself) {
 
 TEST(CommandLine, EveryCommandHasHelp) {
   const std::vector<std::vector<std::string>> commands = all_commands();
-  const std::vector<std::vector<std::string>> expected = {
-      {"train"},          {"tokenizer", "train"}, {"prepare"},        {"data", "info"},
-      {"data", "verify"}, {"ckpt", "ls"},         {"ckpt", "verify"}, {"eval"},
-      {"config", "show"}, {"config", "docs"},     {"generate"},       {"bench"}};
+  const std::vector<std::vector<std::string>> expected = {{"train"},
+                                                          {"tokenizer", "train"},
+                                                          {"prepare"},
+                                                          {"data", "info"},
+                                                          {"data", "verify"},
+                                                          {"ckpt", "ls"},
+                                                          {"ckpt", "verify"},
+                                                          {"eval"},
+                                                          {"config", "show"},
+                                                          {"config", "docs"},
+                                                          {"generate"},
+                                                          {"bench", "train"},
+                                                          {"bench", "attention"},
+                                                          {"bench", "ops"}};
   for (const auto& command : expected) {
     EXPECT_EQ(std::count(commands.begin(), commands.end(), command), 1) << command.front();
   }
@@ -168,7 +178,14 @@ TEST(CommandLine, ArgumentsAreNormalized) {
             (Words{"eval", "--out=x/y.z", "--", "--a.b"}));
   for (const char* own : {"-h", "--help", "--version"}) {
     EXPECT_EQ(normalize_arguments({own}), Words{own});
+    EXPECT_EQ(normalize_arguments({"bench", own}), (Words{"bench", own}));
   }
+  EXPECT_EQ(normalize_arguments({"bench"}), (Words{"bench", "train"}));
+  EXPECT_EQ(normalize_arguments({"bench", "--config", "a.yaml"}),
+            (Words{"bench", "train", "--config", "a.yaml"}));
+  EXPECT_EQ(normalize_arguments({"bench", "--train.lr=1"}),
+            (Words{"bench", "train", "--set=train.lr=1"}));
+  EXPECT_EQ(normalize_arguments({"bench", "ops", "--json"}), (Words{"bench", "ops", "--json"}));
 }
 
 }  // namespace

@@ -1,0 +1,178 @@
+// Attention forward and backward, apart from the model.
+#include <cmath>
+
+#include "core/error.h"
+#include "ops/ops.h"
+#include "train/bench.h"
+#include "train/bench_timing.h"
+
+namespace sbtrain {
+namespace {
+
+struct Case {
+  int64_t tokens, width, head_dim, length, repeats;
+  float skip_epsilon;
+  int heads() const { return static_cast<int>(width / head_dim); }
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+};
+
+// Equal documents that fill the micro-batch.
+struct Documents {
+  Documents(RandomTensors& random, int64_t tokens, int64_t length) {
+    std::vector<int32_t> position_of, begins;
+    for (int64_t t = 0; t < tokens; ++t) position_of.push_back(static_cast<int32_t>(t % length));
+    for (int64_t t = 0; t <= tokens; t += length) begins.push_back(static_cast<int32_t>(t));
+    positions = random.integers(position_of);
+    cu_seqlens = random.integers(begins);
+    sequences = {.cu_seqlens = cu_seqlens,
+                 .positions_T = positions,
+                 .count = tokens / length,
+                 .max_seqlen = length};
+  }
+  Buffer positions, cu_seqlens;
+  Sequences sequences;
+};
+
+// The tensors of one call. q, k and v are columns of one matrix, as in a model; so are their
+// gradients.
+enum : size_t { kQkv, kDqkv, kO, kDo, kStatistic, kStop };
+
+Tensors make_tensors(RandomTensors& random, const Case& c, bool stickbreaking) {
+  const DType real = random.compute();
+  Tensors all = tensors(
+      random.normal(real, {c.tokens, 3 * c.width}), random.empty(real, {c.tokens, 3 * c.width}),
+      random.empty(real, {c.tokens, c.width}), random.normal(real, {c.tokens, c.width}),
+      random.empty(DType::kF32, {c.heads(), c.tokens}));
+  if (stickbreaking) all.push_back(random.empty(DType::kI32, {c.heads(), c.tokens}));
+  return all;
+}
+
+Tensor third(const Buffer& qkv, int64_t index) {
+  const int64_t width = qkv.tensor().cols() / 3;
+  return qkv.tensor().col_range(index * width, width);
+}
+
+AttentionBenchRow time_stickbreaking(Stream& s, RandomTensors& random, const Case& c) {
+  const Documents documents(random, c.tokens, c.length);
+  const Rotation rotation([&] { return make_tensors(random, c, true); });
+  const ops::StickBreakingParams params{
+      .heads = c.heads(), .scale = c.scale(), .skip_epsilon = c.skip_epsilon};
+  const auto forward = [&](const Tensors& x) {
+    ops::stickbreaking_forward(s,
+                               {.o_THd = x[kO],
+                                .log2_rem_HT = x[kStatistic],
+                                .stop_HT = x[kStop],
+                                .q_THd = third(x[kQkv], 0),
+                                .k_THd = third(x[kQkv], 1),
+                                .v_THd = third(x[kQkv], 2)},
+                               documents.sequences, params);
+  };
+  const auto backward = [&](const Tensors& x) {
+    ops::stickbreaking_backward(s,
+                                {.dq_THd = third(x[kDqkv], 0),
+                                 .dk_THd = third(x[kDqkv], 1),
+                                 .dv_THd = third(x[kDqkv], 2),
+                                 .do_THd = x[kDo],
+                                 .log2_rem_HT = x[kStatistic],
+                                 .stop_HT = x[kStop],
+                                 .q_THd = third(x[kQkv], 0),
+                                 .k_THd = third(x[kQkv], 1),
+                                 .v_THd = third(x[kQkv], 2)},
+                                documents.sequences, params);
+  };
+  AttentionBenchRow row;
+  row.forward_seconds = median_seconds(s, "stickbreaking_forward", rotation, c.repeats, forward);
+  row.backward_seconds = median_seconds(s, "stickbreaking_backward", rotation, c.repeats, backward);
+  return row;
+}
+
+AttentionBenchRow time_softmax(Stream& s, RandomTensors& random, const Case& c) {
+  const Documents documents(random, c.tokens, c.length);
+  const Rotation rotation([&] { return make_tensors(random, c, false); });
+  const ops::SoftmaxParams params{.heads = c.heads(), .scale = c.scale()};
+  const auto forward = [&](const Tensors& x) {
+    ops::softmax_forward(s,
+                         {.o_THd = x[kO],
+                          .lse_HT = x[kStatistic],
+                          .q_THd = third(x[kQkv], 0),
+                          .k_THd = third(x[kQkv], 1),
+                          .v_THd = third(x[kQkv], 2)},
+                         documents.sequences, params);
+  };
+  const auto backward = [&](const Tensors& x) {
+    ops::softmax_backward(s,
+                          {.dq_THd = third(x[kDqkv], 0),
+                           .dk_THd = third(x[kDqkv], 1),
+                           .dv_THd = third(x[kDqkv], 2),
+                           .do_THd = x[kDo],
+                           .o_THd = x[kO],
+                           .lse_HT = x[kStatistic],
+                           .q_THd = third(x[kQkv], 0),
+                           .k_THd = third(x[kQkv], 1),
+                           .v_THd = third(x[kQkv], 2)},
+                          documents.sequences, params);
+  };
+  AttentionBenchRow row;
+  row.forward_seconds = median_seconds(s, "softmax_forward", rotation, c.repeats, forward);
+  row.backward_seconds = median_seconds(s, "softmax_backward", rotation, c.repeats, backward);
+  return row;
+}
+
+void complete(AttentionBenchOptions& o, bool cuda) {
+  if (o.tokens == 0) o.tokens = cuda ? 32768 : 1024;
+  if (o.width == 0) o.width = cuda ? 1536 : 128;
+  if (o.head_dims.empty()) o.head_dims = {32, 64, 128};
+  if (o.lengths.empty()) {
+    for (int64_t length = cuda ? 512 : 256; length <= (cuda ? 16384 : 1024); length *= 2) {
+      o.lengths.push_back(length);
+    }
+  }
+  for (const int64_t d : o.head_dims) {
+    if (o.width % d != 0)
+      fail(ExitCode::kUsage, "heads of {} do not divide a width of {}", d, o.width);
+  }
+  for (const int64_t length : o.lengths) {
+    if (o.tokens % length != 0) {
+      fail(ExitCode::kUsage, "documents of {} do not divide {} tokens", length, o.tokens);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOptions options) {
+  complete(options, backend == Backend::kCuda);
+  Memory memory(backend);
+  Stream stream(memory);
+  RandomTensors random(stream);
+  std::vector<AttentionBenchRow> rows;
+  for (const std::string& module : options.modules) {
+    for (const int64_t d : options.head_dims) {
+      for (const int64_t length : options.lengths) {
+        const Case c{.tokens = options.tokens,
+                     .width = options.width,
+                     .head_dim = d,
+                     .length = length,
+                     .repeats = options.repeats,
+                     .skip_epsilon = static_cast<float>(options.skip_epsilon)};
+        if (module != "stickbreaking" && module != "softmax") {
+          fail(ExitCode::kUsage, "'{}' is not one of stickbreaking, softmax", module);
+        }
+        AttentionBenchRow row = module == "softmax" ? time_softmax(stream, random, c)
+                                                    : time_stickbreaking(stream, random, c);
+        row.module = module;
+        row.head_dim = d;
+        row.length = length;
+        // Two products of L x L x d, of which the causal half counts: 4 d L^2 / 2 for each head and
+        // document. The backward pass has five products of that size for the forward pass's two.
+        row.forward_flops = 2.0 * static_cast<double>(c.width) * static_cast<double>(length) *
+                            static_cast<double>(c.tokens);
+        row.backward_flops = 2.5 * row.forward_flops;
+        rows.push_back(std::move(row));
+      }
+    }
+  }
+  return rows;
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,271 @@
+// Single ops: those that memory bounds against a copy, and the matrix products of a block.
+#include <array>
+#include <unordered_set>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "ops/ops.h"
+#include "train/bench.h"
+#include "train/bench_timing.h"
+
+namespace sbtrain {
+namespace {
+
+void complete(OpsBenchOptions& o, bool cuda) {
+  if (o.tokens == 0) o.tokens = cuda ? 32768 : 1024;
+  if (o.width == 0) o.width = cuda ? 1536 : 128;
+  if (o.inner == 0) o.inner = cuda ? 4096 : 384;
+  if (o.vocab == 0) o.vocab = cuda ? 49152 : 4096;
+}
+
+class OpsBench {
+ public:
+  OpsBench(Stream& s, const OpsBenchOptions& options)
+      : s_(s),
+        random_(s),
+        real_(random_.compute()),
+        T_(options.tokens),
+        D_(options.width),
+        F_(options.inner),
+        V_(options.vocab),
+        repeats_(options.repeats) {
+    const Philox random(1, RandomPurpose::kTest, "bench tokens");
+    for (int64_t t = 0; t < T_; ++t) {
+      tokens_.push_back(static_cast<int32_t>(random.uniform(t) * static_cast<double>(V_)));
+    }
+    distinct_ = std::unordered_set<int32_t>(tokens_.begin(), tokens_.end()).size();
+  }
+
+  std::vector<OpsBenchRow> run() {
+    memory();
+    norms();
+    activations();
+    positions();
+    embeddings();
+    optimizer();
+    product("qkv", 3 * D_, D_, false);
+    product("out", D_, D_, true);
+    product("gate_up", 2 * F_, D_, false);
+    product("down", D_, F_, true);
+    loss();
+    return std::move(rows_);
+  }
+
+ private:
+  using Make = std::function<Tensors()>;
+  using Call = std::function<void(const Tensors&)>;
+
+  // Bytes of `elements` in the compute type.
+  double reals(int64_t elements) const {
+    return static_cast<double>(elements) * static_cast<double>(dtype_size(real_));
+  }
+  static double f32s(int64_t elements) { return 4.0 * static_cast<double>(elements); }
+
+  Buffer real(std::initializer_list<int64_t> shape) { return random_.normal(real_, shape); }
+  Buffer f32(std::initializer_list<int64_t> shape) {
+    return random_.constant(DType::kF32, shape, 0);
+  }
+
+  void bound_by_memory(const std::string& op, double bytes, const Make& make, const Call& call) {
+    const Rotation rotation(make);
+    const double seconds = median_seconds(s_, op, rotation, repeats_, call);
+    rows_.push_back({.name = op, .seconds = seconds, .bytes = bytes});
+  }
+
+  void bound_by_arithmetic(const std::string& name, std::string_view op, double flops,
+                           const Make& make, const Call& call) {
+    const Rotation rotation(make);
+    const double seconds = median_seconds(s_, op, rotation, repeats_, call, /*tune=*/true);
+    rows_.push_back({.name = name, .seconds = seconds, .flops = flops});
+  }
+
+  // In each: what must be read + what must be written, every element once.
+  void memory() {
+    bound_by_memory(
+        "copy", reals(2 * F_ * T_) + reals(2 * F_ * T_),
+        [&] {
+          return tensors(real({T_, 2 * F_}), real({T_, 2 * F_}));
+        },
+        [&](const Tensors& x) { ops::copy(s_, x[0], x[1]); });
+    bound_by_memory(
+        "fill", f32s(V_ * D_),
+        [&] {
+          return tensors(f32({V_, D_}));
+        },
+        [&](const Tensors& x) { ops::fill(s_, x[0], 0.0f); });
+  }
+
+  void norms() {
+    constexpr float kEps = 1e-5f;
+    // x, w; y
+    bound_by_memory(
+        "rmsnorm", reals(T_ * D_ + D_) + reals(T_ * D_),
+        [&] {
+          return tensors(real({T_, D_}), real({T_, D_}), real({D_}));
+        },
+        [&](const Tensors& x) { ops::rmsnorm(s_, x[0], x[1], x[2], kEps); });
+    // dx, dy, x, w, dw; dx, dw
+    bound_by_memory(
+        "rmsnorm_backward", reals(3 * T_ * D_ + D_) + f32s(D_) + reals(T_ * D_) + f32s(D_),
+        [&] {
+          return tensors(real({T_, D_}), f32({D_}), real({T_, D_}), real({T_, D_}), real({D_}));
+        },
+        [&](const Tensors& x) { ops::rmsnorm_backward(s_, x[0], x[1], x[2], x[3], x[4], kEps); });
+  }
+
+  void activations() {
+    // gate and up; y
+    bound_by_memory(
+        "swiglu", reals(2 * T_ * F_) + reals(T_ * F_),
+        [&] {
+          return tensors(real({T_, F_}), real({T_, 2 * F_}));
+        },
+        [&](const Tensors& x) { ops::swiglu(s_, x[0], x[1]); });
+    // dy, gate and up; their gradients
+    bound_by_memory(
+        "swiglu_backward", reals(3 * T_ * F_) + reals(2 * T_ * F_),
+        [&] {
+          return tensors(real({T_, 2 * F_}), real({T_, F_}), real({T_, 2 * F_}));
+        },
+        [&](const Tensors& x) { ops::swiglu_backward(s_, x[0], x[1], x[2]); });
+  }
+
+  // q and k in place, as columns of the qkv matrix; positions.
+  void positions() {
+    const int64_t head_dim = D_ % 64 == 0 ? 64 : D_ % 2 == 0 ? 2 : 0;
+    if (head_dim == 0) return;  // an odd width has no rotation
+    std::vector<int32_t> numbers;
+    for (int64_t t = 0; t < T_; ++t) numbers.push_back(static_cast<int32_t>(t % 4096));
+    const ops::RopeParams params{.heads = static_cast<int>(2 * D_ / head_dim)};
+    bound_by_memory(
+        "rope", reals(2 * T_ * D_) + f32s(T_) + reals(2 * T_ * D_),
+        [&] {
+          return tensors(real({T_, 3 * D_}), random_.integers(numbers));
+        },
+        [&](const Tensors& x) { ops::rope(s_, x[0].tensor().col_range(0, 2 * D_), x[1], params); });
+  }
+
+  // Each row of the table counts once, however many tokens have it.
+  void embeddings() {
+    const auto used = static_cast<int64_t>(distinct_);
+    // tokens, rows; y
+    bound_by_memory(
+        "embedding", f32s(T_) + reals(used * D_) + reals(T_ * D_),
+        [&] {
+          return tensors(real({T_, D_}), random_.integers(tokens_), real({V_, D_}));
+        },
+        [&](const Tensors& x) { ops::embedding(s_, x[0], x[1], x[2], 1.0f); });
+    // tokens, dy, rows of dw; rows of dw
+    bound_by_memory(
+        "embedding_backward", f32s(T_) + reals(T_ * D_) + f32s(used * D_) + f32s(used * D_),
+        [&] {
+          return tensors(f32({V_, D_}), real({T_, D_}), random_.integers(tokens_));
+        },
+        [&](const Tensors& x) { ops::embedding_backward(s_, x[0], x[1], x[2], 1.0f); });
+  }
+
+  // On the whole embedding.
+  void optimizer() {
+    const int64_t n = V_ * D_;
+    bound_by_memory(
+        "add_squared_norm", f32s(n),
+        [&] { return tensors(random_.constant(DType::kF64, {1}, 0), f32({n})); },
+        [&](const Tensors& x) {
+          ops::add_squared_norm(s_, x[0], x[1].tensor().reshaped({1, n}));
+        });
+    const bool copies = real_ != DType::kF32;  // f32 weights are their own compute copy
+    std::array<double, ops::kStepStats> stats{};
+    stats[ops::kApply] = stats[ops::kGradScale] = stats[ops::kBias1] = stats[ops::kBias2] = 1;
+    const ops::DecayRange all{.begin = 0, .end = n};
+    // w, m, v, gradient; w, m, v, the compute copy
+    bound_by_memory(
+        "adamw", f32s(4 * n) + f32s(3 * n) + (copies ? reals(n) : 0),
+        [&] {
+          Tensors x = tensors(random_.normal(DType::kF32, {n}), f32({n}), f32({n}),
+                              random_.normal(DType::kF32, {n}),
+                              random_.empty(DType::kF64, {ops::kStepStats}));
+          ops::copy_from_host(s_, x[4], stats.data());
+          if (copies) x.push_back(random_.empty(real_, {n}));
+          return x;
+        },
+        [&](const Tensors& x) {
+          ops::adamw(s_, {.w_N = x[0],
+                          .m_N = x[1],
+                          .v_N = x[2],
+                          .grad_N = x[3],
+                          .compute_N = copies ? x[5].tensor() : Tensor(),
+                          .stats = x[4],
+                          .decays = {&all, 1},
+                          .lr = 1e-4f,
+                          .decay = 0.1f});
+        });
+  }
+
+  // y_TN = x_TK w_NK^T and its two gradients.
+  void product(const std::string& name, int64_t N, int64_t K, bool with_residual) {
+    const double flops =
+        2.0 * static_cast<double>(T_) * static_cast<double>(N) * static_cast<double>(K);
+    bound_by_arithmetic(
+        name, "linear", flops,
+        [&] {
+          Tensors x = tensors(real({T_, N}), real({T_, K}), random_.normal(real_, {N, K}, 0.02f));
+          if (with_residual) x.push_back(real({T_, N}));
+          return x;
+        },
+        [&](const Tensors& x) {
+          ops::linear(s_, x[0], x[1], x[2], {.residual = with_residual ? x[3].tensor() : Tensor()});
+        });
+    bound_by_arithmetic(
+        name + " backward input", "linear_backward_input", flops,
+        [&] {
+          return tensors(real({T_, K}), real({T_, N}), random_.normal(real_, {N, K}, 0.02f));
+        },
+        [&](const Tensors& x) { ops::linear_backward_input(s_, x[0], x[1], x[2]); });
+    bound_by_arithmetic(
+        name + " backward weight", "linear_backward_weight", flops,
+        [&] {
+          return tensors(f32({N, K}), real({T_, N}), real({T_, K}));
+        },
+        [&](const Tensors& x) { ops::linear_backward_weight(s_, x[0], x[1], x[2]); });
+  }
+
+  // The head and the loss, forward and backward: three products of T x V x D.
+  void loss() {
+    const double flops =
+        6.0 * static_cast<double>(T_) * static_cast<double>(V_) * static_cast<double>(D_);
+    bound_by_arithmetic(
+        "linear_cross_entropy", "linear_cross_entropy", flops,
+        [&] {
+          return tensors(f32({T_}), real({T_, D_}), f32({V_, D_}), real({T_, D_}),
+                         random_.normal(real_, {V_, D_}, 0.02f), random_.integers(tokens_));
+        },
+        [&](const Tensors& x) {
+          ops::linear_cross_entropy(s_, {.loss_T = x[0],
+                                         .dx_TD = x[1],
+                                         .dw_VD = x[2],
+                                         .x_TD = x[3],
+                                         .w_VD = x[4],
+                                         .targets_T = x[5],
+                                         .loss_weight = 1.0f / static_cast<float>(T_)});
+        });
+  }
+
+  Stream& s_;
+  RandomTensors random_;
+  DType real_;
+  int64_t T_, D_, F_, V_, repeats_;
+  std::vector<int32_t> tokens_;
+  size_t distinct_ = 0;
+  std::vector<OpsBenchRow> rows_;
+};
+
+}  // namespace
+
+std::vector<OpsBenchRow> bench_ops(Backend backend, OpsBenchOptions options) {
+  complete(options, backend == Backend::kCuda);
+  Memory memory(backend);
+  Stream stream(memory);
+  return OpsBench(stream, options).run();
+}
+
+}  // namespace sbtrain

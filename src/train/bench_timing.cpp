@@ -1,0 +1,109 @@
+#include "train/bench_timing.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/philox.h"
+#include "ops/ops.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr int64_t kNumbers = (int64_t{1} << 20) + 7;  // not a multiple of any row
+
+struct ProfileScope {
+  ProfileScope(Stream& s, OpProfile& profile) : stream(s) { s.set_profile(&profile); }
+  ~ProfileScope() { stream.set_profile(nullptr); }
+  ProfileScope(const ProfileScope&) = delete;
+  ProfileScope& operator=(const ProfileScope&) = delete;
+  Stream& stream;
+};
+
+Tensor elements(const Tensor& t, int64_t begin, int64_t count) {
+  return t.reshaped({t.numel()}).row_range(begin, count).reshaped({1, count});
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  require(!values.empty(), "a median of nothing");
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+RandomTensors::RandomTensors(Stream& s) : stream_(s) {
+  const Philox random(1, RandomPurpose::kTest, "bench");
+  std::vector<float> values(kNumbers);
+  for (int64_t i = 0; i < kNumbers; ++i) values[i] = static_cast<float>(random.normal(i));
+  numbers_ = empty(DType::kF32, {kNumbers});
+  ops::copy_from_host(s, numbers_, values.data());
+}
+
+Buffer RandomTensors::empty(DType dtype, std::initializer_list<int64_t> shape) {
+  return stream_.memory().allocate(MemoryClass::kActivations, "bench", dtype, shape);
+}
+
+Buffer RandomTensors::normal(DType dtype, std::initializer_list<int64_t> shape, float std) {
+  Buffer out = empty(dtype, shape);
+  // Scaled numbers, if need be, and then copies of them.
+  Buffer scaled;
+  Tensor from = numbers_;
+  if (std != 1.0f) {
+    std::vector<float> values(kNumbers);
+    ops::copy_to_host(stream_, values.data(), numbers_);
+    for (float& x : values) x *= std;
+    scaled = empty(DType::kF32, {kNumbers});
+    ops::copy_from_host(stream_, scaled, values.data());
+    from = scaled;
+  }
+  const int64_t n = out.tensor().numel();
+  for (int64_t done = 0; done < n;) {
+    const int64_t count = std::min(n - done, kNumbers - place_);
+    ops::copy(stream_, elements(out, done, count), elements(from, place_, count));
+    place_ = (place_ + count) % kNumbers;
+    done += count;
+  }
+  place_ = (place_ + 12347) % kNumbers;
+  return out;
+}
+
+Buffer RandomTensors::constant(DType dtype, std::initializer_list<int64_t> shape, float value) {
+  Buffer out = empty(dtype, shape);
+  ops::fill(stream_, out, value);
+  return out;
+}
+
+Buffer RandomTensors::integers(const std::vector<int32_t>& values) {
+  Buffer out = empty(DType::kI32, {static_cast<int64_t>(values.size())});
+  ops::copy_from_host(stream_, out, values.data());
+  return out;
+}
+
+Rotation::Rotation(const std::function<Tensors()>& make) {
+  sets_.push_back(make());
+  size_t bytes = 0;
+  for (const Buffer& buffer : sets_.front()) bytes += buffer.tensor().bytes();
+  const size_t count =
+      std::clamp(kColdBytes / std::max<size_t>(bytes, 1) + 2, size_t{2}, kMostSets);
+  while (sets_.size() < count) sets_.push_back(make());
+}
+
+double median_seconds(Stream& s, std::string_view op, const Rotation& rotation, int64_t repeats,
+                      const std::function<void(const Tensors&)>& call, bool tune) {
+  if (tune) {
+    ops::begin_tuning(s, "");
+    call(rotation.at(0));
+    ops::end_tuning(s);
+  }
+  for (int64_t n = 0; n < rotation.count(); ++n) call(rotation.at(n));
+  OpProfile profile;
+  const ProfileScope scope(s, profile);
+  for (int64_t n = 0; n < repeats; ++n) call(rotation.at(n));
+  ops::synchronize(s);
+  const auto entry = profile.entries().find(op);
+  require(entry != profile.entries().end(), "'{}' has not run", op);
+  return median(entry->second.calls);
+}
+
+}  // namespace sbtrain

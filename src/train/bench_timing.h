@@ -1,0 +1,61 @@
+// What the benchmarks of single ops share: random tensors, buffers in turn, medians.
+#pragma once
+
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "core/stream.h"
+
+namespace sbtrain {
+
+// The median; of an even number, the upper one.
+double median(std::vector<double> values);
+
+// Tensors on the stream's device. Normal numbers are a million of them again and again, from
+// another place in every tensor.
+class RandomTensors {
+ public:
+  explicit RandomTensors(Stream& s);
+  DType compute() const { return stream_.memory().compute_dtype(); }
+
+  Buffer empty(DType dtype, std::initializer_list<int64_t> shape);
+  Buffer normal(DType dtype, std::initializer_list<int64_t> shape, float std = 1.0f);
+  Buffer constant(DType dtype, std::initializer_list<int64_t> shape, float value);
+  Buffer integers(const std::vector<int32_t>& values);
+
+ private:
+  Stream& stream_;
+  Buffer numbers_;
+  int64_t place_ = 0;
+};
+
+using Tensors = std::vector<Buffer>;
+template <typename... Buffers>
+Tensors tensors(Buffers... buffers) {
+  Tensors all;
+  (all.push_back(std::move(buffers)), ...);
+  return all;
+}
+
+// Sets of the tensors of one call, taken in turn: when a set's turn comes again, the caches have
+// seen at least kColdBytes of the others'. Small sets are made kMostSets times at most.
+class Rotation {
+ public:
+  explicit Rotation(const std::function<Tensors()>& make);
+  const Tensors& at(int64_t call) const { return sets_[call % count()]; }
+  int64_t count() const { return static_cast<int64_t>(sets_.size()); }
+
+ private:
+  static constexpr size_t kColdBytes = size_t{256} << 20;
+  static constexpr size_t kMostSets = 64;
+  std::vector<Tensors> sets_;
+};
+
+// Runs call(0), call(1), ... without waiting in between, and returns the median time of `op` in
+// the last `repeats` of them. One round through `rotation` goes before, so that scratch is there,
+// alternatives are chosen (`tune`) and the device is not idle when the first one starts.
+double median_seconds(Stream& s, std::string_view op, const Rotation& rotation, int64_t repeats,
+                      const std::function<void(const Tensors&)>& call, bool tune = false);
+
+}  // namespace sbtrain

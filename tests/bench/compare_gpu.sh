@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# One training step of sbtrain and of the same model in PyTorch, in turn on this GPU.
+#
+#   tests/bench/compare_gpu.sh [--rounds N] [--steps N] [--stickbreaking FOLDER] [CONFIG...]
+#
+# CONFIG          default: configs/350m_rope.yaml configs/1b_rope.yaml configs/1b_sb.yaml;
+#                 one micro-batch a step: 16 sequences for 350M, 8 for others (BATCH overrides it)
+# --rounds        runs of each, alternating (default 1); the best median of each counts
+# --steps         timed steps of a run (default 20, 8 at least)
+# --stickbreaking folder with the package stickbreaking_attention, the published Triton kernels,
+#                 where it is not installed
+#
+# PYTHON chooses the interpreter (default python3), SBTRAIN the program. Stick-breaking runs with
+# skip_epsilon 0, as the Triton kernels do. Further options of the PyTorch side (tests/bench/
+# pytorch_gpu.py --help) go in PYTORCH_OPTIONS.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$root"
+
+rounds=1
+steps=20
+stickbreaking=${STICKBREAKING_ATTENTION:-}
+configs=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --rounds) rounds=${2:?--rounds needs a number}; shift ;;
+    --steps) steps=${2:?--steps needs a number}; shift ;;
+    --stickbreaking) stickbreaking=${2:?--stickbreaking needs a folder}; shift ;;
+    -h | --help) sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -*) echo "compare_gpu: unknown option $1" >&2; exit 2 ;;
+    *) configs+=("$1") ;;
+  esac
+  shift
+done
+[ ${#configs[@]} -gt 0 ] ||
+  configs=(configs/350m_rope.yaml configs/1b_rope.yaml configs/1b_sb.yaml)
+((steps >= 8)) || { echo "compare_gpu: --steps is 8 at least" >&2; exit 2; }
+
+sbtrain=$(scripts/find_sbtrain.sh)
+python=${PYTHON:-python3}
+results=$(mktemp -d -t sbtrain-bench.XXXXXX)
+trap 'rm -rf "$results"' EXIT
+
+run_sbtrain() {  # CONFIG BATCH
+  local options=(--config "$1" --steps "$steps" "--train.batch=$2" "--train.micro_batch=$2")
+  # A key of stick-breaking alone: a softmax model refuses it.
+  if grep -q 'type: *stickbreaking' "$1"; then
+    options+=(--model.attention.skip_epsilon=0)
+  fi
+  "$sbtrain" bench train --json "${options[@]}"
+}
+
+run_pytorch() {  # CONFIG BATCH
+  local flat
+  flat=$results/$(basename "$1" .yaml).flat
+  "$sbtrain" config show --flat --config "$1" >"$flat"
+  # shellcheck disable=SC2086
+  "$python" tests/bench/pytorch_gpu.py --config "$flat" --batch "$2" --steps "$steps" \
+    --stickbreaking "$stickbreaking" ${PYTORCH_OPTIONS:-}
+}
+
+# The best tokens/s of the JSON lines in a file; nothing where there are none.
+best() {
+  [ ! -s "$1" ] || "$python" -c '
+import json, sys
+print(round(max(json.loads(line)["tokens_per_second"] for line in open(sys.argv[1]) if line.strip())))
+' "$1"
+}
+
+printf '%-14s %8s %14s %16s %10s\n' config batch 'sbtrain tok/s' 'PyTorch tok/s' ratio
+for config in "${configs[@]}"; do
+  name=$(basename "$config" .yaml)
+  case $name in
+    350m*) batch=${BATCH:-16} ;;
+    *) batch=${BATCH:-8} ;;
+  esac
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "$name, round $round of $rounds" >&2
+    run_sbtrain "$config" "$batch" >>"$results/$name.sbtrain" || echo "$name: sbtrain failed" >&2
+    run_pytorch "$config" "$batch" >>"$results/$name.pytorch" || echo "$name: PyTorch failed" >&2
+  done
+  own=$(best "$results/$name.sbtrain")
+  other=$(best "$results/$name.pytorch")
+  ratio=-
+  [ -z "$own" ] || [ -z "$other" ] || ratio=$(awk "BEGIN { printf \"%.2fx\", $own / $other }")
+  printf '%-14s %8s %14s %16s %10s\n' "$name" "$batch" "${own:-failed}" \
+    "${other:-not available}" "$ratio"
+done

@@ -1,0 +1,325 @@
+// Whole models on the GPU: against the CPU backend in fp32, and against themselves bit for bit.
+#include "support/model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "serve/generate.h"
+#include "support/gpu.h"
+#include "train/step.h"
+
+namespace sbtrain {
+namespace {
+
+using test::GpuTest;
+using test::ModelRun;
+
+// Bounds of bf16 against fp32, relative, in the Frobenius norm.
+constexpr double kLossError = 5e-3;
+constexpr double kGradientError = 2e-2;  // of each tensor
+constexpr double kLogitsError = 2e-2;
+
+ModelConfig small(const AttentionConfig& attention, bool tied = true) {
+  ModelConfig config;
+  config.layers = 3;
+  config.width = 128;
+  config.inner = 299;  // stored padded
+  config.heads = 4;
+  config.vocab = 509;
+  config.tied = tied;
+  config.init_std = 0.08;
+  config.attention = {attention};
+  return config;
+}
+
+struct Case {
+  std::string name;
+  AttentionConfig attention;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const char* remainder : {"none", "value", "bias"}) {
+    AttentionConfig a;
+    a.remainder = remainder;
+    all.push_back({std::string("stickbreaking_") + remainder, a});
+    a.attend_current = true;
+    all.push_back({std::string("attend_current_") + remainder, a});
+    a.attend_current = false;
+    a.head_norm = true;
+    a.forget_gate = true;
+    all.push_back({std::string("norm_gate_") + remainder, a});
+  }
+  AttentionConfig every;
+  every.remainder = "bias";
+  every.head_norm = every.forget_gate = every.attend_current = true;
+  all.push_back({"norm_gate_attend_current_bias", every});
+  AttentionConfig norm;
+  norm.head_norm = true;
+  all.push_back({"head_norm", norm});
+  AttentionConfig gate;
+  gate.forget_gate = true;
+  all.push_back({"forget_gate", gate});
+  AttentionConfig rope;
+  rope.type = "softmax";
+  all.push_back({"rope", rope});
+  AttentionConfig nope = rope;
+  nope.position = "none";
+  all.push_back({"nope", nope});
+  return all;
+}
+
+const std::vector<int32_t> kDocuments = {150, 1, 2, 65, 300, 38};
+
+class GpuModel : public GpuTest, public testing::WithParamInterface<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, GpuModel, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
+  for (const bool tied : {true, false}) {
+    const ModelConfig config = small(GetParam().attention, tied);
+    const PackedBatch batch = test::packed_batch(kDocuments, config.vocab);
+    ModelRun cpu(Backend::kCpu, config, batch);
+    ModelRun gpu(Backend::kCuda, config, batch);
+    cpu.disturb_constants();
+    gpu.disturb_constants();
+    ASSERT_EQ(cpu.masters(), gpu.masters());
+
+    const double expected = cpu.backward(1e-3f);
+    const double loss_error = std::abs(gpu.backward(1e-3f) - expected) / expected;
+    EXPECT_LT(loss_error, kLossError);
+    const auto reference = cpu.gradients();
+    const auto gradients = gpu.gradients();
+    ASSERT_EQ(gradients.size(), reference.size());
+    double worst = 0;
+    std::string worst_name;
+    for (const auto& [name, values] : gradients) {
+      const double error =
+          test::relative_error(test::widened(values), test::widened(reference.at(name)));
+      EXPECT_LT(error, kGradientError) << name;
+      if (error > worst) {
+        worst = error;
+        worst_name = name;
+      }
+    }
+    std::printf("relative errors, %s: loss %.1e, gradients up to %.1e (%s)\n",
+                tied ? "tied" : "untied", loss_error, worst, worst_name.c_str());
+  }
+}
+
+TEST_P(GpuModel, RepeatedAndRecomputedGradientsAreEqualBits) {
+  const ModelConfig config = small(GetParam().attention);
+  const PackedBatch batch = test::packed_batch(kDocuments, config.vocab);
+  ModelRun none(Backend::kCuda, config, batch);
+  const double loss = none.backward(1e-3f);
+  const auto gradients = none.gradients();
+  EXPECT_EQ(none.backward(1e-3f), loss);
+  EXPECT_TRUE(none.gradients() == gradients) << "repeated";
+  ModelRun selective(Backend::kCuda, config, batch, Recompute::kSelective);
+  EXPECT_EQ(selective.backward(1e-3f), loss);
+  EXPECT_TRUE(selective.gradients() == gradients) << "selective";
+  ModelRun full(Backend::kCuda, config, batch, Recompute::kFull);
+  EXPECT_EQ(full.backward(1e-3f), loss);
+  EXPECT_TRUE(full.gradients() == gradients) << "full";
+}
+
+// Prefill of any prefix and single steps behind it give the logits of one full forward pass.
+TEST_P(GpuModel, DecodeEqualsFullForward) {
+  const ModelConfig config = small(GetParam().attention);
+  const int32_t T = 100;
+  const PackedBatch packed = test::packed_batch({T}, config.vocab);
+  ModelRun gpu(Backend::kCuda, config, packed);
+  ModelRun cpu(Backend::kCpu, config, packed);
+  cpu.disturb_constants();
+  gpu.disturb_constants();
+  const std::vector<float> expected = gpu.logits();
+  const double against_cpu =
+      test::relative_error(test::widened(expected), test::widened(cpu.logits()));
+  EXPECT_LT(against_cpu, kLogitsError);
+  double worst = 0;
+  for (const int32_t prompt : {1, 64, 99}) {
+    DecodeCache cache = gpu.model().allocate_cache(gpu.stream().memory(), 1, T);
+    const Buffer boundaries = gpu.integers({0, prompt});
+    BatchTensors batch = gpu.batch();
+    batch.tokens_T = batch.tokens_T.row_range(0, prompt);
+    batch.sequences = {.cu_seqlens = boundaries,
+                       .positions_T = gpu.batch().sequences.positions_T.row_range(0, prompt),
+                       .count = 1,
+                       .max_seqlen = prompt};
+    const Buffer logits = gpu.reals(1, config.vocab);
+    gpu.model().prefill(gpu.stream(), gpu.params(), batch, cache, 0, logits);
+    for (int32_t t = prompt; t <= T; ++t) {
+      const auto row = expected.begin() + static_cast<int64_t>(t - 1) * config.vocab;
+      const double error = test::relative_error(test::widened(gpu.download(logits)),
+                                                std::vector<double>(row, row + config.vocab));
+      worst = std::max(worst, error);
+      EXPECT_LT(error, kLogitsError) << "prompt " << prompt << ", token " << t - 1;
+      if (t == T) break;
+      const Buffer token = gpu.integers({packed.tokens[t]});
+      const Buffer position = gpu.integers({t});
+      const Buffer length = gpu.integers({t + 1});
+      gpu.model().decode(gpu.stream(), gpu.params(), token, cache,
+                         {.positions_B = position, .lengths_B = length}, logits);
+    }
+  }
+  std::printf("relative errors of logits: decode up to %.1e, full pass against the CPU %.1e\n",
+              worst, against_cpu);
+}
+
+// Greedy generation takes the most likely token, up to rounding, of a full pass on the CPU.
+TEST_P(GpuModel, GeneratesTheMostLikelyTokens) {
+  const ModelConfig config = small(GetParam().attention);
+  const std::vector<int32_t> prompt = test::packed_batch({20}, config.vocab).tokens;
+  ModelRun gpu(Backend::kCuda, config, test::packed_batch({20}, config.vocab));
+  const SamplingOptions greedy = {.max_tokens = 24, .temperature = 0};
+  const auto run = [&] {
+    return generate(gpu.model(), gpu.params(), gpu.stream(), prompt, greedy, /*stop_token=*/-1);
+  };
+  const std::vector<int32_t> generated = run();
+  ASSERT_EQ(generated.size(), 24U);
+  EXPECT_EQ(run(), generated);
+
+  PackedBatch text = test::packed_batch({44}, config.vocab);
+  std::copy(prompt.begin(), prompt.end(), text.tokens.begin());
+  std::copy(generated.begin(), generated.end(), text.tokens.begin() + 20);
+  const std::vector<float> logits = ModelRun(Backend::kCpu, config, text).logits();
+  for (size_t n = 0; n < generated.size(); ++n) {
+    const auto row = logits.begin() + static_cast<int64_t>(19 + n) * config.vocab;
+    const auto [low, high] = std::minmax_element(row, row + config.vocab);
+    EXPECT_GE(row[generated[n]], *high - 0.02f * (*high - *low)) << "token " << n;
+  }
+}
+
+Config step_config(const AttentionConfig& attention, const std::string& recompute) {
+  Config config;
+  config.model = small(attention);
+  config.train.sequence_length = 128;
+  config.train.micro_batch = 2;
+  config.train.batch = 4;
+  config.train.recompute = recompute;
+  return config;
+}
+
+// Optimizer steps of a model on the GPU, planned or not.
+class StepRun {
+ public:
+  StepRun(const Config& config, bool planned)
+      : config_(config),
+        model_(config_.model, parse_recompute(config_.train.recompute)),
+        communicator_(make_single_process()),
+        memory_(Backend::kCuda),
+        stream_(memory_) {
+    if (planned) {
+      Memory plan = Memory::planning(Backend::kCuda);
+      Stream stream(plan);
+      TrainStep(config_, model_, stream, *communicator_).plan();
+      memory_.adopt_plan(plan);
+    }
+    step_.emplace(config_, model_, stream_, *communicator_);
+    step_->params().initialize(5);
+  }
+
+  // Two micro-batches of several documents, none longer than the sequence length.
+  std::vector<PackedBatch> batches(uint64_t step) const {
+    std::vector<PackedBatch> out;
+    const auto L = static_cast<int32_t>(config_.train.sequence_length);
+    out.push_back(test::packed_batch({L - 30, 1, 29, L}, config_.model.vocab, 2 * step));
+    out.push_back(test::packed_batch({L, 2, L - 2}, config_.model.vocab, 2 * step + 1));
+    return out;
+  }
+  StepResult step(const std::vector<PackedBatch>& micro_batches) {
+    return step_->run(micro_batches, 1e-3).wait();
+  }
+  // Losses and gradient norms of some steps, and a validation loss behind them.
+  std::vector<double> train(int steps) {
+    std::vector<double> results;
+    for (int n = 0; n < steps; ++n) {
+      const StepResult result = step(batches(n));
+      results.insert(results.end(), {result.loss, result.grad_norm});
+    }
+    results.push_back(step_->evaluate(batches(steps)[0]));
+    return results;
+  }
+  std::vector<float> weights() {
+    std::vector<float> all;
+    for (size_t u = 0; u < model_.registry().units().size(); ++u) {
+      const Tensor& master = step_->params().shard(static_cast<int>(u)).master;
+      const size_t before = all.size();
+      all.resize(before + static_cast<size_t>(master.numel()));
+      ops::copy_to_host(stream_, all.data() + before, master);
+    }
+    return all;
+  }
+  MemoryReport report() const { return memory_.report(); }
+
+ private:
+  const Config config_;
+  const Llama model_;
+  std::unique_ptr<Communicator> communicator_;
+  Memory memory_;
+  Stream stream_;
+  std::optional<TrainStep> step_;
+};
+
+TEST_P(GpuModel, PlannedStepsEqualUnplannedOnes) {
+  std::optional<std::vector<float>> weights;
+  std::optional<std::vector<double>> results;
+  for (const char* recompute : {"none", "selective", "full"}) {
+    for (const bool planned : {false, true}) {
+      StepRun run(step_config(GetParam().attention, recompute), planned);
+      const std::vector<double> mine = run.train(3);
+      if (!results) {
+        results = mine;
+        weights = run.weights();
+        for (const double value : mine) EXPECT_TRUE(std::isfinite(value) && value > 0) << value;
+      }
+      EXPECT_EQ(mine, *results) << recompute << (planned ? ", planned" : "");
+      EXPECT_TRUE(run.weights() == *weights) << recompute << (planned ? ", planned" : "");
+    }
+  }
+}
+
+using GpuMemory = GpuTest;
+
+// What the plan says is what the device gives.
+TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
+  for (const char* type : {"stickbreaking", "softmax"}) {
+    Config config;
+    config.model.layers = 4;
+    config.model.width = 1024;
+    config.model.inner = 2730;
+    config.model.heads = 16;
+    config.model.vocab = 32000;
+    config.model.tied = false;
+    config.model.attention[0].type = type;
+    config.train.sequence_length = 1024;
+    config.train.micro_batch = 4;
+    config.train.batch = 4;
+    Config tiny = config;  // loads kernels and libraries
+    tiny.model.layers = 1;
+    tiny.model.vocab = 512;
+    const std::vector<int32_t> documents = {1024, 1024, 1000, 24, 1024};
+    StepRun(tiny, true).step({test::packed_batch(documents, tiny.model.vocab)});
+    const size_t before = device_memory(Backend::kCuda).free;
+    StepRun run(config, true);
+    run.step({test::packed_batch(documents, config.model.vocab)});
+    const size_t after = device_memory(Backend::kCuda).free;
+    const size_t planned = run.report().total_bytes();
+    const auto taken = static_cast<double>(before) - static_cast<double>(after);
+    EXPECT_GT(planned, size_t{2} << 30);
+    EXPECT_NEAR(taken, static_cast<double>(planned),
+                0.02 * static_cast<double>(planned) + (64 << 20));
+    std::printf("%s: planned %.1f MiB, taken %.1f MiB\n", type,
+                static_cast<double>(planned) / (1 << 20), taken / (1 << 20));
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain

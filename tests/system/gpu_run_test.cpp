@@ -1,0 +1,187 @@
+// Whole runs of the program on the GPU: as on the CPU within rounding, and equal bits when they
+// are repeated or continued.
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+
+#include "core/device.h"
+#include "runs.h"
+
+namespace sbtrain {
+namespace {
+
+namespace fs = std::filesystem;
+using test::loss_at;
+using test::read_file;
+using test::write_file;
+
+// Bounds of the difference, in nats, between runs in bf16 on the GPU and in fp32 on the CPU.
+constexpr double kStepDifference = 0.05;
+constexpr double kMeanDifference = 0.01;
+
+class GpuSystemTest : public test::SystemTest {
+ protected:
+  void SetUp() override {
+    std::string why;
+    if (!cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
+    environment_["XDG_CACHE_HOME"] = path("cache");  // of the choices of matrix products
+    SystemTest::SetUp();
+  }
+
+  // 20 steps in two stages with checkpoints at 10 and 20.
+  std::vector<std::string> twenty_steps(const std::string& out, const std::string& device) const {
+    return training(out, {"--device=" + device, "--stages.0.length=12 steps",
+                          "--stages.1.length=8 steps", "--checkpoint.keep=5"});
+  }
+
+  // A copy of a run as it was when its checkpoint of `step` was the newest.
+  void copy_run(const std::string& from, const std::string& to, int step) const {
+    fs::copy(path(from), path(to), fs::copy_options::recursive);
+    const fs::path checkpoints = path(to) + "/checkpoints";
+    char name[32];
+    std::snprintf(name, sizeof(name), "step-%08d", step);
+    ASSERT_TRUE(fs::exists(checkpoints / name));
+    for (const auto& entry : fs::directory_iterator(checkpoints)) {
+      if (entry.is_directory() && entry.path().filename() > name) fs::remove_all(entry.path());
+    }
+    write_file(checkpoints / "latest", std::string(name) + "\n");
+  }
+
+  // Training losses of steps [first, last] of two runs: every difference and their mean are small.
+  void expect_close_losses(const std::string& a, const std::string& b, int first, int last) const {
+    const std::vector<std::string> of_a = records(a);
+    const std::vector<std::string> of_b = records(b);
+    double largest = 0;
+    double sum = 0;
+    double absolute = 0;
+    for (int step = first; step <= last; ++step) {
+      const double d = loss_at(of_a, step, "train/loss") - loss_at(of_b, step, "train/loss");
+      EXPECT_LE(std::abs(d), kStepDifference) << "step " << step;
+      largest = std::max(largest, std::abs(d));
+      sum += d;
+      absolute += std::abs(d);
+    }
+    const int count = last - first + 1;
+    EXPECT_LE(std::abs(sum / count), kMeanDifference);
+    std::printf("%s - %s, steps %d to %d: largest %.1e, mean %+.1e, mean of absolutes %.1e nats\n",
+                a.c_str(), b.c_str(), first, last, largest, sum / count, absolute / count);
+  }
+};
+
+TEST_F(GpuSystemTest, LossCurvesAgreeWithTheCpu) {
+  for (const std::string attention :
+       {"stickbreaking, remainder: bias, head_norm: true", "softmax"}) {
+    write_file(path("config.yaml"), R"(
+name: curve
+seed: 3
+model:
+  layers: 3
+  width: 64
+  inner: 172   # stored padded
+  heads: 4
+  vocab: 400
+  init_std: 0.08
+  attention: {type: )" + attention + R"(}
+train: {sequence_length: 128, micro_batch: 2, batch: 4, lr: 2e-3}
+data:
+  sources: [{path: )" + path("a.h5") + R"(}]
+  validation: [)" + path("b.h5") + R"(]
+  tokenizer: )" + path("tokenizer.model") +
+                                        R"(
+stages: [{name: train, length: 200 steps, schedule: {type: cosine, warmup: 20 steps}}]
+validation: {every: 100 steps, tokens: 4096}
+checkpoint: {every: 0 steps}
+metrics: {every: 1}
+)");
+    const std::string name = attention.substr(0, attention.find(','));
+    const std::string cpu = name + "-cpu";
+    const std::string cuda = name + "-cuda";
+    ASSERT_EQ(run(training(cpu, {"--device=cpu"})), 0) << output_;
+    ASSERT_EQ(run(training(cuda, {"--device=cuda"})), 0) << output_;
+    expect_close_losses(cuda, cpu, 1, 200);
+    for (const int step : {0, 100, 200}) {
+      const double on_cuda = loss_at(records(cuda), step, "validation/loss");
+      EXPECT_NEAR(on_cuda, loss_at(records(cpu), step, "validation/loss"), kStepDifference);
+    }
+    EXPECT_LT(loss_at(records(cuda), 200, "validation/loss"),
+              0.8 * loss_at(records(cuda), 0, "validation/loss"));
+
+    ASSERT_EQ(run({"eval", "--checkpoint", path(cuda), "--data", path("b.h5"), "--tokens", "4096",
+                   "--json", "--device", "cuda"}),
+              0)
+        << output_;
+    EXPECT_NEAR(nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>(),
+                loss_at(records(cuda), 200, "validation/loss"), 2e-3);
+    ASSERT_EQ(run({"generate", "--checkpoint", path(cuda), "--prompt", "The", "--max-tokens", "20",
+                   "--device", "cuda"}),
+              0)
+        << output_;
+    EXPECT_NE(output_.find("The"), std::string::npos) << output_;
+  }
+}
+
+TEST_F(GpuSystemTest, RepeatedRunsAreEqual) {
+  ASSERT_EQ(run(twenty_steps("a", "cuda")), 0) << output_;
+  ASSERT_EQ(run(twenty_steps("b", "cuda")), 0) << output_;
+  expect_equal_runs("a", "b");
+  EXPECT_EQ(read_file(path("a") + "/gemm.txt"), read_file(path("b") + "/gemm.txt"));
+  EXPECT_FALSE(read_file(path("a") + "/gemm.txt").empty());
+}
+
+TEST_F(GpuSystemTest, RecomputingChangesNothing) {
+  ASSERT_EQ(run(twenty_steps("a", "cuda")), 0) << output_;
+  std::vector<std::string> full = twenty_steps("b", "cuda");
+  full.push_back("--train.recompute=full");
+  ASSERT_EQ(run(full), 0) << output_;
+  expect_equal_runs("a", "b");
+}
+
+// The choices of matrix products come from the run's folder: those of the cache are gone.
+TEST_F(GpuSystemTest, AContinuedRunEqualsAnUninterruptedOne) {
+  ASSERT_EQ(run(twenty_steps("whole", "cuda")), 0) << output_;
+  copy_run("whole", "parts", 10);
+  fs::remove_all(path("cache"));
+  ASSERT_EQ(run(twenty_steps("parts", "cuda")), 0) << output_;
+  EXPECT_NE(output_.find("resumed from"), std::string::npos) << output_;
+  expect_equal_runs("whole", "parts");
+}
+
+TEST_F(GpuSystemTest, ASignalSavesAndTheRunContinues) {
+  const std::vector<std::string> options = {"--device=cuda", "--stages.0.length=600 steps",
+                                            "--validation.every=300 steps"};
+  ASSERT_EQ(run(training("whole", options)), 0) << output_;
+  EXPECT_EQ(run_and_signal("parts", 10, {SIGTERM}, options), 85) << output_;
+  ASSERT_EQ(run(training("parts", options)), 0) << output_;
+  expect_equal_runs("whole", "parts");
+}
+
+TEST_F(GpuSystemTest, CheckpointsMoveBetweenDevices) {
+  for (const std::string from : {"cuda", "cpu"}) {
+    const std::string to = from == "cuda" ? "cpu" : "cuda";
+    const std::string moved = from + "-then-" + to;
+    ASSERT_EQ(run(twenty_steps(from, from)), 0) << output_;
+    copy_run(from, moved, 10);
+    ASSERT_EQ(run(twenty_steps(moved, to)), 0) << output_;
+    EXPECT_NE(output_.find("resumed from"), std::string::npos) << output_;
+    expect_close_losses(moved, from, 1, 20);
+  }
+}
+
+TEST_F(GpuSystemTest, AModelTooLargeForTheDeviceIsRefusedWithItsPlan) {
+  EXPECT_EQ(run(training("run", {"--device=cuda", "--model.layers=64", "--model.width=16384",
+                                 "--model.inner=65536", "--model.heads=128"})),
+            8)
+      << output_;
+  for (const char* text : {"out of memory", "weights", "optimizer", "total", "train.micro_batch",
+                           "train.sequence_length", "train.recompute"}) {
+    EXPECT_NE(output_.find(text), std::string::npos) << text << " is not in:\n" << output_;
+  }
+  // Activations alone can be too many as well.
+  EXPECT_EQ(run(training(
+                "run", {"--device=cuda", "--train.micro_batch=4194304", "--train.batch=4194304"})),
+            8)
+      << output_;
+}
+
+}  // namespace
+}  // namespace sbtrain

@@ -1,0 +1,51 @@
+#include "checkpoint/model_state.h"
+
+#include <limits>
+
+#include "fixtures.h"
+#include "model/llama.h"
+#include "parallel/communicator.h"
+#include "support/tensors.h"
+
+namespace sbtrain {
+namespace {
+
+// Memory is not zero when it is allocated, and checkpoints do not hold the padding of odd widths.
+TEST(ModelState, PaddingIsZeroAfterLoading) {
+  ModelConfig config;
+  config.layers = 1;
+  config.width = 32;
+  config.inner = 44;  // stored padded
+  config.heads = 2;
+  config.vocab = 61;
+  const Llama model(config);
+  const std::unique_ptr<Communicator> communicator = make_single_process();
+  test::CpuStream saved_cpu;
+  ShardedParams saved(model.registry(), saved_cpu, *communicator, /*with_training=*/true);
+  saved.initialize(3);
+  Snapshot snapshot;
+  take_snapshot(saved, snapshot);
+  snapshot.state_json = "{}";
+  const test::TemporaryFolder run;
+  const CheckpointReader checkpoint(
+      save_checkpoint(Storage(), run.path(), snapshot, RankGroup{}, 1).folder);
+
+  test::CpuStream cpu;
+  ShardedParams loaded(model.registry(), cpu, *communicator, /*with_training=*/true);
+  const auto each = [&](ShardedParams& params, const auto& visit) {
+    for (size_t u = 0; u < model.registry().units().size(); ++u) {
+      const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
+      for (const Tensor& t : {shard.master, shard.moment1, shard.moment2}) visit(t);
+    }
+  };
+  each(loaded,
+       [&](const Tensor& t) { ops::fill(cpu, t, std::numeric_limits<float>::quiet_NaN()); });
+  load_params(checkpoint, loaded, /*with_moments=*/true);
+  std::vector<Tensor> expected;
+  each(saved, [&](const Tensor& t) { expected.push_back(t); });
+  size_t n = 0;
+  each(loaded, [&](const Tensor& t) { EXPECT_TRUE(test::bitwise_equal(t, expected[n++])); });
+}
+
+}  // namespace
+}  // namespace sbtrain
