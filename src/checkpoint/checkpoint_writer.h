@@ -12,7 +12,7 @@ namespace sbtrain {
 
 // Usage, on every rank:
 //   Snapshot snapshot = writer.take_buffers();   // waits for the save before, if it still runs
-//   take_snapshot(params, snapshot);     
+//   take_snapshot(params, snapshot);
 //   snapshot.step = ...;                         // and the other fields
 //   writer.save(std::move(snapshot));            // returns at once if async
 // At most one save runs at a time. A save that fails (disk full, I/O error) is logged and
