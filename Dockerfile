@@ -1,5 +1,5 @@
 # docker build --target cpu -t sbtrain .           any machine
-# docker build --target cuda -t sbtrain:cuda .     the same on the CUDA toolkit's image, for the CUDA backend to come
+# docker build --target cuda -t sbtrain:cuda .     with the CUDA backend: docker run --gpus all ...
 #
 # Both install from scripts/dependencies.txt, as scripts/setup.sh does on a bare machine.
 # Runs, corpora and checkpoints belong in a volume:
@@ -19,7 +19,7 @@ RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=$NATIVE && \
     ln -s "$(scripts/find_sbtrain.sh)" /usr/local/bin/sbtrain
 ENTRYPOINT ["sbtrain"]
 
-FROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS cuda
+FROM nvidia/cuda:13.0.1-cudnn-devel-ubuntu24.04 AS cuda
 WORKDIR /sbtrain
 COPY scripts/dependencies.txt scripts/setup.sh scripts/
 RUN scripts/setup.sh build quickstart && rm -rf /var/lib/apt/lists/*

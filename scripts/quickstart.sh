@@ -109,7 +109,7 @@ announce "Installing packages" "only those that are missing; asks for sudo if it
 quietly packages scripts/setup.sh build quickstart
 finished
 
-announce "Building sbtrain" "CPU backend, $(nproc) cores; a few minutes the first time"
+announce "Building sbtrain" "$(nproc) cores; a few minutes the first time"
 quietly build build
 finished
 built=$SECONDS

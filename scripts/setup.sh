@@ -84,12 +84,13 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
 fi
 
 missing=()
+headers=() # fetched last: pip may be among what is missing
 for section in "${sections[@]}"; do
   lines=$(read_section "$section")
   while IFS= read -r line; do
     if [[ $line == pip:* ]]; then
       if [ -d "$(headers_of "$line")/include" ]; then continue; fi
-      if [ $check_only = 1 ]; then missing+=("$line"); else fetch_headers "$line"; fi
+      if [ $check_only = 1 ]; then missing+=("$line"); else headers+=("$line"); fi
       continue
     fi
     found=0
@@ -99,53 +100,57 @@ for section in "${sections[@]}"; do
     [ $found = 1 ] || missing+=("$line")
   done <<<"$lines"
 done
-[ ${#missing[@]} -gt 0 ] || exit 0
 
 if [ $check_only = 1 ]; then
+  [ ${#missing[@]} -gt 0 ] || exit 0
   printf '%s\n' "${missing[@]}" | sort -u
   printf '%s\n' "${missing[@]}" | grep -qv '?' && exit 1
   exit 0
 fi
 
-as_root=()
-if [ "$(id -u)" != 0 ]; then
-  command -v sudo >/dev/null ||
-    die "missing: ${missing[*]}" "Run scripts/setup.sh ${sections[*]} as root, or install sudo."
-  as_root=(sudo)
-  [ -t 0 ] || as_root=(sudo -n)
-fi
+install_missing() {
+  local as_root=() install=() line package chosen
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null ||
+      die "missing: ${missing[*]}" "Run scripts/setup.sh ${sections[*]} as root, or install sudo."
+    as_root=(sudo)
+    [ -t 0 ] || as_root=(sudo -n)
+  fi
 
-log=$(mktemp -t sbtrain-setup.XXXXXX)
-trap 'rm -f "$log"' EXIT
-apt() {
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 \
-    -o Acquire::Retries=3 "$@" </dev/null >>"$log" 2>&1
+  log=$(mktemp -t sbtrain-setup.XXXXXX)
+  trap 'rm -f "$log"' EXIT
+  apt() {
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 \
+      -o Acquire::Retries=3 "$@" </dev/null >>"$log" 2>&1
+  }
+
+  # A source that fails is no error by itself: the packages may come from the others.
+  apt update || true
+
+  for line in "${missing[@]}"; do
+    chosen=
+    for package in $(alternatives "$line"); do
+      if [ -z "$chosen" ] && apt-cache show "$package" >/dev/null 2>&1; then chosen=$package; fi
+    done
+    if [ -n "$chosen" ]; then
+      install+=("$chosen")
+    elif [[ $line == *'?'* ]]; then
+      echo "setup: $(alternatives "$line")is not available here; going on without it" >&2
+    else
+      tail -n 15 "$log" >&2
+      die "no package source offers: $(alternatives "$line")" \
+        "Is this machine online, and is it Debian 12 or Ubuntu 24.04 (with 'universe')?"
+    fi
+  done
+  [ ${#install[@]} -gt 0 ] || return 0
+
+  echo "setup: installing ${install[*]}"
+  if ! apt install --no-install-recommends "${install[@]}"; then
+    tail -n 25 "$log" >&2
+    die "apt-get could not install them (its last lines are above)." \
+      "Is this machine online? Try: apt-get update && apt-get install ${install[*]}"
+  fi
 }
 
-# A source that fails is no error by itself: the packages may come from the others.
-apt update || true
-
-install=()
-for line in "${missing[@]}"; do
-  chosen=
-  for package in $(alternatives "$line"); do
-    if [ -z "$chosen" ] && apt-cache show "$package" >/dev/null 2>&1; then chosen=$package; fi
-  done
-  if [ -n "$chosen" ]; then
-    install+=("$chosen")
-  elif [[ $line == *'?'* ]]; then
-    echo "setup: $(alternatives "$line")is not available here; going on without it" >&2
-  else
-    tail -n 15 "$log" >&2
-    die "no package source offers: $(alternatives "$line")" \
-      "Is this machine online, and is it Debian 12 or Ubuntu 24.04 (with 'universe')?"
-  fi
-done
-[ ${#install[@]} -gt 0 ] || exit 0
-
-echo "setup: installing ${install[*]}"
-if ! apt install --no-install-recommends "${install[@]}"; then
-  tail -n 25 "$log" >&2
-  die "apt-get could not install them (its last lines are above)." \
-    "Is this machine online? Try: apt-get update && apt-get install ${install[*]}"
-fi
+[ ${#missing[@]} = 0 ] || install_missing
+for line in "${headers[@]}"; do fetch_headers "$line"; done
