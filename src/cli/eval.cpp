@@ -4,8 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"

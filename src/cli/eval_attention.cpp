@@ -42,7 +42,8 @@ std::vector<Example> read_examples(const std::string& path) {
   if (!file) fail(ExitCode::kData, "{}: cannot read it", path);
   try {
     std::vector<Example> examples;
-    for (const Json& item : Json::parse(file).at("examples")) {
+    const Json json = Json::parse(file);
+    for (const Json& item : json.at("examples")) {
       Example example{.tokens = item.at("tokens").get<std::vector<int32_t>>(), .positions = {}};
       for (const auto& [query, key] :
            item.at("positions").get<std::vector<std::pair<int64_t, int64_t>>>()) {

@@ -109,13 +109,12 @@ std::vector<Window> WindowReader::sliding(int64_t length, int64_t stride,
   }
   const auto found = static_cast<int64_t>(all.size());
   if (found == 0) return {};
-  const double share = static_cast<double>(max_tokens) / static_cast<double>(tokens());
-  const int64_t count = std::clamp<int64_t>(
-      static_cast<int64_t>(std::min(share, 1.0) * static_cast<double>(found)), 1, found);
+  int64_t step = found * 618 / 1000 + 1;  // the golden ratio: any part of the walk is spread evenly
+  while (std::gcd(step, found) != 1) ++step;
   std::vector<Window> windows;
   int64_t left = max_tokens;  // targets
-  for (int64_t i = 0; i < count && left > 0; ++i) {
-    const Document& document = all[static_cast<size_t>(i * found / count)];
+  for (int64_t i = 0; i < found && left > 0; ++i) {
+    const Document& document = all[static_cast<size_t>(i * step % found)];
     const int64_t inputs = std::min(document.tokens - 1, left);
     left -= inputs;
     int64_t done = 0;  // inputs whose targets are predicted

@@ -69,8 +69,8 @@ class WindowReader {
 
   // Windows of up to `length` tokens, each `stride` tokens behind the last, over whole documents:
   // every token but the documents' first is predicted once, from at least length - stride tokens
-  // where there are as many. Documents are spread evenly over the stores; about max_tokens tokens
-  // are predicted, the last document cut off there.
+  // where there are as many. Where max_tokens do not reach for all documents, they are
+  // spread evenly over the stores, and the last is cut off.
   std::vector<Window> sliding(int64_t length, int64_t stride, int64_t max_tokens) const;
 
   // Runs the windows, as many at once as `tokens_at_once` allows but at least one. `max_seqlen`
