@@ -147,9 +147,12 @@ WindowScores WindowReader::score(const std::vector<Window>& windows, int64_t tok
   scores.loss_sum_L.resize(static_cast<size_t>(max_seqlen));
   scores.tokens_L.resize(static_cast<size_t>(max_seqlen));
   std::set<std::pair<size_t, int64_t>> documents;
+  // Batches hold whole windows' worth of tokens, the last of them filled up: few different sizes,
+  // since kernels may be built for each.
+  const int64_t room = std::max<int64_t>(1, tokens_at_once / max_seqlen) * max_seqlen;
   PackedBatch batch;
   for (size_t next = 0; next < windows.size();) {
-    clear(batch, tokens_at_once);
+    clear(batch, room);
     int64_t tokens = 0;
     do {
       const Window& window = windows[next];
@@ -159,7 +162,8 @@ WindowScores WindowReader::score(const std::vector<Window>& windows, int64_t tok
       documents.insert({window.store, window.document});
       tokens += window.length;
       ++next;
-    } while (next < windows.size() && tokens + windows[next].length <= tokens_at_once);
+    } while (next < windows.size() && tokens + windows[next].length <= room);
+    if (tokens % max_seqlen > 0) append_padding(batch, max_seqlen - tokens % max_seqlen);
     const std::vector<float> losses_T = losses(batch, max_seqlen);
     add_losses(scores, batch, losses_T, tokenizer_ ? &*tokenizer_ : nullptr);
   }

@@ -43,6 +43,7 @@ Seen see(const WindowReader& reader, const std::vector<Window>& windows, int64_t
   Seen seen;
   reader.score(windows, 64, length, [&](const PackedBatch& batch, int64_t max_seqlen) {
     EXPECT_EQ(max_seqlen, length);
+    EXPECT_EQ(batch.tokens.size() % static_cast<size_t>(length), 0U);
     int64_t valid = 0;
     for (size_t t = 0; t < batch.targets.size(); ++t) {
       if (batch.targets[t] < 0) continue;
