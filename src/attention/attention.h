@@ -79,8 +79,8 @@ class Attention {
   virtual void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w,
                       AttentionCache& cache, const DecodeStep& step) const = 0;
 
-  // What head `head` attends to, from what the forward pass of one document left. A module that does
-  // not weigh keys has no map.
+  // What head `head` attends to, from what the forward pass of one document left. A module that
+  // does not weigh keys has no map.
   virtual AttentionMap map(Stream& /*s*/, const Weights& /*w*/, const AttentionSaved& /*saved*/,
                            const Sequences& /*sequences*/, int64_t /*head*/) const {
     return {};
