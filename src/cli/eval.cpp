@@ -218,7 +218,6 @@ Json length_json(const EvalOptions& options, int64_t length, const WindowScores&
 
 void evaluate_lengths(const Evaluation& run) {
   const EvalOptions& options = run.options;
-  const int64_t longest = *std::max_element(options.lengths.begin(), options.lengths.end());
   const int64_t shortest = *std::min_element(options.lengths.begin(), options.lengths.end());
   if (options.same_targets > shortest) {
     fail(ExitCode::kUsage, "--same-targets: {} targets do not fit the shortest length, {}",
@@ -227,6 +226,11 @@ void evaluate_lengths(const Evaluation& run) {
   for (const int64_t length : options.lengths) check_memory(run, "--lengths", length);
   const WindowReader reader(run.held_out(1));
   if (reader.empty()) fail_without_data();
+  const int64_t longest_document = reader.longest_document();
+  int64_t longest = 0;  // that there are documents for
+  for (const int64_t length : options.lengths) {
+    if (length <= longest_document) longest = std::max(longest, length);
+  }
   InferenceModel model(run.config.model, run.checkpoint, run.backend);
   const TokenLosses losses = [&](const PackedBatch& batch, int64_t max_seqlen) {
     return model.losses(batch, max_seqlen);
@@ -238,16 +242,15 @@ void evaluate_lengths(const Evaluation& run) {
                "loss", "perplexity");
   }
   for (const int64_t length : options.lengths) {
-    std::vector<Window> windows =
-        reader.of_length(options.same_targets > 0 ? longest : length, options.tokens_per_length);
-    if (windows.empty()) {
+    if (length > longest_document) {
       const std::string reason =
-          fmt::format("no document has {} tokens; the longest has {}",
-                      options.same_targets > 0 ? longest : length, reader.longest_document());
+          fmt::format("no document has {} tokens; the longest has {}", length, longest_document);
       results.push_back({{"length", length}, {"absent", reason}});
       if (!*options.json) fmt::print("{:>8}  absent: {}\n", length, reason);
       continue;
     }
+    std::vector<Window> windows =
+        reader.of_length(options.same_targets > 0 ? longest : length, options.tokens_per_length);
     if (options.same_targets > 0) {
       windows = WindowReader::last_tokens(std::move(windows), length, options.same_targets);
     }

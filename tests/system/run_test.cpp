@@ -117,10 +117,11 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
                 result.at("tokens"));
     }
   }
-  ASSERT_EQ(evaluate({"--lengths", "16,64", "--same-targets", "8", "--json"}), 0) << output_;
+  ASSERT_EQ(evaluate({"--lengths", "16,64,100000", "--same-targets", "8", "--json"}), 0) << output_;
   const nlohmann::json same = printed_json(output_).at("lengths");
   EXPECT_EQ(same.at(0).at("tokens"), same.at(1).at("tokens"));
   EXPECT_NE(same.at(0).at("loss"), same.at(1).at("loss"));
+  EXPECT_TRUE(same.at(2).contains("absent"));
 
   // Every token is predicted once, however far the windows lie apart.
   ASSERT_EQ(evaluate({"--window", "32", "--stride", "5", "--json"}), 0) << output_;
