@@ -14,6 +14,11 @@ struct Two {
   Pack<bf16, kWidth> a, b;
 };
 template <int kWidth>
+struct WithFloats {
+  Pack<bf16, kWidth> a;
+  Pack<float, kWidth> b;
+};
+template <int kWidth>
 struct Three {
   Pack<bf16, kWidth> a, b, c;
 };
@@ -70,30 +75,30 @@ struct SwigluBackwardOp {
 struct BiasSigmoidOp {
   BiasSigmoid p;
   template <int kWidth>
-  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(p.x + row * p.x_stride + col), load_pack<kWidth>(p.b + col)};
+  __device__ WithFloats<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(p.b + col), load_pack<kWidth>(p.x + row * p.x_stride + col)};
   }
   template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
-    auto y = convert<float>(loaded.a);
-    const auto b = convert<float>(loaded.b);
+  __device__ void store(int64_t row, int64_t col, const WithFloats<kWidth>& loaded) const {
+    const auto b = convert<float>(loaded.a);
+    Pack<float, kWidth> y = loaded.b;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) y[i] = sigmoid(y[i] + b[i]);
-    store_floats(p.y + row * p.y_stride + col, y);
+    store_pack(p.y + row * p.y_stride + col, y);
   }
 };
 
 struct SigmoidBackwardOp {
   SigmoidBackward p;
   template <int kWidth>
-  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
+  __device__ WithFloats<kWidth> load(int64_t row, int64_t col) const {
     return {load_pack<kWidth>(p.dy + row * p.dy_stride + col),
             load_pack<kWidth>(p.y + row * p.y_stride + col)};
   }
   template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+  __device__ void store(int64_t row, int64_t col, const WithFloats<kWidth>& loaded) const {
     auto dx = convert<float>(loaded.a);
-    const auto y = convert<float>(loaded.b);
+    const Pack<float, kWidth>& y = loaded.b;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) dx[i] *= y[i] * (1.0f - y[i]);
     store_floats(p.dx + row * p.dx_stride + col, dx);

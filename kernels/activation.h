@@ -1,4 +1,5 @@
-// Activations and their gradients. All matrices are bf16; strides are elements from row to row.
+// Activations and their gradients. Matrices are bf16 where nothing else is said; strides are
+// elements from row to row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,24 +32,25 @@ struct SwigluBackward {
 };
 void swiglu_backward(cudaStream_t stream, const SwigluBackward& p);
 
-// y [rows, cols] = sigmoid(x + b), b [cols] bf16. y may be x.
+// y [rows, cols] = sigmoid(x + b), b [cols] bf16. y may be x. Both are f32: near 1, where gates
+// live, bf16 would not tell 1 - y from its neighbours.
 struct BiasSigmoid {
-  __nv_bfloat16* y;
+  float* y;
   int64_t y_stride;
-  const __nv_bfloat16* x;
+  const float* x;
   int64_t x_stride;
   const __nv_bfloat16* b;
   int64_t rows, cols;
 };
 void bias_sigmoid(cudaStream_t stream, const BiasSigmoid& p);
 
-// dx [rows, cols] = dy * y * (1 - y). dx may be dy or y.
+// dx [rows, cols] = dy * y * (1 - y), y f32. dx may be dy.
 struct SigmoidBackward {
   __nv_bfloat16* dx;
   int64_t dx_stride;
   const __nv_bfloat16* dy;
   int64_t dy_stride;
-  const __nv_bfloat16* y;
+  const float* y;
   int64_t y_stride;
   int64_t rows, cols;
 };

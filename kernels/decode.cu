@@ -7,19 +7,27 @@
 namespace sbtrain::kernels {
 namespace {
 
+template <typename T>
 struct CacheAppendOp {
   CacheAppend p;
   template <int kWidth>
-  __device__ Pack<bf16, kWidth> load(int64_t row, int64_t col) const {
-    return load_pack<kWidth>(p.x + row * p.x_stride + col);
+  __device__ Pack<T, kWidth> load(int64_t row, int64_t col) const {
+    return load_pack<kWidth>(static_cast<const T*>(p.x) + row * p.x_stride + col);
   }
   template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Pack<bf16, kWidth>& loaded) const {
+  __device__ void store(int64_t row, int64_t col, const Pack<T, kWidth>& loaded) const {
     const int64_t position = p.positions[row];
     require(position >= 0 && position < p.capacity);
-    store_pack(p.cache + (row * p.capacity + position) * p.cols + col, loaded);
+    store_pack(static_cast<T*>(p.cache) + (row * p.capacity + position) * p.cols + col, loaded);
   }
 };
+
+template <typename T>
+void append(cudaStream_t stream, const CacheAppend& p) {
+  const bool vectors = vectors_fit<8>(static_cast<const T*>(p.cache), p.cols) &&
+                       vectors_fit<8>(static_cast<const T*>(p.x), p.x_stride);
+  launch_elementwise<8>(stream, "cache_append", p.batch, p.cols, vectors, CacheAppendOp<T>{p});
+}
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
@@ -164,9 +172,9 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % 32;
   const int d = p.t.head_dim;
   const CachedHead head(p.t);
-  const bf16* gates = p.gate_cache == nullptr
-                          ? nullptr
-                          : p.gate_cache + head.batch * p.t.capacity * p.t.heads + head.head;
+  const float* gates = p.gate_cache == nullptr
+                           ? nullptr
+                           : p.gate_cache + head.batch * p.t.capacity * p.t.heads + head.head;
   Channels<kPer> q(head.q, d, lane);
   q.scale(p.t.scale);
   const Range keys = warp_keys(0, p.attend_current ? head.length : head.length - 1, warp);
@@ -181,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t key = max(end - 1 - b, keys.begin);
       k[b] = Channels<kPer>(head.k + key * head.width, d, lane);
       v[b] = Channels<kPer>(head.v + key * head.width, d, lane);
-      gate[b] = gates == nullptr ? 1.0f : to_float(gates[key * p.t.heads]);
+      gate[b] = gates == nullptr ? 1.0f : gates[key * p.t.heads];
     }
     float z[kBatch];
 #pragma unroll
@@ -233,8 +241,7 @@ void for_head(const char* name, const Decode& t, Launch&& launch) {
 }  // namespace
 
 void cache_append(cudaStream_t stream, const CacheAppend& p) {
-  const bool vectors = vectors_fit<8>(p.cache, p.cols) && vectors_fit<8>(p.x, p.x_stride);
-  launch_elementwise<8>(stream, "cache_append", p.batch, p.cols, vectors, CacheAppendOp{p});
+  p.type == Type::kF32 ? append<float>(stream, p) : append<bf16>(stream, p);
 }
 
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p) {

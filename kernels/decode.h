@@ -6,15 +6,18 @@
 
 #include <cstdint>
 
+#include "kernels/types.h"
+
 namespace sbtrain::kernels {
 
 inline constexpr int kMaxDecodeHeadDim = 256;
 
-// cache [batch, capacity, cols] bf16, contiguous: cache[b, positions[b]] = x[b]; x [batch, cols]
-// bf16, positions i32 in [0, capacity): others stop the kernel. Source: decode.cu.
+// cache [batch, capacity, cols], contiguous: cache[b, positions[b]] = x[b]; x [batch, cols]; both
+// bf16 or both f32; positions i32 in [0, capacity): others stop the kernel. Source: decode.cu.
 struct CacheAppend {
-  __nv_bfloat16* cache;
-  const __nv_bfloat16* x;
+  Type type;
+  void* cache;
+  const void* x;
   int64_t x_stride;  // elements from row to row
   const int32_t* positions;
   int64_t batch, capacity, cols;
@@ -51,7 +54,7 @@ void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p);
 // remainder_value, o += rem * remainder_bias where that is not null.
 struct StickBreakingDecode {
   Decode t;
-  const __nv_bfloat16* gate_cache;      // f [batch, capacity, heads], null: 1
+  const float* gate_cache;              // f [batch, capacity, heads], null: 1
   const __nv_bfloat16* remainder_bias;  // [heads * head_dim], may be null
   bool remainder_value;
   bool attend_current;

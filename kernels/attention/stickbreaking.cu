@@ -115,7 +115,7 @@ __device__ __forceinline__ void load_keys(__nv_bfloat16* tile, const Head& head,
 __device__ __forceinline__ void load_gates(float* gates, const Head& head, int block) {
   if (thread() >= kKeys) return;
   const int key = min(block + thread(), head.p.tokens - 1);
-  gates[thread()] = __bfloat162float(head.p.gate[key * head.p.gate_stride + head.index]);
+  gates[thread()] = head.p.gate[key * head.p.gate_stride + head.index];
 }
 
 // What the remainder of row `row` multiplies: v_j, r_h or nothing.

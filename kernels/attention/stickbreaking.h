@@ -24,7 +24,7 @@ struct StickBreakingProblem {
   const int32_t* positions = nullptr;   // [T]
   int sequences = 0;
   HeadRows q{}, k{}, v{}, o{};
-  const __nv_bfloat16* gate = nullptr;  // [T, H], optional
+  const float* gate = nullptr;  // [T, H], optional
   int64_t gate_stride = 0;
   const __nv_bfloat16* remainder_bias = nullptr;  // [H, d], with kBias
   float* log2_rem = nullptr;                      // [H, T]

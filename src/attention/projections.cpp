@@ -32,10 +32,9 @@ void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqk
   ops::linear_backward_input(s, dx_TD, dqkv_T3D, w.fused(kQProj, 3));
 }
 
-TokenCache::TokenCache(Memory& memory, std::string_view name, int64_t sequences, int64_t capacity,
-                       int64_t width)
-    : rows_(memory.allocate(MemoryClass::kAttention, name, memory.compute_dtype(),
-                            {sequences, capacity, width})) {}
+TokenCache::TokenCache(Memory& memory, std::string_view name, DType dtype, int64_t sequences,
+                       int64_t capacity, int64_t width)
+    : rows_(memory.allocate(MemoryClass::kAttention, name, dtype, {sequences, capacity, width})) {}
 
 void TokenCache::prefill(Stream& s, int64_t b, Tensor x_TN) {
   const Tensor& all = rows_;

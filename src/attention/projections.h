@@ -31,8 +31,8 @@ void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqk
 // One row of N numbers per token for each of B sequences: [B, C, N].
 class TokenCache {
  public:
-  TokenCache(Memory& memory, std::string_view name, int64_t sequences, int64_t capacity,
-             int64_t width);
+  TokenCache(Memory& memory, std::string_view name, DType dtype, int64_t sequences,
+             int64_t capacity, int64_t width);
   const Tensor& tensor() const { return rows_; }
   int64_t capacity() const { return tensor().shape[1]; }
   // The rows of sequence b's first tokens = x_TN.
@@ -46,8 +46,8 @@ class TokenCache {
 class KeyValueCache : public AttentionCache {
  public:
   KeyValueCache(Memory& memory, int64_t sequences, int64_t capacity, int64_t width)
-      : k(memory, "key cache", sequences, capacity, width),
-        v(memory, "value cache", sequences, capacity, width) {}
+      : k(memory, "key cache", memory.compute_dtype(), sequences, capacity, width),
+        v(memory, "value cache", memory.compute_dtype(), sequences, capacity, width) {}
   TokenCache k, v;
 };
 

@@ -21,7 +21,7 @@ struct StickBreakingSaved : AttentionSaved {
   Buffer qkv_T3D;
   Buffer log2_rem_HT;
   Buffer stop_HT;
-  Buffer gate_TH;   // with a forget gate
+  Buffer gate_TH;   // f32, with a forget gate: most are near 1, where bf16 is coarse
   Buffer heads_TD;  // the output before head norm, with head norm
 };
 
@@ -81,8 +81,7 @@ class StickBreakingAttention : public Attention {
     saved->qkv_T3D = buffer("qkv", memory.compute_dtype(), tokens, 3 * model_.width);
     saved->log2_rem_HT = buffer("remainder", DType::kF32, model_.heads, tokens);
     saved->stop_HT = buffer("stops", DType::kI32, model_.heads, tokens);
-    if (gated_)
-      saved->gate_TH = buffer("forget gate", memory.compute_dtype(), tokens, model_.heads);
+    if (gated_) saved->gate_TH = buffer("forget gate", DType::kF32, tokens, model_.heads);
     if (head_norm_) saved->heads_TD = buffer("heads", memory.compute_dtype(), tokens, model_.width);
     return saved;
   }
@@ -148,8 +147,8 @@ class StickBreakingAttention : public Attention {
                                                  int64_t capacity) const override {
     auto cache = std::make_unique<StickBreakingCache>(memory, sequences, capacity, model_.width);
     if (gated_) {
-      cache->gate =
-          std::make_unique<TokenCache>(memory, "gate cache", sequences, capacity, model_.heads);
+      cache->gate = std::make_unique<TokenCache>(memory, "gate cache", DType::kF32, sequences,
+                                                 capacity, model_.heads);
     }
     return cache;
   }
@@ -174,8 +173,7 @@ class StickBreakingAttention : public Attention {
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
     if (gated_) {
-      const Buffer gate =
-          s.scratch("forget gate", s.memory().compute_dtype(), {sequences, model_.heads});
+      const Buffer gate = s.scratch("forget gate", DType::kF32, {sequences, model_.heads});
       compute_gate(s, gate, x_BD, w);
       mine.gate->append(s, gate, step);
     }

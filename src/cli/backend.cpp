@@ -17,7 +17,7 @@ Backend select_backend(const std::string& device) {
          "--device=cpu; `--dry-run` plans larger ones.",
          why);
   }
-  if (kHasCuda) spdlog::info("training on the CPU: {}", why);
+  if (kHasCuda) spdlog::info("running on the CPU: {}", why);
   return Backend::kCpu;
 }
 

@@ -109,6 +109,7 @@ struct TrainConfig {
   double clip = 1.0;          // global gradient norm; 0 turns clipping off
   double z_loss = 0.0;
   std::string recompute = "none";  // none | selective | full: what the backward pass recomputes
+  bool deterministic = true;       // the same bits on every run, on the same type of device
   int64_t max_bad_steps = 10;      // non-finite steps in a row before giving up
   std::string sharding = "full";   // full | grad | none | hybrid
   int64_t tokens_per_step() const { return batch * sequence_length; }

@@ -174,6 +174,10 @@ void describe(V& v, TrainConfig& c) {
   v.field("recompute", c.recompute, one_of({"none", "selective", "full"}),
           "What the backward pass computes again instead of keeping it: nothing; norms and "
           "activations; whole blocks.");
+  v.field(
+      "deterministic", c.deterministic, any(),
+      "Every run gives the same bits on the same type of device. false lets softmax attention's "
+      "backward pass on a GPU add up in any order, which is faster.");
   v.field("max_bad_steps", c.max_bad_steps, at_least(1),
           "Steps in a row with a non-finite loss or gradient before the run gives up.");
   v.field("sharding", c.sharding, one_of({"full", "grad", "none", "hybrid"}),

@@ -34,6 +34,10 @@ class Stream {
   bool tuning() const { return tuning_; }
   void set_tuning(bool on) { tuning_ = on; }
 
+  // While set, ops give the same bits on every run, even where any order of summation is faster.
+  bool deterministic() const { return deterministic_; }
+  void set_deterministic(bool on) { deterministic_ = on; }
+
   BackendContext* context() const { return context_.get(); }
   void set_context(std::unique_ptr<BackendContext> context) { context_ = std::move(context); }
 
@@ -46,6 +50,7 @@ class Stream {
   Memory* memory_;
   OpProfile* profile_ = nullptr;
   bool tuning_ = false;
+  bool deterministic_ = true;
   std::unique_ptr<BackendContext> context_;
 };
 

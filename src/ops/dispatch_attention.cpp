@@ -177,6 +177,8 @@ void cache_append(Stream& s, Tensor cache_BCN, Tensor x_BN, Tensor positions_B) 
   require(cache_BCN.rank == 3 && cache_BCN.contiguous(), "{}: the cache is {}", kOp,
           cache_BCN.describe());
   check_matrix(kOp, "x_BN", x_BN, kF32, cache_BCN.shape[0], cache_BCN.shape[2]);
+  require(x_BN.dtype == cache_BCN.dtype, "{}: {} go into a cache of {}", kOp,
+          dtype_name(x_BN.dtype), dtype_name(cache_BCN.dtype));
   check_flat(kOp, "positions_B", positions_B, kI32, x_BN.rows());
   dispatch(
       s, kOp, [&] { cpu::cache_append(s, cache_BCN, x_BN, positions_B); },

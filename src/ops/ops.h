@@ -129,7 +129,7 @@ struct StickBreakingForward {
   Tensor log2_rem_HT;  // f32, log2 of the remainder after all keys, which does not underflow
   Tensor stop_HT;      // i32: for each query its tile's first key, relative to its document
   Tensor q_THd, k_THd, v_THd;
-  Tensor gate_TH{};            // f in (0, 1], optional
+  Tensor gate_TH{};            // f in (0, 1], f32, optional
   Tensor remainder_bias_Hd{};  // r_h, with Remainder::kBias
 };
 struct StickBreakingBackward {

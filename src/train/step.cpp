@@ -24,6 +24,7 @@ TrainStep::TrainStep(const Config& config, const Llama& model, Stream& s,
       communicator_(communicator),
       params_(model.registry(), s, communicator, /*with_training=*/true),
       tokens_(config.train.micro_batch * config.train.sequence_length) {
+  s.set_deterministic(config.train.deterministic);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
   };

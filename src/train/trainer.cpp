@@ -109,7 +109,8 @@ Memory& with_plan(Memory& memory, const Config& config, const Llama& model,
                   Communicator& communicator) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
-  TrainStep(config, model, stream, communicator).plan();
+  TrainStep step(config, model, stream, communicator);
+  step.plan();
   const MemoryReport report = plan.report();
   const DeviceMemory device = device_memory(memory.backend());
   if (device.total > 0 && report.total_bytes() > device.free) {

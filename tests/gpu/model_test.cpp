@@ -21,9 +21,11 @@ namespace {
 using test::GpuTest;
 using test::ModelRun;
 
-// Bounds of bf16 against fp32, relative, in the Frobenius norm.
+// Bounds of bf16 against fp32, relative, in the Frobenius norm. Rounding alone makes gradients err
+// by 1e-2 to 5e-2 in models of this size: pytorch_reference.py --stored bfloat16 measures it, and
+// the parity test holds each tensor to what PyTorch shows for it.
 constexpr double kLossError = 5e-3;
-constexpr double kGradientError = 2e-2;  // of each tensor
+constexpr double kGradientError = 5e-2;  // of each tensor
 constexpr double kLogitsError = 2e-2;
 constexpr double kMapError = 2e-2;
 

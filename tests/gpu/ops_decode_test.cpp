@@ -10,6 +10,7 @@ using test::Owned;
 using Decode = test::GpuOpTest;
 
 constexpr DType kBF16 = DType::kBF16;
+constexpr DType kF32 = DType::kF32;
 constexpr DType kI32 = DType::kI32;
 
 TEST_F(Decode, CacheAppendWritesOneRowEach) {
@@ -19,8 +20,11 @@ TEST_F(Decode, CacheAppendWritesOneRowEach) {
     const Owned positions = test::integers({6, 0, 3});
     const OnGpu cache_gpu(gpu(), cache, kBF16);
     ops::cache_append(gpu(), cache_gpu, OnGpu(gpu(), x, kBF16, gap), OnGpu(gpu(), positions, kI32));
+    const OnGpu cache_f32(gpu(), cache, kF32);
+    ops::cache_append(gpu(), cache_f32, OnGpu(gpu(), x, kF32, gap), OnGpu(gpu(), positions, kI32));
     ops::cache_append(cpu, cache, x, positions);
     EXPECT_EQ(cache_gpu.values(), test::to_f64(cache));
+    EXPECT_EQ(cache_f32.values(), test::to_f64(cache));
   }
 }
 
@@ -42,17 +46,14 @@ class Tensors {
         k_(test::random_bf16("k", {batch_, c.capacity, cols_})),
         v_(test::random_bf16("v", {batch_, c.capacity, cols_})),
         gate_(test::generated({batch_, c.capacity, c.heads}, 0,
-                              [](int64_t i) {
-                                return test::from_bf16(
-                                    test::to_bf16(1.0f - 0.01f * static_cast<float>(i % 80)));
-                              })),
+                              [](int64_t i) { return 1.0f - 0.01f * static_cast<float>(i % 80); })),
         bias_(test::random_bf16("bias", {cols_})),
         expected_(test::poisoned({batch_, cols_})),
         o_gpu_(s, kBF16, {batch_, cols_}, c.gap),
         q_gpu_(s, q_, kBF16, c.gap),
         k_gpu_(s, k_, kBF16),
         v_gpu_(s, v_, kBF16),
-        gate_gpu_(s, gate_, kBF16),
+        gate_gpu_(s, gate_, kF32),
         bias_gpu_(s, bias_, kBF16),
         lengths_gpu_(s, lengths_, kI32) {}
 

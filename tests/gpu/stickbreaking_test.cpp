@@ -33,7 +33,7 @@ Owned positions_of(const Case& c) {
 // Inputs that bf16 can hold, and what the GPU makes of them.
 struct GpuAttention : Attention {
   explicit GpuAttention(const Case& c) : Attention(c) {
-    for (Owned* x : {&qkv, &dout, &gate, &bias}) round_to_bf16(*x);
+    for (Owned* x : {&qkv, &dout, &bias}) round_to_bf16(*x);
   }
 
   Outputs run() const {
@@ -41,7 +41,7 @@ struct GpuAttention : Attention {
     const Case& c = config;
     const int64_t T = c.tokens();
     const OnGpu x(gpu, qkv, DType::kBF16, 8);
-    const OnGpu g(gpu, gate, DType::kBF16);
+    const OnGpu g(gpu, gate, DType::kF32);
     const OnGpu r(gpu, bias, DType::kBF16);
     const OnGpu d(gpu, dout, DType::kBF16, 16);
     const OnGpu cu(gpu, bounds, DType::kI32);

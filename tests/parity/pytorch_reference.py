@@ -10,7 +10,9 @@ batch.json      lists `tokens`, `targets` (-1 is ignored), `positions`, `cu_seql
                 `loss`, the mean over valid targets that sbtrain found
 logits          optionally, with --logits: one float32 tensor "logits" [T, V]
 Compares the loss, the logits and every gradient: ||ours - PyTorch|| / ||PyTorch|| <= --tolerance.
---device says where PyTorch computes.
+--device says where PyTorch computes. With --stored bfloat16 the model is computed a second time
+with every tensor that a run keeps in memory, and its gradient, rounded to that type, and where that
+errs by more than the tolerance, ours may err as much, by half more.
 
 Exit status: 0 equal within the tolerance, 1 not equal, 77 PyTorch is not installed.
 With --write FILE the gradients of PyTorch are written instead of compared.
@@ -61,6 +63,26 @@ def write_safetensors(path, tensors):
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+class Rounded(torch.autograd.Function):
+    """A tensor that passes through memory as bfloat16, and so does its gradient."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.to(torch.bfloat16).to(x.dtype)
+
+    @staticmethod
+    def backward(_, dx):
+        return dx.to(torch.bfloat16).to(dx.dtype)
+
+
+ROUND = False  # set while the model is computed as --stored says
+
+
+def stored(x):
+    """x as a run keeps it in memory."""
+    return Rounded.apply(x) if ROUND else x
 
 
 def rmsnorm(x, weight, eps):
@@ -206,20 +228,20 @@ def short_conv(u_TD, w, prefix, batch):
         c = F.conv1d(padded, weight[:, None, :], w[prefix + "conv.bias"], groups=weight.shape[0])
         return c.transpose(1, 2)
 
-    gate = u_TD @ w[prefix + "gate_proj.weight"].T + w[prefix + "gate_proj.bias"]
-    return by_document(batch, convolve, u_TD[:, None, :])[:, 0] * gate + u_TD
+    gate = stored(u_TD @ w[prefix + "gate_proj.weight"].T) + w[prefix + "gate_proj.bias"]
+    return stored(by_document(batch, convolve, u_TD[:, None, :])[:, 0] * gate + u_TD)
 
 
 def polynomial_attention(x_TD, w, prefix, kind, model, batch):
     heads = model["heads"]
-    q, k, v = (x_TD @ w[f"{prefix}{name}_proj.weight"].T for name in "qkv")
+    q, k, v = (stored(x_TD @ w[f"{prefix}{name}_proj.weight"].T) for name in "qkv")
     if kind == "rebased":
         q, k = (
-            F.layer_norm(x, x.shape[-1:], w[f"{prefix}{n}_norm.weight"], w[f"{prefix}{n}_norm.bias"])
+            stored(F.layer_norm(x, x.shape[-1:], w[f"{prefix}{n}_norm.weight"], w[f"{prefix}{n}_norm.bias"]))
             for n, x in (("q", q), ("k", k))
         )
     split = [x.view(x.shape[0], heads, -1) for x in (q, k, v)]
-    return by_document(batch, lambda *t: polynomial(*t, kind), *split).flatten(1)
+    return stored(by_document(batch, lambda *t: polynomial(*t, kind), *split).flatten(1))
 
 
 def attention(x_TD, w, prefix, config, model, batch):
@@ -233,7 +255,7 @@ def attention(x_TD, w, prefix, config, model, batch):
     d = width // heads
 
     def project(name):
-        return (x_TD @ w[f"{prefix}{name}_proj.weight"].T).view(tokens, heads, d)
+        return stored(x_TD @ w[f"{prefix}{name}_proj.weight"].T).view(tokens, heads, d)
 
     q, k, v = project("q"), project("t" if kind == "coca" else "k"), project("v")
     scale = config.get("logit_scale", 0) or d**-0.5
@@ -241,11 +263,11 @@ def attention(x_TD, w, prefix, config, model, batch):
     position = config.get("position", "rope")
     if kind == "softmax":
         if position == "rope":
-            q, k = (rope_of(x, config, batch) for x in (q, k))
+            q, k = (stored(rope_of(x, config, batch)) for x in (q, k))
         elif position not in ("alibi", "fire", "none"):
             raise ValueError(f"position: {position}")
     elif kind == "coca":
-        q, k = coca(q, k, config, batch)
+        q, k = (stored(x) for x in coca(q, k, config, batch))
     elif kind == "stickbreaking":
         if config.get("forget_gate", False):
             gate = torch.sigmoid(
@@ -273,31 +295,32 @@ def attention(x_TD, w, prefix, config, model, batch):
             f = None if gate is None else gate[begin:end].T
             o = stickbreaking(*document, scale, config, f, bias)
         outputs.append(o.transpose(0, 1))
-    o = torch.cat(outputs)
+    o = stored(torch.cat(outputs))
 
     if kind == "stickbreaking" and config.get("head_norm", False):
         o = F.layer_norm(o, (d,), eps=model.get("norm_eps", 1e-5))
         o = o * w[f"{prefix}head_norm.weight"].view(heads, d)
         o = o + w[f"{prefix}head_norm.bias"].view(heads, d)
-    return o.reshape(tokens, width)
+    return stored(o).reshape(tokens, width)
 
 
 def normalise(x, w, name, model):
     eps = model.get("norm_eps", 1e-5)
     if model.get("norm", "rmsnorm") == "layernorm":
-        return F.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], eps)
-    return rmsnorm(x, w[name + ".weight"], eps)
+        return stored(F.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], eps))
+    return stored(rmsnorm(x, w[name + ".weight"], eps))
 
 
 def mlp(x, w, prefix, model):
     kind = model.get("mlp", "swiglu")
     if kind == "none":
         return x
-    up = x @ w[prefix + "up_proj.weight"].T
+    up = stored(x @ w[prefix + "up_proj.weight"].T)
     if kind == "gelu":
-        inner = F.gelu(up + w[prefix + "up_proj.bias"])
+        inner = stored(F.gelu(up + w[prefix + "up_proj.bias"]))
         return inner @ w[prefix + "down_proj.weight"].T + w[prefix + "down_proj.bias"]
-    return F.silu(x @ w[prefix + "gate_proj.weight"].T) * up @ w[prefix + "down_proj.weight"].T
+    gate = stored(x @ w[prefix + "gate_proj.weight"].T)
+    return stored(F.silu(gate) * up) @ w[prefix + "down_proj.weight"].T
 
 
 def logits_of(w, model, batch):
@@ -307,9 +330,9 @@ def logits_of(w, model, batch):
     if isinstance(modules, dict):
         modules = [modules]
     embedding = w["model.embed_tokens.weight"]
-    x = model.get("embedding_multiplier", 1.0) * embedding[batch["tokens"]]
+    x = stored(model.get("embedding_multiplier", 1.0) * embedding[batch["tokens"]])
     if model.get("position", "none") == "learned":
-        x = x + w["model.embed_positions.weight"][batch["positions"]]
+        x = stored(x + w["model.embed_positions.weight"][batch["positions"]])
     for layer in range(model["layers"]):
         prefix = f"model.layers.{layer}."
         norm = normalise(x, w, prefix + "input_layernorm", model)
@@ -319,12 +342,12 @@ def logits_of(w, model, batch):
             mix = mix @ w[prefix + "self_attn.o_proj.weight"].T
             if config.get("output_bias", False):
                 mix = mix + w[prefix + "self_attn.o_proj.bias"]
-        x = x + residual * mix
+        x = stored(x + residual * mix)
         norm = normalise(x, w, prefix + "post_attention_layernorm", model)
-        x = x + residual * mlp(norm, w, prefix + "mlp.", model)
+        x = stored(x + residual * mlp(norm, w, prefix + "mlp.", model))
     x = normalise(x, w, "model.norm", model)
     head = embedding if model.get("tied", True) else w["lm_head.weight"]
-    return model.get("logits_multiplier", 1.0) * x @ head.T
+    return stored(model.get("logits_multiplier", 1.0) * x @ head.T)
 
 
 def relative_error(ours, reference):
@@ -332,8 +355,21 @@ def relative_error(ours, reference):
     return float(np.linalg.norm(ours - reference) / norm) if norm else float(np.linalg.norm(ours))
 
 
-def compare(ours, reference, tolerance):
-    """Prints one line for each tensor; whether all agree."""
+def errors(ours, reference):
+    """Relative error of each tensor."""
+    return {name: relative_error(ours[name].astype(np.float64), clean(name, reference)) for name in reference}
+
+
+def clean(name, reference):
+    theirs = reference[name].astype(np.float64)
+    if name.endswith("fire.w2.bias"):
+        theirs = np.zeros_like(theirs)  # what rounding leaves: softmax ignores a constant
+    return theirs
+
+
+def compare(ours, reference, tolerance, rounded=None):
+    """Prints one line for each tensor; whether all agree. `rounded` holds the errors that rounding
+    makes."""
     good = True
     for name in sorted(set(ours) | set(reference)):
         if name not in ours or name not in reference:
@@ -344,14 +380,33 @@ def compare(ours, reference, tolerance):
             print(f"{name}: shape {ours[name].shape}, PyTorch {reference[name].shape}")
             good = False
             continue
-        theirs = reference[name].astype(np.float64)
-        if name.endswith("fire.w2.bias"):
-            theirs = np.zeros_like(theirs)  # what rounding leaves: softmax ignores a constant
-        error = relative_error(ours[name].astype(np.float64), theirs)
-        agrees = error <= tolerance  # false for NaN
+        error = relative_error(ours[name].astype(np.float64), clean(name, reference))
+        bound = max(tolerance, 1.5 * rounded[name]) if rounded else tolerance
+        agrees = error <= bound  # false for NaN
         good &= agrees
-        print(f"{name}: relative error {error:.2e}{'' if agrees else '  TOO LARGE'}")
+        beside = f", of rounding {rounded[name]:.2e}" if rounded else ""
+        print(f"{name}: relative error {error:.2e}{beside}{'' if agrees else '  TOO LARGE'}")
     return good
+
+
+def run(w, model, batch):
+    """Logits and loss; the gradients are in w."""
+    logits = logits_of(w, model, batch)
+    loss = F.cross_entropy(logits, batch["targets"], ignore_index=-1)  # mean over valid targets
+    loss.backward()
+    return logits, loss
+
+
+def rounding_errors(w, model, batch, logits, gradients):
+    """Errors of logits and gradients where tensors are stored as bfloat16."""
+    global ROUND
+    ROUND = True
+    # Gradients of weights are kept in float32: only their values are rounded.
+    copies = {name: x.detach().to(torch.bfloat16).to(x.dtype).requires_grad_() for name, x in w.items()}
+    rounded, _ = run(copies, model, batch)
+    ROUND = False
+    found = {name: x.grad.cpu().numpy() for name, x in copies.items()}
+    return errors({"logits": rounded.detach().cpu().numpy()}, logits) | errors(found, gradients)
 
 
 def main():
@@ -366,6 +421,7 @@ def main():
     parser.add_argument("--write", help="write PyTorch's gradients to this file")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--loss-tolerance", type=float, help="of the loss alone")
+    parser.add_argument("--stored", choices=["bfloat16"], help="what a run keeps its tensors in")
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     arguments = parser.parse_args()
@@ -388,9 +444,7 @@ def main():
     }
     batch["cu_seqlens"] = raw["cu_seqlens"]
 
-    logits = logits_of(w, model, batch)
-    loss = F.cross_entropy(logits, batch["targets"], ignore_index=-1)  # mean over valid targets
-    loss.backward()
+    logits, loss = run(w, model, batch)
     unused = [name for name, tensor in w.items() if tensor.grad is None]
     if unused:
         print(f"the model does not use: {', '.join(unused)}")
@@ -401,15 +455,16 @@ def main():
 
     if arguments.write:
         write_safetensors(arguments.write, reference)
+    theirs = {"logits": logits.detach().cpu().numpy()}
+    rounded = rounding_errors(w, model, batch, theirs, reference) if arguments.stored else None
     good = True
     if "loss" in raw:
         tolerance = arguments.loss_tolerance or arguments.tolerance
         good = abs(raw["loss"] - loss.item()) <= tolerance * abs(loss.item())
     if arguments.logits:
-        theirs = {"logits": logits.detach().cpu().numpy()}
-        good &= compare(read_safetensors(arguments.logits), theirs, arguments.tolerance)
+        good &= compare(read_safetensors(arguments.logits), theirs, arguments.tolerance, rounded)
     if arguments.gradients:
-        good &= compare(read_safetensors(arguments.gradients), reference, arguments.tolerance)
+        good &= compare(read_safetensors(arguments.gradients), reference, arguments.tolerance, rounded)
     return 0 if good else 1
 
 

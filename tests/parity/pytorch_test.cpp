@@ -20,13 +20,14 @@ constexpr int kNoTorch = 77;  // exit code of pytorch_reference.py without torch
 
 constexpr Backend kBackend = Backend::SBTRAIN_PARITY_BACKEND;
 
-// Bounds of relative errors: fp32 on the CPU, bf16 on the GPU.
+// Bounds of relative errors: fp32 on the CPU, bf16 on the GPU, where a tensor may also err by half
+// more than PyTorch does when it stores its tensors in bf16.
 struct Tolerance {
   const char* loss;
   const char* tensors;
 };
 constexpr Tolerance kTolerance =
-    kBackend == Backend::kCuda ? Tolerance{"5e-3", "2e-2"} : Tolerance{"1e-4", "1e-4"};
+    kBackend == Backend::kCuda ? Tolerance{"5e-3", "8e-3"} : Tolerance{"1e-4", "1e-4"};
 
 struct NamedTensor {
   std::string name;
@@ -208,13 +209,26 @@ TEST_P(PyTorchParity, LossLogitsAndGradients) {
   int code = kNoTorch;
   std::string output;
   for (const std::string python : {"/usr/bin/python3", "python3"}) {
-    test::Process process(
-        {python, SBTRAIN_PARITY_SCRIPT, "--model", folder / "model.json", "--weights",
-         folder / "weights.safetensors", "--batch", folder / "batch.json", "--gradients",
-         folder / "gradients.safetensors", "--logits", folder / "logits.safetensors",
-         "--loss-tolerance", kTolerance.loss, "--tolerance", kTolerance.tensors, "--device",
-         kBackend == Backend::kCuda ? "auto" : "cpu"},
-        folder / "log");
+    std::vector<std::string> command = {python,
+                                        SBTRAIN_PARITY_SCRIPT,
+                                        "--model",
+                                        folder / "model.json",
+                                        "--weights",
+                                        folder / "weights.safetensors",
+                                        "--batch",
+                                        folder / "batch.json",
+                                        "--gradients",
+                                        folder / "gradients.safetensors",
+                                        "--logits",
+                                        folder / "logits.safetensors",
+                                        "--loss-tolerance",
+                                        kTolerance.loss,
+                                        "--tolerance",
+                                        kTolerance.tensors};
+    if (kBackend == Backend::kCuda) {
+      command.insert(command.end(), {"--stored", "bfloat16", "--device", "auto"});
+    }
+    test::Process process(command, folder / "log");
     code = process.wait();
     output = process.output();
     if (code != kNoTorch && code != 127) break;

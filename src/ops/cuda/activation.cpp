@@ -27,9 +27,9 @@ void swiglu_backward(Stream& s, Tensor dgate_up_T2F, Tensor dy_TF, Tensor gate_u
 }
 
 void bias_sigmoid(Stream& s, Tensor y_TH, Tensor x_TH, Tensor b_H) {
-  kernels::bias_sigmoid(cuda_stream(s), {.y = bf16(y_TH),
+  kernels::bias_sigmoid(cuda_stream(s), {.y = y_TH.f32(),
                                          .y_stride = y_TH.row_stride,
-                                         .x = bf16(x_TH),
+                                         .x = x_TH.f32(),
                                          .x_stride = x_TH.row_stride,
                                          .b = bf16(b_H),
                                          .rows = x_TH.rows(),
@@ -41,7 +41,7 @@ void sigmoid_backward(Stream& s, Tensor dx_TH, Tensor dy_TH, Tensor y_TH) {
                                              .dx_stride = dx_TH.row_stride,
                                              .dy = bf16(dy_TH),
                                              .dy_stride = dy_TH.row_stride,
-                                             .y = bf16(y_TH),
+                                             .y = y_TH.f32(),
                                              .y_stride = y_TH.row_stride,
                                              .rows = y_TH.rows(),
                                              .cols = y_TH.cols()});

@@ -32,7 +32,6 @@ inline Buffer stickbreaking_backward_scratch(const Stream& s, int64_t tokens, in
 }
 
 // Softmax: whichever of cuDNN and the portable kernels takes more.
-inline constexpr bool kDeterministicSoftmax = true;
 inline Buffer softmax_forward_scratch(const Stream& s, int64_t tokens, int64_t heads) {
   const size_t bytes = kernels::cudnn_forward_scratch_bytes(tokens, heads);
   return s.scratch("softmax forward", DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
@@ -41,11 +40,11 @@ inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, in
                                        int64_t max_seqlen) {
   const int64_t group =
       kernels::cudnn_backward_heads(dq_THd.rows(), heads, dq_THd.cols() / heads, max_seqlen,
-                                    dq_THd.row_stride, kDeterministicSoftmax);
+                                    dq_THd.row_stride, s.deterministic());
   const size_t cudnn =
       group == 0 ? 0
                  : kernels::cudnn_backward_scratch_bytes(dq_THd.rows(), group, max_seqlen,
-                                                         dq_THd.row_stride, kDeterministicSoftmax);
+                                                         dq_THd.row_stride, s.deterministic());
   const size_t bytes =
       std::max(kernels::softmax_backward_scratch_bytes(dq_THd.rows(), heads), cudnn);
   return s.scratch("softmax backward", DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});

@@ -15,9 +15,9 @@ namespace {
 
 // cuDNN for one stream, and what was said about it: each reason once, not in every step.
 struct Cudnn : BackendContext {
-  Cudnn() {
+  explicit Cudnn(bool deterministic) {
     std::string why;
-    attention = CudnnAttention::open({.deterministic = kDeterministicSoftmax}, &why);
+    attention = CudnnAttention::open({.deterministic = deterministic}, &why);
     if (!attention) spdlog::info("Softmax attention runs on the portable kernels: {}", why);
   }
   std::unique_ptr<CudnnAttention> attention;
@@ -26,7 +26,7 @@ struct Cudnn : BackendContext {
 
 Cudnn& cudnn(const Stream& s) {
   Context& c = context(s);
-  if (!c.attention) c.attention = std::make_unique<Cudnn>();
+  if (!c.attention) c.attention = std::make_unique<Cudnn>(s.deterministic());
   return static_cast<Cudnn&>(*c.attention);
 }
 
@@ -81,7 +81,7 @@ bool backward_by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
   Cudnn& library = cudnn(s);
   if (!library.attention || kernels::prefers_portable_backward(p.head_dim)) return false;
   const auto group = static_cast<int>(kernels::cudnn_backward_heads(
-      p.tokens, p.heads, p.head_dim, p.max_seqlen, p.dq.stride, kDeterministicSoftmax));
+      p.tokens, p.heads, p.head_dim, p.max_seqlen, p.dq.stride, s.deterministic()));
   for (int head = 0; head < p.heads; head += group) {
     const std::string why =
         group == 0 ? "the scratch of one head is too much"

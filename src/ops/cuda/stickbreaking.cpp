@@ -45,7 +45,7 @@ kernels::StickBreakingProblem problem(const Tensors& t, const Sequences& sequenc
       .stop = t.stop_HT.i32(),
   };
   if (t.gate_TH.defined()) {
-    p.gate = reinterpret_cast<const __nv_bfloat16*>(t.gate_TH.bf16());
+    p.gate = t.gate_TH.f32();
     p.gate_stride = t.gate_TH.row_stride;
   }
   if (params.remainder == Remainder::kBias) {
