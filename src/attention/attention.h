@@ -35,6 +35,14 @@ struct DecodeStep {
   Tensor lengths_B;    // i32, positions + 1
 };
 
+// What one head attends to, over the T tokens of one document (attention/map.h):
+//   o_j = sum_i A_ij v_i, plus remainder_j times what the module's option says
+struct AttentionMap {
+  int64_t tokens = 0;              // T; 0: the module has no map
+  std::vector<float> weights_TT;   // A_ij at [j, i]; 0 for keys that token j does not see
+  std::vector<float> remainder_T;  // stick-breaking: what token j gives to no key; else empty
+};
+
 class Attention {
  public:
   virtual ~Attention() = default;
@@ -70,6 +78,13 @@ class Attention {
   // mix_BD = module output of one new token for each sequence; its keys and values are appended.
   virtual void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w,
                       AttentionCache& cache, const DecodeStep& step) const = 0;
+
+  // What head `head` attends to, from what the forward pass of one document left. A module that
+  // does not weigh keys has no map.
+  virtual AttentionMap map(Stream& /*s*/, const Weights& /*w*/, const AttentionSaved& /*saved*/,
+                           const Sequences& /*sequences*/, int64_t /*head*/) const {
+    return {};
+  }
 
   // Floating-point operations of the forward pass between projections, for one token that
   // sees `keys` keys (2 per multiply-add). The backward pass counts twice that.

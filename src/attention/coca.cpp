@@ -2,6 +2,7 @@
 // that the rest is softmax attention; t_proj stands where k_proj would.
 #include "ops/coca.h"
 
+#include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "attention/rotary.h"
@@ -127,6 +128,15 @@ class CocaAttention : public Attention {
                          .v_cache_BCHd = mine.v.tensor(),
                          .lengths_B = step.lengths_B},
                         params_);
+  }
+
+  AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
+                   const Sequences& sequences, int64_t head) const override {
+    const Qkv x(static_cast<const CocaSaved&>(saved).qkv_T3D);
+    const Buffer query = query_buffer(s, x.q.rows());
+    ops::coca_query(s, query, x.q, sequences.positions_T, coca_params(sequences.max_seqlen));
+    return softmax_map(download_head(s, query, params_.heads, head),
+                       download_head(s, x.k, params_.heads, head), params_, no_bias());
   }
 
   double flops_per_token(double keys) const override {

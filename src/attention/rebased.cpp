@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "attention/map.h"
 #include "attention/registry.h"
 #include "core/error.h"
 #include "ops/gpt.h"
@@ -167,6 +168,13 @@ class RebasedAttention : public Attention {
                          .state_BRe = static_cast<RebasedCache&>(cache).state,
                          .positions_B = step.positions_B},
                         params_);
+  }
+
+  AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
+                   const Sequences& /*sequences*/, int64_t head) const override {
+    const auto& mine = static_cast<const RebasedSaved&>(saved);
+    return rebased_map(download_head(s, query(mine), model_.heads, head),
+                       download_head(s, key(mine), model_.heads, head), params_);
   }
 
   // The chunked form reads and updates the state, and sees at most a chunk of keys.

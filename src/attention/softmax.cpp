@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "attention/rotary.h"
@@ -157,6 +158,14 @@ class SoftmaxAttention : public Attention {
     } else {
       ops::softmax_decode(s, t, params_);
     }
+  }
+
+  AttentionMap map(Stream& s, const Weights& w, const AttentionSaved& saved,
+                   const Sequences& /*sequences*/, int64_t head) const override {
+    const Qkv x(static_cast<const SoftmaxSaved&>(saved).qkv_T3D);
+    return softmax_map(download_head(s, x.q, params_.heads, head),
+                       download_head(s, x.k, params_.heads, head), params_,
+                       biased() ? position_bias(s, bias(w), params_.heads, head) : no_bias());
   }
 
   double flops_per_token(double keys) const override {

@@ -1,5 +1,6 @@
 // `stickbreaking`: stick-breaking attention (arXiv 2410.17980), which needs no positions, with its
 // options: what becomes of the remainder, head norm, attending to the token itself, a forget gate.
+#include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "core/error.h"
@@ -190,6 +191,16 @@ class StickBreakingAttention : public Attention {
                                .lengths_B = step.lengths_B},
                               params_);
     if (head_norm_) normalise(s, mix_BD, heads_BD, w);
+  }
+
+  AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
+                   const Sequences& /*sequences*/, int64_t head) const override {
+    const auto& mine = static_cast<const StickBreakingSaved&>(saved);
+    const Qkv x(mine.qkv_T3D);
+    HeadRows gate;
+    if (gated_) gate = download_head(s, mine.gate_TH, params_.heads, head);
+    return stickbreaking_map(download_head(s, x.q, params_.heads, head),
+                             download_head(s, x.k, params_.heads, head), gate, params_);
   }
 
   double flops_per_token(double keys) const override {

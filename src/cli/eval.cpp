@@ -1,20 +1,35 @@
-// sbtrain eval: loss and perplexity of a checkpoint on a document store.
+// sbtrain eval: loss and perplexity of a checkpoint on document stores, by rows, by length of the
+// context or in sliding windows; and what its attention looks at.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
 #include "cli/cli.h"
+#include "cli/eval_attention.h"
 #include "cli/rope_options.h"
 #include "config/schema.h"
+#include "core/device.h"
+#include "data/atomic_file.h"
 #include "eval/perplexity.h"
+#include "eval/recall.h"
+#include "eval/windows.h"
 #include "serve/inference.h"
 #include "train/bits.h"
 
 namespace sbtrain {
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kAllTokens = int64_t{1} << 60;
+constexpr int64_t kMaxExactPositions = 4096;  // longer windows have their losses in bins alone
 
 struct EvalOptions {
   std::string checkpoint;
@@ -23,59 +38,362 @@ struct EvalOptions {
   std::string device = "auto";
   int64_t tokens = 0;
   int64_t sequence_length = 0;
+  bool recall = false;
+  std::vector<int64_t> lengths;
+  int64_t tokens_per_length = int64_t{1} << 19;
+  int64_t same_targets = 0;
+  int64_t position_bin = 128;
+  int64_t window = 0;
+  int64_t stride = 0;
+  AttentionEvalOptions attention;
   RopeOptions rope;
-  bool json = false;
+  const CLI::Option* json = nullptr;  // given or not
+  std::string json_file;              // empty: print the object
 };
 
-void print_result(const EvalOptions& options, int64_t step, int64_t length,
-                  const Perplexity& result, double seconds) {
-  const double bits = bits_per_byte(result.loss(), result.tokens, result.bytes);
-  if (options.json) {
-    nlohmann::json json = {{"checkpoint", options.checkpoint},
-                           {"step", step},
-                           {"sequence_length", length},
-                           {"tokens", result.tokens},
-                           {"loss", result.loss()},
-                           {"perplexity", perplexity(result.loss())}};
-    if (result.bytes > 0) json["bits_per_byte"] = bits;
+// What all ways to evaluate share.
+struct Evaluation {
+  explicit Evaluation(const EvalOptions& options)
+      : options(options),
+        checkpoint(open_checkpoint(options.checkpoint)),
+        config(
+            parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml")),
+        backend(select_backend(options.device)) {
+    options.rope.apply(config);
+  }
+
+  std::string tokenizer() const {
+    return options.tokenizer.empty() ? config.data.tokenizer : options.tokenizer;
+  }
+  HeldOutOptions held_out(int64_t length) const {
+    return {.paths = options.data.empty() ? config.data.validation : options.data,
+            .tokenizer = tokenizer(),
+            .vocab = config.model.vocab,
+            .sequence_length = length,
+            .micro_batch = std::max<int64_t>(1, tokens_at_once() / length),
+            .max_tokens = options.tokens > 0 ? options.tokens : kAllTokens,
+            .predict_across_documents = config.data.predict_across_documents};
+  }
+  // As many as in training.
+  int64_t tokens_at_once() const { return config.train.micro_batch * config.train.sequence_length; }
+  Json header() const {
+    return {{"checkpoint", options.checkpoint},
+            {"name", config.name},
+            {"step", checkpoint.manifest().step}};
+  }
+  const std::string& rope_scaling() const { return options.rope.scaling; }
+
+  const EvalOptions& options;
+  CheckpointReader checkpoint;
+  Config config;
+  Backend backend;
+};
+
+[[noreturn]] void fail_without_data() {
+  fail(ExitCode::kUsage, "the run's configuration names no validation data: give it by --data");
+}
+
+// ---- Results ------------------------------------------------------------------------------------
+
+void write_json(const EvalOptions& options, const Json& json) {
+  if (options.json_file.empty()) {
     fmt::print("{}\n", json.dump());
     return;
   }
-  fmt::print("step {}, {} tokens predicted in sequences of {}, {:.1f} s\n", step, result.tokens,
-             length, seconds);
+  const std::string text = json.dump(1) + "\n";
+  make_parent_folders(options.json_file);
+  AtomicFile file(options.json_file);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+// Adds what is known of `result` to `json`.
+void add_result(Json& json, const Perplexity& result) {
+  json["tokens"] = result.tokens;
+  json["loss"] = result.loss();
+  json["perplexity"] = perplexity(result.loss());
+  if (result.bytes > 0) {
+    json["bits_per_byte"] = bits_per_byte(result.loss(), result.tokens, result.bytes);
+  }
+}
+
+Json recall_json(const Recall& recall) {
+  const auto split = [](const RecallSplit& parts) {
+    Json json;
+    add_result(json["ar"], parts.recalled);
+    add_result(json["non_ar"], parts.other);
+    return json;
+  };
+  return {{"token", split(recall.token)}, {"bigram", split(recall.bigram)}};
+}
+
+void print_recall(const Recall& recall) {
+  const auto line = [](const char* name, const Perplexity& part) {
+    fmt::print("  {:<14} {:.4f} nats per token, perplexity {:.2f}, {} tokens\n", name, part.loss(),
+               perplexity(part.loss()), part.tokens);
+  };
+  line("AR token", recall.token.recalled);
+  line("non-AR token", recall.token.other);
+  line("AR bigram", recall.bigram.recalled);
+  line("non-AR bigram", recall.bigram.other);
+}
+
+void print_result(const std::string& title, const Perplexity& result) {
+  fmt::print("{}\n", title);
   fmt::print("  loss           {:.4f} nats per token\n", result.loss());
   fmt::print("  perplexity     {:.2f}\n", perplexity(result.loss()));
-  if (result.bytes > 0) fmt::print("  bits per byte  {:.4f}\n", bits);
+  if (result.bytes > 0) {
+    fmt::print("  bits per byte  {:.4f}\n",
+               bits_per_byte(result.loss(), result.tokens, result.bytes));
+  }
+}
+
+// ---- Rows of the data ---------------------------------------------------------------------------
+
+void evaluate_rows(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  const int64_t length =
+      options.sequence_length > 0 ? options.sequence_length : run.config.train.sequence_length;
+  const HeldOut held_out(run.held_out(length));
+  if (held_out.empty()) fail_without_data();
+  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  const auto start = std::chrono::steady_clock::now();
+  Recall recall;
+  const Perplexity result = held_out.evaluate([&](const PackedBatch& batch) {
+    if (!options.recall) return model.loss_sum(batch, length);
+    const std::vector<float> losses = model.losses(batch, length);
+    recall.add(batch, losses);
+    return std::accumulate(losses.begin(), losses.end(), 0.0);
+  });
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (*options.json) {
+    Json json = run.header();
+    json["sequence_length"] = length;
+    add_result(json, result);
+    if (options.recall) json["recall"] = recall_json(recall);
+    return write_json(options, json);
+  }
+  print_result(fmt::format("step {}, {} tokens predicted in sequences of {}, {:.1f} s",
+                           run.checkpoint.manifest().step, result.tokens, length, seconds),
+               result);
+  if (options.recall) print_recall(recall);
+}
+
+// ---- Windows ------------------------------------------------------------------------------------
+
+// Refuses windows that the device has no memory for, before anything is read.
+void check_memory(const Evaluation& run, const std::string& option, int64_t length) {
+  const int64_t tokens = std::max(run.tokens_at_once(), length);
+  const size_t needed = evaluation_bytes(run.config.model, run.backend, tokens, length);
+  const size_t there = run.backend == Backend::kCuda
+                           ? device_memory(run.backend).free
+                           : static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
+                                 static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  if (needed <= there) return;
+  constexpr double kGibibyte = 1 << 30;
+  fail(ExitCode::kOutOfMemory,
+       "{}: {} tokens at once need {:.1f} GiB of memory, the device has {:.1f} GiB", option, tokens,
+       static_cast<double>(needed) / kGibibyte, static_cast<double>(there) / kGibibyte);
+}
+
+// null where a position has no target.
+Json means(const WindowScores& scores, int64_t bin) {
+  Json json = Json::array();
+  for (const double mean : binned_losses(scores, bin)) {
+    json.push_back(std::isnan(mean) ? Json() : Json(mean));
+  }
+  return json;
+}
+
+Json length_json(const EvalOptions& options, int64_t length, const WindowScores& scores) {
+  Json json = {{"length", length}, {"windows", scores.windows}, {"documents", scores.documents}};
+  add_result(json, scores.total);
+  if (options.recall) json["recall"] = recall_json(scores.recall);
+  json["position_bin"] = options.position_bin;
+  json["loss_by_position"] = means(scores, options.position_bin);
+  if (length <= kMaxExactPositions) json["loss_at_position"] = means(scores, 1);
+  return json;
+}
+
+void evaluate_lengths(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  const int64_t shortest = *std::min_element(options.lengths.begin(), options.lengths.end());
+  if (options.same_targets > shortest) {
+    fail(ExitCode::kUsage, "--same-targets: {} targets do not fit the shortest length, {}",
+         options.same_targets, shortest);
+  }
+  for (const int64_t length : options.lengths) check_memory(run, "--lengths", length);
+  const WindowReader reader(run.held_out(1));
+  if (reader.empty()) fail_without_data();
+  const int64_t longest_document = reader.longest_document();
+  int64_t longest = 0;  // that there are documents for
+  for (const int64_t length : options.lengths) {
+    if (length <= longest_document) longest = std::max(longest, length);
+  }
+  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  const TokenLosses losses = [&](const PackedBatch& batch, int64_t max_seqlen) {
+    return model.losses(batch, max_seqlen);
+  };
+
+  Json results = Json::array();
+  if (!*options.json) {
+    fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9}{:>12}\n", "length", "windows", "documents", "tokens",
+               "loss", "perplexity");
+  }
+  for (const int64_t length : options.lengths) {
+    if (length > longest_document) {
+      const std::string reason =
+          fmt::format("no document has {} tokens; the longest has {}", length, longest_document);
+      results.push_back({{"length", length}, {"absent", reason}});
+      if (!*options.json) fmt::print("{:>8}  absent: {}\n", length, reason);
+      continue;
+    }
+    std::vector<Window> windows =
+        reader.of_length(options.same_targets > 0 ? longest : length, options.tokens_per_length);
+    if (options.same_targets > 0) {
+      windows = WindowReader::last_tokens(std::move(windows), length, options.same_targets);
+    }
+    const WindowScores scores = reader.score(windows, run.tokens_at_once(), length, losses);
+    results.push_back(length_json(options, length, scores));
+    if (*options.json) continue;
+    fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9.4f}{:>12.2f}\n", length, scores.windows,
+               scores.documents, scores.total.tokens, scores.total.loss(),
+               perplexity(scores.total.loss()));
+    if (options.recall) print_recall(scores.recall);
+    std::fflush(stdout);
+  }
+  if (!*options.json) return;
+  Json json = run.header();
+  json["train_length"] = run.config.train.sequence_length;
+  json["rope_scaling"] = run.rope_scaling();
+  json["tokens_per_length"] = options.tokens_per_length;
+  json["same_targets"] = options.same_targets;
+  json["lengths"] = std::move(results);
+  write_json(options, json);
+}
+
+void evaluate_sliding(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  const int64_t stride = options.stride > 0 ? options.stride : (options.window + 1) / 2;
+  if (stride > options.window) {
+    fail(ExitCode::kUsage, "--stride: {} is more than the window of {}", stride, options.window);
+  }
+  check_memory(run, "--window", options.window);
+  const HeldOutOptions held_out = run.held_out(1);
+  const WindowReader reader(held_out);
+  if (reader.empty()) fail_without_data();
+  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  const WindowScores scores = reader.score(
+      reader.sliding(options.window, stride, held_out.max_tokens), run.tokens_at_once(),
+      options.window, [&](const PackedBatch& batch, int64_t max_seqlen) {
+        return model.losses(batch, max_seqlen);
+      });
+  if (*options.json) {
+    Json json = run.header();
+    json["rope_scaling"] = run.rope_scaling();
+    json["window"] = options.window;
+    json["stride"] = stride;
+    json["windows"] = scores.windows;
+    json["documents"] = scores.documents;
+    add_result(json, scores.total);
+    if (options.recall) json["recall"] = recall_json(scores.recall);
+    return write_json(options, json);
+  }
+  print_result(fmt::format("step {}, {} tokens of {} documents predicted in windows of {}, one "
+                           "every {}",
+                           run.checkpoint.manifest().step, scores.total.tokens, scores.documents,
+                           options.window, stride),
+               scores.total);
+  if (options.recall) print_recall(scores.recall);
+}
+
+// ---- Attention ----------------------------------------------------------------------------------
+
+void evaluate_attention(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  if (!options.attention.maps.empty()) {
+    const Json maps = dump_attention_maps(model, options.attention, run.tokenizer());
+    fmt::print("{} maps of {} tokens in {}\n", maps["maps"].size(), maps["tokens"].size(),
+               options.attention.maps);
+    return;
+  }
+  const Json overlap = measure_overlap(model, options.attention);
+  if (*options.json) {
+    Json json = run.header();
+    json.update(overlap);
+    return write_json(options, json);
+  }
+  fmt::print("{:>6}{:>6}{:>9}{:>10}{:>15}{:>10}{:>8}\n", "layer", "head", "queries", "IoU top",
+             "IoU threshold", "IoU soft", "mass");
+  for (const Json& row : overlap["heads"]) {
+    fmt::print("{:>6}{:>6}{:>9}{:>10.3f}{:>15.3f}{:>10.3f}{:>8.3f}\n", row["layer"].get<int64_t>(),
+               row["head"].get<int64_t>(), row["queries"].get<int64_t>(),
+               row["iou_top"].get<double>(), row["iou_threshold"].get<double>(),
+               row["iou_soft"].get<double>(), row["mass"].get<double>());
+  }
 }
 
 ExitCode run_eval(const EvalOptions& options) {
-  const CheckpointReader checkpoint = open_checkpoint(options.checkpoint);
-  Config config =
-      parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml");
-  options.rope.apply(config);
-  const int64_t length =
-      options.sequence_length > 0 ? options.sequence_length : config.train.sequence_length;
-  // As many tokens at once as in training.
-  const int64_t at_once = config.train.micro_batch * config.train.sequence_length;
-  const HeldOut held_out(
-      {.paths = options.data.empty() ? config.data.validation : options.data,
-       .tokenizer = options.tokenizer.empty() ? config.data.tokenizer : options.tokenizer,
-       .vocab = config.model.vocab,
-       .sequence_length = length,
-       .micro_batch = std::max<int64_t>(1, at_once / length),
-       .max_tokens = options.tokens > 0 ? options.tokens : int64_t{1} << 60,
-       .predict_across_documents = config.data.predict_across_documents});
-  if (held_out.empty()) {
-    fail(ExitCode::kUsage, "the run's configuration names no validation data: give it by --data");
+  const Evaluation run(options);
+  if (options.attention.asked()) {
+    evaluate_attention(run);
+  } else if (!options.lengths.empty()) {
+    evaluate_lengths(run);
+  } else if (options.window > 0) {
+    evaluate_sliding(run);
+  } else {
+    evaluate_rows(run);
   }
-  InferenceModel model(config.model, checkpoint, select_backend(options.device));
-  const auto start = std::chrono::steady_clock::now();
-  const Perplexity result =
-      held_out.evaluate([&](const PackedBatch& batch) { return model.loss_sum(batch, length); });
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  print_result(options, checkpoint.manifest().step, length, result, seconds);
   return ExitCode::kDone;
+}
+
+void add_windows(CLI::App& command, EvalOptions& options) {
+  const CLI::Range positive(int64_t{1}, int64_t{1} << 30);
+  const char* by_length = "By length of the context";
+  const char* sliding = "Sliding window";
+  CLI::Option* lengths =
+      command
+          .add_option("--lengths", options.lengths,
+                      "Loss in windows of exactly so many tokens, such as 512,1024,2048")
+          ->delimiter(',')
+          ->check(positive)
+          ->group(by_length);
+  command
+      .add_option("--tokens-per-length", options.tokens_per_length,
+                  "Tokens to evaluate for each length at most, but one window at least")
+      ->check(positive)
+      ->capture_default_str()
+      ->needs(lengths)
+      ->group(by_length);
+  command
+      .add_option("--same-targets", options.same_targets,
+                  "Count the last so many targets of the longest length's windows, the same ones "
+                  "for every length, and let the context before them alone grow")
+      ->check(positive)
+      ->needs(lengths)
+      ->group(by_length);
+  command
+      .add_option("--position-bin", options.position_bin,
+                  "Positions that share one mean loss in the JSON")
+      ->check(positive)
+      ->capture_default_str()
+      ->needs(lengths)
+      ->group(by_length);
+  CLI::Option* window =
+      command
+          .add_option("--window", options.window,
+                      "Loss of whole documents in windows of so many tokens that overlap")
+          ->check(positive)
+          ->excludes(lengths)
+          ->group(sliding);
+  command
+      .add_option("--stride", options.stride,
+                  "Tokens between the starts of windows; 0: half a window")
+      ->check(CLI::NonNegativeNumber)
+      ->needs(window)
+      ->group(sliding);
 }
 
 }  // namespace
@@ -96,13 +414,20 @@ void add_eval(CLI::App& app, Action& action) {
                    "Tokens of context at most; 0: as in training")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  command->add_flag("--recall", options->recall,
+                    "Also where the context holds the token or bigram already (AR), and where not");
   options->rope.add(*command);
   command->add_option("--tokenizer", options->tokenizer,
                       "sentencepiece model, for bits per byte; default: the run's");
   command->add_option("--device", options->device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  command->add_flag("--json", options->json, "Print one JSON object");
+  options->json = command
+                      ->add_option("--json", options->json_file,
+                                   "Print one JSON object, or write it to this file")
+                      ->expected(0, 1);
+  add_windows(*command, *options);
+  options->attention.add(*command);
   command->callback([options, &action] { action = [options] { return run_eval(*options); }; });
 }
 

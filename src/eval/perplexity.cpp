@@ -13,6 +13,19 @@ double Perplexity::loss() const {
                     : std::numeric_limits<double>::quiet_NaN();
 }
 
+void check_fits(const DocumentStore& store, const HeldOutOptions& options,
+                const Tokenizer* tokenizer) {
+  const StoreInfo& info = store.info();
+  if (info.vocab > options.vocab) {
+    fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
+         store.path(), info.vocab, options.vocab);
+  }
+  if (tokenizer != nullptr && info.tokenizer_hash != tokenizer->hash()) {
+    fail(ExitCode::kConfig, "{} was prepared with another tokenizer than {}", store.path(),
+         tokenizer->path());
+  }
+}
+
 HeldOut::HeldOut(const HeldOutOptions& options) {
   double all_tokens = 0;
   for (const std::string& path : options.paths) {
@@ -25,15 +38,7 @@ HeldOut::HeldOut(const HeldOutOptions& options) {
         path, options.sequence_length, options.micro_batch,
         std::max<int64_t>(1, static_cast<int64_t>(share * static_cast<double>(options.max_tokens))),
         options.predict_across_documents);
-    const StoreInfo& info = reader->store().info();
-    if (info.vocab > options.vocab) {
-      fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
-           path, info.vocab, options.vocab);
-    }
-    if (tokenizer_ && info.tokenizer_hash != tokenizer_->hash()) {
-      fail(ExitCode::kConfig, "{} was prepared with another tokenizer than {}", path,
-           options.tokenizer);
-    }
+    check_fits(reader->store(), options, tokenizer_ ? &*tokenizer_ : nullptr);
     readers_.push_back(std::move(reader));
   }
 }

@@ -32,6 +32,10 @@ struct HeldOutOptions {
   bool predict_across_documents = false;
 };
 
+// Throws ExitCode::kConfig where the store's vocabulary or tokenizer is not the model's.
+void check_fits(const DocumentStore& store, const HeldOutOptions& options,
+                const Tokenizer* tokenizer);
+
 // Held-out text, the same batches at every use.
 class HeldOut {
  public:

@@ -143,8 +143,8 @@ void Llama::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch
     Buffer y_TD = residual_stream(s, "block", T, config_.width);
     BlockSaved saved;
     blocks_[l].forward(s, y_TD, x_TD, params.get(block_unit(l)), saved, batch.sequences);
-    params.release(block_unit(l));
     visit(l, saved.attention.get());
+    params.release(block_unit(l));
     x_TD = std::move(y_TD);
   }
 }
@@ -218,6 +218,21 @@ void Llama::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache&
     x_BD = std::move(y_BD);
   }
   project(s, params, x_BD, logits_BV);
+}
+
+void Llama::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                           const MapVisit& visit) const {
+  require(batch.sequences.count == 1, "attention maps of {} documents", batch.sequences.count);
+  Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
+  run_blocks(s, params, batch, x_TD, [&](int64_t l, const AttentionSaved* saved) {
+    require(saved, "attention maps need a model with Recompute::kNone");
+    const Weights& w = params.get(block_unit(l));
+    for (int64_t h = 0; h < config_.heads; ++h) {
+      const AttentionMap map = blocks_[l].attention().map(s, w, *saved, batch.sequences, h);
+      if (map.tokens > 0) visit(l, h, map);
+    }
+  });
+  params.release(head_unit());  // gathered behind the last block
 }
 
 double Llama::flops_per_token(double keys) const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -113,6 +114,12 @@ class Llama {
   void decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
               const DecodeStep& step, Tensor logits_BV) const;
 
+  // Forward pass of one document: visit(layer, head, map) for every head of every layer whose
+  // attention weighs keys, in order.
+  using MapVisit = std::function<void(int64_t layer, int64_t head, const AttentionMap& map)>;
+  void attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                      const MapVisit& visit) const;
+
   // Floating-point operations of training one token, forward and backward, recomputation not
   // counted: 6 N for all N parameters, and attention over `keys` keys. keys = L/2 counts the
   // causal half, keys = L the full square.
@@ -130,7 +137,7 @@ class Llama {
              Tensor positions_T) const;
   void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;
   // The blocks without a backward pass to come; x_TD is updated in place. `visit` sees each
-  // layer's attention before it is dropped.
+  // layer's attention before it is dropped, its weights still gathered.
   template <typename Visit>
   void run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
                   Visit visit) const;

@@ -1,5 +1,7 @@
 #include "serve/inference.h"
 
+#include <numeric>
+
 #include "checkpoint/model_state.h"
 #include "ops/ops.h"
 
@@ -15,19 +17,21 @@ InferenceModel::InferenceModel(const ModelConfig& config, const CheckpointReader
   load_params(checkpoint, params_, /*with_moments=*/false);
 }
 
-double InferenceModel::loss_sum(const PackedBatch& batch, int64_t max_seqlen) {
+Buffer InferenceModel::upload(const char* name, const std::vector<int32_t>& values) {
+  Buffer buffer = memory_.allocate(MemoryClass::kInputs, name, DType::kI32,
+                                   {static_cast<int64_t>(values.size())});
+  ops::copy_from_host(stream_, buffer, values.data());
+  return buffer;
+}
+
+// The losses of the batch's tokens.
+Buffer InferenceModel::evaluate(const PackedBatch& batch, int64_t max_seqlen) {
   const auto tokens = static_cast<int64_t>(batch.tokens.size());
-  const auto upload = [&](const char* name, const std::vector<int32_t>& values) {
-    Buffer buffer = memory_.allocate(MemoryClass::kInputs, name, DType::kI32,
-                                     {static_cast<int64_t>(values.size())});
-    ops::copy_from_host(stream_, buffer, values.data());
-    return buffer;
-  };
   const Buffer tokens_T = upload("tokens", batch.tokens);
   const Buffer targets_T = upload("targets", batch.targets);
   const Buffer positions_T = upload("positions", batch.positions);
   const Buffer cu_seqlens = upload("cu_seqlens", batch.cu_seqlens);
-  const Buffer loss_T = memory_.allocate(MemoryClass::kInputs, "loss", DType::kF32, {tokens});
+  Buffer loss_T = memory_.allocate(MemoryClass::kInputs, "loss", DType::kF32, {tokens});
   model_.evaluate(stream_, params_,
                   {.tokens_T = tokens_T,
                    .targets_T = targets_T,
@@ -36,7 +40,64 @@ double InferenceModel::loss_sum(const PackedBatch& batch, int64_t max_seqlen) {
                                  .count = static_cast<int64_t>(batch.cu_seqlens.size()) - 1,
                                  .max_seqlen = max_seqlen}},
                   loss_T);
-  return ops::sum(stream_, loss_T);
+  return loss_T;
+}
+
+double InferenceModel::loss_sum(const PackedBatch& batch, int64_t max_seqlen) {
+  return ops::sum(stream_, evaluate(batch, max_seqlen));
+}
+
+std::vector<float> InferenceModel::losses(const PackedBatch& batch, int64_t max_seqlen) {
+  std::vector<float> losses(batch.tokens.size());
+  ops::copy_to_host(stream_, losses.data(), evaluate(batch, max_seqlen));
+  return losses;
+}
+
+void InferenceModel::attention_maps(const std::vector<int32_t>& tokens,
+                                    const Llama::MapVisit& visit) {
+  std::vector<int32_t> positions(tokens.size());
+  std::iota(positions.begin(), positions.end(), 0);
+  const auto length = static_cast<int64_t>(tokens.size());
+  const Buffer tokens_T = upload("tokens", tokens);
+  const Buffer positions_T = upload("positions", positions);
+  const Buffer cu_seqlens = upload("cu_seqlens", {0, static_cast<int32_t>(length)});
+  model_.attention_maps(stream_, params_,
+                        {.tokens_T = tokens_T,
+                         .targets_T = {},
+                         .sequences = {.cu_seqlens = cu_seqlens,
+                                       .positions_T = positions_T,
+                                       .count = 1,
+                                       .max_seqlen = length}},
+                        visit);
+}
+
+size_t evaluation_bytes(const ModelConfig& config, Backend target, int64_t tokens,
+                        int64_t max_seqlen) {
+  Memory memory = Memory::planning(target);
+  Stream stream(memory);
+  const std::unique_ptr<Communicator> communicator = make_single_process();
+  const Llama model(config);
+  ShardedParams params(model.registry(), stream, *communicator, /*with_training=*/false);
+  {
+    const ProgramScope scope(memory, "evaluation");
+    const auto input = [&](const char* name, DType dtype, int64_t n) {
+      return memory.allocate(MemoryClass::kInputs, name, dtype, {n});
+    };
+    const Buffer tokens_T = input("tokens", DType::kI32, tokens);
+    const Buffer targets_T = input("targets", DType::kI32, tokens);
+    const Buffer positions_T = input("positions", DType::kI32, tokens);
+    const Buffer cu_seqlens = input("cu_seqlens", DType::kI32, 2);
+    const Buffer loss_T = input("loss", DType::kF32, tokens);
+    model.evaluate(stream, params,
+                   {.tokens_T = tokens_T,
+                    .targets_T = targets_T,
+                    .sequences = {.cu_seqlens = cu_seqlens,
+                                  .positions_T = positions_T,
+                                  .count = 1,
+                                  .max_seqlen = max_seqlen}},
+                   loss_T);
+  }
+  return memory.report().total_bytes();
 }
 
 }  // namespace sbtrain

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "config/config.h"
@@ -12,6 +13,12 @@
 #include "parallel/sharded_params.h"
 
 namespace sbtrain {
+
+// Bytes of memory on `target` that the losses of `tokens` tokens at once take, in documents of up
+// to max_seqlen; weights included. Throws ExitCode::kConfig where the model does not reach that
+// far.
+size_t evaluation_bytes(const ModelConfig& config, Backend target, int64_t tokens,
+                        int64_t max_seqlen);
 
 class InferenceModel {
  public:
@@ -26,8 +33,14 @@ class InferenceModel {
   // Sum of the losses (nats) of the batch's valid targets. Batches may differ in size.
   // `max_seqlen` bounds the documents' lengths.
   double loss_sum(const PackedBatch& batch, int64_t max_seqlen);
+  // The loss of each token of the batch, 0 without a target.
+  std::vector<float> losses(const PackedBatch& batch, int64_t max_seqlen);
+  // Every head's attention over `tokens`, one document (Llama::attention_maps).
+  void attention_maps(const std::vector<int32_t>& tokens, const Llama::MapVisit& visit);
 
  private:
+  Buffer upload(const char* name, const std::vector<int32_t>& values);
+  Buffer evaluate(const PackedBatch& batch, int64_t max_seqlen);
   Memory memory_;
   Stream stream_;
   Llama model_;

@@ -29,6 +29,7 @@ constexpr double kGradientError = 5e-2;  // of each tensor
 // Four numbers, each a sum over all tokens in which nearly everything cancels: up to 7e-2 there.
 constexpr double kGateBiasError = 1.5e-1;
 constexpr double kLogitsError = 2e-2;
+constexpr double kMapError = 2e-2;
 
 ModelConfig small(const AttentionConfig& attention, bool tied = true) {
   ModelConfig config;
@@ -85,6 +86,36 @@ const std::vector<int32_t> kDocuments = {150, 1, 2, 65, 300, 38};
 class GpuModel : public GpuTest, public testing::WithParamInterface<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, GpuModel, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
+
+// The first layer's maps, whose inputs differ by rounding alone; all rows are whole.
+TEST_P(GpuModel, AttentionMapsAgreeWithTheCpu) {
+  const ModelConfig config = small(GetParam().attention);
+  const PackedBatch batch = test::packed_batch({130}, config.vocab);
+  const auto maps = [&](Backend backend) {
+    ModelRun run(backend, config, batch);
+    std::vector<AttentionMap> all;
+    run.model().attention_maps(
+        run.stream(), run.params(), run.batch(),
+        [&](int64_t /*layer*/, int64_t /*head*/, const AttentionMap& map) { all.push_back(map); });
+    return all;
+  };
+  const std::vector<AttentionMap> cpu = maps(Backend::kCpu);
+  const std::vector<AttentionMap> gpu = maps(Backend::kCuda);
+  ASSERT_EQ(gpu.size(), static_cast<size_t>(config.layers * config.heads));
+  ASSERT_EQ(gpu.size(), cpu.size());
+  for (size_t n = 0; n < gpu.size(); ++n) {
+    ASSERT_EQ(gpu[n].tokens, 130);
+    for (int64_t j = 0; j < 130; ++j) {
+      double sum = gpu[n].remainder_T.empty() ? 0.0 : gpu[n].remainder_T[j];
+      for (int64_t i = 0; i < 130; ++i) sum += gpu[n].weights_TT[j * 130 + i];
+      EXPECT_NEAR(sum, 1, 1e-5);
+    }
+    if (n >= static_cast<size_t>(config.heads)) continue;
+    EXPECT_LT(
+        test::relative_error(test::widened(gpu[n].weights_TT), test::widened(cpu[n].weights_TT)),
+        kMapError);
+  }
+}
 
 TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
   for (const bool tied : {true, false}) {

@@ -112,6 +112,18 @@ metrics: {every: 1}
         << output_;
     EXPECT_NEAR(nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>(),
                 loss_at(records(cuda), 200, "validation/loss"), 2e-3);
+    const auto longer = [&](const std::vector<std::string>& how, const char* device) {
+      std::vector<std::string> arguments = {"eval",     "--checkpoint", path(cuda), "--json",
+                                            "--device", device,         "--data",   path("a.h5")};
+      arguments.insert(arguments.end(), how.begin(), how.end());
+      EXPECT_EQ(run(arguments), 0) << output_;
+      const auto json = nlohmann::json::parse(output_.substr(output_.find('{')));
+      return (json.contains("lengths") ? json.at("lengths").at(0) : json).at("loss").get<double>();
+    };
+    for (const std::vector<std::string>& how : std::vector<std::vector<std::string>>{
+             {"--lengths", "300"}, {"--window", "100", "--stride", "30", "--tokens", "3000"}}) {
+      EXPECT_NEAR(longer(how, "cuda"), longer(how, "cpu"), 5e-3) << how.front();
+    }
     ASSERT_EQ(run({"generate", "--checkpoint", path(cuda), "--prompt", "The", "--max-tokens", "20",
                    "--device", "cuda"}),
               0)

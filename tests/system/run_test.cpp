@@ -2,8 +2,11 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
+#include <numeric>
 #include <random>
 #include <thread>
+#include <tuple>
 
 #include "runs.h"
 
@@ -80,6 +83,120 @@ TEST_F(SystemTest, OtherLayoutsTrain) {
   EXPECT_NE(output_.find("64 learned positions"), std::string::npos) << output_;
   EXPECT_EQ(evaluate("rebased", {"--rope-scaling", "linear"}), 2);
   EXPECT_NE(output_.find("no rotary positions"), std::string::npos) << output_;
+}
+
+nlohmann::json printed_json(const std::string& output) {
+  return nlohmann::json::parse(output.substr(output.find('{')));
+}
+
+TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
+  ASSERT_EQ(run(training("run")), 0) << output_;
+  const auto evaluate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "--checkpoint", path("run"), "--device", "cpu"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+
+  const std::string file = path("results/lengths.json");
+  ASSERT_EQ(evaluate({"--lengths", "16,64,100000", "--recall", "--json", file}), 0) << output_;
+  const nlohmann::json lengths = nlohmann::json::parse(read_file(file));
+  EXPECT_EQ(lengths.at("train_length"), 32);
+  for (const nlohmann::json& result : lengths.at("lengths")) {
+    if (result.at("length") == 100000) {
+      EXPECT_NE(result.at("absent").get<std::string>().find("no document has 100000 tokens"),
+                std::string::npos);
+      continue;
+    }
+    EXPECT_GT(result.at("windows"), 0);
+    EXPECT_GT(result.at("loss"), 0);
+    EXPECT_EQ(result.at("loss_at_position").size(), result.at("length"));
+    EXPECT_NEAR(result.at("loss_by_position").at(0), result.at("loss"), 1e-9);
+    for (const char* kind : {"token", "bigram"}) {
+      const nlohmann::json& split = result.at("recall").at(kind);
+      EXPECT_EQ(split.at("ar").at("tokens").get<int>() + split.at("non_ar").at("tokens").get<int>(),
+                result.at("tokens"));
+    }
+  }
+  ASSERT_EQ(evaluate({"--lengths", "16,64,100000", "--same-targets", "8", "--json"}), 0) << output_;
+  const nlohmann::json same = printed_json(output_).at("lengths");
+  EXPECT_EQ(same.at(0).at("tokens"), same.at(1).at("tokens"));
+  EXPECT_NE(same.at(0).at("loss"), same.at(1).at("loss"));
+  EXPECT_TRUE(same.at(2).contains("absent"));
+
+  // Every token is predicted once, however far the windows lie apart.
+  ASSERT_EQ(evaluate({"--window", "32", "--stride", "5", "--json"}), 0) << output_;
+  const nlohmann::json close = printed_json(output_);
+  ASSERT_EQ(evaluate({"--window", "32", "--stride", "32", "--json"}), 0) << output_;
+  const nlohmann::json apart = printed_json(output_);
+  EXPECT_EQ(close.at("tokens"), apart.at("tokens"));
+  EXPECT_GT(close.at("windows"), apart.at("windows"));
+
+  const std::vector<std::tuple<std::vector<std::string>, int, std::string>> bad = {
+      {{"--lengths", "0"}, 2, "--lengths"},
+      {{"--lengths", "16", "--same-targets", "17"}, 2, "17 targets do not fit"},
+      {{"--lengths", "16", "--window", "8"}, 2, "--window"},
+      {{"--same-targets", "8"}, 2, "--lengths"},
+      {{"--stride", "8"}, 2, "--window"},
+      {{"--window", "8", "--stride", "9"}, 2, "--stride: 9"},
+      {{"--lengths", "16,1073741824"}, 8, "GiB of memory, the device has"},
+      {{"--text", "a"}, 2, "--attention-maps"},
+      {{"--attention-maps", path("maps")}, 2, "0 tokens"},
+      {{"--attention-maps", path("maps"), "--token-ids", "3,400"}, 2, "token 400 is outside"},
+      {{"--true-positions", path("missing.json")}, 4, "missing.json"}};
+  for (const auto& [arguments, code, message] : bad) {
+    EXPECT_EQ(evaluate(arguments), code) << output_;
+    EXPECT_NE(output_.find(message), std::string::npos) << output_;
+  }
+}
+
+TEST_F(SystemTest, ShowsItsAttention) {
+  ASSERT_EQ(run(training("run", {"--model.attention={type: stickbreaking, remainder: value}"})), 0)
+      << output_;
+  const std::vector<std::string> evaluate = {"eval", "--checkpoint", path("run"), "--device",
+                                             "cpu"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = evaluate;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  ASSERT_EQ(with({"--attention-maps", path("maps"), "--text", "The kernel is the kernel"}), 0)
+      << output_;
+  const nlohmann::json header = nlohmann::json::parse(read_file(path("maps/maps.json")));
+  const size_t tokens = header.at("tokens").size();
+  ASSERT_GT(tokens, 3U);
+  ASSERT_EQ(header.at("maps").size(), 4U);  // two layers of two heads
+  for (const nlohmann::json& map : header.at("maps")) {
+    EXPECT_EQ(map.at("module"), "stickbreaking");
+    ASSERT_EQ(map.at("remainder"), true);
+    const std::string bytes = read_file(path("maps/") + map.at("file").get<std::string>());
+    ASSERT_EQ(bytes.size(), 4 * (tokens * tokens + tokens));
+    std::vector<float> values(bytes.size() / 4);
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    EXPECT_EQ(values[tokens * tokens], 1);  // the first token sees nothing
+    for (size_t j = 0; j < tokens; ++j) {
+      const auto row = values.begin() + static_cast<int64_t>(j * tokens);
+      EXPECT_NEAR(std::accumulate(row, row + static_cast<int64_t>(tokens), 0.0),
+                  1 - values[tokens * tokens + j], 1e-5);
+    }
+  }
+
+  write_file(path("truth.json"),
+             R"({"examples": [{"tokens": [5, 6, 7, 5], "positions": [[1, 0], [3, 0]]},
+                              {"tokens": [9, 8], "positions": [[1, 0]]}]})");
+  ASSERT_EQ(with({"--true-positions", path("truth.json"), "--json"}), 0) << output_;
+  const nlohmann::json overlap = printed_json(output_);
+  EXPECT_EQ(overlap.at("examples"), 2);
+  ASSERT_EQ(overlap.at("heads").size(), 4U);
+  for (const nlohmann::json& head : overlap.at("heads")) {
+    EXPECT_EQ(head.at("queries"), 3);
+    EXPECT_GE(head.at("iou_top"), 0.2);  // token 1 can see token 0 alone, in both examples
+    EXPECT_LE(head.at("iou_top"), 1);
+  }
+  std::string many = "1";
+  for (int i = 0; i < 4096; ++i) many += ",1";
+  EXPECT_EQ(with({"--attention-maps", path("maps"), "--token-ids", many}), 2);
+  EXPECT_NE(output_.find("4097 tokens, an attention map takes 1 to 4096"), std::string::npos)
+      << output_;
 }
 
 TEST_F(SystemTest, RepeatedRunsAreEqual) {

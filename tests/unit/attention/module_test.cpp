@@ -6,6 +6,7 @@
 
 #include "attention/attention.h"
 #include "core/error.h"
+#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {
@@ -344,6 +345,62 @@ TEST(AttentionModule, DynamicNtkDecodesAsTheForwardPass) {
                    {.positions_B = position, .lengths_B = length});
     if (t + 1 < 30) continue;
     EXPECT_LT(relative_error(mix, last_output(*module, s, w.weights, x, 30)), 1e-5);
+  }
+}
+
+// What a module computes is its map times its values: the map is of the queries and keys that it
+// really uses. Rows of softmax and kernels sum up to 1, those of stick-breaking to 1 - remainder.
+TEST(AttentionModule, MapsGiveTheOutput) {
+  const ModelConfig model = small_model();
+  const int64_t d = model.head_dim();
+  for (AttentionConfig config : configurations()) {
+    if (config.head_norm) continue;  // behind what maps describe
+    config.skip_epsilon = 0;
+    SCOPED_TRACE(describe(config));
+    CpuStream s;
+    const auto module = make_attention(config, model);
+    const Parameters w(*module, true);
+    const Pack pack({37});
+    const Owned x = random_normal("x", {pack.tokens, model.width});
+    const Owned mix = poisoned({pack.tokens, model.width});
+    const auto saved = module->allocate(s.memory, pack.tokens);
+    module->forward(s, mix, x, w.weights, *saved, pack.sequences());
+    if (config.type == "short_conv") {
+      EXPECT_EQ(module->map(s, w.weights, *saved, pack.sequences(), 0).tokens, 0);
+      continue;
+    }
+    const Owned values = poisoned({pack.tokens, model.width});
+    ops::linear(s, values, x, w.weights.at("self_attn.v_proj.weight"));
+    const std::vector<double> v = to_f64(values);
+    std::vector<double> output(v.size());
+    for (int64_t h = 0; h < model.heads; ++h) {
+      const AttentionMap map = module->map(s, w.weights, *saved, pack.sequences(), h);
+      ASSERT_EQ(map.tokens, pack.tokens);
+      ASSERT_EQ(map.weights_TT.size(), static_cast<size_t>(pack.tokens * pack.tokens));
+      ASSERT_EQ(map.remainder_T.empty(), config.type != "stickbreaking");
+      for (int64_t j = 0; j < pack.tokens; ++j) {
+        const double remainder = map.remainder_T.empty() ? 0.0 : map.remainder_T[j];
+        double sum = 0;
+        for (int64_t i = 0; i < pack.tokens; ++i) {
+          const double weight = map.weights_TT[j * pack.tokens + i];
+          const bool seen = i <= j && (config.window == 0 || i > j - config.window);
+          ASSERT_TRUE(seen || weight == 0) << j << " " << i;
+          sum += weight;
+          for (int64_t c = 0; c < d; ++c) {
+            output[j * model.width + h * d + c] += weight * v[i * model.width + h * d + c];
+          }
+        }
+        EXPECT_NEAR(sum, 1 - remainder, 1e-5);
+        for (int64_t c = 0; c < d; ++c) {
+          double& out = output[j * model.width + h * d + c];
+          if (config.remainder == "value") out += remainder * v[j * model.width + h * d + c];
+          if (config.type == "stickbreaking" && config.remainder == "bias") {
+            out += remainder * w.weights.at("self_attn.remainder_bias").f32()[h * d + c];
+          }
+        }
+      }
+    }
+    EXPECT_LT(relative_error(mix, output), 2e-5);
   }
 }
 

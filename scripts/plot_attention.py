@@ -1,0 +1,122 @@
+#!/usr/bin/python3
+"""Draws the attention maps that `sbtrain eval --attention-maps FOLDER` wrote, as heat maps.
+
+    scripts/plot_attention.py maps                          # writes maps/attention.png
+    scripts/plot_attention.py maps --layers 0,3 --heads 1 -o map.png
+
+Rows are queries, columns are keys. Needs matplotlib and numpy (Debian and Ubuntu: apt-get install
+python3-matplotlib).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from plot_loss import INK, PlotError
+
+LABELLED = 40  # texts of up to so many tokens are written beside the map
+
+
+def read_maps(folder):
+    path = folder / "maps.json"
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+        return header, header["maps"], len(header["tokens"])
+    except OSError as error:
+        raise PlotError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlotError(f"{path}: not written by `sbtrain eval --attention-maps`: {error!r}") from error
+
+
+def chosen(text, what):
+    if text is None:
+        return None
+    try:
+        return {int(part) for part in text.split(",")}
+    except ValueError as error:
+        raise PlotError(f"--{what}: '{text}' is not a list of numbers") from error
+
+
+def load(folder, item, tokens, numpy):
+    path = folder / item["file"]
+    values = numpy.fromfile(path, dtype="<f4")
+    expected = tokens * tokens + (tokens if item["remainder"] else 0)
+    if values.size != expected:
+        raise PlotError(f"{path}: {values.size} numbers, not {expected}")
+    return values[:tokens * tokens].reshape(tokens, tokens)
+
+
+def draw(folder, arguments, output):
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+        import numpy
+        from matplotlib.colors import PowerNorm
+    except ImportError as error:
+        raise PlotError(f"matplotlib is missing ({error}); install it with\n"
+                        "    apt-get install python3-matplotlib\n"
+                        f"and start this script with /usr/bin/python3 (this is {sys.executable})")
+
+    header, maps, tokens = read_maps(folder)
+    layers, heads = chosen(arguments.layers, "layers"), chosen(arguments.heads, "heads")
+    maps = [m for m in maps if (layers is None or m["layer"] in layers)
+            and (heads is None or m["head"] in heads)]
+    if not maps:
+        raise PlotError(f"{folder}: holds none of these layers and heads")
+    rows = sorted({m["layer"] for m in maps})
+    columns = sorted({m["head"] for m in maps})
+    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK, "font.size": 8})
+    size = 5.0 if len(maps) == 1 else 2.2
+    figure, grid = plt.subplots(len(rows), len(columns), squeeze=False, constrained_layout=True,
+                                figsize=(1 + size * len(columns), 0.6 + size * len(rows)))
+    for axes in grid.flat:
+        axes.set_visible(False)
+    image = None
+    for item in maps:
+        axes = grid[rows.index(item["layer"])][columns.index(item["head"])]
+        axes.set_visible(True)
+        # The square root of the scale shows small weights as well.
+        image = axes.imshow(load(folder, item, tokens, numpy), cmap="Blues",
+                            norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
+        axes.set_title(f"layer {item['layer']}, head {item['head']}", fontsize=8)
+        axes.tick_params(colors=INK, length=0, labelsize=6)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        texts = header.get("texts", [])
+        if len(maps) == 1 and len(texts) == tokens <= LABELLED:
+            names = [repr(text)[1:-1] for text in texts]
+            axes.set_xticks(range(tokens), names, rotation=90)
+            axes.set_yticks(range(tokens), names)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
+    figure.colorbar(image, ax=grid, shrink=0.6, label="weight")
+    try:
+        figure.savefig(output, dpi=160)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"{output}: cannot write: {error}") from error
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what --attention-maps was given")
+    parser.add_argument("--layers", metavar="N,...", help="default: all")
+    parser.add_argument("--heads", metavar="N,...", help="default: all")
+    parser.add_argument("-o", "--output", metavar="PNG", help="default: attention.png in the folder")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
+    output = Path(arguments.output or arguments.folder / "attention.png")
+    try:
+        draw(arguments.folder, arguments, output)
+    except PlotError as error:
+        sys.exit(f"plot_attention: {error}")
+    print(output)
+
+
+if __name__ == "__main__":
+    main()

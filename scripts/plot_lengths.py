@@ -1,0 +1,147 @@
+#!/usr/bin/python3
+"""Draws what `sbtrain eval --lengths ... --json FILE` measured: loss over the length of the context.
+
+    scripts/plot_lengths.py sb.json rope.json -o lengths.png
+    scripts/plot_lengths.py sb.json rope.json --positions -o positions.png
+
+With --positions the loss at each position of the longest windows, in bins. Needs matplotlib
+(Debian and Ubuntu: apt-get install python3-matplotlib).
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plot_loss import COLOURS, INK, PlotError, style_axes
+
+MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+
+
+@dataclass
+class Measured:
+    label: str
+    train_length: int
+    targets: int
+    lengths: list = field(default_factory=list)  # the results that are not absent
+
+
+def read(path, label):
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        results = [r for r in record["lengths"] if "absent" not in r]
+        for absent in (r for r in record["lengths"] if "absent" in r):
+            print(f"{path}: {absent['length']}: {absent['absent']}", file=sys.stderr)
+        if not label:
+            scaling = record["rope_scaling"]
+            label = record["name"].removeprefix("lengths_") + (f", {scaling}" if scaling else "")
+        measured = Measured(label, record["train_length"], record["same_targets"],
+                            sorted(results, key=lambda r: r["length"]))
+    except OSError as error:
+        raise PlotError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlotError(f"{path}: no result of `sbtrain eval --lengths`: {error!r}") from error
+    if not measured.lengths:
+        raise PlotError(f"{path}: holds no length with a loss")
+    return measured
+
+
+def over_length(measured):
+    return [r["length"] for r in measured.lengths], [r["loss"] for r in measured.lengths]
+
+
+def over_position(measured):
+    """Bins of the longest windows, at the middle of their positions, counted from 1."""
+    result = measured.lengths[-1]
+    bin_size = result["position_bin"]
+    x, y = [], []
+    for i, loss in enumerate(result["loss_by_position"]):
+        if loss is not None:
+            begin, end = i * bin_size, min((i + 1) * bin_size, result["length"])
+            x.append((begin + end + 1) / 2)
+            y.append(loss)
+    return x, y
+
+
+def draw(all_measured, arguments, output):
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise PlotError(f"matplotlib is missing ({error}); install it with\n"
+                        "    apt-get install python3-matplotlib\n"
+                        f"and start this script with /usr/bin/python3 (this is {sys.executable})")
+
+    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK,
+                         "axes.labelcolor": INK, "font.size": 10})
+    figure, axes = plt.subplots(figsize=(8.4, 5.0), constrained_layout=True)
+    points = over_position if arguments.positions else over_length
+    losses = []
+    for i, measured in enumerate(all_measured):
+        x, y = points(measured)
+        losses += y
+        again = i // len(COLOURS)  # colours repeat with another line
+        axes.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=["-", "--", ":"][again % 3],
+                  linewidth=1.2 if arguments.positions else 1.8, label=measured.label,
+                  marker=None if arguments.positions else MARKERS[i % len(MARKERS)],
+                  markersize=4.5, markerfacecolor="white", markeredgewidth=1.4)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({r["length"] for m in all_measured for r in m.lengths})
+    if arguments.positions:
+        longest = max(ticks)
+        ticks = [2**n for n in range(7, longest.bit_length())]
+    axes.set_xticks(ticks, [str(t) for t in ticks], fontsize=8)
+    axes.set_xticks([], minor=True)
+    for train_length in sorted({m.train_length for m in all_measured}):
+        axes.axvline(train_length, color="#9aa1ab", linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
+    style_axes(axes)
+    if arguments.max_loss and max(losses) > arguments.max_loss:
+        axes.set_ylim(top=arguments.max_loss)
+    targets = {m.targets for m in all_measured}
+    what = "of the same targets " if targets != {0} and len(targets) == 1 else ""
+    axes.set_ylabel(f"loss {what}(nats per token)")
+    axes.set_xlabel("position in the window" if arguments.positions
+                    else "tokens in the window; dashed: as trained")
+    axes.set_title(arguments.title or "Loss beyond the trained length", loc="left", fontsize=12,
+                   fontweight="bold", pad=10)
+    axes.legend(frameon=False, fontsize=9, ncols=1 + (len(all_measured) > 8))
+    try:
+        figure.savefig(output, dpi=160)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"{output}: cannot write: {error}") from error
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="JSON",
+                        help="results of `sbtrain eval --lengths ... --json JSON`")
+    parser.add_argument("-o", "--output", metavar="PNG",
+                        help="default: lengths.png or positions.png beside the first file")
+    parser.add_argument("--labels", metavar="A,B,...", help="default: the names of the runs")
+    parser.add_argument("--positions", action="store_true",
+                        help="loss over the position in the longest windows")
+    parser.add_argument("--max-loss", type=float, metavar="NATS", help="where the y axis ends")
+    parser.add_argument("--title")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
+    try:
+        labels = arguments.labels.split(",") if arguments.labels else [""] * len(arguments.files)
+        if len(labels) != len(arguments.files):
+            raise PlotError(f"{len(labels)} labels for {len(arguments.files)} files")
+        measured = [read(path, label) for path, label in zip(arguments.files, labels)]
+        name = "positions.png" if arguments.positions else "lengths.png"
+        output = Path(arguments.output or Path(arguments.files[0]).parent / name)
+        draw(measured, arguments, output)
+    except PlotError as error:
+        sys.exit(f"plot_lengths: {error}")
+    print(output)
+
+
+if __name__ == "__main__":
+    main()

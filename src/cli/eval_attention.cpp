@@ -1,0 +1,164 @@
+#include "cli/eval_attention.h"
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <map>
+
+#include "core/error.h"
+#include "data/atomic_file.h"
+#include "data/tokenizer.h"
+#include "eval/attention_overlap.h"
+
+namespace sbtrain {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void check_tokens(const std::vector<int32_t>& tokens, int64_t vocab, const std::string& where) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  if (count == 0 || count > kMaxMapTokens) {
+    fail(ExitCode::kUsage, "{}: {} tokens, an attention map takes 1 to {}", where, count,
+         kMaxMapTokens);
+  }
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= vocab) {
+      fail(ExitCode::kUsage, "{}: token {} is outside of the vocabulary of {}", where, token,
+           vocab);
+    }
+  }
+}
+
+const std::string& module_of(const ModelConfig& config, int64_t layer) {
+  return config.attention[static_cast<size_t>(layer) % config.attention.size()].type;
+}
+
+struct Example {
+  std::vector<int32_t> tokens;
+  std::vector<TruePosition> positions;
+};
+
+std::vector<Example> read_examples(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) fail(ExitCode::kData, "{}: cannot read it", path);
+  try {
+    std::vector<Example> examples;
+    const Json json = Json::parse(file);
+    for (const Json& item : json.at("examples")) {
+      Example example{.tokens = item.at("tokens").get<std::vector<int32_t>>(), .positions = {}};
+      for (const auto& [query, key] :
+           item.at("positions").get<std::vector<std::pair<int64_t, int64_t>>>()) {
+        example.positions.push_back({query, key});
+      }
+      examples.push_back(std::move(example));
+    }
+    return examples;
+  } catch (const Json::exception& error) {
+    fail(ExitCode::kData,
+         "{}: {}; expected {{\"examples\": [{{\"tokens\": [ids], \"positions\": [[query, key], "
+         "...]}}, ...]}}",
+         path, error.what());
+  }
+}
+
+}  // namespace
+
+void AttentionEvalOptions::add(CLI::App& command) {
+  const char* group = "Attention";
+  CLI::Option* folder =
+      command
+          .add_option("--attention-maps", maps,
+                      "Write what every head attends to on --text or --token-ids to this folder")
+          ->group(group);
+  CLI::Option* words = command.add_option("--text", text, "Text to look at")->group(group);
+  CLI::Option* ids = command.add_option("--token-ids", token_ids, "Or tokens, such as 17,4,99")
+                         ->delimiter(',')
+                         ->group(group);
+  words->needs(folder)->excludes(ids);
+  ids->needs(folder);
+  CLI::Option* positions =
+      command
+          .add_option("--true-positions", true_positions,
+                      "Overlap of every head's attention with the true positions in this JSON file")
+          ->excludes(folder)
+          ->group(group);
+  command.add_option("--threshold", threshold, "Weights above it count as attended")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str()
+      ->needs(positions)
+      ->group(group);
+}
+
+Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& options,
+                         const std::string& tokenizer_path) {
+  const ModelConfig& config = model.model().config();
+  std::vector<int32_t> tokens = options.token_ids;
+  std::optional<Tokenizer> tokenizer;
+  if (!tokenizer_path.empty()) tokenizer.emplace(tokenizer_path);
+  if (!options.text.empty()) {
+    if (!tokenizer) fail(ExitCode::kUsage, "--text needs a tokenizer: give it by --tokenizer");
+    tokens = tokenizer->encode(options.text);
+  }
+  check_tokens(tokens, config.vocab, options.text.empty() ? "--token-ids" : "--text");
+
+  Json header = {{"tokens", tokens}};
+  for (const int32_t token : tokens) {
+    if (tokenizer && token < tokenizer->size()) {
+      header["texts"].push_back(std::string(tokenizer->bytes(token)));
+    }
+  }
+  header["layers"] = config.layers;
+  header["heads"] = config.heads;
+  header["maps"] = Json::array();
+  const auto folder = std::filesystem::path(options.maps);
+  model.attention_maps(tokens, [&](int64_t layer, int64_t head, const AttentionMap& map) {
+    const std::string name = fmt::format("layer-{:02}-head-{:02}.f32", layer, head);
+    const auto write = [](AtomicFile& file, const std::vector<float>& values) {
+      file.write(values.data(), values.size() * sizeof(float));
+    };
+    make_parent_folders(folder / name);
+    AtomicFile file(folder / name);
+    write(file, map.weights_TT);
+    write(file, map.remainder_T);
+    file.commit();
+    header["maps"].push_back({{"layer", layer},
+                              {"head", head},
+                              {"module", module_of(config, layer)},
+                              {"file", name},
+                              {"remainder", !map.remainder_T.empty()}});
+  });
+  if (header["maps"].empty()) {
+    fail(ExitCode::kUsage, "--attention-maps: no layer of the model weighs keys");
+  }
+  // A token may end inside a UTF-8 character.
+  const std::string text = header.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  AtomicFile file(folder / "maps.json");
+  file.write(text.data(), text.size());
+  file.commit();
+  return header;
+}
+
+Json measure_overlap(InferenceModel& model, const AttentionEvalOptions& options) {
+  const ModelConfig& config = model.model().config();
+  const std::vector<Example> examples = read_examples(options.true_positions);
+  std::map<std::pair<int64_t, int64_t>, AttentionOverlap> heads;
+  for (const Example& example : examples) {
+    check_tokens(example.tokens, config.vocab, options.true_positions);
+    model.attention_maps(example.tokens, [&](int64_t layer, int64_t head, const AttentionMap& map) {
+      heads.try_emplace({layer, head}, options.threshold).first->second.add(map, example.positions);
+    });
+  }
+  Json rows = Json::array();
+  for (const auto& [place, overlap] : heads) {
+    rows.push_back({{"layer", place.first},
+                    {"head", place.second},
+                    {"module", module_of(config, place.first)},
+                    {"queries", overlap.queries()},
+                    {"iou_top", overlap.top()},
+                    {"iou_threshold", overlap.threshold()},
+                    {"iou_soft", overlap.soft()},
+                    {"mass", overlap.mass()}});
+  }
+  return {{"examples", examples.size()}, {"threshold", options.threshold}, {"heads", rows}};
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,175 @@
+#include "eval/windows.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "core/error.h"
+#include "data/packing.h"
+
+namespace sbtrain {
+namespace {
+
+void add_losses(WindowScores& scores, const PackedBatch& batch, std::span<const float> losses_T,
+                const Tokenizer* tokenizer) {
+  for (size_t t = 0; t < batch.targets.size(); ++t) {
+    if (batch.targets[t] < 0) continue;
+    const auto position = static_cast<size_t>(batch.positions[t]);
+    scores.total.loss_sum += losses_T[t];
+    ++scores.total.tokens;
+    if (tokenizer != nullptr) scores.total.bytes += tokenizer->byte_length(batch.targets[t]);
+    scores.loss_sum_L[position] += losses_T[t];
+    ++scores.tokens_L[position];
+  }
+  scores.recall.add(batch, losses_T);
+}
+
+}  // namespace
+
+std::vector<double> binned_losses(const WindowScores& scores, int64_t bin) {
+  const auto positions = static_cast<int64_t>(scores.tokens_L.size());
+  std::vector<double> means;
+  for (int64_t begin = 0; begin < positions; begin += bin) {
+    const int64_t end = std::min(begin + bin, positions);
+    const double loss =
+        std::accumulate(scores.loss_sum_L.begin() + begin, scores.loss_sum_L.begin() + end, 0.0);
+    const int64_t tokens =
+        std::accumulate(scores.tokens_L.begin() + begin, scores.tokens_L.begin() + end, int64_t{0});
+    means.push_back(tokens > 0 ? loss / static_cast<double>(tokens)
+                               : std::numeric_limits<double>::quiet_NaN());
+  }
+  return means;
+}
+
+WindowReader::WindowReader(const HeldOutOptions& options) {
+  if (!options.tokenizer.empty()) tokenizer_.emplace(options.tokenizer);
+  for (const std::string& path : options.paths) {
+    auto store = std::make_unique<DocumentStore>(path);
+    check_fits(*store, options, tokenizer_ ? &*tokenizer_ : nullptr);
+    store->verify();
+    stores_.push_back(std::move(store));
+  }
+}
+
+int64_t WindowReader::tokens() const {
+  int64_t sum = 0;
+  for (const auto& store : stores_) sum += store->tokens();
+  return sum;
+}
+
+int64_t WindowReader::longest_document() const {
+  int64_t longest = 0;
+  for (const auto& store : stores_) {
+    for (int64_t n = 0; n < store->documents(); ++n) longest = std::max(longest, store->length(n));
+  }
+  return longest;
+}
+
+std::vector<Window> WindowReader::of_length(int64_t length, int64_t max_tokens) const {
+  std::vector<Window> all;
+  for (size_t s = 0; s < stores_.size(); ++s) {
+    for (int64_t n = 0; n < stores_[s]->documents(); ++n) {
+      for (int64_t begin = 0; begin + length <= stores_[s]->length(n); begin += length) {
+        all.push_back({.store = s, .document = n, .begin = begin, .length = length});
+      }
+    }
+  }
+  const auto found = static_cast<int64_t>(all.size());
+  const int64_t count = std::min(found, std::max<int64_t>(1, max_tokens / length));
+  std::vector<Window> chosen;
+  for (int64_t i = 0; i < count; ++i) chosen.push_back(all[static_cast<size_t>(i * found / count)]);
+  return chosen;
+}
+
+std::vector<Window> WindowReader::last_tokens(std::vector<Window> windows, int64_t length,
+                                              int64_t targets) {
+  for (Window& window : windows) {
+    require(targets <= length && length <= window.length, "{} targets of {} tokens of {}", targets,
+            length, window.length);
+    window.begin += window.length - length;
+    window.length = length;
+    window.skip = length - targets;
+  }
+  return windows;
+}
+
+std::vector<Window> WindowReader::sliding(int64_t length, int64_t stride,
+                                          int64_t max_tokens) const {
+  require(stride > 0 && stride <= length, "windows of {} tokens every {}", length, stride);
+  struct Document {
+    size_t store;
+    int64_t index, tokens;
+  };
+  std::vector<Document> all;
+  for (size_t s = 0; s < stores_.size(); ++s) {
+    for (int64_t n = 0; n < stores_[s]->documents(); ++n) {
+      if (stores_[s]->length(n) > 1) all.push_back({s, n, stores_[s]->length(n)});
+    }
+  }
+  const auto found = static_cast<int64_t>(all.size());
+  if (found == 0) return {};
+  int64_t step = found * 618 / 1000 + 1;  // the golden ratio: any part of the walk is spread evenly
+  while (std::gcd(step, found) != 1) ++step;
+  std::vector<Window> windows;
+  int64_t left = max_tokens;  // targets
+  for (int64_t i = 0; i < found && left > 0; ++i) {
+    const Document& document = all[static_cast<size_t>(i * step % found)];
+    const int64_t inputs = std::min(document.tokens - 1, left);
+    left -= inputs;
+    int64_t done = 0;  // inputs whose targets are predicted
+    for (int64_t begin = 0; done < inputs; begin += stride) {
+      const int64_t end = std::min(begin + length, inputs);
+      windows.push_back({.store = document.store,
+                         .document = document.index,
+                         .begin = begin,
+                         .length = end - begin,
+                         .skip = done - begin});
+      done = end;
+    }
+  }
+  return windows;
+}
+
+void WindowReader::append(PackedBatch& batch, const Window& window) const {
+  const size_t first = batch.targets.size();
+  append_row(batch, {.source = 0, .pieces = {{window.document, window.begin, window.length}}},
+             *stores_[window.store], /*predict_across_documents=*/false);
+  for (size_t t = first; t < first + static_cast<size_t>(window.skip); ++t) {
+    batch.valid_targets -= batch.targets[t] >= 0;
+    batch.targets[t] = -1;
+  }
+}
+
+WindowScores WindowReader::score(const std::vector<Window>& windows, int64_t tokens_at_once,
+                                 int64_t max_seqlen, const TokenLosses& losses) const {
+  WindowScores scores;
+  scores.loss_sum_L.resize(static_cast<size_t>(max_seqlen));
+  scores.tokens_L.resize(static_cast<size_t>(max_seqlen));
+  std::set<std::pair<size_t, int64_t>> documents;
+  // Batches hold whole windows' worth of tokens, the last of them filled up: few different sizes,
+  // since kernels may be built for each.
+  const int64_t room = std::max<int64_t>(1, tokens_at_once / max_seqlen) * max_seqlen;
+  PackedBatch batch;
+  for (size_t next = 0; next < windows.size();) {
+    clear(batch, room);
+    int64_t tokens = 0;
+    do {
+      const Window& window = windows[next];
+      require(window.length <= max_seqlen, "a window of {} tokens, more than {}", window.length,
+              max_seqlen);
+      append(batch, window);
+      documents.insert({window.store, window.document});
+      tokens += window.length;
+      ++next;
+    } while (next < windows.size() && tokens + windows[next].length <= room);
+    if (tokens % max_seqlen > 0) append_padding(batch, max_seqlen - tokens % max_seqlen);
+    const std::vector<float> losses_T = losses(batch, max_seqlen);
+    add_losses(scores, batch, losses_T, tokenizer_ ? &*tokenizer_ : nullptr);
+  }
+  scores.windows = static_cast<int64_t>(windows.size());
+  scores.documents = static_cast<int64_t>(documents.size());
+  return scores;
+}
+
+}  // namespace sbtrain
