@@ -10,6 +10,7 @@
 #include "cli/rope_options.h"
 #include "config/schema.h"
 #include "eval/perplexity.h"
+#include "eval/task_accuracy.h"
 #include "serve/inference.h"
 #include "train/bits.h"
 
@@ -48,6 +49,37 @@ void print_result(const EvalOptions& options, int64_t step, int64_t length,
   if (result.bytes > 0) fmt::print("  bits per byte  {:.4f}\n", bits);
 }
 
+void print_task(const EvalOptions& options, int64_t step, int64_t length, const Task& task,
+                const TaskAccuracy& result) {
+  if (options.json) {
+    const nlohmann::json json = {{"checkpoint", options.checkpoint},
+                                 {"step", step},
+                                 {"sequence_length", length},
+                                 {"task", task.config().type},
+                                 {"pairs", task.config().pairs},
+                                 {"labels", result.labels},
+                                 {"loss", result.loss()},
+                                 {"accuracy", result.accuracy()}};
+    fmt::print("{}\n", json.dump());
+    return;
+  }
+  fmt::print("step {}, {} labels of {} held-out examples of {} with {} pairs in {} tokens\n", step,
+             result.labels, task.config().eval_examples, task.config().type, task.config().pairs,
+             length);
+  fmt::print("  loss           {:.4f} nats per label\n", result.loss());
+  fmt::print("  accuracy       {:.4f}\n", result.accuracy());
+}
+
+ExitCode evaluate_task(const EvalOptions& options, const Config& config,
+                       const CheckpointReader& checkpoint, int64_t length, int64_t micro_batch) {
+  const Task task(config.data.task, config.model.vocab, length, config.seed);
+  InferenceModel model(config.model, checkpoint, select_backend(options.device));
+  const TaskAccuracy result = task_accuracy(
+      task, micro_batch, [&](const PackedBatch& batch) { return model.score(batch, length); });
+  print_task(options, checkpoint.manifest().step, length, task, result);
+  return ExitCode::kDone;
+}
+
 ExitCode run_eval(const EvalOptions& options) {
   const CheckpointReader checkpoint = open_checkpoint(options.checkpoint);
   Config config =
@@ -57,6 +89,10 @@ ExitCode run_eval(const EvalOptions& options) {
       options.sequence_length > 0 ? options.sequence_length : config.train.sequence_length;
   // As many tokens at once as in training.
   const int64_t at_once = config.train.micro_batch * config.train.sequence_length;
+  if (config.data.task.active() && options.data.empty()) {
+    return evaluate_task(options, config, checkpoint, length,
+                         std::max<int64_t>(1, at_once / length));
+  }
   const HeldOut held_out(
       {.paths = options.data.empty() ? config.data.validation : options.data,
        .tokenizer = options.tokenizer.empty() ? config.data.tokenizer : options.tokenizer,
@@ -85,7 +121,8 @@ void add_eval(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("eval", "Loss and perplexity of a checkpoint");
   command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
   command->add_option("--data", options->data,
-                      "HDF5 document stores; default: the validation data of the run");
+                      "HDF5 document stores; default: the validation data of the run, or the "
+                      "held-out examples of its task");
   command
       ->add_option("--tokens", options->tokens,
                    "Tokens to evaluate at most, spread evenly over the data; 0: all")

@@ -15,7 +15,7 @@ InferenceModel::InferenceModel(const ModelConfig& config, const CheckpointReader
   load_params(checkpoint, params_, /*with_moments=*/false);
 }
 
-double InferenceModel::loss_sum(const PackedBatch& batch, int64_t max_seqlen) {
+BatchScore InferenceModel::score(const PackedBatch& batch, int64_t max_seqlen) {
   const auto tokens = static_cast<int64_t>(batch.tokens.size());
   const auto upload = [&](const char* name, const std::vector<int32_t>& values) {
     Buffer buffer = memory_.allocate(MemoryClass::kInputs, name, DType::kI32,
@@ -28,6 +28,7 @@ double InferenceModel::loss_sum(const PackedBatch& batch, int64_t max_seqlen) {
   const Buffer positions_T = upload("positions", batch.positions);
   const Buffer cu_seqlens = upload("cu_seqlens", batch.cu_seqlens);
   const Buffer loss_T = memory_.allocate(MemoryClass::kInputs, "loss", DType::kF32, {tokens});
+  const Buffer hits_T = memory_.allocate(MemoryClass::kInputs, "hits", DType::kF32, {tokens});
   model_.evaluate(stream_, params_,
                   {.tokens_T = tokens_T,
                    .targets_T = targets_T,
@@ -35,8 +36,8 @@ double InferenceModel::loss_sum(const PackedBatch& batch, int64_t max_seqlen) {
                                  .positions_T = positions_T,
                                  .count = static_cast<int64_t>(batch.cu_seqlens.size()) - 1,
                                  .max_seqlen = max_seqlen}},
-                  loss_T);
-  return ops::sum(stream_, loss_T);
+                  loss_T, hits_T);
+  return {.loss_sum = ops::sum(stream_, loss_T), .hits = ops::sum(stream_, hits_T)};
 }
 
 }  // namespace sbtrain

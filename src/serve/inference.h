@@ -23,9 +23,12 @@ class InferenceModel {
   ShardedParams& params() { return params_; }
   Stream& stream() { return stream_; }
 
-  // Sum of the losses (nats) of the batch's valid targets. Batches may differ in size.
-  // `max_seqlen` bounds the documents' lengths.
-  double loss_sum(const PackedBatch& batch, int64_t max_seqlen);
+  // Loss and hits of the batch's valid targets. Batches may differ in size. `max_seqlen` bounds the
+  // documents' lengths.
+  BatchScore score(const PackedBatch& batch, int64_t max_seqlen);
+  double loss_sum(const PackedBatch& batch, int64_t max_seqlen) {
+    return score(batch, max_seqlen).loss_sum;
+  }
 
  private:
   Memory memory_;
