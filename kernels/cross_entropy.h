@@ -17,7 +17,7 @@ namespace sbtrain::kernels {
 // below vocab: others stop the kernel. Source: cross_entropy.cu.
 struct CrossEntropy {
   float* loss;
-  float* hits;             // may be null
+  float* hits = nullptr;
   __nv_bfloat16* dlogits;  // may be null
   int64_t dlogits_stride;
   const float* logits;
