@@ -191,7 +191,7 @@ SweepFile read_sweep(const std::string& path) {
   const int source = sources.add({path, {}, 0, ""});
   const Value root = schema::parse_yaml(text.str(), source, sources);
   sources.throw_problems();
-  const SweepFile sweep = SweepReader(sources, fs::path(path).parent_path()).read(root);
+  SweepFile sweep = SweepReader(sources, fs::path(path).parent_path()).read(root);
   sources.throw_problems();
   return sweep;
 }
