@@ -49,6 +49,16 @@ __device__ Softmax softmax(const float* logits, int64_t vocab) {
   return {row_max, sums[0]};
 }
 
+// Whether the target's logit is larger than all others; the same on all threads.
+__device__ bool is_largest(const float* logits, int64_t vocab, int32_t target) {
+  const float z = logits[target];
+  bool rivalled = false;
+  for (int64_t col = threadIdx.x; col < vocab; col += kThreads) {
+    rivalled |= col != target && !(logits[col] < z);
+  }
+  return !__syncthreads_or(rivalled);
+}
+
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossEntropy p) {
   const int64_t row = blockIdx.x;
@@ -70,6 +80,10 @@ __global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossE
     }
   } else if (threadIdx.x == 0) {
     p.loss[row] = 0.0f;
+  }
+  if (p.hits != nullptr) {
+    const bool hit = !ignored && is_largest(logits, p.vocab, target);
+    if (threadIdx.x == 0) p.hits[row] = hit ? 1.0f : 0.0f;
   }
   if (p.dlogits == nullptr) return;
 #pragma unroll 2

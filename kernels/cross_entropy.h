@@ -12,10 +12,12 @@ namespace sbtrain::kernels {
 // loss_weight * sum (loss + z_loss lse^2):
 //   dlogits [rows, vocab] bf16 = loss_weight * ((1 + 2 z_loss lse) softmax(logits) -
 //   onehot(target))
-// and zeros where target < 0. logits [rows, vocab] f32 and dlogits do not overlap; targets i32
+// and zeros where target < 0. With hits, [rows] f32: 1 where the target's logit is larger than all
+// others, else 0. logits [rows, vocab] f32 and dlogits do not overlap; targets i32
 // below vocab: others stop the kernel. Source: cross_entropy.cu.
 struct CrossEntropy {
   float* loss;
+  float* hits = nullptr;
   __nv_bfloat16* dlogits;  // may be null
   int64_t dlogits_stride;
   const float* logits;

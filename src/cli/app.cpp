@@ -153,6 +153,7 @@ void add_subcommands(CLI::App& app, Action& action) {
   add_eval(app, action);
   add_config(app, action);
   add_bench(app, action);
+  add_sweep(app, action);
 }
 
 std::vector<std::string> normalize_arguments(const std::vector<std::string>& arguments) {

@@ -61,6 +61,7 @@ void add_generate(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_sweep(CLI::App& app, Action& action);
 
 // Registers every subcommand.
 void add_subcommands(CLI::App& app, Action& action);

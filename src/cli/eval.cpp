@@ -19,6 +19,7 @@
 #include "data/atomic_file.h"
 #include "eval/perplexity.h"
 #include "eval/recall.h"
+#include "eval/task_accuracy.h"
 #include "eval/windows.h"
 #include "serve/inference.h"
 #include "train/bits.h"
@@ -160,7 +161,7 @@ void evaluate_rows(const Evaluation& run) {
   const auto start = std::chrono::steady_clock::now();
   Recall recall;
   const Perplexity result = held_out.evaluate([&](const PackedBatch& batch) {
-    if (!options.recall) return model.loss_sum(batch, length);
+    if (!options.recall) return model.score(batch, length).loss_sum;
     const std::vector<float> losses = model.losses(batch, length);
     recall.add(batch, losses);
     return std::accumulate(losses.begin(), losses.end(), 0.0);
@@ -335,6 +336,34 @@ void evaluate_attention(const Evaluation& run) {
   }
 }
 
+// ---- Tasks --------------------------------------------------------------------------------------
+
+void evaluate_task(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  const int64_t length =
+      options.sequence_length > 0 ? options.sequence_length : run.config.train.sequence_length;
+  const Task task(run.config.data.task, run.config.model.vocab, length, run.config.seed);
+  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  const TaskAccuracy result =
+      task_accuracy(task, std::max<int64_t>(1, run.tokens_at_once() / length),
+                    [&](const PackedBatch& batch) { return model.score(batch, length); });
+  if (*options.json) {
+    Json json = run.header();
+    json["sequence_length"] = length;
+    json["task"] = task.config().type;
+    json["pairs"] = task.config().pairs;
+    json["labels"] = result.labels;
+    json["loss"] = result.loss();
+    json["accuracy"] = result.accuracy();
+    return write_json(options, json);
+  }
+  fmt::print("step {}, {} labels of {} held-out examples of {} with {} pairs in {} tokens\n",
+             run.checkpoint.manifest().step, result.labels, task.config().eval_examples,
+             task.config().type, task.config().pairs, length);
+  fmt::print("  loss           {:.4f} nats per label\n", result.loss());
+  fmt::print("  accuracy       {:.4f}\n", result.accuracy());
+}
+
 ExitCode run_eval(const EvalOptions& options) {
   const Evaluation run(options);
   if (options.attention.asked()) {
@@ -343,6 +372,8 @@ ExitCode run_eval(const EvalOptions& options) {
     evaluate_lengths(run);
   } else if (options.window > 0) {
     evaluate_sliding(run);
+  } else if (run.config.data.task.active() && options.data.empty()) {
+    evaluate_task(run);
   } else {
     evaluate_rows(run);
   }
@@ -403,7 +434,8 @@ void add_eval(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("eval", "Loss and perplexity of a checkpoint");
   command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
   command->add_option("--data", options->data,
-                      "HDF5 document stores; default: the validation data of the run");
+                      "HDF5 document stores; default: the validation data of the run, or the "
+                      "held-out examples of its task");
   command
       ->add_option("--tokens", options->tokens,
                    "Tokens to evaluate at most, spread evenly over the data; 0: all")

@@ -8,13 +8,13 @@
 
 namespace sbtrain {
 
-// A span of training, in optimizer steps or in tokens: "300 steps", "2e9 tokens", or a bare
-// number of steps.
+// A span of training, in optimizer steps, in tokens or in epochs of a task: "300 steps",
+// "2e9 tokens", "64 epochs", or a bare number of steps.
 struct Duration {
-  enum class Unit : uint8_t { kSteps, kTokens };
+  enum class Unit : uint8_t { kSteps, kTokens, kEpochs };
   int64_t count = 0;
   Unit unit = Unit::kSteps;
-  // Whole optimizer steps, rounded up.
+  // Whole optimizer steps, rounded up. Epochs have become tokens when the configuration was loaded.
   int64_t steps(int64_t tokens_per_step) const {
     return unit == Unit::kSteps ? count : (count + tokens_per_step - 1) / tokens_per_step;
   }
@@ -116,6 +116,19 @@ struct TrainConfig {
   bool operator==(const TrainConfig&) const = default;
 };
 
+// A synthetic task, made while training, in place of data from files (data/task.h).
+struct TaskConfig {
+  std::string type = "none";     // none | mqar | mqrar
+  int64_t pairs = 32;            // K: keys in one example
+  double query_power = 0.01;     // mqar: a of p(slot g) ~ (g + 1)^(a - 1)
+  int64_t examples = 100000;     // of one epoch
+  int64_t eval_examples = 3000;  // held out
+  bool active() const { return type != "none"; }
+  // Pairs of tokens behind the 2 K ones that state the pairs.
+  int64_t slots(int64_t length) const { return (length - 2 * pairs) / 2; }
+  bool operator==(const TaskConfig&) const = default;
+};
+
 struct DataConfig {
   std::vector<SourceConfig> sources;
   std::vector<std::string> validation;  // HDF5 document stores
@@ -123,12 +136,14 @@ struct DataConfig {
   std::string packing = "concat";       // concat | best_fit
   bool predict_across_documents = false;
   int64_t prefetch = 4;  // micro-batches prepared ahead
+  TaskConfig task{};
   bool operator==(const DataConfig&) const = default;
 };
 
 struct ValidationConfig {
   Duration every{100};
-  int64_t tokens = 65536;  // at most
+  int64_t tokens = 65536;      // at most
+  double stop_accuracy = 0.0;  // tasks: training ends once it is reached; 0: never
   bool operator==(const ValidationConfig&) const = default;
 };
 

@@ -48,8 +48,8 @@ In a list, `*` stands for the index of an item, from 0.
 - *integer*: `4096`, `1e12`, `5M`; K, M, G and T are powers of 1000, and the value must be whole.
 - *number*: `0.1`, `1e-3`.
 - *flag*: `true` or `false`.
-- *duration*: `300 steps` (a bare number means steps) or `2e9 tokens`; tokens are rounded up to
-  whole steps.
+- *duration*: `300 steps` (a bare number means steps), `2e9 tokens`, or with a task `64 epochs` of
+  its examples; tokens are rounded up to whole steps.
 - *choice*: one of the words listed.
 )";
 

@@ -192,6 +192,23 @@ void describe(V& v, SourceConfig& c) {
 }
 
 template <class V>
+void describe(V& v, TaskConfig& c) {
+  const std::vector<std::string_view> tasks = {"mqar", "mqrar"};
+  v.field("type", c.type, one_of({"none", "mqar", "mqrar"}),
+          "none: the data comes from files. Multi-query associative recall; or repeated: each "
+          "answer gives its key a new value.");
+  v.field("pairs", c.pairs, between(1, kMaxSize).when("type", tasks),
+          "Pairs of key and value at the start of an example.");
+  v.field("query_power", c.query_power, above(0).when("type", {"mqar"}),
+          "a of p(g) ~ (g + 1)^(a - 1), which places the queries: slots g near the pairs are the "
+          "likelier, the smaller a is.");
+  v.field("examples", c.examples, between(1, 1e15).when("type", tasks),
+          "Training examples, seen in a new order in each epoch.");
+  v.field("eval_examples", c.eval_examples, between(1, 1e15).when("type", tasks),
+          "Held-out examples; validation uses all of them.");
+}
+
+template <class V>
 void describe(V& v, DataConfig& c) {
   v.list("sources", c.sources, any(), "The training mixture.");
   v.field("validation", c.validation, any(), "HDF5 document stores for validation.");
@@ -202,6 +219,9 @@ void describe(V& v, DataConfig& c) {
   v.field("predict_across_documents", c.predict_across_documents, any(),
           "The last token of a document predicts the first of the next.");
   v.field("prefetch", c.prefetch, between(1, 4096), "Micro-batches prepared ahead.");
+  v.section("task", c.task,
+            "A synthetic task in place of files (docs/tasks.md): examples as long as "
+            "train.sequence_length over the tokens of model.vocab.");
 }
 
 template <class V>
@@ -235,6 +255,8 @@ template <class V>
 void describe(V& v, ValidationConfig& c) {
   v.field("every", c.every, between(0, kMaxCount), "Interval; 0: only at the end.");
   v.field("tokens", c.tokens, at_least(1), "Tokens of validation data used, at most.");
+  v.field("stop_accuracy", c.stop_accuracy, between(0, 1),
+          "Training ends once a task's held-out accuracy reaches this; 0: never.");
 }
 
 template <class V>

@@ -380,6 +380,18 @@ class Overrider {
   int layer_;
 };
 
+// Epochs of a task as tokens; without a task they stay, and are a problem.
+void resolve_epochs(Config& config) {
+  if (!config.data.task.active()) return;
+  const double per_epoch = static_cast<double>(config.data.task.examples) *
+                           static_cast<double>(config.train.sequence_length);
+  for_each_duration(config, [&](const std::string&, Duration& duration) {
+    if (duration.unit != Duration::Unit::kEpochs) return;
+    const double tokens = static_cast<double>(duration.count) * per_epoch;
+    duration = {static_cast<int64_t>(std::min(tokens, kMaxCount)), Duration::Unit::kTokens};
+  });
+}
+
 Config finish(Value root, const std::vector<Override>& overrides, Sources& sources) {
   sources.throw_problems();  // of a tree with holes, nothing more can be said
   Overrider overrider(root, sources, sources.count() + 1);
@@ -389,6 +401,7 @@ Config finish(Value root, const std::vector<Override>& overrides, Sources& sourc
   Reader reader(sources);
   reader.read(config, root);
   sources.throw_problems();
+  resolve_epochs(config);
 
   for (const CrossProblem& problem : cross_field_problems(config)) {
     const Place whole{sources.count() > 0 ? 0 : -1, 0, 0};

@@ -16,6 +16,9 @@ namespace sbtrain {
 namespace schema {
 namespace {
 
+constexpr const char* kTaskAndFiles =
+    "data.task makes its own data; leave out the files or the task";
+
 class Checker {
  public:
   explicit Checker(const Config& config) : config_(config) {}
@@ -26,6 +29,7 @@ class Checker {
     check_train();
     check_sources("data.sources", config_.data.sources);
     check_paths();
+    check_task();
     check_stages();
     return std::move(problems_);
   }
@@ -151,6 +155,35 @@ class Checker {
     }
   }
 
+  void check_task() {
+    const TaskConfig& task = config_.data.task;
+    if (!task.active()) {
+      for_each_duration(config_, [&](const std::string& key, const Duration& duration) {
+        if (duration.unit != Duration::Unit::kEpochs) return;
+        problem(key,
+                "epochs count the examples of data.task, and there is none; give steps or "
+                "tokens");
+      });
+      if (config_.validation.stop_accuracy > 0) {
+        problem("validation.stop_accuracy", "only a data.task has an accuracy");
+      }
+      return;
+    }
+    if (!config_.data.sources.empty()) problem("data.sources", "{}", kTaskAndFiles);
+    if (!config_.data.validation.empty()) problem("data.validation", "{}", kTaskAndFiles);
+    const int64_t keys = config_.model.vocab / 2 - 1;
+    if (task.pairs > keys) {
+      problem("data.task.pairs", "{} keys, but a vocabulary of {} has {}", task.pairs,
+              config_.model.vocab, keys);
+    }
+    const int64_t length = config_.train.sequence_length;
+    const int64_t needed = 2 * task.pairs + (task.type == "mqar" ? 2 * task.pairs : 2);
+    if (length < needed) {
+      problem("data.task.pairs", "{} with {} pairs needs sequences of at least {} tokens, not {}",
+              task.type, task.pairs, needed, length);
+    }
+  }
+
   void check_stages() {
     if (config_.stages.empty()) {
       problem("stages", "there is no stage, so nothing to do; give at least one with a length");
@@ -181,7 +214,9 @@ class Checker {
               to_text(stage.schedule.warmup), to_text(stage.length));
     }
     check_sources(key + ".sources", stage.sources);
-    if (stage.sources.empty() && config_.data.sources.empty()) {
+    if (config_.data.task.active()) {
+      if (!stage.sources.empty()) problem(key + ".sources", "{}", kTaskAndFiles);
+    } else if (stage.sources.empty() && config_.data.sources.empty()) {
       problem(key + ".sources", "there is no training data; set data.sources or the stage's own");
     }
   }

@@ -1,6 +1,8 @@
 // Checks that involve several keys.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <string>
 #include <vector>
 
@@ -12,6 +14,17 @@ struct CrossProblem {
   std::string key;  // the one to look at first
   std::string message;
 };
+
+// visit(key, duration) for each duration of a configuration.
+template <class C, class Visit>
+void for_each_duration(C& config, const Visit& visit) {
+  for (size_t i = 0; i < config.stages.size(); ++i) {
+    visit(fmt::format("stages.{}.length", i), config.stages[i].length);
+    visit(fmt::format("stages.{}.schedule.warmup", i), config.stages[i].schedule.warmup);
+  }
+  visit("validation.every", config.validation.every);
+  visit("checkpoint.every", config.checkpoint.every);
+}
 
 std::vector<CrossProblem> cross_field_problems(const Config& config);
 

@@ -169,8 +169,9 @@ bool from_text(std::string_view text, Duration& value) {
   Duration parsed;
   for (const auto& [word, unit] :
        {std::pair{"steps", Duration::Unit::kSteps}, std::pair{"step", Duration::Unit::kSteps},
-        std::pair{"tokens", Duration::Unit::kTokens},
-        std::pair{"token", Duration::Unit::kTokens}}) {
+        std::pair{"tokens", Duration::Unit::kTokens}, std::pair{"token", Duration::Unit::kTokens},
+        std::pair{"epochs", Duration::Unit::kEpochs},
+        std::pair{"epoch", Duration::Unit::kEpochs}}) {
     if (!text.ends_with(word)) continue;
     text.remove_suffix(std::string_view(word).size());
     parsed.unit = unit;
@@ -201,8 +202,10 @@ std::string to_text(bool value) {
   return value ? "true" : "false";
 }
 std::string to_text(const Duration& value) {
-  return fmt::format("{} {}", short_count(value.count),
-                     value.unit == Duration::Unit::kSteps ? "steps" : "tokens");
+  const char* unit = value.unit == Duration::Unit::kSteps    ? "steps"
+                     : value.unit == Duration::Unit::kTokens ? "tokens"
+                                                             : "epochs";
+  return fmt::format("{} {}", short_count(value.count), unit);
 }
 std::string to_text(const std::string& value) {
   return value;

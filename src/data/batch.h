@@ -14,4 +14,10 @@ struct PackedBatch {
   int64_t valid_targets = 0;        // targets that are not -1
 };
 
+// What a model makes of a batch.
+struct BatchScore {
+  double loss_sum = 0;  // nats, of the valid targets
+  double hits = 0;      // valid targets that were the likeliest token
+};
+
 }  // namespace sbtrain

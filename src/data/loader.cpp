@@ -56,7 +56,8 @@ Loader::~Loader() {
 
 void Loader::check_options() const {
   const LoaderOptions& o = options_;
-  if (o.sources.empty()) fail(ExitCode::kConfig, "data.sources: no training data is given");
+  if (o.sources.empty() && !o.task.active())
+    fail(ExitCode::kConfig, "data.sources: no training data is given");
   if (o.sequence_length < 1 || o.micro_batch < 1 || o.batch < 1 || o.prefetch < 1) {
     fail(ExitCode::kConfig,
          "train.sequence_length ({}), train.micro_batch ({}), train.batch ({}) and data.prefetch "
@@ -77,6 +78,11 @@ void Loader::check_options() const {
 }
 
 void Loader::open_sources() {
+  if (options_.task.active()) {
+    task_ = std::make_unique<Task>(options_.task, options_.task_vocab, options_.sequence_length,
+                                   options_.seed);
+    return;
+  }
   std::set<std::string> hashes;
   for (const SourceConfig& source : options_.sources) {
     auto store = std::make_unique<DocumentStore>(source.path);
@@ -106,6 +112,7 @@ LoaderState Loader::fresh_state() const {
   state.stage = options_.stage;
   state.micro_batch = options_.micro_batch;
   state.world = options_.world;
+  if (task_) state.sources.push_back(task_source());
   for (size_t i = 0; i < stores_.size(); ++i) {
     const StoreInfo& info = stores_[i]->info();
     state.sources.push_back({.path = stores_[i]->path(),
@@ -120,6 +127,18 @@ LoaderState Loader::fresh_state() const {
   return state;
 }
 
+// A task is a source whose documents are its examples.
+LoaderState::Source Loader::task_source() const {
+  return {.path = options_.task.type,
+          .content_hash = task_->fingerprint(),
+          .documents = options_.task.examples,
+          .tokens = options_.task.examples * options_.sequence_length,
+          .weight = 1,
+          .active = true,
+          .cursor = {},
+          .taken = 0};
+}
+
 void Loader::check_same_data(const LoaderState& state) const {
   Differences differences(options_.accept_changes);
   differences.compare("seed", state.seed, base_.seed);
@@ -132,8 +151,8 @@ void Loader::check_same_data(const LoaderState& state) const {
     std::vector<LoaderState::Source> saved;
     std::copy_if(state.sources.begin(), state.sources.end(), std::back_inserter(saved),
                  [](const LoaderState::Source& source) { return source.active; });
-    differences.compare("data.sources", saved.size(), stores_.size());
-    for (size_t i = 0; i < std::min(saved.size(), stores_.size()); ++i) {
+    differences.compare("data.sources", saved.size(), base_.sources.size());
+    for (size_t i = 0; i < std::min(saved.size(), base_.sources.size()); ++i) {
       const LoaderState::Source& now = base_.sources[i];
       const std::string name = fmt::format("data.sources[{}].", i);
       differences.compare(name + "content_hash", saved[i].content_hash, now.content_hash);
@@ -178,19 +197,26 @@ void Loader::restore(const LoaderState& state) {
   }
 }
 
+std::unique_ptr<Packer> Loader::packer(size_t source) const {
+  const SourceCursor& cursor = base_.sources[source].cursor;
+  if (task_) return make_task_packer(*task_, cursor);
+  return make_packer(options_.packing,
+                     {.offsets = stores_[source]->offsets(),
+                      .content_hash = base_.sources[source].content_hash,
+                      .seed = options_.seed,
+                      .row_tokens = options_.sequence_length},
+                     cursor);
+}
+
 void Loader::start_packers() {
   std::vector<double> weights;
-  for (size_t i = 0; i < stores_.size(); ++i) {
+  const size_t active = task_ ? 1 : stores_.size();
+  for (size_t i = 0; i < active; ++i) {
     const LoaderState::Source& source = base_.sources[i];
     weights.push_back(source.weight);
     consumed_.cursors.push_back(source.cursor);
     consumed_.taken.push_back(source.taken);
-    packers_.push_back(make_packer(options_.packing,
-                                   {.offsets = stores_[i]->offsets(),
-                                    .content_hash = source.content_hash,
-                                    .seed = options_.seed,
-                                    .row_tokens = options_.sequence_length},
-                                   source.cursor));
+    packers_.push_back(packer(i));
   }
   consumed_.step = base_.step;
   consumed_.micro = base_.micro;
@@ -250,6 +276,10 @@ PackedBatch Loader::read_batch(const std::vector<Row>& rows, int64_t first) cons
   clear(batch, options_.micro_batch * options_.sequence_length);
   for (int64_t i = first; i < first + options_.micro_batch; ++i) {
     const Row& row = rows[static_cast<size_t>(i)];
+    if (task_) {
+      task_->append_example(batch, Task::Split::kTraining, row.pieces.front().document);
+      continue;
+    }
     append_row(batch, row, *stores_[static_cast<size_t>(row.source)],
                options_.predict_across_documents);
   }

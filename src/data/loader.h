@@ -21,11 +21,14 @@
 #include "data/document_store.h"
 #include "data/mixture.h"
 #include "data/packing.h"
+#include "data/task.h"
 
 namespace sbtrain {
 
 struct LoaderOptions {
   std::vector<SourceConfig> sources;  // of the stage
+  TaskConfig task{};                  // in place of sources
+  int64_t task_vocab = 0;
   std::string packing = "concat";
   bool predict_across_documents = false;
   int64_t sequence_length = 0;  // L
@@ -78,7 +81,8 @@ class Loader {
   // Opens and checks the sources and starts to prepare batches. Sources of up to kEagerBytes are
   // verified whole before anything is used, larger ones block by block when first read.
   // With a state it goes on exactly where that state was taken. Throws
-  //   ExitCode::kConfig  batch not divisible by world * micro_batch, sources of different
+  //   ExitCode::kConfig  a task that does not fit its sequences, batch not divisible by world *
+  //   micro_batch, sources of different
   //                      tokenizers, a state of other data or settings (all fields are named)
   //   ExitCode::kData    a source that is missing, unfinished or damaged (the file is named)
   explicit Loader(LoaderOptions options, const LoaderState* state = nullptr);
@@ -94,7 +98,7 @@ class Loader {
   LoaderState state() const;
 
   int64_t micro_batches_per_step() const;  // on this rank
-  int64_t vocab() const { return stores_.front()->info().vocab; }
+  int64_t vocab() const { return task_ ? options_.task_vocab : stores_.front()->info().vocab; }
   const std::string& tokenizer_hash() const { return stores_.front()->info().tokenizer_hash; }
   // Calls of next() that found nothing ready; the first is always one.
   int64_t waits() const { return waits_; }
@@ -117,6 +121,8 @@ class Loader {
   void check_options() const;
   void open_sources();
   LoaderState fresh_state() const;
+  LoaderState::Source task_source() const;
+  std::unique_ptr<Packer> packer(size_t source) const;
   void restore(const LoaderState& state);
   void check_same_data(const LoaderState& state) const;
   void start_packers();
@@ -128,8 +134,9 @@ class Loader {
 
   LoaderOptions options_;
   std::vector<std::unique_ptr<DocumentStore>> stores_;
-  LoaderState base_;   // settings, fingerprints and sources that are not active
-  Progress consumed_;  // behind what next() returned last
+  std::unique_ptr<Task> task_;  // with it there are no stores
+  LoaderState base_;            // settings, fingerprints and sources that are not active
+  Progress consumed_;           // behind what next() returned last
 
   // The producer's own.
   std::vector<std::unique_ptr<Packer>> packers_;

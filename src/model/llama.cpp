@@ -149,8 +149,8 @@ void Llama::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch
   }
 }
 
-void Llama::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                     Tensor loss_T) const {
+void Llama::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
+                     Tensor hits_T) const {
   Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [](int64_t, const AttentionSaved*) {});
   const int head_table = config_.tied ? embedding_unit() : head_unit();
@@ -159,6 +159,7 @@ void Llama::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch,
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
   ops::linear_cross_entropy(s,
                             {.loss_T = loss_T,
+                             .hits_T = hits_T,
                              .x_TD = norm_TD,
                              .w_VD = params.get(head_table).at(config_.tied ? kEmbedding : kHead),
                              .targets_T = batch.targets_T,

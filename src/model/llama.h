@@ -99,8 +99,10 @@ class Llama {
   void forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
                         float loss_weight, float z_loss) const;
 
-  // Forward pass alone: each token's loss.
-  void evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T) const;
+  // Forward pass alone: each token's loss and, with hits_T, whether its target was the likeliest
+  // token (ops::CrossEntropy).
+  void evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
+                Tensor hits_T = {}) const;
 
   // Forward pass: logits_TV (f32) of every token.
   void logits(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor logits_TV) const;

@@ -248,6 +248,7 @@ void linear_cross_entropy(Stream& s, const CrossEntropy& t) {
   check_matrix(kOp, "x_TD", t.x_TD, kF32, tokens, t.w_VD.cols());
   check_matrix(kOp, "w_VD", t.w_VD, kF32, vocab, t.x_TD.cols());
   check_flat(kOp, "loss_T", t.loss_T, kF32, tokens);
+  if (t.hits_T.defined()) check_flat(kOp, "hits_T", t.hits_T, kF32, tokens);
   check_flat(kOp, "targets_T", t.targets_T, kI32, tokens);
   require(t.dx_TD.defined() == t.dw_VD.defined(), "{}: dx_TD and dw_VD come together", kOp);
   if (t.dx_TD.defined()) {

@@ -193,7 +193,9 @@ void softmax_decode(Stream& s, const DecodeTensors& t, const SoftmaxParams& para
 //   loss_T[t] = lse_t - logit_t[target] (nats), 0 where target < 0 (ignored)
 //   objective = loss_weight * sum_t (loss_T[t] + z_loss lse_t^2)
 struct CrossEntropy {
-  Tensor loss_T;   // f32, =, without z-loss
+  Tensor loss_T;  // f32, =, without z-loss
+  Tensor
+      hits_T{};    // f32, =, 1 where the target's logit is larger than all others, else 0; optional
   Tensor dx_TD{};  // =, gradient of the objective; absent: loss only
   Tensor dw_VD{};  // +=, with dx_TD
   Tensor x_TD, w_VD;

@@ -24,14 +24,18 @@ Buffer InferenceModel::upload(const char* name, const std::vector<int32_t>& valu
   return buffer;
 }
 
-// The losses of the batch's tokens.
-Buffer InferenceModel::evaluate(const PackedBatch& batch, int64_t max_seqlen) {
-  const auto tokens = static_cast<int64_t>(batch.tokens.size());
+// One f32 for each of the batch's tokens.
+Buffer InferenceModel::token_values(const char* name, const PackedBatch& batch) {
+  return memory_.allocate(MemoryClass::kInputs, name, DType::kF32,
+                          {static_cast<int64_t>(batch.tokens.size())});
+}
+
+void InferenceModel::evaluate(const PackedBatch& batch, int64_t max_seqlen, Tensor loss_T,
+                              Tensor hits_T) {
   const Buffer tokens_T = upload("tokens", batch.tokens);
   const Buffer targets_T = upload("targets", batch.targets);
   const Buffer positions_T = upload("positions", batch.positions);
   const Buffer cu_seqlens = upload("cu_seqlens", batch.cu_seqlens);
-  Buffer loss_T = memory_.allocate(MemoryClass::kInputs, "loss", DType::kF32, {tokens});
   model_.evaluate(stream_, params_,
                   {.tokens_T = tokens_T,
                    .targets_T = targets_T,
@@ -39,17 +43,21 @@ Buffer InferenceModel::evaluate(const PackedBatch& batch, int64_t max_seqlen) {
                                  .positions_T = positions_T,
                                  .count = static_cast<int64_t>(batch.cu_seqlens.size()) - 1,
                                  .max_seqlen = max_seqlen}},
-                  loss_T);
-  return loss_T;
+                  loss_T, hits_T);
 }
 
-double InferenceModel::loss_sum(const PackedBatch& batch, int64_t max_seqlen) {
-  return ops::sum(stream_, evaluate(batch, max_seqlen));
+BatchScore InferenceModel::score(const PackedBatch& batch, int64_t max_seqlen) {
+  const Buffer loss_T = token_values("loss", batch);
+  const Buffer hits_T = token_values("hits", batch);
+  evaluate(batch, max_seqlen, loss_T, hits_T);
+  return {.loss_sum = ops::sum(stream_, loss_T), .hits = ops::sum(stream_, hits_T)};
 }
 
 std::vector<float> InferenceModel::losses(const PackedBatch& batch, int64_t max_seqlen) {
+  const Buffer loss_T = token_values("loss", batch);
+  evaluate(batch, max_seqlen, loss_T);
   std::vector<float> losses(batch.tokens.size());
-  ops::copy_to_host(stream_, losses.data(), evaluate(batch, max_seqlen));
+  ops::copy_to_host(stream_, losses.data(), loss_T);
   return losses;
 }
 

@@ -30,17 +30,18 @@ class InferenceModel {
   ShardedParams& params() { return params_; }
   Stream& stream() { return stream_; }
 
-  // Sum of the losses (nats) of the batch's valid targets. Batches may differ in size.
-  // `max_seqlen` bounds the documents' lengths.
-  double loss_sum(const PackedBatch& batch, int64_t max_seqlen);
-  // The loss of each token of the batch, 0 without a target.
+  // Loss and hits of the batch's valid targets. Batches may differ in size. `max_seqlen` bounds the
+  // documents' lengths.
+  BatchScore score(const PackedBatch& batch, int64_t max_seqlen);
+  // The loss (nats) of each token of the batch, 0 without a target.
   std::vector<float> losses(const PackedBatch& batch, int64_t max_seqlen);
   // Every head's attention over `tokens`, one document (Llama::attention_maps).
   void attention_maps(const std::vector<int32_t>& tokens, const Llama::MapVisit& visit);
 
  private:
   Buffer upload(const char* name, const std::vector<int32_t>& values);
-  Buffer evaluate(const PackedBatch& batch, int64_t max_seqlen);
+  void evaluate(const PackedBatch& batch, int64_t max_seqlen, Tensor loss_T, Tensor hits_T = {});
+  Buffer token_values(const char* name, const PackedBatch& batch);
   Memory memory_;
   Stream stream_;
   Llama model_;

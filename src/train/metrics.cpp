@@ -246,6 +246,10 @@ void Metrics::validation(int64_t step, const ValidationMetrics& result) {
     line += fmt::format("  {:.4f} bits/byte", bits);
   }
   line += fmt::format("  perplexity {:.2f}", perplexity(result.loss));
+  if (result.accuracy) {
+    values.push_back({metric::kValidationAccuracy, *result.accuracy});
+    line += fmt::format("  accuracy {:.4f}", *result.accuracy);
+  }
   record(step, std::move(values));
   if (impl_->progress) impl_->progress->print(line);
 }

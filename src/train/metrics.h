@@ -26,6 +26,7 @@ inline constexpr char kTrainTokensPerSecond[] = "train/tokens_per_second";  // s
 inline constexpr char kTrainMfu[] = "train/mfu";  // 0 to 1, where the device's peak is known
 inline constexpr char kValidationLoss[] = "validation/loss";  // nats per token
 inline constexpr char kValidationPerplexity[] = "validation/perplexity";
+inline constexpr char kValidationAccuracy[] = "validation/accuracy";  // of tasks, 0 to 1
 inline constexpr char kValidationBitsPerByte[] = "validation/bits_per_byte";
 }  // namespace metric
 
@@ -62,9 +63,10 @@ struct StepMetrics {
 };
 
 struct ValidationMetrics {
-  double loss = 0.0;   // nats per token
-  int64_t tokens = 0;  // predicted
-  int64_t bytes = 0;   // of text that those tokens stand for; 0: unknown
+  double loss = 0.0;                 // nats per token
+  int64_t tokens = 0;                // predicted
+  int64_t bytes = 0;                 // of text that those tokens stand for; 0: unknown
+  std::optional<double> accuracy{};  // of a task
 };
 
 // Files are written by a thread of its own: no call below waits for a disk, except flush() and the

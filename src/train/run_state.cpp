@@ -14,6 +14,7 @@ std::string format_run_state(const RunState& state) {
                         {"tokens", state.tokens},
                         {"skipped_steps", state.guard.skipped},
                         {"skipped_in_a_row", state.guard.in_a_row},
+                        {"stopped", state.stopped},
                         {"loader", state.loader}}
       .dump(2);
 }
@@ -27,6 +28,7 @@ RunState parse_run_state(const std::string& text, const std::string& file) {
     json.at("tokens").get_to(state.tokens);
     json.at("skipped_steps").get_to(state.guard.skipped);
     json.at("skipped_in_a_row").get_to(state.guard.in_a_row);
+    state.stopped = json.value("stopped", false);
     json.at("loader").get_to(state.loader);
     return state;
   } catch (const nlohmann::json::exception& e) {
@@ -41,7 +43,9 @@ std::map<std::string, std::string> identity_fields(
   std::map<std::string, std::string> fields;
   for (const auto& [key, value] : config_fields) {
     const bool model = key.rfind("model.", 0) == 0;
-    if (model || std::find(std::begin(kExact), std::end(kExact), key) != std::end(kExact)) {
+    const bool task =
+        key.rfind("data.task.", 0) == 0 && value != "none" && key != "data.task.eval_examples";
+    if (model || task || std::find(std::begin(kExact), std::end(kExact), key) != std::end(kExact)) {
       fields[key] = value;
     }
   }

@@ -16,7 +16,8 @@ struct RunState {
   int64_t updates = 0;  // applied updates: what AdamW's bias correction counts
   int64_t tokens = 0;   // of all finished steps
   Guard::State guard;
-  std::string loader;  // LoaderState as text
+  bool stopped = false;  // validation.stop_accuracy was reached: the run is complete
+  std::string loader;    // LoaderState as text
 };
 
 std::string format_run_state(const RunState& state);

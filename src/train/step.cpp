@@ -33,7 +33,8 @@ TrainStep::TrainStep(const Config& config, const Llama& model, Stream& s,
   positions_T_ = input("positions", DType::kI32, tokens_);
   cu_seqlens_ = input("cu_seqlens", DType::kI32, tokens_ + 1);
   loss_T_ = input("loss", DType::kF32, tokens_);
-  validation_loss_ = input("validation loss", DType::kF64, 1);
+  hits_T_ = input("hits", DType::kF32, tokens_);
+  validation_sums_ = input("validation sums", DType::kF64, 2);
   stats_ = input("stats", DType::kF64, ops::kStepStats);
   ops::fill(s, stats_, 0.0f);
 }
@@ -63,7 +64,7 @@ void TrainStep::plan() {
   const BatchTensors batch = views(1);
   accumulate(batch, 1.0f);
   apply(0.0);
-  sum_validation_loss(batch);
+  sum_validation(batch);
 }
 
 std::string TrainStep::tune(const std::string& known) {
@@ -122,18 +123,19 @@ PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr
   return {ops::HostRead(stream_, stats_), valid};
 }
 
-void TrainStep::sum_validation_loss(const BatchTensors& batch) {
+void TrainStep::sum_validation(const BatchTensors& batch) {
   const ProgramScope scope(stream_.memory(), "validation");
-  model_.evaluate(stream_, params_, batch, loss_T_);
-  ops::fill(stream_, validation_loss_, 0.0f);
-  ops::add_sum(stream_, validation_loss_, loss_T_);
+  model_.evaluate(stream_, params_, batch, loss_T_, hits_T_);
+  ops::fill(stream_, validation_sums_, 0.0f);
+  ops::add_sum(stream_, validation_sums_.tensor().row_range(0, 1), loss_T_);
+  ops::add_sum(stream_, validation_sums_.tensor().row_range(1, 1), hits_T_);
 }
 
-double TrainStep::evaluate(const PackedBatch& batch) {
-  sum_validation_loss(upload(batch));
-  double loss = 0;
-  ops::copy_to_host(stream_, &loss, validation_loss_);
-  return loss;
+BatchScore TrainStep::evaluate(const PackedBatch& batch) {
+  sum_validation(upload(batch));
+  std::array<double, 2> sums{};
+  ops::copy_to_host(stream_, sums.data(), validation_sums_);
+  return {.loss_sum = sums[0], .hits = sums[1]};
 }
 
 }  // namespace sbtrain

@@ -54,14 +54,14 @@ class TrainStep {
   // Returns before the device is done.
   PendingStep run(std::span<const PackedBatch> micro_batches, double lr);
 
-  // Sum of losses over the batch's valid targets, this rank's alone.
-  double evaluate(const PackedBatch& batch);
+  // Loss and hits of the batch's valid targets, this rank's alone.
+  BatchScore evaluate(const PackedBatch& batch);
 
  private:
   BatchTensors upload(const PackedBatch& batch);
   void accumulate(const BatchTensors& batch, float loss_weight);
   void apply(double lr);
-  void sum_validation_loss(const BatchTensors& batch);
+  void sum_validation(const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
 
   const TrainConfig& config_;
@@ -70,8 +70,8 @@ class TrainStep {
   Communicator& communicator_;
   ShardedParams params_;
   int64_t tokens_;  // of a micro-batch
-  Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_;
-  Buffer stats_, validation_loss_;  // f64: ops::StepStat; one sum
+  Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;
+  Buffer stats_, validation_sums_;  // f64: ops::StepStat; losses, hits
 };
 
 }  // namespace sbtrain

@@ -19,6 +19,7 @@
 #include "core/version.h"
 #include "data/loader.h"
 #include "eval/perplexity.h"
+#include "eval/task_accuracy.h"
 #include "model/llama.h"
 #include "optim/schedule.h"
 #include "parallel/communicator.h"
@@ -65,9 +66,11 @@ class Run {
   void train_one_step();
   void settle();
   void validate();
+  ValidationMetrics validate_text();
+  ValidationMetrics validate_task();
   void save();
   bool due(const Duration& every) const;
-  bool finished() const { return state_.step >= schedule_.total_steps(); }
+  bool finished() const { return state_.stopped || state_.step >= schedule_.total_steps(); }
 
   const ResolvedConfig& resolved_;
   const Config& config_;
@@ -84,6 +87,7 @@ class Run {
   int stage_ = -1;
   std::unique_ptr<Loader> loader_;
   HeldOut held_out_;
+  std::optional<Task> task_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Metrics> metrics_;
   std::optional<Guard> guard_;
@@ -148,6 +152,10 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
       stream_(with_plan(memory_, config_, model_, *communicator_)),
       step_(config_, model_, stream_, *communicator_),
       held_out_(held_out(config_)) {
+  if (config_.data.task.active()) {
+    task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
+                  config_.seed);
+  }
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
   if (backend == Backend::kCuda) tune();
@@ -205,6 +213,8 @@ void Run::open_stage(int stage) {
   const std::vector<SourceConfig>& sources = config_.stages[stage].sources;
   LoaderOptions options;
   options.sources = sources.empty() ? config_.data.sources : sources;
+  options.task = config_.data.task;
+  options.task_vocab = config_.model.vocab;
   options.packing = config_.data.packing;
   options.predict_across_documents = config_.data.predict_across_documents;
   options.sequence_length = config_.train.sequence_length;
@@ -256,15 +266,32 @@ void Run::settle() {
   enqueued_.reset();
 }
 
+ValidationMetrics Run::validate_text() {
+  const Perplexity result =
+      held_out_.evaluate([&](const PackedBatch& batch) { return step_.evaluate(batch).loss_sum; });
+  return {.loss = result.loss(), .tokens = result.tokens, .bytes = result.bytes};
+}
+
+ValidationMetrics Run::validate_task() {
+  const TaskAccuracy result =
+      task_accuracy(*task_, config_.train.micro_batch,
+                    [&](const PackedBatch& batch) { return step_.evaluate(batch); });
+  return {.loss = result.loss(), .tokens = result.labels, .accuracy = result.accuracy()};
+}
+
 void Run::validate() {
-  if (held_out_.empty() || validated_step_ == state_.step) return;
+  if ((!task_ && held_out_.empty()) || validated_step_ == state_.step) return;
   settle();
   const MetricsPause pause(*metrics_);
-  const Perplexity result =
-      held_out_.evaluate([&](const PackedBatch& batch) { return step_.evaluate(batch); });
-  metrics_->validation(state_.step,
-                       {.loss = result.loss(), .tokens = result.tokens, .bytes = result.bytes});
+  const ValidationMetrics result = task_ ? validate_task() : validate_text();
+  metrics_->validation(state_.step, result);
   validated_step_ = state_.step;
+  const double enough = config_.validation.stop_accuracy;
+  if (enough > 0 && result.accuracy >= enough && !finished()) {
+    spdlog::info("step {}: accuracy {:.4f}, so the run ends here (validation.stop_accuracy {})",
+                 state_.step, *result.accuracy, enough);
+    state_.stopped = true;
+  }
 }
 
 // Training waits for the copy alone; the writer does the rest.

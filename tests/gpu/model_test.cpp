@@ -280,7 +280,7 @@ class StepRun {
       const StepResult result = step(batches(n));
       results.insert(results.end(), {result.loss, result.grad_norm});
     }
-    results.push_back(step_->evaluate(batches(steps)[0]));
+    results.push_back(step_->evaluate(batches(steps)[0]).loss_sum);
     return results;
   }
   std::vector<float> weights() {

@@ -91,6 +91,46 @@ TEST_F(Loss, CrossEntropyMatchesFp64AndRepeats) {
   }
 }
 
+// A target counts when its logit is larger than all others; two equal ones are none.
+TEST_F(Loss, HitsAreTargetsLargerThanAllOthers) {
+  for (const int64_t vocab : {int64_t{5}, int64_t{1000}, int64_t{8192}, int64_t{50257}}) {
+    constexpr int64_t kRows = 40;
+    Owned logits = test::random_normal("logits", {kRows, vocab});
+    const Owned ids = targets(kRows, static_cast<int32_t>(vocab));
+    Values expected;
+    for (int64_t row = 0; row < kRows; ++row) {
+      float* z = logits.f32() + row * vocab;
+      float* largest = std::max_element(z, z + vocab);
+      int32_t& target = ids.i32()[row];
+      if (row % 3 != 0 && target >= 0) target = static_cast<int32_t>(largest - z);
+      const bool tied = row % 3 == 2;
+      if (tied) z[(largest - z + vocab / 2) % vocab] = *largest;
+      expected.push_back(target == largest - z && !tied ? 1 : 0);
+    }
+    ASSERT_GT(std::count(expected.begin(), expected.end(), 1.0), 5);
+    const OnGpu logits_gpu(gpu(), logits, DType::kF32);
+    const OnGpu ids_gpu(gpu(), ids, DType::kI32);
+    const OnGpu loss(gpu(), DType::kF32, {kRows});
+    const OnGpu hits(gpu(), DType::kF32, {kRows});
+    const OnGpu dlogits(gpu(), DType::kBF16, {kRows, vocab});
+    for (__nv_bfloat16* gradient : {static_cast<__nv_bfloat16*>(nullptr),
+                                    static_cast<__nv_bfloat16*>(dlogits.tensor().data)}) {
+      kernels::cross_entropy(ops::cuda::cuda_stream(gpu()), {.loss = loss.tensor().f32(),
+                                                             .hits = hits.tensor().f32(),
+                                                             .dlogits = gradient,
+                                                             .dlogits_stride = vocab,
+                                                             .logits = logits_gpu.tensor().f32(),
+                                                             .logits_stride = vocab,
+                                                             .targets = ids_gpu.tensor().i32(),
+                                                             .rows = kRows,
+                                                             .vocab = vocab,
+                                                             .loss_weight = 1,
+                                                             .z_loss = 0});
+      EXPECT_EQ(hits.values(), expected) << vocab;
+    }
+  }
+}
+
 TEST_F(Loss, NonFiniteLogitsShow) {
   Owned logits = test::random_normal("logits", {2, 64});
   logits.at(0, 3) = std::nanf("");
@@ -127,13 +167,17 @@ TEST_F(Loss, LinearCrossEntropyMatchesTheCpu) {
   const OnGpu x_gpu(gpu(), x, DType::kBF16);
   const OnGpu w_gpu(gpu(), w, DType::kBF16);
   const OnGpu ids_gpu(gpu(), ids, DType::kI32);
+  const Owned hits = test::poisoned({kTokens});
+  const OnGpu hits_gpu(gpu(), DType::kF32, {kTokens});
   ops::CrossEntropy t{
       .loss_T = loss, .dx_TD = dx, .dw_VD = dw, .x_TD = x, .w_VD = w, .targets_T = ids};
+  t.hits_T = hits;
   t.loss_weight = 0.01f;
   t.logit_scale = 0.7f;
   t.z_loss = 1e-4f;
   ops::linear_cross_entropy(cpu, t);
   t.loss_T = loss_gpu;
+  t.hits_T = hits_gpu;
   t.dx_TD = dx_gpu;
   t.dw_VD = dw_gpu;
   t.x_TD = x_gpu;
@@ -141,6 +185,7 @@ TEST_F(Loss, LinearCrossEntropyMatchesTheCpu) {
   t.targets_T = ids_gpu;
   ops::linear_cross_entropy(gpu(), t);
   EXPECT_LE(test::relative_error(loss_gpu, loss), test::kF32Error);
+  EXPECT_EQ(hits_gpu.values(), test::to_f64(hits));
   // Both go through the gradient of the logits, which is bf16.
   EXPECT_LE(test::relative_error(dx_gpu, dx), test::kBf16Error);
   EXPECT_LE(test::relative_error(dw_gpu, dw), test::kBf16Error);

@@ -40,6 +40,15 @@ Softmax exponentiate(float* z, int64_t vocab) {
   return {static_cast<double>(max) + std::log(sum), static_cast<float>(1.0 / sum)};
 }
 
+// Whether the target's logit is larger than all others.
+bool is_largest(const float* z, int64_t vocab, int32_t target) {
+  if (target < 0) return false;
+  int64_t smaller = 0;
+#pragma omp simd reduction(+ : smaller)
+  for (int64_t i = 0; i < vocab; ++i) smaller += z[i] < z[target] ? 1 : 0;
+  return smaller == vocab - 1;
+}
+
 // Returns the loss of one token and turns its logits into the gradient of the objective:
 // dz = weight ((1 + 2 z_loss lse) softmax(z) - onehot(target)).
 float token_loss(const CrossEntropy& t, float* z, int64_t vocab, int32_t target) {
@@ -73,6 +82,7 @@ void linear_cross_entropy(Stream& s, const CrossEntropy& t) {
   const LogitsChunk logits = logits_chunk(s, tokens, vocab, t.dx_TD.defined());
   float* z = logits.logits.tensor().f32();
   float* loss = t.loss_T.f32();
+  float* hits = t.hits_T.defined() ? t.hits_T.f32() : nullptr;
   const float* w = t.w_VD.f32();
   const int64_t chunk = logits_chunk_tokens(s, tokens, vocab);
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
@@ -82,6 +92,7 @@ void linear_cross_entropy(Stream& s, const CrossEntropy& t) {
          w, t.w_VD.row_stride, 0.0f, z, vocab);
     parallel_rows(count, 4 * vocab, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
+        if (hits) hits[begin + i] = is_largest(z + i * vocab, vocab, targets[begin + i]) ? 1 : 0;
         loss[begin + i] = token_loss(t, z + i * vocab, vocab, targets[begin + i]);
       }
     });

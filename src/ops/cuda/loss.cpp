@@ -21,6 +21,7 @@ void linear_cross_entropy(Stream& s, const CrossEntropy& t) {
          workspace);
     kernels::CrossEntropy p{};
     p.loss = t.loss_T.f32() + begin;
+    if (t.hits_T.defined()) p.hits = t.hits_T.f32() + begin;
     p.logits = logits.f32();
     p.logits_stride = logits.row_stride;
     p.targets = t.targets_T.i32() + begin;

@@ -73,6 +73,7 @@ TEST(Values, NumbersAreFinite) {
 TEST(Values, Durations) {
   const auto steps = Duration::Unit::kSteps;
   const auto tokens = Duration::Unit::kTokens;
+  const auto epochs = Duration::Unit::kEpochs;
   const std::vector<std::pair<const char*, Duration>> good = {{"300", {300, steps}},
                                                               {"300 steps", {300, steps}},
                                                               {"1 step", {1, steps}},
@@ -80,6 +81,8 @@ TEST(Values, Durations) {
                                                               {"5M tokens", {5000000, tokens}},
                                                               {"1.5K steps", {1500, steps}},
                                                               {"7tokens", {7, tokens}},
+                                                              {"64 epochs", {64, epochs}},
+                                                              {"1 epoch", {1, epochs}},
                                                               {"  12   tokens ", {12, tokens}}};
   for (const auto& [text, expected] : good) {
     Duration value;
@@ -87,7 +90,7 @@ TEST(Values, Durations) {
     EXPECT_EQ(value, expected) << text;
   }
   for (const char* text :
-       {"", "steps", "tokens", "3 epochs", "1.5 steps", "2e9 token s", "3 steps 4"}) {
+       {"", "steps", "tokens", "3 eons", "1.5 steps", "2e9 token s", "3 steps 4"}) {
     Duration value;
     EXPECT_FALSE(from_text(text, value)) << text;
   }
@@ -100,7 +103,7 @@ TEST(Values, TextsReadBackExactly) {
     EXPECT_EQ(back, value);
   }
   for (int64_t count : {0, 1, 300, 1000, 1000000, 25000000, 123456789}) {
-    for (auto unit : {Duration::Unit::kSteps, Duration::Unit::kTokens}) {
+    for (auto unit : {Duration::Unit::kSteps, Duration::Unit::kTokens, Duration::Unit::kEpochs}) {
       Duration back;
       EXPECT_TRUE(from_text(to_text(Duration{count, unit}), back));
       EXPECT_EQ(back, (Duration{count, unit}));

@@ -158,6 +158,59 @@ TEST(CrossEntropy, IgnoredTokensCountNothingWhateverTheyHold) {
   EXPECT_EQ(test::to_f64(dw), Values(36, 0));
 }
 
+TEST(CrossEntropy, HitsAreTargetsLargerThanAllOthers) {
+  CpuStream s;
+  // Logits of a token are those of its row: x is the identity.
+  const Values logits = {1, 3, 2,   // the largest
+                         1, 3, 2,   // another is larger
+                         3, 1, 3,   // two are the largest: neither counts
+                         1, 3, 2,   // ignored
+                         2, 1, 0};  // the first
+  const Owned x = test::generated({5, 5}, 0, [](int64_t i) { return i % 6 == 0 ? 1.0 : 0.0; });
+  const Owned w = test::generated(
+      {3, 5}, 0, [&](int64_t i) { return logits[static_cast<size_t>(i % 5 * 3 + i / 5)]; });
+  const Owned targets = test::integers({1, 2, 0, -1, 0});
+  const Owned loss = test::poisoned({5});
+  const Owned hits = test::poisoned({5});
+  const Owned dx = test::poisoned({5, 5});
+  const Owned dw = test::constant({3, 5}, 0);
+  ops::CrossEntropy t{.loss_T = loss, .hits_T = hits, .x_TD = x, .w_VD = w, .targets_T = targets};
+  ops::linear_cross_entropy(s, t);
+  EXPECT_EQ(test::to_f64(hits), (Values{1, 0, 0, 0, 1}));
+  const Owned with_gradients = test::poisoned({5});
+  t.hits_T = with_gradients;
+  t.dx_TD = dx;
+  t.dw_VD = dw;
+  ops::linear_cross_entropy(s, t);
+  EXPECT_TRUE(test::bitwise_equal(with_gradients, hits));
+}
+
+TEST(CrossEntropy, HitsMatchTheLargestLogitOverSeveralChunks) {
+  CpuStream s;
+  constexpr int64_t kTokens = 150;
+  constexpr int64_t kVocab = 32768;  // chunks of 64 tokens
+  const Owned x = test::random_normal("x", {kTokens, 4});
+  const Owned w = test::random_normal("w", {kVocab, 4});
+  const Owned targets = some_targets(kTokens, kVocab);
+  Values expected(kTokens);
+  for (int64_t i = 0; i < kTokens; ++i) {
+    const auto logit = [&](int64_t v) {
+      double z = 0;
+      for (int64_t k = 0; k < 4; ++k) z += double{x.f32()[i * 4 + k]} * double{w.f32()[v * 4 + k]};
+      return z;
+    };
+    int64_t largest = 0;
+    for (int64_t v = 1; v < kVocab; ++v) largest = logit(v) > logit(largest) ? v : largest;
+    if (i % 3 == 0 && targets.i32()[i] >= 0) targets.i32()[i] = static_cast<int32_t>(largest);
+    expected[static_cast<size_t>(i)] = targets.i32()[i] == largest ? 1 : 0;
+  }
+  const Owned loss = test::poisoned({kTokens});
+  const Owned hits = test::poisoned({kTokens});
+  ops::linear_cross_entropy(
+      s, {.loss_T = loss, .hits_T = hits, .x_TD = x, .w_VD = w, .targets_T = targets});
+  EXPECT_EQ(test::to_f64(hits), expected);
+}
+
 TEST(CrossEntropy, LargeLogitsStayFiniteAndNanIsSeen) {
   CpuStream s;
   Owned x = test::constant({2, 1}, 1e4);

@@ -1,0 +1,145 @@
+#!/usr/bin/python3
+"""Draws the best accuracy of a sweep's variants over one key of its grid as a PNG.
+
+    scripts/plot_sweep.py runs/mqrar                     # writes runs/mqrar/accuracy.png
+    scripts/plot_sweep.py runs/mqrar -x train.lr -o lr.png
+
+Each point is the best of the runs that share a variant and a value of the key; runs without an
+accuracy are left out. Needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+COLOURS = ["#2563ab", "#d1622b", "#3a8f5c", "#8a5bb0", "#b8437a", "#6b7280", "#a98516", "#2f97a3"]
+MARKERS = ["o", "s", "^", "D", "v", "P"]
+INK = "#24292f"
+GRID = "#e4e7eb"
+
+
+class PlotError(Exception):
+    """Something the user can put right."""
+
+
+def results_file(argument):
+    path = Path(argument)
+    path = path / "sweep.json" if path.is_dir() else path
+    if not path.is_file():
+        raise PlotError(f"{path}: no such file; give the folder of a sweep or its sweep.json")
+    return path
+
+
+def read_runs(path):
+    try:
+        sweep = json.loads(path.read_text(encoding="utf-8"))
+        return sweep["name"], sweep["best_over"], sweep["runs"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlotError(f"{path}: not the results of a sweep ({error})") from error
+
+
+def default_key(runs, best_over):
+    """The first key of the grid that the sweep does not choose the best of."""
+    keys = [key for key in runs[0]["grid"] if key not in best_over] if runs else []
+    if not keys:
+        raise PlotError("the sweep's grid has no key to draw over; name one with -x")
+    return keys[0]
+
+
+def best_points(runs, key):
+    """{variant: {x: accuracy}} in the order of the sweep."""
+    variants = {}
+    for run in runs:
+        if run["best_accuracy"] is None:
+            continue
+        if key not in run["grid"]:
+            raise PlotError(f"{key} is not in the grid, which has {', '.join(run['grid'])}")
+        try:
+            x = float(run["grid"][key])
+        except ValueError as error:
+            raise PlotError(f"{key}: {run['grid'][key]} is no number to draw over") from error
+        points = variants.setdefault(run["variant"], {})
+        points[x] = max(points.get(x, 0.0), run["best_accuracy"])
+    if not variants:
+        raise PlotError("no run of the sweep has an accuracy yet")
+    return variants
+
+
+def style_axes(axes):
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#c4c9d0")
+
+
+def is_geometric(values):
+    """Whether a logarithmic axis spreads them better: such as learning rates."""
+    return values[0] > 0 and values[-1] / values[0] >= 50
+
+
+def draw(variants, key, title, output):
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise PlotError(f"matplotlib is missing ({error}); install it with\n"
+                        "    apt-get install python3-matplotlib\n"
+                        f"and start this script with /usr/bin/python3 (this is {sys.executable})")
+
+    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK,
+                         "axes.labelcolor": INK, "font.size": 10})
+    figure, axes = plt.subplots(figsize=(6.8, 4.2), constrained_layout=True)
+    values = sorted({x for points in variants.values() for x in points})
+    for i, (name, points) in enumerate(variants.items()):
+        x = sorted(points)
+        axes.plot(x, [points[value] for value in x], color=COLOURS[i % len(COLOURS)],
+                  marker=MARKERS[i % len(MARKERS)], markersize=6, linewidth=1.9, label=name,
+                  clip_on=False, zorder=3)
+    style_axes(axes)
+    if is_geometric(values):
+        axes.set_xscale("log")
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel(key)
+    axes.set_ylabel("held-out accuracy")
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10)
+    axes.legend(frameon=False, fontsize=9, loc="best")
+    try:
+        figure.savefig(output, dpi=160)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"{output}: cannot write: {error}") from error
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", metavar="SWEEP", help="folder of a sweep or its sweep.json")
+    parser.add_argument("-x", "--key", help="key of the grid; default: the first that the sweep "
+                                            "does not choose the best of")
+    parser.add_argument("-o", "--output", metavar="PNG",
+                        help="default: accuracy.png beside the results")
+    parser.add_argument("--title", help="default: the name of the sweep")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
+    try:
+        path = results_file(arguments.sweep)
+        name, best_over, runs = read_runs(path)
+        key = arguments.key or default_key(runs, best_over)
+        output = Path(arguments.output) if arguments.output else path.parent / "accuracy.png"
+        draw(best_points(runs, key), key, arguments.title or name, output)
+    except PlotError as error:
+        sys.exit(f"plot_sweep: {error}")
+    print(output)
+
+
+if __name__ == "__main__":
+    main()

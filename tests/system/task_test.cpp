@@ -1,0 +1,169 @@
+// Whole runs on synthetic tasks, and sweeps of them.
+#include <fmt/format.h>
+
+#include <csignal>
+
+#include "runs.h"
+
+namespace sbtrain {
+namespace {
+
+namespace fs = std::filesystem;
+using test::loss_at;
+using test::Process;
+using test::read_file;
+using test::write_file;
+
+// A folder with the configuration of a small MQAR that is learned in seconds.
+class TaskRun : public test::SystemTest {
+ protected:
+  void SetUp() override {
+    write_file(path("config.yaml"), R"(
+name: recall
+seed: 3
+device: cpu
+model:
+  layers: 2
+  width: 32
+  heads: 1
+  vocab: 64
+  norm: layernorm
+  mlp: none
+  position: learned
+  max_positions: 32
+  attention: [{type: short_conv}, {type: softmax, position: none}]
+train: {sequence_length: 32, micro_batch: 32, batch: 32, lr: 1e-2}
+data: {task: {type: mqar, pairs: 4, examples: 4096, eval_examples: 250}}
+stages: [{name: train, length: 20 epochs, schedule: {type: cosine, warmup: 20 steps}}]
+validation: {every: 1 epoch, stop_accuracy: 0.95}
+checkpoint: {every: 1 epoch}
+metrics: {every: 32, tensorboard: false}
+)");
+    write_file(path("sweep.yaml"), R"(
+name: pair
+out: )" + path("sweep") + R"(
+variants: [{name: recall, config: config.yaml}]
+set: {stages.0.length: 200 steps, validation.every: 100 steps, metrics.every: 1}
+grid: {train.lr: [1e-2, 1e-3]}
+best_over: [train.lr]
+)");
+  }
+
+  nlohmann::json evaluate(const std::string& out) {
+    EXPECT_EQ(run({"eval", "--checkpoint", path(out), "--device", "cpu", "--json"}), 0) << output_;
+    return nlohmann::json::parse(output_.substr(output_.find('{')));
+  }
+
+  nlohmann::json sweep_runs() const {
+    return nlohmann::json::parse(read_file(path("sweep/sweep.json"))).at("runs");
+  }
+};
+
+TEST_F(TaskRun, LearnsMqarAndStopsThere) {
+  ASSERT_EQ(run(training("run")), 0) << output_;
+  const std::vector<std::string> history = records("run");
+  EXPECT_LT(loss_at(history, 0, "validation/accuracy"), 0.1);
+  const int last = last_step("run");
+  EXPECT_LT(last, 20 * 128);
+  EXPECT_EQ(last % 128, 0);
+  EXPECT_GE(loss_at(history, last, "validation/accuracy"), 0.95);
+  EXPECT_NE(output_.find("accuracy"), std::string::npos) << output_;
+
+  const nlohmann::json result = evaluate("run");
+  EXPECT_EQ(result.at("labels"), 1000);
+  EXPECT_EQ(result.at("step"), last);
+  EXPECT_EQ(result.at("accuracy"), loss_at(history, last, "validation/accuracy"));
+  EXPECT_NEAR(result.at("loss").get<double>(), loss_at(history, last, "validation/loss"), 1e-6);
+
+  EXPECT_EQ(run(training("run")), 0);  // the stop is part of the checkpoint
+  EXPECT_NE(output_.find("complete"), std::string::npos) << output_;
+  EXPECT_EQ(records("run"), history);
+}
+
+TEST_F(TaskRun, InterruptedRunsContinueExactly) {
+  const std::vector<std::string> few = {"--stages.0.length=3 epochs", "--metrics.every=1"};
+  ASSERT_EQ(run(training("whole", few)), 0) << output_;
+  for (const int step : {50, 200, 300}) {
+    EXPECT_EQ(run_and_signal("parts", step, {SIGTERM}, few), 85) << output_;
+  }
+  ASSERT_EQ(run(training("parts", few)), 0) << output_;
+  expect_equal_runs("whole", "parts");
+}
+
+TEST_F(TaskRun, MicroBatchesChangeNothingButRounding) {
+  const std::vector<std::string> few = {"--stages.0.length=20 steps"};
+  ASSERT_EQ(run(training("whole", few)), 0) << output_;
+  ASSERT_EQ(run(training("parts", {few[0], "--train.micro_batch=4"})), 0) << output_;
+  for (const char* key : {"train/loss", "train/grad_norm"}) {
+    EXPECT_NEAR(loss_at(records("whole"), 1, key), loss_at(records("parts"), 1, key), 1e-5);
+  }
+  EXPECT_NEAR(loss_at(records("whole"), 20, "validation/loss"),
+              loss_at(records("parts"), 20, "validation/loss"), 1e-3);
+}
+
+TEST_F(TaskRun, AnotherTaskCannotContinueTheRun) {
+  ASSERT_EQ(run(training("run", {"--stages.0.length=20 steps"})), 0) << output_;
+  EXPECT_EQ(run(training("run", {"--data.task.pairs=5"})), 3);
+  EXPECT_NE(output_.find("data.task.pairs: 4 in the checkpoint, 5 now"), std::string::npos)
+      << output_;
+}
+
+TEST_F(TaskRun, SweepsContinueWhereTheyWereInterrupted) {
+  {
+    Process process(command({"sweep", path("sweep.yaml")}), folder_ / "log", environment_);
+    while (process.running() && last_step("sweep/recall/lr=1e-3") < 20) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    process.signal(SIGTERM);
+    ASSERT_EQ(process.wait(), 85) << process.output();
+  }
+  EXPECT_EQ(sweep_runs().at(0).at("status"), "done");
+  EXPECT_EQ(sweep_runs().at(1).at("status"), "interrupted");
+  const int stopped = last_step("sweep/recall/lr=1e-3");
+  const auto first = fs::last_write_time(path("sweep/recall/lr=1e-2/metrics.jsonl"));
+
+  ASSERT_EQ(run({"sweep", path("sweep.yaml"), "--all"}), 0) << output_;
+  EXPECT_NE(output_.find("resumed from"), std::string::npos) << output_;
+  EXPECT_EQ(fs::last_write_time(path("sweep/recall/lr=1e-2/metrics.jsonl")), first);
+  EXPECT_LT(stopped, 200);
+  const nlohmann::json runs = sweep_runs();
+  for (const nlohmann::json& result : runs) {
+    EXPECT_EQ(result.at("status"), "done");
+    EXPECT_EQ(result.at("step"), 200);
+    EXPECT_EQ(result.at("epochs"), 200.0 * 32 / 4096);
+    EXPECT_NE(output_.find(fmt::format("{:.4f}", result.at("best_accuracy").get<double>())),
+              std::string::npos)
+        << output_;
+  }
+  const bool first_is_best = runs[0].at("best_accuracy") >= runs[1].at("best_accuracy");
+  EXPECT_EQ(runs[0].at("best"), first_is_best);
+  EXPECT_EQ(runs[1].at("best"), !first_is_best);
+
+  // As if each had been trained alone.
+  ASSERT_EQ(run(training("alone", {"--stages.0.length=200 steps", "--validation.every=100 steps",
+                                   "--metrics.every=1", "--train.lr=1e-3"})),
+            0)
+      << output_;
+  EXPECT_EQ(records("alone"), records("sweep/recall/lr=1e-3"));
+}
+
+TEST_F(TaskRun, ABadRunOfASweepDoesNotEndIt) {
+  write_file(path("sweep.yaml"), R"(
+name: pair
+out: )" + path("sweep") + R"(
+variants:
+  - {name: bad, config: config.yaml, set: {model.heads: 5}}
+  - {name: diverging, config: config.yaml, set: {train.lr: 1e30, train.max_bad_steps: 2, train.clip: 0}}
+  - {name: good, config: config.yaml}
+set: {stages.0.length: 20 steps}
+)");
+  EXPECT_EQ(run({"sweep", path("sweep.yaml")}), 3) << output_;  // the first failure's code
+  EXPECT_EQ(sweep_runs().at(0).at("exit_code"), 3);
+  EXPECT_EQ(sweep_runs().at(1).at("exit_code"), 6) << output_;
+  EXPECT_EQ(sweep_runs().at(1).at("status"), "failed");
+  EXPECT_EQ(sweep_runs().at(2).at("status"), "done");
+  EXPECT_NE(output_.find("width 32 is not divisible by 5 heads"), std::string::npos) << output_;
+}
+
+}  // namespace
+}  // namespace sbtrain

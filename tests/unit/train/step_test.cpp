@@ -1,0 +1,118 @@
+// A step on batches in which most targets are ignored: the mean of the loss, and accuracy.
+#include "train/step.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "parallel/communicator.h"
+#include "support/tensors.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr int64_t kLength = 24;
+constexpr int32_t kVocab = 19;
+
+Config small_config(int64_t micro_batch) {
+  Config config;
+  config.model.layers = 2;
+  config.model.width = 16;
+  config.model.inner = 24;
+  config.model.heads = 2;
+  config.model.vocab = kVocab;
+  config.model.init_std = 0.5;
+  config.train.sequence_length = kLength;
+  config.train.micro_batch = micro_batch;
+  return config;
+}
+
+// Appends a sequence whose every `stride`-th target is labelled.
+void append(PackedBatch& batch, int32_t stride, uint64_t index) {
+  const Philox random(1, RandomPurpose::kTest, "step", index);
+  if (batch.cu_seqlens.empty()) batch.cu_seqlens = {0};
+  for (int32_t i = 0; i < kLength; ++i) {
+    const bool labelled = i % stride == 1;
+    batch.tokens.push_back(static_cast<int32_t>(random.bits(2 * i) % kVocab));
+    batch.targets.push_back(labelled ? static_cast<int32_t>(random.bits(2 * i + 1) % kVocab) : -1);
+    batch.positions.push_back(i);
+    batch.valid_targets += labelled;
+  }
+  batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<int32_t>(kLength));
+}
+
+// A model with weights of one seed.
+struct Model {
+  explicit Model(int64_t micro_batch)
+      : config(small_config(micro_batch)),
+        memory(Backend::kCpu),
+        stream(memory),
+        llama(config.model),
+        communicator(make_single_process()),
+        step(config, llama, stream, *communicator) {
+    step.params().initialize(3);
+  }
+  Config config;
+  Memory memory;
+  Stream stream;
+  Llama llama;
+  std::unique_ptr<Communicator> communicator;
+  TrainStep step;
+};
+
+TEST(TrainStep, TheMeanIsOverAllLabelsOfTheStepHoweverItIsSplit) {
+  PackedBatch few, many, both;
+  append(few, 12, 0);  // 2 labels
+  append(many, 2, 1);  // 12
+  append(both, 12, 0);
+  append(both, 2, 1);
+  ASSERT_EQ(few.valid_targets, 2);
+  ASSERT_EQ(many.valid_targets, 12);
+  Model split(1);
+  Model whole(2);
+  const double sum_of_few = split.step.evaluate(few).loss_sum;
+  const double sum_of_many = split.step.evaluate(many).loss_sum;
+  const std::vector<PackedBatch> two = {few, many};
+  const StepResult by_two = split.step.run(two, 0.0).wait();
+  const StepResult by_one = whole.step.run({&both, 1}, 0.0).wait();
+  EXPECT_NEAR(by_two.loss, (sum_of_few + sum_of_many) / 14, 1e-6);
+  EXPECT_NEAR(by_one.loss, by_two.loss, 1e-6);
+  EXPECT_NEAR(by_one.grad_norm, by_two.grad_norm, 1e-5 * by_two.grad_norm);
+}
+
+TEST(TrainStep, HitsAreTheLabelsWithTheLargestLogit) {
+  PackedBatch batch;
+  append(batch, 2, 2);
+  append(batch, 3, 3);
+  Model model(2);
+  const int64_t tokens = 2 * kLength;
+  const test::Owned ids = test::integers(batch.tokens);
+  const test::Owned positions = test::integers(batch.positions);
+  const test::Owned cu_seqlens = test::integers(batch.cu_seqlens);
+  const test::Owned targets = test::integers(batch.targets);
+  const test::Owned logits = test::poisoned({tokens, kVocab});
+  model.llama.logits(model.stream, model.step.params(),
+                     {.tokens_T = ids,
+                      .targets_T = targets,
+                      .sequences = {.cu_seqlens = cu_seqlens,
+                                    .positions_T = positions,
+                                    .count = 2,
+                                    .max_seqlen = kLength}},
+                     logits);
+  // Half of the labels become what the model says, so that there are hits and misses.
+  double hits = 0;
+  for (int64_t t = 0; t < tokens; ++t) {
+    int32_t& target = batch.targets[static_cast<size_t>(t)];
+    if (target < 0) continue;
+    const float* z = logits.f32() + t * kVocab;
+    const auto likeliest = static_cast<int32_t>(std::max_element(z, z + kVocab) - z);
+    if (t % 4 == 1) target = likeliest;
+    hits += target == likeliest;
+  }
+  ASSERT_GT(hits, 5);
+  ASSERT_LT(hits, static_cast<double>(batch.valid_targets) - 5);
+  EXPECT_EQ(model.step.evaluate(batch).hits, hits);
+}
+
+}  // namespace
+}  // namespace sbtrain
