@@ -476,6 +476,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const Launch t) {
     s.for_each([&](float& x, auto at) {
       x = t.weight(p.s.scale * x);
       if (!all && !visible.one(at.lane_row, visible.first + at.row, key + at.col)) x = 0.0f;
+      x = to_float(__float2bfloat16_rn(x));  // as in the product: o is a mean, to the last bit
       den[at.lane_row] += x;
     });
     add_padded_product<S::kE>(o, s, shared.inner_values);
