@@ -6,6 +6,7 @@
 
 #include <array>
 
+#include "core/error.h"
 #include "ops/short_conv.h"
 #include "support/tensors.h"
 #include "unit/attention/rebased_oracle.h"
@@ -215,41 +216,72 @@ TEST(Rebased, DecodesFromAState) {
   }
 }
 
-// Scratch is the same for every length: nothing is of size L, let alone L x L.
+// Bytes of scratch of both passes, one document of all tokens.
+size_t planned_scratch(Memory plan, const Case& c, int64_t tokens) {
+  Stream s(plan);
+  const DType real = plan.compute_dtype();
+  const Tensor q(nullptr, real, {tokens, c.heads * c.f});
+  const Tensor v(nullptr, real, {tokens, c.heads * c.e});
+  const Tensor den(nullptr, DType::kF32, {c.heads, tokens});
+  Sequences sequences;
+  sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {2});
+  sequences.count = 1;
+  sequences.max_seqlen = tokens;
+  {
+    const ProgramScope scope(plan, "step");
+    ops::rebased_forward(s, {.o_THe = v, .den_HT = den, .q_THf = q, .k_THf = q, .v_THe = v},
+                         sequences, c.params());
+    ops::rebased_backward(s,
+                          {.dq_THf = q,
+                           .dk_THf = q,
+                           .dv_THe = v,
+                           .do_THe = v,
+                           .o_THe = v,
+                           .den_HT = den,
+                           .q_THf = q,
+                           .k_THf = q,
+                           .v_THe = v},
+                          sequences, c.params());
+  }
+  return plan.report().pool_bytes;
+}
+
+// On the CPU scratch is the same for every length: nothing is of size L, let alone L x L.
 TEST(Rebased, MemoryDoesNotGrowWithTheLength) {
-  const auto pool = [](int64_t tokens, bool quadratic) {
-    Memory plan(Backend::kPlan);
-    Stream s(plan);
+  for (const bool quadratic : {false, true}) {
     Case c;
     c.quadratic = quadratic;
-    const Tensor q(nullptr, DType::kF32, {tokens, c.heads * c.f});
-    const Tensor v(nullptr, DType::kF32, {tokens, c.heads * c.e});
-    const Tensor den(nullptr, DType::kF32, {c.heads, tokens});
-    Sequences sequences;
-    sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {2});
-    sequences.count = 1;
-    sequences.max_seqlen = tokens;
-    {
-      const ProgramScope scope(plan, "step");
-      ops::rebased_forward(s, {.o_THe = v, .den_HT = den, .q_THf = q, .k_THf = q, .v_THe = v},
-                           sequences, c.params());
-      ops::rebased_backward(s,
-                            {.dq_THf = q,
-                             .dk_THf = q,
-                             .dv_THe = v,
-                             .do_THe = v,
-                             .o_THe = v,
-                             .den_HT = den,
-                             .q_THf = q,
-                             .k_THf = q,
-                             .v_THe = v},
-                            sequences, c.params());
-    }
-    return plan.report().pool_bytes;
+    const auto pool = [&](int64_t tokens) {
+      return planned_scratch(Memory(Backend::kPlan), c, tokens);
+    };
+    EXPECT_GT(pool(64), 0u);
+    EXPECT_EQ(pool(64), pool(1 << 20));
+  }
+}
+
+// On a GPU it is linear: a number for each query, and states of as many heads as fit the budget.
+TEST(Rebased, MemoryOnAGpuIsLinearInTheLength) {
+  Case c;
+  c.heads = 64;
+  const auto pool = [&](int64_t tokens) {
+    return planned_scratch(Memory::planning(Backend::kCuda), c, tokens);
   };
-  for (const bool quadratic : {false, true}) {
-    EXPECT_GT(pool(64, quadratic), 0u);
-    EXPECT_EQ(pool(64, quadratic), pool(1 << 20, quadratic));
+  const auto queries = [&](int64_t tokens) { return static_cast<size_t>(64 * 4 * tokens); };
+  EXPECT_NEAR(static_cast<double>(pool(512)), static_cast<double>(queries(512)), 1024);
+  const double states = 4.0 * 64 * 136 * 13 / 128;  // bytes for each token
+  EXPECT_NEAR(static_cast<double>(pool(65536)),
+              static_cast<double>(queries(65536)) + 65536 * states, 1024);
+  EXPECT_LT(pool(1 << 20), queries(1 << 20) + (size_t{513} << 20));
+  c.quadratic = true;
+  EXPECT_NEAR(static_cast<double>(pool(65536)), static_cast<double>(queries(65536)), 1024);
+
+  c.f = 33;
+  try {
+    pool(4096);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kConfig);
+    EXPECT_NE(std::string(error.what()).find("33 features"), std::string::npos) << error.what();
   }
 }
 
