@@ -55,8 +55,8 @@ inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, in
 }
 
 // Based and ReBased: the states of all chunks, of as many heads at a time as fit a fixed budget.
-// Where no document is longer than kRebasedPairs, all pairs are faster than states, and the chunked
-// form takes them too.
+// Where no document is longer than kRebasedPairs, all pairs take fewer products than states (by
+// counting, not timed), and the chunked form takes them too.
 inline constexpr int64_t kRebasedPairs = 512;
 inline void check_rebased_heads(int64_t f, int64_t e) {
   if (f <= kernels::kMaxRebasedFeatures && e <= kernels::kMaxRebasedValues) return;
