@@ -105,6 +105,69 @@ struct SigmoidBackwardOp {
   }
 };
 
+struct AddBiasOp {
+  AddBias p;
+  template <int kWidth>
+  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(p.y + row * p.y_stride + col), load_pack<kWidth>(p.b + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+    auto y = convert<float>(loaded.a);
+    const auto b = convert<float>(loaded.b);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) y[i] += b[i];
+    store_floats(p.y + row * p.y_stride + col, y);
+  }
+};
+
+// Phi(z), without cancellation for large -z.
+__device__ float normal_below(float z) {
+  return 0.5f * erfcf(-z * 0.707106781f);
+}
+
+struct BiasGeluOp {
+  BiasGelu p;
+  template <int kWidth>
+  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(p.x + row * p.x_stride + col), load_pack<kWidth>(p.b + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+    auto y = convert<float>(loaded.a);
+    const auto b = convert<float>(loaded.b);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float z = y[i] + b[i];
+      y[i] = z * normal_below(z);
+    }
+    store_floats(p.y + row * p.y_stride + col, y);
+  }
+};
+
+// gelu'(z) = Phi(z) + z phi(z).
+struct BiasGeluBackwardOp {
+  BiasGeluBackward p;
+  template <int kWidth>
+  __device__ Three<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(p.dy + row * p.dy_stride + col),
+            load_pack<kWidth>(p.x + row * p.x_stride + col), load_pack<kWidth>(p.b + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
+    constexpr float kDensity = 0.398942280f;  // 1 / sqrt(2 pi)
+    auto dx = convert<float>(loaded.a);
+    const auto x = convert<float>(loaded.b);
+    const auto b = convert<float>(loaded.c);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float z = x[i] + b[i];
+      dx[i] *= normal_below(z) + z * kDensity * expf(-0.5f * z * z);
+    }
+    store_floats(p.dx + row * p.dx_stride + col, dx);
+  }
+};
+
 constexpr int kWidth = 8;
 constexpr int kBiasThreads = 256;
 
@@ -167,6 +230,25 @@ void sigmoid_backward(cudaStream_t stream, const SigmoidBackward& p) {
                        vectors_fit<kWidth>(p.y, p.y_stride);
   launch_elementwise<kWidth>(stream, "sigmoid_backward", p.rows, p.cols, vectors,
                              SigmoidBackwardOp{p});
+}
+
+void add_bias(cudaStream_t stream, const AddBias& p) {
+  const bool vectors = vectors_fit<kWidth>(p.y, p.y_stride) && vectors_fit<kWidth>(p.b, 0);
+  launch_elementwise<kWidth>(stream, "add_bias", p.rows, p.cols, vectors, AddBiasOp{p});
+}
+
+void bias_gelu(cudaStream_t stream, const BiasGelu& p) {
+  const bool vectors = vectors_fit<kWidth>(p.y, p.y_stride) &&
+                       vectors_fit<kWidth>(p.x, p.x_stride) && vectors_fit<kWidth>(p.b, 0);
+  launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors, BiasGeluOp{p});
+}
+
+void bias_gelu_backward(cudaStream_t stream, const BiasGeluBackward& p) {
+  const bool vectors = vectors_fit<kWidth>(p.dx, p.dx_stride) &&
+                       vectors_fit<kWidth>(p.dy, p.dy_stride) &&
+                       vectors_fit<kWidth>(p.x, p.x_stride) && vectors_fit<kWidth>(p.b, 0);
+  launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
+                             BiasGeluBackwardOp{p});
 }
 
 void bias_backward(cudaStream_t stream, const BiasBackward& p) {

@@ -56,6 +56,39 @@ struct SigmoidBackward {
 };
 void sigmoid_backward(cudaStream_t stream, const SigmoidBackward& p);
 
+// y [rows, cols] += b [cols], both bf16.
+struct AddBias {
+  __nv_bfloat16* y;
+  int64_t y_stride;
+  const __nv_bfloat16* b;
+  int64_t rows, cols;
+};
+void add_bias(cudaStream_t stream, const AddBias& p);
+
+// y [rows, cols] = gelu(x + b), gelu(z) = z Phi(z) (arXiv 1606.08415). y may be x.
+struct BiasGelu {
+  __nv_bfloat16* y;
+  int64_t y_stride;
+  const __nv_bfloat16* x;
+  int64_t x_stride;
+  const __nv_bfloat16* b;
+  int64_t rows, cols;
+};
+void bias_gelu(cudaStream_t stream, const BiasGelu& p);
+
+// dx [rows, cols] = dy gelu'(x + b). dx may be dy or x.
+struct BiasGeluBackward {
+  __nv_bfloat16* dx;
+  int64_t dx_stride;
+  const __nv_bfloat16* dy;
+  int64_t dy_stride;
+  const __nv_bfloat16* x;
+  int64_t x_stride;
+  const __nv_bfloat16* b;
+  int64_t rows, cols;
+};
+void bias_gelu_backward(cudaStream_t stream, const BiasGeluBackward& p);
+
 // db [cols] f32 += column sums of dy [rows, cols] bf16, in a fixed order.
 struct BiasBackward {
   float* db;

@@ -106,6 +106,33 @@ __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int 
 template <typename S>
 inline constexpr int kBackwardThreads = S::kLanes == 32 ? 128 : S::kThreads;
 
+// out [cols] = the sum of all groups' values; every thread of the block takes part.
+template <typename S, int kGroups>
+__device__ void store_block_sums(float* out, const float (&sums)[S::kHeld][S::kWidth], int cols) {
+  const int lane = threadIdx.x % S::kLanes;
+  const int group = threadIdx.x / S::kLanes;
+  if constexpr (kGroups > 1) {
+    __shared__ float total[S::kWidth * S::kLanes * S::kHeld];
+    for (int g = 0; g < kGroups; ++g) {  // groups one after the other: a fixed order
+      __syncthreads();
+      if (group != g) continue;
+      S::for_each_pack(cols, lane, [&](int k, int col) {
+#pragma unroll
+        for (int i = 0; i < S::kWidth; ++i) {
+          total[col + i] = g == 0 ? sums[k][i] : total[col + i] + sums[k][i];
+        }
+      });
+    }
+    __syncthreads();
+    for (int col = threadIdx.x; col < cols; col += kGroups * S::kLanes) out[col] = total[col];
+  } else {
+    S::for_each_pack(cols, lane, [&](int k, int col) {
+#pragma unroll
+      for (int i = 0; i < S::kWidth; ++i) out[col + i] = sums[k][i];
+    });
+  }
+}
+
 // Block `part` sums dw over its rows.
 template <typename S>
 __global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
@@ -119,27 +146,7 @@ __global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
   for (int64_t row = first_row(p.rows, blockIdx.x) + group; row < end; row += kGroups) {
     rmsnorm_backward_row<S>(p, row, lane, dw);
   }
-  float* out = p.scratch + blockIdx.x * p.cols;
-  if constexpr (kGroups > 1) {
-    __shared__ float total[S::kWidth * S::kLanes * S::kHeld];
-    for (int g = 0; g < kGroups; ++g) {  // groups one after the other: a fixed order
-      __syncthreads();
-      if (group != g) continue;
-      S::for_each_pack(cols, lane, [&](int k, int col) {
-#pragma unroll
-        for (int i = 0; i < S::kWidth; ++i) {
-          total[col + i] = g == 0 ? dw[k][i] : total[col + i] + dw[k][i];
-        }
-      });
-    }
-    __syncthreads();
-    for (int col = threadIdx.x; col < cols; col += kBackwardThreads<S>) out[col] = total[col];
-  } else {
-    S::for_each_pack(cols, lane, [&](int k, int col) {
-#pragma unroll
-      for (int i = 0; i < S::kWidth; ++i) out[col + i] = dw[k][i];
-    });
-  }
+  store_block_sums<S, kGroups>(p.scratch + blockIdx.x * p.cols, dw, cols);
 }
 
 // launch(shape) with the smallest shape that holds a row.
@@ -157,17 +164,17 @@ void with_row_shape(const char* name, int64_t cols, bool vectors, Launch&& launc
   launch(Shape<8, 256, 8>{});
 }
 
-// ---- Head norm --------------------------------------------------------------------------------
+// ---- LayerNorm ----------------------------------------------------------------------------------
 
-// Mean and 1 / sqrt(variance + eps) of the channels of one head.
+// Mean and 1 / sqrt(variance + eps) of the channels of one row, or of one head of it.
 struct Moments {
   float mean, inverse_std;
 };
 template <typename S>
-__device__ Moments moments(const Row<S>& x, int head_dim, int lane, float eps) {
-  const auto inverse = 1.0f / static_cast<float>(head_dim);
+__device__ Moments moments(const Row<S>& x, int cols, int lane, float eps) {
+  const auto inverse = 1.0f / static_cast<float>(cols);
   float sum[1] = {};
-  S::for_each_pack(head_dim, lane, [&](int k, int /*col*/) {
+  S::for_each_pack(cols, lane, [&](int k, int /*col*/) {
     const auto v = x.floats(k);
 #pragma unroll
     for (int i = 0; i < S::kWidth; ++i) sum[0] += v[i];
@@ -175,7 +182,7 @@ __device__ Moments moments(const Row<S>& x, int head_dim, int lane, float eps) {
   group_sum<S::kLanes>(sum);
   const float mean = sum[0] * inverse;
   float squares[1] = {};
-  S::for_each_pack(head_dim, lane, [&](int k, int /*col*/) {
+  S::for_each_pack(cols, lane, [&](int k, int /*col*/) {
     const auto v = x.floats(k);
 #pragma unroll
     for (int i = 0; i < S::kWidth; ++i) squares[0] += (v[i] - mean) * (v[i] - mean);
@@ -183,6 +190,88 @@ __device__ Moments moments(const Row<S>& x, int head_dim, int lane, float eps) {
   group_sum<S::kLanes>(squares);
   return {mean, rsqrtf(squares[0] * inverse + eps)};
 }
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads) layernorm_kernel(const LayerNorm p) {
+  const int lane = threadIdx.x % S::kLanes;
+  const int cols = static_cast<int>(p.cols);
+  const int64_t row = int64_t{blockIdx.x} * S::kGroups + threadIdx.x / S::kLanes;
+  if (row >= p.rows) return;  // a whole warp or block
+  const Row<S> x(p.x + row * p.x_stride, cols, lane);
+  const Moments m = moments(x, cols, lane, p.eps);
+  S::for_each_pack(cols, lane, [&](int k, int col) {
+    auto v = x.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+    const auto b = load_floats<S::kWidth>(p.b + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) v[i] = (v[i] - m.mean) * m.inverse_std * w[i] + b[i];
+    store_floats(p.y + row * p.y_stride + col, v);
+  });
+}
+
+// With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)). Adds this row's
+// dy xhat to dw and dy to db.
+template <typename S>
+__device__ void layernorm_backward_row(const LayerNormBackward& p, int64_t row, int lane,
+                                       float (&dw)[S::kHeld][S::kWidth],
+                                       float (&db)[S::kHeld][S::kWidth]) {
+  const int cols = static_cast<int>(p.cols);
+  const Row<S> x(p.x + row * p.x_stride, cols, lane);
+  const Row<S> dy(p.dy + row * p.dy_stride, cols, lane);
+  const Moments m = moments(x, cols, lane, p.eps);
+  float projections[2] = {};  // of g on 1 and on xhat
+  S::for_each_pack(cols, lane, [&](int k, int col) {
+    const auto v = x.floats(k);
+    const auto g = dy.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) {
+      projections[0] += g[i] * w[i];
+      projections[1] += g[i] * w[i] * ((v[i] - m.mean) * m.inverse_std);
+    }
+  });
+  group_sum<S::kLanes>(projections);
+  const float g_mean = projections[0] / static_cast<float>(cols);
+  const float xhat_mean = projections[1] / static_cast<float>(cols);
+  S::for_each_pack(cols, lane, [&](int k, int col) {
+    const auto v = x.floats(k);
+    const auto g = dy.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+    bf16* to = p.dx + row * p.dx_stride + col;
+    Pack<float, S::kWidth> dx{};
+    if (p.accumulate) dx = load_floats<S::kWidth>(to);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) {
+      const float normed = (v[i] - m.mean) * m.inverse_std;
+      dw[k][i] += g[i] * normed;
+      db[k][i] += g[i];
+      dx[i] += m.inverse_std * (g[i] * w[i] - g_mean - normed * xhat_mean);
+    }
+    store_floats(to, dx);
+  });
+}
+
+// Block `part` sums dw and db over its rows.
+template <typename S>
+__global__ void __launch_bounds__(kBackwardThreads<S>)
+    layernorm_backward_kernel(const LayerNormBackward p) {
+  constexpr int kGroups = kBackwardThreads<S> / S::kLanes;
+  const int lane = threadIdx.x % S::kLanes;
+  const int cols = static_cast<int>(p.cols);
+  float dw[S::kHeld][S::kWidth] = {};
+  float db[S::kHeld][S::kWidth] = {};
+  const int64_t end = first_row(p.rows, blockIdx.x + 1);
+  const int64_t begin = first_row(p.rows, blockIdx.x) + threadIdx.x / S::kLanes;
+  for (int64_t row = begin; row < end; row += kGroups) {
+    layernorm_backward_row<S>(p, row, lane, dw, db);
+  }
+  float* out = p.scratch + blockIdx.x * 2 * p.cols;
+  store_block_sums<S, kGroups>(out, dw, cols);
+  __syncthreads();  // the sums share their memory
+  store_block_sums<S, kGroups>(out + p.cols, db, cols);
+}
+
+// ---- Head norm --------------------------------------------------------------------------------
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads) head_norm_kernel(const HeadNorm p) {
@@ -326,6 +415,32 @@ void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {
   });
   check_launch("rmsnorm_backward");
   add_parts(stream, p.dw, p.scratch, p.cols, p.cols);
+}
+
+void layernorm(cudaStream_t stream, const LayerNorm& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.y_stride) &&
+                       vectors_fit<8>(p.x, p.x_stride) && vectors_fit<8>(p.w, 0) &&
+                       vectors_fit<8>(p.b, 0);
+  with_row_shape("layernorm", p.cols, vectors, [&](auto shape) {
+    using S = decltype(shape);
+    layernorm_kernel<S><<<blocks(p.rows, S::kGroups), S::kThreads, 0, stream>>>(p);
+  });
+  check_launch("layernorm");
+}
+
+void layernorm_backward(cudaStream_t stream, const LayerNormBackward& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dx_stride) &&
+                       vectors_fit<8>(p.dy, p.dy_stride) && vectors_fit<8>(p.x, p.x_stride) &&
+                       vectors_fit<8>(p.w, 0);
+  with_row_shape("layernorm_backward", p.cols, vectors, [&](auto shape) {
+    using S = decltype(shape);
+    layernorm_backward_kernel<S><<<kTokenParts, kBackwardThreads<S>, 0, stream>>>(p);
+  });
+  check_launch("layernorm_backward");
+  add_parts(stream, p.dw, p.scratch, 2 * p.cols, p.cols);
+  add_parts(stream, p.db, p.scratch + p.cols, 2 * p.cols, p.cols);
 }
 
 void head_norm(cudaStream_t stream, const HeadNorm& p) {

@@ -9,7 +9,7 @@ namespace sbtrain::kernels {
 // Sums over tokens are formed in this many parts, always the same ones, and then added in a fixed
 // order. Two blocks for each of the 132 SMs of an H100 or H200; other GPUs take the same parts.
 // Scratch of rmsnorm_backward and bias_backward: f32 [kTokenParts, cols]; of head_norm_backward:
-// f32 [kTokenParts, 2 * cols].
+// f32 [kTokenParts, 2 * cols], layernorm_backward likewise.
 inline constexpr int64_t kTokenParts = 264;
 
 // Partial sums of `sum` and `squared_norm`: f64 [kSumParts].

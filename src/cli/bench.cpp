@@ -158,9 +158,11 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   auto options = std::make_shared<BenchAttentionCommand>();
   CLI::App* command = bench.add_subcommand(
       "attention", "Attention forward and backward by head dimension and length");
-  command->add_option("--modules", options->bench.modules, "stickbreaking, softmax")
+  command
+      ->add_option("--modules", options->bench.modules,
+                   "stickbreaking, softmax, based, rebased (chunked, 16 features)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"stickbreaking", "softmax"}))
+      ->check(CLI::IsMember({"stickbreaking", "softmax", "based", "rebased"}))
       ->capture_default_str();
   command->add_option("--head-dims", options->bench.head_dims, "Such as 32,64,128")
       ->delimiter(',')

@@ -1,7 +1,9 @@
 // Based and ReBased attention: checks its tensors, then runs it on the stream's backend.
 #include "ops/check_attention.h"
 #include "ops/cpu/rebased.h"
-#include "ops/cpu_only.h"
+#include "ops/cuda/rebased.h"
+#include "ops/cuda/scratch.h"
+#include "ops/scratch.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -31,6 +33,11 @@ Shape check(std::string_view op, const Tensors& t, const Sequences& sequences,
   return shape;
 }
 
+cuda::RebasedWorkspace workspace(const Shape& shape, int64_t tokens, const Sequences& sequences,
+                                 const RebasedParams& params) {
+  return cuda::rebased_workspace(tokens, shape.f, shape.e, params, sequences.max_seqlen);
+}
+
 }  // namespace
 
 int64_t rebased_state_rows(int64_t features, const RebasedParams& params) {
@@ -42,9 +49,14 @@ void rebased_forward(Stream& s, const RebasedForward& t, const Sequences& sequen
                      const RebasedParams& params) {
   constexpr std::string_view kOp = "rebased_forward";
   const Shape shape = check(kOp, t, sequences, params);
-  dispatch_cpu(
+  dispatch(
       s, kOp, [&] { cpu::rebased_forward(s, t, sequences, params); },
-      [&] { cpu::rebased_scratch(s, shape.f, shape.e, params); });
+      [&] { cuda::rebased_forward(s, t, sequences, params); },
+      [&] {
+        if (!on_cuda(s)) return void(cpu::rebased_scratch(s, shape.f, shape.e, params));
+        const int64_t tokens = t.q_THf.rows();
+        cuda::rebased_forward_scratch(s, tokens, workspace(shape, tokens, sequences, params));
+      });
 }
 
 void rebased_backward(Stream& s, const RebasedBackward& t, const Sequences& sequences,
@@ -55,9 +67,15 @@ void rebased_backward(Stream& s, const RebasedBackward& t, const Sequences& sequ
   check_same_shape(kOp, "dk_THf", t.dk_THf, t.q_THf);
   check_same_shape(kOp, "dv_THe", t.dv_THe, t.v_THe);
   check_same_shape(kOp, "do_THe", t.do_THe, t.v_THe);
-  dispatch_cpu(
+  dispatch(
       s, kOp, [&] { cpu::rebased_backward(s, t, sequences, params); },
-      [&] { cpu::rebased_scratch(s, shape.f, shape.e, params); });
+      [&] { cuda::rebased_backward(s, t, sequences, params); },
+      [&] {
+        if (!on_cuda(s)) return void(cpu::rebased_scratch(s, shape.f, shape.e, params));
+        const int64_t tokens = t.q_THf.rows();
+        cuda::rebased_backward_scratch(s, tokens, params.heads,
+                                       workspace(shape, tokens, sequences, params));
+      });
 }
 
 void rebased_state(Stream& s, Tensor state_Re, Tensor k_THf, Tensor v_THe,
@@ -66,9 +84,15 @@ void rebased_state(Stream& s, Tensor state_Re, Tensor k_THf, Tensor v_THe,
   const Shape shape = check_qkv(kOp, k_THf, k_THf, v_THe, params);
   check_flat(kOp, "state_Re", state_Re, kF32,
              params.heads * rebased_state_rows(shape.f, params) * (shape.e + 1));
-  dispatch_cpu(
+  dispatch(
       s, kOp, [&] { cpu::rebased_state(s, state_Re, k_THf, v_THe, params); },
-      [&] { cpu::rebased_scratch(s, shape.f, shape.e, params); });
+      [&] { cuda::rebased_state(s, state_Re, k_THf, v_THe, params); },
+      [&] {
+        if (!on_cuda(s)) return void(cpu::rebased_scratch(s, shape.f, shape.e, params));
+        const int64_t tokens = k_THf.rows();
+        cuda::rebased_forward_scratch(
+            s, tokens, cuda::rebased_state_workspace(tokens, shape.f, shape.e, params));
+      });
 }
 
 void rebased_decode(Stream& s, const RebasedDecode& t, const RebasedParams& params) {
@@ -79,7 +103,9 @@ void rebased_decode(Stream& s, const RebasedDecode& t, const RebasedParams& para
   check_flat(kOp, "state_BRe", t.state_BRe, kF32,
              sequences * params.heads * rebased_state_rows(shape.f, params) * (shape.e + 1));
   check_flat(kOp, "positions_B", t.positions_B, DType::kI32, sequences);
-  dispatch_cpu(s, kOp, [&] { cpu::rebased_decode(s, t, params); });
+  dispatch(
+      s, kOp, [&] { cpu::rebased_decode(s, t, params); },
+      [&] { cuda::rebased_decode(s, t, params); });
 }
 
 }  // namespace sbtrain::ops

@@ -3,6 +3,7 @@
 
 #include "core/error.h"
 #include "ops/ops.h"
+#include "ops/rebased.h"
 #include "train/bench.h"
 #include "train/bench_timing.h"
 
@@ -118,6 +119,70 @@ AttentionBenchRow time_softmax(Stream& s, RandomTensors& random, const Case& c) 
   return row;
 }
 
+// Heads of kRebasedFeatures features and head_dim values; features and values are columns of one
+// matrix, as in a model.
+constexpr int64_t kRebasedFeatures = 16;
+
+struct RebasedColumns {
+  explicit RebasedColumns(const Tensor& all, const Case& c)
+      : q(all.col_range(0, c.heads() * kRebasedFeatures)),
+        k(all.col_range(q.cols(), q.cols())),
+        v(all.col_range(2 * q.cols(), c.width)) {}
+  Tensor q, k, v;
+};
+
+AttentionBenchRow time_rebased(Stream& s, RandomTensors& random, const Case& c, bool rebased) {
+  const Documents documents(random, c.tokens, c.length);
+  const int64_t columns = 2 * c.heads() * kRebasedFeatures + c.width;
+  const DType real = random.compute();
+  const Rotation rotation([&] {
+    return tensors(random.normal(real, {c.tokens, columns}),
+                   random.empty(real, {c.tokens, columns}), random.empty(real, {c.tokens, c.width}),
+                   random.normal(real, {c.tokens, c.width}),
+                   random.empty(DType::kF32, {c.heads(), c.tokens}));
+  });
+  const ops::RebasedParams params{.heads = c.heads(),
+                                  .scale = 0.25f,
+                                  .constant = rebased ? 0.0f : 1.0f,
+                                  .linear = rebased ? 0.0f : 1.0f,
+                                  .square = rebased ? 1.0f : 0.5f};
+  const auto forward = [&](const Tensors& x) {
+    const RebasedColumns of(x[kQkv], c);
+    ops::rebased_forward(
+        s, {.o_THe = x[kO], .den_HT = x[kStatistic], .q_THf = of.q, .k_THf = of.k, .v_THe = of.v},
+        documents.sequences, params);
+  };
+  const auto backward = [&](const Tensors& x) {
+    const RebasedColumns of(x[kQkv], c);
+    const RebasedColumns gradients(x[kDqkv], c);
+    ops::rebased_backward(s,
+                          {.dq_THf = gradients.q,
+                           .dk_THf = gradients.k,
+                           .dv_THe = gradients.v,
+                           .do_THe = x[kDo],
+                           .o_THe = x[kO],
+                           .den_HT = x[kStatistic],
+                           .q_THf = of.q,
+                           .k_THf = of.k,
+                           .v_THe = of.v},
+                          documents.sequences, params);
+  };
+  AttentionBenchRow row;
+  row.forward_seconds = median_seconds(s, "rebased_forward", rotation, c.repeats, forward);
+  row.backward_seconds = median_seconds(s, "rebased_backward", rotation, c.repeats, backward);
+  return row;
+}
+
+AttentionBenchRow time_module(const std::string& module, Stream& s, RandomTensors& random,
+                              const Case& c) {
+  if (module == "stickbreaking") return time_stickbreaking(s, random, c);
+  if (module == "softmax") return time_softmax(s, random, c);
+  if (module == "based" || module == "rebased") {
+    return time_rebased(s, random, c, module == "rebased");
+  }
+  fail(ExitCode::kUsage, "'{}' is not one of stickbreaking, softmax, based, rebased", module);
+}
+
 void complete(AttentionBenchOptions& o, bool cuda) {
   if (o.tokens == 0) o.tokens = cuda ? 32768 : 1024;
   if (o.width == 0) o.width = cuda ? 1536 : 128;
@@ -155,16 +220,14 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
                      .length = length,
                      .repeats = options.repeats,
                      .skip_epsilon = static_cast<float>(options.skip_epsilon)};
-        if (module != "stickbreaking" && module != "softmax") {
-          fail(ExitCode::kUsage, "'{}' is not one of stickbreaking, softmax", module);
-        }
-        AttentionBenchRow row = module == "softmax" ? time_softmax(stream, random, c)
-                                                    : time_stickbreaking(stream, random, c);
+        AttentionBenchRow row = time_module(module, stream, random, c);
         row.module = module;
         row.head_dim = d;
         row.length = length;
         // Two products of L x L x d, of which the causal half counts: 4 d L^2 / 2 for each head and
         // document. The backward pass has five products of that size for the forward pass's two.
+        // Others are held against the same count: rates say who is faster, not how busy a device
+        // is.
         row.forward_flops = 2.0 * static_cast<double>(c.width) * static_cast<double>(length) *
                             static_cast<double>(c.tokens);
         row.backward_flops = 2.5 * row.forward_flops;

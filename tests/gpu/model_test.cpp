@@ -28,10 +28,25 @@ constexpr double kLossError = 5e-3;
 constexpr double kGradientError = 5e-2;  // of each tensor
 // Four numbers, each a sum over all tokens in which nearly everything cancels: up to 7e-2 there.
 constexpr double kGateBiasError = 1.5e-1;
+// A token that is nearly orthogonal to its few keys divides by next to nothing: on the CPU alone,
+// weights rounded to bf16 change single gradients by 3.4e-2 (of other modules: 1.6e-2).
+constexpr double kRebasedGradientError = 6e-2;
 constexpr double kLogitsError = 2e-2;
 constexpr double kMapError = 2e-2;
 
-ModelConfig small(const AttentionConfig& attention, bool tied = true) {
+// What mixes tokens, alone or in turns with short convolutions, in either layout.
+struct Case {
+  std::string name;
+  AttentionConfig attention;
+  bool gpt = false;
+  bool convolutions = false;
+  bool long_documents = false;  // beyond those of which Based and ReBased form all pairs
+  double gradient_error() const {
+    return attention.type == "rebased" ? kRebasedGradientError : kGradientError;
+  }
+};
+
+ModelConfig small(const Case& c, bool tied = true) {
   ModelConfig config;
   config.layers = 3;
   config.width = 128;
@@ -40,14 +55,20 @@ ModelConfig small(const AttentionConfig& attention, bool tied = true) {
   config.vocab = 509;
   config.tied = tied;
   config.init_std = 0.08;
-  config.attention = {attention};
+  config.attention = {c.attention};
+  if (c.convolutions) {
+    AttentionConfig convolution;
+    convolution.type = "short_conv";
+    config.attention.push_back(convolution);
+  }
+  if (c.gpt) {
+    config.norm = "layernorm";
+    config.mlp = "gelu";
+    config.position = "learned";
+    config.max_positions = 1024;
+  }
   return config;
 }
-
-struct Case {
-  std::string name;
-  AttentionConfig attention;
-};
 
 std::vector<Case> cases() {
   std::vector<Case> all;
@@ -78,10 +99,28 @@ std::vector<Case> cases() {
   AttentionConfig nope = rope;
   nope.position = "none";
   all.push_back({"nope", nope});
+  AttentionConfig biased = nope;
+  biased.output_bias = true;
+  all.push_back({"gpt_layout", biased, true});
+  for (const char* type : {"based", "rebased"}) {
+    for (const char* form : {"chunked", "quadratic"}) {
+      AttentionConfig a;
+      a.type = type;
+      a.form = form;
+      all.push_back({std::string(type) + "_" + form, a, false, true, a.form == "chunked"});
+    }
+    AttentionConfig a;
+    a.type = type;
+    all.push_back({std::string(type) + "_gpt_layout", a, true, true});
+  }
   return all;
 }
 
-const std::vector<int32_t> kDocuments = {150, 1, 2, 65, 300, 38};
+std::vector<int32_t> documents_of(const Case& c) {
+  std::vector<int32_t> documents = {150, 1, 2, 65, 300, 38};
+  if (c.long_documents) documents.push_back(600);
+  return documents;
+}
 
 class GpuModel : public GpuTest, public testing::WithParamInterface<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, GpuModel, testing::ValuesIn(cases()),
@@ -89,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(All, GpuModel, testing::ValuesIn(cases()),
 
 // The first layer's maps, whose inputs differ by rounding alone; all rows are whole.
 TEST_P(GpuModel, AttentionMapsAgreeWithTheCpu) {
-  const ModelConfig config = small(GetParam().attention);
+  const ModelConfig config = small(GetParam());
   const PackedBatch batch = test::packed_batch({130}, config.vocab);
   const auto maps = [&](Backend backend) {
     ModelRun run(backend, config, batch);
@@ -101,8 +140,8 @@ TEST_P(GpuModel, AttentionMapsAgreeWithTheCpu) {
   };
   const std::vector<AttentionMap> cpu = maps(Backend::kCpu);
   const std::vector<AttentionMap> gpu = maps(Backend::kCuda);
-  ASSERT_EQ(gpu.size(), static_cast<size_t>(config.layers * config.heads));
   ASSERT_EQ(gpu.size(), cpu.size());
+  ASSERT_GE(gpu.size(), static_cast<size_t>(config.heads));
   for (size_t n = 0; n < gpu.size(); ++n) {
     ASSERT_EQ(gpu[n].tokens, 130);
     for (int64_t j = 0; j < 130; ++j) {
@@ -110,7 +149,7 @@ TEST_P(GpuModel, AttentionMapsAgreeWithTheCpu) {
       for (int64_t i = 0; i < 130; ++i) sum += gpu[n].weights_TT[j * 130 + i];
       EXPECT_NEAR(sum, 1, 1e-5);
     }
-    if (n >= static_cast<size_t>(config.heads)) continue;
+    if (GetParam().convolutions || n >= static_cast<size_t>(config.heads)) continue;
     EXPECT_LT(
         test::relative_error(test::widened(gpu[n].weights_TT), test::widened(cpu[n].weights_TT)),
         kMapError);
@@ -119,8 +158,8 @@ TEST_P(GpuModel, AttentionMapsAgreeWithTheCpu) {
 
 TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
   for (const bool tied : {true, false}) {
-    const ModelConfig config = small(GetParam().attention, tied);
-    const PackedBatch batch = test::packed_batch(kDocuments, config.vocab);
+    const ModelConfig config = small(GetParam(), tied);
+    const PackedBatch batch = test::packed_batch(documents_of(GetParam()), config.vocab);
     ModelRun cpu(Backend::kCpu, config, batch);
     ModelRun gpu(Backend::kCuda, config, batch);
     cpu.disturb_constants();
@@ -139,7 +178,7 @@ TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
       const double error =
           test::relative_error(test::widened(values), test::widened(reference.at(name)));
       const bool gate_bias = name.ends_with("forget_gate.bias");
-      EXPECT_LT(error, gate_bias ? kGateBiasError : kGradientError) << name;
+      EXPECT_LT(error, gate_bias ? kGateBiasError : GetParam().gradient_error()) << name;
       if (error > worst) {
         worst = error;
         worst_name = name;
@@ -151,8 +190,8 @@ TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
 }
 
 TEST_P(GpuModel, RepeatedAndRecomputedGradientsAreEqualBits) {
-  const ModelConfig config = small(GetParam().attention);
-  const PackedBatch batch = test::packed_batch(kDocuments, config.vocab);
+  const ModelConfig config = small(GetParam());
+  const PackedBatch batch = test::packed_batch(documents_of(GetParam()), config.vocab);
   ModelRun none(Backend::kCuda, config, batch);
   const double loss = none.backward(1e-3f);
   const auto gradients = none.gradients();
@@ -168,7 +207,7 @@ TEST_P(GpuModel, RepeatedAndRecomputedGradientsAreEqualBits) {
 
 // Prefill of any prefix and single steps behind it give the logits of one full forward pass.
 TEST_P(GpuModel, DecodeEqualsFullForward) {
-  const ModelConfig config = small(GetParam().attention);
+  const ModelConfig config = small(GetParam());
   const int32_t T = 100;
   const PackedBatch packed = test::packed_batch({T}, config.vocab);
   ModelRun gpu(Backend::kCuda, config, packed);
@@ -211,7 +250,7 @@ TEST_P(GpuModel, DecodeEqualsFullForward) {
 
 // Greedy generation takes the most likely token, up to rounding, of a full pass on the CPU.
 TEST_P(GpuModel, GeneratesTheMostLikelyTokens) {
-  const ModelConfig config = small(GetParam().attention);
+  const ModelConfig config = small(GetParam());
   const std::vector<int32_t> prompt = test::packed_batch({20}, config.vocab).tokens;
   ModelRun gpu(Backend::kCuda, config, test::packed_batch({20}, config.vocab));
   const SamplingOptions greedy = {.max_tokens = 24, .temperature = 0};
@@ -233,10 +272,10 @@ TEST_P(GpuModel, GeneratesTheMostLikelyTokens) {
   }
 }
 
-Config step_config(const AttentionConfig& attention, const std::string& recompute) {
+Config step_config(const Case& c, const std::string& recompute) {
   Config config;
-  config.model = small(attention);
-  config.train.sequence_length = 128;
+  config.model = small(c);
+  config.train.sequence_length = c.long_documents ? 600 : 128;
   config.train.micro_batch = 2;
   config.train.batch = 4;
   config.train.recompute = recompute;
@@ -309,7 +348,7 @@ TEST_P(GpuModel, PlannedStepsEqualUnplannedOnes) {
   std::optional<std::vector<double>> results;
   for (const char* recompute : {"none", "selective", "full"}) {
     for (const bool planned : {false, true}) {
-      StepRun run(step_config(GetParam().attention, recompute), planned);
+      StepRun run(step_config(GetParam(), recompute), planned);
       const std::vector<double> mine = run.train(3);
       if (!results) {
         results = mine;

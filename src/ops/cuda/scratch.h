@@ -3,8 +3,11 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "core/stream.h"
+#include "kernels/attention/rebased_index.h"
 #include "kernels/attention/scratch_sizes.h"
+#include "ops/rebased.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -48,6 +51,54 @@ inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, in
   const size_t bytes =
       std::max(kernels::softmax_backward_scratch_bytes(dq_THd.rows(), heads), cudnn);
   return s.scratch("softmax backward", DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
+}
+
+// Based and ReBased: the states of all chunks, of as many heads at a time as fit a fixed budget.
+// Where no document is longer than kRebasedPairs, all pairs take fewer products than states (by
+// counting, not timed), and the chunked form takes them too.
+inline constexpr int64_t kRebasedPairs = 512;
+inline void check_rebased_heads(int64_t f, int64_t e) {
+  if (f <= kernels::kMaxRebasedFeatures && e <= kernels::kMaxRebasedValues) return;
+  fail(ExitCode::kConfig,
+       "Based and ReBased on CUDA: heads have {} features (model.attention.feature_dim) and {} "
+       "values (model.width / model.heads); at most {} and {} are possible",
+       f, e, kernels::kMaxRebasedFeatures, kernels::kMaxRebasedValues);
+}
+struct RebasedWorkspace {
+  bool chunked = false;
+  int64_t heads = 0;  // in one group
+  int64_t state = 0;  // floats of one head
+};
+inline RebasedWorkspace rebased_workspace(int64_t tokens, int64_t f, int64_t e,
+                                          const RebasedParams& params, int64_t max_seqlen) {
+  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
+  check_rebased_heads(f, e);
+  RebasedWorkspace w;
+  w.chunked = !params.quadratic && max_seqlen > kRebasedPairs;
+  w.state = rebased_state_rows(f, params) * (e + 1);
+  const int64_t bytes = std::max<int64_t>(1, kernels::rebased_chunks(tokens) * w.state * 4);
+  const int64_t fit = std::max<int64_t>(1, kBudget / bytes);
+  const int64_t groups = (params.heads + fit - 1) / fit;
+  w.heads = (params.heads + groups - 1) / groups;
+  return w;
+}
+// Of the op that wants a state.
+inline RebasedWorkspace rebased_state_workspace(int64_t tokens, int64_t f, int64_t e,
+                                                const RebasedParams& params) {
+  RebasedWorkspace w = rebased_workspace(tokens, f, e, params, 0);
+  w.chunked = true;
+  return w;
+}
+inline Buffer rebased_forward_scratch(const Stream& s, int64_t tokens, const RebasedWorkspace& w) {
+  if (!w.chunked) return {};
+  return s.scratch("rebased states", DType::kF32,
+                   {kernels::rebased_chunks(tokens), w.heads, w.state});
+}
+// Besides, rowsum(do * o) of every query and head.
+inline Buffer rebased_backward_scratch(const Stream& s, int64_t tokens, int64_t heads,
+                                       const RebasedWorkspace& w) {
+  const int64_t states = w.chunked ? kernels::rebased_chunks(tokens) * w.heads * w.state : 0;
+  return s.scratch("rebased backward", DType::kF32, {states + heads * tokens});
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -6,100 +6,16 @@
 
 #include <array>
 
+#include "core/error.h"
 #include "ops/short_conv.h"
 #include "support/tensors.h"
+#include "unit/attention/rebased_oracle.h"
 
 namespace sbtrain::test {
 namespace {
 
-struct Case {
-  std::vector<int32_t> documents = {16};
-  bool rebased = true;
-  bool quadratic = false;
-  int heads = 2;
-  int64_t f = 16, e = 12;
-  double mean = 0;  // of queries and keys
-  int64_t tokens() const {
-    int64_t sum = 0;
-    for (const int32_t length : documents) sum += length;
-    return sum;
-  }
-  std::vector<int32_t> bounds() const {
-    std::vector<int32_t> all = {0};
-    for (const int32_t length : documents) all.push_back(all.back() + length);
-    return all;
-  }
-  std::string describe() const {
-    std::string text = rebased ? "rebased" : "based";
-    text += quadratic ? ", quadratic, documents" : ", chunked, documents";
-    for (const int32_t length : documents) text += " " + std::to_string(length);
-    return text + ", e " + std::to_string(e);
-  }
-  ops::RebasedParams params() const {
-    return {.heads = heads,
-            .scale = 1.0f / std::sqrt(static_cast<float>(f)),
-            .constant = rebased ? 0.0f : 1.0f,
-            .linear = rebased ? 0.0f : 1.0f,
-            .square = rebased ? 1.0f : 0.5f,
-            .quadratic = quadratic};
-  }
-};
-
-struct Result {
-  std::vector<double> o, dq, dk, dv;
-};
-
-// Straight from the definition: all pairs, in fp64.
-Result reference(const Case& c, const std::vector<double>& q, const std::vector<double>& k,
-                 const std::vector<double>& v, const std::vector<double>& dout) {
-  Result r{std::vector<double>(v.size()), std::vector<double>(q.size()),
-           std::vector<double>(k.size()), std::vector<double>(v.size())};
-  const std::vector<int32_t> bounds = c.bounds();
-  const double scale = 1 / std::sqrt(static_cast<double>(c.f));
-  const int64_t qs = c.heads * c.f;
-  const int64_t vs = c.heads * c.e;
-  for (size_t n = 0; n + 1 < bounds.size(); ++n) {
-    for (int64_t j = bounds[n]; j < bounds[n + 1]; ++j) {
-      for (int64_t h = 0; h < c.heads; ++h) {
-        const int64_t count = j + 1 - bounds[n];
-        std::vector<double> x(count), s(count);
-        double den = 1e-12;
-        for (int64_t i = 0; i < count; ++i) {
-          for (int64_t a = 0; a < c.f; ++a) {
-            x[i] += scale * q[j * qs + h * c.f + a] * k[(bounds[n] + i) * qs + h * c.f + a];
-          }
-          s[i] = c.rebased ? x[i] * x[i] : 1 + x[i] + x[i] * x[i] / 2;
-          den += s[i];
-        }
-        double* o = &r.o[j * vs + h * c.e];
-        const double* g = &dout[j * vs + h * c.e];
-        double mean = 0;  // sum_i s_i / den do.v_i
-        for (int64_t i = 0; i < count; ++i) {
-          for (int64_t b = 0; b < c.e; ++b) {
-            const double value = v[(bounds[n] + i) * vs + h * c.e + b];
-            o[b] += s[i] / den * value;
-            mean += s[i] / den * value * g[b];
-            r.dv[(bounds[n] + i) * vs + h * c.e + b] += s[i] / den * g[b];
-          }
-        }
-        for (int64_t i = 0; i < count; ++i) {
-          double ds = -mean / den;
-          for (int64_t b = 0; b < c.e; ++b) {
-            ds += v[(bounds[n] + i) * vs + h * c.e + b] * g[b] / den;
-          }
-          const double dx = scale * ds * (c.rebased ? 2 * x[i] : 1 + x[i]);
-          for (int64_t a = 0; a < c.f; ++a) {
-            const int64_t at_q = j * qs + h * c.f + a;
-            const int64_t at_k = (bounds[n] + i) * qs + h * c.f + a;
-            r.dq[at_q] += dx * k[at_k];
-            r.dk[at_k] += dx * q[at_q];
-          }
-        }
-      }
-    }
-  }
-  return r;
-}
+using Case = RebasedCase;
+using Result = RebasedResult;
 
 // The op's inputs and outputs: q, k and v are columns of one matrix.
 struct Problem {
@@ -141,7 +57,7 @@ struct Problem {
                           sequences, config.params());
   }
   Result expected() const {
-    return reference(config, to_f64(q(qkv)), to_f64(k(qkv)), to_f64(v(qkv)), to_f64(dout));
+    return rebased_reference(config, to_f64(q(qkv)), to_f64(k(qkv)), to_f64(v(qkv)), to_f64(dout));
   }
 
   Case config;
@@ -223,12 +139,12 @@ TEST(Rebased, ReferenceGradientsAreDerivatives) {
     const std::vector<double> v = to_f64(p.v(p.qkv)), dout = to_f64(p.dout);
     const auto sum = [&](const std::vector<double>& q, const std::vector<double>& k,
                          const std::vector<double>& v) {
-      const Result r = reference(c, q, k, v, dout);
+      const Result r = rebased_reference(c, q, k, v, dout);
       double total = 0;
       for (size_t i = 0; i < dout.size(); ++i) total += dout[i] * r.o[i];
       return total;
     };
-    const Result r = reference(c, q, k, v, dout);
+    const Result r = rebased_reference(c, q, k, v, dout);
     using Vector = std::vector<double>;
     EXPECT_LT(
         relative_error(r.dq, numeric_gradient([&](const Vector& x) { return sum(x, k, v); }, q)),
@@ -300,41 +216,72 @@ TEST(Rebased, DecodesFromAState) {
   }
 }
 
-// Scratch is the same for every length: nothing is of size L, let alone L x L.
+// Bytes of scratch of both passes, one document of all tokens.
+size_t planned_scratch(Memory plan, const Case& c, int64_t tokens) {
+  Stream s(plan);
+  const DType real = plan.compute_dtype();
+  const Tensor q(nullptr, real, {tokens, c.heads * c.f});
+  const Tensor v(nullptr, real, {tokens, c.heads * c.e});
+  const Tensor den(nullptr, DType::kF32, {c.heads, tokens});
+  Sequences sequences;
+  sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {2});
+  sequences.count = 1;
+  sequences.max_seqlen = tokens;
+  {
+    const ProgramScope scope(plan, "step");
+    ops::rebased_forward(s, {.o_THe = v, .den_HT = den, .q_THf = q, .k_THf = q, .v_THe = v},
+                         sequences, c.params());
+    ops::rebased_backward(s,
+                          {.dq_THf = q,
+                           .dk_THf = q,
+                           .dv_THe = v,
+                           .do_THe = v,
+                           .o_THe = v,
+                           .den_HT = den,
+                           .q_THf = q,
+                           .k_THf = q,
+                           .v_THe = v},
+                          sequences, c.params());
+  }
+  return plan.report().pool_bytes;
+}
+
+// On the CPU scratch is the same for every length: nothing is of size L, let alone L x L.
 TEST(Rebased, MemoryDoesNotGrowWithTheLength) {
-  const auto pool = [](int64_t tokens, bool quadratic) {
-    Memory plan(Backend::kPlan);
-    Stream s(plan);
+  for (const bool quadratic : {false, true}) {
     Case c;
     c.quadratic = quadratic;
-    const Tensor q(nullptr, DType::kF32, {tokens, c.heads * c.f});
-    const Tensor v(nullptr, DType::kF32, {tokens, c.heads * c.e});
-    const Tensor den(nullptr, DType::kF32, {c.heads, tokens});
-    Sequences sequences;
-    sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {2});
-    sequences.count = 1;
-    sequences.max_seqlen = tokens;
-    {
-      const ProgramScope scope(plan, "step");
-      ops::rebased_forward(s, {.o_THe = v, .den_HT = den, .q_THf = q, .k_THf = q, .v_THe = v},
-                           sequences, c.params());
-      ops::rebased_backward(s,
-                            {.dq_THf = q,
-                             .dk_THf = q,
-                             .dv_THe = v,
-                             .do_THe = v,
-                             .o_THe = v,
-                             .den_HT = den,
-                             .q_THf = q,
-                             .k_THf = q,
-                             .v_THe = v},
-                            sequences, c.params());
-    }
-    return plan.report().pool_bytes;
+    const auto pool = [&](int64_t tokens) {
+      return planned_scratch(Memory(Backend::kPlan), c, tokens);
+    };
+    EXPECT_GT(pool(64), 0u);
+    EXPECT_EQ(pool(64), pool(1 << 20));
+  }
+}
+
+// On a GPU it is linear: a number for each query, and states of as many heads as fit the budget.
+TEST(Rebased, MemoryOnAGpuIsLinearInTheLength) {
+  Case c;
+  c.heads = 64;
+  const auto pool = [&](int64_t tokens) {
+    return planned_scratch(Memory::planning(Backend::kCuda), c, tokens);
   };
-  for (const bool quadratic : {false, true}) {
-    EXPECT_GT(pool(64, quadratic), 0u);
-    EXPECT_EQ(pool(64, quadratic), pool(1 << 20, quadratic));
+  const auto queries = [&](int64_t tokens) { return static_cast<size_t>(64 * 4 * tokens); };
+  EXPECT_NEAR(static_cast<double>(pool(512)), static_cast<double>(queries(512)), 1024);
+  const double states = 4.0 * 64 * 136 * 13 / 128;  // bytes for each token
+  EXPECT_NEAR(static_cast<double>(pool(65536)),
+              static_cast<double>(queries(65536)) + 65536 * states, 1024);
+  EXPECT_LT(pool(1 << 20), queries(1 << 20) + (size_t{513} << 20));
+  c.quadratic = true;
+  EXPECT_NEAR(static_cast<double>(pool(65536)), static_cast<double>(queries(65536)), 1024);
+
+  c.f = 33;
+  try {
+    pool(4096);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kConfig);
+    EXPECT_NE(std::string(error.what()).find("33 features"), std::string::npos) << error.what();
   }
 }
 

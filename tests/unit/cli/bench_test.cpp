@@ -116,6 +116,17 @@ TEST(BenchAttention, HasARowForEachModuleHeadDimensionAndLength) {
   EXPECT_FALSE(contains(table.out, "stickbreaking"));
 }
 
+TEST(BenchAttention, KnowsBasedAndReBased) {
+  const Outcome outcome =
+      run({"attention", "--device=cpu", "--tokens=64", "--width=32", "--head-dims=16",
+           "--lengths=64", "--repeats=2", "--modules=based,rebased", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::vector<Json> all = rows(outcome.out);
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0].at("module"), "based");
+  EXPECT_EQ(all[1].at("module"), "rebased");
+}
+
 TEST(BenchAttention, SizesThatDoNotFitAreUsageErrors) {
   for (const char* option :
        {"--lengths=100", "--head-dims=48", "--modules=linear", "--repeats=0"}) {

@@ -1,0 +1,60 @@
+// Attention with quadratic polynomials as weights, Based (arXiv 2402.18668) and ReBased (arXiv
+// 2402.10644), over packed documents: see ops/rebased.h for what it computes. With mma.sync, any
+// GPU from sm_80 on; up to kMaxRebasedFeatures features and kMaxRebasedValues values for each head.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+// A bf16 matrix with a row for each token, heads side by side; any alignment.
+struct RebasedTensor {
+  __nv_bfloat16* data = nullptr;
+  int64_t stride = 0;  // elements between two rows
+};
+
+// s(x) = constant + linear x + square x^2 of x = scale q.k.
+struct RebasedPolynomial {
+  float scale, constant, linear, square, eps;
+};
+
+struct Rebased {
+  int tokens = 0, heads = 0, features = 0, values = 0;
+  RebasedPolynomial s{};
+  bool chunked = false;                 // else: over all pairs
+  const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
+  const int32_t* positions = nullptr;   // [T]
+  int sequences = 0;
+  RebasedTensor q{}, k{}, v{}, o{};
+  float* den = nullptr;  // [H, T]
+  RebasedTensor dout{}, dq{}, dk{}, dv{};
+  // Chunked: f32 [rebased_chunks(tokens), group, rows, values + 1], the states of `group` heads,
+  // which are done at a time. Backward: behind it f32 [H, T].
+  float* scratch = nullptr;
+  int group = 0;
+};
+
+// Writes o and den.
+void rebased_forward(cudaStream_t stream, const Rebased& p);
+// Writes dq, dk and dv, the same bits on every run.
+void rebased_backward(cudaStream_t stream, const Rebased& p);
+// state [heads, rows, values + 1] = that of all tokens, one sequence; of p it takes k, v, the
+// sizes, s and the scratch.
+void rebased_state(cudaStream_t stream, const Rebased& p, float* state);
+
+// For each of `batch` sequences: state [batch, heads, rows, values + 1] f32 += key and value, which
+// starts from nothing at position 0, then o.
+struct RebasedDecode {
+  int64_t batch;
+  int heads, features, values;
+  RebasedPolynomial s;
+  RebasedTensor o, q, k, v;
+  float* state;
+  const int32_t* positions;
+};
+void rebased_decode(cudaStream_t stream, const RebasedDecode& p);
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,221 @@
+// LayerNorm, biases, GELU and the short convolution on the GPU against the CPU backend.
+#include <gtest/gtest.h>
+
+#include "gpu/op_test.h"
+#include "ops/gpt.h"
+#include "ops/short_conv.h"
+
+namespace sbtrain {
+namespace {
+
+using test::OnGpu;
+using test::Owned;
+using Gpt = test::GpuOpTest;
+
+constexpr DType kF32 = DType::kF32;
+constexpr DType kBF16 = DType::kBF16;
+constexpr DType kI32 = DType::kI32;
+constexpr float kEps = 1e-5f;
+
+struct Case {
+  int64_t tokens, width, gap;
+};
+constexpr Case kCases[] = {{1, 1, 0},      {5, 3, 1},      {67, 17, 2},   {300, 128, 0},
+                           {300, 128, 3},  {700, 512, 8},  {65, 768, 0},  {700, 1031, 0},
+                           {900, 1536, 0}, {70, 1536, 16}, {33, 2048, 0}, {40, 4104, 8},
+                           {9, 16384, 0},  {3, 16383, 0}};
+
+TEST_F(Gpt, LayerNormMatchesTheCpu) {
+  for (const Case& c : kCases) {
+    const Owned x = test::random_bf16("x", {c.tokens, c.width}, 3, 1);
+    const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
+    const Owned b = test::random_bf16("b", {c.width});
+    const Owned expected = test::poisoned({c.tokens, c.width});
+    ops::layernorm(cpu, expected, x, w, b, kEps);
+    const OnGpu y(gpu(), kBF16, {c.tokens, c.width}, c.gap);
+    ops::layernorm(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), w, kBF16),
+                   OnGpu(gpu(), b, kBF16), kEps);
+    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.tokens << " x " << c.width;
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+// Into another tensor, added to it, and in the place of dy.
+TEST_F(Gpt, LayerNormBackwardMatchesTheCpuAndRepeats) {
+  for (const Case& c : kCases) {
+    if (c.width == 1) continue;  // the gradient is 0, up to rounding
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
+      const Owned x = test::random_bf16("x", {c.tokens, c.width}, 1, 0.5);
+      const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
+      const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
+      const Owned dx = test::random_bf16("dx", {c.tokens, c.width});
+      const Owned dw = test::random_bf16("dw", {c.width});
+      const Owned db = test::random_bf16("db", {c.width});
+      const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+      const OnGpu w_gpu(gpu(), w, kBF16);
+      const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+      const OnGpu dx1(gpu(), accumulate ? dx : dy, kBF16, c.gap);
+      const OnGpu dx2(gpu(), accumulate ? dx : dy, kBF16, c.gap);
+      const OnGpu dw1(gpu(), dw, kF32), db1(gpu(), db, kF32);
+      const OnGpu dw2(gpu(), dw, kF32), db2(gpu(), db, kF32);
+      ops::layernorm_backward(gpu(), dx1, dw1, db1, dy_gpu, x_gpu, w_gpu, kEps, accumulate);
+      ops::layernorm_backward(gpu(), dx2, dw2, db2, accumulate ? dy_gpu.tensor() : dx2.tensor(),
+                              x_gpu, w_gpu, kEps, accumulate);
+      ops::layernorm_backward(cpu, dx, dw, db, dy, x, w, kEps, accumulate);
+      EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error);
+      EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);
+      EXPECT_LE(test::relative_error(db1, db), test::kF32Error);
+      EXPECT_TRUE(dx1.gaps_intact());
+      EXPECT_EQ(dx1.raw(), dx2.raw());
+      EXPECT_EQ(dw1.raw(), dw2.raw());
+      EXPECT_EQ(db1.raw(), db2.raw());
+    }
+  }
+}
+
+TEST_F(Gpt, BiasAndGeluMatchTheCpu) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
+    const Owned x = test::random_bf16("x", {c.tokens, c.width}, 2);
+    const Owned b = test::random_bf16("b", {c.width});
+    const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+    const OnGpu b_gpu(gpu(), b, kBF16);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const Owned y = test::poisoned({c.tokens, c.width});
+    const Owned dx = test::poisoned({c.tokens, c.width});
+    const OnGpu y_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
+    const OnGpu dx_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
+    ops::bias_gelu(cpu, y, x, b);
+    ops::bias_gelu(gpu(), y_gpu, x_gpu, b_gpu);
+    ops::bias_gelu_backward(cpu, dx, dy, x, b);
+    ops::bias_gelu_backward(gpu(), dx_gpu, dy_gpu, x_gpu, b_gpu);
+    EXPECT_LE(test::relative_error(y_gpu, y), test::kBf16Error);
+    EXPECT_LE(test::relative_error(dx_gpu, dx), test::kBf16Error);
+    EXPECT_TRUE(y_gpu.gaps_intact() && dx_gpu.gaps_intact());
+    ops::add_bias(cpu, x, b);
+    ops::add_bias(gpu(), x_gpu, b_gpu);
+    EXPECT_LE(test::relative_error(x_gpu, x), test::kBf16Error);
+    EXPECT_TRUE(x_gpu.gaps_intact());
+  }
+}
+
+// ---- Short convolution --------------------------------------------------------------------------
+
+// Documents of 1, 2, 3, ... tokens, the last one cut off.
+std::vector<int32_t> positions_of(int64_t tokens) {
+  std::vector<int32_t> positions;
+  for (int32_t length = 1; static_cast<int64_t>(positions.size()) < tokens; ++length) {
+    for (int32_t i = 0; i < length; ++i) positions.push_back(i);
+  }
+  positions.resize(static_cast<size_t>(tokens));
+  return positions;
+}
+
+TEST_F(Gpt, ShortConvMatchesTheCpuAndRepeats) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
+    const std::vector<int64_t> shape = {c.tokens, c.width};
+    const Owned u = test::random_bf16("u", shape);
+    const Owned gate = test::random_bf16("gate", shape);
+    const Owned dy = test::random_bf16("dy", shape);
+    const Owned w = test::random_bf16("w", {c.width, ops::kShortConv});
+    const Owned b = test::random_bf16("b", {c.width});
+    const Owned gate_bias = test::random_bf16("gate bias", {c.width});
+    const Owned positions = test::integers(positions_of(c.tokens));
+    const ops::ShortConvWeights weights = {.w_D3 = w, .b_D = b, .gate_bias_D = gate_bias};
+    const OnGpu w_gpu(gpu(), w, kBF16), b_gpu(gpu(), b, kBF16);
+    const OnGpu gate_bias_gpu(gpu(), gate_bias, kBF16);
+    const ops::ShortConvWeights weights_gpu = {
+        .w_D3 = w_gpu, .b_D = b_gpu, .gate_bias_D = gate_bias_gpu};
+    const OnGpu u_gpu(gpu(), u, kBF16, c.gap), gate_gpu(gpu(), gate, kBF16, c.gap);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap), positions_gpu(gpu(), positions, kI32);
+
+    const Owned y = test::poisoned(shape);
+    const OnGpu y_gpu(gpu(), kBF16, shape, c.gap);
+    ops::short_conv_forward(cpu, {.y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions},
+                            weights);
+    ops::short_conv_forward(
+        gpu(), {.y_TD = y_gpu, .u_TD = u_gpu, .gate_TD = gate_gpu, .positions_T = positions_gpu},
+        weights_gpu);
+    EXPECT_LE(test::relative_error(y_gpu, y), test::kBf16Error);
+    EXPECT_TRUE(y_gpu.gaps_intact());
+
+    const Owned dw = test::random_bf16("dw", {c.width, ops::kShortConv});
+    const Owned db = test::random_bf16("db", {c.width});
+    const Owned dgate_bias = test::random_bf16("dgate bias", {c.width});
+    std::vector<std::vector<uint8_t>> bits[2];
+    std::vector<double> errors;
+    for (auto& mine : bits) {
+      const OnGpu du_gpu(gpu(), kBF16, shape, c.gap), dgate_gpu(gpu(), kBF16, shape, c.gap);
+      const OnGpu dw_gpu(gpu(), dw, kF32), db_gpu(gpu(), db, kF32);
+      const OnGpu dgate_bias_gpu(gpu(), dgate_bias, kF32);
+      ops::short_conv_backward(gpu(),
+                               {.du_TD = du_gpu,
+                                .dgate_TD = dgate_gpu,
+                                .dy_TD = dy_gpu,
+                                .u_TD = u_gpu,
+                                .gate_TD = gate_gpu,
+                                .positions_T = positions_gpu},
+                               {.w_D3 = dw_gpu, .b_D = db_gpu, .gate_bias_D = dgate_bias_gpu},
+                               weights_gpu);
+      mine = {du_gpu.raw(), dgate_gpu.raw(), dw_gpu.raw(), db_gpu.raw(), dgate_bias_gpu.raw()};
+      EXPECT_TRUE(du_gpu.gaps_intact() && dgate_gpu.gaps_intact());
+      if (&mine == &bits[0]) continue;
+      const Owned du = test::poisoned(shape);
+      const Owned dgate = test::poisoned(shape);
+      ops::short_conv_backward(cpu,
+                               {.du_TD = du,
+                                .dgate_TD = dgate,
+                                .dy_TD = dy,
+                                .u_TD = u,
+                                .gate_TD = gate,
+                                .positions_T = positions},
+                               {.w_D3 = dw, .b_D = db, .gate_bias_D = dgate_bias}, weights);
+      EXPECT_LE(test::relative_error(du_gpu, du), test::kBf16Error);
+      EXPECT_LE(test::relative_error(dgate_gpu, dgate), test::kBf16Error);
+      EXPECT_LE(test::relative_error(dw_gpu, dw), test::kF32Error);
+      EXPECT_LE(test::relative_error(db_gpu, db), test::kF32Error);
+      EXPECT_LE(test::relative_error(dgate_bias_gpu, dgate_bias), test::kF32Error);
+    }
+    EXPECT_TRUE(bits[0] == bits[1]) << "repeated";
+  }
+}
+
+// Steps from nothing, the state poisoned, give what the whole documents do.
+TEST_F(Gpt, ShortConvDecodes) {
+  constexpr int64_t kTokens = 6;
+  for (const int64_t width : {5, 64, 768}) {
+    const Owned u = test::random_bf16("u", {kTokens, width});
+    const Owned gate = test::random_bf16("gate", {kTokens, width});
+    const Owned w = test::random_bf16("w", {width, ops::kShortConv});
+    const Owned b = test::random_bf16("b", {width});
+    const OnGpu u_gpu(gpu(), u, kBF16, 8), gate_gpu(gpu(), gate, kBF16, 8);
+    const OnGpu w_gpu(gpu(), w, kBF16), b_gpu(gpu(), b, kBF16);
+    const ops::ShortConvWeights weights = {.w_D3 = w, .b_D = b, .gate_bias_D = b};
+    const ops::ShortConvWeights weights_gpu = {.w_D3 = w_gpu, .b_D = b_gpu, .gate_bias_D = b_gpu};
+    const Owned y = test::poisoned({kTokens, width});
+    const Owned positions = test::integers({0, 1, 2, 3, 4, 5});
+    ops::short_conv_forward(cpu, {.y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions},
+                            weights);
+    const OnGpu state(gpu(), kBF16, {1, 2 * width});
+    for (int32_t t = 0; t < kTokens; ++t) {
+      const OnGpu out(gpu(), kBF16, {1, width}, 3);
+      const OnGpu position(gpu(), test::integers({t}), kI32);
+      ops::short_conv_decode(gpu(),
+                             {.y_BD = out,
+                              .u_BD = u_gpu.tensor().row_range(t, 1),
+                              .gate_BD = gate_gpu.tensor().row_range(t, 1),
+                              .state_B2D = state,
+                              .positions_B = position},
+                             weights_gpu);
+      EXPECT_LE(test::relative_error(out, y.tensor().row_range(t, 1)), test::kBf16Error)
+          << "width " << width << ", token " << t;
+      EXPECT_TRUE(out.gaps_intact());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain
