@@ -125,6 +125,28 @@ SBTRAIN_HOST_DEVICE void for_each_by_distance(Tile& x, OfDistance&& of_distance,
   }
 }
 
+// Products become scores on one line, x = scale x + slope u + intercept. r(i, c, odd) of an
+// element's query, psi(offset) of its distance.
+template <int kSign, int kRows, int kColBlocks, typename Tile, typename OfQuery,
+          typename OfDistance>
+SBTRAIN_HOST_DEVICE void fire_score(Tile& x, float scale, float slope, float intercept, OfQuery&& r,
+                                    OfDistance&& psi) {
+  for_each_by_distance<kSign, kRows, kColBlocks>(
+      x, psi, [&](float& x_ij, float psi_ij, int i, int c, int odd) {
+        x_ij = fmaf(x_ij, scale, fmaf(slope * r(i, c, odd), psi_ij, intercept));
+      });
+}
+// Behind a break the line is steeper: x += bend (u - at) where u > at.
+template <int kSign, int kRows, int kColBlocks, typename Tile, typename OfQuery,
+          typename OfDistance>
+SBTRAIN_HOST_DEVICE void fire_bend_score(Tile& x, float at, float bend, OfQuery&& r,
+                                         OfDistance&& psi) {
+  for_each_by_distance<kSign, kRows, kColBlocks>(
+      x, psi, [&](float& x_ij, float psi_ij, int i, int c, int odd) {
+        x_ij = fmaf(bend, fmaxf(fmaf(psi_ij, r(i, c, odd), -at), 0.0f), x_ij);
+      });
+}
+
 // Sums of one lane over a tile, or over the part of it with u > `at`.
 template <int kRows>
 struct FireTileSums {

@@ -146,23 +146,14 @@ struct FireScore {
     __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
       breaks_ = head_.breaks(first_ - (begin + kColBlocks * 8 - 1), first_ + kQueries - 1 - begin,
                              low_r_, high_r_);
-      const float scale = policy_.scale_log2;
       const float2 line = head_.line(breaks_.low);
       const int distance = lane_distance(begin);
+      const auto r = [&](int i, int, int) { return r_[i]; };
       const auto psi = [&](int offset) { return head_.psi(distance + offset); };
-      float rise[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) rise[i] = line.x * r_[i];
-      for_each_by_distance<1, kRows, kColBlocks>(s, psi, [&](float& x, float psi, int i, int, int) {
-        x = fmaf(x, scale, fmaf(rise[i], psi, line.y));
-      });
+      fire_score<1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
 #pragma unroll 1
       for (int k = breaks_.low; k < breaks_.high; ++k) {
-        const float at = head_.at(k), bend = head_.bend(k);
-        for_each_by_distance<1, kRows, kColBlocks>(
-            s, psi, [&](float& x, float psi, int i, int, int) {
-              x = fmaf(bend, fmaxf(fmaf(psi, r_[i], -at), 0.0f), x);
-            });
+        fire_bend_score<1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
       }
     }
 
@@ -271,34 +262,27 @@ struct FireScore {
 
     template <int kColBlocks>
     __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
-      constexpr int kQueries = kColBlocks * 8;
+      constexpr int kRows = 2 * kRowBlocks, kQueries = 8 * kColBlocks;
       const float* const r_T = policy_.tables.r_T + begin;
       const float one = __ldg(r_T + threadIdx.x % 32 % kQueries);
       const FireHead::Breaks breaks =
           head_.breaks(begin - (first_ + 16 * kRowBlocks - 1), begin + kQueries - 1 - first_,
                        lowest_of_warp(one), highest_of_warp(one));
-      float r[kColBlocks][2];
+      float r_of[kColBlocks][2];
 #pragma unroll
       for (int c = 0; c < kColBlocks; ++c) {
         const float2 pair = __ldg(reinterpret_cast<const float2*>(r_T + c * 8 + lane_col()));
-        r[c][0] = pair.x;
-        r[c][1] = pair.y;
+        r_of[c][0] = pair.x;
+        r_of[c][1] = pair.y;
       }
-      const float scale = policy_.scale_log2;
       const float2 line = head_.line(breaks.low);
       const int distance = begin + lane_col() - first_ - lane_row();
+      const auto r = [&](int, int c, int odd) { return r_of[c][odd]; };
       const auto psi = [&](int offset) { return head_.psi(distance + offset); };
-      for_each_by_distance<-1, 2 * kRowBlocks, kColBlocks>(
-          s, psi, [&](float& x, float psi, int, int c, int odd) {
-            x = fmaf(x, scale, fmaf(line.x, psi * r[c][odd], line.y));
-          });
+      fire_score<-1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
 #pragma unroll 1
       for (int k = breaks.low; k < breaks.high; ++k) {
-        const float at = head_.at(k), bend = head_.bend(k);
-        for_each_by_distance<-1, 2 * kRowBlocks, kColBlocks>(
-            s, psi, [&](float& x, float psi, int, int c, int odd) {
-              x = fmaf(bend, fmaxf(fmaf(psi, r[c][odd], -at), 0.0f), x);
-            });
+        fire_bend_score<-1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
       }
     }
 
