@@ -86,9 +86,10 @@ SBTRAIN_HOST_DEVICE FireDistance fire_distance(float c, int64_t distance) {
   return {static_cast<float>(log1p(x)), static_cast<float>(n / (x + 1.0))};
 }
 
-struct FireQuery {
+// du = distance_by_c rate dc - psi (by_c dc + by_m dm).
+struct alignas(16) FireQuery {
   float r;
-  float by_c, by_m;  // r times the derivatives of the denominator
+  float distance_by_c, by_c, by_m;
 };
 SBTRAIN_HOST_DEVICE float fire_sign(float x) {
   return static_cast<float>((x > 0.0f) - (x < 0.0f));
@@ -99,8 +100,9 @@ SBTRAIN_HOST_DEVICE FireQuery fire_query(float c, float m, int position) {
   const double x = reach > position ? reach : position;
   const double r = 1.0 / (log1p(rate * x) + kFireEpsilon);
   const double dlog = r / (rate * x + 1.0);
-  return {static_cast<float>(r), static_cast<float>(fire_sign(c) * x * dlog),
-          reach > position ? static_cast<float>(rate * kFireReach * fire_sign(m) * dlog) : 0.0f};
+  const double by_m = reach > position ? rate * kFireReach * fire_sign(m) * dlog : 0.0;
+  return {static_cast<float>(r), static_cast<float>(fire_sign(c) * r),
+          static_cast<float>(fire_sign(c) * r * x * dlog), static_cast<float>(r * by_m)};
 }
 
 // ---- Tiles --------------------------------------------------------------------------------------
@@ -147,39 +149,46 @@ SBTRAIN_HOST_DEVICE void fire_bend_score(Tile& x, float at, float bend, OfQuery&
       });
 }
 
-// Sums of one lane over a tile, or over the part of it with u > `at`.
-template <int kRows>
+// What the pairs of a tile, or those of it with u > `bound`, add to the gradients.
 struct FireTileSums {
-  float dz = 0.0f;
-  float dz_psi[kRows] = {}, dz_rate[kRows] = {};  // of each row
-
-  template <int kColBlocks, typename Tile, typename OfDistance>
-  SBTRAIN_HOST_DEVICE void add_all(Tile& gradient, OfDistance&& of_distance) {
-    for_each_by_distance<1, kRows, kColBlocks>(gradient, of_distance,
-                                               [&](float dz_ij, const auto& at, int i, int, int) {
-                                                 dz += dz_ij;
-                                                 dz_psi[i] += dz_ij * at.psi;
-                                                 dz_rate[i] += dz_ij * at.rate;
-                                               });
-  }
-  template <int kColBlocks, typename Tile, typename OfDistance>
-  SBTRAIN_HOST_DEVICE void add_behind(float bound, const float (&r)[kRows], Tile& gradient,
-                                      OfDistance&& of_distance) {
-    for_each_by_distance<1, kRows, kColBlocks>(
-        gradient, of_distance, [&](float dz_ij, const auto& at, int i, int, int) {
-          const float g = fmaf(at.psi, r[i], -bound) > 0.0f ? dz_ij : 0.0f;
-          dz += g;
-          dz_psi[i] += g * at.psi;
-          dz_rate[i] += g * at.rate;
-        });
-  }
-  SBTRAIN_HOST_DEVICE float dz_u(const float (&r)[kRows]) const {
-    float sum = 0.0f;
-    SBTRAIN_UNROLL
-    for (int i = 0; i < kRows; ++i) sum += dz_psi[i] * r[i];
-    return sum;
-  }
+  float dz = 0.0f, dz_u = 0.0f;
+  float dc = 0.0f, dm = 0.0f;  // of c and m, for a slope of 1
 };
+// gradient: dz of a tile whose rows are keys. query(c, odd) of an element's query, of_distance as
+// above. kAll: bound is not looked at.
+template <bool kAll, int kRows, int kColBlocks, typename Tile, typename OfQuery,
+          typename OfDistance>
+SBTRAIN_HOST_DEVICE FireTileSums fire_tile_sums(Tile& gradient, float bound, OfQuery&& query,
+                                                OfDistance&& of_distance) {
+  float r[kColBlocks][2], psi[kColBlocks][2], rate[kColBlocks][2];  // dz psi, dz rate of a query
+  SBTRAIN_UNROLL
+  for (int c = 0; c < kColBlocks; ++c) {
+    SBTRAIN_UNROLL
+    for (int odd = 0; odd < 2; ++odd) {
+      r[c][odd] = kAll ? 0.0f : query(c, odd).r;
+      psi[c][odd] = rate[c][odd] = 0.0f;
+    }
+  }
+  FireTileSums sums;
+  for_each_by_distance<-1, kRows, kColBlocks>(
+      gradient, of_distance, [&](float dz, const FireDistance& at, int, int c, int odd) {
+        const float g = kAll || fmaf(at.psi, r[c][odd], -bound) > 0.0f ? dz : 0.0f;
+        sums.dz += g;
+        psi[c][odd] = fmaf(g, at.psi, psi[c][odd]);
+        rate[c][odd] = fmaf(g, at.rate, rate[c][odd]);
+      });
+  SBTRAIN_UNROLL
+  for (int c = 0; c < kColBlocks; ++c) {
+    SBTRAIN_UNROLL
+    for (int odd = 0; odd < 2; ++odd) {
+      const FireQuery x = query(c, odd);
+      sums.dz_u += x.r * psi[c][odd];
+      sums.dc += x.distance_by_c * rate[c][odd] - x.by_c * psi[c][odd];
+      sums.dm -= x.by_m * psi[c][odd];
+    }
+  }
+  return sums;
+}
 
 // ---- Gradients ----------------------------------------------------------------------------------
 

@@ -22,16 +22,31 @@ constexpr float kNoMaximum = -1e30f;
 // a copyable struct that says so for the tiles of one warp, of one head: blockIdx.y. Masks come
 // after it, so pairs that do not see each other may get any number.
 struct ScaledScore {
+  // Whether rows of gradients must add up to 0 as well as f32 can; o, of which delta is made, is
+  // rounded to bf16.
+  static constexpr bool kExactDelta = false;
   float scale_log2;
 
-  // Tiles whose rows are the 16 * kRowBlocks queries from `first` on. shared_bytes() of shared
-  // memory are the gradient's.
+  // Tiles whose rows are the 16 * kRowBlocks queries from `first` on.
   template <int kRowBlocks>
   struct QueryRows {
-    static constexpr int shared_bytes() { return 0; }
     __device__ __forceinline__ QueryRows(const ScaledScore& policy, const SoftmaxProblem&, int)
         : scale_log2(policy.scale_log2) {}
     // Of the keys from `begin` on.
+    template <int kColBlocks>
+    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int) {
+      s.for_each([&](float& x, auto) { x *= scale_log2; });
+    }
+    float scale_log2;
+  };
+  // Tiles whose rows are the 16 * kRowBlocks keys from `first` on. shared_bytes() of shared memory
+  // are the gradient's.
+  template <int kRowBlocks>
+  struct KeyRows {
+    static constexpr int shared_bytes() { return 0; }
+    __device__ __forceinline__ KeyRows(const ScaledScore& policy, const SoftmaxProblem&, int)
+        : scale_log2(policy.scale_log2) {}
+    // Of the queries from `begin` on.
     template <int kColBlocks>
     __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int) {
       s.for_each([&](float& x, auto) { x *= scale_log2; });
@@ -42,18 +57,6 @@ struct ScaledScore {
     template <int kColBlocks>
     __device__ __forceinline__ void add_gradient(Accumulator<kRowBlocks, kColBlocks>&, int) {}
     __device__ __forceinline__ void end_gradient() {}
-    float scale_log2;
-  };
-  // Tiles whose rows are the 16 * kRowBlocks keys from `first` on.
-  template <int kRowBlocks>
-  struct KeyRows {
-    __device__ __forceinline__ KeyRows(const ScaledScore& policy, const SoftmaxProblem&, int)
-        : scale_log2(policy.scale_log2) {}
-    // Of the queries from `begin` on.
-    template <int kColBlocks>
-    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int) {
-      s.for_each([&](float& x, auto) { x *= scale_log2; });
-    }
     float scale_log2;
   };
 };
@@ -235,7 +238,8 @@ __global__ __launch_bounds__(kThreads) void forward_kernel(SoftmaxProblem p,
 // ---- Backward -----------------------------------------------------------------------------------
 // P = 2^(score - lse), delta = rowsum(do o), dS = P (do v^T - delta); dv = P^T do, dk = scale dS^T
 // q, dq = scale dS k. One kernel for dq and one for dk and dv, each the only writer of its rows: P
-// and dS are computed twice, but nothing is added up in an order that varies.
+// and dS are computed twice, but nothing is added up in an order that varies. The one for dq comes
+// first and, where the policy wants it, corrects delta by what the rows of dS add up to.
 
 // One warp for each token and head.
 __global__ void delta_kernel(SoftmaxProblem p, float* delta_HT) {
@@ -269,7 +273,7 @@ struct QueryGradientShape {
 
 template <typename Shape, typename Policy>
 __global__ __launch_bounds__(kThreads) void query_gradient_kernel(
-    SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
+    SoftmaxProblem p, const __grid_constant__ Policy policy, float* delta_HT) {
   constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
   extern __shared__ __align__(128) __nv_bfloat16 shared[];
   __nv_bfloat16* const q_tile = shared;
@@ -303,7 +307,7 @@ __global__ __launch_bounds__(kThreads) void query_gradient_kernel(
   TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row), dout(dout_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> dq;
   dq.clear();
-  scores.begin_gradient(k_tiles + 2 * 2 * kKeys * kD);
+  float residual[2 * kRowBlocks] = {};  // what the rows of ds add up to
   for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
     cp_async_wait<0>();
     __syncthreads();
@@ -326,10 +330,21 @@ __global__ __launch_bounds__(kThreads) void query_gradient_kernel(
         }
       }
     }
-    scores.add_gradient(ds, key);
+    if constexpr (Policy::kExactDelta) {
+      ds.for_each([&](float x, auto at) { residual[at.lane_row] += x; });
+    }
     add_product<kRowBlocks, kKeys / 8, kD>(dq, ds, stage_of<kKeys, kD>(k_tiles, stage));
   }
-  scores.end_gradient();
+  if constexpr (Policy::kExactDelta) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      const int query = visible.first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8;
+      const float sum = sum_of_quad(residual[i]);
+      if (threadIdx.x % 4 == 0 && query < p.tokens) {
+        delta_HT[static_cast<int64_t>(blockIdx.y) * p.tokens + query] = delta[i] + sum;
+      }
+    }
+  }
   store_rows(head_row(p, p.dq, visible.first), p.dq.stride, p.tokens - visible.first, p.head_dim,
              dq, [&](int) { return p.scale; });
 }
@@ -445,6 +460,7 @@ __global__ __launch_bounds__(kThreads) void key_gradient_kernel(
   Accumulator<kRowBlocks, kD / 8> dk, dv;
   dk.clear();
   dv.clear();
+  scores.begin_gradient(values_of_stages + 2 * 3 * kQueries);
   for (int query = first, stage = 0; query < end; query += kQueries, stage ^= 1) {
     cp_async_wait<0>();
     __syncthreads();
@@ -460,8 +476,10 @@ __global__ __launch_bounds__(kThreads) void key_gradient_kernel(
     scores.score(s, query);
     differentiate(s, ds, warp_first, query, p.window, masked, values);
     add_product<kRowBlocks, kQueries / 8, kD>(dv, s, stage_of<kQueries, kD>(dout_tiles, stage));
+    scores.add_gradient(ds, query);
     add_product<kRowBlocks, kQueries / 8, kD>(dk, ds, stage_of<kQueries, kD>(q_tiles, stage));
   }
+  scores.end_gradient();
   const int rows = p.tokens - warp_first;
   store_rows(head_row(p, p.dk, warp_first), p.dk.stride, rows, p.head_dim, dk,
              [&](int) { return p.scale; });
@@ -497,14 +515,14 @@ cudaError_t launch_backward(cudaStream_t stream, const SoftmaxProblem& p, const 
                             float* delta) {
   using Queries = QueryGradientShape<kD>;
   using Keys = KeyGradientShape<kD>;
-  constexpr int kPolicyBytes = Policy::template QueryRows<Queries::kRowBlocks>::shared_bytes();
+  constexpr int kPolicyBytes = Policy::template KeyRows<Keys::kRowBlocks>::shared_bytes();
   cudaError_t error = launch(stream, delta_kernel, grid_of(p, kWarps), 0, p, delta);
   if (error != cudaSuccess) return error;
   error = launch(stream, query_gradient_kernel<Queries, Policy>, grid_of(p, Queries::kQueries),
-                 Queries::kSharedBytes + kPolicyBytes, p, policy, static_cast<const float*>(delta));
+                 Queries::kSharedBytes, p, policy, delta);
   if (error != cudaSuccess) return error;
   return launch(stream, key_gradient_kernel<Keys, Policy>, grid_of(p, Keys::kKeys),
-                Keys::kSharedBytes, p, policy, static_cast<const float*>(delta));
+                Keys::kSharedBytes + kPolicyBytes, p, policy, static_cast<const float*>(delta));
 }
 
 // body(Int<kD>) with the tile width for the problem's head dimension.

@@ -19,6 +19,7 @@ __device__ __forceinline__ int lane_col() {
 // ---- ALiBi --------------------------------------------------------------------------------------
 
 struct AlibiScore {
+  static constexpr bool kExactDelta = false;
   float scale_log2;
   AlibiSlopes slopes_log2;
 
@@ -34,28 +35,28 @@ struct AlibiScore {
 
   template <int kRowBlocks>
   struct QueryRows {
-    static constexpr int shared_bytes() { return 0; }
     __device__ __forceinline__ QueryRows(const AlibiScore& policy, const SoftmaxProblem&, int first)
         : scale(policy.scale_log2), slope(policy.slopes_log2.of_head[blockIdx.y]), first(first) {}
     template <int kColBlocks>
     __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
       AlibiScore::score<1>(s, scale, slope, first + lane_row() - begin - lane_col());
     }
-    __device__ __forceinline__ void begin_gradient(void*) {}
-    template <int kColBlocks>
-    __device__ __forceinline__ void add_gradient(Accumulator<kRowBlocks, kColBlocks>&, int) {}
-    __device__ __forceinline__ void end_gradient() {}
     float scale, slope;
     int first;
   };
   template <int kRowBlocks>
   struct KeyRows {
+    static constexpr int shared_bytes() { return 0; }
     __device__ __forceinline__ KeyRows(const AlibiScore& policy, const SoftmaxProblem&, int first)
         : scale(policy.scale_log2), slope(policy.slopes_log2.of_head[blockIdx.y]), first(first) {}
     template <int kColBlocks>
     __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
       AlibiScore::score<-1>(s, scale, slope, begin + lane_col() - first - lane_row());
     }
+    __device__ __forceinline__ void begin_gradient(void*) {}
+    template <int kColBlocks>
+    __device__ __forceinline__ void add_gradient(Accumulator<kRowBlocks, kColBlocks>&, int) {}
+    __device__ __forceinline__ void end_gradient() {}
     float scale, slope;
     int first;
   };
@@ -67,6 +68,7 @@ struct AlibiScore {
 struct FireTables {
   FireDistance* distances;  // from -kFireMargin on
   float* r_T;               // 0 behind the pack
+  FireQuery* queries_T;     // backward; 0 behind the pack
   float* breaks_K;          // ascending
   float2* lines_HS;         // slope and intercept of each segment, in units of ln 2
   float* bends_HK;          // at the breaks, in units of ln 2
@@ -117,9 +119,9 @@ class FireHead {
 };
 
 struct FireScore {
+  static constexpr bool kExactDelta = true;  // errors of a row would all go into few sums
   float scale_log2;
   FireTables tables;
-  const __nv_bfloat16 *c, *m;
   float* partials;  // [H, blocks, kFireSums]
 
   template <int kRowBlocks>
@@ -128,13 +130,8 @@ struct FireScore {
     static constexpr int kQueries = 16 * kRowBlocks;
 
    public:
-    static constexpr int shared_bytes() {
-      return kWarps * FireSlot::kSlots * static_cast<int>(sizeof(float2));
-    }
-
-    __device__ __forceinline__ QueryRows(const FireScore& policy, const SoftmaxProblem& p,
-                                         int first)
-        : policy_(policy), p_(p), head_(policy.tables), first_(first) {
+    __device__ __forceinline__ QueryRows(const FireScore& policy, const SoftmaxProblem&, int first)
+        : head_(policy.tables), scale_(policy.scale_log2), first_(first) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) r_[i] = policy.tables.r_T[first + lane_row() + i * 8];
       const float r = policy.tables.r_T[first + threadIdx.x % kQueries];
@@ -144,16 +141,59 @@ struct FireScore {
 
     template <int kColBlocks>
     __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
-      breaks_ = head_.breaks(first_ - (begin + kColBlocks * 8 - 1), first_ + kQueries - 1 - begin,
-                             low_r_, high_r_);
-      const float2 line = head_.line(breaks_.low);
-      const int distance = lane_distance(begin);
+      const FireHead::Breaks breaks = head_.breaks(first_ - (begin + kColBlocks * 8 - 1),
+                                                   first_ + kQueries - 1 - begin, low_r_, high_r_);
+      const float2 line = head_.line(breaks.low);
+      const int distance = first_ + lane_row() - begin - lane_col();
       const auto r = [&](int i, int, int) { return r_[i]; };
       const auto psi = [&](int offset) { return head_.psi(distance + offset); };
-      fire_score<1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
+      fire_score<1, kRows, kColBlocks>(s, scale_, line.x, line.y, r, psi);
+#pragma unroll 1
+      for (int k = breaks.low; k < breaks.high; ++k) {
+        fire_bend_score<1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
+      }
+    }
+
+   private:
+    FireHead head_;
+    float scale_;
+    int first_;
+    float r_[kRows], low_r_, high_r_;
+  };
+
+  template <int kRowBlocks>
+  class KeyRows {
+    static constexpr int kRows = 2 * kRowBlocks;
+
+   public:
+    static constexpr int shared_bytes() {
+      return kWarps * FireSlot::kSlots * static_cast<int>(sizeof(float2));
+    }
+    __device__ __forceinline__ KeyRows(const FireScore& policy, const SoftmaxProblem&, int first)
+        : policy_(policy), head_(policy.tables), first_(first) {}
+
+    template <int kColBlocks>
+    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
+      constexpr int kQueries = 8 * kColBlocks;
+      const float* const r_T = policy_.tables.r_T + begin;
+      const float one = __ldg(r_T + threadIdx.x % 32 % kQueries);
+      breaks_ = head_.breaks(begin - (first_ + 16 * kRowBlocks - 1), begin + kQueries - 1 - first_,
+                             lowest_of_warp(one), highest_of_warp(one));
+      float r_of[kColBlocks][2];
+#pragma unroll
+      for (int c = 0; c < kColBlocks; ++c) {
+        const float2 pair = __ldg(reinterpret_cast<const float2*>(r_T + c * 8 + lane_col()));
+        r_of[c][0] = pair.x;
+        r_of[c][1] = pair.y;
+      }
+      const float2 line = head_.line(breaks_.low);
+      const int distance = lane_distance(begin);
+      const auto r = [&](int, int c, int odd) { return r_of[c][odd]; };
+      const auto psi = [&](int offset) { return head_.psi(distance + offset); };
+      fire_score<-1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
 #pragma unroll 1
       for (int k = breaks_.low; k < breaks_.high; ++k) {
-        fire_bend_score<1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
+        fire_bend_score<-1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
       }
     }
 
@@ -172,34 +212,30 @@ struct FireScore {
       if (breaks_.low != segment_) flush(breaks_.low);
       const int distance = lane_distance(begin);
       const auto of_distance = [&](int offset) { return head_.distance(distance + offset); };
-      FireTileSums<kRows> sums;
-      sums.template add_all<kColBlocks>(dz, of_distance);
-      dz_ += sums.dz;
-      dz_u_ += sums.dz_u(r_);
-      add_slope(sums, head_.line(segment_).x);
+      const auto* const queries =
+          reinterpret_cast<const float4*>(policy_.tables.queries_T + begin + lane_col());
+      const auto query = [&](int c, int odd) {
+        const float4 x = __ldg(queries + c * 8 + odd);
+        return FireQuery{x.x, x.y, x.z, x.w};
+      };
+      const FireTileSums all =
+          fire_tile_sums<true, kRows, kColBlocks>(dz, 0.0f, query, of_distance);
+      dz_ += all.dz;
+      dz_u_ += all.dz_u;
+      add_slope(all, head_.line(segment_).x);
 #pragma unroll 1
       for (int k = breaks_.low; k < breaks_.high; ++k) {
-        FireTileSums<kRows> behind;
-        behind.template add_behind<kColBlocks>(head_.at(k), r_, dz, of_distance);
+        const FireTileSums behind =
+            fire_tile_sums<false, kRows, kColBlocks>(dz, head_.at(k), query, of_distance);
         add_slope(behind, head_.bend(k));
-        add_to_slot(FireSlot::behind(k), behind.dz, behind.dz_u(r_));
+        add_to_slot(FireSlot::behind(k), behind.dz, behind.dz_u);
       }
     }
 
     // Writes the block's sums.
     __device__ __forceinline__ void end_gradient() {
       flush(segment_);
-      const float c = __bfloat162float(*policy_.c), m = __bfloat162float(*policy_.m);
-      float dc = 0.0f, dm = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int query = first_ + lane_row() + i * 8;
-        if (query >= p_.tokens) continue;
-        const FireQuery x = fire_query(c, m, p_.positions[query]);
-        dc += fire_sign(c) * r_[i] * slope_rate_[i] - r_[i] * x.by_c * slope_psi_[i];
-        dm -= r_[i] * x.by_m * slope_psi_[i];
-      }
-      add_to_slot(FireSlot::parameters(), dc / kLog2e, dm / kLog2e);
+      add_to_slot(FireSlot::parameters(), dc_ / kLog2e, dm_ / kLog2e);
       __syncthreads();
       float* const to =
           policy_.partials +
@@ -214,7 +250,7 @@ struct FireScore {
 
    private:
     __device__ __forceinline__ int lane_distance(int begin) const {
-      return first_ + lane_row() - begin - lane_col();
+      return begin + lane_col() - first_ - lane_row();
     }
     __device__ __forceinline__ float2* mine() const {
       return slots_ + threadIdx.x / 32 * FireSlot::kSlots;
@@ -232,64 +268,20 @@ struct FireScore {
       dz_ = dz_u_ = 0.0f;
       segment_ = next;
     }
-    // What c and m need: sums weighted by the slope of the network.
-    __device__ __forceinline__ void add_slope(const FireTileSums<kRows>& sums, float slope) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        slope_psi_[i] = fmaf(slope, sums.dz_psi[i], slope_psi_[i]);
-        slope_rate_[i] = fmaf(slope, sums.dz_rate[i], slope_rate_[i]);
-      }
+    // Slopes are in units of ln 2.
+    __device__ __forceinline__ void add_slope(const FireTileSums& sums, float slope) {
+      dc_ = fmaf(slope, sums.dc, dc_);
+      dm_ = fmaf(slope, sums.dm, dm_);
     }
 
     const FireScore& policy_;
-    const SoftmaxProblem& p_;
     FireHead head_;
     int first_;
-    float r_[kRows], low_r_, high_r_;
     FireHead::Breaks breaks_{0, 0};
     // Of the gradient: the lane's sums of tiles that follow each other in one segment.
     float2* slots_ = nullptr;
     int segment_ = 0;
-    float dz_ = 0.0f, dz_u_ = 0.0f;
-    float slope_psi_[kRows] = {}, slope_rate_[kRows] = {};
-  };
-
-  template <int kRowBlocks>
-  class KeyRows {
-   public:
-    __device__ __forceinline__ KeyRows(const FireScore& policy, const SoftmaxProblem&, int first)
-        : policy_(policy), head_(policy.tables), first_(first) {}
-
-    template <int kColBlocks>
-    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
-      constexpr int kRows = 2 * kRowBlocks, kQueries = 8 * kColBlocks;
-      const float* const r_T = policy_.tables.r_T + begin;
-      const float one = __ldg(r_T + threadIdx.x % 32 % kQueries);
-      const FireHead::Breaks breaks =
-          head_.breaks(begin - (first_ + 16 * kRowBlocks - 1), begin + kQueries - 1 - first_,
-                       lowest_of_warp(one), highest_of_warp(one));
-      float r_of[kColBlocks][2];
-#pragma unroll
-      for (int c = 0; c < kColBlocks; ++c) {
-        const float2 pair = __ldg(reinterpret_cast<const float2*>(r_T + c * 8 + lane_col()));
-        r_of[c][0] = pair.x;
-        r_of[c][1] = pair.y;
-      }
-      const float2 line = head_.line(breaks.low);
-      const int distance = begin + lane_col() - first_ - lane_row();
-      const auto r = [&](int, int c, int odd) { return r_of[c][odd]; };
-      const auto psi = [&](int offset) { return head_.psi(distance + offset); };
-      fire_score<-1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
-#pragma unroll 1
-      for (int k = breaks.low; k < breaks.high; ++k) {
-        fire_bend_score<-1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
-      }
-    }
-
-   private:
-    const FireScore& policy_;
-    FireHead head_;
-    int first_;
+    float dz_ = 0.0f, dz_u_ = 0.0f, dc_ = 0.0f, dm_ = 0.0f;
   };
 };
 
@@ -308,9 +300,11 @@ __global__ void fire_positions_kernel(SoftmaxProblem p, FireParameters x, FireTa
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const float c = __bfloat162float(*x.c), m = __bfloat162float(*x.m);
   if (i < p.max_seqlen + 2 * kFireMargin) to.distances[i] = fire_distance(c, i - kFireMargin);
-  if (i < p.tokens + kFireMargin) {
-    to.r_T[i] = i < p.tokens ? fire_query(c, m, p.positions[i]).r : 0.0f;
-  }
+  if (i >= p.tokens + kFireMargin) return;
+  const FireQuery query =
+      i < p.tokens ? fire_query(c, m, p.positions[i]) : FireQuery{0.0f, 0.0f, 0.0f, 0.0f};
+  to.r_T[i] = query.r;
+  if (to.queries_T != nullptr) to.queries_T[i] = query;
 }
 
 // A block for each head, of two warps.
@@ -397,13 +391,16 @@ AlibiScore alibi_score(const SoftmaxProblem& p, const AlibiSlopes& slopes) {
 
 // Where the scratch has what; the tables are made.
 cudaError_t prepare(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
-                    const FireScratch& s, void* scratch, FireScore& score) {
+                    const FireScratch& s, bool backward, void* scratch, FireScore& score) {
   auto* const data = static_cast<char*>(scratch);
   const FireTables tables{
-      reinterpret_cast<FireDistance*>(data + s.distances),
-      reinterpret_cast<float*>(data + s.queries), reinterpret_cast<float*>(data + s.breaks),
-      reinterpret_cast<float2*>(data + s.lines), reinterpret_cast<float*>(data + s.bends)};
-  score = {p.scale * kLog2e, tables, x.c, x.m, reinterpret_cast<float*>(data + s.partials)};
+      .distances = reinterpret_cast<FireDistance*>(data + s.distances),
+      .r_T = reinterpret_cast<float*>(data + s.r),
+      .queries_T = backward ? reinterpret_cast<FireQuery*>(data + s.queries) : nullptr,
+      .breaks_K = reinterpret_cast<float*>(data + s.breaks),
+      .lines_HS = reinterpret_cast<float2*>(data + s.lines),
+      .bends_HK = reinterpret_cast<float*>(data + s.bends)};
+  score = {p.scale * kLog2e, tables, reinterpret_cast<float*>(data + s.partials)};
   constexpr int kPositions = 128;
   const int64_t work = std::max(p.max_seqlen, p.tokens) + 2 * kFireMargin;
   fire_positions_kernel<<<blocks(work, kPositions), kPositions, 0, stream>>>(p, x, tables);
@@ -412,9 +409,9 @@ cudaError_t prepare(cudaStream_t stream, const SoftmaxProblem& p, const FirePara
   return cudaGetLastError();
 }
 
-static_assert(fire_block_queries(32) == QueryGradientShape<32>::kQueries &&
-              fire_block_queries(64) == QueryGradientShape<64>::kQueries &&
-              fire_block_queries(128) == QueryGradientShape<128>::kQueries);
+static_assert(fire_block_keys(32) == KeyGradientShape<32>::kKeys &&
+              fire_block_keys(64) == KeyGradientShape<64>::kKeys &&
+              fire_block_keys(128) == KeyGradientShape<128>::kKeys);
 static_assert(sizeof(FireDistance) == sizeof(float2));
 
 }  // namespace
@@ -435,7 +432,7 @@ cudaError_t fire_forward(cudaStream_t stream, const SoftmaxProblem& p, const Fir
   if (p.tokens == 0) return cudaSuccess;
   const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, false);
   FireScore score{};
-  const cudaError_t error = prepare(stream, p, x, s, scratch, score);
+  const cudaError_t error = prepare(stream, p, x, s, false, scratch, score);
   return error == cudaSuccess ? forward(stream, p, score) : error;
 }
 
@@ -444,16 +441,16 @@ cudaError_t fire_backward(cudaStream_t stream, const SoftmaxProblem& p, const Fi
   if (p.tokens == 0) return cudaSuccess;
   const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, true);
   FireScore score{};
-  cudaError_t error = prepare(stream, p, x, s, scratch, score);
+  cudaError_t error = prepare(stream, p, x, s, true, scratch, score);
   if (error != cudaSuccess) return error;
   auto* const data = static_cast<char*>(scratch);
   error = backward(stream, p, score, reinterpret_cast<float*>(data + s.delta));
   if (error != cudaSuccess) return error;
   auto* const units = reinterpret_cast<double*>(data + s.units);
   auto* const heads = reinterpret_cast<double*>(data + s.heads);
-  const auto query_blocks = static_cast<int>(ceil_div(p.tokens, fire_block_queries(p.head_dim)));
+  const auto key_blocks = static_cast<int>(ceil_div(p.tokens, fire_block_keys(p.head_dim)));
   fire_heads_kernel<<<p.heads, dim3(kFireSums, kSumParts), 0, stream>>>(x, dx, score.partials,
-                                                                        query_blocks, units, heads);
+                                                                        key_blocks, units, heads);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   fire_parameters_kernel<<<1, kFireUnits, 0, stream>>>(x, dx, p.heads, units, heads);
