@@ -278,7 +278,7 @@ template <typename Bias>
 void softmax_decode_with(cudaStream_t stream, const char* name, const SoftmaxDecode& p,
                          const Bias& bias) {
   for_head(name, p.t, [&](dim3 grid, auto per) {
-    softmax_decode_kernel<decltype(per)::value><<<grid, kThreads, 0, stream>>>(p, bias);
+    softmax_decode_kernel<decltype(per)::value, Bias><<<grid, kThreads, 0, stream>>>(p, bias);
   });
 }
 
