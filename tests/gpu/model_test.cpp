@@ -120,6 +120,9 @@ TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
     ModelRun gpu(Backend::kCuda, config, batch);
     cpu.disturb_constants();
     gpu.disturb_constants();
+    // The gradients of a few numbers that all pairs share: where units break they jump.
+    cpu.round_to_bf16("self_attn.fire.");
+    gpu.round_to_bf16("self_attn.fire.");
     ASSERT_EQ(cpu.masters(), gpu.masters());
 
     const double expected = cpu.backward(1e-3f);
