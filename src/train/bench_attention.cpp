@@ -273,7 +273,7 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
         const double window = module == "window" ? static_cast<double>(c.window) : 0.0;
         row.forward_flops = 4.0 * static_cast<double>(c.width) *
                             pairs(static_cast<double>(length), window) *
-                            static_cast<double>(c.tokens / length);
+                            static_cast<double>(c.tokens) / static_cast<double>(length);
         row.backward_flops = 2.5 * row.forward_flops;
         rows.push_back(std::move(row));
       }

@@ -18,7 +18,7 @@ namespace {
 constexpr DType kBF16 = DType::kBF16;
 constexpr DType kF32 = DType::kF32;
 constexpr DType kI32 = DType::kI32;
-constexpr int64_t K = ops::kFireHidden;
+constexpr int64_t kUnits = ops::kFireHidden;
 constexpr int64_t kGap = 8;  // elements behind each row that nothing may touch
 
 // What FIRE's numbers are like.
@@ -56,13 +56,13 @@ const std::vector<int32_t> kLong = {3, 3000, 70};
 
 // c, m, w1, b1, w2, b2, as the oracle takes them.
 Owned fire_numbers(Fire kind, int heads) {
-  Owned x = random_normal("fire", {2 + 2 * K + heads * (K + 1)}, 0.6);
+  Owned x = random_normal("fire", {2 + 2 * kUnits + heads * (kUnits + 1)}, 0.6);
   float* const c = x.f32();
   float* const w1 = c + 2;
-  float* const b1 = w1 + K;
+  float* const b1 = w1 + kUnits;
   c[0] = kind == Fire::kNearZeroC ? 1e-4f : kind == Fire::kNegative ? -0.3f : 0.1f;
   c[1] = kind == Fire::kNegative ? -3.0f : kind == Fire::kShort ? 0.0f : 0.25f;
-  for (int64_t k = 0; k < K; ++k) {
+  for (int64_t k = 0; k < kUnits; ++k) {
     if (kind == Fire::kFlat) w1[k] = 0.0f;
     if (kind == Fire::kFalling) {
       w1[k] = -std::abs(w1[k]);
@@ -84,9 +84,9 @@ ops::FireTensors fire_tensors(const Tensor& all, int heads) {
   ops::FireTensors t;
   t.c_1 = take(1);
   t.m_1 = take(1);
-  t.w1_K = take(K);
-  t.b1_K = take(K);
-  t.w2_HK = take(heads * K);
+  t.w1_K = take(kUnits);
+  t.b1_K = take(kUnits);
+  t.w2_HK = take(heads * kUnits);
   t.b2_H = take(heads);
   return t;
 }
@@ -228,9 +228,9 @@ void expect_fire_close(const std::vector<double>& actual, const std::vector<doub
   };
   check("c", 1);
   check("m", 1);
-  check("w1", K);
-  check("b1", K);
-  check("w2", heads * K);
+  check("w1", kUnits);
+  check("b1", kUnits);
+  check("w2", heads * kUnits);
   check("b2", heads);
 }
 

@@ -14,22 +14,22 @@ namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
 
-constexpr int K = kFireUnits;
+constexpr int kUnits = kFireUnits;
 
 // One head, its units sorted by their breaks.
 struct Head {
   explicit Head(const std::string& name) {
-    const Owned numbers = random_normal(name, {3 * K + 1}, 0.7);
+    const Owned numbers = random_normal(name, {3 * kUnits + 1}, 0.7);
     const float* x = numbers.f32();
-    std::copy_n(x, K, net.w1);
-    std::copy_n(x + K, K, net.b1);
-    std::copy_n(x + 2 * K, K, w2);
-    b2 = x[3 * K];
+    std::copy_n(x, kUnits, net.w1);
+    std::copy_n(x + kUnits, kUnits, net.b1);
+    std::copy_n(x + 2 * kUnits, kUnits, w2);
+    b2 = x[3 * kUnits];
   }
   void sort() {
-    breaks.assign(K, NAN);
-    bends.assign(K, NAN);
-    for (int k = 0; k < K; ++k) {
+    breaks.assign(kUnits, NAN);
+    bends.assign(kUnits, NAN);
+    for (int k = 0; k < kUnits; ++k) {
       ranks[k] = fire_rank(net, k);
       breaks[static_cast<size_t>(ranks[k])] = fire_break(net.w1[k], net.b1[k]);
       bends[static_cast<size_t>(ranks[k])] = fire_bend(net.w1[k], w2[k]);
@@ -45,42 +45,46 @@ struct Head {
   oracle::Problem problem() const {
     oracle::Problem p;
     p.fire = {c, m};
-    p.fire.insert(p.fire.end(), net.w1, net.w1 + K);
-    p.fire.insert(p.fire.end(), net.b1, net.b1 + K);
-    p.fire.insert(p.fire.end(), w2, w2 + K);
+    p.fire.insert(p.fire.end(), net.w1, net.w1 + kUnits);
+    p.fire.insert(p.fire.end(), net.b1, net.b1 + kUnits);
+    p.fire.insert(p.fire.end(), w2, w2 + kUnits);
     p.fire.push_back(b2);
     return p;
   }
 
   float c = 0.1f, m = 0.1f;
   FireNetwork net{};
-  float w2[K] = {}, b2 = 0;
-  int ranks[K] = {};
+  float w2[kUnits] = {}, b2 = 0;
+  int ranks[kUnits] = {};
   std::vector<float> breaks, bends;
 };
 
-std::vector<std::pair<std::string, Head>> heads() {
-  std::vector<std::pair<std::string, Head>> all;
+struct NamedHead {
+  std::string name;
+  Head head;
+};
+std::vector<NamedHead> heads() {
+  std::vector<NamedHead> all;
   const auto add = [&](const std::string& name, const auto& change) {
     Head head(name);
     change(head);
     head.sort();
-    all.emplace_back(name, head);
+    all.push_back({name, head});
   };
   add("any", [](Head&) {});
-  add("flat", [](Head& h) { std::fill_n(h.net.w1, K, 0.0f); });
-  add("some flat", [](Head& h) { std::fill_n(h.net.w1, K / 2, 0.0f); });
+  add("flat", [](Head& h) { std::fill_n(h.net.w1, kUnits, 0.0f); });
+  add("some flat", [](Head& h) { std::fill_n(h.net.w1, kUnits / 2, 0.0f); });
   add("falling", [](Head& h) {
     for (float& w : h.net.w1) w = -std::abs(w);
   });
   add("outside", [](Head& h) {
-    for (int k = 0; k < K; ++k) h.net.b1[k] = k % 3 == 0 ? 5.0f : -5.0f;
+    for (int k = 0; k < kUnits; ++k) h.net.b1[k] = k % 3 == 0 ? 5.0f : -5.0f;
   });
   add("one break", [](Head& h) {
-    for (int k = 0; k < K; ++k) h.net.b1[k] = -0.5f * h.net.w1[k];
+    for (int k = 0; k < kUnits; ++k) h.net.b1[k] = -0.5f * h.net.w1[k];
   });
   add("all breaks inside", [](Head& h) {
-    for (int k = 0; k < K; ++k) h.net.b1[k] = -0.03f * static_cast<float>(k) * h.net.w1[k];
+    for (int k = 0; k < kUnits; ++k) h.net.b1[k] = -0.03f * static_cast<float>(k) * h.net.w1[k];
   });
   add("negative c and m", [](Head& h) { h.c = -0.5f, h.m = -0.3f; });
   add("c near 0", [](Head& h) { h.c = 1e-5f; });
@@ -90,11 +94,13 @@ std::vector<std::pair<std::string, Head>> heads() {
 }
 
 TEST(Fire, LinesAndBendsAreTheNetwork) {
-  for (const auto& [name, head] : heads()) {
+  for (const NamedHead& named : heads()) {
+    const std::string& name = named.name;
+    const Head& head = named.head;
     for (int n = 0; n <= 1000; ++n) {
       const float u = static_cast<float>(n) / 1000.0f;
       double expected = head.b2;
-      for (int k = 0; k < K; ++k) {
+      for (int k = 0; k < kUnits; ++k) {
         expected += head.w2[k] * std::max(0.0, double{head.net.w1[k]} * u + head.net.b1[k]);
       }
       const int segment = head.below(u);
@@ -188,7 +194,9 @@ void expect_scores(const std::string& name, const Head& head, int query, int key
 }
 
 TEST(Fire, TilesOfEitherOrientation) {
-  for (const auto& [name, head] : heads()) {
+  for (const NamedHead& named : heads()) {
+    const std::string& name = named.name;
+    const Head& head = named.head;
     for (const auto& [query, key] : {std::pair{0, 0}, {32, 0}, {160, 0}, {64, 48}, {96, 111}}) {
       expect_scores<1>(name, head, query, key);
       expect_scores<-1>(name, head, query, key);
@@ -202,7 +210,9 @@ TEST(Fire, GradientsFromSums) {
   const auto dz_of = [&](int j, int i) {
     return i <= j && j < kLength ? noise.f32()[j * kLength + i] : 0.0f;
   };
-  for (const auto& [name, head] : heads()) {
+  for (const NamedHead& named : heads()) {
+    const std::string& name = named.name;
+    const Head& head = named.head;
     const Tables tables(head);
     std::vector<double> slots(kFireSums, 0.0);
     const auto add = [&](int slot, double x, double y) {
@@ -249,12 +259,12 @@ TEST(Fire, GradientsFromSums) {
     std::vector<double> actual(p.fire.size());
     actual[0] = slots[2 * FireSlot::parameters()];
     actual[1] = slots[2 * FireSlot::parameters() + 1];
-    for (int k = 0; k < K; ++k) {
+    for (int k = 0; k < kUnits; ++k) {
       const float w1 = head.net.w1[k], b1 = head.net.b1[k];
       const FireUnitSums sums = fire_unit_sums(slots.data(), w1, b1, head.ranks[k]);
       actual[2 + k] = head.w2[k] * sums.dz_u;
-      actual[2 + K + k] = head.w2[k] * sums.dz;
-      actual[2 + 2 * K + k] = w1 * sums.dz_u + b1 * sums.dz;
+      actual[2 + kUnits + k] = head.w2[k] * sums.dz;
+      actual[2 + 2 * kUnits + k] = w1 * sums.dz_u + b1 * sums.dz;
     }
     expected.pop_back();  // of b2
     actual.pop_back();
@@ -266,7 +276,8 @@ TEST(Fire, GradientsFromSums) {
     };
     if (head.c != 0.0f) expect_near(0);  // at 0 the oracle takes the derivative from the right
     expect_near(1);
-    EXPECT_LE(relative_error(part(actual, 2, 3 * K), part(expected, 2, 3 * K)), 1e-5) << name;
+    EXPECT_LE(relative_error(part(actual, 2, 3 * kUnits), part(expected, 2, 3 * kUnits)), 1e-5)
+        << name;
   }
 }
 
