@@ -1,5 +1,6 @@
 #include <cfloat>
 
+#include "kernels/attention/fire.h"
 #include "kernels/decode.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/reduce.cuh"
@@ -45,8 +46,8 @@ struct Channels {
       value[j] = c < head_dim ? to_float(row[c]) : 0.0f;
     }
   }
-  __device__ float dot(const Channels& other) const {
-    float sum = 0.0f;
+  // `sum` is what this lane adds besides.
+  __device__ float dot(const Channels& other, float sum = 0.0f) const {
 #pragma unroll
     for (int j = 0; j < kPer; ++j) sum += value[j] * other.value[j];
     return lanes_sum<32>(sum);
@@ -92,8 +93,47 @@ __device__ Range warp_keys(int64_t begin, int64_t end, int warp) {
   return {begin + count * warp / kWarps, begin + count * (warp + 1) / kWarps};
 }
 
-template <int kPer>
-__global__ void __launch_bounds__(kThreads) softmax_decode_kernel(const SoftmaxDecode p) {
+// What a bias adds to the logit of the key `distance` behind the query, as the sum over the lanes
+// of a warp; of_head(head, position of the query, lane) makes it.
+struct NoBias {
+  __device__ NoBias of_head(int, int64_t, int) const { return {}; }
+  __device__ float operator()(int64_t) const { return 0.0f; }
+};
+
+struct AlibiBias {
+  struct OfHead {
+    float slope;  // 0 but on one lane
+    __device__ float operator()(int64_t distance) const {
+      return -slope * static_cast<float>(distance);
+    }
+  };
+  __device__ OfHead of_head(int head, int64_t, int lane) const {
+    return {lane == 0 ? slopes.of_head[head] : 0.0f};
+  }
+  AlibiSlopes slopes;
+};
+
+// A lane is a hidden unit. b2 shifts all logits of the head, so it is left out.
+struct FireBias {
+  static_assert(kFireUnits == 32);
+  struct OfHead {
+    float rate, r, w1, b1, w2;
+    __device__ float operator()(int64_t distance) const {
+      const float u = log1pf(rate * static_cast<float>(distance)) * r;
+      return w2 * fmaxf(fmaf(w1, u, b1), 0.0f);
+    }
+  };
+  __device__ OfHead of_head(int head, int64_t position, int lane) const {
+    const float c = to_float(*x.c);
+    return {fabsf(c), fire_query(c, to_float(*x.m), static_cast<int>(position)).r,
+            to_float(x.w1[lane]), to_float(x.b1[lane]), to_float(x.w2[head * kFireUnits + lane])};
+  }
+  FireParameters x;
+};
+
+template <int kPer, typename Bias>
+__global__ void __launch_bounds__(kThreads)
+    softmax_decode_kernel(const SoftmaxDecode p, const __grid_constant__ Bias biases) {
   __shared__ float maxima[kWarps];
   __shared__ float sums[kWarps];
   __shared__ float outputs[kWarps][32 * kPer];
@@ -103,6 +143,7 @@ __global__ void __launch_bounds__(kThreads) softmax_decode_kernel(const SoftmaxD
   const CachedHead head(p.t);
   Channels<kPer> q(head.q, d, lane);
   q.scale(p.t.scale);
+  const auto bias = biases.of_head(head.head, head.length - 1, lane);
   const int64_t first = p.window > 0 ? max(int64_t{0}, head.length - p.window) : 0;
   const Range keys = warp_keys(first, head.length, warp);
   float maximum = -FLT_MAX;
@@ -119,7 +160,10 @@ __global__ void __launch_bounds__(kThreads) softmax_decode_kernel(const SoftmaxD
     }
     float z[kBatch];
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) z[b] = q.dot(k[b]);
+    for (int b = 0; b < kBatch; ++b) {
+      const int64_t key = min(begin + b, keys.end - 1);
+      z[b] = q.dot(k[b], bias(head.length - 1 - key));
+    }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       if (begin + b >= keys.end) continue;
@@ -238,6 +282,14 @@ void for_head(const char* name, const Decode& t, Launch&& launch) {
   check_launch(name);
 }
 
+template <typename Bias>
+void softmax_decode_with(cudaStream_t stream, const char* name, const SoftmaxDecode& p,
+                         const Bias& bias) {
+  for_head(name, p.t, [&](dim3 grid, auto per) {
+    softmax_decode_kernel<decltype(per)::value, Bias><<<grid, kThreads, 0, stream>>>(p, bias);
+  });
+}
+
 }  // namespace
 
 void cache_append(cudaStream_t stream, const CacheAppend& p) {
@@ -245,9 +297,15 @@ void cache_append(cudaStream_t stream, const CacheAppend& p) {
 }
 
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p) {
-  for_head("softmax_decode", p.t, [&](dim3 grid, auto per) {
-    softmax_decode_kernel<decltype(per)::value><<<grid, kThreads, 0, stream>>>(p);
-  });
+  softmax_decode_with(stream, "softmax_decode", p, NoBias{});
+}
+
+void alibi_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes) {
+  softmax_decode_with(stream, "alibi_decode", p, AlibiBias{slopes});
+}
+
+void fire_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters) {
+  softmax_decode_with(stream, "fire_decode", p, FireBias{parameters});
 }
 
 void stickbreaking_decode(cudaStream_t stream, const StickBreakingDecode& p) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/attention/position_bias.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
@@ -46,6 +47,9 @@ struct SoftmaxDecode {
   int64_t window;
 };
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p);
+// With a bias on the logits by the distance of query and key (ops/softmax_bias.h).
+void alibi_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes);
+void fire_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters);
 
 // Stick-breaking attention (arXiv 2410.17980), from the newest key to the oldest:
 //   beta_i = f_i sigmoid(scale q.k_i)   o = sum_i beta_i prod_{k>i} (1 - beta_k) v_i

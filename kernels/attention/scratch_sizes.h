@@ -19,6 +19,56 @@ constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
   return align_scratch(static_cast<size_t>(tokens * heads) * sizeof(float));
 }
 
+// ---- kernels/attention/softmax_bias.h -----------------------------------------------------------
+
+inline constexpr int kFireUnits = 32;
+// Tiles meet pairs that are masked: distances this far beyond those of a document.
+inline constexpr int64_t kFireMargin = 128;
+// Of one block of keys: sums of {dz, dz u} over each of 33 segments and behind each of 32
+// breaks, and the gradients of c and m.
+inline constexpr int64_t kFireSums = 2 * (kFireUnits + 1 + kFireUnits + 1);
+// Keys of a block in the backward pass.
+constexpr int64_t fire_block_keys(int64_t head_dim) {
+  return head_dim <= 64 ? 128 : 64;
+}
+
+// Where things lie in the scratch of FIRE, in bytes from its start.
+struct FireScratch {
+  size_t distances;  // f32 [max_seqlen + 2 * margin, 2]
+  size_t r;          // f32 [T + margin]
+  size_t breaks;     // f32 [32]
+  size_t lines;      // f32 [H, 33, 2]
+  size_t bends;      // f32 [H, 32]
+  size_t queries;    // f32 [T + margin, 4]; from here on: backward
+  size_t delta;      // f32 [H, T]
+  size_t partials;   // f32 [H, blocks, kFireSums]
+  size_t units;      // f64 [H, 32, 2]
+  size_t heads;      // f64 [H, 2]
+  size_t bytes;
+};
+constexpr FireScratch fire_scratch(int64_t tokens, int64_t heads, int64_t head_dim,
+                                   int64_t max_seqlen, bool backward) {
+  FireScratch s{};
+  const auto take = [&](int64_t count, size_t size) {
+    const size_t begin = s.bytes;
+    s.bytes += align_scratch(static_cast<size_t>(count) * size);
+    return begin;
+  };
+  s.distances = take(2 * (max_seqlen + 2 * kFireMargin), sizeof(float));
+  s.r = take(tokens + kFireMargin, sizeof(float));
+  s.breaks = take(kFireUnits, sizeof(float));
+  s.lines = take(heads * (kFireUnits + 1) * 2, sizeof(float));
+  s.bends = take(heads * kFireUnits, sizeof(float));
+  if (!backward) return s;
+  const int64_t keys = fire_block_keys(head_dim);
+  s.queries = take(4 * (tokens + kFireMargin), sizeof(float));
+  s.delta = take(heads * tokens, sizeof(float));
+  s.partials = take(heads * ((tokens + keys - 1) / keys) * kFireSums, sizeof(float));
+  s.units = take(heads * kFireUnits * 2, sizeof(double));
+  s.heads = take(heads * 2, sizeof(double));
+  return s;
+}
+
 // ---- cuDNN (src/ops/cuda/cudnn_attention.h) -----------------------------------------------------
 
 // Packs of more documents than this are left to the portable kernels.

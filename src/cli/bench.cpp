@@ -159,10 +159,12 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand(
       "attention", "Attention forward and backward by head dimension and length");
   command
-      ->add_option("--modules", options->bench.modules,
-                   "stickbreaking, softmax, based, rebased (chunked, 16 features)")
+      ->add_option(
+          "--modules", options->bench.modules,
+          "Of stickbreaking, softmax, alibi, fire, window, coca, based, rebased (chunked, 16 "
+          "features)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"stickbreaking", "softmax", "based", "rebased"}))
+      ->check(CLI::IsMember(kBenchAttentionModules))
       ->capture_default_str();
   command->add_option("--head-dims", options->bench.head_dims, "Such as 32,64,128")
       ->delimiter(',')
@@ -176,6 +178,9 @@ void add_bench_attention(CLI::App& bench, Action& action) {
       ->add_option("--skip-epsilon", options->bench.skip_epsilon,
                    "Stick-breaking: model.attention.skip_epsilon; FLOP are counted as if it were 0")
       ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--window", options->bench.window, "Keys that a token of `window` sees")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_common(*command, *options, options->bench.repeats);
   command->callback(

@@ -1,7 +1,7 @@
 // The transforms of CoCA: checks their tensors, then runs them on the stream's backend.
 #include "ops/check_attention.h"
 #include "ops/cpu/coca.h"
-#include "ops/cpu_only.h"
+#include "ops/cuda/coca.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -19,7 +19,9 @@ void check(std::string_view op, const Tensor& y, const Tensor& x, const Tensor& 
 void coca_query(Stream& s, Tensor y_THd, Tensor q_THd, Tensor positions_T,
                 const CocaParams& params) {
   check("coca_query", y_THd, q_THd, positions_T, params);
-  dispatch_cpu(s, "coca_query", [&] { cpu::coca_query(s, y_THd, q_THd, positions_T, params); });
+  dispatch(
+      s, "coca_query", [&] { cpu::coca_query(s, y_THd, q_THd, positions_T, params); },
+      [&] { cuda::coca_query(s, y_THd, q_THd, positions_T, params); });
 }
 
 void coca_query_backward(Stream& s, Tensor dq_THd, Tensor dy_THd, Tensor q_THd, Tensor positions_T,
@@ -27,13 +29,16 @@ void coca_query_backward(Stream& s, Tensor dq_THd, Tensor dy_THd, Tensor q_THd, 
   constexpr std::string_view kOp = "coca_query_backward";
   check(kOp, dq_THd, q_THd, positions_T, params);
   check_same_shape(kOp, "dy_THd", dy_THd, q_THd);
-  dispatch_cpu(s, kOp,
-               [&] { cpu::coca_query_backward(s, dq_THd, dy_THd, q_THd, positions_T, params); });
+  dispatch(
+      s, kOp, [&] { cpu::coca_query_backward(s, dq_THd, dy_THd, q_THd, positions_T, params); },
+      [&] { cuda::coca_query_backward(s, dq_THd, dy_THd, q_THd, positions_T, params); });
 }
 
 void coca_key(Stream& s, Tensor y_THd, Tensor t_THd, Tensor positions_T, const CocaParams& params) {
   check("coca_key", y_THd, t_THd, positions_T, params);
-  dispatch_cpu(s, "coca_key", [&] { cpu::coca_key(s, y_THd, t_THd, positions_T, params); });
+  dispatch(
+      s, "coca_key", [&] { cpu::coca_key(s, y_THd, t_THd, positions_T, params); },
+      [&] { cuda::coca_key(s, y_THd, t_THd, positions_T, params); });
 }
 
 void coca_key_backward(Stream& s, Tensor dt_THd, Tensor dy_THd, Tensor y_THd, Tensor positions_T,
@@ -41,8 +46,9 @@ void coca_key_backward(Stream& s, Tensor dt_THd, Tensor dy_THd, Tensor y_THd, Te
   constexpr std::string_view kOp = "coca_key_backward";
   check(kOp, dt_THd, y_THd, positions_T, params);
   check_same_shape(kOp, "dy_THd", dy_THd, y_THd);
-  dispatch_cpu(s, kOp,
-               [&] { cpu::coca_key_backward(s, dt_THd, dy_THd, y_THd, positions_T, params); });
+  dispatch(
+      s, kOp, [&] { cpu::coca_key_backward(s, dt_THd, dy_THd, y_THd, positions_T, params); },
+      [&] { cuda::coca_key_backward(s, dt_THd, dy_THd, y_THd, positions_T, params); });
 }
 
 }  // namespace sbtrain::ops

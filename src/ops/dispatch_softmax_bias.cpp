@@ -5,7 +5,9 @@
 #include "ops/check_attention.h"
 #include "ops/cpu/attention.h"
 #include "ops/cpu/softmax_bias.h"
-#include "ops/cpu_only.h"
+#include "ops/cuda/scratch.h"
+#include "ops/cuda/softmax_bias.h"
+#include "ops/scratch.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -49,9 +51,14 @@ void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias&
                           const Sequences& sequences, const SoftmaxParams& params) {
   constexpr std::string_view kOp = "softmax_bias_forward";
   const int64_t d = check(kOp, t, bias, sequences, params);
-  dispatch_cpu(
+  dispatch(
       s, kOp, [&] { cpu::softmax_bias_forward(s, t, &bias, sequences, params); },
-      [&] { cpu::softmax_forward_scratch(s, d); });
+      [&] { cuda::softmax_bias_forward(s, t, bias, sequences, params); },
+      [&] {
+        on_cuda(s) ? cuda::softmax_bias_forward_scratch(s, bias.kind, t.q_THd.rows(), params.heads,
+                                                        d, sequences.max_seqlen)
+                   : cpu::softmax_forward_scratch(s, d);
+      });
 }
 
 void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias& bias,
@@ -64,9 +71,14 @@ void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBia
   check_same_shape(kOp, "dv_THd", t.dv_THd, t.q_THd);
   check_same_shape(kOp, "do_THd", t.do_THd, t.q_THd);
   if (bias.kind == PositionBias::kFire) check_fire(kOp, dfire, params.heads);
-  dispatch_cpu(
+  dispatch(
       s, kOp, [&] { cpu::softmax_bias_backward(s, t, &bias, dfire, sequences, params); },
-      [&] { cpu::softmax_backward_scratch(s, d); });
+      [&] { cuda::softmax_bias_backward(s, t, bias, dfire, sequences, params); },
+      [&] {
+        on_cuda(s) ? cuda::softmax_bias_backward_scratch(s, bias.kind, t.q_THd.rows(), params.heads,
+                                                         d, sequences.max_seqlen)
+                   : cpu::softmax_backward_scratch(s, d);
+      });
 }
 
 void softmax_bias_decode(Stream& s, const DecodeTensors& t, const SoftmaxBias& bias,
@@ -81,7 +93,9 @@ void softmax_bias_decode(Stream& s, const DecodeTensors& t, const SoftmaxBias& b
   check_flat(kOp, "v_cache_BCHd", t.v_cache_BCHd, kF32, elements);
   check_flat(kOp, "lengths_B", t.lengths_B, DType::kI32, sequences);
   if (bias.kind == PositionBias::kFire) check_fire(kOp, bias.fire, params.heads);
-  dispatch_cpu(s, kOp, [&] { cpu::softmax_bias_decode(s, t, &bias, params); });
+  dispatch(
+      s, kOp, [&] { cpu::softmax_bias_decode(s, t, &bias, params); },
+      [&] { cuda::softmax_bias_decode(s, t, bias, params); });
 }
 
 }  // namespace sbtrain::ops

@@ -48,7 +48,7 @@ std::string part_of(const std::string& op) {
   const auto has = [&](const char* text) { return op.find(text) != std::string::npos; };
   if (has("cross_entropy")) return "loss";
   if (has("linear")) return "matrix products";
-  for (const char* module : {"stickbreaking", "softmax", "rebased", "short_conv"}) {
+  for (const char* module : {"stickbreaking", "softmax", "coca", "rebased", "short_conv"}) {
     if (has(module)) return "attention";
   }
   if (has("adamw") || has("squared_norm") || has("finish_step")) return "optimizer";

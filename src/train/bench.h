@@ -43,6 +43,11 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
 
 // ---- Attention --------------------------------------------------------------------------------
 
+// Softmax attention comes plain, with ALiBi, with FIRE, with a window and, with its transforms, as
+// CoCA.
+inline const std::vector<std::string> kBenchAttentionModules = {
+    "stickbreaking", "softmax", "alibi", "fire", "window", "coca", "based", "rebased"};
+
 struct AttentionBenchOptions {
   std::vector<std::string> modules = {"stickbreaking", "softmax"};
   std::vector<int64_t> head_dims;  // empty: what suits the backend; likewise 0 below
@@ -50,6 +55,7 @@ struct AttentionBenchOptions {
   int64_t tokens = 0;  // of the packed micro-batch, cut into documents of one length
   int64_t width = 0;   // heads * head_dim
   double skip_epsilon = 0;
+  int64_t window = 512;  // of the module `window`
   int64_t repeats = 20;
 };
 
@@ -63,7 +69,7 @@ struct AttentionBenchRow {
   double backward_flops = 0;
 };
 
-// Throws ExitCode::kUsage for sizes that do not divide.
+// Throws ExitCode::kUsage for sizes that do not divide and unknown modules.
 std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOptions options);
 
 // ---- Single ops -------------------------------------------------------------------------------

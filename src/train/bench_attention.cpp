@@ -1,9 +1,14 @@
 // Attention forward and backward, apart from the model.
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
+#include "ops/coca.h"
 #include "ops/ops.h"
 #include "ops/rebased.h"
+#include "ops/softmax_bias.h"
 #include "train/bench.h"
 #include "train/bench_timing.h"
 
@@ -13,6 +18,7 @@ namespace {
 struct Case {
   int64_t tokens, width, head_dim, length, repeats;
   float skip_epsilon;
+  int64_t window;
   int heads() const { return static_cast<int>(width / head_dim); }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 };
@@ -87,36 +93,129 @@ AttentionBenchRow time_stickbreaking(Stream& s, RandomTensors& random, const Cas
   return row;
 }
 
-AttentionBenchRow time_softmax(Stream& s, RandomTensors& random, const Case& c) {
-  const Documents documents(random, c.tokens, c.length);
-  const Rotation rotation([&] { return make_tensors(random, c, false); });
-  const ops::SoftmaxParams params{.heads = c.heads(), .scale = c.scale()};
-  const auto forward = [&](const Tensors& x) {
-    ops::softmax_forward(s,
-                         {.o_THd = x[kO],
-                          .lse_HT = x[kStatistic],
-                          .q_THd = third(x[kQkv], 0),
-                          .k_THd = third(x[kQkv], 1),
-                          .v_THd = third(x[kQkv], 2)},
-                         documents.sequences, params);
-  };
-  const auto backward = [&](const Tensors& x) {
-    ops::softmax_backward(s,
-                          {.dq_THd = third(x[kDqkv], 0),
-                           .dk_THd = third(x[kDqkv], 1),
-                           .dv_THd = third(x[kDqkv], 2),
-                           .do_THd = x[kDo],
-                           .o_THd = x[kO],
-                           .lse_HT = x[kStatistic],
-                           .q_THd = third(x[kQkv], 0),
-                           .k_THd = third(x[kQkv], 1),
-                           .v_THd = third(x[kQkv], 2)},
-                          documents.sequences, params);
-  };
-  AttentionBenchRow row;
-  row.forward_seconds = median_seconds(s, "softmax_forward", rotation, c.repeats, forward);
-  row.backward_seconds = median_seconds(s, "softmax_backward", rotation, c.repeats, backward);
-  return row;
+// Softmax attention as one of its modules calls it; a time is that of all its ops.
+class SoftmaxBench {
+ public:
+  SoftmaxBench(Stream& s, RandomTensors& random, const Case& c, std::string_view module)
+      : stream_(s),
+        documents_(random, c.tokens, c.length),
+        coca_(module == "coca"),
+        alibi_(module == "alibi"),
+        fire_(module == "fire"),
+        rotation_([&] { return make_softmax_tensors(random, c, coca_); }),
+        params_{
+            .heads = c.heads(), .scale = c.scale(), .window = module == "window" ? c.window : 0},
+        repeats_(c.repeats) {
+    if (fire_) make_fire(random, c.heads());
+  }
+
+  AttentionBenchRow times() const {
+    AttentionBenchRow row;
+    const auto forward = [&](const Tensors& x) { run_forward(x); };
+    const auto backward = [&](const Tensors& x) { run_backward(x); };
+    const auto add = [&](double& seconds, const char* op, const auto& call) {
+      seconds += median_seconds(stream_, op, rotation_, repeats_, call);
+    };
+    const bool biased = alibi_ || fire_;
+    add(row.forward_seconds, biased ? "softmax_bias_forward" : "softmax_forward", forward);
+    add(row.backward_seconds, biased ? "softmax_bias_backward" : "softmax_backward", backward);
+    if (!coca_) return row;
+    for (const char* op : {"coca_query", "coca_key"}) add(row.forward_seconds, op, forward);
+    for (const char* op : {"coca_query", "coca_query_backward", "coca_key_backward"}) {
+      add(row.backward_seconds, op, backward);
+    }
+    return row;
+  }
+
+ private:
+  enum : size_t { kQuery = kStatistic + 1, kKey };  // of CoCA
+  static Tensors make_softmax_tensors(RandomTensors& random, const Case& c, bool coca) {
+    Tensors all = make_tensors(random, c, false);
+    for (int i = 0; coca && i < 2; ++i) {
+      all.push_back(random.normal(random.compute(), {c.tokens, c.width}));
+    }
+    return all;
+  }
+  void make_fire(RandomTensors& random, int64_t heads) {
+    constexpr int64_t K = ops::kFireHidden;
+    const auto add = [&](Buffer value) {
+      fire_gradients_.push_back(random.constant(DType::kF32, {value.tensor().numel()}, 0.0f));
+      fire_values_.push_back(std::move(value));
+    };
+    const DType real = random.compute();
+    add(random.constant(real, {1}, 0.1f));
+    add(random.constant(real, {1}, 1.0f));
+    add(random.normal(real, {K}, 0.6f));
+    add(random.normal(real, {K}, 0.6f));
+    add(random.normal(real, {heads * K}, 0.1f));
+    add(random.constant(real, {heads}, 0.0f));
+  }
+  static ops::FireTensors fire_tensors(const Tensors& x) {
+    if (x.empty()) return {};
+    return {.c_1 = x[0], .m_1 = x[1], .w1_K = x[2], .b1_K = x[3], .w2_HK = x[4], .b2_H = x[5]};
+  }
+  ops::SoftmaxBias bias() const {
+    return {.kind = fire_ ? ops::PositionBias::kFire : ops::PositionBias::kAlibi,
+            .fire = fire_tensors(fire_values_)};
+  }
+  ops::CocaParams coca() const { return {.rope = {.heads = params_.heads}}; }
+  Tensor query(const Tensors& x) const { return coca_ ? x[kQuery] : third(x[kQkv], 0); }
+  Tensor key(const Tensors& x) const { return coca_ ? x[kKey] : third(x[kQkv], 1); }
+
+  void run_forward(const Tensors& x) const {
+    const Tensor& positions_T = documents_.sequences.positions_T;
+    if (coca_) {
+      ops::coca_query(stream_, x[kQuery], third(x[kQkv], 0), positions_T, coca());
+      ops::coca_key(stream_, x[kKey], third(x[kQkv], 1), positions_T, coca());
+    }
+    const ops::SoftmaxForward t{.o_THd = x[kO],
+                                .lse_HT = x[kStatistic],
+                                .q_THd = query(x),
+                                .k_THd = key(x),
+                                .v_THd = third(x[kQkv], 2)};
+    if (alibi_ || fire_) {
+      ops::softmax_bias_forward(stream_, t, bias(), documents_.sequences, params_);
+    } else {
+      ops::softmax_forward(stream_, t, documents_.sequences, params_);
+    }
+  }
+  void run_backward(const Tensors& x) const {
+    const Tensor& positions_T = documents_.sequences.positions_T;
+    const Tensor q = third(x[kQkv], 0), dq = third(x[kDqkv], 0), dk = third(x[kDqkv], 1);
+    if (coca_) ops::coca_query(stream_, x[kQuery], q, positions_T, coca());
+    const ops::SoftmaxBackward t{.dq_THd = dq,
+                                 .dk_THd = dk,
+                                 .dv_THd = third(x[kDqkv], 2),
+                                 .do_THd = x[kDo],
+                                 .o_THd = x[kO],
+                                 .lse_HT = x[kStatistic],
+                                 .q_THd = query(x),
+                                 .k_THd = key(x),
+                                 .v_THd = third(x[kQkv], 2)};
+    if (alibi_ || fire_) {
+      ops::softmax_bias_backward(stream_, t, bias(), fire_tensors(fire_gradients_),
+                                 documents_.sequences, params_);
+    } else {
+      ops::softmax_backward(stream_, t, documents_.sequences, params_);
+    }
+    if (!coca_) return;
+    ops::coca_query_backward(stream_, dq, dq, q, positions_T, coca());
+    ops::coca_key_backward(stream_, dk, dk, x[kKey], positions_T, coca());
+  }
+
+  Stream& stream_;
+  Documents documents_;
+  bool coca_, alibi_, fire_;
+  Rotation rotation_;
+  Tensors fire_values_, fire_gradients_;
+  ops::SoftmaxParams params_;
+  int64_t repeats_;
+};
+
+// Pairs of query and key of one document, about: the half of a square, or a band of it.
+double pairs(double length, double window) {
+  if (window == 0 || window >= length) return length * length / 2;
+  return window * length - window * window / 2;
 }
 
 // Heads of kRebasedFeatures features and head_dim values; features and values are columns of one
@@ -176,11 +275,10 @@ AttentionBenchRow time_rebased(Stream& s, RandomTensors& random, const Case& c, 
 AttentionBenchRow time_module(const std::string& module, Stream& s, RandomTensors& random,
                               const Case& c) {
   if (module == "stickbreaking") return time_stickbreaking(s, random, c);
-  if (module == "softmax") return time_softmax(s, random, c);
   if (module == "based" || module == "rebased") {
     return time_rebased(s, random, c, module == "rebased");
   }
-  fail(ExitCode::kUsage, "'{}' is not one of stickbreaking, softmax, based, rebased", module);
+  return SoftmaxBench(s, random, c, module).times();
 }
 
 void complete(AttentionBenchOptions& o, bool cuda) {
@@ -190,6 +288,12 @@ void complete(AttentionBenchOptions& o, bool cuda) {
   if (o.lengths.empty()) {
     for (int64_t length = cuda ? 512 : 256; length <= (cuda ? 16384 : 1024); length *= 2) {
       o.lengths.push_back(length);
+    }
+  }
+  for (const std::string& module : o.modules) {
+    const auto& known = kBenchAttentionModules;
+    if (std::find(known.begin(), known.end(), module) == known.end()) {
+      fail(ExitCode::kUsage, "'{}' is not one of {}", module, fmt::join(known, ", "));
     }
   }
   for (const int64_t d : o.head_dims) {
@@ -219,17 +323,20 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
                      .head_dim = d,
                      .length = length,
                      .repeats = options.repeats,
-                     .skip_epsilon = static_cast<float>(options.skip_epsilon)};
+                     .skip_epsilon = static_cast<float>(options.skip_epsilon),
+                     .window = options.window};
         AttentionBenchRow row = time_module(module, stream, random, c);
         row.module = module;
         row.head_dim = d;
         row.length = length;
-        // Two products of L x L x d, of which the causal half counts: 4 d L^2 / 2 for each head and
-        // document. The backward pass has five products of that size for the forward pass's two.
-        // Others are held against the same count: rates say who is faster, not how busy a device
-        // is.
-        row.forward_flops = 2.0 * static_cast<double>(c.width) * static_cast<double>(length) *
-                            static_cast<double>(c.tokens);
+        // Two products of L x L x d, of which the pairs that see each other count: 4 d L^2 / 2 for
+        // each head and document without a window. The backward pass has five products of that
+        // size for the forward pass's two. Based and ReBased are held against the same count:
+        // rates say who is faster, not how busy a device is.
+        const double window = module == "window" ? static_cast<double>(c.window) : 0.0;
+        row.forward_flops = 4.0 * static_cast<double>(c.width) *
+                            pairs(static_cast<double>(length), window) *
+                            static_cast<double>(c.tokens) / static_cast<double>(length);
         row.backward_flops = 2.5 * row.forward_flops;
         rows.push_back(std::move(row));
       }

@@ -334,6 +334,10 @@ std::vector<GpuCase> cases_of(const std::vector<int64_t>& head_dims) {
     }
     cases.push_back({.documents = kMixed, .head_dim = d, .peak = 100});
   }
+  for (const int64_t window : {1, 3, 64, 1000}) {
+    cases.push_back({.documents = kMixed, .window = window});
+    cases.push_back({.documents = kLong, .heads = 1, .head_dim = 32, .window = window});
+  }
   cases.push_back({.documents = {1}});
   cases.push_back({.documents = {64}, .window = 1});
   cases.push_back({.documents = std::vector<int32_t>(300, 3)});

@@ -13,6 +13,7 @@
 #include "ops/ops.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
+#include "support/gpu.h"
 
 namespace sbtrain::test {
 
@@ -106,19 +107,20 @@ class ModelRun {
 
   // Adds noise to what starts as a constant: norms at 1 and biases at 0 hide mistakes.
   void disturb_constants() {
-    for (size_t u = 0; u < model_.registry().units().size(); ++u) {
-      const Tensor& master = params_.shard(static_cast<int>(u)).master;
-      std::vector<float> flat = download(master);
-      for (const PlacedTensor& tensor : model_.registry().units()[u].tensors) {
-        if (tensor.spec.init.kind == Init::Kind::kNormal) continue;
-        const Philox random(9, RandomPurpose::kTest, tensor.name);
-        for (int64_t i = 0; i < tensor.stored; ++i) {
-          flat[tensor.offset + i] += static_cast<float>(0.1 * random.normal(i));
-        }
+    change_masters([](const PlacedTensor& tensor, float* values) {
+      if (tensor.spec.init.kind == Init::Kind::kNormal) return;
+      const Philox random(9, RandomPurpose::kTest, tensor.name);
+      for (int64_t i = 0; i < tensor.stored; ++i) {
+        values[i] += static_cast<float>(0.1 * random.normal(i));
       }
-      ops::copy_from_host(stream_, master, flat.data());
-    }
-    params_.refresh();
+    });
+  }
+  // Rounds the tensors with `part` in their names, so that compute weights are the same everywhere.
+  void round_to_bf16(std::string_view part) {
+    change_masters([&](const PlacedTensor& tensor, float* values) {
+      if (tensor.name.find(part) == std::string::npos) return;
+      for (int64_t i = 0; i < tensor.stored; ++i) values[i] = from_bf16(to_bf16(values[i]));
+    });
   }
 
   Buffer integers(const std::vector<int32_t>& values) {
@@ -142,6 +144,20 @@ class ModelRun {
   const BatchTensors& batch() const { return batch_; }
 
  private:
+  // change(tensor, its stored elements) for every parameter.
+  template <typename Change>
+  void change_masters(Change&& change) {
+    for (size_t u = 0; u < model_.registry().units().size(); ++u) {
+      const Tensor& master = params_.shard(static_cast<int>(u)).master;
+      std::vector<float> flat = download(master);
+      for (const PlacedTensor& tensor : model_.registry().units()[u].tensors) {
+        change(tensor, flat.data() + tensor.offset);
+      }
+      ops::copy_from_host(stream_, master, flat.data());
+    }
+    params_.refresh();
+  }
+
   Memory memory_;
   Stream stream_;
   Llama model_;

@@ -8,6 +8,7 @@
 #include "kernels/attention/rebased_index.h"
 #include "kernels/attention/scratch_sizes.h"
 #include "ops/rebased.h"
+#include "ops/softmax_bias.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -99,6 +100,26 @@ inline Buffer rebased_backward_scratch(const Stream& s, int64_t tokens, int64_t 
                                        const RebasedWorkspace& w) {
   const int64_t states = w.chunked ? kernels::rebased_chunks(tokens) * w.heads * w.state : 0;
   return s.scratch("rebased backward", DType::kF32, {states + heads * tokens});
+}
+
+// Softmax with a position bias: the portable kernels alone.
+inline Buffer softmax_bias_scratch(const Stream& s, const char* name, size_t bytes) {
+  return s.scratch(name, DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
+}
+inline Buffer softmax_bias_forward_scratch(const Stream& s, PositionBias kind, int64_t tokens,
+                                           int64_t heads, int64_t head_dim, int64_t max_seqlen) {
+  if (kind != PositionBias::kFire) return {};
+  return softmax_bias_scratch(
+      s, "FIRE forward", kernels::fire_scratch(tokens, heads, head_dim, max_seqlen, false).bytes);
+}
+inline Buffer softmax_bias_backward_scratch(const Stream& s, PositionBias kind, int64_t tokens,
+                                            int64_t heads, int64_t head_dim, int64_t max_seqlen) {
+  return kind == PositionBias::kFire
+             ? softmax_bias_scratch(
+                   s, "FIRE backward",
+                   kernels::fire_scratch(tokens, heads, head_dim, max_seqlen, true).bytes)
+             : softmax_bias_scratch(s, "ALiBi backward",
+                                    kernels::softmax_backward_scratch_bytes(tokens, heads));
 }
 
 }  // namespace sbtrain::ops::cuda

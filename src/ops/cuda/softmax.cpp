@@ -39,27 +39,6 @@ bool done(const std::string& why, bool& said, const char* pass) {
   return false;
 }
 
-template <typename Tensors>
-kernels::SoftmaxProblem problem(const Tensors& t, const Sequences& sequences,
-                                const SoftmaxParams& params) {
-  const int head_dim = attention_head_dim("softmax attention", t.q_THd, params.heads);
-  require(t.lse_HT.contiguous(), "softmax attention: lse has strided rows");
-  return {.tokens = static_cast<int>(t.q_THd.rows()),
-          .heads = params.heads,
-          .head_dim = head_dim,
-          .scale = params.scale,
-          .window = static_cast<int>(params.window),
-          .cu_seqlens = sequences.cu_seqlens.i32(),
-          .positions = sequences.positions_T.i32(),
-          .sequences = static_cast<int>(sequences.count),
-          .max_seqlen = static_cast<int>(sequences.max_seqlen),
-          .q = head_rows(t.q_THd),
-          .k = head_rows(t.k_THd),
-          .v = head_rows(t.v_THd),
-          .o = head_rows(t.o_THd),
-          .lse = t.lse_HT.f32()};
-}
-
 CudnnAttention::Workspace workspace(const Buffer& scratch) {
   const Tensor& t = scratch;
   return {t.data, t.bytes()};
@@ -96,7 +75,7 @@ bool backward_by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
 void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
                      const SoftmaxParams& params) {
   const Buffer scratch = softmax_forward_scratch(s, t.q_THd.rows(), params.heads);
-  const kernels::SoftmaxProblem p = problem(t, sequences, params);
+  const kernels::SoftmaxProblem p = softmax_problem(t, sequences, params);
   Cudnn& library = cudnn(s);
   if (library.attention && done(library.attention->forward(cuda_stream(s), p, workspace(scratch)),
                                 library.forward_said, "forward")) {
@@ -108,11 +87,7 @@ void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequen
 void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
                       const SoftmaxParams& params) {
   const Buffer scratch = softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen);
-  kernels::SoftmaxProblem p = problem(t, sequences, params);
-  p.dout = head_rows(t.do_THd);
-  p.dq = head_rows(t.dq_THd);
-  p.dk = head_rows(t.dk_THd);
-  p.dv = head_rows(t.dv_THd);
+  const kernels::SoftmaxProblem p = softmax_backward_problem(t, sequences, params);
   if (backward_by_cudnn(s, p, workspace(scratch))) return;
   SBTRAIN_CUDA_CHECK(kernels::softmax_backward(cuda_stream(s), p, workspace(scratch).data));
 }

@@ -1,0 +1,25 @@
+// What softmax attention can add to its logits by the distance of query and key; see
+// ops/softmax_bias.h for what they are.
+#pragma once
+
+#include <cuda_bf16.h>
+
+namespace sbtrain::kernels {
+
+inline constexpr int kMaxAlibiHeads = 256;
+struct AlibiSlopes {
+  float of_head[kMaxAlibiHeads];
+};
+
+struct FireParameters {
+  const __nv_bfloat16 *c, *m;    // [1]
+  const __nv_bfloat16 *w1, *b1;  // [32]
+  const __nv_bfloat16* w2;       // [H, 32]
+  const __nv_bfloat16* b2;       // [H]
+};
+// f32, added to. The logits of a query may all be shifted, so b2 has no gradient.
+struct FireGradients {
+  float *c, *m, *w1, *b1, *w2;
+};
+
+}  // namespace sbtrain::kernels

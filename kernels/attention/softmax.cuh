@@ -1,0 +1,552 @@
+// The kernels of softmax attention, for any way of making scores of products q.k (a policy).
+//
+// Tiles are aligned to the pack, not to the documents, so the grid does not depend on the packing:
+// query j sees the keys [first_key(j), j], and first_key never decreases. Blocks of scores in which
+// some query does not see some key are masked, those in which no query sees any are left out.
+#pragma once
+
+#include "kernels/attention/softmax.h"
+#include "kernels/attention/tile_products.cuh"
+#include "kernels/launch.h"
+
+namespace sbtrain::kernels {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr float kLog2e = 1.4426950408889634f;
+// Stands for "no key yet". Finite, so that differences with a masked score are never NaN.
+constexpr float kNoMaximum = -1e30f;
+
+// How products q.k become scores, in units of ln 2 (probabilities are 2^(score - ...)). A policy is
+// a copyable struct that says so for the tiles of one warp, of one head: blockIdx.y. Masks come
+// after it, so pairs that do not see each other may get any number.
+struct ScaledScore {
+  // Whether rows of gradients must add up to 0 as well as f32 can; o, of which delta is made, is
+  // rounded to bf16.
+  static constexpr bool kExactDelta = false;
+  float scale_log2;
+
+  // Tiles whose rows are the 16 * kRowBlocks queries from `first` on.
+  template <int kRowBlocks>
+  struct QueryRows {
+    __device__ __forceinline__ QueryRows(const ScaledScore& policy, const SoftmaxProblem&, int)
+        : scale_log2(policy.scale_log2) {}
+    // Of the keys from `begin` on.
+    template <int kColBlocks>
+    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int) {
+      s.for_each([&](float& x, auto) { x *= scale_log2; });
+    }
+    float scale_log2;
+  };
+  // Tiles whose rows are the 16 * kRowBlocks keys from `first` on. shared_bytes() of shared memory
+  // are the gradient's.
+  template <int kRowBlocks>
+  struct KeyRows {
+    static constexpr int shared_bytes() { return 0; }
+    __device__ __forceinline__ KeyRows(const ScaledScore& policy, const SoftmaxProblem&, int)
+        : scale_log2(policy.scale_log2) {}
+    // Of the queries from `begin` on.
+    template <int kColBlocks>
+    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int) {
+      s.for_each([&](float& x, auto) { x *= scale_log2; });
+    }
+    // Gradients of what the policy has learned, from those of the scores (in nats): for each tile,
+    // between calls at the beginning and the end of a block.
+    __device__ __forceinline__ void begin_gradient(void*) {}
+    template <int kColBlocks>
+    __device__ __forceinline__ void add_gradient(Accumulator<kRowBlocks, kColBlocks>&, int) {}
+    __device__ __forceinline__ void end_gradient() {}
+    float scale_log2;
+  };
+};
+
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float sum_of_quad(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+__device__ __forceinline__ float max_of_quad(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ __nv_bfloat16* head_row(const SoftmaxProblem& p, const HeadRows& x,
+                                                   int row) {
+  return x.data + row * x.stride + static_cast<int>(blockIdx.y) * p.head_dim;
+}
+__device__ __forceinline__ int first_key(int query, int position, int window) {
+  return query - (window > 0 ? min(position, window - 1) : position);
+}
+// Queries behind the pack see what the last one sees; nothing of them is written.
+__device__ __forceinline__ int first_key(const SoftmaxProblem& p, int query) {
+  const int row = min(query, p.tokens - 1);
+  return first_key(row, p.positions[row], p.window);
+}
+
+// A tile of a kernel's inner loop, twice: one is computed with while the next one arrives.
+template <int kRows, int kD>
+__device__ __forceinline__ __nv_bfloat16* stage_of(__nv_bfloat16* first, int stage) {
+  return first + stage * kRows * kD;
+}
+template <int kRows, int kD>
+__device__ __forceinline__ void load_rows(__nv_bfloat16* tile, const SoftmaxProblem& p,
+                                          const HeadRows& x, int row) {
+  load_tile<kRows, kD, kThreads>(tile, head_row(p, x, row), x.stride, p.tokens - row, p.head_dim);
+}
+
+// What the queries of one warp see, in kernels whose tiles are of queries.
+template <int kRowBlocks>
+struct VisibleKeys {
+  __device__ __forceinline__ VisibleKeys(const SoftmaxProblem& p, int first_query)
+      : first(first_query) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      key[i] = first_key(p, first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8);
+    }
+    lowest = first_key(p, first);
+    highest = first_key(p, first + 16 * kRowBlocks - 1);
+  }
+  __device__ __forceinline__ bool some(int begin, int keys) const {
+    return begin < first + 16 * kRowBlocks && begin + keys > lowest;
+  }
+  __device__ __forceinline__ bool all(int begin, int keys) const {
+    return begin + keys <= first + 1 && begin >= highest;
+  }
+  int first;                // query
+  int key[2 * kRowBlocks];  // first keys of the lane's rows
+  int lowest, highest;      // and of the first and last query
+};
+
+// Scores become -inf where the query does not see the key.
+template <int kRowBlocks, int kColBlocks>
+__device__ __forceinline__ void mask_keys(Accumulator<kRowBlocks, kColBlocks>& s, int begin,
+                                          const VisibleKeys<kRowBlocks>& visible) {
+  if (visible.all(begin, kColBlocks * 8)) return;
+  s.for_each([&](float& x, auto at) {
+    const int query = visible.first + at.row;
+    const int key = begin + at.col;
+    if (key > query || key < visible.key[at.lane_row]) x = -INFINITY;
+  });
+}
+
+// ---- Forward ------------------------------------------------------------------------------------
+
+template <int kHeadDim>
+struct ForwardShape {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kRowBlocks = 2;  // of 16 queries, each warp
+  static constexpr int kQueries = 16 * kRowBlocks * kWarps;
+  static constexpr int kKeys = kD == 128 ? 32 : 64;
+  static constexpr bool kKeepQueries = kD <= 64;
+  static constexpr int kSharedBytes = 2 * kD * (kQueries + 2 * 2 * kKeys);
+};
+
+// Running maximum and sum of the lane's rows.
+template <int kRowBlocks>
+struct RunningSoftmax {
+  __device__ __forceinline__ RunningSoftmax() {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) maximum[i] = kNoMaximum, sum[i] = 0.0f;
+  }
+  // Scores become 2^(score - maximum), and what was summed so far, o too, is scaled to it.
+  template <int kKeyBlocks, int kColBlocks>
+  __device__ __forceinline__ void add(Accumulator<kRowBlocks, kKeyBlocks>& s,
+                                      Accumulator<kRowBlocks, kColBlocks>& o) {
+    float now[2 * kRowBlocks];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) now[i] = maximum[i];
+    s.for_each([&](float x, auto at) { now[at.lane_row] = fmaxf(now[at.lane_row], x); });
+    float rescale[2 * kRowBlocks];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      now[i] = max_of_quad(now[i]);
+      rescale[i] = exp2_approximate(maximum[i] - now[i]);
+      maximum[i] = now[i];
+      sum[i] *= rescale[i];
+    }
+    o.for_each([&](float& x, auto at) { x *= rescale[at.lane_row]; });
+    s.for_each([&](float& x, auto at) {
+      x = exp2_approximate(x - maximum[at.lane_row]);
+      sum[at.lane_row] += x;  // of this lane's columns; the quad's are added at the end
+    });
+  }
+  float maximum[2 * kRowBlocks], sum[2 * kRowBlocks];
+};
+
+template <typename Shape, typename Policy>
+__global__ __launch_bounds__(kThreads) void forward_kernel(SoftmaxProblem p,
+                                                           const __grid_constant__ Policy policy) {
+  constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
+  extern __shared__ __align__(128) __nv_bfloat16 shared[];
+  __nv_bfloat16* const q_tile = shared;
+  __nv_bfloat16* const k_tiles = q_tile + Shape::kQueries * kD;
+  __nv_bfloat16* const v_tiles = k_tiles + 2 * kKeys * kD;
+
+  // The last queries see the most keys: they start first.
+  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
+  const VisibleKeys<kRowBlocks> visible(p, first + warp_row);
+  typename Policy::template QueryRows<kRowBlocks> scores(policy, p, visible.first);
+  const auto load_keys = [&](int key, int stage) {
+    load_rows<kKeys, kD>(stage_of<kKeys, kD>(k_tiles, stage), p, p.k, key);
+    load_rows<kKeys, kD>(stage_of<kKeys, kD>(v_tiles, stage), p, p.v, key);
+    cp_async_commit();
+  };
+
+  const int begin = first_key(p, first) / kKeys * kKeys;
+  const int end = min(first + Shape::kQueries, p.tokens);
+  load_rows<Shape::kQueries, kD>(q_tile, p, p.q, first);
+  load_keys(begin, 0);
+  TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row);
+  Accumulator<kRowBlocks, kD / 8> o;
+  o.clear();
+  RunningSoftmax<kRowBlocks> softmax;
+  for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
+    cp_async_wait<0>();
+    __syncthreads();
+    if (key == begin) q.load();
+    if (key + kKeys < end) load_keys(key + kKeys, stage ^ 1);
+    if (!visible.some(key, kKeys)) continue;
+    Accumulator<kRowBlocks, kKeys / 8> s;
+    product_with_rows(s, q, stage_of<kKeys, kD>(k_tiles, stage));
+    scores.score(s, key);
+    mask_keys(s, key, visible);
+    softmax.add(s, o);
+    add_product<kRowBlocks, kKeys / 8, kD>(o, s, stage_of<kKeys, kD>(v_tiles, stage));
+  }
+
+  const int rows = p.tokens - visible.first;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    softmax.sum[i] = sum_of_quad(softmax.sum[i]);
+    const int row = lane / 4 + i * 8;
+    if (lane % 4 == 0 && row < rows) {
+      p.lse[static_cast<int64_t>(blockIdx.y) * p.tokens + visible.first + row] =
+          (softmax.maximum[i] + log2f(softmax.sum[i])) / kLog2e;
+    }
+  }
+  store_rows(head_row(p, p.o, visible.first), p.o.stride, rows, p.head_dim, o,
+             [&](int i) { return 1.0f / softmax.sum[i]; });
+}
+
+// ---- Backward -----------------------------------------------------------------------------------
+// P = 2^(score - lse), delta = rowsum(do o), dS = P (do v^T - delta); dv = P^T do, dk = scale dS^T
+// q, dq = scale dS k. One kernel for dq and one for dk and dv, each the only writer of its rows: P
+// and dS are computed twice, but nothing is added up in an order that varies. The one for dq comes
+// first and, where the policy wants it, corrects delta by what the rows of dS add up to.
+
+// One warp for each token and head.
+__global__ void delta_kernel(SoftmaxProblem p, float* delta_HT) {
+  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  if (row >= p.tokens) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const __nv_bfloat16* o = head_row(p, p.o, row);
+  const __nv_bfloat16* dout = head_row(p, p.dout, row);
+  float sum = 0.0f;
+  for (int c = lane * 2; c < p.head_dim; c += 64) {
+    const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(o + c));
+    const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(dout + c));
+    sum += a.x * b.x + a.y * b.y;
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  if (lane == 0) delta_HT[static_cast<int64_t>(blockIdx.y) * p.tokens + row] = sum;
+}
+
+template <int kHeadDim>
+struct QueryGradientShape {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kRowBlocks = kD == 128 ? 1 : 2;
+  static constexpr int kQueries = 16 * kRowBlocks * kWarps;
+  static constexpr int kKeys = kD == 128 ? 64 : 32;
+  static constexpr bool kKeepQueries = kD <= 64;
+  static constexpr int kSharedBytes = 2 * kD * (2 * kQueries + 2 * 2 * kKeys);
+};
+
+template <typename Shape, typename Policy>
+__global__ __launch_bounds__(kThreads) void query_gradient_kernel(
+    SoftmaxProblem p, const __grid_constant__ Policy policy, float* delta_HT) {
+  constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
+  extern __shared__ __align__(128) __nv_bfloat16 shared[];
+  __nv_bfloat16* const q_tile = shared;
+  __nv_bfloat16* const dout_tile = q_tile + Shape::kQueries * kD;
+  __nv_bfloat16* const k_tiles = dout_tile + Shape::kQueries * kD;
+  __nv_bfloat16* const v_tiles = k_tiles + 2 * kKeys * kD;
+
+  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
+  const VisibleKeys<kRowBlocks> visible(p, first + warp_row);
+  typename Policy::template QueryRows<kRowBlocks> scores(policy, p, visible.first);
+  const auto load_keys = [&](int key, int stage) {
+    load_rows<kKeys, kD>(stage_of<kKeys, kD>(k_tiles, stage), p, p.k, key);
+    load_rows<kKeys, kD>(stage_of<kKeys, kD>(v_tiles, stage), p, p.v, key);
+    cp_async_commit();
+  };
+  float lse_log2[2 * kRowBlocks], delta[2 * kRowBlocks];
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    const int query = visible.first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8;
+    const int64_t at = static_cast<int64_t>(blockIdx.y) * p.tokens + min(query, p.tokens - 1);
+    lse_log2[i] = query < p.tokens ? p.lse[at] * kLog2e : INFINITY;  // behind the pack: P = 0
+    delta[i] = delta_HT[at];
+  }
+
+  const int begin = first_key(p, first) / kKeys * kKeys;
+  const int end = min(first + Shape::kQueries, p.tokens);
+  load_rows<Shape::kQueries, kD>(q_tile, p, p.q, first);
+  load_rows<Shape::kQueries, kD>(dout_tile, p, p.dout, first);
+  load_keys(begin, 0);
+  TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row), dout(dout_tile, warp_row);
+  Accumulator<kRowBlocks, kD / 8> dq;
+  dq.clear();
+  float residual[2 * kRowBlocks] = {};  // what the rows of ds add up to
+  for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
+    cp_async_wait<0>();
+    __syncthreads();
+    if (key == begin) q.load(), dout.load();
+    if (key + kKeys < end) load_keys(key + kKeys, stage ^ 1);
+    if (!visible.some(key, kKeys)) continue;
+    Accumulator<kRowBlocks, kKeys / 8> s, ds;
+    product_with_rows(s, q, stage_of<kKeys, kD>(k_tiles, stage));
+    scores.score(s, key);
+    mask_keys(s, key, visible);
+    s.for_each([&](float& x, auto at) { x = exp2_approximate(x - lse_log2[at.lane_row]); });
+    product_with_rows(ds, dout, stage_of<kKeys, kD>(v_tiles, stage));
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int c = 0; c < kKeys / 8; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          ds.at[r][c][i] = s.at[r][c][i] * (ds.at[r][c][i] - delta[r * 2 + i / 2]);
+        }
+      }
+    }
+    if constexpr (Policy::kExactDelta) {
+      ds.for_each([&](float x, auto at) { residual[at.lane_row] += x; });
+    }
+    add_product<kRowBlocks, kKeys / 8, kD>(dq, ds, stage_of<kKeys, kD>(k_tiles, stage));
+  }
+  if constexpr (Policy::kExactDelta) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      const int query = visible.first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8;
+      const float sum = sum_of_quad(residual[i]);
+      if (threadIdx.x % 4 == 0 && query < p.tokens) {
+        delta_HT[static_cast<int64_t>(blockIdx.y) * p.tokens + query] = delta[i] + sum;
+      }
+    }
+  }
+  store_rows(head_row(p, p.dq, visible.first), p.dq.stride, p.tokens - visible.first, p.head_dim,
+             dq, [&](int) { return p.scale; });
+}
+
+template <int kHeadDim>
+struct KeyGradientShape {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kRowBlocks = kD == 128 ? 1 : 2;  // of 16 keys, each warp
+  static constexpr int kKeys = 16 * kRowBlocks * kWarps;
+  static constexpr int kQueries = 32;
+  // Two stages of q, do and of the queries' lse, delta and positions.
+  static constexpr int kSharedBytes =
+      2 * kD * (2 * kKeys + 2 * 2 * kQueries) + 2 * 3 * 4 * kQueries;
+};
+
+// What the inner loop over queries knows of each: [kQueries] in shared memory.
+struct QueryValues {
+  float* lse;
+  float* delta;
+  int* position;
+};
+
+// The end of the document of `token`.
+__device__ __forceinline__ int document_end(const SoftmaxProblem& p, int token) {
+  int low = 0, high = p.sequences;  // cu_seqlens[low] <= token < cu_seqlens[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (p.cu_seqlens[middle] <= token ? low : high) = middle;
+  }
+  return p.cu_seqlens[high];
+}
+
+// P^T and dS^T [keys, queries] of one warp from the scores and the products v do^T: s becomes P^T,
+// ds becomes dS^T.
+template <int kRowBlocks, int kColBlocks>
+__device__ __forceinline__ void differentiate(Accumulator<kRowBlocks, kColBlocks>& s,
+                                              Accumulator<kRowBlocks, kColBlocks>& ds,
+                                              int first_row, int first_query, int window,
+                                              bool masked, const QueryValues& values) {
+  const int row = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int col = static_cast<int>(threadIdx.x) % 4 * 2;
+  const auto apply = [&](auto is_masked) {
+#pragma unroll
+    for (int c = 0; c < kColBlocks; ++c) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int in_tile = c * 8 + col + odd;
+        const int query = first_query + in_tile;
+        const float lse_log2 = values.lse[in_tile] * kLog2e;
+        const float delta = values.delta[in_tile];
+        const int lowest = is_masked() ? first_key(query, values.position[in_tile], window) : 0;
+#pragma unroll
+        for (int r = 0; r < 2 * kRowBlocks; ++r) {
+          const int key = first_row + row + r * 8;
+          float& x = s.at[r / 2][c][r % 2 * 2 + odd];
+          float& dx = ds.at[r / 2][c][r % 2 * 2 + odd];
+          x = exp2_approximate(x - lse_log2);
+          if (is_masked() && (key > query || key < lowest)) x = 0.0f;
+          dx = x * (dx - delta);
+        }
+      }
+    }
+  };
+  if (masked) {
+    apply([] { return true; });
+  } else {
+    apply([] { return false; });
+  }
+}
+
+template <typename Shape, typename Policy>
+__global__ __launch_bounds__(kThreads) void key_gradient_kernel(
+    SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
+  constexpr int kD = Shape::kD, kQueries = Shape::kQueries, kRowBlocks = Shape::kRowBlocks;
+  extern __shared__ __align__(128) __nv_bfloat16 shared[];
+  __nv_bfloat16* const k_tile = shared;
+  __nv_bfloat16* const v_tile = k_tile + Shape::kKeys * kD;
+  __nv_bfloat16* const q_tiles = v_tile + Shape::kKeys * kD;
+  __nv_bfloat16* const dout_tiles = q_tiles + 2 * kQueries * kD;
+  float* const values_of_stages = reinterpret_cast<float*>(dout_tiles + 2 * kQueries * kD);
+  const auto values_of = [&](int stage) {
+    float* const at = values_of_stages + stage * 3 * kQueries;
+    return QueryValues{at, at + kQueries, reinterpret_cast<int*>(at + 2 * kQueries)};
+  };
+
+  const int first = static_cast<int>(blockIdx.x) * Shape::kKeys;
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
+  const int warp_first = first + warp_row;  // keys of the warp
+  const int warp_last = warp_first + 16 * kRowBlocks - 1;
+  typename Policy::template KeyRows<kRowBlocks> scores(policy, p, warp_first);
+  const auto load_queries = [&](int query, int stage) {
+    load_rows<kQueries, kD>(stage_of<kQueries, kD>(q_tiles, stage), p, p.q, query);
+    load_rows<kQueries, kD>(stage_of<kQueries, kD>(dout_tiles, stage), p, p.dout, query);
+    const int i = static_cast<int>(threadIdx.x) % kQueries;
+    const bool valid = query + i < p.tokens;  // queries behind the pack: do = 0 and delta = 0
+    const int row = valid ? query + i : 0;
+    const int64_t at = static_cast<int64_t>(blockIdx.y) * p.tokens + row;
+    const QueryValues to = values_of(stage);
+    const int which = static_cast<int>(threadIdx.x) / kQueries;
+    if (which == 0) cp_async4(shared_address(to.lse + i), p.lse + at, valid);
+    if (which == 1) cp_async4(shared_address(to.delta + i), delta_HT + at, valid);
+    if (which == 2) cp_async4(shared_address(to.position + i), p.positions + row, valid);
+    cp_async_commit();
+  };
+
+  const int last = min(first + Shape::kKeys, p.tokens) - 1;
+  const int end =
+      p.window > 0 ? min(document_end(p, last), last + p.window) : document_end(p, last);
+  load_rows<Shape::kKeys, kD>(k_tile, p, p.k, first);
+  load_rows<Shape::kKeys, kD>(v_tile, p, p.v, first);
+  load_queries(first, 0);
+  const TileRows<kRowBlocks, kD, false> k(k_tile, warp_row), v(v_tile, warp_row);
+  Accumulator<kRowBlocks, kD / 8> dk, dv;
+  dk.clear();
+  dv.clear();
+  scores.begin_gradient(values_of_stages + 2 * 3 * kQueries);
+  for (int query = first, stage = 0; query < end; query += kQueries, stage ^= 1) {
+    cp_async_wait<0>();
+    __syncthreads();
+    if (query + kQueries < end) load_queries(query + kQueries, stage ^ 1);
+    const QueryValues values = values_of(stage);
+    const int lowest = first_key(query, values.position[0], p.window);
+    const int highest = first_key(query + kQueries - 1, values.position[kQueries - 1], p.window);
+    if (query + kQueries <= warp_first || lowest > warp_last) continue;
+    const bool masked = query < warp_last || highest > warp_first;
+    Accumulator<kRowBlocks, kQueries / 8> s, ds;
+    product_with_rows(s, k, stage_of<kQueries, kD>(q_tiles, stage));
+    product_with_rows(ds, v, stage_of<kQueries, kD>(dout_tiles, stage));
+    scores.score(s, query);
+    differentiate(s, ds, warp_first, query, p.window, masked, values);
+    add_product<kRowBlocks, kQueries / 8, kD>(dv, s, stage_of<kQueries, kD>(dout_tiles, stage));
+    scores.add_gradient(ds, query);
+    add_product<kRowBlocks, kQueries / 8, kD>(dk, ds, stage_of<kQueries, kD>(q_tiles, stage));
+  }
+  scores.end_gradient();
+  const int rows = p.tokens - warp_first;
+  store_rows(head_row(p, p.dk, warp_first), p.dk.stride, rows, p.head_dim, dk,
+             [&](int) { return p.scale; });
+  store_rows(head_row(p, p.dv, warp_first), p.dv.stride, rows, p.head_dim, dv,
+             [&](int) { return 1.0f; });
+}
+
+// ---- Launches -----------------------------------------------------------------------------------
+
+dim3 grid_of(const SoftmaxProblem& p, int rows) {
+  return dim3((p.tokens + rows - 1) / rows, p.heads);
+}
+
+template <typename Kernel, typename... Arguments>
+cudaError_t launch(cudaStream_t stream, Kernel* kernel, dim3 grid, int shared_bytes,
+                   Arguments... arguments) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<grid, kThreads, shared_bytes, stream>>>(arguments...);
+  return cudaGetLastError();
+}
+
+template <int kD, typename Policy>
+cudaError_t launch_forward(cudaStream_t stream, const SoftmaxProblem& p, const Policy& policy) {
+  using Shape = ForwardShape<kD>;
+  return launch(stream, forward_kernel<Shape, Policy>, grid_of(p, Shape::kQueries),
+                Shape::kSharedBytes, p, policy);
+}
+
+template <int kD, typename Policy>
+cudaError_t launch_backward(cudaStream_t stream, const SoftmaxProblem& p, const Policy& policy,
+                            float* delta) {
+  using Queries = QueryGradientShape<kD>;
+  using Keys = KeyGradientShape<kD>;
+  constexpr int kPolicyBytes = Policy::template KeyRows<Keys::kRowBlocks>::shared_bytes();
+  cudaError_t error = launch(stream, delta_kernel, grid_of(p, kWarps), 0, p, delta);
+  if (error != cudaSuccess) return error;
+  error = launch(stream, query_gradient_kernel<Queries, Policy>, grid_of(p, Queries::kQueries),
+                 Queries::kSharedBytes, p, policy, delta);
+  if (error != cudaSuccess) return error;
+  return launch(stream, key_gradient_kernel<Keys, Policy>, grid_of(p, Keys::kKeys),
+                Keys::kSharedBytes + kPolicyBytes, p, policy, static_cast<const float*>(delta));
+}
+
+// body(Int<kD>) with the tile width for the problem's head dimension.
+template <typename Body>
+cudaError_t with_head_dim(const SoftmaxProblem& p, Body&& body) {
+  if (p.head_dim > 128 || p.head_dim % 8 != 0) return cudaErrorInvalidValue;
+  if (p.tokens == 0) return cudaSuccess;
+  if (p.head_dim <= 32) return body(Int<32>{});
+  if (p.head_dim <= 64) return body(Int<64>{});
+  return body(Int<128>{});
+}
+
+template <typename Policy>
+cudaError_t forward(cudaStream_t stream, const SoftmaxProblem& p, const Policy& policy) {
+  return with_head_dim(
+      p, [&](auto d) { return launch_forward<decltype(d)::value>(stream, p, policy); });
+}
+
+template <typename Policy>
+cudaError_t backward(cudaStream_t stream, const SoftmaxProblem& p, const Policy& policy,
+                     float* delta) {
+  return with_head_dim(
+      p, [&](auto d) { return launch_backward<decltype(d)::value>(stream, p, policy, delta); });
+}
+
+}  // namespace
+}  // namespace sbtrain::kernels

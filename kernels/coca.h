@@ -1,0 +1,22 @@
+// The transforms of CoCA, see ops/coca.h.
+#pragma once
+
+#include "kernels/rope.h"
+
+namespace sbtrain::kernels {
+
+enum class CocaTransform : uint8_t { kQuery, kQueryBackward, kKey, kKeyBackward };
+
+// y [rows, heads * head_dim] bf16 from x and, backward, from dy; all may be the same. `y` says
+// where it lies and holds positions and rotation as for rope(). x is q (query, also backward), t
+// (key) or the key itself (key, backward). Source: coca.cu.
+struct Coca {
+  Rope y;
+  const __nv_bfloat16* x;
+  int64_t x_stride;
+  const __nv_bfloat16* dy;  // backward
+  int64_t dy_stride;
+};
+void coca(cudaStream_t stream, CocaTransform transform, bool strict, const Coca& p);
+
+}  // namespace sbtrain::kernels
