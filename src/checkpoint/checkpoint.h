@@ -90,7 +90,8 @@ struct SavedCheckpoint {
 SavedCheckpoint save_checkpoint(const Storage& storage, const std::filesystem::path& run,
                                 const Snapshot& snapshot, const RankGroup& group, int64_t keep);
 
-// Removes what a crash left behind (step-*.tmp). Only the holder of the run's lock may call it.
+// Removes what a crash left behind (step-*.tmp) and lets `latest` name the newest checkpoint. Only
+// the holder of the run's lock may call it.
 void clean_up_checkpoints(const Storage& storage, const std::filesystem::path& run);
 
 // ---- listing: checkpoint_find.cpp
@@ -160,6 +161,9 @@ class CheckpointReader {
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& folder);
 
 // ---- choosing the one to read: checkpoint_find.cpp
+
+// What <run>/checkpoints/latest holds, up to 64 bytes. Throws where it cannot be read.
+std::string latest_text(const std::filesystem::path& run);
 
 // What is wrong with <run>/checkpoints/latest; empty: nothing, or there is none.
 std::string verify_latest(const std::filesystem::path& run);

@@ -55,6 +55,13 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   return list;
 }
 
+std::string latest_text(const fs::path& run) {
+  const InputFile file(checkpoints_of(run) / kLatest);
+  std::string text(std::min<uint64_t>(file.size(), 64), '\0');
+  file.read(0, text.data(), text.size());
+  return text;
+}
+
 std::string verify_latest(const fs::path& run) {
   const std::vector<CheckpointInfo> list = list_checkpoints(run);
   if (list.empty()) return "";
@@ -62,9 +69,7 @@ std::string verify_latest(const fs::path& run) {
   std::error_code unreadable;
   if (!fs::exists(path, unreadable) && !unreadable) return "";  // the first save was cut off
   try {
-    const InputFile file(path);
-    std::string text(std::min<uint64_t>(file.size(), 64), '\0');
-    file.read(0, text.data(), text.size());
+    const std::string text = latest_text(run);
     for (const CheckpointInfo& info : list) {
       if (text == step_name(info.step) + "\n") return "";
     }

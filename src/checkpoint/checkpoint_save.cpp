@@ -257,6 +257,25 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
   return {folder, manifest.bytes()};
 }
 
+namespace {
+
+// A save that was cut off behind its rename left `latest` on the checkpoint before it.
+void repair_latest(const Storage& storage, const fs::path& run) {
+  for (const CheckpointInfo& info : list_checkpoints(run)) {
+    if (!info.problem.empty()) continue;
+    const std::string text = step_name(info.step) + "\n";
+    bool good = false;
+    try {
+      good = latest_text(run) == text;
+    } catch (const Error&) {  // none, or unreadable
+    }
+    if (!good) storage.replace_file(checkpoints_of(run) / kLatest, text);
+    return;
+  }
+}
+
+}  // namespace
+
 void clean_up_checkpoints(const Storage& storage, const fs::path& run) {
   const fs::path parent = checkpoints_of(run);
   const std::vector<std::string> names = names_in(parent);
@@ -276,6 +295,7 @@ void clean_up_checkpoints(const Storage& storage, const fs::path& run) {
       storage.remove_tree(parent / name);
     }
   }
+  repair_latest(storage, run);
 }
 
 }  // namespace sbtrain

@@ -76,6 +76,10 @@ TEST(Crash, AtEveryOperationOfASave) {
         save_step(run.path(), c.new_step, 1, storage);
       });
       expect_usable(run.path(), c.old_step, c.new_step);
+      if (const std::optional<CheckpointReader> newest = open_newest(run.path())) {
+        clean_up_checkpoints(Storage(), run.path());
+        EXPECT_EQ(latest_text(run.path()), newest->folder().filename().string() + "\n");
+      }
       save_step(run.path(), 3, 1);  // and life goes on
       expect_content(*open_newest(run.path()), 3);
       if (HasFailure()) FAIL() << "killed at operation " << n << " of saving " << c.new_step;
