@@ -55,7 +55,7 @@ changed_sources() {
 }
 
 compiled=$(grep -o '"file": "[^"]*"' build/release/compile_commands.json | cut -d'"' -f4 |
-  sed "s|^$root/||" | grep -v "^build/" | sort -u)
+  sed "s|^$root/||" | grep -v "^build/" | grep '\.cpp$' | sort -u) # version 14 cannot read CUDA 13
 if [ "$mode" = --all ]; then
   files=$compiled
 else
