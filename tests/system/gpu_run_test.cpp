@@ -1,5 +1,7 @@
 // Whole runs of the program on the GPU: as on the CPU within rounding, and equal bits when they
 // are repeated or continued.
+#include <fmt/format.h>
+
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -170,7 +172,7 @@ TEST_F(GpuSystemTest, ASignalSavesAndTheRunContinues) {
 TEST_F(GpuSystemTest, CheckpointsMoveBetweenDevices) {
   for (const std::string from : {"cuda", "cpu"}) {
     const std::string to = from == "cuda" ? "cpu" : "cuda";
-    const std::string moved = from + "-then-" + to;
+    const std::string moved = fmt::format("{}-then-{}", from, to);
     ASSERT_EQ(run(twenty_steps(from, from)), 0) << output_;
     copy_run(from, moved, 10);
     ASSERT_EQ(run(twenty_steps(moved, to)), 0) << output_;

@@ -1,4 +1,6 @@
 // Whole runs of the program: training, interruptions, faults and what comes after them.
+#include <fmt/format.h>
+
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -55,7 +57,7 @@ TEST_F(SystemTest, OtherLayoutsTrain) {
       {"coca", "{attention: [{type: coca}, {type: softmax, position: fire, window: 16}]}"}};
   for (const auto& [name, model] : models) {
     write_file(path(name + ".yaml"),
-               "include: config.yaml\nname: " + name + "\nmodel: " + model + "\n");
+               fmt::format("include: config.yaml\nname: {}\nmodel: {}\n", name, model));
     ASSERT_EQ(run({"--config", path(name + ".yaml"), "--out", path(name)}), 0) << output_;
     const std::vector<std::string> history = records(name);
     EXPECT_LT(loss_at(history, 60, "validation/loss"),
