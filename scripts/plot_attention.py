@@ -2,9 +2,10 @@
 """Draws the attention maps that `sbtrain eval --attention-maps FOLDER` wrote, as heat maps.
 
     scripts/plot_attention.py maps                          # writes maps/attention.png
-    scripts/plot_attention.py maps --layers 0,3 --heads 1 -o map.png
+    scripts/plot_attention.py maps --layers 0,3 --heads 1 -o map.png --title "Stick-breaking"
 
-Rows are queries, columns are keys. Needs matplotlib and numpy (Debian and Ubuntu: apt-get install
+Rows are queries, columns are keys. Where the file says what the true positions are (--task-example)
+they are ringed. Needs matplotlib and numpy (Debian and Ubuntu: apt-get install
 python3-matplotlib).
 """
 
@@ -80,6 +81,12 @@ def draw(folder, arguments, output):
         # The square root of the scale shows small weights as well.
         image = axes.imshow(load(folder, item, tokens, numpy), cmap="Blues",
                             norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
+        positions = header.get("positions", [])
+        if positions:
+            side = axes.get_window_extent().width * 72 / figure.dpi / tokens
+            axes.scatter([key for _, key in positions], [query for query, _ in positions],
+                         s=max(2, (1.5 * side) ** 2), facecolors="none", edgecolors="#d1622b",
+                         linewidths=0.5)
         axes.set_title(f"layer {item['layer']}, head {item['head']}", fontsize=8)
         axes.tick_params(colors=INK, length=0, labelsize=6)
         axes.set_xticks([])
@@ -89,6 +96,8 @@ def draw(folder, arguments, output):
             names = [repr(text)[1:-1] for text in texts]
             axes.set_xticks(range(tokens), names, rotation=90)
             axes.set_yticks(range(tokens), names)
+    if arguments.title:
+        figure.suptitle(arguments.title, fontsize=10)
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     figure.colorbar(image, ax=grid, shrink=0.6, label="weight")
@@ -104,6 +113,7 @@ def parse_arguments():
     parser.add_argument("folder", type=Path, help="what --attention-maps was given")
     parser.add_argument("--layers", metavar="N,...", help="default: all")
     parser.add_argument("--heads", metavar="N,...", help="default: all")
+    parser.add_argument("--title", help="default: none")
     parser.add_argument("-o", "--output", metavar="PNG", help="default: attention.png in the folder")
     return parser.parse_args()
 

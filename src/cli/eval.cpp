@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
@@ -74,6 +75,12 @@ struct Evaluation {
             .micro_batch = std::max<int64_t>(1, tokens_at_once() / length),
             .max_tokens = options.tokens > 0 ? options.tokens : kAllTokens,
             .predict_across_documents = config.data.predict_across_documents};
+  }
+  int64_t sequence_length() const {
+    return options.sequence_length > 0 ? options.sequence_length : config.train.sequence_length;
+  }
+  Task task() const {
+    return {config.data.task, config.model.vocab, sequence_length(), config.seed};
   }
   // As many as in training.
   int64_t tokens_at_once() const { return config.train.micro_batch * config.train.sequence_length; }
@@ -153,8 +160,7 @@ void print_result(const std::string& title, const Perplexity& result) {
 
 void evaluate_rows(const Evaluation& run) {
   const EvalOptions& options = run.options;
-  const int64_t length =
-      options.sequence_length > 0 ? options.sequence_length : run.config.train.sequence_length;
+  const int64_t length = run.sequence_length();
   const HeldOut held_out(run.held_out(length));
   if (held_out.empty()) fail_without_data();
   InferenceModel model(run.config.model, run.checkpoint, run.backend);
@@ -313,16 +319,31 @@ void evaluate_sliding(const Evaluation& run) {
 
 void evaluate_attention(const Evaluation& run) {
   const EvalOptions& options = run.options;
+  std::optional<Task> task;
+  if (options.attention.of_task()) {
+    if (!run.config.data.task.active()) {
+      fail(ExitCode::kUsage, "--{}: the model was not trained on a task (data.task)",
+           options.attention.task_positions > 0 ? "task-positions" : "task-example");
+    }
+    task.emplace(run.task());
+  }
+  const Task* examples = task ? &*task : nullptr;
   InferenceModel model(run.config.model, run.checkpoint, run.backend);
   if (!options.attention.maps.empty()) {
-    const Json maps = dump_attention_maps(model, options.attention, run.tokenizer());
+    const std::string tokenizer = task ? "" : run.tokenizer();
+    const Json maps = dump_attention_maps(model, options.attention, tokenizer, examples);
     fmt::print("{} maps of {} tokens in {}\n", maps["maps"].size(), maps["tokens"].size(),
                options.attention.maps);
     return;
   }
-  const Json overlap = measure_overlap(model, options.attention);
+  const Json overlap = measure_overlap(model, options.attention, examples);
   if (*options.json) {
     Json json = run.header();
+    if (task) {
+      json["task"] = task->config().type;
+      json["pairs"] = task->config().pairs;
+      json["sequence_length"] = task->length();
+    }
     json.update(overlap);
     return write_json(options, json);
   }
@@ -340,9 +361,8 @@ void evaluate_attention(const Evaluation& run) {
 
 void evaluate_task(const Evaluation& run) {
   const EvalOptions& options = run.options;
-  const int64_t length =
-      options.sequence_length > 0 ? options.sequence_length : run.config.train.sequence_length;
-  const Task task(run.config.data.task, run.config.model.vocab, length, run.config.seed);
+  const Task task = run.task();
+  const int64_t length = task.length();
   InferenceModel model(run.config.model, run.checkpoint, run.backend);
   const TaskAccuracy result =
       task_accuracy(task, std::max<int64_t>(1, run.tokens_at_once() / length),
@@ -365,6 +385,7 @@ void evaluate_task(const Evaluation& run) {
 }
 
 ExitCode run_eval(const EvalOptions& options) {
+  options.attention.check();
   const Evaluation run(options);
   if (options.attention.asked()) {
     evaluate_attention(run);

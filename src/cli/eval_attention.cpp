@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "data/atomic_file.h"
 #include "data/tokenizer.h"
-#include "eval/attention_overlap.h"
+#include "eval/task_positions.h"
 
 namespace sbtrain {
 namespace {
@@ -32,19 +32,16 @@ const std::string& module_of(const ModelConfig& config, int64_t layer) {
   return config.attention[static_cast<size_t>(layer) % config.attention.size()].type;
 }
 
-struct Example {
-  std::vector<int32_t> tokens;
-  std::vector<TruePosition> positions;
-};
-
-std::vector<Example> read_examples(const std::string& path) {
+// {"examples": [{"tokens": [ids], "positions": [[query, key], ...]}, ...]}
+std::vector<AttentionExample> read_examples(const std::string& path) {
   std::ifstream file(path);
   if (!file) fail(ExitCode::kData, "{}: cannot read it", path);
   try {
-    std::vector<Example> examples;
+    std::vector<AttentionExample> examples;
     const Json json = Json::parse(file);
     for (const Json& item : json.at("examples")) {
-      Example example{.tokens = item.at("tokens").get<std::vector<int32_t>>(), .positions = {}};
+      AttentionExample example{.tokens = item.at("tokens").get<std::vector<int32_t>>(),
+                               .positions = {}};
       for (const auto& [query, key] :
            item.at("positions").get<std::vector<std::pair<int64_t, int64_t>>>()) {
         example.positions.push_back({query, key});
@@ -60,6 +57,17 @@ std::vector<Example> read_examples(const std::string& path) {
   }
 }
 
+AttentionExample task_example(const Task& task, int64_t index, const char* option) {
+  if (index >= task.config().eval_examples) {
+    fail(ExitCode::kUsage, "{}: the task has {} held-out examples", option,
+         task.config().eval_examples);
+  }
+  PackedBatch batch;
+  clear(batch, task.length());
+  task.append_example(batch, Task::Split::kHeldOut, index);
+  return {.tokens = batch.tokens, .positions = answer_positions(batch)};
+}
+
 }  // namespace
 
 void AttentionEvalOptions::add(CLI::App& command) {
@@ -73,34 +81,66 @@ void AttentionEvalOptions::add(CLI::App& command) {
   CLI::Option* ids = command.add_option("--token-ids", token_ids, "Or tokens, such as 17,4,99")
                          ->delimiter(',')
                          ->group(group);
-  words->needs(folder)->excludes(ids);
-  ids->needs(folder);
+  CLI::Option* of_task =
+      command
+          .add_option("--task-example", task_example,
+                      "Or a held-out example, by its index from 0, of the task that the model was "
+                      "trained on")
+          ->check(CLI::NonNegativeNumber)
+          ->group(group);
+  words->needs(folder)->excludes(ids)->excludes(of_task);
+  ids->needs(folder)->excludes(of_task);
+  of_task->needs(folder);
   CLI::Option* positions =
       command
           .add_option("--true-positions", true_positions,
                       "Overlap of every head's attention with the true positions in this JSON file")
           ->excludes(folder)
           ->group(group);
-  command.add_option("--threshold", threshold, "Weights above it count as attended")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str()
-      ->needs(positions)
+  command
+      .add_option("--task-positions", task_positions,
+                  "The same for so many held-out examples of the task that the model was trained "
+                  "on, whose true positions are the answers")
+      ->check(CLI::PositiveNumber)
+      ->excludes(folder)
+      ->excludes(positions)
       ->group(group);
+  threshold_option =
+      command.add_option("--threshold", threshold, "Weights above it count as attended")
+          ->check(CLI::Range(0.0, 1.0))
+          ->capture_default_str()
+          ->group(group);
+}
+
+void AttentionEvalOptions::check() const {
+  if (*threshold_option && true_positions.empty() && task_positions == 0) {
+    fail(ExitCode::kUsage, "--threshold requires --true-positions or --task-positions");
+  }
 }
 
 Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& options,
-                         const std::string& tokenizer_path) {
+                         const std::string& tokenizer_path, const Task* task) {
   const ModelConfig& config = model.model().config();
   std::vector<int32_t> tokens = options.token_ids;
+  std::vector<TruePosition> positions;
   std::optional<Tokenizer> tokenizer;
   if (!tokenizer_path.empty()) tokenizer.emplace(tokenizer_path);
   if (!options.text.empty()) {
     if (!tokenizer) fail(ExitCode::kUsage, "--text needs a tokenizer: give it by --tokenizer");
     tokens = tokenizer->encode(options.text);
   }
-  check_tokens(tokens, config.vocab, options.text.empty() ? "--token-ids" : "--text");
+  if (task) {
+    AttentionExample example = task_example(*task, options.task_example, "--task-example");
+    tokens = std::move(example.tokens);
+    positions = std::move(example.positions);
+  }
+  check_tokens(tokens, config.vocab,
+               task                   ? "--task-example"
+               : options.text.empty() ? "--token-ids"
+                                      : "--text");
 
   Json header = {{"tokens", tokens}};
+  for (const auto& [query, key] : positions) header["positions"].push_back({query, key});
   for (const int32_t token : tokens) {
     if (tokenizer && token < tokenizer->size()) {
       header["texts"].push_back(std::string(tokenizer->bytes(token)));
@@ -137,12 +177,17 @@ Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& opti
   return header;
 }
 
-Json measure_overlap(InferenceModel& model, const AttentionEvalOptions& options) {
+Json measure_overlap(InferenceModel& model, const AttentionEvalOptions& options, const Task* task) {
   const ModelConfig& config = model.model().config();
-  const std::vector<Example> examples = read_examples(options.true_positions);
+  const std::string where = task ? "--task-positions" : options.true_positions;
+  std::vector<AttentionExample> examples;
+  if (!task) examples = read_examples(where);
+  for (int64_t i = 0; task && i < options.task_positions; ++i) {
+    examples.push_back(task_example(*task, i, "--task-positions"));
+  }
   std::map<std::pair<int64_t, int64_t>, AttentionOverlap> heads;
-  for (const Example& example : examples) {
-    check_tokens(example.tokens, config.vocab, options.true_positions);
+  for (const AttentionExample& example : examples) {
+    check_tokens(example.tokens, config.vocab, where);
     model.attention_maps(example.tokens, [&](int64_t layer, int64_t head, const AttentionMap& map) {
       heads.try_emplace({layer, head}, options.threshold).first->second.add(map, example.positions);
     });

@@ -144,7 +144,8 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
       {{"--text", "a"}, 2, "--attention-maps"},
       {{"--attention-maps", path("maps")}, 2, "0 tokens"},
       {{"--attention-maps", path("maps"), "--token-ids", "3,400"}, 2, "token 400 is outside"},
-      {{"--true-positions", path("missing.json")}, 4, "missing.json"}};
+      {{"--true-positions", path("missing.json")}, 4, "missing.json"},
+      {{"--task-positions", "3"}, 2, "--task-positions: the model was not trained on a task"}};
   for (const auto& [arguments, code, message] : bad) {
     EXPECT_EQ(evaluate(arguments), code) << output_;
     EXPECT_NE(output_.find(message), std::string::npos) << output_;

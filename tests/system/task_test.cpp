@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <csignal>
+#include <cstring>
 
 #include "runs.h"
 
@@ -49,8 +50,15 @@ best_over: [train.lr]
 )");
   }
 
-  nlohmann::json evaluate(const std::string& out) {
-    EXPECT_EQ(run({"eval", "--checkpoint", path(out), "--device", "cpu", "--json"}), 0) << output_;
+  int evaluates(const std::string& out, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "--checkpoint", path(out), "--device", "cpu"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  }
+
+  nlohmann::json evaluate(const std::string& out, std::vector<std::string> more = {}) {
+    more.emplace_back("--json");
+    EXPECT_EQ(evaluates(out, more), 0) << output_;
     return nlohmann::json::parse(output_.substr(output_.find('{')));
   }
 
@@ -78,6 +86,48 @@ TEST_F(TaskRun, LearnsMqarAndStopsThere) {
   EXPECT_EQ(run(training("run")), 0);  // the stop is part of the checkpoint
   EXPECT_NE(output_.find("complete"), std::string::npos) << output_;
   EXPECT_EQ(records("run"), history);
+}
+
+// The model that has learned the task looks at the answers; and what is said of one example is what
+// its map says.
+TEST_F(TaskRun, LooksAtTheAnswers) {
+  ASSERT_EQ(run(training("run")), 0) << output_;
+  const nlohmann::json all = evaluate("run", {"--task-positions", "50"});
+  EXPECT_EQ(all.at("task"), "mqar");
+  EXPECT_EQ(all.at("examples"), 50);
+  ASSERT_EQ(all.at("heads").size(), 1U);  // the convolution has no map
+  const nlohmann::json& head = all.at("heads").at(0);
+  EXPECT_EQ(head.at("layer"), 1);
+  EXPECT_EQ(head.at("queries"), 200);
+  EXPECT_GT(head.at("iou_top"), 0.7);
+  EXPECT_GT(head.at("mass"), 0.5);
+
+  ASSERT_EQ(evaluates("run", {"--attention-maps", path("maps"), "--task-example", "0"}), 0)
+      << output_;
+  const nlohmann::json maps = nlohmann::json::parse(read_file(path("maps/maps.json")));
+  const auto positions = maps.at("positions").get<std::vector<std::pair<size_t, size_t>>>();
+  ASSERT_EQ(positions.size(), 4U);
+  const std::string bytes =
+      read_file(path("maps/" + maps.at("maps").at(0).at("file").get<std::string>()));
+  std::vector<float> weights(bytes.size() / sizeof(float));
+  ASSERT_EQ(weights.size(), 32U * 32U);
+  std::memcpy(weights.data(), bytes.data(), bytes.size());
+  double mass = 0;
+  for (const auto& [query, key] : positions) mass += double{weights[query * 32 + key]} / 4;
+  const nlohmann::json one = evaluate("run", {"--task-positions", "1"});
+  EXPECT_NEAR(one.at("heads").at(0).at("mass").get<double>(), mass, 1e-6);
+
+  ASSERT_EQ(evaluates("run", {"--task-positions", "2"}), 0) << output_;
+  EXPECT_NE(output_.find("IoU top"), std::string::npos) << output_;
+  const std::vector<std::pair<std::vector<std::string>, std::string>> bad = {
+      {{"--task-positions", "251"}, "--task-positions: the task has 250 held-out examples"},
+      {{"--attention-maps", path("maps"), "--task-example", "250"}, "250 held-out examples"},
+      {{"--task-example", "1"}, "--attention-maps"},
+      {{"--threshold", "0.3"}, "--threshold requires"}};
+  for (const auto& [arguments, message] : bad) {
+    EXPECT_EQ(evaluates("run", arguments), 2) << output_;
+    EXPECT_NE(output_.find(message), std::string::npos) << output_;
+  }
 }
 
 TEST_F(TaskRun, InterruptedRunsContinueExactly) {

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 
 #include "cli/cli.h"
 #include "config/schema.h"
@@ -158,6 +159,19 @@ TEST(CommandLine, OptionsReachTheConfiguration) {
   EXPECT_EQ(config.seed, 9U);
   EXPECT_EQ(config.name, "other");
   EXPECT_EQ(config.stages.at(0).schedule.warmup.count, 5);
+}
+
+// The plan of every shipped run can be made, without its data and without its device.
+TEST(CommandLine, EveryShippedConfigRunsDry) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SBTRAIN_SOURCE "/configs")) {
+    if (entry.path().extension() != ".yaml") continue;
+    const Outcome outcome = run({"train", "--dry-run", "--config", entry.path().string()});
+    EXPECT_EQ(outcome.code, 0) << entry.path() << ": " << outcome.err;
+    EXPECT_TRUE(contains(outcome.out, "parameters")) << entry.path() << ": " << outcome.out;
+    ++count;
+  }
+  EXPECT_GE(count, 40);
 }
 
 TEST(CommandLine, DocsPrintTheReference) {
