@@ -35,6 +35,11 @@ bool cuda_available([[maybe_unused]] std::string* why) {
 #if SBTRAIN_HAS_CUDA
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
+  int driver = 0;  // stays 0 where there is none
+  if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+      driver == 0) {
+    return no("there is no NVIDIA driver");
+  }
   if (error != cudaSuccess) return no(cudaGetErrorString(error));
   if (devices == 0) return no("there is no CUDA device");
   int major = 0;
