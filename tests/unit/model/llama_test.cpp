@@ -233,7 +233,7 @@ std::vector<Case> cases() {
           {"based_bias", based},
           {"gpt", biased, make_gpt},
           {"gpt_stickbreaking", plain, make_gpt},
-          {"hybrid", {}, make_hybrid, 5e-4},
+          {"hybrid", {}, make_hybrid, 1e-3},
           {"stickbreaking", plain},
           {"bias_norm_gate", rich},
           {"value_current", value},
