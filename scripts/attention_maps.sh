@@ -14,50 +14,16 @@
 set -euo pipefail
 
 called_from=$PWD
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cd "$root"
-
-out=runs/maps
-python=${PYTHON:-/usr/bin/python3} # the one that Debian's matplotlib belongs to
-models=()
-options=()
-example=0
-examples=100
-
-while [ $# -gt 0 ]; do
-  case $1 in
-    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    --out | --example | --examples)
-      [ $# -gt 1 ] || { echo "attention_maps: $1 needs a value" >&2; exit 2; }
-      case $1 in
-        --example) example=$2 ;;
-        --examples) examples=$2 ;;
-        *) case $2 in /*) out=$2 ;; *) out=$called_from/$2 ;; esac ;;
-      esac
-      shift 2
-      ;;
-    --) shift; options=("$@"); break ;;
-    -*) echo "attention_maps: unknown option '$1'; options of the training go behind --" >&2; exit 2 ;;
-    *) models+=("$1"); shift ;;
-  esac
-done
-[ ${#models[@]} -gt 0 ] || models=(sb rope)
-for model in "${models[@]}"; do
-  [ -f "configs/maps_$model.yaml" ] || { echo "attention_maps: no configs/maps_$model.yaml" >&2; exit 2; }
-done
-sbtrain=$(scripts/find_sbtrain.sh)
-mkdir -p "$out"
-
-# The device of the training, for the evaluation.
-device=auto
-for option in "${options[@]}"; do
-  case $option in --device=*) device=${option#--device=} ;; esac
-done
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+prefix=maps
+models=(sb rope)
+declare -A values=([out]=runs/maps [example]=0 [examples]=100)
+# shellcheck source=scripts/experiment.sh
+. scripts/experiment.sh
+parse_command_line "$called_from" "$@"
+out=${values[out]}
 draws=true
-if ! "$python" -c 'import matplotlib' 2>/dev/null; then
-  draws=false
-  echo "attention_maps: $python has no matplotlib, so nothing is drawn; scripts/plot_attention.py does it" >&2
-fi
+can_draw scripts/plot_attention.py || draws=false
 
 for model in "${models[@]}"; do
   echo "attention_maps: training $model"
@@ -65,8 +31,8 @@ for model in "${models[@]}"; do
   "$sbtrain" train --config "configs/maps_$model.yaml" --out "$out/$model" "${options[@]}" || exit
   evaluate=("$sbtrain" eval --checkpoint "$out/$model" --device "$device")
   "${evaluate[@]}" # accuracy
-  "${evaluate[@]}" --task-positions "$examples" --json "$out/$model.json"
-  "${evaluate[@]}" --task-positions "$examples"
-  "${evaluate[@]}" --attention-maps "$out/${model}_maps" --task-example "$example"
+  "${evaluate[@]}" --task-positions "${values[examples]}" --json "$out/$model.json"
+  "${evaluate[@]}" --task-positions "${values[examples]}"
+  "${evaluate[@]}" --attention-maps "$out/${model}_maps" --task-example "${values[example]}"
   ! $draws || "$python" scripts/plot_attention.py "$out/${model}_maps" -o "$out/$model.png"
 done

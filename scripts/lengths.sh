@@ -14,48 +14,15 @@
 set -euo pipefail
 
 called_from=$PWD
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cd "$root"
-
-out=runs/lengths
-python=${PYTHON:-/usr/bin/python3} # the one that Debian's matplotlib belongs to
-models=()
-options=()
-lengths=512,1024,2048,4096,8192,16384
-tokens=524288
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+prefix=lengths
+models=(sb sb_remainder sb_bias rope alibi fire none window coca rebased)
+declare -A values=([out]=runs/lengths [lengths]="512,1024,2048,4096,8192,16384" [tokens]=524288)
 targets=256
-
-while [ $# -gt 0 ]; do
-  case $1 in
-    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
-    --out | --lengths | --tokens)
-      [ $# -gt 1 ] || { echo "lengths: $1 needs a value" >&2; exit 2; }
-      case $1 in
-        --lengths) lengths=$2 ;;
-        --tokens) tokens=$2 ;;
-        *) case $2 in /*) out=$2 ;; *) out=$called_from/$2 ;; esac ;;
-      esac
-      shift 2
-      ;;
-    --) shift; options=("$@"); break ;;
-    -*) echo "lengths: unknown option '$1'; options of the training go behind --" >&2; exit 2 ;;
-    *) models+=("$1"); shift ;;
-  esac
-done
-if [ ${#models[@]} -eq 0 ]; then
-  models=(sb sb_remainder sb_bias rope alibi fire none window coca rebased)
-fi
-for model in "${models[@]}"; do
-  [ -f "configs/lengths_$model.yaml" ] || { echo "lengths: no configs/lengths_$model.yaml" >&2; exit 2; }
-done
-sbtrain=$(scripts/find_sbtrain.sh)
-mkdir -p "$out"
-
-# The device of the training, for the evaluation.
-device=auto
-for option in "${options[@]}"; do
-  case $option in --device=*) device=${option#--device=} ;; esac
-done
+# shellcheck source=scripts/experiment.sh
+. scripts/experiment.sh
+parse_command_line "$called_from" "$@"
+out=${values[out]}
 
 # ---- Data -------------------------------------------------------------------------------------
 
@@ -78,8 +45,8 @@ done
 measure() {
   local name=$1 run=$2
   shift 2
-  local common=(--checkpoint "$out/$run" --device "$device" --lengths "$lengths"
-    --tokens-per-length "$tokens" --recall "$@")
+  local common=(--checkpoint "$out/$run" --device "$device" --lengths "${values[lengths]}"
+    --tokens-per-length "${values[tokens]}" --recall "$@")
   [ -f "$out/$name.json" ] || "$sbtrain" eval "${common[@]}" --json "$out/$name.json"
   [ -f "${out}/${name}_same.json" ] ||
     "$sbtrain" eval "${common[@]}" --same-targets "$targets" --json "${out}/${name}_same.json"
@@ -107,11 +74,9 @@ for name in sb sb_remainder sb_bias rope rope_dynamic_ntk alibi fire none window
   [ ! -f "$out/$name.json" ] || files+=("$out/$name.json")
   [ ! -f "${out}/${name}_same.json" ] || same+=("${out}/${name}_same.json")
 done
-if "$python" -c 'import matplotlib' 2>/dev/null; then
+if can_draw scripts/plot_lengths.py; then
   "$python" scripts/plot_lengths.py "${files[@]}" -o "$out/lengths.png"
   "$python" scripts/plot_lengths.py "${files[@]}" --positions -o "$out/positions.png"
   "$python" scripts/plot_lengths.py "${same[@]}" -o "$out/lengths_same.png" \
     --title "The same $targets targets with more and more context"
-else
-  echo "lengths: $python has no matplotlib, so nothing is drawn; scripts/plot_lengths.py does it" >&2
 fi

@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from plot_loss import INK, PlotError
+from plotting import INK, PlotError, load_pyplot, save
 
 LABELLED = 40  # texts of up to so many tokens are written beside the map
 
@@ -49,16 +49,9 @@ def load(folder, item, tokens, numpy):
 
 
 def draw(folder, arguments, output):
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-        import numpy
-        from matplotlib.colors import PowerNorm
-    except ImportError as error:
-        raise PlotError(f"matplotlib is missing ({error}); install it with\n"
-                        "    apt-get install python3-matplotlib\n"
-                        f"and start this script with /usr/bin/python3 (this is {sys.executable})")
+    plt = load_pyplot(font_size=8)
+    import numpy  # matplotlib brings both
+    from matplotlib.colors import PowerNorm
 
     header, maps, tokens = read_maps(folder)
     layers, heads = chosen(arguments.layers, "layers"), chosen(arguments.heads, "heads")
@@ -68,7 +61,6 @@ def draw(folder, arguments, output):
         raise PlotError(f"{folder}: holds none of these layers and heads")
     rows = sorted({m["layer"] for m in maps})
     columns = sorted({m["head"] for m in maps})
-    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK, "font.size": 8})
     size = 5.0 if len(maps) == 1 else 2.2
     figure, grid = plt.subplots(len(rows), len(columns), squeeze=False, constrained_layout=True,
                                 figsize=(1 + size * len(columns), 0.6 + size * len(rows)))
@@ -101,10 +93,7 @@ def draw(folder, arguments, output):
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     figure.colorbar(image, ax=grid, shrink=0.6, label="weight")
-    try:
-        figure.savefig(output, dpi=160)
-    except (OSError, ValueError) as error:
-        raise PlotError(f"{output}: cannot write: {error}") from error
+    save(figure, output)
 
 
 def parse_arguments():

@@ -14,9 +14,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plot_loss import COLOURS, INK, PlotError, style_axes
-
-MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+from plotting import COLOURS, MARKERS, PlotError, load_pyplot, save, set_title, style_axes
 
 
 @dataclass
@@ -65,17 +63,7 @@ def over_position(measured):
 
 
 def draw(all_measured, arguments, output):
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise PlotError(f"matplotlib is missing ({error}); install it with\n"
-                        "    apt-get install python3-matplotlib\n"
-                        f"and start this script with /usr/bin/python3 (this is {sys.executable})")
-
-    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK,
-                         "axes.labelcolor": INK, "font.size": 10})
+    plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(8.4, 5.0), constrained_layout=True)
     points = over_position if arguments.positions else over_length
     losses = []
@@ -104,13 +92,9 @@ def draw(all_measured, arguments, output):
     axes.set_ylabel(f"loss {what}(nats per token)")
     axes.set_xlabel("position in the window" if arguments.positions
                     else "tokens in the window; dashed: as trained")
-    axes.set_title(arguments.title or "Loss beyond the trained length", loc="left", fontsize=12,
-                   fontweight="bold", pad=10)
+    set_title(axes, arguments.title or "Loss beyond the trained length")
     axes.legend(frameon=False, fontsize=9, ncols=1 + (len(all_measured) > 8))
-    try:
-        figure.savefig(output, dpi=160)
-    except (OSError, ValueError) as error:
-        raise PlotError(f"{output}: cannot write: {error}") from error
+    save(figure, output)
 
 
 def parse_arguments():

@@ -14,13 +14,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-COLOURS = ["#2563ab", "#d1622b", "#3a8f5c", "#8a5bb0", "#b8437a", "#6b7280", "#a98516", "#2f97a3"]
-INK = "#24292f"
-GRID = "#e4e7eb"
-
-
-class PlotError(Exception):
-    """Something the user can put right."""
+from plotting import COLOURS, PlotError, load_pyplot, save, set_title, style_axes
 
 
 @dataclass
@@ -95,16 +89,6 @@ def token_unit(largest):
     return 1, "tokens"
 
 
-def style_axes(axes):
-    axes.grid(True, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, length=0, labelsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#c4c9d0")
-
-
 def loss_limits(runs):
     """Limits that spikes do not squeeze the curves with: the start and the 99.5% quantile fit."""
     values = sorted(v for run in runs for v in run.loss.values + run.validation.values)
@@ -135,17 +119,7 @@ def draw_run(loss_axes, lr_axes, run, colour, unit, smoothing, single):
 
 
 def draw(runs, title, smoothing, output):
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise PlotError(f"matplotlib is missing ({error}); install it with\n"
-                        "    apt-get install python3-matplotlib\n"
-                        f"and start this script with /usr/bin/python3 (this is {sys.executable})")
-
-    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK,
-                         "axes.labelcolor": INK, "font.size": 10})
+    plt = load_pyplot()
     figure, (loss_axes, lr_axes) = plt.subplots(
         2, 1, sharex=True, figsize=(8.4, 5.4), constrained_layout=True,
         gridspec_kw={"height_ratios": [4, 1]})
@@ -158,7 +132,7 @@ def draw(runs, title, smoothing, output):
         style_axes(axes)
     loss_axes.set_ylim(*loss_limits(runs))
     loss_axes.set_ylabel("loss (nats per token)")
-    loss_axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10)
+    set_title(loss_axes, title)
     loss_axes.legend(frameon=False, fontsize=9, loc="upper right")
     lr_axes.set_ylabel("learning rate", fontsize=9)
     lr_axes.set_ylim(bottom=0)
@@ -167,10 +141,7 @@ def draw(runs, title, smoothing, output):
     lr_axes.set_xlabel(unit_name)
     lr_axes.set_xlim(0, 1.01 * largest / unit)
     figure.align_ylabels()
-    try:
-        figure.savefig(output, dpi=160)
-    except (OSError, ValueError) as error:
-        raise PlotError(f"{output}: cannot write: {error}") from error
+    save(figure, output)
 
 
 def parse_arguments():

@@ -13,14 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-COLOURS = ["#2563ab", "#d1622b", "#3a8f5c", "#8a5bb0", "#b8437a", "#6b7280", "#a98516", "#2f97a3"]
-MARKERS = ["o", "s", "^", "D", "v", "P"]
-INK = "#24292f"
-GRID = "#e4e7eb"
-
-
-class PlotError(Exception):
-    """Something the user can put right."""
+from plotting import COLOURS, MARKERS, PlotError, load_pyplot, save, set_title, style_axes
 
 
 def results_file(argument):
@@ -66,33 +59,13 @@ def best_points(runs, key):
     return variants
 
 
-def style_axes(axes):
-    axes.grid(True, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, length=0, labelsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#c4c9d0")
-
-
 def is_geometric(values):
     """Whether a logarithmic axis spreads them better: such as learning rates."""
     return values[0] > 0 and values[-1] / values[0] >= 50
 
 
 def draw(variants, key, title, output):
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise PlotError(f"matplotlib is missing ({error}); install it with\n"
-                        "    apt-get install python3-matplotlib\n"
-                        f"and start this script with /usr/bin/python3 (this is {sys.executable})")
-
-    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK,
-                         "axes.labelcolor": INK, "font.size": 10})
+    plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(6.8, 4.2), constrained_layout=True)
     values = sorted({x for points in variants.values() for x in points})
     for i, (name, points) in enumerate(variants.items()):
@@ -108,12 +81,9 @@ def draw(variants, key, title, output):
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(key)
     axes.set_ylabel("held-out accuracy")
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10)
+    set_title(axes, title)
     axes.legend(frameon=False, fontsize=9, loc="best")
-    try:
-        figure.savefig(output, dpi=160)
-    except (OSError, ValueError) as error:
-        raise PlotError(f"{output}: cannot write: {error}") from error
+    save(figure, output)
 
 
 def parse_arguments():

@@ -1,0 +1,58 @@
+# shellcheck shell=bash disable=SC2034,SC2154 # the scripts that source it set and use these
+# What the drivers of experiments share: their command line, the program, the device. To be sourced
+# with the checkout as working folder, by a script that sets
+#   prefix   of its configurations: configs/PREFIX_MODEL.yaml
+#   values   (declare -A) its options that take a value, by name without dashes; one is `out`
+#   models   (an array) those trained where none is named
+# parse_command_line CALLED_FROM ARGUMENTS... then sets `values`, `models`, `options` (what stands
+# behind --), `sbtrain`, `python`, `device`, and makes the folder values[out].
+
+driver=$(basename "$0" .sh)
+
+usage_error() {
+  echo "$driver: $1" >&2
+  exit 2
+}
+
+parse_command_line() {
+  local called_from=$1 named=() name
+  shift
+  options=()
+  while [ $# -gt 0 ]; do
+    name=${1#--}
+    case $1 in
+      -h | --help) sed -n '2,/^set -/{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+      --) shift; options=("$@"); break ;;
+      -*)
+        [[ $1 == --* && -v values[$name] ]] ||
+          usage_error "unknown option '$1'; options of the training go behind --"
+        [ $# -gt 1 ] || usage_error "$1 needs a value"
+        values["$name"]=$2
+        if [ "$name" = out ]; then
+          case $2 in /*) ;; *) values["out"]=$called_from/$2 ;; esac
+        fi
+        shift 2
+        ;;
+      *) named+=("$1"); shift ;;
+    esac
+  done
+  [ ${#named[@]} -eq 0 ] || models=("${named[@]}")
+  for name in "${models[@]}"; do
+    [ -f "configs/${prefix}_$name.yaml" ] || usage_error "no configs/${prefix}_$name.yaml"
+  done
+  sbtrain=$(scripts/find_sbtrain.sh)
+  python=${PYTHON:-/usr/bin/python3} # the one that Debian's matplotlib belongs to
+  device=auto                        # of the training, for the evaluation
+  for name in "${options[@]}"; do
+    case $name in --device=*) device=${name#--device=} ;; esac
+  done
+  mkdir -p "${values["out"]}"
+}
+
+# Whether figures can be drawn; if not, says which script does it elsewhere.
+can_draw() { # can_draw SCRIPT
+  if ! "$python" -c 'import matplotlib' 2>/dev/null; then
+    echo "$driver: $python has no matplotlib, so nothing is drawn; $1 does it" >&2
+    return 1
+  fi
+}

@@ -1,0 +1,48 @@
+"""What the plot_*.py scripts share: colours, fonts, axes, loading matplotlib and saving a figure."""
+
+import sys
+
+COLOURS = ["#2563ab", "#d1622b", "#3a8f5c", "#8a5bb0", "#b8437a", "#6b7280", "#a98516", "#2f97a3"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+INK = "#24292f"
+GRID = "#e4e7eb"
+
+
+class PlotError(Exception):
+    """Something the user can put right."""
+
+
+def load_pyplot(font_size=10):
+    """matplotlib.pyplot, drawing to files; a PlotError says how to get it."""
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise PlotError(f"matplotlib is missing ({error}); install it with\n"
+                        "    apt-get install python3-matplotlib\n"
+                        f"and start this script with /usr/bin/python3 (this is {sys.executable})")
+    plt.rcParams.update({"font.family": "DejaVu Sans", "text.color": INK,
+                         "axes.labelcolor": INK, "font.size": font_size})
+    return plt
+
+
+def style_axes(axes):
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#c4c9d0")
+
+
+def set_title(axes, title):
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10)
+
+
+def save(figure, output):
+    try:
+        figure.savefig(output, dpi=160)
+    except (OSError, ValueError) as error:
+        raise PlotError(f"{output}: cannot write: {error}") from error
