@@ -1,7 +1,7 @@
 // The transforms of CoCA: checks their tensors, then runs them on the stream's backend.
 #include "ops/check_attention.h"
-#include "ops/cpu/coca.h"
-#include "ops/cuda/coca.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cuda/cuda.h"
 
 namespace sbtrain::ops {
 namespace {

@@ -1,9 +1,8 @@
 // LayerNorm, biases, GELU and the short convolution: checks their tensors, then runs them on the
 // stream's backend.
 #include "ops/check.h"
-#include "ops/cpu/gpt.h"
-#include "ops/cpu/short_conv.h"
-#include "ops/cuda/gpt.h"
+#include "ops/cpu/cpu.h"
+#include "ops/cuda/cuda.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {

@@ -1,7 +1,7 @@
 // Based and ReBased attention: checks its tensors, then runs it on the stream's backend.
 #include "ops/check_attention.h"
-#include "ops/cpu/rebased.h"
-#include "ops/cuda/rebased.h"
+#include "ops/cpu/attention.h"
+#include "ops/cuda/cuda.h"
 #include "ops/cuda/scratch.h"
 #include "ops/scratch.h"
 

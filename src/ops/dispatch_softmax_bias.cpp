@@ -4,9 +4,8 @@
 
 #include "ops/check_attention.h"
 #include "ops/cpu/attention.h"
-#include "ops/cpu/softmax_bias.h"
+#include "ops/cuda/cuda.h"
 #include "ops/cuda/scratch.h"
-#include "ops/cuda/softmax_bias.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -52,7 +51,7 @@ void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias&
   constexpr std::string_view kOp = "softmax_bias_forward";
   const int64_t d = check(kOp, t, bias, sequences, params);
   dispatch(
-      s, kOp, [&] { cpu::softmax_bias_forward(s, t, &bias, sequences, params); },
+      s, kOp, [&] { cpu::softmax_bias_forward(s, t, bias, sequences, params); },
       [&] { cuda::softmax_bias_forward(s, t, bias, sequences, params); },
       [&] {
         on_cuda(s) ? cuda::softmax_bias_forward_scratch(s, bias.kind, t.q_THd.rows(), params.heads,
@@ -72,7 +71,7 @@ void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBia
   check_same_shape(kOp, "do_THd", t.do_THd, t.q_THd);
   if (bias.kind == PositionBias::kFire) check_fire(kOp, dfire, params.heads);
   dispatch(
-      s, kOp, [&] { cpu::softmax_bias_backward(s, t, &bias, dfire, sequences, params); },
+      s, kOp, [&] { cpu::softmax_bias_backward(s, t, bias, dfire, sequences, params); },
       [&] { cuda::softmax_bias_backward(s, t, bias, dfire, sequences, params); },
       [&] {
         on_cuda(s) ? cuda::softmax_bias_backward_scratch(s, bias.kind, t.q_THd.rows(), params.heads,
@@ -94,7 +93,7 @@ void softmax_bias_decode(Stream& s, const DecodeTensors& t, const SoftmaxBias& b
   check_flat(kOp, "lengths_B", t.lengths_B, DType::kI32, sequences);
   if (bias.kind == PositionBias::kFire) check_fire(kOp, bias.fire, params.heads);
   dispatch(
-      s, kOp, [&] { cpu::softmax_bias_decode(s, t, &bias, params); },
+      s, kOp, [&] { cpu::softmax_bias_decode(s, t, bias, params); },
       [&] { cuda::softmax_bias_decode(s, t, bias, params); });
 }
 

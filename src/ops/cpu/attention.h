@@ -1,5 +1,4 @@
-// CPU attention: the ops of the attention section of ops/ops.h, fp32, blockwise. The dispatcher
-// has checked shapes and dtypes.
+// CPU attention, fp32, blockwise. The dispatcher has checked shapes and dtypes.
 //
 // Each op takes its scratch by the function beside it, which the dispatcher calls too when only
 // memory is planned. Its size depends on the threads, head_dim and max_seqlen alone, never on the
@@ -19,5 +18,8 @@ Buffer stickbreaking_backward_scratch(const Stream& s, int64_t head_dim, int64_t
 // softmax.cpp
 Buffer softmax_forward_scratch(const Stream& s, int64_t head_dim);
 Buffer softmax_backward_scratch(const Stream& s, int64_t head_dim);
+
+// rebased.cpp: what either pass takes for each thread, for heads of `f` features and values of `e`
+Buffer rebased_scratch(const Stream& s, int64_t f, int64_t e, const RebasedParams& params);
 
 }  // namespace sbtrain::ops::cpu

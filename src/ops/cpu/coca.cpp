@@ -1,5 +1,4 @@
-#include "ops/cpu/coca.h"
-
+#include "ops/cpu/cpu.h"
 #include "ops/cpu/rotation.h"
 
 namespace sbtrain::ops::cpu {
@@ -15,7 +14,7 @@ struct Pair {
 
 }  // namespace
 
-void coca_query(Stream& /*s*/, const Tensor& y_THd, const Tensor& q_THd, const Tensor& positions_T,
+void coca_query(Stream& /*s*/, Tensor y_THd, Tensor q_THd, Tensor positions_T,
                 const CocaParams& params) {
   const int64_t half = q_THd.cols() / params.rope.heads / 2;
   const bool strict = params.variant == CocaVariant::kStrict;
@@ -34,8 +33,8 @@ void coca_query(Stream& /*s*/, const Tensor& y_THd, const Tensor& q_THd, const T
 }
 
 // official: dq = dy * R q + R^T (dy * q).  strict: d|q|^2 = first half of R^T dy.
-void coca_query_backward(Stream& /*s*/, const Tensor& dq_THd, const Tensor& dy_THd,
-                         const Tensor& q_THd, const Tensor& positions_T, const CocaParams& params) {
+void coca_query_backward(Stream& /*s*/, Tensor dq_THd, Tensor dy_THd, Tensor q_THd,
+                         Tensor positions_T, const CocaParams& params) {
   const int64_t half = q_THd.cols() / params.rope.heads / 2;
   const bool strict = params.variant == CocaVariant::kStrict;
   const auto body = [&](int64_t t, int64_t column, const float* cosine, const float* sine) {
@@ -57,7 +56,7 @@ void coca_query_backward(Stream& /*s*/, const Tensor& dq_THd, const Tensor& dy_T
   for_each_rotated_head(q_THd, positions_T, params.rope, body);
 }
 
-void coca_key(Stream& /*s*/, const Tensor& y_THd, const Tensor& t_THd, const Tensor& positions_T,
+void coca_key(Stream& /*s*/, Tensor y_THd, Tensor t_THd, Tensor positions_T,
               const CocaParams& params) {
   const int64_t half = t_THd.cols() / params.rope.heads / 2;
   const bool strict = params.variant == CocaVariant::kStrict;
@@ -74,8 +73,8 @@ void coca_key(Stream& /*s*/, const Tensor& y_THd, const Tensor& t_THd, const Ten
   for_each_rotated_head(t_THd, positions_T, params.rope, body);
 }
 
-void coca_key_backward(Stream& /*s*/, const Tensor& dt_THd, const Tensor& dy_THd,
-                       const Tensor& y_THd, const Tensor& positions_T, const CocaParams& params) {
+void coca_key_backward(Stream& /*s*/, Tensor dt_THd, Tensor dy_THd, Tensor y_THd,
+                       Tensor positions_T, const CocaParams& params) {
   const int64_t half = y_THd.cols() / params.rope.heads / 2;
   const bool strict = params.variant == CocaVariant::kStrict;
   const auto body = [&](int64_t t, int64_t column, const float* cosine, const float* sine) {

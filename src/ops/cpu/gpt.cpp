@@ -1,7 +1,6 @@
-#include "ops/cpu/gpt.h"
-
 #include <cmath>
 
+#include "ops/cpu/cpu.h"
 #include "ops/cpu/token_sums.h"
 
 namespace sbtrain::ops::cpu {
@@ -27,8 +26,7 @@ const float kSqrtHalf = std::sqrt(0.5f);
 
 }  // namespace
 
-void layernorm(Stream& /*s*/, const Tensor& y_TD, const Tensor& x_TD, const Tensor& w_D,
-               const Tensor& b_D, float eps) {
+void layernorm(Stream& /*s*/, Tensor y_TD, Tensor x_TD, Tensor w_D, Tensor b_D, float eps) {
   const int64_t width = x_TD.cols();
   float* y_data = y_TD.f32();
   const float* x_data = x_TD.f32();
@@ -47,9 +45,8 @@ void layernorm(Stream& /*s*/, const Tensor& y_TD, const Tensor& x_TD, const Tens
 
 // With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)),
 // dw = sum_t dy xhat,  db = sum_t dy.
-void layernorm_backward(Stream& s, const Tensor& dx_TD, const Tensor& dw_D, const Tensor& db_D,
-                        const Tensor& dy_TD, const Tensor& x_TD, const Tensor& w_D, float eps,
-                        bool accumulate) {
+void layernorm_backward(Stream& s, Tensor dx_TD, Tensor dw_D, Tensor db_D, Tensor dy_TD,
+                        Tensor x_TD, Tensor w_D, float eps, bool accumulate) {
   const int64_t width = x_TD.cols();
   const auto columns = static_cast<float>(width);
   float* dx_data = dx_TD.f32();
@@ -93,7 +90,7 @@ void layernorm_backward(Stream& s, const Tensor& dx_TD, const Tensor& dw_D, cons
                   });
 }
 
-void add_bias(Stream& /*s*/, const Tensor& y_TN, const Tensor& b_N) {
+void add_bias(Stream& /*s*/, Tensor y_TN, Tensor b_N) {
   const int64_t cols = y_TN.cols();
   float* y_data = y_TN.f32();
   const float* b = b_N.f32();
@@ -106,7 +103,7 @@ void add_bias(Stream& /*s*/, const Tensor& y_TN, const Tensor& b_N) {
   });
 }
 
-void bias_gelu(Stream& /*s*/, const Tensor& y_TF, const Tensor& x_TF, const Tensor& b_F) {
+void bias_gelu(Stream& /*s*/, Tensor y_TF, Tensor x_TF, Tensor b_F) {
   const int64_t cols = x_TF.cols();
   const float* b = b_F.f32();
   parallel_rows(x_TF.rows(), 8 * cols, [&](int64_t begin, int64_t end) {
@@ -122,8 +119,7 @@ void bias_gelu(Stream& /*s*/, const Tensor& y_TF, const Tensor& x_TF, const Tens
 }
 
 // gelu'(z) = Phi(z) + z phi(z).
-void bias_gelu_backward(Stream& /*s*/, const Tensor& dx_TF, const Tensor& dy_TF, const Tensor& x_TF,
-                        const Tensor& b_F) {
+void bias_gelu_backward(Stream& /*s*/, Tensor dx_TF, Tensor dy_TF, Tensor x_TF, Tensor b_F) {
   constexpr float kDensity = 0.398942280f;  // 1 / sqrt(2 pi)
   const int64_t cols = x_TF.cols();
   const float* b = b_F.f32();

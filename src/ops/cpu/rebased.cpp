@@ -3,10 +3,9 @@
 // S = sum_i psi(k_i) [v_i | 1] as phi(q_j) S, with phi(q).psi(k) = s(scale q.k):
 //   psi(k) = (1, k_a, k_a k_b)   phi(q) = (constant, linear q_a, square (2 - [a = b]) q_a q_b)
 // for q scaled. The quadratic form walks over the earlier chunks instead.
-#include "ops/cpu/rebased.h"
-
 #include <type_traits>
 
+#include "ops/cpu/attention.h"
 #include "ops/cpu/attention_tile.h"
 
 namespace sbtrain::ops::cpu {
@@ -352,7 +351,7 @@ void rebased_backward(Stream& s, const RebasedBackward& t, const Sequences& sequ
   for_each_head(s, t, sequences, params, backward_document);
 }
 
-void rebased_state(Stream& s, const Tensor& state_Re, const Tensor& k_THf, const Tensor& v_THe,
+void rebased_state(Stream& s, Tensor state_Re, Tensor k_THf, Tensor v_THe,
                    const RebasedParams& params) {
   const int64_t tokens = k_THf.rows();
   const RebasedForward t = {

@@ -1,8 +1,7 @@
-#include "ops/cpu/short_conv.h"
-
 #include <array>
 #include <vector>
 
+#include "ops/cpu/cpu.h"
 #include "ops/cpu/token_sums.h"
 
 namespace sbtrain::ops::cpu {

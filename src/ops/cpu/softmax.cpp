@@ -8,7 +8,6 @@
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/position_bias.h"
 #include "ops/cpu/simd.h"
-#include "ops/cpu/softmax_bias.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -255,8 +254,11 @@ Buffer softmax_backward_scratch(const Stream& s, int64_t head_dim) {
   return thread_scratch(s, "softmax backward", LogitScratch::floats(head_dim));
 }
 
-void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias* bias,
-                          const Sequences& sequences, const SoftmaxParams& params) {
+namespace {
+
+// With a null `bias`, plain softmax attention.
+void forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias* bias,
+             const Sequences& sequences, const SoftmaxParams& params) {
   const auto heads = make_biased_heads(t, params, bias);
   const Buffer scratch = softmax_forward_scratch(s, heads[0].d);
   for_each_head(query_tiles_by_keys(sequences, t.q_THd.rows()), heads,
@@ -265,9 +267,8 @@ void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias*
                 });
 }
 
-void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias* bias,
-                           const FireTensors& dfire, const Sequences& sequences,
-                           const SoftmaxParams& params) {
+void backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias* bias,
+              const FireTensors& dfire, const Sequences& sequences, const SoftmaxParams& params) {
   const auto heads = make_biased_heads(t, params, bias);
   const Buffer scratch = softmax_backward_scratch(s, heads[0].d);
   const std::vector<Document> documents = documents_by_length(sequences, t.q_THd.rows());
@@ -291,8 +292,7 @@ void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBia
   add_fire_gradients(dfire, bias->fire, sums);
 }
 
-void softmax_bias_decode(Stream& /*s*/, const DecodeTensors& t, const SoftmaxBias* bias,
-                         const SoftmaxParams& params) {
+void decode(const DecodeTensors& t, const SoftmaxBias* bias, const SoftmaxParams& params) {
   const std::vector<CachedHead> cached = make_cached_heads(t, params.heads);
   std::vector<HeadBias> positions(params.heads);
   for (int h = 0; bias != nullptr && h < params.heads; ++h) {
@@ -302,18 +302,36 @@ void softmax_bias_decode(Stream& /*s*/, const DecodeTensors& t, const SoftmaxBia
   for (const CachedHead& head : cached) decode_head(head, positions[head.index], params);
 }
 
+}  // namespace
+
 void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
                      const SoftmaxParams& params) {
-  softmax_bias_forward(s, t, nullptr, sequences, params);
+  forward(s, t, nullptr, sequences, params);
 }
 
 void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
                       const SoftmaxParams& params) {
-  softmax_bias_backward(s, t, nullptr, {}, sequences, params);
+  backward(s, t, nullptr, {}, sequences, params);
 }
 
-void softmax_decode(Stream& s, const DecodeTensors& t, const SoftmaxParams& params) {
-  softmax_bias_decode(s, t, nullptr, params);
+void softmax_decode(Stream& /*s*/, const DecodeTensors& t, const SoftmaxParams& params) {
+  decode(t, nullptr, params);
+}
+
+void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias& bias,
+                          const Sequences& sequences, const SoftmaxParams& params) {
+  forward(s, t, &bias, sequences, params);
+}
+
+void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias& bias,
+                           const FireTensors& dfire, const Sequences& sequences,
+                           const SoftmaxParams& params) {
+  backward(s, t, &bias, dfire, sequences, params);
+}
+
+void softmax_bias_decode(Stream& /*s*/, const DecodeTensors& t, const SoftmaxBias& bias,
+                         const SoftmaxParams& params) {
+  decode(t, &bias, params);
 }
 
 }  // namespace sbtrain::ops::cpu

@@ -1,8 +1,8 @@
-#include "ops/cuda/coca.h"
-
 #include "kernels/coca.h"
+
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/cuda.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
@@ -29,23 +29,22 @@ void run(Stream& s, CocaTransform transform, const Tensor& y_THd, const Tensor& 
 
 }  // namespace
 
-void coca_query(Stream& s, const Tensor& y_THd, const Tensor& q_THd, const Tensor& positions_T,
+void coca_query(Stream& s, Tensor y_THd, Tensor q_THd, Tensor positions_T,
                 const CocaParams& params) {
   run(s, CocaTransform::kQuery, y_THd, q_THd, {}, positions_T, params);
 }
 
-void coca_query_backward(Stream& s, const Tensor& dq_THd, const Tensor& dy_THd, const Tensor& q_THd,
-                         const Tensor& positions_T, const CocaParams& params) {
+void coca_query_backward(Stream& s, Tensor dq_THd, Tensor dy_THd, Tensor q_THd, Tensor positions_T,
+                         const CocaParams& params) {
   run(s, CocaTransform::kQueryBackward, dq_THd, q_THd, dy_THd, positions_T, params);
 }
 
-void coca_key(Stream& s, const Tensor& y_THd, const Tensor& t_THd, const Tensor& positions_T,
-              const CocaParams& params) {
+void coca_key(Stream& s, Tensor y_THd, Tensor t_THd, Tensor positions_T, const CocaParams& params) {
   run(s, CocaTransform::kKey, y_THd, t_THd, {}, positions_T, params);
 }
 
-void coca_key_backward(Stream& s, const Tensor& dt_THd, const Tensor& dy_THd, const Tensor& y_THd,
-                       const Tensor& positions_T, const CocaParams& params) {
+void coca_key_backward(Stream& s, Tensor dt_THd, Tensor dy_THd, Tensor y_THd, Tensor positions_T,
+                       const CocaParams& params) {
   run(s, CocaTransform::kKeyBackward, dt_THd, y_THd, dy_THd, positions_T, params);
 }
 

@@ -1,9 +1,8 @@
-#include "ops/cuda/gpt.h"
-
 #include "kernels/activation.h"
 #include "kernels/norm.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/cuda.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops::cuda {

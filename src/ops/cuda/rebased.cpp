@@ -1,9 +1,9 @@
-#include "ops/cuda/rebased.h"
-
 #include "kernels/attention/rebased.h"
+
 #include "kernels/attention/rebased_index.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/cuda.h"
 #include "ops/cuda/scratch.h"
 
 namespace sbtrain::ops::cuda {

@@ -2,7 +2,7 @@
 
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
-#include "ops/cuda/gpt.h"
+#include "ops/cuda/cuda.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops::cuda {

@@ -1,10 +1,10 @@
-#include "ops/cuda/softmax_bias.h"
-
 #include "kernels/attention/softmax_bias.h"
+
 #include "kernels/decode.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/cuda.h"
 #include "ops/cuda/decode.h"
 #include "ops/cuda/scratch.h"
 
