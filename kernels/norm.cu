@@ -156,7 +156,7 @@ void with_row_shape(const char* name, int64_t cols, bool vectors, Launch&& launc
     throw std::invalid_argument(std::string(name) + ": rows of " + std::to_string(cols) +
                                 " elements are too wide");
   }
-  if (!vectors) return launch(Shape<1, 512, 32>{});
+  if (!vectors) return cols <= 512 ? launch(Shape<1, 32, 16>{}) : launch(Shape<1, 512, 32>{});
   if (cols <= 512) return launch(Shape<8, 32, 2>{});
   if (cols <= 1024) return launch(Shape<8, 32, 4>{});
   if (cols <= 1536) return launch(Shape<8, 32, 6>{});
