@@ -161,8 +161,7 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   command
       ->add_option(
           "--modules", options->bench.modules,
-          "Of stickbreaking, softmax, alibi, fire, window, coca, based, rebased (chunked, 16 "
-          "features)")
+          "Of stickbreaking, softmax, alibi, fire, window, coca, based, rebased (16 features)")
       ->delimiter(',')
       ->check(CLI::IsMember(kBenchAttentionModules))
       ->capture_default_str();
@@ -182,6 +181,10 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   command->add_option("--window", options->bench.window, "Keys that a token of `window` sees")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command->add_flag("--quadratic", options->bench.quadratic,
+                    "Based and ReBased: form all pairs, as model.attention.form: quadratic");
+  command->add_flag("!--any-order", options->bench.deterministic,
+                    "As train.deterministic: false, which is cuDNN's backward pass alone");
   add_common(*command, *options, options->bench.repeats);
   command->callback(
       [options, &action] { action = [options] { return run_bench_attention(*options); }; });

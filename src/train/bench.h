@@ -55,7 +55,9 @@ struct AttentionBenchOptions {
   int64_t tokens = 0;  // of the packed micro-batch, cut into documents of one length
   int64_t width = 0;   // heads * head_dim
   double skip_epsilon = 0;
-  int64_t window = 512;  // of the module `window`
+  int64_t window = 512;       // of the module `window`
+  bool quadratic = false;     // form of Based and ReBased
+  bool deterministic = true;  // as train.deterministic
   int64_t repeats = 20;
 };
 

@@ -19,6 +19,7 @@ struct Case {
   int64_t tokens, width, head_dim, length, repeats;
   float skip_epsilon;
   int64_t window;
+  bool quadratic;
   int heads() const { return static_cast<int>(width / head_dim); }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 };
@@ -244,7 +245,8 @@ AttentionBenchRow time_rebased(Stream& s, RandomTensors& random, const Case& c, 
                                   .scale = 0.25f,
                                   .constant = rebased ? 0.0f : 1.0f,
                                   .linear = rebased ? 0.0f : 1.0f,
-                                  .square = rebased ? 1.0f : 0.5f};
+                                  .square = rebased ? 1.0f : 0.5f,
+                                  .quadratic = c.quadratic};
   const auto forward = [&](const Tensors& x) {
     const RebasedColumns of(x[kQkv], c);
     ops::rebased_forward(
@@ -313,6 +315,7 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
   complete(options, backend == Backend::kCuda);
   Memory memory(backend);
   Stream stream(memory);
+  stream.set_deterministic(options.deterministic);
   RandomTensors random(stream);
   std::vector<AttentionBenchRow> rows;
   for (const std::string& module : options.modules) {
@@ -324,7 +327,8 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
                      .length = length,
                      .repeats = options.repeats,
                      .skip_epsilon = static_cast<float>(options.skip_epsilon),
-                     .window = options.window};
+                     .window = options.window,
+                     .quadratic = options.quadratic};
         AttentionBenchRow row = time_module(module, stream, random, c);
         row.module = module;
         row.head_dim = d;
