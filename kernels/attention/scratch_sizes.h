@@ -131,16 +131,21 @@ constexpr size_t cudnn_backward_scratch_bytes(int64_t tokens, int64_t heads, int
          cudnn_backward_workspace_bytes(tokens, heads, cudnn_planned_batch(tokens, max_seqlen),
                                         max_seqlen, dq_stride, deterministic);
 }
-// Narrow heads are faster on the portable kernels: 147 against 122 TFLOP/s (d = 32, L = 2048,
-// H200, deterministic).
-constexpr bool prefers_portable_backward(int64_t head_dim) {
-  return head_dim <= 32;
+// Whether the portable kernels are the faster ones in the backward pass (H200): for narrow heads,
+// 147 against 122 TFLOP/s (d = 32, L = 2048, deterministic), and where cuDNN's deterministic
+// algorithm, which computes what a window hides too, would do twice what is needed (64 channels) or
+// more (128).
+constexpr bool prefers_portable_backward(int64_t head_dim, int64_t max_seqlen, int64_t window,
+                                         bool deterministic) {
+  const int64_t narrow = head_dim <= 64 ? max_seqlen / 2 : max_seqlen / 4;
+  return head_dim <= 32 || (deterministic && window > 0 && window <= narrow);
 }
 // Heads that cuDNN's backward pass takes at a time, so that its scratch fits kMaxCudnnScratch; 0
-// where not even one fits.
+// where not even one fits or the portable kernels are preferred.
 constexpr int64_t cudnn_backward_heads(int64_t tokens, int64_t heads, int64_t head_dim,
-                                       int64_t max_seqlen, int64_t dq_stride, bool deterministic) {
-  if (prefers_portable_backward(head_dim)) return 0;
+                                       int64_t max_seqlen, int64_t window, int64_t dq_stride,
+                                       bool deterministic) {
+  if (prefers_portable_backward(head_dim, max_seqlen, window, deterministic)) return 0;
   for (int64_t group = heads; group > 0; --group) {
     if (heads % group == 0 && cudnn_backward_scratch_bytes(tokens, group, max_seqlen, dq_stride,
                                                            deterministic) <= kMaxCudnnScratch) {

@@ -157,7 +157,8 @@ void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequ
       [&] { cuda::softmax_backward(s, t, sequences, params); },
       [&] {
         if (on_cuda(s)) {
-          cuda::softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen);
+          cuda::softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen,
+                                         params.window);
         } else {
           cpu::softmax_backward_scratch(s, d);
         }

@@ -41,9 +41,9 @@ inline Buffer softmax_forward_scratch(const Stream& s, int64_t tokens, int64_t h
   return s.scratch("softmax forward", DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
 }
 inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, int64_t heads,
-                                       int64_t max_seqlen) {
+                                       int64_t max_seqlen, int64_t window) {
   const int64_t group =
-      kernels::cudnn_backward_heads(dq_THd.rows(), heads, dq_THd.cols() / heads, max_seqlen,
+      kernels::cudnn_backward_heads(dq_THd.rows(), heads, dq_THd.cols() / heads, max_seqlen, window,
                                     dq_THd.row_stride, s.deterministic());
   const size_t cudnn =
       group == 0 ? 0

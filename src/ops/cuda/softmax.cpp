@@ -58,9 +58,12 @@ kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads
 bool backward_by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
                        const CudnnAttention::Workspace& scratch) {
   Cudnn& library = cudnn(s);
-  if (!library.attention || kernels::prefers_portable_backward(p.head_dim)) return false;
+  if (!library.attention ||
+      kernels::prefers_portable_backward(p.head_dim, p.max_seqlen, p.window, s.deterministic())) {
+    return false;
+  }
   const auto group = static_cast<int>(kernels::cudnn_backward_heads(
-      p.tokens, p.heads, p.head_dim, p.max_seqlen, p.dq.stride, s.deterministic()));
+      p.tokens, p.heads, p.head_dim, p.max_seqlen, p.window, p.dq.stride, s.deterministic()));
   for (int head = 0; head < p.heads; head += group) {
     const std::string why =
         group == 0 ? "the scratch of one head is too much"
@@ -86,7 +89,8 @@ void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequen
 
 void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
                       const SoftmaxParams& params) {
-  const Buffer scratch = softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen);
+  const Buffer scratch =
+      softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen, params.window);
   const kernels::SoftmaxProblem p = softmax_backward_problem(t, sequences, params);
   if (backward_by_cudnn(s, p, workspace(scratch))) return;
   SBTRAIN_CUDA_CHECK(kernels::softmax_backward(cuda_stream(s), p, workspace(scratch).data));
