@@ -21,13 +21,14 @@ function(sbtrain_library name)
   target_link_libraries(sbtrain_${name} PUBLIC sbtrain_options ${ARG_LINK})
 endfunction()
 
-# sbtrain_test(name LABELS ... SOURCES ... LINK ...): one GoogleTest program, one CTest entry per test.
+# sbtrain_test(name LABELS ... [SERIAL] SOURCES ... LINK ...): one GoogleTest program, one CTest entry
+# per test; SERIAL: none of them beside another.
 function(sbtrain_test name)
-  cmake_parse_arguments(ARG "" "" "LABELS;SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL" "" "LABELS;SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE sbtrain_options ${ARG_LINK} GTest::gtest GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   include(GoogleTest)
   gtest_discover_tests(${name} NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900)
+                       PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 900 RUN_SERIAL ${ARG_SERIAL})
 endfunction()

@@ -12,15 +12,17 @@
 #include <vector>
 
 #include "core/device.h"
+#include "ops/cuda/scratch.h"
 #include "serve/generate.h"
 #include "support/gpu.h"
-#include "train/step.h"
+#include "support/step_run.h"
 
 namespace sbtrain {
 namespace {
 
 using test::GpuTest;
 using test::ModelRun;
+using test::StepRun;
 
 // Bounds of bf16 against fp32, relative, in the Frobenius norm. Rounding alone makes gradients err
 // by 1e-2 to 5e-2 in models of this size: pytorch_reference.py --stored bfloat16 measures it, and
@@ -29,11 +31,17 @@ constexpr double kLossError = 5e-3;
 constexpr double kGradientError = 5e-2;  // of each tensor
 // Four numbers, each a sum over all tokens in which nearly everything cancels: up to 7e-2 there.
 constexpr double kGateBiasError = 1.5e-1;
-// A token that is nearly orthogonal to its few keys divides by next to nothing: on the CPU alone,
-// weights rounded to bf16 change single gradients by 3.4e-2 (of other modules: 1.6e-2).
-constexpr double kRebasedGradientError = 6e-2;
+// What comes before a ReLU (CoCA's t) jumps where rounding moves it across 0, and a token that is
+// nearly orthogonal to its few keys divides by next to nothing (ReBased's q and k): in these models
+// PyTorch, storing its tensors in bf16, errs by 5.9e-2 and by 6.5e-2. As in the parity test, half
+// as much again is allowed.
+constexpr double kCocaKeyError = 1.5 * 5.9e-2;
+constexpr double kRebasedQueryAndKeyError = 1.5 * 6.5e-2;
 constexpr double kLogitsError = 2e-2;
 constexpr double kMapError = 2e-2;
+
+// Of so many tokens Based and ReBased go through states.
+constexpr int32_t kLongDocument = ops::cuda::kRebasedPairs + 88;
 
 // What mixes tokens, alone or in turns with short convolutions, in either layout.
 struct Case {
@@ -41,10 +49,7 @@ struct Case {
   AttentionConfig attention;
   bool gpt = false;
   bool convolutions = false;
-  bool long_documents = false;  // beyond those of which Based and ReBased form all pairs
-  double gradient_error() const {
-    return attention.type == "rebased" ? kRebasedGradientError : kGradientError;
-  }
+  bool long_documents = false;
 };
 
 ModelConfig small(const Case& c, bool tied = true) {
@@ -135,7 +140,7 @@ std::vector<Case> cases() {
 
 std::vector<int32_t> documents_of(const Case& c) {
   std::vector<int32_t> documents = {150, 1, 2, 65, 300, 38};
-  if (c.long_documents) documents.push_back(600);
+  if (c.long_documents) documents.push_back(kLongDocument);
   return documents;
 }
 
@@ -186,7 +191,22 @@ std::map<std::string, std::vector<double>> compared(
   return out;
 }
 
+// Of the gradient of a tensor, by its name.
+double gradient_error(const std::string& name) {
+  if (name.ends_with("forget_gate.bias")) return kGateBiasError;
+  if (name.ends_with("t_proj.weight")) return kCocaKeyError;
+  return kGradientError;
+}
+double rebased_gradient_error(const std::string& name) {
+  for (const char* part : {".q_proj.", ".k_proj.", ".q_norm.", ".k_norm."}) {
+    if (name.find(part) != std::string::npos) return kRebasedQueryAndKeyError;
+  }
+  return gradient_error(name);
+}
+
 TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
+  const auto bound =
+      GetParam().attention.type == "rebased" ? rebased_gradient_error : gradient_error;
   for (const bool tied : {true, false}) {
     const ModelConfig config = small(GetParam(), tied);
     const PackedBatch batch = test::packed_batch(documents_of(GetParam()), config.vocab);
@@ -209,8 +229,7 @@ TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
     std::string worst_name;
     for (const auto& [name, values] : gradients) {
       const double error = test::relative_error(values, reference.at(name));
-      const bool gate_bias = name.ends_with("forget_gate.bias");
-      EXPECT_LT(error, gate_bias ? kGateBiasError : GetParam().gradient_error()) << name;
+      EXPECT_LT(error, bound(name)) << name;
       if (error > worst) {
         worst = error;
         worst_name = name;
@@ -307,73 +326,12 @@ TEST_P(GpuModel, GeneratesTheMostLikelyTokens) {
 Config step_config(const Case& c, const std::string& recompute) {
   Config config;
   config.model = small(c);
-  config.train.sequence_length = c.long_documents ? 600 : 128;
+  config.train.sequence_length = c.long_documents ? kLongDocument : 128;
   config.train.micro_batch = 2;
   config.train.batch = 4;
   config.train.recompute = recompute;
   return config;
 }
-
-// Optimizer steps of a model on the GPU, planned or not.
-class StepRun {
- public:
-  StepRun(const Config& config, bool planned)
-      : config_(config),
-        model_(config_.model, parse_recompute(config_.train.recompute)),
-        communicator_(make_single_process()),
-        memory_(Backend::kCuda),
-        stream_(memory_) {
-    if (planned) {
-      Memory plan = Memory::planning(Backend::kCuda);
-      Stream stream(plan);
-      TrainStep(config_, model_, stream, *communicator_).plan();
-      memory_.adopt_plan(plan);
-    }
-    step_.emplace(config_, model_, stream_, *communicator_);
-    step_->params().initialize(5);
-  }
-
-  // Two micro-batches of several documents, none longer than the sequence length.
-  std::vector<PackedBatch> batches(uint64_t step) const {
-    std::vector<PackedBatch> out;
-    const auto L = static_cast<int32_t>(config_.train.sequence_length);
-    out.push_back(test::packed_batch({L - 30, 1, 29, L}, config_.model.vocab, 2 * step));
-    out.push_back(test::packed_batch({L, 2, L - 2}, config_.model.vocab, 2 * step + 1));
-    return out;
-  }
-  StepResult step(const std::vector<PackedBatch>& micro_batches) {
-    return step_->run(micro_batches, 1e-3).wait();
-  }
-  // Losses and gradient norms of some steps, and a validation loss behind them.
-  std::vector<double> train(int steps) {
-    std::vector<double> results;
-    for (int n = 0; n < steps; ++n) {
-      const StepResult result = step(batches(n));
-      results.insert(results.end(), {result.loss, result.grad_norm});
-    }
-    results.push_back(step_->evaluate(batches(steps)[0]).loss_sum);
-    return results;
-  }
-  std::vector<float> weights() {
-    std::vector<float> all;
-    for (size_t u = 0; u < model_.registry().units().size(); ++u) {
-      const Tensor& master = step_->params().shard(static_cast<int>(u)).master;
-      const size_t before = all.size();
-      all.resize(before + static_cast<size_t>(master.numel()));
-      ops::copy_to_host(stream_, all.data() + before, master);
-    }
-    return all;
-  }
-  MemoryReport report() const { return memory_.report(); }
-
- private:
-  const Config config_;
-  const Llama model_;
-  std::unique_ptr<Communicator> communicator_;
-  Memory memory_;
-  Stream stream_;
-  std::optional<TrainStep> step_;
-};
 
 TEST_P(GpuModel, PlannedStepsEqualUnplannedOnes) {
   std::optional<std::vector<float>> weights;
@@ -390,41 +348,6 @@ TEST_P(GpuModel, PlannedStepsEqualUnplannedOnes) {
       EXPECT_EQ(mine, *results) << recompute << (planned ? ", planned" : "");
       EXPECT_TRUE(run.weights() == *weights) << recompute << (planned ? ", planned" : "");
     }
-  }
-}
-
-using GpuMemory = GpuTest;
-
-// What the plan says is what the device gives.
-TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
-  for (const char* type : {"stickbreaking", "softmax"}) {
-    Config config;
-    config.model.layers = 4;
-    config.model.width = 1024;
-    config.model.inner = 2730;
-    config.model.heads = 16;
-    config.model.vocab = 32000;
-    config.model.tied = false;
-    config.model.attention[0].type = type;
-    config.train.sequence_length = 1024;
-    config.train.micro_batch = 4;
-    config.train.batch = 4;
-    Config tiny = config;  // loads kernels and libraries
-    tiny.model.layers = 1;
-    tiny.model.vocab = 512;
-    const std::vector<int32_t> documents = {1024, 1024, 1000, 24, 1024};
-    StepRun(tiny, true).step({test::packed_batch(documents, tiny.model.vocab)});
-    const size_t before = device_memory(Backend::kCuda).free;
-    StepRun run(config, true);
-    run.step({test::packed_batch(documents, config.model.vocab)});
-    const size_t after = device_memory(Backend::kCuda).free;
-    const size_t planned = run.report().total_bytes();
-    const auto taken = static_cast<double>(before) - static_cast<double>(after);
-    EXPECT_GT(planned, size_t{2} << 30);
-    EXPECT_NEAR(taken, static_cast<double>(planned),
-                0.02 * static_cast<double>(planned) + (64 << 20));
-    std::printf("%s: planned %.1f MiB, taken %.1f MiB\n", type,
-                static_cast<double>(planned) / (1 << 20), taken / (1 << 20));
   }
 }
 

@@ -409,11 +409,12 @@ def rounding_errors(w, model, batch, logits, gradients):
     found = {name: x.grad.cpu().numpy() for name, x in copies.items()}
     each = errors({"logits": rounded.detach().cpu().numpy()}, logits) | errors(found, gradients)
     # A tensor of a few numbers is one throw of the dice: layers share the worst of their errors.
+    # So do the tensors of FIRE's network.
+    kinds = {name: re.sub(r"fire\..*", "fire", re.sub(r"\.\d+\.", ".", name)) for name in each}
     worst = {}
     for name, error in each.items():
-        kind = re.sub(r"\.\d+\.", ".", name)
-        worst[kind] = max(worst.get(kind, 0.0), error)
-    return {name: worst[re.sub(r"\.\d+\.", ".", name)] for name in each}
+        worst[kinds[name]] = max(worst.get(kinds[name], 0.0), error)
+    return {name: worst[kinds[name]] for name in each}
 
 
 def main():

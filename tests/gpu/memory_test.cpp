@@ -1,0 +1,50 @@
+// What the plan of a step says is what the device gives. No other program may use the device
+// meanwhile.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "core/device.h"
+#include "support/gpu.h"
+#include "support/step_run.h"
+
+namespace sbtrain::test {
+namespace {
+
+using GpuMemory = GpuTest;
+
+TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
+  for (const char* type : {"stickbreaking", "softmax"}) {
+    Config config;
+    config.model.layers = 4;
+    config.model.width = 1024;
+    config.model.inner = 2730;
+    config.model.heads = 16;
+    config.model.vocab = 32000;
+    config.model.tied = false;
+    config.model.attention[0].type = type;
+    config.train.sequence_length = 1024;
+    config.train.micro_batch = 4;
+    config.train.batch = 4;
+    Config tiny = config;  // loads kernels and libraries
+    tiny.model.layers = 1;
+    tiny.model.vocab = 512;
+    const std::vector<int32_t> documents = {1024, 1024, 1000, 24, 1024};
+    StepRun(tiny, true).step({packed_batch(documents, tiny.model.vocab)});
+    const size_t before = device_memory(Backend::kCuda).free;
+    StepRun run(config, true);
+    run.step({packed_batch(documents, config.model.vocab)});
+    const size_t after = device_memory(Backend::kCuda).free;
+    const size_t planned = run.report().total_bytes();
+    const auto taken = static_cast<double>(before) - static_cast<double>(after);
+    EXPECT_GT(planned, size_t{2} << 30);
+    EXPECT_NEAR(taken, static_cast<double>(planned),
+                0.02 * static_cast<double>(planned) + (64 << 20));
+    std::printf("%s: planned %.1f MiB, taken %.1f MiB\n", type,
+                static_cast<double>(planned) / (1 << 20), taken / (1 << 20));
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain::test
