@@ -16,7 +16,7 @@ set -euo pipefail
 called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=lengths
-models=(sb sb_remainder sb_bias rope alibi fire none window coca rebased)
+models=(sb sb_remainder sb_bias rope alibi fire none window coca rebased rebased_conv)
 declare -A values=([out]=runs/lengths [lengths]="512,1024,2048,4096,8192,16384" [tokens]=524288)
 targets=256
 # shellcheck source=scripts/experiment.sh
@@ -70,13 +70,15 @@ done
 # Of everything that is there, in the order of the list.
 files=()
 same=()
-for name in sb sb_remainder sb_bias rope rope_dynamic_ntk alibi fire none window coca rebased; do
+for name in sb sb_remainder sb_bias rope rope_dynamic_ntk alibi fire none window coca rebased rebased_conv; do
   [ ! -f "$out/$name.json" ] || files+=("$out/$name.json")
   [ ! -f "${out}/${name}_same.json" ] || same+=("${out}/${name}_same.json")
 done
 if can_draw scripts/plot_lengths.py; then
-  "$python" scripts/plot_lengths.py "${files[@]}" -o "$out/lengths.png"
-  "$python" scripts/plot_lengths.py "${files[@]}" --positions -o "$out/positions.png"
-  "$python" scripts/plot_lengths.py "${same[@]}" -o "$out/lengths_same.png" \
+  # None rises so far that the others would be one line.
+  plot=("$python" scripts/plot_lengths.py --max-loss 5)
+  "${plot[@]}" "${files[@]}" -o "$out/lengths.png"
+  "${plot[@]}" "${files[@]}" --positions -o "$out/positions.png"
+  "${plot[@]}" "${same[@]}" -o "$out/lengths_same.png" \
     --title "The same $targets targets with more and more context"
 fi
