@@ -12,8 +12,6 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
 constexpr float kLog2e = 1.4426950408889634f;
 // Stands for "no key yet". Finite, so that differences with a masked score are never NaN.
 constexpr float kNoMaximum = -1e30f;
@@ -27,35 +25,42 @@ struct ScaledScore {
   static constexpr bool kExactDelta = false;
   float scale_log2;
 
-  // Tiles whose rows are the 16 * kRowBlocks queries from `first` on.
-  template <int kRowBlocks>
+  // For tiles of a Shape::kQueries x Shape::kKeys block whose rows are queries: those of one warp
+  // are `warp_row` and more behind the block's first.
+  template <typename Shape>
   struct QueryRows {
-    __device__ __forceinline__ QueryRows(const ScaledScore& policy, const SoftmaxProblem&, int)
+    // Shared memory for what the policy wants to know of a tile's keys.
+    static constexpr int kStageBytes = 0;
+    __device__ __forceinline__ QueryRows(const ScaledScore& policy, const SoftmaxProblem&, int, int)
         : scale_log2(policy.scale_log2) {}
-    // Of the keys from `begin` on.
-    template <int kColBlocks>
-    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int) {
+    // Copies that for the keys from `begin` on, asynchronously; by all threads of the block.
+    __device__ __forceinline__ void load(void*, int) {}
+    // The next tile is the warp's own of the keys from `begin` on.
+    __device__ __forceinline__ void enter(const void*, int) {}
+    template <typename Tile>
+    __device__ __forceinline__ void score(Tile& s) {
       s.for_each([&](float& x, auto) { x *= scale_log2; });
     }
     float scale_log2;
   };
-  // Tiles whose rows are the 16 * kRowBlocks keys from `first` on. shared_bytes() of shared memory
-  // are the gradient's.
-  template <int kRowBlocks>
+  // The same with Shape::kKeys rows of keys and Shape::kQueries columns of queries.
+  template <typename Shape>
   struct KeyRows {
-    static constexpr int shared_bytes() { return 0; }
-    __device__ __forceinline__ KeyRows(const ScaledScore& policy, const SoftmaxProblem&, int)
+    static constexpr int kStageBytes = 0;
+    static constexpr int kSharedBytes = 0;  // of the gradient
+    __device__ __forceinline__ KeyRows(const ScaledScore& policy, const SoftmaxProblem&, int, int)
         : scale_log2(policy.scale_log2) {}
-    // Of the queries from `begin` on.
-    template <int kColBlocks>
-    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int) {
+    __device__ __forceinline__ void load(void*, int) {}
+    __device__ __forceinline__ void enter(const void*, int) {}
+    template <typename Tile>
+    __device__ __forceinline__ void score(Tile& s) {
       s.for_each([&](float& x, auto) { x *= scale_log2; });
     }
     // Gradients of what the policy has learned, from those of the scores (in nats): for each tile,
     // between calls at the beginning and the end of a block.
     __device__ __forceinline__ void begin_gradient(void*) {}
-    template <int kColBlocks>
-    __device__ __forceinline__ void add_gradient(Accumulator<kRowBlocks, kColBlocks>&, int) {}
+    template <typename Tile>
+    __device__ __forceinline__ void add_gradient(Tile&) {}
     __device__ __forceinline__ void end_gradient() {}
     float scale_log2;
   };
@@ -93,7 +98,7 @@ template <int kRows, int kD>
 __device__ __forceinline__ __nv_bfloat16* stage_of(__nv_bfloat16* first, int stage) {
   return first + stage * kRows * kD;
 }
-template <int kRows, int kD>
+template <int kRows, int kD, int kThreads>
 __device__ __forceinline__ void load_rows(__nv_bfloat16* tile, const SoftmaxProblem& p,
                                           const HeadRows& x, int row) {
   load_tile<kRows, kD, kThreads>(tile, head_row(p, x, row), x.stride, p.tokens - row, p.head_dim);
@@ -136,12 +141,40 @@ __device__ __forceinline__ void mask_keys(Accumulator<kRowBlocks, kColBlocks>& s
 
 // ---- Forward ------------------------------------------------------------------------------------
 
+// MEASURING: shapes to choose from with -D; removed when they are chosen.
+#ifndef SBT_FORWARD_WARPS
+#define SBT_FORWARD_WARPS 4
+#endif
+#ifndef SBT_FORWARD_KEYS_128
+#define SBT_FORWARD_KEYS_128 32
+#endif
+#ifndef SBT_FORWARD_KEYS_64
+#define SBT_FORWARD_KEYS_64 64
+#endif
+#ifndef SBT_QUERY_WARPS
+#define SBT_QUERY_WARPS 4
+#endif
+#ifndef SBT_QUERY_OLD  // 16 rows a warp at d = 128
+#define SBT_QUERY_OLD 0
+#endif
+#ifndef SBT_KEY_PAIRS_FROM  // pairs of warps from this head dimension on
+#define SBT_KEY_PAIRS_FROM 128
+#endif
+#ifndef SBT_KEY_PAIR_WARPS
+#define SBT_KEY_PAIR_WARPS 8
+#endif
+#ifndef SBT_KEY_PAIR_QUERIES
+#define SBT_KEY_PAIR_QUERIES 48
+#endif
+
 template <int kHeadDim>
 struct ForwardShape {
   static constexpr int kD = kHeadDim;
+  static constexpr int kWarps = SBT_FORWARD_WARPS;
+  static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = 2;  // of 16 queries, each warp
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
-  static constexpr int kKeys = kD == 128 ? 32 : 64;
+  static constexpr int kKeys = kD == 128 ? SBT_FORWARD_KEYS_128 : SBT_FORWARD_KEYS_64;
   static constexpr bool kKeepQueries = kD <= 64;
   static constexpr int kSharedBytes = 2 * kD * (kQueries + 2 * 2 * kKeys);
 };
@@ -179,28 +212,32 @@ struct RunningSoftmax {
 };
 
 template <typename Shape, typename Policy>
-__global__ __launch_bounds__(kThreads) void forward_kernel(SoftmaxProblem p,
-                                                           const __grid_constant__ Policy policy) {
+__global__ __launch_bounds__(Shape::kThreads) void forward_kernel(
+    SoftmaxProblem p, const __grid_constant__ Policy policy) {
   constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
+  constexpr int kThreads = Shape::kThreads;
   extern __shared__ __align__(128) __nv_bfloat16 shared[];
   __nv_bfloat16* const q_tile = shared;
   __nv_bfloat16* const k_tiles = q_tile + Shape::kQueries * kD;
   __nv_bfloat16* const v_tiles = k_tiles + 2 * kKeys * kD;
+  char* const policy_stages = reinterpret_cast<char*>(v_tiles + 2 * kKeys * kD);
 
   // The last queries see the most keys: they start first.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
   const VisibleKeys<kRowBlocks> visible(p, first + warp_row);
-  typename Policy::template QueryRows<kRowBlocks> scores(policy, p, visible.first);
+  using Scores = typename Policy::template QueryRows<Shape>;
+  Scores scores(policy, p, first, warp_row);
   const auto load_keys = [&](int key, int stage) {
-    load_rows<kKeys, kD>(stage_of<kKeys, kD>(k_tiles, stage), p, p.k, key);
-    load_rows<kKeys, kD>(stage_of<kKeys, kD>(v_tiles, stage), p, p.v, key);
+    load_rows<kKeys, kD, kThreads>(stage_of<kKeys, kD>(k_tiles, stage), p, p.k, key);
+    load_rows<kKeys, kD, kThreads>(stage_of<kKeys, kD>(v_tiles, stage), p, p.v, key);
+    scores.load(policy_stages + stage * Scores::kStageBytes, key);
     cp_async_commit();
   };
 
   const int begin = first_key(p, first) / kKeys * kKeys;
   const int end = min(first + Shape::kQueries, p.tokens);
-  load_rows<Shape::kQueries, kD>(q_tile, p, p.q, first);
+  load_rows<Shape::kQueries, kD, kThreads>(q_tile, p, p.q, first);
   load_keys(begin, 0);
   TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> o;
@@ -214,7 +251,8 @@ __global__ __launch_bounds__(kThreads) void forward_kernel(SoftmaxProblem p,
     if (!visible.some(key, kKeys)) continue;
     Accumulator<kRowBlocks, kKeys / 8> s;
     product_with_rows(s, q, stage_of<kKeys, kD>(k_tiles, stage));
-    scores.score(s, key);
+    scores.enter(policy_stages + stage * Scores::kStageBytes, key);
+    scores.score(s);
     mask_keys(s, key, visible);
     softmax.add(s, o);
     add_product<kRowBlocks, kKeys / 8, kD>(o, s, stage_of<kKeys, kD>(v_tiles, stage));
@@ -242,8 +280,9 @@ __global__ __launch_bounds__(kThreads) void forward_kernel(SoftmaxProblem p,
 // first and, where the policy wants it, corrects delta by what the rows of dS add up to.
 
 // One warp for each token and head.
+constexpr int kDeltaWarps = 4;
 __global__ void delta_kernel(SoftmaxProblem p, float* delta_HT) {
-  const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int row = static_cast<int>(blockIdx.x) * kDeltaWarps + static_cast<int>(threadIdx.x) / 32;
   if (row >= p.tokens) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const __nv_bfloat16* o = head_row(p, p.o, row);
@@ -264,30 +303,36 @@ __global__ void delta_kernel(SoftmaxProblem p, float* delta_HT) {
 template <int kHeadDim>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kRowBlocks = kD == 128 ? 1 : 2;
+  static constexpr int kWarps = SBT_QUERY_WARPS;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRowBlocks = SBT_QUERY_OLD && kD == 128 ? 1 : 2;
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
-  static constexpr int kKeys = kD == 128 ? 64 : 32;
+  static constexpr int kKeys = SBT_QUERY_OLD && kD == 128 ? 64 : 32;
   static constexpr bool kKeepQueries = kD <= 64;
   static constexpr int kSharedBytes = 2 * kD * (2 * kQueries + 2 * 2 * kKeys);
 };
 
 template <typename Shape, typename Policy>
-__global__ __launch_bounds__(kThreads) void query_gradient_kernel(
+__global__ __launch_bounds__(Shape::kThreads) void query_gradient_kernel(
     SoftmaxProblem p, const __grid_constant__ Policy policy, float* delta_HT) {
   constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
+  constexpr int kThreads = Shape::kThreads;
   extern __shared__ __align__(128) __nv_bfloat16 shared[];
   __nv_bfloat16* const q_tile = shared;
   __nv_bfloat16* const dout_tile = q_tile + Shape::kQueries * kD;
   __nv_bfloat16* const k_tiles = dout_tile + Shape::kQueries * kD;
   __nv_bfloat16* const v_tiles = k_tiles + 2 * kKeys * kD;
+  char* const policy_stages = reinterpret_cast<char*>(v_tiles + 2 * kKeys * kD);
 
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
   const VisibleKeys<kRowBlocks> visible(p, first + warp_row);
-  typename Policy::template QueryRows<kRowBlocks> scores(policy, p, visible.first);
+  using Scores = typename Policy::template QueryRows<Shape>;
+  Scores scores(policy, p, first, warp_row);
   const auto load_keys = [&](int key, int stage) {
-    load_rows<kKeys, kD>(stage_of<kKeys, kD>(k_tiles, stage), p, p.k, key);
-    load_rows<kKeys, kD>(stage_of<kKeys, kD>(v_tiles, stage), p, p.v, key);
+    load_rows<kKeys, kD, kThreads>(stage_of<kKeys, kD>(k_tiles, stage), p, p.k, key);
+    load_rows<kKeys, kD, kThreads>(stage_of<kKeys, kD>(v_tiles, stage), p, p.v, key);
+    scores.load(policy_stages + stage * Scores::kStageBytes, key);
     cp_async_commit();
   };
   float lse_log2[2 * kRowBlocks], delta[2 * kRowBlocks];
@@ -301,8 +346,8 @@ __global__ __launch_bounds__(kThreads) void query_gradient_kernel(
 
   const int begin = first_key(p, first) / kKeys * kKeys;
   const int end = min(first + Shape::kQueries, p.tokens);
-  load_rows<Shape::kQueries, kD>(q_tile, p, p.q, first);
-  load_rows<Shape::kQueries, kD>(dout_tile, p, p.dout, first);
+  load_rows<Shape::kQueries, kD, kThreads>(q_tile, p, p.q, first);
+  load_rows<Shape::kQueries, kD, kThreads>(dout_tile, p, p.dout, first);
   load_keys(begin, 0);
   TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row), dout(dout_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> dq;
@@ -316,7 +361,8 @@ __global__ __launch_bounds__(kThreads) void query_gradient_kernel(
     if (!visible.some(key, kKeys)) continue;
     Accumulator<kRowBlocks, kKeys / 8> s, ds;
     product_with_rows(s, q, stage_of<kKeys, kD>(k_tiles, stage));
-    scores.score(s, key);
+    scores.enter(policy_stages + stage * Scores::kStageBytes, key);
+    scores.score(s);
     mask_keys(s, key, visible);
     s.for_each([&](float& x, auto at) { x = exp2_approximate(x - lse_log2[at.lane_row]); });
     product_with_rows(ds, dout, stage_of<kKeys, kD>(v_tiles, stage));
@@ -352,12 +398,18 @@ __global__ __launch_bounds__(kThreads) void query_gradient_kernel(
 template <int kHeadDim>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kRowBlocks = kD == 128 ? 1 : 2;  // of 16 keys, each warp
-  static constexpr int kKeys = 16 * kRowBlocks * kWarps;
-  static constexpr int kQueries = 32;
+  // Pairs of warps share keys: one makes P^T and dv, the other dS^T and dk.
+  static constexpr bool kPairs = kD >= SBT_KEY_PAIRS_FROM;
+  static constexpr int kWarps = kPairs ? SBT_KEY_PAIR_WARPS : 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRowBlocks = kD == 128 && !kPairs ? 1 : 2;  // of 16 keys, each warp or pair
+  static constexpr int kKeys = 16 * kRowBlocks * (kPairs ? kWarps / 2 : kWarps);
+  static constexpr int kQueries = kPairs ? SBT_KEY_PAIR_QUERIES : 32;
+  static constexpr bool kKeepKeys = kPairs && kD <= 64;
   // Two stages of q, do and of the queries' lse, delta and positions.
-  static constexpr int kSharedBytes =
+  static constexpr int kStagesBytes =
       2 * kD * (2 * kKeys + 2 * 2 * kQueries) + 2 * 3 * 4 * kQueries;
+  static constexpr int kSharedBytes = kStagesBytes + (kPairs ? 4 * kKeys * kQueries : 0);
 };
 
 // What the inner loop over queries knows of each: [kQueries] in shared memory.
@@ -377,13 +429,11 @@ __device__ __forceinline__ int document_end(const SoftmaxProblem& p, int token) 
   return p.cu_seqlens[high];
 }
 
-// P^T and dS^T [keys, queries] of one warp from the scores and the products v do^T: s becomes P^T,
-// ds becomes dS^T.
+// P^T [keys, queries] of one warp from the scores.
 template <int kRowBlocks, int kColBlocks>
-__device__ __forceinline__ void differentiate(Accumulator<kRowBlocks, kColBlocks>& s,
-                                              Accumulator<kRowBlocks, kColBlocks>& ds,
-                                              int first_row, int first_query, int window,
-                                              bool masked, const QueryValues& values) {
+__device__ __forceinline__ void to_probabilities(Accumulator<kRowBlocks, kColBlocks>& s,
+                                                 int first_row, int first_query, int window,
+                                                 bool masked, const QueryValues& values) {
   const int row = static_cast<int>(threadIdx.x) % 32 / 4;
   const int col = static_cast<int>(threadIdx.x) % 4 * 2;
   const auto apply = [&](auto is_masked) {
@@ -394,16 +444,13 @@ __device__ __forceinline__ void differentiate(Accumulator<kRowBlocks, kColBlocks
         const int in_tile = c * 8 + col + odd;
         const int query = first_query + in_tile;
         const float lse_log2 = values.lse[in_tile] * kLog2e;
-        const float delta = values.delta[in_tile];
         const int lowest = is_masked() ? first_key(query, values.position[in_tile], window) : 0;
 #pragma unroll
         for (int r = 0; r < 2 * kRowBlocks; ++r) {
           const int key = first_row + row + r * 8;
           float& x = s.at[r / 2][c][r % 2 * 2 + odd];
-          float& dx = ds.at[r / 2][c][r % 2 * 2 + odd];
           x = exp2_approximate(x - lse_log2);
           if (is_masked() && (key > query || key < lowest)) x = 0.0f;
-          dx = x * (dx - delta);
         }
       }
     }
@@ -415,10 +462,63 @@ __device__ __forceinline__ void differentiate(Accumulator<kRowBlocks, kColBlocks
   }
 }
 
+// dS^T from the products v do^T and P^T: probability(row block, column block) are four numbers.
+template <int kRowBlocks, int kColBlocks, typename Probability>
+__device__ __forceinline__ void to_gradients(Accumulator<kRowBlocks, kColBlocks>& ds,
+                                             const QueryValues& values, Probability&& probability) {
+  const int col = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int c = 0; c < kColBlocks; ++c) {
+    const float2 delta = *reinterpret_cast<const float2*>(values.delta + c * 8 + col);
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+      const float4 x = probability(r, c);
+      float(&dx)[4] = ds.at[r][c];
+      dx[0] = x.x * (dx[0] - delta.x);
+      dx[1] = x.y * (dx[1] - delta.y);
+      dx[2] = x.z * (dx[2] - delta.x);
+      dx[3] = x.w * (dx[3] - delta.y);
+    }
+  }
+}
+
+// Accumulators that one warp hands to the other of its pair, in shared memory.
+template <int kRowBlocks, int kColBlocks>
+class SharedAccumulator {
+ public:
+  static constexpr int kFloats = kRowBlocks * kColBlocks * 128;
+  __device__ __forceinline__ explicit SharedAccumulator(float* first)
+      : lane_(reinterpret_cast<float4*>(first) + threadIdx.x % 32) {}
+  __device__ __forceinline__ void store(const Accumulator<kRowBlocks, kColBlocks>& x) const {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColBlocks; ++c) {
+        const float(&four)[4] = x.at[r][c];
+        lane_[(r * kColBlocks + c) * 32] = make_float4(four[0], four[1], four[2], four[3]);
+      }
+    }
+  }
+  __device__ __forceinline__ float4 at(int r, int c) const {
+    return lane_[(r * kColBlocks + c) * 32];
+  }
+
+ private:
+  float4* lane_;
+};
+// Waits for the other warp of pair `pair`.
+__device__ __forceinline__ void sync_pair(int pair) {
+  asm volatile("bar.sync %0, 64;\n" ::"r"(pair + 1) : "memory");
+}
+
 template <typename Shape, typename Policy>
-__global__ __launch_bounds__(kThreads) void key_gradient_kernel(
+__global__ __launch_bounds__(Shape::kThreads) void key_gradient_kernel(
     SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
   constexpr int kD = Shape::kD, kQueries = Shape::kQueries, kRowBlocks = Shape::kRowBlocks;
+  constexpr int kThreads = Shape::kThreads, kGroups = Shape::kKeys / (16 * kRowBlocks);
+  using Scores = typename Policy::template KeyRows<Shape>;
+  using Tile = Accumulator<kRowBlocks, kQueries / 8>;
+  using Exchange = SharedAccumulator<kRowBlocks, kQueries / 8>;
   extern __shared__ __align__(128) __nv_bfloat16 shared[];
   __nv_bfloat16* const k_tile = shared;
   __nv_bfloat16* const v_tile = k_tile + Shape::kKeys * kD;
@@ -429,15 +529,18 @@ __global__ __launch_bounds__(kThreads) void key_gradient_kernel(
     float* const at = values_of_stages + stage * 3 * kQueries;
     return QueryValues{at, at + kQueries, reinterpret_cast<int*>(at + 2 * kQueries)};
   };
+  float* const exchanges = values_of_stages + 2 * 3 * kQueries;
+  char* const policy_stages = reinterpret_cast<char*>(shared) + Shape::kSharedBytes;
 
   const int first = static_cast<int>(blockIdx.x) * Shape::kKeys;
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
+  const int warp = static_cast<int>(threadIdx.x) / 32, group = warp % kGroups;
+  const int warp_row = group * 16 * kRowBlocks;
   const int warp_first = first + warp_row;  // keys of the warp
   const int warp_last = warp_first + 16 * kRowBlocks - 1;
-  typename Policy::template KeyRows<kRowBlocks> scores(policy, p, warp_first);
+  Scores scores(policy, p, first, warp_row);
   const auto load_queries = [&](int query, int stage) {
-    load_rows<kQueries, kD>(stage_of<kQueries, kD>(q_tiles, stage), p, p.q, query);
-    load_rows<kQueries, kD>(stage_of<kQueries, kD>(dout_tiles, stage), p, p.dout, query);
+    load_rows<kQueries, kD, kThreads>(stage_of<kQueries, kD>(q_tiles, stage), p, p.q, query);
+    load_rows<kQueries, kD, kThreads>(stage_of<kQueries, kD>(dout_tiles, stage), p, p.dout, query);
     const int i = static_cast<int>(threadIdx.x) % kQueries;
     const bool valid = query + i < p.tokens;  // queries behind the pack: do = 0 and delta = 0
     const int row = valid ? query + i : 0;
@@ -447,44 +550,78 @@ __global__ __launch_bounds__(kThreads) void key_gradient_kernel(
     if (which == 0) cp_async4(shared_address(to.lse + i), p.lse + at, valid);
     if (which == 1) cp_async4(shared_address(to.delta + i), delta_HT + at, valid);
     if (which == 2) cp_async4(shared_address(to.position + i), p.positions + row, valid);
+    scores.load(policy_stages + stage * Scores::kStageBytes, query);
     cp_async_commit();
   };
 
   const int last = min(first + Shape::kKeys, p.tokens) - 1;
   const int end =
       p.window > 0 ? min(document_end(p, last), last + p.window) : document_end(p, last);
-  load_rows<Shape::kKeys, kD>(k_tile, p, p.k, first);
-  load_rows<Shape::kKeys, kD>(v_tile, p, p.v, first);
+  load_rows<Shape::kKeys, kD, kThreads>(k_tile, p, p.k, first);
+  load_rows<Shape::kKeys, kD, kThreads>(v_tile, p, p.v, first);
   load_queries(first, 0);
-  const TileRows<kRowBlocks, kD, false> k(k_tile, warp_row), v(v_tile, warp_row);
+  // With pairs the second warp's rows are of v, and it adds up dk alone; the first one's dv.
+  const bool makes_gradients = Shape::kPairs && warp >= kGroups;
+  TileRows<kRowBlocks, kD, Shape::kKeepKeys> k(makes_gradients ? v_tile : k_tile, warp_row);
+  const TileRows<kRowBlocks, kD, false> v(v_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> dk, dv;
   dk.clear();
   dv.clear();
-  scores.begin_gradient(values_of_stages + 2 * 3 * kQueries);
+  scores.begin_gradient(policy_stages + 2 * Scores::kStageBytes);
   for (int query = first, stage = 0; query < end; query += kQueries, stage ^= 1) {
     cp_async_wait<0>();
     __syncthreads();
+    if (query == first) k.load();
     if (query + kQueries < end) load_queries(query + kQueries, stage ^ 1);
     const QueryValues values = values_of(stage);
     const int lowest = first_key(query, values.position[0], p.window);
     const int highest = first_key(query + kQueries - 1, values.position[kQueries - 1], p.window);
     if (query + kQueries <= warp_first || lowest > warp_last) continue;
     const bool masked = query < warp_last || highest > warp_first;
-    Accumulator<kRowBlocks, kQueries / 8> s, ds;
-    product_with_rows(s, k, stage_of<kQueries, kD>(q_tiles, stage));
-    product_with_rows(ds, v, stage_of<kQueries, kD>(dout_tiles, stage));
-    scores.score(s, query);
-    differentiate(s, ds, warp_first, query, p.window, masked, values);
-    add_product<kRowBlocks, kQueries / 8, kD>(dv, s, stage_of<kQueries, kD>(dout_tiles, stage));
-    scores.add_gradient(ds, query);
-    add_product<kRowBlocks, kQueries / 8, kD>(dk, ds, stage_of<kQueries, kD>(q_tiles, stage));
+    const __nv_bfloat16* const q_tile = stage_of<kQueries, kD>(q_tiles, stage);
+    const __nv_bfloat16* const dout_tile = stage_of<kQueries, kD>(dout_tiles, stage);
+    scores.enter(policy_stages + stage * Scores::kStageBytes, query);
+    Tile s, ds;
+    if constexpr (Shape::kPairs) {
+      const Exchange exchange(exchanges + group * Exchange::kFloats);
+      product_with_rows(s, k, makes_gradients ? dout_tile : q_tile);
+      if (!makes_gradients) {
+        scores.score(s);
+        to_probabilities(s, warp_first, query, p.window, masked, values);
+        exchange.store(s);
+        sync_pair(group);
+      } else {
+        sync_pair(group);
+        to_gradients(s, values, [&](int r, int c) { return exchange.at(r, c); });
+        scores.add_gradient(s);
+      }
+      add_product<kRowBlocks, kQueries / 8, kD>(dv, s, makes_gradients ? q_tile : dout_tile);
+    } else {
+      product_with_rows(s, k, q_tile);
+      product_with_rows(ds, v, dout_tile);
+      scores.score(s);
+      to_probabilities(s, warp_first, query, p.window, masked, values);
+      to_gradients(ds, values, [&](int r, int c) {
+        const float(&x)[4] = s.at[r][c];
+        return make_float4(x[0], x[1], x[2], x[3]);
+      });
+      add_product<kRowBlocks, kQueries / 8, kD>(dv, s, dout_tile);
+      scores.add_gradient(ds);
+      add_product<kRowBlocks, kQueries / 8, kD>(dk, ds, q_tile);
+    }
   }
   scores.end_gradient();
   const int rows = p.tokens - warp_first;
-  store_rows(head_row(p, p.dk, warp_first), p.dk.stride, rows, p.head_dim, dk,
-             [&](int) { return p.scale; });
-  store_rows(head_row(p, p.dv, warp_first), p.dv.stride, rows, p.head_dim, dv,
-             [&](int) { return 1.0f; });
+  const auto store = [&](const HeadRows& to, const auto& x, float factor) {
+    store_rows(head_row(p, to, warp_first), to.stride, rows, p.head_dim, x,
+               [&](int) { return factor; });
+  };
+  if constexpr (Shape::kPairs) {
+    store(makes_gradients ? p.dk : p.dv, dv, makes_gradients ? p.scale : 1.0f);
+  } else {
+    store(p.dk, dk, p.scale);
+    store(p.dv, dv, 1.0f);
+  }
 }
 
 // ---- Launches -----------------------------------------------------------------------------------
@@ -493,21 +630,23 @@ dim3 grid_of(const SoftmaxProblem& p, int rows) {
   return dim3((p.tokens + rows - 1) / rows, p.heads);
 }
 
-template <typename Kernel, typename... Arguments>
-cudaError_t launch(cudaStream_t stream, Kernel* kernel, dim3 grid, int shared_bytes,
+template <typename Shape, typename Kernel, typename... Arguments>
+cudaError_t launch(cudaStream_t stream, Kernel* kernel, dim3 grid, int policy_bytes,
                    Arguments... arguments) {
+  const int shared_bytes = Shape::kSharedBytes + policy_bytes;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<grid, kThreads, shared_bytes, stream>>>(arguments...);
+  kernel<<<grid, Shape::kThreads, shared_bytes, stream>>>(arguments...);
   return cudaGetLastError();
 }
 
 template <int kD, typename Policy>
 cudaError_t launch_forward(cudaStream_t stream, const SoftmaxProblem& p, const Policy& policy) {
   using Shape = ForwardShape<kD>;
-  return launch(stream, forward_kernel<Shape, Policy>, grid_of(p, Shape::kQueries),
-                Shape::kSharedBytes, p, policy);
+  constexpr int kPolicyBytes = 2 * Policy::template QueryRows<Shape>::kStageBytes;
+  return launch<Shape>(stream, forward_kernel<Shape, Policy>, grid_of(p, Shape::kQueries),
+                       kPolicyBytes, p, policy);
 }
 
 template <int kD, typename Policy>
@@ -515,14 +654,17 @@ cudaError_t launch_backward(cudaStream_t stream, const SoftmaxProblem& p, const 
                             float* delta) {
   using Queries = QueryGradientShape<kD>;
   using Keys = KeyGradientShape<kD>;
-  constexpr int kPolicyBytes = Policy::template KeyRows<Keys::kRowBlocks>::shared_bytes();
-  cudaError_t error = launch(stream, delta_kernel, grid_of(p, kWarps), 0, p, delta);
+  using KeyScores = typename Policy::template KeyRows<Keys>;
+  delta_kernel<<<grid_of(p, kDeltaWarps), 32 * kDeltaWarps, 0, stream>>>(p, delta);
+  cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  error = launch(stream, query_gradient_kernel<Queries, Policy>, grid_of(p, Queries::kQueries),
-                 Queries::kSharedBytes, p, policy, delta);
+  constexpr int kQueryBytes = 2 * Policy::template QueryRows<Queries>::kStageBytes;
+  error = launch<Queries>(stream, query_gradient_kernel<Queries, Policy>,
+                          grid_of(p, Queries::kQueries), kQueryBytes, p, policy, delta);
   if (error != cudaSuccess) return error;
-  return launch(stream, key_gradient_kernel<Keys, Policy>, grid_of(p, Keys::kKeys),
-                Keys::kSharedBytes + kPolicyBytes, p, policy, static_cast<const float*>(delta));
+  constexpr int kKeyBytes = 2 * KeyScores::kStageBytes + KeyScores::kSharedBytes;
+  return launch<Keys>(stream, key_gradient_kernel<Keys, Policy>, grid_of(p, Keys::kKeys), kKeyBytes,
+                      p, policy, static_cast<const float*>(delta));
 }
 
 // body(Int<kD>) with the tile width for the problem's head dimension.
