@@ -104,27 +104,26 @@ __device__ __forceinline__ void load_rows(__nv_bfloat16* tile, const SoftmaxProb
   load_tile<kRows, kD, kThreads>(tile, head_row(p, x, row), x.stride, p.tokens - row, p.head_dim);
 }
 
-// What the queries of one warp see, in kernels whose tiles are of queries.
+// What the queries of one warp see, in kernels whose tiles are of queries. Few registers: a lane
+// holds one query's first key and gets those of its rows when a tile has to be masked.
 template <int kRowBlocks>
 struct VisibleKeys {
+  static constexpr int kQueries = 16 * kRowBlocks;
+  static_assert(kQueries <= 32);
   __device__ __forceinline__ VisibleKeys(const SoftmaxProblem& p, int first_query)
-      : first(first_query) {
-#pragma unroll
-    for (int i = 0; i < 2 * kRowBlocks; ++i) {
-      key[i] = first_key(p, first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8);
-    }
-    lowest = first_key(p, first);
-    highest = first_key(p, first + 16 * kRowBlocks - 1);
-  }
+      : first(first_query),
+        key(first_key(p, first + static_cast<int>(threadIdx.x) % kQueries)),
+        lowest(__shfl_sync(~0u, key, 0)),
+        highest(__shfl_sync(~0u, key, kQueries - 1)) {}
   __device__ __forceinline__ bool some(int begin, int keys) const {
-    return begin < first + 16 * kRowBlocks && begin + keys > lowest;
+    return begin < first + kQueries && begin + keys > lowest;
   }
   __device__ __forceinline__ bool all(int begin, int keys) const {
     return begin + keys <= first + 1 && begin >= highest;
   }
-  int first;                // query
-  int key[2 * kRowBlocks];  // first keys of the lane's rows
-  int lowest, highest;      // and of the first and last query
+  int first;            // query
+  int key;              // first one of the query of this lane
+  int lowest, highest;  // and of the first and last query
 };
 
 // Scores become -inf where the query does not see the key.
@@ -132,10 +131,15 @@ template <int kRowBlocks, int kColBlocks>
 __device__ __forceinline__ void mask_keys(Accumulator<kRowBlocks, kColBlocks>& s, int begin,
                                           const VisibleKeys<kRowBlocks>& visible) {
   if (visible.all(begin, kColBlocks * 8)) return;
+  int first_keys[2 * kRowBlocks];
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    first_keys[i] = __shfl_sync(~0u, visible.key, static_cast<int>(threadIdx.x) % 32 / 4 + i * 8);
+  }
   s.for_each([&](float& x, auto at) {
     const int query = visible.first + at.row;
     const int key = begin + at.col;
-    if (key > query || key < visible.key[at.lane_row]) x = -INFINITY;
+    if (key > query || key < first_keys[at.lane_row]) x = -INFINITY;
   });
 }
 
@@ -179,9 +183,11 @@ struct ForwardShape {
   static constexpr int kSharedBytes = 2 * kD * (kQueries + 2 * 2 * kKeys);
 };
 
-// Running maximum and sum of the lane's rows.
+// Running maximum and sum of the lane's rows. The maximum may lag behind the scores, so that o is
+// not scaled for every tile that has a larger one.
 template <int kRowBlocks>
 struct RunningSoftmax {
+  static constexpr float kLag = 8.0f;
   __device__ __forceinline__ RunningSoftmax() {
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) maximum[i] = kNoMaximum, sum[i] = 0.0f;
@@ -194,19 +200,29 @@ struct RunningSoftmax {
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) now[i] = maximum[i];
     s.for_each([&](float x, auto at) { now[at.lane_row] = fmaxf(now[at.lane_row], x); });
-    float rescale[2 * kRowBlocks];
+    bool behind = false;
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) {
       now[i] = max_of_quad(now[i]);
-      rescale[i] = exp2_approximate(maximum[i] - now[i]);
-      maximum[i] = now[i];
-      sum[i] *= rescale[i];
+      behind |= now[i] > maximum[i] + kLag;
     }
-    o.for_each([&](float& x, auto at) { x *= rescale[at.lane_row]; });
+    if (__any_sync(~0u, behind)) rescale(now, o);
     s.for_each([&](float& x, auto at) {
       x = exp2_approximate(x - maximum[at.lane_row]);
       sum[at.lane_row] += x;  // of this lane's columns; the quad's are added at the end
     });
+  }
+  template <int kColBlocks>
+  __device__ __forceinline__ void rescale(const float (&now)[2 * kRowBlocks],
+                                          Accumulator<kRowBlocks, kColBlocks>& o) {
+    float factor[2 * kRowBlocks];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      factor[i] = exp2_approximate(maximum[i] - now[i]);
+      maximum[i] = now[i];
+      sum[i] *= factor[i];
+    }
+    o.for_each([&](float& x, auto at) { x *= factor[at.lane_row]; });
   }
   float maximum[2 * kRowBlocks], sum[2 * kRowBlocks];
 };

@@ -147,32 +147,32 @@ struct FireScore {
 
     __device__ __forceinline__ QueryRows(const FireScore& policy, const SoftmaxProblem&, int first,
                                          int warp_row)
-        : head_(policy.tables),
-          distances_(policy.tables.distances + kFireMargin + first - Shape::kKeys),
-          scale_(policy.scale_log2),
-          warp_(warp_row + 1) {
-      const float* const r_T = policy.tables.r_T + first + warp_row;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) r_[i] = r_T[lane_row() + i * 8];
-      const float r = r_T[threadIdx.x % kWarpQueries];
-      low_r_ = lowest_of_warp(r);
-      high_r_ = highest_of_warp(r);
-    }
+        : policy_(policy),
+          head_(policy.tables),
+          first_(first),
+          warp_row_(warp_row),
+          r_(policy.tables.r_T[first + warp_row + threadIdx.x % kWarpQueries]) {}
     __device__ __forceinline__ void load(void* stage, int begin) {
-      copy_chunks<kStageBytes / 16, Shape::kThreads>(stage, distances_ - begin);
+      copy_chunks<kStageBytes / 16, Shape::kThreads>(
+          stage, policy_.tables.distances + kFireMargin + first_ - begin - Shape::kKeys);
     }
     __device__ __forceinline__ void enter(const void* stage, int) {
-      const auto* const tile = static_cast<const FireDistance*>(stage) + warp_;
-      breaks_ =
-          head_.breaks(tile[0].psi * low_r_, tile[kWarpQueries + Shape::kKeys - 2].psi * high_r_);
-      if (breaks_.low != segment_) line_ = head_.line(segment_ = breaks_.low);
-      lane_ = tile + Shape::kKeys - 1 + lane_row() - lane_col();
+      // The first query and the last key; the last query and the first key.
+      const FireDistance* const first_key =
+          static_cast<const FireDistance*>(stage) + Shape::kKeys + warp_row_;
+      breaks_ = head_.breaks(first_key[1 - Shape::kKeys].psi * lowest_of_warp(r_),
+                             first_key[kWarpQueries - 1].psi * highest_of_warp(r_));
+      lane_ = first_key + lane_row() - lane_col();
     }
     template <typename Tile>
     __device__ __forceinline__ void score(Tile& s) {
-      const auto r = [&](int i, int, int) { return r_[i]; };
+      float r_of[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) r_of[i] = __shfl_sync(~0u, r_, lane_row() + i * 8);
+      const auto r = [&](int i, int, int) { return r_of[i]; };
       const auto psi = [&](int offset) { return lane_[offset].psi; };
-      fire_score<1, kRows, kColBlocks>(s, scale_, line_.x, line_.y, r, psi);
+      const float2 line = head_.line(breaks_.low);
+      fire_score<1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
 #pragma unroll 1
       for (int k = breaks_.low; k < breaks_.high; ++k) {
         fire_bend_score<1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
@@ -180,15 +180,12 @@ struct FireScore {
     }
 
    private:
+    const FireScore& policy_;
     FireHead head_;
-    const FireDistance* distances_;
-    float scale_;
-    int warp_;  // where the distances of the warp's queries begin
-    float r_[kRows], low_r_, high_r_;
+    int first_, warp_row_;
+    float r_;  // of the query of this lane
     // Of the tile.
     FireHead::Breaks breaks_{0, 0};
-    int segment_ = -1;
-    float2 line_{0.0f, 0.0f};
     const FireDistance* lane_ = nullptr;
   };
 
