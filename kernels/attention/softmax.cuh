@@ -167,6 +167,21 @@ __device__ __forceinline__ void mask_keys(Accumulator<kRowBlocks, kColBlocks>& s
 #ifndef SBT_KEY_PAIR_WARPS
 #define SBT_KEY_PAIR_WARPS 8
 #endif
+#ifndef SBT_KEY_PAIR_WARPS_64  // d <= 64
+#define SBT_KEY_PAIR_WARPS_64 4
+#endif
+#ifndef SBT_KEY_PAIR_QUERIES_64
+#define SBT_KEY_PAIR_QUERIES_64 32
+#endif
+#ifndef SBT_KEY_PAIR_BLOCKS_64  // of a multiprocessor
+#define SBT_KEY_PAIR_BLOCKS_64 3
+#endif
+#ifndef SBT_FORWARD_BLOCKS_32
+#define SBT_FORWARD_BLOCKS_32 1
+#endif
+#ifndef SBT_QUERY_BLOCKS_32
+#define SBT_QUERY_BLOCKS_32 1
+#endif
 #ifndef SBT_KEY_PAIR_QUERIES
 #define SBT_KEY_PAIR_QUERIES 48
 #endif
@@ -175,6 +190,7 @@ template <int kHeadDim>
 struct ForwardShape {
   static constexpr int kD = kHeadDim;
   static constexpr int kWarps = SBT_FORWARD_WARPS;
+  static constexpr int kBlocks = kD == 32 ? SBT_FORWARD_BLOCKS_32 : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = 2;  // of 16 queries, each warp
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
@@ -228,7 +244,7 @@ struct RunningSoftmax {
 };
 
 template <typename Shape, typename Policy>
-__global__ __launch_bounds__(Shape::kThreads) void forward_kernel(
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void forward_kernel(
     SoftmaxProblem p, const __grid_constant__ Policy policy) {
   constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
   constexpr int kThreads = Shape::kThreads;
@@ -320,6 +336,7 @@ template <int kHeadDim>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
   static constexpr int kWarps = SBT_QUERY_WARPS;
+  static constexpr int kBlocks = kD == 32 ? SBT_QUERY_BLOCKS_32 : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = SBT_QUERY_OLD && kD == 128 ? 1 : 2;
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
@@ -329,7 +346,7 @@ struct QueryGradientShape {
 };
 
 template <typename Shape, typename Policy>
-__global__ __launch_bounds__(Shape::kThreads) void query_gradient_kernel(
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradient_kernel(
     SoftmaxProblem p, const __grid_constant__ Policy policy, float* delta_HT) {
   constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
   constexpr int kThreads = Shape::kThreads;
@@ -416,11 +433,16 @@ struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
   // Pairs of warps share keys: one makes P^T and dv, the other dS^T and dk.
   static constexpr bool kPairs = kD >= SBT_KEY_PAIRS_FROM;
-  static constexpr int kWarps = kPairs ? SBT_KEY_PAIR_WARPS : 4;
+  static constexpr int kWarps = !kPairs     ? 4
+                                : kD == 128 ? SBT_KEY_PAIR_WARPS
+                                            : SBT_KEY_PAIR_WARPS_64;
+  static constexpr int kBlocks = kPairs && kD <= 64 ? SBT_KEY_PAIR_BLOCKS_64 : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = kD == 128 && !kPairs ? 1 : 2;  // of 16 keys, each warp or pair
   static constexpr int kKeys = 16 * kRowBlocks * (kPairs ? kWarps / 2 : kWarps);
-  static constexpr int kQueries = kPairs ? SBT_KEY_PAIR_QUERIES : 32;
+  static constexpr int kQueries = kPairs && kD == 128 ? SBT_KEY_PAIR_QUERIES
+                                  : kPairs            ? SBT_KEY_PAIR_QUERIES_64
+                                                      : 32;
   static constexpr bool kKeepKeys = kPairs && kD <= 64;
   // Two stages of q, do and of the queries' lse, delta and positions.
   static constexpr int kStagesBytes =
@@ -528,7 +550,7 @@ __device__ __forceinline__ void sync_pair(int pair) {
 }
 
 template <typename Shape, typename Policy>
-__global__ __launch_bounds__(Shape::kThreads) void key_gradient_kernel(
+__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_kernel(
     SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
   constexpr int kD = Shape::kD, kQueries = Shape::kQueries, kRowBlocks = Shape::kRowBlocks;
   constexpr int kThreads = Shape::kThreads, kGroups = Shape::kKeys / (16 * kRowBlocks);
