@@ -149,6 +149,27 @@ SBTRAIN_HOST_DEVICE void fire_bend_score(Tile& x, float at, float bend, OfQuery&
       });
 }
 
+// Where all queries of a tile have the same denominator, u depends on the distance alone, and it is
+// enough to look at one element of each of the lane's distances. These are a tile too, of
+// kDiagonals rows and one pair of columns; its distances are kSign * 8 * (kColBlocks - 1) less than
+// the tile's.
+template <int kRows, int kColBlocks>
+struct FireDiagonals {
+  static constexpr int kDiagonals = kRows + kColBlocks - 1;
+  float at[(kDiagonals + 1) / 2][1][4] = {};
+
+  // body(element, the one of its distance).
+  template <typename Tile, typename Body>
+  SBTRAIN_HOST_DEVICE void for_each(Tile& x, Body&& body) {
+    const auto none = [](int) { return 0; };
+    for_each_by_distance<1, kRows, kColBlocks>(x, none,
+                                               [&](float& x_ij, int, int i, int c, int odd) {
+                                                 const int e = i - c + kColBlocks - 1;
+                                                 body(x_ij, at[e / 2][0][e % 2 * 2 + odd]);
+                                               });
+  }
+};
+
 // What the pairs of a tile, or those of it with u > `bound`, add to the gradients.
 struct FireTileSums {
   float dz = 0.0f, dz_u = 0.0f;

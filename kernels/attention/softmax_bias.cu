@@ -108,9 +108,27 @@ class FireHead {
   __device__ __forceinline__ Breaks breaks(float low, float high) const {
     return {__popc(__ballot_sync(~0u, break_ < low)), __popc(__ballot_sync(~0u, break_ < high))};
   }
-  __device__ __forceinline__ float2 line(int segment) const { return __ldg(lines_ + segment); }
-  __device__ __forceinline__ float bend(int rank) const { return __shfl_sync(~0u, bend_, rank); }
-  __device__ __forceinline__ float at(int rank) const { return __shfl_sync(~0u, break_, rank); }
+  // Products become scores: those of one line, and bends.
+  template <int kSign, int kRows, int kColBlocks, typename Tile, typename OfQuery,
+            typename OfDistance>
+  __device__ __forceinline__ void score(Tile& s, float scale, const Breaks& breaks, OfQuery&& r,
+                                        OfDistance&& psi) const {
+    const float2 first = line(breaks.low);
+    fire_score<kSign, kRows, kColBlocks>(s, scale, first.x, first.y, r, psi);
+#pragma unroll 1
+    for (int k = breaks.low; k < breaks.high; ++k) {
+      fire_bend_score<kSign, kRows, kColBlocks>(s, at(k), bend(k), r, psi);
+    }
+  }
+  __device__ __forceinline__ float2 line(int segment) const {
+    return __ldg(lines_ + segment);
+  }
+  __device__ __forceinline__ float bend(int rank) const {
+    return __shfl_sync(~0u, bend_, rank);
+  }
+  __device__ __forceinline__ float at(int rank) const {
+    return __shfl_sync(~0u, break_, rank);
+  }
 
  private:
   const float2* lines_;
@@ -139,6 +157,7 @@ struct FireScore {
   class QueryRows {
     static constexpr int kRows = 2 * Shape::kRowBlocks, kWarpQueries = 16 * Shape::kRowBlocks;
     static constexpr int kColBlocks = Shape::kKeys / 8;
+    using Diagonals = FireDiagonals<kRows, kColBlocks>;
     // Of a block and its keys, from the first query to the key behind the last one on.
     static constexpr int kDistances = Shape::kQueries + Shape::kKeys;
 
@@ -160,23 +179,28 @@ struct FireScore {
       // The first query and the last key; the last query and the first key.
       const FireDistance* const first_key =
           static_cast<const FireDistance*>(stage) + Shape::kKeys + warp_row_;
-      breaks_ = head_.breaks(first_key[1 - Shape::kKeys].psi * lowest_of_warp(r_),
-                             first_key[kWarpQueries - 1].psi * highest_of_warp(r_));
+      const float low_r = lowest_of_warp(r_), high_r = highest_of_warp(r_);
+      flat_ = low_r == high_r;
+      breaks_ = head_.breaks(first_key[1 - Shape::kKeys].psi * low_r,
+                             first_key[kWarpQueries - 1].psi * high_r);
       lane_ = first_key + lane_row() - lane_col();
     }
     template <typename Tile>
     __device__ __forceinline__ void score(Tile& s) {
+      if (flat_) {
+        Diagonals bias;
+        const auto r = [&](int, int, int) { return r_; };
+        const auto psi = [&](int offset) { return lane_[offset - 8 * (kColBlocks - 1)].psi; };
+        head_.template score<1, Diagonals::kDiagonals, 1>(bias, 1.0f, breaks_, r, psi);
+        bias.for_each(s, [&](float& x, float y) { x = fmaf(x, policy_.scale_log2, y); });
+        return;
+      }
       float r_of[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) r_of[i] = __shfl_sync(~0u, r_, lane_row() + i * 8);
       const auto r = [&](int i, int, int) { return r_of[i]; };
       const auto psi = [&](int offset) { return lane_[offset].psi; };
-      const float2 line = head_.line(breaks_.low);
-      fire_score<1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
-#pragma unroll 1
-      for (int k = breaks_.low; k < breaks_.high; ++k) {
-        fire_bend_score<1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
-      }
+      head_.template score<1, kRows, kColBlocks>(s, policy_.scale_log2, breaks_, r, psi);
     }
 
    private:
@@ -185,6 +209,7 @@ struct FireScore {
     int first_, warp_row_;
     float r_;  // of the query of this lane
     // Of the tile.
+    bool flat_ = false;  // all r are the same
     FireHead::Breaks breaks_{0, 0};
     const FireDistance* lane_ = nullptr;
   };
@@ -193,6 +218,7 @@ struct FireScore {
   class KeyRows {
     static constexpr int kRows = 2 * Shape::kRowBlocks, kWarpKeys = 16 * Shape::kRowBlocks;
     static constexpr int kColBlocks = Shape::kQueries / 8;
+    using Diagonals = FireDiagonals<kRows, kColBlocks>;
     struct Stage {
       FireQuery queries[Shape::kQueries];
       // Of a block and its queries, from the first query to the key behind the last one on.
@@ -217,14 +243,18 @@ struct FireScore {
     }
     __device__ __forceinline__ void enter(const void* stage, int) {
       const Stage& tile = *static_cast<const Stage*>(stage);
-      float low_r = tile.queries[threadIdx.x % 32 % Shape::kQueries].r, high_r = low_r;
+      const FireQuery one = tile.queries[0];
+      float low_r = one.r, high_r = one.r;
+      bool same = true;
 #pragma unroll
-      for (int i = 32; i < Shape::kQueries; i += 32) {
-        const float r =
-            tile.queries[min(i + static_cast<int>(threadIdx.x) % 32, Shape::kQueries - 1)].r;
-        low_r = fminf(low_r, r);
-        high_r = fmaxf(high_r, r);
+      for (int i = 0; i < Shape::kQueries; i += 32) {
+        const FireQuery x =
+            tile.queries[min(i + static_cast<int>(threadIdx.x) % 32, Shape::kQueries - 1)];
+        low_r = fminf(low_r, x.r);
+        high_r = fmaxf(high_r, x.r);
+        same = same && x.r == one.r && x.by_c == one.by_c && x.by_m == one.by_m;
       }
+      flat_ = __all_sync(~0u, same);
       // The last key and the first query; the first key and the last query.
       const FireDistance* const first_key = tile.distances + Shape::kKeys - warp_row_;
       breaks_ = head_.breaks(first_key[1 - kWarpKeys].psi * lowest_of_warp(low_r),
@@ -235,14 +265,18 @@ struct FireScore {
 
     template <typename Tile>
     __device__ __forceinline__ void score(Tile& s) {
+      if (flat_) {
+        Diagonals bias;
+        const float one = queries_->r;
+        const auto r = [&](int, int, int) { return one; };
+        const auto psi = [&](int offset) { return lane_[offset + 8 * (kColBlocks - 1)].psi; };
+        head_.template score<-1, Diagonals::kDiagonals, 1>(bias, 1.0f, breaks_, r, psi);
+        bias.for_each(s, [&](float& x, float y) { x = fmaf(x, policy_.scale_log2, y); });
+        return;
+      }
       const auto r = [&](int, int c, int odd) { return queries_[c * 8 + odd].r; };
       const auto psi = [&](int offset) { return lane_[offset].psi; };
-      const float2 line = head_.line(breaks_.low);
-      fire_score<-1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
-#pragma unroll 1
-      for (int k = breaks_.low; k < breaks_.high; ++k) {
-        fire_bend_score<-1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
-      }
+      head_.template score<-1, kRows, kColBlocks>(s, policy_.scale_log2, breaks_, r, psi);
     }
 
     __device__ __forceinline__ void begin_gradient(void* shared) {
@@ -257,19 +291,17 @@ struct FireScore {
     template <typename Tile>
     __device__ __forceinline__ void add_gradient(Tile& dz) {
       if (breaks_.low != segment_) flush(breaks_.low);
-      const auto of_distance = [&](int offset) { return lane_[offset]; };
-      const auto query = [&](int c, int odd) { return queries_[c * 8 + odd]; };
-      const FireTileSums all =
-          fire_tile_sums<true, kRows, kColBlocks>(dz, 0.0f, query, of_distance);
-      dz_ += all.dz;
-      dz_u_ += all.dz_u;
-      add_slope(all, head_.line(segment_).x);
-#pragma unroll 1
-      for (int k = breaks_.low; k < breaks_.high; ++k) {
-        const FireTileSums behind =
-            fire_tile_sums<false, kRows, kColBlocks>(dz, head_.at(k), query, of_distance);
-        add_slope(behind, head_.bend(k));
-        add_to_slot(FireSlot::behind(k), behind.dz, behind.dz_u);
+      if (flat_) {
+        Diagonals sums;
+        sums.for_each(dz, [](float x, float& sum) { sum += x; });
+        const FireQuery one = *queries_;
+        const auto of_distance = [&](int offset) { return lane_[offset + 8 * (kColBlocks - 1)]; };
+        add_sums<Diagonals::kDiagonals, 1>(
+            sums, [&](int, int) { return one; }, of_distance);
+      } else {
+        const auto query = [&](int c, int odd) { return queries_[c * 8 + odd]; };
+        const auto of_distance = [&](int offset) { return lane_[offset]; };
+        add_sums<kRows, kColBlocks>(dz, query, of_distance);
       }
     }
 
@@ -290,6 +322,21 @@ struct FireScore {
     }
 
    private:
+    template <int kTileRows, int kTileCols, typename Tile, typename OfQuery, typename OfDistance>
+    __device__ __forceinline__ void add_sums(Tile& dz, OfQuery&& query, OfDistance&& of_distance) {
+      const FireTileSums all =
+          fire_tile_sums<true, kTileRows, kTileCols>(dz, 0.0f, query, of_distance);
+      dz_ += all.dz;
+      dz_u_ += all.dz_u;
+      add_slope(all, head_.line(segment_).x);
+#pragma unroll 1
+      for (int k = breaks_.low; k < breaks_.high; ++k) {
+        const FireTileSums behind =
+            fire_tile_sums<false, kTileRows, kTileCols>(dz, head_.at(k), query, of_distance);
+        add_slope(behind, head_.bend(k));
+        add_to_slot(FireSlot::behind(k), behind.dz, behind.dz_u);
+      }
+    }
     __device__ __forceinline__ float2* mine() const {
       return slots_ + threadIdx.x / 32 * FireSlot::kSlots;
     }
@@ -318,6 +365,7 @@ struct FireScore {
     FireHead head_;
     int first_, warp_row_;
     // Of the tile.
+    bool flat_ = false;  // all queries are the same to FIRE
     FireHead::Breaks breaks_{0, 0};
     const FireDistance* lane_ = nullptr;
     const FireQuery* queries_ = nullptr;
