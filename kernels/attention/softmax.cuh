@@ -66,6 +66,11 @@ struct ScaledScore {
   };
 };
 
+// What the lane of query `lane_row` of this lane's in a warp's tile has: lane i has query i's.
+template <typename T>
+__device__ __forceinline__ T of_lane_row(T x, int lane_row) {
+  return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x) % 32 / 4 + lane_row * 8);
+}
 __device__ __forceinline__ float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -134,7 +139,7 @@ __device__ __forceinline__ void mask_keys(Accumulator<kRowBlocks, kColBlocks>& s
   int first_keys[2 * kRowBlocks];
 #pragma unroll
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
-    first_keys[i] = __shfl_sync(~0u, visible.key, static_cast<int>(threadIdx.x) % 32 / 4 + i * 8);
+    first_keys[i] = of_lane_row(visible.key, i);
   }
   s.for_each([&](float& x, auto at) {
     const int query = visible.first + at.row;
@@ -335,7 +340,7 @@ __global__ void delta_kernel(SoftmaxProblem p, float* delta_HT) {
 template <int kHeadDim>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kWarps = SBT_QUERY_WARPS;
+  static constexpr int kWarps = kD == 128 ? SBT_QUERY_WARPS : 4;
   static constexpr int kBlocks = kD == 32 ? SBT_QUERY_BLOCKS_32 : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = SBT_QUERY_OLD && kD == 128 ? 1 : 2;
@@ -368,14 +373,12 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
     scores.load(policy_stages + stage * Scores::kStageBytes, key);
     cp_async_commit();
   };
-  float lse_log2[2 * kRowBlocks], delta[2 * kRowBlocks];
-#pragma unroll
-  for (int i = 0; i < 2 * kRowBlocks; ++i) {
-    const int query = visible.first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8;
-    const int64_t at = static_cast<int64_t>(blockIdx.y) * p.tokens + min(query, p.tokens - 1);
-    lse_log2[i] = query < p.tokens ? p.lse[at] * kLog2e : INFINITY;  // behind the pack: P = 0
-    delta[i] = delta_HT[at];
-  }
+  // Of the query of this lane.
+  const int query = visible.first + static_cast<int>(threadIdx.x) % (16 * kRowBlocks);
+  const int64_t at = static_cast<int64_t>(blockIdx.y) * p.tokens + min(query, p.tokens - 1);
+  const float lse_log2 =
+      query < p.tokens ? p.lse[at] * kLog2e : INFINITY;  // behind the pack: P = 0
+  const float delta = delta_HT[at];
 
   const int begin = first_key(p, first) / kKeys * kKeys;
   const int end = min(first + Shape::kQueries, p.tokens);
@@ -397,7 +400,13 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
     scores.enter(policy_stages + stage * Scores::kStageBytes, key);
     scores.score(s);
     mask_keys(s, key, visible);
-    s.for_each([&](float& x, auto at) { x = exp2_approximate(x - lse_log2[at.lane_row]); });
+    float lse_log2_of[2 * kRowBlocks], delta_of[2 * kRowBlocks];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      lse_log2_of[i] = of_lane_row(lse_log2, i);
+      delta_of[i] = of_lane_row(delta, i);
+    }
+    s.for_each([&](float& x, auto at) { x = exp2_approximate(x - lse_log2_of[at.lane_row]); });
     product_with_rows(ds, dout, stage_of<kKeys, kD>(v_tiles, stage));
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r) {
@@ -405,7 +414,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
       for (int c = 0; c < kKeys / 8; ++c) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          ds.at[r][c][i] = s.at[r][c][i] * (ds.at[r][c][i] - delta[r * 2 + i / 2]);
+          ds.at[r][c][i] = s.at[r][c][i] * (ds.at[r][c][i] - delta_of[r * 2 + i / 2]);
         }
       }
     }
@@ -417,10 +426,10 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
   if constexpr (Policy::kExactDelta) {
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) {
-      const int query = visible.first + static_cast<int>(threadIdx.x) % 32 / 4 + i * 8;
-      const float sum = sum_of_quad(residual[i]);
-      if (threadIdx.x % 4 == 0 && query < p.tokens) {
-        delta_HT[static_cast<int64_t>(blockIdx.y) * p.tokens + query] = delta[i] + sum;
+      const int row = static_cast<int>(threadIdx.x) % 32 / 4 + i * 8;
+      const float exact = of_lane_row(delta, i) + sum_of_quad(residual[i]);
+      if (threadIdx.x % 4 == 0 && visible.first + row < p.tokens) {
+        delta_HT[static_cast<int64_t>(blockIdx.y) * p.tokens + visible.first + row] = exact;
       }
     }
   }
@@ -579,15 +588,17 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_
   const auto load_queries = [&](int query, int stage) {
     load_rows<kQueries, kD, kThreads>(stage_of<kQueries, kD>(q_tiles, stage), p, p.q, query);
     load_rows<kQueries, kD, kThreads>(stage_of<kQueries, kD>(dout_tiles, stage), p, p.dout, query);
-    const int i = static_cast<int>(threadIdx.x) % kQueries;
-    const bool valid = query + i < p.tokens;  // queries behind the pack: do = 0 and delta = 0
-    const int row = valid ? query + i : 0;
-    const int64_t at = static_cast<int64_t>(blockIdx.y) * p.tokens + row;
     const QueryValues to = values_of(stage);
-    const int which = static_cast<int>(threadIdx.x) / kQueries;
-    if (which == 0) cp_async4(shared_address(to.lse + i), p.lse + at, valid);
-    if (which == 1) cp_async4(shared_address(to.delta + i), delta_HT + at, valid);
-    if (which == 2) cp_async4(shared_address(to.position + i), p.positions + row, valid);
+#pragma unroll
+    for (int n = static_cast<int>(threadIdx.x); n < 3 * kQueries; n += kThreads) {
+      const int i = n % kQueries, which = n / kQueries;
+      const bool valid = query + i < p.tokens;  // queries behind the pack: do = 0 and delta = 0
+      const int row = valid ? query + i : 0;
+      const int64_t at = static_cast<int64_t>(blockIdx.y) * p.tokens + row;
+      if (which == 0) cp_async4(shared_address(to.lse + i), p.lse + at, valid);
+      if (which == 1) cp_async4(shared_address(to.delta + i), delta_HT + at, valid);
+      if (which == 2) cp_async4(shared_address(to.position + i), p.positions + row, valid);
+    }
     scores.load(policy_stages + stage * Scores::kStageBytes, query);
     cp_async_commit();
   };

@@ -197,7 +197,7 @@ struct FireScore {
       }
       float r_of[kRows];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) r_of[i] = __shfl_sync(~0u, r_, lane_row() + i * 8);
+      for (int i = 0; i < kRows; ++i) r_of[i] = of_lane_row(r_, i);
       const auto r = [&](int i, int, int) { return r_of[i]; };
       const auto psi = [&](int offset) { return lane_[offset].psi; };
       head_.template score<1, kRows, kColBlocks>(s, policy_.scale_log2, breaks_, r, psi);
