@@ -8,6 +8,8 @@
 #include "kernels/attention/softmax.h"
 #include "kernels/attention/tile_products.cuh"
 #include "kernels/launch.h"
+#include "kernels/pack.cuh"
+#include "kernels/reduce.cuh"
 
 namespace sbtrain::kernels {
 namespace {
@@ -316,25 +318,24 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void forward_kerne
 // and dS are computed twice, but nothing is added up in an order that varies. The one for dq comes
 // first and, where the policy wants it, corrects delta by what the rows of dS add up to.
 
-// One warp for each token and head.
-constexpr int kDeltaWarps = 4;
-__global__ void delta_kernel(SoftmaxProblem p, float* delta_HT) {
-  const int row = static_cast<int>(blockIdx.x) * kDeltaWarps + static_cast<int>(threadIdx.x) / 32;
-  if (row >= p.tokens) return;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const __nv_bfloat16* o = head_row(p, p.o, row);
-  const __nv_bfloat16* dout = head_row(p, p.dout, row);
+// Eight columns a thread.
+constexpr int kDeltaThreads = 128;
+template <int kD>
+__global__ __launch_bounds__(kDeltaThreads) void delta_kernel(SoftmaxProblem p, float* delta_HT) {
+  constexpr int kLanes = kD / 8;
+  const int thread = static_cast<int>(blockIdx.x) * kDeltaThreads + static_cast<int>(threadIdx.x);
+  const int row = thread / kLanes, col = thread % kLanes * 8;
   float sum = 0.0f;
-  for (int c = lane * 2; c < p.head_dim; c += 64) {
-    const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(o + c));
-    const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(dout + c));
-    sum += a.x * b.x + a.y * b.y;
-  }
+  if (row < p.tokens && col < p.head_dim) {
+    const Pack<float, 8> o = load_floats<8>(head_row(p, p.o, row) + col);
+    const Pack<float, 8> dout = load_floats<8>(head_row(p, p.dout, row) + col);
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
+    for (int i = 0; i < 8; ++i) sum += o[i] * dout[i];
   }
-  if (lane == 0) delta_HT[static_cast<int64_t>(blockIdx.y) * p.tokens + row] = sum;
+  sum = lanes_sum<kLanes>(sum);
+  if (col == 0 && row < p.tokens) {
+    delta_HT[static_cast<int64_t>(blockIdx.y) * p.tokens + row] = sum;
+  }
 }
 
 template <int kHeadDim>
@@ -704,7 +705,7 @@ cudaError_t launch_backward(cudaStream_t stream, const SoftmaxProblem& p, const 
   using Queries = QueryGradientShape<kD>;
   using Keys = KeyGradientShape<kD>;
   using KeyScores = typename Policy::template KeyRows<Keys>;
-  delta_kernel<<<grid_of(p, kDeltaWarps), 32 * kDeltaWarps, 0, stream>>>(p, delta);
+  delta_kernel<kD><<<grid_of(p, kDeltaThreads * 8 / kD), kDeltaThreads, 0, stream>>>(p, delta);
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   constexpr int kQueryBytes = 2 * Policy::template QueryRows<Queries>::kStageBytes;
