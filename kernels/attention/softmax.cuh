@@ -263,6 +263,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void forward_kerne
 
   // The last queries see the most keys: they start first.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
+  load_rows<Shape::kQueries, kD, kThreads>(q_tile, p, p.q, first);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
   const VisibleKeys<kRowBlocks> visible(p, first + warp_row);
   using Scores = typename Policy::template QueryRows<Shape>;
@@ -276,7 +277,6 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void forward_kerne
 
   const int begin = first_key(p, first) / kKeys * kKeys;
   const int end = min(first + Shape::kQueries, p.tokens);
-  load_rows<Shape::kQueries, kD, kThreads>(q_tile, p, p.q, first);
   load_keys(begin, 0);
   TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> o;
@@ -364,6 +364,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
   char* const policy_stages = reinterpret_cast<char*>(v_tiles + 2 * kKeys * kD);
 
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
+  load_rows<Shape::kQueries, kD, kThreads>(q_tile, p, p.q, first);
+  load_rows<Shape::kQueries, kD, kThreads>(dout_tile, p, p.dout, first);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
   const VisibleKeys<kRowBlocks> visible(p, first + warp_row);
   using Scores = typename Policy::template QueryRows<Shape>;
@@ -383,8 +385,6 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
 
   const int begin = first_key(p, first) / kKeys * kKeys;
   const int end = min(first + Shape::kQueries, p.tokens);
-  load_rows<Shape::kQueries, kD, kThreads>(q_tile, p, p.q, first);
-  load_rows<Shape::kQueries, kD, kThreads>(dout_tile, p, p.dout, first);
   load_keys(begin, 0);
   TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row), dout(dout_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> dq;
@@ -604,12 +604,12 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_
     cp_async_commit();
   };
 
-  const int last = min(first + Shape::kKeys, p.tokens) - 1;
-  const int end =
-      p.window > 0 ? min(document_end(p, last), last + p.window) : document_end(p, last);
   load_rows<Shape::kKeys, kD, kThreads>(k_tile, p, p.k, first);
   load_rows<Shape::kKeys, kD, kThreads>(v_tile, p, p.v, first);
   load_queries(first, 0);
+  const int last = min(first + Shape::kKeys, p.tokens) - 1;
+  const int end =
+      p.window > 0 ? min(document_end(p, last), last + p.window) : document_end(p, last);
   // With pairs the second warp's rows are of v, and it adds up dk alone; the first one's dv.
   const bool makes_gradients = Shape::kPairs && warp >= kGroups;
   TileRows<kRowBlocks, kD, Shape::kKeepKeys> k(makes_gradients ? v_tile : k_tile, warp_row);
