@@ -180,11 +180,26 @@ __device__ __forceinline__ void mask_keys(Accumulator<kRowBlocks, kColBlocks>& s
 #ifndef SBT_KEY_PAIR_QUERIES_64
 #define SBT_KEY_PAIR_QUERIES_64 32
 #endif
+#ifndef SBT_KEY_PAIR_KEEP  // k or v in registers, d <= 64
+#define SBT_KEY_PAIR_KEEP 1
+#endif
+#ifndef SBT_FORWARD_KEEP  // q in registers, d <= 64
+#define SBT_FORWARD_KEEP 1
+#endif
 #ifndef SBT_KEY_PAIR_BLOCKS_64  // of a multiprocessor
 #define SBT_KEY_PAIR_BLOCKS_64 3
 #endif
 #ifndef SBT_FORWARD_BLOCKS_32
 #define SBT_FORWARD_BLOCKS_32 1
+#endif
+#ifndef SBT_FORWARD_BLOCKS_64
+#define SBT_FORWARD_BLOCKS_64 1
+#endif
+#ifndef SBT_QUERY_KEEP  // q and do in registers, d <= 64
+#define SBT_QUERY_KEEP 1
+#endif
+#ifndef SBT_QUERY_BLOCKS_64
+#define SBT_QUERY_BLOCKS_64 1
 #endif
 #ifndef SBT_QUERY_BLOCKS_32
 #define SBT_QUERY_BLOCKS_32 1
@@ -197,12 +212,14 @@ template <int kHeadDim>
 struct ForwardShape {
   static constexpr int kD = kHeadDim;
   static constexpr int kWarps = SBT_FORWARD_WARPS;
-  static constexpr int kBlocks = kD == 32 ? SBT_FORWARD_BLOCKS_32 : 1;
+  static constexpr int kBlocks = kD == 32   ? SBT_FORWARD_BLOCKS_32
+                                 : kD == 64 ? SBT_FORWARD_BLOCKS_64
+                                            : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = 2;  // of 16 queries, each warp
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
   static constexpr int kKeys = kD == 128 ? SBT_FORWARD_KEYS_128 : SBT_FORWARD_KEYS_64;
-  static constexpr bool kKeepQueries = kD <= 64;
+  static constexpr bool kKeepQueries = SBT_FORWARD_KEEP && kD <= 64;
   static constexpr int kSharedBytes = 2 * kD * (kQueries + 2 * 2 * kKeys);
 };
 
@@ -342,12 +359,14 @@ template <int kHeadDim>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
   static constexpr int kWarps = kD == 128 ? SBT_QUERY_WARPS : 4;
-  static constexpr int kBlocks = kD == 32 ? SBT_QUERY_BLOCKS_32 : 1;
+  static constexpr int kBlocks = kD == 32   ? SBT_QUERY_BLOCKS_32
+                                 : kD == 64 ? SBT_QUERY_BLOCKS_64
+                                            : 1;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = SBT_QUERY_OLD && kD == 128 ? 1 : 2;
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
   static constexpr int kKeys = SBT_QUERY_OLD && kD == 128 ? 64 : 32;
-  static constexpr bool kKeepQueries = kD <= 64;
+  static constexpr bool kKeepQueries = SBT_QUERY_KEEP && kD <= 64;
   static constexpr int kSharedBytes = 2 * kD * (2 * kQueries + 2 * 2 * kKeys);
 };
 
@@ -453,7 +472,7 @@ struct KeyGradientShape {
   static constexpr int kQueries = kPairs && kD == 128 ? SBT_KEY_PAIR_QUERIES
                                   : kPairs            ? SBT_KEY_PAIR_QUERIES_64
                                                       : 32;
-  static constexpr bool kKeepKeys = kPairs && kD <= 64;
+  static constexpr bool kKeepKeys = SBT_KEY_PAIR_KEEP && kPairs && kD <= 64;
   // Two stages of q, do and of the queries' lse, delta and positions.
   static constexpr int kStagesBytes =
       2 * kD * (2 * kKeys + 2 * 2 * kQueries) + 2 * 3 * 4 * kQueries;
