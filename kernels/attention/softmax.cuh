@@ -32,7 +32,7 @@ struct ScaledScore {
   template <typename Shape>
   struct QueryRows {
     // Shared memory for what the policy wants to know of a tile's keys.
-    static constexpr int kStageBytes = 0;
+    static constexpr int stage_bytes() { return 0; }
     __device__ __forceinline__ QueryRows(const ScaledScore& policy, const SoftmaxProblem&, int, int)
         : scale_log2(policy.scale_log2) {}
     // Copies that for the keys from `begin` on, asynchronously; by all threads of the block.
@@ -48,8 +48,8 @@ struct ScaledScore {
   // The same with Shape::kKeys rows of keys and Shape::kQueries columns of queries.
   template <typename Shape>
   struct KeyRows {
-    static constexpr int kStageBytes = 0;
-    static constexpr int kSharedBytes = 0;  // of the gradient
+    static constexpr int stage_bytes() { return 0; }
+    static constexpr int shared_bytes() { return 0; }  // of the gradient
     __device__ __forceinline__ KeyRows(const ScaledScore& policy, const SoftmaxProblem&, int, int)
         : scale_log2(policy.scale_log2) {}
     __device__ __forceinline__ void load(void*, int) {}
@@ -288,7 +288,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void forward_kerne
   const auto load_keys = [&](int key, int stage) {
     load_rows<kKeys, kD, kThreads>(stage_of<kKeys, kD>(k_tiles, stage), p, p.k, key);
     load_rows<kKeys, kD, kThreads>(stage_of<kKeys, kD>(v_tiles, stage), p, p.v, key);
-    scores.load(policy_stages + stage * Scores::kStageBytes, key);
+    scores.load(policy_stages + stage * Scores::stage_bytes(), key);
     cp_async_commit();
   };
 
@@ -307,7 +307,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void forward_kerne
     if (!visible.some(key, kKeys)) continue;
     Accumulator<kRowBlocks, kKeys / 8> s;
     product_with_rows(s, q, stage_of<kKeys, kD>(k_tiles, stage));
-    scores.enter(policy_stages + stage * Scores::kStageBytes, key);
+    scores.enter(policy_stages + stage * Scores::stage_bytes(), key);
     scores.score(s);
     mask_keys(s, key, visible);
     softmax.add(s, o);
@@ -392,7 +392,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
   const auto load_keys = [&](int key, int stage) {
     load_rows<kKeys, kD, kThreads>(stage_of<kKeys, kD>(k_tiles, stage), p, p.k, key);
     load_rows<kKeys, kD, kThreads>(stage_of<kKeys, kD>(v_tiles, stage), p, p.v, key);
-    scores.load(policy_stages + stage * Scores::kStageBytes, key);
+    scores.load(policy_stages + stage * Scores::stage_bytes(), key);
     cp_async_commit();
   };
   // Of the query of this lane.
@@ -417,7 +417,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
     if (!visible.some(key, kKeys)) continue;
     Accumulator<kRowBlocks, kKeys / 8> s, ds;
     product_with_rows(s, q, stage_of<kKeys, kD>(k_tiles, stage));
-    scores.enter(policy_stages + stage * Scores::kStageBytes, key);
+    scores.enter(policy_stages + stage * Scores::stage_bytes(), key);
     scores.score(s);
     mask_keys(s, key, visible);
     float lse_log2_of[2 * kRowBlocks], delta_of[2 * kRowBlocks];
@@ -619,7 +619,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_
       if (which == 1) cp_async4(shared_address(to.delta + i), delta_HT + at, valid);
       if (which == 2) cp_async4(shared_address(to.position + i), p.positions + row, valid);
     }
-    scores.load(policy_stages + stage * Scores::kStageBytes, query);
+    scores.load(policy_stages + stage * Scores::stage_bytes(), query);
     cp_async_commit();
   };
 
@@ -636,7 +636,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_
   Accumulator<kRowBlocks, kD / 8> dk, dv;
   dk.clear();
   dv.clear();
-  scores.begin_gradient(policy_stages + 2 * Scores::kStageBytes);
+  scores.begin_gradient(policy_stages + 2 * Scores::stage_bytes());
   for (int query = first, stage = 0; query < end; query += kQueries, stage ^= 1) {
     cp_async_wait<0>();
     __syncthreads();
@@ -649,7 +649,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_
     const bool masked = query < warp_last || highest > warp_first;
     const __nv_bfloat16* const q_tile = stage_of<kQueries, kD>(q_tiles, stage);
     const __nv_bfloat16* const dout_tile = stage_of<kQueries, kD>(dout_tiles, stage);
-    scores.enter(policy_stages + stage * Scores::kStageBytes, query);
+    scores.enter(policy_stages + stage * Scores::stage_bytes(), query);
     Tile s, ds;
     if constexpr (Shape::kPairs) {
       const Exchange exchange(exchanges + group * Exchange::kFloats);
@@ -713,7 +713,7 @@ cudaError_t launch(cudaStream_t stream, Kernel* kernel, dim3 grid, int policy_by
 template <int kD, typename Policy>
 cudaError_t launch_forward(cudaStream_t stream, const SoftmaxProblem& p, const Policy& policy) {
   using Shape = ForwardShape<kD>;
-  constexpr int kPolicyBytes = 2 * Policy::template QueryRows<Shape>::kStageBytes;
+  constexpr int kPolicyBytes = 2 * Policy::template QueryRows<Shape>::stage_bytes();
   return launch<Shape>(stream, forward_kernel<Shape, Policy>, grid_of(p, Shape::kQueries),
                        kPolicyBytes, p, policy);
 }
@@ -727,11 +727,11 @@ cudaError_t launch_backward(cudaStream_t stream, const SoftmaxProblem& p, const 
   delta_kernel<kD><<<grid_of(p, kDeltaThreads * 8 / kD), kDeltaThreads, 0, stream>>>(p, delta);
   cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  constexpr int kQueryBytes = 2 * Policy::template QueryRows<Queries>::kStageBytes;
+  constexpr int kQueryBytes = 2 * Policy::template QueryRows<Queries>::stage_bytes();
   error = launch<Queries>(stream, query_gradient_kernel<Queries, Policy>,
                           grid_of(p, Queries::kQueries), kQueryBytes, p, policy, delta);
   if (error != cudaSuccess) return error;
-  constexpr int kKeyBytes = 2 * KeyScores::kStageBytes + KeyScores::kSharedBytes;
+  constexpr int kKeyBytes = 2 * KeyScores::stage_bytes() + KeyScores::shared_bytes();
   return launch<Keys>(stream, key_gradient_kernel<Keys, Policy>, grid_of(p, Keys::kKeys), kKeyBytes,
                       p, policy, static_cast<const float*>(delta));
 }

@@ -35,7 +35,7 @@ struct AlibiScore {
 
   template <typename Shape>
   struct QueryRows {
-    static constexpr int kStageBytes = 0;
+    static constexpr int stage_bytes() { return 0; }
     __device__ __forceinline__ QueryRows(const AlibiScore& policy, const SoftmaxProblem&, int first,
                                          int warp_row)
         : scale(policy.scale_log2),
@@ -52,8 +52,8 @@ struct AlibiScore {
   };
   template <typename Shape>
   struct KeyRows {
-    static constexpr int kStageBytes = 0;
-    static constexpr int kSharedBytes = 0;
+    static constexpr int stage_bytes() { return 0; }
+    static constexpr int shared_bytes() { return 0; }
     __device__ __forceinline__ KeyRows(const AlibiScore& policy, const SoftmaxProblem&, int first,
                                        int warp_row)
         : scale(policy.scale_log2),
@@ -162,7 +162,9 @@ struct FireScore {
     static constexpr int kDistances = Shape::kQueries + Shape::kKeys;
 
    public:
-    static constexpr int kStageBytes = kDistances * static_cast<int>(sizeof(FireDistance));
+    static constexpr int stage_bytes() {
+      return kDistances * static_cast<int>(sizeof(FireDistance));
+    }
 
     __device__ __forceinline__ QueryRows(const FireScore& policy, const SoftmaxProblem&, int first,
                                          int warp_row)
@@ -172,7 +174,7 @@ struct FireScore {
           warp_row_(warp_row),
           r_(policy.tables.r_T[first + warp_row + threadIdx.x % kWarpQueries]) {}
     __device__ __forceinline__ void load(void* stage, int begin) {
-      copy_chunks<kStageBytes / 16, Shape::kThreads>(
+      copy_chunks<stage_bytes() / 16, Shape::kThreads>(
           stage, policy_.tables.distances + kFireMargin + first_ - begin - Shape::kKeys);
     }
     __device__ __forceinline__ void enter(const void* stage, int) {
@@ -226,9 +228,10 @@ struct FireScore {
     };
 
    public:
-    static constexpr int kStageBytes = static_cast<int>(sizeof(Stage));
-    static constexpr int kSharedBytes =
-        Shape::kWarps * FireSlot::kSlots * static_cast<int>(sizeof(float2));
+    static constexpr int stage_bytes() { return static_cast<int>(sizeof(Stage)); }
+    static constexpr int shared_bytes() {
+      return Shape::kWarps * FireSlot::kSlots * static_cast<int>(sizeof(float2));
+    }
 
     __device__ __forceinline__ KeyRows(const FireScore& policy, const SoftmaxProblem&, int first,
                                        int warp_row)
