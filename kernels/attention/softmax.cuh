@@ -610,7 +610,8 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_
     load_rows<kQueries, kD, kThreads>(stage_of<kQueries, kD>(dout_tiles, stage), p, p.dout, query);
     const QueryValues to = values_of(stage);
 #pragma unroll
-    for (int n = static_cast<int>(threadIdx.x); n < 3 * kQueries; n += kThreads) {
+    for (int begin = 0; begin < 3 * kQueries; begin += kThreads) {
+      const int n = begin + static_cast<int>(threadIdx.x);
       const int i = n % kQueries, which = n / kQueries;
       const bool valid = query + i < p.tokens;  // queries behind the pack: do = 0 and delta = 0
       const int row = valid ? query + i : 0;
