@@ -149,6 +149,27 @@ SBTRAIN_HOST_DEVICE void fire_bend_score(Tile& x, float at, float bend, OfQuery&
       });
 }
 
+// Where all queries of a tile have the same denominator, u depends on the distance alone, and it is
+// enough to look at one element of each of the lane's distances. These are a tile too, of
+// kDiagonals rows and one pair of columns; its distances are kSign * 8 * (kColBlocks - 1) less than
+// the tile's.
+template <int kRows, int kColBlocks>
+struct FireDiagonals {
+  static constexpr int kDiagonals = kRows + kColBlocks - 1;
+  float at[(kDiagonals + 1) / 2][1][4] = {};
+
+  // body(element, the one of its distance).
+  template <typename Tile, typename Body>
+  SBTRAIN_HOST_DEVICE void for_each(Tile& x, Body&& body) {
+    const auto none = [](int) { return 0; };
+    for_each_by_distance<1, kRows, kColBlocks>(x, none,
+                                               [&](float& x_ij, int, int i, int c, int odd) {
+                                                 const int e = i - c + kColBlocks - 1;
+                                                 body(x_ij, at[e / 2][0][e % 2 * 2 + odd]);
+                                               });
+  }
+};
+
 // What the pairs of a tile, or those of it with u > `bound`, add to the gradients.
 struct FireTileSums {
   float dz = 0.0f, dz_u = 0.0f;
@@ -160,31 +181,29 @@ template <bool kAll, int kRows, int kColBlocks, typename Tile, typename OfQuery,
           typename OfDistance>
 SBTRAIN_HOST_DEVICE FireTileSums fire_tile_sums(Tile& gradient, float bound, OfQuery&& query,
                                                 OfDistance&& of_distance) {
-  float r[kColBlocks][2], psi[kColBlocks][2], rate[kColBlocks][2];  // dz psi, dz rate of a query
-  SBTRAIN_UNROLL
-  for (int c = 0; c < kColBlocks; ++c) {
-    SBTRAIN_UNROLL
-    for (int odd = 0; odd < 2; ++odd) {
-      r[c][odd] = kAll ? 0.0f : query(c, odd).r;
-      psi[c][odd] = rate[c][odd] = 0.0f;
-    }
-  }
   FireTileSums sums;
-  for_each_by_distance<-1, kRows, kColBlocks>(
-      gradient, of_distance, [&](float dz, const FireDistance& at, int, int c, int odd) {
-        const float g = kAll || fmaf(at.psi, r[c][odd], -bound) > 0.0f ? dz : 0.0f;
-        sums.dz += g;
-        psi[c][odd] = fmaf(g, at.psi, psi[c][odd]);
-        rate[c][odd] = fmaf(g, at.rate, rate[c][odd]);
-      });
+  FireDistance at[2][kRows];  // of the column's rows; the next column's are one diagonal further
   SBTRAIN_UNROLL
   for (int c = 0; c < kColBlocks; ++c) {
     SBTRAIN_UNROLL
     for (int odd = 0; odd < 2; ++odd) {
       const FireQuery x = query(c, odd);
-      sums.dz_u += x.r * psi[c][odd];
-      sums.dc += x.distance_by_c * rate[c][odd] - x.by_c * psi[c][odd];
-      sums.dm -= x.by_m * psi[c][odd];
+      float dz = 0.0f, dz_psi = 0.0f, dz_rate = 0.0f;
+      SBTRAIN_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const int e = i - c;
+        FireDistance& here = at[odd][(e + kColBlocks * kRows) % kRows];
+        if (c == 0 || i == 0) here = of_distance(odd - 8 * e);
+        const float dz_ij = gradient.at[i / 2][c][i % 2 * 2 + odd];
+        const float g = kAll || fmaf(here.psi, x.r, -bound) > 0.0f ? dz_ij : 0.0f;
+        dz += g;
+        dz_psi = fmaf(g, here.psi, dz_psi);
+        dz_rate = fmaf(g, here.rate, dz_rate);
+      }
+      sums.dz += dz;
+      sums.dz_u = fmaf(x.r, dz_psi, sums.dz_u);
+      sums.dc = fmaf(x.distance_by_c, dz_rate, fmaf(-x.by_c, dz_psi, sums.dc));
+      sums.dm = fmaf(-x.by_m, dz_psi, sums.dm);
     }
   }
   return sums;

@@ -23,14 +23,12 @@ constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
 
 inline constexpr int kFireUnits = 32;
 // Tiles meet pairs that are masked: distances this far beyond those of a document.
-inline constexpr int64_t kFireMargin = 128;
+inline constexpr int64_t kFireMargin = 256;
 // Of one block of keys: sums of {dz, dz u} over each of 33 segments and behind each of 32
 // breaks, and the gradients of c and m.
 inline constexpr int64_t kFireSums = 2 * (kFireUnits + 1 + kFireUnits + 1);
-// Keys of a block in the backward pass.
-constexpr int64_t fire_block_keys(int64_t head_dim) {
-  return head_dim <= 64 ? 128 : 64;
-}
+// Keys of a block in the backward pass, at least.
+inline constexpr int64_t kFireBlockKeys = 64;
 
 // Where things lie in the scratch of FIRE, in bytes from its start.
 struct FireScratch {
@@ -60,10 +58,10 @@ constexpr FireScratch fire_scratch(int64_t tokens, int64_t heads, int64_t head_d
   s.lines = take(heads * (kFireUnits + 1) * 2, sizeof(float));
   s.bends = take(heads * kFireUnits, sizeof(float));
   if (!backward) return s;
-  const int64_t keys = fire_block_keys(head_dim);
   s.queries = take(4 * (tokens + kFireMargin), sizeof(float));
   s.delta = take(heads * tokens, sizeof(float));
-  s.partials = take(heads * ((tokens + keys - 1) / keys) * kFireSums, sizeof(float));
+  s.partials =
+      take(heads * ((tokens + kFireBlockKeys - 1) / kFireBlockKeys) * kFireSums, sizeof(float));
   s.units = take(heads * kFireUnits * 2, sizeof(double));
   s.heads = take(heads * 2, sizeof(double));
   return s;

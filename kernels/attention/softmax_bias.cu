@@ -33,32 +33,44 @@ struct AlibiScore {
         [&](float& x, float bias, int, int, int) { x = fmaf(x, scale, bias); });
   }
 
-  template <int kRowBlocks>
+  template <typename Shape>
   struct QueryRows {
-    __device__ __forceinline__ QueryRows(const AlibiScore& policy, const SoftmaxProblem&, int first)
-        : scale(policy.scale_log2), slope(policy.slopes_log2.of_head[blockIdx.y]), first(first) {}
-    template <int kColBlocks>
-    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
-      AlibiScore::score<1>(s, scale, slope, first + lane_row() - begin - lane_col());
+    static constexpr int stage_bytes() { return 0; }
+    __device__ __forceinline__ QueryRows(const AlibiScore& policy, const SoftmaxProblem&, int first,
+                                         int warp_row)
+        : scale(policy.scale_log2),
+          slope(policy.slopes_log2.of_head[blockIdx.y]),
+          first(first + warp_row + lane_row() - lane_col()) {}
+    __device__ __forceinline__ void load(void*, int) {}
+    __device__ __forceinline__ void enter(const void*, int begin) { distance = first - begin; }
+    template <typename Tile>
+    __device__ __forceinline__ void score(Tile& s) {
+      AlibiScore::score<1>(s, scale, slope, distance);
     }
     float scale, slope;
-    int first;
+    int first, distance = 0;
   };
-  template <int kRowBlocks>
+  template <typename Shape>
   struct KeyRows {
+    static constexpr int stage_bytes() { return 0; }
     static constexpr int shared_bytes() { return 0; }
-    __device__ __forceinline__ KeyRows(const AlibiScore& policy, const SoftmaxProblem&, int first)
-        : scale(policy.scale_log2), slope(policy.slopes_log2.of_head[blockIdx.y]), first(first) {}
-    template <int kColBlocks>
-    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
-      AlibiScore::score<-1>(s, scale, slope, begin + lane_col() - first - lane_row());
+    __device__ __forceinline__ KeyRows(const AlibiScore& policy, const SoftmaxProblem&, int first,
+                                       int warp_row)
+        : scale(policy.scale_log2),
+          slope(policy.slopes_log2.of_head[blockIdx.y]),
+          first(first + warp_row + lane_row() - lane_col()) {}
+    __device__ __forceinline__ void load(void*, int) {}
+    __device__ __forceinline__ void enter(const void*, int begin) { distance = begin - first; }
+    template <typename Tile>
+    __device__ __forceinline__ void score(Tile& s) {
+      AlibiScore::score<-1>(s, scale, slope, distance);
     }
     __device__ __forceinline__ void begin_gradient(void*) {}
-    template <int kColBlocks>
-    __device__ __forceinline__ void add_gradient(Accumulator<kRowBlocks, kColBlocks>&, int) {}
+    template <typename Tile>
+    __device__ __forceinline__ void add_gradient(Tile&) {}
     __device__ __forceinline__ void end_gradient() {}
     float scale, slope;
-    int first;
+    int first, distance = 0;
   };
 };
 
@@ -81,42 +93,59 @@ __device__ __forceinline__ float highest_of_warp(float x) {
   return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x)));
 }
 
-// The network of one head as a warp sees it: lane k holds break k.
+// The network of one head as a warp sees it: lane k holds break k and what the line bends by there.
 class FireHead {
  public:
   __device__ __forceinline__ explicit FireHead(const FireTables& tables)
-      : distances_(tables.distances + kFireMargin),
-        lines_(tables.lines_HS + blockIdx.y * (kFireUnits + 1)),
-        bends_(tables.bends_HK + blockIdx.y * kFireUnits),
+      : lines_(tables.lines_HS + blockIdx.y * (kFireUnits + 1)),
+        bend_(tables.bends_HK[blockIdx.y * kFireUnits + threadIdx.x % 32]),
         break_(tables.breaks_K[threadIdx.x % 32]) {}
 
   // How many breaks are below every u of a tile, and below its highest.
   struct Breaks {
     int low, high;
   };
-  __device__ __forceinline__ Breaks breaks(int low_distance, int high_distance, float low_r,
-                                           float high_r) const {
-    const float low = psi(low_distance) * low_r;
-    const float high = psi(high_distance) * high_r;
+  __device__ __forceinline__ Breaks breaks(float low, float high) const {
     return {__popc(__ballot_sync(~0u, break_ < low)), __popc(__ballot_sync(~0u, break_ < high))};
   }
-  __device__ __forceinline__ float psi(int distance) const {
-    return __ldg(&distances_[distance].psi);
+  // Products become scores: those of one line, and bends.
+  template <int kSign, int kRows, int kColBlocks, typename Tile, typename OfQuery,
+            typename OfDistance>
+  __device__ __forceinline__ void score(Tile& s, float scale, const Breaks& breaks, OfQuery&& r,
+                                        OfDistance&& psi) const {
+    const float2 first = line(breaks.low);
+    fire_score<kSign, kRows, kColBlocks>(s, scale, first.x, first.y, r, psi);
+#pragma unroll 1
+    for (int k = breaks.low; k < breaks.high; ++k) {
+      fire_bend_score<kSign, kRows, kColBlocks>(s, at(k), bend(k), r, psi);
+    }
   }
-  __device__ __forceinline__ FireDistance distance(int distance) const {
-    const float2 x = __ldg(reinterpret_cast<const float2*>(distances_ + distance));
-    return {x.x, x.y};
+  __device__ __forceinline__ float2 line(int segment) const {
+    return __ldg(lines_ + segment);
   }
-  __device__ __forceinline__ float2 line(int segment) const { return __ldg(lines_ + segment); }
-  __device__ __forceinline__ float bend(int rank) const { return __ldg(bends_ + rank); }
-  __device__ __forceinline__ float at(int rank) const { return __shfl_sync(~0u, break_, rank); }
+  __device__ __forceinline__ float bend(int rank) const {
+    return __shfl_sync(~0u, bend_, rank);
+  }
+  __device__ __forceinline__ float at(int rank) const {
+    return __shfl_sync(~0u, break_, rank);
+  }
 
  private:
-  const FireDistance* distances_;
   const float2* lines_;
-  const float* bends_;
-  float break_;
+  float bend_, break_;
 };
+
+// Copies 16 * kChunks bytes to shared memory by all threads of a block; asynchronous.
+template <int kChunks, int kThreads>
+__device__ __forceinline__ void copy_chunks(void* to, const void* from) {
+  static_assert(kChunks <= 2 * kThreads);
+#pragma unroll
+  for (int first = 0; first < kChunks; first += kThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    if (i < kChunks)
+      cp_async16(shared_address(to) + 16 * i, static_cast<const char*>(from) + 16 * i);
+  }
+}
 
 struct FireScore {
   static constexpr bool kExactDelta = true;  // errors of a row would all go into few sums
@@ -124,77 +153,133 @@ struct FireScore {
   FireTables tables;
   float* partials;  // [H, blocks, kFireSums]
 
-  template <int kRowBlocks>
+  template <typename Shape>
   class QueryRows {
-    static constexpr int kRows = 2 * kRowBlocks;
-    static constexpr int kQueries = 16 * kRowBlocks;
+    static constexpr int kRows = 2 * Shape::kRowBlocks, kWarpQueries = 16 * Shape::kRowBlocks;
+    static constexpr int kColBlocks = Shape::kKeys / 8;
+    using Diagonals = FireDiagonals<kRows, kColBlocks>;
+    // Of a block and its keys, from the first query to the key behind the last one on.
+    static constexpr int kDistances = Shape::kQueries + Shape::kKeys;
 
    public:
-    __device__ __forceinline__ QueryRows(const FireScore& policy, const SoftmaxProblem&, int first)
-        : head_(policy.tables), scale_(policy.scale_log2), first_(first) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) r_[i] = policy.tables.r_T[first + lane_row() + i * 8];
-      const float r = policy.tables.r_T[first + threadIdx.x % kQueries];
-      low_r_ = lowest_of_warp(r);
-      high_r_ = highest_of_warp(r);
+    static constexpr int stage_bytes() {
+      return kDistances * static_cast<int>(sizeof(FireDistance));
     }
 
-    template <int kColBlocks>
-    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
-      const FireHead::Breaks breaks = head_.breaks(first_ - (begin + kColBlocks * 8 - 1),
-                                                   first_ + kQueries - 1 - begin, low_r_, high_r_);
-      const float2 line = head_.line(breaks.low);
-      const int distance = first_ + lane_row() - begin - lane_col();
-      const auto r = [&](int i, int, int) { return r_[i]; };
-      const auto psi = [&](int offset) { return head_.psi(distance + offset); };
-      fire_score<1, kRows, kColBlocks>(s, scale_, line.x, line.y, r, psi);
-#pragma unroll 1
-      for (int k = breaks.low; k < breaks.high; ++k) {
-        fire_bend_score<1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
+    __device__ __forceinline__ QueryRows(const FireScore& policy, const SoftmaxProblem&, int first,
+                                         int warp_row)
+        : policy_(policy),
+          head_(policy.tables),
+          first_(first),
+          warp_row_(warp_row),
+          r_(policy.tables.r_T[first + warp_row + threadIdx.x % kWarpQueries]) {}
+    __device__ __forceinline__ void load(void* stage, int begin) {
+      copy_chunks<stage_bytes() / 16, Shape::kThreads>(
+          stage, policy_.tables.distances + kFireMargin + first_ - begin - Shape::kKeys);
+    }
+    __device__ __forceinline__ void enter(const void* stage, int) {
+      // The first query and the last key; the last query and the first key.
+      const FireDistance* const first_key =
+          static_cast<const FireDistance*>(stage) + Shape::kKeys + warp_row_;
+      const float low_r = lowest_of_warp(r_), high_r = highest_of_warp(r_);
+      flat_ = low_r == high_r;
+      breaks_ = head_.breaks(first_key[1 - Shape::kKeys].psi * low_r,
+                             first_key[kWarpQueries - 1].psi * high_r);
+      lane_ = first_key + lane_row() - lane_col();
+    }
+    template <typename Tile>
+    __device__ __forceinline__ void score(Tile& s) {
+      if (flat_) {
+        Diagonals bias;
+        const auto r = [&](int, int, int) { return r_; };
+        const auto psi = [&](int offset) { return lane_[offset - 8 * (kColBlocks - 1)].psi; };
+        head_.template score<1, Diagonals::kDiagonals, 1>(bias, 1.0f, breaks_, r, psi);
+        bias.for_each(s, [&](float& x, float y) { x = fmaf(x, policy_.scale_log2, y); });
+        return;
       }
+      float r_of[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) r_of[i] = of_lane_row(r_, i);
+      const auto r = [&](int i, int, int) { return r_of[i]; };
+      const auto psi = [&](int offset) { return lane_[offset].psi; };
+      head_.template score<1, kRows, kColBlocks>(s, policy_.scale_log2, breaks_, r, psi);
     }
 
    private:
+    const FireScore& policy_;
     FireHead head_;
-    float scale_;
-    int first_;
-    float r_[kRows], low_r_, high_r_;
+    int first_, warp_row_;
+    float r_;  // of the query of this lane
+    // Of the tile.
+    bool flat_ = false;  // all r are the same
+    FireHead::Breaks breaks_{0, 0};
+    const FireDistance* lane_ = nullptr;
   };
 
-  template <int kRowBlocks>
+  template <typename Shape>
   class KeyRows {
-    static constexpr int kRows = 2 * kRowBlocks;
+    static constexpr int kRows = 2 * Shape::kRowBlocks, kWarpKeys = 16 * Shape::kRowBlocks;
+    static constexpr int kColBlocks = Shape::kQueries / 8;
+    using Diagonals = FireDiagonals<kRows, kColBlocks>;
+    struct Stage {
+      FireQuery queries[Shape::kQueries];
+      // Of a block and its queries, from the first query to the key behind the last one on.
+      FireDistance distances[Shape::kKeys + Shape::kQueries];
+    };
 
    public:
+    static constexpr int stage_bytes() { return static_cast<int>(sizeof(Stage)); }
     static constexpr int shared_bytes() {
-      return kWarps * FireSlot::kSlots * static_cast<int>(sizeof(float2));
+      return Shape::kWarps * FireSlot::kSlots * static_cast<int>(sizeof(float2));
     }
-    __device__ __forceinline__ KeyRows(const FireScore& policy, const SoftmaxProblem&, int first)
-        : policy_(policy), head_(policy.tables), first_(first) {}
 
-    template <int kColBlocks>
-    __device__ __forceinline__ void score(Accumulator<kRowBlocks, kColBlocks>& s, int begin) {
-      constexpr int kQueries = 8 * kColBlocks;
-      const float* const r_T = policy_.tables.r_T + begin;
-      const float one = __ldg(r_T + threadIdx.x % 32 % kQueries);
-      breaks_ = head_.breaks(begin - (first_ + 16 * kRowBlocks - 1), begin + kQueries - 1 - first_,
-                             lowest_of_warp(one), highest_of_warp(one));
-      float r_of[kColBlocks][2];
+    __device__ __forceinline__ KeyRows(const FireScore& policy, const SoftmaxProblem&, int first,
+                                       int warp_row)
+        : policy_(policy), head_(policy.tables), first_(first), warp_row_(warp_row) {}
+
+    __device__ __forceinline__ void load(void* stage, int begin) {
+      Stage& to = *static_cast<Stage*>(stage);
+      copy_chunks<sizeof(to.queries) / 16, Shape::kThreads>(to.queries,
+                                                            policy_.tables.queries_T + begin);
+      copy_chunks<sizeof(to.distances) / 16, Shape::kThreads>(
+          to.distances, policy_.tables.distances + kFireMargin + begin - first_ - Shape::kKeys);
+    }
+    __device__ __forceinline__ void enter(const void* stage, int) {
+      const Stage& tile = *static_cast<const Stage*>(stage);
+      const FireQuery one = tile.queries[0];
+      float low_r = one.r, high_r = one.r;
+      bool same = true;
 #pragma unroll
-      for (int c = 0; c < kColBlocks; ++c) {
-        const float2 pair = __ldg(reinterpret_cast<const float2*>(r_T + c * 8 + lane_col()));
-        r_of[c][0] = pair.x;
-        r_of[c][1] = pair.y;
+      for (int i = 0; i < Shape::kQueries; i += 32) {
+        const FireQuery x =
+            tile.queries[min(i + static_cast<int>(threadIdx.x) % 32, Shape::kQueries - 1)];
+        low_r = fminf(low_r, x.r);
+        high_r = fmaxf(high_r, x.r);
+        same = same && x.r == one.r && x.by_c == one.by_c && x.by_m == one.by_m;
       }
-      const float2 line = head_.line(breaks_.low);
-      const int distance = lane_distance(begin);
-      const auto r = [&](int, int c, int odd) { return r_of[c][odd]; };
-      const auto psi = [&](int offset) { return head_.psi(distance + offset); };
-      fire_score<-1, kRows, kColBlocks>(s, policy_.scale_log2, line.x, line.y, r, psi);
-#pragma unroll 1
-      for (int k = breaks_.low; k < breaks_.high; ++k) {
-        fire_bend_score<-1, kRows, kColBlocks>(s, head_.at(k), head_.bend(k), r, psi);
+      flat_ = __all_sync(~0u, same);
+      // The last key and the first query; the first key and the last query.
+      const FireDistance* const first_key = tile.distances + Shape::kKeys - warp_row_;
+      breaks_ = head_.breaks(first_key[1 - kWarpKeys].psi * lowest_of_warp(low_r),
+                             first_key[Shape::kQueries - 1].psi * highest_of_warp(high_r));
+      lane_ = first_key + lane_col() - lane_row();
+      queries_ = tile.queries + lane_col();
+    }
+
+    template <typename Tile>
+    __device__ __forceinline__ void score(Tile& s) {
+      if (flat_) {
+        Diagonals bias;
+        const float one = queries_->r;
+        const auto r = [&](int, int, int) { return one; };
+        const auto psi = [&](int offset) { return lane_[offset + 8 * (kColBlocks - 1)].psi; };
+        head_.template score<-1, Diagonals::kDiagonals, 1>(bias, 1.0f, breaks_, r, psi);
+        bias.for_each(s, [&](float& x, float y) { x = fmaf(x, policy_.scale_log2, y); });
+        return;
       }
+      const auto r = [&](int, int c, int odd) { return queries_[c * 8 + odd].r; };
+      const auto psi = [&](int offset) { return lane_[offset].psi; };
+      head_.template score<-1, kRows, kColBlocks>(s, policy_.scale_log2, breaks_, r, psi);
     }
 
     __device__ __forceinline__ void begin_gradient(void* shared) {
@@ -205,30 +290,21 @@ struct FireScore {
       __syncwarp();
     }
 
-    // After score() of the same tile. Masked pairs and queries behind the pack have dz = 0.
-    template <int kColBlocks>
-    __device__ __forceinline__ void add_gradient(Accumulator<kRowBlocks, kColBlocks>& dz,
-                                                 int begin) {
+    // Masked pairs and queries behind the pack have dz = 0.
+    template <typename Tile>
+    __device__ __forceinline__ void add_gradient(Tile& dz) {
       if (breaks_.low != segment_) flush(breaks_.low);
-      const int distance = lane_distance(begin);
-      const auto of_distance = [&](int offset) { return head_.distance(distance + offset); };
-      const auto* const queries =
-          reinterpret_cast<const float4*>(policy_.tables.queries_T + begin + lane_col());
-      const auto query = [&](int c, int odd) {
-        const float4 x = __ldg(queries + c * 8 + odd);
-        return FireQuery{x.x, x.y, x.z, x.w};
-      };
-      const FireTileSums all =
-          fire_tile_sums<true, kRows, kColBlocks>(dz, 0.0f, query, of_distance);
-      dz_ += all.dz;
-      dz_u_ += all.dz_u;
-      add_slope(all, head_.line(segment_).x);
-#pragma unroll 1
-      for (int k = breaks_.low; k < breaks_.high; ++k) {
-        const FireTileSums behind =
-            fire_tile_sums<false, kRows, kColBlocks>(dz, head_.at(k), query, of_distance);
-        add_slope(behind, head_.bend(k));
-        add_to_slot(FireSlot::behind(k), behind.dz, behind.dz_u);
+      if (flat_) {
+        Diagonals sums;
+        sums.for_each(dz, [](float x, float& sum) { sum += x; });
+        const FireQuery one = *queries_;
+        const auto of_distance = [&](int offset) { return lane_[offset + 8 * (kColBlocks - 1)]; };
+        add_sums<Diagonals::kDiagonals, 1>(
+            sums, [&](int, int) { return one; }, of_distance);
+      } else {
+        const auto query = [&](int c, int odd) { return queries_[c * 8 + odd]; };
+        const auto of_distance = [&](int offset) { return lane_[offset]; };
+        add_sums<kRows, kColBlocks>(dz, query, of_distance);
       }
     }
 
@@ -241,27 +317,41 @@ struct FireScore {
           policy_.partials +
           (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * int64_t{kFireSums};
       const float* const sums = reinterpret_cast<const float*>(slots_);
-      for (int i = threadIdx.x; i < kFireSums; i += kThreads) {
+      for (int i = threadIdx.x; i < kFireSums; i += Shape::kThreads) {
         float sum = 0.0f;
-        for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp * kFireSums + i];
+        for (int warp = 0; warp < Shape::kWarps; ++warp) sum += sums[warp * kFireSums + i];
         to[i] = sum;
       }
     }
 
    private:
-    __device__ __forceinline__ int lane_distance(int begin) const {
-      return begin + lane_col() - first_ - lane_row();
+    template <int kTileRows, int kTileCols, typename Tile, typename OfQuery, typename OfDistance>
+    __device__ __forceinline__ void add_sums(Tile& dz, OfQuery&& query, OfDistance&& of_distance) {
+      const FireTileSums all =
+          fire_tile_sums<true, kTileRows, kTileCols>(dz, 0.0f, query, of_distance);
+      dz_ += all.dz;
+      dz_u_ += all.dz_u;
+      add_slope(all, head_.line(segment_).x);
+#pragma unroll 1
+      for (int k = breaks_.low; k < breaks_.high; ++k) {
+        const FireTileSums behind =
+            fire_tile_sums<false, kTileRows, kTileCols>(dz, head_.at(k), query, of_distance);
+        add_slope(behind, head_.bend(k));
+        add_to_slot(FireSlot::behind(k), behind.dz, behind.dz_u);
+      }
     }
     __device__ __forceinline__ float2* mine() const {
       return slots_ + threadIdx.x / 32 * FireSlot::kSlots;
     }
-    // Lane 0 alone touches what the warp sums up.
+    // Even lanes add up x, odd ones y; lanes 0 and 1 alone touch what the warp sums up.
     __device__ __forceinline__ void add_to_slot(int slot, float x, float y) {
-      x = lanes_sum<32>(x);
-      y = lanes_sum<32>(y);
-      if (threadIdx.x % 32 != 0) return;
-      float2& to = mine()[slot];
-      to = make_float2(to.x + x, to.y + y);
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      const bool odd = lane % 2 != 0;
+      const float theirs = __shfl_xor_sync(~0u, odd ? x : y, 1);
+      float sum = (odd ? y : x) + theirs;
+#pragma unroll
+      for (int offset = 16; offset > 1; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+      if (lane < 2) reinterpret_cast<float*>(mine() + slot)[lane] += sum;
     }
     __device__ __forceinline__ void flush(int next) {
       add_to_slot(FireSlot::segment(segment_), dz_, dz_u_);
@@ -276,8 +366,12 @@ struct FireScore {
 
     const FireScore& policy_;
     FireHead head_;
-    int first_;
+    int first_, warp_row_;
+    // Of the tile.
+    bool flat_ = false;  // all queries are the same to FIRE
     FireHead::Breaks breaks_{0, 0};
+    const FireDistance* lane_ = nullptr;
+    const FireQuery* queries_ = nullptr;
     // Of the gradient: the lane's sums of tiles that follow each other in one segment.
     float2* slots_ = nullptr;
     int segment_ = 0;
@@ -409,9 +503,9 @@ cudaError_t prepare(cudaStream_t stream, const SoftmaxProblem& p, const FirePara
   return cudaGetLastError();
 }
 
-static_assert(fire_block_keys(32) == KeyGradientShape<32>::kKeys &&
-              fire_block_keys(64) == KeyGradientShape<64>::kKeys &&
-              fire_block_keys(128) == KeyGradientShape<128>::kKeys);
+static_assert(KeyGradientShape<32>::kKeys >= kFireBlockKeys &&
+              KeyGradientShape<64>::kKeys >= kFireBlockKeys &&
+              KeyGradientShape<128>::kKeys >= kFireBlockKeys);
 static_assert(sizeof(FireDistance) == sizeof(float2));
 
 }  // namespace
@@ -448,7 +542,12 @@ cudaError_t fire_backward(cudaStream_t stream, const SoftmaxProblem& p, const Fi
   if (error != cudaSuccess) return error;
   auto* const units = reinterpret_cast<double*>(data + s.units);
   auto* const heads = reinterpret_cast<double*>(data + s.heads);
-  const auto key_blocks = static_cast<int>(ceil_div(p.tokens, fire_block_keys(p.head_dim)));
+  int key_blocks = 0;
+  error = with_head_dim(p, [&](auto d) {
+    key_blocks = static_cast<int>(grid_of(p, KeyGradientShape<decltype(d)::value>::kKeys).x);
+    return cudaSuccess;
+  });
+  if (error != cudaSuccess) return error;
   fire_heads_kernel<<<p.heads, dim3(kFireSums, kSumParts), 0, stream>>>(x, dx, score.partials,
                                                                         key_blocks, units, heads);
   error = cudaGetLastError();

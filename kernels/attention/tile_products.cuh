@@ -49,7 +49,7 @@ template <int kRowBlocks, int kD, bool kKeep>
 class TileRows {
  public:
   __device__ __forceinline__ TileRows(const __nv_bfloat16* tile, int row)
-      : tile_(tile), row_(row) {}
+      : tile_(tile + row * kD) {}
   // When the tile has arrived.
   __device__ __forceinline__ void load() {
     if constexpr (kKeep) {
@@ -72,10 +72,9 @@ class TileRows {
  private:
   __device__ __forceinline__ void read(uint32_t (&a)[kRowBlocks][4], int k) const {
 #pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) load_a<kD>(a[r], tile_, row_ + r * 16, k * 16);
+    for (int r = 0; r < kRowBlocks; ++r) load_a<kD>(a[r], tile_, r * 16, k * 16);
   }
   const __nv_bfloat16* tile_;
-  int row_;
   uint32_t kept_[kKeep ? kD / 16 : 1][kRowBlocks][4];
 };
 

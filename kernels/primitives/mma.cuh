@@ -92,21 +92,30 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
                : "memory");
 }
 
+// Of chunk `lane_chunk` (0 or 1) of row `lane_row` behind row and col. These are multiples of 16,
+// so that one exclusive or takes the lane there: what depends on the lane is computed once for a
+// tile. Tiles are aligned to 128 bytes.
+template <int kCols>
+__device__ __forceinline__ uint32_t fragment_address(const __nv_bfloat16* tile, int lane_row,
+                                                     int lane_chunk, int row, int col) {
+  const uint32_t lane = shared_address(tile) + 2 * tile_offset<kCols>(lane_row, lane_chunk);
+  return (lane ^ (col % 64 * 2)) + (row * kCols + col / 64 * 64) * 2;
+}
+
 // A [16, 16] = tile[row.., col..]; row and col are multiples of 16 in all of these.
 template <int kCols>
 __device__ __forceinline__ void load_a(uint32_t (&a)[4], const __nv_bfloat16* tile, int row,
                                        int col) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int offset = tile_offset<kCols>(row + lane % 16, col / 8 + lane / 16);
-  ldmatrix_x4(a, shared_address(tile + offset));
+  ldmatrix_x4(a, fragment_address<kCols>(tile, lane % 16, lane / 16, row, col));
 }
 // A [16, 16] = tile[row.., col..]^T.
 template <int kCols>
 __device__ __forceinline__ void load_a_trans(uint32_t (&a)[4], const __nv_bfloat16* tile, int row,
                                              int col) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int offset = tile_offset<kCols>(row + lane % 8 + lane / 16 * 8, col / 8 + lane / 8 % 2);
-  ldmatrix_x4_trans(a, shared_address(tile + offset));
+  ldmatrix_x4_trans(
+      a, fragment_address<kCols>(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2, row, col));
 }
 // Two B [16, 8], of rows row.. and row+8..: tile[row.., col..]^T, as in x * tile^T. b[0], b[1] are
 // the first, b[2], b[3] the second.
@@ -114,16 +123,14 @@ template <int kCols>
 __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], const __nv_bfloat16* tile, int row,
                                              int col) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int offset = tile_offset<kCols>(row + lane % 8 + lane / 16 * 8, col / 8 + lane / 8 % 2);
-  ldmatrix_x4(b, shared_address(tile + offset));
+  ldmatrix_x4(b, fragment_address<kCols>(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2, row, col));
 }
 // Two B [16, 8], of columns col.. and col+8..: tile[row.., col..], as in x * tile.
 template <int kCols>
 __device__ __forceinline__ void load_b(uint32_t (&b)[4], const __nv_bfloat16* tile, int row,
                                        int col) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int offset = tile_offset<kCols>(row + lane % 16, col / 8 + lane / 16);
-  ldmatrix_x4_trans(b, shared_address(tile + offset));
+  ldmatrix_x4_trans(b, fragment_address<kCols>(tile, lane % 16, lane / 16, row, col));
 }
 
 // ---- Tensor core ------------------------------------------------------------------------------

@@ -151,6 +151,19 @@ struct Breaks {
   int low, high;
 };
 
+// Whether the 32 queries from `query` on are all the same to FIRE.
+bool same_queries(const Tables& tables, int query) {
+  const FireQuery& one = tables.query(query);
+  for (int j = query; j < query + kTile; ++j) {
+    const FireQuery& x = tables.query(j);
+    if (x.r != one.r || x.by_c != one.by_c || x.by_m != one.by_m) return false;
+  }
+  return true;
+}
+using Diagonals = FireDiagonals<kRows, kColBlocks>;
+constexpr int kDiagonals = Diagonals::kDiagonals;
+constexpr int kFirstDiagonal = 8 * (kColBlocks - 1);
+
 // body(tile, lane's first row, lane's first column) for each lane.
 template <typename Body>
 void for_each_lane(Body&& body) {
@@ -172,10 +185,22 @@ void expect_scores(const std::string& name, const Head& head, int query, int key
     const auto r = [&](int i, int c, int odd) {
       return tables.query(query + (kSign > 0 ? row + 8 * i : col + 8 * c + odd)).r;
     };
-    fire_score<kSign, kRows, kColBlocks>(tile, 1.0f, static_cast<float>(line.slope),
-                                         static_cast<float>(line.intercept), r, psi);
-    for (int k = breaks.low; k < breaks.high; ++k) {
-      fire_bend_score<kSign, kRows, kColBlocks>(tile, head.breaks[k], head.bends[k], r, psi);
+    const auto score = [&]<int kTileRows, int kTileCols>(auto& x, auto&& r_of, auto&& psi_of) {
+      fire_score<kSign, kTileRows, kTileCols>(x, 1.0f, static_cast<float>(line.slope),
+                                              static_cast<float>(line.intercept), r_of, psi_of);
+      for (int k = breaks.low; k < breaks.high; ++k) {
+        fire_bend_score<kSign, kTileRows, kTileCols>(x, head.breaks[k], head.bends[k], r_of,
+                                                     psi_of);
+      }
+    };
+    if (same_queries(tables, query)) {
+      Diagonals bias;
+      score.template operator()<kDiagonals, 1>(
+          bias, [&](int, int, int) { return tables.query(query).r; },
+          [&](int offset) { return psi(offset - kSign * kFirstDiagonal); });
+      bias.for_each(tile, [](float& x, float y) { x += y; });
+    } else {
+      score.template operator()<kRows, kColBlocks>(tile, r, psi);
     }
     for (int i = 0; i < kRows; ++i) {
       for (int c = 0; c < kColBlocks; ++c) {
@@ -236,16 +261,28 @@ TEST(Fire, GradientsFromSums) {
           const auto of_query = [&](int c, int odd) {
             return tables.query(query + col + 8 * c + odd);
           };
-          const FireTileSums all =
-              fire_tile_sums<true, kRows, kColBlocks>(tile, 0.0f, of_query, of_distance);
-          const double slope = head.line(breaks.low).slope;
-          add(FireSlot::segment(breaks.low), all.dz, all.dz_u);
-          add(FireSlot::parameters(), slope * all.dc, slope * all.dm);
-          for (int k = breaks.low; k < breaks.high; ++k) {
-            const FireTileSums behind = fire_tile_sums<false, kRows, kColBlocks>(
-                tile, head.breaks[k], of_query, of_distance);
-            add(FireSlot::behind(k), behind.dz, behind.dz_u);
-            add(FireSlot::parameters(), head.bends[k] * behind.dc, head.bends[k] * behind.dm);
+          const auto add_sums = [&]<int kTileRows, int kTileCols>(auto& x, auto&& query_of,
+                                                                  auto&& at) {
+            const FireTileSums all =
+                fire_tile_sums<true, kTileRows, kTileCols>(x, 0.0f, query_of, at);
+            const double slope = head.line(breaks.low).slope;
+            add(FireSlot::segment(breaks.low), all.dz, all.dz_u);
+            add(FireSlot::parameters(), slope * all.dc, slope * all.dm);
+            for (int k = breaks.low; k < breaks.high; ++k) {
+              const FireTileSums behind =
+                  fire_tile_sums<false, kTileRows, kTileCols>(x, head.breaks[k], query_of, at);
+              add(FireSlot::behind(k), behind.dz, behind.dz_u);
+              add(FireSlot::parameters(), head.bends[k] * behind.dc, head.bends[k] * behind.dm);
+            }
+          };
+          if (same_queries(tables, query)) {
+            Diagonals sums;
+            sums.for_each(tile, [](float x, float& sum) { sum += x; });
+            add_sums.template operator()<kDiagonals, 1>(
+                sums, [&](int, int) { return tables.query(query); },
+                [&](int offset) { return of_distance(offset + kFirstDiagonal); });
+          } else {
+            add_sums.template operator()<kRows, kColBlocks>(tile, of_query, of_distance);
           }
         });
       }
