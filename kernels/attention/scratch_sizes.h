@@ -27,8 +27,8 @@ inline constexpr int64_t kFireMargin = 256;
 // Of one block of keys: sums of {dz, dz u} over each of 33 segments and behind each of 32
 // breaks, and the gradients of c and m.
 inline constexpr int64_t kFireSums = 2 * (kFireUnits + 1 + kFireUnits + 1);
-// Keys of a block in the backward pass, at least.
-inline constexpr int64_t kFireBlockKeys = 64;
+// Keys of a block in the backward pass.
+inline constexpr int64_t kFireBlockKeys = 128;
 
 // Where things lie in the scratch of FIRE, in bytes from its start.
 struct FireScratch {
@@ -44,8 +44,8 @@ struct FireScratch {
   size_t heads;      // f64 [H, 2]
   size_t bytes;
 };
-constexpr FireScratch fire_scratch(int64_t tokens, int64_t heads, int64_t head_dim,
-                                   int64_t max_seqlen, bool backward) {
+constexpr FireScratch fire_scratch(int64_t tokens, int64_t heads, int64_t max_seqlen,
+                                   bool backward) {
   FireScratch s{};
   const auto take = [&](int64_t count, size_t size) {
     const size_t begin = s.bytes;

@@ -152,74 +152,16 @@ __device__ __forceinline__ void mask_keys(Accumulator<kRowBlocks, kColBlocks>& s
 
 // ---- Forward ------------------------------------------------------------------------------------
 
-// MEASURING: shapes to choose from with -D; removed when they are chosen.
-#ifndef SBT_FORWARD_WARPS
-#define SBT_FORWARD_WARPS 4
-#endif
-#ifndef SBT_FORWARD_KEYS_128
-#define SBT_FORWARD_KEYS_128 32
-#endif
-#ifndef SBT_FORWARD_KEYS_64
-#define SBT_FORWARD_KEYS_64 64
-#endif
-#ifndef SBT_QUERY_WARPS
-#define SBT_QUERY_WARPS 4
-#endif
-#ifndef SBT_QUERY_OLD  // 16 rows a warp at d = 128
-#define SBT_QUERY_OLD 0
-#endif
-#ifndef SBT_KEY_PAIRS_FROM  // pairs of warps from this head dimension on
-#define SBT_KEY_PAIRS_FROM 128
-#endif
-#ifndef SBT_KEY_PAIR_WARPS
-#define SBT_KEY_PAIR_WARPS 8
-#endif
-#ifndef SBT_KEY_PAIR_WARPS_64  // d <= 64
-#define SBT_KEY_PAIR_WARPS_64 4
-#endif
-#ifndef SBT_KEY_PAIR_QUERIES_64
-#define SBT_KEY_PAIR_QUERIES_64 32
-#endif
-#ifndef SBT_KEY_PAIR_KEEP  // k or v in registers, d <= 64
-#define SBT_KEY_PAIR_KEEP 1
-#endif
-#ifndef SBT_FORWARD_KEEP  // q in registers, d <= 64
-#define SBT_FORWARD_KEEP 1
-#endif
-#ifndef SBT_KEY_PAIR_BLOCKS_64  // of a multiprocessor
-#define SBT_KEY_PAIR_BLOCKS_64 3
-#endif
-#ifndef SBT_FORWARD_BLOCKS_32
-#define SBT_FORWARD_BLOCKS_32 1
-#endif
-#ifndef SBT_FORWARD_BLOCKS_64
-#define SBT_FORWARD_BLOCKS_64 1
-#endif
-#ifndef SBT_QUERY_KEEP  // q and do in registers, d <= 64
-#define SBT_QUERY_KEEP 1
-#endif
-#ifndef SBT_QUERY_BLOCKS_64
-#define SBT_QUERY_BLOCKS_64 1
-#endif
-#ifndef SBT_QUERY_BLOCKS_32
-#define SBT_QUERY_BLOCKS_32 1
-#endif
-#ifndef SBT_KEY_PAIR_QUERIES
-#define SBT_KEY_PAIR_QUERIES 48
-#endif
-
 template <int kHeadDim>
 struct ForwardShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kWarps = SBT_FORWARD_WARPS;
-  static constexpr int kBlocks = kD == 32   ? SBT_FORWARD_BLOCKS_32
-                                 : kD == 64 ? SBT_FORWARD_BLOCKS_64
-                                            : 1;
+  static constexpr int kWarps = 4;
+  static constexpr int kBlocks = kD == 32 ? 3 : 1;  // of a multiprocessor, at least
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = 2;  // of 16 queries, each warp
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
-  static constexpr int kKeys = kD == 128 ? SBT_FORWARD_KEYS_128 : SBT_FORWARD_KEYS_64;
-  static constexpr bool kKeepQueries = SBT_FORWARD_KEEP && kD <= 64;
+  static constexpr int kKeys = kD == 128 ? 32 : 64;
+  static constexpr bool kKeepQueries = kD <= 64;
   static constexpr int kSharedBytes = 2 * kD * (kQueries + 2 * 2 * kKeys);
 };
 
@@ -358,15 +300,13 @@ __global__ __launch_bounds__(kDeltaThreads) void delta_kernel(SoftmaxProblem p, 
 template <int kHeadDim>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kWarps = kD == 128 ? SBT_QUERY_WARPS : 4;
-  static constexpr int kBlocks = kD == 32   ? SBT_QUERY_BLOCKS_32
-                                 : kD == 64 ? SBT_QUERY_BLOCKS_64
-                                            : 1;
+  static constexpr int kWarps = 4;
+  static constexpr int kBlocks = kD == 32 ? 3 : 1;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRowBlocks = SBT_QUERY_OLD && kD == 128 ? 1 : 2;
+  static constexpr int kRowBlocks = 2;
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
-  static constexpr int kKeys = SBT_QUERY_OLD && kD == 128 ? 64 : 32;
-  static constexpr bool kKeepQueries = SBT_QUERY_KEEP && kD <= 64;
+  static constexpr int kKeys = 32;
+  static constexpr bool kKeepQueries = kD <= 64;
   static constexpr int kSharedBytes = 2 * kD * (2 * kQueries + 2 * 2 * kKeys);
 };
 
@@ -460,19 +400,15 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void query_gradien
 template <int kHeadDim>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
-  // Pairs of warps share keys: one makes P^T and dv, the other dS^T and dk.
-  static constexpr bool kPairs = kD >= SBT_KEY_PAIRS_FROM;
-  static constexpr int kWarps = !kPairs     ? 4
-                                : kD == 128 ? SBT_KEY_PAIR_WARPS
-                                            : SBT_KEY_PAIR_WARPS_64;
-  static constexpr int kBlocks = kPairs && kD <= 64 ? SBT_KEY_PAIR_BLOCKS_64 : 1;
+  // Pairs of warps share keys: one makes P^T and dv, the other dS^T and dk. One warp's registers do
+  // not hold both of 32 keys, and with fewer keys the reads of q and do would take longer than the
+  // products.
+  static constexpr bool kPairs = kD == 128;
+  static constexpr int kWarps = kPairs ? 8 : 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRowBlocks = kD == 128 && !kPairs ? 1 : 2;  // of 16 keys, each warp or pair
+  static constexpr int kRowBlocks = 2;  // of 16 keys, each warp or pair
   static constexpr int kKeys = 16 * kRowBlocks * (kPairs ? kWarps / 2 : kWarps);
-  static constexpr int kQueries = kPairs && kD == 128 ? SBT_KEY_PAIR_QUERIES
-                                  : kPairs            ? SBT_KEY_PAIR_QUERIES_64
-                                                      : 32;
-  static constexpr bool kKeepKeys = SBT_KEY_PAIR_KEEP && kPairs && kD <= 64;
+  static constexpr int kQueries = kPairs ? 48 : 32;
   // Two stages of q, do and of the queries' lse, delta and positions.
   static constexpr int kStagesBytes =
       2 * kD * (2 * kKeys + 2 * 2 * kQueries) + 2 * 3 * 4 * kQueries;
@@ -573,13 +509,16 @@ class SharedAccumulator {
  private:
   float4* lane_;
 };
-// Waits for the other warp of pair `pair`.
+// Waits for the other warp of pair `pair`. It orders what goes through SharedAccumulator and
+// nothing else: between a copy to a tile and the reads of it lies a __syncthreads() of the whole
+// block, with pairs or without. compute-sanitizer's racecheck (CUDA 13.0) reports these copies all
+// the same, in kernels with pairs alone.
 __device__ __forceinline__ void sync_pair(int pair) {
   asm volatile("bar.sync %0, 64;\n" ::"r"(pair + 1) : "memory");
 }
 
 template <typename Shape, typename Policy>
-__global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_kernel(
+__global__ __launch_bounds__(Shape::kThreads) void key_gradient_kernel(
     SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
   constexpr int kD = Shape::kD, kQueries = Shape::kQueries, kRowBlocks = Shape::kRowBlocks;
   constexpr int kThreads = Shape::kThreads, kGroups = Shape::kKeys / (16 * kRowBlocks);
@@ -632,7 +571,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_
       p.window > 0 ? min(document_end(p, last), last + p.window) : document_end(p, last);
   // With pairs the second warp's rows are of v, and it adds up dk alone; the first one's dv.
   const bool makes_gradients = Shape::kPairs && warp >= kGroups;
-  TileRows<kRowBlocks, kD, Shape::kKeepKeys> k(makes_gradients ? v_tile : k_tile, warp_row);
+  const TileRows<kRowBlocks, kD, false> k(makes_gradients ? v_tile : k_tile, warp_row);
   const TileRows<kRowBlocks, kD, false> v(v_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> dk, dv;
   dk.clear();
@@ -641,7 +580,6 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void key_gradient_
   for (int query = first, stage = 0; query < end; query += kQueries, stage ^= 1) {
     cp_async_wait<0>();
     __syncthreads();
-    if (query == first) k.load();
     if (query + kQueries < end) load_queries(query + kQueries, stage ^ 1);
     const QueryValues values = values_of(stage);
     const int lowest = first_key(query, values.position[0], p.window);

@@ -503,9 +503,9 @@ cudaError_t prepare(cudaStream_t stream, const SoftmaxProblem& p, const FirePara
   return cudaGetLastError();
 }
 
-static_assert(KeyGradientShape<32>::kKeys >= kFireBlockKeys &&
-              KeyGradientShape<64>::kKeys >= kFireBlockKeys &&
-              KeyGradientShape<128>::kKeys >= kFireBlockKeys);
+static_assert(KeyGradientShape<32>::kKeys == kFireBlockKeys &&
+              KeyGradientShape<64>::kKeys == kFireBlockKeys &&
+              KeyGradientShape<128>::kKeys == kFireBlockKeys);
 static_assert(sizeof(FireDistance) == sizeof(float2));
 
 }  // namespace
@@ -524,7 +524,7 @@ cudaError_t alibi_backward(cudaStream_t stream, const SoftmaxProblem& p, const A
 cudaError_t fire_forward(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
                          void* scratch) {
   if (p.tokens == 0) return cudaSuccess;
-  const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, false);
+  const FireScratch s = fire_scratch(p.tokens, p.heads, p.max_seqlen, false);
   FireScore score{};
   const cudaError_t error = prepare(stream, p, x, s, false, scratch, score);
   return error == cudaSuccess ? forward(stream, p, score) : error;
@@ -533,7 +533,7 @@ cudaError_t fire_forward(cudaStream_t stream, const SoftmaxProblem& p, const Fir
 cudaError_t fire_backward(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
                           const FireGradients& dx, void* scratch) {
   if (p.tokens == 0) return cudaSuccess;
-  const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, true);
+  const FireScratch s = fire_scratch(p.tokens, p.heads, p.max_seqlen, true);
   FireScore score{};
   cudaError_t error = prepare(stream, p, x, s, true, scratch, score);
   if (error != cudaSuccess) return error;
@@ -542,12 +542,7 @@ cudaError_t fire_backward(cudaStream_t stream, const SoftmaxProblem& p, const Fi
   if (error != cudaSuccess) return error;
   auto* const units = reinterpret_cast<double*>(data + s.units);
   auto* const heads = reinterpret_cast<double*>(data + s.heads);
-  int key_blocks = 0;
-  error = with_head_dim(p, [&](auto d) {
-    key_blocks = static_cast<int>(grid_of(p, KeyGradientShape<decltype(d)::value>::kKeys).x);
-    return cudaSuccess;
-  });
-  if (error != cudaSuccess) return error;
+  const auto key_blocks = static_cast<int>(grid_of(p, kFireBlockKeys).x);
   fire_heads_kernel<<<p.heads, dim3(kFireSums, kSumParts), 0, stream>>>(x, dx, score.partials,
                                                                         key_blocks, units, heads);
   error = cudaGetLastError();

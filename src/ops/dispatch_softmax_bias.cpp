@@ -55,7 +55,7 @@ void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias&
       [&] { cuda::softmax_bias_forward(s, t, bias, sequences, params); },
       [&] {
         on_cuda(s) ? cuda::softmax_bias_forward_scratch(s, bias.kind, t.q_THd.rows(), params.heads,
-                                                        d, sequences.max_seqlen)
+                                                        sequences.max_seqlen)
                    : cpu::softmax_forward_scratch(s, d);
       });
 }
@@ -75,7 +75,7 @@ void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBia
       [&] { cuda::softmax_bias_backward(s, t, bias, dfire, sequences, params); },
       [&] {
         on_cuda(s) ? cuda::softmax_bias_backward_scratch(s, bias.kind, t.q_THd.rows(), params.heads,
-                                                         d, sequences.max_seqlen)
+                                                         sequences.max_seqlen)
                    : cpu::softmax_backward_scratch(s, d);
       });
 }

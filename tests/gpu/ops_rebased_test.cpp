@@ -64,7 +64,7 @@ class Problem {
     return {.cu_seqlens = bounds_,
             .positions_T = positions_,
             .count = static_cast<int64_t>(config_.documents.size()),
-            .max_seqlen = std::max(config_.tokens(), ops::cuda::kRebasedPairs + 1)};
+            .max_seqlen = std::max(config_.tokens(), ops::cuda::rebased_pairs(config_.e) + 1)};
   }
 
   Outputs run(bool quadratic) const {

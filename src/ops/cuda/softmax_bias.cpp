@@ -44,8 +44,8 @@ kernels::FireGradients gradients(const FireTensors& dfire) {
 void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias& bias,
                           const Sequences& sequences, const SoftmaxParams& params) {
   const kernels::SoftmaxProblem p = softmax_problem(t, sequences, params);
-  const Buffer scratch = softmax_bias_forward_scratch(s, bias.kind, p.tokens, p.heads, p.head_dim,
-                                                      sequences.max_seqlen);
+  const Buffer scratch =
+      softmax_bias_forward_scratch(s, bias.kind, p.tokens, p.heads, sequences.max_seqlen);
   if (bias.kind == PositionBias::kAlibi) {
     SBTRAIN_CUDA_CHECK(kernels::alibi_forward(cuda_stream(s), p, alibi_slopes(params.heads)));
   } else {
@@ -58,8 +58,8 @@ void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBia
                            const FireTensors& dfire, const Sequences& sequences,
                            const SoftmaxParams& params) {
   const kernels::SoftmaxProblem p = softmax_backward_problem(t, sequences, params);
-  const Buffer scratch = softmax_bias_backward_scratch(s, bias.kind, p.tokens, p.heads, p.head_dim,
-                                                       sequences.max_seqlen);
+  const Buffer scratch =
+      softmax_bias_backward_scratch(s, bias.kind, p.tokens, p.heads, sequences.max_seqlen);
   void* const data = scratch.tensor().data;
   if (bias.kind == PositionBias::kAlibi) {
     SBTRAIN_CUDA_CHECK(
