@@ -67,16 +67,23 @@ done
 
 # ---- Plots ------------------------------------------------------------------------------------
 
-# Of everything that is there, in the order of the list.
+# Of everything that is there, in this order.
+results=("sb=stick-breaking" "sb_bias=stick-breaking with bias" "sb_remainder=stick-breaking with value"
+  "rope=RoPE" "rope_dynamic_ntk=RoPE with dynamic NTK" "alibi=ALiBi" "fire=FIRE" "none=no position"
+  "window=RoPE in a window" "coca=CoCA" "rebased=ReBased" "rebased_conv=ReBased with convolutions")
 files=()
 same=()
-for name in sb sb_remainder sb_bias rope rope_dynamic_ntk alibi fire none window coca rebased rebased_conv; do
-  [ ! -f "$out/$name.json" ] || files+=("$out/$name.json")
-  [ ! -f "${out}/${name}_same.json" ] || same+=("${out}/${name}_same.json")
+labels=
+for result in "${results[@]}"; do
+  name=$out/${result%%=*}
+  if [ ! -f "$name.json" ] || [ ! -f "${name}_same.json" ]; then continue; fi
+  files+=("$name.json")
+  same+=("${name}_same.json")
+  labels=$labels,${result#*=}
 done
 if can_draw scripts/plot_lengths.py; then
   # None rises so far that the others would be one line.
-  plot=("$python" scripts/plot_lengths.py --max-loss 5)
+  plot=("$python" scripts/plot_lengths.py --max-loss 5 --labels "${labels#,}")
   "${plot[@]}" "${files[@]}" -o "$out/lengths.png"
   "${plot[@]}" "${files[@]}" --positions -o "$out/positions.png"
   "${plot[@]}" "${same[@]}" -o "$out/lengths_same.png" \

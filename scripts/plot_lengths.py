@@ -64,7 +64,7 @@ def over_position(measured):
 
 def draw(all_measured, arguments, output):
     plt = load_pyplot()
-    figure, axes = plt.subplots(figsize=(8.4, 5.0), constrained_layout=True)
+    figure, axes = plt.subplots(figsize=(9.6, 5.0) if len(all_measured) > 4 else (8.4, 5.0), constrained_layout=True)
     points = over_position if arguments.positions else over_length
     losses = []
     for i, measured in enumerate(all_measured):
@@ -85,15 +85,18 @@ def draw(all_measured, arguments, output):
     for train_length in sorted({m.train_length for m in all_measured}):
         axes.axvline(train_length, color="#9aa1ab", linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
     style_axes(axes)
-    if arguments.max_loss and max(losses) > arguments.max_loss:
-        axes.set_ylim(top=arguments.max_loss)
+    if arguments.max_loss and max(losses) > arguments.max_loss > min(losses):
+        margin = 0.04 * (arguments.max_loss - min(losses))
+        axes.set_ylim(min(losses) - margin, arguments.max_loss)
     targets = {m.targets for m in all_measured}
     what = "of the same targets " if targets != {0} and len(targets) == 1 else ""
     axes.set_ylabel(f"loss {what}(nats per token)")
     axes.set_xlabel("position in the window" if arguments.positions
                     else "tokens in the window; dashed: as trained")
     set_title(axes, arguments.title or "Loss beyond the trained length")
-    axes.legend(frameon=False, fontsize=9, ncols=1 + (len(all_measured) > 8))
+    beside = len(all_measured) > 4  # so many lines leave no room for it
+    axes.legend(frameon=False, fontsize=9, loc="center left" if beside else "best",
+                bbox_to_anchor=(1.0, 0.5) if beside else None)
     save(figure, output)
 
 
