@@ -49,6 +49,9 @@ class Attention {
 
   // Parameters, names relative to the block ("self_attn.q_proj.weight").
   virtual std::vector<TensorSpec> parameters() const = 0;
+  // Parameters that all layers with them have in common, by names of the same kind: there is one
+  // tensor of a name in the model, and every pass finds it among its weights.
+  virtual std::vector<TensorSpec> shared_parameters() const { return {}; }
 
   // Columns of mix: what the block's output projection takes.
   virtual int64_t mix_width(int64_t model_width) const { return model_width; }

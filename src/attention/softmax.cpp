@@ -42,36 +42,21 @@ class SoftmaxAttention : public Attention {
   SoftmaxAttention(const AttentionConfig& config, const ModelConfig& model)
       : model_(model),
         position_(parse_position(config.position)),
+        shared_(config.shared),
         params_{.heads = static_cast<int>(model.heads),
                 .scale = logit_scale(config, model),
                 .window = config.window} {
     if (position_ == Position::kRope) rotary_.emplace(config, model);
-    if (position_ == Position::kFire && config.shared) {
-      fail(ExitCode::kConfig, "model.attention.shared: each layer has a FIRE network of its own");
-    }
   }
 
   std::vector<TensorSpec> parameters() const override {
     std::vector<TensorSpec> specs = qkv_parameters(model_);
-    if (position_ != Position::kFire) return specs;
-    const auto add = [&](const char* name, std::vector<int64_t> shape, Init init, bool decay) {
-      specs.push_back({.name = name,
-                       .shape = std::move(shape),
-                       .storage = {},
-                       .init = init,
-                       .decay = decay,
-                       .fused = false});
-    };
-    // The standard deviations of uniform numbers in +-1 / sqrt(inputs).
-    constexpr int64_t K = ops::kFireHidden;
-    const Init first = Init::normal(std::sqrt(1.0 / 3));
-    const Init second = Init::normal(std::sqrt(1.0 / (3 * K)));
-    add(kFireC, {1}, Init::constant(0.1), false);
-    add(kFireM, {1}, Init::constant(1.0), false);
-    add(kFireW1, {K, 1}, first, true);
-    add(kFireB1, {K}, first, false);
-    add(kFireW2, {model_.heads, K}, second, true);
-    add(kFireB2, {model_.heads}, Init::constant(0.0), false);
+    if (position_ == Position::kFire && !shared_) add_fire_parameters(specs);
+    return specs;
+  }
+  std::vector<TensorSpec> shared_parameters() const override {
+    std::vector<TensorSpec> specs;
+    if (position_ == Position::kFire && shared_) add_fire_parameters(specs);
     return specs;
   }
 
@@ -179,6 +164,27 @@ class SoftmaxAttention : public Attention {
  private:
   bool biased() const { return position_ == Position::kAlibi || position_ == Position::kFire; }
 
+  void add_fire_parameters(std::vector<TensorSpec>& specs) const {
+    const auto add = [&](const char* name, std::vector<int64_t> shape, Init init, bool decay) {
+      specs.push_back({.name = name,
+                       .shape = std::move(shape),
+                       .storage = {},
+                       .init = init,
+                       .decay = decay,
+                       .fused = false});
+    };
+    // The standard deviations of uniform numbers in +-1 / sqrt(inputs).
+    constexpr int64_t K = ops::kFireHidden;
+    const Init first = Init::normal(std::sqrt(1.0 / 3));
+    const Init second = Init::normal(std::sqrt(1.0 / (3 * K)));
+    add(kFireC, {1}, Init::constant(0.1), false);
+    add(kFireM, {1}, Init::constant(1.0), false);
+    add(kFireW1, {K, 1}, first, true);
+    add(kFireB1, {K}, first, false);
+    add(kFireW2, {model_.heads, K}, second, true);
+    add(kFireB2, {model_.heads}, Init::constant(0.0), false);
+  }
+
   ops::SoftmaxBias bias(const Weights& w) const {
     if (position_ == Position::kAlibi) return {.kind = ops::PositionBias::kAlibi};
     return {.kind = ops::PositionBias::kFire,
@@ -200,6 +206,7 @@ class SoftmaxAttention : public Attention {
 
   ModelConfig model_;
   Position position_;
+  bool shared_;  // FIRE
   ops::SoftmaxParams params_;
   std::optional<Rotary> rotary_;
 };

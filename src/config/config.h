@@ -34,7 +34,7 @@ struct AttentionConfig {
   // softmax, coca
   int64_t window = 0;             // keys that a token sees, itself included; 0: all
   std::string position = "rope";  // rope | alibi | fire | none
-  bool shared = false;            // fire: one network for all layers
+  bool shared = false;            // fire: one network for all layers that say so
   double rope_base = 10000.0;
   std::string rope_scaling = "none";  // none | linear | ntk | dynamic_ntk
   double rope_factor = 1.0;

@@ -96,7 +96,7 @@ void describe(V& v, AttentionConfig& c) {
           "Position encoding: rotary, linear biases (ALiBi), a learned function of the distance "
           "(FIRE), or none (NoPE). coca is made of rope and takes no other.");
   v.field("shared", c.shared, any().when("position", {"fire"}),
-          "One FIRE network for all layers instead of one for each. Not available yet.");
+          "One FIRE network for all layers instead of one for each.");
   v.field("rope_base", c.rope_base, above(0).when("position", {"rope"}),
           "Base of the rotary frequencies.");
   v.field("rope_scaling", c.rope_scaling,

@@ -98,10 +98,6 @@ class Checker {
     if (coca || (attention.type == "softmax" && attention.position == "rope")) {
       check_rotary(attention, key);
     }
-    if (attention.type == "softmax" && attention.position == "fire" && attention.shared) {
-      problem(key + ".shared",
-              "one FIRE network for all layers is not available; leave it false for one in each");
-    }
   }
 
   void check_rotary(const AttentionConfig& attention, const std::string& key) {

@@ -10,6 +10,10 @@ void Weights::add(std::string name, const Tensor& tensor) {
   entries_.push_back({std::move(name), tensor});
 }
 
+void Weights::add(const Weights& others) {
+  entries_.insert(entries_.end(), others.entries_.begin(), others.entries_.end());
+}
+
 bool Weights::has(std::string_view name) const {
   return std::any_of(entries_.begin(), entries_.end(),
                      [&](const Entry& e) { return e.name == name; });

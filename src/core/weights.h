@@ -35,6 +35,7 @@ struct TensorSpec {
 class Weights {
  public:
   void add(std::string name, const Tensor& tensor);
+  void add(const Weights& others);
   // Throws ExitCode::kInternal for a name that the unit does not have.
   const Tensor& at(std::string_view name) const;
   bool has(std::string_view name) const;

@@ -1,5 +1,8 @@
 #include "model/llama.h"
 
+#include <algorithm>
+#include <optional>
+
 #include "core/error.h"
 #include "ops/ops.h"
 
@@ -15,6 +18,38 @@ constexpr const char* kEmbedding = "embed_tokens.weight";
 constexpr const char* kPositions = "embed_positions.weight";
 constexpr const char* kFinalNorm = "model.norm";
 constexpr const char* kHead = "lm_head.weight";
+
+// The weights of a block, or its gradients, and with them what layers share.
+class BlockWeights {
+ public:
+  BlockWeights(const Weights& own, const Weights* shared) : own_(own) {
+    if (shared == nullptr) return;
+    all_ = own;
+    all_->add(*shared);
+  }
+  operator const Weights&() const { return all_ ? *all_ : own_; }  // NOLINT: passed as weights
+
+ private:
+  const Weights& own_;
+  std::optional<Weights> all_;
+};
+
+// Of all blocks, each name once.
+std::vector<TensorSpec> shared_parameters(const std::vector<Block>& blocks) {
+  std::vector<TensorSpec> specs;
+  for (const Block& block : blocks) {
+    for (TensorSpec& spec : block.attention().shared_parameters()) {
+      const auto same_name = [&](const TensorSpec& other) { return other.name == spec.name; };
+      const auto found = std::find_if(specs.begin(), specs.end(), same_name);
+      if (found == specs.end()) {
+        specs.push_back(std::move(spec));
+      } else {
+        require(found->shape == spec.shape, "layers share '{}' with different shapes", spec.name);
+      }
+    }
+  }
+  return specs;
+}
 
 }  // namespace
 
@@ -45,6 +80,18 @@ Llama::Llama(const ModelConfig& config, Recompute recompute, int world)
     head.push_back({.name = kHead, .shape = table, .storage = {}, .init = init, .decay = true});
   }
   registry_.add_unit("", head);
+  const std::vector<TensorSpec> shared = shared_parameters(blocks_);
+  if (!shared.empty()) registry_.add_unit("model.shared.", shared);
+}
+
+void Llama::gather_shared(ParamAccess& params) const {
+  if (has_shared()) params.gather(shared_unit());
+}
+void Llama::release_shared(ParamAccess& params) const {
+  if (has_shared()) params.release(shared_unit());
+}
+const Weights* Llama::shared_weights(ParamAccess& params) const {
+  return has_shared() ? &params.get(shared_unit()) : nullptr;
 }
 
 void Llama::check_length(int64_t tokens) const {
@@ -80,12 +127,13 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
   std::vector<BlockSaved> saved(layers);
   x_TD[0] = residual_stream(s, "embedding", T, config_.width);
   params.gather(block_unit(0));
+  gather_shared(params);
   embed(s, params, x_TD[0], batch.tokens_T, batch.sequences.positions_T);
   for (int64_t l = 0; l < layers; ++l) {
     params.gather(block_unit(l + 1));  // behind the last block: the head
     x_TD[l + 1] = residual_stream(s, "block", T, config_.width);
-    blocks_[l].forward(s, x_TD[l + 1], x_TD[l], params.get(block_unit(l)), saved[l],
-                       batch.sequences);
+    const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
+    blocks_[l].forward(s, x_TD[l + 1], x_TD[l], w, saved[l], batch.sequences);
     params.release(block_unit(l));
   }
 
@@ -116,12 +164,16 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
 
   for (int64_t l = layers - 1; l >= 0; --l) {
     if (l > 0) params.gather(block_unit(l - 1));
-    blocks_[l].backward(s, dx_TD, x_TD[l], params.get(block_unit(l)),
-                        params.gradients(block_unit(l)), saved[l], batch.sequences);
+    const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
+    const BlockWeights dw(params.gradients(block_unit(l)),
+                          has_shared() ? &params.gradients(shared_unit()) : nullptr);
+    blocks_[l].backward(s, dx_TD, x_TD[l], w, dw, saved[l], batch.sequences);
     params.release(block_unit(l));
     params.reduce(block_unit(l));
     x_TD[l].release();
   }
+  release_shared(params);
+  if (has_shared()) params.reduce(shared_unit());
   const Weights& dw = params.gradients(embedding_unit());
   ops::embedding_backward(s, dw.at(kEmbedding), dx_TD, batch.tokens_T,
                           static_cast<float>(config_.embedding_multiplier));
@@ -137,22 +189,25 @@ void Llama::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch
   const int64_t T = batch.tokens();
   check_length(batch.sequences.max_seqlen);
   params.gather(block_unit(0));
+  gather_shared(params);
   embed(s, params, x_TD, batch.tokens_T, batch.sequences.positions_T);
   for (int64_t l = 0; l < config_.layers; ++l) {
     params.gather(block_unit(l + 1));
     Buffer y_TD = residual_stream(s, "block", T, config_.width);
     BlockSaved saved;
-    blocks_[l].forward(s, y_TD, x_TD, params.get(block_unit(l)), saved, batch.sequences);
-    visit(l, saved.attention.get());
+    const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
+    blocks_[l].forward(s, y_TD, x_TD, w, saved, batch.sequences);
+    visit(l, w, saved.attention.get());
     params.release(block_unit(l));
     x_TD = std::move(y_TD);
   }
+  release_shared(params);
 }
 
 void Llama::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
                      Tensor hits_T) const {
   Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD, [](int64_t, const AttentionSaved*) {});
+  run_blocks(s, params, batch, x_TD, [](int64_t, const Weights&, const AttentionSaved*) {});
   const int head_table = config_.tied ? embedding_unit() : head_unit();
   if (config_.tied) params.gather(head_table);
   Buffer norm_TD = residual_stream(s, "final_norm", batch.tokens(), config_.width);
@@ -183,7 +238,7 @@ void Llama::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_T
 void Llama::logits(Stream& s, ParamAccess& params, const BatchTensors& batch,
                    Tensor logits_TV) const {
   Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD, [](int64_t, const AttentionSaved*) {});
+  run_blocks(s, params, batch, x_TD, [](int64_t, const Weights&, const AttentionSaved*) {});
   project(s, params, x_TD, logits_TV);
 }
 
@@ -198,7 +253,7 @@ DecodeCache Llama::allocate_cache(Memory& memory, int64_t sequences, int64_t cap
 void Llama::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
                     int64_t b, Tensor logits_1V) const {
   Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD, [&](int64_t l, const AttentionSaved* saved) {
+  run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights&, const AttentionSaved* saved) {
     require(saved, "prefill needs a model with Recompute::kNone");
     blocks_[l].attention().prefill(s, *cache.layers[l], b, *saved);
   });
@@ -210,14 +265,17 @@ void Llama::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache&
   const int64_t B = tokens_B.rows();
   Buffer x_BD = residual_stream(s, "embedding", B, config_.width);
   params.gather(block_unit(0));
+  gather_shared(params);
   embed(s, params, x_BD, tokens_B, step.positions_B);
   for (int64_t l = 0; l < config_.layers; ++l) {
     params.gather(block_unit(l + 1));
     Buffer y_BD = residual_stream(s, "block", B, config_.width);
-    blocks_[l].decode(s, y_BD, x_BD, params.get(block_unit(l)), *cache.layers[l], step);
+    const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
+    blocks_[l].decode(s, y_BD, x_BD, w, *cache.layers[l], step);
     params.release(block_unit(l));
     x_BD = std::move(y_BD);
   }
+  release_shared(params);
   project(s, params, x_BD, logits_BV);
 }
 
@@ -225,9 +283,8 @@ void Llama::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& b
                            const MapVisit& visit) const {
   require(batch.sequences.count == 1, "attention maps of {} documents", batch.sequences.count);
   Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD, [&](int64_t l, const AttentionSaved* saved) {
+  run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights& w, const AttentionSaved* saved) {
     require(saved, "attention maps need a model with Recompute::kNone");
-    const Weights& w = params.get(block_unit(l));
     for (int64_t h = 0; h < config_.heads; ++h) {
       const AttentionMap map = blocks_[l].attention().map(s, w, *saved, batch.sequences, h);
       if (map.tokens > 0) visit(l, h, map);

@@ -131,6 +131,12 @@ class Llama {
   int embedding_unit() const { return 0; }
   int block_unit(int64_t layer) const { return static_cast<int>(layer) + 1; }
   int head_unit() const { return static_cast<int>(config_.layers) + 1; }
+  int shared_unit() const { return head_unit() + 1; }  // what layers share, where they do
+  bool has_shared() const { return shared_unit() < static_cast<int>(registry_.units().size()); }
+  // A pass holds what layers share from its first block to its last.
+  void gather_shared(ParamAccess& params) const;
+  void release_shared(ParamAccess& params) const;
+  const Weights* shared_weights(ParamAccess& params) const;
   const Tensor& head_weight(ParamAccess& params) const;
   bool has_positions() const { return config_.position == "learned"; }
   // Throws ExitCode::kConfig where learned positions do not reach that far.
@@ -138,8 +144,8 @@ class Llama {
   void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
              Tensor positions_T) const;
   void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;
-  // The blocks without a backward pass to come; x_TD is updated in place. `visit` sees each
-  // layer's attention before it is dropped, its weights still gathered.
+  // The blocks without a backward pass to come; x_TD is updated in place. visit(layer, weights,
+  // saved) sees each layer's attention before it is dropped.
   template <typename Visit>
   void run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
                   Visit visit) const;

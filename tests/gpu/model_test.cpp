@@ -130,6 +130,8 @@ std::vector<Case> cases() {
   all.push_back({"fire", fire});
   fire.window = 50;
   all.push_back({"fire_window", fire});
+  fire.shared = true;
+  all.push_back({"fire_shared", fire});
   AttentionConfig coca = rope;
   coca.type = "coca";
   all.push_back({"coca_official", coca});

@@ -164,6 +164,8 @@ def alibi(heads, length, like):
 
 def fire(w, prefix, length, like):
     """MLP(psi(j - i) / (psi(max(j, |m L0|)) + eps)), psi(x) = log(|c x| + 1), L0 = 512."""
+    if prefix + "fire.c" not in w:  # one network for the layers without their own
+        prefix = "model.shared.self_attn."
     c, m = w[prefix + "fire.c"], w[prefix + "fire.m"]
     query, distance = distances(length, like)
     threshold = torch.abs(m * 512.0)

@@ -137,6 +137,10 @@ std::vector<Case> cases() {
   ModelConfig biases = base();
   biases.heads = 4;
   biases.attention = {softmax("alibi", 0), softmax("fire", 50)};
+  ModelConfig shared = biases;
+  shared.layers = 4;
+  shared.attention = {softmax("fire", 0), softmax("fire", 50), softmax("fire", 0)};
+  shared.attention[0].shared = shared.attention[1].shared = true;
   ModelConfig stretched = base();
   stretched.layers = 3;
   stretched.attention.clear();
@@ -173,6 +177,7 @@ std::vector<Case> cases() {
           {"rope_scaling", stretched},
           {"mixed_layers", mixed},
           {"alibi_and_fire", biases},
+          {"shared_fire", shared},
           {"coca", coca},
           {"gpt", gpt},
           {"short_conv_and_based", based},

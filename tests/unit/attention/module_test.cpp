@@ -522,10 +522,6 @@ TEST(AttentionRegistry, SaysWhatIsWrong) {
   EXPECT_EQ(error_of(config, small_model()),
             "model.attention.rope_train_length: dynamic_ntk needs the length that the model was "
             "trained with");
-  config.position = "fire";
-  config.shared = true;
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.shared: each layer has a FIRE network of its own");
   config = AttentionConfig{};
   ModelConfig model = small_model();
   model.heads = 5;

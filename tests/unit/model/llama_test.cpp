@@ -84,6 +84,11 @@ TEST(Llama, ParameterCountOfFire) {
   const int64_t none = Llama(config).registry().count();
   config.attention[0].position = "fire";
   EXPECT_EQ(Llama(config).registry().count(), none + 3 * (66 + 33 * 6));
+  config.attention[0].shared = true;  // all layers
+  EXPECT_EQ(Llama(config).registry().count(), none + 66 + 33 * 6);
+  config.attention.push_back(config.attention[0]);  // every second one has its own
+  config.attention[1].shared = false;
+  EXPECT_EQ(Llama(config).registry().count(), none + 2 * (66 + 33 * 6));
 }
 
 // 6 N and 6 layers D L for the causal half.
@@ -217,6 +222,8 @@ std::vector<Case> cases() {
   nope.position = "none";
   AttentionConfig fire = rope;
   fire.position = "fire";
+  AttentionConfig fire_shared = fire;
+  fire_shared.shared = true;
   AttentionConfig alibi = rope;
   alibi.position = "alibi";
   alibi.window = 9;
@@ -228,6 +235,7 @@ std::vector<Case> cases() {
   AttentionConfig coca;
   coca.type = "coca";
   return {{"fire", fire},
+          {"fire_shared", fire_shared},
           {"alibi_window", alibi},
           {"coca", coca, [](ModelConfig&) {}, 5e-4},
           {"based_bias", based},
