@@ -106,8 +106,7 @@ __device__ __forceinline__ void store_padded(bf16* out, int64_t stride, int rows
                                              bool pairs,
                                              const Accumulator<kRowBlocks, kColBlocks>& x,
                                              Factor&& factor) {
-  const int row = static_cast<int>(threadIdx.x) % 32 / 4;
-  const int col = static_cast<int>(threadIdx.x) % 4 * 2;
+  const int row = lane_row(), col = lane_col();
 #pragma unroll
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
     if (row + i * 8 >= rows) continue;

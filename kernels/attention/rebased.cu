@@ -7,6 +7,7 @@
 //   g_j = (do_j, -do_j.o_j) / den_j
 // and s is symmetric in q and k: dv and dk are the same two sums over the state of queries
 // sum_j (products of q) g_j, formed from right to left.
+#include "kernels/attention/document_end.cuh"
 #include "kernels/attention/padded_tile.cuh"
 #include "kernels/attention/rebased.h"
 #include "kernels/attention/rebased_index.h"
@@ -20,13 +21,6 @@ constexpr int kThreads = 32 * kWarps;
 
 __device__ __forceinline__ int thread() {
   return static_cast<int>(threadIdx.x);
-}
-__device__ __forceinline__ int lane_row() {
-  return thread() % 32 / 4;
-}
-__device__ __forceinline__ float sum_of_quad(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
 }
 
 // What kernels know besides the problem.
@@ -610,16 +604,6 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const Launch t
   }
   store_padded(t.features(p.dq, visible.first), p.dq.stride, p.tokens - visible.first, p.features,
                t.f_width > 1, dq, [&](int) { return p.s.scale; });
-}
-
-// The end of the document of `token`.
-__device__ int document_end(const Rebased& p, int token) {
-  int low = 0, high = p.sequences;  // cu_seqlens[low] <= token < cu_seqlens[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (p.cu_seqlens[middle] <= token ? low : high) = middle;
-  }
-  return p.cu_seqlens[high];
 }
 
 // What the inner loop over queries knows of each: [kInner] in shared memory.

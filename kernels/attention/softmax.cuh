@@ -5,6 +5,7 @@
 // some query does not see some key are masked, those in which no query sees any are left out.
 #pragma once
 
+#include "kernels/attention/document_end.cuh"
 #include "kernels/attention/softmax.h"
 #include "kernels/attention/tile_products.cuh"
 #include "kernels/launch.h"
@@ -77,10 +78,6 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-__device__ __forceinline__ float sum_of_quad(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
 }
 __device__ __forceinline__ float max_of_quad(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -421,16 +418,6 @@ struct QueryValues {
   float* delta;
   int* position;
 };
-
-// The end of the document of `token`.
-__device__ __forceinline__ int document_end(const SoftmaxProblem& p, int token) {
-  int low = 0, high = p.sequences;  // cu_seqlens[low] <= token < cu_seqlens[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (p.cu_seqlens[middle] <= token ? low : high) = middle;
-  }
-  return p.cu_seqlens[high];
-}
 
 // P^T [keys, queries] of one warp from the scores.
 template <int kRowBlocks, int kColBlocks>

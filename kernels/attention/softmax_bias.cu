@@ -8,14 +8,6 @@
 namespace sbtrain::kernels {
 namespace {
 
-// Where the lane's first element lies in a tile, as in tile_products.cuh.
-__device__ __forceinline__ int lane_row() {
-  return static_cast<int>(threadIdx.x) % 32 / 4;
-}
-__device__ __forceinline__ int lane_col() {
-  return static_cast<int>(threadIdx.x) % 4 * 2;
-}
-
 // ---- ALiBi --------------------------------------------------------------------------------------
 
 struct AlibiScore {

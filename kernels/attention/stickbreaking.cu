@@ -9,6 +9,7 @@
 #include <climits>
 #include <type_traits>
 
+#include "kernels/attention/document_end.cuh"
 #include "kernels/attention/stickbreaking.h"
 #include "kernels/attention/stickbreaking_scan.cuh"
 
@@ -35,7 +36,7 @@ __device__ __forceinline__ int thread() {
   return static_cast<int>(threadIdx.x);
 }
 __device__ __forceinline__ int lane_row(int i) {  // row i of the lane's, in its warp
-  return thread() % 32 / 4 + 8 * i;
+  return kernels::lane_row() + 8 * i;
 }
 
 struct Head {
@@ -337,17 +338,6 @@ __global__ void __launch_bounds__(kThreads, Shape<kD, Pass::kQuery>::kBlocks)
   const float scale = p.scale;
   store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
              [scale](int) { return scale; });
-}
-
-// The end of the document that holds `token`.
-__device__ __forceinline__ int document_end(const StickBreakingProblem& p, int token) {
-  int low = 0;
-  int high = p.sequences;  // cu_seqlens[low] <= token < cu_seqlens[high]
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (p.cu_seqlens[middle] <= token ? low : high) = middle;
-  }
-  return p.cu_seqlens[high];
 }
 
 // The warps share the products with the transposed tiles [queries, keys]: two halves of the keys,

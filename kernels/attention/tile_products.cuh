@@ -6,6 +6,19 @@
 
 namespace sbtrain::kernels {
 
+// Where the lane's first element lies in an accumulator, see mma.cuh.
+__device__ __forceinline__ int lane_row() {
+  return static_cast<int>(threadIdx.x) % 32 / 4;
+}
+__device__ __forceinline__ int lane_col() {
+  return static_cast<int>(threadIdx.x) % 4 * 2;
+}
+// Over the four lanes that share a row.
+__device__ __forceinline__ float sum_of_quad(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
 // [16 * kRowBlocks, 8 * kColBlocks] of f32 accumulators; see mma.cuh for who holds what.
 template <int kRowBlocks, int kColBlocks>
 struct Accumulator {
