@@ -12,6 +12,15 @@
 
 namespace sbtrain::ops::cuda {
 
+// Heads that go through a workspace at a time where one takes `bytes`: as many as fit a fixed
+// budget, at least one, in groups as equal as can be.
+inline int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
+  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
+  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, bytes));
+  const int64_t groups = (heads + fit - 1) / fit;
+  return (heads + groups - 1) / groups;
+}
+
 // Stick-breaking backward: for each row and each block of 64 keys of its document the state
 // {log2 T, C} in which the block begins (see kernels/attention/stickbreaking.h). It is the one
 // thing that grows with T * L, so heads go through it in groups that fit a fixed budget.
@@ -21,12 +30,9 @@ struct StickBreakingWorkspace {
 };
 inline StickBreakingWorkspace stickbreaking_workspace(int64_t tokens, int64_t heads,
                                                       int64_t max_seqlen) {
-  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
   StickBreakingWorkspace w;
   w.blocks = (max_seqlen + 126) / 64 + 2;
-  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, tokens * w.blocks * 8));
-  const int64_t groups = (heads + fit - 1) / fit;
-  w.heads = (heads + groups - 1) / groups;
+  w.heads = heads_at_a_time(heads, tokens * w.blocks * 8);
   return w;
 }
 inline Buffer stickbreaking_backward_scratch(const Stream& s, int64_t tokens, int64_t heads,
@@ -54,9 +60,9 @@ inline Buffer softmax_backward_scratch(const Stream& s, const Tensor& dq_THd, in
   return s.scratch("softmax backward", DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
 }
 
-// Based and ReBased: the states of all chunks, of as many heads at a time as fit a fixed budget.
-// Where no document is longer than this, the chunked form goes over all pairs too. On an H200, 16
-// features, milliseconds forward / backward of 32768 tokens, width 1536, pairs against states:
+// Based and ReBased: where no document is longer than this, the chunked form goes over all pairs
+// too. On an H200, milliseconds forward / backward of 32768 tokens, 16 features, width 1536, pairs
+// against states:
 // e = 16: 1.69 / 5.02 against 1.79 / 5.56 at L = 1024, 3.05 / 8.66 against 1.84 / 5.62 at 2048;
 // e = 64: 1.35 / 3.78 against 1.54 / 4.52 at 2048, 2.49 / 6.81 against 1.58 / 4.55 at 4096.
 constexpr int64_t rebased_pairs(int64_t e) {
@@ -69,6 +75,7 @@ inline void check_rebased_heads(int64_t f, int64_t e) {
        "values (model.width / model.heads); at most {} and {} are possible",
        f, e, kernels::kMaxRebasedFeatures, kernels::kMaxRebasedValues);
 }
+// The states of all chunks, of some heads at a time.
 struct RebasedWorkspace {
   bool chunked = false;
   int64_t heads = 0;  // in one group
@@ -76,15 +83,11 @@ struct RebasedWorkspace {
 };
 inline RebasedWorkspace rebased_workspace(int64_t tokens, int64_t f, int64_t e,
                                           const RebasedParams& params, int64_t max_seqlen) {
-  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
   check_rebased_heads(f, e);
   RebasedWorkspace w;
   w.chunked = !params.quadratic && max_seqlen > rebased_pairs(e);
   w.state = rebased_state_rows(f, params) * (e + 1);
-  const int64_t bytes = std::max<int64_t>(1, kernels::rebased_chunks(tokens) * w.state * 4);
-  const int64_t fit = std::max<int64_t>(1, kBudget / bytes);
-  const int64_t groups = (params.heads + fit - 1) / fit;
-  w.heads = (params.heads + groups - 1) / groups;
+  w.heads = heads_at_a_time(params.heads, kernels::rebased_chunks(tokens) * w.state * 4);
   return w;
 }
 // Of the op that wants a state.
