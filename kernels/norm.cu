@@ -191,6 +191,20 @@ __device__ Moments moments(const Row<S>& x, int cols, int lane, float eps) {
   return {mean, rsqrtf(squares[0] * inverse + eps)};
 }
 
+// y = xhat w + b, xhat = (x - mean) / std.
+template <typename S>
+__device__ void layernorm_row(bf16* y, const Row<S>& x, const bf16* w_row, const bf16* b_row,
+                              int cols, int lane, const Moments& m) {
+  S::for_each_pack(cols, lane, [&](int k, int col) {
+    auto v = x.floats(k);
+    const auto w = load_floats<S::kWidth>(w_row + col);
+    const auto b = load_floats<S::kWidth>(b_row + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) v[i] = (v[i] - m.mean) * m.inverse_std * w[i] + b[i];
+    store_floats(y + col, v);
+  });
+}
+
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads) layernorm_kernel(const LayerNorm p) {
   const int lane = threadIdx.x % S::kLanes;
@@ -198,32 +212,29 @@ __global__ void __launch_bounds__(S::kThreads) layernorm_kernel(const LayerNorm 
   const int64_t row = int64_t{blockIdx.x} * S::kGroups + threadIdx.x / S::kLanes;
   if (row >= p.rows) return;  // a whole warp or block
   const Row<S> x(p.x + row * p.x_stride, cols, lane);
-  const Moments m = moments(x, cols, lane, p.eps);
-  S::for_each_pack(cols, lane, [&](int k, int col) {
-    auto v = x.floats(k);
-    const auto w = load_floats<S::kWidth>(p.w + col);
-    const auto b = load_floats<S::kWidth>(p.b + col);
-#pragma unroll
-    for (int i = 0; i < S::kWidth; ++i) v[i] = (v[i] - m.mean) * m.inverse_std * w[i] + b[i];
-    store_floats(p.y + row * p.y_stride + col, v);
-  });
+  layernorm_row<S>(p.y + row * p.y_stride, x, p.w, p.b, cols, lane, moments(x, cols, lane, p.eps));
 }
 
-// With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)). Adds this row's
-// dy xhat to dw and dy to db.
+// Sums over rows of dy xhat and dy.
 template <typename S>
-__device__ void layernorm_backward_row(const LayerNormBackward& p, int64_t row, int lane,
-                                       float (&dw)[S::kHeld][S::kWidth],
-                                       float (&db)[S::kHeld][S::kWidth]) {
-  const int cols = static_cast<int>(p.cols);
-  const Row<S> x(p.x + row * p.x_stride, cols, lane);
-  const Row<S> dy(p.dy + row * p.dy_stride, cols, lane);
-  const Moments m = moments(x, cols, lane, p.eps);
+struct WeightSums {
+  float dw[S::kHeld][S::kWidth] = {};
+  float db[S::kHeld][S::kWidth] = {};
+};
+
+// With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)), added to what
+// is there with `accumulate`. Adds to the sums. Lanes that are not `active` only take part in
+// means.
+template <typename S>
+__device__ void layernorm_backward_row(bf16* dx_row, bool accumulate, const Row<S>& x,
+                                       const Row<S>& dy, const bf16* w_row, int cols, int lane,
+                                       float eps, bool active, WeightSums<S>& sums) {
+  const Moments m = moments(x, cols, lane, eps);
   float projections[2] = {};  // of g on 1 and on xhat
   S::for_each_pack(cols, lane, [&](int k, int col) {
     const auto v = x.floats(k);
     const auto g = dy.floats(k);
-    const auto w = load_floats<S::kWidth>(p.w + col);
+    const auto w = load_floats<S::kWidth>(w_row + col);
 #pragma unroll
     for (int i = 0; i < S::kWidth; ++i) {
       projections[0] += g[i] * w[i];
@@ -231,23 +242,23 @@ __device__ void layernorm_backward_row(const LayerNormBackward& p, int64_t row, 
     }
   });
   group_sum<S::kLanes>(projections);
+  if (!active) return;
   const float g_mean = projections[0] / static_cast<float>(cols);
   const float xhat_mean = projections[1] / static_cast<float>(cols);
   S::for_each_pack(cols, lane, [&](int k, int col) {
     const auto v = x.floats(k);
     const auto g = dy.floats(k);
-    const auto w = load_floats<S::kWidth>(p.w + col);
-    bf16* to = p.dx + row * p.dx_stride + col;
+    const auto w = load_floats<S::kWidth>(w_row + col);
     Pack<float, S::kWidth> dx{};
-    if (p.accumulate) dx = load_floats<S::kWidth>(to);
+    if (accumulate) dx = load_floats<S::kWidth>(dx_row + col);
 #pragma unroll
     for (int i = 0; i < S::kWidth; ++i) {
       const float normed = (v[i] - m.mean) * m.inverse_std;
-      dw[k][i] += g[i] * normed;
-      db[k][i] += g[i];
+      sums.dw[k][i] += g[i] * normed;
+      sums.db[k][i] += g[i];
       dx[i] += m.inverse_std * (g[i] * w[i] - g_mean - normed * xhat_mean);
     }
-    store_floats(to, dx);
+    store_floats(dx_row + col, dx);
   });
 }
 
@@ -258,17 +269,19 @@ __global__ void __launch_bounds__(kBackwardThreads<S>)
   constexpr int kGroups = kBackwardThreads<S> / S::kLanes;
   const int lane = threadIdx.x % S::kLanes;
   const int cols = static_cast<int>(p.cols);
-  float dw[S::kHeld][S::kWidth] = {};
-  float db[S::kHeld][S::kWidth] = {};
+  WeightSums<S> sums;
   const int64_t end = first_row(p.rows, blockIdx.x + 1);
   const int64_t begin = first_row(p.rows, blockIdx.x) + threadIdx.x / S::kLanes;
   for (int64_t row = begin; row < end; row += kGroups) {
-    layernorm_backward_row<S>(p, row, lane, dw, db);
+    const Row<S> x(p.x + row * p.x_stride, cols, lane);
+    const Row<S> dy(p.dy + row * p.dy_stride, cols, lane);
+    layernorm_backward_row<S>(p.dx + row * p.dx_stride, p.accumulate, x, dy, p.w, cols, lane, p.eps,
+                              /*active=*/true, sums);
   }
   float* out = p.scratch + blockIdx.x * 2 * p.cols;
-  store_block_sums<S, kGroups>(out, dw, cols);
+  store_block_sums<S, kGroups>(out, sums.dw, cols);
   __syncthreads();  // the sums share their memory
-  store_block_sums<S, kGroups>(out + p.cols, db, cols);
+  store_block_sums<S, kGroups>(out + p.cols, sums.db, cols);
 }
 
 // ---- Head norm --------------------------------------------------------------------------------
@@ -283,58 +296,8 @@ __global__ void __launch_bounds__(S::kThreads) head_norm_kernel(const HeadNorm p
   const Row<S> x(p.x + row * p.x_stride + first, p.head_dim, lane);
   const Moments m = moments(x, p.head_dim, lane, p.eps);
   if (!active) return;
-  S::for_each_pack(p.head_dim, lane, [&](int k, int col) {
-    auto v = x.floats(k);
-    const auto w = load_floats<S::kWidth>(p.w + first + col);
-    const auto b = load_floats<S::kWidth>(p.b + first + col);
-#pragma unroll
-    for (int i = 0; i < S::kWidth; ++i) v[i] = (v[i] - m.mean) * m.inverse_std * w[i] + b[i];
-    store_floats(p.y + row * p.y_stride + first + col, v);
-  });
-}
-
-template <typename S>
-struct HeadSums {
-  float dw[S::kHeld][S::kWidth] = {};
-  float db[S::kHeld][S::kWidth] = {};
-};
-
-// With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)). Adds dy xhat
-// to dw and dy to db.
-template <typename S>
-__device__ void head_norm_backward_head(const HeadNormBackward& p, const Row<S>& x,
-                                        const Row<S>& dy, int64_t row, int first, int lane,
-                                        bool active, HeadSums<S>& sums) {
-  const int head_dim = p.head_dim;
-  const Moments m = moments(x, head_dim, lane, p.eps);
-  float projections[2] = {};  // of g on 1 and on xhat
-  S::for_each_pack(head_dim, lane, [&](int k, int col) {
-    const auto v = x.floats(k);
-    const auto g = dy.floats(k);
-    const auto w = load_floats<S::kWidth>(p.w + first + col);
-#pragma unroll
-    for (int i = 0; i < S::kWidth; ++i) {
-      projections[0] += g[i] * w[i];
-      projections[1] += g[i] * w[i] * ((v[i] - m.mean) * m.inverse_std);
-    }
-  });
-  group_sum<S::kLanes>(projections);
-  if (!active) return;
-  const float g_mean = projections[0] / static_cast<float>(head_dim);
-  const float xhat_mean = projections[1] / static_cast<float>(head_dim);
-  S::for_each_pack(head_dim, lane, [&](int k, int col) {
-    auto v = x.floats(k);
-    const auto g = dy.floats(k);
-    const auto w = load_floats<S::kWidth>(p.w + first + col);
-#pragma unroll
-    for (int i = 0; i < S::kWidth; ++i) {
-      const float normed = (v[i] - m.mean) * m.inverse_std;
-      sums.dw[k][i] += g[i] * normed;
-      sums.db[k][i] += g[i];
-      v[i] = m.inverse_std * (g[i] * w[i] - g_mean - normed * xhat_mean);
-    }
-    store_floats(p.dx + row * p.dx_stride + first + col, v);
-  });
+  layernorm_row<S>(p.y + row * p.y_stride + first, x, p.w + first, p.b + first, p.head_dim, lane,
+                   m);
 }
 
 // Block (part, slice) sums over the part's rows for `heads_per_block` heads. A group of lanes keeps
@@ -355,12 +318,13 @@ __global__ void __launch_bounds__(S::kThreads)
   int64_t row = first_row(p.rows, blockIdx.x) + slot;
   Row<S> x = load(p.x, p.x_stride, row);
   Row<S> dy = load(p.dy, p.dy_stride, row);
-  HeadSums<S> sums;
+  WeightSums<S> sums;
   // The same number of turns for all lanes of a warp. The next rows are on their way meanwhile.
   for (; row - slot < end; row += slots) {
     const Row<S> next_x = load(p.x, p.x_stride, row + slots);
     const Row<S> next_dy = load(p.dy, p.dy_stride, row + slots);
-    head_norm_backward_head<S>(p, x, dy, row, first, lane, in_use && row < end, sums);
+    layernorm_backward_row<S>(p.dx + row * p.dx_stride + first, /*accumulate=*/false, x, dy,
+                              p.w + first, p.head_dim, lane, p.eps, in_use && row < end, sums);
     x = next_x;
     dy = next_dy;
   }
