@@ -222,9 +222,9 @@ struct WeightSums {
   float db[S::kHeld][S::kWidth] = {};
 };
 
-// With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)), added to what
-// is there with `accumulate`. Adds to the sums. Lanes that are not `active` only take part in
-// means.
+// With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)), with
+// `accumulate` added to what is there. Adds to the sums. Lanes of rows that are not `active` take
+// part in the means alone.
 template <typename S>
 __device__ void layernorm_backward_row(bf16* dx_row, bool accumulate, const Row<S>& x,
                                        const Row<S>& dy, const bf16* w_row, int cols, int lane,
