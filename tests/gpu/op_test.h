@@ -11,6 +11,15 @@ namespace sbtrain::test {
 inline constexpr double kBf16Error = 4e-3;
 inline constexpr double kF32Error = 1e-5;
 
+// Matrices with rows of every width that kernels of rows tell apart, `gap` elements between two.
+struct RowCase {
+  int64_t tokens, width, gap;
+};
+inline constexpr RowCase kRowCases[] = {
+    {1, 1, 0},     {5, 3, 1},     {67, 17, 2},    {300, 128, 0},  {300, 128, 3},
+    {700, 512, 8}, {65, 768, 0},  {700, 1031, 0}, {900, 1536, 0}, {70, 1536, 16},
+    {33, 2048, 0}, {40, 4104, 8}, {9, 16384, 0},  {3, 16383, 0}};
+
 class GpuOpTest : public GpuTest {
  protected:
   void SetUp() override {

@@ -17,16 +17,8 @@ constexpr DType kBF16 = DType::kBF16;
 constexpr DType kI32 = DType::kI32;
 constexpr float kEps = 1e-5f;
 
-struct Case {
-  int64_t tokens, width, gap;
-};
-constexpr Case kCases[] = {{1, 1, 0},      {5, 3, 1},      {67, 17, 2},   {300, 128, 0},
-                           {300, 128, 3},  {700, 512, 8},  {65, 768, 0},  {700, 1031, 0},
-                           {900, 1536, 0}, {70, 1536, 16}, {33, 2048, 0}, {40, 4104, 8},
-                           {9, 16384, 0},  {3, 16383, 0}};
-
 TEST_F(Gpt, LayerNormMatchesTheCpu) {
-  for (const Case& c : kCases) {
+  for (const test::RowCase& c : test::kRowCases) {
     const Owned x = test::random_bf16("x", {c.tokens, c.width}, 3, 1);
     const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
     const Owned b = test::random_bf16("b", {c.width});
@@ -42,7 +34,7 @@ TEST_F(Gpt, LayerNormMatchesTheCpu) {
 
 // Into another tensor, added to it, and in the place of dy.
 TEST_F(Gpt, LayerNormBackwardMatchesTheCpuAndRepeats) {
-  for (const Case& c : kCases) {
+  for (const test::RowCase& c : test::kRowCases) {
     if (c.width == 1) continue;  // the gradient is 0, up to rounding
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
@@ -75,7 +67,7 @@ TEST_F(Gpt, LayerNormBackwardMatchesTheCpuAndRepeats) {
 }
 
 TEST_F(Gpt, BiasAndGeluMatchTheCpu) {
-  for (const Case& c : kCases) {
+  for (const test::RowCase& c : test::kRowCases) {
     SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
     const Owned x = test::random_bf16("x", {c.tokens, c.width}, 2);
     const Owned b = test::random_bf16("b", {c.width});
@@ -114,7 +106,7 @@ std::vector<int32_t> positions_of(int64_t tokens) {
 }
 
 TEST_F(Gpt, ShortConvMatchesTheCpuAndRepeats) {
-  for (const Case& c : kCases) {
+  for (const test::RowCase& c : test::kRowCases) {
     SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
     const std::vector<int64_t> shape = {c.tokens, c.width};
     const Owned u = test::random_bf16("u", shape);

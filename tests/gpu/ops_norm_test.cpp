@@ -13,16 +13,8 @@ constexpr DType kF32 = DType::kF32;
 constexpr DType kBF16 = DType::kBF16;
 constexpr float kEps = 1e-5f;
 
-struct Case {
-  int64_t tokens, width, gap;
-};
-constexpr Case kCases[] = {{1, 1, 0},      {5, 3, 1},      {67, 17, 2},   {300, 128, 0},
-                           {300, 128, 3},  {700, 512, 8},  {65, 768, 0},  {700, 1031, 0},
-                           {900, 1536, 0}, {70, 1536, 16}, {33, 2048, 0}, {40, 4104, 8},
-                           {9, 16384, 0},  {3, 16383, 0}};
-
 TEST_F(Norm, RmsNormMatchesTheCpu) {
-  for (const Case& c : kCases) {
+  for (const test::RowCase& c : test::kRowCases) {
     const Owned x = test::random_bf16("x", {c.tokens, c.width}, 3, 1);
     const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
     const Owned expected = test::poisoned({c.tokens, c.width});
@@ -35,7 +27,7 @@ TEST_F(Norm, RmsNormMatchesTheCpu) {
 }
 
 TEST_F(Norm, RmsNormBackwardMatchesTheCpuAndRepeats) {
-  for (const Case& c : kCases) {
+  for (const test::RowCase& c : test::kRowCases) {
     const Owned x = test::random_bf16("x", {c.tokens, c.width}, 1, 0.5);
     const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
     const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
