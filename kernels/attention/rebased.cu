@@ -88,6 +88,19 @@ struct Shared {
   float *numbers, *slices;
 };
 
+// Copies tokens from `row` on to two tiles of kRows: the features that x has of them and the values
+// that y has.
+template <typename S, int kRows>
+__device__ __forceinline__ void load_tokens(bf16* features, bf16* values, const Launch& t,
+                                            const RebasedTensor& x, const RebasedTensor& y,
+                                            int row) {
+  const Rebased& p = t.p;
+  load_padded<kRows, S::kF, kThreads>(features, t.features(x, row), x.stride, p.tokens - row,
+                                      p.features, t.f_width);
+  load_padded<kRows, S::kE, kThreads>(values, t.values(y, row), y.stride, p.tokens - row, p.values,
+                                      t.e_width);
+}
+
 // ---- States -------------------------------------------------------------------------------------
 
 // kSlices slices b = first, ...: [a, column] of S_ab as tf32, and behind them [a] of the last
@@ -458,10 +471,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const Launch t) {
   const int end = min(first + S::kRows, p.tokens);
   for (int key = t.first_key(first); key < end; key += S::kInner) {
     __syncthreads();
-    load_padded<S::kInner, S::kF, kThreads>(shared.inner_features, t.features(p.k, key), p.k.stride,
-                                            p.tokens - key, p.features, t.f_width);
-    load_padded<S::kInner, S::kE, kThreads>(shared.inner_values, t.values(p.v, key), p.v.stride,
-                                            p.tokens - key, p.values, t.e_width);
+    load_tokens<S, S::kInner>(shared.inner_features, shared.inner_values, t, p.k, p.v, key);
     __syncthreads();
     if (!visible.some(key, S::kInner)) continue;
     Accumulator<kRowBlocks, S::kInner / 8> s;
@@ -538,10 +548,7 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const Launch t
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * S::kRows;
   const int warp_row = thread() / 32 * 16 * kRowBlocks;
   const VisibleKeys<kRowBlocks> visible(t, first + warp_row);
-  load_padded<S::kRows, S::kF, kThreads>(shared.features, t.features(p.q, first), p.q.stride,
-                                         p.tokens - first, p.features, t.f_width);
-  load_padded<S::kRows, S::kE, kThreads>(shared.values, t.values(p.dout, first), p.dout.stride,
-                                         p.tokens - first, p.values, t.e_width);
+  load_tokens<S, S::kRows>(shared.features, shared.values, t, p.q, p.dout, first);
   float inverse[2 * kRowBlocks], delta[2 * kRowBlocks];
 #pragma unroll
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
@@ -555,10 +562,7 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(const Launch t
   const int end = min(first + S::kRows, p.tokens);
   for (int key = t.first_key(first); key < end; key += S::kInner) {
     __syncthreads();
-    load_padded<S::kInner, S::kF, kThreads>(shared.inner_features, t.features(p.k, key), p.k.stride,
-                                            p.tokens - key, p.features, t.f_width);
-    load_padded<S::kInner, S::kE, kThreads>(shared.inner_values, t.values(p.v, key), p.v.stride,
-                                            p.tokens - key, p.values, t.e_width);
+    load_tokens<S, S::kInner>(shared.inner_features, shared.inner_values, t, p.k, p.v, key);
     __syncthreads();
     if (!visible.some(key, S::kInner)) continue;
     Accumulator<kRowBlocks, S::kInner / 8> s, ds;
@@ -624,10 +628,7 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const Launch t) 
   const int first = static_cast<int>(blockIdx.x) * S::kRows;
   const int warp_row = thread() / 32 * 16 * kRowBlocks;
   const int warp_first = first + warp_row;
-  load_padded<S::kRows, S::kF, kThreads>(shared.features, t.features(p.k, first), p.k.stride,
-                                         p.tokens - first, p.features, t.f_width);
-  load_padded<S::kRows, S::kE, kThreads>(shared.values, t.values(p.v, first), p.v.stride,
-                                         p.tokens - first, p.values, t.e_width);
+  load_tokens<S, S::kRows>(shared.features, shared.values, t, p.k, p.v, first);
   Accumulator<kRowBlocks, S::kF / 8> dk;
   Accumulator<kRowBlocks, S::kE / 8> dv;
   dk.clear();
@@ -639,10 +640,7 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const Launch t) 
   const int end = t.chunked() ? min(chunk_end, documents_end) : documents_end;
   for (int query = first; query < end; query += S::kInner) {
     __syncthreads();
-    load_padded<S::kInner, S::kF, kThreads>(shared.inner_features, t.features(p.q, query),
-                                            p.q.stride, p.tokens - query, p.features, t.f_width);
-    load_padded<S::kInner, S::kE, kThreads>(shared.inner_values, t.values(p.dout, query),
-                                            p.dout.stride, p.tokens - query, p.values, t.e_width);
+    load_tokens<S, S::kInner>(shared.inner_features, shared.inner_values, t, p.q, p.dout, query);
     if (thread() < S::kInner) {
       const int row = query + thread();
       const int64_t at = t.in_head(min(row, p.tokens - 1));
