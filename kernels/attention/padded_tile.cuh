@@ -51,27 +51,19 @@ __device__ __forceinline__ void padded_product(Accumulator<kRowBlocks, kColBlock
                                                const bf16* x, int row, const bf16* y) {
   constexpr int kStride = kPaddedStride<kCols>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  s.clear();
+  tile_product<kCols / 16>(
+      s,
+      [&](uint32_t(&a)[kRowBlocks][4], int k) {
 #pragma unroll
-  for (int k = 0; k < kCols; k += 16) {
-    uint32_t a[kRowBlocks][4];
-#pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) {
-      const int offset = (row + r * 16 + lane % 16) * kStride + k + lane / 16 * 8;
-      ldmatrix_x4(a[r], shared_address(x + offset));
-    }
-#pragma unroll
-    for (int c = 0; c < kColBlocks; c += 2) {
-      uint32_t b[4];
-      const int offset = (c * 8 + lane % 8 + lane / 16 * 8) * kStride + k + lane / 8 % 2 * 8;
-      ldmatrix_x4(b, shared_address(y + offset));
-#pragma unroll
-      for (int r = 0; r < kRowBlocks; ++r) {
-        mma_m16n8k16_bf16(s.at[r][c], a[r], b[0], b[1]);
-        mma_m16n8k16_bf16(s.at[r][c + 1], a[r], b[2], b[3]);
-      }
-    }
-  }
+        for (int r = 0; r < kRowBlocks; ++r) {
+          const int offset = (row + r * 16 + lane % 16) * kStride + k * 16 + lane / 16 * 8;
+          ldmatrix_x4(a[r], shared_address(x + offset));
+        }
+      },
+      [&](uint32_t(&b)[4], int c, int k) {
+        const int offset = (c * 8 + lane % 8 + lane / 16 * 8) * kStride + k * 16 + lane / 8 % 2 * 8;
+        ldmatrix_x4(b, shared_address(y + offset));
+      });
 }
 
 // o += p x, p rounded to bf16, x a tile [8 * kInner, kCols].
@@ -80,23 +72,10 @@ __device__ __forceinline__ void add_padded_product(Accumulator<kRowBlocks, kCols
                                                    const Accumulator<kRowBlocks, kInner>& p,
                                                    const bf16* x) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int k = 0; k < kInner; k += 2) {
-    uint32_t a[kRowBlocks][4];
-#pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) accumulator_as_a(a[r], p.at[r][k], p.at[r][k + 1]);
-#pragma unroll
-    for (int c = 0; c < kCols / 8; c += 2) {
-      uint32_t b[4];
-      const int offset = (k * 8 + lane % 16) * kPaddedStride<kCols> + c * 8 + lane / 16 * 8;
-      ldmatrix_x4_trans(b, shared_address(x + offset));
-#pragma unroll
-      for (int r = 0; r < kRowBlocks; ++r) {
-        mma_m16n8k16_bf16(o.at[r][c], a[r], b[0], b[1]);
-        mma_m16n8k16_bf16(o.at[r][c + 1], a[r], b[2], b[3]);
-      }
-    }
-  }
+  add_tile_product(o, p, [&](uint32_t(&b)[4], int k, int c) {
+    const int offset = (k * 8 + lane % 16) * kPaddedStride<kCols> + c * 8 + lane / 16 * 8;
+    ldmatrix_x4_trans(b, shared_address(x + offset));
+  });
 }
 
 // Writes rows [0, rows) and columns [0, cols) of the warp's accumulator, rounded, each row times

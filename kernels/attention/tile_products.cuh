@@ -91,20 +91,20 @@ class TileRows {
   uint32_t kept_[kKeep ? kD / 16 : 1][kRowBlocks][4];
 };
 
-// s = x y^T, y a tile [8 * kColBlocks, kD].
-template <int kRowBlocks, int kColBlocks, int kD, bool kKeep>
-__device__ __forceinline__ void product_with_rows(Accumulator<kRowBlocks, kColBlocks>& s,
-                                                  const TileRows<kRowBlocks, kD, kKeep>& x,
-                                                  const __nv_bfloat16* y) {
+// s = x y^T over kSteps * 16 columns. left(a, k) and right(b, c, k) load the operands of step k: of
+// the rows of x, and of two blocks of 8 rows of y from block c on.
+template <int kSteps, int kRowBlocks, int kColBlocks, typename Left, typename Right>
+__device__ __forceinline__ void tile_product(Accumulator<kRowBlocks, kColBlocks>& s, Left&& left,
+                                             Right&& right) {
   s.clear();
 #pragma unroll
-  for (int k = 0; k < kD / 16; ++k) {
+  for (int k = 0; k < kSteps; ++k) {
     uint32_t a[kRowBlocks][4];
-    x.get(a, k);
+    left(a, k);
 #pragma unroll
     for (int c = 0; c < kColBlocks; c += 2) {
       uint32_t b[4];
-      load_b_trans<kD>(b, y, c * 8, k * 16);
+      right(b, c, k);
 #pragma unroll
       for (int r = 0; r < kRowBlocks; ++r) {
         mma_m16n8k16_bf16(s.at[r][c], a[r], b[0], b[1]);
@@ -114,20 +114,21 @@ __device__ __forceinline__ void product_with_rows(Accumulator<kRowBlocks, kColBl
   }
 }
 
-// o += p x, p rounded to bf16, x a tile [8 * kInner, kD].
-template <int kRowBlocks, int kInner, int kD>
-__device__ __forceinline__ void add_product(Accumulator<kRowBlocks, kD / 8>& o,
-                                            const Accumulator<kRowBlocks, kInner>& p,
-                                            const __nv_bfloat16* x) {
+// o += p x, p rounded to bf16. right(b, k, c) loads 16 rows of x from block k of 8 on and two
+// blocks of 8 columns from block c on.
+template <int kRowBlocks, int kColBlocks, int kInner, typename Right>
+__device__ __forceinline__ void add_tile_product(Accumulator<kRowBlocks, kColBlocks>& o,
+                                                 const Accumulator<kRowBlocks, kInner>& p,
+                                                 Right&& right) {
 #pragma unroll
   for (int k = 0; k < kInner; k += 2) {
     uint32_t a[kRowBlocks][4];
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r) accumulator_as_a(a[r], p.at[r][k], p.at[r][k + 1]);
 #pragma unroll
-    for (int c = 0; c < kD / 8; c += 2) {
+    for (int c = 0; c < kColBlocks; c += 2) {
       uint32_t b[4];
-      load_b<kD>(b, x, k * 8, c * 8);
+      right(b, k, c);
 #pragma unroll
       for (int r = 0; r < kRowBlocks; ++r) {
         mma_m16n8k16_bf16(o.at[r][c], a[r], b[0], b[1]);
@@ -135,6 +136,24 @@ __device__ __forceinline__ void add_product(Accumulator<kRowBlocks, kD / 8>& o,
       }
     }
   }
+}
+
+// s = x y^T, y a tile [8 * kColBlocks, kD].
+template <int kRowBlocks, int kColBlocks, int kD, bool kKeep>
+__device__ __forceinline__ void product_with_rows(Accumulator<kRowBlocks, kColBlocks>& s,
+                                                  const TileRows<kRowBlocks, kD, kKeep>& x,
+                                                  const __nv_bfloat16* y) {
+  tile_product<kD / 16>(
+      s, [&](uint32_t(&a)[kRowBlocks][4], int k) { x.get(a, k); },
+      [&](uint32_t(&b)[4], int c, int k) { load_b_trans<kD>(b, y, c * 8, k * 16); });
+}
+
+// o += p x, p rounded to bf16, x a tile [8 * kInner, kD].
+template <int kRowBlocks, int kInner, int kD>
+__device__ __forceinline__ void add_product(Accumulator<kRowBlocks, kD / 8>& o,
+                                            const Accumulator<kRowBlocks, kInner>& p,
+                                            const __nv_bfloat16* x) {
+  add_tile_product(o, p, [&](uint32_t(&b)[4], int k, int c) { load_b<kD>(b, x, k * 8, c * 8); });
 }
 
 // Writes rows [0, rows) and columns [0, cols) of the warp's accumulator, rounded, each row times
