@@ -1,5 +1,6 @@
+#include "model/block.h"
+
 #include "core/error.h"
-#include "model/llama.h"
 #include "ops/gpt.h"
 #include "ops/ops.h"
 
@@ -8,11 +9,6 @@ namespace {
 
 constexpr const char* kOutput = "self_attn.o_proj.weight";
 constexpr const char* kOutputBias = "self_attn.o_proj.bias";
-
-Buffer activation(Stream& s, std::string_view name, int64_t rows, int64_t cols) {
-  return s.memory().allocate(MemoryClass::kActivations, name, s.memory().compute_dtype(),
-                             {rows, cols});
-}
 
 }  // namespace
 

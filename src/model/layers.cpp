@@ -20,11 +20,6 @@ int64_t fast_inner(int64_t inner) {
   return inner % 8 == 0 ? inner : (inner + 63) / 64 * 64;
 }
 
-Buffer activation(Stream& s, std::string_view name, int64_t rows, int64_t cols) {
-  return s.memory().allocate(MemoryClass::kActivations, name, s.memory().compute_dtype(),
-                             {rows, cols});
-}
-
 bool parse_norm(const std::string& name) {
   if (name == "layernorm") return true;
   if (name == "rmsnorm") return false;
@@ -32,6 +27,11 @@ bool parse_norm(const std::string& name) {
 }
 
 }  // namespace
+
+Buffer activation(Stream& s, std::string_view name, int64_t rows, int64_t cols) {
+  return s.memory().allocate(MemoryClass::kActivations, name, s.memory().compute_dtype(),
+                             {rows, cols});
+}
 
 Init into_residual(double init_std, int64_t layers) {
   return Init::normal(init_std / std::sqrt(2.0 * static_cast<double>(layers)));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/config.h"
@@ -10,6 +11,9 @@
 #include "core/weights.h"
 
 namespace sbtrain {
+
+// A matrix of activations in the compute type.
+Buffer activation(Stream& s, std::string_view name, int64_t rows, int64_t cols);
 
 // RMSNorm (<name>.weight) or LayerNorm (<name>.weight and .bias).
 class Norm {

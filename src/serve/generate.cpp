@@ -59,7 +59,7 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
   return kept.back().token;
 }
 
-std::vector<int32_t> generate(const Llama& model, ParamAccess& params, Stream& s,
+std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Stream& s,
                               std::span<const int32_t> prompt, const SamplingOptions& options,
                               int32_t stop_token, const std::function<bool(int32_t)>& on_token) {
   require(!prompt.empty(), "generation needs at least one token to start from");

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/stream.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 
 namespace sbtrain {
 
@@ -26,7 +26,7 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
 
 // Continues `prompt` (at least one token) until max_tokens, `stop_token` (negative: none) or
 // `on_token` returns false. Returns the new tokens, the stop token excluded.
-std::vector<int32_t> generate(const Llama& model, ParamAccess& params, Stream& s,
+std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Stream& s,
                               std::span<const int32_t> prompt, const SamplingOptions& options,
                               int32_t stop_token,
                               const std::function<bool(int32_t)>& on_token = nullptr);

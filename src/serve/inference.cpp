@@ -62,7 +62,7 @@ std::vector<float> InferenceModel::losses(const PackedBatch& batch, int64_t max_
 }
 
 void InferenceModel::attention_maps(const std::vector<int32_t>& tokens,
-                                    const Llama::MapVisit& visit) {
+                                    const Transformer::MapVisit& visit) {
   std::vector<int32_t> positions(tokens.size());
   std::iota(positions.begin(), positions.end(), 0);
   const auto length = static_cast<int64_t>(tokens.size());
@@ -84,7 +84,7 @@ size_t evaluation_bytes(const ModelConfig& config, Backend target, int64_t token
   Memory memory = Memory::planning(target);
   Stream stream(memory);
   const std::unique_ptr<Communicator> communicator = make_single_process();
-  const Llama model(config);
+  const Transformer model(config);
   ShardedParams params(model.registry(), stream, *communicator, /*with_training=*/false);
   {
     const ProgramScope scope(memory, "evaluation");

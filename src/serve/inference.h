@@ -8,7 +8,7 @@
 #include "config/config.h"
 #include "core/stream.h"
 #include "data/batch.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
 
@@ -26,7 +26,7 @@ class InferenceModel {
   // ExitCode::kNoCheckpoint for tensors that are missing or of another shape.
   InferenceModel(const ModelConfig& config, const CheckpointReader& checkpoint, Backend backend);
 
-  const Llama& model() const { return model_; }
+  const Transformer& model() const { return model_; }
   ShardedParams& params() { return params_; }
   Stream& stream() { return stream_; }
 
@@ -35,8 +35,8 @@ class InferenceModel {
   BatchScore score(const PackedBatch& batch, int64_t max_seqlen);
   // The loss (nats) of each token of the batch, 0 without a target.
   std::vector<float> losses(const PackedBatch& batch, int64_t max_seqlen);
-  // Every head's attention over `tokens`, one document (Llama::attention_maps).
-  void attention_maps(const std::vector<int32_t>& tokens, const Llama::MapVisit& visit);
+  // Every head's attention over `tokens`, one document (Transformer::attention_maps).
+  void attention_maps(const std::vector<int32_t>& tokens, const Transformer::MapVisit& visit);
 
  private:
   Buffer upload(const char* name, const std::vector<int32_t>& values);
@@ -44,7 +44,7 @@ class InferenceModel {
   Buffer token_values(const char* name, const PackedBatch& batch);
   Memory memory_;
   Stream stream_;
-  Llama model_;
+  Transformer model_;
   std::unique_ptr<Communicator> communicator_;
   ShardedParams params_;
 };

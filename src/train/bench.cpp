@@ -6,7 +6,7 @@
 
 #include "core/device.h"
 #include "core/philox.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 #include "ops/ops.h"
 #include "parallel/communicator.h"
 #include "train/bench_timing.h"
@@ -59,7 +59,7 @@ std::string part_of(const std::string& op) {
 
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options) {
   const size_t free_before = device_memory(backend).free;
-  const Llama model(config.model, parse_recompute(config.train.recompute));
+  const Transformer model(config.model, parse_recompute(config.train.recompute));
   const std::unique_ptr<Communicator> communicator = make_single_process();
   Memory plan = Memory::planning(backend);
   Stream planning(plan);

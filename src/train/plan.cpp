@@ -5,7 +5,7 @@
 #include <locale>
 
 #include "core/error.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/communicator.h"
 #include "train/step.h"
@@ -47,7 +47,7 @@ MemoryReport plan_memory(const Config& config, Backend target) {
   Memory memory = Memory::planning(target);
   Stream stream(memory);
   const std::unique_ptr<Communicator> communicator = make_single_process();
-  const Llama model(config.model, parse_recompute(config.train.recompute));
+  const Transformer model(config.model, parse_recompute(config.train.recompute));
   TrainStep step(config, model, stream, *communicator);
   step.plan();
   return memory.report();
@@ -79,7 +79,7 @@ std::string describe_memory(const MemoryReport& report) {
 }
 
 std::string describe_run(const Config& config, Backend target, const DryRunOptions& options) {
-  const Llama model(config.model);
+  const Transformer model(config.model);
   const TrainConfig& train = config.train;
   const Schedule schedule(config.stages, train.lr, train.batch, train.tokens_per_step());
   const double L = static_cast<double>(train.sequence_length);

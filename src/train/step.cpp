@@ -16,7 +16,7 @@ StepResult PendingStep::wait() {
           .updates = static_cast<int64_t>(stats[ops::kUpdates])};
 }
 
-TrainStep::TrainStep(const Config& config, const Llama& model, Stream& s,
+TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s,
                      Communicator& communicator)
     : config_(config.train),
       model_(model),

@@ -7,7 +7,7 @@
 #include "config/config.h"
 #include "core/stream.h"
 #include "data/batch.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
 
@@ -35,7 +35,7 @@ class PendingStep {
 class TrainStep {
  public:
   // Plans or allocates everything that a step needs on the stream's backend.
-  TrainStep(const Config& config, const Llama& model, Stream& s, Communicator& communicator);
+  TrainStep(const Config& config, const Transformer& model, Stream& s, Communicator& communicator);
 
   ShardedParams& params() { return params_; }
 
@@ -65,7 +65,7 @@ class TrainStep {
   BatchTensors views(int64_t documents) const;
 
   const TrainConfig& config_;
-  const Llama& model_;
+  const Transformer& model_;
   Stream& stream_;
   Communicator& communicator_;
   ShardedParams params_;

@@ -20,7 +20,7 @@
 #include "data/loader.h"
 #include "eval/perplexity.h"
 #include "eval/task_accuracy.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/communicator.h"
 #include "train/guard.h"
@@ -77,7 +77,7 @@ class Run {
   const fs::path folder_;
   const RunLock lock_;
   const Schedule schedule_;
-  const Llama model_;
+  const Transformer model_;
   std::unique_ptr<Communicator> communicator_;
   Memory memory_;
   Stream stream_;
@@ -109,7 +109,7 @@ double gibibytes(size_t bytes) {
 }
 
 // The memory of the whole step is planned, then allocated once.
-Memory& with_plan(Memory& memory, const Config& config, const Llama& model,
+Memory& with_plan(Memory& memory, const Config& config, const Transformer& model,
                   Communicator& communicator) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);

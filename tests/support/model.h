@@ -9,7 +9,7 @@
 
 #include "core/philox.h"
 #include "data/batch.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 #include "ops/ops.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
@@ -138,7 +138,7 @@ class ModelRun {
     return values;
   }
 
-  const Llama& model() const { return model_; }
+  const Transformer& model() const { return model_; }
   ShardedParams& params() { return params_; }
   Stream& stream() { return stream_; }
   const BatchTensors& batch() const { return batch_; }
@@ -160,7 +160,7 @@ class ModelRun {
 
   Memory memory_;
   Stream stream_;
-  Llama model_;
+  Transformer model_;
   std::unique_ptr<Communicator> communicator_;
   ShardedParams params_;
   int64_t valid_;

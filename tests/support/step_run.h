@@ -8,7 +8,7 @@
 
 #include "config/config.h"
 #include "core/device.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 #include "ops/ops.h"
 #include "parallel/communicator.h"
 #include "support/model.h"
@@ -70,7 +70,7 @@ class StepRun {
 
  private:
   const Config config_;
-  const Llama model_;
+  const Transformer model_;
   std::unique_ptr<Communicator> communicator_;
   Memory memory_;
   Stream stream_;

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "fixtures.h"
-#include "model/llama.h"
+#include "model/transformer.h"
 #include "parallel/communicator.h"
 #include "support/tensors.h"
 
@@ -18,7 +18,7 @@ TEST(ModelState, PaddingIsZeroAfterLoading) {
   config.inner = 44;  // stored padded
   config.heads = 2;
   config.vocab = 61;
-  const Llama model(config);
+  const Transformer model(config);
   const std::unique_ptr<Communicator> communicator = make_single_process();
   test::CpuStream saved_cpu;
   ShardedParams saved(model.registry(), saved_cpu, *communicator, /*with_training=*/true);

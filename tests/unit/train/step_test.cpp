@@ -47,15 +47,15 @@ struct Model {
       : config(small_config(micro_batch)),
         memory(Backend::kCpu),
         stream(memory),
-        llama(config.model),
+        transformer(config.model),
         communicator(make_single_process()),
-        step(config, llama, stream, *communicator) {
+        step(config, transformer, stream, *communicator) {
     step.params().initialize(3);
   }
   Config config;
   Memory memory;
   Stream stream;
-  Llama llama;
+  Transformer transformer;
   std::unique_ptr<Communicator> communicator;
   TrainStep step;
 };
@@ -91,14 +91,14 @@ TEST(TrainStep, HitsAreTheLabelsWithTheLargestLogit) {
   const test::Owned cu_seqlens = test::integers(batch.cu_seqlens);
   const test::Owned targets = test::integers(batch.targets);
   const test::Owned logits = test::poisoned({tokens, kVocab});
-  model.llama.logits(model.stream, model.step.params(),
-                     {.tokens_T = ids,
-                      .targets_T = targets,
-                      .sequences = {.cu_seqlens = cu_seqlens,
-                                    .positions_T = positions,
-                                    .count = 2,
-                                    .max_seqlen = kLength}},
-                     logits);
+  model.transformer.logits(model.stream, model.step.params(),
+                           {.tokens_T = ids,
+                            .targets_T = targets,
+                            .sequences = {.cu_seqlens = cu_seqlens,
+                                          .positions_T = positions,
+                                          .count = 2,
+                                          .max_seqlen = kLength}},
+                           logits);
   // Half of the labels become what the model says, so that there are hits and misses.
   double hits = 0;
   for (int64_t t = 0; t < tokens; ++t) {

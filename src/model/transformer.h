@@ -1,76 +1,22 @@
-// The Llama 2 layout: pre-norm RMSNorm, attention, SwiGLU, no biases; tied or untied head.
-//   h = x + r * attention(norm(x)) W_o^T;   y = h + r * swiglu(norm(h) W_gu^T) W_down^T
-// r is model.residual_multiplier (1 in Llama). The configuration exchanges parts of it: the norm,
-// the MLP, learned positions, and modules that go without an output projection.
+// The whole model: embedding, blocks, final norm, and a head that is tied to the embedding or has
+// weights of its own. The passes say when the weights of each unit are gathered and released and
+// when its gradients are complete, so that they read the same for any number of ranks.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <string_view>
 #include <vector>
 
 #include "attention/attention.h"
 #include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
+#include "model/block.h"
+#include "model/decode_cache.h"
 #include "model/layers.h"
 #include "model/params.h"
 
 namespace sbtrain {
-
-// What the backward pass computes again instead of keeping.
-enum class Recompute : uint8_t {
-  kNone,
-  kSelective,  // norms and activations
-  kFull,       // everything but the blocks' inputs
-};
-Recompute parse_recompute(std::string_view name);
-
-// What a block's forward pass leaves for its backward pass.
-struct BlockSaved {
-  Buffer norm1_TD, mix_TD, h_TD, norm2_TD;
-  MlpSaved mlp;
-  std::unique_ptr<AttentionSaved> attention;
-};
-
-class Block {
- public:
-  Block(const ModelConfig& config, const AttentionConfig& attention, Recompute recompute);
-
-  std::vector<TensorSpec> parameters() const;
-
-  // y_TD = block(x_TD). `saved` keeps what the recompute policy says.
-  void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
-               const Sequences& sequences) const;
-
-  // dx_TD holds the gradient of y on entry and of x on return. Adds to the gradients in `dw`,
-  // consumes `saved`.
-  void backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, const Weights& dw,
-                BlockSaved& saved, const Sequences& sequences) const;
-
-  // One new token of each of B sequences; y_BD may not be x_BD.
-  void decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
-              const DecodeStep& step) const;
-
-  const Attention& attention() const { return *attention_; }
-  int64_t stored_inner() const { return mlp_.stored_inner(); }
-
- private:
-  void forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
-                         const Sequences& sequences) const;
-  void add_attention(Stream& s, Tensor h_TD, Tensor mix, Tensor x_TD, const Weights& w) const;
-  void forward_mlp(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved) const;
-  int64_t mix_width() const { return attention_->mix_width(width_); }
-
-  int64_t layers_, width_;
-  float residual_, init_std_;
-  Recompute recompute_;
-  std::unique_ptr<Attention> attention_;
-  bool projects_, output_bias_;  // what becomes of the attention's output
-  Norm norm1_, norm2_;
-  Mlp mlp_;
-};
 
 // One micro-batch on the device.
 struct BatchTensors {
@@ -79,15 +25,11 @@ struct BatchTensors {
   int64_t tokens() const { return tokens_T.rows(); }
 };
 
-// Caches of all layers for B sequences of at most `capacity` tokens.
-struct DecodeCache {
-  std::vector<std::unique_ptr<AttentionCache>> layers;
-};
-
-class Llama {
+class Transformer {
  public:
   // `world` sets the padding of units for sharding.
-  explicit Llama(const ModelConfig& config, Recompute recompute = Recompute::kNone, int world = 1);
+  explicit Transformer(const ModelConfig& config, Recompute recompute = Recompute::kNone,
+                       int world = 1);
 
   const ModelConfig& config() const { return config_; }
   const ParamRegistry& registry() const { return registry_; }
@@ -107,6 +49,7 @@ class Llama {
   // Forward pass: logits_TV (f32) of every token.
   void logits(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor logits_TV) const;
 
+  // For `sequences` sequences of at most `capacity` tokens.
   DecodeCache allocate_cache(Memory& memory, int64_t sequences, int64_t capacity) const;
   // Runs the one document of `batch` as the prompt of sequence b; logits_1V are those that follow
   // its last token.
@@ -137,7 +80,6 @@ class Llama {
   void gather_shared(ParamAccess& params) const;
   void release_shared(ParamAccess& params) const;
   const Weights* shared_weights(ParamAccess& params) const;
-  const Tensor& head_weight(ParamAccess& params) const;
   bool has_positions() const { return config_.position == "learned"; }
   // Throws ExitCode::kConfig where learned positions do not reach that far.
   void check_length(int64_t tokens) const;

@@ -1,4 +1,4 @@
-#include "model/llama.h"
+#include "model/transformer.h"
 
 #include <algorithm>
 #include <optional>
@@ -8,11 +8,6 @@
 
 namespace sbtrain {
 namespace {
-
-Buffer residual_stream(Stream& s, std::string_view name, int64_t tokens, int64_t width) {
-  return s.memory().allocate(MemoryClass::kActivations, name, s.memory().compute_dtype(),
-                             {tokens, width});
-}
 
 constexpr const char* kEmbedding = "embed_tokens.weight";
 constexpr const char* kPositions = "embed_positions.weight";
@@ -53,7 +48,7 @@ std::vector<TensorSpec> shared_parameters(const std::vector<Block>& blocks) {
 
 }  // namespace
 
-Llama::Llama(const ModelConfig& config, Recompute recompute, int world)
+Transformer::Transformer(const ModelConfig& config, Recompute recompute, int world)
     : config_(config), registry_(world), final_norm_(config, kFinalNorm) {
   require(!config.attention.empty(), "the model has no attention configured");
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -84,38 +79,38 @@ Llama::Llama(const ModelConfig& config, Recompute recompute, int world)
   if (!shared.empty()) registry_.add_unit("model.shared.", shared);
 }
 
-void Llama::gather_shared(ParamAccess& params) const {
+void Transformer::gather_shared(ParamAccess& params) const {
   if (has_shared()) params.gather(shared_unit());
 }
-void Llama::release_shared(ParamAccess& params) const {
+void Transformer::release_shared(ParamAccess& params) const {
   if (has_shared()) params.release(shared_unit());
 }
-const Weights* Llama::shared_weights(ParamAccess& params) const {
+const Weights* Transformer::shared_weights(ParamAccess& params) const {
   return has_shared() ? &params.get(shared_unit()) : nullptr;
 }
 
-void Llama::check_length(int64_t tokens) const {
+void Transformer::check_length(int64_t tokens) const {
   if (!has_positions() || tokens <= config_.max_positions) return;
   fail(ExitCode::kConfig, "{} tokens are more than the model's {} learned positions", tokens,
        config_.max_positions);
 }
 
-void Llama::embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
-                  Tensor positions_T) const {
+void Transformer::embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
+                        Tensor positions_T) const {
   params.gather(embedding_unit());
   const Weights& w = params.get(embedding_unit());
   ops::embedding(s, x_TD, tokens_T, w.at(kEmbedding),
                  static_cast<float>(config_.embedding_multiplier));
   if (has_positions()) {
-    const Buffer positions_TD = residual_stream(s, "positions", x_TD.rows(), config_.width);
+    const Buffer positions_TD = activation(s, "positions", x_TD.rows(), config_.width);
     ops::embedding(s, positions_TD, positions_T, w.at(kPositions), 1.0f);
     ops::add(s, x_TD, positions_TD);
   }
   params.release(embedding_unit());
 }
 
-void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                             Tensor loss_T, float loss_weight, float z_loss) const {
+void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                                   Tensor loss_T, float loss_weight, float z_loss) const {
   const int64_t T = batch.tokens();
   const int64_t layers = config_.layers;
   check_length(batch.sequences.max_seqlen);
@@ -125,24 +120,24 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
 
   std::vector<Buffer> x_TD(layers + 1);  // the input of each block, and the last one's output
   std::vector<BlockSaved> saved(layers);
-  x_TD[0] = residual_stream(s, "embedding", T, config_.width);
+  x_TD[0] = activation(s, "embedding", T, config_.width);
   params.gather(block_unit(0));
   gather_shared(params);
   embed(s, params, x_TD[0], batch.tokens_T, batch.sequences.positions_T);
   for (int64_t l = 0; l < layers; ++l) {
-    params.gather(block_unit(l + 1));  // behind the last block: the head
-    x_TD[l + 1] = residual_stream(s, "block", T, config_.width);
+    params.gather(block_unit(l + 1));  // after the last block: the head
+    x_TD[l + 1] = activation(s, "block", T, config_.width);
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
     blocks_[l].forward(s, x_TD[l + 1], x_TD[l], w, saved[l], batch.sequences);
     params.release(block_unit(l));
   }
 
-  Buffer dx_TD = residual_stream(s, "dx", T, config_.width);
+  Buffer dx_TD = activation(s, "dx", T, config_.width);
   {
     if (config_.tied) params.gather(head_table);
     params.gather(block_unit(layers - 1));
-    Buffer norm_TD = residual_stream(s, "final_norm", T, config_.width);
-    Buffer dnorm_TD = residual_stream(s, "dfinal_norm", T, config_.width);
+    Buffer norm_TD = activation(s, "final_norm", T, config_.width);
+    Buffer dnorm_TD = activation(s, "dfinal_norm", T, config_.width);
     const Weights& head = params.get(head_unit());
     final_norm_.forward(s, norm_TD, x_TD[layers], head);
     ops::linear_cross_entropy(s, {.loss_T = loss_T,
@@ -184,8 +179,8 @@ void Llama::forward_backward(Stream& s, ParamAccess& params, const BatchTensors&
 }
 
 template <typename Visit>
-void Llama::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
-                       Visit visit) const {
+void Transformer::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                             Buffer& x_TD, Visit visit) const {
   const int64_t T = batch.tokens();
   check_length(batch.sequences.max_seqlen);
   params.gather(block_unit(0));
@@ -193,7 +188,7 @@ void Llama::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch
   embed(s, params, x_TD, batch.tokens_T, batch.sequences.positions_T);
   for (int64_t l = 0; l < config_.layers; ++l) {
     params.gather(block_unit(l + 1));
-    Buffer y_TD = residual_stream(s, "block", T, config_.width);
+    Buffer y_TD = activation(s, "block", T, config_.width);
     BlockSaved saved;
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
     blocks_[l].forward(s, y_TD, x_TD, w, saved, batch.sequences);
@@ -204,13 +199,13 @@ void Llama::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch
   release_shared(params);
 }
 
-void Llama::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
-                     Tensor hits_T) const {
-  Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
+void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
+                           Tensor hits_T) const {
+  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [](int64_t, const Weights&, const AttentionSaved*) {});
   const int head_table = config_.tied ? embedding_unit() : head_unit();
   if (config_.tied) params.gather(head_table);
-  Buffer norm_TD = residual_stream(s, "final_norm", batch.tokens(), config_.width);
+  Buffer norm_TD = activation(s, "final_norm", batch.tokens(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
   ops::linear_cross_entropy(s,
                             {.loss_T = loss_T,
@@ -224,10 +219,10 @@ void Llama::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, 
 }
 
 // x_TD: the blocks' output; the head unit has been gathered, and is released here.
-void Llama::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const {
+void Transformer::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const {
   const int head_table = config_.tied ? embedding_unit() : head_unit();
   if (config_.tied) params.gather(head_table);
-  Buffer norm_TD = residual_stream(s, "final_norm", x_TD.rows(), config_.width);
+  Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
   ops::linear(s, logits_TV, norm_TD, params.get(head_table).at(config_.tied ? kEmbedding : kHead),
               {.alpha = static_cast<float>(config_.logits_multiplier)});
@@ -235,43 +230,39 @@ void Llama::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_T
   params.release(head_unit());
 }
 
-void Llama::logits(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                   Tensor logits_TV) const {
-  Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
+void Transformer::logits(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                         Tensor logits_TV) const {
+  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [](int64_t, const Weights&, const AttentionSaved*) {});
   project(s, params, x_TD, logits_TV);
 }
 
-DecodeCache Llama::allocate_cache(Memory& memory, int64_t sequences, int64_t capacity) const {
-  DecodeCache cache;
-  for (const Block& block : blocks_) {
-    cache.layers.push_back(block.attention().allocate_cache(memory, sequences, capacity));
-  }
-  return cache;
+DecodeCache Transformer::allocate_cache(Memory& memory, int64_t sequences, int64_t capacity) const {
+  return DecodeCache(memory, blocks_, sequences, capacity);
 }
 
-void Llama::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
-                    int64_t b, Tensor logits_1V) const {
-  Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
+void Transformer::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                          DecodeCache& cache, int64_t b, Tensor logits_1V) const {
+  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights&, const AttentionSaved* saved) {
     require(saved, "prefill needs a model with Recompute::kNone");
-    blocks_[l].attention().prefill(s, *cache.layers[l], b, *saved);
+    blocks_[l].attention().prefill(s, cache.layer(l), b, *saved);
   });
   project(s, params, x_TD.tensor().row_range(batch.tokens() - 1, 1), logits_1V);
 }
 
-void Llama::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
-                   const DecodeStep& step, Tensor logits_BV) const {
+void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
+                         const DecodeStep& step, Tensor logits_BV) const {
   const int64_t B = tokens_B.rows();
-  Buffer x_BD = residual_stream(s, "embedding", B, config_.width);
+  Buffer x_BD = activation(s, "embedding", B, config_.width);
   params.gather(block_unit(0));
   gather_shared(params);
   embed(s, params, x_BD, tokens_B, step.positions_B);
   for (int64_t l = 0; l < config_.layers; ++l) {
     params.gather(block_unit(l + 1));
-    Buffer y_BD = residual_stream(s, "block", B, config_.width);
+    Buffer y_BD = activation(s, "block", B, config_.width);
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
-    blocks_[l].decode(s, y_BD, x_BD, w, *cache.layers[l], step);
+    blocks_[l].decode(s, y_BD, x_BD, w, cache.layer(l), step);
     params.release(block_unit(l));
     x_BD = std::move(y_BD);
   }
@@ -279,10 +270,10 @@ void Llama::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache&
   project(s, params, x_BD, logits_BV);
 }
 
-void Llama::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                           const MapVisit& visit) const {
+void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                                 const MapVisit& visit) const {
   require(batch.sequences.count == 1, "attention maps of {} documents", batch.sequences.count);
-  Buffer x_TD = residual_stream(s, "embedding", batch.tokens(), config_.width);
+  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights& w, const AttentionSaved* saved) {
     require(saved, "attention maps need a model with Recompute::kNone");
     for (int64_t h = 0; h < config_.heads; ++h) {
@@ -290,10 +281,10 @@ void Llama::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& b
       if (map.tokens > 0) visit(l, h, map);
     }
   });
-  params.release(head_unit());  // gathered behind the last block
+  params.release(head_unit());  // gathered after the last block
 }
 
-double Llama::flops_per_token(double keys) const {
+double Transformer::flops_per_token(double keys) const {
   double attention = 0;
   for (const Block& block : blocks_) attention += block.attention().flops_per_token(keys);
   return 6 * static_cast<double>(registry_.count()) + 3 * attention;

@@ -1,4 +1,4 @@
-#include "model/llama.h"
+#include "model/transformer.h"
 
 #include <gtest/gtest.h>
 
@@ -31,10 +31,10 @@ ModelConfig shape(int64_t layers, int64_t width, int64_t inner, int64_t heads, i
   return config;
 }
 
-TEST(Llama, ParameterCountsOfThePapersModels) {
-  EXPECT_EQ(Llama(shape(24, 1024, 2730, 32, 32000, false)).registry().count(), 367'526'912);
-  EXPECT_EQ(Llama(shape(40, 1536, 4096, 24, 49152, true)).registry().count(), 1'208'083'968);
-  EXPECT_EQ(Llama(shape(40, 2304, 9216, 36, 50304, true)).registry().count(), 3'513'473'280);
+TEST(Transformer, ParameterCountsOfThePapersModels) {
+  EXPECT_EQ(Transformer(shape(24, 1024, 2730, 32, 32000, false)).registry().count(), 367'526'912);
+  EXPECT_EQ(Transformer(shape(40, 1536, 4096, 24, 49152, true)).registry().count(), 1'208'083'968);
+  EXPECT_EQ(Transformer(shape(40, 2304, 9216, 36, 50304, true)).registry().count(), 3'513'473'280);
 }
 
 // The models of the ReBased paper (arXiv 2402.10644).
@@ -57,43 +57,43 @@ AttentionConfig attention_of(const std::string& type) {
 int64_t count(ModelConfig config, const std::vector<std::string>& types) {
   config.attention.clear();
   for (const std::string& type : types) config.attention.push_back(attention_of(type));
-  return Llama(config).registry().count();
+  return Transformer(config).registry().count();
 }
 
 // One short convolution and one mixer, 12 heads that leave 5 values each, no MLP.
-TEST(Llama, ParameterCountsOfTheAssociativeRecallModels) {
+TEST(Transformer, ParameterCountsOfTheAssociativeRecallModels) {
   ModelConfig config = gpt(2, 64, 12, 8192, 256);
   config.mlp = "none";
   EXPECT_EQ(count(config, {"short_conv", "based"}), 577'984);
   EXPECT_EQ(count(config, {"short_conv", "rebased"}), 577'984 + 768);
 }
 
-TEST(Llama, ParameterCountsOfThePileModels) {
+TEST(Transformer, ParameterCountsOfThePileModels) {
   EXPECT_EQ(count(gpt(18, 768, 64, 50304, 4096), {"short_conv", "based"}), 156'955'392);
   EXPECT_EQ(count(gpt(18, 768, 64, 50304, 4096), {"short_conv", "rebased"}), 156'992'256);
   ModelConfig attention = gpt(12, 768, 12, 50304, 4096);
   attention.attention = {attention_of("softmax")};
   attention.attention[0].output_bias = true;
-  EXPECT_EQ(Llama(attention).registry().count(), 126'807'552);
+  EXPECT_EQ(Transformer(attention).registry().count(), 126'807'552);
 }
 
 // 66 + 33 H for each layer: c, m, and an MLP of 32 hidden units.
-TEST(Llama, ParameterCountOfFire) {
+TEST(Transformer, ParameterCountOfFire) {
   ModelConfig config = shape(3, 48, 64, 6, 100, true);
   config.attention = {attention_of("softmax")};
-  const int64_t none = Llama(config).registry().count();
+  const int64_t none = Transformer(config).registry().count();
   config.attention[0].position = "fire";
-  EXPECT_EQ(Llama(config).registry().count(), none + 3 * (66 + 33 * 6));
+  EXPECT_EQ(Transformer(config).registry().count(), none + 3 * (66 + 33 * 6));
   config.attention[0].shared = true;  // all layers
-  EXPECT_EQ(Llama(config).registry().count(), none + 66 + 33 * 6);
+  EXPECT_EQ(Transformer(config).registry().count(), none + 66 + 33 * 6);
   config.attention.push_back(config.attention[0]);  // every second one has its own
   config.attention[1].shared = false;
-  EXPECT_EQ(Llama(config).registry().count(), none + 2 * (66 + 33 * 6));
+  EXPECT_EQ(Transformer(config).registry().count(), none + 2 * (66 + 33 * 6));
 }
 
 // 6 N and 6 layers D L for the causal half.
-TEST(Llama, FlopsPerToken) {
-  const Llama model(shape(40, 1536, 4096, 24, 49152, true));
+TEST(Transformer, FlopsPerToken) {
+  const Transformer model(shape(40, 1536, 4096, 24, 49152, true));
   EXPECT_DOUBLE_EQ(model.flops_per_token(2048), 6.0 * 1'208'083'968 + 6.0 * 40 * 1536 * 4096);
   EXPECT_DOUBLE_EQ(model.flops_per_token(4096), 6.0 * 1'208'083'968 + 12.0 * 40 * 1536 * 4096);
 }
@@ -151,7 +151,7 @@ class Harness {
     return all;
   }
 
-  const Llama& model() const { return model_; }
+  const Transformer& model() const { return model_; }
   ShardedParams& params() { return params_; }
   Stream& stream() { return cpu_.stream; }
   const BatchTensors& batch() const { return batch_; }
@@ -161,7 +161,7 @@ class Harness {
     return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   }
   test::CpuStream cpu_;
-  Llama model_;
+  Transformer model_;
   std::unique_ptr<Communicator> communicator_;
   ShardedParams params_;
   int64_t tokens_;
@@ -249,12 +249,12 @@ std::vector<Case> cases() {
           {"nope", nope}};
 }
 
-class LlamaAttention : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(All, LlamaAttention, testing::ValuesIn(cases()),
+class TransformerAttention : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(All, TransformerAttention, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 // Along a random direction in each tensor the loss changes as the gradient says.
-TEST_P(LlamaAttention, GradientsAgreeWithFiniteDifferences) {
+TEST_P(TransformerAttention, GradientsAgreeWithFiniteDifferences) {
   for (const bool tied : {true, false}) {
     Harness h(small(GetParam(), tied), Recompute::kNone, {17, 1, 30, 2});
     // Away from the special initial values: norms at 1, biases at 0.
@@ -316,7 +316,7 @@ TEST_P(LlamaAttention, GradientsAgreeWithFiniteDifferences) {
 }
 
 // What is recomputed is the same computation: gradients are equal to the last bit.
-TEST_P(LlamaAttention, RecomputePoliciesGiveTheSameGradients) {
+TEST_P(TransformerAttention, RecomputePoliciesGiveTheSameGradients) {
   Harness none(small(GetParam()), Recompute::kNone, {40, 3, 21});
   Harness selective(small(GetParam()), Recompute::kSelective, {40, 3, 21});
   Harness full(small(GetParam()), Recompute::kFull, {40, 3, 21});
@@ -328,7 +328,7 @@ TEST_P(LlamaAttention, RecomputePoliciesGiveTheSameGradients) {
 }
 
 // Prefill of any prefix and single steps behind it give the logits of one full forward pass.
-TEST_P(LlamaAttention, DecodeEqualsFullForward) {
+TEST_P(TransformerAttention, DecodeEqualsFullForward) {
   ModelConfig config = small(GetParam());
   const int32_t T = 24;
   Harness h(config, Recompute::kNone, {T});
@@ -359,10 +359,10 @@ TEST_P(LlamaAttention, DecodeEqualsFullForward) {
   }
 }
 
-class LlamaMlp : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(All, LlamaMlp, testing::Values("swiglu", "gelu"));
+class TransformerMlp : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(All, TransformerMlp, testing::Values("swiglu", "gelu"));
 
-TEST_P(LlamaMlp, PaddedColumnsStayZeroInTheGradient) {
+TEST_P(TransformerMlp, PaddedColumnsStayZeroInTheGradient) {
   ModelConfig config = small(AttentionConfig{});
   config.mlp = GetParam();
   Harness h(config, Recompute::kNone, {33});
@@ -403,7 +403,7 @@ TEST(MemoryPlan, RecomputingNeedsLess) {
 TEST(MemoryPlan, PersistentBytesAreFourCopiesOfTheStorage) {
   const Config config = run_config("none");
   const MemoryReport report = plan_memory(config, Backend::kCpu);
-  const size_t storage = static_cast<size_t>(Llama(config.model).registry().storage()) * 4;
+  const size_t storage = static_cast<size_t>(Transformer(config.model).registry().storage()) * 4;
   EXPECT_EQ(report.persistent[static_cast<int>(MemoryClass::kWeights)], storage);
   EXPECT_EQ(report.persistent[static_cast<int>(MemoryClass::kGradients)], storage);
   EXPECT_EQ(report.persistent[static_cast<int>(MemoryClass::kOptimizer)], 2 * storage);

@@ -1,0 +1,74 @@
+// One block of the model, in the pre-norm layout of Llama 2 (arXiv 2307.09288):
+//   h = x + r * attention(norm(x)) W_o^T;   y = h + r * mlp(norm(h))
+// r is model.residual_multiplier. The configuration chooses the norm, the attention module, which
+// may go without the output projection W_o, and the MLP.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "attention/attention.h"
+#include "config/config.h"
+#include "core/sequences.h"
+#include "core/stream.h"
+#include "core/weights.h"
+#include "model/layers.h"
+
+namespace sbtrain {
+
+// What the backward pass computes again instead of keeping.
+enum class Recompute : uint8_t {
+  kNone,
+  kSelective,  // norms and activations
+  kFull,       // everything but the blocks' inputs
+};
+Recompute parse_recompute(std::string_view name);
+
+// What a block's forward pass leaves for its backward pass.
+struct BlockSaved {
+  Buffer norm1_TD, mix_TD, h_TD, norm2_TD;
+  MlpSaved mlp;
+  std::unique_ptr<AttentionSaved> attention;
+};
+
+class Block {
+ public:
+  Block(const ModelConfig& config, const AttentionConfig& attention, Recompute recompute);
+
+  std::vector<TensorSpec> parameters() const;
+
+  // y_TD = block(x_TD). `saved` keeps what the recompute policy says.
+  void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
+               const Sequences& sequences) const;
+
+  // dx_TD holds the gradient of y on entry and of x on return. Adds to the gradients in `dw`,
+  // consumes `saved`.
+  void backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, const Weights& dw,
+                BlockSaved& saved, const Sequences& sequences) const;
+
+  // One new token of each of B sequences; y_BD may not be x_BD.
+  void decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
+              const DecodeStep& step) const;
+
+  const Attention& attention() const { return *attention_; }
+  int64_t stored_inner() const { return mlp_.stored_inner(); }
+
+ private:
+  void forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
+                         const Sequences& sequences) const;
+  void add_attention(Stream& s, Tensor h_TD, Tensor mix, Tensor x_TD, const Weights& w) const;
+  void forward_mlp(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved) const;
+  int64_t mix_width() const { return attention_->mix_width(width_); }
+
+  int64_t layers_, width_;
+  float residual_, init_std_;
+  Recompute recompute_;
+  std::unique_ptr<Attention> attention_;
+  bool projects_, output_bias_;  // what becomes of the attention's output
+  Norm norm1_, norm2_;
+  Mlp mlp_;
+};
+
+}  // namespace sbtrain
