@@ -1,5 +1,5 @@
 // sbtrain bench train | attention | ops: the speed of a training step and of its parts.
-#include "train/bench.h"
+#include "bench/bench.h"
 
 #include <CLI/CLI.hpp>
 #include <memory>

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bench/bench.h"
+#include "bench/timing.h"
 #include "core/error.h"
 #include "ops/coca.h"
 #include "ops/ops.h"
 #include "ops/rebased.h"
 #include "ops/softmax_bias.h"
-#include "train/bench.h"
-#include "train/bench_timing.h"
 
 namespace sbtrain {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/bench_timing.h"
+#include "bench/timing.h"
 
 #include <algorithm>
 

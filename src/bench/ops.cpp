@@ -1,12 +1,13 @@
 // Single ops: those that memory bounds against a copy, and the matrix products of a block.
+#include "ops/ops.h"
+
 #include <array>
 #include <unordered_set>
 
+#include "bench/bench.h"
+#include "bench/timing.h"
 #include "core/error.h"
 #include "core/philox.h"
-#include "ops/ops.h"
-#include "train/bench.h"
-#include "train/bench_timing.h"
 
 namespace sbtrain {
 namespace {

@@ -1,16 +1,16 @@
-#include "train/bench.h"
+#include "train/step.h"
 
 #include <algorithm>
 #include <chrono>
 #include <map>
 
+#include "bench/bench.h"
+#include "bench/timing.h"
 #include "core/device.h"
 #include "core/philox.h"
 #include "model/transformer.h"
 #include "ops/ops.h"
 #include "parallel/communicator.h"
-#include "train/bench_timing.h"
-#include "train/step.h"
 
 namespace sbtrain {
 namespace {
