@@ -9,42 +9,47 @@
 namespace sbtrain::ops::cpu {
 namespace {
 
-// Part boundaries fall on multiples of this, the largest tile side of OpenBLAS's micro-kernels.
-constexpr int64_t kTile = 16;
-// Below this many multiply-adds for each thread, waking it costs more than it saves.
-constexpr int64_t kWorkPerThread = int64_t{1} << 17;
+// How a product is cut into parts, so that its bits do not depend on the number of threads.
+// OpenBLAS adds up each element of the result in an order that depends on the element's place in a
+// tile, and on the size of the product. The order stays what it is in the whole product
+// - where rows are cut at multiples of kRowTile, which every tile of its kernels divides,
+// - where a part is not so small that OpenBLAS has other kernels for it (10^6 multiply-adds on some
+//   processors), and has more than the single row that is computed as a matrix times a vector.
+// Nothing of the kind holds for columns. They are cut by the shape alone, where rows are few.
+constexpr int64_t kRowTile = 48;
+constexpr int64_t kWorkOfPart = int64_t{1} << 20;
+constexpr int64_t kFewRows = 8 * kRowTile;
+constexpr int64_t kColumnsOfPart = 512;
 
-int64_t tiles(int64_t n) {
-  return (n + kTile - 1) / kTile;
+// OpenBLAS's OpenMP build starts threads of its own for products above these sizes, unless it is
+// called in a parallel region.
+constexpr int64_t kLargeProduct = int64_t{1} << 18;  // multiply-adds
+constexpr int64_t kLargeProductOfVector = 9216;
+
+int64_t row_tiles(int64_t m) {
+  return (m + kRowTile - 1) / kRowTile;
 }
 
-struct Grid {
-  int rows = 1;
-  int cols = 1;
-};
+// Where part `index` of `parts` begins.
+int64_t row_begin(int64_t m, int64_t index, int64_t parts) {
+  return std::min(m, kRowTile * (row_tiles(m) * index / parts));
+}
+int64_t column_begin(int64_t n, int64_t index, int64_t parts) {
+  return n * index / parts;
+}
 
-// The grid of at most `parts` rectangles whose largest one costs least. A rectangle costs its
-// multiply-adds plus the packing of its two inputs, which OpenBLAS does once per call.
-Grid choose_grid(int64_t m, int64_t n, int parts) {
-  constexpr int64_t kPacking = 24;  // cost of packing one element, in multiply-adds
-  Grid best;
-  int64_t best_cost = 0;
-  for (int rows = 1; rows <= parts; ++rows) {
-    const Grid grid{rows, parts / rows};
-    const int64_t part_m = kTile * ((tiles(m) + grid.rows - 1) / grid.rows);
-    const int64_t part_n = kTile * ((tiles(n) + grid.cols - 1) / grid.cols);
-    const int64_t cost = part_m * part_n + kPacking * (part_m + part_n);
-    if (rows == 1 || cost < best_cost) {
-      best = grid;
-      best_cost = cost;
-    }
+int64_t column_parts(int64_t m, int64_t n) {
+  return m < kFewRows ? std::clamp<int64_t>(n / kColumnsOfPart, 1, 16) : 1;
+}
+
+// As many as there are threads for, if the smallest still is a part as described above.
+int64_t row_parts(int64_t m, int64_t n, int64_t k, int threads) {
+  for (int64_t parts = std::min<int64_t>(threads, row_tiles(m)); parts > 1; --parts) {
+    const int64_t last = m - row_begin(m, parts - 1, parts);  // the one whose last tile may be cut
+    const int64_t whole = kRowTile * (row_tiles(m) / parts);
+    if (last > 1 && std::min(last, whole) * n * k >= kWorkOfPart) return parts;
   }
-  return best;
-}
-
-// Where part `index` of `parts` of [0, n) begins.
-int64_t part_begin(int64_t n, int index, int parts) {
-  return std::min(n, kTile * (tiles(n) * index / parts));
+  return 1;
 }
 
 CBLAS_TRANSPOSE cblas(Transpose t) {
@@ -73,28 +78,27 @@ void gemm_serial(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int
 void gemm(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k, float alpha,
           const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
           int64_t ldc) {
-  const int64_t work = m * n * std::max<int64_t>(k, 1);
-  const auto parts = static_cast<int>(
-      std::clamp<int64_t>(work / kWorkPerThread, 1, omp_in_parallel() ? 1 : omp_get_max_threads()));
-  if (parts == 1) {
-    gemm_serial(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-    return;
-  }
-  openblas();  // loaded here: a failure to load must not be thrown inside the parallel region
-  const Grid grid = choose_grid(m, n, parts);
-#pragma omp parallel for schedule(static)
-  for (int part = 0; part < grid.rows * grid.cols; ++part) {
-    const int row = part / grid.cols;
-    const int col = part % grid.cols;
-    const int64_t m0 = part_begin(m, row, grid.rows);
-    const int64_t n0 = part_begin(n, col, grid.cols);
-    const int64_t part_m = part_begin(m, row + 1, grid.rows) - m0;
-    const int64_t part_n = part_begin(n, col + 1, grid.cols) - n0;
+  const int threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+  const int64_t cols = column_parts(m, n);
+  const int64_t rows = row_parts(m, n / cols, k, threads);
+  const auto multiply = [&](int64_t part) {
+    const int64_t m0 = row_begin(m, part / cols, rows);
+    const int64_t n0 = column_begin(n, part % cols, cols);
+    const int64_t part_m = row_begin(m, part / cols + 1, rows) - m0;
+    const int64_t part_n = column_begin(n, part % cols + 1, cols) - n0;
     const float* part_a = a + (trans_a == Transpose::kYes ? m0 : m0 * lda);
     const float* part_b = b + (trans_b == Transpose::kYes ? n0 * ldb : n0);
     gemm_serial(trans_a, trans_b, part_m, part_n, k, alpha, part_a, lda, part_b, ldb, beta,
                 c + m0 * ldc + n0, ldc);
+  };
+  const int64_t parts = rows * cols;
+  if (threads == 1 || m * n * k <= (m == 1 ? kLargeProductOfVector : kLargeProduct)) {
+    for (int64_t part = 0; part < parts; ++part) multiply(part);
+    return;
   }
+  openblas();  // loaded here: a failure to load must not be thrown inside the parallel region
+#pragma omp parallel for schedule(static)
+  for (int64_t part = 0; part < parts; ++part) multiply(part);
 }
 
 }  // namespace sbtrain::ops::cpu

@@ -16,9 +16,8 @@ void gemm_serial(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int
                  const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
                  int64_t ldc);
 
-// The same, with the output cut into one rectangle per OpenMP thread. The cut depends on the
-// shape and the number of threads alone, so results are the same on every run. Inside a parallel
-// region it is gemm_serial.
+// The same, by all OpenMP threads outside of parallel regions. The bits of the result do not depend
+// on the number of threads.
 void gemm(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k, float alpha,
           const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
           int64_t ldc);
