@@ -115,20 +115,26 @@ inline std::vector<double> to_f64(const Tensor& t) {
   return out;
 }
 
-// |actual - reference| / |reference| in the Frobenius norm; the absolute error where the reference
-// is zero; infinity for NaN or different sizes.
+// The larger of |actual - reference| / |reference| in the Frobenius norm and in that of the largest
+// element, so that a few wrong elements among many right ones show; the absolute error where the
+// reference is zero; infinity for NaN or different sizes.
 inline double relative_error(const std::vector<double>& actual,
                              const std::vector<double>& reference) {
   if (actual.size() != reference.size()) return std::numeric_limits<double>::infinity();
-  double difference = 0;
-  double norm = 0;
+  double squares = 0;
+  double largest = 0;
+  double reference_squares = 0;
+  double reference_largest = 0;
   for (size_t i = 0; i < actual.size(); ++i) {
-    const double d = actual[i] - reference[i];
-    difference += d * d;
-    norm += reference[i] * reference[i];
+    const double d = std::abs(actual[i] - reference[i]);
+    if (std::isnan(d)) return std::numeric_limits<double>::infinity();
+    squares += d * d;
+    largest = std::max(largest, d);
+    reference_squares += reference[i] * reference[i];
+    reference_largest = std::max(reference_largest, std::abs(reference[i]));
   }
-  const double error = std::sqrt(norm > 0 ? difference / norm : difference);
-  return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
+  if (!(reference_largest > 0)) return std::sqrt(squares);
+  return std::max(std::sqrt(squares / reference_squares), largest / reference_largest);
 }
 
 inline double relative_error(const Tensor& actual, const std::vector<double>& reference) {

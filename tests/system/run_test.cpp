@@ -40,12 +40,30 @@ TEST_F(SystemTest, TrainsValidatesAndSaves) {
       << output_;
   EXPECT_NEAR(nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>(),
               loss_at(history, 60, "validation/loss"), 1e-5);
+}
 
-  ASSERT_EQ(run({"generate", "--checkpoint", path("run"), "--prompt", "The", "--max-tokens", "20",
-                 "--device", "cpu"}),
+// What is generated is what the model learned: text that repeats is continued by heart.
+TEST_F(SystemTest, GenerateContinuesTheTrainedText) {
+  const std::vector<std::string> days = {"Monday", "Tuesday",  "Wednesday", "Thursday",
+                                         "Friday", "Saturday", "Sunday"};
+  std::string week;
+  for (int i = 0; i < 300; ++i) week += (i > 0 ? " " : "") + days[i % 7];
+  write_file(path("week.txt"), week);
+  ASSERT_EQ(run({"prepare", "--input", path("week.txt"), "--tokenizer", path("tokenizer.model"),
+                 "--output", path("week.h5")}),
             0)
       << output_;
-  EXPECT_EQ(output_.rfind("The", 0), 0U);
+  write_file(path("week.yaml"),
+             "include: config.yaml\nname: week\ndata: {sources: [{path: " + path("week.h5") +
+                 "}], validation: []}\nvalidation: {every: 0}\n"
+                 "train: {lr: 1e-2}\n"
+                 "stages: [{name: week, length: 80 steps}]\n");
+  ASSERT_EQ(run({"--config", path("week.yaml"), "--out", path("week")}), 0) << output_;
+  ASSERT_EQ(run({"generate", "--checkpoint", path("week"), "--prompt", "Monday Tuesday Wednesday",
+                 "--max-tokens", "24", "--temperature", "0", "--device", "cpu"}),
+            0)
+      << output_;
+  EXPECT_EQ(output_.rfind("Monday Tuesday Wednesday Thursday Friday Saturday", 0), 0U) << output_;
 }
 
 // Models of other layouts learn, save, evaluate and generate too.
