@@ -1,5 +1,5 @@
 // Softmax attention on the GPU, portable and by cuDNN, against the fp64 oracle. Skipped where there
-// is no GPU. --gtest_also_run_disabled_tests --gtest_filter='*Speed*' measures both.
+// is no GPU. `sbtrain bench attention` times both.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 

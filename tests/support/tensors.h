@@ -115,26 +115,37 @@ inline std::vector<double> to_f64(const Tensor& t) {
   return out;
 }
 
-// The larger of |actual - reference| / |reference| in the Frobenius norm and in that of the largest
-// element, so that a few wrong elements among many right ones show; the absolute error where the
-// reference is zero; infinity for NaN or different sizes.
-inline double relative_error(const std::vector<double>& actual,
-                             const std::vector<double>& reference) {
-  if (actual.size() != reference.size()) return std::numeric_limits<double>::infinity();
+// How far a result is from its reference, relative to it: in the Frobenius norm, and its largest
+// difference over its largest element. Absolute where the reference is zero; infinite for NaN or
+// different sizes.
+struct RelativeErrors {
+  double frobenius = std::numeric_limits<double>::infinity();
+  double largest = std::numeric_limits<double>::infinity();
+};
+inline RelativeErrors relative_errors(const std::vector<double>& actual,
+                                      const std::vector<double>& reference) {
+  if (actual.size() != reference.size()) return {};
   double squares = 0;
   double largest = 0;
   double reference_squares = 0;
   double reference_largest = 0;
   for (size_t i = 0; i < actual.size(); ++i) {
     const double d = std::abs(actual[i] - reference[i]);
-    if (std::isnan(d)) return std::numeric_limits<double>::infinity();
+    if (std::isnan(d)) return {};
     squares += d * d;
     largest = std::max(largest, d);
     reference_squares += reference[i] * reference[i];
     reference_largest = std::max(reference_largest, std::abs(reference[i]));
   }
-  if (!(reference_largest > 0)) return std::sqrt(squares);
-  return std::max(std::sqrt(squares / reference_squares), largest / reference_largest);
+  if (!(reference_largest > 0)) return {std::sqrt(squares), largest};
+  return {std::sqrt(squares / reference_squares), largest / reference_largest};
+}
+
+// The larger of both, so that a few wrong elements among many right ones show.
+inline double relative_error(const std::vector<double>& actual,
+                             const std::vector<double>& reference) {
+  const RelativeErrors errors = relative_errors(actual, reference);
+  return std::max(errors.frobenius, errors.largest);
 }
 
 inline double relative_error(const Tensor& actual, const std::vector<double>& reference) {

@@ -57,7 +57,7 @@ TEST_F(SystemTest, GenerateContinuesTheTrainedText) {
              "include: config.yaml\nname: week\ndata: {sources: [{path: " + path("week.h5") +
                  "}], validation: []}\nvalidation: {every: 0}\n"
                  "train: {lr: 1e-2}\n"
-                 "stages: [{name: week, length: 80 steps}]\n");
+                 "stages: [{name: week, length: 300 steps}]\n");
   ASSERT_EQ(run({"--config", path("week.yaml"), "--out", path("week")}), 0) << output_;
   ASSERT_EQ(run({"generate", "--checkpoint", path("week"), "--prompt", "Monday Tuesday Wednesday",
                  "--max-tokens", "24", "--temperature", "0", "--device", "cpu"}),

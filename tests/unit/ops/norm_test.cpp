@@ -157,7 +157,11 @@ TEST(HeadNorm, MatchesReference) {
                        kEps);
         const Values expected =
             head_norm_rows(test::to_f64(x), test::to_f64(w), test::to_f64(b), head_dim);
-        EXPECT_LE(test::relative_error(y, expected), 1e-6);
+        // Few channels that are nearly equal have a small variance, and the rounding of their mean
+        // is large beside it: single elements are less exact than the whole.
+        const test::RelativeErrors errors = test::relative_errors(test::to_f64(y), expected);
+        EXPECT_LE(errors.frobenius, 1e-6);
+        EXPECT_LE(errors.largest, 1e-5);
         EXPECT_TRUE(y.gaps_intact());
       }
     }
