@@ -140,14 +140,21 @@ class FakeCommunicator : public Communicator {
  public:
   int rank() const override { return 1; }
   int world() const override { return 3; }
-  void all_gather(Stream&, Tensor, Tensor) override {}
-  void reduce_scatter(Stream&, Tensor, Tensor) override {}
   void sum(std::span<double>) override {}
-  void all_reduce(Stream& /*s*/, Tensor /*x*/) override {}
   std::string broadcast(std::string value, int root) override {
     return root == rank() ? value : fmt::format("rank {}", root);
   }
+  std::vector<std::string> all_gather(std::string value) override {
+    return {"rank 0", std::move(value), "rank 2"};
+  }
   void barrier() override {}
+  std::unique_ptr<Communicator> split(int) override { return nullptr; }
+
+ protected:
+  void run_all_gather(Stream&, const Tensor&, const Tensor&) override {}
+  void run_reduce_scatter(Stream&, const Tensor&, const Tensor&) override {}
+  void run_all_reduce(Stream&, const Tensor&) override {}
+  void run_broadcast(Stream&, const Tensor&, int) override {}
 };
 
 TEST(Checkpoint, CommunicatorMakesAGroup) {
