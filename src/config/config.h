@@ -1,5 +1,5 @@
 // The configuration of a run as plain structs. Parsing, validation, help and documentation come
-// from the field tables in config/fields.h; nothing below the command line reads YAML.
+// from the field tables in config/schema.cpp; nothing below the command line reads YAML.
 #pragma once
 
 #include <cstdint>
