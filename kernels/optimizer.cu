@@ -107,9 +107,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t offset = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth;
   if (offset >= count) return;
   const int64_t first = begin + offset;
-  const bool apply = p.stats[kApply] != 0.0;
-  if (p.zero_grad && !apply) store_pack(p.grad + first, Pack<float, kWidth>{});
-  if (!apply) return;
+  if (p.stats[kApply] == 0.0) return;
   auto w = load_pack<kWidth>(p.w + first);
   auto m = load_pack<kWidth>(p.m + first);
   auto v = load_pack<kWidth>(p.v + first);
@@ -130,7 +128,6 @@ __global__ void __launch_bounds__(kThreads)
   store_pack(p.m + first, m);
   store_pack(p.v + first, v);
   if (p.w_bf16 != nullptr) store_floats(p.w_bf16 + first, w);
-  if (p.zero_grad) store_pack(p.grad + first, Pack<float, kWidth>{});
 }
 
 template <int kWidth>

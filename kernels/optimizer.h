@@ -44,7 +44,7 @@ void finish_step(cudaStream_t stream, const FinishStep& p);
 //   g = kGradScale * grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //   w -= lr * (m / kBias1 / (sqrt(v / kBias2) + eps) + decay * w)
 // decay is that of the segment an element lies in, 0 outside all. Where kApply is 0 nothing
-// changes, save that zero_grad still clears the gradient.
+// changes.
 struct DecaySegment {
   int64_t begin, end;
   float decay;
@@ -54,12 +54,11 @@ struct AdamW {
   float* w;
   float* m;
   float* v;
-  float* grad;
+  const float* grad;
   __nv_bfloat16* w_bf16;  // copy of the new weights, may be null
   int64_t n;
   const double* stats;
   float lr, beta1, beta2, eps;
-  bool zero_grad;  // grad = 0 in the same pass
   int segment_count;
   DecaySegment segments[kMaxDecaySegments];  // sorted, disjoint
 };

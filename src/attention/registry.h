@@ -1,5 +1,5 @@
 // How attention modules make themselves known. A new module is one file with a registrar, plus
-// its line in registrars() of registry.cpp: explicit, so that no linker drops it from a library.
+// its line in make_registry() of registry.cpp: explicit, so that no linker drops it from a library.
 #pragma once
 
 #include <functional>

@@ -25,6 +25,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/storage.h"
+#include "parallel/tensor_range.h"
 
 namespace sbtrain {
 
@@ -32,26 +33,8 @@ class Communicator;
 
 // ---- saving: checkpoint_save.cpp
 
-// This rank's part of one tensor, in the trainer's memory.
-struct TensorShard {
-  TensorKind kind = TensorKind::kModel;
-  std::string name;
-  std::vector<int64_t> shape;  // global, logical
-  int64_t begin = 0;           // this rank's flat elements [begin, end) of it
-  int64_t end = 0;
-  const float* data = nullptr;  // element `begin`
-  // Elements from one row (shape.back() logical elements) to the next where rows are stored
-  // padded; 0: they follow each other.
-  int64_t row_stride = 0;
-};
-
 // An owned copy of a shard.
-struct SnapshotTensor {
-  TensorKind kind = TensorKind::kModel;
-  std::string name;
-  std::vector<int64_t> shape;
-  int64_t begin = 0;
-  int64_t end = 0;
+struct SnapshotTensor : TensorRange {
   std::vector<float> values;  // end - begin
 };
 
@@ -65,7 +48,8 @@ struct Snapshot {
   std::map<std::string, std::string> fingerprints;
 };
 
-// Copies the shards into the snapshot with all threads; memory of an earlier copy is reused.
+// Copies the shards (f32, in the host's memory) into the snapshot with all threads; memory of an
+// earlier copy is reused.
 void copy_tensors(std::span<const TensorShard> shards, Snapshot& snapshot);
 
 // The ranks that save together. `exchange` returns the texts of all ranks in rank order, on every

@@ -170,11 +170,7 @@ void copy_tensors(std::span<const TensorShard> shards, Snapshot& snapshot) {
   for (size_t i = 0; i < shards.size(); ++i) {
     const TensorShard& shard = shards[i];
     SnapshotTensor& copy = snapshot.tensors[i];
-    copy.kind = shard.kind;
-    copy.name = shard.name;
-    copy.shape = shard.shape;
-    copy.begin = shard.begin;
-    copy.end = shard.end;
+    static_cast<TensorRange&>(copy) = shard;
     copy.values.resize(static_cast<size_t>(shard.end - shard.begin));
     const int64_t cols = shard.shape.empty() ? 1 : shard.shape.back();
     const bool padded = shard.row_stride != 0 && shard.row_stride != cols;
@@ -183,7 +179,7 @@ void copy_tensors(std::span<const TensorShard> shards, Snapshot& snapshot) {
       const int64_t count = std::min({row_end - at, shard.end - at, kRun});
       const int64_t gap = padded ? (at / cols - shard.begin / cols) * (shard.row_stride - cols) : 0;
       const int64_t offset = at - shard.begin;
-      runs.push_back({shard.data + offset + gap, copy.values.data() + offset, count});
+      runs.push_back({shard.stored.f32() + offset + gap, copy.values.data() + offset, count});
       at += count;
     }
   }
@@ -196,13 +192,8 @@ void copy_tensors(std::span<const TensorShard> shards, Snapshot& snapshot) {
 
 RankGroup make_rank_group(Communicator& communicator) {
   RankGroup group{communicator.rank(), communicator.world(), {}};
-  group.exchange = [&communicator](const std::string& mine) {
-    std::vector<std::string> all;
-    all.reserve(static_cast<size_t>(communicator.world()));
-    for (int rank = 0; rank < communicator.world(); ++rank) {
-      all.push_back(communicator.broadcast(rank == communicator.rank() ? mine : "", rank));
-    }
-    return all;
+  group.exchange = [&communicator](std::string mine) {
+    return communicator.all_gather(std::move(mine));
   };
   return group;
 }

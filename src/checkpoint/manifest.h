@@ -9,14 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "parallel/tensor_range.h"
+
 namespace sbtrain {
 
-// What a stored tensor is to the run.
-enum class TensorKind : uint8_t {
-  kModel,  // fp32 master weight
-  kAdamM,  // AdamW first moment
-  kAdamV,  // AdamW second moment
-};
 // "model", "adam_m", "adam_v": with a slash and the tensor's name, its name in shard files.
 const char* tensor_kind_name(TensorKind kind);
 
@@ -25,7 +21,7 @@ inline constexpr int64_t kCheckpointVersion = 1;
 
 // One rank's range of a tensor.
 struct ManifestTensor {
-  std::string key;             // "model/layers.0.attention.wq"
+  std::string key;             // "model/model.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // global, logical
   int64_t begin = 0;           // flat elements [begin, end) of it
   int64_t end = 0;

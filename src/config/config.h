@@ -111,7 +111,7 @@ struct TrainConfig {
   std::string recompute = "none";  // none | selective | full: what the backward pass recomputes
   bool deterministic = true;       // the same bits on every run, on the same type of device
   int64_t max_bad_steps = 10;      // non-finite steps in a row before giving up
-  std::string sharding = "full";   // full | grad | none | hybrid
+  std::string sharding = "full";   // what is spread over the ranks; there is one for now
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };

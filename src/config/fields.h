@@ -180,9 +180,9 @@ void describe(V& v, TrainConfig& c) {
       "backward pass on a GPU add up in any order, which is faster.");
   v.field("max_bad_steps", c.max_bad_steps, at_least(1),
           "Steps in a row with a non-finite loss or gradient before the run gives up.");
-  v.field("sharding", c.sharding, one_of({"full", "grad", "none", "hybrid"}),
-          "What is spread over the ranks: weights, gradients and moments; gradients and moments; "
-          "nothing; everything inside a node.");
+  v.field("sharding", c.sharding, one_of({"full"}),
+          "What is spread over the ranks: everything. There is no other choice while a run has one "
+          "rank.");
 }
 
 template <class V>

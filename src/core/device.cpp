@@ -1,6 +1,7 @@
 #include "core/device.h"
 
 #include <cstdlib>
+#include <cstring>
 
 #if SBTRAIN_HAS_CUDA
 #include <cuda_runtime_api.h>
@@ -71,6 +72,15 @@ void device_free(Backend backend, void* data) noexcept {
   if (backend != Backend::kCuda) std::free(data);
 #if SBTRAIN_HAS_CUDA
   if (backend == Backend::kCuda) cudaFree(data);
+#endif
+}
+
+void device_fill(Backend backend, void* data, uint8_t value, size_t bytes) noexcept {
+  if (backend == Backend::kCpu) std::memset(data, value, bytes);
+#if SBTRAIN_HAS_CUDA
+  if (backend != Backend::kCuda) return;
+  cudaDeviceSynchronize();
+  cudaMemset(data, value, bytes);
 #endif
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "core/backend.h"
@@ -18,6 +19,9 @@ bool cuda_available(std::string* why = nullptr);
 // Memory on the backend's device, aligned to 256 bytes; null where there is not enough.
 void* device_allocate(Backend backend, size_t bytes);
 void device_free(Backend backend, void* data) noexcept;
+
+// Sets every byte, once the device is idle. For tests.
+void device_fill(Backend backend, void* data, uint8_t value, size_t bytes) noexcept;
 
 // Bytes of the device that are free and that exist, for messages; zeros on the CPU.
 struct DeviceMemory {

@@ -17,7 +17,7 @@ enum class ExitCode : int {
   kConfig = 3,         // configuration, or a resume that does not match the run
   kData = 4,           // data missing or corrupt
   kNoCheckpoint = 5,   // no usable checkpoint
-  kDiverged = 6,       // non-finite values or a loss spike, too many steps in a row
+  kDiverged = 6,       // non-finite loss or gradients, too many steps in a row
   kCommunication = 7,  // a rank was lost or timed out
   kOutOfMemory = 8,
   kStorage = 9,     // disk full or I/O errors while saving
@@ -41,7 +41,7 @@ template <typename... Args>
 }
 
 // Checks an invariant of the program itself; a failure is a bug. Arguments that cost something to
-// compute (describe()) belong behind `if (!condition) fail(...)` instead: they are evaluated here
+// compute (describe()) belong in `if (!condition) fail(...)` instead: they are evaluated here
 // whether or not the condition holds.
 template <typename... Args>
 void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {

@@ -5,61 +5,14 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "core/memory_plan.h"
 
 namespace sbtrain {
 namespace {
 
-constexpr size_t kAlignment = 256;
 constexpr int64_t kPersistentIds = int64_t{1} << 40;  // ids below are slots of a program
-
-size_t aligned(size_t bytes) {
-  return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-// One allocation of a program: live from event `begin` until event `end`.
-struct Slot {
-  MemoryClass memory_class;
-  std::string name;
-  size_t bytes;
-  int64_t begin;
-  int64_t end = -1;
-  size_t offset = 0;
-};
-
-struct Program {
-  std::vector<Slot> slots;
-  int64_t events = 0;
-  size_t pool_bytes = 0;
-};
-
-// Places the slots in one pool: larger first, each at the lowest offset that is free for its
-// whole life.
-void place(Program& program) {
-  std::vector<size_t> order(program.slots.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return program.slots[a].bytes > program.slots[b].bytes;
-  });
-  std::vector<const Slot*> placed;
-  for (const size_t index : order) {
-    Slot& slot = program.slots[index];
-    std::vector<std::pair<size_t, size_t>> busy;  // offset, end
-    for (const Slot* other : placed) {
-      if (other->begin < slot.end && slot.begin < other->end) {
-        busy.emplace_back(other->offset, other->offset + aligned(other->bytes));
-      }
-    }
-    std::sort(busy.begin(), busy.end());
-    size_t offset = 0;
-    for (const auto& [begin, end] : busy) {
-      if (offset + aligned(slot.bytes) <= begin) break;
-      offset = std::max(offset, end);
-    }
-    slot.offset = offset;
-    program.pool_bytes = std::max(program.pool_bytes, offset + aligned(slot.bytes));
-    placed.push_back(&slot);
-  }
-}
+constexpr int kCompute = 0;
+constexpr uint8_t kPoison = 0xff;
 
 }  // namespace
 
@@ -100,11 +53,17 @@ struct Memory::Impl {
     void* data;
     size_t bytes;
     MemoryClass memory_class;
+    std::vector<int> users;  // streams; the first allocated
+    StreamMark allocated;
   };
+  struct Spare {
+    void* data;
+    std::vector<StreamMark> released;
+  };
+  StreamOrder order;
   std::map<int64_t, Chunk> chunks;  // persistent buffers, and step buffers without a plan
-  // Device memory given back, by size. Freeing it would stop the device each time; to use it again
-  // is safe because one stream orders everything that runs.
-  std::multimap<size_t, void*> spare;
+  // Device memory given back, by size. To free it would stop the device each time.
+  std::multimap<size_t, Spare> spare;
   int64_t next_id = kPersistentIds;
   std::array<size_t, kMemoryClasses> persistent{};
 
@@ -113,15 +72,32 @@ struct Memory::Impl {
   std::string running_name;
   bool replaying = false;
   size_t next_slot = 0;
-  int64_t events = 0;     // allocations and releases of this run of a planned program
-  bool deviated = false;  // a buffer was released at another moment than planned
-  int64_t live = 0;       // buffers of the running program
+  size_t next_sync = 0;
+  int64_t moments = 0;                // of this run of a planned program
+  bool deviated = false;              // a buffer was released at another moment than planned
+  int64_t live = 0;                   // buffers of the running program
+  StreamMark begun;                   // what compute was given before the program
+  std::vector<StreamMark> last_use;   // of each stream, in the last program
+  std::vector<StreamMark> allocated;  // by slot of the running program
   void* pool = nullptr;
   size_t pool_bytes = 0;
+  bool poison = false;
+
+  bool recording(Backend backend) const {
+    return running && !replaying && backend == Backend::kPlan;
+  }
+  std::vector<StreamMark> marks(const std::vector<int>& users) const {
+    std::vector<StreamMark> now;
+    now.reserve(users.size());
+    for (const int user : users) now.push_back(order.now(user));
+    return now;
+  }
 };
 
 Memory::Memory(Backend backend, Backend target)
-    : backend_(backend), target_(target), impl_(std::make_unique<Impl>()) {}
+    : backend_(backend), target_(target), impl_(std::make_unique<Impl>()) {
+  impl_->order.stream(kComputeStream);
+}
 
 Memory::~Memory() {
   for (auto& [id, chunk] : impl_->chunks) device_free(backend_, chunk.data);
@@ -129,24 +105,7 @@ Memory::~Memory() {
   device_free(backend_, impl_->pool);
 }
 
-void Memory::release_spare() noexcept {
-  for (auto& [bytes, data] : impl_->spare) device_free(backend_, data);
-  impl_->spare.clear();
-}
-
-// Memory of at least `bytes`, or null.
-void* Memory::take(size_t bytes) {
-  const auto it = impl_->spare.find(aligned(bytes));
-  if (it != impl_->spare.end()) {
-    void* data = it->second;
-    impl_->spare.erase(it);
-    return data;
-  }
-  void* data = device_allocate(backend_, bytes);
-  if (data || impl_->spare.empty()) return data;
-  release_spare();
-  return device_allocate(backend_, bytes);
-}
+// ---- Allocation -------------------------------------------------------------------------------
 
 Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
                         std::initializer_list<int64_t> shape) {
@@ -155,90 +114,239 @@ Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
 
 Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
                         std::span<const int64_t> shape) {
-  Buffer buffer;
-  buffer.tensor_ = Tensor(nullptr, dtype, shape);
-  const auto give = [&](int64_t id) {  // only now, so that a failure releases nothing
-    buffer.memory_ = this;
-    buffer.id_ = id;
-  };
-  const size_t bytes = buffer.tensor_.bytes();
+  return allocate(kCompute, c, name, dtype, shape);
+}
+
+Buffer Memory::allocate(int stream, MemoryClass c, std::string_view name, DType dtype,
+                        std::span<const int64_t> shape) {
   Impl& impl = *impl_;
-  if (impl.running && backend_ == Backend::kPlan && !impl.replaying) {
-    give(static_cast<int64_t>(impl.running->slots.size()));
-    impl.running->slots.push_back({c, std::string(name), bytes, impl.running->events++});
-    ++impl.live;
-    return buffer;
+  const Tensor tensor(nullptr, dtype, shape);
+  if (!impl.running) return allocate_own(stream, c, name, tensor);
+  if (stream != kCompute && !covers(impl.order.clock(stream), impl.begun)) {
+    fail(ExitCode::kInternal,
+         "stream '{}' allocates '{}' before an event of '{}' says that program '{}' has begun",
+         impl.order.name(stream), name, kComputeStream, impl.running_name);
   }
-  if (impl.running && impl.replaying) {
-    const std::vector<Slot>& slots = impl.running->slots;
-    require(impl.next_slot < slots.size() && slots[impl.next_slot].bytes == bytes,
-            "program '{}' asks for '{}' ({} bytes) where its plan has '{}'", impl.running_name,
-            name, bytes, impl.next_slot < slots.size() ? slots[impl.next_slot].name : "nothing");
-    require(!impl.deviated && slots[impl.next_slot].begin == impl.events,
-            "program '{}' holds other buffers than its plan does when it asks for '{}'",
-            impl.running_name, name);
-    ++impl.events;
-    give(static_cast<int64_t>(impl.next_slot));
-    if (impl.pool) {
-      buffer.tensor_.data = static_cast<std::byte*>(impl.pool) + slots[impl.next_slot].offset;
-    }
-    ++impl.next_slot;
-    ++impl.live;
-    return buffer;
+  if (impl.replaying) return replay(stream, name, tensor);
+  if (impl.recording(backend_)) return record_slot(stream, c, name, tensor);
+  return allocate_own(stream, c, name, tensor);
+}
+
+// Only what could not fail is an owner, so that a failure releases nothing.
+Buffer Memory::owner(const Tensor& tensor, int64_t id) {
+  Buffer buffer;
+  buffer.tensor_ = tensor;
+  buffer.memory_ = this;
+  buffer.id_ = id;
+  return buffer;
+}
+
+Buffer Memory::record_slot(int stream, MemoryClass c, std::string_view name, const Tensor& tensor) {
+  Impl& impl = *impl_;
+  Program& program = *impl.running;
+  program.slots.push_back({.memory_class = c,
+                           .name = std::string(name),
+                           .bytes = tensor.bytes(),
+                           .begin = program.moments++,
+                           .users = {stream},
+                           .known = impl.order.clock(stream)});
+  impl.allocated.push_back(impl.order.now(stream));
+  ++impl.live;
+  return owner(tensor, static_cast<int64_t>(program.slots.size()) - 1);
+}
+
+Buffer Memory::replay(int stream, std::string_view name, Tensor tensor) {
+  Impl& impl = *impl_;
+  const std::vector<Slot>& slots = impl.running->slots;
+  const size_t index = impl.next_slot;
+  require(index < slots.size() && slots[index].bytes == tensor.bytes() &&
+              slots[index].users.front() == stream,
+          "program '{}' asks for '{}' ({} bytes) where its plan has '{}'", impl.running_name, name,
+          tensor.bytes(), index < slots.size() ? slots[index].name : "nothing");
+  require(!impl.deviated && slots[index].begin == impl.moments,
+          "program '{}' holds other buffers than its plan does when it asks for '{}'",
+          impl.running_name, name);
+  if (impl.pool) {
+    tensor.data = static_cast<std::byte*>(impl.pool) + slots[index].offset;
+    if (impl.poison) check_poison(name, tensor.data, aligned(tensor.bytes()));
   }
-  void* data = nullptr;
+  ++impl.moments;
+  ++impl.next_slot;
+  ++impl.live;
+  impl.allocated.push_back(impl.order.now(stream));
+  return owner(tensor, static_cast<int64_t>(index));
+}
+
+Buffer Memory::allocate_own(int stream, MemoryClass c, std::string_view name, Tensor tensor) {
+  Impl& impl = *impl_;
+  const size_t bytes = tensor.bytes();
   if (backend_ != Backend::kPlan) {
-    data = take(bytes);
-    if (!data) {
+    tensor.data = take(bytes, stream);
+    if (!tensor.data) {
       fail(ExitCode::kOutOfMemory,
            "out of memory: '{}' needs {:.2f} GiB. Lower train.micro_batch or "
            "train.sequence_length, or set train.recompute: full.",
            name, static_cast<double>(bytes) / (1 << 30));
     }
+    if (impl.poison) check_poison(name, tensor.data, aligned(bytes));
   }
-  give(impl.next_id++);
-  buffer.tensor_.data = data;
-  impl.chunks[buffer.id_] = {data, bytes, c};
+  const int64_t id = impl.next_id++;
+  impl.chunks[id] = {tensor.data, bytes, c, {stream}, impl.order.now(stream)};
   if (!impl.running) impl.persistent[static_cast<int>(c)] += bytes;
-  return buffer;
+  return owner(tensor, id);
 }
+
+// Memory of at least `bytes` that the stream may use at once, or null.
+void* Memory::take(size_t bytes, int stream) {
+  const StreamClock& clock = impl_->order.clock(stream);
+  const auto [first, last] = impl_->spare.equal_range(aligned(bytes));
+  const auto it = std::find_if(first, last, [&](const auto& entry) {
+    return std::all_of(entry.second.released.begin(), entry.second.released.end(),
+                       [&](const StreamMark& mark) { return covers(clock, mark); });
+  });
+  if (it != last) {
+    void* data = it->second.data;
+    impl_->spare.erase(it);
+    return data;
+  }
+  void* data = device_allocate(backend_, aligned(bytes));
+  if (!data && !impl_->spare.empty()) {
+    release_spare();
+    data = device_allocate(backend_, aligned(bytes));
+  }
+  if (data && impl_->poison) device_fill(backend_, data, kPoison, aligned(bytes));
+  return data;
+}
+
+// ---- Release ----------------------------------------------------------------------------------
 
 void Memory::release(int64_t id) noexcept {
   Impl& impl = *impl_;
-  if (id >= kPersistentIds) {
-    const auto it = impl.chunks.find(id);
-    if (it == impl.chunks.end()) return;
-    if (backend_ == Backend::kCuda) {
-      impl.spare.emplace(aligned(it->second.bytes), it->second.data);
-    } else {
-      device_free(backend_, it->second.data);
-    }
-    if (!impl.running)
-      impl.persistent[static_cast<int>(it->second.memory_class)] -= it->second.bytes;
-    impl.chunks.erase(it);
-    return;
+  if (id < kPersistentIds) return release_slot(id);
+  const auto it = impl.chunks.find(id);
+  if (it == impl.chunks.end()) return;
+  Impl::Chunk& chunk = it->second;
+  if (impl.poison) device_fill(backend_, chunk.data, kPoison, aligned(chunk.bytes));
+  if (backend_ == Backend::kCuda || impl.poison) {
+    impl.spare.emplace(aligned(chunk.bytes), Impl::Spare{chunk.data, impl.marks(chunk.users)});
+  } else {
+    device_free(backend_, chunk.data);
   }
+  if (!impl.running) impl.persistent[static_cast<int>(chunk.memory_class)] -= chunk.bytes;
+  impl.chunks.erase(it);
+}
+
+void Memory::release_slot(int64_t id) noexcept {
+  Impl& impl = *impl_;
   --impl.live;
   if (!impl.running) return;
+  Slot& slot = impl.running->slots[id];
+  const std::vector<StreamMark> marks = impl.marks(slot.users);
+  impl.last_use.insert(impl.last_use.end(), marks.begin(), marks.end());
+  if (impl.poison && impl.pool) {
+    device_fill(backend_, static_cast<std::byte*>(impl.pool) + slot.offset, kPoison,
+                aligned(slot.bytes));
+  }
   if (impl.replaying) {
-    if (impl.running->slots[id].end != impl.events++) impl.deviated = true;
+    if (slot.end != impl.moments++) impl.deviated = true;
   } else {
-    impl.running->slots[id].end = impl.running->events++;
+    slot.end = impl.running->moments++;
+    slot.released = marks;
   }
 }
+
+void Memory::release_spare() noexcept {
+  for (auto& [bytes, spare] : impl_->spare) device_free(backend_, spare.data);
+  impl_->spare.clear();
+}
+
+void Memory::poison() {
+  require(impl_->chunks.empty() && !impl_->pool, "memory is poisoned before it is allocated");
+  impl_->poison = true;
+}
+
+void Memory::check_poison(std::string_view name, const void* data, size_t bytes) const {
+  if (backend_ != Backend::kCpu) return;
+  const auto* byte = static_cast<const uint8_t*>(data);
+  const bool whole = std::all_of(byte, byte + bytes, [](uint8_t b) { return b == kPoison; });
+  require(whole, "the memory that '{}' is given was written after its release", name);
+}
+
+// ---- Streams ----------------------------------------------------------------------------------
+
+int Memory::stream(std::string_view name) {
+  return impl_->order.stream(name);
+}
+
+void Memory::use(const Buffer& buffer, int stream) {
+  Impl& impl = *impl_;
+  require(buffer.memory_ == this, "stream '{}' uses a buffer of another memory",
+          impl.order.name(stream));
+  const bool slot = buffer.id_ < kPersistentIds;
+  std::vector<int>& users =
+      slot ? impl.running->slots.at(buffer.id_).users : impl.chunks.at(buffer.id_).users;
+  const StreamMark& allocated =
+      slot ? impl.allocated.at(buffer.id_) : impl.chunks.at(buffer.id_).allocated;
+  if (!covers(impl.order.clock(stream), allocated)) {
+    fail(ExitCode::kInternal,
+         "stream '{}' uses a buffer of stream '{}' without an event after its allocation",
+         impl.order.name(stream), impl.order.name(allocated.stream));
+  }
+  if (std::find(users.begin(), users.end(), stream) != users.end()) return;
+  require(!slot || !impl.replaying,
+          "program '{}': stream '{}' uses a buffer that its plan keeps "
+          "from it",
+          impl.running_name, impl.order.name(stream));
+  users.push_back(stream);
+}
+
+StreamClock Memory::record(int stream) {
+  synchronized(stream, /*wait=*/false);
+  return impl_->order.record(stream);
+}
+
+void Memory::wait(int stream, const StreamClock& event) {
+  synchronized(stream, /*wait=*/true);
+  impl_->order.wait(stream, event);
+}
+
+void Memory::synchronized(int stream, bool wait) {
+  Impl& impl = *impl_;
+  if (impl.recording(backend_)) {
+    impl.running->syncs.push_back({impl.running->moments++, stream, wait});
+  } else if (impl.running && impl.replaying) {
+    const std::vector<Program::Sync>& syncs = impl.running->syncs;
+    const Program::Sync now{impl.moments++, stream, wait};
+    require(impl.next_sync < syncs.size() && syncs[impl.next_sync] == now,
+            "program '{}' orders its streams otherwise than its plan does", impl.running_name);
+    ++impl.next_sync;
+  }
+}
+
+// ---- Programs ---------------------------------------------------------------------------------
 
 void Memory::begin(std::string_view name) {
   Impl& impl = *impl_;
   require(!impl.running, "program '{}' begins inside '{}'", name, impl.running_name);
+  for (const StreamMark& mark : impl.last_use) {
+    if (covers(impl.order.clock(kCompute), mark)) continue;
+    fail(ExitCode::kInternal,
+         "program '{}' begins before '{}' waits for what stream '{}' does with memory of '{}'",
+         name, kComputeStream, impl.order.name(mark.stream), impl.running_name);
+  }
   auto it = impl.programs.find(name);
   impl.replaying = it != impl.programs.end() && it->second.pool_bytes > 0;
   if (it == impl.programs.end()) it = impl.programs.emplace(name, Program{}).first;
   impl.running = &it->second;
   impl.running_name = name;
   impl.next_slot = 0;
-  impl.events = 0;
+  impl.next_sync = 0;
+  impl.moments = 0;
   impl.deviated = false;
   impl.live = 0;
+  impl.begun = impl.order.now(kCompute);
+  impl.last_use.clear();
+  impl.allocated.clear();
 }
 
 void Memory::end() {
@@ -247,7 +355,7 @@ void Memory::end() {
   impl.running = nullptr;
   if (!program || impl.replaying) return;
   for (Slot& slot : program->slots) {
-    if (slot.end < 0) slot.end = program->events;
+    if (slot.end < 0) slot.end = program->moments;
   }
   place(*program);
 }
@@ -256,11 +364,15 @@ void Memory::adopt_plan(const Memory& plan) {
   Impl& impl = *impl_;
   require(!impl.running && !impl.pool, "a plan is adopted once, outside a program");
   impl.programs = plan.impl_->programs;
+  for (int stream = 0; stream < plan.impl_->order.streams(); ++stream) {
+    require(impl.order.stream(plan.impl_->order.name(stream)) == stream,
+            "a plan's streams are made in another order");
+  }
   for (const auto& [name, program] : impl.programs) {
     impl.pool_bytes = std::max(impl.pool_bytes, program.pool_bytes);
   }
   if (backend_ == Backend::kPlan) return;
-  impl.pool = take(impl.pool_bytes);
+  impl.pool = take(impl.pool_bytes, kCompute);
   if (!impl.pool) {
     fail(ExitCode::kOutOfMemory,
          "out of memory: the step's activations need {:.2f} GiB. Lower train.micro_batch or "
@@ -273,34 +385,8 @@ MemoryReport Memory::report() const {
   MemoryReport report;
   report.persistent = impl_->persistent;
   for (const auto& [name, program] : impl_->programs) {
-    MemoryReport::Program out;
-    out.name = name;
-    out.pool_bytes = program.pool_bytes;
-    std::vector<std::pair<int64_t, const Slot*>> events;
-    for (const Slot& slot : program.slots) {
-      events.emplace_back(slot.begin, &slot);
-      events.emplace_back(slot.end, &slot);
-    }
-    std::sort(events.begin(), events.end(),
-              [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::array<size_t, kMemoryClasses> live{};
-    size_t total = 0;
-    for (const auto& [time, slot] : events) {
-      size_t& of_class = live[static_cast<int>(slot->memory_class)];
-      if (time == slot->begin) {
-        of_class += slot->bytes;
-        total += slot->bytes;
-        if (total > out.peak_bytes) {
-          out.peak_bytes = total;
-          out.at_peak = live;
-        }
-      } else {
-        of_class -= slot->bytes;
-        total -= slot->bytes;
-      }
-    }
+    report.programs.push_back(describe(name, program));
     report.pool_bytes = std::max(report.pool_bytes, program.pool_bytes);
-    report.programs.push_back(std::move(out));
   }
   return report;
 }

@@ -6,6 +6,13 @@
 // every op is a no-op and no byte exists, and Memory records sizes and lifetimes. From that
 // record come the printed plan (`sbtrain train --dry-run`) and the offsets in one pool that
 // later runs of the same program replay. So the plan is the schedule itself, not a copy of it.
+//
+// Several streams of a device share one Memory. A buffer belongs to the stream that it was
+// allocated for; another says that it uses it (Stream::use), after an event has told it that the
+// buffer is there. What is released may still be at work on those streams: memory goes to another
+// stream only once an event that was recorded after the release makes it wait for them. In a
+// program the compute stream comes first and last: other streams wait for an event of it before
+// they allocate, and it waits for theirs before the next program begins.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +24,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/stream_order.h"
 #include "core/tensor.h"
 
 namespace sbtrain {
@@ -32,6 +40,9 @@ enum class MemoryClass : uint8_t {
   kInputs,       // tokens, targets, positions, document boundaries
 };
 inline constexpr int kMemoryClasses = 8;
+
+// The stream of buffers that are allocated for no other.
+inline constexpr const char* kComputeStream = "compute";
 const char* memory_class_name(MemoryClass c);
 
 class Memory;
@@ -88,6 +99,17 @@ class Memory {
                   std::initializer_list<int64_t> shape);
   Buffer allocate(MemoryClass c, std::string_view name, DType dtype,
                   std::span<const int64_t> shape);
+  // For a stream (its index in order()) other than compute.
+  Buffer allocate(int stream, MemoryClass c, std::string_view name, DType dtype,
+                  std::span<const int64_t> shape);
+
+  // What streams call (core/stream.h). Throw ExitCode::kInternal for use without an event that
+  // orders it after the allocation, and where a planned program orders its streams otherwise than
+  // its plan does.
+  int stream(std::string_view name);
+  void use(const Buffer& buffer, int stream);
+  StreamClock record(int stream);
+  void wait(int stream, const StreamClock& event);
 
   // Starts / ends a run of program `name`. Buffers of a program must be gone when it ends.
   // With a plan (see adopt_plan) the allocations must follow the recorded sequence; without one
@@ -101,13 +123,25 @@ class Memory {
 
   MemoryReport report() const;
 
+  // For tests, before anything is allocated: every byte that no buffer holds is 0xff, NaN in all
+  // types of reals, so that reading what was released or never written shows. On the CPU a write
+  // to released memory shows too: allocate() then throws. Slow.
+  void poison();
+
  private:
   friend class Buffer;
   struct Impl;
   Memory(Backend backend, Backend target);
+  Buffer owner(const Tensor& tensor, int64_t id);
+  Buffer record_slot(int stream, MemoryClass c, std::string_view name, const Tensor& tensor);
+  Buffer replay(int stream, std::string_view name, Tensor tensor);
+  Buffer allocate_own(int stream, MemoryClass c, std::string_view name, Tensor tensor);
+  void synchronized(int stream, bool wait);
   void release(int64_t id) noexcept;
+  void release_slot(int64_t id) noexcept;
   void release_spare() noexcept;
-  void* take(size_t bytes);
+  void* take(size_t bytes, int stream);
+  void check_poison(std::string_view name, const void* data, size_t bytes) const;
   Backend backend_;
   Backend target_;
   std::unique_ptr<Impl> impl_;

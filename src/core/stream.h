@@ -3,8 +3,11 @@
 
 #include <memory>
 
+#include "core/event.h"
 #include "core/memory.h"
 #include "core/op_profile.h"
+
+struct CUstream_st;
 
 namespace sbtrain {
 
@@ -18,9 +21,21 @@ class BackendContext {
   virtual ~BackendContext() = default;
 };
 
+// A device runs what streams of high priority are given before what the others are given.
+enum class StreamPriority : uint8_t { kNormal, kHigh };
+
+// Work is done in the order in which a stream is given it. Streams of one Memory, which differ in
+// name, run beside each other: where one needs what another has made, it waits for an event. A
+// communication stream is one of high priority.
 class Stream {
  public:
-  explicit Stream(Memory& memory) : memory_(&memory) {}
+  explicit Stream(Memory& memory, std::string_view name = kComputeStream,
+                  StreamPriority priority = StreamPriority::kNormal);
+
+  // `event` becomes all that the stream was given until now.
+  void record(Event& event);
+  // What the stream is given from now on runs after the event.
+  void wait(const Event& event);
 
   Backend backend() const { return memory_->backend(); }
   // The backend that runs, or that Backend::kPlan plans for.
@@ -41,13 +56,33 @@ class Stream {
   BackendContext* context() const { return context_.get(); }
   void set_context(std::unique_ptr<BackendContext> context) { context_ = std::move(context); }
 
+  // Memory::allocate for this stream.
+  Buffer allocate(MemoryClass c, std::string_view name, DType dtype,
+                  std::initializer_list<int64_t> shape) const {
+    return memory_->allocate(id_, c, name, dtype, {shape.begin(), shape.size()});
+  }
   // Scratch for the duration of one op.
   Buffer scratch(std::string_view name, DType dtype, std::initializer_list<int64_t> shape) const {
-    return memory_->allocate(MemoryClass::kScratch, name, dtype, shape);
+    return allocate(MemoryClass::kScratch, name, dtype, shape);
   }
+  // Says that this stream works on a buffer that was allocated for another, until its release.
+  // Throws ExitCode::kInternal where no event has told this stream that the buffer is there.
+  void use(const Buffer& buffer) const { memory_->use(buffer, id_); }
+
+  // Copies within the device; the two may be the same.
+  void copy_bytes(void* to, const void* from, size_t bytes);
+
+  // The cudaStream_t, made at the first call. Throws ExitCode::kInternal on other backends.
+  CUstream_st* queue();
 
  private:
+  struct QueueDeleter {
+    void operator()(CUstream_st* queue) const;
+  };
   Memory* memory_;
+  int id_;
+  StreamPriority priority_;
+  std::unique_ptr<CUstream_st, QueueDeleter> queue_;  // outlives the context, which works on it
   OpProfile* profile_ = nullptr;
   bool tuning_ = false;
   bool deterministic_ = true;

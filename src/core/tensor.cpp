@@ -9,7 +9,10 @@ size_t dtype_size(DType dtype) {
     case DType::kBF16:
       return 2;
     case DType::kF64:
+    case DType::kI64:
       return 8;
+    case DType::kU8:
+      return 1;
     case DType::kF32:
     case DType::kI32:
       break;
@@ -27,6 +30,10 @@ const char* dtype_name(DType dtype) {
       return "i32";
     case DType::kF64:
       return "f64";
+    case DType::kI64:
+      return "i64";
+    case DType::kU8:
+      return "u8";
   }
   return "?";
 }

@@ -14,10 +14,10 @@
 
 namespace sbtrain {
 
-enum class DType : uint8_t { kF32, kBF16, kI32, kF64 };
+enum class DType : uint8_t { kF32, kBF16, kI32, kF64, kI64, kU8 };
 
 size_t dtype_size(DType dtype);       // bytes per element
-const char* dtype_name(DType dtype);  // "f32", "bf16", "i32", "f64"
+const char* dtype_name(DType dtype);  // "f32", "bf16", ...
 
 // A dense view of up to 4 dimensions. All dimensions but the first are contiguous;
 // the first ("rows") may be strided, so that q, k and v can be column ranges of one qkv matrix.

@@ -1,10 +1,15 @@
-// Collective operations among the ranks of a run.
+// Collective operations among the ranks of a run, or of a group of them.
+//
+// Every rank of the communicator makes the same calls in the same order, with the same types, sizes
+// and roots; a rank that has no work takes part all the same. Errors and timeouts throw
+// ExitCode::kCommunication; tensors that do not fit throw ExitCode::kInternal.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/stream.h"
 
@@ -16,21 +21,46 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int world() const = 0;
 
-  // Device tensors, ordered on the stream. Errors and timeouts throw ExitCode::kCommunication.
-  // full = the ranks' equal shards in rank order.
-  virtual void all_gather(Stream& s, Tensor full, Tensor shard) = 0;
-  // shard += this rank's part of the sum of all ranks' `full`.
-  virtual void reduce_scatter(Stream& s, Tensor shard, Tensor full) = 0;
-  // x (f64) = the sum of all ranks' x.
-  virtual void all_reduce(Stream& s, Tensor x) = 0;
+  // ---- On the device. They are work of the stream like an op: they read what it was given before,
+  // and what it is given later reads their result. Tensors are contiguous. Sums are of f32, bf16,
+  // f64, i32 or i64, in that type, and their order is the same in every run of the same ranks on
+  // the same machines; what is only moved may be of any type. A shard may be this rank's part of
+  // `full`, as it lies there; any other overlap of two arguments is an error of the caller's.
 
-  // Host values, the same result on every rank.
+  // full [W * n] = the shards [n] of all ranks, in rank order.
+  void all_gather(Stream& s, Tensor full, Tensor shard);
+  // shard [n] = this rank's part of the sum of all ranks' full [W * n]. Destroys `full`.
+  void reduce_scatter(Stream& s, Tensor shard, Tensor full);
+  // x = the sum of all ranks' x: the same bits on every rank.
+  void all_reduce(Stream& s, Tensor x);
+  // x = the root's x.
+  void broadcast(Stream& s, Tensor x, int root);
+
+  // ---- On the host. They return when the result is there, the same on every rank.
+
   virtual void sum(std::span<double> values) = 0;
   virtual std::string broadcast(std::string value, int root) = 0;
+  virtual std::vector<std::string> all_gather(std::string value) = 0;  // in rank order
+  // Returns when every rank has called it. Does not wait for streams.
   virtual void barrier() = 0;
+
+  // ---- Groups
+
+  // The group of the ranks that pass the same `color`, in the order of their rank here. Collective:
+  // all ranks call it. split(node) is the ranks of a node, split(rank in the node) the replicas of
+  // a shard over the nodes. Collectives of a group and of its parent may run at the same time only
+  // where all ranks start them in the same order.
+  virtual std::unique_ptr<Communicator> split(int color) = 0;
+
+ protected:
+  // The arguments have been checked.
+  virtual void run_all_gather(Stream& s, const Tensor& full, const Tensor& shard) = 0;
+  virtual void run_reduce_scatter(Stream& s, const Tensor& shard, const Tensor& full) = 0;
+  virtual void run_all_reduce(Stream& s, const Tensor& x) = 0;
+  virtual void run_broadcast(Stream& s, const Tensor& x, int root) = 0;
 };
 
-// A world of one: every collective is the identity.
+// A world of one: every collective moves the data at most.
 std::unique_ptr<Communicator> make_single_process();
 
 }  // namespace sbtrain

@@ -14,8 +14,8 @@ int64_t storage_of(const PlacedTensor& tensor, int64_t element) {
 
 }  // namespace
 
-std::vector<ParamRange> param_ranges(const ShardedParams& params, bool with_moments) {
-  std::vector<ParamRange> ranges;
+std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_moments) {
+  std::vector<TensorShard> shards;
   const ParamRegistry& registry = params.registry();
   for (size_t u = 0; u < registry.units().size(); ++u) {
     const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
@@ -24,23 +24,21 @@ std::vector<ParamRange> param_ranges(const ShardedParams& params, bool with_mome
                                                shard.begin + shard.size - tensor.offset);
       if (range.begin == range.end) continue;
       const bool padded = tensor.spec.shape.back() != tensor.spec.stored().back();
-      const int64_t first = tensor.offset + storage_of(tensor, range.begin) - shard.begin;
-      const auto add = [&](ParamState state, const Tensor& flat) {
-        ranges.push_back({.state = state,
-                          .name = tensor.name,
-                          .shape = tensor.spec.shape,
-                          .begin = range.begin,
-                          .end = range.end,
-                          .data = flat.f32() + first,
-                          .row_stride = padded ? tensor.spec.stored().back() : 0});
+      const int64_t first = storage_of(tensor, range.begin);
+      const int64_t last = storage_of(tensor, range.end - 1);
+      const auto add = [&](TensorKind kind, const Tensor& flat) {
+        const TensorRange part{kind, tensor.name, tensor.spec.shape, range.begin, range.end};
+        shards.push_back({part,
+                          flat.row_range(tensor.offset + first - shard.begin, last + 1 - first),
+                          padded ? tensor.spec.stored().back() : 0});
       };
-      add(ParamState::kMaster, shard.master);
+      add(TensorKind::kModel, shard.weights);
       if (!with_moments) continue;
-      add(ParamState::kMoment1, shard.moment1);
-      add(ParamState::kMoment2, shard.moment2);
+      add(TensorKind::kAdamM, shard.moment1);
+      add(TensorKind::kAdamV, shard.moment2);
     }
   }
-  return ranges;
+  return shards;
 }
 
 }  // namespace sbtrain

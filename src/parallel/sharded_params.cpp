@@ -31,65 +31,91 @@ ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, Communica
     : registry_(registry), stream_(s), communicator_(communicator) {
   require(communicator.world() == 1, "sharding over {} ranks needs a distributed communicator",
           communicator.world());
-  Memory& memory = s.memory();
   for (size_t u = 0; u < registry.units().size(); ++u) {
-    const ParamUnit& spec = registry.units()[u];
-    Unit unit;
-    unit.shard.size = spec.size / communicator.world();
-    unit.shard.begin = unit.shard.size * communicator.rank();
-    unit.shard.decays = decay_ranges(spec, unit.shard.begin, unit.shard.begin + unit.shard.size);
-    const auto allocate = [&](MemoryClass c, const char* what) {
-      return memory.allocate(c, spec.prefix + what, DType::kF32, {unit.shard.size});
-    };
-    unit.master = allocate(MemoryClass::kWeights, "weights");
-    unit.shard.master = unit.master;
-    if (memory.compute_dtype() != DType::kF32) {
-      unit.compute = memory.allocate(MemoryClass::kWeights, spec.prefix + "compute",
-                                     memory.compute_dtype(), {spec.size});
-    }
-    const Buffer& seen = unit.compute.tensor().defined() ? unit.compute : unit.master;
-    unit.weights = registry.view(static_cast<int>(u), seen);
-    if (with_training) {
-      unit.gradient = allocate(MemoryClass::kGradients, "gradients");
-      unit.moment1 = allocate(MemoryClass::kOptimizer, "moment1");
-      unit.moment2 = allocate(MemoryClass::kOptimizer, "moment2");
-      unit.shard.gradient = unit.gradient;
-      unit.shard.moment1 = unit.moment1;
-      unit.shard.moment2 = unit.moment2;
-      unit.gradients = registry.view(static_cast<int>(u), unit.gradient);
-    }
-    units_.push_back(std::move(unit));
+    units_.push_back(make_unit(static_cast<int>(u), with_training));
   }
 }
 
-// In a world of one every unit is whole already: there is nothing to move.
+ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
+  Memory& memory = stream_.memory();
+  const ParamUnit& spec = registry_.unit(index);
+  Unit unit;
+  Shard& shard = unit.shard;
+  shard.size = spec.size / communicator_.world();
+  shard.begin = shard.size * communicator_.rank();
+  shard.decays = decay_ranges(spec, shard.begin, shard.begin + shard.size);
+  const auto allocate = [&](MemoryClass c, const char* what) {
+    return memory.allocate(c, spec.prefix + what, DType::kF32, {shard.size});
+  };
+  const bool copies = memory.compute_dtype() != DType::kF32;
+  if (copies) {
+    unit.compute = memory.allocate(MemoryClass::kWeights, spec.prefix + "compute",
+                                   memory.compute_dtype(), {spec.size});
+    shard.weights = unit.compute.tensor().row_range(shard.begin, shard.size);
+  }
+  if (with_training || !copies) {
+    unit.master = allocate(MemoryClass::kWeights, "weights");
+    shard.weights = unit.master;
+  }
+  unit.weights = registry_.view(index, copies ? unit.compute : unit.master);
+  if (!with_training) return unit;
+  unit.gradient = allocate(MemoryClass::kGradients, "gradients");
+  unit.moment1 = allocate(MemoryClass::kOptimizer, "moment1");
+  unit.moment2 = allocate(MemoryClass::kOptimizer, "moment2");
+  shard.gradient = unit.gradient;
+  shard.moment1 = unit.moment1;
+  shard.moment2 = unit.moment2;
+  unit.gradients = registry_.view(index, unit.gradient);
+  return unit;
+}
+
+// ---- A unit in a step: in a world of one every unit is whole already, and nothing moves.
+
 void ShardedParams::gather(int unit) {
-  ++units_.at(unit).users;
-  units_[unit].state = State::kGathered;
+  Unit& u = units_.at(unit);
+  require(!u.gathered, "the unit of '{}' is gathered again before its release", name(unit));
+  u.gathered = true;
 }
 
 const Weights& ShardedParams::get(int unit) {
-  require(units_.at(unit).state == State::kGathered, "unit {} is used before it is gathered", unit);
+  require(units_.at(unit).gathered, "the unit of '{}' is used without a gather", name(unit));
   return units_[unit].weights;
 }
 
 void ShardedParams::release(int unit) {
   Unit& u = units_.at(unit);
-  require(u.users > 0, "unit {} is released more often than it was gathered", unit);
-  if (--u.users == 0) u.state = State::kSharded;
+  require(u.gathered, "the unit of '{}' is released without a gather", name(unit));
+  u.gathered = false;
 }
 
 const Weights& ShardedParams::gradients(int unit) {
-  require(units_.at(unit).gradient.tensor().defined(), "unit {} has no gradients: not training",
-          unit);
-  return units_[unit].gradients;
+  Unit& u = units_.at(unit);
+  require(u.gradient.tensor().defined(), "the unit of '{}' has no gradients: not training",
+          name(unit));
+  u.open = true;
+  return u.gradients;
 }
 
 void ShardedParams::reduce(int unit) {
-  communicator_.reduce_scatter(stream_, units_.at(unit).shard.gradient, units_[unit].gradient);
+  Unit& u = units_.at(unit);
+  require(u.open, "the gradients of the unit of '{}' are reduced before they are formed",
+          name(unit));
+  communicator_.reduce_scatter(stream_, u.shard.gradient, u.gradient);
+  u.open = false;
+}
+
+// ---- All shards at once
+
+void ShardedParams::require_at_rest(const char* what) const {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!units_[u].gathered && !units_[u].open) continue;
+    fail(ExitCode::kInternal, "{} while the unit of '{}' {}", what, name(static_cast<int>(u)),
+         units_[u].gathered ? "is gathered" : "has gradients that are not reduced");
+  }
 }
 
 void ShardedParams::initialize(uint64_t seed) {
+  require_at_rest("weights change");
   std::vector<float> host;
   for (size_t u = 0; u < units_.size(); ++u) {
     const Shard& shard = units_[u].shard;
@@ -97,7 +123,7 @@ void ShardedParams::initialize(uint64_t seed) {
       host.resize(shard.size);
       sbtrain::initialize(registry_.unit(static_cast<int>(u)), shard.begin,
                           shard.begin + shard.size, seed, host.data());
-      ops::copy_from_host(stream_, shard.master, host.data());
+      upload(stream_, shard.weights, host.data());
       ops::synchronize(stream_);
     }
     if (!shard.moment1.defined()) continue;
@@ -108,28 +134,46 @@ void ShardedParams::initialize(uint64_t seed) {
 }
 
 void ShardedParams::refresh() {
+  require_at_rest("weights change");
   for (const Unit& unit : units_) {
-    if (unit.compute.tensor().defined()) ops::copy(stream_, unit.compute, unit.master);
+    const bool copies = unit.master.tensor().defined() && unit.compute.tensor().defined();
+    if (copies) ops::copy(stream_, unit.compute, unit.master);
   }
 }
 
 void ShardedParams::zero_gradients() {
+  require_at_rest("gradients are cleared");
   for (const Unit& unit : units_) ops::fill(stream_, unit.gradient, 0.0f);
 }
 
 void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
+  require_at_rest("gradients are measured");
   for (const Unit& unit : units_) ops::add_squared_norm(stream_, y_1, unit.shard.gradient);
 }
 
 void ShardedParams::update(ops::AdamW adamw) {
+  require_at_rest("weights change");
   for (const Unit& unit : units_) {
-    adamw.w_N = unit.shard.master;
+    adamw.w_N = unit.shard.weights;
     adamw.m_N = unit.shard.moment1;
     adamw.v_N = unit.shard.moment2;
     adamw.grad_N = unit.shard.gradient;
     adamw.compute_N = unit.compute;
     adamw.decays = unit.shard.decays;
     ops::adamw(stream_, adamw);
+  }
+}
+
+void upload(Stream& s, Tensor to, const float* host) {
+  if (to.dtype == DType::kF32) return ops::copy_from_host(s, to, host);
+  require(to.contiguous(), "an upload to {} with gaps", to.describe());
+  constexpr int64_t kPart = int64_t{1} << 24;  // elements: 64 MiB beside the weights
+  for (int64_t begin = 0; begin < to.numel(); begin += kPart) {
+    const Tensor part = to.row_range(begin, std::min(kPart, to.numel() - begin));
+    const Buffer values =
+        s.memory().allocate(MemoryClass::kScratch, "upload", DType::kF32, {part.numel()});
+    ops::copy_from_host(s, values, host + begin);
+    ops::copy(s, part, values);
   }
 }
 

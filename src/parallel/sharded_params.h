@@ -2,11 +2,16 @@
 //
 // A unit (embedding, block, head) is one flat array; rank r of W owns the r-th of W equal ranges
 // of it: master weights, gradients and AdamW moments exist as that range only. A step asks for
-// whole units through gather / get / release and gives gradients back through reduce. In a world
-// of one the same calls run without communication. Use out of order throws.
+// whole units through gather / get / release and gives gradients back through gradients / reduce.
+// In a world of one the same calls run without communication. The calls for a unit come in this
+// order, and any other throws ExitCode::kInternal:
+//   gather, get as often as needed, release
+//   gradients as often as needed, reduce        beside the former
+//   what reads or changes all shards at once    while no unit is gathered or has open gradients
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/memory.h"
@@ -19,8 +24,8 @@ namespace sbtrain {
 
 class ShardedParams : public ParamAccess {
  public:
-  // with_training: gradients and moments exist too. Contents are undefined until initialize() or
-  // a checkpoint fills them.
+  // with_training: gradients and moments exist too. Without, there are weights in the compute type
+  // alone. Contents are undefined until initialize() or a checkpoint fills them.
   ShardedParams(const ParamRegistry& registry, Stream& s, Communicator& communicator,
                 bool with_training);
 
@@ -34,15 +39,16 @@ class ShardedParams : public ParamAccess {
   struct Shard {
     int64_t begin = 0;
     int64_t size = 0;
-    Tensor master, moment1, moment2, gradient;  // f32 [size]; the last three with training only
-    std::vector<ops::DecayRange> decays;        // elements of the shard with weight decay
+    Tensor weights;                       // [size] f32 for training, else of the compute type
+    Tensor moment1, moment2, gradient;    // f32 [size], for training
+    std::vector<ops::DecayRange> decays;  // elements of the shard with weight decay
   };
   const ParamRegistry& registry() const { return registry_; }
   Stream& stream() const { return stream_; }
   const Shard& shard(int unit) const { return units_.at(unit).shard; }
 
   void initialize(uint64_t seed);  // weights by Philox, moments zero
-  // To be called after the master weights changed: compute copies follow them.
+  // To be called after the shards' weights changed: what get() shows follows them.
   void refresh();
   void zero_gradients();
   // y_1 (f64) += the sum of the squares of this rank's gradients.
@@ -52,19 +58,25 @@ class ShardedParams : public ParamAccess {
   void update(ops::AdamW adamw);
 
  private:
-  enum class State : uint8_t { kSharded, kGathered };
   struct Unit {
     Buffer master, moment1, moment2, gradient;
     Buffer compute;  // the whole unit in the compute type, where that is not the masters'
     Shard shard;
     Weights weights, gradients;
-    State state = State::kSharded;
-    int users = 0;  // gather() calls without their release()
+    bool gathered = false;
+    bool open = false;  // gradients() without its reduce()
   };
+  Unit make_unit(int index, bool with_training);
+  // The unit's first tensor, for messages.
+  const std::string& name(int unit) const { return registry_.unit(unit).tensors.front().name; }
+  void require_at_rest(const char* what) const;
   const ParamRegistry& registry_;
   Stream& stream_;
   Communicator& communicator_;
   std::vector<Unit> units_;
 };
+
+// to [n] = host [n], rounded to its type. Takes 64 MiB of the device at most where it is not f32.
+void upload(Stream& s, Tensor to, const float* host);
 
 }  // namespace sbtrain

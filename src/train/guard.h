@@ -17,6 +17,7 @@ struct GuardState {
   bool operator==(const GuardState&) const = default;
 };
 
+// Counts the steps in a row that had to be skipped, and ends the run when there are too many.
 class Guard {
  public:
   using State = GuardState;

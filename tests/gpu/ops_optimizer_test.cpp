@@ -5,7 +5,6 @@
 #include "core/error.h"
 #include "gpu/op_test.h"
 #include "kernels/optimizer.h"
-#include "ops/cuda/context.h"
 
 namespace sbtrain {
 namespace {
@@ -172,37 +171,6 @@ TEST_F(Optimizer, TooManyDecayRangesThrow) {
       ops::adamw(gpu(),
                  {.w_N = x, .m_N = x, .v_N = x, .grad_N = x, .stats = stats, .decays = decays}),
       Error);
-}
-
-// Whether or not the step is applied: a gradient that is not finite must not stay.
-TEST_F(Optimizer, ClearsTheGradient) {
-  for (const double apply : {0.0, 1.0}) {
-    const Owned one = test::constant({103}, 1);
-    const OnGpu w(gpu(), one, kF32);
-    const OnGpu m(gpu(), one, kF32);
-    const OnGpu v(gpu(), one, kF32);
-    const OnGpu grad(gpu(), one, kF32);
-    const OnGpu stats(gpu(), kF64, {ops::kStepStats});
-    Values values(ops::kStepStats, 1.0);
-    values[ops::kApply] = apply;
-    set(gpu(), stats, values);
-    kernels::adamw(ops::cuda::cuda_stream(gpu()), {.w = w.tensor().f32(),
-                                                   .m = m.tensor().f32(),
-                                                   .v = v.tensor().f32(),
-                                                   .grad = grad.tensor().f32(),
-                                                   .w_bf16 = nullptr,
-                                                   .n = 103,
-                                                   .stats = stats.tensor().f64(),
-                                                   .lr = 0.1f,
-                                                   .beta1 = 0.9f,
-                                                   .beta2 = 0.95f,
-                                                   .eps = 1e-8f,
-                                                   .zero_grad = true,
-                                                   .segment_count = 0,
-                                                   .segments = {}});
-    EXPECT_EQ(grad.values(), Values(103, 0.0));
-    EXPECT_EQ(w.values()[50] == 1.0, apply == 0.0);
-  }
 }
 
 }  // namespace

@@ -120,6 +120,10 @@ class OnGpu {
         return read_as<int32_t>(from);
       case DType::kF64:
         return read_as<double>(from);
+      case DType::kI64:
+        return static_cast<double>(read_as<int64_t>(from));
+      case DType::kU8:
+        return *from;
     }
     return 0;
   }

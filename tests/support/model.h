@@ -44,7 +44,7 @@ class ModelRun {
   ModelRun(Backend backend, const ModelConfig& config, const PackedBatch& batch,
            Recompute recompute = Recompute::kNone)
       : memory_(backend),
-        stream_(memory_),
+        stream_(with_poison(memory_)),
         model_(config, recompute),
         communicator_(make_single_process()),
         params_(model_.registry(), stream_, *communicator_, /*with_training=*/true),
@@ -102,7 +102,7 @@ class ModelRun {
     return tensors([](const ShardedParams::Shard& shard) { return shard.gradient; });
   }
   std::map<std::string, std::vector<float>> masters() {
-    return tensors([](const ShardedParams::Shard& shard) { return shard.master; });
+    return tensors([](const ShardedParams::Shard& shard) { return shard.weights; });
   }
 
   // Adds noise to what starts as a constant: norms at 1 and biases at 0 hide mistakes.
@@ -148,7 +148,7 @@ class ModelRun {
   template <typename Change>
   void change_masters(Change&& change) {
     for (size_t u = 0; u < model_.registry().units().size(); ++u) {
-      const Tensor& master = params_.shard(static_cast<int>(u)).master;
+      const Tensor& master = params_.shard(static_cast<int>(u)).weights;
       std::vector<float> flat = download(master);
       for (const PlacedTensor& tensor : model_.registry().units()[u].tensors) {
         change(tensor, flat.data() + tensor.offset);

@@ -59,7 +59,7 @@ class StepRun {
   std::vector<float> weights() {
     std::vector<float> all;
     for (size_t u = 0; u < model_.registry().units().size(); ++u) {
-      const Tensor& master = step_->params().shard(static_cast<int>(u)).master;
+      const Tensor& master = step_->params().shard(static_cast<int>(u)).weights;
       const size_t before = all.size();
       all.resize(before + static_cast<size_t>(master.numel()));
       ops::copy_to_host(stream_, all.data() + before, master);

@@ -14,8 +14,10 @@
 
 namespace sbtrain::test {
 
-// A stream on the CPU backend with memory of its own; what tests call ops with.
+// A stream on the CPU backend with memory of its own; what tests call ops with. What reads or
+// writes released memory shows.
 struct CpuStream {
+  CpuStream() { memory.poison(); }
   Memory memory{Backend::kCpu};
   Stream stream{memory};
   operator Stream&() { return stream; }  // NOLINT: passed where ops want a stream

@@ -35,6 +35,9 @@ void fill(Stream& /*s*/, Tensor x, float value) {
       return fill_with(x.i32(), static_cast<int32_t>(value));
     case DType::kF64:
       return fill_with(x.f64(), static_cast<double>(value));
+    case DType::kI64:
+    case DType::kU8:
+      fail(ExitCode::kInternal, "fill: no kernel for {}", x.describe());
   }
 }
 

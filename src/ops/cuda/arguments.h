@@ -27,6 +27,9 @@ inline kernels::Type kernel_type(DType dtype) {
       return kernels::Type::kI32;
     case DType::kF64:
       return kernels::Type::kF64;
+    case DType::kI64:
+    case DType::kU8:
+      break;
   }
   fail(ExitCode::kInternal, "kernels do not know {}", dtype_name(dtype));
 }

@@ -83,11 +83,10 @@ void Staging::download(cudaStream_t stream, void* host, const void* device, size
 
 // ---- Context --------------------------------------------------------------------------------
 
-Context::Context() {
+Context::Context(cudaStream_t queue) : stream(queue) {
   int index = 0;
   SBTRAIN_CUDA_CHECK(cudaGetDevice(&index));
   SBTRAIN_CUDA_CHECK(cudaGetDeviceProperties(&device, index));
-  SBTRAIN_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   SBTRAIN_CUDA_CHECK(cublasLtCreate(&blas));
   tuner.open(device.name);
 }
@@ -104,12 +103,14 @@ Context::~Context() {
     cudaFreeHost(slot.values);
   }
   cublasLtDestroy(blas);
-  cudaStreamDestroy(stream);
 }
 
 Context& context(const Stream& s) {
   // A stream's context belongs to the stream's state, not to what its ops may change.
-  if (!s.context()) const_cast<Stream&>(s).set_context(std::make_unique<Context>());
+  if (!s.context()) {
+    auto& mine = const_cast<Stream&>(s);
+    mine.set_context(std::make_unique<Context>(mine.queue()));
+  }
   return static_cast<Context&>(*s.context());
 }
 

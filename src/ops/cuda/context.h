@@ -40,10 +40,10 @@ class Staging {
 
 class Context : public BackendContext {
  public:
-  Context();
+  explicit Context(cudaStream_t queue);
   ~Context() override;
 
-  cudaStream_t stream = nullptr;
+  cudaStream_t stream = nullptr;  // the stream's own
   cublasLtHandle_t blas = nullptr;
   cudaDeviceProp device{};
   Staging staging;

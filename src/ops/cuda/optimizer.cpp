@@ -55,7 +55,6 @@ void adamw(Stream& s, const AdamW& t) {
                    .beta1 = t.beta1,
                    .beta2 = t.beta2,
                    .eps = t.eps,
-                   .zero_grad = false,
                    .segment_count = 0,
                    .segments = {}};
   for (const DecayRange& range : t.decays) {

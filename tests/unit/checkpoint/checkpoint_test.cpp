@@ -76,8 +76,10 @@ TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
   for (const auto& [begin, end] :
        {std::pair<int64_t, int64_t>{0, 30}, {3, 27}, {5, 10}, {7, 8}, {4, 6}, {9, 9}}) {
     const int64_t at = begin / kCols * kStride + begin % kCols;
-    const TensorShard shard{TensorKind::kModel,  "w",    {kRows, kCols}, begin, end,
-                            storage.data() + at, kStride};
+    const int64_t last = std::max(end - 1, begin);
+    const int64_t count = last / kCols * kStride + last % kCols - at + (end > begin);
+    const Tensor stored(storage.data() + at, DType::kF32, {count});
+    const TensorShard shard{{TensorKind::kModel, "w", {kRows, kCols}, begin, end}, stored, kStride};
     Snapshot snapshot = test_snapshot(1);
     copy_tensors(std::span(&shard, 1), snapshot);
     ASSERT_EQ(snapshot.tensors.size(), 1U);
@@ -85,7 +87,8 @@ TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
       EXPECT_EQ(snapshot.tensors[0].values[i - begin], static_cast<float>(i));
     }
   }
-  const TensorShard whole{TensorKind::kModel, "w", {kRows, kCols}, 0, 30, storage.data(), kStride};
+  const Tensor all(storage.data(), DType::kF32, {kRows * kStride});
+  const TensorShard whole{{TensorKind::kModel, "w", {kRows, kCols}, 0, 30}, all, kStride};
   Snapshot snapshot;
   copy_tensors(std::span(&whole, 1), snapshot);
   const float* before = snapshot.tensors[0].values.data();
@@ -140,14 +143,21 @@ class FakeCommunicator : public Communicator {
  public:
   int rank() const override { return 1; }
   int world() const override { return 3; }
-  void all_gather(Stream&, Tensor, Tensor) override {}
-  void reduce_scatter(Stream&, Tensor, Tensor) override {}
   void sum(std::span<double>) override {}
-  void all_reduce(Stream& /*s*/, Tensor /*x*/) override {}
   std::string broadcast(std::string value, int root) override {
     return root == rank() ? value : fmt::format("rank {}", root);
   }
+  std::vector<std::string> all_gather(std::string value) override {
+    return {"rank 0", std::move(value), "rank 2"};
+  }
   void barrier() override {}
+  std::unique_ptr<Communicator> split(int) override { return nullptr; }
+
+ protected:
+  void run_all_gather(Stream&, const Tensor&, const Tensor&) override {}
+  void run_reduce_scatter(Stream&, const Tensor&, const Tensor&) override {}
+  void run_all_reduce(Stream&, const Tensor&) override {}
+  void run_broadcast(Stream&, const Tensor&, int) override {}
 };
 
 TEST(Checkpoint, CommunicatorMakesAGroup) {

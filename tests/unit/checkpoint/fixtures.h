@@ -63,7 +63,7 @@ inline Snapshot test_snapshot(int64_t step, int rank = 0, int world = 1) {
       const int64_t numel = checked_numel(tensor.shape);
       const int64_t begin = numel * rank / world;
       const int64_t end = numel * (rank + 1) / world;
-      snapshot.tensors.push_back({kind, tensor.name, tensor.shape, begin, end,
+      snapshot.tensors.push_back({{kind, tensor.name, tensor.shape, begin, end},
                                   test_values(step, kind, tensor, begin, end)});
     }
   }

@@ -35,7 +35,7 @@ TEST(ModelState, PaddingIsZeroAfterLoading) {
   const auto each = [&](ShardedParams& params, const auto& visit) {
     for (size_t u = 0; u < model.registry().units().size(); ++u) {
       const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
-      for (const Tensor& t : {shard.master, shard.moment1, shard.moment2}) visit(t);
+      for (const Tensor& t : {shard.weights, shard.moment1, shard.moment2}) visit(t);
     }
   };
   each(loaded,

@@ -157,7 +157,7 @@ TEST(CheckpointWriter, RealWriteErrors) {
   save_step(run.path(), 1);
   Snapshot big = test_snapshot(2);
   big.tensors.push_back(
-      {TensorKind::kModel, "big", {100000}, 0, 100000, std::vector<float>(100000)});
+      {{TensorKind::kModel, "big", {100000}, 0, 100000}, std::vector<float>(100000)});
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit limit{};
   getrlimit(RLIMIT_FSIZE, &limit);

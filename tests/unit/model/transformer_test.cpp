@@ -262,7 +262,7 @@ TEST_P(TransformerAttention, GradientsAgreeWithFiniteDifferences) {
       const ParamUnit& unit = h.model().registry().units()[u];
       for (const PlacedTensor& tensor : unit.tensors) {
         const Philox random(9, RandomPurpose::kTest, tensor.name);
-        float* w = h.params().shard(static_cast<int>(u)).master.f32() + tensor.offset;
+        float* w = h.params().shard(static_cast<int>(u)).weights.f32() + tensor.offset;
         for_each_run(tensor, 0, tensor.stored, [&](const ElementRun& run) {
           for (int64_t i = 0; i < run.count; ++i) {
             w[run.storage + i] += static_cast<float>(0.1 * random.normal(run.logical + i));
@@ -278,7 +278,7 @@ TEST_P(TransformerAttention, GradientsAgreeWithFiniteDifferences) {
         // Steps this long cross the kinks of FIRE's units; the attention tests look at them closer.
         if (tensor.name.find(".fire.") != std::string::npos) continue;
         const Philox random(11, RandomPurpose::kTest, tensor.name);
-        float* w = shard.master.f32() + tensor.offset;
+        float* w = shard.weights.f32() + tensor.offset;
         const float* g = shard.gradient.f32() + tensor.offset;
         const std::vector<float> original(w, w + tensor.stored);
         // The direction follows the gradient, with some noise, so that the difference is large

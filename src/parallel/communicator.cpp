@@ -1,0 +1,52 @@
+#include "parallel/communicator.h"
+
+#include "core/error.h"
+
+namespace sbtrain {
+namespace {
+
+void check_contiguous(const char* what, const Tensor& x) {
+  if (x.defined() && x.contiguous()) return;
+  fail(ExitCode::kInternal, "{}: {} (row stride {}) is not contiguous", what, x.describe(),
+       x.row_stride);
+}
+
+void check_parts(const char* what, const Tensor& full, const Tensor& shard, int world) {
+  check_contiguous(what, full);
+  check_contiguous(what, shard);
+  if (full.dtype == shard.dtype && full.numel() == shard.numel() * world) return;
+  fail(ExitCode::kInternal, "{}: {} is not {} times {}", what, full.describe(), world,
+       shard.describe());
+}
+
+void check_summed(const char* what, const Tensor& x) {
+  if (x.dtype != DType::kU8) return;
+  fail(ExitCode::kInternal, "{}: {} is not added up", what, x.describe());
+}
+
+}  // namespace
+
+void Communicator::all_gather(Stream& s, Tensor full, Tensor shard) {
+  check_parts("all_gather", full, shard, world());
+  run_all_gather(s, full, shard);
+}
+
+void Communicator::reduce_scatter(Stream& s, Tensor shard, Tensor full) {
+  check_parts("reduce_scatter", full, shard, world());
+  check_summed("reduce_scatter", full);
+  run_reduce_scatter(s, shard, full);
+}
+
+void Communicator::all_reduce(Stream& s, Tensor x) {
+  check_contiguous("all_reduce", x);
+  check_summed("all_reduce", x);
+  run_all_reduce(s, x);
+}
+
+void Communicator::broadcast(Stream& s, Tensor x, int root) {
+  check_contiguous("broadcast", x);
+  require(root >= 0 && root < world(), "broadcast: no rank {} among {}", root, world());
+  run_broadcast(s, x, root);
+}
+
+}  // namespace sbtrain

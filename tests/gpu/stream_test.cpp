@@ -1,0 +1,61 @@
+// Streams of the GPU and the events between them.
+#include <gtest/gtest.h>
+
+#include "ops/ops.h"
+#include "support/gpu.h"
+
+namespace sbtrain::test {
+namespace {
+
+using GpuStreams = GpuTest;
+
+// The work is long enough that without the events the other stream would be ahead of it.
+TEST_F(GpuStreams, AStreamWaitsForTheWorkOfAnother) {
+  constexpr int64_t kElements = int64_t{1} << 26;
+  constexpr int kFills = 50;
+  Memory memory(Backend::kCuda);
+  Stream compute(memory);
+  Stream communication(memory, "communication", StreamPriority::kHigh);
+  const Buffer x = compute.allocate(MemoryClass::kInputs, "x", DType::kF32, {kElements});
+  Event there, filled;
+  for (int round = 1; round <= 3; ++round) {
+    compute.record(there);
+    communication.wait(there);
+    communication.use(x);
+    for (int i = kFills; i > 0; --i) ops::fill(communication, x, static_cast<float>(i * round));
+    communication.record(filled);
+    compute.wait(filled);
+    EXPECT_EQ(ops::sum(compute, x), static_cast<double>(kElements * round));
+    filled.synchronize();
+    EXPECT_TRUE(filled.done());
+  }
+}
+
+TEST_F(GpuStreams, ReleasedMemoryIsReusedOnAnotherStreamAfterAnEvent) {
+  Memory memory(Backend::kCuda);
+  Stream compute(memory);
+  Stream communication(memory, "communication");
+  Buffer buffer = compute.allocate(MemoryClass::kInputs, "x", DType::kF32, {1000});
+  const void* released = buffer.tensor().data;
+  buffer.release();
+  const Buffer other = communication.allocate(MemoryClass::kInputs, "y", DType::kF32, {1000});
+  EXPECT_NE(other.tensor().data, released);
+  Event event;
+  compute.record(event);
+  communication.wait(event);
+  const Buffer third = communication.allocate(MemoryClass::kInputs, "z", DType::kF32, {1000});
+  EXPECT_EQ(third.tensor().data, released);
+}
+
+TEST_F(GpuStreams, BytesAreCopiedInOrder) {
+  GpuStream gpu;
+  const Buffer from = gpu.memory.allocate(MemoryClass::kInputs, "from", DType::kF32, {100});
+  const Buffer to = gpu.memory.allocate(MemoryClass::kInputs, "to", DType::kF32, {100});
+  ops::fill(gpu, from, 2.0f);
+  gpu.stream.copy_bytes(to.tensor().data, from.tensor().data, from.tensor().bytes());
+  ops::fill(gpu, from, 3.0f);
+  EXPECT_EQ(ops::sum(gpu, to), 200.0);
+}
+
+}  // namespace
+}  // namespace sbtrain::test
