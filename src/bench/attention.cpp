@@ -7,9 +7,9 @@
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "core/error.h"
-#include "ops/coca.h"
 #include "ops/ops.h"
-#include "ops/rebased.h"
+#include "ops/ops.h"
+#include "ops/ops.h"
 #include "ops/softmax_bias.h"
 
 namespace sbtrain {

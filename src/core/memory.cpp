@@ -120,7 +120,7 @@ struct Memory::Impl {
   size_t pool_bytes = 0;
 };
 
-Memory::Memory(Backend backend, Backend target)
+Memory::Memory(Backend backend, const Target& target)
     : backend_(backend), target_(target), impl_(std::make_unique<Impl>()) {}
 
 Memory::~Memory() {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/target.h"
 #include "core/tensor.h"
 
 namespace sbtrain {
@@ -69,18 +70,20 @@ struct MemoryReport {
 
 class Memory {
  public:
-  explicit Memory(Backend backend) : Memory(backend, backend) {}
+  explicit Memory(Backend backend) : Memory(backend, present_target(backend)) {}
   // The plan of a run on `target`; needs neither the device nor the memory.
-  static Memory planning(Backend target) { return Memory(Backend::kPlan, target); }
+  static Memory planning(const Target& target) { return Memory(Backend::kPlan, target); }
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
   Backend backend() const { return backend_; }
-  // The backend that runs, or for which Backend::kPlan plans.
-  Backend target() const { return target_; }
+  // What runs, or what Backend::kPlan plans for.
+  const Target& target() const { return target_; }
   // The type of activations and compute weights: bf16 on (or planned for) a GPU, else f32.
-  DType compute_dtype() const { return target_ == Backend::kCuda ? DType::kBF16 : DType::kF32; }
+  DType compute_dtype() const {
+    return target_.backend == Backend::kCuda ? DType::kBF16 : DType::kF32;
+  }
 
   // Inside a program: a step buffer. Outside: a persistent one. Contents are undefined.
   // `name` appears in reports and errors. Throws ExitCode::kOutOfMemory with the plan.
@@ -104,12 +107,12 @@ class Memory {
  private:
   friend class Buffer;
   struct Impl;
-  Memory(Backend backend, Backend target);
+  Memory(Backend backend, const Target& target);
   void release(int64_t id) noexcept;
   void release_spare() noexcept;
   void* take(size_t bytes);
   Backend backend_;
-  Backend target_;
+  Target target_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -3,7 +3,7 @@
 
 #include "gpu/op_test.h"
 #include "ops/gpt.h"
-#include "ops/short_conv.h"
+#include "ops/ops.h"
 
 namespace sbtrain {
 namespace {

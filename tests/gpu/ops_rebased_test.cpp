@@ -3,7 +3,7 @@
 
 #include "gpu/op_test.h"
 #include "ops/cuda/scratch.h"
-#include "ops/rebased.h"
+#include "ops/ops.h"
 #include "unit/attention/rebased_oracle.h"
 
 namespace sbtrain {

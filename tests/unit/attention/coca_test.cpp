@@ -1,5 +1,5 @@
 // The transforms of CoCA against its formulas in fp64, gradients included.
-#include "ops/coca.h"
+#include "ops/ops.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/rebased.h"
+#include "ops/ops.h"
 
 namespace sbtrain::test {
 

@@ -1,13 +1,13 @@
 // Based and ReBased attention against their definition in fp64, in both forms; the short
 // convolution against its own.
-#include "ops/rebased.h"
+#include "ops/ops.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
 
 #include "core/error.h"
-#include "ops/short_conv.h"
+#include "ops/ops.h"
 #include "support/tensors.h"
 #include "unit/attention/rebased_oracle.h"
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "ops/rebased.h"
+#include "ops/ops.h"
 
 namespace sbtrain::kernels {
 namespace {
