@@ -47,10 +47,10 @@ int64_t stored_count(const Range& range) {
 void clear(ShardedParams& params, bool with_moments) {
   for (size_t u = 0; u < params.registry().units().size(); ++u) {
     const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
-    ops::fill(params.stream(), shard.master, 0.0f);
+    ops::run(params.stream(), ops::Fill{.x = shard.master, .value = 0.0f});
     if (!with_moments) continue;
-    ops::fill(params.stream(), shard.moment1, 0.0f);
-    ops::fill(params.stream(), shard.moment2, 0.0f);
+    ops::run(params.stream(), ops::Fill{.x = shard.moment1, .value = 0.0f});
+    ops::run(params.stream(), ops::Fill{.x = shard.moment2, .value = 0.0f});
   }
 }
 
@@ -71,7 +71,7 @@ void take_snapshot(ShardedParams& params, Snapshot& snapshot) {
   for (size_t i = 0; i < shards.size(); ++i) {
     host.resize(static_cast<size_t>(stored_count(shards[i])));
     const Tensor device(const_cast<float*>(shards[i].data), DType::kF32, {stored_count(shards[i])});
-    ops::copy_to_host(params.stream(), host.data(), device);
+    ops::run(params.stream(), ops::CopyToHost{.host = host.data(), .x = device});
     TensorShard shard = shards[i];
     shard.data = host.data();
     Snapshot one;
@@ -103,8 +103,9 @@ void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool
     }
     host.assign(static_cast<size_t>(stored_count(range)), 0.0f);
     checkpoint.read(kind, range.name, range.begin, range.end, host.data(), range.row_stride);
-    ops::copy_from_host(params.stream(), Tensor(range.data, DType::kF32, {stored_count(range)}),
-                        host.data());
+    ops::run(params.stream(),
+             ops::CopyFromHost{.y = Tensor(range.data, DType::kF32, {stored_count(range)}),
+                               .host = host.data()});
   }
   params.refresh();
 }

@@ -97,28 +97,30 @@ void ShardedParams::initialize(uint64_t seed) {
       host.resize(shard.size);
       sbtrain::initialize(registry_.unit(static_cast<int>(u)), shard.begin,
                           shard.begin + shard.size, seed, host.data());
-      ops::copy_from_host(stream_, shard.master, host.data());
-      ops::synchronize(stream_);
+      ops::run(stream_, ops::CopyFromHost{.y = shard.master, .host = host.data()});
+      ops::run(stream_, ops::Synchronize{});
     }
     if (!shard.moment1.defined()) continue;
-    ops::fill(stream_, shard.moment1, 0.0f);
-    ops::fill(stream_, shard.moment2, 0.0f);
+    ops::run(stream_, ops::Fill{.x = shard.moment1, .value = 0.0f});
+    ops::run(stream_, ops::Fill{.x = shard.moment2, .value = 0.0f});
   }
   refresh();
 }
 
 void ShardedParams::refresh() {
   for (const Unit& unit : units_) {
-    if (unit.compute.tensor().defined()) ops::copy(stream_, unit.compute, unit.master);
+    if (unit.compute.tensor().defined())
+      ops::run(stream_, ops::Copy{.y = unit.compute, .x = unit.master});
   }
 }
 
 void ShardedParams::zero_gradients() {
-  for (const Unit& unit : units_) ops::fill(stream_, unit.gradient, 0.0f);
+  for (const Unit& unit : units_) ops::run(stream_, ops::Fill{.x = unit.gradient, .value = 0.0f});
 }
 
 void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
-  for (const Unit& unit : units_) ops::add_squared_norm(stream_, y_1, unit.shard.gradient);
+  for (const Unit& unit : units_)
+    ops::run(stream_, ops::AddSquaredNorm{.y_1 = y_1, .x = unit.shard.gradient});
 }
 
 void ShardedParams::update(ops::AdamW adamw) {
@@ -129,7 +131,7 @@ void ShardedParams::update(ops::AdamW adamw) {
     adamw.grad_N = unit.shard.gradient;
     adamw.compute_N = unit.compute;
     adamw.decays = unit.shard.decays;
-    ops::adamw(stream_, adamw);
+    ops::run(stream_, adamw);
   }
 }
 

@@ -32,44 +32,58 @@ void run_every_op(Memory& memory) {
   const Buffer dtable = allocate(memory, DType::kF32, {kVocab, kWidth});
   const Buffer losses = allocate(memory, DType::kF32, {kTokens});
   const Buffer ids = allocate(memory, DType::kI32, {kTokens});
-  for (const Buffer* b : {&x, &wide, &square, &row, &drow, &table, &dtable}) ops::fill(s, *b, 0.5f);
-  ops::fill(s, ids, 1);
+  for (const Buffer* b : {&x, &wide, &square, &row, &drow, &table, &dtable})
+    ops::run(s, ops::Fill{.x = *b, .value = 0.5f});
+  ops::run(s, ops::Fill{.x = ids, .value = 1});
 
-  ops::embedding(s, x, ids, table, 1.0f);
-  ops::rmsnorm(s, y, x, row, 1e-5f);
-  ops::rmsnorm_backward(s, x, drow, y, x, row, 1e-5f);
-  ops::head_norm(s, y, x, row, drow, 2, 1e-5f);
-  ops::head_norm_backward(s, y, drow, row, x, x, row, 2, 1e-5f);
-  ops::linear(s, y, x, square, {.residual = x});
-  ops::linear_backward_input(s, y, x, square);
-  ops::linear_backward_weight(s, square, y, x);
-  ops::bias_backward(s, drow, y);
-  ops::swiglu(s, y, wide);
-  ops::swiglu_backward(s, dwide, y, wide);
-  ops::bias_sigmoid(s, y, x, row);
-  ops::sigmoid_backward(s, x, y, y);
-  ops::rope(s, x, ids, {.heads = 2});
-  ops::linear_cross_entropy(
-      s,
-      {.loss_T = losses, .dx_TD = y, .dw_VD = dtable, .x_TD = x, .w_VD = table, .targets_T = ids});
-  ops::embedding_backward(s, dtable, y, ids, 1.0f);
-  ops::add(s, x, y);
-  ops::copy(s, y, x);
+  ops::run(s, ops::Embedding{.y_TD = x, .tokens_T = ids, .w_VD = table, .scale = 1.0f});
+  ops::run(s, ops::RmsNorm{.y_TD = y, .x_TD = x, .w_D = row, .eps = 1e-5f});
+  ops::run(s, ops::RmsNormBackward{
+                  .dx_TD = x, .dw_D = drow, .dy_TD = y, .x_TD = x, .w_D = row, .eps = 1e-5f});
+  ops::run(s, ops::HeadNorm{
+                  .y_THd = y, .x_THd = x, .w_Hd = row, .b_Hd = drow, .heads = 2, .eps = 1e-5f});
+  ops::run(s, ops::HeadNormBackward{.dx_THd = y,
+                                    .dw_Hd = drow,
+                                    .db_Hd = row,
+                                    .dy_THd = x,
+                                    .x_THd = x,
+                                    .w_Hd = row,
+                                    .heads = 2,
+                                    .eps = 1e-5f});
+  ops::run(s, ops::Linear{.y_TN = y, .x_TK = x, .w_NK = square, .residual = x});
+  ops::run(s, ops::LinearBackwardInput{.dx_TK = y, .dy_TN = x, .w_NK = square});
+  ops::run(s, ops::LinearBackwardWeight{.dw_NK = square, .dy_TN = y, .x_TK = x});
+  ops::run(s, ops::BiasBackward{.db_N = drow, .dy_TN = y});
+  ops::run(s, ops::Swiglu{.y_TF = y, .gate_up_T2F = wide});
+  ops::run(s, ops::SwigluBackward{.dgate_up_T2F = dwide, .dy_TF = y, .gate_up_T2F = wide});
+  ops::run(s, ops::BiasSigmoid{.y_TH = y, .x_TH = x, .b_H = row});
+  ops::run(s, ops::SigmoidBackward{.dx_TH = x, .dy_TH = y, .y_TH = y});
+  ops::run(s, ops::Rope{.x_THd = x, .positions_T = ids, .params = {.heads = 2}});
+  ops::run(s, ops::CrossEntropy{.loss_T = losses,
+                                .dx_TD = y,
+                                .dw_VD = dtable,
+                                .x_TD = x,
+                                .w_VD = table,
+                                .targets_T = ids});
+  ops::run(s, ops::EmbeddingBackward{.dw_VD = dtable, .dy_TD = y, .tokens_T = ids, .scale = 1.0f});
+  ops::run(s, ops::Add{.y = x, .x = y});
+  ops::run(s, ops::Copy{.y = y, .x = x});
   ops::sum(s, losses);
   const Buffer m = allocate(memory, DType::kF32, {kVocab, kWidth});
   const Buffer v = allocate(memory, DType::kF32, {kVocab, kWidth});
-  ops::fill(s, m, 0);
-  ops::fill(s, v, 0);
+  ops::run(s, ops::Fill{.x = m, .value = 0});
+  ops::run(s, ops::Fill{.x = v, .value = 0});
   const Buffer stats =
       memory.allocate(MemoryClass::kOptimizer, "stats", DType::kF64, {ops::kStepStats});
-  ops::fill(s, stats, 0);
-  ops::add_squared_norm(s, stats.tensor().row_range(ops::kSquaredNorm, 1), dtable);
-  ops::finish_step(s, stats, 1, 0.9, 0.95);
-  ops::adamw(s, {.w_N = table, .m_N = m, .v_N = v, .grad_N = dtable, .stats = stats});
+  ops::run(s, ops::Fill{.x = stats, .value = 0});
+  ops::run(s,
+           ops::AddSquaredNorm{.y_1 = stats.tensor().row_range(ops::kSquaredNorm, 1), .x = dtable});
+  ops::run(s, ops::FinishStep{.stats = stats, .clip = 1, .beta1 = 0.9, .beta2 = 0.95});
+  ops::run(s, ops::AdamW{.w_N = table, .m_N = m, .v_N = v, .grad_N = dtable, .stats = stats});
   std::vector<float> host(kTokens);
-  ops::copy_from_host(s, losses, host.data());
-  ops::copy_to_host(s, host.data(), losses);
-  ops::synchronize(s);
+  ops::run(s, ops::CopyFromHost{.y = losses, .host = host.data()});
+  ops::run(s, ops::CopyToHost{.host = host.data(), .x = losses});
+  ops::run(s, ops::Synchronize{});
 }
 
 TEST(Planning, RealOpsTakeThePlannedScratch) {
@@ -91,7 +105,7 @@ TEST(Planning, LogitsAppearUnderTheirClass) {
     const Buffer w = allocate(plan, DType::kF32, {32768, 8});
     const Buffer loss = allocate(plan, DType::kF32, {4096});
     const Buffer ids = allocate(plan, DType::kI32, {4096});
-    ops::linear_cross_entropy(s, {.loss_T = loss, .x_TD = x, .w_VD = w, .targets_T = ids});
+    ops::run(s, ops::CrossEntropy{.loss_T = loss, .x_TD = x, .w_VD = w, .targets_T = ids});
   }
   const auto logits = plan.report().programs[0].at_peak[static_cast<int>(MemoryClass::kLogits)];
   EXPECT_EQ(logits, size_t{64} * 32768 * 4);
@@ -102,7 +116,7 @@ TEST(Planning, ABuildWithoutCudaSaysSo) {
   Memory memory(Backend::kCuda);
   Stream s(memory);
   try {
-    ops::fill(s, Tensor(nullptr, DType::kF32, {1}), 0);
+    ops::run(s, ops::Fill{.x = Tensor(nullptr, DType::kF32, {1}), .value = 0});
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "fill: this build has no cuda backend");
