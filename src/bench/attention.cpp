@@ -1,4 +1,6 @@
 // Attention forward and backward, apart from the model.
+#include "ops/attention.h"
+
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -7,8 +9,8 @@
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "core/error.h"
-#include "ops/ops.h"
-#include "ops/softmax_bias.h"
+#include "ops/coca.h"
+#include "ops/rebased.h"
 
 namespace sbtrain {
 namespace {

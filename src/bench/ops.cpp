@@ -1,6 +1,4 @@
 // Single ops: those that memory bounds against a copy, and the matrix products of a block.
-#include "ops/ops.h"
-
 #include <array>
 #include <unordered_set>
 
@@ -8,6 +6,14 @@
 #include "bench/timing.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "ops/activation.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/loss.h"
+#include "ops/memory.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
 
 namespace sbtrain {
 namespace {

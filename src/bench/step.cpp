@@ -9,7 +9,7 @@
 #include "core/device.h"
 #include "core/philox.h"
 #include "model/transformer.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 #include "parallel/communicator.h"
 
 namespace sbtrain {

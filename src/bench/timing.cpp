@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {

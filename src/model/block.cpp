@@ -1,8 +1,8 @@
 #include "model/block.h"
 
 #include "core/error.h"
-#include "ops/gpt.h"
-#include "ops/ops.h"
+#include "ops/linear.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {

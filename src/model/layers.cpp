@@ -3,8 +3,10 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/gpt.h"
-#include "ops/ops.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
+#include "ops/memory.h"
+#include "ops/norm.h"
 
 namespace sbtrain {
 namespace {

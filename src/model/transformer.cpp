@@ -4,7 +4,10 @@
 #include <optional>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/loss.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {

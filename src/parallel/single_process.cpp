@@ -1,4 +1,4 @@
-#include "ops/ops.h"
+#include "ops/memory.h"
 #include "parallel/communicator.h"
 
 namespace sbtrain {

@@ -3,7 +3,8 @@
 #include <numeric>
 
 #include "checkpoint/model_state.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 
 namespace sbtrain {
 

@@ -5,7 +5,8 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 
 namespace sbtrain {
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
-#include "ops/ops.h"
+#include "ops/coca.h"
 
 namespace sbtrain {
 namespace {

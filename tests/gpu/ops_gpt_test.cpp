@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
-#include "ops/gpt.h"
-#include "ops/ops.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
+#include "ops/short_conv.h"
 
 namespace sbtrain {
 namespace {

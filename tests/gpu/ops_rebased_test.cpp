@@ -3,7 +3,8 @@
 
 #include "gpu/op_test.h"
 #include "ops/cuda/scratch.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
+#include "ops/rebased.h"
 #include "unit/attention/rebased_oracle.h"
 
 namespace sbtrain {

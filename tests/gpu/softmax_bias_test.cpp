@@ -1,7 +1,5 @@
 // Softmax attention with ALiBi and FIRE on the GPU against the fp64 oracle, and their decoding
 // against the CPU backend. Skipped where there is no GPU.
-#include "ops/softmax_bias.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,8 @@
 #include <optional>
 
 #include "gpu/op_test.h"
+#include "ops/attention.h"
+#include "ops/memory.h"
 #include "unit/attention/oracle.h"
 
 namespace sbtrain::test {

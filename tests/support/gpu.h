@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/device.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {

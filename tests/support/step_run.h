@@ -9,7 +9,7 @@
 #include "config/config.h"
 #include "core/device.h"
 #include "model/transformer.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 #include "parallel/communicator.h"
 #include "support/model.h"
 #include "train/step.h"

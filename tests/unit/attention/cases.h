@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/softmax_bias.h"
+#include "ops/attention.h"
 #include "support/tensors.h"
 #include "unit/attention/oracle.h"
 

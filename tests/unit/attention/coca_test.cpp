@@ -1,7 +1,8 @@
 // The transforms of CoCA against its formulas in fp64, gradients included.
+#include "ops/coca.h"
+
 #include <gtest/gtest.h>
 
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {

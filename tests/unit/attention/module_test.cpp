@@ -6,7 +6,7 @@
 
 #include "attention/attention.h"
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/linear.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {

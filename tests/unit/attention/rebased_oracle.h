@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/rebased.h"
 
 namespace sbtrain::test {
 

@@ -1,11 +1,13 @@
 // Based and ReBased attention against their definition in fp64, in both forms; the short
 // convolution against its own.
+#include "ops/rebased.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/short_conv.h"
 #include "support/tensors.h"
 #include "unit/attention/rebased_oracle.h"
 

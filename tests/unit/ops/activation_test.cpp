@@ -1,8 +1,9 @@
+#include "ops/activation.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {

@@ -1,7 +1,8 @@
+#include "ops/embedding.h"
+
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {

@@ -1,8 +1,9 @@
+#include "ops/linear.h"
+
 #include <gtest/gtest.h>
 #include <omp.h>
 
 #include "ops/cpu/blas.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {

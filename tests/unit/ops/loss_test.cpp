@@ -1,10 +1,11 @@
+#include "ops/loss.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
 #include "ops/scratch.h"
 #include "support/tensors.h"
 

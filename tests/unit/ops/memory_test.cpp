@@ -1,9 +1,12 @@
+#include "ops/memory.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
 #include "support/tensors.h"
 
 namespace sbtrain {

@@ -1,3 +1,5 @@
+#include "ops/optimizer.h"
+
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -5,7 +7,6 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {

@@ -4,7 +4,14 @@
 
 #include "core/device.h"
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/activation.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/loss.h"
+#include "ops/memory.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
 
 namespace sbtrain {
 namespace {

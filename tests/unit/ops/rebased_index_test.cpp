@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/rebased.h"
 
 namespace sbtrain::kernels {
 namespace {

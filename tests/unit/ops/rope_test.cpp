@@ -1,9 +1,10 @@
+#include "ops/rope.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
