@@ -332,6 +332,7 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
   Memory memory(backend);
   Stream stream(memory);
   stream.set_deterministic(options.deterministic);
+  stream.set_implementation(options.implementation);
   RandomTensors random(stream);
   std::vector<AttentionBenchRow> rows;
   for (const std::string& module : options.modules) {

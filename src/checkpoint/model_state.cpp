@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
+#include "ops/memory.h"
 #include "parallel/param_shards.h"
 
 namespace sbtrain {

@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "gpu/op_test.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
 
 namespace sbtrain {
 namespace {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
+#include "ops/embedding.h"
 
 namespace sbtrain {
 namespace {

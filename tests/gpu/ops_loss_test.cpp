@@ -6,6 +6,7 @@
 #include "gpu/op_test.h"
 #include "kernels/cross_entropy.h"
 #include "ops/cuda/context.h"
+#include "ops/loss.h"
 
 namespace sbtrain {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "gpu/op_test.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {

@@ -6,6 +6,8 @@
 #include "gpu/op_test.h"
 #include "kernels/optimizer.h"
 #include "ops/cuda/context.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 
 namespace sbtrain {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "core/device.h"
 #include "kernels/attention/scratch_sizes.h"
+#include "ops/attention.h"
 #include "ops/choose.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/cuda.h"

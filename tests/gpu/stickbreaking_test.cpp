@@ -1,4 +1,5 @@
 // Stick-breaking attention on the GPU against the fp64 oracle, with every option.
+#include "ops/attention.h"
 #include "support/gpu.h"
 #include "unit/attention/cases.h"
 

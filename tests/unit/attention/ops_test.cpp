@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "ops/attention.h"
 #include "unit/attention/cases.h"
 
 namespace sbtrain::test {

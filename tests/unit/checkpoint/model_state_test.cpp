@@ -4,6 +4,7 @@
 
 #include "fixtures.h"
 #include "model/transformer.h"
+#include "ops/memory.h"
 #include "parallel/communicator.h"
 #include "support/tensors.h"
 
