@@ -27,7 +27,7 @@ struct SwigluOp {
   Swiglu p;
   template <int kWidth>
   __device__ Two<kWidth> load(int64_t row, int64_t col) const {
-    const bf16* gate = p.gate_up + row * p.gate_up_stride + col;
+    const bf16* gate = p.gate_up.row(row) + col;
     return {load_pack<kWidth>(gate), load_pack<kWidth>(gate + p.cols)};
   }
   template <int kWidth>
@@ -36,7 +36,7 @@ struct SwigluOp {
     auto y = convert<float>(loaded.b);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) y[i] *= gate[i] * sigmoid(gate[i]);
-    store_floats(p.y + row * p.y_stride + col, y);
+    store_floats(p.y.row(row) + col, y);
   }
 };
 
@@ -46,9 +46,9 @@ struct SwigluBackwardOp {
   SwigluBackward p;
   template <int kWidth>
   __device__ Three<kWidth> load(int64_t row, int64_t col) const {
-    const bf16* gate = p.gate_up + row * p.gate_up_stride + col;
+    const bf16* gate = p.gate_up.row(row) + col;
     return {load_pack<kWidth>(gate), load_pack<kWidth>(gate + p.cols),
-            load_pack<kWidth>(p.dy + row * p.dy_stride + col)};
+            load_pack<kWidth>(p.dy.row(row) + col)};
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
@@ -66,7 +66,7 @@ struct SwigluBackwardOp {
       gate[i] = dy[i] * up[i] * (s * (1.0f + g * complement));
       up[i] = dy[i] * (g * s);
     }
-    bf16* dgate = p.dgate_up + row * p.dgate_up_stride + col;
+    bf16* dgate = p.dgate_up.row(row) + col;
     store_floats(dgate, gate);
     store_floats(dgate + p.cols, up);
   }
@@ -76,7 +76,7 @@ struct BiasSigmoidOp {
   BiasSigmoid p;
   template <int kWidth>
   __device__ WithFloats<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(p.b + col), load_pack<kWidth>(p.x + row * p.x_stride + col)};
+    return {load_pack<kWidth>(p.b + col), load_pack<kWidth>(p.x.row(row) + col)};
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const WithFloats<kWidth>& loaded) const {
@@ -84,7 +84,7 @@ struct BiasSigmoidOp {
     Pack<float, kWidth> y = loaded.b;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) y[i] = sigmoid(y[i] + b[i]);
-    store_pack(p.y + row * p.y_stride + col, y);
+    store_pack(p.y.row(row) + col, y);
   }
 };
 
@@ -92,8 +92,7 @@ struct SigmoidBackwardOp {
   SigmoidBackward p;
   template <int kWidth>
   __device__ WithFloats<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(p.dy + row * p.dy_stride + col),
-            load_pack<kWidth>(p.y + row * p.y_stride + col)};
+    return {load_pack<kWidth>(p.dy.row(row) + col), load_pack<kWidth>(p.y.row(row) + col)};
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const WithFloats<kWidth>& loaded) const {
@@ -101,7 +100,7 @@ struct SigmoidBackwardOp {
     const Pack<float, kWidth>& y = loaded.b;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) dx[i] *= y[i] * (1.0f - y[i]);
-    store_floats(p.dx + row * p.dx_stride + col, dx);
+    store_floats(p.dx.row(row) + col, dx);
   }
 };
 
@@ -109,7 +108,7 @@ struct AddBiasOp {
   AddBias p;
   template <int kWidth>
   __device__ Two<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(p.y + row * p.y_stride + col), load_pack<kWidth>(p.b + col)};
+    return {load_pack<kWidth>(p.y.row(row) + col), load_pack<kWidth>(p.b + col)};
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
@@ -117,7 +116,7 @@ struct AddBiasOp {
     const auto b = convert<float>(loaded.b);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) y[i] += b[i];
-    store_floats(p.y + row * p.y_stride + col, y);
+    store_floats(p.y.row(row) + col, y);
   }
 };
 
@@ -130,7 +129,7 @@ struct BiasGeluOp {
   BiasGelu p;
   template <int kWidth>
   __device__ Two<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(p.x + row * p.x_stride + col), load_pack<kWidth>(p.b + col)};
+    return {load_pack<kWidth>(p.x.row(row) + col), load_pack<kWidth>(p.b + col)};
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
@@ -141,7 +140,7 @@ struct BiasGeluOp {
       const float z = y[i] + b[i];
       y[i] = z * normal_below(z);
     }
-    store_floats(p.y + row * p.y_stride + col, y);
+    store_floats(p.y.row(row) + col, y);
   }
 };
 
@@ -150,8 +149,8 @@ struct BiasGeluBackwardOp {
   BiasGeluBackward p;
   template <int kWidth>
   __device__ Three<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(p.dy + row * p.dy_stride + col),
-            load_pack<kWidth>(p.x + row * p.x_stride + col), load_pack<kWidth>(p.b + col)};
+    return {load_pack<kWidth>(p.dy.row(row) + col), load_pack<kWidth>(p.x.row(row) + col),
+            load_pack<kWidth>(p.b + col)};
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
@@ -164,7 +163,7 @@ struct BiasGeluBackwardOp {
       const float z = x[i] + b[i];
       dx[i] *= normal_below(z) + z * kDensity * expf(-0.5f * z * z);
     }
-    store_floats(p.dx + row * p.dx_stride + col, dx);
+    store_floats(p.dx.row(row) + col, dx);
   }
 };
 
@@ -186,7 +185,7 @@ __global__ void __launch_bounds__(kBiasThreads)
   if (col < p.cols) {
 #pragma unroll 4
     for (int64_t row = first_row(p.rows, blockIdx.x) + slot; row < end; row += slots) {
-      const auto dy = load_floats<kWidth>(p.dy + row * p.dy_stride + col);
+      const auto dy = load_floats<kWidth>(p.dy.row(row) + col);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) sum[i] += dy[i];
     }
@@ -205,55 +204,46 @@ __global__ void __launch_bounds__(kBiasThreads)
 }  // namespace
 
 void swiglu(cudaStream_t stream, const Swiglu& p) {
-  const bool vectors =
-      vectors_fit<kWidth>(p.y, p.y_stride) && vectors_fit<kWidth>(p.gate_up, p.gate_up_stride);
+  const bool vectors = vectors_fit<kWidth>(p.y, p.gate_up);
   launch_elementwise<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
 }
 
 void swiglu_backward(cudaStream_t stream, const SwigluBackward& p) {
-  const bool vectors = vectors_fit<kWidth>(p.dgate_up, p.dgate_up_stride) &&
-                       vectors_fit<kWidth>(p.dy, p.dy_stride) &&
-                       vectors_fit<kWidth>(p.gate_up, p.gate_up_stride);
+  const bool vectors = vectors_fit<kWidth>(p.dgate_up, p.dy, p.gate_up);
   launch_elementwise<kWidth>(stream, "swiglu_backward", p.rows, p.cols, vectors,
                              SwigluBackwardOp{p});
 }
 
 void bias_sigmoid(cudaStream_t stream, const BiasSigmoid& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.y_stride) &&
-                       vectors_fit<kWidth>(p.x, p.x_stride) && vectors_fit<kWidth>(p.b, 0);
+  const bool vectors = vectors_fit<kWidth>(p.y, p.x, p.b);
   launch_elementwise<kWidth>(stream, "bias_sigmoid", p.rows, p.cols, vectors, BiasSigmoidOp{p});
 }
 
 void sigmoid_backward(cudaStream_t stream, const SigmoidBackward& p) {
-  const bool vectors = vectors_fit<kWidth>(p.dx, p.dx_stride) &&
-                       vectors_fit<kWidth>(p.dy, p.dy_stride) &&
-                       vectors_fit<kWidth>(p.y, p.y_stride);
+  const bool vectors = vectors_fit<kWidth>(p.dx, p.dy, p.y);
   launch_elementwise<kWidth>(stream, "sigmoid_backward", p.rows, p.cols, vectors,
                              SigmoidBackwardOp{p});
 }
 
 void add_bias(cudaStream_t stream, const AddBias& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.y_stride) && vectors_fit<kWidth>(p.b, 0);
+  const bool vectors = vectors_fit<kWidth>(p.y, p.b);
   launch_elementwise<kWidth>(stream, "add_bias", p.rows, p.cols, vectors, AddBiasOp{p});
 }
 
 void bias_gelu(cudaStream_t stream, const BiasGelu& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.y_stride) &&
-                       vectors_fit<kWidth>(p.x, p.x_stride) && vectors_fit<kWidth>(p.b, 0);
+  const bool vectors = vectors_fit<kWidth>(p.y, p.x, p.b);
   launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors, BiasGeluOp{p});
 }
 
 void bias_gelu_backward(cudaStream_t stream, const BiasGeluBackward& p) {
-  const bool vectors = vectors_fit<kWidth>(p.dx, p.dx_stride) &&
-                       vectors_fit<kWidth>(p.dy, p.dy_stride) &&
-                       vectors_fit<kWidth>(p.x, p.x_stride) && vectors_fit<kWidth>(p.b, 0);
+  const bool vectors = vectors_fit<kWidth>(p.dx, p.dy, p.x, p.b);
   launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
                              BiasGeluBackwardOp{p});
 }
 
 void bias_backward(cudaStream_t stream, const BiasBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.dy, p.dy_stride);
+  const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.dy);
   with_width<kWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.cols / kPackWidth;

@@ -7,27 +7,24 @@
 
 #include <cstdint>
 
+#include "kernels/types.h"
+
 namespace sbtrain::kernels {
 
 // y [rows, cols] = silu(gate) * up, gate_up [rows, 2 * cols]: gate left, up right
 // (SwiGLU, arXiv 2002.05202). Source: activation.cu.
 struct Swiglu {
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  const __nv_bfloat16* gate_up;
-  int64_t gate_up_stride;
+  Matrix<__nv_bfloat16> y;
+  Matrix<const __nv_bfloat16> gate_up;
   int64_t rows, cols;
 };
 void swiglu(cudaStream_t stream, const Swiglu& p);
 
 // dgate_up [rows, 2 * cols] = gradient; may be gate_up itself.
 struct SwigluBackward {
-  __nv_bfloat16* dgate_up;
-  int64_t dgate_up_stride;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
-  const __nv_bfloat16* gate_up;
-  int64_t gate_up_stride;
+  Matrix<__nv_bfloat16> dgate_up;
+  Matrix<const __nv_bfloat16> dy;
+  Matrix<const __nv_bfloat16> gate_up;
   int64_t rows, cols;
 };
 void swiglu_backward(cudaStream_t stream, const SwigluBackward& p);
@@ -35,10 +32,8 @@ void swiglu_backward(cudaStream_t stream, const SwigluBackward& p);
 // y [rows, cols] = sigmoid(x + b), b [cols] bf16. y may be x. Both are f32: near 1, where gates
 // live, bf16 would not tell 1 - y from its neighbours.
 struct BiasSigmoid {
-  float* y;
-  int64_t y_stride;
-  const float* x;
-  int64_t x_stride;
+  Matrix<float> y;
+  Matrix<const float> x;
   const __nv_bfloat16* b;
   int64_t rows, cols;
 };
@@ -46,20 +41,16 @@ void bias_sigmoid(cudaStream_t stream, const BiasSigmoid& p);
 
 // dx [rows, cols] = dy * y * (1 - y), y f32. dx may be dy.
 struct SigmoidBackward {
-  __nv_bfloat16* dx;
-  int64_t dx_stride;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
-  const float* y;
-  int64_t y_stride;
+  Matrix<__nv_bfloat16> dx;
+  Matrix<const __nv_bfloat16> dy;
+  Matrix<const float> y;
   int64_t rows, cols;
 };
 void sigmoid_backward(cudaStream_t stream, const SigmoidBackward& p);
 
 // y [rows, cols] += b [cols], both bf16.
 struct AddBias {
-  __nv_bfloat16* y;
-  int64_t y_stride;
+  Matrix<__nv_bfloat16> y;
   const __nv_bfloat16* b;
   int64_t rows, cols;
 };
@@ -67,10 +58,8 @@ void add_bias(cudaStream_t stream, const AddBias& p);
 
 // y [rows, cols] = gelu(x + b), gelu(z) = z Phi(z) (arXiv 1606.08415). y may be x.
 struct BiasGelu {
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<__nv_bfloat16> y;
+  Matrix<const __nv_bfloat16> x;
   const __nv_bfloat16* b;
   int64_t rows, cols;
 };
@@ -78,12 +67,9 @@ void bias_gelu(cudaStream_t stream, const BiasGelu& p);
 
 // dx [rows, cols] = dy gelu'(x + b). dx may be dy or x.
 struct BiasGeluBackward {
-  __nv_bfloat16* dx;
-  int64_t dx_stride;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<__nv_bfloat16> dx;
+  Matrix<const __nv_bfloat16> dy;
+  Matrix<const __nv_bfloat16> x;
   const __nv_bfloat16* b;
   int64_t rows, cols;
 };
@@ -92,8 +78,7 @@ void bias_gelu_backward(cudaStream_t stream, const BiasGeluBackward& p);
 // db [cols] f32 += column sums of dy [rows, cols] bf16, in a fixed order.
 struct BiasBackward {
   float* db;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
+  Matrix<const __nv_bfloat16> dy;
   int64_t rows, cols;
   float* scratch;  // [kTokenParts, cols]
 };

@@ -66,13 +66,13 @@ __global__ void __launch_bounds__(kThreads) coca_kernel(const __grid_constant__ 
   }
   for (int head = 0; head < p.y.heads; ++head) {
     const int column = head * p.y.head_dim + first;
-    const bf16* const x = p.x + row * p.x_stride + column;
+    const bf16* const x = p.x.row(row) + column;
     const auto x1 = load_floats<kWidth>(x);
     const auto x2 = load_floats<kWidth>(x + half);
     Pack<float, kWidth> dy1{};
     Pack<float, kWidth> dy2{};
     if constexpr (kBackward) {
-      const bf16* const dy = p.dy + row * p.dy_stride + column;
+      const bf16* const dy = p.dy.row(row) + column;
       dy1 = load_floats<kWidth>(dy);
       dy2 = load_floats<kWidth>(dy + half);
     }
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) coca_kernel(const __grid_constant__ 
       y1[i] = y.first;
       y2[i] = y.second;
     }
-    bf16* const y = p.y.x + row * p.y.x_stride + column;
+    bf16* const y = p.y.x.row(row) + column;
     store_floats(y, y1);
     store_floats(y + half, y2);
   }
@@ -94,9 +94,8 @@ __global__ void __launch_bounds__(kThreads) coca_kernel(const __grid_constant__ 
 template <CocaTransform kTransform, bool kStrict>
 void launch(cudaStream_t stream, const Coca& p) {
   const int half = p.y.head_dim / 2;
-  const bool vectors = half % 8 == 0 && vectors_fit<8>(p.y.x, p.y.x_stride) &&
-                       vectors_fit<8>(p.x, p.x_stride) &&
-                       (p.dy == nullptr || vectors_fit<8>(p.dy, p.dy_stride));
+  const bool vectors =
+      half % 8 == 0 && vectors_fit<8>(p.y.x, p.x) && (p.dy.data == nullptr || vectors_fit<8>(p.dy));
   with_width<8>(vectors, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     coca_kernel<kTransform, kStrict, kWidth>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/rope.h"
+#include "kernels/types.h"
 
 namespace sbtrain::kernels {
 
@@ -12,10 +13,8 @@ enum class CocaTransform : uint8_t { kQuery, kQueryBackward, kKey, kKeyBackward 
 // (key) or the key itself (key, backward). Source: coca.cu.
 struct Coca {
   Rope y;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
-  const __nv_bfloat16* dy;  // backward
-  int64_t dy_stride;
+  Matrix<const __nv_bfloat16> x;
+  Matrix<const __nv_bfloat16> dy;  // backward
 };
 void coca(cudaStream_t stream, CocaTransform transform, bool strict, const Coca& p);
 

@@ -62,8 +62,8 @@ __device__ bool is_largest(const float* logits, int64_t vocab, int32_t target) {
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossEntropy p) {
   const int64_t row = blockIdx.x;
-  const float* logits = p.logits + row * p.logits_stride;
-  bf16* dlogits = p.dlogits + row * p.dlogits_stride;
+  const float* logits = p.logits.row(row);
+  bf16* dlogits = p.dlogits.row(row);
   const int32_t target = p.targets[row];
   const bool ignored = target < 0;
   require(target < p.vocab);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossE
     const bool hit = !ignored && is_largest(logits, p.vocab, target);
     if (threadIdx.x == 0) p.hits[row] = hit ? 1.0f : 0.0f;
   }
-  if (p.dlogits == nullptr) return;
+  if (p.dlogits.data == nullptr) return;
 #pragma unroll 2
   for (int64_t col = threadIdx.x * kWidth; col < p.vocab; col += kThreads * kWidth) {
     Pack<float, kWidth> dz{};
@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossE
 
 void cross_entropy(cudaStream_t stream, const CrossEntropy& p) {
   if (p.rows == 0) return;
-  const bool vectors = p.vocab % 4 == 0 && vectors_fit<4>(p.logits, p.logits_stride) &&
-                       vectors_fit<4>(p.dlogits, p.dlogits_stride);
+  const bool vectors = p.vocab % 4 == 0 && vectors_fit<4>(p.logits, p.dlogits);
   with_width<4>(vectors, [&](auto width) {
     cross_entropy_kernel<decltype(width)::value>
         <<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/types.h"
+
 namespace sbtrain::kernels {
 
 // loss [rows] f32 = lse - logit[target] (nats), 0 where target < 0. With dlogits, the gradient of
@@ -18,10 +20,8 @@ namespace sbtrain::kernels {
 struct CrossEntropy {
   float* loss;
   float* hits = nullptr;
-  __nv_bfloat16* dlogits;  // may be null
-  int64_t dlogits_stride;
-  const float* logits;
-  int64_t logits_stride;
+  Matrix<__nv_bfloat16> dlogits;  // may be null
+  Matrix<const float> logits;
   const int32_t* targets;
   int64_t rows, vocab;
   float loss_weight, z_loss;

@@ -13,7 +13,7 @@ struct CacheAppendOp {
   CacheAppend p;
   template <int kWidth>
   __device__ Pack<T, kWidth> load(int64_t row, int64_t col) const {
-    return load_pack<kWidth>(static_cast<const T*>(p.x) + row * p.x_stride + col);
+    return load_pack<kWidth>(static_cast<const T*>(p.x.data) + row * p.x.stride + col);
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Pack<T, kWidth>& loaded) const {
@@ -25,8 +25,8 @@ struct CacheAppendOp {
 
 template <typename T>
 void append(cudaStream_t stream, const CacheAppend& p) {
-  const bool vectors = vectors_fit<8>(static_cast<const T*>(p.cache), p.cols) &&
-                       vectors_fit<8>(static_cast<const T*>(p.x), p.x_stride);
+  const bool vectors = vectors_fit<8>(Matrix<T>{static_cast<T*>(p.cache), p.cols},
+                                      Matrix<const T>{static_cast<const T*>(p.x.data), p.x.stride});
   launch_elementwise<8>(stream, "cache_append", p.batch, p.cols, vectors, CacheAppendOp<T>{p});
 }
 
@@ -71,8 +71,8 @@ struct CachedHead {
     const int64_t begin = batch * t.capacity * width + int64_t{head} * t.head_dim;
     k = t.k_cache + begin;
     v = t.v_cache + begin;
-    q = t.q + batch * t.q_stride + int64_t{head} * t.head_dim;
-    o = t.o + batch * t.o_stride + int64_t{head} * t.head_dim;
+    q = t.q.row(batch) + int64_t{head} * t.head_dim;
+    o = t.o.row(batch) + int64_t{head} * t.head_dim;
   }
   int head;
   int64_t batch;

@@ -7,32 +7,28 @@
 #include <cstdint>
 
 #include "kernels/attention/position_bias.h"
+#include "kernels/limits.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
-
-inline constexpr int kMaxDecodeHeadDim = 256;
 
 // cache [batch, capacity, cols], contiguous: cache[b, positions[b]] = x[b]; x [batch, cols]; both
 // bf16 or both f32; positions i32 in [0, capacity): others stop the kernel. Source: decode.cu.
 struct CacheAppend {
   Type type;
   void* cache;
-  const void* x;
-  int64_t x_stride;  // elements from row to row
+  Matrix<const void> x;
   const int32_t* positions;
   int64_t batch, capacity, cols;
 };
 void cache_append(cudaStream_t stream, const CacheAppend& p);
 
 // Row b of q attends to the keys [0, lengths[b]) of its cache; the last is the token itself.
-// o, q [batch, heads * head_dim] bf16, strides from row to row; caches [batch, capacity,
+// o, q [batch, heads * head_dim] bf16; caches [batch, capacity,
 // heads * head_dim] bf16, contiguous; lengths i32 in [1, capacity]: others stop the kernel.
 struct Decode {
-  __nv_bfloat16* o;
-  int64_t o_stride;
-  const __nv_bfloat16* q;
-  int64_t q_stride;
+  Matrix<__nv_bfloat16> o;
+  Matrix<const __nv_bfloat16> q;
   const __nv_bfloat16* k_cache;
   const __nv_bfloat16* v_cache;
   const int32_t* lengths;

@@ -16,14 +16,14 @@ struct EmbeddingOp {
   __device__ Pack<bf16, kWidth> load(int64_t row, int64_t col) const {
     const int32_t id = p.ids[row];
     require(id >= 0 && id < p.vocab);
-    return load_pack<kWidth>(p.w + id * p.w_stride + col);
+    return load_pack<kWidth>(p.w.row(id) + col);
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Pack<bf16, kWidth>& loaded) const {
     auto y = convert<float>(loaded);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) y[i] *= p.scale;
-    store_floats(p.y + row * p.y_stride + col, y);
+    store_floats(p.y.row(row) + col, y);
   }
 };
 
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       if (batch + b < count) {
-        dy[b] = load_pack<kWidth>(p.dy + indices[batch + b] * p.dy_stride + col);
+        dy[b] = load_pack<kWidth>(p.dy.row(indices[batch + b]) + col);
       }
     }
 #pragma unroll
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
       if (before || (last && ends_behind)) {
         store_pack(sorted.sums + (2 * int64_t{blockIdx.x} + (before ? 0 : 1)) * p.width + col, sum);
       } else {
-        float* dw = p.dw + ids[i] * p.dw_stride + col;
+        float* dw = p.dw.row(ids[i]) + col;
         auto total = load_pack<kWidth>(dw);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) total[j] += p.scale * sum[j];
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sum[j] += part[j];
   }
-  float* dw = p.dw + id * p.dw_stride + col;
+  float* dw = p.dw.row(id) + col;
   auto total = load_pack<kWidth>(dw);
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) total[j] += p.scale * sum[j];
@@ -175,15 +175,14 @@ Sorted sort_tokens(cudaStream_t stream, const EmbeddingBackward& p) {
 }  // namespace
 
 void embedding(cudaStream_t stream, const Embedding& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.y_stride) && vectors_fit<kWidth>(p.w, p.w_stride);
+  const bool vectors = vectors_fit<kWidth>(p.y, p.w);
   launch_elementwise<kWidth>(stream, "embedding", p.tokens, p.width, vectors, EmbeddingOp{p});
 }
 
 void embedding_backward(cudaStream_t stream, const EmbeddingBackward& p) {
   if (p.tokens == 0 || p.width == 0) return;
   const Sorted sorted = sort_tokens(stream, p);
-  const bool vectors = p.width % kWidth == 0 && vectors_fit<kWidth>(p.dw, p.dw_stride) &&
-                       vectors_fit<kWidth>(p.dy, p.dy_stride);
+  const bool vectors = p.width % kWidth == 0 && vectors_fit<kWidth>(p.dw, p.dy);
   with_width<kWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.width / kPackWidth;

@@ -6,16 +6,16 @@
 
 #include <cstdint>
 
+#include "kernels/types.h"
+
 namespace sbtrain::kernels {
 
 // y [tokens, width] = scale * w[ids[t]]; y and w [vocab, width] bf16, ids i32 in [0, vocab): others
 // stop the kernel. Source: embedding.cu.
 struct Embedding {
-  __nv_bfloat16* y;
-  int64_t y_stride;
+  Matrix<__nv_bfloat16> y;
   const int32_t* ids;
-  const __nv_bfloat16* w;
-  int64_t w_stride;
+  Matrix<const __nv_bfloat16> w;
   int64_t tokens, width, vocab;
   float scale;
 };
@@ -24,10 +24,8 @@ void embedding(cudaStream_t stream, const Embedding& p);
 // dw[ids[t]] += scale * dy[t]; dw [vocab, width] f32, dy [tokens, width] bf16. The tokens of one id
 // are added in the order of t, in an association that depends on the ids alone.
 struct EmbeddingBackward {
-  float* dw;
-  int64_t dw_stride;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
+  Matrix<float> dw;
+  Matrix<const __nv_bfloat16> dy;
   const int32_t* ids;
   int64_t tokens, width, vocab;
   float scale;

@@ -10,6 +10,8 @@
 #include <string>
 #include <type_traits>
 
+#include "kernels/types.h"
+
 namespace sbtrain::kernels {
 
 using bf16 = __nv_bfloat16;
@@ -32,10 +34,18 @@ inline unsigned blocks(int64_t work, int64_t per_block) {
 // Whether every row can be read in vectors of kWidth elements, 16 bytes at most: base and row
 // stride fit. The caller makes sure of the number of columns.
 template <int kWidth, typename T>
-bool vectors_fit(const T* data, int64_t row_stride) {
+bool vectors_fit(Matrix<T> x) {
   constexpr size_t kBytes = sizeof(T) * kWidth < 16 ? sizeof(T) * kWidth : 16;
-  return reinterpret_cast<uintptr_t>(data) % kBytes == 0 &&
-         static_cast<size_t>(row_stride) * sizeof(T) % kBytes == 0;
+  return reinterpret_cast<uintptr_t>(x.data) % kBytes == 0 &&
+         static_cast<size_t>(x.stride) * sizeof(T) % kBytes == 0;
+}
+template <int kWidth, typename T>
+bool vectors_fit(T* row) {
+  return vectors_fit<kWidth>(Matrix<T>{row, 0});
+}
+template <int kWidth, typename First, typename... Others>
+bool vectors_fit(First first, Others... others) requires(sizeof...(others) > 0) {
+  return vectors_fit<kWidth>(first) && vectors_fit<kWidth>(others...);
 }
 
 template <int kValue>

@@ -8,8 +8,7 @@ struct Nothing {};
 
 template <typename T>
 struct FillOp {
-  T* x;
-  int64_t stride;
+  Matrix<T> x;
   T value;
   template <int kWidth>
   __device__ Nothing load(int64_t /*row*/, int64_t /*col*/) const {
@@ -20,32 +19,28 @@ struct FillOp {
     Pack<T, kWidth> pack;
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) pack[i] = value;
-    store_pack(x + row * stride + col, pack);
+    store_pack(x.row(row) + col, pack);
   }
 };
 
 template <typename Y, typename X>
 struct CopyOp {
-  Y* y;
-  int64_t y_stride;
-  const X* x;
-  int64_t x_stride;
+  Matrix<Y> y;
+  Matrix<const X> x;
   template <int kWidth>
   __device__ Pack<X, kWidth> load(int64_t row, int64_t col) const {
-    return load_pack<kWidth>(x + row * x_stride + col);
+    return load_pack<kWidth>(x.row(row) + col);
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Pack<X, kWidth>& loaded) const {
-    store_pack(y + row * y_stride + col, convert<Y>(loaded));
+    store_pack(y.row(row) + col, convert<Y>(loaded));
   }
 };
 
 template <typename Y, typename X>
 struct AddOp {
-  Y* y;
-  int64_t y_stride;
-  const X* x;
-  int64_t x_stride;
+  Matrix<Y> y;
+  Matrix<const X> x;
   template <int kWidth>
   struct Loaded {
     Pack<Y, kWidth> y;
@@ -53,8 +48,7 @@ struct AddOp {
   };
   template <int kWidth>
   __device__ Loaded<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(y + row * y_stride + col),
-            load_pack<kWidth>(x + row * x_stride + col)};
+    return {load_pack<kWidth>(y.row(row) + col), load_pack<kWidth>(x.row(row) + col)};
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Loaded<kWidth>& loaded) const {
@@ -62,31 +56,29 @@ struct AddOp {
     const auto other = convert<float>(loaded.x);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sum[i] += other[i];
-    store_floats(y + row * y_stride + col, sum);
+    store_floats(y.row(row) + col, sum);
   }
 };
 
 template <typename T>
 void fill_typed(cudaStream_t stream, const Fill& p, T value) {
   constexpr int kWidth = 16 / sizeof(T);
-  const bool flat = p.stride == p.cols;
-  auto* x = static_cast<T*>(p.x);
+  const bool flat = p.x.stride == p.cols;
+  const Matrix<T> x{static_cast<T*>(p.x.data), flat ? 0 : p.x.stride};
   launch_elementwise<kWidth>(stream, "fill", flat ? 1 : p.rows, flat ? p.rows * p.cols : p.cols,
-                             vectors_fit<kWidth>(x, flat ? 0 : p.stride),
-                             FillOp<T>{x, p.stride, value});
+                             vectors_fit<kWidth>(x), FillOp<T>{x, value});
 }
 
 template <template <typename, typename> typename Op, typename Y, typename X>
 void binary(cudaStream_t stream, const char* name, const Copy& p) {
   // 16 bytes of the larger type: neighbouring threads read neighbouring 16 bytes.
   constexpr int kWidth = 16 / std::max(sizeof(Y), sizeof(X));
-  const bool flat = p.y_stride == p.cols && p.x_stride == p.cols;
-  auto* y = static_cast<Y*>(p.y);
-  const auto* x = static_cast<const X*>(p.x);
-  const bool vectors = vectors_fit<kWidth>(y, flat ? 0 : p.y_stride) &&
-                       vectors_fit<kWidth>(x, flat ? 0 : p.x_stride);
+  const bool flat = p.y.stride == p.cols && p.x.stride == p.cols;
+  const Matrix<Y> y{static_cast<Y*>(p.y.data), flat ? 0 : p.y.stride};
+  const Matrix<const X> x{static_cast<const X*>(p.x.data), flat ? 0 : p.x.stride};
+  const bool vectors = vectors_fit<kWidth>(y, x);
   launch_elementwise<kWidth>(stream, name, flat ? 1 : p.rows, flat ? p.rows * p.cols : p.cols,
-                             vectors, Op<Y, X>{y, p.y_stride, x, p.x_stride});
+                             vectors, Op<Y, X>{y, x});
 }
 
 template <template <typename, typename> typename Op>

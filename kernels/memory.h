@@ -11,9 +11,9 @@ namespace sbtrain::kernels {
 
 // x [rows, cols] = value, rounded to x's type. Source: memory.cu.
 struct Fill {
-  void* x;
+  Matrix<void> x;
   Type type;
-  int64_t rows, cols, stride;  // stride: elements from row to row
+  int64_t rows, cols;
   float value;
 };
 void fill(cudaStream_t stream, const Fill& p);
@@ -21,12 +21,10 @@ void fill(cudaStream_t stream, const Fill& p);
 // y [rows, cols] = x [rows, cols]. f32 and bf16 in all four combinations, i32 to i32, f64 to
 // f64; the same type is copied bit by bit.
 struct Copy {
-  void* y;
+  Matrix<void> y;
   Type y_type;
-  int64_t y_stride;
-  const void* x;
+  Matrix<const void> x;
   Type x_type;
-  int64_t x_stride;
   int64_t rows, cols;
 };
 void copy(cudaStream_t stream, const Copy& p);

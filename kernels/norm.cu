@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(S::kThreads) rmsnorm_kernel(const RmsNorm p) {
   const int cols = static_cast<int>(p.cols);
   const int64_t row = int64_t{blockIdx.x} * S::kGroups + threadIdx.x / S::kLanes;
   if (row >= p.rows) return;  // a whole warp or block
-  const Row<S> x(p.x + row * p.x_stride, cols, lane);
+  const Row<S> x(p.x.row(row), cols, lane);
   float squares[1] = {};
   S::for_each_pack(cols, lane, [&](int k, int /*col*/) {
     const auto v = x.floats(k);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(S::kThreads) rmsnorm_kernel(const RmsNorm p) {
     const auto w = load_floats<S::kWidth>(p.w + col);
 #pragma unroll
     for (int i = 0; i < S::kWidth; ++i) v[i] *= r * w[i];
-    store_floats(p.y + row * p.y_stride + col, v);
+    store_floats(p.y.row(row) + col, v);
   });
 }
 
@@ -70,9 +70,9 @@ template <typename S>
 __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int lane,
                                      float (&dw)[S::kHeld][S::kWidth]) {
   const int cols = static_cast<int>(p.cols);
-  const Row<S> x(p.x + row * p.x_stride, cols, lane);
-  const Row<S> dy(p.dy + row * p.dy_stride, cols, lane);
-  const Row<S> before(p.dx + row * p.dx_stride, cols, lane);  // on its way while the row is summed
+  const Row<S> x(p.x.row(row), cols, lane);
+  const Row<S> dy(p.dy.row(row), cols, lane);
+  const Row<S> before(p.dx.row(row), cols, lane);  // on its way while the row is summed
   float sums[2] = {};
   S::for_each_pack(cols, lane, [&](int k, int col) {
     const auto v = x.floats(k);
@@ -98,7 +98,7 @@ __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int 
       dw[k][i] += g[i] * normed;
       dx[i] += r * (g[i] * w[i] - normed * mean);
     }
-    store_floats(p.dx + row * p.dx_stride + col, dx);
+    store_floats(p.dx.row(row) + col, dx);
   });
 }
 
@@ -211,8 +211,8 @@ __global__ void __launch_bounds__(S::kThreads) layernorm_kernel(const LayerNorm 
   const int cols = static_cast<int>(p.cols);
   const int64_t row = int64_t{blockIdx.x} * S::kGroups + threadIdx.x / S::kLanes;
   if (row >= p.rows) return;  // a whole warp or block
-  const Row<S> x(p.x + row * p.x_stride, cols, lane);
-  layernorm_row<S>(p.y + row * p.y_stride, x, p.w, p.b, cols, lane, moments(x, cols, lane, p.eps));
+  const Row<S> x(p.x.row(row), cols, lane);
+  layernorm_row<S>(p.y.row(row), x, p.w, p.b, cols, lane, moments(x, cols, lane, p.eps));
 }
 
 // Sums over rows of dy xhat and dy.
@@ -273,9 +273,9 @@ __global__ void __launch_bounds__(kBackwardThreads<S>)
   const int64_t end = first_row(p.rows, blockIdx.x + 1);
   const int64_t begin = first_row(p.rows, blockIdx.x) + threadIdx.x / S::kLanes;
   for (int64_t row = begin; row < end; row += kGroups) {
-    const Row<S> x(p.x + row * p.x_stride, cols, lane);
-    const Row<S> dy(p.dy + row * p.dy_stride, cols, lane);
-    layernorm_backward_row<S>(p.dx + row * p.dx_stride, p.accumulate, x, dy, p.w, cols, lane, p.eps,
+    const Row<S> x(p.x.row(row), cols, lane);
+    const Row<S> dy(p.dy.row(row), cols, lane);
+    layernorm_backward_row<S>(p.dx.row(row), p.accumulate, x, dy, p.w, cols, lane, p.eps,
                               /*active=*/true, sums);
   }
   float* out = p.scratch + blockIdx.x * 2 * p.cols;
@@ -293,11 +293,10 @@ __global__ void __launch_bounds__(S::kThreads) head_norm_kernel(const HeadNorm p
   const bool active = task < p.rows * p.heads;  // idle groups still take part in the sums
   const int64_t row = active ? task / p.heads : 0;
   const int first = active ? static_cast<int>(task - row * p.heads) * p.head_dim : 0;
-  const Row<S> x(p.x + row * p.x_stride + first, p.head_dim, lane);
+  const Row<S> x(p.x.row(row) + first, p.head_dim, lane);
   const Moments m = moments(x, p.head_dim, lane, p.eps);
   if (!active) return;
-  layernorm_row<S>(p.y + row * p.y_stride + first, x, p.w + first, p.b + first, p.head_dim, lane,
-                   m);
+  layernorm_row<S>(p.y.row(row) + first, x, p.w + first, p.b + first, p.head_dim, lane, m);
 }
 
 // Block (part, slice) sums over the part's rows for `heads_per_block` heads. A group of lanes keeps
@@ -312,19 +311,19 @@ __global__ void __launch_bounds__(S::kThreads)
   const bool in_use = slot < slots && head < p.heads;
   const int first = in_use ? head * p.head_dim : 0;
   const int64_t end = first_row(p.rows, blockIdx.x + 1);
-  const auto load = [&](const bf16* data, int64_t stride, int64_t row) {
-    return Row<S>(data + min(row, p.rows - 1) * stride + first, p.head_dim, lane);
+  const auto load = [&](Matrix<const bf16> matrix, int64_t row) {
+    return Row<S>(matrix.row(min(row, p.rows - 1)) + first, p.head_dim, lane);
   };
   int64_t row = first_row(p.rows, blockIdx.x) + slot;
-  Row<S> x = load(p.x, p.x_stride, row);
-  Row<S> dy = load(p.dy, p.dy_stride, row);
+  Row<S> x = load(p.x, row);
+  Row<S> dy = load(p.dy, row);
   WeightSums<S> sums;
   // The same number of turns for all lanes of a warp. The next rows are on their way meanwhile.
   for (; row - slot < end; row += slots) {
-    const Row<S> next_x = load(p.x, p.x_stride, row + slots);
-    const Row<S> next_dy = load(p.dy, p.dy_stride, row + slots);
-    layernorm_backward_row<S>(p.dx + row * p.dx_stride + first, /*accumulate=*/false, x, dy,
-                              p.w + first, p.head_dim, lane, p.eps, in_use && row < end, sums);
+    const Row<S> next_x = load(p.x, row + slots);
+    const Row<S> next_dy = load(p.dy, row + slots);
+    layernorm_backward_row<S>(p.dx.row(row) + first, /*accumulate=*/false, x, dy, p.w + first,
+                              p.head_dim, lane, p.eps, in_use && row < end, sums);
     x = next_x;
     dy = next_dy;
   }
@@ -359,8 +358,7 @@ void with_head_shape(const char* name, int64_t head_dim, bool vectors, Launch&& 
 
 void rmsnorm(cudaStream_t stream, const RmsNorm& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.y_stride) &&
-                       vectors_fit<8>(p.x, p.x_stride) && vectors_fit<8>(p.w, 0);
+  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w);
   with_row_shape("rmsnorm", p.cols, vectors, [&](auto shape) {
     using S = decltype(shape);
     rmsnorm_kernel<S><<<blocks(p.rows, S::kGroups), S::kThreads, 0, stream>>>(p);
@@ -370,9 +368,7 @@ void rmsnorm(cudaStream_t stream, const RmsNorm& p) {
 
 void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dx_stride) &&
-                       vectors_fit<8>(p.dy, p.dy_stride) && vectors_fit<8>(p.x, p.x_stride) &&
-                       vectors_fit<8>(p.w, 0);
+  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
   with_row_shape("rmsnorm_backward", p.cols, vectors, [&](auto shape) {
     using S = decltype(shape);
     rmsnorm_backward_kernel<S><<<kTokenParts, kBackwardThreads<S>, 0, stream>>>(p);
@@ -383,9 +379,7 @@ void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {
 
 void layernorm(cudaStream_t stream, const LayerNorm& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.y_stride) &&
-                       vectors_fit<8>(p.x, p.x_stride) && vectors_fit<8>(p.w, 0) &&
-                       vectors_fit<8>(p.b, 0);
+  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w, p.b);
   with_row_shape("layernorm", p.cols, vectors, [&](auto shape) {
     using S = decltype(shape);
     layernorm_kernel<S><<<blocks(p.rows, S::kGroups), S::kThreads, 0, stream>>>(p);
@@ -395,9 +389,7 @@ void layernorm(cudaStream_t stream, const LayerNorm& p) {
 
 void layernorm_backward(cudaStream_t stream, const LayerNormBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dx_stride) &&
-                       vectors_fit<8>(p.dy, p.dy_stride) && vectors_fit<8>(p.x, p.x_stride) &&
-                       vectors_fit<8>(p.w, 0);
+  const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
   with_row_shape("layernorm_backward", p.cols, vectors, [&](auto shape) {
     using S = decltype(shape);
     layernorm_backward_kernel<S><<<kTokenParts, kBackwardThreads<S>, 0, stream>>>(p);
@@ -409,9 +401,7 @@ void layernorm_backward(cudaStream_t stream, const LayerNormBackward& p) {
 
 void head_norm(cudaStream_t stream, const HeadNorm& p) {
   if (p.rows == 0) return;
-  const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.y, p.y_stride) &&
-                       vectors_fit<8>(p.x, p.x_stride) && vectors_fit<8>(p.w, 0) &&
-                       vectors_fit<8>(p.b, 0);
+  const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w, p.b);
   with_head_shape("head_norm", p.head_dim, vectors, [&](auto shape) {
     using S = decltype(shape);
     head_norm_kernel<S><<<blocks(p.rows * p.heads, S::kGroups), S::kThreads, 0, stream>>>(p);
@@ -421,9 +411,7 @@ void head_norm(cudaStream_t stream, const HeadNorm& p) {
 
 void head_norm_backward(cudaStream_t stream, const HeadNormBackward& p) {
   if (p.rows == 0) return;
-  const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.dx, p.dx_stride) &&
-                       vectors_fit<8>(p.dy, p.dy_stride) && vectors_fit<8>(p.x, p.x_stride) &&
-                       vectors_fit<8>(p.w, 0);
+  const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
   with_head_shape("head_norm_backward", p.head_dim, vectors, [&](auto shape) {
     using S = decltype(shape);
     const int heads_per_block = std::min(p.heads, S::kGroups);

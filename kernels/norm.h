@@ -1,5 +1,5 @@
 // RMSNorm, LayerNorm and head norm. Activations, their gradients and weights are bf16, gradients of
-// weights f32; strides are elements from row to row. Statistics are f32 and recomputed from x.
+// weights f32. Statistics are f32 and recomputed from x.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,20 +7,15 @@
 
 #include <cstdint>
 
-namespace sbtrain::kernels {
+#include "kernels/limits.h"
+#include "kernels/types.h"
 
-// The widest row that RMSNorm and LayerNorm take, and the largest head of head norm (a scalar path
-// serves rows that cannot be read 16 bytes at a time). Beyond: std::invalid_argument.
-inline constexpr int64_t kMaxNormWidth = 16384;
-inline constexpr int64_t kMaxHeadDim = 512;
-inline constexpr int64_t kMaxScalarHeadDim = 256;
+namespace sbtrain::kernels {
 
 // y [rows, cols] = x / sqrt(mean(x^2) + eps) * w, w [cols] (arXiv 1910.07467). Source: norm.cu.
 struct RmsNorm {
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<__nv_bfloat16> y;
+  Matrix<const __nv_bfloat16> x;
   const __nv_bfloat16* w;
   int64_t rows, cols;
   float eps;
@@ -29,13 +24,10 @@ void rmsnorm(cudaStream_t stream, const RmsNorm& p);
 
 // dx [rows, cols] += gradient, dw [cols] f32 += gradient.
 struct RmsNormBackward {
-  __nv_bfloat16* dx;
-  int64_t dx_stride;
+  Matrix<__nv_bfloat16> dx;
   float* dw;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<const __nv_bfloat16> dy;
+  Matrix<const __nv_bfloat16> x;
   const __nv_bfloat16* w;
   int64_t rows, cols;
   float eps;
@@ -45,10 +37,8 @@ void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p);
 
 // y [rows, cols] = (x - mean) / sqrt(var + eps) * w + b, w and b [cols] (arXiv 1607.06450).
 struct LayerNorm {
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<__nv_bfloat16> y;
+  Matrix<const __nv_bfloat16> x;
   const __nv_bfloat16* w;
   const __nv_bfloat16* b;
   int64_t rows, cols;
@@ -58,14 +48,11 @@ void layernorm(cudaStream_t stream, const LayerNorm& p);
 
 // dx [rows, cols] = gradient, or += with accumulate; dw, db [cols] f32 += gradient. dx may be dy.
 struct LayerNormBackward {
-  __nv_bfloat16* dx;
-  int64_t dx_stride;
+  Matrix<__nv_bfloat16> dx;
   float* dw;
   float* db;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<const __nv_bfloat16> dy;
+  Matrix<const __nv_bfloat16> x;
   const __nv_bfloat16* w;
   int64_t rows, cols;
   float eps;
@@ -77,10 +64,8 @@ void layernorm_backward(cudaStream_t stream, const LayerNormBackward& p);
 // For each row and head, over the head_dim channels:
 // y [rows, heads * head_dim] = (x - mean) / sqrt(var + eps) * w + b, w and b [heads * head_dim].
 struct HeadNorm {
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<__nv_bfloat16> y;
+  Matrix<const __nv_bfloat16> x;
   const __nv_bfloat16* w;
   const __nv_bfloat16* b;
   int64_t rows;
@@ -91,14 +76,11 @@ void head_norm(cudaStream_t stream, const HeadNorm& p);
 
 // dx [rows, heads * head_dim] = gradient; dw, db [heads * head_dim] f32 += gradient.
 struct HeadNormBackward {
-  __nv_bfloat16* dx;
-  int64_t dx_stride;
+  Matrix<__nv_bfloat16> dx;
   float* dw;
   float* db;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
-  const __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<const __nv_bfloat16> dy;
+  Matrix<const __nv_bfloat16> x;
   const __nv_bfloat16* w;
   int64_t rows;
   int heads, head_dim;

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x; pack < packs;
        pack += kSumParts * kThreads) {
     const Position at = pack_position<kWidth>(pack, packs_per_row);
-    const auto x = load_pack<kWidth>(p.x + at.row * p.stride + at.col);
+    const auto x = load_pack<kWidth>(p.x.row(at.row) + at.col);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const double v = x[i];
@@ -40,9 +40,10 @@ __global__ void __launch_bounds__(kThreads) finish_sum_kernel(double* out, const
 template <bool kSquare>
 void reduce(cudaStream_t stream, const char* name, const Reduction& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool flat = p.stride == p.cols;
+  const bool flat = p.x.stride == p.cols;
   const int64_t cols = flat ? p.rows * p.cols : p.cols;
-  const bool vectors = cols % kWidth == 0 && vectors_fit<kWidth>(p.x, flat ? 0 : p.stride);
+  const bool vectors = cols % kWidth == 0 &&
+                       vectors_fit<kWidth>(Matrix<const float>{p.x.data, flat ? 0 : p.x.stride});
   with_width<kWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.rows * p.cols / kPackWidth;
@@ -157,9 +158,7 @@ void adamw(cudaStream_t stream, const AdamW& p) {
     throw std::invalid_argument("adamw: " + std::to_string(p.segment_count) +
                                 " decay segments, at most " + std::to_string(kMaxDecaySegments));
   }
-  const bool vectors = vectors_fit<kWidth>(p.w, 0) && vectors_fit<kWidth>(p.m, 0) &&
-                       vectors_fit<kWidth>(p.v, 0) && vectors_fit<kWidth>(p.grad, 0) &&
-                       vectors_fit<kWidth>(p.w_bf16, 0);
+  const bool vectors = vectors_fit<kWidth>(p.w, p.m, p.v, p.grad, p.w_bf16);
   const int64_t whole = vectors ? p.n / kWidth * kWidth : 0;
   launch_adamw<kWidth>(stream, p, 0, whole);
   launch_adamw<1>(stream, p, whole, p.n - whole);

@@ -1,4 +1,5 @@
-// Reductions in double and AdamW. What one needs of another stays on the device, in `stats`.
+// Reductions in double and AdamW. What one needs of another stays on the device, in the f64 array
+// `stats`, which StepStat indexes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -6,26 +7,17 @@
 
 #include <cstdint>
 
-namespace sbtrain::kernels {
+#include "kernels/limits.h"
+#include "kernels/step_stats.h"
+#include "kernels/types.h"
 
-// Indices into the f64 array `stats`.
-enum Stat : int {
-  kLossSum,
-  kSquaredNorm,
-  kUpdates,    // made so far
-  kApply,      // 1 or 0: whether this step's gradient is finite and may be used
-  kGradScale,  // of clipping
-  kBias1,      // 1 - beta1^updates
-  kBias2,      // 1 - beta2^updates
-  kStatCount,
-};
+namespace sbtrain::kernels {
 
 // *out += sum of x [rows, cols] f32, or of its squares. The order depends on the shape alone; a
 // non-finite element gives a non-finite sum. Source: optimizer.cu.
 struct Reduction {
   double* out;
-  const float* x;
-  int64_t stride;  // elements from row to row
+  Matrix<const float> x;
   int64_t rows, cols;
   double* scratch;  // [kSumParts]
 };
@@ -49,7 +41,6 @@ struct DecaySegment {
   int64_t begin, end;
   float decay;
 };
-inline constexpr int kMaxDecaySegments = 64;
 struct AdamW {
   float* w;
   float* m;

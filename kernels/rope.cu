@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
     const double turns = position * p.turns[first + i];
     sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine[i], &cosine[i]);
   }
-  bf16* x = p.x + row * p.x_stride + first;
+  bf16* x = p.x.row(row) + first;
   constexpr int kBatch = 4;  // heads whose loads are in flight
   for (int head = 0; head < p.heads; head += kBatch) {
     Pack<bf16, kWidth> x1[kBatch];
@@ -77,7 +77,7 @@ void rope(cudaStream_t stream, const Rope& p) {
   check(p);
   if (p.rows == 0 || p.heads == 0 || p.head_dim == 0) return;
   const int half = p.head_dim / 2;
-  with_width<8>(half % 8 == 0 && vectors_fit<8>(p.x, p.x_stride), [&](auto width) {
+  with_width<8>(half % 8 == 0 && vectors_fit<8>(p.x), [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     rope_kernel<kWidth><<<blocks(p.rows * (half / kWidth), kThreads), kThreads, 0, stream>>>(p);
   });

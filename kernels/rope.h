@@ -6,17 +6,17 @@
 
 #include <cstdint>
 
-namespace sbtrain::kernels {
+#include "kernels/limits.h"
+#include "kernels/types.h"
 
-inline constexpr int kMaxRopeFrequencies = 128;  // half of the largest head
+namespace sbtrain::kernels {
 
 // Rotates x [rows, heads * head_dim] bf16 in place by each row's position (i32), half-split:
 // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), x1 = x[:head_dim / 2], x2 = x[head_dim / 2:].
 // turns[i] is frequency i divided by 2 pi, in double: the angle of a late position would lose its
 // fraction in f32. Negative to rotate back. Source: rope.cu.
 struct Rope {
-  __nv_bfloat16* x;
-  int64_t x_stride;
+  Matrix<__nv_bfloat16> x;
   const int32_t* positions;
   int64_t rows;
   int heads, head_dim;

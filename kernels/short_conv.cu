@@ -9,10 +9,10 @@ constexpr int kWidth = 8;
 
 // The row `back` tokens before `row`, zeros before the document.
 template <int kWidth>
-__device__ Pack<bf16, kWidth> load_tap(const bf16* u, int64_t stride, int64_t row, int64_t col,
+__device__ Pack<bf16, kWidth> load_tap(Matrix<const bf16> u, int64_t row, int64_t col,
                                        int32_t position, int back) {
   Pack<bf16, kWidth> x{};
-  if (position >= back) x = load_pack<kWidth>(u + (row - back) * stride + col);
+  if (position >= back) x = load_pack<kWidth>(u.row(row - back) + col);
   return x;
 }
 
@@ -71,14 +71,14 @@ struct ForwardOp {
     const int32_t position = p.positions[row];
 #pragma unroll
     for (int back = 0; back < kConvTaps; ++back) {
-      x.u[back] = load_tap<kWidth>(p.u, p.u_stride, row, col, position, back);
+      x.u[back] = load_tap<kWidth>(p.u, row, col, position, back);
     }
-    x.gate = load_pack<kWidth>(p.gate + row * p.gate_stride + col);
+    x.gate = load_pack<kWidth>(p.gate.row(row) + col);
     return x;
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Loaded<kWidth>& x) const {
-    store_floats(p.y + row * p.y_stride + col, gated(p.w, col, x));
+    store_floats(p.y.row(row) + col, gated(p.w, col, x));
   }
 };
 
@@ -86,20 +86,20 @@ struct DecodeOp {
   ShortConvDecode p;
   template <int kWidth>
   __device__ Loaded<kWidth> load(int64_t row, int64_t col) const {
-    const bf16* earlier = p.state + row * p.state_stride + col;
+    const bf16* earlier = p.state.row(row) + col;
     const int32_t position = p.positions[row];
     Loaded<kWidth> x{};
-    x.u[0] = load_pack<kWidth>(p.u + row * p.u_stride + col);
+    x.u[0] = load_pack<kWidth>(p.u.row(row) + col);
     if (position >= 1) x.u[1] = load_pack<kWidth>(earlier + p.cols);
     if (position >= 2) x.u[2] = load_pack<kWidth>(earlier);
-    x.gate = load_pack<kWidth>(p.gate + row * p.gate_stride + col);
+    x.gate = load_pack<kWidth>(p.gate.row(row) + col);
     return x;
   }
   // What the state held before the document goes with it as 0: it counts as 0 later too.
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Loaded<kWidth>& x) const {
-    bf16* earlier = p.state + row * p.state_stride + col;
-    store_floats(p.y + row * p.y_stride + col, gated(p.w, col, x));
+    bf16* earlier = p.state.row(row) + col;
+    store_floats(p.y.row(row) + col, gated(p.w, col, x));
     store_pack(earlier, x.u[1]);
     store_pack(earlier + p.cols, x.u[0]);
   }
@@ -116,7 +116,7 @@ __device__ void backward_row(const ShortConvBackward& p, const Kernel<kWidth>& k
   Pack<bf16, kWidth> u[kConvTaps];
 #pragma unroll
   for (int back = 0; back < kConvTaps; ++back) {
-    u[back] = load_tap<kWidth>(p.u, p.u_stride, row, col, position, back);
+    u[back] = load_tap<kWidth>(p.u, row, col, position, back);
   }
   auto dgate = kernel.convolve(u);
   Pack<float, kWidth> du;
@@ -124,8 +124,8 @@ __device__ void backward_row(const ShortConvBackward& p, const Kernel<kWidth>& k
   for (int ahead = 0; ahead < kConvTaps; ++ahead) {
     const int64_t later = row + ahead;
     if (later >= p.rows || p.positions[later] < ahead) break;
-    const auto dy = load_floats<kWidth>(p.dy + later * p.dy_stride + col);
-    const auto gate = load_floats<kWidth>(p.gate + later * p.gate_stride + col);
+    const auto dy = load_floats<kWidth>(p.dy.row(later) + col);
+    const auto gate = load_floats<kWidth>(p.gate.row(later) + col);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const float dc = dy[i] * (gate[i] + kernel.gate_bias[i]);
@@ -139,8 +139,8 @@ __device__ void backward_row(const ShortConvBackward& p, const Kernel<kWidth>& k
       sums[kConvTaps + 1][i] += dgate[i];
     }
   }
-  store_floats(p.du + row * p.du_stride + col, du);
-  store_floats(p.dgate + row * p.dgate_stride + col, dgate);
+  store_floats(p.du.row(row) + col, du);
+  store_floats(p.dgate.row(row) + col, dgate);
 }
 
 // One part of the rows and up to kThreads packs of columns. `lanes` threads share a row; each of
@@ -182,26 +182,21 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kWidth>
 bool weights_fit(const ShortConvWeights& w) {
-  return vectors_fit<kWidth>(w.w, 0) && vectors_fit<kWidth>(w.b, 0) &&
-         vectors_fit<kWidth>(w.gate_bias, 0);
+  return vectors_fit<kWidth>(w.w, w.b, w.gate_bias);
 }
 
 }  // namespace
 
 void short_conv(cudaStream_t stream, const ShortConv& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.y_stride) &&
-                       vectors_fit<kWidth>(p.u, p.u_stride) &&
-                       vectors_fit<kWidth>(p.gate, p.gate_stride) && weights_fit<kWidth>(p.w);
+  const bool vectors = vectors_fit<kWidth>(p.y, p.u, p.gate) && weights_fit<kWidth>(p.w);
   launch_elementwise<kWidth>(stream, "short_conv_forward", p.rows, p.cols, vectors, ForwardOp{p});
 }
 
 void short_conv_backward(cudaStream_t stream, const ShortConvBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.du, p.du_stride) &&
-                       vectors_fit<kWidth>(p.dgate, p.dgate_stride) &&
-                       vectors_fit<kWidth>(p.dy, p.dy_stride) &&
-                       vectors_fit<kWidth>(p.u, p.u_stride) &&
-                       vectors_fit<kWidth>(p.gate, p.gate_stride) && weights_fit<kWidth>(p.w);
+  const bool vectors = p.cols % kWidth == 0 &&
+                       vectors_fit<kWidth>(p.du, p.dgate, p.dy, p.u, p.gate) &&
+                       weights_fit<kWidth>(p.w);
   with_width<kWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.cols / kPackWidth;
@@ -218,10 +213,8 @@ void short_conv_backward(cudaStream_t stream, const ShortConvBackward& p) {
 }
 
 void short_conv_decode(cudaStream_t stream, const ShortConvDecode& p) {
-  const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.y, p.y_stride) &&
-                       vectors_fit<kWidth>(p.u, p.u_stride) &&
-                       vectors_fit<kWidth>(p.gate, p.gate_stride) &&
-                       vectors_fit<kWidth>(p.state, p.state_stride) && weights_fit<kWidth>(p.w);
+  const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.y, p.u, p.gate, p.state) &&
+                       weights_fit<kWidth>(p.w);
   launch_elementwise<kWidth>(stream, "short_conv_decode", p.rows, p.cols, vectors, DecodeOp{p});
 }
 

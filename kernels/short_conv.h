@@ -1,11 +1,13 @@
 // The short convolution mixer of Based (arXiv 2402.18668): depthwise over three tokens, gated.
-// Activations and weights are bf16, gradients of weights f32; strides are elements from row to row.
+// Activations and weights are bf16, gradients of weights f32.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+
+#include "kernels/types.h"
 
 namespace sbtrain::kernels {
 
@@ -21,12 +23,9 @@ struct ShortConvWeights {
 // c_t = b + w_0 u_{t-2} + w_1 u_{t-1} + w_2 u_t, tokens before the document (positions count from 0
 // in each) being 0;  y_t = c_t (gate_t + gate_bias) + u_t. Source: short_conv.cu.
 struct ShortConv {
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  const __nv_bfloat16* u;
-  int64_t u_stride;
-  const __nv_bfloat16* gate;
-  int64_t gate_stride;
+  Matrix<__nv_bfloat16> y;
+  Matrix<const __nv_bfloat16> u;
+  Matrix<const __nv_bfloat16> gate;
   const int32_t* positions;
   int64_t rows, cols;
   ShortConvWeights w;
@@ -35,19 +34,14 @@ void short_conv(cudaStream_t stream, const ShortConv& p);
 
 // du, dgate [rows, cols] = gradient; dw [cols, 3], db and dgate_bias [cols] f32 += gradient.
 struct ShortConvBackward {
-  __nv_bfloat16* du;
-  int64_t du_stride;
-  __nv_bfloat16* dgate;
-  int64_t dgate_stride;
+  Matrix<__nv_bfloat16> du;
+  Matrix<__nv_bfloat16> dgate;
   float* dw;
   float* db;
   float* dgate_bias;
-  const __nv_bfloat16* dy;
-  int64_t dy_stride;
-  const __nv_bfloat16* u;
-  int64_t u_stride;
-  const __nv_bfloat16* gate;
-  int64_t gate_stride;
+  Matrix<const __nv_bfloat16> dy;
+  Matrix<const __nv_bfloat16> u;
+  Matrix<const __nv_bfloat16> gate;
   const int32_t* positions;
   int64_t rows, cols;
   ShortConvWeights w;
@@ -58,14 +52,10 @@ void short_conv_backward(cudaStream_t stream, const ShortConvBackward& p);
 // One new token for each row. state [rows, 2 * cols] bf16: u of the two tokens before,
 // the earlier one first; moved on.
 struct ShortConvDecode {
-  __nv_bfloat16* y;
-  int64_t y_stride;
-  const __nv_bfloat16* u;
-  int64_t u_stride;
-  const __nv_bfloat16* gate;
-  int64_t gate_stride;
-  __nv_bfloat16* state;
-  int64_t state_stride;
+  Matrix<__nv_bfloat16> y;
+  Matrix<const __nv_bfloat16> u;
+  Matrix<const __nv_bfloat16> gate;
+  Matrix<__nv_bfloat16> state;
   const int32_t* positions;
   int64_t rows, cols;
   ShortConvWeights w;

@@ -4,9 +4,10 @@
 
 #include <cuda_bf16.h>
 
+#include "kernels/limits.h"
+
 namespace sbtrain::kernels {
 
-inline constexpr int kMaxAlibiHeads = 256;
 struct AlibiSlopes {
   float of_head[kMaxAlibiHeads];
 };

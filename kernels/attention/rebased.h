@@ -8,13 +8,12 @@
 
 #include <cstdint>
 
+#include "kernels/types.h"
+
 namespace sbtrain::kernels {
 
 // A bf16 matrix with a row for each token, heads side by side; any alignment.
-struct RebasedTensor {
-  __nv_bfloat16* data = nullptr;
-  int64_t stride = 0;  // elements between two rows
-};
+using RebasedTensor = Matrix<__nv_bfloat16>;
 
 // s(x) = constant + linear x + square x^2 of x = scale q.k.
 struct RebasedPolynomial {

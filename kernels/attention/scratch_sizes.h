@@ -2,7 +2,6 @@
 // machine without a GPU.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -65,92 +64,6 @@ constexpr FireScratch fire_scratch(int64_t tokens, int64_t heads, int64_t max_se
   s.units = take(heads * kFireUnits * 2, sizeof(double));
   s.heads = take(heads * 2, sizeof(double));
   return s;
-}
-
-// ---- cuDNN (src/ops/cuda/cudnn_attention.h) -----------------------------------------------------
-
-// Packs of more documents than this are left to the portable kernels.
-inline constexpr int64_t kMaxCudnnDocuments = 4096;
-// What cuDNN may take at most, all in all; where it wants more the portable kernels run.
-inline constexpr size_t kMaxCudnnScratch = size_t{8} << 30;
-
-// The batch dimension of cuDNN's plans for so many documents: four steps an octave, so that few
-// plans are built while the number of documents changes and few empty documents are added.
-constexpr int64_t cudnn_batch(int64_t documents) {
-  int64_t step = 1;
-  while (documents > step * 8) step *= 2;
-  return std::max<int64_t>(1, (documents + step - 1) / step * step);
-}
-
-// Offsets of up to nine tensors, and lengths, of each document.
-constexpr size_t cudnn_index_bytes(int64_t batch) {
-  return align_scratch(static_cast<size_t>(batch + 1) * (9 * sizeof(int64_t) + sizeof(int32_t)));
-}
-// Log-sum-exp in cuDNN's layout, f32 [T, H].
-constexpr size_t cudnn_statistics_bytes(int64_t tokens, int64_t heads) {
-  return align_scratch(static_cast<size_t>(tokens * heads) * sizeof(float));
-}
-
-// Upper bounds of what cuDNN itself takes. Derived from its frontend's graphs plus a margin of
-// descriptors for each document, not documented by NVIDIA; what a plan really wants is compared
-// with what there is before it runs.
-constexpr size_t cudnn_margin(int64_t batch) {
-  return (size_t{4} << 20) + static_cast<size_t>(batch) * 4096;
-}
-constexpr size_t cudnn_forward_workspace_bytes(int64_t batch) {
-  return cudnn_margin(batch);
-}
-// The deterministic algorithm keeps dS of the whole padded batch, bf16 [B, H, S, S]; the other one
-// adds up dq in f32, laid out like dq (rows of `dq_stride` elements).
-constexpr size_t cudnn_backward_workspace_bytes(int64_t tokens, int64_t heads, int64_t batch,
-                                                int64_t max_seqlen, int64_t dq_stride,
-                                                bool deterministic) {
-  const int64_t rows = (max_seqlen + 127) / 128 * 128;
-  const int64_t scores = batch * heads * rows * rows * 2;
-  const int64_t sums = tokens * dq_stride * static_cast<int64_t>(sizeof(float));
-  return static_cast<size_t>(deterministic ? scores : sums) +
-         cudnn_statistics_bytes(tokens, heads) + cudnn_margin(batch);
-}
-
-// What the launchers plan: enough for packs of as few documents as there can be; packs of more are
-// left to the portable kernels if they want more. Depends on nothing that changes from step to
-// step.
-constexpr int64_t cudnn_planned_batch(int64_t tokens, int64_t max_seqlen) {
-  const int64_t fewest = max_seqlen > 0 ? (tokens + max_seqlen - 1) / max_seqlen : 1;
-  return cudnn_batch(std::min(fewest, kMaxCudnnDocuments));
-}
-constexpr size_t cudnn_forward_scratch_bytes(int64_t tokens, int64_t heads) {
-  return cudnn_statistics_bytes(tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments) +
-         cudnn_forward_workspace_bytes(kMaxCudnnDocuments);
-}
-constexpr size_t cudnn_backward_scratch_bytes(int64_t tokens, int64_t heads, int64_t max_seqlen,
-                                              int64_t dq_stride, bool deterministic) {
-  return cudnn_statistics_bytes(tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments) +
-         cudnn_backward_workspace_bytes(tokens, heads, cudnn_planned_batch(tokens, max_seqlen),
-                                        max_seqlen, dq_stride, deterministic);
-}
-// Whether the portable kernels are the faster ones in the backward pass (H200): for narrow heads,
-// 147 against 122 TFLOP/s (d = 32, L = 2048, deterministic), and where cuDNN's deterministic
-// algorithm, which computes what a window hides too, would do twice what is needed (64 channels) or
-// more (128).
-constexpr bool prefers_portable_backward(int64_t head_dim, int64_t max_seqlen, int64_t window,
-                                         bool deterministic) {
-  const int64_t narrow = head_dim <= 64 ? max_seqlen / 2 : max_seqlen / 4;
-  return head_dim <= 32 || (deterministic && window > 0 && window <= narrow);
-}
-// Heads that cuDNN's backward pass takes at a time, so that its scratch fits kMaxCudnnScratch; 0
-// where not even one fits or the portable kernels are preferred.
-constexpr int64_t cudnn_backward_heads(int64_t tokens, int64_t heads, int64_t head_dim,
-                                       int64_t max_seqlen, int64_t window, int64_t dq_stride,
-                                       bool deterministic) {
-  if (prefers_portable_backward(head_dim, max_seqlen, window, deterministic)) return 0;
-  for (int64_t group = heads; group > 0; --group) {
-    if (heads % group == 0 && cudnn_backward_scratch_bytes(tokens, group, max_seqlen, dq_stride,
-                                                           deterministic) <= kMaxCudnnScratch) {
-      return group;
-    }
-  }
-  return 0;
 }
 
 }  // namespace sbtrain::kernels

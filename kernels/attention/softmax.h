@@ -8,14 +8,13 @@
 
 #include <cstdint>
 
+#include "kernels/types.h"
+
 namespace sbtrain::kernels {
 
 // A bf16 matrix [T, H*d] whose rows may be strided. `data` is aligned to 16 bytes and `stride` is
 // a multiple of 8 elements.
-struct HeadRows {
-  __nv_bfloat16* data = nullptr;
-  int64_t stride = 0;  // elements between two rows
-};
+using HeadRows = Matrix<__nv_bfloat16>;
 
 struct SoftmaxProblem {
   int tokens = 0, heads = 0, head_dim = 0;

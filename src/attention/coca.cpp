@@ -1,6 +1,6 @@
 // `coca`: collinear constrained attention (arXiv 2309.08646). Queries and keys are transformed so
 // that the rest is softmax attention; t_proj stands where k_proj would.
-#include "ops/coca.h"
+#include "ops/ops.h"
 
 #include "attention/map.h"
 #include "attention/projections.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "ops/rebased.h"
+#include "ops/ops.h"
 #include "ops/softmax_bias.h"
 
 namespace sbtrain {

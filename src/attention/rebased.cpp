@@ -3,7 +3,7 @@
 // keys have few features, f for each head; ReBased normalises them, with one affine LayerNorm over
 // the features of all heads for the queries and one for the keys. No positions: the order is known
 // from the causal mask and from convolutions in other layers.
-#include "ops/rebased.h"
+#include "ops/ops.h"
 
 #include <cmath>
 

@@ -1,7 +1,7 @@
 // `short_conv`: the gated convolution over three tokens that Based models mix with attention
 // (arXiv 2402.18668):  y = conv(u) * (W u + b) + u.  Its output goes to the residual stream as it
 // is, without a projection.
-#include "ops/short_conv.h"
+#include "ops/ops.h"
 
 #include <cmath>
 

@@ -1,4 +1,6 @@
 // Attention forward and backward, apart from the model.
+#include "ops/attention.h"
+
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -8,9 +10,7 @@
 #include "bench/timing.h"
 #include "core/error.h"
 #include "ops/coca.h"
-#include "ops/ops.h"
 #include "ops/rebased.h"
-#include "ops/softmax_bias.h"
 
 namespace sbtrain {
 namespace {
@@ -66,27 +66,27 @@ AttentionBenchRow time_stickbreaking(Stream& s, RandomTensors& random, const Cas
   const ops::StickBreakingParams params{
       .heads = c.heads(), .scale = c.scale(), .skip_epsilon = c.skip_epsilon};
   const auto forward = [&](const Tensors& x) {
-    ops::stickbreaking_forward(s,
-                               {.o_THd = x[kO],
-                                .log2_rem_HT = x[kStatistic],
-                                .stop_HT = x[kStop],
-                                .q_THd = third(x[kQkv], 0),
-                                .k_THd = third(x[kQkv], 1),
-                                .v_THd = third(x[kQkv], 2)},
-                               documents.sequences, params);
+    ops::run(s, ops::StickBreakingForward{.o_THd = x[kO],
+                                          .log2_rem_HT = x[kStatistic],
+                                          .stop_HT = x[kStop],
+                                          .q_THd = third(x[kQkv], 0),
+                                          .k_THd = third(x[kQkv], 1),
+                                          .v_THd = third(x[kQkv], 2),
+                                          .sequences = documents.sequences,
+                                          .params = params});
   };
   const auto backward = [&](const Tensors& x) {
-    ops::stickbreaking_backward(s,
-                                {.dq_THd = third(x[kDqkv], 0),
-                                 .dk_THd = third(x[kDqkv], 1),
-                                 .dv_THd = third(x[kDqkv], 2),
-                                 .do_THd = x[kDo],
-                                 .log2_rem_HT = x[kStatistic],
-                                 .stop_HT = x[kStop],
-                                 .q_THd = third(x[kQkv], 0),
-                                 .k_THd = third(x[kQkv], 1),
-                                 .v_THd = third(x[kQkv], 2)},
-                                documents.sequences, params);
+    ops::run(s, ops::StickBreakingBackward{.dq_THd = third(x[kDqkv], 0),
+                                           .dk_THd = third(x[kDqkv], 1),
+                                           .dv_THd = third(x[kDqkv], 2),
+                                           .do_THd = x[kDo],
+                                           .log2_rem_HT = x[kStatistic],
+                                           .stop_HT = x[kStop],
+                                           .q_THd = third(x[kQkv], 0),
+                                           .k_THd = third(x[kQkv], 1),
+                                           .v_THd = third(x[kQkv], 2),
+                                           .sequences = documents.sequences,
+                                           .params = params});
   };
   AttentionBenchRow row;
   row.forward_seconds = median_seconds(s, "stickbreaking_forward", rotation, c.repeats, forward);
@@ -117,9 +117,8 @@ class SoftmaxBench {
     const auto add = [&](double& seconds, const char* op, const auto& call) {
       seconds += median_seconds(stream_, op, rotation_, repeats_, call);
     };
-    const bool biased = alibi_ || fire_;
-    add(row.forward_seconds, biased ? "softmax_bias_forward" : "softmax_forward", forward);
-    add(row.backward_seconds, biased ? "softmax_bias_backward" : "softmax_backward", backward);
+    add(row.forward_seconds, "softmax_forward", forward);
+    add(row.backward_seconds, "softmax_backward", backward);
     if (!coca_) return row;
     for (const char* op : {"coca_query", "coca_key"}) add(row.forward_seconds, op, forward);
     for (const char* op : {"coca_query", "coca_query_backward", "coca_key_backward"}) {
@@ -156,8 +155,9 @@ class SoftmaxBench {
     return {.c_1 = x[0], .m_1 = x[1], .w1_K = x[2], .b1_K = x[3], .w2_HK = x[4], .b2_H = x[5]};
   }
   ops::SoftmaxBias bias() const {
-    return {.kind = fire_ ? ops::PositionBias::kFire : ops::PositionBias::kAlibi,
-            .fire = fire_tensors(fire_values_)};
+    if (alibi_) return {.kind = ops::PositionBias::kAlibi};
+    if (!fire_) return {};
+    return {.kind = ops::PositionBias::kFire, .fire = fire_tensors(fire_values_)};
   }
   ops::CocaParams coca() const { return {.rope = {.heads = params_.heads}}; }
   Tensor query(const Tensors& x) const { return coca_ ? x[kQuery] : third(x[kQkv], 0); }
@@ -166,42 +166,54 @@ class SoftmaxBench {
   void run_forward(const Tensors& x) const {
     const Tensor& positions_T = documents_.sequences.positions_T;
     if (coca_) {
-      ops::coca_query(stream_, x[kQuery], third(x[kQkv], 0), positions_T, coca());
-      ops::coca_key(stream_, x[kKey], third(x[kQkv], 1), positions_T, coca());
+      ops::run(stream_, ops::CocaQuery{.y_THd = x[kQuery],
+                                       .q_THd = third(x[kQkv], 0),
+                                       .positions_T = positions_T,
+                                       .params = coca()});
+      ops::run(stream_, ops::CocaKey{.y_THd = x[kKey],
+                                     .t_THd = third(x[kQkv], 1),
+                                     .positions_T = positions_T,
+                                     .params = coca()});
     }
-    const ops::SoftmaxForward t{.o_THd = x[kO],
-                                .lse_HT = x[kStatistic],
-                                .q_THd = query(x),
-                                .k_THd = key(x),
-                                .v_THd = third(x[kQkv], 2)};
-    if (alibi_ || fire_) {
-      ops::softmax_bias_forward(stream_, t, bias(), documents_.sequences, params_);
-    } else {
-      ops::softmax_forward(stream_, t, documents_.sequences, params_);
-    }
+    ops::run(stream_, ops::SoftmaxForward{.o_THd = x[kO],
+                                          .lse_HT = x[kStatistic],
+                                          .q_THd = query(x),
+                                          .k_THd = key(x),
+                                          .v_THd = third(x[kQkv], 2),
+                                          .bias = bias(),
+                                          .sequences = documents_.sequences,
+                                          .params = params_});
   }
   void run_backward(const Tensors& x) const {
     const Tensor& positions_T = documents_.sequences.positions_T;
     const Tensor q = third(x[kQkv], 0), dq = third(x[kDqkv], 0), dk = third(x[kDqkv], 1);
-    if (coca_) ops::coca_query(stream_, x[kQuery], q, positions_T, coca());
-    const ops::SoftmaxBackward t{.dq_THd = dq,
-                                 .dk_THd = dk,
-                                 .dv_THd = third(x[kDqkv], 2),
-                                 .do_THd = x[kDo],
-                                 .o_THd = x[kO],
-                                 .lse_HT = x[kStatistic],
-                                 .q_THd = query(x),
-                                 .k_THd = key(x),
-                                 .v_THd = third(x[kQkv], 2)};
-    if (alibi_ || fire_) {
-      ops::softmax_bias_backward(stream_, t, bias(), fire_tensors(fire_gradients_),
-                                 documents_.sequences, params_);
-    } else {
-      ops::softmax_backward(stream_, t, documents_.sequences, params_);
-    }
+    if (coca_)
+      ops::run(stream_,
+               ops::CocaQuery{
+                   .y_THd = x[kQuery], .q_THd = q, .positions_T = positions_T, .params = coca()});
+    ops::run(stream_, ops::SoftmaxBackward{.dq_THd = dq,
+                                           .dk_THd = dk,
+                                           .dv_THd = third(x[kDqkv], 2),
+                                           .dfire = fire_tensors(fire_gradients_),
+                                           .do_THd = x[kDo],
+                                           .o_THd = x[kO],
+                                           .lse_HT = x[kStatistic],
+                                           .q_THd = query(x),
+                                           .k_THd = key(x),
+                                           .v_THd = third(x[kQkv], 2),
+                                           .bias = bias(),
+                                           .sequences = documents_.sequences,
+                                           .params = params_});
     if (!coca_) return;
-    ops::coca_query_backward(stream_, dq, dq, q, positions_T, coca());
-    ops::coca_key_backward(stream_, dk, dk, x[kKey], positions_T, coca());
+    ops::run(
+        stream_,
+        ops::CocaQueryBackward{
+            .dq_THd = dq, .dy_THd = dq, .q_THd = q, .positions_T = positions_T, .params = coca()});
+    ops::run(stream_, ops::CocaKeyBackward{.dt_THd = dk,
+                                           .dy_THd = dk,
+                                           .y_THd = x[kKey],
+                                           .positions_T = positions_T,
+                                           .params = coca()});
   }
 
   Stream& stream_;
@@ -249,24 +261,28 @@ AttentionBenchRow time_rebased(Stream& s, RandomTensors& random, const Case& c, 
                                   .quadratic = c.quadratic};
   const auto forward = [&](const Tensors& x) {
     const RebasedColumns of(x[kQkv], c);
-    ops::rebased_forward(
-        s, {.o_THe = x[kO], .den_HT = x[kStatistic], .q_THf = of.q, .k_THf = of.k, .v_THe = of.v},
-        documents.sequences, params);
+    ops::run(s, ops::RebasedForward{.o_THe = x[kO],
+                                    .den_HT = x[kStatistic],
+                                    .q_THf = of.q,
+                                    .k_THf = of.k,
+                                    .v_THe = of.v,
+                                    .sequences = documents.sequences,
+                                    .params = params});
   };
   const auto backward = [&](const Tensors& x) {
     const RebasedColumns of(x[kQkv], c);
     const RebasedColumns gradients(x[kDqkv], c);
-    ops::rebased_backward(s,
-                          {.dq_THf = gradients.q,
-                           .dk_THf = gradients.k,
-                           .dv_THe = gradients.v,
-                           .do_THe = x[kDo],
-                           .o_THe = x[kO],
-                           .den_HT = x[kStatistic],
-                           .q_THf = of.q,
-                           .k_THf = of.k,
-                           .v_THe = of.v},
-                          documents.sequences, params);
+    ops::run(s, ops::RebasedBackward{.dq_THf = gradients.q,
+                                     .dk_THf = gradients.k,
+                                     .dv_THe = gradients.v,
+                                     .do_THe = x[kDo],
+                                     .o_THe = x[kO],
+                                     .den_HT = x[kStatistic],
+                                     .q_THf = of.q,
+                                     .k_THf = of.k,
+                                     .v_THe = of.v,
+                                     .sequences = documents.sequences,
+                                     .params = params});
   };
   AttentionBenchRow row;
   row.forward_seconds = median_seconds(s, "rebased_forward", rotation, c.repeats, forward);
@@ -316,6 +332,7 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
   Memory memory(backend);
   Stream stream(memory);
   stream.set_deterministic(options.deterministic);
+  stream.set_implementation(options.implementation);
   RandomTensors random(stream);
   std::vector<AttentionBenchRow> rows;
   for (const std::string& module : options.modules) {

@@ -58,6 +58,7 @@ struct AttentionBenchOptions {
   int64_t window = 512;       // of the module `window`
   bool quadratic = false;     // form of Based and ReBased
   bool deterministic = true;  // as train.deterministic
+  std::string implementation;  // that must run on a GPU (ops/choose.h); empty: the chosen one
   int64_t repeats = 20;
 };
 

@@ -1,6 +1,4 @@
 // Single ops: those that memory bounds against a copy, and the matrix products of a block.
-#include "ops/ops.h"
-
 #include <array>
 #include <unordered_set>
 
@@ -8,6 +6,14 @@
 #include "bench/timing.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "ops/activation.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/loss.h"
+#include "ops/memory.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
 
 namespace sbtrain {
 namespace {
@@ -87,13 +93,13 @@ class OpsBench {
         [&] {
           return tensors(real({T_, 2 * F_}), real({T_, 2 * F_}));
         },
-        [&](const Tensors& x) { ops::copy(s_, x[0], x[1]); });
+        [&](const Tensors& x) { ops::run(s_, ops::Copy{.y = x[0], .x = x[1]}); });
     bound_by_memory(
         "fill", f32s(V_ * D_),
         [&] {
           return tensors(f32({V_, D_}));
         },
-        [&](const Tensors& x) { ops::fill(s_, x[0], 0.0f); });
+        [&](const Tensors& x) { ops::run(s_, ops::Fill{.x = x[0], .value = 0.0f}); });
   }
 
   void norms() {
@@ -104,14 +110,23 @@ class OpsBench {
         [&] {
           return tensors(real({T_, D_}), real({T_, D_}), real({D_}));
         },
-        [&](const Tensors& x) { ops::rmsnorm(s_, x[0], x[1], x[2], kEps); });
+        [&](const Tensors& x) {
+          ops::run(s_, ops::RmsNorm{.y_TD = x[0], .x_TD = x[1], .w_D = x[2], .eps = kEps});
+        });
     // dx, dy, x, w, dw; dx, dw
     bound_by_memory(
         "rmsnorm_backward", reals(3 * T_ * D_ + D_) + f32s(D_) + reals(T_ * D_) + f32s(D_),
         [&] {
           return tensors(real({T_, D_}), f32({D_}), real({T_, D_}), real({T_, D_}), real({D_}));
         },
-        [&](const Tensors& x) { ops::rmsnorm_backward(s_, x[0], x[1], x[2], x[3], x[4], kEps); });
+        [&](const Tensors& x) {
+          ops::run(s_, ops::RmsNormBackward{.dx_TD = x[0],
+                                            .dw_D = x[1],
+                                            .dy_TD = x[2],
+                                            .x_TD = x[3],
+                                            .w_D = x[4],
+                                            .eps = kEps});
+        });
   }
 
   void activations() {
@@ -121,14 +136,17 @@ class OpsBench {
         [&] {
           return tensors(real({T_, F_}), real({T_, 2 * F_}));
         },
-        [&](const Tensors& x) { ops::swiglu(s_, x[0], x[1]); });
+        [&](const Tensors& x) { ops::run(s_, ops::Swiglu{.y_TF = x[0], .gate_up_T2F = x[1]}); });
     // dy, gate and up; their gradients
     bound_by_memory(
         "swiglu_backward", reals(3 * T_ * F_) + reals(2 * T_ * F_),
         [&] {
           return tensors(real({T_, 2 * F_}), real({T_, F_}), real({T_, 2 * F_}));
         },
-        [&](const Tensors& x) { ops::swiglu_backward(s_, x[0], x[1], x[2]); });
+        [&](const Tensors& x) {
+          ops::run(s_,
+                   ops::SwigluBackward{.dgate_up_T2F = x[0], .dy_TF = x[1], .gate_up_T2F = x[2]});
+        });
   }
 
   // q and k in place, as columns of the qkv matrix; positions.
@@ -143,7 +161,11 @@ class OpsBench {
         [&] {
           return tensors(real({T_, 3 * D_}), random_.integers(numbers));
         },
-        [&](const Tensors& x) { ops::rope(s_, x[0].tensor().col_range(0, 2 * D_), x[1], params); });
+        [&](const Tensors& x) {
+          ops::run(s_, ops::Rope{.x_THd = x[0].tensor().col_range(0, 2 * D_),
+                                 .positions_T = x[1],
+                                 .params = params});
+        });
   }
 
   // Each row of the table counts once, however many tokens have it.
@@ -155,14 +177,19 @@ class OpsBench {
         [&] {
           return tensors(real({T_, D_}), random_.integers(tokens_), real({V_, D_}));
         },
-        [&](const Tensors& x) { ops::embedding(s_, x[0], x[1], x[2], 1.0f); });
+        [&](const Tensors& x) {
+          ops::run(s_, ops::Embedding{.y_TD = x[0], .tokens_T = x[1], .w_VD = x[2], .scale = 1.0f});
+        });
     // tokens, dy, rows of dw; rows of dw
     bound_by_memory(
         "embedding_backward", f32s(T_) + reals(T_ * D_) + f32s(used * D_) + f32s(used * D_),
         [&] {
           return tensors(f32({V_, D_}), real({T_, D_}), random_.integers(tokens_));
         },
-        [&](const Tensors& x) { ops::embedding_backward(s_, x[0], x[1], x[2], 1.0f); });
+        [&](const Tensors& x) {
+          ops::run(s_, ops::EmbeddingBackward{
+                           .dw_VD = x[0], .dy_TD = x[1], .tokens_T = x[2], .scale = 1.0f});
+        });
   }
 
   // On the whole embedding.
@@ -172,7 +199,7 @@ class OpsBench {
         "add_squared_norm", f32s(n),
         [&] { return tensors(random_.constant(DType::kF64, {1}, 0), f32({n})); },
         [&](const Tensors& x) {
-          ops::add_squared_norm(s_, x[0], x[1].tensor().reshaped({1, n}));
+          ops::run(s_, ops::AddSquaredNorm{.y_1 = x[0], .x = x[1].tensor().reshaped({1, n})});
         });
     const bool copies = real_ != DType::kF32;  // f32 weights are their own compute copy
     std::array<double, ops::kStepStats> stats{};
@@ -185,20 +212,20 @@ class OpsBench {
           Tensors x = tensors(random_.normal(DType::kF32, {n}), f32({n}), f32({n}),
                               random_.normal(DType::kF32, {n}),
                               random_.empty(DType::kF64, {ops::kStepStats}));
-          ops::copy_from_host(s_, x[4], stats.data());
+          ops::run(s_, ops::CopyFromHost{.y = x[4], .host = stats.data()});
           if (copies) x.push_back(random_.empty(real_, {n}));
           return x;
         },
         [&](const Tensors& x) {
-          ops::adamw(s_, {.w_N = x[0],
-                          .m_N = x[1],
-                          .v_N = x[2],
-                          .grad_N = x[3],
-                          .compute_N = copies ? x[5].tensor() : Tensor(),
-                          .stats = x[4],
-                          .decays = {&all, 1},
-                          .lr = 1e-4f,
-                          .decay = 0.1f});
+          ops::run(s_, ops::AdamW{.w_N = x[0],
+                                  .m_N = x[1],
+                                  .v_N = x[2],
+                                  .grad_N = x[3],
+                                  .compute_N = copies ? x[5].tensor() : Tensor(),
+                                  .stats = x[4],
+                                  .decays = {&all, 1},
+                                  .lr = 1e-4f,
+                                  .decay = 0.1f});
         });
   }
 
@@ -214,20 +241,27 @@ class OpsBench {
           return x;
         },
         [&](const Tensors& x) {
-          ops::linear(s_, x[0], x[1], x[2], {.residual = with_residual ? x[3].tensor() : Tensor()});
+          ops::run(s_, ops::Linear{.y_TN = x[0],
+                                   .x_TK = x[1],
+                                   .w_NK = x[2],
+                                   .residual = with_residual ? x[3].tensor() : Tensor()});
         });
     bound_by_arithmetic(
         name + " backward input", "linear_backward_input", flops,
         [&] {
           return tensors(real({T_, K}), real({T_, N}), random_.normal(real_, {N, K}, 0.02f));
         },
-        [&](const Tensors& x) { ops::linear_backward_input(s_, x[0], x[1], x[2]); });
+        [&](const Tensors& x) {
+          ops::run(s_, ops::LinearBackwardInput{.dx_TK = x[0], .dy_TN = x[1], .w_NK = x[2]});
+        });
     bound_by_arithmetic(
         name + " backward weight", "linear_backward_weight", flops,
         [&] {
           return tensors(f32({N, K}), real({T_, N}), real({T_, K}));
         },
-        [&](const Tensors& x) { ops::linear_backward_weight(s_, x[0], x[1], x[2]); });
+        [&](const Tensors& x) {
+          ops::run(s_, ops::LinearBackwardWeight{.dw_NK = x[0], .dy_TN = x[1], .x_TK = x[2]});
+        });
   }
 
   // The head and the loss, forward and backward: three products of T x V x D.
@@ -241,7 +275,7 @@ class OpsBench {
                          random_.normal(real_, {V_, D_}, 0.02f), random_.integers(tokens_));
         },
         [&](const Tensors& x) {
-          ops::linear_cross_entropy(s_, {.loss_T = x[0],
+          ops::run(s_, ops::CrossEntropy{.loss_T = x[0],
                                          .dx_TD = x[1],
                                          .dw_VD = x[2],
                                          .x_TD = x[3],

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {
@@ -37,7 +37,7 @@ RandomTensors::RandomTensors(Stream& s) : stream_(s) {
   std::vector<float> values(kNumbers);
   for (int64_t i = 0; i < kNumbers; ++i) values[i] = static_cast<float>(random.normal(i));
   numbers_ = empty(DType::kF32, {kNumbers});
-  ops::copy_from_host(s, numbers_, values.data());
+  ops::run(s, ops::CopyFromHost{.y = numbers_, .host = values.data()});
 }
 
 Buffer RandomTensors::empty(DType dtype, std::initializer_list<int64_t> shape) {
@@ -51,16 +51,17 @@ Buffer RandomTensors::normal(DType dtype, std::initializer_list<int64_t> shape, 
   Tensor from = numbers_;
   if (std != 1.0f) {
     std::vector<float> values(kNumbers);
-    ops::copy_to_host(stream_, values.data(), numbers_);
+    ops::run(stream_, ops::CopyToHost{.host = values.data(), .x = numbers_});
     for (float& x : values) x *= std;
     scaled = empty(DType::kF32, {kNumbers});
-    ops::copy_from_host(stream_, scaled, values.data());
+    ops::run(stream_, ops::CopyFromHost{.y = scaled, .host = values.data()});
     from = scaled;
   }
   const int64_t n = out.tensor().numel();
   for (int64_t done = 0; done < n;) {
     const int64_t count = std::min(n - done, kNumbers - place_);
-    ops::copy(stream_, elements(out, done, count), elements(from, place_, count));
+    ops::run(stream_,
+             ops::Copy{.y = elements(out, done, count), .x = elements(from, place_, count)});
     place_ = (place_ + count) % kNumbers;
     done += count;
   }
@@ -70,13 +71,13 @@ Buffer RandomTensors::normal(DType dtype, std::initializer_list<int64_t> shape, 
 
 Buffer RandomTensors::constant(DType dtype, std::initializer_list<int64_t> shape, float value) {
   Buffer out = empty(dtype, shape);
-  ops::fill(stream_, out, value);
+  ops::run(stream_, ops::Fill{.x = out, .value = value});
   return out;
 }
 
 Buffer RandomTensors::integers(const std::vector<int32_t>& values) {
   Buffer out = empty(DType::kI32, {static_cast<int64_t>(values.size())});
-  ops::copy_from_host(stream_, out, values.data());
+  ops::run(stream_, ops::CopyFromHost{.y = out, .host = values.data()});
   return out;
 }
 
@@ -100,7 +101,7 @@ double median_seconds(Stream& s, std::string_view op, const Rotation& rotation, 
   OpProfile profile;
   const ProfileScope scope(s, profile);
   for (int64_t n = 0; n < repeats; ++n) call(rotation.at(n));
-  ops::synchronize(s);
+  ops::run(s, ops::Synchronize{});
   const auto entry = profile.entries().find(op);
   require(entry != profile.entries().end(), "'{}' has not run", op);
   return median(entry->second.calls);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
+#include "ops/memory.h"
 #include "parallel/param_shards.h"
 
 namespace sbtrain {
@@ -12,10 +13,10 @@ namespace {
 void clear(ShardedParams& params, bool with_moments) {
   for (size_t u = 0; u < params.registry().units().size(); ++u) {
     const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
-    ops::fill(params.stream(), shard.weights, 0.0f);
+    ops::run(params.stream(), ops::Fill{.x = shard.weights, .value = 0.0f});
     if (!with_moments) continue;
-    ops::fill(params.stream(), shard.moment1, 0.0f);
-    ops::fill(params.stream(), shard.moment2, 0.0f);
+    ops::run(params.stream(), ops::Fill{.x = shard.moment1, .value = 0.0f});
+    ops::run(params.stream(), ops::Fill{.x = shard.moment2, .value = 0.0f});
   }
 }
 

@@ -185,6 +185,10 @@ void add_bench_attention(CLI::App& bench, Action& action) {
                     "Based and ReBased: form all pairs, as model.attention.form: quadratic");
   command->add_flag("!--any-order", options->bench.deterministic,
                     "As train.deterministic: false, which is cuDNN's backward pass alone");
+  command
+      ->add_option("--implementation", options->bench.implementation,
+                   "That must run on a GPU; the one that training would choose if not given")
+      ->check(CLI::IsMember({"portable", "cudnn"}));
   add_common(*command, *options, options->bench.repeats);
   command->callback(
       [options, &action] { action = [options] { return run_bench_attention(*options); }; });

@@ -8,6 +8,7 @@
 #endif
 
 #include "core/error.h"
+#include "core/target.h"
 
 namespace sbtrain {
 namespace {
@@ -50,6 +51,22 @@ bool cuda_available([[maybe_unused]] std::string* why) {
 #else
   return no("this build has the CPU backend alone (nvcc was not found when it was made)");
 #endif
+}
+
+Target present_target(Backend backend) {
+  Target target(backend);
+#if SBTRAIN_HAS_CUDA
+  if (backend != Backend::kCuda || !cuda_available()) return target;
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  cudaDeviceGetAttribute(&target.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  target.sm = 10 * major + minor;
+#endif
+  return target;
 }
 
 void* device_allocate(Backend backend, size_t bytes) {

@@ -94,7 +94,7 @@ struct Memory::Impl {
   }
 };
 
-Memory::Memory(Backend backend, Backend target)
+Memory::Memory(Backend backend, const Target& target)
     : backend_(backend), target_(target), impl_(std::make_unique<Impl>()) {
   impl_->order.stream(kComputeStream);
 }

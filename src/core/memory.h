@@ -25,6 +25,7 @@
 
 #include "core/backend.h"
 #include "core/stream_order.h"
+#include "core/target.h"
 #include "core/tensor.h"
 
 namespace sbtrain {
@@ -80,18 +81,20 @@ struct MemoryReport {
 
 class Memory {
  public:
-  explicit Memory(Backend backend) : Memory(backend, backend) {}
+  explicit Memory(Backend backend) : Memory(backend, present_target(backend)) {}
   // The plan of a run on `target`; needs neither the device nor the memory.
-  static Memory planning(Backend target) { return Memory(Backend::kPlan, target); }
+  static Memory planning(const Target& target) { return Memory(Backend::kPlan, target); }
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
   Backend backend() const { return backend_; }
-  // The backend that runs, or for which Backend::kPlan plans.
-  Backend target() const { return target_; }
+  // What runs, or what Backend::kPlan plans for.
+  const Target& target() const { return target_; }
   // The type of activations and compute weights: bf16 on (or planned for) a GPU, else f32.
-  DType compute_dtype() const { return target_ == Backend::kCuda ? DType::kBF16 : DType::kF32; }
+  DType compute_dtype() const {
+    return target_.backend == Backend::kCuda ? DType::kBF16 : DType::kF32;
+  }
 
   // Inside a program: a step buffer. Outside: a persistent one. Contents are undefined.
   // `name` appears in reports and errors. Throws ExitCode::kOutOfMemory with the plan.
@@ -131,7 +134,7 @@ class Memory {
  private:
   friend class Buffer;
   struct Impl;
-  Memory(Backend backend, Backend target);
+  Memory(Backend backend, const Target& target);
   Buffer owner(const Tensor& tensor, int64_t id);
   Buffer record_slot(int stream, MemoryClass c, std::string_view name, const Tensor& tensor);
   Buffer replay(int stream, std::string_view name, Tensor tensor);
@@ -143,7 +146,7 @@ class Memory {
   void* take(size_t bytes, int stream);
   void check_poison(std::string_view name, const void* data, size_t bytes) const;
   Backend backend_;
-  Backend target_;
+  Target target_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "core/event.h"
 #include "core/memory.h"
@@ -38,8 +40,8 @@ class Stream {
   void wait(const Event& event);
 
   Backend backend() const { return memory_->backend(); }
-  // The backend that runs, or that Backend::kPlan plans for.
-  Backend target() const { return memory_->target(); }
+  // What runs, or what Backend::kPlan plans for.
+  const Target& target() const { return memory_->target(); }
   bool planning() const { return backend() == Backend::kPlan; }
   Memory& memory() const { return *memory_; }
   OpProfile* profile() const { return profile_; }
@@ -52,6 +54,11 @@ class Stream {
   // While set, ops give the same bits on every run, even where any order of summation is faster.
   bool deterministic() const { return deterministic_; }
   void set_deterministic(bool on) { deterministic_ = on; }
+
+  // The implementation that ops with several must take (ops/choose.h has the names); empty: the one
+  // that suits the problem. For tests and benchmarks.
+  const std::string& implementation() const { return implementation_; }
+  void set_implementation(std::string name) { implementation_ = std::move(name); }
 
   BackendContext* context() const { return context_.get(); }
   void set_context(std::unique_ptr<BackendContext> context) { context_ = std::move(context); }
@@ -86,6 +93,7 @@ class Stream {
   OpProfile* profile_ = nullptr;
   bool tuning_ = false;
   bool deterministic_ = true;
+  std::string implementation_;
   std::unique_ptr<BackendContext> context_;
 };
 

@@ -1,8 +1,8 @@
 #include "model/block.h"
 
 #include "core/error.h"
-#include "ops/gpt.h"
-#include "ops/ops.h"
+#include "ops/linear.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {
@@ -60,12 +60,15 @@ std::vector<TensorSpec> Block::parameters() const {
 // h_TD = x_TD + r * mix W_o^T.
 void Block::add_attention(Stream& s, Tensor h_TD, Tensor mix, Tensor x_TD, const Weights& w) const {
   if (!projects_) {
-    ops::copy(s, h_TD, x_TD);
-    ops::add(s, h_TD, mix);
+    ops::run(s, ops::Copy{.y = h_TD, .x = x_TD});
+    ops::run(s, ops::Add{.y = h_TD, .x = mix});
     return;
   }
-  ops::linear(s, h_TD, mix, w.at(kOutput), {.alpha = residual_, .residual = x_TD});
-  if (output_bias_) ops::add_bias(s, h_TD, w.at(kOutputBias));
+  ops::run(
+      s,
+      ops::Linear{
+          .y_TN = h_TD, .x_TK = mix, .w_NK = w.at(kOutput), .alpha = residual_, .residual = x_TD});
+  if (output_bias_) ops::run(s, ops::AddBias{.y_TN = h_TD, .b_N = w.at(kOutputBias)});
 }
 
 void Block::forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
@@ -124,9 +127,12 @@ void Block::backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, con
   if (projects_) {
     dmix = activation(s, "attention.dmix", T, mix_width());
     dmix_TD = dmix;
-    ops::linear_backward_weight(s, dw.at(kOutput), dx_TD, saved.mix_TD, residual_);
-    ops::linear_backward_input(s, dmix_TD, dx_TD, w.at(kOutput), residual_);
-    if (output_bias_) ops::bias_backward(s, dw.at(kOutputBias), dx_TD);
+    ops::run(
+        s, ops::LinearBackwardWeight{
+               .dw_NK = dw.at(kOutput), .dy_TN = dx_TD, .x_TK = saved.mix_TD, .alpha = residual_});
+    ops::run(s, ops::LinearBackwardInput{
+                    .dx_TK = dmix_TD, .dy_TN = dx_TD, .w_NK = w.at(kOutput), .alpha = residual_});
+    if (output_bias_) ops::run(s, ops::BiasBackward{.db_N = dw.at(kOutputBias), .dy_TN = dx_TD});
   }
   attention_->backward(s, dnorm_TD, dw, dmix_TD, saved.mix_TD, saved.norm1_TD, w, *saved.attention,
                        sequences);

@@ -3,8 +3,10 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/gpt.h"
-#include "ops/ops.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
+#include "ops/memory.h"
+#include "ops/norm.h"
 
 namespace sbtrain {
 namespace {
@@ -52,19 +54,32 @@ void Norm::add_parameters(std::vector<TensorSpec>& specs) const {
 
 void Norm::forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w) const {
   if (centered_) {
-    ops::layernorm(s, y_TD, x_TD, w.at(weight_), w.at(bias_), eps_);
+    ops::run(
+        s, ops::LayerNorm{
+               .y_TD = y_TD, .x_TD = x_TD, .w_D = w.at(weight_), .b_D = w.at(bias_), .eps = eps_});
   } else {
-    ops::rmsnorm(s, y_TD, x_TD, w.at(weight_), eps_);
+    ops::run(s, ops::RmsNorm{.y_TD = y_TD, .x_TD = x_TD, .w_D = w.at(weight_), .eps = eps_});
   }
 }
 
 void Norm::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
                     const Weights& w) const {
   if (centered_) {
-    ops::layernorm_backward(s, dx_TD, dw.at(weight_), dw.at(bias_), dy_TD, x_TD, w.at(weight_),
-                            eps_, true);
+    ops::run(s, ops::LayerNormBackward{.dx_TD = dx_TD,
+                                       .dw_D = dw.at(weight_),
+                                       .db_D = dw.at(bias_),
+                                       .dy_TD = dy_TD,
+                                       .x_TD = x_TD,
+                                       .w_D = w.at(weight_),
+                                       .eps = eps_,
+                                       .accumulate = true});
   } else {
-    ops::rmsnorm_backward(s, dx_TD, dw.at(weight_), dy_TD, x_TD, w.at(weight_), eps_);
+    ops::run(s, ops::RmsNormBackward{.dx_TD = dx_TD,
+                                     .dw_D = dw.at(weight_),
+                                     .dy_TD = dy_TD,
+                                     .x_TD = x_TD,
+                                     .w_D = w.at(weight_),
+                                     .eps = eps_});
   }
 }
 
@@ -120,9 +135,10 @@ void Mlp::add_parameters(std::vector<TensorSpec>& specs) const {
 
 void Mlp::activate(Stream& s, const Weights& w, const MlpSaved& saved) const {
   if (kind_ == Kind::kSwiGlu) {
-    ops::swiglu(s, saved.inner_TF, saved.outer_TN);
+    ops::run(s, ops::Swiglu{.y_TF = saved.inner_TF, .gate_up_T2F = saved.outer_TN});
   } else {
-    ops::bias_gelu(s, saved.inner_TF, saved.outer_TN, w.at(kUpBias));
+    ops::run(s,
+             ops::BiasGelu{.y_TF = saved.inner_TF, .x_TF = saved.outer_TN, .b_F = w.at(kUpBias)});
   }
 }
 
@@ -130,18 +146,24 @@ void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weight
                   MlpSaved& saved) const {
   if (kind_ == Kind::kNone) {
     if (!y_TD.defined()) return;
-    ops::copy(s, y_TD, h_TD);
-    ops::add(s, y_TD, x_TD);
+    ops::run(s, ops::Copy{.y = y_TD, .x = h_TD});
+    ops::run(s, ops::Add{.y = y_TD, .x = x_TD});
     return;
   }
   const bool gated = kind_ == Kind::kSwiGlu;
   saved.outer_TN = activation(s, gated ? "gate_up" : "up", x_TD.rows(), outer());
   saved.inner_TF = activation(s, "inner", x_TD.rows(), inner_);
-  ops::linear(s, saved.outer_TN, x_TD, gated ? w.fused(kGate, 2) : w.at(kUp));
+  ops::run(
+      s, ops::Linear{
+             .y_TN = saved.outer_TN, .x_TK = x_TD, .w_NK = gated ? w.fused(kGate, 2) : w.at(kUp)});
   activate(s, w, saved);
   if (!y_TD.defined()) return;
-  ops::linear(s, y_TD, saved.inner_TF, w.at(kDown), {.alpha = residual_, .residual = h_TD});
-  if (!gated) ops::add_bias(s, y_TD, w.at(kDownBias));
+  ops::run(s, ops::Linear{.y_TN = y_TD,
+                          .x_TK = saved.inner_TF,
+                          .w_NK = w.at(kDown),
+                          .alpha = residual_,
+                          .residual = h_TD});
+  if (!gated) ops::run(s, ops::AddBias{.y_TN = y_TD, .b_N = w.at(kDownBias)});
 }
 
 void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
@@ -153,24 +175,35 @@ void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
 void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
                    const Weights& w, const MlpSaved& saved) const {
   if (kind_ == Kind::kNone) {
-    ops::copy(s, dx_TD, dy_TD);
+    ops::run(s, ops::Copy{.y = dx_TD, .x = dy_TD});
     return;
   }
   const bool gated = kind_ == Kind::kSwiGlu;
   const int64_t T = dy_TD.rows();
   Buffer dinner_TF = activation(s, "dinner", T, inner_);
   Buffer douter_TN = activation(s, gated ? "dgate_up" : "dup", T, outer());
-  ops::linear_backward_weight(s, dw.at(kDown), dy_TD, saved.inner_TF, residual_);
-  ops::linear_backward_input(s, dinner_TF, dy_TD, w.at(kDown), residual_);
+  ops::run(s,
+           ops::LinearBackwardWeight{
+               .dw_NK = dw.at(kDown), .dy_TN = dy_TD, .x_TK = saved.inner_TF, .alpha = residual_});
+  ops::run(s, ops::LinearBackwardInput{
+                  .dx_TK = dinner_TF, .dy_TN = dy_TD, .w_NK = w.at(kDown), .alpha = residual_});
   if (gated) {
-    ops::swiglu_backward(s, douter_TN, dinner_TF, saved.outer_TN);
+    ops::run(s, ops::SwigluBackward{
+                    .dgate_up_T2F = douter_TN, .dy_TF = dinner_TF, .gate_up_T2F = saved.outer_TN});
   } else {
-    ops::bias_backward(s, dw.at(kDownBias), dy_TD);
-    ops::bias_gelu_backward(s, douter_TN, dinner_TF, saved.outer_TN, w.at(kUpBias));
-    ops::bias_backward(s, dw.at(kUpBias), douter_TN);
+    ops::run(s, ops::BiasBackward{.db_N = dw.at(kDownBias), .dy_TN = dy_TD});
+    ops::run(
+        s,
+        ops::BiasGeluBackward{
+            .dx_TF = douter_TN, .dy_TF = dinner_TF, .x_TF = saved.outer_TN, .b_F = w.at(kUpBias)});
+    ops::run(s, ops::BiasBackward{.db_N = dw.at(kUpBias), .dy_TN = douter_TN});
   }
-  ops::linear_backward_weight(s, gated ? dw.fused(kGate, 2) : dw.at(kUp), douter_TN, x_TD);
-  ops::linear_backward_input(s, dx_TD, douter_TN, gated ? w.fused(kGate, 2) : w.at(kUp));
+  ops::run(s,
+           ops::LinearBackwardWeight{
+               .dw_NK = gated ? dw.fused(kGate, 2) : dw.at(kUp), .dy_TN = douter_TN, .x_TK = x_TD});
+  ops::run(s,
+           ops::LinearBackwardInput{
+               .dx_TK = dx_TD, .dy_TN = douter_TN, .w_NK = gated ? w.fused(kGate, 2) : w.at(kUp)});
 }
 
 }  // namespace sbtrain

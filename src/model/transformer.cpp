@@ -4,7 +4,10 @@
 #include <optional>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/embedding.h"
+#include "ops/linear.h"
+#include "ops/loss.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {
@@ -99,12 +102,17 @@ void Transformer::embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor toke
                         Tensor positions_T) const {
   params.gather(embedding_unit());
   const Weights& w = params.get(embedding_unit());
-  ops::embedding(s, x_TD, tokens_T, w.at(kEmbedding),
-                 static_cast<float>(config_.embedding_multiplier));
+  ops::run(s, ops::Embedding{.y_TD = x_TD,
+                             .tokens_T = tokens_T,
+                             .w_VD = w.at(kEmbedding),
+                             .scale = static_cast<float>(config_.embedding_multiplier)});
   if (has_positions()) {
     const Buffer positions_TD = activation(s, "positions", x_TD.rows(), config_.width);
-    ops::embedding(s, positions_TD, positions_T, w.at(kPositions), 1.0f);
-    ops::add(s, x_TD, positions_TD);
+    ops::run(s, ops::Embedding{.y_TD = positions_TD,
+                               .tokens_T = positions_T,
+                               .w_VD = w.at(kPositions),
+                               .scale = 1.0f});
+    ops::run(s, ops::Add{.y = x_TD, .x = positions_TD});
   }
   params.release(embedding_unit());
 }
@@ -140,7 +148,7 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
     Buffer dnorm_TD = activation(s, "dfinal_norm", T, config_.width);
     const Weights& head = params.get(head_unit());
     final_norm_.forward(s, norm_TD, x_TD[layers], head);
-    ops::linear_cross_entropy(s, {.loss_T = loss_T,
+    ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
                                   .dx_TD = dnorm_TD,
                                   .dw_VD = params.gradients(head_table).at(table_name),
                                   .x_TD = norm_TD,
@@ -149,7 +157,7 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
                                   .loss_weight = loss_weight,
                                   .logit_scale = static_cast<float>(config_.logits_multiplier),
                                   .z_loss = z_loss});
-    ops::fill(s, dx_TD, 0.0f);
+    ops::run(s, ops::Fill{.x = dx_TD, .value = 0.0f});
     final_norm_.backward(s, dx_TD, params.gradients(head_unit()), dnorm_TD, x_TD[layers], head);
     if (config_.tied) params.release(head_table);
     params.release(head_unit());
@@ -170,10 +178,15 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
   release_shared(params);
   if (has_shared()) params.reduce(shared_unit());
   const Weights& dw = params.gradients(embedding_unit());
-  ops::embedding_backward(s, dw.at(kEmbedding), dx_TD, batch.tokens_T,
-                          static_cast<float>(config_.embedding_multiplier));
+  ops::run(s, ops::EmbeddingBackward{.dw_VD = dw.at(kEmbedding),
+                                     .dy_TD = dx_TD,
+                                     .tokens_T = batch.tokens_T,
+                                     .scale = static_cast<float>(config_.embedding_multiplier)});
   if (has_positions()) {
-    ops::embedding_backward(s, dw.at(kPositions), dx_TD, batch.sequences.positions_T, 1.0f);
+    ops::run(s, ops::EmbeddingBackward{.dw_VD = dw.at(kPositions),
+                                       .dy_TD = dx_TD,
+                                       .tokens_T = batch.sequences.positions_T,
+                                       .scale = 1.0f});
   }
   params.reduce(embedding_unit());
 }
@@ -207,8 +220,8 @@ void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& b
   if (config_.tied) params.gather(head_table);
   Buffer norm_TD = activation(s, "final_norm", batch.tokens(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
-  ops::linear_cross_entropy(s,
-                            {.loss_T = loss_T,
+  ops::run(s,
+           ops::CrossEntropy{.loss_T = loss_T,
                              .hits_T = hits_T,
                              .x_TD = norm_TD,
                              .w_VD = params.get(head_table).at(config_.tied ? kEmbedding : kHead),
@@ -224,8 +237,10 @@ void Transformer::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor lo
   if (config_.tied) params.gather(head_table);
   Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
-  ops::linear(s, logits_TV, norm_TD, params.get(head_table).at(config_.tied ? kEmbedding : kHead),
-              {.alpha = static_cast<float>(config_.logits_multiplier)});
+  ops::run(s, ops::Linear{.y_TN = logits_TV,
+                          .x_TK = norm_TD,
+                          .w_NK = params.get(head_table).at(config_.tied ? kEmbedding : kHead),
+                          .alpha = static_cast<float>(config_.logits_multiplier)});
   if (config_.tied) params.release(head_table);
   params.release(head_unit());
 }

@@ -1,73 +1,70 @@
-// What the dispatchers share: checks that tensors fit, and the switch on the backend.
+// Whether the tensors of an op fit each other.
 #pragma once
 
 #include <string_view>
 
-#include "core/device.h"
 #include "core/error.h"
-#include "core/stream.h"
+#include "core/sequences.h"
 #include "core/tensor.h"
-#include "ops/cuda/timer.h"
 
 namespace sbtrain::ops {
 
 // Reals may be f32 or bf16: on (or planned for) a GPU activations and weights are bf16, gradients
 // f32. Kernels take typed pointers, which throws where a backend has no such mixture.
+inline bool is_real(DType t) {
+  return t == DType::kF32 || t == DType::kBF16;
+}
 inline bool type_fits(DType actual, DType expected) {
-  const auto real = [](DType t) { return t == DType::kF32 || t == DType::kBF16; };
-  return actual == expected || (real(actual) && real(expected));
+  return actual == expected || (is_real(actual) && is_real(expected));
 }
 
-// `t` is a matrix of `rows` x `cols`; its rows may be strided. The message names op and tensor.
-inline void check_matrix(std::string_view op, std::string_view name, const Tensor& t, DType dtype,
-                         int64_t rows, int64_t cols) {
-  const bool fits = t.defined() && type_fits(t.dtype, dtype) && t.rows() == rows &&
-                    t.cols() == cols && t.row_stride >= cols;
-  if (fits) return;
-  fail(ExitCode::kInternal, "{}: {} must be {}[{}, {}], got {}", op, name, dtype_name(dtype), rows,
-       cols, t.describe());
-}
+// The checks of one op. Messages name the op and the tensor.
+class Check {
+ public:
+  explicit Check(std::string_view op) : op_(op) {}
 
-// `t` is contiguous and holds `numel` elements, in any shape.
-inline void check_flat(std::string_view op, std::string_view name, const Tensor& t, DType dtype,
-                       int64_t numel) {
-  if (t.defined() && type_fits(t.dtype, dtype) && t.numel() == numel && t.contiguous()) return;
-  fail(ExitCode::kInternal, "{}: {} must be {} contiguous {} elements, got {} (row stride {})", op,
-       name, numel, dtype_name(dtype), t.describe(), t.row_stride);
-}
-
-inline void check_same_shape(std::string_view op, std::string_view name, const Tensor& t,
-                             const Tensor& like) {
-  check_matrix(op, name, t, like.dtype, like.rows(), like.cols());
-}
-
-// Runs `cpu` or `cuda` on these backends; when only memory is planned, `plan`, which takes the
-// scratch that the op takes on the stream's target.
-template <typename Cpu, typename Cuda, typename Plan>
-void dispatch(const Stream& s, std::string_view op, Cpu&& cpu, [[maybe_unused]] Cuda&& run_cuda,
-              Plan&& plan) {
-  switch (s.backend()) {
-    case Backend::kPlan:
-      return plan();
-    case Backend::kCpu: {
-      const OpTimer timer(s.profile(), op);
-      return cpu();
+  // `t` is a matrix of `rows` x `cols`; its rows may be strided.
+  void matrix(std::string_view name, const Tensor& t, int64_t rows, int64_t cols,
+              DType dtype = DType::kF32) const {
+    const bool fits = t.defined() && type_fits(t.dtype, dtype) && t.rows() == rows &&
+                      t.cols() == cols && t.row_stride >= cols;
+    if (fits) return;
+    fail(ExitCode::kInternal, "{}: {} must be {}[{}, {}], got {}", op_, name, dtype_name(dtype),
+         rows, cols, t.describe());
+  }
+  void matrix(std::string_view name, const Tensor& t) const { matrix(name, t, t.rows(), t.cols()); }
+  void same(std::string_view name, const Tensor& t, const Tensor& like) const {
+    matrix(name, t, like.rows(), like.cols(), like.dtype);
+  }
+  // `t` is contiguous and holds `numel` elements, in any shape.
+  void flat(std::string_view name, const Tensor& t, int64_t numel,
+            DType dtype = DType::kF32) const {
+    if (t.defined() && type_fits(t.dtype, dtype) && t.numel() == numel && t.contiguous()) return;
+    fail(ExitCode::kInternal, "{}: {} must be {} contiguous {} elements, got {} (row stride {})",
+         op_, name, numel, dtype_name(dtype), t.describe(), t.row_stride);
+  }
+  // `x` is [rows, heads * d]; returns d.
+  int64_t heads(std::string_view name, const Tensor& x, int64_t rows, int heads) const {
+    matrix(name, x, rows, x.cols());
+    if (heads > 0 && x.cols() % heads == 0) return x.cols() / heads;
+    fail(ExitCode::kInternal, "{}: {} heads do not divide {} {}", op_, heads, name, x.describe());
+  }
+  void documents(const Sequences& sequences, int64_t tokens) const {
+    const Tensor& bounds = sequences.cu_seqlens;
+    if (bounds.defined() && bounds.dtype == DType::kI32 && bounds.contiguous() &&
+        sequences.count >= 0 && bounds.numel() > sequences.count &&
+        (tokens == 0 || sequences.max_seqlen > 0)) {
+      return;
     }
-    case Backend::kCuda:
-      break;
+    fail(ExitCode::kInternal, "{}: {} documents of at most {} tokens need i32 cu_seqlens, got {}",
+         op_, sequences.count, sequences.max_seqlen, bounds.describe());
   }
-  if constexpr (kHasCuda) {
-    const cuda::DeviceTimer timer(s, op);
-    run_cuda();
-  } else {
-    fail(ExitCode::kInternal, "{}: this build has no {} backend", op, backend_name(s.backend()));
+  void that(bool condition, std::string_view what) const {
+    if (!condition) fail(ExitCode::kInternal, "{}: {}", op_, what);
   }
-}
 
-// For ops that take no scratch.
-template <typename Cpu, typename Cuda>
-void dispatch(const Stream& s, std::string_view op, Cpu&& cpu, Cuda&& cuda) {
-  dispatch(s, op, std::forward<Cpu>(cpu), std::forward<Cuda>(cuda), [] {});
-}
+ private:
+  std::string_view op_;
+};
 
 }  // namespace sbtrain::ops

@@ -1,5 +1,5 @@
 // The transforms that make collinear constrained attention (CoCA, arXiv 2309.08646) plain softmax
-// attention. R_j rotates by position j as ops::rope does; halves of a head are a pair (x1, x2).
+// attention. R_j rotates by position j as Rope does; halves of a head are a pair (x1, x2).
 //   t' = ReLU((t1 + t2) / 2)
 //   official: logit = scale sum_d q_d (R_j q)_d (R_i (t', t'))_d, what the authors' code computes
 //   strict:   logit = scale sum_d |q|^2_d t'_d cos((j - i) theta_d), |q|^2 = q1^2 + q2^2: equations
@@ -7,9 +7,10 @@
 // Either is (query)_j . (key)_i of
 //   official: query = q * R_j q,        key = R_i (t', t')
 //   strict:   query = R_j (|q|^2, 0),   key = R_i (t', 0)
+// All tensors are [T, H*d], rows may be strided; outputs may be the inputs.
 #pragma once
 
-#include "ops/ops.h"
+#include "ops/rope.h"
 
 namespace sbtrain::ops {
 
@@ -19,14 +20,73 @@ struct CocaParams {
   CocaVariant variant = CocaVariant::kOfficial;
 };
 
-// All tensors are [T, H*d], rows may be strided; outputs may be the inputs.
-void coca_query(Stream& s, Tensor y_THd, Tensor q_THd, Tensor positions_T,
-                const CocaParams& params);
-void coca_query_backward(Stream& s, Tensor dq_THd, Tensor dy_THd, Tensor q_THd, Tensor positions_T,
-                         const CocaParams& params);  // =
-void coca_key(Stream& s, Tensor y_THd, Tensor t_THd, Tensor positions_T, const CocaParams& params);
+// What the four transforms have in common: y and dy as x.
+inline void check_coca(std::string_view op, const Tensor& y, const Tensor& dy, const Tensor& x,
+                       const Tensor& positions_T, const CocaParams& params) {
+  const Check c(op);
+  const int64_t d = c.heads("x_THd", x, x.rows(), params.rope.heads);
+  c.that(d % 2 == 0 && !params.rope.inverse, "such heads cannot be rotated");
+  c.same("y_THd", y, x);
+  c.same("dy_THd", dy, x);
+  c.flat("positions_T", positions_T, x.rows(), DType::kI32);
+}
+
+// y = query.
+struct CocaQuery {
+  static constexpr std::string_view kName = "coca_query";
+  Tensor y_THd;
+  Tensor q_THd, positions_T;
+  CocaParams params;
+  void check() const { check_coca(kName, y_THd, y_THd, q_THd, positions_T, params); }
+  void check_limits(const Target&) const {
+    check_rope_head_dim(kName, q_THd.cols() / params.rope.heads);
+  }
+};
+struct CocaQueryBackward {
+  static constexpr std::string_view kName = "coca_query_backward";
+  Tensor dq_THd;  // =
+  Tensor dy_THd, q_THd, positions_T;
+  CocaParams params;
+  void check() const { check_coca(kName, dq_THd, dy_THd, q_THd, positions_T, params); }
+  void check_limits(const Target&) const {
+    check_rope_head_dim(kName, q_THd.cols() / params.rope.heads);
+  }
+};
+
+// y = key.
+struct CocaKey {
+  static constexpr std::string_view kName = "coca_key";
+  Tensor y_THd;
+  Tensor t_THd, positions_T;
+  CocaParams params;
+  void check() const { check_coca(kName, y_THd, y_THd, t_THd, positions_T, params); }
+  void check_limits(const Target&) const {
+    check_rope_head_dim(kName, t_THd.cols() / params.rope.heads);
+  }
+};
 // From the key y itself: where the ReLU lets nothing through, both of its halves are 0.
-void coca_key_backward(Stream& s, Tensor dt_THd, Tensor dy_THd, Tensor y_THd, Tensor positions_T,
-                       const CocaParams& params);  // =
+struct CocaKeyBackward {
+  static constexpr std::string_view kName = "coca_key_backward";
+  Tensor dt_THd;  // =
+  Tensor dy_THd, y_THd, positions_T;
+  CocaParams params;
+  void check() const { check_coca(kName, dt_THd, dy_THd, y_THd, positions_T, params); }
+  void check_limits(const Target&) const {
+    check_rope_head_dim(kName, y_THd.cols() / params.rope.heads);
+  }
+};
+
+namespace cpu {
+void run(Cpu, Stream& s, const CocaQuery& op);
+void run(Cpu, Stream& s, const CocaQueryBackward& op);
+void run(Cpu, Stream& s, const CocaKey& op);
+void run(Cpu, Stream& s, const CocaKeyBackward& op);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const CocaQuery& op);
+void run(Cuda, Stream& s, const CocaQueryBackward& op);
+void run(Cuda, Stream& s, const CocaKey& op);
+void run(Cuda, Stream& s, const CocaKeyBackward& op);
+}  // namespace cuda
 
 }  // namespace sbtrain::ops

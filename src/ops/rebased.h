@@ -5,7 +5,8 @@
 // q and k are [T, H*f], v and o [T, H*e]; q, k and v may be column ranges of one matrix.
 #pragma once
 
-#include "ops/ops.h"
+#include "core/sequences.h"
+#include "ops/op.h"
 
 namespace sbtrain::ops {
 
@@ -19,36 +20,69 @@ struct RebasedParams {
   bool quadratic = false;
 };
 
-struct RebasedForward {
-  Tensor o_THe;
-  Tensor den_HT;  // f32
-  Tensor q_THf, k_THf, v_THe;
-};
-struct RebasedBackward {
-  Tensor dq_THf, dk_THf, dv_THe;  // =
-  Tensor do_THe, o_THe, den_HT;
-  Tensor q_THf, k_THf, v_THe;
-};
-void rebased_forward(Stream& s, const RebasedForward& t, const Sequences& sequences,
-                     const RebasedParams& params);
-// Memory of both: O(f^2 e) for each thread, whatever the length. Deterministic.
-void rebased_backward(Stream& s, const RebasedBackward& t, const Sequences& sequences,
-                      const RebasedParams& params);
-
 // Rows of the state of one head: the products k_a k_b, a <= b, and 1 and k where the polynomial has
 // those terms. A state is [H * rows, e + 1], f32: sums of row times [v | 1].
 int64_t rebased_state_rows(int64_t features, const RebasedParams& params);
+
+// Memory of both passes: O(f^2 e) for each thread, whatever the length. Deterministic.
+struct RebasedForward {
+  static constexpr std::string_view kName = "rebased_forward";
+  Tensor o_THe;
+  Tensor den_HT;  // f32
+  Tensor q_THf, k_THf, v_THe;
+  Sequences sequences{};
+  RebasedParams params{};
+  void check() const;
+  void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
+};
+struct RebasedBackward {
+  static constexpr std::string_view kName = "rebased_backward";
+  Tensor dq_THf, dk_THf, dv_THe;  // =
+  Tensor do_THe, o_THe, den_HT;
+  Tensor q_THf, k_THf, v_THe;
+  Sequences sequences{};
+  RebasedParams params{};
+  void check() const;
+  void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
+};
+
 // state = that of the tokens of one sequence.
-void rebased_state(Stream& s, Tensor state_Re, Tensor k_THf, Tensor v_THe,
-                   const RebasedParams& params);
+struct RebasedState {
+  static constexpr std::string_view kName = "rebased_state";
+  Tensor state_Re;
+  Tensor k_THf, v_THe;
+  RebasedParams params;
+  void check() const;
+  void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
+};
+
 // One new token for each of B sequences: its key and value are added to the state [B, H * rows,
 // e + 1] first. At position 0 the state is started anew.
 struct RebasedDecode {
+  static constexpr std::string_view kName = "rebased_decode";
   Tensor o_BHe;
   Tensor q_BHf, k_BHf, v_BHe;
   Tensor state_BRe;
   Tensor positions_B;
+  RebasedParams params{};
+  void check() const;
+  void check_limits(const Target& target) const;
 };
-void rebased_decode(Stream& s, const RebasedDecode& t, const RebasedParams& params);
+
+namespace cpu {
+void run(Cpu, Stream& s, const RebasedForward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const RebasedBackward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const RebasedState& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const RebasedDecode& op);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const RebasedForward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const RebasedBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const RebasedState& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const RebasedDecode& op);
+}  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -3,7 +3,7 @@
 //   y_t = c_t * (gate_t + gate_bias) + u_t
 #pragma once
 
-#include "ops/ops.h"
+#include "ops/scratch.h"
 
 namespace sbtrain::ops {
 
@@ -12,29 +12,73 @@ inline constexpr int kShortConv = 3;  // taps
 struct ShortConvWeights {
   Tensor w_D3, b_D, gate_bias_D;
 };
+
+inline void check_short_conv(const Check& c, const Tensor& u_TD, const Tensor& gate_TD,
+                             const Tensor& positions_T, const ShortConvWeights& w) {
+  c.matrix("u_TD", u_TD);
+  c.same("gate_TD", gate_TD, u_TD);
+  c.flat("positions_T", positions_T, u_TD.rows(), DType::kI32);
+  c.flat("w_D3", w.w_D3, kShortConv * u_TD.cols());
+  c.flat("b_D", w.b_D, u_TD.cols());
+  c.flat("gate_bias_D", w.gate_bias_D, u_TD.cols());
+}
+
 struct ShortConvForward {
+  static constexpr std::string_view kName = "short_conv_forward";
   Tensor y_TD;
   Tensor u_TD, gate_TD;
   Tensor positions_T;
+  ShortConvWeights w{};
+  void check() const {
+    check_short_conv(Check(kName), u_TD, gate_TD, positions_T, w);
+    Check(kName).same("y_TD", y_TD, u_TD);
+  }
 };
+
 struct ShortConvBackward {
+  static constexpr std::string_view kName = "short_conv_backward";
   Tensor du_TD, dgate_TD;  // =
   Tensor dy_TD;
   Tensor u_TD, gate_TD;
   Tensor positions_T;
+  ShortConvWeights dw{};  // +=
+  ShortConvWeights w{};
+  void check() const {
+    check_short_conv(Check(kName), u_TD, gate_TD, positions_T, w);
+    check_short_conv(Check(kName), du_TD, dgate_TD, positions_T, dw);
+    Check(kName).same("dy_TD", dy_TD, u_TD);
+    Check(kName).same("du_TD", du_TD, u_TD);
+  }
+  Buffer scratch(const Stream& s) const {
+    return token_partials(s, (kShortConv + 2) * u_TD.cols());
+  }
 };
-void short_conv_forward(Stream& s, const ShortConvForward& t, const ShortConvWeights& w);
-// dw += gradients of w.
-void short_conv_backward(Stream& s, const ShortConvBackward& t, const ShortConvWeights& dw,
-                         const ShortConvWeights& w);
+
 // One new token for each of B sequences. state [B, 2D] holds the inputs of the two tokens before
 // it, the earlier one first, and is moved on; at positions 0 and 1 what is missing counts as 0.
 struct ShortConvDecode {
+  static constexpr std::string_view kName = "short_conv_decode";
   Tensor y_BD;
   Tensor u_BD, gate_BD;
   Tensor state_B2D;
   Tensor positions_B;
+  ShortConvWeights w{};
+  void check() const {
+    check_short_conv(Check(kName), u_BD, gate_BD, positions_B, w);
+    Check(kName).same("y_BD", y_BD, u_BD);
+    Check(kName).matrix("state_B2D", state_B2D, u_BD.rows(), 2 * u_BD.cols());
+  }
 };
-void short_conv_decode(Stream& s, const ShortConvDecode& t, const ShortConvWeights& w);
+
+namespace cpu {
+void run(Cpu, Stream& s, const ShortConvForward& op);
+void run(Cpu, Stream& s, const ShortConvBackward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const ShortConvDecode& op);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const ShortConvForward& op);
+void run(Cuda, Stream& s, const ShortConvBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const ShortConvDecode& op);
+}  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 
 namespace sbtrain {
 namespace {
@@ -124,11 +126,11 @@ void ShardedParams::initialize(uint64_t seed) {
       sbtrain::initialize(registry_.unit(static_cast<int>(u)), shard.begin,
                           shard.begin + shard.size, seed, host.data());
       upload(stream_, shard.weights, host.data());
-      ops::synchronize(stream_);
+      ops::run(stream_, ops::Synchronize{});
     }
     if (!shard.moment1.defined()) continue;
-    ops::fill(stream_, shard.moment1, 0.0f);
-    ops::fill(stream_, shard.moment2, 0.0f);
+    ops::run(stream_, ops::Fill{.x = shard.moment1, .value = 0.0f});
+    ops::run(stream_, ops::Fill{.x = shard.moment2, .value = 0.0f});
   }
   refresh();
 }
@@ -137,18 +139,20 @@ void ShardedParams::refresh() {
   require_at_rest("weights change");
   for (const Unit& unit : units_) {
     const bool copies = unit.master.tensor().defined() && unit.compute.tensor().defined();
-    if (copies) ops::copy(stream_, unit.compute, unit.master);
+    if (copies) ops::run(stream_, ops::Copy{.y = unit.compute, .x = unit.master});
   }
 }
 
 void ShardedParams::zero_gradients() {
   require_at_rest("gradients are cleared");
-  for (const Unit& unit : units_) ops::fill(stream_, unit.gradient, 0.0f);
+  for (const Unit& unit : units_) ops::run(stream_, ops::Fill{.x = unit.gradient, .value = 0.0f});
 }
 
 void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
   require_at_rest("gradients are measured");
-  for (const Unit& unit : units_) ops::add_squared_norm(stream_, y_1, unit.shard.gradient);
+  for (const Unit& unit : units_) {
+    ops::run(stream_, ops::AddSquaredNorm{.y_1 = y_1, .x = unit.shard.gradient});
+  }
 }
 
 void ShardedParams::update(ops::AdamW adamw) {
@@ -160,7 +164,7 @@ void ShardedParams::update(ops::AdamW adamw) {
     adamw.grad_N = unit.shard.gradient;
     adamw.compute_N = unit.compute;
     adamw.decays = unit.shard.decays;
-    ops::adamw(stream_, adamw);
+    ops::run(stream_, adamw);
   }
 }
 

@@ -17,7 +17,7 @@
 #include "core/memory.h"
 #include "core/stream.h"
 #include "model/params.h"
-#include "ops/ops.h"
+#include "ops/optimizer.h"
 #include "parallel/communicator.h"
 
 namespace sbtrain {

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "core/philox.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {
@@ -68,8 +68,8 @@ std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Str
     return s.memory().allocate(MemoryClass::kInputs, "generate", DType::kI32, {n});
   };
   const auto upload = [&](const Tensor& t, std::vector<int32_t> values) {
-    ops::copy_from_host(s, t, values.data());
-    ops::synchronize(s);
+    ops::run(s, ops::CopyFromHost{.y = t, .host = values.data()});
+    ops::run(s, ops::Synchronize{});
   };
   Buffer tokens_T = ints(length);
   Buffer positions_T = ints(length);
@@ -98,7 +98,7 @@ std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Str
   std::vector<int32_t> out;
   std::vector<float> logits(static_cast<size_t>(model.config().vocab));
   for (int64_t n = 0; n < options.max_tokens; ++n) {
-    ops::copy_to_host(s, logits.data(), logits_1V);
+    ops::run(s, ops::CopyToHost{.host = logits.data(), .x = logits_1V});
     const int32_t token = sample_token(logits, options, static_cast<uint64_t>(n));
     if (token == stop_token) break;
     out.push_back(token);

@@ -3,7 +3,8 @@
 #include <numeric>
 
 #include "checkpoint/model_state.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 
 namespace sbtrain {
 
@@ -20,7 +21,7 @@ InferenceModel::InferenceModel(const ModelConfig& config, const CheckpointReader
 Buffer InferenceModel::upload(const char* name, const std::vector<int32_t>& values) {
   Buffer buffer = memory_.allocate(MemoryClass::kInputs, name, DType::kI32,
                                    {static_cast<int64_t>(values.size())});
-  ops::copy_from_host(stream_, buffer, values.data());
+  ops::run(stream_, ops::CopyFromHost{.y = buffer, .host = values.data()});
   return buffer;
 }
 
@@ -57,7 +58,7 @@ std::vector<float> InferenceModel::losses(const PackedBatch& batch, int64_t max_
   const Buffer loss_T = token_values("loss", batch);
   evaluate(batch, max_seqlen, loss_T);
   std::vector<float> losses(batch.tokens.size());
-  ops::copy_to_host(stream_, losses.data(), loss_T);
+  ops::run(stream_, ops::CopyToHost{.host = losses.data(), .x = loss_T});
   return losses;
 }
 

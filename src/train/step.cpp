@@ -5,7 +5,8 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 
 namespace sbtrain {
 
@@ -36,7 +37,7 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s,
   hits_T_ = input("hits", DType::kF32, tokens_);
   validation_sums_ = input("validation sums", DType::kF64, 2);
   stats_ = input("stats", DType::kF64, ops::kStepStats);
-  ops::fill(s, stats_, 0.0f);
+  ops::run(s, ops::Fill{.x = stats_, .value = 0.0f});
 }
 
 BatchTensors TrainStep::views(int64_t documents) const {
@@ -52,10 +53,12 @@ BatchTensors TrainStep::upload(const PackedBatch& batch) {
   require(static_cast<int64_t>(batch.tokens.size()) == tokens_,
           "a micro-batch of {} tokens where the step has {}", batch.tokens.size(), tokens_);
   const BatchTensors out = views(static_cast<int64_t>(batch.cu_seqlens.size()) - 1);
-  ops::copy_from_host(stream_, out.tokens_T, batch.tokens.data());
-  ops::copy_from_host(stream_, out.targets_T, batch.targets.data());
-  ops::copy_from_host(stream_, out.sequences.positions_T, batch.positions.data());
-  ops::copy_from_host(stream_, out.sequences.cu_seqlens, batch.cu_seqlens.data());
+  ops::run(stream_, ops::CopyFromHost{.y = out.tokens_T, .host = batch.tokens.data()});
+  ops::run(stream_, ops::CopyFromHost{.y = out.targets_T, .host = batch.targets.data()});
+  ops::run(stream_,
+           ops::CopyFromHost{.y = out.sequences.positions_T, .host = batch.positions.data()});
+  ops::run(stream_,
+           ops::CopyFromHost{.y = out.sequences.cu_seqlens, .host = batch.cu_seqlens.data()});
   return out;
 }
 
@@ -85,21 +88,25 @@ std::string TrainStep::tune(const std::string& known) {
 
 void TrainStep::set_updates(int64_t updates) {
   const auto value = static_cast<double>(updates);
-  ops::copy_from_host(stream_, stats_.tensor().row_range(ops::kUpdates, 1), &value);
+  ops::run(stream_,
+           ops::CopyFromHost{.y = stats_.tensor().row_range(ops::kUpdates, 1), .host = &value});
 }
 
 void TrainStep::accumulate(const BatchTensors& batch, float loss_weight) {
   const ProgramScope scope(stream_.memory(), "forward and backward");
   model_.forward_backward(stream_, params_, batch, loss_T_, loss_weight,
                           static_cast<float>(config_.z_loss));
-  ops::add_sum(stream_, stats_.tensor().row_range(ops::kLossSum, 1), loss_T_);
+  ops::run(stream_, ops::AddSum{.y_1 = stats_.tensor().row_range(ops::kLossSum, 1), .x = loss_T_});
 }
 
 void TrainStep::apply(double lr) {
   const ProgramScope scope(stream_.memory(), "update");
   params_.add_squared_gradient_norm(stats_.tensor().row_range(ops::kSquaredNorm, 1));
   communicator_.all_reduce(stream_, stats_.tensor().row_range(ops::kLossSum, 2));
-  ops::finish_step(stream_, stats_, config_.clip, config_.beta1, config_.beta2);
+  ops::run(
+      stream_,
+      ops::FinishStep{
+          .stats = stats_, .clip = config_.clip, .beta1 = config_.beta1, .beta2 = config_.beta2});
   ops::AdamW adamw{.stats = stats_};
   adamw.lr = static_cast<float>(lr);
   adamw.beta1 = static_cast<float>(config_.beta1);
@@ -116,7 +123,7 @@ PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr
   const float loss_weight = valid > 0 ? static_cast<float>(1.0 / valid) : 0.0f;
 
   static_assert(ops::kSquaredNorm == ops::kLossSum + 1);
-  ops::fill(stream_, stats_.tensor().row_range(ops::kLossSum, 2), 0.0f);
+  ops::run(stream_, ops::Fill{.x = stats_.tensor().row_range(ops::kLossSum, 2), .value = 0.0f});
   params_.zero_gradients();
   for (const PackedBatch& batch : micro_batches) accumulate(upload(batch), loss_weight);
   apply(lr);
@@ -126,15 +133,15 @@ PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr
 void TrainStep::sum_validation(const BatchTensors& batch) {
   const ProgramScope scope(stream_.memory(), "validation");
   model_.evaluate(stream_, params_, batch, loss_T_, hits_T_);
-  ops::fill(stream_, validation_sums_, 0.0f);
-  ops::add_sum(stream_, validation_sums_.tensor().row_range(0, 1), loss_T_);
-  ops::add_sum(stream_, validation_sums_.tensor().row_range(1, 1), hits_T_);
+  ops::run(stream_, ops::Fill{.x = validation_sums_, .value = 0.0f});
+  ops::run(stream_, ops::AddSum{.y_1 = validation_sums_.tensor().row_range(0, 1), .x = loss_T_});
+  ops::run(stream_, ops::AddSum{.y_1 = validation_sums_.tensor().row_range(1, 1), .x = hits_T_});
 }
 
 BatchScore TrainStep::evaluate(const PackedBatch& batch) {
   sum_validation(upload(batch));
   std::array<double, 2> sums{};
-  ops::copy_to_host(stream_, sums.data(), validation_sums_);
+  ops::run(stream_, ops::CopyToHost{.host = sums.data(), .x = validation_sums_});
   return {.loss_sum = sums[0], .hits = sums[1]};
 }
 

@@ -8,6 +8,7 @@
 #include "core/stream.h"
 #include "data/batch.h"
 #include "model/transformer.h"
+#include "ops/memory.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
 

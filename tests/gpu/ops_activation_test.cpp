@@ -3,6 +3,8 @@
 #include <cmath>
 
 #include "gpu/op_test.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
 
 namespace sbtrain {
 namespace {
@@ -25,9 +27,9 @@ TEST_F(Activation, SwigluMatchesTheCpu) {
   for (const Case& c : kCases) {
     const Owned gate_up = test::random_bf16("gate_up", {c.rows, 2 * c.cols}, 3);
     const Owned expected = test::poisoned({c.rows, c.cols});
-    ops::swiglu(cpu, expected, gate_up);
+    ops::run(cpu, ops::Swiglu{.y_TF = expected, .gate_up_T2F = gate_up});
     const OnGpu y(gpu(), kBF16, {c.rows, c.cols}, c.gap);
-    ops::swiglu(gpu(), y, OnGpu(gpu(), gate_up, kBF16, c.gap));
+    ops::run(gpu(), ops::Swiglu{.y_TF = y, .gate_up_T2F = OnGpu(gpu(), gate_up, kBF16, c.gap)});
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.rows << " x " << c.cols;
     EXPECT_TRUE(y.gaps_intact());
   }
@@ -38,15 +40,18 @@ TEST_F(Activation, SwigluBackwardMatchesTheCpu) {
     const Owned gate_up = test::random_bf16("gate_up", {c.rows, 2 * c.cols}, 3);
     const Owned dy = test::random_bf16("dy", {c.rows, c.cols});
     const Owned expected = test::poisoned({c.rows, 2 * c.cols});
-    ops::swiglu_backward(cpu, expected, dy, gate_up);
+    ops::run(cpu,
+             ops::SwigluBackward{.dgate_up_T2F = expected, .dy_TF = dy, .gate_up_T2F = gate_up});
     const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
     const OnGpu gate_up_gpu(gpu(), gate_up, kBF16, c.gap);
     const OnGpu dgate_up(gpu(), kBF16, {c.rows, 2 * c.cols}, c.gap);
-    ops::swiglu_backward(gpu(), dgate_up, dy_gpu, gate_up_gpu);
+    ops::run(gpu(), ops::SwigluBackward{
+                        .dgate_up_T2F = dgate_up, .dy_TF = dy_gpu, .gate_up_T2F = gate_up_gpu});
     EXPECT_LE(test::relative_error(dgate_up, expected), test::kBf16Error)
         << c.rows << " x " << c.cols;
     EXPECT_TRUE(dgate_up.gaps_intact());
-    ops::swiglu_backward(gpu(), gate_up_gpu, dy_gpu, gate_up_gpu);
+    ops::run(gpu(), ops::SwigluBackward{
+                        .dgate_up_T2F = gate_up_gpu, .dy_TF = dy_gpu, .gate_up_T2F = gate_up_gpu});
     EXPECT_EQ(gate_up_gpu.raw(), dgate_up.raw());
   }
 }
@@ -58,14 +63,16 @@ TEST_F(Activation, LargeGates) {
   });
   const OnGpu x(gpu(), gate_up, kBF16);
   const OnGpu y(gpu(), kBF16, {4, 1});
-  ops::swiglu(gpu(), y, x);
+  ops::run(gpu(), ops::Swiglu{.y_TF = y, .gate_up_T2F = x});
   const Values values = y.values();
   EXPECT_EQ(values[0], 0);
   EXPECT_NEAR(values[1], 0, 1e-30);
   EXPECT_EQ(values[2], 180);
   EXPECT_EQ(values[3], 1000);
   const OnGpu dx(gpu(), kBF16, {4, 2});
-  ops::swiglu_backward(gpu(), dx, OnGpu(gpu(), test::constant({4, 1}, 1), kBF16), x);
+  ops::run(gpu(), ops::SwigluBackward{.dgate_up_T2F = dx,
+                                      .dy_TF = OnGpu(gpu(), test::constant({4, 1}, 1), kBF16),
+                                      .gate_up_T2F = x});
   for (const double v : dx.values()) EXPECT_TRUE(std::isfinite(v));
 }
 
@@ -74,9 +81,11 @@ TEST_F(Activation, SigmoidsMatchTheCpu) {
     const Owned x = test::random_bf16("x", {c.rows, c.cols}, 3);
     const Owned b = test::random_bf16("b", {c.cols}, 1, 2);
     const Owned expected = test::poisoned({c.rows, c.cols});
-    ops::bias_sigmoid(cpu, expected, x, b);
+    ops::run(cpu, ops::BiasSigmoid{.y_TH = expected, .x_TH = x, .b_H = b});
     const OnGpu y(gpu(), kF32, {c.rows, c.cols}, c.gap);
-    ops::bias_sigmoid(gpu(), y, OnGpu(gpu(), x, kF32, c.gap), OnGpu(gpu(), b, kBF16));
+    ops::run(gpu(),
+             ops::BiasSigmoid{
+                 .y_TH = y, .x_TH = OnGpu(gpu(), x, kF32, c.gap), .b_H = OnGpu(gpu(), b, kBF16)});
     EXPECT_LE(test::relative_error(y, expected), test::kF32Error) << c.rows << " x " << c.cols;
     EXPECT_TRUE(y.gaps_intact());
 
@@ -84,14 +93,14 @@ TEST_F(Activation, SigmoidsMatchTheCpu) {
     const Owned saved = test::generated({c.rows, c.cols}, 0, [](int64_t i) {
       return 0.999f - 0.007f * static_cast<float>(i % 97);  // as gates are: near 1
     });
-    ops::sigmoid_backward(cpu, expected, dy, saved);
+    ops::run(cpu, ops::SigmoidBackward{.dx_TH = expected, .dy_TH = dy, .y_TH = saved});
     const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
     const OnGpu saved_gpu(gpu(), saved, kF32);
     const OnGpu dx(gpu(), kBF16, {c.rows, c.cols}, c.gap);
-    ops::sigmoid_backward(gpu(), dx, dy_gpu, saved_gpu);
+    ops::run(gpu(), ops::SigmoidBackward{.dx_TH = dx, .dy_TH = dy_gpu, .y_TH = saved_gpu});
     EXPECT_LE(test::relative_error(dx, expected), test::kBf16Error);
     EXPECT_TRUE(dx.gaps_intact());
-    ops::sigmoid_backward(gpu(), dy_gpu, dy_gpu, saved_gpu);
+    ops::run(gpu(), ops::SigmoidBackward{.dx_TH = dy_gpu, .dy_TH = dy_gpu, .y_TH = saved_gpu});
     EXPECT_EQ(dy_gpu.raw(), dx.raw());
   }
 }
@@ -107,8 +116,8 @@ TEST_F(Activation, BiasBackwardMatchesFp64AndRepeats) {
     const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
     const OnGpu db1(gpu(), before, kF32);
     const OnGpu db2(gpu(), before, kF32);
-    ops::bias_backward(gpu(), db1, dy_gpu);
-    ops::bias_backward(gpu(), db2, dy_gpu);
+    ops::run(gpu(), ops::BiasBackward{.db_N = db1, .dy_TN = dy_gpu});
+    ops::run(gpu(), ops::BiasBackward{.db_N = db2, .dy_TN = dy_gpu});
     EXPECT_LE(test::relative_error(db1, expected), test::kF32Error) << c.rows << " x " << c.cols;
     EXPECT_EQ(db1.raw(), db2.raw());
   }

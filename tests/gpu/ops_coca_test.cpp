@@ -42,18 +42,31 @@ TEST_F(Coca, MatchesTheCpu) {
           .rope = {.heads = c.heads, .base = 20000.0f, .position_scale = 0.5f}, .variant = variant};
       const Owned y = test::poisoned({c.tokens, cols});
       const OnGpu query(gpu(), kBF16, {c.tokens, cols}, c.gap);
-      ops::coca_query(gpu(), query, x_gpu, positions_gpu, params);
-      ops::coca_query(cpu, y, x, positions, params);
+      ops::run(gpu(),
+               ops::CocaQuery{
+                   .y_THd = query, .q_THd = x_gpu, .positions_T = positions_gpu, .params = params});
+      ops::run(cpu,
+               ops::CocaQuery{.y_THd = y, .q_THd = x, .positions_T = positions, .params = params});
       expect_equal(query, y, "query", c, variant);
 
       const OnGpu dquery(gpu(), kBF16, {c.tokens, cols}, c.gap);
-      ops::coca_query_backward(gpu(), dquery, dy_gpu, x_gpu, positions_gpu, params);
-      ops::coca_query_backward(cpu, y, dy, x, positions, params);
+      ops::run(gpu(), ops::CocaQueryBackward{.dq_THd = dquery,
+                                             .dy_THd = dy_gpu,
+                                             .q_THd = x_gpu,
+                                             .positions_T = positions_gpu,
+                                             .params = params});
+      ops::run(
+          cpu,
+          ops::CocaQueryBackward{
+              .dq_THd = y, .dy_THd = dy, .q_THd = x, .positions_T = positions, .params = params});
       expect_equal(dquery, y, "query backward", c, variant);
 
       const OnGpu key(gpu(), kBF16, {c.tokens, cols}, c.gap);
-      ops::coca_key(gpu(), key, x_gpu, positions_gpu, params);
-      ops::coca_key(cpu, y, x, positions, params);
+      ops::run(gpu(),
+               ops::CocaKey{
+                   .y_THd = key, .t_THd = x_gpu, .positions_T = positions_gpu, .params = params});
+      ops::run(cpu,
+               ops::CocaKey{.y_THd = y, .t_THd = x, .positions_T = positions, .params = params});
       expect_equal(key, y, "key", c, variant);
 
       const Owned dx = test::poisoned({c.tokens, cols});
@@ -61,8 +74,16 @@ TEST_F(Coca, MatchesTheCpu) {
       test::round_to_bf16(rounded);
       const OnGpu rounded_gpu(gpu(), rounded, kBF16, c.gap);
       const OnGpu dkey(gpu(), kBF16, {c.tokens, cols}, c.gap);
-      ops::coca_key_backward(gpu(), dkey, dy_gpu, rounded_gpu, positions_gpu, params);
-      ops::coca_key_backward(cpu, dx, dy, rounded, positions, params);
+      ops::run(gpu(), ops::CocaKeyBackward{.dt_THd = dkey,
+                                           .dy_THd = dy_gpu,
+                                           .y_THd = rounded_gpu,
+                                           .positions_T = positions_gpu,
+                                           .params = params});
+      ops::run(cpu, ops::CocaKeyBackward{.dt_THd = dx,
+                                         .dy_THd = dy,
+                                         .y_THd = rounded,
+                                         .positions_T = positions,
+                                         .params = params});
       expect_equal(dkey, dx, "key backward", c, variant);
     }
   }
@@ -82,8 +103,13 @@ TEST_F(Coca, InPlaceOnColumns) {
     const auto run = [&](Stream& s, const Tensor& all, const Tensor& of, const Tensor& at) {
       const Tensor first = all.col_range(0, kWidth);
       const Tensor second = all.col_range(kWidth, kWidth);
-      ops::coca_query(s, first, first, at, params);
-      ops::coca_query_backward(s, second, second, of, at, params);
+      ops::run(s,
+               ops::CocaQuery{.y_THd = first, .q_THd = first, .positions_T = at, .params = params});
+      ops::run(s, ops::CocaQueryBackward{.dq_THd = second,
+                                         .dy_THd = second,
+                                         .q_THd = of,
+                                         .positions_T = at,
+                                         .params = params});
     };
     run(gpu(), y, saved_gpu, positions_gpu);
     run(cpu, x, saved, positions);
@@ -94,8 +120,13 @@ TEST_F(Coca, InPlaceOnColumns) {
     const auto run_keys = [&](Stream& s, const Tensor& all, const Tensor& of, const Tensor& at) {
       const Tensor first = all.col_range(0, kWidth);
       const Tensor second = all.col_range(kWidth, kWidth);
-      ops::coca_key(s, first, first, at, params);
-      ops::coca_key_backward(s, second, second, of, at, params);
+      ops::run(s,
+               ops::CocaKey{.y_THd = first, .t_THd = first, .positions_T = at, .params = params});
+      ops::run(s, ops::CocaKeyBackward{.dt_THd = second,
+                                       .dy_THd = second,
+                                       .y_THd = of,
+                                       .positions_T = at,
+                                       .params = params});
     };
     run_keys(gpu(), t_gpu, saved_gpu, positions_gpu);
     run_keys(cpu, t, saved, positions);

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
+#include "ops/attention.h"
 
 namespace sbtrain {
 namespace {
@@ -19,10 +20,14 @@ TEST_F(Decode, CacheAppendWritesOneRowEach) {
     const Owned x = test::random_bf16("x", {3, cols});
     const Owned positions = test::integers({6, 0, 3});
     const OnGpu cache_gpu(gpu(), cache, kBF16);
-    ops::cache_append(gpu(), cache_gpu, OnGpu(gpu(), x, kBF16, gap), OnGpu(gpu(), positions, kI32));
+    ops::run(gpu(), ops::CacheAppend{.cache_BCN = cache_gpu,
+                                     .x_BN = OnGpu(gpu(), x, kBF16, gap),
+                                     .positions_B = OnGpu(gpu(), positions, kI32)});
     const OnGpu cache_f32(gpu(), cache, kF32);
-    ops::cache_append(gpu(), cache_f32, OnGpu(gpu(), x, kF32, gap), OnGpu(gpu(), positions, kI32));
-    ops::cache_append(cpu, cache, x, positions);
+    ops::run(gpu(), ops::CacheAppend{.cache_BCN = cache_f32,
+                                     .x_BN = OnGpu(gpu(), x, kF32, gap),
+                                     .positions_B = OnGpu(gpu(), positions, kI32)});
+    ops::run(cpu, ops::CacheAppend{.cache_BCN = cache, .x_BN = x, .positions_B = positions});
     EXPECT_EQ(cache_gpu.values(), test::to_f64(cache));
     EXPECT_EQ(cache_f32.values(), test::to_f64(cache));
   }
@@ -57,23 +62,25 @@ class Tensors {
         bias_gpu_(s, bias_, kBF16),
         lengths_gpu_(s, lengths_, kI32) {}
 
-  ops::DecodeTensors host(bool gate) const {
+  ops::StickBreakingDecode host(bool gate) const {
     return {.o_BHd = expected_,
             .q_BHd = q_,
             .k_cache_BCHd = k_,
             .v_cache_BCHd = v_,
             .gate_cache_BCH = gate ? gate_.tensor() : Tensor{},
             .remainder_bias_Hd = bias_,
-            .lengths_B = lengths_};
+            .lengths_B = lengths_,
+            .params = {}};
   }
-  ops::DecodeTensors device(bool gate) const {
+  ops::StickBreakingDecode device(bool gate) const {
     return {.o_BHd = o_gpu_,
             .q_BHd = q_gpu_,
             .k_cache_BCHd = k_gpu_,
             .v_cache_BCHd = v_gpu_,
             .gate_cache_BCH = gate ? gate_gpu_.tensor() : Tensor{},
             .remainder_bias_Hd = bias_gpu_,
-            .lengths_B = lengths_gpu_};
+            .lengths_B = lengths_gpu_,
+            .params = {}};
   }
   double error() const { return test::relative_error(o_gpu_, expected_); }
   bool gaps_intact() const { return o_gpu_.gaps_intact(); }
@@ -89,13 +96,28 @@ class Tensors {
   OnGpu o_gpu_, q_gpu_, k_gpu_, v_gpu_, gate_gpu_, bias_gpu_, lengths_gpu_;
 };
 
+ops::SoftmaxDecode softmax(const ops::StickBreakingDecode& t, const ops::SoftmaxParams& params) {
+  return {.o_BHd = t.o_BHd,
+          .q_BHd = t.q_BHd,
+          .k_cache_BCHd = t.k_cache_BCHd,
+          .v_cache_BCHd = t.v_cache_BCHd,
+          .lengths_B = t.lengths_B,
+          .params = params};
+}
+
+ops::StickBreakingDecode stickbreaking(ops::StickBreakingDecode t,
+                                       const ops::StickBreakingParams& params) {
+  t.params = params;
+  return t;
+}
+
 TEST_F(Decode, SoftmaxMatchesTheCpu) {
   for (const Case& c : kCases) {
     const Tensors t(gpu(), c);
     for (const int64_t window : {0, 1, 5, 1000}) {
       const ops::SoftmaxParams params = {.heads = c.heads, .scale = 0.2f, .window = window};
-      ops::softmax_decode(cpu, t.host(false), params);
-      ops::softmax_decode(gpu(), t.device(false), params);
+      ops::run(cpu, softmax(t.host(false), params));
+      ops::run(gpu(), softmax(t.device(false), params));
       EXPECT_LE(t.error(), test::kBf16Error) << c.head_dim << " channels, window " << window;
       EXPECT_TRUE(t.gaps_intact());
     }
@@ -113,8 +135,8 @@ TEST_F(Decode, StickBreakingMatchesTheCpu) {
                                                    .scale = 0.1f,
                                                    .attend_current = attend_current,
                                                    .remainder = remainder};
-          ops::stickbreaking_decode(cpu, t.host(gate), params);
-          ops::stickbreaking_decode(gpu(), t.device(gate), params);
+          ops::run(cpu, stickbreaking(t.host(gate), params));
+          ops::run(gpu(), stickbreaking(t.device(gate), params));
           EXPECT_LE(t.error(), test::kBf16Error)
               << c.head_dim << " channels, gate " << gate << ", current " << attend_current;
           EXPECT_TRUE(t.gaps_intact());
@@ -129,9 +151,9 @@ TEST_F(Decode, StickBreakingSkips) {
   const Case c = {24, 64, 700, 0};
   const Tensors t(gpu(), c);
   ops::StickBreakingParams params = {.heads = c.heads, .scale = 0.1f};
-  ops::stickbreaking_decode(cpu, t.host(false), params);
+  ops::run(cpu, stickbreaking(t.host(false), params));
   params.skip_epsilon = 1e-4f;
-  ops::stickbreaking_decode(gpu(), t.device(false), params);
+  ops::run(gpu(), stickbreaking(t.device(false), params));
   EXPECT_LE(t.error(), test::kBf16Error);
 }
 

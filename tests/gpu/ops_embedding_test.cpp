@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
+#include "ops/embedding.h"
 
 namespace sbtrain {
 namespace {
@@ -26,10 +27,12 @@ TEST_F(Embedding, MatchesTheCpu) {
     const Owned ids = test::random_integers("ids", c.tokens, c.vocab);
     const Owned w = test::random_bf16("w", {c.vocab, c.width});
     const Owned expected = test::poisoned({c.tokens, c.width});
-    ops::embedding(cpu, expected, ids, w, 0.3f);
+    ops::run(cpu, ops::Embedding{.y_TD = expected, .tokens_T = ids, .w_VD = w, .scale = 0.3f});
     const OnGpu y(gpu(), DType::kBF16, {c.tokens, c.width}, c.gap);
-    ops::embedding(gpu(), y, OnGpu(gpu(), ids, DType::kI32), OnGpu(gpu(), w, DType::kBF16, c.gap),
-                   0.3f);
+    ops::run(gpu(), ops::Embedding{.y_TD = y,
+                                   .tokens_T = OnGpu(gpu(), ids, DType::kI32),
+                                   .w_VD = OnGpu(gpu(), w, DType::kBF16, c.gap),
+                                   .scale = 0.3f});
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error);
     EXPECT_TRUE(y.gaps_intact());
   }
@@ -52,7 +55,8 @@ TEST_F(Embedding, GradientMatchesFp64AndRepeats) {
     std::vector<uint8_t> first;
     for (int run = 0; run < 3; ++run) {
       const OnGpu dw(gpu(), before, DType::kF32, c.gap);
-      ops::embedding_backward(gpu(), dw, dy_gpu, ids_gpu, 0.25f);
+      ops::run(gpu(), ops::EmbeddingBackward{
+                          .dw_VD = dw, .dy_TD = dy_gpu, .tokens_T = ids_gpu, .scale = 0.25f});
       EXPECT_LE(test::relative_error(dw, expected), test::kF32Error)
           << c.tokens << " tokens of " << c.vocab << ", width " << c.width;
       EXPECT_TRUE(dw.gaps_intact());

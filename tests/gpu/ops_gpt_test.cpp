@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
-#include "ops/gpt.h"
+#include "ops/activation.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
 #include "ops/short_conv.h"
 
 namespace sbtrain {
@@ -23,10 +25,13 @@ TEST_F(Gpt, LayerNormMatchesTheCpu) {
     const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
     const Owned b = test::random_bf16("b", {c.width});
     const Owned expected = test::poisoned({c.tokens, c.width});
-    ops::layernorm(cpu, expected, x, w, b, kEps);
+    ops::run(cpu, ops::LayerNorm{.y_TD = expected, .x_TD = x, .w_D = w, .b_D = b, .eps = kEps});
     const OnGpu y(gpu(), kBF16, {c.tokens, c.width}, c.gap);
-    ops::layernorm(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), w, kBF16),
-                   OnGpu(gpu(), b, kBF16), kEps);
+    ops::run(gpu(), ops::LayerNorm{.y_TD = y,
+                                   .x_TD = OnGpu(gpu(), x, kBF16, c.gap),
+                                   .w_D = OnGpu(gpu(), w, kBF16),
+                                   .b_D = OnGpu(gpu(), b, kBF16),
+                                   .eps = kEps});
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.tokens << " x " << c.width;
     EXPECT_TRUE(y.gaps_intact());
   }
@@ -51,10 +56,30 @@ TEST_F(Gpt, LayerNormBackwardMatchesTheCpuAndRepeats) {
       const OnGpu dx2(gpu(), accumulate ? dx : dy, kBF16, c.gap);
       const OnGpu dw1(gpu(), dw, kF32), db1(gpu(), db, kF32);
       const OnGpu dw2(gpu(), dw, kF32), db2(gpu(), db, kF32);
-      ops::layernorm_backward(gpu(), dx1, dw1, db1, dy_gpu, x_gpu, w_gpu, kEps, accumulate);
-      ops::layernorm_backward(gpu(), dx2, dw2, db2, accumulate ? dy_gpu.tensor() : dx2.tensor(),
-                              x_gpu, w_gpu, kEps, accumulate);
-      ops::layernorm_backward(cpu, dx, dw, db, dy, x, w, kEps, accumulate);
+      ops::run(gpu(), ops::LayerNormBackward{.dx_TD = dx1,
+                                             .dw_D = dw1,
+                                             .db_D = db1,
+                                             .dy_TD = dy_gpu,
+                                             .x_TD = x_gpu,
+                                             .w_D = w_gpu,
+                                             .eps = kEps,
+                                             .accumulate = accumulate});
+      ops::run(gpu(), ops::LayerNormBackward{.dx_TD = dx2,
+                                             .dw_D = dw2,
+                                             .db_D = db2,
+                                             .dy_TD = accumulate ? dy_gpu.tensor() : dx2.tensor(),
+                                             .x_TD = x_gpu,
+                                             .w_D = w_gpu,
+                                             .eps = kEps,
+                                             .accumulate = accumulate});
+      ops::run(cpu, ops::LayerNormBackward{.dx_TD = dx,
+                                           .dw_D = dw,
+                                           .db_D = db,
+                                           .dy_TD = dy,
+                                           .x_TD = x,
+                                           .w_D = w,
+                                           .eps = kEps,
+                                           .accumulate = accumulate});
       EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error);
       EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);
       EXPECT_LE(test::relative_error(db1, db), test::kF32Error);
@@ -79,15 +104,16 @@ TEST_F(Gpt, BiasAndGeluMatchTheCpu) {
     const Owned dx = test::poisoned({c.tokens, c.width});
     const OnGpu y_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
     const OnGpu dx_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
-    ops::bias_gelu(cpu, y, x, b);
-    ops::bias_gelu(gpu(), y_gpu, x_gpu, b_gpu);
-    ops::bias_gelu_backward(cpu, dx, dy, x, b);
-    ops::bias_gelu_backward(gpu(), dx_gpu, dy_gpu, x_gpu, b_gpu);
+    ops::run(cpu, ops::BiasGelu{.y_TF = y, .x_TF = x, .b_F = b});
+    ops::run(gpu(), ops::BiasGelu{.y_TF = y_gpu, .x_TF = x_gpu, .b_F = b_gpu});
+    ops::run(cpu, ops::BiasGeluBackward{.dx_TF = dx, .dy_TF = dy, .x_TF = x, .b_F = b});
+    ops::run(gpu(),
+             ops::BiasGeluBackward{.dx_TF = dx_gpu, .dy_TF = dy_gpu, .x_TF = x_gpu, .b_F = b_gpu});
     EXPECT_LE(test::relative_error(y_gpu, y), test::kBf16Error);
     EXPECT_LE(test::relative_error(dx_gpu, dx), test::kBf16Error);
     EXPECT_TRUE(y_gpu.gaps_intact() && dx_gpu.gaps_intact());
-    ops::add_bias(cpu, x, b);
-    ops::add_bias(gpu(), x_gpu, b_gpu);
+    ops::run(cpu, ops::AddBias{.y_TN = x, .b_N = b});
+    ops::run(gpu(), ops::AddBias{.y_TN = x_gpu, .b_N = b_gpu});
     EXPECT_LE(test::relative_error(x_gpu, x), test::kBf16Error);
     EXPECT_TRUE(x_gpu.gaps_intact());
   }
@@ -126,11 +152,14 @@ TEST_F(Gpt, ShortConvMatchesTheCpuAndRepeats) {
 
     const Owned y = test::poisoned(shape);
     const OnGpu y_gpu(gpu(), kBF16, shape, c.gap);
-    ops::short_conv_forward(cpu, {.y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions},
-                            weights);
-    ops::short_conv_forward(
-        gpu(), {.y_TD = y_gpu, .u_TD = u_gpu, .gate_TD = gate_gpu, .positions_T = positions_gpu},
-        weights_gpu);
+    ops::run(cpu,
+             ops::ShortConvForward{
+                 .y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions, .w = weights});
+    ops::run(gpu(), ops::ShortConvForward{.y_TD = y_gpu,
+                                          .u_TD = u_gpu,
+                                          .gate_TD = gate_gpu,
+                                          .positions_T = positions_gpu,
+                                          .w = weights_gpu});
     EXPECT_LE(test::relative_error(y_gpu, y), test::kBf16Error);
     EXPECT_TRUE(y_gpu.gaps_intact());
 
@@ -143,28 +172,28 @@ TEST_F(Gpt, ShortConvMatchesTheCpuAndRepeats) {
       const OnGpu du_gpu(gpu(), kBF16, shape, c.gap), dgate_gpu(gpu(), kBF16, shape, c.gap);
       const OnGpu dw_gpu(gpu(), dw, kF32), db_gpu(gpu(), db, kF32);
       const OnGpu dgate_bias_gpu(gpu(), dgate_bias, kF32);
-      ops::short_conv_backward(gpu(),
-                               {.du_TD = du_gpu,
-                                .dgate_TD = dgate_gpu,
-                                .dy_TD = dy_gpu,
-                                .u_TD = u_gpu,
-                                .gate_TD = gate_gpu,
-                                .positions_T = positions_gpu},
-                               {.w_D3 = dw_gpu, .b_D = db_gpu, .gate_bias_D = dgate_bias_gpu},
-                               weights_gpu);
+      ops::run(gpu(), ops::ShortConvBackward{
+                          .du_TD = du_gpu,
+                          .dgate_TD = dgate_gpu,
+                          .dy_TD = dy_gpu,
+                          .u_TD = u_gpu,
+                          .gate_TD = gate_gpu,
+                          .positions_T = positions_gpu,
+                          .dw = {.w_D3 = dw_gpu, .b_D = db_gpu, .gate_bias_D = dgate_bias_gpu},
+                          .w = weights_gpu});
       mine = {du_gpu.raw(), dgate_gpu.raw(), dw_gpu.raw(), db_gpu.raw(), dgate_bias_gpu.raw()};
       EXPECT_TRUE(du_gpu.gaps_intact() && dgate_gpu.gaps_intact());
       if (&mine == &bits[0]) continue;
       const Owned du = test::poisoned(shape);
       const Owned dgate = test::poisoned(shape);
-      ops::short_conv_backward(cpu,
-                               {.du_TD = du,
-                                .dgate_TD = dgate,
-                                .dy_TD = dy,
-                                .u_TD = u,
-                                .gate_TD = gate,
-                                .positions_T = positions},
-                               {.w_D3 = dw, .b_D = db, .gate_bias_D = dgate_bias}, weights);
+      ops::run(cpu, ops::ShortConvBackward{.du_TD = du,
+                                           .dgate_TD = dgate,
+                                           .dy_TD = dy,
+                                           .u_TD = u,
+                                           .gate_TD = gate,
+                                           .positions_T = positions,
+                                           .dw = {.w_D3 = dw, .b_D = db, .gate_bias_D = dgate_bias},
+                                           .w = weights});
       EXPECT_LE(test::relative_error(du_gpu, du), test::kBf16Error);
       EXPECT_LE(test::relative_error(dgate_gpu, dgate), test::kBf16Error);
       EXPECT_LE(test::relative_error(dw_gpu, dw), test::kF32Error);
@@ -189,19 +218,19 @@ TEST_F(Gpt, ShortConvDecodes) {
     const ops::ShortConvWeights weights_gpu = {.w_D3 = w_gpu, .b_D = b_gpu, .gate_bias_D = b_gpu};
     const Owned y = test::poisoned({kTokens, width});
     const Owned positions = test::integers({0, 1, 2, 3, 4, 5});
-    ops::short_conv_forward(cpu, {.y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions},
-                            weights);
+    ops::run(cpu,
+             ops::ShortConvForward{
+                 .y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions, .w = weights});
     const OnGpu state(gpu(), kBF16, {1, 2 * width});
     for (int32_t t = 0; t < kTokens; ++t) {
       const OnGpu out(gpu(), kBF16, {1, width}, 3);
       const OnGpu position(gpu(), test::integers({t}), kI32);
-      ops::short_conv_decode(gpu(),
-                             {.y_BD = out,
-                              .u_BD = u_gpu.tensor().row_range(t, 1),
-                              .gate_BD = gate_gpu.tensor().row_range(t, 1),
-                              .state_B2D = state,
-                              .positions_B = position},
-                             weights_gpu);
+      ops::run(gpu(), ops::ShortConvDecode{.y_BD = out,
+                                           .u_BD = u_gpu.tensor().row_range(t, 1),
+                                           .gate_BD = gate_gpu.tensor().row_range(t, 1),
+                                           .state_B2D = state,
+                                           .positions_B = position,
+                                           .w = weights_gpu});
       EXPECT_LE(test::relative_error(out, y.tensor().row_range(t, 1)), test::kBf16Error)
           << "width " << width << ", token " << t;
       EXPECT_TRUE(out.gaps_intact());

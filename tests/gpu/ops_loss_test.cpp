@@ -6,6 +6,7 @@
 #include "gpu/op_test.h"
 #include "kernels/cross_entropy.h"
 #include "ops/cuda/context.h"
+#include "ops/loss.h"
 
 namespace sbtrain {
 namespace {
@@ -62,17 +63,16 @@ TEST_F(Loss, CrossEntropyMatchesFp64AndRepeats) {
     const OnGpu logits_gpu(gpu(), logits, DType::kF32, c.gap);
     const OnGpu ids_gpu(gpu(), ids, DType::kI32);
     const auto run = [&](const OnGpu& loss, const Tensor& dlogits) {
-      kernels::cross_entropy(ops::cuda::cuda_stream(gpu()),
-                             {.loss = loss.tensor().f32(),
-                              .dlogits = static_cast<__nv_bfloat16*>(dlogits.data),
-                              .dlogits_stride = dlogits.row_stride,
-                              .logits = logits_gpu.tensor().f32(),
-                              .logits_stride = logits_gpu.tensor().row_stride,
-                              .targets = ids_gpu.tensor().i32(),
-                              .rows = c.rows,
-                              .vocab = c.vocab,
-                              .loss_weight = 0.5f,
-                              .z_loss = 1e-3f});
+      kernels::cross_entropy(
+          ops::cuda::cuda_stream(gpu()),
+          {.loss = loss.tensor().f32(),
+           .dlogits = {static_cast<__nv_bfloat16*>(dlogits.data), dlogits.row_stride},
+           .logits = {logits_gpu.tensor().f32(), logits_gpu.tensor().row_stride},
+           .targets = ids_gpu.tensor().i32(),
+           .rows = c.rows,
+           .vocab = c.vocab,
+           .loss_weight = 0.5f,
+           .z_loss = 1e-3f});
     };
     const OnGpu loss1(gpu(), DType::kF32, {c.rows});
     const OnGpu loss2(gpu(), DType::kF32, {c.rows});
@@ -115,17 +115,16 @@ TEST_F(Loss, HitsAreTargetsLargerThanAllOthers) {
     const OnGpu dlogits(gpu(), DType::kBF16, {kRows, vocab});
     for (__nv_bfloat16* gradient : {static_cast<__nv_bfloat16*>(nullptr),
                                     static_cast<__nv_bfloat16*>(dlogits.tensor().data)}) {
-      kernels::cross_entropy(ops::cuda::cuda_stream(gpu()), {.loss = loss.tensor().f32(),
-                                                             .hits = hits.tensor().f32(),
-                                                             .dlogits = gradient,
-                                                             .dlogits_stride = vocab,
-                                                             .logits = logits_gpu.tensor().f32(),
-                                                             .logits_stride = vocab,
-                                                             .targets = ids_gpu.tensor().i32(),
-                                                             .rows = kRows,
-                                                             .vocab = vocab,
-                                                             .loss_weight = 1,
-                                                             .z_loss = 0});
+      kernels::cross_entropy(ops::cuda::cuda_stream(gpu()),
+                             {.loss = loss.tensor().f32(),
+                              .hits = hits.tensor().f32(),
+                              .dlogits = {gradient, vocab},
+                              .logits = {logits_gpu.tensor().f32(), vocab},
+                              .targets = ids_gpu.tensor().i32(),
+                              .rows = kRows,
+                              .vocab = vocab,
+                              .loss_weight = 1,
+                              .z_loss = 0});
       EXPECT_EQ(hits.values(), expected) << vocab;
     }
   }
@@ -139,10 +138,8 @@ TEST_F(Loss, NonFiniteLogitsShow) {
   const OnGpu ids(gpu(), test::integers({1, 1}), DType::kI32);
   const OnGpu loss(gpu(), DType::kF32, {2});
   kernels::cross_entropy(ops::cuda::cuda_stream(gpu()), {.loss = loss.tensor().f32(),
-                                                         .dlogits = nullptr,
-                                                         .dlogits_stride = 0,
-                                                         .logits = logits_gpu.tensor().f32(),
-                                                         .logits_stride = 64,
+                                                         .dlogits = {nullptr, 0},
+                                                         .logits = {logits_gpu.tensor().f32(), 64},
                                                          .targets = ids.tensor().i32(),
                                                          .rows = 2,
                                                          .vocab = 64,
@@ -175,7 +172,7 @@ TEST_F(Loss, LinearCrossEntropyMatchesTheCpu) {
   t.loss_weight = 0.01f;
   t.logit_scale = 0.7f;
   t.z_loss = 1e-4f;
-  ops::linear_cross_entropy(cpu, t);
+  ops::run(cpu, t);
   t.loss_T = loss_gpu;
   t.hits_T = hits_gpu;
   t.dx_TD = dx_gpu;
@@ -183,7 +180,7 @@ TEST_F(Loss, LinearCrossEntropyMatchesTheCpu) {
   t.x_TD = x_gpu;
   t.w_VD = w_gpu;
   t.targets_T = ids_gpu;
-  ops::linear_cross_entropy(gpu(), t);
+  ops::run(gpu(), t);
   EXPECT_LE(test::relative_error(loss_gpu, loss), test::kF32Error);
   EXPECT_EQ(hits_gpu.values(), test::to_f64(hits));
   // Both go through the gradient of the logits, which is bf16.

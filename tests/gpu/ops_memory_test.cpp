@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "gpu/op_test.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {
@@ -28,7 +29,7 @@ TEST_F(Memory, FillsEveryTypeAndStride) {
     const Values expected(static_cast<size_t>(shape.rows * shape.cols), -2.0);
     for (const DType dtype : {kF32, kBF16, DType::kI32, DType::kF64}) {
       const OnGpu x(gpu(), dtype, {shape.rows, shape.cols}, shape.y_gap);
-      ops::fill(gpu(), x, -2.0f);
+      ops::run(gpu(), ops::Fill{.x = x, .value = -2.0f});
       EXPECT_EQ(x.values(), expected);
       EXPECT_TRUE(x.gaps_intact());
     }
@@ -42,7 +43,7 @@ TEST_F(Memory, CopiesBetweenTypes) {
       for (const DType to : {kF32, kBF16}) {
         const OnGpu x(gpu(), values, from, shape.x_gap);
         const OnGpu y(gpu(), to, {shape.rows, shape.cols}, shape.y_gap);
-        ops::copy(gpu(), y, x);
+        ops::run(gpu(), ops::Copy{.y = y, .x = x});
         EXPECT_EQ(y.values(), test::to_f64(values));
         EXPECT_TRUE(y.gaps_intact());
       }
@@ -51,9 +52,9 @@ TEST_F(Memory, CopiesBetweenTypes) {
   const Owned ids = test::random_integers("ids", 1000, 1 << 24);
   const OnGpu x(gpu(), ids, DType::kI32);
   const OnGpu y(gpu(), DType::kI32, {1000});
-  ops::copy(gpu(), y, x);
+  ops::run(gpu(), ops::Copy{.y = y, .x = x});
   EXPECT_EQ(y.values(), test::to_f64(ids));
-  EXPECT_THROW(ops::copy(gpu(), OnGpu(gpu(), kF32, {1000}), x), Error);
+  EXPECT_THROW(ops::run(gpu(), ops::Copy{.y = OnGpu(gpu(), kF32, {1000}), .x = x}), Error);
 }
 
 // Columns that begin in the middle of 16 bytes.
@@ -62,7 +63,7 @@ TEST_F(Memory, CopiesColumnRanges) {
   const OnGpu x(gpu(), values, kBF16);
   for (const int64_t first : {0, 1, 4, 8}) {
     const OnGpu y(gpu(), kF32, {33, 64}, 4);
-    ops::copy(gpu(), y, x.tensor().col_range(first, 64));
+    ops::run(gpu(), ops::Copy{.y = y, .x = x.tensor().col_range(first, 64)});
     EXPECT_EQ(y.values(), test::to_f64(values.tensor().col_range(first, 64)));
     EXPECT_TRUE(y.gaps_intact());
   }
@@ -77,11 +78,11 @@ TEST_F(Memory, RoundsToNearestEven) {
       test::generated({10}, 0, [&](int64_t i) { return input[static_cast<size_t>(i)]; });
   const OnGpu x(gpu(), host, kF32);
   const OnGpu y(gpu(), kBF16, {10});
-  ops::copy(gpu(), y, x);
+  ops::run(gpu(), ops::Copy{.y = y, .x = x});
   EXPECT_EQ(y.values(), expected);
   const OnGpu nan(gpu(), test::constant({1}, std::nan("")), kF32);
   const OnGpu rounded(gpu(), test::constant({1}, 0), kBF16);
-  ops::copy(gpu(), rounded, nan);
+  ops::run(gpu(), ops::Copy{.y = rounded, .x = nan});
   EXPECT_TRUE(std::isnan(rounded.values()[0]));
 }
 
@@ -95,7 +96,7 @@ TEST_F(Memory, AddsInPlace) {
     for (const DType from : {kF32, kBF16}) {
       for (const DType to : {kF32, kBF16}) {
         const OnGpu y(gpu(), a, to, shape.y_gap);
-        ops::add(gpu(), y, OnGpu(gpu(), b, from, shape.x_gap));
+        ops::run(gpu(), ops::Add{.y = y, .x = OnGpu(gpu(), b, from, shape.x_gap)});
         EXPECT_LE(test::relative_error(y, expected), to == kF32 ? 1e-7 : test::kBf16Error);
         EXPECT_TRUE(y.gaps_intact());
       }

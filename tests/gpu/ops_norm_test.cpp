@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
+#include "ops/norm.h"
 
 namespace sbtrain {
 namespace {
@@ -18,9 +19,12 @@ TEST_F(Norm, RmsNormMatchesTheCpu) {
     const Owned x = test::random_bf16("x", {c.tokens, c.width}, 3, 1);
     const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
     const Owned expected = test::poisoned({c.tokens, c.width});
-    ops::rmsnorm(cpu, expected, x, w, kEps);
+    ops::run(cpu, ops::RmsNorm{.y_TD = expected, .x_TD = x, .w_D = w, .eps = kEps});
     const OnGpu y(gpu(), kBF16, {c.tokens, c.width}, c.gap);
-    ops::rmsnorm(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), w, kBF16), kEps);
+    ops::run(gpu(), ops::RmsNorm{.y_TD = y,
+                                 .x_TD = OnGpu(gpu(), x, kBF16, c.gap),
+                                 .w_D = OnGpu(gpu(), w, kBF16),
+                                 .eps = kEps});
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.tokens << " x " << c.width;
     EXPECT_TRUE(y.gaps_intact());
   }
@@ -40,9 +44,16 @@ TEST_F(Norm, RmsNormBackwardMatchesTheCpuAndRepeats) {
     const OnGpu dw1(gpu(), dw, kF32);
     const OnGpu dx2(gpu(), dx, kBF16, c.gap);
     const OnGpu dw2(gpu(), dw, kF32);
-    ops::rmsnorm_backward(gpu(), dx1, dw1, dy_gpu, x_gpu, w_gpu, kEps);
-    ops::rmsnorm_backward(gpu(), dx2, dw2, dy_gpu, x_gpu, w_gpu, kEps);
-    ops::rmsnorm_backward(cpu, dx, dw, dy, x, w, kEps);
+    ops::run(
+        gpu(),
+        ops::RmsNormBackward{
+            .dx_TD = dx1, .dw_D = dw1, .dy_TD = dy_gpu, .x_TD = x_gpu, .w_D = w_gpu, .eps = kEps});
+    ops::run(
+        gpu(),
+        ops::RmsNormBackward{
+            .dx_TD = dx2, .dw_D = dw2, .dy_TD = dy_gpu, .x_TD = x_gpu, .w_D = w_gpu, .eps = kEps});
+    ops::run(cpu, ops::RmsNormBackward{
+                      .dx_TD = dx, .dw_D = dw, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = kEps});
     EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error) << c.tokens << " x " << c.width;
     EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error) << c.tokens << " x " << c.width;
     EXPECT_TRUE(dx1.gaps_intact());
@@ -68,10 +79,17 @@ TEST_F(Norm, HeadNormMatchesTheCpu) {
     const Owned w = test::random_bf16("w", {cols}, 0.2, 1);
     const Owned b = test::random_bf16("b", {cols});
     const Owned expected = test::poisoned({c.tokens, cols});
-    ops::head_norm(cpu, expected, x, w, b, c.heads, kEps);
+    ops::run(
+        cpu,
+        ops::HeadNorm{
+            .y_THd = expected, .x_THd = x, .w_Hd = w, .b_Hd = b, .heads = c.heads, .eps = kEps});
     const OnGpu y(gpu(), kBF16, {c.tokens, cols}, c.gap);
-    ops::head_norm(gpu(), y, OnGpu(gpu(), x, kBF16, c.gap), OnGpu(gpu(), w, kBF16),
-                   OnGpu(gpu(), b, kBF16), c.heads, kEps);
+    ops::run(gpu(), ops::HeadNorm{.y_THd = y,
+                                  .x_THd = OnGpu(gpu(), x, kBF16, c.gap),
+                                  .w_Hd = OnGpu(gpu(), w, kBF16),
+                                  .b_Hd = OnGpu(gpu(), b, kBF16),
+                                  .heads = c.heads,
+                                  .eps = kEps});
     EXPECT_LE(test::relative_error(y, expected), test::kBf16Error)
         << c.heads << " heads of " << c.head_dim;
     EXPECT_TRUE(y.gaps_intact());
@@ -96,9 +114,30 @@ TEST_F(Norm, HeadNormBackwardMatchesTheCpuAndRepeats) {
     const OnGpu dw2(gpu(), dw, kF32);
     const OnGpu db1(gpu(), db, kF32);
     const OnGpu db2(gpu(), db, kF32);
-    ops::head_norm_backward(gpu(), dx1, dw1, db1, dy_gpu, x_gpu, w_gpu, c.heads, kEps);
-    ops::head_norm_backward(gpu(), dx2, dw2, db2, dy_gpu, x_gpu, w_gpu, c.heads, kEps);
-    ops::head_norm_backward(cpu, dx, dw, db, dy, x, w, c.heads, kEps);
+    ops::run(gpu(), ops::HeadNormBackward{.dx_THd = dx1,
+                                          .dw_Hd = dw1,
+                                          .db_Hd = db1,
+                                          .dy_THd = dy_gpu,
+                                          .x_THd = x_gpu,
+                                          .w_Hd = w_gpu,
+                                          .heads = c.heads,
+                                          .eps = kEps});
+    ops::run(gpu(), ops::HeadNormBackward{.dx_THd = dx2,
+                                          .dw_Hd = dw2,
+                                          .db_Hd = db2,
+                                          .dy_THd = dy_gpu,
+                                          .x_THd = x_gpu,
+                                          .w_Hd = w_gpu,
+                                          .heads = c.heads,
+                                          .eps = kEps});
+    ops::run(cpu, ops::HeadNormBackward{.dx_THd = dx,
+                                        .dw_Hd = dw,
+                                        .db_Hd = db,
+                                        .dy_THd = dy,
+                                        .x_THd = x,
+                                        .w_Hd = w,
+                                        .heads = c.heads,
+                                        .eps = kEps});
     EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error)
         << c.heads << " heads of " << c.head_dim;
     EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);

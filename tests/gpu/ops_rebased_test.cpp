@@ -3,6 +3,7 @@
 
 #include "gpu/op_test.h"
 #include "ops/cuda/scratch.h"
+#include "ops/memory.h"
 #include "ops/rebased.h"
 #include "unit/attention/rebased_oracle.h"
 
@@ -74,24 +75,24 @@ class Problem {
     const OnGpu o(gpu_, kBF16, {tokens, values()}, gap_);
     const OnGpu den(gpu_, kF32, {config_.heads, tokens});
     const OnGpu dqkv(gpu_, kBF16, {tokens, width()}, gap_);
-    ops::rebased_forward(gpu_,
-                         {.o_THe = o,
-                          .den_HT = den,
-                          .q_THf = q(qkv_gpu_),
-                          .k_THf = k(qkv_gpu_),
-                          .v_THe = v(qkv_gpu_)},
-                         sequences(), params);
-    ops::rebased_backward(gpu_,
-                          {.dq_THf = q(dqkv),
-                           .dk_THf = k(dqkv),
-                           .dv_THe = v(dqkv),
-                           .do_THe = dout_gpu_,
-                           .o_THe = o,
-                           .den_HT = den,
-                           .q_THf = q(qkv_gpu_),
-                           .k_THf = k(qkv_gpu_),
-                           .v_THe = v(qkv_gpu_)},
-                          sequences(), params);
+    ops::run(gpu_, ops::RebasedForward{.o_THe = o,
+                                       .den_HT = den,
+                                       .q_THf = q(qkv_gpu_),
+                                       .k_THf = k(qkv_gpu_),
+                                       .v_THe = v(qkv_gpu_),
+                                       .sequences = sequences(),
+                                       .params = params});
+    ops::run(gpu_, ops::RebasedBackward{.dq_THf = q(dqkv),
+                                        .dk_THf = k(dqkv),
+                                        .dv_THe = v(dqkv),
+                                        .do_THe = dout_gpu_,
+                                        .o_THe = o,
+                                        .den_HT = den,
+                                        .q_THf = q(qkv_gpu_),
+                                        .k_THf = k(qkv_gpu_),
+                                        .v_THe = v(qkv_gpu_),
+                                        .sequences = sequences(),
+                                        .params = params});
     Outputs out;
     out.o = o.values();
     out.den = den.values();
@@ -215,7 +216,7 @@ TEST_F(Rebased, DocumentsDoNotLeak) {
   for (const bool quadratic : {true, false}) {
     const Problem p(gpu(), c, 0);
     const Outputs before = p.run(quadratic);
-    ops::fill(gpu(), p.qkv().tensor().row_range(70, 65), 3.0f);
+    ops::run(gpu(), ops::Fill{.x = p.qkv().tensor().row_range(70, 65), .value = 3.0f});
     const Outputs after = p.run(quadratic);
     const auto part = [&](const std::vector<double>& x, int64_t first, int64_t count) {
       const int64_t cols = static_cast<int64_t>(x.size()) / c.tokens();
@@ -253,24 +254,27 @@ TEST_F(Rebased, DecodesFromAState) {
       for (const int32_t prompt : {0, 1, 128, 290}) {
         const OnGpu state(gpu(), kF32, {2, rows, c.e + 1});
         for (int64_t b = 0; b < 2 && prompt > 0; ++b) {
-          ops::rebased_state(gpu(), state.tensor().row_range(b, 1).reshaped({rows, c.e + 1}),
-                             p.k(p.qkv()).row_range(0, prompt), p.v(p.qkv()).row_range(0, prompt),
-                             c.params());
+          ops::run(gpu(), ops::RebasedState{
+                              .state_Re = state.tensor().row_range(b, 1).reshaped({rows, c.e + 1}),
+                              .k_THf = p.k(p.qkv()).row_range(0, prompt),
+                              .v_THe = p.v(p.qkv()).row_range(0, prompt),
+                              .params = c.params()});
         }
         for (int32_t t = prompt; t < prompt + 10; ++t) {
           const OnGpu out(gpu(), kBF16, {2, c.heads * c.e}, 4);
           const OnGpu rows_gpu(gpu(), kBF16, {2, p.width()}, 8);
-          ops::copy(gpu(), rows_gpu.tensor().row_range(0, 1), p.qkv().tensor().row_range(t, 1));
-          ops::copy(gpu(), rows_gpu.tensor().row_range(1, 1), p.qkv().tensor().row_range(t, 1));
+          ops::run(gpu(), ops::Copy{.y = rows_gpu.tensor().row_range(0, 1),
+                                    .x = p.qkv().tensor().row_range(t, 1)});
+          ops::run(gpu(), ops::Copy{.y = rows_gpu.tensor().row_range(1, 1),
+                                    .x = p.qkv().tensor().row_range(t, 1)});
           const OnGpu position(gpu(), test::integers({t, t}), kI32);
-          ops::rebased_decode(gpu(),
-                              {.o_BHe = out,
-                               .q_BHf = p.q(rows_gpu),
-                               .k_BHf = p.k(rows_gpu),
-                               .v_BHe = p.v(rows_gpu),
-                               .state_BRe = state,
-                               .positions_B = position},
-                              c.params());
+          ops::run(gpu(), ops::RebasedDecode{.o_BHe = out,
+                                             .q_BHf = p.q(rows_gpu),
+                                             .k_BHf = p.k(rows_gpu),
+                                             .v_BHe = p.v(rows_gpu),
+                                             .state_BRe = state,
+                                             .positions_B = position,
+                                             .params = c.params()});
           const int64_t cols = c.heads * c.e;
           std::vector<double> both;
           for (int b = 0; b < 2; ++b) {

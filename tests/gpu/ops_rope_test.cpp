@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
+#include "ops/rope.h"
 
 namespace sbtrain {
 namespace {
@@ -26,8 +27,10 @@ TEST_F(Rope, MatchesTheCpu) {
       const Owned x = test::random_bf16("x", {c.tokens, cols});
       const OnGpu y(gpu(), x, DType::kBF16, c.gap);
       const ops::RopeParams params = {.heads = c.heads, .inverse = inverse};
-      ops::rope(gpu(), y, OnGpu(gpu(), positions, DType::kI32), params);
-      ops::rope(cpu, x, positions, params);
+      ops::run(gpu(), ops::Rope{.x_THd = y,
+                                .positions_T = OnGpu(gpu(), positions, DType::kI32),
+                                .params = params});
+      ops::run(cpu, ops::Rope{.x_THd = x, .positions_T = positions, .params = params});
       EXPECT_LE(test::relative_error(y, x), test::kBf16Error)
           << c.heads << " heads of " << c.head_dim;
       EXPECT_TRUE(y.gaps_intact());
@@ -42,8 +45,12 @@ TEST_F(Rope, ColumnRanges) {
   const OnGpu y(gpu(), x, DType::kBF16);
   const OnGpu positions_gpu(gpu(), positions, DType::kI32);
   for (const int64_t first : {0, 128}) {
-    ops::rope(gpu(), y.tensor().col_range(first, 128), positions_gpu, {.heads = 2});
-    ops::rope(cpu, x.tensor().col_range(first, 128), positions, {.heads = 2});
+    ops::run(gpu(), ops::Rope{.x_THd = y.tensor().col_range(first, 128),
+                              .positions_T = positions_gpu,
+                              .params = {.heads = 2}});
+    ops::run(cpu, ops::Rope{.x_THd = x.tensor().col_range(first, 128),
+                            .positions_T = positions,
+                            .params = {.heads = 2}});
   }
   EXPECT_LE(test::relative_error(y, x), test::kBf16Error);
 }

@@ -1,7 +1,5 @@
 // Softmax attention with ALiBi and FIRE on the GPU against the fp64 oracle, and their decoding
 // against the CPU backend. Skipped where there is no GPU.
-#include "ops/softmax_bias.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,8 @@
 #include <optional>
 
 #include "gpu/op_test.h"
+#include "ops/attention.h"
+#include "ops/memory.h"
 #include "unit/attention/oracle.h"
 
 namespace sbtrain::test {
@@ -168,25 +168,28 @@ class Pass {
       bias = {.kind = ops::PositionBias::kFire, .fire = fire_tensors(fire, heads_)};
       gradients = fire_tensors(dfire, heads_);
     }
-    ops::softmax_bias_forward(s,
-                              {.o_THd = o,
-                               .lse_HT = lse,
-                               .q_THd = part(qkv, 0),
-                               .k_THd = part(qkv, 1),
-                               .v_THd = part(qkv, 2)},
-                              bias, sequences, x.params());
-    ops::softmax_bias_backward(s,
-                               {.dq_THd = part(dqkv, 0),
-                                .dk_THd = part(dqkv, 1),
-                                .dv_THd = part(dqkv, 2),
-                                .do_THd = dout,
-                                .o_THd = o,
-                                .lse_HT = lse,
-                                .q_THd = part(qkv, 0),
-                                .k_THd = part(qkv, 1),
-                                .v_THd = part(qkv, 2)},
-                               bias, gradients, sequences, x.params());
-    ops::synchronize(s);
+    ops::run(s, ops::SoftmaxForward{.o_THd = o,
+                                    .lse_HT = lse,
+                                    .q_THd = part(qkv, 0),
+                                    .k_THd = part(qkv, 1),
+                                    .v_THd = part(qkv, 2),
+                                    .bias = bias,
+                                    .sequences = sequences,
+                                    .params = x.params()});
+    ops::run(s, ops::SoftmaxBackward{.dq_THd = part(dqkv, 0),
+                                     .dk_THd = part(dqkv, 1),
+                                     .dv_THd = part(dqkv, 2),
+                                     .dfire = gradients,
+                                     .do_THd = dout,
+                                     .o_THd = o,
+                                     .lse_HT = lse,
+                                     .q_THd = part(qkv, 0),
+                                     .k_THd = part(qkv, 1),
+                                     .v_THd = part(qkv, 2),
+                                     .bias = bias,
+                                     .sequences = sequences,
+                                     .params = x.params()});
+    ops::run(s, ops::Synchronize{});
   }
   // A third of dqkv's columns.
   std::vector<double> gradient(int64_t index) const {
@@ -314,20 +317,20 @@ TEST_F(GpuSoftmaxBias, Decode) {
         const ops::SoftmaxParams params{.heads = heads, .scale = 0.2f, .window = window};
         const Owned expected = poisoned({batch, cols});
         const OnGpu o(gpu(), kBF16, {batch, cols}, kGap);
-        ops::softmax_bias_decode(cpu,
-                                 {.o_BHd = expected,
-                                  .q_BHd = q,
-                                  .k_cache_BCHd = k,
-                                  .v_cache_BCHd = v,
-                                  .lengths_B = lengths},
-                                 bias_of(fire), params);
-        ops::softmax_bias_decode(gpu(),
-                                 {.o_BHd = o,
-                                  .q_BHd = q_gpu,
-                                  .k_cache_BCHd = k_gpu,
-                                  .v_cache_BCHd = v_gpu,
-                                  .lengths_B = lengths_gpu},
-                                 bias_of(fire_gpu), params);
+        ops::run(cpu, ops::SoftmaxDecode{.o_BHd = expected,
+                                         .q_BHd = q,
+                                         .k_cache_BCHd = k,
+                                         .v_cache_BCHd = v,
+                                         .lengths_B = lengths,
+                                         .bias = bias_of(fire),
+                                         .params = params});
+        ops::run(gpu(), ops::SoftmaxDecode{.o_BHd = o,
+                                           .q_BHd = q_gpu,
+                                           .k_cache_BCHd = k_gpu,
+                                           .v_cache_BCHd = v_gpu,
+                                           .lengths_B = lengths_gpu,
+                                           .bias = bias_of(fire_gpu),
+                                           .params = params});
         EXPECT_LE(relative_error(o, expected), kBf16Error)
             << (kind ? "FIRE" : "ALiBi") << ", " << d << " channels, window " << window;
         EXPECT_TRUE(o.gaps_intact());

@@ -8,6 +8,8 @@
 
 #include "core/device.h"
 #include "kernels/attention/scratch_sizes.h"
+#include "ops/attention.h"
+#include "ops/choose.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/cuda.h"
 #include "ops/cuda/cudnn_attention.h"
@@ -20,9 +22,9 @@ namespace {
 using kernels::SoftmaxProblem;
 using ops::cuda::CudnnAttention;
 
-static_assert(kernels::cudnn_batch(0) == 1 && kernels::cudnn_batch(8) == 8);
-static_assert(kernels::cudnn_batch(9) == 10 && kernels::cudnn_batch(17) == 20);
-static_assert(kernels::cudnn_batch(4096) == 4096);
+static_assert(ops::cudnn_batch(0) == 1 && ops::cudnn_batch(8) == 8);
+static_assert(ops::cudnn_batch(9) == 10 && ops::cudnn_batch(17) == 20);
+static_assert(ops::cudnn_batch(4096) == 4096);
 
 enum class Path : uint8_t { kPortable, kCudnn, kCudnnAnyOrder };
 const char* name_of(Path path) {
@@ -273,13 +275,18 @@ void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministi
   ASSERT_EQ(cudnn.backward(nullptr, p, workspace), "");
   SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
 
-  const int64_t batch = kernels::cudnn_batch(p.sequences);
-  const size_t own =
-      kernels::cudnn_statistics_bytes(p.tokens, p.heads) + kernels::cudnn_index_bytes(batch);
-  const size_t forward_bound = own + kernels::cudnn_forward_workspace_bytes(batch);
-  const size_t backward_bound =
-      own + kernels::cudnn_backward_workspace_bytes(p.tokens, p.heads, batch, p.max_seqlen,
-                                                    p.dq.stride, deterministic);
+  const int64_t batch = ops::cudnn_batch(p.sequences);
+  const size_t own = ops::cudnn_statistics_bytes(p.tokens, p.heads) + ops::cudnn_index_bytes(batch);
+  ops::SoftmaxShape shape{.tokens = p.tokens,
+                          .heads = p.heads,
+                          .head_dim = p.head_dim,
+                          .max_seqlen = p.max_seqlen,
+                          .window = p.window,
+                          .dq_stride = p.dq.stride,
+                          .deterministic = deterministic};
+  const size_t forward_bound = own + ops::cudnn_workspace_bytes(shape, p.heads, batch);
+  shape.backward = true;
+  const size_t backward_bound = own + ops::cudnn_workspace_bytes(shape, p.heads, batch);
   std::printf(
       "cuDNN scratch, T %d H %d d %d B %d S %d window %d %s: forward %zu (bound %zu), "
       "backward %zu (bound %zu), of which ours %zu\n",

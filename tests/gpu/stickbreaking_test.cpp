@@ -1,4 +1,5 @@
 // Stick-breaking attention on the GPU against the fp64 oracle, with every option.
+#include "ops/attention.h"
 #include "support/gpu.h"
 #include "unit/attention/cases.h"
 
@@ -59,31 +60,31 @@ struct GpuAttention : Attention {
       return all.tensor().col_range(n * c.width(), c.width());
     };
     const Tensor gates = c.gated ? g.tensor() : Tensor();
-    ops::stickbreaking_forward(gpu,
-                               {.o_THd = out,
-                                .log2_rem_HT = log2_left,
-                                .stop_HT = stops,
-                                .q_THd = part(x, 0),
-                                .k_THd = part(x, 1),
-                                .v_THd = part(x, 2),
-                                .gate_TH = gates,
-                                .remainder_bias_Hd = r},
-                               s, stickbreaking_params());
-    ops::stickbreaking_backward(gpu,
-                                {.dq_THd = part(dx, 0),
-                                 .dk_THd = part(dx, 1),
-                                 .dv_THd = part(dx, 2),
-                                 .dgate_TH = dg,
-                                 .dremainder_bias_Hd = dr,
-                                 .do_THd = d,
-                                 .log2_rem_HT = log2_left,
-                                 .stop_HT = stops,
-                                 .q_THd = part(x, 0),
-                                 .k_THd = part(x, 1),
-                                 .v_THd = part(x, 2),
-                                 .gate_TH = gates,
-                                 .remainder_bias_Hd = r},
-                                s, stickbreaking_params());
+    ops::run(gpu, ops::StickBreakingForward{.o_THd = out,
+                                            .log2_rem_HT = log2_left,
+                                            .stop_HT = stops,
+                                            .q_THd = part(x, 0),
+                                            .k_THd = part(x, 1),
+                                            .v_THd = part(x, 2),
+                                            .gate_TH = gates,
+                                            .remainder_bias_Hd = r,
+                                            .sequences = s,
+                                            .params = stickbreaking_params()});
+    ops::run(gpu, ops::StickBreakingBackward{.dq_THd = part(dx, 0),
+                                             .dk_THd = part(dx, 1),
+                                             .dv_THd = part(dx, 2),
+                                             .dgate_TH = dg,
+                                             .dremainder_bias_Hd = dr,
+                                             .do_THd = d,
+                                             .log2_rem_HT = log2_left,
+                                             .stop_HT = stops,
+                                             .q_THd = part(x, 0),
+                                             .k_THd = part(x, 1),
+                                             .v_THd = part(x, 2),
+                                             .gate_TH = gates,
+                                             .remainder_bias_Hd = r,
+                                             .sequences = s,
+                                             .params = stickbreaking_params()});
     Outputs result{.o = out.values(),
                    .rem = log2_left.values(),
                    .stop = stops.values(),

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/device.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {
@@ -54,7 +54,7 @@ class OnGpu {
     view.row_stride = view.cols() + gap;
     all_ = gpu.memory.allocate(MemoryClass::kActivations, "test", dtype, {rows, view.row_stride});
     const std::vector<uint8_t> poison(all_.tensor().bytes(), 0xff);
-    ops::copy_from_host(gpu, all_, poison.data());
+    ops::run(gpu, ops::CopyFromHost{.y = all_, .host = poison.data()});
     view.data = all_.tensor().data;
     view_ = view;
   }
@@ -75,7 +75,7 @@ class OnGpu {
         if (dtype == DType::kBF16) std::memcpy(to, &half, sizeof(half));
       }
     }
-    ops::copy_from_host(gpu, all_, bytes.data());
+    ops::run(gpu, ops::CopyFromHost{.y = all_, .host = bytes.data()});
   }
 
   operator const Tensor&() const { return view_; }  // NOLINT: used as its tensor
@@ -83,7 +83,7 @@ class OnGpu {
   // All bytes, the gaps too.
   std::vector<uint8_t> raw() const {
     std::vector<uint8_t> bytes(all_.tensor().bytes());
-    ops::copy_to_host(gpu_, bytes.data(), all_);
+    ops::run(gpu_, ops::CopyToHost{.host = bytes.data(), .x = all_});
     return bytes;
   }
   std::vector<double> values() const {

@@ -10,7 +10,8 @@
 #include "core/philox.h"
 #include "data/batch.h"
 #include "model/transformer.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
 #include "support/gpu.h"
@@ -126,7 +127,7 @@ class ModelRun {
   Buffer integers(const std::vector<int32_t>& values) {
     Buffer buffer = memory_.allocate(MemoryClass::kInputs, "test", DType::kI32,
                                      {static_cast<int64_t>(values.size())});
-    ops::copy_from_host(stream_, buffer, values.data());
+    ops::run(stream_, ops::CopyFromHost{.y = buffer, .host = values.data()});
     return buffer;
   }
   Buffer reals(int64_t rows, int64_t cols) {
@@ -134,7 +135,7 @@ class ModelRun {
   }
   std::vector<float> download(const Tensor& x) {
     std::vector<float> values(static_cast<size_t>(x.numel()));
-    ops::copy_to_host(stream_, values.data(), x);
+    ops::run(stream_, ops::CopyToHost{.host = values.data(), .x = x});
     return values;
   }
 
@@ -153,7 +154,7 @@ class ModelRun {
       for (const PlacedTensor& tensor : model_.registry().units()[u].tensors) {
         change(tensor, flat.data() + tensor.offset);
       }
-      ops::copy_from_host(stream_, master, flat.data());
+      ops::run(stream_, ops::CopyFromHost{.y = master, .host = flat.data()});
     }
     params_.refresh();
   }

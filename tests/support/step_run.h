@@ -9,7 +9,7 @@
 #include "config/config.h"
 #include "core/device.h"
 #include "model/transformer.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 #include "parallel/communicator.h"
 #include "support/model.h"
 #include "train/step.h"
@@ -62,7 +62,7 @@ class StepRun {
       const Tensor& master = step_->params().shard(static_cast<int>(u)).weights;
       const size_t before = all.size();
       all.resize(before + static_cast<size_t>(master.numel()));
-      ops::copy_to_host(stream_, all.data() + before, master);
+      ops::run(stream_, ops::CopyToHost{.host = all.data() + before, .x = master});
     }
     return all;
   }

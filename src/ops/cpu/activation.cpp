@@ -1,17 +1,25 @@
-#include "ops/cpu/cpu.h"
+#include "ops/activation.h"
+
+#include <cmath>
+
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/simd.h"
 
 namespace sbtrain::ops::cpu {
+namespace {
 
-void swiglu(Stream& /*s*/, Tensor y_TF, Tensor gate_up_T2F) {
-  const int64_t inner = y_TF.cols();
-  float* y_data = y_TF.f32();
-  const float* gate_up = gate_up_T2F.f32();
-  parallel_rows(y_TF.rows(), inner, [&](int64_t begin, int64_t end) {
+const float kSqrtHalf = std::sqrt(0.5f);
+
+}  // namespace
+
+void run(Cpu, Stream& /*s*/, const Swiglu& op) {
+  const int64_t inner = op.y_TF.cols();
+  float* y_data = op.y_TF.f32();
+  const float* gate_up = op.gate_up_T2F.f32();
+  parallel_rows(op.y_TF.rows(), inner, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      float* y = y_data + t * y_TF.row_stride;
-      const float* gate = gate_up + t * gate_up_T2F.row_stride;
+      float* y = y_data + t * op.y_TF.row_stride;
+      const float* gate = gate_up + t * op.gate_up_T2F.row_stride;
       const float* up = gate + inner;
 #pragma omp simd
       for (int64_t i = 0; i < inner; ++i) y[i] = gate[i] * simd::sigmoid(gate[i]) * up[i];
@@ -20,17 +28,17 @@ void swiglu(Stream& /*s*/, Tensor y_TF, Tensor gate_up_T2F) {
 }
 
 // silu(g)' = sigmoid(g) (1 + g (1 - sigmoid(g))), and 1 - sigmoid(g) = sigmoid(-g).
-void swiglu_backward(Stream& /*s*/, Tensor dgate_up_T2F, Tensor dy_TF, Tensor gate_up_T2F) {
-  const int64_t inner = dy_TF.cols();
-  float* dgate_up = dgate_up_T2F.f32();
-  const float* dy_data = dy_TF.f32();
-  const float* gate_up = gate_up_T2F.f32();
-  parallel_rows(dy_TF.rows(), 2 * inner, [&](int64_t begin, int64_t end) {
+void run(Cpu, Stream& /*s*/, const SwigluBackward& op) {
+  const int64_t inner = op.dy_TF.cols();
+  float* dgate_up = op.dgate_up_T2F.f32();
+  const float* dy_data = op.dy_TF.f32();
+  const float* gate_up = op.gate_up_T2F.f32();
+  parallel_rows(op.dy_TF.rows(), 2 * inner, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const float* gate = gate_up + t * gate_up_T2F.row_stride;
+      const float* gate = gate_up + t * op.gate_up_T2F.row_stride;
       const float* up = gate + inner;
-      const float* dy = dy_data + t * dy_TF.row_stride;
-      float* dgate = dgate_up + t * dgate_up_T2F.row_stride;
+      const float* dy = dy_data + t * op.dy_TF.row_stride;
+      float* dgate = dgate_up + t * op.dgate_up_T2F.row_stride;
       float* dup = dgate + inner;
 #pragma omp simd
       for (int64_t i = 0; i < inner; ++i) {
@@ -49,33 +57,67 @@ void swiglu_backward(Stream& /*s*/, Tensor dgate_up_T2F, Tensor dy_TF, Tensor ga
   });
 }
 
-void bias_sigmoid(Stream& /*s*/, Tensor y_TH, Tensor x_TH, Tensor b_H) {
-  const int64_t cols = x_TH.cols();
-  float* y_data = y_TH.f32();
-  const float* x_data = x_TH.f32();
-  const float* b = b_H.f32();
-  parallel_rows(x_TH.rows(), cols, [&](int64_t begin, int64_t end) {
+void run(Cpu, Stream& /*s*/, const BiasSigmoid& op) {
+  const int64_t cols = op.x_TH.cols();
+  float* y_data = op.y_TH.f32();
+  const float* x_data = op.x_TH.f32();
+  const float* b = op.b_H.f32();
+  parallel_rows(op.x_TH.rows(), cols, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      float* y = y_data + t * y_TH.row_stride;
-      const float* x = x_data + t * x_TH.row_stride;
+      float* y = y_data + t * op.y_TH.row_stride;
+      const float* x = x_data + t * op.x_TH.row_stride;
 #pragma omp simd
       for (int64_t i = 0; i < cols; ++i) y[i] = simd::sigmoid(x[i] + b[i]);
     }
   });
 }
 
-void sigmoid_backward(Stream& /*s*/, Tensor dx_TH, Tensor dy_TH, Tensor y_TH) {
-  const int64_t cols = y_TH.cols();
-  float* dx_data = dx_TH.f32();
-  const float* dy_data = dy_TH.f32();
-  const float* y_data = y_TH.f32();
-  parallel_rows(y_TH.rows(), cols, [&](int64_t begin, int64_t end) {
+void run(Cpu, Stream& /*s*/, const SigmoidBackward& op) {
+  const int64_t cols = op.y_TH.cols();
+  float* dx_data = op.dx_TH.f32();
+  const float* dy_data = op.dy_TH.f32();
+  const float* y_data = op.y_TH.f32();
+  parallel_rows(op.y_TH.rows(), cols, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      float* dx = dx_data + t * dx_TH.row_stride;
-      const float* dy = dy_data + t * dy_TH.row_stride;
-      const float* y = y_data + t * y_TH.row_stride;
+      float* dx = dx_data + t * op.dx_TH.row_stride;
+      const float* dy = dy_data + t * op.dy_TH.row_stride;
+      const float* y = y_data + t * op.y_TH.row_stride;
 #pragma omp simd
       for (int64_t i = 0; i < cols; ++i) dx[i] = dy[i] * y[i] * (1.0f - y[i]);
+    }
+  });
+}
+
+void run(Cpu, Stream& /*s*/, const BiasGelu& op) {
+  const int64_t cols = op.x_TF.cols();
+  const float* b = op.b_F.f32();
+  parallel_rows(op.x_TF.rows(), 8 * cols, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* x = op.x_TF.f32() + t * op.x_TF.row_stride;
+      float* y = op.y_TF.f32() + t * op.y_TF.row_stride;
+      for (int64_t i = 0; i < cols; ++i) {
+        const float z = x[i] + b[i];
+        y[i] = 0.5f * z * std::erfc(-z * kSqrtHalf);
+      }
+    }
+  });
+}
+
+// gelu'(z) = Phi(z) + z phi(z).
+void run(Cpu, Stream& /*s*/, const BiasGeluBackward& op) {
+  constexpr float kDensity = 0.398942280f;  // 1 / sqrt(2 pi)
+  const int64_t cols = op.x_TF.cols();
+  const float* b = op.b_F.f32();
+  parallel_rows(op.x_TF.rows(), 16 * cols, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* x = op.x_TF.f32() + t * op.x_TF.row_stride;
+      const float* dy = op.dy_TF.f32() + t * op.dy_TF.row_stride;
+      float* dx = op.dx_TF.f32() + t * op.dx_TF.row_stride;
+      for (int64_t i = 0; i < cols; ++i) {
+        const float z = x[i] + b[i];
+        const float below = 0.5f * std::erfc(-z * kSqrtHalf);
+        dx[i] = dy[i] * (below + z * kDensity * std::exp(-0.5f * z * z));
+      }
     }
   });
 }

@@ -1,13 +1,10 @@
-// CPU attention, fp32, blockwise. The dispatcher has checked shapes and dtypes.
-//
-// Each op takes its scratch by the function beside it, which the dispatcher calls too when only
-// memory is planned. Its size depends on the threads, head_dim and max_seqlen alone, never on the
-// documents at hand.
+// Scratch of attention on the CPU, fp32 and blockwise. Its size depends on the threads, head_dim
+// and max_seqlen alone, never on the documents at hand.
 #pragma once
 
 #include <cstdint>
 
-#include "ops/cpu/cpu.h"
+#include "ops/rebased.h"
 
 namespace sbtrain::ops::cpu {
 

@@ -84,23 +84,6 @@ void BackwardScratch::load(const QueryTile& tile, const HeadMatrices& head, floa
   std::fill_n(dq, kTile * head.d, 0.0f);
 }
 
-CachedHead::CachedHead(const DecodeTensors& t, int64_t sequence, int64_t head, int64_t head_dim)
-    : index(head),
-      d(head_dim),
-      length(t.lengths_B.i32()[sequence]),
-      q(Matrix(t.q_BHd).from(sequence, head * d).data),
-      o(Matrix(t.o_BHd).from(sequence, head * d).data) {
-  // Row `sequence` of a cache is the matrix [C, N] of one sequence.
-  const auto rows = [&](const Tensor& cache, int64_t column) {
-    return Matrix(Matrix(cache).from(sequence, column).data, cache.shape[2]);
-  };
-  k = rows(t.k_cache_BCHd, head * d);
-  v = rows(t.v_cache_BCHd, head * d);
-  if (t.gate_cache_BCH.defined()) gate = rows(t.gate_cache_BCH, head);
-  require(length > 0 && length <= t.k_cache_BCHd.shape[1],
-          "sequence {} has {} tokens in a cache of {}", sequence, length, t.k_cache_BCHd.shape[1]);
-}
-
 void CachedHead::logits(float* z, int64_t begin, int64_t keys, float scale) const {
   for (int64_t i = 0; i < keys; ++i) {
     const float* key = k.row(begin + i);
@@ -117,23 +100,15 @@ void CachedHead::add_value(float* y, int64_t key, float weight) const {
   for (int64_t c = 0; c < d; ++c) y[c] += weight * value[c];
 }
 
-std::vector<CachedHead> make_cached_heads(const DecodeTensors& t, int heads) {
-  std::vector<CachedHead> cached;
-  for (int64_t b = 0; b < t.q_BHd.rows(); ++b) {
-    for (int64_t h = 0; h < heads; ++h) cached.emplace_back(t, b, h, t.q_BHd.cols() / heads);
-  }
-  return cached;
-}
-
-void cache_append(Stream& s, Tensor cache_BCN, Tensor x_BN, Tensor positions_B) {
-  const int64_t capacity = cache_BCN.shape[1];
-  const int64_t width = cache_BCN.shape[2];
-  for (int64_t b = 0; b < x_BN.rows(); ++b) {
-    const int64_t position = positions_B.i32()[b];
+void run(Cpu, Stream& /*s*/, const CacheAppend& op) {
+  const int64_t capacity = op.cache_BCN.shape[1];
+  const int64_t width = op.cache_BCN.shape[2];
+  for (int64_t b = 0; b < op.x_BN.rows(); ++b) {
+    const int64_t position = op.positions_B.i32()[b];
     require(position >= 0 && position < capacity,
             "position {} of sequence {} does not fit a cache of {} tokens", position, b, capacity);
-    std::copy_n(x_BN.f32() + b * x_BN.row_stride, width,
-                cache_BCN.f32() + b * cache_BCN.row_stride + position * width);
+    std::copy_n(op.x_BN.f32() + b * op.x_BN.row_stride, width,
+                op.cache_BCN.f32() + b * op.cache_BCN.row_stride + position * width);
   }
 }
 

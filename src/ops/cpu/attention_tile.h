@@ -16,8 +16,8 @@
 #include "core/sequences.h"
 #include "core/stream.h"
 #include "core/tensor.h"
+#include "ops/attention.h"
 #include "ops/cpu/blas.h"
-#include "ops/ops.h"
 
 namespace sbtrain::ops::cpu {
 
@@ -85,9 +85,9 @@ void zero(Matrix x, int64_t rows, int64_t cols);
 
 // What both ops read and write of one head: matrices [T, d] from its first column on.
 struct HeadMatrices {
-  template <typename Tensors>
-  HeadMatrices(const Tensors& t, int heads, int64_t index)
-      : d(t.q_THd.cols() / heads),
+  template <typename Op>
+  HeadMatrices(const Op& t, int64_t index)
+      : d(t.q_THd.cols() / t.params.heads),
         q(columns(t.q_THd, index)),
         k(columns(t.k_THd, index)),
         v(columns(t.v_THd, index)) {
@@ -108,10 +108,10 @@ struct HeadMatrices {
   Matrix columns(const Tensor& x, int64_t index) const { return Matrix(x).from(0, index * d); }
 };
 
-template <typename Head, typename Tensors, typename Params>
-std::vector<Head> make_heads(const Tensors& t, const Params& params) {
+template <typename Head, typename Op>
+std::vector<Head> make_heads(const Op& op) {
   std::vector<Head> heads;
-  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, h);
+  for (int64_t h = 0; h < op.params.heads; ++h) heads.emplace_back(op, h);
   return heads;
 }
 
@@ -126,7 +126,26 @@ void for_each_head(const std::vector<Item>& items, const std::vector<Head>& head
 
 // One head of one sequence in a decode step: its query, output and cache, [C, d].
 struct CachedHead {
-  CachedHead(const DecodeTensors& t, int64_t sequence, int64_t head, int64_t head_dim);
+  template <typename Op>
+  CachedHead(const Op& t, int64_t sequence, int64_t head)
+      : index(head),
+        d(t.q_BHd.cols() / t.params.heads),
+        length(t.lengths_B.i32()[sequence]),
+        q(Matrix(t.q_BHd).from(sequence, head * d).data),
+        o(Matrix(t.o_BHd).from(sequence, head * d).data),
+        k(rows(t.k_cache_BCHd, sequence, head * d)),
+        v(rows(t.v_cache_BCHd, sequence, head * d)) {
+    if constexpr (requires { t.gate_cache_BCH; }) {
+      if (t.gate_cache_BCH.defined()) gate = rows(t.gate_cache_BCH, sequence, head);
+    }
+    require(length > 0 && length <= t.k_cache_BCHd.shape[1],
+            "sequence {} has {} tokens in a cache of {}", sequence, length,
+            t.k_cache_BCHd.shape[1]);
+  }
+  // Row `sequence` of a cache is the matrix [C, N] of one sequence.
+  static Matrix rows(const Tensor& cache, int64_t sequence, int64_t column) {
+    return {Matrix(cache).from(sequence, column).data, cache.shape[2]};
+  }
   // z[i] = scale * q.k of key begin + i.
   void logits(float* z, int64_t begin, int64_t keys, float scale) const;
   void add_value(float* y, int64_t key, float weight) const;
@@ -139,7 +158,14 @@ struct CachedHead {
   Matrix gate;  // [C, 1], if there is one
 };
 // The heads of sequence 0, of sequence 1, ...
-std::vector<CachedHead> make_cached_heads(const DecodeTensors& t, int heads);
+template <typename Op>
+std::vector<CachedHead> make_cached_heads(const Op& t) {
+  std::vector<CachedHead> cached;
+  for (int64_t b = 0; b < t.q_BHd.rows(); ++b) {
+    for (int64_t h = 0; h < t.params.heads; ++h) cached.emplace_back(t, b, h);
+  }
+  return cached;
+}
 
 // `floats` for each thread.
 inline Buffer thread_scratch(const Stream& s, std::string_view name, int64_t floats) {

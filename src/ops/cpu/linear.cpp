@@ -1,44 +1,61 @@
+#include "ops/linear.h"
+
 #include "ops/cpu/blas.h"
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/token_sums.h"
+#include "ops/memory.h"
 
 namespace sbtrain::ops::cpu {
 
-void linear(Stream& s, Tensor y_TN, Tensor x_TK, Tensor w_NK, const LinearOptions& options) {
-  const Tensor& residual = options.residual;
-  if (residual.defined() && residual.data != y_TN.data) copy(s, y_TN, residual);
-  gemm(Transpose::kNo, Transpose::kYes, y_TN.rows(), y_TN.cols(), x_TK.cols(), options.alpha,
-       x_TK.f32(), x_TK.row_stride, w_NK.f32(), w_NK.row_stride, residual.defined() ? 1.0f : 0.0f,
-       y_TN.f32(), y_TN.row_stride);
+void run(Cpu, Stream& s, const Linear& op, const Buffer& /*workspace*/) {
+  const Tensor& residual = op.residual;
+  if (residual.defined() && residual.data != op.y_TN.data) {
+    run(Cpu(), s, Copy{.y = op.y_TN, .x = residual});
+  }
+  gemm(Transpose::kNo, Transpose::kYes, op.y_TN.rows(), op.y_TN.cols(), op.x_TK.cols(), op.alpha,
+       op.x_TK.f32(), op.x_TK.row_stride, op.w_NK.f32(), op.w_NK.row_stride,
+       residual.defined() ? 1.0f : 0.0f, op.y_TN.f32(), op.y_TN.row_stride);
 }
 
-void linear_backward_input(Stream& /*s*/, Tensor dx_TK, Tensor dy_TN, Tensor w_NK, float alpha,
-                           bool accumulate) {
-  gemm(Transpose::kNo, Transpose::kNo, dx_TK.rows(), dx_TK.cols(), dy_TN.cols(), alpha, dy_TN.f32(),
-       dy_TN.row_stride, w_NK.f32(), w_NK.row_stride, accumulate ? 1.0f : 0.0f, dx_TK.f32(),
-       dx_TK.row_stride);
+void run(Cpu, Stream& /*s*/, const LinearBackwardInput& op, const Buffer& /*workspace*/) {
+  gemm(Transpose::kNo, Transpose::kNo, op.dx_TK.rows(), op.dx_TK.cols(), op.dy_TN.cols(), op.alpha,
+       op.dy_TN.f32(), op.dy_TN.row_stride, op.w_NK.f32(), op.w_NK.row_stride,
+       op.accumulate ? 1.0f : 0.0f, op.dx_TK.f32(), op.dx_TK.row_stride);
 }
 
-void linear_backward_weight(Stream& /*s*/, Tensor dw_NK, Tensor dy_TN, Tensor x_TK, float alpha) {
-  gemm(Transpose::kYes, Transpose::kNo, dw_NK.rows(), dw_NK.cols(), dy_TN.rows(), alpha,
-       dy_TN.f32(), dy_TN.row_stride, x_TK.f32(), x_TK.row_stride, 1.0f, dw_NK.f32(),
-       dw_NK.row_stride);
+void run(Cpu, Stream& /*s*/, const LinearBackwardWeight& op, const Buffer& /*workspace*/) {
+  gemm(Transpose::kYes, Transpose::kNo, op.dw_NK.rows(), op.dw_NK.cols(), op.dy_TN.rows(), op.alpha,
+       op.dy_TN.f32(), op.dy_TN.row_stride, op.x_TK.f32(), op.x_TK.row_stride, 1.0f, op.dw_NK.f32(),
+       op.dw_NK.row_stride);
 }
 
-void bias_backward(Stream& s, Tensor db_N, Tensor dy_TN) {
-  const int64_t cols = dy_TN.cols();
-  const float* dy_data = dy_TN.f32();
-  float* db = db_N.f32();
+void run(Cpu, Stream& /*s*/, const AddBias& op) {
+  const int64_t cols = op.y_TN.cols();
+  float* y_data = op.y_TN.f32();
+  const float* b = op.b_N.f32();
+  parallel_rows(op.y_TN.rows(), cols, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* y = y_data + t * op.y_TN.row_stride;
+#pragma omp simd
+      for (int64_t i = 0; i < cols; ++i) y[i] += b[i];
+    }
+  });
+}
+
+void run(Cpu, Stream& /*s*/, const BiasBackward& op, const Buffer& scratch) {
+  const int64_t cols = op.dy_TN.cols();
+  const float* dy_data = op.dy_TN.f32();
+  float* db = op.db_N.f32();
   const auto body = [&](float* sums, int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const float* dy = dy_data + t * dy_TN.row_stride;
+      const float* dy = dy_data + t * op.dy_TN.row_stride;
 #pragma omp simd
       for (int64_t i = 0; i < cols; ++i) sums[i] += dy[i];
     }
   };
-  sum_over_tokens(s, dy_TN.rows(), cols, body, [&](const float* sums, int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) db[i] += sums[i];
-  });
+  sum_over_tokens(scratch, op.dy_TN.rows(), cols, body,
+                  [&](const float* sums, int64_t first, int64_t last) {
+                    for (int64_t i = first; i < last; ++i) db[i] += sums[i];
+                  });
 }
 
 }  // namespace sbtrain::ops::cpu

@@ -1,12 +1,12 @@
+#include "ops/loss.h"
+
 #include <cmath>
 #include <limits>
 
 #include "core/error.h"
 #include "ops/cpu/blas.h"
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/simd.h"
-#include "ops/scratch.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -70,7 +70,7 @@ float token_loss(const CrossEntropy& t, float* z, int64_t vocab, int32_t target)
 
 }  // namespace
 
-void linear_cross_entropy(Stream& s, const CrossEntropy& t) {
+void run(Cpu, Stream& s, const CrossEntropy& t, const CrossEntropy::Scratch& scratch) {
   const int64_t tokens = t.x_TD.rows();
   const int64_t width = t.x_TD.cols();
   const int64_t vocab = t.w_VD.rows();
@@ -79,8 +79,7 @@ void linear_cross_entropy(Stream& s, const CrossEntropy& t) {
     require(targets[i] < vocab, "linear_cross_entropy: target {} at {} is outside [0, {})",
             targets[i], i, vocab);
   }
-  const LogitsChunk logits = logits_chunk(s, tokens, vocab, t.dx_TD.defined());
-  float* z = logits.logits.tensor().f32();
+  float* z = scratch.logits.tensor().f32();
   float* loss = t.loss_T.f32();
   float* hits = t.hits_T.defined() ? t.hits_T.f32() : nullptr;
   const float* w = t.w_VD.f32();

@@ -1,8 +1,9 @@
+#include "ops/memory.h"
+
 #include <bit>
 #include <cstring>
 
 #include "core/error.h"
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/parallel.h"
 
 namespace sbtrain::ops::cpu {
@@ -21,66 +22,69 @@ uint16_t f32_to_bf16(float x) {
 
 }  // namespace
 
-void fill(Stream& /*s*/, Tensor x, float value) {
+void run(Cpu, Stream& /*s*/, const Fill& op) {
   const auto fill_with = [&](auto* data, auto element) {
-    parallel_runs(x, data, x, data,
+    parallel_runs(op.x, data, op.x, data,
                   [=](auto* y, const auto* /*x*/, int64_t n) { std::fill(y, y + n, element); });
   };
-  switch (x.dtype) {
+  switch (op.x.dtype) {
     case DType::kF32:
-      return fill_with(x.f32(), value);
+      return fill_with(op.x.f32(), op.value);
     case DType::kBF16:
-      return fill_with(x.bf16(), f32_to_bf16(value));
+      return fill_with(op.x.bf16(), f32_to_bf16(op.value));
     case DType::kI32:
-      return fill_with(x.i32(), static_cast<int32_t>(value));
+      return fill_with(op.x.i32(), static_cast<int32_t>(op.value));
     case DType::kF64:
-      return fill_with(x.f64(), static_cast<double>(value));
+      return fill_with(op.x.f64(), static_cast<double>(op.value));
     case DType::kI64:
     case DType::kU8:
-      fail(ExitCode::kInternal, "fill: no kernel for {}", x.describe());
+      fail(ExitCode::kInternal, "fill: no kernel for {}", op.x.describe());
   }
 }
 
-void copy(Stream& /*s*/, Tensor y, Tensor x) {
-  if (y.dtype == x.dtype) {
+void run(Cpu, Stream& /*s*/, const Copy& op) {
+  if (op.y.dtype == op.x.dtype) {
     const auto copy_runs = [&](auto* out_data) {
-      const auto* in_data = static_cast<decltype(out_data)>(x.data);
-      parallel_runs(y, out_data, x, in_data, [](auto* out, const auto* in, int64_t n) {
+      const auto* in_data = static_cast<decltype(out_data)>(op.x.data);
+      parallel_runs(op.y, out_data, op.x, in_data, [](auto* out, const auto* in, int64_t n) {
         std::memcpy(out, in, static_cast<size_t>(n) * sizeof(*out));
       });
     };
-    if (dtype_size(y.dtype) == 2) return copy_runs(static_cast<uint16_t*>(y.data));
-    if (dtype_size(y.dtype) == 8) return copy_runs(static_cast<uint64_t*>(y.data));
-    return copy_runs(static_cast<uint32_t*>(y.data));
+    if (dtype_size(op.y.dtype) == 2) return copy_runs(static_cast<uint16_t*>(op.y.data));
+    if (dtype_size(op.y.dtype) == 8) return copy_runs(static_cast<uint64_t*>(op.y.data));
+    return copy_runs(static_cast<uint32_t*>(op.y.data));
   }
-  if (y.dtype == DType::kBF16 && x.dtype == DType::kF32) {
-    parallel_runs(y, y.bf16(), x, x.f32(), [](uint16_t* out, const float* in, int64_t n) {
-      for (int64_t i = 0; i < n; ++i) out[i] = f32_to_bf16(in[i]);
-    });
-  } else if (y.dtype == DType::kF32 && x.dtype == DType::kBF16) {
-    parallel_runs(y, y.f32(), x, x.bf16(), [](float* out, const uint16_t* in, int64_t n) {
-      for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_f32(in[i]);
-    });
+  if (op.y.dtype == DType::kBF16 && op.x.dtype == DType::kF32) {
+    parallel_runs(op.y, op.y.bf16(), op.x, op.x.f32(),
+                  [](uint16_t* out, const float* in, int64_t n) {
+                    for (int64_t i = 0; i < n; ++i) out[i] = f32_to_bf16(in[i]);
+                  });
+  } else if (op.y.dtype == DType::kF32 && op.x.dtype == DType::kBF16) {
+    parallel_runs(op.y, op.y.f32(), op.x, op.x.bf16(),
+                  [](float* out, const uint16_t* in, int64_t n) {
+                    for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_f32(in[i]);
+                  });
   } else {
-    fail(ExitCode::kInternal, "copy: no conversion from {} to {}", x.describe(), y.describe());
+    fail(ExitCode::kInternal, "copy: no conversion from {} to {}", op.x.describe(),
+         op.y.describe());
   }
 }
 
-void add(Stream& /*s*/, Tensor y, Tensor x) {
-  parallel_runs(y, y.f32(), x, x.f32(), [](float* out, const float* in, int64_t n) {
+void run(Cpu, Stream& /*s*/, const Add& op) {
+  parallel_runs(op.y, op.y.f32(), op.x, op.x.f32(), [](float* out, const float* in, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) out[i] += in[i];
   });
 }
 
-void copy_from_host(Stream& /*s*/, Tensor y, const void* host) {
-  std::memcpy(y.data, host, y.bytes());
+void run(Cpu, Stream& /*s*/, const CopyFromHost& op) {
+  std::memcpy(op.y.data, op.host, op.y.bytes());
 }
 
-void copy_to_host(Stream& /*s*/, void* host, Tensor x) {
-  std::memcpy(host, x.data, x.bytes());
+void run(Cpu, Stream& /*s*/, const CopyToHost& op) {
+  std::memcpy(op.host, op.x.data, op.x.bytes());
 }
 
-void synchronize(Stream& /*s*/) {}  // ops are done when they return
+void run(Cpu, Stream& /*s*/, const Synchronize& /*op*/) {}  // ops are done when they return
 
 }  // namespace sbtrain::ops::cpu

@@ -1,8 +1,10 @@
+#include "ops/optimizer.h"
+
 #include <cmath>
 #include <vector>
 
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/parallel.h"
+#include "ops/memory.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -30,8 +32,8 @@ double sum_chunks(const Tensor& x, ChunkSum&& chunk_sum) {
 
 }  // namespace
 
-void add_squared_norm(Stream& /*s*/, Tensor y_1, Tensor x) {
-  *y_1.f64() += sum_chunks(x, [](const float* chunk, int64_t n) {
+void run(Cpu, Stream& /*s*/, const AddSquaredNorm& op, const Buffer& /*scratch*/) {
+  *op.y_1.f64() += sum_chunks(op.x, [](const float* chunk, int64_t n) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(chunk[i]) * chunk[i];
@@ -39,8 +41,8 @@ void add_squared_norm(Stream& /*s*/, Tensor y_1, Tensor x) {
   });
 }
 
-void add_sum(Stream& /*s*/, Tensor y_1, Tensor x) {
-  *y_1.f64() += sum_chunks(x, [](const float* chunk, int64_t n) {
+void run(Cpu, Stream& /*s*/, const AddSum& op, const Buffer& /*scratch*/) {
+  *op.y_1.f64() += sum_chunks(op.x, [](const float* chunk, int64_t n) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; ++i) sum += chunk[i];
@@ -48,14 +50,14 @@ void add_sum(Stream& /*s*/, Tensor y_1, Tensor x) {
   });
 }
 
-void finish_step(Stream& /*s*/, Tensor stats, double clip, double beta1, double beta2) {
-  double* x = stats.f64();
+void run(Cpu, Stream& /*s*/, const FinishStep& op) {
+  double* x = op.stats.f64();
   const double norm = std::sqrt(x[kSquaredNorm]);
   x[kApply] = std::isfinite(x[kLossSum]) && std::isfinite(norm) ? 1 : 0;
   x[kUpdates] += x[kApply];
-  x[kGradScale] = clip > 0 && norm > clip ? clip / norm : 1;
-  x[kBias1] = 1 - std::pow(beta1, x[kUpdates]);
-  x[kBias2] = 1 - std::pow(beta2, x[kUpdates]);
+  x[kGradScale] = op.clip > 0 && norm > op.clip ? op.clip / norm : 1;
+  x[kBias1] = 1 - std::pow(op.beta1, x[kUpdates]);
+  x[kBias2] = 1 - std::pow(op.beta2, x[kUpdates]);
 }
 
 namespace {
@@ -87,7 +89,7 @@ void adamw_range(const AdamW& t, int64_t begin, int64_t end, float decay) {
 
 }  // namespace
 
-void adamw(Stream& s, const AdamW& t) {
+void run(Cpu, Stream& s, const AdamW& t) {
   if (t.stats.f64()[kApply] == 0) return;
   int64_t begin = 0;
   for (const DecayRange& range : t.decays) {
@@ -96,7 +98,7 @@ void adamw(Stream& s, const AdamW& t) {
     begin = range.end;
   }
   adamw_range(t, begin, t.w_N.numel(), 0.0f);
-  if (t.compute_N.defined()) copy(s, t.compute_N, t.w_N);
+  if (t.compute_N.defined()) run(Cpu(), s, Copy{.y = t.compute_N, .x = t.w_N});
 }
 
 }  // namespace sbtrain::ops::cpu

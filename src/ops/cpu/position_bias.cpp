@@ -26,12 +26,9 @@ void positions(float* __restrict u, float c, const float* __restrict r, int64_t 
 }  // namespace
 
 HeadBias::HeadBias(const SoftmaxBias& bias, int heads, int64_t head) {
-  if (bias.kind == PositionBias::kAlibi) {
-    kind_ = Kind::kAlibi;
-    slope_ = alibi_slope(heads, static_cast<int>(head));
-    return;
-  }
-  kind_ = Kind::kFire;
+  kind_ = bias.kind;
+  if (kind_ == PositionBias::kAlibi) slope_ = alibi_slope(heads, static_cast<int>(head));
+  if (kind_ != PositionBias::kFire) return;
   c_ = *bias.fire.c_1.f32();
   m_ = *bias.fire.m_1.f32();
   b2_ = bias.fire.b2_H.f32()[head];
@@ -41,7 +38,7 @@ HeadBias::HeadBias(const SoftmaxBias& bias, int heads, int64_t head) {
 }
 
 void HeadBias::set_queries(FireQueries& queries, int64_t first, int64_t step) const {
-  if (kind_ != Kind::kFire) return;
+  if (kind_ != PositionBias::kFire) return;
   const float c = std::abs(c_);
   const float length = std::abs(m_) * kFireLength;
   for (int64_t q = 0; q < kTile; ++q) {
@@ -56,8 +53,8 @@ void HeadBias::set_queries(FireQueries& queries, int64_t first, int64_t step) co
 }
 
 void HeadBias::add(float* z, const FireQueries& queries, int64_t distance, int64_t step) const {
-  if (kind_ == Kind::kNone) return;
-  if (kind_ == Kind::kAlibi) {
+  if (kind_ == PositionBias::kNone) return;
+  if (kind_ == PositionBias::kAlibi) {
     const auto first = static_cast<float>(distance);
     const auto by = static_cast<float>(step);
 #pragma omp simd
@@ -84,13 +81,13 @@ void HeadBias::add(float* z, const FireQueries& queries, int64_t distance, int64
 
 void HeadBias::add_tile(float* z, const FireQueries& queries, const QueryTile& tile, int64_t begin,
                         int64_t keys) const {
-  if (kind_ == Kind::kNone) return;
+  if (kind_ == PositionBias::kNone) return;
   for (int64_t i = 0; i < keys; ++i) add(z + i * kTile, queries, tile.first - (begin + i), 1);
 }
 
 void HeadBias::sum_tile(FireSums& sums, const float* dz, const FireQueries& queries,
                         const QueryTile& tile, int64_t begin, int64_t keys) const {
-  if (kind_ != Kind::kFire) return;
+  if (kind_ != PositionBias::kFire) return;
   for (int64_t i = 0; i < keys; ++i) {
     sum_row(sums, dz + i * kTile, queries, tile.first - (begin + i));
   }

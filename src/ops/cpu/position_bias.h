@@ -1,11 +1,10 @@
-// What one head adds to its logits by the distance of query and key (ops/softmax_bias.h). Logits
+// What one head adds to its logits by the distance of query and key (ops/attention.h). Logits
 // come in rows of kTile lanes; distances grow or shrink by one from lane to lane.
 #pragma once
 
 #include <array>
 
 #include "ops/cpu/attention_tile.h"
-#include "ops/softmax_bias.h"
 
 namespace sbtrain::ops::cpu {
 
@@ -42,10 +41,9 @@ class HeadBias {
                 int64_t begin, int64_t keys) const;
 
  private:
-  enum class Kind : uint8_t { kNone, kAlibi, kFire };
   void sum_row(FireSums& sums, const float* dz, const FireQueries& queries, int64_t distance) const;
 
-  Kind kind_ = Kind::kNone;
+  PositionBias kind_ = PositionBias::kNone;
   float slope_ = 0;
   float c_ = 0, m_ = 0, b2_ = 0;
   std::array<float, kFireHidden> w1_{}, b1_{}, w2_{};

@@ -79,8 +79,8 @@ Expansion make_phi(int64_t f, const RebasedParams& params) {
 // What the ops of one head read and write: matrices [T, f] and [T, e] from its first column on.
 struct Head {
   template <typename Tensors>
-  Head(const Tensors& t, const RebasedParams& params, int64_t index)
-      : params(params),
+  Head(const Tensors& t, int64_t index)
+      : params(t.params),
         f(t.q_THf.cols() / params.heads),
         e(t.v_THe.cols() / params.heads),
         q(Matrix(t.q_THf).from(0, index * f)),
@@ -321,17 +321,14 @@ void backward_document(const Document& document, const Head& head, Scratch scrat
 }
 
 // Runs body(document, head, scratch) for every head of every document.
-template <typename Tensors, typename Body>
-void for_each_head(const Stream& s, const Tensors& t, const Sequences& sequences,
-                   const RebasedParams& params, Body&& body) {
-  const std::vector<Document> documents = documents_by_length(sequences, t.q_THf.rows());
-  std::vector<Head> heads;
-  for (int64_t h = 0; h < params.heads; ++h) heads.emplace_back(t, params, h);
-  const Buffer scratch = rebased_scratch(s, heads[0].f, heads[0].e, params);
-  const int64_t tasks = static_cast<int64_t>(documents.size()) * params.heads;
+template <typename Op, typename Body>
+void for_each_head(const Op& op, const Buffer& scratch, Body&& body) {
+  const std::vector<Document> documents = documents_by_length(op.sequences, op.q_THf.rows());
+  const auto heads = make_heads<Head>(op);
+  const int64_t tasks = static_cast<int64_t>(documents.size()) * op.params.heads;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < tasks; ++task) {
-    body(documents[task / params.heads], heads[task % params.heads], Scratch(scratch));
+    body(documents[task / op.params.heads], heads[task % op.params.heads], Scratch(scratch));
   }
 }
 
@@ -341,27 +338,25 @@ Buffer rebased_scratch(const Stream& s, int64_t f, int64_t e, const RebasedParam
   return thread_scratch(s, "rebased", scratch_floats(f, e, make_psi(f, params).rows()));
 }
 
-void rebased_forward(Stream& s, const RebasedForward& t, const Sequences& sequences,
-                     const RebasedParams& params) {
-  for_each_head(s, t, sequences, params, forward_document);
+void run(Cpu, Stream& /*s*/, const RebasedForward& t, const Buffer& scratch) {
+  for_each_head(t, scratch, forward_document);
 }
 
-void rebased_backward(Stream& s, const RebasedBackward& t, const Sequences& sequences,
-                      const RebasedParams& params) {
-  for_each_head(s, t, sequences, params, backward_document);
+void run(Cpu, Stream& /*s*/, const RebasedBackward& t, const Buffer& scratch) {
+  for_each_head(t, scratch, backward_document);
 }
 
-void rebased_state(Stream& s, Tensor state_Re, Tensor k_THf, Tensor v_THe,
-                   const RebasedParams& params) {
-  const int64_t tokens = k_THf.rows();
-  const RebasedForward t = {
-      .o_THe = v_THe, .den_HT = state_Re, .q_THf = k_THf, .k_THf = k_THf, .v_THe = v_THe};
-  const int64_t f = k_THf.cols() / params.heads;
-  const int64_t e = v_THe.cols() / params.heads;
-  const Buffer scratch = rebased_scratch(s, f, e, params);
+void run(Cpu, Stream& /*s*/, const RebasedState& op, const Buffer& scratch) {
+  const int64_t tokens = op.k_THf.rows();
+  const RebasedForward t = {.o_THe = op.v_THe,
+                            .den_HT = op.state_Re,
+                            .q_THf = op.k_THf,
+                            .k_THf = op.k_THf,
+                            .v_THe = op.v_THe,
+                            .params = op.params};
 #pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t h = 0; h < params.heads; ++h) {
-    const Head head(t, params, h);  // only its keys and values are read
+  for (int64_t h = 0; h < op.params.heads; ++h) {
+    const Head head(t, h);  // only its keys and values are read
     const Work m(Scratch(scratch), head);
     m.clear_state();
     for (int64_t first = 0; first < tokens; first += kTile) {
@@ -369,25 +364,25 @@ void rebased_state(Stream& s, Tensor state_Re, Tensor k_THf, Tensor v_THe,
       m.load_keys(first, count);
       m.add_keys_to_state(count);
     }
-    std::copy_n(m.state, m.rows * m.width, state_Re.f32() + h * m.rows * m.width);
+    std::copy_n(m.state, m.rows * m.width, op.state_Re.f32() + h * m.rows * m.width);
   }
 }
 
-void rebased_decode(Stream& /*s*/, const RebasedDecode& t, const RebasedParams& params) {
-  const int64_t f = t.q_BHf.cols() / params.heads;
-  const int64_t e = t.v_BHe.cols() / params.heads;
-  const Expansion psi = make_psi(f, params);
-  const Expansion phi = make_phi(f, params);
+void run(Cpu, Stream& /*s*/, const RebasedDecode& t) {
+  const int64_t f = t.q_BHf.cols() / t.params.heads;
+  const int64_t e = t.v_BHe.cols() / t.params.heads;
+  const Expansion psi = make_psi(f, t.params);
+  const Expansion phi = make_phi(f, t.params);
   const int64_t rows = psi.rows();
-  const int64_t tasks = t.q_BHf.rows() * params.heads;
+  const int64_t tasks = t.q_BHf.rows() * t.params.heads;
 #pragma omp parallel for
   for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t b = task / params.heads;
-    const int64_t h = task % params.heads;
-    float* state = t.state_BRe.f32() + (b * params.heads + h) * rows * (e + 1);
+    const int64_t b = task / t.params.heads;
+    const int64_t h = task % t.params.heads;
+    float* state = t.state_BRe.f32() + (b * t.params.heads + h) * rows * (e + 1);
     if (t.positions_B.i32()[b] == 0) std::fill_n(state, rows * (e + 1), 0.0f);
     std::vector<float> q(f), of_k(rows), of_q(rows), y(e + 1);
-    pack(q.data(), Matrix(t.q_BHf).from(b, h * f), 1, 1, f, params.scale);
+    pack(q.data(), Matrix(t.q_BHf).from(b, h * f), 1, 1, f, t.params.scale);
     psi.expand(of_k.data(), Matrix(t.k_BHf).from(b, h * f).data, 1);
     phi.expand(of_q.data(), q.data(), 1);
     const float* v = Matrix(t.v_BHe).from(b, h * e).data;
@@ -397,7 +392,7 @@ void rebased_decode(Stream& /*s*/, const RebasedDecode& t, const RebasedParams& 
       for (int64_t c = 0; c <= e; ++c) y[c] += of_q[r] * state[c];
     }
     float* o = Matrix(t.o_BHe).from(b, h * e).data;
-    for (int64_t c = 0; c < e; ++c) o[c] = y[c] / (y[e] + params.eps);
+    for (int64_t c = 0; c < e; ++c) o[c] = y[c] / (y[e] + t.params.eps);
   }
 }
 

@@ -1,13 +1,12 @@
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/rotation.h"
 
 namespace sbtrain::ops::cpu {
 
-void rope(Stream& /*s*/, Tensor x_THd, Tensor positions_T, const RopeParams& params) {
-  const int64_t half = x_THd.cols() / params.heads / 2;
-  float* x_data = x_THd.f32();
+void run(Cpu, Stream& /*s*/, const Rope& op) {
+  const int64_t half = op.x_THd.cols() / op.params.heads / 2;
+  float* x_data = op.x_THd.f32();
   const auto rotate = [&](int64_t t, int64_t column, const float* cosine, const float* sine) {
-    float* x1 = x_data + t * x_THd.row_stride + column;
+    float* x1 = x_data + t * op.x_THd.row_stride + column;
     float* x2 = x1 + half;
 #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
@@ -17,7 +16,7 @@ void rope(Stream& /*s*/, Tensor x_THd, Tensor positions_T, const RopeParams& par
       x2[i] = b * cosine[i] + a * sine[i];
     }
   };
-  for_each_rotated_head(x_THd, positions_T, params, rotate);
+  for_each_rotated_head(op.x_THd, op.positions_T, op.params, rotate);
 }
 
 }  // namespace sbtrain::ops::cpu

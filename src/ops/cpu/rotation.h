@@ -6,7 +6,7 @@
 
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/simd.h"
-#include "ops/ops.h"
+#include "ops/rope.h"
 
 namespace sbtrain::ops::cpu {
 

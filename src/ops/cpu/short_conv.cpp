@@ -1,7 +1,8 @@
+#include "ops/short_conv.h"
+
 #include <array>
 #include <vector>
 
-#include "ops/cpu/cpu.h"
 #include "ops/cpu/token_sums.h"
 
 namespace sbtrain::ops::cpu {
@@ -26,7 +27,7 @@ float convolve(const Taps& u, const float* w, const float* b, int64_t i) {
 
 }  // namespace
 
-void short_conv_forward(Stream& /*s*/, const ShortConvForward& t, const ShortConvWeights& w) {
+void run(Cpu, Stream& /*s*/, const ShortConvForward& t) {
   const int64_t width = t.u_TD.cols();
   const std::vector<float> zeros(static_cast<size_t>(width));
   const int32_t* positions = t.positions_T.i32();
@@ -36,8 +37,9 @@ void short_conv_forward(Stream& /*s*/, const ShortConvForward& t, const ShortCon
       const float* gate = t.gate_TD.f32() + n * t.gate_TD.row_stride;
       float* y = t.y_TD.f32() + n * t.y_TD.row_stride;
       for (int64_t i = 0; i < width; ++i) {
-        y[i] = convolve(u, w.w_D3.f32(), w.b_D.f32(), i) * (gate[i] + w.gate_bias_D.f32()[i]) +
-               u[0][i];
+        y[i] =
+            convolve(u, t.w.w_D3.f32(), t.w.b_D.f32(), i) * (gate[i] + t.w.gate_bias_D.f32()[i]) +
+            u[0][i];
       }
     }
   });
@@ -45,14 +47,13 @@ void short_conv_forward(Stream& /*s*/, const ShortConvForward& t, const ShortCon
 
 // dgate = dy c,  dc = dy (gate + gate_bias),  du_t = dy_t + sum_m w_{2-m} dc_{t+m} over the tokens
 // t + m of the same document.
-void short_conv_backward(Stream& s, const ShortConvBackward& t, const ShortConvWeights& dw,
-                         const ShortConvWeights& w) {
+void run(Cpu, Stream& /*s*/, const ShortConvBackward& t, const Buffer& scratch) {
   const int64_t width = t.u_TD.cols();
   const int64_t tokens = t.u_TD.rows();
   const std::vector<float> zeros(static_cast<size_t>(width));
   const int32_t* positions = t.positions_T.i32();
-  const float* kernel = w.w_D3.f32();
-  const float* gate_bias = w.gate_bias_D.f32();
+  const float* kernel = t.w.w_D3.f32();
+  const float* gate_bias = t.w.gate_bias_D.f32();
   // Sums of a channel: its three taps, the bias, the gate's bias.
   constexpr int64_t kSums = kShortConv + 2;
   const auto body = [&](float* sums, int64_t begin, int64_t end) {
@@ -64,7 +65,7 @@ void short_conv_backward(Stream& s, const ShortConvBackward& t, const ShortConvW
       float* du = t.du_TD.f32() + n * t.du_TD.row_stride;
       for (int64_t i = 0; i < width; ++i) {
         const float dc = dy[i] * (gate[i] + gate_bias[i]);
-        dgate[i] = dy[i] * convolve(u, kernel, w.b_D.f32(), i);
+        dgate[i] = dy[i] * convolve(u, kernel, t.w.b_D.f32(), i);
         du[i] = dy[i] + kernel[i * kShortConv + 2] * dc;
         float* sum = sums + i * kSums;
         for (int64_t k = 0; k < kShortConv; ++k) sum[k] += dc * u[2 - k][i];
@@ -82,19 +83,19 @@ void short_conv_backward(Stream& s, const ShortConvBackward& t, const ShortConvW
     }
   };
   sum_over_tokens(
-      s, tokens, kSums * width, body, [&](const float* sums, int64_t first, int64_t last) {
+      scratch, tokens, kSums * width, body, [&](const float* sums, int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
           const int64_t channel = i / kSums;
           const int64_t which = i % kSums;
-          float& target = which < kShortConv    ? dw.w_D3.f32()[channel * kShortConv + which]
-                          : which == kShortConv ? dw.b_D.f32()[channel]
-                                                : dw.gate_bias_D.f32()[channel];
+          float& target = which < kShortConv    ? t.dw.w_D3.f32()[channel * kShortConv + which]
+                          : which == kShortConv ? t.dw.b_D.f32()[channel]
+                                                : t.dw.gate_bias_D.f32()[channel];
           target += sums[i];
         }
       });
 }
 
-void short_conv_decode(Stream& /*s*/, const ShortConvDecode& t, const ShortConvWeights& w) {
+void run(Cpu, Stream& /*s*/, const ShortConvDecode& t) {
   const int64_t width = t.u_BD.cols();
   const std::vector<float> zeros(static_cast<size_t>(width));
   for (int64_t b = 0; b < t.u_BD.rows(); ++b) {
@@ -107,8 +108,8 @@ void short_conv_decode(Stream& /*s*/, const ShortConvDecode& t, const ShortConvW
     const Taps taps = {u, position >= 1 ? before : zeros.data(),
                        position >= 2 ? earlier : zeros.data()};
     for (int64_t i = 0; i < width; ++i) {
-      const float c = convolve(taps, w.w_D3.f32(), w.b_D.f32(), i);
-      y[i] = c * (gate[i] + w.gate_bias_D.f32()[i]) + u[i];
+      const float c = convolve(taps, t.w.w_D3.f32(), t.w.b_D.f32(), i);
+      y[i] = c * (gate[i] + t.w.gate_bias_D.f32()[i]) + u[i];
     }
     std::copy_n(before, width, earlier);
     std::copy_n(u, width, before);

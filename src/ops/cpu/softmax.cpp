@@ -17,24 +17,17 @@ constexpr float kMasked = -std::numeric_limits<float>::infinity();
 constexpr float kNoMaximum = std::numeric_limits<float>::lowest();
 
 struct Head : HeadMatrices {
-  template <typename Tensors>
-  Head(const Tensors& t, const SoftmaxParams& params, int64_t index)
-      : HeadMatrices(t, params.heads, index), params(params), lse(Matrix(t.lse_HT).row(index)) {}
+  template <typename Op>
+  Head(const Op& t, int64_t index)
+      : HeadMatrices(t, index),
+        params(t.params),
+        position(t.bias, t.params.heads, index),
+        lse(Matrix(t.lse_HT).row(index)) {}
 
   SoftmaxParams params;
   HeadBias position;
   float* lse;  // [T]
 };
-
-template <typename Tensors>
-std::vector<Head> make_biased_heads(const Tensors& t, const SoftmaxParams& params,
-                                    const SoftmaxBias* bias) {
-  auto heads = make_heads<Head>(t, params);
-  for (int h = 0; bias != nullptr && h < params.heads; ++h) {
-    heads[h].position = HeadBias(*bias, params.heads, h);
-  }
-  return heads;
-}
 
 // The keys that some query of the tile sees: [first, end).
 struct KeyRange {
@@ -254,25 +247,18 @@ Buffer softmax_backward_scratch(const Stream& s, int64_t head_dim) {
   return thread_scratch(s, "softmax backward", LogitScratch::floats(head_dim));
 }
 
-namespace {
-
-// With a null `bias`, plain softmax attention.
-void forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias* bias,
-             const Sequences& sequences, const SoftmaxParams& params) {
-  const auto heads = make_biased_heads(t, params, bias);
-  const Buffer scratch = softmax_forward_scratch(s, heads[0].d);
-  for_each_head(query_tiles_by_keys(sequences, t.q_THd.rows()), heads,
+void run(Cpu, Stream& /*s*/, const SoftmaxForward& op, const Buffer& scratch) {
+  const auto heads = make_heads<Head>(op);
+  for_each_head(query_tiles_by_keys(op.sequences, op.q_THd.rows()), heads,
                 [&](const QueryTile& tile, const Head& head) {
                   forward_tile(tile, head, {Scratch(scratch), head.d});
                 });
 }
 
-void backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias* bias,
-              const FireTensors& dfire, const Sequences& sequences, const SoftmaxParams& params) {
-  const auto heads = make_biased_heads(t, params, bias);
-  const Buffer scratch = softmax_backward_scratch(s, heads[0].d);
-  const std::vector<Document> documents = documents_by_length(sequences, t.q_THd.rows());
-  if (bias == nullptr || bias->kind != PositionBias::kFire) {
+void run(Cpu, Stream& /*s*/, const SoftmaxBackward& op, const Buffer& scratch) {
+  const auto heads = make_heads<Head>(op);
+  const std::vector<Document> documents = documents_by_length(op.sequences, op.q_THd.rows());
+  if (op.bias.kind != PositionBias::kFire) {
     for_each_head(documents, heads, [&](const Document& document, const Head& head) {
       FireSums none;
       backward_document(document, head, {Scratch(scratch), head.d}, none);
@@ -282,56 +268,22 @@ void backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias* bias,
   // FIRE's sums run over all documents: a head is one task, so that they have one order.
   std::vector<FireSums> sums(heads.size());
 #pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t h = 0; h < params.heads; ++h) {
+  for (int64_t h = 0; h < op.params.heads; ++h) {
     FireSums mine;
     for (const Document& document : documents) {
       backward_document(document, heads[h], {Scratch(scratch), heads[h].d}, mine);
     }
     sums[h] = mine;
   }
-  add_fire_gradients(dfire, bias->fire, sums);
+  add_fire_gradients(op.dfire, op.bias.fire, sums);
 }
 
-void decode(const DecodeTensors& t, const SoftmaxBias* bias, const SoftmaxParams& params) {
-  const std::vector<CachedHead> cached = make_cached_heads(t, params.heads);
-  std::vector<HeadBias> positions(params.heads);
-  for (int h = 0; bias != nullptr && h < params.heads; ++h) {
-    positions[h] = HeadBias(*bias, params.heads, h);
-  }
+void run(Cpu, Stream& /*s*/, const SoftmaxDecode& op) {
+  const std::vector<CachedHead> cached = make_cached_heads(op);
+  std::vector<HeadBias> positions;
+  for (int h = 0; h < op.params.heads; ++h) positions.emplace_back(op.bias, op.params.heads, h);
 #pragma omp parallel for
-  for (const CachedHead& head : cached) decode_head(head, positions[head.index], params);
-}
-
-}  // namespace
-
-void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
-                     const SoftmaxParams& params) {
-  forward(s, t, nullptr, sequences, params);
-}
-
-void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
-                      const SoftmaxParams& params) {
-  backward(s, t, nullptr, {}, sequences, params);
-}
-
-void softmax_decode(Stream& /*s*/, const DecodeTensors& t, const SoftmaxParams& params) {
-  decode(t, nullptr, params);
-}
-
-void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias& bias,
-                          const Sequences& sequences, const SoftmaxParams& params) {
-  forward(s, t, &bias, sequences, params);
-}
-
-void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBias& bias,
-                           const FireTensors& dfire, const Sequences& sequences,
-                           const SoftmaxParams& params) {
-  backward(s, t, &bias, dfire, sequences, params);
-}
-
-void softmax_bias_decode(Stream& /*s*/, const DecodeTensors& t, const SoftmaxBias& bias,
-                         const SoftmaxParams& params) {
-  decode(t, &bias, params);
+  for (const CachedHead& head : cached) decode_head(head, positions[head.index], op.params);
 }
 
 }  // namespace sbtrain::ops::cpu

@@ -63,15 +63,15 @@ void break_stick(float* __restrict z, double* __restrict stick, float gate,
 }
 
 struct Head : HeadMatrices {
-  template <typename Tensors>
-  Head(const Tensors& t, const StickBreakingParams& params, int64_t index)
-      : HeadMatrices(t, params.heads, index),
-        params(params),
+  template <typename Op>
+  Head(const Op& t, int64_t index)
+      : HeadMatrices(t, index),
+        params(t.params),
         log2_rem(Matrix(t.log2_rem_HT).row(index)),
         stop(t.stop_HT.i32() + index * t.stop_HT.row_stride) {
     if (t.gate_TH.defined()) gate = Matrix(t.gate_TH).from(0, index);
     if (params.remainder == Remainder::kBias) bias = t.remainder_bias_Hd.f32() + index * d;
-    if constexpr (std::is_same_v<Tensors, StickBreakingBackward>) {
+    if constexpr (std::is_same_v<Op, StickBreakingBackward>) {
       if (gate) dgate = Matrix(t.dgate_TH).from(0, index);
       if (bias) dbias = t.dremainder_bias_Hd.f32() + index * d;
     }
@@ -324,8 +324,8 @@ void encode_sigma(float* z) {
 }
 
 // One new token of one sequence and head against its cache, right to left.
-void decode_head(const DecodeTensors& t, const CachedHead& cached,
-                 const StickBreakingParams& params) {
+void decode_head(const StickBreakingDecode& t, const CachedHead& cached) {
+  const StickBreakingParams& params = t.params;
   float* o = cached.o;
   std::fill_n(o, cached.d, 0.0f);
   double stick = 1.0;
@@ -363,11 +363,9 @@ Buffer stickbreaking_backward_scratch(const Stream& s, int64_t head_dim, int64_t
   return thread_scratch(s, "stickbreaking backward", StickScratch::floats(head_dim, max_seqlen));
 }
 
-void stickbreaking_forward(Stream& s, const StickBreakingForward& t, const Sequences& sequences,
-                           const StickBreakingParams& params) {
-  const auto heads = make_heads<Head>(t, params);
-  const Buffer scratch = stickbreaking_forward_scratch(s, heads[0].d);
-  for_each_head(query_tiles_by_keys(sequences, t.q_THd.rows()), heads,
+void run(Cpu, Stream& /*s*/, const StickBreakingForward& t, const Buffer& scratch) {
+  const auto heads = make_heads<Head>(t);
+  for_each_head(query_tiles_by_keys(t.sequences, t.q_THd.rows()), heads,
                 [&](const QueryTile& tile, const Head& head) {
                   const ForwardScratch m{Scratch(scratch), head.d};
                   if (head.gate) {
@@ -378,24 +376,22 @@ void stickbreaking_forward(Stream& s, const StickBreakingForward& t, const Seque
                 });
 }
 
-void stickbreaking_backward(Stream& s, const StickBreakingBackward& t, const Sequences& sequences,
-                            const StickBreakingParams& params) {
-  const auto heads = make_heads<Head>(t, params);
-  const int64_t max_seqlen = sequences.max_seqlen;
-  const Buffer scratch = stickbreaking_backward_scratch(s, heads[0].d, max_seqlen);
-  for_each_head(documents_by_length(sequences, t.q_THd.rows()), heads,
+void run(Cpu, Stream& /*s*/, const StickBreakingBackward& t, const Buffer& scratch) {
+  const auto heads = make_heads<Head>(t);
+  const int64_t max_seqlen = t.sequences.max_seqlen;
+  for_each_head(documents_by_length(t.sequences, t.q_THd.rows()), heads,
                 [&](const Document& document, const Head& head) {
                   backward_document(document, head, {Scratch(scratch), head.d, max_seqlen});
                 });
-  if (params.remainder != Remainder::kBias) return;
+  if (t.params.remainder != Remainder::kBias) return;
 #pragma omp parallel for
-  for (int64_t h = 0; h < params.heads; ++h) backward_remainder_bias(heads[h], t.q_THd.rows());
+  for (int64_t h = 0; h < t.params.heads; ++h) backward_remainder_bias(heads[h], t.q_THd.rows());
 }
 
-void stickbreaking_decode(Stream& s, const DecodeTensors& t, const StickBreakingParams& params) {
-  const std::vector<CachedHead> cached = make_cached_heads(t, params.heads);
+void run(Cpu, Stream& /*s*/, const StickBreakingDecode& t) {
+  const std::vector<CachedHead> cached = make_cached_heads(t);
 #pragma omp parallel for
-  for (const CachedHead& head : cached) decode_head(t, head, params);
+  for (const CachedHead& head : cached) decode_head(t, head);
 }
 
 }  // namespace sbtrain::ops::cpu

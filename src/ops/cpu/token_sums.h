@@ -8,13 +8,13 @@
 
 namespace sbtrain::ops::cpu {
 
-// Calls body(sums, begin, end) for each of token_parts() ranges of tokens; `sums` are `cols` zeros,
-// which body adds its tokens' contributions to. Then calls finish(totals, first, last) for ranges
-// of columns with the sums over all tokens, parts added in order.
+// `scratch` is token_partials(). Calls body(sums, begin, end) for each of its ranges of tokens;
+// `sums` are `cols` zeros, which body adds its tokens' contributions to. Then calls finish(totals,
+// first, last) for ranges of columns with the sums over all tokens, parts added in order.
 template <typename Body, typename Finish>
-void sum_over_tokens(const Stream& s, int64_t tokens, int64_t cols, Body&& body, Finish&& finish) {
-  const Buffer scratch = token_partials(s, cols);
-  const int64_t parts = token_parts(s);
+void sum_over_tokens(const Buffer& scratch, int64_t tokens, int64_t cols, Body&& body,
+                     Finish&& finish) {
+  const int64_t parts = scratch.tensor().rows();
   float* partials = scratch.tensor().f32();
   parallel_rows(parts, std::max<int64_t>(1, tokens / parts) * cols,
                 [&](int64_t first, int64_t last) {

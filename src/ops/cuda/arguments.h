@@ -9,12 +9,32 @@
 
 namespace sbtrain::ops::cuda {
 
-// Throws where the tensor is not bf16.
-inline __nv_bfloat16* bf16(const Tensor& t) {
-  return reinterpret_cast<__nv_bfloat16*>(t.bf16());
-}
-inline __nv_bfloat16* bf16_or_null(const Tensor& t) {
-  return t.defined() ? bf16(t) : nullptr;
+// Becomes the pointer or the matrix of the kernel's parameter; throws where the tensor's type is
+// another one. A tensor that is not there is a null pointer.
+class Argument {
+ public:
+  explicit Argument(const Tensor& t) : t_(t) {}
+
+  template <typename T>
+  operator T*() const {  // NOLINT: kernels' parameters say what they take
+    if (!t_.defined()) return nullptr;
+    return data(static_cast<std::remove_const_t<T>*>(nullptr));
+  }
+  template <typename T>
+  operator kernels::Matrix<T>() const {  // NOLINT: likewise
+    return {*this, t_.row_stride};
+  }
+
+ private:
+  float* data(float*) const { return t_.f32(); }
+  double* data(double*) const { return t_.f64(); }
+  int32_t* data(int32_t*) const { return t_.i32(); }
+  __nv_bfloat16* data(__nv_bfloat16*) const { return reinterpret_cast<__nv_bfloat16*>(t_.bf16()); }
+  void* data(void*) const { return t_.data; }
+  const Tensor& t_;
+};
+inline Argument arg(const Tensor& t) {
+  return Argument(t);
 }
 
 inline kernels::Type kernel_type(DType dtype) {

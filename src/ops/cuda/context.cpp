@@ -1,12 +1,13 @@
 #include "ops/cuda/context.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
-#include "ops/cuda/cuda.h"
 #include "ops/cuda/timer.h"
-#include "ops/host_read.h"
+#include "ops/memory.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -105,6 +106,10 @@ Context::~Context() {
   cublasLtDestroy(blas);
 }
 
+void Context::say_once(const std::string& text) {
+  if (said_.insert(text).second) spdlog::info("{}", text);
+}
+
 Context& context(const Stream& s) {
   // A stream's context belongs to the stream's state, not to what its ops may change.
   if (!s.context()) {
@@ -136,23 +141,13 @@ DeviceTimer::~DeviceTimer() {
 
 // ---- Transfers --------------------------------------------------------------------------------
 
-void copy_from_host(Stream& s, Tensor y, const void* host) {
-  Context& c = context(s);
-  c.staging.upload(c.stream, y.data, host, y.bytes());
-}
-
-void copy_to_host(Stream& s, void* host, Tensor x) {
-  Context& c = context(s);
-  c.staging.download(c.stream, host, x.data, x.bytes());
-}
-
-void synchronize(Stream& s) {
+void run(Cuda, Stream& s, const Synchronize& /*op*/) {
   Context& c = context(s);
   SBTRAIN_CUDA_CHECK(cudaStreamSynchronize(c.stream));
   if (!s.profile()) return;
   // The first mark may be this very synchronize(), whose end is not recorded yet.
   for (size_t i = 0; i < c.marks_used; ++i) {
-    if (c.marks[i].op == "synchronize") continue;
+    if (c.marks[i].op == Synchronize::kName) continue;
     float milliseconds = 0;
     SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, c.marks[i].begin, c.marks[i].end));
     s.profile()->add(c.marks[i].op, 1e-3 * static_cast<double>(milliseconds));

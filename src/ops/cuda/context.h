@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,16 @@ namespace sbtrain::ops::cuda {
 void check(cudaError_t error, const char* call);
 void check(cublasStatus_t status, const char* call);
 #define SBTRAIN_CUDA_CHECK(call) ::sbtrain::ops::cuda::check((call), #call)
+
+// Runs a launcher of kernels/attention, whichever way it reports errors.
+template <typename... Parameters, typename... Arguments>
+void launch(cudaError_t (*launcher)(Parameters...), Arguments&&... arguments) {
+  check(launcher(std::forward<Arguments>(arguments)...), "a launch of attention");
+}
+template <typename... Parameters, typename... Arguments>
+void launch(void (*launcher)(Parameters...), Arguments&&... arguments) {
+  launcher(std::forward<Arguments>(arguments)...);
+}
 
 // Pinned host memory through which host data reaches the device: the caller's memory may be used
 // again at once, and the stream is not waited for while a slot is free.
@@ -50,6 +61,9 @@ class Context : public BackendContext {
   GemmTuner tuner;
   std::unique_ptr<BackendContext> attention;  // plans of cuDNN, see softmax.cpp
 
+  // Logs a choice of implementations: each text once, not in every step.
+  void say_once(const std::string& text);
+
   // Pinned memory for HostRead, while no read uses it.
   static constexpr size_t kReadValues = 16;
   struct ReadSlot {
@@ -65,6 +79,9 @@ class Context : public BackendContext {
   };
   std::vector<Mark> marks;
   size_t marks_used = 0;
+
+ private:
+  std::set<std::string> said_;
 };
 
 // The stream's context, made at the first call.

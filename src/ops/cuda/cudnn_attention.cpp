@@ -33,7 +33,7 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options&, std::string
 
 #include "core/error.h"
 #include "kernels/attention/ragged.h"
-#include "kernels/attention/scratch_sizes.h"
+#include "ops/choose.h"
 #include "ops/cuda/context.h"
 
 // Where the frontend looks for cuDNN's functions.
@@ -64,7 +64,7 @@ struct Shape {
   std::array<int64_t, kRagged> stride;  // elements between two tokens
 
   static Shape of(const SoftmaxProblem& p, bool is_backward, bool deterministic) {
-    Shape s{.batch = kernels::cudnn_batch(p.sequences),
+    Shape s{.batch = ops::cudnn_batch(p.sequences),
             .tokens = p.tokens,
             .heads = p.heads,
             .head_dim = p.head_dim,
@@ -208,8 +208,8 @@ class Loaded final : public CudnnAttention {
  private:
   // Statistics and indices, before what cuDNN takes itself.
   static size_t own_bytes(const Shape& shape) {
-    return kernels::cudnn_statistics_bytes(shape.tokens, shape.heads) +
-           kernels::cudnn_index_bytes(shape.batch);
+    return ops::cudnn_statistics_bytes(shape.tokens, shape.heads) +
+           ops::cudnn_index_bytes(shape.batch);
   }
 
   size_t bytes(const SoftmaxProblem& p, bool is_backward) {
@@ -233,9 +233,9 @@ class Loaded final : public CudnnAttention {
   std::string run(cudaStream_t stream, const SoftmaxProblem& p, Workspace workspace,
                   bool is_backward) {
     if (p.tokens == 0) return "";
-    if (p.sequences > kernels::kMaxCudnnDocuments) {
+    if (p.sequences > ops::kMaxCudnnDocuments) {
       return fmt::format("{} documents in one pack, more than {}", p.sequences,
-                         kernels::kMaxCudnnDocuments);
+                         ops::kMaxCudnnDocuments);
     }
     const Shape shape = Shape::of(p, is_backward, options_.deterministic);
     const Plan& plan = plan_of(shape);
@@ -251,7 +251,7 @@ class Loaded final : public CudnnAttention {
 
     auto* const data = static_cast<std::byte*>(workspace.data);
     auto* const statistics = reinterpret_cast<float*>(data);
-    std::byte* const indices = data + kernels::cudnn_statistics_bytes(p.tokens, p.heads);
+    std::byte* const indices = data + ops::cudnn_statistics_bytes(p.tokens, p.heads);
     auto* const offsets = reinterpret_cast<int64_t*>(indices);
     auto* const lengths = reinterpret_cast<int32_t*>(offsets + shape.tensors() * (shape.batch + 1));
     kernels::RaggedBatch ragged{.batch = static_cast<int>(shape.batch),
@@ -259,10 +259,10 @@ class Loaded final : public CudnnAttention {
                                 .cu_seqlens = p.cu_seqlens,
                                 .tensors = static_cast<int>(shape.tensors())};
     std::copy_n(shape.stride.begin(), shape.tensors(), ragged.stride);
-    SBTRAIN_CUDA_CHECK(kernels::ragged_batch(stream, ragged, offsets, lengths));
+    launch(kernels::ragged_batch, stream, ragged, offsets, lengths);
     // cuDNN has the statistics of a pack in the order [T, H]; ours is [H, T].
     if (is_backward) {
-      SBTRAIN_CUDA_CHECK(kernels::transpose_f32(stream, statistics, p.lse, p.heads, p.tokens));
+      launch(kernels::transpose_f32, stream, statistics, p.lse, p.heads, p.tokens);
     }
 
     std::unordered_map<int64_t, void*> pointers = {{kQ, p.q.data},
@@ -284,7 +284,7 @@ class Loaded final : public CudnnAttention {
     fe::error_t error = plan.graph->execute(handle_, pointers, data + own_bytes(shape));
     if (error.is_bad()) fail(ExitCode::kInternal, "cuDNN: {}", error.get_message());
     if (!is_backward) {
-      SBTRAIN_CUDA_CHECK(kernels::transpose_f32(stream, p.lse, statistics, p.tokens, p.heads));
+      launch(kernels::transpose_f32, stream, p.lse, statistics, p.tokens, p.heads);
     }
     return "";
   }

@@ -14,7 +14,7 @@ class CudnnAttention {
  public:
   struct Workspace {
     void* data = nullptr;  // aligned to 256 bytes
-    size_t bytes = 0;      // kernels/attention/scratch_sizes.h says how many are enough
+    size_t bytes = 0;      // ops/choose.h says how many are enough
   };
   struct Options {
     bool deterministic = true;  // the backward pass

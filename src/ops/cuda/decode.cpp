@@ -1,34 +1,60 @@
-#include "ops/cuda/decode.h"
+#include "kernels/decode.h"
 
+#include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
-#include "ops/cuda/cuda.h"
+#include "ops/cuda/position_bias.h"
 
 namespace sbtrain::ops::cuda {
-void cache_append(Stream& s, Tensor cache_BCN, Tensor x_BN, Tensor positions_B) {
-  kernels::cache_append(cuda_stream(s), {.type = kernel_type(cache_BCN.dtype),
-                                         .cache = cache_BCN.data,
-                                         .x = x_BN.data,
-                                         .x_stride = x_BN.row_stride,
-                                         .positions = positions_B.i32(),
-                                         .batch = cache_BCN.shape[0],
-                                         .capacity = cache_BCN.shape[1],
-                                         .cols = cache_BCN.shape[2]});
+namespace {
+
+template <typename Op>
+kernels::Decode decode_arguments(const Op& op) {
+  return {.o = arg(op.o_BHd),
+          .q = arg(op.q_BHd),
+          .k_cache = arg(op.k_cache_BCHd),
+          .v_cache = arg(op.v_cache_BCHd),
+          .lengths = arg(op.lengths_B),
+          .batch = op.q_BHd.rows(),
+          .capacity = op.k_cache_BCHd.shape[1],
+          .heads = op.params.heads,
+          .head_dim = static_cast<int>(op.q_BHd.cols() / op.params.heads),
+          .scale = op.params.scale};
 }
 
-void softmax_decode(Stream& s, const DecodeTensors& t, const SoftmaxParams& params) {
-  kernels::softmax_decode(cuda_stream(s), {.t = decode_arguments(t, params.heads, params.scale),
-                                           .window = params.window});
+}  // namespace
+
+void run(Cuda, Stream& s, const CacheAppend& op) {
+  kernels::cache_append(cuda_stream(s), {.type = kernel_type(op.cache_BCN.dtype),
+                                         .cache = op.cache_BCN.data,
+                                         .x = arg(op.x_BN),
+                                         .positions = arg(op.positions_B),
+                                         .batch = op.cache_BCN.shape[0],
+                                         .capacity = op.cache_BCN.shape[1],
+                                         .cols = op.cache_BCN.shape[2]});
 }
 
-void stickbreaking_decode(Stream& s, const DecodeTensors& t, const StickBreakingParams& params) {
+void run(Cuda, Stream& s, const SoftmaxDecode& op) {
+  const kernels::SoftmaxDecode p{.t = decode_arguments(op), .window = op.params.window};
+  switch (op.bias.kind) {
+    case PositionBias::kNone:
+      return kernels::softmax_decode(cuda_stream(s), p);
+    case PositionBias::kAlibi:
+      return kernels::alibi_decode(cuda_stream(s), p, alibi_slopes(op.params.heads));
+    case PositionBias::kFire:
+      return kernels::fire_decode(cuda_stream(s), p, fire_parameters(op.bias.fire));
+  }
+}
+
+void run(Cuda, Stream& s, const StickBreakingDecode& op) {
+  const StickBreakingParams& params = op.params;
   const bool bias = params.remainder == Remainder::kBias;
-  kernels::stickbreaking_decode(
-      cuda_stream(s), {.t = decode_arguments(t, params.heads, params.scale),
-                       .gate_cache = t.gate_cache_BCH.defined() ? t.gate_cache_BCH.f32() : nullptr,
-                       .remainder_bias = bias ? bf16(t.remainder_bias_Hd) : nullptr,
-                       .remainder_value = params.remainder == Remainder::kValue,
-                       .attend_current = params.attend_current,
-                       .skip_epsilon = params.skip_epsilon});
+  kernels::stickbreaking_decode(cuda_stream(s),
+                                {.t = decode_arguments(op),
+                                 .gate_cache = arg(op.gate_cache_BCH),
+                                 .remainder_bias = arg(bias ? op.remainder_bias_Hd : Tensor()),
+                                 .remainder_value = params.remainder == Remainder::kValue,
+                                 .attend_current = params.attend_current,
+                                 .skip_epsilon = params.skip_epsilon});
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -1,9 +1,11 @@
-#include "core/error.h"
+#include "ops/linear.h"
+
+#include <algorithm>
+
 #include "kernels/activation.h"
 #include "ops/cuda/arguments.h"
-#include "ops/cuda/cuda.h"
 #include "ops/cuda/gemm.h"
-#include "ops/scratch.h"
+#include "ops/memory.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
@@ -64,40 +66,51 @@ std::string keep_choices(Stream& s) {
   return tuner.text();
 }
 
-void linear(Stream& s, Tensor y_TN, Tensor x_TK, Tensor w_NK, const LinearOptions& options) {
-  const Buffer workspace = linear_workspace(s);
+void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
   gemm(s,
-       {.y = y_TN,
-        .a = x_TK,
-        .b = w_NK,
+       {.y = op.y_TN,
+        .a = op.x_TK,
+        .b = op.w_NK,
         .transpose_b = true,
-        .alpha = options.alpha,
-        .beta = options.residual.defined() ? 1.0f : 0.0f,
-        .c = options.residual},
+        .alpha = op.alpha,
+        .beta = op.residual.defined() ? 1.0f : 0.0f,
+        .c = op.residual},
        workspace);
 }
 
-void linear_backward_input(Stream& s, Tensor dx_TK, Tensor dy_TN, Tensor w_NK, float alpha,
-                           bool accumulate) {
-  const Buffer workspace = linear_workspace(s);
-  gemm(s, {.y = dx_TK, .a = dy_TN, .b = w_NK, .alpha = alpha, .beta = accumulate ? 1.0f : 0.0f},
+void run(Cuda, Stream& s, const LinearBackwardInput& op, const Buffer& workspace) {
+  gemm(s,
+       {.y = op.dx_TK,
+        .a = op.dy_TN,
+        .b = op.w_NK,
+        .alpha = op.alpha,
+        .beta = op.accumulate ? 1.0f : 0.0f},
        workspace);
 }
 
-void linear_backward_weight(Stream& s, Tensor dw_NK, Tensor dy_TN, Tensor x_TK, float alpha) {
-  const Buffer workspace = linear_workspace(s);
-  gemm(s, {.y = dw_NK, .a = dy_TN, .b = x_TK, .transpose_a = true, .alpha = alpha, .beta = 1.0f},
+void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace) {
+  gemm(s,
+       {.y = op.dw_NK,
+        .a = op.dy_TN,
+        .b = op.x_TK,
+        .transpose_a = true,
+        .alpha = op.alpha,
+        .beta = 1.0f},
        workspace);
 }
 
-void bias_backward(Stream& s, Tensor db_N, Tensor dy_TN) {
-  const Buffer scratch = token_partials(s, dy_TN.cols());
-  kernels::bias_backward(cuda_stream(s), {.db = db_N.f32(),
-                                          .dy = bf16(dy_TN),
-                                          .dy_stride = dy_TN.row_stride,
-                                          .rows = dy_TN.rows(),
-                                          .cols = dy_TN.cols(),
-                                          .scratch = scratch.tensor().f32()});
+void run(Cuda, Stream& s, const AddBias& op) {
+  kernels::add_bias(
+      cuda_stream(s),
+      {.y = arg(op.y_TN), .b = arg(op.b_N), .rows = op.y_TN.rows(), .cols = op.y_TN.cols()});
+}
+
+void run(Cuda, Stream& s, const BiasBackward& op, const Buffer& scratch) {
+  kernels::bias_backward(cuda_stream(s), {.db = arg(op.db_N),
+                                          .dy = arg(op.dy_TN),
+                                          .rows = op.dy_TN.rows(),
+                                          .cols = op.dy_TN.cols(),
+                                          .scratch = arg(scratch)});
 }
 
 }  // namespace sbtrain::ops::cuda

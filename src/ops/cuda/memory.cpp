@@ -1,45 +1,50 @@
-#include "kernels/memory.h"
+#include "ops/memory.h"
 
+#include "kernels/memory.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
-#include "ops/cuda/cuda.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
 
-kernels::Copy arguments(const char* op, const Tensor& y, const Tensor& x) {
-  const auto real = [](const Tensor& t) {
-    return t.dtype == DType::kF32 || t.dtype == DType::kBF16;
-  };
-  require(y.dtype == x.dtype || (real(y) && real(x)), "{}: no conversion from {} to {}", op,
-          x.describe(), y.describe());
-  return {.y = y.data,
+kernels::Copy arguments(std::string_view op, const Tensor& y, const Tensor& x) {
+  if (!type_fits(y.dtype, x.dtype)) {
+    fail(ExitCode::kInternal, "{}: no conversion from {} to {}", op, x.describe(), y.describe());
+  }
+  return {.y = arg(y),
           .y_type = kernel_type(y.dtype),
-          .y_stride = y.row_stride,
-          .x = x.data,
+          .x = arg(x),
           .x_type = kernel_type(x.dtype),
-          .x_stride = x.row_stride,
           .rows = y.rows(),
           .cols = y.cols()};
 }
 
 }  // namespace
 
-void fill(Stream& s, Tensor x, float value) {
-  kernels::fill(cuda_stream(s), {.x = x.data,
-                                 .type = kernel_type(x.dtype),
-                                 .rows = x.rows(),
-                                 .cols = x.cols(),
-                                 .stride = x.row_stride,
-                                 .value = value});
+void run(Cuda, Stream& s, const Fill& op) {
+  kernels::fill(cuda_stream(s), {.x = arg(op.x),
+                                 .type = kernel_type(op.x.dtype),
+                                 .rows = op.x.rows(),
+                                 .cols = op.x.cols(),
+                                 .value = op.value});
 }
 
-void copy(Stream& s, Tensor y, Tensor x) {
-  kernels::copy(cuda_stream(s), arguments("copy", y, x));
+void run(Cuda, Stream& s, const Copy& op) {
+  kernels::copy(cuda_stream(s), arguments(Copy::kName, op.y, op.x));
 }
 
-void add(Stream& s, Tensor y, Tensor x) {
-  kernels::add(cuda_stream(s), arguments("add", y, x));
+void run(Cuda, Stream& s, const Add& op) {
+  kernels::add(cuda_stream(s), arguments(Add::kName, op.y, op.x));
+}
+
+void run(Cuda, Stream& s, const CopyFromHost& op) {
+  Context& c = context(s);
+  c.staging.upload(c.stream, op.y.data, op.host, op.y.bytes());
+}
+
+void run(Cuda, Stream& s, const CopyToHost& op) {
+  Context& c = context(s);
+  c.staging.download(c.stream, op.host, op.x.data, op.x.bytes());
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -1,17 +1,11 @@
 #include "kernels/attention/rebased.h"
 
-#include "kernels/attention/rebased_index.h"
+#include "ops/choose.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
-#include "ops/cuda/cuda.h"
-#include "ops/cuda/scratch.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
-
-kernels::RebasedTensor matrix(const Tensor& t) {
-  return {bf16(t), t.row_stride};
-}
 
 kernels::RebasedPolynomial polynomial(const RebasedParams& params) {
   return {.scale = params.scale,
@@ -22,85 +16,66 @@ kernels::RebasedPolynomial polynomial(const RebasedParams& params) {
 }
 
 // Sizes, keys, values and scratch: what every op but decoding takes.
-kernels::Rebased problem(const Tensor& k_THf, const Tensor& v_THe, const RebasedParams& params,
-                         const RebasedWorkspace& w, const Buffer& scratch) {
-  return {.tokens = static_cast<int>(k_THf.rows()),
-          .heads = params.heads,
-          .features = static_cast<int>(k_THf.cols() / params.heads),
-          .values = static_cast<int>(v_THe.cols() / params.heads),
-          .s = polynomial(params),
-          .chunked = w.chunked,
-          .k = matrix(k_THf),
-          .v = matrix(v_THe),
-          .scratch = scratch.tensor().defined() ? scratch.tensor().f32() : nullptr,
-          .group = static_cast<int>(w.heads)};
+template <typename Op>
+kernels::Rebased problem(const Stream& s, const Op& op, const Buffer& scratch) {
+  const RebasedChoice choice = choose(op, s);
+  return {.tokens = static_cast<int>(op.k_THf.rows()),
+          .heads = op.params.heads,
+          .features = static_cast<int>(op.k_THf.cols() / op.params.heads),
+          .values = static_cast<int>(op.v_THe.cols() / op.params.heads),
+          .s = polynomial(op.params),
+          .chunked = choice.chunked,
+          .k = arg(op.k_THf),
+          .v = arg(op.v_THe),
+          .scratch = arg(scratch),
+          .group = static_cast<int>(choice.heads)};
 }
 
-template <typename Tensors>
-RebasedWorkspace workspace(const Tensors& t, const Sequences& sequences,
-                           const RebasedParams& params) {
-  return rebased_workspace(t.q_THf.rows(), t.q_THf.cols() / params.heads,
-                           t.v_THe.cols() / params.heads, params, sequences.max_seqlen);
-}
-
-template <typename Tensors>
-kernels::Rebased attention(const Tensors& t, const Sequences& sequences,
-                           const RebasedParams& params, const RebasedWorkspace& w,
-                           const Buffer& scratch) {
-  require(t.den_HT.contiguous(), "rebased attention: den has strided rows");
-  kernels::Rebased p = problem(t.k_THf, t.v_THe, params, w, scratch);
-  p.cu_seqlens = sequences.cu_seqlens.i32();
-  p.positions = sequences.positions_T.i32();
-  p.sequences = static_cast<int>(sequences.count);
-  p.q = matrix(t.q_THf);
-  p.o = matrix(t.o_THe);
-  p.den = t.den_HT.f32();
+template <typename Op>
+kernels::Rebased attention(const Stream& s, const Op& op, const Buffer& scratch) {
+  require(op.den_HT.contiguous(), "rebased attention: den has strided rows");
+  kernels::Rebased p = problem(s, op, scratch);
+  p.cu_seqlens = arg(op.sequences.cu_seqlens);
+  p.positions = arg(op.sequences.positions_T);
+  p.sequences = static_cast<int>(op.sequences.count);
+  p.q = arg(op.q_THf);
+  p.o = arg(op.o_THe);
+  p.den = arg(op.den_HT);
   return p;
 }
 
 }  // namespace
 
-void rebased_forward(Stream& s, const RebasedForward& t, const Sequences& sequences,
-                     const RebasedParams& params) {
-  const RebasedWorkspace w = workspace(t, sequences, params);
-  const Buffer scratch = rebased_forward_scratch(s, t.q_THf.rows(), w);
-  kernels::rebased_forward(cuda_stream(s), attention(t, sequences, params, w, scratch));
+void run(Cuda, Stream& s, const RebasedForward& op, const Buffer& scratch) {
+  kernels::rebased_forward(cuda_stream(s), attention(s, op, scratch));
 }
 
-void rebased_backward(Stream& s, const RebasedBackward& t, const Sequences& sequences,
-                      const RebasedParams& params) {
-  const RebasedWorkspace w = workspace(t, sequences, params);
-  const Buffer scratch = rebased_backward_scratch(s, t.q_THf.rows(), params.heads, w);
-  kernels::Rebased p = attention(t, sequences, params, w, scratch);
-  p.dout = matrix(t.do_THe);
-  p.dq = matrix(t.dq_THf);
-  p.dk = matrix(t.dk_THf);
-  p.dv = matrix(t.dv_THe);
+void run(Cuda, Stream& s, const RebasedBackward& op, const Buffer& scratch) {
+  kernels::Rebased p = attention(s, op, scratch);
+  p.dout = arg(op.do_THe);
+  p.dq = arg(op.dq_THf);
+  p.dk = arg(op.dk_THf);
+  p.dv = arg(op.dv_THe);
   kernels::rebased_backward(cuda_stream(s), p);
 }
 
-void rebased_state(Stream& s, Tensor state_Re, Tensor k_THf, Tensor v_THe,
-                   const RebasedParams& params) {
-  const RebasedWorkspace w = rebased_state_workspace(k_THf.rows(), k_THf.cols() / params.heads,
-                                                     v_THe.cols() / params.heads, params);
-  const Buffer scratch = rebased_forward_scratch(s, k_THf.rows(), w);
-  kernels::rebased_state(cuda_stream(s), problem(k_THf, v_THe, params, w, scratch), state_Re.f32());
+void run(Cuda, Stream& s, const RebasedState& op, const Buffer& scratch) {
+  kernels::rebased_state(cuda_stream(s), problem(s, op, scratch), arg(op.state_Re));
 }
 
-void rebased_decode(Stream& s, const RebasedDecode& t, const RebasedParams& params) {
-  check_rebased_heads(t.q_BHf.cols() / params.heads, t.v_BHe.cols() / params.heads);
+void run(Cuda, Stream& s, const RebasedDecode& op) {
   kernels::rebased_decode(cuda_stream(s),
-                          {.batch = t.q_BHf.rows(),
-                           .heads = params.heads,
-                           .features = static_cast<int>(t.q_BHf.cols() / params.heads),
-                           .values = static_cast<int>(t.v_BHe.cols() / params.heads),
-                           .s = polynomial(params),
-                           .o = matrix(t.o_BHe),
-                           .q = matrix(t.q_BHf),
-                           .k = matrix(t.k_BHf),
-                           .v = matrix(t.v_BHe),
-                           .state = t.state_BRe.f32(),
-                           .positions = t.positions_B.i32()});
+                          {.batch = op.q_BHf.rows(),
+                           .heads = op.params.heads,
+                           .features = static_cast<int>(op.q_BHf.cols() / op.params.heads),
+                           .values = static_cast<int>(op.v_BHe.cols() / op.params.heads),
+                           .s = polynomial(op.params),
+                           .o = arg(op.o_BHe),
+                           .q = arg(op.q_BHf),
+                           .k = arg(op.k_BHf),
+                           .v = arg(op.v_BHe),
+                           .state = arg(op.state_BRe),
+                           .positions = arg(op.positions_B)});
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -1,27 +1,22 @@
-// Softmax attention: by cuDNN where it can, else by the portable kernels (kernels/attention/).
+// Softmax attention: by cuDNN where ops/choose.h prefers it and it can, else by the portable
+// kernels (kernels/attention/).
 #include "kernels/attention/softmax.h"
 
-#include <spdlog/spdlog.h>
-
-#include "core/error.h"
+#include "kernels/attention/softmax_bias.h"
+#include "ops/choose.h"
 #include "ops/cuda/attention.h"
-#include "ops/cuda/context.h"
-#include "ops/cuda/cuda.h"
 #include "ops/cuda/cudnn_attention.h"
-#include "ops/cuda/scratch.h"
+#include "ops/cuda/position_bias.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
 
-// cuDNN for one stream, and what was said about it: each reason once, not in every step.
+// cuDNN for one stream.
 struct Cudnn : BackendContext {
-  explicit Cudnn(bool deterministic) {
-    std::string why;
-    attention = CudnnAttention::open({.deterministic = deterministic}, &why);
-    if (!attention) spdlog::info("Softmax attention runs on the portable kernels: {}", why);
-  }
+  explicit Cudnn(bool deterministic)
+      : attention(CudnnAttention::open({.deterministic = deterministic}, &why)) {}
+  std::string why;  // it is not there
   std::unique_ptr<CudnnAttention> attention;
-  bool forward_said = false, backward_said = false;
 };
 
 Cudnn& cudnn(const Stream& s) {
@@ -30,18 +25,19 @@ Cudnn& cudnn(const Stream& s) {
   return static_cast<Cudnn&>(*c.attention);
 }
 
-// Whether cuDNN did it; if not, why is said once.
-bool done(const std::string& why, bool& said, const char* pass) {
-  if (why.empty()) return true;
-  if (!said)
-    spdlog::info("Softmax attention's {} pass runs on the portable kernels: {}", pass, why);
-  said = true;
-  return false;
-}
-
 CudnnAttention::Workspace workspace(const Buffer& scratch) {
   const Tensor& t = scratch;
   return {t.data, t.bytes()};
+}
+
+template <typename Op>
+kernels::SoftmaxProblem problem(const Op& op) {
+  require(op.lse_HT.contiguous(), "softmax attention: lse has strided rows");
+  auto p = attention_problem<kernels::SoftmaxProblem>(op);
+  p.window = static_cast<int>(op.params.window);
+  p.max_seqlen = static_cast<int>(op.sequences.max_seqlen);
+  p.lse = arg(op.lse_HT);
+  return p;
 }
 
 // Heads [first, first + heads) of the problem.
@@ -54,46 +50,63 @@ kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads
   return p;
 }
 
-// False where cuDNN cannot: nothing has been written then that the portable kernels do not write.
-bool backward_by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
-                       const CudnnAttention::Workspace& scratch) {
+// Empty if cuDNN did it; else why not: nothing has been written then that the portable kernels do
+// not write.
+std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const SoftmaxChoice& choice,
+                     CudnnAttention::Workspace scratch, bool backward) {
+  if (choice.implementation != Implementation::kCudnn) return choice.reason;
   Cudnn& library = cudnn(s);
-  if (!library.attention ||
-      kernels::prefers_portable_backward(p.head_dim, p.max_seqlen, p.window, s.deterministic())) {
-    return false;
-  }
-  const auto group = static_cast<int>(kernels::cudnn_backward_heads(
-      p.tokens, p.heads, p.head_dim, p.max_seqlen, p.window, p.dq.stride, s.deterministic()));
+  if (!library.attention) return library.why;
+  if (!backward) return library.attention->forward(cuda_stream(s), p, scratch);
+  const auto group = static_cast<int>(choice.heads);
   for (int head = 0; head < p.heads; head += group) {
     const std::string why =
-        group == 0 ? "the scratch of one head is too much"
-                   : library.attention->backward(cuda_stream(s), heads_of(p, head, group), scratch);
-    if (!done(why, library.backward_said, "backward")) return false;
+        library.attention->backward(cuda_stream(s), heads_of(p, head, group), scratch);
+    if (!why.empty()) return why;
   }
-  return true;
+  return "";
+}
+
+// Whether cuDNN did it. What ran is said once for each op and shape.
+bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxProblem& p,
+                   const SoftmaxChoice& choice, CudnnAttention::Workspace scratch, bool backward) {
+  const std::string why = by_cudnn(s, p, choice, scratch, backward);
+  const std::string shape = fmt::format("{} of {} heads of {} channels{}", op, p.heads, p.head_dim,
+                                        p.window > 0 ? " in a window" : "");
+  context(s).say_once(why.empty() ? fmt::format("{} runs on cuDNN", shape)
+                                  : fmt::format("{} runs on the portable kernels: {}", shape, why));
+  return why.empty();
 }
 
 }  // namespace
 
-void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequences,
-                     const SoftmaxParams& params) {
-  const Buffer scratch = softmax_forward_scratch(s, t.q_THd.rows(), params.heads);
-  const kernels::SoftmaxProblem p = softmax_problem(t, sequences, params);
-  Cudnn& library = cudnn(s);
-  if (library.attention && done(library.attention->forward(cuda_stream(s), p, workspace(scratch)),
-                                library.forward_said, "forward")) {
-    return;
+void run(Cuda, Stream& s, const SoftmaxForward& op, const Buffer& scratch) {
+  const kernels::SoftmaxProblem p = problem(op);
+  if (done_by_cudnn(s, op.kName, p, choose(op, s), workspace(scratch), false)) return;
+  switch (op.bias.kind) {
+    case PositionBias::kNone:
+      return launch(kernels::softmax_forward, cuda_stream(s), p);
+    case PositionBias::kAlibi:
+      return launch(kernels::alibi_forward, cuda_stream(s), p, alibi_slopes(p.heads));
+    case PositionBias::kFire:
+      return launch(kernels::fire_forward, cuda_stream(s), p, fire_parameters(op.bias.fire),
+                    workspace(scratch).data);
   }
-  SBTRAIN_CUDA_CHECK(kernels::softmax_forward(cuda_stream(s), p));
 }
 
-void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
-                      const SoftmaxParams& params) {
-  const Buffer scratch =
-      softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen, params.window);
-  const kernels::SoftmaxProblem p = softmax_backward_problem(t, sequences, params);
-  if (backward_by_cudnn(s, p, workspace(scratch))) return;
-  SBTRAIN_CUDA_CHECK(kernels::softmax_backward(cuda_stream(s), p, workspace(scratch).data));
+void run(Cuda, Stream& s, const SoftmaxBackward& op, const Buffer& scratch) {
+  const kernels::SoftmaxProblem p = problem(op);
+  if (done_by_cudnn(s, op.kName, p, choose(op, s), workspace(scratch), true)) return;
+  void* const data = workspace(scratch).data;
+  switch (op.bias.kind) {
+    case PositionBias::kNone:
+      return launch(kernels::softmax_backward, cuda_stream(s), p, data);
+    case PositionBias::kAlibi:
+      return launch(kernels::alibi_backward, cuda_stream(s), p, alibi_slopes(p.heads), data);
+    case PositionBias::kFire:
+      return launch(kernels::fire_backward, cuda_stream(s), p, fire_parameters(op.bias.fire),
+                    fire_gradients(op.dfire), data);
+  }
 }
 
 }  // namespace sbtrain::ops::cuda

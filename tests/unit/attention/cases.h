@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/softmax_bias.h"
+#include "ops/attention.h"
 #include "support/tensors.h"
 #include "unit/attention/oracle.h"
 
@@ -146,6 +146,7 @@ struct Attention {
     return t;
   }
   ops::SoftmaxBias softmax_bias() const {
+    if (config.bias == Bias::kNone) return {};
     if (config.bias == Bias::kAlibi) return {.kind = ops::PositionBias::kAlibi};
     return {.kind = ops::PositionBias::kFire, .fire = fire_tensors(fire)};
   }
@@ -162,60 +163,59 @@ struct Attention {
   }
 
   void stickbreaking_forward() {
-    ops::stickbreaking_forward(stream.stream,
-                               {.o_THd = o,
-                                .log2_rem_HT = log2_rem,
-                                .stop_HT = stop,
-                                .q_THd = q(),
-                                .k_THd = k(),
-                                .v_THd = v(),
-                                .gate_TH = gate_or_none(),
-                                .remainder_bias_Hd = bias},
-                               sequences(), stickbreaking_params());
+    ops::run(stream.stream, ops::StickBreakingForward{.o_THd = o,
+                                                      .log2_rem_HT = log2_rem,
+                                                      .stop_HT = stop,
+                                                      .q_THd = q(),
+                                                      .k_THd = k(),
+                                                      .v_THd = v(),
+                                                      .gate_TH = gate_or_none(),
+                                                      .remainder_bias_Hd = bias,
+                                                      .sequences = sequences(),
+                                                      .params = stickbreaking_params()});
     for (int64_t i = 0; i < row.tensor().numel(); ++i) row.f32()[i] = std::exp2(log2_rem.f32()[i]);
   }
   void stickbreaking_backward() {
-    ops::stickbreaking_backward(stream.stream,
-                                {.dq_THd = part(dqkv, 0),
-                                 .dk_THd = part(dqkv, 1),
-                                 .dv_THd = part(dqkv, 2),
-                                 .dgate_TH = dgate,
-                                 .dremainder_bias_Hd = dbias,
-                                 .do_THd = dout,
-                                 .log2_rem_HT = log2_rem,
-                                 .stop_HT = stop,
-                                 .q_THd = q(),
-                                 .k_THd = k(),
-                                 .v_THd = v(),
-                                 .gate_TH = gate_or_none(),
-                                 .remainder_bias_Hd = bias},
-                                sequences(), stickbreaking_params());
+    ops::run(stream.stream, ops::StickBreakingBackward{.dq_THd = part(dqkv, 0),
+                                                       .dk_THd = part(dqkv, 1),
+                                                       .dv_THd = part(dqkv, 2),
+                                                       .dgate_TH = dgate,
+                                                       .dremainder_bias_Hd = dbias,
+                                                       .do_THd = dout,
+                                                       .log2_rem_HT = log2_rem,
+                                                       .stop_HT = stop,
+                                                       .q_THd = q(),
+                                                       .k_THd = k(),
+                                                       .v_THd = v(),
+                                                       .gate_TH = gate_or_none(),
+                                                       .remainder_bias_Hd = bias,
+                                                       .sequences = sequences(),
+                                                       .params = stickbreaking_params()});
   }
   void softmax_forward() {
-    const ops::SoftmaxForward t = {
-        .o_THd = o, .lse_HT = row, .q_THd = q(), .k_THd = k(), .v_THd = v()};
-    if (config.bias == Bias::kNone) {
-      ops::softmax_forward(stream.stream, t, sequences(), softmax_params());
-    } else {
-      ops::softmax_bias_forward(stream.stream, t, softmax_bias(), sequences(), softmax_params());
-    }
+    ops::run(stream.stream, ops::SoftmaxForward{.o_THd = o,
+                                                .lse_HT = row,
+                                                .q_THd = q(),
+                                                .k_THd = k(),
+                                                .v_THd = v(),
+                                                .bias = softmax_bias(),
+                                                .sequences = sequences(),
+                                                .params = softmax_params()});
   }
   void softmax_backward() {
-    const ops::SoftmaxBackward t = {.dq_THd = part(dqkv, 0),
-                                    .dk_THd = part(dqkv, 1),
-                                    .dv_THd = part(dqkv, 2),
-                                    .do_THd = dout,
-                                    .o_THd = o,
-                                    .lse_HT = row,
-                                    .q_THd = q(),
-                                    .k_THd = k(),
-                                    .v_THd = v()};
-    if (config.bias == Bias::kNone) {
-      ops::softmax_backward(stream.stream, t, sequences(), softmax_params());
-    } else {
-      ops::softmax_bias_backward(stream.stream, t, softmax_bias(), fire_tensors(dfire), sequences(),
-                                 softmax_params());
-    }
+    ops::run(stream.stream, ops::SoftmaxBackward{.dq_THd = part(dqkv, 0),
+                                                 .dk_THd = part(dqkv, 1),
+                                                 .dv_THd = part(dqkv, 2),
+                                                 .dfire = fire_tensors(dfire),
+                                                 .do_THd = dout,
+                                                 .o_THd = o,
+                                                 .lse_HT = row,
+                                                 .q_THd = q(),
+                                                 .k_THd = k(),
+                                                 .v_THd = v(),
+                                                 .bias = softmax_bias(),
+                                                 .sequences = sequences(),
+                                                 .params = softmax_params()});
   }
 
   oracle::Problem problem() const {

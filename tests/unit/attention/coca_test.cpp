@@ -77,8 +77,11 @@ TEST(Coca, LogitsAreThoseOfTheDefinition) {
     Fixture f(strict);
     const Owned query = poisoned({6, kWidth}, 1);
     const Owned key = poisoned({6, kWidth});
-    ops::coca_query(f.s, query, f.q, f.positions, f.params);
-    ops::coca_key(f.s, key, f.t, f.positions, f.params);
+    ops::run(f.s,
+             ops::CocaQuery{
+                 .y_THd = query, .q_THd = f.q, .positions_T = f.positions, .params = f.params});
+    ops::run(f.s, ops::CocaKey{
+                      .y_THd = key, .t_THd = f.t, .positions_T = f.positions, .params = f.params});
     const std::vector<double> a = to_f64(query);
     const std::vector<double> b = to_f64(key);
     std::vector<double> actual, expected;
@@ -118,13 +121,24 @@ TEST(Coca, GradientsAreDerivativesOfTheLogits) {
     Fixture f(strict);
     const Owned query = poisoned({6, kWidth});
     const Owned key = poisoned({6, kWidth});
-    ops::coca_query(f.s, query, f.q, f.positions, f.params);
-    ops::coca_key(f.s, key, f.t, f.positions, f.params);
+    ops::run(f.s,
+             ops::CocaQuery{
+                 .y_THd = query, .q_THd = f.q, .positions_T = f.positions, .params = f.params});
+    ops::run(f.s, ops::CocaKey{
+                      .y_THd = key, .t_THd = f.t, .positions_T = f.positions, .params = f.params});
     // The objective is the sum of logits of token n with token n: dquery = key, dkey = query.
     const Owned dq = poisoned({6, kWidth}, 2);
     const Owned dt = poisoned({6, kWidth});
-    ops::coca_query_backward(f.s, dq, key, f.q, f.positions, f.params);
-    ops::coca_key_backward(f.s, dt, query, key, f.positions, f.params);
+    ops::run(f.s, ops::CocaQueryBackward{.dq_THd = dq,
+                                         .dy_THd = key,
+                                         .q_THd = f.q,
+                                         .positions_T = f.positions,
+                                         .params = f.params});
+    ops::run(f.s, ops::CocaKeyBackward{.dt_THd = dt,
+                                       .dy_THd = query,
+                                       .y_THd = key,
+                                       .positions_T = f.positions,
+                                       .params = f.params});
     const auto objective = [&](const Tokens& q, const Tokens& t) {
       double sum = 0;
       for (int64_t n = 0; n < 6; ++n) {
@@ -140,9 +154,14 @@ TEST(Coca, GradientsAreDerivativesOfTheLogits) {
     EXPECT_LT(relative_error(dt, numeric_gradient(of_t, t.x)), 1e-6);
 
     // In place, as the module calls them.
-    ops::coca_query_backward(f.s, key, key, f.q, f.positions, f.params);
+    ops::run(f.s, ops::CocaQueryBackward{.dq_THd = key,
+                                         .dy_THd = key,
+                                         .q_THd = f.q,
+                                         .positions_T = f.positions,
+                                         .params = f.params});
     EXPECT_TRUE(bitwise_equal(key, dq));
-    ops::coca_query(f.s, f.q, f.q, f.positions, f.params);
+    ops::run(f.s, ops::CocaQuery{
+                      .y_THd = f.q, .q_THd = f.q, .positions_T = f.positions, .params = f.params});
     EXPECT_TRUE(bitwise_equal(f.q, query));
   }
 }

@@ -6,7 +6,7 @@
 
 #include "attention/attention.h"
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/linear.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {
@@ -370,7 +370,8 @@ TEST(AttentionModule, MapsGiveTheOutput) {
       continue;
     }
     const Owned values = poisoned({pack.tokens, model.width});
-    ops::linear(s, values, x, w.weights.at("self_attn.v_proj.weight"));
+    ops::run(
+        s, ops::Linear{.y_TN = values, .x_TK = x, .w_NK = w.weights.at("self_attn.v_proj.weight")});
     const std::vector<double> v = to_f64(values);
     std::vector<double> output(v.size());
     for (int64_t h = 0; h < model.heads; ++h) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "ops/attention.h"
 #include "unit/attention/cases.h"
 
 namespace sbtrain::test {
@@ -263,24 +264,33 @@ struct DecodeInputs {
       }
     }
   }
-  ops::DecodeTensors tensors(const Attention& x, int64_t length) const {
+  ops::StickBreakingDecode stickbreaking(const Attention& x, int64_t length) const {
     return {.o_BHd = o,
             .q_BHd = x.q().row_range(length - 1, 1),
             .k_cache_BCHd = k,
             .v_cache_BCHd = v,
             .gate_cache_BCH = x.config.gated ? gate.tensor() : Tensor(),
             .remainder_bias_Hd = x.bias,
-            .lengths_B = lengths};
+            .lengths_B = lengths,
+            .params = x.stickbreaking_params()};
+  }
+  ops::SoftmaxDecode softmax(const Attention& x, int64_t length) const {
+    return {.o_BHd = o,
+            .q_BHd = x.q().row_range(length - 1, 1),
+            .k_cache_BCHd = k,
+            .v_cache_BCHd = v,
+            .lengths_B = lengths,
+            .params = x.softmax_params()};
   }
   Owned k, v, gate, lengths, o;
 };
 
 // After x's forward pass: decoding each of some tokens against those before gives the same output.
 template <typename Decode>
-void expect_decode_equals_forward(const Attention& x, const Decode& decode) {
+void expect_decode_equals_forward(Attention& x, const Decode& decode) {
   for (const int64_t length : {1, 2, 63, 64, 65, 129, 200}) {
     const DecodeInputs inputs(x, length);
-    decode(inputs.tensors(x, length));
+    ops::run(x.stream, decode(inputs, length));
     EXPECT_LE(relative_error(inputs.o, to_f64(x.o.tensor().row_range(length - 1, 1))), 1e-5)
         << x.config.describe() << ", token " << length;
   }
@@ -293,8 +303,8 @@ TEST(StickBreaking, DecodeEqualsForward) {
       c.inputs = inputs;
       Attention x(c);
       x.stickbreaking_forward();
-      expect_decode_equals_forward(x, [&](const ops::DecodeTensors& t) {
-        ops::stickbreaking_decode(x.stream, t, x.stickbreaking_params());
+      expect_decode_equals_forward(x, [&](const DecodeInputs& inputs_at, int64_t length) {
+        return inputs_at.stickbreaking(x, length);
       });
     }
   }
@@ -307,9 +317,8 @@ TEST(Softmax, DecodeEqualsForward) {
     c.window = window;
     Attention x(c);
     x.softmax_forward();
-    expect_decode_equals_forward(x, [&](const ops::DecodeTensors& t) {
-      ops::softmax_decode(x.stream, t, x.softmax_params());
-    });
+    expect_decode_equals_forward(
+        x, [&](const DecodeInputs& inputs, int64_t length) { return inputs.softmax(x, length); });
   }
 }
 
@@ -318,13 +327,15 @@ TEST(CacheAppend, WritesOneRowForEachSequence) {
   Owned cache = constant({2, 4, 3}, 0.0);
   const Owned x = random_normal("x", {2, 3}, 1.0, 0.0, 5);
   const Owned positions = integers({3, 0});
-  ops::cache_append(s, cache, x, positions);
+  ops::run(s, ops::CacheAppend{.cache_BCN = cache, .x_BN = x, .positions_B = positions});
   for (int64_t i = 0; i < 3; ++i) {
     EXPECT_EQ(cache.f32()[3 * 3 + i], x.f32()[i]);
     EXPECT_EQ(cache.f32()[4 * 3 + i], x.f32()[8 + i]);
     EXPECT_EQ(cache.f32()[i], 0.0f);
   }
-  EXPECT_THROW(ops::cache_append(s, cache, x, integers({0, 4})), Error);
+  EXPECT_THROW(
+      ops::run(s, ops::CacheAppend{.cache_BCN = cache, .x_BN = x, .positions_B = integers({0, 4})}),
+      Error);
 }
 
 // What a plan records does not depend on the documents, and covers what a step takes.
@@ -339,25 +350,25 @@ TEST(AttentionPlan, ScratchDependsOnTheLongestAllowedDocumentAlone) {
     Sequences sequences = x.sequences();
     sequences.max_seqlen = 128;
     const ProgramScope scope(m, "step");
-    ops::stickbreaking_forward(s,
-                               {.o_THd = x.o,
-                                .log2_rem_HT = x.log2_rem,
-                                .stop_HT = x.stop,
-                                .q_THd = x.q(),
-                                .k_THd = x.k(),
-                                .v_THd = x.v()},
-                               sequences, x.stickbreaking_params());
-    ops::stickbreaking_backward(s,
-                                {.dq_THd = x.part(x.dqkv, 0),
-                                 .dk_THd = x.part(x.dqkv, 1),
-                                 .dv_THd = x.part(x.dqkv, 2),
-                                 .do_THd = x.dout,
-                                 .log2_rem_HT = x.log2_rem,
-                                 .stop_HT = x.stop,
-                                 .q_THd = x.q(),
-                                 .k_THd = x.k(),
-                                 .v_THd = x.v()},
-                                sequences, x.stickbreaking_params());
+    ops::run(s, ops::StickBreakingForward{.o_THd = x.o,
+                                          .log2_rem_HT = x.log2_rem,
+                                          .stop_HT = x.stop,
+                                          .q_THd = x.q(),
+                                          .k_THd = x.k(),
+                                          .v_THd = x.v(),
+                                          .sequences = sequences,
+                                          .params = x.stickbreaking_params()});
+    ops::run(s, ops::StickBreakingBackward{.dq_THd = x.part(x.dqkv, 0),
+                                           .dk_THd = x.part(x.dqkv, 1),
+                                           .dv_THd = x.part(x.dqkv, 2),
+                                           .do_THd = x.dout,
+                                           .log2_rem_HT = x.log2_rem,
+                                           .stop_HT = x.stop,
+                                           .q_THd = x.q(),
+                                           .k_THd = x.k(),
+                                           .v_THd = x.v(),
+                                           .sequences = sequences,
+                                           .params = x.stickbreaking_params()});
   };
   step(plan, {128, 128});
   memory.adopt_plan(plan);

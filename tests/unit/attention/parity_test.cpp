@@ -2,6 +2,7 @@
 // gradients, over options, lengths, packs and kinds of inputs.
 #include <gtest/gtest.h>
 
+#include "ops/attention.h"
 #include "unit/attention/cases.h"
 
 namespace sbtrain::test {

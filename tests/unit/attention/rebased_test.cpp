@@ -41,20 +41,24 @@ struct Problem {
     sequences.cu_seqlens = bounds;
     sequences.count = static_cast<int64_t>(config.documents.size());
     sequences.max_seqlen = config.tokens();
-    ops::rebased_forward(
-        s, {.o_THe = o, .den_HT = den, .q_THf = q(qkv), .k_THf = k(qkv), .v_THe = v(qkv)},
-        sequences, config.params());
-    ops::rebased_backward(s,
-                          {.dq_THf = q(dqkv),
-                           .dk_THf = k(dqkv),
-                           .dv_THe = v(dqkv),
-                           .do_THe = dout,
-                           .o_THe = o,
-                           .den_HT = den,
-                           .q_THf = q(qkv),
-                           .k_THf = k(qkv),
-                           .v_THe = v(qkv)},
-                          sequences, config.params());
+    ops::run(s, ops::RebasedForward{.o_THe = o,
+                                    .den_HT = den,
+                                    .q_THf = q(qkv),
+                                    .k_THf = k(qkv),
+                                    .v_THe = v(qkv),
+                                    .sequences = sequences,
+                                    .params = config.params()});
+    ops::run(s, ops::RebasedBackward{.dq_THf = q(dqkv),
+                                     .dk_THf = k(dqkv),
+                                     .dv_THe = v(dqkv),
+                                     .do_THe = dout,
+                                     .o_THe = o,
+                                     .den_HT = den,
+                                     .q_THf = q(qkv),
+                                     .k_THf = k(qkv),
+                                     .v_THe = v(qkv),
+                                     .sequences = sequences,
+                                     .params = config.params()});
   }
   Result expected() const {
     return rebased_reference(config, to_f64(q(qkv)), to_f64(k(qkv)), to_f64(v(qkv)), to_f64(dout));
@@ -201,21 +205,22 @@ TEST(Rebased, DecodesFromAState) {
     for (const int32_t prompt : {0, 1, 64, 130}) {
       const Owned state = poisoned({1, c.heads * rows, c.e + 1});
       if (prompt > 0) {
-        ops::rebased_state(p.s, state.tensor().reshaped({c.heads * rows, c.e + 1}),
-                           p.k(p.qkv).row_range(0, prompt), p.v(p.qkv).row_range(0, prompt),
-                           c.params());
+        ops::run(p.s,
+                 ops::RebasedState{.state_Re = state.tensor().reshaped({c.heads * rows, c.e + 1}),
+                                   .k_THf = p.k(p.qkv).row_range(0, prompt),
+                                   .v_THe = p.v(p.qkv).row_range(0, prompt),
+                                   .params = c.params()});
       }
       for (int32_t t = prompt; t < 140; ++t) {
         const Owned o = poisoned({1, c.heads * c.e});
         const Owned position = integers({t});
-        ops::rebased_decode(p.s,
-                            {.o_BHe = o,
-                             .q_BHf = p.q(p.qkv).row_range(t, 1),
-                             .k_BHf = p.k(p.qkv).row_range(t, 1),
-                             .v_BHe = p.v(p.qkv).row_range(t, 1),
-                             .state_BRe = state,
-                             .positions_B = position},
-                            c.params());
+        ops::run(p.s, ops::RebasedDecode{.o_BHe = o,
+                                         .q_BHf = p.q(p.qkv).row_range(t, 1),
+                                         .k_BHf = p.k(p.qkv).row_range(t, 1),
+                                         .v_BHe = p.v(p.qkv).row_range(t, 1),
+                                         .state_BRe = state,
+                                         .positions_B = position,
+                                         .params = c.params()});
         ASSERT_LT(relative_error(o, to_f64(p.o.tensor().row_range(t, 1))), 2e-5) << t;
       }
     }
@@ -235,19 +240,24 @@ size_t planned_scratch(Memory plan, const Case& c, int64_t tokens) {
   sequences.max_seqlen = tokens;
   {
     const ProgramScope scope(plan, "step");
-    ops::rebased_forward(s, {.o_THe = v, .den_HT = den, .q_THf = q, .k_THf = q, .v_THe = v},
-                         sequences, c.params());
-    ops::rebased_backward(s,
-                          {.dq_THf = q,
-                           .dk_THf = q,
-                           .dv_THe = v,
-                           .do_THe = v,
-                           .o_THe = v,
-                           .den_HT = den,
-                           .q_THf = q,
-                           .k_THf = q,
-                           .v_THe = v},
-                          sequences, c.params());
+    ops::run(s, ops::RebasedForward{.o_THe = v,
+                                    .den_HT = den,
+                                    .q_THf = q,
+                                    .k_THf = q,
+                                    .v_THe = v,
+                                    .sequences = sequences,
+                                    .params = c.params()});
+    ops::run(s, ops::RebasedBackward{.dq_THf = q,
+                                     .dk_THf = q,
+                                     .dv_THe = v,
+                                     .do_THe = v,
+                                     .o_THe = v,
+                                     .den_HT = den,
+                                     .q_THf = q,
+                                     .k_THf = q,
+                                     .v_THe = v,
+                                     .sequences = sequences,
+                                     .params = c.params()});
   }
   return plan.report().pool_bytes;
 }
@@ -325,8 +335,8 @@ TEST(ShortConv, AgreesWithTheDefinition) {
   const Owned positions = integers(kPositions);
   const Owned y = poisoned({kTokens, kWidth}, 1);
   const ops::ShortConvWeights weights = {.w_D3 = w, .b_D = b, .gate_bias_D = gate_bias};
-  ops::short_conv_forward(s, {.y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions},
-                          weights);
+  ops::run(s, ops::ShortConvForward{
+                  .y_TD = y, .u_TD = u, .gate_TD = gate, .positions_T = positions, .w = weights});
   const std::array<std::vector<double>, 5> inputs = {to_f64(u), to_f64(gate), to_f64(w), to_f64(b),
                                                      to_f64(gate_bias)};
   EXPECT_LT(relative_error(y, convolution(inputs)), 1e-6);
@@ -337,14 +347,14 @@ TEST(ShortConv, AgreesWithTheDefinition) {
   const Owned dw = constant({kWidth, 3}, 1);
   const Owned db = constant({kWidth}, 2);
   const Owned dgate_bias = constant({kWidth}, 3);
-  ops::short_conv_backward(s,
-                           {.du_TD = du,
-                            .dgate_TD = dgate,
-                            .dy_TD = dy,
-                            .u_TD = u,
-                            .gate_TD = gate,
-                            .positions_T = positions},
-                           {.w_D3 = dw, .b_D = db, .gate_bias_D = dgate_bias}, weights);
+  ops::run(s, ops::ShortConvBackward{.du_TD = du,
+                                     .dgate_TD = dgate,
+                                     .dy_TD = dy,
+                                     .u_TD = u,
+                                     .gate_TD = gate,
+                                     .positions_T = positions,
+                                     .dw = {.w_D3 = dw, .b_D = db, .gate_bias_D = dgate_bias},
+                                     .w = weights});
   const std::array<Tensor, 5> gradients = {du, dgate, dw, db, dgate_bias};
   const std::array<double, 5> held = {0, 0, 1, 2, 3};
   for (size_t n = 0; n < 5; ++n) {

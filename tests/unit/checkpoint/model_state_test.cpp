@@ -4,6 +4,7 @@
 
 #include "fixtures.h"
 #include "model/transformer.h"
+#include "ops/memory.h"
 #include "parallel/communicator.h"
 #include "support/tensors.h"
 
@@ -38,8 +39,9 @@ TEST(ModelState, PaddingIsZeroAfterLoading) {
       for (const Tensor& t : {shard.weights, shard.moment1, shard.moment2}) visit(t);
     }
   };
-  each(loaded,
-       [&](const Tensor& t) { ops::fill(cpu, t, std::numeric_limits<float>::quiet_NaN()); });
+  each(loaded, [&](const Tensor& t) {
+    ops::run(cpu, ops::Fill{.x = t, .value = std::numeric_limits<float>::quiet_NaN()});
+  });
   load_params(checkpoint, loaded, /*with_moments=*/true);
   std::vector<Tensor> expected;
   each(saved, [&](const Tensor& t) { expected.push_back(t); });

@@ -174,6 +174,33 @@ TEST(CommandLine, EveryShippedConfigRunsDry) {
   EXPECT_GE(count, 40);
 }
 
+// What the GPU's kernels are too small for is an error of the configuration, and is known without a
+// GPU.
+TEST(CommandLine, LimitsOfTheGpuAreErrorsOfTheConfiguration) {
+  const std::vector<std::vector<std::string>> cases = {
+      {"tiny_sb", "model.heads=1", "model.width=256"},
+      {"tiny_sb", "model.heads=32", "model.width=640"},
+      {"tiny_rope", "model.heads=1", "model.width=512"},
+      {"tiny_sb", "model.heads=1024", "model.width=32768"},
+      {"tiny_rebased", "model.heads=1", "model.width=256"},
+      {"350m_alibi", "model.heads=512", "model.width=4096"},
+      {"neox_coca", "model.heads=2", "model.width=1024"}};
+  for (const std::vector<std::string>& c : cases) {
+    const std::vector<std::string> plan = {"train", "--dry-run", "--config", config_path(c[0]),
+                                           "--set", c[1],        "--set",    c[2]};
+    const auto on = [&](const char* device) {
+      std::vector<std::string> arguments = plan;
+      arguments.insert(arguments.end(), {"--set", std::string("device=") + device});
+      return run(arguments);
+    };
+    const Outcome cuda = on("cuda");
+    EXPECT_EQ(cuda.code, 3) << c[0] << ": " << cuda.err;
+    EXPECT_TRUE(contains(cuda.err, "on CUDA: ")) << cuda.err;
+    EXPECT_TRUE(contains(cuda.err, "model.")) << cuda.err;
+    EXPECT_EQ(on("cpu").code, 0) << c[0];
+  }
+}
+
 TEST(CommandLine, DocsPrintTheReference) {
   EXPECT_EQ(run({"config", "docs"}).out, config_markdown());
   EXPECT_EQ(run({"config", "docs", "train.lr"}).out, field_help("train.lr"));

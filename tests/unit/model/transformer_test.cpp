@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/philox.h"
-#include "ops/ops.h"
+#include "ops/optimizer.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
 #include "serve/generate.h"

@@ -1,8 +1,9 @@
+#include "ops/activation.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -33,7 +34,7 @@ TEST(Swiglu, MatchesReference) {
   for (const auto& [tokens, inner] : {std::pair{1, 1}, {3, 5}, {33, 344}, {200, 131}}) {
     const Owned x = test::random_normal("x", {tokens, 2 * inner}, 4, 0, 3);
     const Owned y = test::poisoned({tokens, inner}, 1);
-    ops::swiglu(s, y, x);
+    ops::run(s, ops::Swiglu{.y_TF = y, .gate_up_T2F = x});
     EXPECT_LE(test::relative_error(y, swiglu_rows(test::to_f64(x), static_cast<size_t>(inner))),
               1e-6);
     EXPECT_TRUE(y.gaps_intact());
@@ -45,9 +46,10 @@ TEST(Swiglu, SaturatesWithoutNan) {
   const Owned x = test::generated({2, 2}, 0, [](int64_t i) { return i % 2 ? 1 : i ? -1e4 : 1e4; });
   const Owned y = test::poisoned({2, 1});
   const Owned dx = test::poisoned({2, 2});
-  ops::swiglu(s, y, x);
+  ops::run(s, ops::Swiglu{.y_TF = y, .gate_up_T2F = x});
   EXPECT_EQ(test::to_f64(y), (Values{1e4, 0}));
-  ops::swiglu_backward(s, dx, test::constant({2, 1}, 1), x);
+  ops::run(s, ops::SwigluBackward{
+                  .dgate_up_T2F = dx, .dy_TF = test::constant({2, 1}, 1), .gate_up_T2F = x});
   EXPECT_EQ(test::to_f64(dx), (Values{1, 1e4, 0, 0}));
 }
 
@@ -64,7 +66,7 @@ TEST(SwigluBackward, MatchesFiniteDifferences) {
       for (size_t i = 0; i < y.size(); ++i) sum += y[i] * G[i];
       return sum;
     };
-    ops::swiglu_backward(s, dx, dy, x);
+    ops::run(s, ops::SwigluBackward{.dgate_up_T2F = dx, .dy_TF = dy, .gate_up_T2F = x});
     EXPECT_LE(test::relative_error(dx, test::numeric_gradient(objective, test::to_f64(x))), 1e-6);
     EXPECT_TRUE(dx.gaps_intact());
   }
@@ -76,7 +78,7 @@ TEST(BiasSigmoid, MatchesReference) {
     const Owned x = test::random_normal("x", {tokens, heads}, 3, 0, 2);
     const Owned b = test::random_normal("b", {heads});
     const Owned y = test::poisoned({tokens, heads}, 1);
-    ops::bias_sigmoid(s, y, x, b);
+    ops::run(s, ops::BiasSigmoid{.y_TH = y, .x_TH = x, .b_H = b});
     Values expected = test::to_f64(x);
     for (size_t i = 0; i < expected.size(); ++i) {
       expected[i] = sigmoid(expected[i] + b.f32()[i % static_cast<size_t>(heads)]);
@@ -92,8 +94,8 @@ TEST(SigmoidBackward, MatchesFiniteDifferences) {
   const Owned y = test::poisoned({11, 3});
   const Owned dy = test::random_normal("dy", {11, 3}, 1, 0, 2);
   const Owned dx = test::poisoned({11, 3}, 1);
-  ops::bias_sigmoid(s, y, x, test::constant({3}, 0.25));
-  ops::sigmoid_backward(s, dx, dy, y);
+  ops::run(s, ops::BiasSigmoid{.y_TH = y, .x_TH = x, .b_H = test::constant({3}, 0.25)});
+  ops::run(s, ops::SigmoidBackward{.dx_TH = dx, .dy_TH = dy, .y_TH = y});
   const Values G = test::to_f64(dy);
   const auto objective = [&](const Values& v) {
     double sum = 0;

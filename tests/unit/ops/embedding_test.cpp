@@ -1,7 +1,8 @@
+#include "ops/embedding.h"
+
 #include <gtest/gtest.h>
 
 #include "core/error.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -22,7 +23,7 @@ TEST(Embedding, ScalesTheRowOfEachToken) {
     const Owned ids = test::random_integers("ids", tokens, vocab);
     const Owned w = test::random_normal("w", {vocab, width});
     const Owned y = test::poisoned({tokens, width}, 3);
-    ops::embedding(s, y, ids, w, 12.0f);
+    ops::run(s, ops::Embedding{.y_TD = y, .tokens_T = ids, .w_VD = w, .scale = 12.0f});
     std::vector<double> expected;
     for (int64_t t = 0; t < tokens; ++t) {
       for (int64_t i = 0; i < width; ++i)
@@ -48,9 +49,10 @@ TEST(EmbeddingBackward, AddsEveryOccurrence) {
       }
     }
     const Owned again(dw);
-    ops::embedding_backward(s, dw, dy, ids, 0.5f);
+    ops::run(s, ops::EmbeddingBackward{.dw_VD = dw, .dy_TD = dy, .tokens_T = ids, .scale = 0.5f});
     EXPECT_LE(test::relative_error(dw, expected), 1e-6);
-    ops::embedding_backward(s, again, dy, ids, 0.5f);
+    ops::run(s,
+             ops::EmbeddingBackward{.dw_VD = again, .dy_TD = dy, .tokens_T = ids, .scale = 0.5f});
     EXPECT_TRUE(test::bitwise_equal(again, dw));
   }
 }
@@ -59,8 +61,16 @@ TEST(Embedding, TokensOutsideTheVocabularyAreRefused) {
   CpuStream s;
   const Owned w = test::constant({4, 2}, 1);
   const Owned y = test::poisoned({2, 2});
-  EXPECT_THROW(ops::embedding(s, y, test::integers({0, 4}), w, 1.0f), Error);
-  EXPECT_THROW(ops::embedding_backward(s, w, y, test::integers({-1, 0}), 1.0f), Error);
+  EXPECT_THROW(
+      ops::run(
+          s,
+          ops::Embedding{.y_TD = y, .tokens_T = test::integers({0, 4}), .w_VD = w, .scale = 1.0f}),
+      Error);
+  EXPECT_THROW(
+      ops::run(s,
+               ops::EmbeddingBackward{
+                   .dw_VD = w, .dy_TD = y, .tokens_T = test::integers({-1, 0}), .scale = 1.0f}),
+      Error);
 }
 
 }  // namespace

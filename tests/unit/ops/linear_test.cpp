@@ -1,8 +1,9 @@
+#include "ops/linear.h"
+
 #include <gtest/gtest.h>
 #include <omp.h>
 
 #include "ops/cpu/blas.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -56,7 +57,7 @@ TEST(Linear, MatchesReference) {
     const Owned x = test::random_normal("x", {tokens, in}, 1, 0, 3);
     const Owned w = test::random_normal("w", {out, in});
     const Owned y = test::poisoned({tokens, out}, 2);
-    ops::linear(s, y, x, w, {.alpha = 0.5f});
+    ops::run(s, ops::Linear{.y_TN = y, .x_TK = x, .w_NK = w, .alpha = 0.5f});
     const Values expected = product(test::to_f64(x), test::to_f64(w), tokens, out, in, 0.5);
     EXPECT_LE(test::relative_error(y, expected), 1e-6);
     EXPECT_TRUE(y.gaps_intact());
@@ -72,10 +73,14 @@ TEST(Linear, AddsTheResidualWhereverItLies) {
     const Values expected = plus(product(test::to_f64(x), test::to_f64(w), tokens, out, in, 0.5),
                                  test::to_f64(residual));
     const Owned y = test::poisoned({tokens, out}, 2);
-    ops::linear(s, y, x, w, {.alpha = 0.5f, .residual = residual});
+    ops::run(s, ops::Linear{.y_TN = y, .x_TK = x, .w_NK = w, .alpha = 0.5f, .residual = residual});
     EXPECT_LE(test::relative_error(y, expected), 1e-6);
     EXPECT_TRUE(y.gaps_intact());
-    ops::linear(s, residual, x, w, {.alpha = 0.5f, .residual = residual});  // in place
+    ops::run(s, ops::Linear{.y_TN = residual,
+                            .x_TK = x,
+                            .w_NK = w,
+                            .alpha = 0.5f,
+                            .residual = residual});  // in place
     EXPECT_LE(test::relative_error(residual, expected), 1e-6);
   }
 }
@@ -89,9 +94,10 @@ TEST(LinearBackward, MatchesReference) {
     const Values dx_reference =
         product(test::to_f64(dy), transposed(test::to_f64(w), out, in), tokens, in, out, 0.5);
     const Owned dx = test::poisoned({tokens, in}, 2);
-    ops::linear_backward_input(s, dx, dy, w, 0.5f);
+    ops::run(s, ops::LinearBackwardInput{.dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f});
     EXPECT_LE(test::relative_error(dx, dx_reference), 1e-6);
-    ops::linear_backward_input(s, dx, dy, w, 0.5f, true);
+    ops::run(s, ops::LinearBackwardInput{
+                    .dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f, .accumulate = true});
     EXPECT_LE(test::relative_error(dx, plus(dx_reference, dx_reference)), 1e-6);
     EXPECT_TRUE(dx.gaps_intact());
 
@@ -99,7 +105,7 @@ TEST(LinearBackward, MatchesReference) {
     const Values dw_reference = plus(
         test::to_f64(dw), product(transposed(test::to_f64(dy), tokens, out),
                                   transposed(test::to_f64(x), tokens, in), out, in, tokens, 0.5));
-    ops::linear_backward_weight(s, dw, dy, x, 0.5f);
+    ops::run(s, ops::LinearBackwardWeight{.dw_NK = dw, .dy_TN = dy, .x_TK = x, .alpha = 0.5f});
     EXPECT_LE(test::relative_error(dw, dw_reference), 1e-6);
   }
 }
@@ -123,8 +129,8 @@ TEST(LinearBackward, MatchesFiniteDifferences) {
   const Values W = test::to_f64(w);
   const Owned dx = test::poisoned({kTokens, kIn});
   const Owned dw = test::constant({kOut, kIn}, 0);
-  ops::linear_backward_input(s, dx, dy, w, 0.5f);
-  ops::linear_backward_weight(s, dw, dy, x, 0.5f);
+  ops::run(s, ops::LinearBackwardInput{.dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f});
+  ops::run(s, ops::LinearBackwardWeight{.dw_NK = dw, .dy_TN = dy, .x_TK = x, .alpha = 0.5f});
   const auto by_x = [&](const Values& v) { return objective(v, W); };
   const auto by_w = [&](const Values& v) { return objective(X, v); };
   EXPECT_LE(test::relative_error(dx, test::numeric_gradient(by_x, X)), 1e-6);
@@ -139,7 +145,7 @@ TEST(BiasBackward, AddsColumnSums) {
     Values expected = test::to_f64(db);
     const Values G = test::to_f64(dy);
     for (size_t i = 0; i < G.size(); ++i) expected[i % static_cast<size_t>(cols)] += G[i];
-    ops::bias_backward(s, db, dy);
+    ops::run(s, ops::BiasBackward{.db_N = db, .dy_TN = dy});
     EXPECT_LE(test::relative_error(db, expected), 1e-6);
   }
 }
@@ -200,10 +206,10 @@ TEST(Linear, SameBitsOnEveryRun) {
   const Owned x = test::random_normal("x", {301, 130});
   const Owned w = test::random_normal("w", {250, 130});
   const Owned first = test::poisoned({301, 250});
-  ops::linear(s, first, x, w);
+  ops::run(s, ops::Linear{.y_TN = first, .x_TK = x, .w_NK = w});
   for (int run = 0; run < 10; ++run) {
     const Owned y = test::poisoned({301, 250});
-    ops::linear(s, y, x, w);
+    ops::run(s, ops::Linear{.y_TN = y, .x_TK = x, .w_NK = w});
     EXPECT_TRUE(test::bitwise_equal(y, first));
   }
 }

@@ -1,10 +1,11 @@
+#include "ops/loss.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
 #include "ops/scratch.h"
 #include "support/tensors.h"
 
@@ -86,7 +87,7 @@ void expect_matches(const Problem& p, double std) {
                             .loss_weight = static_cast<float>(p.weight),
                             .logit_scale = static_cast<float>(p.logit_scale),
                             .z_loss = static_cast<float>(p.z_loss)};
-  ops::linear_cross_entropy(s, t);
+  ops::run(s, t);
   EXPECT_LE(test::relative_error(loss, expected.loss), 5e-6);
   EXPECT_LE(test::relative_error(dx, expected.dx), 1e-5);
   EXPECT_LE(test::relative_error(dw, expected_dw), 1e-5);
@@ -96,7 +97,7 @@ void expect_matches(const Problem& p, double std) {
   ops::CrossEntropy no_gradients = t;
   no_gradients.loss_T = loss_only;
   no_gradients.dx_TD = no_gradients.dw_VD = {};
-  ops::linear_cross_entropy(s, no_gradients);
+  ops::run(s, no_gradients);
   EXPECT_TRUE(test::bitwise_equal(loss_only, loss));
 }
 
@@ -126,7 +127,7 @@ TEST(CrossEntropy, GradientsMatchFiniteDifferences) {
   const Owned loss = test::poisoned({p.tokens});
   const Owned dx = test::poisoned({p.tokens, p.width});
   const Owned dw = test::constant({p.vocab, p.width}, 0);
-  ops::linear_cross_entropy(s, {.loss_T = loss,
+  ops::run(s, ops::CrossEntropy{.loss_T = loss,
                                 .dx_TD = dx,
                                 .dw_VD = dw,
                                 .x_TD = x,
@@ -151,8 +152,9 @@ TEST(CrossEntropy, IgnoredTokensCountNothingWhateverTheyHold) {
   const Owned loss = test::poisoned({3});
   const Owned dx = test::poisoned({3, 4});
   const Owned dw = test::constant({9, 4}, 0);
-  ops::linear_cross_entropy(
-      s, {.loss_T = loss, .dx_TD = dx, .dw_VD = dw, .x_TD = x, .w_VD = w, .targets_T = targets});
+  ops::run(
+      s, ops::CrossEntropy{
+             .loss_T = loss, .dx_TD = dx, .dw_VD = dw, .x_TD = x, .w_VD = w, .targets_T = targets});
   EXPECT_EQ(test::to_f64(loss), Values(3, 0));
   EXPECT_EQ(test::to_f64(dx), Values(12, 0));
   EXPECT_EQ(test::to_f64(dw), Values(36, 0));
@@ -175,13 +177,13 @@ TEST(CrossEntropy, HitsAreTargetsLargerThanAllOthers) {
   const Owned dx = test::poisoned({5, 5});
   const Owned dw = test::constant({3, 5}, 0);
   ops::CrossEntropy t{.loss_T = loss, .hits_T = hits, .x_TD = x, .w_VD = w, .targets_T = targets};
-  ops::linear_cross_entropy(s, t);
+  ops::run(s, t);
   EXPECT_EQ(test::to_f64(hits), (Values{1, 0, 0, 0, 1}));
   const Owned with_gradients = test::poisoned({5});
   t.hits_T = with_gradients;
   t.dx_TD = dx;
   t.dw_VD = dw;
-  ops::linear_cross_entropy(s, t);
+  ops::run(s, t);
   EXPECT_TRUE(test::bitwise_equal(with_gradients, hits));
 }
 
@@ -206,8 +208,8 @@ TEST(CrossEntropy, HitsMatchTheLargestLogitOverSeveralChunks) {
   }
   const Owned loss = test::poisoned({kTokens});
   const Owned hits = test::poisoned({kTokens});
-  ops::linear_cross_entropy(
-      s, {.loss_T = loss, .hits_T = hits, .x_TD = x, .w_VD = w, .targets_T = targets});
+  ops::run(s, ops::CrossEntropy{
+                  .loss_T = loss, .hits_T = hits, .x_TD = x, .w_VD = w, .targets_T = targets});
   EXPECT_EQ(test::to_f64(hits), expected);
 }
 
@@ -218,10 +220,10 @@ TEST(CrossEntropy, LargeLogitsStayFiniteAndNanIsSeen) {
   const Owned loss = test::poisoned({2});
   const Owned targets = test::integers({2, 0});
   const ops::CrossEntropy t{.loss_T = loss, .x_TD = x, .w_VD = w, .targets_T = targets};
-  ops::linear_cross_entropy(s, t);
+  ops::run(s, t);
   EXPECT_EQ(test::to_f64(loss), (Values{0, 2e4}));
   x.at(1, 0) = std::nanf("");
-  ops::linear_cross_entropy(s, t);
+  ops::run(s, t);
   EXPECT_EQ(loss.f32()[0], 0.0f);
   EXPECT_TRUE(std::isnan(loss.f32()[1]));
 }
@@ -235,8 +237,10 @@ TEST(CrossEntropy, SameBitsOnEveryRunAndBadTargetsAreRefused) {
     const Owned loss = test::poisoned({300});
     const Owned dx = test::poisoned({300, 40});
     Owned dw = test::constant({1000, 40}, 0);
-    ops::linear_cross_entropy(
-        s, {.loss_T = loss, .dx_TD = dx, .dw_VD = dw, .x_TD = x, .w_VD = w, .targets_T = targets});
+    ops::run(
+        s,
+        ops::CrossEntropy{
+            .loss_T = loss, .dx_TD = dx, .dw_VD = dw, .x_TD = x, .w_VD = w, .targets_T = targets});
     return std::array<Owned, 3>{loss, dx, dw};
   };
   const auto first = run();

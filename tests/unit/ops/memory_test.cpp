@@ -1,9 +1,12 @@
+#include "ops/memory.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -19,12 +22,12 @@ TEST(Fill, EveryDtypeAndStride) {
   CpuStream s;
   for (const int64_t gap : {0, 3}) {
     Owned x = test::poisoned({300, 257}, gap);
-    ops::fill(s, x, 2.5f);
+    ops::run(s, ops::Fill{.x = x, .value = 2.5f});
     EXPECT_EQ(test::to_f64(x), std::vector<double>(300 * 257, 2.5));
     EXPECT_TRUE(x.gaps_intact());
   }
   const Owned i(DType::kI32, {9});
-  ops::fill(s, i, -1.0f);
+  ops::run(s, ops::Fill{.x = i, .value = -1.0f});
   EXPECT_EQ(test::to_f64(i), std::vector<double>(9, -1));
 }
 
@@ -34,7 +37,7 @@ TEST(Copy, StridedRows) {
     for (const int64_t gap : {0, 5}) {
       const Owned x = test::random_normal("x", {shape[0], shape[1]}, 1, 0, 5 - gap);
       const Owned y = test::poisoned({shape[0], shape[1]}, gap);
-      ops::copy(s, y, x);
+      ops::run(s, ops::Copy{.y = y, .x = x});
       EXPECT_TRUE(test::bitwise_equal(y, x));
       EXPECT_TRUE(y.gaps_intact());
     }
@@ -55,8 +58,8 @@ TEST(Copy, Bfloat16RoundsToNearestEven) {
   const Tensor x(input.data(), DType::kF32, {n});
   const Tensor b(packed.data(), DType::kBF16, {n});
   const Tensor y(output.data(), DType::kF32, {n});
-  ops::copy(s, b, x);
-  ops::copy(s, y, b);
+  ops::run(s, ops::Copy{.y = b, .x = x});
+  ops::run(s, ops::Copy{.y = y, .x = b});
   for (size_t i = 0; i < values.size(); ++i) {
     if (std::isnan(expected[i])) {
       EXPECT_TRUE(std::isnan(output[i]));
@@ -64,7 +67,9 @@ TEST(Copy, Bfloat16RoundsToNearestEven) {
       EXPECT_EQ(output[i], expected[i]) << "of " << values[i];
     }
   }
-  EXPECT_THROW(ops::copy(s, b, test::integers(std::vector<int32_t>(values.size()))), Error);
+  EXPECT_THROW(
+      ops::run(s, ops::Copy{.y = b, .x = test::integers(std::vector<int32_t>(values.size()))}),
+      Error);
 }
 
 TEST(Add, AddsInPlace) {
@@ -75,7 +80,7 @@ TEST(Add, AddsInPlace) {
     std::vector<double> expected = test::to_f64(y);
     const std::vector<double> other = test::to_f64(x);
     for (size_t i = 0; i < expected.size(); ++i) expected[i] += other[i];
-    ops::add(s, y, x);
+    ops::run(s, ops::Add{.y = y, .x = x});
     EXPECT_LE(test::relative_error(y, expected), 1e-7);
     EXPECT_TRUE(y.gaps_intact());
   }
@@ -85,12 +90,13 @@ TEST(HostCopies, RoundTrip) {
   CpuStream s;
   const std::vector<int32_t> values = {5, -1, 7};
   const Owned t(DType::kI32, {3});
-  ops::copy_from_host(s, t, values.data());
+  ops::run(s, ops::CopyFromHost{.y = t, .host = values.data()});
   std::vector<int32_t> back(3);
-  ops::copy_to_host(s, back.data(), t);
-  ops::synchronize(s);
+  ops::run(s, ops::CopyToHost{.host = back.data(), .x = t});
+  ops::run(s, ops::Synchronize{});
   EXPECT_EQ(back, values);
-  EXPECT_THROW(ops::copy_from_host(s, test::poisoned({2, 2}, 1), values.data()), Error);
+  EXPECT_THROW(
+      ops::run(s, ops::CopyFromHost{.y = test::poisoned({2, 2}, 1), .host = values.data()}), Error);
 }
 
 TEST(Checks, MismatchesThrowAndNameTheTensor) {
@@ -98,15 +104,17 @@ TEST(Checks, MismatchesThrowAndNameTheTensor) {
   const Owned a = test::poisoned({3, 4});
   const Owned b = test::poisoned({4, 3});
   try {
-    ops::add(s, a, b);
+    ops::run(s, ops::Add{.y = a, .x = b});
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kInternal);
     EXPECT_STREQ(error.what(), "add: x must be f32[3, 4], got f32[4, 3]");
   }
-  EXPECT_THROW(ops::add(s, a, Owned(DType::kI32, {3, 4})), Error);
-  EXPECT_THROW(ops::rmsnorm(s, a, a, test::poisoned({3}), 1e-5f), Error);
-  EXPECT_THROW(ops::linear(s, a, a, a), Error);
+  EXPECT_THROW(ops::run(s, ops::Add{.y = a, .x = Owned(DType::kI32, {3, 4})}), Error);
+  EXPECT_THROW(
+      ops::run(s, ops::RmsNorm{.y_TD = a, .x_TD = a, .w_D = test::poisoned({3}), .eps = 1e-5f}),
+      Error);
+  EXPECT_THROW(ops::run(s, ops::Linear{.y_TN = a, .x_TK = a, .w_NK = a}), Error);
 }
 
 }  // namespace

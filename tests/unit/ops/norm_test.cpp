@@ -1,8 +1,9 @@
+#include "ops/norm.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -85,7 +86,7 @@ TEST(RmsNorm, MatchesReference) {
       const Owned x = test::random_normal("x", {tokens, width}, 3, 1, 2);
       const Owned w = test::random_normal("w", {width}, 0.2, 1);
       const Owned y = test::poisoned({tokens, width}, 5);
-      ops::rmsnorm(s, y, x, w, kEps);
+      ops::run(s, ops::RmsNorm{.y_TD = y, .x_TD = x, .w_D = w, .eps = kEps});
       EXPECT_LE(test::relative_error(y, rmsnorm_rows(test::to_f64(x), test::to_f64(w))), 1e-6);
       EXPECT_TRUE(y.gaps_intact());
     }
@@ -96,7 +97,7 @@ TEST(RmsNorm, ZeroRowsStayZero) {
   CpuStream s;
   const Owned x = test::constant({2, 8}, 0);
   const Owned y = test::poisoned({2, 8});
-  ops::rmsnorm(s, y, x, test::constant({8}, 1), kEps);
+  ops::run(s, ops::RmsNorm{.y_TD = y, .x_TD = x, .w_D = test::constant({8}, 1), .eps = kEps});
   EXPECT_EQ(test::to_f64(y), Values(16, 0.0));
 }
 
@@ -117,7 +118,8 @@ TEST(RmsNormBackward, MatchesFiniteDifferences) {
     const Values expected_dw = plus(
         test::to_f64(dw),
         test::numeric_gradient([&](const Values& v) { return dot(G, rmsnorm_rows(X, v)); }, W));
-    ops::rmsnorm_backward(s, dx, dw, dy, x, w, kEps);
+    ops::run(s, ops::RmsNormBackward{
+                    .dx_TD = dx, .dw_D = dw, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = kEps});
     EXPECT_LE(test::relative_error(dx, expected_dx), 5e-6);
     EXPECT_LE(test::relative_error(dw, expected_dw), 1e-6);
     EXPECT_TRUE(dx.gaps_intact());
@@ -131,11 +133,13 @@ TEST(RmsNormBackward, SameBitsOnEveryRun) {
   const Owned dy = test::random_normal("dy", {500, 128});
   const Owned dx1 = test::constant({500, 128}, 0);
   const Owned dw1 = test::constant({128}, 0);
-  ops::rmsnorm_backward(s, dx1, dw1, dy, x, w, kEps);
+  ops::run(s, ops::RmsNormBackward{
+                  .dx_TD = dx1, .dw_D = dw1, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = kEps});
   for (int run = 0; run < 5; ++run) {
     const Owned dx2 = test::constant({500, 128}, 0);
     const Owned dw2 = test::constant({128}, 0);
-    ops::rmsnorm_backward(s, dx2, dw2, dy, x, w, kEps);
+    ops::run(s, ops::RmsNormBackward{
+                    .dx_TD = dx2, .dw_D = dw2, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = kEps});
     EXPECT_TRUE(test::bitwise_equal(dx1, dx2));
     EXPECT_TRUE(test::bitwise_equal(dw1, dw2));
   }
@@ -153,8 +157,12 @@ TEST(HeadNorm, MatchesReference) {
         const Owned w = test::random_normal("w", {heads, head_dim}, 0.2, 1);
         const Owned b = test::random_normal("b", {heads, head_dim});
         const Owned y = test::poisoned({tokens, cols}, 1);
-        ops::head_norm(s, y, x, w.tensor().reshaped({cols}), b.tensor().reshaped({cols}), heads,
-                       kEps);
+        ops::run(s, ops::HeadNorm{.y_THd = y,
+                                  .x_THd = x,
+                                  .w_Hd = w.tensor().reshaped({cols}),
+                                  .b_Hd = b.tensor().reshaped({cols}),
+                                  .heads = heads,
+                                  .eps = kEps});
         const Values expected =
             head_norm_rows(test::to_f64(x), test::to_f64(w), test::to_f64(b), head_dim);
         // Few channels that are nearly equal have a small variance, and the rounding of their mean
@@ -200,7 +208,14 @@ TEST(HeadNormBackward, MatchesFiniteDifferences) {
     const Values expected_db =
         plus(test::to_f64(db),
              test::numeric_gradient([&](const Values& v) { return norm(X, W, v); }, B));
-    ops::head_norm_backward(s, dx, dw, db, dy, x, w, shape.heads, kEps);
+    ops::run(s, ops::HeadNormBackward{.dx_THd = dx,
+                                      .dw_Hd = dw,
+                                      .db_Hd = db,
+                                      .dy_THd = dy,
+                                      .x_THd = x,
+                                      .w_Hd = w,
+                                      .heads = shape.heads,
+                                      .eps = kEps});
     // With two channels the normalised values are +-1 whatever x is, and dx is all cancellation.
     if (head_dim > 2) {
       EXPECT_LE(test::relative_error(dx, expected_dx), 5e-6);

@@ -1,3 +1,5 @@
+#include "ops/optimizer.h"
+
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -5,7 +7,6 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -17,7 +18,7 @@ using Values = std::vector<double>;
 
 double squared_norm(Stream& s, const Tensor& x) {
   double value = 0;
-  ops::add_squared_norm(s, Tensor(&value, DType::kF64, {1}), x);
+  ops::run(s, ops::AddSquaredNorm{.y_1 = Tensor(&value, DType::kF64, {1}), .x = x});
   return value;
 }
 
@@ -90,7 +91,7 @@ TEST(AdamW, MatchesAScalarReference) {
     const Owned grad = test::random_normal("grad" + std::to_string(step), {kCount}, 0.3);
     t.grad_N = grad;
     count_updates(stats, step, 0.5);
-    ops::adamw(s, t);
+    ops::run(s, t);
     const Values G = test::to_f64(grad);
     const double m_bias = 1 - std::pow(0.9, step);
     const double v_bias = 1 - std::pow(0.95, step);
@@ -118,14 +119,14 @@ TEST(AdamW, ZeroWeightsWithZeroGradientsStayZero) {
   Stats stats;
   count_updates(stats, 1);
   const std::vector<ops::DecayRange> all = {{0, 10}};
-  ops::adamw(s, {.w_N = w,
-                 .m_N = m,
-                 .v_N = v,
-                 .grad_N = zero,
-                 .stats = stats.tensor,
-                 .decays = all,
-                 .lr = 0.1f,
-                 .decay = 0.1f});
+  ops::run(s, ops::AdamW{.w_N = w,
+                         .m_N = m,
+                         .v_N = v,
+                         .grad_N = zero,
+                         .stats = stats.tensor,
+                         .decays = all,
+                         .lr = 0.1f,
+                         .decay = 0.1f});
   EXPECT_TRUE(test::bitwise_equal(w, zero));
 }
 
@@ -137,8 +138,9 @@ TEST(AdamW, LateStepsNeedNoCorrection) {
   const Owned grad = test::constant({3}, 0.5);
   Stats stats;
   count_updates(stats, 1000000);
-  ops::adamw(s,
-             {.w_N = w, .m_N = m, .v_N = v, .grad_N = grad, .stats = stats.tensor, .lr = 0.125f});
+  ops::run(s,
+           ops::AdamW{
+               .w_N = w, .m_N = m, .v_N = v, .grad_N = grad, .stats = stats.tensor, .lr = 0.125f});
   for (const double value : test::to_f64(w)) EXPECT_NEAR(value, 0.875, 1e-6);
 }
 
@@ -157,24 +159,24 @@ TEST(AdamW, DecaysItsRangesOnlyAndWritesTheComputeCopy) {
   t.decays = some;
   t.lr = 0.5f;
   t.decay = 0.5f;
-  ops::adamw(s, t);
+  ops::run(s, t);
   EXPECT_EQ(test::to_f64(w), (Values{1, 0.75, 0.75, 1, 1, 1, 0.75, 0.75}));
   EXPECT_TRUE(test::bitwise_equal(compute, w));
   const std::vector<ops::DecayRange> overlapping = {{1, 3}, {2, 8}};
   t.decays = overlapping;
-  EXPECT_THROW(ops::adamw(s, t), Error);
+  EXPECT_THROW(ops::run(s, t), Error);
 }
 
 TEST(FinishStep, ClipsCountsAndSkips) {
   CpuStream s;
   Stats stats;
   stats.values = {3.0, 16.0};  // loss, squared norm
-  ops::finish_step(s, stats.tensor, 1.0, 0.9, 0.95);
+  ops::run(s, ops::FinishStep{.stats = stats.tensor, .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95});
   EXPECT_EQ(stats.values[ops::kApply], 1);
   EXPECT_EQ(stats.values[ops::kUpdates], 1);
   EXPECT_EQ(stats.values[ops::kGradScale], 0.25);
   EXPECT_EQ(stats.values[ops::kBias1], 1 - 0.9);
-  ops::finish_step(s, stats.tensor, 0.0, 0.9, 0.95);
+  ops::run(s, ops::FinishStep{.stats = stats.tensor, .clip = 0.0, .beta1 = 0.9, .beta2 = 0.95});
   EXPECT_EQ(stats.values[ops::kGradScale], 1);
   EXPECT_EQ(stats.values[ops::kBias2], 1 - std::pow(0.95, 2));
   // A step with NaN or infinity is not counted, and nothing changes.
@@ -182,10 +184,11 @@ TEST(FinishStep, ClipsCountsAndSkips) {
   const Owned grad = test::constant({3}, std::nanf(""));
   for (const double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
     stats.values[ops::kSquaredNorm] = bad;
-    ops::finish_step(s, stats.tensor, 1.0, 0.9, 0.95);
+    ops::run(s, ops::FinishStep{.stats = stats.tensor, .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95});
     EXPECT_EQ(stats.values[ops::kApply], 0);
     EXPECT_EQ(stats.values[ops::kUpdates], 2);
-    ops::adamw(s, {.w_N = w, .m_N = w, .v_N = w, .grad_N = grad, .stats = stats.tensor, .lr = 1});
+    ops::run(s, ops::AdamW{
+                    .w_N = w, .m_N = w, .v_N = w, .grad_N = grad, .stats = stats.tensor, .lr = 1});
     EXPECT_EQ(test::to_f64(w), (Values{1, 1, 1}));
   }
 }

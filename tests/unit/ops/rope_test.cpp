@@ -1,9 +1,10 @@
+#include "ops/rope.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -41,7 +42,9 @@ TEST(Rope, MatchesReferenceAtEveryPosition) {
       const Owned x = test::random_normal("x", {200, heads * head_dim}, 1, 0, 5);
       const Owned positions = test::random_integers("positions", 200, 65537);
       const Values before = test::to_f64(x);
-      ops::rope(s, x, positions, {.heads = heads, .base = base});
+      ops::run(s,
+               ops::Rope{
+                   .x_THd = x, .positions_T = positions, .params = {.heads = heads, .base = base}});
       EXPECT_LE(test::relative_error(x, rotated(before, positions, heads, base, 1)), 2e-7);
       EXPECT_TRUE(x.gaps_intact());
     }
@@ -60,7 +63,8 @@ TEST(Rope, InverseIsTheGradient) {
     for (size_t i = 0; i < y.size(); ++i) sum += y[i] * G[i];
     return sum;
   };
-  ops::rope(s, dy, positions, {.heads = 3, .inverse = true});
+  ops::run(
+      s, ops::Rope{.x_THd = dy, .positions_T = positions, .params = {.heads = 3, .inverse = true}});
   EXPECT_LE(test::relative_error(dy, test::numeric_gradient(objective, test::to_f64(x))), 1e-6);
 }
 
@@ -68,14 +72,18 @@ TEST(Rope, PositionZeroChangesNothing) {
   CpuStream s;
   const Owned x = test::random_normal("x", {3, 8});
   const Owned before(x);
-  ops::rope(s, x, test::integers({0, 0, 0}), {.heads = 2});
+  ops::run(s,
+           ops::Rope{.x_THd = x, .positions_T = test::integers({0, 0, 0}), .params = {.heads = 2}});
   EXPECT_TRUE(test::bitwise_equal(x, before));
 }
 
 TEST(Rope, OddHeadsAreRefused) {
   CpuStream s;
   const Owned x = test::poisoned({2, 9});
-  EXPECT_THROW(ops::rope(s, x, test::integers({0, 1}), {.heads = 3}), Error);
+  EXPECT_THROW(
+      ops::run(
+          s, ops::Rope{.x_THd = x, .positions_T = test::integers({0, 1}), .params = {.heads = 3}}),
+      Error);
 }
 
 }  // namespace

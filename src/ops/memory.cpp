@@ -1,10 +1,7 @@
-#include "ops/host_read.h"
+#include "ops/memory.h"
 
 #include <algorithm>
 #include <vector>
-
-#include "core/device.h"
-#include "ops/check.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -19,7 +16,7 @@ struct Immediate : HostRead::Impl {
 };
 
 std::unique_ptr<HostRead::Impl> start(Stream& s, const Tensor& x) {
-  check_flat("host_read", "x", x, DType::kF64, x.numel());
+  Check("host_read").flat("x", x, x.numel(), DType::kF64);
   if constexpr (kHasCuda) {
     if (s.backend() == Backend::kCuda) return cuda::start_host_read(s, x);
   }
@@ -28,7 +25,22 @@ std::unique_ptr<HostRead::Impl> start(Stream& s, const Tensor& x) {
 
 }  // namespace
 
-HostRead::HostRead(Stream& s, Tensor x) : impl_(start(s, x)) {}
+void begin_tuning(Stream& s, const std::string& known) {
+  s.set_tuning(true);
+  if constexpr (kHasCuda) {
+    if (s.backend() == Backend::kCuda) cuda::add_choices(s, known);
+  }
+}
+
+std::string end_tuning(Stream& s) {
+  s.set_tuning(false);
+  if constexpr (kHasCuda) {
+    if (s.backend() == Backend::kCuda) return cuda::keep_choices(s);
+  }
+  return {};
+}
+
+HostRead::HostRead(Stream& s, const Tensor& x) : impl_(start(s, x)) {}
 HostRead::~HostRead() = default;
 HostRead::HostRead(HostRead&&) noexcept = default;
 HostRead& HostRead::operator=(HostRead&&) noexcept = default;

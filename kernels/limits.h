@@ -1,0 +1,21 @@
+// The largest problems that the kernels take: what is beyond is refused when a configuration is
+// planned (src/ops/limits.h), also where no GPU is.
+#pragma once
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+// Attention over packs: heads of a multiple of 8 channels.
+inline constexpr int kMaxAttentionHeadDim = 128;
+inline constexpr int kMaxDecodeHeadDim = 256;
+inline constexpr int kMaxAlibiHeads = 256;
+// The widest row of RMSNorm and LayerNorm, and the largest head of head norm: a scalar path serves
+// heads that cannot be read 16 bytes at a time.
+inline constexpr int64_t kMaxNormWidth = 16384;
+inline constexpr int64_t kMaxHeadDim = 512;
+inline constexpr int64_t kMaxScalarHeadDim = 256;
+inline constexpr int kMaxRopeFrequencies = 128;  // half of the largest head
+inline constexpr int kMaxDecaySegments = 64;     // of one launch of AdamW
+
+}  // namespace sbtrain::kernels

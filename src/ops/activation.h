@@ -1,0 +1,103 @@
+// Activations and their gradients.
+#pragma once
+
+#include "ops/op.h"
+
+namespace sbtrain::ops {
+
+// y_TF = silu(gate) * up, gate = gate_up[:, :F], up = gate_up[:, F:]  (SwiGLU, arXiv 2002.05202).
+struct Swiglu {
+  static constexpr std::string_view kName = "swiglu";
+  Tensor y_TF;
+  Tensor gate_up_T2F;
+  void check() const {
+    Check(kName).matrix("y_TF", y_TF);
+    Check(kName).matrix("gate_up_T2F", gate_up_T2F, y_TF.rows(), 2 * y_TF.cols());
+  }
+};
+
+// dgate_up = gradient; may be gate_up itself.
+struct SwigluBackward {
+  static constexpr std::string_view kName = "swiglu_backward";
+  Tensor dgate_up_T2F;
+  Tensor dy_TF, gate_up_T2F;
+  void check() const {
+    const Check c(kName);
+    c.matrix("dy_TF", dy_TF);
+    c.matrix("gate_up_T2F", gate_up_T2F, dy_TF.rows(), 2 * dy_TF.cols());
+    c.same("dgate_up_T2F", dgate_up_T2F, gate_up_T2F);
+  }
+};
+
+// y = sigmoid(x + b_H) per column; x, y [T, H], f32 on every backend: near 1, where gates live,
+// bf16 would not tell 1 - y from its neighbours.
+struct BiasSigmoid {
+  static constexpr std::string_view kName = "bias_sigmoid";
+  Tensor y_TH;
+  Tensor x_TH, b_H;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_TH", x_TH);
+    c.same("y_TH", y_TH, x_TH);
+    c.flat("b_H", b_H, x_TH.cols());
+  }
+};
+
+// dx_TH = dy * y * (1 - y). dx may be dy.
+struct SigmoidBackward {
+  static constexpr std::string_view kName = "sigmoid_backward";
+  Tensor dx_TH;
+  Tensor dy_TH, y_TH;
+  void check() const {
+    const Check c(kName);
+    c.matrix("y_TH", y_TH);
+    c.same("dx_TH", dx_TH, y_TH);
+    c.same("dy_TH", dy_TH, y_TH);
+  }
+};
+
+// y = gelu(x + b) per column, gelu(z) = z Phi(z), exact (arXiv 1606.08415). y may be x.
+struct BiasGelu {
+  static constexpr std::string_view kName = "bias_gelu";
+  Tensor y_TF;
+  Tensor x_TF, b_F;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_TF", x_TF);
+    c.same("y_TF", y_TF, x_TF);
+    c.flat("b_F", b_F, x_TF.cols());
+  }
+};
+
+// dx = dy gelu'(x + b); the gradient of b is the sum of its rows. dx may be dy or x.
+struct BiasGeluBackward {
+  static constexpr std::string_view kName = "bias_gelu_backward";
+  Tensor dx_TF;
+  Tensor dy_TF, x_TF, b_F;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_TF", x_TF);
+    c.same("dx_TF", dx_TF, x_TF);
+    c.same("dy_TF", dy_TF, x_TF);
+    c.flat("b_F", b_F, x_TF.cols());
+  }
+};
+
+namespace cpu {
+void run(Cpu, Stream& s, const Swiglu& op);
+void run(Cpu, Stream& s, const SwigluBackward& op);
+void run(Cpu, Stream& s, const BiasSigmoid& op);
+void run(Cpu, Stream& s, const SigmoidBackward& op);
+void run(Cpu, Stream& s, const BiasGelu& op);
+void run(Cpu, Stream& s, const BiasGeluBackward& op);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const Swiglu& op);
+void run(Cuda, Stream& s, const SwigluBackward& op);
+void run(Cuda, Stream& s, const BiasSigmoid& op);
+void run(Cuda, Stream& s, const SigmoidBackward& op);
+void run(Cuda, Stream& s, const BiasGelu& op);
+void run(Cuda, Stream& s, const BiasGeluBackward& op);
+}  // namespace cuda
+
+}  // namespace sbtrain::ops

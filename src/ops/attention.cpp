@@ -1,0 +1,183 @@
+// Checks and scratch of attention.
+#include "ops/attention.h"
+
+#include <bit>
+#include <cmath>
+
+#include "ops/choose.h"
+#include "ops/cpu/attention.h"
+#include "ops/limits.h"
+
+namespace sbtrain::ops {
+namespace {
+
+template <typename Op>
+int64_t head_dim(const Op& op) {
+  return op.q_THd.cols() / op.params.heads;
+}
+
+// What all passes over a pack share.
+template <typename Op>
+void check_pack(const Check& c, const Op& op) {
+  c.heads("q_THd", op.q_THd, op.q_THd.rows(), op.params.heads);
+  c.same("k_THd", op.k_THd, op.q_THd);
+  c.same("v_THd", op.v_THd, op.q_THd);
+  c.documents(op.sequences, op.q_THd.rows());
+  if constexpr (requires { op.o_THd; }) c.same("o_THd", op.o_THd, op.q_THd);
+  if constexpr (requires { op.do_THd; }) {
+    c.same("dq_THd", op.dq_THd, op.q_THd);
+    c.same("dk_THd", op.dk_THd, op.q_THd);
+    c.same("dv_THd", op.dv_THd, op.q_THd);
+    c.same("do_THd", op.do_THd, op.q_THd);
+  }
+}
+
+template <typename Op>
+void check_stickbreaking(const Check& c, const Op& op) {
+  check_pack(c, op);
+  const int64_t tokens = op.q_THd.rows();
+  const int heads = op.params.heads;
+  c.matrix("log2_rem_HT", op.log2_rem_HT, heads, tokens);
+  c.matrix("stop_HT", op.stop_HT, heads, tokens, DType::kI32);
+  if (op.gate_TH.defined()) c.matrix("gate_TH", op.gate_TH, tokens, heads);
+  if (op.params.remainder == Remainder::kBias) {
+    c.flat("remainder_bias_Hd", op.remainder_bias_Hd, op.q_THd.cols());
+  }
+}
+
+void check_fire(const Check& c, const FireTensors& fire, int64_t heads) {
+  c.flat("c_1", fire.c_1, 1);
+  c.flat("m_1", fire.m_1, 1);
+  c.flat("w1_K", fire.w1_K, kFireHidden);
+  c.flat("b1_K", fire.b1_K, kFireHidden);
+  c.flat("w2_HK", fire.w2_HK, heads * kFireHidden);
+  c.flat("b2_H", fire.b2_H, heads);
+}
+
+template <typename Op>
+void check_softmax(const Check& c, const Op& op) {
+  check_pack(c, op);
+  c.matrix("lse_HT", op.lse_HT, op.params.heads, op.q_THd.rows());
+  if (op.bias.kind == PositionBias::kFire) check_fire(c, op.bias.fire, op.params.heads);
+}
+
+template <typename Op>
+void check_softmax_limits(const Op& op) {
+  check_attention_head_dim(Op::kName, head_dim(op));
+  if (op.bias.kind == PositionBias::kAlibi) check_alibi_heads(Op::kName, op.params.heads);
+}
+
+template <typename Op>
+void check_decode(const Check& c, const Op& op) {
+  const int64_t sequences = op.q_BHd.rows();
+  c.heads("q_BHd", op.q_BHd, sequences, op.params.heads);
+  c.same("o_BHd", op.o_BHd, op.q_BHd);
+  c.that(op.k_cache_BCHd.rank == 3, "k_cache_BCHd has three dimensions");
+  const int64_t elements = sequences * op.k_cache_BCHd.shape[1] * op.q_BHd.cols();
+  c.flat("k_cache_BCHd", op.k_cache_BCHd, elements);
+  c.flat("v_cache_BCHd", op.v_cache_BCHd, elements);
+  c.flat("lengths_B", op.lengths_B, sequences, DType::kI32);
+}
+
+Buffer bytes_of_scratch(const Stream& s, std::string_view name, size_t bytes) {
+  if (bytes == 0) return {};
+  return s.scratch(name, DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
+}
+
+}  // namespace
+
+void StickBreakingForward::check() const {
+  check_stickbreaking(Check(kName), *this);
+}
+void StickBreakingForward::check_limits(const Target& /*target*/) const {
+  check_attention_head_dim(kName, head_dim(*this));
+}
+Buffer StickBreakingForward::scratch(const Stream& s) const {
+  if (on_cuda(s)) return {};
+  return cpu::stickbreaking_forward_scratch(s, head_dim(*this));
+}
+
+void StickBreakingBackward::check() const {
+  const Check c(kName);
+  check_stickbreaking(c, *this);
+  if (gate_TH.defined()) c.same("dgate_TH", dgate_TH, gate_TH);
+  if (params.remainder == Remainder::kBias) {
+    c.flat("dremainder_bias_Hd", dremainder_bias_Hd, q_THd.cols());
+  }
+}
+void StickBreakingBackward::check_limits(const Target& /*target*/) const {
+  check_attention_head_dim(kName, head_dim(*this));
+}
+Buffer StickBreakingBackward::scratch(const Stream& s) const {
+  if (!on_cuda(s)) {
+    return cpu::stickbreaking_backward_scratch(s, head_dim(*this), sequences.max_seqlen);
+  }
+  const StickBreakingChoice choice = choose(*this, s);
+  return s.scratch("stick-breaking states", DType::kF32,
+                   {choice.heads, choice.blocks, q_THd.rows(), 2});
+}
+
+float alibi_slope(int heads, int head) {
+  const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(heads)));
+  const double exponent =
+      head < power ? 8.0 * (head + 1) / power : 8.0 * (2 * (head - power) + 1) / (2.0 * power);
+  return static_cast<float>(std::exp2(-exponent));
+}
+
+void SoftmaxForward::check() const {
+  check_softmax(Check(kName), *this);
+}
+void SoftmaxForward::check_limits(const Target& /*target*/) const {
+  check_softmax_limits(*this);
+}
+Buffer SoftmaxForward::scratch(const Stream& s) const {
+  if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);
+  return cpu::softmax_forward_scratch(s, head_dim(*this));
+}
+
+void SoftmaxBackward::check() const {
+  const Check c(kName);
+  check_softmax(c, *this);
+  if (bias.kind == PositionBias::kFire) check_fire(c, dfire, params.heads);
+}
+void SoftmaxBackward::check_limits(const Target& /*target*/) const {
+  check_softmax_limits(*this);
+}
+Buffer SoftmaxBackward::scratch(const Stream& s) const {
+  if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);
+  return cpu::softmax_backward_scratch(s, head_dim(*this));
+}
+
+void StickBreakingDecode::check() const {
+  const Check c(kName);
+  check_decode(c, *this);
+  if (gate_cache_BCH.defined()) {
+    c.flat("gate_cache_BCH", gate_cache_BCH, q_BHd.rows() * k_cache_BCHd.shape[1] * params.heads);
+  }
+  if (params.remainder == Remainder::kBias) {
+    c.flat("remainder_bias_Hd", remainder_bias_Hd, q_BHd.cols());
+  }
+}
+void StickBreakingDecode::check_limits(const Target& /*target*/) const {
+  check_decode_head_dim(kName, q_BHd.cols() / params.heads);
+}
+
+void SoftmaxDecode::check() const {
+  const Check c(kName);
+  check_decode(c, *this);
+  if (bias.kind == PositionBias::kFire) check_fire(c, bias.fire, params.heads);
+}
+void SoftmaxDecode::check_limits(const Target& /*target*/) const {
+  check_decode_head_dim(kName, q_BHd.cols() / params.heads);
+  if (bias.kind == PositionBias::kAlibi) check_alibi_heads(kName, params.heads);
+}
+
+void CacheAppend::check() const {
+  const Check c(kName);
+  c.that(cache_BCN.rank == 3 && cache_BCN.contiguous(), "the cache has three dimensions");
+  c.matrix("x_BN", x_BN, cache_BCN.shape[0], cache_BCN.shape[2]);
+  c.that(x_BN.dtype == cache_BCN.dtype, "the cache has the type of what goes into it");
+  c.flat("positions_B", positions_B, x_BN.rows(), DType::kI32);
+}
+
+}  // namespace sbtrain::ops

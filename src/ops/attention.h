@@ -1,0 +1,186 @@
+// Stick-breaking and softmax attention over packed documents, and one step of decoding.
+#pragma once
+
+#include "core/sequences.h"
+#include "ops/op.h"
+
+namespace sbtrain::ops {
+
+// ---- Stick-breaking attention -----------------------------------------------------------------
+//
+// arXiv 2410.17980, equations 1-4. For token j and keys i < j (i <= j with attend_current) of the
+// same document:
+//   z_ij = scale q_j.k_i   beta_ij = f_i sigmoid(z_ij)   A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)
+//   o_j = sum_i A_ij v_i   rem_j = 1 - sum_i A_ij
+// f_i is the forget gate, 1 without one. q, k, v, o are [T, H*d]; q, k, v may be column ranges of
+// one qkv matrix.
+
+enum class Remainder : uint8_t {
+  kNone,
+  kValue,  // o_j += rem_j v_j
+  kBias,   // o_j += rem_j r_h
+};
+struct StickBreakingParams {
+  int heads = 0;
+  float scale = 1.0f;
+  bool attend_current = false;
+  Remainder remainder = Remainder::kNone;
+  // Keys left of the point where every query of a tile has rem < skip_epsilon are dropped, in the
+  // forward and, by the saved stop, in the backward pass. 0 never drops any.
+  float skip_epsilon = 0.0f;
+};
+// Rows of a query tile that share one stop; the stop is the first key (relative to the document)
+// that the tile reads.
+inline constexpr int kStickBreakingTile = 64;
+
+struct StickBreakingForward {
+  static constexpr std::string_view kName = "stickbreaking_forward";
+  Tensor o_THd;
+  Tensor log2_rem_HT;  // f32, log2 of the remainder after all keys, which does not underflow
+  Tensor stop_HT;      // i32: for each query its tile's first key, relative to its document
+  Tensor q_THd, k_THd, v_THd;
+  Tensor gate_TH{};            // f in (0, 1], f32, optional
+  Tensor remainder_bias_Hd{};  // r_h, with Remainder::kBias
+  Sequences sequences{};
+  StickBreakingParams params{};
+  void check() const;
+  void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
+};
+
+// Memory: O(T) saved, scratch O(tile * max_seqlen) per thread. Deterministic.
+struct StickBreakingBackward {
+  static constexpr std::string_view kName = "stickbreaking_backward";
+  Tensor dq_THd, dk_THd, dv_THd;  // =
+  Tensor dgate_TH{};              // =, with a gate
+  Tensor dremainder_bias_Hd{};    // +=, with Remainder::kBias
+  Tensor do_THd;
+  Tensor log2_rem_HT, stop_HT;  // of the forward pass
+  Tensor q_THd, k_THd, v_THd;
+  Tensor gate_TH{};
+  Tensor remainder_bias_Hd{};
+  Sequences sequences{};
+  StickBreakingParams params{};
+  void check() const;
+  void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
+};
+
+// ---- Softmax attention --------------------------------------------------------------------------
+//
+// Causal (i <= j), document-masked: o_j = sum_i softmax_i(scale q_j.k_i + bias_h(i, j)) v_i, with i
+// and j counted from 0 in each document.
+
+struct SoftmaxParams {
+  int heads = 0;
+  float scale = 1.0f;
+  int64_t window = 0;  // > 0: only the `window` nearest keys, the token itself included
+};
+
+enum class PositionBias : uint8_t {
+  kNone,
+  kAlibi,  // -m_h (j - i)  (arXiv 2108.12409)
+  kFire,   // MLP(psi(j - i) / (psi(max(j, |m L0|)) + 1e-6))_h, psi(x) = log(|c| x + 1), and the MLP
+           // is 1 -> 32 -> H with ReLU  (arXiv 2310.04418)
+};
+inline constexpr int kFireHidden = 32;
+inline constexpr float kFireLength = 512.0f;  // L0
+inline constexpr float kFireEps = 1e-6f;
+
+// m_h: 2^(-8h/P), h = 1..P, for P = 2^floor(log2 H) heads; the others take 2^(-8(2k-1)/(2P)),
+// k = 1..H-P. `head` counts from 0.
+float alibi_slope(int heads, int head);
+
+// The tensors of FIRE: its parameters or, f32, their gradients. K = kFireHidden.
+struct FireTensors {
+  Tensor c_1, m_1, w1_K, b1_K, w2_HK, b2_H;
+};
+struct SoftmaxBias {
+  PositionBias kind = PositionBias::kNone;
+  FireTensors fire{};  // with kFire
+};
+
+struct SoftmaxForward {
+  static constexpr std::string_view kName = "softmax_forward";
+  Tensor o_THd;
+  Tensor lse_HT;  // f32, log of the softmax denominator
+  Tensor q_THd, k_THd, v_THd;
+  SoftmaxBias bias{};
+  Sequences sequences{};
+  SoftmaxParams params{};
+  void check() const;
+  void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
+};
+struct SoftmaxBackward {
+  static constexpr std::string_view kName = "softmax_backward";
+  Tensor dq_THd, dk_THd, dv_THd;  // =
+  FireTensors dfire{};            // += gradients of bias.fire, with kFire
+  Tensor do_THd, o_THd, lse_HT;
+  Tensor q_THd, k_THd, v_THd;
+  SoftmaxBias bias{};
+  Sequences sequences{};
+  SoftmaxParams params{};
+  void check() const;
+  void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
+};
+
+// ---- Decoding -----------------------------------------------------------------------------------
+//
+// One new token for each of B independent sequences against its cached keys and values.
+// k_cache, v_cache: [B, C, H*d], rows [0, lengths_B[b]) valid, the new token's own k and v last.
+
+struct StickBreakingDecode {
+  static constexpr std::string_view kName = "stickbreaking_decode";
+  Tensor o_BHd;
+  Tensor q_BHd;
+  Tensor k_cache_BCHd, v_cache_BCHd;
+  Tensor gate_cache_BCH{};  // with a forget gate
+  Tensor remainder_bias_Hd{};
+  Tensor lengths_B;  // i32, the new token included
+  StickBreakingParams params;
+  void check() const;
+  void check_limits(const Target& target) const;
+};
+struct SoftmaxDecode {
+  static constexpr std::string_view kName = "softmax_decode";
+  Tensor o_BHd;
+  Tensor q_BHd;
+  Tensor k_cache_BCHd, v_cache_BCHd;
+  Tensor lengths_B;
+  SoftmaxBias bias{};
+  SoftmaxParams params;
+  void check() const;
+  void check_limits(const Target& target) const;
+};
+
+// cache_BCN[b, positions_B[b]] = x_BN[b]; x may have strided rows. A position outside the cache is
+// an error.
+struct CacheAppend {
+  static constexpr std::string_view kName = "cache_append";
+  Tensor cache_BCN;
+  Tensor x_BN, positions_B;
+  void check() const;
+};
+
+namespace cpu {
+void run(Cpu, Stream& s, const StickBreakingForward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const StickBreakingBackward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const StickBreakingDecode& op);
+void run(Cpu, Stream& s, const SoftmaxForward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const SoftmaxBackward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const SoftmaxDecode& op);
+void run(Cpu, Stream& s, const CacheAppend& op);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const StickBreakingForward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const StickBreakingDecode& op);
+void run(Cuda, Stream& s, const SoftmaxForward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const SoftmaxBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const SoftmaxDecode& op);
+void run(Cuda, Stream& s, const CacheAppend& op);
+}  // namespace cuda
+
+}  // namespace sbtrain::ops

@@ -1,0 +1,179 @@
+#include "ops/choose.h"
+
+#include "core/error.h"
+#include "kernels/attention/rebased_index.h"
+#include "kernels/attention/scratch_sizes.h"
+
+namespace sbtrain::ops {
+namespace {
+
+// Heads that go through a workspace at a time where one takes `bytes`: as many as fit a fixed
+// budget, at least one, in groups as equal as can be.
+int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
+  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
+  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, bytes));
+  const int64_t groups = (heads + fit - 1) / fit;
+  return (heads + groups - 1) / groups;
+}
+
+// Heads that cuDNN's backward pass takes at a time, so that its scratch fits; 0 where not even one
+// fits.
+int64_t cudnn_backward_heads(const SoftmaxShape& x) {
+  for (int64_t group = x.heads; group > 0; --group) {
+    if (x.heads % group == 0 && cudnn_scratch_bytes(x, group) <= kMaxCudnnScratch) return group;
+  }
+  return 0;
+}
+
+// Why the portable kernels are the faster ones in the backward pass (H200), or empty: for narrow
+// heads, 147 against 122 TFLOP/s (d = 32, L = 2048, deterministic), and where cuDNN's deterministic
+// algorithm, which computes what a window hides too, would do twice what is needed (64 channels) or
+// more (128).
+std::string_view slow_cudnn_backward(const SoftmaxShape& x) {
+  if (x.head_dim <= 32) return "they are faster for heads of 32 channels and fewer";
+  const int64_t narrow = x.head_dim <= 64 ? x.max_seqlen / 2 : x.max_seqlen / 4;
+  if (x.deterministic && x.window > 0 && x.window <= narrow) {
+    return "they are faster for a window this narrow";
+  }
+  return {};
+}
+
+// Why cuDNN cannot or should not take the problem; empty where it should.
+std::string why_not_cudnn(const SoftmaxShape& x, const Target& target, bool forced) {
+  if (x.bias != PositionBias::kNone) return "cuDNN has no such bias";
+  if (target.cudnn == 0) return "the target has no cuDNN";
+  if (!x.backward) return {};
+  if (const auto slow = slow_cudnn_backward(x); !forced && !slow.empty()) return std::string(slow);
+  if (cudnn_backward_heads(x) == 0) return "cuDNN wants too much scratch for one head";
+  return {};
+}
+
+size_t portable_scratch_bytes(const SoftmaxShape& x) {
+  if (x.bias == PositionBias::kFire) {
+    return kernels::fire_scratch(x.tokens, x.heads, x.max_seqlen, x.backward).bytes;
+  }
+  return x.backward ? kernels::softmax_backward_scratch_bytes(x.tokens, x.heads) : 0;
+}
+
+template <typename Op>
+SoftmaxShape softmax_shape(const Op& op, const Stream& s) {
+  return {.bias = op.bias.kind,
+          .tokens = op.q_THd.rows(),
+          .heads = op.params.heads,
+          .head_dim = op.q_THd.cols() / op.params.heads,
+          .max_seqlen = op.sequences.max_seqlen,
+          .window = op.params.window,
+          .deterministic = s.deterministic()};
+}
+
+// Whether `forced` names the implementation; a name that none has is the caller's mistake.
+bool forces(std::string_view forced, Implementation implementation) {
+  if (!forced.empty() && forced != implementation_name(Implementation::kPortable) &&
+      forced != implementation_name(Implementation::kCudnn)) {
+    fail(ExitCode::kUsage, "'{}' is no implementation; there are portable and cudnn", forced);
+  }
+  return forced == implementation_name(implementation);
+}
+
+}  // namespace
+
+std::string_view implementation_name(Implementation implementation) {
+  return implementation == Implementation::kCudnn ? "cudnn" : "portable";
+}
+
+// Derived from the graphs of cuDNN's frontend plus a margin of descriptors for each document, not
+// documented by NVIDIA; what a plan really wants is compared with what there is before it runs. The
+// backward pass's deterministic algorithm keeps dS of the whole padded batch, bf16 [B, H, S, S];
+// the other one adds up dq in f32, laid out like dq.
+size_t cudnn_workspace_bytes(const SoftmaxShape& x, int64_t heads, int64_t batch) {
+  const size_t margin = (size_t{4} << 20) + static_cast<size_t>(batch) * 4096;
+  if (!x.backward) return margin;
+  const int64_t rows = (x.max_seqlen + 127) / 128 * 128;
+  const int64_t scores = batch * heads * rows * rows * 2;
+  const int64_t sums = x.tokens * x.dq_stride * static_cast<int64_t>(sizeof(float));
+  return static_cast<size_t>(x.deterministic ? scores : sums) +
+         cudnn_statistics_bytes(x.tokens, heads) + margin;
+}
+
+size_t cudnn_scratch_bytes(const SoftmaxShape& x, int64_t heads) {
+  const int64_t fewest = x.max_seqlen > 0 ? (x.tokens + x.max_seqlen - 1) / x.max_seqlen : 1;
+  const int64_t batch =
+      x.backward ? cudnn_batch(std::min(fewest, kMaxCudnnDocuments)) : kMaxCudnnDocuments;
+  return cudnn_statistics_bytes(x.tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments) +
+         cudnn_workspace_bytes(x, heads, batch);
+}
+
+SoftmaxChoice choose(const SoftmaxShape& x, const Target& target, std::string_view forced) {
+  SoftmaxChoice choice{.bytes = portable_scratch_bytes(x)};
+  if (forces(forced, Implementation::kPortable)) {
+    choice.reason = "they are asked for";
+    return choice;
+  }
+  const bool must = forces(forced, Implementation::kCudnn);
+  choice.reason = why_not_cudnn(x, target, must);
+  if (!choice.reason.empty()) {
+    if (must) fail(ExitCode::kUsage, "cudnn is asked for, but {}", choice.reason);
+    return choice;
+  }
+  choice.implementation = Implementation::kCudnn;
+  choice.heads = x.backward ? cudnn_backward_heads(x) : x.heads;
+  choice.bytes = std::max(choice.bytes, cudnn_scratch_bytes(x, choice.heads));
+  return choice;
+}
+
+SoftmaxChoice choose(const SoftmaxForward& op, const Stream& s) {
+  return choose(softmax_shape(op, s), s.target(), s.implementation());
+}
+
+SoftmaxChoice choose(const SoftmaxBackward& op, const Stream& s) {
+  SoftmaxShape shape = softmax_shape(op, s);
+  shape.backward = true;
+  shape.dq_stride = op.dq_THd.row_stride;
+  return choose(shape, s.target(), s.implementation());
+}
+
+StickBreakingChoice choose(const StickBreakingBackward& op, const Stream& s) {
+  if (forces(s.implementation(), Implementation::kCudnn)) {
+    fail(ExitCode::kUsage, "cudnn is asked for, but it has no stick-breaking attention");
+  }
+  StickBreakingChoice choice;
+  choice.blocks = (op.sequences.max_seqlen + 126) / 64 + 2;
+  choice.heads = heads_at_a_time(op.params.heads, op.q_THd.rows() * choice.blocks * 8);
+  return choice;
+}
+
+namespace {
+
+// Where no document is longer than this, the chunked form goes over all pairs too. On an H200,
+// milliseconds forward / backward of 32768 tokens, 16 features, width 1536, pairs against states:
+// e = 16: 1.69 / 5.02 against 1.79 / 5.56 at L = 1024, 3.05 / 8.66 against 1.84 / 5.62 at 2048;
+// e = 64: 1.35 / 3.78 against 1.54 / 4.52 at 2048, 2.49 / 6.81 against 1.58 / 4.55 at 4096.
+template <typename Op>
+RebasedChoice choose_rebased(const Op& op, int64_t max_seqlen) {
+  const int64_t heads = op.params.heads;
+  const int64_t e = op.v_THe.cols() / heads;
+  RebasedChoice choice;
+  choice.chunked = !op.params.quadratic && max_seqlen > (e < 64 ? 1024 : 2048);
+  choice.state = rebased_state_rows(op.k_THf.cols() / heads, op.params) * (e + 1);
+  choice.heads =
+      heads_at_a_time(heads, kernels::rebased_chunks(op.k_THf.rows()) * choice.state * 4);
+  return choice;
+}
+
+}  // namespace
+
+RebasedChoice choose(const RebasedForward& op, const Stream& /*s*/) {
+  return choose_rebased(op, op.sequences.max_seqlen);
+}
+
+RebasedChoice choose(const RebasedBackward& op, const Stream& /*s*/) {
+  return choose_rebased(op, op.sequences.max_seqlen);
+}
+
+RebasedChoice choose(const RebasedState& op, const Stream& /*s*/) {
+  RebasedChoice choice = choose_rebased(op, 0);
+  choice.chunked = true;
+  return choice;
+}
+
+}  // namespace sbtrain::ops

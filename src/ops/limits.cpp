@@ -1,0 +1,66 @@
+#include "ops/limits.h"
+
+#include "core/error.h"
+#include "kernels/attention/rebased_index.h"
+#include "kernels/limits.h"
+
+namespace sbtrain::ops {
+namespace {
+
+// The head dimension is no setting of its own.
+void check_head_dim(std::string_view op, int64_t head_dim, int64_t most) {
+  if (head_dim <= most) return;
+  fail(ExitCode::kConfig,
+       "{} on CUDA: the head dimension is {} (model.width / model.heads), at most {} is possible; "
+       "raise model.heads",
+       op, head_dim, most);
+}
+
+}  // namespace
+
+void check_norm_width(std::string_view op, int64_t width) {
+  if (width <= kernels::kMaxNormWidth) return;
+  fail(ExitCode::kConfig,
+       "{} on CUDA: rows of {} elements, at most {} are possible; lower model.width or, for the "
+       "norm of queries and keys, model.attention.feature_dim",
+       op, width, kernels::kMaxNormWidth);
+}
+
+void check_norm_head_dim(std::string_view op, int64_t head_dim) {
+  check_head_dim(op, head_dim,
+                 head_dim % 8 == 0 ? kernels::kMaxHeadDim : kernels::kMaxScalarHeadDim);
+}
+
+void check_rope_head_dim(std::string_view op, int64_t head_dim) {
+  check_head_dim(op, head_dim, 2 * kernels::kMaxRopeFrequencies);
+}
+
+void check_attention_head_dim(std::string_view op, int64_t head_dim) {
+  check_head_dim(op, head_dim, kernels::kMaxAttentionHeadDim);
+  if (head_dim % 8 == 0) return;
+  fail(ExitCode::kConfig,
+       "{} on CUDA: the head dimension is {} (model.width / model.heads), which is not a multiple "
+       "of 8; change model.heads",
+       op, head_dim);
+}
+
+void check_decode_head_dim(std::string_view op, int64_t head_dim) {
+  check_head_dim(op, head_dim, kernels::kMaxDecodeHeadDim);
+}
+
+void check_alibi_heads(std::string_view op, int64_t heads) {
+  if (heads <= kernels::kMaxAlibiHeads) return;
+  fail(ExitCode::kConfig,
+       "{} with ALiBi on CUDA: {} heads, at most {} are possible; lower model.heads", op, heads,
+       kernels::kMaxAlibiHeads);
+}
+
+void check_rebased_heads(std::string_view op, int64_t features, int64_t values) {
+  if (features <= kernels::kMaxRebasedFeatures && values <= kernels::kMaxRebasedValues) return;
+  fail(ExitCode::kConfig,
+       "{} on CUDA: heads have {} features (model.attention.feature_dim) and {} values "
+       "(model.width / model.heads); at most {} and {} are possible",
+       op, features, values, kernels::kMaxRebasedFeatures, kernels::kMaxRebasedValues);
+}
+
+}  // namespace sbtrain::ops

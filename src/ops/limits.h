@@ -1,0 +1,19 @@
+// What the GPU's kernels are too small for. Each throws ExitCode::kConfig and names the setting to
+// change; they run when a configuration is planned for CUDA, which needs no GPU.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace sbtrain::ops {
+
+void check_norm_width(std::string_view op, int64_t width);
+void check_norm_head_dim(std::string_view op, int64_t head_dim);
+void check_rope_head_dim(std::string_view op, int64_t head_dim);
+void check_attention_head_dim(std::string_view op, int64_t head_dim);
+void check_decode_head_dim(std::string_view op, int64_t head_dim);
+void check_alibi_heads(std::string_view op, int64_t heads);
+// Features and values of a head of Based or ReBased.
+void check_rebased_heads(std::string_view op, int64_t features, int64_t values);
+
+}  // namespace sbtrain::ops

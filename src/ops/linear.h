@@ -1,0 +1,94 @@
+// Matrix products, and the biases that go with them.
+#pragma once
+
+#include "ops/scratch.h"
+
+namespace sbtrain::ops {
+
+// y_TN = alpha * x_TK w_NK^T (+ residual_TN). x and y may have strided rows.
+struct Linear {
+  static constexpr std::string_view kName = "linear";
+  Tensor y_TN;
+  Tensor x_TK, w_NK;
+  float alpha = 1.0f;
+  Tensor residual{};  // same shape as y, may be y itself
+  void check() const {
+    const Check c(kName);
+    c.matrix("y_TN", y_TN, x_TK.rows(), w_NK.rows());
+    c.matrix("x_TK", x_TK, y_TN.rows(), w_NK.cols());
+    c.matrix("w_NK", w_NK);
+    if (residual.defined()) c.same("residual", residual, y_TN);
+  }
+  Buffer scratch(const Stream& s) const { return linear_workspace(s); }
+};
+
+// dx_TK = alpha * dy_TN w_NK, or += with accumulate.
+struct LinearBackwardInput {
+  static constexpr std::string_view kName = "linear_backward_input";
+  Tensor dx_TK;
+  Tensor dy_TN, w_NK;
+  float alpha = 1.0f;
+  bool accumulate = false;
+  void check() const {
+    const Check c(kName);
+    c.matrix("dx_TK", dx_TK, dy_TN.rows(), w_NK.cols());
+    c.matrix("dy_TN", dy_TN, dx_TK.rows(), w_NK.rows());
+    c.matrix("w_NK", w_NK);
+  }
+  Buffer scratch(const Stream& s) const { return linear_workspace(s); }
+};
+
+// dw_NK += alpha * dy_TN^T x_TK.
+struct LinearBackwardWeight {
+  static constexpr std::string_view kName = "linear_backward_weight";
+  Tensor dw_NK;
+  Tensor dy_TN, x_TK;
+  float alpha = 1.0f;
+  void check() const {
+    const Check c(kName);
+    c.matrix("dw_NK", dw_NK, dy_TN.cols(), x_TK.cols());
+    c.matrix("dy_TN", dy_TN, x_TK.rows(), dw_NK.rows());
+    c.matrix("x_TK", x_TK);
+  }
+  Buffer scratch(const Stream& s) const { return linear_workspace(s); }
+};
+
+// y_TN[t] += b_N.
+struct AddBias {
+  static constexpr std::string_view kName = "add_bias";
+  Tensor y_TN;
+  Tensor b_N;
+  void check() const {
+    Check(kName).matrix("y_TN", y_TN);
+    Check(kName).flat("b_N", b_N, y_TN.cols());
+  }
+};
+
+// db_N += column sums of dy_TN.
+struct BiasBackward {
+  static constexpr std::string_view kName = "bias_backward";
+  Tensor db_N;
+  Tensor dy_TN;
+  void check() const {
+    Check(kName).matrix("dy_TN", dy_TN);
+    Check(kName).flat("db_N", db_N, dy_TN.cols());
+  }
+  Buffer scratch(const Stream& s) const { return token_partials(s, dy_TN.cols()); }
+};
+
+namespace cpu {
+void run(Cpu, Stream& s, const Linear& op, const Buffer& workspace);
+void run(Cpu, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
+void run(Cpu, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
+void run(Cpu, Stream& s, const AddBias& op);
+void run(Cpu, Stream& s, const BiasBackward& op, const Buffer& scratch);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace);
+void run(Cuda, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
+void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
+void run(Cuda, Stream& s, const AddBias& op);
+void run(Cuda, Stream& s, const BiasBackward& op, const Buffer& scratch);
+}  // namespace cuda
+
+}  // namespace sbtrain::ops

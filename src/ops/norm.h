@@ -1,0 +1,129 @@
+// RMSNorm, LayerNorm and the norm of heads, forward and backward. Statistics are recomputed from x.
+#pragma once
+
+#include "ops/limits.h"
+#include "ops/scratch.h"
+
+namespace sbtrain::ops {
+
+// y = x / sqrt(mean(x^2) + eps) * w over each row (RMSNorm, arXiv 1910.07467).
+struct RmsNorm {
+  static constexpr std::string_view kName = "rmsnorm";
+  Tensor y_TD;
+  Tensor x_TD, w_D;
+  float eps;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_TD", x_TD);
+    c.same("y_TD", y_TD, x_TD);
+    c.flat("w_D", w_D, x_TD.cols());
+  }
+  void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
+};
+
+// dx += gradient, dw += gradient.
+struct RmsNormBackward {
+  static constexpr std::string_view kName = "rmsnorm_backward";
+  Tensor dx_TD, dw_D;
+  Tensor dy_TD, x_TD, w_D;
+  float eps;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_TD", x_TD);
+    c.same("dx_TD", dx_TD, x_TD);
+    c.same("dy_TD", dy_TD, x_TD);
+    c.flat("w_D", w_D, x_TD.cols());
+    c.flat("dw_D", dw_D, x_TD.cols());
+  }
+  void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
+  Buffer scratch(const Stream& s) const { return token_partials(s, x_TD.cols()); }
+};
+
+// y = (x - mean) / sqrt(var + eps) * w + b over each row (arXiv 1607.06450).
+struct LayerNorm {
+  static constexpr std::string_view kName = "layernorm";
+  Tensor y_TD;
+  Tensor x_TD, w_D, b_D;
+  float eps;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_TD", x_TD);
+    c.same("y_TD", y_TD, x_TD);
+    c.flat("w_D", w_D, x_TD.cols());
+    c.flat("b_D", b_D, x_TD.cols());
+  }
+  void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
+};
+
+// dx = gradient, or += with accumulate; dw, db += gradient. dx may be dy.
+struct LayerNormBackward {
+  static constexpr std::string_view kName = "layernorm_backward";
+  Tensor dx_TD, dw_D, db_D;
+  Tensor dy_TD, x_TD, w_D;
+  float eps;
+  bool accumulate;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_TD", x_TD);
+    c.same("dx_TD", dx_TD, x_TD);
+    c.same("dy_TD", dy_TD, x_TD);
+    for (const Tensor* row : {&w_D, &dw_D, &db_D}) c.flat("w_D", *row, x_TD.cols());
+  }
+  void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
+  Buffer scratch(const Stream& s) const { return token_partials(s, 2 * x_TD.cols()); }
+};
+
+// Normalisation of each token's each head over d: y = (x - mean) / sqrt(var + eps) * w + b, with
+// one w and b per head and channel (head norm, arXiv 2410.17980). x and y are [T, H*d].
+struct HeadNorm {
+  static constexpr std::string_view kName = "head_norm";
+  Tensor y_THd;
+  Tensor x_THd, w_Hd, b_Hd;
+  int heads;
+  float eps;
+  void check() const {
+    const Check c(kName);
+    c.heads("x_THd", x_THd, x_THd.rows(), heads);
+    c.same("y_THd", y_THd, x_THd);
+    c.flat("w_Hd", w_Hd, x_THd.cols());
+    c.flat("b_Hd", b_Hd, x_THd.cols());
+  }
+  void check_limits(const Target&) const { check_norm_head_dim(kName, x_THd.cols() / heads); }
+};
+
+// dx = gradient; dw, db += gradient.
+struct HeadNormBackward {
+  static constexpr std::string_view kName = "head_norm_backward";
+  Tensor dx_THd, dw_Hd, db_Hd;
+  Tensor dy_THd, x_THd, w_Hd;
+  int heads;
+  float eps;
+  void check() const {
+    const Check c(kName);
+    c.heads("x_THd", x_THd, x_THd.rows(), heads);
+    c.same("dx_THd", dx_THd, x_THd);
+    c.same("dy_THd", dy_THd, x_THd);
+    for (const Tensor* row : {&w_Hd, &dw_Hd, &db_Hd}) c.flat("w_Hd", *row, x_THd.cols());
+  }
+  void check_limits(const Target&) const { check_norm_head_dim(kName, x_THd.cols() / heads); }
+  Buffer scratch(const Stream& s) const { return token_partials(s, 2 * x_THd.cols()); }
+};
+
+namespace cpu {
+void run(Cpu, Stream& s, const RmsNorm& op);
+void run(Cpu, Stream& s, const RmsNormBackward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const LayerNorm& op);
+void run(Cpu, Stream& s, const LayerNormBackward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const HeadNorm& op);
+void run(Cpu, Stream& s, const HeadNormBackward& op, const Buffer& scratch);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const RmsNorm& op);
+void run(Cuda, Stream& s, const RmsNormBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const LayerNorm& op);
+void run(Cuda, Stream& s, const LayerNormBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const HeadNorm& op);
+void run(Cuda, Stream& s, const HeadNormBackward& op, const Buffer& scratch);
+}  // namespace cuda
+
+}  // namespace sbtrain::ops

@@ -1,0 +1,87 @@
+// Reductions in double and AdamW. What one needs of another stays on the device.
+#pragma once
+
+#include <span>
+
+#include "kernels/step_stats.h"
+#include "ops/scratch.h"
+
+namespace sbtrain::ops {
+
+// What an optimizer step knows of itself.
+using kernels::StepStat;
+using enum kernels::StepStat;
+
+// Partial sums of a full reduction on the GPU.
+inline Buffer reduction_partials(const Stream& s) {
+  if (!on_cuda(s)) return {};
+  return s.scratch("partial sums", DType::kF64, {kernels::kSumParts});
+}
+
+// y_1 (f64, on the device) += the sum of x (f32, any shape), in double and in a fixed order: equal
+// on every run. Non-finite input gives a non-finite result.
+struct AddSum {
+  static constexpr std::string_view kName = "add_sum";
+  Tensor y_1;
+  Tensor x;
+  void check() const {
+    Check(kName).flat("y_1", y_1, 1, DType::kF64);
+    Check(kName).matrix("x", x);
+  }
+  Buffer scratch(const Stream& s) const { return reduction_partials(s); }
+};
+
+// The same for the squares of x.
+struct AddSquaredNorm {
+  static constexpr std::string_view kName = "add_squared_norm";
+  Tensor y_1;
+  Tensor x;
+  void check() const {
+    Check(kName).flat("y_1", y_1, 1, DType::kF64);
+    Check(kName).matrix("x", x);
+  }
+  Buffer scratch(const Stream& s) const { return reduction_partials(s); }
+};
+
+// The sum of x; waits for it.
+double sum(Stream& s, const Tensor& x);
+
+// From kLossSum and kSquaredNorm: everything else, counting the update if it is to be applied.
+// clip <= 0 does not clip.
+struct FinishStep {
+  static constexpr std::string_view kName = "finish_step";
+  Tensor stats;  // f64 [kStepStats]
+  double clip, beta1, beta2;
+  void check() const { Check(kName).flat("stats", stats, kStepStats, DType::kF64); }
+};
+
+// AdamW (arXiv 1711.05101) on one flat range of N elements, all f32, unless kApply is 0:
+//   g = kGradScale * grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   w -= lr * (m / kBias1 / (sqrt(v / kBias2) + eps) + decay * w)
+struct DecayRange {
+  int64_t begin = 0, end = 0;  // elements with weight decay
+};
+struct AdamW {
+  static constexpr std::string_view kName = "adamw";
+  Tensor w_N{}, m_N{}, v_N{}, grad_N{};
+  Tensor compute_N{};                    // optional, the new weights in the compute type
+  Tensor stats{};                        // f64 [kStepStats]
+  std::span<const DecayRange> decays{};  // ascending; elsewhere there is no decay
+  float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, decay = 0;
+  void check() const;
+};
+
+namespace cpu {
+void run(Cpu, Stream& s, const AddSum& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const AddSquaredNorm& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const FinishStep& op);
+void run(Cpu, Stream& s, const AdamW& op);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const AddSum& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const AddSquaredNorm& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const FinishStep& op);
+void run(Cuda, Stream& s, const AdamW& op);
+}  // namespace cuda
+
+}  // namespace sbtrain::ops

@@ -1,0 +1,111 @@
+// Checks and scratch of Based and ReBased attention.
+#include "ops/rebased.h"
+
+#include "kernels/attention/rebased_index.h"
+#include "ops/choose.h"
+#include "ops/cpu/attention.h"
+#include "ops/limits.h"
+
+namespace sbtrain::ops {
+namespace {
+
+template <typename Op>
+void check_pack(const Check& c, const Op& op) {
+  const int64_t tokens = op.q_THf.rows();
+  c.heads("q_THf", op.q_THf, tokens, op.params.heads);
+  c.heads("v_THe", op.v_THe, tokens, op.params.heads);
+  c.same("k_THf", op.k_THf, op.q_THf);
+  c.same("o_THe", op.o_THe, op.v_THe);
+  c.matrix("den_HT", op.den_HT, op.params.heads, tokens);
+  c.documents(op.sequences, tokens);
+}
+
+// Floats of the states that a choice keeps.
+int64_t state_floats(int64_t tokens, const RebasedChoice& choice) {
+  return choice.chunked ? kernels::rebased_chunks(tokens) * choice.heads * choice.state : 0;
+}
+
+template <typename Op>
+Buffer cpu_scratch(const Stream& s, const Op& op) {
+  const int64_t heads = op.params.heads;
+  return cpu::rebased_scratch(s, op.k_THf.cols() / heads, op.v_THe.cols() / heads, op.params);
+}
+
+template <typename Op>
+Buffer state_scratch(const Stream& s, const Op& op) {
+  if (!on_cuda(s)) return cpu_scratch(s, op);
+  const int64_t floats = state_floats(op.k_THf.rows(), choose(op, s));
+  return floats == 0 ? Buffer() : s.scratch("rebased states", DType::kF32, {floats});
+}
+
+template <typename Op>
+void check_pack_limits(const Op& op) {
+  const int64_t heads = op.params.heads;
+  check_rebased_heads(Op::kName, op.k_THf.cols() / heads, op.v_THe.cols() / heads);
+}
+
+}  // namespace
+
+int64_t rebased_state_rows(int64_t features, const RebasedParams& params) {
+  const bool lower = params.constant != 0.0f || params.linear != 0.0f;
+  return features * (features + 1) / 2 + (lower ? 1 + features : 0);
+}
+
+void RebasedForward::check() const {
+  check_pack(Check(kName), *this);
+}
+void RebasedForward::check_limits(const Target& /*target*/) const {
+  check_pack_limits(*this);
+}
+Buffer RebasedForward::scratch(const Stream& s) const {
+  return state_scratch(s, *this);
+}
+
+void RebasedBackward::check() const {
+  const Check c(kName);
+  check_pack(c, *this);
+  c.same("dq_THf", dq_THf, q_THf);
+  c.same("dk_THf", dk_THf, q_THf);
+  c.same("dv_THe", dv_THe, v_THe);
+  c.same("do_THe", do_THe, v_THe);
+}
+void RebasedBackward::check_limits(const Target& /*target*/) const {
+  check_pack_limits(*this);
+}
+// Besides the states, rowsum(do * o) of every query and head.
+Buffer RebasedBackward::scratch(const Stream& s) const {
+  if (!on_cuda(s)) return cpu_scratch(s, *this);
+  const int64_t tokens = q_THf.rows();
+  return s.scratch(kName, DType::kF32,
+                   {state_floats(tokens, choose(*this, s)) + params.heads * tokens});
+}
+
+void RebasedState::check() const {
+  const Check c(kName);
+  const int64_t f = c.heads("k_THf", k_THf, k_THf.rows(), params.heads);
+  const int64_t e = c.heads("v_THe", v_THe, k_THf.rows(), params.heads);
+  c.flat("state_Re", state_Re, params.heads * rebased_state_rows(f, params) * (e + 1));
+}
+void RebasedState::check_limits(const Target& /*target*/) const {
+  check_pack_limits(*this);
+}
+Buffer RebasedState::scratch(const Stream& s) const {
+  return state_scratch(s, *this);
+}
+
+void RebasedDecode::check() const {
+  const Check c(kName);
+  const int64_t sequences = q_BHf.rows();
+  const int64_t f = c.heads("q_BHf", q_BHf, sequences, params.heads);
+  const int64_t e = c.heads("v_BHe", v_BHe, sequences, params.heads);
+  c.same("k_BHf", k_BHf, q_BHf);
+  c.same("o_BHe", o_BHe, v_BHe);
+  c.flat("state_BRe", state_BRe,
+         sequences * params.heads * rebased_state_rows(f, params) * (e + 1));
+  c.flat("positions_B", positions_B, sequences, DType::kI32);
+}
+void RebasedDecode::check_limits(const Target& /*target*/) const {
+  check_rebased_heads(kName, q_BHf.cols() / params.heads, v_BHe.cols() / params.heads);
+}
+
+}  // namespace sbtrain::ops

@@ -1,0 +1,258 @@
+// What a plan finds out before anything runs: which implementation is chosen, and what a backend
+// cannot do. No GPU is needed.
+#include "ops/choose.h"
+
+#include <gtest/gtest.h>
+
+#include "ops/coca.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
+
+namespace sbtrain::ops {
+namespace {
+
+// Ops that one backend alone has.
+struct OnCpuAlone {
+  static constexpr std::string_view kName = "abacus";
+  void check() const {}
+};
+struct OnCudaAlone {
+  static constexpr std::string_view kName = "warp";
+  void check() const {}
+};
+
+}  // namespace
+
+namespace cpu {
+static int runs = 0;
+static void run(Cpu, Stream& /*s*/, const OnCpuAlone& /*op*/) {
+  ++runs;
+}
+}  // namespace cpu
+namespace cuda {
+[[maybe_unused]] static void run(Cuda, Stream& /*s*/, const OnCudaAlone& /*op*/) {}
+}  // namespace cuda
+
+namespace {
+
+// The error of planning `op` for the target; empty if there is none.
+template <typename Op>
+std::string planning_error(const Op& op, const Target& target = Backend::kCuda) {
+  Memory memory = Memory::planning(target);
+  Stream s(memory);
+  try {
+    run(s, op);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kConfig) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Backends, AnOpThatOneLacksIsRefusedByThePlan) {
+  EXPECT_EQ(planning_error(OnCpuAlone{}), "abacus: not on CUDA yet; set device: cpu");
+  EXPECT_EQ(planning_error(OnCudaAlone{}, Backend::kCpu),
+            "warp: not on the CPU yet; set device: cuda");
+  EXPECT_EQ(planning_error(OnCpuAlone{}, Backend::kCpu), "");
+  EXPECT_EQ(planning_error(OnCudaAlone{}), "");
+  EXPECT_EQ(cpu::runs, 0);
+  Memory memory(Backend::kCpu);
+  Stream s(memory);
+  run(s, OnCpuAlone{});
+  EXPECT_EQ(cpu::runs, 1);
+}
+
+// A view without data, as plans see them.
+Tensor view(std::initializer_list<int64_t> shape, DType dtype = DType::kBF16) {
+  return {nullptr, dtype, shape};
+}
+
+constexpr int64_t kTokens = 256;
+
+Sequences sequences(int64_t max_seqlen = kTokens) {
+  return {.cu_seqlens = view({9}, DType::kI32),
+          .positions_T = view({kTokens}, DType::kI32),
+          .count = 8,
+          .max_seqlen = max_seqlen};
+}
+
+SoftmaxForward softmax(int heads, int64_t head_dim, PositionBias bias = PositionBias::kNone) {
+  const Tensor x = view({kTokens, heads * head_dim});
+  return {.o_THd = x,
+          .lse_HT = view({heads, kTokens}, DType::kF32),
+          .q_THd = x,
+          .k_THd = x,
+          .v_THd = x,
+          .bias = {.kind = bias},
+          .sequences = sequences(),
+          .params = {.heads = heads}};
+}
+
+StickBreakingForward stickbreaking(int heads, int64_t head_dim) {
+  const Tensor x = view({kTokens, heads * head_dim});
+  return {.o_THd = x,
+          .log2_rem_HT = view({heads, kTokens}, DType::kF32),
+          .stop_HT = view({heads, kTokens}, DType::kI32),
+          .q_THd = x,
+          .k_THd = x,
+          .v_THd = x,
+          .sequences = sequences(),
+          .params = {.heads = heads}};
+}
+
+RebasedForward rebased(int64_t features, int64_t values) {
+  return {.o_THe = view({kTokens, 2 * values}),
+          .den_HT = view({2, kTokens}, DType::kF32),
+          .q_THf = view({kTokens, 2 * features}),
+          .k_THf = view({kTokens, 2 * features}),
+          .v_THe = view({kTokens, 2 * values}),
+          .sequences = sequences(),
+          .params = {.heads = 2}};
+}
+
+RmsNorm rmsnorm(int64_t width) {
+  return {.y_TD = view({kTokens, width}),
+          .x_TD = view({kTokens, width}),
+          .w_D = view({width}),
+          .eps = 1e-5f};
+}
+
+HeadNorm head_norm(int64_t head_dim) {
+  return {.y_THd = view({kTokens, 2 * head_dim}),
+          .x_THd = view({kTokens, 2 * head_dim}),
+          .w_Hd = view({2 * head_dim}),
+          .b_Hd = view({2 * head_dim}),
+          .heads = 2,
+          .eps = 1e-5f};
+}
+
+Rope rope(int64_t head_dim) {
+  return {.x_THd = view({kTokens, 2 * head_dim}),
+          .positions_T = view({kTokens}, DType::kI32),
+          .params = {.heads = 2}};
+}
+
+CocaQuery coca(int64_t head_dim) {
+  return {.y_THd = view({kTokens, 2 * head_dim}),
+          .q_THd = view({kTokens, 2 * head_dim}),
+          .positions_T = view({kTokens}, DType::kI32),
+          .params = {.rope = {.heads = 2}}};
+}
+
+SoftmaxDecode decode(int heads, int64_t head_dim, PositionBias bias = PositionBias::kNone) {
+  const Tensor x = view({3, heads * head_dim});
+  const Tensor cache = view({3, 7, heads * head_dim});
+  return {.o_BHd = x,
+          .q_BHd = x,
+          .k_cache_BCHd = cache,
+          .v_cache_BCHd = cache,
+          .lengths_B = view({3}, DType::kI32),
+          .bias = {.kind = bias},
+          .params = {.heads = heads}};
+}
+
+// What fits, what is one step too large, and the setting that the message must name.
+template <typename Op>
+void expect_limit(const Op& fits, const Op& too_large, std::string_view setting) {
+  EXPECT_EQ(planning_error(fits), "");
+  const std::string error = planning_error(too_large);
+  EXPECT_NE(error.find(Op::kName), std::string::npos) << error;
+  EXPECT_NE(error.find(setting), std::string::npos) << error;
+  EXPECT_EQ(planning_error(too_large, Backend::kCpu), "") << "the CPU has no such limit";
+}
+
+TEST(Limits, AreKnownToThePlanAndNameTheSetting) {
+  expect_limit(rmsnorm(16384), rmsnorm(16385), "model.width");
+  expect_limit(head_norm(512), head_norm(520), "model.heads");
+  expect_limit(head_norm(255), head_norm(257), "model.heads");  // not a multiple of 8
+  expect_limit(rope(256), rope(258), "model.heads");
+  expect_limit(coca(256), coca(258), "model.heads");
+  expect_limit(softmax(2, 128), softmax(2, 136), "model.heads");
+  expect_limit(softmax(2, 64), softmax(2, 60), "multiple of 8");
+  expect_limit(stickbreaking(2, 128), stickbreaking(2, 136), "model.heads");
+  expect_limit(softmax(256, 8, PositionBias::kAlibi), softmax(257, 8, PositionBias::kAlibi),
+               "model.heads");
+  expect_limit(decode(2, 256), decode(2, 257), "model.heads");
+  expect_limit(decode(256, 8, PositionBias::kAlibi), decode(257, 8, PositionBias::kAlibi),
+               "model.heads");
+  expect_limit(rebased(32, 128), rebased(33, 128), "model.attention.feature_dim");
+  expect_limit(rebased(32, 128), rebased(32, 129), "model.heads");
+}
+
+// ---- Choice -------------------------------------------------------------------------------------
+
+static_assert(cudnn_batch(0) == 1 && cudnn_batch(8) == 8 && cudnn_batch(9) == 10 &&
+              cudnn_batch(4096) == 4096);
+
+SoftmaxShape shape(int64_t head_dim, int64_t max_seqlen, int64_t window = 0) {
+  return {.backward = true,
+          .tokens = 32768,
+          .heads = 16,
+          .head_dim = head_dim,
+          .max_seqlen = max_seqlen,
+          .window = window,
+          .dq_stride = 3 * 16 * head_dim,
+          .deterministic = true};
+}
+
+TEST(Choose, CudnnWhereItIsFasterAndCan) {
+  const Target target(Backend::kCuda);
+  const auto chosen = [&](const SoftmaxShape& x) { return choose(x, target).implementation; };
+  EXPECT_EQ(chosen(shape(64, 2048)), Implementation::kCudnn);
+  EXPECT_EQ(chosen(shape(128, 2048)), Implementation::kCudnn);
+  EXPECT_EQ(chosen(shape(32, 2048)), Implementation::kPortable);
+  EXPECT_EQ(chosen(shape(64, 2048, 1024)), Implementation::kPortable);
+  EXPECT_EQ(chosen(shape(64, 2048, 1025)), Implementation::kCudnn);
+  EXPECT_EQ(chosen(shape(128, 2048, 512)), Implementation::kPortable);
+  SoftmaxShape biased = shape(64, 2048);
+  biased.bias = PositionBias::kAlibi;
+  EXPECT_EQ(choose(biased, target).reason, "cuDNN has no such bias");
+  SoftmaxShape forward = shape(32, 2048, 16);
+  forward.backward = false;
+  EXPECT_EQ(chosen(forward), Implementation::kCudnn);
+  Target without = target;
+  without.cudnn = 0;
+  EXPECT_EQ(choose(shape(64, 2048), without).reason, "the target has no cuDNN");
+  EXPECT_LT(choose(shape(64, 2048), without).bytes, choose(shape(64, 2048), target).bytes);
+}
+
+// Scores of long documents do not fit at once: cuDNN takes fewer heads at a time, or none.
+TEST(Choose, HeadsOfCudnnFitTheBudget) {
+  const Target target(Backend::kCuda);
+  EXPECT_EQ(choose(shape(64, 2048), target).heads, 16);
+  const SoftmaxChoice some = choose(shape(64, 32768), target);
+  EXPECT_EQ(some.implementation, Implementation::kCudnn);
+  EXPECT_LT(some.heads, 16);
+  EXPECT_LE(some.bytes, kMaxCudnnScratch);
+  SoftmaxShape long_documents = shape(64, 131072);
+  long_documents.tokens = 131072;
+  const SoftmaxChoice none = choose(long_documents, target);
+  EXPECT_EQ(none.implementation, Implementation::kPortable);
+  EXPECT_EQ(none.reason, "cuDNN wants too much scratch for one head");
+}
+
+TEST(Choose, AnImplementationCanBeForced) {
+  const Target target(Backend::kCuda);
+  const SoftmaxChoice portable = choose(shape(64, 2048), target, "portable");
+  EXPECT_EQ(portable.implementation, Implementation::kPortable);
+  EXPECT_EQ(portable.bytes, size_t{32768} * 16 * sizeof(float));
+  EXPECT_EQ(choose(shape(32, 2048), target, "cudnn").implementation, Implementation::kCudnn);
+  const auto error_of = [&](const SoftmaxShape& x, std::string_view forced) {
+    try {
+      choose(x, target, forced);
+      return std::string("none");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage);
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(error_of(shape(64, 2048), "magic"),
+            "'magic' is no implementation; there are portable and cudnn");
+  SoftmaxShape biased = shape(64, 2048);
+  biased.bias = PositionBias::kFire;
+  EXPECT_EQ(error_of(biased, "cudnn"), "cudnn is asked for, but cuDNN has no such bias");
+}
+
+}  // namespace
+}  // namespace sbtrain::ops
