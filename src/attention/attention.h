@@ -1,4 +1,4 @@
-// The interface of attention modules and their registry.
+// The interface of attention modules.
 //
 // A module owns everything between the normalised block input and the output projection: its
 // parameters, forward, backward, what it saves, its decode step with a cache. The block knows
@@ -55,8 +55,6 @@ class Attention {
 
   // Columns of mix: what the block's output projection takes.
   virtual int64_t mix_width(int64_t model_width) const { return model_width; }
-  // Without, mix [T, D] goes to the residual stream as it is.
-  virtual bool projects_output() const { return true; }
 
   // Allocates what forward() will fill, for T tokens.
   virtual std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const = 0;
@@ -94,10 +92,8 @@ class Attention {
   virtual double flops_per_token(double keys) const = 0;
 };
 
-// Builds the module that `config.type` names. Throws ExitCode::kConfig for an unknown name,
-// listing the known ones.
+// Builds the module that `config.type` names (attention/registry.h). Throws ExitCode::kConfig for
+// an unknown name, listing the known ones, and for options that do not go together.
 std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const ModelConfig& model);
-
-std::vector<std::string> attention_types();
 
 }  // namespace sbtrain

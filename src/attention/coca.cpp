@@ -9,32 +9,53 @@
 #include "core/error.h"
 
 namespace sbtrain {
+
+template <>
+inline constexpr auto kNames<ops::CocaVariant> = enum_names<ops::CocaVariant>(
+    {{ops::CocaVariant::kOfficial, "official"}, {ops::CocaVariant::kStrict, "strict"}});
+
 namespace {
+
+struct Options {
+  double logit_scale = 0.0;  // 0: 1/sqrt(head_dim)
+  int64_t window = 0;        // 0: all
+  PositionEncoding position = PositionEncoding::kRope;
+  RotaryOptions rotary;
+  ops::CocaVariant variant = ops::CocaVariant::kOfficial;
+  bool operator==(const Options&) const = default;
+};
+
+void describe(Fields& f, Options& o) {
+  describe_logit_scale(f, o.logit_scale);
+  describe_window(f, o.window);
+  f.add("position", o.position, "CoCA is made of rotary positions and takes no others.");
+  describe(f, o.rotary);
+  f.add("variant", o.variant,
+        "What the authors' code computes, or the paper's equations 8 and 12.");
+}
+
+std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& model) {
+  std::vector<OptionProblem> problems = check(o.rotary, model);
+  if (o.position != PositionEncoding::kRope) {
+    problems.push_back({"position", "coca rotates its keys, so that it takes rope alone"});
+  }
+  return problems;
+}
 
 struct CocaSaved : AttentionSaved {
   Buffer qkv_T3D;  // q as projected, the keys transformed, v
   Buffer lse_HT;
 };
 
-ops::CocaVariant parse_variant(const std::string& name) {
-  if (name == "official") return ops::CocaVariant::kOfficial;
-  if (name == "strict") return ops::CocaVariant::kStrict;
-  fail(ExitCode::kConfig, "model.attention.variant: '{}' is not one of official, strict", name);
-}
-
 class CocaAttention : public Attention {
  public:
-  CocaAttention(const AttentionConfig& config, const ModelConfig& model)
+  CocaAttention(const Options& options, const ModelConfig& model)
       : model_(model),
-        variant_(parse_variant(config.variant)),
-        rotary_(config, model),
+        variant_(options.variant),
+        rotary_(options.rotary, model),
         params_{.heads = static_cast<int>(model.heads),
-                .scale = logit_scale(config, model),
-                .window = config.window} {
-    if (config.position != "rope") {
-      fail(ExitCode::kConfig, "model.attention.position: coca rotates its keys, so it is rope");
-    }
-  }
+                .scale = logit_scale(options.logit_scale, model),
+                .window = options.window} {}
 
   std::vector<TensorSpec> parameters() const override {
     std::vector<TensorSpec> specs = qkv_parameters(model_);
@@ -161,9 +182,10 @@ class CocaAttention : public Attention {
 }  // namespace
 
 void register_coca(AttentionRegistry& registry) {
-  registry["coca"] = [](const AttentionConfig& config, const ModelConfig& model) {
-    return std::make_unique<CocaAttention>(config, model);
-  };
+  registry.add<Options>({.name = "coca",
+                         .make = make_module<CocaAttention, Options>,
+                         .check = check_options,
+                         .rotary = [](Options& o) { return &o.rotary; }});
 }
 
 }  // namespace sbtrain

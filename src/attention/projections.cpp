@@ -48,9 +48,18 @@ void TokenCache::append(Stream& s, Tensor x_BN, const DecodeStep& step) {
   ops::cache_append(s, rows_, x_BN, step.positions_B);
 }
 
-float logit_scale(const AttentionConfig& config, const ModelConfig& model) {
-  if (config.logit_scale != 0.0) return static_cast<float>(config.logit_scale);
+void describe_logit_scale(Fields& f, double& logit_scale) {
+  f.add("logit_scale", logit_scale, at_least(0), "Factor of q.k; 0: 1/sqrt(head_dim).");
+}
+
+float logit_scale(double option, const ModelConfig& model) {
+  if (option != 0.0) return static_cast<float>(option);
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.head_dim())));
+}
+
+void describe_window(Fields& f, int64_t& window) {
+  f.add("window", window, between(0, kMaxSize),
+        "Keys that a token sees, itself included; 0: all of its document.");
 }
 
 double seen_keys(double keys, int64_t window) {

@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "core/fields.h"
 
 namespace sbtrain {
 
 inline constexpr std::string_view kQProj = "self_attn.q_proj.weight";
 
-// q_proj, k_proj and v_proj, each [D, D], one behind the other.
+// q_proj, k_proj and v_proj, each [D, D], one after the other.
 std::vector<TensorSpec> qkv_parameters(const ModelConfig& model);
 
 // The columns of a [*, 3D] matrix.
@@ -51,8 +52,13 @@ class KeyValueCache : public AttentionCache {
   TokenCache k, v;
 };
 
-// `logit_scale`, or 1/sqrt(head_dim) where it is 0.
-float logit_scale(const AttentionConfig& config, const ModelConfig& model);
+// The option logit_scale of heads of the model's width, and the scale that it asks for:
+// 1/sqrt(head_dim) where it is 0.
+void describe_logit_scale(Fields& f, double& logit_scale);
+float logit_scale(double option, const ModelConfig& model);
+
+// The option of modules that can look at the newest keys alone.
+void describe_window(Fields& f, int64_t& window);
 
 // Of `keys` keys in a document, those that a window lets a token see.
 double seen_keys(double keys, int64_t window);

@@ -28,9 +28,7 @@ struct ShortConvCache : AttentionCache {
 
 class ShortConv : public Attention {
  public:
-  explicit ShortConv(const ModelConfig& model) : model_(model) {}
-
-  bool projects_output() const override { return false; }
+  ShortConv(const NoOptions& /*options*/, const ModelConfig& model) : model_(model) {}
 
   std::vector<TensorSpec> parameters() const override {
     const int64_t d = model_.width;
@@ -140,9 +138,10 @@ class ShortConv : public Attention {
 }  // namespace
 
 void register_short_conv(AttentionRegistry& registry) {
-  registry["short_conv"] = [](const AttentionConfig&, const ModelConfig& model) {
-    return std::make_unique<ShortConv>(model);
-  };
+  registry.add<NoOptions>({.name = "short_conv",
+                           .whole_heads = false,
+                           .projects_output = false,
+                           .make = make_module<ShortConv, NoOptions>});
 }
 
 }  // namespace sbtrain

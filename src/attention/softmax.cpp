@@ -21,15 +21,33 @@ constexpr const char* kFireB1 = "self_attn.fire.w1.bias";
 constexpr const char* kFireW2 = "self_attn.fire.w2.weight";
 constexpr const char* kFireB2 = "self_attn.fire.w2.bias";
 
-enum class Position : uint8_t { kNone, kRope, kAlibi, kFire };
+struct Options {
+  double logit_scale = 0.0;  // 0: 1/sqrt(head_dim)
+  int64_t window = 0;        // 0: all
+  PositionEncoding position = PositionEncoding::kRope;
+  bool shared = false;  // FIRE: one network for all layers that say so
+  RotaryOptions rotary;
+  bool operator==(const Options&) const = default;
+};
 
-Position parse_position(const std::string& name) {
-  if (name == "none") return Position::kNone;
-  if (name == "rope") return Position::kRope;
-  if (name == "alibi") return Position::kAlibi;
-  if (name == "fire") return Position::kFire;
-  fail(ExitCode::kConfig, "model.attention.position: '{}' is not one of rope, alibi, fire, none",
-       name);
+void describe(Fields& f, Options& o) {
+  describe_logit_scale(f, o.logit_scale);
+  describe_window(f, o.window);
+  f.add("position", o.position,
+        "Position encoding: rotary, linear biases (ALiBi), a learned function of the distance "
+        "(FIRE), or none (NoPE).");
+  f.add("shared", o.shared, Rule{}.when("position", {"fire"}),
+        "One FIRE network for all layers instead of one for each.");
+  describe(f, o.rotary);
+}
+
+RotaryOptions* rotary_options(Options& o) {
+  return o.position == PositionEncoding::kRope ? &o.rotary : nullptr;
+}
+
+std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& model) {
+  if (o.position != PositionEncoding::kRope) return {};
+  return check(o.rotary, model);
 }
 
 struct SoftmaxSaved : AttentionSaved {
@@ -39,24 +57,24 @@ struct SoftmaxSaved : AttentionSaved {
 
 class SoftmaxAttention : public Attention {
  public:
-  SoftmaxAttention(const AttentionConfig& config, const ModelConfig& model)
+  SoftmaxAttention(const Options& options, const ModelConfig& model)
       : model_(model),
-        position_(parse_position(config.position)),
-        shared_(config.shared),
+        position_(options.position),
+        shared_(options.shared),
         params_{.heads = static_cast<int>(model.heads),
-                .scale = logit_scale(config, model),
-                .window = config.window} {
-    if (position_ == Position::kRope) rotary_.emplace(config, model);
+                .scale = logit_scale(options.logit_scale, model),
+                .window = options.window} {
+    if (position_ == PositionEncoding::kRope) rotary_.emplace(options.rotary, model);
   }
 
   std::vector<TensorSpec> parameters() const override {
     std::vector<TensorSpec> specs = qkv_parameters(model_);
-    if (position_ == Position::kFire && !shared_) add_fire_parameters(specs);
+    if (position_ == PositionEncoding::kFire && !shared_) add_fire_parameters(specs);
     return specs;
   }
   std::vector<TensorSpec> shared_parameters() const override {
     std::vector<TensorSpec> specs;
-    if (position_ == Position::kFire && shared_) add_fire_parameters(specs);
+    if (position_ == PositionEncoding::kFire && shared_) add_fire_parameters(specs);
     return specs;
   }
 
@@ -155,14 +173,16 @@ class SoftmaxAttention : public Attention {
 
   double flops_per_token(double keys) const override {
     double flops = 4.0 * static_cast<double>(model_.width);
-    if (position_ == Position::kFire) {
+    if (position_ == PositionEncoding::kFire) {
       flops += 4.0 * static_cast<double>(model_.heads * ops::kFireHidden);
     }
     return flops * seen_keys(keys, params_.window);
   }
 
  private:
-  bool biased() const { return position_ == Position::kAlibi || position_ == Position::kFire; }
+  bool biased() const {
+    return position_ == PositionEncoding::kAlibi || position_ == PositionEncoding::kFire;
+  }
 
   void add_fire_parameters(std::vector<TensorSpec>& specs) const {
     const auto add = [&](const char* name, std::vector<int64_t> shape, Init init, bool decay) {
@@ -186,7 +206,7 @@ class SoftmaxAttention : public Attention {
   }
 
   ops::SoftmaxBias bias(const Weights& w) const {
-    if (position_ == Position::kAlibi) return {.kind = ops::PositionBias::kAlibi};
+    if (position_ == PositionEncoding::kAlibi) return {.kind = ops::PositionBias::kAlibi};
     return {.kind = ops::PositionBias::kFire,
             .fire = {.c_1 = w.at(kFireC),
                      .m_1 = w.at(kFireM),
@@ -205,7 +225,7 @@ class SoftmaxAttention : public Attention {
   }
 
   ModelConfig model_;
-  Position position_;
+  PositionEncoding position_;
   bool shared_;  // FIRE
   ops::SoftmaxParams params_;
   std::optional<Rotary> rotary_;
@@ -214,9 +234,10 @@ class SoftmaxAttention : public Attention {
 }  // namespace
 
 void register_softmax(AttentionRegistry& registry) {
-  registry["softmax"] = [](const AttentionConfig& config, const ModelConfig& model) {
-    return std::make_unique<SoftmaxAttention>(config, model);
-  };
+  registry.add<Options>({.name = "softmax",
+                         .make = make_module<SoftmaxAttention, Options>,
+                         .check = check_options,
+                         .rotary = rotary_options});
 }
 
 }  // namespace sbtrain

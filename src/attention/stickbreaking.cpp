@@ -7,7 +7,38 @@
 #include "ops/ops.h"
 
 namespace sbtrain {
+
+template <>
+inline constexpr auto kNames<ops::Remainder> =
+    enum_names<ops::Remainder>({{ops::Remainder::kNone, "none"},
+                                {ops::Remainder::kValue, "value"},
+                                {ops::Remainder::kBias, "bias"}});
+
 namespace {
+
+struct Options {
+  double logit_scale = 0.0;  // 0: 1/sqrt(head_dim)
+  ops::Remainder remainder = ops::Remainder::kNone;
+  bool head_norm = false;
+  bool attend_current = false;
+  bool forget_gate = false;
+  double skip_epsilon = 0x1p-24;
+  bool operator==(const Options&) const = default;
+};
+
+void describe(Fields& f, Options& o) {
+  describe_logit_scale(f, o.logit_scale);
+  f.add("remainder", o.remainder,
+        "What receives the part of the stick that is left over: nothing, the token's own value, "
+        "or a learned vector of each head.");
+  f.add("head_norm", o.head_norm, "Normalise each head's output (mean and variance, affine).");
+  f.add("attend_current", o.attend_current,
+        "A token attends to itself as well; otherwise only to those before it.");
+  f.add("forget_gate", o.forget_gate, "A learned gate of each key and head scales its attention.");
+  f.add("skip_epsilon", o.skip_epsilon, from_to_below(0, 1),
+        "Earlier keys are skipped once every row of a tile has less than this left of its stick; "
+        "0 turns skipping off.");
+}
 
 constexpr const char* kRemainderBias = "self_attn.remainder_bias";
 constexpr const char* kHeadNormWeight = "self_attn.head_norm.weight";
@@ -30,24 +61,17 @@ struct StickBreakingCache : KeyValueCache {
   std::unique_ptr<TokenCache> gate;  // with a forget gate
 };
 
-ops::Remainder parse_remainder(const std::string& name) {
-  if (name == "none") return ops::Remainder::kNone;
-  if (name == "value") return ops::Remainder::kValue;
-  if (name == "bias") return ops::Remainder::kBias;
-  fail(ExitCode::kConfig, "model.attention.remainder: '{}' is not one of none, value, bias", name);
-}
-
 class StickBreakingAttention : public Attention {
  public:
-  StickBreakingAttention(const AttentionConfig& config, const ModelConfig& model)
+  StickBreakingAttention(const Options& options, const ModelConfig& model)
       : model_(model),
-        head_norm_(config.head_norm),
-        gated_(config.forget_gate),
+        head_norm_(options.head_norm),
+        gated_(options.forget_gate),
         params_{.heads = static_cast<int>(model.heads),
-                .scale = logit_scale(config, model),
-                .attend_current = config.attend_current,
-                .remainder = parse_remainder(config.remainder),
-                .skip_epsilon = static_cast<float>(config.skip_epsilon)} {}
+                .scale = logit_scale(options.logit_scale, model),
+                .attend_current = options.attend_current,
+                .remainder = options.remainder,
+                .skip_epsilon = static_cast<float>(options.skip_epsilon)} {}
 
   std::vector<TensorSpec> parameters() const override {
     std::vector<TensorSpec> specs = qkv_parameters(model_);
@@ -242,9 +266,8 @@ class StickBreakingAttention : public Attention {
 }  // namespace
 
 void register_stickbreaking(AttentionRegistry& registry) {
-  registry["stickbreaking"] = [](const AttentionConfig& config, const ModelConfig& model) {
-    return std::make_unique<StickBreakingAttention>(config, model);
-  };
+  registry.add<Options>(
+      {.name = "stickbreaking", .make = make_module<StickBreakingAttention, Options>});
 }
 
 }  // namespace sbtrain

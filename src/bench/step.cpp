@@ -59,7 +59,7 @@ std::string part_of(const std::string& op) {
 
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options) {
   const size_t free_before = device_memory(backend).free;
-  const Transformer model(config.model, parse_recompute(config.train.recompute));
+  const Transformer model(config.model, config.train.recompute);
   const std::unique_ptr<Communicator> communicator = make_single_process();
   Memory plan = Memory::planning(backend);
   Stream planning(plan);

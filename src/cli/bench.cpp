@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/backend.h"
+#include "cli/choice_option.h"
 #include "cli/cli.h"
 
 namespace sbtrain {
@@ -98,7 +99,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
 // ---- What attention and ops share ---------------------------------------------------------------
 
 struct OpBenchCommand {
-  std::string device = "auto";
+  DeviceChoice device = DeviceChoice::kAuto;
   bool json = false;
 };
 
@@ -114,9 +115,7 @@ void add_common(CLI::App& command, OpBenchCommand& common, int64_t& repeats) {
   command.add_option("--repeats", repeats, "Calls to time; the median counts")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  command.add_option("--device", common.device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
+  add_choice(command, "--device", common.device, "auto, cpu or cuda");
   command.add_flag("--json", common.json, "Print one JSON object a row");
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "attention/attention.h"
+#include "config/schema.h"
 #include "core/error.h"
 #include "ops/ops.h"
 #include "support/tensors.h"
@@ -23,71 +24,52 @@ ModelConfig small_model() {
 // Every module and option.
 std::vector<AttentionConfig> configurations() {
   std::vector<AttentionConfig> all;
-  for (const char* remainder : {"none", "value", "bias"}) {
-    for (const bool head_norm : {false, true}) {
-      for (const bool attend_current : {false, true}) {
-        for (const bool forget_gate : {false, true}) {
-          AttentionConfig config;
-          config.type = "stickbreaking";
-          config.remainder = remainder;
-          config.head_norm = head_norm;
-          config.attend_current = attend_current;
-          config.forget_gate = forget_gate;
-          all.push_back(config);
+  const auto add = [&](const std::string& text) {
+    all.push_back(parse_attention("{type: " + text + "}"));
+  };
+  for (const std::string remainder : {"none", "value", "bias"}) {
+    for (const std::string head_norm : {"false", "true"}) {
+      for (const std::string attend_current : {"false", "true"}) {
+        for (const std::string forget_gate : {"false", "true"}) {
+          add("stickbreaking, remainder: " + remainder + ", head_norm: " + head_norm +
+              ", attend_current: " + attend_current + ", forget_gate: " + forget_gate);
         }
       }
     }
   }
-  for (const char* position : {"rope", "alibi", "fire", "none"}) {
-    AttentionConfig config;
-    config.type = "softmax";
-    config.position = position;
-    config.logit_scale = 0.7;
-    all.push_back(config);
-    config.window = 3;
-    all.push_back(config);
+  for (const std::string position : {"rope", "alibi", "fire", "none"}) {
+    add("softmax, logit_scale: 0.7, position: " + position);
+    add("softmax, logit_scale: 0.7, window: 3, position: " + position);
   }
-  for (const char* variant : {"official", "strict"}) {
-    AttentionConfig config;
-    config.type = "coca";
-    config.variant = variant;
-    all.push_back(config);
-    config.window = 3;
-    config.rope_scaling = "linear";
-    config.rope_factor = 1.5;
-    all.push_back(config);
+  for (const std::string variant : {"official", "strict"}) {
+    add("coca, variant: " + variant);
+    add("coca, window: 3, rope_scaling: linear, rope_factor: 1.5, variant: " + variant);
   }
-  for (const char* type : {"based", "rebased"}) {
-    for (const char* form : {"chunked", "quadratic"}) {
-      AttentionConfig config;
-      config.type = type;
-      config.form = form;
-      config.feature_dim = 4;
-      all.push_back(config);
+  for (const std::string type : {"based", "rebased"}) {
+    for (const std::string form : {"chunked", "quadratic"}) {
+      add(type + ", feature_dim: 4, form: " + form);
     }
   }
-  AttentionConfig convolution;
-  convolution.type = "short_conv";
-  all.push_back(convolution);
-  for (const char* scaling : {"linear", "ntk", "dynamic_ntk"}) {
-    AttentionConfig config;
-    config.type = "softmax";
-    config.rope_scaling = scaling;
-    config.rope_factor = 2.5;
-    config.rope_train_length = 1000;
-    all.push_back(config);
-  }
+  add("short_conv");
+  add("softmax, rope_scaling: linear, rope_factor: 2.5");
+  add("softmax, rope_scaling: ntk, rope_factor: 2.5");
+  add("softmax, rope_scaling: dynamic_ntk, rope_factor: 2.5, rope_train_length: 1000");
   return all;
 }
 
 std::string describe(const AttentionConfig& c) {
-  return c.type + " remainder " + c.remainder + (c.head_norm ? " head_norm" : "") +
-         (c.attend_current ? " attend_current" : "") + (c.forget_gate ? " forget_gate" : "") +
-         " position " + c.position + " window " + std::to_string(c.window) + " scaling " +
-         c.rope_scaling + " " + c.variant + " " + c.form;
+  std::string text;
+  for (const auto& [key, value] : flatten(c)) text += key + " " + value + "  ";
+  return text;
 }
 
-// The parameters of a module one behind the other, as fused ones must lie.
+std::string option(const AttentionConfig& c, const std::string& key) {
+  const auto options = flatten(c);
+  const auto found = options.find(key);
+  return found == options.end() ? "" : found->second;
+}
+
+// The parameters of a module one after the other, as fused ones must lie.
 struct Parameters {
   Parameters(const ::sbtrain::Attention& module, bool random) : specs(module.parameters()) {
     int64_t total = 0;
@@ -293,45 +275,31 @@ std::vector<double> last_output(const ::sbtrain::Attention& module, Stream& s, c
 // base (f L / L_train - (f - 1))^(d / (d - 2)) where L > L_train, with d = 4; f = 1 is L / L_train.
 TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
   const Owned x = random_normal("x", {12, 12});
-  const auto output = [&](const std::function<void(AttentionConfig&)>& change, int64_t length) {
+  const auto output = [&](const std::string& options, int64_t length) {
     CpuStream s;
-    AttentionConfig config;
-    config.type = "softmax";
-    config.rope_scaling = "dynamic_ntk";
-    config.rope_train_length = 16;
-    change(config);
-    const auto module = make_attention(config, small_model());
+    const auto module =
+        make_attention(parse_attention("{type: softmax, " + options + "}"), small_model());
     return last_output(*module, s, Parameters(*module, true).weights, x, length);
   };
   const auto with_base = [&](double base) {
-    return output(
-        [&](AttentionConfig& c) {
-          c.rope_scaling = "none";
-          c.rope_base = base;
-        },
-        12);
+    return output("rope_base: " + std::to_string(base), 12);
   };
-  const auto with_factor = [](double factor) {
-    return [factor](AttentionConfig& c) { c.rope_factor = factor; };
+  const auto with_factor = [](const std::string& factor) {
+    return "rope_scaling: dynamic_ntk, rope_train_length: 16, rope_factor: " + factor;
   };
-  EXPECT_EQ(output(with_factor(1), 16), with_base(10000));
-  EXPECT_LT(relative_error(output(with_factor(1), 48), with_base(10000.0 * 9)), 1e-6);
-  EXPECT_LT(relative_error(output(with_factor(2), 48), with_base(10000.0 * 25)), 1e-6);
+  EXPECT_EQ(output(with_factor("1"), 16), with_base(10000));
+  EXPECT_LT(relative_error(output(with_factor("1"), 48), with_base(10000.0 * 9)), 1e-6);
+  EXPECT_LT(relative_error(output(with_factor("2"), 48), with_base(10000.0 * 25)), 1e-6);
   EXPECT_GT(relative_error(with_base(10000), with_base(10000.0 * 25)), 1e-4);
-  const auto ntk = [](AttentionConfig& c) {
-    c.rope_scaling = "ntk";
-    c.rope_factor = 3;
-  };
+  const std::string ntk = "rope_scaling: ntk, rope_factor: 3";
   EXPECT_LT(relative_error(output(ntk, 12), with_base(10000.0 * 9)), 1e-6);
 }
 
 // The cache's capacity is the length that is announced to the forward pass.
 TEST(AttentionModule, DynamicNtkDecodesAsTheForwardPass) {
   const ModelConfig model = small_model();
-  AttentionConfig config;
-  config.type = "softmax";
-  config.rope_scaling = "dynamic_ntk";
-  config.rope_train_length = 8;
+  const auto config =
+      parse_attention("{type: softmax, rope_scaling: dynamic_ntk, rope_train_length: 8}");
   CpuStream s;
   const auto module = make_attention(config, model);
   const Parameters w(*module, true);
@@ -353,9 +321,11 @@ TEST(AttentionModule, DynamicNtkDecodesAsTheForwardPass) {
 TEST(AttentionModule, MapsGiveTheOutput) {
   const ModelConfig model = small_model();
   const int64_t d = model.head_dim();
-  for (AttentionConfig config : configurations()) {
-    if (config.head_norm) continue;  // behind what maps describe
-    config.skip_epsilon = 0;
+  for (const AttentionConfig& config : configurations()) {
+    if (option(config, "head_norm") == "true") continue;  // after what maps describe
+    const std::string remainder_to = option(config, "remainder");
+    const std::string window_option = option(config, "window");
+    const int64_t window = window_option.empty() ? 0 : std::stoll(window_option);
     SCOPED_TRACE(describe(config));
     CpuStream s;
     const auto module = make_attention(config, model);
@@ -383,7 +353,7 @@ TEST(AttentionModule, MapsGiveTheOutput) {
         double sum = 0;
         for (int64_t i = 0; i < pack.tokens; ++i) {
           const double weight = map.weights_TT[j * pack.tokens + i];
-          const bool seen = i <= j && (config.window == 0 || i > j - config.window);
+          const bool seen = i <= j && (window == 0 || i > j - window);
           ASSERT_TRUE(seen || weight == 0) << j << " " << i;
           sum += weight;
           for (int64_t c = 0; c < d; ++c) {
@@ -393,8 +363,8 @@ TEST(AttentionModule, MapsGiveTheOutput) {
         EXPECT_NEAR(sum, 1 - remainder, 1e-5);
         for (int64_t c = 0; c < d; ++c) {
           double& out = output[j * model.width + h * d + c];
-          if (config.remainder == "value") out += remainder * v[j * model.width + h * d + c];
-          if (config.type == "stickbreaking" && config.remainder == "bias") {
+          if (remainder_to == "value") out += remainder * v[j * model.width + h * d + c];
+          if (remainder_to == "bias") {
             out += remainder * w.weights.at("self_attn.remainder_bias").f32()[h * d + c];
           }
         }
@@ -462,10 +432,7 @@ TEST(AttentionModule, MemoryIsLinearInTheLength) {
 }
 
 TEST(AttentionModule, DeclaresItsParameters) {
-  AttentionConfig config;
-  config.remainder = "bias";
-  config.head_norm = true;
-  config.forget_gate = true;
+  auto config = parse_attention("{remainder: bias, head_norm: true, forget_gate: true}");
   std::map<std::string, TensorSpec> specs;
   for (const TensorSpec& spec : make_attention(config, small_model())->parameters()) {
     specs[spec.name] = spec;
@@ -498,34 +465,18 @@ std::string error_of(const AttentionConfig& config, const ModelConfig& model) {
 }
 
 TEST(AttentionRegistry, SaysWhatIsWrong) {
-  EXPECT_EQ(attention_types(), (std::vector<std::string>{"based", "coca", "rebased", "short_conv",
-                                                         "softmax", "stickbreaking"}));
-  AttentionConfig config;
-  config.type = "stick";
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.type: there is no attention 'stick'; known are based, "
-            "coca, rebased, short_conv, softmax, stickbreaking");
-  config = AttentionConfig{};
-  config.remainder = "all";
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.remainder: 'all' is not one of none, value, bias");
-  config = AttentionConfig{};
-  config.type = "softmax";
-  config.position = "rotary";
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.position: 'rotary' is not one of rope, alibi, fire, none");
-  config.position = "rope";
-  config.rope_scaling = "yarn";
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.rope_scaling: 'yarn' is not one of none, linear, ntk, dynamic_ntk");
-  config.rope_scaling = "dynamic_ntk";
-  EXPECT_EQ(error_of(config, small_model()),
+  EXPECT_EQ(error_of({.type = "stick"}, small_model()),
+            "model.attention.type: there is no attention 'stick'; known are stickbreaking, "
+            "softmax, coca, based, rebased, short_conv");
+  EXPECT_EQ(error_of(parse_attention("{type: softmax, rope_scaling: dynamic_ntk}"), small_model()),
             "model.attention.rope_train_length: dynamic_ntk needs the length that the model was "
             "trained with");
-  config = AttentionConfig{};
+  EXPECT_EQ(error_of(parse_attention("{type: coca, position: fire}"), small_model()),
+            "model.attention.position: coca rotates its keys, so that it takes rope alone");
   ModelConfig model = small_model();
   model.heads = 5;
-  EXPECT_EQ(error_of(config, model), "model.width: 12 is not a multiple of model.heads, 5");
+  EXPECT_EQ(error_of(AttentionConfig{}, model),
+            "model.heads: width 12 is not divisible by 5 heads");
 }
 
 }  // namespace
