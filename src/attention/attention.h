@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/reference.h"
 #include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
@@ -86,6 +87,14 @@ class Attention {
                            const Sequences& /*sequences*/, int64_t /*head*/) const {
     return {};
   }
+
+  // The formula: what forward() computes for one document, in double precision on the host. Tests
+  // hold every implementation, and its gradients, against it. `max_seqlen` is that of the pack.
+  virtual HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                               int64_t max_seqlen) const = 0;
+
+  // Of `keys` keys in its document, those that a token sees.
+  virtual double seen_keys(double keys) const { return keys; }
 
   // Floating-point operations of the forward pass between projections, for one token that
   // sees `keys` keys (2 per multiply-add). The backward pass counts twice that.

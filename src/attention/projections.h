@@ -24,6 +24,18 @@ struct Qkv {
   Tensor q, k, v;
 };
 
+// The same in double precision on the host.
+struct HostQkv {
+  HostQkv(const HostMatrix& x_TD, const HostWeights& w);
+  HostMatrix q_head(int64_t heads, int64_t head) const {
+    return q.columns(head * q.cols / heads, q.cols / heads);
+  }
+  HostMatrix k_head(int64_t heads, int64_t head) const {
+    return k.columns(head * k.cols / heads, k.cols / heads);
+  }
+  HostMatrix q, k, v;
+};
+
 void project_qkv(Stream& s, Tensor qkv_T3D, Tensor x_TD, const Weights& w);
 // dx_TD = gradient; the weights' gradients += theirs.
 void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_T3D, Tensor x_TD,
@@ -61,6 +73,6 @@ float logit_scale(double option, const ModelConfig& model);
 void describe_window(Fields& f, int64_t& window);
 
 // Of `keys` keys in a document, those that a window lets a token see.
-double seen_keys(double keys, int64_t window);
+double keys_in_window(double keys, int64_t window);
 
 }  // namespace sbtrain

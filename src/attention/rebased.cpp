@@ -33,14 +33,17 @@ struct Options {
 };
 
 void describe(Fields& f, Options& o) {
-  f.add("logit_scale", o.logit_scale, at_least(0), "Factor of q.k; 0: 1/sqrt(feature_dim).");
-  f.add("feature_dim", o.feature_dim, between(1, 256),
+  f.add("logit_scale", o.logit_scale, at_least(0).with_example(0.7),
+        "Factor of q.k; 0: 1/sqrt(feature_dim).");
+  f.add("feature_dim", o.feature_dim, between(1, 256).with_example(4),
         "Features of queries and keys for each head; values have width / heads, rounded down.");
   f.add("form", o.form,
         "How it is computed: with a state, linear in the length, or over all pairs of tokens.");
 }
 
 constexpr const char* kQProj = "self_attn.q_proj.weight";
+constexpr const char* kKProj = "self_attn.k_proj.weight";
+constexpr const char* kVProj = "self_attn.v_proj.weight";
 constexpr const char* kQNormWeight = "self_attn.q_norm.weight";
 constexpr const char* kQNormBias = "self_attn.q_norm.bias";
 constexpr const char* kKNormWeight = "self_attn.k_norm.weight";
@@ -90,8 +93,8 @@ class RebasedAttention : public Attention {
                        .fused = !specs.empty()});
     };
     matrix(kQProj, features_);
-    matrix("self_attn.k_proj.weight", features_);
-    matrix("self_attn.v_proj.weight", values_);
+    matrix(kKProj, features_);
+    matrix(kVProj, values_);
     if (!rebased_) return specs;
     for (const char* name : {kQNormWeight, kQNormBias, kKNormWeight, kKNormBias}) {
       const bool weight = name == kQNormWeight || name == kKNormWeight;
@@ -194,8 +197,27 @@ class RebasedAttention : public Attention {
   AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
                    const Sequences& /*sequences*/, int64_t head) const override {
     const auto& mine = static_cast<const RebasedSaved&>(saved);
-    return rebased_map(download_head(s, query(mine), model_.heads, head),
-                       download_head(s, key(mine), model_.heads, head), params_);
+    return make_map(mine.qkv_TN.tensor().rows(),
+                    rebased_weights(download_head(s, query(mine), model_.heads, head),
+                                    download_head(s, key(mine), model_.heads, head), params_));
+  }
+
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t /*max_seqlen*/) const override {
+    const int64_t heads = model_.heads;
+    const int64_t f = features_ / heads;
+    HostMatrix q = project(x_TD, at(w, kQProj));
+    HostMatrix k = project(x_TD, at(w, kKProj));
+    if (rebased_) {
+      layer_norm(q, at(w, kQNormWeight), at(w, kQNormBias), kNormEps, 1);
+      layer_norm(k, at(w, kKNormWeight), at(w, kKNormBias), kNormEps, 1);
+    }
+    const HostMatrix v = project(x_TD, at(w, kVProj));
+    HostMatrix o(x_TD.rows, values_);
+    for (int64_t h = 0; h < heads; ++h) {
+      mix_head(o, heads, h, v, rebased_weights(q.columns(h * f, f), k.columns(h * f, f), params_));
+    }
+    return o;
   }
 
   // The chunked form reads and updates the state, and sees at most a chunk of keys.
@@ -238,13 +260,15 @@ void register_rebased(AttentionRegistry& registry) {
        .whole_heads = false,
        .make = [](const Options& options, const ModelConfig& model) -> std::unique_ptr<Attention> {
          return std::make_unique<RebasedAttention>(options, model, false);
-       }});
+       },
+       .bench = {{.name = "based", .options = {{"form", "chunked"}}}}});
   registry.add<Options>(
       {.name = "rebased",
        .whole_heads = false,
        .make = [](const Options& options, const ModelConfig& model) -> std::unique_ptr<Attention> {
          return std::make_unique<RebasedAttention>(options, model, true);
-       }});
+       },
+       .bench = {{.name = "rebased", .options = {{"form", "chunked"}}}}});
 }
 
 }  // namespace sbtrain

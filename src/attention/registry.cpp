@@ -29,6 +29,8 @@ AttentionRegistry& registry() {
 void AttentionRegistry::add(AttentionModule module) {
   require(!std::ranges::count(names(), module.name), "two attention modules are called '{}'",
           module.name);
+  if (module.bench.empty()) module.bench.push_back({.name = module.name, .options = {}});
+  for (AttentionBenchCase& c : module.bench) c.type = module.name;
   modules_.push_back(std::move(module));
 }
 

@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,6 +25,13 @@ struct OptionProblem {
   std::string message;
 };
 
+// A module with some of its options, for `sbtrain bench attention`.
+struct AttentionBenchCase {
+  std::string name;
+  std::map<std::string, std::string> options;
+  std::string type{};  // the module's name; add() fills it in
+};
+
 struct AttentionModule {
   std::string name;             // as model.attention.type has it
   bool whole_heads = true;      // heads divide the width; else they take what fits, rounded down
@@ -33,6 +41,7 @@ struct AttentionModule {
   std::function<std::unique_ptr<Attention>(const ModuleOptions&, const ModelConfig&)> make;
   // The rotary positions that the options ask for; null without.
   std::function<RotaryOptions*(ModuleOptions&)> rotary;
+  std::vector<AttentionBenchCase> bench;  // none: the module with its defaults
 };
 
 // The same for a module whose options are an `Options`: a struct with defaults, ==, and beside it
@@ -45,6 +54,7 @@ struct AttentionModuleOf {
   std::unique_ptr<Attention> (*make)(const Options&, const ModelConfig&) = nullptr;
   std::vector<OptionProblem> (*check)(const Options&, const ModelConfig&) = nullptr;
   RotaryOptions* (*rotary)(Options&) = nullptr;
+  std::vector<AttentionBenchCase> bench{};
 };
 
 class AttentionRegistry {
@@ -65,7 +75,8 @@ class AttentionRegistry {
                     const ModelConfig& model) { return make(options.as<Options>(), model); },
         .rotary = [rotary = module.rotary](ModuleOptions& options) -> RotaryOptions* {
           return rotary ? rotary(options.as<Options>()) : nullptr;
-        }});
+        },
+        .bench = std::move(module.bench)});
   }
   // Throws ExitCode::kInternal where the name is taken.
   void add(AttentionModule module);

@@ -15,16 +15,17 @@ bool is_ntk(RotaryScaling scaling) {
 
 void describe(Fields& f, RotaryOptions& o) {
   const Rule rope = Rule{}.when("position", {"rope"});
-  f.add("rope_base", o.base, above(0).when("position", {"rope"}),
+  f.add("rope_base", o.base, above(0).when("position", {"rope"}).with_example(500),
         "Base of the rotary frequencies.");
   f.add("rope_scaling", o.scaling, rope,
         "How rotary positions reach beyond the trained length: slower positions (linear), a "
         "larger base (ntk), or a base that grows with the length (dynamic_ntk).");
-  f.add("rope_factor", o.factor, above(0).when("rope_scaling", {"linear", "ntk", "dynamic_ntk"}),
+  f.add("rope_factor", o.factor,
+        above(0).when("rope_scaling", {"linear", "ntk", "dynamic_ntk"}).with_example(2.5),
         "linear: positions are divided by it; ntk: alpha of base alpha^(d/(d-2)); dynamic_ntk: f "
         "of base (f L/L_train - (f-1))^(d/(d-2)).");
   f.add("rope_train_length", o.train_length,
-        between(0, kMaxSize).when("rope_scaling", {"dynamic_ntk"}),
+        between(0, kMaxSize).when("rope_scaling", {"dynamic_ntk"}).with_example(20),
         "L_train of dynamic_ntk: the sequence length that the model was trained with.");
 }
 
@@ -50,6 +51,24 @@ std::vector<OptionProblem> check(const RotaryOptions& options, const ModelConfig
          fmt::format("{} is below 1: the base would shrink with the length", options.factor)});
   }
   return problems;
+}
+
+void rotate(HostMatrix& x_THd, const ops::RopeParams& params) {
+  const int64_t d = x_THd.cols / params.heads;
+  for (int64_t t = 0; t < x_THd.rows; ++t) {
+    for (int64_t i = 0; i < x_THd.cols; ++i) {
+      if (i % d >= d / 2) continue;
+      const double angle = static_cast<double>(t) * static_cast<double>(params.position_scale) *
+                           std::pow(static_cast<double>(params.base),
+                                    -2.0 * static_cast<double>(i % d) / static_cast<double>(d));
+      double& first = x_THd.row(t)[i];
+      double& second = x_THd.row(t)[i + d / 2];
+      const double x1 = first;
+      const double x2 = second;
+      first = x1 * std::cos(angle) - x2 * std::sin(angle);
+      second = x2 * std::cos(angle) + x1 * std::sin(angle);
+    }
+  }
 }
 
 Rotary::Rotary(const RotaryOptions& options, const ModelConfig& model) : options_(options) {

@@ -39,6 +39,9 @@ struct RotaryOptions {
 void describe(Fields& f, RotaryOptions& o);
 std::vector<OptionProblem> check(const RotaryOptions& options, const ModelConfig& model);
 
+// Rotates every token of x [T, H*d] by its row, as ops::rope does by its position.
+void rotate(HostMatrix& x_THd, const ops::RopeParams& params);
+
 class Rotary {
  public:
   // `options` have passed check().

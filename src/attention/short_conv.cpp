@@ -123,6 +123,22 @@ class ShortConv : public Attention {
                            weights(w));
   }
 
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t /*max_seqlen*/) const override {
+    const HostMatrix gate = project(x_TD, at(w, kGateWeight));
+    HostMatrix y = x_TD;
+    for (int64_t t = 0; t < y.rows; ++t) {
+      for (int64_t c = 0; c < y.cols; ++c) {
+        double conv = at(w, kConvBias).values[c];
+        for (int64_t back = 0; back < ops::kShortConv && back <= t; ++back) {
+          conv += at(w, kConvWeight).row(c)[ops::kShortConv - 1 - back] * x_TD.row(t - back)[c];
+        }
+        y.row(t)[c] += conv * (gate.row(t)[c] + at(w, kGateBias).values[c]);
+      }
+    }
+    return y;
+  }
+
   double flops_per_token(double /*keys*/) const override {
     return 2.0 * (ops::kShortConv + 1) * static_cast<double>(model_.width);
   }

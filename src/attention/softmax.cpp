@@ -91,7 +91,7 @@ class SoftmaxAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
     project_qkv(s, mine.qkv_T3D, x_TD, w);
-    rotate(s, mine.qkv_T3D, sequences.positions_T, sequences.max_seqlen);
+    rotate_qk(s, mine.qkv_T3D, sequences.positions_T, sequences.max_seqlen);
     const Qkv x(mine.qkv_T3D);
     const ops::SoftmaxForward t = {
         .o_THd = mix_TD, .lse_HT = mine.lse_HT, .q_THd = x.q, .k_THd = x.k, .v_THd = x.v};
@@ -124,7 +124,7 @@ class SoftmaxAttention : public Attention {
     } else {
       ops::softmax_backward(s, t, sequences, params_);
     }
-    rotate(s, dqkv, sequences.positions_T, sequences.max_seqlen, true);
+    rotate_qk(s, dqkv, sequences.positions_T, sequences.max_seqlen, true);
     project_qkv_backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
 
@@ -147,7 +147,7 @@ class SoftmaxAttention : public Attention {
     const Buffer qkv =
         s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
     project_qkv(s, qkv, x_BD, w);
-    rotate(s, qkv, step.positions_B, mine.k.capacity());
+    rotate_qk(s, qkv, step.positions_B, mine.k.capacity());
     const Qkv x(qkv);
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
@@ -166,17 +166,48 @@ class SoftmaxAttention : public Attention {
   AttentionMap map(Stream& s, const Weights& w, const AttentionSaved& saved,
                    const Sequences& /*sequences*/, int64_t head) const override {
     const Qkv x(static_cast<const SoftmaxSaved&>(saved).qkv_T3D);
-    return softmax_map(download_head(s, x.q, params_.heads, head),
-                       download_head(s, x.k, params_.heads, head), params_,
-                       biased() ? position_bias(s, bias(w), params_.heads, head) : no_bias());
+    const int64_t heads = model_.heads;
+    const LogitBias bias = position_ == PositionEncoding::kFire
+                               ? fire_bias(download(s, fire(w)), head)
+                               : distance_bias(head);
+    return make_map(x.q.rows(), softmax_weights(download_head(s, x.q, heads, head),
+                                                download_head(s, x.k, heads, head), params_, bias));
   }
+
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t max_seqlen) const override {
+    HostQkv x(x_TD, w);
+    if (rotary_) {
+      const ops::RopeParams rope = rotary_->params(model_.heads, max_seqlen);
+      rotate(x.q, rope);
+      rotate(x.k, rope);
+    }
+    HostMatrix o(x_TD.rows, model_.width);
+    for (int64_t h = 0; h < model_.heads; ++h) {
+      const LogitBias bias = position_ == PositionEncoding::kFire
+                                 ? fire_bias({.c_1 = at(w, kFireC),
+                                              .m_1 = at(w, kFireM),
+                                              .w1_K = at(w, kFireW1),
+                                              .b1_K = at(w, kFireB1),
+                                              .w2_HK = at(w, kFireW2),
+                                              .b2_H = at(w, kFireB2)},
+                                             h)
+                                 : distance_bias(h);
+      mix_head(
+          o, model_.heads, h, x.v,
+          softmax_weights(x.q_head(model_.heads, h), x.k_head(model_.heads, h), params_, bias));
+    }
+    return o;
+  }
+
+  double seen_keys(double keys) const override { return keys_in_window(keys, params_.window); }
 
   double flops_per_token(double keys) const override {
     double flops = 4.0 * static_cast<double>(model_.width);
     if (position_ == PositionEncoding::kFire) {
       flops += 4.0 * static_cast<double>(model_.heads * ops::kFireHidden);
     }
-    return flops * seen_keys(keys, params_.window);
+    return flops * seen_keys(keys);
   }
 
  private:
@@ -205,20 +236,26 @@ class SoftmaxAttention : public Attention {
     add(kFireB2, {model_.heads}, Init::constant(0.0), false);
   }
 
+  LogitBias distance_bias(int64_t head) const {
+    return position_ == PositionEncoding::kAlibi ? alibi_bias(model_.heads, head) : no_bias();
+  }
+
+  static ops::FireTensors fire(const Weights& w) {
+    return {.c_1 = w.at(kFireC),
+            .m_1 = w.at(kFireM),
+            .w1_K = w.at(kFireW1),
+            .b1_K = w.at(kFireB1),
+            .w2_HK = w.at(kFireW2),
+            .b2_H = w.at(kFireB2)};
+  }
   ops::SoftmaxBias bias(const Weights& w) const {
     if (position_ == PositionEncoding::kAlibi) return {.kind = ops::PositionBias::kAlibi};
-    return {.kind = ops::PositionBias::kFire,
-            .fire = {.c_1 = w.at(kFireC),
-                     .m_1 = w.at(kFireM),
-                     .w1_K = w.at(kFireW1),
-                     .b1_K = w.at(kFireB1),
-                     .w2_HK = w.at(kFireW2),
-                     .b2_H = w.at(kFireB2)}};
+    return {.kind = ops::PositionBias::kFire, .fire = fire(w)};
   }
 
   // q and k, which lie side by side, in one call.
-  void rotate(Stream& s, const Tensor& qkv, const Tensor& positions, int64_t length,
-              bool inverse = false) const {
+  void rotate_qk(Stream& s, const Tensor& qkv, const Tensor& positions, int64_t length,
+                 bool inverse = false) const {
     if (!rotary_) return;
     ops::rope(s, qkv.col_range(0, 2 * model_.width), positions,
               rotary_->params(2 * model_.heads, length, inverse));
@@ -234,10 +271,15 @@ class SoftmaxAttention : public Attention {
 }  // namespace
 
 void register_softmax(AttentionRegistry& registry) {
-  registry.add<Options>({.name = "softmax",
-                         .make = make_module<SoftmaxAttention, Options>,
-                         .check = check_options,
-                         .rotary = rotary_options});
+  registry.add<Options>(
+      {.name = "softmax",
+       .make = make_module<SoftmaxAttention, Options>,
+       .check = check_options,
+       .rotary = rotary_options,
+       .bench = {{.name = "softmax", .options = {{"position", "none"}}},
+                 {.name = "alibi", .options = {{"position", "alibi"}}},
+                 {.name = "fire", .options = {{"position", "fire"}}},
+                 {.name = "window", .options = {{"position", "none"}, {"window", "512"}}}}});
 }
 
 }  // namespace sbtrain

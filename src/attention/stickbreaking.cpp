@@ -1,5 +1,7 @@
 // `stickbreaking`: stick-breaking attention (arXiv 2410.17980), which needs no positions, with its
 // options: what becomes of the remainder, head norm, attending to the token itself, a forget gate.
+#include <cmath>
+
 #include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
@@ -221,10 +223,47 @@ class StickBreakingAttention : public Attention {
                    const Sequences& /*sequences*/, int64_t head) const override {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
     const Qkv x(mine.qkv_T3D);
-    HeadRows gate;
-    if (gated_) gate = download_head(s, mine.gate_TH, params_.heads, head);
-    return stickbreaking_map(download_head(s, x.q, params_.heads, head),
-                             download_head(s, x.k, params_.heads, head), gate, params_);
+    const int64_t heads = model_.heads;
+    HostMatrix gate;
+    if (gated_) gate = download_head(s, mine.gate_TH, heads, head);
+    const FillWeights weights =
+        stickbreaking_weights(download_head(s, x.q, heads, head),
+                              download_head(s, x.k, heads, head), std::move(gate), params_);
+    return make_map(x.q.rows(), weights, /*with_remainder=*/true);
+  }
+
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t /*max_seqlen*/) const override {
+    const HostQkv x(x_TD, w);
+    const int64_t heads = model_.heads;
+    const int64_t d = model_.head_dim();
+    HostMatrix gate_TH;
+    if (gated_) {
+      gate_TH = project(x_TD, at(w, kGateWeight));
+      for (int64_t t = 0; t < x_TD.rows; ++t) {
+        for (int64_t h = 0; h < heads; ++h) {
+          double& f = gate_TH.row(t)[h];
+          f = 1.0 / (1.0 + std::exp(-(f + at(w, kGateBias).values[h])));
+        }
+      }
+    }
+    HostMatrix o(x_TD.rows, model_.width);
+    for (int64_t h = 0; h < heads; ++h) {
+      const FillWeights weights =
+          stickbreaking_weights(x.q_head(heads, h), x.k_head(heads, h),
+                                gated_ ? gate_TH.columns(h, 1) : HostMatrix(), params_);
+      mix_head(o, heads, h, x.v, [&](int64_t j, std::vector<double>& row) {
+        const double left = weights(j, row);
+        for (int64_t c = h * d; c < (h + 1) * d; ++c) {
+          if (params_.remainder == ops::Remainder::kValue) o.row(j)[c] += left * x.v.row(j)[c];
+          if (has_bias()) o.row(j)[c] += left * at(w, kRemainderBias).values[c];
+        }
+        return left;
+      });
+    }
+    if (head_norm_)
+      layer_norm(o, at(w, kHeadNormWeight), at(w, kHeadNormBias), kHeadNormEps, heads);
+    return o;
   }
 
   double flops_per_token(double keys) const override {
@@ -266,8 +305,9 @@ class StickBreakingAttention : public Attention {
 }  // namespace
 
 void register_stickbreaking(AttentionRegistry& registry) {
-  registry.add<Options>(
-      {.name = "stickbreaking", .make = make_module<StickBreakingAttention, Options>});
+  registry.add<Options>({.name = "stickbreaking",
+                         .make = make_module<StickBreakingAttention, Options>,
+                         .bench = {{.name = "stickbreaking", .options = {{"skip_epsilon", "0"}}}}});
 }
 
 }  // namespace sbtrain

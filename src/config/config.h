@@ -15,7 +15,7 @@ namespace sbtrain {
 
 struct AttentionConfig {
   std::string type = "stickbreaking";  // the module's name (attention/registry.h)
-  ModuleOptions options;               // the module's own
+  ModuleOptions options{};             // the module's own
   bool output_bias = false;            // of the projection that follows, where there is one
   bool operator==(const AttentionConfig&) const = default;
 };

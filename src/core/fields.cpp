@@ -19,6 +19,12 @@ Rule Rule::needed() const {
   return rule;
 }
 
+Rule Rule::with_example(double value) const {
+  Rule rule = *this;
+  rule.example = value;
+  return rule;
+}
+
 bool Rule::allows(double value) const {
   return (above_min ? value > min : value >= min) && (below_max ? value < max : value <= max);
 }

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -42,11 +43,13 @@ struct Rule {
   bool below_max = false;                 // max itself is excluded
   std::vector<std::string_view> choices;  // the words that it may be; of an enumeration, its names
   bool required = false;
+  std::optional<double> example;      // of a number: another value than the default, for tests
   bool single = false;                // lists: one item may stand without a list
   std::vector<Condition> conditions;  // all of them hold where the key applies
 
   Rule when(std::string_view key, std::vector<std::string_view> values) const;
   Rule needed() const;
+  Rule with_example(double value) const;
   bool allows(double value) const;
   std::string range() const;      // "at least 1"; empty without bounds
   std::string condition() const;  // the innermost: "position rope"; empty when it always applies

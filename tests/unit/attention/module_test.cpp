@@ -1,4 +1,5 @@
-// Attention modules from projections to output: gradients of all parameters, decoding, registry.
+// What single attention modules promise beyond what holds for all of them, which
+// support/attention_suite.cpp tests.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -126,139 +127,6 @@ struct Pack {
   int64_t longest = 0;
 };
 
-// Central differences of sum(mix * dmix) in one float.
-class Differences {
- public:
-  Differences(const ::sbtrain::Attention& module, const Pack& pack, Stream& s, const Owned& x,
-              const Owned& dmix, const Weights& w)
-      : module_(module), pack_(pack), stream_(s), x_(x), dmix_(to_f64(dmix)), w_(w) {}
-
-  double at(float& value) const {
-    constexpr float kStep = 0x1p-7f;
-    const float before = value;
-    value = before + kStep;
-    const double above = objective();
-    value = before - kStep;
-    const double below = objective();
-    value = before;
-    return (above - below) / (2 * kStep);
-  }
-
- private:
-  double objective() const {
-    const Owned mix = poisoned({pack_.tokens, x_.tensor().cols()});
-    const auto saved = module_.allocate(stream_.memory(), pack_.tokens);
-    module_.forward(stream_, mix, x_, w_, *saved, pack_.sequences());
-    const std::vector<double> values = to_f64(mix);
-    double sum = 0;
-    for (size_t i = 0; i < values.size(); ++i) sum += values[i] * dmix_[i];
-    return sum;
-  }
-  const ::sbtrain::Attention& module_;
-  const Pack& pack_;
-  Stream& stream_;
-  const Owned& x_;
-  std::vector<double> dmix_;
-  const Weights& w_;
-};
-
-TEST(AttentionModule, GradientsAreFiniteDifferences) {
-  const ModelConfig model = small_model();
-  const Pack pack({1, 6, 3});
-  for (const AttentionConfig& config : configurations()) {
-    SCOPED_TRACE(describe(config));
-    CpuStream s;
-    const auto module = make_attention(config, model);
-    Parameters w(*module, true);
-    Parameters dw(*module, false);
-    Owned x = random_normal("x", {pack.tokens, model.width});
-    const Owned dmix = random_normal("dmix", {pack.tokens, model.width});
-    const Owned mix = poisoned({pack.tokens, model.width});
-    const Owned dx = poisoned({pack.tokens, model.width});
-    const auto saved = module->allocate(s.memory, pack.tokens);
-    module->forward(s, mix, x, w.weights, *saved, pack.sequences());
-    module->backward(s, dx, dw.weights, dmix, mix, x, w.weights, *saved, pack.sequences());
-
-    const Differences differences(*module, pack, s, x, dmix, w.weights);
-    for (const TensorSpec& spec : w.specs) {
-      const Tensor weight = w.weights.at(spec.name);
-      std::vector<double> expected;
-      for (int64_t i = 0; i < weight.numel(); ++i) {
-        expected.push_back(differences.at(weight.f32()[i]));
-      }
-      if (spec.name.starts_with("self_attn.fire.")) {
-        // Small beside what the differences lose to fp32 and to kinks; the parity tests have the
-        // exact comparison.
-        std::vector<double> difference = to_f64(dw.weights.at(spec.name));
-        for (size_t i = 0; i < difference.size(); ++i) difference[i] -= expected[i];
-        EXPECT_LT(relative_error(difference, std::vector<double>(expected.size(), 0.0)), 5e-3)
-            << spec.name;
-        continue;
-      }
-      EXPECT_LT(relative_error(dw.weights.at(spec.name), expected), 2e-3) << spec.name;
-    }
-    std::vector<double> expected;
-    for (int64_t i = 0; i < x.tensor().numel(); ++i) {
-      expected.push_back(differences.at(x.f32()[i]));
-    }
-    EXPECT_LT(relative_error(dx, expected), 2e-3) << "dx";
-
-    // Weight gradients are added to what is there: a second pass doubles them, exactly.
-    const std::vector<float> once = dw.storage;
-    module->backward(s, dx, dw.weights, dmix, mix, x, w.weights, *saved, pack.sequences());
-    for (size_t i = 0; i < once.size(); ++i) {
-      ASSERT_NEAR(dw.storage[i], 2 * once[i], 1e-5 * (1 + std::abs(once[i])));
-    }
-  }
-}
-
-// Two sequences of different lengths, prefilled from forward passes and continued token by token.
-TEST(AttentionModule, DecodeContinuesTheForwardPass) {
-  const ModelConfig model = small_model();
-  const int64_t width = model.width;
-  const std::vector<int32_t> prompts = {5, 70};
-  constexpr int32_t kNew = 4;
-  for (const AttentionConfig& config : configurations()) {
-    SCOPED_TRACE(describe(config));
-    CpuStream s;
-    const auto module = make_attention(config, model);
-    const Parameters w(*module, true);
-    const auto cache = module->allocate_cache(s.memory, 2, 80);
-    std::vector<Owned> inputs, outputs;
-    for (int64_t b = 0; b < 2; ++b) {
-      const int32_t length = prompts[b] + kNew;
-      inputs.push_back(random_normal(b == 0 ? "x0" : "x1", {length, width}));
-      outputs.push_back(poisoned({length, width}));
-      const Pack whole({length});
-      const auto saved = module->allocate(s.memory, length);
-      module->forward(s, outputs[b], inputs[b], w.weights, *saved, whole.sequences());
-      const Pack prompt({prompts[b]});
-      const Owned mix = poisoned({prompts[b], width});
-      const auto prompt_saved = module->allocate(s.memory, prompts[b]);
-      module->forward(s, mix, inputs[b].tensor().row_range(0, prompts[b]), w.weights, *prompt_saved,
-                      prompt.sequences());
-      module->prefill(s, *cache, b, *prompt_saved);
-    }
-    for (int32_t step = 0; step < kNew; ++step) {
-      const Owned x = poisoned({2, width});
-      const Owned mix = poisoned({2, width});
-      std::vector<double> expected;
-      for (int64_t b = 0; b < 2; ++b) {
-        const int64_t token = prompts[b] + step;
-        std::copy_n(inputs[b].f32() + token * width, width, x.f32() + b * width);
-        for (int64_t i = 0; i < width; ++i) {
-          expected.push_back(outputs[b].f32()[token * width + i]);
-        }
-      }
-      const Owned positions = integers({prompts[0] + step, prompts[1] + step});
-      const Owned lengths = integers({prompts[0] + step + 1, prompts[1] + step + 1});
-      module->decode(s, mix, x, w.weights, *cache,
-                     {.positions_B = positions, .lengths_B = lengths});
-      EXPECT_LT(relative_error(mix, expected), 1e-5) << "step " << step;
-    }
-  }
-}
-
 // The output of the last token of a document.
 std::vector<double> last_output(const ::sbtrain::Attention& module, Stream& s, const Weights& w,
                                 const Owned& x, int64_t max_seqlen) {
@@ -293,27 +161,6 @@ TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
   EXPECT_GT(relative_error(with_base(10000), with_base(10000.0 * 25)), 1e-4);
   const std::string ntk = "rope_scaling: ntk, rope_factor: 3";
   EXPECT_LT(relative_error(output(ntk, 12), with_base(10000.0 * 9)), 1e-6);
-}
-
-// The cache's capacity is the length that is announced to the forward pass.
-TEST(AttentionModule, DynamicNtkDecodesAsTheForwardPass) {
-  const ModelConfig model = small_model();
-  const auto config =
-      parse_attention("{type: softmax, rope_scaling: dynamic_ntk, rope_train_length: 8}");
-  CpuStream s;
-  const auto module = make_attention(config, model);
-  const Parameters w(*module, true);
-  const Owned x = random_normal("x", {30, model.width});
-  const auto cache = module->allocate_cache(s.memory, 1, 30);
-  for (int32_t t = 0; t < 30; ++t) {
-    const Owned mix = poisoned({1, model.width});
-    const Owned position = integers({t});
-    const Owned length = integers({t + 1});
-    module->decode(s, mix, x.tensor().row_range(t, 1), w.weights, *cache,
-                   {.positions_B = position, .lengths_B = length});
-    if (t + 1 < 30) continue;
-    EXPECT_LT(relative_error(mix, last_output(*module, s, w.weights, x, 30)), 1e-5);
-  }
 }
 
 // What a module computes is its map times its values: the map is of the queries and keys that it
@@ -371,63 +218,6 @@ TEST(AttentionModule, MapsGiveTheOutput) {
       }
     }
     EXPECT_LT(relative_error(mix, output), 2e-5);
-  }
-}
-
-TEST(AttentionModule, RunsWithoutDataWhenPlanned) {
-  const ModelConfig model = small_model();
-  for (const AttentionConfig& config : configurations()) {
-    Memory plan(Backend::kPlan);
-    Stream s(plan);
-    const auto module = make_attention(config, model);
-    Weights w;
-    for (const TensorSpec& spec : module->parameters()) {
-      w.add(spec.name, Tensor(nullptr, DType::kF32, spec.shape));
-    }
-    Sequences sequences;
-    sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {3});
-    sequences.positions_T = Tensor(nullptr, DType::kI32, {64});
-    sequences.count = 2;
-    sequences.max_seqlen = 32;
-    const Tensor x(nullptr, DType::kF32, {64, model.width});
-    {
-      const ProgramScope scope(plan, "step");
-      const auto saved = module->allocate(plan, 64);
-      module->forward(s, x, x, w, *saved, sequences);
-      module->backward(s, x, w, x, x, x, w, *saved, sequences);
-    }
-    EXPECT_GT(plan.report().pool_bytes, static_cast<size_t>(64 * 3 * model.width * 4))
-        << describe(config);
-  }
-}
-
-// One document of twice the length takes at most twice the memory, forward and backward.
-TEST(AttentionModule, MemoryIsLinearInTheLength) {
-  const ModelConfig model = small_model();
-  for (const AttentionConfig& config : configurations()) {
-    const auto pool = [&](int64_t tokens) {
-      Memory plan(Backend::kPlan);
-      Stream s(plan);
-      const auto module = make_attention(config, model);
-      Weights w;
-      for (const TensorSpec& spec : module->parameters()) {
-        w.add(spec.name, Tensor(nullptr, DType::kF32, spec.shape));
-      }
-      Sequences sequences;
-      sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {2});
-      sequences.positions_T = Tensor(nullptr, DType::kI32, {tokens});
-      sequences.count = 1;
-      sequences.max_seqlen = tokens;
-      const Tensor x(nullptr, DType::kF32, {tokens, model.width});
-      {
-        const ProgramScope scope(plan, "step");
-        const auto saved = module->allocate(plan, tokens);
-        module->forward(s, x, x, w, *saved, sequences);
-        module->backward(s, x, w, x, x, x, w, *saved, sequences);
-      }
-      return plan.report().pool_bytes;
-    };
-    EXPECT_LE(pool(1 << 16), 2 * pool(1 << 15)) << describe(config);
   }
 }
 
