@@ -1,4 +1,4 @@
-// The interface of attention modules and their registry.
+// The interface of attention modules.
 //
 // A module owns everything between the normalised block input and the output projection: its
 // parameters, forward, backward, what it saves, its decode step with a cache. The block knows
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/reference.h"
 #include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
@@ -55,8 +56,6 @@ class Attention {
 
   // Columns of mix: what the block's output projection takes.
   virtual int64_t mix_width(int64_t model_width) const { return model_width; }
-  // Without, mix [T, D] goes to the residual stream as it is.
-  virtual bool projects_output() const { return true; }
 
   // Allocates what forward() will fill, for T tokens.
   virtual std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const = 0;
@@ -89,15 +88,21 @@ class Attention {
     return {};
   }
 
+  // The formula: what forward() computes for one document, in double precision on the host. Tests
+  // hold every implementation, and its gradients, against it. `max_seqlen` is that of the pack.
+  virtual HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                               int64_t max_seqlen) const = 0;
+
+  // Of `keys` keys in its document, those that a token sees.
+  virtual double seen_keys(double keys) const { return keys; }
+
   // Floating-point operations of the forward pass between projections, for one token that
   // sees `keys` keys (2 per multiply-add). The backward pass counts twice that.
   virtual double flops_per_token(double keys) const = 0;
 };
 
-// Builds the module that `config.type` names. Throws ExitCode::kConfig for an unknown name,
-// listing the known ones.
+// Builds the module that `config.type` names (attention/registry.h). Throws ExitCode::kConfig for
+// an unknown name, listing the known ones, and for options that do not go together.
 std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const ModelConfig& model);
-
-std::vector<std::string> attention_types();
 
 }  // namespace sbtrain

@@ -9,36 +9,59 @@
 #include "core/error.h"
 
 namespace sbtrain {
+
+template <>
+inline constexpr auto kNames<ops::CocaVariant> = enum_names<ops::CocaVariant>(
+    {{ops::CocaVariant::kOfficial, "official"}, {ops::CocaVariant::kStrict, "strict"}});
+
 namespace {
+
+constexpr const char* kTProj = "self_attn.t_proj.weight";
+
+struct Options {
+  double logit_scale = 0.0;  // 0: 1/sqrt(head_dim)
+  int64_t window = 0;        // 0: all
+  PositionEncoding position = PositionEncoding::kRope;
+  RotaryOptions rotary;
+  ops::CocaVariant variant = ops::CocaVariant::kOfficial;
+  bool operator==(const Options&) const = default;
+};
+
+void describe(Fields& f, Options& o) {
+  describe_logit_scale(f, o.logit_scale);
+  describe_window(f, o.window);
+  f.add("position", o.position, "CoCA is made of rotary positions and takes no others.");
+  describe(f, o.rotary);
+  f.add("variant", o.variant,
+        "What the authors' code computes, or the paper's equations 8 and 12.");
+}
+
+std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& model) {
+  std::vector<OptionProblem> problems = check(o.rotary, model);
+  if (o.position != PositionEncoding::kRope) {
+    problems.push_back({"position", "coca rotates its keys, so that it takes rope alone"});
+  }
+  return problems;
+}
 
 struct CocaSaved : AttentionSaved {
   Buffer qkv_T3D;  // q as projected, the keys transformed, v
   Buffer lse_HT;
 };
 
-ops::CocaVariant parse_variant(const std::string& name) {
-  if (name == "official") return ops::CocaVariant::kOfficial;
-  if (name == "strict") return ops::CocaVariant::kStrict;
-  fail(ExitCode::kConfig, "model.attention.variant: '{}' is not one of official, strict", name);
-}
-
 class CocaAttention : public Attention {
  public:
-  CocaAttention(const AttentionConfig& config, const ModelConfig& model)
+  CocaAttention(const Options& options, const ModelConfig& model)
       : model_(model),
-        variant_(parse_variant(config.variant)),
-        rotary_(config, model),
+        variant_(options.variant),
+        rotary_(options.rotary, model),
         params_{.heads = static_cast<int>(model.heads),
-                .scale = logit_scale(config, model),
-                .window = config.window} {
-    if (config.position != "rope") {
-      fail(ExitCode::kConfig, "model.attention.position: coca rotates its keys, so it is rope");
-    }
-  }
+                .scale = logit_scale(options.logit_scale, model),
+                .window = options.window} {}
 
   std::vector<TensorSpec> parameters() const override {
     std::vector<TensorSpec> specs = qkv_parameters(model_);
-    specs[1].name = "self_attn.t_proj.weight";
+    specs[1].name = kTProj;
     return specs;
   }
 
@@ -135,12 +158,54 @@ class CocaAttention : public Attention {
     const Qkv x(static_cast<const CocaSaved&>(saved).qkv_T3D);
     const Buffer query = query_buffer(s, x.q.rows());
     ops::coca_query(s, query, x.q, sequences.positions_T, coca_params(sequences.max_seqlen));
-    return softmax_map(download_head(s, query, params_.heads, head),
-                       download_head(s, x.k, params_.heads, head), params_, no_bias());
+    const int64_t heads = model_.heads;
+    return make_map(x.q.rows(),
+                    softmax_weights(download_head(s, query, heads, head),
+                                    download_head(s, x.k, heads, head), params_, no_bias()));
   }
 
+  // Equations 8 and 12 of the paper, or what the authors' code computes (ops/coca.h).
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t max_seqlen) const override {
+    const ops::RopeParams rope = rotary_.params(model_.heads, max_seqlen);
+    const bool strict = variant_ == ops::CocaVariant::kStrict;
+    const int64_t heads = model_.heads;
+    const int64_t half = model_.head_dim() / 2;
+    const HostMatrix q = project(x_TD, at(w, kQProj));
+    const HostMatrix t = project(x_TD, at(w, kTProj));
+    const HostMatrix v = project(x_TD, at(w, "self_attn.v_proj.weight"));
+    HostMatrix rotated = q;
+    rotate(rotated, rope);
+    HostMatrix query(x_TD.rows, model_.width);
+    HostMatrix key(x_TD.rows, model_.width);
+    for (int64_t j = 0; j < x_TD.rows; ++j) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t a = 2 * h * half; a < (2 * h + 1) * half; ++a) {
+          const int64_t b = a + half;  // the other half of the pair
+          const double square = q.row(j)[a] * q.row(j)[a] + q.row(j)[b] * q.row(j)[b];
+          query.row(j)[a] = strict ? square : q.row(j)[a] * rotated.row(j)[a];
+          query.row(j)[b] = strict ? 0.0 : q.row(j)[b] * rotated.row(j)[b];
+          const double mean = std::max((t.row(j)[a] + t.row(j)[b]) / 2, 0.0);
+          key.row(j)[a] = mean;
+          key.row(j)[b] = strict ? 0.0 : mean;
+        }
+      }
+    }
+    if (strict) rotate(query, rope);
+    rotate(key, rope);
+    HostMatrix o(x_TD.rows, model_.width);
+    for (int64_t h = 0; h < heads; ++h) {
+      mix_head(o, heads, h, v,
+               softmax_weights(query.columns(2 * h * half, 2 * half),
+                               key.columns(2 * h * half, 2 * half), params_, no_bias()));
+    }
+    return o;
+  }
+
+  double seen_keys(double keys) const override { return keys_in_window(keys, params_.window); }
+
   double flops_per_token(double keys) const override {
-    return 4.0 * static_cast<double>(model_.width) * seen_keys(keys, params_.window);
+    return 4.0 * static_cast<double>(model_.width) * seen_keys(keys);
   }
 
  private:
@@ -161,9 +226,10 @@ class CocaAttention : public Attention {
 }  // namespace
 
 void register_coca(AttentionRegistry& registry) {
-  registry["coca"] = [](const AttentionConfig& config, const ModelConfig& model) {
-    return std::make_unique<CocaAttention>(config, model);
-  };
+  registry.add<Options>({.name = "coca",
+                         .make = make_module<CocaAttention, Options>,
+                         .check = check_options,
+                         .rotary = [](Options& o) { return &o.rotary; }});
 }
 
 }  // namespace sbtrain

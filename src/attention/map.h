@@ -12,28 +12,29 @@
 
 namespace sbtrain {
 
-// One head's columns of a matrix, on the host.
-struct HeadRows {
-  int64_t tokens = 0;
-  int64_t width = 0;
-  std::vector<double> values_TN;
-  const double* row(int64_t t) const { return values_TN.data() + t * width; }
-};
-
-// x [T, heads * width] of the device, rows may be strided; waits for it.
-HeadRows download_head(Stream& s, const Tensor& x, int64_t heads, int64_t head);
+// x [T, heads * width] of the device, rows may be strided, the columns of one head; waits for it.
+HostMatrix download_head(Stream& s, const Tensor& x, int64_t heads, int64_t head);
 
 // What is added to the logit of query j and key i, positions from 0.
 using LogitBias = std::function<double(int64_t j, int64_t i)>;
 LogitBias no_bias();
-// Of ALiBi or FIRE (ops/softmax_bias.h) for one head.
-LogitBias position_bias(Stream& s, const ops::SoftmaxBias& bias, int64_t heads, int64_t head);
+LogitBias alibi_bias(int64_t heads, int64_t head);
 
-AttentionMap softmax_map(const HeadRows& q, const HeadRows& k, const ops::SoftmaxParams& params,
-                         const LogitBias& bias);
-// gate: one column, or no token for none.
-AttentionMap stickbreaking_map(const HeadRows& q, const HeadRows& k, const HeadRows& gate,
-                               const ops::StickBreakingParams& params);
-AttentionMap rebased_map(const HeadRows& q, const HeadRows& k, const ops::RebasedParams& params);
+// FIRE (ops/softmax_bias.h) for one head; tensors by their names there.
+struct HostFire {
+  HostMatrix c_1, m_1, w1_K, b1_K, w2_HK, b2_H;
+};
+HostFire download(Stream& s, const ops::FireTensors& fire);
+LogitBias fire_bias(const HostFire& fire, int64_t head);
+
+// The shares that queries of one head give to keys: rows of q and k are tokens.
+FillWeights softmax_weights(HostMatrix q, HostMatrix k, const ops::SoftmaxParams& params,
+                            LogitBias bias);
+// gate: one column, or no rows for none.
+FillWeights stickbreaking_weights(HostMatrix q, HostMatrix k, HostMatrix gate,
+                                  const ops::StickBreakingParams& params);
+FillWeights rebased_weights(HostMatrix q, HostMatrix k, const ops::RebasedParams& params);
+
+AttentionMap make_map(int64_t tokens, const FillWeights& fill, bool with_remainder = false);
 
 }  // namespace sbtrain

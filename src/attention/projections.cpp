@@ -22,6 +22,11 @@ std::vector<TensorSpec> qkv_parameters(const ModelConfig& model) {
   return specs;
 }
 
+HostQkv::HostQkv(const HostMatrix& x_TD, const HostWeights& w)
+    : q(project(x_TD, at(w, kQProj))),
+      k(project(x_TD, at(w, "self_attn.k_proj.weight"))),
+      v(project(x_TD, at(w, "self_attn.v_proj.weight"))) {}
+
 void project_qkv(Stream& s, Tensor qkv_T3D, Tensor x_TD, const Weights& w) {
   ops::linear(s, qkv_T3D, x_TD, w.fused(kQProj, 3));
 }
@@ -48,12 +53,22 @@ void TokenCache::append(Stream& s, Tensor x_BN, const DecodeStep& step) {
   ops::cache_append(s, rows_, x_BN, step.positions_B);
 }
 
-float logit_scale(const AttentionConfig& config, const ModelConfig& model) {
-  if (config.logit_scale != 0.0) return static_cast<float>(config.logit_scale);
+void describe_logit_scale(Fields& f, double& logit_scale) {
+  f.add("logit_scale", logit_scale, at_least(0).with_example(0.7),
+        "Factor of q.k; 0: 1/sqrt(head_dim).");
+}
+
+float logit_scale(double option, const ModelConfig& model) {
+  if (option != 0.0) return static_cast<float>(option);
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.head_dim())));
 }
 
-double seen_keys(double keys, int64_t window) {
+void describe_window(Fields& f, int64_t& window) {
+  f.add("window", window, between(0, kMaxSize).with_example(3),
+        "Keys that a token sees, itself included; 0: all of its document.");
+}
+
+double keys_in_window(double keys, int64_t window) {
   return window > 0 ? std::min(keys, static_cast<double>(window)) : keys;
 }
 

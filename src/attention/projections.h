@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "core/fields.h"
 
 namespace sbtrain {
 
 inline constexpr std::string_view kQProj = "self_attn.q_proj.weight";
 
-// q_proj, k_proj and v_proj, each [D, D], one behind the other.
+// q_proj, k_proj and v_proj, each [D, D], one after the other.
 std::vector<TensorSpec> qkv_parameters(const ModelConfig& model);
 
 // The columns of a [*, 3D] matrix.
@@ -21,6 +22,18 @@ struct Qkv {
         k(qkv.col_range(qkv.cols() / 3, qkv.cols() / 3)),
         v(qkv.col_range(2 * (qkv.cols() / 3), qkv.cols() / 3)) {}
   Tensor q, k, v;
+};
+
+// The same in double precision on the host.
+struct HostQkv {
+  HostQkv(const HostMatrix& x_TD, const HostWeights& w);
+  HostMatrix q_head(int64_t heads, int64_t head) const {
+    return q.columns(head * q.cols / heads, q.cols / heads);
+  }
+  HostMatrix k_head(int64_t heads, int64_t head) const {
+    return k.columns(head * k.cols / heads, k.cols / heads);
+  }
+  HostMatrix q, k, v;
 };
 
 void project_qkv(Stream& s, Tensor qkv_T3D, Tensor x_TD, const Weights& w);
@@ -51,10 +64,15 @@ class KeyValueCache : public AttentionCache {
   TokenCache k, v;
 };
 
-// `logit_scale`, or 1/sqrt(head_dim) where it is 0.
-float logit_scale(const AttentionConfig& config, const ModelConfig& model);
+// The option logit_scale of heads of the model's width, and the scale that it asks for:
+// 1/sqrt(head_dim) where it is 0.
+void describe_logit_scale(Fields& f, double& logit_scale);
+float logit_scale(double option, const ModelConfig& model);
+
+// The option of modules that can look at the newest keys alone.
+void describe_window(Fields& f, int64_t& window);
 
 // Of `keys` keys in a document, those that a window lets a token see.
-double seen_keys(double keys, int64_t window);
+double keys_in_window(double keys, int64_t window);
 
 }  // namespace sbtrain

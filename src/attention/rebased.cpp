@@ -15,7 +15,35 @@
 namespace sbtrain {
 namespace {
 
+enum class Form : uint8_t { kChunked, kQuadratic };
+
+}  // namespace
+
+template <>
+inline constexpr auto kNames<Form> = enum_names<Form>({{Form::kChunked, "chunked"},
+                                                       {Form::kQuadratic, "quadratic"}});
+
+namespace {
+
+struct Options {
+  double logit_scale = 0.0;  // 0: 1/sqrt(feature_dim)
+  int64_t feature_dim = 16;  // of queries and keys, for each head
+  Form form = Form::kChunked;
+  bool operator==(const Options&) const = default;
+};
+
+void describe(Fields& f, Options& o) {
+  f.add("logit_scale", o.logit_scale, at_least(0).with_example(0.7),
+        "Factor of q.k; 0: 1/sqrt(feature_dim).");
+  f.add("feature_dim", o.feature_dim, between(1, 256).with_example(4),
+        "Features of queries and keys for each head; values have width / heads, rounded down.");
+  f.add("form", o.form,
+        "How it is computed: with a state, linear in the length, or over all pairs of tokens.");
+}
+
 constexpr const char* kQProj = "self_attn.q_proj.weight";
+constexpr const char* kKProj = "self_attn.k_proj.weight";
+constexpr const char* kVProj = "self_attn.v_proj.weight";
 constexpr const char* kQNormWeight = "self_attn.q_norm.weight";
 constexpr const char* kQNormBias = "self_attn.q_norm.bias";
 constexpr const char* kKNormWeight = "self_attn.k_norm.weight";
@@ -35,25 +63,21 @@ struct RebasedCache : AttentionCache {
 
 class RebasedAttention : public Attention {
  public:
-  RebasedAttention(const AttentionConfig& config, const ModelConfig& model, bool rebased)
+  RebasedAttention(const Options& options, const ModelConfig& model, bool rebased)
       : model_(model),
         rebased_(rebased),
-        features_(model.heads * config.feature_dim),
+        features_(model.heads * options.feature_dim),
         values_(model.heads * model.head_dim()) {
-    if (values_ == 0) {
-      fail(ExitCode::kConfig, "model.heads: {} heads leave no values of a width of {}", model.heads,
-           model.width);
-    }
-    const double scale = config.logit_scale != 0.0
-                             ? config.logit_scale
-                             : 1.0 / std::sqrt(static_cast<double>(config.feature_dim));
+    const double scale = options.logit_scale != 0.0
+                             ? options.logit_scale
+                             : 1.0 / std::sqrt(static_cast<double>(options.feature_dim));
     params_ = {.heads = static_cast<int>(model.heads),
                .scale = static_cast<float>(scale),
                .constant = rebased ? 0.0f : 1.0f,
                .linear = rebased ? 0.0f : 1.0f,
                .square = rebased ? 1.0f : 0.5f,
-               .quadratic = config.form == "quadratic"};
-    state_rows_ = model.heads * ops::rebased_state_rows(config.feature_dim, params_);
+               .quadratic = options.form == Form::kQuadratic};
+    state_rows_ = model.heads * ops::rebased_state_rows(options.feature_dim, params_);
   }
 
   int64_t mix_width(int64_t /*model_width*/) const override { return values_; }
@@ -69,8 +93,8 @@ class RebasedAttention : public Attention {
                        .fused = !specs.empty()});
     };
     matrix(kQProj, features_);
-    matrix("self_attn.k_proj.weight", features_);
-    matrix("self_attn.v_proj.weight", values_);
+    matrix(kKProj, features_);
+    matrix(kVProj, values_);
     if (!rebased_) return specs;
     for (const char* name : {kQNormWeight, kQNormBias, kKNormWeight, kKNormBias}) {
       const bool weight = name == kQNormWeight || name == kKNormWeight;
@@ -173,8 +197,27 @@ class RebasedAttention : public Attention {
   AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
                    const Sequences& /*sequences*/, int64_t head) const override {
     const auto& mine = static_cast<const RebasedSaved&>(saved);
-    return rebased_map(download_head(s, query(mine), model_.heads, head),
-                       download_head(s, key(mine), model_.heads, head), params_);
+    return make_map(mine.qkv_TN.tensor().rows(),
+                    rebased_weights(download_head(s, query(mine), model_.heads, head),
+                                    download_head(s, key(mine), model_.heads, head), params_));
+  }
+
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t /*max_seqlen*/) const override {
+    const int64_t heads = model_.heads;
+    const int64_t f = features_ / heads;
+    HostMatrix q = project(x_TD, at(w, kQProj));
+    HostMatrix k = project(x_TD, at(w, kKProj));
+    if (rebased_) {
+      layer_norm(q, at(w, kQNormWeight), at(w, kQNormBias), kNormEps, 1);
+      layer_norm(k, at(w, kKNormWeight), at(w, kKNormBias), kNormEps, 1);
+    }
+    const HostMatrix v = project(x_TD, at(w, kVProj));
+    HostMatrix o(x_TD.rows, values_);
+    for (int64_t h = 0; h < heads; ++h) {
+      mix_head(o, heads, h, v, rebased_weights(q.columns(h * f, f), k.columns(h * f, f), params_));
+    }
+    return o;
   }
 
   // The chunked form reads and updates the state, and sees at most a chunk of keys.
@@ -212,12 +255,20 @@ class RebasedAttention : public Attention {
 }  // namespace
 
 void register_rebased(AttentionRegistry& registry) {
-  registry["based"] = [](const AttentionConfig& config, const ModelConfig& model) {
-    return std::make_unique<RebasedAttention>(config, model, false);
-  };
-  registry["rebased"] = [](const AttentionConfig& config, const ModelConfig& model) {
-    return std::make_unique<RebasedAttention>(config, model, true);
-  };
+  registry.add<Options>(
+      {.name = "based",
+       .whole_heads = false,
+       .make = [](const Options& options, const ModelConfig& model) -> std::unique_ptr<Attention> {
+         return std::make_unique<RebasedAttention>(options, model, false);
+       },
+       .bench = {{.name = "based", .options = {{"form", "chunked"}}}}});
+  registry.add<Options>(
+      {.name = "rebased",
+       .whole_heads = false,
+       .make = [](const Options& options, const ModelConfig& model) -> std::unique_ptr<Attention> {
+         return std::make_unique<RebasedAttention>(options, model, true);
+       },
+       .bench = {{.name = "rebased", .options = {{"form", "chunked"}}}}});
 }
 
 }  // namespace sbtrain

@@ -1,43 +1,71 @@
 #include "attention/registry.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace sbtrain {
+
+#define SBTRAIN_ATTENTION_MODULE(file) void register_##file(AttentionRegistry& registry);
+#include "attention/modules.inc"
+#undef SBTRAIN_ATTENTION_MODULE
+
 namespace {
 
-AttentionRegistry make_registry() {
-  AttentionRegistry registry;
-  register_coca(registry);
-  register_rebased(registry);
-  register_short_conv(registry);
-  register_softmax(registry);
-  register_stickbreaking(registry);
-  return registry;
+// Explicit calls, so that no linker drops a module from a library.
+AttentionRegistry& registry() {
+  static AttentionRegistry modules = [] {
+    AttentionRegistry all;
+#define SBTRAIN_ATTENTION_MODULE(file) register_##file(all);
+#include "attention/modules.inc"
+#undef SBTRAIN_ATTENTION_MODULE
+    return all;
+  }();
+  return modules;
 }
 
 }  // namespace
 
-std::vector<std::string> attention_types() {
-  std::vector<std::string> types;
-  for (const auto& [name, factory] : make_registry()) types.push_back(name);
-  return types;
+void AttentionRegistry::add(AttentionModule module) {
+  require(!std::ranges::count(names(), module.name), "two attention modules are called '{}'",
+          module.name);
+  if (module.bench.empty()) module.bench.push_back({.name = module.name, .options = {}});
+  for (AttentionBenchCase& c : module.bench) c.type = module.name;
+  modules_.push_back(std::move(module));
+}
+
+std::vector<std::string_view> AttentionRegistry::names() const {
+  std::vector<std::string_view> names;
+  for (const AttentionModule& module : modules_) names.emplace_back(module.name);
+  return names;
+}
+
+const AttentionModule& AttentionRegistry::at(std::string_view name) const {
+  const auto found = std::ranges::find(modules_, name, &AttentionModule::name);
+  if (found != modules_.end()) return *found;
+  fail(ExitCode::kConfig, "model.attention.type: there is no attention '{}'; known are {}", name,
+       fmt::join(names(), ", "));
+}
+
+const AttentionRegistry& attention_registry() {
+  return registry();
+}
+
+void register_attention(void (*registrar)(AttentionRegistry&)) {
+  registrar(registry());
 }
 
 std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const ModelConfig& model) {
-  const AttentionRegistry registry = make_registry();
-  const auto it = registry.find(config.type);
-  if (it == registry.end()) {
-    fail(ExitCode::kConfig, "model.attention.type: there is no attention '{}'; known are {}",
-         config.type, fmt::join(attention_types(), ", "));
-  }
-  // Other modules take as many values for each head as fit into the width.
-  const bool whole =
-      config.type == "softmax" || config.type == "stickbreaking" || config.type == "coca";
-  if (model.heads <= 0 || (whole && model.width % model.heads != 0)) {
-    fail(ExitCode::kConfig, "model.width: {} is not a multiple of model.heads, {}", model.width,
+  const AttentionModule& module = attention_registry().at(config.type);
+  if (model.heads < 1 || model.width < model.heads ||
+      (module.whole_heads && model.width % model.heads != 0)) {
+    fail(ExitCode::kConfig, "model.heads: width {} is not divisible by {} heads", model.width,
          model.heads);
   }
-  return it->second(config, model);
+  for (const OptionProblem& problem : module.check(config.options, model)) {
+    fail(ExitCode::kConfig, "model.attention.{}: {}", problem.key, problem.message);
+  }
+  return module.make(config.options, model);
 }
 
 }  // namespace sbtrain

@@ -1,24 +1,111 @@
-// How attention modules make themselves known. A new module is one file with a registrar, plus
-// its line in make_registry() of registry.cpp: explicit, so that no linker drops it from a library.
+// How attention modules make themselves known. A module is one file: its options with their help
+// and rules, its class, and a function register_<file> that adds it to the registry under the name
+// that configurations use. All that the rest of the program knows of a module, it asks here.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "attention/attention.h"
+#include "core/fields.h"
 
 namespace sbtrain {
 
-using AttentionFactory =
-    std::function<std::unique_ptr<Attention>(const AttentionConfig&, const ModelConfig&)>;
-using AttentionRegistry = std::map<std::string, AttentionFactory, std::less<>>;
+struct RotaryOptions;
 
-void register_coca(AttentionRegistry& registry);
-void register_rebased(AttentionRegistry& registry);
-void register_short_conv(AttentionRegistry& registry);
-void register_softmax(AttentionRegistry& registry);
-void register_stickbreaking(AttentionRegistry& registry);
+// Why options do not go together, or not with the model.
+struct OptionProblem {
+  std::string key;  // of the module's section: "position"
+  std::string message;
+};
+
+// A module with some of its options, for `sbtrain bench attention`.
+struct AttentionBenchCase {
+  std::string name;
+  std::map<std::string, std::string> options;
+  std::string type{};  // the module's name; add() fills it in
+};
+
+struct AttentionModule {
+  std::string name;             // as model.attention.type has it
+  bool whole_heads = true;      // heads divide the width; else they take what fits, rounded down
+  bool projects_output = true;  // else its output goes to the residual stream as it is
+  std::function<void(Fields&, ModuleOptions&)> describe;
+  std::function<std::vector<OptionProblem>(const ModuleOptions&, const ModelConfig&)> check;
+  std::function<std::unique_ptr<Attention>(const ModuleOptions&, const ModelConfig&)> make;
+  // The rotary positions that the options ask for; null without.
+  std::function<RotaryOptions*(ModuleOptions&)> rotary;
+  std::vector<AttentionBenchCase> bench;  // none: the module with its defaults
+};
+
+// The same for a module whose options are an `Options`: a struct with defaults, ==, and beside it
+// a function describe(Fields&, Options&).
+template <class Options>
+struct AttentionModuleOf {
+  std::string name;
+  bool whole_heads = true;
+  bool projects_output = true;
+  std::unique_ptr<Attention> (*make)(const Options&, const ModelConfig&) = nullptr;
+  std::vector<OptionProblem> (*check)(const Options&, const ModelConfig&) = nullptr;
+  RotaryOptions* (*rotary)(Options&) = nullptr;
+  std::vector<AttentionBenchCase> bench{};
+};
+
+class AttentionRegistry {
+ public:
+  template <class Options>
+  void add(AttentionModuleOf<Options> module) {
+    add(AttentionModule{
+        .name = std::move(module.name),
+        .whole_heads = module.whole_heads,
+        .projects_output = module.projects_output,
+        .describe = [](Fields& f, ModuleOptions& options) { describe(f, options.as<Options>()); },
+        .check =
+            [check = module.check](const ModuleOptions& options, const ModelConfig& model) {
+              return check ? check(options.as<Options>(), model) : std::vector<OptionProblem>{};
+            },
+        .make = [make = module.make](
+                    const ModuleOptions& options,
+                    const ModelConfig& model) { return make(options.as<Options>(), model); },
+        .rotary = [rotary = module.rotary](ModuleOptions& options) -> RotaryOptions* {
+          return rotary ? rotary(options.as<Options>()) : nullptr;
+        },
+        .bench = std::move(module.bench)});
+  }
+  // Throws ExitCode::kInternal where the name is taken.
+  void add(AttentionModule module);
+
+  const std::deque<AttentionModule>& modules() const { return modules_; }  // as registered
+  std::vector<std::string_view> names() const;
+  // Throws ExitCode::kConfig for an unknown name, listing the known ones.
+  const AttentionModule& at(std::string_view name) const;
+
+ private:
+  std::deque<AttentionModule> modules_;  // names are referred to
+};
+
+// Every module of the program.
+const AttentionRegistry& attention_registry();
+
+// Adds modules that are not part of this library. To be called before any configuration is read.
+void register_attention(void (*registrar)(AttentionRegistry&));
+
+// What most modules say for `make`.
+template <class Module, class Options>
+std::unique_ptr<Attention> make_module(const Options& options, const ModelConfig& model) {
+  return std::make_unique<Module>(options, model);
+}
+
+// The options of a module that has none.
+struct NoOptions {
+  bool operator==(const NoOptions&) const = default;
+};
+inline void describe(Fields& /*f*/, NoOptions& /*o*/) {}
 
 }  // namespace sbtrain

@@ -28,9 +28,7 @@ struct ShortConvCache : AttentionCache {
 
 class ShortConv : public Attention {
  public:
-  explicit ShortConv(const ModelConfig& model) : model_(model) {}
-
-  bool projects_output() const override { return false; }
+  ShortConv(const NoOptions& /*options*/, const ModelConfig& model) : model_(model) {}
 
   std::vector<TensorSpec> parameters() const override {
     const int64_t d = model_.width;
@@ -125,6 +123,22 @@ class ShortConv : public Attention {
                            weights(w));
   }
 
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t /*max_seqlen*/) const override {
+    const HostMatrix gate = project(x_TD, at(w, kGateWeight));
+    HostMatrix y = x_TD;
+    for (int64_t t = 0; t < y.rows; ++t) {
+      for (int64_t c = 0; c < y.cols; ++c) {
+        double conv = at(w, kConvBias).values[c];
+        for (int64_t back = 0; back < ops::kShortConv && back <= t; ++back) {
+          conv += at(w, kConvWeight).row(c)[ops::kShortConv - 1 - back] * x_TD.row(t - back)[c];
+        }
+        y.row(t)[c] += conv * (gate.row(t)[c] + at(w, kGateBias).values[c]);
+      }
+    }
+    return y;
+  }
+
   double flops_per_token(double /*keys*/) const override {
     return 2.0 * (ops::kShortConv + 1) * static_cast<double>(model_.width);
   }
@@ -140,9 +154,10 @@ class ShortConv : public Attention {
 }  // namespace
 
 void register_short_conv(AttentionRegistry& registry) {
-  registry["short_conv"] = [](const AttentionConfig&, const ModelConfig& model) {
-    return std::make_unique<ShortConv>(model);
-  };
+  registry.add<NoOptions>({.name = "short_conv",
+                           .whole_heads = false,
+                           .projects_output = false,
+                           .make = make_module<ShortConv, NoOptions>});
 }
 
 }  // namespace sbtrain

@@ -21,15 +21,33 @@ constexpr const char* kFireB1 = "self_attn.fire.w1.bias";
 constexpr const char* kFireW2 = "self_attn.fire.w2.weight";
 constexpr const char* kFireB2 = "self_attn.fire.w2.bias";
 
-enum class Position : uint8_t { kNone, kRope, kAlibi, kFire };
+struct Options {
+  double logit_scale = 0.0;  // 0: 1/sqrt(head_dim)
+  int64_t window = 0;        // 0: all
+  PositionEncoding position = PositionEncoding::kRope;
+  bool shared = false;  // FIRE: one network for all layers that say so
+  RotaryOptions rotary;
+  bool operator==(const Options&) const = default;
+};
 
-Position parse_position(const std::string& name) {
-  if (name == "none") return Position::kNone;
-  if (name == "rope") return Position::kRope;
-  if (name == "alibi") return Position::kAlibi;
-  if (name == "fire") return Position::kFire;
-  fail(ExitCode::kConfig, "model.attention.position: '{}' is not one of rope, alibi, fire, none",
-       name);
+void describe(Fields& f, Options& o) {
+  describe_logit_scale(f, o.logit_scale);
+  describe_window(f, o.window);
+  f.add("position", o.position,
+        "Position encoding: rotary, linear biases (ALiBi), a learned function of the distance "
+        "(FIRE), or none (NoPE).");
+  f.add("shared", o.shared, Rule{}.when("position", {"fire"}),
+        "One FIRE network for all layers instead of one for each.");
+  describe(f, o.rotary);
+}
+
+RotaryOptions* rotary_options(Options& o) {
+  return o.position == PositionEncoding::kRope ? &o.rotary : nullptr;
+}
+
+std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& model) {
+  if (o.position != PositionEncoding::kRope) return {};
+  return check(o.rotary, model);
 }
 
 struct SoftmaxSaved : AttentionSaved {
@@ -39,24 +57,24 @@ struct SoftmaxSaved : AttentionSaved {
 
 class SoftmaxAttention : public Attention {
  public:
-  SoftmaxAttention(const AttentionConfig& config, const ModelConfig& model)
+  SoftmaxAttention(const Options& options, const ModelConfig& model)
       : model_(model),
-        position_(parse_position(config.position)),
-        shared_(config.shared),
+        position_(options.position),
+        shared_(options.shared),
         params_{.heads = static_cast<int>(model.heads),
-                .scale = logit_scale(config, model),
-                .window = config.window} {
-    if (position_ == Position::kRope) rotary_.emplace(config, model);
+                .scale = logit_scale(options.logit_scale, model),
+                .window = options.window} {
+    if (position_ == PositionEncoding::kRope) rotary_.emplace(options.rotary, model);
   }
 
   std::vector<TensorSpec> parameters() const override {
     std::vector<TensorSpec> specs = qkv_parameters(model_);
-    if (position_ == Position::kFire && !shared_) add_fire_parameters(specs);
+    if (position_ == PositionEncoding::kFire && !shared_) add_fire_parameters(specs);
     return specs;
   }
   std::vector<TensorSpec> shared_parameters() const override {
     std::vector<TensorSpec> specs;
-    if (position_ == Position::kFire && shared_) add_fire_parameters(specs);
+    if (position_ == PositionEncoding::kFire && shared_) add_fire_parameters(specs);
     return specs;
   }
 
@@ -73,7 +91,7 @@ class SoftmaxAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
     project_qkv(s, mine.qkv_T3D, x_TD, w);
-    rotate(s, mine.qkv_T3D, sequences.positions_T, sequences.max_seqlen);
+    rotate_qk(s, mine.qkv_T3D, sequences.positions_T, sequences.max_seqlen);
     const Qkv x(mine.qkv_T3D);
     const ops::SoftmaxForward t = {
         .o_THd = mix_TD, .lse_HT = mine.lse_HT, .q_THd = x.q, .k_THd = x.k, .v_THd = x.v};
@@ -106,7 +124,7 @@ class SoftmaxAttention : public Attention {
     } else {
       ops::softmax_backward(s, t, sequences, params_);
     }
-    rotate(s, dqkv, sequences.positions_T, sequences.max_seqlen, true);
+    rotate_qk(s, dqkv, sequences.positions_T, sequences.max_seqlen, true);
     project_qkv_backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
 
@@ -129,7 +147,7 @@ class SoftmaxAttention : public Attention {
     const Buffer qkv =
         s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
     project_qkv(s, qkv, x_BD, w);
-    rotate(s, qkv, step.positions_B, mine.k.capacity());
+    rotate_qk(s, qkv, step.positions_B, mine.k.capacity());
     const Qkv x(qkv);
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
@@ -148,21 +166,54 @@ class SoftmaxAttention : public Attention {
   AttentionMap map(Stream& s, const Weights& w, const AttentionSaved& saved,
                    const Sequences& /*sequences*/, int64_t head) const override {
     const Qkv x(static_cast<const SoftmaxSaved&>(saved).qkv_T3D);
-    return softmax_map(download_head(s, x.q, params_.heads, head),
-                       download_head(s, x.k, params_.heads, head), params_,
-                       biased() ? position_bias(s, bias(w), params_.heads, head) : no_bias());
+    const int64_t heads = model_.heads;
+    const LogitBias bias = position_ == PositionEncoding::kFire
+                               ? fire_bias(download(s, fire(w)), head)
+                               : distance_bias(head);
+    return make_map(x.q.rows(), softmax_weights(download_head(s, x.q, heads, head),
+                                                download_head(s, x.k, heads, head), params_, bias));
   }
+
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t max_seqlen) const override {
+    HostQkv x(x_TD, w);
+    if (rotary_) {
+      const ops::RopeParams rope = rotary_->params(model_.heads, max_seqlen);
+      rotate(x.q, rope);
+      rotate(x.k, rope);
+    }
+    HostMatrix o(x_TD.rows, model_.width);
+    for (int64_t h = 0; h < model_.heads; ++h) {
+      const LogitBias bias = position_ == PositionEncoding::kFire
+                                 ? fire_bias({.c_1 = at(w, kFireC),
+                                              .m_1 = at(w, kFireM),
+                                              .w1_K = at(w, kFireW1),
+                                              .b1_K = at(w, kFireB1),
+                                              .w2_HK = at(w, kFireW2),
+                                              .b2_H = at(w, kFireB2)},
+                                             h)
+                                 : distance_bias(h);
+      mix_head(
+          o, model_.heads, h, x.v,
+          softmax_weights(x.q_head(model_.heads, h), x.k_head(model_.heads, h), params_, bias));
+    }
+    return o;
+  }
+
+  double seen_keys(double keys) const override { return keys_in_window(keys, params_.window); }
 
   double flops_per_token(double keys) const override {
     double flops = 4.0 * static_cast<double>(model_.width);
-    if (position_ == Position::kFire) {
+    if (position_ == PositionEncoding::kFire) {
       flops += 4.0 * static_cast<double>(model_.heads * ops::kFireHidden);
     }
-    return flops * seen_keys(keys, params_.window);
+    return flops * seen_keys(keys);
   }
 
  private:
-  bool biased() const { return position_ == Position::kAlibi || position_ == Position::kFire; }
+  bool biased() const {
+    return position_ == PositionEncoding::kAlibi || position_ == PositionEncoding::kFire;
+  }
 
   void add_fire_parameters(std::vector<TensorSpec>& specs) const {
     const auto add = [&](const char* name, std::vector<int64_t> shape, Init init, bool decay) {
@@ -185,27 +236,33 @@ class SoftmaxAttention : public Attention {
     add(kFireB2, {model_.heads}, Init::constant(0.0), false);
   }
 
+  LogitBias distance_bias(int64_t head) const {
+    return position_ == PositionEncoding::kAlibi ? alibi_bias(model_.heads, head) : no_bias();
+  }
+
+  static ops::FireTensors fire(const Weights& w) {
+    return {.c_1 = w.at(kFireC),
+            .m_1 = w.at(kFireM),
+            .w1_K = w.at(kFireW1),
+            .b1_K = w.at(kFireB1),
+            .w2_HK = w.at(kFireW2),
+            .b2_H = w.at(kFireB2)};
+  }
   ops::SoftmaxBias bias(const Weights& w) const {
-    if (position_ == Position::kAlibi) return {.kind = ops::PositionBias::kAlibi};
-    return {.kind = ops::PositionBias::kFire,
-            .fire = {.c_1 = w.at(kFireC),
-                     .m_1 = w.at(kFireM),
-                     .w1_K = w.at(kFireW1),
-                     .b1_K = w.at(kFireB1),
-                     .w2_HK = w.at(kFireW2),
-                     .b2_H = w.at(kFireB2)}};
+    if (position_ == PositionEncoding::kAlibi) return {.kind = ops::PositionBias::kAlibi};
+    return {.kind = ops::PositionBias::kFire, .fire = fire(w)};
   }
 
   // q and k, which lie side by side, in one call.
-  void rotate(Stream& s, const Tensor& qkv, const Tensor& positions, int64_t length,
-              bool inverse = false) const {
+  void rotate_qk(Stream& s, const Tensor& qkv, const Tensor& positions, int64_t length,
+                 bool inverse = false) const {
     if (!rotary_) return;
     ops::rope(s, qkv.col_range(0, 2 * model_.width), positions,
               rotary_->params(2 * model_.heads, length, inverse));
   }
 
   ModelConfig model_;
-  Position position_;
+  PositionEncoding position_;
   bool shared_;  // FIRE
   ops::SoftmaxParams params_;
   std::optional<Rotary> rotary_;
@@ -214,9 +271,15 @@ class SoftmaxAttention : public Attention {
 }  // namespace
 
 void register_softmax(AttentionRegistry& registry) {
-  registry["softmax"] = [](const AttentionConfig& config, const ModelConfig& model) {
-    return std::make_unique<SoftmaxAttention>(config, model);
-  };
+  registry.add<Options>(
+      {.name = "softmax",
+       .make = make_module<SoftmaxAttention, Options>,
+       .check = check_options,
+       .rotary = rotary_options,
+       .bench = {{.name = "softmax", .options = {{"position", "none"}}},
+                 {.name = "alibi", .options = {{"position", "alibi"}}},
+                 {.name = "fire", .options = {{"position", "fire"}}},
+                 {.name = "window", .options = {{"position", "none"}, {"window", "512"}}}}});
 }
 
 }  // namespace sbtrain

@@ -1,5 +1,7 @@
 // `stickbreaking`: stick-breaking attention (arXiv 2410.17980), which needs no positions, with its
 // options: what becomes of the remainder, head norm, attending to the token itself, a forget gate.
+#include <cmath>
+
 #include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
@@ -7,7 +9,38 @@
 #include "ops/ops.h"
 
 namespace sbtrain {
+
+template <>
+inline constexpr auto kNames<ops::Remainder> =
+    enum_names<ops::Remainder>({{ops::Remainder::kNone, "none"},
+                                {ops::Remainder::kValue, "value"},
+                                {ops::Remainder::kBias, "bias"}});
+
 namespace {
+
+struct Options {
+  double logit_scale = 0.0;  // 0: 1/sqrt(head_dim)
+  ops::Remainder remainder = ops::Remainder::kNone;
+  bool head_norm = false;
+  bool attend_current = false;
+  bool forget_gate = false;
+  double skip_epsilon = 0x1p-24;
+  bool operator==(const Options&) const = default;
+};
+
+void describe(Fields& f, Options& o) {
+  describe_logit_scale(f, o.logit_scale);
+  f.add("remainder", o.remainder,
+        "What receives the part of the stick that is left over: nothing, the token's own value, "
+        "or a learned vector of each head.");
+  f.add("head_norm", o.head_norm, "Normalise each head's output (mean and variance, affine).");
+  f.add("attend_current", o.attend_current,
+        "A token attends to itself as well; otherwise only to those before it.");
+  f.add("forget_gate", o.forget_gate, "A learned gate of each key and head scales its attention.");
+  f.add("skip_epsilon", o.skip_epsilon, from_to_below(0, 1),
+        "Earlier keys are skipped once every row of a tile has less than this left of its stick; "
+        "0 turns skipping off.");
+}
 
 constexpr const char* kRemainderBias = "self_attn.remainder_bias";
 constexpr const char* kHeadNormWeight = "self_attn.head_norm.weight";
@@ -30,24 +63,17 @@ struct StickBreakingCache : KeyValueCache {
   std::unique_ptr<TokenCache> gate;  // with a forget gate
 };
 
-ops::Remainder parse_remainder(const std::string& name) {
-  if (name == "none") return ops::Remainder::kNone;
-  if (name == "value") return ops::Remainder::kValue;
-  if (name == "bias") return ops::Remainder::kBias;
-  fail(ExitCode::kConfig, "model.attention.remainder: '{}' is not one of none, value, bias", name);
-}
-
 class StickBreakingAttention : public Attention {
  public:
-  StickBreakingAttention(const AttentionConfig& config, const ModelConfig& model)
+  StickBreakingAttention(const Options& options, const ModelConfig& model)
       : model_(model),
-        head_norm_(config.head_norm),
-        gated_(config.forget_gate),
+        head_norm_(options.head_norm),
+        gated_(options.forget_gate),
         params_{.heads = static_cast<int>(model.heads),
-                .scale = logit_scale(config, model),
-                .attend_current = config.attend_current,
-                .remainder = parse_remainder(config.remainder),
-                .skip_epsilon = static_cast<float>(config.skip_epsilon)} {}
+                .scale = logit_scale(options.logit_scale, model),
+                .attend_current = options.attend_current,
+                .remainder = options.remainder,
+                .skip_epsilon = static_cast<float>(options.skip_epsilon)} {}
 
   std::vector<TensorSpec> parameters() const override {
     std::vector<TensorSpec> specs = qkv_parameters(model_);
@@ -197,10 +223,47 @@ class StickBreakingAttention : public Attention {
                    const Sequences& /*sequences*/, int64_t head) const override {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
     const Qkv x(mine.qkv_T3D);
-    HeadRows gate;
-    if (gated_) gate = download_head(s, mine.gate_TH, params_.heads, head);
-    return stickbreaking_map(download_head(s, x.q, params_.heads, head),
-                             download_head(s, x.k, params_.heads, head), gate, params_);
+    const int64_t heads = model_.heads;
+    HostMatrix gate;
+    if (gated_) gate = download_head(s, mine.gate_TH, heads, head);
+    const FillWeights weights =
+        stickbreaking_weights(download_head(s, x.q, heads, head),
+                              download_head(s, x.k, heads, head), std::move(gate), params_);
+    return make_map(x.q.rows(), weights, /*with_remainder=*/true);
+  }
+
+  HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
+                       int64_t /*max_seqlen*/) const override {
+    const HostQkv x(x_TD, w);
+    const int64_t heads = model_.heads;
+    const int64_t d = model_.head_dim();
+    HostMatrix gate_TH;
+    if (gated_) {
+      gate_TH = project(x_TD, at(w, kGateWeight));
+      for (int64_t t = 0; t < x_TD.rows; ++t) {
+        for (int64_t h = 0; h < heads; ++h) {
+          double& f = gate_TH.row(t)[h];
+          f = 1.0 / (1.0 + std::exp(-(f + at(w, kGateBias).values[h])));
+        }
+      }
+    }
+    HostMatrix o(x_TD.rows, model_.width);
+    for (int64_t h = 0; h < heads; ++h) {
+      const FillWeights weights =
+          stickbreaking_weights(x.q_head(heads, h), x.k_head(heads, h),
+                                gated_ ? gate_TH.columns(h, 1) : HostMatrix(), params_);
+      mix_head(o, heads, h, x.v, [&](int64_t j, std::vector<double>& row) {
+        const double left = weights(j, row);
+        for (int64_t c = h * d; c < (h + 1) * d; ++c) {
+          if (params_.remainder == ops::Remainder::kValue) o.row(j)[c] += left * x.v.row(j)[c];
+          if (has_bias()) o.row(j)[c] += left * at(w, kRemainderBias).values[c];
+        }
+        return left;
+      });
+    }
+    if (head_norm_)
+      layer_norm(o, at(w, kHeadNormWeight), at(w, kHeadNormBias), kHeadNormEps, heads);
+    return o;
   }
 
   double flops_per_token(double keys) const override {
@@ -242,9 +305,9 @@ class StickBreakingAttention : public Attention {
 }  // namespace
 
 void register_stickbreaking(AttentionRegistry& registry) {
-  registry["stickbreaking"] = [](const AttentionConfig& config, const ModelConfig& model) {
-    return std::make_unique<StickBreakingAttention>(config, model);
-  };
+  registry.add<Options>({.name = "stickbreaking",
+                         .make = make_module<StickBreakingAttention, Options>,
+                         .bench = {{.name = "stickbreaking", .options = {{"skip_epsilon", "0"}}}}});
 }
 
 }  // namespace sbtrain

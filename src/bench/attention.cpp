@@ -1,27 +1,24 @@
 // Attention forward and backward, apart from the model.
-#include "ops/attention.h"
-
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
+#include "attention/registry.h"
 #include "bench/bench.h"
 #include "bench/timing.h"
+#include "config/schema.h"
 #include "core/error.h"
-#include "ops/coca.h"
-#include "ops/rebased.h"
+#include "ops/ops.h"
 
 namespace sbtrain {
 namespace {
 
 struct Case {
-  int64_t tokens, width, head_dim, length, repeats;
-  float skip_epsilon;
-  int64_t window;
-  bool quadratic;
-  int heads() const { return static_cast<int>(width / head_dim); }
-  float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+  AttentionConfig attention;
+  ModelConfig model;
+  int64_t tokens, length, repeats;
 };
 
 // Equal documents that fill the micro-batch.
@@ -41,262 +38,137 @@ struct Documents {
   Sequences sequences;
 };
 
-// The tensors of one call. q, k and v are columns of one matrix, as in a model; so are their
-// gradients.
-enum : size_t { kQkv, kDqkv, kO, kDo, kStatistic, kStop };
-
-Tensors make_tensors(RandomTensors& random, const Case& c, bool stickbreaking) {
-  const DType real = random.compute();
-  Tensors all = tensors(
-      random.normal(real, {c.tokens, 3 * c.width}), random.empty(real, {c.tokens, 3 * c.width}),
-      random.empty(real, {c.tokens, c.width}), random.normal(real, {c.tokens, c.width}),
-      random.empty(DType::kF32, {c.heads(), c.tokens}));
-  if (stickbreaking) all.push_back(random.empty(DType::kI32, {c.heads(), c.tokens}));
-  return all;
-}
-
-Tensor third(const Buffer& qkv, int64_t index) {
-  const int64_t width = qkv.tensor().cols() / 3;
-  return qkv.tensor().col_range(index * width, width);
-}
-
-AttentionBenchRow time_stickbreaking(Stream& s, RandomTensors& random, const Case& c) {
-  const Documents documents(random, c.tokens, c.length);
-  const Rotation rotation([&] { return make_tensors(random, c, true); });
-  const ops::StickBreakingParams params{
-      .heads = c.heads(), .scale = c.scale(), .skip_epsilon = c.skip_epsilon};
-  const auto forward = [&](const Tensors& x) {
-    ops::run(s, ops::StickBreakingForward{.o_THd = x[kO],
-                                          .log2_rem_HT = x[kStatistic],
-                                          .stop_HT = x[kStop],
-                                          .q_THd = third(x[kQkv], 0),
-                                          .k_THd = third(x[kQkv], 1),
-                                          .v_THd = third(x[kQkv], 2),
-                                          .sequences = documents.sequences,
-                                          .params = params});
-  };
-  const auto backward = [&](const Tensors& x) {
-    ops::run(s, ops::StickBreakingBackward{.dq_THd = third(x[kDqkv], 0),
-                                           .dk_THd = third(x[kDqkv], 1),
-                                           .dv_THd = third(x[kDqkv], 2),
-                                           .do_THd = x[kDo],
-                                           .log2_rem_HT = x[kStatistic],
-                                           .stop_HT = x[kStop],
-                                           .q_THd = third(x[kQkv], 0),
-                                           .k_THd = third(x[kQkv], 1),
-                                           .v_THd = third(x[kQkv], 2),
-                                           .sequences = documents.sequences,
-                                           .params = params});
-  };
-  AttentionBenchRow row;
-  row.forward_seconds = median_seconds(s, "stickbreaking_forward", rotation, c.repeats, forward);
-  row.backward_seconds = median_seconds(s, "stickbreaking_backward", rotation, c.repeats, backward);
-  return row;
-}
-
-// Softmax attention as one of its modules calls it; a time is that of all its ops.
-class SoftmaxBench {
+// A module's parameters, of a size that gives projections a variance of 1.
+class Parameters {
  public:
-  SoftmaxBench(Stream& s, RandomTensors& random, const Case& c, std::string_view module)
-      : stream_(s),
-        documents_(random, c.tokens, c.length),
-        coca_(module == "coca"),
-        alibi_(module == "alibi"),
-        fire_(module == "fire"),
-        rotation_([&] { return make_softmax_tensors(random, c, coca_); }),
-        params_{
-            .heads = c.heads(), .scale = c.scale(), .window = module == "window" ? c.window : 0},
-        repeats_(c.repeats) {
-    if (fire_) make_fire(random, c.heads());
-  }
-
-  AttentionBenchRow times() const {
-    AttentionBenchRow row;
-    const auto forward = [&](const Tensors& x) { run_forward(x); };
-    const auto backward = [&](const Tensors& x) { run_backward(x); };
-    const auto add = [&](double& seconds, const char* op, const auto& call) {
-      seconds += median_seconds(stream_, op, rotation_, repeats_, call);
-    };
-    add(row.forward_seconds, "softmax_forward", forward);
-    add(row.backward_seconds, "softmax_backward", backward);
-    if (!coca_) return row;
-    for (const char* op : {"coca_query", "coca_key"}) add(row.forward_seconds, op, forward);
-    for (const char* op : {"coca_query", "coca_query_backward", "coca_key_backward"}) {
-      add(row.backward_seconds, op, backward);
+  Parameters(RandomTensors& random, const Attention& module) {
+    std::vector<TensorSpec> specs = module.parameters();
+    for (const TensorSpec& spec : module.shared_parameters()) specs.push_back(spec);
+    for (size_t i = 0; i < specs.size();) {
+      size_t end = i + 1;  // of the tensors that lie one after the other
+      while (end < specs.size() && specs[end].fused) ++end;
+      add(random, specs, i, end);
+      i = end;
     }
-    return row;
   }
+  Weights weights, gradients;
 
  private:
-  enum : size_t { kQuery = kStatistic + 1, kKey };  // of CoCA
-  static Tensors make_softmax_tensors(RandomTensors& random, const Case& c, bool coca) {
-    Tensors all = make_tensors(random, c, false);
-    for (int i = 0; coca && i < 2; ++i) {
-      all.push_back(random.normal(random.compute(), {c.tokens, c.width}));
+  void add(RandomTensors& random, const std::vector<TensorSpec>& specs, size_t begin, size_t end) {
+    const TensorSpec& first = specs[begin];
+    const int64_t cols = first.shape.size() > 1 ? first.shape[1] : 1;
+    int64_t rows = 0;
+    for (size_t i = begin; i < end; ++i) rows += specs[i].shape[0];
+    const bool normal = first.init.kind == Init::Kind::kNormal;
+    const auto value = static_cast<float>(first.init.value);
+    const float std = cols > 1 ? 1.0f / std::sqrt(static_cast<float>(cols)) : value;
+    buffers_.push_back(normal ? random.normal(random.compute(), {rows, cols}, std)
+                              : random.constant(random.compute(), {rows, cols}, value));
+    const Tensor weight = buffers_.back();
+    buffers_.push_back(random.constant(DType::kF32, {rows, cols}, 0.0f));
+    const Tensor gradient = buffers_.back();
+    int64_t row = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const int64_t count = specs[i].shape[0];
+      weights.add(specs[i].name, weight.row_range(row, count).reshaped(specs[i].shape));
+      gradients.add(specs[i].name, gradient.row_range(row, count).reshaped(specs[i].shape));
+      row += count;
     }
-    return all;
   }
-  void make_fire(RandomTensors& random, int64_t heads) {
-    constexpr int64_t K = ops::kFireHidden;
-    const auto add = [&](Buffer value) {
-      fire_gradients_.push_back(random.constant(DType::kF32, {value.tensor().numel()}, 0.0f));
-      fire_values_.push_back(std::move(value));
-    };
-    const DType real = random.compute();
-    add(random.constant(real, {1}, 0.1f));
-    add(random.constant(real, {1}, 1.0f));
-    add(random.normal(real, {K}, 0.6f));
-    add(random.normal(real, {K}, 0.6f));
-    add(random.normal(real, {heads * K}, 0.1f));
-    add(random.constant(real, {heads}, 0.0f));
-  }
-  static ops::FireTensors fire_tensors(const Tensors& x) {
-    if (x.empty()) return {};
-    return {.c_1 = x[0], .m_1 = x[1], .w1_K = x[2], .b1_K = x[3], .w2_HK = x[4], .b2_H = x[5]};
-  }
-  ops::SoftmaxBias bias() const {
-    if (alibi_) return {.kind = ops::PositionBias::kAlibi};
-    if (!fire_) return {};
-    return {.kind = ops::PositionBias::kFire, .fire = fire_tensors(fire_values_)};
-  }
-  ops::CocaParams coca() const { return {.rope = {.heads = params_.heads}}; }
-  Tensor query(const Tensors& x) const { return coca_ ? x[kQuery] : third(x[kQkv], 0); }
-  Tensor key(const Tensors& x) const { return coca_ ? x[kKey] : third(x[kQkv], 1); }
+  Tensors buffers_;
+};
 
-  void run_forward(const Tensors& x) const {
-    const Tensor& positions_T = documents_.sequences.positions_T;
-    if (coca_) {
-      ops::run(stream_, ops::CocaQuery{.y_THd = x[kQuery],
-                                       .q_THd = third(x[kQkv], 0),
-                                       .positions_T = positions_T,
-                                       .params = coca()});
-      ops::run(stream_, ops::CocaKey{.y_THd = x[kKey],
-                                     .t_THd = third(x[kQkv], 1),
-                                     .positions_T = positions_T,
-                                     .params = coca()});
-    }
-    ops::run(stream_, ops::SoftmaxForward{.o_THd = x[kO],
-                                          .lse_HT = x[kStatistic],
-                                          .q_THd = query(x),
-                                          .k_THd = key(x),
-                                          .v_THd = third(x[kQkv], 2),
-                                          .bias = bias(),
-                                          .sequences = documents_.sequences,
-                                          .params = params_});
+// What a module runs besides matrix products, forward or backward. Every set of tensors has been
+// through a forward pass.
+class ModuleBench {
+ public:
+  ModuleBench(Stream& s, RandomTensors& random, const Case& c)
+      : stream_(s),
+        module_(make_attention(c.attention, c.model)),
+        documents_(random, c.tokens, c.length),
+        parameters_(random, *module_),
+        rotation_([&] {
+          const int64_t mix = module_->mix_width(c.model.width);
+          const DType real = random.compute();
+          saved_.push_back(module_->allocate(s.memory(), c.tokens));
+          return tensors(random.normal(real, {c.tokens, c.model.width}),
+                         random.empty(real, {c.tokens, c.model.width}),
+                         random.empty(real, {c.tokens, mix}), random.normal(real, {c.tokens, mix}));
+        }),
+        repeats_(c.repeats) {}
+
+  double forward_seconds() {
+    return seconds([&](const Tensors& x, AttentionSaved& saved) {
+      module_->forward(stream_, x[kMix], x[kX], parameters_.weights, saved, documents_.sequences);
+    });
   }
-  void run_backward(const Tensors& x) const {
-    const Tensor& positions_T = documents_.sequences.positions_T;
-    const Tensor q = third(x[kQkv], 0), dq = third(x[kDqkv], 0), dk = third(x[kDqkv], 1);
-    if (coca_)
-      ops::run(stream_,
-               ops::CocaQuery{
-                   .y_THd = x[kQuery], .q_THd = q, .positions_T = positions_T, .params = coca()});
-    ops::run(stream_, ops::SoftmaxBackward{.dq_THd = dq,
-                                           .dk_THd = dk,
-                                           .dv_THd = third(x[kDqkv], 2),
-                                           .dfire = fire_tensors(fire_gradients_),
-                                           .do_THd = x[kDo],
-                                           .o_THd = x[kO],
-                                           .lse_HT = x[kStatistic],
-                                           .q_THd = query(x),
-                                           .k_THd = key(x),
-                                           .v_THd = third(x[kQkv], 2),
-                                           .bias = bias(),
-                                           .sequences = documents_.sequences,
-                                           .params = params_});
-    if (!coca_) return;
-    ops::run(
-        stream_,
-        ops::CocaQueryBackward{
-            .dq_THd = dq, .dy_THd = dq, .q_THd = q, .positions_T = positions_T, .params = coca()});
-    ops::run(stream_, ops::CocaKeyBackward{.dt_THd = dk,
-                                           .dy_THd = dk,
-                                           .y_THd = x[kKey],
-                                           .positions_T = positions_T,
-                                           .params = coca()});
+  double backward_seconds() {
+    return seconds([&](const Tensors& x, AttentionSaved& saved) {
+      module_->backward(stream_, x[kDx], parameters_.gradients, x[kDmix], x[kMix], x[kX],
+                        parameters_.weights, saved, documents_.sequences);
+    });
+  }
+  const Attention& module() const { return *module_; }
+
+ private:
+  enum : size_t { kX, kDx, kMix, kDmix };
+
+  template <typename Call>
+  double seconds(const Call& call) {
+    const auto run = [&](int64_t n) {
+      call(rotation_.at(n), *saved_[static_cast<size_t>(n % rotation_.count())]);
+    };
+    for (int64_t n = 0; n < rotation_.count(); ++n) run(n);
+    const OpProfile profile = profile_of(stream_, repeats_, run);
+    double sum = 0;
+    for (const auto& [op, entry] : profile.entries()) {
+      if (is_matrix_product(op)) continue;
+      const auto calls = static_cast<double>(entry.calls.size()) / static_cast<double>(repeats_);
+      sum += calls * median(entry.calls);
+    }
+    return sum;
   }
 
   Stream& stream_;
+  std::unique_ptr<Attention> module_;
   Documents documents_;
-  bool coca_, alibi_, fire_;
+  Parameters parameters_;
+  std::vector<std::unique_ptr<AttentionSaved>> saved_;  // of each set
   Rotation rotation_;
-  Tensors fire_values_, fire_gradients_;
-  ops::SoftmaxParams params_;
   int64_t repeats_;
 };
 
-// Pairs of query and key of one document, about: the half of a square, or a band of it.
-double pairs(double length, double window) {
-  if (window == 0 || window >= length) return length * length / 2;
-  return window * length - window * window / 2;
+// Two products of head_dim for each pair of query and key that see each other: 4 d L^2 / 2 for each
+// head and document without a window. The same count for every module: rates say who is faster,
+// not how busy a device is.
+double pair_flops(const Attention& module, int64_t width, int64_t length) {
+  double keys = 0;
+  for (int64_t j = 0; j < length; ++j) keys += module.seen_keys(static_cast<double>(j) + 0.5);
+  return 4.0 * static_cast<double>(width) * keys;
 }
 
-// Heads of kRebasedFeatures features and head_dim values; features and values are columns of one
-// matrix, as in a model.
-constexpr int64_t kRebasedFeatures = 16;
-
-struct RebasedColumns {
-  explicit RebasedColumns(const Tensor& all, const Case& c)
-      : q(all.col_range(0, c.heads() * kRebasedFeatures)),
-        k(all.col_range(q.cols(), q.cols())),
-        v(all.col_range(2 * q.cols(), c.width)) {}
-  Tensor q, k, v;
-};
-
-AttentionBenchRow time_rebased(Stream& s, RandomTensors& random, const Case& c, bool rebased) {
-  const Documents documents(random, c.tokens, c.length);
-  const int64_t columns = 2 * c.heads() * kRebasedFeatures + c.width;
-  const DType real = random.compute();
-  const Rotation rotation([&] {
-    return tensors(random.normal(real, {c.tokens, columns}),
-                   random.empty(real, {c.tokens, columns}), random.empty(real, {c.tokens, c.width}),
-                   random.normal(real, {c.tokens, c.width}),
-                   random.empty(DType::kF32, {c.heads(), c.tokens}));
-  });
-  const ops::RebasedParams params{.heads = c.heads(),
-                                  .scale = 0.25f,
-                                  .constant = rebased ? 0.0f : 1.0f,
-                                  .linear = rebased ? 0.0f : 1.0f,
-                                  .square = rebased ? 1.0f : 0.5f,
-                                  .quadratic = c.quadratic};
-  const auto forward = [&](const Tensors& x) {
-    const RebasedColumns of(x[kQkv], c);
-    ops::run(s, ops::RebasedForward{.o_THe = x[kO],
-                                    .den_HT = x[kStatistic],
-                                    .q_THf = of.q,
-                                    .k_THf = of.k,
-                                    .v_THe = of.v,
-                                    .sequences = documents.sequences,
-                                    .params = params});
-  };
-  const auto backward = [&](const Tensors& x) {
-    const RebasedColumns of(x[kQkv], c);
-    const RebasedColumns gradients(x[kDqkv], c);
-    ops::run(s, ops::RebasedBackward{.dq_THf = gradients.q,
-                                     .dk_THf = gradients.k,
-                                     .dv_THe = gradients.v,
-                                     .do_THe = x[kDo],
-                                     .o_THe = x[kO],
-                                     .den_HT = x[kStatistic],
-                                     .q_THf = of.q,
-                                     .k_THf = of.k,
-                                     .v_THe = of.v,
-                                     .sequences = documents.sequences,
-                                     .params = params});
-  };
-  AttentionBenchRow row;
-  row.forward_seconds = median_seconds(s, "rebased_forward", rotation, c.repeats, forward);
-  row.backward_seconds = median_seconds(s, "rebased_backward", rotation, c.repeats, backward);
-  return row;
-}
-
-AttentionBenchRow time_module(const std::string& module, Stream& s, RandomTensors& random,
-                              const Case& c) {
-  if (module == "stickbreaking") return time_stickbreaking(s, random, c);
-  if (module == "based" || module == "rebased") {
-    return time_rebased(s, random, c, module == "rebased");
+const AttentionBenchCase& bench_case(const std::string& name) {
+  for (const AttentionModule& module : attention_registry().modules()) {
+    for (const AttentionBenchCase& c : module.bench) {
+      if (c.name == name) return c;
+    }
   }
-  return SoftmaxBench(s, random, c, module).times();
+  fail(ExitCode::kUsage, "'{}' is not one of {}", name, fmt::join(bench_attention_modules(), ", "));
+}
+
+// The case's module with the options that it states, those of `changes` that are among them
+// changed.
+AttentionConfig configure(const std::string& name,
+                          const std::map<std::string, std::string>& changes) {
+  const AttentionBenchCase& c = bench_case(name);
+  std::map<std::string, std::string> options = c.options;
+  for (auto& [key, value] : options) {
+    const auto change = changes.find(key);
+    if (change != changes.end()) value = change->second;
+  }
+  std::string text = "type: " + c.type + "\n";
+  for (const auto& [key, value] : options) text += key + ": " + value + "\n";
+  return parse_attention(text);
 }
 
 void complete(AttentionBenchOptions& o, bool cuda) {
@@ -308,10 +180,17 @@ void complete(AttentionBenchOptions& o, bool cuda) {
       o.lengths.push_back(length);
     }
   }
-  for (const std::string& module : o.modules) {
-    const auto& known = kBenchAttentionModules;
-    if (std::find(known.begin(), known.end(), module) == known.end()) {
-      fail(ExitCode::kUsage, "'{}' is not one of {}", module, fmt::join(known, ", "));
+  if (o.modules.empty()) {
+    o.modules = bench_attention_modules();
+    o.modules.resize(2);
+  }
+  for (const auto& [key, value] : o.options) {
+    const auto states = [&](const std::string& name) {
+      return bench_case(name).options.contains(key);
+    };
+    if (std::ranges::none_of(o.modules, states)) {
+      fail(ExitCode::kUsage, "--options: none of {} is timed with an option '{}'",
+           fmt::join(o.modules, ", "), key);
     }
   }
   for (const int64_t d : o.head_dims) {
@@ -327,6 +206,14 @@ void complete(AttentionBenchOptions& o, bool cuda) {
 
 }  // namespace
 
+std::vector<std::string> bench_attention_modules() {
+  std::vector<std::string> names;
+  for (const AttentionModule& module : attention_registry().modules()) {
+    for (const AttentionBenchCase& c : module.bench) names.push_back(c.name);
+  }
+  return names;
+}
+
 std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOptions options) {
   complete(options, backend == Backend::kCuda);
   Memory memory(backend);
@@ -338,26 +225,22 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
   for (const std::string& module : options.modules) {
     for (const int64_t d : options.head_dims) {
       for (const int64_t length : options.lengths) {
-        const Case c{.tokens = options.tokens,
-                     .width = options.width,
-                     .head_dim = d,
-                     .length = length,
-                     .repeats = options.repeats,
-                     .skip_epsilon = static_cast<float>(options.skip_epsilon),
-                     .window = options.window,
-                     .quadratic = options.quadratic};
-        AttentionBenchRow row = time_module(module, stream, random, c);
+        Case c{.attention = configure(module, options.options),
+               .model = {},
+               .tokens = options.tokens,
+               .length = length,
+               .repeats = options.repeats};
+        c.model.width = options.width;
+        c.model.heads = options.width / d;
+        ModuleBench bench(stream, random, c);
+        AttentionBenchRow row;
         row.module = module;
         row.head_dim = d;
         row.length = length;
-        // Two products of L x L x d, of which the pairs that see each other count: 4 d L^2 / 2 for
-        // each head and document without a window. The backward pass has five products of that
-        // size for the forward pass's two. Based and ReBased are held against the same count:
-        // rates say who is faster, not how busy a device is.
-        const double window = module == "window" ? static_cast<double>(c.window) : 0.0;
-        row.forward_flops = 4.0 * static_cast<double>(c.width) *
-                            pairs(static_cast<double>(length), window) *
-                            static_cast<double>(c.tokens) / static_cast<double>(length);
+        row.forward_seconds = bench.forward_seconds();
+        row.backward_seconds = bench.backward_seconds();
+        row.forward_flops = pair_flops(bench.module(), options.width, length) *
+                            static_cast<double>(options.tokens / length);
         row.backward_flops = 2.5 * row.forward_flops;
         rows.push_back(std::move(row));
       }

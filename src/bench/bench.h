@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -43,21 +44,17 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
 
 // ---- Attention --------------------------------------------------------------------------------
 
-// Softmax attention comes plain, with ALiBi, with FIRE, with a window and, with its transforms, as
-// CoCA.
-inline const std::vector<std::string> kBenchAttentionModules = {
-    "stickbreaking", "softmax", "alibi", "fire", "window", "coca", "based", "rebased"};
+// What can be timed: the cases that modules name (attention/registry.h).
+std::vector<std::string> bench_attention_modules();
 
 struct AttentionBenchOptions {
-  std::vector<std::string> modules = {"stickbreaking", "softmax"};
+  std::vector<std::string> modules;
   std::vector<int64_t> head_dims;  // empty: what suits the backend; likewise 0 below
   std::vector<int64_t> lengths;
   int64_t tokens = 0;  // of the packed micro-batch, cut into documents of one length
   int64_t width = 0;   // heads * head_dim
-  double skip_epsilon = 0;
-  int64_t window = 512;       // of the module `window`
-  bool quadratic = false;     // form of Based and ReBased
-  bool deterministic = true;  // as train.deterministic
+  std::map<std::string, std::string> options;  // changes options that cases state
+  bool deterministic = true;                   // as train.deterministic
   std::string implementation;  // that must run on a GPU (ops/choose.h); empty: the chosen one
   int64_t repeats = 20;
 };
@@ -72,7 +69,8 @@ struct AttentionBenchRow {
   double backward_flops = 0;
 };
 
-// Throws ExitCode::kUsage for sizes that do not divide and unknown modules.
+// Throws ExitCode::kUsage for sizes that do not divide, unknown modules, and options that no module
+// is timed with.
 std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOptions options);
 
 // ---- Single ops -------------------------------------------------------------------------------

@@ -90,6 +90,18 @@ Rotation::Rotation(const std::function<Tensors()>& make) {
   while (sets_.size() < count) sets_.push_back(make());
 }
 
+bool is_matrix_product(std::string_view op) {
+  return op == "linear" || op == "linear_backward_input" || op == "linear_backward_weight";
+}
+
+OpProfile profile_of(Stream& s, int64_t repeats, const std::function<void(int64_t)>& call) {
+  OpProfile profile;
+  const ProfileScope scope(s, profile);
+  for (int64_t n = 0; n < repeats; ++n) call(n);
+  ops::synchronize(s);
+  return profile;
+}
+
 double median_seconds(Stream& s, std::string_view op, const Rotation& rotation, int64_t repeats,
                       const std::function<void(const Tensors&)>& call, bool tune) {
   if (tune) {
@@ -98,10 +110,7 @@ double median_seconds(Stream& s, std::string_view op, const Rotation& rotation, 
     ops::end_tuning(s);
   }
   for (int64_t n = 0; n < rotation.count(); ++n) call(rotation.at(n));
-  OpProfile profile;
-  const ProfileScope scope(s, profile);
-  for (int64_t n = 0; n < repeats; ++n) call(rotation.at(n));
-  ops::run(s, ops::Synchronize{});
+  const OpProfile profile = profile_of(s, repeats, [&](int64_t n) { call(rotation.at(n)); });
   const auto entry = profile.entries().find(op);
   require(entry != profile.entries().end(), "'{}' has not run", op);
   return median(entry->second.calls);

@@ -52,6 +52,12 @@ class Rotation {
   std::vector<Tensors> sets_;
 };
 
+// Whether `op` is a product with a matrix of weights, by the name that profiles call it.
+bool is_matrix_product(std::string_view op);
+
+// The times of all ops in call(0), call(1), ... call(repeats - 1), run without waiting in between.
+OpProfile profile_of(Stream& s, int64_t repeats, const std::function<void(int64_t)>& call);
+
 // Runs call(0), call(1), ... without waiting in between, and returns the median time of `op` in
 // the last `repeats` of them. One round through `rotation` goes before, so that scratch is there,
 // alternatives are chosen (`tune`) and the device is not idle when the first one starts.

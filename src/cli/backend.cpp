@@ -7,11 +7,11 @@
 
 namespace sbtrain {
 
-Backend select_backend(const std::string& device) {
+Backend select_backend(DeviceChoice device) {
   std::string why;
-  if (device == "cpu") return Backend::kCpu;
+  if (device == DeviceChoice::kCpu) return Backend::kCpu;
   if (cuda_available(&why)) return Backend::kCuda;
-  if (device == "cuda") {
+  if (device == DeviceChoice::kCuda) {
     fail(ExitCode::kUsage,
          "device: cuda, but {}. Models of up to some ten million parameters train with "
          "--device=cpu; `--dry-run` plans larger ones.",
@@ -21,9 +21,9 @@ Backend select_backend(const std::string& device) {
   return Backend::kCpu;
 }
 
-Backend planned_backend(const std::string& device) {
-  if (device == "cpu") return Backend::kCpu;
-  return device == "cuda" || cuda_available() ? Backend::kCuda : Backend::kCpu;
+Backend planned_backend(DeviceChoice device) {
+  if (device == DeviceChoice::kCpu) return Backend::kCpu;
+  return device == DeviceChoice::kCuda || cuda_available() ? Backend::kCuda : Backend::kCpu;
 }
 
 }  // namespace sbtrain

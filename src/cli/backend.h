@@ -1,17 +1,16 @@
 // The `device` key.
 #pragma once
 
-#include <string>
-
+#include "config/config.h"
 #include "core/memory.h"
 
 namespace sbtrain {
 
 // The backend that `device` (auto, cpu, cuda) means on this machine and in this build. Throws
 // ExitCode::kUsage when it cannot be had.
-Backend select_backend(const std::string& device);
+Backend select_backend(DeviceChoice device);
 
 // The backend that a plan is made for: needs neither the device nor a build that has it.
-Backend planned_backend(const std::string& device);
+Backend planned_backend(DeviceChoice device);
 
 }  // namespace sbtrain

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/backend.h"
+#include "cli/choice_option.h"
 #include "cli/cli.h"
 
 namespace sbtrain {
@@ -98,7 +99,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
 // ---- What attention and ops share ---------------------------------------------------------------
 
 struct OpBenchCommand {
-  std::string device = "auto";
+  DeviceChoice device = DeviceChoice::kAuto;
   bool json = false;
 };
 
@@ -114,9 +115,7 @@ void add_common(CLI::App& command, OpBenchCommand& common, int64_t& repeats) {
   command.add_option("--repeats", repeats, "Calls to time; the median counts")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  command.add_option("--device", common.device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
+  add_choice(command, "--device", common.device, "auto, cpu or cuda");
   command.add_flag("--json", common.json, "Print one JSON object a row");
 }
 
@@ -124,11 +123,17 @@ void add_common(CLI::App& command, OpBenchCommand& common, int64_t& repeats) {
 
 struct BenchAttentionCommand : OpBenchCommand {
   AttentionBenchOptions bench;
+  std::vector<std::string> changes;  // KEY=VALUE
 };
 
 ExitCode run_bench_attention(const BenchAttentionCommand& options) {
+  AttentionBenchOptions bench = options.bench;
+  for (const std::string& change : options.changes) {
+    const size_t equals = change.find('=');
+    bench.options[change.substr(0, equals)] = change.substr(equals + 1);
+  }
   const std::vector<AttentionBenchRow> rows =
-      bench_attention(select_backend(options.device), options.bench);
+      bench_attention(select_backend(options.device), bench);
   if (!options.json) {
     fmt::print("{:<16}{:>6}{:>8}{:>13}{:>9}{:>14}{:>9}\n", "module", "d", "L", "forward ms",
                "TFLOP/s", "backward ms", "TFLOP/s");
@@ -161,10 +166,9 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   command
       ->add_option(
           "--modules", options->bench.modules,
-          "Of stickbreaking, softmax, alibi, fire, window, coca, based, rebased (16 features)")
+          fmt::format("Of {}; default: the first two", fmt::join(bench_attention_modules(), ", ")))
       ->delimiter(',')
-      ->check(CLI::IsMember(kBenchAttentionModules))
-      ->capture_default_str();
+      ->check(CLI::IsMember(bench_attention_modules()));
   command->add_option("--head-dims", options->bench.head_dims, "Such as 32,64,128")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
@@ -174,15 +178,13 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   add_size(*command, "--tokens", options->bench.tokens, "Tokens of all documents");
   add_size(*command, "--width", options->bench.width, "Heads times head dimension");
   command
-      ->add_option("--skip-epsilon", options->bench.skip_epsilon,
-                   "Stick-breaking: model.attention.skip_epsilon; FLOP are counted as if it were 0")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
-  command->add_option("--window", options->bench.window, "Keys that a token of `window` sees")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_flag("--quadratic", options->bench.quadratic,
-                    "Based and ReBased: form all pairs, as model.attention.form: quadratic");
+      ->add_option("--options", options->changes,
+                   "Options of the modules that are timed with them, such as window=1024, "
+                   "skip_epsilon=1e-6 or form=quadratic")
+      ->delimiter(',')
+      ->check([](const std::string& text) {
+        return text.find('=') == std::string::npos ? "expected KEY=VALUE" : std::string();
+      });
   command->add_flag("!--any-order", options->bench.deterministic,
                     "As train.deterministic: false, which is cuDNN's backward pass alone");
   command

@@ -12,6 +12,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
+#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/eval_attention.h"
 #include "cli/rope_options.h"
@@ -37,7 +38,7 @@ struct EvalOptions {
   std::string checkpoint;
   std::vector<std::string> data;
   std::string tokenizer;
-  std::string device = "auto";
+  DeviceChoice device = DeviceChoice::kAuto;
   int64_t tokens = 0;
   int64_t sequence_length = 0;
   bool recall = false;
@@ -89,7 +90,7 @@ struct Evaluation {
             {"name", config.name},
             {"step", checkpoint.manifest().step}};
   }
-  const std::string& rope_scaling() const { return options.rope.scaling; }
+  std::string_view rope_scaling() const { return options.rope.name(); }
 
   const EvalOptions& options;
   CheckpointReader checkpoint;
@@ -340,7 +341,7 @@ void evaluate_attention(const Evaluation& run) {
   if (*options.json) {
     Json json = run.header();
     if (task) {
-      json["task"] = task->config().type;
+      json["task"] = name_of(task->config().type);
       json["pairs"] = task->config().pairs;
       json["sequence_length"] = task->length();
     }
@@ -370,7 +371,7 @@ void evaluate_task(const Evaluation& run) {
   if (*options.json) {
     Json json = run.header();
     json["sequence_length"] = length;
-    json["task"] = task.config().type;
+    json["task"] = name_of(task.config().type);
     json["pairs"] = task.config().pairs;
     json["labels"] = result.labels;
     json["loss"] = result.loss();
@@ -379,7 +380,7 @@ void evaluate_task(const Evaluation& run) {
   }
   fmt::print("step {}, {} labels of {} held-out examples of {} with {} pairs in {} tokens\n",
              run.checkpoint.manifest().step, result.labels, task.config().eval_examples,
-             task.config().type, task.config().pairs, length);
+             name_of(task.config().type), task.config().pairs, length);
   fmt::print("  loss           {:.4f} nats per label\n", result.loss());
   fmt::print("  accuracy       {:.4f}\n", result.accuracy());
 }
@@ -472,9 +473,7 @@ void add_eval(CLI::App& app, Action& action) {
   options->rope.add(*command);
   command->add_option("--tokenizer", options->tokenizer,
                       "sentencepiece model, for bits per byte; default: the run's");
-  command->add_option("--device", options->device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
+  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
   options->json = command
                       ->add_option("--json", options->json_file,
                                    "Print one JSON object, or write it to this file")

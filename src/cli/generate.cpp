@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
+#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/rope_options.h"
 #include "config/schema.h"
@@ -22,7 +23,7 @@ struct GenerateOptions {
   std::string checkpoint;
   std::string tokenizer;
   std::string prompt;
-  std::string device = "auto";
+  DeviceChoice device = DeviceChoice::kAuto;
   SamplingOptions sampling;
   RopeOptions rope;
 };
@@ -119,9 +120,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command->add_option("--seed", sampling.seed, "Same seed, same text")->capture_default_str();
-  command->add_option("--device", options->device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-      ->capture_default_str();
+  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
   command->callback([options, &action] { action = [options] { return run_generate(*options); }; });
 }
 

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "attention/registry.h"
+#include "cli/choice_option.h"
 #include "config/schema.h"
 #include "core/error.h"
 
@@ -9,42 +11,44 @@ namespace sbtrain {
 
 void RopeOptions::add(CLI::App& command) {
   const char* group = "Rotary positions";
-  CLI::Option* kind =
-      command
-          .add_option("--rope-scaling", scaling,
-                      "Stretch rotary positions: none, linear, ntk or dynamic_ntk; default: as the "
-                      "run's configuration has it")
-          ->check(CLI::IsMember({"none", "linear", "ntk", "dynamic_ntk"}))
-          ->group(group);
+  CLI::Option* given = add_choice(command, "--rope-scaling", scaling,
+                                  "Stretch rotary positions: none, linear, ntk or dynamic_ntk; "
+                                  "default: as the run's configuration has it")
+                           ->default_str("")
+                           ->group(group);
+  kind = given;
   command
       .add_option("--rope-factor", factor,
                   "Divisor of positions (linear), alpha (ntk) or f (dynamic_ntk)")
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
-      ->needs(kind)
+      ->needs(given)
       ->group(group);
   command
       .add_option("--rope-train-length", train_length,
                   "dynamic_ntk: the trained length; 0: the run's sequence length")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
-      ->needs(kind)
+      ->needs(given)
       ->group(group);
 }
 
+std::string_view RopeOptions::name() const {
+  return kind->empty() ? std::string_view() : name_of(scaling);
+}
+
 void RopeOptions::apply(Config& config) const {
-  if (scaling.empty()) return;
-  bool rotary = false;
+  if (kind->empty()) return;
+  bool found = false;
   for (AttentionConfig& attention : config.model.attention) {
-    const bool rotates =
-        (attention.type == "softmax" && attention.position == "rope") || attention.type == "coca";
-    if (!rotates) continue;
-    rotary = true;
-    attention.rope_scaling = scaling;
-    attention.rope_factor = factor;
-    attention.rope_train_length = train_length > 0 ? train_length : config.train.sequence_length;
+    RotaryOptions* rotary = attention_registry().at(attention.type).rotary(attention.options);
+    if (rotary == nullptr) continue;
+    found = true;
+    rotary->scaling = scaling;
+    rotary->factor = factor;
+    rotary->train_length = train_length > 0 ? train_length : config.train.sequence_length;
   }
-  if (!rotary) fail(ExitCode::kUsage, "--rope-scaling: the model has no rotary positions");
+  if (!found) fail(ExitCode::kUsage, "--rope-scaling: the model has no rotary positions");
   validate_config(config);
 }
 

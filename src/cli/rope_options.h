@@ -1,22 +1,26 @@
 // Options of commands that run a trained model on longer texts than it was trained with.
 #pragma once
 
-#include <string>
+#include <string_view>
 
+#include "attention/rotary.h"
 #include "config/config.h"
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace sbtrain {
 
 struct RopeOptions {
-  std::string scaling;  // empty: as the model's configuration has it
+  RotaryScaling scaling = RotaryScaling::kNone;
   double factor = 1.0;
-  int64_t train_length = 0;  // 0: the sequence length of the run
+  int64_t train_length = 0;           // 0: the sequence length of the run
+  const CLI::Option* kind = nullptr;  // not given: as the model's configuration has it
 
   void add(CLI::App& command);
+  std::string_view name() const;  // of the scaling; empty where it is not given
   // Changes every attention module with rotary positions. Throws ExitCode::kUsage where there is
   // none.
   void apply(Config& config) const;

@@ -1,65 +1,52 @@
 // The configuration of a run as plain structs. Parsing, validation, help and documentation come
-// from the field tables in config/schema.cpp; nothing below the command line reads YAML.
+// from the field tables in config/schema.cpp; nothing below the command line reads YAML. Choices
+// are enumerations, whose words stand beside them.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "core/duration.h"
+#include "core/enum_names.h"
+#include "core/module_options.h"
+
 namespace sbtrain {
 
-// A span of training, in optimizer steps, in tokens or in epochs of a task: "300 steps",
-// "2e9 tokens", "64 epochs", or a bare number of steps.
-struct Duration {
-  enum class Unit : uint8_t { kSteps, kTokens, kEpochs };
-  int64_t count = 0;
-  Unit unit = Unit::kSteps;
-  // Whole optimizer steps, rounded up. Epochs have become tokens when the configuration was loaded.
-  int64_t steps(int64_t tokens_per_step) const {
-    return unit == Unit::kSteps ? count : (count + tokens_per_step - 1) / tokens_per_step;
-  }
-  bool operator==(const Duration&) const = default;
-};
-
 struct AttentionConfig {
-  std::string type = "stickbreaking";  // stickbreaking | softmax | coca | based | rebased |
-                                       // short_conv
-  double logit_scale = 0.0;            // 0: 1/sqrt(head_dim)
-  // stickbreaking
-  std::string remainder = "none";  // none | value | bias
-  bool head_norm = false;
-  bool attend_current = false;
-  bool forget_gate = false;
-  double skip_epsilon = 5.9604644775390625e-08;  // 2^-24; 0 turns skipping off
-  // softmax, coca
-  int64_t window = 0;             // keys that a token sees, itself included; 0: all
-  std::string position = "rope";  // rope | alibi | fire | none
-  bool shared = false;            // fire: one network for all layers that say so
-  double rope_base = 10000.0;
-  std::string rope_scaling = "none";  // none | linear | ntk | dynamic_ntk
-  double rope_factor = 1.0;
-  int64_t rope_train_length = 0;  // dynamic_ntk: lengths beyond this one are scaled
-  // coca
-  std::string variant = "official";  // official | strict
-  // based, rebased
-  int64_t feature_dim = 16;      // of queries and keys, for each head
-  std::string form = "chunked";  // chunked | quadratic
-  // any but short_conv
-  bool output_bias = false;
+  std::string type = "stickbreaking";  // the module's name (attention/registry.h)
+  ModuleOptions options{};             // the module's own
+  bool output_bias = false;            // of the projection that follows, where there is one
   bool operator==(const AttentionConfig&) const = default;
 };
 
+enum class NormKind : uint8_t { kRmsNorm, kLayerNorm };
+template <>
+inline constexpr auto kNames<NormKind> =
+    enum_names<NormKind>({{NormKind::kRmsNorm, "rmsnorm"}, {NormKind::kLayerNorm, "layernorm"}});
+
+enum class MlpKind : uint8_t { kSwiGlu, kGelu, kNone };
+template <>
+inline constexpr auto kNames<MlpKind> = enum_names<MlpKind>({{MlpKind::kSwiGlu, "swiglu"},
+                                                             {MlpKind::kGelu, "gelu"},
+                                                             {MlpKind::kNone, "none"}});
+
+enum class PositionEmbedding : uint8_t { kNone, kLearned };
+template <>
+inline constexpr auto kNames<PositionEmbedding> = enum_names<PositionEmbedding>(
+    {{PositionEmbedding::kNone, "none"}, {PositionEmbedding::kLearned, "learned"}});
+
 struct ModelConfig {
   int64_t layers = 4;
-  int64_t width = 128;            // D
-  int64_t inner = 344;            // F
-  int64_t heads = 4;              // H; head_dim = width / heads
-  int64_t vocab = 4096;           // V
-  bool tied = true;               // the head shares the embedding's weights
-  std::string norm = "rmsnorm";   // rmsnorm | layernorm
-  std::string mlp = "swiglu";     // swiglu | gelu | none
-  std::string position = "none";  // none | learned
-  int64_t max_positions = 0;      // learned: the longest document
+  int64_t width = 128;   // D
+  int64_t inner = 344;   // F
+  int64_t heads = 4;     // H; head_dim = width / heads
+  int64_t vocab = 4096;  // V
+  bool tied = true;      // the head shares the embedding's weights
+  NormKind norm = NormKind::kRmsNorm;
+  MlpKind mlp = MlpKind::kSwiGlu;
+  PositionEmbedding position = PositionEmbedding::kNone;
+  int64_t max_positions = 0;  // learned: the longest document
   double norm_eps = 1e-5;
   double init_std = 0.02;  // of matrices; projections into the residual: / sqrt(2 layers)
   // muP-like multipliers of the Power paper (arXiv 2408.13359); 1 is plain Llama.
@@ -71,9 +58,19 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
+enum class ScheduleKind : uint8_t { kConstant, kLinear, kCosine, kPower, kWsd, kExponential };
+template <>
+inline constexpr auto kNames<ScheduleKind> =
+    enum_names<ScheduleKind>({{ScheduleKind::kConstant, "constant"},
+                              {ScheduleKind::kLinear, "linear"},
+                              {ScheduleKind::kCosine, "cosine"},
+                              {ScheduleKind::kPower, "power"},
+                              {ScheduleKind::kWsd, "wsd"},
+                              {ScheduleKind::kExponential, "exponential"}});
+
 struct ScheduleConfig {
-  std::string type = "cosine";  // constant | linear | cosine | power | wsd | exponential
-  Duration warmup{};            // linear, from 0, at the start of the segment
+  ScheduleKind type = ScheduleKind::kCosine;
+  Duration warmup{};  // linear, from 0, at the start of the segment
   double final_ratio =
       0.0;  // lr at the end over peak lr (linear, cosine, wsd), delta (exponential)
   double decay_fraction = 0.1;  // wsd: part of the segment that decays
@@ -97,6 +94,16 @@ struct StageConfig {
   bool operator==(const StageConfig&) const = default;
 };
 
+// What the backward pass computes again instead of keeping.
+enum class Recompute : uint8_t {
+  kNone,
+  kSelective,  // norms and activations
+  kFull,       // everything but the blocks' inputs
+};
+template <>
+inline constexpr auto kNames<Recompute> = enum_names<Recompute>(
+    {{Recompute::kNone, "none"}, {Recompute::kSelective, "selective"}, {Recompute::kFull, "full"}});
+
 struct TrainConfig {
   int64_t sequence_length = 256;  // L
   int64_t micro_batch = 4;        // sequences in one forward and backward pass
@@ -108,32 +115,45 @@ struct TrainConfig {
   double weight_decay = 0.1;  // matrices only
   double clip = 1.0;          // global gradient norm; 0 turns clipping off
   double z_loss = 0.0;
-  std::string recompute = "none";  // none | selective | full: what the backward pass recomputes
-  bool deterministic = true;       // the same bits on every run, on the same type of device
-  int64_t max_bad_steps = 10;      // non-finite steps in a row before giving up
-  std::string sharding = "full";   // what is spread over the ranks; there is one for now
+  Recompute recompute = Recompute::kNone;
+  bool deterministic = true;      // the same bits on every run, on the same type of device
+  int64_t max_bad_steps = 10;     // non-finite steps in a row before giving up
+  std::string sharding = "full";  // what is spread over the ranks; there is one for now
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };
 
+// Multi-query associative recall, or its repeated form; kNone: data comes from files.
+enum class TaskKind : uint8_t { kNone, kMqar, kMqrar };
+template <>
+inline constexpr auto kNames<TaskKind> = enum_names<TaskKind>({{TaskKind::kNone, "none"},
+                                                               {TaskKind::kMqar, "mqar"},
+                                                               {TaskKind::kMqrar, "mqrar"}});
+
 // A synthetic task, made while training, in place of data from files (data/task.h).
 struct TaskConfig {
-  std::string type = "none";     // none | mqar | mqrar
+  TaskKind type = TaskKind::kNone;
   int64_t pairs = 32;            // K: keys in one example
   double query_power = 0.01;     // mqar: a of p(slot g) ~ (g + 1)^(a - 1)
   int64_t examples = 100000;     // of one epoch
   int64_t eval_examples = 3000;  // held out
-  bool active() const { return type != "none"; }
-  // Pairs of tokens behind the 2 K ones that state the pairs.
+  bool active() const { return type != TaskKind::kNone; }
+  // Pairs of tokens after the 2 K ones that state the pairs.
   int64_t slots(int64_t length) const { return (length - 2 * pairs) / 2; }
   bool operator==(const TaskConfig&) const = default;
 };
+
+// How documents fill rows: one after the other, or with the fewest cuts.
+enum class Packing : uint8_t { kConcat, kBestFit };
+template <>
+inline constexpr auto kNames<Packing> = enum_names<Packing>({{Packing::kConcat, "concat"},
+                                                             {Packing::kBestFit, "best_fit"}});
 
 struct DataConfig {
   std::vector<SourceConfig> sources;
   std::vector<std::string> validation;  // HDF5 document stores
   std::string tokenizer;                // sentencepiece model, for samples and bits per byte
-  std::string packing = "concat";       // concat | best_fit
+  Packing packing = Packing::kConcat;
   bool predict_across_documents = false;
   int64_t prefetch = 4;  // micro-batches prepared ahead
   TaskConfig task{};
@@ -166,11 +186,17 @@ struct MetricsConfig {
   bool operator==(const MetricsConfig&) const = default;
 };
 
+// kAuto: CUDA where there is a GPU.
+enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
+template <>
+inline constexpr auto kNames<DeviceChoice> = enum_names<DeviceChoice>(
+    {{DeviceChoice::kAuto, "auto"}, {DeviceChoice::kCpu, "cpu"}, {DeviceChoice::kCuda, "cuda"}});
+
 struct Config {
   std::string name = "run";
   std::string out;  // run folder; empty: runs/<name>
   uint64_t seed = 1;
-  std::string device = "auto";  // auto | cpu | cuda
+  DeviceChoice device = DeviceChoice::kAuto;
   ModelConfig model{};
   TrainConfig train{};
   DataConfig data{};

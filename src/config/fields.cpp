@@ -1,81 +1,18 @@
 #include "config/fields.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
-#include <cmath>
 
 namespace sbtrain::schema {
 
-Rule Rule::when(std::string_view key, std::vector<std::string_view> values) const {
-  Rule rule = *this;
-  rule.when_key = key;
-  rule.when_values = std::move(values);
-  return rule;
-}
-
-Rule Rule::needed() const {
-  Rule rule = *this;
-  rule.required = true;
-  return rule;
-}
-
-bool Rule::allows(double value) const {
-  return (above_min ? value > min : value >= min) && (below_max ? value < max : value <= max);
-}
-
-std::string Rule::range() const {
-  const bool low = std::isfinite(min);
-  const bool high = std::isfinite(max) && max < kMaxCount;
-  if (low && high) {
-    return fmt::format("{}{} to {}{}", above_min ? "above " : "", min, below_max ? "below " : "",
-                       max);
-  }
-  if (low) return fmt::format("{} {}", above_min ? "above" : "at least", min);
-  return high ? fmt::format("{} {}", below_max ? "below" : "at most", max) : "";
-}
-
-std::string Rule::condition() const {
-  if (when_key.empty()) return "";
-  return fmt::format("{} {}", when_key, fmt::join(when_values, " | "));
-}
-
-Rule any() {
-  return {};
-}
-Rule at_least(double min) {
-  Rule rule;
-  rule.min = min;
-  return rule;
-}
-Rule above(double min) {
-  Rule rule = at_least(min);
-  rule.above_min = true;
-  return rule;
-}
-Rule between(double min, double max) {
-  Rule rule = at_least(min);
-  rule.max = max;
-  return rule;
-}
-Rule from_to_below(double min, double max) {
-  Rule rule = between(min, max);
-  rule.below_max = true;
-  return rule;
-}
-Rule one_of(std::vector<std::string_view> choices) {
-  Rule rule;
-  rule.choices = std::move(choices);
-  return rule;
-}
-
-bool Conditions::applies(const Rule& rule) const {
-  if (rule.when_key.empty()) return true;
-  for (const auto& [key, value] : scopes_.back()) {
-    if (key == rule.when_key) return std::ranges::count(rule.when_values, value) > 0;
-  }
-  return false;  // the key that decides does not apply itself
+const Condition* Conditions::unmet(const Rule& rule) const {
+  const auto holds = [&](const Condition& condition) {
+    for (const auto& [key, value] : scopes_.back()) {
+      if (key == condition.key) return std::ranges::count(condition.values, value) > 0;
+    }
+    return false;  // the key that decides does not apply itself
+  };
+  const auto found = std::ranges::find_if_not(rule.conditions, holds);
+  return found == rule.conditions.end() ? nullptr : &*found;
 }
 
 }  // namespace sbtrain::schema

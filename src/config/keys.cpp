@@ -11,40 +11,37 @@
 namespace sbtrain::schema {
 namespace {
 
-class Collector {
+class Collector : public Fields {
  public:
-  template <class T>
-  void field(std::string_view key, const T& member, const Rule& rule, std::string_view help) {
-    Key& info = add(key, Key::Kind::kScalar, rule, help);
+  using Fields::list;
+  using Fields::section;
+
+  void value(std::string_view key, const Member& member, const Rule& rule,
+             std::string_view help) override {
+    const bool texts = std::holds_alternative<std::vector<std::string>*>(member);
+    Key& info = add_key(key, texts ? Key::Kind::kTexts : Key::Kind::kScalar, rule, help);
     info.type = rule.choices.empty() ? type_names(member).short_name : "choice";
     info.default_value = to_text(member);
   }
 
-  void field(std::string_view key, const std::vector<std::string>& member, const Rule& rule,
-             std::string_view help) {
-    Key& info = add(key, Key::Kind::kTexts, rule, help);
-    info.type = "list of text";
-    info.default_value = "[]";
+  void section(std::string_view key, const Describe& describe, std::string_view help) override {
+    add_key(key, Key::Kind::kSection, Rule{}, help).type = "section";
+    visit(std::string(key), describe);
   }
 
-  template <class T>
-  void section(std::string_view key, T& member, std::string_view help) {
-    add(key, Key::Kind::kSection, any(), help).type = "section";
-    visit(std::string(key), member);
-  }
-
-  template <class T>
-  void list(std::string_view key, std::vector<T>&, const Rule& rule, std::string_view help) {
-    Key& info = add(key, Key::Kind::kList, rule, help);
+  void list(std::string_view key, ListMember& items, const Rule& rule,
+            std::string_view help) override {
+    Key& info = add_key(key, Key::Kind::kList, rule, help);
     info.type = rule.single ? "section, or list of sections" : "list of sections";
-    T item{};
-    visit(fmt::format("{}.*", key), item);
+    visit(fmt::format("{}.*", key), [&](Fields& f) { items.describe_default(f); });
   }
+
+  bool lists_alternatives() const override { return true; }
 
   std::vector<Key> take() { return std::move(keys_); }
 
  private:
-  Key& add(std::string_view key, Key::Kind kind, const Rule& rule, std::string_view help) {
+  Key& add_key(std::string_view key, Key::Kind kind, const Rule& rule, std::string_view help) {
     Key info;
     info.path = prefix_ + std::string(key);
     info.kind = kind;
@@ -58,11 +55,10 @@ class Collector {
     return keys_.back();
   }
 
-  template <class T>
-  void visit(const std::string& key, T& member) {
+  void visit(const std::string& key, const Describe& describe) {
     const std::string outer = prefix_;
     prefix_ += key + ".";
-    describe(*this, member);
+    describe(*this);
     prefix_ = outer;
   }
 

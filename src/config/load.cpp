@@ -49,62 +49,66 @@ std::string nested_example(const std::string& key) {
 }
 
 // Fills a Config from a tree: the schema's visitor.
-class Reader {
+class Reader : public Fields {
  public:
+  using Fields::list;
+  using Fields::section;
+
   explicit Reader(Sources& sources) : sources_(sources) {}
 
-  void read(Config& config, const Value& root) {
+  void read(const Describe& describe, const Value& root) {
     if (root.kind != Value::Kind::kMap && root.kind != Value::Kind::kNull) {
       sources_.problem(root.place,
                        fmt::format("expected keys and values, got {}", kind_phrase(root.kind)));
       return;
     }
-    visit(config, root, "");
+    visit(describe, root, "");
   }
 
-  template <class T>
-  void field(std::string_view key, T& member, const Rule& rule, std::string_view help) {
+  void value(std::string_view key, const Member& member, const Rule& rule,
+             std::string_view help) override {
     const Value* value = take(key);
     Scope& scope = scopes_.back();
-    if (!conditions_.applies(rule) && !scope.undecided) {
-      if (value != nullptr) refuse_inapplicable(key, *value, rule);
+    const Condition* unmet = conditions_.unmet(rule);
+    if (unmet != nullptr && !scope.undecided) {
+      if (value != nullptr) refuse_inapplicable(key, *value, rule, *unmet);
       return;
     }
     if (value != nullptr) {
-      const bool good = read_value(path(key), *value, member, rule);
+      const bool good = std::visit(
+          [&](const auto& typed) { return read_value(path(key), *value, typed, rule); }, member);
       // Which other keys apply depends on this one: do not guess.
       if (!good && !rule.choices.empty()) scope.undecided = true;
     } else if (rule.required) {
       sources_.problem(scope.map->place, fmt::format("missing key '{}'", path(key)));
     }
-    if constexpr (std::is_same_v<T, std::string>) conditions_.note(key, member);
+    if (!rule.choices.empty()) conditions_.note(key, to_text(member));
   }
 
-  template <class T>
-  void section(std::string_view key, T& member, std::string_view help) {
+  void section(std::string_view key, const Describe& describe, std::string_view help) override {
     const Value* value = take(key);
     static const Value kNothing;
     if (value == nullptr) value = &kNothing;
     if (value->kind == Value::Kind::kMap || value->kind == Value::Kind::kNull) {
-      visit(member, *value, path(key));
+      visit(describe, *value, path(key));
     } else {
       say(value->place, path(key), fmt::format("expected keys and values, got {}", shown(*value)));
     }
   }
 
-  template <class T>
-  void list(std::string_view key, std::vector<T>& member, const Rule& rule, std::string_view help) {
+  void list(std::string_view key, ListMember& items, const Rule& rule,
+            std::string_view help) override {
     const Value* value = take(key);
     if (value == nullptr) return;
     const std::string where = path(key);
-    member.clear();
+    items.clear();
     if (rule.single && value->kind == Value::Kind::kMap) {
-      visit(member.emplace_back(), *value, where);
+      read_item(where, *value, items);
     } else if (value->kind != Value::Kind::kList) {
       say(value->place, where, fmt::format("expected a list, got {}", shown(*value)));
     } else {
       for (size_t i = 0; i < value->items.size(); ++i) {
-        read_item(fmt::format("{}.{}", where, i), value->items[i], member);
+        read_item(fmt::format("{}.{}", where, i), value->items[i], items);
       }
     }
   }
@@ -148,22 +152,20 @@ class Reader {
     return value;
   }
 
-  template <class T>
-  void visit(T& member, const Value& map, const std::string& where) {
+  void visit(const Describe& describe, const Value& map, const std::string& where) {
     scopes_.push_back({&map, where, {}, {}, false});
     conditions_.enter();
     if (map.place.source >= 0) places_.emplace(where, map.place);
-    describe(*this, member);
+    describe(*this);
     report_unknown();
     conditions_.leave();
     scopes_.pop_back();
   }
 
-  template <class T>
-  void read_item(const std::string& where, const Value& value, std::vector<T>& member) {
-    T& item = member.emplace_back();
+  void read_item(const std::string& where, const Value& value, ListMember& items) {
+    items.append();
     if (value.kind == Value::Kind::kMap) {
-      visit(item, value, where);
+      visit([&](Fields& f) { items.describe_item(f, items.size() - 1); }, value, where);
     } else {
       say(value.place, where, fmt::format("expected keys and values, got {}", shown(value)));
     }
@@ -183,11 +185,12 @@ class Reader {
 
   // A key that the deciding key (`type`) rules out. It is an error where both were written
   // together, but a lower layer's options simply lapse when a higher one changes the type.
-  void refuse_inapplicable(std::string_view key, const Value& value, const Rule& rule) {
+  void refuse_inapplicable(std::string_view key, const Value& value, const Rule& rule,
+                           const Condition& unmet) {
     Scope& scope = scopes_.back();
-    const Value* decider = scope.map->find(rule.when_key);
+    const Value* decider = scope.map->find(unmet.key);
     int decided = decider == nullptr ? -1 : sources_.layer(decider->place);
-    const auto lapsed = scope.dropped.find(rule.when_key);
+    const auto lapsed = scope.dropped.find(unmet.key);
     if (lapsed != scope.dropped.end()) decided = std::max(decided, lapsed->second);
     if (sources_.layer(value.place) < decided) {
       scope.dropped.emplace(key, decided);
@@ -197,7 +200,7 @@ class Reader {
   }
 
   template <class T>
-  bool read_value(const std::string& where, const Value& value, T& member, const Rule& rule) {
+  bool read_value(const std::string& where, const Value& value, T* member, const Rule& rule) {
     T parsed{};
     if (value.kind != Value::Kind::kScalar || !from_text(value.text, parsed)) {
       const std::string limits = exceeded_limits<T>(value);
@@ -209,22 +212,24 @@ class Reader {
       return false;
     }
     if constexpr (std::is_same_v<T, std::string>) {
-      if (!rule.choices.empty() && std::ranges::count(rule.choices, parsed) == 0) {
-        const std::string near = nearest(parsed, {rule.choices.begin(), rule.choices.end()});
-        say(value.place, where,
-            fmt::format("expected {}, got {}{}", expected<T>(rule), shown(value),
-                        near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
-        return false;
-      }
+      if (!rule.choices.empty() && !is_choice(where, value, parsed, rule)) return false;
     } else if (!rule.allows(magnitude(parsed))) {
       say(value.place, where, fmt::format("{} is out of range: {}", value.text, rule_text(rule)));
       return false;
     }
-    member = parsed;
+    *member = parsed;
     return true;
   }
 
-  bool read_value(const std::string& where, const Value& value, std::vector<std::string>& member,
+  bool read_value(const std::string& where, const Value& value, const EnumMember& member,
+                  const Rule& rule) {
+    std::string name;
+    if (!read_value(where, value, &name, rule)) return false;
+    member.set(name);
+    return true;
+  }
+
+  bool read_value(const std::string& where, const Value& value, std::vector<std::string>* member,
                   const Rule& rule) {
     const std::vector<Value> single = {value};
     std::vector<std::string> parsed;
@@ -234,12 +239,22 @@ class Reader {
       return false;
     }
     for (const Value& item : value.kind == Value::Kind::kList ? value.items : single) {
-      good = read_value(fmt::format("{}.{}", where, parsed.size()), item, parsed.emplace_back(),
-                        any()) &&
+      good = read_value(fmt::format("{}.{}", where, parsed.size()), item, &parsed.emplace_back(),
+                        Rule{}) &&
              good;
     }
-    if (good) member = parsed;
+    if (good) *member = parsed;
     return good;
+  }
+
+  bool is_choice(const std::string& where, const Value& value, const std::string& word,
+                 const Rule& rule) {
+    if (std::ranges::count(rule.choices, word) > 0) return true;
+    const std::string near = nearest(word, {rule.choices.begin(), rule.choices.end()});
+    say(value.place, where,
+        fmt::format("expected {}, got {}{}", expected<std::string>(rule), shown(value),
+                    near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
+    return false;
   }
 
   template <class T>
@@ -399,7 +414,7 @@ Config finish(Value root, const std::vector<Override>& overrides, Sources& sourc
 
   Config config;
   Reader reader(sources);
-  reader.read(config, root);
+  reader.read([&](Fields& f) { describe(f, config); }, root);
   sources.throw_problems();
   resolve_epochs(config);
 
@@ -427,6 +442,16 @@ Config parse_config(std::string_view text, std::string_view name,
   const int source = sources.add({std::string(name), {}, 0, ""});
   schema::Value root = schema::parse_yaml(text, source, sources);
   return schema::finish(std::move(root), overrides, sources);
+}
+
+AttentionConfig parse_attention(std::string_view text) {
+  schema::Sources sources;
+  const int source = sources.add({"attention", {}, 0, ""});
+  const schema::Value root = schema::parse_yaml(text, source, sources);
+  AttentionConfig config;
+  schema::Reader(sources).read([&](Fields& f) { describe(f, config); }, root);
+  sources.throw_problems();
+  return config;
 }
 
 std::vector<Override> environment_overrides(const char* const* environment) {

@@ -13,43 +13,47 @@ namespace schema {
 namespace {
 
 // The schema's visitor that turns a Config into a tree, leaving out what does not apply.
-class Writer {
+class Writer : public Fields {
  public:
-  template <class T>
-  void field(std::string_view key, T& member, const Rule& rule, std::string_view help) {
+  using Fields::list;
+  using Fields::section;
+
+  void value(std::string_view key, const Member& member, const Rule& rule,
+             std::string_view help) override {
     if (!conditions_.applies(rule)) return;
-    if constexpr (std::is_same_v<T, std::string>) conditions_.note(key, member);
-    add(key, scalar(to_text(member), std::is_same_v<T, std::string>));
+    if (const auto* texts = std::get_if<std::vector<std::string>*>(&member)) {
+      Value list = make(Value::Kind::kList);
+      for (const std::string& text : **texts) list.items.push_back(scalar(text, true));
+      add_value(key, std::move(list));
+      return;
+    }
+    const bool words = !rule.choices.empty();
+    if (words) conditions_.note(key, to_text(member));
+    add_value(key, scalar(to_text(member), words || std::holds_alternative<std::string*>(member)));
   }
 
-  void field(std::string_view key, std::vector<std::string>& member, const Rule& rule,
-             std::string_view help) {
-    Value list = make(Value::Kind::kList);
-    for (const std::string& text : member) list.items.push_back(scalar(text, true));
-    add(key, std::move(list));
+  void section(std::string_view key, const Describe& describe, std::string_view help) override {
+    add_value(key, map_of(describe));
   }
 
-  template <class T>
-  void section(std::string_view key, T& member, std::string_view help) {
-    add(key, map_of(member));
-  }
-
-  template <class T>
-  void list(std::string_view key, std::vector<T>& member, const Rule& rule, std::string_view help) {
-    if (rule.single && member.size() == 1) {
-      add(key, map_of(member.front()));
+  void list(std::string_view key, ListMember& items, const Rule& rule,
+            std::string_view help) override {
+    const auto item = [&](size_t i) {
+      return map_of([&](Fields& f) { items.describe_item(f, i); });
+    };
+    if (rule.single && items.size() == 1) {
+      add_value(key, item(0));
       return;
     }
     Value list = make(Value::Kind::kList);
-    for (T& item : member) list.items.push_back(map_of(item));
-    add(key, std::move(list));
+    for (size_t i = 0; i < items.size(); ++i) list.items.push_back(item(i));
+    add_value(key, std::move(list));
   }
 
-  template <class T>
-  Value map_of(T& member) {
+  Value map_of(const Describe& describe) {
     maps_.push_back(make(Value::Kind::kMap));
     conditions_.enter();
-    describe(*this, member);
+    describe(*this);
     conditions_.leave();
     Value map = std::move(maps_.back());
     maps_.pop_back();
@@ -70,7 +74,7 @@ class Writer {
     return value;
   }
 
-  void add(std::string_view key, Value value) {
+  void add_value(std::string_view key, Value value) {
     maps_.back().entries.push_back({std::string(key), {}, std::move(value)});
   }
 
@@ -125,7 +129,7 @@ void print_entry(const Entry& entry, const std::string& indent, std::string& out
   } else {
     out += '\n';
     for (const Value& item : value.items) {
-      // The item's first key stands behind the dash.
+      // The item's first key stands after the dash.
       std::string text;
       print_map(item, indent + "    ", text);
       text.replace(0, indent.size() + 4, indent + "  - ");
@@ -152,8 +156,9 @@ void flatten_into(const Value& value, const std::string& path,
   if (value.kind == Value::Kind::kList && value.items.empty()) flat[path] = "[]";
 }
 
-Value to_tree(Config config) {
-  return Writer().map_of(config);
+template <class C>
+Value to_tree(C config) {
+  return Writer().map_of([&](Fields& f) { describe(f, config); });
 }
 
 }  // namespace
@@ -166,6 +171,12 @@ std::string config_yaml(const Config& config) {
 }
 
 std::map<std::string, std::string> flatten(const Config& config) {
+  std::map<std::string, std::string> flat;
+  schema::flatten_into(schema::to_tree(config), "", flat);
+  return flat;
+}
+
+std::map<std::string, std::string> flatten(const AttentionConfig& config) {
   std::map<std::string, std::string> flat;
   schema::flatten_into(schema::to_tree(config), "", flat);
   return flat;

@@ -1,5 +1,5 @@
 // Reading, checking, printing and documenting configurations. All of it follows from one
-// description of the fields (config/fields.h).
+// description of the fields (config/schema.cpp).
 //
 // Precedence, lowest first: defaults, `include:`d files, the file, SBTRAIN_... environment
 // variables, --key=value options. Maps merge key by key, lists and scalars are replaced.
@@ -32,6 +32,10 @@ Config load_config(const std::string& path, const std::vector<Override>& overrid
 Config parse_config(std::string_view text, std::string_view name,
                     const std::vector<Override>& overrides = {});
 
+// One attention module by itself, as model.attention has it: "{type: softmax, window: 512}". What
+// depends on the model is not checked.
+AttentionConfig parse_attention(std::string_view text);
+
 // The environment variables that name configuration keys: SBTRAIN_ and the key in upper case,
 // with two underscores for each dot (SBTRAIN_TRAIN__LR, SBTRAIN_STAGES__0__LENGTH). `environment`
 // is a null-terminated array of NAME=value, as in environ. The prefix is reserved: a name that
@@ -52,6 +56,7 @@ std::string config_yaml(const Config& config);
 // Every key that applies with its value as text, "stages.0.length" -> "300 steps": for comparing
 // two runs key by key.
 std::map<std::string, std::string> flatten(const Config& config);
+std::map<std::string, std::string> flatten(const AttentionConfig& config);
 
 // The reference of all keys, as Markdown (docs/config.md) and for --help.
 std::string config_markdown();

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "attention/registry.h"
 #include "config/schema.h"
 #include "config/values.h"
 #include "core/error.h"
@@ -53,26 +54,26 @@ class Checker {
 
   void check_model() {
     const ModelConfig& model = config_.model;
-    // Modules that cut the width into heads; the others round down.
-    const auto cuts = [](const AttentionConfig& attention) {
-      return attention.type != "based" && attention.type != "rebased" &&
-             attention.type != "short_conv";
+    const AttentionRegistry& registry = attention_registry();
+    const auto whole_heads = [&](const AttentionConfig& attention) {
+      return registry.at(attention.type).whole_heads;
     };
-    const bool whole = std::ranges::any_of(model.attention, cuts);
+    const bool whole = std::ranges::any_of(model.attention, whole_heads);
     if (model.heads < 1 || model.width < model.heads || (whole && model.width % model.heads != 0)) {
       problem("model.heads", "width {} is not divisible by {} heads", model.width, model.heads);
       return;
     }
-    const auto plain = [](const AttentionConfig& attention) {
-      return attention.type != "short_conv" && !attention.output_bias;
+    const auto plain = [&](const AttentionConfig& attention) {
+      return registry.at(attention.type).projects_output && !attention.output_bias;
     };
     if (model.residual_multiplier != 1.0 &&
-        (model.mlp != "swiglu" || !std::ranges::all_of(model.attention, plain))) {
+        (model.mlp != MlpKind::kSwiGlu || !std::ranges::all_of(model.attention, plain))) {
       problem("model.residual_multiplier",
               "other than 1 it needs mlp swiglu and attention with an output projection without "
               "bias");
     }
-    if (model.position == "learned" && model.max_positions < config_.train.sequence_length) {
+    if (model.position == PositionEmbedding::kLearned &&
+        model.max_positions < config_.train.sequence_length) {
       problem("model.max_positions",
               "{} learned positions do not reach over sequences of {} tokens", model.max_positions,
               config_.train.sequence_length);
@@ -85,39 +86,12 @@ class Checker {
               model.layers);
     }
     for (size_t i = 0; i < model.attention.size(); ++i) {
-      check_attention(model.attention[i],
-                      count == 1 ? "model.attention" : fmt::format("model.attention.{}", i));
-    }
-  }
-
-  void check_attention(const AttentionConfig& attention, const std::string& key) {
-    const bool coca = attention.type == "coca";
-    if (coca && attention.position != "rope") {
-      problem(key + ".position", "coca rotates its keys, so that it takes rope alone");
-    }
-    if (coca || (attention.type == "softmax" && attention.position == "rope")) {
-      check_rotary(attention, key);
-    }
-  }
-
-  void check_rotary(const AttentionConfig& attention, const std::string& key) {
-    const int64_t head_dim = config_.model.head_dim();
-    if (head_dim % 2 != 0) {
-      problem(key + ".position",
-              "rope turns pairs of values, but head_dim = width / heads = {} is odd", head_dim);
-    }
-    const bool ntk = attention.rope_scaling == "ntk" || attention.rope_scaling == "dynamic_ntk";
-    if (ntk && head_dim < 4) {
-      problem(key + ".rope_scaling", "{} needs a head_dim of at least 4, not {}",
-              attention.rope_scaling, head_dim);
-    }
-    if (attention.rope_scaling != "dynamic_ntk") return;
-    if (attention.rope_train_length < 1) {
-      problem(key + ".rope_train_length",
-              "dynamic_ntk needs the length that the model was trained with");
-    } else if (attention.rope_factor < 1) {
-      problem(key + ".rope_factor", "{} is below 1: the base would shrink with the length",
-              to_text(attention.rope_factor));
+      const std::string key = count == 1 ? "model.attention" : fmt::format("model.attention.{}", i);
+      const AttentionConfig& attention = model.attention[i];
+      for (const OptionProblem& found :
+           registry.at(attention.type).check(attention.options, model)) {
+        problem(fmt::format("{}.{}", key, found.key), "{}", found.message);
+      }
     }
   }
 
@@ -173,10 +147,10 @@ class Checker {
               config_.model.vocab, keys);
     }
     const int64_t length = config_.train.sequence_length;
-    const int64_t needed = 2 * task.pairs + (task.type == "mqar" ? 2 * task.pairs : 2);
+    const int64_t needed = 2 * task.pairs + (task.type == TaskKind::kMqar ? 2 * task.pairs : 2);
     if (length < needed) {
       problem("data.task.pairs", "{} with {} pairs needs sequences of at least {} tokens, not {}",
-              task.type, task.pairs, needed, length);
+              name_of(task.type), task.pairs, needed, length);
     }
   }
 
@@ -199,7 +173,7 @@ class Checker {
     const std::string key = fmt::format("stages.{}", i);
     if (stage.name.empty()) problem(key + ".name", "is empty");
     if (stage.length.count < 1) problem(key + ".length", "the stage has no length");
-    if (i == 0 && stage.schedule.type == "exponential") {
+    if (i == 0 && stage.schedule.type == ScheduleKind::kExponential) {
       problem(key + ".schedule.type",
               "exponential continues from the previous stage, and the first has none");
     }

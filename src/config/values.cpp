@@ -210,6 +210,33 @@ std::string to_text(const Duration& value) {
 std::string to_text(const std::string& value) {
   return value;
 }
+std::string to_text(const Member& member) {
+  const auto text = [](const auto& value) {
+    using T = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<T, EnumMember>) {
+      return std::string(value.get());
+    } else if constexpr (std::is_same_v<T, std::vector<std::string>*>) {
+      return std::string("[]");
+    } else {
+      return to_text(*value);
+    }
+  };
+  return std::visit(text, member);
+}
+
+TypeNames type_names(const Member& member) {
+  const auto names = [](const auto& value) -> TypeNames {
+    using T = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<T, EnumMember>) {
+      return {"a word", "choice"};
+    } else if constexpr (std::is_same_v<T, std::vector<std::string>*>) {
+      return {"a list of texts", "list of text"};
+    } else {
+      return type_names(*value);
+    }
+  };
+  return std::visit(names, member);
+}
 
 bool is_clean_text(std::string_view text, std::string_view allowed, size_t& offset) {
   for (offset = 0; offset < text.size();) {

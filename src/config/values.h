@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "config/config.h"
+#include "core/fields.h"
 
 namespace sbtrain::schema {
 
@@ -29,6 +29,8 @@ std::string to_text(double value);
 std::string to_text(bool value);
 std::string to_text(const Duration& value);
 std::string to_text(const std::string& value);
+// A list of texts, which has no text of its own, gives "[]".
+std::string to_text(const Member& member);
 
 // What a value of a type is called.
 struct TypeNames {
@@ -53,6 +55,8 @@ constexpr TypeNames type_names(const Duration&) {
 constexpr TypeNames type_names(const std::string&) {
   return {"text", "text"};
 }
+
+TypeNames type_names(const Member& member);
 
 // What a rule's bounds are checked against.
 template <class T>

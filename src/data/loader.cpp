@@ -105,7 +105,7 @@ void Loader::open_sources() {
 LoaderState Loader::fresh_state() const {
   LoaderState state;
   state.seed = options_.seed;
-  state.packing = options_.packing;
+  state.packing = name_of(options_.packing);
   state.predict_across_documents = options_.predict_across_documents;
   state.sequence_length = options_.sequence_length;
   state.batch = options_.batch;
@@ -129,7 +129,7 @@ LoaderState Loader::fresh_state() const {
 
 // A task is a source whose documents are its examples.
 LoaderState::Source Loader::task_source() const {
-  return {.path = options_.task.type,
+  return {.path = std::string(name_of(options_.task.type)),
           .content_hash = task_->fingerprint(),
           .documents = options_.task.examples,
           .tokens = options_.task.examples * options_.sequence_length,

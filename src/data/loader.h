@@ -29,7 +29,7 @@ struct LoaderOptions {
   std::vector<SourceConfig> sources;  // of the stage
   TaskConfig task{};                  // in place of sources
   int64_t task_vocab = 0;
-  std::string packing = "concat";
+  Packing packing = Packing::kConcat;
   bool predict_across_documents = false;
   int64_t sequence_length = 0;  // L
   int64_t micro_batch = 1;      // rows in one PackedBatch

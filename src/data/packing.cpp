@@ -242,13 +242,11 @@ void append_segment(PackedBatch& batch, int64_t length) {
 
 }  // namespace
 
-std::unique_ptr<Packer> make_packer(const std::string& packing, RowSource source,
-                                    SourceCursor cursor) {
+std::unique_ptr<Packer> make_packer(Packing packing, RowSource source, SourceCursor cursor) {
   require(source.offsets.size() > 1 && source.offsets.back() > 0, "a source without tokens");
   require(source.row_tokens > 0, "rows of {} tokens", source.row_tokens);
-  if (packing == "concat") return std::make_unique<ConcatPacker>(std::move(source), cursor);
-  if (packing == "best_fit") return std::make_unique<BestFitPacker>(std::move(source), cursor);
-  fail(ExitCode::kConfig, "data.packing: '{}' is not concat or best_fit", packing);
+  if (packing == Packing::kConcat) return std::make_unique<ConcatPacker>(std::move(source), cursor);
+  return std::make_unique<BestFitPacker>(std::move(source), cursor);
 }
 
 void clear(PackedBatch& batch, int64_t tokens) {

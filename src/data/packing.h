@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/config.h"
 #include "data/batch.h"
 #include "data/sample_order.h"
 
@@ -70,10 +71,9 @@ class Packer {
   virtual SourceCursor cursor() const = 0;
 };
 
-// `packing` is "concat" or "best_fit". Throws ExitCode::kConfig for another, and for a cursor that
+// Throws ExitCode::kConfig for a cursor that
 // lies outside of the source.
-std::unique_ptr<Packer> make_packer(const std::string& packing, RowSource source,
-                                    SourceCursor cursor);
+std::unique_ptr<Packer> make_packer(Packing packing, RowSource source, SourceCursor cursor);
 
 // Makes `batch` hold no rows, with room for `tokens` tokens.
 void clear(PackedBatch& batch, int64_t tokens);

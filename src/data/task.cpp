@@ -146,14 +146,14 @@ class TaskPacker : public Packer {
 
 Task::Task(const TaskConfig& config, int64_t vocab, int64_t length, uint64_t seed)
     : config_(config), vocab_(vocab), length_(length), seed_(seed) {
-  const bool mqar = config.type == "mqar";
-  require(mqar || config.type == "mqrar", "there is no task '{}'", config.type);
+  const bool mqar = config.type == TaskKind::kMqar;
+  require(config.active(), "a task of no kind");
   if (config.pairs < 1 || config.examples < 1 || config.pairs > vocab / 2 - 1 ||
       config.slots(length) < (mqar ? config.pairs : 1)) {
     fail(ExitCode::kConfig,
          "data.task: {} with {} pairs does not fit {} tokens of a vocabulary of {}; lower "
          "data.task.pairs",
-         config.type, config.pairs, length, vocab);
+         name_of(config.type), config.pairs, length, vocab);
   }
   for (int64_t g = 0; mqar && g < config.slots(length); ++g) {
     slot_weights_.push_back(std::pow(static_cast<double>(g + 1), config.query_power - 1));
@@ -167,7 +167,7 @@ void Task::append_example(PackedBatch& batch, Split split, int64_t index) const 
                         std::span(batch.targets).subspan(begin)};
   const char* stream = split == Split::kTraining ? "training" : "held out";
   Draws draws(Philox(seed_, RandomPurpose::kTask, stream, static_cast<uint64_t>(index)));
-  if (config_.type == "mqar") {
+  if (config_.type == TaskKind::kMqar) {
     write_mqar(example, draws, config_, vocab_, slot_weights_);
     batch.valid_targets += config_.pairs;
   } else {
@@ -177,9 +177,10 @@ void Task::append_example(PackedBatch& batch, Split split, int64_t index) const 
 }
 
 std::string Task::fingerprint() const {
-  std::string text = fmt::format("{} pairs {} vocab {} length {} examples {}", config_.type,
-                                 config_.pairs, vocab_, length_, config_.examples);
-  if (config_.type == "mqar") text += fmt::format(" query_power {}", config_.query_power);
+  std::string text =
+      fmt::format("{} pairs {} vocab {} length {} examples {}", name_of(config_.type),
+                  config_.pairs, vocab_, length_, config_.examples);
+  if (config_.type == TaskKind::kMqar) text += fmt::format(" query_power {}", config_.query_power);
   return text;
 }
 

@@ -1,5 +1,6 @@
 #include "model/block.h"
 
+#include "attention/registry.h"
 #include "core/error.h"
 #include "ops/linear.h"
 #include "ops/memory.h"
@@ -12,13 +13,6 @@ constexpr const char* kOutputBias = "self_attn.o_proj.bias";
 
 }  // namespace
 
-Recompute parse_recompute(std::string_view name) {
-  if (name == "none") return Recompute::kNone;
-  if (name == "selective") return Recompute::kSelective;
-  if (name == "full") return Recompute::kFull;
-  fail(ExitCode::kConfig, "train.recompute: '{}' is not one of none, selective, full", name);
-}
-
 Block::Block(const ModelConfig& config, const AttentionConfig& attention, Recompute recompute)
     : layers_(config.layers),
       width_(config.width),
@@ -26,7 +20,7 @@ Block::Block(const ModelConfig& config, const AttentionConfig& attention, Recomp
       init_std_(static_cast<float>(config.init_std)),
       recompute_(recompute),
       attention_(make_attention(attention, config)),
-      projects_(attention_->projects_output()),
+      projects_(attention_registry().at(attention.type).projects_output),
       output_bias_(projects_ && attention.output_bias),
       norm1_(config, "input_layernorm"),
       norm2_(config, "post_attention_layernorm"),

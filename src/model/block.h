@@ -18,14 +18,6 @@
 
 namespace sbtrain {
 
-// What the backward pass computes again instead of keeping.
-enum class Recompute : uint8_t {
-  kNone,
-  kSelective,  // norms and activations
-  kFull,       // everything but the blocks' inputs
-};
-Recompute parse_recompute(std::string_view name);
-
 // What a block's forward pass leaves for its backward pass.
 struct BlockSaved {
   Buffer norm1_TD, mix_TD, h_TD, norm2_TD;

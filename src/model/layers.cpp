@@ -22,12 +22,6 @@ int64_t fast_inner(int64_t inner) {
   return inner % 8 == 0 ? inner : (inner + 63) / 64 * 64;
 }
 
-bool parse_norm(const std::string& name) {
-  if (name == "layernorm") return true;
-  if (name == "rmsnorm") return false;
-  fail(ExitCode::kConfig, "model.norm: '{}' is not one of rmsnorm, layernorm", name);
-}
-
 }  // namespace
 
 Buffer activation(Stream& s, std::string_view name, int64_t rows, int64_t cols) {
@@ -40,7 +34,7 @@ Init into_residual(double init_std, int64_t layers) {
 }
 
 Norm::Norm(const ModelConfig& config, std::string name)
-    : centered_(parse_norm(config.norm)),
+    : centered_(config.norm == NormKind::kLayerNorm),
       eps_(static_cast<float>(config.norm_eps)),
       width_(config.width),
       weight_(name + ".weight"),
@@ -83,33 +77,26 @@ void Norm::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Te
   }
 }
 
-Mlp::Kind Mlp::parse(const std::string& name) {
-  if (name == "swiglu") return Kind::kSwiGlu;
-  if (name == "gelu") return Kind::kGelu;
-  if (name == "none") return Kind::kNone;
-  fail(ExitCode::kConfig, "model.mlp: '{}' is not one of swiglu, gelu, none", name);
-}
-
 Mlp::Mlp(const ModelConfig& config)
-    : kind_(parse(config.mlp)),
+    : kind_(config.mlp),
       layers_(config.layers),
       width_(config.width),
       inner_(fast_inner(config.inner)),
       logical_inner_(config.inner),
       residual_(static_cast<float>(config.residual_multiplier)),
       init_std_(static_cast<float>(config.init_std)) {
-  if (kind_ != Kind::kSwiGlu && residual_ != 1.0f) {
+  if (kind_ != MlpKind::kSwiGlu && residual_ != 1.0f) {
     fail(ExitCode::kConfig, "model.residual_multiplier: only blocks with SwiGLU take it, not {}",
-         config.mlp);
+         name_of(config.mlp));
   }
 }
 
 void Mlp::add_parameters(std::vector<TensorSpec>& specs) const {
-  if (kind_ == Kind::kNone) return;
+  if (kind_ == MlpKind::kNone) return;
   const int64_t d = width_;
   const int64_t f = logical_inner_;
   const Init matrix = Init::normal(init_std_);
-  if (kind_ == Kind::kSwiGlu) {
+  if (kind_ == MlpKind::kSwiGlu) {
     specs.push_back(
         {.name = kGate, .shape = {f, d}, .storage = {inner_, d}, .init = matrix, .decay = true});
   }
@@ -118,8 +105,8 @@ void Mlp::add_parameters(std::vector<TensorSpec>& specs) const {
                    .storage = {inner_, d},
                    .init = matrix,
                    .decay = true,
-                   .fused = kind_ == Kind::kSwiGlu});
-  if (kind_ == Kind::kGelu) {
+                   .fused = kind_ == MlpKind::kSwiGlu});
+  if (kind_ == MlpKind::kGelu) {
     specs.push_back(
         {.name = kUpBias, .shape = {f}, .storage = {inner_}, .init = Init::constant(0)});
   }
@@ -128,13 +115,13 @@ void Mlp::add_parameters(std::vector<TensorSpec>& specs) const {
                    .storage = {d, inner_},
                    .init = into_residual(init_std_, layers_),
                    .decay = true});
-  if (kind_ == Kind::kGelu) {
+  if (kind_ == MlpKind::kGelu) {
     specs.push_back({.name = kDownBias, .shape = {d}, .storage = {}, .init = Init::constant(0)});
   }
 }
 
 void Mlp::activate(Stream& s, const Weights& w, const MlpSaved& saved) const {
-  if (kind_ == Kind::kSwiGlu) {
+  if (kind_ == MlpKind::kSwiGlu) {
     ops::run(s, ops::Swiglu{.y_TF = saved.inner_TF, .gate_up_T2F = saved.outer_TN});
   } else {
     ops::run(s,
@@ -144,13 +131,13 @@ void Mlp::activate(Stream& s, const Weights& w, const MlpSaved& saved) const {
 
 void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
                   MlpSaved& saved) const {
-  if (kind_ == Kind::kNone) {
+  if (kind_ == MlpKind::kNone) {
     if (!y_TD.defined()) return;
     ops::run(s, ops::Copy{.y = y_TD, .x = h_TD});
     ops::run(s, ops::Add{.y = y_TD, .x = x_TD});
     return;
   }
-  const bool gated = kind_ == Kind::kSwiGlu;
+  const bool gated = kind_ == MlpKind::kSwiGlu;
   saved.outer_TN = activation(s, gated ? "gate_up" : "up", x_TD.rows(), outer());
   saved.inner_TF = activation(s, "inner", x_TD.rows(), inner_);
   ops::run(
@@ -167,18 +154,18 @@ void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weight
 }
 
 void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
-  if (kind_ == Kind::kNone) return;
+  if (kind_ == MlpKind::kNone) return;
   saved.inner_TF = activation(s, "inner", saved.outer_TN.tensor().rows(), inner_);
   activate(s, w, saved);
 }
 
 void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
                    const Weights& w, const MlpSaved& saved) const {
-  if (kind_ == Kind::kNone) {
+  if (kind_ == MlpKind::kNone) {
     ops::run(s, ops::Copy{.y = dx_TD, .x = dy_TD});
     return;
   }
-  const bool gated = kind_ == Kind::kSwiGlu;
+  const bool gated = kind_ == MlpKind::kSwiGlu;
   const int64_t T = dy_TD.rows();
   Buffer dinner_TF = activation(s, "dinner", T, inner_);
   Buffer douter_TN = activation(s, gated ? "dgate_up" : "dup", T, outer());

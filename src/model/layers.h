@@ -55,12 +55,10 @@ class Mlp {
   int64_t stored_inner() const { return inner_; }
 
  private:
-  enum class Kind : uint8_t { kSwiGlu, kGelu, kNone };
-  static Kind parse(const std::string& name);
-  int64_t outer() const { return kind_ == Kind::kSwiGlu ? 2 * inner_ : inner_; }
+  int64_t outer() const { return kind_ == MlpKind::kSwiGlu ? 2 * inner_ : inner_; }
   void activate(Stream& s, const Weights& w, const MlpSaved& saved) const;
 
-  Kind kind_;
+  MlpKind kind_;
   int64_t layers_, width_, inner_, logical_inner_;  // inner_ is padded to a fast multiple
   float residual_, init_std_;
 };

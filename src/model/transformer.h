@@ -80,7 +80,7 @@ class Transformer {
   void gather_shared(ParamAccess& params) const;
   void release_shared(ParamAccess& params) const;
   const Weights* shared_weights(ParamAccess& params) const;
-  bool has_positions() const { return config_.position == "learned"; }
+  bool has_positions() const { return config_.position == PositionEmbedding::kLearned; }
   // Throws ExitCode::kConfig where learned positions do not reach that far.
   void check_length(int64_t tokens) const;
   void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,

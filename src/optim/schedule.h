@@ -60,9 +60,7 @@ class Schedule {
   std::vector<SchedulePoint> preview() const;
 
  private:
-  enum class Kind : uint8_t { kConstant, kLinear, kCosine, kPower, kWsd, kExponential };
   struct Segment {
-    Kind kind = Kind::kConstant;
     ScheduleConfig config;
     int64_t begin = 0;
     int64_t length = 0;

@@ -47,7 +47,7 @@ MemoryReport plan_memory(const Config& config, Backend target) {
   Memory memory = Memory::planning(target);
   Stream stream(memory);
   const std::unique_ptr<Communicator> communicator = make_single_process();
-  const Transformer model(config.model, parse_recompute(config.train.recompute));
+  const Transformer model(config.model, config.train.recompute);
   TrainStep step(config, model, stream, *communicator);
   step.plan();
   return memory.report();
@@ -102,7 +102,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
       "duration          {} on one device at {:.0f}% MFU (causal half) of {:.0f} TFLOP/s\n",
       duration_text(seconds), options.mfu * 100, options.peak_tflops);
   text += fmt::format("memory            one device ({}), micro-batch {}, recompute {}\n{}",
-                      backend_name(target), train.micro_batch, train.recompute,
+                      backend_name(target), train.micro_batch, name_of(train.recompute),
                       describe_memory(plan_memory(config, target)));
   return text + describe_schedule(config, schedule);
 }

@@ -146,7 +146,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
       lock_(folder_),
       schedule_(config_.stages, config_.train.lr, config_.train.batch,
                 config_.train.tokens_per_step()),
-      model_(config_.model, parse_recompute(config_.train.recompute)),
+      model_(config_.model, config_.train.recompute),
       communicator_(make_single_process()),
       memory_(backend),
       stream_(with_plan(memory_, config_, model_, *communicator_)),

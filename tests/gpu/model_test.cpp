@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "config/schema.h"
 #include "core/device.h"
 #include "ops/cuda/scratch.h"
 #include "serve/generate.h"
@@ -63,14 +64,12 @@ ModelConfig small(const Case& c, bool tied = true) {
   config.init_std = 0.08;
   config.attention = {c.attention};
   if (c.convolutions) {
-    AttentionConfig convolution;
-    convolution.type = "short_conv";
-    config.attention.push_back(convolution);
+    config.attention.push_back({.type = "short_conv"});
   }
   if (c.gpt) {
-    config.norm = "layernorm";
-    config.mlp = "gelu";
-    config.position = "learned";
+    config.norm = NormKind::kLayerNorm;
+    config.mlp = MlpKind::kGelu;
+    config.position = PositionEmbedding::kLearned;
     config.max_positions = 1024;
   }
   return config;
@@ -78,65 +77,39 @@ ModelConfig small(const Case& c, bool tied = true) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const char* remainder : {"none", "value", "bias"}) {
-    AttentionConfig a;
-    a.remainder = remainder;
-    all.push_back({std::string("stickbreaking_") + remainder, a});
-    a.attend_current = true;
-    all.push_back({std::string("attend_current_") + remainder, a});
-    a.attend_current = false;
-    a.head_norm = true;
-    a.forget_gate = true;
-    all.push_back({std::string("norm_gate_") + remainder, a});
+  const auto add = [&](const std::string& name, const std::string& attention) -> Case& {
+    all.push_back({.name = name, .attention = parse_attention("{" + attention + "}")});
+    return all.back();
+  };
+  for (const std::string remainder : {"none", "value", "bias"}) {
+    const std::string option = "remainder: " + remainder;
+    add("stickbreaking_" + remainder, option);
+    add("attend_current_" + remainder, option + ", attend_current: true");
+    add("norm_gate_" + remainder, option + ", head_norm: true, forget_gate: true");
   }
-  AttentionConfig every;
-  every.remainder = "bias";
-  every.head_norm = every.forget_gate = every.attend_current = true;
-  all.push_back({"norm_gate_attend_current_bias", every});
-  AttentionConfig norm;
-  norm.head_norm = true;
-  all.push_back({"head_norm", norm});
-  AttentionConfig gate;
-  gate.forget_gate = true;
-  all.push_back({"forget_gate", gate});
-  AttentionConfig rope;
-  rope.type = "softmax";
-  all.push_back({"rope", rope});
-  AttentionConfig nope = rope;
-  nope.position = "none";
-  all.push_back({"nope", nope});
-  AttentionConfig biased = nope;
-  biased.output_bias = true;
-  all.push_back({"gpt_layout", biased, true});
-  for (const char* type : {"based", "rebased"}) {
-    for (const char* form : {"chunked", "quadratic"}) {
-      AttentionConfig a;
-      a.type = type;
-      a.form = form;
-      all.push_back({std::string(type) + "_" + form, a, false, true, a.form == "chunked"});
+  add("norm_gate_attend_current_bias",
+      "remainder: bias, head_norm: true, forget_gate: true, attend_current: true");
+  add("head_norm", "head_norm: true");
+  add("forget_gate", "forget_gate: true");
+  add("rope", "type: softmax");
+  add("nope", "type: softmax, position: none");
+  add("gpt_layout", "type: softmax, position: none, output_bias: true").gpt = true;
+  for (const std::string type : {"based", "rebased"}) {
+    for (const std::string form : {"chunked", "quadratic"}) {
+      Case& c = add(type + "_" + form, "type: " + type + ", form: " + form);
+      c.convolutions = true;
+      c.long_documents = form == "chunked";
     }
-    AttentionConfig a;
-    a.type = type;
-    all.push_back({std::string(type) + "_gpt_layout", a, true, true});
+    Case& c = add(type + "_gpt_layout", "type: " + type);
+    c.gpt = c.convolutions = true;
   }
-  AttentionConfig window = rope;
-  window.window = 50;
-  all.push_back({"window", window});
-  AttentionConfig alibi = rope;
-  alibi.position = "alibi";
-  all.push_back({"alibi", alibi});
-  AttentionConfig fire = rope;
-  fire.position = "fire";
-  all.push_back({"fire", fire});
-  fire.window = 50;
-  all.push_back({"fire_window", fire});
-  fire.shared = true;
-  all.push_back({"fire_shared", fire});
-  AttentionConfig coca = rope;
-  coca.type = "coca";
-  all.push_back({"coca_official", coca});
-  coca.variant = "strict";
-  all.push_back({"coca_strict", coca});
+  add("window", "type: softmax, window: 50");
+  add("alibi", "type: softmax, position: alibi");
+  add("fire", "type: softmax, position: fire");
+  add("fire_window", "type: softmax, position: fire, window: 50");
+  add("fire_shared", "type: softmax, position: fire, window: 50, shared: true");
+  add("coca_official", "type: coca");
+  add("coca_strict", "type: coca, variant: strict");
   return all;
 }
 
@@ -325,7 +298,7 @@ TEST_P(GpuModel, GeneratesTheMostLikelyTokens) {
   }
 }
 
-Config step_config(const Case& c, const std::string& recompute) {
+Config step_config(const Case& c, Recompute recompute) {
   Config config;
   config.model = small(c);
   config.train.sequence_length = c.long_documents ? kLongDocument : 128;
@@ -338,7 +311,7 @@ Config step_config(const Case& c, const std::string& recompute) {
 TEST_P(GpuModel, PlannedStepsEqualUnplannedOnes) {
   std::optional<std::vector<float>> weights;
   std::optional<std::vector<double>> results;
-  for (const char* recompute : {"none", "selective", "full"}) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
     for (const bool planned : {false, true}) {
       StepRun run(step_config(GetParam(), recompute), planned);
       const std::vector<double> mine = run.train(3);
@@ -347,8 +320,8 @@ TEST_P(GpuModel, PlannedStepsEqualUnplannedOnes) {
         weights = run.weights();
         for (const double value : mine) EXPECT_TRUE(std::isfinite(value) && value > 0) << value;
       }
-      EXPECT_EQ(mine, *results) << recompute << (planned ? ", planned" : "");
-      EXPECT_TRUE(run.weights() == *weights) << recompute << (planned ? ", planned" : "");
+      EXPECT_EQ(mine, *results) << name_of(recompute) << (planned ? ", planned" : "");
+      EXPECT_TRUE(run.weights() == *weights) << name_of(recompute) << (planned ? ", planned" : "");
     }
   }
 }

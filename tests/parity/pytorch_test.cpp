@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "config/schema.h"
 #include "core/device.h"
 #include "support/model.h"
 #include "support/process.h"
@@ -64,29 +65,21 @@ std::vector<NamedTensor> named(const ParamRegistry& registry,
 nlohmann::json model_json(const ModelConfig& m) {
   nlohmann::json attention = nlohmann::json::array();
   for (const AttentionConfig& a : m.attention) {
-    attention.push_back({{"type", a.type},
-                         {"logit_scale", a.logit_scale},
-                         {"remainder", a.remainder},
-                         {"head_norm", a.head_norm},
-                         {"attend_current", a.attend_current},
-                         {"forget_gate", a.forget_gate},
-                         {"position", a.position},
-                         {"rope_base", a.rope_base},
-                         {"rope_scaling", a.rope_scaling},
-                         {"rope_factor", a.rope_factor},
-                         {"rope_train_length", a.rope_train_length},
-                         {"window", a.window},
-                         {"variant", a.variant},
-                         {"output_bias", a.output_bias}});
+    nlohmann::json options;
+    for (const auto& [key, text] : flatten(a)) {
+      const nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
+      options[key] = value.is_discarded() ? nlohmann::json(text) : value;
+    }
+    attention.push_back(options);
   }
   return {{"layers", m.layers},
           {"width", m.width},
           {"heads", m.heads},
           {"tied", m.tied},
           {"norm_eps", m.norm_eps},
-          {"norm", m.norm},
-          {"mlp", m.mlp},
-          {"position", m.position},
+          {"norm", name_of(m.norm)},
+          {"mlp", name_of(m.mlp)},
+          {"position", name_of(m.position)},
           {"embedding_multiplier", m.embedding_multiplier},
           {"residual_multiplier", m.residual_multiplier},
           {"logits_multiplier", m.logits_multiplier},
@@ -113,63 +106,47 @@ std::vector<Case> cases() {
   ModelConfig plain = base();
   ModelConfig rich = base();
   rich.tied = false;
-  rich.attention[0].head_norm = true;
-  rich.attention[0].forget_gate = true;
-  rich.attention[0].remainder = "bias";
+  rich.attention = {parse_attention("{head_norm: true, forget_gate: true, remainder: bias}")};
   ModelConfig value = base();
-  value.attention[0].remainder = "value";
-  value.attention[0].attend_current = true;
+  value.attention = {parse_attention("{remainder: value, attend_current: true}")};
   value.embedding_multiplier = 3;
   value.residual_multiplier = 0.5;
   value.logits_multiplier = 0.25;
   ModelConfig rope = base();
-  rope.attention[0].type = "softmax";
+  rope.attention = {parse_attention("{type: softmax}")};
   ModelConfig mixed = base();
-  mixed.attention.push_back(rope.attention[0]);
-  mixed.attention[1].position = "none";
-  const auto softmax = [](const char* position, int64_t window) {
-    AttentionConfig a;
-    a.type = "softmax";
-    a.position = position;
-    a.window = window;
-    return a;
-  };
+  mixed.attention.push_back(parse_attention("{type: softmax, position: none}"));
   ModelConfig biases = base();
   biases.heads = 4;
-  biases.attention = {softmax("alibi", 0), softmax("fire", 50)};
+  biases.attention = {parse_attention("{type: softmax, position: alibi}"),
+                      parse_attention("{type: softmax, position: fire, window: 50}")};
   ModelConfig shared = biases;
   shared.layers = 4;
-  shared.attention = {softmax("fire", 0), softmax("fire", 50), softmax("fire", 0)};
-  shared.attention[0].shared = shared.attention[1].shared = true;
+  shared.attention = {parse_attention("{type: softmax, position: fire, shared: true}"),
+                      parse_attention("{type: softmax, position: fire, shared: true, window: 50}"),
+                      parse_attention("{type: softmax, position: fire}")};
   ModelConfig stretched = base();
   stretched.layers = 3;
-  stretched.attention.clear();
-  for (const char* scaling : {"linear", "ntk", "dynamic_ntk"}) {
-    AttentionConfig a = softmax("rope", 0);
-    a.rope_scaling = scaling;
-    a.rope_factor = 2;
-    a.rope_train_length = 40;
-    stretched.attention.push_back(a);
-  }
+  stretched.attention = {
+      parse_attention("{type: softmax, rope_scaling: linear, rope_factor: 2}"),
+      parse_attention("{type: softmax, rope_scaling: ntk, rope_factor: 2}"),
+      parse_attention("{type: softmax, rope_scaling: dynamic_ntk, rope_factor: 2, "
+                      "rope_train_length: 40}")};
   ModelConfig coca = base();
-  coca.attention.resize(2);
-  for (AttentionConfig& a : coca.attention) a.type = "coca";
-  coca.attention[1].variant = "strict";
+  coca.attention = {parse_attention("{type: coca}"),
+                    parse_attention("{type: coca, variant: strict}")};
   ModelConfig gpt = base();
-  gpt.norm = "layernorm";
-  gpt.mlp = "gelu";
-  gpt.position = "learned";
+  gpt.norm = NormKind::kLayerNorm;
+  gpt.mlp = MlpKind::kGelu;
+  gpt.position = PositionEmbedding::kLearned;
   gpt.max_positions = 200;
-  gpt.attention = {softmax("none", 0)};
-  gpt.attention[0].output_bias = true;
+  gpt.attention = {parse_attention("{type: softmax, position: none, output_bias: true}")};
   ModelConfig based = gpt;
-  based.attention = {AttentionConfig{}, AttentionConfig{}};
-  based.attention[0].type = "short_conv";
-  based.attention[1].type = "based";
+  based.attention = {parse_attention("{type: short_conv}"), parse_attention("{type: based}")};
   ModelConfig rebased = based;
-  rebased.mlp = "none";
+  rebased.mlp = MlpKind::kNone;
   rebased.heads = 12;  // 5 values for each head, 60 in all
-  rebased.attention[1].type = "rebased";
+  rebased.attention[1] = parse_attention("{type: rebased}");
   return {{"stickbreaking", plain},
           {"bias_norm_gate", rich},
           {"value_current_multipliers", value},

@@ -1,10 +1,12 @@
-// Attention modules from projections to output: gradients of all parameters, decoding, registry.
+// What single attention modules promise beyond what holds for all of them, which
+// support/attention_suite.cpp tests.
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <map>
 
 #include "attention/attention.h"
+#include "config/schema.h"
 #include "core/error.h"
 #include "ops/linear.h"
 #include "support/tensors.h"
@@ -23,71 +25,52 @@ ModelConfig small_model() {
 // Every module and option.
 std::vector<AttentionConfig> configurations() {
   std::vector<AttentionConfig> all;
-  for (const char* remainder : {"none", "value", "bias"}) {
-    for (const bool head_norm : {false, true}) {
-      for (const bool attend_current : {false, true}) {
-        for (const bool forget_gate : {false, true}) {
-          AttentionConfig config;
-          config.type = "stickbreaking";
-          config.remainder = remainder;
-          config.head_norm = head_norm;
-          config.attend_current = attend_current;
-          config.forget_gate = forget_gate;
-          all.push_back(config);
+  const auto add = [&](const std::string& text) {
+    all.push_back(parse_attention("{type: " + text + "}"));
+  };
+  for (const std::string remainder : {"none", "value", "bias"}) {
+    for (const std::string head_norm : {"false", "true"}) {
+      for (const std::string attend_current : {"false", "true"}) {
+        for (const std::string forget_gate : {"false", "true"}) {
+          add("stickbreaking, remainder: " + remainder + ", head_norm: " + head_norm +
+              ", attend_current: " + attend_current + ", forget_gate: " + forget_gate);
         }
       }
     }
   }
-  for (const char* position : {"rope", "alibi", "fire", "none"}) {
-    AttentionConfig config;
-    config.type = "softmax";
-    config.position = position;
-    config.logit_scale = 0.7;
-    all.push_back(config);
-    config.window = 3;
-    all.push_back(config);
+  for (const std::string position : {"rope", "alibi", "fire", "none"}) {
+    add("softmax, logit_scale: 0.7, position: " + position);
+    add("softmax, logit_scale: 0.7, window: 3, position: " + position);
   }
-  for (const char* variant : {"official", "strict"}) {
-    AttentionConfig config;
-    config.type = "coca";
-    config.variant = variant;
-    all.push_back(config);
-    config.window = 3;
-    config.rope_scaling = "linear";
-    config.rope_factor = 1.5;
-    all.push_back(config);
+  for (const std::string variant : {"official", "strict"}) {
+    add("coca, variant: " + variant);
+    add("coca, window: 3, rope_scaling: linear, rope_factor: 1.5, variant: " + variant);
   }
-  for (const char* type : {"based", "rebased"}) {
-    for (const char* form : {"chunked", "quadratic"}) {
-      AttentionConfig config;
-      config.type = type;
-      config.form = form;
-      config.feature_dim = 4;
-      all.push_back(config);
+  for (const std::string type : {"based", "rebased"}) {
+    for (const std::string form : {"chunked", "quadratic"}) {
+      add(type + ", feature_dim: 4, form: " + form);
     }
   }
-  AttentionConfig convolution;
-  convolution.type = "short_conv";
-  all.push_back(convolution);
-  for (const char* scaling : {"linear", "ntk", "dynamic_ntk"}) {
-    AttentionConfig config;
-    config.type = "softmax";
-    config.rope_scaling = scaling;
-    config.rope_factor = 2.5;
-    config.rope_train_length = 1000;
-    all.push_back(config);
-  }
+  add("short_conv");
+  add("softmax, rope_scaling: linear, rope_factor: 2.5");
+  add("softmax, rope_scaling: ntk, rope_factor: 2.5");
+  add("softmax, rope_scaling: dynamic_ntk, rope_factor: 2.5, rope_train_length: 1000");
   return all;
 }
 
 std::string describe(const AttentionConfig& c) {
-  return c.type + " remainder " + c.remainder + (c.head_norm ? " head_norm" : "") +
-         (c.attend_current ? " attend_current" : "") + (c.forget_gate ? " forget_gate" : "") +
-         " position " + c.position + " window " + std::to_string(c.window) + " scaling " +
-         c.rope_scaling + " " + c.variant + " " + c.form;
+  std::string text;
+  for (const auto& [key, value] : flatten(c)) text += key + " " + value + "  ";
+  return text;
 }
 
-// The parameters of a module one behind the other, as fused ones must lie.
+std::string option(const AttentionConfig& c, const std::string& key) {
+  const auto options = flatten(c);
+  const auto found = options.find(key);
+  return found == options.end() ? "" : found->second;
+}
+
+// The parameters of a module one after the other, as fused ones must lie.
 struct Parameters {
   Parameters(const ::sbtrain::Attention& module, bool random) : specs(module.parameters()) {
     int64_t total = 0;
@@ -144,139 +127,6 @@ struct Pack {
   int64_t longest = 0;
 };
 
-// Central differences of sum(mix * dmix) in one float.
-class Differences {
- public:
-  Differences(const ::sbtrain::Attention& module, const Pack& pack, Stream& s, const Owned& x,
-              const Owned& dmix, const Weights& w)
-      : module_(module), pack_(pack), stream_(s), x_(x), dmix_(to_f64(dmix)), w_(w) {}
-
-  double at(float& value) const {
-    constexpr float kStep = 0x1p-7f;
-    const float before = value;
-    value = before + kStep;
-    const double above = objective();
-    value = before - kStep;
-    const double below = objective();
-    value = before;
-    return (above - below) / (2 * kStep);
-  }
-
- private:
-  double objective() const {
-    const Owned mix = poisoned({pack_.tokens, x_.tensor().cols()});
-    const auto saved = module_.allocate(stream_.memory(), pack_.tokens);
-    module_.forward(stream_, mix, x_, w_, *saved, pack_.sequences());
-    const std::vector<double> values = to_f64(mix);
-    double sum = 0;
-    for (size_t i = 0; i < values.size(); ++i) sum += values[i] * dmix_[i];
-    return sum;
-  }
-  const ::sbtrain::Attention& module_;
-  const Pack& pack_;
-  Stream& stream_;
-  const Owned& x_;
-  std::vector<double> dmix_;
-  const Weights& w_;
-};
-
-TEST(AttentionModule, GradientsAreFiniteDifferences) {
-  const ModelConfig model = small_model();
-  const Pack pack({1, 6, 3});
-  for (const AttentionConfig& config : configurations()) {
-    SCOPED_TRACE(describe(config));
-    CpuStream s;
-    const auto module = make_attention(config, model);
-    Parameters w(*module, true);
-    Parameters dw(*module, false);
-    Owned x = random_normal("x", {pack.tokens, model.width});
-    const Owned dmix = random_normal("dmix", {pack.tokens, model.width});
-    const Owned mix = poisoned({pack.tokens, model.width});
-    const Owned dx = poisoned({pack.tokens, model.width});
-    const auto saved = module->allocate(s.memory, pack.tokens);
-    module->forward(s, mix, x, w.weights, *saved, pack.sequences());
-    module->backward(s, dx, dw.weights, dmix, mix, x, w.weights, *saved, pack.sequences());
-
-    const Differences differences(*module, pack, s, x, dmix, w.weights);
-    for (const TensorSpec& spec : w.specs) {
-      const Tensor weight = w.weights.at(spec.name);
-      std::vector<double> expected;
-      for (int64_t i = 0; i < weight.numel(); ++i) {
-        expected.push_back(differences.at(weight.f32()[i]));
-      }
-      if (spec.name.starts_with("self_attn.fire.")) {
-        // Small beside what the differences lose to fp32 and to kinks; the parity tests have the
-        // exact comparison.
-        std::vector<double> difference = to_f64(dw.weights.at(spec.name));
-        for (size_t i = 0; i < difference.size(); ++i) difference[i] -= expected[i];
-        EXPECT_LT(relative_error(difference, std::vector<double>(expected.size(), 0.0)), 5e-3)
-            << spec.name;
-        continue;
-      }
-      EXPECT_LT(relative_error(dw.weights.at(spec.name), expected), 2e-3) << spec.name;
-    }
-    std::vector<double> expected;
-    for (int64_t i = 0; i < x.tensor().numel(); ++i) {
-      expected.push_back(differences.at(x.f32()[i]));
-    }
-    EXPECT_LT(relative_error(dx, expected), 2e-3) << "dx";
-
-    // Weight gradients are added to what is there: a second pass doubles them, exactly.
-    const std::vector<float> once = dw.storage;
-    module->backward(s, dx, dw.weights, dmix, mix, x, w.weights, *saved, pack.sequences());
-    for (size_t i = 0; i < once.size(); ++i) {
-      ASSERT_NEAR(dw.storage[i], 2 * once[i], 1e-5 * (1 + std::abs(once[i])));
-    }
-  }
-}
-
-// Two sequences of different lengths, prefilled from forward passes and continued token by token.
-TEST(AttentionModule, DecodeContinuesTheForwardPass) {
-  const ModelConfig model = small_model();
-  const int64_t width = model.width;
-  const std::vector<int32_t> prompts = {5, 70};
-  constexpr int32_t kNew = 4;
-  for (const AttentionConfig& config : configurations()) {
-    SCOPED_TRACE(describe(config));
-    CpuStream s;
-    const auto module = make_attention(config, model);
-    const Parameters w(*module, true);
-    const auto cache = module->allocate_cache(s.memory, 2, 80);
-    std::vector<Owned> inputs, outputs;
-    for (int64_t b = 0; b < 2; ++b) {
-      const int32_t length = prompts[b] + kNew;
-      inputs.push_back(random_normal(b == 0 ? "x0" : "x1", {length, width}));
-      outputs.push_back(poisoned({length, width}));
-      const Pack whole({length});
-      const auto saved = module->allocate(s.memory, length);
-      module->forward(s, outputs[b], inputs[b], w.weights, *saved, whole.sequences());
-      const Pack prompt({prompts[b]});
-      const Owned mix = poisoned({prompts[b], width});
-      const auto prompt_saved = module->allocate(s.memory, prompts[b]);
-      module->forward(s, mix, inputs[b].tensor().row_range(0, prompts[b]), w.weights, *prompt_saved,
-                      prompt.sequences());
-      module->prefill(s, *cache, b, *prompt_saved);
-    }
-    for (int32_t step = 0; step < kNew; ++step) {
-      const Owned x = poisoned({2, width});
-      const Owned mix = poisoned({2, width});
-      std::vector<double> expected;
-      for (int64_t b = 0; b < 2; ++b) {
-        const int64_t token = prompts[b] + step;
-        std::copy_n(inputs[b].f32() + token * width, width, x.f32() + b * width);
-        for (int64_t i = 0; i < width; ++i) {
-          expected.push_back(outputs[b].f32()[token * width + i]);
-        }
-      }
-      const Owned positions = integers({prompts[0] + step, prompts[1] + step});
-      const Owned lengths = integers({prompts[0] + step + 1, prompts[1] + step + 1});
-      module->decode(s, mix, x, w.weights, *cache,
-                     {.positions_B = positions, .lengths_B = lengths});
-      EXPECT_LT(relative_error(mix, expected), 1e-5) << "step " << step;
-    }
-  }
-}
-
 // The output of the last token of a document.
 std::vector<double> last_output(const ::sbtrain::Attention& module, Stream& s, const Weights& w,
                                 const Owned& x, int64_t max_seqlen) {
@@ -293,59 +143,24 @@ std::vector<double> last_output(const ::sbtrain::Attention& module, Stream& s, c
 // base (f L / L_train - (f - 1))^(d / (d - 2)) where L > L_train, with d = 4; f = 1 is L / L_train.
 TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
   const Owned x = random_normal("x", {12, 12});
-  const auto output = [&](const std::function<void(AttentionConfig&)>& change, int64_t length) {
+  const auto output = [&](const std::string& options, int64_t length) {
     CpuStream s;
-    AttentionConfig config;
-    config.type = "softmax";
-    config.rope_scaling = "dynamic_ntk";
-    config.rope_train_length = 16;
-    change(config);
-    const auto module = make_attention(config, small_model());
+    const auto module =
+        make_attention(parse_attention("{type: softmax, " + options + "}"), small_model());
     return last_output(*module, s, Parameters(*module, true).weights, x, length);
   };
   const auto with_base = [&](double base) {
-    return output(
-        [&](AttentionConfig& c) {
-          c.rope_scaling = "none";
-          c.rope_base = base;
-        },
-        12);
+    return output("rope_base: " + std::to_string(base), 12);
   };
-  const auto with_factor = [](double factor) {
-    return [factor](AttentionConfig& c) { c.rope_factor = factor; };
+  const auto with_factor = [](const std::string& factor) {
+    return "rope_scaling: dynamic_ntk, rope_train_length: 16, rope_factor: " + factor;
   };
-  EXPECT_EQ(output(with_factor(1), 16), with_base(10000));
-  EXPECT_LT(relative_error(output(with_factor(1), 48), with_base(10000.0 * 9)), 1e-6);
-  EXPECT_LT(relative_error(output(with_factor(2), 48), with_base(10000.0 * 25)), 1e-6);
+  EXPECT_EQ(output(with_factor("1"), 16), with_base(10000));
+  EXPECT_LT(relative_error(output(with_factor("1"), 48), with_base(10000.0 * 9)), 1e-6);
+  EXPECT_LT(relative_error(output(with_factor("2"), 48), with_base(10000.0 * 25)), 1e-6);
   EXPECT_GT(relative_error(with_base(10000), with_base(10000.0 * 25)), 1e-4);
-  const auto ntk = [](AttentionConfig& c) {
-    c.rope_scaling = "ntk";
-    c.rope_factor = 3;
-  };
+  const std::string ntk = "rope_scaling: ntk, rope_factor: 3";
   EXPECT_LT(relative_error(output(ntk, 12), with_base(10000.0 * 9)), 1e-6);
-}
-
-// The cache's capacity is the length that is announced to the forward pass.
-TEST(AttentionModule, DynamicNtkDecodesAsTheForwardPass) {
-  const ModelConfig model = small_model();
-  AttentionConfig config;
-  config.type = "softmax";
-  config.rope_scaling = "dynamic_ntk";
-  config.rope_train_length = 8;
-  CpuStream s;
-  const auto module = make_attention(config, model);
-  const Parameters w(*module, true);
-  const Owned x = random_normal("x", {30, model.width});
-  const auto cache = module->allocate_cache(s.memory, 1, 30);
-  for (int32_t t = 0; t < 30; ++t) {
-    const Owned mix = poisoned({1, model.width});
-    const Owned position = integers({t});
-    const Owned length = integers({t + 1});
-    module->decode(s, mix, x.tensor().row_range(t, 1), w.weights, *cache,
-                   {.positions_B = position, .lengths_B = length});
-    if (t + 1 < 30) continue;
-    EXPECT_LT(relative_error(mix, last_output(*module, s, w.weights, x, 30)), 1e-5);
-  }
 }
 
 // What a module computes is its map times its values: the map is of the queries and keys that it
@@ -353,9 +168,11 @@ TEST(AttentionModule, DynamicNtkDecodesAsTheForwardPass) {
 TEST(AttentionModule, MapsGiveTheOutput) {
   const ModelConfig model = small_model();
   const int64_t d = model.head_dim();
-  for (AttentionConfig config : configurations()) {
-    if (config.head_norm) continue;  // behind what maps describe
-    config.skip_epsilon = 0;
+  for (const AttentionConfig& config : configurations()) {
+    if (option(config, "head_norm") == "true") continue;  // after what maps describe
+    const std::string remainder_to = option(config, "remainder");
+    const std::string window_option = option(config, "window");
+    const int64_t window = window_option.empty() ? 0 : std::stoll(window_option);
     SCOPED_TRACE(describe(config));
     CpuStream s;
     const auto module = make_attention(config, model);
@@ -384,7 +201,7 @@ TEST(AttentionModule, MapsGiveTheOutput) {
         double sum = 0;
         for (int64_t i = 0; i < pack.tokens; ++i) {
           const double weight = map.weights_TT[j * pack.tokens + i];
-          const bool seen = i <= j && (config.window == 0 || i > j - config.window);
+          const bool seen = i <= j && (window == 0 || i > j - window);
           ASSERT_TRUE(seen || weight == 0) << j << " " << i;
           sum += weight;
           for (int64_t c = 0; c < d; ++c) {
@@ -394,8 +211,8 @@ TEST(AttentionModule, MapsGiveTheOutput) {
         EXPECT_NEAR(sum, 1 - remainder, 1e-5);
         for (int64_t c = 0; c < d; ++c) {
           double& out = output[j * model.width + h * d + c];
-          if (config.remainder == "value") out += remainder * v[j * model.width + h * d + c];
-          if (config.type == "stickbreaking" && config.remainder == "bias") {
+          if (remainder_to == "value") out += remainder * v[j * model.width + h * d + c];
+          if (remainder_to == "bias") {
             out += remainder * w.weights.at("self_attn.remainder_bias").f32()[h * d + c];
           }
         }
@@ -405,68 +222,8 @@ TEST(AttentionModule, MapsGiveTheOutput) {
   }
 }
 
-TEST(AttentionModule, RunsWithoutDataWhenPlanned) {
-  const ModelConfig model = small_model();
-  for (const AttentionConfig& config : configurations()) {
-    Memory plan(Backend::kPlan);
-    Stream s(plan);
-    const auto module = make_attention(config, model);
-    Weights w;
-    for (const TensorSpec& spec : module->parameters()) {
-      w.add(spec.name, Tensor(nullptr, DType::kF32, spec.shape));
-    }
-    Sequences sequences;
-    sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {3});
-    sequences.positions_T = Tensor(nullptr, DType::kI32, {64});
-    sequences.count = 2;
-    sequences.max_seqlen = 32;
-    const Tensor x(nullptr, DType::kF32, {64, model.width});
-    {
-      const ProgramScope scope(plan, "step");
-      const auto saved = module->allocate(plan, 64);
-      module->forward(s, x, x, w, *saved, sequences);
-      module->backward(s, x, w, x, x, x, w, *saved, sequences);
-    }
-    EXPECT_GT(plan.report().pool_bytes, static_cast<size_t>(64 * 3 * model.width * 4))
-        << describe(config);
-  }
-}
-
-// One document of twice the length takes at most twice the memory, forward and backward.
-TEST(AttentionModule, MemoryIsLinearInTheLength) {
-  const ModelConfig model = small_model();
-  for (const AttentionConfig& config : configurations()) {
-    const auto pool = [&](int64_t tokens) {
-      Memory plan(Backend::kPlan);
-      Stream s(plan);
-      const auto module = make_attention(config, model);
-      Weights w;
-      for (const TensorSpec& spec : module->parameters()) {
-        w.add(spec.name, Tensor(nullptr, DType::kF32, spec.shape));
-      }
-      Sequences sequences;
-      sequences.cu_seqlens = Tensor(nullptr, DType::kI32, {2});
-      sequences.positions_T = Tensor(nullptr, DType::kI32, {tokens});
-      sequences.count = 1;
-      sequences.max_seqlen = tokens;
-      const Tensor x(nullptr, DType::kF32, {tokens, model.width});
-      {
-        const ProgramScope scope(plan, "step");
-        const auto saved = module->allocate(plan, tokens);
-        module->forward(s, x, x, w, *saved, sequences);
-        module->backward(s, x, w, x, x, x, w, *saved, sequences);
-      }
-      return plan.report().pool_bytes;
-    };
-    EXPECT_LE(pool(1 << 16), 2 * pool(1 << 15)) << describe(config);
-  }
-}
-
 TEST(AttentionModule, DeclaresItsParameters) {
-  AttentionConfig config;
-  config.remainder = "bias";
-  config.head_norm = true;
-  config.forget_gate = true;
+  auto config = parse_attention("{remainder: bias, head_norm: true, forget_gate: true}");
   std::map<std::string, TensorSpec> specs;
   for (const TensorSpec& spec : make_attention(config, small_model())->parameters()) {
     specs[spec.name] = spec;
@@ -499,34 +256,18 @@ std::string error_of(const AttentionConfig& config, const ModelConfig& model) {
 }
 
 TEST(AttentionRegistry, SaysWhatIsWrong) {
-  EXPECT_EQ(attention_types(), (std::vector<std::string>{"based", "coca", "rebased", "short_conv",
-                                                         "softmax", "stickbreaking"}));
-  AttentionConfig config;
-  config.type = "stick";
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.type: there is no attention 'stick'; known are based, "
-            "coca, rebased, short_conv, softmax, stickbreaking");
-  config = AttentionConfig{};
-  config.remainder = "all";
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.remainder: 'all' is not one of none, value, bias");
-  config = AttentionConfig{};
-  config.type = "softmax";
-  config.position = "rotary";
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.position: 'rotary' is not one of rope, alibi, fire, none");
-  config.position = "rope";
-  config.rope_scaling = "yarn";
-  EXPECT_EQ(error_of(config, small_model()),
-            "model.attention.rope_scaling: 'yarn' is not one of none, linear, ntk, dynamic_ntk");
-  config.rope_scaling = "dynamic_ntk";
-  EXPECT_EQ(error_of(config, small_model()),
+  EXPECT_EQ(error_of({.type = "stick"}, small_model()),
+            "model.attention.type: there is no attention 'stick'; known are stickbreaking, "
+            "softmax, coca, based, rebased, short_conv");
+  EXPECT_EQ(error_of(parse_attention("{type: softmax, rope_scaling: dynamic_ntk}"), small_model()),
             "model.attention.rope_train_length: dynamic_ntk needs the length that the model was "
             "trained with");
-  config = AttentionConfig{};
+  EXPECT_EQ(error_of(parse_attention("{type: coca, position: fire}"), small_model()),
+            "model.attention.position: coca rotates its keys, so that it takes rope alone");
   ModelConfig model = small_model();
   model.heads = 5;
-  EXPECT_EQ(error_of(config, model), "model.width: 12 is not a multiple of model.heads, 5");
+  EXPECT_EQ(error_of(AttentionConfig{}, model),
+            "model.heads: width 12 is not divisible by 5 heads");
 }
 
 }  // namespace

@@ -90,10 +90,12 @@ stages:
   EXPECT_EQ(config.model.layers, 6);
   EXPECT_FALSE(config.model.tied);
   ASSERT_EQ(config.model.attention.size(), 2U);
-  EXPECT_EQ(config.model.attention[0].position, "none");
-  EXPECT_EQ(config.model.attention[0].logit_scale, 0.125);
-  EXPECT_EQ(config.model.attention[1].remainder, "bias");
-  EXPECT_EQ(config.model.attention[1].skip_epsilon, 0);
+  const auto first = flatten(config.model.attention[0]);
+  const auto second = flatten(config.model.attention[1]);
+  EXPECT_EQ(first.at("position"), "none");
+  EXPECT_EQ(first.at("logit_scale"), "0.125");
+  EXPECT_EQ(second.at("remainder"), "bias");
+  EXPECT_EQ(second.at("skip_epsilon"), "0");
   EXPECT_EQ(config.train.batch, 1000);
   EXPECT_EQ(config.data.sources[0].weight, 0.25);
   EXPECT_EQ(config.data.sources[1].path, "with space.h5");
@@ -191,8 +193,7 @@ TEST_F(Files, OptionsOfAnIncludedTypeLapseWhenTheTypeChanges) {
                             "model: {attention: {type: softmax, position: rope}}\n");
   const AttentionConfig attention = load_config(path).model.attention.at(0);
   EXPECT_EQ(attention.type, "softmax");
-  EXPECT_EQ(attention.remainder, AttentionConfig{}.remainder);
-  EXPECT_EQ(attention.logit_scale, 0.5);  // every type has it
+  EXPECT_EQ(attention, parse_attention("{type: softmax, logit_scale: 0.5}"));  // both types have it
 }
 
 TEST_F(Files, OptionsLapseThroughTheKeyThatDecidesThem) {
@@ -201,9 +202,8 @@ TEST_F(Files, OptionsLapseThroughTheKeyThatDecidesThem) {
                       "model: {attention: {type: softmax, position: rope, rope_base: 500}}\n");
   EXPECT_EQ(load_config(path, {option("model.attention.type=stickbreaking")}).model.attention.at(0),
             AttentionConfig{});
-  EXPECT_EQ(
-      load_config(path, {option("model.attention.position=none")}).model.attention[0].position,
-      "none");
+  EXPECT_EQ(load_config(path, {option("model.attention.position=none")}).model.attention.at(0),
+            parse_attention("{type: softmax, position: none}"));
 }
 
 TEST_F(Files, FilesThatCannotBeReadAreNamed) {
@@ -251,16 +251,17 @@ TEST(Overrides, ReplaceLists) {
 
 TEST(Overrides, SingleAttentionNeedsNoIndex) {
   const Override value = option("model.attention.remainder=value");
-  EXPECT_EQ(minimal({value}).model.attention.at(0).remainder, "value");
-  EXPECT_EQ(minimal({option("model.attention.0.remainder=value")}).model.attention.at(0).remainder,
+  EXPECT_EQ(flatten(minimal({value})).at("model.attention.remainder"), "value");
+  EXPECT_EQ(flatten(minimal({option("model.attention.0.remainder=value")}))
+                .at("model.attention.remainder"),
             "value");
   const std::string list = "model: {attention: [{type: softmax}, {type: stickbreaking}]}";
   EXPECT_EQ(message({value}, list),
             "--model.attention.remainder: 'model.attention' is a list here; name the item, as in "
             "'model.attention.0.remainder'");
-  EXPECT_EQ(
-      minimal({option("model.attention.1.remainder=value")}, list).model.attention[1].remainder,
-      "value");
+  EXPECT_EQ(flatten(minimal({option("model.attention.1.remainder=value")}, list))
+                .at("model.attention.1.remainder"),
+            "value");
 }
 
 TEST(Overrides, LaterOnesWin) {

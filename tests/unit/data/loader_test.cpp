@@ -25,7 +25,7 @@ class LoaderTest : public ::testing::Test {
   static void TearDownTestSuite() { folder_.reset(); }
   static std::string store(const std::string& name) { return *folder_ / (name + ".h5"); }
 
-  static LoaderOptions options(const std::string& packing = "concat", int rank = 0, int world = 1) {
+  static LoaderOptions options(Packing packing = Packing::kConcat, int rank = 0, int world = 1) {
     LoaderOptions o;
     o.sources = {{store("a"), 3}, {store("b"), 1}};
     o.packing = packing;
@@ -68,10 +68,11 @@ std::vector<std::vector<int32_t>> global_rows(LoaderOptions o, int world, int st
 }
 
 TEST_F(LoaderTest, SameOrderForEveryWorldSize) {
-  for (const char* packing : {"concat", "best_fit"}) {
+  for (const Packing packing : {Packing::kConcat, Packing::kBestFit}) {
     const auto reference = global_rows(options(packing), 1, 12);
     for (const int world : {2, 4, 8}) {
-      EXPECT_EQ(global_rows(options(packing), world, 12), reference) << packing << " " << world;
+      EXPECT_EQ(global_rows(options(packing), world, 12), reference)
+          << name_of(packing) << " " << world;
     }
   }
 }
@@ -83,7 +84,7 @@ TEST_F(LoaderTest, SeedChangesTheOrder) {
 }
 
 TEST_F(LoaderTest, BatchesAreWellFormed) {
-  for (const char* packing : {"concat", "best_fit"}) {
+  for (const Packing packing : {Packing::kConcat, Packing::kBestFit}) {
     Loader loader(options(packing));
     EXPECT_EQ(loader.vocab(), 50000);
     EXPECT_EQ(loader.micro_batches_per_step(), 8);
@@ -108,7 +109,7 @@ TEST_F(LoaderTest, BatchesAreWellFormed) {
 }
 
 TEST_F(LoaderTest, ResumesExactlyAfterEveryMicroBatch) {
-  for (const char* packing : {"concat", "best_fit"}) {
+  for (const Packing packing : {Packing::kConcat, Packing::kBestFit}) {
     const int total = 190;  // several epochs of both sources
     std::vector<PackedBatch> batches;
     std::vector<std::string> states;
@@ -126,7 +127,8 @@ TEST_F(LoaderTest, ResumesExactlyAfterEveryMicroBatch) {
       Loader resumed(options(packing), &state);
       EXPECT_EQ(resumed.state(), state);
       for (int k = i; k < std::min(total, i + 10); ++k) {
-        ASSERT_TRUE(same(resumed.next(), batches[static_cast<size_t>(k)])) << packing << " " << i;
+        ASSERT_TRUE(same(resumed.next(), batches[static_cast<size_t>(k)]))
+            << name_of(packing) << " " << i;
         if (k + 1 < total) {
           ASSERT_EQ(resumed.state().to_json(), states[static_cast<size_t>(k) + 1]);
         }
@@ -144,7 +146,7 @@ TEST_F(LoaderTest, ResumesBetweenStepsWithAnotherWorldSize) {
   ASSERT_EQ(state.step, 2);
   ASSERT_EQ(state.micro, 0);
   for (int rank = 0; rank < 4; ++rank) {
-    Loader resumed(options("concat", rank, 4), &state);
+    Loader resumed(options(Packing::kConcat, rank, 4), &state);
     const PackedBatch batch = resumed.next();
     const auto& row = reference[static_cast<size_t>(2 * 16 + rank * 4)];
     EXPECT_TRUE(std::equal(batch.tokens.begin(), batch.tokens.begin() + 32, row.begin()));
@@ -152,12 +154,12 @@ TEST_F(LoaderTest, ResumesBetweenStepsWithAnotherWorldSize) {
   // Inside a step the micro-batches are those of one world size.
   first.next();
   const LoaderState inside = first.state();
-  EXPECT_EQ(thrown_by([&] { Loader loader(options("concat", 0, 4), &inside); }).code,
+  EXPECT_EQ(thrown_by([&] { Loader loader(options(Packing::kConcat, 0, 4), &inside); }).code,
             ExitCode::kConfig);
 }
 
 TEST_F(LoaderTest, EveryTokenOfAnEpochOnce) {
-  for (const char* packing : {"concat", "best_fit"}) {
+  for (const Packing packing : {Packing::kConcat, Packing::kBestFit}) {
     // Tokens that are their own index tell what was seen.
     const Documents documents = numbered_documents({40, 3, 77, 1, 32, 64, 31, 33, 500, 2, 9, 8});
     write_store(store("numbered"), documents, 1000);
@@ -176,10 +178,10 @@ TEST_F(LoaderTest, EveryTokenOfAnEpochOnce) {
         for (size_t k = begin; k < end && !padding; ++k) ++times[batch.tokens[k]];
       }
     }
-    ASSERT_EQ(times.size(), 800u) << packing;
+    ASSERT_EQ(times.size(), 800u) << name_of(packing);
     int repeated = 0;
     for (const auto& [token, count] : times) repeated += count - 1;
-    EXPECT_LE(repeated, 2 * 32) << packing;
+    EXPECT_LE(repeated, 2 * 32) << name_of(packing);
   }
 }
 
@@ -274,7 +276,6 @@ TEST_F(LoaderTest, RefusesBadOptions) {
   EXPECT_EQ(code([](auto& o) { o.batch = 15; }), ExitCode::kConfig);
   EXPECT_EQ(code([](auto& o) { o.world = 3; }), ExitCode::kConfig);
   EXPECT_EQ(code([](auto& o) { o.sources.clear(); }), ExitCode::kConfig);
-  EXPECT_EQ(code([](auto& o) { o.packing = "best"; }), ExitCode::kConfig);
   EXPECT_EQ(code([](auto& o) { o.sources.push_back(o.sources[0]); }), ExitCode::kConfig);
   EXPECT_EQ(code([](auto& o) { o.sources[0].weight = 0; }), ExitCode::kConfig);
   EXPECT_EQ(code([](auto& o) { o.sources[0].path += "x"; }), ExitCode::kData);
@@ -316,7 +317,7 @@ TEST_F(LoaderTest, StartsAndStopsAtAnyMoment) {
 }
 
 TEST_F(LoaderTest, StateSurvivesJsonAndBadJsonIsRefused) {
-  Loader loader(options("best_fit"));
+  Loader loader(options(Packing::kBestFit));
   for (int i = 0; i < 11; ++i) loader.next();
   const LoaderState state = loader.state();
   EXPECT_EQ(LoaderState::from_json(state.to_json()), state);

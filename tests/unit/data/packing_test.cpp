@@ -27,7 +27,7 @@ std::vector<int64_t> random_lengths(uint64_t seed, int count, int64_t longest) {
   return lengths;
 }
 
-std::unique_ptr<Packer> packer(const std::string& packing, const std::vector<uint64_t>& offsets,
+std::unique_ptr<Packer> packer(Packing packing, const std::vector<uint64_t>& offsets,
                                int64_t row_tokens, SourceCursor cursor = {}) {
   return make_packer(packing,
                      {.offsets = offsets, .content_hash = "h", .seed = 9, .row_tokens = row_tokens},
@@ -101,7 +101,7 @@ TEST(BestFit, KeepsDocumentsWholeAndPadsLittle) {
   const int64_t row_tokens = 256;
   const auto lengths = random_lengths(21, 6000, 1000);
   const auto offsets = offsets_of(lengths);
-  const auto p = packer("best_fit", offsets, row_tokens);
+  const auto p = packer(Packing::kBestFit, offsets, row_tokens);
   int64_t padding = 0;
   int64_t tokens = 0;
   for (; p->cursor().epoch == 0;) {
@@ -130,7 +130,7 @@ TEST(AppendRow, MatchesBruteForce) {
   const DocumentStore store(path);
   const std::vector<uint64_t> offsets(store.offsets().begin(), store.offsets().end());
   const int64_t row_tokens = 32;
-  for (const char* packing : {"concat", "best_fit"}) {
+  for (const Packing packing : {Packing::kConcat, Packing::kBestFit}) {
     for (const bool across : {false, true}) {
       std::vector<Row> rows;
       const auto p = packer(packing, offsets, row_tokens);
@@ -167,13 +167,14 @@ TEST(AppendRow, MatchesBruteForce) {
               target = documents[static_cast<size_t>(following.document)][0];
             }
             // What lies behind a row of concat is what the source has there, taken as a ring.
-            if (target < 0 && across && row_ends && std::string(packing) == "concat") {
+            if (target < 0 && across && row_ends && packing == Packing::kConcat) {
               auto next = static_cast<size_t>(piece.document);
               do next = (next + 1) % documents.size();
               while (documents[next].empty());
               target = documents[next][0];
             }
-            ASSERT_EQ(batch.targets[at], target) << packing << " row " << r << " token " << at;
+            ASSERT_EQ(batch.targets[at], target)
+                << name_of(packing) << " row " << r << " token " << at;
             valid += target >= 0 ? 1 : 0;
           }
         }

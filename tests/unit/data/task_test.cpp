@@ -10,7 +10,7 @@
 namespace sbtrain::test {
 namespace {
 
-TaskConfig task_config(const std::string& type, int64_t pairs, int64_t examples = 50) {
+TaskConfig task_config(TaskKind type, int64_t pairs, int64_t examples = 50) {
   TaskConfig config;
   config.type = type;
   config.pairs = pairs;
@@ -51,7 +51,7 @@ bool is_value(int32_t token, int64_t vocab) {
 
 TEST(Task, MqarAsksEachKeyOnceAndLabelsItsValue) {
   for (const Shape& shape : kShapes) {
-    const Task task(task_config("mqar", shape.pairs), shape.vocab, shape.length, 7);
+    const Task task(task_config(TaskKind::kMqar, shape.pairs), shape.vocab, shape.length, 7);
     for (int64_t n = 0; n < 30; ++n) {
       const PackedBatch batch = example(task, n);
       expect_segment(batch, shape);
@@ -83,7 +83,7 @@ TEST(Task, MqarAsksEachKeyOnceAndLabelsItsValue) {
 // Each label by a walk back to the key's last occurrence: what follows it is the answer.
 TEST(Task, MqrarLabelsTheCurrentValue) {
   for (const Shape& shape : kShapes) {
-    const Task task(task_config("mqrar", shape.pairs), shape.vocab, shape.length, 7);
+    const Task task(task_config(TaskKind::kMqrar, shape.pairs), shape.vocab, shape.length, 7);
     for (int64_t n = 0; n < 30; ++n) {
       const PackedBatch batch = example(task, n);
       expect_segment(batch, shape);
@@ -124,7 +124,7 @@ void expect_frequencies(const std::vector<int64_t>& observed, const std::vector<
 
 TEST(Task, TokensAreUniform) {
   constexpr int64_t kVocab = 42;  // 20 keys, 21 values
-  for (const char* type : {"mqar", "mqrar"}) {
+  for (const TaskKind type : {TaskKind::kMqar, TaskKind::kMqrar}) {
     const Task task(task_config(type, 3), kVocab, 60, 1);
     std::vector<int64_t> keys(20);
     std::vector<int64_t> values(21);
@@ -133,20 +133,20 @@ TEST(Task, TokensAreUniform) {
       const PackedBatch batch = example(task, n);
       ++keys[static_cast<size_t>(batch.tokens[2] - 1)];  // one of an example is independent
       ++values[static_cast<size_t>(batch.tokens[5] - kVocab / 2)];
-      for (size_t at = 6; type[2] == 'r' && at < 60; at += 2) {
+      for (size_t at = 6; type == TaskKind::kMqrar && at < 60; at += 2) {
         for (size_t i = 0; i < 3; ++i) asked[i] += batch.tokens[at] == batch.tokens[2 * i];
       }
     }
     expect_frequencies(keys, std::vector<double>(20, 1.0 / 20));
     expect_frequencies(values, std::vector<double>(21, 1.0 / 21));
-    if (type[2] == 'r') expect_frequencies(asked, std::vector<double>(3, 1.0 / 3));
+    if (type == TaskKind::kMqrar) expect_frequencies(asked, std::vector<double>(3, 1.0 / 3));
   }
 }
 
 // Slots follow p(g) ~ (g + 1)^(a - 1) without replacement: the first key's, and the second's, by
 // summing over where the first one went.
 TEST(Task, MqarPlacesQueriesByThePowerLaw) {
-  TaskConfig config = task_config("mqar", 2);
+  TaskConfig config = task_config(TaskKind::kMqar, 2);
   for (const double power : {0.01, 0.5, 1.0}) {
     config.query_power = power;
     const Task task(config, 64, 2 * 2 + 2 * 6, 5);  // 6 slots
@@ -175,9 +175,9 @@ TEST(Task, MqarPlacesQueriesByThePowerLaw) {
 }
 
 TEST(Task, ExamplesDependOnSeedSplitAndIndexAlone) {
-  const Task task(task_config("mqar", 4), 64, 32, 7);
-  const Task same(task_config("mqar", 4), 64, 32, 7);
-  const Task other_seed(task_config("mqar", 4), 64, 32, 8);
+  const Task task(task_config(TaskKind::kMqar, 4), 64, 32, 7);
+  const Task same(task_config(TaskKind::kMqar, 4), 64, 32, 7);
+  const Task other_seed(task_config(TaskKind::kMqar, 4), 64, 32, 8);
   EXPECT_EQ(example(task, 3).tokens, example(same, 3).tokens);
   EXPECT_NE(example(task, 3).tokens, example(other_seed, 3).tokens);
   PackedBatch together;  // behind others in a batch
@@ -190,7 +190,7 @@ TEST(Task, ExamplesDependOnSeedSplitAndIndexAlone) {
 }
 
 TEST(Task, TrainingAndHeldOutExamplesAreDisjoint) {
-  for (const char* type : {"mqar", "mqrar"}) {
+  for (const TaskKind type : {TaskKind::kMqar, TaskKind::kMqrar}) {
     const Task task(task_config(type, 4), 64, 32, 7);
     std::set<std::vector<int32_t>> seen;
     for (int64_t n = 0; n < 3000; ++n) {
@@ -201,16 +201,21 @@ TEST(Task, TrainingAndHeldOutExamplesAreDisjoint) {
 }
 
 TEST(Task, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(thrown_by([] { Task(task_config("mqar", 5), 64, 19, 1); }).code, ExitCode::kConfig);
-  EXPECT_EQ(thrown_by([] { Task(task_config("mqar", 5), 64, 20, 1); }).code, ExitCode::kDone);
-  EXPECT_EQ(thrown_by([] { Task(task_config("mqar", 5), 11, 20, 1); }).code, ExitCode::kConfig);
-  EXPECT_EQ(thrown_by([] { Task(task_config("mqrar", 5), 12, 12, 1); }).code, ExitCode::kDone);
-  EXPECT_EQ(thrown_by([] { Task(task_config("mqrar", 5), 12, 11, 1); }).code, ExitCode::kConfig);
+  EXPECT_EQ(thrown_by([] { Task(task_config(TaskKind::kMqar, 5), 64, 19, 1); }).code,
+            ExitCode::kConfig);
+  EXPECT_EQ(thrown_by([] { Task(task_config(TaskKind::kMqar, 5), 64, 20, 1); }).code,
+            ExitCode::kDone);
+  EXPECT_EQ(thrown_by([] { Task(task_config(TaskKind::kMqar, 5), 11, 20, 1); }).code,
+            ExitCode::kConfig);
+  EXPECT_EQ(thrown_by([] { Task(task_config(TaskKind::kMqrar, 5), 12, 12, 1); }).code,
+            ExitCode::kDone);
+  EXPECT_EQ(thrown_by([] { Task(task_config(TaskKind::kMqrar, 5), 12, 11, 1); }).code,
+            ExitCode::kConfig);
 }
 
 LoaderOptions task_loader(int rank = 0, int world = 1) {
   LoaderOptions o;
-  o.task = task_config("mqrar", 4, 50);
+  o.task = task_config(TaskKind::kMqrar, 4, 50);
   o.task_vocab = 64;
   o.sequence_length = 24;
   o.micro_batch = 2;

@@ -12,7 +12,7 @@
 namespace sbtrain {
 namespace {
 
-PackedBatch example(const char* type, int64_t pairs, int64_t vocab, int64_t length, int64_t index) {
+PackedBatch example(TaskKind type, int64_t pairs, int64_t vocab, int64_t length, int64_t index) {
   TaskConfig config;
   config.type = type;
   config.pairs = pairs;
@@ -25,7 +25,7 @@ PackedBatch example(const char* type, int64_t pairs, int64_t vocab, int64_t leng
 // Values of an example differ, so the answer is where the label stands.
 TEST(AnswerPositions, OfMqarAreWhereTheLabelsStand) {
   for (int64_t n = 0; n < 20; ++n) {
-    const PackedBatch batch = example("mqar", 7, 64, 61, n);
+    const PackedBatch batch = example(TaskKind::kMqar, 7, 64, 61, n);
     const std::vector<TruePosition> positions = answer_positions(batch);
     ASSERT_EQ(positions.size(), 7U);
     for (const auto& [query, key] : positions) {
@@ -43,7 +43,7 @@ TEST(AnswerPositions, OfMqrarAreWhereTheValueWasWrittenLast) {
   bool repeated = false;
   for (int64_t n = 0; n < 20; ++n) {
     constexpr int64_t kPairs = 5;
-    const PackedBatch batch = example("mqrar", kPairs, 24, 80, n);
+    const PackedBatch batch = example(TaskKind::kMqrar, kPairs, 24, 80, n);
     std::vector<TruePosition> expected;
     std::map<int32_t, int64_t> written;
     for (int64_t at = 0; at < 80; at += 2) {
@@ -60,7 +60,7 @@ TEST(AnswerPositions, OfMqrarAreWhereTheValueWasWrittenLast) {
 }
 
 TEST(AnswerPositions, RefusesLabelsThatAreNotInTheText) {
-  PackedBatch batch = example("mqar", 3, 64, 32, 0);
+  PackedBatch batch = example(TaskKind::kMqar, 3, 64, 32, 0);
   const auto at = static_cast<size_t>(answer_positions(batch).front().query);
   batch.targets[at] += 1;
   EXPECT_THROW(answer_positions(batch), Error);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "config/schema.h"
 #include "core/philox.h"
 #include "ops/optimizer.h"
 #include "parallel/communicator.h"
@@ -40,30 +41,23 @@ TEST(Transformer, ParameterCountsOfThePapersModels) {
 // The models of the ReBased paper (arXiv 2402.10644).
 ModelConfig gpt(int64_t layers, int64_t width, int64_t heads, int64_t vocab, int64_t positions) {
   ModelConfig config = shape(layers, width, 4 * width, heads, vocab, true);
-  config.norm = "layernorm";
-  config.mlp = "gelu";
-  config.position = "learned";
+  config.norm = NormKind::kLayerNorm;
+  config.mlp = MlpKind::kGelu;
+  config.position = PositionEmbedding::kLearned;
   config.max_positions = positions;
-  return config;
-}
-
-AttentionConfig attention_of(const std::string& type) {
-  AttentionConfig config;
-  config.type = type;
-  config.position = "none";
   return config;
 }
 
 int64_t count(ModelConfig config, const std::vector<std::string>& types) {
   config.attention.clear();
-  for (const std::string& type : types) config.attention.push_back(attention_of(type));
+  for (const std::string& type : types) config.attention.push_back({.type = type});
   return Transformer(config).registry().count();
 }
 
 // One short convolution and one mixer, 12 heads that leave 5 values each, no MLP.
 TEST(Transformer, ParameterCountsOfTheAssociativeRecallModels) {
   ModelConfig config = gpt(2, 64, 12, 8192, 256);
-  config.mlp = "none";
+  config.mlp = MlpKind::kNone;
   EXPECT_EQ(count(config, {"short_conv", "based"}), 577'984);
   EXPECT_EQ(count(config, {"short_conv", "rebased"}), 577'984 + 768);
 }
@@ -72,7 +66,7 @@ TEST(Transformer, ParameterCountsOfThePileModels) {
   EXPECT_EQ(count(gpt(18, 768, 64, 50304, 4096), {"short_conv", "based"}), 156'955'392);
   EXPECT_EQ(count(gpt(18, 768, 64, 50304, 4096), {"short_conv", "rebased"}), 156'992'256);
   ModelConfig attention = gpt(12, 768, 12, 50304, 4096);
-  attention.attention = {attention_of("softmax")};
+  attention.attention = {parse_attention("{type: softmax, position: none}")};
   attention.attention[0].output_bias = true;
   EXPECT_EQ(Transformer(attention).registry().count(), 126'807'552);
 }
@@ -80,14 +74,14 @@ TEST(Transformer, ParameterCountsOfThePileModels) {
 // 66 + 33 H for each layer: c, m, and an MLP of 32 hidden units.
 TEST(Transformer, ParameterCountOfFire) {
   ModelConfig config = shape(3, 48, 64, 6, 100, true);
-  config.attention = {attention_of("softmax")};
+  config.attention = {parse_attention("{type: softmax, position: none}")};
   const int64_t none = Transformer(config).registry().count();
-  config.attention[0].position = "fire";
+  config.attention = {parse_attention("{type: softmax, position: fire}")};
   EXPECT_EQ(Transformer(config).registry().count(), none + 3 * (66 + 33 * 6));
-  config.attention[0].shared = true;  // all layers
+  config.attention = {parse_attention("{type: softmax, position: fire, shared: true}")};
   EXPECT_EQ(Transformer(config).registry().count(), none + 66 + 33 * 6);
-  config.attention.push_back(config.attention[0]);  // every second one has its own
-  config.attention[1].shared = false;
+  // Every second one has its own.
+  config.attention.push_back(parse_attention("{type: softmax, position: fire}"));
   EXPECT_EQ(Transformer(config).registry().count(), none + 2 * (66 + 33 * 6));
 }
 
@@ -192,48 +186,33 @@ ModelConfig small(const Case& c, bool tied = true) {
 
 // The GPT-2 layout with learned positions.
 void make_gpt(ModelConfig& config) {
-  config.norm = "layernorm";
-  config.mlp = "gelu";
-  config.position = "learned";
+  config.norm = NormKind::kLayerNorm;
+  config.mlp = MlpKind::kGelu;
+  config.position = PositionEmbedding::kLearned;
   config.max_positions = 64;
 }
 
 // Two kinds of layers, no MLP, and heads that do not divide the width.
 void make_hybrid(ModelConfig& config) {
   make_gpt(config);
-  config.mlp = "none";
+  config.mlp = MlpKind::kNone;
   config.heads = 5;
-  config.attention = {attention_of("short_conv"), attention_of("rebased")};
-  config.attention[1].feature_dim = 4;
+  config.attention = {parse_attention("{type: short_conv}"),
+                      parse_attention("{type: rebased, feature_dim: 4}")};
 }
 
 std::vector<Case> cases() {
-  AttentionConfig plain;
-  AttentionConfig rich;
-  rich.remainder = "bias";
-  rich.head_norm = true;
-  rich.forget_gate = true;
-  AttentionConfig value;
-  value.remainder = "value";
-  value.attend_current = true;
-  AttentionConfig rope;
-  rope.type = "softmax";
-  AttentionConfig nope = rope;
-  nope.position = "none";
-  AttentionConfig fire = rope;
-  fire.position = "fire";
-  AttentionConfig fire_shared = fire;
-  fire_shared.shared = true;
-  AttentionConfig alibi = rope;
-  alibi.position = "alibi";
-  alibi.window = 9;
-  AttentionConfig based = attention_of("based");
-  based.feature_dim = 4;
-  based.output_bias = true;
-  AttentionConfig biased = nope;
-  biased.output_bias = true;
-  AttentionConfig coca;
-  coca.type = "coca";
+  const AttentionConfig plain;
+  const auto rich = parse_attention("{remainder: bias, head_norm: true, forget_gate: true}");
+  const auto value = parse_attention("{remainder: value, attend_current: true}");
+  const auto rope = parse_attention("{type: softmax}");
+  const auto nope = parse_attention("{type: softmax, position: none}");
+  const auto fire = parse_attention("{type: softmax, position: fire}");
+  const auto fire_shared = parse_attention("{type: softmax, position: fire, shared: true}");
+  const auto alibi = parse_attention("{type: softmax, position: alibi, window: 9}");
+  const auto based = parse_attention("{type: based, feature_dim: 4, output_bias: true}");
+  const auto biased = parse_attention("{type: softmax, position: none, output_bias: true}");
+  const auto coca = parse_attention("{type: coca}");
   return {{"fire", fire},
           {"fire_shared", fire_shared},
           {"alibi_window", alibi},
@@ -359,8 +338,8 @@ TEST_P(TransformerAttention, DecodeEqualsFullForward) {
   }
 }
 
-class TransformerMlp : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(All, TransformerMlp, testing::Values("swiglu", "gelu"));
+class TransformerMlp : public testing::TestWithParam<MlpKind> {};
+INSTANTIATE_TEST_SUITE_P(All, TransformerMlp, testing::Values(MlpKind::kSwiGlu, MlpKind::kGelu));
 
 TEST_P(TransformerMlp, PaddedColumnsStayZeroInTheGradient) {
   ModelConfig config = small(AttentionConfig{});
@@ -382,7 +361,7 @@ TEST_P(TransformerMlp, PaddedColumnsStayZeroInTheGradient) {
   }
 }
 
-Config run_config(const std::string& recompute) {
+Config run_config(Recompute recompute) {
   Config config;
   config.model = small(AttentionConfig{});
   config.train.sequence_length = 32;
@@ -393,15 +372,15 @@ Config run_config(const std::string& recompute) {
 }
 
 TEST(MemoryPlan, RecomputingNeedsLess) {
-  const size_t none = plan_memory(run_config("none"), Backend::kCpu).pool_bytes;
-  const size_t selective = plan_memory(run_config("selective"), Backend::kCpu).pool_bytes;
-  const size_t full = plan_memory(run_config("full"), Backend::kCpu).pool_bytes;
+  const size_t none = plan_memory(run_config(Recompute::kNone), Backend::kCpu).pool_bytes;
+  const size_t selective = plan_memory(run_config(Recompute::kSelective), Backend::kCpu).pool_bytes;
+  const size_t full = plan_memory(run_config(Recompute::kFull), Backend::kCpu).pool_bytes;
   EXPECT_LT(selective, none);
   EXPECT_LT(full, selective);
 }
 
 TEST(MemoryPlan, PersistentBytesAreFourCopiesOfTheStorage) {
-  const Config config = run_config("none");
+  const Config config = run_config(Recompute::kNone);
   const MemoryReport report = plan_memory(config, Backend::kCpu);
   const size_t storage = static_cast<size_t>(Transformer(config.model).registry().storage()) * 4;
   EXPECT_EQ(report.persistent[static_cast<int>(MemoryClass::kWeights)], storage);

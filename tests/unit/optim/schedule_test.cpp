@@ -19,9 +19,9 @@ Duration in_tokens(int64_t count) {
   return {count, Duration::Unit::kTokens};
 }
 
-StageConfig make_stage(const std::string& type, int64_t steps, int64_t warmup = 0) {
+StageConfig make_stage(ScheduleKind type, int64_t steps, int64_t warmup = 0) {
   StageConfig stage;
-  stage.name = type;
+  stage.name = name_of(type);
   stage.length = in_steps(steps);
   stage.schedule.type = type;
   stage.schedule.warmup = in_steps(warmup);
@@ -45,24 +45,27 @@ std::string config_error(const std::vector<StageConfig>& stages) {
 }
 
 TEST(Schedule, ConstantStaysAtThePeak) {
-  const Schedule schedule = make_schedule({make_stage("constant", 10)}, 3e-4);
+  const Schedule schedule = make_schedule({make_stage(ScheduleKind::kConstant, 10)}, 3e-4);
   for (int64_t step = 0; step < 20; ++step) EXPECT_EQ(schedule.lr(step), 3e-4);
   EXPECT_EQ(schedule.total_steps(), 10);
   EXPECT_EQ(schedule.total_tokens(), 10 * kTokens);
 }
 
 TEST(Schedule, WarmupRisesLinearlyFromTheFirstStepToThePeak) {
-  for (const char* type : {"constant", "linear", "cosine", "wsd", "exponential"}) {
+  for (const ScheduleKind type :
+       {ScheduleKind::kConstant, ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kWsd,
+        ScheduleKind::kExponential}) {
     const Schedule schedule = make_schedule({make_stage(type, 100, 10)});
     for (int64_t step = 0; step < 10; ++step) {
-      EXPECT_DOUBLE_EQ(schedule.lr(step), static_cast<double>(step + 1) / 10) << type << step;
+      EXPECT_DOUBLE_EQ(schedule.lr(step), static_cast<double>(step + 1) / 10)
+          << name_of(type) << step;
     }
-    EXPECT_DOUBLE_EQ(schedule.lr(10), 1.0) << type;
+    EXPECT_DOUBLE_EQ(schedule.lr(10), 1.0) << name_of(type);
   }
 }
 
 TEST(Schedule, LinearCountsFromTheEndOfTheWarmup) {
-  StageConfig stage = make_stage("linear", 110, 10);
+  StageConfig stage = make_stage(ScheduleKind::kLinear, 110, 10);
   stage.schedule.final_ratio = 0.2;
   const Schedule schedule = make_schedule({stage});
   EXPECT_DOUBLE_EQ(schedule.lr(10), 1.0);
@@ -73,7 +76,7 @@ TEST(Schedule, LinearCountsFromTheEndOfTheWarmup) {
 }
 
 TEST(Schedule, CosineCountsFromTheEndOfTheWarmup) {
-  StageConfig stage = make_stage("cosine", 110, 10);
+  StageConfig stage = make_stage(ScheduleKind::kCosine, 110, 10);
   stage.schedule.final_ratio = 0.1;
   const Schedule schedule = make_schedule({stage});
   EXPECT_DOUBLE_EQ(schedule.lr(10), 1.0);
@@ -83,7 +86,7 @@ TEST(Schedule, CosineCountsFromTheEndOfTheWarmup) {
 }
 
 TEST(Schedule, WsdIsStableThenFallsLinearly) {
-  StageConfig stage = make_stage("wsd", 100, 10);
+  StageConfig stage = make_stage(ScheduleKind::kWsd, 100, 10);
   stage.schedule.decay_fraction = 0.2;
   stage.schedule.final_ratio = 0.5;
   const Schedule schedule = make_schedule({stage});
@@ -93,7 +96,7 @@ TEST(Schedule, WsdIsStableThenFallsLinearly) {
 }
 
 TEST(Schedule, WsdDecayIsNotLengthenedByBinaryFractions) {
-  StageConfig stage = make_stage("wsd", 100);
+  StageConfig stage = make_stage(ScheduleKind::kWsd, 100);
   stage.schedule.decay_fraction = 0.07;  // 0.07 * 100 = 7.000000000000001
   const Schedule schedule = make_schedule({stage});
   EXPECT_EQ(schedule.lr(93), 1.0);
@@ -103,7 +106,7 @@ TEST(Schedule, WsdDecayIsNotLengthenedByBinaryFractions) {
 // The learning rate of the 1B and 3B recipe: batch 1024 of 4096 tokens, lr = min(cap, a B n^b).
 TEST(Schedule, PowerMeetsTheVectorsOfTheRecipe) {
   constexpr int64_t kRecipeTokens = 1024 * 4096;
-  StageConfig stage = make_stage("power", 0);
+  StageConfig stage = make_stage(ScheduleKind::kPower, 0);
   stage.length = in_tokens(2'000'000'000'000);
   const auto at_tokens = [&](double cap, double tokens) {
     const Schedule schedule({stage}, cap, 1024, kRecipeTokens);
@@ -117,15 +120,15 @@ TEST(Schedule, PowerMeetsTheVectorsOfTheRecipe) {
 }
 
 TEST(Schedule, PowerCountsTheTokensOfEarlierStages) {
-  StageConfig power = make_stage("power", 1000);
+  StageConfig power = make_stage(ScheduleKind::kPower, 1000);
   const Schedule whole = make_schedule({power}, 1.0, 4);  // the cap binds at 0 tokens alone
-  StageConfig half = make_stage("power", 500);
+  StageConfig half = make_stage(ScheduleKind::kPower, 500);
   const Schedule split = make_schedule({half, half}, 1.0, 4);
   for (int64_t step = 0; step < 1000; step += 37) EXPECT_EQ(whole.lr(step), split.lr(step));
 }
 
 TEST(Schedule, PowerWarmupEndsAtTheCurve) {
-  StageConfig stage = make_stage("power", 1000, 100);
+  StageConfig stage = make_stage(ScheduleKind::kPower, 1000, 100);
   const Schedule schedule = make_schedule({stage}, 1.0, 4);  // the cap never binds after step 0
   const double reached = 4.0 * 4.0 * std::pow(100.0 * kTokens, -0.51);
   EXPECT_DOUBLE_EQ(schedule.lr(100), reached);
@@ -135,7 +138,7 @@ TEST(Schedule, PowerWarmupEndsAtTheCurve) {
 
 TEST(Schedule, ExponentialStartsAtScaleAndEndsAtDelta) {
   for (const double delta : {0.0, 0.1, 0.5}) {
-    StageConfig stage = make_stage("exponential", 100);
+    StageConfig stage = make_stage(ScheduleKind::kExponential, 100);
     stage.schedule.final_ratio = delta;
     stage.schedule.scale = 0.5;
     const Schedule schedule = make_schedule({stage}, 0.02);
@@ -151,10 +154,10 @@ TEST(Schedule, ExponentialStartsAtScaleAndEndsAtDelta) {
 }
 
 TEST(Schedule, PowerThenExponentialIsContinuousAtTheSwitch) {
-  StageConfig power = make_stage("power", 1000, 50);
-  StageConfig exponential = make_stage("exponential", 200);
+  StageConfig power = make_stage(ScheduleKind::kPower, 1000, 50);
+  StageConfig exponential = make_stage(ScheduleKind::kExponential, 200);
   const Schedule schedule = make_schedule({power, exponential}, 2e-2, 4);
-  const Schedule longer = make_schedule({make_stage("power", 1100, 50)}, 2e-2, 4);
+  const Schedule longer = make_schedule({make_stage(ScheduleKind::kPower, 1100, 50)}, 2e-2, 4);
   EXPECT_DOUBLE_EQ(schedule.lr(1000), longer.lr(1000));
   EXPECT_LT(schedule.lr(999), 2e-2);  // below the cap: the power law itself meets the decay
   EXPECT_NEAR(schedule.lr(1200), 0.0, 1e-18);
@@ -165,20 +168,22 @@ TEST(Schedule, PowerThenExponentialIsContinuousAtTheSwitch) {
 }
 
 TEST(Schedule, CurvesHaveNoJumpInsideAStage) {
-  for (const char* type : {"linear", "cosine", "wsd", "power", "exponential"}) {
+  for (const ScheduleKind type : {ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kWsd,
+                                  ScheduleKind::kPower, ScheduleKind::kExponential}) {
     StageConfig stage = make_stage(type, 2000, 200);
     const Schedule schedule = make_schedule({stage}, 1e-3, 4);
     for (int64_t step = 0; step < 2000; ++step) {
-      EXPECT_LT(std::abs(schedule.lr(step + 1) - schedule.lr(step)), 1e-3 / 199) << type << step;
+      EXPECT_LT(std::abs(schedule.lr(step + 1) - schedule.lr(step)), 1e-3 / 199)
+          << name_of(type) << step;
     }
   }
 }
 
 TEST(Schedule, StagesSwitchAtTheirFirstStep) {
-  StageConfig first = make_stage("constant", 0);
+  StageConfig first = make_stage(ScheduleKind::kConstant, 0);
   first.length = in_tokens(10 * kTokens + 1);  // rounded up to 11 steps
-  const Schedule schedule =
-      make_schedule({first, make_stage("linear", 5), make_stage("constant", 1)});
+  const Schedule schedule = make_schedule(
+      {first, make_stage(ScheduleKind::kLinear, 5), make_stage(ScheduleKind::kConstant, 1)});
   EXPECT_EQ(schedule.stages(), 3);
   EXPECT_EQ(schedule.stage_begin(0), 0);
   EXPECT_EQ(schedule.stage_begin(1), 11);
@@ -197,14 +202,14 @@ TEST(Schedule, StagesSwitchAtTheirFirstStep) {
 }
 
 TEST(Schedule, WarmupMayFillAWholeStage) {
-  const Schedule schedule = make_schedule({make_stage("cosine", 10, 10)});
+  const Schedule schedule = make_schedule({make_stage(ScheduleKind::kCosine, 10, 10)});
   EXPECT_DOUBLE_EQ(schedule.lr(9), 1.0);
   EXPECT_DOUBLE_EQ(schedule.lr(10), 1.0);
 }
 
 TEST(Schedule, PreviewListsThePointsWhereTheCurveChanges) {
-  StageConfig power = make_stage("power", 1000, 50);
-  StageConfig exponential = make_stage("exponential", 200);
+  StageConfig power = make_stage(ScheduleKind::kPower, 1000, 50);
+  StageConfig exponential = make_stage(ScheduleKind::kExponential, 200);
   const Schedule schedule = make_schedule({power, exponential}, 0.0165, 4);
   const std::vector<SchedulePoint> points = schedule.preview();
   std::vector<std::string> names;
@@ -223,24 +228,25 @@ TEST(Schedule, PreviewListsThePointsWhereTheCurveChanges) {
 }
 
 TEST(Schedule, PreviewOfOneStepIsOneLine) {
-  EXPECT_EQ(make_schedule({make_stage("cosine", 1)}).preview().size(), 1U);
+  EXPECT_EQ(make_schedule({make_stage(ScheduleKind::kCosine, 1)}).preview().size(), 1U);
 }
 
 TEST(Schedule, ErrorsNameTheStageAndTheKey) {
   EXPECT_NE(config_error({}).find("stages is empty"), std::string::npos);
-  EXPECT_NE(config_error({make_stage("constant", 0)}).find("stages[0] ('constant'): length is 0"),
+  EXPECT_NE(config_error({make_stage(ScheduleKind::kConstant, 0)})
+                .find("stages[0] ('constant'): length is 0"),
             std::string::npos);
-  EXPECT_NE(config_error({make_stage("linear", 5, 6)}).find("schedule.warmup of 6 steps"),
-            std::string::npos);
-  EXPECT_NE(config_error({make_stage("triangle", 5)}).find("'triangle' is unknown"),
-            std::string::npos);
-  StageConfig wsd = make_stage("wsd", 10, 6);
+  EXPECT_NE(
+      config_error({make_stage(ScheduleKind::kLinear, 5, 6)}).find("schedule.warmup of 6 steps"),
+      std::string::npos);
+  StageConfig wsd = make_stage(ScheduleKind::kWsd, 10, 6);
   wsd.schedule.decay_fraction = 0.5;
   EXPECT_NE(config_error({wsd}).find("overlap"), std::string::npos);
-  EXPECT_NE(config_error({make_stage("linear", 5), make_stage("exponential", 5)})
+  EXPECT_NE(config_error(
+                {make_stage(ScheduleKind::kLinear, 5), make_stage(ScheduleKind::kExponential, 5)})
                 .find("let that stage end above 0"),
             std::string::npos);
-  StageConfig nan = make_stage("cosine", 5);
+  StageConfig nan = make_stage(ScheduleKind::kCosine, 5);
   nan.schedule.final_ratio = std::nan("");
   EXPECT_NE(config_error({nan}).find("final_ratio"), std::string::npos);
 }

@@ -1,0 +1,173 @@
+// The schema: every key of a configuration, with its rules and its help.
+#include "config/config.h"
+#include "config/fields.h"
+
+namespace sbtrain {
+
+void describe(Fields& f, ModelConfig& c) {
+  f.add("layers", c.layers, between(1, 10000), "Transformer blocks.");
+  f.add("width", c.width, between(1, kMaxSize), "Model width D.");
+  f.add("inner", c.inner, between(1, kMaxSize), "Inner width F of the MLP.");
+  f.add("heads", c.heads, between(1, kMaxSize), "Attention heads H; head_dim is width / heads.");
+  f.add("vocab", c.vocab, between(2, kMaxSize),
+        "Vocabulary size V; the tokenizer of the data must not have more.");
+  f.add("tied", c.tied, "The output head shares the embedding's weights.");
+  f.add("norm", c.norm, "Normalisation before each sublayer.");
+  f.add("norm_eps", c.norm_eps, above(0), "Epsilon of the normalisation.");
+  f.add("mlp", c.mlp,
+        "The second half of a block: SwiGLU; GELU with biases; or none, which adds the "
+        "normalised input to the residual stream.");
+  f.add("position", c.position,
+        "What is added to the embedding: nothing, or a learned vector for each position.");
+  f.add("max_positions", c.max_positions, between(0, kMaxSize).when("position", {"learned"}),
+        "Learned positions: the longest document that the model takes.");
+  f.add("init_std", c.init_std, above(0),
+        "Standard deviation of initial matrices; projections into the residual stream have "
+        "it divided by sqrt(2 layers).");
+  f.add("embedding_multiplier", c.embedding_multiplier, above(0),
+        "Factor of the embedding's output (muP; arXiv 2408.13359 uses 12).");
+  f.add("residual_multiplier", c.residual_multiplier, above(0),
+        "Factor of what each sublayer adds to the residual stream (muP; 0.22 there).");
+  f.add("logits_multiplier", c.logits_multiplier, above(0), "Factor of the logits (muP).");
+  Rule attention;
+  attention.single = true;
+  f.list("attention", c.attention, attention,
+         "The attention module. A list of them (model.attention.0.type, ...) is repeated over the "
+         "layers: its length divides `layers`.");
+}
+
+void describe(Fields& f, TrainConfig& c) {
+  f.add("sequence_length", c.sequence_length, between(1, kMaxSize),
+        "Tokens in one training sequence (L).");
+  f.add("micro_batch", c.micro_batch, between(1, kMaxSize),
+        "Sequences in one forward and backward pass.");
+  f.add("batch", c.batch, between(1, kMaxSize),
+        "Sequences in one optimizer step, all ranks together; a multiple of micro_batch.");
+  f.add("lr", c.lr, at_least(0), "Peak learning rate.");
+  f.add("beta1", c.beta1, from_to_below(0, 1), "AdamW: decay of the first moment.");
+  f.add("beta2", c.beta2, from_to_below(0, 1), "AdamW: decay of the second moment.");
+  f.add("eps", c.eps, above(0), "AdamW: epsilon.");
+  f.add("weight_decay", c.weight_decay, at_least(0),
+        "AdamW: decoupled weight decay, of matrices only.");
+  f.add("clip", c.clip, at_least(0), "Largest global gradient norm; 0 turns clipping off.");
+  f.add("z_loss", c.z_loss, at_least(0), "Factor of the squared log normaliser in the loss.");
+  f.add("recompute", c.recompute,
+        "What the backward pass computes again instead of keeping it: nothing; norms and "
+        "activations; whole blocks.");
+  f.add("deterministic", c.deterministic,
+        "Every run gives the same bits on the same type of device. false lets softmax attention's "
+        "backward pass on a GPU add up in any order, which is faster.");
+  f.add("max_bad_steps", c.max_bad_steps, at_least(1),
+        "Steps in a row with a non-finite loss or gradient before the run gives up.");
+  f.add("sharding", c.sharding, one_of({"full"}),
+        "What is spread over the ranks: everything. There is no other choice while a run has one "
+        "rank.");
+}
+
+void describe(Fields& f, SourceConfig& c) {
+  f.add("path", c.path, Rule{}.needed(), "HDF5 document store, made by `sbtrain prepare`.");
+  f.add("weight", c.weight, above(0), "Share of the mixture's tokens, relative to the others.");
+}
+
+void describe(Fields& f, TaskConfig& c) {
+  const std::vector<std::string_view> tasks = {"mqar", "mqrar"};
+  f.add("type", c.type,
+        "none: the data comes from files. Multi-query associative recall; or repeated: each "
+        "answer gives its key a new value.");
+  f.add("pairs", c.pairs, between(1, kMaxSize).when("type", tasks),
+        "Pairs of key and value at the start of an example.");
+  f.add("query_power", c.query_power, above(0).when("type", {"mqar"}),
+        "a of p(g) ~ (g + 1)^(a - 1), which places the queries: slots g near the pairs are the "
+        "likelier, the smaller a is.");
+  f.add("examples", c.examples, between(1, 1e15).when("type", tasks),
+        "Training examples, seen in a new order in each epoch.");
+  f.add("eval_examples", c.eval_examples, between(1, 1e15).when("type", tasks),
+        "Held-out examples; validation uses all of them.");
+}
+
+void describe(Fields& f, DataConfig& c) {
+  f.list("sources", c.sources, Rule{}, "The training mixture.");
+  f.add("validation", c.validation, "HDF5 document stores for validation.");
+  f.add("tokenizer", c.tokenizer, "sentencepiece model, for samples and for bits per byte.");
+  f.add("packing", c.packing,
+        "How documents fill sequences: one behind the other, or with the fewest cuts.");
+  f.add("predict_across_documents", c.predict_across_documents,
+        "The last token of a document predicts the first of the next.");
+  f.add("prefetch", c.prefetch, between(1, 4096), "Micro-batches prepared ahead.");
+  f.section("task", c.task,
+            "A synthetic task in place of files (docs/tasks.md): examples as long as "
+            "train.sequence_length over the tokens of model.vocab.");
+}
+
+void describe(Fields& f, ScheduleConfig& c) {
+  f.add("type", c.type,
+        "Course of the learning rate. power: min(train.lr, a B n^b) after n tokens with B "
+        "sequences in a batch; exponential: from the previous stage's last rate down.");
+  f.add("warmup", c.warmup,
+        between(0, kMaxCount).when("type", {"constant", "linear", "cosine", "power", "wsd"}),
+        "Linear increase from 0 at the start of the stage.");
+  f.add("final_ratio", c.final_ratio,
+        between(0, 1).when("type", {"linear", "cosine", "wsd", "exponential"}),
+        "Learning rate at the end of the stage, relative to where the decay starts.");
+  f.add("decay_fraction", c.decay_fraction, between(0, 1).when("type", {"wsd"}),
+        "Part of the stage in which the rate decays.");
+  f.add("power_a", c.power_a, above(0).when("type", {"power"}), "a of a B n^b.");
+  f.add("power_b", c.power_b, between(-10, 0).when("type", {"power"}), "b of a B n^b.");
+  f.add("scale", c.scale, above(0).when("type", {"exponential"}),
+        "Factor of the previous stage's last rate at the start.");
+}
+
+void describe(Fields& f, StageConfig& c) {
+  f.add("name", c.name, "Name in logs and checkpoints; each stage has its own.");
+  f.add("length", c.length, between(1, kMaxCount).needed(), "How long the stage lasts.");
+  f.section("schedule", c.schedule, "The stage's segment of the learning rate schedule.");
+  f.list("sources", c.sources, Rule{}, "The stage's own mixture; none: data.sources.");
+}
+
+void describe(Fields& f, ValidationConfig& c) {
+  f.add("every", c.every, between(0, kMaxCount), "Interval; 0: only at the end.");
+  f.add("tokens", c.tokens, at_least(1), "Tokens of validation data used, at most.");
+  f.add("stop_accuracy", c.stop_accuracy, between(0, 1),
+        "Training ends once a task's held-out accuracy reaches this; 0: never.");
+}
+
+void describe(Fields& f, CheckpointConfig& c) {
+  f.add("every", c.every, between(0, kMaxCount), "Interval; 0: only at the end.");
+  f.add("keep", c.keep, between(1, 1000000), "Newest checkpoints kept.");
+  f.add("async", c.async, "Write in the background; training waits for the copy alone.");
+  f.add("resume", c.resume,
+        "auto: from the newest good checkpoint in the run folder, if there is one; none; or the "
+        "path of a checkpoint.");
+  f.add("max_failures", c.max_failures, at_least(1),
+        "Failed saves in a row before the run gives up.");
+  f.add("allow_changes", c.allow_changes,
+        "Keys whose values may differ from those of the run that is resumed, such as "
+        "[train.batch]; others of model, seed, batch and data order must be the same.");
+}
+
+void describe(Fields& f, MetricsConfig& c) {
+  f.add("every", c.every, at_least(1), "Steps between two records.");
+  f.add("jsonl", c.jsonl, "Write metrics.jsonl.");
+  f.add("tensorboard", c.tensorboard, "Write TensorBoard event files.");
+  f.add("progress", c.progress, "Show progress on the terminal.");
+  f.add("peak_tflops", c.peak_tflops, at_least(0),
+        "The device's dense peak, for MFU; 0: known devices only.");
+}
+
+void describe(Fields& f, Config& c) {
+  f.add("name", c.name, "Name of the run.");
+  f.add("out", c.out, "Run folder; empty: a folder of that name in runs/.");
+  f.add("seed", c.seed, "Seed of initialisation, data order and sampling.");
+  f.add("device", c.device, "Backend; auto: cuda where there is a GPU.");
+  f.section("model", c.model, "The model: Llama 2 layout with a choice of attention.");
+  f.section("train", c.train, "Batch, optimizer and memory.");
+  f.section("data", c.data, "What the model is trained and validated on.");
+  f.list("stages", c.stages, Rule{},
+         "The run, one stage after the other; each has a length, a segment of the schedule and, if "
+         "it likes, a mixture of its own.");
+  f.section("validation", c.validation, "Loss on held-out data while training.");
+  f.section("checkpoint", c.checkpoint, "Saving and resuming.");
+  f.section("metrics", c.metrics, "What is recorded of a run.");
+}
+
+}  // namespace sbtrain
