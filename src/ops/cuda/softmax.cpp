@@ -84,7 +84,7 @@ void softmax_forward(Stream& s, const SoftmaxForward& t, const Sequences& sequen
                                 library.forward_said, "forward")) {
     return;
   }
-  SBTRAIN_CUDA_CHECK(kernels::softmax_forward(cuda_stream(s), p));
+  kernels::softmax_forward(cuda_stream(s), p);
 }
 
 void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequences,
@@ -93,7 +93,7 @@ void softmax_backward(Stream& s, const SoftmaxBackward& t, const Sequences& sequ
       softmax_backward_scratch(s, t.dq_THd, params.heads, sequences.max_seqlen, params.window);
   const kernels::SoftmaxProblem p = softmax_backward_problem(t, sequences, params);
   if (backward_by_cudnn(s, p, workspace(scratch))) return;
-  SBTRAIN_CUDA_CHECK(kernels::softmax_backward(cuda_stream(s), p, workspace(scratch).data));
+  kernels::softmax_backward(cuda_stream(s), p, workspace(scratch).data);
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -47,10 +47,9 @@ void softmax_bias_forward(Stream& s, const SoftmaxForward& t, const SoftmaxBias&
   const Buffer scratch =
       softmax_bias_forward_scratch(s, bias.kind, p.tokens, p.heads, sequences.max_seqlen);
   if (bias.kind == PositionBias::kAlibi) {
-    SBTRAIN_CUDA_CHECK(kernels::alibi_forward(cuda_stream(s), p, alibi_slopes(params.heads)));
+    kernels::alibi_forward(cuda_stream(s), p, alibi_slopes(params.heads));
   } else {
-    SBTRAIN_CUDA_CHECK(
-        kernels::fire_forward(cuda_stream(s), p, parameters(bias.fire), scratch.tensor().data));
+    kernels::fire_forward(cuda_stream(s), p, parameters(bias.fire), scratch.tensor().data);
   }
 }
 
@@ -62,11 +61,9 @@ void softmax_bias_backward(Stream& s, const SoftmaxBackward& t, const SoftmaxBia
       softmax_bias_backward_scratch(s, bias.kind, p.tokens, p.heads, sequences.max_seqlen);
   void* const data = scratch.tensor().data;
   if (bias.kind == PositionBias::kAlibi) {
-    SBTRAIN_CUDA_CHECK(
-        kernels::alibi_backward(cuda_stream(s), p, alibi_slopes(params.heads), data));
+    kernels::alibi_backward(cuda_stream(s), p, alibi_slopes(params.heads), data);
   } else {
-    SBTRAIN_CUDA_CHECK(
-        kernels::fire_backward(cuda_stream(s), p, parameters(bias.fire), gradients(dfire), data));
+    kernels::fire_backward(cuda_stream(s), p, parameters(bias.fire), gradients(dfire), data);
   }
 }
 

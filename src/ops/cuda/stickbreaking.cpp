@@ -60,7 +60,7 @@ void stickbreaking_forward(Stream& s, const StickBreakingForward& t, const Seque
                            const StickBreakingParams& params) {
   kernels::StickBreakingProblem p = problem(t, sequences, params);
   p.o = head_rows(t.o_THd);
-  SBTRAIN_CUDA_CHECK(kernels::stickbreaking_forward(cuda_stream(s), p));
+  kernels::stickbreaking_forward(cuda_stream(s), p);
 }
 
 void stickbreaking_backward(Stream& s, const StickBreakingBackward& t, const Sequences& sequences,
@@ -83,7 +83,7 @@ void stickbreaking_backward(Stream& s, const StickBreakingBackward& t, const Seq
   p.workspace = states.tensor().f32();
   p.workspace_heads = static_cast<int>(shape.heads);
   p.workspace_blocks = static_cast<int>(shape.blocks);
-  SBTRAIN_CUDA_CHECK(kernels::stickbreaking_backward(cuda_stream(s), p));
+  kernels::stickbreaking_backward(cuda_stream(s), p);
 }
 
 }  // namespace sbtrain::ops::cuda
