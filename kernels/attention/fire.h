@@ -4,7 +4,7 @@
 //
 // A tile of queries and keys is on the line of its lowest u, and bends at each break between its
 // lowest and its highest u: at most tiles there is none. Gradients likewise are sums over a tile,
-// and over the part of it behind each break.
+// and over the part of it above each break.
 //
 // Plain functions of one lane, so that they are tested without a GPU.
 #pragma once
@@ -49,7 +49,7 @@ SBTRAIN_HOST_DEVICE int fire_rank(const FireNetwork& net, int unit) {
   }
   return rank;
 }
-// Whether the unit of this rank is active behind `segment` breaks.
+// Whether the unit of this rank is active above `segment` breaks.
 SBTRAIN_HOST_DEVICE bool fire_active(float w1, float b1, int rank, int segment) {
   if (w1 == 0.0f) return b1 > 0.0f;
   return (w1 > 0.0f) == (rank < segment);
@@ -58,7 +58,7 @@ SBTRAIN_HOST_DEVICE bool fire_active(float w1, float b1, int rank, int segment) 
 struct FireLine {
   double slope, intercept;
 };
-// The network's output for one head behind `segment` breaks. w2 of the head, ranks of the units.
+// The network's output for one head above `segment` breaks. w2 of the head, ranks of the units.
 SBTRAIN_HOST_DEVICE FireLine fire_line(const FireNetwork& net, const float* w2, float b2,
                                        const int* ranks, int segment) {
   FireLine line = {0.0, static_cast<double>(b2)};
@@ -138,7 +138,7 @@ SBTRAIN_HOST_DEVICE void fire_score(Tile& x, float scale, float slope, float int
         x_ij = fmaf(x_ij, scale, fmaf(slope * r(i, c, odd), psi_ij, intercept));
       });
 }
-// Behind a break the line is steeper: x += bend (u - at) where u > at.
+// Above a break the line is steeper: x += bend (u - at) where u > at.
 template <int kSign, int kRows, int kColBlocks, typename Tile, typename OfQuery,
           typename OfDistance>
 SBTRAIN_HOST_DEVICE void fire_bend_score(Tile& x, float at, float bend, OfQuery&& r,
@@ -214,9 +214,9 @@ SBTRAIN_HOST_DEVICE FireTileSums fire_tile_sums(Tile& gradient, float bound, OfQ
 // Sums over all pairs of one head, as the blocks write them (kFireSums numbers).
 struct FireSlot {
   static constexpr int kSegments = kFireUnits + 1;
-  // Tiles whose lowest u is behind `segment` breaks.
+  // Tiles whose lowest u is above `segment` breaks.
   static constexpr SBTRAIN_HOST_DEVICE int segment(int segment) { return segment; }
-  // The parts behind the break of this rank, of tiles that it cuts.
+  // The parts above the break of this rank, of tiles that it cuts.
   static constexpr SBTRAIN_HOST_DEVICE int behind(int rank) { return kSegments + rank; }
   static constexpr SBTRAIN_HOST_DEVICE int parameters() { return kSegments + kFireUnits; }
   static constexpr int kSlots = kSegments + kFireUnits + 1;  // of two numbers each

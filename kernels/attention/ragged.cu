@@ -1,4 +1,5 @@
 #include "kernels/attention/ragged.h"
+#include "kernels/launch.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -36,18 +37,17 @@ __global__ void transpose_kernel(float* y, const float* x, int rows, int cols) {
 
 }  // namespace
 
-cudaError_t ragged_batch(cudaStream_t stream, const RaggedBatch& ragged, int64_t* offsets,
-                         int32_t* lengths) {
+void ragged_batch(cudaStream_t stream, const RaggedBatch& ragged, int64_t* offsets,
+                  int32_t* lengths) {
   ragged_kernel<<<ragged.batch / kThreads + 1, kThreads, 0, stream>>>(ragged, offsets, lengths);
-  return cudaGetLastError();
+  check_launch("ragged_batch");
 }
 
-cudaError_t transpose_f32(cudaStream_t stream, float* y, const float* x, int rows, int cols) {
-  const auto blocks = [](int n) { return static_cast<unsigned>((n + kTile - 1) / kTile); };
-  if (rows == 0 || cols == 0) return cudaSuccess;
-  transpose_kernel<<<dim3(blocks(rows), blocks(cols)), dim3(kTile, kThreads / kTile), 0, stream>>>(
-      y, x, rows, cols);
-  return cudaGetLastError();
+void transpose_f32(cudaStream_t stream, float* y, const float* x, int rows, int cols) {
+  if (rows == 0 || cols == 0) return;
+  transpose_kernel<<<dim3(blocks(rows, kTile), blocks(cols, kTile)), dim3(kTile, kThreads / kTile),
+                     0, stream>>>(y, x, rows, cols);
+  check_launch("transpose_f32");
 }
 
 }  // namespace sbtrain::kernels

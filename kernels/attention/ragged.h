@@ -21,10 +21,10 @@ struct RaggedBatch {
 
 // offsets[i][n] is the element at which document n of tensor i begins, [tensors][batch + 1];
 // lengths[n] is the length of document n.
-cudaError_t ragged_batch(cudaStream_t stream, const RaggedBatch& ragged, int64_t* offsets,
-                         int32_t* lengths);
+void ragged_batch(cudaStream_t stream, const RaggedBatch& ragged, int64_t* offsets,
+                  int32_t* lengths);
 
 // y[col, row] = x[row, col], x [rows, cols] f32.
-cudaError_t transpose_f32(cudaStream_t stream, float* y, const float* x, int rows, int cols);
+void transpose_f32(cudaStream_t stream, float* y, const float* x, int rows, int cols);
 
 }  // namespace sbtrain::kernels

@@ -31,7 +31,7 @@ struct Rebased {
   float* den = nullptr;  // [H, T]
   RebasedTensor dout{}, dq{}, dk{}, dv{};
   // Chunked: f32 [rebased_chunks(tokens), group, rows, values + 1], the states of `group` heads,
-  // which are done at a time. Backward: behind it f32 [H, T].
+  // which are done at a time. Backward: after it f32 [H, T].
   float* scratch = nullptr;
   int group = 0;
 };

@@ -23,7 +23,7 @@ constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
 inline constexpr int kFireUnits = 32;
 // Tiles meet pairs that are masked: distances this far beyond those of a document.
 inline constexpr int64_t kFireMargin = 256;
-// Of one block of keys: sums of {dz, dz u} over each of 33 segments and behind each of 32
+// Of one block of keys: sums of {dz, dz u} over each of 33 segments and above each of 32
 // breaks, and the gradients of c and m.
 inline constexpr int64_t kFireSums = 2 * (kFireUnits + 1 + kFireUnits + 1);
 // Keys of a block in the backward pass.

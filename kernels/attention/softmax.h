@@ -30,10 +30,10 @@ struct SoftmaxProblem {
 };
 
 // Writes o and lse.
-cudaError_t softmax_forward(cudaStream_t stream, const SoftmaxProblem& problem);
+void softmax_forward(cudaStream_t stream, const SoftmaxProblem& problem);
 
 // Writes dq, dk and dv, the same bits on every run. `scratch` has softmax_backward_scratch_bytes
 // (scratch_sizes.h).
-cudaError_t softmax_backward(cudaStream_t stream, const SoftmaxProblem& problem, void* scratch);
+void softmax_backward(cudaStream_t stream, const SoftmaxProblem& problem, void* scratch);
 
 }  // namespace sbtrain::kernels

@@ -1,4 +1,4 @@
-// Softmax attention with ALiBi or FIRE (ops/softmax_bias.h) on the kernels of softmax.cuh: any
+// Softmax attention with ALiBi or FIRE (ops/softmax_bias.h), on the main loops of softmax: any
 // head dimension up to 128 that is a multiple of 8, any GPU from sm_80 on.
 #pragma once
 
@@ -8,17 +8,15 @@
 namespace sbtrain::kernels {
 
 // As softmax_forward and softmax_backward (softmax.h), at most kMaxAlibiHeads heads.
-cudaError_t alibi_forward(cudaStream_t stream, const SoftmaxProblem& problem,
-                          const AlibiSlopes& slopes);
-cudaError_t alibi_backward(cudaStream_t stream, const SoftmaxProblem& problem,
-                           const AlibiSlopes& slopes, void* scratch);
+void alibi_forward(cudaStream_t stream, const SoftmaxProblem& problem, const AlibiSlopes& slopes);
+void alibi_backward(cudaStream_t stream, const SoftmaxProblem& problem, const AlibiSlopes& slopes,
+                    void* scratch);
 
 // `scratch` has the bytes of fire_scratch (scratch_sizes.h). The gradients are the same bits on
 // every run.
-cudaError_t fire_forward(cudaStream_t stream, const SoftmaxProblem& problem,
-                         const FireParameters& parameters, void* scratch);
-cudaError_t fire_backward(cudaStream_t stream, const SoftmaxProblem& problem,
-                          const FireParameters& parameters, const FireGradients& gradients,
-                          void* scratch);
+void fire_forward(cudaStream_t stream, const SoftmaxProblem& problem,
+                  const FireParameters& parameters, void* scratch);
+void fire_backward(cudaStream_t stream, const SoftmaxProblem& problem,
+                   const FireParameters& parameters, const FireGradients& gradients, void* scratch);
 
 }  // namespace sbtrain::kernels

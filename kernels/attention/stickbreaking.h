@@ -41,9 +41,9 @@ struct StickBreakingProblem {
 };
 
 // Writes o, log2_rem and stop.
-cudaError_t stickbreaking_forward(cudaStream_t stream, const StickBreakingProblem& problem);
+void stickbreaking_forward(cudaStream_t stream, const StickBreakingProblem& problem);
 
 // Writes dq, dk, dv and dgate, adds to dremainder_bias; the same bits on every run.
-cudaError_t stickbreaking_backward(cudaStream_t stream, const StickBreakingProblem& problem);
+void stickbreaking_backward(cudaStream_t stream, const StickBreakingProblem& problem);
 
 }  // namespace sbtrain::kernels

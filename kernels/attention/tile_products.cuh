@@ -2,59 +2,11 @@
 // with accumulators that become operands without leaving the registers.
 #pragma once
 
+#include "kernels/primitives/accumulator.cuh"
+#include "kernels/primitives/fragments.cuh"
 #include "kernels/primitives/mma.cuh"
 
 namespace sbtrain::kernels {
-
-// Where the lane's first element lies in an accumulator, see mma.cuh.
-__device__ __forceinline__ int lane_row() {
-  return static_cast<int>(threadIdx.x) % 32 / 4;
-}
-__device__ __forceinline__ int lane_col() {
-  return static_cast<int>(threadIdx.x) % 4 * 2;
-}
-// Over the four lanes that share a row.
-__device__ __forceinline__ float sum_of_quad(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// [16 * kRowBlocks, 8 * kColBlocks] of f32 accumulators; see mma.cuh for who holds what.
-template <int kRowBlocks, int kColBlocks>
-struct Accumulator {
-  float at[kRowBlocks][kColBlocks][4];
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) {
-#pragma unroll
-      for (int c = 0; c < kColBlocks; ++c) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) at[r][c][i] = 0.0f;
-      }
-    }
-  }
-  // element(value, row, col) of everything this lane holds.
-  template <typename Body>
-  __device__ __forceinline__ void for_each(Body&& body) {
-    const int row = static_cast<int>(threadIdx.x) % 32 / 4;
-    const int col = static_cast<int>(threadIdx.x) % 4 * 2;
-#pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) {
-#pragma unroll
-      for (int c = 0; c < kColBlocks; ++c) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          body(at[r][c][i], RowCol{r * 16 + row + i / 2 * 8, c * 8 + col + i % 2, r * 2 + i / 2});
-        }
-      }
-    }
-  }
-  struct RowCol {
-    int row, col;
-    int lane_row;  // which of the lane's 2 * kRowBlocks rows: known when compiled
-  };
-};
 
 // Rows [row, row + 16 * kRowBlocks) of a tile [.., kD] as left operand; kept in registers, or read
 // again for every product.
@@ -154,28 +106,6 @@ __device__ __forceinline__ void add_product(Accumulator<kRowBlocks, kD / 8>& o,
                                             const Accumulator<kRowBlocks, kInner>& p,
                                             const __nv_bfloat16* x) {
   add_tile_product(o, p, [&](uint32_t(&b)[4], int k, int c) { load_b<kD>(b, x, k * 8, c * 8); });
-}
-
-// Writes rows [0, rows) and columns [0, cols) of the warp's accumulator, rounded, each row times
-// factor(lane row).
-template <int kRowBlocks, int kColBlocks, typename Factor>
-__device__ __forceinline__ void store_rows(__nv_bfloat16* out, int64_t stride, int rows, int cols,
-                                           const Accumulator<kRowBlocks, kColBlocks>& x,
-                                           Factor&& factor) {
-  const int row = static_cast<int>(threadIdx.x) % 32 / 4;
-  const int col = static_cast<int>(threadIdx.x) % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 2 * kRowBlocks; ++i) {
-    if (row + i * 8 >= rows) continue;
-    const float f = factor(i);
-    __nv_bfloat16* to = out + (row + i * 8) * stride + col;
-#pragma unroll
-    for (int c = 0; c < kColBlocks; ++c) {
-      if (c * 8 >= cols) break;
-      const float* pair = x.at[i / 2][c] + i % 2 * 2;
-      *reinterpret_cast<uint32_t*>(to + c * 8) = pack_bf16(pair[0] * f, pair[1] * f);
-    }
-  }
 }
 
 }  // namespace sbtrain::kernels

@@ -20,16 +20,6 @@ void check(cudaError_t error, const char* call);
 void check(cublasStatus_t status, const char* call);
 #define SBTRAIN_CUDA_CHECK(call) ::sbtrain::ops::cuda::check((call), #call)
 
-// Runs a launcher of kernels/attention, whichever way it reports errors.
-template <typename... Parameters, typename... Arguments>
-void launch(cudaError_t (*launcher)(Parameters...), Arguments&&... arguments) {
-  check(launcher(std::forward<Arguments>(arguments)...), "a launch of attention");
-}
-template <typename... Parameters, typename... Arguments>
-void launch(void (*launcher)(Parameters...), Arguments&&... arguments) {
-  launcher(std::forward<Arguments>(arguments)...);
-}
-
 // Pinned host memory through which host data reaches the device: the caller's memory may be used
 // again at once, and the stream is not waited for while a slot is free.
 class Staging {

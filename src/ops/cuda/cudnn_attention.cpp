@@ -259,10 +259,10 @@ class Loaded final : public CudnnAttention {
                                 .cu_seqlens = p.cu_seqlens,
                                 .tensors = static_cast<int>(shape.tensors())};
     std::copy_n(shape.stride.begin(), shape.tensors(), ragged.stride);
-    launch(kernels::ragged_batch, stream, ragged, offsets, lengths);
+    kernels::ragged_batch(stream, ragged, offsets, lengths);
     // cuDNN has the statistics of a pack in the order [T, H]; ours is [H, T].
     if (is_backward) {
-      launch(kernels::transpose_f32, stream, statistics, p.lse, p.heads, p.tokens);
+      kernels::transpose_f32(stream, statistics, p.lse, p.heads, p.tokens);
     }
 
     std::unordered_map<int64_t, void*> pointers = {{kQ, p.q.data},
@@ -284,7 +284,7 @@ class Loaded final : public CudnnAttention {
     fe::error_t error = plan.graph->execute(handle_, pointers, data + own_bytes(shape));
     if (error.is_bad()) fail(ExitCode::kInternal, "cuDNN: {}", error.get_message());
     if (!is_backward) {
-      launch(kernels::transpose_f32, stream, p.lse, statistics, p.tokens, p.heads);
+      kernels::transpose_f32(stream, p.lse, statistics, p.tokens, p.heads);
     }
     return "";
   }

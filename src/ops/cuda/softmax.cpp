@@ -85,12 +85,12 @@ void run(Cuda, Stream& s, const SoftmaxForward& op, const Buffer& scratch) {
   if (done_by_cudnn(s, op.kName, p, choose(op, s), workspace(scratch), false)) return;
   switch (op.bias.kind) {
     case PositionBias::kNone:
-      return launch(kernels::softmax_forward, cuda_stream(s), p);
+      return kernels::softmax_forward(cuda_stream(s), p);
     case PositionBias::kAlibi:
-      return launch(kernels::alibi_forward, cuda_stream(s), p, alibi_slopes(p.heads));
+      return kernels::alibi_forward(cuda_stream(s), p, alibi_slopes(p.heads));
     case PositionBias::kFire:
-      return launch(kernels::fire_forward, cuda_stream(s), p, fire_parameters(op.bias.fire),
-                    workspace(scratch).data);
+      return kernels::fire_forward(cuda_stream(s), p, fire_parameters(op.bias.fire),
+                                   workspace(scratch).data);
   }
 }
 
@@ -100,12 +100,12 @@ void run(Cuda, Stream& s, const SoftmaxBackward& op, const Buffer& scratch) {
   void* const data = workspace(scratch).data;
   switch (op.bias.kind) {
     case PositionBias::kNone:
-      return launch(kernels::softmax_backward, cuda_stream(s), p, data);
+      return kernels::softmax_backward(cuda_stream(s), p, data);
     case PositionBias::kAlibi:
-      return launch(kernels::alibi_backward, cuda_stream(s), p, alibi_slopes(p.heads), data);
+      return kernels::alibi_backward(cuda_stream(s), p, alibi_slopes(p.heads), data);
     case PositionBias::kFire:
-      return launch(kernels::fire_backward, cuda_stream(s), p, fire_parameters(op.bias.fire),
-                    fire_gradients(op.dfire), data);
+      return kernels::fire_backward(cuda_stream(s), p, fire_parameters(op.bias.fire),
+                                    fire_gradients(op.dfire), data);
   }
 }
 

@@ -38,7 +38,7 @@ kernels::StickBreakingProblem problem(const Op& op) {
 }  // namespace
 
 void run(Cuda, Stream& s, const StickBreakingForward& op, const Buffer& /*scratch*/) {
-  launch(kernels::stickbreaking_forward, cuda_stream(s), problem(op));
+  kernels::stickbreaking_forward(cuda_stream(s), problem(op));
 }
 
 void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch) {
@@ -52,7 +52,7 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch
   p.workspace = arg(scratch);
   p.workspace_heads = static_cast<int>(choice.heads);
   p.workspace_blocks = static_cast<int>(choice.blocks);
-  launch(kernels::stickbreaking_backward, cuda_stream(s), p);
+  kernels::stickbreaking_backward(cuda_stream(s), p);
 }
 
 }  // namespace sbtrain::ops::cuda

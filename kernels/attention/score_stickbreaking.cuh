@@ -1,97 +1,85 @@
-// The scan along the keys that makes stick-breaking attention, on accumulators of tensor cores.
+// The score of stick-breaking attention: a scan along the keys, in the registers of one warp or
+// warpgroup.
 //
 // Key tiles lie in shared memory in a permuted order (key_of_row): then each lane of a quad holds
-// 16 consecutive keys of its rows, and the scan is serial in registers but for a few shuffles
-// within the quad. All is done in product space: with e = 2^(z log2 e) a key takes
+// kLaneKeys = kKeys / 4 consecutive keys of its rows, and the scan is serial in registers but for a
+// few shuffles within the quad. All is done in product space: with e = 2^(z log2 e) a key takes
 // beta = e / (1 + e) of the stick and leaves 1 / (1 + e) of it.
+//
+// Scores are any fragment with of_row(i, t), element t of the lane's row i in the order of its
+// columns, 8 c + 2 (lane % 4) + b for t = 2 c + b: so mma.sync and wgmma lay out accumulators. What
+// a row sees is any type with hidden(i, key) and all(begin, keys), see RowKeys in visibility.cuh.
 #pragma once
 
-#include "kernels/attention/tile_products.cuh"
+#include "kernels/primitives/lanes.cuh"
+#include "kernels/primitives/math.cuh"
 
 namespace sbtrain::kernels {
 
-constexpr int kStickKeys = 64;             // of a block of keys
-constexpr int kLaneKeys = kStickKeys / 4;  // consecutive keys that a lane holds
-constexpr float kLog2e = 1.4426950408889634f;
 // e is clamped to 2^31, so that the product of four (1 + e) is finite. What leaks is 2^-31.
-constexpr float kLargestLogit = 31.0f;
+inline constexpr float kLargestLogit = 31.0f;
 
-// The key of a block that lies in row `row` of its tile, and so in column `row` of the scores.
-// A lane q = lane % 4 holds columns 8c + 2q + b, b = 0, 1: its keys are 16q + 2c + b.
+// The key of a block of kKeys that lies in row `row` of its tile, and so in column `row` of the
+// scores. Lane q of a quad holds columns 8c + 2q + b, b = 0, 1: its keys are q kKeys / 4 + 2c + b.
+template <int kKeys>
 __device__ __forceinline__ int key_of_row(int row) {
-  return kLaneKeys * (row % 8 / 2) + row / 8 * 2 + row % 2;
+  return kKeys / 4 * (row % 8 / 2) + row / 8 * 2 + row % 2;
 }
 
-__device__ __forceinline__ float exp2_ftz(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float log2_ftz(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float reciprocal_ftz(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ int quad_lane() {
-  return static_cast<int>(threadIdx.x) % 4;
-}
-// Of lane q + distance of the quad, or `outside` where there is none.
-__device__ __forceinline__ float from_right(float x, int distance, float outside) {
-  const float y = __shfl_down_sync(~0u, x, distance, 4);
-  return quad_lane() + distance < 4 ? y : outside;
-}
-__device__ __forceinline__ float from_left(float x, int distance, float outside) {
-  const float y = __shfl_up_sync(~0u, x, distance, 4);
-  return quad_lane() >= distance ? y : outside;
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// Keys [begin[i], end[i]) of the pack are seen by the lane's row i.
-template <int kRowBlocks>
-struct RowRanges {
-  int begin[2 * kRowBlocks], end[2 * kRowBlocks];
-};
-
-// e of the lane's 16 keys of row i of the scores; `first` is the lane's first key.
-template <bool kMasked, int kRowBlocks>
-__device__ __forceinline__ void exponentials(float (&e)[kLaneKeys],
-                                             const Accumulator<kRowBlocks, 8>& s, int i, int first,
-                                             float scale_log2, const RowRanges<kRowBlocks>& seen) {
+// e of the lane's keys of row i of the scores; `first` is the lane's first key.
+template <bool kMasked, int kLaneKeys, typename Scores, typename Seen>
+__device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores& s, int i,
+                                             int first, float scale_log2, const Seen& seen) {
 #pragma unroll
   for (int t = 0; t < kLaneKeys; ++t) {
-    const float z = s.at[i / 2][t / 2][i % 2 * 2 + t % 2] * scale_log2;
+    const float z = s.of_row(i, t) * scale_log2;
     e[t] = exp2_ftz(fminf(z, kLargestLogit));
-    if (kMasked && (first + t < seen.begin[i] || first + t >= seen.end[i])) e[t] = 0.0f;
+    if (kMasked && seen.hidden(i, first + t)) e[t] = 0.0f;
   }
 }
 
-// The sticks of a lane's rows on their way from right to left.
-template <int kRowBlocks, bool kGated>
+// (x[0] + x[1]) + (x[2] + x[3]) and so on: kCount is a power of two.
+template <int kCount>
+__device__ __forceinline__ float pairwise_sum(const float* x) {
+  if constexpr (kCount == 1) {
+    return x[0];
+  } else {
+    return pairwise_sum<kCount / 2>(x) + pairwise_sum<kCount / 2>(x + kCount / 2);
+  }
+}
+
+// The sticks of a lane's kRows rows on their way from right to left, kKeys keys at a time.
+template <int kRows, int kKeys, bool kGated>
 struct Sticks {
-  float left[2 * kRowBlocks];       // T, the stick that is left: the same in all lanes of a quad
-  float log2_left[2 * kRowBlocks];  // the lane's part of log2 T
+  static constexpr int kLaneKeys = kKeys / 4;
+  float left[kRows];       // T, the stick that is left: the same in all lanes of a quad
+  float log2_left[kRows];  // the lane's part of log2 T
 
   __device__ __forceinline__ Sticks() {
 #pragma unroll
-    for (int i = 0; i < 2 * kRowBlocks; ++i) left[i] = 1.0f, log2_left[i] = 0.0f;
+    for (int i = 0; i < kRows; ++i) left[i] = 1.0f, log2_left[i] = 0.0f;
   }
 
-  // Scores of a block become A; gates are those of the lane's keys.
-  template <bool kMasked>
-  __device__ __forceinline__ void break_block(Accumulator<kRowBlocks, 8>& s, int first,
-                                              float scale_log2, const RowRanges<kRowBlocks>& seen,
-                                              const float* gates) {
+  // Scores of the keys from `block` on become A; `gates` are those of these keys.
+  template <typename Scores, typename Seen>
+  __device__ __forceinline__ void score(Scores& s, int block, float scale_log2, const Seen& seen,
+                                        const float* gates) {
+    const int first = block + kLaneKeys * quad_lane();
+    const float* const lane_gates = gates + kLaneKeys * quad_lane();
+    if (seen.all(block, kKeys)) {
+      break_block<false>(s, first, scale_log2, seen, lane_gates);
+    } else {
+      break_block<true>(s, first, scale_log2, seen, lane_gates);
+    }
+  }
+
+ private:
+  // `first` is the lane's first key, `gates` those of its keys.
+  template <bool kMasked, typename Scores, typename Seen>
+  __device__ __forceinline__ void break_block(Scores& s, int first, float scale_log2,
+                                              const Seen& seen, const float* gates) {
 #pragma unroll
-    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       float e[kLaneKeys];
       exponentials<kMasked>(e, s, i, first, scale_log2, seen);
       if constexpr (kGated) {
@@ -102,11 +90,10 @@ struct Sticks {
     }
   }
 
- private:
   // One reciprocal for four keys. With T_t the stick after key t: A_t = e_t T_t, and T_t of the
   // next key to the right is T_t + A_t.
-  __device__ __forceinline__ void break_row(Accumulator<kRowBlocks, 8>& s, int i,
-                                            const float (&e)[kLaneKeys]) {
+  template <typename Scores>
+  __device__ __forceinline__ void break_row(Scores& s, int i, const float (&e)[kLaneKeys]) {
     float after[kLaneKeys / 4];  // product of 1 / (1 + e) over four keys
     float mine = 1.0f;
 #pragma unroll
@@ -125,15 +112,16 @@ struct Sticks {
 #pragma unroll
       for (int t = 4 * g; t < 4 * g + 4; ++t) {
         const float a = e[t] * stick;
-        s.at[i / 2][t / 2][i % 2 * 2 + t % 2] = a;
+        s.of_row(i, t) = a;
         stick += a;
       }
       stick = next;
     }
   }
 
-  __device__ __forceinline__ void break_row_gated(Accumulator<kRowBlocks, 8>& s, int i,
-                                                  const float (&e)[kLaneKeys], const float* gates) {
+  template <typename Scores>
+  __device__ __forceinline__ void break_row_gated(Scores& s, int i, const float (&e)[kLaneKeys],
+                                                  const float* gates) {
     float beta[kLaneKeys], keep[kLaneKeys];
     float mine = 1.0f;
 #pragma unroll
@@ -154,7 +142,7 @@ struct Sticks {
     float stick = enter(i, mine);
 #pragma unroll
     for (int t = kLaneKeys - 1; t >= 0; --t) {
-      s.at[i / 2][t / 2][i % 2 * 2 + t % 2] = beta[t] * stick;
+      s.of_row(i, t) = beta[t] * stick;
       stick *= keep[t];
     }
   }
@@ -170,23 +158,39 @@ struct Sticks {
   }
 };
 
-// The backward pass of a lane's rows, from left to right. Where a block begins it needs log2 T of
-// the stick that is left there and C, the sum of g over the keys further left.
-template <int kRowBlocks, bool kGated>
+// The backward pass of a lane's kRows rows, from left to right. Where a block begins it needs log2
+// T of the stick that is left there and C, the sum of g over the keys further left.
+template <int kRows, int kKeys, bool kGated>
 struct StickGradients {
-  float log2_left[2 * kRowBlocks];  // the same in all lanes of a quad, and C and drem too
-  float c[2 * kRowBlocks];
-  float drem[2 * kRowBlocks];
+  static constexpr int kLaneKeys = kKeys / 4;
+  float log2_left[kRows];  // the same in all lanes of a quad, and C and drem too
+  float c[kRows];
+  float drem[kRows];
 
-  // Scores become A and their gradients by A (dp = do.v) become dz, both of one block; advances
-  // the state to the next block. dgate, with a gate: += of the lane's keys.
-  template <bool kMasked>
-  __device__ __forceinline__ void break_block(Accumulator<kRowBlocks, 8>& s,
-                                              Accumulator<kRowBlocks, 8>& dp, int first,
-                                              float scale_log2, const RowRanges<kRowBlocks>& seen,
-                                              const float* gates, float* dgate) {
+  // Scores become A and their gradients by A (dp = do.v) become dz, both of the keys from `block`
+  // on; advances the state to the next block. dgate, with a gate: += of the lane's keys.
+  template <typename Scores, typename Seen>
+  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, float scale_log2,
+                                        const Seen& seen, const float* gates, float* dgate) {
+    const int first = block + kLaneKeys * quad_lane();
+    const float* const lane_gates = gates + kLaneKeys * quad_lane();
+    if (seen.all(block, kKeys)) {
+      break_block<false>(s, dp, first, scale_log2, seen, lane_gates, dgate);
+    } else {
+      break_block<true>(s, dp, first, scale_log2, seen, lane_gates, dgate);
+    }
+  }
+
+ private:
+  // Keys go in groups of four: chains of dependent operations stay short, and the groups' run side
+  // by side.
+  static constexpr int kGroups = kLaneKeys / 4;
+
+  template <bool kMasked, typename Scores, typename Seen>
+  __device__ __forceinline__ void break_block(Scores& s, Scores& dp, int first, float scale_log2,
+                                              const Seen& seen, const float* gates, float* dgate) {
 #pragma unroll
-    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       float e[kLaneKeys], r[kLaneKeys], kept[kGroups];
       exponentials<kMasked>(e, s, i, first, scale_log2, seen);
       float stick[kGroups], prefix[kGroups];
@@ -196,17 +200,12 @@ struct StickGradients {
     }
   }
 
- private:
-  // Keys go in groups of four: chains of dependent operations stay short, and the groups' run side
-  // by side.
-  static constexpr int kGroups = kLaneKeys / 4;
-
   static __device__ __forceinline__ float keep(float r, const float* gates, int t) {
     return kGated ? fmaf(gates[t], r, 1.0f - gates[t]) : r;
   }
 
   // r = 1 / (1 + e) of the lane's keys, what each group leaves, and the stick before each group's
-  // rightmost key; moves log2_left behind the block.
+  // rightmost key; moves log2_left to the end of the block.
   __device__ __forceinline__ void enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
                                         float (&kept)[kGroups], float (&stick)[kGroups],
                                         const float* gates) {
@@ -226,28 +225,27 @@ struct StickGradients {
     const float from_1 = from_left(mine, 1, 0.0f);
     const float from_2 = from_left(mine, 2, 0.0f);
     const float from_3 = from_left(mine, 3, 0.0f);
-    const float behind = log2_left[i] - (from_3 + from_2 + from_1 + mine);
-    log2_left[i] = __shfl_sync(~0u, behind, 3, 4);
-    stick[kGroups - 1] = exp2_ftz(behind);
+    const float after = log2_left[i] - (from_3 + from_2 + from_1 + mine);
+    log2_left[i] = __shfl_sync(~0u, after, 3, 4);
+    stick[kGroups - 1] = exp2_ftz(after);
 #pragma unroll
     for (int g = kGroups - 1; g > 0; --g) stick[g - 1] = stick[g] * kept[g];
   }
 
   // Right to left: A, and g = A (dp - drem) in place of dp; e becomes sigma. prefix: the sum of g
   // left of each group.
-  __device__ __forceinline__ void break_groups(Accumulator<kRowBlocks, 8>& s,
-                                               Accumulator<kRowBlocks, 8>& dp, int i,
-                                               float (&e)[kLaneKeys], const float (&r)[kLaneKeys],
-                                               float (&stick)[kGroups], float (&prefix)[kGroups],
-                                               const float* gates) {
+  template <typename Scores>
+  __device__ __forceinline__ void break_groups(Scores& s, Scores& dp, int i, float (&e)[kLaneKeys],
+                                               const float (&r)[kLaneKeys], float (&stick)[kGroups],
+                                               float (&prefix)[kGroups], const float* gates) {
     float sums[kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       sums[g] = 0.0f;
 #pragma unroll
       for (int t = 4 * g + 3; t >= 4 * g; --t) {
-        float& score = s.at[i / 2][t / 2][i % 2 * 2 + t % 2];
-        float& gradient = dp.at[i / 2][t / 2][i % 2 * 2 + t % 2];
+        float& score = s.of_row(i, t);
+        float& gradient = dp.of_row(i, t);
         e[t] *= r[t];
         score = (kGated ? gates[t] * e[t] : e[t]) * stick[g];
         gradient = score * (gradient - drem[i]);
@@ -255,7 +253,7 @@ struct StickGradients {
         stick[g] *= keep(r[t], gates, t);
       }
     }
-    const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    const float sum = pairwise_sum<kGroups>(sums);
     const float from_1 = from_left(sum, 1, 0.0f);
     const float from_2 = from_left(sum, 2, 0.0f);
     const float from_3 = from_left(sum, 3, 0.0f);
@@ -267,8 +265,8 @@ struct StickGradients {
 
   // Left to right: dz = g - beta C. With a gate, beta = f sigma: d beta = g / beta - C' / keep,
   // where C' is C without g.
-  __device__ __forceinline__ void differentiate(Accumulator<kRowBlocks, 8>& dp, int i,
-                                                const float (&sigma)[kLaneKeys],
+  template <typename Scores>
+  __device__ __forceinline__ void differentiate(Scores& dp, int i, const float (&sigma)[kLaneKeys],
                                                 const float (&r)[kLaneKeys],
                                                 float (&prefix)[kGroups], const float* gates,
                                                 float* dgate) {
@@ -276,7 +274,7 @@ struct StickGradients {
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int t = 4 * g; t < 4 * g + 4; ++t) {
-        float& gradient = dp.at[i / 2][t / 2][i % 2 * 2 + t % 2];
+        float& gradient = dp.of_row(i, t);
         const float mine = gradient;
         if constexpr (kGated) {
           const float by_keep = prefix[g] * reciprocal_ftz(keep(r[t], gates, t));

@@ -1,0 +1,14 @@
+// Where the tile of scores stands that a score function (score_*.cuh) is asked for. Main loops pass
+// it, so that score functions know nothing of the grid: in a persistent kernel a block comes to
+// many tiles.
+#pragma once
+
+namespace sbtrain::kernels {
+
+struct TileCoordinates {
+  int head;
+  int first;     // row of the block, a query or a key
+  int warp_row;  // where the warp's rows begin in the block
+};
+
+}  // namespace sbtrain::kernels

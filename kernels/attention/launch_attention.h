@@ -1,0 +1,41 @@
+// How attention kernels are launched: with the shared memory of their tiles, for the tile width
+// that holds the problem's heads.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/launch.h"
+
+namespace sbtrain::kernels {
+
+// A block for each `rows` queries or keys of each of `heads`.
+inline dim3 attention_grid(int tokens, int rows, int heads) {
+  return dim3(blocks(tokens, rows), static_cast<unsigned>(heads));
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch_attention(const char* name, cudaStream_t stream, void (*kernel)(Parameters...),
+                      dim3 grid, int threads, int shared_bytes, const Arguments&... arguments) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) {
+    throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(error));
+  }
+  kernel<<<grid, threads, static_cast<size_t>(shared_bytes), stream>>>(arguments...);
+  check_launch(name);
+}
+
+// body(Int<kD>) with the width of tiles for heads of so many channels.
+template <typename Body>
+void with_head_dim(const char* name, int head_dim, Body&& body) {
+  if (head_dim <= 0 || head_dim > 128 || head_dim % 8 != 0) {
+    throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(head_dim) +
+                                " channels, not a multiple of 8 up to 128");
+  }
+  if (head_dim <= 32) return body(Int<32>{});
+  if (head_dim <= 64) return body(Int<64>{});
+  body(Int<128>{});
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,96 @@
+// Softmax attention forward (FlashAttention-2, arXiv 2307.08691): a tile of queries walks over its
+// keys from left to right.
+#pragma once
+
+#include "kernels/attention/coordinates.cuh"
+#include "kernels/attention/epilogue.cuh"
+#include "kernels/attention/running_softmax.cuh"
+#include "kernels/attention/softmax_tiles.cuh"
+
+namespace sbtrain::kernels {
+
+template <int kHeadDim>
+struct SoftmaxForwardShape {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kWarps = 4;
+  static constexpr int kBlocks = kD == 32 ? 3 : 1;  // of a multiprocessor, at least
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRowBlocks = 2;  // of 16 queries, each warp
+  static constexpr int kQueries = 16 * kRowBlocks * kWarps;
+  static constexpr int kKeys = kD == 128 ? 32 : 64;
+  static constexpr bool kKeepQueries = kD <= 64;
+  static constexpr int kSharedBytes = 2 * kD * (kQueries + 2 * 2 * kKeys);
+};
+
+// Writes o and lse of the warp's rows.
+template <int kRowBlocks, int kColBlocks>
+__device__ __forceinline__ void write_softmax(const SoftmaxProblem& p, const SoftmaxHead& head,
+                                              int first,
+                                              const Accumulator<kRowBlocks, kColBlocks>& o,
+                                              RunningSoftmax<kRowBlocks>& softmax) {
+  const int rows = p.tokens - first;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    softmax.sum[i] = quad_sum(softmax.sum[i]);
+    const int row = lane_row() + i * 8;
+    if (quad_lane() == 0 && row < rows) {
+      p.lse[head.at(first) + row] = (softmax.maximum[i] + log2f(softmax.sum[i])) / kLog2e;
+    }
+  }
+  store_rows(head.row(p.o, first), p.o.stride, rows, p.head_dim, o,
+             [&](int i) { return 1.0f / softmax.sum[i]; });
+}
+
+template <typename Shape, typename Policy>
+static __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void softmax_forward_kernel(
+    SoftmaxProblem p, const __grid_constant__ Policy policy) {
+  constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
+  using Scores = typename Policy::template QueryRows<Shape>;
+  using Keys = TileStages<kKeys, kD>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto* const q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
+  const Keys k_tiles{q_tile + Shape::kQueries * kD};
+  const Keys v_tiles{k_tiles.first + Keys::kElements};
+  char* const policy_stages = reinterpret_cast<char*>(v_tiles.first + Keys::kElements);
+
+  const BlockThreads<Shape::kThreads> group;
+  // The last queries see the most keys: they start first.
+  const SoftmaxHead head(p, static_cast<int>(blockIdx.y));
+  const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
+  load_rows<Shape::kQueries, kD>(group, q_tile, head, p.q, first);
+  const int warp_row = group.warp() * 16 * kRowBlocks;
+  const Visibility visibility = visibility_of(p);
+  const LaneKeys<kRowBlocks> seen(visibility, first + warp_row);
+  Scores scores(policy, {head.index, first, warp_row});
+  const auto load_keys = [&](int key, int stage) {
+    load_rows<kKeys, kD>(group, k_tiles.at(stage), head, p.k, key);
+    load_rows<kKeys, kD>(group, v_tiles.at(stage), head, p.v, key);
+    scores.load(group, policy_stages + stage * Scores::stage_bytes(), key);
+    cp_async_commit();
+  };
+
+  const int begin = visibility.first_key(first) / kKeys * kKeys;
+  const int end = min(first + Shape::kQueries, p.tokens);
+  load_keys(begin, 0);
+  TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row);
+  Accumulator<kRowBlocks, kD / 8> o;
+  o.clear();
+  RunningSoftmax<kRowBlocks> softmax;
+  for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
+    cp_async_wait<0>();
+    group.sync();
+    if (key == begin) q.load();
+    if (key + kKeys < end) load_keys(key + kKeys, stage ^ 1);
+    if (!seen.some(key, kKeys)) continue;
+    Accumulator<kRowBlocks, kKeys / 8> s;
+    product_with_rows(s, q, k_tiles.at(stage));
+    scores.enter(policy_stages + stage * Scores::stage_bytes(), key);
+    scores.score(s);
+    seen.mask(s, key);
+    softmax.add(s, o);
+    add_product<kRowBlocks, kKeys / 8, kD>(o, s, v_tiles.at(stage));
+  }
+  write_softmax(p, head, seen.first, o, softmax);
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,374 @@
+// Stick-breaking attention backward, in two phases. Both form A and dz again, block by block from
+// left to right. In the first a tile of queries walks over its blocks of keys: it finds dq, and
+// leaves {log2 T, C} of each row at each block. From these the second starts in any block: a block
+// of keys walks over the queries that see it and finds dk and dv. Nothing is added by atomics.
+#pragma once
+
+#include "kernels/attention/epilogue.cuh"
+#include "kernels/attention/stickbreaking_tiles.cuh"
+
+namespace sbtrain::kernels {
+
+// Where {log2 T, C} of the row at the left edge of `block` is kept; null before its document.
+__device__ __forceinline__ float2* saved_state(const StickBreakingProblem& p, const StickHead& head,
+                                               int row, int block) {
+  const int n = (block - (row - p.positions[row]) / kStickKeys * kStickKeys) / kStickKeys;
+  if (block < (row - p.positions[row]) / kStickKeys * kStickKeys) return nullptr;
+  const int64_t slot = head.index % p.workspace_heads * p.workspace_blocks + n;
+  return reinterpret_cast<float2*>(p.workspace) + slot * p.tokens + row;
+}
+
+// do_j . (v_j or r_h): what the remainder's gradient is. The lanes of a quad share the columns.
+__device__ __forceinline__ float remainder_gradient(const StickBreakingProblem& p,
+                                                    const StickHead& head, int row) {
+  if (p.remainder == StickRemainder::kNone) return 0.0f;
+  float sum = 0.0f;
+  if (row < p.tokens) {
+    const __nv_bfloat16* r = remainder_row(p, head, row);
+    const __nv_bfloat16* dout = head.row(p.dout, row);
+    for (int col = quad_lane() * 8; col < p.head_dim; col += 32) {
+      const uint4 x = *reinterpret_cast<const uint4*>(dout + col);
+      const uint4 y = *reinterpret_cast<const uint4*>(r + col);
+      const auto* xs = reinterpret_cast<const __nv_bfloat162*>(&x);
+      const auto* ys = reinterpret_cast<const __nv_bfloat162*>(&y);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float2 a = __bfloat1622float2(xs[n]);
+        const float2 b = __bfloat1622float2(ys[n]);
+        sum += a.x * b.x + a.y * b.y;
+      }
+    }
+  }
+  return quad_sum(sum);
+}
+
+// ---- Phase 1: dq, and the states from which phase 2 starts --------------------------------------
+
+template <int kD>
+constexpr int stick_query_shared_bytes() {
+  return 2 * kD * 2 * StickShape<kD, StickPass::kQuery>::kQueries + KeyStages<kD, true>::kBytes;
+}
+
+// The states of the lane's rows left of their first keys.
+template <int kRowBlocks, bool kGated>
+__device__ __forceinline__ void enter_rows(
+    StickGradients<2 * kRowBlocks, kStickKeys, kGated>& sticks, const StickBreakingProblem& p,
+    const StickHead& head, int first) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    const int row = first + lane_row() + 8 * i;
+    sticks.log2_left[i] = row < p.tokens ? p.log2_rem[head.at(row)] : 0.0f;
+    sticks.c[i] = 0.0f;
+    sticks.drem[i] = remainder_gradient(p, head, row);
+  }
+}
+
+template <int kRowBlocks, bool kGated>
+__device__ __forceinline__ void save_states(
+    const StickGradients<2 * kRowBlocks, kStickKeys, kGated>& sticks, const StickBreakingProblem& p,
+    const StickHead& head, int first, int block) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    const int row = first + lane_row() + 8 * i;
+    if (quad_lane() != 0 || row >= p.tokens) continue;
+    float2* state = saved_state(p, head, row, block);
+    if (state) *state = make_float2(sticks.log2_left[i], sticks.c[i]);
+  }
+}
+
+template <int kD, bool kGated>
+static __global__ void __launch_bounds__(StickThreads::kThreads,
+                                         StickShape<kD, StickPass::kQuery>::kBlocks)
+    stick_query_gradient_kernel(const StickBreakingProblem p, int first_head) {
+  using Shape = StickShape<kD, StickPass::kQuery>;
+  constexpr int kRowBlocks = Shape::kRowBlocks;
+  constexpr int kQueries = Shape::kQueries;
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto* q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
+  __nv_bfloat16* dout_tile = q_tile + kQueries * kD;
+  const KeyStages<kD, kGated> keys(dout_tile + kQueries * kD);
+
+  const StickThreads group;
+  const StickHead head(p, first_head + static_cast<int>(blockIdx.y));
+  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
+  const int warp_row = group.warp() * Shape::kWarpRows;
+  const int first = tile + warp_row;
+  const Visibility visibility = visibility_of<true>(p, head);
+  const RowKeys<kRowBlocks> seen(visibility, first);
+  const int end = min(tile + kQueries, p.tokens);
+  int lowest = INT_MAX;
+  for (int row = tile; row < end; row += Shape::kWarpRows) {
+    lowest = min(lowest, visibility.first_key(row));
+  }
+  const float scale_log2 = p.scale * kLog2e;
+
+  StickGradients<2 * kRowBlocks, kStickKeys, kGated> sticks;
+  enter_rows<kRowBlocks>(sticks, p, head, first);
+  load_rows<kQueries, kD>(group, q_tile, head, p.q, tile);
+  load_rows<kQueries, kD>(group, dout_tile, head, p.dout, tile);
+  int block = lowest / kStickKeys * kStickKeys;
+  keys.load(group, p, head, block, 0);
+  const TileRows<kRowBlocks, kD, false> queries(q_tile, warp_row);
+  const TileRows<kRowBlocks, kD, false> douts(dout_tile, warp_row);
+  Accumulator<kRowBlocks, kD / 8> dq;
+  dq.clear();
+  for (int stage = 0; block < end; stage ^= 1, block += kStickKeys) {
+    cp_async_wait<0>();
+    group.sync();
+    if (block + kStickKeys < end) keys.load(group, p, head, block + kStickKeys, stage ^ 1);
+    if (!seen.some(block, kStickKeys)) continue;
+    save_states<kRowBlocks>(sticks, p, head, first, block);
+    Accumulator<kRowBlocks, kStickKeys / 8> s, dp;
+    product_with_rows(s, queries, keys.k(stage));
+    product_with_rows(dp, douts, keys.v(stage));
+    sticks.score(s, dp, block, scale_log2, seen, keys.gates(stage), nullptr);
+    add_product<kRowBlocks, kStickKeys / 8, kD>(dq, dp, keys.k(stage));
+  }
+  cp_async_wait<0>();
+  const float scale = p.scale;
+  store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
+             [scale](int) { return scale; });
+}
+
+// ---- Phase 2: dk, dv and the gate's gradient ----------------------------------------------------
+
+// The warps share the products with the transposed tiles [queries, keys]: two halves of the keys,
+// two of the columns.
+template <int kD>
+using KeyGradient = Accumulator<2, kD / 16>;
+
+// sum += tile^T x, tile [kQueries, 64] and x [kQueries, kD].
+template <int kD>
+__device__ __forceinline__ void add_transposed_product(KeyGradient<kD>& sum, int warp,
+                                                       const __nv_bfloat16* tile,
+                                                       const __nv_bfloat16* x) {
+  const int key = warp / 2 * 32;
+  const int col = warp % 2 * (kD / 2);
+#pragma unroll
+  for (int query = 0; query < StickShape<kD, StickPass::kKey>::kQueries; query += 16) {
+    uint32_t a[2][4];
+    load_a_trans<kStickKeys>(a[0], tile, query, key);
+    load_a_trans<kStickKeys>(a[1], tile, query, key + 16);
+#pragma unroll
+    for (int c = 0; c < kD / 16; c += 2) {
+      uint32_t b[4];
+      load_b<kD>(b, x, query, col + c * 8);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        mma_m16n8k16_bf16(sum.at[r][c], a[r], b[0], b[1]);
+        if (kD > 16) mma_m16n8k16_bf16(sum.at[r][c + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// The warp's rows of a tile [kQueries, 64] = x, rounded.
+template <int kRowBlocks>
+__device__ __forceinline__ void store_scores(__nv_bfloat16* tile, int warp_row,
+                                             const Accumulator<kRowBlocks, kStickKeys / 8>& x) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    const int row = warp_row + lane_row() + 8 * i;
+#pragma unroll
+    for (int c = 0; c < kStickKeys / 8; ++c) {
+      const float* pair = x.at[i / 2][c] + i % 2 * 2;
+      *reinterpret_cast<uint32_t*>(tile + tile_offset<kStickKeys>(row, c) + 2 * quad_lane()) =
+          pack_bf16(pair[0], pair[1]);
+    }
+  }
+}
+
+// out = factor x + add(key, column) of the keys from `block` on.
+template <int kD, typename Add>
+__device__ __forceinline__ void store_key_gradient(const StickHead& head, const HeadRows& out,
+                                                   int block, int warp, KeyGradient<kD>& x,
+                                                   float factor, Add&& add) {
+  x.for_each([&](float& value, auto at) {
+    const int key = block + key_of_row<kStickKeys>(warp / 2 * 32 + at.row);
+    const int col = warp % 2 * (kD / 2) + at.col;
+    if (key >= head.p.tokens || col >= head.p.head_dim) return;
+    head.row(out, key)[col] = __float2bfloat16(value * factor + add(key, col));
+  });
+}
+
+// Adds the warps' parts of the gate's gradient, dgate of a lane's keys, and writes it.
+template <int kLaneKeys>
+__device__ __forceinline__ void write_gate_gradient(const StickThreads& group,
+                                                    const StickBreakingProblem& p,
+                                                    const StickHead& head, int block,
+                                                    const float (&dgate)[kLaneKeys], float* sums) {
+#pragma unroll
+  for (int t = 0; t < kLaneKeys; ++t) {
+    float sum = dgate[t];  // over the warp's rows: lanes of equal quad_lane()
+    for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (lane() < 4) sums[group.warp() * kStickKeys + kLaneKeys * quad_lane() + t] = sum;
+  }
+  group.sync();
+  const int key = block + group.thread();
+  if (group.thread() < kStickKeys && key < p.tokens) {
+    float sum = 0.0f;
+    for (int warp = 0; warp < kStickWarps; ++warp) sum += sums[warp * kStickKeys + group.thread()];
+    p.dgate[key * p.dgate_stride + head.index] = __float2bfloat16(sum);
+  }
+}
+
+// Where things lie in shared memory.
+template <int kD, bool kGated, int kStages>
+struct KeyGradientTiles {
+  static constexpr int kQueries = StickShape<kD, StickPass::kKey>::kQueries;
+  static constexpr int kBytes =
+      2 * (2 * kStickKeys * kD + 2 * kStages * kQueries * kD + 2 * kQueries * kStickKeys) +
+      (kGated ? kStickKeys * 4 * (1 + kStickWarps) : 0);
+  __device__ __forceinline__ explicit KeyGradientTiles(unsigned char* shared)
+      : k(reinterpret_cast<__nv_bfloat16*>(shared)),
+        v(k + kStickKeys * kD),
+        q_stages(v + kStickKeys * kD),
+        dout_stages(q_stages + kStages * kQueries * kD),
+        a(dout_stages + kStages * kQueries * kD),
+        dz(a + kQueries * kStickKeys),
+        gates(reinterpret_cast<float*>(dz + kQueries * kStickKeys)),
+        gate_sums(gates + kStickKeys) {}
+  __device__ __forceinline__ __nv_bfloat16* q(int stage) const {
+    return q_stages + stage * kQueries * kD;
+  }
+  __device__ __forceinline__ __nv_bfloat16* dout(int stage) const {
+    return dout_stages + stage * kQueries * kD;
+  }
+  __device__ __forceinline__ void load_queries(const StickThreads& group,
+                                               const StickBreakingProblem& p, const StickHead& head,
+                                               int tile, int stage) const {
+    load_rows<kQueries, kD>(group, q(stage), head, p.q, tile);
+    load_rows<kQueries, kD>(group, dout(stage), head, p.dout, tile);
+    cp_async_commit();
+  }
+  __nv_bfloat16 *k, *v;                   // of the block's keys
+  __nv_bfloat16 *q_stages, *dout_stages;  // of tiles of queries
+  __nv_bfloat16 *a, *dz;                  // of a tile and the block
+  float *gates, *gate_sums;               // [keys], [warps, keys]
+};
+
+// The first tile of queries from `tile` on with a row that sees some key before `end_key`.
+template <typename Shape>
+__device__ __forceinline__ int next_tile(const Visibility& visibility, int tile, int end,
+                                         int end_key) {
+  for (; tile < end; tile += Shape::kQueries) {
+    for (int row = tile; row < min(tile + Shape::kQueries, end); row += Shape::kWarpRows) {
+      if (visibility.first_key(row) < end_key) return tile;
+    }
+  }
+  return tile;
+}
+
+// The states of the lane's rows at the left edge of `block`.
+template <int kRowBlocks, bool kGated>
+__device__ __forceinline__ void enter_block(
+    StickGradients<2 * kRowBlocks, kStickKeys, kGated>& sticks, const StickBreakingProblem& p,
+    const StickHead& head, const RowKeys<kRowBlocks>& seen, int first, int block) {
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    const int row = first + lane_row() + 8 * i;
+    const float2* state = row < p.tokens ? saved_state(p, head, row, block) : nullptr;
+    const bool begun = state && seen.begin[i] < block + kStickKeys;
+    const float2 at_left = begun ? *state : make_float2(0.0f, 0.0f);
+    sticks.log2_left[i] = at_left.x;
+    sticks.c[i] = at_left.y;
+    sticks.drem[i] = remainder_gradient(p, head, row);
+  }
+}
+
+template <int kD, bool kGated, int kStages>
+static __global__ void __launch_bounds__(StickThreads::kThreads,
+                                         StickShape<kD, StickPass::kKey>::kBlocks)
+    stick_key_gradient_kernel(const StickBreakingProblem p, int first_head) {
+  using Shape = StickShape<kD, StickPass::kKey>;
+  constexpr int kRowBlocks = Shape::kRowBlocks;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const KeyGradientTiles<kD, kGated, kStages> tiles(shared);
+
+  const StickThreads group;
+  const StickHead head(p, first_head + static_cast<int>(blockIdx.y));
+  const int block = static_cast<int>(blockIdx.x) * kStickKeys;
+  const int warp_row = group.warp() * Shape::kWarpRows;
+  const Visibility visibility = visibility_of<true>(p, head);
+  const int end = visibility.end_query(min(block + kStickKeys, p.tokens) - 1);
+  const float scale_log2 = p.scale * kLog2e;
+
+  load_keys<kD>(group, tiles.k, head, p.k, block);
+  load_keys<kD>(group, tiles.v, head, p.v, block);
+  if constexpr (kGated) load_gates(group, tiles.gates, p, head, block);
+  int tile = next_tile<Shape>(visibility, block / Shape::kQueries * Shape::kQueries, end,
+                              block + kStickKeys);
+  if (tile < end) tiles.load_queries(group, p, head, tile, 0);
+  KeyGradient<kD> dk, dv;
+  dk.clear();
+  dv.clear();
+  float dgate[kStickKeys / 4] = {};
+  for (int stage = 0; tile < end; stage = (stage + 1) % kStages) {
+    const int next = next_tile<Shape>(visibility, tile + Shape::kQueries, end, block + kStickKeys);
+    cp_async_wait<0>();
+    group.sync();
+    if (kStages > 1 && next < end) tiles.load_queries(group, p, head, next, (stage + 1) % kStages);
+    const int first = tile + warp_row;
+    const RowKeys<kRowBlocks> seen(visibility, first);
+    Accumulator<kRowBlocks, kStickKeys / 8> s, dp;
+    if (seen.some(block, kStickKeys)) {
+      StickGradients<2 * kRowBlocks, kStickKeys, kGated> sticks;
+      enter_block(sticks, p, head, seen, first, block);
+      const TileRows<kRowBlocks, kD, false> queries(tiles.q(stage), warp_row);
+      const TileRows<kRowBlocks, kD, false> douts(tiles.dout(stage), warp_row);
+      product_with_rows(s, queries, tiles.k);
+      product_with_rows(dp, douts, tiles.v);
+      sticks.score(s, dp, block, scale_log2, seen, tiles.gates, dgate);
+    } else {
+      s.clear();
+      dp.clear();
+    }
+    store_scores(tiles.a, warp_row, s);
+    store_scores(tiles.dz, warp_row, dp);
+    group.sync();
+    add_transposed_product<kD>(dv, group.warp(), tiles.a, tiles.dout(stage));
+    add_transposed_product<kD>(dk, group.warp(), tiles.dz, tiles.q(stage));
+    tile = next;
+    if (kStages == 1 && next < end) {
+      group.sync();
+      tiles.load_queries(group, p, head, next, 0);
+    }
+  }
+  cp_async_wait<0>();
+
+  store_key_gradient<kD>(head, p.dk, block, group.warp(), dk, p.scale,
+                         [](int, int) { return 0.0f; });
+  const bool to_value = p.remainder == StickRemainder::kValue;
+  store_key_gradient<kD>(head, p.dv, block, group.warp(), dv, 1.0f, [&](int key, int col) {
+    if (!to_value) return 0.0f;
+    return exp2_ftz(p.log2_rem[head.at(key)]) * __bfloat162float(head.row(p.dout, key)[col]);
+  });
+  if constexpr (kGated) write_gate_gradient(group, p, head, block, dgate, tiles.gate_sums);
+}
+
+// ---- dr_h += sum_j rem_j do_j -------------------------------------------------------------------
+
+// A block for each head, threads [rows, columns].
+inline constexpr int kBiasThreads = 512;
+static __global__ void stick_remainder_bias_kernel(const StickBreakingProblem p) {
+  __shared__ float sums[kBiasThreads];
+  const StickHead head(p, static_cast<int>(blockIdx.x));
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rows = kBiasThreads / p.head_dim;
+  const int col = thread % p.head_dim;
+  const int begin = thread / p.head_dim;
+  float sum = 0.0f;
+  if (begin < rows) {
+    for (int row = begin; row < p.tokens; row += rows) {
+      sum += exp2_ftz(p.log2_rem[head.at(row)]) * __bfloat162float(head.row(p.dout, row)[col]);
+    }
+  }
+  sums[thread] = sum;
+  __syncthreads();
+  if (thread >= p.head_dim) return;
+  float total = 0.0f;
+  for (int i = 0; i < rows; ++i) total += sums[i * p.head_dim + col];
+  p.dremainder_bias[head.index * p.head_dim + col] += total;
+}
+
+}  // namespace sbtrain::kernels

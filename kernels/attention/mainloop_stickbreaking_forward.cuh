@@ -1,0 +1,108 @@
+// Stick-breaking attention forward: a tile of queries walks over its keys from right to left, until
+// the first one of its document or until its sticks are used up.
+#pragma once
+
+#include "kernels/attention/epilogue.cuh"
+#include "kernels/attention/stickbreaking_tiles.cuh"
+
+namespace sbtrain::kernels {
+
+template <int kD>
+constexpr int stick_forward_shared_bytes() {
+  return 2 * kD * StickShape<kD, StickPass::kForward>::kQueries + KeyStages<kD, true>::kBytes;
+}
+
+// Whether all of the lane's sticks are shorter than epsilon, or have no key left of `block`.
+template <int kRowBlocks, bool kGated>
+__device__ __forceinline__ bool used_up(const Sticks<2 * kRowBlocks, kStickKeys, kGated>& sticks,
+                                        const RowKeys<kRowBlocks>& seen, int block, float epsilon) {
+  bool done = true;
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    done = done && (sticks.left[i] < epsilon || seen.begin[i] >= block);
+  }
+  return done;
+}
+
+// o_j += rem_j * (v_j or r_h).
+template <int kRowBlocks, int kD>
+__device__ __forceinline__ void add_remainder(Accumulator<kRowBlocks, kD / 8>& o,
+                                              const StickBreakingProblem& p, const StickHead& head,
+                                              int first, const float* left) {
+  o.for_each([&](float& x, auto at) {
+    const int row = first + at.row;
+    if (row >= p.tokens || at.col >= p.head_dim) return;
+    x += left[at.lane_row] * __bfloat162float(remainder_row(p, head, row)[at.col]);
+  });
+}
+
+// Writes o, the remainders and where the keys of each row end that were read: at `block`.
+template <int kRowBlocks, int kD, bool kGated>
+__device__ __forceinline__ void write_sticks(
+    const StickBreakingProblem& p, const StickHead& head, int first, int block,
+    Accumulator<kRowBlocks, kD / 8>& o, const RowKeys<kRowBlocks>& seen,
+    const Sticks<2 * kRowBlocks, kStickKeys, kGated>& sticks) {
+  if (p.remainder != StickRemainder::kNone) {
+    add_remainder<kRowBlocks, kD>(o, p, head, first, sticks.left);
+  }
+  store_rows(head.row(p.o, first), p.o.stride, p.tokens - first, p.head_dim, o,
+             [](int) { return 1.0f; });
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    const float log2_left = quad_sum(sticks.log2_left[i]);
+    const int row = first + lane_row() + 8 * i;
+    if (row >= p.tokens || quad_lane() != 0) continue;
+    p.log2_rem[head.at(row)] = log2_left;
+    p.stop[head.at(row)] = max(0, block - seen.begin[i]);
+  }
+}
+
+template <int kD, bool kGated>
+static __global__ void __launch_bounds__(StickThreads::kThreads,
+                                         StickShape<kD, StickPass::kForward>::kBlocks)
+    stick_forward_kernel(const StickBreakingProblem p) {
+  using Shape = StickShape<kD, StickPass::kForward>;
+  constexpr int kRowBlocks = Shape::kRowBlocks;
+  constexpr int kQueries = Shape::kQueries;
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto* q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
+  const KeyStages<kD, kGated> keys(q_tile + kQueries * kD);
+
+  const StickThreads group;
+  const StickHead head(p, static_cast<int>(blockIdx.y));
+  // Later tiles have more keys, as a rule: they start first.
+  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
+  const int warp_row = group.warp() * Shape::kWarpRows;
+  const int first = tile + warp_row;
+  const Visibility visibility = visibility_of<false>(p, head);
+  const RowKeys<kRowBlocks> seen(visibility, first);
+  const int lowest = visibility.first_key(tile) / kStickKeys * kStickKeys;
+  const int last = (min(tile + kQueries, p.tokens) - 1) / kStickKeys * kStickKeys;
+  const float scale_log2 = p.scale * kLog2e;
+
+  load_rows<kQueries, kD>(group, q_tile, head, p.q, tile);
+  keys.load(group, p, head, last, 0);
+  TileRows<kRowBlocks, kD, (kD <= 64)> queries(q_tile, warp_row);
+  Sticks<2 * kRowBlocks, kStickKeys, kGated> sticks;
+  Accumulator<kRowBlocks, kD / 8> o;
+  o.clear();
+  int block = last;
+  for (int stage = 0;; stage ^= 1, block -= kStickKeys) {
+    cp_async_wait<0>();
+    group.sync();
+    if (block == last) queries.load();
+    if (block > lowest) keys.load(group, p, head, block - kStickKeys, stage ^ 1);
+    if (seen.some(block, kStickKeys)) {
+      Accumulator<kRowBlocks, kStickKeys / 8> s;
+      product_with_rows(s, queries, keys.k(stage));
+      sticks.score(s, block, scale_log2, seen, keys.gates(stage));
+      add_product<kRowBlocks, kStickKeys / 8, kD>(o, s, keys.v(stage));
+    }
+    if (block <= lowest) break;
+    if (p.skip_epsilon > 0 && group.all(used_up(sticks, seen, block, p.skip_epsilon))) break;
+  }
+  cp_async_wait<0>();
+  write_sticks<kRowBlocks, kD>(p, head, first, block, o, seen, sticks);
+}
+
+}  // namespace sbtrain::kernels

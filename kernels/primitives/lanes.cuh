@@ -1,0 +1,52 @@
+// Exchange between the lanes of a warp. A quad is the four lanes 4g .. 4g + 3, which share the rows
+// of a tensor core's accumulator.
+#pragma once
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+__device__ __forceinline__ int lane() {
+  return static_cast<int>(threadIdx.x) % 32;
+}
+__device__ __forceinline__ int quad_lane() {
+  return static_cast<int>(threadIdx.x) % 4;
+}
+
+// Every lane of the quad gets the result.
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// What the lane `distance` further right in the quad has, or `outside` where there is none.
+__device__ __forceinline__ float from_right(float x, int distance, float outside) {
+  const float y = __shfl_down_sync(~0u, x, distance, 4);
+  return quad_lane() + distance < 4 ? y : outside;
+}
+// The same of the lane further left.
+__device__ __forceinline__ float from_left(float x, int distance, float outside) {
+  const float y = __shfl_up_sync(~0u, x, distance, 4);
+  return quad_lane() >= distance ? y : outside;
+}
+
+// Lane n has the value of row n of a warp's accumulator: each lane gets that of its row i, row
+// lane_row() + 8 i (accumulator.cuh). At most 32 rows.
+template <typename T>
+__device__ __forceinline__ T of_lane_row(T x, int i) {
+  return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x) % 32 / 4 + i * 8);
+}
+
+// Over the warp, of numbers that are not negative: they are ordered as their bits are.
+__device__ __forceinline__ float warp_min(float x) {
+  return __uint_as_float(__reduce_min_sync(~0u, __float_as_uint(x)));
+}
+__device__ __forceinline__ float warp_max(float x) {
+  return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x)));
+}
+
+}  // namespace sbtrain::kernels

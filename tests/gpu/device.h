@@ -1,0 +1,55 @@
+// What the device tests of kernels/primitives and of the parts of attention share.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+namespace sbtrain::test {
+
+inline void check_cuda(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+}
+
+// Skips every test of the fixture where there is no GPU.
+class DeviceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+// Numbers in the device's memory. They start with all bits set: NaN, or -1.
+template <typename T>
+class OnDevice {
+ public:
+  explicit OnDevice(size_t count) : count_(count) {
+    check_cuda(cudaMalloc(&data_, count * sizeof(T)));
+    check_cuda(cudaMemset(data_, 0xff, count * sizeof(T)));
+  }
+  explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) {
+    check_cuda(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() { cudaFree(data_); }
+  T* data() { return static_cast<T*>(data_); }
+  // After the kernels that were launched before.
+  std::vector<T> values() const {
+    std::vector<T> out(count_);
+    check_cuda(cudaGetLastError());
+    check_cuda(cudaMemcpy(out.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return out;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t count_;
+};
+
+}  // namespace sbtrain::test
