@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/range.h"
 #include "config/schema.h"
 #include "core/error.h"
 
@@ -19,7 +20,7 @@ void RopeOptions::add(CLI::App& command) {
   command
       .add_option("--rope-factor", factor,
                   "Divisor of positions (linear), alpha (ntk) or f (dynamic_ntk)")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(1e-6, 1e6))
       ->capture_default_str()
       ->needs(kind)
       ->group(group);
