@@ -4,7 +4,8 @@
     scripts/plot_lengths.py sb.json rope.json -o lengths.png
     scripts/plot_lengths.py sb.json rope.json --positions -o positions.png
 
-With --positions the loss at each position of the longest windows, in bins. Needs matplotlib
+The legend is in the order of the last losses, and the line that ends lowest is drawn strongest. Lines
+that leave the plot through its top (--max-loss) are marked there. With --positions the loss at each position of the longest windows, in bins. Needs matplotlib
 (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
@@ -62,19 +63,46 @@ def over_position(measured):
     return x, y
 
 
+def ranked(all_measured, points):
+    """Their indices, the one that ends lowest first; runs that reach less far come later."""
+    def end(i):
+        x, y = points(all_measured[i])
+        return -x[-1], y[-1]
+    return sorted(range(len(all_measured)), key=end)
+
+
+def exits(x, y, top):
+    """Where a line crosses `top` on its way up, on an axis of powers of two: [x]."""
+    at = [x[0]] if y[0] > top else []
+    for i in range(1, len(x)):
+        if y[i - 1] <= top < y[i]:
+            share = (top - y[i - 1]) / (y[i] - y[i - 1])
+            at.append(x[i - 1] * (x[i] / x[i - 1]) ** share)
+    return at
+
+
 def draw(all_measured, arguments, output):
     plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(9.6, 5.0) if len(all_measured) > 4 else (8.4, 5.0), constrained_layout=True)
     points = over_position if arguments.positions else over_length
-    losses = []
-    for i, measured in enumerate(all_measured):
+    order = ranked(all_measured, points)
+    losses = [loss for measured in all_measured for loss in points(measured)[1]]
+    top = arguments.max_loss if arguments.max_loss and max(losses) > arguments.max_loss > min(losses) else None
+    for i in order:
+        measured = all_measured[i]
         x, y = points(measured)
-        losses += y
         again = i // len(COLOURS)  # colours repeat with another line
+        best = i == order[0] and len(order) > 1
+        width = 1.2 if arguments.positions else 1.6
         axes.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=["-", "--", ":"][again % 3],
-                  linewidth=1.2 if arguments.positions else 1.8, label=measured.label,
+                  linewidth=2.2 * width if best else width, zorder=5 if best else 2,
+                  alpha=1.0 if best or len(order) <= 4 else 0.7,
+                  label=f"{measured.label}  {y[-1]:.2f}",
                   marker=None if arguments.positions else MARKERS[i % len(MARKERS)],
                   markersize=4.5, markerfacecolor="white", markeredgewidth=1.4)
+        for at in exits(x, y, top) if top else []:
+            axes.plot([at], [top], marker="^", markersize=7, color=COLOURS[i % len(COLOURS)],
+                      clip_on=False, zorder=6)
     axes.set_xscale("log", base=2)
     ticks = sorted({r["length"] for m in all_measured for r in m.lengths})
     if arguments.positions:
@@ -85,9 +113,10 @@ def draw(all_measured, arguments, output):
     for train_length in sorted({m.train_length for m in all_measured}):
         axes.axvline(train_length, color="#9aa1ab", linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
     style_axes(axes)
-    if arguments.max_loss and max(losses) > arguments.max_loss > min(losses):
-        margin = 0.04 * (arguments.max_loss - min(losses))
-        axes.set_ylim(min(losses) - margin, arguments.max_loss)
+    if top:
+        axes.set_ylim(min(losses) - 0.04 * (top - min(losses)), top)
+        axes.annotate(f"\u25b2 rises above {top:g}", (1.0, 1.0), xycoords="axes fraction", ha="right",
+                      va="bottom", fontsize=8, xytext=(0, 6), textcoords="offset points")
     targets = {m.targets for m in all_measured}
     what = "of the same targets " if targets != {0} and len(targets) == 1 else ""
     axes.set_ylabel(f"loss {what}(nats per token)")
@@ -95,7 +124,8 @@ def draw(all_measured, arguments, output):
                     else "tokens in the window; dashed: as trained")
     set_title(axes, arguments.title or "Loss beyond the trained length")
     beside = len(all_measured) > 4  # so many lines leave no room for it
-    axes.legend(frameon=False, fontsize=9, loc="center left" if beside else "best",
+    axes.legend(frameon=False, fontsize=9, title="loss at the end", title_fontsize=8,
+                loc="center left" if beside else "best",
                 bbox_to_anchor=(1.0, 0.5) if beside else None)
     save(figure, output)
 

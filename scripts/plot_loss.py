@@ -4,6 +4,9 @@
     scripts/plot_loss.py runs/tiny_sb                    # writes runs/tiny_sb/loss.png
     scripts/plot_loss.py runs/tiny_sb runs/tiny_rope -o compare.png
 
+Several runs are called by what differs in their paths: runs/m/sb/lr=1e-3 and runs/m/rope/lr=1e-3
+are "sb" and "rope".
+
 Needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
@@ -44,8 +47,24 @@ def metrics_file(argument):
     return path
 
 
-def read_run(path):
-    run = Run(path.resolve().parent.name if path.name == "metrics.jsonl" else path.stem)
+def names_of(paths):
+    """One name for each metrics file: the parts of the paths that are not the same for all."""
+    parts = [(path.resolve().parent if path.name == "metrics.jsonl"
+              else path.resolve().with_suffix("")).parts for path in paths]
+    if len(set(parts)) == 1:
+        return [parts[0][-1]] * len(paths)
+    while min(map(len, parts)) > 1 and len({part[0] for part in parts}) == 1:
+        parts = [part[1:] for part in parts]
+    while min(map(len, parts)) > 1 and len({part[-1] for part in parts}) == 1:
+        parts = [part[:-1] for part in parts]
+    if len({len(part) for part in parts}) == 1:  # within them, too
+        keep = [i for i in range(len(parts[0])) if len({part[i] for part in parts}) > 1]
+        parts = [[part[i] for i in keep] for part in parts]
+    return ["/".join(part) for part in parts]
+
+
+def read_run(path, name):
+    run = Run(name)
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -160,7 +179,7 @@ def main():
     arguments = parse_arguments()
     try:
         paths = [metrics_file(run) for run in arguments.runs]
-        runs = [read_run(path) for path in paths]
+        runs = [read_run(path, name) for path, name in zip(paths, names_of(paths))]
         output = Path(arguments.output) if arguments.output else paths[0].parent / "loss.png"
         title = arguments.title or ", ".join(run.name for run in runs)
         draw(runs, title, arguments.smooth, output)

@@ -1,11 +1,12 @@
 #!/usr/bin/python3
-"""Draws the best accuracy of a sweep's variants over one key of its grid as a PNG.
+"""Draws how good a sweep's variants are over one key of its grid, as a PNG.
 
     scripts/plot_sweep.py runs/mqrar                     # writes runs/mqrar/accuracy.png
     scripts/plot_sweep.py runs/mqrar -x train.lr -o lr.png
+    scripts/plot_sweep.py runs/mqrar --metric loss       # writes runs/mqrar/loss.png
 
-Each point is the best of the runs that share a variant and a value of the key; runs without an
-accuracy are left out. Needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+Each point is the best of the runs that share a variant and a value of the key: the highest accuracy,
+or where no run has one, as on text, the lowest validation loss. Runs without it are left out. Needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -40,11 +41,17 @@ def default_key(runs, best_over):
     return keys[0]
 
 
-def best_points(runs, key):
-    """{variant: {x: accuracy}} in the order of the sweep."""
+def choose_metric(runs):
+    return "accuracy" if any(run["best_accuracy"] is not None for run in runs) else "loss"
+
+
+def best_points(runs, key, metric):
+    """{variant: {x: accuracy or loss}} in the order of the sweep."""
+    better = max if metric == "accuracy" else min
     variants = {}
     for run in runs:
-        if run["best_accuracy"] is None:
+        value = run[f"best_{metric}"]
+        if value is None:
             continue
         if key not in run["grid"]:
             raise PlotError(f"{key} is not in the grid, which has {', '.join(run['grid'])}")
@@ -53,9 +60,9 @@ def best_points(runs, key):
         except ValueError as error:
             raise PlotError(f"{key}: {run['grid'][key]} is no number to draw over") from error
         points = variants.setdefault(run["variant"], {})
-        points[x] = max(points.get(x, 0.0), run["best_accuracy"])
+        points[x] = better(points.get(x, value), value)
     if not variants:
-        raise PlotError("no run of the sweep has an accuracy yet")
+        raise PlotError(f"no run of the sweep has a validation {metric} yet")
     return variants
 
 
@@ -64,7 +71,7 @@ def is_geometric(values):
     return values[0] > 0 and values[-1] / values[0] >= 50
 
 
-def draw(variants, key, title, output):
+def draw(variants, key, metric, title, output):
     plt = load_pyplot()
     figure, axes = plt.subplots(figsize=(6.8, 4.2), constrained_layout=True)
     values = sorted({x for points in variants.values() for x in points})
@@ -78,9 +85,12 @@ def draw(variants, key, title, output):
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
-    axes.set_ylim(0, 1.02)
     axes.set_xlabel(key)
-    axes.set_ylabel("held-out accuracy")
+    if metric == "accuracy":
+        axes.set_ylim(0, 1.02)
+        axes.set_ylabel("held-out accuracy")
+    else:
+        axes.set_ylabel("validation loss (nats per token)")
     set_title(axes, title)
     axes.legend(frameon=False, fontsize=9, loc="best")
     save(figure, output)
@@ -92,8 +102,10 @@ def parse_arguments():
     parser.add_argument("sweep", metavar="SWEEP", help="folder of a sweep or its sweep.json")
     parser.add_argument("-x", "--key", help="key of the grid; default: the first that the sweep "
                                             "does not choose the best of")
+    parser.add_argument("--metric", choices=["accuracy", "loss"],
+                        help="default: accuracy where a run has one, else loss")
     parser.add_argument("-o", "--output", metavar="PNG",
-                        help="default: accuracy.png beside the results")
+                        help="default: accuracy.png or loss.png beside the results")
     parser.add_argument("--title", help="default: the name of the sweep")
     return parser.parse_args()
 
@@ -104,8 +116,9 @@ def main():
         path = results_file(arguments.sweep)
         name, best_over, runs = read_runs(path)
         key = arguments.key or default_key(runs, best_over)
-        output = Path(arguments.output) if arguments.output else path.parent / "accuracy.png"
-        draw(best_points(runs, key), key, arguments.title or name, output)
+        metric = arguments.metric or choose_metric(runs)
+        output = Path(arguments.output) if arguments.output else path.parent / f"{metric}.png"
+        draw(best_points(runs, key, metric), key, metric, arguments.title or name, output)
     except PlotError as error:
         sys.exit(f"plot_sweep: {error}")
     print(output)

@@ -75,19 +75,12 @@ OutputFile Storage::create(const fs::path& path) const {
 
 void Storage::make_folders(const fs::path& path) const {
   before("create folder", path);
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) fail_storage("create folder", path, error.value());
+  sbtrain::make_folders(path);
 }
 
 void Storage::sync_folder(const fs::path& path) const {
   before("flush folder", path);
-  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fd.get() < 0) fail_storage("open folder", path, errno);
-  // Some network file systems refuse fsync on folders; they make names durable by themselves.
-  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
-    fail_storage("flush folder", path, errno);
-  }
+  sbtrain::sync_folder(path);
 }
 
 void Storage::rename(const fs::path& from, const fs::path& to) const {
@@ -117,31 +110,15 @@ void Storage::remove_tree(const fs::path& path) const {
 }
 
 void Storage::replace_file(const fs::path& path, std::string_view content) const {
-  fs::path fresh = path;
-  fresh += ".tmp";
-  remove_tree(fresh);
-  try {
-    OutputFile file = create(fresh);
-    file.write(content.data(), content.size());
-    file.finish();
-    rename(fresh, path);
-  } catch (const Error&) {
-    std::error_code ignored;  // the first error is the one to report
-    fs::remove(fresh, ignored);
-    throw;
-  }
-  sync_folder(path.parent_path());
+  sbtrain::replace_file(path, content, hook_);
 }
 
 InputFile::InputFile(fs::path path)
-    : path_(std::move(path)), fd_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : path_(std::move(path)), fd_(open_input(path_, ExitCode::kNoCheckpoint)) {
   struct stat status {};
-  if (fd_.get() < 0 || ::fstat(fd_.get(), &status) != 0) {
-    fail(ExitCode::kNoCheckpoint, "{}: cannot open: {}", path_.string(),
+  if (::fstat(fd_.get(), &status) != 0) {
+    fail(ExitCode::kNoCheckpoint, "{}: cannot examine: {}", path_.string(),
          std::generic_category().message(errno));
-  }
-  if (!S_ISREG(status.st_mode)) {
-    fail(ExitCode::kNoCheckpoint, "{}: not a regular file", path_.string());
   }
   size_ = static_cast<uint64_t>(status.st_size);
 }

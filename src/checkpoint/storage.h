@@ -1,4 +1,4 @@
-// File operations whose every failure is noticed.
+// The file operations of checkpoints, on top of core/files.h: each can be made to fail by a hook.
 //
 // Writing goes through Storage, which throws ExitCode::kStorage with the operation, the path and
 // the system's reason. Reading goes through InputFile, which throws ExitCode::kNoCheckpoint.
@@ -13,13 +13,10 @@
 #include <utility>
 
 #include "core/file_descriptor.h"
+#include "core/files.h"
 #include "core/sha256.h"
 
 namespace sbtrain {
-
-// Sees every operation of a Storage before it happens and returns 0, or the errno that it fails
-// with. Tests simulate a full disk with it, or kill the process at a chosen moment.
-using IoHook = std::function<int(std::string_view operation, const std::filesystem::path& path)>;
 
 class Storage;
 
@@ -65,7 +62,7 @@ class Storage {
   IoHook hook_;
 };
 
-// An existing file, read at any offset.
+// An existing regular file, read at any offset.
 class InputFile {
  public:
   explicit InputFile(std::filesystem::path path);

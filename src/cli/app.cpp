@@ -8,10 +8,12 @@
 #include <cstdio>
 #include <memory>
 #include <new>
+#include <system_error>
 
 #include "cli/cli.h"
 #include "config/keys.h"
 #include "config/values.h"
+#include "core/standard_streams.h"
 #include "core/version.h"
 #include "train/progress.h"
 
@@ -135,10 +137,60 @@ ExitCode run(const std::vector<std::string>& arguments) {
   return action();
 }
 
-int report(ExitCode code, const char* prefix, const char* message) noexcept {
+int report(ExitCode code, const char* prefix, const std::string& message) {
   std::fflush(stdout);
-  std::fprintf(stderr, "%s: %s\n", prefix, message);
+  write_error(fmt::format("{}: {}\n", prefix, message));
   return static_cast<int>(code);
+}
+
+// The result is what was printed: a command whose output was lost has failed.
+int report_output(ExitCode code) {
+  std::string reason;
+  if (flush_output(reason)) return static_cast<int>(code);
+  if (code != ExitCode::kDone) return static_cast<int>(code);
+  return report(ExitCode::kStorage, "error", "cannot write to standard output: " + reason);
+}
+
+// What the C++ library throws for lack of threads; what fmt throws where standard output is broken.
+int report_system(const std::system_error& error) {
+  std::string reason;
+  if (!flush_output(reason)) {
+    return report(ExitCode::kStorage, "error", "cannot write to standard output: " + reason);
+  }
+  if (error.code() == std::errc::resource_unavailable_try_again ||
+      error.code() == std::errc::not_enough_memory) {
+    return report(ExitCode::kOutOfMemory, "error",
+                  fmt::format("cannot start a thread: {}; the limits of processes (ulimit -u) or "
+                              "memory (ulimit -v) are too low",
+                              error.code().message()));
+  }
+  return report(ExitCode::kInternal, "internal error", error.what());
+}
+
+// From here on a reader that goes away, or a file size limit, is a failed write and not a death.
+void ignore_write_signals() {
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
+}
+
+int guarded_run(const std::vector<std::string>& arguments) {
+  try {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("", make_progress_sink()));
+    ignore_write_signals();
+    return report_output(run(arguments));
+  } catch (const Error& error) {
+    return report(error.code(), "error", error.what());
+  } catch (const std::bad_alloc&) {
+    return report(ExitCode::kOutOfMemory, "error",
+                  "out of memory: the machine, or a limit of this process (ulimit -v), has too "
+                  "little for this command");
+  } catch (const std::system_error& error) {
+    return report_system(error);
+  } catch (const std::exception& error) {
+    return report(ExitCode::kInternal, "internal error", error.what());
+  } catch (...) {
+    return report(ExitCode::kInternal, "internal error", "unknown exception");
+  }
 }
 
 }  // namespace
@@ -173,6 +225,11 @@ std::vector<std::string> normalize_arguments(const std::vector<std::string>& arg
     }
     if (dotted_key(argument).empty()) {
       result.push_back(argument);
+      // CLI11 takes "--prompt ''" and not "--prompt=".
+      if (argument.starts_with("--") && argument.find('=') == argument.size() - 1) {
+        result.back().pop_back();
+        result.emplace_back();
+      }
       continue;
     }
     result.push_back("--set=" + argument.substr(2));
@@ -187,18 +244,10 @@ std::vector<std::string> normalize_arguments(const std::vector<std::string>& arg
 
 int run_command_line(const std::vector<std::string>& arguments) noexcept {
   try {
-    spdlog::set_default_logger(std::make_shared<spdlog::logger>("", make_progress_sink()));
-    std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a failed write, not a death
-    return static_cast<int>(run(arguments));
-  } catch (const Error& error) {
-    return report(error.code(), "error", error.what());
-  } catch (const std::bad_alloc&) {
-    return report(ExitCode::kOutOfMemory, "error",
-                  "out of memory; a smaller train.micro_batch or train.recompute=full needs less");
-  } catch (const std::exception& error) {
-    return report(ExitCode::kInternal, "internal error", error.what());
-  } catch (...) {
-    return report(ExitCode::kInternal, "internal error", "unknown exception");
+    return guarded_run(arguments);
+  } catch (...) {  // no memory for the message
+    write_error("error: out of memory\n");
+    return static_cast<int>(ExitCode::kOutOfMemory);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "cli/backend.h"
 #include "cli/choice_option.h"
 #include "cli/cli.h"
+#include "cli/range.h"
 
 namespace sbtrain {
 namespace {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/cli.h"
+#include "core/standard_streams.h"
 #include "data/document_store.h"
 
 namespace sbtrain {
@@ -89,7 +90,7 @@ ExitCode run_verify(const DataOptions& options) {
       fmt::print("{}: ok ({} documents, {} tokens, every byte checked in {:.1f} s)\n", path,
                  store.documents(), store.tokens(), seconds.count());
     } catch (const Error& error) {
-      fmt::print(stderr, "error: {}\n", error.what());
+      print_error("error: {}\n", error.what());
       result = error.code();
     }
   }

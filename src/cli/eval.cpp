@@ -16,9 +16,10 @@
 #include "cli/cli.h"
 #include "cli/eval_attention.h"
 #include "cli/rope_options.h"
+#include "cli/run_tokenizer.h"
 #include "config/schema.h"
 #include "core/device.h"
-#include "data/atomic_file.h"
+#include "core/files.h"
 #include "eval/perplexity.h"
 #include "eval/recall.h"
 #include "eval/task_accuracy.h"
@@ -65,12 +66,11 @@ struct Evaluation {
     options.rope.apply(config);
   }
 
-  std::string tokenizer() const {
-    return options.tokenizer.empty() ? config.data.tokenizer : options.tokenizer;
-  }
+  std::string tokenizer() const { return run_tokenizer(checkpoint, config, options.tokenizer); }
   HeldOutOptions held_out(int64_t length) const {
     return {.paths = options.data.empty() ? config.data.validation : options.data,
             .tokenizer = tokenizer(),
+            .tokenizer_hash = training_text(checkpoint).tokenizer_hash,
             .vocab = config.model.vocab,
             .sequence_length = length,
             .micro_batch = std::max<int64_t>(1, tokens_at_once() / length),
@@ -109,11 +109,7 @@ void write_json(const EvalOptions& options, const Json& json) {
     fmt::print("{}\n", json.dump());
     return;
   }
-  const std::string text = json.dump(1) + "\n";
-  make_parent_folders(options.json_file);
-  AtomicFile file(options.json_file);
-  file.write(text.data(), text.size());
-  file.commit();
+  replace_file(options.json_file, json.dump(1) + "\n");
 }
 
 // Adds what is known of `result` to `json`.

@@ -1,11 +1,11 @@
 #include "cli/eval_attention.h"
 
 #include <CLI/CLI.hpp>
-#include <fstream>
 #include <map>
 
+#include "cli/range.h"
 #include "core/error.h"
-#include "data/atomic_file.h"
+#include "core/files.h"
 #include "data/tokenizer.h"
 #include "eval/task_positions.h"
 
@@ -34,11 +34,10 @@ const std::string& module_of(const ModelConfig& config, int64_t layer) {
 
 // {"examples": [{"tokens": [ids], "positions": [[query, key], ...]}, ...]}
 std::vector<AttentionExample> read_examples(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) fail(ExitCode::kData, "{}: cannot read it", path);
+  const std::string text = read_input(path, ExitCode::kData);
   try {
     std::vector<AttentionExample> examples;
-    const Json json = Json::parse(file);
+    const Json json = Json::parse(text);
     for (const Json& item : json.at("examples")) {
       AttentionExample example{.tokens = item.at("tokens").get<std::vector<int32_t>>(),
                                .positions = {}};
@@ -107,7 +106,7 @@ void AttentionEvalOptions::add(CLI::App& command) {
       ->group(group);
   threshold_option =
       command.add_option("--threshold", threshold, "Weights above it count as attended")
-          ->check(CLI::Range(0.0, 1.0))
+          ->check(in_range(0.0, 1.0))
           ->capture_default_str()
           ->group(group);
 }
@@ -155,7 +154,6 @@ Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& opti
     const auto write = [](AtomicFile& file, const std::vector<float>& values) {
       file.write(values.data(), values.size() * sizeof(float));
     };
-    make_parent_folders(folder / name);
     AtomicFile file(folder / name);
     write(file, map.weights_TT);
     write(file, map.remainder_T);
@@ -171,9 +169,7 @@ Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& opti
   }
   // A token may end inside a UTF-8 character.
   const std::string text = header.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-  AtomicFile file(folder / "maps.json");
-  file.write(text.data(), text.size());
-  file.commit();
+  replace_file(folder / "maps.json", text);
   return header;
 }
 

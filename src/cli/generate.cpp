@@ -11,8 +11,11 @@
 #include "cli/backend.h"
 #include "cli/choice_option.h"
 #include "cli/cli.h"
+#include "cli/range.h"
 #include "cli/rope_options.h"
+#include "cli/run_tokenizer.h"
 #include "config/schema.h"
+#include "core/standard_streams.h"
 #include "data/tokenizer.h"
 #include "serve/inference.h"
 
@@ -32,12 +35,13 @@ struct GenerateOptions {
 class Printer {
  public:
   explicit Printer(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  void add(int32_t token) {
+  // False where nobody takes the text any more.
+  bool add(int32_t token) {
     pending_ += tokenizer_.bytes(token);
     const size_t whole = complete(pending_);
     std::fwrite(pending_.data(), 1, whole, stdout);
-    std::fflush(stdout);
     pending_.erase(0, whole);
+    return std::fflush(stdout) == 0;
   }
   void finish() {
     std::fwrite(pending_.data(), 1, pending_.size(), stdout);
@@ -64,33 +68,31 @@ ExitCode run_generate(const GenerateOptions& options) {
   Config config =
       parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml");
   options.rope.apply(config);
-  const std::string path = options.tokenizer.empty() ? config.data.tokenizer : options.tokenizer;
+  const std::string path = run_tokenizer(checkpoint, config, options.tokenizer);
   if (path.empty()) {
     fail(ExitCode::kUsage, "the run's configuration names no tokenizer: give one by --tokenizer");
   }
   const Tokenizer tokenizer(path);
+  const TrainingText text = training_text(checkpoint);
+  check_tokenizer(tokenizer, text);
   if (tokenizer.size() > config.model.vocab) {
     fail(ExitCode::kConfig, "{} has {} pieces, the model's vocabulary {}: another tokenizer?", path,
          tokenizer.size(), config.model.vocab);
   }
   InferenceModel model(config.model, checkpoint, select_backend(options.device));
-  std::vector<int32_t> prompt = tokenizer.encode(options.prompt);
-  if (prompt.empty()) prompt.push_back(tokenizer.eos());
+  const std::vector<int32_t> prompt = prompt_tokens(tokenizer, text, options.prompt);
 
   std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
   Printer printer(tokenizer);
   const auto start = std::chrono::steady_clock::now();
   const std::vector<int32_t> tokens =
       generate(model.model(), model.params(), model.stream(), prompt, options.sampling,
-               tokenizer.eos(), [&](int32_t token) {
-                 printer.add(token);
-                 return true;
-               });
+               tokenizer.eos(), [&](int32_t token) { return printer.add(token); });
   printer.finish();
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print(stderr, "[{} tokens, {:.0f} tokens/s]\n", tokens.size(),
-             static_cast<double>(tokens.size()) / seconds);
+  print_error("[{} tokens, {:.0f} tokens/s]\n", tokens.size(),
+              static_cast<double>(tokens.size()) / seconds);
   return ExitCode::kDone;
 }
 
@@ -102,14 +104,14 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
   command->add_option("--prompt", options->prompt, "Text to continue; empty: a new document");
   command->add_option("--tokenizer", options->tokenizer,
-                      "sentencepiece model; default: the one of the run's configuration");
+                      "sentencepiece model, the one of the training data; default: the run's");
   options->rope.add(*command);
   SamplingOptions& sampling = options->sampling;
   command->add_option("--max-tokens", sampling.max_tokens, "Tokens to generate at most")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->capture_default_str();
   command->add_option("--temperature", sampling.temperature, "0: always the likeliest token")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(in_range(0.0, 100.0))
       ->capture_default_str();
   command->add_option("--top-k", sampling.top_k, "Draw from the k likeliest tokens; 0: all")
       ->check(CLI::NonNegativeNumber)
@@ -117,7 +119,7 @@ void add_generate(CLI::App& app, Action& action) {
   command
       ->add_option("--top-p", sampling.top_p,
                    "Draw from the likeliest tokens that together reach this probability")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(in_range(0.0, 1.0))
       ->capture_default_str();
   command->add_option("--seed", sampling.seed, "Same seed, same text")->capture_default_str();
   add_choice(*command, "--device", options->device, "auto, cpu or cuda");

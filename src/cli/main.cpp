@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "cli/cli.h"
+#include "core/standard_streams.h"
 
 namespace {
 
@@ -19,6 +20,7 @@ void shorten_spins(char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  sbtrain::open_standard_streams();
   shorten_spins(argv);
   return sbtrain::run_command_line({argv + 1, argv + argc});
 }

@@ -10,6 +10,8 @@
 #include <memory>
 
 #include "cli/cli.h"
+#include "core/files.h"
+#include "core/standard_streams.h"
 
 namespace sbtrain {
 namespace {
@@ -60,19 +62,17 @@ class ProgressMeter {
                     static_cast<double>(progress.tokens) / 1e6, rate, std::max(left, 0.0));
     if (terminal_) {
       const auto filled = static_cast<size_t>(24 * std::clamp(done, 0.0, 1.0));
-      fmt::print(stderr, "\r[{:-<24}] {}\x1b[K{}", std::string(filled, '#'), text,
-                 last ? "\n" : "");
+      print_error("\r[{:-<24}] {}\x1b[K{}", std::string(filled, '#'), text, last ? "\n" : "");
     } else {
-      fmt::print(stderr, "{}\n", text);
+      print_error("{}\n", text);
     }
-    std::fflush(stderr);
   }
   double seconds() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
   // Leaves the bar's line.
   void end_line() const {
-    if (terminal_ && shown_ > 0) fmt::print(stderr, "\n");
+    if (terminal_ && shown_ > 0) print_error("\n");
   }
 
  private:
@@ -81,13 +81,35 @@ class ProgressMeter {
   double shown_ = 0;
 };
 
+// What a user should know that is no error.
+void print_warnings(const PrepareProgress& progress) {
+  if (!progress.left_out.empty()) {
+    std::string kinds;
+    int64_t files = 0;
+    for (const auto& [extension, count] : progress.left_out) {
+      files += count;
+      kinds += fmt::format("{}{} {}", kinds.empty() ? "" : ", ", count,
+                           extension.empty() ? "without extension" : extension);
+    }
+    print_error("note: {} file(s) of the folders are no text by their name and left out: {}\n",
+                files, kinds);
+  }
+  if (progress.forced_cuts > 0) {
+    print_error(
+        "note: text was cut in {} place(s) that lie within {} KiB without a newline or space, or "
+        "that the tokenizer normalises; the tokens beside such a cut may differ from those of the "
+        "whole text\n",
+        progress.forced_cuts, Tokenizer::kPartBytes >> 10);
+  }
+}
+
 ExitCode run_prepare(const PrepareCommand& command) {
-  const Tokenizer tokenizer(command.tokenizer);
+  const std::string tokenizer_path = command.tokenizer;
+  check_output(command.options.output, {&tokenizer_path, 1});
+  const Tokenizer tokenizer(tokenizer_path);
   if (!tokenizer.lossless()) {
-    fmt::print(stderr,
-               "warning: {} normalises text or has no byte fallback; decoding will not give the "
-               "text back exactly\n",
-               command.tokenizer);
+    print_error("warning: {} {}; decoding will not give the text back exactly\n", tokenizer_path,
+                tokenizer.flaw());
   }
   ProgressMeter meter;
   PrepareProgress last;
@@ -99,13 +121,14 @@ ExitCode run_prepare(const PrepareCommand& command) {
       meter.show(progress, progress.bytes >= progress.total_bytes);
       return interrupted == 0;
     });
+    print_warnings(last);
     fmt::print("{}: {} documents, {} tokens of {} pieces, {:.2f} bytes per token, {:.1f} s\n",
                command.options.output, info.documents, info.tokens, info.vocab,
                static_cast<double>(info.text_bytes) / static_cast<double>(info.tokens),
                meter.seconds());
   } catch (const Interrupted&) {
     meter.end_line();
-    fmt::print(stderr, "interrupted: nothing was written\n");
+    print_error("interrupted: nothing was written\n");
     std::fflush(nullptr);
     std::raise(interrupted);  // tells the caller how it ended
     return ExitCode::kUsage;

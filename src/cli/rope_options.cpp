@@ -4,6 +4,7 @@
 
 #include "attention/registry.h"
 #include "cli/choice_option.h"
+#include "cli/range.h"
 #include "config/schema.h"
 #include "core/error.h"
 
@@ -20,7 +21,7 @@ void RopeOptions::add(CLI::App& command) {
   command
       .add_option("--rope-factor", factor,
                   "Divisor of positions (linear), alpha (ntk) or f (dynamic_ntk)")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(1e-6, 1e6))
       ->capture_default_str()
       ->needs(given)
       ->group(group);

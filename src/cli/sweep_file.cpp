@@ -4,15 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
 #include <functional>
 #include <set>
-#include <sstream>
 
 #include "config/keys.h"
 #include "config/tree.h"
 #include "config/values.h"
 #include "core/error.h"
+#include "core/files.h"
 
 namespace sbtrain {
 namespace {
@@ -183,13 +182,10 @@ std::string folder_name(const SweepFile& sweep, const SweepRun& run) {
 }  // namespace
 
 SweepFile read_sweep(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) fail(ExitCode::kConfig, "{}: cannot be read; give the file of a sweep", path);
+  const std::string text = read_input(path, ExitCode::kConfig, "; give the file of a sweep");
   schema::Sources sources;
   const int source = sources.add({path, {}, 0, ""});
-  const Value root = schema::parse_yaml(text.str(), source, sources);
+  const Value root = schema::parse_yaml(text, source, sources);
   sources.throw_problems();
   SweepFile sweep = SweepReader(sources, fs::path(path).parent_path()).read(root);
   sources.throw_problems();

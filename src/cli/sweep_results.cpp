@@ -6,11 +6,10 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cli/sweep_file.h"
 #include "core/error.h"
-#include "data/atomic_file.h"
+#include "core/files.h"
 #include "train/metrics.h"
 
 namespace sbtrain {
@@ -127,23 +126,16 @@ void write_results(const SweepFile& sweep, const std::vector<SweepRun>& runs) {
                         {"best_over", sweep.best_over},
                         {"runs", std::move(all)}};
   const std::string path = results_file(sweep);
-  make_parent_folders(path);
-  const auto write = [](const std::string& to, const std::string& text) {
-    AtomicFile file(to);
-    file.write(text.data(), text.size());
-    file.commit();
-  };
-  write(path, results.dump(2) + "\n");
-  write(fs::path(path).replace_extension(".csv"), results_csv(sweep, runs));
+  replace_file(path, results.dump(2) + "\n");
+  replace_file(fs::path(path).replace_extension(".csv"), results_csv(sweep, runs));
 }
 
 void restore_results(const SweepFile& sweep, std::vector<SweepRun>& runs) {
   const fs::path path = results_file(sweep);
   if (!fs::exists(path)) return;
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
+  const std::string text = read_input(path, ExitCode::kData);
   try {
-    const json results = json::parse(text.str());
+    const json results = json::parse(text);
     if (results.at("version") != kVersion) {
       fail(ExitCode::kData, "{}: of version {}, this sbtrain reads {}", path.string(),
            results.at("version").dump(), kVersion);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/cli.h"
+#include "core/files.h"
 #include "data/text_input.h"
 
 namespace sbtrain {
@@ -22,6 +23,7 @@ struct TokenizerOptions {
 ExitCode run_tokenizer_train(const TokenizerOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   TextInput input(options.inputs);
+  check_output(options.output, input.files());
   TokenizerTraining training = options.training;
   training.max_bytes = options.max_megabytes * 1000 * 1000;
   fmt::print("training a tokenizer of {} pieces on {:.1f} MB from {} files\n", training.vocab,
@@ -31,8 +33,8 @@ ExitCode run_tokenizer_train(const TokenizerOptions& options) {
   const NextText next = [&](std::string& text) {
     RawDocument raw;
     if (!input.next(raw)) return false;
+    documents += raw.last ? 1 : 0;
     text = parse_document(std::move(raw)).text;
-    ++documents;
     return true;
   };
   train_tokenizer(next, training, options.output);

@@ -2,9 +2,11 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
+#include <new>
 
 #include "cli/backend.h"
 #include "cli/cli.h"
+#include "cli/range.h"
 #include "config/schema.h"
 #include "train/plan.h"
 #include "train/trainer.h"
@@ -28,7 +30,13 @@ ExitCode run_train(const TrainOptions& options) {
     return ExitCode::kDone;
   }
   const Backend backend = select_backend(config.device);
-  return train({.config = config, .yaml = config_yaml(config), .fields = flatten(config)}, backend);
+  try {
+    return train({.config = config, .yaml = config_yaml(config), .fields = flatten(config)},
+                 backend);
+  } catch (const std::bad_alloc&) {
+    fail(ExitCode::kOutOfMemory,
+         "out of memory; a smaller train.micro_batch or train.recompute=full needs less");
+  }
 }
 
 }  // namespace
@@ -45,12 +53,12 @@ void add_train(CLI::App& app, Action& action) {
   command
       ->add_option("--mfu", options->estimate.mfu,
                    "Model FLOPs utilisation that --dry-run estimates the duration at")
-      ->check(CLI::Range(0.001, 1.0))
+      ->check(in_range(0.001, 1.0))
       ->capture_default_str();
   command
       ->add_option("--peak-tflops", options->estimate.peak_tflops,
                    "Peak dense TFLOP/s of the device, for the estimate")
-      ->check(CLI::PositiveNumber)
+      ->check(in_range(1e-6, 1e9))
       ->capture_default_str();
   options->config.add(*command, /*list_keys=*/true);
   command->callback([options, &action] { action = [options] { return run_train(*options); }; });

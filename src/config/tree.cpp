@@ -8,10 +8,7 @@
 #include <yaml-cpp/parser.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -19,6 +16,7 @@
 
 #include "config/values.h"
 #include "core/error.h"
+#include "core/files.h"
 
 namespace sbtrain::schema {
 namespace {
@@ -191,26 +189,6 @@ bool indented_with_tab(std::string_view text, int line) {
   return text.substr(0, text.find_first_not_of(" \t")).find('\t') != std::string_view::npos;
 }
 
-// The text of a file; `error` says why there is none.
-std::string read_text(const std::string& path, std::string& error) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    error = "it is a folder";
-    return "";
-  }
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kMaxBytes + 1, '\0');
-  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || !file.eof()) {
-    if (file.good()) return text;  // too long: check_bytes says so
-    error = errno != 0 ? std::strerror(errno) : "it cannot be read";
-    return "";
-  }
-  text.resize(static_cast<size_t>(file.gcount()));
-  return text;
-}
-
 // Reads files depth first, so that a file's layer is above those of all it includes.
 class Includer {
  public:
@@ -218,7 +196,7 @@ class Includer {
 
   Value read(const std::string& path, const Place& included_at) {
     std::string error;
-    const std::string text = read_text(path, error);
+    const std::string text = try_read_input(path, kMaxBytes + 1, error);  // check_bytes: too long
     if (!error.empty()) {
       const std::string message = fmt::format("cannot read '{}': {}", path, error);
       if (included_at.source < 0) fail(ExitCode::kConfig, "{}", message);

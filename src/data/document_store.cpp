@@ -53,18 +53,6 @@ void read_at(int fd, const std::string& path, int64_t offset, void* out, int64_t
   }
 }
 
-void write_at(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes) {
-  const char* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t put = ::pwrite(fd, from, static_cast<size_t>(bytes), offset);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) fail_io(ExitCode::kStorage, "write", path);
-    from += put;
-    offset += put;
-    bytes -= put;
-  }
-}
-
 int64_t file_size(int fd, const std::string& path, ExitCode code) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) fail_io(code, "examine", path);
@@ -135,25 +123,14 @@ std::vector<StoreSource> sources_from_json(const std::string& text, const std::s
 // ---- Writing -------------------------------------------------------------------------------
 
 DocumentWriter::DocumentWriter(std::string path, StoreInfo info)
-    : path_(std::move(path)),
-      temporary_(path_ + ".tmp"),
-      spool_path_(path_ + ".tokens.tmp"),
-      info_(std::move(info)) {
+    : path_(std::move(path)), file_(path_), info_(std::move(info)) {
   require(info_.vocab > 0, "a document store needs a vocabulary size");
-  make_parent_folders(path_);
-  spool_ =
-      FileDescriptor(::open(spool_path_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (spool_.get() < 0) fail_io(ExitCode::kStorage, "create", spool_path_);
+  const std::filesystem::path folder = file_.temporary().parent_path();
+  spool_ = open_scratch(folder.empty() ? "." : folder);
   block_.reserve(kBlockBytes);
 }
 
-DocumentWriter::~DocumentWriter() {
-  spool_.reset();
-  ::unlink(spool_path_.c_str());
-  if (!finished_) ::unlink(temporary_.c_str());
-}
-
-void DocumentWriter::append(std::span<const int32_t> tokens) {
+void DocumentWriter::append(std::span<const int32_t> tokens, bool last) {
   const auto width = static_cast<size_t>(info_.token_bytes());
   for (const int32_t token : tokens) {
     require(token >= 0 && token < info_.vocab, "token {} in a vocabulary of {}", token,
@@ -163,13 +140,15 @@ void DocumentWriter::append(std::span<const int32_t> tokens) {
                   reinterpret_cast<const char*>(&value) + width);
     if (block_.size() == kBlockBytes) flush_block();
   }
-  offsets_.push_back(offsets_.back() + tokens.size());
+  tokens_ += tokens.size();
+  if (last) offsets_.push_back(tokens_);
 }
 
 void DocumentWriter::flush_block() {
   if (block_.empty()) return;
   const auto offset = static_cast<int64_t>(checksums_.size()) * kBlockBytes;
-  write_at(spool_.get(), spool_path_, offset, block_.data(), static_cast<int64_t>(block_.size()));
+  write_at(spool_.get(), file_.temporary(), offset, block_.data(),
+           static_cast<int64_t>(block_.size()));
   checksums_.push_back(sha256(block_.data(), block_.size()));
   content_.update(block_.data(), block_.size());
   block_.clear();
@@ -184,8 +163,7 @@ StoreInfo DocumentWriter::finish(std::vector<StoreSource> sources, int64_t text_
   if (info_.tokens == 0) fail(ExitCode::kData, "{}: there are no tokens to write", path_);
   info_.content_hash = finish_content(content_, offsets_, info_);
   write_hdf5();
-  publish(temporary_, path_);
-  finished_ = true;
+  file_.commit();
   return info_;
 }
 
@@ -193,7 +171,7 @@ void DocumentWriter::write_hdf5() {
   int64_t tokens_offset = 0;
   {
     const Hdf5Lock lock;
-    Hdf5Writer file(temporary_);
+    Hdf5Writer file(file_.temporary().string());
     file.attribute("format_version", kStoreVersion);
     file.attribute("vocab", info_.vocab);
     file.attribute("tokenizer_hash", info_.tokenizer_hash);
@@ -218,57 +196,57 @@ void DocumentWriter::write_hdf5() {
 }
 
 void DocumentWriter::copy_tokens(int64_t offset) {
-  const FileDescriptor out(::open(temporary_.c_str(), O_WRONLY | O_CLOEXEC));
-  if (out.get() < 0) fail_io(ExitCode::kStorage, "open", temporary_);
   std::vector<char> buffer(1 << 20);
   const int64_t total = info_.tokens * info_.token_bytes();
   for (int64_t at = 0; at < total;) {
     const int64_t bytes = std::min<int64_t>(total - at, static_cast<int64_t>(buffer.size()));
-    read_at(spool_.get(), spool_path_, at, buffer.data(), bytes);
-    write_at(out.get(), temporary_, offset + at, buffer.data(), bytes);
+    read_at(spool_.get(), file_.temporary().string(), at, buffer.data(), bytes);
+    write_at(file_.fd(), file_.temporary(), offset + at, buffer.data(), bytes);
     at += bytes;
   }
 }
 
 void DocumentWriter::seal(int64_t tokens_offset) {
-  const FileDescriptor fd(::open(temporary_.c_str(), O_RDWR | O_CLOEXEC));
-  if (fd.get() < 0) fail_io(ExitCode::kStorage, "open", temporary_);
-  Seal seal{
-      .magic = kMagic,
-      .hdf5_bytes = static_cast<uint64_t>(file_size(fd.get(), temporary_, ExitCode::kStorage)),
-      .tokens_offset = static_cast<uint64_t>(tokens_offset),
-      .tokens_bytes = static_cast<uint64_t>(info_.tokens * info_.token_bytes()),
-      .structure = {},
-      .self = {}};
-  seal.structure = structure_digest(fd.get(), temporary_, seal);
+  const std::string name = file_.temporary().string();
+  const int fd = file_.fd();
+  Seal seal{.magic = kMagic,
+            .hdf5_bytes = static_cast<uint64_t>(file_size(fd, name, ExitCode::kStorage)),
+            .tokens_offset = static_cast<uint64_t>(tokens_offset),
+            .tokens_bytes = static_cast<uint64_t>(info_.tokens * info_.token_bytes()),
+            .structure = {},
+            .self = {}};
+  seal.structure = structure_digest(fd, name, seal);
   seal.self = sha256(&seal, kSealedBytes);
   // The content first: a seal on the disk means that all it covers is there too.
-  if (::fsync(fd.get()) != 0) fail_io(ExitCode::kStorage, "sync", temporary_);
-  write_at(fd.get(), temporary_, static_cast<int64_t>(seal.hdf5_bytes), &seal, sizeof seal);
-  if (::fsync(fd.get()) != 0) fail_io(ExitCode::kStorage, "sync", temporary_);
+  if (::fsync(fd) != 0) fail_io(ExitCode::kStorage, "sync", name);
+  write_at(fd, name, static_cast<int64_t>(seal.hdf5_bytes), &seal, sizeof seal);
 }
 
 // ---- Reading -------------------------------------------------------------------------------
 
-DocumentStore::DocumentStore(std::string path) : path_(std::move(path)) {
-  fd_ = FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd_.get() < 0) {
-    fail(ExitCode::kData, "{}: cannot open the data: {}; `sbtrain prepare` makes it from text",
-         path_, std::strerror(errno));
-  }
+DocumentStore::DocumentStore(std::string path)
+    : path_(std::move(path)),
+      fd_(open_input(path_, ExitCode::kData, "; `sbtrain prepare` makes a store from text")),
+      stamp_(stamp()) {
   check_seal();
   read_hdf5();
   check_offsets();
-  checked_ = std::make_unique<std::atomic<bool>[]>(checksums_.size());
+  checked_ = std::make_unique<std::atomic<uint32_t>[]>(checksums_.size());
 }
 
 DocumentStore::~DocumentStore() = default;
 
-void DocumentStore::check_seal() {
+DocumentStore::Stamp DocumentStore::stamp() const {
   struct stat status {};
   if (::fstat(fd_.get(), &status) != 0) fail_io(ExitCode::kData, "examine", path_);
-  if (!S_ISREG(status.st_mode)) fail(ExitCode::kData, "{}: not a file", path_);
-  const int64_t size = status.st_size;
+  const auto nanoseconds = [](const timespec& t) { return t.tv_sec * 1'000'000'000 + t.tv_nsec; };
+  return {.bytes = status.st_size,
+          .modified = nanoseconds(status.st_mtim),
+          .changed = nanoseconds(status.st_ctim)};
+}
+
+void DocumentStore::check_seal() {
+  const int64_t size = stamp_.bytes;
   Seal seal{};
   const auto seal_bytes = static_cast<int64_t>(sizeof seal);
   if (size >= seal_bytes) read_at(fd_.get(), path_, size - seal_bytes, &seal, seal_bytes);
@@ -334,7 +312,8 @@ void DocumentStore::read_bytes(int64_t offset, void* out, int64_t bytes) const {
   read_at(fd_.get(), path_, tokens_offset_ + offset, out, bytes);
 }
 
-void DocumentStore::check_block(int64_t block, std::vector<char>& buffer) const {
+void DocumentStore::check_block(int64_t block, std::vector<char>& buffer,
+                                uint32_t generation) const {
   const int64_t begin = block * kBlockBytes;
   const int64_t bytes = std::min(kBlockBytes, tokens_bytes_ - begin);
   buffer.resize(static_cast<size_t>(kBlockBytes));
@@ -345,10 +324,49 @@ void DocumentStore::check_block(int64_t block, std::vector<char>& buffer) const 
          "`sbtrain prepare` again",
          path_, begin / info_.token_bytes(), (begin + bytes) / info_.token_bytes() - 1);
   }
-  checked_[static_cast<size_t>(block)].store(true, std::memory_order_relaxed);
+  check_tokens(block, {buffer.data(), static_cast<size_t>(bytes)});
+  checked_[static_cast<size_t>(block)].store(generation, std::memory_order_relaxed);
+}
+
+// The checksum covers what the writer wrote; only a faulty or hostile one writes such tokens, and
+// they would be used as rows of the embedding.
+void DocumentStore::check_tokens(int64_t block, std::span<const char> bytes) const {
+  const auto width = static_cast<size_t>(info_.token_bytes());
+  uint32_t largest = 0;
+  for (size_t i = 0; i < bytes.size(); i += width) {
+    uint32_t token = 0;
+    std::memcpy(&token, bytes.data() + i, width);
+    largest = std::max(largest, token);
+  }
+  if (largest < info_.vocab) return;
+  fail(ExitCode::kData,
+       "{}: token {} beyond the vocabulary of {}, in tokens {} to {}; run `sbtrain prepare` again",
+       path_, largest, info_.vocab, block * kBlockBytes / info_.token_bytes(),
+       (block * kBlockBytes + static_cast<int64_t>(bytes.size())) / info_.token_bytes() - 1);
+}
+
+uint32_t DocumentStore::generation() const {
+  const Stamp now = stamp();
+  const std::lock_guard lock(stamp_mutex_);
+  if (now != stamp_) {
+    stamp_ = now;
+    ++generation_;
+  }
+  return generation_;
 }
 
 void DocumentStore::read(int64_t begin, std::span<int32_t> out) const {
+  constexpr int kAttempts = 10;
+  for (int i = 0; i < kAttempts; ++i) {
+    const uint32_t before = generation();
+    read_checked(begin, out, before);
+    // Unchanged since the blocks were checked: what was read is what was checked.
+    if (generation() == before) return;
+  }
+  fail(ExitCode::kData, "{}: another process keeps changing this file while it is read", path_);
+}
+
+void DocumentStore::read_checked(int64_t begin, std::span<int32_t> out, uint32_t generation) const {
   const auto count = static_cast<int64_t>(out.size());
   require(begin >= 0 && count <= info_.tokens - begin, "{}: tokens [{}, {}) of {}", path_, begin,
           begin + count, info_.tokens);
@@ -357,8 +375,8 @@ void DocumentStore::read(int64_t begin, std::span<int32_t> out) const {
   std::vector<char> buffer;
   for (int64_t block = begin * width / kBlockBytes;
        block <= ((begin + count) * width - 1) / kBlockBytes; ++block) {
-    if (!checked_[static_cast<size_t>(block)].load(std::memory_order_relaxed)) {
-      check_block(block, buffer);
+    if (checked_[static_cast<size_t>(block)].load(std::memory_order_relaxed) != generation) {
+      check_block(block, buffer, generation);
     }
   }
   if (width == 4) {
@@ -376,6 +394,7 @@ void DocumentStore::read(int64_t begin, std::span<int32_t> out) const {
 }
 
 void DocumentStore::verify() const {
+  const uint32_t now = generation();
   std::exception_ptr error;
   std::atomic<bool> failed = false;
 #pragma omp parallel if (block_count() >= 64)
@@ -385,7 +404,7 @@ void DocumentStore::verify() const {
     for (int64_t block = 0; block < block_count(); ++block) {
       if (failed.load(std::memory_order_relaxed)) continue;
       try {
-        check_block(block, buffer);
+        check_block(block, buffer, now);
       } catch (...) {
 #pragma omp critical(sbtrain_verify)
         if (!failed.exchange(true)) error = std::current_exception();

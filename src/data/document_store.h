@@ -16,13 +16,16 @@
 
 #include <atomic>
 #include <cstdint>
+#include <ctime>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/file_descriptor.h"
+#include "core/files.h"
 #include "core/sha256.h"
-#include "data/atomic_file.h"
 
 namespace sbtrain {
 
@@ -55,19 +58,18 @@ struct StoreInfo {
   int64_t token_bytes() const { return vocab > 65536 ? 4 : 2; }
 };
 
-// Writes a store by way of PATH.tmp; the file gets its name in finish(), and is removed if that
-// never happens. Throws ExitCode::kStorage. One thread at a time.
+// Writes a store by way of PATH.tmp (AtomicFile); the file gets its name in finish(), and is
+// removed if that never happens. Throws ExitCode::kStorage. One thread at a time.
 class DocumentWriter {
  public:
   // Of `info`, vocab, tokenizer_hash, bos, eos, starts_with_bos and ends_with_eos count.
   DocumentWriter(std::string path, StoreInfo info);
-  ~DocumentWriter();
   DocumentWriter(const DocumentWriter&) = delete;
   DocumentWriter& operator=(const DocumentWriter&) = delete;
 
-  // One document, whole; bos and eos are in it already. Throws ExitCode::kInternal for an id
-  // outside of the vocabulary.
-  void append(std::span<const int32_t> tokens);
+  // A document, or a part of one unless it is the `last`; bos and eos are in it already. Throws
+  // ExitCode::kInternal for an id outside of the vocabulary.
+  void append(std::span<const int32_t> tokens, bool last = true);
 
   // Returns what was written. Throws ExitCode::kData where there is no token.
   StoreInfo finish(std::vector<StoreSource> sources, int64_t text_bytes);
@@ -79,15 +81,14 @@ class DocumentWriter {
   void seal(int64_t tokens_offset);
 
   std::string path_;
-  std::string temporary_;
-  std::string spool_path_;  // raw tokens, until their number is known
-  FileDescriptor spool_;
+  AtomicFile file_;
+  FileDescriptor spool_;  // raw tokens, until their number is known; a file without a name
   StoreInfo info_;
   std::vector<uint64_t> offsets_{0};
+  uint64_t tokens_ = 0;
   std::vector<char> block_;
   std::vector<Digest> checksums_;
   Sha256 content_;
-  bool finished_ = false;
 };
 
 // Reads a store. All const members may be called from several threads at once.
@@ -111,21 +112,35 @@ class DocumentStore {
   }
 
   // Tokens [begin, begin + out.size()) of the whole store. Blocks not seen before are checked
-  // first. Throws ExitCode::kData for a damaged block.
+  // first, and all of them anew once the file has been touched: a store that is changed in place
+  // while it is open is refused as if it had been damaged before. Throws ExitCode::kData for a
+  // block that does not match its checksum or holds a token beyond the vocabulary.
   void read(int64_t begin, std::span<int32_t> out) const;
 
   // Checks every token block, on all cores (about 1.5 GB/s each where the processor has SHA
-  // instructions). Throws ExitCode::kData naming the first damaged one.
+  // instructions). Throws ExitCode::kData naming the first bad one.
   void verify() const;
 
   // verify(), and the content hash as well, which only a faulty writer could get wrong.
   void verify_content() const;
 
  private:
+  // What the file system says of the file; it changes whenever the file is written to.
+  struct Stamp {
+    int64_t bytes = 0;
+    int64_t modified = 0;  // ns
+    int64_t changed = 0;   // ns
+    bool operator==(const Stamp&) const = default;
+  };
+  Stamp stamp() const;
+  // Counts the states that the file has been seen in, from 1.
+  uint32_t generation() const;
+  void read_checked(int64_t begin, std::span<int32_t> out, uint32_t generation) const;
+  void check_tokens(int64_t block, std::span<const char> bytes) const;
   void check_seal();
   void read_hdf5();
   void check_offsets() const;
-  void check_block(int64_t block, std::vector<char>& buffer) const;
+  void check_block(int64_t block, std::vector<char>& buffer, uint32_t generation) const;
   void read_bytes(int64_t offset, void* out, int64_t bytes) const;
   int64_t block_count() const { return static_cast<int64_t>(checksums_.size()); }
 
@@ -137,7 +152,11 @@ class DocumentStore {
   int64_t tokens_bytes_ = 0;
   std::vector<uint64_t> offsets_;
   std::vector<Digest> checksums_;
-  mutable std::unique_ptr<std::atomic<bool>[]> checked_;  // by block
+  // The generation in which each block was found good; 0: not yet.
+  mutable std::unique_ptr<std::atomic<uint32_t>[]> checked_;
+  mutable std::mutex stamp_mutex_;  // guards the two below
+  mutable Stamp stamp_;
+  mutable uint32_t generation_ = 1;
 };
 
 }  // namespace sbtrain

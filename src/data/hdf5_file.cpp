@@ -5,9 +5,17 @@
 namespace sbtrain {
 namespace {
 
+// The library's own clean-up at exit ends in a segmentation fault where closing a file failed
+// before, on a full disk for instance (seen with 1.10.8). All handles are closed by their owners,
+// so there is nothing left for it to do.
+struct Library {
+  Library() { H5dont_atexit(); }
+  std::mutex mutex;
+};
+
 std::mutex& library_mutex() {
-  static std::mutex mutex;
-  return mutex;
+  static Library library;
+  return library.mutex;
 }
 
 // The entry of the error stack where the trouble began.

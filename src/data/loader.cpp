@@ -36,6 +36,24 @@ class Differences {
 
 }  // namespace
 
+std::string common_tokenizer(const std::vector<SourceConfig>& sources) {
+  std::string hash;
+  std::string first;
+  std::set<std::string> seen;
+  for (const SourceConfig& source : sources) {
+    if (!seen.insert(source.path).second) continue;
+    const DocumentStore store(source.path);
+    if (hash.empty()) {
+      hash = store.info().tokenizer_hash;
+      first = source.path;
+    } else if (store.info().tokenizer_hash != hash) {
+      fail(ExitCode::kConfig, "{} and {} were prepared with different tokenizers", first,
+           source.path);
+    }
+  }
+  return hash;
+}
+
 Loader::Loader(LoaderOptions options, const LoaderState* state) : options_(std::move(options)) {
   check_options();
   open_sources();
@@ -113,6 +131,10 @@ LoaderState Loader::fresh_state() const {
   state.micro_batch = options_.micro_batch;
   state.world = options_.world;
   if (task_) state.sources.push_back(task_source());
+  if (!stores_.empty()) state.tokenizer_hash = tokenizer_hash();
+  state.starts_with_bos =
+      !stores_.empty() && std::all_of(stores_.begin(), stores_.end(),
+                                      [](const auto& s) { return s->info().starts_with_bos; });
   for (size_t i = 0; i < stores_.size(); ++i) {
     const StoreInfo& info = stores_[i]->info();
     state.sources.push_back({.path = stores_[i]->path(),
@@ -147,6 +169,9 @@ void Loader::check_same_data(const LoaderState& state) const {
                       base_.predict_across_documents);
   differences.compare("train.sequence_length", state.sequence_length, base_.sequence_length);
   differences.compare("train.batch", state.batch, base_.batch);
+  if (!state.tokenizer_hash.empty()) {
+    differences.compare("tokenizer_hash", state.tokenizer_hash, base_.tokenizer_hash);
+  }
   if (state.stage == base_.stage) {
     std::vector<LoaderState::Source> saved;
     std::copy_if(state.sources.begin(), state.sources.end(), std::back_inserter(saved),

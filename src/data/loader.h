@@ -68,6 +68,10 @@ struct LoaderState {
   int64_t micro = 0;        // micro-batches taken of the next step
   int64_t micro_batch = 0;  // micro-batch and world that `micro` counts in
   int64_t world = 0;
+  // What the text was prepared with, the same for all sources; empty for tasks and where the state
+  // is of a version that did not know.
+  std::string tokenizer_hash;
+  bool starts_with_bos = false;  // documents of every source do
   std::vector<Source> sources;
   bool operator==(const LoaderState&) const = default;
 
@@ -75,6 +79,11 @@ struct LoaderState {
   // Throws ExitCode::kData naming the key.
   static LoaderState from_json(std::string_view json);
 };
+
+// The tokenizer's hash that all sources were prepared with; empty without sources. Opens each
+// store. Throws ExitCode::kConfig where they differ, ExitCode::kData for a store that is missing or
+// damaged.
+std::string common_tokenizer(const std::vector<SourceConfig>& sources);
 
 class Loader {
  public:
@@ -94,7 +103,7 @@ class Loader {
   // Rethrows what went wrong while it was prepared. One thread at a time.
   PackedBatch next();
 
-  // Behind the micro-batch that next() returned last, whatever has been prepared ahead.
+  // After the micro-batch that next() returned last, whatever has been prepared ahead.
   LoaderState state() const;
 
   int64_t micro_batches_per_step() const;  // on this rank

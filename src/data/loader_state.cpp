@@ -23,6 +23,13 @@ void for_each_field(State& s, const Visit& visit) {
   visit("world", s.world);
 }
 
+// Fields that states of version 1 may lack.
+template <class State, class Visit>
+void for_each_later_field(State& s, const Visit& visit) {
+  visit("tokenizer_hash", s.tokenizer_hash);
+  visit("starts_with_bos", s.starts_with_bos);
+}
+
 template <class Source, class Visit>
 void for_each_source_field(Source& s, const Visit& visit) {
   visit("path", s.path);
@@ -50,6 +57,7 @@ auto reader(const nlohmann::json& j) {
 std::string LoaderState::to_json() const {
   nlohmann::json j = {{"version", kStateVersion}, {"sources", nlohmann::json::array()}};
   for_each_field(*this, saver(j));
+  for_each_later_field(*this, saver(j));
   for (const Source& source : sources) {
     for_each_source_field(source, saver(j["sources"].emplace_back()));
   }
@@ -65,6 +73,9 @@ LoaderState LoaderState::from_json(std::string_view json) {
            j.at("version").dump(), kStateVersion);
     }
     for_each_field(state, reader(j));
+    for_each_later_field(state, [&j](const char* key, auto& field) {
+      if (j.contains(key)) j.at(key).get_to(field);
+    });
     for (const auto& source : j.at("sources")) {
       for_each_source_field(state.sources.emplace_back(), reader(source));
     }

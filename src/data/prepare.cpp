@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "data/text_input.h"
 
 namespace sbtrain {
@@ -17,10 +18,15 @@ namespace {
 
 constexpr int64_t kTaskBytes = 256 * 1024;  // enough to make handing it over cheap
 
+// Input that is read and whose tokens are not written yet, so that memory does not grow with the
+// length of documents. A single longer line comes alone.
+constexpr int64_t kWaitingBytes = int64_t{64} << 20;
+
 // A run of documents, in the order of the input.
 struct Task {
   int64_t number = 0;
   int64_t bytes = 0;  // of the input
+  int64_t forced_cuts = 0;
   std::vector<RawDocument> documents;
 };
 
@@ -29,25 +35,90 @@ struct Encoded {
     std::string source;
     int64_t text_bytes = 0;
     size_t tokens = 0;
+    bool last = true;  // of its document
   };
   int64_t bytes = 0;
+  int64_t forced_cuts = 0;
   std::vector<Part> documents;
   std::vector<int32_t> tokens;  // of all of them
 };
 
+// Documents from the input, those in parts cut where the tokenizer would cut them.
+class DocumentReader {
+ public:
+  DocumentReader(TextInput& input, const Tokenizer& tokenizer)
+      : input_(input), tokenizer_(tokenizer) {}
+
+  bool next(RawDocument& document) {
+    if (rest_.empty()) {
+      if (!input_.next(read_)) return false;
+      if (read_.line > 0) {
+        document = std::move(read_);
+        return true;
+      }
+      take();
+    }
+    while (!read_.last && rest_.size() <= Tokenizer::kPartBytes && input_.next(read_)) take();
+    cut(document);
+    return true;
+  }
+
+  // Cuts at places where tokens may differ, since it was asked last.
+  int64_t forced_cuts() { return std::exchange(forced_cuts_, 0); }
+
+ private:
+  void take() {
+    rest_ += read_.data;
+    first_ = first_ || read_.first;
+  }
+  void cut(RawDocument& document) {
+    const Tokenizer::Part part = tokenizer_.part(rest_);
+    forced_cuts_ += part.exact ? 0 : 1;
+    document = {.data = rest_.substr(0, part.bytes),
+                .file = read_.file,
+                .line = 0,
+                .first = std::exchange(first_, false),
+                .last = read_.last && part.bytes == rest_.size()};
+    rest_.erase(0, part.bytes);
+  }
+
+  TextInput& input_;
+  const Tokenizer& tokenizer_;
+  RawDocument read_;
+  std::string rest_;  // read and not handed out, of one document
+  bool first_ = false;
+  int64_t forced_cuts_ = 0;
+};
+
+// Appends the tokens of a document or of a part of one.
+void encode_document(RawDocument raw, const Tokenizer& tokenizer, const PrepareOptions& options,
+                     Encoded& result) {
+  const bool first = raw.first;
+  const bool last = raw.last;
+  Document document = parse_document(std::move(raw));
+  if (document.text.empty() && first && last) return;
+  const size_t before = result.tokens.size();
+  if (options.bos && first) result.tokens.push_back(tokenizer.bos());
+  bool continues = !first;
+  for (std::string_view rest = document.text; !rest.empty(); continues = true) {
+    const Tokenizer::Part part = tokenizer.part(rest);
+    tokenizer.encode(rest.substr(0, part.bytes), result.tokens, continues);
+    rest.remove_prefix(part.bytes);
+    result.forced_cuts += part.exact ? 0 : 1;
+  }
+  if (options.eos && last) result.tokens.push_back(tokenizer.eos());
+  result.documents.push_back({.source = std::move(document.source),
+                              .text_bytes = static_cast<int64_t>(document.text.size()),
+                              .tokens = result.tokens.size() - before,
+                              .last = last});
+}
+
 Encoded encode(Task task, const Tokenizer& tokenizer, const PrepareOptions& options) {
   Encoded result;
   result.bytes = task.bytes;
+  result.forced_cuts = task.forced_cuts;
   for (RawDocument& raw : task.documents) {
-    Document document = parse_document(std::move(raw));
-    if (document.text.empty()) continue;
-    const size_t before = result.tokens.size();
-    if (options.bos) result.tokens.push_back(tokenizer.bos());
-    tokenizer.encode(document.text, result.tokens);
-    if (options.eos) result.tokens.push_back(tokenizer.eos());
-    result.documents.push_back({std::move(document.source),
-                                static_cast<int64_t>(document.text.size()),
-                                result.tokens.size() - before});
+    encode_document(std::move(raw), tokenizer, options, result);
   }
   return result;
 }
@@ -61,20 +132,22 @@ class EncodingPipeline {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     const int encoders = std::max(1, options.threads > 0 ? options.threads : cores);
     limit_ = 4 * encoders;
-    threads_.emplace_back([this] { guarded(&EncodingPipeline::read); });
-    for (int i = 0; i < encoders; ++i) {
-      threads_.emplace_back([this] { guarded(&EncodingPipeline::work); });
+    try {
+      threads_.emplace_back([this] { guarded(&EncodingPipeline::read); });
+      for (int i = 0; i < encoders; ++i) {
+        threads_.emplace_back([this] { guarded(&EncodingPipeline::work); });
+      }
+    } catch (...) {
+      // A limit of processes or memory: fewer encode as well. None would wait for ever.
+      if (threads_.size() >= 2) return;
+      stop();
+      throw;
     }
   }
 
-  ~EncodingPipeline() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~EncodingPipeline() { stop(); }
+  EncodingPipeline(const EncodingPipeline&) = delete;
+  EncodingPipeline& operator=(const EncodingPipeline&) = delete;
 
   // False at the end of the input. Rethrows what went wrong in a thread.
   bool next(Encoded& result) {
@@ -84,12 +157,22 @@ class EncodingPipeline {
     if (taken_ == tasks_) return false;
     result = std::move(done_.extract(taken_).mapped());
     ++taken_;
+    waiting_bytes_ -= result.bytes;
     lock.unlock();
     changed_.notify_all();
     return true;
   }
 
  private:
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
   void guarded(void (EncodingPipeline::*body)()) {
     try {
       (this->*body)();
@@ -102,26 +185,37 @@ class EncodingPipeline {
   }
 
   void read() {
-    int64_t number = 0;
+    DocumentReader reader(input_, tokenizer_);
     bool more = true;
-    while (more) {
-      Task task{.number = number, .bytes = 0, .documents = {}};
+    for (int64_t number = 0; more; ++number) {
+      Task task{.number = number, .bytes = 0, .forced_cuts = 0, .documents = {}};
       RawDocument document;
-      while (task.bytes < kTaskBytes && (more = input_.next(document))) {
+      while (task.bytes < kTaskBytes && (more = reader.next(document))) {
         task.bytes += static_cast<int64_t>(document.data.size()) + (document.line > 0 ? 1 : 0);
         task.documents.push_back(std::move(document));
       }
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stop_ || number - taken_ < limit_; });
-      if (stop_) return;
-      if (!task.documents.empty()) {
-        waiting_.push_back(std::move(task));
-        ++number;
-      }
-      if (!more) tasks_ = number;
-      lock.unlock();
-      changed_.notify_all();
+      task.forced_cuts = reader.forced_cuts();
+      if (!hand_over(std::move(task), more)) return;
     }
+  }
+
+  // Waits for room; false when the pipeline stops. `more`: it is not the last task.
+  bool hand_over(Task task, bool more) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] {
+      const bool few = task.number - taken_ < limit_;
+      const bool small = waiting_bytes_ == 0 || waiting_bytes_ + task.bytes <= kWaitingBytes;
+      return stop_ || (few && small);
+    });
+    if (stop_) return false;
+    if (!more) tasks_ = task.number + (task.documents.empty() ? 0 : 1);
+    if (!task.documents.empty()) {
+      waiting_bytes_ += task.bytes;
+      waiting_.push_back(std::move(task));
+    }
+    lock.unlock();
+    changed_.notify_all();
+    return true;
   }
 
   void work() {
@@ -151,7 +245,8 @@ class EncodingPipeline {
   std::deque<Task> waiting_;
   std::map<int64_t, Encoded> done_;
   int64_t taken_ = 0;
-  int64_t tasks_ = -1;  // in all, once it is known
+  int64_t waiting_bytes_ = 0;  // of tasks read and not taken yet
+  int64_t tasks_ = -1;         // in all, once it is known
   bool stop_ = false;
   std::exception_ptr error_;
   std::vector<std::thread> threads_;
@@ -164,7 +259,7 @@ class SourceTotals {
     const auto [entry, is_new] = index_.try_emplace(document.source, totals_.size());
     if (is_new) totals_.push_back({.name = document.source});
     StoreSource& total = totals_[entry->second];
-    ++total.documents;
+    total.documents += document.last ? 1 : 0;
     total.tokens += static_cast<int64_t>(document.tokens);
     total.text_bytes += document.text_bytes;
     text_bytes_ += document.text_bytes;
@@ -198,20 +293,22 @@ StoreInfo store_format(const PrepareOptions& options, const Tokenizer& tokenizer
 StoreInfo prepare_documents(const PrepareOptions& options, const Tokenizer& tokenizer,
                             const PrepareReport& report) {
   TextInput input(options.inputs);
+  check_output(options.output, input.files());
   DocumentWriter writer(options.output, store_format(options, tokenizer));
   EncodingPipeline pipeline(input, tokenizer, options);
   SourceTotals totals;
-  PrepareProgress progress{.total_bytes = input.total_bytes()};
+  PrepareProgress progress{.total_bytes = input.total_bytes(), .left_out = input.left_out()};
   for (Encoded encoded; pipeline.next(encoded);) {
     std::span<const int32_t> rest(encoded.tokens);
     for (const Encoded::Part& document : encoded.documents) {
-      writer.append(rest.first(document.tokens));
+      writer.append(rest.first(document.tokens), document.last);
       rest = rest.subspan(document.tokens);
       totals.add(document);
+      progress.documents += document.last ? 1 : 0;
     }
     progress.bytes += encoded.bytes;
-    progress.documents += static_cast<int64_t>(encoded.documents.size());
     progress.tokens += static_cast<int64_t>(encoded.tokens.size());
+    progress.forced_cuts += encoded.forced_cuts;
     if (report && !report(progress)) throw Interrupted{};
   }
   if (progress.tokens == 0) fail(ExitCode::kUsage, "there is no text in the input");

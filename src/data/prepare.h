@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ struct PrepareProgress {
   int64_t total_bytes = 0;  // of the input files
   int64_t documents = 0;
   int64_t tokens = 0;
+  // Places where text had to be cut to be tokenised, so that tokens may differ from those of the
+  // whole (Tokenizer::part).
+  int64_t forced_cuts = 0;
+  std::map<std::string, int64_t> left_out;  // files of the folders, by extension
 };
 
 // Called now and then by the calling thread. Returning false stops the work: prepare throws
@@ -33,8 +38,9 @@ using PrepareReport = std::function<bool(const PrepareProgress&)>;
 struct Interrupted {};
 
 // Tokenises the documents, in order, and writes them to options.output; the same input gives the
-// same file for any number of threads. Documents without text are left out. Throws
-// ExitCode::kUsage, kData (a line that is no document, named) and kStorage.
+// same file for any number of threads. Documents without text are left out. Memory is bounded,
+// however long documents are. Throws ExitCode::kUsage (an output that is an input among others),
+// kData (a file that is no text, or a line that is no document, named) and kStorage.
 StoreInfo prepare_documents(const PrepareOptions& options, const Tokenizer& tokenizer,
                             const PrepareReport& report);
 

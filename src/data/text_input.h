@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/file_descriptor.h"
 
 namespace sbtrain {
 
@@ -14,35 +16,56 @@ struct Document {
   std::string text;
 };
 
-// A document as it lies in its file, not parsed yet.
+// A document as it lies in its file, not parsed yet, or a part of one.
 struct RawDocument {
   std::string data;
   const std::string* file = nullptr;  // lives as long as the TextInput
   int64_t line = 0;                   // of a JSON lines file, from 1; 0: a plain text file
+  bool first = true;                  // a document starts here
+  bool last = true;                   // and ends here
 };
 
 // Reads .jsonl files (an object with a string "text", and perhaps "source", on each line) and
 // plain text files (one document each). A folder stands for all .jsonl, .txt, .text, .md and .rst
-// files in it and below, in the order of their names.
+// files in it and below, in the order of their names. Takes a bounded amount of memory: a plain
+// text file of any length comes in parts, a line has up to kMaxLineBytes.
 class TextInput {
  public:
-  // Throws ExitCode::kUsage for a path that does not exist and where there is nothing to read.
+  static constexpr size_t kMaxLineBytes = size_t{64} << 20;
+  static constexpr size_t kPartBytes = size_t{256} << 10;
+
+  // Throws ExitCode::kUsage for a path that does not exist or is no regular file or folder, and
+  // where there is nothing to read; ExitCode::kData, by name, for files that are no UTF-8 text:
+  // compressed, Parquet, UTF-16, other binary data, JSON arrays.
   explicit TextInput(const std::vector<std::string>& paths);
 
-  // False at the end. Throws ExitCode::kData for a file that cannot be read.
+  // False at the end. A part of a plain text file ends after a newline where it has one, and never
+  // inside a UTF-8 character. Throws ExitCode::kData for a file that cannot be read and for a line
+  // that is too long.
   bool next(RawDocument& document);
 
   const std::vector<std::string>& files() const { return files_; }
   int64_t total_bytes() const { return total_bytes_; }  // of all files
+  // Files in the folders that are left out, by their extension ("" for none).
+  const std::map<std::string, int64_t>& left_out() const { return left_out_; }
 
  private:
+  void add_folder(const std::string& folder);
+  void check_files();
   bool open_next();
+  bool fill(size_t wanted);
+  bool next_line(RawDocument& document);
+  bool next_part(RawDocument& document);
   std::vector<std::string> files_;
+  std::map<std::string, int64_t> left_out_;
   int64_t total_bytes_ = 0;
   size_t opened_ = 0;  // files opened so far
   int64_t line_ = 0;
-  std::ifstream stream_;
-  std::vector<char> buffer_;
+  bool started_ = false;  // a part of the open plain text file was handed out
+  FileDescriptor fd_;
+  std::string buffer_;  // read and not handed out, from at_
+  size_t at_ = 0;
+  bool at_end_ = false;  // of the open file
 };
 
 // Throws ExitCode::kData with file and line for a line that is no such object. Thread-safe.

@@ -4,13 +4,11 @@
 #include <sentencepiece_trainer.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/sha256.h"
-#include "data/atomic_file.h"
 
 namespace sbtrain {
 namespace {
@@ -29,6 +27,14 @@ std::string with_spaces(std::string_view piece) {
     }
   }
   return text;
+}
+
+// Whether a space follows something else than a space.
+bool goes_on_with_space(std::string_view text) {
+  for (size_t i = 1; i < text.size(); ++i) {
+    if (text[i] == ' ' && text[i - 1] != ' ') return true;
+  }
+  return false;
 }
 
 // Length in bytes of the UTF-8 character that starts `text`; 0 if it is not valid.
@@ -72,30 +78,41 @@ Tokenizer::~Tokenizer() = default;
 
 Tokenizer::Tokenizer(const std::string& path)
     : path_(path), processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream buffer;
-  if (!file || !(buffer << file.rdbuf())) {
-    fail(ExitCode::kData,
-         "{}: cannot read the tokenizer model; make one with `sbtrain tokenizer train`", path);
-  }
-  const std::string model = buffer.str();
-  const auto status = processor_->LoadFromSerializedProto(model);
-  if (!status.ok() || processor_->GetPieceSize() <= 0) {
-    fail(ExitCode::kData, "{}: not a sentencepiece model, or a damaged one ({})", path,
-         status.ToString());
-  }
+  const std::string model = read_input(
+      path, ExitCode::kData, "; `sbtrain tokenizer train` makes a tokenizer's model from text");
+  load(model);
   hash_ = sha256_hex(model);
   bos_ = processor_->bos_id();
   eos_ = processor_->eos_id();
   unk_ = processor_->unk_id();
   read_pieces();
+  try_model();
+}
+
+void Tokenizer::load(const std::string& model) {
+  const auto status = processor_->LoadFromSerializedProto(model);
+  if (!status.ok() || processor_->GetPieceSize() <= 0) {
+    fail(ExitCode::kData, "{}: not a sentencepiece model, or a damaged one ({})", path_,
+         status.ToString());
+  }
+  // A message that a serialised protocol buffer holds twice is merged, so this sets
+  // normalizer_spec.add_dummy_prefix (field 3 of field 3 of ModelProto) to false.
+  constexpr std::string_view kNoDummyPrefix("\x1a\x02\x18\x00", 4);
+  auto continuation = std::make_unique<sentencepiece::SentencePieceProcessor>();
+  check(continuation->LoadFromSerializedProto(model + std::string(kNoDummyPrefix)),
+        ExitCode::kInternal, path_);
+  std::vector<int> first;
+  std::vector<int> later;
+  check(processor_->Encode("a", &first), ExitCode::kData, path_);
+  check(continuation->Encode("a", &later), ExitCode::kData, path_);
+  if (first != later) continuation_ = std::move(continuation);
 }
 
 void Tokenizer::read_pieces() {
   const int count = processor_->GetPieceSize();
   bytes_.resize(static_cast<size_t>(count));
   std::vector<int32_t> byte_ids(256, -1);
-  bool newline_in_piece = false;
+  split_lines_ = split_words_ = true;
   for (int id = 0; id < count; ++id) {
     const std::string& piece = processor_->IdToPiece(id);
     std::string& bytes = bytes_[static_cast<size_t>(id)];
@@ -105,23 +122,38 @@ void Tokenizer::read_pieces() {
       byte_ids[value] = id;
     } else if (!processor_->IsControl(id) && !processor_->IsUnknown(id)) {
       bytes = with_spaces(piece);
-      newline_in_piece = newline_in_piece || bytes.find('\n') != std::string::npos;
+      split_lines_ = split_lines_ && bytes.find('\n') == std::string::npos;
+      split_words_ = split_words_ && !goes_on_with_space(bytes);
     }
   }
-  if (std::find(byte_ids.begin(), byte_ids.end(), -1) != byte_ids.end()) return;
-  byte_ids_ = std::move(byte_ids);
-
-  // Whether the model changes text is not among what sentencepiece tells, so it is tried: dummy
-  // prefix, spaces at either end and in a row, width and case folding, composition, newlines.
-  const std::string probe = " a  B\t\n\n \xef\xbc\xa1 e\xcc\x81 \xef\xac\x81 ";
-  const std::vector<int32_t> ids = encode(probe);
-  lossless_ = decode(ids) == probe && decode(encode("a")) == "a";
-  split_lines_ = lossless_ && !newline_in_piece;
+  if (std::find(byte_ids.begin(), byte_ids.end(), -1) == byte_ids.end()) {
+    byte_ids_ = std::move(byte_ids);
+  }
 }
 
-void Tokenizer::encode_valid(std::string_view text, std::vector<int32_t>& ids) const {
+// What a model does to text is not among what sentencepiece tells, so it is tried: spaces at either
+// end and in a row, width and case folding, composition, newlines.
+void Tokenizer::try_model() {
+  const std::string probe = " a  B\t\n\n \xef\xbc\xa1 e\xcc\x81 \xef\xac\x81 ";
+  std::vector<int32_t> ids;
+  if (!byte_ids_.empty()) encode_valid(probe, ids, /*continues=*/true);
+  const bool keeps_text = !byte_ids_.empty() && decode(ids) == probe;
+  if (byte_ids_.empty()) {
+    flaw_ = "has no byte fallback";
+  } else if (!keeps_text) {
+    flaw_ = "normalises text";
+  } else if (continuation_) {
+    flaw_ = "puts a space before each text (add_dummy_prefix)";
+  }
+  split_lines_ = split_lines_ && keeps_text;
+  split_words_ = split_words_ && keeps_text;
+}
+
+void Tokenizer::encode_valid(std::string_view text, std::vector<int32_t>& ids,
+                             bool continues) const {
+  const auto& processor = continues && continuation_ ? continuation_ : processor_;
   std::vector<int> part;
-  check(processor_->Encode({text.data(), text.size()}, &part), ExitCode::kInternal,
+  check(processor->Encode({text.data(), text.size()}, &part), ExitCode::kInternal,
         "sentencepiece cannot encode");
   ids.insert(ids.end(), part.begin(), part.end());
 }
@@ -136,35 +168,80 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
   return ids;
 }
 
-void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids) const {
+void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids, bool continues) const {
+  while (!text.empty()) {
+    const size_t bytes = part(text).bytes;
+    encode_part(text.substr(0, bytes), ids, continues);
+    text.remove_prefix(bytes);
+    continues = true;
+  }
+}
+
+Tokenizer::Part Tokenizer::part(std::string_view text) const {
+  if (text.size() <= kPartBytes) return {text.size(), true};
+  const std::string_view window = text.substr(0, kPartBytes);
+  const size_t newline = split_lines_ ? window.rfind('\n') : std::string_view::npos;
+  if (newline != std::string_view::npos) return {newline + 1, true};
+  for (size_t i = kPartBytes - 1; split_words_ && i > 0; --i) {
+    if (window[i] == ' ' && window[i - 1] != ' ') return {i, true};
+  }
+  size_t end = kPartBytes;
+  while (end > kPartBytes - 4 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
+  return {end, false};
+}
+
+void Tokenizer::encode_part(std::string_view text, std::vector<int32_t>& ids,
+                            bool continues) const {
   if (byte_ids_.empty()) {
-    encode_valid(text, ids);
+    encode_valid(text, ids, continues);
     return;
   }
   while (!text.empty()) {
     const size_t plain = plain_prefix(text);
     if (plain > 0) {
-      encode_plain(text.substr(0, plain), ids);
+      encode_plain(text.substr(0, plain), ids, continues);
       text.remove_prefix(plain);
     } else {  // what sentencepiece would change goes in as bytes
       const size_t character = std::max<size_t>(character_length(text), 1);
       encode_bytes(text.substr(0, character), ids);
       text.remove_prefix(character);
     }
+    continues = true;
   }
 }
 
-void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
-  if (!split_lines_) return encode_valid(text, ids);
+// Long lines go in cut before spaces, for the cache as well.
+void Tokenizer::encode_line(std::string_view line, std::vector<int32_t>& ids,
+                            bool continues) const {
+  constexpr size_t kLineBytes = 4096;
+  while (split_words_ && line.size() > kLineBytes) {
+    size_t space = line.find(' ', kLineBytes);
+    while (space != std::string_view::npos && line[space - 1] == ' ') {
+      space = line.find(' ', space + 1);
+    }
+    if (space == std::string_view::npos) break;
+    encode_valid(line.substr(0, space), ids, continues);
+    line.remove_prefix(space);
+    continues = true;
+  }
+  encode_valid(line, ids, continues);
+}
+
+void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids,
+                             bool continues) const {
+  if (!split_lines_) return encode_valid(text, ids, continues);
   // Pieces never span lines, so this gives the same ids as the whole text would, but the merge's
-  // working set stays in cache.
+  // working set stays in cache. A dummy prefix goes before the first line, empty or not.
+  size_t from = !continues && continuation_ ? 1 : 0;
   while (true) {
-    const size_t newline = text.find('\n');
+    const size_t newline = text.find('\n', from);
     const std::string_view line = text.substr(0, newline);
-    if (!line.empty()) encode_valid(line, ids);
+    if (!line.empty()) encode_line(line, ids, continues);
     if (newline == std::string_view::npos) return;
     encode_bytes("\n", ids);
     text.remove_prefix(newline + 1);
+    continues = true;
+    from = 0;
   }
 }
 
@@ -267,6 +344,23 @@ std::unordered_map<std::string, std::string> trainer_arguments(const TokenizerTr
   };
 }
 
+// sentencepiece names limits of the vocabulary on both sides; the advice follows which it is.
+[[noreturn]] void fail_training(int64_t vocab, const std::string& reason) {
+  const std::string_view marker = "required_chars. ";
+  if (const size_t at = reason.find(marker); at != std::string::npos) {
+    const std::string counts = reason.substr(at + marker.size());  // "300 vs 812. Increase ..."
+    const size_t vs = counts.find("vs ");
+    fail(ExitCode::kUsage,
+         "a tokenizer of {} pieces is too small for this text: its bytes and different characters "
+         "alone take {}; use a larger vocabulary",
+         vocab, vs == std::string::npos ? "more" : std::to_string(std::atoll(&counts[vs + 3])));
+  }
+  fail(ExitCode::kUsage,
+       "cannot train a tokenizer of {} pieces on this text ({}): use more text or a smaller "
+       "vocabulary",
+       vocab, reason);
+}
+
 }  // namespace
 
 void train_tokenizer(const NextText& next, const TokenizerTraining& options,
@@ -285,15 +379,8 @@ void train_tokenizer(const NextText& next, const TokenizerTraining& options,
   std::string model;
   const auto status =
       sentencepiece::SentencePieceTrainer::Train(trainer_arguments(options), &lines, &model);
-  if (!status.ok()) {
-    fail(ExitCode::kUsage,
-         "cannot train a tokenizer of {} pieces on this text ({}): use more text or a smaller "
-         "vocabulary",
-         options.vocab, status.ToString());
-  }
-  AtomicFile file(output);
-  file.write(model.data(), model.size());
-  file.commit();
+  if (!status.ok()) fail_training(options.vocab, status.ToString());
+  replace_file(output, model);
 }
 
 }  // namespace sbtrain

@@ -26,9 +26,24 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Thread-safe. No bos or eos is added.
+  // Thread-safe. No bos or eos is added. Memory does not grow with the text: more than kPartBytes
+  // are encoded in parts.
   std::vector<int32_t> encode(std::string_view text) const;
-  void encode(std::string_view text, std::vector<int32_t>& ids) const;  // appends
+  // Appends. `continues`: the text goes on from one that is encoded already, so that a model's
+  // space before each text does not come again.
+  void encode(std::string_view text, std::vector<int32_t>& ids, bool continues = false) const;
+
+  // Where text is cut to be encoded in parts.
+  struct Part {
+    size_t bytes = 0;   // at the start of the text
+    bool exact = true;  // the tokens are those of the text in one
+  };
+  static constexpr size_t kPartBytes = size_t{256} << 10;
+  // The first part of `text`: all of it up to kPartBytes, else as much as ends at a newline or
+  // before a space, where no piece of the vocabulary can span the cut. Text without such a place,
+  // and a model that normalises text, is cut after kPartBytes or up to 3 bytes less, between
+  // characters; then tokens near the cut may differ.
+  Part part(std::string_view text) const;
 
   // Control tokens (bos, eos, ...) decode to nothing. The result of a few ids may end inside a
   // UTF-8 character. Throws ExitCode::kData for an id outside of the vocabulary.
@@ -45,26 +60,37 @@ class Tokenizer {
   int32_t unk() const { return unk_; }
   // decode(encode(x)) == x for every x. False for models with normalisation, a dummy prefix or no
   // byte fallback, which Tokenizer accepts as well.
-  bool lossless() const { return lossless_; }
+  bool lossless() const { return flaw_.empty(); }
+  // What the model does to text, as a predicate such as "normalises text"; empty: nothing.
+  const std::string& flaw() const { return flaw_; }
   const std::string& hash() const { return hash_; }  // SHA-256 of the model file, hexadecimal
   const std::string& path() const { return path_; }
 
  private:
-  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
-  void encode_valid(std::string_view text, std::vector<int32_t>& ids) const;
+  void encode_part(std::string_view text, std::vector<int32_t>& ids, bool continues) const;
+  void encode_plain(std::string_view text, std::vector<int32_t>& ids, bool continues) const;
+  void encode_line(std::string_view line, std::vector<int32_t>& ids, bool continues) const;
+  void encode_valid(std::string_view text, std::vector<int32_t>& ids, bool continues) const;
   void encode_bytes(std::string_view bytes, std::vector<int32_t>& ids) const;
+  void load(const std::string& model);
   void read_pieces();
+  void try_model();
 
   std::string path_;
   std::string hash_;
   std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
+  // The same model without its dummy prefix, a space before each text; null: it has none.
+  std::unique_ptr<sentencepiece::SentencePieceProcessor> continuation_;
   std::vector<std::string> bytes_;  // of each token
   std::vector<int32_t> byte_ids_;   // of each byte; empty without byte fallback
   int32_t bos_ = -1;
   int32_t eos_ = -1;
   int32_t unk_ = 0;
-  bool lossless_ = false;
-  bool split_lines_ = false;  // no piece spans a newline: lines can be encoded one by one
+  std::string flaw_;
+  // Where text may be cut without changing its tokens: no piece spans a newline, or goes on with a
+  // space after something else.
+  bool split_lines_ = false;
+  bool split_words_ = false;
 };
 
 struct TokenizerTraining {

@@ -20,6 +20,11 @@ void check_fits(const DocumentStore& store, const HeldOutOptions& options,
     fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
          store.path(), info.vocab, options.vocab);
   }
+  if (!options.tokenizer_hash.empty() && info.tokenizer_hash != options.tokenizer_hash) {
+    fail(ExitCode::kConfig,
+         "{} was prepared with another tokenizer (sha256 {:.12}) than the training data ({:.12})",
+         store.path(), info.tokenizer_hash, options.tokenizer_hash);
+  }
   if (tokenizer != nullptr && info.tokenizer_hash != tokenizer->hash()) {
     fail(ExitCode::kConfig, "{} was prepared with another tokenizer than {}", store.path(),
          tokenizer->path());

@@ -25,6 +25,7 @@ struct Perplexity {
 struct HeldOutOptions {
   std::vector<std::string> paths;  // HDF5 document stores
   std::string tokenizer;           // sentencepiece model, for bytes; empty: bytes stay unknown
+  std::string tokenizer_hash;      // of the training data's tokenizer; empty: unknown
   int64_t vocab = 0;               // of the model
   int64_t sequence_length = 0;
   int64_t micro_batch = 1;
@@ -32,7 +33,8 @@ struct HeldOutOptions {
   bool predict_across_documents = false;
 };
 
-// Throws ExitCode::kConfig where the store's vocabulary or tokenizer is not the model's.
+// Throws ExitCode::kConfig where the store's vocabulary is larger than the model's, or its
+// tokenizer neither the training data's nor `tokenizer`.
 void check_fits(const DocumentStore& store, const HeldOutOptions& options,
                 const Tokenizer* tokenizer);
 

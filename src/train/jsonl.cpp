@@ -1,14 +1,13 @@
 #include "train/jsonl.h"
 
-#include <fcntl.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace sbtrain {
 
@@ -44,31 +43,14 @@ Kept read_up_to(const std::string& path, int64_t last_step) {
   return kept;
 }
 
-void sync(const std::string& path, int flags) {
-  const int fd = ::open(path.c_str(), flags | O_CLOEXEC);
-  if (fd < 0 || ::fsync(fd) != 0) spdlog::warn("{}: cannot sync", path);
-  if (fd >= 0) ::close(fd);
-}
-
-void replace(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".tmp";
-  fs::remove(temporary);
-  AppendFile(temporary, AppendFile::Mode::kCreate).append(text);
-  sync(temporary, O_RDONLY);
-  fs::rename(temporary, path);
-  const std::string folder = fs::path(path).parent_path().string();
-  sync(folder.empty() ? "." : folder, O_RDONLY | O_DIRECTORY);
-}
-
 void prepare(const std::string& path, std::optional<int64_t> resumed_step) {
   if (!fs::exists(path) || fs::file_size(path) == 0) return;
   if (!resumed_step) {
-    fs::rename(path, path + ".old");
-    spdlog::warn("{} belongs to an earlier run: kept as {}.old", path, path);
+    spdlog::warn("{} belongs to an earlier run: kept as {}", path, set_aside(path).string());
     return;
   }
   const Kept kept = read_up_to(path, *resumed_step);
-  if (kept.dropped > 0) replace(path, kept.text);
+  if (kept.dropped > 0) replace_file(path, kept.text);
 }
 
 }  // namespace

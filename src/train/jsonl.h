@@ -16,7 +16,7 @@ class JsonlWriter {
  public:
   // A resumed run goes on with the same file: records after `resumed_step`, and a last line that
   // was cut short, are removed first, so that the file reads as one run. The file is replaced
-  // atomically. Without a resumed step an earlier file is kept as <path>.old.
+  // atomically. Without a resumed step an earlier file is kept as <path>.old, or .old.2 and so on.
   // Throws ExitCode::kStorage.
   JsonlWriter(const std::string& path, std::optional<int64_t> resumed_step,
               int64_t tokens_per_step);

@@ -20,6 +20,9 @@ struct RunState {
   std::string loader;    // LoaderState as text
 };
 
+// The copy of data.tokenizer in a run's folder.
+inline constexpr const char* kRunTokenizer = "tokenizer.model";
+
 std::string format_run_state(const RunState& state);
 // Throws ExitCode::kNoCheckpoint naming `file`.
 RunState parse_run_state(const std::string& text, const std::string& file);

@@ -5,19 +5,19 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <vector>
 
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
 #include "core/device.h"
+#include "core/files.h"
 #include "core/version.h"
 #include "data/loader.h"
+#include "data/tokenizer.h"
 #include "eval/perplexity.h"
 #include "eval/task_accuracy.h"
 #include "model/transformer.h"
@@ -41,16 +41,53 @@ std::string host_name() {
   return name;
 }
 
-// What was run, where and with which program: beside the configuration in the run folder.
-void describe_run_folder(const fs::path& run, const std::string& config_yaml) {
-  std::ofstream(run / "config.yaml") << config_yaml;
+constexpr const char* kConfigFile = "config.yaml";
+constexpr const char* kInfoFile = "run.json";
+
+std::string text_of(const fs::path& file) {
+  std::error_code unreadable;
+  return fs::exists(file, unreadable) ? read_input(file, ExitCode::kStorage) : "";
+}
+
+// A folder that no run has used may hold a configuration that a user wrote there, perhaps the one
+// that was read: the resolved one must not take its place.
+void check_run_folder(const fs::path& run, const std::string& config_yaml) {
+  const fs::path config = run / kConfigFile;
+  if (fs::exists(run / kInfoFile) || !fs::exists(config)) return;
+  if (text_of(config) == config_yaml) return;
+  fail(
+      ExitCode::kUsage,
+      "{} is no file of a run, and the resolved configuration would replace it: keep it outside of "
+      "the run folder, or choose another folder (out)",
+      config.string());
+}
+
+// Writes a file of the run folder; other content of an earlier start is kept under another name.
+void write_run_file(const fs::path& file, const std::string& text) {
+  const std::string before = text_of(file);
+  if (before == text) return;
+  if (!before.empty()) {
+    spdlog::info("{} differs from that of an earlier start, kept as {}", file.string(),
+                 set_aside(file).string());
+  }
+  replace_file(file, text);
+}
+
+// What was run, where and with which program, and the tokenizer, so that the folder alone is enough
+// to use the model.
+void describe_run_folder(const fs::path& run, const std::string& config_yaml,
+                         const std::string& tokenizer) {
   const nlohmann::json info = {{"version", version()},
                                {"git_revision", git_revision()},
                                {"host", host_name()},
                                {"started", std::chrono::duration_cast<std::chrono::seconds>(
                                                std::chrono::system_clock::now().time_since_epoch())
                                                .count()}};
-  std::ofstream(run / "run.json") << info.dump(2) << "\n";
+  replace_file(run / kInfoFile, info.dump(2) + "\n");
+  write_run_file(run / kConfigFile, config_yaml);
+  if (!tokenizer.empty()) {
+    write_run_file(run / kRunTokenizer, read_input(tokenizer, ExitCode::kData));
+  }
 }
 
 // Everything a run holds while it trains.
@@ -129,9 +166,28 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   return memory;
 }
 
+// The tokenizer of all the text that the run trains on, in whatever stage; empty for tasks. Opens
+// every store, so that none is missed only when its stage begins.
+std::string training_tokenizer(const Config& config) {
+  if (config.data.task.active()) return "";
+  std::vector<SourceConfig> sources;
+  for (const StageConfig& stage : config.stages) {
+    const auto& own = stage.sources.empty() ? config.data.sources : stage.sources;
+    sources.insert(sources.end(), own.begin(), own.end());
+  }
+  std::string hash = common_tokenizer(sources);
+  if (!hash.empty() && !config.data.tokenizer.empty() &&
+      Tokenizer(config.data.tokenizer).hash() != hash) {
+    fail(ExitCode::kConfig, "data.tokenizer: {} is not what {} was prepared with",
+         config.data.tokenizer, sources.front().path);
+  }
+  return hash;
+}
+
 HeldOutOptions held_out(const Config& config) {
   return {.paths = config.data.validation,
           .tokenizer = config.data.tokenizer,
+          .tokenizer_hash = training_tokenizer(config),
           .vocab = config.model.vocab,
           .sequence_length = config.train.sequence_length,
           .micro_batch = config.train.micro_batch,
@@ -156,10 +212,11 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
     task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
                   config_.seed);
   }
+  check_run_folder(folder_, resolved.yaml);
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
   if (backend == Backend::kCuda) tune();
-  describe_run_folder(folder_, resolved.yaml);
+  if (!finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
                                             .keep = config_.checkpoint.keep,
@@ -180,10 +237,9 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
 // Choices of algorithms belong to the run: with others, a resumed run would round differently.
 void Run::tune() {
   const fs::path file = folder_ / "gemm.txt";
-  std::ostringstream known;
-  known << std::ifstream(file).rdbuf();
-  const std::string choices = step_.tune(known.str());
-  if (choices != known.str()) std::ofstream(file) << choices;
+  const std::string known = text_of(file);
+  const std::string choices = step_.tune(known);
+  if (choices != known) replace_file(file, choices);
 }
 
 bool Run::resume() {

@@ -55,6 +55,32 @@ TEST_F(PrepareTest, SameFileForAnyNumberOfThreads) {
   EXPECT_EQ(DocumentStore(path("one.h5")).documents(), 400 + static_cast<int64_t>(texts.size()));
 }
 
+TEST_F(PrepareTest, LongFilesComeInPartsWithTheTokensOfTheWhole) {
+  std::string text;
+  const std::vector<std::string> texts = english_texts();
+  for (size_t i = 0; text.size() < 5 * TextInput::kPartBytes; ++i) text += texts[i % texts.size()];
+  write_file(path("long.txt"), text);
+  write_file(path("exact.txt"), text.substr(0, 2 * TextInput::kPartBytes));
+  write_file(path("short.txt"), "after it");
+  const StoreInfo info =
+      prepare({.inputs = {path("long.txt"), path("exact.txt"), path("short.txt")},
+               .output = path("long.h5"),
+               .bos = true});
+  EXPECT_EQ(info.documents, 3);
+  EXPECT_EQ(info.sources[0].documents, 1);
+  const DocumentStore store(path("long.h5"));
+  const std::vector<std::string> expected = {text, text.substr(0, 2 * TextInput::kPartBytes),
+                                             "after it"};
+  for (int64_t i = 0; i < 3; ++i) {
+    std::vector<int32_t> tokens(static_cast<size_t>(store.length(i)));
+    store.read(static_cast<int64_t>(store.offsets()[static_cast<size_t>(i)]), tokens);
+    std::vector<int32_t> whole = tokenizer().encode(expected[static_cast<size_t>(i)]);
+    whole.insert(whole.begin(), tokenizer().bos());
+    whole.push_back(tokenizer().eos());
+    EXPECT_TRUE(tokens == whole) << i;
+  }
+}
+
 TEST_F(PrepareTest, BosAndEosAreOptions) {
   write_file(path("x.txt"), "some text");
   prepare({.inputs = {path("x.txt")}, .output = path("x.h5"), .bos = true, .eos = false});

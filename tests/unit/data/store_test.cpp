@@ -1,7 +1,9 @@
 #include <hdf5.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "data/document_store.h"
 #include "unit/data/stores.h"
@@ -160,7 +162,7 @@ TEST_F(StoreTest, AnUnfinishedFileNeverHasTheName) {
     writer.append(tokens);
     EXPECT_FALSE(fs::exists(path("a.h5")));
     // What a crash would leave behind, under whatever name.
-    fs::copy_file(path("a.h5.tokens.tmp"), path("left.h5"));
+    fs::copy_file(path("a.h5.tmp"), path("left.h5"));
   }
   EXPECT_TRUE(fs::is_empty(folder_.path()) || !fs::exists(path("a.h5")));
   EXPECT_FALSE(fs::exists(path("a.h5.tmp")));
@@ -177,6 +179,47 @@ TEST_F(StoreTest, AFinishedFileWithoutItsSealIsUnfinished) {
   EXPECT_TRUE(thrown_by([&] { DocumentStore store(path("b.h5")); }).says("unfinished"));
   write_file(path("c.h5"), whole.substr(0, whole.size() - 96) + std::string(96, '\0'));
   EXPECT_TRUE(thrown_by([&] { DocumentStore store(path("c.h5")); }).says("unfinished"));
+}
+
+TEST_F(StoreTest, AChangeInPlaceIsNoticedWhileTheFileIsOpen) {
+  const Documents documents = random_documents(9, 50, 1000, 2000, 4096);
+  write_store(path("a.h5"), documents, 4096);
+  const DocumentStore store(path("a.h5"));
+  store.verify();
+  std::vector<int32_t> tokens(1000);
+  store.read(0, tokens);
+  const std::vector<int32_t> before = tokens;
+  const std::string bytes = read_file(path("a.h5"));
+  // Where the first document's tokens lie.
+  std::string needle;
+  for (size_t i = 0; i < 8; ++i) {
+    const auto token = static_cast<uint16_t>(documents[0][i]);
+    needle.append(reinterpret_cast<const char*>(&token), sizeof token);
+  }
+  const size_t at = bytes.find(needle);
+  ASSERT_NE(at, std::string::npos);
+  const auto overwrite = [&](const std::string& by) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // beyond a clock tick of the file
+    std::fstream file(path("a.h5"), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(at));
+    file << by;
+  };
+  overwrite(std::string(2, '\0'));
+  const Thrown changed = thrown_by([&] { store.read(0, tokens); });
+  EXPECT_EQ(changed.code, ExitCode::kData);
+  EXPECT_TRUE(changed.says("a.h5")) << changed.message;
+  // A file that is touched, or put right, goes on.
+  overwrite(needle);
+  store.read(0, tokens);
+  EXPECT_EQ(tokens, before);
+  fs::last_write_time(path("a.h5"), fs::file_time_type::clock::now());
+  store.read(0, tokens);
+  EXPECT_EQ(tokens, before);
+  // Another file under the name is another file: this one is read to its end.
+  write_file(path("b.h5"), "other");
+  fs::rename(path("b.h5"), path("a.h5"));
+  store.read(0, tokens);
+  EXPECT_EQ(tokens, before);
 }
 
 TEST_F(StoreTest, RefusesOtherFiles) {

@@ -1,6 +1,7 @@
 #include "data/tokenizer.h"
 
 #include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
 
 #include "unit/data/stores.h"
 
@@ -81,6 +82,64 @@ TEST_F(TokenizerTest, LineByLineGivesSentencepiecesOwnIds) {
     ASSERT_TRUE(reference.Encode(text, &expected).ok());
     EXPECT_EQ(tokenizer().encode(text), expected);
   }
+}
+
+// As Llama's: byte fallback, no normalisation, a space before each text.
+std::string train_with_dummy_prefix(const std::string& prefix) {
+  const auto status = sentencepiece::SentencePieceTrainer::Train(
+      "--input=" + prefix + ".txt --model_prefix=" + prefix +
+      " --model_type=bpe --vocab_size=600 --byte_fallback=true --minloglevel=3"
+      " --normalization_rule_name=identity --remove_extra_whitespaces=false");
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  return prefix + ".model";
+}
+
+TEST_F(TokenizerTest, ADummyPrefixComesOnceInEachText) {
+  std::string text;
+  for (const std::string& document : english_texts()) text += document + "\n";
+  write_file(path("dummy.txt"), text);
+  const Tokenizer dummy(train_with_dummy_prefix(path("dummy")));
+  sentencepiece::SentencePieceProcessor reference;
+  ASSERT_TRUE(reference.Load(dummy.path()).ok());
+  EXPECT_FALSE(dummy.lossless());
+  EXPECT_NE(dummy.flaw().find("add_dummy_prefix"), std::string::npos) << dummy.flaw();
+  using namespace std::string_literals;
+  for (const std::string& hostile :
+       {"a\0b"s, "a \xe2\x96\x81 b"s, "a\xff\xfe"s + "b c", "\xff"s + "word"s, "x\0\0\n\0y"s}) {
+    const std::string decoded = dummy.decode(dummy.encode(hostile));
+    const bool prefixed = hostile[0] != '\xff';
+    EXPECT_EQ(decoded, (prefixed ? " " : "") + hostile);
+  }
+  for (const std::string& valid : {"\n\nlines\n"s, "a line\nand another\n"s, text}) {
+    std::vector<int> expected;
+    ASSERT_TRUE(reference.Encode(valid, &expected).ok());
+    EXPECT_TRUE(dummy.encode(valid) == expected) << valid.substr(0, 40);
+  }
+}
+
+TEST_F(TokenizerTest, PartsGiveTheTokensOfTheWhole) {
+  sentencepiece::SentencePieceProcessor reference;
+  ASSERT_TRUE(reference.Load(tokenizer().path()).ok());
+  std::string words;
+  for (const std::string& document : english_texts()) words += document;
+  std::replace(words.begin(), words.end(), '\n', ' ');
+  ASSERT_GT(words.size(), 0U);
+  while (words.size() < 3 * Tokenizer::kPartBytes) words += words;
+  EXPECT_TRUE(tokenizer().part(words).exact);
+  EXPECT_LE(tokenizer().part(words).bytes, Tokenizer::kPartBytes);
+  std::vector<int> expected;
+  ASSERT_TRUE(reference.Encode(words, &expected).ok());
+  EXPECT_TRUE(tokenizer().encode(words) == expected);
+}
+
+TEST_F(TokenizerTest, TextWithoutAPlaceToCutIsCutBetweenCharacters) {
+  std::string text;
+  while (text.size() <= Tokenizer::kPartBytes) text += "\xe4\xbd\xa0";
+  const Tokenizer::Part part = tokenizer().part(text);
+  EXPECT_FALSE(part.exact);
+  EXPECT_EQ(part.bytes % 3, 0U);
+  EXPECT_GT(part.bytes, Tokenizer::kPartBytes - 4);
+  EXPECT_EQ(tokenizer().decode(tokenizer().encode(text)), text);
 }
 
 TEST_F(TokenizerTest, SameTextSameModel) {

@@ -1,0 +1,50 @@
+#include "cli/run_tokenizer.h"
+
+#include <filesystem>
+
+#include "core/error.h"
+#include "data/loader.h"
+#include "train/run_state.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+
+TrainingText training_text(const CheckpointReader& checkpoint) {
+  const std::string file = checkpoint.folder().string() + "/state.json";
+  const RunState state = parse_run_state(checkpoint.state_json(), file);
+  if (state.loader.empty()) return {};  // saved before the first step
+  const LoaderState loader = LoaderState::from_json(state.loader);
+  return {.tokenizer_hash = loader.tokenizer_hash, .starts_with_bos = loader.starts_with_bos};
+}
+
+std::string run_tokenizer(const CheckpointReader& checkpoint, const Config& config,
+                          const std::string& given) {
+  if (!given.empty()) return given;
+  // <run>/checkpoints/step-00000100
+  const fs::path run = fs::absolute(checkpoint.folder()).parent_path().parent_path();
+  std::error_code unreadable;
+  const fs::path copy = run / kRunTokenizer;
+  return fs::exists(copy, unreadable) ? copy.string() : config.data.tokenizer;
+}
+
+void check_tokenizer(const Tokenizer& tokenizer, const TrainingText& text) {
+  if (text.tokenizer_hash.empty() || tokenizer.hash() == text.tokenizer_hash) return;
+  fail(ExitCode::kConfig,
+       "{} (sha256 {:.12}) is not the tokenizer of the text that the model was trained on ({:.12})",
+       tokenizer.path(), tokenizer.hash(), text.tokenizer_hash);
+}
+
+std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const TrainingText& text,
+                                   const std::string& prompt) {
+  std::vector<int32_t> tokens;
+  if (text.starts_with_bos && tokenizer.bos() >= 0) tokens.push_back(tokenizer.bos());
+  tokenizer.encode(prompt, tokens);
+  if (tokens.empty()) tokens.push_back(tokenizer.eos());
+  if (tokens.front() < 0) {
+    fail(ExitCode::kUsage, "{} has neither bos nor eos to start a document from: give a --prompt",
+         tokenizer.path());
+  }
+  return tokens;
+}
+
+}  // namespace sbtrain

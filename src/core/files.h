@@ -1,0 +1,98 @@
+// Opening input files and replacing output files, for the whole program.
+//
+// Inputs are regular files and nothing else: a FIFO waits for a writer for ever, a device never
+// ends. Outputs appear whole under their name or not at all, and take the place of regular files
+// only, never of a device or FIFO, and never of a file that the same command reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/file_descriptor.h"
+
+namespace sbtrain {
+
+// Sees every operation before it happens and returns 0, or the errno that it fails with. Tests
+// simulate a full disk with it, or kill the process at a chosen moment.
+using IoHook = std::function<int(std::string_view operation, const std::filesystem::path& path)>;
+
+// ---- reading
+
+// Opens a regular file, without ever waiting. Throws `code` naming the file and the reason, with
+// `hint` after it, for one that is missing, unreadable, a folder, FIFO, device or socket.
+FileDescriptor open_input(const std::filesystem::path& path, ExitCode code,
+                          std::string_view hint = "");
+
+// The content of a regular file. Throws `code` as open_input does, and for more than `max_bytes`.
+std::string read_input(const std::filesystem::path& path, ExitCode code, std::string_view hint = "",
+                       size_t max_bytes = size_t{1} << 30);
+
+// The same for callers that word or collect problems themselves: reads at most `max_bytes` bytes,
+// and says in `problem` why nothing could be read.
+std::string try_read_input(const std::filesystem::path& path, size_t max_bytes,
+                           std::string& problem);
+
+// ---- writing: every failure throws ExitCode::kStorage with the path and the system's reason
+
+// With its missing parents; an existing folder is fine.
+void make_folders(const std::filesystem::path& folder);
+
+// fsync of a folder: the names in it survive a power failure.
+void sync_folder(const std::filesystem::path& folder);
+
+// A file that is written beside its final place, as PATH.tmp, gets its name by commit(), and is
+// removed if that never happens. Missing folders are made. A symbolic link stays one: the file
+// that it points to is replaced. PATH.tmp that a killed process left is replaced; while another
+// process writes it, the second one is refused.
+class AtomicFile {
+ public:
+  // Throws ExitCode::kUsage, before anything is written, where `path` is there and is no regular
+  // file, or is being written by another process.
+  explicit AtomicFile(std::filesystem::path path, IoHook hook = {});
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, size_t bytes);  // appends
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  // fsync of the file, rename, fsync of the folder.
+  void commit();
+
+  const std::filesystem::path& temporary() const { return temporary_; }
+  int fd() const { return fd_.get(); }  // open for reading and writing; writing may be done by it
+
+ private:
+  void before(std::string_view operation) const;
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  IoHook hook_;
+  FileDescriptor fd_;
+  bool committed_ = false;
+};
+
+// Replaces a file so that a reader sees the old or the new content, never a part.
+void replace_file(const std::filesystem::path& path, std::string_view content, IoHook hook = {});
+
+// A nameless file in `folder`, open for reading and writing: it is gone with its descriptor,
+// however the process ends.
+FileDescriptor open_scratch(const std::filesystem::path& folder);
+
+// Exactly `bytes` bytes at `offset`; throws ExitCode::kStorage. `path` is for messages.
+void write_at(int fd, const std::filesystem::path& path, int64_t offset, const void* data,
+              int64_t bytes);
+
+// Throws ExitCode::kUsage where writing `output` would destroy one of `inputs`, by whatever name
+// or link either is called, or where `output` cannot be replaced.
+void check_output(const std::filesystem::path& output, std::span<const std::string> inputs);
+
+// Renames a file out of the way, to PATH.old or the first of PATH.old.2, PATH.old.3, ... that is
+// free, and returns the new name. Nothing is ever overwritten.
+std::filesystem::path set_aside(const std::filesystem::path& path);
+
+}  // namespace sbtrain

@@ -1,0 +1,209 @@
+// Text that is none, stores that lie, and tokenizers of other text.
+#include <nlohmann/json.hpp>
+
+#include "faults/driver.h"
+
+namespace sbtrain::test {
+namespace {
+
+using namespace std::string_literals;
+using Data = Faults;
+constexpr int kUsage = 2, kMismatch = 3, kData = 4;
+
+TEST_F(Data, WhatIsNoTextIsRefusedByItsName) {
+  std::string utf16;
+  for (const char c : "Some text in UTF-16"s) utf16 += {c, '\0'};
+  const std::vector<std::tuple<std::string, std::string, std::string>> files = {
+      {"a.parquet", "PAR1\x15\x04xx\0\0PAR1"s, "Parquet"},
+      {"a.jsonl.gz", "\x1f\x8b\x08\0\0\0\0\0"s, "gzip"},
+      {"b.jsonl", "\x1f\x8b\x08\0\0\0\0\0"s, "gzip"},
+      {"a.zst", "\x28\xb5\x2f\xfd\x04\x00"s, "zstd"},
+      {"a.xz", "\xfd"s + "7zXZ\0"s, "xz"},
+      {"a.bz2", "BZh91AY", "bzip2"},
+      {"a.zip", "PK\x03\x04rest", "zip"},
+      {"bom.txt", "\xff\xfe" + utf16, "UTF-16"},
+      {"nobom.txt", utf16, "UTF-16"},
+      {"array.json", "[\n  {\"text\": \"a\"},\n  {\"text\": \"b\"}\n]\n", "JSON array"},
+      {"array.jsonl", "[{\"text\": \"a\"}]\n", "JSON array"},
+      {"array.txt", " [ { \"text\": \"a\"}]\n", "JSON array"},
+      {"object.json", "{\"text\": \"a\"}\n", "JSON"},
+      {"tokens.bin", "\x05\x01\x07\0\x09\x02\0\0"s, "binary"},
+      {"store.h5", read_file(store()).substr(0, 9000), "HDF5"},
+      {"array.npy", "\x93NUMPY\x01\0v"s, "NumPy"},
+  };
+  for (const auto& [name, content, format] : files) {
+    write_file(path(name), content);
+    EXPECT_EQ(run(prepare(path(name), path("o.h5"))), kData) << name << output();
+    EXPECT_TRUE(says(name) && says(format)) << name << output();
+    EXPECT_EQ(run({"tokenizer", "train", "--input", path(name), "--output", path("t.model")}),
+              kData)
+        << name << output();
+    EXPECT_FALSE(fs::exists(path("o.h5")) || fs::exists(path("t.model"))) << name;
+    fs::remove(path(name));
+  }
+}
+
+TEST_F(Data, FilesOfAFolderThatAreLeftOutAreSaid) {
+  fs::create_directory(path("folder"));
+  write_file(path("folder/a.txt"), "some text");
+  for (const char* name : {"a.parquet", "b.parquet", "c.gz", "README"}) {
+    write_file(path("folder/"s + name), "PAR1");
+  }
+  EXPECT_EQ(run(prepare(path("folder"), path("o.h5"))), 0) << output();
+  EXPECT_TRUE(says("4 file(s)") && says("2 .parquet") && says("1 .gz")) << output();
+}
+
+TEST_F(Data, HostileTextComesBackOrIsRefusedInFewWords) {
+  const std::vector<std::string> lines = {"{\"text\": \"\\u0000a\\u2581b\\ud83d\\ude00\"}",
+                                          "{\"text\": \"\\ud800\"}",
+                                          "{\"text\": \"\xff\"}",
+                                          "{\"text\": 1e999}",
+                                          "{\"text\": null}",
+                                          "{\"text\": {}}",
+                                          "{\"text\": \"a\", \"source\": 3}",
+                                          "\"text\"",
+                                          "{\"text\": \"a\"} x",
+                                          "nan",
+                                          "{\"text\": " + std::string(100000, 'x'),
+                                          "{\"text\": \"" + std::string(100000, 'x'),
+                                          "{\"" + std::string(100000, 'k') + "\": 1}",
+                                          std::string(100000, '{')};
+  for (const std::string& line : lines) {
+    write_file(path("t.jsonl"), line + "\n");
+    const int code = run(prepare(path("t.jsonl"), path("o.h5")));
+    EXPECT_EQ(code, &line == &lines[0] ? 0 : kData) << line.substr(0, 50) << output();
+    EXPECT_LT(output().size(), 1000U) << line.substr(0, 50);
+  }
+}
+
+TEST_F(Data, AnyFlippedBitOfAStoreIsFound) {
+  const uint64_t bits = 8 * fs::file_size(store());
+  for (int i = 0; i < rounds(8); ++i) {
+    const uint64_t bit = random_() % bits;
+    fs::copy_file(store(), path("s.h5"), fs::copy_options::overwrite_existing);
+    flip_bit(path("s.h5"), bit);
+    EXPECT_EQ(run({"data", "verify", path("s.h5")}), kData) << "bit " << bit << output();
+    EXPECT_TRUE(says("s.h5")) << output();
+  }
+}
+
+TEST_F(Data, AFlippedBitOfATokenizerIsNoCrash) {
+  const uint64_t bits = 8 * fs::file_size(tokenizer());
+  for (int i = 0; i < rounds(8); ++i) {
+    fs::copy_file(tokenizer(), path("t.model"), fs::copy_options::overwrite_existing);
+    const uint64_t bit = random_() % bits;
+    flip_bit(path("t.model"), bit);
+    // Training's stores name the tokenizer by its hash.
+    const int code = run(train(path("o"), {"--data.tokenizer=" + path("t.model")}));
+    EXPECT_TRUE(code == kData || code == kMismatch) << "bit " << bit << ": " << code << output();
+    const int prepared =
+        run(prepare(shared("b.jsonl"), path("o.h5"), {"--tokenizer", path("t.model")}));
+    EXPECT_LT(prepared, 100) << "bit " << bit << output();
+  }
+}
+
+TEST_F(Data, TokensBeyondTheVocabularyAreFound) {
+  fs::copy_file(store(), path("s.h5"));
+  craft_tokens(path("s.h5"), "\x90\x01"s, 1000);  // 400 of 400
+  EXPECT_EQ(run({"data", "verify", path("s.h5")}), kData) << output();
+  EXPECT_TRUE(says("token 400 beyond the vocabulary of 400")) << output();
+  EXPECT_EQ(run(train(path("o"), {"--data.sources=[{path: " + path("s.h5") + "}]"})), kData)
+      << output();
+  EXPECT_TRUE(says("s.h5") && says("beyond the vocabulary")) << output();
+  EXPECT_EQ(run(train(path("o2"), {"--data.validation=[" + path("s.h5") + "]"})), kData)
+      << output();
+  EXPECT_EQ(run({"eval", "--checkpoint", trained(), "--data", path("s.h5")}), kData) << output();
+}
+
+TEST_F(Data, AMissingStoreIsMissedBeforeAnythingElse) {
+  EXPECT_EQ(run(train(path("o"), {"--data.sources=[{path: " + path("none.h5") + "}]"})), kData);
+  EXPECT_FALSE(fs::exists(path("o/metrics.jsonl")) && says("validation")) << output();
+}
+
+// ---- tokenizers
+
+class OtherTokenizer : public Faults {
+ protected:
+  void SetUp() override {
+    Faults::SetUp();
+    ASSERT_EQ(run({"tokenizer", "train", "--input", shared("a.jsonl"), "--vocab", "399", "--output",
+                   path("other.model")}),
+              0)
+        << output();
+    ASSERT_EQ(
+        run(prepare(shared("b.jsonl"), path("other.h5"), {"--tokenizer", path("other.model")})), 0)
+        << output();
+  }
+  // Runs of the same configuration that names no tokenizer.
+  static std::string none() { return "--data.tokenizer="; }
+};
+
+TEST_F(OtherTokenizer, IsRefusedForValidation) {
+  EXPECT_EQ(run(train(path("o"), {none(), "--data.validation=[" + path("other.h5") + "]"})),
+            kMismatch)
+      << output();
+  EXPECT_TRUE(says("another tokenizer")) << output();
+  EXPECT_EQ(run({"eval", "--checkpoint", trained(), "--data", path("other.h5")}), kMismatch)
+      << output();
+  EXPECT_EQ(
+      run(train(path("o2"), {"--data.tokenizer=" + path("other.model"), "--data.validation=[]"})),
+      kMismatch)
+      << output();
+}
+
+TEST_F(OtherTokenizer, IsRefusedForGeneration) {
+  EXPECT_EQ(run(generate({"--tokenizer", path("other.model")})), kMismatch) << output();
+  EXPECT_TRUE(says("other.model") && says("sha256")) << output();
+  EXPECT_EQ(run(generate({"--tokenizer", tokenizer()})), 0) << output();
+}
+
+TEST_F(OtherTokenizer, TheRunKeepsItsOwn) {
+  fs::copy_file(tokenizer(), path("mine.model"));
+  ASSERT_EQ(run(train(path("run"), {"--data.tokenizer=" + path("mine.model")})), 0) << output();
+  EXPECT_TRUE(read_file(path("run/tokenizer.model")) == read_file(tokenizer()));
+  fs::remove(path("mine.model"));
+  fs::rename(path("run"), path("moved"));
+  EXPECT_EQ(
+      run({"generate", "--checkpoint", path("moved"), "--prompt", "The", "--max-tokens", "4"}), 0)
+      << output();
+  const auto state =
+      nlohmann::json::parse(read_file(path("moved/checkpoints/step-00000012/state.json")));
+  EXPECT_NE(state.at("loader").get<std::string>().find("tokenizer_hash"), std::string::npos);
+}
+
+TEST_F(OtherTokenizer, TheRunKnowsWhetherDocumentsStartWithBos) {
+  ASSERT_EQ(run(prepare(shared("a.jsonl"), path("bos.h5"), {"--bos"})), 0) << output();
+  ASSERT_EQ(run(train(path("run"),
+                      {"--data.sources=[{path: " + path("bos.h5") + "}]", "--train.lr=3e-3"})),
+            0)
+      << output();
+  const auto state =
+      nlohmann::json::parse(read_file(path("run/checkpoints/step-00000012/state.json")));
+  const auto loader = nlohmann::json::parse(state.at("loader").get<std::string>());
+  EXPECT_TRUE(loader.at("starts_with_bos").get<bool>());
+  EXPECT_EQ(run({"generate", "--checkpoint", path("run"), "--prompt=", "--max-tokens", "4"}), 0)
+      << output();
+}
+
+TEST_F(OtherTokenizer, AdviceFollowsTheReason) {
+  std::string text;
+  for (int c = 0x4e00; c < 0x4e00 + 900; ++c) {  // 900 different characters
+    text += static_cast<char>(0xe0 | (c >> 12));
+    text += static_cast<char>(0x80 | (c >> 6 & 0x3f));
+    text += static_cast<char>(0x80 | (c & 0x3f));
+    text += c % 7 == 0 ? "\n" : "";
+  }
+  write_file(path("cjk.txt"), text);
+  EXPECT_EQ(run({"tokenizer", "train", "--input", path("cjk.txt"), "--vocab", "1000", "--output",
+                 path("t.model")}),
+            kUsage);
+  EXPECT_TRUE(says("larger vocabulary") && !says("smaller vocabulary")) << output();
+  write_file(path("few.txt"), "a few words\n");
+  EXPECT_EQ(run({"tokenizer", "train", "--input", path("few.txt"), "--vocab", "1000", "--output",
+                 path("t.model")}),
+            kUsage);
+  EXPECT_TRUE(says("smaller vocabulary")) << output();
+}
+
+}  // namespace
+}  // namespace sbtrain::test

@@ -1,0 +1,95 @@
+"""What the plots show: names that tell runs apart, the best of a sweep, lines that leave the plot."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import plot_lengths  # noqa: E402
+import plot_loss  # noqa: E402
+import plot_sweep  # noqa: E402
+
+try:
+    import matplotlib  # noqa: F401
+    CAN_DRAW = True
+except ImportError:
+    CAN_DRAW = False
+
+
+def names(*folders):
+    return plot_loss.names_of([Path(folder) / "metrics.jsonl" for folder in folders])
+
+
+class Names(unittest.TestCase):
+    def test_what_differs(self):
+        self.assertEqual(names("/r/m/sb/lr=1", "/r/m/rope/lr=1"), ["sb", "rope"])
+        self.assertEqual(names("/r/m/sb/lr=1", "/r/m/sb/lr=2"), ["lr=1", "lr=2"])
+        self.assertEqual(names("/r/a/x/lr=1", "/r/b/x/lr=2"), ["a/lr=1", "b/lr=2"])
+        self.assertEqual(names("/r/a", "/r/b/c"), ["a", "b/c"])
+        self.assertEqual(names("/r/a"), ["a"])
+        self.assertEqual(names("/r/a", "/r/a"), ["a", "a"])
+
+    def test_one_within_the_other(self):
+        self.assertEqual(len(set(names("/r/a", "/r/a/a"))), 2)
+
+
+def run_of(variant, x, accuracy, loss):
+    return {"variant": variant, "grid": {"k": str(x)}, "best_accuracy": accuracy, "best_loss": loss}
+
+
+class Sweeps(unittest.TestCase):
+    def test_loss_where_there_is_no_accuracy(self):
+        runs = [run_of("a", 1, None, 3.0), run_of("a", 1, None, 2.5), run_of("a", 2, None, None)]
+        self.assertEqual(plot_sweep.choose_metric(runs), "loss")
+        self.assertEqual(plot_sweep.best_points(runs, "k", "loss"), {"a": {1.0: 2.5}})
+
+    def test_accuracy_where_there_is_one(self):
+        runs = [run_of("a", 1, 0.5, 3.0), run_of("a", 1, 0.7, 2.5)]
+        self.assertEqual(plot_sweep.choose_metric(runs), "accuracy")
+        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: 0.7}})
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_draws(self):
+        with tempfile.TemporaryDirectory() as folder:
+            sweep = {"name": "s", "best_over": [], "runs": [run_of("a", 1, None, 3.0)]}
+            (Path(folder) / "sweep.json").write_text(json.dumps(sweep))
+            subprocess.run([sys.executable, SCRIPTS / "plot_sweep.py", folder], check=True,
+                           capture_output=True)
+            self.assertTrue((Path(folder) / "loss.png").is_file())
+
+
+class Lengths(unittest.TestCase):
+    def test_exits_are_where_the_line_crosses(self):
+        self.assertEqual(plot_lengths.exits([512, 2048], [3.0, 4.0], 5.0), [])
+        self.assertAlmostEqual(plot_lengths.exits([512, 2048], [4.0, 6.0], 5.0)[0], 1024)
+        self.assertEqual(plot_lengths.exits([512, 2048], [6.0, 7.0], 5.0), [512])
+
+    def test_the_lowest_comes_first(self):
+        lines = [([1, 2], [3.0, 4.0]), ([1, 2], [3.5, 3.5]), ([1], [1.0])]
+        self.assertEqual(plot_lengths.ranked(lines, lambda line: line), [1, 0, 2])
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_draws(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = []
+            for name, last in (("a", 9.0), ("b", 3.5)):
+                record = {"name": name, "rope_scaling": "", "train_length": 8, "same_targets": 0,
+                          "lengths": [{"length": length, "loss": loss, "position_bin": 4,
+                                       "loss_by_position": [loss] * (length // 4)}
+                                      for length, loss in ((8, 4.0), (16, last))]}
+                files.append(Path(folder) / f"{name}.json")
+                files[-1].write_text(json.dumps(record))
+            for more in ([], ["--positions"]):
+                subprocess.run([sys.executable, SCRIPTS / "plot_lengths.py", *files, "--max-loss",
+                                "5", *more], check=True, capture_output=True)
+            self.assertTrue((Path(folder) / "lengths.png").is_file())
+            self.assertTrue((Path(folder) / "positions.png").is_file())
+
+
+if __name__ == "__main__":
+    unittest.main()
