@@ -54,6 +54,9 @@ class Parameters {
   Weights weights, gradients;
 
  private:
+  static Tensor shaped(const Tensor& rows, const std::vector<int64_t>& shape) {
+    return {rows.data, rows.dtype, shape};
+  }
   void add(RandomTensors& random, const std::vector<TensorSpec>& specs, size_t begin, size_t end) {
     const TensorSpec& first = specs[begin];
     const int64_t cols = first.shape.size() > 1 ? first.shape[1] : 1;
@@ -70,8 +73,8 @@ class Parameters {
     int64_t row = 0;
     for (size_t i = begin; i < end; ++i) {
       const int64_t count = specs[i].shape[0];
-      weights.add(specs[i].name, weight.row_range(row, count).reshaped(specs[i].shape));
-      gradients.add(specs[i].name, gradient.row_range(row, count).reshaped(specs[i].shape));
+      weights.add(specs[i].name, shaped(weight.row_range(row, count), specs[i].shape));
+      gradients.add(specs[i].name, shaped(gradient.row_range(row, count), specs[i].shape));
       row += count;
     }
   }
