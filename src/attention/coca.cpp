@@ -1,12 +1,11 @@
 // `coca`: collinear constrained attention (arXiv 2309.08646). Queries and keys are transformed so
 // that the rest is softmax attention; t_proj stands where k_proj would.
-#include "ops/ops.h"
-
 #include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "attention/rotary.h"
 #include "core/error.h"
+#include "ops/ops.h"
 
 namespace sbtrain {
 
@@ -59,11 +58,7 @@ class CocaAttention : public Attention {
                 .scale = logit_scale(options.logit_scale, model),
                 .window = options.window} {}
 
-  std::vector<TensorSpec> parameters() const override {
-    std::vector<TensorSpec> specs = qkv_parameters(model_);
-    specs[1].name = kTProj;
-    return specs;
-  }
+  std::vector<TensorSpec> parameters() const override { return qkv_.parameters(); }
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     auto saved = std::make_unique<CocaSaved>();
@@ -79,7 +74,7 @@ class CocaAttention : public Attention {
     auto& mine = static_cast<CocaSaved&>(saved);
     const Tensor& positions_T = sequences.positions_T;
     const ops::CocaParams coca = coca_params(sequences.max_seqlen);
-    project_qkv(s, mine.qkv_T3D, x_TD, w);
+    qkv_.forward(s, mine.qkv_T3D, x_TD, w);
     const Qkv x(mine.qkv_T3D);
     const Buffer query = query_buffer(s, x_TD.rows());
     ops::coca_query(s, query, x.q, positions_T, coca);
@@ -116,7 +111,7 @@ class CocaAttention : public Attention {
     }
     ops::coca_query_backward(s, dx.q, dx.q, x.q, positions_T, coca);
     ops::coca_key_backward(s, dx.k, dx.k, x.k, positions_T, coca);
-    project_qkv_backward(s, dx_TD, dw, dqkv, x_TD, w);
+    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
@@ -138,7 +133,7 @@ class CocaAttention : public Attention {
     const ops::CocaParams coca = coca_params(mine.k.capacity());
     const Buffer qkv =
         s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
-    project_qkv(s, qkv, x_BD, w);
+    qkv_.forward(s, qkv, x_BD, w);
     const Qkv x(qkv);
     ops::coca_query(s, x.q, x.q, step.positions_B, coca);
     ops::coca_key(s, x.k, x.k, step.positions_B, coca);
@@ -218,6 +213,7 @@ class CocaAttention : public Attention {
   }
 
   ModelConfig model_;
+  Linear qkv_{qkv_projection(model_, kTProj)};
   ops::CocaVariant variant_;
   Rotary rotary_;
   ops::SoftmaxParams params_;

@@ -8,33 +8,17 @@
 
 namespace sbtrain {
 
-std::vector<TensorSpec> qkv_parameters(const ModelConfig& model) {
-  std::vector<TensorSpec> specs;
-  for (const char* name :
-       {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}) {
-    specs.push_back({.name = name,
-                     .shape = {model.width, model.width},
-                     .storage = {},
-                     .init = Init::normal(model.init_std),
-                     .decay = true,
-                     .fused = !specs.empty()});
-  }
-  return specs;
-}
-
 HostQkv::HostQkv(const HostMatrix& x_TD, const HostWeights& w)
     : q(project(x_TD, at(w, kQProj))),
       k(project(x_TD, at(w, "self_attn.k_proj.weight"))),
       v(project(x_TD, at(w, "self_attn.v_proj.weight"))) {}
 
-void project_qkv(Stream& s, Tensor qkv_T3D, Tensor x_TD, const Weights& w) {
-  ops::linear(s, qkv_T3D, x_TD, w.fused(kQProj, 3));
-}
-
-void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_T3D, Tensor x_TD,
-                          const Weights& w) {
-  ops::linear_backward_weight(s, dw.fused(kQProj, 3), dqkv_T3D, x_TD);
-  ops::linear_backward_input(s, dx_TD, dqkv_T3D, w.fused(kQProj, 3));
+LinearSpec qkv_projection(const ModelConfig& model, std::string_view key) {
+  return {.parts = {{"self_attn.q_proj.weight", model.width},
+                    {std::string(key), model.width},
+                    {"self_attn.v_proj.weight", model.width}},
+          .cols = model.width,
+          .init = Init::normal(model.init_std)};
 }
 
 TokenCache::TokenCache(Memory& memory, std::string_view name, DType dtype, int64_t sequences,

@@ -1,19 +1,21 @@
-// What modules with one fused query-key-value projection share: its parameters, its backward pass
-// and the cache of keys and values.
+// What modules with one fused query-key-value projection share: the product and the cache of keys
+// and values.
 #pragma once
 
 #include <string_view>
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/linear.h"
 #include "core/fields.h"
 
 namespace sbtrain {
 
 inline constexpr std::string_view kQProj = "self_attn.q_proj.weight";
 
-// q_proj, k_proj and v_proj, each [D, D], one after the other.
-std::vector<TensorSpec> qkv_parameters(const ModelConfig& model);
+// q_proj, k_proj (or what a module has in its place) and v_proj, each [D, D], as one product.
+LinearSpec qkv_projection(const ModelConfig& model,
+                          std::string_view key = "self_attn.k_proj.weight");
 
 // The columns of a [*, 3D] matrix.
 struct Qkv {
@@ -35,11 +37,6 @@ struct HostQkv {
   }
   HostMatrix q, k, v;
 };
-
-void project_qkv(Stream& s, Tensor qkv_T3D, Tensor x_TD, const Weights& w);
-// dx_TD = gradient; the weights' gradients += theirs.
-void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_T3D, Tensor x_TD,
-                          const Weights& w);
 
 // One row of N numbers per token for each of B sequences: [B, C, N].
 class TokenCache {

@@ -3,14 +3,14 @@
 // keys have few features, f for each head; ReBased normalises them, with one affine LayerNorm over
 // the features of all heads for the queries and one for the keys. No positions: the order is known
 // from the causal mask and from convolutions in other layers.
-#include "ops/ops.h"
-
 #include <cmath>
 
+#include "attention/linear.h"
 #include "attention/map.h"
 #include "attention/registry.h"
 #include "core/error.h"
 #include "ops/gpt.h"
+#include "ops/ops.h"
 
 namespace sbtrain {
 namespace {
@@ -83,18 +83,7 @@ class RebasedAttention : public Attention {
   int64_t mix_width(int64_t /*model_width*/) const override { return values_; }
 
   std::vector<TensorSpec> parameters() const override {
-    std::vector<TensorSpec> specs;
-    const auto matrix = [&](const char* name, int64_t rows) {
-      specs.push_back({.name = name,
-                       .shape = {rows, model_.width},
-                       .storage = {},
-                       .init = Init::normal(model_.init_std),
-                       .decay = true,
-                       .fused = !specs.empty()});
-    };
-    matrix(kQProj, features_);
-    matrix(kKProj, features_);
-    matrix(kVProj, values_);
+    std::vector<TensorSpec> specs = qkv_.parameters();
     if (!rebased_) return specs;
     for (const char* name : {kQNormWeight, kQNormBias, kKNormWeight, kKNormBias}) {
       const bool weight = name == kQNormWeight || name == kKNormWeight;
@@ -124,7 +113,7 @@ class RebasedAttention : public Attention {
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<RebasedSaved&>(saved);
-    ops::linear(s, mine.qkv_TN, x_TD, w.fused(kQProj, 3));
+    qkv_.forward(s, mine.qkv_TN, x_TD, w);
     if (rebased_) normalise(s, mine.norm_T2Hf, mine.qkv_TN, w);
     ops::rebased_forward(s,
                          {.o_THe = mix_TD,
@@ -159,8 +148,7 @@ class RebasedAttention : public Attention {
       ops::layernorm_backward(s, dk, dw.at(kKNormWeight), dw.at(kKNormBias), dk,
                               second(mine.qkv_TN), w.at(kKNormWeight), kNormEps, false);
     }
-    ops::linear_backward_weight(s, dw.fused(kQProj, 3), dqkv, x_TD);
-    ops::linear_backward_input(s, dx_TD, dqkv, w.fused(kQProj, 3));
+    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
@@ -182,7 +170,7 @@ class RebasedAttention : public Attention {
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     const Buffer qkv = s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), projected()});
-    ops::linear(s, qkv, x_BD, w.fused(kQProj, 3));
+    qkv_.forward(s, qkv, x_BD, w);
     if (rebased_) normalise(s, qkv.tensor().col_range(0, 2 * features_), qkv, w);
     ops::rebased_decode(s,
                         {.o_BHe = mix_BD,
@@ -248,6 +236,9 @@ class RebasedAttention : public Attention {
   ModelConfig model_;
   bool rebased_;
   int64_t features_, values_;  // of all heads
+  Linear qkv_{{.parts = {{kQProj, features_}, {kKProj, features_}, {kVProj, values_}},
+               .cols = model_.width,
+               .init = Init::normal(model_.init_std)}};
   int64_t state_rows_ = 0;
   ops::RebasedParams params_;
 };

@@ -1,12 +1,12 @@
 // `short_conv`: the gated convolution over three tokens that Based models mix with attention
 // (arXiv 2402.18668):  y = conv(u) * (W u + b) + u.  Its output goes to the residual stream as it
 // is, without a projection.
-#include "ops/ops.h"
-
 #include <cmath>
 
+#include "attention/linear.h"
 #include "attention/registry.h"
 #include "ops/gpt.h"
+#include "ops/ops.h"
 
 namespace sbtrain {
 namespace {
@@ -45,7 +45,7 @@ class ShortConv : public Attention {
     };
     add(kConvWeight, {d, ops::kShortConv}, Init::normal(conv_std), true);
     add(kConvBias, {d}, Init::constant(0.0), false);
-    add(kGateWeight, {d, d}, Init::normal(model_.init_std), true);
+    gate_.add_parameters(specs);
     add(kGateBias, {d}, Init::constant(0.0), false);
     return specs;
   }
@@ -63,7 +63,7 @@ class ShortConv : public Attention {
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<ShortConvSaved&>(saved);
-    ops::linear(s, mine.gate_TD, x_TD, w.at(kGateWeight));
+    gate_.forward(s, mine.gate_TD, x_TD, w);
     ops::short_conv_forward(s,
                             {.y_TD = mix_TD,
                              .u_TD = x_TD,
@@ -89,8 +89,7 @@ class ShortConv : public Attention {
                               .gate_TD = mine.gate_TD,
                               .positions_T = sequences.positions_T},
                              weights(dw), weights(w));
-    ops::linear_backward_weight(s, dw.at(kGateWeight), dgate, x_TD);
-    ops::linear_backward_input(s, dx_TD, dgate, w.at(kGateWeight), 1.0f, true);
+    gate_.backward(s, dx_TD, dw, dgate, x_TD, w, /*accumulate=*/true);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
@@ -113,7 +112,7 @@ class ShortConv : public Attention {
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     const Buffer gate = s.scratch("gate", s.memory().compute_dtype(), {x_BD.rows(), model_.width});
-    ops::linear(s, gate, x_BD, w.at(kGateWeight));
+    gate_.forward(s, gate, x_BD, w);
     ops::short_conv_decode(s,
                            {.y_BD = mix_BD,
                             .u_BD = x_BD,
@@ -149,6 +148,10 @@ class ShortConv : public Attention {
   }
 
   ModelConfig model_;
+  // Its bias is the convolution's, which forms the gradient too.
+  Linear gate_{{.parts = {{kGateWeight, model_.width}},
+                .cols = model_.width,
+                .init = Init::normal(model_.init_std)}};
 };
 
 }  // namespace

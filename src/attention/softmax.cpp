@@ -68,7 +68,7 @@ class SoftmaxAttention : public Attention {
   }
 
   std::vector<TensorSpec> parameters() const override {
-    std::vector<TensorSpec> specs = qkv_parameters(model_);
+    std::vector<TensorSpec> specs = qkv_.parameters();
     if (position_ == PositionEncoding::kFire && !shared_) add_fire_parameters(specs);
     return specs;
   }
@@ -90,7 +90,7 @@ class SoftmaxAttention : public Attention {
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
-    project_qkv(s, mine.qkv_T3D, x_TD, w);
+    qkv_.forward(s, mine.qkv_T3D, x_TD, w);
     rotate_qk(s, mine.qkv_T3D, sequences.positions_T, sequences.max_seqlen);
     const Qkv x(mine.qkv_T3D);
     const ops::SoftmaxForward t = {
@@ -125,7 +125,7 @@ class SoftmaxAttention : public Attention {
       ops::softmax_backward(s, t, sequences, params_);
     }
     rotate_qk(s, dqkv, sequences.positions_T, sequences.max_seqlen, true);
-    project_qkv_backward(s, dx_TD, dw, dqkv, x_TD, w);
+    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
@@ -146,7 +146,7 @@ class SoftmaxAttention : public Attention {
     auto& mine = static_cast<KeyValueCache&>(cache);
     const Buffer qkv =
         s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
-    project_qkv(s, qkv, x_BD, w);
+    qkv_.forward(s, qkv, x_BD, w);
     rotate_qk(s, qkv, step.positions_B, mine.k.capacity());
     const Qkv x(qkv);
     mine.k.append(s, x.k, step);
@@ -262,6 +262,7 @@ class SoftmaxAttention : public Attention {
   }
 
   ModelConfig model_;
+  Linear qkv_{qkv_projection(model_)};
   PositionEncoding position_;
   bool shared_;  // FIRE
   ops::SoftmaxParams params_;

@@ -76,25 +76,22 @@ class StickBreakingAttention : public Attention {
                 .skip_epsilon = static_cast<float>(options.skip_epsilon)} {}
 
   std::vector<TensorSpec> parameters() const override {
-    std::vector<TensorSpec> specs = qkv_parameters(model_);
-    const auto add = [&](const char* name, std::vector<int64_t> shape, Init init, bool decay) {
+    std::vector<TensorSpec> specs = qkv_.parameters();
+    const auto add = [&](const char* name, std::vector<int64_t> shape, double value) {
       specs.push_back({.name = name,
                        .shape = std::move(shape),
                        .storage = {},
-                       .init = init,
-                       .decay = decay,
+                       .init = Init::constant(value),
+                       .decay = false,
                        .fused = false});
     };
     if (has_bias()) {
-      add(kRemainderBias, {model_.heads, model_.head_dim()}, Init::constant(0.0), false);
+      add(kRemainderBias, {model_.heads, model_.head_dim()}, 0.0);
     }
-    if (gated_) {
-      add(kGateWeight, {model_.heads, model_.width}, Init::normal(model_.init_std), true);
-      add(kGateBias, {model_.heads}, Init::constant(kGateBiasInit), false);
-    }
+    if (gated_) forget_gate_.add_parameters(specs);
     if (head_norm_) {
-      add(kHeadNormWeight, {model_.width}, Init::constant(1.0), false);
-      add(kHeadNormBias, {model_.width}, Init::constant(0.0), false);
+      add(kHeadNormWeight, {model_.width}, 1.0);
+      add(kHeadNormBias, {model_.width}, 0.0);
     }
     return specs;
   }
@@ -116,7 +113,7 @@ class StickBreakingAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<StickBreakingSaved&>(saved);
     const Tensor heads_TD = head_norm_ ? mine.heads_TD.tensor() : mix_TD;
-    project_qkv(s, mine.qkv_T3D, x_TD, w);
+    qkv_.forward(s, mine.qkv_T3D, x_TD, w);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
     const Qkv x(mine.qkv_T3D);
     ops::stickbreaking_forward(s,
@@ -165,7 +162,7 @@ class StickBreakingAttention : public Attention {
                                  .gate_TH = mine.gate_TH,
                                  .remainder_bias_Hd = remainder_bias(w)},
                                 sequences, params_);
-    project_qkv_backward(s, dx_TD, dw, dqkv, x_TD, w);
+    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
     if (gated_) gate_backward(s, dx_TD, dw, dgate, mine.gate_TH, x_TD, w);
   }
 
@@ -194,7 +191,7 @@ class StickBreakingAttention : public Attention {
     auto& mine = static_cast<StickBreakingCache&>(cache);
     const int64_t sequences = x_BD.rows();
     const Buffer qkv = s.scratch("qkv", s.memory().compute_dtype(), {sequences, 3 * model_.width});
-    project_qkv(s, qkv, x_BD, w);
+    qkv_.forward(s, qkv, x_BD, w);
     const Qkv x(qkv);
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
@@ -279,16 +276,14 @@ class StickBreakingAttention : public Attention {
 
   // f = sigmoid(x W^T + b), in place.
   void compute_gate(Stream& s, const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
-    ops::linear(s, gate_TH, x_TD, w.at(kGateWeight));
-    ops::bias_sigmoid(s, gate_TH, gate_TH, w.at(kGateBias));
+    forget_gate_.forward(s, gate_TH, x_TD, w);
+    ops::bias_sigmoid(s, gate_TH, gate_TH, forget_gate_.bias(w));
   }
 
   void gate_backward(Stream& s, const Tensor& dx_TD, const Weights& dw, const Tensor& dgate_TH,
                      const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
     ops::sigmoid_backward(s, dgate_TH, dgate_TH, gate_TH);
-    ops::linear_backward_weight(s, dw.at(kGateWeight), dgate_TH, x_TD);
-    ops::bias_backward(s, dw.at(kGateBias), dgate_TH);
-    ops::linear_backward_input(s, dx_TD, dgate_TH, w.at(kGateWeight), 1.0f, true);
+    forget_gate_.backward(s, dx_TD, dw, dgate_TH, x_TD, w, /*accumulate=*/true);
   }
 
   void normalise(Stream& s, const Tensor& mix_TD, const Tensor& heads_TD, const Weights& w) const {
@@ -297,6 +292,13 @@ class StickBreakingAttention : public Attention {
   }
 
   ModelConfig model_;
+  Linear qkv_{qkv_projection(model_)};
+  Linear forget_gate_{{.parts = {{kGateWeight, model_.heads}},
+                       .cols = model_.width,
+                       .init = Init::normal(model_.init_std),
+                       .bias = kGateBias,
+                       .bias_init = Init::constant(kGateBiasInit),
+                       .adds_bias = false}};
   bool head_norm_;
   bool gated_;
   ops::StickBreakingParams params_;

@@ -102,7 +102,7 @@ class Memory {
                   std::initializer_list<int64_t> shape);
   Buffer allocate(MemoryClass c, std::string_view name, DType dtype,
                   std::span<const int64_t> shape);
-  // For a stream (its index in order()) other than compute.
+  // For the stream of that index (stream()).
   Buffer allocate(int stream, MemoryClass c, std::string_view name, DType dtype,
                   std::span<const int64_t> shape);
 

@@ -2,7 +2,6 @@
 
 #include "attention/registry.h"
 #include "core/error.h"
-#include "ops/linear.h"
 #include "ops/memory.h"
 
 namespace sbtrain {
@@ -14,18 +13,20 @@ constexpr const char* kOutputBias = "self_attn.o_proj.bias";
 }  // namespace
 
 Block::Block(const ModelConfig& config, const AttentionConfig& attention, Recompute recompute)
-    : layers_(config.layers),
-      width_(config.width),
-      residual_(static_cast<float>(config.residual_multiplier)),
-      init_std_(static_cast<float>(config.init_std)),
+    : width_(config.width),
       recompute_(recompute),
       attention_(make_attention(attention, config)),
-      projects_(attention_registry().at(attention.type).projects_output),
-      output_bias_(projects_ && attention.output_bias),
       norm1_(config, "input_layernorm"),
       norm2_(config, "post_attention_layernorm"),
       mlp_(config) {
-  if (residual_ != 1.0f && (!projects_ || output_bias_)) {
+  if (attention_registry().at(attention.type).projects_output) {
+    output_.emplace(LinearSpec{.parts = {{kOutput, width_}},
+                               .cols = mix_width(),
+                               .init = into_residual(config.init_std, config.layers),
+                               .alpha = static_cast<float>(config.residual_multiplier),
+                               .bias = attention.output_bias ? kOutputBias : ""});
+  }
+  if (config.residual_multiplier != 1.0 && (!output_ || output_->has_bias())) {
     fail(ExitCode::kConfig,
          "model.residual_multiplier: only blocks with an output projection without bias take it");
   }
@@ -35,17 +36,7 @@ std::vector<TensorSpec> Block::parameters() const {
   std::vector<TensorSpec> specs;
   norm1_.add_parameters(specs);
   for (TensorSpec& spec : attention_->parameters()) specs.push_back(std::move(spec));
-  if (projects_) {
-    specs.push_back({.name = kOutput,
-                     .shape = {width_, mix_width()},
-                     .storage = {},
-                     .init = into_residual(init_std_, layers_),
-                     .decay = true});
-  }
-  if (output_bias_) {
-    specs.push_back(
-        {.name = kOutputBias, .shape = {width_}, .storage = {}, .init = Init::constant(0)});
-  }
+  if (output_) output_->add_parameters(specs);
   norm2_.add_parameters(specs);
   mlp_.add_parameters(specs);
   return specs;
@@ -53,16 +44,9 @@ std::vector<TensorSpec> Block::parameters() const {
 
 // h_TD = x_TD + r * mix W_o^T.
 void Block::add_attention(Stream& s, Tensor h_TD, Tensor mix, Tensor x_TD, const Weights& w) const {
-  if (!projects_) {
-    ops::run(s, ops::Copy{.y = h_TD, .x = x_TD});
-    ops::run(s, ops::Add{.y = h_TD, .x = mix});
-    return;
-  }
-  ops::run(
-      s,
-      ops::Linear{
-          .y_TN = h_TD, .x_TK = mix, .w_NK = w.at(kOutput), .alpha = residual_, .residual = x_TD});
-  if (output_bias_) ops::run(s, ops::AddBias{.y_TN = h_TD, .b_N = w.at(kOutputBias)});
+  if (output_) return output_->forward(s, h_TD, mix, w, x_TD);
+  ops::run(s, ops::Copy{.y = h_TD, .x = x_TD});
+  ops::run(s, ops::Add{.y = h_TD, .x = mix});
 }
 
 void Block::forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
@@ -118,15 +102,10 @@ void Block::backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, con
 
   Buffer dmix;
   Tensor dmix_TD = dx_TD;
-  if (projects_) {
+  if (output_) {
     dmix = activation(s, "attention.dmix", T, mix_width());
     dmix_TD = dmix;
-    ops::run(
-        s, ops::LinearBackwardWeight{
-               .dw_NK = dw.at(kOutput), .dy_TN = dx_TD, .x_TK = saved.mix_TD, .alpha = residual_});
-    ops::run(s, ops::LinearBackwardInput{
-                    .dx_TK = dmix_TD, .dy_TN = dx_TD, .w_NK = w.at(kOutput), .alpha = residual_});
-    if (output_bias_) ops::run(s, ops::BiasBackward{.db_N = dw.at(kOutputBias), .dy_TN = dx_TD});
+    output_->backward(s, dmix_TD, dw, dx_TD, saved.mix_TD, w);
   }
   attention_->backward(s, dnorm_TD, dw, dmix_TD, saved.mix_TD, saved.norm1_TD, w, *saved.attention,
                        sequences);

@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/linear.h"
 #include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
@@ -54,11 +56,10 @@ class Block {
   void forward_mlp(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved) const;
   int64_t mix_width() const { return attention_->mix_width(width_); }
 
-  int64_t layers_, width_;
-  float residual_, init_std_;
+  int64_t width_;
   Recompute recompute_;
   std::unique_ptr<Attention> attention_;
-  bool projects_, output_bias_;  // what becomes of the attention's output
+  std::optional<Linear> output_;  // of the attention, where its module has one
   Norm norm1_, norm2_;
   Mlp mlp_;
 };

@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "ops/activation.h"
-#include "ops/linear.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
 
@@ -79,53 +78,49 @@ void Norm::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Te
 
 Mlp::Mlp(const ModelConfig& config)
     : kind_(config.mlp),
-      layers_(config.layers),
-      width_(config.width),
       inner_(fast_inner(config.inner)),
-      logical_inner_(config.inner),
-      residual_(static_cast<float>(config.residual_multiplier)),
-      init_std_(static_cast<float>(config.init_std)) {
-  if (kind_ != MlpKind::kSwiGlu && residual_ != 1.0f) {
+      outer_(outer_spec(config)),
+      down_(down_spec(config)) {
+  if (!gated() && config.residual_multiplier != 1.0) {
     fail(ExitCode::kConfig, "model.residual_multiplier: only blocks with SwiGLU take it, not {}",
          name_of(config.mlp));
   }
 }
 
+LinearSpec Mlp::outer_spec(const ModelConfig& config) const {
+  const LinearSpec::Part gate{kGate, config.inner, inner_};
+  const LinearSpec::Part up{kUp, config.inner, inner_};
+  LinearSpec spec{.parts = {up}, .cols = config.width, .init = Init::normal(config.init_std)};
+  if (gated()) {
+    spec.parts = {gate, up};
+  } else {
+    spec.bias = kUpBias;
+    spec.adds_bias = false;
+  }
+  return spec;
+}
+
+LinearSpec Mlp::down_spec(const ModelConfig& config) const {
+  return {.parts = {{kDown, config.width}},
+          .cols = config.inner,
+          .stored_cols = inner_,
+          .init = into_residual(config.init_std, config.layers),
+          .alpha = static_cast<float>(config.residual_multiplier),
+          .bias = gated() ? "" : kDownBias};
+}
+
 void Mlp::add_parameters(std::vector<TensorSpec>& specs) const {
   if (kind_ == MlpKind::kNone) return;
-  const int64_t d = width_;
-  const int64_t f = logical_inner_;
-  const Init matrix = Init::normal(init_std_);
-  if (kind_ == MlpKind::kSwiGlu) {
-    specs.push_back(
-        {.name = kGate, .shape = {f, d}, .storage = {inner_, d}, .init = matrix, .decay = true});
-  }
-  specs.push_back({.name = kUp,
-                   .shape = {f, d},
-                   .storage = {inner_, d},
-                   .init = matrix,
-                   .decay = true,
-                   .fused = kind_ == MlpKind::kSwiGlu});
-  if (kind_ == MlpKind::kGelu) {
-    specs.push_back(
-        {.name = kUpBias, .shape = {f}, .storage = {inner_}, .init = Init::constant(0)});
-  }
-  specs.push_back({.name = kDown,
-                   .shape = {d, f},
-                   .storage = {d, inner_},
-                   .init = into_residual(init_std_, layers_),
-                   .decay = true});
-  if (kind_ == MlpKind::kGelu) {
-    specs.push_back({.name = kDownBias, .shape = {d}, .storage = {}, .init = Init::constant(0)});
-  }
+  outer_.add_parameters(specs);
+  down_.add_parameters(specs);
 }
 
 void Mlp::activate(Stream& s, const Weights& w, const MlpSaved& saved) const {
-  if (kind_ == MlpKind::kSwiGlu) {
+  if (gated()) {
     ops::run(s, ops::Swiglu{.y_TF = saved.inner_TF, .gate_up_T2F = saved.outer_TN});
   } else {
     ops::run(s,
-             ops::BiasGelu{.y_TF = saved.inner_TF, .x_TF = saved.outer_TN, .b_F = w.at(kUpBias)});
+             ops::BiasGelu{.y_TF = saved.inner_TF, .x_TF = saved.outer_TN, .b_F = outer_.bias(w)});
   }
 }
 
@@ -137,20 +132,11 @@ void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weight
     ops::run(s, ops::Add{.y = y_TD, .x = x_TD});
     return;
   }
-  const bool gated = kind_ == MlpKind::kSwiGlu;
-  saved.outer_TN = activation(s, gated ? "gate_up" : "up", x_TD.rows(), outer());
+  saved.outer_TN = activation(s, gated() ? "gate_up" : "up", x_TD.rows(), outer_.outputs());
   saved.inner_TF = activation(s, "inner", x_TD.rows(), inner_);
-  ops::run(
-      s, ops::Linear{
-             .y_TN = saved.outer_TN, .x_TK = x_TD, .w_NK = gated ? w.fused(kGate, 2) : w.at(kUp)});
+  outer_.forward(s, saved.outer_TN, x_TD, w);
   activate(s, w, saved);
-  if (!y_TD.defined()) return;
-  ops::run(s, ops::Linear{.y_TN = y_TD,
-                          .x_TK = saved.inner_TF,
-                          .w_NK = w.at(kDown),
-                          .alpha = residual_,
-                          .residual = h_TD});
-  if (!gated) ops::run(s, ops::AddBias{.y_TN = y_TD, .b_N = w.at(kDownBias)});
+  if (y_TD.defined()) down_.forward(s, y_TD, saved.inner_TF, w, h_TD);
 }
 
 void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
@@ -165,32 +151,20 @@ void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Ten
     ops::run(s, ops::Copy{.y = dx_TD, .x = dy_TD});
     return;
   }
-  const bool gated = kind_ == MlpKind::kSwiGlu;
   const int64_t T = dy_TD.rows();
   Buffer dinner_TF = activation(s, "dinner", T, inner_);
-  Buffer douter_TN = activation(s, gated ? "dgate_up" : "dup", T, outer());
-  ops::run(s,
-           ops::LinearBackwardWeight{
-               .dw_NK = dw.at(kDown), .dy_TN = dy_TD, .x_TK = saved.inner_TF, .alpha = residual_});
-  ops::run(s, ops::LinearBackwardInput{
-                  .dx_TK = dinner_TF, .dy_TN = dy_TD, .w_NK = w.at(kDown), .alpha = residual_});
-  if (gated) {
+  Buffer douter_TN = activation(s, gated() ? "dgate_up" : "dup", T, outer_.outputs());
+  down_.backward(s, dinner_TF, dw, dy_TD, saved.inner_TF, w);
+  if (gated()) {
     ops::run(s, ops::SwigluBackward{
                     .dgate_up_T2F = douter_TN, .dy_TF = dinner_TF, .gate_up_T2F = saved.outer_TN});
   } else {
-    ops::run(s, ops::BiasBackward{.db_N = dw.at(kDownBias), .dy_TN = dy_TD});
     ops::run(
         s,
         ops::BiasGeluBackward{
-            .dx_TF = douter_TN, .dy_TF = dinner_TF, .x_TF = saved.outer_TN, .b_F = w.at(kUpBias)});
-    ops::run(s, ops::BiasBackward{.db_N = dw.at(kUpBias), .dy_TN = douter_TN});
+            .dx_TF = douter_TN, .dy_TF = dinner_TF, .x_TF = saved.outer_TN, .b_F = outer_.bias(w)});
   }
-  ops::run(s,
-           ops::LinearBackwardWeight{
-               .dw_NK = gated ? dw.fused(kGate, 2) : dw.at(kUp), .dy_TN = douter_TN, .x_TK = x_TD});
-  ops::run(s,
-           ops::LinearBackwardInput{
-               .dx_TK = dx_TD, .dy_TN = douter_TN, .w_NK = gated ? w.fused(kGate, 2) : w.at(kUp)});
+  outer_.backward(s, dx_TD, dw, douter_TN, x_TD, w);
 }
 
 }  // namespace sbtrain

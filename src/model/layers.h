@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/linear.h"
 #include "config/config.h"
 #include "core/stream.h"
 #include "core/weights.h"
@@ -55,12 +56,15 @@ class Mlp {
   int64_t stored_inner() const { return inner_; }
 
  private:
-  int64_t outer() const { return kind_ == MlpKind::kSwiGlu ? 2 * inner_ : inner_; }
+  LinearSpec outer_spec(const ModelConfig& config) const;
+  LinearSpec down_spec(const ModelConfig& config) const;
+  bool gated() const { return kind_ == MlpKind::kSwiGlu; }
   void activate(Stream& s, const Weights& w, const MlpSaved& saved) const;
 
   MlpKind kind_;
-  int64_t layers_, width_, inner_, logical_inner_;  // inner_ is padded to a fast multiple
-  float residual_, init_std_;
+  int64_t inner_;  // padded to a fast multiple
+  Linear outer_;   // SwiGLU: gate and up; GELU: up, whose bias the activation adds
+  Linear down_;
 };
 
 // The initialisation of projections into the residual stream: smaller, so that its variance does

@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "ops/embedding.h"
-#include "ops/linear.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
 
@@ -52,7 +51,13 @@ std::vector<TensorSpec> shared_parameters(const std::vector<Block>& blocks) {
 }  // namespace
 
 Transformer::Transformer(const ModelConfig& config, Recompute recompute, int world)
-    : config_(config), registry_(world), final_norm_(config, kFinalNorm) {
+    : config_(config),
+      registry_(world),
+      final_norm_(config, kFinalNorm),
+      head_({.parts = {{config.tied ? kEmbedding : kHead, config.vocab}},
+             .cols = config.width,
+             .init = Init::normal(config.init_std),
+             .alpha = static_cast<float>(config.logits_multiplier)}) {
   require(!config.attention.empty(), "the model has no attention configured");
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.emplace_back(config, config.attention[layer % config.attention.size()], recompute);
@@ -74,9 +79,7 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
   }
   std::vector<TensorSpec> head;
   final_norm_.add_parameters(head);
-  if (!config.tied) {
-    head.push_back({.name = kHead, .shape = table, .storage = {}, .init = init, .decay = true});
-  }
+  if (!config.tied) head_.add_parameters(head);
   registry_.add_unit("", head);
   const std::vector<TensorSpec> shared = shared_parameters(blocks_);
   if (!shared.empty()) registry_.add_unit("model.shared.", shared);
@@ -122,10 +125,6 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
   const int64_t T = batch.tokens();
   const int64_t layers = config_.layers;
   check_length(batch.sequences.max_seqlen);
-  // The head's weights: its own, or the embedding's.
-  const int head_table = config_.tied ? embedding_unit() : head_unit();
-  const char* table_name = config_.tied ? kEmbedding : kHead;
-
   std::vector<Buffer> x_TD(layers + 1);  // the input of each block, and the last one's output
   std::vector<BlockSaved> saved(layers);
   x_TD[0] = activation(s, "embedding", T, config_.width);
@@ -142,7 +141,7 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
 
   Buffer dx_TD = activation(s, "dx", T, config_.width);
   {
-    if (config_.tied) params.gather(head_table);
+    if (config_.tied) params.gather(head_table());
     params.gather(block_unit(layers - 1));
     Buffer norm_TD = activation(s, "final_norm", T, config_.width);
     Buffer dnorm_TD = activation(s, "dfinal_norm", T, config_.width);
@@ -150,16 +149,16 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
     final_norm_.forward(s, norm_TD, x_TD[layers], head);
     ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
                                   .dx_TD = dnorm_TD,
-                                  .dw_VD = params.gradients(head_table).at(table_name),
+                                  .dw_VD = head_.weight(params.gradients(head_table())),
                                   .x_TD = norm_TD,
-                                  .w_VD = params.get(head_table).at(table_name),
+                                  .w_VD = head_.weight(params.get(head_table())),
                                   .targets_T = batch.targets_T,
                                   .loss_weight = loss_weight,
-                                  .logit_scale = static_cast<float>(config_.logits_multiplier),
+                                  .logit_scale = head_.alpha(),
                                   .z_loss = z_loss});
     ops::run(s, ops::Fill{.x = dx_TD, .value = 0.0f});
     final_norm_.backward(s, dx_TD, params.gradients(head_unit()), dnorm_TD, x_TD[layers], head);
-    if (config_.tied) params.release(head_table);
+    if (config_.tied) params.release(head_table());
     params.release(head_unit());
     params.reduce(head_unit());
     x_TD[layers].release();
@@ -216,32 +215,26 @@ void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& b
                            Tensor hits_T) const {
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [](int64_t, const Weights&, const AttentionSaved*) {});
-  const int head_table = config_.tied ? embedding_unit() : head_unit();
-  if (config_.tied) params.gather(head_table);
+  if (config_.tied) params.gather(head_table());
   Buffer norm_TD = activation(s, "final_norm", batch.tokens(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
-  ops::run(s,
-           ops::CrossEntropy{.loss_T = loss_T,
-                             .hits_T = hits_T,
-                             .x_TD = norm_TD,
-                             .w_VD = params.get(head_table).at(config_.tied ? kEmbedding : kHead),
-                             .targets_T = batch.targets_T,
-                             .logit_scale = static_cast<float>(config_.logits_multiplier)});
-  if (config_.tied) params.release(head_table);
+  ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
+                                .hits_T = hits_T,
+                                .x_TD = norm_TD,
+                                .w_VD = head_.weight(params.get(head_table())),
+                                .targets_T = batch.targets_T,
+                                .logit_scale = head_.alpha()});
+  if (config_.tied) params.release(head_table());
   params.release(head_unit());
 }
 
 // x_TD: the blocks' output; the head unit has been gathered, and is released here.
 void Transformer::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const {
-  const int head_table = config_.tied ? embedding_unit() : head_unit();
-  if (config_.tied) params.gather(head_table);
+  if (config_.tied) params.gather(head_table());
   Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
-  ops::run(s, ops::Linear{.y_TN = logits_TV,
-                          .x_TK = norm_TD,
-                          .w_NK = params.get(head_table).at(config_.tied ? kEmbedding : kHead),
-                          .alpha = static_cast<float>(config_.logits_multiplier)});
-  if (config_.tied) params.release(head_table);
+  head_.forward(s, logits_TV, norm_TD, params.get(head_table()));
+  if (config_.tied) params.release(head_table());
   params.release(head_unit());
 }
 

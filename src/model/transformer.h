@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/linear.h"
 #include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
@@ -74,6 +75,8 @@ class Transformer {
   int embedding_unit() const { return 0; }
   int block_unit(int64_t layer) const { return static_cast<int>(layer) + 1; }
   int head_unit() const { return static_cast<int>(config_.layers) + 1; }
+  // The unit of the head's weights: its own, or the embedding's.
+  int head_table() const { return config_.tied ? embedding_unit() : head_unit(); }
   int shared_unit() const { return head_unit() + 1; }  // what layers share, where they do
   bool has_shared() const { return shared_unit() < static_cast<int>(registry_.units().size()); }
   // A pass holds what layers share from its first block to its last.
@@ -96,6 +99,7 @@ class Transformer {
   ParamRegistry registry_;
   std::vector<Block> blocks_;
   Norm final_norm_;
+  Linear head_;
 };
 
 }  // namespace sbtrain

@@ -145,6 +145,11 @@ class ModelRun {
   const BatchTensors& batch() const { return batch_; }
 
  private:
+  // On the CPU, where it costs little.
+  static Memory& with_poison(Memory& memory) {
+    if (memory.backend() == Backend::kCpu) memory.poison();
+    return memory;
+  }
   // change(tensor, its stored elements) for every parameter.
   template <typename Change>
   void change_masters(Change&& change) {

@@ -1,0 +1,68 @@
+#include "attention/linear.h"
+
+#include "ops/linear.h"
+
+namespace sbtrain {
+namespace {
+
+int64_t or_else(int64_t stored, int64_t logical) {
+  return stored > 0 ? stored : logical;
+}
+
+}  // namespace
+
+int64_t Linear::outputs() const {
+  int64_t rows = 0;
+  for (const LinearSpec::Part& part : spec_.parts) rows += or_else(part.stored_rows, part.rows);
+  return rows;
+}
+
+void Linear::add_parameters(std::vector<TensorSpec>& specs) const {
+  const int64_t stored_cols = or_else(spec_.stored_cols, spec_.cols);
+  bool first = true;
+  for (const LinearSpec::Part& part : spec_.parts) {
+    specs.push_back({.name = part.weight,
+                     .shape = {part.rows, spec_.cols},
+                     .storage = {or_else(part.stored_rows, part.rows), stored_cols},
+                     .init = spec_.init,
+                     .decay = true,
+                     .fused = !first});
+    first = false;
+  }
+  if (!has_bias()) return;
+  const LinearSpec::Part& only = spec_.parts.front();
+  specs.push_back({.name = spec_.bias,
+                   .shape = {only.rows},
+                   .storage = {or_else(only.stored_rows, only.rows)},
+                   .init = spec_.bias_init});
+}
+
+std::vector<TensorSpec> Linear::parameters() const {
+  std::vector<TensorSpec> specs;
+  add_parameters(specs);
+  return specs;
+}
+
+void Linear::forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
+                     Tensor residual_TN) const {
+  ops::run(s, ops::Linear{.y_TN = y_TN,
+                          .x_TK = x_TK,
+                          .w_NK = weight(w),
+                          .alpha = spec_.alpha,
+                          .residual = residual_TN});
+  if (has_bias() && spec_.adds_bias) ops::run(s, ops::AddBias{.y_TN = y_TN, .b_N = bias(w)});
+}
+
+void Linear::backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
+                      const Weights& w, bool accumulate) const {
+  ops::run(s, ops::LinearBackwardWeight{
+                  .dw_NK = weight(dw), .dy_TN = dy_TN, .x_TK = x_TK, .alpha = spec_.alpha});
+  if (has_bias()) ops::run(s, ops::BiasBackward{.db_N = bias(dw), .dy_TN = dy_TN});
+  ops::run(s, ops::LinearBackwardInput{.dx_TK = dx_TK,
+                                       .dy_TN = dy_TN,
+                                       .w_NK = weight(w),
+                                       .alpha = spec_.alpha,
+                                       .accumulate = accumulate});
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,37 @@
+// Parameters on the GPU: what inference loads is what training's compute copies hold.
+#include "parallel/sharded_params.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "support/gpu.h"
+
+namespace sbtrain::test {
+namespace {
+
+using GpuShardedParams = GpuTest;
+
+TEST_F(GpuShardedParams, InferenceHasTheBitsOfTheComputeCopies) {
+  ParamRegistry registry;
+  registry.add_unit(
+      "",
+      {{.name = "w", .shape = {1000, 300}, .storage = {}, .init = Init::normal(1), .decay = true}});
+  GpuStream gpu;
+  const std::unique_ptr<Communicator> ranks = make_single_process();
+  const auto bits = [&](bool with_training) {
+    ShardedParams params(registry, gpu, *ranks, with_training);
+    params.initialize(5);
+    params.gather(0);
+    const Tensor& w = params.get(0).at("w");
+    EXPECT_EQ(w.dtype, DType::kBF16);
+    std::vector<uint16_t> values(static_cast<size_t>(w.numel()));
+    ops::copy_to_host(gpu, values.data(), w);
+    params.release(0);
+    return values;
+  };
+  EXPECT_EQ(bits(false), bits(true));
+}
+
+}  // namespace
+}  // namespace sbtrain::test
