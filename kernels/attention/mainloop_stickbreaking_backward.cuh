@@ -288,7 +288,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   const StickThreads group;
   const StickHead head(p, first_head + static_cast<int>(blockIdx.y));
   const int block = static_cast<int>(blockIdx.x) * kStickKeys;
-  const int warp_row = group.warp() * Shape::kWarpRows;
+  const int warp = group.thread() / 32;
+  const int warp_row = warp * Shape::kWarpRows;
   const Visibility visibility = visibility_of<true>(p, head);
   const int end = visibility.end_query(min(block + kStickKeys, p.tokens) - 1);
   const float scale_log2 = p.scale * kLog2e;
@@ -326,8 +327,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
     store_scores(tiles.a, warp_row, s);
     store_scores(tiles.dz, warp_row, dp);
     group.sync();
-    add_transposed_product<kD>(dv, group.warp(), tiles.a, tiles.dout(stage));
-    add_transposed_product<kD>(dk, group.warp(), tiles.dz, tiles.q(stage));
+    add_transposed_product<kD>(dv, warp, tiles.a, tiles.dout(stage));
+    add_transposed_product<kD>(dk, warp, tiles.dz, tiles.q(stage));
     tile = next;
     if (kStages == 1 && next < end) {
       group.sync();
@@ -336,10 +337,9 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   }
   cp_async_wait<0>();
 
-  store_key_gradient<kD>(head, p.dk, block, group.warp(), dk, p.scale,
-                         [](int, int) { return 0.0f; });
+  store_key_gradient<kD>(head, p.dk, block, warp, dk, p.scale, [](int, int) { return 0.0f; });
   const bool to_value = p.remainder == StickRemainder::kValue;
-  store_key_gradient<kD>(head, p.dv, block, group.warp(), dv, 1.0f, [&](int key, int col) {
+  store_key_gradient<kD>(head, p.dv, block, warp, dv, 1.0f, [&](int key, int col) {
     if (!to_value) return 0.0f;
     return exp2_ftz(p.log2_rem[head.at(key)]) * __bfloat162float(head.row(p.dout, key)[col]);
   });

@@ -7,12 +7,17 @@
 
 namespace sbtrain::kernels {
 
+// Without the correction that dividing a negative number would take.
+__device__ __forceinline__ int warp_of(int thread) {
+  return static_cast<int>(static_cast<unsigned>(thread) / 32);
+}
+
 // All threads of a block.
 template <int kSize>
 struct BlockThreads {
   static constexpr int kThreads = kSize;
   __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
-  __device__ __forceinline__ int warp() const { return thread() / 32; }
+  __device__ __forceinline__ int warp() const { return warp_of(thread()); }
   __device__ __forceinline__ void sync() const { __syncthreads(); }
   // Whether x holds for all threads; a barrier as well.
   __device__ __forceinline__ bool all(bool x) const { return __syncthreads_and(x) != 0; }
@@ -32,7 +37,7 @@ struct NamedThreads {
   static constexpr int kThreads = kSize;
   int id, first;
   __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x) - first; }
-  __device__ __forceinline__ int warp() const { return thread() / 32; }
+  __device__ __forceinline__ int warp() const { return warp_of(thread()); }
   __device__ __forceinline__ void sync() const { sync_threads<kSize>(id); }
   __device__ __forceinline__ bool all(bool x) const {
     uint32_t result;
