@@ -7,6 +7,7 @@
 
 #include "cli/backend.h"
 #include "cli/cli.h"
+#include "cli/range.h"
 
 namespace sbtrain {
 namespace {
@@ -176,7 +177,7 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   command
       ->add_option("--skip-epsilon", options->bench.skip_epsilon,
                    "Stick-breaking: model.attention.skip_epsilon; FLOP are counted as if it were 0")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(in_range(0.0, 1.0))
       ->capture_default_str();
   command->add_option("--window", options->bench.window, "Keys that a token of `window` sees")
       ->check(CLI::PositiveNumber)

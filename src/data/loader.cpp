@@ -39,7 +39,9 @@ class Differences {
 std::string common_tokenizer(const std::vector<SourceConfig>& sources) {
   std::string hash;
   std::string first;
+  std::set<std::string> seen;
   for (const SourceConfig& source : sources) {
+    if (!seen.insert(source.path).second) continue;
     const DocumentStore store(source.path);
     if (hash.empty()) {
       hash = store.info().tokenizer_hash;

@@ -65,6 +65,7 @@ TEST_F(Data, HostileTextComesBackOrIsRefusedInFewWords) {
                                           "{\"text\": \"a\"} x",
                                           "nan",
                                           "{\"text\": " + std::string(100000, 'x'),
+                                          "{\"text\": \"" + std::string(100000, 'x'),
                                           "{\"" + std::string(100000, 'k') + "\": 1}",
                                           std::string(100000, '{')};
   for (const std::string& line : lines) {

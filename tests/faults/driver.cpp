@@ -31,9 +31,9 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return text;
 }
 
-// SBTRAIN_FAULT_PROGRAM in the environment: another program to try, such as that of a release.
+// FAULT_PROGRAM in the environment: another program to try, such as that of a release.
 std::string program() {
-  const char* other = std::getenv("SBTRAIN_FAULT_PROGRAM");
+  const char* other = std::getenv("FAULT_PROGRAM");
   return other == nullptr ? SBTRAIN_PROGRAM : other;
 }
 
@@ -47,7 +47,7 @@ void must(const std::vector<std::string>& arguments, const fs::path& log) {
 }  // namespace
 
 int rounds(int few) {
-  const char* text = std::getenv("SBTRAIN_FAULT_ROUNDS");
+  const char* text = std::getenv("FAULT_ROUNDS");
   return few * std::max(1, text == nullptr ? 1 : std::atoi(text));
 }
 
@@ -108,6 +108,15 @@ int Faults::run_in(const std::string& setup, const Arguments& arguments,
   const int code = process.wait(seconds);
   output_ = process.output();
   return code;
+}
+
+std::string Faults::address_limit(int mebibytes) {
+  static int libraries = 0;  // MiB
+  for (int tried = 128; libraries == 0; tried += tried / 4) {
+    const std::string limit = "ulimit -v " + std::to_string(tried * 1024);
+    if (run_in(limit, {"data", "info", store()}) == 0 || tried > (1 << 17)) libraries = tried;
+  }
+  return "ulimit -v " + std::to_string((libraries + mebibytes) * 1024);
 }
 
 Faults::Arguments Faults::with_defaults(Arguments arguments, const Arguments& more,

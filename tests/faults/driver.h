@@ -23,7 +23,7 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// How often random faults are tried: `few` times SBTRAIN_FAULT_ROUNDS (1 unless set).
+// How often random faults are tried: `few` times FAULT_ROUNDS (1 unless set).
 int rounds(int few);
 
 // A folder with a tokenizer, two stores of its own text and one trained run, made once; each test
@@ -51,6 +51,9 @@ class Faults : public testing::Test {
   // the command. The code is the program's own, also at the head of a pipe.
   int run_in(const std::string& setup, const Arguments& arguments,
              const std::string& redirection = "", double seconds = 60);
+  // The shell's limit of address space that leaves `mebibytes` beside the program's own libraries,
+  // which are gigabytes where it is built for GPUs.
+  std::string address_limit(int mebibytes);
   const std::string& output() const { return output_; }
   bool says(const std::string& text) const { return output_.find(text) != std::string::npos; }
 

@@ -54,7 +54,7 @@ TEST_F(Files, AFullDiskEndsTokenizerTrainingAndEvaluation) {
 TEST_F(Files, ThreadsThatCannotBeStartedAreDoneWithout) {
   if (kSanitized) GTEST_SKIP() << "a limit of addresses says nothing under a sanitizer";
   const Arguments many = prepare(shared("a.jsonl"), path("o.h5"), {"--threads", "1024"});
-  for (const char* limit : {"ulimit -v 3000000", "ulimit -v 1000000"}) {
+  for (const std::string& limit : {address_limit(2500), address_limit(500)}) {
     const int code = run_in(limit, many);
     EXPECT_TRUE(code == 0 || code == kMemory) << limit << ": " << code << "\n" << output();
     if (code == 0) {
@@ -79,19 +79,19 @@ TEST_F(Files, WithoutAnyThreadItEndsCleanly) {
 
 TEST_F(Files, MemoryStaysBoundedWhateverTheLine) {
   if (kSanitized) GTEST_SKIP() << "a limit of addresses says nothing under a sanitizer";
-  constexpr size_t kBytes = size_t{6} << 20;
+  constexpr size_t kBytes = size_t{4} << 20;
   write_file(path("a.txt"), std::string(kBytes, 'a'));
   std::string words;
   while (words.size() < kBytes) words += "some words and more ";
   write_file(path("words.jsonl"), "{\"text\": \"" + words + "\"}\n");
   for (const char* input : {"a.txt", "words.jsonl"}) {
-    EXPECT_EQ(run_in("ulimit -v 900000", prepare(path(input), path("o.h5"))), 0) << input << "\n"
+    EXPECT_EQ(run_in(address_limit(600), prepare(path(input), path("o.h5"))), 0) << input << "\n"
                                                                                  << output();
     EXPECT_EQ(says("text was cut"), std::string(input) == "a.txt") << output();
   }
   std::string nested(size_t{4} << 20, '[');
   write_file(path("deep.jsonl"), "{\"text\": \"x\", \"meta\": " + nested + "}\n");
-  EXPECT_EQ(run_in("ulimit -v 700000", prepare(path("deep.jsonl"), path("o.h5"))), kData);
+  EXPECT_EQ(run_in(address_limit(500), prepare(path("deep.jsonl"), path("o.h5"))), kData);
   EXPECT_TRUE(says("deep.jsonl:1")) << output();
   EXPECT_LT(output().size(), 2000U);
 }
@@ -185,6 +185,17 @@ TEST_F(Files, ARunDestroysNoFileOfAnother) {
   EXPECT_TRUE(read_file(run_folder + "/config.yaml") == own);
 }
 
+TEST_F(Files, ARunContinuesFromItsOwnConfiguration) {
+  const std::string out = path("run");
+  ASSERT_EQ(run(train(out, {"--stages.0.length=8 steps"})), 0) << output();
+  const std::string before = read_file(out + "/config.yaml");
+  EXPECT_EQ(run({"--config", out + "/config.yaml", "--out=" + out, "--stages.0.length=12 steps"}),
+            0)
+      << output();
+  EXPECT_TRUE(read_file(out + "/config.yaml.old") == before);
+  EXPECT_TRUE(fs::exists(out + "/checkpoints/step-00000012"));
+}
+
 TEST_F(Files, EarlierMetricsAndConfigurationsAreKept) {
   const std::string out = path("run");
   std::vector<std::string> metrics;
@@ -237,7 +248,7 @@ TEST_F(Files, AFifoIsNoPartOfACheckpoint) {
   const std::string newest = read_file(trained() + "/checkpoints/latest");
   const std::string step = newest.substr(0, newest.find('\n'));
   for (const std::string& name :
-       {step + "/manifest.json", step + "/state.json", step + "/config.yaml",
+       {std::string("latest"), step + "/manifest.json", step + "/state.json", step + "/config.yaml",
         step + "/rank-00000-of-00001.safetensors"}) {
     fs::remove_all(path("run"));
     fs::copy(trained(), path("run"), fs::copy_options::recursive);
@@ -245,6 +256,7 @@ TEST_F(Files, AFifoIsNoPartOfACheckpoint) {
     ASSERT_EQ(mkfifo(path("run/checkpoints/" + name).c_str(), 0600), 0);
     EXPECT_EQ(run({"ckpt", "verify", path("run")}, 20), kNoCheckpoint) << name << output();
     EXPECT_TRUE(says("not a regular file")) << name << output();
+    if (name == "latest") continue;  // a good checkpoint is found without it
     EXPECT_EQ(
         run({"eval", "--checkpoint", path("run/checkpoints/" + step), "--data", shared("b.h5")},
             20),
