@@ -79,7 +79,7 @@ TEST_F(Files, WithoutAnyThreadItEndsCleanly) {
 
 TEST_F(Files, MemoryStaysBoundedWhateverTheLine) {
   if (kSanitized) GTEST_SKIP() << "a limit of addresses says nothing under a sanitizer";
-  constexpr size_t kBytes = size_t{6} << 20;
+  constexpr size_t kBytes = size_t{4} << 20;
   write_file(path("a.txt"), std::string(kBytes, 'a'));
   std::string words;
   while (words.size() < kBytes) words += "some words and more ";
@@ -256,6 +256,7 @@ TEST_F(Files, AFifoIsNoPartOfACheckpoint) {
     ASSERT_EQ(mkfifo(path("run/checkpoints/" + name).c_str(), 0600), 0);
     EXPECT_EQ(run({"ckpt", "verify", path("run")}, 20), kNoCheckpoint) << name << output();
     EXPECT_TRUE(says("not a regular file")) << name << output();
+    if (name == "latest") continue;  // a good checkpoint is found without it
     EXPECT_EQ(
         run({"eval", "--checkpoint", path("run/checkpoints/" + step), "--data", shared("b.h5")},
             20),

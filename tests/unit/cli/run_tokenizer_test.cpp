@@ -20,8 +20,9 @@ TEST(RunTokenizer, ThePromptStartsAsDocumentsDid) {
   EXPECT_EQ(prompt_tokens(tokenizer, {}, "word"), word);
   EXPECT_EQ(prompt_tokens(tokenizer, {}, ""), std::vector<int32_t>{tokenizer.eos()});
   word.insert(word.begin(), tokenizer.bos());
-  EXPECT_EQ(prompt_tokens(tokenizer, {.starts_with_bos = true}, "word"), word);
-  EXPECT_EQ(prompt_tokens(tokenizer, {.starts_with_bos = true}, ""),
+  EXPECT_EQ(prompt_tokens(tokenizer, {.tokenizer_hash = {}, .starts_with_bos = true}, "word"),
+            word);
+  EXPECT_EQ(prompt_tokens(tokenizer, {.tokenizer_hash = {}, .starts_with_bos = true}, ""),
             std::vector<int32_t>{tokenizer.bos()});
   EXPECT_NO_THROW(check_tokenizer(tokenizer, {}));
   EXPECT_NO_THROW(check_tokenizer(tokenizer, {.tokenizer_hash = tokenizer.hash()}));
