@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/attention.h"
+#include "ops/linear.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 
@@ -28,13 +30,15 @@ HostQkv::HostQkv(const HostMatrix& x_TD, const HostWeights& w)
       v(project(x_TD, at(w, "self_attn.v_proj.weight"))) {}
 
 void project_qkv(Stream& s, Tensor qkv_T3D, Tensor x_TD, const Weights& w) {
-  ops::linear(s, qkv_T3D, x_TD, w.fused(kQProj, 3));
+  ops::run(s, ops::Linear{.y_TN = qkv_T3D, .x_TK = x_TD, .w_NK = w.fused(kQProj, 3)});
 }
 
 void project_qkv_backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_T3D, Tensor x_TD,
                           const Weights& w) {
-  ops::linear_backward_weight(s, dw.fused(kQProj, 3), dqkv_T3D, x_TD);
-  ops::linear_backward_input(s, dx_TD, dqkv_T3D, w.fused(kQProj, 3));
+  ops::run(
+      s, ops::LinearBackwardWeight{.dw_NK = dw.fused(kQProj, 3), .dy_TN = dqkv_T3D, .x_TK = x_TD});
+  ops::run(s,
+           ops::LinearBackwardInput{.dx_TK = dx_TD, .dy_TN = dqkv_T3D, .w_NK = w.fused(kQProj, 3)});
 }
 
 TokenCache::TokenCache(Memory& memory, std::string_view name, DType dtype, int64_t sequences,
@@ -46,11 +50,11 @@ void TokenCache::prefill(Stream& s, int64_t b, Tensor x_TN) {
   require(x_TN.rows() <= all.shape[1], "a prompt of {} tokens does not fit a cache of {}",
           x_TN.rows(), all.shape[1]);
   const Tensor sequence = all.row_range(b, 1).reshaped({all.shape[1], all.shape[2]});
-  ops::copy(s, sequence.row_range(0, x_TN.rows()), x_TN);
+  ops::run(s, ops::Copy{.y = sequence.row_range(0, x_TN.rows()), .x = x_TN});
 }
 
 void TokenCache::append(Stream& s, Tensor x_BN, const DecodeStep& step) {
-  ops::cache_append(s, rows_, x_BN, step.positions_B);
+  ops::run(s, ops::CacheAppend{.cache_BCN = rows_, .x_BN = x_BN, .positions_B = step.positions_B});
 }
 
 void describe_logit_scale(Fields& f, double& logit_scale) {

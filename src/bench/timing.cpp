@@ -98,7 +98,7 @@ OpProfile profile_of(Stream& s, int64_t repeats, const std::function<void(int64_
   OpProfile profile;
   const ProfileScope scope(s, profile);
   for (int64_t n = 0; n < repeats; ++n) call(n);
-  ops::synchronize(s);
+  ops::run(s, ops::Synchronize{});
   return profile;
 }
 

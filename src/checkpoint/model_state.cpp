@@ -38,7 +38,7 @@ void take_snapshot(ShardedParams& params, Snapshot& snapshot) {
   for (size_t i = 0; i < shards.size(); ++i) {
     TensorShard shard = shards[i];
     host.resize(static_cast<size_t>(shard.stored.numel()));
-    ops::copy_to_host(params.stream(), host.data(), shard.stored);
+    ops::run(params.stream(), ops::CopyToHost{.host = host.data(), .x = shard.stored});
     shard.stored.data = host.data();
     Snapshot one;
     one.tensors.push_back(std::move(snapshot.tensors[i]));  // its memory is used again

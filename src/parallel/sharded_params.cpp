@@ -169,15 +169,15 @@ void ShardedParams::update(ops::AdamW adamw) {
 }
 
 void upload(Stream& s, Tensor to, const float* host) {
-  if (to.dtype == DType::kF32) return ops::copy_from_host(s, to, host);
+  if (to.dtype == DType::kF32) return ops::run(s, ops::CopyFromHost{.y = to, .host = host});
   require(to.contiguous(), "an upload to {} with gaps", to.describe());
   constexpr int64_t kPart = int64_t{1} << 24;  // elements: 64 MiB beside the weights
   for (int64_t begin = 0; begin < to.numel(); begin += kPart) {
     const Tensor part = to.row_range(begin, std::min(kPart, to.numel() - begin));
     const Buffer values =
         s.memory().allocate(MemoryClass::kScratch, "upload", DType::kF32, {part.numel()});
-    ops::copy_from_host(s, values, host + begin);
-    ops::copy(s, part, values);
+    ops::run(s, ops::CopyFromHost{.y = values, .host = host + begin});
+    ops::run(s, ops::Copy{.y = part, .x = values});
   }
 }
 
