@@ -1,5 +1,5 @@
 // What softmax attention can add to its logits by the distance of query and key; see
-// ops/softmax_bias.h for what they are.
+// ops/attention.h for what they are.
 #pragma once
 
 #include <cuda_bf16.h>

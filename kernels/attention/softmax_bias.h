@@ -1,4 +1,4 @@
-// Softmax attention with ALiBi or FIRE (ops/softmax_bias.h), on the main loops of softmax: any
+// Softmax attention with ALiBi or FIRE (ops/attention.h), on the main loops of softmax: any
 // head dimension up to 128 that is a multiple of 8, any GPU from sm_80 on.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Stick-breaking attention (arXiv 2410.17980, equations 1-4) over packed documents with mma.sync:
-// any GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. See ops/ops.h for
+// any GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. See ops/attention.h for
 // what it computes and docs/attention.md for how.
 #pragma once
 

@@ -1,11 +1,14 @@
 // `coca`: collinear constrained attention (arXiv 2309.08646). Queries and keys are transformed so
 // that the rest is softmax attention; t_proj stands where k_proj would.
+
+#include "ops/coca.h"
+
 #include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "attention/rotary.h"
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/attention.h"
 
 namespace sbtrain {
 
@@ -77,11 +80,17 @@ class CocaAttention : public Attention {
     qkv_.forward(s, mine.qkv_T3D, x_TD, w);
     const Qkv x(mine.qkv_T3D);
     const Buffer query = query_buffer(s, x_TD.rows());
-    ops::coca_query(s, query, x.q, positions_T, coca);
-    ops::coca_key(s, x.k, x.k, positions_T, coca);
-    ops::softmax_forward(
-        s, {.o_THd = mix_TD, .lse_HT = mine.lse_HT, .q_THd = query, .k_THd = x.k, .v_THd = x.v},
-        sequences, params_);
+    ops::run(s, ops::CocaQuery{
+                    .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = coca});
+    ops::run(s,
+             ops::CocaKey{.y_THd = x.k, .t_THd = x.k, .positions_T = positions_T, .params = coca});
+    ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
+                                    .lse_HT = mine.lse_HT,
+                                    .q_THd = query,
+                                    .k_THd = x.k,
+                                    .v_THd = x.v,
+                                    .sequences = sequences,
+                                    .params = params_});
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
@@ -96,21 +105,30 @@ class CocaAttention : public Attention {
     const Qkv dx(dqkv);
     {
       const Buffer query = query_buffer(s, x_TD.rows());
-      ops::coca_query(s, query, x.q, positions_T, coca);
-      ops::softmax_backward(s,
-                            {.dq_THd = dx.q,
-                             .dk_THd = dx.k,
-                             .dv_THd = dx.v,
-                             .do_THd = dmix_TD,
-                             .o_THd = mix_TD,
-                             .lse_HT = mine.lse_HT,
-                             .q_THd = query,
-                             .k_THd = x.k,
-                             .v_THd = x.v},
-                            sequences, params_);
+      ops::run(s, ops::CocaQuery{
+                      .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = coca});
+      ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
+                                       .dk_THd = dx.k,
+                                       .dv_THd = dx.v,
+                                       .do_THd = dmix_TD,
+                                       .o_THd = mix_TD,
+                                       .lse_HT = mine.lse_HT,
+                                       .q_THd = query,
+                                       .k_THd = x.k,
+                                       .v_THd = x.v,
+                                       .sequences = sequences,
+                                       .params = params_});
     }
-    ops::coca_query_backward(s, dx.q, dx.q, x.q, positions_T, coca);
-    ops::coca_key_backward(s, dx.k, dx.k, x.k, positions_T, coca);
+    ops::run(s, ops::CocaQueryBackward{.dq_THd = dx.q,
+                                       .dy_THd = dx.q,
+                                       .q_THd = x.q,
+                                       .positions_T = positions_T,
+                                       .params = coca});
+    ops::run(s, ops::CocaKeyBackward{.dt_THd = dx.k,
+                                     .dy_THd = dx.k,
+                                     .y_THd = x.k,
+                                     .positions_T = positions_T,
+                                     .params = coca});
     qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
 
@@ -135,24 +153,28 @@ class CocaAttention : public Attention {
         s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
     qkv_.forward(s, qkv, x_BD, w);
     const Qkv x(qkv);
-    ops::coca_query(s, x.q, x.q, step.positions_B, coca);
-    ops::coca_key(s, x.k, x.k, step.positions_B, coca);
+    ops::run(s, ops::CocaQuery{
+                    .y_THd = x.q, .q_THd = x.q, .positions_T = step.positions_B, .params = coca});
+    ops::run(s, ops::CocaKey{
+                    .y_THd = x.k, .t_THd = x.k, .positions_T = step.positions_B, .params = coca});
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
-    ops::softmax_decode(s,
-                        {.o_BHd = mix_BD,
-                         .q_BHd = x.q,
-                         .k_cache_BCHd = mine.k.tensor(),
-                         .v_cache_BCHd = mine.v.tensor(),
-                         .lengths_B = step.lengths_B},
-                        params_);
+    ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
+                                   .q_BHd = x.q,
+                                   .k_cache_BCHd = mine.k.tensor(),
+                                   .v_cache_BCHd = mine.v.tensor(),
+                                   .lengths_B = step.lengths_B,
+                                   .params = params_});
   }
 
   AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
                    const Sequences& sequences, int64_t head) const override {
     const Qkv x(static_cast<const CocaSaved&>(saved).qkv_T3D);
     const Buffer query = query_buffer(s, x.q.rows());
-    ops::coca_query(s, query, x.q, sequences.positions_T, coca_params(sequences.max_seqlen));
+    ops::run(s, ops::CocaQuery{.y_THd = query,
+                               .q_THd = x.q,
+                               .positions_T = sequences.positions_T,
+                               .params = coca_params(sequences.max_seqlen)});
     const int64_t heads = model_.heads;
     return make_map(x.q.rows(),
                     softmax_weights(download_head(s, query, heads, head),

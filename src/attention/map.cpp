@@ -5,6 +5,9 @@
 #include <limits>
 
 #include "core/error.h"
+#include "ops/attention.h"
+#include "ops/memory.h"
+#include "ops/rebased.h"
 
 namespace sbtrain {
 namespace {
@@ -12,9 +15,9 @@ namespace {
 std::vector<double> download(Stream& s, const Tensor& x) {
   const int64_t rows = x.rows();
   const Buffer dense = s.scratch("attention map", DType::kF32, {rows, x.cols()});
-  ops::copy(s, dense, x);
+  ops::run(s, ops::Copy{.y = dense, .x = x});
   std::vector<float> values(static_cast<size_t>(x.numel()));
-  ops::copy_to_host(s, values.data(), dense);
+  ops::run(s, ops::CopyToHost{.host = values.data(), .x = dense});
   return {values.begin(), values.end()};
 }
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "ops/ops.h"
-#include "ops/softmax_bias.h"
+#include "ops/attention.h"
+#include "ops/rebased.h"
 
 namespace sbtrain {
 
@@ -20,7 +20,7 @@ using LogitBias = std::function<double(int64_t j, int64_t i)>;
 LogitBias no_bias();
 LogitBias alibi_bias(int64_t heads, int64_t head);
 
-// FIRE (ops/softmax_bias.h) for one head; tensors by their names there.
+// FIRE (ops/attention.h) for one head; tensors by their names there.
 struct HostFire {
   HostMatrix c_1, m_1, w1_K, b1_K, w2_HK, b2_H;
 };

@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/attention.h"
+#include "ops/linear.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 
@@ -30,11 +32,11 @@ void TokenCache::prefill(Stream& s, int64_t b, Tensor x_TN) {
   require(x_TN.rows() <= all.shape[1], "a prompt of {} tokens does not fit a cache of {}",
           x_TN.rows(), all.shape[1]);
   const Tensor sequence = all.row_range(b, 1).reshaped({all.shape[1], all.shape[2]});
-  ops::copy(s, sequence.row_range(0, x_TN.rows()), x_TN);
+  ops::run(s, ops::Copy{.y = sequence.row_range(0, x_TN.rows()), .x = x_TN});
 }
 
 void TokenCache::append(Stream& s, Tensor x_BN, const DecodeStep& step) {
-  ops::cache_append(s, rows_, x_BN, step.positions_B);
+  ops::run(s, ops::CacheAppend{.cache_BCN = rows_, .x_BN = x_BN, .positions_B = step.positions_B});
 }
 
 void describe_logit_scale(Fields& f, double& logit_scale) {

@@ -3,14 +3,16 @@
 // keys have few features, f for each head; ReBased normalises them, with one affine LayerNorm over
 // the features of all heads for the queries and one for the keys. No positions: the order is known
 // from the causal mask and from convolutions in other layers.
+
+#include "ops/rebased.h"
+
 #include <cmath>
 
 #include "attention/linear.h"
 #include "attention/map.h"
 #include "attention/registry.h"
 #include "core/error.h"
-#include "ops/gpt.h"
-#include "ops/ops.h"
+#include "ops/norm.h"
 
 namespace sbtrain {
 namespace {
@@ -115,13 +117,13 @@ class RebasedAttention : public Attention {
     auto& mine = static_cast<RebasedSaved&>(saved);
     qkv_.forward(s, mine.qkv_TN, x_TD, w);
     if (rebased_) normalise(s, mine.norm_T2Hf, mine.qkv_TN, w);
-    ops::rebased_forward(s,
-                         {.o_THe = mix_TD,
-                          .den_HT = mine.den_HT,
-                          .q_THf = query(mine),
-                          .k_THf = key(mine),
-                          .v_THe = value(mine.qkv_TN)},
-                         sequences, params_);
+    ops::run(s, ops::RebasedForward{.o_THe = mix_TD,
+                                    .den_HT = mine.den_HT,
+                                    .q_THf = query(mine),
+                                    .k_THf = key(mine),
+                                    .v_THe = value(mine.qkv_TN),
+                                    .sequences = sequences,
+                                    .params = params_});
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
@@ -131,22 +133,34 @@ class RebasedAttention : public Attention {
     const Buffer dqkv = s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), projected()});
     const Tensor dq = first(dqkv);
     const Tensor dk = second(dqkv);
-    ops::rebased_backward(s,
-                          {.dq_THf = dq,
-                           .dk_THf = dk,
-                           .dv_THe = value(dqkv),
-                           .do_THe = dmix_TD,
-                           .o_THe = mix_TD,
-                           .den_HT = mine.den_HT,
-                           .q_THf = query(mine),
-                           .k_THf = key(mine),
-                           .v_THe = value(mine.qkv_TN)},
-                          sequences, params_);
+    ops::run(s, ops::RebasedBackward{.dq_THf = dq,
+                                     .dk_THf = dk,
+                                     .dv_THe = value(dqkv),
+                                     .do_THe = dmix_TD,
+                                     .o_THe = mix_TD,
+                                     .den_HT = mine.den_HT,
+                                     .q_THf = query(mine),
+                                     .k_THf = key(mine),
+                                     .v_THe = value(mine.qkv_TN),
+                                     .sequences = sequences,
+                                     .params = params_});
     if (rebased_) {
-      ops::layernorm_backward(s, dq, dw.at(kQNormWeight), dw.at(kQNormBias), dq, first(mine.qkv_TN),
-                              w.at(kQNormWeight), kNormEps, false);
-      ops::layernorm_backward(s, dk, dw.at(kKNormWeight), dw.at(kKNormBias), dk,
-                              second(mine.qkv_TN), w.at(kKNormWeight), kNormEps, false);
+      ops::run(s, ops::LayerNormBackward{.dx_TD = dq,
+                                         .dw_D = dw.at(kQNormWeight),
+                                         .db_D = dw.at(kQNormBias),
+                                         .dy_TD = dq,
+                                         .x_TD = first(mine.qkv_TN),
+                                         .w_D = w.at(kQNormWeight),
+                                         .eps = kNormEps,
+                                         .accumulate = false});
+      ops::run(s, ops::LayerNormBackward{.dx_TD = dk,
+                                         .dw_D = dw.at(kKNormWeight),
+                                         .db_D = dw.at(kKNormBias),
+                                         .dy_TD = dk,
+                                         .x_TD = second(mine.qkv_TN),
+                                         .w_D = w.at(kKNormWeight),
+                                         .eps = kNormEps,
+                                         .accumulate = false});
     }
     qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
@@ -164,7 +178,10 @@ class RebasedAttention : public Attention {
     const auto& from = static_cast<const RebasedSaved&>(saved);
     const Tensor& states = static_cast<RebasedCache&>(cache).state;
     const Tensor state = states.row_range(b, 1).reshaped({states.shape[1], states.shape[2]});
-    ops::rebased_state(s, state, key(from), value(from.qkv_TN), params_);
+    ops::run(
+        s,
+        ops::RebasedState{
+            .state_Re = state, .k_THf = key(from), .v_THe = value(from.qkv_TN), .params = params_});
   }
 
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
@@ -172,14 +189,13 @@ class RebasedAttention : public Attention {
     const Buffer qkv = s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), projected()});
     qkv_.forward(s, qkv, x_BD, w);
     if (rebased_) normalise(s, qkv.tensor().col_range(0, 2 * features_), qkv, w);
-    ops::rebased_decode(s,
-                        {.o_BHe = mix_BD,
-                         .q_BHf = first(qkv),
-                         .k_BHf = second(qkv),
-                         .v_BHe = value(qkv),
-                         .state_BRe = static_cast<RebasedCache&>(cache).state,
-                         .positions_B = step.positions_B},
-                        params_);
+    ops::run(s, ops::RebasedDecode{.o_BHe = mix_BD,
+                                   .q_BHf = first(qkv),
+                                   .k_BHf = second(qkv),
+                                   .v_BHe = value(qkv),
+                                   .state_BRe = static_cast<RebasedCache&>(cache).state,
+                                   .positions_B = step.positions_B,
+                                   .params = params_});
   }
 
   AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
@@ -228,9 +244,16 @@ class RebasedAttention : public Attention {
   }
 
   void normalise(Stream& s, const Tensor& norm_T2Hf, const Tensor& qkv, const Weights& w) const {
-    ops::layernorm(s, first(norm_T2Hf), first(qkv), w.at(kQNormWeight), w.at(kQNormBias), kNormEps);
-    ops::layernorm(s, second(norm_T2Hf), second(qkv), w.at(kKNormWeight), w.at(kKNormBias),
-                   kNormEps);
+    ops::run(s, ops::LayerNorm{.y_TD = first(norm_T2Hf),
+                               .x_TD = first(qkv),
+                               .w_D = w.at(kQNormWeight),
+                               .b_D = w.at(kQNormBias),
+                               .eps = kNormEps});
+    ops::run(s, ops::LayerNorm{.y_TD = second(norm_T2Hf),
+                               .x_TD = second(qkv),
+                               .w_D = w.at(kKNormWeight),
+                               .b_D = w.at(kKNormBias),
+                               .eps = kNormEps});
   }
 
   ModelConfig model_;

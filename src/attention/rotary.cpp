@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "ops/rope.h"
+
 namespace sbtrain {
 namespace {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention/registry.h"
-#include "ops/ops.h"
+#include "ops/rope.h"
 
 namespace sbtrain {
 

@@ -1,12 +1,14 @@
 // `short_conv`: the gated convolution over three tokens that Based models mix with attention
 // (arXiv 2402.18668):  y = conv(u) * (W u + b) + u.  Its output goes to the residual stream as it
 // is, without a projection.
+
+#include "ops/short_conv.h"
+
 #include <cmath>
 
 #include "attention/linear.h"
 #include "attention/registry.h"
-#include "ops/gpt.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {
@@ -64,15 +66,14 @@ class ShortConv : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<ShortConvSaved&>(saved);
     gate_.forward(s, mine.gate_TD, x_TD, w);
-    ops::short_conv_forward(s,
-                            {.y_TD = mix_TD,
-                             .u_TD = x_TD,
-                             .gate_TD = mine.gate_TD,
-                             .positions_T = sequences.positions_T},
-                            weights(w));
+    ops::run(s, ops::ShortConvForward{.y_TD = mix_TD,
+                                      .u_TD = x_TD,
+                                      .gate_TD = mine.gate_TD,
+                                      .positions_T = sequences.positions_T,
+                                      .w = weights(w)});
     const int64_t last = std::min<int64_t>(2, mine.tokens);
-    ops::copy(s, mine.last_2D.tensor().row_range(2 - last, last),
-              x_TD.row_range(mine.tokens - last, last));
+    ops::run(s, ops::Copy{.y = mine.last_2D.tensor().row_range(2 - last, last),
+                          .x = x_TD.row_range(mine.tokens - last, last)});
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor /*mix_TD*/,
@@ -81,14 +82,14 @@ class ShortConv : public Attention {
     const auto& mine = static_cast<const ShortConvSaved&>(saved);
     const Buffer dgate =
         s.scratch("dgate", s.memory().compute_dtype(), {x_TD.rows(), model_.width});
-    ops::short_conv_backward(s,
-                             {.du_TD = dx_TD,
-                              .dgate_TD = dgate,
-                              .dy_TD = dmix_TD,
-                              .u_TD = x_TD,
-                              .gate_TD = mine.gate_TD,
-                              .positions_T = sequences.positions_T},
-                             weights(dw), weights(w));
+    ops::run(s, ops::ShortConvBackward{.du_TD = dx_TD,
+                                       .dgate_TD = dgate,
+                                       .dy_TD = dmix_TD,
+                                       .u_TD = x_TD,
+                                       .gate_TD = mine.gate_TD,
+                                       .positions_T = sequences.positions_T,
+                                       .dw = weights(dw),
+                                       .w = weights(w)});
     gate_.backward(s, dx_TD, dw, dgate, x_TD, w, /*accumulate=*/true);
   }
 
@@ -105,21 +106,22 @@ class ShortConv : public Attention {
     const auto& from = static_cast<const ShortConvSaved&>(saved);
     const Tensor& state = static_cast<ShortConvCache&>(cache).state_B2D;
     const int64_t last = std::min<int64_t>(2, from.tokens);
-    ops::copy(s, state.row_range(b, 1).reshaped({2, model_.width}).row_range(2 - last, last),
-              from.last_2D.tensor().row_range(2 - last, last));
+    ops::run(
+        s,
+        ops::Copy{.y = state.row_range(b, 1).reshaped({2, model_.width}).row_range(2 - last, last),
+                  .x = from.last_2D.tensor().row_range(2 - last, last)});
   }
 
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     const Buffer gate = s.scratch("gate", s.memory().compute_dtype(), {x_BD.rows(), model_.width});
     gate_.forward(s, gate, x_BD, w);
-    ops::short_conv_decode(s,
-                           {.y_BD = mix_BD,
-                            .u_BD = x_BD,
-                            .gate_BD = gate,
-                            .state_B2D = static_cast<ShortConvCache&>(cache).state_B2D,
-                            .positions_B = step.positions_B},
-                           weights(w));
+    ops::run(s, ops::ShortConvDecode{.y_BD = mix_BD,
+                                     .u_BD = x_BD,
+                                     .gate_BD = gate,
+                                     .state_B2D = static_cast<ShortConvCache&>(cache).state_B2D,
+                                     .positions_B = step.positions_B,
+                                     .w = weights(w)});
   }
 
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,

@@ -9,7 +9,8 @@
 #include "attention/registry.h"
 #include "attention/rotary.h"
 #include "core/error.h"
-#include "ops/softmax_bias.h"
+#include "ops/attention.h"
+#include "ops/rope.h"
 
 namespace sbtrain {
 namespace {
@@ -93,13 +94,14 @@ class SoftmaxAttention : public Attention {
     qkv_.forward(s, mine.qkv_T3D, x_TD, w);
     rotate_qk(s, mine.qkv_T3D, sequences.positions_T, sequences.max_seqlen);
     const Qkv x(mine.qkv_T3D);
-    const ops::SoftmaxForward t = {
-        .o_THd = mix_TD, .lse_HT = mine.lse_HT, .q_THd = x.q, .k_THd = x.k, .v_THd = x.v};
-    if (biased()) {
-      ops::softmax_bias_forward(s, t, bias(w), sequences, params_);
-    } else {
-      ops::softmax_forward(s, t, sequences, params_);
-    }
+    ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
+                                    .lse_HT = mine.lse_HT,
+                                    .q_THd = x.q,
+                                    .k_THd = x.k,
+                                    .v_THd = x.v,
+                                    .bias = bias(w),
+                                    .sequences = sequences,
+                                    .params = params_});
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
@@ -110,20 +112,19 @@ class SoftmaxAttention : public Attention {
         s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), 3 * model_.width});
     const Qkv x(mine.qkv_T3D);
     const Qkv dx(dqkv);
-    const ops::SoftmaxBackward t = {.dq_THd = dx.q,
-                                    .dk_THd = dx.k,
-                                    .dv_THd = dx.v,
-                                    .do_THd = dmix_TD,
-                                    .o_THd = mix_TD,
-                                    .lse_HT = mine.lse_HT,
-                                    .q_THd = x.q,
-                                    .k_THd = x.k,
-                                    .v_THd = x.v};
-    if (biased()) {
-      ops::softmax_bias_backward(s, t, bias(w), bias(dw).fire, sequences, params_);
-    } else {
-      ops::softmax_backward(s, t, sequences, params_);
-    }
+    ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
+                                     .dk_THd = dx.k,
+                                     .dv_THd = dx.v,
+                                     .dfire = bias(dw).fire,
+                                     .do_THd = dmix_TD,
+                                     .o_THd = mix_TD,
+                                     .lse_HT = mine.lse_HT,
+                                     .q_THd = x.q,
+                                     .k_THd = x.k,
+                                     .v_THd = x.v,
+                                     .bias = bias(w),
+                                     .sequences = sequences,
+                                     .params = params_});
     rotate_qk(s, dqkv, sequences.positions_T, sequences.max_seqlen, true);
     qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
@@ -151,16 +152,13 @@ class SoftmaxAttention : public Attention {
     const Qkv x(qkv);
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
-    const ops::DecodeTensors t = {.o_BHd = mix_BD,
-                                  .q_BHd = x.q,
-                                  .k_cache_BCHd = mine.k.tensor(),
-                                  .v_cache_BCHd = mine.v.tensor(),
-                                  .lengths_B = step.lengths_B};
-    if (biased()) {
-      ops::softmax_bias_decode(s, t, bias(w), params_);
-    } else {
-      ops::softmax_decode(s, t, params_);
-    }
+    ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
+                                   .q_BHd = x.q,
+                                   .k_cache_BCHd = mine.k.tensor(),
+                                   .v_cache_BCHd = mine.v.tensor(),
+                                   .lengths_B = step.lengths_B,
+                                   .bias = bias(w),
+                                   .params = params_});
   }
 
   AttentionMap map(Stream& s, const Weights& w, const AttentionSaved& saved,
@@ -249,6 +247,7 @@ class SoftmaxAttention : public Attention {
             .b2_H = w.at(kFireB2)};
   }
   ops::SoftmaxBias bias(const Weights& w) const {
+    if (!biased()) return {};
     if (position_ == PositionEncoding::kAlibi) return {.kind = ops::PositionBias::kAlibi};
     return {.kind = ops::PositionBias::kFire, .fire = fire(w)};
   }
@@ -257,8 +256,9 @@ class SoftmaxAttention : public Attention {
   void rotate_qk(Stream& s, const Tensor& qkv, const Tensor& positions, int64_t length,
                  bool inverse = false) const {
     if (!rotary_) return;
-    ops::rope(s, qkv.col_range(0, 2 * model_.width), positions,
-              rotary_->params(2 * model_.heads, length, inverse));
+    ops::run(s, ops::Rope{.x_THd = qkv.col_range(0, 2 * model_.width),
+                          .positions_T = positions,
+                          .params = rotary_->params(2 * model_.heads, length, inverse)});
   }
 
   ModelConfig model_;

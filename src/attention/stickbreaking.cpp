@@ -6,7 +6,10 @@
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/activation.h"
+#include "ops/attention.h"
+#include "ops/linear.h"
+#include "ops/norm.h"
 
 namespace sbtrain {
 
@@ -116,16 +119,16 @@ class StickBreakingAttention : public Attention {
     qkv_.forward(s, mine.qkv_T3D, x_TD, w);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
     const Qkv x(mine.qkv_T3D);
-    ops::stickbreaking_forward(s,
-                               {.o_THd = heads_TD,
-                                .log2_rem_HT = mine.log2_rem_HT,
-                                .stop_HT = mine.stop_HT,
-                                .q_THd = x.q,
-                                .k_THd = x.k,
-                                .v_THd = x.v,
-                                .gate_TH = mine.gate_TH,
-                                .remainder_bias_Hd = remainder_bias(w)},
-                               sequences, params_);
+    ops::run(s, ops::StickBreakingForward{.o_THd = heads_TD,
+                                          .log2_rem_HT = mine.log2_rem_HT,
+                                          .stop_HT = mine.stop_HT,
+                                          .q_THd = x.q,
+                                          .k_THd = x.k,
+                                          .v_THd = x.v,
+                                          .gate_TH = mine.gate_TH,
+                                          .remainder_bias_Hd = remainder_bias(w),
+                                          .sequences = sequences,
+                                          .params = params_});
     if (head_norm_) normalise(s, mix_TD, heads_TD, w);
   }
 
@@ -139,29 +142,35 @@ class StickBreakingAttention : public Attention {
     if (head_norm_) {
       dheads = s.scratch("dheads", s.memory().compute_dtype(), {tokens, model_.width});
       dheads_TD = dheads;
-      ops::head_norm_backward(s, dheads_TD, dw.at(kHeadNormWeight), dw.at(kHeadNormBias), dmix_TD,
-                              mine.heads_TD, w.at(kHeadNormWeight), params_.heads, kHeadNormEps);
+      ops::run(s, ops::HeadNormBackward{.dx_THd = dheads_TD,
+                                        .dw_Hd = dw.at(kHeadNormWeight),
+                                        .db_Hd = dw.at(kHeadNormBias),
+                                        .dy_THd = dmix_TD,
+                                        .x_THd = mine.heads_TD,
+                                        .w_Hd = w.at(kHeadNormWeight),
+                                        .heads = params_.heads,
+                                        .eps = kHeadNormEps});
     }
     const Buffer dqkv = s.scratch("dqkv", s.memory().compute_dtype(), {tokens, 3 * model_.width});
     Buffer dgate;
     if (gated_) dgate = s.scratch("dgate", s.memory().compute_dtype(), {tokens, model_.heads});
     const Qkv x(mine.qkv_T3D);
     const Qkv dx(dqkv);
-    ops::stickbreaking_backward(s,
-                                {.dq_THd = dx.q,
-                                 .dk_THd = dx.k,
-                                 .dv_THd = dx.v,
-                                 .dgate_TH = dgate,
-                                 .dremainder_bias_Hd = remainder_bias(dw),
-                                 .do_THd = dheads_TD,
-                                 .log2_rem_HT = mine.log2_rem_HT,
-                                 .stop_HT = mine.stop_HT,
-                                 .q_THd = x.q,
-                                 .k_THd = x.k,
-                                 .v_THd = x.v,
-                                 .gate_TH = mine.gate_TH,
-                                 .remainder_bias_Hd = remainder_bias(w)},
-                                sequences, params_);
+    ops::run(s, ops::StickBreakingBackward{.dq_THd = dx.q,
+                                           .dk_THd = dx.k,
+                                           .dv_THd = dx.v,
+                                           .dgate_TH = dgate,
+                                           .dremainder_bias_Hd = remainder_bias(dw),
+                                           .do_THd = dheads_TD,
+                                           .log2_rem_HT = mine.log2_rem_HT,
+                                           .stop_HT = mine.stop_HT,
+                                           .q_THd = x.q,
+                                           .k_THd = x.k,
+                                           .v_THd = x.v,
+                                           .gate_TH = mine.gate_TH,
+                                           .remainder_bias_Hd = remainder_bias(w),
+                                           .sequences = sequences,
+                                           .params = params_});
     qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
     if (gated_) gate_backward(s, dx_TD, dw, dgate, mine.gate_TH, x_TD, w);
   }
@@ -204,15 +213,14 @@ class StickBreakingAttention : public Attention {
     if (head_norm_)
       heads = s.scratch("heads", s.memory().compute_dtype(), {sequences, model_.width});
     const Tensor heads_BD = head_norm_ ? heads.tensor() : mix_BD;
-    ops::stickbreaking_decode(s,
-                              {.o_BHd = heads_BD,
-                               .q_BHd = x.q,
-                               .k_cache_BCHd = mine.k.tensor(),
-                               .v_cache_BCHd = mine.v.tensor(),
-                               .gate_cache_BCH = gated_ ? mine.gate->tensor() : Tensor(),
-                               .remainder_bias_Hd = remainder_bias(w),
-                               .lengths_B = step.lengths_B},
-                              params_);
+    ops::run(s, ops::StickBreakingDecode{.o_BHd = heads_BD,
+                                         .q_BHd = x.q,
+                                         .k_cache_BCHd = mine.k.tensor(),
+                                         .v_cache_BCHd = mine.v.tensor(),
+                                         .gate_cache_BCH = gated_ ? mine.gate->tensor() : Tensor(),
+                                         .remainder_bias_Hd = remainder_bias(w),
+                                         .lengths_B = step.lengths_B,
+                                         .params = params_});
     if (head_norm_) normalise(s, mix_BD, heads_BD, w);
   }
 
@@ -277,18 +285,22 @@ class StickBreakingAttention : public Attention {
   // f = sigmoid(x W^T + b), in place.
   void compute_gate(Stream& s, const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
     forget_gate_.forward(s, gate_TH, x_TD, w);
-    ops::bias_sigmoid(s, gate_TH, gate_TH, forget_gate_.bias(w));
+    ops::run(s, ops::BiasSigmoid{.y_TH = gate_TH, .x_TH = gate_TH, .b_H = forget_gate_.bias(w)});
   }
 
   void gate_backward(Stream& s, const Tensor& dx_TD, const Weights& dw, const Tensor& dgate_TH,
                      const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
-    ops::sigmoid_backward(s, dgate_TH, dgate_TH, gate_TH);
+    ops::run(s, ops::SigmoidBackward{.dx_TH = dgate_TH, .dy_TH = dgate_TH, .y_TH = gate_TH});
     forget_gate_.backward(s, dx_TD, dw, dgate_TH, x_TD, w, /*accumulate=*/true);
   }
 
   void normalise(Stream& s, const Tensor& mix_TD, const Tensor& heads_TD, const Weights& w) const {
-    ops::head_norm(s, mix_TD, heads_TD, w.at(kHeadNormWeight), w.at(kHeadNormBias), params_.heads,
-                   kHeadNormEps);
+    ops::run(s, ops::HeadNorm{.y_THd = mix_TD,
+                              .x_THd = heads_TD,
+                              .w_Hd = w.at(kHeadNormWeight),
+                              .b_Hd = w.at(kHeadNormBias),
+                              .heads = params_.heads,
+                              .eps = kHeadNormEps});
   }
 
   ModelConfig model_;

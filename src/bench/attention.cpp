@@ -10,7 +10,6 @@
 #include "bench/timing.h"
 #include "config/schema.h"
 #include "core/error.h"
-#include "ops/ops.h"
 
 namespace sbtrain {
 namespace {

@@ -179,7 +179,6 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   add_size(*command, "--tokens", options->bench.tokens, "Tokens of all documents");
   add_size(*command, "--width", options->bench.width, "Heads times head dimension");
   command
-<<<<<<< HEAD
       ->add_option("--options", options->changes,
                    "Options of the modules that are timed with them, such as window=1024, "
                    "skip_epsilon=1e-6 or form=quadratic")
@@ -187,17 +186,6 @@ void add_bench_attention(CLI::App& bench, Action& action) {
       ->check([](const std::string& text) {
         return text.find('=') == std::string::npos ? "expected KEY=VALUE" : std::string();
       });
-=======
-      ->add_option("--skip-epsilon", options->bench.skip_epsilon,
-                   "Stick-breaking: model.attention.skip_epsilon; FLOP are counted as if it were 0")
-      ->check(in_range(0.0, 1.0))
-      ->capture_default_str();
-  command->add_option("--window", options->bench.window, "Keys that a token of `window` sees")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_flag("--quadratic", options->bench.quadratic,
-                    "Based and ReBased: form all pairs, as model.attention.form: quadratic");
->>>>>>> faults
   command->add_flag("!--any-order", options->bench.deterministic,
                     "As train.deterministic: false, which is cuDNN's backward pass alone");
   command

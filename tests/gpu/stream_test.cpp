@@ -1,7 +1,8 @@
 // Streams of the GPU and the events between them.
 #include <gtest/gtest.h>
 
-#include "ops/ops.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 #include "support/gpu.h"
 
 namespace sbtrain::test {
@@ -22,7 +23,8 @@ TEST_F(GpuStreams, AStreamWaitsForTheWorkOfAnother) {
     compute.record(there);
     communication.wait(there);
     communication.use(x);
-    for (int i = kFills; i > 0; --i) ops::fill(communication, x, static_cast<float>(i * round));
+    for (int i = kFills; i > 0; --i)
+      ops::run(communication, ops::Fill{.x = x, .value = static_cast<float>(i * round)});
     communication.record(filled);
     compute.wait(filled);
     EXPECT_EQ(ops::sum(compute, x), static_cast<double>(kElements * round));
@@ -51,9 +53,9 @@ TEST_F(GpuStreams, BytesAreCopiedInOrder) {
   GpuStream gpu;
   const Buffer from = gpu.memory.allocate(MemoryClass::kInputs, "from", DType::kF32, {100});
   const Buffer to = gpu.memory.allocate(MemoryClass::kInputs, "to", DType::kF32, {100});
-  ops::fill(gpu, from, 2.0f);
+  ops::run(gpu, ops::Fill{.x = from, .value = 2.0f});
   gpu.stream.copy_bytes(to.tensor().data, from.tensor().data, from.tensor().bytes());
-  ops::fill(gpu, from, 3.0f);
+  ops::run(gpu, ops::Fill{.x = from, .value = 3.0f});
   EXPECT_EQ(ops::sum(gpu, to), 200.0);
 }
 

@@ -14,7 +14,6 @@
 #include "config/fields.h"
 #include "config/schema.h"
 #include "config/values.h"
-#include "ops/ops.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {

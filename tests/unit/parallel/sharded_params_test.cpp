@@ -6,7 +6,8 @@
 #include <functional>
 
 #include "core/error.h"
-#include "ops/ops.h"
+#include "ops/memory.h"
+#include "ops/optimizer.h"
 
 namespace sbtrain {
 namespace {
@@ -32,7 +33,7 @@ class ShardedParamsOrder : public testing::Test {
   ShardedParamsOrder() {
     params.initialize(1);
     params.zero_gradients();
-    ops::fill(stream, stats, 0.0f);
+    ops::run(stream, ops::Fill{.x = stats, .value = 0.0f});
   }
   void update() { params.update({.stats = stats}); }
   // A step of a model of one unit, up to `calls` of its calls.
