@@ -309,7 +309,7 @@ TEST_F(LoaderTest, StateIsWhatWasTakenNotWhatWasPrepared) {
 
 TEST_F(LoaderTest, StartsAndStopsAtAnyMoment) {
   for (int i = 0; i < 60; ++i) {
-    LoaderOptions o = options(i % 2 == 0 ? "concat" : "best_fit");
+    LoaderOptions o = options(i % 2 == 0 ? Packing::kConcat : Packing::kBestFit);
     o.prefetch = 1 + i % 5;
     Loader loader(o);
     for (int k = 0; k < i % 7; ++k) loader.next();
