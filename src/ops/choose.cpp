@@ -144,16 +144,12 @@ StickBreakingChoice choose(const StickBreakingBackward& op, const Stream& s) {
 
 namespace {
 
-// Where no document is longer than this, the chunked form goes over all pairs too. On an H200,
-// milliseconds forward / backward of 32768 tokens, 16 features, width 1536, pairs against states:
-// e = 16: 1.69 / 5.02 against 1.79 / 5.56 at L = 1024, 3.05 / 8.66 against 1.84 / 5.62 at 2048;
-// e = 64: 1.35 / 3.78 against 1.54 / 4.52 at 2048, 2.49 / 6.81 against 1.58 / 4.55 at 4096.
 template <typename Op>
 RebasedChoice choose_rebased(const Op& op, int64_t max_seqlen) {
   const int64_t heads = op.params.heads;
   const int64_t e = op.v_THe.cols() / heads;
   RebasedChoice choice;
-  choice.chunked = !op.params.quadratic && max_seqlen > (e < 64 ? 1024 : 2048);
+  choice.chunked = !op.params.quadratic && max_seqlen > rebased_pairs(e);
   choice.state = rebased_state_rows(op.k_THf.cols() / heads, op.params) * (e + 1);
   choice.heads =
       heads_at_a_time(heads, kernels::rebased_chunks(op.k_THf.rows()) * choice.state * 4);

@@ -13,7 +13,7 @@
 
 #include "config/schema.h"
 #include "core/device.h"
-#include "ops/cuda/scratch.h"
+#include "ops/choose.h"
 #include "serve/generate.h"
 #include "support/gpu.h"
 #include "support/step_run.h"
@@ -42,7 +42,7 @@ constexpr double kLogitsError = 2e-2;
 constexpr double kMapError = 2e-2;
 
 // Of so many tokens Based and ReBased go through states.
-constexpr int32_t kLongDocument = ops::cuda::rebased_pairs(128 / 4) + 88;
+constexpr int32_t kLongDocument = ops::rebased_pairs(128 / 4) + 88;
 
 // What mixes tokens, alone or in turns with short convolutions, in either layout.
 struct Case {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
-#include "ops/cuda/scratch.h"
+#include "ops/choose.h"
 #include "ops/memory.h"
 #include "ops/rebased.h"
 #include "unit/attention/rebased_oracle.h"
@@ -65,7 +65,7 @@ class Problem {
     return {.cu_seqlens = bounds_,
             .positions_T = positions_,
             .count = static_cast<int64_t>(config_.documents.size()),
-            .max_seqlen = std::max(config_.tokens(), ops::cuda::rebased_pairs(config_.e) + 1)};
+            .max_seqlen = std::max(config_.tokens(), ops::rebased_pairs(config_.e) + 1)};
   }
 
   Outputs run(bool quadratic) const {

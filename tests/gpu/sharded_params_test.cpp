@@ -26,7 +26,7 @@ TEST_F(GpuShardedParams, InferenceHasTheBitsOfTheComputeCopies) {
     const Tensor& w = params.get(0).at("w");
     EXPECT_EQ(w.dtype, DType::kBF16);
     std::vector<uint16_t> values(static_cast<size_t>(w.numel()));
-    ops::copy_to_host(gpu, values.data(), w);
+    ops::run(gpu, ops::CopyToHost{.host = values.data(), .x = w});
     params.release(0);
     return values;
   };

@@ -11,7 +11,6 @@
 #include "ops/attention.h"
 #include "ops/choose.h"
 #include "ops/cuda/context.h"
-#include "ops/cuda/cuda.h"
 #include "ops/cuda/cudnn_attention.h"
 #include "support/tensors.h"
 #include "unit/attention/oracle.h"
@@ -405,7 +404,7 @@ TEST_F(GpuSoftmax, CudnnSaysWhatItLacks) {
   });
 }
 
-// What ops.h calls: chooses by itself, with the scratch that it plans.
+// The op: chooses by itself, with the scratch that it plans.
 TEST_F(GpuSoftmax, Op) {
   Memory memory(Backend::kCuda);
   Stream stream(memory);
@@ -427,24 +426,24 @@ TEST_F(GpuSoftmax, Op) {
                                 .max_seqlen = p.max_seqlen};
       const ops::SoftmaxParams params{.heads = p.heads, .scale = p.scale, .window = p.window};
       const Tensor lse(p.lse, DType::kF32, {p.heads, p.tokens});
-      ops::cuda::softmax_forward(stream,
-                                 {.o_THd = tensor(p.o),
-                                  .lse_HT = lse,
-                                  .q_THd = tensor(p.q),
-                                  .k_THd = tensor(p.k),
-                                  .v_THd = tensor(p.v)},
-                                 sequences, params);
-      ops::cuda::softmax_backward(stream,
-                                  {.dq_THd = tensor(p.dq),
-                                   .dk_THd = tensor(p.dk),
-                                   .dv_THd = tensor(p.dv),
-                                   .do_THd = tensor(p.dout),
-                                   .o_THd = tensor(p.o),
-                                   .lse_HT = lse,
-                                   .q_THd = tensor(p.q),
-                                   .k_THd = tensor(p.k),
-                                   .v_THd = tensor(p.v)},
-                                  sequences, params);
+      ops::run(stream, ops::SoftmaxForward{.o_THd = tensor(p.o),
+                                           .lse_HT = lse,
+                                           .q_THd = tensor(p.q),
+                                           .k_THd = tensor(p.k),
+                                           .v_THd = tensor(p.v),
+                                           .sequences = sequences,
+                                           .params = params});
+      ops::run(stream, ops::SoftmaxBackward{.dq_THd = tensor(p.dq),
+                                            .dk_THd = tensor(p.dk),
+                                            .dv_THd = tensor(p.dv),
+                                            .do_THd = tensor(p.dout),
+                                            .o_THd = tensor(p.o),
+                                            .lse_HT = lse,
+                                            .q_THd = tensor(p.q),
+                                            .k_THd = tensor(p.k),
+                                            .v_THd = tensor(p.v),
+                                            .sequences = sequences,
+                                            .params = params});
     });
     x.expect_close(out, "op, " + c.describe());
   }

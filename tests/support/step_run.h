@@ -21,7 +21,7 @@ class StepRun {
  public:
   StepRun(const Config& config, bool planned)
       : config_(config),
-        model_(config_.model, parse_recompute(config_.train.recompute)),
+        model_(config_.model, config_.train.recompute),
         communicator_(make_single_process()),
         memory_(Backend::kCuda),
         stream_(memory_) {
