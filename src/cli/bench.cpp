@@ -180,8 +180,7 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   add_size(*command, "--width", options->bench.width, "Heads times head dimension");
   command
       ->add_option("--options", options->changes,
-                   "Options of the modules that are timed with them, such as window=1024, "
-                   "skip_epsilon=1e-6 or form=quadratic")
+                   "KEY=VALUE,...: options of the modules that are timed with them")
       ->delimiter(',')
       ->check([](const std::string& text) {
         return text.find('=') == std::string::npos ? "expected KEY=VALUE" : std::string();
