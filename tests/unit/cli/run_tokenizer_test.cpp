@@ -10,8 +10,14 @@ namespace {
 
 TEST(RunTokenizer, ThePromptStartsAsDocumentsDid) {
   const TemporaryFolder folder;
-  std::string text;
-  for (int i = 0; i < 300; ++i) text += "word" + std::to_string(i * i) + " other\n";
+  // Words of syllables, so that there are enough pieces to learn.
+  const std::string consonants = "bcdfgklmnprstvw";
+  const std::string vowels = "aeiou";
+  std::string text = "a word and another word\n";
+  for (size_t i = 0; i < 3000; ++i) {
+    text += {consonants[i % 15], vowels[i / 15 % 5], consonants[i / 7 % 15], vowels[i / 3 % 5]};
+    text += i % 8 == 7 ? '\n' : ' ';
+  }
   bool given = false;
   train_tokenizer([&](std::string& out) { return out = text, !std::exchange(given, true); },
                   {.vocab = 290}, folder / "t.model");
