@@ -4,8 +4,8 @@
     scripts/plot_lengths.py sb.json rope.json -o lengths.png
     scripts/plot_lengths.py sb.json rope.json --positions -o positions.png
 
-With --positions the loss at each position of the longest windows, in bins. Needs matplotlib
-(Debian and Ubuntu: apt-get install python3-matplotlib).
+With --positions it draws the loss by position in the longest windows, averaged over bins. The script
+needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -70,7 +70,7 @@ def draw(all_measured, arguments, output):
     for i, measured in enumerate(all_measured):
         x, y = points(measured)
         losses += y
-        again = i // len(COLOURS)  # colours repeat with another line
+        again = i // len(COLOURS)  # colours repeat with another line style
         axes.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=["-", "--", ":"][again % 3],
                   linewidth=1.2 if arguments.positions else 1.8, label=measured.label,
                   marker=None if arguments.positions else MARKERS[i % len(MARKERS)],

@@ -4,7 +4,7 @@
     scripts/plot_loss.py runs/tiny_sb                    # writes runs/tiny_sb/loss.png
     scripts/plot_loss.py runs/tiny_sb runs/tiny_rope -o compare.png
 
-Needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -90,7 +90,8 @@ def token_unit(largest):
 
 
 def loss_limits(runs):
-    """Limits that spikes do not squeeze the curves with: the start and the 99.5% quantile fit."""
+    """Limits of the y axis that contain the start and the 99.5% quantile, so that a spike does not
+    squeeze the curves."""
     values = sorted(v for run in runs for v in run.loss.values + run.validation.values)
     starts = [run.loss.values[0] for run in runs if run.loss.values]
     top = max([values[int(0.995 * (len(values) - 1))]] + starts)

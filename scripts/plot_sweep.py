@@ -5,7 +5,7 @@
     scripts/plot_sweep.py runs/mqrar -x train.lr -o lr.png
 
 Each point is the best of the runs that share a variant and a value of the key; runs without an
-accuracy are left out. Needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+accuracy are left out. The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -60,7 +60,7 @@ def best_points(runs, key):
 
 
 def is_geometric(values):
-    """Whether a logarithmic axis spreads them better: such as learning rates."""
+    """Whether the values, such as learning rates, are better spread by a logarithmic axis."""
     return values[0] > 0 and values[-1] / values[0] >= 50
 
 
