@@ -1,12 +1,13 @@
 # docker build --target cpu -t sbtrain .           any machine
 # docker build --target cuda -t sbtrain:cuda .     with the CUDA backend: docker run --gpus all ...
 #
-# Both install from scripts/dependencies.txt, as scripts/setup.sh does on a bare machine.
-# Runs, corpora and checkpoints belong in a volume:
+# Both targets install from scripts/dependencies.txt, as scripts/setup.sh does on a bare machine.
+# Put runs, corpora and checkpoints in a volume, so that they outlive the container:
 #   docker run --rm -it -v "$PWD/runs:/sbtrain/runs" sbtrain --help
 #
-# An image may run on another processor than the one that built it. For one that stays where it
-# is built, --build-arg NATIVE=ON compiles for that processor and is faster on the CPU.
+# The code is portable by default, since an image may run on another processor than the one that built
+# it. For an image that stays on its machine, --build-arg NATIVE=ON compiles for that processor, which is
+# faster on the CPU.
 
 FROM debian:12 AS cpu
 WORKDIR /sbtrain

@@ -1,4 +1,4 @@
-# The CUDA backend: SBTRAIN_HAS_CUDA says whether it is built. AUTO builds it where nvcc is found.
+# The CUDA backend. AUTO builds it where nvcc is found; SBTRAIN_HAS_CUDA says whether it is built.
 set(SBTRAIN_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SBTRAIN_HAS_CUDA OFF)
 if(NOT SBTRAIN_CUDA STREQUAL "OFF")
@@ -11,7 +11,7 @@ if(NOT SBTRAIN_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
-    # Machine code for A100 and H100/H200, PTX for what comes later.
+    # Machine code for A100 and H100/H200, and PTX for later architectures.
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 80 90a-real)
     endif()

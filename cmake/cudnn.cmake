@@ -1,13 +1,13 @@
 # cuDNN for softmax attention: the headers of its frontend (scripts/setup.sh fetches them) and of
-# cuDNN itself. The library is loaded at run time, and the portable kernels do the work where it or
-# the headers are missing.
-#   CUDNN_FRONTEND_INCLUDE   folder of cudnn_frontend.h, instead of looking for it
-#   CUDNN_INCLUDE            folder of cudnn.h, likewise
+# cuDNN itself. The library is loaded at run time; where it or the headers are missing, softmax
+# attention runs on the portable kernels. Two variables replace the search for the headers:
+#   CUDNN_FRONTEND_INCLUDE   the folder of cudnn_frontend.h
+#   CUDNN_INCLUDE            the folder of cudnn.h
 set(CUDNN_FRONTEND_INCLUDE "" CACHE PATH "Folder of cudnn_frontend.h; empty: look for it")
 set(CUDNN_INCLUDE "" CACHE PATH "Folder of cudnn.h; empty: look for it")
 set(SBTRAIN_HAS_CUDNN OFF)
 
-# Python packages bring both as well.
+# Python packages may provide both sets of headers as well.
 find_program(SBTRAIN_PYTHON python3)
 mark_as_advanced(SBTRAIN_PYTHON)
 set(site_packages "")
@@ -16,7 +16,7 @@ if(SBTRAIN_PYTHON)
                   OUTPUT_VARIABLE site_packages OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
 
-# Not cached: what was fetched since the last run of CMake is found.
+# The results are not cached, so that headers fetched since the last run of CMake are found.
 find_path(cudnn_frontend_found cudnn_frontend.h NO_CACHE NO_DEFAULT_PATH PATHS
   ${CUDNN_FRONTEND_INCLUDE} ${CMAKE_SOURCE_DIR}/third_party/cudnn-frontend/include
   ${site_packages}/include)
@@ -35,7 +35,7 @@ else()
   message(STATUS "cuDNN: no cudnn.h; softmax attention runs on the portable kernels")
 endif()
 
-# Compiles `source` with cuDNN, where it was found. To be called in the folder of its target.
+# Compiles `source` with cuDNN where cuDNN was found. Call it in the folder of the source's target.
 function(sbtrain_use_cudnn source)
   if(NOT SBTRAIN_HAS_CUDNN)
     return()

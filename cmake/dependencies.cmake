@@ -1,4 +1,4 @@
-# Every library sbtrain links. scripts/dependencies.txt names the packages that provide them.
+# Every library that sbtrain links. scripts/dependencies.txt names the packages that provide them.
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(fmt REQUIRED)
@@ -8,8 +8,8 @@ find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(PkgConfig REQUIRED)
-# OpenBLAS must share OpenMP's threads. Where a build with threads of its own is installed too, it
-# is the system's default; take the OpenMP one by its folder.
+# OpenBLAS must share OpenMP's threads. Where a build of OpenBLAS with its own threads is installed too,
+# that one is the system's default, so the OpenMP build is chosen by its folder.
 set(openblas_openmp /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-openmp/pkgconfig)
 if(EXISTS ${openblas_openmp}/openblas.pc)
   set(ENV{PKG_CONFIG_PATH} "${openblas_openmp}:$ENV{PKG_CONFIG_PATH}")

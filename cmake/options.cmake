@@ -21,8 +21,8 @@ function(sbtrain_library name)
   target_link_libraries(sbtrain_${name} PUBLIC sbtrain_options ${ARG_LINK})
 endfunction()
 
-# sbtrain_test(name LABELS ... [SERIAL] SOURCES ... LINK ...): one GoogleTest program, one CTest entry
-# per test; SERIAL: none of them beside another.
+# sbtrain_test(name LABELS ... [SERIAL] SOURCES ... LINK ...) adds one GoogleTest program with one CTest
+# entry per test. With SERIAL no other test runs at the same time.
 function(sbtrain_test name)
   cmake_parse_arguments(ARG "SERIAL" "" "LABELS;SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})

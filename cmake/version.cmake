@@ -1,4 +1,4 @@
-# Writes OUTPUT with the git revision, only when it changed. Run at build time:
+# Writes the git revision to OUTPUT, but only if it has changed. Run at build time:
 #   cmake -DSOURCE=... -DOUTPUT=... -DVERSION=... -P version.cmake
 execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --abbrev=12
                 OUTPUT_VARIABLE revision ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)

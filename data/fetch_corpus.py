@@ -9,8 +9,8 @@ documents written as plain text, one JSON object a line:
     <output>/train/<source>.jsonl         {"id": ..., "source": ..., "text": ...}
     <output>/validation/<source>.jsonl    a few per cent of the documents, by hash of their id
 
-`sbtrain tokenizer train` and `sbtrain prepare` read these folders. The same packages give
-the same bytes. Needs python3's standard library, apt-get and dpkg-deb.
+`sbtrain tokenizer train` and `sbtrain prepare` read these folders. The same packages always give
+the same bytes. The script needs python3's standard library, apt-get and dpkg-deb.
 """
 import argparse
 import fnmatch
@@ -78,7 +78,7 @@ def plain(text):
 
 
 class TextOfHtml(html.parser.HTMLParser):
-    """Text of an HTML page: paragraphs apart by blank lines, preformatted text as it is."""
+    """Text of an HTML page: blank lines separate paragraphs, and preformatted text stays as it is."""
 
     SKIP = {"script", "style", "head", "nav", "svg"}
     VOID = {"br", "hr", "img", "meta", "link", "input", "col", "wbr", "source", "area", "base"}
@@ -212,7 +212,7 @@ class FetchError(Exception):
 
 
 class Apt:
-    """apt-get and apt-cache; with package lists of its own where the system has none."""
+    """Runs apt-get and apt-cache, with its own package lists where the system has none."""
 
     def __init__(self, cache):
         self.cache = pathlib.Path(cache)
@@ -229,7 +229,7 @@ class Apt:
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def update(self):
-        """Package lists in the cache folder: works without root, changes nothing else."""
+        """Downloads package lists into the cache folder, which needs no root and changes nothing else."""
         state = (self.cache / "apt").resolve()
         (state / "lists" / "partial").mkdir(parents=True, exist_ok=True)
         (state / "archives" / "partial").mkdir(parents=True, exist_ok=True)
@@ -275,7 +275,7 @@ def version_key(name):
 
 
 def get_package(apt, corpus):
-    """The package's .deb; with fresh package lists where the system's are missing or stale."""
+    """Downloads the package's .deb, with fresh package lists where the system's are missing or stale."""
     name = apt.find(corpus)
     if name:
         try:
@@ -336,7 +336,7 @@ def is_validation(name, per_cent):
 
 
 def write_corpus(corpus, files, output, per_cent):
-    """Writes both splits, each by way of a temporary file; returns (documents, bytes) of each."""
+    """Writes both splits, each through a temporary file; returns (documents, bytes) of each."""
     counts = {"train": [0, 0], "validation": [0, 0]}
     paths = {split: output / split / f"{corpus.name}.jsonl" for split in counts}
     handles = {}

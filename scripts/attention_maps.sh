@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Trains the two small models of configs/maps_*.yaml on repeated associative recall (MQRAR), draws
-# what their heads attend to, and measures how far that is where the answers are.
+# what their heads attend to, and measures to what extent the heads attend to the answers.
 #
 #   scripts/attention_maps.sh [--out DIR] [--example N] [--examples N] [MODEL...] [-- TRAINING OPTIONS]
 #   scripts/attention_maps.sh sb -- --device=cuda
 #
-# MODEL is the part of the file's name behind maps_; default: sb rope. DIR (default: runs/maps) gets
-# for each a run folder, MODEL.png and the maps behind it in MODEL_maps/, of held-out example N
-# (--example, default 0), and MODEL.json, the overlap with the true positions over --examples
-# (default 100). An interrupted training continues and a complete one is not repeated, so the same
-# command goes on after a stop. SBTRAIN names another program than the release build's, PYTHON
-# another python3.
+# MODEL is the part of the file's name after maps_; the default is sb rope. For each model, DIR
+# (default: runs/maps) gets a run folder, a plot MODEL.png and its data in MODEL_maps/, both of
+# held-out example N (--example, default 0), and MODEL.json, the overlap with the true positions
+# over --examples examples (default 100). An interrupted training continues and a complete one is
+# not repeated, so the same command continues after a stop. The variable SBTRAIN names a program to
+# use instead of the release build's, PYTHON another python3.
 set -euo pipefail
 
 called_from=$PWD
@@ -27,7 +27,7 @@ can_draw scripts/plot_attention.py || draws=false
 
 for model in "${models[@]}"; do
   echo "attention_maps: training $model"
-  # 85: stopped by a signal and saved; the same command continues
+  # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
   "$sbtrain" train --config "configs/maps_$model.yaml" --out "$out/$model" "${options[@]}" || exit
   evaluate=("$sbtrain" eval --checkpoint "$out/$model" --device "$device")
   "${evaluate[@]}" # accuracy

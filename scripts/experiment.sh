@@ -1,11 +1,11 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # the scripts that source it set and use these
-# What the drivers of experiments share: their command line, the program, the device. To be sourced
-# with the checkout as working folder, by a script that sets
-#   prefix   of its configurations: configs/PREFIX_MODEL.yaml
+# What the scripts of experiments share: their command line, the program, the device. A script sources
+# this file with the checkout as the working folder, after it has set
+#   prefix   the prefix of its configurations: configs/PREFIX_MODEL.yaml
 #   values   (declare -A) its options that take a value, by name without dashes; one is `out`
-#   models   (an array) those trained where none is named
-# parse_command_line CALLED_FROM ARGUMENTS... then sets `values`, `models`, `options` (what stands
-# behind --), `sbtrain`, `python`, `device`, and makes the folder values[out].
+#   models   (an array) the models to train where the command line names none
+# parse_command_line CALLED_FROM ARGUMENTS... then sets `values`, `models`, `options` (the arguments
+# after --), `sbtrain`, `python` and `device`, and makes the folder values[out].
 
 driver=$(basename "$0" .sh)
 
@@ -25,7 +25,7 @@ parse_command_line() {
       --) shift; options=("$@"); break ;;
       -*)
         [[ $1 == --* && -v values[$name] ]] ||
-          usage_error "unknown option '$1'; options of the training go behind --"
+          usage_error "unknown option '$1'; put options of the training after --"
         [ $# -gt 1 ] || usage_error "$1 needs a value"
         values["$name"]=$2
         if [ "$name" = out ]; then
@@ -41,18 +41,18 @@ parse_command_line() {
     [ -f "configs/${prefix}_$name.yaml" ] || usage_error "no configs/${prefix}_$name.yaml"
   done
   sbtrain=$(scripts/find_sbtrain.sh)
-  python=${PYTHON:-/usr/bin/python3} # the one that Debian's matplotlib belongs to
-  device=auto                        # of the training, for the evaluation
+  python=${PYTHON:-/usr/bin/python3} # the python that Debian's matplotlib is installed for
+  device=auto                        # the evaluation uses the device of the training
   for name in "${options[@]}"; do
     case $name in --device=*) device=${name#--device=} ;; esac
   done
   mkdir -p "${values["out"]}"
 }
 
-# Whether figures can be drawn; if not, says which script does it elsewhere.
+# Succeeds if figures can be drawn; otherwise says which script can draw them later.
 can_draw() { # can_draw SCRIPT
   if ! "$python" -c 'import matplotlib' 2>/dev/null; then
-    echo "$driver: $python has no matplotlib, so nothing is drawn; $1 does it" >&2
+    echo "$driver: $python has no matplotlib, so nothing is drawn; $1 can draw the results later" >&2
     return 1
   fi
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Prints the path of the sbtrain that was built: $SBTRAIN, or the release build's.
+# Prints the path of the sbtrain program: $SBTRAIN where it is set, otherwise that of the release build.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 program=${SBTRAIN:-$root/build/release/sbtrain}
 if [ ! -x "$program" ]; then
-  echo "no $program: build it with  cmake --preset release && cmake --build --preset release" >&2
+  echo "$program does not exist: build it with  cmake --preset release && cmake --build --preset release" >&2
   exit 1
 fi
 echo "$program"

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Trains the models of configs/lengths_*.yaml and measures their loss on longer texts than they were
-# trained with.
+# Trains the models of configs/lengths_*.yaml and measures their loss on longer texts than those that
+# they were trained on.
 #
 #   scripts/lengths.sh [--out DIR] [--lengths N,N,...] [--tokens N] [MODEL...] [-- TRAINING OPTIONS]
 #   scripts/lengths.sh sb rope -- --device=cuda
 #
-# MODEL is the part of the file's name behind lengths_; default: all of them. DIR (default:
-# runs/lengths) gets a run folder, MODEL.json and MODEL_same.json for each, and three plots. What is
-# there already is skipped and an interrupted run continues, so the same command goes on after a
-# stop. --lengths and --tokens (for each length) change what is evaluated. The text comes from
-# data/fetch_corpus.py the first time. SBTRAIN names another program than the release build's,
-# PYTHON another python3.
+# MODEL is the part of the file's name after lengths_; the default is all models. DIR (default:
+# runs/lengths) gets a run folder, MODEL.json and MODEL_same.json for each model, and three plots.
+# Results that exist already are skipped and an interrupted run continues, so the same command
+# continues after a stop. --lengths and --tokens (per length) change what is evaluated. The first run
+# fetches the text with data/fetch_corpus.py. The variable SBTRAIN names a program to use instead of the
+# release build's, PYTHON another python3.
 set -euo pipefail
 
 called_from=$PWD
@@ -26,7 +26,7 @@ out=${values[out]}
 
 # ---- Data -------------------------------------------------------------------------------------
 
-data=corpus/lengths # as the configurations name it
+data=corpus/lengths # the folder that the configurations name
 if [ ! -f $data/tokenizer.model ] || [ ! -f $data/train.h5 ]; then
   "$python" data/fetch_corpus.py --output $data/text
 fi
@@ -41,7 +41,8 @@ done
 
 # ---- Training and evaluation ------------------------------------------------------------------
 
-# measure NAME RUN OPTIONS...: NAME.json and, with the same targets for all lengths, NAME_same.json.
+# measure NAME RUN OPTIONS... writes NAME.json and, with the same targets for all lengths,
+# NAME_same.json.
 measure() {
   local name=$1 run=$2
   shift 2
@@ -55,7 +56,7 @@ measure() {
 for model in "${models[@]}"; do
   if [ ! -f "$out/$model.json" ]; then
     echo "lengths: training $model"
-    # 85: stopped by a signal and saved; the same command continues
+    # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
     "$sbtrain" train --config "configs/lengths_$model.yaml" --out "$out/$model" "${options[@]}" || exit
   fi
   echo "lengths: evaluating $model"
@@ -67,7 +68,7 @@ done
 
 # ---- Plots ------------------------------------------------------------------------------------
 
-# Of everything that is there, in this order.
+# The plots show every result that exists, in this order.
 results=("sb=stick-breaking" "sb_bias=stick-breaking with bias" "sb_remainder=stick-breaking with value"
   "rope=RoPE" "rope_dynamic_ntk=RoPE with dynamic NTK" "alibi=ALiBi" "fire=FIRE" "none=no position"
   "window=RoPE in a window" "coca=CoCA" "rebased=ReBased" "rebased_conv=ReBased with convolutions")
@@ -82,7 +83,7 @@ for result in "${results[@]}"; do
   labels=$labels,${result#*=}
 done
 if can_draw scripts/plot_lengths.py; then
-  # None rises so far that the others would be one line.
+  # The loss without positions rises so far that the other curves would merge into one line.
   plot=("$python" scripts/plot_lengths.py --max-loss 5 --labels "${labels#,}")
   "${plot[@]}" "${files[@]}" -o "$out/lengths.png"
   "${plot[@]}" "${files[@]}" --positions -o "$out/positions.png"

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Style: clang-format on every source file, clang-tidy on the files that changed.
+# Checks the style: clang-format on every source file, clang-tidy on the files that changed.
 #
-#   scripts/lint.sh         clang-tidy on files that differ from the main branch, 30 at most
-#   scripts/lint.sh --all   clang-tidy on every file (minutes)
-#   scripts/lint.sh --fix   let clang-format rewrite the files, and stop there
+#   scripts/lint.sh         clang-tidy on files that differ from the main branch, at most 30
+#   scripts/lint.sh --all   clang-tidy on every file (takes minutes)
+#   scripts/lint.sh --fix   let clang-format rewrite the files, and check nothing
 #
 # clang-tidy reads the compile commands of build/release, so build first.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
-limit=30 # files that clang-tidy takes in one run without --all
+limit=30 # the most files that clang-tidy checks in one run without --all
 
 all_sources() { git ls-files --cached --others --exclude-standard -- '*.h' '*.cpp' '*.cu' '*.cuh'; }
 existing() { while IFS= read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done; }
@@ -43,8 +43,8 @@ if [ "$(g++ -dumpversion | cut -d. -f1)" -gt 12 ]; then
   exit 0
 fi
 
-# What differs from the main branch, uncommitted changes included. On an unchanged main branch there
-# is nothing to compare with: then every file, of which the limit keeps those changed last.
+# The files that differ from the main branch, uncommitted changes included. On an unchanged main branch
+# no file differs; then every file counts, and the limit keeps those that changed last.
 changed_sources() {
   local base
   base=$(git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD)
@@ -63,7 +63,7 @@ else
   files=$(comm -12 <(echo "${changed:-$compiled}") <(echo "$compiled"))
   count=$(grep -c . <<<"$files" || true)
   if [ "$count" -gt "$limit" ]; then
-    echo "clang-tidy: $limit of $count files, those changed last (--all takes every one)"
+    echo "clang-tidy: $limit of $count files, those that changed last (--all checks every file)"
     files=$(while IFS= read -r file; do
       echo "$(git log -1 --format=%ct -- "$file") $file"
     done <<<"$files" | sort -rn | head -n "$limit" | cut -d' ' -f2-)

@@ -4,8 +4,8 @@
     scripts/plot_attention.py maps                          # writes maps/attention.png
     scripts/plot_attention.py maps --layers 0,3 --heads 1 -o map.png --title "Stick-breaking"
 
-Rows are queries, columns are keys. Where the file says what the true positions are (--task-example)
-they are ringed. Needs matplotlib and numpy (Debian and Ubuntu: apt-get install
+Rows are queries, columns are keys. If the file says what the true positions are (--task-example),
+rings mark them. The script needs matplotlib and numpy (Debian and Ubuntu: apt-get install
 python3-matplotlib).
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plotting import INK, PlotError, load_pyplot, save
 
-LABELLED = 40  # texts of up to so many tokens are written beside the map
+LABELLED = 40  # texts of up to this many tokens are written beside the map
 
 
 def read_maps(folder):

@@ -4,9 +4,10 @@
     scripts/plot_lengths.py sb.json rope.json -o lengths.png
     scripts/plot_lengths.py sb.json rope.json --positions -o positions.png
 
-The legend is in the order of the last losses, and the line that ends lowest is drawn strongest. Lines
-that leave the plot through its top (--max-loss) are marked there. With --positions the loss at each position of the longest windows, in bins. Needs matplotlib
-(Debian and Ubuntu: apt-get install python3-matplotlib).
+The legend is in the order of the last losses, and the line that ends lowest is drawn strongest. Marks
+show where lines leave the plot through its top (--max-loss). With --positions it draws the loss by
+position in the longest windows, averaged over bins. The script needs matplotlib (Debian and Ubuntu:
+apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -91,7 +92,7 @@ def draw(all_measured, arguments, output):
     for i in order:
         measured = all_measured[i]
         x, y = points(measured)
-        again = i // len(COLOURS)  # colours repeat with another line
+        again = i // len(COLOURS)  # colours repeat with another line style
         best = i == order[0] and len(order) > 1
         width = 1.2 if arguments.positions else 1.6
         axes.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=["-", "--", ":"][again % 3],

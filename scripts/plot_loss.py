@@ -4,10 +4,10 @@
     scripts/plot_loss.py runs/tiny_sb                    # writes runs/tiny_sb/loss.png
     scripts/plot_loss.py runs/tiny_sb runs/tiny_rope -o compare.png
 
-Several runs are called by what differs in their paths: runs/m/sb/lr=1e-3 and runs/m/rope/lr=1e-3
-are "sb" and "rope".
+The names of several runs are the parts in which their paths differ: runs/m/sb/lr=1e-3 and
+runs/m/rope/lr=1e-3 become "sb" and "rope".
 
-Needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -109,7 +109,8 @@ def token_unit(largest):
 
 
 def loss_limits(runs):
-    """Limits that spikes do not squeeze the curves with: the start and the 99.5% quantile fit."""
+    """Limits of the y axis that contain the start and the 99.5% quantile, so that a spike does not
+    squeeze the curves."""
     values = sorted(v for run in runs for v in run.loss.values + run.validation.values)
     starts = [run.loss.values[0] for run in runs if run.loss.values]
     top = max([values[int(0.995 * (len(values) - 1))]] + starts)

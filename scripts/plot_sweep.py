@@ -5,8 +5,9 @@
     scripts/plot_sweep.py runs/mqrar -x train.lr -o lr.png
     scripts/plot_sweep.py runs/mqrar --metric loss       # writes runs/mqrar/loss.png
 
-Each point is the best of the runs that share a variant and a value of the key: the highest accuracy,
-or where no run has one, as on text, the lowest validation loss. Runs without it are left out. Needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+Each point is the best of the runs that share a variant and a value of the key: the highest accuracy or,
+where no run has an accuracy, as on text, the lowest validation loss. Runs without this metric are left
+out. The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -67,7 +68,7 @@ def best_points(runs, key, metric):
 
 
 def is_geometric(values):
-    """Whether a logarithmic axis spreads them better: such as learning rates."""
+    """Whether the values, such as learning rates, are better spread by a logarithmic axis."""
     return values[0] > 0 and values[-1] / values[0] >= 50
 
 

@@ -9,11 +9,11 @@ GRID = "#e4e7eb"
 
 
 class PlotError(Exception):
-    """Something the user can put right."""
+    """An error that the user can correct."""
 
 
 def load_pyplot(font_size=10):
-    """matplotlib.pyplot, drawing to files; a PlotError says how to get it."""
+    """matplotlib.pyplot, set up to draw to files; if it is missing, a PlotError says how to install it."""
     try:
         import matplotlib
         matplotlib.use("Agg")

@@ -3,9 +3,9 @@
 #
 #   scripts/quickstart.sh
 #
-# Installs what is missing, builds, fetches English text, trains a tokenizer and the model of
-# configs/tiny_sb.yaml. What is done already is skipped, and an interrupted run continues.
-# Everything it writes lies in build/, corpus/ and runs/ of this checkout.
+# Installs what is missing, builds, fetches English text, and trains a tokenizer and the model of
+# configs/tiny_sb.yaml. Steps that are done already are skipped, and an interrupted run continues.
+# All files that it writes are in build/, corpus/, runs/ and third_party/ of this checkout.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -14,11 +14,11 @@ cd "$root"
 
 config=configs/tiny_sb.yaml
 run=runs/tiny_sb
-text=corpus/text # these four as the configuration names them
-tokenizer=corpus/tokenizer.model
+text=corpus/text
+tokenizer=corpus/tokenizer.model # this and the next two have the names in the configuration
 train_data=corpus/train.h5
 validation_data=corpus/val.h5
-python=/usr/bin/python3 # the one that Debian's matplotlib belongs to
+python=/usr/bin/python3 # the python that Debian's matplotlib is installed for
 logs=build/quickstart
 sbtrain=build/release/sbtrain
 steps=7
@@ -43,7 +43,7 @@ announce() { # announce WHAT [NOTE]
 }
 finished() { printf '      %s (%d s)\n' "${1:-done}" $((SECONDS - started)); }
 
-# On a terminal, the last line of what a command prints.
+# On a terminal, shows the latest line that a command has printed.
 last_line() {
   if [ ! -t 1 ]; then
     cat >/dev/null
@@ -55,7 +55,7 @@ last_line() {
   printf '\r\033[K'
 }
 
-# quietly NAME COMMAND...: the output goes to a log, which is shown when the command fails.
+# quietly NAME COMMAND... writes the output to a log, whose end is shown when the command fails.
 quietly() {
   local log=$logs/$1.log
   shift
@@ -71,14 +71,14 @@ quietly() {
 
 build() {
   local options=()
-  # A build folder that has the tests keeps them; a new one does without.
+  # A build folder that has the tests keeps them; a new one is built without tests.
   [ -f build/release/CMakeCache.txt ] || options=(-DSBTRAIN_TESTS=OFF)
   cmake --preset release --log-level=WARNING "${options[@]}" &&
     cmake --build build/release --target sbtrain --parallel "$(nproc)"
 }
 
-# make_file FILE SOURCE COMMAND...: nothing when FILE is there and no older than SOURCE. The
-# commands write a file in one piece, so one that is there is whole.
+# make_file FILE SOURCE COMMAND... runs the command unless FILE exists and is no older than SOURCE. The
+# commands give a file its name only when it is complete, so a file that exists is complete.
 make_file() {
   local file=$1 source=$2
   shift 2
@@ -105,7 +105,7 @@ train() {
   esac
 }
 
-announce "Installing packages" "only those that are missing; asks for sudo if it must"
+announce "Installing packages" "only those that are missing; asks for sudo where it is needed"
 quietly packages scripts/setup.sh build quickstart
 finished
 
@@ -168,14 +168,14 @@ place=
 cat <<EOF_SUMMARY
 Time             $built s packages and build, $((prepared - built)) s data, $((trained - prepared)) s training, $SECONDS s in all
 
-The model is in $run, its loss curve in $run/loss.png. What to try next$place:
+The model is in $run, its loss curve in $run/loss.png. You can try next$place:
 
   $sbtrain generate --checkpoint $run --prompt "The state" --seed 2
       another text
   $sbtrain --config configs/tiny_rope.yaml
       the same model with softmax attention and rotary positions
   $sbtrain --config $config --name other --train.lr=2e-3
-      another learning rate; any key of a configuration is an option
+      another learning rate; every key of the configuration is also an option
   $sbtrain train --config configs/1b_sb.yaml --dry-run
       what a model of a billion parameters would need
   $sbtrain --help

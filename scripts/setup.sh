@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs the packages of scripts/dependencies.txt that are missing. Does nothing, and asks for
-# no rights, when all are there.
+# Installs the packages of scripts/dependencies.txt that are missing. If none is missing, it does
+# nothing and needs no root.
 #
 #   scripts/setup.sh [--check] [SECTION...]     sections: build (default), quickstart, test, lint,
-#                                               cuda (with build, where nvcc is)
-#   --check   only list what is missing; exit 1 if anything required is
+#                                               cuda (added to build where nvcc is installed)
+#   --check   only list what is missing; exit with 1 if anything required is missing
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -43,23 +43,23 @@ installed() {
   [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# Packages "a | b" of one line, one a word, without the marks.
+# The packages of one line, such as "a | b ?", without the marks.
 alternatives() { tr -d '|?' <<<"$1"; }
 
-# The headers of "pip:NAME==VERSION" are in third_party/NAME/include, a leading "nvidia-" left out.
+# The headers of "pip:NAME==VERSION" are in third_party/NAME/include, NAME without a leading "nvidia-".
 headers_of() {
   local name=${1#pip:}
   name=${name%%==*}
   echo "$here/../third_party/${name#nvidia-}"
 }
 
-# Without them a build still works: whatever fails is said, and no error.
+# A build works without these headers, so a failure is reported but is not an error.
 fetch_headers() {
   local package folder scratch
   package=$(alternatives "${1#pip:}" | tr -d ' ')
   folder=$(headers_of "$1")
   if ! python3 -m pip --version >/dev/null 2>&1; then
-    echo "setup: no pip to fetch $package with (apt-get install python3-pip); going on without it" >&2
+    echo "setup: pip is needed to fetch $package (apt-get install python3-pip); continuing without it" >&2
     return
   fi
   scratch=$(mktemp -d -t sbtrain-setup.XXXXXX)
@@ -72,19 +72,19 @@ fetch_headers() {
     cp -R "$scratch/wheel/include" "$folder/include"
   else
     tail -n 3 "$scratch/log" >&2
-    echo "setup: could not fetch $package (is this machine online?); going on without it" >&2
+    echo "setup: could not fetch $package (is this machine online?); continuing without it" >&2
   fi
   rm -rf "$scratch"
 }
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-  die "this script knows Debian 12 and Ubuntu 24.04; here neither apt-get nor dpkg exists." \
-    "Install what scripts/dependencies.txt lists under its names of your system, then run" \
+  die "this script supports Debian 12 and Ubuntu 24.04; apt-get or dpkg does not exist here." \
+    "Install what scripts/dependencies.txt lists, under the names of your system, then run" \
     "  cmake --preset release && cmake --build --preset release"
 fi
 
 missing=()
-headers=() # fetched last: pip may be among what is missing
+headers=() # fetched last, since pip may be one of the missing packages
 for section in "${sections[@]}"; do
   lines=$(read_section "$section")
   while IFS= read -r line; do
@@ -124,7 +124,7 @@ install_missing() {
       -o Acquire::Retries=3 "$@" </dev/null >>"$log" 2>&1
   }
 
-  # A source that fails is no error by itself: the packages may come from the others.
+  # A package source that fails is not an error by itself: the others may have the packages.
   apt update || true
 
   for line in "${missing[@]}"; do
@@ -135,7 +135,7 @@ install_missing() {
     if [ -n "$chosen" ]; then
       install+=("$chosen")
     elif [[ $line == *'?'* ]]; then
-      echo "setup: $(alternatives "$line")is not available here; going on without it" >&2
+      echo "setup: $(alternatives "$line")is not available here; continuing without it" >&2
     else
       tail -n 15 "$log" >&2
       die "no package source offers: $(alternatives "$line")" \

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, checks style and runs the tests.
+# Installs what is missing, builds, checks the style and runs the tests.
 #
-#   scripts/test.sh                all of it, on the release build
+#   scripts/test.sh                all of this, with the release build
 #   scripts/test.sh --sanitize     the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 #   scripts/test.sh --label unit   only tests of one label: unit, parity, system, gpu
 #   scripts/test.sh --tests REGEX  only tests whose name matches
 #   scripts/test.sh --no-lint      without clang-format and clang-tidy
-#   scripts/test.sh --lint-all     clang-tidy on every file, not only on changed ones
+#   scripts/test.sh --lint-all     clang-tidy on every file, not only on those that changed
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -50,7 +50,8 @@ if [ $lint != none ]; then
 fi
 
 say "tests"
-# Test programs run side by side, each with its own OpenMP threads: idle ones must not spin.
+# Several test programs run at the same time, each with its own OpenMP threads, so idle threads must
+# not spin.
 export OMP_WAIT_POLICY=passive
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_string_checks=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One training step of sbtrain and of the same model in plain PyTorch, side by side on this CPU.
+# Times one training step of sbtrain and of the same model in plain PyTorch, alternately on this CPU.
 #
 #   tests/bench/compare.sh [--rounds N] [--compile] [--install] [CONFIG...]
 #
 # CONFIG    default: configs/tiny_sb.yaml configs/tiny_rope.yaml
-# --rounds  runs of each, alternating, so that a busy moment hits both (default 3; the best median
-#           of each is compared)
+# --rounds  runs of each, alternating, so that other work on the machine affects both (default 3; the
+#           best median of each is compared)
 # --compile also times PyTorch under torch.compile
 # --install puts PyPI's PyTorch in .venv/torch without asking (a download of some 5 GB)
 #
@@ -57,9 +57,10 @@ python=
 [ $install = yes ] || python=$(find_python)
 if [ -z "$python" ]; then
   if [ $install = ask ]; then
-    echo "No PyTorch here. Debian's is small: scripts/setup.sh test. PyPI's is newer and some 5 GB."
+    echo "PyTorch is not installed. scripts/setup.sh test installs Debian's, which is small; PyPI's is"
+    echo "newer and takes some 5 GB."
     if [ ! -t 0 ]; then
-      echo "skipped: run one of them, or this script with --install" >&2
+      echo "skipped: install one of them, PyPI's by running this script with --install" >&2
       exit 77
     fi
     read -r -p "Install PyPI's in .venv/torch now? [y/N] " answer

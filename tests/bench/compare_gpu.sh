@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# One training step of sbtrain and of the same model in PyTorch, in turn on this GPU.
+# Times one training step of sbtrain and of the same model in PyTorch, alternately on this GPU.
 #
 #   tests/bench/compare_gpu.sh [--rounds N] [--steps N] [--stickbreaking FOLDER] [CONFIG...]
 #
 # CONFIG          default: configs/350m_rope.yaml configs/1b_rope.yaml configs/1b_sb.yaml;
-#                 one micro-batch a step: 16 sequences for 350M, 8 for others (BATCH overrides it)
+#                 a step is one micro-batch: 16 sequences for 350M, 8 for others (BATCH overrides it)
 # --rounds        runs of each, alternating (default 1); the best median of each counts
-# --steps         timed steps of a run (default 20, 8 at least)
-# --stickbreaking folder with the package stickbreaking_attention, the published Triton kernels,
-#                 where it is not installed
+# --steps         timed steps of a run (default 20, at least 8)
+# --stickbreaking folder of the package stickbreaking_attention, the published Triton kernels, for
+#                 machines where it is not installed
 #
 # PYTHON chooses the interpreter (default python3), SBTRAIN the program. Stick-breaking runs with
-# skip_epsilon 0, as the Triton kernels do. Further options of the PyTorch side (tests/bench/
-# pytorch_gpu.py --help) go in PYTORCH_OPTIONS.
+# skip_epsilon 0, since the Triton kernels skip nothing. PYTORCH_OPTIONS holds further options of the
+# PyTorch side (tests/bench/pytorch_gpu.py --help).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
 done
 [ ${#configs[@]} -gt 0 ] ||
   configs=(configs/350m_rope.yaml configs/1b_rope.yaml configs/1b_sb.yaml)
-((steps >= 8)) || { echo "compare_gpu: --steps is 8 at least" >&2; exit 2; }
+((steps >= 8)) || { echo "compare_gpu: --steps must be at least 8" >&2; exit 2; }
 
 sbtrain=$(scripts/find_sbtrain.sh)
 python=${PYTHON:-python3}
@@ -44,7 +44,7 @@ trap 'rm -rf "$results"' EXIT
 
 run_sbtrain() {  # CONFIG BATCH
   local options=(--config "$1" --steps "$steps" "--train.batch=$2" "--train.micro_batch=$2")
-  # A key of stick-breaking alone: a softmax model refuses it.
+  # Only stick-breaking has this key; a softmax model refuses it.
   if grep -q 'type: *stickbreaking' "$1"; then
     options+=(--model.attention.skip_epsilon=0)
   fi
@@ -60,7 +60,7 @@ run_pytorch() {  # CONFIG BATCH
     --stickbreaking "$stickbreaking" ${PYTORCH_OPTIONS:-}
 }
 
-# The best tokens/s of the JSON lines in a file; nothing where there are none.
+# Prints the best tokens/s of the JSON lines in a file, or nothing if the file has none.
 best() {
   [ ! -s "$1" ] || "$python" -c '
 import json, sys

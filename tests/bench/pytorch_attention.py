@@ -5,11 +5,12 @@
                          [--lengths 512,...,16384] [--tokens 32768] [--width 1536]
                          [--stickbreaking FOLDER] [--against FILE] [--json]
 
-scaled_dot_product_attention on cuDNN and on FlashAttention, and stick-breaking by the published
-Triton kernels where the package `stickbreaking_attention` is installed or in FOLDER (default:
-$STICKBREAKING_ATTENTION). The same shapes, layouts (q, k and v are columns of one matrix), random
-normal numbers and counting as there: 4 d L^2 / 2 for each head and sequence forward, 2.5 times that
-backward. Several sets of buffers are taken in turn, so that they are not in the L2 cache.
+The script times scaled_dot_product_attention on cuDNN and on FlashAttention, and stick-breaking by the
+published Triton kernels where the package `stickbreaking_attention` is installed or in FOLDER (default:
+$STICKBREAKING_ATTENTION). Shapes, layouts (q, k and v are columns of one matrix), random normal numbers
+and the count of operations are those of `sbtrain bench attention`: 4 d L^2 / 2 for each head and sequence
+forward, 2.5 times that backward. Several sets of buffers are used alternately, so that none is in the L2
+cache when it is used again.
 
 --against takes the output of `sbtrain bench attention --json` and adds how many times faster sbtrain
 is, softmax against SDPA and stick-breaking against Triton. Exit status 77: no PyTorch or no GPU.
@@ -67,7 +68,7 @@ def measure(attend, tokens, width, head_dim, length, repeats):
 
 
 def attentions(arguments):
-    """name, the module of sbtrain it stands against, the context it runs in, the function"""
+    """Yields name, the module of sbtrain to compare with, the context to run in, and the function."""
 
     def sdpa(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -12,8 +12,8 @@ user of PyTorch would write: torch.compile, bf16 autocast over fp32 weights, a r
 bf16, fused AdamW, cuDNN's attention. Stick-breaking needs the published Triton kernels, the package
 `stickbreaking_attention`, installed or in FOLDER (default: $STICKBREAKING_ATTENTION).
 
-Prints one line of JSON: the median and the quartiles of a step in seconds, tokens per second, the
-memory at the peak. Exit status 77: PyTorch, a GPU or the package is not there. --device cpu runs
+Prints one line of JSON: the median and the quartiles of a step in seconds, tokens per second, and the
+peak memory. Exit status 77 means that PyTorch, a GPU or the package is missing. --device cpu runs
 the same code without a GPU, as a check.
 """
 import argparse
@@ -91,7 +91,7 @@ def stickbreaking_attention(kernel):
     def attend(q, k, v, scale):
         return kernel(q, k, v, inv_temp=scale)[0]
 
-    # torch.compile leaves it as it is: the kernels are Triton's already.
+    # torch.compile must leave it as it is, since the kernels are compiled by Triton already.
     compiler = getattr(torch, "compiler", None)
     return compiler.disable(attend) if compiler is not None else attend
 
@@ -118,7 +118,7 @@ class Block(nn.Module):
     def __init__(self, model, options, attend):
         super().__init__()
         width = model["width"]
-        # A width that is no multiple of 8 has no fast matrix products; sbtrain pads it as well.
+        # Matrix products are slow if a width is not a multiple of 8; sbtrain pads such a width too.
         inner = model["inner"] if model["inner"] % 8 == 0 else (model["inner"] + 63) // 64 * 64
         self.heads = model["heads"]
         self.head_dim = width // self.heads

@@ -9,8 +9,8 @@ tokens per step, fp32, random tokens, one document per sequence unless --documen
 Stick-breaking is the usual vectorised form in log space with its [B, H, L, L] matrices; softmax is
 scaled_dot_product_attention where PyTorch has it. AdamW is the fused one where PyTorch has it.
 
-Prints one line of JSON: the median and the quartiles of a step in seconds, tokens per second.
-Exit status 77: PyTorch is not installed.
+Prints one line of JSON: the median and the quartiles of a step in seconds, and tokens per second.
+Exit status 77 means that PyTorch is not installed.
 """
 import argparse
 import json
@@ -21,8 +21,8 @@ import time
 
 
 def help_openblas():
-    """A PyTorch that uses an OpenBLAS older than the processor gets that one's slowest kernels;
-    sbtrain corrects this for itself, so it is corrected here as well. No effect on MKL."""
+    """An OpenBLAS that is older than the processor falls back to its slowest kernels. sbtrain corrects
+    this for itself, so for a fair comparison it is corrected here as well. MKL is not affected."""
     try:
         with open("/proc/cpuinfo") as file:
             flags = next(line for line in file if line.startswith("flags")).split()
@@ -82,7 +82,7 @@ class RMSNorm(nn.Module):
 
 
 class Masks:
-    """What depends on the documents alone, made once for all layers and steps."""
+    """The tensors that depend only on the documents, made once for all layers and steps."""
 
     def __init__(self, sequences, length, documents, head_dim, rope_base):
         edges = [length * n // documents for n in range(documents + 1)]

@@ -10,9 +10,10 @@ batch.json      lists `tokens`, `targets` (-1 is ignored), `positions`, `cu_seql
                 `loss`, the mean over valid targets that sbtrain found
 logits          optionally, with --logits: one float32 tensor "logits" [T, V]
 Compares the loss, the logits and every gradient: ||ours - PyTorch|| / ||PyTorch|| <= --tolerance.
---device says where PyTorch computes. With --stored bfloat16 the model is computed a second time
-with every tensor that a run keeps in memory, and its gradient, rounded to that type, and where that
-errs by more than the tolerance, in any layer, ours may err as much, by half more.
+--device says where PyTorch computes. With --stored bfloat16 the model is computed a second time, and
+every tensor that a run keeps in memory, and its gradient, is rounded to that type. The error of this
+second computation, the largest over all layers, is what rounding alone causes: where 1.5 times this
+error exceeds the tolerance, it is the bound instead.
 
 Exit status: 0 equal within the tolerance, 1 not equal, 77 PyTorch is not installed.
 With --write FILE the gradients of PyTorch are written instead of compared.
@@ -67,7 +68,7 @@ def write_safetensors(path, tensors):
 
 
 class Rounded(torch.autograd.Function):
-    """A tensor that passes through memory as bfloat16, and so does its gradient."""
+    """Rounds a tensor, and its gradient, as if it passed through memory as bfloat16."""
 
     @staticmethod
     def forward(_, x):
@@ -118,7 +119,7 @@ def stickbreaking(q, k, v, scale, config, gate=None, remainder_bias=None):
     seen = torch.ones(length, length, dtype=torch.bool, device=z.device)
     seen = torch.tril(seen, 0 if config.get("attend_current", False) else -1)
     log_keep = torch.where(seen, log_keep, torch.zeros(()).to(z))
-    # Sum over the keys behind i: the inclusive sum from the right, less the key itself.
+    # Sum over the keys after i: the inclusive sum from the right, minus the term of the key itself.
     between = log_keep.flip(-1).cumsum(-1).flip(-1) - log_keep
     a = torch.where(seen, torch.exp(log_beta + between), torch.zeros(()).to(z))
     o = a @ v
@@ -410,8 +411,8 @@ def rounding_errors(w, model, batch, logits, gradients):
     ROUND = False
     found = {name: x.grad.cpu().numpy() for name, x in copies.items()}
     each = errors({"logits": rounded.detach().cpu().numpy()}, logits) | errors(found, gradients)
-    # A tensor of a few numbers is one throw of the dice: layers share the worst of their errors.
-    # So do the tensors of FIRE's network.
+    # The error of a tensor with few elements is largely chance, so all layers share the worst of their
+    # errors, and so do the tensors of FIRE's network.
     kinds = {name: re.sub(r"fire\..*", "fire", re.sub(r"\.\d+\.", ".", name)) for name in each}
     worst = {}
     for name, error in each.items():
