@@ -69,6 +69,9 @@ class Mlp {
 
 // The initialisation of projections into the residual stream: smaller, so that its variance does
 // not grow with depth (GPT-2).
-Init into_residual(double init_std, int64_t layers);
+Init into_residual(const ModelConfig& config);
+// The standard deviation of the other matrices of a block that are not the attention's. It is
+// model.init_std rounded to f32: what a seed stands for depends on every bit of it.
+double block_init_std(const ModelConfig& config);
 
 }  // namespace sbtrain
