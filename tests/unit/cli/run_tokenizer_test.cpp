@@ -20,7 +20,7 @@ TEST(RunTokenizer, ThePromptStartsAsDocumentsDid) {
   }
   bool given = false;
   train_tokenizer([&](std::string& out) { return out = text, !std::exchange(given, true); },
-                  {.vocab = 290}, folder / "t.model");
+                  {.vocab = 300}, folder / "t.model");
   const Tokenizer tokenizer(folder / "t.model");
   std::vector<int32_t> word = tokenizer.encode("word");
   EXPECT_EQ(prompt_tokens(tokenizer, {}, "word"), word);
