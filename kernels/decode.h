@@ -44,7 +44,7 @@ struct SoftmaxDecode {
   int64_t window;
 };
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p);
-// With a bias on the logits by the distance of query and key (ops/attention.h).
+// The same with a bias on the logits by the distance of query and key (ops/attention.h).
 void alibi_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes);
 void fire_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters);
 

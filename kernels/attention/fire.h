@@ -149,7 +149,7 @@ SBTRAIN_HOST_DEVICE void fire_bend_score(Tile& x, float at, float bend, OfQuery&
       });
 }
 
-// Where all queries of a tile have the same denominator, u depends on the distance alone, and it is
+// Where all queries of a tile have the same denominator, u depends only on the distance, and it is
 // enough to look at one element of each of the lane's distances. These are a tile too, of
 // kDiagonals rows and one pair of columns; its distances are kSign * 8 * (kColBlocks - 1) less than
 // the tile's.

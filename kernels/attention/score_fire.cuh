@@ -126,8 +126,8 @@ struct FireScore {
     const FireScore& policy_;
     FireHead head_;
     int first_, warp_row_;
-    float r_;  // of the query of this lane
-    // Of the tile.
+    float r_;  // of this lane's query
+    // State of the current tile.
     bool flat_ = false;  // all r are the same
     FireHead::Breaks breaks_{0, 0};
     const FireDistance* lane_ = nullptr;
@@ -281,12 +281,12 @@ struct FireScore {
     const FireScore& policy_;
     FireHead head_;
     TileCoordinates at_;
-    // Of the tile.
+    // State of the current tile.
     bool flat_ = false;  // all queries are the same to FIRE
     FireHead::Breaks breaks_{0, 0};
     const FireDistance* lane_ = nullptr;
     const FireQuery* queries_ = nullptr;
-    // Of the gradient: the lane's sums of tiles that follow each other in one segment.
+    // State of the gradient: the lane's sums over consecutive tiles in one segment.
     float2* mine_ = nullptr;  // the warp's sums
     int segment_ = 0;
     float dz_ = 0.0f, dz_u_ = 0.0f, dc_ = 0.0f, dm_ = 0.0f;

@@ -86,7 +86,7 @@ struct Head : HeadMatrices {
   float *bias = nullptr, *dbias = nullptr;
 };
 
-// The state of one query tile on its way over the keys.
+// The state of one query tile while it walks over the keys.
 struct Sticks {
   alignas(64) std::array<double, kTile> length{};  // 0 until the query's first key is reached
   bool all_below(float epsilon) const {
@@ -211,7 +211,7 @@ struct StickScratch : BackwardScratch {
   alignas(64) std::array<float, kTile> drem{};
 };
 
-// drem of each query, and what the remainder alone adds to dv.
+// drem of each query, and the part of dv that comes from the remainder.
 void backward_remainder(const QueryTile& tile, const Head& head, StickScratch& m) {
   m.drem.fill(0.0f);
   if (head.params.remainder == Remainder::kNone) return;
