@@ -1,5 +1,5 @@
-// Activations and their gradients. Matrices are bf16 where nothing else is said; strides are
-// elements from row to row.
+// Activations and their gradients. Matrices are bf16 unless stated otherwise; strides are elements
+// from row to row.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@ struct Swiglu {
 };
 void swiglu(cudaStream_t stream, const Swiglu& p);
 
-// dgate_up [rows, 2 * cols] = gradient; may be gate_up itself.
+// dgate_up [rows, 2 * cols] = gradient; dgate_up may be gate_up itself.
 struct SwigluBackward {
   Matrix<__nv_bfloat16> dgate_up;
   Matrix<const __nv_bfloat16> dy;
@@ -29,8 +29,8 @@ struct SwigluBackward {
 };
 void swiglu_backward(cudaStream_t stream, const SwigluBackward& p);
 
-// y [rows, cols] = sigmoid(x + b), b [cols] bf16. y may be x. Both are f32: near 1, where gates
-// live, bf16 would not tell 1 - y from its neighbours.
+// y [rows, cols] = sigmoid(x + b), b [cols] bf16. y may be x. Both are f32: near 1, where most
+// gates are, bf16 would be too coarse to represent 1 - y.
 struct BiasSigmoid {
   Matrix<float> y;
   Matrix<const float> x;

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The halves of a head at one frequency: rotated by the position, and back.
+// The halves of a head at one frequency, and their rotation by the position and back.
 struct Halves {
   float first, second;
 };
@@ -44,8 +44,8 @@ __device__ Halves transformed(Halves x, Halves dy, Rotation r) {
   }
 }
 
-// A thread takes kWidth neighbouring frequencies of one row in all heads: the sines are computed
-// once.
+// A thread takes kWidth neighbouring frequencies of one row in all heads, so that their sines are
+// computed once.
 template <CocaTransform kTransform, bool kStrict, int kWidth>
 __global__ void __launch_bounds__(kThreads) coca_kernel(const __grid_constant__ Coca p) {
   constexpr bool kBackward =

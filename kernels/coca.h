@@ -8,9 +8,9 @@ namespace sbtrain::kernels {
 
 enum class CocaTransform : uint8_t { kQuery, kQueryBackward, kKey, kKeyBackward };
 
-// y [rows, heads * head_dim] bf16 from x and, backward, from dy; all may be the same. `y` says
-// where it lies and holds positions and rotation as for rope(). x is q (query, also backward), t
-// (key) or the key itself (key, backward). Source: coca.cu.
+// Computes y [rows, heads * head_dim] bf16 from x and, backward, from dy; all three may be the same
+// matrix. The member y names the output, positions and frequencies as for rope(). x is q (query,
+// also backward), t (key) or the key itself (key, backward). Source: coca.cu.
 struct Coca {
   Rope y;
   Matrix<const __nv_bfloat16> x;

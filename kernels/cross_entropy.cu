@@ -7,7 +7,8 @@
 namespace sbtrain::kernels {
 namespace {
 
-// One block on an SM: two rows each would not fit in L2 between their first and second reading.
+// One block at a time on each multiprocessor: with two, their rows would not stay in L2 between
+// their first and second reading.
 constexpr int kThreads = 1024;
 
 __device__ float block_max(float x) {

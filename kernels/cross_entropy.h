@@ -16,7 +16,7 @@ namespace sbtrain::kernels {
 //   onehot(target))
 // and zeros where target < 0. With hits, [rows] f32: 1 where the target's logit is larger than all
 // others, else 0. logits [rows, vocab] f32 and dlogits do not overlap; targets i32
-// below vocab: others stop the kernel. Source: cross_entropy.cu.
+// below vocab: other values stop the kernel. Source: cross_entropy.cu.
 struct CrossEntropy {
   float* loss;
   float* hits = nullptr;

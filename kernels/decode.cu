@@ -46,7 +46,7 @@ struct Channels {
       value[j] = c < head_dim ? to_float(row[c]) : 0.0f;
     }
   }
-  // `sum` is what this lane adds besides.
+  // `sum` is what this lane adds to the product.
   __device__ float dot(const Channels& other, float sum = 0.0f) const {
 #pragma unroll
     for (int j = 0; j < kPer; ++j) sum += value[j] * other.value[j];
@@ -62,7 +62,7 @@ struct Channels {
   }
 };
 
-// One head of one sequence: the block's.
+// The head and sequence that this block computes.
 struct CachedHead {
   __device__ explicit CachedHead(const Decode& t)
       : head(blockIdx.x), batch(blockIdx.y), length(t.lengths[blockIdx.y]) {
@@ -84,7 +84,7 @@ struct CachedHead {
   bf16* o;
 };
 
-// Each warp takes a range of the keys; `warp` 0 the first.
+// Each warp takes a range of the keys, warp 0 the first.
 struct Range {
   int64_t begin, end;
 };
@@ -93,8 +93,8 @@ __device__ Range warp_keys(int64_t begin, int64_t end, int warp) {
   return {begin + count * warp / kWarps, begin + count * (warp + 1) / kWarps};
 }
 
-// What a bias adds to the logit of the key `distance` behind the query, as the sum over the lanes
-// of a warp; of_head(head, position of the query, lane) makes it.
+// What a bias adds to the logit of the key `distance` tokens before the query, as the sum over the
+// lanes of a warp; of_head(head, position of the query, lane) creates it.
 struct NoBias {
   __device__ NoBias of_head(int, int64_t, int) const { return {}; }
   __device__ float operator()(int64_t) const { return 0.0f; }
@@ -102,7 +102,7 @@ struct NoBias {
 
 struct AlibiBias {
   struct OfHead {
-    float slope;  // 0 but on one lane
+    float slope;  // 0 except on one lane
     __device__ float operator()(int64_t distance) const {
       return -slope * static_cast<float>(distance);
     }
@@ -113,7 +113,7 @@ struct AlibiBias {
   AlibiSlopes slopes;
 };
 
-// A lane is a hidden unit. b2 shifts all logits of the head, so it is left out.
+// Each lane computes one hidden unit. b2 shifts all logits of the head alike, so it is left out.
 struct FireBias {
   static_assert(kFireUnits == 32);
   struct OfHead {
@@ -191,7 +191,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// What breaking at one key takes and leaves. Neither is formed by a subtraction that cancels.
+// The parts of the stick that one key takes and leaves. Neither is computed by a subtraction that
+// cancels.
 struct Break {
   float beta, rest;
 };
@@ -206,7 +207,7 @@ __device__ Break break_at(float z, float gate) {
 
 // A warp breaks the stick as if it were whole when it comes to the warp's keys; what the newer keys
 // leave of it is multiplied in at the end. The part of the stick that a warp sees is never shorter
-// than the true one, so skip_epsilon may be held against it.
+// than the true one, so it is safe to compare it with skip_epsilon.
 template <int kPer>
 __global__ void __launch_bounds__(kThreads)
     stickbreaking_decode_kernel(const StickBreakingDecode p) {
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// launch(grid, kPer) with enough channels a lane for one head.
+// Calls launch(grid, kPer), where kPer channels in each lane are enough for one head.
 template <typename Launch>
 void for_head(const char* name, const Decode& t, Launch&& launch) {
   if (t.head_dim > kMaxDecodeHeadDim) {

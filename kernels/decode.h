@@ -1,4 +1,4 @@
-// Attention of one new token a sequence against its cache, and appending to the cache.
+// Attention of one new token for each sequence against its cache, and appending to the cache.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,7 +13,8 @@
 namespace sbtrain::kernels {
 
 // cache [batch, capacity, cols], contiguous: cache[b, positions[b]] = x[b]; x [batch, cols]; both
-// bf16 or both f32; positions i32 in [0, capacity): others stop the kernel. Source: decode.cu.
+// bf16 or both f32; positions i32 in [0, capacity): other values stop the kernel. Source:
+// decode.cu.
 struct CacheAppend {
   Type type;
   void* cache;
@@ -25,7 +26,7 @@ void cache_append(cudaStream_t stream, const CacheAppend& p);
 
 // Row b of q attends to the keys [0, lengths[b]) of its cache; the last is the token itself.
 // o, q [batch, heads * head_dim] bf16; caches [batch, capacity,
-// heads * head_dim] bf16, contiguous; lengths i32 in [1, capacity]: others stop the kernel.
+// heads * head_dim] bf16, contiguous; lengths i32 in [1, capacity]: other values stop the kernel.
 struct Decode {
   Matrix<__nv_bfloat16> o;
   Matrix<const __nv_bfloat16> q;
@@ -43,22 +44,22 @@ struct SoftmaxDecode {
   int64_t window;
 };
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p);
-// With a bias on the logits by the distance of query and key (ops/attention.h).
+// The same with a bias on the logits by the distance of query and key (ops/attention.h).
 void alibi_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes);
 void fire_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters);
 
 // Stick-breaking attention (arXiv 2410.17980), from the newest key to the oldest:
 //   beta_i = f_i sigmoid(scale q.k_i)   o = sum_i beta_i prod_{k>i} (1 - beta_k) v_i
 //   rem = prod_i (1 - beta_i)
-// The token's own key takes part with attend_current alone. o += rem * its own value with
+// The token's own key takes part only with attend_current. o += rem * its own value with
 // remainder_value, o += rem * remainder_bias where that is not null.
 struct StickBreakingDecode {
   Decode t;
-  const float* gate_cache;              // f [batch, capacity, heads], null: 1
+  const float* gate_cache;              // f [batch, capacity, heads]; f = 1 if null
   const __nv_bfloat16* remainder_bias;  // [heads * head_dim], may be null
   bool remainder_value;
   bool attend_current;
-  float skip_epsilon;  // keys whose stick is known to be shorter may be dropped
+  float skip_epsilon;  // keys may be skipped where the stick is known to be shorter
 };
 void stickbreaking_decode(cudaStream_t stream, const StickBreakingDecode& p);
 

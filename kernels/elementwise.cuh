@@ -25,8 +25,8 @@ __device__ Position pack_position(int64_t pack, int64_t packs_per_row) {
 }
 
 // An Op has `auto load<kWidth>(row, col) const` and `void store<kWidth>(row, col, loaded) const`.
-// Loads of several packs are in flight, about 64 bytes a thread, before the first is stored. In
-// place is fine: a thread stores only where it alone has loaded.
+// Loads of several packs are in flight, about 64 bytes a thread, before the first is stored. An
+// op may work in place: a thread stores only where no other thread loads.
 template <int kWidth, typename Op>
 inline constexpr int kPacksPerThread = [] {
   constexpr size_t kBytes = sizeof(std::declval<Op>().template load<kWidth>(0, 0));

@@ -39,7 +39,7 @@ struct IndexOp {
   }
 };
 
-// Tokens in the order of their ids, those of one id in the order of t.
+// Tokens in the order of their ids; those of one id are in the order of t.
 struct Sorted {
   const int32_t* ids;
   const int32_t* indices;
@@ -153,7 +153,8 @@ Sorted sort_tokens(cudaStream_t stream, const EmbeddingBackward& p) {
   const int bits =
       std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(p.vocab - 1))));
   const auto sort = [&](void* scratch, size_t& bytes) {
-    // Ids are not negative, so they sort as unsigned numbers: only the bits of the vocabulary.
+    // Ids are not negative, so they sort as unsigned numbers, by the bits that the vocabulary
+    // needs.
     const cudaError_t error = cub::DeviceRadixSort::SortPairs(
         scratch, bytes, reinterpret_cast<const uint32_t*>(p.ids),
         reinterpret_cast<uint32_t*>(sorted_ids), indices, sorted_indices,
@@ -165,8 +166,8 @@ Sorted sort_tokens(cudaStream_t stream, const EmbeddingBackward& p) {
   sort(nullptr, bytes);
   if (bytes > layout.sort_bytes) {
     throw std::runtime_error("embedding_backward: sorting " + std::to_string(p.tokens) +
-                             " tokens takes " + std::to_string(bytes) + " bytes, planned were " +
-                             std::to_string(layout.sort_bytes));
+                             " tokens takes " + std::to_string(bytes) +
+                             " bytes; planned: " + std::to_string(layout.sort_bytes));
   }
   sort(at(layout.sort), bytes);
   return {sorted_ids, sorted_indices, reinterpret_cast<float*>(at(layout.sums))};

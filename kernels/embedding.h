@@ -10,8 +10,8 @@
 
 namespace sbtrain::kernels {
 
-// y [tokens, width] = scale * w[ids[t]]; y and w [vocab, width] bf16, ids i32 in [0, vocab): others
-// stop the kernel. Source: embedding.cu.
+// y [tokens, width] = scale * w[ids[t]]; y and w [vocab, width] bf16, ids i32 in [0, vocab): other
+// values stop the kernel. Source: embedding.cu.
 struct Embedding {
   Matrix<__nv_bfloat16> y;
   const int32_t* ids;
@@ -22,7 +22,7 @@ struct Embedding {
 void embedding(cudaStream_t stream, const Embedding& p);
 
 // dw[ids[t]] += scale * dy[t]; dw [vocab, width] f32, dy [tokens, width] bf16. The tokens of one id
-// are added in the order of t, in an association that depends on the ids alone.
+// are added in the order of t, in a grouping that depends only on the ids.
 struct EmbeddingBackward {
   Matrix<float> dw;
   Matrix<const __nv_bfloat16> dy;

@@ -1,4 +1,4 @@
-// What every launch shares.
+// Helpers that every launch of a kernel shares.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,7 +16,7 @@ namespace sbtrain::kernels {
 
 using bf16 = __nv_bfloat16;
 
-// Right after a launch: a configuration that the GPU refuses becomes an exception.
+// To be called right after a launch: throws if the GPU refused the launch's configuration.
 inline void check_launch(const char* kernel) {
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return;
@@ -32,7 +32,7 @@ inline unsigned blocks(int64_t work, int64_t per_block) {
 }
 
 // Whether every row can be read in vectors of kWidth elements, 16 bytes at most: base and row
-// stride fit. The caller makes sure of the number of columns.
+// stride fit. The caller checks the number of columns.
 template <int kWidth, typename T>
 bool vectors_fit(Matrix<T> x) {
   constexpr size_t kBytes = sizeof(T) * kWidth < 16 ? sizeof(T) * kWidth : 16;
@@ -51,7 +51,7 @@ bool vectors_fit(First first, Others... others) requires(sizeof...(others) > 0) 
 template <int kValue>
 using Int = std::integral_constant<int, kValue>;
 
-// launch(Int<kWidth>) where vectors can be used, launch(Int<1>) elsewhere.
+// Calls launch(Int<kWidth>) if vectors can be used, else launch(Int<1>).
 template <int kWidth, typename Launch>
 void with_width(bool vectors, Launch&& launch) {
   if (vectors) {

@@ -1,5 +1,5 @@
-// The largest problems that the kernels take: what is beyond is refused when a configuration is
-// planned (src/ops/limits.h), also where no GPU is.
+// The largest problems that the kernels take. Larger ones are refused when a configuration is
+// planned (src/ops/limits.h), even on a machine without a GPU.
 #pragma once
 
 #include <cstdint>

@@ -72,7 +72,7 @@ __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int 
   const int cols = static_cast<int>(p.cols);
   const Row<S> x(p.x.row(row), cols, lane);
   const Row<S> dy(p.dy.row(row), cols, lane);
-  const Row<S> before(p.dx.row(row), cols, lane);  // on its way while the row is summed
+  const Row<S> before(p.dx.row(row), cols, lane);  // arrives while the row is summed
   float sums[2] = {};
   S::for_each_pack(cols, lane, [&](int k, int col) {
     const auto v = x.floats(k);
@@ -102,11 +102,11 @@ __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int 
   });
 }
 
-// Few enough that two blocks of an SM hold x, dy, dx and the sums of dw in registers.
+// Few enough that two blocks of a multiprocessor hold x, dy, dx and the sums of dw in registers.
 template <typename S>
 inline constexpr int kBackwardThreads = S::kLanes == 32 ? 128 : S::kThreads;
 
-// out [cols] = the sum of all groups' values; every thread of the block takes part.
+// out [cols] = the sum of all groups' values. Every thread of the block must take part.
 template <typename S, int kGroups>
 __device__ void store_block_sums(float* out, const float (&sums)[S::kHeld][S::kWidth], int cols) {
   const int lane = threadIdx.x % S::kLanes;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
   store_block_sums<S, kGroups>(p.scratch + blockIdx.x * p.cols, dw, cols);
 }
 
-// launch(shape) with the smallest shape that holds a row.
+// Calls launch(shape) with the smallest shape that holds a row.
 template <typename Launch>
 void with_row_shape(const char* name, int64_t cols, bool vectors, Launch&& launch) {
   if (cols > kMaxNormWidth) {
@@ -224,7 +224,7 @@ struct WeightSums {
 
 // With xhat = (x - mean) r and g = w dy:  dx = r (g - mean(g) - xhat mean(g xhat)), with
 // `accumulate` added to what is there. Adds to the sums. Lanes of rows that are not `active` take
-// part in the means alone.
+// part only in the means.
 template <typename S>
 __device__ void layernorm_backward_row(bf16* dx_row, bool accumulate, const Row<S>& x,
                                        const Row<S>& dy, const bf16* w_row, int cols, int lane,
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(S::kThreads)
   Row<S> x = load(p.x, row);
   Row<S> dy = load(p.dy, row);
   WeightSums<S> sums;
-  // The same number of turns for all lanes of a warp. The next rows are on their way meanwhile.
+  // All lanes of a warp take the same number of turns. The next rows arrive meanwhile.
   for (; row - slot < end; row += slots) {
     const Row<S> next_x = load(p.x, row + slots);
     const Row<S> next_dy = load(p.dy, row + slots);

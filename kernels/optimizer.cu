@@ -68,12 +68,12 @@ __global__ void finish_step_kernel(const FinishStep p) {
 
 // ---- AdamW ------------------------------------------------------------------------------------
 
-// The decay of elements asked for in rising order.
+// The decay of elements, which must be asked for in rising order.
 class Decay {
  public:
   __device__ Decay(const AdamW& p, int64_t first) : p_(p) {
     int end = p.segment_count;
-    while (index_ < end) {  // the first segment that ends behind `first`
+    while (index_ < end) {  // the first segment that ends after `first`
       const int middle = (index_ + end) / 2;
       if (p.segments[middle].end <= first) {
         index_ = middle + 1;
@@ -101,7 +101,7 @@ class Decay {
   DecaySegment segment_;
 };
 
-// Elements [begin, begin + count), count a multiple of kWidth.
+// Updates elements [begin, begin + count); count is a multiple of kWidth.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(const __grid_constant__ AdamW p, int64_t begin, int64_t count) {

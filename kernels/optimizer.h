@@ -1,5 +1,5 @@
-// Reductions in double and AdamW. What one needs of another stays on the device, in the f64 array
-// `stats`, which StepStat indexes.
+// Reductions in double and AdamW. What one computes for another stays on the device, in the f64
+// array `stats`, which StepStat indexes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,7 +13,7 @@
 
 namespace sbtrain::kernels {
 
-// *out += sum of x [rows, cols] f32, or of its squares. The order depends on the shape alone; a
+// *out += sum of x [rows, cols] f32, or of its squares. The order depends only on the shape; a
 // non-finite element gives a non-finite sum. Source: optimizer.cu.
 struct Reduction {
   double* out;
@@ -24,7 +24,7 @@ struct Reduction {
 void sum(cudaStream_t stream, const Reduction& p);
 void squared_norm(cudaStream_t stream, const Reduction& p);
 
-// From kLossSum and kSquaredNorm: kApply = both are finite; if so, kUpdates += 1;
+// Computes from kLossSum and kSquaredNorm: kApply = both are finite; if so, kUpdates += 1;
 // kGradScale = clip / norm where clip > 0 and norm > clip, else 1; kBias1 and kBias2.
 struct FinishStep {
   double* stats;

@@ -52,7 +52,7 @@ __device__ Pack<To, kWidth> convert(const Pack<From, kWidth>& x) {
   }
 }
 
-// Loads as f32.
+// Loads elements of any type as f32.
 template <int kWidth, typename T>
 __device__ Pack<float, kWidth> load_floats(const T* data) {
   return convert<float>(load_pack<kWidth>(data));

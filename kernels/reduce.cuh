@@ -5,7 +5,7 @@
 
 namespace sbtrain::kernels {
 
-// Over kLanes neighbouring lanes of a warp, a power of two.
+// The sum over kLanes neighbouring lanes of a warp; kLanes is a power of two.
 template <int kLanes, typename T>
 __device__ T lanes_sum(T x) {
   static_assert(kLanes <= 32);

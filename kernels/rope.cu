@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread turns kWidth neighbouring frequencies of one row in all heads: the sines are computed
-// once.
+// A thread rotates kWidth neighbouring frequencies of one row in all heads, so that their sines are
+// computed once.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope p) {
   const int half = p.head_dim / 2;

@@ -1,4 +1,4 @@
-// Sizes of the kernels' scratch, computable where no GPU is: the memory plan needs them.
+// Sizes of the kernels' scratch, which the memory plan needs even on a machine without a GPU.
 #pragma once
 
 #include <cstddef>
@@ -7,19 +7,19 @@
 namespace sbtrain::kernels {
 
 // Sums over tokens are formed in this many parts, always the same ones, and then added in a fixed
-// order. Two blocks for each of the 132 SMs of an H100 or H200; other GPUs take the same parts.
-// Scratch of rmsnorm_backward and bias_backward: f32 [kTokenParts, cols]; of head_norm_backward:
-// f32 [kTokenParts, 2 * cols], layernorm_backward likewise.
+// order. There are two for each of the 132 multiprocessors of an H100 or H200; other GPUs use the
+// same number, and so give the same sums. The scratch of a kernel that forms such sums is f32
+// [kTokenParts, n]; its header states n.
 inline constexpr int64_t kTokenParts = 264;
 
 // Partial sums of `sum` and `squared_norm`: f64 [kSumParts].
 inline constexpr int64_t kSumParts = 1056;
 
 // The embedding's gradient is summed in chunks of this many tokens, sorted by their id. A chunk has
-// two rows of scratch: for the token it shares with its predecessors and with its successors.
+// two rows of scratch: one for the id that it shares with earlier chunks, one for later chunks.
 inline constexpr int64_t kEmbeddingChunk = 32;
 
-// Where things lie in the scratch of embedding_backward, in bytes from its start.
+// The layout of the scratch of embedding_backward, in bytes from its start.
 struct EmbeddingScratch {
   size_t indices;         // i32 [tokens], 0, 1, 2, ...
   size_t sorted_tokens;   // i32 [tokens]
@@ -44,7 +44,8 @@ constexpr EmbeddingScratch embedding_scratch(int64_t tokens, int64_t width) {
   s.sorted_tokens = take(count * sizeof(int32_t));
   s.sorted_indices = take(count * sizeof(int32_t));
   s.sums = take(2 * chunks * static_cast<size_t>(width) * sizeof(float));
-  // A radix sort of pairs needs a second copy of keys and values, 8 bytes a token, and histograms.
+  // A radix sort of pairs needs a second copy of keys and values, 8 bytes for each token, and
+  // histograms.
   s.sort_bytes = 12 * count + (size_t{1} << 20);
   s.sort = take(s.sort_bytes);
   return s;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kWidth = 8;
 
-// The row `back` tokens before `row`, zeros before the document.
+// The row that is `back` tokens before `row`; zeros if that is before the document.
 template <int kWidth>
 __device__ Pack<bf16, kWidth> load_tap(Matrix<const bf16> u, int64_t row, int64_t col,
                                        int32_t position, int back) {
@@ -95,7 +95,7 @@ struct DecodeOp {
     x.gate = load_pack<kWidth>(p.gate.row(row) + col);
     return x;
   }
-  // What the state held before the document goes with it as 0: it counts as 0 later too.
+  // Inputs from before the document are stored as 0, so that they count as 0 for later tokens too.
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Loaded<kWidth>& x) const {
     bf16* earlier = p.state.row(row) + col;

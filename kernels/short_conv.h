@@ -20,8 +20,8 @@ struct ShortConvWeights {
   const __nv_bfloat16* gate_bias;  // [cols]
 };
 
-// c_t = b + w_0 u_{t-2} + w_1 u_{t-1} + w_2 u_t, tokens before the document (positions count from 0
-// in each) being 0;  y_t = c_t (gate_t + gate_bias) + u_t. Source: short_conv.cu.
+// c_t = b + w_0 u_{t-2} + w_1 u_{t-1} + w_2 u_t, where u is 0 before the document (positions count
+// from 0 in each);  y_t = c_t (gate_t + gate_bias) + u_t. Source: short_conv.cu.
 struct ShortConv {
   Matrix<__nv_bfloat16> y;
   Matrix<const __nv_bfloat16> u;
@@ -50,7 +50,7 @@ struct ShortConvBackward {
 void short_conv_backward(cudaStream_t stream, const ShortConvBackward& p);
 
 // One new token for each row. state [rows, 2 * cols] bf16: u of the two tokens before,
-// the earlier one first; moved on.
+// the earlier one first; it moves on by one token.
 struct ShortConvDecode {
   Matrix<__nv_bfloat16> y;
   Matrix<const __nv_bfloat16> u;

@@ -1,4 +1,4 @@
-// What an optimizer step knows of itself, f64 on the device: no step waits for the host to read it.
+// The numbers of an optimizer step, f64 on the device, so that no step waits for the host.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ enum StepStat : uint8_t {
   kGradScale,    // clipping
   kBias1,        // 1 - beta1^updates
   kBias2,        // 1 - beta2^updates
-  kStepStats     // how many
+  kStepStats     // number of them
 };
 
 }  // namespace sbtrain::kernels

@@ -1,5 +1,5 @@
-// Sums over tokens, the gradients of per-channel weights: formed in kTokenParts parts by the
-// kernels that read the tokens, added here. The order depends on the shapes alone.
+// Sums over tokens, the gradients of per-channel weights. The kernels that read the tokens form
+// them in kTokenParts parts, which are added here. The order depends only on the shapes.
 #pragma once
 
 #include "kernels/launch.h"
@@ -12,7 +12,7 @@ inline __device__ int64_t first_row(int64_t rows, int64_t part) {
   return rows * part / kTokenParts;
 }
 
-// y [cols] += sum over parts of sums [kTokenParts, stride], its first `cols` columns.
+// y [cols] += the sum over parts of the first `cols` columns of sums [kTokenParts, stride].
 inline constexpr int kSumLanes = 32;
 static __global__ void __launch_bounds__(kSumLanes* kSumLanes)
     add_parts_kernel(float* y, const float* sums, int64_t stride, int64_t cols) {

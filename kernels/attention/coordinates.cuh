@@ -1,6 +1,6 @@
-// Where the tile of scores stands that a score function (score_*.cuh) is asked for. Main loops pass
-// it, so that score functions know nothing of the grid: in a persistent kernel a block comes to
-// many tiles.
+// The place of the tile of scores that a score function (score_*.cuh) computes. Main loops pass it,
+// so that score functions know nothing of the grid: in a persistent kernel a block computes many
+// tiles.
 #pragma once
 
 namespace sbtrain::kernels {

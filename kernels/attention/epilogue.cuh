@@ -11,7 +11,7 @@
 
 namespace sbtrain::kernels {
 
-// Writes rows [0, rows) and columns [0, cols) of the warp's accumulator, row i of the lane's times
+// Writes rows [0, rows) and columns [0, cols) of the warp's accumulator, the lane's row i times
 // factor(i). cols and the stride are multiples of 8, `out` is aligned to 4 bytes.
 template <int kRowBlocks, int kColBlocks, typename Factor>
 __device__ __forceinline__ void store_rows(__nv_bfloat16* out, int64_t stride, int rows, int cols,

@@ -12,7 +12,7 @@ static_assert(SoftmaxKeyShape<32>::kKeys == kFireBlockKeys &&
               SoftmaxKeyShape<128>::kKeys == kFireBlockKeys);
 static_assert(sizeof(FireDistance) == sizeof(float2));
 
-// Makes the tables in the scratch.
+// Forms the tables in the scratch.
 FireScore prepare(const char* name, cudaStream_t stream, const SoftmaxProblem& p,
                   const FireParameters& x, const FireScratch& s, bool backward, void* scratch) {
   auto* const data = static_cast<char*>(scratch);

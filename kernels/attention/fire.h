@@ -1,12 +1,12 @@
 // FIRE (arXiv 2310.04418) as its kernels compute it. The network 1 -> 32 -> H with ReLU is a
 // piecewise linear function of u = psi(distance) r, psi(n) = log(|c| n + 1), where r belongs to the
-// query: r = 1 / (psi(max(j, |m L0|)) + eps). Its breaks, at most 32, are those of all heads.
+// query: r = 1 / (psi(max(j, |m L0|)) + eps). Its breaks, at most 32, are the same for all heads.
 //
-// A tile of queries and keys is on the line of its lowest u, and bends at each break between its
-// lowest and its highest u: at most tiles there is none. Gradients likewise are sums over a tile,
-// and over the part of it above each break.
+// The scores of a tile start on the line of its lowest u and bend at each break between its lowest
+// and its highest u; most tiles have no such break. Likewise, gradients are sums over a tile and
+// over the part of it above each break.
 //
-// Plain functions of one lane, so that they are tested without a GPU.
+// These are plain functions of one lane, so that they can be tested without a GPU.
 #pragma once
 
 #include <math.h>
@@ -49,7 +49,7 @@ SBTRAIN_HOST_DEVICE int fire_rank(const FireNetwork& net, int unit) {
   }
   return rank;
 }
-// Whether the unit of this rank is active above `segment` breaks.
+// Whether the unit of this rank is active in the segment above `segment` breaks.
 SBTRAIN_HOST_DEVICE bool fire_active(float w1, float b1, int rank, int segment) {
   if (w1 == 0.0f) return b1 > 0.0f;
   return (w1 > 0.0f) == (rank < segment);
@@ -58,7 +58,7 @@ SBTRAIN_HOST_DEVICE bool fire_active(float w1, float b1, int rank, int segment) 
 struct FireLine {
   double slope, intercept;
 };
-// The network's output for one head above `segment` breaks. w2 of the head, ranks of the units.
+// The network's output for one head in the segment above `segment` breaks; w2 is that of the head.
 SBTRAIN_HOST_DEVICE FireLine fire_line(const FireNetwork& net, const float* w2, float b2,
                                        const int* ranks, int segment) {
   FireLine line = {0.0, static_cast<double>(b2)};
@@ -69,7 +69,7 @@ SBTRAIN_HOST_DEVICE FireLine fire_line(const FireNetwork& net, const float* w2, 
   }
   return line;
 }
-// What the slope grows by at the unit's break: it begins to rise, or ceases to fall.
+// By how much the slope grows at the unit's break, where it begins to rise or ceases to fall.
 SBTRAIN_HOST_DEVICE float fire_bend(float w1, float w2) {
   return w2 * fabsf(w1);
 }
@@ -86,7 +86,7 @@ SBTRAIN_HOST_DEVICE FireDistance fire_distance(float c, int64_t distance) {
   return {static_cast<float>(log1p(x)), static_cast<float>(n / (x + 1.0))};
 }
 
-// du = distance_by_c rate dc - psi (by_c dc + by_m dm).
+// The factors of a query's u: du = distance_by_c rate dc - psi (by_c dc + by_m dm).
 struct alignas(16) FireQuery {
   float r;
   float distance_by_c, by_c, by_m;
@@ -110,7 +110,7 @@ SBTRAIN_HOST_DEVICE FireQuery fire_query(float c, float m, int position) {
 // apart (see tile_products.cuh). Its distances query - key are kSign * (8 (i - c) - odd) more than
 // that of its first element; kSign is 1 where the rows are queries, -1 where they are keys.
 
-// body(element, of_distance(offset), row, column block, odd), once for each element.
+// Calls body(element, of_distance(offset), row, column block, odd) once for each element.
 template <int kSign, int kRows, int kColBlocks, typename Tile, typename OfDistance, typename Body>
 SBTRAIN_HOST_DEVICE void for_each_by_distance(Tile& x, OfDistance&& of_distance, Body&& body) {
   SBTRAIN_UNROLL
@@ -127,8 +127,8 @@ SBTRAIN_HOST_DEVICE void for_each_by_distance(Tile& x, OfDistance&& of_distance,
   }
 }
 
-// Products become scores on one line, x = scale x + slope u + intercept. r(i, c, odd) of an
-// element's query, psi(offset) of its distance.
+// Products become scores on one line, x = scale x + slope u + intercept. r(i, c, odd) is that of
+// an element's query, psi(offset) that of its distance.
 template <int kSign, int kRows, int kColBlocks, typename Tile, typename OfQuery,
           typename OfDistance>
 SBTRAIN_HOST_DEVICE void fire_score(Tile& x, float scale, float slope, float intercept, OfQuery&& r,
@@ -149,7 +149,7 @@ SBTRAIN_HOST_DEVICE void fire_bend_score(Tile& x, float at, float bend, OfQuery&
       });
 }
 
-// Where all queries of a tile have the same denominator, u depends on the distance alone, and it is
+// Where all queries of a tile have the same denominator, u depends only on the distance, and it is
 // enough to look at one element of each of the lane's distances. These are a tile too, of
 // kDiagonals rows and one pair of columns; its distances are kSign * 8 * (kColBlocks - 1) less than
 // the tile's.
@@ -158,7 +158,7 @@ struct FireDiagonals {
   static constexpr int kDiagonals = kRows + kColBlocks - 1;
   float at[(kDiagonals + 1) / 2][1][4] = {};
 
-  // body(element, the one of its distance).
+  // Calls body(element, the element of its distance).
   template <typename Tile, typename Body>
   SBTRAIN_HOST_DEVICE void for_each(Tile& x, Body&& body) {
     const auto none = [](int) { return 0; };
@@ -175,8 +175,8 @@ struct FireTileSums {
   float dz = 0.0f, dz_u = 0.0f;
   float dc = 0.0f, dm = 0.0f;  // of c and m, for a slope of 1
 };
-// gradient: dz of a tile whose rows are keys. query(c, odd) of an element's query, of_distance as
-// above. kAll: bound is not looked at.
+// `gradient` is dz of a tile whose rows are keys; query(c, odd) gives an element's query, and
+// of_distance is as above. With kAll `bound` is ignored.
 template <bool kAll, int kRows, int kColBlocks, typename Tile, typename OfQuery,
           typename OfDistance>
 SBTRAIN_HOST_DEVICE FireTileSums fire_tile_sums(Tile& gradient, float bound, OfQuery&& query,
@@ -214,9 +214,9 @@ SBTRAIN_HOST_DEVICE FireTileSums fire_tile_sums(Tile& gradient, float bound, OfQ
 // Sums over all pairs of one head, as the blocks write them (kFireSums numbers).
 struct FireSlot {
   static constexpr int kSegments = kFireUnits + 1;
-  // Tiles whose lowest u is above `segment` breaks.
+  // The sums of tiles whose lowest u is above `segment` breaks.
   static constexpr SBTRAIN_HOST_DEVICE int segment(int segment) { return segment; }
-  // The parts above the break of this rank, of tiles that it cuts.
+  // The sums of the parts above the break of this rank, in tiles that it cuts.
   static constexpr SBTRAIN_HOST_DEVICE int behind(int rank) { return kSegments + rank; }
   static constexpr SBTRAIN_HOST_DEVICE int parameters() { return kSegments + kFireUnits; }
   static constexpr int kSlots = kSegments + kFireUnits + 1;  // of two numbers each
@@ -226,7 +226,7 @@ static_assert(2 * FireSlot::kSlots == kFireSums);
 struct FireUnitSums {
   double dz, dz_u;
 };
-// Over the pairs for which a unit is active.
+// The sums over the pairs for which a unit is active.
 SBTRAIN_HOST_DEVICE FireUnitSums fire_unit_sums(const double* sums, float w1, float b1, int rank) {
   FireUnitSums all = {0.0, 0.0};
   FireUnitSums behind = {sums[2 * FireSlot::behind(rank)], sums[2 * FireSlot::behind(rank) + 1]};

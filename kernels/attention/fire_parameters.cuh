@@ -1,5 +1,5 @@
-// FIRE's parameters outside of attention: the tables that its score (score_fire.cuh) reads, and
-// what the sums over tiles that it leaves mean for each parameter's gradient.
+// FIRE's parameters outside of attention: forms the tables that the score (score_fire.cuh) reads,
+// and the gradient of each parameter from the sums over tiles that the score leaves.
 #pragma once
 
 #include "kernels/attention/position_bias.h"
@@ -30,7 +30,7 @@ static __global__ void fire_positions_kernel(SoftmaxProblem p, FireParameters x,
   if (to.queries_T != nullptr) to.queries_T[i] = query;
 }
 
-// A block for each head, of two warps.
+// One block of two warps for each head.
 static __global__ void fire_network_kernel(FireParameters x, FireTables to) {
   __shared__ FireNetwork net;
   __shared__ float w2[kFireUnits];
@@ -55,7 +55,8 @@ static __global__ void fire_network_kernel(FireParameters x, FireTables to) {
 
 inline constexpr int kSumParts = 4;
 
-// Adds up the blocks of one head, in order: what its units, c and m get from it. dw2 is complete.
+// Adds up the blocks of one head, in order: the head's part of the gradients of the units, c and m,
+// and the whole of dw2.
 static __global__ __launch_bounds__(kFireSums* kSumParts) void fire_heads_kernel(
     FireParameters x, FireGradients dx, const float* partials, int blocks, double* units_HK2,
     double* heads_H2) {
@@ -86,7 +87,7 @@ static __global__ __launch_bounds__(kFireSums* kSumParts) void fire_heads_kernel
   if (i < 2) heads_H2[2 * head + i] = parts[0][2 * FireSlot::parameters() + i];
 }
 
-// One warp: adds up the heads, in order.
+// One warp adds up the heads, in order.
 static __global__ void fire_parameters_kernel(FireParameters x, FireGradients dx, int heads,
                                               const double* units_HK2, const double* heads_H2) {
   const int i = static_cast<int>(threadIdx.x);

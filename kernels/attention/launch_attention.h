@@ -9,7 +9,7 @@
 
 namespace sbtrain::kernels {
 
-// A block for each `rows` queries or keys of each of `heads`.
+// One block for every `rows` queries or keys of each head.
 inline dim3 attention_grid(int tokens, int rows, int heads) {
   return dim3(blocks(tokens, rows), static_cast<unsigned>(heads));
 }
@@ -26,7 +26,7 @@ void launch_attention(const char* name, cudaStream_t stream, void (*kernel)(Para
   check_launch(name);
 }
 
-// body(Int<kD>) with the width of tiles for heads of so many channels.
+// Calls body(Int<kD>) with the width of the tiles that hold heads of head_dim channels.
 template <typename Body>
 void with_head_dim(const char* name, int head_dim, Body&& body) {
   if (head_dim <= 0 || head_dim > 128 || head_dim % 8 != 0) {

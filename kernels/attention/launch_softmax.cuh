@@ -21,7 +21,7 @@ void launch_softmax_forward(const char* name, cudaStream_t stream, const Softmax
   });
 }
 
-// Writes dq, dk, dv and what the policy has learned; `delta` is scratch, f32 [H, T].
+// Writes dq, dk, dv and the gradients of what the policy learns; `delta` is scratch, f32 [H, T].
 template <typename Policy>
 void launch_softmax_backward(const char* name, cudaStream_t stream, const SoftmaxProblem& p,
                              const Policy& policy, float* delta) {

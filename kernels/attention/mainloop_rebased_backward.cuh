@@ -35,8 +35,8 @@ static __global__ void __launch_bounds__(kRebasedThreads)
 
 // ---- dq -----------------------------------------------------------------------------------------
 
-// dS of the products s = q k^T and ds = do v^T of the keys from `key` on; 1 / den and delta of the
-// lane's rows.
+// Computes dS from the products s = q k^T and ds = do v^T with the keys from `key` on, and 1 / den
+// and delta of the lane's rows.
 template <int kRowBlocks, int kColBlocks>
 __device__ __forceinline__ void to_query_gradients(Accumulator<kRowBlocks, kColBlocks>& s,
                                                    Accumulator<kRowBlocks, kColBlocks>& ds,
@@ -62,7 +62,7 @@ __device__ __forceinline__ void to_query_gradients(Accumulator<kRowBlocks, kColB
   }
 }
 
-// dq += what the state that enters the chunk says.
+// dq += the contribution of the state that enters the chunk.
 template <typename S>
 __device__ __forceinline__ void add_earlier_keys(Accumulator<S::kRowBlocks, S::kF / 8>& dq,
                                                  const RebasedLaunch& t,
@@ -133,14 +133,14 @@ static __global__ void __launch_bounds__(kRebasedThreads)
 
 // ---- dk and dv ----------------------------------------------------------------------------------
 
-// What the inner loop over queries knows of each: [kInner] in shared memory.
+// What the inner loop needs to know of each query: [kInner] in shared memory.
 struct RebasedQueryValues {
   float* inverse;  // 1 / den, 0 beyond the pack
   float* delta;
   int* first_key;
 };
 
-// Of query `row`, by one thread.
+// Loads the values of query `row`; called by one thread.
 __device__ __forceinline__ void load_values(const RebasedQueryValues& to, int i,
                                             const RebasedLaunch& t, const Visibility& visibility,
                                             int row) {
@@ -180,7 +180,7 @@ __device__ __forceinline__ void to_key_gradients(Accumulator<kRowBlocks, kColBlo
   }
 }
 
-// dk and dv += what the state of later queries says to the keys from `first_in_state` on.
+// dk and dv += the contribution of the state of later queries, for keys from `first_in_state` on.
 template <typename S>
 __device__ __forceinline__ void add_later_queries(Accumulator<S::kRowBlocks, S::kF / 8>& dk,
                                                   Accumulator<S::kRowBlocks, S::kE / 8>& dv,

@@ -1,6 +1,6 @@
 // Based and ReBased forward: a tile of queries walks over its keys, pair by pair, with bf16 tensor
-// core products; in the chunked form these keys are of its own chunk alone, and the state stands
-// for earlier ones (rebased_state.cuh).
+// core products; in the chunked form these are only the keys of its own chunk, and the state
+// stands for earlier ones (rebased_state.cuh).
 #pragma once
 
 #include "kernels/attention/epilogue.cuh"
@@ -8,7 +8,7 @@
 
 namespace sbtrain::kernels {
 
-// Adds to the lane's part of o and den what the state that enters the chunk says.
+// Adds the contribution of the state that enters the chunk to the lane's part of o and den.
 template <typename S>
 __device__ __forceinline__ void add_earlier_keys(Accumulator<S::kRowBlocks, S::kE / 8>& o,
                                                  float (&den)[2 * S::kRowBlocks],
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(kRebasedThreads)
   const RebasedTiles<S> tiles(memory);
   const Rebased& p = t.p;
   const PolynomialScore score = t.score();
-  // The last queries see the most keys: they start first.
+  // The last queries see the most keys, so they start first.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * S::kRows;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16 * kRowBlocks;
   const int warp_first = first + warp_row;

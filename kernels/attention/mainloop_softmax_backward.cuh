@@ -1,8 +1,8 @@
 // Softmax attention backward: P = 2^(score - lse), delta = rowsum(do o), dS = P (do v^T - delta);
 // dv = P^T do, dk = scale dS^T q, dq = scale dS k. One kernel for dq and one for dk and dv, each
 // the only writer of its rows: P and dS are computed twice, but nothing is added up in an order
-// that varies. The one for dq comes first and, where the policy wants it, corrects delta by what
-// the rows of dS add up to.
+// that varies. The one for dq comes first and, if the policy asks for it, corrects delta by the
+// sums of the rows of dS.
 #pragma once
 
 #include "kernels/attention/coordinates.cuh"
@@ -15,7 +15,7 @@ namespace sbtrain::kernels {
 
 // ---- delta --------------------------------------------------------------------------------------
 
-// Eight columns a thread.
+// Each thread takes eight columns.
 inline constexpr int kDeltaThreads = 128;
 template <int kD>
 static __global__ __launch_bounds__(kDeltaThreads) void softmax_delta_kernel(SoftmaxProblem p,
@@ -50,7 +50,7 @@ struct SoftmaxQueryShape {
   static constexpr int kSharedBytes = 2 * kD * (2 * kQueries + 2 * 2 * kKeys);
 };
 
-// Of the query of this lane, in a warp's 16 * kRowBlocks queries from `first` on.
+// The values of this lane's query, one of the warp's 16 * kRowBlocks queries from `first` on.
 struct LaneQuery {
   float lse_log2, delta;
   template <typename Keys>
@@ -88,7 +88,7 @@ __device__ __forceinline__ void to_query_gradients(Accumulator<kRowBlocks, kColB
   }
 }
 
-// delta += what the rows of dS add up to, which is 0 but for rounding.
+// delta += the sums of the rows of dS, which would be 0 without rounding.
 template <int kRowBlocks>
 __device__ __forceinline__ void correct_delta(const SoftmaxProblem& p, const SoftmaxHead& head,
                                               int first, float delta,
@@ -141,7 +141,7 @@ static __global__ __launch_bounds__(
   TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row), dout(dout_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> dq;
   dq.clear();
-  float residual[2 * kRowBlocks] = {};  // what the rows of ds add up to
+  float residual[2 * kRowBlocks] = {};  // sums of the rows of ds
   for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
     cp_async_wait<0>();
     group.sync();
@@ -187,7 +187,7 @@ struct SoftmaxKeyShape {
   static constexpr int kSharedBytes = kStagesBytes + (kPairs ? 4 * kKeys * kQueries : 0);
 };
 
-// What the inner loop over queries knows of each: [kQueries] in shared memory.
+// What the inner loop needs to know of each query: [kQueries] in shared memory.
 struct QueryValues {
   float* lse;
   float* delta;
@@ -290,15 +290,15 @@ class SharedAccumulator {
   float4* lane_;
 };
 
-// Waits for the other warp of pair `pair`. It orders what goes through SharedAccumulator and
-// nothing else: between a copy to a tile and the reads of it lies a barrier of the whole block,
-// with pairs or without. compute-sanitizer's racecheck (CUDA 13.0) reports these copies all the
-// same, in kernels with pairs alone.
+// Waits for the other warp of pair `pair`. It orders only what goes through SharedAccumulator: with
+// or without pairs, a barrier of the whole block lies between a copy to a tile and the reads of the
+// tile. compute-sanitizer's racecheck (CUDA 13.0) nevertheless reports these copies in kernels with
+// pairs, and in no others, which is therefore taken for an error of the tool.
 __device__ __forceinline__ void sync_pair(int pair) {
   sync_threads<64>(pair + 1);
 }
 
-// Where things lie in shared memory.
+// The layout of shared memory.
 template <typename Shape, typename Scores>
 struct SoftmaxKeyTiles {
   static constexpr int kD = Shape::kD, kQueries = Shape::kQueries;
@@ -324,8 +324,8 @@ struct SoftmaxKeyTiles {
   char* policy_stages;
 };
 
-// The gradients of one warp's keys. With pairs the second warp's rows are of v, and it adds up dk
-// alone, in dv; the first one's dv.
+// The gradients of one warp's keys. With pairs the second warp's rows are of v, and it adds up only
+// dk, in the member dv; the first warp adds up only dv.
 template <typename Shape>
 struct SoftmaxKeyGradients {
   static constexpr int kD = Shape::kD, kRowBlocks = Shape::kRowBlocks;

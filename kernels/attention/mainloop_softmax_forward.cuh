@@ -13,7 +13,7 @@ template <int kHeadDim>
 struct SoftmaxForwardShape {
   static constexpr int kD = kHeadDim;
   static constexpr int kWarps = 4;
-  static constexpr int kBlocks = kD == 32 ? 3 : 1;  // of a multiprocessor, at least
+  static constexpr int kBlocks = kD == 32 ? 3 : 1;  // at least so many on a multiprocessor
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowBlocks = 2;  // of 16 queries, each warp
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
@@ -54,7 +54,7 @@ static __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void softma
   char* const policy_stages = reinterpret_cast<char*>(v_tiles.first + Keys::kElements);
 
   const BlockThreads<Shape::kThreads> group;
-  // The last queries see the most keys: they start first.
+  // The last queries see the most keys, so they start first.
   const SoftmaxHead head(p, static_cast<int>(blockIdx.y));
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
   load_rows<Shape::kQueries, kD>(group, q_tile, head, p.q, first);

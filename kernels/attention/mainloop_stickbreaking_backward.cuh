@@ -1,4 +1,4 @@
-// Stick-breaking attention backward, in two phases. Both form A and dz again, block by block from
+// Stick-breaking attention backward, in two phases. Both compute A and dz, block by block from
 // left to right. In the first a tile of queries walks over its blocks of keys: it finds dq, and
 // leaves {log2 T, C} of each row at each block. From these the second starts in any block: a block
 // of keys walks over the queries that see it and finds dk and dv. Nothing is added by atomics.
@@ -18,7 +18,7 @@ __device__ __forceinline__ float2* saved_state(const StickBreakingProblem& p, co
   return reinterpret_cast<float2*>(p.workspace) + slot * p.tokens + row;
 }
 
-// do_j . (v_j or r_h): what the remainder's gradient is. The lanes of a quad share the columns.
+// The gradient of the remainder, do_j . (v_j or r_h). The lanes of a quad share the columns.
 __device__ __forceinline__ float remainder_gradient(const StickBreakingProblem& p,
                                                     const StickHead& head, int row) {
   if (p.remainder == StickRemainder::kNone) return 0.0f;
@@ -49,7 +49,7 @@ constexpr int stick_query_shared_bytes() {
   return 2 * kD * 2 * StickShape<kD, StickPass::kQuery>::kQueries + KeyStages<kD, true>::kBytes;
 }
 
-// The states of the lane's rows left of their first keys.
+// Sets the states of the lane's rows to those at the left of their first keys.
 template <int kRowBlocks, bool kGated>
 __device__ __forceinline__ void enter_rows(
     StickGradients<2 * kRowBlocks, kStickKeys, kGated>& sticks, const StickBreakingProblem& p,
@@ -132,8 +132,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
 
 // ---- Phase 2: dk, dv and the gate's gradient ----------------------------------------------------
 
-// The warps share the products with the transposed tiles [queries, keys]: two halves of the keys,
-// two of the columns.
+// The warps divide the products with the transposed tiles [queries, keys] among them: two halves of
+// the keys times two halves of the columns.
 template <int kD>
 using KeyGradient = Accumulator<2, kD / 16>;
 
@@ -212,7 +212,7 @@ __device__ __forceinline__ void write_gate_gradient(const StickThreads& group,
   }
 }
 
-// Where things lie in shared memory.
+// The layout of shared memory.
 template <int kD, bool kGated, int kStages>
 struct KeyGradientTiles {
   static constexpr int kQueries = StickShape<kD, StickPass::kKey>::kQueries;
@@ -259,7 +259,7 @@ __device__ __forceinline__ int next_tile(const Visibility& visibility, int tile,
   return tile;
 }
 
-// The states of the lane's rows at the left edge of `block`.
+// Sets the states of the lane's rows to those at the left edge of `block`.
 template <int kRowBlocks, bool kGated>
 __device__ __forceinline__ void enter_block(
     StickGradients<2 * kRowBlocks, kStickKeys, kGated>& sticks, const StickBreakingProblem& p,
@@ -348,7 +348,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
 
 // ---- dr_h += sum_j rem_j do_j -------------------------------------------------------------------
 
-// A block for each head, threads [rows, columns].
+// One block for each head; its threads are [rows, columns].
 inline constexpr int kBiasThreads = 512;
 static __global__ void stick_remainder_bias_kernel(const StickBreakingProblem p) {
   __shared__ float sums[kBiasThreads];

@@ -36,7 +36,7 @@ __device__ __forceinline__ void add_remainder(Accumulator<kRowBlocks, kD / 8>& o
   });
 }
 
-// Writes o, the remainders and where the keys of each row end that were read: at `block`.
+// Writes o, the remainders and the stops: of each row the keys from `block` on have been read.
 template <int kRowBlocks, int kD, bool kGated>
 __device__ __forceinline__ void write_sticks(
     const StickBreakingProblem& p, const StickHead& head, int first, int block,
@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
 
   const StickThreads group;
   const StickHead head(p, static_cast<int>(blockIdx.y));
-  // Later tiles have more keys, as a rule: they start first.
+  // Later tiles usually have more keys, so they start first.
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
   const int warp_row = group.warp() * Shape::kWarpRows;
   const int first = tile + warp_row;

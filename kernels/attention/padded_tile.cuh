@@ -1,6 +1,6 @@
 // Tiles of bf16 for heads of any size and alignment: row-major [rows, kCols] in shared memory,
 // kCols a multiple of 16, with 16 bytes after each row so that fragments meet no bank conflicts.
-// Copied through registers, 16, 8 or 2 bytes at a time.
+// They are copied through registers, 16, 8 or 2 bytes at a time.
 #pragma once
 
 #include "kernels/attention/tile_products.cuh"

@@ -1,5 +1,5 @@
-// What softmax attention can add to its logits by the distance of query and key; see
-// ops/attention.h for what they are.
+// The biases that softmax attention can add to its logits by the distance of query and key. Their
+// formulas are in ops/attention.h.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@ struct FireParameters {
   const __nv_bfloat16* w2;       // [H, 32]
   const __nv_bfloat16* b2;       // [H]
 };
-// f32, added to. The logits of a query may all be shifted, so b2 has no gradient.
+// f32; the kernels add to them. b2 has no gradient, since it shifts all logits of a query alike.
 struct FireGradients {
   float *c, *m, *w1, *b1, *w2;
 };

@@ -1,5 +1,5 @@
-// What libraries that work on padded batches need to know of a pack of documents, and the layouts
-// in which they keep one number for each query.
+// Describes a pack of documents to libraries that work on padded batches, and converts between the
+// layouts of one number for each query.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@ namespace sbtrain::kernels {
 
 inline constexpr int kMaxRaggedTensors = 9;
 
-// Document n of the batch of `batch` documents; those from `sequences` on are empty.
+// A batch of `batch` documents, of which those from `sequences` on are empty.
 struct RaggedBatch {
   int batch = 0;
   int sequences = 0;

@@ -11,7 +11,7 @@ bool has_lower(const RebasedPolynomial& s) {
   return s.constant != 0.0f || s.linear != 0.0f;
 }
 
-// The elements that heads of `size` can be read by.
+// The number of elements by which heads of `size` can be read.
 int width_of(int size, std::initializer_list<const RebasedTensor*> tensors) {
   for (const int width : {8, 4}) {
     bool fits = size % width == 0;
@@ -33,7 +33,7 @@ RebasedLaunch launch_of(const Rebased& p) {
   return t;
 }
 
-// Heads [first, first + count).
+// The same problem for heads [first, first + count).
 RebasedLaunch heads_of(RebasedLaunch t, int first, int count) {
   const auto advance = [](auto*& data, int64_t elements) {
     if (data != nullptr) data += elements;
@@ -50,7 +50,7 @@ RebasedLaunch heads_of(RebasedLaunch t, int first, int count) {
   return t;
 }
 
-// run(heads) for all heads, `group` at a time.
+// Calls run(heads) for all heads, `group` at a time.
 template <typename Run>
 void for_each_group(const RebasedLaunch& t, int group, Run&& run) {
   for (int first = 0; first < t.p.heads; first += group) {
@@ -65,7 +65,7 @@ void with_values(int values, Run&& run) {
   if (values <= 64) return run(RebasedShape<kF, 64>{});
   run(RebasedShape<kF, 128>{});
 }
-// run(shape) with the smallest shape that holds the heads.
+// Calls run(shape) with the smallest shape that holds the heads.
 template <typename Run>
 void with_shape(const Rebased& p, Run&& run) {
   if (p.features < 1 || p.features > kMaxRebasedFeatures || p.values < 1 ||
@@ -80,7 +80,7 @@ void with_shape(const Rebased& p, Run&& run) {
   }
 }
 
-// A block for each S::kRows tokens of each head.
+// Launches one block for every S::kRows tokens of each head.
 template <typename S>
 void launch(const char* name, cudaStream_t stream, void (*kernel)(RebasedLaunch),
             const RebasedLaunch& t) {
@@ -98,7 +98,7 @@ void sum_chunks(cudaStream_t stream, const RebasedLaunch& t) {
                    attention_grid(t.p.tokens, kRebasedChunk, t.p.heads), kRebasedThreads,
                    RebasedSumShape<S::kF, S::kE>::kSharedBytes, t);
 }
-// The states that enter the chunks, or the gradients of those that leave them.
+// Forms the states that enter the chunks, or the gradients of those that leave them.
 template <typename S, RebasedSide kSide>
 void form_states(cudaStream_t stream, const RebasedLaunch& t) {
   if (t.states == nullptr) return;

@@ -30,8 +30,8 @@ struct Rebased {
   RebasedTensor q{}, k{}, v{}, o{};
   float* den = nullptr;  // [H, T]
   RebasedTensor dout{}, dq{}, dk{}, dv{};
-  // Chunked: f32 [rebased_chunks(tokens), group, rows, values + 1], the states of `group` heads,
-  // which are done at a time. Backward: after it f32 [H, T].
+  // In the chunked form f32 [rebased_chunks(tokens), group, rows, values + 1], the states of the
+  // `group` heads that are computed at a time. In the backward pass, f32 [H, T] after them.
   float* scratch = nullptr;
   int group = 0;
 };
@@ -40,12 +40,12 @@ struct Rebased {
 void rebased_forward(cudaStream_t stream, const Rebased& p);
 // Writes dq, dk and dv, the same bits on every run.
 void rebased_backward(cudaStream_t stream, const Rebased& p);
-// state [heads, rows, values + 1] = that of all tokens, one sequence; of p it takes k, v, the
-// sizes, s and the scratch.
+// state [heads, rows, values + 1] = the state after all tokens, which are one sequence. Of p it
+// reads only k, v, the sizes, s and the scratch.
 void rebased_state(cudaStream_t stream, const Rebased& p, float* state);
 
-// For each of `batch` sequences: state [batch, heads, rows, values + 1] f32 += key and value, which
-// starts from nothing at position 0, then o.
+// For each of `batch` sequences: adds the key and value to state [batch, heads, rows, values + 1],
+// f32, which is cleared before that at position 0; then writes o.
 struct RebasedDecode {
   int64_t batch;
   int heads, features, values;

@@ -9,7 +9,7 @@ namespace {
 constexpr int kDecodeWarps = 8;
 constexpr int kMaxColumns = (kMaxRebasedValues + 1 + 31) / 32;  // of a lane
 
-// A block for each head of each sequence. A warp takes every kDecodeWarps-th row of the state, a
+// One block for each head of each sequence. A warp takes every kDecodeWarps-th row of the state, a
 // lane every 32nd column.
 __global__ void __launch_bounds__(32 * kDecodeWarps) rebased_decode_kernel(const RebasedDecode p) {
   __shared__ float q[kMaxRebasedFeatures + 1], k[kMaxRebasedFeatures + 1];

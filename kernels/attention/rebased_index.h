@@ -1,14 +1,14 @@
-// Where things lie in the states of rebased.cu, and which tokens take part in them: plain
-// arithmetic, tested on the host.
+// The layout of the states of rebased.cu, and which tokens take part in them: plain arithmetic,
+// tested on the host.
 //
 // A state of a head with f features is [rows, e + 1] f32, sums of row times [v | 1]. Its rows are,
 // where the polynomial has lower terms, the constant 1 and the f features, then the products of two
 // features a <= b in the order (0,0), (0,1), ..., (1,1), ...
 //
 // Chunks are aligned to the pack, not to its documents: chunk c is the tokens [c, c + 1) *
-// kRebasedChunk. So their number depends on the tokens alone. The state that enters a chunk is that
-// of the document which lies across its beginning, and is seen by the tokens of that document; the
-// state that leaves it is that of the document of its last token.
+// kRebasedChunk. So the number of chunks depends only on the number of tokens. The state that
+// enters a chunk is that of the document which lies across its beginning, and is seen by the tokens
+// of that document; the state that leaves it is that of the document of its last token.
 #pragma once
 
 #include <cstddef>
@@ -49,8 +49,9 @@ constexpr RebasedFactors rebased_factors(int f, bool lower, int row) {
   return {a, a + row};
 }
 
-// Whether the token's document began before the token's chunk: it sees the state that enters the
-// chunk. Of the chunk's last token: whether that state is part of the one that leaves.
+// Whether the token's document began before the token's chunk, so that the token sees the state
+// that enters the chunk. For the chunk's last token: whether that state is part of the one that
+// leaves.
 constexpr bool sees_rebased_state(int token, int position) {
   return position > token % kRebasedChunk;
 }
@@ -60,7 +61,7 @@ constexpr int first_in_rebased_state(int last_token, int position_of_last) {
   const int document = last_token - position_of_last;
   return document > begin ? document : begin;
 }
-// The first key whose weight for the query is formed by itself.
+// The first key whose weight for the query is computed on its own, not through a state.
 constexpr int first_rebased_key(int query, int position, bool chunked) {
   const int document = query - position;
   const int chunk = query / kRebasedChunk * kRebasedChunk;

@@ -1,5 +1,5 @@
 // Products with the state of earlier keys (rebased_index.h), or in the backward pass of later
-// queries, by tf32 tensor cores: left operands are formed in registers. With S symmetric in the
+// queries, on tf32 tensor cores; left operands are formed in registers. With S symmetric in the
 // features a and b,
 //   sum_i s_ij [v_i | 1] += sum_b square q_b (sum_a q_a S_ab) + linear sum_a q_a S_a + constant S_1
 //   dq_a += scale (sum_b 2 square q_b (g S_ab) + linear g S_a),   q = scale q_j,
@@ -40,7 +40,7 @@ __device__ void load_slices(float* slices, const RebasedLaunch& t, const float* 
   }
 }
 
-// use(b, slice, last) for every slice of the state. All threads of the block take part.
+// Calls use(b, slice, last) for every slice of the state. All threads of the block take part.
 template <typename S, typename Use>
 __device__ __forceinline__ void for_each_slice(float* slices, const RebasedLaunch& t,
                                                const float* state, Use&& use) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void for_each_slice(float* slices, const RebasedLaunc
   }
 }
 
-// The features x of the lane's rows: those of its fragments, and any.
+// The features x of the lane's rows: those in its fragments, and any other by index.
 template <typename S>
 struct RowFeatures {
   __device__ RowFeatures(const bf16* tile, int warp_row, float scale)

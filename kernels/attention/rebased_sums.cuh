@@ -125,7 +125,7 @@ __device__ __forceinline__ void sum_rows(float* out, const RebasedChunkTile<kF, 
 }
 
 // states[chunk] = sum over the tokens of the chunk that take part of (products of features) [v | 1]
-// or, of queries, of scale q and g. A block for each chunk and head.
+// or, of queries, of scale q and g. One block for each chunk and head.
 template <int kF, int kE, RebasedSide kSide>
 static __global__ void __launch_bounds__(kRebasedThreads)
     rebased_sum_kernel(const RebasedLaunch t) {
@@ -148,8 +148,9 @@ static __global__ void __launch_bounds__(kRebasedThreads)
 inline constexpr int kScanThreads = 256;
 inline constexpr int kScanBatch = 8;  // loads in flight
 
-// Sums of chunks become the states that enter them, from the left; `reverse`: that leave them, from
-// the right. One thread for each of the `elements` of the states of one chunk.
+// Turns the sums of chunks into the states that enter the chunks, going from left to right; with
+// `reverse` into the states that leave them, going from right to left. One thread for each of the
+// `elements` of the states of one chunk.
 static __global__ void __launch_bounds__(kScanThreads)
     rebased_scan_kernel(float* states, int64_t elements, int tokens, const int32_t* positions,
                         bool reverse) {

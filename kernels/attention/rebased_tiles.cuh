@@ -1,4 +1,4 @@
-// What the main loops of Based and ReBased share: what they know of the problem, their shapes and
+// What the main loops of Based and ReBased share: their view of the problem, their shapes and
 // tiles.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace sbtrain::kernels {
 inline constexpr int kRebasedWarps = 4;
 inline constexpr int kRebasedThreads = 32 * kRebasedWarps;
 
-// What kernels know besides the problem.
+// The problem, and what else the kernels need to know.
 struct RebasedLaunch {
   Rebased p;             // of the heads of this launch
   float* states;         // [chunks, heads, rows, values + 1], null: over all pairs
@@ -80,8 +80,8 @@ struct RebasedTiles {
   float *numbers, *slices;
 };
 
-// Copies tokens from `row` on to two tiles of kRows: the features that x has of them and the values
-// that y has.
+// Copies tokens from `row` on to two tiles of kRows: their features from x and their values
+// from y.
 template <typename S, int kRows>
 __device__ __forceinline__ void load_tokens(bf16* features, bf16* values, const RebasedLaunch& t,
                                             const RebasedTensor& x, const RebasedTensor& y,

@@ -19,7 +19,7 @@ struct RunningSoftmax {
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) maximum[i] = kNoMaximum, sum[i] = 0.0f;
   }
-  // Scores become 2^(score - maximum), and what was summed so far, o too, is scaled to it.
+  // Scores become 2^(score - maximum). A maximum that lags too far is raised, o and sum rescaled.
   template <int kKeyBlocks, int kColBlocks>
   __device__ __forceinline__ void add(Accumulator<kRowBlocks, kKeyBlocks>& s,
                                       Accumulator<kRowBlocks, kColBlocks>& o) {

@@ -28,14 +28,14 @@ class FireHead {
         bend_(tables.bends_HK[head * kFireUnits + lane()]),
         break_(tables.breaks_K[lane()]) {}
 
-  // How many breaks are below every u of a tile, and below its highest.
+  // How many breaks lie below every u of a tile, and how many below its highest u.
   struct Breaks {
     int low, high;
   };
   __device__ __forceinline__ Breaks breaks(float low, float high) const {
     return {__popc(__ballot_sync(~0u, break_ < low)), __popc(__ballot_sync(~0u, break_ < high))};
   }
-  // Products become scores: those of one line, and bends.
+  // Products become scores: those of one line, then those of the bends.
   template <int kSign, int kRows, int kColBlocks, typename Tile, typename OfQuery,
             typename OfDistance>
   __device__ __forceinline__ void score(Tile& s, float scale, const Breaks& breaks, OfQuery&& r,
@@ -74,7 +74,8 @@ struct FireScore {
     static constexpr int kRows = 2 * Shape::kRowBlocks, kWarpQueries = 16 * Shape::kRowBlocks;
     static constexpr int kColBlocks = Shape::kKeys / 8;
     using Diagonals = FireDiagonals<kRows, kColBlocks>;
-    // Of a block and its keys, from the first query to the key after the last one on.
+    // The distances of a block and a tile of keys, beginning with that of the first query and the
+    // key after the last.
     static constexpr int kDistances = Shape::kQueries + Shape::kKeys;
 
    public:
@@ -94,7 +95,7 @@ struct FireScore {
           group, stage, policy_.tables.distances + kFireMargin + first_ - begin - Shape::kKeys);
     }
     __device__ __forceinline__ void enter(const void* stage, int) {
-      // The first query and the last key; the last query and the first key.
+      // The lowest u: the first query and the last key. The highest: the last query, the first key.
       const FireDistance* const first_key =
           static_cast<const FireDistance*>(stage) + Shape::kKeys + warp_row_;
       const float low_r = warp_min(r_), high_r = warp_max(r_);
@@ -125,8 +126,8 @@ struct FireScore {
     const FireScore& policy_;
     FireHead head_;
     int first_, warp_row_;
-    float r_;  // of the query of this lane
-    // Of the tile.
+    float r_;  // of this lane's query
+    // State of the current tile.
     bool flat_ = false;  // all r are the same
     FireHead::Breaks breaks_{0, 0};
     const FireDistance* lane_ = nullptr;
@@ -139,7 +140,8 @@ struct FireScore {
     using Diagonals = FireDiagonals<kRows, kColBlocks>;
     struct Stage {
       FireQuery queries[Shape::kQueries];
-      // Of a block and its queries, from the first query to the key after the last one on.
+      // The distances of a block and a tile of queries, beginning with that of the first query and
+      // the key after the last.
       FireDistance distances[Shape::kKeys + Shape::kQueries];
     };
 
@@ -173,7 +175,7 @@ struct FireScore {
         same = same && x.r == one.r && x.by_c == one.by_c && x.by_m == one.by_m;
       }
       flat_ = __all_sync(~0u, same);
-      // The last key and the first query; the first key and the last query.
+      // The lowest u: the last key and the first query. The highest: the first key, the last query.
       const FireDistance* const first_key = tile.distances + Shape::kKeys - at_.warp_row;
       breaks_ = head_.breaks(first_key[1 - kWarpKeys].psi * warp_min(low_r),
                              first_key[Shape::kQueries - 1].psi * warp_max(high_r));
@@ -256,7 +258,7 @@ struct FireScore {
         add_to_slot(FireSlot::behind(k), behind.dz, behind.dz_u);
       }
     }
-    // Even lanes add up x, odd ones y; lanes 0 and 1 alone touch what the warp sums up.
+    // Even lanes add up x, odd ones y; only lanes 0 and 1 access the warp's sums.
     __device__ __forceinline__ void add_to_slot(int slot, float x, float y) {
       const bool odd = lane() % 2 != 0;
       const float theirs = __shfl_xor_sync(~0u, odd ? x : y, 1);
@@ -279,12 +281,12 @@ struct FireScore {
     const FireScore& policy_;
     FireHead head_;
     TileCoordinates at_;
-    // Of the tile.
+    // State of the current tile.
     bool flat_ = false;  // all queries are the same to FIRE
     FireHead::Breaks breaks_{0, 0};
     const FireDistance* lane_ = nullptr;
     const FireQuery* queries_ = nullptr;
-    // Of the gradient: the lane's sums of tiles that follow each other in one segment.
+    // State of the gradient: the lane's sums over consecutive tiles in one segment.
     float2* mine_ = nullptr;  // the warp's sums
     int segment_ = 0;
     float dz_ = 0.0f, dz_u_ = 0.0f, dc_ = 0.0f, dm_ = 0.0f;

@@ -6,13 +6,13 @@
 // Shape::kKeys of a block, and KeyRows for tiles of keys and queries. A warp makes one for its rows
 // of a block, of which TileCoordinates say where it stands. Masks come after scores, so pairs that
 // do not see each other may get any number. Both have
-//   stage_bytes()                  shared memory for what they want to know of a tile's columns
+//   stage_bytes()                  shared memory for what they need to know of a tile's columns
 //   load(group, stage, begin)      copies that for the columns from `begin` on, asynchronously; by
 //                                  all threads of the group
 //   enter(stage, begin)            the next tile is the warp's own of the columns from `begin` on
 //   score(s)                       products become scores
-// and KeyRows has besides, for gradients of what the policy has learned, from those of the scores
-// (in nats):
+// KeyRows also has, to compute the gradients of what the policy learns from those of the scores (in
+// nats):
 //   shared_bytes()                 shared memory of the gradient
 //   begin_gradient(group, shared)  before the first tile of a block
 //   add_gradient(ds)               for each tile that was scored
@@ -40,8 +40,8 @@ struct NoGradient : NothingStaged {
 };
 
 struct ScaledScore {
-  // Whether rows of gradients must add up to 0 as well as f32 can; o, of which delta is made, is
-  // rounded to bf16.
+  // Whether the rows of gradients must add up to 0 to the precision of f32. Without a correction
+  // they do not, since delta is computed from o, which is rounded to bf16.
   static constexpr bool kExactDelta = false;
   float scale_log2;
 

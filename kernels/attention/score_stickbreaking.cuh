@@ -3,11 +3,11 @@
 //
 // Key tiles lie in shared memory in a permuted order (key_of_row): then each lane of a quad holds
 // kLaneKeys = kKeys / 4 consecutive keys of its rows, and the scan is serial in registers but for a
-// few shuffles within the quad. All is done in product space: with e = 2^(z log2 e) a key takes
+// few shuffles within the quad. The stick is kept as a product: with e = 2^(z log2 e) a key takes
 // beta = e / (1 + e) of the stick and leaves 1 / (1 + e) of it.
 //
 // Scores are any fragment with of_row(i, t), element t of the lane's row i in the order of its
-// columns, 8 c + 2 (lane % 4) + b for t = 2 c + b: so mma.sync and wgmma lay out accumulators. What
+// columns, 8 c + 2 (lane % 4) + b for t = 2 c + b, as mma.sync and wgmma lay out accumulators. What
 // a row sees is any type with hidden(i, key) and all(begin, keys), see RowKeys in visibility.cuh.
 #pragma once
 
@@ -16,7 +16,8 @@
 
 namespace sbtrain::kernels {
 
-// e is clamped to 2^31, so that the product of four (1 + e) is finite. What leaks is 2^-31.
+// e is clamped to 2^31, so that the product of four (1 + e) is finite. A key thus leaves at least
+// about 2^-31 of the stick.
 inline constexpr float kLargestLogit = 31.0f;
 
 // The key of a block of kKeys that lies in row `row` of its tile, and so in column `row` of the
@@ -48,7 +49,7 @@ __device__ __forceinline__ float pairwise_sum(const float* x) {
   }
 }
 
-// The sticks of a lane's kRows rows on their way from right to left, kKeys keys at a time.
+// The sticks of a lane's kRows rows, broken from right to left, kKeys keys at a time.
 template <int kRows, int kKeys, bool kGated>
 struct Sticks {
   static constexpr int kLaneKeys = kKeys / 4;
@@ -147,8 +148,8 @@ struct Sticks {
     }
   }
 
-  // The stick before the lane's rightmost key, where `mine` of it is left after the lane's keys;
-  // and `left` after the block.
+  // Returns the stick before the lane's rightmost key, where the lane's keys leave `mine` of it,
+  // and moves `left` to the end of the block.
   __device__ __forceinline__ float enter(int i, float mine) {
     const float right =
         from_right(mine, 1, 1.0f) * from_right(mine, 2, 1.0f) * from_right(mine, 3, 1.0f);
@@ -158,8 +159,8 @@ struct Sticks {
   }
 };
 
-// The backward pass of a lane's kRows rows, from left to right. Where a block begins it needs log2
-// T of the stick that is left there and C, the sum of g over the keys further left.
+// The backward pass of a lane's kRows rows, from left to right. At the left edge of a block it
+// needs log2 T of the stick that is left there, and C, the sum of g over the keys further left.
 template <int kRows, int kKeys, bool kGated>
 struct StickGradients {
   static constexpr int kLaneKeys = kKeys / 4;

@@ -21,15 +21,15 @@ constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
 // ---- kernels/attention/softmax_bias.h -----------------------------------------------------------
 
 inline constexpr int kFireUnits = 32;
-// Tiles meet pairs that are masked: distances this far beyond those of a document.
+// Tiles contain masked pairs too, whose distances lie up to this far beyond those of a document.
 inline constexpr int64_t kFireMargin = 256;
-// Of one block of keys: sums of {dz, dz u} over each of 33 segments and above each of 32
-// breaks, and the gradients of c and m.
+// The numbers of one block of keys: sums of {dz, dz u} over each of 33 segments and above each of
+// 32 breaks, and the gradients of c and m.
 inline constexpr int64_t kFireSums = 2 * (kFireUnits + 1 + kFireUnits + 1);
 // Keys of a block in the backward pass.
 inline constexpr int64_t kFireBlockKeys = 128;
 
-// Where things lie in the scratch of FIRE, in bytes from its start.
+// The layout of FIRE's scratch, in bytes from its start.
 struct FireScratch {
   size_t distances;  // f32 [max_seqlen + 2 * margin, 2]
   size_t r;          // f32 [T + margin]

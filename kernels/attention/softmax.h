@@ -1,6 +1,6 @@
 // Softmax attention over packed documents (FlashAttention-2, arXiv 2307.08691) with mma.sync: any
-// GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. See ops/attention.h for what
-// it computes.
+// GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. ops/attention.h says
+// what it computes.
 #pragma once
 
 #include <cuda_bf16.h>

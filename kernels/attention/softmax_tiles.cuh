@@ -30,7 +30,7 @@ struct TileStages {
   }
 };
 
-// Rows [first, first + kRows) of x.
+// Loads rows [first, first + kRows) of x.
 template <int kRows, int kD, typename Group>
 __device__ __forceinline__ void load_rows(const Group& group, __nv_bfloat16* tile,
                                           const SoftmaxHead& head, const HeadRows& x, int first) {

@@ -1,6 +1,6 @@
 // Stick-breaking attention (arXiv 2410.17980, equations 1-4) over packed documents with mma.sync:
-// any GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. See ops/attention.h for
-// what it computes and docs/attention.md for how.
+// any GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. ops/attention.h says
+// what it computes, docs/attention.md how.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -20,15 +20,15 @@ enum class StickPass { kForward, kQuery, kKey };
 template <int kHeadDim, StickPass kPass>
 struct StickShape {
   static constexpr int kD = kHeadDim;
-  // Of 16 queries, each warp. Two halve the reads of the other operand, but the backward passes
-  // are bound by latency: there more warps count for more.
+  // Blocks of 16 queries in each warp. Two blocks halve the reads of the other operand, but the
+  // backward passes are limited by latency, where more warps help more.
   static constexpr int kRowBlocks = kPass == StickPass::kForward && kD <= 64 ? 2 : 1;
   static constexpr int kBlocks = kPass == StickPass::kForward || kD > 64 ? 2 : 3;  // on an SM
   static constexpr int kWarpRows = 16 * kRowBlocks;
   static constexpr int kQueries = kWarpRows * kStickWarps;
 };
 
-// kStopped: of the keys that the forward pass read.
+// With kStopped only the keys that the forward pass read are visible.
 template <bool kStopped>
 __device__ __forceinline__ Visibility visibility_of(const StickBreakingProblem& p,
                                                     const StickHead& head) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ Visibility visibility_of(const StickBreakingProblem& 
           .ends_with_pack = true};
 }
 
-// Rows [first, first + kRows) of x, in their order.
+// Loads rows [first, first + kRows) of x, in their order.
 template <int kRows, int kD>
 __device__ __forceinline__ void load_rows(const StickThreads& group, __nv_bfloat16* tile,
                                           const StickHead& head, const HeadRows& x, int first) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void load_rows(const StickThreads& group, __nv_bfloat
                        head.p.head_dim);
 }
 
-// A block of keys, permuted for the scan.
+// Loads a block of keys, permuted for the scan.
 template <int kD>
 __device__ __forceinline__ void load_keys(const StickThreads& group, __nv_bfloat16* tile,
                                           const StickHead& head, const HeadRows& x, int block) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_keys(const StickThreads& group, __nv_bfloat
   }
 }
 
-// Gates of a block of keys, in the order of the keys.
+// Loads the gates of a block of keys, in the order of the keys.
 __device__ __forceinline__ void load_gates(const StickThreads& group, float* gates,
                                            const StickBreakingProblem& p, const StickHead& head,
                                            int block) {

@@ -15,7 +15,7 @@ class TileRows {
  public:
   __device__ __forceinline__ TileRows(const __nv_bfloat16* tile, int row)
       : tile_(tile + row * kD) {}
-  // When the tile has arrived.
+  // To be called when the tile has arrived.
   __device__ __forceinline__ void load() {
     if constexpr (kKeep) {
 #pragma unroll

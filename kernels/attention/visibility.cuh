@@ -13,8 +13,8 @@
 
 namespace sbtrain::kernels {
 
-// Kernels make one from their problem. Options that they leave alone are constants to the compiler
-// and cost nothing.
+// Kernels make one from their problem. Options that they leave at their defaults are constants to
+// the compiler and cost nothing.
 struct Visibility {
   int tokens = 0;
   const int32_t* positions = nullptr;   // [T], of each token in its document
@@ -27,8 +27,8 @@ struct Visibility {
   bool stopped = false;
   const int32_t* stop = nullptr;
   int64_t stop_begin = 0;
-  // Queries beyond the pack see nothing; otherwise they see what the last one does, and nothing
-  // of them may be written.
+  // If set, queries beyond the pack see nothing. Otherwise they see what the last query sees, and
+  // none of their results may be written.
   bool ends_with_pack = false;
 
   __device__ __forceinline__ int first_key(int query, int position) const {
@@ -44,7 +44,7 @@ struct Visibility {
     const int end = query + (own_key ? 1 : 0);
     return ends_with_pack ? min(end, tokens) : end;
   }
-  // The queries that see some key of [.., last_key] come before this one.
+  // All queries that see a key up to last_key come before this one.
   __device__ __forceinline__ int end_query(int last_key) const {
     int end = document_end(last_key);
     if (own_chunk) end = min(end, (last_key / kRebasedChunk + 1) * kRebasedChunk);

@@ -1,4 +1,4 @@
-// The f32 accumulators of one warp's product, blocks of [16, 8] side by side (mma.cuh).
+// The f32 accumulators of one warp's product: blocks of [16, 8] side by side (mma.cuh).
 #pragma once
 
 #include "kernels/primitives/lanes.cuh"
@@ -56,7 +56,7 @@ struct Accumulator {
   }
   struct RowCol {
     int row, col;
-    int lane_row;  // which of the lane's rows: known when compiled
+    int lane_row;  // which of the lane's rows; known at compile time
   };
 };
 

@@ -26,8 +26,8 @@ __device__ __forceinline__ void cp_async4(uint32_t shared, const void* global, b
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
-// Waits until at most kPending of this thread's groups are under way. What other threads copied is
-// visible only after a barrier of all of them as well.
+// Waits until at most kPending of this thread's groups are still incomplete. What other threads
+// copied is visible only after a barrier of all of them as well.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");

@@ -11,7 +11,7 @@
 namespace sbtrain::kernels {
 
 // Four matrices [8, 8] of bf16: lane n passes the address of a row of 16 bytes, row n % 8 of matrix
-// n / 8, and gets of matrix i the elements (lane / 4, 2 (lane % 4)..) in r[i].
+// n / 8, and gets in r[i] the elements (lane / 4, 2 (lane % 4)..) of matrix i.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -27,8 +27,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
 }
 
 // The address of chunk `lane_chunk` (0 or 1) of row `lane_row`, counted from row and col. These are
-// multiples of 16, so that one exclusive or takes the lane there: what depends on the lane is
-// computed once for a tile.
+// multiples of 16, so one exclusive or moves the lane's address there: the part that depends on the
+// lane is computed once for a tile.
 template <int kCols>
 __device__ __forceinline__ uint32_t fragment_address(const __nv_bfloat16* tile, int lane_row,
                                                      int lane_chunk, int row, int col) {

@@ -23,7 +23,7 @@ __device__ __forceinline__ float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// What the lane `distance` further right in the quad has, or `outside` where there is none.
+// The value of the lane `distance` further right in the quad, or `outside` if there is none.
 __device__ __forceinline__ float from_right(float x, int distance, float outside) {
   const float y = __shfl_down_sync(~0u, x, distance, 4);
   return quad_lane() + distance < 4 ? y : outside;
@@ -34,14 +34,14 @@ __device__ __forceinline__ float from_left(float x, int distance, float outside)
   return quad_lane() >= distance ? y : outside;
 }
 
-// Lane n has the value of row n of a warp's accumulator: each lane gets that of its row i, row
-// lane_row() + 8 i (accumulator.cuh). At most 32 rows.
+// Lane n holds the value of row n of a warp's accumulator, of at most 32 rows. Each lane gets the
+// value of its row i, which is row lane_row() + 8 i (accumulator.cuh).
 template <typename T>
 __device__ __forceinline__ T of_lane_row(T x, int i) {
   return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x) % 32 / 4 + i * 8);
 }
 
-// Over the warp, of numbers that are not negative: they are ordered as their bits are.
+// The minimum over the warp of numbers that are not negative, whose order is that of their bits.
 __device__ __forceinline__ float warp_min(float x) {
   return __uint_as_float(__reduce_min_sync(~0u, __float_as_uint(x)));
 }

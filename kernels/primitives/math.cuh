@@ -1,5 +1,5 @@
 // The special function unit's powers, logarithms and reciprocals, to about 2^-22. Denormal numbers
-// are taken for zero.
+// are treated as zero.
 #pragma once
 
 namespace sbtrain::kernels {

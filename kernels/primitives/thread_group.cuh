@@ -7,7 +7,7 @@
 
 namespace sbtrain::kernels {
 
-// Without the correction that dividing a negative number would take.
+// The unsigned division needs no correction for negative numbers.
 __device__ __forceinline__ int warp_of(int thread) {
   return static_cast<int>(static_cast<unsigned>(thread) / 32);
 }
@@ -19,7 +19,7 @@ struct BlockThreads {
   __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
   __device__ __forceinline__ int warp() const { return warp_of(thread()); }
   __device__ __forceinline__ void sync() const { __syncthreads(); }
-  // Whether x holds for all threads; a barrier as well.
+  // Whether x holds for all threads; this is a barrier too.
   __device__ __forceinline__ bool all(bool x) const { return __syncthreads_and(x) != 0; }
 };
 

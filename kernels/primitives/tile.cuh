@@ -22,7 +22,7 @@ __device__ __forceinline__ int tile_offset(int row, int chunk) {
 
 // Copies rows [0, rows) and columns [0, cols) of a global matrix to a tile of kRows rows, by all
 // threads of a group; the rest of the tile becomes zero. cols and row_stride are multiples of 8.
-// Asynchronous, not committed.
+// The copies are asynchronous and not committed.
 template <int kRows, int kCols, typename Group>
 __device__ __forceinline__ void load_tile(const Group& group, __nv_bfloat16* tile,
                                           const __nv_bfloat16* global, int64_t row_stride, int rows,

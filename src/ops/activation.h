@@ -16,7 +16,7 @@ struct Swiglu {
   }
 };
 
-// dgate_up = gradient; may be gate_up itself.
+// dgate_up = gradient; dgate_up may be gate_up itself.
 struct SwigluBackward {
   static constexpr std::string_view kName = "swiglu_backward";
   Tensor dgate_up_T2F;
@@ -29,8 +29,8 @@ struct SwigluBackward {
   }
 };
 
-// y = sigmoid(x + b_H) per column; x, y [T, H], f32 on every backend: near 1, where gates live,
-// bf16 would not tell 1 - y from its neighbours.
+// y = sigmoid(x + b_H) per column; x and y are [T, H], f32 on every backend: near 1, where most
+// gates are, bf16 would be too coarse to represent 1 - y.
 struct BiasSigmoid {
   static constexpr std::string_view kName = "bias_sigmoid";
   Tensor y_TH;

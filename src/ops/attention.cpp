@@ -16,7 +16,7 @@ int64_t head_dim(const Op& op) {
   return op.q_THd.cols() / op.params.heads;
 }
 
-// What all passes over a pack share.
+// The checks that all passes over a pack share.
 template <typename Op>
 void check_pack(const Check& c, const Op& op) {
   c.heads("q_THd", op.q_THd, op.q_THd.rows(), op.params.heads);

@@ -25,11 +25,11 @@ struct StickBreakingParams {
   float scale = 1.0f;
   bool attend_current = false;
   Remainder remainder = Remainder::kNone;
-  // Keys left of the point where every query of a tile has rem < skip_epsilon are dropped, in the
-  // forward and, by the saved stop, in the backward pass. 0 never drops any.
+  // Keys to the left of the point where every query of a tile has rem < skip_epsilon are skipped,
+  // in the forward pass and, through the saved stop, in the backward pass. 0 never skips any.
   float skip_epsilon = 0.0f;
 };
-// Rows of a query tile that share one stop; the stop is the first key (relative to the document)
+// The number of queries in a tile. They share one stop, the first key (relative to the document)
 // that the tile reads.
 inline constexpr int kStickBreakingTile = 64;
 
@@ -48,14 +48,15 @@ struct StickBreakingForward {
   Buffer scratch(const Stream& s) const;
 };
 
-// Memory: O(T) saved, scratch O(tile * max_seqlen) per thread. Deterministic.
+// The forward pass saves O(T). On the CPU scratch is O(tile * max_seqlen) for each thread; on CUDA
+// it holds the states that ops/choose.h describes. Deterministic.
 struct StickBreakingBackward {
   static constexpr std::string_view kName = "stickbreaking_backward";
   Tensor dq_THd, dk_THd, dv_THd;  // =
   Tensor dgate_TH{};              // =, with a gate
   Tensor dremainder_bias_Hd{};    // +=, with Remainder::kBias
   Tensor do_THd;
-  Tensor log2_rem_HT, stop_HT;  // of the forward pass
+  Tensor log2_rem_HT, stop_HT;  // from the forward pass
   Tensor q_THd, k_THd, v_THd;
   Tensor gate_TH{};
   Tensor remainder_bias_Hd{};

@@ -9,8 +9,8 @@
 
 namespace sbtrain::ops {
 
-// Reals may be f32 or bf16: on (or planned for) a GPU activations and weights are bf16, gradients
-// f32. Kernels take typed pointers, which throws where a backend has no such mixture.
+// Reals may be f32 or bf16: on a GPU, or when planned for one, activations and weights are bf16 and
+// gradients of weights f32. A combination of types that a kernel lacks throws when it is launched.
 inline bool is_real(DType t) {
   return t == DType::kF32 || t == DType::kBF16;
 }

@@ -7,8 +7,8 @@
 namespace sbtrain::ops {
 namespace {
 
-// Heads that go through a workspace at a time where one takes `bytes`: as many as fit a fixed
-// budget, at least one, in groups as equal as can be.
+// The number of heads that are computed at a time if each needs `bytes` of workspace: as many as
+// fit a fixed budget, at least one, in groups of sizes as equal as possible.
 int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
   constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
   const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, bytes));
@@ -16,8 +16,8 @@ int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
   return (heads + groups - 1) / groups;
 }
 
-// Heads that cuDNN's backward pass takes at a time, so that its scratch fits; 0 where not even one
-// fits.
+// The number of heads that cuDNN's backward pass computes at a time, so that its scratch fits; 0 if
+// not even one head fits.
 int64_t cudnn_backward_heads(const SoftmaxShape& x) {
   for (int64_t group = x.heads; group > 0; --group) {
     if (x.heads % group == 0 && cudnn_scratch_bytes(x, group) <= kMaxCudnnScratch) return group;
@@ -25,10 +25,10 @@ int64_t cudnn_backward_heads(const SoftmaxShape& x) {
   return 0;
 }
 
-// Why the portable kernels are the faster ones in the backward pass (H200), or empty: for narrow
-// heads, 147 against 122 TFLOP/s (d = 32, L = 2048, deterministic), and where cuDNN's deterministic
-// algorithm, which computes what a window hides too, would do twice what is needed (64 channels) or
-// more (128).
+// Why the portable kernels are faster in the backward pass on an H200, or empty if they are not.
+// They are faster for narrow heads (147 against 122 TFLOP/s for d = 32, L = 2048, deterministic),
+// and where cuDNN's deterministic algorithm, which also computes what a window hides, would compute
+// at least twice (64 channels) or four times (128) what is needed.
 std::string_view slow_cudnn_backward(const SoftmaxShape& x) {
   if (x.head_dim <= 32) return "they are faster for heads of 32 channels and fewer";
   const int64_t narrow = x.head_dim <= 64 ? x.max_seqlen / 2 : x.max_seqlen / 4;
@@ -38,7 +38,7 @@ std::string_view slow_cudnn_backward(const SoftmaxShape& x) {
   return {};
 }
 
-// Why cuDNN cannot or should not take the problem; empty where it should.
+// Why cuDNN cannot or should not compute the problem; empty if it should.
 std::string why_not_cudnn(const SoftmaxShape& x, const Target& target, bool forced) {
   if (x.bias != PositionBias::kNone) return "cuDNN has no such bias";
   if (target.cudnn == 0) return "the target has no cuDNN";
@@ -66,7 +66,7 @@ SoftmaxShape softmax_shape(const Op& op, const Stream& s) {
           .deterministic = s.deterministic()};
 }
 
-// Whether `forced` names the implementation; a name that none has is the caller's mistake.
+// Whether `forced` names the implementation. A name that no implementation has is a usage error.
 bool forces(std::string_view forced, Implementation implementation) {
   if (!forced.empty() && forced != implementation_name(Implementation::kPortable) &&
       forced != implementation_name(Implementation::kCudnn)) {
@@ -81,10 +81,10 @@ std::string_view implementation_name(Implementation implementation) {
   return implementation == Implementation::kCudnn ? "cudnn" : "portable";
 }
 
-// Derived from the graphs of cuDNN's frontend plus a margin of descriptors for each document, not
-// documented by NVIDIA; what a plan really wants is compared with what there is before it runs. The
-// backward pass's deterministic algorithm keeps dS of the whole padded batch, bf16 [B, H, S, S];
-// the other one adds up dq in f32, laid out like dq.
+// Derived from the graphs of cuDNN's frontend, plus a margin for the descriptors of each document;
+// NVIDIA does not document it. What a plan really needs is compared with the scratch before it
+// runs. The backward pass's deterministic algorithm keeps dS of the whole padded batch, bf16 [B, H,
+// S, S]; the other one adds up dq in f32, laid out like dq.
 size_t cudnn_workspace_bytes(const SoftmaxShape& x, int64_t heads, int64_t batch) {
   const size_t margin = (size_t{4} << 20) + static_cast<size_t>(batch) * 4096;
   if (!x.backward) return margin;

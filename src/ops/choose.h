@@ -1,6 +1,6 @@
-// The one place that chooses which implementation of an op runs on a GPU, and that knows the
-// scratch it takes. Plain arithmetic on the problem and the target, so that memory can be planned
-// where no GPU is; a new kernel for a GPU is one line here.
+// Chooses which implementation of an op runs on a GPU, and states the scratch that it takes; no
+// other place does either. It is plain arithmetic on the problem and the target, so that memory can
+// be planned on a machine without a GPU. A new kernel for a GPU is one line here.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace sbtrain::ops {
 
 enum class Implementation : uint8_t {
   kPortable,  // kernels/attention: mma.sync, every GPU from sm_80 on
-  kCudnn,     // softmax attention alone; where it declines a pack, the portable kernels take over
+  kCudnn,     // only softmax attention; packs that it declines go to the portable kernels
 };
 std::string_view implementation_name(Implementation implementation);  // "portable", "cudnn"
 
@@ -30,22 +30,22 @@ struct SoftmaxShape {
 };
 struct SoftmaxChoice {
   Implementation implementation = Implementation::kPortable;
-  std::string reason{};  // that it is not cuDNN
-  int64_t heads = 0;     // that cuDNN takes at a time
-  size_t bytes = 0;      // of scratch, enough for the portable kernels too
+  std::string reason{};  // why it is not cuDNN
+  int64_t heads = 0;     // heads that cuDNN computes at a time
+  size_t bytes = 0;      // scratch, enough for the portable kernels too
 };
-// `forced` is an implementation's name or empty. Throws ExitCode::kUsage where it is neither, or
-// where it cannot do the problem.
+// `forced` is the name of an implementation, or empty. Throws ExitCode::kUsage if it is neither, or
+// if that implementation cannot compute the problem.
 SoftmaxChoice choose(const SoftmaxShape& shape, const Target& target, std::string_view forced = {});
-// For the stream's target, with what is forced on the stream.
+// The same for the stream's target, with the implementation that is forced on the stream, if any.
 SoftmaxChoice choose(const SoftmaxForward& op, const Stream& s);
 SoftmaxChoice choose(const SoftmaxBackward& op, const Stream& s);
 
 // ---- Stick-breaking attention -------------------------------------------------------------------
 
 // The backward pass keeps, for each row and each block of 64 keys of its document, the state
-// {log2 T, C} in which the block begins (kernels/attention/stickbreaking.h). It is the one thing
-// that grows with T * L, so heads go through it in groups that fit a fixed budget.
+// {log2 T, C} at the block's left edge (kernels/attention/stickbreaking.h). Nothing else grows with
+// T * L, so the heads are computed in groups whose states fit a fixed budget.
 struct StickBreakingChoice {
   Implementation implementation = Implementation::kPortable;
   int64_t blocks = 0;  // key blocks that a row can see
@@ -55,17 +55,17 @@ StickBreakingChoice choose(const StickBreakingBackward& op, const Stream& s);
 
 // ---- Based and ReBased --------------------------------------------------------------------------
 
-// Where no document is longer than this, the chunked form forms all pairs too, of e values a head.
-// On an H200, milliseconds forward / backward of 32768 tokens, 16 features, width 1536, pairs
-// against states: e = 16: 1.69 / 5.02 against 1.79 / 5.56 at L = 1024, 3.05 / 8.66 against 1.84
-// / 5.62 at 2048; e = 64: 1.35 / 3.78 against 1.54 / 4.52 at 2048, 2.49 / 6.81 against 1.58 / 4.55
-// at 4096.
+// If no document is longer than this, the chunked form too computes all pairs; heads have e values.
+// Milliseconds on an H200, forward / backward, all pairs against states (32768 tokens, 16 features,
+// width 1536): for e = 16, 1.69 / 5.02 against 1.79 / 5.56 at L = 1024 and 3.05 / 8.66 against 1.84
+// / 5.62 at 2048; for e = 64, 1.35 / 3.78 against 1.54 / 4.52 at 2048 and 2.49 / 6.81 against 1.58
+// / 4.55 at 4096.
 constexpr int64_t rebased_pairs(int64_t e) {
   return e < 64 ? 1024 : 2048;
 }
 
 struct RebasedChoice {
-  bool chunked = false;  // with the states of all chunks, of some heads at a time; else all pairs
+  bool chunked = false;  // keeps the states of all chunks for a group of heads; else all pairs
   int64_t heads = 0;     // in one group
   int64_t state = 0;     // floats of one head
 };
@@ -79,13 +79,13 @@ constexpr size_t align_scratch(size_t bytes) {
   return (bytes + 255) / 256 * 256;
 }
 
-// Packs of more documents than this are left to the portable kernels.
+// Packs of more documents than this go to the portable kernels.
 inline constexpr int64_t kMaxCudnnDocuments = 4096;
-// What cuDNN may take at most, all in all; where it wants more the portable kernels run.
+// The most scratch that cuDNN may take in all; where it needs more, the portable kernels run.
 inline constexpr size_t kMaxCudnnScratch = size_t{8} << 30;
 
-// The batch dimension of cuDNN's plans for so many documents: four steps an octave, so that few
-// plans are built while the number of documents changes and few empty documents are added.
+// The batch dimension of cuDNN's plan for this many documents. It has four steps between powers of
+// two, so that few plans are built as the number changes, and few empty documents are added.
 constexpr int64_t cudnn_batch(int64_t documents) {
   int64_t step = 1;
   while (documents > step * 8) step *= 2;
@@ -99,10 +99,10 @@ constexpr size_t cudnn_index_bytes(int64_t batch) {
 constexpr size_t cudnn_statistics_bytes(int64_t tokens, int64_t heads) {
   return align_scratch(static_cast<size_t>(tokens * heads) * sizeof(float));
 }
-// An upper bound of what cuDNN itself takes for `heads` heads in a batch of so many documents.
+// An upper bound of what cuDNN itself takes for `heads` heads in a batch of `batch` documents.
 size_t cudnn_workspace_bytes(const SoftmaxShape& shape, int64_t heads, int64_t batch);
-// All in all, enough for packs of as few documents as there can be; packs of more are left to the
-// portable kernels if they want more. Depends on nothing that changes from step to step.
+// The whole scratch, enough for packs of as few documents as possible. A pack of more documents
+// goes to the portable kernels if it needs more. Depends on nothing that changes from step to step.
 size_t cudnn_scratch_bytes(const SoftmaxShape& shape, int64_t heads);
 
 }  // namespace sbtrain::ops

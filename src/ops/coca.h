@@ -7,7 +7,7 @@
 // Either is (query)_j . (key)_i of
 //   official: query = q * R_j q,        key = R_i (t', t')
 //   strict:   query = R_j (|q|^2, 0),   key = R_i (t', 0)
-// All tensors are [T, H*d], rows may be strided; outputs may be the inputs.
+// All tensors are [T, H*d] and may have strided rows. An output may be one of the inputs.
 #pragma once
 
 #include "ops/rope.h"
@@ -20,7 +20,7 @@ struct CocaParams {
   CocaVariant variant = CocaVariant::kOfficial;
 };
 
-// What the four transforms have in common: y and dy as x.
+// The checks that the four transforms share: y and dy have the shape of x.
 inline void check_coca(std::string_view op, const Tensor& y, const Tensor& dy, const Tensor& x,
                        const Tensor& positions_T, const CocaParams& params) {
   const Check c(op);
@@ -64,7 +64,7 @@ struct CocaKey {
     check_rope_head_dim(kName, t_THd.cols() / params.rope.heads);
   }
 };
-// From the key y itself: where the ReLU lets nothing through, both of its halves are 0.
+// Reads the key y itself: where the ReLU gives 0, both halves of y are 0.
 struct CocaKeyBackward {
   static constexpr std::string_view kName = "coca_key_backward";
   Tensor dt_THd;  // =

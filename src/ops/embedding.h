@@ -31,7 +31,7 @@ struct EmbeddingBackward {
     c.flat("tokens_T", tokens_T, dy_TD.rows(), DType::kI32);
     c.matrix("dw_VD", dw_VD);
   }
-  // Tokens sorted by their id, and sums of those of one id.
+  // The tokens sorted by id, and partial sums over the tokens of one id.
   Buffer scratch(const Stream& s) const {
     if (!on_cuda(s)) return {};
     const size_t bytes = kernels::embedding_backward_scratch_bytes(dy_TD.rows(), dy_TD.cols());

@@ -7,11 +7,12 @@
 namespace sbtrain::ops {
 namespace {
 
-// The head dimension is no setting of its own.
+// The head dimension is not itself a setting, so the message names model.heads.
 void check_head_dim(std::string_view op, int64_t head_dim, int64_t most) {
   if (head_dim <= most) return;
   fail(ExitCode::kConfig,
-       "{} on CUDA: the head dimension is {} (model.width / model.heads), at most {} is possible; "
+       "{} on CUDA: the head dimension is {} (model.width / model.heads), but at most {} is "
+       "possible; "
        "raise model.heads",
        op, head_dim, most);
 }
@@ -21,7 +22,8 @@ void check_head_dim(std::string_view op, int64_t head_dim, int64_t most) {
 void check_norm_width(std::string_view op, int64_t width) {
   if (width <= kernels::kMaxNormWidth) return;
   fail(ExitCode::kConfig,
-       "{} on CUDA: rows of {} elements, at most {} are possible; lower model.width or, for the "
+       "{} on CUDA: rows have {} elements, but at most {} are possible; lower model.width or, for "
+       "the "
        "norm of queries and keys, model.attention.feature_dim",
        op, width, kernels::kMaxNormWidth);
 }
@@ -51,7 +53,7 @@ void check_decode_head_dim(std::string_view op, int64_t head_dim) {
 void check_alibi_heads(std::string_view op, int64_t heads) {
   if (heads <= kernels::kMaxAlibiHeads) return;
   fail(ExitCode::kConfig,
-       "{} with ALiBi on CUDA: {} heads, at most {} are possible; lower model.heads", op, heads,
+       "{} with ALiBi on CUDA: {} heads, but at most {} are possible; lower model.heads", op, heads,
        kernels::kMaxAlibiHeads);
 }
 

@@ -1,5 +1,5 @@
-// What the GPU's kernels are too small for. Each throws ExitCode::kConfig and names the setting to
-// change; they run when a configuration is planned for CUDA, which needs no GPU.
+// Checks that refuse models too large for the CUDA kernels. Each throws ExitCode::kConfig and names
+// the setting to change. They run when a configuration is planned for CUDA, which needs no GPU.
 #pragma once
 
 #include <cstdint>

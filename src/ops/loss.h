@@ -1,4 +1,4 @@
-// Cross-entropy of the last product, in chunks.
+// The model's last matrix product and the cross-entropy of its result, in chunks.
 #pragma once
 
 #include <algorithm>
@@ -7,9 +7,10 @@
 
 namespace sbtrain::ops {
 
-// Tokens whose logits exist at once. CPU: about 8 MiB of them, so that they stay in the caches
-// between the three matrix products that share them, but enough for those to run at full speed.
-// GPU: about 1 GiB, so that each product fills it, in chunks of equal size.
+// The number of tokens whose logits exist at once. On the CPU they take about 8 MiB: they stay in
+// the caches between the three matrix products that share them, yet suffice for these to run at
+// full speed. On a GPU they take about 1 GiB, so that each product fills it, in chunks of equal
+// size.
 inline int64_t logits_chunk_tokens(const Stream& s, int64_t tokens, int64_t vocab) {
   if (!on_cuda(s)) {
     constexpr int64_t kElements = int64_t{1} << 21;

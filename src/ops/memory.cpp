@@ -6,7 +6,7 @@
 namespace sbtrain::ops {
 namespace {
 
-// Where ops are done when they return.
+// For backends whose ops are complete when they return.
 struct Immediate : HostRead::Impl {
   explicit Immediate(const Tensor& x) : values(static_cast<size_t>(x.numel())) {
     if (x.data) std::copy_n(x.f64(), values.size(), values.begin());

@@ -1,4 +1,4 @@
-// Filling, copying and adding; the way to the device and back.
+// Filling, copying and adding tensors, and copies between host and device.
 #pragma once
 
 #include <memory>
@@ -35,7 +35,7 @@ struct Add {
   }
 };
 
-// y contiguous, y.bytes() bytes; `host` may be used again at once.
+// y = the y.bytes() bytes at `host`; y is contiguous. The host memory may be reused at once.
 struct CopyFromHost {
   static constexpr std::string_view kName = "copy_from_host";
   Tensor y;
@@ -43,7 +43,7 @@ struct CopyFromHost {
   void check() const { Check(kName).flat("y", y, y.numel(), y.dtype); }
 };
 
-// Waits until the bytes are there.
+// Copies x, which is contiguous, to `host` and waits until the bytes have arrived.
 struct CopyToHost {
   static constexpr std::string_view kName = "copy_to_host";
   void* host;
@@ -57,23 +57,23 @@ struct Synchronize {
   void check() const {}
 };
 
-// Between these two, ops that have alternatives time them and keep the fastest; what they write is
-// undefined. `known` are choices of an earlier run on such a device, which are kept; end_tuning()
-// returns all that are known now ("" on backends without alternatives).
+// Between these two calls, ops that can run in several ways time them and keep the fastest; what
+// they write is undefined. `known` holds the choices of an earlier run on such a device, which are
+// kept. end_tuning() returns all choices known now ("" on backends where ops run in one way only).
 void begin_tuning(Stream& s, const std::string& known);
 std::string end_tuning(Stream& s);
 
-// A copy of a small device tensor on its way to the host: the stream goes on, the host waits only
-// when it asks.
+// Copies a small device tensor to the host. The stream continues meanwhile; the host waits only
+// when it calls wait().
 class HostRead {
  public:
-  HostRead(Stream& s, const Tensor& x);  // f64
+  HostRead(Stream& s, const Tensor& x);  // x is f64
   ~HostRead();
   HostRead(HostRead&&) noexcept;
   HostRead& operator=(HostRead&&) noexcept;
   std::span<const double> wait();
 
-  struct Impl {  // of the backend
+  struct Impl {  // implemented by the backend
     virtual ~Impl() = default;
     virtual std::span<const double> wait() = 0;
   };

@@ -73,8 +73,8 @@ struct LayerNormBackward {
   Buffer scratch(const Stream& s) const { return token_partials(s, 2 * x_TD.cols()); }
 };
 
-// Normalisation of each token's each head over d: y = (x - mean) / sqrt(var + eps) * w + b, with
-// one w and b per head and channel (head norm, arXiv 2410.17980). x and y are [T, H*d].
+// Normalises each head of each token over its d channels: y = (x - mean) / sqrt(var + eps) * w + b,
+// with one w and b per head and channel (head norm, arXiv 2410.17980). x and y are [T, H*d].
 struct HeadNorm {
   static constexpr std::string_view kName = "head_norm";
   Tensor y_THd;

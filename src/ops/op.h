@@ -1,21 +1,21 @@
 // What an op is, and the one way in which every op runs.
 //
-// An op is a struct: its tensors and parameters are its members, its formula and source stand in
-// the comment above it. Beside them it has
+// An op is a struct: its tensors and parameters are its members, and its formula and source stand
+// in the comment above it. It also has
 //   kName                        what errors and profiles call it;
 //   check()                      throws ExitCode::kInternal where shapes or types do not fit: the
 //                                model is built from a validated configuration, so that is a bug;
 //   check_limits(target)         optional: throws ExitCode::kConfig, naming the setting to change,
 //                                where the target's kernels are too small for a valid model;
 //   scratch(stream)              optional: takes what the op needs while it runs. The sizes are
-//                                stated here alone and depend on the stream's target and on shapes.
+//                                stated only here and depend on the stream's target and on shapes.
 // A backend has an op if it overloads run(Cpu, ...) or run(Cuda, ...) for it; the declarations
 // stand at the end of the op's header, the definitions in ops/cpu/ and ops/cuda/.
 //
 // Tensors are views with the shapes their suffixes say (legend in core/tensor.h). On the CPU all
-// reals are f32; on CUDA activations, their gradients and compute weights are bf16, weight
-// gradients, statistics and what the optimizer keeps f32. `dx +=` means the op adds to what the
-// tensor holds; `dx =` that it overwrites it.
+// reals are f32. On CUDA activations, their gradients and compute weights are bf16; weight
+// gradients, statistics and what the optimizer keeps are f32. `dx +=` means that the op adds to
+// what the tensor holds, `dx =` that it overwrites it.
 #pragma once
 
 #include <string_view>
@@ -57,7 +57,7 @@ concept RunsOn = requires(const Op& op, Stream& s) {
   run(Tag(), s, op, op.scratch(s));
 };
 
-// The backend `Tag` runs the op with what take_scratch() gave.
+// Runs the op on the backend `Tag`, with the scratch that take_scratch() returned.
 template <typename Tag, typename Op, typename Scratch>
 void run_with(Stream& s, const Op& op, const Scratch& scratch) {
   if constexpr (!RunsOn<Op, Tag>) {
@@ -79,8 +79,8 @@ auto take_scratch(const Stream& s, const Op& op) {
   }
 }
 
-// What can be said against the op before it runs. A configuration is planned before anything else,
-// so a user hears of what a backend cannot do then.
+// Throws if the op cannot run on the stream's backend. A configuration is planned before anything
+// else happens, so a user learns at once what the backend lacks.
 template <typename Op>
 void check_op(const Stream& s, const Op& op) {
   op.check();

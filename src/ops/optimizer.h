@@ -1,4 +1,4 @@
-// Reductions in double and AdamW. What one needs of another stays on the device.
+// Reductions in double and AdamW. What one op computes for another stays on the device.
 #pragma once
 
 #include <span>
@@ -8,7 +8,7 @@
 
 namespace sbtrain::ops {
 
-// What an optimizer step knows of itself.
+// The numbers of an optimizer step that stay on the device.
 using kernels::StepStat;
 using enum kernels::StepStat;
 
@@ -18,8 +18,8 @@ inline Buffer reduction_partials(const Stream& s) {
   return s.scratch("partial sums", DType::kF64, {kernels::kSumParts});
 }
 
-// y_1 (f64, on the device) += the sum of x (f32, any shape), in double and in a fixed order: equal
-// on every run. Non-finite input gives a non-finite result.
+// y_1 (f64, on the device) += the sum of x (f32, any shape), in double and in a fixed order, so
+// that it is the same on every run. Non-finite input gives a non-finite result.
 struct AddSum {
   static constexpr std::string_view kName = "add_sum";
   Tensor y_1;
@@ -43,11 +43,11 @@ struct AddSquaredNorm {
   Buffer scratch(const Stream& s) const { return reduction_partials(s); }
 };
 
-// The sum of x; waits for it.
+// Returns the sum of x; waits for the result.
 double sum(Stream& s, const Tensor& x);
 
-// From kLossSum and kSquaredNorm: everything else, counting the update if it is to be applied.
-// clip <= 0 does not clip.
+// Computes all other numbers of the step from kLossSum and kSquaredNorm, and counts the update if
+// it is to be applied. clip <= 0 does not clip.
 struct FinishStep {
   static constexpr std::string_view kName = "finish_step";
   Tensor stats;  // f64 [kStepStats]

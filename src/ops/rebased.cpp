@@ -20,7 +20,7 @@ void check_pack(const Check& c, const Op& op) {
   c.documents(op.sequences, tokens);
 }
 
-// Floats of the states that a choice keeps.
+// The number of floats in the states that a choice keeps.
 int64_t state_floats(int64_t tokens, const RebasedChoice& choice) {
   return choice.chunked ? kernels::rebased_chunks(tokens) * choice.heads * choice.state : 0;
 }
@@ -72,7 +72,7 @@ void RebasedBackward::check() const {
 void RebasedBackward::check_limits(const Target& /*target*/) const {
   check_pack_limits(*this);
 }
-// Besides the states, rowsum(do * o) of every query and head.
+// Holds the states and rowsum(do * o) of every query and head.
 Buffer RebasedBackward::scratch(const Stream& s) const {
   if (!on_cuda(s)) return cpu_scratch(s, *this);
   const int64_t tokens = q_THf.rows();

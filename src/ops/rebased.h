@@ -15,8 +15,8 @@ struct RebasedParams {
   float scale = 1.0f;
   float constant = 0.0f, linear = 0.0f, square = 1.0f;
   float eps = 1e-12f;
-  // Over all pairs of tokens instead of chunk by chunk with a state: the same function, faster for
-  // documents of a few hundred tokens.
+  // Computes all pairs of tokens instead of chunks and a state. This is the same function, and
+  // faster for documents of a few hundred tokens.
   bool quadratic = false;
 };
 
@@ -24,7 +24,8 @@ struct RebasedParams {
 // those terms. A state is [H * rows, e + 1], f32: sums of row times [v | 1].
 int64_t rebased_state_rows(int64_t features, const RebasedParams& params);
 
-// Memory of both passes: O(f^2 e) for each thread, whatever the length. Deterministic.
+// On the CPU both passes have scratch of O(f^2 e) for each thread, whatever the length; on CUDA it
+// holds the states of all chunks for a group of heads (ops/choose.h). Deterministic.
 struct RebasedForward {
   static constexpr std::string_view kName = "rebased_forward";
   Tensor o_THe;
@@ -48,7 +49,7 @@ struct RebasedBackward {
   Buffer scratch(const Stream& s) const;
 };
 
-// state = that of the tokens of one sequence.
+// state = the state after all tokens of one sequence.
 struct RebasedState {
   static constexpr std::string_view kName = "rebased_state";
   Tensor state_Re;
@@ -59,8 +60,8 @@ struct RebasedState {
   Buffer scratch(const Stream& s) const;
 };
 
-// One new token for each of B sequences: its key and value are added to the state [B, H * rows,
-// e + 1] first. At position 0 the state is started anew.
+// One new token for each of B sequences: its key and value are first added to the state [B, H *
+// rows, e + 1], which is cleared before that at position 0.
 struct RebasedDecode {
   static constexpr std::string_view kName = "rebased_decode";
   Tensor o_BHe;

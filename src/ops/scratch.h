@@ -17,7 +17,7 @@ inline Buffer token_partials(const Stream& s, int64_t cols) {
   return s.scratch("partial sums over tokens", DType::kF32, {token_parts(s), cols});
 }
 
-// What cuBLASLt may use in one product.
+// The workspace that cuBLASLt may use for one product.
 inline Buffer linear_workspace(const Stream& s) {
   if (!on_cuda(s)) return {};
   return s.scratch("cuBLASLt", DType::kI32, {int64_t{32} << 18});

@@ -55,7 +55,7 @@ struct ShortConvBackward {
 };
 
 // One new token for each of B sequences. state [B, 2D] holds the inputs of the two tokens before
-// it, the earlier one first, and is moved on; at positions 0 and 1 what is missing counts as 0.
+// it, the earlier one first, and moves on by one token; missing inputs (positions 0 and 1) are 0.
 struct ShortConvDecode {
   static constexpr std::string_view kName = "short_conv_decode";
   Tensor y_BD;

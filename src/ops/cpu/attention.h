@@ -1,5 +1,5 @@
-// Scratch of attention on the CPU, fp32 and blockwise. Its size depends on the threads, head_dim
-// and max_seqlen alone, never on the documents at hand.
+// Scratch of attention on the CPU, fp32 and blockwise. Its size depends only on the threads,
+// head_dim and max_seqlen, never on the documents of a pack.
 #pragma once
 
 #include <cstdint>

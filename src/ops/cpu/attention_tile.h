@@ -1,4 +1,4 @@
-// What both attention ops share: how a micro-batch is cut into tiles of 64 queries and chunks of
+// What the attention ops share: how a micro-batch is cut into tiles of 64 queries and chunks of
 // 128 keys, how heads are spread over threads, and how rows of one head are brought into contiguous
 // memory.
 //
@@ -36,13 +36,13 @@ struct QueryTile {
   int64_t count;
 };
 
-// The documents that have tokens, longest first, so that threads finish together. Together they
-// must be the `tokens` tokens of the pack.
+// The documents that have tokens, longest first, so that threads finish together. Their lengths
+// must add up to `tokens`.
 std::vector<Document> documents_by_length(const Sequences& sequences, int64_t tokens);
-// Their query tiles, those that see most keys first.
+// The query tiles of these documents; those that see the most keys come first.
 std::vector<QueryTile> query_tiles_by_keys(const Sequences& sequences, int64_t tokens);
 
-// A matrix as inner loops see it: the tensor's checks are behind us.
+// A matrix for inner loops, without the checks of a Tensor.
 struct Matrix {
   Matrix() = default;
   Matrix(float* data, int64_t stride) : data(data), stride(stride) {}
@@ -53,7 +53,7 @@ struct Matrix {
   }
   explicit operator bool() const { return data != nullptr; }
   float* row(int64_t i) const { return data + i * stride; }
-  // From element (row, column) on.
+  // The matrix that begins at element (row, column).
   Matrix from(int64_t row, int64_t column) const { return {data + row * stride + column, stride}; }
   float* data = nullptr;
   int64_t stride = 0;  // between rows
@@ -83,7 +83,7 @@ inline void scatter(Matrix y, const float* p, const float* x, int64_t keys, int6
 // x [rows, cols] = 0.
 void zero(Matrix x, int64_t rows, int64_t cols);
 
-// What both ops read and write of one head: matrices [T, d] from its first column on.
+// The part of one head in what both ops read and write: matrices [T, d] from its first column on.
 struct HeadMatrices {
   template <typename Op>
   HeadMatrices(const Op& t, int64_t index)
@@ -115,7 +115,7 @@ std::vector<Head> make_heads(const Op& op) {
   return heads;
 }
 
-// op(item, head) for each tile or document and each of its heads, with all threads.
+// Calls op(item, head) for each tile or document and each of its heads, with all threads.
 template <typename Item, typename Head, typename Op>
 void for_each_head(const std::vector<Item>& items, const std::vector<Head>& heads, const Op& op) {
   const auto count = static_cast<int64_t>(heads.size());
@@ -151,13 +151,13 @@ struct CachedHead {
   void add_value(float* y, int64_t key, float weight) const;
   int64_t index;  // of the head
   int64_t d;
-  int64_t length;  // keys, the new token's included
+  int64_t length;  // number of keys, the new token's included
   const float* q;
   float* o;
   Matrix k, v;
   Matrix gate;  // [C, 1], if there is one
 };
-// The heads of sequence 0, of sequence 1, ...
+// All heads of sequence 0, then those of sequence 1, and so on.
 template <typename Op>
 std::vector<CachedHead> make_cached_heads(const Op& t) {
   std::vector<CachedHead> cached;
@@ -167,7 +167,7 @@ std::vector<CachedHead> make_cached_heads(const Op& t) {
   return cached;
 }
 
-// `floats` for each thread.
+// Scratch of `floats` numbers for each thread.
 inline Buffer thread_scratch(const Stream& s, std::string_view name, int64_t floats) {
   return s.scratch(name, DType::kF32, {omp_get_max_threads(), floats});
 }
@@ -193,17 +193,17 @@ struct ForwardScratch {
     return 3 * kTile * head_dim + kChunk * (head_dim + kTile);
   }
   ForwardScratch(Scratch scratch, int64_t head_dim);
-  // Brings in the tile's queries times `scale`; the output starts at zero.
+  // Loads the tile's queries times `scale`, and sets the output to zero.
   void load(const QueryTile& tile, const HeadMatrices& head, float scale) const;
   float *q, *q_t, *o;  // [kTile, d], _t: [d, kTile]
   float *rows, *z;     // [kChunk, d], [kChunk, kTile]
 };
 
-// The same for the backward pass. For its scores each op takes more of `scratch`.
+// The same for the backward pass. Each op takes more of `scratch` for its scores.
 struct BackwardScratch {
   static int64_t floats(int64_t head_dim) { return (5 * kTile + kChunk) * head_dim; }
   BackwardScratch(Scratch& scratch, int64_t head_dim);
-  // Brings in the tile's queries times `scale` and its output gradients; dq starts at zero.
+  // Loads the tile's queries times `scale` and its output gradients, and sets dq to zero.
   void load(const QueryTile& tile, const HeadMatrices& head, float scale) const;
   float *q, *q_t, *dout, *dout_t, *dq;  // [kTile, d], _t: [d, kTile]
   float* rows;                          // [kChunk, d]

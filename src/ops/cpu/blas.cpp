@@ -15,7 +15,7 @@ namespace {
 // - where rows are cut at multiples of kRowTile, which every tile of its kernels divides,
 // - where a part is not so small that OpenBLAS has other kernels for it (10^6 multiply-adds on some
 //   processors), and has more than the single row that is computed as a matrix times a vector.
-// Nothing of the kind holds for columns. They are cut by the shape alone, where rows are few.
+// No such rule holds for columns, so they are cut only where rows are few, and by the shape alone.
 constexpr int64_t kRowTile = 48;
 constexpr int64_t kWorkOfPart = int64_t{1} << 20;
 constexpr int64_t kFewRows = 8 * kRowTile;
@@ -42,7 +42,7 @@ int64_t column_parts(int64_t m, int64_t n) {
   return m < kFewRows ? std::clamp<int64_t>(n / kColumnsOfPart, 1, 16) : 1;
 }
 
-// As many as there are threads for, if the smallest still is a part as described above.
+// As many parts as there are threads, if the smallest is still as large as described above.
 int64_t row_parts(int64_t m, int64_t n, int64_t k, int threads) {
   for (int64_t parts = std::min<int64_t>(threads, row_tiles(m)); parts > 1; --parts) {
     const int64_t last = m - row_begin(m, parts - 1, parts);  // the one whose last tile may be cut

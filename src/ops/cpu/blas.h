@@ -9,15 +9,15 @@ enum class Transpose : uint8_t { kNo, kYes };
 
 // C_MN = alpha * op(A)_MK op(B)_KN + beta * C_MN, where op transposes with kYes. `lda`, `ldb` and
 // `ldc` are the elements between rows as the matrices lie in memory (A is [K, M] with kYes).
-// With beta = 0 what C holds is never read, NaN included.
+// With beta = 0 C is never read, so it may hold NaN.
 //
 // gemm_serial runs on the calling thread and may be called inside parallel regions.
 void gemm_serial(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k, float alpha,
                  const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
                  int64_t ldc);
 
-// The same, by all OpenMP threads outside of parallel regions. The bits of the result do not depend
-// on the number of threads.
+// The same, shared by all OpenMP threads when called outside of parallel regions. The bits of the
+// result do not depend on the number of threads.
 void gemm(Transpose trans_a, Transpose trans_b, int64_t m, int64_t n, int64_t k, float alpha,
           const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
           int64_t ldc);

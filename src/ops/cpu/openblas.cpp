@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kCoreType = "OPENBLAS_CORETYPE";
 
 void* open_library() {
-  // The build found the OpenMP variant by its folder; elsewhere the system's default must do.
+  // The build found the OpenMP variant by its folder; on other systems the default is used.
   for (const char* path : {SBTRAIN_OPENBLAS_LIBRARY, "libopenblas.so.0"}) {
     if (void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL)) return library;
   }
@@ -58,8 +58,8 @@ OpenBlas load() {
   blas.sgemm = symbol<decltype(&cblas_sgemm)>(library, "cblas_sgemm");
   blas.sgemv = symbol<decltype(&cblas_sgemv)>(library, "cblas_sgemv");
   blas.core = core_name(library);
-  // Parallelism is ours: OpenBLAS's own threads would wait for each other at every call.
-  // Its OpenMP build takes the call for the whole program's OpenMP as well, so that is put back.
+  // This program spreads the work over threads itself: OpenBLAS's own would wait for each other at
+  // every call. Its OpenMP build sets the whole program's number of threads too, so restore that.
   const int threads = omp_get_max_threads();
   symbol<decltype(&openblas_set_num_threads)>(library, "openblas_set_num_threads")(1);
   omp_set_num_threads(threads);

@@ -1,7 +1,7 @@
 // OpenBLAS, loaded at run time rather than linked. It chooses its kernels for the processor while
-// it is loaded, and a release older than the processor chooses ones for a Pentium 4 (Prescott),
-// five times slower: Debian 12's does so on Intel's Emerald Rapids. The only way to correct the
-// choice is an environment variable that must be set before the library is there.
+// it is loaded, and a release older than the processor chooses those for a Pentium 4 (Prescott),
+// which are five times slower: Debian 12's does so on Intel's Emerald Rapids. The only way to
+// correct the choice is an environment variable that must be set before the library is loaded.
 #pragma once
 
 #include <cblas.h>
@@ -16,8 +16,8 @@ struct OpenBlas {
   std::string core;  // whose kernels it runs, such as "SkylakeX"
 };
 
-// Single-threaded OpenBLAS, loaded on the first call. OPENBLAS_CORETYPE in the environment wins
-// over the correction. Throws ExitCode::kConfig when the library cannot be loaded.
+// Single-threaded OpenBLAS, loaded on the first call. OPENBLAS_CORETYPE in the environment takes
+// precedence over the correction. Throws ExitCode::kConfig when the library cannot be loaded.
 const OpenBlas& openblas();
 
 }  // namespace sbtrain::ops::cpu

@@ -62,7 +62,7 @@ void run(Cpu, Stream& /*s*/, const FinishStep& op) {
 
 namespace {
 
-// Elements [begin, end) with one weight decay.
+// Updates elements [begin, end), which have one weight decay.
 void adamw_range(const AdamW& t, int64_t begin, int64_t end, float decay) {
   float* w = t.w_N.f32();
   float* m = t.m_N.f32();

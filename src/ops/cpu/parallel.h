@@ -13,8 +13,8 @@ namespace sbtrain::ops::cpu {
 // Below this many elements for each thread, waking the threads costs more than it saves.
 inline constexpr int64_t kElementsPerThread = int64_t{1} << 13;
 
-// Into how many parts `elements` of work are cut. The team of a parallel region is always whole,
-// however few the parts: libgomp ends threads that a smaller team leaves out.
+// The number of parts into which `elements` of work are cut. A parallel region always runs with all
+// threads, however few the parts are: libgomp ends the threads that a smaller team leaves out.
 inline int parallel_parts(int64_t elements) {
   if (omp_in_parallel()) return 1;
   return static_cast<int>(

@@ -1,5 +1,5 @@
-// What one head adds to its logits by the distance of query and key (ops/attention.h). Logits
-// come in rows of kTile lanes; distances grow or shrink by one from lane to lane.
+// The bias that one head adds to its logits by the distance of query and key (ops/attention.h).
+// Logits come in rows of kTile lanes; distances grow or shrink by one from lane to lane.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace sbtrain::ops::cpu {
 
-// What FIRE's denominators are for the queries of the lanes: r = 1 / (M + eps), with
+// FIRE's denominators for the queries of the lanes: r = 1 / (M + eps), with
 // M = psi(max(j, |m L0|)), and r times the derivatives of M.
 struct FireQueries {
   alignas(64) std::array<float, kTile> r;
@@ -29,14 +29,14 @@ class HeadBias {
   HeadBias() = default;  // adds nothing
   HeadBias(const SoftmaxBias& bias, int heads, int64_t head);
 
-  // For queries at positions first, first + step, ...
+  // Sets `queries` for positions first, first + step, ...
   void set_queries(FireQueries& queries, int64_t first, int64_t step) const;
-  // z [kTile] += bias of keys `distance`, distance + step, ... behind their queries.
+  // z [kTile] += bias of keys that lie distance, distance + step, ... tokens before their queries.
   void add(float* z, const FireQueries& queries, int64_t distance, int64_t step) const;
-  // For a tile's logits z [keys, kTile] of keys from `begin` on.
+  // Adds the bias to a tile's logits z [keys, kTile], which are of the keys from `begin` on.
   void add_tile(float* z, const FireQueries& queries, const QueryTile& tile, int64_t begin,
                 int64_t keys) const;
-  // The gradients of FIRE's parameters for dz as add_tile has z; masked pairs have dz = 0.
+  // sums += what FIRE's gradients need of dz, laid out as add_tile's z; masked pairs have dz = 0.
   void sum_tile(FireSums& sums, const float* dz, const FireQueries& queries, const QueryTile& tile,
                 int64_t begin, int64_t keys) const;
 
@@ -49,7 +49,7 @@ class HeadBias {
   std::array<float, kFireHidden> w1_{}, b1_{}, w2_{};
 };
 
-// dfire += what the sums of all heads give, heads in order.
+// dfire += the gradients that follow from the sums of all heads, added in the order of the heads.
 void add_fire_gradients(const FireTensors& dfire, const FireTensors& fire,
                         const std::vector<FireSums>& heads);
 

@@ -1,8 +1,8 @@
 // Polynomial attention on the CPU. Documents are cut into chunks of kTile tokens; within a chunk
-// the weights of all pairs are formed, keys of earlier chunks come from the state
+// the weights of all pairs are formed, and for keys of earlier chunks stands the state
 // S = sum_i psi(k_i) [v_i | 1] as phi(q_j) S, with phi(q).psi(k) = s(scale q.k):
 //   psi(k) = (1, k_a, k_a k_b)   phi(q) = (constant, linear q_a, square (2 - [a = b]) q_a q_b)
-// for q scaled. The quadratic form walks over the earlier chunks instead.
+// where q is scaled. The quadratic form walks over the earlier chunks instead.
 #include <type_traits>
 
 #include "ops/cpu/attention.h"
@@ -76,7 +76,8 @@ Expansion make_phi(int64_t f, const RebasedParams& params) {
   return phi;
 }
 
-// What the ops of one head read and write: matrices [T, f] and [T, e] from its first column on.
+// The part of one head in what the ops read and write: matrices [T, f] and [T, e] from its first
+// column on.
 struct Head {
   template <typename Tensors>
   Head(const Tensors& t, int64_t index)
@@ -137,7 +138,7 @@ struct Work {
     pack(q, head.q.from(token, 0), count, kTile, f, head.params.scale);
     transpose(q_t, q, f);
   }
-  // Keys and [v | 1].
+  // Loads the keys and [v | 1].
   void load_keys(int64_t token, int64_t count) const {
     pack(k, head.k.from(token, 0), count, count, f, 1.0f);
     for (int64_t i = 0; i < count; ++i) {
@@ -228,7 +229,7 @@ void forward_document(const Document& document, const Head& head, Scratch scratc
   }
 }
 
-// dq, dk and dv += what pairs of the loaded queries and keys give; the keys begin at `token`.
+// dq, dk and dv += the contribution of all pairs of loaded queries and keys; keys begin at `token`.
 void add_pair_gradients(const Work& m, int64_t token, int64_t begin, int64_t keys) {
   const Head& head = m.head;
   score(m.x, m.k, m.q_t, keys, m.f);
@@ -280,7 +281,7 @@ void backward_queries(const Document& document, const Head& head, const Work& m)
   }
 }
 
-// From right to left with the state's gradient: what later chunks give to dk and dv.
+// From right to left with the state's gradient: the part of dk and dv from later chunks.
 void backward_keys(const Document& document, const Head& head, const Work& m) {
   m.clear_state();
   const int64_t chunks = (document.length + kTile - 1) / kTile;

@@ -194,8 +194,8 @@ void backward_tile(const QueryTile& tile, const Head& head, const LogitScratch& 
   }
 }
 
-// All of one head in one document: only this call touches its dk and dv, tile after tile, so the
-// sums have one order.
+// Computes all of one head in one document. Only this call writes its dk and dv, tile after tile,
+// so that the sums have one order.
 void backward_document(const Document& document, const Head& head, const LogitScratch& memory,
                        FireSums& fire) {
   zero(head.dk.from(document.begin, 0), document.length, head.d);
@@ -205,7 +205,7 @@ void backward_document(const Document& document, const Head& head, const LogitSc
   }
 }
 
-// One new token of one sequence and head against its cache.
+// Computes one head of the new token of one sequence against its cache.
 void decode_head(const CachedHead& cached, const HeadBias& position, const SoftmaxParams& params) {
   const int64_t d = cached.d;
   float* o = cached.o;
@@ -265,7 +265,7 @@ void run(Cpu, Stream& /*s*/, const SoftmaxBackward& op, const Buffer& scratch) {
     });
     return;
   }
-  // FIRE's sums run over all documents: a head is one task, so that they have one order.
+  // FIRE's sums run over all documents, so each head is one task: this gives them one order.
   std::vector<FireSums> sums(heads.size());
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t h = 0; h < op.params.heads; ++h) {

@@ -24,15 +24,17 @@
 namespace sbtrain::ops::cpu {
 namespace {
 
-// A stick shorter than this is gone: keeps subnormal numbers, which are slow, out of the products.
+// A shorter stick counts as used up. This keeps subnormal numbers, which are slow, out of products.
 constexpr double kShortestStick = 0x1p-80;
-// Logits are cut here. exp(-80) is far below any sum it could enter and still a normal number.
+// Logits are clamped to this magnitude. exp(-80) is far below any sum it could enter and still a
+// normal number.
 constexpr float kLargestLogit = 80.0f;
 
 // One key against the 64 queries of a tile. `z` holds the logits and becomes A.
 // sigma(z) and 1 - sigma(z) both come from exp(-|z|), so neither suffers cancellation, and the
 // stick is kept in fp64: thousands of tiny betas would vanish against 1 in fp32.
-// With kSave, what the backward pass needs: the stick before this key, and sigma (see Sigma).
+// With kSave it also writes what the backward pass needs: the stick before this key, and sigma (see
+// Sigma).
 template <bool kGated, bool kSave>
 void break_stick(float* __restrict z, double* __restrict stick, float gate,
                  float* __restrict stick_before, float* __restrict sigma_code) {
@@ -84,7 +86,7 @@ struct Head : HeadMatrices {
   float *bias = nullptr, *dbias = nullptr;
 };
 
-// The state of one query tile on its way over the keys.
+// The state of one query tile while it walks over the keys.
 struct Sticks {
   alignas(64) std::array<double, kTile> length{};  // 0 until the query's first key is reached
   bool all_below(float epsilon) const {
@@ -92,7 +94,7 @@ struct Sticks {
   }
 };
 
-// Which query of the tile sees key `key` first, going left: its stick is whole there.
+// The query of the tile for which `key` is the first key, going left: its stick is whole there.
 int64_t starting_lane(const QueryTile& tile, int64_t key, bool attend_current) {
   return key - tile.first + (attend_current ? 0 : 1);
 }
@@ -209,7 +211,7 @@ struct StickScratch : BackwardScratch {
   alignas(64) std::array<float, kTile> drem{};
 };
 
-// drem of each query, and what the remainder alone adds to dv.
+// drem of each query, and the part of dv that comes from the remainder.
 void backward_remainder(const QueryTile& tile, const Head& head, StickScratch& m) {
   m.drem.fill(0.0f);
   if (head.params.remainder == Remainder::kNone) return;
@@ -285,8 +287,8 @@ void backward_tile(const QueryTile& tile, const Head& head, StickScratch& m) {
   }
 }
 
-// All of one head in one document: only this call touches its dk, dv and dgate, tile after tile,
-// so the sums have one order.
+// Computes all of one head in one document. Only this call writes its dk, dv and dgate, tile after
+// tile, so that the sums have one order.
 void backward_document(const Document& document, const Head& head, StickScratch memory) {
   zero(head.dk.from(document.begin, 0), document.length, head.d);
   zero(head.dv.from(document.begin, 0), document.length, head.d);
@@ -323,7 +325,7 @@ void encode_sigma(float* z) {
   }
 }
 
-// One new token of one sequence and head against its cache, right to left.
+// Computes one head of the new token of one sequence against its cache, from right to left.
 void decode_head(const StickBreakingDecode& t, const CachedHead& cached) {
   const StickBreakingParams& params = t.params;
   float* o = cached.o;

@@ -9,7 +9,7 @@
 namespace sbtrain::ops::cpu {
 
 // `scratch` is token_partials(). Calls body(sums, begin, end) for each of its ranges of tokens;
-// `sums` are `cols` zeros, which body adds its tokens' contributions to. Then calls finish(totals,
+// `sums` are `cols` zeros, to which body adds what its tokens contribute. Then calls finish(totals,
 // first, last) for ranges of columns with the sums over all tokens, parts added in order.
 template <typename Body, typename Finish>
 void sum_over_tokens(const Buffer& scratch, int64_t tokens, int64_t cols, Body&& body,

@@ -9,8 +9,8 @@
 
 namespace sbtrain::ops::cuda {
 
-// Becomes the pointer or the matrix of the kernel's parameter; throws where the tensor's type is
-// another one. A tensor that is not there is a null pointer.
+// Converts a tensor to the pointer or matrix that a kernel's parameter is; throws if the tensor has
+// another type. An undefined tensor becomes a null pointer.
 class Argument {
  public:
   explicit Argument(const Tensor& t) : t_(t) {}
@@ -51,7 +51,7 @@ inline kernels::Type kernel_type(DType dtype) {
     case DType::kU8:
       break;
   }
-  fail(ExitCode::kInternal, "kernels do not know {}", dtype_name(dtype));
+  fail(ExitCode::kInternal, "the CUDA kernels have no type for {}", dtype_name(dtype));
 }
 
 }  // namespace sbtrain::ops::cuda

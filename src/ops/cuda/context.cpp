@@ -56,7 +56,7 @@ void Staging::upload(cudaStream_t stream, void* device, const void* host, size_t
   }
 }
 
-// Two slots in turn: one is copied out while the next is on its way.
+// All slots but one hold parts that are arriving while the oldest part is copied out.
 void Staging::download(cudaStream_t stream, void* host, const void* device, size_t bytes) {
   struct Arriving {
     Slot* slot;
@@ -111,7 +111,7 @@ void Context::say_once(const std::string& text) {
 }
 
 Context& context(const Stream& s) {
-  // A stream's context belongs to the stream's state, not to what its ops may change.
+  // Creating the context changes nothing that users of a const stream can see.
   if (!s.context()) {
     auto& mine = const_cast<Stream&>(s);
     mine.set_context(std::make_unique<Context>(mine.queue()));

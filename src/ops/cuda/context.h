@@ -20,8 +20,8 @@ void check(cudaError_t error, const char* call);
 void check(cublasStatus_t status, const char* call);
 #define SBTRAIN_CUDA_CHECK(call) ::sbtrain::ops::cuda::check((call), #call)
 
-// Pinned host memory through which host data reaches the device: the caller's memory may be used
-// again at once, and the stream is not waited for while a slot is free.
+// Pinned host memory through which host data reaches the device: the caller's memory may be
+// reused at once, and the host waits for the stream only while no slot is free.
 class Staging {
  public:
   ~Staging();
@@ -34,7 +34,7 @@ class Staging {
     void* host = nullptr;
     cudaEvent_t free = nullptr;
   };
-  Slot& next_slot();  // waits until the device has read what it held
+  Slot& next_slot();  // waits until the device no longer uses it
   std::array<Slot, 4> slots_;
   size_t next_ = 0;
 };
@@ -54,7 +54,7 @@ class Context : public BackendContext {
   // Logs a choice of implementations: each text once, not in every step.
   void say_once(const std::string& text);
 
-  // Pinned memory for HostRead, while no read uses it.
+  // Pinned memory for HostRead that no read is using.
   static constexpr size_t kReadValues = 16;
   struct ReadSlot {
     double* values = nullptr;
@@ -74,7 +74,7 @@ class Context : public BackendContext {
   std::set<std::string> said_;
 };
 
-// The stream's context, made at the first call.
+// The stream's context, created at the first call.
 Context& context(const Stream& s);
 inline cudaStream_t cuda_stream(const Stream& s) {
   return context(s).stream;

@@ -1,5 +1,5 @@
-// The only file that sees cuDNN, through the graph API of its frontend (headers alone). The build
-// defines SBTRAIN_HAS_CUDNN where it has found them.
+// The only file that uses cuDNN, through the graph API of its frontend, which is headers only. The
+// build defines SBTRAIN_HAS_CUDNN if it has found them.
 //
 // A pack of documents is a batch of ragged tensors: for each document its length and, for each
 // tensor, the element at which it begins. A plan is built once for each shape. The number of
@@ -49,14 +49,14 @@ using fe::graph::Tensor_attributes;
 using kernels::SoftmaxProblem;
 using TensorPointer = std::shared_ptr<Tensor_attributes>;
 
-// Ragged tensors, by which their offsets are found too; then the lengths.
+// The ids of the ragged tensors; kOffsets plus an id is that of its offsets, then come the lengths.
 enum Id : int64_t { kQ, kK, kV, kO, kStatistics, kDout, kDq, kDk, kDv, kRagged };
 constexpr int64_t kForwardTensors = kStatistics + 1;
 constexpr int64_t kOffsets = 100;
 constexpr int64_t kLengthsQ = 200;
 constexpr int64_t kLengthsKv = 201;
 
-// All that a plan depends on.
+// Everything that a plan depends on.
 struct Shape {
   int64_t batch, tokens, heads, head_dim, max_seqlen, window;
   float scale;
@@ -83,13 +83,13 @@ struct Shape {
     return s;
   }
   int64_t tensors() const { return is_backward ? int64_t{kRagged} : kForwardTensors; }
-  auto operator<=>(const Shape&) const = default;  // NOLINT: takes it for a null pointer
+  auto operator<=>(const Shape&) const = default;  // NOLINT: clang-tidy takes it for a null pointer
 };
 
 struct Plan {
   std::shared_ptr<fe::graph::Graph> graph{};
   size_t workspace = 0;
-  std::string why{};  // there is none
+  std::string why{};  // why there is no plan
 };
 
 // Builds the graph of one shape.
@@ -206,7 +206,7 @@ class Loaded final : public CudnnAttention {
   }
 
  private:
-  // Statistics and indices, before what cuDNN takes itself.
+  // The bytes of statistics and indices, which lie before the workspace of cuDNN itself.
   static size_t own_bytes(const Shape& shape) {
     return ops::cudnn_statistics_bytes(shape.tokens, shape.heads) +
            ops::cudnn_index_bytes(shape.batch);
@@ -295,7 +295,7 @@ class Loaded final : public CudnnAttention {
   std::map<Shape, Plan> plans_;
 };
 
-// The running system's cuDNN, or the one that the build found.
+// Loads the running system's cuDNN, or the one that the build found.
 void* load_library(std::string* why) {
   constexpr std::array kNames = {"libcudnn.so.9",
 #ifdef SBTRAIN_CUDNN_LIBRARY
@@ -320,12 +320,13 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options& options, std
     // Before 9.6 the backward pass takes scratch for the padded batch; 9.10.0 and 9.10.1 compute
     // wrong results.
     if (version < 90600 || version == 91000 || version == 91001) {
-      *why = fmt::format("cuDNN {}.{}.{} is not used: 9.6 or later, but not 9.10.0 or 9.10.1, is",
-                         version / 10000, version / 100 % 100, version % 100);
+      *why = fmt::format(
+          "cuDNN {}.{}.{} is not used; 9.6 or later is needed, except 9.10.0 and 9.10.1",
+          version / 10000, version / 100 % 100, version % 100);
       return nullptr;
     }
-    // From 9.25 on the deterministic backward pass can do without dS in scratch; the frontend
-    // wants to be told so in this way.
+    // From 9.25 on the deterministic backward pass can do without dS in scratch. The frontend
+    // reads that from this environment variable.
     if (version >= 92500) setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "0", 0);
     int device = 0, major = 0, minor = 0;
     SBTRAIN_CUDA_CHECK(cudaGetDevice(&device));

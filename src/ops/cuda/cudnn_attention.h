@@ -1,4 +1,4 @@
-// Softmax attention by cuDNN. Loaded when it is first asked for, so that a build runs without it.
+// Softmax attention by cuDNN. The library is loaded on first use, so that a build runs without it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,19 +20,19 @@ class CudnnAttention {
     bool deterministic = true;  // the backward pass
   };
 
-  // Null, and `why`, where this build, this machine or this version of cuDNN cannot.
+  // Returns null and sets `why` if this build, machine or version of cuDNN does not support it.
   static std::unique_ptr<CudnnAttention> open(const Options& options, std::string* why);
 
   virtual ~CudnnAttention() = default;
 
-  // Do what kernels::softmax_forward and softmax_backward do, lse included, and return an empty
-  // string; or do nothing, and return why. A failure on the way throws.
+  // Compute what kernels::softmax_forward and softmax_backward compute, lse included, and return an
+  // empty string; or do nothing, and return the reason. A failure during execution throws.
   virtual std::string forward(cudaStream_t stream, const kernels::SoftmaxProblem& problem,
                               Workspace workspace) = 0;
   virtual std::string backward(cudaStream_t stream, const kernels::SoftmaxProblem& problem,
                                Workspace workspace) = 0;
 
-  // What the plan for this problem takes of the workspace; 0 where there is none.
+  // The bytes of workspace that the plan for this problem takes; 0 if there is no plan.
   virtual size_t forward_bytes(const kernels::SoftmaxProblem& problem) = 0;
   virtual size_t backward_bytes(const kernels::SoftmaxProblem& problem) = 0;
 

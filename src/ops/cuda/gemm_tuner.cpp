@@ -128,7 +128,7 @@ void GemmTuner::save() const {
   if (!changed_ || path.empty()) return;
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
-  // Other processes may write too: each renames a whole file, the last one wins.
+  // Other processes may write too. Each renames a whole file, so that the last one wins.
   const fs::path temporary = path.string() + fmt::format(".{}", ::getpid());
   std::map<std::string, std::string> all;
   std::ifstream before(path);
@@ -165,8 +165,8 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
-  // Split-K may add up in a workspace, in a fixed order, but not in place, where the order is that
-  // of arrival.
+  // Split-K may add up in a workspace, where the order is fixed, but not in place, where the order
+  // is that of arrival.
   const uint32_t reductions =
       CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);

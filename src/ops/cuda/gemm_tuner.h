@@ -49,7 +49,7 @@ class GemmTuner {
   void save() const;
 
   std::string text() const;
-  void add(const std::string& text);  // takes precedence over what is there
+  void add(const std::string& text);  // these take precedence over existing choices
 
  private:
   struct Plan;

@@ -13,7 +13,7 @@ kernels::Reduction arguments(const Tensor& y_1, const Tensor& x, const Tensor& s
       .out = arg(y_1), .x = arg(x), .rows = x.rows(), .cols = x.cols(), .scratch = arg(scratch)};
 }
 
-// Elements [begin, end), where the ranges with decay lie too.
+// Updates elements [begin, end), which contain the ranges with decay.
 void update(Stream& s, const AdamW& op, int64_t begin, int64_t end,
             std::span<const DecayRange> decays) {
   const auto from = [&](const Tensor& t) { return t.f32() + begin; };
@@ -54,7 +54,7 @@ void run(Cuda, Stream& s, const FinishStep& op) {
       {.stats = arg(op.stats), .beta1 = op.beta1, .beta2 = op.beta2, .clip = op.clip});
 }
 
-// A launch takes so many ranges with decay; it ends where the last one of them does.
+// A launch takes a limited number of ranges with decay, and ends where the last of them ends.
 void run(Cuda, Stream& s, const AdamW& op) {
   std::span<const DecayRange> left = op.decays;
   int64_t begin = 0;

@@ -15,7 +15,7 @@ kernels::RebasedPolynomial polynomial(const RebasedParams& params) {
           .eps = params.eps};
 }
 
-// Sizes, keys, values and scratch: what every op but decoding takes.
+// The sizes, keys, values and scratch, which every op but decoding takes.
 template <typename Op>
 kernels::Rebased problem(const Stream& s, const Op& op, const Buffer& scratch) {
   const RebasedChoice choice = choose(op, s);

@@ -1,5 +1,5 @@
-// Softmax attention: by cuDNN where ops/choose.h prefers it and it can, else by the portable
-// kernels (kernels/attention/).
+// Softmax attention: by cuDNN if ops/choose.h chooses it and it accepts the pack, else by the
+// portable kernels (kernels/attention/).
 #include "kernels/attention/softmax.h"
 
 #include "kernels/attention/softmax_bias.h"
@@ -15,7 +15,7 @@ namespace {
 struct Cudnn : BackendContext {
   explicit Cudnn(bool deterministic)
       : attention(CudnnAttention::open({.deterministic = deterministic}, &why)) {}
-  std::string why;  // it is not there
+  std::string why;  // why cuDNN is not available
   std::unique_ptr<CudnnAttention> attention;
 };
 
@@ -40,7 +40,7 @@ kernels::SoftmaxProblem problem(const Op& op) {
   return p;
 }
 
-// Heads [first, first + heads) of the problem.
+// The problem for heads [first, first + heads).
 kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads) {
   for (kernels::HeadRows* x : {&p.q, &p.k, &p.v, &p.o, &p.dout, &p.dq, &p.dk, &p.dv}) {
     x->data += first * p.head_dim;
@@ -50,8 +50,8 @@ kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads
   return p;
 }
 
-// Empty if cuDNN did it; else why not: nothing has been written then that the portable kernels do
-// not write.
+// Returns an empty string if cuDNN computed the problem, else the reason why not. In the latter
+// case nothing has been written that the portable kernels do not overwrite.
 std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const SoftmaxChoice& choice,
                      CudnnAttention::Workspace scratch, bool backward) {
   if (choice.implementation != Implementation::kCudnn) return choice.reason;
@@ -67,7 +67,7 @@ std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const So
   return "";
 }
 
-// Whether cuDNN did it. What ran is said once for each op and shape.
+// Returns whether cuDNN computed the problem. Logs once for each op and shape which one runs.
 bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxProblem& p,
                    const SoftmaxChoice& choice, CudnnAttention::Workspace scratch, bool backward) {
   const std::string why = by_cudnn(s, p, choice, scratch, backward);

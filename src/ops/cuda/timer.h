@@ -8,8 +8,8 @@
 
 namespace sbtrain::ops::cuda {
 
-// Marks begin and end of an op on the stream where it has a profile; synchronize() adds what lies
-// between to the profile.
+// Marks the beginning and end of an op on the stream if the stream has a profile; synchronize()
+// adds the time between them to the profile.
 class DeviceTimer {
  public:
   DeviceTimer(const Stream& s, std::string_view op);
