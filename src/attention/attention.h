@@ -51,8 +51,8 @@ class Attention {
 
   // Parameters, names relative to the block ("self_attn.q_proj.weight").
   virtual std::vector<TensorSpec> parameters() const = 0;
-  // Parameters that layers share, named in the same way: the model has one tensor for each name, and
-  // every layer that lists the name finds it among its weights.
+  // Parameters that layers share, named in the same way: the model has one tensor for each name,
+  // and every layer that lists the name finds it among its weights.
   virtual std::vector<TensorSpec> shared_parameters() const { return {}; }
 
   // The number of columns of mix, which the block's output projection takes.
@@ -65,7 +65,8 @@ class Attention {
   virtual void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w,
                        AttentionSaved& saved, const Sequences& sequences) const = 0;
 
-  // dx_TD = gradient; gradients of the weights are added to `dw`. mix_TD is what forward() returned.
+  // dx_TD = gradient; gradients of the weights are added to `dw`. mix_TD is what forward()
+  // returned.
   virtual void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
                         Tensor x_TD, const Weights& w, AttentionSaved& saved,
                         const Sequences& sequences) const = 0;
@@ -82,8 +83,8 @@ class Attention {
   virtual void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w,
                       AttentionCache& cache, const DecodeStep& step) const = 0;
 
-  // What head `head` attends to, computed from what the forward pass of one document saved. A module
-  // that does not weigh keys has no map.
+  // What head `head` attends to, computed from what the forward pass of one document saved. A
+  // module that does not weigh keys has no map.
   virtual AttentionMap map(Stream& /*s*/, const Weights& /*w*/, const AttentionSaved& /*saved*/,
                            const Sequences& /*sequences*/, int64_t /*head*/) const {
     return {};

@@ -25,8 +25,8 @@ struct LinearSpec {
   float alpha = 1.0f;
   std::string bias = {};  // name; empty: none. Only with a single part.
   Init bias_init = Init::constant(0);
-  // false: the activation that follows adds the bias, and its backward pass forms the bias's
-  // gradient.
+  // false: the activation that follows adds the bias. backward() then takes the gradient of the
+  // sum, which is what enters the activation.
   bool adds_bias = true;
 };
 

@@ -1,5 +1,6 @@
-// Attention maps: the share that each query gives to each key. They serve to inspect a model, not to
-// run it: they are computed on the host in fp64 from the queries and keys that a forward pass saved.
+// Attention maps: the share that each query gives to each key. They serve to inspect a model, not
+// to run it: they are computed on the host in fp64 from the queries and keys that a forward pass
+// saved.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace sbtrain {
 
-// The columns of one head of x [T, heads * width], which is on the device and may have strided rows.
-// Waits for the stream.
+// The columns of one head of x [T, heads * width], which is on the device and may have strided
+// rows. Waits for the stream.
 HostMatrix download_head(Stream& s, const Tensor& x, int64_t heads, int64_t head);
 
 // What is added to the logit of query j and key i; positions count from 0.

@@ -1,6 +1,6 @@
-// Attention in double precision on the host: the formulas with which modules state what they compute
-// (Attention::reference) and show what a head attends to (attention/map.h). Everything is for one
-// document, with positions from 0.
+// Attention in double precision on the host: the formulas with which modules state what they
+// compute (Attention::reference) and show what a head attends to (attention/map.h). Everything is
+// for one document, with positions from 0.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rotary positions (arXiv 2104.09864) as modules use them, with the methods that stretch them beyond
-// the trained length.
+// Rotary positions (arXiv 2104.09864) as modules use them, with the methods that stretch them
+// beyond the trained length.
 #pragma once
 
 #include <vector>

@@ -40,8 +40,8 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Checks an invariant of the program itself; a failure is a bug. The arguments are evaluated whether
-// or not the condition holds, so those that are costly to compute (describe()) belong in
+// Checks an invariant of the program itself; a failure is a bug. The arguments are evaluated
+// whether or not the condition holds, so those that are costly to compute (describe()) belong in
 // `if (!condition) fail(...)` instead.
 template <typename... Args>
 void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {

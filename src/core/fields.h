@@ -127,8 +127,8 @@ class Fields {
     list(key, items, rule, help);
   }
 
-  // A key may belong to several alternatives, each of which describes it in its own way. True: it is
-  // added once for each description (documentation); false: once, as the selected alternative
+  // A key may belong to several alternatives, each of which describes it in its own way. True: it
+  // is added once for each description (documentation); false: once, as the selected alternative
   // describes it.
   virtual bool lists_alternatives() const { return false; }
 

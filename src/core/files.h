@@ -48,8 +48,8 @@ void sync_folder(const std::filesystem::path& folder);
 
 // A file that is written beside its final place, as PATH.tmp. commit() gives it its name; without
 // commit() it is removed. Missing folders are made. A symbolic link is kept, and the file that it
-// points to is replaced. A PATH.tmp that a killed process left is replaced; one that another process
-// is writing is an error.
+// points to is replaced. A PATH.tmp that a killed process left is replaced; one that another
+// process is writing is an error.
 class AtomicFile {
  public:
   // Throws ExitCode::kUsage, before anything is written, when `path` exists and is not a regular
@@ -65,7 +65,9 @@ class AtomicFile {
   void commit();
 
   const std::filesystem::path& temporary() const { return temporary_; }
-  int fd() const { return fd_.get(); }  // open for reading and writing; may be used instead of write()
+  int fd() const {
+    return fd_.get();
+  }  // open for reading and writing; may be used instead of write()
 
  private:
   void before(std::string_view operation) const;

@@ -261,7 +261,8 @@ void Memory::release_spare() noexcept {
 }
 
 void Memory::poison() {
-  require(impl_->chunks.empty() && !impl_->pool, "poison() must be called before anything is allocated");
+  require(impl_->chunks.empty() && !impl_->pool,
+          "poison() must be called before anything is allocated");
   impl_->poison = true;
 }
 

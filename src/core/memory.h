@@ -106,9 +106,9 @@ class Memory {
   Buffer allocate(int stream, MemoryClass c, std::string_view name, DType dtype,
                   std::span<const int64_t> shape);
 
-  // Called by streams (core/stream.h). They throw ExitCode::kInternal for a use that no event orders
-  // after the allocation, and when a planned program records or waits at other moments than its
-  // plan.
+  // Called by streams (core/stream.h). They throw ExitCode::kInternal for a use that no event
+  // orders after the allocation, and when a planned program records or waits at other moments than
+  // its plan.
   int stream(std::string_view name);
   void use(const Buffer& buffer, int stream);
   StreamClock record(int stream);

@@ -32,7 +32,8 @@ Tensor Weights::fused(std::string_view first, int count) const {
   require(entries_.end() - begin >= count, "there are not {} tensors from '{}' on", count, first);
   Tensor whole = begin->tensor;
   for (auto it = begin + 1; it != begin + count; ++it) {
-    require(it->tensor.cols() == whole.cols(), "'{}' and '{}' differ in their number of columns", it->name, first);
+    require(it->tensor.cols() == whole.cols(), "'{}' and '{}' differ in their number of columns",
+            it->name, first);
     whole.shape[0] += it->tensor.rows();
   }
   return whole;

@@ -67,8 +67,8 @@ class Mlp {
   Linear down_;
 };
 
-// The initialisation of projections into the residual stream: smaller, so that the stream's variance
-// does not grow with depth (GPT-2).
+// The initialisation of projections into the residual stream: smaller, so that the stream's
+// variance does not grow with depth (GPT-2).
 Init into_residual(double init_std, int64_t layers);
 
 }  // namespace sbtrain

@@ -280,7 +280,8 @@ void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, Decode
 
 void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
                                  const MapVisit& visit) const {
-  require(batch.sequences.count == 1, "attention maps take one document, not {}", batch.sequences.count);
+  require(batch.sequences.count == 1, "attention maps take one document, not {}",
+          batch.sequences.count);
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights& w, const AttentionSaved* saved) {
     require(saved, "attention maps need a model with Recompute::kNone");

@@ -60,8 +60,8 @@ class Transformer {
   void decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
               const DecodeStep& step, Tensor logits_BV) const;
 
-  // Runs the forward pass of one document and calls visit(layer, head, map), in order, for every head
-  // of every layer whose attention weighs keys.
+  // Runs the forward pass of one document and calls visit(layer, head, map), in order, for every
+  // head of every layer whose attention weighs keys.
   using MapVisit = std::function<void(int64_t layer, int64_t head, const AttentionMap& map)>;
   void attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
                       const MapVisit& visit) const;
