@@ -65,8 +65,8 @@ class Attention {
   virtual void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w,
                        AttentionSaved& saved, const Sequences& sequences) const = 0;
 
-  // dx_TD = gradient; gradients of the weights are added to `dw`. mix_TD is what forward()
-  // returned.
+  // dx_TD = gradient; gradients of the weights are added to `dw`. mix_TD is the output of
+  // forward().
   virtual void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
                         Tensor x_TD, const Weights& w, AttentionSaved& saved,
                         const Sequences& sequences) const = 0;

@@ -81,9 +81,8 @@ class AttentionRegistry {
   // Throws ExitCode::kInternal when the name is taken.
   void add(AttentionModule module);
 
-  const std::deque<AttentionModule>& modules() const {
-    return modules_;
-  }  // in the order of registration
+  // In the order of registration.
+  const std::deque<AttentionModule>& modules() const { return modules_; }
   std::vector<std::string_view> names() const;
   // Throws ExitCode::kConfig for an unknown name, listing the known ones.
   const AttentionModule& at(std::string_view name) const;

@@ -226,8 +226,8 @@ void SafetensorsWriter::write(std::string_view name, const void* data, uint64_t 
   require(current_ < entries_.size() && entries_[current_].name == name &&
               bytes <= entries_[current_].bytes() - written_,
           "{}: tensor {} written out of order or beyond its end", file_.path().string(), name);
-  constexpr uint64_t kPiece = uint64_t{1}
-                              << 20;  // small enough that the hashes and the write find it in cache
+  // Small enough that both hashes and the write find a piece in cache.
+  constexpr uint64_t kPiece = uint64_t{1} << 20;
   const char* at = static_cast<const char*>(data);
   for (uint64_t done = 0; done < bytes; done += kPiece) {
     const uint64_t piece = std::min(kPiece, bytes - done);

@@ -1,7 +1,7 @@
 // The configuration of a run as plain structs. Parsing, validation, help and documentation come
 // from the field tables in config/schema.cpp and, for attention, from the modules' own files;
-// nothing below the command line reads YAML. Choices are enumerations, with their words beside
-// them.
+// nothing below the command line reads YAML. Choices are enumerations, which
+// have their words beside them.
 #pragma once
 
 #include <cstdint>

@@ -65,9 +65,8 @@ class AtomicFile {
   void commit();
 
   const std::filesystem::path& temporary() const { return temporary_; }
-  int fd() const {
-    return fd_.get();
-  }  // open for reading and writing; may be used instead of write()
+  // Open for reading and writing; may be used instead of write().
+  int fd() const { return fd_.get(); }
 
  private:
   void before(std::string_view operation) const;

@@ -319,7 +319,7 @@ void Memory::synchronized(int stream, bool wait) {
     const std::vector<Program::Sync>& syncs = impl.running->syncs;
     const Program::Sync now{impl.moments++, stream, wait};
     require(impl.next_sync < syncs.size() && syncs[impl.next_sync] == now,
-            "program '{}' orders its streams otherwise than its plan does", impl.running_name);
+            "program '{}' orders its streams differently from its plan", impl.running_name);
     ++impl.next_sync;
   }
 }
@@ -367,7 +367,7 @@ void Memory::adopt_plan(const Memory& plan) {
   impl.programs = plan.impl_->programs;
   for (int stream = 0; stream < plan.impl_->order.streams(); ++stream) {
     require(impl.order.stream(plan.impl_->order.name(stream)) == stream,
-            "a plan's streams are made in another order");
+            "the plan's streams were made in another order");
   }
   for (const auto& [name, program] : impl.programs) {
     impl.pool_bytes = std::max(impl.pool_bytes, program.pool_bytes);

@@ -89,8 +89,7 @@ class Stream {
   Memory* memory_;
   int id_;
   StreamPriority priority_;
-  std::unique_ptr<CUstream_st, QueueDeleter>
-      queue_;  // declared before the context, which works on it
+  std::unique_ptr<CUstream_st, QueueDeleter> queue_;  // outlives context_, which uses it
   OpProfile* profile_ = nullptr;
   bool tuning_ = false;
   bool deterministic_ = true;

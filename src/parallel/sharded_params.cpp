@@ -171,7 +171,7 @@ void ShardedParams::update(ops::AdamW adamw) {
 void upload(Stream& s, Tensor to, const float* host) {
   if (to.dtype == DType::kF32) return ops::run(s, ops::CopyFromHost{.y = to, .host = host});
   require(to.contiguous(), "upload: {} is not contiguous", to.describe());
-  constexpr int64_t kPart = int64_t{1} << 24;  // elements: 64 MiB beside the weights
+  constexpr int64_t kPart = int64_t{1} << 24;  // elements: 64 MiB in addition to the weights
   for (int64_t begin = 0; begin < to.numel(); begin += kPart) {
     const Tensor part = to.row_range(begin, std::min(kPart, to.numel() - begin));
     const Buffer values =
