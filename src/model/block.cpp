@@ -22,7 +22,7 @@ Block::Block(const ModelConfig& config, const AttentionConfig& attention, Recomp
   if (attention_registry().at(attention.type).projects_output) {
     output_.emplace(LinearSpec{.parts = {{kOutput, width_}},
                                .cols = mix_width(),
-                               .init = into_residual(config.init_std, config.layers),
+                               .init = into_residual(config),
                                .alpha = static_cast<float>(config.residual_multiplier),
                                .bias = attention.output_bias ? kOutputBias : ""});
   }

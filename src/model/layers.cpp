@@ -29,8 +29,12 @@ Buffer activation(Stream& s, std::string_view name, int64_t rows, int64_t cols) 
                              {rows, cols});
 }
 
-Init into_residual(double init_std, int64_t layers) {
-  return Init::normal(init_std / std::sqrt(2.0 * static_cast<double>(layers)));
+double block_init_std(const ModelConfig& config) {
+  return static_cast<double>(static_cast<float>(config.init_std));
+}
+
+Init into_residual(const ModelConfig& config) {
+  return Init::normal(block_init_std(config) / std::sqrt(2.0 * static_cast<double>(config.layers)));
 }
 
 Norm::Norm(const ModelConfig& config, std::string name)
@@ -91,7 +95,7 @@ Mlp::Mlp(const ModelConfig& config)
 LinearSpec Mlp::outer_spec(const ModelConfig& config) const {
   const LinearSpec::Part gate{kGate, config.inner, inner_};
   const LinearSpec::Part up{kUp, config.inner, inner_};
-  LinearSpec spec{.parts = {up}, .cols = config.width, .init = Init::normal(config.init_std)};
+  LinearSpec spec{.parts = {up}, .cols = config.width, .init = Init::normal(block_init_std(config))};
   if (gated()) {
     spec.parts = {gate, up};
   } else {
@@ -105,7 +109,7 @@ LinearSpec Mlp::down_spec(const ModelConfig& config) const {
   return {.parts = {{kDown, config.width}},
           .cols = config.inner,
           .stored_cols = inner_,
-          .init = into_residual(config.init_std, config.layers),
+          .init = into_residual(config),
           .alpha = static_cast<float>(config.residual_multiplier),
           .bias = gated() ? "" : kDownBias};
 }

@@ -69,6 +69,9 @@ class Mlp {
 
 // The initialisation of projections into the residual stream: smaller, so that the stream's
 // variance does not grow with depth (GPT-2).
-Init into_residual(double init_std, int64_t layers);
+Init into_residual(const ModelConfig& config);
+// The standard deviation of the other matrices of a block that are not the attention's. It is
+// model.init_std rounded to f32, since the initial weights of a seed depend on its every bit.
+double block_init_std(const ModelConfig& config);
 
 }  // namespace sbtrain

@@ -143,11 +143,13 @@ inline RelativeErrors relative_errors(const std::vector<double>& actual,
   return {std::sqrt(squares / reference_squares), largest / reference_largest};
 }
 
-// The larger of both, so that a few wrong elements among many right ones show.
+// What tests bound: the error in the Frobenius norm, and half of the largest, so that a few wrong
+// elements among many right ones show. A single element may have twice the error of the whole: its
+// own rounding is not averaged. (FlashAttention's tests allow twice as well.)
 inline double relative_error(const std::vector<double>& actual,
                              const std::vector<double>& reference) {
   const RelativeErrors errors = relative_errors(actual, reference);
-  return std::max(errors.frobenius, errors.largest);
+  return std::max(errors.frobenius, errors.largest / 2);
 }
 
 inline double relative_error(const Tensor& actual, const std::vector<double>& reference) {

@@ -2,6 +2,7 @@
 // of keys that a main loop may take and for the accumulators of mma.sync and of wgmma.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "gpu/device.h"
@@ -105,7 +106,7 @@ std::vector<float> numbers(size_t count, double frequency, double size, double m
 
 void expect_near(const std::vector<float>& got, const std::vector<double>& want, double bound,
                  const std::string& what) {
-  double largest = 0;
+  double largest = std::numeric_limits<float>::min();  // what is smaller may become 0
   for (const double x : want) largest = std::max(largest, std::abs(x));
   for (size_t i = 0; i < want.size(); ++i) {
     ASSERT_NEAR(got[i], want[i], bound * largest) << what << " " << i;
