@@ -95,7 +95,8 @@ Mlp::Mlp(const ModelConfig& config)
 LinearSpec Mlp::outer_spec(const ModelConfig& config) const {
   const LinearSpec::Part gate{kGate, config.inner, inner_};
   const LinearSpec::Part up{kUp, config.inner, inner_};
-  LinearSpec spec{.parts = {up}, .cols = config.width, .init = Init::normal(block_init_std(config))};
+  LinearSpec spec{
+      .parts = {up}, .cols = config.width, .init = Init::normal(block_init_std(config))};
   if (gated()) {
     spec.parts = {gate, up};
   } else {
