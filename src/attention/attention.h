@@ -1,8 +1,9 @@
 // The interface of attention modules.
 //
 // A module owns everything between the normalised block input and the output projection: its
-// parameters, forward, backward, what it saves, its decode step with a cache. The block knows
-// none of them by name: a module is one file that registers itself under the name the config uses.
+// parameters, its forward and backward pass, what it saves between them, and its decode step with a
+// cache. The block knows no module by name: a module is one file that registers itself under the
+// name that configurations use.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,7 @@ struct DecodeStep {
 };
 
 // What one head attends to, over the T tokens of one document (attention/map.h):
-//   o_j = sum_i A_ij v_i, plus remainder_j times what the module's option says
+//   o_j = sum_i A_ij v_i, plus remainder_j times what the option `remainder` names
 struct AttentionMap {
   int64_t tokens = 0;              // T; 0: the module has no map
   std::vector<float> weights_TT;   // A_ij at [j, i]; 0 for keys that token j does not see
@@ -50,21 +51,22 @@ class Attention {
 
   // Parameters, names relative to the block ("self_attn.q_proj.weight").
   virtual std::vector<TensorSpec> parameters() const = 0;
-  // Parameters that all layers with them have in common, by names of the same kind: there is one
-  // tensor of a name in the model, and every pass finds it among its weights.
+  // Parameters that layers share, named in the same way: the model has one tensor for each name,
+  // and every layer that lists the name finds it among its weights.
   virtual std::vector<TensorSpec> shared_parameters() const { return {}; }
 
-  // Columns of mix: what the block's output projection takes.
+  // The number of columns of mix, which the block's output projection takes.
   virtual int64_t mix_width(int64_t model_width) const { return model_width; }
 
-  // Allocates what forward() will fill, for T tokens.
+  // Allocates what forward() will fill, for `tokens` tokens.
   virtual std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const = 0;
 
   // mix_TD = module(x_TD).
   virtual void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w,
                        AttentionSaved& saved, const Sequences& sequences) const = 0;
 
-  // dx_TD = gradient; gradients of the weights are added to `dw`. `mix_TD` is the forward output.
+  // dx_TD = gradient; gradients of the weights are added to `dw`. mix_TD is the output of
+  // forward().
   virtual void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
                         Tensor x_TD, const Weights& w, AttentionSaved& saved,
                         const Sequences& sequences) const = 0;
@@ -81,23 +83,23 @@ class Attention {
   virtual void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w,
                       AttentionCache& cache, const DecodeStep& step) const = 0;
 
-  // What head `head` attends to, from what the forward pass of one document left. A module that
-  // does not weigh keys has no map.
+  // What head `head` attends to, computed from what the forward pass of one document saved. A
+  // module that does not weigh keys has no map.
   virtual AttentionMap map(Stream& /*s*/, const Weights& /*w*/, const AttentionSaved& /*saved*/,
                            const Sequences& /*sequences*/, int64_t /*head*/) const {
     return {};
   }
 
   // The formula: what forward() computes for one document, in double precision on the host. Tests
-  // hold every implementation, and its gradients, against it. `max_seqlen` is that of the pack.
+  // compare every implementation, and its gradients, with it. `max_seqlen` is that of the pack.
   virtual HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
                                int64_t max_seqlen) const = 0;
 
-  // Of `keys` keys in its document, those that a token sees.
+  // The number of keys that a token sees when its document offers `keys`.
   virtual double seen_keys(double keys) const { return keys; }
 
-  // Floating-point operations of the forward pass between projections, for one token that
-  // sees `keys` keys (2 per multiply-add). The backward pass counts twice that.
+  // Floating-point operations of the forward pass between the projections, for one token that
+  // sees `keys` keys (2 per multiply-add). The backward pass counts as twice that.
   virtual double flops_per_token(double keys) const = 0;
 };
 

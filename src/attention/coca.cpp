@@ -1,5 +1,5 @@
 // `coca`: collinear constrained attention (arXiv 2309.08646). Queries and keys are transformed so
-// that the rest is softmax attention; t_proj stands where k_proj would.
+// that the rest is softmax attention; t_proj takes the place of k_proj.
 
 #include "ops/coca.h"
 

@@ -1,4 +1,4 @@
-// A product with a weight matrix as a layer: what the product needs, in one place.
+// A layer that multiplies by a weight matrix, with everything that the product needs.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,23 @@
 
 namespace sbtrain {
 
-// y_TN = alpha * x_TK W^T + b. W [N, K] is one tensor, or several that lie one after the other and
-// are multiplied as one matrix: q, k and v, or gate and up.
+// y_TN = alpha * x_TK W^T + b. W [N, K] is one tensor, or several that follow each other in memory
+// and are multiplied as one matrix: q, k and v, or gate and up.
 struct LinearSpec {
   struct Part {
     std::string weight;       // name, relative to the unit
     int64_t rows = 0;         // outputs
-    int64_t stored_rows = 0;  // padded, where that is faster; 0: rows
+    int64_t stored_rows = 0;  // padded, if that is faster; 0: rows
   };
   std::vector<Part> parts;
   int64_t cols = 0;         // K, inputs
   int64_t stored_cols = 0;  // 0: cols
   Init init;
   float alpha = 1.0f;
-  std::string bias = {};  // name; empty: none. Only for one part.
+  std::string bias = {};  // name; empty: none. Only with a single part.
   Init bias_init = Init::constant(0);
-  // false: the activation that follows adds the bias, and both gradients come from what enters it.
+  // false: the activation that follows adds the bias. backward() then takes the gradient of the
+  // sum, which is what enters the activation.
   bool adds_bias = true;
 };
 
@@ -33,20 +34,20 @@ class Linear {
  public:
   explicit Linear(LinearSpec spec) : spec_(std::move(spec)) {}
 
-  // The weights in their order, and then the bias.
+  // The weights in their order, then the bias.
   std::vector<TensorSpec> parameters() const;
   void add_parameters(std::vector<TensorSpec>& specs) const;
 
-  int64_t outputs() const;  // N as it is stored
+  int64_t outputs() const;  // N as stored
   Tensor weight(const Weights& w) const { return w.fused(spec_.parts.front().weight, parts()); }
   float alpha() const { return spec_.alpha; }
   bool has_bias() const { return !spec_.bias.empty(); }
   const Tensor& bias(const Weights& w) const { return w.at(spec_.bias); }
 
-  // y_TN = the product; + residual_TN where it is given.
+  // y_TN = the product, plus residual_TN if it is given.
   void forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
                Tensor residual_TN = {}) const;
-  // The gradients of weight and bias are added to dw; dx_TK = gradient, or += with `accumulate`.
+  // Adds the gradients of weight and bias to dw; dx_TK = gradient, or += with `accumulate`.
   void backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
                 const Weights& w, bool accumulate = false) const;
 

@@ -21,7 +21,7 @@ std::vector<double> download(Stream& s, const Tensor& x) {
   return {values.begin(), values.end()};
 }
 
-// Divides by the sum of the row plus eps.
+// Divides a row by its sum plus eps.
 void normalise(std::vector<double>& row, double eps) {
   double sum = eps;
   for (const double x : row) sum += x;

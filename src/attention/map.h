@@ -1,5 +1,6 @@
-// Attention maps: which share each query gives to each key. They are for looking at a model, not
-// for running it: computed on the host in fp64 from the queries and keys that a forward pass left.
+// Attention maps: the share that each query gives to each key. They serve to inspect a model, not
+// to run it: they are computed on the host in fp64 from the queries and keys that a forward pass
+// saved.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +13,26 @@
 
 namespace sbtrain {
 
-// x [T, heads * width] of the device, rows may be strided, the columns of one head; waits for it.
+// The columns of one head of x [T, heads * width], which is on the device and may have strided
+// rows. Waits for the stream.
 HostMatrix download_head(Stream& s, const Tensor& x, int64_t heads, int64_t head);
 
-// What is added to the logit of query j and key i, positions from 0.
+// What is added to the logit of query j and key i; positions count from 0.
 using LogitBias = std::function<double(int64_t j, int64_t i)>;
 LogitBias no_bias();
 LogitBias alibi_bias(int64_t heads, int64_t head);
 
-// FIRE (ops/attention.h) for one head; tensors by their names there.
+// The tensors of FIRE (ops/attention.h), by their names there.
 struct HostFire {
   HostMatrix c_1, m_1, w1_K, b1_K, w2_HK, b2_H;
 };
 HostFire download(Stream& s, const ops::FireTensors& fire);
 LogitBias fire_bias(const HostFire& fire, int64_t head);
 
-// The shares that queries of one head give to keys: rows of q and k are tokens.
+// The shares that the queries of one head give to keys. The rows of q and k are tokens.
 FillWeights softmax_weights(HostMatrix q, HostMatrix k, const ops::SoftmaxParams& params,
                             LogitBias bias);
-// gate: one column, or no rows for none.
+// `gate` has one column; without a forget gate it has no rows.
 FillWeights stickbreaking_weights(HostMatrix q, HostMatrix k, HostMatrix gate,
                                   const ops::StickBreakingParams& params);
 FillWeights rebased_weights(HostMatrix q, HostMatrix k, const ops::RebasedParams& params);

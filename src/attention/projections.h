@@ -1,5 +1,5 @@
-// What modules with one fused query-key-value projection share: the product and the cache of keys
-// and values.
+// What modules with one fused query-key-value projection have in common: the product, and the cache
+// of keys and values.
 #pragma once
 
 #include <string_view>
@@ -17,7 +17,7 @@ inline constexpr std::string_view kQProj = "self_attn.q_proj.weight";
 LinearSpec qkv_projection(const ModelConfig& model,
                           std::string_view key = "self_attn.k_proj.weight");
 
-// The columns of a [*, 3D] matrix.
+// Queries, keys and values: the three column ranges of a [*, 3D] matrix.
 struct Qkv {
   explicit Qkv(const Tensor& qkv)
       : q(qkv.col_range(0, qkv.cols() / 3)),
@@ -38,14 +38,14 @@ struct HostQkv {
   HostMatrix q, k, v;
 };
 
-// One row of N numbers per token for each of B sequences: [B, C, N].
+// One row of N numbers for each of at most C tokens of each of B sequences: [B, C, N].
 class TokenCache {
  public:
   TokenCache(Memory& memory, std::string_view name, DType dtype, int64_t sequences,
              int64_t capacity, int64_t width);
   const Tensor& tensor() const { return rows_; }
   int64_t capacity() const { return tensor().shape[1]; }
-  // The rows of sequence b's first tokens = x_TN.
+  // The rows of sequence b's first T tokens = x_TN.
   void prefill(Stream& s, int64_t b, Tensor x_TN);
   void append(Stream& s, Tensor x_BN, const DecodeStep& step);
 
@@ -61,15 +61,15 @@ class KeyValueCache : public AttentionCache {
   TokenCache k, v;
 };
 
-// The option logit_scale of heads of the model's width, and the scale that it asks for:
-// 1/sqrt(head_dim) where it is 0.
+// The option logit_scale of modules whose heads have the model's head_dim, and the scale that it
+// means: 1/sqrt(head_dim) if it is 0.
 void describe_logit_scale(Fields& f, double& logit_scale);
 float logit_scale(double option, const ModelConfig& model);
 
-// The option of modules that can look at the newest keys alone.
+// The option of modules that can look at only the newest keys.
 void describe_window(Fields& f, int64_t& window);
 
-// Of `keys` keys in a document, those that a window lets a token see.
+// The number of keys that a token sees through a window when its document offers `keys`.
 double keys_in_window(double keys, int64_t window);
 
 }  // namespace sbtrain

@@ -1,8 +1,8 @@
 // `rebased` (arXiv 2402.10644) and `based` (arXiv 2402.18668): attention whose weights are a
 // square, (q.k)^2 / f, or the second-order Taylor polynomial of exp(q.k / sqrt(f)). Queries and
 // keys have few features, f for each head; ReBased normalises them, with one affine LayerNorm over
-// the features of all heads for the queries and one for the keys. No positions: the order is known
-// from the causal mask and from convolutions in other layers.
+// the features of all heads for the queries and one for the keys. There are no positions: the order
+// is known from the causal mask and from convolutions in other layers.
 
 #include "ops/rebased.h"
 
@@ -58,7 +58,7 @@ struct RebasedSaved : AttentionSaved {
   Buffer den_HT;
 };
 
-// The sums over all tokens so far: its size does not depend on their number.
+// The sums over all tokens so far; their size does not depend on the number of tokens.
 struct RebasedCache : AttentionCache {
   Buffer state;  // [B, H * rows, e + 1]
 };

@@ -1,6 +1,6 @@
-// Attention in double precision on the host: the formulas by which modules state what they compute
-// (Attention::reference), and by which they show what a head attends to (attention/map.h).
-// Everything is for one document, positions from 0.
+// Attention in double precision on the host: the formulas with which modules state what they
+// compute (Attention::reference) and show what a head attends to (attention/map.h). Everything is
+// for one document, with positions from 0.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ void layer_norm(HostMatrix& x, const HostMatrix& w, const HostMatrix& b, double 
                 int64_t groups);
 
 // fill(j, row) writes what query j of one head gives to each key into `row` [T], which starts as
-// zeros, and returns what it gives to none.
+// zeros, and returns what the query gives to no key.
 using FillWeights = std::function<double(int64_t j, std::vector<double>& row)>;
 
 // The columns of head `head` of o [T, H*e] = sum_i A_ij v_i.

@@ -12,7 +12,7 @@ namespace sbtrain {
 
 namespace {
 
-// Explicit calls, so that no linker drops a module from a library.
+// The calls are explicit, since a linker may drop a module of a library that nothing refers to.
 AttentionRegistry& registry() {
   static AttentionRegistry modules = [] {
     AttentionRegistry all;

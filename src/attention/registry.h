@@ -1,6 +1,6 @@
 // How attention modules make themselves known. A module is one file: its options with their help
 // and rules, its class, and a function register_<file> that adds it to the registry under the name
-// that configurations use. All that the rest of the program knows of a module, it asks here.
+// that configurations use. The rest of the program learns everything about a module from here.
 #pragma once
 
 #include <deque>
@@ -19,9 +19,9 @@ namespace sbtrain {
 
 struct RotaryOptions;
 
-// Why options do not go together, or not with the model.
+// Why options do not fit each other or the model.
 struct OptionProblem {
-  std::string key;  // of the module's section: "position"
+  std::string key;  // in the module's section: "position"
   std::string message;
 };
 
@@ -33,15 +33,15 @@ struct AttentionBenchCase {
 };
 
 struct AttentionModule {
-  std::string name;             // as model.attention.type has it
+  std::string name;             // the value of model.attention.type
   bool whole_heads = true;      // heads divide the width; else they take what fits, rounded down
   bool projects_output = true;  // else its output goes to the residual stream as it is
   std::function<void(Fields&, ModuleOptions&)> describe;
   std::function<std::vector<OptionProblem>(const ModuleOptions&, const ModelConfig&)> check;
   std::function<std::unique_ptr<Attention>(const ModuleOptions&, const ModelConfig&)> make;
-  // The rotary positions that the options ask for; null without.
+  // The rotary positions that the options ask for; null if they ask for none.
   std::function<RotaryOptions*(ModuleOptions&)> rotary;
-  std::vector<AttentionBenchCase> bench;  // none: the module with its defaults
+  std::vector<AttentionBenchCase> bench;  // empty: the module with its defaults
 };
 
 // The same for a module whose options are an `Options`: a struct with defaults, ==, and beside it
@@ -78,25 +78,26 @@ class AttentionRegistry {
         },
         .bench = std::move(module.bench)});
   }
-  // Throws ExitCode::kInternal where the name is taken.
+  // Throws ExitCode::kInternal when the name is taken.
   void add(AttentionModule module);
 
-  const std::deque<AttentionModule>& modules() const { return modules_; }  // as registered
+  // In the order of registration.
+  const std::deque<AttentionModule>& modules() const { return modules_; }
   std::vector<std::string_view> names() const;
   // Throws ExitCode::kConfig for an unknown name, listing the known ones.
   const AttentionModule& at(std::string_view name) const;
 
  private:
-  std::deque<AttentionModule> modules_;  // names are referred to
+  std::deque<AttentionModule> modules_;  // a deque: names() refers to its elements
 };
 
 // Every module of the program.
 const AttentionRegistry& attention_registry();
 
-// Adds modules that are not part of this library. To be called before any configuration is read.
+// Adds modules from outside this library. To be called before any configuration is read.
 void register_attention(void (*registrar)(AttentionRegistry&));
 
-// What most modules say for `make`.
+// What most modules use for `make`.
 template <class Module, class Options>
 std::unique_ptr<Attention> make_module(const Options& options, const ModelConfig& model) {
   return std::make_unique<Module>(options, model);

@@ -1,5 +1,5 @@
-// Rotary positions (arXiv 2104.09864) as modules use them, with what stretches them beyond the
-// trained length.
+// Rotary positions (arXiv 2104.09864) as modules use them, with the methods that stretch them
+// beyond the trained length.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,7 @@
 
 namespace sbtrain {
 
-// How an attention module with rotary positions, or one that could have them, knows the order of
-// its tokens.
+// How an attention module that has or could have rotary positions knows the order of its tokens.
 enum class PositionEncoding : uint8_t { kRope, kAlibi, kFire, kNone };
 template <>
 inline constexpr auto kNames<PositionEncoding> =
@@ -31,7 +30,7 @@ struct RotaryOptions {
   double base = 10000.0;
   RotaryScaling scaling = RotaryScaling::kNone;
   double factor = 1.0;
-  int64_t train_length = 0;  // dynamic_ntk: lengths beyond this one are scaled
+  int64_t train_length = 0;  // dynamic_ntk: longer sequences are scaled
   bool operator==(const RotaryOptions&) const = default;
 };
 
@@ -39,7 +38,7 @@ struct RotaryOptions {
 void describe(Fields& f, RotaryOptions& o);
 std::vector<OptionProblem> check(const RotaryOptions& options, const ModelConfig& model);
 
-// Rotates every token of x [T, H*d] by its row, as ops::rope does by its position.
+// Rotates every token of x [T, H*d] as ops::Rope does, with its row as its position.
 void rotate(HostMatrix& x_THd, const ops::RopeParams& params);
 
 class Rotary {
@@ -48,7 +47,7 @@ class Rotary {
   Rotary(const RotaryOptions& options, const ModelConfig& model);
 
   // For [T, heads * head_dim] of documents of at most `length` tokens: the length of the sequences
-  // in training and evaluation, and the capacity of the cache in generation. dynamic_ntk alone
+  // in training and evaluation, and the capacity of the cache in generation. Only dynamic_ntk
   // depends on it.
   ops::RopeParams params(int64_t heads, int64_t length, bool inverse = false) const;
 

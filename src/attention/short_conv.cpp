@@ -150,7 +150,7 @@ class ShortConv : public Attention {
   }
 
   ModelConfig model_;
-  // Its bias is the convolution's, which forms the gradient too.
+  // The convolution adds the bias and forms its gradient.
   Linear gate_{{.parts = {{kGateWeight, model_.width}},
                 .cols = model_.width,
                 .init = Init::normal(model_.init_std)}};

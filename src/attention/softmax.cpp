@@ -26,7 +26,7 @@ struct Options {
   double logit_scale = 0.0;  // 0: 1/sqrt(head_dim)
   int64_t window = 0;        // 0: all
   PositionEncoding position = PositionEncoding::kRope;
-  bool shared = false;  // FIRE: one network for all layers that say so
+  bool shared = false;  // FIRE: one network for all layers that set it
   RotaryOptions rotary;
   bool operator==(const Options&) const = default;
 };
@@ -252,7 +252,7 @@ class SoftmaxAttention : public Attention {
     return {.kind = ops::PositionBias::kFire, .fire = fire(w)};
   }
 
-  // q and k, which lie side by side, in one call.
+  // Rotates q and k, which are adjacent columns, in one call.
   void rotate_qk(Stream& s, const Tensor& qkv, const Tensor& positions, int64_t length,
                  bool inverse = false) const {
     if (!rotary_) return;

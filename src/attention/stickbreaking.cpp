@@ -282,7 +282,7 @@ class StickBreakingAttention : public Attention {
     return has_bias() ? w.at(kRemainderBias) : Tensor();
   }
 
-  // f = sigmoid(x W^T + b), in place.
+  // gate_TH = sigmoid(x W^T + b), computed in place.
   void compute_gate(Stream& s, const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
     forget_gate_.forward(s, gate_TH, x_TD, w);
     ops::run(s, ops::BiasSigmoid{.y_TH = gate_TH, .x_TH = gate_TH, .b_H = forget_gate_.bias(w)});

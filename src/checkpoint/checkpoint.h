@@ -1,5 +1,5 @@
-// Checkpoints: what a run needs to continue bit for bit, saved so that a crash at any moment
-// leaves the old or the new one whole, and verified before any of it is used.
+// Checkpoints: what a run needs to continue bit for bit. They are saved so that a crash at any
+// moment leaves the old or the new one whole, and verified before any of their content is used.
 //
 //   <run>/checkpoints/step-00000100/rank-00000-of-00001.safetensors   fp32 tensors of one rank
 //                                   state.json                        the trainer's counters
@@ -7,7 +7,7 @@
 //                                   manifest.json                     sizes and checksums, last
 //   <run>/checkpoints/latest                                          "step-00000100"
 //
-// A rank stores flat ranges of each tensor's logical elements, so any number of ranks can read
+// A rank stores flat ranges of each tensor's logical elements, so that any number of ranks can read
 // what any other number wrote. docs/checkpoints.md describes format and protocol.
 #pragma once
 
@@ -38,23 +38,23 @@ struct SnapshotTensor : TensorRange {
   std::vector<float> values;  // end - begin
 };
 
-// All that one rank puts into a checkpoint. The texts are those of rank 0.
+// All that one rank puts into a checkpoint. The texts are taken from rank 0.
 struct Snapshot {
   int64_t step = 0;
   int64_t tokens = 0;  // trained on so far
   std::vector<SnapshotTensor> tensors;
-  std::string state_json;   // loader, schedule and stage counters, seeds; returned as it is
+  std::string state_json;   // loader, schedule and stage counters, seeds; not interpreted
   std::string config_yaml;  // resolved
   std::map<std::string, std::string> fingerprints;
 };
 
-// Copies the shards (f32, in the host's memory) into the snapshot with all threads; memory of an
-// earlier copy is reused.
+// Copies the shards (f32, in the host's memory) into the snapshot with all threads. The snapshot's
+// memory from an earlier copy is reused.
 void copy_tensors(std::span<const TensorShard> shards, Snapshot& snapshot);
 
-// The ranks that save together. `exchange` returns the texts of all ranks in rank order, on every
-// rank the same; nobody returns before all have called it. Saving in the background needs a
-// group whose traffic is separate from that of training.
+// The ranks that save together. `exchange` returns the texts of all ranks in rank order, the
+// same on every rank, and returns only after all ranks have called it. Saving in the background
+// needs a group whose traffic is separate from that of training.
 struct RankGroup {
   int rank = 0;
   int world = 1;
@@ -67,14 +67,15 @@ struct SavedCheckpoint {
   uint64_t bytes = 0;  // all ranks, without the manifest
 };
 
-// Saves and commits, called by all ranks: shards to step-N.tmp and flushed, barrier, manifest,
-// flush, rename, flush, `latest`, then all but the `keep` newest checkpoints are removed. An
-// existing step-N is replaced in one step, never changed. A failure on any rank throws
-// ExitCode::kStorage on all, with step-N.tmp removed and older checkpoints as they were.
+// Saves and commits; all ranks call it. The ranks write and flush their shards in step-N.tmp; after
+// a barrier follow the manifest, the rename to step-N and `latest`, each flushed; then all but the
+// `keep` newest checkpoints are removed. An existing step-N is replaced whole, never changed. A
+// failure on any rank throws ExitCode::kStorage on all, removes step-N.tmp and leaves older
+// checkpoints as they were.
 SavedCheckpoint save_checkpoint(const Storage& storage, const std::filesystem::path& run,
                                 const Snapshot& snapshot, const RankGroup& group, int64_t keep);
 
-// Removes what a crash left behind (step-*.tmp) and lets `latest` name the newest checkpoint. Only
+// Removes what a crash has left (step-*.tmp) and makes `latest` name the newest checkpoint. Only
 // the holder of the run's lock may call it.
 void clean_up_checkpoints(const Storage& storage, const std::filesystem::path& run);
 
@@ -82,24 +83,24 @@ void clean_up_checkpoints(const Storage& storage, const std::filesystem::path& r
 
 struct CheckpointInfo {
   std::filesystem::path folder;
-  int64_t step = 0;     // of the folder's name
+  int64_t step = 0;     // from the folder's name
   Manifest manifest;    // valid if problem is empty
   std::string problem;  // why the manifest is refused
 };
 
-// The checkpoints of a run, newest save first, by their manifests alone.
+// The checkpoints of a run, newest save first. Only their manifests are read.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
 
 // ---- reading: checkpoint_reader.cpp
 
 enum class Verification : uint8_t {
   kFull,     // sizes and SHA-256 of every file: reads everything once
-  kHeaders,  // manifest, sizes and shard headers: for ranks whose rank 0 has done kFull
+  kHeaders,  // manifest, sizes and shard headers: when rank 0 does kFull
 };
 
 class CheckpointReader {
  public:
-  // Verifies before anything can be read. ExitCode::kNoCheckpoint names file and tensor.
+  // Verifies the checkpoint. Throws ExitCode::kNoCheckpoint naming file and tensor.
   explicit CheckpointReader(const std::filesystem::path& folder,
                             Verification verification = Verification::kFull);
 
@@ -113,8 +114,9 @@ class CheckpointReader {
   const std::vector<int64_t>& shape(TensorKind kind, std::string_view name) const;
   std::vector<std::string> names(TensorKind kind) const;  // in alphabetical order
 
-  // Flat elements [begin, end) of a tensor, whichever ranks wrote them. `row_stride` as in
-  // TensorShard: where to put them if rows are stored padded (the padding is not touched).
+  // Reads flat elements [begin, end) of a tensor, whichever ranks wrote them. `row_stride` is that
+  // of TensorShard: if rows are stored padded in `out`, their distance (the padding is not
+  // touched).
   void read(TensorKind kind, std::string_view name, int64_t begin, int64_t end, float* out,
             int64_t row_stride = 0) const;
 
@@ -141,32 +143,32 @@ class CheckpointReader {
   std::map<std::string, StoredTensor, std::less<>> tensors_;  // "kind/name"
 };
 
-// Everything wrong with a checkpoint, each naming file and tensor; empty: it is good.
+// Everything that is wrong with a checkpoint, naming file and tensor; empty: it is good.
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& folder);
 
 // ---- choosing the one to read: checkpoint_find.cpp
 
-// What <run>/checkpoints/latest holds, up to 64 bytes. Throws where it cannot be read.
+// What <run>/checkpoints/latest holds, up to 64 bytes. Throws if it cannot be read.
 std::string latest_text(const std::filesystem::path& run);
 
 // What is wrong with <run>/checkpoints/latest; empty: nothing, or there is none.
 std::string verify_latest(const std::filesystem::path& run);
 
 // The newest good checkpoint of a run. Refused ones are logged with the reason (and appended to
-// `refused` if given). Nothing when the run has none at all; ExitCode::kNoCheckpoint when it has
-// some and all are refused.
+// `refused` if given). Returns nothing if the run has no checkpoints at all; throws
+// ExitCode::kNoCheckpoint if it has some and all are refused.
 std::optional<CheckpointReader> open_newest(const std::filesystem::path& run,
                                             std::vector<std::string>* refused = nullptr);
 
-// By its manifest, or by its name if the manifest is gone.
+// Recognised by its manifest, or by its name if the manifest is gone.
 bool is_checkpoint_folder(const std::filesystem::path& path);
 
-// One checkpoint folder, or the newest good checkpoint of a run folder. ExitCode::kNoCheckpoint
-// when there is none.
+// The checkpoint in a checkpoint folder, or the newest good one of a run folder. Throws
+// ExitCode::kNoCheckpoint if there is none.
 CheckpointReader open_checkpoint(const std::filesystem::path& path);
 
-// What `--checkpoint.resume` asks for: "auto" is open_newest, "none" is nothing, anything else a
-// path for open_checkpoint.
+// The checkpoint that `--checkpoint.resume` asks for: "auto" is open_newest, "none" is nothing,
+// anything else is a path for open_checkpoint.
 std::optional<CheckpointReader> resume_checkpoint(const std::filesystem::path& run,
                                                   std::string_view resume);
 

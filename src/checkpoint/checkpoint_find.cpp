@@ -36,18 +36,18 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
   std::vector<CheckpointInfo> refused;
   for (const std::string& name : names) {
     auto step = parse_step(name);
-    if (!step) {  // set aside in the middle of a replacement: still the good one
+    if (!step) {  // set aside by an unfinished replacement: still the good one
       step = parse_step(name, kReplaced);
       if (!step || present.count(name.substr(0, name.size() - kReplaced.size())) != 0) continue;
     }
     CheckpointInfo info = describe(parent / name, *step);
     (info.problem.empty() ? list : refused).push_back(std::move(info));
   }
-  // By order of saving: after going back to an older step, higher steps are the older saves.
+  // In the order of saving: after a return to an earlier step, higher steps may be older saves.
   std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
     return std::pair(a.manifest.sequence, a.step) > std::pair(b.manifest.sequence, b.step);
   });
-  for (CheckpointInfo& info : refused) {  // no sequence is known: before lower steps
+  for (CheckpointInfo& info : refused) {  // their sequence is unknown: placed before lower steps
     const auto at = std::find_if(list.begin(), list.end(),
                                  [&](const auto& other) { return other.step < info.step; });
     list.insert(at, std::move(info));
@@ -67,7 +67,7 @@ std::string verify_latest(const fs::path& run) {
   if (list.empty()) return "";
   const fs::path path = checkpoints_of(run) / kLatest;
   std::error_code unreadable;
-  if (!fs::exists(path, unreadable) && !unreadable) return "";  // the first save was cut off
+  if (!fs::exists(path, unreadable) && !unreadable) return "";  // the first save was interrupted
   try {
     const std::string text = latest_text(run);
     for (const CheckpointInfo& info : list) {

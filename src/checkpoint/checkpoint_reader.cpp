@@ -10,7 +10,7 @@ namespace sbtrain {
 namespace fs = std::filesystem;
 namespace {
 
-// Reads a file after its size, and its content if asked for, have been found right.
+// Checks a file's size and, for Verification::kFull, its SHA-256.
 void check_file(const fs::path& folder, const ManifestFile& file, Verification verification) {
   const InputFile input(folder / file.name);
   if (input.size() != file.bytes) {
@@ -23,7 +23,7 @@ void check_file(const fs::path& folder, const ManifestFile& file, Verification v
   }
 }
 
-// The tensors of a damaged shard whose own checksum is wrong: what to tell the user.
+// The tensors of a damaged shard whose own checksum is wrong, for messages.
 std::vector<std::string> damaged_tensors(const fs::path& folder, const ManifestFile& file) {
   std::vector<std::string> damaged;
   const SafetensorsReader shard(folder / file.name);
@@ -86,7 +86,7 @@ CheckpointReader::CheckpointReader(const fs::path& folder, Verification verifica
   config_yaml_ = read_text(folder_, manifest_, kConfigName);
 }
 
-// Takes note of what a shard holds; its header and the manifest must tell the same.
+// Records what a shard holds; its header must agree with the manifest.
 void CheckpointReader::open_shard(const ManifestFile& file) {
   const SafetensorsReader& shard = shards_.emplace_back(folder_ / file.name);
   for (const ManifestTensor& tensor : file.tensors) {
@@ -108,7 +108,7 @@ void CheckpointReader::open_shard(const ManifestFile& file) {
   }
 }
 
-// Every element of every tensor is stored exactly once.
+// Checks that every element of every tensor is stored exactly once.
 void CheckpointReader::check_coverage() {
   for (auto& [key, tensor] : tensors_) {
     std::sort(tensor.pieces.begin(), tensor.pieces.end(), [](const Piece& a, const Piece& b) {

@@ -25,7 +25,7 @@ std::vector<std::string> exchange(const RankGroup& group, std::string mine) {
 }
 
 // Runs this rank's share of a phase and tells all ranks how it went. Returns the ranks' results,
-// or throws the first error on every rank, so that no rank goes on alone.
+// or throws the first error on every rank, so that no rank continues without the others.
 std::vector<std::string> together(const RankGroup& group,
                                   const std::function<std::string()>& share) {
   std::string mine;
@@ -76,7 +76,7 @@ ManifestFile write_shard(const Storage& storage, const fs::path& folder, const S
   storage.sync_folder(folder);
   file.bytes = result.bytes;
   file.sha256 = std::move(result.sha256);
-  // All are fp32, so the file keeps our order.
+  // All tensors are fp32, so that the writer keeps their order.
   for (size_t i = 0; i < file.tensors.size(); ++i) file.tensors[i].sha256 = result.tensor_sha256[i];
   return file;
 }
@@ -97,10 +97,10 @@ int64_t next_sequence(const fs::path& run) {
   return last + 1;
 }
 
-// Moves the complete `fresh` to `folder`. What stood there is whole until it is replaced.
+// Moves the complete `fresh` to `folder`. A checkpoint there stays whole until it is replaced.
 void put_in_place(const Storage& storage, const fs::path& fresh, const fs::path& folder) {
   const fs::path parent = folder.parent_path();
-  std::error_code unreadable;  // then the rename tells why
+  std::error_code unreadable;  // ignored: the rename will say why
   if (!fs::exists(folder, unreadable)) {
     storage.rename(fresh, folder);
     storage.sync_folder(parent);
@@ -120,7 +120,7 @@ void put_in_place(const Storage& storage, const fs::path& fresh, const fs::path&
   storage.remove_tree(old);
 }
 
-// Renamed first, so that no half-removed folder can be taken for a checkpoint.
+// The folder is renamed first, so that it is never taken for a checkpoint when half removed.
 void discard(const Storage& storage, const fs::path& folder) {
   const fs::path doomed = with_suffix(folder, kUnfinished);
   storage.remove_tree(doomed);
@@ -128,8 +128,8 @@ void discard(const Storage& storage, const fs::path& folder) {
   storage.remove_tree(doomed);
 }
 
-// Keeps the `keep` newest; damaged ones do not count and go once they are older than those. The
-// caller has just committed the newest.
+// Keeps the `keep` newest good checkpoints; damaged ones do not count and are removed once they are
+// older than those. The caller has just committed the newest.
 void prune(const Storage& storage, const fs::path& run, int64_t keep) {
   int64_t good = 0;
   for (const CheckpointInfo& info : list_checkpoints(run)) {
@@ -250,7 +250,7 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
 
 namespace {
 
-// A save that was cut off behind its rename left `latest` on the checkpoint before it.
+// A save that was interrupted after its rename has left `latest` at the checkpoint before it.
 void repair_latest(const Storage& storage, const fs::path& run) {
   for (const CheckpointInfo& info : list_checkpoints(run)) {
     if (!info.problem.empty()) continue;

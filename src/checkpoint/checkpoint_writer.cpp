@@ -51,7 +51,7 @@ void CheckpointWriter::poll() {
   if (running_.valid() && !busy()) finish();
 }
 
-// On the background thread. Storage errors are an outcome; all others travel to the trainer.
+// Runs on the background thread. Storage errors become an outcome; all others reach the trainer.
 CheckpointWriter::Outcome CheckpointWriter::run_save() const {
   Outcome outcome;
   outcome.step = snapshot_.step;

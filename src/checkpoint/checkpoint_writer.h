@@ -1,4 +1,4 @@
-// Saves checkpoints in the background, so that training waits for the copy alone.
+// Saves checkpoints in the background, so that training waits only for the copy.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 namespace sbtrain {
 
 // Usage, on every rank:
-//   Snapshot snapshot = writer.take_buffers();   // waits for the save before, if it still runs
+//   Snapshot snapshot = writer.take_buffers();   // waits for the previous save, if it still runs
 //   take_snapshot(params, snapshot);
 //   snapshot.step = ...;                         // and the other fields
 //   writer.save(std::move(snapshot));            // returns at once if async
 // At most one save runs at a time. A save that fails (disk full, I/O error) is logged and
-// counted, and training may go on: the checkpoints before it are whole.
+// counted, and training may continue: the earlier checkpoints are whole.
 class CheckpointWriter {
  public:
   struct Options {
@@ -37,21 +37,21 @@ class CheckpointWriter {
     std::string error;
   };
 
-  // Rank 0 clears away what a crash left behind: hold the run's lock (RunLock).
+  // On rank 0 it removes what a crash has left, so the caller must hold the run's lock (RunLock).
   explicit CheckpointWriter(Options options);
-  // Waits for the save that runs; its failure is logged only.
+  // Waits for a running save, whose failure is only logged.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // The snapshot of the save before, to be filled again; waits for that save.
+  // Waits for the previous save and returns its snapshot, to be filled again.
   Snapshot take_buffers();
   void save(Snapshot&& snapshot);
 
-  // Waits until no save runs; true if the last one is on disk. Check it before exiting.
+  // Waits until no save runs; true if the last one is on disk. To be checked before exiting.
   bool wait();
   bool busy() const;
-  // Takes notice of a finished save without waiting; cheap enough for every step.
+  // Notes the outcome of a finished save without waiting; cheap enough for every step.
   void poll();
   const Outcome& last() const { return last_; }
 

@@ -26,13 +26,13 @@ std::string step_name(int64_t step);  // "step-00000100"
 // The step of "step-00000100" + suffix; nothing for any other name.
 std::optional<int64_t> parse_step(std::string_view name, std::string_view suffix = "");
 
-// Names in a folder, sorted; none if it does not exist.
+// The names in a folder, sorted; none if it does not exist.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 std::string key_of(TensorKind kind, std::string_view name);
 
-// A tensor that one rank holds whole keeps its shape in the file, so that other programs can use
-// it; a part of one is a flat range.
+// The shape in a shard's file. A whole tensor keeps its own, so that other programs can use it; a
+// part of a tensor is a flat range.
 std::vector<int64_t> stored_shape(const std::vector<int64_t>& shape, int64_t begin, int64_t end);
 
 }  // namespace sbtrain

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kFormat = "sbtrain checkpoint";
-// The end of the file: these bytes around 64 hexadecimal digits.
+// The file ends in these bytes around 64 hexadecimal digits.
 constexpr std::string_view kTrailerOpen = ",\n\"sha256\": \"";
 constexpr std::string_view kTrailerClose = "\"\n}\n";
 constexpr size_t kDigits = 64;
@@ -51,7 +51,7 @@ ManifestFile file_from(const json& value, const std::string& file) {
   return entry;
 }
 
-// Checks the trailer; any changed, missing or added byte is found here.
+// Checks the trailer, which finds any changed, missing or added byte.
 void check_digest(std::string_view text, const std::string& file) {
   const size_t trailer = kTrailerOpen.size() + kDigits + kTrailerClose.size();
   const bool formed = text.size() > trailer && text.ends_with(kTrailerClose) &&

@@ -1,4 +1,4 @@
-// manifest.json: what a checkpoint consists of. Written last and covered by its own checksum, it
+// manifest.json: what a checkpoint consists of. It is written last, carries its own checksum, and
 // is what makes a folder a checkpoint.
 #pragma once
 
@@ -13,10 +13,10 @@
 
 namespace sbtrain {
 
-// "model", "adam_m", "adam_v": with a slash and the tensor's name, its name in shard files.
+// "model", "adam_m" or "adam_v". In shard files, a slash and the tensor's name follow it.
 const char* tensor_kind_name(TensorKind kind);
 
-// Bumped when the layout changes so that older programs must refuse it.
+// Increased when the layout changes in a way that older programs cannot read.
 inline constexpr int64_t kCheckpointVersion = 1;
 
 // One rank's range of a tensor.
@@ -32,7 +32,7 @@ struct ManifestFile {
   std::string name;  // in the checkpoint's folder
   uint64_t bytes = 0;
   std::string sha256;
-  std::vector<ManifestTensor> tensors;  // empty for files that are no shard
+  std::vector<ManifestTensor> tensors;  // empty for files other than shards
 };
 
 struct Manifest {
@@ -46,9 +46,10 @@ struct Manifest {
   uint64_t bytes() const;  // of all files
 };
 
-// The text of manifest.json and back. The text ends in the SHA-256 of everything before it.
+// The text of manifest.json, which ends in the SHA-256 of everything before it.
 std::string format_manifest(const Manifest& manifest);
-// Throws ExitCode::kNoCheckpoint naming `file` for any text that format_manifest did not write.
+// The reverse. Throws ExitCode::kNoCheckpoint naming `file` for any text that format_manifest did
+// not write.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 // Reads and parses <folder>/manifest.json.
 Manifest read_manifest(const std::filesystem::path& folder);
@@ -57,7 +58,8 @@ Manifest read_manifest(const std::filesystem::path& folder);
 std::string format_manifest_file(const ManifestFile& file);
 ManifestFile parse_manifest_file(std::string_view text, const std::string& file);
 
-// Elements of a shape; -1 when the product does not fit in 62 bits or a size is negative.
+// The number of elements of a shape; -1 if a size is negative or the product reaches 2^61, so that
+// sizes in bytes stay within 64 bits.
 int64_t checked_numel(const std::vector<int64_t>& shape);
 
 }  // namespace sbtrain

@@ -9,7 +9,7 @@
 namespace sbtrain {
 namespace {
 
-// Checkpoints hold no padding: it must be zero, as initialize() leaves it, since products read it.
+// Checkpoints hold no padding, but products read it: it must be zero, as initialize() leaves it.
 void clear(ShardedParams& params, bool with_moments) {
   for (size_t u = 0; u < params.registry().units().size(); ++u) {
     const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
@@ -20,7 +20,7 @@ void clear(ShardedParams& params, bool with_moments) {
   }
 }
 
-// Whether the values lie where the host can read and write them as they are.
+// Whether the host can read and write the values in place.
 bool on_host(const ShardedParams& params) {
   return params.stream().backend() != Backend::kCuda;
 }
@@ -41,7 +41,7 @@ void take_snapshot(ShardedParams& params, Snapshot& snapshot) {
     ops::run(params.stream(), ops::CopyToHost{.host = host.data(), .x = shard.stored});
     shard.stored.data = host.data();
     Snapshot one;
-    one.tensors.push_back(std::move(snapshot.tensors[i]));  // its memory is used again
+    one.tensors.push_back(std::move(snapshot.tensors[i]));  // reuses its memory
     copy_tensors(std::span(&shard, 1), one);
     snapshot.tensors[i] = std::move(one.tensors.front());
   }

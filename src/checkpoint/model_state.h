@@ -1,4 +1,4 @@
-// Sharded parameters into and out of checkpoints.
+// Moves sharded parameters into and out of checkpoints.
 #pragma once
 
 #include <vector>
@@ -8,10 +8,10 @@
 
 namespace sbtrain {
 
-// Copies this rank's ranges of all weights and moments to the host; returns when they are there.
+// Copies this rank's ranges of all weights and moments to the host, and waits for the copies.
 void take_snapshot(ShardedParams& params, Snapshot& snapshot);
 
-// Fills this rank's ranges of all weights, and with_moments those of AdamW's moments. Throws
+// Fills this rank's ranges of all weights and, if with_moments is set, of AdamW's moments. Throws
 // ExitCode::kNoCheckpoint naming the first tensor that is missing or has another shape.
 void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments);
 

@@ -33,7 +33,7 @@ std::string holder(int fd) {
 RunLock::RunLock(const fs::path& run) {
   Storage().make_folders(run);
   const fs::path path = run / "lock";
-  // Close on exec: a program started by this one must not keep the lock.
+  // Closed on exec, since a program started by this one must not keep the lock.
   fd_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (fd_.get() < 0) {
     fail(ExitCode::kStorage, "cannot open {}: {}", path.string(),

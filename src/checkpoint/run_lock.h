@@ -7,8 +7,8 @@
 
 namespace sbtrain {
 
-// Holds <run>/lock for as long as it lives, or until the process ends in any way. The file says
-// who holds it (pid and host); it stays behind and means nothing by itself.
+// Holds <run>/lock as long as the object lives, or until the process ends in any way. The file says
+// who holds the lock (pid and host). It is never removed; its existence means nothing by itself.
 class RunLock {
  public:
   // Creates the folder if needed. A second job gets ExitCode::kUsage naming the first one's pid

@@ -55,8 +55,8 @@ std::optional<FileDType> parse_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-// Bytes of a tensor, or nothing when they do not fit in 64 bits. Zero is checked last, so that
-// [0, huge, huge] is refused as well: its element count has no meaning elsewhere.
+// The bytes of a tensor, or nothing if they do not fit in 64 bits. Zero is checked last, so that
+// [0, huge, huge] is refused as well: other code could not count its elements.
 std::optional<uint64_t> checked_bytes(FileDType dtype, const std::vector<int64_t>& shape) {
   uint64_t bytes = file_dtype_size(dtype);
   bool empty = false;
@@ -72,7 +72,7 @@ std::optional<uint64_t> checked_bytes(FileDType dtype, const std::vector<int64_t
   return empty ? 0 : bytes;
 }
 
-// Assigns offsets, largest elements first.
+// Assigns offsets; tensors with the largest elements come first.
 std::vector<SafetensorsEntry> laid_out(std::vector<SafetensorsEntry> entries) {
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return file_dtype_size(a.dtype) > file_dtype_size(b.dtype);
@@ -104,8 +104,8 @@ std::string header_text(const std::vector<SafetensorsEntry>& entries,
   return text;
 }
 
-// Parses the header; refuses nesting beyond the format's and names that occur twice, which a
-// plain JSON parse would accept in silence.
+// Parses the header. Refuses nesting beyond the format's and names that occur twice, which a plain
+// JSON parser would accept silently.
 json parse_header(const std::string& file, const std::string& text) {
   std::vector<std::set<std::string>> keys;
   int depth = 0;
@@ -226,7 +226,8 @@ void SafetensorsWriter::write(std::string_view name, const void* data, uint64_t 
   require(current_ < entries_.size() && entries_[current_].name == name &&
               bytes <= entries_[current_].bytes() - written_,
           "{}: tensor {} written out of order or beyond its end", file_.path().string(), name);
-  constexpr uint64_t kPiece = uint64_t{1} << 20;  // both hashes and the write find it in cache
+  // Small enough that both hashes and the write find a piece in cache.
+  constexpr uint64_t kPiece = uint64_t{1} << 20;
   const char* at = static_cast<const char*>(data);
   for (uint64_t done = 0; done < bytes; done += kPiece) {
     const uint64_t piece = std::min(kPiece, bytes - done);
@@ -279,7 +280,7 @@ SafetensorsReader::SafetensorsReader(std::filesystem::path path) : path_(std::mo
   check_layout(input.size() - data_offset_);
 }
 
-// The tensors fill the data area exactly, one behind the other.
+// Checks that the tensors fill the data area exactly, without gaps or overlaps.
 void SafetensorsReader::check_layout(uint64_t data_bytes) {
   std::stable_sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -290,8 +291,8 @@ void SafetensorsReader::check_layout(uint64_t data_bytes) {
     if (entry.begin != offset) {
       fail(ExitCode::kNoCheckpoint, "{}: tensor {} starts at byte {} of the data, {} {}",
            path_.string(), entry.name, entry.begin,
-           entry.begin < offset ? "inside the tensor before it, which ends at"
-                                : "leaving a hole behind",
+           entry.begin < offset ? "inside the tensor before it, which ends at byte"
+                                : "leaving a hole after byte",
            offset);
     }
     if (entry.end > data_bytes) {

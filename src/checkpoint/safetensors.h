@@ -1,10 +1,10 @@
 // The safetensors file format (https://github.com/huggingface/safetensors): 8 bytes of
 // little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, the data.
 //
-// Files written here load in Hugging Face's library and the other way round. A file is checked
-// whole before any of it is used: header length, JSON depth, duplicate names, dtypes, shapes,
-// offsets without holes or overlaps, and the file's size. Errors are ExitCode::kNoCheckpoint and
-// name the file and the tensor.
+// Hugging Face's library reads the files written here, and files that it writes are read here. All
+// of a file's structure is checked before any of it is used: header length, JSON depth, duplicate
+// names, dtypes, shapes, offsets without holes or overlaps, and the file's size. Errors are
+// ExitCode::kNoCheckpoint and name the file and the tensor.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ struct SafetensorsEntry {
 
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-// Writes a file front to back, straight from the caller's memory.
+// Writes a file from front to back, directly from the caller's memory.
 class SafetensorsWriter {
  public:
   // Creates the file and writes its header. Tensors are laid out by element size, largest first
@@ -61,7 +61,7 @@ class SafetensorsWriter {
   // In file order; the data must be written in this order.
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
 
-  // The next bytes of tensor `name`; a tensor may come in several pieces.
+  // Appends bytes to tensor `name`; a tensor may be written in several pieces.
   void write(std::string_view name, const void* data, uint64_t bytes);
 
   struct Result {
@@ -69,7 +69,7 @@ class SafetensorsWriter {
     std::string sha256;                      // of the whole file
     std::vector<std::string> tensor_sha256;  // of each tensor's data, in file order
   };
-  // Flushes to disk and closes. Throws when a tensor is incomplete.
+  // Flushes the file to disk and closes it. Throws when a tensor is incomplete.
   Result finish();
 
  private:
@@ -82,10 +82,10 @@ class SafetensorsWriter {
   Sha256 tensor_hash_;
   Result result_;
   size_t current_ = 0;    // entry being written
-  uint64_t written_ = 0;  // of its bytes
+  uint64_t written_ = 0;  // bytes of that entry so far
 };
 
-// A checked header, and access to the data. Holds no open file.
+// A checked header, and access to the data. It keeps no file open.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(std::filesystem::path path);
@@ -97,7 +97,7 @@ class SafetensorsReader {
   const SafetensorsEntry& at(std::string_view name) const;
   uint64_t data_offset() const { return data_offset_; }  // of the data area in the file
 
-  // `bytes` bytes of a tensor from byte `offset` of its data.
+  // Reads `bytes` bytes of a tensor from byte `offset` of its data.
   void read(const SafetensorsEntry& entry, uint64_t offset, void* out, uint64_t bytes) const;
 
  private:

@@ -1,4 +1,4 @@
-// The file operations of checkpoints, on top of core/files.h: each can be made to fail by a hook.
+// The file operations of checkpoints, on top of core/files.h. A hook can make each of them fail.
 //
 // Writing goes through Storage, which throws ExitCode::kStorage with the operation, the path and
 // the system's reason. Reading goes through InputFile, which throws ExitCode::kNoCheckpoint.
@@ -20,11 +20,11 @@ namespace sbtrain {
 
 class Storage;
 
-// A new file, written from front to back. Without finish() nothing is promised about it.
+// A new file, written from front to back. Its content is guaranteed only after finish().
 class OutputFile {
  public:
   void write(const void* data, size_t bytes);
-  // fsync and close: afterwards the content survives a power failure.
+  // fsync and close, after which the content survives a power failure.
   void finish();
   const std::filesystem::path& path() const { return path_; }
 
@@ -41,16 +41,16 @@ class Storage {
   Storage() = default;
   explicit Storage(IoHook hook) : hook_(std::move(hook)) {}
 
-  // An existing file is an error.
+  // Creates a file; an existing one is an error.
   OutputFile create(const std::filesystem::path& path) const;
-  // With its missing parents; an existing folder is fine.
+  // Makes the folder and its missing parents; it may exist already.
   void make_folders(const std::filesystem::path& path) const;
-  // fsync: the names in the folder survive a power failure.
+  // fsync, after which the names in the folder survive a power failure.
   void sync_folder(const std::filesystem::path& path) const;
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
-  // Swaps two folders in one step; false where the file system cannot.
+  // Swaps two folders in one step; false if the file system cannot.
   bool exchange(const std::filesystem::path& a, const std::filesystem::path& b) const;
-  // Whatever is there; nothing there is fine.
+  // Removes whatever is at `path`; there may be nothing.
   void remove_tree(const std::filesystem::path& path) const;
   // Replaces a small file so that a reader sees the old or the new content, never a part.
   void replace_file(const std::filesystem::path& path, std::string_view content) const;
@@ -68,7 +68,7 @@ class InputFile {
   explicit InputFile(std::filesystem::path path);
   uint64_t size() const { return size_; }
   const std::filesystem::path& path() const { return path_; }
-  // Exactly `bytes` bytes, or an error.
+  // Reads exactly `bytes` bytes; fewer are an error.
   void read(uint64_t offset, void* out, uint64_t bytes) const;
   // SHA-256 of the bytes [offset, offset + bytes).
   std::string sha256(uint64_t offset, uint64_t bytes) const;

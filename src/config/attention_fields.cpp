@@ -1,5 +1,5 @@
-// The keys of an attention module: those that all have, and the module's own, which come from the
-// registry.
+// The keys of attention modules: those that all modules have, and each module's own, which come
+// from the registry.
 #include <algorithm>
 
 #include "attention/registry.h"
@@ -8,17 +8,17 @@
 namespace sbtrain {
 namespace {
 
-// One key of one or several modules that describe it alike.
+// A key of one module, or of several that describe it alike.
 struct Option {
   std::string_view key;
   Member member;
   Rule rule;
   std::string_view help;
   std::vector<std::string_view> types;  // the modules
-  bool selected = false;                // one of them is the configuration's
+  bool selected = false;                // one of them is the one that the configuration selects
 };
 
-// Takes down the keys of one module.
+// Collects the keys of one module.
 class OptionList : public Fields {
  public:
   using Fields::list;
@@ -45,8 +45,8 @@ bool alike(const Option& a, const Option& b) {
          a.member.index() == b.member.index();
 }
 
-// The keys of every module, those that several describe alike once. `unused` holds the options of
-// the modules that `c` does not select.
+// The keys of every module; a key that several describe alike is listed once. `unused` holds the
+// options of the modules that `c` does not select.
 std::vector<Option> all_options(AttentionConfig& c, std::vector<ModuleOptions>& unused) {
   const std::deque<AttentionModule>& modules = attention_registry().modules();
   unused.resize(modules.size());
@@ -66,7 +66,7 @@ std::vector<Option> all_options(AttentionConfig& c, std::vector<ModuleOptions>& 
   return all;
 }
 
-// Each key once: as the selected module describes it, if it has it.
+// Each key once. If the selected module has the key, its description is used.
 std::vector<Option> one_of_each_key(const std::vector<Option>& all) {
   std::vector<Option> result;
   for (const Option& option : all) {

@@ -1,6 +1,7 @@
 // The configuration of a run as plain structs. Parsing, validation, help and documentation come
-// from the field tables in config/schema.cpp; nothing below the command line reads YAML. Choices
-// are enumerations, whose words stand beside them.
+// from the field tables in config/schema.cpp and, for attention, from the modules' own files;
+// nothing below the command line reads YAML. Choices are enumerations, which
+// have their words beside them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace sbtrain {
 struct AttentionConfig {
   std::string type = "stickbreaking";  // the module's name (attention/registry.h)
   ModuleOptions options{};             // the module's own
-  bool output_bias = false;            // of the projection that follows, where there is one
+  bool output_bias = false;            // of the projection that follows, if there is one
   bool operator==(const AttentionConfig&) const = default;
 };
 
@@ -94,7 +95,7 @@ struct StageConfig {
   bool operator==(const StageConfig&) const = default;
 };
 
-// What the backward pass computes again instead of keeping.
+// What the backward pass computes again, so that the forward pass need not keep it.
 enum class Recompute : uint8_t {
   kNone,
   kSelective,  // norms and activations
@@ -118,7 +119,7 @@ struct TrainConfig {
   Recompute recompute = Recompute::kNone;
   bool deterministic = true;      // the same bits on every run, on the same type of device
   int64_t max_bad_steps = 10;     // non-finite steps in a row before giving up
-  std::string sharding = "full";  // what is spread over the ranks; there is one for now
+  std::string sharding = "full";  // what is spread over the ranks; the only value
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };
@@ -130,15 +131,15 @@ inline constexpr auto kNames<TaskKind> = enum_names<TaskKind>({{TaskKind::kNone,
                                                                {TaskKind::kMqar, "mqar"},
                                                                {TaskKind::kMqrar, "mqrar"}});
 
-// A synthetic task, made while training, in place of data from files (data/task.h).
+// A synthetic task, generated during training, in place of data from files (data/task.h).
 struct TaskConfig {
   TaskKind type = TaskKind::kNone;
   int64_t pairs = 32;            // K: keys in one example
   double query_power = 0.01;     // mqar: a of p(slot g) ~ (g + 1)^(a - 1)
-  int64_t examples = 100000;     // of one epoch
+  int64_t examples = 100000;     // in one epoch
   int64_t eval_examples = 3000;  // held out
   bool active() const { return type != TaskKind::kNone; }
-  // Pairs of tokens after the 2 K ones that state the pairs.
+  // The number of slots, of two tokens each, after the 2 K tokens that state the pairs.
   int64_t slots(int64_t length) const { return (length - 2 * pairs) / 2; }
   bool operator==(const TaskConfig&) const = default;
 };
@@ -170,7 +171,7 @@ struct ValidationConfig {
 struct CheckpointConfig {
   Duration every{500};
   int64_t keep = 3;             // newest checkpoints kept
-  bool async = true;            // write in the background; training waits for the copy alone
+  bool async = true;            // write in the background; training waits only for the copy
   std::string resume = "auto";  // auto | none | path of a checkpoint
   int64_t max_failures = 3;     // failed saves in a row before giving up
   std::vector<std::string> allow_changes;  // keys that may differ from the resumed run's
@@ -186,7 +187,7 @@ struct MetricsConfig {
   bool operator==(const MetricsConfig&) const = default;
 };
 
-// kAuto: CUDA where there is a GPU.
+// kAuto: CUDA if there is a GPU.
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 template <>
 inline constexpr auto kNames<DeviceChoice> = enum_names<DeviceChoice>(

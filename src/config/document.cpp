@@ -91,7 +91,7 @@ std::string title_of(const Key& section) {
   return section.single ? section.path : prefix_of(section);
 }
 
-// Breaks `text` into lines of at most `width` characters, each after the first indented.
+// Breaks `text` into lines of at most `width` characters; all but the first are indented.
 std::string wrap(const std::string& text, int indent, int width) {
   std::string out;
   int column = indent;

@@ -9,7 +9,7 @@ const Condition* Conditions::unmet(const Rule& rule) const {
     for (const auto& [key, value] : scopes_.back()) {
       if (key == condition.key) return std::ranges::count(condition.values, value) > 0;
     }
-    return false;  // the key that decides does not apply itself
+    return false;  // the deciding key does not apply itself
   };
   const auto found = std::ranges::find_if_not(rule.conditions, holds);
   return found == rule.conditions.end() ? nullptr : &*found;

@@ -1,4 +1,4 @@
-// What the readers, writers and collectors of the schema (schema.cpp) share.
+// What the readers, writers and collectors of the schema (schema.cpp) have in common.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ void describe(Fields& f, AttentionConfig& c);
 
 namespace schema {
 
-// Which values the section being visited has shown so far, to tell whether a rule applies.
+// The choices that the section being visited has shown so far, which tell whether a rule applies.
 class Conditions {
  public:
   void enter() { scopes_.emplace_back(); }

@@ -165,7 +165,7 @@ const Key* find_key_ending(std::string_view word) {
 
 std::string did_you_mean(std::string_view path) {
   const std::vector<std::string> segments = split_path(path);
-  std::string pattern;  // indices count as "*", so that they are no difference
+  std::string pattern;  // indices become "*", so that they make no difference
   for (const std::string& segment : segments) {
     pattern += (pattern.empty() ? "" : ".") + (is_index(segment) ? "*" : segment);
   }

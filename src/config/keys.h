@@ -1,4 +1,4 @@
-// The list of all keys, made from the schema once.
+// The list of all keys, made once from the schema.
 #pragma once
 
 #include <string>
@@ -18,14 +18,14 @@ struct Key {
   std::string help;
   std::vector<std::string> choices;
   bool required = false;
-  bool single = false;  // a list whose only item may stand without one
+  bool single = false;  // a list whose only item may be written without a list
 };
 
-// In the order of the schema, each section before its keys.
+// All keys in the order of the schema, each section before its keys.
 const std::vector<Key>& all_keys();
 
-// The key that `path` names, with list indices or "*"; null when there is none. The single item of
-// a list that allows it may be named without an index; an item of a list of texts is that list's.
+// The key that `path` names, with list indices or "*"; null when there is none. A list that
+// allows a single item may be named without an index; an item of a list of texts gives that list.
 const Key* find_key(std::string_view path);
 
 // `path` without the "*" of a list whose single item needs no index: how a user would write it.

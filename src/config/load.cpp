@@ -77,7 +77,7 @@ class Reader : public Fields {
     if (value != nullptr) {
       const bool good = std::visit(
           [&](const auto& typed) { return read_value(path(key), *value, typed, rule); }, member);
-      // Which other keys apply depends on this one: do not guess.
+      // Which other keys apply depends on this one, so nothing is said about them.
       if (!good && !rule.choices.empty()) scope.undecided = true;
     } else if (rule.required) {
       sources_.problem(scope.map->place, fmt::format("missing key '{}'", path(key)));
@@ -113,7 +113,7 @@ class Reader : public Fields {
     }
   }
 
-  // Where `path` was set, or else the innermost of its sections that was.
+  // Where `path` was set, or else the innermost section around it that was.
   Place locate(std::string path, const Place& otherwise) const {
     for (;;) {
       const auto found = places_.find(path);
@@ -124,7 +124,8 @@ class Reader : public Fields {
     }
   }
 
-  // Records a problem of the key `path`, which needs no naming where the source is that key.
+  // Records a problem of the key `path`. The message names the key unless the source is an override
+  // of that key.
   void say(const Place& place, const std::string& path, const std::string& message) {
     const bool named = place.source >= 0 && sources_[place.source].key == path;
     sources_.problem(place, named ? message : fmt::format("{}: {}", path, message));
@@ -135,8 +136,8 @@ class Reader : public Fields {
     const Value* map;
     std::string path;
     std::set<std::string, std::less<>> known;
-    std::map<std::string, int, std::less<>> dropped;  // by which layer a key lost its meaning
-    bool undecided = false;  // a choice is wrong, so which keys apply is not known
+    std::map<std::string, int, std::less<>> dropped;  // the layer that made a key inapplicable
+    bool undecided = false;  // a choice is wrong, so it is unknown which keys apply
   };
 
   std::string path(std::string_view key) const {
@@ -183,8 +184,8 @@ class Reader : public Fields {
     }
   }
 
-  // A key that the deciding key (`type`) rules out. It is an error where both were written
-  // together, but a lower layer's options simply lapse when a higher one changes the type.
+  // A key that the deciding key (`type`) rules out. It is an error if both were written
+  // in the same layer, but a lower layer's options are dropped when a higher one changes the type.
   void refuse_inapplicable(std::string_view key, const Value& value, const Rule& rule,
                            const Condition& unmet) {
     Scope& scope = scopes_.back();
@@ -263,7 +264,7 @@ class Reader : public Fields {
                                 : fmt::format("one of {}", fmt::join(rule.choices, ", "));
   }
 
-  // What T can hold, where `value` is a whole number beyond it.
+  // The range of T, if `value` is a whole number outside of it.
   template <class T>
   static std::string exceeded_limits(const Value& value) {
     if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
@@ -317,8 +318,8 @@ class Overrider {
   }
 
  private:
-  // What the override of `key` at `path` says. A scalar's text is taken as it stands, without
-  // YAML's quoting.
+  // The value that the override of `key` at `path` gives. A scalar's text is taken literally,
+  // without YAML's quoting.
   Value parse(const Key& key, const std::string& path, const std::string& text,
               const Place& place) {
     Value value;
@@ -334,8 +335,8 @@ class Overrider {
     return value;
   }
 
-  // The value at `path`, made where there is none; null with a problem recorded when that cannot
-  // be.
+  // The value at `path`, which is made if there is none. If that is impossible, records the problem
+  // and returns null.
   Value* locate(const std::string& path, const Place& place) {
     Value* value = &root_;
     std::string walked;
@@ -365,7 +366,7 @@ class Overrider {
   Value* item(Value& value, const std::string& walked, const std::string& segment,
               const Place& place) {
     const size_t index = std::stoul(segment);
-    // A single item that stands without a list is its item 0.
+    // A single item that is written without a list is item 0.
     if (value.kind == Value::Kind::kMap && index == 0) return &value;
     if (value.kind == Value::Kind::kMap || value.kind == Value::Kind::kScalar) {
       Value only = std::move(value);
@@ -395,7 +396,7 @@ class Overrider {
   int layer_;
 };
 
-// Epochs of a task as tokens; without a task they stay, and are a problem.
+// Turns epochs of a task into tokens. Without a task they stay, and validation reports them.
 void resolve_epochs(Config& config) {
   if (!config.data.task.active()) return;
   const double per_epoch = static_cast<double>(config.data.task.examples) *
@@ -408,7 +409,7 @@ void resolve_epochs(Config& config) {
 }
 
 Config finish(Value root, const std::vector<Override>& overrides, Sources& sources) {
-  sources.throw_problems();  // of a tree with holes, nothing more can be said
+  sources.throw_problems();  // an incomplete tree cannot be checked any further
   Overrider overrider(root, sources, sources.count() + 1);
   for (const Override& change : overrides) overrider.apply(change);
 

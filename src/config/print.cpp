@@ -82,7 +82,7 @@ class Writer : public Fields {
   std::vector<Value> maps_;  // being filled, outermost first
 };
 
-// Plain where YAML cannot take it for anything but this text, in double quotes otherwise.
+// Plain if YAML can only read it as this text, otherwise in double quotes.
 std::string scalar_yaml(const Value& value) {
   const std::string& text = value.text;
   const auto plain = [](char c) {

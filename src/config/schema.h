@@ -22,9 +22,9 @@ struct Override {
   std::string origin;  // how messages name it: "--train.lr", "SBTRAIN_TRAIN__LR"
 };
 
-// Reads `path` (empty: the defaults alone) with everything it includes, applies the overrides,
-// later ones winning, and validates. Throws ExitCode::kConfig naming file, line and column, or
-// the override's origin, of every problem found.
+// Reads `path` (empty: only the defaults) with everything that it includes, applies the overrides,
+// of which later ones win, and validates. Throws ExitCode::kConfig with the file, line and column,
+// or the override's origin, of every problem found.
 Config load_config(const std::string& path, const std::vector<Override>& overrides = {});
 
 // The same for a text that has no file and includes none, such as the configuration stored with a
@@ -32,28 +32,28 @@ Config load_config(const std::string& path, const std::vector<Override>& overrid
 Config parse_config(std::string_view text, std::string_view name,
                     const std::vector<Override>& overrides = {});
 
-// One attention module by itself, as model.attention has it: "{type: softmax, window: 512}". What
-// depends on the model is not checked.
+// One attention module by itself, written as in model.attention: "{type: softmax, window: 512}".
+// What depends on the model is not checked.
 AttentionConfig parse_attention(std::string_view text);
 
 // The environment variables that name configuration keys: SBTRAIN_ and the key in upper case,
 // with two underscores for each dot (SBTRAIN_TRAIN__LR, SBTRAIN_STAGES__0__LENGTH). `environment`
-// is a null-terminated array of NAME=value, as in environ. The prefix is reserved: a name that
-// is no key is reported by load_config.
+// is a null-terminated array of NAME=value, as in environ. The prefix is reserved: load_config
+// reports a name that is not a key.
 std::vector<Override> environment_overrides(const char* const* environment);
 
 // Splits "train.lr=1e-3" as given to --set; messages will call it --train.lr.
 // Throws ExitCode::kUsage when there is no '='.
 Override parse_override(std::string_view assignment);
 
-// Cross-field checks of a configuration built in code; load_config has done them already.
+// Cross-field checks for a configuration built in code; load_config does them itself.
 void validate_config(const Config& config);
 
-// The whole configuration as YAML; parse_config of it gives an equal Config. Keys that do not
-// apply, such as the window of another attention type, are left out.
+// The whole configuration as YAML, which parse_config reads back to an equal Config. Keys that do
+// not apply, such as the window of another attention type, are left out.
 std::string config_yaml(const Config& config);
 
-// Every key that applies with its value as text, "stages.0.length" -> "300 steps": for comparing
+// Every key that applies, with its value as text: "stages.0.length" -> "300 steps". For comparing
 // two runs key by key.
 std::map<std::string, std::string> flatten(const Config& config);
 std::map<std::string, std::string> flatten(const AttentionConfig& config);

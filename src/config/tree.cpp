@@ -31,7 +31,7 @@ constexpr size_t kMaxProblems = 20;
 // every key, sees duplicate keys, and bounds what aliases expand to.
 class TreeBuilder : public YAML::EventHandler {
  public:
-  // Thrown out of the parser where going on makes no sense.
+  // Thrown out of the parser when it makes no sense to continue.
   struct Stop {};
 
   TreeBuilder(int source, Sources& sources) : source_(source), sources_(sources) {}
@@ -47,7 +47,7 @@ class TreeBuilder : public YAML::EventHandler {
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& text) override {
     check_tag(mark, tag);
-    // yaml-cpp leaves it to us to tell the plain word `null` from a text.
+    // yaml-cpp does not tell the plain word `null` from a text.
     const bool null = tag == "?" && (text == "null" || text == "~" || text.empty());
     Value value = make(null ? Value::Kind::kNull : Value::Kind::kScalar, mark);
     if (!null) value.text = text;
@@ -152,7 +152,7 @@ class TreeBuilder : public YAML::EventHandler {
                                               first->place.line));
       return;
     }
-    // yaml-cpp places a missing value at whatever comes next.
+    // yaml-cpp reports a missing value at the place of whatever follows.
     if (value.kind == Value::Kind::kNull) value.place = key.place;
     map.entries.push_back({key.text, key.place, std::move(value)});
   }
@@ -165,7 +165,7 @@ class TreeBuilder : public YAML::EventHandler {
   std::map<YAML::anchor_t, Value> anchors_;
 };
 
-// False, with the problem recorded, for what no YAML file may contain.
+// Returns false and records the problem if the text is too long or is not clean UTF-8.
 bool check_bytes(std::string_view text, int source, Sources& sources) {
   if (text.size() > kMaxBytes) {
     sources.problem({source, 0, 0}, "larger than 1 MiB, so it is no configuration");
@@ -189,7 +189,7 @@ bool indented_with_tab(std::string_view text, int line) {
   return text.substr(0, text.find_first_not_of(" \t")).find('\t') != std::string_view::npos;
 }
 
-// Reads files depth first, so that a file's layer is above those of all it includes.
+// Reads files depth first, so that a file's layer is above those of all files that it includes.
 class Includer {
  public:
   explicit Includer(Sources& sources) : sources_(sources) {}
@@ -220,7 +220,7 @@ class Includer {
     return error ? path : result.string();
   }
 
-  // What `include:` of `root` names, merged in order; the key itself is removed.
+  // The files that the key `include` of `root` names, merged in order; the key itself is removed.
   Value read_includes(Value& root, const std::string& path) {
     Value merged;
     const Value* found = root.find("include");

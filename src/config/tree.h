@@ -16,7 +16,7 @@ struct Place {
 
 struct Source {
   std::string name;   // a file's path, or an override's origin
-  Place included_at;  // of the `include:` that led here; source -1: none
+  Place included_at;  // the `include:` that named this file; source -1: none
   int layer = 0;      // a higher layer overrides a lower one
   std::string key;    // overrides: the key that they set
 };
@@ -42,7 +42,7 @@ struct Entry {
   Value value;
 };
 
-// Every source read so far, and the problems found in them.
+// Every source that has been read, and the problems found in them.
 class Sources {
  public:
   int add(Source source);
@@ -55,7 +55,8 @@ class Sources {
 
   void problem(const Place& place, std::string message);
   bool clean() const { return problems_.empty(); }
-  // Throws ExitCode::kConfig with every problem, in the order of the text; returns without any.
+  // Throws ExitCode::kConfig with every problem in the order of the text; returns if there are
+  // none.
   void throw_problems() const;
 
  private:
@@ -70,14 +71,15 @@ class Sources {
 };
 
 // Parses YAML text that came from `source`. Problems are recorded; a text that cannot be parsed at
-// all gives a null value. Aliases are expanded; tags and several documents are refused, as are
-// more than 64 levels and 100,000 values.
+// all gives a null value. Aliases are expanded. Tags, several documents, more than 64 levels and
+// more than 100,000 values are refused.
 Value parse_yaml(std::string_view text, int source, Sources& sources);
 
 // Reads a file and what it includes, merged.
 Value read_file(const std::string& path, Sources& sources);
 
-// Maps merge key by key; anything else replaces what was there, a null value nothing.
+// Maps merge key by key; any other value replaces what was there, except that null replaces
+// nothing.
 void merge(Value& base, Value over);
 
 }  // namespace sbtrain::schema

@@ -11,7 +11,7 @@
 namespace sbtrain::schema {
 
 struct CrossProblem {
-  std::string key;  // the one to look at first
+  std::string key;  // where the user should look first
   std::string message;
 };
 

@@ -268,7 +268,7 @@ std::string in_quotes(std::string_view text) {
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  constexpr size_t kLongest = 128;  // longer words are no misspellings of ours
+  constexpr size_t kLongest = 128;  // longer words are not taken for misspellings
   if (word.empty() || word.size() > kLongest) return "";
   // A third of the word may be wrong, but never all of it.
   size_t best = std::min(word.size(), std::max<size_t>(2, word.size() / 3) + 1);

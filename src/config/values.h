@@ -1,4 +1,4 @@
-// Values as text: what a file, an option or a variable may say, and how we print it.
+// Values as text: what a file, an option or a variable may say, and how it is printed.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace sbtrain::schema {
 
-// Reads `text` into `value`; false when it does not say such a value. Integers may be written with
-// a point, an exponent or K, M, G, T (powers of 1000) as long as they come out whole: 1e12, 5M,
-// 1.5K. Numbers are finite. A duration is a whole number and "steps" (which may be left out) or
-// "tokens". Flags are true and false.
+// Reads `text` into `value`; false when it does not hold such a value. Integers may be written with
+// a point, an exponent or K, M, G, T (powers of 1000) as long as their value is whole: 1e12, 5M,
+// 1.5K. Numbers are finite. A duration is a whole number and "steps" (which may be left out),
+// "tokens" or "epochs". Flags are true and false.
 bool from_text(std::string_view text, int64_t& value);
 bool from_text(std::string_view text, uint64_t& value);
 bool from_text(std::string_view text, double& value);
@@ -29,10 +29,10 @@ std::string to_text(double value);
 std::string to_text(bool value);
 std::string to_text(const Duration& value);
 std::string to_text(const std::string& value);
-// A list of texts, which has no text of its own, gives "[]".
+// A list of texts, for which there is no such form, gives "[]".
 std::string to_text(const Member& member);
 
-// What a value of a type is called.
+// What messages and documentation call a value of a type.
 struct TypeNames {
   const char* phrase;      // "a whole number", for messages
   const char* short_name;  // "integer", for documentation
@@ -58,7 +58,7 @@ constexpr TypeNames type_names(const std::string&) {
 
 TypeNames type_names(const Member& member);
 
-// What a rule's bounds are checked against.
+// The number that is compared with a rule's bounds.
 template <class T>
 double magnitude(const T& value) {
   if constexpr (std::is_same_v<T, Duration>) {
@@ -71,7 +71,7 @@ double magnitude(const T& value) {
 }
 
 // True when `text` is UTF-8 without control characters other than those in `allowed`; otherwise
-// `offset` is that of the first byte that is not.
+// `offset` is that of the first byte that breaks this rule.
 bool is_clean_text(std::string_view text, std::string_view allowed, size_t& offset);
 
 // `text` as a message shows it: in quotes, one line, not too long.

@@ -37,7 +37,7 @@ bool cuda_available([[maybe_unused]] std::string* why) {
 #if SBTRAIN_HAS_CUDA
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
-  int driver = 0;  // stays 0 where there is none
+  int driver = 0;  // stays 0 without a driver
   if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
       driver == 0) {
     return no("there is no NVIDIA driver");
@@ -49,7 +49,7 @@ bool cuda_available([[maybe_unused]] std::string* why) {
   if (major < 8) return no("the GPU is older than compute capability 8.0, which bf16 needs");
   return true;
 #else
-  return no("this build has the CPU backend alone (nvcc was not found when it was made)");
+  return no("this build has only the CPU backend (nvcc was not found when it was made)");
 #endif
 }
 

@@ -1,4 +1,5 @@
-// Raw memory of the backends. Everything above asks Memory for it (core/memory.h).
+// Raw memory of the backends. Everything above this layer takes its memory from Memory
+// (core/memory.h).
 #pragma once
 
 #include <cstddef>
@@ -16,14 +17,14 @@ inline constexpr bool kHasCuda = SBTRAIN_HAS_CUDA != 0;
 // missing.
 bool cuda_available(std::string* why = nullptr);
 
-// Memory on the backend's device, aligned to 256 bytes; null where there is not enough.
+// Memory on the backend's device, aligned to 256 bytes; null when there is not enough.
 void* device_allocate(Backend backend, size_t bytes);
 void device_free(Backend backend, void* data) noexcept;
 
-// Sets every byte, once the device is idle. For tests.
+// Waits until the device is idle and sets every byte. For tests.
 void device_fill(Backend backend, void* data, uint8_t value, size_t bytes) noexcept;
 
-// Bytes of the device that are free and that exist, for messages; zeros on the CPU.
+// The free and the total bytes of the device's memory, for messages; zeros on the CPU.
 struct DeviceMemory {
   size_t free = 0;
   size_t total = 0;

@@ -10,7 +10,8 @@ struct Duration {
   enum class Unit : uint8_t { kSteps, kTokens, kEpochs };
   int64_t count = 0;
   Unit unit = Unit::kSteps;
-  // Whole optimizer steps, rounded up. Epochs have become tokens when the configuration was loaded.
+  // Whole optimizer steps, rounded up. Not for epochs: loading a configuration turns them into
+  // tokens.
   int64_t steps(int64_t tokens_per_step) const {
     return unit == Unit::kSteps ? count : (count + tokens_per_step - 1) / tokens_per_step;
   }

@@ -1,5 +1,5 @@
-// The words by which configurations, messages and files call the values of an enumeration. They
-// stand once, beside the enumeration:
+// The words that configurations, messages and files use for the values of an enumeration. They are
+// written once, beside the enumeration:
 //
 //   enum class Packing : uint8_t { kConcat, kBestFit };
 //   template <>
@@ -29,7 +29,7 @@ constexpr std::array<EnumName<E>, N> enum_names(const EnumName<E> (&names)[N]) {
 template <class E>
 inline constexpr std::array<EnumName<E>, 0> kNames{};
 
-// The word for `value`; empty where it has none.
+// The word for `value`; empty when it has none.
 template <class E>
 constexpr std::string_view name_of(E value) {
   for (const EnumName<E>& entry : kNames<E>) {

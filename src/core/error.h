@@ -40,9 +40,9 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Checks an invariant of the program itself; a failure is a bug. Arguments that cost something to
-// compute (describe()) belong in `if (!condition) fail(...)` instead: they are evaluated here
-// whether or not the condition holds.
+// Checks an invariant of the program itself; a failure is a bug. The arguments are evaluated
+// whether or not the condition holds, so those that are costly to compute (describe()) belong in
+// `if (!condition) fail(...)` instead.
 template <typename... Args>
 void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {
   if (!condition) fail(ExitCode::kInternal, format, std::forward<Args>(args)...);

@@ -9,10 +9,10 @@ struct CUevent_st;
 
 namespace sbtrain {
 
-// Stream::record() sets it to all that the stream was given until then; Stream::wait() holds back
-// what another stream is given from then on. On the CPU ops are done when they return, so that it
-// only tells Memory what may be used again. An event may be recorded again: a wait is for the last
-// record before it.
+// After Stream::record() the event stands for all work that the stream was given until then. After
+// Stream::wait() a stream starts the work that it is given later only once the event's is done. On
+// the CPU an op is done when it returns, so there the event only tells Memory what may be reused.
+// An event may be recorded again: a wait is for the last record before it.
 class Event {
  public:
   Event() = default;
@@ -20,9 +20,9 @@ class Event {
   Event& operator=(Event&& other) noexcept;
   ~Event();
 
-  // Whether that work is done; does not wait. True before the first record.
+  // Whether the event's work is done; does not wait. True before the first record.
   bool done() const;
-  // The host waits until it is.
+  // The host waits until the event's work is done.
   void synchronize() const;
 
  private:

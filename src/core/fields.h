@@ -1,5 +1,5 @@
-// Tables of fields: what a struct of settings says about its members, once. A struct that takes
-// part has a function beside it,
+// Tables of fields: everything that is known of the members of a struct of settings, stated once.
+// Each such struct has a function beside it,
 //
 //   void describe(Fields& f, TrainConfig& c) {
 //     f.add("lr", c.lr, at_least(0), "Peak learning rate.");
@@ -7,8 +7,8 @@
 //   }
 //
 // and parsing, validation, overrides, printing, --help and docs/config.md follow from it
-// (config/schema.h): each is a Fields of its own that is handed every key with the member that it
-// stands for. Defaults are the members' initial values.
+// (config/schema.h): each of them is a class derived from Fields, which `describe` calls for every
+// key with the member that the key sets. Defaults are the members' initial values.
 #pragma once
 
 #include <concepts>
@@ -35,24 +35,24 @@ struct Condition {
   bool operator==(const Condition&) const = default;
 };
 
-// What a value must satisfy, and when its key means anything.
+// What a value must satisfy, and when its key applies.
 struct Rule {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
   bool above_min = false;                 // min itself is excluded
   bool below_max = false;                 // max itself is excluded
-  std::vector<std::string_view> choices;  // the words that it may be; of an enumeration, its names
+  std::vector<std::string_view> choices;  // the words allowed; for an enumeration, its names
   bool required = false;
-  std::optional<double> example;      // of a number: another value than the default, for tests
-  bool single = false;                // lists: one item may stand without a list
-  std::vector<Condition> conditions;  // all of them hold where the key applies
+  std::optional<double> example;      // for tests: a number other than the default
+  bool single = false;                // lists: one item may be written without a list
+  std::vector<Condition> conditions;  // the key applies when all of them hold
 
   Rule when(std::string_view key, std::vector<std::string_view> values) const;
   Rule needed() const;
   Rule with_example(double value) const;
   bool allows(double value) const;
   std::string range() const;      // "at least 1"; empty without bounds
-  std::string condition() const;  // the innermost: "position rope"; empty when it always applies
+  std::string condition() const;  // the last one: "position rope"; empty without conditions
   bool operator==(const Rule&) const = default;
 };
 
@@ -66,7 +66,7 @@ Rule one_of(std::vector<std::string_view> choices);
 inline constexpr double kMaxSize = 1 << 24;
 inline constexpr double kMaxCount = 1e18;
 
-// A member that is an enumeration, by the words for its values.
+// A member that is an enumeration, read and set by the words for its values.
 class EnumMember {
  public:
   template <class E>
@@ -127,8 +127,9 @@ class Fields {
     list(key, items, rule, help);
   }
 
-  // Whether keys that several alternatives have, each in its own way, are wanted from each of them
-  // (documentation), or once, as the alternative that is selected has them.
+  // A key may belong to several alternatives, each of which describes it in its own way. True: it
+  // is added once for each description (documentation); false: once, as the selected alternative
+  // describes it.
   virtual bool lists_alternatives() const { return false; }
 
   using Describe = std::function<void(Fields&)>;

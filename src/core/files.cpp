@@ -39,7 +39,7 @@ fs::path with_suffix(fs::path path, std::string_view suffix) {
   return path += suffix;
 }
 
-// The file that a chain of symbolic links ends in; links are kept, and what they point to replaced.
+// The file at the end of a chain of symbolic links: the links are kept, and that file is replaced.
 fs::path behind_links(fs::path path) {
   std::error_code none;
   for (int links = 0; links < 40 && fs::is_symlink(path, none); ++links) {
@@ -49,7 +49,7 @@ fs::path behind_links(fs::path path) {
   return path;
 }
 
-// Throws where `path` exists and is no regular file.
+// Throws when `path` exists and is not a regular file.
 void check_replaceable(const fs::path& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
@@ -57,7 +57,7 @@ void check_replaceable(const fs::path& path) {
        path.string(), kind(status.st_mode));
 }
 
-// Removes PATH.tmp of a process that was killed; one that is alive holds its lock.
+// Removes the PATH.tmp of a process that was killed; a process that is alive holds its lock.
 void remove_left_over(const fs::path& temporary) {
   const FileDescriptor left(
       ::open(temporary.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
@@ -85,7 +85,7 @@ FileDescriptor create_temporary(const fs::path& temporary) {
 }
 
 FileDescriptor try_open(const fs::path& path, std::string& problem) {
-  // Without O_NONBLOCK, opening a FIFO waits for a writer. Regular files do not heed it.
+  // Without O_NONBLOCK, opening a FIFO waits for a writer. On regular files it has no effect.
   FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   struct stat status {};
   if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0) {
@@ -198,7 +198,7 @@ void AtomicFile::commit() {
          reason(errno));
   }
   committed_ = true;
-  // Not before the rename: until then the lock keeps other writers of this file away.
+  // Closed only after the rename: until then the lock keeps other writers of this file away.
   if (::close(fd_.release()) != 0 && errno != EINTR) fail_storage("close", path_, errno);
   before("flush folder");
   sync_folder(folder_of(path_));
@@ -213,7 +213,7 @@ void replace_file(const fs::path& path, std::string_view content, IoHook hook) {
 FileDescriptor open_scratch(const fs::path& folder) {
   FileDescriptor fd(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (fd.get() >= 0) return fd;
-  // A file system without nameless files: one that loses its name at once.
+  // This file system has no files without names, so the file gets a name and loses it at once.
   std::string name = (folder / ".sbtrain-XXXXXX").string();
   fd = FileDescriptor(::mkostemp(name.data(), O_CLOEXEC));
   if (fd.get() < 0) fail_storage("create a temporary file in", folder, errno);
@@ -253,7 +253,7 @@ fs::path set_aside(const fs::path& path) {
       return free;
     }
     if (errno == EEXIST) continue;
-    // A file system that cannot rename and check in one step.
+    // This file system cannot rename and check in one step.
     if (errno != EINVAL && errno != ENOSYS) fail_storage("rename", path, errno);
     if (fs::exists(fs::symlink_status(free))) continue;
     if (::rename(path.c_str(), free.c_str()) != 0) fail_storage("rename", path, errno);

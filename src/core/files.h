@@ -1,8 +1,8 @@
 // Opening input files and replacing output files, for the whole program.
 //
-// Inputs are regular files and nothing else: a FIFO waits for a writer for ever, a device never
-// ends. Outputs appear whole under their name or not at all, and take the place of regular files
-// only, never of a device or FIFO, and never of a file that the same command reads.
+// Inputs are regular files and nothing else: opening a FIFO could wait for a writer for ever, and a
+// device may never end. Outputs appear under their name complete or not at all. They replace only
+// regular files, never a device or FIFO, and never a file that the same command reads.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@
 
 namespace sbtrain {
 
-// Sees every operation before it happens and returns 0, or the errno that it fails with. Tests
+// Called before every operation; returns 0, or the errno with which the operation is to fail. Tests
 // simulate a full disk with it, or kill the process at a chosen moment.
 using IoHook = std::function<int(std::string_view operation, const std::filesystem::path& path)>;
 
 // ---- reading
 
-// Opens a regular file, without ever waiting. Throws `code` naming the file and the reason, with
-// `hint` after it, for one that is missing, unreadable, a folder, FIFO, device or socket.
+// Opens a regular file and never waits. Throws `code` with the file, the reason and `hint` when the
+// file is missing or unreadable, or is a folder, FIFO, device or socket.
 FileDescriptor open_input(const std::filesystem::path& path, ExitCode code,
                           std::string_view hint = "");
 
@@ -33,27 +33,27 @@ FileDescriptor open_input(const std::filesystem::path& path, ExitCode code,
 std::string read_input(const std::filesystem::path& path, ExitCode code, std::string_view hint = "",
                        size_t max_bytes = size_t{1} << 30);
 
-// The same for callers that word or collect problems themselves: reads at most `max_bytes` bytes,
-// and says in `problem` why nothing could be read.
+// The same for callers that word or collect problems themselves: reads at most `max_bytes` bytes;
+// when nothing could be read, `problem` says why.
 std::string try_read_input(const std::filesystem::path& path, size_t max_bytes,
                            std::string& problem);
 
 // ---- writing: every failure throws ExitCode::kStorage with the path and the system's reason
 
-// With its missing parents; an existing folder is fine.
+// Makes the folder and its missing parents; it may exist already.
 void make_folders(const std::filesystem::path& folder);
 
-// fsync of a folder: the names in it survive a power failure.
+// fsync of a folder, after which the names in it survive a power failure.
 void sync_folder(const std::filesystem::path& folder);
 
-// A file that is written beside its final place, as PATH.tmp, gets its name by commit(), and is
-// removed if that never happens. Missing folders are made. A symbolic link stays one: the file
-// that it points to is replaced. PATH.tmp that a killed process left is replaced; while another
-// process writes it, the second one is refused.
+// A file that is written beside its final place, as PATH.tmp. commit() gives it its name; without
+// commit() it is removed. Missing folders are made. A symbolic link is kept, and the file that it
+// points to is replaced. A PATH.tmp that a killed process left is replaced; one that another
+// process is writing is an error.
 class AtomicFile {
  public:
-  // Throws ExitCode::kUsage, before anything is written, where `path` is there and is no regular
-  // file, or is being written by another process.
+  // Throws ExitCode::kUsage, before anything is written, when `path` exists and is not a regular
+  // file, or when another process is writing it.
   explicit AtomicFile(std::filesystem::path path, IoHook hook = {});
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -65,7 +65,8 @@ class AtomicFile {
   void commit();
 
   const std::filesystem::path& temporary() const { return temporary_; }
-  int fd() const { return fd_.get(); }  // open for reading and writing; writing may be done by it
+  // Open for reading and writing; may be used instead of write().
+  int fd() const { return fd_.get(); }
 
  private:
   void before(std::string_view operation) const;
@@ -79,16 +80,16 @@ class AtomicFile {
 // Replaces a file so that a reader sees the old or the new content, never a part.
 void replace_file(const std::filesystem::path& path, std::string_view content, IoHook hook = {});
 
-// A nameless file in `folder`, open for reading and writing: it is gone with its descriptor,
-// however the process ends.
+// A file without a name in `folder`, open for reading and writing. It disappears with its
+// descriptor, however the process ends.
 FileDescriptor open_scratch(const std::filesystem::path& folder);
 
-// Exactly `bytes` bytes at `offset`; throws ExitCode::kStorage. `path` is for messages.
+// Writes exactly `bytes` bytes at `offset`; throws ExitCode::kStorage. `path` is for messages.
 void write_at(int fd, const std::filesystem::path& path, int64_t offset, const void* data,
               int64_t bytes);
 
-// Throws ExitCode::kUsage where writing `output` would destroy one of `inputs`, by whatever name
-// or link either is called, or where `output` cannot be replaced.
+// Throws ExitCode::kUsage when writing `output` would destroy one of `inputs`, whatever names or
+// links lead to them, or when `output` cannot be replaced.
 void check_output(const std::filesystem::path& output, std::span<const std::string> inputs);
 
 // Renames a file out of the way, to PATH.old or the first of PATH.old.2, PATH.old.3, ... that is

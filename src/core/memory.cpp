@@ -62,7 +62,7 @@ struct Memory::Impl {
   };
   StreamOrder order;
   std::map<int64_t, Chunk> chunks;  // persistent buffers, and step buffers without a plan
-  // Device memory given back, by size. To free it would stop the device each time.
+  // Device memory that was given back, by size. Freeing it would stop the device each time.
   std::multimap<size_t, Spare> spare;
   int64_t next_id = kPersistentIds;
   std::array<size_t, kMemoryClasses> persistent{};
@@ -76,7 +76,7 @@ struct Memory::Impl {
   int64_t moments = 0;                // of this run of a planned program
   bool deviated = false;              // a buffer was released at another moment than planned
   int64_t live = 0;                   // buffers of the running program
-  StreamMark begun;                   // what compute was given before the program
+  StreamMark begun;                   // the compute stream's work before the program
   std::vector<StreamMark> last_use;   // of each stream, in the last program
   std::vector<StreamMark> allocated;  // by slot of the running program
   void* pool = nullptr;
@@ -132,7 +132,7 @@ Buffer Memory::allocate(int stream, MemoryClass c, std::string_view name, DType 
   return allocate_own(stream, c, name, tensor);
 }
 
-// Only what could not fail is an owner, so that a failure releases nothing.
+// The last step of an allocation: a failure before it leaves no Buffer that would release anything.
 Buffer Memory::owner(const Tensor& tensor, int64_t id) {
   Buffer buffer;
   buffer.tensor_ = tensor;
@@ -196,7 +196,7 @@ Buffer Memory::allocate_own(int stream, MemoryClass c, std::string_view name, Te
   return owner(tensor, id);
 }
 
-// Memory of at least `bytes` that the stream may use at once, or null.
+// At least `bytes` bytes that the stream may use at once, or null.
 void* Memory::take(size_t bytes, int stream) {
   const StreamClock& clock = impl_->order.clock(stream);
   const auto [first, last] = impl_->spare.equal_range(aligned(bytes));
@@ -261,7 +261,8 @@ void Memory::release_spare() noexcept {
 }
 
 void Memory::poison() {
-  require(impl_->chunks.empty() && !impl_->pool, "memory is poisoned before it is allocated");
+  require(impl_->chunks.empty() && !impl_->pool,
+          "poison() must be called before anything is allocated");
   impl_->poison = true;
 }
 
@@ -318,7 +319,7 @@ void Memory::synchronized(int stream, bool wait) {
     const std::vector<Program::Sync>& syncs = impl.running->syncs;
     const Program::Sync now{impl.moments++, stream, wait};
     require(impl.next_sync < syncs.size() && syncs[impl.next_sync] == now,
-            "program '{}' orders its streams otherwise than its plan does", impl.running_name);
+            "program '{}' orders its streams differently from its plan", impl.running_name);
     ++impl.next_sync;
   }
 }
@@ -366,7 +367,7 @@ void Memory::adopt_plan(const Memory& plan) {
   impl.programs = plan.impl_->programs;
   for (int stream = 0; stream < plan.impl_->order.streams(); ++stream) {
     require(impl.order.stream(plan.impl_->order.name(stream)) == stream,
-            "a plan's streams are made in another order");
+            "the plan's streams were made in another order");
   }
   for (const auto& [name, program] : impl.programs) {
     impl.pool_bytes = std::max(impl.pool_bytes, program.pool_bytes);

@@ -5,14 +5,14 @@
 // micro-batch. A step is a *program*: the first time it runs against Backend::kPlan, where
 // every op is a no-op and no byte exists, and Memory records sizes and lifetimes. From that
 // record come the printed plan (`sbtrain train --dry-run`) and the offsets in one pool that
-// later runs of the same program replay. So the plan is the schedule itself, not a copy of it.
+// later runs of the same program use again. So the plan is the schedule itself, not a copy of it.
 //
 // Several streams of a device share one Memory. A buffer belongs to the stream that it was
-// allocated for; another says that it uses it (Stream::use), after an event has told it that the
-// buffer is there. What is released may still be at work on those streams: memory goes to another
-// stream only once an event that was recorded after the release makes it wait for them. In a
-// program the compute stream comes first and last: other streams wait for an event of it before
-// they allocate, and it waits for theirs before the next program begins.
+// allocated for. Another stream that uses the buffer says so (Stream::use), after an event has
+// told it that the buffer is there. These streams may still work on a buffer when it is released:
+// its memory goes to another stream only once that one waits for events recorded on them after the
+// release. In a program the compute stream comes first and last: other streams wait for an event of
+// it before they allocate, and it waits for theirs before the next program begins.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ enum class MemoryClass : uint8_t {
 };
 inline constexpr int kMemoryClasses = 8;
 
-// The stream of buffers that are allocated for no other.
+// The stream that buffers belong to unless another is named.
 inline constexpr const char* kComputeStream = "compute";
 const char* memory_class_name(MemoryClass c);
 
@@ -82,41 +82,41 @@ struct MemoryReport {
 class Memory {
  public:
   explicit Memory(Backend backend) : Memory(backend, present_target(backend)) {}
-  // The plan of a run on `target`; needs neither the device nor the memory.
+  // Plans a run on `target`; needs neither the device nor the memory.
   static Memory planning(const Target& target) { return Memory(Backend::kPlan, target); }
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
   Backend backend() const { return backend_; }
-  // What runs, or what Backend::kPlan plans for.
+  // The machine that runs the ops, or that Backend::kPlan plans for.
   const Target& target() const { return target_; }
   // The type of activations and compute weights: bf16 on (or planned for) a GPU, else f32.
   DType compute_dtype() const {
     return target_.backend == Backend::kCuda ? DType::kBF16 : DType::kF32;
   }
 
-  // Inside a program: a step buffer. Outside: a persistent one. Contents are undefined.
-  // `name` appears in reports and errors. Throws ExitCode::kOutOfMemory with the plan.
+  // Inside a program this is a step buffer, outside a persistent one. Its contents are undefined.
+  // `name` appears in reports and errors. Throws ExitCode::kOutOfMemory with settings to change.
   Buffer allocate(MemoryClass c, std::string_view name, DType dtype,
                   std::initializer_list<int64_t> shape);
   Buffer allocate(MemoryClass c, std::string_view name, DType dtype,
                   std::span<const int64_t> shape);
-  // For the stream of that index (stream()).
+  // The same for the stream with the index that stream() returned.
   Buffer allocate(int stream, MemoryClass c, std::string_view name, DType dtype,
                   std::span<const int64_t> shape);
 
-  // What streams call (core/stream.h). Throw ExitCode::kInternal for use without an event that
-  // orders it after the allocation, and where a planned program orders its streams otherwise than
-  // its plan does.
+  // Called by streams (core/stream.h). They throw ExitCode::kInternal for a use that no event
+  // orders after the allocation, and when a planned program records or waits at other moments than
+  // its plan.
   int stream(std::string_view name);
   void use(const Buffer& buffer, int stream);
   StreamClock record(int stream);
   void wait(int stream, const StreamClock& event);
 
-  // Starts / ends a run of program `name`. Buffers of a program must be gone when it ends.
-  // With a plan (see adopt_plan) the allocations must follow the recorded sequence; without one
-  // each buffer gets its own memory, which is what tests and generation use.
+  // begin() starts a run of program `name`, end() ends it. Buffers of a program must be released
+  // before it ends. With a plan (see adopt_plan) the allocations must follow the recorded sequence;
+  // without one each buffer gets its own memory, as in tests and generation.
   void begin(std::string_view name);
   void end();
 
@@ -126,9 +126,10 @@ class Memory {
 
   MemoryReport report() const;
 
-  // For tests, before anything is allocated: every byte that no buffer holds is 0xff, NaN in all
-  // types of reals, so that reading what was released or never written shows. On the CPU a write
-  // to released memory shows too: allocate() then throws. Slow.
+  // For tests, called before anything is allocated. Every byte that no buffer holds is set to 0xff,
+  // which makes NaN in every floating-point type and so exposes reads of memory that was released
+  // or never written. On the CPU it exposes writes to released memory too: the allocate() that is
+  // given this memory throws. Slow.
   void poison();
 
  private:

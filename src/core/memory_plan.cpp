@@ -19,7 +19,7 @@ size_t aligned(size_t bytes) {
   return (std::max<size_t>(bytes, 1) + kMemoryAlignment - 1) / kMemoryAlignment * kMemoryAlignment;
 }
 
-// Larger slots first, each at the lowest offset that is free for its whole life.
+// Larger slots are placed first, each at the lowest offset that is free for its whole life.
 void place(Program& program) {
   std::vector<size_t> order(program.slots.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;

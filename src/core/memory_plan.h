@@ -1,4 +1,4 @@
-// The record of a program's allocations, and their places in one pool. Internal to Memory.
+// The record of a program's allocations, and their offsets in one pool. Internal to Memory.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,8 @@ namespace sbtrain {
 
 inline constexpr size_t kMemoryAlignment = 256;
 
-// What an allocation takes: at least one unit, so that every buffer has an address of its own.
+// `bytes` rounded up to whole units of kMemoryAlignment: at least one, so that every buffer has an
+// address of its own.
 size_t aligned(size_t bytes);
 
 // One allocation of a program. The host asks for it at moment `begin` and gives it back at moment
@@ -25,8 +26,8 @@ struct Slot {
   int64_t begin = 0;
   int64_t end = -1;
   size_t offset = 0;
-  std::vector<int> users = {};            // streams; the first allocates
-  StreamClock known = {};                 // to the first, at `begin`
+  std::vector<int> users = {};            // streams; the first one allocated it
+  StreamClock known = {};                 // the clock of the first, at `begin`
   std::vector<StreamMark> released = {};  // the users' work at `end`
 };
 
@@ -44,9 +45,9 @@ struct Program {
   size_t pool_bytes = 0;
 };
 
-// Places the slots in one pool. Two of them share memory only where the host gives back one before
-// it asks for the other and, where other streams have used the first, an event says that they are
-// done with it.
+// Places the slots in one pool. Two of them share memory only if the host gives back one before it
+// asks for the other and, when other streams have used the first, an event says that they are done
+// with it.
 void place(Program& program);
 
 // Sizes by class at the moment when most bytes are live.

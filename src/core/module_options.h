@@ -1,5 +1,5 @@
-// The options of one module: a struct that its module alone names, held as a value that can be
-// copied and compared.
+// The options of one module, held as a value that can be copied and compared. Only the module knows
+// the type of the struct.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace sbtrain {
 
-// Holding nothing stands for the defaults of the module's struct, whichever it is.
+// An object that holds nothing stands for the defaults of the module's struct, whichever it is.
 class ModuleOptions {
  public:
   ModuleOptions() = default;
@@ -22,8 +22,8 @@ class ModuleOptions {
   }
   ~ModuleOptions() = default;
 
-  // The options as a T; a T with its defaults is made where nothing is held. Throws
-  // ExitCode::kInternal where they are another module's.
+  // The options as a T; if nothing is held, a T with its defaults. Throws ExitCode::kInternal when
+  // they are another module's.
   template <class T>
   T& as() {
     if (!held_) held_ = std::make_unique<Held<T>>(T{});

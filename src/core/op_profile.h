@@ -13,7 +13,7 @@ class OpProfile {
  public:
   struct Entry {
     double seconds = 0;         // of all calls
-    std::vector<double> calls;  // of each, in their order
+    std::vector<double> calls;  // of each call, in their order
   };
   void add(std::string_view op, double seconds) {
     auto it = entries_.find(op);

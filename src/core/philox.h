@@ -1,5 +1,5 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011):
-// a counter-based generator. A number depends on (seed, purpose, name, element, step) alone, so
+// a counter-based generator. A number depends only on (seed, purpose, name, element, step), so
 // it is the same for every world size, thread count and order of evaluation.
 #pragma once
 

@@ -7,7 +7,7 @@
 
 namespace sbtrain {
 
-// `count` documents lie one behind the other in T packed tokens; document n is tokens
+// `count` documents follow each other in T packed tokens; document n is tokens
 // [cu_seqlens[n], cu_seqlens[n+1]). Attention never crosses a boundary.
 struct Sequences {
   Tensor cu_seqlens;       // i32 [count + 1] at least, on the device; starts at 0, ends at T

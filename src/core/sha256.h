@@ -20,7 +20,7 @@ class Sha256 {
   Sha256();
   void update(const void* data, size_t bytes);
   void update(std::string_view bytes) { update(bytes.data(), bytes.size()); }
-  // The object starts over.
+  // The digest of all bytes so far; the object then starts anew.
   Digest finish();
   std::string hex();  // finish() as 64 lower-case hexadecimal digits
 

@@ -13,7 +13,7 @@ namespace sbtrain {
 void open_standard_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    // open() takes the lowest free number, which is `fd`. For reading only: writes fail.
+    // open() takes the lowest free number, which is `fd`. It is read-only, so that writes fail.
     if (::open("/dev/null", O_RDONLY) != fd) ::_exit(1);
   }
 }

@@ -1,4 +1,4 @@
-// The standard streams: open whatever the caller left of them, and checked at the end.
+// The standard streams are all opened at the start, and checked at the end.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,16 +9,16 @@
 
 namespace sbtrain {
 
-// Opens those of descriptors 0, 1 and 2 that are closed; to be called before any file is opened.
-// A file that took the number of a closed standard stream would receive the program's messages.
-// Reading then finds the end, writing fails as it would on the closed descriptor.
+// Opens those of descriptors 0, 1 and 2 that are closed. To be called before any file is opened: a
+// file that took the number of a closed standard stream would receive the program's messages.
+// Reading from such a stream finds its end, and writing fails as on a closed descriptor.
 void open_standard_streams();
 
-// Whether all that was printed to standard output has been taken; flushes it. `reason` says why
-// not.
+// Flushes standard output. False when not all that was printed could be written; `reason` then says
+// why.
 bool flush_output(std::string& reason);
 
-// Writes to standard error. A reader that is gone is no reason to end the work.
+// Writes to standard error. Failures are ignored: a reader that is gone does not end the work.
 void write_error(std::string_view text) noexcept;
 
 template <typename... Args>

@@ -13,8 +13,8 @@ struct CUstream_st;
 
 namespace sbtrain {
 
-// What the ops of a backend keep for a stream: queues, library handles, tuned algorithms. Made by
-// them when they first run on it.
+// What the ops of a backend keep for a stream: library handles, tuned algorithms. They make it when
+// the first of them runs on the stream.
 class BackendContext {
  public:
   BackendContext() = default;
@@ -23,39 +23,39 @@ class BackendContext {
   virtual ~BackendContext() = default;
 };
 
-// A device runs what streams of high priority are given before what the others are given.
+// A device runs the work of streams of high priority before that of the others.
 enum class StreamPriority : uint8_t { kNormal, kHigh };
 
-// Work is done in the order in which a stream is given it. Streams of one Memory, which differ in
-// name, run beside each other: where one needs what another has made, it waits for an event. A
-// communication stream is one of high priority.
+// A stream does its work in the order in which it was given. Streams of one Memory, which differ in
+// name, run at the same time: one that needs what another has made waits for an event. A stream for
+// communication has high priority.
 class Stream {
  public:
   explicit Stream(Memory& memory, std::string_view name = kComputeStream,
                   StreamPriority priority = StreamPriority::kNormal);
 
-  // `event` becomes all that the stream was given until now.
+  // `event` then stands for all that the stream was given until now.
   void record(Event& event);
   // What the stream is given from now on runs after the event.
   void wait(const Event& event);
 
   Backend backend() const { return memory_->backend(); }
-  // What runs, or what Backend::kPlan plans for.
+  // The machine that runs the ops, or that Backend::kPlan plans for.
   const Target& target() const { return memory_->target(); }
   bool planning() const { return backend() == Backend::kPlan; }
   Memory& memory() const { return *memory_; }
   OpProfile* profile() const { return profile_; }
   void set_profile(OpProfile* profile) { profile_ = profile; }
 
-  // While set, ops may time alternatives and keep the fastest: what they write is then undefined.
+  // While set, ops may time alternatives and keep the fastest; their outputs are undefined.
   bool tuning() const { return tuning_; }
   void set_tuning(bool on) { tuning_ = on; }
 
-  // While set, ops give the same bits on every run, even where any order of summation is faster.
+  // While set, ops give the same bits on every run, even where a free order of summation is faster.
   bool deterministic() const { return deterministic_; }
   void set_deterministic(bool on) { deterministic_ = on; }
 
-  // The implementation that ops with several must take (ops/choose.h has the names); empty: the one
+  // The implementation that ops with several must use (ops/choose.h has the names); empty: the one
   // that suits the problem. For tests and benchmarks.
   const std::string& implementation() const { return implementation_; }
   void set_implementation(std::string name) { implementation_ = std::move(name); }
@@ -73,10 +73,10 @@ class Stream {
     return allocate(MemoryClass::kScratch, name, dtype, shape);
   }
   // Says that this stream works on a buffer that was allocated for another, until its release.
-  // Throws ExitCode::kInternal where no event has told this stream that the buffer is there.
+  // Throws ExitCode::kInternal when no event has told this stream that the buffer is there.
   void use(const Buffer& buffer) const { memory_->use(buffer, id_); }
 
-  // Copies within the device; the two may be the same.
+  // Copies within the device; `to` and `from` may be the same.
   void copy_bytes(void* to, const void* from, size_t bytes);
 
   // The cudaStream_t, made at the first call. Throws ExitCode::kInternal on other backends.
@@ -89,7 +89,7 @@ class Stream {
   Memory* memory_;
   int id_;
   StreamPriority priority_;
-  std::unique_ptr<CUstream_st, QueueDeleter> queue_;  // outlives the context, which works on it
+  std::unique_ptr<CUstream_st, QueueDeleter> queue_;  // outlives context_, which uses it
   OpProfile* profile_ = nullptr;
   bool tuning_ = false;
   bool deterministic_ = true;

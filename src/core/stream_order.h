@@ -1,9 +1,9 @@
 // Which work of the streams of one device is known to be done before which: vector clocks.
 //
-// Each stream counts the events recorded on it. Its clock says, for every stream, up to which of
-// these counts that stream's work is done before whatever this one is given next. Nothing here
-// waits: the streams themselves do (core/stream.h), and Memory asks before it hands memory that one
-// stream has used to another.
+// Each stream counts the events recorded on it. Its clock holds, for every stream, the count up to
+// which that stream's work is done before the work that this one is given next. Nothing here waits:
+// the streams themselves do (core/stream.h), and Memory asks before it gives memory that one stream
+// has used to another.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace sbtrain {
 
-// By stream; streams beyond its size count 0: none of their work is known to be done.
+// Indexed by stream. Streams beyond its size have count 0: none of their work is known to be done.
 using StreamClock = std::vector<int64_t>;
 
 // All work that a stream was given up to some moment.
@@ -29,19 +29,19 @@ inline bool covers(const StreamClock& clock, const StreamMark& mark) {
 
 class StreamOrder {
  public:
-  // The index of the stream of that name, from 0 in the order of their first mention.
+  // The index of the stream of that name; indices count from 0 in the order of first mention.
   int stream(std::string_view name);
   const std::string& name(int stream) const { return streams_.at(stream).name; }
   int streams() const { return static_cast<int>(streams_.size()); }
 
-  // What the stream was given until now. Only an event recorded later covers it.
+  // The work that the stream was given until now. Only an event recorded later covers it.
   StreamMark now(int stream) const;
-  // What is done before the stream's next work, all of its own included.
+  // The work that is done before the stream's next work, all of its own included.
   const StreamClock& clock(int stream) const { return streams_.at(stream).clock; }
 
-  // Records an event: returns what is done once it is reached.
+  // Records an event: returns the work that is done once the event is reached.
   StreamClock record(int stream);
-  // The stream's later work runs after all that `event` stands for.
+  // The stream's later work runs after all work that `event` stands for.
   void wait(int stream, const StreamClock& event);
 
  private:

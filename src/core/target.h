@@ -1,5 +1,5 @@
-// What a plan is made for: the machine that shall run it, as far as the choice of implementations
-// and the sizes of scratch depend on it.
+// What a plan is made for: the properties of the machine that will run it on which the choice of
+// implementations and the sizes of scratch depend.
 #pragma once
 
 #include "core/backend.h"
@@ -7,19 +7,19 @@
 namespace sbtrain {
 
 struct Target {
-  // The defaults are those of an H200 with a current cuDNN: what a dry run without a GPU plans for.
+  // The defaults, for which a dry run without a GPU plans, are an H200 with a current cuDNN.
   Target(Backend backend) : backend(backend) {}  // NOLINT: a backend is a target with defaults
   Backend backend;
   int sm = 90;                // compute capability, 10 * major + minor
   int multiprocessors = 132;  // of the GPU
-  // The version of cuDNN as the library counts, 91900 for 9.19.0; 0: there is none. Whether the
-  // library can be loaded is known only when it is first asked for; where it cannot be, the
-  // portable kernels run in the scratch that was planned.
+  // The version of cuDNN in the library's own form, 91900 for 9.19.0; 0: there is none. Whether the
+  // library can be loaded is known only when it is first used; when it cannot be, the portable
+  // kernels run in the scratch that was planned.
   int cudnn = 91900;
 };
 
-// The target that this machine is, for a backend that runs here. Where there is no GPU the defaults
-// stand.
+// The target that describes this machine, for a backend that runs on it. Without a GPU it has the
+// defaults.
 Target present_target(Backend backend);
 
 }  // namespace sbtrain

@@ -61,7 +61,7 @@ int64_t Tensor::numel() const {
 
 Tensor Tensor::row_range(int64_t begin, int64_t count) const {
   if (begin < 0 || count < 0 || begin + count > shape[0]) {
-    fail(ExitCode::kInternal, "rows [{}, {}) of {}", begin, begin + count, describe());
+    fail(ExitCode::kInternal, "rows [{}, {}) are outside {}", begin, begin + count, describe());
   }
   Tensor t = *this;
   t.shape[0] = count;
@@ -71,7 +71,7 @@ Tensor Tensor::row_range(int64_t begin, int64_t count) const {
 
 Tensor Tensor::col_range(int64_t begin, int64_t count) const {
   if (rank != 2 || begin < 0 || count < 0 || begin + count > shape[1]) {
-    fail(ExitCode::kInternal, "columns [{}, {}) of {}", begin, begin + count, describe());
+    fail(ExitCode::kInternal, "columns [{}, {}) are outside {}", begin, begin + count, describe());
   }
   Tensor t = *this;
   t.shape[1] = count;

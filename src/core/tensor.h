@@ -46,7 +46,7 @@ struct Tensor {
   // The same elements in another shape; needs a contiguous view.
   Tensor reshaped(std::initializer_list<int64_t> new_shape) const;
 
-  // Typed access. Throws when the dtype differs.
+  // Typed access. Throws ExitCode::kInternal when the dtype differs.
   float* f32() const;
   int32_t* i32() const;
   uint16_t* bf16() const;  // raw bit patterns

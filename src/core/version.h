@@ -4,6 +4,6 @@
 namespace sbtrain {
 
 const char* version();       // "0.1.0"
-const char* git_revision();  // of the source tree when it was built, "-dirty" behind it if changed
+const char* git_revision();  // of the source tree at the build; ends in "-dirty" if changed
 
 }  // namespace sbtrain

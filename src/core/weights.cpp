@@ -29,10 +29,11 @@ const Tensor& Weights::at(std::string_view name) const {
 Tensor Weights::fused(std::string_view first, int count) const {
   const auto begin = std::find_if(entries_.begin(), entries_.end(),
                                   [&](const Entry& e) { return e.name == first; });
-  require(entries_.end() - begin >= count, "no {} tensors from '{}' on", count, first);
+  require(entries_.end() - begin >= count, "there are not {} tensors from '{}' on", count, first);
   Tensor whole = begin->tensor;
   for (auto it = begin + 1; it != begin + count; ++it) {
-    require(it->tensor.cols() == whole.cols(), "'{}' has other columns than '{}'", it->name, first);
+    require(it->tensor.cols() == whole.cols(), "'{}' and '{}' differ in their number of columns",
+            it->name, first);
     whole.shape[0] += it->tensor.rows();
   }
   return whole;

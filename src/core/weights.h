@@ -23,10 +23,10 @@ struct Init {
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;    // logical: what is counted, checkpointed and exported
-  std::vector<int64_t> storage;  // in memory; empty: same as shape. Elements past shape stay zero.
+  std::vector<int64_t> storage;  // in memory; empty: same as shape. Elements beyond shape stay 0.
   Init init;
   bool decay = false;  // weight decay applies
-  bool fused = false;  // lies directly behind the previous tensor, so both are one matrix
+  bool fused = false;  // follows the previous tensor without a gap: one matrix
 
   const std::vector<int64_t>& stored() const { return storage.empty() ? shape : storage; }
 };
@@ -39,7 +39,7 @@ class Weights {
   // Throws ExitCode::kInternal for a name that the unit does not have.
   const Tensor& at(std::string_view name) const;
   bool has(std::string_view name) const;
-  // `count` tensors declared one behind the other (fused), seen as one matrix.
+  // `count` fused tensors that follow each other, the first by name, as one matrix.
   Tensor fused(std::string_view first, int count) const;
 
  private:

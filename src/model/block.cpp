@@ -61,7 +61,7 @@ void Block::forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSav
   add_attention(s, saved.h_TD, saved.mix_TD, x_TD, w);
 }
 
-// With an undefined y_TD (recomputation) the block's output is not formed.
+// With an undefined y_TD (recomputation) the block's output is not computed.
 void Block::forward_mlp(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved) const {
   saved.norm2_TD = activation(s, "norm2", saved.h_TD.tensor().rows(), width_);
   norm2_.forward(s, saved.norm2_TD, saved.h_TD, w);

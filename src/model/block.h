@@ -1,7 +1,7 @@
 // One block of the model, in the pre-norm layout of Llama 2 (arXiv 2307.09288):
 //   h = x + r * attention(norm(x)) W_o^T;   y = h + r * mlp(norm(h))
-// r is model.residual_multiplier. The configuration chooses the norm, the attention module, which
-// may go without the output projection W_o, and the MLP.
+// r is model.residual_multiplier. The configuration chooses the norm, the MLP and the attention
+// module, which may do without the output projection W_o.
 #pragma once
 
 #include <cstdint>
@@ -33,16 +33,16 @@ class Block {
 
   std::vector<TensorSpec> parameters() const;
 
-  // y_TD = block(x_TD). `saved` keeps what the recompute policy says.
+  // y_TD = block(x_TD). `saved` keeps what the recompute policy prescribes.
   void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
                const Sequences& sequences) const;
 
-  // dx_TD holds the gradient of y on entry and of x on return. Adds to the gradients in `dw`,
+  // dx_TD holds the gradient of y on entry and of x on return. Adds to the gradients in `dw` and
   // consumes `saved`.
   void backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, const Weights& dw,
                 BlockSaved& saved, const Sequences& sequences) const;
 
-  // One new token of each of B sequences; y_BD may not be x_BD.
+  // One new token of each of B sequences; y_BD must not be x_BD.
   void decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const;
 
@@ -59,7 +59,7 @@ class Block {
   int64_t width_;
   Recompute recompute_;
   std::unique_ptr<Attention> attention_;
-  std::optional<Linear> output_;  // of the attention, where its module has one
+  std::optional<Linear> output_;  // of the attention, if its module has one
   Norm norm1_, norm2_;
   Mlp mlp_;
 };

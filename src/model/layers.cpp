@@ -16,7 +16,8 @@ constexpr const char* kUpBias = "mlp.up_proj.bias";
 constexpr const char* kDown = "mlp.down_proj.weight";
 constexpr const char* kDownBias = "mlp.down_proj.bias";
 
-// Widths that are no multiple of 8 run at a third of the speed; they are stored padded to 64.
+// Products with a width that is not a multiple of 8 run at a third of the speed, so such widths are
+// stored padded to a multiple of 64.
 int64_t fast_inner(int64_t inner) {
   return inner % 8 == 0 ? inner : (inner + 63) / 64 * 64;
 }
@@ -94,7 +95,8 @@ Mlp::Mlp(const ModelConfig& config)
 LinearSpec Mlp::outer_spec(const ModelConfig& config) const {
   const LinearSpec::Part gate{kGate, config.inner, inner_};
   const LinearSpec::Part up{kUp, config.inner, inner_};
-  LinearSpec spec{.parts = {up}, .cols = config.width, .init = Init::normal(block_init_std(config))};
+  LinearSpec spec{
+      .parts = {up}, .cols = config.width, .init = Init::normal(block_init_std(config))};
   if (gated()) {
     spec.parts = {gate, up};
   } else {

@@ -1,5 +1,5 @@
 // What blocks are made of besides attention: the normalisation before a sublayer and the MLP, each
-// in the kinds that the configuration knows.
+// of the kind that the configuration selects.
 #pragma once
 
 #include <string>
@@ -38,7 +38,7 @@ struct MlpSaved {
   Buffer inner_TF;
 };
 
-// SwiGLU; GELU with biases; or none, where the MLP is the identity.
+// SwiGLU, GELU with biases, or none: the identity.
 class Mlp {
  public:
   explicit Mlp(const ModelConfig& config);
@@ -47,10 +47,10 @@ class Mlp {
   // y_TD = h_TD + r * mlp(x_TD); with an undefined y_TD only `saved` is filled.
   void forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
                MlpSaved& saved) const;
-  // dx_TD = gradient for that of y.
+  // dx_TD = the gradient of x, from dy_TD, the gradient of y.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
                 const Weights& w, const MlpSaved& saved) const;
-  // Forms again what a selective policy released: inner_TF.
+  // Computes inner_TF again, which a selective policy released.
   void recompute(Stream& s, const Weights& w, MlpSaved& saved) const;
 
   int64_t stored_inner() const { return inner_; }
@@ -67,11 +67,11 @@ class Mlp {
   Linear down_;
 };
 
-// The initialisation of projections into the residual stream: smaller, so that its variance does
-// not grow with depth (GPT-2).
+// The initialisation of projections into the residual stream: smaller, so that the stream's
+// variance does not grow with depth (GPT-2).
 Init into_residual(const ModelConfig& config);
 // The standard deviation of the other matrices of a block that are not the attention's. It is
-// model.init_std rounded to f32: what a seed stands for depends on every bit of it.
+// model.init_std rounded to f32, since the initial weights of a seed depend on its every bit.
 double block_init_std(const ModelConfig& config);
 
 }  // namespace sbtrain

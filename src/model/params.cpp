@@ -94,7 +94,7 @@ void for_each_run(const PlacedTensor& tensor, int64_t begin, int64_t end,
 }
 
 LogicalRange logical_range(const PlacedTensor& tensor, int64_t begin, int64_t end) {
-  // The first logical element at or behind a storage position.
+  // The first logical element at or after a storage position.
   const auto logical_at = [&](int64_t position) {
     position = std::clamp<int64_t>(position, 0, tensor.stored);
     const Columns cols = columns(tensor.spec);

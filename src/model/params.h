@@ -1,10 +1,10 @@
-// The named tensor registry of a model: what drives init, optimizer, sharding, checkpoints,
-// counting and export.
+// The named tensor registry of a model, which drives initialisation, optimizer, sharding,
+// checkpoints, counting and export.
 //
 // Tensors are grouped in units, which are gathered, released and reduced as a whole: the
-// embedding, each block, the head. A unit is one flat array of storage elements in which tensors
-// lie one behind the other; a rank owns an equal range of it. Storage may be padded (odd inner
-// widths); whatever leaves memory is logical: unpadded, in row-major order.
+// embedding, each block, the head, and what layers share. A unit is one flat array of storage
+// elements in which the tensors follow each other; ranks own equal ranges of it. Storage may be
+// padded (odd inner widths); whatever leaves memory is logical: unpadded, in row-major order.
 #pragma once
 
 #include <cstdint>
@@ -57,11 +57,11 @@ class ParamRegistry {
   std::vector<ParamUnit> units_;
 };
 
-// Calls visit for every run of logical elements in storage [begin, end) of the tensor.
+// Calls `visit` for every run of logical elements in storage [begin, end) of the tensor.
 void for_each_run(const PlacedTensor& tensor, int64_t begin, int64_t end,
                   const std::function<void(const ElementRun&)>& visit);
 
-// Logical elements of the tensor that lie in storage [begin, end): a contiguous range.
+// The logical elements of the tensor that lie in storage [begin, end): a contiguous range.
 struct LogicalRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -76,7 +76,7 @@ void initialize(const ParamUnit& unit, int64_t begin, int64_t end, uint64_t seed
 class ParamAccess {
  public:
   virtual ~ParamAccess() = default;
-  virtual void gather(int unit) = 0;               // starts to fetch the whole unit
+  virtual void gather(int unit) = 0;               // starts fetching the whole unit
   virtual const Weights& get(int unit) = 0;        // waits for it
   virtual void release(int unit) = 0;              // its buffer may be reused
   virtual const Weights& gradients(int unit) = 0;  // where the backward pass adds

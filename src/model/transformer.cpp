@@ -16,7 +16,7 @@ constexpr const char* kPositions = "embed_positions.weight";
 constexpr const char* kFinalNorm = "model.norm";
 constexpr const char* kHead = "lm_head.weight";
 
-// The weights of a block, or its gradients, and with them what layers share.
+// The weights of a block, or its gradients, together with those that layers share.
 class BlockWeights {
  public:
   BlockWeights(const Weights& own, const Weights* shared) : own_(own) {
@@ -31,7 +31,7 @@ class BlockWeights {
   std::optional<Weights> all_;
 };
 
-// Of all blocks, each name once.
+// The parameters that layers share, from all blocks, each name once.
 std::vector<TensorSpec> shared_parameters(const std::vector<Block>& blocks) {
   std::vector<TensorSpec> specs;
   for (const Block& block : blocks) {
@@ -228,7 +228,7 @@ void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& b
   params.release(head_unit());
 }
 
-// x_TD: the blocks' output; the head unit has been gathered, and is released here.
+// x_TD is the blocks' output. The head unit must have been gathered and is released here.
 void Transformer::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const {
   if (config_.tied) params.gather(head_table());
   Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
@@ -280,7 +280,8 @@ void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, Decode
 
 void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
                                  const MapVisit& visit) const {
-  require(batch.sequences.count == 1, "attention maps of {} documents", batch.sequences.count);
+  require(batch.sequences.count == 1, "attention maps take one document, not {}",
+          batch.sequences.count);
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights& w, const AttentionSaved* saved) {
     require(saved, "attention maps need a model with Recompute::kNone");

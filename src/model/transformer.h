@@ -42,32 +42,32 @@ class Transformer {
   void forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
                         float loss_weight, float z_loss) const;
 
-  // Forward pass alone: each token's loss and, with hits_T, whether its target was the likeliest
+  // Only the forward pass: each token's loss and, with hits_T, whether its target was the likeliest
   // token (ops::CrossEntropy).
   void evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
                 Tensor hits_T = {}) const;
 
-  // Forward pass: logits_TV (f32) of every token.
+  // Only the forward pass: logits_TV (f32) of every token.
   void logits(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor logits_TV) const;
 
-  // For `sequences` sequences of at most `capacity` tokens.
+  // A cache for `sequences` sequences of at most `capacity` tokens.
   DecodeCache allocate_cache(Memory& memory, int64_t sequences, int64_t capacity) const;
-  // Runs the one document of `batch` as the prompt of sequence b; logits_1V are those that follow
-  // its last token.
+  // Runs the one document of `batch` as the prompt of sequence b; logits_1V are those of the token
+  // that follows the prompt.
   void prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
                int64_t b, Tensor logits_1V) const;
   // One new token for each sequence: logits_BV.
   void decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
               const DecodeStep& step, Tensor logits_BV) const;
 
-  // Forward pass of one document: visit(layer, head, map) for every head of every layer whose
-  // attention weighs keys, in order.
+  // Runs the forward pass of one document and calls visit(layer, head, map), in order, for every
+  // head of every layer whose attention weighs keys.
   using MapVisit = std::function<void(int64_t layer, int64_t head, const AttentionMap& map)>;
   void attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
                       const MapVisit& visit) const;
 
-  // Floating-point operations of training one token, forward and backward, recomputation not
-  // counted: 6 N for all N parameters, and attention over `keys` keys. keys = L/2 counts the
+  // Floating-point operations of training on one token, forward and backward, without
+  // recomputation: 6 N for all N parameters, and attention over `keys` keys. keys = L/2 counts the
   // causal half, keys = L the full square.
   double flops_per_token(double keys) const;
 
@@ -77,20 +77,20 @@ class Transformer {
   int head_unit() const { return static_cast<int>(config_.layers) + 1; }
   // The unit of the head's weights: its own, or the embedding's.
   int head_table() const { return config_.tied ? embedding_unit() : head_unit(); }
-  int shared_unit() const { return head_unit() + 1; }  // what layers share, where they do
+  int shared_unit() const { return head_unit() + 1; }  // what layers share, if they do
   bool has_shared() const { return shared_unit() < static_cast<int>(registry_.units().size()); }
-  // A pass holds what layers share from its first block to its last.
+  // A pass keeps what layers share gathered from its first block to its last.
   void gather_shared(ParamAccess& params) const;
   void release_shared(ParamAccess& params) const;
   const Weights* shared_weights(ParamAccess& params) const;
   bool has_positions() const { return config_.position == PositionEmbedding::kLearned; }
-  // Throws ExitCode::kConfig where learned positions do not reach that far.
+  // Throws ExitCode::kConfig for more tokens than the model has learned positions.
   void check_length(int64_t tokens) const;
   void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
              Tensor positions_T) const;
   void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;
-  // The blocks without a backward pass to come; x_TD is updated in place. visit(layer, weights,
-  // saved) sees each layer's attention before it is dropped.
+  // Runs the blocks when no backward pass follows; x_TD is updated in place. visit(layer, weights,
+  // saved) sees what each layer's attention saved before it is released.
   template <typename Visit>
   void run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
                   Visit visit) const;

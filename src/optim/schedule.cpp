@@ -10,8 +10,8 @@ namespace sbtrain {
 
 namespace {
 
-// Falls from 1 at x = 0 to `last` at x = 1 along e^-x: the decay phase of the
-// recipe of arXiv 2408.13359.
+// Falls from 1 at x = 0 to `last` at x = 1 along e^-x, as in the decay phase of
+// arXiv 2408.13359.
 double exponential_decay(double x, double last) {
   constexpr double e = std::numbers::e;
   return (1.0 - last) * e / (e - 1.0) * std::exp(-x) + (last * e - 1.0) / (e - 1.0);
@@ -70,7 +70,7 @@ Schedule::Segment Schedule::make_segment(const StageConfig& stage, int index) co
       fail(ExitCode::kConfig, "{}: schedule.decay_fraction is {}, not between 0 and 1", where,
            c.decay_fraction);
     }
-    // 0.1 * 30 is a little above 3 in binary; that must not make a fourth step.
+    // In binary 0.1 * 30 is slightly above 3, which must not add a fourth step.
     const double decay = c.decay_fraction * static_cast<double>(s.length);
     s.decay_begin = s.length - static_cast<int64_t>(std::ceil(decay * (1.0 - 1e-12)));
     if (s.decay_begin < s.warmup) {
@@ -94,7 +94,7 @@ Schedule::Segment Schedule::make_segment(const StageConfig& stage, int index) co
 }
 
 double Schedule::Segment::progress(int64_t x) const {
-  if (length == warmup) return 0.0;  // a stage that is all warmup ends at its peak
+  if (length == warmup) return 0.0;  // a stage of only warmup ends at its peak
   return static_cast<double>(x - warmup) / static_cast<double>(length - warmup);
 }
 
@@ -135,7 +135,7 @@ double Schedule::segment_lr(const Segment& s, int64_t x) const {
 }
 
 double Schedule::lr(int64_t step) const {
-  require(step >= 0, "schedule: step {}", step);
+  require(step >= 0, "schedule: step {} is negative", step);
   const Segment& segment = segments_[stage(step)];
   return segment_lr(segment, step - segment.begin);
 }

@@ -1,6 +1,6 @@
 // The learning rate of every optimizer step, over all stages of a run.
 //
-// A run is one or more stages, one behind the other. Each has a length, which is rounded up to
+// A run is one or more stages, one after the other. Each has a length, which is rounded up to
 // whole steps, and a schedule; with x = step - first step of the stage, w = warmup, N = length
 // and p = (x - w) / (N - w), the progress after the warmup:
 //
@@ -12,8 +12,8 @@
 //   exponential  f e [(1 - d) e/(e - 1) exp(-p) + (d e - 1)/(e - 1)]
 //
 // peak is train.lr, n = step * tokens_per_step are the tokens seen in the whole run, B is the
-// batch in sequences. In `exponential` e outside the bracket is the lr at which the stage before
-// ended (peak in a first stage), f = scale, d = final_ratio: it ends at f d times that lr.
+// batch in sequences. In `exponential`, e outside the bracket is the lr at which the previous
+// stage ended (peak in a first stage), f = scale and d = final_ratio: it ends at f d times that lr.
 // During the warmup lr rises linearly, (x + 1) / w of the value at x = w, so that no step is
 // spent at 0 and step w - 1 reaches that value.
 #pragma once
@@ -36,18 +36,18 @@ struct SchedulePoint {
   bool operator==(const SchedulePoint&) const = default;
 };
 
-// A pure function of the step: resuming needs nothing but the step count.
+// A pure function of the step, so that resuming needs only the step count.
 class Schedule {
  public:
   // Throws ExitCode::kConfig, naming the stage and the key, when a stage cannot be scheduled.
   Schedule(const std::vector<StageConfig>& stages, double peak_lr, int64_t batch_sequences,
            int64_t tokens_per_step);
 
-  // The learning rate of the step that follows `step` finished ones, step >= 0. At and past the
-  // end of the run: the value at which the last stage ends.
+  // The learning rate of the step that follows `step` finished ones, step >= 0. From the end of the
+  // run on, it is the value at which the last stage ends.
   double lr(int64_t step) const;
 
-  // The stage that step belongs to; the last one past the end of the run.
+  // The stage that `step` belongs to; after the end of the run, the last one.
   int stage(int64_t step) const;
   int stages() const { return static_cast<int>(segments_.size()); }
   int64_t stage_begin(int stage) const;  // its first step; stage == stages(): total_steps()
@@ -56,7 +56,7 @@ class Schedule {
   int64_t total_tokens() const { return total_steps() * tokens_per_step_; }
   int64_t tokens_per_step() const { return tokens_per_step_; }
 
-  // The points of every stage at which the curve changes, ordered by step.
+  // The points of every stage where the curve changes, ordered by step.
   std::vector<SchedulePoint> preview() const;
 
  private:
@@ -66,7 +66,7 @@ class Schedule {
     int64_t length = 0;
     int64_t warmup = 0;
     int64_t decay_begin = 0;  // wsd: steps into the stage
-    double start_lr = 0.0;    // exponential: f * lr at the end of the stage before
+    double start_lr = 0.0;    // exponential: f * lr at the end of the previous stage
 
     double progress(int64_t x) const;
   };

@@ -21,7 +21,7 @@ void check_parts(const char* what, const Tensor& full, const Tensor& shard, int 
 
 void check_summed(const char* what, const Tensor& x) {
   if (x.dtype != DType::kU8) return;
-  fail(ExitCode::kInternal, "{}: {} is not added up", what, x.describe());
+  fail(ExitCode::kInternal, "{}: sums of {} are not supported", what, x.describe());
 }
 
 }  // namespace

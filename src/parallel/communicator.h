@@ -1,7 +1,7 @@
 // Collective operations among the ranks of a run, or of a group of them.
 //
 // Every rank of the communicator makes the same calls in the same order, with the same types, sizes
-// and roots; a rank that has no work takes part all the same. Errors and timeouts throw
+// and roots; a rank that has no work makes them too. Errors and timeouts throw
 // ExitCode::kCommunication; tensors that do not fit throw ExitCode::kInternal.
 #pragma once
 
@@ -21,11 +21,12 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int world() const = 0;
 
-  // ---- On the device. They are work of the stream like an op: they read what it was given before,
-  // and what it is given later reads their result. Tensors are contiguous. Sums are of f32, bf16,
-  // f64, i32 or i64, in that type, and their order is the same in every run of the same ranks on
-  // the same machines; what is only moved may be of any type. A shard may be this rank's part of
-  // `full`, as it lies there; any other overlap of two arguments is an error of the caller's.
+  // ---- On the device. These collectives are work of the stream, like ops: they see the results of
+  // the work that it was given before, and its later work sees theirs. Tensors are contiguous. Sums
+  // are of f32, bf16, f64, i32 or i64, in that type, and their order is the same in every run of
+  // the same ranks on the same machines; data that is only moved may be of any type. A shard may
+  // lie in `full`, as this rank's part of it; the caller must not let two arguments overlap
+  // otherwise.
 
   // full [W * n] = the shards [n] of all ranks, in rank order.
   void all_gather(Stream& s, Tensor full, Tensor shard);
@@ -36,7 +37,7 @@ class Communicator {
   // x = the root's x.
   void broadcast(Stream& s, Tensor x, int root);
 
-  // ---- On the host. They return when the result is there, the same on every rank.
+  // ---- On the host. These return when the result is there, which is the same on every rank.
 
   virtual void sum(std::span<double> values) = 0;
   virtual std::string broadcast(std::string value, int root) = 0;
@@ -47,9 +48,9 @@ class Communicator {
   // ---- Groups
 
   // The group of the ranks that pass the same `color`, in the order of their rank here. Collective:
-  // all ranks call it. split(node) is the ranks of a node, split(rank in the node) the replicas of
-  // a shard over the nodes. Collectives of a group and of its parent may run at the same time only
-  // where all ranks start them in the same order.
+  // all ranks call it. split(node) gives the ranks of a node, split(rank in the node) those that
+  // hold the replicas of a shard on all nodes. Collectives of a group and of its parent may run at
+  // the same time only if all ranks start them in the same order.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
 
  protected:
@@ -60,7 +61,7 @@ class Communicator {
   virtual void run_broadcast(Stream& s, const Tensor& x, int root) = 0;
 };
 
-// A world of one: every collective moves the data at most.
+// A world of one rank, in which collectives only copy data.
 std::unique_ptr<Communicator> make_single_process();
 
 }  // namespace sbtrain

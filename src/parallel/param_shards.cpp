@@ -5,7 +5,7 @@
 namespace sbtrain {
 namespace {
 
-// Storage element at which logical element `element` of the tensor lies.
+// The storage element that holds logical element `element` of the tensor.
 int64_t storage_of(const PlacedTensor& tensor, int64_t element) {
   const int64_t logical = tensor.spec.shape.back();
   const int64_t stored = tensor.spec.stored().back();

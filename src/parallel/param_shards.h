@@ -8,7 +8,7 @@
 
 namespace sbtrain {
 
-// Every part that this rank owns, in the registry's order; with_moments adds AdamW's.
+// Every part that this rank owns, in the registry's order; with_moments adds AdamW's moments.
 std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_moments);
 
 }  // namespace sbtrain

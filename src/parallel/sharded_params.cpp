@@ -10,7 +10,7 @@ namespace sbtrain {
 namespace {
 
 // The elements with weight decay among storage elements [begin, end) of the unit, counted from
-// `begin`; neighbours joined.
+// `begin`; adjacent ranges are joined.
 std::vector<ops::DecayRange> decay_ranges(const ParamUnit& unit, int64_t begin, int64_t end) {
   std::vector<ops::DecayRange> ranges;
   for (const PlacedTensor& tensor : unit.tensors) {
@@ -71,7 +71,7 @@ ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
   return unit;
 }
 
-// ---- A unit in a step: in a world of one every unit is whole already, and nothing moves.
+// ---- A unit in a step. In a world of one every unit is whole already, and nothing moves.
 
 void ShardedParams::gather(int unit) {
   Unit& u = units_.at(unit);
@@ -92,7 +92,7 @@ void ShardedParams::release(int unit) {
 
 const Weights& ShardedParams::gradients(int unit) {
   Unit& u = units_.at(unit);
-  require(u.gradient.tensor().defined(), "the unit of '{}' has no gradients: not training",
+  require(u.gradient.tensor().defined(), "the unit of '{}' has no gradients outside training",
           name(unit));
   u.open = true;
   return u.gradients;
@@ -170,8 +170,8 @@ void ShardedParams::update(ops::AdamW adamw) {
 
 void upload(Stream& s, Tensor to, const float* host) {
   if (to.dtype == DType::kF32) return ops::run(s, ops::CopyFromHost{.y = to, .host = host});
-  require(to.contiguous(), "an upload to {} with gaps", to.describe());
-  constexpr int64_t kPart = int64_t{1} << 24;  // elements: 64 MiB beside the weights
+  require(to.contiguous(), "upload: {} is not contiguous", to.describe());
+  constexpr int64_t kPart = int64_t{1} << 24;  // elements: 64 MiB in addition to the weights
   for (int64_t begin = 0; begin < to.numel(); begin += kPart) {
     const Tensor part = to.row_range(begin, std::min(kPart, to.numel() - begin));
     const Buffer values =

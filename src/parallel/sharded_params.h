@@ -1,13 +1,13 @@
-// Sharded parameters: what every rank keeps of a model, and how a step sees the whole of a unit.
+// Sharded parameters: what every rank keeps of a model, and how a step sees whole units.
 //
 // A unit (embedding, block, head) is one flat array; rank r of W owns the r-th of W equal ranges
-// of it: master weights, gradients and AdamW moments exist as that range only. A step asks for
-// whole units through gather / get / release and gives gradients back through gradients / reduce.
-// In a world of one the same calls run without communication. The calls for a unit come in this
-// order, and any other throws ExitCode::kInternal:
+// of it, and it keeps only that range of master weights, gradients and AdamW moments. A step asks
+// for whole units through gather / get / release and gives gradients back through gradients /
+// reduce. In a world of one the same calls run without communication. The calls for a unit come in
+// this order, and any other throws ExitCode::kInternal:
 //   gather, get as often as needed, release
-//   gradients as often as needed, reduce        beside the former
-//   what reads or changes all shards at once    while no unit is gathered or has open gradients
+//   gradients as often as needed, reduce        independently of these
+//   whatever reads or changes all shards        while no unit is gathered or has open gradients
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ namespace sbtrain {
 
 class ShardedParams : public ParamAccess {
  public:
-  // with_training: gradients and moments exist too. Without, there are weights in the compute type
-  // alone. Contents are undefined until initialize() or a checkpoint fills them.
+  // with_training: gradients and moments exist too. Without it there are only weights in the
+  // compute type. Contents are undefined until initialize() or a checkpoint fills them.
   ShardedParams(const ParamRegistry& registry, Stream& s, Communicator& communicator,
                 bool with_training);
 
@@ -48,23 +48,23 @@ class ShardedParams : public ParamAccess {
   const Shard& shard(int unit) const { return units_.at(unit).shard; }
 
   void initialize(uint64_t seed);  // weights by Philox, moments zero
-  // To be called after the shards' weights changed: what get() shows follows them.
+  // To be called after the shards' weights have changed, so that get() shows the new ones.
   void refresh();
   void zero_gradients();
   // y_1 (f64) += the sum of the squares of this rank's gradients.
   void add_squared_gradient_norm(Tensor y_1);
-  // One update of every shard and its compute copy. `adamw` carries stats and hyperparameters;
-  // weight decay applies to the tensors whose spec says so.
+  // Updates every shard and its compute copy. `adamw` carries stats and hyperparameters; weight
+  // decay applies to the tensors whose spec says so.
   void update(ops::AdamW adamw);
 
  private:
   struct Unit {
     Buffer master, moment1, moment2, gradient;
-    Buffer compute;  // the whole unit in the compute type, where that is not the masters'
+    Buffer compute;  // the whole unit in the compute type, if that is not the masters'
     Shard shard;
     Weights weights, gradients;
     bool gathered = false;
-    bool open = false;  // gradients() without its reduce()
+    bool open = false;  // between gradients() and reduce()
   };
   Unit make_unit(int index, bool with_training);
   // The unit's first tensor, for messages.
@@ -76,7 +76,8 @@ class ShardedParams : public ParamAccess {
   std::vector<Unit> units_;
 };
 
-// to [n] = host [n], rounded to its type. Takes 64 MiB of the device at most where it is not f32.
+// to [n] = host [n], rounded to the type of `to`. Unless that is f32, it takes at most 64 MiB of
+// device memory meanwhile.
 void upload(Stream& s, Tensor to, const float* host);
 
 }  // namespace sbtrain

@@ -1,4 +1,4 @@
-// A range of a parameter's elements: what a rank owns of a tensor, and what a checkpoint stores.
+// A range of a parameter's elements: the part of a tensor that a rank owns and a checkpoint stores.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace sbtrain {
 
-// What a tensor is to the run.
+// The role of a tensor in the run.
 enum class TensorKind : uint8_t {
   kModel,  // weight
   kAdamM,  // AdamW first moment
@@ -27,8 +27,8 @@ struct TensorRange {
 // A range in a rank's memory.
 struct TensorShard : TensorRange {
   Tensor stored;  // flat, from element `begin` to the last; padding between rows included
-  // Elements from one row (shape.back() logical elements) to the next where rows are stored
-  // padded; 0: they follow each other.
+  // If rows are stored padded, the elements from the start of one row (shape.back() logical
+  // elements) to the next; 0: rows follow each other without padding.
   int64_t row_stride = 0;
 };
 
