@@ -1,4 +1,4 @@
-// Attention forward and backward, apart from the model.
+// Times attention forward and backward, without the rest of the model.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Case {
   int64_t tokens, length, repeats;
 };
 
-// Equal documents that fill the micro-batch.
+// Documents of equal length that fill the micro-batch.
 struct Documents {
   Documents(RandomTensors& random, int64_t tokens, int64_t length) {
     std::vector<int32_t> position_of, begins;
@@ -37,14 +37,14 @@ struct Documents {
   Sequences sequences;
 };
 
-// A module's parameters, of a size that gives projections a variance of 1.
+// A module's parameters, scaled so that projections have a variance of 1.
 class Parameters {
  public:
   Parameters(RandomTensors& random, const Attention& module) {
     std::vector<TensorSpec> specs = module.parameters();
     for (const TensorSpec& spec : module.shared_parameters()) specs.push_back(spec);
     for (size_t i = 0; i < specs.size();) {
-      size_t end = i + 1;  // of the tensors that lie one after the other
+      size_t end = i + 1;  // the end of the tensors that are stored one after the other
       while (end < specs.size() && specs[end].fused) ++end;
       add(random, specs, i, end);
       i = end;
@@ -80,8 +80,8 @@ class Parameters {
   Tensors buffers_;
 };
 
-// What a module runs besides matrix products, forward or backward. Every set of tensors has been
-// through a forward pass.
+// Times the ops of a module that are not matrix products, forward or backward. Every set of tensors
+// has been through a forward pass, since the backward pass needs its results.
 class ModuleBench {
  public:
   ModuleBench(Stream& s, RandomTensors& random, const Case& c)
@@ -135,14 +135,14 @@ class ModuleBench {
   std::unique_ptr<Attention> module_;
   Documents documents_;
   Parameters parameters_;
-  std::vector<std::unique_ptr<AttentionSaved>> saved_;  // of each set
+  std::vector<std::unique_ptr<AttentionSaved>> saved_;  // one for each set
   Rotation rotation_;
   int64_t repeats_;
 };
 
-// Two products of head_dim for each pair of query and key that see each other: 4 d L^2 / 2 for each
-// head and document without a window. The same count for every module: rates say who is faster,
-// not how busy a device is.
+// Each visible pair of query and key needs two products of head_dim: 4 d L^2 / 2 for each head and
+// document without a window. The count is the same for every module, so the rates compare modules;
+// they do not tell how busy a device is.
 double pair_flops(const Attention& module, int64_t width, int64_t length) {
   double keys = 0;
   for (int64_t j = 0; j < length; ++j) keys += module.seen_keys(static_cast<double>(j) + 0.5);
@@ -158,8 +158,8 @@ const AttentionBenchCase& bench_case(const std::string& name) {
   fail(ExitCode::kUsage, "'{}' is not one of {}", name, fmt::join(bench_attention_modules(), ", "));
 }
 
-// The case's module with the options that it states, those of `changes` that are among them
-// changed.
+// The case's module with the options that the case sets. An option that `changes` contains has the
+// value given there.
 AttentionConfig configure(const std::string& name,
                           const std::map<std::string, std::string>& changes) {
   const AttentionBenchCase& c = bench_case(name);

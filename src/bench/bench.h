@@ -1,5 +1,5 @@
-// Speed: of a training step and where its time goes, of attention, of single ops. All on random
-// numbers; no data and no files are needed.
+// Measures the speed of a training step and of its parts, of attention, and of single ops. All of
+// them run on random numbers and need neither data nor files.
 #pragma once
 
 #include <cstdint>
@@ -34,28 +34,28 @@ struct BenchResult {
   double peak_flops = 0;         // per second, of the device; 0: unknown
   size_t memory_bytes = 0;       // planned
   size_t memory_used = 0;        // taken from the device, libraries included; 0 on the CPU
-  // In steps of their own, so that timing does not slow the others; "idle" is what is left of
-  // step_seconds.
+  // Measured in separate steps, so that measuring the parts does not slow the timed steps. "idle"
+  // is the rest of step_seconds.
   std::vector<BenchPart> parts;
 };
 
-// Trains on random tokens: documents of sequence_length.
+// Trains on documents of sequence_length random tokens.
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options);
 
 // ---- Attention --------------------------------------------------------------------------------
 
-// What can be timed: the cases that modules name (attention/registry.h).
+// The names of the cases that modules declare for timing (attention/registry.h).
 std::vector<std::string> bench_attention_modules();
 
 struct AttentionBenchOptions {
   std::vector<std::string> modules;
-  std::vector<int64_t> head_dims;  // empty: what suits the backend; likewise 0 below
+  std::vector<int64_t> head_dims;  // empty: suited to the backend; likewise 0 below
   std::vector<int64_t> lengths;
   int64_t tokens = 0;  // of the packed micro-batch, cut into documents of one length
   int64_t width = 0;   // heads * head_dim
-  std::map<std::string, std::string> options;  // changes options that cases state
+  std::map<std::string, std::string> options;  // new values of options that cases set
   bool deterministic = true;                   // as train.deterministic
-  std::string implementation;  // that must run on a GPU (ops/choose.h); empty: the chosen one
+  std::string implementation;  // to force on a GPU (ops/choose.h); empty: the chosen one
   int64_t repeats = 20;
 };
 
@@ -69,14 +69,14 @@ struct AttentionBenchRow {
   double backward_flops = 0;
 };
 
-// Throws ExitCode::kUsage for sizes that do not divide, unknown modules, and options that no module
-// is timed with.
+// Throws ExitCode::kUsage for sizes that do not divide each other, unknown modules, and options
+// that no case sets.
 std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOptions options);
 
 // ---- Single ops -------------------------------------------------------------------------------
 
 struct OpsBenchOptions {
-  int64_t tokens = 0;  // 0: what suits the backend; likewise below
+  int64_t tokens = 0;  // 0: suited to the backend; likewise below
   int64_t width = 0;
   int64_t inner = 0;
   int64_t vocab = 0;
@@ -86,11 +86,11 @@ struct OpsBenchOptions {
 struct OpsBenchRow {
   std::string name;
   double seconds = 0;  // median
-  double bytes = 0;    // that must be read and written, each once; 0: not bound by memory
+  double bytes = 0;    // to read and write, each byte once; 0: not bound by memory
   double flops = 0;    // of a matrix product; 0: none
 };
 
-// The first row is the copy that the memory-bound ops are held against.
+// The first row is the copy that the memory-bound ops are compared with.
 std::vector<OpsBenchRow> bench_ops(Backend backend, OpsBenchOptions options);
 
 }  // namespace sbtrain

@@ -1,4 +1,4 @@
-// Single ops: those that memory bounds against a copy, and the matrix products of a block.
+// Times single ops: memory-bound ops compared with a copy, and the matrix products of a block.
 #include <array>
 #include <unordered_set>
 
@@ -62,7 +62,7 @@ class OpsBench {
   using Make = std::function<Tensors()>;
   using Call = std::function<void(const Tensors&)>;
 
-  // Bytes of `elements` in the compute type.
+  // The size in bytes of `elements` elements of the compute type.
   double reals(int64_t elements) const {
     return static_cast<double>(elements) * static_cast<double>(dtype_size(real_));
   }
@@ -86,7 +86,8 @@ class OpsBench {
     rows_.push_back({.name = name, .seconds = seconds, .flops = flops});
   }
 
-  // In each: what must be read + what must be written, every element once.
+  // A comment such as "x, w; y" before an op lists the tensors that it reads and, after the
+  // semicolon, those that it writes. Every element counts once.
   void memory() {
     bound_by_memory(
         "copy", reals(2 * F_ * T_) + reals(2 * F_ * T_),
@@ -149,7 +150,7 @@ class OpsBench {
         });
   }
 
-  // q and k in place, as columns of the qkv matrix; positions.
+  // Rotates q and k in place, as columns of the qkv matrix; also reads the positions.
   void positions() {
     const int64_t head_dim = D_ % 64 == 0 ? 64 : D_ % 2 == 0 ? 2 : 0;
     if (head_dim == 0) return;  // an odd width has no rotation
@@ -168,7 +169,7 @@ class OpsBench {
         });
   }
 
-  // Each row of the table counts once, however many tokens have it.
+  // Each row of the table counts once, however many tokens use it.
   void embeddings() {
     const auto used = static_cast<int64_t>(distinct_);
     // tokens, rows; y
@@ -192,7 +193,7 @@ class OpsBench {
         });
   }
 
-  // On the whole embedding.
+  // Updates the whole embedding.
   void optimizer() {
     const int64_t n = V_ * D_;
     bound_by_memory(

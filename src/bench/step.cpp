@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// bf16 without sparsity, of the GPUs that the project is measured on (H100 and H200 SXM).
+// Peak of bf16 without sparsity on the GPUs that the project is measured on (H100 and H200 SXM).
 constexpr double kPeakFlops = 989e12;
 
 constexpr int64_t kProfiledSteps = 8;  // at most
@@ -44,8 +44,8 @@ PackedBatch random_batch(const Config& config, int64_t index) {
   return batch;
 }
 
-// What blocks and the embedding run besides attention modules, by how the names of ops begin. What
-// is none of them is a module's own op.
+// The beginnings of the names of ops that blocks and the embedding run outside of attention
+// modules. Any op that is in no other part belongs to a module.
 constexpr std::string_view kElementWise[] = {
     "add",       "bias",    "copy", "embedding", "fill", "gelu",  "head_norm",
     "layernorm", "rmsnorm", "rope", "sigmoid",   "sum",  "swiglu"};
@@ -85,8 +85,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
     const Clock::time_point start = Clock::now();
     step.run(batches, config.train.lr).wait();
     const double seconds = seconds_since(start);
-    ops::run(stream,
-             ops::Synchronize{});  // collects the times of ops where they run behind the host
+    ops::run(stream, ops::Synchronize{});  // collects the times of ops that run asynchronously
     return seconds;
   };
   for (int64_t n = 0; n < options.warmup; ++n) run_step();

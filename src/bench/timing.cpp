@@ -46,7 +46,7 @@ Buffer RandomTensors::empty(DType dtype, std::initializer_list<int64_t> shape) {
 
 Buffer RandomTensors::normal(DType dtype, std::initializer_list<int64_t> shape, float std) {
   Buffer out = empty(dtype, shape);
-  // Scaled numbers, if need be, and then copies of them.
+  // Scales the numbers if `std` is not 1, and then copies them.
   Buffer scaled;
   Tensor from = numbers_;
   if (std != 1.0f) {

@@ -1,4 +1,4 @@
-// What the benchmarks of single ops share: random tensors, buffers in turn, medians.
+// Tools of the benchmarks: random tensors, rotating buffers, medians.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@ namespace sbtrain {
 // The median; of an even number, the upper one.
 double median(std::vector<double> values);
 
-// Tensors on the stream's device. Normal numbers are a million of them again and again, from
-// another place in every tensor.
+// Makes tensors on the stream's device. Normal numbers repeat a sequence of about a million, which
+// each tensor begins at another place.
 class RandomTensors {
  public:
   explicit RandomTensors(Stream& s);
@@ -38,8 +38,8 @@ Tensors tensors(Buffers... buffers) {
   return all;
 }
 
-// Sets of the tensors of one call, taken in turn: when a set's turn comes again, the caches have
-// seen at least kColdBytes of the others'. Small sets are made kMostSets times at most.
+// Several sets of the tensors of one call, used in turn. Before a set is used again, at least
+// kColdBytes of the other sets have passed through the caches; small sets are limited to kMostSets.
 class Rotation {
  public:
   explicit Rotation(const std::function<Tensors()>& make);
@@ -52,15 +52,15 @@ class Rotation {
   std::vector<Tensors> sets_;
 };
 
-// Whether `op` is a product with a matrix of weights, by the name that profiles call it.
+// Whether `op`, as profiles name it, is a product with a matrix of weights.
 bool is_matrix_product(std::string_view op);
 
-// The times of all ops in call(0), call(1), ... call(repeats - 1), run without waiting in between.
+// The times of all ops in call(0), call(1), ... call(repeats - 1), without waiting in between.
 OpProfile profile_of(Stream& s, int64_t repeats, const std::function<void(int64_t)>& call);
 
-// Runs call(0), call(1), ... without waiting in between, and returns the median time of `op` in
-// the last `repeats` of them. One round through `rotation` goes before, so that scratch is there,
-// alternatives are chosen (`tune`) and the device is not idle when the first one starts.
+// Calls `call` with the sets of `rotation`, without waiting in between, and returns the median time
+// of `op` in the last `repeats` calls. One round through `rotation` comes first, so that scratch is
+// allocated, alternatives are chosen (`tune`) and the device is busy when the timed calls start.
 double median_seconds(Stream& s, std::string_view op, const Rotation& rotation, int64_t repeats,
                       const std::function<void(const Tensors&)>& call, bool tune = false);
 

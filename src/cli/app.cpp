@@ -37,7 +37,7 @@ bool starts_with_dash(const std::string& argument) {
   return argument.starts_with('-');
 }
 
-// The key of "--train.lr" or "--train.lr=1e-3"; empty for what is no dotted option.
+// The key of "--train.lr" or "--train.lr=1e-3"; empty for any other argument.
 std::string dotted_key(const std::string& argument) {
   if (!argument.starts_with("--")) return "";
   const std::string name = argument.substr(2, argument.find('=') - 2);
@@ -124,7 +124,7 @@ ExitCode run(const std::vector<std::string>& arguments) {
   app.footer(kFirstSteps);
   app.require_subcommand(1);
   std::vector<std::string> normalized = normalize_arguments(arguments);
-  std::ranges::reverse(normalized);  // as CLI11 expects a vector
+  std::ranges::reverse(normalized);  // the order in which CLI11 expects a vector
   try {
     app.parse(normalized);
   } catch (const CLI::Success& asked) {  // --help, --version
@@ -143,7 +143,7 @@ int report(ExitCode code, const char* prefix, const std::string& message) {
   return static_cast<int>(code);
 }
 
-// The result is what was printed: a command whose output was lost has failed.
+// The result of a command is what it prints, so a command whose output was lost has failed.
 int report_output(ExitCode code) {
   std::string reason;
   if (flush_output(reason)) return static_cast<int>(code);
@@ -151,7 +151,7 @@ int report_output(ExitCode code) {
   return report(ExitCode::kStorage, "error", "cannot write to standard output: " + reason);
 }
 
-// What the C++ library throws for lack of threads; what fmt throws where standard output is broken.
+// The C++ library throws these for lack of threads, fmt when standard output is broken.
 int report_system(const std::system_error& error) {
   std::string reason;
   if (!flush_output(reason)) {
@@ -160,14 +160,15 @@ int report_system(const std::system_error& error) {
   if (error.code() == std::errc::resource_unavailable_try_again ||
       error.code() == std::errc::not_enough_memory) {
     return report(ExitCode::kOutOfMemory, "error",
-                  fmt::format("cannot start a thread: {}; the limits of processes (ulimit -u) or "
+                  fmt::format("cannot start a thread: {}; the limits on processes (ulimit -u) or "
                               "memory (ulimit -v) are too low",
                               error.code().message()));
   }
   return report(ExitCode::kInternal, "internal error", error.what());
 }
 
-// From here on a reader that goes away, or a file size limit, is a failed write and not a death.
+// After this call, a reader that has gone away or a file size limit makes a write fail; without it,
+// a signal would end the process.
 void ignore_write_signals() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
@@ -225,7 +226,7 @@ std::vector<std::string> normalize_arguments(const std::vector<std::string>& arg
     }
     if (dotted_key(argument).empty()) {
       result.push_back(argument);
-      // CLI11 takes "--prompt ''" and not "--prompt=".
+      // CLI11 accepts "--prompt ''" but not "--prompt=".
       if (argument.starts_with("--") && argument.find('=') == argument.size() - 1) {
         result.back().pop_back();
         result.emplace_back();

@@ -7,10 +7,10 @@
 namespace sbtrain {
 
 // The backend that `device` (auto, cpu, cuda) means on this machine and in this build. Throws
-// ExitCode::kUsage when it cannot be had.
+// ExitCode::kUsage if that backend is not available.
 Backend select_backend(DeviceChoice device);
 
-// The backend that a plan is made for: needs neither the device nor a build that has it.
+// The backend that a plan is made for; needs neither the device nor a build with that backend.
 Backend planned_backend(DeviceChoice device);
 
 }  // namespace sbtrain

@@ -84,8 +84,8 @@ ExitCode run_bench_train(const BenchTrainCommand& options) {
 void add_bench_train(CLI::App& bench, Action& action) {
   auto options = std::make_shared<BenchTrainCommand>();
   CLI::App* command = bench.add_subcommand(
-      "train", "A training step and its parts, on random tokens; options alone mean this");
-  command->add_option("--steps", options->bench.steps, "Steps to time; the median counts")
+      "train", "A training step and its parts, on random tokens; the default for options only");
+  command->add_option("--steps", options->bench.steps, "Steps to time; the median is reported")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--warmup", options->bench.warmup, "Steps before that")
@@ -97,14 +97,14 @@ void add_bench_train(CLI::App& bench, Action& action) {
       [options, &action] { action = [options] { return run_bench_train(*options); }; });
 }
 
-// ---- What attention and ops share ---------------------------------------------------------------
+// ---- Options of attention and ops ---------------------------------------------------------------
 
 struct OpBenchCommand {
   DeviceChoice device = DeviceChoice::kAuto;
   bool json = false;
 };
 
-constexpr const char* kSuited = "; 0: what suits the device";
+constexpr const char* kSuited = "; 0: suited to the device";
 
 void add_size(CLI::App& command, const std::string& name, int64_t& value, const std::string& help) {
   command.add_option(name, value, help + kSuited)
@@ -113,11 +113,11 @@ void add_size(CLI::App& command, const std::string& name, int64_t& value, const 
 }
 
 void add_common(CLI::App& command, OpBenchCommand& common, int64_t& repeats) {
-  command.add_option("--repeats", repeats, "Calls to time; the median counts")
+  command.add_option("--repeats", repeats, "Calls to time; the median is reported")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   add_choice(command, "--device", common.device, "auto, cpu or cuda");
-  command.add_flag("--json", common.json, "Print one JSON object a row");
+  command.add_flag("--json", common.json, "Print one JSON object for each row");
 }
 
 // ---- attention ----------------------------------------------------------------------------------
@@ -165,31 +165,31 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   CLI::App* command = bench.add_subcommand(
       "attention", "Attention forward and backward by head dimension and length");
   command
-      ->add_option(
-          "--modules", options->bench.modules,
-          fmt::format("Of {}; default: the first two", fmt::join(bench_attention_modules(), ", ")))
+      ->add_option("--modules", options->bench.modules,
+                   fmt::format("Modules to time, of {}; default: the first two",
+                               fmt::join(bench_attention_modules(), ", ")))
       ->delimiter(',')
       ->check(CLI::IsMember(bench_attention_modules()));
   command->add_option("--head-dims", options->bench.head_dims, "Such as 32,64,128")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  command->add_option("--lengths", options->bench.lengths, "Of documents, such as 512,1024")
+  command->add_option("--lengths", options->bench.lengths, "Lengths of documents, such as 512,1024")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  add_size(*command, "--tokens", options->bench.tokens, "Tokens of all documents");
+  add_size(*command, "--tokens", options->bench.tokens, "Tokens of all documents together");
   add_size(*command, "--width", options->bench.width, "Heads times head dimension");
   command
       ->add_option("--options", options->changes,
-                   "KEY=VALUE,...: options of the modules that are timed with them")
+                   "KEY=VALUE,...: new values of options that the modules are timed with")
       ->delimiter(',')
       ->check([](const std::string& text) {
         return text.find('=') == std::string::npos ? "expected KEY=VALUE" : std::string();
       });
   command->add_flag("!--any-order", options->bench.deterministic,
-                    "As train.deterministic: false, which is cuDNN's backward pass alone");
+                    "As train.deterministic: false, which affects only cuDNN's backward pass");
   command
       ->add_option("--implementation", options->bench.implementation,
-                   "That must run on a GPU; the one that training would choose if not given")
+                   "Implementation to run on a GPU; default: the one that training chooses")
       ->check(CLI::IsMember({"portable", "cudnn"}));
   add_common(*command, *options, options->bench.repeats);
   command->callback(

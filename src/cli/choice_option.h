@@ -1,4 +1,4 @@
-// Options whose values are the words of an enumeration.
+// Options whose values are the names of an enumeration's values.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,7 +9,7 @@
 
 namespace sbtrain {
 
-// Adds `option`, which takes one of kNames<E> and sets `value`, its default until then.
+// Adds `option`, which accepts one of kNames<E> and sets `value`. `value` is also the default.
 template <class E>
 CLI::Option* add_choice(CLI::App& command, const std::string& option, E& value,
                         const std::string& help) {

@@ -1,4 +1,4 @@
-// sbtrain ckpt ls | verify: what checkpoints a run has, and whether they can be trusted.
+// sbtrain ckpt ls | verify: lists the checkpoints of a run and checks them for damage.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -61,7 +61,7 @@ ExitCode run_ls(const CkptOptions& options) {
   return ExitCode::kDone;
 }
 
-// Prints the verdict on one checkpoint; true if it is good.
+// Checks one checkpoint and prints the result; returns true if it is good.
 bool report(const fs::path& folder) {
   const std::vector<std::string> problems = verify_checkpoint(folder);
   if (problems.empty()) {

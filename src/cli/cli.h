@@ -31,13 +31,13 @@ class App;
 
 namespace sbtrain {
 
-// What the chosen subcommand will do once the whole command line is known to be good.
+// The work of the chosen subcommand, done after the whole command line has been accepted.
 using Action = std::function<ExitCode()>;
 
 // The options that select a configuration, for every subcommand that works on one:
 // `--config FILE`, and any key of it as `--train.lr=1e-3` or `--train.lr 1e-3`. Must outlive the
-// parsing of the command line. Top-level keys (--seed, --name, ...) become options too, but for
-// those that the subcommand has registered before under the same name.
+// parsing of the command line. Top-level keys (--seed, --name, ...) become options too, except
+// those for which the subcommand has already registered an option of the same name.
 struct ConfigOptions {
   std::string path;
   std::vector<std::string> overrides;  // "train.lr=1e-3", in the order given
@@ -47,8 +47,8 @@ struct ConfigOptions {
 
   // Defaults < file < environment < command line. Throws ExitCode::kConfig.
   Config load() const;
-  // The same on top of a configuration text, such as the one saved in a run folder, in place of
-  // `path`; messages call it `name`.
+  // Like load(), but with a configuration text, such as the one saved in a run folder, in place of
+  // the file `path`; messages call it `name`.
   Config load_on(const std::string& text, const std::string& name) const;
 };
 
@@ -66,7 +66,7 @@ void add_sweep(CLI::App& app, Action& action);
 // Registers every subcommand.
 void add_subcommands(CLI::App& app, Action& action);
 
-// What main does: parses `arguments` (without the program's name), runs, prints errors to stderr
+// The work of main: parses `arguments` (without the program's name), runs, prints errors to stderr
 // as "error: message", and returns the exit code. Throws nothing.
 int run_command_line(const std::vector<std::string>& arguments) noexcept;
 

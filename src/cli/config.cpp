@@ -1,4 +1,4 @@
-// sbtrain config: what a run would use, and what can be set.
+// sbtrain config: the configuration that a run would use, and the reference of all keys.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>

@@ -1,4 +1,4 @@
-// sbtrain data info | verify: what a document store holds, and whether it is whole.
+// sbtrain data info | verify: describes document stores and checks them for damage.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -28,7 +28,7 @@ void print_sources(const StoreInfo& info) {
   }
 }
 
-// Documents by length, in powers of two.
+// Prints the number of documents by length, in powers of two.
 void print_lengths(const DocumentStore& store) {
   struct Bin {
     int64_t documents = 0;

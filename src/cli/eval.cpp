@@ -1,5 +1,5 @@
 // sbtrain eval: loss and perplexity of a checkpoint on document stores, by rows, by length of the
-// context or in sliding windows; and what its attention looks at.
+// context or in sliding windows; and the weights of its attention.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -33,7 +33,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kAllTokens = int64_t{1} << 60;
-constexpr int64_t kMaxExactPositions = 4096;  // longer windows have their losses in bins alone
+constexpr int64_t kMaxExactPositions = 4096;  // longer windows report losses by bin only
 
 struct EvalOptions {
   std::string checkpoint;
@@ -51,11 +51,11 @@ struct EvalOptions {
   int64_t stride = 0;
   AttentionEvalOptions attention;
   RopeOptions rope;
-  const CLI::Option* json = nullptr;  // given or not
+  const CLI::Option* json = nullptr;  // tells whether --json was given
   std::string json_file;              // empty: print the object
 };
 
-// What all ways to evaluate share.
+// The model, data and options of an evaluation, shared by all kinds.
 struct Evaluation {
   explicit Evaluation(const EvalOptions& options)
       : options(options),
@@ -83,7 +83,7 @@ struct Evaluation {
   Task task() const {
     return {config.data.task, config.model.vocab, sequence_length(), config.seed};
   }
-  // As many as in training.
+  // As many tokens as one micro-batch of the training run.
   int64_t tokens_at_once() const { return config.train.micro_batch * config.train.sequence_length; }
   Json header() const {
     return {{"checkpoint", options.checkpoint},
@@ -99,7 +99,7 @@ struct Evaluation {
 };
 
 [[noreturn]] void fail_without_data() {
-  fail(ExitCode::kUsage, "the run's configuration names no validation data: give it by --data");
+  fail(ExitCode::kUsage, "the run's configuration names no validation data; give it with --data");
 }
 
 // ---- Results ------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ void write_json(const EvalOptions& options, const Json& json) {
   replace_file(options.json_file, json.dump(1) + "\n");
 }
 
-// Adds what is known of `result` to `json`.
+// Adds the known values of `result` to `json`.
 void add_result(Json& json, const Perplexity& result) {
   json["tokens"] = result.tokens;
   json["loss"] = result.loss();
@@ -186,7 +186,7 @@ void evaluate_rows(const Evaluation& run) {
 
 // ---- Windows ------------------------------------------------------------------------------------
 
-// Refuses windows that the device has no memory for, before anything is read.
+// Refuses windows for which the device has too little memory, before anything is read.
 void check_memory(const Evaluation& run, const std::string& option, int64_t length) {
   const int64_t tokens = std::max(run.tokens_at_once(), length);
   const size_t needed = evaluation_bytes(run.config.model, run.backend, tokens, length);
@@ -231,7 +231,7 @@ void evaluate_lengths(const Evaluation& run) {
   const WindowReader reader(run.held_out(1));
   if (reader.empty()) fail_without_data();
   const int64_t longest_document = reader.longest_document();
-  int64_t longest = 0;  // that there are documents for
+  int64_t longest = 0;  // the longest length that some document reaches
   for (const int64_t length : options.lengths) {
     if (length <= longest_document) longest = std::max(longest, length);
   }
@@ -405,21 +405,21 @@ void add_windows(CLI::App& command, EvalOptions& options) {
   CLI::Option* lengths =
       command
           .add_option("--lengths", options.lengths,
-                      "Loss in windows of exactly so many tokens, such as 512,1024,2048")
+                      "Loss in windows of exactly these numbers of tokens, such as 512,1024,2048")
           ->delimiter(',')
           ->check(positive)
           ->group(by_length);
   command
       .add_option("--tokens-per-length", options.tokens_per_length,
-                  "Tokens to evaluate for each length at most, but one window at least")
+                  "Tokens to evaluate for each length at most; at least one window")
       ->check(positive)
       ->capture_default_str()
       ->needs(lengths)
       ->group(by_length);
   command
       .add_option("--same-targets", options.same_targets,
-                  "Count the last so many targets of the longest length's windows, the same ones "
-                  "for every length, and let the context before them alone grow")
+                  "Count this number of last targets of the longest length's windows, the same "
+                  "ones for every length, so that only the context before them grows")
       ->check(positive)
       ->needs(lengths)
       ->group(by_length);
@@ -433,7 +433,7 @@ void add_windows(CLI::App& command, EvalOptions& options) {
   CLI::Option* window =
       command
           .add_option("--window", options.window,
-                      "Loss of whole documents in windows of so many tokens that overlap")
+                      "Loss of whole documents in overlapping windows of this number of tokens")
           ->check(positive)
           ->excludes(lengths)
           ->group(sliding);
@@ -465,7 +465,7 @@ void add_eval(CLI::App& app, Action& action) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_flag("--recall", options->recall,
-                    "Also where the context holds the token or bigram already (AR), and where not");
+                    "Also split by whether the context holds the token or bigram already (AR)");
   options->rope.add(*command);
   command->add_option("--tokenizer", options->tokenizer,
                       "sentencepiece model, for bits per byte; default: the run's");

@@ -74,7 +74,7 @@ void AttentionEvalOptions::add(CLI::App& command) {
   CLI::Option* folder =
       command
           .add_option("--attention-maps", maps,
-                      "Write what every head attends to on --text or --token-ids to this folder")
+                      "Write every head's attention map of --text or --token-ids to this folder")
           ->group(group);
   CLI::Option* words = command.add_option("--text", text, "Text to look at")->group(group);
   CLI::Option* ids = command.add_option("--token-ids", token_ids, "Or tokens, such as 17,4,99")
@@ -98,8 +98,8 @@ void AttentionEvalOptions::add(CLI::App& command) {
           ->group(group);
   command
       .add_option("--task-positions", task_positions,
-                  "The same for so many held-out examples of the task that the model was trained "
-                  "on, whose true positions are the answers")
+                  "The same for this number of held-out examples of the task that the model was "
+                  "trained on, whose true positions are the answers")
       ->check(CLI::PositiveNumber)
       ->excludes(folder)
       ->excludes(positions)
@@ -125,7 +125,7 @@ Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& opti
   std::optional<Tokenizer> tokenizer;
   if (!tokenizer_path.empty()) tokenizer.emplace(tokenizer_path);
   if (!options.text.empty()) {
-    if (!tokenizer) fail(ExitCode::kUsage, "--text needs a tokenizer: give it by --tokenizer");
+    if (!tokenizer) fail(ExitCode::kUsage, "--text needs a tokenizer; give it with --tokenizer");
     tokens = tokenizer->encode(options.text);
   }
   if (task) {

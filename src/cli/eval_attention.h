@@ -1,5 +1,5 @@
-// The part of sbtrain eval that looks at attention: dumps of maps, and their overlap with the
-// positions that a task says are the true ones.
+// The part of sbtrain eval that examines attention: files of attention maps, and the overlap of
+// attention with the true positions of a task.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ namespace sbtrain {
 
 struct AttentionEvalOptions {
   std::string maps;                // folder to write maps to
-  std::string text;                // what to look at: text,
-  std::vector<int32_t> token_ids;  // or tokens
+  std::string text;                // the input of the maps: text,
+  std::vector<int32_t> token_ids;  // or tokens,
   int64_t task_example = -1;       // or a held-out example of the run's task
   std::string true_positions;      // JSON file with examples
-  int64_t task_positions = 0;      // or so many held-out examples of the run's task
+  int64_t task_positions = 0;      // or this number of held-out examples of the run's task
   double threshold = 0.5;
-  const CLI::Option* threshold_option = nullptr;  // given or not
+  const CLI::Option* threshold_option = nullptr;  // tells whether the threshold was given
 
   void add(CLI::App& command);
   void check() const;  // throws ExitCode::kUsage for options that do not go together
@@ -34,7 +34,7 @@ struct AttentionEvalOptions {
   bool of_task() const { return task_example >= 0 || task_positions > 0; }
 };
 
-// What a model looks at, and where it should look.
+// The input of a model, and the positions that its queries should attend to.
 struct AttentionExample {
   std::vector<int32_t> tokens;
   std::vector<TruePosition> positions;
@@ -42,16 +42,17 @@ struct AttentionExample {
 
 inline constexpr int64_t kMaxMapTokens = 4096;
 
-// Writes `maps.json` and a file for each head:  f32 [T, T], row j what token j attends to; with a
-// remainder f32 [T] behind it. Returns what maps.json holds. `tokenizer` may be empty for token
-// ids. `task` is null, or the task that --task-example names an example of. Throws ExitCode::kUsage
-// for no token, more than kMaxMapTokens, or a token outside the vocabulary.
+// Writes `maps.json` and a file for each head: f32 [T, T], whose row j holds the weights with which
+// token j attends, and after it the remainder f32 [T] if there is one. Returns the content of
+// maps.json. `tokenizer` may be empty for token ids. `task` is null, or the task of --task-example.
+// Throws ExitCode::kUsage for no tokens, more than kMaxMapTokens, or a token outside of the
+// vocabulary.
 nlohmann::ordered_json dump_attention_maps(InferenceModel& model,
                                            const AttentionEvalOptions& options,
                                            const std::string& tokenizer, const Task* task);
 
-// The examples of --true-positions, or of `task` where --task-positions asks for them, against
-// every head.
+// Measures the overlap of every head's attention with the examples of --true-positions, or with
+// those of `task` if --task-positions is given.
 nlohmann::ordered_json measure_overlap(InferenceModel& model, const AttentionEvalOptions& options,
                                        const Task* task);
 

@@ -1,4 +1,4 @@
-// sbtrain generate: text from a checkpoint.
+// sbtrain generate: continues a text with a checkpoint's model.
 #include "serve/generate.h"
 
 #include <CLI/CLI.hpp>
@@ -31,11 +31,11 @@ struct GenerateOptions {
   RopeOptions rope;
 };
 
-// Prints text as soon as it is complete UTF-8: a token may end inside a character.
+// Prints text as soon as it is complete UTF-8, because a token may end inside a character.
 class Printer {
  public:
   explicit Printer(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  // False where nobody takes the text any more.
+  // Returns false if nobody reads the text any more.
   bool add(int32_t token) {
     pending_ += tokenizer_.bytes(token);
     const size_t whole = complete(pending_);
@@ -49,7 +49,7 @@ class Printer {
   }
 
  private:
-  // Bytes up to the last complete UTF-8 character; all of them if the end is no UTF-8 at all.
+  // Number of bytes up to the last complete UTF-8 character; all bytes if the end is not UTF-8.
   static size_t complete(const std::string& text) {
     for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
       const auto byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -70,7 +70,7 @@ ExitCode run_generate(const GenerateOptions& options) {
   options.rope.apply(config);
   const std::string path = run_tokenizer(checkpoint, config, options.tokenizer);
   if (path.empty()) {
-    fail(ExitCode::kUsage, "the run's configuration names no tokenizer: give one by --tokenizer");
+    fail(ExitCode::kUsage, "the run's configuration names no tokenizer; give one with --tokenizer");
   }
   const Tokenizer tokenizer(path);
   const TrainingText text = training_text(checkpoint);
@@ -104,7 +104,7 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
   command->add_option("--prompt", options->prompt, "Text to continue; empty: a new document");
   command->add_option("--tokenizer", options->tokenizer,
-                      "sentencepiece model, the one of the training data; default: the run's");
+                      "sentencepiece model of the training data; default: the run's");
   options->rope.add(*command);
   SamplingOptions& sampling = options->sampling;
   command->add_option("--max-tokens", sampling.max_tokens, "Tokens to generate at most")

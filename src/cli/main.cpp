@@ -7,14 +7,14 @@
 
 namespace {
 
-// libgomp's threads spin for milliseconds when they wait for each other, and so keep the core from
-// the very thread they wait for as soon as another program runs: steps take ten times as long.
-// Short spins cost nothing on an idle machine. The setting is read before main, so it takes a new
-// start of the program; what the user has set stands.
+// libgomp's threads spin for milliseconds when they wait for each other. If another program runs,
+// they keep the core from the thread that they wait for, and steps take ten times as long. Short
+// spins cost nothing on an idle machine. libgomp reads the setting before main, so the program must
+// start again with it; a value that the user has set is kept.
 void shorten_spins(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
   setenv("GOMP_SPINCOUNT", "2000", 1);
-  execv("/proc/self/exe", argv);  // returns where there is no /proc: then without
+  execv("/proc/self/exe", argv);  // returns if there is no /proc; the setting then has no effect
 }
 
 }  // namespace

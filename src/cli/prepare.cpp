@@ -1,4 +1,4 @@
-// sbtrain prepare: text to a document store.
+// sbtrain prepare: tokenises text into a document store.
 #include "data/prepare.h"
 
 #include <unistd.h>
@@ -23,7 +23,7 @@ struct PrepareCommand {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-// While it exists, SIGINT and SIGTERM are noted and not obeyed, so that files can be cleaned up.
+// While it exists, SIGINT and SIGTERM are only recorded, so that files can be cleaned up first.
 class InterruptScope {
  public:
   InterruptScope() {
@@ -44,7 +44,7 @@ class InterruptScope {
   struct sigaction old_term_ {};
 };
 
-// A bar redrawn in place on a terminal, a line every few seconds elsewhere.
+// Draws a bar in place on a terminal, and prints a line every few seconds elsewhere.
 class ProgressMeter {
  public:
   void show(const PrepareProgress& progress, bool last) {
@@ -70,7 +70,7 @@ class ProgressMeter {
   double seconds() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   }
-  // Leaves the bar's line.
+  // Ends the bar's line, so that other text starts on a new one.
   void end_line() const {
     if (terminal_ && shown_ > 0) print_error("\n");
   }
@@ -81,7 +81,7 @@ class ProgressMeter {
   double shown_ = 0;
 };
 
-// What a user should know that is no error.
+// Tells the user about things that are not errors.
 void print_warnings(const PrepareProgress& progress) {
   if (!progress.left_out.empty()) {
     std::string kinds;
@@ -91,8 +91,8 @@ void print_warnings(const PrepareProgress& progress) {
       kinds += fmt::format("{}{} {}", kinds.empty() ? "" : ", ", count,
                            extension.empty() ? "without extension" : extension);
     }
-    print_error("note: {} file(s) of the folders are no text by their name and left out: {}\n",
-                files, kinds);
+    print_error("note: {} file(s) of the folders were left out for their extensions: {}\n", files,
+                kinds);
   }
   if (progress.forced_cuts > 0) {
     print_error(
@@ -130,7 +130,7 @@ ExitCode run_prepare(const PrepareCommand& command) {
     meter.end_line();
     print_error("interrupted: nothing was written\n");
     std::fflush(nullptr);
-    std::raise(interrupted);  // tells the caller how it ended
+    std::raise(interrupted);  // tells the parent process why this one ended
     return ExitCode::kUsage;
   }
   return ExitCode::kDone;

@@ -1,4 +1,4 @@
-// Ranges of numbers that options take.
+// Ranges of numbers that options accept.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,8 +8,8 @@
 
 namespace sbtrain {
 
-// A number from `low` to `high`. CLI::Range lets NaN pass: it asks whether the value lies outside,
-// and no comparison with NaN is true.
+// A number from `low` to `high`. Unlike CLI::Range, refuses NaN: CLI::Range asks whether the value
+// lies outside, and no comparison with NaN is true.
 inline CLI::Validator in_range(double low, double high) {
   const std::string range = fmt::format("{:g} to {:g}", low, high);
   const auto check = [low, high, range](const std::string& text) {

@@ -17,11 +17,11 @@ struct RopeOptions {
   RotaryScaling scaling = RotaryScaling::kNone;
   double factor = 1.0;
   int64_t train_length = 0;           // 0: the sequence length of the run
-  const CLI::Option* kind = nullptr;  // not given: as the model's configuration has it
+  const CLI::Option* kind = nullptr;  // not given: as in the model's configuration
 
   void add(CLI::App& command);
-  std::string_view name() const;  // of the scaling; empty where it is not given
-  // Changes every attention module with rotary positions. Throws ExitCode::kUsage where there is
+  std::string_view name() const;  // of the scaling; empty if it is not given
+  // Changes every attention module with rotary positions. Throws ExitCode::kUsage if there is
   // none.
   void apply(Config& config) const;
 };

@@ -1,4 +1,4 @@
-// The tokenizer of a trained model: where it is, and whether one is the one.
+// Finds the tokenizer of a trained model, and checks that a given one is the right one.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,24 @@
 
 namespace sbtrain {
 
-// What the checkpoint says of the text that the model was trained on.
+// What a checkpoint records about the text that the model was trained on.
 struct TrainingText {
   std::string tokenizer_hash;    // empty: unknown, or none
-  bool starts_with_bos = false;  // documents did
+  bool starts_with_bos = false;  // every document started with bos
 };
 TrainingText training_text(const CheckpointReader& checkpoint);
 
-// The model file to use: `given`, else the copy in the run's folder, else that of the run's
-// configuration; empty where none is known.
+// The tokenizer's model file: `given`, else the copy in the run's folder, else that of the run's
+// configuration; empty if none is known.
 std::string run_tokenizer(const CheckpointReader& checkpoint, const Config& config,
                           const std::string& given);
 
-// Throws ExitCode::kConfig where the model was trained on text of another tokenizer.
+// Throws ExitCode::kConfig if the model was trained on text of another tokenizer.
 void check_tokenizer(const Tokenizer& tokenizer, const TrainingText& text);
 
-// The prompt's tokens as documents started in training, with bos in front where they had it. An
-// empty prompt without bos is eos: what follows it in training is a new document. Throws
-// ExitCode::kUsage where the tokenizer has neither.
+// The tokens of a prompt, which begin like the documents in training: with bos if those had it. An
+// empty prompt without bos becomes eos, after which a new document begins in training. Throws
+// ExitCode::kUsage if the tokenizer has neither.
 std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const TrainingText& text,
                                    const std::string& prompt);
 

@@ -1,7 +1,7 @@
-// sbtrain sweep: many training runs, one after the other, and a table of what came of them.
+// sbtrain sweep: many training runs, one after the other, and a table of their results.
 //
-// Each run is a process of its own, so that whatever ends one, the others go on. A stop signal is
-// passed on to the run, which saves; the same command continues there.
+// Each run is a process of its own, so that the others continue whatever ends one. A stop signal is
+// passed on to the run, which saves; the same command continues from there.
 #include <spawn.h>
 #include <spdlog/spdlog.h>
 #include <sys/wait.h>
@@ -88,7 +88,7 @@ int run_child(const std::vector<std::string>& arguments, const StopSignals& sign
   int status = 0;
   while (waitpid(child, &status, WNOHANG) == 0) {
     if (signals.stop_requested() && !told) {
-      kill(child, SIGTERM);  // Ctrl-C reaches it as well, which is no harm
+      kill(child, SIGTERM);  // harmless if Ctrl-C has reached the child as well
       told = true;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -172,14 +172,14 @@ class Sweep {
     const int code = run_child(arguments, signals);
     run.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     run.exit_code = code;
-    // A run that a stop has reached before it could save goes on from its last checkpoint.
+    // A run that was stopped before it could save will continue from its last checkpoint.
     const bool stopped =
         code == static_cast<int>(ExitCode::kPreempted) || (code != 0 && signals.stop_requested());
     run.status = code == 0 ? "done" : stopped ? "interrupted" : "failed";
     read_result(fs::path(file_.folder()) / run.name / "metrics.jsonl", run);
     run.epochs = epochs(config, run.step);
     if (run.status == "failed") {
-      spdlog::error("{}: failed with exit code {}; the others go on", run.name, code);
+      spdlog::error("{}: failed with exit code {}; the other runs continue", run.name, code);
     }
   }
 
@@ -208,7 +208,7 @@ ExitCode run_sweep(const SweepOptions& options) {
 void add_sweep(CLI::App& app, Action& action) {
   auto options = std::make_shared<SweepOptions>();
   CLI::App* command =
-      app.add_subcommand("sweep", "Train the runs of a sweep, and tabulate what came of them");
+      app.add_subcommand("sweep", "Train the runs of a sweep and tabulate their results");
   command->add_option("file", options->file, "YAML file of the sweep (docs/tasks.md)")
       ->type_name("FILE")
       ->required();
@@ -218,7 +218,7 @@ void add_sweep(CLI::App& app, Action& action) {
       ->allow_extra_args(false);
   command->add_flag("--list", options->list, "Print the command of each run, and stop");
   command->add_flag("--all", options->all,
-                    "Tabulate every run, not the best over the keys of best_over alone");
+                    "Tabulate every run, not only the best over the keys of best_over");
   command->callback([options, &action] { action = [options] { return run_sweep(*options); }; });
 }
 

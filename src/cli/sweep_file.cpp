@@ -160,8 +160,8 @@ std::string last_segment(const std::string& key) {
   return schema::split_path(key).back();
 }
 
-// Grid keys as folders and columns name them: the last segment, or all of it where two keys end in
-// the same one.
+// The name of a grid key in folders and columns: its last segment, or the whole key if another key
+// ends in the same segment.
 std::string short_key(const SweepFile& sweep, const std::string& key) {
   const auto same_end = [&](const auto& entry) {
     return last_segment(entry.first) == last_segment(key);

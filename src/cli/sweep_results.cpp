@@ -1,4 +1,4 @@
-// What came of the runs of a sweep: read, saved, compared and printed.
+// Reads, saves, compares and prints the results of a sweep's runs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -102,7 +102,7 @@ void read_result(const fs::path& metrics, SweepRun& run) {
   run.best_accuracy = run.best_loss = std::nullopt;
   for (std::string line; std::getline(file, line);) {
     const json record = json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!record.is_object()) continue;  // a line cut short
+    if (!record.is_object()) continue;  // an incomplete line
     run.step = std::max(run.step, record.value("step", int64_t{0}));
     const auto value = [&](const char* key) {
       const auto found = record.find(key);
@@ -137,7 +137,7 @@ void restore_results(const SweepFile& sweep, std::vector<SweepRun>& runs) {
   try {
     const json results = json::parse(text);
     if (results.at("version") != kVersion) {
-      fail(ExitCode::kData, "{}: of version {}, this sbtrain reads {}", path.string(),
+      fail(ExitCode::kData, "{}: version {}; this sbtrain reads {}", path.string(),
            results.at("version").dump(), kVersion);
     }
     for (const json& saved : results.at("runs")) {

@@ -1,4 +1,4 @@
-// sbtrain tokenizer train: a byte-fallback BPE from text.
+// sbtrain tokenizer train: trains a byte-fallback BPE on text.
 #include "data/tokenizer.h"
 
 #include <CLI/CLI.hpp>
@@ -64,7 +64,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
       ->check(CLI::Range(300, 1 << 24));
   command
       ->add_option("--max-megabytes", options->max_megabytes,
-                   "Text that is looked at, at most; of more, an even sample of its lines")
+                   "Megabytes of text to use at most; from more text, an even sample of lines")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   command->callback(

@@ -1,4 +1,4 @@
-// sbtrain train: a training run, or with --dry-run what it would be.
+// sbtrain train: a training run, or with --dry-run its plan.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>

@@ -14,10 +14,10 @@ struct PackedBatch {
   int64_t valid_targets = 0;        // targets that are not -1
 };
 
-// What a model makes of a batch.
+// How well a model predicts a batch.
 struct BatchScore {
-  double loss_sum = 0;  // nats, of the valid targets
-  double hits = 0;      // valid targets that were the likeliest token
+  double loss_sum = 0;  // nats, summed over the valid targets
+  double hits = 0;      // valid targets that the model held most likely
 };
 
 }  // namespace sbtrain

@@ -59,7 +59,7 @@ int64_t file_size(int fd, const std::string& path, ExitCode code) {
   return status.st_size;
 }
 
-// SHA-256 of everything in the HDF5 part but the tokens.
+// SHA-256 of everything in the HDF5 part except the tokens.
 Digest structure_digest(int fd, const std::string& path, const Seal& seal) {
   Sha256 digest;
   std::vector<char> buffer(1 << 20);
@@ -85,7 +85,7 @@ hid_t token_type(const StoreInfo& info) {
   return info.token_bytes() == 4 ? H5T_STD_U32LE : H5T_STD_U16LE;
 }
 
-// Completes the hash of all token bytes to that of the store's content.
+// Completes the hash of all token bytes to the hash of the store's content.
 std::string finish_content(Sha256& tokens, std::span<const uint64_t> offsets,
                            const StoreInfo& info) {
   tokens.update(offsets.data(), offsets.size_bytes());
@@ -217,7 +217,7 @@ void DocumentWriter::seal(int64_t tokens_offset) {
             .self = {}};
   seal.structure = structure_digest(fd, name, seal);
   seal.self = sha256(&seal, kSealedBytes);
-  // The content first: a seal on the disk means that all it covers is there too.
+  // The content is synced first, so that a seal on the disk implies all the bytes it covers.
   if (::fsync(fd) != 0) fail_io(ExitCode::kStorage, "sync", name);
   write_at(fd, name, static_cast<int64_t>(seal.hdf5_bytes), &seal, sizeof seal);
 }
@@ -275,7 +275,7 @@ void DocumentStore::read_hdf5() {
   const Hdf5Reader file(path_);
   const int64_t version = file.integer("format_version");
   if (version != kStoreVersion) {
-    fail(ExitCode::kData, "{}: format version {}, this sbtrain reads {}; run `sbtrain prepare`",
+    fail(ExitCode::kData, "{}: format version {}; this sbtrain reads {}: run `sbtrain prepare`",
          path_, version, kStoreVersion);
   }
   info_.vocab = file.integer("vocab");
@@ -328,8 +328,8 @@ void DocumentStore::check_block(int64_t block, std::vector<char>& buffer,
   checked_[static_cast<size_t>(block)].store(generation, std::memory_order_relaxed);
 }
 
-// The checksum covers what the writer wrote; only a faulty or hostile one writes such tokens, and
-// they would be used as rows of the embedding.
+// A matching checksum shows only that the bytes are those of the writer. A faulty or hostile writer
+// may have stored tokens outside of the vocabulary, which would be used as rows of the embedding.
 void DocumentStore::check_tokens(int64_t block, std::span<const char> bytes) const {
   const auto width = static_cast<size_t>(info_.token_bytes());
   uint32_t largest = 0;
@@ -360,7 +360,7 @@ void DocumentStore::read(int64_t begin, std::span<int32_t> out) const {
   for (int i = 0; i < kAttempts; ++i) {
     const uint32_t before = generation();
     read_checked(begin, out, before);
-    // Unchanged since the blocks were checked: what was read is what was checked.
+    // The file has not changed since the blocks were checked, so the bytes read are those checked.
     if (generation() == before) return;
   }
   fail(ExitCode::kData, "{}: another process keeps changing this file while it is read", path_);
@@ -425,7 +425,7 @@ void DocumentStore::verify_content() const {
   }
   const std::string hash = finish_content(digest, offsets_, info_);
   if (hash != info_.content_hash) {
-    fail(ExitCode::kData, "{}: content hash {} where {} is recorded", path_, hash,
+    fail(ExitCode::kData, "{}: the content hash is {}, but {} is recorded", path_, hash,
          info_.content_hash);
   }
 }

@@ -1,6 +1,6 @@
 // Tokenised documents in one HDF5 file, each token checked before it is used.
 //
-// What the file holds (any HDF5 reader can open it):
+// The file holds (any HDF5 reader can open it):
 //   /tokens           uint16, uint32 when the vocabulary exceeds 65536; [tokens], contiguous
 //   /doc_offsets      uint64 [documents + 1]; document n is tokens [doc_offsets[n],
 //                     doc_offsets[n+1])
@@ -8,10 +8,10 @@
 //   attributes of /   format_version, vocab, tokenizer_hash, bos, eos, starts_with_bos,
 //                     ends_with_eos, documents, tokens, text_bytes, sources (JSON),
 //                     content_hash, completed
-// A seal of 96 bytes follows the HDF5 data: where the tokens lie, the file's size, and the SHA-256
-// of every byte outside of /tokens and of the seal itself. It is written last. So a file that is
-// unfinished, truncated or changed in any bit is refused: all but the tokens when it is opened,
-// before HDF5 sees it, the tokens by verify() or when a block is first read.
+// A seal of 96 bytes follows the HDF5 data. It records where the tokens lie, the file's size, and
+// the SHA-256 of every byte outside of /tokens and of the seal itself, and it is written last. So a
+// file that is unfinished, truncated or changed in any bit is refused. Everything but the tokens is
+// checked on opening, before HDF5 reads it; the tokens by verify() or when a block is first read.
 #pragma once
 
 #include <atomic>
@@ -46,9 +46,9 @@ struct StoreInfo {
   std::string tokenizer_hash;  // SHA-256 of the tokenizer's model file, hexadecimal
   int32_t bos = -1;            // ids of the tokenizer's special tokens; -1: none
   int32_t eos = -1;
-  bool starts_with_bos = false;  // each document does
+  bool starts_with_bos = false;  // every document starts with bos
   bool ends_with_eos = true;
-  int64_t text_bytes = 0;  // of the text that was tokenised
+  int64_t text_bytes = 0;  // length of the text that was tokenised
   std::vector<StoreSource> sources;
   // Filled in by the store:
   int64_t documents = 0;
@@ -58,20 +58,20 @@ struct StoreInfo {
   int64_t token_bytes() const { return vocab > 65536 ? 4 : 2; }
 };
 
-// Writes a store by way of PATH.tmp (AtomicFile); the file gets its name in finish(), and is
-// removed if that never happens. Throws ExitCode::kStorage. One thread at a time.
+// Writes a store as PATH.tmp (AtomicFile). finish() gives the file its name; without it the
+// temporary file is removed. Throws ExitCode::kStorage. For use by one thread at a time.
 class DocumentWriter {
  public:
-  // Of `info`, vocab, tokenizer_hash, bos, eos, starts_with_bos and ends_with_eos count.
+  // Uses vocab, tokenizer_hash, bos, eos, starts_with_bos and ends_with_eos of `info`.
   DocumentWriter(std::string path, StoreInfo info);
   DocumentWriter(const DocumentWriter&) = delete;
   DocumentWriter& operator=(const DocumentWriter&) = delete;
 
-  // A document, or a part of one unless it is the `last`; bos and eos are in it already. Throws
-  // ExitCode::kInternal for an id outside of the vocabulary.
+  // Appends to the current document, and ends it if this is its `last` part. `tokens` include bos
+  // and eos. Throws ExitCode::kInternal for an id outside of the vocabulary.
   void append(std::span<const int32_t> tokens, bool last = true);
 
-  // Returns what was written. Throws ExitCode::kData where there is no token.
+  // Completes the file and returns what it holds. Throws ExitCode::kData if there are no tokens.
   StoreInfo finish(std::vector<StoreSource> sources, int64_t text_bytes);
 
  private:
@@ -82,7 +82,7 @@ class DocumentWriter {
 
   std::string path_;
   AtomicFile file_;
-  FileDescriptor spool_;  // raw tokens, until their number is known; a file without a name
+  FileDescriptor spool_;  // unnamed file of raw tokens, kept until their number is known
   StoreInfo info_;
   std::vector<uint64_t> offsets_{0};
   uint64_t tokens_ = 0;
@@ -111,21 +111,21 @@ class DocumentStore {
     return static_cast<int64_t>(offsets_[n + 1] - offsets_[n]);
   }
 
-  // Tokens [begin, begin + out.size()) of the whole store. Blocks not seen before are checked
-  // first, and all of them anew once the file has been touched: a store that is changed in place
-  // while it is open is refused as if it had been damaged before. Throws ExitCode::kData for a
-  // block that does not match its checksum or holds a token beyond the vocabulary.
+  // Reads tokens [begin, begin + out.size()) of the whole store. A block is checked when it is
+  // first read, and again after the file has been modified: a store that changes while it is open
+  // is refused like one that was damaged before. Throws ExitCode::kData for a block that does not
+  // match its checksum or holds a token outside of the vocabulary.
   void read(int64_t begin, std::span<int32_t> out) const;
 
-  // Checks every token block, on all cores (about 1.5 GB/s each where the processor has SHA
+  // Checks every token block, on all cores (about 1.5 GB/s per core if the processor has SHA
   // instructions). Throws ExitCode::kData naming the first bad one.
   void verify() const;
 
-  // verify(), and the content hash as well, which only a faulty writer could get wrong.
+  // Calls verify() and also checks the content hash, which only a faulty writer could get wrong.
   void verify_content() const;
 
  private:
-  // What the file system says of the file; it changes whenever the file is written to.
+  // The file system's size and times of the file; they change whenever the file is written.
   struct Stamp {
     int64_t bytes = 0;
     int64_t modified = 0;  // ns
@@ -133,7 +133,7 @@ class DocumentStore {
     bool operator==(const Stamp&) const = default;
   };
   Stamp stamp() const;
-  // Counts the states that the file has been seen in, from 1.
+  // The number of the file's present state: 1 at first, and one more after each modification.
   uint32_t generation() const;
   void read_checked(int64_t begin, std::span<int32_t> out, uint32_t generation) const;
   void check_tokens(int64_t block, std::span<const char> bytes) const;
@@ -152,7 +152,7 @@ class DocumentStore {
   int64_t tokens_bytes_ = 0;
   std::vector<uint64_t> offsets_;
   std::vector<Digest> checksums_;
-  // The generation in which each block was found good; 0: not yet.
+  // The generation in which each block was last found good; 0: not checked yet.
   mutable std::unique_ptr<std::atomic<uint32_t>[]> checked_;
   mutable std::mutex stamp_mutex_;  // guards the two below
   mutable Stamp stamp_;

@@ -5,9 +5,9 @@
 namespace sbtrain {
 namespace {
 
-// The library's own clean-up at exit ends in a segmentation fault where closing a file failed
-// before, on a full disk for instance (seen with 1.10.8). All handles are closed by their owners,
-// so there is nothing left for it to do.
+// The library's own clean-up at exit ends in a segmentation fault (seen with 1.10.8) if closing a
+// file has failed before, for instance because the disk was full. All handles are closed by their
+// owners, so the clean-up has nothing to do and is turned off.
 struct Library {
   Library() { H5dont_atexit(); }
   std::mutex mutex;
@@ -18,20 +18,20 @@ std::mutex& library_mutex() {
   return library.mutex;
 }
 
-// The entry of the error stack where the trouble began.
+// Keeps the innermost entry of the error stack, which names the cause.
 herr_t keep_first(unsigned depth, const H5E_error2_t* error, void* out) {
   if (depth == 0 && error->desc != nullptr) *static_cast<std::string*>(out) = error->desc;
   return 0;
 }
 
-// Without file locks: many network file systems have none, and a finished store never changes.
+// Turns file locks off: many network file systems have none, and a finished store never changes.
 Hdf5Handle file_access() {
   Hdf5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   H5Pset_file_locking(access, false, true);
   return access;
 }
 
-// Without the time of creation: the same content gives the same file.
+// Leaves out the time of creation, so that the same content gives the same file.
 Hdf5Handle dataset_properties() {
   Hdf5Handle properties(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
   H5Pset_obj_track_times(properties, false);
@@ -175,7 +175,7 @@ void Hdf5Reader::dataset(const char* name, hid_t type, hsize_t count, void* out)
   const Hdf5Handle space(check(H5Dget_space(set), name), H5Sclose);
   const hssize_t points = H5Sget_simple_extent_npoints(space);
   if (points < 0 || static_cast<hsize_t>(points) != count) {
-    fail(ExitCode::kData, "{}: {} has {} elements where {} belong", path_, name, points, count);
+    fail(ExitCode::kData, "{}: {} has {} elements, expected {}", path_, name, points, count);
   }
   check(H5Dread(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, out), name);
 }

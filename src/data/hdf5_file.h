@@ -43,7 +43,7 @@ class Hdf5Handle {
   Close close_ = nullptr;
 };
 
-// The library's own words on what went wrong last.
+// The library's own description of its last error.
 std::string hdf5_error();
 
 // Attributes and datasets of an open file. Failures throw ExitCode::kStorage (writing) or kData
@@ -54,7 +54,7 @@ class Hdf5Writer {
   void attribute(const char* name, int64_t value);
   void attribute(const char* name, const std::string& value);
   void dataset(const char* name, hid_t type, const std::vector<hsize_t>& shape, const void* data);
-  // Space for `count` elements that are not written; returns its offset in the file.
+  // Creates a dataset of `count` elements without writing them; returns its offset in the file.
   int64_t reserve(const char* name, hid_t type, hsize_t count);
   void close();
 

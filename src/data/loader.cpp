@@ -191,8 +191,8 @@ void Loader::check_same_data(const LoaderState& state) const {
 
 void Loader::restore(const LoaderState& state) {
   if (state.stage > base_.stage) {
-    fail(ExitCode::kConfig, "the data state is of stage {}, the run is in stage {}", state.stage,
-         base_.stage);
+    fail(ExitCode::kConfig, "the data state belongs to stage {}, but the run is in stage {}",
+         state.stage, base_.stage);
   }
   check_same_data(state);
   if (state.micro != 0 && (state.world != base_.world || state.micro_batch != base_.micro_batch ||
@@ -216,7 +216,7 @@ void Loader::restore(const LoaderState& state) {
       continue;
     }
     now->cursor = saved.cursor;
-    // Rows of another length or packing are other rows: the source goes on with its next epoch.
+    // Another row length or packing gives other rows, so the source continues with its next epoch.
     if (!same_rows) now->cursor = {saved.cursor.epoch + 1, 0, 0};
     if (state.stage == base_.stage && saved.active) now->taken = saved.taken;
   }
@@ -335,7 +335,7 @@ void Loader::produce() {
   }
 }
 
-// False when the loader is being destroyed.
+// Returns false if the loader is being destroyed.
 bool Loader::push(Item item) {
   std::unique_lock lock(mutex_);
   changed_.wait(
@@ -368,7 +368,7 @@ ValidationReader::ValidationReader(const std::string& path, int64_t sequence_len
 }
 
 Row ValidationReader::row(int64_t i) const {
-  // Row i of `rows_` spread over all rows of the store.
+  // Row i of the `rows_` rows that are spread over all rows of the store.
   const int64_t index = i * all_rows_ / rows_;
   const int64_t begin = index * sequence_length_;
   const int64_t end = std::min(begin + sequence_length_, store_.tokens());

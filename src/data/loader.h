@@ -1,8 +1,8 @@
-// Micro-batches for one rank, prepared ahead of training by a thread of their own.
+// Micro-batches for one rank, prepared ahead of training by a separate thread.
 //
-// The order of rows is one for the whole run: each optimizer step takes the next `batch` rows, and
-// rank r of w takes rows [r batch/w, (r+1) batch/w) of them. Every rank walks the whole order,
-// which costs no reading, so all that changes with the world size is who reads a row.
+// All ranks share one order of rows: each optimizer step takes the next `batch` rows, and rank r of
+// w takes rows [r batch/w, (r+1) batch/w) of them. Every rank computes the whole order, which needs
+// no reading, so the world size decides only which rank reads a row.
 #pragma once
 
 #include <condition_variable>
@@ -37,15 +37,15 @@ struct LoaderOptions {
   uint64_t seed = 1;
   int rank = 0;
   int world = 1;
-  int64_t stage = 0;     // index; a higher one than the state's takes the new mixture over
+  int64_t stage = 0;     // index; one above the state's starts the mixture of a new stage
   int64_t prefetch = 4;  // micro-batches prepared ahead
-  // Fields that may differ from the state's, by the names that the error gives them: "seed",
+  // Fields that may differ from the state's, by the names that error messages use: "seed",
   // "batch", "data.sources[0].content_hash", ...
   std::vector<std::string> accept_changes;
 };
 
-// Where the order stands: what a checkpoint keeps of the data. Counters and fingerprints only; it
-// fits any world size whenever `micro` is 0, that is between optimizer steps.
+// The position in the order of rows, which a checkpoint keeps. It consists of counters and
+// fingerprints only, and fits any world size if `micro` is 0, that is between optimizer steps.
 struct LoaderState {
   struct Source {
     std::string path;  // for messages; a moved file is still the same source
@@ -66,12 +66,12 @@ struct LoaderState {
   int64_t stage = 0;
   int64_t step = 0;         // optimizer steps whose rows are all taken
   int64_t micro = 0;        // micro-batches taken of the next step
-  int64_t micro_batch = 0;  // micro-batch and world that `micro` counts in
-  int64_t world = 0;
-  // What the text was prepared with, the same for all sources; empty for tasks and where the state
-  // is of a version that did not know.
+  int64_t micro_batch = 0;  // rows of the micro-batches that `micro` counts
+  int64_t world = 0;        // ranks, each of which takes `micro` micro-batches
+  // The tokenizer of all sources; empty for tasks, and for a state whose version does not record
+  // it.
   std::string tokenizer_hash;
-  bool starts_with_bos = false;  // documents of every source do
+  bool starts_with_bos = false;  // the documents of every source start with bos
   std::vector<Source> sources;
   bool operator==(const LoaderState&) const = default;
 
@@ -80,42 +80,42 @@ struct LoaderState {
   static LoaderState from_json(std::string_view json);
 };
 
-// The tokenizer's hash that all sources were prepared with; empty without sources. Opens each
-// store. Throws ExitCode::kConfig where they differ, ExitCode::kData for a store that is missing or
-// damaged.
+// The hash of the tokenizer that all sources were prepared with; empty without sources. Opens each
+// store. Throws ExitCode::kConfig if the tokenizers differ, ExitCode::kData for a store that is
+// missing or damaged.
 std::string common_tokenizer(const std::vector<SourceConfig>& sources);
 
 class Loader {
  public:
   // Opens and checks the sources and starts to prepare batches. Sources of up to kEagerBytes are
-  // verified whole before anything is used, larger ones block by block when first read.
-  // With a state it goes on exactly where that state was taken. Throws
-  //   ExitCode::kConfig  a task that does not fit its sequences, batch not divisible by world *
-  //   micro_batch, sources of different
-  //                      tokenizers, a state of other data or settings (all fields are named)
-  //   ExitCode::kData    a source that is missing, unfinished or damaged (the file is named)
+  // verified as a whole before anything is used, larger ones block by block when first read.
+  // With a state it continues exactly where that state was taken. Throws
+  //   ExitCode::kConfig  for a task that does not fit its sequences, a batch that is not divisible
+  //                      by world * micro_batch, sources of different tokenizers, and a state of
+  //                      other data or settings (the message names all fields)
+  //   ExitCode::kData    for a source that is missing, unfinished or damaged (the file is named)
   explicit Loader(LoaderOptions options, const LoaderState* state = nullptr);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  // The next micro-batch of micro_batch * sequence_length tokens; waits for it if need be.
-  // Rethrows what went wrong while it was prepared. One thread at a time.
+  // The next micro-batch of micro_batch * sequence_length tokens; waits for it if necessary.
+  // Rethrows an exception of the thread that prepares it. For use by one thread at a time.
   PackedBatch next();
 
-  // After the micro-batch that next() returned last, whatever has been prepared ahead.
+  // The state after the micro-batch that next() returned last; batches prepared ahead do not count.
   LoaderState state() const;
 
-  int64_t micro_batches_per_step() const;  // on this rank
+  int64_t micro_batches_per_step() const;  // of this rank
   int64_t vocab() const { return task_ ? options_.task_vocab : stores_.front()->info().vocab; }
   const std::string& tokenizer_hash() const { return stores_.front()->info().tokenizer_hash; }
-  // Calls of next() that found nothing ready; the first is always one.
+  // The number of calls of next() that found nothing ready; the first call always counts.
   int64_t waits() const { return waits_; }
 
   static constexpr int64_t kEagerBytes = int64_t{2} << 30;
 
  private:
-  // The part of the state that changes, of active sources only.
+  // The part of the state that changes, for active sources only.
   struct Progress {
     int64_t step = 0;
     int64_t micro = 0;
@@ -143,11 +143,11 @@ class Loader {
 
   LoaderOptions options_;
   std::vector<std::unique_ptr<DocumentStore>> stores_;
-  std::unique_ptr<Task> task_;  // with it there are no stores
+  std::unique_ptr<Task> task_;  // if set, there are no stores
   LoaderState base_;            // settings, fingerprints and sources that are not active
-  Progress consumed_;           // behind what next() returned last
+  Progress consumed_;           // after the batch that next() returned last
 
-  // The producer's own.
+  // Used by the producer only.
   std::vector<std::unique_ptr<Packer>> packers_;
   std::unique_ptr<Mixture> mixture_;
 
@@ -156,15 +156,15 @@ class Loader {
   std::deque<Item> ready_;
   std::exception_ptr error_;
   bool stop_ = false;
-  int64_t waits_ = 0;  // consumer only
+  int64_t waits_ = 0;  // used by the consumer only
   std::thread producer_;
 };
 
 // Held-out text in batches: rows of L tokens, evenly spread over the store, the same every time.
 class ValidationReader {
  public:
-  // At most `max_tokens` tokens, but at least one row if the store has any. Each rank gets its own
-  // part and the same number of batches; the last may be padding alone. The store is verified.
+  // Takes at most `max_tokens` tokens, but at least one row if the store has any. Each rank gets
+  // its own part and the same number of batches; the last may be padding only. Verifies the store.
   ValidationReader(const std::string& path, int64_t sequence_length, int64_t micro_batch,
                    int64_t max_tokens, bool predict_across_documents = false, int rank = 0,
                    int world = 1);
@@ -184,7 +184,7 @@ class ValidationReader {
   int rank_;
   int world_;
   int64_t all_rows_;  // in the store
-  int64_t rows_;      // that are used
+  int64_t rows_;      // used, of all ranks
   int64_t batches_;
 };
 

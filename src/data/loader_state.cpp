@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kStateVersion = 1;
 
-// The fields of a state by their keys, the same to save as to read: visit(key, field).
+// Calls visit(key, field) for each field of a state, both for saving and for reading.
 template <class State, class Visit>
 void for_each_field(State& s, const Visit& visit) {
   visit("seed", s.seed);
@@ -69,7 +69,7 @@ LoaderState LoaderState::from_json(std::string_view json) {
   try {
     const nlohmann::json j = nlohmann::json::parse(json);
     if (j.at("version").get<int>() != kStateVersion) {
-      fail(ExitCode::kData, "data state of version {}, this sbtrain reads {}",
+      fail(ExitCode::kData, "the data state has version {}; this sbtrain reads {}",
            j.at("version").dump(), kStateVersion);
     }
     for_each_field(state, reader(j));

@@ -1,5 +1,5 @@
-// Which source the next row comes from: the one that lags its share most. After any number of
-// rows each source is within one row or so of its share of the tokens.
+// Chooses the source of the next row: the one that is furthest below its share of the tokens.
+// After any number of rows each source is within about one row of its share.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class Mixture {
  public:
   // Positive weights, relative to each other. Throws ExitCode::kConfig.
   explicit Mixture(const std::vector<double>& weights);
-  // Goes on after `taken` tokens of each source.
+  // Continues after `taken` tokens of each source.
   Mixture(const std::vector<double>& weights, std::vector<int64_t> taken);
 
   // The source of the next row of up to `row_tokens` tokens; ties go to the first.

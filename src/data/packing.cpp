@@ -18,7 +18,7 @@ int64_t Row::tokens() const {
 
 namespace {
 
-// The documents of a source in the order of one epoch after the other.
+// The documents of a source, in the order of each epoch, one epoch after the other.
 class DocumentStream {
  public:
   DocumentStream(RowSource source, SourceCursor cursor)
@@ -56,9 +56,9 @@ class DocumentStream {
   std::optional<Permutation> order_;
 };
 
-// Rows are cut out of the source as it lies in the file, taken as a ring, and seen in the order of
-// a permutation of the rows: neighbours in a batch come from all over the source. Where the cuts
-// fall differs from epoch to epoch.
+// Treats the source as a ring of tokens, in the order of the file, and cuts it into rows. The rows
+// are seen in a permuted order, so that the rows of a batch come from all parts of the source. The
+// places of the cuts differ from epoch to epoch.
 class ConcatPacker : public Packer {
  public:
   ConcatPacker(RowSource source, SourceCursor cursor)
@@ -126,10 +126,10 @@ class ConcatPacker : public Packer {
   int64_t rows_;  // of an epoch; the last may be padded
   SourceCursor cursor_;
   std::optional<Permutation> order_;
-  int64_t shift_ = 0;  // where on the ring row 0 begins
+  int64_t shift_ = 0;  // the place on the ring where row 0 begins
 };
 
-// Bins of `capacity` tokens, each piece in the fullest one that has room for it.
+// Packs pieces into bins of `capacity` tokens, each into the fullest bin that has room for it.
 std::vector<Row> pack_best_fit(std::vector<Piece> pieces, int64_t capacity) {
   std::stable_sort(pieces.begin(), pieces.end(),
                    [](const Piece& a, const Piece& b) { return a.length > b.length; });
@@ -172,11 +172,11 @@ class BestFitPacker : public Packer {
   SourceCursor cursor() const override { return cursor_; }
 
  private:
-  // Enough to fill rows well: little is left over at the end of a window.
+  // Large enough that little room is wasted at the end of a window.
   static constexpr int64_t kWindowRows = 256;
 
   // Packs documents until they fill kWindowRows rows or the epoch ends; the stream then stands
-  // behind them. A state names the window's start, so rows are packed again on resume, not saved.
+  // after them. A state holds the window's start, so a resumed run packs the window's rows again.
   void pack_window() {
     const int64_t capacity = stream_.source().row_tokens;
     std::vector<Piece> pieces;
@@ -191,7 +191,7 @@ class BestFitPacker : public Packer {
       stream_.advance();
     } while (tokens < kWindowRows * capacity && stream_.position() != 0);
 
-    // Best fit leaves rows of long documents first and of short ones last.
+    // Best fit puts rows of long documents first and rows of short ones last.
     std::vector<Row> packed = pack_best_fit(std::move(pieces), capacity);
     const auto count = static_cast<int64_t>(packed.size());
     const std::string name =

@@ -1,15 +1,15 @@
-// Documents into rows of L tokens.
+// Packs documents into rows of L tokens.
 //
-//   concat    the documents one behind the other as the file has them, cut every L tokens; the
-//             rows are seen in a permuted order, and each epoch cuts in other places. Only the last
-//             row of an epoch may hold padding. A document that goes on in the next row is a
-//             segment of its own there: its positions start from 0 and it does not see the part
+//   concat    The documents follow each other in the order of the file and are cut every L tokens.
+//             The rows are seen in a permuted order, and each epoch cuts in other places. Only the
+//             last row of an epoch may hold padding. A document that continues in the next row is
+//             a segment of its own there: its positions start from 0 and it does not see the part
 //             before.
-//   best_fit  documents of up to L tokens stay whole, packed by best fit decreasing (Ding et al.,
-//             arXiv 2404.10830) within a window of the order; longer ones are cut every L tokens
-//             and the rest packed like a document. What a row has left over is padding.
+//   best_fit  Documents of up to L tokens stay whole and are packed by best fit decreasing (Ding et
+//             al., arXiv 2404.10830) within a window of the order. Longer ones are cut every L
+//             tokens, and the rest is packed like a document. The end of a row may be padding.
 //
-// Either way each token of a source is in exactly one row of each epoch.
+// In both, each token of a source is in exactly one row of each epoch.
 #pragma once
 
 #include <cstdint>
@@ -39,13 +39,13 @@ struct Piece {
 struct Row {
   int source = 0;
   std::vector<Piece> pieces;  // lengths add up to L
-  // What follows the last piece in the source, when the piece ends its document; -1: nothing.
+  // The document after the last piece in the source, if the piece ends its document; -1: none.
   // Only its first token matters, and only when predicting across documents.
   int64_t next_document = -1;
   int64_t tokens() const;  // without padding
 };
 
-// Where a source's stream of rows stands.
+// The position of a source's stream of rows.
 struct SourceCursor {
   int64_t epoch = 0;
   int64_t position = 0;  // in the epoch's order: rows (concat), documents (best_fit)
@@ -53,8 +53,8 @@ struct SourceCursor {
   bool operator==(const SourceCursor&) const = default;
 };
 
-// What a source's rows are made from. The order depends on the content's hash, not on the path or
-// the place in the list: the same data gives the same order wherever it lies.
+// The input of a source's packer. The order depends on the content's hash, not on the path or the
+// place in the list of sources, so the same data gives the same order wherever it is stored.
 struct RowSource {
   std::span<const uint64_t> offsets;  // [documents + 1], at least one token in all
   std::string content_hash;
@@ -67,24 +67,24 @@ class Packer {
  public:
   virtual ~Packer() = default;
   virtual Row next() = 0;
-  // A packer made from it goes on with the same rows.
+  // The present position. A packer made from it continues with the same rows.
   virtual SourceCursor cursor() const = 0;
 };
 
-// Throws ExitCode::kConfig for a cursor that
-// lies outside of the source.
+// Continues from `cursor`. Throws ExitCode::kConfig if it lies
+// outside of the source.
 std::unique_ptr<Packer> make_packer(Packing packing, RowSource source, SourceCursor cursor);
 
 // Makes `batch` hold no rows, with room for `tokens` tokens.
 void clear(PackedBatch& batch, int64_t tokens);
 
-// Reads a row's tokens and appends it. Targets are the next token of the same document. The last
-// token of a document has none, or with `predict_across_documents` the first token of the document
-// behind it in the row or stream. Padding is token 0 without a target, in a segment of its own.
+// Reads a row's tokens and appends it. The target of a token is the next token of its document. The
+// last token of a document has no target, or with `predict_across_documents` the first token of the
+// next document in the row or stream. Padding is token 0 without a target, in its own segment.
 void append_row(PackedBatch& batch, const Row& row, const DocumentStore& store,
                 bool predict_across_documents);
 
-// A segment of `length` padding tokens.
+// Appends a segment of `length` padding tokens.
 void append_padding(PackedBatch& batch, int64_t length);
 
 }  // namespace sbtrain

@@ -16,13 +16,13 @@
 namespace sbtrain {
 namespace {
 
-constexpr int64_t kTaskBytes = 256 * 1024;  // enough to make handing it over cheap
+constexpr int64_t kTaskBytes = 256 * 1024;  // so large that passing a task on costs little
 
-// Input that is read and whose tokens are not written yet, so that memory does not grow with the
-// length of documents. A single longer line comes alone.
+// The most input that may have been read without its tokens being written, so that memory does not
+// grow with the length of documents. A single line that is longer is processed by itself.
 constexpr int64_t kWaitingBytes = int64_t{64} << 20;
 
-// A run of documents, in the order of the input.
+// Consecutive documents or parts of documents, in the order of the input.
 struct Task {
   int64_t number = 0;
   int64_t bytes = 0;  // of the input
@@ -40,10 +40,10 @@ struct Encoded {
   int64_t bytes = 0;
   int64_t forced_cuts = 0;
   std::vector<Part> documents;
-  std::vector<int32_t> tokens;  // of all of them
+  std::vector<int32_t> tokens;  // of all documents in the task
 };
 
-// Documents from the input, those in parts cut where the tokenizer would cut them.
+// Reads documents; those that come in parts are cut where the tokenizer would cut them.
 class DocumentReader {
  public:
   DocumentReader(TextInput& input, const Tokenizer& tokenizer)
@@ -63,7 +63,7 @@ class DocumentReader {
     return true;
   }
 
-  // Cuts at places where tokens may differ, since it was asked last.
+  // The number of cuts since the last call that may change tokens.
   int64_t forced_cuts() { return std::exchange(forced_cuts_, 0); }
 
  private:
@@ -85,7 +85,7 @@ class DocumentReader {
   TextInput& input_;
   const Tokenizer& tokenizer_;
   RawDocument read_;
-  std::string rest_;  // read and not handed out, of one document
+  std::string rest_;  // text of a document that is read but not returned yet
   bool first_ = false;
   int64_t forced_cuts_ = 0;
 };
@@ -123,8 +123,8 @@ Encoded encode(Task task, const Tokenizer& tokenizer, const PrepareOptions& opti
   return result;
 }
 
-// One thread reads, several encode, and the caller takes the results in the input's order. At
-// most a few tasks for each thread are under way, so memory does not grow with the input.
+// One thread reads, several encode, and the caller takes the results in the order of the input. At
+// most a few tasks per thread are in progress, so memory does not grow with the input.
 class EncodingPipeline {
  public:
   EncodingPipeline(TextInput& input, const Tokenizer& tokenizer, const PrepareOptions& options)
@@ -138,7 +138,8 @@ class EncodingPipeline {
         threads_.emplace_back([this] { guarded(&EncodingPipeline::work); });
       }
     } catch (...) {
-      // A limit of processes or memory: fewer encode as well. None would wait for ever.
+      // A limit on processes or memory was reached. Fewer encoding threads suffice, but without
+      // any the caller would wait for ever.
       if (threads_.size() >= 2) return;
       stop();
       throw;
@@ -149,7 +150,7 @@ class EncodingPipeline {
   EncodingPipeline(const EncodingPipeline&) = delete;
   EncodingPipeline& operator=(const EncodingPipeline&) = delete;
 
-  // False at the end of the input. Rethrows what went wrong in a thread.
+  // Returns false at the end of the input. Rethrows an exception of a thread.
   bool next(Encoded& result) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return error_ || done_.contains(taken_) || taken_ == tasks_; });
@@ -199,7 +200,7 @@ class EncodingPipeline {
     }
   }
 
-  // Waits for room; false when the pipeline stops. `more`: it is not the last task.
+  // Waits for room; returns false if the pipeline stops. `more`: this is not the last task.
   bool hand_over(Task task, bool more) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] {
@@ -252,7 +253,7 @@ class EncodingPipeline {
   std::vector<std::thread> threads_;
 };
 
-// Totals by source, in the order of their first document.
+// Totals by source, in the order of the sources' first documents.
 class SourceTotals {
  public:
   void add(const Encoded::Part& document) {

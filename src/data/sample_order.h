@@ -1,9 +1,9 @@
-// The order in which rows or documents are seen: a keyed permutation, computed, not stored.
+// The order in which rows or documents are seen: a keyed permutation that is computed, not stored.
 //
-// A Feistel network over the smallest even-sided power of two that holds n, with Philox as its
-// round function, walked along its cycle until it is inside [0, n) (Black and Rogaway, "Ciphers
-// with arbitrary finite domains", CT-RSA 2002). A bijection of [0, n) in O(1) memory, so any place
-// in any epoch is reached at once.
+// A Feistel network, with Philox as its round function, permutes the numbers of the fewest bits
+// (at least 8) that hold n - 1; it is applied again until the result is inside [0, n) (cycle
+// walking: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). The result is
+// a bijection of [0, n) in O(1) memory, so any place in any epoch is computed directly.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ class Permutation {
   }
 
  private:
-  static constexpr uint64_t kRounds = 4;  // of two halves each
+  static constexpr uint64_t kRounds = 4;  // each changes both halves
 
   uint64_t encrypt(uint64_t x) const {
     const uint64_t low_mask = (uint64_t{1} << low_bits_) - 1;

@@ -14,12 +14,12 @@
 namespace sbtrain {
 namespace {
 
-// The random numbers of one example, in the order in which they are asked for.
+// The random numbers of one example, in the order in which they are drawn.
 class Draws {
  public:
   explicit Draws(const Philox& random) : random_(random) {}
   double uniform() { return random_.uniform(next_++); }  // [0, 1)
-  // Uniform in [0, n): of 64 bits, so that the bias is below n / 2^64.
+  // Uniform in [0, n), from 64 random bits, so that the bias is below n / 2^64.
   int64_t below(int64_t n) {
     const auto product =
         static_cast<unsigned __int128>(random_.bits64(next_++)) * static_cast<unsigned __int128>(n);
@@ -31,7 +31,7 @@ class Draws {
   uint64_t next_ = 0;
 };
 
-// `count` different ones of first .. first + n - 1 (the start of a Fisher-Yates shuffle).
+// `count` different numbers of first .. first + n - 1 (the start of a Fisher-Yates shuffle).
 std::vector<int32_t> draw_distinct(Draws& draws, int64_t first, int64_t n, int64_t count) {
   std::vector<int32_t> values(static_cast<size_t>(n));
   std::iota(values.begin(), values.end(), static_cast<int32_t>(first));
@@ -42,8 +42,8 @@ std::vector<int32_t> draw_distinct(Draws& draws, int64_t first, int64_t n, int64
   return values;
 }
 
-// `count` slots drawn without replacement with probabilities in proportion to `weights`: the first
-// to ring of clocks with these rates.
+// `count` slots, drawn without replacement with probabilities in proportion to `weights`. Each slot
+// gets an exponential random time with its weight as the rate; the earliest times are drawn.
 std::vector<int64_t> draw_slots(Draws& draws, const std::vector<double>& weights, int64_t count) {
   std::vector<double> rings;
   rings.reserve(weights.size());
@@ -59,7 +59,7 @@ std::vector<int64_t> draw_slots(Draws& draws, const std::vector<double>& weights
   return slots;
 }
 
-// An example's place in the batch: filler without labels, until it is written.
+// An example's place in the batch, which holds filler without labels until the example is written.
 struct Example {
   std::span<int32_t> tokens, targets;
   void pair(int64_t at, int32_t key, int32_t value) const {

@@ -1,17 +1,17 @@
-// Synthetic tasks: examples made while training, each a document of its own, in which only the
-// answers to queries are labelled. docs/tasks.md describes them.
+// Synthetic tasks, whose examples are generated during training. Each example is a document of its
+// own, in which only the answers to queries are labelled. docs/tasks.md describes them.
 //
 //   mqar   Multi-query associative recall (Zoology, arXiv 2312.04927; the set-up of ReBased, arXiv
 //          2402.10644): k1 v1 .. kK vK, keys and values distinct; then S = (L - 2K) / 2 slots of
-//          two tokens, where each key stands once, at the first token of a slot of its own,
+//          two tokens. Each key stands once, at the first token of a slot of its own, and is
 //          labelled with its value. Slots are drawn one after the other without replacement, p(g) ~
-//          (g + 1)^(query_power - 1), g = 0 .. S - 1. All else is token 0.
+//          (g + 1)^(query_power - 1), g = 0 .. S - 1. All other tokens are 0.
 //   mqrar  Multi-query repeated associative recall (Scaling Stick-Breaking Attention, arXiv
 //          2410.17980, 5.1): k1 v1 .. kK vK with distinct keys; then S pairs of a key, uniform with
 //          repetition and labelled with the key's current value, and its new value.
 //
-// Token 0 fills, keys are 1 .. V/2 - 1, values V/2 .. V - 1. An example is a function of (task,
-// V, L, seed, split, index) alone.
+// Token 0 is the filler, keys are 1 .. V/2 - 1, values V/2 .. V - 1. An example depends only on
+// (task, V, L, seed, split, index).
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class Task {
   // Appends example `index` as a segment of L tokens.
   void append_example(PackedBatch& batch, Split split, int64_t index) const;
 
-  // Names all that the examples depend on but the seed.
+  // Names everything that the examples depend on except the seed.
   std::string fingerprint() const;
 
  private:
@@ -50,7 +50,7 @@ class Task {
   std::vector<double> slot_weights_;  // mqar: (g + 1)^(query_power - 1)
 };
 
-// The training examples of a task, each once in an epoch, in an order of each epoch's own.
+// The training examples of a task. Each epoch sees every example once, in an order of its own.
 std::unique_ptr<Packer> make_task_packer(const Task& task, SourceCursor cursor);
 
 }  // namespace sbtrain

@@ -14,7 +14,7 @@ struct Signature {
   const char* format;
 };
 
-// UTF-32 before UTF-16: their byte order marks start alike.
+// UTF-32 stands before UTF-16, because their byte order marks begin alike.
 constexpr std::array kSignatures = {
     Signature{0, "PAR1"sv, "a Parquet file: write its texts to .jsonl first"},
     Signature{0, "ARROW1"sv, "an Arrow file: write its texts to .jsonl first"},
@@ -44,7 +44,7 @@ std::string_view without_space(std::string_view text) {
   return text;
 }
 
-// Begins with an array of objects.
+// Whether the text begins with an array of objects.
 bool is_json_array(std::string_view text) {
   text = without_space(text);
   if (!text.starts_with('[')) return false;
@@ -52,7 +52,7 @@ bool is_json_array(std::string_view text) {
   return text.starts_with('{') && without_space(text.substr(1)).starts_with('"');
 }
 
-// Text of an alphabet in UTF-16 has a NUL for one byte of nearly every character.
+// In UTF-16, alphabetic text has a NUL as one byte of nearly every character.
 bool is_utf16(std::string_view head) {
   size_t even = 0;
   size_t odd = 0;

@@ -1,4 +1,4 @@
-// What kind of file the first bytes of an input show.
+// Recognises files that are not text by their first bytes.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace sbtrain {
 
-inline constexpr size_t kFormatBytes = 8192;  // that tell text from other formats
+inline constexpr size_t kFormatBytes = 8192;  // enough to tell text from other formats
 
-// For a file that is no UTF-8 text: its format and what to do with it, as the end of a sentence
-// that starts with the file's name. Empty for text. `head` is the file's first kFormatBytes bytes
-// or all it has.
+// For a file that is not UTF-8 text: its format and what to do with it, as the end of a sentence
+// that starts with the file's name. Empty for text. `head` is the file's first kFormatBytes bytes,
+// or the whole file if it is shorter.
 std::string foreign_format(std::string_view head, std::string_view path);
 
 }  // namespace sbtrain

@@ -29,7 +29,7 @@ bool is_text(const fs::path& path) {
   return kExtensions.contains(path.extension().string());
 }
 
-// Where a part that may have up to `limit` bytes of `text` ends.
+// The length of a part of `text` that may have up to `limit` bytes.
 size_t part_end(std::string_view text, size_t limit) {
   if (text.size() <= limit) return text.size();
   const size_t newline = text.substr(0, limit).rfind('\n');
@@ -75,7 +75,7 @@ void TextInput::add_folder(const std::string& folder) {
   files_.insert(files_.end(), found.begin(), found.end());
 }
 
-// All of them before the first is read: hours of work do not end at the last file.
+// Checks all files before the first is read, so that hours of work are not lost at the last file.
 void TextInput::check_files() {
   for (const std::string& file : files_) {
     const FileDescriptor fd = open_input(file, ExitCode::kUsage);
@@ -100,7 +100,7 @@ bool TextInput::open_next() {
   return true;
 }
 
-// Reads on until `wanted` bytes are there; false where the file ends before.
+// Reads until `wanted` bytes are in the buffer; returns false if the file ends before.
 bool TextInput::fill(size_t wanted) {
   if (at_ > kReadBytes) {
     buffer_.erase(0, at_);
@@ -143,7 +143,7 @@ bool TextInput::next_line(RawDocument& document) {
 
 bool TextInput::next_part(RawDocument& document) {
   if (started_ && at_end_ && at_ == buffer_.size()) return false;
-  fill(kPartBytes + 1);  // one more than a part: what is handed out is known to be the last or not
+  fill(kPartBytes + 1);  // one byte more than a part shows whether the part is the last
   const std::string_view text = std::string_view(buffer_).substr(at_);
   const size_t bytes = part_end(text, kPartBytes);
   document.data.assign(text.substr(0, bytes));
@@ -173,8 +173,8 @@ bool TextInput::next(RawDocument& document) {
 
 namespace {
 
-// Keeps "text" and "source" of the object on a line and drops everything else as it comes, so that
-// a line takes no more memory than its longest string, however it nests.
+// Keeps "text" and "source" of the object on a line and drops everything else as it is read, so
+// that a line needs no more memory than its longest string, however deep it nests.
 class RecordReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   bool null() override { return value(); }
@@ -211,12 +211,12 @@ class RecordReader : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return leave(); }
   bool end_array() override { return leave(); }
   bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
-    // What follows is the input, of any length.
+    // After this marker the message quotes the input, which may have any length.
     const std::string_view what = error.what();
     return refuse(std::string(what.substr(0, std::min<size_t>(what.find("; last read"), 200))));
   }
 
-  // Why the line is refused; empty: it is not.
+  // Why the line is refused; empty if it is accepted.
   const std::string& problem() {
     if (problem_.empty() && !has_text_) problem_ = "it has no \"text\"";
     return problem_;
@@ -225,7 +225,7 @@ class RecordReader : public nlohmann::json_sax<nlohmann::json> {
   std::string& source() { return source_; }
 
  private:
-  // A value that is no string.
+  // Handles a value that is not a string.
   bool value() {
     if (depth_ == 0) return refuse("it is no object");
     if (depth_ == 1 && (key_ == "text" || key_ == "source")) {

@@ -12,41 +12,41 @@
 namespace sbtrain {
 
 struct Document {
-  std::string source;  // where it is from: the record's "source", else the file's name
+  std::string source;  // the record's "source", else the file's name
   std::string text;
 };
 
-// A document as it lies in its file, not parsed yet, or a part of one.
+// A document, or a part of one, as it stands in its file, not parsed yet.
 struct RawDocument {
   std::string data;
   const std::string* file = nullptr;  // lives as long as the TextInput
   int64_t line = 0;                   // of a JSON lines file, from 1; 0: a plain text file
   bool first = true;                  // a document starts here
-  bool last = true;                   // and ends here
+  bool last = true;                   // the document ends here
 };
 
 // Reads .jsonl files (an object with a string "text", and perhaps "source", on each line) and
 // plain text files (one document each). A folder stands for all .jsonl, .txt, .text, .md and .rst
-// files in it and below, in the order of their names. Takes a bounded amount of memory: a plain
-// text file of any length comes in parts, a line has up to kMaxLineBytes.
+// files in it and below, in the order of their names. Memory is bounded: a plain text file of any
+// length is returned in parts, and a line may have up to kMaxLineBytes.
 class TextInput {
  public:
   static constexpr size_t kMaxLineBytes = size_t{64} << 20;
   static constexpr size_t kPartBytes = size_t{256} << 10;
 
-  // Throws ExitCode::kUsage for a path that does not exist or is no regular file or folder, and
-  // where there is nothing to read; ExitCode::kData, by name, for files that are no UTF-8 text:
-  // compressed, Parquet, UTF-16, other binary data, JSON arrays.
+  // Throws ExitCode::kUsage for a path that does not exist or is not a regular file or folder, and
+  // if there is nothing to read; ExitCode::kData, with the name, for a file that is not UTF-8
+  // text: compressed, Parquet, UTF-16 or other binary data, or a JSON array.
   explicit TextInput(const std::vector<std::string>& paths);
 
-  // False at the end. A part of a plain text file ends after a newline where it has one, and never
-  // inside a UTF-8 character. Throws ExitCode::kData for a file that cannot be read and for a line
-  // that is too long.
+  // Returns false at the end of the input. A part of a plain text file ends after a newline if it
+  // has one, and never inside a UTF-8 character. Throws ExitCode::kData for a file that cannot be
+  // read and for a line that is too long.
   bool next(RawDocument& document);
 
   const std::vector<std::string>& files() const { return files_; }
   int64_t total_bytes() const { return total_bytes_; }  // of all files
-  // Files in the folders that are left out, by their extension ("" for none).
+  // The number of files in the folders that are left out, by extension ("" for none).
   const std::map<std::string, int64_t>& left_out() const { return left_out_; }
 
  private:
@@ -61,14 +61,14 @@ class TextInput {
   int64_t total_bytes_ = 0;
   size_t opened_ = 0;  // files opened so far
   int64_t line_ = 0;
-  bool started_ = false;  // a part of the open plain text file was handed out
+  bool started_ = false;  // a part of the open plain text file has been returned
   FileDescriptor fd_;
-  std::string buffer_;  // read and not handed out, from at_
+  std::string buffer_;  // from at_ on: read from the file but not returned yet
   size_t at_ = 0;
   bool at_end_ = false;  // of the open file
 };
 
-// Throws ExitCode::kData with file and line for a line that is no such object. Thread-safe.
+// Throws ExitCode::kData with file and line for a line that is not such an object. Thread-safe.
 Document parse_document(RawDocument raw);
 
 }  // namespace sbtrain

@@ -29,7 +29,7 @@ std::string with_spaces(std::string_view piece) {
   return text;
 }
 
-// Whether a space follows something else than a space.
+// Whether a space follows a character other than a space.
 bool goes_on_with_space(std::string_view text) {
   for (size_t i = 1; i < text.size(); ++i) {
     if (text[i] == ' ' && text[i - 1] != ' ') return true;
@@ -53,8 +53,8 @@ size_t character_length(std::string_view text) {
   return overlong || surrogate || too_large ? 0 : length;
 }
 
-// Bytes at the start of `text` that sentencepiece takes as they are: valid UTF-8 without NUL and
-// without the character that it uses as its space mark.
+// Number of bytes at the start of `text` that sentencepiece does not change: valid UTF-8 without
+// NUL and without the character that it uses as its space mark.
 size_t plain_prefix(std::string_view text) {
   size_t i = 0;
   while (i < text.size()) {
@@ -95,7 +95,7 @@ void Tokenizer::load(const std::string& model) {
     fail(ExitCode::kData, "{}: not a sentencepiece model, or a damaged one ({})", path_,
          status.ToString());
   }
-  // A message that a serialised protocol buffer holds twice is merged, so this sets
+  // A parser merges a message that a serialised protocol buffer holds twice, so this sets
   // normalizer_spec.add_dummy_prefix (field 3 of field 3 of ModelProto) to false.
   constexpr std::string_view kNoDummyPrefix("\x1a\x02\x18\x00", 4);
   auto continuation = std::make_unique<sentencepiece::SentencePieceProcessor>();
@@ -131,8 +131,8 @@ void Tokenizer::read_pieces() {
   }
 }
 
-// What a model does to text is not among what sentencepiece tells, so it is tried: spaces at either
-// end and in a row, width and case folding, composition, newlines.
+// sentencepiece does not tell how a model changes text, so the model is tried on a probe that has
+// spaces at both ends and in a row, width and case folding, composition, and newlines.
 void Tokenizer::try_model() {
   const std::string probe = " a  B\t\n\n \xef\xbc\xa1 e\xcc\x81 \xef\xac\x81 ";
   std::vector<int32_t> ids;
@@ -201,7 +201,7 @@ void Tokenizer::encode_part(std::string_view text, std::vector<int32_t>& ids,
     if (plain > 0) {
       encode_plain(text.substr(0, plain), ids, continues);
       text.remove_prefix(plain);
-    } else {  // what sentencepiece would change goes in as bytes
+    } else {  // a character that sentencepiece would change is encoded as bytes
       const size_t character = std::max<size_t>(character_length(text), 1);
       encode_bytes(text.substr(0, character), ids);
       text.remove_prefix(character);
@@ -210,7 +210,7 @@ void Tokenizer::encode_part(std::string_view text, std::vector<int32_t>& ids,
   }
 }
 
-// Long lines go in cut before spaces, for the cache as well.
+// Long lines are cut before spaces, so that the merge's working set stays in cache here too.
 void Tokenizer::encode_line(std::string_view line, std::vector<int32_t>& ids,
                             bool continues) const {
   constexpr size_t kLineBytes = 4096;
@@ -230,8 +230,8 @@ void Tokenizer::encode_line(std::string_view line, std::vector<int32_t>& ids,
 void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids,
                              bool continues) const {
   if (!split_lines_) return encode_valid(text, ids, continues);
-  // Pieces never span lines, so this gives the same ids as the whole text would, but the merge's
-  // working set stays in cache. A dummy prefix goes before the first line, empty or not.
+  // Pieces never span lines, so encoding line by line gives the ids of the whole text, and the
+  // merge's working set stays in cache. A dummy prefix is put before the first line, empty or not.
   size_t from = !continues && continuation_ ? 1 : 0;
   while (true) {
     const size_t newline = text.find('\n', from);
@@ -265,8 +265,8 @@ namespace {
 
 constexpr size_t kMaxLine = 4096;  // bytes in one training sentence
 
-// Lines of the documents, long ones cut at spaces. Every `stride`-th is kept, so that `max_bytes`
-// is not exceeded; the stride doubles whenever it would be.
+// Lines of the documents, long ones cut at spaces. Every `stride`-th line is kept; the stride
+// doubles whenever the lines would exceed `max_bytes`.
 class LineSample {
  public:
   explicit LineSample(int64_t max_bytes) : max_bytes_(max_bytes) {}
@@ -339,12 +339,12 @@ std::unordered_map<std::string, std::string> trainer_arguments(const TokenizerTr
       {"eos_id", "2"},
       {"pad_id", "-1"},
       {"max_sentence_length", std::to_string(2 * kMaxLine)},
-      {"num_threads", "16"},  // recorded in the model, so the same on every machine
+      {"num_threads", "16"},  // the model records it, so it is the same on every machine
       {"minloglevel", "3"},
   };
 }
 
-// sentencepiece names limits of the vocabulary on both sides; the advice follows which it is.
+// sentencepiece refuses vocabularies that are too small or too large; the advice depends on which.
 [[noreturn]] void fail_training(int64_t vocab, const std::string& reason) {
   const std::string_view marker = "required_chars. ";
   if (const size_t at = reason.find(marker); at != std::string::npos) {

@@ -11,7 +11,7 @@
 namespace sbtrain {
 namespace {
 
-// The n keys of the largest weights.
+// The n keys of the largest weights; of equal weights, the nearest key comes first.
 std::vector<int64_t> largest(std::span<const float> row, size_t n) {
   std::vector<int64_t> keys(row.size());
   std::iota(keys.begin(), keys.end(), 0);

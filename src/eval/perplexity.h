@@ -18,7 +18,7 @@ namespace sbtrain {
 struct Perplexity {
   double loss_sum = 0;  // nats over all predicted tokens
   int64_t tokens = 0;   // predicted
-  int64_t bytes = 0;    // of text that they stand for; 0: unknown
+  int64_t bytes = 0;    // of the text of those tokens; 0: unknown
   double loss() const;  // nats per predicted token; NaN without any
 };
 
@@ -33,16 +33,16 @@ struct HeldOutOptions {
   bool predict_across_documents = false;
 };
 
-// Throws ExitCode::kConfig where the store's vocabulary is larger than the model's, or its
-// tokenizer neither the training data's nor `tokenizer`.
+// Throws ExitCode::kConfig if the store's vocabulary is larger than the model's, or if the store
+// was made with another tokenizer than the training data or `tokenizer`, where these are known.
 void check_fits(const DocumentStore& store, const HeldOutOptions& options,
                 const Tokenizer* tokenizer);
 
-// Held-out text, the same batches at every use.
+// Held-out text, in the same batches at every use.
 class HeldOut {
  public:
-  // Opens and checks everything. Throws ExitCode::kData for a damaged file, ExitCode::kConfig for
-  // a tokenizer that is not the files' or a vocabulary larger than the model's.
+  // Opens and checks everything. Throws ExitCode::kData for a damaged file, ExitCode::kConfig as
+  // check_fits does.
   explicit HeldOut(const HeldOutOptions& options);
 
   bool empty() const { return readers_.empty(); }

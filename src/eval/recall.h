@@ -1,10 +1,10 @@
-// Loss where a model can recall from its context, and where it cannot: AR and non-AR perplexity
-// (arXiv 2312.04927, arXiv 2402.10644).
+// Loss of the targets that a model can recall from its context, and of the others: AR and non-AR
+// perplexity (arXiv 2312.04927, arXiv 2402.10644).
 //
-// The context of a target is what the model sees of its document: the tokens of its segment of the
-// batch. A target is AR
+// The context of a target is the part of its document that the model sees: the tokens before it in
+// its segment of the batch. A target is AR
 //   by token   if it occurs in its context
-//   by bigram  if it and the token before it stand side by side in its context already
+//   by bigram  if the token before it and the target itself occur in its context as neighbours
 #pragma once
 
 #include <span>

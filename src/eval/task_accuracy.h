@@ -11,13 +11,13 @@ namespace sbtrain {
 
 struct TaskAccuracy {
   double loss_sum = 0;  // nats over all labels
-  double hits = 0;      // labels that were the likeliest token
+  double hits = 0;      // labels that the model held most likely
   int64_t labels = 0;
   double loss() const { return loss_sum / static_cast<double>(labels); }
   double accuracy() const { return hits / static_cast<double>(labels); }
 };
 
-// All eval_examples of the task, in batches of micro_batch sequences.
+// Scores all eval_examples of the task, in batches of micro_batch sequences.
 TaskAccuracy task_accuracy(const Task& task, int64_t micro_batch,
                            const std::function<BatchScore(const PackedBatch&)>& score);
 

@@ -8,7 +8,7 @@ namespace sbtrain {
 
 std::vector<TruePosition> answer_positions(const PackedBatch& example) {
   std::vector<TruePosition> positions;
-  std::unordered_map<int32_t, size_t> last;  // where a token was seen last
+  std::unordered_map<int32_t, size_t> last;  // the last position of each token so far
   for (size_t at = 0; at < example.tokens.size(); ++at) {
     const int32_t token = example.tokens[at];
     if (example.targets[at] >= 0) {

@@ -1,4 +1,4 @@
-// Where the answers of a synthetic task stand.
+// The positions of the answers in a synthetic task.
 #pragma once
 
 #include <vector>
@@ -8,9 +8,9 @@
 
 namespace sbtrain {
 
-// For every labelled token of one example of MQAR or MQRAR (data/task.h): the value behind the last
-// occurrence of the same key before it. Of MQRAR's values of a key this is the current one.
-// Throws ExitCode::kData where that is not the label.
+// For every labelled token of one example of MQAR or MQRAR (data/task.h): the position of the value
+// after the last earlier occurrence of the same key. In MQRAR this is the key's current value.
+// Throws ExitCode::kData if that value is not the label.
 std::vector<TruePosition> answer_positions(const PackedBatch& example);
 
 }  // namespace sbtrain

@@ -109,7 +109,7 @@ std::vector<Window> WindowReader::sliding(int64_t length, int64_t stride,
   }
   const auto found = static_cast<int64_t>(all.size());
   if (found == 0) return {};
-  int64_t step = found * 618 / 1000 + 1;  // the golden ratio: any part of the walk is spread evenly
+  int64_t step = found * 618 / 1000 + 1;  // by the golden ratio, any part of the walk is even
   while (std::gcd(step, found) != 1) ++step;
   std::vector<Window> windows;
   int64_t left = max_tokens;  // targets
@@ -147,8 +147,8 @@ WindowScores WindowReader::score(const std::vector<Window>& windows, int64_t tok
   scores.loss_sum_L.resize(static_cast<size_t>(max_seqlen));
   scores.tokens_L.resize(static_cast<size_t>(max_seqlen));
   std::set<std::pair<size_t, int64_t>> documents;
-  // Batches hold whole windows' worth of tokens, the last of them filled up: few different sizes,
-  // since kernels may be built for each.
+  // Every batch is padded to a multiple of max_seqlen tokens. So there are few different sizes,
+  // which matters because kernels may be built for each size.
   const int64_t room = std::max<int64_t>(1, tokens_at_once / max_seqlen) * max_seqlen;
   PackedBatch batch;
   for (size_t next = 0; next < windows.size();) {

@@ -1,5 +1,5 @@
-// Loss on windows of documents, each a context of its own: by length of the context, and sliding
-// over whole documents.
+// Loss on windows of documents, each of which is a context of its own: windows of several lengths,
+// and windows that slide over whole documents.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace sbtrain {
 
-// Tokens [begin, begin + length) of a document, whose targets are the tokens behind each of them;
-// the first `skip` targets do not count.
+// Tokens [begin, begin + length) of a document. The target of each is the next token; the first
+// `skip` targets do not count.
 struct Window {
   size_t store = 0;
   int64_t document = 0;
@@ -29,52 +29,52 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 
-// The loss (nats) of each token of a batch, 0 where it has no target. `max_seqlen` bounds the
+// The loss (nats) of each token of a batch, 0 if it has no target. `max_seqlen` bounds the
 // lengths of its documents.
 using TokenLosses = std::function<std::vector<float>(const PackedBatch& batch, int64_t max_seqlen)>;
 
-// What is summed up over the counted targets.
+// Sums over the counted targets.
 struct WindowScores {
   Perplexity total;
   Recall recall;
   std::vector<double> loss_sum_L;  // by position in the window
   std::vector<int64_t> tokens_L;
   int64_t windows = 0;
-  int64_t documents = 0;  // that they come from
+  int64_t documents = 0;  // that the windows come from
 };
 
 // Mean losses of `bin` positions each; NaN for a bin without targets.
 std::vector<double> binned_losses(const WindowScores& scores, int64_t bin);
 
-// Document stores to cut windows from.
+// Cuts windows from document stores.
 class WindowReader {
  public:
-  // Opens, checks and verifies everything; throws as HeldOut does. Of `options`, paths, tokenizer
-  // and vocab count.
+  // Opens, checks and verifies everything; throws the same errors as HeldOut. Uses only paths,
+  // tokenizer, tokenizer_hash and vocab of `options`.
   explicit WindowReader(const HeldOutOptions& options);
 
   bool empty() const { return stores_.empty(); }
   int64_t tokens() const;            // in all stores
   int64_t longest_document() const;  // in tokens
 
-  // Windows of exactly `length` tokens from documents that have as many, one beside the other from
-  // the documents' starts: as many as max_tokens allow, but at least one if there is any, spread
-  // evenly over all. Every one of their targets counts.
+  // Windows of exactly `length` tokens, cut one after the other from the start of each document
+  // that is long enough: as many as max_tokens allows, but at least one if there is any, spread
+  // evenly over all such windows. All their targets count.
   std::vector<Window> of_length(int64_t length, int64_t max_tokens) const;
 
-  // Each window's last `length` tokens, of which the last `targets` targets count: contexts of
-  // different lengths for the same targets.
+  // The last `length` tokens of each window, of which the last `targets` targets count: this gives
+  // the same targets contexts of different lengths.
   static std::vector<Window> last_tokens(std::vector<Window> windows, int64_t length,
                                          int64_t targets);
 
-  // Windows of up to `length` tokens, each `stride` tokens behind the last, over whole documents:
-  // every token but the documents' first is predicted once, from at least length - stride tokens
-  // where there are as many. Where max_tokens do not reach for all documents, they are
-  // spread evenly over the stores, and the last is cut off.
+  // Windows of up to `length` tokens over whole documents, each `stride` tokens after the previous
+  // one. Every token but the first of a document is predicted once, from at least length - stride
+  // tokens if the document has as many before it. If max_tokens is less than all documents need,
+  // documents are chosen evenly over the stores, and the last one is cut off.
   std::vector<Window> sliding(int64_t length, int64_t stride, int64_t max_tokens) const;
 
-  // Runs the windows, as many at once as `tokens_at_once` allows but at least one. `max_seqlen`
-  // goes to `losses`.
+  // Scores the windows, as many at once as `tokens_at_once` allows, but at least one. `max_seqlen`
+  // is passed to `losses`.
   WindowScores score(const std::vector<Window>& windows, int64_t tokens_at_once, int64_t max_seqlen,
                      const TokenLosses& losses) const;
 

@@ -19,13 +19,13 @@ struct SamplingOptions {
   uint64_t seed = 1;
 };
 
-// Draws one token from logits (nats, [V]). `position` keys the random number, so the same seed
-// and prompt give the same text.
+// Draws one token from logits (nats, [V]). The random number depends on the seed and `position`
+// only, so the same seed and prompt give the same text.
 int32_t sample_token(std::span<const float> logits, const SamplingOptions& options,
                      uint64_t position);
 
 // Continues `prompt` (at least one token) until max_tokens, `stop_token` (negative: none) or
-// `on_token` returns false. Returns the new tokens, the stop token excluded.
+// `on_token` returns false. Returns the new tokens without the stop token.
 std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Stream& s,
                               std::span<const int32_t> prompt, const SamplingOptions& options,
                               int32_t stop_token,

@@ -25,7 +25,7 @@ Buffer InferenceModel::upload(const char* name, const std::vector<int32_t>& valu
   return buffer;
 }
 
-// One f32 for each of the batch's tokens.
+// Room for one f32 for each token of the batch.
 Buffer InferenceModel::token_values(const char* name, const PackedBatch& batch) {
   return memory_.allocate(MemoryClass::kInputs, name, DType::kF32,
                           {static_cast<int64_t>(batch.tokens.size())});

@@ -14,9 +14,9 @@
 
 namespace sbtrain {
 
-// Bytes of memory on `target` that the losses of `tokens` tokens at once take, in documents of up
-// to max_seqlen; weights included. Throws ExitCode::kConfig where the model does not reach that
-// far.
+// Bytes of memory that the losses of `tokens` tokens at once take on `target`, in documents of up
+// to max_seqlen tokens, weights included. Throws ExitCode::kConfig if the model does not support
+// documents of that length.
 size_t evaluation_bytes(const ModelConfig& config, Backend target, int64_t tokens,
                         int64_t max_seqlen);
 
@@ -33,7 +33,7 @@ class InferenceModel {
   // Loss and hits of the batch's valid targets. Batches may differ in size. `max_seqlen` bounds the
   // documents' lengths.
   BatchScore score(const PackedBatch& batch, int64_t max_seqlen);
-  // The loss (nats) of each token of the batch, 0 without a target.
+  // The loss (nats) of each token of the batch, 0 for a token without a target.
   std::vector<float> losses(const PackedBatch& batch, int64_t max_seqlen);
   // Every head's attention over `tokens`, one document (Transformer::attention_maps).
   void attention_maps(const std::vector<int32_t>& tokens, const Transformer::MapVisit& visit);

@@ -12,9 +12,9 @@ inline double perplexity(double nats_per_token) {
   return std::exp(nats_per_token);
 }
 
-// Bits per byte of text: comparable between tokenizers, which nats per token is not. `tokens` is
-// the number of predicted tokens that the loss is the mean over, `bytes` the UTF-8 length of the
-// text they stand for. NaN where there are no bytes.
+// Bits per byte of text, which can be compared between tokenizers; nats per token cannot. `tokens`
+// is the number of predicted tokens that the loss is the mean of, `bytes` the UTF-8 length of the
+// text that they stand for. NaN if there are no bytes.
 inline double bits_per_byte(double nats_per_token, int64_t tokens, int64_t bytes) {
   if (bytes <= 0) return std::numeric_limits<double>::quiet_NaN();
   return nats_per_token / std::numbers::ln2 * static_cast<double>(tokens) /

@@ -14,7 +14,7 @@ Guard::Guard(int64_t max_in_a_row, GuardState state) : max_in_a_row_(max_in_a_ro
 }
 
 bool Guard::accept(int64_t step, double loss, double squared_norm, double lr) {
-  // isfinite and not a comparison: NaN makes every comparison false.
+  // Uses isfinite and not a comparison, because NaN makes every comparison false.
   if (std::isfinite(loss) && std::isfinite(squared_norm)) {
     state_.in_a_row = 0;
     last_good_ = {step, loss, lr};

@@ -1,8 +1,8 @@
 // Decides whether a step's gradients may be applied.
 //
 // A step whose loss or gradient norm is not finite is skipped: the caller leaves weights and
-// moments untouched and goes on with the next step's data. The decision is a function of the
-// arguments alone, so ranks that pass the same all-reduced values skip alike.
+// moments unchanged and continues with the next step's data. The decision depends only on the
+// arguments, so ranks that pass the same all-reduced values skip the same steps.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ Kept read_up_to(const std::string& path, int64_t last_step) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail(ExitCode::kStorage, "{}: cannot read the metrics of the run to resume", path);
   for (std::string line; std::getline(in, line);) {
-    // A last line without its newline was cut short, even if it happens to parse.
+    // A last line without its newline is incomplete, even if it can be parsed.
     if (!in.eof() && keep(line, last_step)) {
       kept.text += line + '\n';
     } else {
@@ -46,7 +46,7 @@ Kept read_up_to(const std::string& path, int64_t last_step) {
 void prepare(const std::string& path, std::optional<int64_t> resumed_step) {
   if (!fs::exists(path) || fs::file_size(path) == 0) return;
   if (!resumed_step) {
-    spdlog::warn("{} belongs to an earlier run: kept as {}", path, set_aside(path).string());
+    spdlog::warn("{} belongs to an earlier run; it is kept as {}", path, set_aside(path).string());
     return;
   }
   const Kept kept = read_up_to(path, *resumed_step);

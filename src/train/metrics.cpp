@@ -26,7 +26,7 @@ double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Seconds of training: stands still between pause() and resume().
+// Seconds of training; the clock stands still between pause() and resume().
 class TrainingClock {
  public:
   double seconds() const { return total_ + (paused_ > 0 ? 0.0 : running()); }
@@ -46,7 +46,7 @@ class TrainingClock {
   int paused_ = 0;  // pauses may be nested
 };
 
-// Steps per second, where a step of ten seconds ago counts half.
+// Steps per second, where a step that ended ten seconds ago counts half.
 class RecentRate {
  public:
   void add(double steps, double seconds) {
@@ -61,7 +61,7 @@ class RecentRate {
   double seconds_ = 0.0;
 };
 
-// Hands records to the files on a thread of its own.
+// Writes records to the files on a separate thread.
 class FileThread {
  public:
   using Sink = std::function<void(const MetricRecord&)>;
@@ -98,7 +98,7 @@ class FileThread {
     while (true) {
       work_.wait(lock, [this] { return done_ || !queue_.empty(); });
       if (queue_.empty()) return;
-      // The record leaves the queue when it is written: an empty queue means all is on its way.
+      // A record leaves the queue after it is written, so an empty queue means that all are.
       const MetricRecord& record = queue_.front();
       lock.unlock();
       for (const Sink& sink : sinks) sink(record);
@@ -116,7 +116,7 @@ class FileThread {
   std::thread thread_;  // last: it uses the members above
 };
 
-// A sink that reports the first failure of a row of them and loses the record.
+// A sink that drops a record that it cannot write, and reports the first of consecutive failures.
 template <typename Writer>
 FileThread::Sink forgiving(std::shared_ptr<Writer> writer) {
   return [writer = std::move(writer), failing = false](const MetricRecord& record) mutable {

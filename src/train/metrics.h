@@ -1,8 +1,8 @@
-// What a run reports while it trains: the progress line, metrics.jsonl and TensorBoard events.
+// The reports of a run while it trains: the progress line, metrics.jsonl and TensorBoard events.
 //
 // A step number is the count of finished optimizer steps, so the record of step 1 belongs to the
-// first step and a validation before training has step 0. A checkpoint of step N holds what records
-// up to N describe.
+// first step and a validation before training has step 0. A checkpoint of step N is the state that
+// the records up to N describe.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ namespace sbtrain {
 // Names of the values in metrics.jsonl and TensorBoard. They are part of the file format.
 namespace metric {
 inline constexpr char kTrainLoss[] = "train/loss";              // nats per token, z-loss excluded
-inline constexpr char kTrainLr[] = "train/lr";                  // of the step
+inline constexpr char kTrainLr[] = "train/lr";                  // learning rate of the step
 inline constexpr char kTrainGradNorm[] = "train/grad_norm";     // before clipping
 inline constexpr char kTrainSkipped[] = "train/skipped_steps";  // non-finite ones, so far
 inline constexpr char kTrainStage[] = "train/stage";            // index in `stages`
 inline constexpr char kTrainTokensPerSecond[] = "train/tokens_per_second";  // since last record
-inline constexpr char kTrainMfu[] = "train/mfu";  // 0 to 1, where the device's peak is known
+inline constexpr char kTrainMfu[] = "train/mfu";  // 0 to 1, if the device's peak is known
 inline constexpr char kValidationLoss[] = "validation/loss";  // nats per token
 inline constexpr char kValidationPerplexity[] = "validation/perplexity";
 inline constexpr char kValidationAccuracy[] = "validation/accuracy";  // of tasks, 0 to 1
@@ -65,12 +65,12 @@ struct StepMetrics {
 struct ValidationMetrics {
   double loss = 0.0;                 // nats per token
   int64_t tokens = 0;                // predicted
-  int64_t bytes = 0;                 // of text that those tokens stand for; 0: unknown
+  int64_t bytes = 0;                 // of the text of those tokens; 0: unknown
   std::optional<double> accuracy{};  // of a task
 };
 
-// Files are written by a thread of its own: no call below waits for a disk, except flush() and the
-// destructor. A file that cannot be written is reported once in the log and training goes on.
+// A separate thread writes the files: no call below waits for a disk, except flush() and the
+// destructor. A file that cannot be written is reported once in the log, and training continues.
 class Metrics {
  public:
   // Opens the files. Throws ExitCode::kStorage when that fails.
@@ -86,15 +86,15 @@ class Metrics {
   // Writes a record and prints a line above the progress line.
   void validation(int64_t step, const ValidationMetrics& result);
 
-  // Any other values, to the files alone.
+  // Writes any other values to the files only.
   void record(int64_t step, std::vector<Metric> values);
 
   // Time between pause() and resume() (validation, saving) does not count in tokens per second.
   void pause();
   void resume();
 
-  // Returns when all records so far are with the operating system. Called before a checkpoint is
-  // committed, the file is never behind the checkpoint.
+  // Returns when the operating system has received all records so far. If this is called before
+  // each checkpoint is committed, no committed checkpoint is newer than the files.
   void flush();
 
  private:
@@ -102,7 +102,7 @@ class Metrics {
   std::unique_ptr<Impl> impl_;  // null on ranks other than 0
 };
 
-// pause() and resume() for a scope.
+// Pauses the clock of tokens per second for a scope.
 class MetricsPause {
  public:
   explicit MetricsPause(Metrics& metrics) : metrics_(metrics) { metrics_.pause(); }

@@ -30,7 +30,7 @@ void AppendFile::append(std::string_view record) {
       record.remove_prefix(static_cast<size_t>(n));
     } else if (errno != EINTR) {
       const int error = errno;
-      // A record that is cut short would swallow the next one.
+      // An incomplete record would run into the next one and spoil it.
       const bool restored = known && ::ftruncate(fd_, before.st_size) == 0;
       fail(ExitCode::kStorage, "{}: cannot write: {}{}", path_, std::strerror(error),
            restored ? "" : " (the last record may be incomplete)");

@@ -6,12 +6,12 @@
 
 namespace sbtrain {
 
-// Records reach the kernel when append() returns, so they outlive a killed process. A record that
-// could not be written whole (disk full) is cut off again, so the file holds whole records only.
+// The kernel has a record when append() returns, so it survives the end of the process. A record
+// that could be written only in part (disk full) is removed, so the file holds whole records only.
 class AppendFile {
  public:
   enum class Mode {
-    kAppend,  // create or go on
+    kAppend,  // create the file or append to it
     kCreate,  // the file must not exist
   };
   // Throws ExitCode::kStorage with the path and the reason.

@@ -1,4 +1,4 @@
-// What a run will be, worked out without device or data: `sbtrain train --dry-run`.
+// The plan of a run, made without device or data: `sbtrain train --dry-run`.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace sbtrain {
 
-// The memory of a training run on `target`, from running its step against Backend::kPlan.
+// The memory of a training run on `target`, planned by running its step on Backend::kPlan.
 MemoryReport plan_memory(const Config& config, Backend target);
 
 // "activations  1.25 GiB" lines, largest first.

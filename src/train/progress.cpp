@@ -26,7 +26,7 @@ struct Field {
   std::string label;  // drawn faint
   std::string value;
   std::string unit;  // drawn faint
-  int rank = 0;      // the highest rank is left out first; 0 stays
+  int rank = 0;      // fields of the highest rank are left out first; rank 0 stays
 
   size_t width() const {
     return label.size() + !label.empty() + value.size() + unit.size() + !unit.empty();
@@ -51,14 +51,14 @@ std::vector<Field> make_fields(const ProgressState& s, bool plain) {
     const int percent = static_cast<int>(100 * s.step / s.total_steps);
     fields.push_back({"", fmt::format("{:3}%", percent), "", 1});
   }
-  // Padded, so that nothing moves while numbers grow.
+  // The number is padded, so that nothing moves while it grows.
   const std::string total = std::to_string(s.total_steps);
   fields.push_back(
       {plain ? "step" : "", fmt::format("{:>{}}/{}", s.step, total.size(), total), "", 0});
   const auto add = [&](bool known, Field field) {
     if (known) fields.push_back(std::move(field));
   };
-  // A loss that is not a number is news; any other value then is unknown.
+  // A loss that is not a number is shown, since it is important; other such values are unknown.
   add(s.step > 0, {"loss", fmt::format("{:.4f}", s.loss), "", 0});
   add(!std::isnan(s.lr), {"lr", fmt::format("{:.2e}", s.lr), "", 4});
   add(!std::isnan(s.grad_norm), {"norm", fmt::format("{:.2f}", s.grad_norm), "", 5});
@@ -90,7 +90,7 @@ void drop_fields(std::vector<Field>& fields, size_t room, int keep) {
   }
 }
 
-// Columns of the bar: a multiple of five, so that it does not change with every field's width.
+// The width of the bar is a multiple of five, so that it does not change with every field's width.
 size_t bar_width(size_t room, size_t used) {
   if (room < used + kSmallestBar) return 0;
   return std::min((room - used) / 5 * 5, kLargestBar);
@@ -113,7 +113,7 @@ bool set_and_not_empty(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
-// The locale's character set as the C library would choose it, without setting a locale.
+// Finds the character set as the C library would choose it, without setting a locale.
 bool utf8_locale() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     if (!set_and_not_empty(name)) continue;
@@ -223,7 +223,7 @@ std::string progress_line(const ProgressState& state, const ProgressStyle& style
       line += draw_bar(done, static_cast<int>(bar), style);
     }
   }
-  // Only the two fields that always stay can still be too wide; they are drawn plain then.
+  // If the line is still too wide, only the two fields of rank 0 are left; they are drawn plain.
   if (total_width(fields) > room) {
     line = progress_line(state, {.width = 0});
     line.resize(std::min(line.size(), room));
@@ -252,7 +252,7 @@ ProgressStyle Progress::style() const {
           .colour = !set_and_not_empty("NO_COLOR")};
 }
 
-// The sequence that replaces the line on the screen: written at once, so nothing flickers.
+// The sequence that replaces the line on the screen. It is written at once, so nothing flickers.
 std::string Progress::redrawn() const {
   return '\r' + progress_line(state_, style()) + "\x1b[K";
 }
@@ -288,8 +288,8 @@ void Progress::print(std::string_view text) {
   emit(lines);
 }
 
-// Writes what is pending and `text`; what the other side does not take now stays pending, unless
-// `wait` is set.
+// Writes pending text and `text`. Unless `wait` is set, text that the other side does not accept
+// now stays pending.
 void Progress::emit(std::string_view text, bool wait) {
   pending_ += text;
   while (!pending_.empty()) {
@@ -298,7 +298,7 @@ void Progress::emit(std::string_view text, bool wait) {
     const ssize_t n = ::write(fd_, pending_.data(), pending_.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) return;
-    if (n < 0) {  // nobody reads any more
+    if (n < 0) {  // nobody reads the output any more
       pending_.clear();
       return;
     }

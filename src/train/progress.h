@@ -1,8 +1,8 @@
 // The progress line of a run.
 //
-// On a terminal one line is redrawn in place, at most ten times a second, cut to the terminal's
-// width; on anything else (a log file, a pipe) a plain line is printed now and then, at 5 seconds
-// first and up to a minute apart later.
+// On a terminal one line is redrawn in place, at most ten times a second, and shortened to the
+// terminal's width. Elsewhere (a log file, a pipe) a plain line is printed from time to time, every
+// 5 seconds at first and up to a minute apart later.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ class sink;
 
 namespace sbtrain {
 
-// What the line shows; NaN: unknown, not shown.
+// The values of the line; NaN: unknown, not shown.
 struct ProgressState {
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   int64_t step = 0;
@@ -38,15 +38,15 @@ struct ProgressStyle {
   bool colour = false;
 };
 
-// The line without an end of line. Never wider than width - 1 columns: less important fields are
-// left out, then the bar.
+// The line, without an end of line. It is never wider than width - 1 columns: less important fields
+// are left out, then the bar.
 std::string progress_line(const ProgressState& state, const ProgressStyle& style);
 
 std::string format_seconds(double seconds);  // "0:07", "12:34", "3:25:45", "2d 03:25"
 std::string format_count(double count);      // "950", "12.9k", "1.25M"
 
-// Thread safe. Never waits for a terminal that does not take output (Ctrl-S): redraws are left
-// out and other text is kept until it does.
+// Thread-safe. Never waits for a terminal that accepts no output (after Ctrl-S): redraws are left
+// out, and other text is kept until the terminal accepts it.
 class Progress {
  public:
   explicit Progress(int fd = 2);
@@ -55,7 +55,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void update(const ProgressState& state);
-  // A line of text above the progress line. The end of line is added if missing.
+  // Prints a line of text above the progress line. An end of line is added if it is missing.
   void print(std::string_view text);
 
  private:
@@ -71,7 +71,7 @@ class Progress {
   std::mutex mutex_;
   ProgressState state_;
   bool drawn_ = false;   // a progress line is on the screen
-  std::string pending_;  // text that the terminal did not take yet
+  std::string pending_;  // text that the terminal has not accepted yet
   const Clock::time_point start_ = Clock::now();
   Clock::time_point last_ = Clock::time_point::min();
 };

@@ -1,5 +1,6 @@
-// The counters of a run: with the weights and moments, all that a checkpoint needs to continue it
-// bit for bit. The learning rate and the stage follow from the step, random numbers from the seed.
+// The counters of a run. Together with the weights and moments they are all that a checkpoint needs
+// to continue the run bit for bit: the learning rate and the stage follow from the step, random
+// numbers from the seed.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +28,13 @@ std::string format_run_state(const RunState& state);
 // Throws ExitCode::kNoCheckpoint naming `file`.
 RunState parse_run_state(const std::string& text, const std::string& file);
 
-// The configuration keys that must not change when a run is resumed, with their values: what the
-// model is and the order in which it sees the data.
+// The configuration keys that must not change when a run is resumed, with their values: those of
+// the model and those of the order in which it sees the data.
 std::map<std::string, std::string> identity_fields(
     const std::map<std::string, std::string>& config_fields);
 
 // Throws ExitCode::kConfig with every identity field that differs between the checkpoint
-// `folder` and this run, but for those in `allowed` (checkpoint.allow_changes).
+// `folder` and this run, except those in `allowed` (checkpoint.allow_changes).
 void check_identity(const std::map<std::string, std::string>& saved,
                     const std::map<std::string, std::string>& now,
                     const std::vector<std::string>& allowed, const std::string& folder);

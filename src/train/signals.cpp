@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::array<int, 4> kSignals = {SIGTERM, SIGUSR1, SIGINT, SIGUSR2};
 
-// What a handler may touch: lock-free atomics of static storage duration.
+// Handlers may access only lock-free atomics of static storage duration.
 std::atomic<bool> installed{false};
 std::atomic<int> stop_signal{0};
 std::atomic<bool> interrupted{false};

@@ -1,10 +1,10 @@
 // Signals that ask a run to save, or to save and stop.
 //
 //   SIGTERM, SIGUSR1  finish the current step, save, exit 85 (a scheduler's warning)
-//   SIGINT            the same; a second one ends the process at once, nothing is saved
-//   SIGUSR2           save after the current step and go on
+//   SIGINT            the same; a second one ends the process at once, without saving
+//   SIGUSR2           save after the current step and continue
 //
-// Repeated SIGTERM and SIGUSR1 change nothing: the save that is under way ends in peace.
+// Repeated SIGTERM and SIGUSR1 have no effect, so a save that has begun is completed.
 #pragma once
 
 #include <array>
@@ -13,9 +13,9 @@
 namespace sbtrain {
 
 // Installs the handlers, and puts the earlier ones back when destroyed. The handlers only set
-// flags, so they may interrupt anything; system calls of other code are restarted. The flags are
-// per process: at most one object at a time (a second throws ExitCode::kInternal).
-// Ranks of one run may be signalled at different steps: agree on the flags before acting on them.
+// flags, so they may interrupt anything; system calls of other code are restarted. The flags belong
+// to the process, so there is at most one object at a time (a second throws ExitCode::kInternal).
+// Ranks of one run may be signalled at different steps, so they must agree on the flags first.
 class StopSignals {
  public:
   StopSignals();

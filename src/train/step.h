@@ -21,7 +21,7 @@ struct StepResult {
   int64_t updates = 0;   // applied so far
 };
 
-// A step on its way: the device may still be at work on it.
+// A step that has been enqueued: the device may still be working on it.
 class PendingStep {
  public:
   PendingStep(ops::HostRead stats, double valid_targets)
@@ -43,19 +43,19 @@ class TrainStep {
   // Records the memory of a step and of a validation batch (Backend::kPlan only).
   void plan();
 
-  // Lets ops choose the fastest of their alternatives for the shapes of a step, keeping `known`
-  // choices (ops::begin_tuning); returns all of them. Weights must be in place; they stay.
+  // Lets ops choose the fastest of their alternatives for the shapes of a step. `known` choices are
+  // kept (ops::begin_tuning); returns all choices. Weights must be in place; they do not change.
   std::string tune(const std::string& known);
 
-  // Applied updates before the next step: the bias correction counts them.
+  // Sets the number of updates applied so far, which AdamW's bias correction depends on.
   void set_updates(int64_t updates);
 
   // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
   // clipped to train.clip, then AdamW. A step whose loss or norm is not finite changes nothing.
-  // Returns before the device is done.
+  // Returns before the device has finished.
   PendingStep run(std::span<const PackedBatch> micro_batches, double lr);
 
-  // Loss and hits of the batch's valid targets, this rank's alone.
+  // Loss and hits of the batch's valid targets, of this rank only.
   BatchScore evaluate(const PackedBatch& batch);
 
  private:

@@ -26,7 +26,7 @@ constexpr std::array<uint32_t, 256> make_crc_table() {
 }
 constexpr std::array<uint32_t, 256> kCrcTable = make_crc_table();
 
-// TFRecord's guard against checksums of data that contain checksums.
+// TFRecord masks its checksums, because a CRC of data that contains CRCs is weak.
 uint32_t masked_crc(std::string_view bytes) {
   const uint32_t crc = crc32c(bytes);
   return ((crc >> 15) | (crc << 17)) + 0xA282EAD8U;
@@ -42,7 +42,7 @@ void put_varint(std::string& out, uint64_t value) {
   out.push_back(static_cast<char>(value));
 }
 
-// Protobuf fields: a key of number and wire type, then the value.
+// A protobuf field is a key, made of number and wire type, and then the value.
 enum Wire : uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 void put_key(std::string& out, uint64_t field, Wire wire) {
   put_varint(out, field << 3 | wire);

@@ -22,8 +22,8 @@ uint32_t crc32c(std::string_view bytes);
 
 class TensorboardWriter {
  public:
-  // Starts a new event file in `folder`, which is created if missing. With a resumed step,
-  // TensorBoard is told to forget what an interrupted process wrote after it.
+  // Starts a new event file in `folder`, which is created if missing. With a resumed step, the file
+  // tells TensorBoard to drop the events that an interrupted process wrote after that step.
   // Throws ExitCode::kStorage.
   TensorboardWriter(const std::string& folder, std::optional<int64_t> resumed_step);
 

@@ -49,32 +49,32 @@ std::string text_of(const fs::path& file) {
   return fs::exists(file, unreadable) ? read_input(file, ExitCode::kStorage) : "";
 }
 
-// A folder that no run has used may hold a configuration that a user wrote there, perhaps the one
-// that was read: the resolved one must not take its place.
+// A folder that no run has used may hold a configuration that a user wrote, perhaps the one that
+// this run has read. The resolved configuration must not replace it.
 void check_run_folder(const fs::path& run, const std::string& config_yaml) {
   const fs::path config = run / kConfigFile;
   if (fs::exists(run / kInfoFile) || !fs::exists(config)) return;
   if (text_of(config) == config_yaml) return;
-  fail(
-      ExitCode::kUsage,
-      "{} is no file of a run, and the resolved configuration would replace it: keep it outside of "
-      "the run folder, or choose another folder (out)",
-      config.string());
+  fail(ExitCode::kUsage,
+       "{} was not written by a run, and the resolved configuration would replace it: keep it "
+       "outside of the run folder, or choose another folder (out)",
+       config.string());
 }
 
-// Writes a file of the run folder; other content of an earlier start is kept under another name.
+// Writes a file of the run folder. A file of an earlier start that differs is kept under another
+// name.
 void write_run_file(const fs::path& file, const std::string& text) {
   const std::string before = text_of(file);
   if (before == text) return;
   if (!before.empty()) {
-    spdlog::info("{} differs from that of an earlier start, kept as {}", file.string(),
+    spdlog::info("{} differs from that of an earlier start, which is kept as {}", file.string(),
                  set_aside(file).string());
   }
   replace_file(file, text);
 }
 
-// What was run, where and with which program, and the tokenizer, so that the folder alone is enough
-// to use the model.
+// Records the configuration, the machine, the program and the tokenizer, so that the model can be
+// used with the run folder only.
 void describe_run_folder(const fs::path& run, const std::string& config_yaml,
                          const std::string& tokenizer) {
   const nlohmann::json info = {{"version", version()},
@@ -90,7 +90,7 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
   }
 }
 
-// Everything a run holds while it trains.
+// Everything that a run holds while it trains.
 class Run {
  public:
   Run(const ResolvedConfig& resolved, Backend backend);
@@ -131,7 +131,7 @@ class Run {
   int64_t saved_step_ = -1;
   int64_t validated_step_ = -1;
 
-  // The step that the device may still be at work on; its result is read one step late, so that
+  // The step that the device may still be working on. Its result is read one step late, so that
   // the device never waits for the host.
   struct Enqueued {
     PendingStep pending;
@@ -166,8 +166,8 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   return memory;
 }
 
-// The tokenizer of all the text that the run trains on, in whatever stage; empty for tasks. Opens
-// every store, so that none is missed only when its stage begins.
+// The tokenizer of all the text that the run trains on, in all stages; empty for tasks. Opens every
+// store, so that a missing one is found now and not when its stage begins.
 std::string training_tokenizer(const Config& config) {
   if (config.data.task.active()) return "";
   std::vector<SourceConfig> sources;
@@ -234,7 +234,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
   metrics_.emplace(metrics);
 }
 
-// Choices of algorithms belong to the run: with others, a resumed run would round differently.
+// The choices of algorithms belong to the run: with others, a resumed run would round differently.
 void Run::tune() {
   const fs::path file = folder_ / "gemm.txt";
   const std::string known = text_of(file);
@@ -257,7 +257,7 @@ bool Run::resume() {
   return true;
 }
 
-// The loader of a stage; what the stages before have read of each source carries over.
+// Opens the loader of a stage, which continues each source where the stages before have stopped.
 void Run::open_stage(int stage) {
   std::optional<LoaderState> state;
   if (loader_) {
@@ -305,7 +305,7 @@ void Run::train_one_step() {
   enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr};
 }
 
-// Takes notice of the enqueued step, waiting for it; its weights are in place afterwards.
+// Waits for the enqueued step and records its result; its weights are in place afterwards.
 void Run::settle() {
   if (!enqueued_) return;
   const StepResult result = enqueued_->pending.wait();
@@ -350,7 +350,7 @@ void Run::validate() {
   }
 }
 
-// Training waits for the copy alone; the writer does the rest.
+// Training waits only for the copy of the state; the writer does the rest.
 void Run::save() {
   settle();
   if (saved_step_ == state_.step) return;
@@ -379,7 +379,7 @@ ExitCode Run::train() {
                  folder_.string(), state_.step);
     return ExitCode::kDone;
   }
-  // Kept until the process ends: a signal that comes while it winds up must not kill it.
+  // Kept until the process ends: a signal that arrives while the run ends must not kill it.
   static StopSignals& signals = *new StopSignals;
   if (!resumed_) validate();
   while (!finished() && !signals.stop_requested()) {

@@ -19,9 +19,9 @@ struct ResolvedConfig {
 
 // Trains until the schedule ends (ExitCode::kDone) or a signal asks to stop
 // (ExitCode::kPreempted, after saving). Writes to config.run_dir(): config.yaml, run.json,
-// metrics.jsonl, tensorboard/, checkpoints/. With checkpoint.resume auto, a run that was
-// interrupted continues from its newest good checkpoint, equal to the last bit to one that never
-// was. Errors are thrown with the exit codes of core/error.h.
+// metrics.jsonl, tensorboard/, checkpoints/. With checkpoint.resume auto, an interrupted run
+// continues from its newest good checkpoint, and its results equal those of an uninterrupted run
+// bit for bit. Errors are thrown with the exit codes of core/error.h.
 ExitCode train(const ResolvedConfig& resolved, Backend backend);
 
 }  // namespace sbtrain

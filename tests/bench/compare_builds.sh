@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Two builds of sbtrain side by side on this machine: whether they compute the same bits, and which
-# is faster. For changes that should alter neither.
+# Compares two builds of sbtrain on this machine: whether they compute the same bits, and which is
+# faster. For changes that should alter neither.
 #
 #   tests/bench/compare_builds.sh [options] OLD NEW CONFIG...
 #
@@ -9,11 +9,11 @@
 # --device NAME  cpu or cuda (default: auto)
 # --steps N      optimizer steps of each run whose bits are compared (default 20)
 # --layers N     blocks of the models that are compared (default: as configured), to save time
-# --bench        the time of a step as well, each build twice in turn
+# --bench        also measures the time of a step, each build twice, alternating
 # --batch N      sequences of a micro-batch, in both (default: as configured)
 #
-# The bits are those of every number in metrics.jsonl but times, and of the weights and moments of
-# the last checkpoint. Ends with 1 where they differ.
+# Compares the bits of every number in metrics.jsonl except times, and of the weights and moments of
+# the last checkpoint. The exit code is 1 if they differ.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

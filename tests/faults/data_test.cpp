@@ -1,4 +1,4 @@
-// Text that is none, stores that lie, and tokenizers of other text.
+// Inputs that are not text, stores with false contents, and tokenizers of other text.
 #include <nlohmann/json.hpp>
 
 #include "faults/driver.h"
@@ -93,7 +93,7 @@ TEST_F(Data, AFlippedBitOfATokenizerIsNoCrash) {
     fs::copy_file(tokenizer(), path("t.model"), fs::copy_options::overwrite_existing);
     const uint64_t bit = random_() % bits;
     flip_bit(path("t.model"), bit);
-    // Training's stores name the tokenizer by its hash.
+    // The stores for training identify the tokenizer by its hash.
     const int code = run(train(path("o"), {"--data.tokenizer=" + path("t.model")}));
     EXPECT_TRUE(code == kData || code == kMismatch) << "bit " << bit << ": " << code << output();
     const int prepared =
@@ -104,7 +104,7 @@ TEST_F(Data, AFlippedBitOfATokenizerIsNoCrash) {
 
 TEST_F(Data, TokensBeyondTheVocabularyAreFound) {
   fs::copy_file(store(), path("s.h5"));
-  craft_tokens(path("s.h5"), "\x90\x01"s, 1000);  // 400 of 400
+  craft_tokens(path("s.h5"), "\x90\x01"s, 1000);  // token 400 of a vocabulary of 400
   EXPECT_EQ(run({"data", "verify", path("s.h5")}), kData) << output();
   EXPECT_TRUE(says("token 400 beyond the vocabulary of 400")) << output();
   EXPECT_EQ(run(train(path("o"), {"--data.sources=[{path: " + path("s.h5") + "}]"})), kData)
@@ -134,7 +134,7 @@ class OtherTokenizer : public Faults {
         run(prepare(shared("b.jsonl"), path("other.h5"), {"--tokenizer", path("other.model")})), 0)
         << output();
   }
-  // Runs of the same configuration that names no tokenizer.
+  // An option that removes the tokenizer from a configuration.
   static std::string none() { return "--data.tokenizer="; }
 };
 

@@ -31,7 +31,7 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return text;
 }
 
-// FAULT_PROGRAM in the environment: another program to try, such as that of a release.
+// FAULT_PROGRAM in the environment names another program to test, such as that of a release.
 std::string program() {
   const char* other = std::getenv("FAULT_PROGRAM");
   return other == nullptr ? SBTRAIN_PROGRAM : other;
@@ -97,7 +97,7 @@ int Faults::run(const Arguments& arguments, double seconds) {
 
 int Faults::run_in(const std::string& setup, const Arguments& arguments,
                    const std::string& redirection, double seconds) {
-  // exec where nothing follows in a pipe, so that a signal's death shows as such.
+  // Without a pipe, exec replaces the shell, so that the end by a signal is visible as such.
   const bool piped = redirection.find('|') != std::string::npos;
   const std::string script = (setup.empty() ? "" : setup + "\n") + (piped ? "" : "exec ") +
                              "\"$@\" " + redirection + (piped ? "\nexit ${PIPESTATUS[0]}" : "");

@@ -1,5 +1,5 @@
-// Runs the program under faults: limits of the shell, streams that are closed, full or end, inputs
-// that are no files, damaged bytes. Each run has a deadline: a hang is a failure.
+// Runs the program under faults: limits of the shell, streams that are closed, full or end early,
+// inputs that are not files, damaged bytes. Each run has a deadline, so a hang is a failure.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,43 +16,43 @@ namespace sbtrain::test {
 
 namespace fs = std::filesystem;
 
-// Sanitizers map terabytes of addresses, so limits of address space say nothing under them.
+// Sanitizers map terabytes of addresses, so limits on the address space cannot be tested with them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
 
-// How often random faults are tried: `few` times FAULT_ROUNDS (1 unless set).
+// The number of random faults to try: `few` times FAULT_ROUNDS (1 unless set).
 int rounds(int few);
 
-// A folder with a tokenizer, two stores of its own text and one trained run, made once; each test
-// has an empty folder beside it.
+// A folder with a tokenizer, two stores of its own text and one trained run, made once for all
+// tests. Each test also has an empty folder of its own.
 class Faults : public testing::Test {
  protected:
   static void SetUpTestSuite();
   static void TearDownTestSuite();
   void SetUp() override;
 
-  // What all tests share; none may change it.
+  // A file or folder that all tests share; no test may change it.
   static std::string shared(const std::string& name) { return (*shared_ / name).string(); }
   static std::string tokenizer() { return shared("tokenizer.model"); }
   static std::string store() { return shared("a.h5"); }
   static std::string config() { return shared("config.yaml"); }
   static std::string trained() { return shared("run"); }
-  // This test's own.
+  // A path in this test's own folder.
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   std::vector<std::string> left() const;  // names in this test's folder, sorted
 
   using Arguments = std::vector<std::string>;
-  // The exit code of `sbtrain ARGUMENTS`; output() is what it printed to both streams.
+  // Returns the exit code of `sbtrain ARGUMENTS`; output() is its output on both streams.
   int run(const Arguments& arguments, double seconds = 60);
-  // In bash, after `setup` (such as "ulimit -f 8"), with `redirection` (such as "2>&-") following
-  // the command. The code is the program's own, also at the head of a pipe.
+  // Runs in bash, after `setup` (such as "ulimit -f 8"), with `redirection` (such as "2>&-") after
+  // the command. Returns the program's own exit code, also at the head of a pipe.
   int run_in(const std::string& setup, const Arguments& arguments,
              const std::string& redirection = "", double seconds = 60);
-  // The shell's limit of address space that leaves `mebibytes` beside the program's own libraries,
-  // which are gigabytes where it is built for GPUs.
+  // The shell command that limits the address space to `mebibytes` more than the program's
+  // libraries need, which is gigabytes in a build for GPUs.
   std::string address_limit(int mebibytes);
   const std::string& output() const { return output_; }
   bool says(const std::string& text) const { return output_.find(text) != std::string::npos; }

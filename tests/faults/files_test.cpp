@@ -1,4 +1,4 @@
-// Limits, full disks, outputs that are inputs, and inputs that are no files.
+// Limits, full disks, outputs that are inputs, and inputs that are not files.
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -66,7 +66,7 @@ TEST_F(Files, ThreadsThatCannotBeStartedAreDoneWithout) {
 }
 
 TEST_F(Files, WithoutAnyThreadItEndsCleanly) {
-  // The limit of processes binds no superuser.
+  // The limit on processes does not apply to the superuser.
   const std::string setup =
       ::getuid() == 0
           ? "ulimit -u 1; set -- setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\""
@@ -208,13 +208,13 @@ TEST_F(Files, EarlierMetricsAndConfigurationsAreKept) {
   EXPECT_TRUE(read_file(out + "/metrics.jsonl.old.2") == metrics[1]);
   EXPECT_NE(read_file(out + "/config.yaml.old").find("seed: 1"), std::string::npos);
   EXPECT_NE(read_file(out + "/config.yaml.old.2").find("seed: 2"), std::string::npos);
-  // A complete run is as it is, whatever options it is started with.
+  // A complete run does not change, whatever options it is started with.
   const std::string before = read_file(out + "/config.yaml");
   EXPECT_EQ(run(train(out, {"--seed=3", "--train.lr=1"})), 0) << output();
   EXPECT_TRUE(read_file(out + "/config.yaml") == before);
 }
 
-// ---- inputs that are no files
+// ---- inputs that are not files
 
 TEST_F(Files, AFifoIsNoInput) {
   const std::string fifo = path("fifo.jsonl");

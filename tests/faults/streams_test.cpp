@@ -7,7 +7,7 @@ namespace {
 using Streams = Faults;
 constexpr int kStorage = 9;
 
-// Every way to close some of the three streams.
+// Every combination of closed standard streams.
 std::vector<std::string> closings() {
   return {"0<&-", "1>&-", "2>&-", "0<&- 1>&-", "0<&- 2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"};
 }

@@ -1,4 +1,4 @@
-// What the device tests of kernels/primitives and of the parts of attention share.
+// Shared by the device tests of kernels/primitives and of the parts of attention.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,7 +15,7 @@ inline void check_cuda(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-// Skips every test of the fixture where there is no GPU.
+// Skips every test of the fixture if there is no GPU.
 class DeviceTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -39,7 +39,7 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
   ~OnDevice() { cudaFree(data_); }
   T* data() { return static_cast<T*>(data_); }
-  // After the kernels that were launched before.
+  // Waits for the kernels that were launched before.
   std::vector<T> values() const {
     std::vector<T> out(count_);
     check_cuda(cudaGetLastError());

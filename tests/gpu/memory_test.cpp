@@ -1,5 +1,5 @@
-// What the plan of a step says is what the device gives. No other program may use the device
-// meanwhile.
+// A step takes as much memory from the device as its plan says. No other program may use the device
+// during this test.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Whole models on the GPU: against the CPU backend in fp32, and against themselves bit for bit.
+// Whole models on the GPU, compared with the CPU backend in fp32 and bit for bit with themselves.
 #include "support/model.h"
 
 #include <gtest/gtest.h>
@@ -25,26 +25,27 @@ using test::GpuTest;
 using test::ModelRun;
 using test::StepRun;
 
-// Bounds of bf16 against fp32, relative, in the Frobenius norm. Rounding alone makes gradients err
-// by 1e-2 to 5e-2 in models of this size: pytorch_reference.py --stored bfloat16 measures it, and
-// the parity test holds each tensor to what PyTorch shows for it.
+// Bounds of the relative error of bf16 against fp32 in the Frobenius norm. Rounding alone causes
+// errors of 1e-2 to 5e-2 in the gradients of models of this size: pytorch_reference.py --stored
+// bfloat16 measures them, and the parity test bounds each tensor by the error that PyTorch has.
 constexpr double kLossError = 5e-3;
 constexpr double kGradientError = 5e-2;  // of each tensor
-// Four numbers, each a sum over all tokens in which nearly everything cancels: up to 7e-2 there.
+// Four numbers, each a sum over all tokens in which nearly everything cancels: rounding alone
+// causes errors of up to 7e-2.
 constexpr double kGateBiasError = 1.5e-1;
-// What comes before a ReLU (CoCA's t) jumps where rounding moves it across 0, and a token that is
-// nearly orthogonal to its few keys divides by next to nothing (ReBased's q and k): in these models
-// PyTorch, storing its tensors in bf16, errs by 5.9e-2 and by 6.5e-2. As in the parity test, half
-// as much again is allowed.
+// The gradient of a ReLU's input (CoCA's t) jumps where rounding moves the input across 0. A token
+// that is nearly orthogonal to its few keys divides by a very small number (ReBased's q and k). In
+// these models PyTorch errs by 5.9e-2 and by 6.5e-2 when it stores tensors in bf16. As in the
+// parity test, 1.5 times that error is allowed.
 constexpr double kCocaKeyError = 1.5 * 5.9e-2;
 constexpr double kRebasedQueryAndKeyError = 1.5 * 6.5e-2;
 constexpr double kLogitsError = 2e-2;
 constexpr double kMapError = 2e-2;
 
-// Of so many tokens Based and ReBased go through states.
+// In documents of this length Based and ReBased use states.
 constexpr int32_t kLongDocument = ops::rebased_pairs(128 / 4) + 88;
 
-// What mixes tokens, alone or in turns with short convolutions, in either layout.
+// A token mixer, alone or alternating with short convolutions, in either layout.
 struct Case {
   std::string name;
   AttentionConfig attention;
@@ -123,7 +124,7 @@ class GpuModel : public GpuTest, public testing::WithParamInterface<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, GpuModel, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-// The first layer's maps, whose inputs differ by rounding alone; all rows are whole.
+// Compares the first layer's maps, whose inputs differ only by rounding. All rows must sum to 1.
 TEST_P(GpuModel, AttentionMapsAgreeWithTheCpu) {
   const ModelConfig config = small(GetParam());
   const PackedBatch batch = test::packed_batch({130}, config.vocab);
@@ -153,8 +154,8 @@ TEST_P(GpuModel, AttentionMapsAgreeWithTheCpu) {
   }
 }
 
-// Tensors whose gradients are compared as one: the parameters of FIRE are few, and their sums over
-// pairs cancel more or less (that of w2.bias is 0).
+// The gradients of FIRE are compared as one tensor, because its parameters are few and their sums
+// over pairs cancel more or less (that of w2.bias is 0).
 std::map<std::string, std::vector<double>> compared(
     const std::map<std::string, std::vector<float>>& gradients) {
   std::map<std::string, std::vector<double>> out;
@@ -166,7 +167,7 @@ std::map<std::string, std::vector<double>> compared(
   return out;
 }
 
-// Of the gradient of a tensor, by its name.
+// The bound for the gradient of a tensor, by its name.
 double gradient_error(const std::string& name) {
   if (name.ends_with("forget_gate.bias")) return kGateBiasError;
   if (name.ends_with("t_proj.weight")) return kCocaKeyError;
@@ -189,7 +190,7 @@ TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
     ModelRun gpu(Backend::kCuda, config, batch);
     cpu.disturb_constants();
     gpu.disturb_constants();
-    // The gradients of a few numbers that all pairs share: where units break they jump.
+    // All pairs share these few numbers, whose gradients jump where a unit of the MLP breaks.
     cpu.round_to_bf16("self_attn.fire.");
     gpu.round_to_bf16("self_attn.fire.");
     ASSERT_EQ(cpu.masters(), gpu.masters());
@@ -231,7 +232,7 @@ TEST_P(GpuModel, RepeatedAndRecomputedGradientsAreEqualBits) {
   EXPECT_TRUE(full.gradients() == gradients) << "full";
 }
 
-// Prefill of any prefix and single steps behind it give the logits of one full forward pass.
+// Prefill of any prefix and single steps after it give the logits of one full forward pass.
 TEST_P(GpuModel, DecodeEqualsFullForward) {
   const ModelConfig config = small(GetParam());
   const int32_t T = 100;

@@ -1,4 +1,4 @@
-// What the tests of single ops on the GPU share: both backends on inputs that bf16 can hold.
+// Shared by the tests of single ops on the GPU: both backends run on inputs that bf16 can hold.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace sbtrain::test {
 inline constexpr double kBf16Error = 4e-3;
 inline constexpr double kF32Error = 1e-5;
 
-// Matrices with rows of every width that kernels of rows tell apart, `gap` elements between two.
+// Matrices whose rows have every width that kernels treat differently, with `gap` elements between.
 struct RowCase {
   int64_t tokens, width, gap;
 };

@@ -56,7 +56,7 @@ TEST_F(Activation, SwigluBackwardMatchesTheCpu) {
   }
 }
 
-// Gates so large that e^gate overflows: silu is 0 or the gate.
+// For gates so large that e^gate overflows, silu is 0 or the gate.
 TEST_F(Activation, LargeGates) {
   const Owned gate_up = test::generated({4, 2}, 0, [](int64_t i) {
     return i % 2 == 1 ? 2.0 : std::vector<double>{-500, -90, 90, 500}[static_cast<size_t>(i / 2)];
@@ -91,7 +91,7 @@ TEST_F(Activation, SigmoidsMatchTheCpu) {
 
     const Owned dy = test::random_bf16("dy", {c.rows, c.cols});
     const Owned saved = test::generated({c.rows, c.cols}, 0, [](int64_t i) {
-      return 0.999f - 0.007f * static_cast<float>(i % 97);  // as gates are: near 1
+      return 0.999f - 0.007f * static_cast<float>(i % 97);  // near 1, as gates are
     });
     ops::run(cpu, ops::SigmoidBackward{.dx_TH = expected, .dy_TH = dy, .y_TH = saved});
     const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);

@@ -20,7 +20,7 @@ struct Case {
 constexpr Case kCases[] = {{1, 1, 2, 0},     {7, 3, 6, 1},    {67, 5, 64, 0},  {67, 5, 64, 3},
                            {300, 24, 64, 8}, {33, 4, 128, 0}, {33, 2, 96, 16}, {9, 3, 256, 0}};
 
-// y of both backends, and where nothing may be written.
+// Compares y of both backends and checks that nothing is written outside of it.
 void expect_equal(const OnGpu& actual, const Owned& expected, const char* what, const Case& c,
                   ops::CocaVariant variant) {
   EXPECT_LE(test::relative_error(actual, expected), test::kBf16Error)
@@ -89,7 +89,7 @@ TEST_F(Coca, MatchesTheCpu) {
   }
 }
 
-// As the module calls them: on columns of one matrix, outputs on their inputs.
+// Calls the ops as the module does: on columns of one matrix, with outputs in place of inputs.
 TEST_F(Coca, InPlaceOnColumns) {
   constexpr int64_t kTokens = 40, kWidth = 128;
   const Owned positions = test::random_integers("positions", kTokens, 5000);

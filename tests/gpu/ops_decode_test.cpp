@@ -146,7 +146,7 @@ TEST_F(Decode, StickBreakingMatchesTheCpu) {
   }
 }
 
-// What skipping drops weighs less than epsilon.
+// The keys that skipping drops have a total weight below epsilon.
 TEST_F(Decode, StickBreakingSkips) {
   const Case c = {24, 64, 700, 0};
   const Tensors t(gpu(), c);

@@ -16,8 +16,8 @@ struct Case {
   int32_t vocab;
   int64_t gap;
 };
-// A vocabulary of 1 makes one run over all chunks of the sort, a small one runs that begin and end
-// anywhere in a chunk.
+// A vocabulary of 1 gives one run of equal tokens over all chunks of the sort; a small vocabulary
+// gives runs that begin and end anywhere in a chunk.
 constexpr Case kCases[] = {{1, 3, 5, 0},      {31, 8, 1, 0},         {32, 64, 2, 8},
                            {33, 17, 3, 1},    {1000, 200, 1, 0},     {1000, 72, 7, 8},
                            {4096, 40, 50, 0}, {5001, 1536, 1000, 0}, {300, 2304, 49152, 16}};

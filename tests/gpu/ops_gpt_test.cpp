@@ -37,7 +37,7 @@ TEST_F(Gpt, LayerNormMatchesTheCpu) {
   }
 }
 
-// Into another tensor, added to it, and in the place of dy.
+// dx is written to another tensor, added to it, or written in place of dy.
 TEST_F(Gpt, LayerNormBackwardMatchesTheCpuAndRepeats) {
   for (const test::RowCase& c : test::kRowCases) {
     if (c.width == 1) continue;  // the gradient is 0, up to rounding
@@ -121,7 +121,7 @@ TEST_F(Gpt, BiasAndGeluMatchTheCpu) {
 
 // ---- Short convolution --------------------------------------------------------------------------
 
-// Documents of 1, 2, 3, ... tokens, the last one cut off.
+// The positions in documents of 1, 2, 3, ... tokens, of which the last is cut off.
 std::vector<int32_t> positions_of(int64_t tokens) {
   std::vector<int32_t> positions;
   for (int32_t length = 1; static_cast<int64_t>(positions.size()) < tokens; ++length) {
@@ -204,7 +204,7 @@ TEST_F(Gpt, ShortConvMatchesTheCpuAndRepeats) {
   }
 }
 
-// Steps from nothing, the state poisoned, give what the whole documents do.
+// Single steps from the first token on, with a poisoned state, give the outputs of whole documents.
 TEST_F(Gpt, ShortConvDecodes) {
   constexpr int64_t kTokens = 6;
   for (const int64_t width : {5, 64, 768}) {

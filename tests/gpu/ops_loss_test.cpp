@@ -91,7 +91,7 @@ TEST_F(Loss, CrossEntropyMatchesFp64AndRepeats) {
   }
 }
 
-// A target counts when its logit is larger than all others; two equal ones are none.
+// A target is a hit if its logit is larger than all others; if two are equal there is no hit.
 TEST_F(Loss, HitsAreTargetsLargerThanAllOthers) {
   for (const int64_t vocab : {int64_t{5}, int64_t{1000}, int64_t{8192}, int64_t{50257}}) {
     constexpr int64_t kRows = 40;
@@ -183,7 +183,7 @@ TEST_F(Loss, LinearCrossEntropyMatchesTheCpu) {
   ops::run(gpu(), t);
   EXPECT_LE(test::relative_error(loss_gpu, loss), test::kF32Error);
   EXPECT_EQ(hits_gpu.values(), test::to_f64(hits));
-  // Both go through the gradient of the logits, which is bf16.
+  // Both depend on the gradient of the logits, which is stored in bf16.
   EXPECT_LE(test::relative_error(dx_gpu, dx), test::kBf16Error);
   EXPECT_LE(test::relative_error(dw_gpu, dw), test::kBf16Error);
 }

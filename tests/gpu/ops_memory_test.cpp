@@ -20,7 +20,7 @@ constexpr DType kBF16 = DType::kBF16;
 struct Shape {
   int64_t rows, cols, y_gap, x_gap;
 };
-// Contiguous and strided rows, of which vectors can be made or not.
+// Contiguous and strided rows, some of which allow vectorised copies.
 constexpr Shape kShapes[] = {{1, 1, 0, 0},   {7, 13, 0, 0},     {7, 13, 2, 5}, {300, 257, 0, 3},
                              {64, 72, 0, 0}, {300, 256, 8, 16}, {5, 8, 1, 0},  {2, 100000, 0, 0}};
 
@@ -57,7 +57,7 @@ TEST_F(Memory, CopiesBetweenTypes) {
   EXPECT_THROW(ops::run(gpu(), ops::Copy{.y = OnGpu(gpu(), kF32, {1000}), .x = x}), Error);
 }
 
-// Columns that begin in the middle of 16 bytes.
+// Column ranges that do not begin on a boundary of 16 bytes.
 TEST_F(Memory, CopiesColumnRanges) {
   const Owned values = test::random_bf16("x", {33, 80});
   const OnGpu x(gpu(), values, kBF16);

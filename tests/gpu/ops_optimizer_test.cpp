@@ -20,7 +20,7 @@ using Values = std::vector<double>;
 constexpr DType kF32 = DType::kF32;
 constexpr DType kF64 = DType::kF64;
 
-// f64 on the GPU.
+// Writes f64 values to a tensor on the GPU.
 void set(test::GpuStream& s, const Tensor& x, const Values& values) {
   ops::run(s, ops::CopyFromHost{.y = x, .host = values.data()});
 }
@@ -113,7 +113,7 @@ TEST_F(Optimizer, AdamWMatchesTheCpu) {
     const OnGpu v(gpu(), host.v, kF32);
     const OnGpu compute(gpu(), DType::kBF16, {n});
     const OnGpu stats_gpu(gpu(), kF64, {ops::kStepStats});
-    // Ranges that begin and end within 16 bytes, one that is empty.
+    // Ranges that do not begin or end on boundaries of 16 bytes, and an empty one.
     const std::vector<ops::DecayRange> decays = {
         {0, n / 7}, {n / 7 + 1, n / 3}, {n / 2, n / 2}, {n / 2 + 1, n}};
     for (int step = 1; step <= 4; ++step) {

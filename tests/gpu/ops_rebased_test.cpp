@@ -20,7 +20,8 @@ constexpr DType kF32 = DType::kF32;
 constexpr DType kBF16 = DType::kBF16;
 constexpr DType kI32 = DType::kI32;
 
-// Of gradients against those of the same outputs: theirs are weights, slopes and results in bf16.
+// Bound for gradients against a reference with the same outputs; the rest of the error comes from
+// weights, slopes and results in bf16.
 constexpr double kGradientError = 8e-3;
 
 Owned positions_of(const RebasedCase& c) {
@@ -31,14 +32,14 @@ Owned positions_of(const RebasedCase& c) {
   return test::integers(positions);
 }
 
-// What one run of both passes writes.
+// The results of one run of both passes.
 struct Outputs {
   std::vector<double> o, den, dq, dk, dv;
   std::vector<uint8_t> raw;  // every byte
-  bool gaps = false;         // as they were
+  bool gaps = false;         // the gaps are unchanged
 };
 
-// q, k and v, and their gradients, are columns of one matrix with a gap behind each row.
+// q, k and v are columns of one matrix with a gap after each row; so are their gradients.
 class Problem {
  public:
   Problem(test::GpuStream& gpu, const RebasedCase& c, int64_t gap)
@@ -60,7 +61,7 @@ class Problem {
   Tensor v(const Tensor& all) const { return all.col_range(2 * features(), values()); }
   const OnGpu& qkv() const { return qkv_gpu_; }
 
-  // So long that the chunked form is taken: the length is an upper bound.
+  // max_seqlen is an upper bound, here so large that the chunked form is chosen.
   Sequences sequences() const {
     return {.cu_seqlens = bounds_,
             .positions_T = positions_,
@@ -147,7 +148,7 @@ void check(test::GpuStream& gpu, RebasedCase c, int64_t gap) {
   }
 }
 
-// Ends of documents on, before and behind the ends of tiles and chunks.
+// Documents end at, before and after the ends of tiles and chunks.
 const std::vector<int32_t> kMixed = {1, 2, 127, 128, 129, 500, 1, 0, 1, 63, 65};
 
 TEST_F(Rebased, AgreesWithTheDefinition) {
@@ -209,7 +210,7 @@ TEST_F(Rebased, LoneTokensTakeTheirValue) {
   }
 }
 
-// A document's bits do not depend on its neighbours' contents.
+// The bits of a document's results do not depend on the contents of other documents.
 TEST_F(Rebased, DocumentsDoNotLeak) {
   RebasedCase c;
   c.documents = {70, 65, 330};
@@ -232,7 +233,7 @@ TEST_F(Rebased, DocumentsDoNotLeak) {
   }
 }
 
-// The state of any prefix and steps behind it give what the whole document does.
+// The state of any prefix and single steps after it give the outputs of the whole document.
 TEST_F(Rebased, DecodesFromAState) {
   struct Shape {
     int heads;

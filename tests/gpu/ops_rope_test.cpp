@@ -18,7 +18,7 @@ struct Case {
 constexpr Case kCases[] = {{1, 1, 2, 0},     {7, 3, 6, 1},    {67, 5, 64, 0},  {67, 5, 64, 3},
                            {300, 24, 64, 8}, {33, 4, 128, 0}, {33, 2, 96, 16}, {9, 3, 256, 0}};
 
-// Late positions included: their angles need more than f32.
+// Includes late positions, whose angles need more precision than f32.
 TEST_F(Rope, MatchesTheCpu) {
   for (const Case& c : kCases) {
     const int64_t cols = c.heads * c.head_dim;
@@ -38,7 +38,7 @@ TEST_F(Rope, MatchesTheCpu) {
   }
 }
 
-// q and k are column ranges of one qkv matrix, and v stays as it is.
+// q and k are column ranges of one qkv matrix; v does not change.
 TEST_F(Rope, ColumnRanges) {
   const Owned x = test::random_bf16("x", {40, 3 * 128});
   const Owned positions = test::random_integers("positions", 40, 5000);

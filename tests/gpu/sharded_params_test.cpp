@@ -1,4 +1,4 @@
-// Parameters on the GPU: what inference loads is what training's compute copies hold.
+// Parameters on the GPU: inference loads the same values as the compute copies of training hold.
 #include "parallel/sharded_params.h"
 
 #include <gtest/gtest.h>

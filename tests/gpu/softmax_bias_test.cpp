@@ -1,5 +1,5 @@
 // Softmax attention with ALiBi and FIRE on the GPU against the fp64 oracle, and their decoding
-// against the CPU backend. Skipped where there is no GPU.
+// against the CPU backend. Skipped if there is no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,18 +19,18 @@ constexpr DType kBF16 = DType::kBF16;
 constexpr DType kF32 = DType::kF32;
 constexpr DType kI32 = DType::kI32;
 constexpr int64_t kUnits = ops::kFireHidden;
-constexpr int64_t kGap = 8;  // elements behind each row that nothing may touch
+constexpr int64_t kGap = 8;  // elements after each row that no kernel may touch
 
-// What FIRE's numbers are like.
+// Kinds of parameters of FIRE.
 enum class Fire : uint8_t {
-  kStandard,   // breaks everywhere
-  kFlat,       // no unit knows the distance
-  kFalling,    // all units cease to be active
-  kOutside,    // no break is met
+  kStandard,   // units break at many distances
+  kFlat,       // no unit depends on the distance
+  kFalling,    // all units become inactive with distance
+  kOutside,    // no break lies at a distance that occurs
   kOneBreak,   // all units break at one distance
   kNearZeroC,  // psi hardly grows
-  kNegative,   // c and m, with long reach
-  kShort,      // m = 0: the denominator is the query's own
+  kNegative,   // c and m are negative, |m L0| is large
+  kShort,      // m = 0: the denominator depends on the query only
 };
 
 struct Case {
@@ -50,11 +50,11 @@ struct Case {
            ", window " + std::to_string(window) + ", q and k times " + std::to_string(size);
   }
 };
-// Ends of documents on, before and behind the ends of tiles.
+// Documents end at, before and after the ends of tiles.
 const std::vector<int32_t> kMixed = {1, 2, 127, 128, 129, 500, 1, 1};
 const std::vector<int32_t> kLong = {3, 3000, 70};
 
-// c, m, w1, b1, w2, b2, as the oracle takes them.
+// c, m, w1, b1, w2, b2, in the order of the oracle.
 Owned fire_numbers(Fire kind, int heads) {
   Owned x = random_normal("fire", {2 + 2 * kUnits + heads * (kUnits + 1)}, 0.6);
   float* const c = x.f32();
@@ -139,7 +139,7 @@ class Problem {
   std::vector<int32_t> bounds = {0}, positions;
 };
 
-// Gradients are added to what is there.
+// The value of gradients before the backward pass, which adds to them.
 constexpr double kBefore = 0.5;
 
 // One forward and one backward pass.
@@ -191,7 +191,7 @@ class Pass {
                                      .params = x.params()});
     ops::run(s, ops::Synchronize{});
   }
-  // A third of dqkv's columns.
+  // The gradient of q (index 0), k (1) or v (2): a third of dqkv's columns.
   std::vector<double> gradient(int64_t index) const {
     const std::vector<double> all = dqkv.values();
     std::vector<double> out;
@@ -210,8 +210,9 @@ class Pass {
   OnGpu o, dqkv, lse, dfire;
 };
 
-// Some sums over pairs nearly cancel, of b2's gradient all does: errors of each part are held
-// against the larger of that part's gradient and a small fraction of the whole one's.
+// Some sums over pairs nearly cancel, and that of b2's gradient cancels completely. So the error of
+// each part is relative to that part's gradient or to a small fraction of the whole gradient,
+// whichever is larger.
 void expect_fire_close(const std::vector<double>& actual, const std::vector<double>& expected,
                        int heads, const std::string& text) {
   double norm = 0;

@@ -1,5 +1,5 @@
-// Softmax attention on the GPU, portable and by cuDNN, against the fp64 oracle. Skipped where there
-// is no GPU. `sbtrain bench attention` times both.
+// Softmax attention on the GPU, portable and by cuDNN, against the fp64 oracle. Skipped if there is
+// no GPU. `sbtrain bench attention` times both.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ struct GpuCase {
   int heads = 2;
   int64_t head_dim = 64;
   int64_t window = 0;
-  double peak = 0;  // the largest |logit|; 0: of standard normal q and k
+  double peak = 0;  // the largest |logit|; 0: that of standard normal q and k
 
   int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
   int64_t width() const { return heads * head_dim; }
@@ -45,7 +45,7 @@ struct GpuCase {
            std::to_string(window) + ", peak " + std::to_string(peak);
   }
 };
-// Ends of documents on, before and behind the ends of tiles.
+// Documents end at, before and after the ends of tiles.
 const std::vector<int32_t> kMixed = {1, 2, 127, 128, 129, 500, 1, 1};
 const std::vector<int32_t> kLong = {3, 4096, 70};
 
@@ -86,9 +86,9 @@ class OnGpu {
 };
 
 constexpr uint16_t kPoison = 0xffff;  // NaN
-constexpr int64_t kGap = 8;           // elements behind each row that nothing may touch
+constexpr int64_t kGap = 8;           // elements after each row that no kernel may touch
 
-// A bf16 matrix whose rows have a gap behind them.
+// A bf16 matrix with a gap after each row.
 struct Matrix {
   Matrix(int64_t rows, int64_t cols)
       : rows(rows),
@@ -225,7 +225,7 @@ class SoftmaxCase {
     p.v = qkv_.part(2 * width, width);
     return p;
   }
-  // Makes the largest |logit| of a pair in one document the case's peak.
+  // Scales q so that the largest |logit| of a pair within a document is the case's peak.
   void scale_logits() {
     const oracle::Problem p = problem_of_oracle();
     double largest = 0;
@@ -252,7 +252,7 @@ class SoftmaxCase {
   std::unique_ptr<oracle::Result> expected_;
 };
 
-// Poisoned.
+// Poisoned scratch memory.
 OnGpu<std::byte> scratch_of(size_t bytes) {
   return OnGpu<std::byte>(std::vector<std::byte>(bytes, std::byte{0xff}));
 }
@@ -265,7 +265,7 @@ void run_portable(const SoftmaxProblem& p) {
   SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-// The scratch is what the plans want; the upper bounds that memory is planned by must cover it.
+// Takes the scratch that cuDNN's plans need, which the bounds for memory planning must cover.
 void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministic) {
   const size_t forward = cudnn.forward_bytes(p), backward = cudnn.backward_bytes(p);
   const OnGpu<std::byte> scratch = scratch_of(std::max<size_t>({forward, backward, 256}));
@@ -303,7 +303,7 @@ class GpuSoftmax : public testing::Test {
     if (!cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
   }
 
-  // Every case, twice; equal bits where the order of summation is fixed.
+  // Runs every case twice; the bits must be equal if the order of summation is fixed.
   void check(Path path, const std::vector<GpuCase>& cases) {
     std::unique_ptr<CudnnAttention> cudnn;
     const bool deterministic = path != Path::kCudnnAnyOrder;
@@ -354,7 +354,7 @@ TEST_F(GpuSoftmax, Portable) {
   check(Path::kPortable, cases_of({32, 48, 64, 128}));
 }
 
-// One document of one token is more than cuDNN's backward pass can do.
+// Without a document of one token, which cuDNN's backward pass does not support.
 std::vector<GpuCase> cudnn_cases() {
   std::vector<GpuCase> cases = cases_of({32, 64, 128});
   std::erase_if(cases, [](const GpuCase& c) { return c.tokens() == 1; });
@@ -367,7 +367,7 @@ TEST_F(GpuSoftmax, CudnnAnyOrder) {
   check(Path::kCudnnAnyOrder, cudnn_cases());
 }
 
-// The passes may be done by different implementations: lse means the same to both.
+// The two passes may use different implementations, because lse has the same meaning in both.
 TEST_F(GpuSoftmax, PathsMix) {
   std::string why;
   const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open({}, &why);
@@ -392,7 +392,7 @@ TEST_F(GpuSoftmax, PathsMix) {
   }
 }
 
-// Too little scratch is a reason to leave it to others, not an error.
+// Too little scratch is a reason to choose another implementation, not an error.
 TEST_F(GpuSoftmax, CudnnSaysWhatItLacks) {
   std::string why;
   const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open({}, &why);
@@ -404,7 +404,7 @@ TEST_F(GpuSoftmax, CudnnSaysWhatItLacks) {
   });
 }
 
-// The op: chooses by itself, with the scratch that it plans.
+// The op chooses an implementation itself and runs with the scratch that it has planned.
 TEST_F(GpuSoftmax, Op) {
   Memory memory(Backend::kCuda);
   Stream stream(memory);

@@ -10,7 +10,7 @@ using GpuStickBreaking = GpuTest;
 
 struct Outputs {
   std::vector<double> o, rem, stop, dqkv, dgate, dbias;
-  std::vector<uint8_t> bits{};  // of all of them
+  std::vector<uint8_t> bits{};  // of all results
 };
 
 // Columns [part * width, ...) of a [T, 3 * width] matrix.
@@ -31,7 +31,7 @@ Owned positions_of(const Case& c) {
   return integers(positions);
 }
 
-// Inputs that bf16 can hold, and what the GPU makes of them.
+// Inputs that bf16 can hold, and the results of the GPU.
 struct GpuAttention : Attention {
   explicit GpuAttention(const Case& c) : Attention(c) {
     for (Owned* x : {&qkv, &dout, &bias}) round_to_bf16(*x);
@@ -149,7 +149,7 @@ TEST_F(GpuStickBreaking, EveryHeadDimension) {
   }
 }
 
-// Every length up to a tile and some behind it, in one pack and alone.
+// Every length up to a tile and some beyond it, in one pack and alone.
 TEST_F(GpuStickBreaking, EveryLength) {
   Case c{.documents = {}, .heads = 1, .head_dim = 64};
   for (int32_t length = 1; length <= 64; ++length) c.documents.push_back(length);
@@ -189,8 +189,8 @@ TEST_F(GpuStickBreaking, SkippingIsExactForWhatIsRead) {
   }
 }
 
-// Logits of +-100 and more, in which every stick is used up or none is: finite, and right where
-// fp32 can be.
+// With logits of +-100 and more, a stick is used up completely or not at all. Results must be
+// finite, and right as far as fp32 permits.
 TEST_F(GpuStickBreaking, ExtremeLogits) {
   for (const double scale : {-10.0, 100.0, -100.0, 1e4}) {
     for (const bool gated : {false, true}) {
@@ -206,7 +206,7 @@ TEST_F(GpuStickBreaking, ExtremeLogits) {
   }
 }
 
-// Large finite numbers in the neighbours' documents change nothing.
+// Large finite numbers in neighbouring documents change nothing.
 TEST_F(GpuStickBreaking, NothingLeaksBetweenDocuments) {
   const Case c{.documents = {100, 60, 200}, .heads = 2, .head_dim = 64};
   GpuAttention clean(c), poisoned(c);

@@ -10,7 +10,7 @@ namespace {
 
 using GpuStreams = GpuTest;
 
-// The work is long enough that without the events the other stream would be ahead of it.
+// The work is so long that without the events the other stream would overtake it.
 TEST_F(GpuStreams, AStreamWaitsForTheWorkOfAnother) {
   constexpr int64_t kElements = int64_t{1} << 26;
   constexpr int kFills = 50;

@@ -1,6 +1,6 @@
-// Loss, logits and gradients of a 2-layer model against PyTorch's autograd in fp32. Skipped where
-// no Python with torch and numpy is found. The build makes two programs of this file, one for each
-// backend.
+// Loss, logits and gradients of a 2-layer model against PyTorch's autograd in fp32. Skipped if
+// no Python with torch and numpy is found. The build makes two programs from this file, one for
+// each backend.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -21,8 +21,8 @@ constexpr int kNoTorch = 77;  // exit code of pytorch_reference.py without torch
 
 constexpr Backend kBackend = Backend::SBTRAIN_PARITY_BACKEND;
 
-// Bounds of relative errors: fp32 on the CPU, bf16 on the GPU, where a tensor may also err by half
-// more than PyTorch does when it stores its tensors in bf16.
+// Bounds of relative errors: fp32 on the CPU, bf16 on the GPU, where the error of a tensor may
+// also be 1.5 times that of PyTorch with tensors stored in bf16.
 struct Tolerance {
   const char* loss;
   const char* tensors;

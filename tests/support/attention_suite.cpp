@@ -1,7 +1,6 @@
-// What every registered attention module must do, for every combination of its options: the
-// values of its enumerations and flags, with the numbers once at their defaults and once at the
-// examples that the module's own table gives. A module that is registered is tested; nothing here
-// knows one by name.
+// Tests of every registered attention module, for every combination of its options: all values of
+// its enumerations and flags, with the numbers once at their defaults and once at the examples that
+// the module's own table gives. Every registered module is tested; no module is named here.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,8 +18,8 @@
 namespace sbtrain::test {
 namespace {
 
-// Sets a module's options to one combination of their values: at every enumeration and flag that
-// applies it follows `path` and, beyond its end, takes the first value.
+// Sets a module's options to one combination of their values. For each enumeration and flag that
+// applies it takes the next choice of `path`, and the first value when the path has ended.
 class Chooser : public Fields {
  public:
   using Fields::list;
@@ -118,7 +117,7 @@ std::vector<Combination> combinations(const std::string& type) {
   return all;
 }
 
-// The parameters of a module one after the other, as fused ones must lie.
+// The parameters of a module, stored one after the other as fused ones must be.
 struct Parameters {
   Parameters(const ::sbtrain::Attention& module, bool random) : specs(module.parameters()) {
     for (const TensorSpec& spec : module.shared_parameters()) specs.push_back(spec);
@@ -312,7 +311,7 @@ TEST_P(AttentionSuite, WeightGradientsAreAdded) {
   }
 }
 
-// Another document beside it changes no bit of a document's outputs and gradients.
+// The presence of another document changes no bit of a document's outputs and gradients.
 TEST_P(AttentionSuite, DocumentsDoNotLeak) {
   const Pack pack({5, 40, 9});
   constexpr int64_t kBegin = 5, kEnd = 45;
@@ -364,7 +363,7 @@ TEST_P(AttentionSuite, DecodeContinuesTheForwardPass) {
     const auto forward = [&](const Owned& mix, const Tensor& x, int32_t length) {
       const Pack pack({length});
       Sequences sequences = pack.sequences();
-      sequences.max_seqlen = kCapacity;  // what is announced to both
+      sequences.max_seqlen = kCapacity;  // the same bound for both forms
       auto saved = module->allocate(s.memory, length);
       module->forward(s, mix, x, w.weights, *saved, sequences);
       return saved;
@@ -397,7 +396,7 @@ TEST_P(AttentionSuite, DecodeContinuesTheForwardPass) {
   }
 }
 
-// Without a prompt, from an empty cache.
+// Decodes without a prompt, from an empty cache.
 TEST_P(AttentionSuite, DecodesFromTheFirstToken) {
   constexpr int32_t kTokens = 30;
   for (const Combination& c : combinations(GetParam())) {
@@ -423,8 +422,8 @@ TEST_P(AttentionSuite, DecodesFromTheFirstToken) {
   }
 }
 
-// A step, planned and then run in the planned memory, gives the same bits as without a plan; what
-// the step takes beyond its plan, or in another order, throws.
+// A step that is planned and then run in the planned memory gives the same bits as one without a
+// plan. Memory that a step takes beyond its plan, or in another order, makes it throw.
 TEST_P(AttentionSuite, RunsInThePlannedMemory) {
   const Pack pack({5, 70, 9});
   for (const Combination& c : combinations(GetParam())) {
@@ -453,7 +452,7 @@ TEST_P(AttentionSuite, RunsInThePlannedMemory) {
   }
 }
 
-// One document of twice the length takes at most twice the memory, forward and backward.
+// A document of twice the length takes at most twice the memory, forward and backward.
 TEST_P(AttentionSuite, MemoryIsLinearInTheLength) {
   for (const Combination& c : combinations(GetParam())) {
     SCOPED_TRACE(c.name());

@@ -1,4 +1,4 @@
-// Tensors of tests on the GPU.
+// Tensors for tests on the GPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,10 +17,10 @@ namespace sbtrain::test {
 struct GpuStream {
   Memory memory{Backend::kCuda};
   Stream stream{memory};
-  operator Stream&() { return stream; }  // NOLINT: passed where ops want a stream
+  operator Stream&() { return stream; }  // NOLINT: passed to ops as a stream
 };
 
-// Skips every test of the fixture where there is no GPU.
+// Skips every test of the fixture if there is no GPU.
 class GpuTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -37,14 +37,14 @@ inline float from_bf16(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// Every element becomes the bf16 next to it, so that both backends see the same inputs.
+// Rounds every element to the nearest bf16, so that both backends see the same inputs.
 inline void round_to_bf16(Owned& x) {
   for (int64_t r = 0; r < x.tensor().rows(); ++r) {
     for (int64_t c = 0; c < x.tensor().cols(); ++c) x.at(r, c) = from_bf16(to_bf16(x.at(r, c)));
   }
 }
 
-// A tensor on the GPU, with `gap` elements behind each row. It starts poisoned: all bits set, NaN
+// A tensor on the GPU, with `gap` elements after each row. It starts poisoned: all bits set, NaN
 // in every real type.
 class OnGpu {
  public:
@@ -58,7 +58,7 @@ class OnGpu {
     view.data = all_.tensor().data;
     view_ = view;
   }
-  // The elements of a host tensor, f32 or i32, as `dtype`.
+  // Copies the elements of a host tensor, f32 or i32, converted to `dtype`.
   OnGpu(GpuStream& gpu, const Tensor& host, DType dtype, int64_t gap = 0)
       : OnGpu(gpu, dtype, std::vector<int64_t>(host.shape.begin(), host.shape.begin() + host.rank),
               gap) {
@@ -80,7 +80,7 @@ class OnGpu {
 
   operator const Tensor&() const { return view_; }  // NOLINT: used as its tensor
   const Tensor& tensor() const { return view_; }
-  // All bytes, the gaps too.
+  // All bytes, including the gaps.
   std::vector<uint8_t> raw() const {
     std::vector<uint8_t> bytes(all_.tensor().bytes());
     ops::run(gpu_, ops::CopyToHost{.host = bytes.data(), .x = all_});

@@ -18,8 +18,8 @@
 
 namespace sbtrain::test {
 
-// Documents of these lengths with random tokens; some targets, and the last of each document, are
-// ignored. Another `index` gives other tokens.
+// Documents of these lengths with random tokens. Some targets, and the last one of each document,
+// are ignored. Another `index` gives other tokens.
 inline PackedBatch packed_batch(const std::vector<int32_t>& lengths, int64_t vocab,
                                 uint64_t index = 0) {
   PackedBatch batch;
@@ -41,7 +41,7 @@ inline PackedBatch packed_batch(const std::vector<int32_t>& lengths, int64_t voc
 
 class ModelRun {
  public:
-  // Weights are those of seed 5.
+  // The weights are initialised with seed 5.
   ModelRun(Backend backend, const ModelConfig& config, const PackedBatch& batch,
            Recompute recompute = Recompute::kNone)
       : memory_(backend),
@@ -68,7 +68,7 @@ class ModelRun {
                             .max_seqlen = longest}};
   }
 
-  // Gradients of the mean loss plus z-loss. Returns the mean loss.
+  // Computes the gradients of the mean loss plus z-loss. Returns the mean loss.
   double backward(float z_loss = 0.0f) {
     params_.zero_gradients();
     model_.forward_backward(stream_, params_, batch_, loss_T_.tensor().reshaped({batch_.tokens()}),
@@ -106,7 +106,7 @@ class ModelRun {
     return tensors([](const ShardedParams::Shard& shard) { return shard.weights; });
   }
 
-  // Adds noise to what starts as a constant: norms at 1 and biases at 0 hide mistakes.
+  // Adds noise to parameters that start as constants: norms at 1 and biases at 0 hide mistakes.
   void disturb_constants() {
     change_masters([](const PlacedTensor& tensor, float* values) {
       if (tensor.spec.init.kind == Init::Kind::kNormal) return;
@@ -145,12 +145,12 @@ class ModelRun {
   const BatchTensors& batch() const { return batch_; }
 
  private:
-  // On the CPU, where it costs little.
+  // Poisons released memory on the CPU only, where it costs little.
   static Memory& with_poison(Memory& memory) {
     if (memory.backend() == Backend::kCpu) memory.poison();
     return memory;
   }
-  // change(tensor, its stored elements) for every parameter.
+  // Calls change(tensor, its stored elements) for every parameter.
   template <typename Change>
   void change_masters(Change&& change) {
     for (size_t u = 0; u < model_.registry().units().size(); ++u) {

@@ -10,10 +10,10 @@
 
 namespace sbtrain::test {
 
-// A child process whose stdout and stderr go to one file. Killed when destroyed while running.
+// A child process whose stdout and stderr go to one file. The destructor kills it if it still runs.
 class Process {
  public:
-  // `environment` is added to this process's own.
+  // `environment` is added to the environment of this process.
   Process(const std::vector<std::string>& command, const std::filesystem::path& log,
           const std::map<std::string, std::string>& environment = {});
   ~Process();
@@ -22,7 +22,8 @@ class Process {
 
   void signal(int number) const;
   bool running();
-  // Exit code, or 128 + signal number. Kills the child and fails the test after `seconds`.
+  // Returns the exit code, or 128 + signal number. After `seconds` it kills the child and fails the
+  // test.
   int wait(double seconds = 120);
   std::string output() const;
 
@@ -35,7 +36,7 @@ class Process {
 std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, const std::string& text);
 
-// A fresh folder, removed with everything in it when the object goes.
+// A new folder, removed with everything in it by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder();

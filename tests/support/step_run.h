@@ -16,7 +16,7 @@
 
 namespace sbtrain::test {
 
-// Planned or not.
+// Runs the steps with or without a plan.
 class StepRun {
  public:
   StepRun(const Config& config, bool planned)
@@ -46,7 +46,7 @@ class StepRun {
   StepResult step(const std::vector<PackedBatch>& micro_batches) {
     return step_->run(micro_batches, 1e-3).wait();
   }
-  // Losses and gradient norms of some steps, and a validation loss behind them.
+  // Losses and gradient norms of some steps, and a validation loss after them.
   std::vector<double> train(int steps) {
     std::vector<double> results;
     for (int n = 0; n < steps; ++n) {

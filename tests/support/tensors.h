@@ -14,17 +14,17 @@
 
 namespace sbtrain::test {
 
-// A stream on the CPU backend with memory of its own; what tests call ops with. What reads or
-// writes released memory shows.
+// A stream on the CPU backend with memory of its own, with which tests call ops. Released memory is
+// poisoned, so that its use is noticed.
 struct CpuStream {
   CpuStream() { memory.poison(); }
   Memory memory{Backend::kCpu};
   Stream stream{memory};
-  operator Stream&() { return stream; }  // NOLINT: passed where ops want a stream
+  operator Stream&() { return stream; }  // NOLINT: passed to ops as a stream
 };
 
 // A tensor that owns its memory. With `gap` > 0 its rows are strided: `gap` elements that no op
-// may touch lie behind each row (see gaps_intact). Everything starts poisoned: NaN as f32, a
+// may touch lie after each row (see gaps_intact). Everything starts poisoned: NaN as f32, a
 // large negative number as i32.
 class Owned {
  public:
@@ -45,7 +45,7 @@ class Owned {
   int32_t* i32() const { return view_.i32(); }
   float& at(int64_t row, int64_t col) { return view_.f32()[row * view_.row_stride + col]; }
 
-  // Whether the elements between the rows are as the constructor left them.
+  // Whether the elements between the rows still have the values of the constructor.
   bool gaps_intact() const {
     for (int64_t r = 0; r < view_.rows(); ++r) {
       for (int64_t c = view_.cols(); c < view_.row_stride; ++c) {
@@ -80,7 +80,7 @@ inline Owned constant(std::vector<int64_t> shape, double value, int64_t gap = 0)
   return generated(std::move(shape), gap, [&](int64_t) { return value; });
 }
 
-// Normal numbers that depend on `name` and the element alone.
+// Normal numbers that depend only on `name` and the element's index.
 inline Owned random_normal(std::string_view name, std::vector<int64_t> shape, double std = 1.0,
                            double mean = 0.0, int64_t gap = 0) {
   const Philox random(1, RandomPurpose::kTest, name);
@@ -117,8 +117,8 @@ inline std::vector<double> to_f64(const Tensor& t) {
   return out;
 }
 
-// How far a result is from its reference, relative to it: in the Frobenius norm, and its largest
-// difference over its largest element. Absolute where the reference is zero; infinite for NaN or
+// The error of a result relative to its reference: in the Frobenius norm, and as the largest
+// difference over the largest element. Absolute if the reference is zero; infinite for NaN or
 // different sizes.
 struct RelativeErrors {
   double frobenius = std::numeric_limits<double>::infinity();

@@ -1,5 +1,5 @@
-// Whole runs of the program on the GPU: as on the CPU within rounding, and equal bits when they
-// are repeated or continued.
+// Whole runs of the program on the GPU: they agree with the CPU within rounding, and give equal
+// bits when they are repeated or continued.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -26,7 +26,7 @@ class GpuSystemTest : public test::SystemTest {
   void SetUp() override {
     std::string why;
     if (!cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
-    environment_["XDG_CACHE_HOME"] = path("cache");  // of the choices of matrix products
+    environment_["XDG_CACHE_HOME"] = path("cache");  // holds the choices of matrix products
     SystemTest::SetUp();
   }
 
@@ -36,7 +36,7 @@ class GpuSystemTest : public test::SystemTest {
                           "--stages.1.length=8 steps", "--checkpoint.keep=5"});
   }
 
-  // A copy of a run as it was when its checkpoint of `step` was the newest.
+  // Copies a run in the state in which its checkpoint of `step` was the newest.
   void copy_run(const std::string& from, const std::string& to, int step) const {
     fs::copy(path(from), path(to), fs::copy_options::recursive);
     const fs::path checkpoints = path(to) + "/checkpoints";
@@ -150,7 +150,7 @@ TEST_F(GpuSystemTest, RecomputingChangesNothing) {
   expect_equal_runs("a", "b");
 }
 
-// The choices of matrix products come from the run's folder: those of the cache are gone.
+// The choices of matrix products must come from the run's folder, since the cache is removed.
 TEST_F(GpuSystemTest, AContinuedRunEqualsAnUninterruptedOne) {
   ASSERT_EQ(run(twenty_steps("whole", "cuda")), 0) << output_;
   copy_run("whole", "parts", 10);
@@ -190,7 +190,7 @@ TEST_F(GpuSystemTest, AModelTooLargeForTheDeviceIsRefusedWithItsPlan) {
                            "train.sequence_length", "train.recompute"}) {
     EXPECT_NE(output_.find(text), std::string::npos) << text << " is not in:\n" << output_;
   }
-  // Activations alone can be too many as well.
+  // Activations by themselves can also exceed the memory.
   EXPECT_EQ(run(training(
                 "run", {"--device=cuda", "--train.micro_batch=4194304", "--train.batch=4194304"})),
             8)

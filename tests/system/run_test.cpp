@@ -1,4 +1,4 @@
-// Whole runs of the program: training, interruptions, faults and what comes after them.
+// Whole runs of the program: training, interruptions, faults and recovery from them.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -42,7 +42,7 @@ TEST_F(SystemTest, TrainsValidatesAndSaves) {
               loss_at(history, 60, "validation/loss"), 1e-5);
 }
 
-// What is generated is what the model learned: text that repeats is continued by heart.
+// A model that has learned a repeating text continues it exactly.
 TEST_F(SystemTest, GenerateContinuesTheTrainedText) {
   const std::vector<std::string> days = {"Monday", "Tuesday",  "Wednesday", "Thursday",
                                          "Friday", "Saturday", "Sunday"};
@@ -66,6 +66,14 @@ TEST_F(SystemTest, GenerateContinuesTheTrainedText) {
   EXPECT_EQ(output_.rfind("Monday Tuesday Wednesday Thursday Friday Saturday", 0), 0U) << output_;
 }
 
+TEST_F(SystemTest, ResultsDoNotDependOnTheNumberOfThreads) {
+  for (const char* threads : {"1", "3"}) {
+    environment_["OMP_NUM_THREADS"] = threads;
+    ASSERT_EQ(run(training(threads)), 0) << output_;
+  }
+  EXPECT_EQ(records("1"), records("3"));
+}
+
 // Models of other layouts learn, save, evaluate and generate too.
 TEST_F(SystemTest, OtherLayoutsTrain) {
   const std::map<std::string, std::string> models = {
@@ -86,7 +94,7 @@ TEST_F(SystemTest, OtherLayoutsTrain) {
         << output_;
     EXPECT_EQ(output_.rfind("The", 0), 0U);
   }
-  // Longer than trained: rotary positions can be stretched, learned ones end.
+  // Beyond the trained length rotary positions can be stretched, but learned positions end.
   const auto evaluate = [&](const std::string& name, const std::vector<std::string>& more) {
     std::vector<std::string> arguments = {"eval", "--checkpoint", path(name), "--sequence-length",
                                           "128",  "--json"};
@@ -210,7 +218,7 @@ TEST_F(SystemTest, ShowsItsAttention) {
   ASSERT_EQ(overlap.at("heads").size(), 4U);
   for (const nlohmann::json& head : overlap.at("heads")) {
     EXPECT_EQ(head.at("queries"), 3);
-    EXPECT_GE(head.at("iou_top"), 0.2);  // token 1 can see token 0 alone, in both examples
+    EXPECT_GE(head.at("iou_top"), 0.2);  // in both examples token 1 sees only token 0
     EXPECT_LE(head.at("iou_top"), 1);
   }
   std::string many = "1";
@@ -255,13 +263,13 @@ TEST_F(SystemTest, SavesOnRequestAndGoesOn) {
   EXPECT_EQ(folders, 2);  // the request's and the last one
 }
 
-// Killed at random moments, in training and in saving, a run always continues from a good
-// checkpoint and ends as if nothing had happened.
+// A run that is killed at random moments, in training and in saving, always continues from a good
+// checkpoint and ends with the same results as an uninterrupted run.
 TEST_F(SystemTest, SurvivesKillAtRandomMoments) {
   ASSERT_EQ(run(training("whole")), 0) << output_;
   const std::vector<std::string> often = {"--checkpoint.every=2 steps"};
   std::mt19937 random(1);
-  const char* wanted = std::getenv("TEST_KILLS");  // more of them, for a long run by hand
+  const char* wanted = std::getenv("TEST_KILLS");  // more kills, for a long run by hand
   const int enough = wanted ? std::atoi(wanted) : 20;
   int kills = 0;
   for (int attempt = 0; kills < enough && attempt < 10 * enough; ++attempt) {

@@ -1,4 +1,4 @@
-// What tests of whole runs of the program share.
+// Shared by the tests of whole runs of the program.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 class SystemTest : public testing::Test {
  protected:
   void SetUp() override {
-    // The documents of the test text, dealt to two sources.
+    // Distributes the documents of the test text over two sources.
     std::istringstream text(read_file(SBTRAIN_TEST_TEXT));
     std::map<std::string, std::string> parts;
     bool first = true;
@@ -138,7 +138,7 @@ metrics: {every: 1}
     return read_file(newest(out) / "rank-00000-of-00001.safetensors");
   }
 
-  // Two runs have the same history and end with the same weights and moments, bit for bit.
+  // Checks that two runs have the same history and equal weights and moments, bit for bit.
   void expect_equal_runs(const std::string& a, const std::string& b) const {
     EXPECT_EQ(records(a), records(b));
     EXPECT_EQ(newest(a).filename(), newest(b).filename());

@@ -15,7 +15,7 @@ using test::Process;
 using test::read_file;
 using test::write_file;
 
-// A folder with the configuration of a small MQAR that is learned in seconds.
+// A folder with the configuration of a small MQAR task that is learned in seconds.
 class TaskRun : public test::SystemTest {
  protected:
   void SetUp() override {
@@ -88,8 +88,8 @@ TEST_F(TaskRun, LearnsMqarAndStopsThere) {
   EXPECT_EQ(records("run"), history);
 }
 
-// The model that has learned the task looks at the answers; and what is said of one example is what
-// its map says.
+// A model that has learned the task attends to the answers, and the measures of one example agree
+// with its map.
 TEST_F(TaskRun, LooksAtTheAnswers) {
   ASSERT_EQ(run(training("run")), 0) << output_;
   const nlohmann::json all = evaluate("run", {"--task-positions", "50"});
@@ -189,7 +189,7 @@ TEST_F(TaskRun, SweepsContinueWhereTheyWereInterrupted) {
   EXPECT_EQ(runs[0].at("best"), first_is_best);
   EXPECT_EQ(runs[1].at("best"), !first_is_best);
 
-  // As if each had been trained alone.
+  // The result equals that of a run trained without a sweep.
   ASSERT_EQ(run(training("alone", {"--stages.0.length=200 steps", "--validation.every=100 steps",
                                    "--metrics.every=1", "--train.lr=1e-3"})),
             0)
@@ -207,7 +207,7 @@ variants:
   - {name: good, config: config.yaml}
 set: {stages.0.length: 20 steps}
 )");
-  EXPECT_EQ(run({"sweep", path("sweep.yaml")}), 3) << output_;  // the first failure's code
+  EXPECT_EQ(run({"sweep", path("sweep.yaml")}), 3) << output_;  // the code of the first failure
   EXPECT_EQ(sweep_runs().at(0).at("exit_code"), 3);
   EXPECT_EQ(sweep_runs().at(1).at("exit_code"), 6) << output_;
   EXPECT_EQ(sweep_runs().at(1).at("status"), "failed");

@@ -15,11 +15,11 @@ namespace {
 using namespace kernels;  // NOLINT: nearly every name here is from there
 using Scan = DeviceTest;
 
-constexpr int kRows = 16;  // of the one warp
+constexpr int kRows = 16;  // of a single warp
 constexpr int kBlocks = 3;
 constexpr float kScale = 1.5f;  // of the scores, in units of ln 2
 
-// As a warp of a warpgroup holds the 16 rows of its part of a wgmma accumulator.
+// The layout in which a warp of a warpgroup holds its 16 rows of a wgmma accumulator.
 template <int kKeys>
 struct WarpgroupFragment {
   float d[kKeys / 2];
@@ -27,7 +27,7 @@ struct WarpgroupFragment {
   __device__ const float& of_row(int i, int t) const { return d[t / 2 * 4 + i * 2 + t % 2]; }
 };
 
-// Row j sees the keys [j / 3, its end).
+// Row j sees the keys from j / 3 up to the row's end.
 struct Seen {
   int first_row, keys;
   __device__ __host__ static int begin(int row) { return row / 3; }

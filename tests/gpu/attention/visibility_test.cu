@@ -1,4 +1,5 @@
-// What queries see, against the definition: every option, packs whose documents begin anywhere.
+// The visible keys of queries against the definition: every option, and packs whose documents begin
+// at any place.
 #include <algorithm>
 #include <climits>
 
@@ -110,7 +111,7 @@ void check(const Pack& pack, const Options& o) {
   }
   for (int key = 0; key < pack.tokens(); ++key) {
     const auto at = static_cast<size_t>(key);
-    // A bound, which a stop does not move.
+    // end_query is an upper bound that does not take stops into account.
     ASSERT_GT(of_key[at], last_query[at]) << key;
     if (o.own_key && !o.stopped) ASSERT_EQ(of_key[at], last_query[at] + 1) << key;
   }
@@ -132,7 +133,7 @@ void check(const Pack& pack, const Options& o) {
         const int* const tile = tiles.data() + (w * columns + c) * 4 + i;
         if (some) EXPECT_EQ(tile[0], 1) << w << ", " << c;
         if (!all) EXPECT_EQ(tile[1], 0) << w << ", " << c;
-        // Neither is given away: whole tiles inside one document are not masked.
+        // The test is exact for whole tiles inside one document, which must not be masked.
         if (all && (w + 1) * kWarpQueries <= pack.tokens()) EXPECT_EQ(tile[1], 1) << w << ", " << c;
       }
     }

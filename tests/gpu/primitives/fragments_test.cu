@@ -11,7 +11,7 @@ constexpr int kRows = 64;
 
 enum class Load { kA, kATransposed, kB, kBTransposed };
 
-// Elements of the tile are their own numbers, row * kCols + column, as bits.
+// The bits of each element of the tile are its number, row * kCols + column.
 template <int kCols>
 __global__ void fragments_kernel(uint32_t* out, Load load, int row, int col) {
   __shared__ __align__(128) __nv_bfloat16 tile[kRows * kCols];
@@ -32,7 +32,7 @@ __global__ void fragments_kernel(uint32_t* out, Load load, int row, int col) {
 struct At {
   int row, col;
 };
-// Which element of the operand the half `half` of register i is, mma.cuh.
+// The element of the operand that half `half` of register i holds (mma.cuh).
 At of_a(int lane, int i, int half) {
   return {lane / 4 + i % 2 * 8, lane % 4 * 2 + i / 2 * 8 + half};
 }

@@ -43,7 +43,7 @@ __global__ void lanes_kernel(float* out, const float* in) {
   to[kMax] = warp_max(x);
 }
 
-// Every lane has a number that no sum of others equals.
+// Every lane has a number that no sum of other lanes' numbers equals.
 TEST_F(Lanes, ExchangeReachesTheRightLanes) {
   std::vector<float> x(kThreads);
   for (int i = 0; i < kThreads; ++i) {

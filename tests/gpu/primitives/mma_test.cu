@@ -105,7 +105,7 @@ __global__ void convert_kernel(uint32_t* operands, uint32_t* tf32, const float* 
   for (int n = 0; n < 8; ++n) tf32[i * 8 + n] = to_tf32(mine[n]);
 }
 
-// x to so many bits of mantissa, to nearest; `to_even` where it lies between two.
+// x rounded to the nearest number with `bits` bits of mantissa; ties go to even if `to_even`.
 float rounded(float x, int bits, bool to_even) {
   int exponent = 0;
   const double scaled = std::ldexp(std::frexp(static_cast<double>(x), &exponent), bits + 1);
@@ -116,7 +116,7 @@ float rounded(float x, int bits, bool to_even) {
 TEST_F(Mma, AccumulatorsBecomeOperands) {
   std::vector<float> x;
   for (int i = 0; i < 32 * 8; ++i) {
-    // Also halfway between two numbers of bf16, and of tf32.
+    // Some lie halfway between two numbers of bf16 or of tf32.
     const float halves[] = {1.0f + 0x1p-8f, -1.0f - 3 * 0x1p-8f, 1.0f + 0x1p-11f, 3.14159f};
     x.push_back(i % 5 == 0 ? halves[i / 5 % 4] : std::sin(static_cast<float>(i)) * 100.0f);
   }

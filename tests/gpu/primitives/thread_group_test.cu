@@ -10,9 +10,9 @@ using ThreadGroup = DeviceTest;
 constexpr int kSize = 96;  // of a group: three warps
 constexpr int kGroups = 3;
 
-// A number travels through the group, one thread a round: each thread reads what its neighbour
-// wrote before the barrier. Groups pass different numbers of barriers. Then votes, each group's
-// own.
+// A number travels through the group, one thread per round: each thread reads what its neighbour
+// wrote before the barrier. Groups pass different numbers of barriers. Then each group takes votes
+// of its own.
 template <typename Group>
 __device__ void pass_on(const Group& group, int* shared, int rounds, int* out, int* votes,
                         bool vote) {
@@ -43,7 +43,7 @@ __global__ void block_kernel(int* out, int* votes, int dissenter) {
           static_cast<int>(threadIdx.x) != dissenter);
 }
 
-// What one group made, dissenter counted in it; -1: none.
+// Checks the numbers and votes of one group after `rounds` rounds.
 void expect_passed_on(const int* out, const int* votes, int rounds, bool unanimous) {
   for (int i = 0; i < kSize; ++i) {
     EXPECT_EQ(out[i], (i + rounds) % kSize) << i;

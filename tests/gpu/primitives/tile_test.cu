@@ -15,7 +15,7 @@ using Tile = DeviceTest;
 constexpr int kRows = 64;
 constexpr int kThreads = 128;
 
-// The tile as it lies in shared memory, and where its chunks are.
+// Loads a tile, and returns its shared memory and the places of its chunks.
 template <int kCols>
 __global__ void tile_kernel(uint16_t* tile_out, int* offsets, const __nv_bfloat16* global,
                             int64_t stride, int rows, int cols) {
@@ -57,8 +57,8 @@ void check_tile(int rows, int cols) {
           << row << ", " << col << " of " << kCols;
     }
   }
-  // A quarter of a warp reads or writes 8 chunks at once: those of 8 rows, for fragments, or those
-  // that neighbouring threads copy. They lie in different banks.
+  // A quarter of a warp reads or writes 8 chunks at once: those of 8 rows for fragments, or those
+  // that neighbouring threads copy. They must lie in different banks.
   const auto banks = [&](auto chunk_of) {
     std::set<int> all;
     for (int i = 0; i < 8; ++i) {

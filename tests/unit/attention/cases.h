@@ -1,4 +1,4 @@
-// One attention problem on the CPU backend and in the oracle, side by side.
+// One attention problem, for both the CPU backend and the oracle.
 #pragma once
 
 #include <numeric>
@@ -60,7 +60,7 @@ struct Case {
   }
 };
 
-// Every option of stick-breaking but skipping, for the given documents and inputs.
+// Every option of stick-breaking except skipping, for the given documents and inputs.
 inline std::vector<Case> stickbreaking_options(const Case& base) {
   std::vector<Case> cases;
   for (const bool attend_current : {false, true}) {

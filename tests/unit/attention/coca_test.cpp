@@ -23,7 +23,7 @@ struct Tokens {
   double at(int64_t t, int64_t h, int64_t c) const {
     return x[static_cast<size_t>(t * kWidth + h * kDim + c)];
   }
-  // Component c of the head turned by its position.
+  // Component c of the head, rotated by its position.
   double rotated(int64_t t, int64_t h, int64_t c, const std::function<double(int64_t)>& v) const {
     const int64_t half = kDim / 2;
     const double angle = positions[static_cast<size_t>(t)] * theta(c % half);
@@ -35,7 +35,7 @@ struct Tokens {
   }
 };
 
-// The logit of one pair of tokens as the definitions have it.
+// The logit of one pair of tokens by the definitions.
 double logit(bool strict, const Tokens& q, int64_t j, const Tokens& t, int64_t i, int64_t h) {
   const int64_t half = kDim / 2;
   double sum = 0;
@@ -102,7 +102,7 @@ TEST(Coca, LogitsAreThoseOfTheDefinition) {
   }
 }
 
-// strict depends on the distance alone, official does not.
+// The strict form depends only on the distance; the official form does not.
 TEST(Coca, StrictIsRelative) {
   for (const bool strict : {false, true}) {
     Fixture f(strict);

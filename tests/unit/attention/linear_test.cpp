@@ -1,4 +1,4 @@
-// The Linear layer against sums written out, with every option of its specification.
+// The Linear layer against explicit sums, with every option of its specification.
 #include "attention/linear.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What single attention modules promise beyond what holds for all of them, which
-// support/attention_suite.cpp tests.
+// Properties of single attention modules; support/attention_suite.cpp tests those that all modules
+// share.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -70,7 +70,7 @@ std::string option(const AttentionConfig& c, const std::string& key) {
   return found == options.end() ? "" : found->second;
 }
 
-// The parameters of a module one after the other, as fused ones must lie.
+// The parameters of a module, stored one after the other as fused ones must be.
 struct Parameters {
   Parameters(const ::sbtrain::Attention& module, bool random) : specs(module.parameters()) {
     int64_t total = 0;
@@ -86,7 +86,7 @@ struct Parameters {
       const Owned values = random_normal(spec.name, {tensor.numel()}, std, mean);
       for (int64_t i = 0; random && i < tensor.numel(); ++i) {
         float value = values.f32()[i];
-        // FIRE's kinks, which a token's distance to itself would lie on.
+        // Keeps FIRE's kinks away from 0, a token's distance to itself.
         if (spec.name == "self_attn.fire.w1.bias" && std::abs(value) < 0.05f) value = 0.1f;
         storage[static_cast<size_t>(offset + i)] = value;
       }
@@ -163,13 +163,14 @@ TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
   EXPECT_LT(relative_error(output(ntk, 12), with_base(10000.0 * 9)), 1e-6);
 }
 
-// What a module computes is its map times its values: the map is of the queries and keys that it
-// really uses. Rows of softmax and kernels sum up to 1, those of stick-breaking to 1 - remainder.
+// A module's output is its map times its values, so the map shows the queries and keys that the
+// module really uses. Rows of softmax and kernels sum to 1, those of
+// stick-breaking to 1 - remainder.
 TEST(AttentionModule, MapsGiveTheOutput) {
   const ModelConfig model = small_model();
   const int64_t d = model.head_dim();
   for (const AttentionConfig& config : configurations()) {
-    if (option(config, "head_norm") == "true") continue;  // after what maps describe
+    if (option(config, "head_norm") == "true") continue;  // maps leave it out
     const std::string remainder_to = option(config, "remainder");
     const std::string window_option = option(config, "window");
     const int64_t window = window_option.empty() ? 0 : std::stoll(window_option);

@@ -72,7 +72,7 @@ TEST(Softmax, SlopesOfAlibi) {
   EXPECT_EQ(slopes(6), (std::vector<double>{0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8, 0x1p-1, 0x1p-3}));
 }
 
-// Every tensor's rows of all documents but the second, whose inputs differ.
+// Compares every tensor's rows of all documents except the second, whose inputs differ.
 template <typename Run>
 void expect_no_leak(Case c, Run&& run) {
   c.documents = {70, 65, 130};
@@ -186,7 +186,7 @@ TEST(StickBreaking, FirstTokenKeepsItsWholeStick) {
   for (int64_t i = 0; i < c.width(); ++i) EXPECT_EQ(none.o.at(4, i), 0.0f);
 }
 
-// Standard inputs break the stick within 100 keys, trained-like ones leave 1e-2 after 400.
+// Standard inputs use up the stick within 100 keys; inputs like trained ones leave 1e-2 after 400.
 Case skipping_case(float epsilon, Inputs inputs) {
   Case c;
   c.documents = {1000, 90};
@@ -207,7 +207,7 @@ TEST(StickBreaking, SkippingStaysWithinEpsilon) {
     for (const double v : to_f64(off.v())) largest = std::max(largest, std::abs(v));
     const std::vector<double> a = to_f64(on.o), b = to_f64(off.o);
     for (size_t i = 0; i < a.size(); ++i) {
-      // What is skipped weighs less than epsilon; the remainder grows by the same.
+      // The skipped keys weigh less than epsilon; the remainder grows by their weight.
       EXPECT_LE(std::abs(a[i] - b[i]), 2 * largest * epsilon + 1e-6);
     }
     for (const double stop : to_f64(off.stop)) EXPECT_EQ(stop, 0);
@@ -246,7 +246,7 @@ TEST(StickBreaking, SkippedGradientsAreThoseOfTheTruncatedFunction) {
   }
 }
 
-// The cache of one head's keys, values and gates as decode sees them: document 0, padded.
+// The cache of keys, values and gates that decoding reads: document 0, padded.
 struct DecodeInputs {
   DecodeInputs(const Attention& x, int64_t length)
       : k(poisoned({1, length + 5, x.config.width()})),
@@ -285,7 +285,7 @@ struct DecodeInputs {
   Owned k, v, gate, lengths, o;
 };
 
-// After x's forward pass: decoding each of some tokens against those before gives the same output.
+// After x's forward pass, decoding some tokens against those before them gives the same outputs.
 template <typename Decode>
 void expect_decode_equals_forward(Attention& x, const Decode& decode) {
   for (const int64_t length : {1, 2, 63, 64, 65, 129, 200}) {
@@ -338,7 +338,7 @@ TEST(CacheAppend, WritesOneRowForEachSequence) {
       Error);
 }
 
-// What a plan records does not depend on the documents, and covers what a step takes.
+// The memory that a plan records does not depend on the documents, and is enough for every step.
 TEST(AttentionPlan, ScratchDependsOnTheLongestAllowedDocumentAlone) {
   Memory plan(Backend::kPlan);
   Memory memory(Backend::kCpu);

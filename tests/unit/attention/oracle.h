@@ -1,5 +1,5 @@
-// Attention in fp64, written down as the definitions are, one pair of tokens after the other.
-// Slow and independent of src/: what the backends are compared with.
+// Attention in fp64, written as it is defined, one pair of tokens after the other. It is slow and
+// independent of src/; the backends are compared with it.
 #pragma once
 
 #include <omp.h>
@@ -67,7 +67,7 @@ struct Query {
   int64_t token, head, begin, end;
 };
 
-// What is computed for one query, by key from `begin` on.
+// The values of one query for each of its keys, from `begin` on.
 struct Keys {
   explicit Keys(const Problem& p) : z(p.tokens), a(p.tokens) {}
   std::vector<double> z, a;
@@ -89,8 +89,8 @@ inline void axpy(const Problem& p, std::vector<double>& y, size_t i, double w,
   for (int64_t c = 0; c < p.head_dim; ++c) y[i + c] += w * x[j + c];
 }
 
-// The sum over all queries of what body(query, keys, result) adds. `inclusive`: a token is its own
-// last key.
+// Calls body(query, keys, result) for all queries, which adds to the result. `inclusive`: a token
+// is its own last key.
 template <typename Body>
 Result sum_over_queries(const Problem& p, bool inclusive, Body&& body) {
   std::vector<Query> queries;
@@ -130,8 +130,8 @@ inline double keep(double z, double f) {
 }
 
 // z and A of the keys of one query (A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)); returns the
-// remainder. Where less than 1e-40 of the stick is left, the keys further left are taken out of
-// `x`: in fp64 they change nothing.
+// remainder. When less than 1e-40 of the stick is left, the remaining keys on the left are removed
+// from `x`, because they change nothing in fp64.
 inline double break_stick(const Problem& p, Query& x, Keys& keys) {
   double left = 1;
   const int64_t first = x.begin;
@@ -165,7 +165,7 @@ inline void break_stick_backward(const Problem& p, const Query& x, const Keys& k
     drem = dot(p, p.dout, row, p.bias, at(p, 0, x.head));
     axpy(p, out.dbias, at(p, 0, x.head), rem, p.dout, row);
   }
-  double sum = 0;  // of g over the keys left of i
+  double sum = 0;  // of g over the keys to the left of i
   for (int64_t i = x.begin; i < x.end; ++i) {
     const size_t key = at(p, i, x.head);
     const double z = keys.z[i - x.begin];
@@ -198,8 +198,8 @@ inline Result stickbreaking(const Problem& p) {
   });
 }
 
-// FIRE of one pair: the query at position j of its document, the key at position i. With `out`, the
-// gradients for dz are added to it.
+// FIRE's bias for the query at position j of its document and the key at position i. With `out`,
+// the gradients for dz are added to it.
 inline double fire_bias(const Problem& p, int64_t head, double j, double i, double dz,
                         std::vector<double>* out) {
   const size_t heads = static_cast<size_t>(p.heads);
@@ -238,7 +238,7 @@ inline double fire_bias(const Problem& p, int64_t head, double j, double i, doub
   return bias;
 }
 
-// What is added to the logit of query and key, tokens of the pack.
+// The bias of the logit of a query and a key, given as tokens of the pack.
 inline double position_bias(const Problem& p, int64_t head, int64_t token, int64_t key, double dz,
                             std::vector<double>* out) {
   if (!p.slopes.empty()) return -p.slopes[static_cast<size_t>(head)] * double(token - key);

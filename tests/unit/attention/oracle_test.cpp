@@ -30,7 +30,7 @@ Problem small_problem() {
   return p;
 }
 
-// `member` of p against `gradient`.
+// Compares differences in `member` of p with `gradient`.
 void expect_derivative(const Problem& p, Result (*attention)(const Problem&),
                        std::vector<double> Problem::*member, const std::vector<double>& gradient,
                        const char* name) {
@@ -94,7 +94,7 @@ TEST(Oracle, AlibiGradients) {
   expect_derivatives(p, oracle::softmax);
 }
 
-// m small enough that both sides of max(j, |m L0|) occur; c and m of both signs.
+// m is so small that both sides of max(j, |m L0|) occur; c and m have both signs.
 TEST(Oracle, FireGradients) {
   for (const double sign : {1.0, -1.0}) {
     Problem p = small_problem();
@@ -107,7 +107,7 @@ TEST(Oracle, FireGradients) {
   }
 }
 
-// Outputs that can be written down by hand: equal logits z = 0 halve the stick at each key.
+// The outputs are known exactly: equal logits z = 0 halve the stick at each key.
 TEST(Oracle, HalvesTheStickAtLogitZero) {
   Problem p;
   p.tokens = 4;

@@ -30,8 +30,8 @@ void check_stickbreaking(const Case& c) {
   EXPECT_TRUE(x.o.gaps_intact());
 }
 
-// A gradient that is zero for every input (softmax over one key) is what is left of a difference of
-// terms as large as the output's gradient, which is then what the error is relative to.
+// A gradient that is zero for every input (softmax over one key) is a difference of terms as large
+// as the output's gradient. The error is then relative to the output's gradient.
 void expect_gradient(const Tensor& actual, const std::vector<double>& reference, const Tensor& dout,
                      const char* name) {
   const std::vector<double> zero(reference.size(), 0.0);
@@ -42,8 +42,8 @@ void expect_gradient(const Tensor& actual, const std::vector<double>& reference,
       << name;
 }
 
-// All of FIRE's gradients but that of b2, which is zero by nature: softmax ignores a constant. Over
-// one key all of them are.
+// Compares all of FIRE's gradients except that of b2, which is always zero, because softmax ignores
+// a constant. With one key all of them are zero.
 void expect_fire(const Attention& x, const std::vector<double>& expected) {
   const auto weights = static_cast<int64_t>(expected.size()) - x.config.heads;
   if (relative_error(expected, std::vector<double>(expected.size(), 0.0)) > 1e-6) {
@@ -120,7 +120,7 @@ TEST(StickBreakingParity, Length2048) {
   }
 }
 
-// Betas of about 2e-8: against 1 they vanish in fp32, but thousands of them shorten the stick.
+// Betas of about 2e-8 vanish against 1 in fp32, but thousands of them shorten the stick.
 TEST(StickBreakingParity, ManyTinyBetas) {
   Case c = with({4096}, Inputs::kTrained);
   c.heads = 1;
@@ -129,14 +129,14 @@ TEST(StickBreakingParity, ManyTinyBetas) {
   check_stickbreaking(c);
 }
 
-// Betas within rounding of 1, gates of exactly 1 among others: nothing may cancel or divide by 0.
+// Betas within rounding of 1, with some gates of exactly 1: nothing may cancel or divide by 0.
 TEST(StickBreakingParity, SaturatedLogits) {
   for (const Case& base : stickbreaking_options(with({129, 40}, Inputs::kStandard))) {
     Case c = base;
     c.scale = 5.0f;  // logits of std 20
     check_stickbreaking(c);
     c.inputs = Inputs::kTrained;
-    c.scale = -1.0f;  // all logits about +16: gradients hang on 1 - sigma
+    c.scale = -1.0f;  // all logits about +16: gradients depend on 1 - sigma
     check_stickbreaking(c);
   }
 }

@@ -46,8 +46,8 @@ struct RebasedResult {
   std::vector<double> o, den, dq, dk, dv;
 };
 
-// Straight from the definition: all pairs, in fp64. With `saved_o`, gradients are formed with these
-// outputs of the forward pass instead of its own.
+// The definition itself, over all pairs, in fp64. With `saved_o`, gradients are formed with these
+// outputs of a forward pass instead of the reference's own.
 inline RebasedResult rebased_reference(const RebasedCase& c, const std::vector<double>& q,
                                        const std::vector<double>& k, const std::vector<double>& v,
                                        const std::vector<double>& dout,

@@ -77,13 +77,13 @@ void check(const Case& c) {
   EXPECT_LE(relative_error(p.o, expected.o), 1e-5);
   EXPECT_LE(relative_error(p.v(p.dqkv), expected.dv), 1e-5);
   const auto check_gradient = [&](const Tensor& actual, const std::vector<double>& gradient) {
-    // With one key the weights have no influence: their gradients are what rounding leaves.
+    // With one key the weights have no influence: their gradients are rounding errors.
     if (c.tokens() == static_cast<int64_t>(c.documents.size())) {
       EXPECT_LE(relative_error(actual, std::vector<double>(gradient.size())), 1e-4);
       return;
     }
-    // A query whose weights are all near zero divides by their small sum, so that single elements
-    // are less exact than the whole.
+    // A query whose weights are all near zero divides by their small sum, so single elements are
+    // less exact than the whole.
     const RelativeErrors errors = relative_errors(to_f64(actual), gradient);
     EXPECT_LE(errors.frobenius, 1e-5);
     EXPECT_LE(errors.largest, 1e-4);
@@ -104,7 +104,8 @@ TEST(Rebased, AgreesWithTheDefinition) {
         c.documents = documents;
         c.rebased = rebased;
         c.quadratic = quadratic;
-        // Dot products away from 0, where a square's few keys leave next to no denominator.
+        // Keeps dot products away from 0: with few keys their squares would give a tiny
+        // denominator.
         c.mean = 0.5;
         check(c);
       }
@@ -191,7 +192,7 @@ TEST(Rebased, DocumentsDoNotLeakAndRunsRepeat) {
   }
 }
 
-// The state of any prefix and steps behind it give what the whole document does.
+// The state of any prefix and single steps after it give the outputs of the whole document.
 TEST(Rebased, DecodesFromAState) {
   for (const bool rebased : {false, true}) {
     Case c;
@@ -227,7 +228,7 @@ TEST(Rebased, DecodesFromAState) {
   }
 }
 
-// Bytes of scratch of both passes, one document of all tokens.
+// Bytes of scratch that both passes need for one document of all tokens.
 size_t planned_scratch(Memory plan, const Case& c, int64_t tokens) {
   Stream s(plan);
   const DType real = plan.compute_dtype();
@@ -275,7 +276,8 @@ TEST(Rebased, MemoryDoesNotGrowWithTheLength) {
   }
 }
 
-// On a GPU it is linear: a number for each query, and states of as many heads as fit the budget.
+// On a GPU scratch is linear: a number for each query, and the states of as many heads as fit the
+// budget.
 TEST(Rebased, MemoryOnAGpuIsLinearInTheLength) {
   Case c;
   c.heads = 64;

@@ -64,7 +64,7 @@ TEST(Checkpoint, PythonReadsAShard) {
             std::string::npos);
 }
 
-// Storage rows of 8, logical rows of 5: a snapshot holds the logical elements alone.
+// Storage rows of 8, logical rows of 5: a snapshot holds the logical elements only.
 TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
   constexpr int64_t kRows = 6;
   constexpr int64_t kCols = 5;
@@ -138,7 +138,7 @@ TEST(Checkpoint, AnyWorldReadsAnyWorld) {
   }
 }
 
-// Rank 1 of 3, whose peers say their rank.
+// Rank 1 of 3, whose peers contribute their rank.
 class FakeCommunicator : public Communicator {
  public:
   int rank() const override { return 1; }
@@ -197,7 +197,7 @@ TEST(Checkpoint, RetentionKeepsTheNewest) {
             (std::vector<std::string>{"latest", "step-00000006"}));
 }
 
-// Removing a folder takes many steps, so it must have lost its name before.
+// The removal of a folder takes many steps, so the folder must be renamed first.
 TEST(Checkpoint, OnlyRenamedFoldersAreRemoved) {
   TemporaryFolder run;
   int removed = 0;
@@ -260,7 +260,7 @@ TEST(Checkpoint, LeftoversAreRemoved) {
   fs::create_directory(parent / "step-notes");
   fs::create_directory(parent / "mine.tmp");
   rewrite(parent / "latest.tmp", "x");
-  expect_content(*open_newest(run.path()), 1);  // never taken for a checkpoint
+  expect_content(*open_newest(run.path()), 1);  // not mistaken for a checkpoint
   clean_up_checkpoints(Storage(), run.path());
   EXPECT_EQ(folder_names(parent),
             (std::vector<std::string>{"latest", "mine.tmp", "step-00000001", "step-notes"}));
@@ -304,7 +304,7 @@ TEST(Checkpoint, NoneLeftIsAnError) {
   EXPECT_NE(message.find("step-00000002/state.json"), std::string::npos) << message;
 }
 
-// The shards together must hold every element once, whatever the checksums say.
+// The shards together must hold every element once, even if all checksums match.
 TEST(Checkpoint, MissingAndDoubledRangesAreRefused) {
   for (const bool doubled : {false, true}) {
     TemporaryFolder run;
@@ -334,7 +334,7 @@ class Damage : public testing::Test {
     new_ = save_step(run_.path(), 200);
   }
 
-  // The damaged file is named and the older checkpoint is taken, before any value is read.
+  // The damaged file is named and the older checkpoint chosen before any value is read.
   void expect_refused(const std::string& file) {
     std::vector<std::string> refused;
     const auto reader = open_newest(run_.path(), &refused);

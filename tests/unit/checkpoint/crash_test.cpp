@@ -1,4 +1,4 @@
-// Kills the process while it saves: what is on disk is the old or the new checkpoint, whole.
+// Kills the process while it saves. The disk must then hold the complete old or new checkpoint.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,8 +21,8 @@ using namespace sbtrain::test;  // NOLINT
 
 constexpr const char* kFolderVariable = "SBTRAIN_CRASH_TEST_FOLDER";
 
-// Runs `body` in a forked process that is killed in its n-th file operation. True if it was
-// killed, false if it got through.
+// Runs `body` in a forked process that is killed in its n-th file operation. Returns true if it was
+// killed, false if it finished before.
 bool killed_at(int n, int exchange_error, const std::function<void(const Storage&)>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -80,7 +80,7 @@ TEST(Crash, AtEveryOperationOfASave) {
         clean_up_checkpoints(Storage(), run.path());
         EXPECT_EQ(latest_text(run.path()), newest->folder().filename().string() + "\n");
       }
-      save_step(run.path(), 3, 1);  // and life goes on
+      save_step(run.path(), 3, 1);  // a later save works
       expect_content(*open_newest(run.path()), 3);
       if (HasFailure()) FAIL() << "killed at operation " << n << " of saving " << c.new_step;
     }

@@ -1,4 +1,4 @@
-// Snapshots whose every bit follows from the step, for any number of ranks.
+// Snapshots that are completely determined by the step, for any number of ranks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -78,19 +78,19 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-// Temporary folders of this process are kept in memory from now on, for tests that save hundreds
-// of times: a killed process, unlike a power failure, leaves the same behind there.
+// Places this process's temporary folders in memory from now on, for tests that save hundreds of
+// times. A killed process leaves the same files there as on a disk; only a power failure would not.
 inline void use_memory_for_temporary_folders() {
   if (std::filesystem::is_directory("/dev/shm")) setenv("TMPDIR", "/dev/shm", 1);
 }
 
-// Replaces a file. Removed first: truncating one makes ext4 flush it to disk, which is slow.
+// Replaces a file. It is removed first, because truncation makes ext4 flush it to disk slowly.
 inline void rewrite(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::remove(path);
   write_file(path, text);
 }
 
-// Every bit of the checkpoint is what test_snapshot(step) holds.
+// Checks that every bit of the checkpoint equals that of test_snapshot(step).
 inline void expect_content(const CheckpointReader& reader, int64_t step) {
   EXPECT_EQ(reader.manifest().step, step);
   EXPECT_EQ(reader.manifest().tokens, step * 1024);

@@ -208,7 +208,7 @@ TEST(Safetensors, FuzzedFilesNeverCrash) {
           text.insert(at, text.substr(below(text.size()), below(60)));
       }
     }
-    if (round % 2 == 0 && text.size() > 8) {  // let more of them get past the header length
+    if (round % 2 == 0 && text.size() > 8) {  // more of them pass the check of the length
       const size_t end = text.rfind('}');
       const uint64_t length = end == std::string::npos || end < 8 ? 0 : end - 7;
       std::memcpy(text.data(), &length, sizeof(length));

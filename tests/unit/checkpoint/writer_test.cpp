@@ -74,7 +74,7 @@ TEST(CheckpointWriter, DestructorFinishesTheSave) {
   expect_content(*open_newest(run.path()), 4);
 }
 
-// Fails the n-th operation and all after it, for every n: what was there before stays whole.
+// For every n, the n-th operation and all after it fail; the old checkpoint must stay complete.
 TEST(CheckpointWriter, AnyFailingOperationLeavesTheOldCheckpoint) {
   use_memory_for_temporary_folders();
   constexpr int kErrors[] = {ENOSPC, EIO, EROFS};
@@ -133,7 +133,7 @@ TEST(CheckpointWriter, GivesUpAfterFailuresInARow) {
   EXPECT_TRUE(save(1, false));
   EXPECT_FALSE(save(2, true));
   EXPECT_FALSE(save(3, true));
-  EXPECT_TRUE(save(4, false));  // the count starts over
+  EXPECT_TRUE(save(4, false));  // the count starts again
   EXPECT_FALSE(save(5, true));
   EXPECT_FALSE(save(6, true));
   const std::string message = error_of(ExitCode::kStorage, [&] { save(7, true); });

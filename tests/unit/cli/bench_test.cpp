@@ -1,4 +1,4 @@
-// The benchmarks run on the CPU, and say what they are meant to say. Not how fast anything is.
+// The benchmarks run on the CPU and print what they should. Speeds are not tested.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -91,9 +91,9 @@ TEST(BenchTrain, OptionsAloneMeanIt) {
 }
 
 TEST(BenchAttention, HasARowForEachModuleHeadDimensionAndLength) {
-  const std::vector<std::string> tiny = {"attention",   "--device=cpu",       "--tokens=64",
-                                         "--width=32",  "--head-dims=16,32",  "--lengths=32,64",
-                                         "--repeats=2", "--options=skip_epsilon=1e-6"};
+  const std::vector<std::string> tiny = {
+      "attention",         "--device=cpu",    "--tokens=64", "--width=32",
+      "--head-dims=16,32", "--lengths=32,64", "--repeats=2", "--options=skip_epsilon=1e-6"};
   const Outcome outcome = run(with(tiny, {"--json"}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const std::vector<Json> all = rows(outcome.out);
@@ -129,8 +129,8 @@ TEST(BenchAttention, KnowsBasedAndReBased) {
 }
 
 TEST(BenchAttention, SizesThatDoNotFitAreUsageErrors) {
-  for (const char* option :
-       {"--lengths=100", "--head-dims=48", "--modules=linear", "--options=window", "--options=window=5", "--repeats=0"}) {
+  for (const char* option : {"--lengths=100", "--head-dims=48", "--modules=linear",
+                             "--options=window", "--options=window=5", "--repeats=0"}) {
     const Outcome outcome = run({"attention", "--device=cpu", option});
     EXPECT_EQ(outcome.code, 2) << option;
     EXPECT_TRUE(contains(outcome.err, "error:")) << option;

@@ -1,4 +1,4 @@
-// The program's face: help, messages, exit codes, and what reaches the configuration.
+// The command line: help, messages, exit codes, and the options that reach the configuration.
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
@@ -33,7 +33,7 @@ std::string config_path(const std::string& name) {
   return std::string(SBTRAIN_SOURCE) + "/configs/" + name + ".yaml";
 }
 
-// Every command by its full words, from the registration itself.
+// Collects every command by its full name from the registered subcommands.
 void collect(const CLI::App& app, const std::vector<std::string>& words,
              std::vector<std::vector<std::string>>& commands) {
   for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
@@ -161,7 +161,7 @@ TEST(CommandLine, OptionsReachTheConfiguration) {
   EXPECT_EQ(config.stages.at(0).schedule.warmup.count, 5);
 }
 
-// The plan of every shipped run can be made, without its data and without its device.
+// Every shipped configuration can be planned without its data and its device.
 TEST(CommandLine, EveryShippedConfigRunsDry) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(SBTRAIN_SOURCE "/configs")) {
@@ -174,8 +174,8 @@ TEST(CommandLine, EveryShippedConfigRunsDry) {
   EXPECT_GE(count, 40);
 }
 
-// What the GPU's kernels are too small for is an error of the configuration, and is known without a
-// GPU.
+// A model that exceeds the limits of the GPU's kernels is an error of the configuration, which is
+// found without a GPU.
 TEST(CommandLine, LimitsOfTheGpuAreErrorsOfTheConfiguration) {
   const std::vector<std::vector<std::string>> cases = {
       {"tiny_sb", "model.heads=1", "model.width=256"},

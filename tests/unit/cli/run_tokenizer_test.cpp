@@ -10,7 +10,7 @@ namespace {
 
 TEST(RunTokenizer, ThePromptStartsAsDocumentsDid) {
   const TemporaryFolder folder;
-  // Words of syllables, so that there are enough pieces to learn.
+  // The words consist of syllables, so that there are enough pieces to learn.
   const std::string consonants = "bcdfgklmnprstvw";
   const std::string vowels = "aeiou";
   std::string text = "a word and another word\n";

@@ -1,4 +1,4 @@
-// Sweeps: what a file expands to, which runs are the best, and how results are kept.
+// Sweeps: the runs that a file expands to, the choice of the best, and the saved results.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -101,7 +101,7 @@ TEST(Sweep, TheBestIsByAccuracyThenByLoss) {
   runs[0].best_loss = 0.1;
   runs[1].best_accuracy = 0.75;
   runs[1].best_loss = 0.9;
-  runs[2].best_loss = 0.9;  // no accuracy: by loss
+  runs[2].best_loss = 0.9;  // without accuracy, the loss decides
   runs[3].best_loss = 0.7;
   runs[5].best_loss = 3.0;  // the other has no result
   const std::vector<const SweepRun*> best = best_runs(sweep, runs);

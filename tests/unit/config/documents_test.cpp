@@ -1,4 +1,4 @@
-// What is committed agrees with the schema.
+// The committed documents and configurations agree with the schema.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -65,7 +65,7 @@ TEST(Documents, PaperConfigsHaveThePaperShapes) {
   EXPECT_EQ(parameters(shorter.model), 367526912);
 }
 
-// Of one experiment all configs but for the length are the same run with another attention.
+// All configurations of one experiment describe the same run; only attention and length may differ.
 TEST(Documents, RunsThatAreComparedDifferInAttentionAlone) {
   const std::map<std::string, int> families = {{"tiny_", 4}, {"350m_", 10}, {"1b_", 2},
                                                {"3b_", 2},   {"maps_", 2},  {"lengths_", 10},

@@ -1,4 +1,4 @@
-// Whatever a file holds, the answer is a Config or an Error, never a crash or a hang.
+// Any content of a file gives a Config or an Error, never a crash or a hang.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -9,7 +9,7 @@
 namespace sbtrain {
 namespace {
 
-// Empty when `text` is accepted; a round trip must then hold.
+// Returns the error's message, or nothing if `text` is accepted; then it must survive a round trip.
 std::string outcome(std::string_view text) {
   try {
     const Config config = parse_config(text, "f");

@@ -28,7 +28,7 @@ TEST(Files, ReplacesWholeOrNotAtAll) {
   const fs::path path = folder / "below/file";
   replace_file(path, "old");
   EXPECT_EQ(read_file(path), "old");
-  // Each operation fails once: the old content stays, and nothing else is left.
+  // Each operation fails once; the old content must stay, and no other file may be left.
   int operations = 0;
   replace_file(path, "old", [&](std::string_view, const fs::path&) { return ++operations, 0; });
   ASSERT_GE(operations, 4);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr DType kF32 = DType::kF32;
 
-// What the tests run as a program: like a step, with buffers that outlive others.
+// The program of the tests: like a step, with buffers that outlive others.
 void small_step(Memory& memory, int64_t tokens) {
   ProgramScope scope(memory, "step");
   const Buffer saved = memory.allocate(MemoryClass::kActivations, "saved", kF32, {tokens, 100});
@@ -42,7 +42,7 @@ TEST(Memory, PersistentBuffersAreCountedByClass) {
   EXPECT_EQ(memory.report().total_bytes(), 440u);
   Buffer moved = std::move(w);
   EXPECT_FALSE(w.tensor().defined());  // NOLINT(bugprone-use-after-move): it must be empty
-  moved = std::move(g);                // gives the first one back
+  moved = std::move(g);                // releases the first buffer
   EXPECT_EQ(memory.report().total_bytes(), 40u);
   moved.release();
   EXPECT_EQ(memory.report().total_bytes(), 0u);
@@ -57,7 +57,7 @@ TEST(Memory, PlanningAllocatesNothingAndReportsThePeak) {
   ASSERT_EQ(report.programs.size(), 1u);
   const MemoryReport::Program& program = report.programs[0];
   EXPECT_EQ(program.name, "step");
-  EXPECT_EQ(program.peak_bytes, 64u * 4 * 300);  // scratch is gone when the logits come
+  EXPECT_EQ(program.peak_bytes, 64u * 4 * 300);  // scratch is released before the logits
   EXPECT_EQ(program.at_peak[static_cast<int>(MemoryClass::kActivations)], 64u * 400);
   EXPECT_EQ(program.at_peak[static_cast<int>(MemoryClass::kScratch)], 0u);
   EXPECT_EQ(program.at_peak[static_cast<int>(MemoryClass::kLogits)], 64u * 800);
@@ -133,7 +133,7 @@ TEST(Memory, WithoutAPlanEachBufferHasItsOwnMemory) {
   EXPECT_THROW(memory.begin("inner"), Error);
 }
 
-// Allocates and releases at random, the same way for every memory, telling `visit` of each change.
+// Allocates and releases at random, in the same way for every memory; `visit` is told each change.
 using Visit = std::function<void(int, const Tensor&, bool)>;
 void random_program(Memory& memory, uint64_t seed, const Visit& visit) {
   const Philox random(seed, RandomPurpose::kTest, "program");

@@ -30,7 +30,7 @@ TEST(Philox, HashIsFnv1a) {
   EXPECT_EQ(hash_name("foobar"), 0x85944171f73967e8u);
 }
 
-// Checkpoints and data order depend on these numbers: they may never change.
+// Checkpoints and the order of data depend on these numbers, so they may never change.
 TEST(Philox, StreamsAreStable) {
   const Philox a(1, RandomPurpose::kInit, "layers.0.weight");
   const Philox b(1, RandomPurpose::kInit, "layers.0.weight");

@@ -1,5 +1,5 @@
-// Several streams of one device: what events say about their order, and that a plan never gives
-// memory to a stream while another may still be at work on it.
+// Several streams of one device: events order their work, and a plan never gives memory to a stream
+// while another stream may still be using it.
 #include "core/stream.h"
 
 #include <gtest/gtest.h>
@@ -53,8 +53,7 @@ TEST(StreamOrder, EventsCarryWhatTheirStreamWaitedFor) {
   EXPECT_FALSE(covers(order.clock(a), order.now(b)));
 }
 
-// ---- Memory
-// ---------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 // A step that fetches two buffers on a communication stream and works on each with the compute
 // stream. With `covered`, the second fetch waits for the work on the first, after its release.
@@ -135,17 +134,17 @@ TEST(Streams, AProgramBeginsAndEndsWithTheComputeStream) {
     communication.wait(event);
     const Buffer buffer = communication.allocate(kClass, "buffer", kF32, {kElements});
   }
-  EXPECT_THROW(plan.begin("next"), Error);  // communication may still be at work
+  EXPECT_THROW(plan.begin("next"), Error);  // communication may still use the memory
   communication.record(event);
   compute.wait(event);
   plan.begin("next");
   plan.end();
 }
 
-// Without a plan, what is released outside a program goes by the same rule.
+// Without a plan, memory that is released outside of a program follows the same rule.
 TEST(Streams, SpareMemoryWaitsForAnEventToo) {
   Memory memory(Backend::kCpu);
-  memory.poison();  // which keeps released memory
+  memory.poison();  // keeps released memory
   Stream compute(memory);
   Stream communication(memory, "communication");
   Buffer buffer = compute.allocate(kClass, "buffer", kF32, {kElements});
@@ -160,10 +159,9 @@ TEST(Streams, SpareMemoryWaitsForAnEventToo) {
   EXPECT_EQ(third.tensor().data, released);
 }
 
-// ---- Simulated streams
-// ----------------------------------------------------------------------------
+// ---- Simulated streams --------------------------------------------------------------------------
 
-// Queues of work that run later, in any order that waits allow.
+// Queues of work, which runs later in any order that the waits allow.
 class SimulatedDevice {
  public:
   explicit SimulatedDevice(int streams) : queues_(streams) {}
@@ -204,8 +202,8 @@ class SimulatedDevice {
   std::vector<bool> reached_;
 };
 
-// Streams that allocate, use, release and wait at random, the same way for every memory. The first
-// user of a buffer fills it with the buffer's number; everyone who uses it finds that number there.
+// Streams that allocate, use, release and wait at random, in the same way for every memory. The
+// first user of a buffer fills it with the buffer's number, which every later user must find there.
 class RandomProgram {
  public:
   RandomProgram(Memory& memory, uint64_t seed)
@@ -214,7 +212,7 @@ class RandomProgram {
       streams_.emplace_back(memory, name);
   }
 
-  // Returns how many values were found overwritten.
+  // Returns the number of values that were found overwritten.
   int run(uint64_t schedule) {
     {
       const ProgramScope program(memory_, "random");

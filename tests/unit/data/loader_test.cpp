@@ -151,7 +151,7 @@ TEST_F(LoaderTest, ResumesBetweenStepsWithAnotherWorldSize) {
     const auto& row = reference[static_cast<size_t>(2 * 16 + rank * 4)];
     EXPECT_TRUE(std::equal(batch.tokens.begin(), batch.tokens.begin() + 32, row.begin()));
   }
-  // Inside a step the micro-batches are those of one world size.
+  // A state inside a step fits one world size only.
   first.next();
   const LoaderState inside = first.state();
   EXPECT_EQ(thrown_by([&] { Loader loader(options(Packing::kConcat, 0, 4), &inside); }).code,
@@ -160,7 +160,7 @@ TEST_F(LoaderTest, ResumesBetweenStepsWithAnotherWorldSize) {
 
 TEST_F(LoaderTest, EveryTokenOfAnEpochOnce) {
   for (const Packing packing : {Packing::kConcat, Packing::kBestFit}) {
-    // Tokens that are their own index tell what was seen.
+    // Every token is its own index, so the batches show which tokens were seen.
     const Documents documents = numbered_documents({40, 3, 77, 1, 32, 64, 31, 33, 500, 2, 9, 8});
     write_store(store("numbered"), documents, 1000);
     LoaderOptions o = options(packing);
@@ -223,13 +223,13 @@ TEST_F(LoaderTest, ANewStageGoesOnWithItsSources) {
   Loader resumed(second, &state);
   for (const PackedBatch& batch : rest) ASSERT_TRUE(same(resumed.next(), batch));
 
-  // A third stage takes up the source that was left out, where it stood.
+  // A third stage continues the source that the second left out, where it stopped.
   LoaderOptions third = options();
   third.stage = 2;
   third.sources = {{store("b"), 1}};
   Loader again(third, &state);
   EXPECT_EQ(again.state().sources[0].cursor, before.sources[1].cursor);
-  // Back to an earlier stage there is no way.
+  // A run cannot return to an earlier stage.
   EXPECT_EQ(thrown_by([&] { Loader back(options(), &state); }).code, ExitCode::kConfig);
 }
 
@@ -258,7 +258,7 @@ TEST_F(LoaderTest, RefusesAStateOfOtherData) {
   other.accept_changes = {"train.batch", "seed"};
   Loader accepted(other, &state);
   accepted.next();
-  // The same data elsewhere is the same data.
+  // A file that has moved is still the same data.
   const std::string moved = *folder_ / "moved.h5";
   std::filesystem::copy_file(store("a"), moved, std::filesystem::copy_options::overwrite_existing);
   other = options();
@@ -301,7 +301,7 @@ TEST_F(LoaderTest, StateIsWhatWasTakenNotWhatWasPrepared) {
   o.prefetch = 64;
   Loader loader(o);
   const LoaderState at_start = loader.state();
-  std::this_thread::sleep_for(std::chrono::milliseconds(30));  // lets it run ahead
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));  // lets the loader prepare batches
   EXPECT_EQ(loader.state(), at_start);
   loader.next();
   EXPECT_EQ(loader.state().micro, 1);
@@ -330,7 +330,7 @@ TEST_F(LoaderTest, Validation) {
   const Documents documents = numbered_documents({40, 0, 3, 77, 1, 32, 64, 31, 33, 10});
   const std::string path = *folder_ / "validation.h5";
   write_store(path, documents, 1000);
-  // All of it: each token once, in order, targets inside of documents.
+  // The whole store: each token once, in order, with targets inside of documents.
   const ValidationReader all(path, 16, 2, 1000);
   EXPECT_EQ(all.rows(), 19);
   int32_t expected = 0;
@@ -350,7 +350,7 @@ TEST_F(LoaderTest, Validation) {
   EXPECT_EQ(expected, 291);
   EXPECT_EQ(valid, 291 - 9);  // all but the last token of each document
 
-  // Part of it, by several ranks: together the same rows as by one.
+  // A part of the store: several ranks together read the same rows as one rank.
   const ValidationReader part(path, 16, 1, 5 * 16 + 3);
   EXPECT_EQ(part.rows(), 5);
   std::set<int32_t> one;

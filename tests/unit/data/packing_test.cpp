@@ -19,7 +19,7 @@ std::vector<int64_t> random_lengths(uint64_t seed, int count, int64_t longest) {
   const Philox random(seed, RandomPurpose::kTest, "lengths");
   std::vector<int64_t> lengths;
   for (int i = 0; i < count; ++i) {
-    // Many short ones, some far longer than a row, some empty.
+    // Many documents are short, some are far longer than a row, some are empty.
     const double u = random.uniform(static_cast<uint64_t>(i));
     lengths.push_back(static_cast<int64_t>(static_cast<double>(longest) * u * u * u));
   }
@@ -119,7 +119,7 @@ TEST(BestFit, KeepsDocumentsWholeAndPadsLittle) {
   EXPECT_LT(static_cast<double>(padding), 0.02 * static_cast<double>(tokens));
 }
 
-// What a batch must be, computed the slow way from the rows.
+// Computes from the rows, in a slow and simple way, what the batch must be.
 TEST(AppendRow, MatchesBruteForce) {
   const TemporaryFolder folder;
   const std::string path = folder / "a.h5";
@@ -165,7 +165,7 @@ TEST(AppendRow, MatchesBruteForce) {
                 following.begin == 0) {
               target = documents[static_cast<size_t>(following.document)][0];
             }
-            // What lies behind a row of concat is what the source has there, taken as a ring.
+            // A row of concat is followed by the next token of the source, taken as a ring.
             if (target < 0 && across && row_ends && packing == Packing::kConcat) {
               auto next = static_cast<size_t>(piece.document);
               do next = (next + 1) % documents.size();

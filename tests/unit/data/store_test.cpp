@@ -79,7 +79,7 @@ TEST_F(StoreTest, SameContentSameBytes) {
   changed[7][0] ^= 1;
   EXPECT_NE(write_store(path("c.h5"), changed, 4096).content_hash,
             DocumentStore(path("a.h5")).info().content_hash);
-  // The same tokens with another boundary are other content.
+  // The same tokens with another boundary between documents have another content hash.
   changed = documents;
   changed[8].insert(changed[8].begin(), changed[7].back());
   changed[7].pop_back();
@@ -100,13 +100,13 @@ TEST_F(StoreTest, RefusesTruncation) {
   }
   write_file(path("long.h5"), whole + "x");
   EXPECT_EQ(thrown_by([&] { DocumentStore store(path("long.h5")); }).code, ExitCode::kData);
-  // A piece missing from the middle.
+  // A piece in the middle is missing.
   write_file(path("hole.h5"), whole.substr(0, size / 2) + whole.substr(size / 2 + 512));
   EXPECT_EQ(thrown_by([&] { DocumentStore store(path("hole.h5")); }).code, ExitCode::kData);
 }
 
 TEST_F(StoreTest, RefusesEveryFlippedBit) {
-  // Small enough to try every byte, a different bit of each.
+  // The file is so small that one bit of every byte can be tried.
   write_store(path("a.h5"), random_documents(5, 6, 1, 60, 4096), 4096);
   const std::string whole = read_file(path("a.h5"));
   ASSERT_LT(whole.size(), 20000u);
@@ -133,7 +133,7 @@ TEST_F(StoreTest, ChecksEachBlockBeforeItsFirstUse) {
   const Documents documents = random_documents(6, 100, 3000, 4000, 4096);
   write_store(path("a.h5"), documents, 4096);
   std::string bytes = read_file(path("a.h5"));
-  // The tokens lie behind everything else but the seal.
+  // Only the seal follows the tokens in the file.
   const DocumentStore good(path("a.h5"));
   const int64_t blocks = (good.tokens() * 2 + kBlockBytes - 1) / kBlockBytes;
   ASSERT_GE(blocks, 4);
@@ -161,7 +161,7 @@ TEST_F(StoreTest, AnUnfinishedFileNeverHasTheName) {
     const std::vector<int32_t> tokens(200000, 7);
     writer.append(tokens);
     EXPECT_FALSE(fs::exists(path("a.h5")));
-    // What a crash would leave behind, under whatever name.
+    // The file that a crash would leave, under any name.
     fs::copy_file(path("a.h5.tmp"), path("left.h5"));
   }
   EXPECT_TRUE(fs::is_empty(folder_.path()) || !fs::exists(path("a.h5")));
@@ -190,7 +190,7 @@ TEST_F(StoreTest, AChangeInPlaceIsNoticedWhileTheFileIsOpen) {
   store.read(0, tokens);
   const std::vector<int32_t> before = tokens;
   const std::string bytes = read_file(path("a.h5"));
-  // Where the first document's tokens lie.
+  // Finds the place of the first document's tokens.
   std::string needle;
   for (size_t i = 0; i < 8; ++i) {
     const auto token = static_cast<uint16_t>(documents[0][i]);
@@ -199,7 +199,7 @@ TEST_F(StoreTest, AChangeInPlaceIsNoticedWhileTheFileIsOpen) {
   const size_t at = bytes.find(needle);
   ASSERT_NE(at, std::string::npos);
   const auto overwrite = [&](const std::string& by) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // beyond a clock tick of the file
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // over a tick of the file's clock
     std::fstream file(path("a.h5"), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(static_cast<std::streamoff>(at));
     file << by;
@@ -208,14 +208,14 @@ TEST_F(StoreTest, AChangeInPlaceIsNoticedWhileTheFileIsOpen) {
   const Thrown changed = thrown_by([&] { store.read(0, tokens); });
   EXPECT_EQ(changed.code, ExitCode::kData);
   EXPECT_TRUE(changed.says("a.h5")) << changed.message;
-  // A file that is touched, or put right, goes on.
+  // A file that was only touched, or has been restored, is accepted.
   overwrite(needle);
   store.read(0, tokens);
   EXPECT_EQ(tokens, before);
   fs::last_write_time(path("a.h5"), fs::file_time_type::clock::now());
   store.read(0, tokens);
   EXPECT_EQ(tokens, before);
-  // Another file under the name is another file: this one is read to its end.
+  // A new file of the same name does not affect the store, which still reads the old file.
   write_file(path("b.h5"), "other");
   fs::rename(path("b.h5"), path("a.h5"));
   store.read(0, tokens);

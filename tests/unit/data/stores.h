@@ -98,7 +98,7 @@ inline NextText one_by_one(const std::vector<std::string>& texts, size_t& given)
   };
 }
 
-// Trains on the English text.
+// Trains a tokenizer on the English text.
 inline Tokenizer train_english(const std::string& path, int64_t vocab = 700) {
   const std::vector<std::string> texts = english_texts();
   size_t given = 0;

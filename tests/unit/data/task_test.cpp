@@ -1,4 +1,4 @@
-// MQAR and MQRAR: what an example holds, how it is distributed, and the order of examples.
+// MQAR and MQRAR: the content of examples, their distribution and their order.
 #include "data/task.h"
 
 #include <cmath>
@@ -28,7 +28,7 @@ PackedBatch example(const Task& task, int64_t index, Task::Split split = Task::S
 struct Shape {
   int64_t pairs, vocab, length;
 };
-// The least of everything, odd sizes, and those of the papers.
+// The smallest sizes, odd sizes, and those of the papers.
 const std::vector<Shape> kShapes = {
     {1, 4, 4}, {4, 11, 17}, {5, 64, 40}, {64, 8192, 256}, {192, 8192, 768}};
 
@@ -80,7 +80,7 @@ TEST(Task, MqarAsksEachKeyOnceAndLabelsItsValue) {
   }
 }
 
-// Each label by a walk back to the key's last occurrence: what follows it is the answer.
+// Finds each answer by a walk back to the key's last occurrence, which the answer follows.
 TEST(Task, MqrarLabelsTheCurrentValue) {
   for (const Shape& shape : kShapes) {
     const Task task(task_config(TaskKind::kMqrar, shape.pairs), shape.vocab, shape.length, 7);
@@ -112,7 +112,7 @@ TEST(Task, MqrarLabelsTheCurrentValue) {
   }
 }
 
-// |observed - n p| within 5 standard deviations, for each outcome.
+// Checks that |observed - n p| is within 5 standard deviations for each outcome.
 void expect_frequencies(const std::vector<int64_t>& observed, const std::vector<double>& p) {
   double n = 0;
   for (const int64_t count : observed) n += static_cast<double>(count);
@@ -131,7 +131,7 @@ TEST(Task, TokensAreUniform) {
     std::vector<int64_t> asked(3);  // by the key's place in the prefix
     for (int64_t n = 0; n < 4000; ++n) {
       const PackedBatch batch = example(task, n);
-      ++keys[static_cast<size_t>(batch.tokens[2] - 1)];  // one of an example is independent
+      ++keys[static_cast<size_t>(batch.tokens[2] - 1)];  // one per example: independent
       ++values[static_cast<size_t>(batch.tokens[5] - kVocab / 2)];
       for (size_t at = 6; type == TaskKind::kMqrar && at < 60; at += 2) {
         for (size_t i = 0; i < 3; ++i) asked[i] += batch.tokens[at] == batch.tokens[2 * i];
@@ -143,8 +143,8 @@ TEST(Task, TokensAreUniform) {
   }
 }
 
-// Slots follow p(g) ~ (g + 1)^(a - 1) without replacement: the first key's, and the second's, by
-// summing over where the first one went.
+// Slots follow p(g) ~ (g + 1)^(a - 1) without replacement. The distribution of the second key's
+// slot is a sum over the slots of the first key.
 TEST(Task, MqarPlacesQueriesByThePowerLaw) {
   TaskConfig config = task_config(TaskKind::kMqar, 2);
   for (const double power : {0.01, 0.5, 1.0}) {
@@ -180,7 +180,7 @@ TEST(Task, ExamplesDependOnSeedSplitAndIndexAlone) {
   const Task other_seed(task_config(TaskKind::kMqar, 4), 64, 32, 8);
   EXPECT_EQ(example(task, 3).tokens, example(same, 3).tokens);
   EXPECT_NE(example(task, 3).tokens, example(other_seed, 3).tokens);
-  PackedBatch together;  // behind others in a batch
+  PackedBatch together;  // after other examples in a batch
   clear(together, 96);
   for (const int64_t n : {9, 3, 1}) task.append_example(together, Task::Split::kTraining, n);
   const std::vector<int32_t> middle(together.tokens.begin() + 32, together.tokens.begin() + 64);

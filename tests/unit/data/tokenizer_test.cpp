@@ -84,7 +84,7 @@ TEST_F(TokenizerTest, LineByLineGivesSentencepiecesOwnIds) {
   }
 }
 
-// As Llama's: byte fallback, no normalisation, a space before each text.
+// Like Llama's tokenizer: byte fallback, no normalisation, a space before each text.
 std::string train_with_dummy_prefix(const std::string& prefix) {
   const auto status = sentencepiece::SentencePieceTrainer::Train(
       "--input=" + prefix + ".txt --model_prefix=" + prefix +

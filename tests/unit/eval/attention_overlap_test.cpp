@@ -73,7 +73,7 @@ TEST(AttentionOverlap, IsThatOfTheSets) {
         mass += weight(i) * target;
       }
     }
-    positions.push_back(positions.front());  // said twice, counts once
+    positions.push_back(positions.front());  // given twice, counts once
     overlap.add(map, positions);
   }
   EXPECT_EQ(overlap.queries(), 16);

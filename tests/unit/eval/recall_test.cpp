@@ -1,4 +1,4 @@
-// AR and non-AR losses against a brute-force reading of their definition.
+// AR and non-AR losses against a brute-force computation by their definition.
 #include "eval/recall.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ TEST(Recall, IsWhatTheContextHolds) {
   Sums token;
   Sums bigram;
   for (uint64_t index = 0; index < 3; ++index) {
-    // Few tokens, so that pairs repeat, also across documents, which must not count.
+    // The vocabulary is small, so that pairs repeat, also across documents, which must not count.
     const PackedBatch batch = test::packed_batch({40, 1, 25, 7}, 9, index);
     std::vector<float> losses(batch.tokens.size());
     for (size_t t = 0; t < losses.size(); ++t) losses[t] = 0.25f * static_cast<float>(t % 17);

@@ -1,4 +1,4 @@
-// Where answers stand, against what the tasks are made of.
+// The positions of answers, against the structure of the tasks.
 #include "eval/task_positions.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ PackedBatch example(TaskKind type, int64_t pairs, int64_t vocab, int64_t length,
   return batch;
 }
 
-// Values of an example differ, so the answer is where the label stands.
+// The values of an example differ, so the answer is the position of the label's value.
 TEST(AnswerPositions, OfMqarAreWhereTheLabelsStand) {
   for (int64_t n = 0; n < 20; ++n) {
     const PackedBatch batch = example(TaskKind::kMqar, 7, 64, 61, n);
@@ -38,7 +38,7 @@ TEST(AnswerPositions, OfMqarAreWhereTheLabelsStand) {
   }
 }
 
-// A table of where each key's value was written last, kept while the pairs are read.
+// A table, updated pair by pair, holds the position where each key's value was last written.
 TEST(AnswerPositions, OfMqrarAreWhereTheValueWasWrittenLast) {
   bool repeated = false;
   for (int64_t n = 0; n < 20; ++n) {

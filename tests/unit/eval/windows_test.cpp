@@ -1,4 +1,4 @@
-// Windows of documents: which tokens they hold, and that their losses are those of the model.
+// Windows of documents: the tokens that they hold, and the losses that the model gives them.
 #include "eval/windows.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 using test::Documents;
 using test::TemporaryFolder;
 
-// A store whose tokens are their own index, and what is wanted of it.
+// A store whose tokens are their own index, and a reader of it.
 struct Numbered {
   explicit Numbered(const std::vector<int64_t>& lengths)
       : documents(test::numbered_documents(lengths)) {
@@ -34,7 +34,7 @@ struct Numbered {
   std::unique_ptr<WindowReader> reader;
 };
 
-// How often each token is a counted target, and from how many tokens of context at least.
+// How often each token is a counted target, and its smallest number of context tokens.
 struct Seen {
   std::map<int32_t, int> times;
   std::map<int32_t, int64_t> context;
@@ -87,7 +87,7 @@ TEST(Windows, KeepToTheirTokens) {
   EXPECT_EQ(data.reader->of_length(25, 1).size(), 1U);
   EXPECT_TRUE(data.reader->of_length(26, 1000).empty());
   EXPECT_EQ(data.reader->longest_document(), 25);
-  // Spread over all of them, not the first ones.
+  // The chosen windows are spread over all of them; they are not the first ones.
   EXPECT_EQ(data.reader->of_length(6, 18)[1].document, 2);
 }
 
@@ -137,7 +137,7 @@ TEST(Windows, SlidingKeepsToItsTokens) {
   }
 }
 
-// The losses by length are those of a model that gets each window alone, position by position.
+// The losses by length equal those of a model that runs each window alone, position by position.
 TEST(Windows, LossesAreThoseOfTheModelOnEachWindowAlone) {
   constexpr int64_t kVocab = 50;
   const TemporaryFolder folder;
@@ -170,7 +170,7 @@ TEST(Windows, LossesAreThoseOfTheModelOnEachWindowAlone) {
       windows, 3 * kLength, kLength,
       [&](const PackedBatch& batch, int64_t /*max_seqlen*/) { return losses_of(batch); });
 
-  // By hand, from the logits of each window alone.
+  // Computes the losses from the logits of each window alone.
   std::vector<double> sums(kLength);
   std::vector<int64_t> counts(kLength);
   for (const std::vector<int32_t>& document : documents) {

@@ -76,8 +76,8 @@ TEST(Params, InitialValuesAreTheSameForEverySharding) {
   }
 }
 
-// Every logical element lies in exactly one run of one shard, at the place the shape says, and a
-// shard's logical elements are one contiguous range.
+// Every logical element lies in exactly one run of one shard, at the place given by the shape, and
+// a shard's logical elements are one contiguous range.
 TEST(Params, ShardsCoverEveryLogicalElementOnce) {
   ParamRegistry registry;
   const ParamUnit unit = padded_unit(registry);

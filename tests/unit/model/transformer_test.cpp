@@ -80,7 +80,7 @@ TEST(Transformer, ParameterCountOfFire) {
   EXPECT_EQ(Transformer(config).registry().count(), none + 3 * (66 + 33 * 6));
   config.attention = {parse_attention("{type: softmax, position: fire, shared: true}")};
   EXPECT_EQ(Transformer(config).registry().count(), none + 66 + 33 * 6);
-  // Every second one has its own.
+  // Every second layer has a network of its own.
   config.attention.push_back(parse_attention("{type: softmax, position: fire}"));
   EXPECT_EQ(Transformer(config).registry().count(), none + 2 * (66 + 33 * 6));
 }
@@ -165,7 +165,7 @@ class Harness {
 };
 
 ModelConfig small(const AttentionConfig& attention, bool tied = true) {
-  ModelConfig config = shape(2, 32, 44, 2, 61, tied);  // 44 is no multiple of 8: stored padded
+  ModelConfig config = shape(2, 32, 44, 2, 61, tied);  // 44 is not a multiple of 8: stored padded
   config.init_std = 0.2;
   config.attention = {attention};
   return config;
@@ -175,7 +175,7 @@ struct Case {
   std::string name;
   AttentionConfig attention{};
   std::function<void(ModelConfig&)> change = [](ModelConfig&) {};
-  double step = 2e-2;  // of differences: shorter where a function has kinks or bends sharply
+  double step = 2e-2;  // of differences; shorter for functions with kinks or strong curvature
 };
 
 ModelConfig small(const Case& c, bool tied = true) {
@@ -232,11 +232,11 @@ class TransformerAttention : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(All, TransformerAttention, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-// Along a random direction in each tensor the loss changes as the gradient says.
+// Along a random direction in each tensor the loss changes as its gradient predicts.
 TEST_P(TransformerAttention, GradientsAgreeWithFiniteDifferences) {
   for (const bool tied : {true, false}) {
     Harness h(small(GetParam(), tied), Recompute::kNone, {17, 1, 30, 2});
-    // Away from the special initial values: norms at 1, biases at 0.
+    // Moves parameters away from special initial values: norms at 1, biases at 0.
     for (size_t u = 0; u < h.model().registry().units().size(); ++u) {
       const ParamUnit& unit = h.model().registry().units()[u];
       for (const PlacedTensor& tensor : unit.tensors) {
@@ -254,7 +254,7 @@ TEST_P(TransformerAttention, GradientsAgreeWithFiniteDifferences) {
       const ParamUnit& unit = h.model().registry().units()[u];
       const auto& shard = h.params().shard(static_cast<int>(u));
       for (const PlacedTensor& tensor : unit.tensors) {
-        // Steps this long cross the kinks of FIRE's units; the attention tests look at them closer.
+        // Steps this long cross the kinks of FIRE's units; the attention tests use shorter ones.
         if (tensor.name.find(".fire.") != std::string::npos) continue;
         const Philox random(11, RandomPurpose::kTest, tensor.name);
         float* w = shard.weights.f32() + tensor.offset;
@@ -294,7 +294,7 @@ TEST_P(TransformerAttention, GradientsAgreeWithFiniteDifferences) {
   }
 }
 
-// What is recomputed is the same computation: gradients are equal to the last bit.
+// Recomputation repeats the same computation, so gradients are equal bit for bit.
 TEST_P(TransformerAttention, RecomputePoliciesGiveTheSameGradients) {
   Harness none(small(GetParam()), Recompute::kNone, {40, 3, 21});
   Harness selective(small(GetParam()), Recompute::kSelective, {40, 3, 21});
@@ -306,7 +306,7 @@ TEST_P(TransformerAttention, RecomputePoliciesGiveTheSameGradients) {
   EXPECT_EQ(none.gradients(), full.gradients());
 }
 
-// Prefill of any prefix and single steps behind it give the logits of one full forward pass.
+// Prefill of any prefix and single steps after it give the logits of one full forward pass.
 TEST_P(TransformerAttention, DecodeEqualsFullForward) {
   ModelConfig config = small(GetParam());
   const int32_t T = 24;

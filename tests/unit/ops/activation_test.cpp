@@ -17,7 +17,7 @@ double sigmoid(double x) {
   return 1 / (1 + std::exp(-x));
 }
 
-// On rows of 2F: silu(gate) * up.
+// silu(gate) * up, on rows of 2F numbers.
 Values swiglu_rows(const Values& gate_up, size_t inner) {
   Values y;
   for (size_t row = 0; row < gate_up.size(); row += 2 * inner) {

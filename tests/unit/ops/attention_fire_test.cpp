@@ -1,5 +1,5 @@
-// What the CUDA kernels of FIRE are made of (kernels/attention/fire.h), lane by lane on the host,
-// against the definition in fp64.
+// The parts of the CUDA kernels of FIRE (kernels/attention/fire.h), run lane by lane on the host
+// and compared with the definition in fp64.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -41,7 +41,7 @@ struct Head {
     return count;
   }
   FireLine line(int segment) const { return fire_line(net, w2, b2, ranks, segment); }
-  // The definition.
+  // The oracle's problem with this head's parameters.
   oracle::Problem problem() const {
     oracle::Problem p;
     p.fire = {c, m};
@@ -137,7 +137,7 @@ struct Tables {
   std::vector<FireQuery> queries;
 };
 
-// The breaks that a tile of 32 queries and keys meets.
+// The breaks that lie within a tile of 32 queries and keys.
 struct Breaks {
   Breaks(const Head& head, const Tables& tables, int query, int key) {
     float low_r = INFINITY, high_r = 0;
@@ -151,7 +151,7 @@ struct Breaks {
   int low, high;
 };
 
-// Whether the 32 queries from `query` on are all the same to FIRE.
+// Whether FIRE treats the 32 queries from `query` on alike.
 bool same_queries(const Tables& tables, int query) {
   const FireQuery& one = tables.query(query);
   for (int j = query; j < query + kTile; ++j) {
@@ -164,7 +164,7 @@ using Diagonals = FireDiagonals<kRows, kColBlocks>;
 constexpr int kDiagonals = Diagonals::kDiagonals;
 constexpr int kFirstDiagonal = 8 * (kColBlocks - 1);
 
-// body(tile, lane's first row, lane's first column) for each lane.
+// Calls body(tile, lane's first row, lane's first column) for each lane.
 template <typename Body>
 void for_each_lane(Body&& body) {
   for (int lane = 0; lane < 32; ++lane) {
@@ -229,7 +229,8 @@ TEST(Fire, TilesOfEitherOrientation) {
   }
 }
 
-// As the blocks do it: sums by segment and behind breaks, over all tiles of one document.
+// Forms gradients as the thread blocks do: sums by segment and after breaks, over all tiles of a
+// document.
 TEST(Fire, GradientsFromSums) {
   const Owned noise = random_normal("dz", {kLength, kLength});
   const auto dz_of = [&](int j, int i) {
@@ -303,7 +304,7 @@ TEST(Fire, GradientsFromSums) {
       actual[2 + kUnits + k] = head.w2[k] * sums.dz;
       actual[2 + 2 * kUnits + k] = w1 * sums.dz_u + b1 * sums.dz;
     }
-    expected.pop_back();  // of b2
+    expected.pop_back();  // the gradient of b2
     actual.pop_back();
     const auto part = [](const std::vector<double>& x, int first, int count) {
       return std::vector<double>(x.begin() + first, x.begin() + first + count);

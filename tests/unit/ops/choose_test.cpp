@@ -1,5 +1,5 @@
-// What a plan finds out before anything runs: which implementation is chosen, and what a backend
-// cannot do. No GPU is needed.
+// A plan knows before anything runs which implementation is chosen and what a backend does not
+// support. These tests need no GPU.
 #include "ops/choose.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace sbtrain::ops {
 namespace {
 
-// Ops that one backend alone has.
+// Ops that only one backend has.
 struct OnCpuAlone {
   static constexpr std::string_view kName = "abacus";
   void check() const {}
@@ -63,7 +63,7 @@ TEST(Backends, AnOpThatOneLacksIsRefusedByThePlan) {
   EXPECT_EQ(cpu::runs, 1);
 }
 
-// A view without data, as plans see them.
+// A view without data, as in plans.
 Tensor view(std::initializer_list<int64_t> shape, DType dtype = DType::kBF16) {
   return {nullptr, dtype, shape};
 }
@@ -152,7 +152,7 @@ SoftmaxDecode decode(int heads, int64_t head_dim, PositionBias bias = PositionBi
           .params = {.heads = heads}};
 }
 
-// What fits, what is one step too large, and the setting that the message must name.
+// Checks an op that fits, one that is a step too large, and the setting that the message names.
 template <typename Op>
 void expect_limit(const Op& fits, const Op& too_large, std::string_view setting) {
   EXPECT_EQ(planning_error(fits), "");
@@ -217,7 +217,7 @@ TEST(Choose, CudnnWhereItIsFasterAndCan) {
   EXPECT_LT(choose(shape(64, 2048), without).bytes, choose(shape(64, 2048), target).bytes);
 }
 
-// Scores of long documents do not fit at once: cuDNN takes fewer heads at a time, or none.
+// If the scores of long documents exceed the budget, cuDNN takes fewer heads at a time, or none.
 TEST(Choose, HeadsOfCudnnFitTheBudget) {
   const Target target(Backend::kCuda);
   EXPECT_EQ(choose(shape(64, 2048), target).heads, 16);

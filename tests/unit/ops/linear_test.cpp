@@ -17,7 +17,7 @@ using Values = std::vector<double>;
 struct Shape {
   int64_t tokens, out, in;
 };
-// Odd sizes, single rows and columns, and sizes that are spread over threads.
+// Odd sizes, single rows and columns, and sizes that several threads share.
 constexpr Shape kShapes[] = {{1, 1, 1},    {1, 7, 5},      {3, 1, 9},     {5, 33, 17},
                              {64, 64, 64}, {129, 130, 67}, {1, 512, 256}, {257, 384, 131}};
 
@@ -150,7 +150,7 @@ TEST(BiasBackward, AddsColumnSums) {
   }
 }
 
-// Every combination of transposes, cut for every number of threads.
+// Every combination of transposes, split for every number of threads.
 TEST(Gemm, EveryTransposeAndThreadCount) {
   constexpr int64_t kM = 150;
   constexpr int64_t kN = 203;

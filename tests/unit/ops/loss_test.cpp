@@ -162,10 +162,10 @@ TEST(CrossEntropy, IgnoredTokensCountNothingWhateverTheyHold) {
 
 TEST(CrossEntropy, HitsAreTargetsLargerThanAllOthers) {
   CpuStream s;
-  // Logits of a token are those of its row: x is the identity.
+  // x is the identity, so the logits of a token are the values of its row.
   const Values logits = {1, 3, 2,   // the largest
                          1, 3, 2,   // another is larger
-                         3, 1, 3,   // two are the largest: neither counts
+                         3, 1, 3,   // two are equal and largest: no hit
                          1, 3, 2,   // ignored
                          2, 1, 0};  // the first
   const Owned x = test::generated({5, 5}, 0, [](int64_t i) { return i % 6 == 0 ? 1.0 : 0.0; });

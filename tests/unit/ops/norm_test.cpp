@@ -165,8 +165,8 @@ TEST(HeadNorm, MatchesReference) {
                                   .eps = kEps});
         const Values expected =
             head_norm_rows(test::to_f64(x), test::to_f64(w), test::to_f64(b), head_dim);
-        // Few channels that are nearly equal have a small variance, and the rounding of their mean
-        // is large beside it: single elements are less exact than the whole.
+        // A few channels that are nearly equal have a small variance, compared with which the
+        // rounding of their mean is large. So single elements are less exact than the whole.
         const test::RelativeErrors errors = test::relative_errors(test::to_f64(y), expected);
         EXPECT_LE(errors.frobenius, 1e-6);
         EXPECT_LE(errors.largest, 1e-5);
@@ -216,7 +216,7 @@ TEST(HeadNormBackward, MatchesFiniteDifferences) {
                                       .w_Hd = w,
                                       .heads = shape.heads,
                                       .eps = kEps});
-    // With two channels the normalised values are +-1 whatever x is, and dx is all cancellation.
+    // With two channels the normalised values are +-1 for any x, and dx cancels completely.
     if (head_dim > 2) {
       EXPECT_LE(test::relative_error(dx, expected_dx), 5e-6);
     }

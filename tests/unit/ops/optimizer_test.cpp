@@ -22,7 +22,7 @@ double squared_norm(Stream& s, const Tensor& x) {
   return value;
 }
 
-// An update that finish_step() let through.
+// The statistics of a step that FinishStep has accepted.
 struct Stats {
   std::array<double, ops::kStepStats> values{};
   Tensor tensor{values.data(), DType::kF64, {ops::kStepStats}};

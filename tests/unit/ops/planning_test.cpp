@@ -1,5 +1,5 @@
-// Ops on Backend::kPlan: nothing is read or written, and the same scratch is taken as by the
-// real ops, or the replay below would throw.
+// Ops on Backend::kPlan read and write nothing, and take the same scratch as on a real backend;
+// otherwise the replay below would throw.
 #include <gtest/gtest.h>
 
 #include "core/device.h"

@@ -62,8 +62,9 @@ const std::vector<std::vector<int>> kPacks = {{1},
                                               {100, 28, 300, 84, 1, 5},
                                               {130, 126, 1, 600, 3}};
 
-// Both forms see every key of the query's document once: as a pair, or within the state that the
-// kernels' scan carries into the query's chunk. Likewise, from the right, for a key's queries.
+// In both forms every key of a query's document counts once: as a pair, or in the state that the
+// kernels' scan carries into the query's chunk. The same holds, from the right, for a key's
+// queries.
 TEST(RebasedIndex, PairsAndStatesSeeEveryKeyOnce) {
   for (const std::vector<int>& pack : kPacks) {
     const std::vector<int> position = positions_of(pack);

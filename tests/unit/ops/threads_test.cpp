@@ -46,7 +46,7 @@ TEST_F(Threads, DoNotChangeTheBitsOfProducts) {
     int64_t m, n, k;
   };
   // Projections, heads and weight gradients of small models; decoding; edges of tiles, and sizes
-  // about those at which OpenBLAS changes its kernels.
+  // close to those at which OpenBLAS changes its kernels.
   const std::vector<Shape> shapes = {
       {1024, 384, 128}, {256, 688, 128}, {384, 128, 1024}, {128, 344, 512}, {512, 1024, 64},
       {1, 4096, 256},   {3, 4096, 128},  {16, 1536, 96},   {49, 700, 300},  {97, 500, 128},

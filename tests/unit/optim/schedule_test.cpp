@@ -121,7 +121,7 @@ TEST(Schedule, PowerMeetsTheVectorsOfTheRecipe) {
 
 TEST(Schedule, PowerCountsTheTokensOfEarlierStages) {
   StageConfig power = make_stage(ScheduleKind::kPower, 1000);
-  const Schedule whole = make_schedule({power}, 1.0, 4);  // the cap binds at 0 tokens alone
+  const Schedule whole = make_schedule({power}, 1.0, 4);  // the cap binds at 0 tokens only
   StageConfig half = make_stage(ScheduleKind::kPower, 500);
   const Schedule split = make_schedule({half, half}, 1.0, 4);
   for (int64_t step = 0; step < 1000; step += 37) EXPECT_EQ(whole.lr(step), split.lr(step));
@@ -159,7 +159,7 @@ TEST(Schedule, PowerThenExponentialIsContinuousAtTheSwitch) {
   const Schedule schedule = make_schedule({power, exponential}, 2e-2, 4);
   const Schedule longer = make_schedule({make_stage(ScheduleKind::kPower, 1100, 50)}, 2e-2, 4);
   EXPECT_DOUBLE_EQ(schedule.lr(1000), longer.lr(1000));
-  EXPECT_LT(schedule.lr(999), 2e-2);  // below the cap: the power law itself meets the decay
+  EXPECT_LT(schedule.lr(999), 2e-2);  // below the cap: the decay starts from the power law
   EXPECT_NEAR(schedule.lr(1200), 0.0, 1e-18);
   for (int64_t step = 50; step < 1199; ++step) {
     EXPECT_GE(schedule.lr(step), schedule.lr(step + 1));

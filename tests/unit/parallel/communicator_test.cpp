@@ -1,4 +1,4 @@
-// What every communicator promises, on the one of a single process.
+// Properties of every communicator, tested on that of a single process.
 #include "parallel/communicator.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ TEST_F(SingleProcess, AllGatherAndBroadcastMoveEveryType) {
 TEST_F(SingleProcess, ReductionsOfOneRankAreItsOwnValues) {
   for (const DType dtype : kSummed) {
     const Bytes expected(dtype, 1);
-    Bytes shard(dtype, 77);  // is overwritten, not added to
+    Bytes shard(dtype, 77);  // must be overwritten, not added to
     Bytes full(dtype, 1);
     ranks->reduce_scatter(stream, shard.tensor(), full.tensor());
     EXPECT_TRUE(shard == expected) << dtype_name(dtype);

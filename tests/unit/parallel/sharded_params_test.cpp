@@ -1,4 +1,4 @@
-// The order of calls that a unit of sharded parameters takes, and what its memory is.
+// The order of calls that a unit of sharded parameters accepts, and the memory that it uses.
 #include "parallel/sharded_params.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class ShardedParamsOrder : public testing::Test {
     ops::run(stream, ops::Fill{.x = stats, .value = 0.0f});
   }
   void update() { params.update({.stats = stats}); }
-  // A step of a model of one unit, up to `calls` of its calls.
+  // The first `calls` calls of a step of a model with one unit.
   void run(int unit, int calls) {
     const std::vector<std::function<void()>> step = {
         [&] { params.gather(unit); },    [&] { params.get(unit); },

@@ -182,7 +182,7 @@ TEST(Progress, ADumbTerminalGetsPlainLines) {
   EXPECT_FALSE(contains(terminal.shown(), "\x1b"));
 }
 
-// Hangs until CTest's limit if a write waits for the terminal.
+// If a write waits for the terminal, this test hangs until CTest's limit.
 TEST(Progress, AStoppedTerminalDoesNotStopTheRun) {
   const Terminal terminal(100);
   Progress progress(terminal.fd());

@@ -1,4 +1,4 @@
-// A step on batches in which most targets are ignored: the mean of the loss, and accuracy.
+// Steps on batches in which most targets are ignored: the mean of the loss, and accuracy.
 #include "train/step.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ void append(PackedBatch& batch, int32_t stride, uint64_t index) {
   batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<int32_t>(kLength));
 }
 
-// A model with weights of one seed.
+// A model whose weights are initialised with a fixed seed.
 struct Model {
   explicit Model(int64_t micro_batch, bool planned = false)
       : config(small_config(micro_batch)),
@@ -90,8 +90,8 @@ TEST(TrainStep, TheMeanIsOverAllLabelsOfTheStepHoweverItIsSplit) {
   EXPECT_NEAR(by_one.grad_norm, by_two.grad_norm, 1e-5 * by_two.grad_norm);
 }
 
-// Where every buffer has memory of its own, what is released is never written again: the pool is
-// reused at once, and holds NaN in between.
+// Without a plan every buffer has memory of its own, which nothing overwrites after its release.
+// The planned pool is reused at once, and holds NaN in between.
 TEST(TrainStep, ThePlannedPoolGivesTheSameBits) {
   std::vector<PackedBatch> batches(2);
   append(batches[0], 3, 0);
@@ -127,7 +127,7 @@ TEST(TrainStep, HitsAreTheLabelsWithTheLargestLogit) {
                                           .count = 2,
                                           .max_seqlen = kLength}},
                            logits);
-  // Half of the labels become what the model says, so that there are hits and misses.
+  // Half of the labels become the model's predictions, so that there are hits and misses.
   double hits = 0;
   for (int64_t t = 0; t < tokens; ++t) {
     int32_t& target = batch.targets[static_cast<size_t>(t)];

@@ -11,7 +11,7 @@
 namespace sbtrain::test {
 namespace {
 
-// A reader written against the format, not against the writer.
+// A reader that follows the format and is independent of the writer.
 template <typename T>
 T take(std::string_view& bytes) {
   T value;
@@ -96,7 +96,7 @@ float as_float(uint64_t bits) {
   return value;
 }
 
-// Vectors of RFC 3720, appendix B.4, and the usual check value.
+// The test vectors of RFC 3720, appendix B.4, and the usual check value.
 TEST(Tensorboard, Crc32cMeetsThePublishedVectors) {
   EXPECT_EQ(crc32c(""), 0U);
   EXPECT_EQ(crc32c("123456789"), 0xE3069283U);
