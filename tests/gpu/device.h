@@ -1,4 +1,4 @@
-// Shared by the device tests of kernels/primitives and of the parts of attention.
+// Memory of the GPU for tests that call kernels without tensors.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,20 +9,13 @@
 #include <stdexcept>
 #include <vector>
 
+#include "support/gpu_test.h"
+
 namespace sbtrain::test {
 
 inline void check_cuda(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
-
-// Skips every test of the fixture if there is no GPU.
-class DeviceTest : public testing::Test {
- protected:
-  void SetUp() override {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "no GPU";
-  }
-};
 
 // Numbers in the device's memory. They start with all bits set: NaN, or -1.
 template <typename T>
@@ -38,7 +31,7 @@ class OnDevice {
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
   ~OnDevice() { cudaFree(data_); }
-  T* data() { return static_cast<T*>(data_); }
+  T* data() const { return static_cast<T*>(data_); }
   // Waits for the kernels that were launched before.
   std::vector<T> values() const {
     std::vector<T> out(count_);

@@ -6,12 +6,13 @@
 #include <cstdio>
 #include <numeric>
 
-#include "core/device.h"
+#include "gpu/device.h"
 #include "kernels/attention/scratch_sizes.h"
 #include "ops/attention.h"
 #include "ops/choose.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/cudnn_attention.h"
+#include "support/gpu.h"
 #include "support/tensors.h"
 #include "unit/attention/oracle.h"
 
@@ -48,42 +49,6 @@ struct GpuCase {
 // Documents end at, before and after the ends of tiles.
 const std::vector<int32_t> kMixed = {1, 2, 127, 128, 129, 500, 1, 1};
 const std::vector<int32_t> kLong = {3, 4096, 70};
-
-uint16_t to_bf16(double x) {
-  const auto value = static_cast<float>(x);
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);  // to nearest, even
-}
-double from_bf16(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-template <typename T>
-class OnGpu {
- public:
-  explicit OnGpu(const std::vector<T>& values) : count_(values.size()) {
-    SBTRAIN_CUDA_CHECK(cudaMalloc(&data_, std::max<size_t>(count_, 1) * sizeof(T)));
-    SBTRAIN_CUDA_CHECK(
-        cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-  ~OnGpu() { cudaFree(data_); }
-  T* data() const { return static_cast<T*>(data_); }
-  std::vector<T> values() const {
-    std::vector<T> out(count_);
-    SBTRAIN_CUDA_CHECK(cudaMemcpy(out.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return out;
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t count_;
-};
 
 constexpr uint16_t kPoison = 0xffff;  // NaN
 constexpr int64_t kGap = 8;           // elements after each row that no kernel may touch
@@ -122,7 +87,7 @@ Matrix random_matrix(std::string_view name, int64_t rows, int64_t cols) {
   Matrix m(rows, cols);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) {
-      m.at(r, c) = to_bf16(random.normal(static_cast<uint64_t>(r * cols + c)));
+      m.at(r, c) = to_bf16(static_cast<float>(random.normal(static_cast<uint64_t>(r * cols + c))));
     }
   }
   return m;
@@ -161,10 +126,10 @@ class SoftmaxCase {
     const int64_t width = config_.width();
     Outputs out{Matrix(config_.tokens(), width), Matrix(config_.tokens(), 3 * width),
                 std::vector<float>(static_cast<size_t>(config_.heads * config_.tokens()), NAN)};
-    const OnGpu<uint16_t> qkv(qkv_.bits), dout(dout_.bits), o(out.o.bits), dqkv(out.dqkv.bits);
-    const OnGpu<float> lse(out.lse);
-    const OnGpu<int32_t> bounds(bounds_), positions(positions_);
-    const auto rows = [](const OnGpu<uint16_t>& x, const Matrix& m, int64_t first) {
+    const OnDevice<uint16_t> qkv(qkv_.bits), dout(dout_.bits), o(out.o.bits), dqkv(out.dqkv.bits);
+    const OnDevice<float> lse(out.lse);
+    const OnDevice<int32_t> bounds(bounds_), positions(positions_);
+    const auto rows = [](const OnDevice<uint16_t>& x, const Matrix& m, int64_t first) {
       return kernels::HeadRows{reinterpret_cast<__nv_bfloat16*>(x.data() + first), m.stride};
     };
     SoftmaxProblem p{.tokens = static_cast<int>(config_.tokens()),
@@ -253,12 +218,12 @@ class SoftmaxCase {
 };
 
 // Poisoned scratch memory.
-OnGpu<std::byte> scratch_of(size_t bytes) {
-  return OnGpu<std::byte>(std::vector<std::byte>(bytes, std::byte{0xff}));
+OnDevice<std::byte> scratch_of(size_t bytes) {
+  return OnDevice<std::byte>(std::vector<std::byte>(bytes, std::byte{0xff}));
 }
 
 void run_portable(const SoftmaxProblem& p) {
-  const OnGpu<std::byte> scratch =
+  const OnDevice<std::byte> scratch =
       scratch_of(kernels::softmax_backward_scratch_bytes(p.tokens, p.heads));
   kernels::softmax_forward(nullptr, p);
   kernels::softmax_backward(nullptr, p, scratch.data());
@@ -268,7 +233,7 @@ void run_portable(const SoftmaxProblem& p) {
 // Takes the scratch that cuDNN's plans need, which the bounds for memory planning must cover.
 void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministic) {
   const size_t forward = cudnn.forward_bytes(p), backward = cudnn.backward_bytes(p);
-  const OnGpu<std::byte> scratch = scratch_of(std::max<size_t>({forward, backward, 256}));
+  const OnDevice<std::byte> scratch = scratch_of(std::max<size_t>({forward, backward, 256}));
   const CudnnAttention::Workspace workspace{scratch.data(), std::max(forward, backward)};
   ASSERT_EQ(cudnn.forward(nullptr, p, workspace), "");
   ASSERT_EQ(cudnn.backward(nullptr, p, workspace), "");
@@ -296,13 +261,8 @@ void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministi
   EXPECT_LE(backward, backward_bound);
 }
 
-class GpuSoftmax : public testing::Test {
+class GpuSoftmax : public GpuTest {
  protected:
-  void SetUp() override {
-    std::string why;
-    if (!cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
-  }
-
   // Runs every case twice; the bits must be equal if the order of summation is fixed.
   void check(Path path, const std::vector<GpuCase>& cases) {
     std::unique_ptr<CudnnAttention> cudnn;
@@ -376,7 +336,7 @@ TEST_F(GpuSoftmax, PathsMix) {
   const auto run = [&](const SoftmaxProblem& p, bool cudnn_first) {
     const size_t bytes = std::max({cudnn->forward_bytes(p), cudnn->backward_bytes(p),
                                    kernels::softmax_backward_scratch_bytes(p.tokens, p.heads)});
-    const OnGpu<std::byte> scratch = scratch_of(bytes);
+    const OnDevice<std::byte> scratch = scratch_of(bytes);
     if (cudnn_first) {
       ASSERT_EQ(cudnn->forward(nullptr, p, {scratch.data(), bytes}), "");
       kernels::softmax_backward(nullptr, p, scratch.data());

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "core/device.h"
 #include "ops/memory.h"
+#include "support/gpu_test.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {
@@ -18,15 +18,6 @@ struct GpuStream {
   Memory memory{Backend::kCuda};
   Stream stream{memory};
   operator Stream&() { return stream; }  // NOLINT: passed to ops as a stream
-};
-
-// Skips every test of the fixture if there is no GPU.
-class GpuTest : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string why;
-    if (!cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
-  }
 };
 
 inline uint16_t to_bf16(float x) {  // to nearest, ties to even

@@ -1,7 +1,6 @@
 #include "ops/cuda/gemm_tuner.h"
 
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "ops/cuda/context.h"
 
 namespace sbtrain::ops::cuda {
@@ -126,10 +126,6 @@ std::string GemmTuner::text() const {
 void GemmTuner::save() const {
   const fs::path path = cache_file();
   if (!changed_ || path.empty()) return;
-  std::error_code error;
-  fs::create_directories(path.parent_path(), error);
-  // Other processes may write too. Each renames a whole file, so that the last one wins.
-  const fs::path temporary = path.string() + fmt::format(".{}", ::getpid());
   std::map<std::string, std::string> all;
   std::ifstream before(path);
   for (std::string line; std::getline(before, line);) {
@@ -137,14 +133,12 @@ void GemmTuner::save() const {
     if (tab != std::string::npos) all[line.substr(0, tab)] = line.substr(tab + 1);
   }
   for (const auto& [name, algorithm] : choices_) all[name] = algorithm;
-  std::ofstream out(temporary);
-  for (const auto& [name, algorithm] : all) out << name << "\t" << algorithm << "\n";
-  out.close();
-  if (out) fs::rename(temporary, path, error);
-  if (!out || error) {
-    fs::remove(temporary, error);
-    spdlog::debug("{} cannot be written: matrix products are timed again at each start",
-                  path.string());
+  std::string content;
+  for (const auto& [name, algorithm] : all) content += name + "\t" + algorithm + "\n";
+  try {
+    replace_file(path, content);
+  } catch (const Error& e) {  // another process may be writing it, too
+    spdlog::debug("{}; matrix products are timed again at each start", e.what());
   }
 }
 

@@ -13,7 +13,7 @@ namespace sbtrain::test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
-using Scan = DeviceTest;
+using Scan = GpuTest;
 
 constexpr int kRows = 16;  // of a single warp
 constexpr int kBlocks = 3;

@@ -10,7 +10,7 @@ namespace sbtrain::test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
-using Seeing = DeviceTest;
+using Seeing = GpuTest;
 
 struct Pack {
   explicit Pack(const std::vector<int>& lengths) : cu_seqlens{0} {

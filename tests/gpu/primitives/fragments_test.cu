@@ -5,7 +5,7 @@ namespace sbtrain::test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
-using Fragments = DeviceTest;
+using Fragments = GpuTest;
 
 constexpr int kRows = 64;
 

@@ -7,7 +7,7 @@ namespace sbtrain::test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
-using Lanes = DeviceTest;
+using Lanes = GpuTest;
 
 constexpr int kThreads = 64;  // two warps
 constexpr float kOutside = -7.0f;

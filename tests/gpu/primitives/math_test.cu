@@ -7,7 +7,7 @@
 namespace sbtrain::test {
 namespace {
 
-using Math = DeviceTest;
+using Math = GpuTest;
 
 __global__ void math_kernel(float* exp2, float* log2, float* reciprocal, const float* x) {
   const int i = static_cast<int>(threadIdx.x);

@@ -10,7 +10,7 @@ namespace sbtrain::test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
-using Mma = DeviceTest;
+using Mma = GpuTest;
 
 // Small integers, so that products are exact; different in every row and column.
 int a_at(int row, int k) {

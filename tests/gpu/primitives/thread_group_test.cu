@@ -5,7 +5,7 @@ namespace sbtrain::test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
-using ThreadGroup = DeviceTest;
+using ThreadGroup = GpuTest;
 
 constexpr int kSize = 96;  // of a group: three warps
 constexpr int kGroups = 3;

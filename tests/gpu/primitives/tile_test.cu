@@ -10,7 +10,7 @@ namespace sbtrain::test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
-using Tile = DeviceTest;
+using Tile = GpuTest;
 
 constexpr int kRows = 64;
 constexpr int kThreads = 128;
