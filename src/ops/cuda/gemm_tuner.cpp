@@ -1,5 +1,6 @@
 #include "ops/cuda/gemm_tuner.h"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -119,7 +120,7 @@ void GemmTuner::add(const std::string& text) {
 
 std::string GemmTuner::text() const {
   std::string text;
-  for (const auto& [name, algorithm] : choices_) text += name + "\t" + algorithm + "\n";
+  for (const auto& [name, algorithm] : choices_) text += fmt::format("{}\t{}\n", name, algorithm);
   return text;
 }
 
@@ -134,7 +135,7 @@ void GemmTuner::save() const {
   }
   for (const auto& [name, algorithm] : choices_) all[name] = algorithm;
   std::string content;
-  for (const auto& [name, algorithm] : all) content += name + "\t" + algorithm + "\n";
+  for (const auto& [name, algorithm] : all) content += fmt::format("{}\t{}\n", name, algorithm);
   try {
     replace_file(path, content);
   } catch (const Error& e) {  // another process may be writing it, too

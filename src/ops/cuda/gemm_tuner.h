@@ -18,10 +18,10 @@ struct GemmShape {
   bool transpose_a = false, transpose_b = false;
   int64_t m = 0, n = 0, k = 0;
   int64_t lda = 0, ldb = 0, ldc = 0, ldd = 0;
-  bool f32_output = false;  // of C and D; A and B are bf16
-  bool adds = false;        // beta is not 0
-  int alignment = 16;       // of every pointer, bytes
-  auto operator<=>(const GemmShape&) const = default;
+  bool f32_output = false;                             // of C and D; A and B are bf16
+  bool adds = false;                                   // beta is not 0
+  int alignment = 16;                                  // of every pointer, bytes
+  auto operator<=>(const GemmShape&) const = default;  // NOLINT: takes it for a null pointer
 };
 
 struct GemmArguments {
