@@ -188,10 +188,11 @@ Buffer Memory::allocate_own(int stream, MemoryClass c, std::string_view name, Te
            "train.sequence_length, or set train.recompute: full.",
            name, static_cast<double>(bytes) / (1 << 30));
     }
-    if (impl.poison) check_poison(name, tensor.data, aligned(bytes));
   }
   const int64_t id = impl.next_id++;
   impl.chunks[id] = {tensor.data, bytes, c, {stream}, impl.order.now(stream)};
+  // Only now, so that the memory is freed when this throws.
+  if (impl.poison && tensor.data) check_poison(name, tensor.data, aligned(bytes));
   if (!impl.running) impl.persistent[static_cast<int>(c)] += bytes;
   return owner(tensor, id);
 }
