@@ -65,13 +65,14 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   const size_t free_before = device_memory(backend).free;
   const Transformer model(config.model, config.train.recompute);
   const std::unique_ptr<Communicator> communicator = make_single_process();
+  const Mesh mesh(*communicator);
   Memory plan = Memory::planning(backend);
   Stream planning(plan);
-  TrainStep(config, model, planning, *communicator).plan();
+  TrainStep(config, model, planning, mesh).plan();
   Memory memory(backend);
   memory.adopt_plan(plan);
   Stream stream(memory);
-  TrainStep step(config, model, stream, *communicator);
+  TrainStep step(config, model, stream, mesh);
   step.params().initialize(config.seed);
   if (backend == Backend::kCuda) step.tune("");
 

@@ -25,6 +25,16 @@ std::unique_ptr<HostRead::Impl> start(Stream& s, const Tensor& x) {
 
 }  // namespace
 
+void await(Stream& s, const Event& event) {
+  if constexpr (kHasCuda) {
+    if (s.backend() == Backend::kCuda) {
+      const cuda::DeviceTimer timer(s, "await");
+      return s.wait(event);
+    }
+  }
+  s.wait(event);
+}
+
 void begin_tuning(Stream& s, const std::string& known) {
   s.set_tuning(true);
   if constexpr (kHasCuda) {

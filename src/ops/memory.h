@@ -57,6 +57,9 @@ struct Synchronize {
   void check() const {}
 };
 
+// Stream::wait, timed like an op: the time of "await" is how long the stream stood idle.
+void await(Stream& s, const Event& event);
+
 // Between these two calls, ops that can run in several ways time them and keep the fastest; what
 // they write is undefined. `known` holds the choices of an earlier run on such a device, which are
 // kept. end_tuning() returns all choices known now ("" on backends where ops run in one way only).

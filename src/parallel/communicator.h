@@ -26,7 +26,7 @@ class Communicator {
   // are of f32, bf16, f64, i32 or i64, in that type, and their order is the same in every run of
   // the same ranks on the same machines; data that is only moved may be of any type. A shard may
   // lie in `full`, as this rank's part of it; the caller must not let two arguments overlap
-  // otherwise.
+  // otherwise. On a stream that plans they are checked, and do nothing.
 
   // full [W * n] = the shards [n] of all ranks, in rank order.
   void all_gather(Stream& s, Tensor full, Tensor shard);

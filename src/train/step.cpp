@@ -9,6 +9,16 @@
 #include "ops/optimizer.h"
 
 namespace sbtrain {
+namespace {
+
+// The micro-batches of a step differ in the collectives at their ends, so each kind is a program.
+const char* program_name(ShardedParams::MicroBatch micro_batch) {
+  if (micro_batch.first && micro_batch.last) return "only micro-batch";
+  if (micro_batch.first) return "first micro-batch";
+  return micro_batch.last ? "last micro-batch" : "middle micro-batch";
+}
+
+}  // namespace
 
 StepResult PendingStep::wait() {
   const std::span<const double> stats = stats_.wait();
@@ -17,13 +27,12 @@ StepResult PendingStep::wait() {
           .updates = static_cast<int64_t>(stats[ops::kUpdates])};
 }
 
-TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s,
-                     Communicator& communicator)
+TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, const Mesh& mesh)
     : config_(config.train),
       model_(model),
       stream_(s),
-      communicator_(communicator),
-      params_(model.registry(), s, communicator, /*with_training=*/true),
+      mesh_(mesh),
+      params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype),
       tokens_(config.train.micro_batch * config.train.sequence_length) {
   s.set_deterministic(config.train.deterministic);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
@@ -65,7 +74,12 @@ BatchTensors TrainStep::upload(const PackedBatch& batch) {
 void TrainStep::plan() {
   require(stream_.planning(), "plan() needs Backend::kPlan");
   const BatchTensors batch = views(1);
-  accumulate(batch, 1.0f);
+  const int64_t ranks = mesh_.world().world();
+  const int64_t micro_batches = config_.batch / (config_.micro_batch * ranks);
+  for (int64_t n = 0; n < std::min<int64_t>(micro_batches, 3); ++n) {
+    const bool last = n + 1 == std::min<int64_t>(micro_batches, 3);
+    accumulate(batch, 1.0f, {.first = n == 0, .last = last});
+  }
   apply(0.0);
   sum_validation(batch);
 }
@@ -82,7 +96,7 @@ std::string TrainStep::tune(const std::string& known) {
     batch.cu_seqlens.push_back(static_cast<int32_t>(t));
   }
   ops::begin_tuning(stream_, known);
-  accumulate(upload(batch), 1.0f / static_cast<float>(tokens_));
+  accumulate(upload(batch), 1.0f / static_cast<float>(tokens_), {});
   return ops::end_tuning(stream_);
 }
 
@@ -92,17 +106,20 @@ void TrainStep::set_updates(int64_t updates) {
            ops::CopyFromHost{.y = stats_.tensor().row_range(ops::kUpdates, 1), .host = &value});
 }
 
-void TrainStep::accumulate(const BatchTensors& batch, float loss_weight) {
-  const ProgramScope scope(stream_.memory(), "forward and backward");
+void TrainStep::accumulate(const BatchTensors& batch, float loss_weight,
+                           ShardedParams::MicroBatch micro_batch) {
+  const ProgramScope scope(stream_.memory(), program_name(micro_batch));
+  params_.begin(micro_batch);
   model_.forward_backward(stream_, params_, batch, loss_T_, loss_weight,
                           static_cast<float>(config_.z_loss));
   ops::run(stream_, ops::AddSum{.y_1 = stats_.tensor().row_range(ops::kLossSum, 1), .x = loss_T_});
+  params_.join();
 }
 
 void TrainStep::apply(double lr) {
   const ProgramScope scope(stream_.memory(), "update");
   params_.add_squared_gradient_norm(stats_.tensor().row_range(ops::kSquaredNorm, 1));
-  communicator_.all_reduce(stream_, stats_.tensor().row_range(ops::kLossSum, 2));
+  mesh_.world().all_reduce(stream_, stats_.tensor().row_range(ops::kLossSum, 2));
   ops::run(
       stream_,
       ops::FinishStep{
@@ -119,13 +136,15 @@ void TrainStep::apply(double lr) {
 PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr) {
   double valid = 0;
   for (const PackedBatch& batch : micro_batches) valid += static_cast<double>(batch.valid_targets);
-  communicator_.sum({&valid, 1});
+  mesh_.world().sum({&valid, 1});
   const float loss_weight = valid > 0 ? static_cast<float>(1.0 / valid) : 0.0f;
 
   static_assert(ops::kSquaredNorm == ops::kLossSum + 1);
   ops::run(stream_, ops::Fill{.x = stats_.tensor().row_range(ops::kLossSum, 2), .value = 0.0f});
-  params_.zero_gradients();
-  for (const PackedBatch& batch : micro_batches) accumulate(upload(batch), loss_weight);
+  for (size_t n = 0; n < micro_batches.size(); ++n) {
+    accumulate(upload(micro_batches[n]), loss_weight,
+               {.first = n == 0, .last = n + 1 == micro_batches.size()});
+  }
   apply(lr);
   return {ops::HostRead(stream_, stats_), valid};
 }
@@ -136,6 +155,7 @@ void TrainStep::sum_validation(const BatchTensors& batch) {
   ops::run(stream_, ops::Fill{.x = validation_sums_, .value = 0.0f});
   ops::run(stream_, ops::AddSum{.y_1 = validation_sums_.tensor().row_range(0, 1), .x = loss_T_});
   ops::run(stream_, ops::AddSum{.y_1 = validation_sums_.tensor().row_range(1, 1), .x = hits_T_});
+  params_.join();
 }
 
 BatchScore TrainStep::evaluate(const PackedBatch& batch) {

@@ -9,7 +9,7 @@
 #include "data/batch.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
 
 namespace sbtrain {
@@ -36,7 +36,7 @@ class PendingStep {
 class TrainStep {
  public:
   // Plans or allocates everything that a step needs on the stream's backend.
-  TrainStep(const Config& config, const Transformer& model, Stream& s, Communicator& communicator);
+  TrainStep(const Config& config, const Transformer& model, Stream& s, const Mesh& mesh);
 
   ShardedParams& params() { return params_; }
 
@@ -60,7 +60,8 @@ class TrainStep {
 
  private:
   BatchTensors upload(const PackedBatch& batch);
-  void accumulate(const BatchTensors& batch, float loss_weight);
+  void accumulate(const BatchTensors& batch, float loss_weight,
+                  ShardedParams::MicroBatch micro_batch);
   void apply(double lr);
   void sum_validation(const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
@@ -68,7 +69,7 @@ class TrainStep {
   const TrainConfig& config_;
   const Transformer& model_;
   Stream& stream_;
-  Communicator& communicator_;
+  const Mesh& mesh_;
   ShardedParams params_;
   int64_t tokens_;  // of a micro-batch
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;

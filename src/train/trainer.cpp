@@ -116,6 +116,7 @@ class Run {
   const Schedule schedule_;
   const Transformer model_;
   std::unique_ptr<Communicator> communicator_;
+  const Mesh mesh_;
   Memory memory_;
   Stream stream_;
   TrainStep step_;
@@ -147,10 +148,10 @@ double gibibytes(size_t bytes) {
 
 // The memory of the whole step is planned, then allocated once.
 Memory& with_plan(Memory& memory, const Config& config, const Transformer& model,
-                  Communicator& communicator) {
+                  const Mesh& mesh) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
-  TrainStep step(config, model, stream, communicator);
+  TrainStep step(config, model, stream, mesh);
   step.plan();
   const MemoryReport report = plan.report();
   const DeviceMemory device = device_memory(memory.backend());
@@ -204,9 +205,10 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
                 config_.train.tokens_per_step()),
       model_(config_.model, config_.train.recompute),
       communicator_(make_single_process()),
+      mesh_(*communicator_, config_.train.sharding),
       memory_(backend),
-      stream_(with_plan(memory_, config_, model_, *communicator_)),
-      step_(config_, model_, stream_, *communicator_),
+      stream_(with_plan(memory_, config_, model_, mesh_)),
+      step_(config_, model_, stream_, mesh_),
       held_out_(held_out(config_)) {
   if (config_.data.task.active()) {
     task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,

@@ -50,7 +50,8 @@ struct Model {
         stream(memory),
         transformer(config.model),
         communicator(make_single_process()),
-        step(with_memory(planned), transformer, stream, *communicator) {
+        mesh(*communicator),
+        step(with_memory(planned), transformer, stream, mesh) {
     step.params().initialize(3);
   }
   const Config& with_memory(bool planned) {
@@ -58,7 +59,7 @@ struct Model {
     if (!planned) return config;
     Memory plan(Backend::kPlan);
     Stream planning(plan);
-    TrainStep(config, transformer, planning, *communicator).plan();
+    TrainStep(config, transformer, planning, mesh).plan();
     memory.adopt_plan(plan);
     return config;
   }
@@ -67,6 +68,7 @@ struct Model {
   Stream stream;
   Transformer transformer;
   std::unique_ptr<Communicator> communicator;
+  Mesh mesh;
   TrainStep step;
 };
 
