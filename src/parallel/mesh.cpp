@@ -16,8 +16,8 @@ Mesh::Mesh(Communicator& world, Sharding sharding, int node_size)
          world.world(), node_size);
   }
   if (node_size == world.world()) return;
-  shards_ = world.split(world.rank() / node_size);
-  replicas_ = world.split(world.rank() % node_size);
+  shards_ = world.split([=](int rank) { return rank / node_size; });
+  replicas_ = world.split([=](int rank) { return rank % node_size; });
 }
 
 }  // namespace sbtrain
