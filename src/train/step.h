@@ -14,23 +14,38 @@
 
 namespace sbtrain {
 
+// What a rank has been asked to do, by a signal. It travels with the numbers that the ranks reduce
+// anyway, so that all of them learn of it at the same place in their work.
+struct Requests {
+  bool stop = false;  // save and stop
+  bool save = false;
+};
+
 // Loss and gradient of one step, the same on every rank.
 struct StepResult {
   double loss = 0;       // nats per valid target token, z-loss excluded
   double grad_norm = 0;  // global, before clipping
   int64_t updates = 0;   // applied so far
+  Requests requests{};   // of any rank
 };
 
 // A step that has been enqueued: the device may still be working on it.
 class PendingStep {
  public:
-  PendingStep(ops::HostRead stats, double valid_targets)
-      : stats_(std::move(stats)), valid_targets_(valid_targets) {}
+  explicit PendingStep(ops::HostRead stats) : stats_(std::move(stats)) {}
   StepResult wait();
 
  private:
   ops::HostRead stats_;
-  double valid_targets_;
+};
+
+// Sums over a validation batch of each rank, the same on every rank.
+struct ValidationSums {
+  double loss = 0;     // nats, of the valid targets
+  double hits = 0;     // valid targets that the model held most likely
+  double targets = 0;  // valid
+  double bytes = 0;    // of the text of those targets, as the callers counted them
+  bool stop = false;   // a rank was asked to stop
 };
 
 class TrainStep {
@@ -52,18 +67,19 @@ class TrainStep {
 
   // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
   // clipped to train.clip, then AdamW. A step whose loss or norm is not finite changes nothing.
-  // Returns before the device has finished.
-  PendingStep run(std::span<const PackedBatch> micro_batches, double lr);
+  // Loss, norm, the number of targets and the ranks' `requests` take one reduction. Returns before
+  // the device has finished.
+  PendingStep run(std::span<const PackedBatch> micro_batches, double lr, Requests requests = {});
 
-  // Loss and hits of the batch's valid targets, of this rank only.
-  BatchScore evaluate(const PackedBatch& batch);
+  // Evaluates a batch on each rank and waits for the sums. Every rank makes the same number of
+  // calls; one without data passes a batch without valid targets.
+  ValidationSums evaluate(const PackedBatch& batch, int64_t bytes = 0, bool stop = false);
 
  private:
   BatchTensors upload(const PackedBatch& batch);
-  void accumulate(const BatchTensors& batch, float loss_weight,
-                  ShardedParams::MicroBatch micro_batch);
+  void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void apply(double lr);
-  void sum_validation(const BatchTensors& batch);
+  void add_validation(const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
 
   const TrainConfig& config_;
@@ -73,7 +89,7 @@ class TrainStep {
   ShardedParams params_;
   int64_t tokens_;  // of a micro-batch
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;
-  Buffer stats_, validation_sums_;  // f64: ops::StepStat; losses, hits
+  Buffer stats_, validation_sums_;  // f64: ops::StepStat; the values of ValidationSums
 };
 
 }  // namespace sbtrain

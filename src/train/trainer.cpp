@@ -93,7 +93,7 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
 // Everything that a run holds while it trains.
 class Run {
  public:
-  Run(const ResolvedConfig& resolved, Backend backend);
+  Run(const ResolvedConfig& resolved, Backend backend, StopSignals& signals);
   ExitCode train();
 
  private:
@@ -102,15 +102,21 @@ class Run {
   void open_stage(int stage);
   void train_one_step();
   void settle();
+  Requests take_requests();
+  void note(const Requests& requests);
   void validate();
-  ValidationMetrics validate_text();
-  ValidationMetrics validate_task();
+  ValidationSums validation_sums();
   void save();
   bool due(const Duration& every) const;
   bool finished() const { return state_.stopped || state_.step >= schedule_.total_steps(); }
 
+  // With other ranks, what this one is asked for counts when it comes back from a reduction, so
+  // that all ranks act on it at the same place. Alone, it counts at once.
+  bool alone() const { return communicator_->world() == 1; }
+
   const ResolvedConfig& resolved_;
   const Config& config_;
+  StopSignals& signals_;
   const fs::path folder_;
   const RunLock lock_;
   const Schedule schedule_;
@@ -131,6 +137,7 @@ class Run {
   std::optional<Guard> guard_;
   int64_t saved_step_ = -1;
   int64_t validated_step_ = -1;
+  Requests requests_;  // of any rank, not yet acted on
 
   // The step that the device may still be working on. Its result is read one step late, so that
   // the device never waits for the host.
@@ -185,7 +192,7 @@ std::string training_tokenizer(const Config& config) {
   return hash;
 }
 
-HeldOutOptions held_out(const Config& config) {
+HeldOutOptions held_out(const Config& config, const Communicator& communicator) {
   return {.paths = config.data.validation,
           .tokenizer = config.data.tokenizer,
           .tokenizer_hash = training_tokenizer(config),
@@ -193,12 +200,15 @@ HeldOutOptions held_out(const Config& config) {
           .sequence_length = config.train.sequence_length,
           .micro_batch = config.train.micro_batch,
           .max_tokens = config.validation.tokens,
-          .predict_across_documents = config.data.predict_across_documents};
+          .predict_across_documents = config.data.predict_across_documents,
+          .rank = communicator.rank(),
+          .world = communicator.world()};
 }
 
-Run::Run(const ResolvedConfig& resolved, Backend backend)
+Run::Run(const ResolvedConfig& resolved, Backend backend, StopSignals& signals)
     : resolved_(resolved),
       config_(resolved.config),
+      signals_(signals),
       folder_(config_.run_dir()),
       lock_(folder_),
       schedule_(config_.stages, config_.train.lr, config_.train.batch,
@@ -209,7 +219,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
       memory_(backend),
       stream_(with_plan(memory_, config_, model_, mesh_)),
       step_(config_, model_, stream_, mesh_),
-      held_out_(held_out(config_)) {
+      held_out_(held_out(config_, *communicator_)) {
   if (config_.data.task.active()) {
     task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
                   config_.seed);
@@ -300,11 +310,21 @@ void Run::train_one_step() {
     micro_batches.push_back(loader_->next());
   }
   const double lr = schedule_.lr(state_.step);
-  PendingStep pending = step_.run(micro_batches, lr);
+  PendingStep pending = step_.run(micro_batches, lr, alone() ? Requests{} : take_requests());
   settle();
   state_.step += 1;
   state_.tokens += config_.train.tokens_per_step();
   enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr};
+  if (alone()) note(take_requests());
+}
+
+Requests Run::take_requests() {
+  return {.stop = signals_.stop_requested(), .save = signals_.save_requested()};
+}
+
+void Run::note(const Requests& requests) {
+  requests_.stop |= requests.stop;
+  requests_.save |= requests.save;
 }
 
 // Waits for the enqueued step and records its result; its weights are in place afterwards.
@@ -315,6 +335,7 @@ void Run::settle() {
   guard_->accept(enqueued_->step, result.loss, result.grad_norm * result.grad_norm, enqueued_->lr);
   state_.updates = result.updates;
   state_.guard = guard_->state();
+  note(result.requests);
   metrics_->train_step({.step = enqueued_->step,
                         .loss = result.loss,
                         .lr = enqueued_->lr,
@@ -324,24 +345,35 @@ void Run::settle() {
   enqueued_.reset();
 }
 
-ValidationMetrics Run::validate_text() {
-  const Perplexity result =
-      held_out_.evaluate([&](const PackedBatch& batch) { return step_.evaluate(batch).loss_sum; });
-  return {.loss = result.loss(), .tokens = result.tokens, .bytes = result.bytes};
-}
-
-ValidationMetrics Run::validate_task() {
-  const TaskAccuracy result =
-      task_accuracy(*task_, config_.train.micro_batch,
-                    [&](const PackedBatch& batch) { return step_.evaluate(batch); });
-  return {.loss = result.loss(), .tokens = result.labels, .accuracy = result.accuracy()};
+// Sums over the held-out data of all ranks. Every rank evaluates as many batches as the others.
+ValidationSums Run::validation_sums() {
+  const int64_t world = communicator_->world();
+  const int64_t micro_batch = config_.train.micro_batch;
+  const int64_t batches =
+      task_ ? (held_out_batches(*task_, micro_batch) + world - 1) / world : held_out_.batches();
+  ValidationSums all;
+  for (int64_t i = 0; i < batches; ++i) {
+    const PackedBatch batch =
+        task_ ? held_out_batch(*task_, micro_batch, i * world + communicator_->rank())
+              : held_out_.batch(i);
+    const ValidationSums sums = step_.evaluate(batch, task_ ? 0 : held_out_.bytes(batch));
+    all.loss += sums.loss;
+    all.hits += sums.hits;
+    all.targets += sums.targets;
+    all.bytes += sums.bytes;
+  }
+  return all;
 }
 
 void Run::validate() {
   if ((!task_ && held_out_.empty()) || validated_step_ == state_.step) return;
   settle();
   const MetricsPause pause(*metrics_);
-  const ValidationMetrics result = task_ ? validate_task() : validate_text();
+  const ValidationSums sums = validation_sums();
+  ValidationMetrics result{.loss = sums.loss / sums.targets,
+                           .tokens = static_cast<int64_t>(sums.targets),
+                           .bytes = static_cast<int64_t>(sums.bytes)};
+  if (task_) result.accuracy = sums.hits / sums.targets;
   metrics_->validation(state_.step, result);
   validated_step_ = state_.step;
   const double enough = config_.validation.stop_accuracy;
@@ -355,6 +387,7 @@ void Run::validate() {
 // Training waits only for the copy of the state; the writer does the rest.
 void Run::save() {
   settle();
+  requests_.save = false;
   if (saved_step_ == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
@@ -381,15 +414,13 @@ ExitCode Run::train() {
                  folder_.string(), state_.step);
     return ExitCode::kDone;
   }
-  // Kept until the process ends: a signal that arrives while the run ends must not kill it.
-  static StopSignals& signals = *new StopSignals;
   if (!resumed_) validate();
-  while (!finished() && !signals.stop_requested()) {
+  if (alone()) note(take_requests());
+  while (!finished() && !requests_.stop) {
     train_one_step();
     writer_->poll();
     if (due(config_.validation.every)) validate();
-    const bool asked = signals.save_requested();
-    if (asked || due(config_.checkpoint.every)) save();
+    if (requests_.save || due(config_.checkpoint.every)) save();
   }
   if (finished()) validate();
   save();
@@ -397,15 +428,20 @@ ExitCode Run::train() {
     fail(ExitCode::kStorage, "the last checkpoint could not be saved: {}", writer_->last().error);
   }
   if (finished()) return ExitCode::kDone;
-  spdlog::info("stopped by signal {} after step {}, saved; the same command continues",
-               signals.signal(), state_.step);
+  spdlog::info("stopped by {} after step {}, saved; the same command continues",
+               signals_.stop_requested() ? fmt::format("signal {}", signals_.signal())
+                                         : "a signal to another rank",
+               state_.step);
   return ExitCode::kPreempted;
 }
 
 }  // namespace
 
 ExitCode train(const ResolvedConfig& resolved, Backend backend) {
-  return Run(resolved, backend).train();
+  // Handlers stay until the process ends: a signal that arrives while the run begins or ends must
+  // not kill it.
+  static StopSignals& signals = *new StopSignals;
+  return Run(resolved, backend, signals).train();
 }
 
 }  // namespace sbtrain

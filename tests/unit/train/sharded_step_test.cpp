@@ -112,8 +112,7 @@ Trained train(const Case& c, int steps, bool bad_step = false) {
         continue;
       }
       const StepResult seen = step.run(batches, kRate).wait();
-      double validation = step.evaluate(sequence(100 + n, ranks.rank())).loss_sum;
-      ranks.sum({&validation, 1});
+      const double validation = step.evaluate(sequence(100 + n, ranks.rank())).loss;
       if (ranks.rank() != 0) continue;
       result.losses.push_back(seen.loss);
       result.norms.push_back(seen.grad_norm);
