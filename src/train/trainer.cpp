@@ -28,6 +28,7 @@
 #include "train/plan.h"
 #include "train/run_state.h"
 #include "train/signals.h"
+#include "train/start_times.h"
 #include "train/step.h"
 
 namespace sbtrain {
@@ -109,6 +110,7 @@ class Run {
   bool due(const Duration& every) const;
   bool finished() const { return state_.stopped || state_.step >= schedule_.total_steps(); }
 
+  StartTimes start_;
   const ResolvedConfig& resolved_;
   const Config& config_;
   const fs::path folder_;
@@ -147,11 +149,12 @@ double gibibytes(size_t bytes) {
 
 // The memory of the whole step is planned, then allocated once.
 Memory& with_plan(Memory& memory, const Config& config, const Transformer& model,
-                  Communicator& communicator) {
+                  Communicator& communicator, StartTimes& start) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
   TrainStep step(config, model, stream, communicator);
   step.plan();
+  start.done("plan");
   const MemoryReport report = plan.report();
   const DeviceMemory device = device_memory(memory.backend());
   if (device.total > 0 && report.total_bytes() > device.free) {
@@ -163,6 +166,7 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
          describe_memory(report));
   }
   memory.adopt_plan(plan);
+  start.done("memory");
   return memory;
 }
 
@@ -205,9 +209,10 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
       model_(config_.model, config_.train.recompute),
       communicator_(make_single_process()),
       memory_(backend),
-      stream_(with_plan(memory_, config_, model_, *communicator_)),
+      stream_(with_plan(memory_, config_, model_, *communicator_, start_)),
       step_(config_, model_, stream_, *communicator_),
       held_out_(held_out(config_)) {
+  start_.done("data");
   if (config_.data.task.active()) {
     task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
                   config_.seed);
@@ -215,7 +220,10 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
   check_run_folder(folder_, resolved.yaml);
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
+  ops::run(stream_, ops::Synchronize{});  // the weights are there, so that their time is known
+  start_.done(resumed_ ? "checkpoint" : "weights");
   if (backend == Backend::kCuda) tune();
+  start_.done("tuning");
   if (!finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
@@ -283,6 +291,7 @@ void Run::open_stage(int stage) {
   options.prefetch = config_.data.prefetch;
   options.accept_changes = config_.checkpoint.allow_changes;
   loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
+  start_.done("loader");
   if (loader_->vocab() > config_.model.vocab) {
     fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
          options.sources.front().path, loader_->vocab(), config_.model.vocab);
@@ -320,6 +329,7 @@ void Run::settle() {
                         .skipped_steps = state_.guard.skipped,
                         .stage = schedule_.stage(enqueued_->step - 1)});
   enqueued_.reset();
+  start_.first_step();
 }
 
 ValidationMetrics Run::validate_text() {
@@ -382,6 +392,7 @@ ExitCode Run::train() {
   // Kept until the process ends: a signal that arrives while the run ends must not kill it.
   static StopSignals& signals = *new StopSignals;
   if (!resumed_) validate();
+  start_.done("validation");
   while (!finished() && !signals.stop_requested()) {
     train_one_step();
     writer_->poll();
