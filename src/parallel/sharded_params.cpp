@@ -219,16 +219,10 @@ void ShardedParams::require_at_rest(const char* what) const {
 
 void ShardedParams::initialize(uint64_t seed) {
   require_at_rest("weights change");
-  std::vector<float> host;
   for (size_t u = 0; u < units_.size(); ++u) {
     const Shard& shard = units_[u].shard;
-    if (!stream_.planning()) {
-      host.resize(shard.size);
-      sbtrain::initialize(registry_.unit(static_cast<int>(u)), shard.begin,
-                          shard.begin + shard.size, seed, host.data());
-      upload(stream_, shard.weights, host.data());
-      ops::run(stream_, ops::Synchronize{});
-    }
+    sbtrain::initialize(registry_.unit(static_cast<int>(u)), shard.begin, seed, stream_,
+                        shard.weights);
     if (!shard.moment1.defined()) continue;
     ops::run(stream_, ops::Fill{.x = shard.moment1, .value = 0.0f});
     ops::run(stream_, ops::Fill{.x = shard.moment2, .value = 0.0f});

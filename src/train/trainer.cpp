@@ -28,6 +28,7 @@
 #include "train/plan.h"
 #include "train/run_state.h"
 #include "train/signals.h"
+#include "train/start_times.h"
 #include "train/step.h"
 
 namespace sbtrain {
@@ -114,6 +115,7 @@ class Run {
   // that all ranks act on it at the same place. Alone, it counts at once.
   bool alone() const { return communicator_->world() == 1; }
 
+  StartTimes start_;
   const ResolvedConfig& resolved_;
   const Config& config_;
   StopSignals& signals_;
@@ -155,11 +157,12 @@ double gibibytes(size_t bytes) {
 
 // The memory of the whole step is planned, then allocated once.
 Memory& with_plan(Memory& memory, const Config& config, const Transformer& model,
-                  const Mesh& mesh) {
+                  const Mesh& mesh, StartTimes& start) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
   TrainStep step(config, model, stream, mesh);
   step.plan();
+  start.done("plan");
   const MemoryReport report = plan.report();
   const DeviceMemory device = device_memory(memory.backend());
   if (device.total > 0 && report.total_bytes() > device.free) {
@@ -171,6 +174,7 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
          describe_memory(report));
   }
   memory.adopt_plan(plan);
+  start.done("memory");
   return memory;
 }
 
@@ -217,9 +221,10 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, StopSignals& signals)
       communicator_(make_single_process()),
       mesh_(*communicator_, config_.train.sharding),
       memory_(backend),
-      stream_(with_plan(memory_, config_, model_, mesh_)),
+      stream_(with_plan(memory_, config_, model_, mesh_, start_)),
       step_(config_, model_, stream_, mesh_),
       held_out_(held_out(config_, *communicator_)) {
+  start_.done("data");
   if (config_.data.task.active()) {
     task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
                   config_.seed);
@@ -227,7 +232,10 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, StopSignals& signals)
   check_run_folder(folder_, resolved.yaml);
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
+  ops::run(stream_, ops::Synchronize{});  // the weights are there, so that their time is known
+  start_.done(resumed_ ? "checkpoint" : "weights");
   if (backend == Backend::kCuda) tune();
+  start_.done("tuning");
   if (!finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
@@ -295,6 +303,7 @@ void Run::open_stage(int stage) {
   options.prefetch = config_.data.prefetch;
   options.accept_changes = config_.checkpoint.allow_changes;
   loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
+  start_.done("loader");
   if (loader_->vocab() > config_.model.vocab) {
     fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
          options.sources.front().path, loader_->vocab(), config_.model.vocab);
@@ -343,6 +352,7 @@ void Run::settle() {
                         .skipped_steps = state_.guard.skipped,
                         .stage = schedule_.stage(enqueued_->step - 1)});
   enqueued_.reset();
+  start_.first_step();
 }
 
 // Sums over the held-out data of all ranks. Every rank evaluates as many batches as the others.
@@ -415,6 +425,7 @@ ExitCode Run::train() {
     return ExitCode::kDone;
   }
   if (!resumed_) validate();
+  start_.done("validation");
   if (alone()) note(take_requests());
   while (!finished() && !requests_.stop) {
     train_one_step();
