@@ -37,9 +37,7 @@ void await(Stream& s, const Event& event) {
 
 void begin_tuning(Stream& s, const std::string& known) {
   s.set_tuning(true);
-  if constexpr (kHasCuda) {
-    if (s.backend() == Backend::kCuda) cuda::add_choices(s, known);
-  }
+  set_choices(s, known);
 }
 
 std::string end_tuning(Stream& s) {
@@ -48,6 +46,12 @@ std::string end_tuning(Stream& s) {
     if (s.backend() == Backend::kCuda) return cuda::keep_choices(s);
   }
   return {};
+}
+
+void set_choices([[maybe_unused]] Stream& s, [[maybe_unused]] const std::string& choices) {
+  if constexpr (kHasCuda) {
+    if (s.backend() == Backend::kCuda) cuda::add_choices(s, choices);
+  }
 }
 
 HostRead::HostRead(Stream& s, const Tensor& x) : impl_(start(s, x)) {}

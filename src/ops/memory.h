@@ -65,6 +65,8 @@ void await(Stream& s, const Event& event);
 // kept. end_tuning() returns all choices known now ("" on backends where ops run in one way only).
 void begin_tuning(Stream& s, const std::string& known);
 std::string end_tuning(Stream& s);
+// Ops on the stream use these choices, as end_tuning() returned them, perhaps to another rank.
+void set_choices(Stream& s, const std::string& choices);
 
 // Copies a small device tensor to the host. The stream continues meanwhile; the host waits only
 // when it calls wait().

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -21,8 +22,9 @@
 #include "eval/perplexity.h"
 #include "eval/task_accuracy.h"
 #include "model/transformer.h"
+#include "ops/host_wait.h"
 #include "optim/schedule.h"
-#include "parallel/communicator.h"
+#include "parallel/make_communicator.h"
 #include "train/guard.h"
 #include "train/metrics.h"
 #include "train/plan.h"
@@ -94,10 +96,11 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
 // Everything that a run holds while it trains.
 class Run {
  public:
-  Run(const ResolvedConfig& resolved, Backend backend, StopSignals& signals);
+  Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals);
   ExitCode train();
 
  private:
+  std::optional<CheckpointReader> choose_checkpoint();
   bool resume();
   void tune();
   void open_stage(int stage);
@@ -113,18 +116,20 @@ class Run {
 
   // With other ranks, what this one is asked for counts when it comes back from a reduction, so
   // that all ranks act on it at the same place. Alone, it counts at once.
-  bool alone() const { return communicator_->world() == 1; }
+  bool alone() const { return control_.world() == 1; }
+  bool leads() const { return control_.rank() == 0; }
 
   StartTimes start_;
   const ResolvedConfig& resolved_;
   const Config& config_;
+  Control& control_;
   StopSignals& signals_;
   const fs::path folder_;
-  const RunLock lock_;
+  const std::optional<RunLock> lock_;  // of rank 0, on behalf of all
   const Schedule schedule_;
-  const Transformer model_;
   std::unique_ptr<Communicator> communicator_;
   const Mesh mesh_;
+  const Transformer model_;
   Memory memory_;
   Stream stream_;
   TrainStep step_;
@@ -156,8 +161,8 @@ double gibibytes(size_t bytes) {
 }
 
 // The memory of the whole step is planned, then allocated once.
-Memory& with_plan(Memory& memory, const Config& config, const Transformer& model,
-                  const Mesh& mesh, StartTimes& start) {
+Memory& with_plan(Memory& memory, const Config& config, const Transformer& model, const Mesh& mesh,
+                  StartTimes& start) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
   TrainStep step(config, model, stream, mesh);
@@ -209,39 +214,56 @@ HeldOutOptions held_out(const Config& config, const Communicator& communicator) 
           .world = communicator.world()};
 }
 
-Run::Run(const ResolvedConfig& resolved, Backend backend, StopSignals& signals)
+// Ranks save beside training, so they talk under a topic of their own.
+RankGroup saving_ranks(Control& control) {
+  std::vector<int> all(control.world());
+  std::iota(all.begin(), all.end(), 0);
+  return {control.rank(), control.world(), [&control, all](std::string mine) {
+            return control.exchange("checkpoint", all, std::move(mine));
+          }};
+}
+
+std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) {
+  if (control.rank() != 0) return std::nullopt;
+  return RunLock(folder);
+}
+
+Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals)
     : resolved_(resolved),
       config_(resolved.config),
+      control_(*job.control),
       signals_(signals),
       folder_(config_.run_dir()),
-      lock_(folder_),
+      lock_(lock_run(folder_, control_)),
       schedule_(config_.stages, config_.train.lr, config_.train.batch,
                 config_.train.tokens_per_step()),
-      model_(config_.model, config_.train.recompute),
-      communicator_(make_single_process()),
-      mesh_(*communicator_, config_.train.sharding),
+      communicator_(make_communicator(control_, backend)),
+      mesh_(*communicator_, config_.train.sharding, job.launch.local_world),
+      model_(config_.model, config_.train.recompute, mesh_.shard_count()),
       memory_(backend),
       stream_(with_plan(memory_, config_, model_, mesh_, start_)),
       step_(config_, model_, stream_, mesh_),
       held_out_(held_out(config_, *communicator_)) {
   start_.done("data");
+  ops::check_after_waits(stream_, [this] { control_.check(); });
   if (config_.data.task.active()) {
     task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
                   config_.seed);
   }
-  check_run_folder(folder_, resolved.yaml);
+  if (leads()) check_run_folder(folder_, resolved.yaml);
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
   ops::run(stream_, ops::Synchronize{});  // the weights are there, so that their time is known
   start_.done(resumed_ ? "checkpoint" : "weights");
   if (backend == Backend::kCuda) tune();
   start_.done("tuning");
-  if (!finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
+  if (leads() && !finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
                                             .keep = config_.checkpoint.keep,
                                             .max_failures = config_.checkpoint.max_failures,
-                                            .async = config_.checkpoint.async});
+                                            .async = config_.checkpoint.async,
+                                            .group = saving_ranks(control_)});
   MetricsOptions metrics;
   metrics.run_dir = folder_.string();
   metrics.config = config_.metrics;
@@ -249,22 +271,34 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, StopSignals& signals)
   metrics.tokens_per_step = config_.train.tokens_per_step();
   metrics.flops_per_token =
       model_.flops_per_token(static_cast<double>(config_.train.sequence_length) / 2);
-  metrics.peak_flops = config_.metrics.peak_tflops * 1e12;
+  metrics.peak_flops = config_.metrics.peak_tflops * 1e12 * control_.world();
+  metrics.rank = control_.rank();
   if (resumed_) metrics.resumed_step = state_.step;
   metrics_.emplace(metrics);
 }
 
 // The choices of algorithms belong to the run: with others, a resumed run would round differently.
+// All ranks time the alternatives, since the step takes them all, and then use those of rank 0.
 void Run::tune() {
   const fs::path file = folder_ / "gemm.txt";
-  const std::string known = text_of(file);
-  const std::string choices = step_.tune(known);
-  if (choices != known) replace_file(file, choices);
+  const std::string known = communicator_->broadcast(leads() ? text_of(file) : "", 0);
+  const std::string choices = communicator_->broadcast(step_.tune(known), 0);
+  if (!alone()) ops::set_choices(stream_, choices);
+  if (leads() && choices != known) replace_file(file, choices);
+}
+
+// Rank 0 chooses and verifies the checkpoint, the others read what it has chosen.
+std::optional<CheckpointReader> Run::choose_checkpoint() {
+  std::optional<CheckpointReader> chosen;
+  if (leads()) chosen = resume_checkpoint(folder_, config_.checkpoint.resume);
+  const std::string folder =
+      communicator_->broadcast(chosen ? chosen->folder().string() : std::string(), 0);
+  if (!leads() && !folder.empty()) chosen.emplace(folder, Verification::kHeaders);
+  return chosen;
 }
 
 bool Run::resume() {
-  const std::optional<CheckpointReader> checkpoint =
-      resume_checkpoint(folder_, config_.checkpoint.resume);
+  const std::optional<CheckpointReader> checkpoint = choose_checkpoint();
   if (!checkpoint) return false;
   const std::string name = checkpoint->folder().string();
   check_identity(checkpoint->manifest().fingerprints, identity_fields(resolved_.fields),
@@ -274,6 +308,11 @@ bool Run::resume() {
   step_.set_updates(state_.updates);
   saved_step_ = state_.step;
   spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
+  const int64_t saved_world = checkpoint->manifest().world;
+  if (saved_world != control_.world()) {
+    spdlog::info("{} ranks saved it, {} continue; the data goes on in the same order", saved_world,
+                 control_.world());
+  }
   return true;
 }
 
@@ -318,6 +357,7 @@ void Run::train_one_step() {
   for (int64_t n = 0; n < loader_->micro_batches_per_step(); ++n) {
     micro_batches.push_back(loader_->next());
   }
+  control_.progress(fmt::format("step {}", state_.step + 1));
   const double lr = schedule_.lr(state_.step);
   PendingStep pending = step_.run(micro_batches, lr, alone() ? Requests{} : take_requests());
   settle();
@@ -438,6 +478,7 @@ ExitCode Run::train() {
   if (!writer_->wait() && saved_step_ == state_.step) {
     fail(ExitCode::kStorage, "the last checkpoint could not be saved: {}", writer_->last().error);
   }
+  control_.finish();
   if (finished()) return ExitCode::kDone;
   spdlog::info("stopped by {} after step {}, saved; the same command continues",
                signals_.stop_requested() ? fmt::format("signal {}", signals_.signal())
@@ -448,11 +489,11 @@ ExitCode Run::train() {
 
 }  // namespace
 
-ExitCode train(const ResolvedConfig& resolved, Backend backend) {
+ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job) {
   // Handlers stay until the process ends: a signal that arrives while the run begins or ends must
   // not kill it.
   static StopSignals& signals = *new StopSignals;
-  return Run(resolved, backend, signals).train();
+  return Run(resolved, backend, job, signals).train();
 }
 
 }  // namespace sbtrain
