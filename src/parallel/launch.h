@@ -12,7 +12,7 @@ namespace sbtrain {
 
 // The default is a process that no launcher has started: a job of one rank.
 struct Launch {
-  std::string launcher;  // "sbtrain", "torchrun", "mpirun", "srun"; empty: none
+  std::string launcher{};  // "sbtrain", "torchrun", "mpirun", "srun"; empty: none
   int rank = 0;
   int world = 1;  // ranks of the job
   int local_rank = 0;
@@ -22,9 +22,15 @@ struct Launch {
   // Where rank 0 listens.
   std::string address = "127.0.0.1";
   int port = 0;
-  int listener = -1;  // rank 0: the descriptor of a socket that listens there already, or -1
-  std::string token;  // the same for all ranks of this start of the job, and for no other job
+  int listener = -1;    // rank 0: the descriptor of a socket that listens there already, or -1
+  std::string token{};  // the same for all ranks of this start of the job, and for no other job
 };
+
+// What the supervisor (parallel/supervisor.h) tells its ranks, in addition to torchrun's variables:
+// the token, and to rank 0 the descriptor of the listening socket. Names that begin with SBTRAIN_
+// are keys of the configuration.
+inline constexpr const char* kSupervisorToken = "LAUNCHED_BY_SBTRAIN";
+inline constexpr const char* kSupervisorListener = "LAUNCHED_LISTENER";
 
 using Environment = std::map<std::string, std::string>;
 Environment process_environment();
