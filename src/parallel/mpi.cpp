@@ -1,5 +1,8 @@
 #include "parallel/mpi.h"
 
+// Without the C++ classes that MPI once had, which mpi.h would include.
+#define OMPI_SKIP_MPICXX 1   // NOLINT: Open MPI's name
+#define MPICH_SKIP_MPICXX 1  // NOLINT: MPICH's
 #include <mpi.h>
 
 #include <algorithm>

@@ -348,7 +348,7 @@ const std::vector<CommunicatorCheck>& communicator_checks() {
       {.name = "CountsHave64Bits", .run = counts_have_64_bits, .large = true},
       {.name = "DifferentCallsThrowEverywhere",
        .run = different_calls_throw_everywhere,
-       .last = true},
+       .misuse = true},
   };
   return checks;
 }

@@ -12,8 +12,8 @@ namespace sbtrain::test {
 struct CommunicatorCheck {
   std::string_view name;
   void (*run)(Communicator& ranks, Stream& s);
-  // The check lets ranks make different calls, after which some communicators are of no use.
-  bool last = false;
+  // Ranks make different calls. Afterwards the communicator may be of no use.
+  bool misuse = false;
   // It takes 7 GB of the stream's device.
   bool large = false;
 };
