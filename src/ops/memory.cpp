@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/timed.h"
+
 namespace sbtrain::ops {
 namespace {
 
@@ -26,13 +28,7 @@ std::unique_ptr<HostRead::Impl> start(Stream& s, const Tensor& x) {
 }  // namespace
 
 void await(Stream& s, const Event& event) {
-  if constexpr (kHasCuda) {
-    if (s.backend() == Backend::kCuda) {
-      const cuda::DeviceTimer timer(s, "await");
-      return s.wait(event);
-    }
-  }
-  s.wait(event);
+  timed(s, "await", [&] { s.wait(event); });
 }
 
 void begin_tuning(Stream& s, const std::string& known) {

@@ -41,10 +41,10 @@ class Communicator {
   // x = the root's x.
   void broadcast(Stream& s, Tensor x, int root);
 
-  // Says that collectives will use this contiguous memory of the device again and again, so that the
-  // library can prepare it. All ranks call it with the same size, and use the same places of it in
-  // the same collective. The memory must stay while the handle exists. It changes no results, and
-  // may do nothing.
+  // Says that collectives will use this contiguous memory of the device again and again, so that
+  // the library can prepare it. All ranks call it with the same size, and use the same places of it
+  // in the same collective. The memory must stay while the handle exists. It changes no results,
+  // and may do nothing.
   virtual std::shared_ptr<void> register_memory(const Tensor& /*memory*/) { return nullptr; }
 
   // ---- On the host. These return when the result is there, which is the same on every rank.

@@ -33,7 +33,7 @@ constexpr size_t kReducing = 1;
 
 ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh,
                              bool with_training, ReduceType reduce)
-    : registry_(registry), stream_(s), mesh_(mesh), reduce_(reduce) {
+    : registry_(registry), stream_(s), mesh_(mesh), reduce_(reduce), wait_times_(s) {
   if (mesh.world().world() > 1) {
     communication_.emplace(s.memory(), "communication", StreamPriority::kHigh);
   }
@@ -110,7 +110,7 @@ const Weights& ShardedParams::get(int unit) {
   Unit& u = units_.at(unit);
   require(u.in_use, "the unit of '{}' is used without a gather", name(unit));
   if (u.awaited) {
-    ops::await(stream_, u.here);
+    wait_times_.wait(u.here);
     if (gathers()) stream_.use(u.gathered);
     u.awaited = false;
   }
@@ -140,7 +140,7 @@ const Weights& ShardedParams::gradients(int unit) {
     return u.gradients;
   }
   while (reducing_.size() > kReducing) {
-    ops::await(stream_, reducing_.front());
+    wait_times_.wait(reducing_.front());
     reducing_.pop_front();
   }
   u.formed = stream_.allocate(MemoryClass::kGradients, "gradients of a unit", DType::kF32,
@@ -204,7 +204,7 @@ void ShardedParams::join() {
   if (!communication_) return;
   Event done;
   communication_->record(done);
-  ops::await(stream_, done);
+  wait_times_.wait(done);
 }
 
 // ---- All shards at once

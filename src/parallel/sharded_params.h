@@ -26,6 +26,7 @@
 #include "model/params.h"
 #include "ops/optimizer.h"
 #include "parallel/mesh.h"
+#include "parallel/wait_times.h"
 
 namespace sbtrain {
 
@@ -70,6 +71,8 @@ class ShardedParams : public ParamAccess {
   Stream& stream() const { return stream_; }
   // The stream of the collectives; null in a world of one.
   Stream* communication() { return communication_ ? &*communication_ : nullptr; }
+  // How long the compute stream stood still for collectives.
+  WaitTimes& wait_times() { return wait_times_; }
   const Shard& shard(int unit) const { return units_.at(unit).shard; }
 
   void initialize(uint64_t seed);  // weights by Philox, moments zero
@@ -115,6 +118,7 @@ class ShardedParams : public ParamAccess {
   const ReduceType reduce_;
   std::optional<Stream> communication_;  // in a world of more than one
   std::vector<Unit> units_;
+  WaitTimes wait_times_;
   MicroBatch micro_batch_;
   std::deque<Event> reducing_;  // the ends of reductions that the compute stream has not waited for
 };

@@ -84,13 +84,25 @@ BatchTensors TrainStep::upload(const PackedBatch& batch) {
 void TrainStep::plan() {
   require(stream_.planning(), "plan() needs Backend::kPlan");
   const BatchTensors batch = views(1);
-  const int64_t micro_batches = config_.batch / (config_.micro_batch * mesh_.world().world());
-  const int64_t kinds = std::min<int64_t>(micro_batches, 3);  // first, middle, last
-  for (int64_t n = 0; n < kinds; ++n) {
-    accumulate(batch, {.first = n == 0, .last = n + 1 == kinds});
-  }
+  plan_micro_batches(batch, std::min<int64_t>(micro_batches_per_step(), 3));  // first, middle, last
   apply(0.0);
   add_validation(batch);
+}
+
+void TrainStep::plan_step() {
+  require(stream_.planning(), "plan_step() needs Backend::kPlan");
+  plan_micro_batches(views(1), micro_batches_per_step());
+  apply(0.0);
+}
+
+int64_t TrainStep::micro_batches_per_step() const {
+  return config_.batch / (config_.micro_batch * mesh_.world().world());
+}
+
+void TrainStep::plan_micro_batches(const BatchTensors& batch, int64_t count) {
+  for (int64_t n = 0; n < count; ++n) {
+    accumulate(batch, {.first = n == 0, .last = n + 1 == count});
+  }
 }
 
 std::string TrainStep::tune(const std::string& known) {

@@ -55,8 +55,11 @@ class TrainStep {
 
   ShardedParams& params() { return params_; }
 
-  // Records the memory of a step and of a validation batch (Backend::kPlan only).
+  // Records the memory of a step and of a validation batch (Backend::kPlan only): every program
+  // once.
   void plan();
+  // Records a whole step, each of its micro-batches (Backend::kPlan only).
+  void plan_step();
 
   // Lets ops choose the fastest of their alternatives for the shapes of a step. `known` choices are
   // kept (ops::begin_tuning); returns all choices. Weights must be in place; they do not change.
@@ -76,6 +79,8 @@ class TrainStep {
   ValidationSums evaluate(const PackedBatch& batch, int64_t bytes = 0, bool stop = false);
 
  private:
+  int64_t micro_batches_per_step() const;  // of this rank
+  void plan_micro_batches(const BatchTensors& batch, int64_t count);
   BatchTensors upload(const PackedBatch& batch);
   void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void apply(double lr);
