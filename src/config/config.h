@@ -119,6 +119,8 @@ struct TrainConfig {
   Recompute recompute = Recompute::kNone;
   bool deterministic = true;      // the same bits on every run, on the same type of device
   int64_t max_bad_steps = 10;     // non-finite steps in a row before giving up
+  std::string gpus = "auto";      // ranks of this machine: auto, or how many
+  double timeout = 120;           // seconds without progress of a rank
   std::string sharding = "full";  // what is spread over the ranks; the only value
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;

@@ -59,6 +59,12 @@ void describe(Fields& f, TrainConfig& c) {
         "backward pass on a GPU add up in any order, which is faster.");
   f.add("max_bad_steps", c.max_bad_steps, at_least(1),
         "Steps in a row with a non-finite loss or gradient before the run gives up.");
+  f.add("gpus", c.gpus,
+        "GPUs of this machine to train on, with one process each: auto, all that are visible; or "
+        "how many. Under a launcher (docs/distributed.md), the number of its ranks on a machine.");
+  f.add("timeout", c.timeout, between(1, 1e6),
+        "Seconds without progress after which the ranks of a job give up, and name the rank that "
+        "they wait for.");
   f.add("sharding", c.sharding, one_of({"full"}),
         "What is spread over the ranks: everything. There is no other choice while a run has one "
         "rank.");

@@ -402,7 +402,7 @@ ExitCode Run::train() {
 
 }  // namespace
 
-ExitCode train(const ResolvedConfig& resolved, Backend backend) {
+ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job) {
   return Run(resolved, backend).train();
 }
 
