@@ -133,6 +133,8 @@ struct TrainConfig {
   Recompute recompute = Recompute::kNone;
   bool deterministic = true;   // the same bits on every run, on the same type of device
   int64_t max_bad_steps = 10;  // non-finite steps in a row before giving up
+  std::string gpus = "auto";   // ranks of this machine: auto, or how many
+  double timeout = 120;        // seconds without progress of a rank
   Sharding sharding = Sharding::kFull;
   ReduceType reduce_dtype = ReduceType::kFloat32;
   int64_t tokens_per_step() const { return batch * sequence_length; }

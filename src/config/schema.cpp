@@ -59,11 +59,16 @@ void describe(Fields& f, TrainConfig& c) {
         "backward pass on a GPU add up in any order, which is faster.");
   f.add("max_bad_steps", c.max_bad_steps, at_least(1),
         "Steps in a row with a non-finite loss or gradient before the run gives up.");
+  f.add("gpus", c.gpus,
+        "GPUs of this machine to train on, with one process each: auto, all that are visible; or "
+        "how many. Under a launcher (docs/distributed.md), the number of its ranks on a machine.");
+  f.add("timeout", c.timeout, between(1, 1e6),
+        "Seconds without progress after which the ranks of a job give up, and name the rank that "
+        "they wait for.");
   f.add(
       "sharding", c.sharding,
       "What is spread over the ranks. full: weights, gradients and moments, gathered for each use "
-      "(ZeRO-3); grad: gradients and moments, while the weights stay whole (ZeRO-2); none: "
-      "nothing, "
+      "(ZeRO-3); grad: gradients and moments, while the weights stay whole (ZeRO-2); none: nothing, "
       "every rank holds a copy; hybrid: full within a node, copies across nodes.");
   f.add("reduce_dtype", c.reduce_dtype,
         "The type in which gradients are added up across ranks. bfloat16 halves the traffic and "

@@ -104,6 +104,11 @@ class Checker {
     if (train.micro_batch > std::numeric_limits<int32_t>::max() / train.sequence_length) {
       problem("train.micro_batch", "micro_batch x sequence_length exceeds 2147483647 tokens");
     }
+    int64_t gpus = 0;
+    if (train.gpus != "auto" && (!from_text(train.gpus, gpus) || gpus < 1 || gpus > 1024)) {
+      problem("train.gpus", "expected auto or a number from 1 to 1024, got {}",
+              in_quotes(train.gpus));
+    }
   }
 
   void check_sources(const std::string& key, const std::vector<SourceConfig>& sources) {
