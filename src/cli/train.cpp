@@ -9,6 +9,7 @@
 #include "cli/range.h"
 #include "config/schema.h"
 #include "train/plan.h"
+#include "train/signals.h"
 #include "train/trainer.h"
 
 namespace sbtrain {
@@ -26,6 +27,7 @@ ExitCode run_train(const TrainOptions& options) {
   if (!options.resume.empty()) selected.overrides.push_back("checkpoint.resume=" + options.resume);
   const Config config = selected.load();
   if (options.dry_run) {
+    release_stop_signals();
     fmt::print("{}", describe_run(config, planned_backend(config.device), options.estimate));
     return ExitCode::kDone;
   }
@@ -45,8 +47,9 @@ void add_train(CLI::App& app, Action& action) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model, or continue a run (the default)");
   command->add_option("--resume", options->resume,
-                      "auto: continue the run in its folder, the default; none: start over; or "
-                      "the path of a checkpoint (short for --checkpoint.resume)");
+                      "auto: continue the run in its folder, the default; last-good, or a step: go "
+                      "back to that checkpoint; none: start over; or the path of a checkpoint "
+                      "(short for --checkpoint.resume)");
   command->add_flag("--dry-run", options->dry_run,
                     "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
                     "stop; needs no GPU and no data");
