@@ -23,11 +23,15 @@ struct TrainOptions {
 };
 
 ExitCode run_train(const TrainOptions& options) {
+  if (options.dry_run) {
+    release_stop_signals();
+  } else {
+    training_signals();  // takes those that arrive before the run can save
+  }
   ConfigOptions selected = options.config;
   if (!options.resume.empty()) selected.overrides.push_back("checkpoint.resume=" + options.resume);
   const Config config = selected.load();
   if (options.dry_run) {
-    release_stop_signals();
     fmt::print("{}", describe_run(config, planned_backend(config.device), options.estimate));
     return ExitCode::kDone;
   }

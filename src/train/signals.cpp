@@ -80,6 +80,11 @@ StopSignals::~StopSignals() {
   installed = false;
 }
 
+StopSignals& training_signals() {
+  static StopSignals& signals = *new StopSignals;
+  return signals;
+}
+
 int StopSignals::signal() const {
   return stop_signal;
 }

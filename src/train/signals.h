@@ -42,4 +42,8 @@ class StopSignals {
   std::array<struct sigaction, kHandled> previous_{};
 };
 
+// The signals of a process that trains, from the first call until the process ends: one that
+// arrives while a run begins or ends must not kill it either.
+StopSignals& training_signals();
+
 }  // namespace sbtrain

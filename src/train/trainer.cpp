@@ -529,10 +529,7 @@ ExitCode Run::finish() {
 }  // namespace
 
 ExitCode train(const ResolvedConfig& resolved, Backend backend) {
-  // Handlers stay until the process ends: a signal that arrives while the run begins or ends must
-  // not kill it.
-  static StopSignals& signals = *new StopSignals;
-  Run run(resolved, backend, signals);
+  Run run(resolved, backend, training_signals());
   try {
     return run.train();
   } catch (const Error& error) {
