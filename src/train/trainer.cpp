@@ -506,9 +506,8 @@ ExitCode Run::finish() {
   settle();
   if (finished() && !state_.stopped && state_.guard.not_finite()) {
     fail(ExitCode::kDiverged,
-         "the last {} of {} steps were skipped because their losses or gradients were not finite, "
-         "so "
-         "that nothing shows the final weights to be good, and they are not saved; {}",
+         "the last {} of {} steps were skipped because their losses or gradients were not finite; "
+         "nothing shows the final weights to be good, and they are not saved; {}",
          state_.guard.in_a_row, state_.step, kAfterDivergence);
   }
   save();
