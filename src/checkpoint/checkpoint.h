@@ -41,7 +41,8 @@ struct SnapshotTensor : TensorRange {
 // All that one rank puts into a checkpoint. The texts are taken from rank 0.
 struct Snapshot {
   int64_t step = 0;
-  int64_t tokens = 0;  // trained on so far
+  int64_t tokens = 0;      // trained on so far
+  int64_t last_good = -1;  // Manifest::last_good
   std::vector<SnapshotTensor> tensors;
   std::string state_json;   // loader, schedule and stage counters, seeds; not interpreted
   std::string config_yaml;  // resolved
@@ -68,10 +69,11 @@ struct SavedCheckpoint {
 };
 
 // Saves and commits; all ranks call it. The ranks write and flush their shards in step-N.tmp; after
-// a barrier follow the manifest, the rename to step-N and `latest`, each flushed; then all but the
-// `keep` newest checkpoints are removed. An existing step-N is replaced whole, never changed. A
-// failure on any rank throws ExitCode::kStorage on all, removes step-N.tmp and leaves older
-// checkpoints as they were.
+// a barrier follow the manifest, the rename to step-N and `latest`, each flushed; then all are
+// removed but the `keep` newest checkpoints and that of step snapshot.last_good. An existing step-N
+// is replaced whole, never changed. A failure on any rank throws ExitCode::kStorage on all, removes
+// step-N.tmp and leaves older checkpoints as they were. The run folder must exist: one that has
+// been moved away is not made again.
 SavedCheckpoint save_checkpoint(const Storage& storage, const std::filesystem::path& run,
                                 const Snapshot& snapshot, const RankGroup& group, int64_t keep);
 
@@ -154,11 +156,18 @@ std::string latest_text(const std::filesystem::path& run);
 // What is wrong with <run>/checkpoints/latest; empty: nothing, or there is none.
 std::string verify_latest(const std::filesystem::path& run);
 
-// The newest good checkpoint of a run. Refused ones are logged with the reason (and appended to
+// The newest whole checkpoint of a run. Refused ones are logged with the reason (and appended to
 // `refused` if given). Returns nothing if the run has no checkpoints at all; throws
 // ExitCode::kNoCheckpoint if it has some and all are refused.
 std::optional<CheckpointReader> open_newest(const std::filesystem::path& run,
                                             std::vector<std::string>* refused = nullptr);
+
+// The newest whole one of the saves after number `sequence`; nothing if there is none.
+std::optional<CheckpointReader> open_newest_after(const std::filesystem::path& run,
+                                                  int64_t sequence);
+
+// The largest sequence number of a run's checkpoints; 0 without any.
+int64_t last_sequence(const std::filesystem::path& run);
 
 // Recognised by its manifest, or by its name if the manifest is gone.
 bool is_checkpoint_folder(const std::filesystem::path& path);
@@ -168,7 +177,8 @@ bool is_checkpoint_folder(const std::filesystem::path& path);
 CheckpointReader open_checkpoint(const std::filesystem::path& path);
 
 // The checkpoint that `--checkpoint.resume` asks for: "auto" is open_newest, "none" is nothing,
-// anything else is a path for open_checkpoint.
+// "last-good" the one that the newest manifest names as such, digits are a step of this run, and
+// anything else is a path for open_checkpoint. Throws ExitCode::kNoCheckpoint if there is none.
 std::optional<CheckpointReader> resume_checkpoint(const std::filesystem::path& run,
                                                   std::string_view resume);
 

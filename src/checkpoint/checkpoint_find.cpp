@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "checkpoint/checkpoint.h"
@@ -104,6 +105,45 @@ std::optional<CheckpointReader> open_newest(const fs::path& run,
        run.string(), reasons.size(), fmt::join(reasons, "\n  "));
 }
 
+std::optional<CheckpointReader> open_newest_after(const fs::path& run, int64_t sequence) {
+  for (const CheckpointInfo& info : list_checkpoints(run)) {
+    if (!info.problem.empty() || info.manifest.sequence <= sequence) continue;
+    try {
+      return CheckpointReader(info.folder);
+    } catch (const Error& error) {
+      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), error.what());
+    }
+  }
+  return std::nullopt;
+}
+
+int64_t last_sequence(const fs::path& run) {
+  int64_t last = 0;
+  for (const CheckpointInfo& info : list_checkpoints(run)) {
+    if (info.problem.empty()) last = std::max(last, info.manifest.sequence);
+  }
+  return last;
+}
+
+namespace {
+
+CheckpointReader open_last_good(const fs::path& run) {
+  for (const CheckpointInfo& info : list_checkpoints(run)) {
+    if (!info.problem.empty()) {
+      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), info.problem);
+      continue;
+    }
+    if (info.manifest.last_good < 0) break;
+    return CheckpointReader(checkpoints_of(run) / step_name(info.manifest.last_good));
+  }
+  fail(ExitCode::kNoCheckpoint,
+       "{}: no checkpoint is known to be good, since none was saved after a step from another one "
+       "had been applied; name the step to go back to: --checkpoint.resume=STEP",
+       run.string());
+}
+
+}  // namespace
+
 bool is_checkpoint_folder(const fs::path& path) {
   std::error_code unreadable;
   return fs::exists(path / kManifestName, unreadable) ||
@@ -124,6 +164,12 @@ CheckpointReader open_checkpoint(const fs::path& path) {
 std::optional<CheckpointReader> resume_checkpoint(const fs::path& run, std::string_view resume) {
   if (resume == "none") return std::nullopt;
   if (resume == "auto") return open_newest(run);
+  if (resume == "last-good") return open_last_good(run);
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(resume.data(), resume.data() + resume.size(), step);
+  if (error == std::errc() && end == resume.data() + resume.size() && step >= 0) {
+    return CheckpointReader(checkpoints_of(run) / step_name(step));
+  }
   return open_checkpoint(fs::path(resume));
 }
 

@@ -89,12 +89,9 @@ ManifestFile write_text(const Storage& storage, const fs::path& folder, const ch
   return {name, text.size(), sha256_hex(text), {}};
 }
 
+// At the end of the numbers the step alone tells which checkpoint is newer.
 int64_t next_sequence(const fs::path& run) {
-  int64_t last = 0;
-  for (const CheckpointInfo& info : list_checkpoints(run)) {
-    if (info.problem.empty()) last = std::max(last, info.manifest.sequence);
-  }
-  return last + 1;
+  return std::min(last_sequence(run) + 1, kMaxSequence);
 }
 
 // Moves the complete `fresh` to `folder`. A checkpoint there stays whole until it is replaced.
@@ -128,15 +125,26 @@ void discard(const Storage& storage, const fs::path& folder) {
   storage.remove_tree(doomed);
 }
 
-// Keeps the `keep` newest good checkpoints; damaged ones do not count and are removed once they are
-// older than those. The caller has just committed the newest.
-void prune(const Storage& storage, const fs::path& run, int64_t keep) {
-  int64_t good = 0;
+// Keeps the `keep` newest whole checkpoints; damaged ones do not count and are removed once they
+// are older than those. However old they are, the one that has just been committed is kept, and the
+// one that it knows to be good, since a run that diverges fills the places of the newest with bad
+// ones.
+void prune(const Storage& storage, const fs::path& run, int64_t keep, const Manifest& committed) {
+  int64_t whole = 0;
   for (const CheckpointInfo& info : list_checkpoints(run)) {
-    const bool kept = good < std::max<int64_t>(keep, 1);
-    if (info.problem.empty()) ++good;
+    const bool kept = whole < std::max<int64_t>(keep, 1) || info.step == committed.step ||
+                      info.step == committed.last_good;
+    if (info.problem.empty()) ++whole;
     if (!kept) discard(storage, info.folder);
   }
+}
+
+// A run folder that has been moved or removed is not made again: another job may use the path.
+void require_folder(const fs::path& run) {
+  std::error_code unreadable;
+  if (fs::is_directory(run, unreadable)) return;
+  fail(ExitCode::kStorage, "the run folder {} is gone: it was moved or removed during the run",
+       run.string());
 }
 
 void commit(const Storage& storage, const fs::path& run, const fs::path& fresh,
@@ -208,6 +216,7 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
   try {
     together(group, [&] {
       if (!leader) return "";
+      require_folder(run);
       storage.remove_tree(fresh);
       storage.make_folders(fresh);
       storage.sync_folder(run);
@@ -224,6 +233,7 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
                   std::chrono::duration_cast<std::chrono::seconds>(
                       std::chrono::system_clock::now().time_since_epoch())
                       .count(),
+                  snapshot.last_good,
                   snapshot.fingerprints,
                   {}};
       for (const std::string& file : files) {
@@ -240,7 +250,7 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
   }
   if (leader) {
     try {
-      prune(storage, run, keep);
+      prune(storage, run, keep, manifest);
     } catch (const std::exception& error) {  // the save itself is complete
       spdlog::warn("old checkpoints remain: {}", error.what());
     }

@@ -66,6 +66,20 @@ void check_digest(std::string_view text, const std::string& file) {
   }
 }
 
+// Refuses counters that no save has reached.
+void check_counters(const Manifest& manifest, const std::string& file) {
+  const auto within = [&](const char* key, int64_t value, int64_t lowest, int64_t highest) {
+    if (value >= lowest && value <= highest) return;
+    fail(ExitCode::kNoCheckpoint, "{}: {} is {}, but lies between {} and {} in a checkpoint", file,
+         key, value, lowest, highest);
+  };
+  within("step", manifest.step, 0, kMaxSequence);
+  within("tokens", manifest.tokens, 0, INT64_MAX);
+  within("world", manifest.world, 1, INT32_MAX);
+  within("sequence", manifest.sequence, 0, kMaxSequence);
+  within("last_good", manifest.last_good, -1, manifest.step);
+}
+
 }  // namespace
 
 const char* tensor_kind_name(TensorKind kind) {
@@ -118,9 +132,10 @@ ManifestFile parse_manifest_file(std::string_view text, const std::string& file)
 std::string format_manifest(const Manifest& manifest) {
   std::string text = fmt::format(
       "{{\n\"format\": \"{}\",\n\"version\": {},\n\"step\": {},\n\"tokens\": {},\n\"world\": {},\n"
-      "\"sequence\": {},\n\"created\": {},\n\"fingerprints\": {},\n\"files\": [\n",
+      "\"sequence\": {},\n\"created\": {},\n\"last_good\": {},\n\"fingerprints\": {},\n\"files\": "
+      "[\n",
       kFormat, kCheckpointVersion, manifest.step, manifest.tokens, manifest.world,
-      manifest.sequence, manifest.created, json(manifest.fingerprints).dump());
+      manifest.sequence, manifest.created, manifest.last_good, json(manifest.fingerprints).dump());
   for (size_t i = 0; i < manifest.files.size(); ++i) {
     text += (i == 0 ? "" : ",\n") + format_manifest_file(manifest.files[i]);
   }
@@ -146,6 +161,8 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     manifest.world = value.at("world").get<int64_t>();
     manifest.sequence = value.at("sequence").get<int64_t>();
     manifest.created = value.at("created").get<int64_t>();
+    manifest.last_good = value.value("last_good", int64_t{-1});  // later than the other fields
+    check_counters(manifest, file);
     manifest.fingerprints = value.at("fingerprints").get<std::map<std::string, std::string>>();
     for (const json& entry : value.at("files")) manifest.files.push_back(file_from(entry, file));
     return manifest;

@@ -41,10 +41,17 @@ struct Manifest {
   int64_t world = 1;     // ranks that wrote it; any number may read it
   int64_t sequence = 0;  // counts the saves of a run folder: the largest is the newest
   int64_t created = 0;   // seconds since 1970
+  // The step of the newest checkpoint that was known to be good when this one was saved, of those
+  // that this one continues: a step from its weights has been applied since. -1: none was.
+  int64_t last_good = -1;
   std::map<std::string, std::string> fingerprints;  // of config, model, tokenizer, data, ...
   std::vector<ManifestFile> files;
   uint64_t bytes() const;  // of all files
 };
+
+// Saves are counted up to this number, beyond which a manifest is refused. A file with a number
+// close to the end of its type could not be followed by a newer one.
+inline constexpr int64_t kMaxSequence = int64_t{1} << 53;
 
 // The text of manifest.json, which ends in the SHA-256 of everything before it.
 std::string format_manifest(const Manifest& manifest);

@@ -15,6 +15,7 @@
 #include "core/standard_streams.h"
 #include "core/version.h"
 #include "train/progress.h"
+#include "train/signals.h"
 
 namespace sbtrain {
 namespace {
@@ -133,6 +134,8 @@ ExitCode run(const std::vector<std::string>& arguments) {
     fail_usage(app, error);
   }
   require(action != nullptr, "the subcommand has no action");
+  // main() holds the signals that ask for a stop. Training takes them when it is ready to save.
+  if (!app.got_subcommand("train") && !app.got_subcommand("sweep")) release_stop_signals();
   return action();
 }
 

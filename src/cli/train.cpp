@@ -22,6 +22,7 @@
 #include "parallel/supervisor.h"
 #include "train/plan.h"
 #include "train/rank_log.h"
+#include "train/signals.h"
 #include "train/trainer.h"
 
 namespace sbtrain {
@@ -110,19 +111,25 @@ ExitCode run_rank(const TrainOptions& options, const Launch& launch) {
 
 ExitCode run_train(const TrainOptions& options) {
   if (options.dry_run) {
+    release_stop_signals();
     const Config config = load_config(options);
     fmt::print("{}", describe_run(config, planned_backend(config.device), options.estimate));
     return ExitCode::kDone;
   }
   const Launch launch = find_launch(process_environment());
-  if (launch.world > 1) return run_rank(options, launch);
+  if (launch.world > 1) {
+    training_signals();  // takes those that arrive before the run can save
+    return run_rank(options, launch);
+  }
   const Config config = load_config(options);
   const Backend backend = select_backend(config.device);
   if (!launch.launcher.empty()) {
     check_gpus(config.train, launch);
   } else if (const int ranks = ranks_to_start(config.train, backend); ranks > 1) {
+    release_stop_signals();  // the supervisor has handlers of its own
     return supervise({.arguments = rank_arguments(options), .ranks = ranks});
   }
+  training_signals();
   return train_with(resolve(config), backend, Job{});
 }
 
@@ -132,8 +139,9 @@ void add_train(CLI::App& app, Action& action) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model, or continue a run (the default)");
   command->add_option("--resume", options->resume,
-                      "auto: continue the run in its folder, the default; none: start over; or "
-                      "the path of a checkpoint (short for --checkpoint.resume)");
+                      "auto: continue the run in its folder, the default; last-good, or a step: go "
+                      "back to that checkpoint; none: start over; or the path of a checkpoint "
+                      "(short for --checkpoint.resume)");
   command->add_flag("--dry-run", options->dry_run,
                     "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
                     "stop; needs no GPU and no data");

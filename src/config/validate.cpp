@@ -48,7 +48,7 @@ class Checker {
               in_quotes(name));
     }
     if (config_.checkpoint.resume.empty()) {
-      problem("checkpoint.resume", "is empty; use auto, none or the path of a checkpoint");
+      problem("checkpoint.resume", "is empty; use auto, none, last-good, a step or a path");
     }
   }
 

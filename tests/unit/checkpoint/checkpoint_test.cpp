@@ -197,6 +197,75 @@ TEST(Checkpoint, RetentionKeepsTheNewest) {
             (std::vector<std::string>{"latest", "step-00000006"}));
 }
 
+fs::path save_knowing(const fs::path& run, int64_t step, int64_t last_good, int64_t keep) {
+  Snapshot snapshot = test_snapshot(step);
+  snapshot.last_good = last_good;
+  return save_checkpoint(Storage(), run, snapshot, RankGroup{}, keep).folder;
+}
+
+// However many newer ones there are, since those of a run that diverges are all bad.
+TEST(Checkpoint, TheOneKnownToBeGoodIsKept) {
+  TemporaryFolder run;
+  save_knowing(run.path(), 1, -1, 1);
+  error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), "last-good"); });
+  save_knowing(run.path(), 2, 1, 1);
+  for (int64_t step = 3; step <= 5; ++step) save_knowing(run.path(), step, 2, 1);
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000002", "step-00000005"}));
+  EXPECT_EQ(resume_checkpoint(run.path(), "auto")->manifest().step, 5);
+  EXPECT_EQ(resume_checkpoint(run.path(), "last-good")->manifest().step, 2);
+  save_knowing(run.path(), 6, 5, 1);
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000005", "step-00000006"}));
+  EXPECT_EQ(resume_checkpoint(run.path(), "last-good")->manifest().step, 5);
+}
+
+// A manifest with such a number would make every newer checkpoint look older, and be removed.
+TEST(Checkpoint, CountersThatNoSaveReachesAreRefused) {
+  TemporaryFolder run;
+  const fs::path folder = save_step(run.path(), 1);
+  const Manifest good = read_manifest(folder);
+  const auto refused = [&](const char* key, auto&& change) {
+    Manifest manifest = good;
+    change(manifest);
+    rewrite(folder / "manifest.json", format_manifest(manifest));
+    const std::string message = error_of(ExitCode::kNoCheckpoint, [&] { read_manifest(folder); });
+    EXPECT_NE(message.find(key), std::string::npos) << message;
+  };
+  refused("sequence", [](Manifest& m) { m.sequence = INT64_MAX; });
+  refused("sequence", [](Manifest& m) { m.sequence = -1; });
+  refused("step", [](Manifest& m) { m.step = -1; });
+  refused("tokens", [](Manifest& m) { m.tokens = -1; });
+  refused("world", [](Manifest& m) { m.world = 0; });
+  refused("last_good", [](Manifest& m) { m.last_good = 2; });
+  // The largest number that is accepted can be followed.
+  Manifest last = good;
+  last.sequence = kMaxSequence;
+  rewrite(folder / "manifest.json", format_manifest(last));
+  for (const int64_t step : {2, 3}) {
+    save_step(run.path(), step, 1);
+    EXPECT_EQ(open_newest(run.path())->manifest().step, step);
+  }
+}
+
+// A folder that was moved is not made again, where another job could begin with the same path.
+TEST(Checkpoint, AMissingRunFolderIsNotMade) {
+  TemporaryFolder folder;
+  const std::string message = error_of(ExitCode::kStorage, [&] { save_step(folder / "run", 1); });
+  EXPECT_NE(message.find("gone"), std::string::npos) << message;
+  EXPECT_FALSE(fs::exists(folder / "run"));
+}
+
+TEST(Checkpoint, NewestAfterASave) {
+  TemporaryFolder run;
+  EXPECT_EQ(last_sequence(run.path()), 0);
+  EXPECT_FALSE(open_newest_after(run.path(), 0));
+  for (const int64_t step : {5, 9, 2}) save_step(run.path(), step);
+  EXPECT_EQ(last_sequence(run.path()), 3);
+  EXPECT_EQ(open_newest_after(run.path(), 2)->manifest().step, 2);
+  EXPECT_FALSE(open_newest_after(run.path(), 3));
+}
+
 // The removal of a folder takes many steps, so the folder must be renamed first.
 TEST(Checkpoint, OnlyRenamedFoldersAreRemoved) {
   TemporaryFolder run;
@@ -288,6 +357,8 @@ TEST(Checkpoint, ResumeChoices) {
   EXPECT_EQ(resume_checkpoint(run.path(), one.string())->manifest().step, 1);
   EXPECT_EQ(resume_checkpoint(run.path(), one.string() + "/")->manifest().step, 1);
   EXPECT_EQ(resume_checkpoint(run.path(), run.path().string())->manifest().step, 2);
+  EXPECT_EQ(resume_checkpoint(run.path(), "1")->manifest().step, 1);
+  error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), "3"); });
   rewrite(one / "manifest.json", "");
   const std::string message =
       error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), one.string()); });
