@@ -100,6 +100,7 @@ void TrainStep::accumulate(const BatchTensors& batch, float loss_weight) {
 }
 
 void TrainStep::apply(double lr) {
+  if (before_update_) stream_.wait(*before_update_);
   const ProgramScope scope(stream_.memory(), "update");
   params_.add_squared_gradient_norm(stats_.tensor().row_range(ops::kSquaredNorm, 1));
   communicator_.all_reduce(stream_, stats_.tensor().row_range(ops::kLossSum, 2));

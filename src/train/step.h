@@ -50,6 +50,10 @@ class TrainStep {
   // Sets the number of updates applied so far, which AdamW's bias correction depends on.
   void set_updates(int64_t updates);
 
+  // Every update waits for the last record of `event`, which must outlive the steps: whoever reads
+  // the state on another stream records it (checkpoint/snapshotter.h).
+  void set_before_update(const Event& event) { before_update_ = &event; }
+
   // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
   // clipped to train.clip, then AdamW. A step whose loss or norm is not finite changes nothing.
   // Returns before the device has finished.
@@ -70,6 +74,7 @@ class TrainStep {
   Stream& stream_;
   Communicator& communicator_;
   ShardedParams params_;
+  const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;
   Buffer stats_, validation_sums_;  // f64: ops::StepStat; losses, hits

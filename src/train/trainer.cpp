@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
+#include "checkpoint/snapshotter.h"
 #include "core/device.h"
 #include "core/files.h"
 #include "core/version.h"
@@ -127,6 +128,7 @@ class Run {
   std::unique_ptr<Loader> loader_;
   HeldOut held_out_;
   std::optional<Task> task_;
+  std::optional<Snapshotter> snapshotter_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Metrics> metrics_;
   std::optional<Guard> guard_;
@@ -225,6 +227,10 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
   if (backend == Backend::kCuda) tune();
   start_.done("tuning");
   if (!finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
+  if (!finished()) {
+    snapshotter_.emplace(step_.params());
+    step_.set_before_update(snapshotter_->copied());
+  }
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
                                             .keep = config_.checkpoint.keep,
@@ -250,18 +256,29 @@ void Run::tune() {
   if (choices != known) replace_file(file, choices);
 }
 
+// The state of a checkpoint is verified while it is loaded, so that it is read once. One that turns
+// out to be damaged is replaced whole by the next older one.
 bool Run::resume() {
+  const RankGroup group;
+  const auto use = [&](const CheckpointReader& checkpoint) {
+    const std::string name = checkpoint.folder().string();
+    check_identity(checkpoint.manifest().fingerprints, identity_fields(resolved_.fields),
+                   config_.checkpoint.allow_changes, name);
+    state_ = parse_run_state(checkpoint.state_json(), name + "/state.json");
+    load_params(checkpoint, step_.params(), /*with_moments=*/true);
+  };
   const std::optional<CheckpointReader> checkpoint =
-      resume_checkpoint(folder_, config_.checkpoint.resume);
+      resume_checkpoint(folder_, config_.checkpoint.resume, use, group);
   if (!checkpoint) return false;
-  const std::string name = checkpoint->folder().string();
-  check_identity(checkpoint->manifest().fingerprints, identity_fields(resolved_.fields),
-                 config_.checkpoint.allow_changes, name);
-  state_ = parse_run_state(checkpoint->state_json(), name + "/state.json");
-  load_params(*checkpoint, step_.params(), /*with_moments=*/true);
   step_.set_updates(state_.updates);
   saved_step_ = state_.step;
-  spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
+  spdlog::info("resumed from {} (step {}, {} tokens)", checkpoint->folder().string(), state_.step,
+               state_.tokens);
+  const int64_t saved_by = checkpoint->manifest().world;
+  if (saved_by != communicator_->world()) {
+    spdlog::info("the checkpoint was saved by {} ranks, now there are {}: each takes its ranges",
+                 saved_by, communicator_->world());
+  }
   return true;
 }
 
@@ -360,14 +377,14 @@ void Run::validate() {
   }
 }
 
-// Training waits only for the copy of the state; the writer does the rest.
+// Training goes on while the state is copied; only the next update waits for that.
 void Run::save() {
   settle();
   if (saved_step_ == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
   Snapshot snapshot = writer_->take_buffers();
-  take_snapshot(step_.params(), snapshot);
+  snapshotter_->begin(snapshot);
   snapshot.step = state_.step;
   snapshot.tokens = state_.tokens;
   snapshot.state_json = format_run_state(state_);
