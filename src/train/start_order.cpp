@@ -13,7 +13,7 @@ namespace sbtrain {
 namespace fs = std::filesystem;
 
 StartOrder::StartOrder(fs::path run, std::string resume, const std::string& config_yaml)
-    : run_(std::move(run)), resume_(std::move(resume)), config_(sha256_hex(config_yaml)) {}
+    : run_(std::move(run)), order_(std::move(resume)), config_(sha256_hex(config_yaml)) {}
 
 // The saves that there were before the order was first obeyed, if this command has begun already.
 std::optional<int64_t> StartOrder::noted() const {
@@ -24,33 +24,32 @@ std::optional<int64_t> StartOrder::noted() const {
     if (note.at("config_sha256") != config_) return std::nullopt;
     return note.at("saves_before").get<int64_t>();
   } catch (const nlohmann::json::exception& error) {
-    spdlog::warn("{}: {}; checkpoint.resume={} is obeyed", file().string(), error.what(), resume_);
+    spdlog::warn("{}: {}; checkpoint.resume={} is obeyed", file().string(), error.what(), order_);
     return std::nullopt;
   }
 }
 
-std::optional<CheckpointReader> StartOrder::open() {
+std::string StartOrder::resume() {
   sequence_ = last_sequence(run_);
-  if (resume_ == "auto") return resume_checkpoint(run_, resume_);
+  if (order_ == "auto") return order_;
   if (const std::optional<int64_t> before = noted()) {
-    std::optional<CheckpointReader> begun = open_newest_after(run_, *before);
-    if (begun) {
+    if (const std::optional<CheckpointReader> begun = open_newest_after(run_, *before)) {
       spdlog::info(
           "this command has begun already, with checkpoint.resume={}: it continues from its newest "
           "checkpoint. Remove {} to obey checkpoint.resume once more",
-          resume_, file().string());
+          order_, file().string());
       obeyed_ = false;
-      return begun;
+      return begun->folder().string();
     }
   }
-  return resume_checkpoint(run_, resume_);
+  return order_;
 }
 
 void StartOrder::note() const {
-  if (resume_ == "auto") return forget();
+  if (order_ == "auto") return forget();
   if (!obeyed_) return;
   const nlohmann::json note = {
-      {"resume", resume_}, {"config_sha256", config_}, {"saves_before", sequence_}};
+      {"resume", order_}, {"config_sha256", config_}, {"saves_before", sequence_}};
   replace_file(file(), note.dump(2) + "\n");
 }
 

@@ -24,9 +24,9 @@ class StartOrder {
   // the holder of the run's lock may use the object.
   StartOrder(std::filesystem::path run, std::string resume, const std::string& config_yaml);
 
-  // The checkpoint to begin from; nothing: the run begins anew. Throws as resume_checkpoint does.
-  std::optional<CheckpointReader> open();
-  // Notes the order that open() has obeyed. To be called before the first save.
+  // What to begin from, for resume_checkpoint.
+  std::string resume();
+  // Notes the order that resume() has obeyed. To be called before the first save.
   void note() const;
   // The run is complete, or has failed by itself: the order counts for the next start again.
   void forget() const;
@@ -36,7 +36,7 @@ class StartOrder {
   std::optional<int64_t> noted() const;
 
   std::filesystem::path run_;
-  std::string resume_;
+  std::string order_;  // checkpoint.resume
   std::string config_;    // SHA-256 of the configuration
   bool obeyed_ = true;    // by this start, not by an earlier one of the same command
   int64_t sequence_ = 0;  // of the last save before this start

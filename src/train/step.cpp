@@ -150,6 +150,7 @@ void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch 
 }
 
 void TrainStep::apply(double lr) {
+  if (before_update_) stream_.wait(*before_update_);
   const ProgramScope scope(stream_.memory(), "update");
   params_.add_squared_gradient_norm(stats_.tensor().row_range(ops::kSquaredNorm, 1));
   mesh_.world().all_reduce(stream_, summed(stats_));

@@ -73,6 +73,10 @@ class TrainStep {
   // Sets the running loss, which spikes are told by; without arguments it begins anew.
   void set_running_loss(const RunningLoss& running = {});
 
+  // Every update waits for the last record of `event`, which must outlive the steps: whoever reads
+  // the state on another stream records it (checkpoint/snapshotter.h).
+  void set_before_update(const Event& event) { before_update_ = &event; }
+
   // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
   // clipped to train.clip, then AdamW. A step whose loss or norm is not finite, or whose loss is a
   // spike (train.spike_sigma), changes nothing but the result's numbers.
@@ -98,6 +102,7 @@ class TrainStep {
   Stream& stream_;
   const Mesh& mesh_;
   ShardedParams params_;
+  const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;
   Buffer stats_, validation_sums_;  // f64: ops::StepStat; the values of ValidationSums

@@ -8,13 +8,13 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
+#include "checkpoint/snapshotter.h"
 #include "core/device.h"
 #include "core/files.h"
 #include "core/version.h"
@@ -106,7 +106,6 @@ class Run {
   }
 
  private:
-  std::optional<CheckpointReader> choose_checkpoint();
   bool resume();
   void check_rate(const std::string& checkpoint) const;
   void tune();
@@ -149,6 +148,7 @@ class Run {
   std::unique_ptr<Loader> loader_;
   HeldOut held_out_;
   std::optional<Task> task_;
+  std::optional<Snapshotter> snapshotter_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Metrics> metrics_;
   std::optional<Guard> guard_;
@@ -232,15 +232,6 @@ HeldOutOptions held_out(const Config& config, const Communicator& communicator) 
           .world = communicator.world()};
 }
 
-// Ranks save beside training, so they talk under a topic of their own.
-RankGroup saving_ranks(Control& control) {
-  std::vector<int> all(control.world());
-  std::iota(all.begin(), all.end(), 0);
-  return {control.rank(), control.world(), [&control, all](std::string mine) {
-            return control.exchange("checkpoint", all, std::move(mine));
-          }};
-}
-
 std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) {
   if (control.rank() != 0) return std::nullopt;
   return RunLock(folder);
@@ -280,12 +271,16 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
     describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
     order_.note();
   }
+  if (!finished()) {
+    snapshotter_.emplace(step_.params());
+    step_.set_before_update(snapshotter_->copied());
+  }
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
                                             .keep = config_.checkpoint.keep,
                                             .max_failures = config_.checkpoint.max_failures,
                                             .async = config_.checkpoint.async,
-                                            .group = saving_ranks(control_)});
+                                            .group = make_rank_group(control_)});
   MetricsOptions metrics;
   metrics.run_dir = folder_.string();
   metrics.config = config_.metrics;
@@ -309,30 +304,28 @@ void Run::tune() {
   if (leads() && choices != known) replace_file(file, choices);
 }
 
-// Rank 0 chooses and verifies the checkpoint, the others read what it has chosen.
-std::optional<CheckpointReader> Run::choose_checkpoint() {
-  std::optional<CheckpointReader> chosen;
-  if (leads()) chosen = order_.open();
-  const std::string folder =
-      communicator_->broadcast(chosen ? chosen->folder().string() : std::string(), 0);
-  if (!leads() && !folder.empty()) chosen.emplace(folder, Verification::kHeaders);
-  return chosen;
-}
-
+// The state of a checkpoint is verified while it is loaded, so that it is read once. One that turns
+// out to be damaged is replaced whole by the next older one.
 bool Run::resume() {
-  const std::optional<CheckpointReader> checkpoint = choose_checkpoint();
+  const std::string resume = communicator_->broadcast(leads() ? order_.resume() : "", 0);
+  const auto use = [&](const CheckpointReader& checkpoint) {
+    const Manifest& manifest = checkpoint.manifest();
+    const std::string name = checkpoint.folder().string();
+    check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
+                   config_.checkpoint.allow_changes, name);
+    state_ = parse_run_state(checkpoint.state_json(), name + "/state.json");
+    if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
+      fail(ExitCode::kNoCheckpoint,
+           "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
+           state_.step, state_.tokens, manifest.step, manifest.tokens);
+    }
+    load_params(checkpoint, step_.params(), /*with_moments=*/true);
+  };
+  const std::optional<CheckpointReader> checkpoint =
+      resume_checkpoint(folder_, resume, use, make_rank_group(control_));
   if (!checkpoint) return false;
   const Manifest& manifest = checkpoint->manifest();
   const std::string name = checkpoint->folder().string();
-  check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
-                 config_.checkpoint.allow_changes, name);
-  state_ = parse_run_state(checkpoint->state_json(), name + "/state.json");
-  if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
-    fail(ExitCode::kNoCheckpoint,
-         "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
-         state_.step, state_.tokens, manifest.step, manifest.tokens);
-  }
-  load_params(*checkpoint, step_.params(), /*with_moments=*/true);
   step_.set_updates(state_.updates);
   step_.set_running_loss(state_.running);
   saved_step_ = state_.step;
@@ -341,10 +334,9 @@ bool Run::resume() {
     saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
   }
   spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
-  const int64_t saved_world = manifest.world;
-  if (saved_world != control_.world()) {
-    spdlog::info("{} ranks saved it, {} continue; the data goes on in the same order", saved_world,
-                 control_.world());
+  if (manifest.world != control_.world()) {
+    spdlog::info("the checkpoint was saved by {} ranks, now there are {}: each takes its ranges",
+                 manifest.world, control_.world());
   }
   check_rate(name);
   return true;
@@ -495,7 +487,7 @@ void Run::validate() {
   }
 }
 
-// Training waits only for the copy of the state; the writer does the rest.
+// Training goes on while the state is copied; only the next update waits for that.
 void Run::save() {
   settle();
   requests_.save = false;
@@ -510,7 +502,7 @@ void Run::save() {
              .updates = state_.updates,
              .last_good = proven ? saved_.step : saved_.last_good};
   snapshot.last_good = saving_.last_good;
-  take_snapshot(step_.params(), snapshot);
+  snapshotter_->begin(snapshot);
   snapshot.step = state_.step;
   snapshot.tokens = state_.tokens;
   snapshot.state_json = format_run_state(state_);
