@@ -1,4 +1,5 @@
-// sbtrain bench train | attention | ops: the speed of a training step and of its parts.
+// sbtrain bench train | attention | ops | collectives: the speed of a training step and of its
+// parts.
 #include "bench/bench.h"
 
 #include <CLI/CLI.hpp>
@@ -6,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/backend.h"
+#include "cli/bench_collectives.h"
 #include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/range.h"
@@ -239,12 +241,13 @@ void add_bench_ops(CLI::App& bench, Action& action) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* bench =
-      app.add_subcommand("bench", "Time a training step and its parts, attention, or single ops");
+  CLI::App* bench = app.add_subcommand(
+      "bench", "Time a training step and its parts, attention, single ops, or collectives");
   bench->require_subcommand(1);
   add_bench_train(*bench, action);
   add_bench_attention(*bench, action);
   add_bench_ops(*bench, action);
+  add_bench_collectives(*bench, action);
 }
 
 }  // namespace sbtrain
