@@ -2,10 +2,6 @@
 
 #include <fmt/format.h>
 
-#if SBTRAIN_HAS_CUDA
-#include <cuda_runtime_api.h>
-#endif
-
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,7 +9,9 @@
 #include "bench/bench.h"
 #include "cli/backend.h"
 #include "cli/choice_option.h"
+#include "core/gpus.h"
 #include "parallel/launch.h"
+#include "parallel/supervisor.h"
 
 namespace sbtrain {
 namespace {
@@ -21,6 +19,7 @@ namespace {
 struct BenchCollectivesCommand {
   CollectivesBenchOptions bench;
   DeviceChoice device = DeviceChoice::kAuto;
+  int gpus = 0;  // 0: all
   bool json = false;
 };
 
@@ -56,19 +55,11 @@ void print_table(const std::vector<CollectivesBenchRow>& rows, int world) {
   }
 }
 
-void choose_gpu(const Launch& launch) {
-#if SBTRAIN_HAS_CUDA
-  int visible = 0;
-  cudaGetDeviceCount(&visible);
-  cudaSetDevice(choose_device(launch, visible));
-#endif
-}
-
 ExitCode run_as_rank(const Launch& launch, Control& control,
                      const BenchCollectivesCommand& options) {
   control.check();
   const Backend backend = select_backend(options.device);
-  if (backend == Backend::kCuda) choose_gpu(launch);
+  if (backend == Backend::kCuda) choose_gpu(choose_device(launch, visible_gpus()));
   const std::vector<CollectivesBenchRow> rows = bench_collectives(control, backend, options.bench);
   if (control.rank() > 0) return ExitCode::kDone;
   if (!options.json) print_table(rows, control.world());
@@ -78,12 +69,38 @@ ExitCode run_as_rank(const Launch& launch, Control& control,
   return ExitCode::kDone;
 }
 
+// The arguments with which a rank does the same.
+std::vector<std::string> rank_arguments(const BenchCollectivesCommand& options) {
+  const CollectivesBenchOptions& bench = options.bench;
+  std::vector<std::string> arguments = {"bench", "collectives", "--device=cuda",
+                                        fmt::format("--ctas={}", fmt::join(bench.ctas, ",")),
+                                        fmt::format("--repeats={}", bench.repeats)};
+  if (!bench.mebibytes.empty()) {
+    arguments.push_back(fmt::format("--sizes={}", fmt::join(bench.mebibytes, ",")));
+  }
+  if (bench.copy_engines) arguments.emplace_back("--copy-engines");
+  if (options.json) arguments.emplace_back("--json");
+  return arguments;
+}
+
 ExitCode run_bench_collectives(const BenchCollectivesCommand& options) {
   const Launch launch = find_launch(process_environment());
+  if (launch.launcher.empty() && select_backend(options.device) == Backend::kCuda) {
+    const int ranks = options.gpus > 0 ? options.gpus : visible_gpus();
+    if (ranks > visible_gpus()) {
+      fail(ExitCode::kUsage, "--gpus {}: this machine has {}", ranks, visible_gpus());
+    }
+    if (ranks > 1) return supervise({.arguments = rank_arguments(options), .ranks = ranks});
+  }
   const std::unique_ptr<Control> control = make_control(launch);
-  const ExitCode code = run_as_rank(launch, *control, options);
-  control->finish();
-  return code;
+  try {
+    const ExitCode code = run_as_rank(launch, *control, options);
+    control->finish();
+    return code;
+  } catch (const Error& e) {
+    control->report({e.code(), e.what()});
+    throw;
+  }
 }
 
 }  // namespace
@@ -108,6 +125,11 @@ void add_bench_collectives(CLI::App& bench, Action& action) {
   command->add_option("--repeats", options->bench.repeats, "Calls to time; the median is reported")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  command
+      ->add_option("--gpus", options->gpus,
+                   "GPUs of this machine, one rank on each; default: all. Not for ranks that a "
+                   "launcher has started")
+      ->check(CLI::Range(1, 1024));
   add_choice(*command, "--device", options->device, "auto, cpu or cuda");
   command->add_flag("--json", options->json, "Print one JSON object for each row");
   command->callback(
