@@ -15,7 +15,7 @@ namespace {
 // Ring algorithms move each byte (W - 1) / W times over every link, an all-reduce twice that.
 double bus_factor(Collective collective, int world) {
   const double once = static_cast<double>(world - 1) / world;
-  if (collective == Collective::kBroadcast) return 1;
+  if (collective == Collective::kBroadcast) return world > 1 ? 1 : 0;
   return collective == Collective::kAllReduce ? 2 * once : once;
 }
 
@@ -122,22 +122,14 @@ class CollectivesBench {
     const Tensor shard = full.row_range(n * ranks.rank(), n);
     ops::run(communication_, ops::Fill{.x = full, .value = 1e-30f});  // stays finite when added
     const std::shared_ptr<void> registered = ranks.register_memory(full);
-    const auto call = [&] {
-      if (backend_ == Backend::kCpu) {
-        const OpTimer timer(communication_.profile(), kName);
-        start(ranks, c.collective, full, shard);
-      } else if constexpr (kHasCuda) {
-        const ops::cuda::DeviceTimer timer(communication_, kName);
-        start(ranks, c.collective, full, shard);
-      }
-    };
+    const auto call = [&] { start(ranks, c.collective, full, shard); };
     for (int i = 0; i < 3; ++i) call();
     CollectivesBenchRow result{.collective = c.collective,
                                .dtype = c.dtype,
                                .setting = setting.name,
                                .bytes = static_cast<double>(full.bytes()),
                                .bus_factor = bus_factor(c.collective, W)};
-    result.seconds = times(ranks, [&] {
+    result.seconds = times(ranks, c.collective, [&] {
       for (int64_t i = 0; i < options_.repeats; ++i) call();
       ops::run(communication_, ops::Synchronize{});
     });
@@ -153,7 +145,7 @@ class CollectivesBench {
     const auto count =
         std::clamp<int64_t>(static_cast<int64_t>(6 * alone / product_seconds_), 24, 600);
     std::vector<double> products;
-    result.beside_seconds = times(ranks, [&] {
+    result.beside_seconds = times(ranks, result.collective, [&] {
       products = times_of_products(count, [&] {
         for (int64_t i = 0; i < options_.repeats; ++i) call();
       });
@@ -162,16 +154,16 @@ class CollectivesBench {
     result.products_slowdown = mean(ranks, median(products)) / mean(ranks, product_seconds_);
   }
 
-  // The median of the calls that `work` makes on the communication stream.
+  // The median of the collectives that `work` starts on the communication stream.
   template <typename Work>
-  double times(Communicator& ranks, const Work& work) {
+  double times(Communicator& ranks, Collective collective, const Work& work) {
     ops::run(communication_, ops::Synchronize{});
     ranks.barrier();
     OpProfile profile;
     communication_.set_profile(&profile);
     work();
     communication_.set_profile(nullptr);
-    return mean(ranks, median(profile.entries().find(kName)->second.calls));
+    return mean(ranks, median(profile.entries().find(collective_name(collective))->second.calls));
   }
 
   static double mean(Communicator& ranks, double value) {
@@ -193,7 +185,6 @@ class CollectivesBench {
     }
   }
 
-  static constexpr const char* kName = "collective";
   Control& control_;
   Backend backend_;
   const CollectivesBenchOptions& options_;

@@ -1,20 +1,12 @@
 #include "core/philox.h"
 
-#include <cmath>
-#include <numbers>
+#include "kernels/philox.h"
 
 namespace sbtrain {
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53} * c[0];
-    const uint64_t p1 = uint64_t{0xCD9E8D57} * c[2];
-    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(p1),
-         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(p0)};
-    k[0] += 0x9E3779B9;
-    k[1] += 0xBB67AE85;
-  }
-  return c;
+  const auto out = kernels::philox4x32({{c[0], c[1], c[2], c[3]}}, {{k[0], k[1]}});
+  return {out.x[0], out.x[1], out.x[2], out.x[3]};
 }
 
 uint64_t hash_name(std::string_view name) {
@@ -54,10 +46,8 @@ double Philox::uniform(uint64_t element) const {
 }
 
 double Philox::normal(uint64_t element) const {
-  const auto b = block(element);
-  const double u1 = (static_cast<double>(uint64_t{b[0]} << 21 | b[1] >> 11) + 0.5) * 0x1.0p-53;
-  const double u2 = static_cast<double>(uint64_t{b[2]} << 21 | b[3] >> 11) * 0x1.0p-53;
-  return std::sqrt(-2.0 * std::log(u1)) * std::cos(2.0 * std::numbers::pi * u2);
+  return kernels::philox_normal({{{key_[0], key_[1]}}, {counter_high_[0], counter_high_[1]}},
+                                element);
 }
 
 }  // namespace sbtrain

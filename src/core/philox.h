@@ -32,7 +32,11 @@ class Philox {
   uint32_t bits(uint64_t element) const;    // uniform 32 bits
   uint64_t bits64(uint64_t element) const;  // uniform 64 bits
   double uniform(uint64_t element) const;   // [0, 1), 53 bits
-  double normal(uint64_t element) const;    // mean 0, std 1 (Box-Muller)
+  double normal(uint64_t element) const;    // mean 0, std 1 (Box-Muller), the same bits on a GPU
+
+  // What else than the element makes the numbers, for kernels/philox.h.
+  const std::array<uint32_t, 2>& key() const { return key_; }
+  const std::array<uint32_t, 2>& counter_high() const { return counter_high_; }
 
  private:
   std::array<uint32_t, 4> block(uint64_t element) const;

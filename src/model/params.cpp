@@ -4,6 +4,8 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "ops/initialize.h"
+#include "ops/memory.h"
 
 namespace sbtrain {
 namespace {
@@ -105,20 +107,21 @@ LogicalRange logical_range(const PlacedTensor& tensor, int64_t begin, int64_t en
   return {logical_at(begin), logical_at(end)};
 }
 
-void initialize(const ParamUnit& unit, int64_t begin, int64_t end, uint64_t seed, float* out) {
-  std::fill(out, out + (end - begin), 0.0f);
+void initialize(const ParamUnit& unit, int64_t begin, uint64_t seed, Stream& s, const Tensor& x_N) {
+  const int64_t end = begin + x_N.numel();
+  ops::run(s, ops::Fill{.x = x_N, .value = 0.0f});  // the gaps between tensors
   for (const PlacedTensor& tensor : unit.tensors) {
-    const Philox random(seed, RandomPurpose::kInit, tensor.name);
-    const Init& init = tensor.spec.init;
-    for_each_run(tensor, begin - tensor.offset, end - tensor.offset, [&](const ElementRun& run) {
-      float* values = out + (tensor.offset + run.storage - begin);
-#pragma omp parallel for if (run.count > 4096)
-      for (int64_t i = 0; i < run.count; ++i) {
-        values[i] = static_cast<float>(init.kind == Init::Kind::kNormal
-                                           ? init.value * random.normal(run.logical + i)
-                                           : init.value);
-      }
-    });
+    const int64_t first = std::max(begin, tensor.offset);
+    const int64_t last = std::min(end, tensor.offset + tensor.stored);
+    if (first >= last) continue;
+    const Columns cols = columns(tensor.spec);
+    ops::run(s, ops::Initialize{.x_N = x_N.row_range(first - begin, last - first),
+                                .begin = first - tensor.offset,
+                                .rows = tensor.spec.shape[0],
+                                .cols = cols.logical,
+                                .stored_cols = cols.stored,
+                                .init = tensor.spec.init,
+                                .random = Philox(seed, RandomPurpose::kInit, tensor.name)});
   }
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/stream.h"
 #include "core/weights.h"
 
 namespace sbtrain {
@@ -68,9 +69,10 @@ struct LogicalRange {
 };
 LogicalRange logical_range(const PlacedTensor& tensor, int64_t begin, int64_t end);
 
-// Fills storage [begin, end) of the unit (out[0] is element `begin`) with initial values, keyed by
-// (seed, tensor name, global logical element): the same for every sharding. Padding is zero.
-void initialize(const ParamUnit& unit, int64_t begin, int64_t end, uint64_t seed, float* out);
+// Fills `x_N`, which is storage [begin, begin + N) of the unit, with initial values where it lies.
+// They are keyed by (seed, tensor name, global logical element): the same for every sharding and
+// backend. Padding is zero.
+void initialize(const ParamUnit& unit, int64_t begin, uint64_t seed, Stream& s, const Tensor& x_N);
 
 // What a model's forward and backward pass need of its parameters, one unit at a time.
 class ParamAccess {

@@ -1,6 +1,7 @@
 #include "parallel/communicator.h"
 
 #include "core/error.h"
+#include "ops/timed.h"
 
 namespace sbtrain {
 namespace {
@@ -34,28 +35,28 @@ const char* collective_name(Collective c) {
 void Communicator::all_gather(Stream& s, Tensor full, Tensor shard) {
   check_parts("all_gather", full, shard, world());
   if (s.planning()) return plan(Collective::kAllGather, full);
-  run_all_gather(s, full, shard);
+  ops::timed(s, "all_gather", [&] { run_all_gather(s, full, shard); });
 }
 
 void Communicator::reduce_scatter(Stream& s, Tensor shard, Tensor full) {
   check_parts("reduce_scatter", full, shard, world());
   check_summed("reduce_scatter", full);
   if (s.planning()) return plan(Collective::kReduceScatter, full);
-  run_reduce_scatter(s, shard, full);
+  ops::timed(s, "reduce_scatter", [&] { run_reduce_scatter(s, shard, full); });
 }
 
 void Communicator::all_reduce(Stream& s, Tensor x) {
   check_contiguous("all_reduce", x);
   check_summed("all_reduce", x);
   if (s.planning()) return plan(Collective::kAllReduce, x);
-  run_all_reduce(s, x);
+  ops::timed(s, "all_reduce", [&] { run_all_reduce(s, x); });
 }
 
 void Communicator::broadcast(Stream& s, Tensor x, int root) {
   check_contiguous("broadcast", x);
   require(root >= 0 && root < world(), "broadcast: no rank {} among {}", root, world());
   if (s.planning()) return plan(Collective::kBroadcast, x);
-  run_broadcast(s, x, root);
+  ops::timed(s, "broadcast", [&] { run_broadcast(s, x, root); });
 }
 
 }  // namespace sbtrain

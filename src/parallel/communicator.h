@@ -30,7 +30,7 @@ class Communicator {
   // are of f32, bf16, f64, i32 or i64, in that type, and their order is the same in every run of
   // the same ranks on the same machines; data that is only moved may be of any type. A shard may
   // lie in `full`, as this rank's part of it; the caller must not let two arguments overlap
-  // otherwise.
+  // otherwise. On a stream that plans they are checked, and do nothing.
 
   // full [W * n] = the shards [n] of all ranks, in rank order.
   void all_gather(Stream& s, Tensor full, Tensor shard);
@@ -41,10 +41,10 @@ class Communicator {
   // x = the root's x.
   void broadcast(Stream& s, Tensor x, int root);
 
-  // Says that collectives will use this contiguous memory of the device again and again, so that the
-  // library can prepare it. All ranks call it with the same size, and use the same places of it in
-  // the same collective. The memory must stay while the handle exists. It changes no results, and
-  // may do nothing.
+  // Says that collectives will use this contiguous memory of the device again and again, so that
+  // the library can prepare it. All ranks call it with the same size, and use the same places of it
+  // in the same collective. The memory must stay while the handle exists. It changes no results,
+  // and may do nothing.
   virtual std::shared_ptr<void> register_memory(const Tensor& /*memory*/) { return nullptr; }
 
   // ---- On the host. These return when the result is there, which is the same on every rank.

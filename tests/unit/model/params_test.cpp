@@ -6,9 +6,19 @@
 #include <vector>
 
 #include "core/philox.h"
+#include "support/tensors.h"
 
 namespace sbtrain {
 namespace {
+
+// The initial values of storage [begin, end) of the unit.
+std::vector<float> initial_values(const ParamUnit& unit, int64_t begin, int64_t end,
+                                  uint64_t seed) {
+  test::CpuStream s;
+  std::vector<float> values(static_cast<size_t>(end - begin), 9.0f);
+  initialize(unit, begin, seed, s, Tensor(values.data(), DType::kF32, {end - begin}));
+  return values;
+}
 
 ParamUnit padded_unit(ParamRegistry& registry) {
   const int unit = registry.add_unit(
@@ -45,8 +55,7 @@ TEST(Params, FusedTensorsAreOneMatrix) {
 TEST(Params, PaddingStartsAtZeroAndValuesIgnoreIt) {
   ParamRegistry registry;
   const ParamUnit unit = padded_unit(registry);
-  std::vector<float> flat(unit.size, 9.0f);
-  initialize(unit, 0, unit.size, 7, flat.data());
+  const std::vector<float> flat = initial_values(unit, 0, unit.size, 7);
   const Philox random(7, RandomPurpose::kInit, "layer.down");
   const float* down = flat.data() + unit.tensors[1].offset;
   for (int r = 0; r < 3; ++r) {
@@ -65,12 +74,10 @@ TEST(Params, InitialValuesAreTheSameForEverySharding) {
     ParamRegistry registry(world);
     const ParamUnit unit = padded_unit(registry);
     ASSERT_EQ(unit.size % world, 0);
-    std::vector<float> whole(unit.size);
-    initialize(unit, 0, unit.size, 3, whole.data());
+    const std::vector<float> whole = initial_values(unit, 0, unit.size, 3);
     const int64_t part = unit.size / world;
     for (int rank = 0; rank < world; ++rank) {
-      std::vector<float> shard(part);
-      initialize(unit, rank * part, (rank + 1) * part, 3, shard.data());
+      const std::vector<float> shard = initial_values(unit, rank * part, (rank + 1) * part, 3);
       for (int64_t i = 0; i < part; ++i) ASSERT_EQ(shard[i], whole[rank * part + i]);
     }
   }
