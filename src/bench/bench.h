@@ -1,5 +1,5 @@
-// Measures the speed of a training step and of its parts, of attention, and of single ops. All of
-// them run on random numbers and need neither data nor files.
+// Measures the speed of a training step and of its parts, of attention, of single ops and of
+// collectives. All of them run on random numbers and need neither data nor files.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,8 @@
 
 #include "config/config.h"
 #include "core/memory.h"
+#include "parallel/communicator.h"
+#include "parallel/control.h"
 #include "parallel/launch.h"
 
 namespace sbtrain {
@@ -105,5 +107,29 @@ struct OpsBenchRow {
 
 // The first row is the copy that the memory-bound ops are compared with.
 std::vector<OpsBenchRow> bench_ops(Backend backend, OpsBenchOptions options);
+
+// ---- Collectives ------------------------------------------------------------------------------
+
+struct CollectivesBenchOptions {
+  std::vector<int64_t> mebibytes;   // of the whole tensors; empty: suited to the backend
+  std::vector<int64_t> ctas = {0};  // the most thread blocks of a collective; 0: NCCL's choice
+  bool copy_engines = false;        // all-gathers by the copy engines too
+  int64_t repeats = 20;
+};
+
+struct CollectivesBenchRow {
+  Collective collective{};
+  DType dtype{};
+  std::string setting;           // "default", "8 CTAs", "copy engines"
+  double bytes = 0;              // of the whole tensor
+  double seconds = 0;            // median of a rank, mean of the ranks
+  double bus_factor = 0;         // the share of `bytes` that each link must carry
+  double beside_seconds = 0;     // while matrix products run on the same device; 0: not measured
+  double products_slowdown = 0;  // the products' time meanwhile, relative to their time alone
+};
+
+// Called by every rank of the job; returns the same on all of them.
+std::vector<CollectivesBenchRow> bench_collectives(Control& control, Backend backend,
+                                                   CollectivesBenchOptions options);
 
 }  // namespace sbtrain

@@ -31,6 +31,12 @@ void start_copy(Stream& s, const PinnedMemory& memory, size_t offset, const Tens
   }
 }
 
+// What this rank saves: of ranks that hold the same shard, the first saves it.
+std::vector<TensorShard> saved_shards(const ShardedParams& params) {
+  if (!params.mesh().first_replica()) return {};
+  return tensor_shards(params, /*with_moments=*/true);
+}
+
 }  // namespace
 
 Snapshotter::Snapshotter(ShardedParams& params)
@@ -38,7 +44,7 @@ Snapshotter::Snapshotter(ShardedParams& params)
       stream_(params.stream().memory(), "snapshot"),
       copied_(std::make_shared<Event>()),
       device_(current_device(params.stream().backend())) {
-  for (const TensorShard& shard : tensor_shards(params, /*with_moments=*/true)) {
+  for (const TensorShard& shard : saved_shards(params)) {
     offsets_.push_back(bytes_);
     bytes_ += (shard.stored.bytes() + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -77,7 +83,7 @@ std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
 void Snapshotter::begin(Snapshot& snapshot) {
   if (coming_.valid()) memory_ = coming_.get();
   if (!memory_) memory_ = make_memory();
-  snapshot.tensors = tensor_shards(params_, /*with_moments=*/true);
+  snapshot.tensors = saved_shards(params_);
   params_.stream().record(ready_);
   stream_.wait(ready_);
   for (size_t i = 0; i < snapshot.tensors.size(); ++i) {

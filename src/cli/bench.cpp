@@ -1,4 +1,5 @@
-// sbtrain bench train | attention | ops: the speed of a training step and of its parts.
+// sbtrain bench train | attention | ops | collectives: the speed of a training step and of its
+// parts.
 #include "bench/bench.h"
 
 #include <CLI/CLI.hpp>
@@ -6,9 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/backend.h"
+#include "cli/bench_collectives.h"
 #include "cli/choice_option.h"
 #include "cli/cli.h"
+#include "cli/job.h"
 #include "cli/range.h"
+#include "parallel/supervisor.h"
 
 namespace sbtrain {
 namespace {
@@ -22,6 +26,7 @@ constexpr double kMebibyte = 1 << 20;
 struct BenchTrainCommand {
   ConfigOptions config;
   BenchOptions bench;
+  int gpus = 1;
   bool json = false;
 };
 
@@ -94,11 +99,40 @@ void print_json(const Config& config, const BenchResult& result) {
   fmt::print("{}\n", json.dump());
 }
 
-ExitCode run_bench_train(const BenchTrainCommand& options) {
+// The arguments with which a rank runs the same benchmark.
+std::vector<std::string> rank_arguments(const BenchTrainCommand& options) {
+  std::vector<std::string> arguments = {"bench", "train",
+                                        fmt::format("--steps={}", options.bench.steps),
+                                        fmt::format("--warmup={}", options.bench.warmup)};
+  if (options.json) arguments.push_back("--json");
+  if (!options.config.path.empty()) arguments.push_back("--config=" + options.config.path);
+  for (const std::string& assignment : options.config.overrides) {
+    arguments.push_back("--set=" + assignment);
+  }
+  return arguments;
+}
+
+ExitCode bench_train_as(const Job& job, const BenchTrainCommand& options) {
   const Config config = options.config.load();
-  const BenchResult result = bench_step(config, select_backend(config.device), options.bench);
+  const Backend backend = select_backend(config.device);
+  if (job.launch.world > 1 && backend == Backend::kCuda) choose_gpu_of(job.launch);
+  const BenchResult result = bench_step(config, backend, options.bench, job);
+  if (job.launch.rank != 0) return ExitCode::kDone;
   options.json ? print_json(config, result) : print_table(config, result);
   return ExitCode::kDone;
+}
+
+ExitCode run_bench_train(const BenchTrainCommand& options) {
+  const Launch launch = find_launch(process_environment());
+  if (launch.world > 1) {
+    const Job job{.launch = launch, .control = make_control(launch)};
+    return run_in_job(*job.control, [&] { return bench_train_as(job, options); });
+  }
+  if (options.gpus == 1 || !launch.launcher.empty()) return bench_train_as({}, options);
+  Config config = options.config.load();
+  config.train.gpus = std::to_string(options.gpus);
+  return supervise({.arguments = rank_arguments(options),
+                    .ranks = ranks_to_start(config.train, select_backend(config.device))});
 }
 
 void add_bench_train(CLI::App& bench, Action& action) {
@@ -110,6 +144,9 @@ void add_bench_train(CLI::App& bench, Action& action) {
       ->capture_default_str();
   command->add_option("--warmup", options->bench.warmup, "Steps before that")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--gpus", options->gpus, "GPUs of this machine to train on")
+      ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print one JSON object");
   options->config.add(*command);
@@ -259,12 +296,13 @@ void add_bench_ops(CLI::App& bench, Action& action) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App* bench =
-      app.add_subcommand("bench", "Time a training step and its parts, attention, or single ops");
+  CLI::App* bench = app.add_subcommand(
+      "bench", "Time a training step and its parts, attention, single ops, or collectives");
   bench->require_subcommand(1);
   add_bench_train(*bench, action);
   add_bench_attention(*bench, action);
   add_bench_ops(*bench, action);
+  add_bench_collectives(*bench, action);
 }
 
 }  // namespace sbtrain

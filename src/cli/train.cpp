@@ -133,6 +133,27 @@ ExitCode run_train(const TrainOptions& options) {
   return train_with(resolve(config), backend, Job{});
 }
 
+// What --dry-run plans a run of many GPUs with.
+void add_scale_options(CLI::App& command, DryRunOptions& options) {
+  command
+      .add_option("--world", options.world,
+                  "With --dry-run: plan a run of so many GPUs: memory of a rank, collectives, "
+                  "time of a step, the best sharding and micro-batch")
+      ->check(CLI::Range(1, 1 << 16));
+  command.add_option("--gpus-per-node", options.gpus_per_node, "GPUs of a node, for --world")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  const auto figure = [&](const char* name, double& value, const char* help) {
+    command.add_option(name, value, help)->check(in_range(1e-3, 1e9))->capture_default_str();
+  };
+  figure("--nvlink-gbs", options.machine.nvlink_gbs,
+         "GB/s that a ring carries inside a node, for --world (sbtrain bench collectives: bus)");
+  figure("--network-gbs", options.machine.network_gbs,
+         "GB/s of each GPU's network port, for --world");
+  figure("--gpu-memory-gib", options.machine.memory_gib, "GiB of a GPU's memory, for --world");
+  figure("--gpu-memory-gbs", options.machine.memory_gbs, "GB/s of a GPU's memory, for --world");
+}
+
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
@@ -155,6 +176,7 @@ void add_train(CLI::App& app, Action& action) {
                    "Peak dense TFLOP/s of the device, for the estimate")
       ->check(in_range(1e-6, 1e9))
       ->capture_default_str();
+  add_scale_options(*command, options->estimate);
   options->config.add(*command, /*list_keys=*/true);
   command->callback([options, &action] { action = [options] { return run_train(*options); }; });
 }

@@ -1,5 +1,6 @@
 #include "parallel/make_communicator.h"
 
+#include "core/device.h"
 #include "core/error.h"
 #if SBTRAIN_HAS_NCCL
 #include "parallel/nccl.h"
@@ -10,11 +11,12 @@
 
 namespace sbtrain {
 
-std::unique_ptr<Communicator> make_communicator(Control& control, Backend backend) {
+std::unique_ptr<Communicator> make_communicator(
+    Control& control, Backend backend, [[maybe_unused]] const CommunicatorOptions& options) {
   if (control.world() == 1) return make_single_process();
   if (backend == Backend::kCuda) {
 #if SBTRAIN_HAS_NCCL
-    return make_nccl(control);
+    return make_nccl(control, options);
 #else
     fail(ExitCode::kUsage,
          "{} ranks on GPUs need NCCL, which was not found when sbtrain was built: install "
@@ -30,6 +32,15 @@ std::unique_ptr<Communicator> make_communicator(Control& control, Backend backen
        "libopenmpi-dev and build again, or train with one rank",
        control.world());
 #endif
+}
+
+std::shared_ptr<void> collective_memory(Backend backend, size_t bytes) {
+#if SBTRAIN_HAS_NCCL
+  if (backend == Backend::kCuda) return nccl_allocate(bytes);
+#endif
+  void* data = device_allocate(backend, bytes);
+  if (!data) fail(ExitCode::kOutOfMemory, "out of memory: {} bytes for collectives", bytes);
+  return {data, [backend](void* of) { device_free(backend, of); }};
 }
 
 }  // namespace sbtrain

@@ -1,6 +1,8 @@
 // The communicator of a job: the one place that knows which library serves which ranks.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <memory>
 
 #include "core/backend.h"
@@ -9,9 +11,27 @@
 
 namespace sbtrain {
 
+// What NCCL lets a job choose; MPI ignores all of it.
+struct CommunicatorOptions {
+  // Thread blocks, and so multiprocessors, that a collective takes from the matrix products beside
+  // it; 0: NCCL chooses.
+  int min_ctas = 0;
+  int max_ctas = 0;
+  // Gathers between registered memory by the copy engines, which take no multiprocessors. The
+  // memory must come from collective_memory().
+  bool copy_engines = false;
+  // Until all ranks have connected.
+  std::chrono::seconds connect_timeout{300};
+};
+
 // All ranks of the job: a single process's for a job of one, NCCL's for ranks on GPUs, whose
 // process has set its CUDA device, MPI's for ranks on the CPU. Collective. Throws ExitCode::kUsage,
 // saying what to install, when this build cannot connect ranks of this kind.
-std::unique_ptr<Communicator> make_communicator(Control& control, Backend backend);
+std::unique_ptr<Communicator> make_communicator(Control& control, Backend backend,
+                                                const CommunicatorOptions& options = {});
+
+// Memory of the current device that other ranks can reach directly, where that differs from other
+// memory. Throws ExitCode::kOutOfMemory.
+std::shared_ptr<void> collective_memory(Backend backend, size_t bytes);
 
 }  // namespace sbtrain

@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -84,7 +85,7 @@ void connect(const Control& control, const std::string& what, std::chrono::secon
   if (result != ncclSuccess) lose(control, what, result);
 }
 
-ncclConfig_t config_of(const NcclOptions& options) {
+ncclConfig_t config_of(const CommunicatorOptions& options) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
   if (options.min_ctas > 0) config.minCTAs = options.min_ctas;
@@ -96,7 +97,7 @@ ncclConfig_t config_of(const NcclOptions& options) {
 class NcclCommunicator : public JobCommunicator {
  public:
   NcclCommunicator(Control& control, std::vector<int> members, std::string topic,
-                   const NcclOptions& options, ncclComm_t comm)
+                   const CommunicatorOptions& options, ncclComm_t comm)
       : JobCommunicator(control, std::move(members), std::move(topic)),
         options_(options),
         handle_(std::make_shared<Handle>()) {
@@ -202,7 +203,7 @@ class NcclCommunicator : public JobCommunicator {
             }};
   }
 
-  NcclOptions options_;
+  CommunicatorOptions options_;
   int64_t started_ = 0;
   std::shared_ptr<Handle> handle_;
   Control::FailureHandle on_failure_;
@@ -229,7 +230,7 @@ ncclUniqueId agree_on_id(Control& control, const std::vector<int>& members,
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl(Control& control, const NcclOptions& options) {
+std::unique_ptr<Communicator> make_nccl(Control& control, const CommunicatorOptions& options) {
   // Before NCCL first reads its environment. Trees and switches add in an order of their own, which
   // may differ from one size, or one number of ranks, to the next.
   setenv("NCCL_ALGO", "Ring", /*overwrite=*/0);

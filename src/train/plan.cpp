@@ -8,29 +8,12 @@
 #include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/communicator.h"
+#include "train/plan_text.h"
+#include "train/scale.h"
 #include "train/step.h"
 
 namespace sbtrain {
 namespace {
-
-std::string grouped(int64_t n) {  // 1,208,083,968
-  std::string digits = std::to_string(n);
-  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(i, ",");
-  return digits;
-}
-
-std::string size_text(size_t bytes) {
-  const auto b = static_cast<double>(bytes);
-  return b < (1 << 30) ? fmt::format("{:9.2f} MiB", b / (1 << 20))
-                       : fmt::format("{:9.2f} GiB", b / (1 << 30));
-}
-
-std::string duration_text(double seconds) {
-  if (seconds < 120) return fmt::format("{:.0f} seconds", seconds);
-  if (seconds < 7200) return fmt::format("{:.0f} minutes", seconds / 60);
-  if (seconds < 172800) return fmt::format("{:.1f} hours", seconds / 3600);
-  return fmt::format("{:.1f} days", seconds / 86400);
-}
 
 std::string describe_schedule(const Config& config, const Schedule& schedule) {
   std::string text = "schedule\n";
@@ -105,7 +88,9 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
   text += fmt::format("memory            one device ({}), micro-batch {}, recompute {}\n{}",
                       backend_name(target), train.micro_batch, name_of(train.recompute),
                       describe_memory(plan_memory(config, target)));
-  return text + describe_schedule(config, schedule);
+  text += describe_schedule(config, schedule);
+  if (options.world > 0) text += describe_scale(config, target, options);
+  return text;
 }
 
 }  // namespace sbtrain

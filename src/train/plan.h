@@ -5,6 +5,7 @@
 
 #include "config/config.h"
 #include "core/memory.h"
+#include "parallel/network.h"
 
 namespace sbtrain {
 
@@ -17,6 +18,9 @@ std::string describe_memory(const MemoryReport& report);
 struct DryRunOptions {
   double mfu = 0.4;            // model FLOPs utilisation that the duration is estimated at
   double peak_tflops = 989.0;  // dense bf16 of an H100 or H200
+  int world = 0;               // ranks to plan a run of (train/scale.h); 0: none
+  int gpus_per_node = 8;
+  Machine machine;
 };
 
 // Parameters, memory, FLOPs, tokens, schedule and duration, as text.

@@ -7,11 +7,8 @@
 #include <fstream>
 #include <thread>
 
-#if SBTRAIN_HAS_CUDA
-#include <cuda_runtime_api.h>
-#endif
-
 #include "core/error.h"
+#include "core/gpus.h"
 #include "ops/host_wait.h"
 #include "ops/memory.h"
 #include "parallel/launch.h"
@@ -48,13 +45,8 @@ void collectives(Control& control, Communicator& ranks, Backend backend, const s
 JobFailure run(Control& control, Backend backend, int local_rank, const std::string& fault) {
   try {
     control.check();
-#if SBTRAIN_HAS_CUDA
-    if (backend == Backend::kCuda) {
-      int devices = 0;
-      cudaGetDeviceCount(&devices);
-      cudaSetDevice(local_rank % devices);
-    }
-#endif
+    // Ranks may share a GPU.
+    if (backend == Backend::kCuda) choose_gpu(local_rank % visible_gpus());
     const std::unique_ptr<Communicator> ranks = make_communicator(control, backend);
     collectives(control, *ranks, backend, fault);
   } catch (const Error& e) {

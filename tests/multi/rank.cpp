@@ -2,10 +2,7 @@
 // starts several of them, such as mpirun; alone it is a job of one. --backend=cuda: on GPUs.
 #include <gtest/gtest.h>
 
-#if SBTRAIN_HAS_CUDA
-#include <cuda_runtime_api.h>
-#endif
-
+#include "core/gpus.h"
 #include "parallel/launch.h"
 #include "parallel/make_communicator.h"
 #include "support/communicator_suite.h"
@@ -45,13 +42,8 @@ int run() {
   control = make_control(
       launch, {.rendezvous = std::chrono::seconds(60), .progress = std::chrono::seconds(30)});
   control->check();
-#if SBTRAIN_HAS_CUDA
-  if (backend == Backend::kCuda) {
-    int devices = 0;
-    cudaGetDeviceCount(&devices);
-    cudaSetDevice(launch.local_rank % devices);  // the test lets ranks share one
-  }
-#endif
+  // Ranks may share a GPU.
+  if (backend == Backend::kCuda) choose_gpu(launch.local_rank % visible_gpus());
   ranks = make_communicator(*control, backend);
   const int result = RUN_ALL_TESTS();
   ranks.reset();

@@ -162,5 +162,23 @@ TEST(BenchOps, HasTheMemoryBoundOpsAndTheProductsOfABlock) {
   EXPECT_TRUE(contains(table.out, "TFLOP/s"));
 }
 
+// A single rank; tests/multi runs several.
+TEST(BenchCollectives, PrintsEveryCollective) {
+  const Outcome outcome =
+      run({"collectives", "--device=cpu", "--sizes=1", "--repeats=3", "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::vector<Json> objects = rows(outcome.out);
+  std::set<std::string> names;
+  for (const Json& row : objects) {
+    names.insert(row.at("collective").get<std::string>());
+    EXPECT_GT(row.at("seconds").get<double>(), 0);
+    EXPECT_EQ(row.at("bytes").get<double>(), 1 << 20);
+  }
+  EXPECT_EQ(names,
+            (std::set<std::string>{"all_gather", "reduce_scatter", "all_reduce", "broadcast"}));
+  EXPECT_EQ(line_count(run({"collectives", "--device=cpu", "--sizes=1,2", "--repeats=3"}).out),
+            2 + 2 * objects.size());
+}
+
 }  // namespace
 }  // namespace sbtrain

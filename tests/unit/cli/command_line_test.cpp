@@ -78,7 +78,8 @@ TEST(CommandLine, EveryCommandHasHelp) {
                                                           {"generate"},
                                                           {"bench", "train"},
                                                           {"bench", "attention"},
-                                                          {"bench", "ops"}};
+                                                          {"bench", "ops"},
+                                                          {"bench", "collectives"}};
   for (const auto& command : expected) {
     EXPECT_EQ(std::count(commands.begin(), commands.end(), command), 1) << command.front();
   }

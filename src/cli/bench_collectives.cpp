@@ -1,0 +1,139 @@
+#include "cli/bench_collectives.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench/bench.h"
+#include "cli/backend.h"
+#include "cli/choice_option.h"
+#include "core/gpus.h"
+#include "parallel/launch.h"
+#include "parallel/supervisor.h"
+
+namespace sbtrain {
+namespace {
+
+struct BenchCollectivesCommand {
+  CollectivesBenchOptions bench;
+  DeviceChoice device = DeviceChoice::kAuto;
+  int gpus = 0;  // 0: all
+  bool json = false;
+};
+
+void print_json(const CollectivesBenchRow& row) {
+  nlohmann::ordered_json json = {
+      {"collective", collective_name(row.collective)},
+      {"dtype", dtype_name(row.dtype)},
+      {"setting", row.setting},
+      {"bytes", row.bytes},
+      {"seconds", row.seconds},
+      {"bus_bytes_per_second", row.bus_factor * row.bytes / row.seconds}};
+  if (row.beside_seconds > 0) {
+    json["beside_products_seconds"] = row.beside_seconds;
+    json["products_slowdown"] = row.products_slowdown;
+  }
+  fmt::print("{}\n", json.dump());
+}
+
+void print_table(const std::vector<CollectivesBenchRow>& rows, int world) {
+  fmt::print("{} ranks; rates in GB/s; beside matrix products of another stream\n", world);
+  fmt::print("{:<16}{:<6}{:<14}{:>9}{:>10}{:>10}{:>8}{:>13}{:>18}\n", "collective", "type",
+             "setting", "MiB", "ms", "algorithm", "bus", "beside, ms", "products slower");
+  for (const CollectivesBenchRow& row : rows) {
+    const double rate = row.bytes / row.seconds / 1e9;
+    fmt::print("{:<16}{:<6}{:<14}{:>9.1f}{:>10.3f}{:>10.1f}{:>8.1f}",
+               collective_name(row.collective), dtype_name(row.dtype), row.setting,
+               row.bytes / (1 << 20), 1e3 * row.seconds, rate, rate * row.bus_factor);
+    if (row.beside_seconds > 0) {
+      fmt::print("{:>13.3f}{:>17.1f}%", 1e3 * row.beside_seconds,
+                 100 * (row.products_slowdown - 1));
+    }
+    fmt::print("\n");
+  }
+}
+
+ExitCode run_as_rank(const Launch& launch, Control& control,
+                     const BenchCollectivesCommand& options) {
+  control.check();
+  const Backend backend = select_backend(options.device);
+  if (backend == Backend::kCuda) choose_gpu(choose_device(launch, visible_gpus()));
+  const std::vector<CollectivesBenchRow> rows = bench_collectives(control, backend, options.bench);
+  if (control.rank() > 0) return ExitCode::kDone;
+  if (!options.json) print_table(rows, control.world());
+  for (const CollectivesBenchRow& row : rows) {
+    if (options.json) print_json(row);
+  }
+  return ExitCode::kDone;
+}
+
+// The arguments with which a rank does the same.
+std::vector<std::string> rank_arguments(const BenchCollectivesCommand& options) {
+  const CollectivesBenchOptions& bench = options.bench;
+  std::vector<std::string> arguments = {"bench", "collectives", "--device=cuda",
+                                        fmt::format("--ctas={}", fmt::join(bench.ctas, ",")),
+                                        fmt::format("--repeats={}", bench.repeats)};
+  if (!bench.mebibytes.empty()) {
+    arguments.push_back(fmt::format("--sizes={}", fmt::join(bench.mebibytes, ",")));
+  }
+  if (bench.copy_engines) arguments.emplace_back("--copy-engines");
+  if (options.json) arguments.emplace_back("--json");
+  return arguments;
+}
+
+ExitCode run_bench_collectives(const BenchCollectivesCommand& options) {
+  const Launch launch = find_launch(process_environment());
+  if (launch.launcher.empty() && select_backend(options.device) == Backend::kCuda) {
+    const int ranks = options.gpus > 0 ? options.gpus : visible_gpus();
+    if (ranks > visible_gpus()) {
+      fail(ExitCode::kUsage, "--gpus {}: this machine has {}", ranks, visible_gpus());
+    }
+    if (ranks > 1) return supervise({.arguments = rank_arguments(options), .ranks = ranks});
+  }
+  const std::unique_ptr<Control> control = make_control(launch);
+  try {
+    const ExitCode code = run_as_rank(launch, *control, options);
+    control->finish();
+    return code;
+  } catch (const Error& e) {
+    control->report({e.code(), e.what()});
+    throw;
+  }
+}
+
+}  // namespace
+
+void add_bench_collectives(CLI::App& bench, Action& action) {
+  auto options = std::make_shared<BenchCollectivesCommand>();
+  CLI::App* command = bench.add_subcommand(
+      "collectives", "What ranks exchange, by size: time and bandwidth, alone and beside products");
+  command
+      ->add_option("--sizes", options->bench.mebibytes,
+                   "MiB of the whole tensors, such as 8,64,256; default: suited to the device")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      ->add_option("--ctas", options->bench.ctas,
+                   "The most thread blocks of a collective, such as 0,16,8; 0: NCCL's choice")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  command->add_flag("--copy-engines", options->bench.copy_engines,
+                    "Time all-gathers by the copy engines too");
+  command->add_option("--repeats", options->bench.repeats, "Calls to time; the median is reported")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--gpus", options->gpus,
+                   "GPUs of this machine, one rank on each; default: all. Not for ranks that a "
+                   "launcher has started")
+      ->check(CLI::Range(1, 1024));
+  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
+  command->add_flag("--json", options->json, "Print one JSON object for each row");
+  command->callback(
+      [options, &action] { action = [options] { return run_bench_collectives(*options); }; });
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,61 @@
+#include "parallel/network.h"
+
+#include <algorithm>
+
+namespace sbtrain {
+namespace {
+
+// Below this size a transfer is a handful of numbers, which the host or an update waits for.
+constexpr int64_t kSmall = int64_t{1} << 16;
+
+bool reduces(const Transfer& transfer) {
+  return transfer.collective == Collective::kReduceScatter ||
+         transfer.collective == Collective::kAllReduce;
+}
+
+}  // namespace
+
+double seconds(const Transfer& transfer, const Machine& machine, bool beside_products) {
+  const auto ranks = static_cast<double>(transfer.group.ranks);
+  const auto nodes = static_cast<double>(transfer.group.nodes);
+  if (ranks < 2) return 0;
+  const double passes = transfer.collective == Collective::kAllReduce ? 2 : 1;
+  const double bytes = passes * static_cast<double>(transfer.bytes) * (ranks - 1) / ranks;
+  double busy = 0;
+  if (ranks > nodes) {
+    busy = bytes / (1e9 * machine.nvlink_gbs) * (beside_products ? machine.stretch : 1);
+  }
+  if (nodes > 1) busy = std::max(busy, bytes / (1e9 * machine.network_gbs * ranks / nodes));
+  const double crossings = nodes > 1 ? passes * (nodes - 1) : 0;
+  const double hops = passes * (ranks - 1) - crossings;
+  return busy +
+         1e-6 * (machine.latency_us + hops * machine.hop_us + crossings * machine.network_hop_us);
+}
+
+StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine& machine) {
+  const std::vector<Transfer>& all = traffic.transfers;
+  const auto large = [](const Transfer& t) { return t.bytes >= kSmall; };
+  const auto first = std::find_if(all.begin(), all.end(), large);
+  const auto last = std::find_if(all.rbegin(), all.rend(),
+                                 [&](const Transfer& t) { return large(t) && reduces(t); });
+  StepEstimate estimate{.compute = compute};
+  double alone = 0;   // of those that computation may hide
+  double beside = 0;  // the same, while it does
+  for (const Transfer& transfer : all) {
+    const double time = seconds(transfer, machine);
+    estimate.communication += time;
+    const bool at_an_end = &transfer == &*first || (last != all.rend() && &transfer == &*last);
+    if (at_an_end || !large(transfer)) {
+      estimate.exposed += time;
+    } else {
+      alone += time;
+      beside += seconds(transfer, machine, /*beside_products=*/true);
+    }
+  }
+  const double hidden = beside > 0 ? std::min(1.0, compute / beside) : 1.0;  // a share of them
+  estimate.exposed += (1 - hidden) * alone;
+  estimate.interference = machine.interference * hidden * beside;
+  return estimate;
+}
+
+}  // namespace sbtrain

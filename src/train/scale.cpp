@@ -1,0 +1,195 @@
+#include "train/scale.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "core/error.h"
+#include "model/transformer.h"
+#include "optim/schedule.h"
+#include "parallel/mesh.h"
+#include "train/plan_text.h"
+#include "train/step.h"
+
+namespace sbtrain {
+namespace {
+
+// What an update reads and writes for one parameter: master, both moments and the gradient, of
+// which all but the last are written, the compute copy, and the gradient once more for its norm.
+constexpr double kUpdateBytes = 34;
+
+constexpr double kGibibyte = 1 << 30;
+
+double model_seconds(const Config& config, const Transformer& model, const DryRunOptions& options) {
+  const auto tokens = static_cast<double>(config.train.tokens_per_step()) / options.world;
+  const double flops =
+      tokens * model.flops_per_token(static_cast<double>(config.train.sequence_length) / 2);
+  return flops / (options.mfu * options.peak_tflops * 1e12);
+}
+
+// By class, persistent buffers and the largest program's together.
+std::array<size_t, kMemoryClasses> by_class(const MemoryReport& report) {
+  std::array<size_t, kMemoryClasses> bytes = report.persistent;
+  const auto largest =
+      std::max_element(report.programs.begin(), report.programs.end(),
+                       [](const auto& a, const auto& b) { return a.pool_bytes < b.pool_bytes; });
+  if (largest == report.programs.end()) return bytes;
+  for (int c = 0; c < kMemoryClasses; ++c) bytes[c] += largest->at_peak[c];
+  return bytes;
+}
+
+std::string memory_table(const std::vector<RankPlan>& plans, const DryRunOptions& options) {
+  std::string text = fmt::format("  {:<8}", "mode");
+  for (int c = 0; c < kMemoryClasses; ++c) {
+    text += fmt::format("{:>12}", memory_class_name(static_cast<MemoryClass>(c)));
+  }
+  text += fmt::format("{:>10}\n", "total");
+  for (const RankPlan& plan : plans) {
+    text += fmt::format("  {:<8}", name_of(plan.config.train.sharding));
+    for (const size_t bytes : by_class(plan.memory)) {
+      text += fmt::format("{:>12.3f}", static_cast<double>(bytes) / kGibibyte);
+    }
+    text += fmt::format("{:>10.2f}{}\n", static_cast<double>(plan.memory.total_bytes()) / kGibibyte,
+                        plan.fits ? "" : "  does not fit");
+  }
+  return text + fmt::format("  GiB; {:.0f} of the {:.0f} GiB of a GPU are for the model\n",
+                            options.machine.memory_gib - options.machine.reserve_gib,
+                            options.machine.memory_gib);
+}
+
+std::string traffic_table(const RankPlan& plan, const Machine& machine) {
+  struct Row {
+    int64_t calls = 0;
+    double bytes = 0, alone = 0;
+  };
+  using Key = std::tuple<Collective, int, int, int64_t>;  // ranks, nodes, bytes of one
+  std::map<Key, Row> rows;
+  for (const Transfer& t : plan.traffic.transfers) {
+    Row& row = rows[{t.collective, t.group.ranks, t.group.nodes, t.bytes}];
+    row.calls += 1;
+    row.bytes += static_cast<double>(t.bytes);
+    row.alone += seconds(t, machine);
+  }
+  std::string text =
+      fmt::format("  {:<16}{:>7}{:>7}{:>8}{:>12}{:>12}{:>11}{:>11}\n", "collective", "ranks",
+                  "nodes", "calls", "MiB each", "GiB a step", "ms each", "ms a step");
+  for (const auto& [key, row] : rows) {
+    const auto& [collective, ranks, nodes, bytes] = key;
+    text += fmt::format("  {:<16}{:>7}{:>7}{:>8}{:>12.2f}{:>12.3f}{:>11.3f}{:>11.2f}\n",
+                        collective_name(collective), ranks, nodes, row.calls,
+                        static_cast<double>(bytes) / (1 << 20), row.bytes / kGibibyte,
+                        1e3 * row.alone / static_cast<double>(row.calls), 1e3 * row.alone);
+  }
+  return text;
+}
+
+std::string rate_text(const RankPlan& plan, int world, double steps) {
+  const double rate = static_cast<double>(plan.config.train.tokens_per_step()) / plan.seconds();
+  return fmt::format("{:.1f} ms a step, {} tokens/s, {} a GPU, {}", 1e3 * plan.seconds(),
+                     grouped(std::llround(rate)), grouped(std::llround(rate / world)),
+                     duration_text(steps * plan.seconds()));
+}
+
+std::string step_text(const RankPlan& plan) {
+  const StepEstimate& e = plan.estimate;
+  return fmt::format(
+      "  computation {:.1f} ms, the update {:.1f} ms\n"
+      "  communication {:.1f} ms, of which {:.1f} ms are exposed; beside it products lose {:.1f} "
+      "ms\n",
+      1e3 * e.compute, 1e3 * plan.optimizer, 1e3 * e.communication, 1e3 * e.exposed,
+      1e3 * e.interference);
+}
+
+}  // namespace
+
+RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& options) {
+  const TrainConfig& train = config.train;
+  if (train.batch % (train.micro_batch * options.world) != 0) {
+    fail(ExitCode::kConfig,
+         "train.batch: {} sequences cannot be divided among {} ranks with train.micro_batch {}; "
+         "make it a multiple of {}",
+         train.batch, options.world, train.micro_batch, train.micro_batch * options.world);
+  }
+  RankPlan plan;
+  plan.config = config;
+  const auto run = [&](Traffic* record, const auto& program) {
+    const auto ranks = make_planned(0, options.world, options.gpus_per_node, record);
+    const Mesh mesh(*ranks, train.sharding, options.gpus_per_node);
+    const Transformer model(config.model, train.recompute, mesh.shard_count());
+    Memory memory = Memory::planning(target);
+    Stream stream(memory);
+    TrainStep step(config, model, stream, mesh);
+    program(step);
+    plan.memory = memory.report();
+    plan.compute = model_seconds(config, model, options);
+    const auto elements =
+        static_cast<double>(model.registry().storage()) / static_cast<double>(mesh.shard_count());
+    plan.optimizer = elements * kUpdateBytes / (1e9 * options.machine.memory_gbs);
+  };
+  run(&plan.traffic, [](TrainStep& step) { step.plan_step(); });
+  run(nullptr, [](TrainStep& step) { step.plan(); });
+  const double available = (options.machine.memory_gib - options.machine.reserve_gib) * kGibibyte;
+  plan.fits = static_cast<double>(plan.memory.total_bytes()) <= available;
+  plan.estimate = estimate_step(plan.traffic, plan.compute, options.machine);
+  return plan;
+}
+
+std::vector<RankPlan> plan_choices(const Config& config, Backend target,
+                                   const DryRunOptions& options) {
+  const int64_t share = config.train.batch / options.world;  // sequences of a rank
+  std::vector<int64_t> micro_batches = {config.train.micro_batch};
+  for (int64_t m = 1; m <= share; m *= 2) {
+    if (share % m == 0 && m != config.train.micro_batch) micro_batches.push_back(m);
+  }
+  std::vector<RankPlan> plans;
+  for (const int64_t micro_batch : micro_batches) {
+    for (const auto& [sharding, name] : kNames<Sharding>) {
+      const bool nodes =
+          options.world > options.gpus_per_node && options.world % options.gpus_per_node == 0;
+      if (sharding == Sharding::kHybrid && !nodes) continue;
+      Config choice = config;
+      choice.train.micro_batch = micro_batch;
+      choice.train.sharding = sharding;
+      plans.push_back(plan_rank(choice, target, options));
+    }
+  }
+  return plans;
+}
+
+std::string describe_scale(const Config& config, Backend target, const DryRunOptions& options) {
+  const std::vector<RankPlan> plans = plan_choices(config, target, options);
+  const auto mine = std::ranges::find_if(plans, [&](const RankPlan& plan) {
+    return plan.config.train.sharding == config.train.sharding;
+  });
+  const TrainConfig& train = config.train;
+  const Schedule schedule(config.stages, train.lr, train.batch, train.tokens_per_step());
+  const auto steps = static_cast<double>(schedule.total_steps());
+  std::string text = fmt::format(
+      "{} ranks         {} a node, estimated at {:.0f}% MFU while computing (causal half) of "
+      "{:.0f} "
+      "TFLOP/s\nmemory of a rank, micro-batch {}, recompute {}\n",
+      options.world, std::min(options.gpus_per_node, options.world), options.mfu * 100,
+      options.peak_tflops, train.micro_batch, name_of(train.recompute));
+  std::vector<RankPlan> of_micro_batch;
+  std::ranges::copy_if(plans, std::back_inserter(of_micro_batch), [&](const RankPlan& plan) {
+    return plan.config.train.micro_batch == train.micro_batch;
+  });
+  text += memory_table(of_micro_batch, options);
+  if (mine != plans.end()) {
+    text += fmt::format("a step with sharding {}\n{}{}  {}\n", name_of(train.sharding),
+                        traffic_table(*mine, options.machine), step_text(*mine),
+                        rate_text(*mine, options.world, steps));
+  }
+  const auto best = std::min_element(plans.begin(), plans.end(), [](const auto& a, const auto& b) {
+    return std::tuple(!a.fits, a.seconds()) < std::tuple(!b.fits, b.seconds());
+  });
+  if (!best->fits) {
+    return text + "no choice fits: lower train.sequence_length, or set train.recompute: full\n";
+  }
+  return text + fmt::format("the fastest that fits: sharding {}, micro-batch {}: {}\n",
+                            name_of(best->config.train.sharding), best->config.train.micro_batch,
+                            rate_text(*best, options.world, steps));
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,90 @@
+#include "parallel/network.h"
+
+#include <gtest/gtest.h>
+
+namespace sbtrain {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// Round numbers, so that the times below can be computed by hand.
+Machine round_machine() {
+  return {.nvlink_gbs = 100,
+          .network_gbs = 10,
+          .latency_us = 10,
+          .hop_us = 1,
+          .network_hop_us = 5,
+          .stretch = 2,
+          .interference = 0.1};
+}
+
+TEST(Network, ARingInANodeMovesAllButOnePart) {
+  const Machine m = round_machine();
+  // 3/4 of 400 MB at 100 GB/s, and 3 hops.
+  const Transfer gather{Collective::kAllGather, {4, 1}, 400'000'000};
+  EXPECT_NEAR(seconds(gather, m), 3e-3 + 13e-6, 1e-12);
+  EXPECT_NEAR(seconds(gather, m, true), 6e-3 + 13e-6, 1e-12);
+  // An all-reduce goes round twice.
+  const Transfer reduce{Collective::kAllReduce, {4, 1}, 400'000'000};
+  EXPECT_NEAR(seconds(reduce, m), 6e-3 + 16e-6, 1e-12);
+  EXPECT_EQ(seconds({Collective::kAllGather, {1, 1}, 400}, m), 0);
+}
+
+TEST(Network, TheNetworkLimitsRingsAcrossNodes) {
+  const Machine m = round_machine();
+  // Two nodes of four: 7/8 of 800 MB through four ports of 10 GB/s; 6 hops inside nodes, 1 across.
+  const Transfer flat{Collective::kReduceScatter, {8, 2}, 800'000'000};
+  EXPECT_NEAR(seconds(flat, m), 0.7 / 40 + 21e-6, 1e-12);
+  EXPECT_NEAR(seconds(flat, m, true), 0.7 / 40 + 21e-6, 1e-12);  // NVLink still has time
+  // Replicas, one on each node: one port, and no NVLink.
+  const Transfer replicas{Collective::kAllReduce, {2, 2}, 100'000'000};
+  EXPECT_NEAR(seconds(replicas, m), 0.1 / 10 + 20e-6, 1e-12);
+}
+
+// Two H200s: what was measured alone, of a block of 28M elements.
+TEST(Network, TheDefaultsAreWithinFivePercentOfTwoGpus) {
+  const Machine m;
+  EXPECT_NEAR(seconds({Collective::kAllGather, {2, 1}, 56 * kMiB}, m), 0.140e-3, 0.05 * 0.140e-3);
+  EXPECT_NEAR(seconds({Collective::kReduceScatter, {2, 1}, 112 * kMiB}, m), 0.267e-3,
+              0.05 * 0.267e-3);
+}
+
+Traffic gathers_and_a_reduction(int gathers) {
+  Traffic traffic;
+  for (int i = 0; i < gathers; ++i) {
+    traffic.transfers.push_back({Collective::kAllGather, {4, 1}, 400'000'000});
+  }
+  traffic.transfers.push_back({Collective::kReduceScatter, {4, 1}, 400'000'000});
+  traffic.transfers.push_back({Collective::kAllReduce, {4, 1}, 32});
+  return traffic;
+}
+
+TEST(Network, ComputationHidesAllButTheEndsOfAStep) {
+  const Machine m = round_machine();
+  const double one = 3e-3 + 13e-6;
+  const double stretched = 6e-3 + 13e-6;
+  const double small = 16e-6;
+  const StepEstimate e = estimate_step(gathers_and_a_reduction(5), 1.0, m);
+  EXPECT_EQ(e.compute, 1.0);
+  EXPECT_NEAR(e.communication, 6 * one + small, 1e-8);
+  EXPECT_NEAR(e.exposed, 2 * one + small, 1e-8);
+  EXPECT_NEAR(e.interference, 0.1 * 4 * stretched, 1e-8);
+  EXPECT_NEAR(e.total(), e.compute + e.exposed + e.interference, 1e-12);
+}
+
+TEST(Network, WhatComputationCannotHideIsExposed) {
+  const Machine m = round_machine();
+  const double one = 3e-3 + 13e-6;
+  const double stretched = 6e-3 + 13e-6;
+  // Half of the four gathers in the middle run beside the computation, the rest after it.
+  const StepEstimate e = estimate_step(gathers_and_a_reduction(5), 2 * stretched, m);
+  EXPECT_NEAR(e.exposed, 2 * one + 16e-6 + 2 * one, 1e-8);
+  EXPECT_NEAR(e.interference, 0.1 * 2 * stretched, 1e-8);
+}
+
+TEST(Network, AStepWithoutCollectivesIsItsComputation) {
+  EXPECT_EQ(estimate_step({}, 0.25, {}).total(), 0.25);
+}
+
+}  // namespace
+}  // namespace sbtrain

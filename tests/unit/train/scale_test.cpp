@@ -1,0 +1,105 @@
+#include "train/scale.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace sbtrain {
+namespace {
+
+Config small() {
+  Config config;
+  config.model.layers = 2;
+  config.model.width = 64;
+  config.model.inner = 128;
+  config.model.heads = 2;
+  config.model.vocab = 256;
+  config.train.sequence_length = 32;
+  config.train.micro_batch = 1;
+  config.train.batch = 64;
+  config.stages = {{.length = {.count = 10, .unit = Duration::Unit::kSteps}}};
+  return config;
+}
+
+DryRunOptions four_nodes_of_two() {
+  DryRunOptions options;
+  options.world = 8;
+  options.gpus_per_node = 2;
+  return options;
+}
+
+RankPlan plan(Sharding sharding, int64_t micro_batch = 4) {
+  Config config = small();
+  config.train.sharding = sharding;
+  config.train.micro_batch = micro_batch;
+  return plan_rank(config, Backend::kCuda, four_nodes_of_two());
+}
+
+size_t persistent(const RankPlan& plan, MemoryClass c) {
+  return plan.memory.persistent[static_cast<int>(c)];
+}
+
+int64_t moved(const RankPlan& plan, Collective collective, Group group) {
+  int64_t bytes = 0;
+  for (const Transfer& t : plan.traffic.transfers) {
+    if (t.collective == collective && t.group == group && t.bytes > 1000) bytes += t.bytes;
+  }
+  return bytes;
+}
+
+// Moments are f32 of what a rank owns: an eighth, a half within a node, or all.
+TEST(Scale, ARankHoldsItsShareOfTheMoments) {
+  const size_t whole = persistent(plan(Sharding::kNone), MemoryClass::kOptimizer);
+  EXPECT_NEAR(static_cast<double>(persistent(plan(Sharding::kFull), MemoryClass::kOptimizer)),
+              static_cast<double>(whole) / 8, static_cast<double>(whole) / 50);
+  EXPECT_NEAR(static_cast<double>(persistent(plan(Sharding::kHybrid), MemoryClass::kOptimizer)),
+              static_cast<double>(whole) / 2, static_cast<double>(whole) / 50);
+}
+
+TEST(Scale, CollectivesFollowTheMode) {
+  const Group all = {8, 4};
+  const Group node = {2, 1};
+  const Group replicas = {4, 4};
+  const RankPlan full = plan(Sharding::kFull);
+  EXPECT_GT(moved(full, Collective::kAllGather, all), 0);
+  EXPECT_GT(moved(full, Collective::kReduceScatter, all), 0);
+  EXPECT_EQ(moved(full, Collective::kAllReduce, all), 0);
+  const RankPlan none = plan(Sharding::kNone);
+  EXPECT_EQ(moved(none, Collective::kAllGather, all), 0);
+  EXPECT_GT(moved(none, Collective::kAllReduce, all), 0);
+  const RankPlan hybrid = plan(Sharding::kHybrid);
+  EXPECT_EQ(moved(hybrid, Collective::kAllGather, all), 0);
+  EXPECT_GT(moved(hybrid, Collective::kAllGather, node), 0);
+  EXPECT_GT(moved(hybrid, Collective::kAllReduce, replicas), 0);
+  // Eight sequences a rank: two micro-batches of four gather half as much as four of two.
+  EXPECT_EQ(2 * moved(full, Collective::kAllGather, all),
+            moved(plan(Sharding::kFull, 2), Collective::kAllGather, all));
+}
+
+TEST(Scale, TheBestChoiceFitsAndIsTheFastest) {
+  DryRunOptions options = four_nodes_of_two();
+  const std::vector<RankPlan> plans = plan_choices(small(), Backend::kCuda, options);
+  EXPECT_EQ(plans.size(), 4U * 4U);  // four modes; micro-batches of 1, 2, 4 and 8
+  const std::string text = describe_scale(small(), Backend::kCuda, options);
+  EXPECT_NE(text.find("the fastest that fits: sharding"), std::string::npos) << text;
+  options.machine.memory_gib = options.machine.reserve_gib;
+  const std::string none = describe_scale(small(), Backend::kCuda, options);
+  EXPECT_NE(none.find("no choice fits"), std::string::npos) << none;
+}
+
+TEST(Scale, ABatchThatTheRanksCannotShareIsRefused) {
+  Config config = small();
+  config.train.batch = 60;
+  try {
+    plan_rank(config, Backend::kCuda, four_nodes_of_two());
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ExitCode::kConfig);
+    EXPECT_NE(std::string(e.what()).find("multiple of 8"), std::string::npos) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain
