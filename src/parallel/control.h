@@ -78,7 +78,7 @@ class Control {
   virtual bool shows_failure() const = 0;
 
   // This rank is done. Returns when all are; throws the job's failure. A rank whose Control is
-  // destroyed without it counts as gone.
+  // destroyed without it counts as gone. Calls after the first do nothing.
   virtual void finish() = 0;
 };
 

@@ -321,8 +321,12 @@ std::vector<int> HubControl::late_ranks() {
 }
 
 void HubControl::watch_rendezvous() {
-  if (now_ <= deadlines_.rendezvous) return;
   const std::vector<int> absent = select([](const Peer& p) { return !p.present; });
+  if (now_ >= next_notice_) {
+    next_notice_ = 4 * now_;
+    spdlog::info("waiting for {} of {}", name_ranks(absent), world_);
+  }
+  if (now_ <= deadlines_.rendezvous) return;
   fail_job(ExitCode::kCommunication,
            fmt::format("{} of {} did not come within {} s: see their own output, and that "
                        "their machines reach port {} of {}",

@@ -85,7 +85,8 @@ class HubControl : public TcpControl {
   std::map<std::pair<std::string, std::vector<uint32_t>>, Pending> pending_;
   Time now_{0};  // of this turn
   Time next_beat_{0};
-  Time last_allowed_{0};  // when an allowance last excused all ranks
+  Time next_notice_ = std::chrono::seconds(10);  // that ranks are missing, in the log
+  Time last_allowed_{0};                         // when an allowance last excused all ranks
   bool started_ = false;
   bool failed_ = false;
 };

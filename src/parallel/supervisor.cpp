@@ -58,7 +58,8 @@ std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   return {FileDescriptor(fds[0]), FileDescriptor(fds[1])};
 }
 
-// Signals arrive as bytes that poll() sees, whichever thread the system interrupts.
+// Signals arrive as bytes that poll() sees, whichever thread the system interrupts. They are taken
+// even if the caller has blocked them.
 class SignalPipe {
  public:
   SignalPipe() {
@@ -68,11 +69,18 @@ class SignalPipe {
     action.sa_handler = write_signal;
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
-    const auto handle = [&](int signal) { sigaction(signal, &action, &previous_[signal]); };
-    std::ranges::for_each(kForwarded, handle);
-    std::ranges::for_each(kOwn, handle);
+    sigset_t taken;
+    sigemptyset(&taken);
+    const auto take = [&](int signal) {
+      sigaction(signal, &action, &previous_[signal]);
+      sigaddset(&taken, signal);
+    };
+    std::ranges::for_each(kForwarded, take);
+    std::ranges::for_each(kOwn, take);
+    pthread_sigmask(SIG_UNBLOCK, &taken, &mask_);
   }
   ~SignalPipe() {
+    pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
     for (const auto& [signal, action] : previous_) sigaction(signal, &action, nullptr);
     signal_pipe = -1;
   }
@@ -80,6 +88,9 @@ class SignalPipe {
   SignalPipe& operator=(const SignalPipe&) = delete;
 
   int fd() const { return read_.get(); }
+  // What the caller of supervise() had blocked, and its ranks have from the start: a signal that
+  // comes before they have handlers then waits for them.
+  const sigset_t& callers_mask() const { return mask_; }
   std::vector<int> take() const {
     std::vector<int> signals;
     char byte = 0;
@@ -91,6 +102,7 @@ class SignalPipe {
   FileDescriptor read_;
   FileDescriptor write_;
   std::map<int, struct sigaction> previous_;
+  sigset_t mask_{};
 };
 
 // ---- Ranks -----------------------------------------------------------------------------------
@@ -98,7 +110,6 @@ class SignalPipe {
 struct Rank {
   pid_t pid = -1;
   bool running = false;
-  bool killed_by_us = false;
   int status = 0;         // of waitpid, once it has ended
   FileDescriptor output;  // what it writes; none of rank 0
   std::string line;       // what it has written of a line that has not ended
@@ -188,6 +199,7 @@ class Supervisor {
   std::optional<Clock::time_point> patience_;  // until the rest is killed
   std::vector<int> sent_;                      // signals that have been passed on
   int deadly_signal_ = 0;
+  bool killed_ = false;  // what was left after the grace period
 };
 
 std::vector<std::string> Supervisor::environment_of(int rank) const {
@@ -256,9 +268,7 @@ void Supervisor::become(int rank, int output, const Strings& arguments, const St
   for (const int signal : kOwn) ::signal(signal, SIG_DFL);
   // Output to the terminal of another process group must not stop rank 0.
   ::signal(SIGTTOU, SIG_IGN);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::sigprocmask(SIG_SETMASK, &signals_.callers_mask(), nullptr);
   ::execve(kProgram, arguments.data(), environment.data());
   constexpr char kMessage[] = "error: cannot run /proc/self/exe\n";
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
@@ -326,7 +336,7 @@ void Supervisor::note_end(int rank) {
     const int signal = WTERMSIG(r.status);
     if (forwarded(signal) && std::ranges::count(sent_, signal) > 0) {
       deadly_signal_ = signal;
-    } else if (!r.killed_by_us) {
+    } else if (!killed_) {
       print_error("rank {} (pid {}) was killed by signal {} ({}){}\n", rank, r.pid, signal,
                   ::strsignal(signal), signal == SIGKILL ? ", perhaps for lack of memory" : "");
     }
@@ -344,18 +354,21 @@ void Supervisor::enforce_grace() {
   if (!patience_ || Clock::now() < *patience_ || running() == 0) return;
   std::vector<int> stuck;
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    if (ranks_[rank].running && !ranks_[rank].killed_by_us) stuck.push_back(rank);
+    if (ranks_[rank].running) stuck.push_back(rank);
   }
-  if (stuck.empty()) return;
-  print_error("rank{} {} did not end within {} s after another rank had, and {} killed\n",
-              stuck.size() == 1 ? "" : "s", control::describe_ranks(stuck),
-              static_cast<double>(options_.grace.count()) / 1000,
-              stuck.size() == 1 ? "was" : "were");
-  for (const int rank : stuck) {
-    ranks_[rank].killed_by_us = true;
-    ::kill(ranks_[rank].pid, SIGKILL);
+  const std::string names =
+      fmt::format("rank{} {}", stuck.size() == 1 ? "" : "s", control::describe_ranks(stuck));
+  if (std::exchange(killed_, true)) {
+    // A process that waits for a device or a file system ends when the system lets it.
+    print_error("{} cannot be killed now; the system ends them later\n", names);
+    for (const int rank : stuck) ranks_[rank].running = false;
+    return;
   }
-  patience_.reset();
+  print_error("{} did not end within {} s after another rank had: killed\n", names,
+              static_cast<double>(options_.grace.count()) / 1000);
+  for (const int rank : stuck) ::kill(ranks_[rank].pid, SIGKILL);
+  if (!failure_) failure_ = ExitCode::kCommunication;
+  patience_ = Clock::now() + options_.grace;
 }
 
 // After an exception; no rank outlives the supervisor.
@@ -395,7 +408,7 @@ void Supervisor::show_lines(int rank, bool all) {
     size_t end = text.find('\n');
     if (end == std::string::npos && (all || text.size() > kLongestLine)) end = text.size();
     if (end == std::string::npos || text.empty()) return;
-    print_error("{}rank {}: {}\n", clear, rank, text.substr(0, end));
+    if (end > 0) print_error("{}rank {}: {}\n", clear, rank, text.substr(0, end));
     text.erase(0, end + 1);
   }
 }
@@ -420,6 +433,10 @@ ExitCode supervise(const SupervisorOptions& options) {
   }
   if (signal != 0) {
     ::signal(signal, SIG_DFL);
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, signal);
+    pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
     ::raise(signal);
   }
   return code;

@@ -157,6 +157,7 @@ bool TcpControl::shows_failure() const {
 void TcpControl::finish() {
   std::unique_lock lock(mutex_);
   if (failure_) throw Error(failure_->code, failure_->message);
+  if (ended_) return;
   doing_ = "finished";
   doing_since_ = clock_.now();
   allowance_ = {};

@@ -29,6 +29,8 @@ void on_interrupt() {
   }
   constexpr std::string_view kMessage =
       "\nfinishing the step, then saving; Ctrl-C again ends at once without saving\n";
+  // It is for who has pressed the keys; of several ranks, only rank 0 has the terminal.
+  if (::isatty(STDERR_FILENO) == 0) return;
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
 }
 

@@ -368,6 +368,35 @@ TEST(Control, AFailureEndsTheJobWithItsCodeOnce) {
   }
 }
 
+// mpirun and torchrun end all ranks as soon as one has ended, so rank 0 must have shown the
+// message.
+TEST(Control, RanksStayUntilRankZeroHasShownTheFailure) {
+  const std::vector<Launch> jobs = launches(3);
+  std::atomic<bool> shown = false;
+  std::vector<std::thread> threads;
+  for (const Launch& job : jobs) {
+    threads.emplace_back([&] {
+      auto control = make_control(job, kPatient);
+      if (job.rank == 1) control->report({.code = ExitCode::kConfig, .message = "wrong"});
+      wait_for_failure(*control);
+      if (job.rank == 0) {
+        std::this_thread::sleep_for(milliseconds(300));
+        shown = true;
+      }
+      control.reset();
+      EXPECT_TRUE(shown) << "rank " << job.rank;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Control, FinishMayBeCalledAgain) {
+  run_world(2, kPatient, [](Control& control) {
+    control.finish();
+    control.finish();
+  });
+}
+
 TEST(Control, CallbacksComeLateOrGoEarly) {
   run_world(2, kPatient, [](Control& control) {
     bool dropped = false;

@@ -58,6 +58,7 @@ struct Rank {
     if (behaviour == "fail and hang") return fail_and_hang();
     if (behaviour == "kill") return kill_one();
     if (behaviour == "count") return count_signals();
+    if (behaviour == "held") return take_held_signal();
     if (behaviour == "sleep") sleep_for_ever();
     if (behaviour == "control") return fail_in_job();
     return 99;
@@ -95,6 +96,18 @@ struct Rank {
     write_file(folder / ("counts-" + std::to_string(launch.rank)),
                fmt::format("{} {} {} {}", counts[SIGTERM], counts[SIGINT], counts[SIGUSR1],
                            counts[SIGUSR2]));
+    return static_cast<int>(ExitCode::kPreempted);
+  }
+
+  // A signal that was blocked from the start of the process waits for its handler.
+  static int take_held_signal() {
+    pause_ms(300);
+    std::signal(SIGTERM, count);
+    sigset_t stop;
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTERM);
+    sigprocmask(SIG_UNBLOCK, &stop, nullptr);
+    while (counts[SIGTERM] == 0) pause_ms(5);
     return static_cast<int>(ExitCode::kPreempted);
   }
 

@@ -95,7 +95,8 @@ TEST_F(Supervisor, AFailureIsShownOnce) {
 TEST_F(Supervisor, ARankThatDoesNotEndIsKilled) {
   EXPECT_EQ(run(3, {"fail and hang", "1", "4"}, 300), 4);
   EXPECT_EQ(occurrences("rank 1: error: something specific"), 1) << output();
-  EXPECT_EQ(occurrences("ranks 0, 2 did not end within 0.3 s"), 1) << output();
+  EXPECT_EQ(occurrences("ranks 0, 2 did not end within 0.3 s after another rank had: killed"), 1)
+      << output();
   expect_gone({pid(0), pid(2)});
 }
 
@@ -127,6 +128,20 @@ TEST_F(Supervisor, EndsByTheSignalThatEndsItsRanks) {
   EXPECT_EQ(process.wait(60), 128 + SIGTERM);
   EXPECT_EQ(occurrences("killed"), 0) << output();
   expect_gone({pid(0), pid(1)});
+}
+
+// A program may hold back signals until it has handlers for them, and its ranks then do so too.
+TEST_F(Supervisor, TakesSignalsThatItsCallerHasBlocked) {
+  sigset_t stop;
+  sigset_t before;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &stop, &before);
+  Process process = start(2, {"held"});
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  wait_for("pid", 2);
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait(60), 85) << output();
 }
 
 TEST_F(Supervisor, LeavesNoOrphans) {
