@@ -4,6 +4,8 @@
 # Both targets install from scripts/dependencies.txt, as scripts/setup.sh does on a bare machine.
 # Put runs, corpora and checkpoints in a volume, so that they outlive the container:
 #   docker run --rm -it -v "$PWD/runs:/sbtrain/runs" sbtrain --help
+# Several GPUs need more shared memory than Docker's 64 MiB:
+#   docker run --rm --gpus all --ipc=host -v "$PWD/runs:/sbtrain/runs" sbtrain:cuda --config configs/1b_sb.yaml
 #
 # The code is portable by default, since an image may run on another processor than the one that built
 # it. For an image that stays on its machine, --build-arg NATIVE=ON compiles for that processor, which is

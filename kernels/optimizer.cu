@@ -57,14 +57,27 @@ void reduce(cudaStream_t stream, const char* name, const Reduction& p) {
 
 __global__ void finish_step_kernel(const FinishStep p) {
   double* stats = p.stats;
-  const bool apply = isfinite(stats[kLossSum]) && isfinite(stats[kSquaredNorm]);
-  if (apply) stats[kUpdates] += 1.0;
   const double targets = fmax(stats[kValidTargets], 1.0);
+  const double loss = stats[kLossSum] / targets;
+  const bool finite = isfinite(loss) && isfinite(stats[kSquaredNorm]);
+  const bool warm = p.spike_sigma > 0.0 && stats[kLossCount] >= p.spike_window;
+  const double bound = stats[kLossMean] + p.spike_sigma * sqrt(stats[kLossVariance]);
+  const bool spike = finite && warm && loss > bound;
+  const bool apply = finite && !spike;
+  if (apply) stats[kUpdates] += 1.0;
+  if (apply && stats[kValidTargets] > 0.0) {
+    stats[kLossCount] += 1.0;
+    const double share = 1.0 / fmin(stats[kLossCount], p.spike_window);
+    const double distance = loss - stats[kLossMean];
+    stats[kLossMean] += share * distance;
+    stats[kLossVariance] = (1.0 - share) * (stats[kLossVariance] + share * distance * distance);
+  }
   const double norm = sqrt(stats[kSquaredNorm]) / targets;
   stats[kGradScale] = (p.clip > 0.0 && norm > p.clip ? p.clip / norm : 1.0) / targets;
   stats[kBias1] = 1.0 - pow(p.beta1, stats[kUpdates]);
   stats[kBias2] = 1.0 - pow(p.beta2, stats[kUpdates]);
   stats[kApply] = apply ? 1.0 : 0.0;
+  stats[kSpike] = spike ? 1.0 : 0.0;
 }
 
 // ---- AdamW ------------------------------------------------------------------------------------

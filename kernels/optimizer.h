@@ -24,12 +24,15 @@ struct Reduction {
 void sum(cudaStream_t stream, const Reduction& p);
 void squared_norm(cudaStream_t stream, const Reduction& p);
 
-// Computes from the sums of all ranks: kApply = loss and norm are finite; if so, kUpdates += 1;
-// kGradScale = (clip / norm where clip > 0 and norm > clip, else 1) / n, where n is kValidTargets,
-// at least 1, and norm that of the mean's gradient, sqrt(kSquaredNorm) / n; kBias1 and kBias2.
+// Computes from the sums of all ranks: kSpike and, if the step is applied, the running loss, by the
+// formulas of ops::FinishStep; kApply = loss and norm are finite, and no spike; if so,
+// kUpdates += 1; kGradScale = (clip / norm where clip > 0 and norm > clip, else 1) / n, where n is
+// kValidTargets, at least 1, and norm that of the mean's gradient, sqrt(kSquaredNorm) / n; kBias1
+// and kBias2.
 struct FinishStep {
   double* stats;
   double beta1, beta2, clip;
+  double spike_sigma, spike_window;
 };
 void finish_step(cudaStream_t stream, const FinishStep& p);
 

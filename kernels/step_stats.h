@@ -13,12 +13,16 @@ enum StepStat : uint8_t {
   kStopRequests,  // ranks that were asked to save and stop
   kSaveRequests,  // ranks that were asked to save
   // What FinishStep makes of them, alike on every rank.
-  kUpdates,    // applied so far
-  kApply,      // 1: loss and norm are finite; 0: the step is skipped
-  kGradScale,  // of the mean over the valid targets, and clipping
-  kBias1,      // 1 - beta1^updates
-  kBias2,      // 1 - beta2^updates
-  kStepStats,  // number of them
+  kUpdates,       // applied so far
+  kApply,         // 1: the update is to be applied; 0: the step is skipped
+  kSpike,         // 1: it is skipped although loss and norm are finite, because the loss is a spike
+  kGradScale,     // of the mean over the valid targets, and clipping
+  kBias1,         // 1 - beta1^updates
+  kBias2,         // 1 - beta2^updates
+  kLossCount,     // losses of applied steps that the next two cover
+  kLossMean,      // nats per target, running
+  kLossVariance,  // running
+  kStepStats,     // number of them
   kSummedStats = kUpdates,
 };
 

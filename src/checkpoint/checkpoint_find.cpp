@@ -2,7 +2,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <charconv>
 #include <set>
+#include <sstream>
+#include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
@@ -79,23 +82,66 @@ std::string verify_latest(const fs::path& run) {
   }
 }
 
-std::optional<CheckpointReader> open_newest(const fs::path& run,
-                                            std::vector<std::string>* refused) {
-  const std::vector<CheckpointInfo> list = list_checkpoints(run);
+namespace {
+
+// Opens and uses a checkpoint on all ranks. Returns why it is refused, the same on all of them;
+// empty: it is not.
+std::string open_together(const CheckpointInfo& info, const UseCheckpoint& use,
+                          const RankGroup& group, std::optional<CheckpointReader>& reader) {
+  std::string problem;
+  try {
+    if (!info.problem.empty()) throw Error(ExitCode::kNoCheckpoint, info.problem);
+    reader.emplace(info.folder, use ? Verification::kOnRead : Verification::kFull);
+    if (use) use(*reader);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kNoCheckpoint) throw;
+    problem = error.what();
+  }
+  if (group.world == 1) return problem;
+  const std::vector<std::string> problems = group.exchange(std::move(problem));
+  for (size_t rank = 0; rank < problems.size(); ++rank) {
+    if (!problems[rank].empty()) return fmt::format("rank {}: {}", rank, problems[rank]);
+  }
+  return "";
+}
+
+// The checkpoints to try in turn: those that rank 0 sees.
+std::vector<CheckpointInfo> candidates(const fs::path& run, const RankGroup& group) {
+  std::vector<CheckpointInfo> list = list_checkpoints(run);
+  if (group.world == 1) return list;
+  std::string names;
+  for (const CheckpointInfo& info : list) names += info.folder.filename().string() + "\n";
+  std::istringstream lines(group.exchange(std::move(names)).front());
+  std::vector<CheckpointInfo> agreed;
+  for (std::string name; std::getline(lines, name);) {
+    const fs::path folder = checkpoints_of(run) / name;
+    const auto seen = std::find_if(list.begin(), list.end(),
+                                   [&](const auto& info) { return info.folder == folder; });
+    if (seen != list.end()) {
+      agreed.push_back(*seen);
+    } else {
+      agreed.push_back({folder, 0, {}, folder.string() + ": not every rank sees it"});
+    }
+  }
+  return agreed;
+}
+
+}  // namespace
+
+std::optional<CheckpointReader> open_newest(const fs::path& run, std::vector<std::string>* refused,
+                                            const UseCheckpoint& use, const RankGroup& group) {
   if (const std::string problem = verify_latest(run); !problem.empty()) {
     spdlog::warn("{}; it is not needed to resume", problem);
     if (refused) refused->push_back(problem);
   }
   std::vector<std::string> reasons;
-  for (const CheckpointInfo& info : list) {
-    try {
-      if (!info.problem.empty()) throw Error(ExitCode::kNoCheckpoint, info.problem);
-      return CheckpointReader(info.folder);
-    } catch (const Error& error) {
-      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), error.what());
-      reasons.emplace_back(error.what());
-      if (refused) refused->emplace_back(error.what());
-    }
+  for (const CheckpointInfo& info : candidates(run, group)) {
+    std::optional<CheckpointReader> reader;
+    const std::string reason = open_together(info, use, group, reader);
+    if (reason.empty()) return reader;
+    spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), reason);
+    reasons.push_back(reason);
+    if (refused) refused->push_back(reason);
   }
   if (reasons.empty()) return std::nullopt;
   fail(ExitCode::kNoCheckpoint,
@@ -104,15 +150,60 @@ std::optional<CheckpointReader> open_newest(const fs::path& run,
        run.string(), reasons.size(), fmt::join(reasons, "\n  "));
 }
 
+std::optional<CheckpointReader> open_newest_after(const fs::path& run, int64_t sequence) {
+  for (const CheckpointInfo& info : list_checkpoints(run)) {
+    if (!info.problem.empty() || info.manifest.sequence <= sequence) continue;
+    try {
+      return CheckpointReader(info.folder);
+    } catch (const Error& error) {
+      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), error.what());
+    }
+  }
+  return std::nullopt;
+}
+
+int64_t last_sequence(const fs::path& run) {
+  int64_t last = 0;
+  for (const CheckpointInfo& info : list_checkpoints(run)) {
+    if (info.problem.empty()) last = std::max(last, info.manifest.sequence);
+  }
+  return last;
+}
+
+namespace {
+
+fs::path last_good(const fs::path& run) {
+  for (const CheckpointInfo& info : list_checkpoints(run)) {
+    if (!info.problem.empty()) {
+      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), info.problem);
+      continue;
+    }
+    if (info.manifest.last_good < 0) break;
+    return checkpoints_of(run) / step_name(info.manifest.last_good);
+  }
+  fail(ExitCode::kNoCheckpoint,
+       "{}: no checkpoint is known to be good, since none was saved after a step from another one "
+       "had been applied; name the step to go back to: --checkpoint.resume=STEP",
+       run.string());
+}
+
+}  // namespace
+
 bool is_checkpoint_folder(const fs::path& path) {
   std::error_code unreadable;
   return fs::exists(path / kManifestName, unreadable) ||
          parse_step(fs::path(path / "").parent_path().filename().string());
 }
 
-CheckpointReader open_checkpoint(const fs::path& path) {
-  if (is_checkpoint_folder(path)) return CheckpointReader(path);
-  auto newest = open_newest(path);
+CheckpointReader open_checkpoint(const fs::path& path, const UseCheckpoint& use,
+                                 const RankGroup& group) {
+  if (is_checkpoint_folder(path)) {
+    std::optional<CheckpointReader> reader;
+    const std::string problem = open_together({path, 0, {}, ""}, use, group, reader);
+    if (!problem.empty()) throw Error(ExitCode::kNoCheckpoint, problem);
+    return std::move(*reader);
+  }
+  auto newest = open_newest(path, nullptr, use, group);
   if (!newest) {
     fail(ExitCode::kNoCheckpoint,
          "{}: no checkpoint here; expected a run folder or one of its checkpoints/step-*",
@@ -121,10 +212,18 @@ CheckpointReader open_checkpoint(const fs::path& path) {
   return std::move(*newest);
 }
 
-std::optional<CheckpointReader> resume_checkpoint(const fs::path& run, std::string_view resume) {
+std::optional<CheckpointReader> resume_checkpoint(const fs::path& run, std::string_view resume,
+                                                  const UseCheckpoint& use,
+                                                  const RankGroup& group) {
   if (resume == "none") return std::nullopt;
-  if (resume == "auto") return open_newest(run);
-  return open_checkpoint(fs::path(resume));
+  if (resume == "auto") return open_newest(run, nullptr, use, group);
+  if (resume == "last-good") return open_checkpoint(last_good(run), use, group);
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(resume.data(), resume.data() + resume.size(), step);
+  if (error == std::errc() && end == resume.data() + resume.size() && step >= 0) {
+    return open_checkpoint(checkpoints_of(run) / step_name(step), use, group);
+  }
+  return open_checkpoint(fs::path(resume), use, group);
 }
 
 }  // namespace sbtrain

@@ -3,13 +3,15 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <numeric>
 #include <set>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/stored_runs.h"
+#include "checkpoint/workers.h"
 #include "core/error.h"
-#include "parallel/communicator.h"
+#include "parallel/control.h"
 
 namespace sbtrain {
 namespace fs = std::filesystem;
@@ -49,52 +51,79 @@ std::vector<std::string> together(const RankGroup& group,
   return results;
 }
 
+// Writes one chunk of a tensor, without padding, and returns its digest.
+std::string write_chunk(SafetensorsWriter& writer, const std::string& key,
+                        const TensorShard& tensor, int64_t chunk) {
+  constexpr int64_t kElements = kChunkBytes / sizeof(float);
+  const int64_t from = tensor.begin + chunk * kElements;
+  const int64_t to = std::min(tensor.end, from + kElements);
+  const auto bytes = static_cast<size_t>(to - from) * sizeof(float);
+  thread_local std::vector<float> packed;
+  const float* data = nullptr;
+  for_each_stored_run(tensor, from, to, [&](int64_t logical, int64_t stored, int64_t count) {
+    const float* run = tensor.stored.f32() + stored;
+    if (count == to - from) {
+      data = run;  // no padding in between: written from where it is
+      return;
+    }
+    packed.resize(kElements);
+    std::copy_n(run, count, packed.data() + logical);
+    data = packed.data();
+  });
+  writer.write(key, static_cast<uint64_t>(chunk) * kChunkBytes, data, bytes);
+  return to_hex(sha256(data, bytes));
+}
+
+// This rank's file; one without a name if the rank has nothing to write.
 ManifestFile write_shard(const Storage& storage, const fs::path& folder, const Snapshot& snapshot,
                          const RankGroup& group) {
   ManifestFile file;
+  if (snapshot.wait) snapshot.wait();
+  if (snapshot.tensors.empty()) return file;
   file.name = fmt::format("rank-{:05d}-of-{:05d}.safetensors", group.rank, group.world);
   std::vector<SafetensorsEntry> entries;
   SafetensorsMetadata metadata{{"format", "pt"}, {"step", std::to_string(snapshot.step)}};
-  for (const SnapshotTensor& tensor : snapshot.tensors) {
+  std::vector<std::pair<size_t, int64_t>> chunks;  // tensor, chunk
+  for (const TensorShard& tensor : snapshot.tensors) {
     const std::string key = key_of(tensor.kind, tensor.name);
     require(tensor.begin >= 0 && tensor.begin <= tensor.end &&
-                tensor.end <= checked_numel(tensor.shape) &&
-                static_cast<int64_t>(tensor.values.size()) == tensor.end - tensor.begin,
-            "{}: {} values for range [{}, {}) of shape [{}]", key, tensor.values.size(),
-            tensor.begin, tensor.end, fmt::join(tensor.shape, ", "));
+                tensor.end <= checked_numel(tensor.shape),
+            "{}: no range [{}, {}) of shape [{}]", key, tensor.begin, tensor.end,
+            fmt::join(tensor.shape, ", "));
     entries.push_back({key, FileDType::kF32, stored_shape(tensor.shape, tensor.begin, tensor.end)});
     metadata[key] = fmt::format(R"({{"shape": [{}], "range": [{}, {}]}})",
                                 fmt::join(tensor.shape, ", "), tensor.begin, tensor.end);
-    file.tensors.push_back({key, tensor.shape, tensor.begin, tensor.end, ""});
+    const auto bytes = static_cast<uint64_t>(tensor.end - tensor.begin) * sizeof(float);
+    const int64_t count = chunk_count(bytes);
+    for (int64_t chunk = 0; chunk < count; ++chunk) chunks.emplace_back(file.tensors.size(), chunk);
+    file.tensors.push_back({key, tensor.shape, tensor.begin, tensor.end,
+                            std::vector<std::string>(static_cast<size_t>(count))});
   }
   SafetensorsWriter writer(storage, folder / file.name, std::move(entries), metadata);
-  for (size_t i = 0; i < snapshot.tensors.size(); ++i) {
-    const std::vector<float>& values = snapshot.tensors[i].values;
-    writer.write(file.tensors[i].key, values.data(), values.size() * sizeof(float));
-  }
+  run_parallel(static_cast<int64_t>(chunks.size()), [&](int64_t i) {
+    const auto [tensor, chunk] = chunks[static_cast<size_t>(i)];
+    ManifestTensor& listed = file.tensors[tensor];
+    listed.sha256[static_cast<size_t>(chunk)] =
+        write_chunk(writer, listed.key, snapshot.tensors[tensor], chunk);
+  });
   SafetensorsWriter::Result result = writer.finish();
   storage.sync_folder(folder);
   file.bytes = result.bytes;
-  file.sha256 = std::move(result.sha256);
-  // All tensors are fp32, so that the writer keeps their order.
-  for (size_t i = 0; i < file.tensors.size(); ++i) file.tensors[i].sha256 = result.tensor_sha256[i];
+  file.sha256 = std::move(result.header_sha256);
   return file;
 }
 
 ManifestFile write_text(const Storage& storage, const fs::path& folder, const char* name,
                         const std::string& text) {
   OutputFile file = storage.create(folder / name);
-  file.write(text.data(), text.size());
+  file.write_at(0, text.data(), text.size());
   file.finish();
   return {name, text.size(), sha256_hex(text), {}};
 }
 
+// At the end of the numbers the step alone tells which checkpoint is newer.
 int64_t next_sequence(const fs::path& run) {
-  int64_t last = 0;
-  for (const CheckpointInfo& info : list_checkpoints(run)) {
-    if (info.problem.empty()) last = std::max(last, info.manifest.sequence);
-  }
-  return last + 1;
+  return std::min(last_sequence(run) + 1, kMaxSequence);
 }
 
 // Moves the complete `fresh` to `folder`. A checkpoint there stays whole until it is replaced.
@@ -128,15 +157,26 @@ void discard(const Storage& storage, const fs::path& folder) {
   storage.remove_tree(doomed);
 }
 
-// Keeps the `keep` newest good checkpoints; damaged ones do not count and are removed once they are
-// older than those. The caller has just committed the newest.
-void prune(const Storage& storage, const fs::path& run, int64_t keep) {
-  int64_t good = 0;
+// Keeps the `keep` newest whole checkpoints; damaged ones do not count and are removed once they
+// are older than those. However old they are, the one that has just been committed is kept, and the
+// one that it knows to be good, since a run that diverges fills the places of the newest with bad
+// ones.
+void prune(const Storage& storage, const fs::path& run, int64_t keep, const Manifest& committed) {
+  int64_t whole = 0;
   for (const CheckpointInfo& info : list_checkpoints(run)) {
-    const bool kept = good < std::max<int64_t>(keep, 1);
-    if (info.problem.empty()) ++good;
+    const bool kept = whole < std::max<int64_t>(keep, 1) || info.step == committed.step ||
+                      info.step == committed.last_good;
+    if (info.problem.empty()) ++whole;
     if (!kept) discard(storage, info.folder);
   }
+}
+
+// A run folder that has been moved or removed is not made again: another job may use the path.
+void require_folder(const fs::path& run) {
+  std::error_code unreadable;
+  if (fs::is_directory(run, unreadable)) return;
+  fail(ExitCode::kStorage, "the run folder {} is gone: it was moved or removed during the run",
+       run.string());
 }
 
 void commit(const Storage& storage, const fs::path& run, const fs::path& fresh,
@@ -158,42 +198,12 @@ void remove_quietly(const Storage& storage, const fs::path& path) {
 
 }  // namespace
 
-void copy_tensors(std::span<const TensorShard> shards, Snapshot& snapshot) {
-  struct Run {
-    const float* from;
-    float* to;
-    int64_t count;
-  };
-  constexpr int64_t kRun = int64_t{1} << 18;
-  std::vector<Run> runs;
-  snapshot.tensors.resize(shards.size());
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const TensorShard& shard = shards[i];
-    SnapshotTensor& copy = snapshot.tensors[i];
-    static_cast<TensorRange&>(copy) = shard;
-    copy.values.resize(static_cast<size_t>(shard.end - shard.begin));
-    const int64_t cols = shard.shape.empty() ? 1 : shard.shape.back();
-    const bool padded = shard.row_stride != 0 && shard.row_stride != cols;
-    for (int64_t at = shard.begin; at < shard.end;) {
-      const int64_t row_end = padded ? (at / cols + 1) * cols : shard.end;
-      const int64_t count = std::min({row_end - at, shard.end - at, kRun});
-      const int64_t gap = padded ? (at / cols - shard.begin / cols) * (shard.row_stride - cols) : 0;
-      const int64_t offset = at - shard.begin;
-      runs.push_back({shard.stored.f32() + offset + gap, copy.values.data() + offset, count});
-      at += count;
-    }
-  }
-  const auto count = static_cast<int64_t>(runs.size());
-#pragma omp parallel for schedule(dynamic, 4)
-  for (int64_t i = 0; i < count; ++i) {
-    std::memcpy(runs[i].to, runs[i].from, static_cast<size_t>(runs[i].count) * sizeof(float));
-  }
-}
-
-RankGroup make_rank_group(Communicator& communicator) {
-  RankGroup group{communicator.rank(), communicator.world(), {}};
-  group.exchange = [&communicator](std::string mine) {
-    return communicator.all_gather(std::move(mine));
+RankGroup make_rank_group(Control& control) {
+  RankGroup group{control.rank(), control.world(), {}};
+  std::vector<int> members(static_cast<size_t>(group.world));
+  std::iota(members.begin(), members.end(), 0);
+  group.exchange = [&control, members](std::string mine) {
+    return control.exchange("checkpoint", members, std::move(mine));
   };
   return group;
 }
@@ -208,26 +218,30 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
   try {
     together(group, [&] {
       if (!leader) return "";
+      require_folder(run);
       storage.remove_tree(fresh);
       storage.make_folders(fresh);
       storage.sync_folder(run);
       return "";
     });
-    const std::vector<std::string> files = together(
-        group, [&] { return format_manifest_file(write_shard(storage, fresh, snapshot, group)); });
+    const std::vector<std::string> files = together(group, [&] {
+      const ManifestFile file = write_shard(storage, fresh, snapshot, group);
+      return file.name.empty() ? "" : format_manifest_file(file);
+    });
     together(group, [&] {
       if (!leader) return "";
-      manifest = {snapshot.step,
-                  snapshot.tokens,
-                  group.world,
-                  next_sequence(run),
-                  std::chrono::duration_cast<std::chrono::seconds>(
-                      std::chrono::system_clock::now().time_since_epoch())
-                      .count(),
-                  snapshot.fingerprints,
-                  {}};
+      manifest = {.step = snapshot.step,
+                  .tokens = snapshot.tokens,
+                  .world = group.world,
+                  .sequence = next_sequence(run),
+                  .created = std::chrono::duration_cast<std::chrono::seconds>(
+                                 std::chrono::system_clock::now().time_since_epoch())
+                                 .count(),
+                  .last_good = snapshot.last_good,
+                  .fingerprints = snapshot.fingerprints,
+                  .files = {}};
       for (const std::string& file : files) {
-        manifest.files.push_back(parse_manifest_file(file, "a rank's summary"));
+        if (!file.empty()) manifest.files.push_back(parse_manifest_file(file, "a rank's summary"));
       }
       manifest.files.push_back(write_text(storage, fresh, kStateName, snapshot.state_json));
       manifest.files.push_back(write_text(storage, fresh, kConfigName, snapshot.config_yaml));
@@ -240,7 +254,7 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
   }
   if (leader) {
     try {
-      prune(storage, run, keep);
+      prune(storage, run, keep, manifest);
     } catch (const std::exception& error) {  // the save itself is complete
       spdlog::warn("old checkpoints remain: {}", error.what());
     }

@@ -25,19 +25,33 @@ std::string json_text(const std::string& text) {
   return json(text).dump();
 }
 
-ManifestTensor tensor_from(const std::string& key, const json& value, const std::string& file) {
-  ManifestTensor tensor{
-      key, value.at("shape").get<std::vector<int64_t>>(), value.at("range").at(0).get<int64_t>(),
-      value.at("range").at(1).get<int64_t>(), value.at("sha256").get<std::string>()};
+ManifestTensor tensor_from(const std::string& key, const json& value, int64_t version,
+                           const std::string& file) {
+  ManifestTensor tensor{key,
+                        value.at("shape").get<std::vector<int64_t>>(),
+                        value.at("range").at(0).get<int64_t>(),
+                        value.at("range").at(1).get<int64_t>(),
+                        {}};
   const int64_t numel = checked_numel(tensor.shape);
   if (numel < 0 || tensor.begin < 0 || tensor.end < tensor.begin || tensor.end > numel) {
     fail(ExitCode::kNoCheckpoint, "{}: tensor {}: range [{}, {}) is outside shape [{}]", file, key,
          tensor.begin, tensor.end, fmt::join(tensor.shape, ", "));
   }
+  const json& digests = value.at("sha256");
+  if (version == 1) {
+    tensor.sha256 = {digests.get<std::string>()};
+    return tensor;
+  }
+  tensor.sha256 = digests.get<std::vector<std::string>>();
+  const uint64_t bytes = static_cast<uint64_t>(tensor.end - tensor.begin) * sizeof(float);
+  if (static_cast<int64_t>(tensor.sha256.size()) != chunk_count(bytes)) {
+    fail(ExitCode::kNoCheckpoint, "{}: tensor {}: {} checksums for {} bytes", file, key,
+         tensor.sha256.size(), bytes);
+  }
   return tensor;
 }
 
-ManifestFile file_from(const json& value, const std::string& file) {
+ManifestFile file_from(const json& value, int64_t version, const std::string& file) {
   ManifestFile entry;
   entry.name = value.at("name").get<std::string>();
   entry.bytes = value.at("bytes").get<uint64_t>();
@@ -46,7 +60,7 @@ ManifestFile file_from(const json& value, const std::string& file) {
     fail(ExitCode::kNoCheckpoint, "{}: bad file name {}", file, json_text(entry.name));
   }
   for (const auto& [key, tensor] : value.at("tensors").items()) {
-    entry.tensors.push_back(tensor_from(key, tensor, file));
+    entry.tensors.push_back(tensor_from(key, tensor, version, file));
   }
   return entry;
 }
@@ -64,6 +78,20 @@ void check_digest(std::string_view text, const std::string& file) {
   if (sha256_hex(body) != text.substr(body.size() + kTrailerOpen.size(), kDigits)) {
     fail(ExitCode::kNoCheckpoint, "{}: damaged: it does not match its own checksum", file);
   }
+}
+
+// Refuses counters that no save has reached.
+void check_counters(const Manifest& manifest, const std::string& file) {
+  const auto within = [&](const char* key, int64_t value, int64_t lowest, int64_t highest) {
+    if (value >= lowest && value <= highest) return;
+    fail(ExitCode::kNoCheckpoint, "{}: {} is {}, but lies between {} and {} in a checkpoint", file,
+         key, value, lowest, highest);
+  };
+  within("step", manifest.step, 0, kMaxSequence);
+  within("tokens", manifest.tokens, 0, INT64_MAX);
+  within("world", manifest.world, 1, INT32_MAX);
+  within("sequence", manifest.sequence, 0, kMaxSequence);
+  within("last_good", manifest.last_good, -1, manifest.step);
 }
 
 }  // namespace
@@ -100,16 +128,16 @@ std::string format_manifest_file(const ManifestFile& file) {
                   json_text(file.name), file.bytes, file.sha256);
   for (size_t i = 0; i < file.tensors.size(); ++i) {
     const ManifestTensor& tensor = file.tensors[i];
-    text += fmt::format("{}\n  {}: {{\"shape\": [{}], \"range\": [{}, {}], \"sha256\": \"{}\"}}",
+    text += fmt::format("{}\n  {}: {{\"shape\": [{}], \"range\": [{}, {}], \"sha256\": {}}}",
                         i == 0 ? "" : ",", json_text(tensor.key), fmt::join(tensor.shape, ", "),
-                        tensor.begin, tensor.end, tensor.sha256);
+                        tensor.begin, tensor.end, json(tensor.sha256).dump());
   }
   return text + "}}";
 }
 
 ManifestFile parse_manifest_file(std::string_view text, const std::string& file) {
   try {
-    return file_from(json::parse(text), file);
+    return file_from(json::parse(text), kCheckpointVersion, file);
   } catch (const json::exception& e) {
     fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());
   }
@@ -118,9 +146,10 @@ ManifestFile parse_manifest_file(std::string_view text, const std::string& file)
 std::string format_manifest(const Manifest& manifest) {
   std::string text = fmt::format(
       "{{\n\"format\": \"{}\",\n\"version\": {},\n\"step\": {},\n\"tokens\": {},\n\"world\": {},\n"
-      "\"sequence\": {},\n\"created\": {},\n\"fingerprints\": {},\n\"files\": [\n",
+      "\"sequence\": {},\n\"created\": {},\n\"last_good\": {},\n\"fingerprints\": {},\n\"files\": "
+      "[\n",
       kFormat, kCheckpointVersion, manifest.step, manifest.tokens, manifest.world,
-      manifest.sequence, manifest.created, json(manifest.fingerprints).dump());
+      manifest.sequence, manifest.created, manifest.last_good, json(manifest.fingerprints).dump());
   for (size_t i = 0; i < manifest.files.size(); ++i) {
     text += (i == 0 ? "" : ",\n") + format_manifest_file(manifest.files[i]);
   }
@@ -136,18 +165,23 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
       fail(ExitCode::kNoCheckpoint, "{}: not an sbtrain checkpoint", file);
     }
     const auto version = value.at("version").get<int64_t>();
-    if (version != kCheckpointVersion) {
-      fail(ExitCode::kNoCheckpoint, "{}: format version {}; this sbtrain reads version {}", file,
-           version, kCheckpointVersion);
+    if (version < 1 || version > kCheckpointVersion) {
+      fail(ExitCode::kNoCheckpoint, "{}: format version {}; this sbtrain reads versions 1 to {}",
+           file, version, kCheckpointVersion);
     }
     Manifest manifest;
+    manifest.version = version;
     manifest.step = value.at("step").get<int64_t>();
     manifest.tokens = value.at("tokens").get<int64_t>();
     manifest.world = value.at("world").get<int64_t>();
     manifest.sequence = value.at("sequence").get<int64_t>();
     manifest.created = value.at("created").get<int64_t>();
+    manifest.last_good = value.value("last_good", int64_t{-1});  // later than the other fields
+    check_counters(manifest, file);
     manifest.fingerprints = value.at("fingerprints").get<std::map<std::string, std::string>>();
-    for (const json& entry : value.at("files")) manifest.files.push_back(file_from(entry, file));
+    for (const json& entry : value.at("files")) {
+      manifest.files.push_back(file_from(entry, version, file));
+    }
     return manifest;
   } catch (const json::exception& e) {
     fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());

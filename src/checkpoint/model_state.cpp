@@ -25,51 +25,60 @@ bool on_host(const ShardedParams& params) {
   return params.stream().backend() != Backend::kCuda;
 }
 
-}  // namespace
+// Throws unless the checkpoint has the tensor in the model's shape.
+void check_fits(const CheckpointReader& checkpoint, const TensorShard& shard) {
+  const auto refuse = [&](const std::string& why) {
+    fail(ExitCode::kNoCheckpoint,
+         "{}: {}/{} {}; the checkpoint belongs to another model, see `sbtrain config show`",
+         checkpoint.folder().string(), tensor_kind_name(shard.kind), shard.name, why);
+  };
+  if (!checkpoint.has(shard.kind, shard.name)) refuse("is missing");
+  const std::vector<int64_t>& saved = checkpoint.shape(shard.kind, shard.name);
+  if (saved == shard.shape) return;
+  refuse(fmt::format("has shape [{}] where the model has [{}]", fmt::join(saved, ", "),
+                     fmt::join(shard.shape, ", ")));
+}
 
-void take_snapshot(ShardedParams& params, Snapshot& snapshot) {
-  const std::vector<TensorShard> shards = tensor_shards(params, /*with_moments=*/true);
-  if (on_host(params)) {
-    copy_tensors(shards, snapshot);
-    return;
-  }
-  snapshot.tensors.resize(shards.size());
+// Reads groups of shards with all threads, and uploads each group. A group is large enough to keep
+// the threads busy, and a small part of the host's memory.
+void load_through_host(const CheckpointReader& checkpoint, const std::vector<TensorShard>& shards,
+                       Stream& stream) {
+  constexpr int64_t kGroupElements = int64_t{1} << 27;  // 512 MiB
   std::vector<float> host;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    TensorShard shard = shards[i];
-    host.resize(static_cast<size_t>(shard.stored.numel()));
-    ops::run(params.stream(), ops::CopyToHost{.host = host.data(), .x = shard.stored});
-    shard.stored.data = host.data();
-    Snapshot one;
-    one.tensors.push_back(std::move(snapshot.tensors[i]));  // reuses its memory
-    copy_tensors(std::span(&shard, 1), one);
-    snapshot.tensors[i] = std::move(one.tensors.front());
+  for (size_t begin = 0; begin < shards.size();) {
+    size_t end = begin;
+    int64_t elements = 0;
+    for (; end < shards.size(); ++end) {
+      const int64_t more = shards[end].stored.numel();
+      if (end > begin && elements + more > kGroupElements) break;
+      elements += more;
+    }
+    host.assign(static_cast<size_t>(elements), 0.0f);  // zero where rows are padded
+    std::vector<TensorShard> group(shards.begin() + static_cast<int64_t>(begin),
+                                   shards.begin() + static_cast<int64_t>(end));
+    float* at = host.data();
+    for (TensorShard& shard : group) {
+      shard.stored = Tensor(at, DType::kF32, {shard.stored.numel()});
+      at += shard.stored.numel();
+    }
+    checkpoint.read(group);
+    for (size_t i = begin; i < end; ++i) {
+      upload(stream, shards[i].stored, group[i - begin].stored.f32());
+    }
+    begin = end;
   }
 }
 
+}  // namespace
+
 void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
+  const std::vector<TensorShard> shards = tensor_shards(params, with_moments);
+  for (const TensorShard& shard : shards) check_fits(checkpoint, shard);
   clear(params, with_moments);
-  std::vector<float> host;
-  for (const TensorShard& shard : tensor_shards(params, with_moments)) {
-    const auto refuse = [&](const std::string& why) {
-      fail(ExitCode::kNoCheckpoint,
-           "{}: {}/{} {}; the checkpoint belongs to another model, see `sbtrain config show`",
-           checkpoint.folder().string(), tensor_kind_name(shard.kind), shard.name, why);
-    };
-    if (!checkpoint.has(shard.kind, shard.name)) refuse("is missing");
-    if (checkpoint.shape(shard.kind, shard.name) != shard.shape) {
-      refuse(fmt::format("has shape [{}] where the model has [{}]",
-                         fmt::join(checkpoint.shape(shard.kind, shard.name), ", "),
-                         fmt::join(shard.shape, ", ")));
-    }
-    if (on_host(params)) {
-      checkpoint.read(shard.kind, shard.name, shard.begin, shard.end, shard.stored.f32(),
-                      shard.row_stride);
-      continue;
-    }
-    host.assign(static_cast<size_t>(shard.stored.numel()), 0.0f);
-    checkpoint.read(shard.kind, shard.name, shard.begin, shard.end, host.data(), shard.row_stride);
-    upload(params.stream(), shard.stored, host.data());
+  if (on_host(params)) {
+    checkpoint.read(shards);
+  } else {
+    load_through_host(checkpoint, shards, params.stream());
   }
   params.refresh();
 }

@@ -1,4 +1,4 @@
-// Moves sharded parameters into and out of checkpoints.
+// Moves sharded parameters out of checkpoints.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,6 @@
 #include "parallel/sharded_params.h"
 
 namespace sbtrain {
-
-// Copies this rank's ranges of all weights and moments to the host, and waits for the copies.
-void take_snapshot(ShardedParams& params, Snapshot& snapshot);
 
 // Fills this rank's ranges of all weights and, if with_moments is set, of AdamW's moments. Throws
 // ExitCode::kNoCheckpoint naming the first tensor that is missing or has another shape.

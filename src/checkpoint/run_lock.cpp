@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -30,7 +31,7 @@ std::string holder(int fd) {
 
 }  // namespace
 
-RunLock::RunLock(const fs::path& run) {
+RunLock::RunLock(const fs::path& run) : run_(fs::absolute(run)) {
   Storage().make_folders(run);
   const fs::path path = run / "lock";
   // Closed on exec, since a program started by this one must not keep the lock.
@@ -53,6 +54,22 @@ RunLock::RunLock(const fs::path& run) {
       ::pwrite(fd_.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
     spdlog::warn("cannot write {}: {}", path.string(), std::generic_category().message(errno));
   }
+}
+
+void RunLock::check() const {
+  struct stat held {};
+  struct stat there {};
+  const fs::path path = run_ / "lock";
+  if (::fstat(fd_.get(), &held) != 0) return;
+  if (::stat(path.c_str(), &there) == 0) {
+    if (held.st_dev == there.st_dev && held.st_ino == there.st_ino) return;
+  } else if (errno != ENOENT && errno != ENOTDIR) {
+    return;  // the file system does not answer now, which says nothing about the folder
+  }
+  fail(ExitCode::kStorage,
+       "{} is not the run folder any more: it was moved or removed during the run, which ends "
+       "here; its checkpoints are where the folder is now",
+       run_.string());
 }
 
 RunLock::~RunLock() {

@@ -18,7 +18,12 @@ class RunLock {
   RunLock(RunLock&&) noexcept = default;
   RunLock& operator=(RunLock&&) = delete;
 
+  // Throws ExitCode::kStorage if the folder is no longer at its path, because it was moved or
+  // removed: a second job could then lock another folder there. Cheap enough for every step.
+  void check() const;
+
  private:
+  std::filesystem::path run_;
   FileDescriptor fd_;
 };
 

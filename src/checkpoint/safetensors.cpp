@@ -198,52 +198,37 @@ SafetensorsWriter::SafetensorsWriter(const Storage& storage, const std::filesyst
                                      std::vector<SafetensorsEntry> tensors,
                                      const SafetensorsMetadata& metadata)
     : entries_(laid_out(std::move(tensors))), file_(storage.create(path)) {
-  const std::string header = header_text(entries_, metadata);
-  require(header.size() <= kMaxHeaderBytes, "{}: the header of {} bytes is too long", path.string(),
-          header.size());
-  const uint64_t length = header.size();
-  put(&length, sizeof(length));
-  put(header.data(), header.size());
-  close_full_tensors();
+  const std::string text = header_text(entries_, metadata);
+  require(text.size() <= kMaxHeaderBytes, "{}: the header of {} bytes is too long", path.string(),
+          text.size());
+  const uint64_t length = text.size();
+  std::string header(kLengthBytes, '\0');
+  std::memcpy(header.data(), &length, sizeof(length));
+  header += text;
+  data_offset_ = header.size();
+  data_bytes_ = entries_.empty() ? 0 : entries_.back().end;
+  for (size_t i = 0; i < entries_.size(); ++i) by_name_.emplace(entries_[i].name, i);
+  file_.reserve(data_offset_ + data_bytes_);
+  file_.write_at(0, header.data(), header.size());
+  header_sha256_ = sha256_hex(header);
 }
 
-void SafetensorsWriter::put(const void* data, uint64_t bytes) {
-  file_hash_.update(data, bytes);
-  file_.write(data, bytes);
-  result_.bytes += bytes;
-}
-
-void SafetensorsWriter::close_full_tensors() {
-  while (current_ < entries_.size() && written_ == entries_[current_].bytes()) {
-    result_.tensor_sha256.push_back(tensor_hash_.hex());
-    ++current_;
-    written_ = 0;
-  }
-}
-
-void SafetensorsWriter::write(std::string_view name, const void* data, uint64_t bytes) {
-  if (bytes == 0) return;
-  require(current_ < entries_.size() && entries_[current_].name == name &&
-              bytes <= entries_[current_].bytes() - written_,
-          "{}: tensor {} written out of order or beyond its end", file_.path().string(), name);
-  // Small enough that both hashes and the write find a piece in cache.
-  constexpr uint64_t kPiece = uint64_t{1} << 20;
-  const char* at = static_cast<const char*>(data);
-  for (uint64_t done = 0; done < bytes; done += kPiece) {
-    const uint64_t piece = std::min(kPiece, bytes - done);
-    tensor_hash_.update(at + done, piece);
-    put(at + done, piece);
-  }
+void SafetensorsWriter::write(std::string_view name, uint64_t offset, const void* data,
+                              uint64_t bytes) {
+  const auto found = by_name_.find(name);
+  const uint64_t size = found == by_name_.end() ? 0 : entries_[found->second].bytes();
+  require(found != by_name_.end() && offset <= size && bytes <= size - offset,
+          "{}: bytes [{}, +{}) of tensor {} are outside of it", file_.path().string(), offset,
+          bytes, name);
+  file_.write_at(data_offset_ + entries_[found->second].begin + offset, data, bytes);
   written_ += bytes;
-  close_full_tensors();
 }
 
 SafetensorsWriter::Result SafetensorsWriter::finish() {
-  require(current_ == entries_.size(), "{}: tensor {} is incomplete", file_.path().string(),
-          current_ < entries_.size() ? entries_[current_].name : "");
+  require(written_ == data_bytes_, "{}: {} of {} bytes were written", file_.path().string(),
+          written_.load(), data_bytes_);
   file_.finish();
-  result_.sha256 = file_hash_.hex();
-  return std::move(result_);
+  return {data_offset_ + data_bytes_, header_sha256_};
 }
 
 SafetensorsReader::SafetensorsReader(std::filesystem::path path) : path_(std::move(path)) {

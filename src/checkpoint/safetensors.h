@@ -7,6 +7,7 @@
 // ExitCode::kNoCheckpoint and name the file and the tensor.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -50,39 +51,35 @@ struct SafetensorsEntry {
 
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-// Writes a file from front to back, directly from the caller's memory.
+// Writes a file directly from the caller's memory.
 class SafetensorsWriter {
  public:
-  // Creates the file and writes its header. Tensors are laid out by element size, largest first
-  // (so that every tensor is aligned), otherwise in the order given.
+  // Creates the file, takes its disk space and writes its header. Tensors are laid out by element
+  // size, largest first (so that every tensor is aligned), otherwise in the order given.
   SafetensorsWriter(const Storage& storage, const std::filesystem::path& path,
                     std::vector<SafetensorsEntry> tensors, const SafetensorsMetadata& metadata);
 
-  // In file order; the data must be written in this order.
-  const std::vector<SafetensorsEntry>& entries() const { return entries_; }
+  const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in file order
 
-  // Appends bytes to tensor `name`; a tensor may be written in several pieces.
-  void write(std::string_view name, const void* data, uint64_t bytes);
+  // Writes bytes [offset, offset + bytes) of tensor `name`, each byte once, in any order and from
+  // any number of threads.
+  void write(std::string_view name, uint64_t offset, const void* data, uint64_t bytes);
 
   struct Result {
-    uint64_t bytes = 0;                      // file size
-    std::string sha256;                      // of the whole file
-    std::vector<std::string> tensor_sha256;  // of each tensor's data, in file order
+    uint64_t bytes = 0;         // file size
+    std::string header_sha256;  // of everything before the tensors' data
   };
-  // Flushes the file to disk and closes it. Throws when a tensor is incomplete.
+  // Flushes the file to disk and closes it. Throws when bytes are missing.
   Result finish();
 
  private:
-  void put(const void* data, uint64_t bytes);
-  void close_full_tensors();
-
   std::vector<SafetensorsEntry> entries_;
+  std::map<std::string, size_t, std::less<>> by_name_;
   OutputFile file_;
-  Sha256 file_hash_;
-  Sha256 tensor_hash_;
-  Result result_;
-  size_t current_ = 0;    // entry being written
-  uint64_t written_ = 0;  // bytes of that entry so far
+  uint64_t data_offset_ = 0;
+  uint64_t data_bytes_ = 0;
+  std::string header_sha256_;
+  std::atomic<uint64_t> written_ = 0;
 };
 
 // A checked header, and access to the data. It keeps no file open.

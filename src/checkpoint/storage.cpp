@@ -17,19 +17,22 @@ namespace sbtrain {
 namespace fs = std::filesystem;
 namespace {
 
-// One system call moves at most this much, so that a hash of the same bytes finds them in cache.
-constexpr size_t kChunk = size_t{4} << 20;
+// One system call moves at most this much.
+constexpr size_t kMaxWrite = size_t{64} << 20;
+// Small enough that the hash finds in cache what was read.
+constexpr size_t kHashed = size_t{1} << 20;
 
 [[noreturn]] void fail_storage(std::string_view operation, const fs::path& path, int error) {
   fail(ExitCode::kStorage, "cannot {} {}: {}", operation, path.string(),
        std::generic_category().message(error));
 }
 
-// close() is not retried: Linux frees the descriptor even when it reports an error.
+// Data, and what of the metadata is needed to find it. close() is not retried: Linux frees the
+// descriptor even when it reports an error.
 void sync_and_close(FileDescriptor& fd, const fs::path& path) {
   int result = 0;
   do {
-    result = ::fsync(fd.get());
+    result = ::fdatasync(fd.get());
   } while (result != 0 && errno == EINTR);
   if (result != 0) fail_storage("flush", path, errno);
   if (::close(fd.release()) != 0 && errno != EINTR) fail_storage("close", path, errno);
@@ -44,16 +47,33 @@ OutputFile::OutputFile(const Storage& storage, fs::path path)
   if (fd_.get() < 0) fail_storage("create", path_, errno);
 }
 
-void OutputFile::write(const void* data, size_t bytes) {
+void OutputFile::reserve(uint64_t bytes) {
+  if (bytes == 0) return;
+  storage_->before("reserve", path_);
+  int result = 0;
+  do {
+    result = ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  const bool unsupported = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
+  if (result != 0 && !unsupported) fail_storage("write", path_, errno);
+}
+
+void OutputFile::write_at(uint64_t offset, const void* data, size_t bytes) const {
   const char* at = static_cast<const char*>(data);
+  const uint64_t begin = offset;
   while (bytes > 0) {
     storage_->before("write", path_);
-    const ssize_t written = ::write(fd_.get(), at, std::min(bytes, kChunk));
+    const ssize_t written =
+        ::pwrite(fd_.get(), at, std::min(bytes, kMaxWrite), static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) fail_storage("write", path_, written == 0 ? ENOSPC : errno);
     at += written;
+    offset += static_cast<uint64_t>(written);
     bytes -= static_cast<size_t>(written);
   }
+  // A hint: finish() reports what fails on the way to the disk.
+  ::sync_file_range(fd_.get(), static_cast<off_t>(begin), static_cast<off_t>(offset - begin),
+                    SYNC_FILE_RANGE_WRITE);
 }
 
 void OutputFile::finish() {
@@ -62,7 +82,9 @@ void OutputFile::finish() {
 }
 
 int Storage::injected(std::string_view operation, const fs::path& path) const {
-  return hook_ ? hook_(operation, path) : 0;
+  if (!hook_) return 0;
+  const std::lock_guard lock(*hook_mutex_);
+  return hook_(operation, path);
 }
 
 void Storage::before(std::string_view operation, const fs::path& path) const {
@@ -145,7 +167,7 @@ void InputFile::read(uint64_t offset, void* out, uint64_t bytes) const {
 
 std::string InputFile::sha256(uint64_t offset, uint64_t bytes) const {
   Sha256 hash;
-  std::vector<char> chunk(std::min<uint64_t>(bytes, kChunk));
+  std::vector<char> chunk(std::min<uint64_t>(bytes, kHashed));
   while (bytes > 0) {
     const uint64_t part = std::min<uint64_t>(bytes, chunk.size());
     read(offset, chunk.data(), part);

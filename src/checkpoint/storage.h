@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,11 +21,16 @@ namespace sbtrain {
 
 class Storage;
 
-// A new file, written from front to back. Its content is guaranteed only after finish().
+// A new file. Its content is guaranteed only after finish().
 class OutputFile {
  public:
-  void write(const void* data, size_t bytes);
-  // fsync and close, after which the content survives a power failure.
+  // Takes the disk space of the first `bytes` bytes, so that a full disk is noticed before anything
+  // is written. File systems that cannot do this notice later.
+  void reserve(uint64_t bytes);
+  // Writes at `offset`. Several threads may write at the same time. The system begins to move the
+  // bytes to the disk at once, so that finish() has little left to wait for.
+  void write_at(uint64_t offset, const void* data, size_t bytes) const;
+  // Flushes to the disk and closes, after which the content survives a power failure.
   void finish();
   const std::filesystem::path& path() const { return path_; }
 
@@ -60,6 +66,8 @@ class Storage {
   int injected(std::string_view operation, const std::filesystem::path& path) const;
   void before(std::string_view operation, const std::filesystem::path& path) const;
   IoHook hook_;
+  // One call of the hook at a time, from whichever thread.
+  std::shared_ptr<std::mutex> hook_mutex_ = std::make_shared<std::mutex>();
 };
 
 // An existing regular file, read at any offset.

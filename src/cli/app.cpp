@@ -7,15 +7,15 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
-#include <new>
-#include <system_error>
 
 #include "cli/cli.h"
+#include "cli/failure.h"
 #include "config/keys.h"
 #include "config/values.h"
 #include "core/standard_streams.h"
 #include "core/version.h"
 #include "train/progress.h"
+#include "train/signals.h"
 
 namespace sbtrain {
 namespace {
@@ -134,13 +134,9 @@ ExitCode run(const std::vector<std::string>& arguments) {
     fail_usage(app, error);
   }
   require(action != nullptr, "the subcommand has no action");
+  // main() holds the signals that ask for a stop. Training takes them when it is ready to save.
+  if (!app.got_subcommand("train") && !app.got_subcommand("sweep")) release_stop_signals();
   return action();
-}
-
-int report(ExitCode code, const char* prefix, const std::string& message) {
-  std::fflush(stdout);
-  write_error(fmt::format("{}: {}\n", prefix, message));
-  return static_cast<int>(code);
 }
 
 // The result of a command is what it prints, so a command whose output was lost has failed.
@@ -148,23 +144,7 @@ int report_output(ExitCode code) {
   std::string reason;
   if (flush_output(reason)) return static_cast<int>(code);
   if (code != ExitCode::kDone) return static_cast<int>(code);
-  return report(ExitCode::kStorage, "error", "cannot write to standard output: " + reason);
-}
-
-// The C++ library throws these for lack of threads, fmt when standard output is broken.
-int report_system(const std::system_error& error) {
-  std::string reason;
-  if (!flush_output(reason)) {
-    return report(ExitCode::kStorage, "error", "cannot write to standard output: " + reason);
-  }
-  if (error.code() == std::errc::resource_unavailable_try_again ||
-      error.code() == std::errc::not_enough_memory) {
-    return report(ExitCode::kOutOfMemory, "error",
-                  fmt::format("cannot start a thread: {}; the limits on processes (ulimit -u) or "
-                              "memory (ulimit -v) are too low",
-                              error.code().message()));
-  }
-  return report(ExitCode::kInternal, "internal error", error.what());
+  return show_failure({ExitCode::kStorage, "cannot write to standard output: " + reason});
 }
 
 // After this call, a reader that has gone away or a file size limit makes a write fail; without it,
@@ -179,18 +159,8 @@ int guarded_run(const std::vector<std::string>& arguments) {
     spdlog::set_default_logger(std::make_shared<spdlog::logger>("", make_progress_sink()));
     ignore_write_signals();
     return report_output(run(arguments));
-  } catch (const Error& error) {
-    return report(error.code(), "error", error.what());
-  } catch (const std::bad_alloc&) {
-    return report(ExitCode::kOutOfMemory, "error",
-                  "out of memory: the machine, or a limit of this process (ulimit -v), has too "
-                  "little for this command");
-  } catch (const std::system_error& error) {
-    return report_system(error);
-  } catch (const std::exception& error) {
-    return report(ExitCode::kInternal, "internal error", error.what());
   } catch (...) {
-    return report(ExitCode::kInternal, "internal error", "unknown exception");
+    return show_failure(current_failure());
   }
 }
 

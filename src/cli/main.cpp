@@ -4,6 +4,7 @@
 
 #include "cli/cli.h"
 #include "core/standard_streams.h"
+#include "train/signals.h"
 
 namespace {
 
@@ -21,6 +22,7 @@ void shorten_spins(char** argv) {
 
 int main(int argc, char** argv) {
   sbtrain::open_standard_streams();
+  sbtrain::hold_stop_signals();
   shorten_spins(argv);
   return sbtrain::run_command_line({argv + 1, argv + argc});
 }

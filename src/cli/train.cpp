@@ -1,14 +1,28 @@
 // sbtrain train: a training run, or with --dry-run its plan.
+#include <spdlog/spdlog.h>
+
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <exception>
+#include <map>
 #include <memory>
 #include <new>
+#include <optional>
 
 #include "cli/backend.h"
 #include "cli/cli.h"
+#include "cli/job.h"
 #include "cli/range.h"
 #include "config/schema.h"
+#include "core/gpus.h"
+#include "core/version.h"
+#include "parallel/agreement.h"
+#include "parallel/supervisor.h"
 #include "train/plan.h"
+#include "train/rank_log.h"
+#include "train/signals.h"
 #include "train/trainer.h"
 
 namespace sbtrain {
@@ -21,22 +35,102 @@ struct TrainOptions {
   DryRunOptions estimate;
 };
 
-ExitCode run_train(const TrainOptions& options) {
+Config load_config(const TrainOptions& options) {
   ConfigOptions selected = options.config;
   if (!options.resume.empty()) selected.overrides.push_back("checkpoint.resume=" + options.resume);
-  const Config config = selected.load();
-  if (options.dry_run) {
-    fmt::print("{}", describe_run(config, planned_backend(config.device), options.estimate));
-    return ExitCode::kDone;
+  return selected.load();
+}
+
+// The arguments with which a rank finds the same configuration.
+std::vector<std::string> rank_arguments(const TrainOptions& options) {
+  std::vector<std::string> arguments = {"train"};
+  if (!options.config.path.empty()) arguments.push_back("--config=" + options.config.path);
+  for (const std::string& assignment : options.config.overrides) {
+    arguments.push_back("--set=" + assignment);
   }
-  const Backend backend = select_backend(config.device);
+  if (!options.resume.empty()) arguments.push_back("--resume=" + options.resume);
+  return arguments;
+}
+
+ExitCode train_with(const ResolvedConfig& resolved, Backend backend, const Job& job) {
   try {
-    return train({.config = config, .yaml = config_yaml(config), .fields = flatten(config)},
-                 backend);
+    return train(resolved, backend, job);
   } catch (const std::bad_alloc&) {
     fail(ExitCode::kOutOfMemory,
          "out of memory; a smaller train.micro_batch or train.recompute=full needs less");
   }
+}
+
+ResolvedConfig resolve(const Config& config) {
+  return {.config = config, .yaml = config_yaml(config), .fields = flatten(config)};
+}
+
+// What must be the same on all ranks.
+std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, Backend backend) {
+  std::map<std::string, std::string> fields = resolved.fields;
+  fields["(version)"] = version();
+  fields["(git revision)"] = git_revision();
+  fields["(backend)"] = backend_name(backend);
+  if (backend == Backend::kCuda) fields["(GPU)"] = gpu_name(chosen_gpu());
+  return fields;
+}
+
+ExitCode train_as_rank(const Config& config, const Job& job) {
+  ResolvedConfig resolved = resolve(config);
+  open_rank_log(config.run_dir(), job.launch.rank);
+  const Backend backend = select_backend(config.device);
+  if (backend == Backend::kCuda) {
+    check_gpus(config.train, job.launch);
+    choose_gpu_of(job.launch);
+  }
+  spdlog::info("rank {} of {}, started by {}", job.launch.rank, job.launch.world,
+               job.launch.launcher);
+  agree(*job.control, rank_fields(resolved, backend));
+  if (job.launch.rank > 0) resolved.config.metrics.progress = false;
+  return train_with(resolved, backend, job);
+}
+
+// A rank of a launcher. It joins the others even if it has no valid configuration, so that the
+// error is shown once and they do not wait.
+ExitCode run_rank(const TrainOptions& options, const Launch& launch) {
+  std::optional<Config> config;
+  std::exception_ptr problem;
+  Deadlines deadlines;
+  try {
+    config = load_config(options);
+    deadlines.progress = std::chrono::milliseconds(std::llround(1000 * config->train.timeout));
+  } catch (...) {
+    problem = std::current_exception();
+  }
+  const Job job{.launch = launch, .control = make_control(launch, deadlines)};
+  return run_in_job(*job.control, [&] {
+    if (problem) std::rethrow_exception(problem);
+    return train_as_rank(*config, job);
+  });
+}
+
+ExitCode run_train(const TrainOptions& options) {
+  if (options.dry_run) {
+    release_stop_signals();
+    const Config config = load_config(options);
+    fmt::print("{}", describe_run(config, planned_backend(config.device), options.estimate));
+    return ExitCode::kDone;
+  }
+  const Launch launch = find_launch(process_environment());
+  if (launch.world > 1) {
+    training_signals();  // takes those that arrive before the run can save
+    return run_rank(options, launch);
+  }
+  const Config config = load_config(options);
+  const Backend backend = select_backend(config.device);
+  if (!launch.launcher.empty()) {
+    check_gpus(config.train, launch);
+  } else if (const int ranks = ranks_to_start(config.train, backend); ranks > 1) {
+    release_stop_signals();  // the supervisor has handlers of its own
+    return supervise({.arguments = rank_arguments(options), .ranks = ranks});
+  }
+  training_signals();
+  return train_with(resolve(config), backend, Job{});
 }
 
 // What --dry-run plans a run of many GPUs with.
@@ -66,8 +160,9 @@ void add_train(CLI::App& app, Action& action) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model, or continue a run (the default)");
   command->add_option("--resume", options->resume,
-                      "auto: continue the run in its folder, the default; none: start over; or "
-                      "the path of a checkpoint (short for --checkpoint.resume)");
+                      "auto: continue the run in its folder, the default; last-good, or a step: go "
+                      "back to that checkpoint; none: start over; or the path of a checkpoint "
+                      "(short for --checkpoint.resume)");
   command->add_flag("--dry-run", options->dry_run,
                     "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
                     "stop; needs no GPU and no data");

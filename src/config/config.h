@@ -132,7 +132,11 @@ struct TrainConfig {
   double z_loss = 0.0;
   Recompute recompute = Recompute::kNone;
   bool deterministic = true;   // the same bits on every run, on the same type of device
-  int64_t max_bad_steps = 10;  // non-finite steps in a row before giving up
+  int64_t max_bad_steps = 10;  // skipped steps in a row before giving up
+  double spike_sigma = 0.0;    // skip losses beyond mean + this * deviation; 0: none
+  int64_t spike_window = 100;  // applied steps that mean and deviation cover
+  std::string gpus = "auto";   // ranks of this machine: auto, or how many
+  double timeout = 120;        // seconds without progress of a rank
   Sharding sharding = Sharding::kFull;
   ReduceType reduce_dtype = ReduceType::kFloat32;
   int64_t tokens_per_step() const { return batch * sequence_length; }
@@ -185,9 +189,9 @@ struct ValidationConfig {
 
 struct CheckpointConfig {
   Duration every{500};
-  int64_t keep = 3;             // newest checkpoints kept
+  int64_t keep = 3;             // newest checkpoints kept, beside the newest known to be good
   bool async = true;            // write in the background; training waits only for the copy
-  std::string resume = "auto";  // auto | none | path of a checkpoint
+  std::string resume = "auto";  // auto | none | last-good | a step | path of a checkpoint
   int64_t max_failures = 3;     // failed saves in a row before giving up
   std::vector<std::string> allow_changes;  // keys that may differ from the resumed run's
   bool operator==(const CheckpointConfig&) const = default;

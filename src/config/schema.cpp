@@ -58,7 +58,20 @@ void describe(Fields& f, TrainConfig& c) {
         "Every run gives the same bits on the same type of device. false lets softmax attention's "
         "backward pass on a GPU add up in any order, which is faster.");
   f.add("max_bad_steps", c.max_bad_steps, at_least(1),
-        "Steps in a row with a non-finite loss or gradient before the run gives up.");
+        "Skipped steps in a row, for a non-finite loss or gradient or a loss spike, before the run "
+        "gives up.");
+  f.add("spike_sigma", c.spike_sigma, at_least(0),
+        "A step whose loss is above the running mean by more than this many standard deviations is "
+        "skipped; 0: none is. 6 is cautious.");
+  f.add("spike_window", c.spike_window, between(2, 1000000000),
+        "Applied steps that the running mean and deviation of the loss cover. No spike is found in "
+        "the first this many steps of a stage.");
+  f.add("gpus", c.gpus,
+        "GPUs of this machine to train on, with one process each: auto, all that are visible; or "
+        "how many. Under a launcher (docs/distributed.md), the number of its ranks on a machine.");
+  f.add("timeout", c.timeout, between(1, 1e6),
+        "Seconds without progress after which the ranks of a job give up, and name the rank that "
+        "they wait for.");
   f.add(
       "sharding", c.sharding,
       "What is spread over the ranks. full: weights, gradients and moments, gathered for each use "
@@ -139,11 +152,15 @@ void describe(Fields& f, ValidationConfig& c) {
 
 void describe(Fields& f, CheckpointConfig& c) {
   f.add("every", c.every, between(0, kMaxCount), "Interval; 0: only at the end.");
-  f.add("keep", c.keep, between(1, 1000000), "Newest checkpoints kept.");
+  f.add("keep", c.keep, between(1, 1000000),
+        "Newest checkpoints kept. The newest one that is known to be good is kept as well.");
   f.add("async", c.async, "Write in the background; training waits for the copy alone.");
-  f.add("resume", c.resume,
-        "auto: from the newest good checkpoint in the run folder, if there is one; none; or the "
-        "path of a checkpoint.");
+  f.add(
+      "resume", c.resume,
+      "Where a start begins. auto: at the newest checkpoint in the run folder, if there is one; "
+      "last-good: at the newest one from which a step has been applied since; a step: at the run's "
+      "checkpoint of that step; none: anew; or the path of a checkpoint. The same command started "
+      "again continues what its first start began.");
   f.add("max_failures", c.max_failures, at_least(1),
         "Failed saves in a row before the run gives up.");
   f.add("allow_changes", c.allow_changes,

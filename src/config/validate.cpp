@@ -48,7 +48,7 @@ class Checker {
               in_quotes(name));
     }
     if (config_.checkpoint.resume.empty()) {
-      problem("checkpoint.resume", "is empty; use auto, none or the path of a checkpoint");
+      problem("checkpoint.resume", "is empty; use auto, none, last-good, a step or a path");
     }
   }
 
@@ -103,6 +103,11 @@ class Checker {
     }
     if (train.micro_batch > std::numeric_limits<int32_t>::max() / train.sequence_length) {
       problem("train.micro_batch", "micro_batch x sequence_length exceeds 2147483647 tokens");
+    }
+    int64_t gpus = 0;
+    if (train.gpus != "auto" && (!from_text(train.gpus, gpus) || gpus < 1 || gpus > 1024)) {
+      problem("train.gpus", "expected auto or a number from 1 to 1024, got {}",
+              in_quotes(train.gpus));
     }
   }
 

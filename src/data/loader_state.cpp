@@ -1,4 +1,7 @@
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 
 #include "core/error.h"
 #include "data/loader.h"
@@ -49,7 +52,48 @@ auto saver(nlohmann::json& j) {
 }
 
 auto reader(const nlohmann::json& j) {
-  return [&j](const char* key, auto& field) { j.at(key).get_to(field); };
+  return [&j](const char* key, auto& field) {
+    const nlohmann::json& value = j.at(key);
+    // Without this check, a number that does not fit would be converted to any value.
+    if (std::is_same_v<std::remove_reference_t<decltype(field)>, int64_t> &&
+        !value.is_number_integer()) {
+      fail(ExitCode::kData, "data state: {} is {}, not a whole number", key, value.dump());
+    }
+    value.get_to(field);
+  };
+}
+
+// Counters up to this one can be added without overflow.
+constexpr int64_t kMost = int64_t{1} << 53;
+
+void check_within(const char* key, int64_t value, int64_t lowest, int64_t highest = kMost) {
+  if (value >= lowest && value <= highest) return;
+  fail(ExitCode::kData, "data state: {} is {}, but lies between {} and {}", key, value, lowest,
+       highest);
+}
+
+// Refuses values that no loader writes. Cursors within an epoch are checked against the data when
+// they are used.
+void check_values(const LoaderState& s) {
+  check_within("sequence_length", s.sequence_length, 1, INT32_MAX);
+  check_within("batch", s.batch, 1, INT32_MAX);
+  check_within("micro_batch", s.micro_batch, 1, s.batch);
+  check_within("world", s.world, 1, s.batch);
+  check_within("stage", s.stage, 0);
+  check_within("step", s.step, 0);
+  const int64_t micros = s.batch / s.world / s.micro_batch;  // in a step
+  check_within("micro", s.micro, 0, std::max<int64_t>(micros - 1, 0));
+  for (const LoaderState::Source& source : s.sources) {
+    check_within("documents", source.documents, 0);
+    check_within("tokens", source.tokens, 0);
+    check_within("epoch", source.cursor.epoch, 0);
+    check_within("position", source.cursor.position, 0);
+    check_within("offset", source.cursor.offset, 0);
+    check_within("taken", source.taken, 0);
+    if (!(source.weight > 0) || !std::isfinite(source.weight)) {
+      fail(ExitCode::kData, "data state: weight is {}, but must be above 0", source.weight);
+    }
+  }
 }
 
 }  // namespace
@@ -82,6 +126,7 @@ LoaderState LoaderState::from_json(std::string_view json) {
   } catch (const nlohmann::json::exception& error) {
     fail(ExitCode::kData, "data state: {}", error.what());
   }
+  check_values(state);
   return state;
 }
 

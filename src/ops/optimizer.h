@@ -50,10 +50,22 @@ double sum(Stream& s, const Tensor& x);
 // counts the update if it is to be applied. The gradients are those of the sum of the losses;
 // kGradScale makes them those of the mean over the valid targets, whose norm is clipped. clip <= 0
 // does not clip.
+//
+// A step is skipped, kApply = 0, if its loss or squared norm is not finite, or if its loss x per
+// target is a spike. With the count n, mean m and variance v of the losses of applied steps and the
+// window N = spike_window, x is a spike if
+//   spike_sigma > 0,  n >= N  and  x > m + spike_sigma sqrt(v),
+// so that the first N applied steps are a warm-up without spikes. An applied step with valid
+// targets continues m and v by
+//   n' = n + 1,  a = 1 / min(n', N),  m' = m + a (x - m),  v' = (1 - a) (v + a (x - m)^2),
+// which are the plain mean and variance of the first N losses (Welford, Technometrics 4, 1962) and
+// an exponential window of N steps afterwards. Skipped losses do not count, so that a spike cannot
+// make the next one pass.
 struct FinishStep {
   static constexpr std::string_view kName = "finish_step";
   Tensor stats;  // f64 [kStepStats]
   double clip, beta1, beta2;
+  double spike_sigma = 0, spike_window = 1;  // window: at least 1
   void check() const { Check(kName).flat("stats", stats, kStepStats, DType::kF64); }
 };
 

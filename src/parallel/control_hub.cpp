@@ -86,7 +86,7 @@ void HubControl::wait_for_sockets() {
   };
   for (const Guest& guest : guests_) add(guest.connection);
   for (const Peer& peer : peers_) {
-    if (peer.connection) add(*peer.connection);
+    if (peer.talks()) add(*peer.connection);
   }
   ::poll(polled.data(), polled.size(), static_cast<int>(interval().count()));
 }
@@ -119,15 +119,21 @@ bool HubControl::greet(Guest& guest, const Message& first) {
   const Hello* hello = std::get_if<Hello>(&first);
   if (hello == nullptr || hello->magic != Hello{}.magic) return false;
   if (const std::optional<Refusal> refusal = objection(*hello)) {
-    spdlog::warn("refused {} (pid {} on {}), which wants to be rank {}: {}",
-                 peer_name(guest.connection.fd()), hello->pid, hello->host, hello->rank,
-                 refusal->reason);
+    log_refusal(guest, *hello, refusal->reason);
     guest.connection.send(*refusal);
     guest.leaving = true;
     return true;
   }
   welcome(guest, *hello);
   return false;
+}
+
+void HubControl::log_refusal(const Guest& guest, const Hello& hello, const std::string& reason) {
+  constexpr size_t kMostLogged = 100;
+  const std::string who = fmt::format("pid {} on {}, rank {}", hello.pid, hello.host, hello.rank);
+  if (refused_.size() >= kMostLogged || !refused_.insert(who).second) return;
+  spdlog::warn("refused a connection from {} ({}): {}", peer_name(guest.connection.fd()), who,
+               reason);
 }
 
 std::optional<Refusal> HubControl::objection(const Hello& hello) const {
@@ -183,12 +189,12 @@ void HubControl::start_if_complete() {
 void HubControl::read_peers() {
   for (int rank = 1; rank < world_; ++rank) {
     Peer& peer = peers_[rank];
-    if (!peer.connection) continue;
+    if (!peer.talks()) continue;
     std::vector<Message> messages;
     const bool open = peer.connection->receive(messages);
     if (!messages.empty()) peer.heard = now_;
     for (Message& message : messages) handle(rank, std::move(message));
-    if (!open && peer.connection) lose(rank);
+    if (!open && peer.talks()) lose(rank);
   }
 }
 
@@ -239,7 +245,7 @@ void HubControl::gather(int rank, Texts texts) {
   }
   const Message result = texts;
   for (const uint32_t member : texts.members) {
-    if (peers_[member].connection) peers_[member].connection->send(result);
+    if (peers_[member].talks()) peers_[member].connection->send(result);
   }
   if (texts.members.front() == 0) deliver(std::move(texts));
 }
@@ -270,7 +276,7 @@ void HubControl::watch_exchanges() {
 
 void HubControl::lose(int rank) {
   Peer& peer = peers_[rank];
-  peer.connection.reset();
+  peer.left = true;
   if (failed_ || ended()) return;
   fail_job(
       ExitCode::kCommunication,
@@ -331,7 +337,7 @@ void HubControl::send_beats() {
   next_beat_ = now_ + deadlines_.heartbeat;
   for (Peer& peer : peers_) {
     // A peer that does not read is not told more and more.
-    if (peer.connection && !peer.connection->has_output()) peer.connection->send(Beat{});
+    if (peer.talks() && !peer.connection->has_output()) peer.connection->send(Beat{});
   }
 }
 
@@ -343,29 +349,31 @@ void HubControl::flush() {
   }
   for (int rank = 1; rank < world_; ++rank) {
     Peer& peer = peers_[rank];
-    if (peer.connection && !peer.connection->flush()) lose(rank);
+    if (peer.talks() && !peer.connection->flush()) lose(rank);
   }
 }
 
 void HubControl::send_to_all(const Message& message) {
   for (Peer& peer : peers_) {
-    if (peer.connection) peer.connection->send(message);
+    if (peer.talks()) peer.connection->send(message);
   }
 }
 
-// Peers close their connections when they have read how the job ended. Closing earlier could make
-// the system discard what they have not read yet.
+// Peers say their last when they have read how the job ended; closing earlier could make the system
+// discard what they have not read yet. When the job has failed, they wait in turn until this rank
+// closes the connections, since it shows the message, and some launchers end all ranks as soon as
+// one has ended.
 void HubControl::close() {
   now_ = now();
   fail_job(ExitCode::kCommunication, "rank 0 has ended without saying why");
   listener_.reset();
-  const auto connected = [this](const Peer& p) { return p.connection && !unresponsive(p); };
+  const auto awaited = [this](const Peer& p) { return p.talks() && !unresponsive(p); };
   const auto deadline = std::chrono::steady_clock::now() + kFarewell;
-  while (!select(connected).empty() && std::chrono::steady_clock::now() < deadline) {
+  while (!select(awaited).empty() && std::chrono::steady_clock::now() < deadline) {
     flush();
     std::vector<pollfd> polled;
     for (const Peer& peer : peers_) {
-      if (!peer.connection) continue;
+      if (!peer.talks()) continue;
       const bool more = peer.connection->has_output();
       polled.push_back(
           {peer.connection->fd(), static_cast<short>(POLLIN | (more ? POLLOUT : 0)), 0});
@@ -373,6 +381,7 @@ void HubControl::close() {
     ::poll(polled.data(), polled.size(), static_cast<int>(interval().count()));
     read_peers();
   }
+  for (Peer& peer : peers_) peer.connection.reset();
 }
 
 // ---- Words -----------------------------------------------------------------------------------

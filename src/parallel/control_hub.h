@@ -2,6 +2,8 @@
 // watches their signs of life, and tells all of them of the first failure.
 #pragma once
 
+#include <set>
+
 #include "parallel/control_socket.h"
 #include "parallel/launch.h"
 #include "parallel/tcp_control.h"
@@ -28,6 +30,7 @@ class HubControl : public TcpControl {
   struct Peer {
     std::unique_ptr<Connection> connection;  // null: absent, gone, or rank 0 itself
     bool present = false;
+    bool left = false;  // has said its last; the connection stays open until this rank ends
     bool finished = false;
     std::string host;
     uint32_t pid = 0;
@@ -35,6 +38,7 @@ class HubControl : public TcpControl {
     Time progressed{0};
     Time allowed_until{0};
     Beat last;
+    bool talks() const { return connection && !left; }
   };
   // What the members of an exchange have sent, by their position; each is a queue, since a member
   // may start the next exchange of the topic before others have come to this one.
@@ -45,6 +49,7 @@ class HubControl : public TcpControl {
   void read_guests();
   bool greet(Guest& guest, const Message& first);
   std::optional<Refusal> objection(const Hello& hello) const;
+  void log_refusal(const Guest& guest, const Hello& hello, const std::string& reason);
   void welcome(Guest& guest, const Hello& hello);
   void read_peers();
   void handle(int rank, Message message);
@@ -75,6 +80,7 @@ class HubControl : public TcpControl {
   const std::string token_;
   FileDescriptor listener_;
   std::vector<Guest> guests_;
+  std::set<std::string> refused_;  // who has been, so that those who try again are logged once
   std::vector<Peer> peers_;
   std::map<std::pair<std::string, std::vector<uint32_t>>, Pending> pending_;
   Time now_{0};  // of this turn

@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kConnectPatience{5};
 // Rank 0 answers at once; what accepts a connection and says nothing is another program.
 constexpr std::chrono::seconds kGreetPatience{30};
+constexpr std::chrono::seconds kFarewell{5};
 constexpr size_t kMargin = size_t{1} << 20;  // for what a message holds besides the texts
 constexpr std::chrono::milliseconds kFirstPause{20};
 constexpr std::chrono::milliseconds kLongestPause{1000};
@@ -92,7 +93,7 @@ bool SpokeControl::greet(Clock::time_point deadline, std::string& problem) {
       heard_ = now();
       messages.erase(messages.begin());
       for (Message& message : messages) handle(std::move(message));
-      if (!open) lose("its connection has closed");
+      if (!open && !failed_) lose("its connection has closed");
       return true;
     }
     if (!open) {
@@ -114,6 +115,7 @@ void SpokeControl::turn() {
   tick();
   std::vector<Message> output = take_outbox();
   if (!connection_) return;
+  if (failed_) return await_end();
   for (const Message& message : output) connection_->send(message);
   if (now() >= next_beat_ && !connection_->has_output()) {
     next_beat_ = now() + deadlines_.heartbeat;
@@ -124,7 +126,7 @@ void SpokeControl::turn() {
   open = connection_->receive(messages) && open;
   if (!messages.empty()) heard_ = now();
   for (Message& message : messages) handle(std::move(message));
-  if (!connection_) return;
+  if (!connection_ || failed_) return;
   if (!open) return lose("its connection has closed");
   if (now() - heard_ > deadlines_.progress) {
     lose(fmt::format("no answer for {} s: stopped, or not to be reached",
@@ -132,8 +134,8 @@ void SpokeControl::turn() {
   }
 }
 
-// After the end or a failure there is nothing more to say, and rank 0 waits for the connections to
-// close.
+// After the end or a failure there is nothing more to say, and rank 0 waits until this rank says
+// so.
 void SpokeControl::handle(Message message) {
   if (std::holds_alternative<Start>(message)) {
     note_start();
@@ -143,9 +145,10 @@ void SpokeControl::handle(Message message) {
     note_end();
     connection_.reset();
   } else if (const Failure* failure = std::get_if<Failure>(&message)) {
+    failed_ = true;
     note_failure({.code = static_cast<ExitCode>(failure->code), .message = failure->message},
                  /*shows=*/false);
-    connection_.reset();
+    connection_->end_output();
   }
 }
 
@@ -160,9 +163,22 @@ void SpokeControl::lose(const std::string& why) {
                /*shows=*/rank_ == 1);
 }
 
+// Rank 0 closes the connection when it has shown the failure.
+void SpokeControl::await_end() {
+  std::vector<Message> ignored;
+  if (!connection_->receive(ignored)) connection_.reset();
+}
+
 // A rank that goes without finish() or report() is gone for the others as soon as its connection
-// closes.
+// closes. After a failure it goes when rank 0 has ended, unless that takes long: some launchers end
+// all ranks as soon as one has ended, and rank 0 has to show why.
 void SpokeControl::close() {
+  const Clock::time_point deadline = Clock::now() + kFarewell;
+  while (failed_ && connection_ && Clock::now() < deadline) {
+    pollfd ready{connection_->fd(), POLLIN, 0};
+    ::poll(&ready, 1, static_cast<int>(interval().count()));
+    await_end();
+  }
   if (connection_) connection_->flush();
   connection_.reset();
 }

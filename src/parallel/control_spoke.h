@@ -22,10 +22,12 @@ class SpokeControl : public TcpControl {
   bool greet(std::chrono::steady_clock::time_point deadline, std::string& problem);
   void handle(Message message);
   void lose(const std::string& why);
+  void await_end();
 
   const Launch launch_;
   const std::string root_;  // "node7:23456", for messages
   std::unique_ptr<Connection> connection_;
+  bool failed_ = false;  // the job; rank 0 has said so, and only its end is awaited
   Time heard_{0};
   Time next_beat_{0};
 };

@@ -208,6 +208,7 @@ std::vector<Metric> Metrics::Impl::values(const StepMetrics& s) {
                                 {metric::kTrainLr, s.lr},
                                 {metric::kTrainGradNorm, s.grad_norm},
                                 {metric::kTrainSkipped, static_cast<double>(s.skipped_steps)},
+                                {metric::kTrainSpikes, static_cast<double>(s.spike_steps)},
                                 {metric::kTrainStage, static_cast<double>(s.stage)}};
   const double seconds = last_seconds - recorded_seconds;
   if (seconds > 0.0 && s.step > recorded_step) {

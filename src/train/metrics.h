@@ -21,6 +21,7 @@ inline constexpr char kTrainLoss[] = "train/loss";              // nats per toke
 inline constexpr char kTrainLr[] = "train/lr";                  // learning rate of the step
 inline constexpr char kTrainGradNorm[] = "train/grad_norm";     // before clipping
 inline constexpr char kTrainSkipped[] = "train/skipped_steps";  // non-finite ones, so far
+inline constexpr char kTrainSpikes[] = "train/spike_steps";     // skipped as spikes, so far
 inline constexpr char kTrainStage[] = "train/stage";            // index in `stages`
 inline constexpr char kTrainTokensPerSecond[] = "train/tokens_per_second";  // since last record
 inline constexpr char kTrainMfu[] = "train/mfu";  // 0 to 1, if the device's peak is known
@@ -58,7 +59,8 @@ struct StepMetrics {
   double loss = 0.0;
   double lr = 0.0;
   double grad_norm = 0.0;
-  int64_t skipped_steps = 0;
+  int64_t skipped_steps = 0;  // so far, because they were not finite
+  int64_t spike_steps = 0;    // so far, skipped because of their loss
   int stage = 0;
 };
 

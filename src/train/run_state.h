@@ -16,16 +16,19 @@ struct RunState {
   int64_t step = 0;     // finished optimizer steps, skipped ones included
   int64_t updates = 0;  // applied updates: what AdamW's bias correction counts
   int64_t tokens = 0;   // of all finished steps
+  double lr = 0;        // of the last finished step
   Guard::State guard;
-  bool stopped = false;  // validation.stop_accuracy was reached: the run is complete
-  std::string loader;    // LoaderState as text
+  RunningLoss running;
+  bool validation_due = false;  // at this step, and interrupted or not begun
+  bool stopped = false;         // validation.stop_accuracy was reached: the run is complete
+  std::string loader;           // LoaderState as text
 };
 
 // The copy of data.tokenizer in a run's folder.
 inline constexpr const char* kRunTokenizer = "tokenizer.model";
 
 std::string format_run_state(const RunState& state);
-// Throws ExitCode::kNoCheckpoint naming `file`.
+// Throws ExitCode::kNoCheckpoint naming `file` and the field, for values that no run has as well.
 RunState parse_run_state(const std::string& text, const std::string& file);
 
 // The configuration keys that must not change when a run is resumed, with their values: those of

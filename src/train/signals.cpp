@@ -44,7 +44,22 @@ void handle(int number) {
   errno = saved_errno;
 }
 
+void change_mask(int how) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : kSignals) sigaddset(&set, number);
+  pthread_sigmask(how, &set, nullptr);
+}
+
 }  // namespace
+
+void hold_stop_signals() {
+  change_mask(SIG_BLOCK);
+}
+
+void release_stop_signals() {
+  change_mask(SIG_UNBLOCK);
+}
 
 StopSignals::StopSignals() {
   static_assert(kSignals.size() == kHandled);
@@ -57,11 +72,17 @@ StopSignals::StopSignals() {
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous_[i]);
+  release_stop_signals();
 }
 
 StopSignals::~StopSignals() {
   for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous_[i], nullptr);
   installed = false;
+}
+
+StopSignals& training_signals() {
+  static StopSignals& signals = *new StopSignals;
+  return signals;
 }
 
 int StopSignals::signal() const {

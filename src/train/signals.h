@@ -12,10 +12,17 @@
 
 namespace sbtrain {
 
-// Installs the handlers, and puts the earlier ones back when destroyed. The handlers only set
-// flags, so they may interrupt anything; system calls of other code are restarted. The flags belong
-// to the process, so there is at most one object at a time (a second throws ExitCode::kInternal).
-// Ranks of one run may be signalled at different steps, so they must agree on the flags first.
+// From hold_stop_signals() on, the signals above stay pending, until a StopSignals object takes
+// them or release_stop_signals() gives them their ordinary effect. The mask outlives an exec, so a
+// signal that arrives while the program starts is not lost.
+void hold_stop_signals();
+void release_stop_signals();
+
+// Installs the handlers, takes the signals that were held, and puts the earlier ones back when
+// destroyed. The handlers only set flags, so they may interrupt anything; system calls of other
+// code are restarted. The flags belong to the process, so there is at most one object at a time (a
+// second throws ExitCode::kInternal). Ranks of one run may be signalled at different steps, so they
+// must agree on the flags first.
 class StopSignals {
  public:
   StopSignals();
@@ -34,5 +41,9 @@ class StopSignals {
   static constexpr int kHandled = 4;
   std::array<struct sigaction, kHandled> previous_{};
 };
+
+// The signals of a process that trains, from the first call until the process ends: one that
+// arrives while a run begins or ends must not kill it either.
+StopSignals& training_signals();
 
 }  // namespace sbtrain

@@ -34,6 +34,10 @@ StepResult PendingStep::wait() {
       .loss = stats[ops::kLossSum] / targets,
       .grad_norm = std::sqrt(stats[ops::kSquaredNorm]) / targets,
       .updates = static_cast<int64_t>(stats[ops::kUpdates]),
+      .spike = stats[ops::kSpike] != 0,
+      .running = {.count = static_cast<int64_t>(stats[ops::kLossCount]),
+                  .mean = stats[ops::kLossMean],
+                  .variance = stats[ops::kLossVariance]},
       .requests = {.stop = stats[ops::kStopRequests] > 0, .save = stats[ops::kSaveRequests] > 0}};
 }
 
@@ -127,6 +131,13 @@ void TrainStep::set_updates(int64_t updates) {
            ops::CopyFromHost{.y = stats_.tensor().row_range(ops::kUpdates, 1), .host = &value});
 }
 
+void TrainStep::set_running_loss(const RunningLoss& running) {
+  static_assert(ops::kLossMean == ops::kLossCount + 1 && ops::kLossVariance == ops::kLossMean + 1);
+  const std::array values = {static_cast<double>(running.count), running.mean, running.variance};
+  ops::run(stream_, ops::CopyFromHost{.y = stats_.tensor().row_range(ops::kLossCount, 3),
+                                      .host = values.data()});
+}
+
 // Gradients are those of the sum of the losses, since the number of targets of all ranks is known
 // only after the reduction: FinishStep divides by it.
 void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {
@@ -139,13 +150,16 @@ void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch 
 }
 
 void TrainStep::apply(double lr) {
+  if (before_update_) stream_.wait(*before_update_);
   const ProgramScope scope(stream_.memory(), "update");
   params_.add_squared_gradient_norm(stats_.tensor().row_range(ops::kSquaredNorm, 1));
   mesh_.world().all_reduce(stream_, summed(stats_));
-  ops::run(
-      stream_,
-      ops::FinishStep{
-          .stats = stats_, .clip = config_.clip, .beta1 = config_.beta1, .beta2 = config_.beta2});
+  ops::run(stream_, ops::FinishStep{.stats = stats_,
+                                    .clip = config_.clip,
+                                    .beta1 = config_.beta1,
+                                    .beta2 = config_.beta2,
+                                    .spike_sigma = config_.spike_sigma,
+                                    .spike_window = static_cast<double>(config_.spike_window)});
   ops::AdamW adamw{.stats = stats_};
   adamw.lr = static_cast<float>(lr);
   adamw.beta1 = static_cast<float>(config_.beta1);

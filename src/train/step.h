@@ -11,6 +11,7 @@
 #include "ops/memory.h"
 #include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
+#include "train/guard.h"
 
 namespace sbtrain {
 
@@ -26,7 +27,9 @@ struct StepResult {
   double loss = 0;       // nats per valid target token, z-loss excluded
   double grad_norm = 0;  // global, before clipping
   int64_t updates = 0;   // applied so far
-  Requests requests{};   // of any rank
+  bool spike = false;    // skipped because of its loss, which is a spike against `running`
+  RunningLoss running{};
+  Requests requests{};  // of any rank
 };
 
 // A step that has been enqueued: the device may still be working on it.
@@ -67,9 +70,16 @@ class TrainStep {
 
   // Sets the number of updates applied so far, which AdamW's bias correction depends on.
   void set_updates(int64_t updates);
+  // Sets the running loss, which spikes are told by; without arguments it begins anew.
+  void set_running_loss(const RunningLoss& running = {});
+
+  // Every update waits for the last record of `event`, which must outlive the steps: whoever reads
+  // the state on another stream records it (checkpoint/snapshotter.h).
+  void set_before_update(const Event& event) { before_update_ = &event; }
 
   // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
-  // clipped to train.clip, then AdamW. A step whose loss or norm is not finite changes nothing.
+  // clipped to train.clip, then AdamW. A step whose loss or norm is not finite, or whose loss is a
+  // spike (train.spike_sigma), changes nothing but the result's numbers.
   // Loss, norm, the number of targets and the ranks' `requests` take one reduction. Returns before
   // the device has finished.
   PendingStep run(std::span<const PackedBatch> micro_batches, double lr, Requests requests = {});
@@ -92,6 +102,7 @@ class TrainStep {
   Stream& stream_;
   const Mesh& mesh_;
   ShardedParams params_;
+  const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;
   Buffer stats_, validation_sums_;  // f64: ops::StepStat; the values of ValidationSums

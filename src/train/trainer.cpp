@@ -4,16 +4,17 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
+#include "checkpoint/snapshotter.h"
 #include "core/device.h"
 #include "core/files.h"
 #include "core/version.h"
@@ -30,6 +31,7 @@
 #include "train/plan.h"
 #include "train/run_state.h"
 #include "train/signals.h"
+#include "train/start_order.h"
 #include "train/start_times.h"
 #include "train/step.h"
 
@@ -98,10 +100,14 @@ class Run {
  public:
   Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals);
   ExitCode train();
+  // A run that has failed by itself is not continued by the same order.
+  void forget_order() const {
+    if (leads()) order_.forget();
+  }
 
  private:
-  std::optional<CheckpointReader> choose_checkpoint();
   bool resume();
+  void check_rate(const std::string& checkpoint) const;
   void tune();
   void open_stage(int stage);
   void train_one_step();
@@ -109,9 +115,12 @@ class Run {
   Requests take_requests();
   void note(const Requests& requests);
   void validate();
-  ValidationSums validation_sums();
+  std::optional<ValidationSums> validation_sums();
   void save();
+  void save_when_due();
+  ExitCode finish();
   bool due(const Duration& every) const;
+  bool has_validation() const { return task_ || !held_out_.empty(); }
   bool finished() const { return state_.stopped || state_.step >= schedule_.total_steps(); }
 
   // With other ranks, what this one is asked for counts when it comes back from a reduction, so
@@ -139,11 +148,20 @@ class Run {
   std::unique_ptr<Loader> loader_;
   HeldOut held_out_;
   std::optional<Task> task_;
+  std::optional<Snapshotter> snapshotter_;
   std::optional<CheckpointWriter> writer_;
   std::optional<Metrics> metrics_;
   std::optional<Guard> guard_;
   int64_t saved_step_ = -1;
-  int64_t validated_step_ = -1;
+  // A checkpoint of this run that the next one continues.
+  struct Saved {
+    int64_t step = -1;
+    int64_t updates = 0;
+    int64_t last_good = -1;
+  };
+  Saved saved_;   // on disk
+  Saved saving_;  // by the writer, which may fail
+  StartOrder order_;
   Requests requests_;  // of any rank, not yet acted on
 
   // The step that the device may still be working on. Its result is read one step late, so that
@@ -214,15 +232,6 @@ HeldOutOptions held_out(const Config& config, const Communicator& communicator) 
           .world = communicator.world()};
 }
 
-// Ranks save beside training, so they talk under a topic of their own.
-RankGroup saving_ranks(Control& control) {
-  std::vector<int> all(control.world());
-  std::iota(all.begin(), all.end(), 0);
-  return {control.rank(), control.world(), [&control, all](std::string mine) {
-            return control.exchange("checkpoint", all, std::move(mine));
-          }};
-}
-
 std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) {
   if (control.rank() != 0) return std::nullopt;
   return RunLock(folder);
@@ -243,7 +252,8 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
       memory_(backend),
       stream_(with_plan(memory_, config_, model_, mesh_, start_)),
       step_(config_, model_, stream_, mesh_),
-      held_out_(held_out(config_, *communicator_)) {
+      held_out_(held_out(config_, *communicator_)),
+      order_(folder_, config_.checkpoint.resume, resolved.yaml) {
   start_.done("data");
   ops::check_after_waits(stream_, [this] { control_.check(); });
   if (config_.data.task.active()) {
@@ -257,13 +267,20 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   start_.done(resumed_ ? "checkpoint" : "weights");
   if (backend == Backend::kCuda) tune();
   start_.done("tuning");
-  if (leads() && !finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
+  if (leads() && !finished()) {
+    describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
+    order_.note();
+  }
+  if (!finished()) {
+    snapshotter_.emplace(step_.params());
+    step_.set_before_update(snapshotter_->copied());
+  }
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
                                             .keep = config_.checkpoint.keep,
                                             .max_failures = config_.checkpoint.max_failures,
                                             .async = config_.checkpoint.async,
-                                            .group = saving_ranks(control_)});
+                                            .group = make_rank_group(control_)});
   MetricsOptions metrics;
   metrics.run_dir = folder_.string();
   metrics.config = config_.metrics;
@@ -287,33 +304,54 @@ void Run::tune() {
   if (leads() && choices != known) replace_file(file, choices);
 }
 
-// Rank 0 chooses and verifies the checkpoint, the others read what it has chosen.
-std::optional<CheckpointReader> Run::choose_checkpoint() {
-  std::optional<CheckpointReader> chosen;
-  if (leads()) chosen = resume_checkpoint(folder_, config_.checkpoint.resume);
-  const std::string folder =
-      communicator_->broadcast(chosen ? chosen->folder().string() : std::string(), 0);
-  if (!leads() && !folder.empty()) chosen.emplace(folder, Verification::kHeaders);
-  return chosen;
+// The state of a checkpoint is verified while it is loaded, so that it is read once. One that turns
+// out to be damaged is replaced whole by the next older one.
+bool Run::resume() {
+  const std::string resume = communicator_->broadcast(leads() ? order_.resume() : "", 0);
+  const auto use = [&](const CheckpointReader& checkpoint) {
+    const Manifest& manifest = checkpoint.manifest();
+    const std::string name = checkpoint.folder().string();
+    check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
+                   config_.checkpoint.allow_changes, name);
+    state_ = parse_run_state(checkpoint.state_json(), name + "/state.json");
+    if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
+      fail(ExitCode::kNoCheckpoint,
+           "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
+           state_.step, state_.tokens, manifest.step, manifest.tokens);
+    }
+    load_params(checkpoint, step_.params(), /*with_moments=*/true);
+  };
+  const std::optional<CheckpointReader> checkpoint =
+      resume_checkpoint(folder_, resume, use, make_rank_group(control_));
+  if (!checkpoint) return false;
+  const Manifest& manifest = checkpoint->manifest();
+  const std::string name = checkpoint->folder().string();
+  step_.set_updates(state_.updates);
+  step_.set_running_loss(state_.running);
+  saved_step_ = state_.step;
+  std::error_code other;
+  if (fs::equivalent(checkpoint->folder().parent_path(), folder_ / "checkpoints", other)) {
+    saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
+  }
+  spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
+  if (manifest.world != control_.world()) {
+    spdlog::info("the checkpoint was saved by {} ranks, now there are {}: each takes its ranges",
+                 manifest.world, control_.world());
+  }
+  check_rate(name);
+  return true;
 }
 
-bool Run::resume() {
-  const std::optional<CheckpointReader> checkpoint = choose_checkpoint();
-  if (!checkpoint) return false;
-  const std::string name = checkpoint->folder().string();
-  check_identity(checkpoint->manifest().fingerprints, identity_fields(resolved_.fields),
-                 config_.checkpoint.allow_changes, name);
-  state_ = parse_run_state(checkpoint->state_json(), name + "/state.json");
-  load_params(*checkpoint, step_.params(), /*with_moments=*/true);
-  step_.set_updates(state_.updates);
-  saved_step_ = state_.step;
-  spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
-  const int64_t saved_world = checkpoint->manifest().world;
-  if (saved_world != control_.world()) {
-    spdlog::info("{} ranks saved it, {} continue; the data goes on in the same order", saved_world,
-                 control_.world());
-  }
-  return true;
+// A stage that has been made longer, or another train.lr, changes the rates of the steps that lie
+// behind as well, so the next one may be far from the last.
+void Run::check_rate(const std::string& checkpoint) const {
+  if (state_.step == 0 || state_.lr <= 0 || finished()) return;
+  const double now = schedule_.lr(state_.step - 1);
+  if (std::abs(now - state_.lr) <= 1e-9 * state_.lr) return;
+  spdlog::warn(
+      "{}: step {} had learning rate {:.3g}, where the present schedule has {:.3g}, since stages, "
+      "train.lr or train.batch have changed: the next step has {:.3g}",
+      checkpoint, state_.step, state_.lr, now, schedule_.lr(state_.step));
 }
 
 // Opens the loader of a stage, which continues each source where the stages before have stopped.
@@ -353,6 +391,8 @@ void Run::open_stage(int stage) {
 void Run::train_one_step() {
   const int stage = schedule_.stage(state_.step);
   if (stage != stage_) open_stage(stage);
+  // Another stage may have other data, whose losses are no spikes against those of the last one.
+  if (state_.step == schedule_.stage_begin(stage)) step_.set_running_loss();
   std::vector<PackedBatch> micro_batches;
   for (int64_t n = 0; n < loader_->micro_batches_per_step(); ++n) {
     micro_batches.push_back(loader_->next());
@@ -381,8 +421,11 @@ void Run::settle() {
   if (!enqueued_) return;
   const StepResult result = enqueued_->pending.wait();
   // A step that the guard does not accept has changed nothing on the device either.
-  guard_->accept(enqueued_->step, result.loss, result.grad_norm * result.grad_norm, enqueued_->lr);
+  guard_->accept(enqueued_->step, result.loss, result.grad_norm * result.grad_norm, enqueued_->lr,
+                 result.spike ? &result.running : nullptr);
   state_.updates = result.updates;
+  state_.running = result.running;
+  state_.lr = enqueued_->lr;
   state_.guard = guard_->state();
   note(result.requests);
   metrics_->train_step({.step = enqueued_->step,
@@ -390,13 +433,15 @@ void Run::settle() {
                         .lr = enqueued_->lr,
                         .grad_norm = result.grad_norm,
                         .skipped_steps = state_.guard.skipped,
+                        .spike_steps = state_.guard.spikes,
                         .stage = schedule_.stage(enqueued_->step - 1)});
   enqueued_.reset();
   start_.first_step();
 }
 
-// Sums over the held-out data of all ranks. Every rank evaluates as many batches as the others.
-ValidationSums Run::validation_sums() {
+// Sums over the held-out data of all ranks, each of which evaluates as many batches as the others.
+// Nothing if a rank is asked to stop meanwhile.
+std::optional<ValidationSums> Run::validation_sums() {
   const int64_t world = communicator_->world();
   const int64_t micro_batch = config_.train.micro_batch;
   const int64_t batches =
@@ -406,7 +451,12 @@ ValidationSums Run::validation_sums() {
     const PackedBatch batch =
         task_ ? held_out_batch(*task_, micro_batch, i * world + communicator_->rank())
               : held_out_.batch(i);
-    const ValidationSums sums = step_.evaluate(batch, task_ ? 0 : held_out_.bytes(batch));
+    const ValidationSums sums =
+        step_.evaluate(batch, task_ ? 0 : held_out_.bytes(batch), signals_.stop_requested());
+    if (sums.stop) {
+      note({.stop = true});
+      return std::nullopt;
+    }
     all.loss += sums.loss;
     all.hits += sums.hits;
     all.targets += sums.targets;
@@ -415,17 +465,20 @@ ValidationSums Run::validation_sums() {
   return all;
 }
 
+// A validation that a stop prevents or cuts off stays due, and is what the next start begins with.
 void Run::validate() {
-  if ((!task_ && held_out_.empty()) || validated_step_ == state_.step) return;
+  if (!state_.validation_due || requests_.stop) return;
   settle();
   const MetricsPause pause(*metrics_);
-  const ValidationSums sums = validation_sums();
-  ValidationMetrics result{.loss = sums.loss / sums.targets,
-                           .tokens = static_cast<int64_t>(sums.targets),
-                           .bytes = static_cast<int64_t>(sums.bytes)};
-  if (task_) result.accuracy = sums.hits / sums.targets;
+  const std::optional<ValidationSums> sums = validation_sums();
+  if (!sums) return;
+  ValidationMetrics result{.loss = sums->loss / sums->targets,
+                           .tokens = static_cast<int64_t>(sums->targets),
+                           .bytes = static_cast<int64_t>(sums->bytes)};
+  if (task_) result.accuracy = sums->hits / sums->targets;
   metrics_->validation(state_.step, result);
-  validated_step_ = state_.step;
+  state_.validation_due = false;
+  saved_step_ = -1;  // a checkpoint of this step still calls the validation due
   const double enough = config_.validation.stop_accuracy;
   if (enough > 0 && result.accuracy >= enough && !finished()) {
     spdlog::info("step {}: accuracy {:.4f}, so the run ends here (validation.stop_accuracy {})",
@@ -434,7 +487,7 @@ void Run::validate() {
   }
 }
 
-// Training waits only for the copy of the state; the writer does the rest.
+// Training goes on while the state is copied; only the next update waits for that.
 void Run::save() {
   settle();
   requests_.save = false;
@@ -442,7 +495,14 @@ void Run::save() {
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
   Snapshot snapshot = writer_->take_buffers();
-  take_snapshot(step_.params(), snapshot);
+  if (writer_->last().saved && writer_->last().step == saving_.step) saved_ = saving_;
+  // Applied steps since the last checkpoint began from its weights and had finite gradients.
+  const bool proven = saved_.step >= 0 && state_.updates > saved_.updates;
+  saving_ = {.step = state_.step,
+             .updates = state_.updates,
+             .last_good = proven ? saved_.step : saved_.last_good};
+  snapshot.last_good = saving_.last_good;
+  snapshotter_->begin(snapshot);
   snapshot.step = state_.step;
   snapshot.tokens = state_.tokens;
   snapshot.state_json = format_run_state(state_);
@@ -453,33 +513,59 @@ void Run::save() {
   saved_step_ = state_.step;
 }
 
+// While steps are being skipped, the newest weights are in doubt, and a save waits for a step that
+// is applied to them.
+void Run::save_when_due() {
+  if (due(config_.checkpoint.every)) requests_.save = true;
+  if (!requests_.save) return;
+  settle();
+  if (state_.guard.in_a_row == 0) save();
+}
+
 bool Run::due(const Duration& every) const {
   const int64_t steps = every.steps(config_.train.tokens_per_step());
   return steps > 0 && state_.step % steps == 0;
 }
 
 ExitCode Run::train() {
-  if (finished()) {
+  if (finished() && !state_.validation_due) {
     spdlog::info("{} is complete: {} steps. Give it a longer stage, or another --out, to train on.",
                  folder_.string(), state_.step);
     return ExitCode::kDone;
   }
-  if (!resumed_) validate();
-  start_.done("validation");
+  if (!resumed_) state_.validation_due = has_validation();
   if (alone()) note(take_requests());
+  validate();
+  start_.done("validation");
   while (!finished() && !requests_.stop) {
     train_one_step();
+    if (lock_) lock_->check();
     writer_->poll();
-    if (due(config_.validation.every)) validate();
-    if (requests_.save || due(config_.checkpoint.every)) save();
+    const bool last = state_.step == schedule_.total_steps();
+    state_.validation_due = has_validation() && (last || due(config_.validation.every));
+    validate();
+    save_when_due();
   }
-  if (finished()) validate();
+  return finish();
+}
+
+// Saves what the run ends with.
+ExitCode Run::finish() {
+  settle();
+  if (finished() && !state_.stopped && state_.guard.not_finite()) {
+    fail(ExitCode::kDiverged,
+         "the last {} of {} steps were skipped because their losses or gradients were not finite; "
+         "nothing shows the final weights to be good, and they are not saved; {}",
+         state_.guard.in_a_row, state_.step, kAfterDivergence);
+  }
   save();
-  if (!writer_->wait() && saved_step_ == state_.step) {
+  if (!writer_->wait() && writer_->last().step == state_.step) {
     fail(ExitCode::kStorage, "the last checkpoint could not be saved: {}", writer_->last().error);
   }
-  control_.finish();
-  if (finished()) return ExitCode::kDone;
+  if (finished() && !state_.validation_due) {
+    if (leads()) order_.forget();
+    return ExitCode::kDone;
+  }
   spdlog::info("stopped by {} after step {}, saved; the same command continues",
                signals_.stop_requested() ? fmt::format("signal {}", signals_.signal())
                                          : "a signal to another rank",
@@ -490,10 +576,13 @@ ExitCode Run::train() {
 }  // namespace
 
 ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job) {
-  // Handlers stay until the process ends: a signal that arrives while the run begins or ends must
-  // not kill it.
-  static StopSignals& signals = *new StopSignals;
-  return Run(resolved, backend, job, signals).train();
+  Run run(resolved, backend, job, training_signals());
+  try {
+    return run.train();
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::kDiverged) run.forget_order();
+    throw;
+  }
 }
 
 }  // namespace sbtrain

@@ -31,12 +31,6 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return text;
 }
 
-// FAULT_PROGRAM in the environment names another program to test, such as that of a release.
-std::string program() {
-  const char* other = std::getenv("FAULT_PROGRAM");
-  return other == nullptr ? SBTRAIN_PROGRAM : other;
-}
-
 void must(const std::vector<std::string>& arguments, const fs::path& log) {
   std::vector<std::string> command = {program()};
   command.insert(command.end(), arguments.begin(), arguments.end());
@@ -45,6 +39,11 @@ void must(const std::vector<std::string>& arguments, const fs::path& log) {
 }
 
 }  // namespace
+
+std::string program() {
+  const char* other = std::getenv("FAULT_PROGRAM");
+  return other == nullptr ? SBTRAIN_PROGRAM : other;
+}
 
 int rounds(int few) {
   const char* text = std::getenv("FAULT_ROUNDS");

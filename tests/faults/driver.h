@@ -23,6 +23,10 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+// The program to test. FAULT_PROGRAM in the environment names another one, such as that of a
+// release.
+std::string program();
+
 // The number of random faults to try: `few` times FAULT_ROUNDS (1 unless set).
 int rounds(int few);
 

@@ -103,6 +103,36 @@ TEST_F(Optimizer, FinishStepIsThatOfTheCpu) {
   }
 }
 
+TEST_F(Optimizer, SpikesAreThoseOfTheCpu) {
+  const OnGpu stats(gpu(), kF64, {ops::kStepStats});
+  Values expected(ops::kStepStats, 0.0);
+  set(gpu(), stats, expected);
+  for (const double loss : {4.0, 9.0, 3.5, 3.0, 5.0, 20.0, 4.5, std::nan(""), 30.0, 2.0, 11.0}) {
+    Values values = stats.values();
+    for (Values* v : {&values, &expected}) {
+      (*v)[ops::kLossSum] = loss * 64;
+      (*v)[ops::kSquaredNorm] = 1;
+      (*v)[ops::kValidTargets] = 64;
+    }
+    set(gpu(), stats, values);
+    ops::FinishStep op{.stats = stats, .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95};
+    op.spike_sigma = 2;
+    op.spike_window = 5;
+    ops::run(gpu(), op);
+    op.stats = Tensor(expected.data(), kF64, {ops::kStepStats});
+    ops::run(cpu, op);
+    values = stats.values();
+    for (const int i : {ops::kApply, ops::kSpike, ops::kUpdates, ops::kLossCount}) {
+      EXPECT_EQ(values[i], expected[i]) << loss;
+    }
+    for (const int i : {ops::kLossMean, ops::kLossVariance}) {
+      EXPECT_NEAR(values[i], expected[i], 1e-13) << loss;
+    }
+  }
+  EXPECT_GE(expected[ops::kUpdates], 5);
+  EXPECT_LT(expected[ops::kUpdates], 10);  // some were skipped
+}
+
 struct Update {
   Owned w, m, v;
 };

@@ -45,7 +45,7 @@ void write_tensors(const std::filesystem::path& path, const std::vector<NamedTen
   SafetensorsWriter writer(storage, path, entries, {});
   for (const SafetensorsEntry& entry : writer.entries()) {
     for (const NamedTensor& t : tensors) {
-      if (t.name == entry.name) writer.write(t.name, t.values.data(), t.values.size() * 4);
+      if (t.name == entry.name) writer.write(t.name, 0, t.values.data(), t.values.size() * 4);
     }
   }
   writer.finish();

@@ -54,9 +54,23 @@ void run(Cpu, Stream& /*s*/, const AddSum& op, const Buffer& /*scratch*/) {
 void run(Cpu, Stream& /*s*/, const FinishStep& op) {
   double* x = op.stats.f64();
   const double targets = std::max(x[kValidTargets], 1.0);
+  const double loss = x[kLossSum] / targets;
   const double norm = std::sqrt(x[kSquaredNorm]) / targets;
-  x[kApply] = std::isfinite(x[kLossSum]) && std::isfinite(norm) ? 1 : 0;
+  const bool finite = std::isfinite(loss) && std::isfinite(norm);
+  const bool warm = op.spike_sigma > 0 && x[kLossCount] >= op.spike_window;
+  const double bound = x[kLossMean] + op.spike_sigma * std::sqrt(x[kLossVariance]);
+  const bool spike = finite && warm && loss > bound;
+  const bool apply = finite && !spike;
+  x[kApply] = apply ? 1 : 0;
+  x[kSpike] = spike ? 1 : 0;
   x[kUpdates] += x[kApply];
+  if (apply && x[kValidTargets] > 0) {
+    x[kLossCount] += 1;
+    const double share = 1 / std::min(x[kLossCount], op.spike_window);
+    const double distance = loss - x[kLossMean];
+    x[kLossMean] += share * distance;
+    x[kLossVariance] = (1 - share) * (x[kLossVariance] + share * distance * distance);
+  }
   x[kGradScale] = (op.clip > 0 && norm > op.clip ? op.clip / norm : 1) / targets;
   x[kBias1] = 1 - std::pow(op.beta1, x[kUpdates]);
   x[kBias2] = 1 - std::pow(op.beta2, x[kUpdates]);

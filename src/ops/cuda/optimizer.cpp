@@ -49,9 +49,12 @@ void run(Cuda, Stream& s, const AddSquaredNorm& op, const Buffer& scratch) {
 }
 
 void run(Cuda, Stream& s, const FinishStep& op) {
-  kernels::finish_step(
-      cuda_stream(s),
-      {.stats = arg(op.stats), .beta1 = op.beta1, .beta2 = op.beta2, .clip = op.clip});
+  kernels::finish_step(cuda_stream(s), {.stats = arg(op.stats),
+                                        .beta1 = op.beta1,
+                                        .beta2 = op.beta2,
+                                        .clip = op.clip,
+                                        .spike_sigma = op.spike_sigma,
+                                        .spike_window = op.spike_window});
 }
 
 // A launch takes a limited number of ranges with decay, and ends where the last of them ends.

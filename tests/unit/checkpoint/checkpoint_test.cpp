@@ -6,8 +6,9 @@
 #include <filesystem>
 #include <random>
 
+#include "checkpoint/stored_runs.h"
 #include "fixtures.h"
-#include "parallel/communicator.h"
+#include "parallel/control.h"
 
 namespace sbtrain {
 namespace {
@@ -80,29 +81,33 @@ TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
     const int64_t count = last / kCols * kStride + last % kCols - at + (end > begin);
     const Tensor stored(storage.data() + at, DType::kF32, {count});
     const TensorShard shard{{TensorKind::kModel, "w", {kRows, kCols}, begin, end}, stored, kStride};
-    Snapshot snapshot = test_snapshot(1);
-    copy_tensors(std::span(&shard, 1), snapshot);
-    ASSERT_EQ(snapshot.tensors.size(), 1U);
-    for (int64_t i = begin; i < end; ++i) {
-      EXPECT_EQ(snapshot.tensors[0].values[i - begin], static_cast<float>(i));
-    }
+    int64_t next = begin;
+    for_each_stored_run(shard, begin, end, [&](int64_t logical, int64_t at_stored, int64_t n) {
+      EXPECT_EQ(logical, next - begin);
+      for (int64_t i = 0; i < n; ++i) EXPECT_EQ(stored.f32()[at_stored + i], next + i);
+      next += n;
+    });
+    EXPECT_EQ(next, end);
   }
   const Tensor all(storage.data(), DType::kF32, {kRows * kStride});
   const TensorShard whole{{TensorKind::kModel, "w", {kRows, kCols}, 0, 30}, all, kStride};
   Snapshot snapshot;
-  copy_tensors(std::span(&whole, 1), snapshot);
-  const float* before = snapshot.tensors[0].values.data();
-  copy_tensors(std::span(&whole, 1), snapshot);
-  EXPECT_EQ(snapshot.tensors[0].values.data(), before) << "buffers are reused";
+  snapshot.tensors = {whole};
 
   TemporaryFolder run;
   const CheckpointReader reader(
       save_checkpoint(Storage(), run.path(), snapshot, RankGroup{}, 1).folder);
   std::vector<float> back(kRows * kStride, -1.0F);
-  reader.read(TensorKind::kModel, "w", 0, 30, back.data(), kStride);
+  const auto read = [&](int64_t begin, int64_t end, float* to, int64_t count) {
+    const TensorShard shard{{TensorKind::kModel, "w", {kRows, kCols}, begin, end},
+                            Tensor(to, DType::kF32, {count}),
+                            kStride};
+    reader.read(std::span(&shard, 1));
+  };
+  read(0, 30, back.data(), kRows * kStride);
   EXPECT_EQ(back, storage);
   std::vector<float> part(kRows * kStride, -1.0F);
-  reader.read(TensorKind::kModel, "w", 7, 22, part.data() + kStride + 2, kStride);
+  read(7, 22, part.data() + kStride + 2, 3 * kStride);
   for (int64_t i = 7; i < 22; ++i) {
     EXPECT_EQ(part[i / kCols * kStride + i % kCols], static_cast<float>(i));
   }
@@ -121,7 +126,7 @@ TEST(Checkpoint, AnyWorldReadsAnyWorld) {
     ASSERT_TRUE(reader);
     EXPECT_EQ(reader->manifest().step, step);
     for (int rank = 0; rank < world; ++rank) {
-      for (const SnapshotTensor& tensor : test_snapshot(step, rank, world).tensors) {
+      for (const TestShard& tensor : test_shards(step, rank, world)) {
         std::vector<float> values(tensor.values.size());
         reader->read(tensor.kind, tensor.name, tensor.begin, tensor.end, values.data());
         EXPECT_TRUE(same_bits(values, tensor.values)) << tensor.name;
@@ -138,34 +143,12 @@ TEST(Checkpoint, AnyWorldReadsAnyWorld) {
   }
 }
 
-// Rank 1 of 3, whose peers contribute their rank.
-class FakeCommunicator : public Communicator {
- public:
-  int rank() const override { return 1; }
-  int world() const override { return 3; }
-  void sum(std::span<double>) override {}
-  std::string broadcast(std::string value, int root) override {
-    return root == rank() ? value : fmt::format("rank {}", root);
-  }
-  std::vector<std::string> all_gather(std::string value) override {
-    return {"rank 0", std::move(value), "rank 2"};
-  }
-  void barrier() override {}
-  std::unique_ptr<Communicator> split(int) override { return nullptr; }
-
- protected:
-  void run_all_gather(Stream&, const Tensor&, const Tensor&) override {}
-  void run_reduce_scatter(Stream&, const Tensor&, const Tensor&) override {}
-  void run_all_reduce(Stream&, const Tensor&) override {}
-  void run_broadcast(Stream&, const Tensor&, int) override {}
-};
-
-TEST(Checkpoint, CommunicatorMakesAGroup) {
-  FakeCommunicator communicator;
-  const RankGroup group = make_rank_group(communicator);
-  EXPECT_EQ(group.rank, 1);
-  EXPECT_EQ(group.world, 3);
-  EXPECT_EQ(group.exchange("mine"), (std::vector<std::string>{"rank 0", "mine", "rank 2"}));
+TEST(Checkpoint, AJobOfOneIsAGroup) {
+  const std::unique_ptr<Control> control = make_single_control();
+  const RankGroup group = make_rank_group(*control);
+  EXPECT_EQ(group.rank, 0);
+  EXPECT_EQ(group.world, 1);
+  EXPECT_EQ(group.exchange("mine"), std::vector<std::string>{"mine"});
 }
 
 TEST(Checkpoint, AFailingRankFailsAll) {
@@ -195,6 +178,75 @@ TEST(Checkpoint, RetentionKeepsTheNewest) {
   save_step(run.path(), 6, 0);  // never fewer than one
   EXPECT_EQ(folder_names(run.path() / "checkpoints"),
             (std::vector<std::string>{"latest", "step-00000006"}));
+}
+
+fs::path save_knowing(const fs::path& run, int64_t step, int64_t last_good, int64_t keep) {
+  Snapshot snapshot = test_snapshot(step);
+  snapshot.last_good = last_good;
+  return save_checkpoint(Storage(), run, snapshot, RankGroup{}, keep).folder;
+}
+
+// However many newer ones there are, since those of a run that diverges are all bad.
+TEST(Checkpoint, TheOneKnownToBeGoodIsKept) {
+  TemporaryFolder run;
+  save_knowing(run.path(), 1, -1, 1);
+  error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), "last-good"); });
+  save_knowing(run.path(), 2, 1, 1);
+  for (int64_t step = 3; step <= 5; ++step) save_knowing(run.path(), step, 2, 1);
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000002", "step-00000005"}));
+  EXPECT_EQ(resume_checkpoint(run.path(), "auto")->manifest().step, 5);
+  EXPECT_EQ(resume_checkpoint(run.path(), "last-good")->manifest().step, 2);
+  save_knowing(run.path(), 6, 5, 1);
+  EXPECT_EQ(folder_names(run.path() / "checkpoints"),
+            (std::vector<std::string>{"latest", "step-00000005", "step-00000006"}));
+  EXPECT_EQ(resume_checkpoint(run.path(), "last-good")->manifest().step, 5);
+}
+
+// A manifest with such a number would make every newer checkpoint look older, and be removed.
+TEST(Checkpoint, CountersThatNoSaveReachesAreRefused) {
+  TemporaryFolder run;
+  const fs::path folder = save_step(run.path(), 1);
+  const Manifest good = read_manifest(folder);
+  const auto refused = [&](const char* key, auto&& change) {
+    Manifest manifest = good;
+    change(manifest);
+    rewrite(folder / "manifest.json", format_manifest(manifest));
+    const std::string message = error_of(ExitCode::kNoCheckpoint, [&] { read_manifest(folder); });
+    EXPECT_NE(message.find(key), std::string::npos) << message;
+  };
+  refused("sequence", [](Manifest& m) { m.sequence = INT64_MAX; });
+  refused("sequence", [](Manifest& m) { m.sequence = -1; });
+  refused("step", [](Manifest& m) { m.step = -1; });
+  refused("tokens", [](Manifest& m) { m.tokens = -1; });
+  refused("world", [](Manifest& m) { m.world = 0; });
+  refused("last_good", [](Manifest& m) { m.last_good = 2; });
+  // The largest number that is accepted can be followed.
+  Manifest last = good;
+  last.sequence = kMaxSequence;
+  rewrite(folder / "manifest.json", format_manifest(last));
+  for (const int64_t step : {2, 3}) {
+    save_step(run.path(), step, 1);
+    EXPECT_EQ(open_newest(run.path())->manifest().step, step);
+  }
+}
+
+// A folder that was moved is not made again, where another job could begin with the same path.
+TEST(Checkpoint, AMissingRunFolderIsNotMade) {
+  TemporaryFolder folder;
+  const std::string message = error_of(ExitCode::kStorage, [&] { save_step(folder / "run", 1); });
+  EXPECT_NE(message.find("gone"), std::string::npos) << message;
+  EXPECT_FALSE(fs::exists(folder / "run"));
+}
+
+TEST(Checkpoint, NewestAfterASave) {
+  TemporaryFolder run;
+  EXPECT_EQ(last_sequence(run.path()), 0);
+  EXPECT_FALSE(open_newest_after(run.path(), 0));
+  for (const int64_t step : {5, 9, 2}) save_step(run.path(), step);
+  EXPECT_EQ(last_sequence(run.path()), 3);
+  EXPECT_EQ(open_newest_after(run.path(), 2)->manifest().step, 2);
+  EXPECT_FALSE(open_newest_after(run.path(), 3));
 }
 
 // The removal of a folder takes many steps, so the folder must be renamed first.
@@ -288,6 +340,8 @@ TEST(Checkpoint, ResumeChoices) {
   EXPECT_EQ(resume_checkpoint(run.path(), one.string())->manifest().step, 1);
   EXPECT_EQ(resume_checkpoint(run.path(), one.string() + "/")->manifest().step, 1);
   EXPECT_EQ(resume_checkpoint(run.path(), run.path().string())->manifest().step, 2);
+  EXPECT_EQ(resume_checkpoint(run.path(), "1")->manifest().step, 1);
+  error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), "3"); });
   rewrite(one / "manifest.json", "");
   const std::string message =
       error_of(ExitCode::kNoCheckpoint, [&] { resume_checkpoint(run.path(), one.string()); });
@@ -310,7 +364,8 @@ TEST(Checkpoint, MissingAndDoubledRangesAreRefused) {
     TemporaryFolder run;
     run_ranks(2, [&](const RankGroup& group) {
       Snapshot snapshot = test_snapshot(1, group.rank, 2);
-      SnapshotTensor& tensor = snapshot.tensors[0];
+      std::vector<TestShard> shards = test_shards(1, group.rank, 2);
+      TestShard& tensor = shards[0];
       if (group.rank == 1 && doubled) {
         tensor.begin -= 1;
         tensor.values.insert(tensor.values.begin(), 0.0F);
@@ -318,6 +373,7 @@ TEST(Checkpoint, MissingAndDoubledRangesAreRefused) {
         tensor.begin += 1;
         tensor.values.erase(tensor.values.begin());
       }
+      set_tensors(snapshot, std::move(shards));
       save_checkpoint(Storage(), run.path(), snapshot, group, 1);
     });
     const std::string message = error_of(ExitCode::kNoCheckpoint, [&] { open_newest(run.path()); });
@@ -444,7 +500,8 @@ TEST_F(Damage, OtherFormatsAreRefused) {
     const std::string text = body + ",\n\"sha256\": \"" + sha256_hex(body) + "\"\n}\n";
     return error_of(ExitCode::kNoCheckpoint, [&] { parse_manifest(text, "manifest.json"); });
   };
-  EXPECT_NE(refusal("\"version\": 1", "\"version\": 2").find("version 2"), std::string::npos);
+  EXPECT_NE(refusal("\"version\": 2", "\"version\": 3").find("version 3"), std::string::npos);
+  EXPECT_NE(refusal("\"version\": 2", "\"version\": 0").find("version 0"), std::string::npos);
   EXPECT_NE(refusal("sbtrain checkpoint", "other").find("not an sbtrain"), std::string::npos);
   EXPECT_NE(refusal("\"step\": 200", "\"stop\": 200").find("step"), std::string::npos);
   EXPECT_NE(refusal("\"state.json\"", "\"../state.json\"").find("file name"), std::string::npos);

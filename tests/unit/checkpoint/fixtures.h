@@ -54,19 +54,41 @@ inline std::vector<float> test_values(int64_t step, TensorKind kind, const Named
 
 inline constexpr TensorKind kKinds[] = {TensorKind::kModel, TensorKind::kAdamM, TensorKind::kAdamV};
 
-inline Snapshot test_snapshot(int64_t step, int rank = 0, int world = 1) {
-  Snapshot snapshot;
-  snapshot.step = step;
-  snapshot.tokens = step * 1024;
+// A range with the values that it has in a snapshot.
+struct TestShard : TensorRange {
+  std::vector<float> values;
+};
+
+inline std::vector<TestShard> test_shards(int64_t step, int rank = 0, int world = 1) {
+  std::vector<TestShard> shards;
   for (const TensorKind kind : kKinds) {
     for (const NamedShape& tensor : test_tensors()) {
       const int64_t numel = checked_numel(tensor.shape);
       const int64_t begin = numel * rank / world;
       const int64_t end = numel * (rank + 1) / world;
-      snapshot.tensors.push_back({{kind, tensor.name, tensor.shape, begin, end},
-                                  test_values(step, kind, tensor, begin, end)});
+      shards.push_back({{kind, tensor.name, tensor.shape, begin, end},
+                        test_values(step, kind, tensor, begin, end)});
     }
   }
+  return shards;
+}
+
+// Makes the snapshot own the shards and hold them.
+inline void set_tensors(Snapshot& snapshot, std::vector<TestShard> shards) {
+  const auto memory = std::make_shared<std::vector<TestShard>>(std::move(shards));
+  snapshot.tensors.clear();
+  for (TestShard& shard : *memory) {
+    const auto count = static_cast<int64_t>(shard.values.size());
+    snapshot.tensors.push_back({shard, Tensor(shard.values.data(), DType::kF32, {count}), 0});
+  }
+  snapshot.memory = memory;
+}
+
+inline Snapshot test_snapshot(int64_t step, int rank = 0, int world = 1) {
+  Snapshot snapshot;
+  snapshot.step = step;
+  snapshot.tokens = step * 1024;
+  set_tensors(snapshot, test_shards(step, rank, world));
   snapshot.state_json = fmt::format(R"({{"step": {}, "note": "kept as it is"}})", step);
   snapshot.config_yaml = "name: test\n";
   snapshot.fingerprints = {{"config", "c0ffee"}, {"data", "beef"}};
@@ -98,7 +120,7 @@ inline void expect_content(const CheckpointReader& reader, int64_t step) {
   EXPECT_EQ(reader.state_json(), expected.state_json);
   EXPECT_EQ(reader.config_yaml(), expected.config_yaml);
   EXPECT_EQ(reader.manifest().fingerprints, expected.fingerprints);
-  for (const SnapshotTensor& tensor : expected.tensors) {
+  for (const TestShard& tensor : test_shards(step)) {
     ASSERT_TRUE(reader.has(tensor.kind, tensor.name)) << tensor.name;
     EXPECT_EQ(reader.shape(tensor.kind, tensor.name), tensor.shape);
     std::vector<float> values(tensor.values.size());

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "checkpoint/snapshotter.h"
 #include "fixtures.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
@@ -25,8 +26,9 @@ TEST(ModelState, PaddingIsZeroAfterLoading) {
   test::CpuStream saved_cpu;
   ShardedParams saved(model.registry(), saved_cpu, mesh, /*with_training=*/true);
   saved.initialize(3);
+  Snapshotter snapshotter(saved);
   Snapshot snapshot;
-  take_snapshot(saved, snapshot);
+  snapshotter.begin(snapshot);
   snapshot.state_json = "{}";
   const test::TemporaryFolder run;
   const CheckpointReader checkpoint(

@@ -12,6 +12,7 @@ namespace sbtrain {
 namespace {
 
 using namespace sbtrain::test;  // NOLINT
+namespace fs = std::filesystem;
 
 TEST(RunLock, SecondJobIsRefusedByName) {
   TemporaryFolder folder;
@@ -49,6 +50,22 @@ TEST(RunLock, AKilledHolderLeavesNoLock) {
   close(pipe_ends[0]);
   close(pipe_ends[1]);
   const RunLock lock(folder.path());
+}
+
+TEST(RunLock, NoticesThatTheFolderIsGone) {
+  TemporaryFolder folder;
+  for (const bool replaced : {false, true}) {
+    const RunLock lock(folder / "run");
+    lock.check();
+    fs::rename(folder / "run", folder / "moved");
+    if (replaced) const RunLock second(folder / "run");
+    const std::string message = error_of(ExitCode::kStorage, [&] { lock.check(); });
+    EXPECT_NE(message.find((folder / "run").string()), std::string::npos) << message;
+    EXPECT_EQ(fs::exists(folder / "run"), replaced);
+    fs::remove_all(folder / "run");
+    fs::rename(folder / "moved", folder / "run");
+    lock.check();  // it is back
+  }
 }
 
 }  // namespace

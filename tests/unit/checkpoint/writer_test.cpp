@@ -156,8 +156,9 @@ TEST(CheckpointWriter, RealWriteErrors) {
   TemporaryFolder run;
   save_step(run.path(), 1);
   Snapshot big = test_snapshot(2);
-  big.tensors.push_back(
-      {{TensorKind::kModel, "big", {100000}, 0, 100000}, std::vector<float>(100000)});
+  std::vector<TestShard> shards = test_shards(2);
+  shards.push_back({{TensorKind::kModel, "big", {100000}, 0, 100000}, std::vector<float>(100000)});
+  set_tensors(big, std::move(shards));
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit limit{};
   getrlimit(RLIMIT_FSIZE, &limit);

@@ -326,6 +326,40 @@ TEST_F(LoaderTest, StateSurvivesJsonAndBadJsonIsRefused) {
   }
 }
 
+// Values that no loader writes would be used as indices, or overflow.
+TEST_F(LoaderTest, CountersOutOfRangeAreRefusedByName) {
+  Loader loader(options());
+  loader.next();
+  const LoaderState good = loader.state();
+  const auto refused = [&](const std::string& key, auto&& change) {
+    LoaderState state = good;
+    change(state);
+    const auto error = thrown_by([&] { LoaderState::from_json(state.to_json()); });
+    EXPECT_EQ(error.code, ExitCode::kData) << key;
+    EXPECT_NE(error.message.find(key + " is "), std::string::npos) << error.message;
+  };
+  constexpr int64_t kHuge = INT64_MAX;
+  for (const int64_t bad : {int64_t{-1}, kHuge}) {
+    refused("micro", [&](LoaderState& s) { s.micro = bad; });
+    refused("step", [&](LoaderState& s) { s.step = bad; });
+    refused("stage", [&](LoaderState& s) { s.stage = bad; });
+    refused("batch", [&](LoaderState& s) { s.batch = bad; });
+    refused("micro_batch", [&](LoaderState& s) { s.micro_batch = bad; });
+    refused("world", [&](LoaderState& s) { s.world = bad; });
+    refused("sequence_length", [&](LoaderState& s) { s.sequence_length = bad; });
+    refused("epoch", [&](LoaderState& s) { s.sources[0].cursor.epoch = bad; });
+    refused("position", [&](LoaderState& s) { s.sources[0].cursor.position = bad; });
+    refused("offset", [&](LoaderState& s) { s.sources[0].cursor.offset = bad; });
+    refused("taken", [&](LoaderState& s) { s.sources[0].taken = bad; });
+  }
+  refused("weight", [](LoaderState& s) { s.sources[0].weight = 0; });
+  std::string text = good.to_json();
+  const std::string step = "\"step\":" + std::to_string(good.step);
+  ASSERT_NE(text.find(step), std::string::npos) << text;
+  text.replace(text.find(step), step.size(), "\"step\":1e30");
+  EXPECT_EQ(thrown_by([&] { LoaderState::from_json(text); }).code, ExitCode::kData);
+}
+
 TEST_F(LoaderTest, Validation) {
   const Documents documents = numbered_documents({40, 0, 3, 77, 1, 32, 64, 31, 33, 10});
   const std::string path = *folder_ / "validation.h5";

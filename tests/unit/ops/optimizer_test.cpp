@@ -201,5 +201,52 @@ TEST(FinishStep, ClipsCountsAndSkips) {
   }
 }
 
+// Against the plain formulas of mean and variance in the warm-up, and the recurrence afterwards.
+TEST(FinishStep, SkipsSpikesOfTheLoss) {
+  CpuStream s;
+  Stats stats;
+  constexpr double kTargets = 8;
+  constexpr int kWindow = 5;
+  ops::FinishStep op{.stats = stats.tensor, .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95};
+  op.spike_sigma = 3;
+  op.spike_window = kWindow;
+  const auto finish = [&](double loss) {
+    stats.values[ops::kLossSum] = loss * kTargets;
+    stats.values[ops::kSquaredNorm] = 1;
+    stats.values[ops::kValidTargets] = kTargets;
+    ops::run(s, op);
+    EXPECT_EQ(stats.values[ops::kApply], std::isfinite(loss) ? 1 - stats.values[ops::kSpike] : 0);
+    return stats.values[ops::kSpike] == 1;
+  };
+  double mean = 0;
+  double variance = 0;
+  std::vector<double> losses = {4.0, 9.0, 3.5, 3.0, 5.0};  // the second is no spike in the warm-up
+  for (const double loss : losses) EXPECT_FALSE(finish(loss));
+  for (const double loss : losses) mean += loss / kWindow;
+  for (const double loss : losses) variance += (loss - mean) * (loss - mean) / kWindow;
+  EXPECT_EQ(stats.values[ops::kLossCount], kWindow);
+  EXPECT_NEAR(stats.values[ops::kLossMean], mean, 1e-14);
+  EXPECT_NEAR(stats.values[ops::kLossVariance], variance, 1e-14);
+  for (const double deviations : {2.9, -20.0, 2.9, 0.0}) {
+    // Beyond the bound: skipped, however often, and not counted.
+    const std::array<double, ops::kStepStats> before = stats.values;
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(finish(mean + 3.1 * std::sqrt(variance)));
+      for (const int kept : {ops::kUpdates, ops::kLossCount, ops::kLossMean, ops::kLossVariance}) {
+        EXPECT_EQ(stats.values[kept], before[kept]);
+      }
+    }
+    const double loss = mean + deviations * std::sqrt(variance);
+    EXPECT_FALSE(finish(loss));
+    variance = (1 - 1.0 / kWindow) * (variance + (loss - mean) * (loss - mean) / kWindow);
+    mean += (loss - mean) / kWindow;
+    EXPECT_NEAR(stats.values[ops::kLossMean], mean, 1e-13);
+    EXPECT_NEAR(stats.values[ops::kLossVariance], variance, 1e-13);
+  }
+  EXPECT_FALSE(finish(std::nan("")));  // bad, but not a spike
+  op.spike_sigma = 0;
+  EXPECT_FALSE(finish(1e9));
+}
+
 }  // namespace
 }  // namespace sbtrain

@@ -54,11 +54,34 @@ TEST(Guard, GivesUpAtTheLimitAndSaysWhatToDo) {
     EXPECT_EQ(error.code(), ExitCode::kDiverged);
     const std::string message = error.what();
     for (const char* part : {"step 102: loss nan, gradient norm 2 at lr 0.005", "3 bad steps",
-                             "last finite step was 99 with loss 2.5000 at lr 0.004", "train.lr",
+                             "last applied step was 99 with loss 2.5000 at lr 0.004", "train.lr",
                              "--checkpoint.resume"}) {
       EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
     }
   }
+}
+
+TEST(Guard, SpikesCountApartButEndTheRunAlike) {
+  const RunningLoss running{.count = 100, .mean = 3.25, .variance = 0.0625};
+  Guard guard(3);
+  EXPECT_FALSE(guard.accept(1, 9.0, 1.0, 1e-3, &running));
+  EXPECT_EQ(guard.state(), (GuardState{.in_a_row = 1, .spikes = 1, .spike = true}));
+  EXPECT_FALSE(guard.state().not_finite());
+  EXPECT_FALSE(guard.accept(2, kNan, 1.0, 1e-3, &running));
+  EXPECT_EQ(guard.state(), (GuardState{.skipped = 1, .in_a_row = 2, .spikes = 1}));
+  EXPECT_TRUE(guard.state().not_finite());
+  try {
+    guard.accept(3, 9.0, 1.0, 1e-3, &running);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kDiverged);
+    const std::string message = error.what();
+    EXPECT_NE(message.find("spike (running mean 3.2500, standard deviation 0.2500)"),
+              std::string::npos)
+        << message;
+    EXPECT_NE(message.find("last-good"), std::string::npos) << message;
+  }
+  EXPECT_TRUE(Guard(3, guard.state()).accept(4, 3.0, 1.0, 1e-3));
 }
 
 TEST(Guard, AResumedRunGivesUpAtTheSameStep) {

@@ -72,6 +72,16 @@ TEST(StopSignals, RestoresEarlierHandlers) {
   std::signal(SIGTERM, before);
 }
 
+// Signals that arrive while the program starts, before anything handles them.
+TEST(StopSignals, HeldSignalsAreTaken) {
+  hold_stop_signals();
+  raise(SIGTERM);
+  raise(SIGUSR2);
+  StopSignals signals;
+  EXPECT_EQ(signals.signal(), SIGTERM);
+  EXPECT_TRUE(signals.save_requested());
+}
+
 TEST(StopSignals, OneAtATime) {
   {
     StopSignals signals;

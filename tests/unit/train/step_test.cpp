@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "parallel/communicator.h"
 #include "support/tensors.h"
@@ -45,8 +46,9 @@ void append(PackedBatch& batch, int32_t stride, uint64_t index) {
 // A model whose weights are initialised with a fixed seed.
 struct Model {
   explicit Model(int64_t micro_batch, bool planned = false,
-                 std::unique_ptr<Communicator> ranks = make_single_process())
-      : config(small_config(micro_batch)),
+                 std::unique_ptr<Communicator> ranks = make_single_process(),
+                 std::optional<Config> other = {})
+      : config(other.value_or(small_config(micro_batch))),
         memory(Backend::kCpu),
         stream(memory),
         transformer(config.model),
@@ -145,6 +147,34 @@ TEST(TrainStep, OneReductionHasLossNormTargetsAndRequests) {
       EXPECT_FALSE(save.stop);
       EXPECT_EQ(save.save, other || mine);
     }
+  }
+}
+
+// A step that is skipped as a spike leaves the weights as they are, and set_running_loss makes
+// another step object decide as this one would.
+TEST(TrainStep, SpikesAreSkippedAndTheirStateCanBeSet) {
+  PackedBatch batch;
+  append(batch, 2, 1);
+  Config config = small_config(1);
+  config.train.spike_sigma = 2;
+  config.train.spike_window = 4;
+  Model model(1, /*planned=*/false, make_single_process(), config);
+  StepResult result;
+  for (int i = 0; i < 4; ++i) result = model.step.run({&batch, 1}, 1e-3).wait();
+  EXPECT_FALSE(result.spike);
+  EXPECT_EQ(result.running.count, 4);
+  Model other(1, /*planned=*/false, make_single_process(), config);
+  const RunningLoss low{.count = 4, .mean = 0.5, .variance = 0.01};
+  for (Model* each : {&model, &other}) {
+    each->step.set_running_loss(low);
+    const double before = each->step.evaluate(batch).loss;
+    const StepResult skipped = each->step.run({&batch, 1}, 1e-3).wait();
+    EXPECT_TRUE(skipped.spike);
+    EXPECT_EQ(skipped.running, low);
+    EXPECT_EQ(each->step.evaluate(batch).loss, before);
+    each->step.set_running_loss();
+    EXPECT_FALSE(each->step.run({&batch, 1}, 1e-3).wait().spike);
+    EXPECT_NE(each->step.evaluate(batch).loss, before);
   }
 }
 

@@ -1,0 +1,93 @@
+#include "checkpoint/snapshotter.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/device.h"
+#include "core/error.h"
+#include "ops/copy_to_host.h"
+#include "parallel/param_shards.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr size_t kAlignment = 256;  // bytes, as on the device
+
+double gibibytes(size_t bytes) {
+  return static_cast<double>(bytes) / (1 << 30);
+}
+
+// Copies x to `offset` of the memory, in parts that do not cross its pieces.
+void start_copy(Stream& s, const PinnedMemory& memory, size_t offset, const Tensor& x) {
+  const size_t element = dtype_size(x.dtype);
+  for (int64_t at = 0; at < x.numel();) {
+    const size_t begin = offset + static_cast<size_t>(at) * element;
+    const size_t left = PinnedMemory::kPiece - begin % PinnedMemory::kPiece;
+    const int64_t count = std::min(x.numel() - at, static_cast<int64_t>(left / element));
+    ops::run(s, ops::StartCopyToHost{.host = memory.data() + begin, .x = x.row_range(at, count)});
+    at += count;
+  }
+}
+
+}  // namespace
+
+Snapshotter::Snapshotter(ShardedParams& params)
+    : params_(params),
+      stream_(params.stream().memory(), "snapshot"),
+      copied_(std::make_shared<Event>()),
+      device_(current_device(params.stream().backend())) {
+  for (const TensorShard& shard : tensor_shards(params, /*with_moments=*/true)) {
+    offsets_.push_back(bytes_);
+    bytes_ += (shard.stored.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  const DeviceMemory host = device_memory(Backend::kCpu);
+  if (host.total > 0 && bytes_ > host.free) {
+    fail(ExitCode::kOutOfMemory,
+         "out of memory: checkpoints are written from a copy of weights and moments, which needs "
+         "{:.2f} GiB of the host's memory; {:.2f} of {:.2f} GiB are free",
+         gibibytes(bytes_), gibibytes(host.free), gibibytes(host.total));
+  }
+  if (params.stream().backend() != Backend::kCuda) return;
+  spdlog::info("saving takes {:.2f} GiB of the host's memory, page-locked", gibibytes(bytes_));
+  coming_ = std::async(std::launch::async, [this] { return make_memory(); });
+}
+
+Snapshotter::~Snapshotter() {
+  if (coming_.valid()) coming_.wait();
+  try {
+    copied_->synchronize();
+  } catch (const std::exception& e) {
+    spdlog::error("{}", e.what());
+  }
+}
+
+std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
+  auto memory = std::make_shared<PinnedMemory>(params_.stream().backend(), device_, bytes_);
+  if (!memory->refused().empty()) {
+    spdlog::warn(
+        "the system refused to lock {:.2f} GiB of the host's memory ({}): training waits while a "
+        "checkpoint is copied. Raise the limit of locked memory (ulimit -l)",
+        gibibytes(bytes_), memory->refused());
+  }
+  return memory;
+}
+
+void Snapshotter::begin(Snapshot& snapshot) {
+  if (coming_.valid()) memory_ = coming_.get();
+  if (!memory_) memory_ = make_memory();
+  snapshot.tensors = tensor_shards(params_, /*with_moments=*/true);
+  params_.stream().record(ready_);
+  stream_.wait(ready_);
+  for (size_t i = 0; i < snapshot.tensors.size(); ++i) {
+    Tensor& stored = snapshot.tensors[i].stored;
+    start_copy(stream_, *memory_, offsets_[i], stored);
+    stored.data = memory_->data() + offsets_[i];
+  }
+  stream_.record(*copied_);
+  snapshot.memory = memory_;
+  snapshot.wait = [copied = copied_] { copied->synchronize(); };
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,61 @@
+#include "core/pinned_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#if SBTRAIN_HAS_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+#include "core/device.h"
+#include "core/error.h"
+
+namespace sbtrain {
+
+PinnedMemory::PinnedMemory(Backend backend, int device, size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    fail(ExitCode::kOutOfMemory,
+         "out of memory: the copy of weights and moments that checkpoints are written from needs "
+         "{:.2f} GiB of the host's memory",
+         static_cast<double>(bytes) / (1 << 30));
+  }
+  data_ = static_cast<std::byte*>(data);
+  ::madvise(data, bytes, MADV_HUGEPAGE);  // only a hint: fewer and larger pages are locked sooner
+  if (backend == Backend::kCuda) pin(device);
+}
+
+void PinnedMemory::pin([[maybe_unused]] int device) {
+#if SBTRAIN_HAS_CUDA
+  cudaError_t error = cudaSetDevice(device);
+  for (size_t at = 0; at < bytes_ && error == cudaSuccess; at += kPiece) {
+    const size_t bytes = std::min(kPiece, bytes_ - at);
+    std::memset(data_ + at, 0, bytes);  // makes the pages without holding a lock of the driver
+    error = cudaHostRegister(data_ + at, bytes, cudaHostRegisterDefault);
+    if (error == cudaSuccess) pinned_.push_back(data_ + at);
+  }
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  refused_ = cudaGetErrorString(error);
+#endif
+}
+
+PinnedMemory::~PinnedMemory() {
+#if SBTRAIN_HAS_CUDA
+  for (void* piece : pinned_) cudaHostUnregister(piece);
+#endif
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
+
+int current_device([[maybe_unused]] Backend backend) {
+  int device = 0;
+#if SBTRAIN_HAS_CUDA
+  if (backend == Backend::kCuda) cudaGetDevice(&device);
+#endif
+  return device;
+}
+
+}  // namespace sbtrain

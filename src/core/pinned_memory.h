@@ -1,0 +1,43 @@
+// Memory of the host that a device can copy to while both go on working.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+
+namespace sbtrain {
+
+// On a GPU the memory is page-locked, piece by piece, so that the process can do other things with
+// the driver in between. Where the system refuses to lock more, the rest stays pageable: copies to
+// it work, but the host waits for them.
+class PinnedMemory {
+ public:
+  // A copy must not cross a multiple of this many bytes from the start.
+  static constexpr size_t kPiece = size_t{64} << 20;
+
+  // Throws ExitCode::kOutOfMemory if the host cannot give the memory. Takes about 0.3 s for each
+  // GiB on a GPU, during which the pages are made; any thread may do it, on the device `device`.
+  PinnedMemory(Backend backend, int device, size_t bytes);
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  // Why some of the memory is pageable; empty: none is.
+  const std::string& refused() const { return refused_; }
+
+ private:
+  void pin(int device);
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+  std::vector<void*> pinned_;  // pieces
+  std::string refused_;
+};
+
+// The device that the calling thread uses; 0 on the CPU.
+int current_device(Backend backend);
+
+}  // namespace sbtrain
