@@ -9,6 +9,7 @@
 #include "bench/bench.h"
 #include "cli/backend.h"
 #include "cli/choice_option.h"
+#include "cli/job.h"
 #include "core/gpus.h"
 #include "parallel/launch.h"
 #include "parallel/supervisor.h"
@@ -57,9 +58,8 @@ void print_table(const std::vector<CollectivesBenchRow>& rows, int world) {
 
 ExitCode run_as_rank(const Launch& launch, Control& control,
                      const BenchCollectivesCommand& options) {
-  control.check();
   const Backend backend = select_backend(options.device);
-  if (backend == Backend::kCuda) choose_gpu(choose_device(launch, visible_gpus()));
+  if (backend == Backend::kCuda) choose_gpu_of(launch);
   const std::vector<CollectivesBenchRow> rows = bench_collectives(control, backend, options.bench);
   if (control.rank() > 0) return ExitCode::kDone;
   if (!options.json) print_table(rows, control.world());
@@ -92,15 +92,9 @@ ExitCode run_bench_collectives(const BenchCollectivesCommand& options) {
     }
     if (ranks > 1) return supervise({.arguments = rank_arguments(options), .ranks = ranks});
   }
+  if (launch.world == 1) return run_as_rank(launch, *make_single_control(), options);
   const std::unique_ptr<Control> control = make_control(launch);
-  try {
-    const ExitCode code = run_as_rank(launch, *control, options);
-    control->finish();
-    return code;
-  } catch (const Error& e) {
-    control->report({e.code(), e.what()});
-    throw;
-  }
+  return run_in_job(*control, [&] { return run_as_rank(launch, *control, options); });
 }
 
 }  // namespace

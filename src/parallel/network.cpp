@@ -5,7 +5,7 @@
 namespace sbtrain {
 namespace {
 
-// Below this size a transfer is a handful of numbers, which the host or an update waits for.
+// A smaller all-reduce is of the numbers that the update waits for.
 constexpr int64_t kSmall = int64_t{1} << 16;
 
 bool reduces(const Transfer& transfer) {
@@ -45,7 +45,8 @@ StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine
     const double time = seconds(transfer, machine);
     estimate.communication += time;
     const bool at_an_end = &transfer == &*first || (last != all.rend() && &transfer == &*last);
-    if (at_an_end || !large(transfer)) {
+    const bool numbers = transfer.collective == Collective::kAllReduce && !large(transfer);
+    if (at_an_end || numbers) {
       estimate.exposed += time;
     } else {
       alone += time;

@@ -41,8 +41,8 @@ struct StepEstimate {
 
 // A step that computes for `compute` seconds and starts the collectives of `traffic` beside that
 // (TrainStep::plan_step records them). The first gather and the last reduction of a step have
-// nothing to hide behind, nor has what is too small to be weights or gradients; the others are
-// hidden as far as the computation lasts.
+// nothing to hide behind, nor has the sum of loss and norm, which the update waits for; the others
+// are hidden as far as the computation lasts.
 StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine& machine);
 
 }  // namespace sbtrain

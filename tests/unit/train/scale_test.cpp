@@ -19,7 +19,9 @@ Config small() {
   config.train.sequence_length = 32;
   config.train.micro_batch = 1;
   config.train.batch = 64;
-  config.stages = {{.length = {.count = 10, .unit = Duration::Unit::kSteps}}};
+  StageConfig stage;
+  stage.length = {.count = 10, .unit = Duration::Unit::kSteps};
+  config.stages = {stage};
   return config;
 }
 
