@@ -39,14 +39,36 @@ __device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores
   }
 }
 
-// (x[0] + x[1]) + (x[2] + x[3]) and so on: kCount is a power of two.
+// (x[0] + x[1]) + (x[2] + x[3]) and so on.
 template <int kCount>
 __device__ __forceinline__ float pairwise_sum(const float* x) {
   if constexpr (kCount == 1) {
     return x[0];
   } else {
-    return pairwise_sum<kCount / 2>(x) + pairwise_sum<kCount / 2>(x + kCount / 2);
+    constexpr int kHalf = kCount / 2;
+    return pairwise_sum<kHalf>(x) + pairwise_sum<kCount - kHalf>(x + kHalf);
   }
+}
+
+template <int kCount>
+__device__ __forceinline__ float pairwise_product(const float* x) {
+  if constexpr (kCount == 1) {
+    return x[0];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return pairwise_product<kHalf>(x) * pairwise_product<kCount - kHalf>(x + kHalf);
+  }
+}
+
+// log2 of `product`, that of the factors, each of them at least 2^-125. Its logarithm alone is
+// enough unless the product comes near the smallest number.
+template <int kCount>
+__device__ __forceinline__ float log2_of_product(const float (&factors)[kCount], float product) {
+  if (product >= 0x1p-100f) return log2_ftz(product);
+  float sum = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) sum += log2_ftz(factors[n]);
+  return sum;
 }
 
 // The sticks of a lane's kRows rows, broken from right to left, kKeys keys at a time.
@@ -96,15 +118,14 @@ struct Sticks {
   template <typename Scores>
   __device__ __forceinline__ void break_row(Scores& s, int i, const float (&e)[kLaneKeys]) {
     float after[kLaneKeys / 4];  // product of 1 / (1 + e) over four keys
-    float mine = 1.0f;
 #pragma unroll
     for (int g = 0; g < kLaneKeys / 4; ++g) {
       const float* x = e + 4 * g;
-      const float product = ((1.0f + x[0]) * (1.0f + x[1])) * ((1.0f + x[2]) * (1.0f + x[3]));
-      after[g] = reciprocal_ftz(product);
-      log2_left[i] -= log2_ftz(product);
-      mine *= after[g];
+      const float left_of = 1.0f + x[0], right_of = 1.0f + x[2];
+      after[g] = reciprocal_ftz(fmaf(x[1], left_of, left_of) * fmaf(x[3], right_of, right_of));
     }
+    const float mine = pairwise_product<kLaneKeys / 4>(after);
+    log2_left[i] += log2_of_product(after, mine);
     float stick = enter(i, mine);
 #pragma unroll
     for (int g = kLaneKeys / 4 - 1; g >= 0; --g) {
