@@ -48,16 +48,16 @@ inline CUtensorMap key_tiles(const StickBreakingProblem& p, const HeadRows& x, i
 
 // The queue in `scratch`, int32 [1 + tiles]. Keys and values of the heads that are computed at the
 // same time take at most half of the L2 cache.
-inline TileQueue tile_queue(const StickBreakingProblem& p, int tiles, void* scratch) {
+inline TileQueue tile_queue(const StickBreakingProblem& p, int heads, int tiles, void* scratch) {
   constexpr int64_t kCacheBytes = int64_t{24} << 20;
   const int64_t head_bytes = int64_t{4} * p.tokens * p.head_dim;
-  const int64_t heads = std::clamp<int64_t>(kCacheBytes / head_bytes, 1, p.heads);
+  const int64_t at_a_time = std::clamp<int64_t>(kCacheBytes / head_bytes, 1, heads);
   auto* words = static_cast<int32_t*>(scratch);
   return {.taken = words,
           .order = words + 1,
           .tiles = tiles,
-          .heads = p.heads,
-          .heads_at_a_time = static_cast<int>(heads)};
+          .heads = heads,
+          .heads_at_a_time = static_cast<int>(at_a_time)};
 }
 
 // One block for each multiprocessor, but no more than there are tiles.

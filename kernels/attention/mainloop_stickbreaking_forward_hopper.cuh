@@ -29,17 +29,6 @@ template <int kD>
 using HopperForward = std::conditional_t<kD <= 64, HopperForwardShape<kD, 128, 2, true>,
                                          HopperForwardShape<kD, 128, 2, false>>;
 
-// The number of blocks of keys that a tile of queries walks over.
-struct QuerySteps {
-  StickBreakingProblem p;
-  int queries, keys;
-  __device__ int operator()(int tile) const {
-    const int first = tile * queries;
-    const int lowest = visibility_of<false>(p, StickHead(p, 0)).first_key(first);
-    return (min(first + queries, p.tokens) - 1) / keys - lowest / keys + 1;
-  }
-};
-
 struct HopperForwardArguments {
   StickBreakingProblem p;
   TileQueue queue;

@@ -222,16 +222,24 @@ struct StickGradients {
     }
   }
 
-  static __device__ __forceinline__ float keep(float r, const float* gates, int t) {
-    return kGated ? fmaf(gates[t], r, 1.0f - gates[t]) : r;
+  // r = 1 / (1 + e) of four keys; returns their product. One reciprocal serves all four.
+  static __device__ __forceinline__ float reciprocals(float* r, const float* e) {
+    const float u0 = 1.0f + e[0], u1 = 1.0f + e[1], u2 = 1.0f + e[2], u3 = 1.0f + e[3];
+    const float low = u0 * u1, high = u2 * u3;
+    const float all = reciprocal_ftz(low * high);
+    const float of_low = all * high, of_high = all * low;
+    r[0] = of_low * u1;
+    r[1] = of_low * u0;
+    r[2] = of_high * u3;
+    r[3] = of_high * u2;
+    return all;
   }
 
-  // r = 1 / (1 + e) of the lane's keys, what each group leaves, and the stick before each group's
-  // rightmost key; moves log2_left to the end of the block.
-  __device__ __forceinline__ void enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
-                                        float (&kept)[kGroups], float (&stick)[kGroups],
-                                        const float* gates) {
-    float mine = 0.0f;  // log2 of what the lane's keys leave
+  // The same with gates, and what each group leaves; returns log2 of what all keys leave.
+  static __device__ __forceinline__ float keep_gated(const float (&e)[kLaneKeys],
+                                                     float (&r)[kLaneKeys], float (&kept)[kGroups],
+                                                     const float* gates) {
+    float mine = 0.0f;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       float x[4];
@@ -243,6 +251,26 @@ struct StickGradients {
       }
       kept[g] = (x[0] * x[1]) * (x[2] * x[3]);
       mine += log2_ftz(kept[g]);
+    }
+    return mine;
+  }
+
+  static __device__ __forceinline__ float keep(float r, const float* gates, int t) {
+    return kGated ? fmaf(gates[t], r, 1.0f - gates[t]) : r;
+  }
+
+  // r = 1 / (1 + e) of the lane's keys, what each group leaves, and the stick before each group's
+  // rightmost key; moves log2_left to the end of the block.
+  __device__ __forceinline__ void enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
+                                        float (&kept)[kGroups], float (&stick)[kGroups],
+                                        const float* gates) {
+    float mine;  // log2 of what the lane's keys leave
+    if constexpr (kGated) {
+      mine = keep_gated(e, r, kept, gates);
+    } else {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) kept[g] = reciprocals(r + 4 * g, e + 4 * g);
+      mine = log2_of_product(kept, pairwise_product<kGroups>(kept));
     }
     const float from_1 = from_left(mine, 1, 0.0f);
     const float from_2 = from_left(mine, 2, 0.0f);

@@ -9,9 +9,17 @@
 
 namespace sbtrain::kernels {
 
+// The fewest tokens of a pack: of a block of keys in the forward pass.
+inline constexpr int kHopperTokens = 128;
+
 // Writes o, log2_rem and stop, the same bits on every run. `scratch` has
 // stickbreaking_hopper_forward_scratch_bytes (scratch_sizes.h).
 void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
                                   void* scratch);
+
+// Writes dq, dk and dv, adds to dremainder_bias; the same bits on every run. There is no gate.
+// `scratch` has stickbreaking_hopper_backward_scratch_bytes beside the workspace of the problem.
+void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
+                                   void* scratch);
 
 }  // namespace sbtrain::kernels

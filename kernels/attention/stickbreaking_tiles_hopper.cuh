@@ -42,6 +42,7 @@ struct TileRowKeys {
   int end;         // of the lane's first row
   int last_begin;  // of the warp's last row
   int first_end;   // of its first one
+  TileRowKeys() = default;
   __device__ __forceinline__ TileRowKeys(const Visibility& seen, int first_query)
       : begin{seen.first_key(first_query + lane_row()),
               seen.first_key(first_query + lane_row() + 8)},
@@ -62,6 +63,17 @@ struct BlockKeys {
   }
 };
 
+// The number of blocks of keys that a tile of queries walks over.
+struct QuerySteps {
+  StickBreakingProblem p;
+  int queries, keys;
+  __device__ int operator()(int tile) const {
+    const int first = tile * queries;
+    const int lowest = visibility_of<false>(p, StickHead(p, 0)).first_key(first);
+    return (min(first + queries, p.tokens) - 1) / keys - lowest / keys + 1;
+  }
+};
+
 // Copies tokens [first, first + kRows) of a head. By one thread.
 template <int kRows, int kD>
 __device__ __forceinline__ void load_token_tile(__nv_bfloat16* tile, const CUtensorMap& map,
@@ -78,6 +90,18 @@ __device__ __forceinline__ void load_key_tile(__nv_bfloat16* tile, const CUtenso
 #pragma unroll
   for (int col = 0; col < kD; col += kPanelCols<kD>) {
     tma_load(tile + col * kKeys, map, barrier, col, first, 0, 0, head);
+  }
+}
+
+// Writes the warp's 16 rows of scores to a tile [.., 64], rounded and swizzled as wgmma.cuh says.
+__device__ __forceinline__ void store_score_tile(__nv_bfloat16* tile, int warp_row,
+                                                 const WarpgroupAccumulator<64>& x) {
+  const int row = warp_row + lane() % 16;
+#pragma unroll
+  for (int c = 0; c < 8; c += 2) {
+    uint32_t pairs[4];
+    accumulator_as_a(pairs, x.at[0][c], x.at[0][c + 1]);
+    stmatrix_x4(shared_address(tile + tile_offset<64>(row, c + lane() / 16)), pairs);
   }
 }
 
