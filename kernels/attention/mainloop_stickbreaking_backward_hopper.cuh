@@ -20,8 +20,8 @@ struct RowInput {
 
 struct HopperBackwardArguments {
   StickBreakingProblem p;
-  int first_head = 0;         // of the heads in the queue
-  RowInput* rows = nullptr;   // [workspace_heads, T]
+  int first_head = 0;        // of the heads in the queue
+  RowInput* rows = nullptr;  // [workspace_heads, T]
   TileQueue queue;
   CUtensorMap q, dout, k, v;  // in phase 1 of tiles of queries, in phase 2 of 64 queries
   __device__ __forceinline__ RowInput* row(int head, int row) const {
@@ -38,10 +38,11 @@ struct BackwardTile {
 
 // ---- Phase 1: dq, and the states from which phase 2 starts --------------------------------------
 
-template <int kHeadDim, int kConsumerGroups>
+template <int kHeadDim, int kConsumerGroups, bool kTakeTurns>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
   static constexpr int kConsumers = kConsumerGroups;
+  static constexpr bool kTurns = kTakeTurns;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = 4;
@@ -149,6 +150,36 @@ class QueryGradientProducer {
   uint32_t tile_parity_ = 0;
 };
 
+// Writes the states of the lane's two rows, block by block. They are kept from the first to the
+// last block in which the row sees a key.
+class StateWriter {
+ public:
+  __device__ __forceinline__ StateWriter(const StickBreakingProblem& p, const StickHead& head,
+                                         int first, int block)
+      : step_(p.tokens) {
+    const int64_t slot = head.index % p.workspace_heads * p.workspace_blocks;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = min(first + lane_row() + 8 * i, p.tokens - 1);
+      const int place = block / kStickKeys - (row - p.positions[row]) / kStickKeys;
+      next_[i] = reinterpret_cast<float2*>(p.workspace) + (slot + place) * p.tokens + row;
+    }
+  }
+  __device__ __forceinline__ void write(const HopperGradients& sticks, const TileRowKeys& seen,
+                                        int block) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool sees = seen.begin[i] < block + kStickKeys && block < seen.end + 8 * i;
+      if (sees && quad_lane() == 0) *next_[i] = make_float2(sticks.log2_left[i], sticks.c[i]);
+      next_[i] += step_;
+    }
+  }
+
+ private:
+  float2* next_[2];
+  int step_;
+};
+
 template <typename Shape>
 class QueryGradientConsumer {
   static constexpr int kD = Shape::kD;
@@ -158,31 +189,35 @@ class QueryGradientConsumer {
  public:
   __device__ __forceinline__ QueryGradientConsumer(Shared& shared, const HopperBackwardArguments& x,
                                                    int index)
-      : s_(shared), x_(x), index_(index) {}
+      : s_(shared), x_(x), index_(index), turns_(index, Shape::kTurns) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
       s_.tile_full.wait(tile_parity_);
-      const BackwardTile tile = s_.tile;
+      const BackwardTile tile = {uniform(s_.tile.first), uniform(s_.tile.head),
+                                 uniform(s_.tile.begin), uniform(s_.tile.end)};
       release(s_.tile_empty);
-      if (tile.first < 0) return;
+      if (tile.first < 0) break;
       compute(tile);
       tile_parity_ ^= 1;
     }
+    turns_.end();
   }
 
  private:
   __device__ __forceinline__ void compute(const BackwardTile& tile) {
     const StickBreakingProblem& p = x_.p;
     const StickHead head(p, tile.head);
-    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
     const int first = tile.first + 64 * index_ + 16 * warp;
     Scores s, dp;
     WarpgroupAccumulator<kD> dq;
     WarpgroupOperand<kStickKeys> dz;
     dq.clear();
     s_.queries_full.wait(tile_parity_);
+    turns_.take();
     issue_scores(s, dp);
+    turns_.pass();
     const TileRowKeys seen(visibility_of<true>(p, head), first);
     HopperGradients sticks;
     enter_rows<1>(sticks, p, head, first);
@@ -191,8 +226,9 @@ class QueryGradientConsumer {
     s.pin();
     dp.pin();
     release_values();
+    StateWriter states(p, head, first, tile.begin);
     for (int block = tile.begin;; block += kStickKeys) {
-      save_states_of_rows(sticks, head, first, block);
+      states.write(sticks, seen, block);
       sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), p.scale * kLog2e,
                    BlockKeys{seen, block}, nullptr, nullptr);
       wait_for_products<0>();
@@ -201,8 +237,10 @@ class QueryGradientConsumer {
       if (block > tile.begin) release_keys();
       round_to_operand(dz, dp);
       if (block >= tile.end) break;
+      turns_.take();
       issue_scores(s, dp);
       issue_gradient(dq, dz);
+      turns_.pass();
       wait_for_products<1>();
       s.pin();
       dp.pin();
@@ -223,7 +261,7 @@ class QueryGradientConsumer {
     const int offset = 64 * index_ * kPanelCols<kD>;
     const TileOperand<Shape::kQueries, kD, TileUse::kRows> queries(s_.q + offset);
     const TileOperand<Shape::kQueries, kD, TileUse::kRows> douts(s_.dout + offset);
-    const int stage = scored_.stage();
+    const int stage = uniform(scored_.stage());
     const TileOperand<kStickKeys, kD, TileUse::kRows> keys(s_.k[stage]), values(s_.v[stage]);
     s_.k_full[stage].wait(scored_.parity());
     s.pin();
@@ -242,7 +280,7 @@ class QueryGradientConsumer {
     dq.pin();
     wgmma_fence();
     issue_product<kStickKeys>(
-        dq, dz, TileOperand<kStickKeys, kD, TileUse::kColumns>(s_.k[released_.stage()]));
+        dq, dz, TileOperand<kStickKeys, kD, TileUse::kColumns>(s_.k[uniform(released_.stage())]));
     wgmma_commit();
   }
 
@@ -255,18 +293,6 @@ class QueryGradientConsumer {
       *x_.row(head, row) = {seen.begin[i], sticks.drem[i]};
     }
   }
-  __device__ __forceinline__ void save_states_of_rows(const HopperGradients& sticks,
-                                                      const StickHead& head, int first,
-                                                      int block) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = first + lane_row() + 8 * i;
-      if (quad_lane() != 0 || row >= x_.p.tokens || row < block) continue;
-      float2* state = saved_state(x_.p, head, row, block);
-      if (state) *state = make_float2(sticks.log2_left[i], sticks.c[i]);
-    }
-  }
-
   __device__ __forceinline__ void release(Mbarrier& empty) {
     __syncwarp();
     if (lane() == 0) empty.arrive();
@@ -283,6 +309,7 @@ class QueryGradientConsumer {
   Shared& s_;
   const HopperBackwardArguments& x_;
   const int index_;
+  const Turns turns_;
   RingPlace<Shape::kStages> scored_, released_;
   uint32_t tile_parity_ = 0;
 };
@@ -295,7 +322,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = aligned_shared<QueryGradientShared<Shape>>(memory);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     lower_registers<Shape::kProducerRegisters>();
     if (threadIdx.x < 32) QueryGradientProducer<Shape>(shared, x).run();
@@ -316,7 +343,7 @@ struct KeyGradientShape {
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kQueries = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kStages = kD <= 64 ? 4 : 2;
+  static constexpr int kStages = kD <= 64 ? 4 : 3;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
 };
@@ -460,10 +487,10 @@ class KeyGradientConsumer {
   __device__ __forceinline__ void run() {
     for (;;) {
       s_.tile_full.wait(tile_parity_);
-      const BackwardTile tile = s_.tile;
+      const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
       release(s_.tile_empty);
-      if (tile.first < 0) return;
-      compute(tile.first + kStickKeys * index_, tile.head);
+      if (first < 0) return;
+      compute(first + kStickKeys * index_, head);
       tile_parity_ ^= 1;
     }
   }
@@ -476,45 +503,61 @@ class KeyGradientConsumer {
     WarpgroupAccumulator<kD> dk, dv;
     dk.clear();
     dv.clear();
-    bool pending = false;  // the products of the stage before
+    Scores s, dp;
     s_.keys_full.wait(tile_parity_);
-    for (;; place_.advance()) {
-      const int stage = place_.stage();
-      s_.full[stage].wait(place_.parity());
-      const int query = s_.first_query[stage];
-      if (query < 0) break;
-      if (!sees(query, block, s_.rows[stage][0].begin)) {
-        release(s_.empty[stage]);
-        continue;
-      }
-      Scores s, dp;
+    // The scores of a tile of queries are computed while the tile before becomes gradients. The
+    // stage before `stage` is released when its gradients are complete.
+    int stage = next_stage(block), before = -1;
+    if (stage >= 0) {
       issue_scores(s, dp, stage);
-      HopperGradients sticks;
-      const TileRowKeys seen = enter(sticks, query, block, stage);
       wait_for_products<0>();
+    }
+    while (stage >= 0) {
       s.pin();
       dp.pin();
+      HopperGradients sticks;
+      const TileRowKeys seen = enter(sticks, s_.first_query[stage], block, stage);
+      sticks.score(s, dp, first_key, p.scale * kLog2e, BlockKeys{seen, block}, nullptr, nullptr);
+      wait_for_products<0>();
       dk.pin();
       dv.pin();
-      if (pending) release(s_.empty[pending_stage_]);
+      if (before >= 0) release(s_.empty[before]);
       group_.sync();  // no warp reads the tiles of scores any more
-      sticks.score(s, dp, first_key, p.scale * kLog2e, BlockKeys{seen, block}, nullptr, nullptr);
       store_score_tile(s_.a[index_], warp_row, s);
       store_score_tile(s_.dz[index_], warp_row, dp);
       fence_async_proxy();
       group_.sync();
-      issue_gradients(dk, dv, stage);
-      pending = true;
-      pending_stage_ = stage;
+      before = stage;
+      stage = next_stage(block);
+      if (stage >= 0) {
+        issue_scores(s, dp, stage);
+        issue_gradients(dk, dv, before);
+        wait_for_products<1>();
+      } else {
+        issue_gradients(dk, dv, before);
+      }
     }
     wait_for_products<0>();
     dk.pin();
     dv.pin();
-    if (pending) release(s_.empty[pending_stage_]);
-    release(s_.empty[place_.stage()]);
-    place_.advance();
+    if (before >= 0) release(s_.empty[before]);
     release(s_.keys_empty);
     write(dk, dv, block, first_key, warp_row, head_index);
+  }
+
+  // Waits for the next tile of queries that sees a key of the block, and returns its stage; -1 if
+  // there are no more.
+  __device__ __forceinline__ int next_stage(int block) {
+    for (;;) {
+      const int stage = place_.stage();
+      s_.full[stage].wait(place_.parity());
+      place_.advance();
+      const int query = uniform(s_.first_query[stage]);
+      const int begin = uniform(s_.rows[stage][0].begin);
+      if (query >= 0 && sees(query, block, begin)) return stage;
+      release(s_.empty[stage]);
+      if (query < 0) return -1;
+    }
   }
 
   // Whether any of the 64 queries sees a key of the block; `begin` is the first key of the first.
@@ -607,7 +650,6 @@ class KeyGradientConsumer {
   const int index_;
   const NamedThreads<128> group_;
   RingPlace<Shape::kStages> place_;
-  int pending_stage_ = 0;
   uint32_t tile_parity_ = 0;
 };
 
@@ -619,7 +661,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = aligned_shared<KeyGradientShared<Shape>>(memory);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     lower_registers<Shape::kProducerRegisters>();
     if (threadIdx.x < 32) KeyGradientProducer<Shape>(shared, x).run();
@@ -632,7 +674,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // The shapes that are used, the fastest on an H200.
 template <int kD>
-using HopperQueryGradient = QueryGradientShape<kD, 2>;
+using HopperQueryGradient = QueryGradientShape<kD, 2, true>;
 template <int kD>
 using HopperKeyGradient = KeyGradientShape<kD>;
 

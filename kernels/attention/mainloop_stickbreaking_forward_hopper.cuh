@@ -11,23 +11,24 @@
 
 namespace sbtrain::kernels {
 
-template <int kHeadDim, int kBlockKeys, int kConsumerGroups, bool kScoresAhead>
+template <int kHeadDim, int kBlockKeys, int kConsumerGroups, bool kScoresAhead, bool kTakeTurns>
 struct HopperForwardShape {
   static constexpr int kD = kHeadDim;
   static constexpr int kKeys = kBlockKeys;
   static constexpr int kConsumers = kConsumerGroups;
   static constexpr bool kAhead = kScoresAhead;  // needs registers for the scores of two blocks
+  static constexpr bool kTurns = kTakeTurns;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kKeys * kD <= 128 * 64 ? 4 : 2;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  static constexpr int kProducerRegisters = kConsumers > 2 ? 32 : kKeys == 64 ? 40 : 24;
+  static constexpr int kConsumerRegisters = kConsumers > 2 ? 160 : kKeys == 64 ? 232 : 240;
 };
 
 // The shapes that are used, the fastest on an H200.
-template <int kD>
-using HopperForward = std::conditional_t<kD <= 64, HopperForwardShape<kD, 128, 2, true>,
-                                         HopperForwardShape<kD, 128, 2, false>>;
+template <int kD, bool kGated>
+using HopperForward = std::conditional_t<kGated, HopperForwardShape<kD, 64, 2, false, false>,
+                                         HopperForwardShape<kD, 128, 2, false, true>>;
 
 struct HopperForwardArguments {
   StickBreakingProblem p;
@@ -188,17 +189,23 @@ class HopperForwardConsumer {
  public:
   __device__ __forceinline__ HopperForwardConsumer(Shared& shared, const StickBreakingProblem& p,
                                                    int index)
-      : s_(shared), p_(p), index_(index), group_{1 + index, 128 * (index + 1)} {}
+      : s_(shared),
+        p_(p),
+        index_(index),
+        group_{1 + index, 128 * (index + 1)},
+        turns_(index, Shape::kTurns && p.skip_epsilon == 0) {}
 
   __device__ __forceinline__ void run() {
     for (int number = 1;; ++number) {
       s_.tile_full.wait(tile_parity_);
-      const ForwardTile tile = s_.tile;
+      const ForwardTile tile = {uniform(s_.tile.first), uniform(s_.tile.head),
+                                uniform(s_.tile.lowest), uniform(s_.tile.last)};
       release(s_.tile_empty);
-      if (tile.first < 0) return;
+      if (tile.first < 0) break;
       compute(tile, number);
       tile_parity_ ^= 1;
     }
+    turns_.end();
   }
 
  private:
@@ -219,7 +226,9 @@ class HopperForwardConsumer {
     x.o.clear();
     Scores s;
     s_.q_full.wait(tile_parity_);
+    turns_.take();
     issue_scores(s);
+    turns_.pass();
     const TileRowKeys seen(visibility_of<false>(p_, head), first);
     wait_for_products<0>();
     s.pin();
@@ -236,8 +245,10 @@ class HopperForwardConsumer {
       break_sticks(x, s, seen);
       wait_for_products<0>();
       take_operand(x, s);
+      turns_.take();
       issue_scores(s);
       issue_values(x);
+      turns_.pass();
       wait_for_products<1>();
       s.pin();
       release_keys();
@@ -266,11 +277,15 @@ class HopperForwardConsumer {
   }
   __device__ __forceinline__ void step_ahead(State& x, Scores& s, Scores& next,
                                              const TileRowKeys& seen) {
+    turns_.take();
     issue_scores(next);
+    turns_.pass();
     break_sticks(x, s, seen);
     wait_for_products<1>();
     take_operand(x, s);
+    turns_.take();
     issue_values(x);
+    turns_.pass();
     wait_for_products<1>();
     next.pin();
     release_keys();
@@ -280,7 +295,9 @@ class HopperForwardConsumer {
     break_sticks(x, s, seen);
     wait_for_products<0>();
     take_operand(x, s);
+    turns_.take();
     issue_values(x);
+    turns_.pass();
     complete_values(x);
   }
   __device__ __forceinline__ void complete_values(State& x) {
@@ -330,7 +347,7 @@ class HopperForwardConsumer {
   // Whether the sticks are used up after x.block, which is not the last one.
   __device__ __forceinline__ bool ends(State& x, const TileRowKeys& seen) {
     if (p_.skip_epsilon == 0) return false;
-    if (!group_.all(used_up(x.sticks, seen, x.block, p_.skip_epsilon))) return false;
+    if (!uniform(group_.all(used_up(x.sticks, seen, x.block, p_.skip_epsilon)))) return false;
     release(s_.q_empty);
     complete_values(x);
     return true;
@@ -367,6 +384,7 @@ class HopperForwardConsumer {
   const StickBreakingProblem& p_;
   const int index_;
   const NamedThreads<128> group_;
+  const Turns turns_;  // skipping ends the consumers' walks at different blocks
   RingPlace<Shape::kStages> k_, v_, gates_;
   uint32_t tile_parity_ = 0;
 };
@@ -386,7 +404,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
     prefetch_tensor_map(x.v);
   }
   __syncthreads();
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     lower_registers<Shape::kProducerRegisters>();
     if (threadIdx.x < 32) HopperForwardProducer<Shape, kGated>(shared, x).run();

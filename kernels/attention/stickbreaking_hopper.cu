@@ -41,10 +41,8 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch)
   using Key = HopperKeyGradient<kD>;
   auto* rows = static_cast<RowInput*>(scratch);
   void* queue = rows + static_cast<int64_t>(p.workspace_heads) * p.tokens;
-  HopperBackwardArguments x{.p = p,
-                            .rows = rows,
-                            .k = key_tiles(p, p.k, kStickKeys),
-                            .v = key_tiles(p, p.v, kStickKeys)};
+  HopperBackwardArguments x{
+      .p = p, .rows = rows, .k = key_tiles(p, p.k, kStickKeys), .v = key_tiles(p, p.v, kStickKeys)};
   for (int head = 0; head < p.heads; head += p.workspace_heads) {
     const int heads = std::min(p.heads - head, p.workspace_heads);
     x.first_head = head;
@@ -56,10 +54,9 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch)
         QuerySteps{p, Query::kQueries, kStickKeys});
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    run_backward<Key, KeyGradientShared<Key>>(
-        stream, stick_key_gradient_hopper_kernel<Key>, x,
-        static_cast<int>(ceil_div(p.tokens, Key::kKeys)), heads, queue,
-        KeySteps{p, Key::kKeys, Key::kQueries});
+    run_backward<Key, KeyGradientShared<Key>>(stream, stick_key_gradient_hopper_kernel<Key>, x,
+                                              static_cast<int>(ceil_div(p.tokens, Key::kKeys)),
+                                              heads, queue, KeySteps{p, Key::kKeys, Key::kQueries});
   }
   if (p.remainder != StickRemainder::kBias) return;
   stick_remainder_bias_kernel<<<static_cast<unsigned>(p.heads), kBiasThreads, 0, stream>>>(p);
@@ -72,8 +69,11 @@ void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProble
                                   void* scratch) {
   with_hopper_head_dim("stickbreaking_forward", p.head_dim, [&](auto d) {
     if (p.tokens == 0) return;
-    using Shape = HopperForward<d()>;
-    p.gate ? forward<Shape, true>(stream, p, scratch) : forward<Shape, false>(stream, p, scratch);
+    if (p.gate) {
+      forward<HopperForward<d(), true>, true>(stream, p, scratch);
+    } else {
+      forward<HopperForward<d(), false>, false>(stream, p, scratch);
+    }
   });
 }
 

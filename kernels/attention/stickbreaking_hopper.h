@@ -9,9 +9,6 @@
 
 namespace sbtrain::kernels {
 
-// The fewest tokens of a pack: of a block of keys in the forward pass.
-inline constexpr int kHopperTokens = 128;
-
 // Writes o, log2_rem and stop, the same bits on every run. `scratch` has
 // stickbreaking_hopper_forward_scratch_bytes (scratch_sizes.h).
 void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,

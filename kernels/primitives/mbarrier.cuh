@@ -87,10 +87,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
 
-// A place in a ring of kStages buffers, a power of two: how many have been passed.
+// A place in a ring of kStages buffers: how many have been passed.
 template <int kStages>
 struct RingPlace {
-  static_assert((kStages & (kStages - 1)) == 0);
   uint32_t passed = 0;
   __device__ __forceinline__ int stage() const { return static_cast<int>(passed % kStages); }
   // The parity of the phase in which the buffer is filled.

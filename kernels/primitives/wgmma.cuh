@@ -71,7 +71,7 @@ class TileOperand {
  public:
   static constexpr TileUse use = kUse;
   __device__ __forceinline__ explicit TileOperand(const void* tile)
-      : descriptor_(encode(shared_address(tile))) {}
+      : low_((shared_address(tile) & 0x3ffff) >> 4 | kLeading << 16) {}
   // The descriptor of the operand's part [.., 16] or [16, ..] that begins at index `inner` of the
   // inner dimension and index `outer` of the other one: a multiple of 16, and one of 64 or, for
   // rows, of 8. Constants cost one addition.
@@ -80,20 +80,16 @@ class TileOperand {
     const int col = kUse == TileUse::kRows ? inner : outer;
     constexpr int kPanel = kRowBytes / 2;  // columns
     const int bytes = col / kPanel * (kRows * kRowBytes) + row * kRowBytes + col % kPanel * 2;
-    return descriptor_ + static_cast<uint64_t>(bytes / 16);
+    return static_cast<uint64_t>(kHigh) << 32 | (low_ + static_cast<uint32_t>(bytes / 16));
   }
 
  private:
   // PTX ISA, "Matrix descriptor format". Eight rows are one block of the swizzle. The leading
-  // dimension is stepped only between panels of columns that are not the inner dimension.
-  static __device__ __forceinline__ uint64_t encode(uint32_t address) {
-    constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
-    constexpr uint64_t kLeading = kUse == TileUse::kRows ? 1 : kRows * kRowBytes / 16;
-    constexpr uint64_t kStride = 8 * kRowBytes / 16;
-    return static_cast<uint64_t>((address & 0x3ffff) >> 4) | (kLeading & 0x3fff) << 16 |
-           kStride << 32 | kSwizzle << 62;
-  }
-  uint64_t descriptor_;
+  // dimension is stepped only between panels of columns that are not the inner dimension. Addresses
+  // never carry out of the lower half.
+  static constexpr uint32_t kLeading = kUse == TileUse::kRows ? 1 : kRows * kRowBytes / 16;
+  static constexpr uint32_t kHigh = 8 * kRowBytes / 16 | (kRowBytes == 128 ? 1u : 2u) << 30;
+  uint32_t low_;
 };
 
 // One product of 16 steps of the inner dimension; the operands are descriptors, or a's registers.
