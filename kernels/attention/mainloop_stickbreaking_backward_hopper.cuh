@@ -336,9 +336,10 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
 // ---- Phase 2: dk and dv -------------------------------------------------------------------------
 
 // Each of two consumers owns 64 keys of a tile. They share the queries and work apart otherwise.
-template <int kHeadDim>
+template <int kHeadDim, bool kTakeTurns>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
+  static constexpr bool kTurns = kTakeTurns;
   static constexpr int kConsumers = 2;
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kQueries = 64;
@@ -482,17 +483,22 @@ class KeyGradientConsumer {
  public:
   __device__ __forceinline__ KeyGradientConsumer(Shared& shared, const HopperBackwardArguments& x,
                                                  int index)
-      : s_(shared), x_(x), index_(index), group_{1 + index, 128 * (index + 1)} {}
+      : s_(shared),
+        x_(x),
+        index_(index),
+        group_{1 + index, 128 * (index + 1)},
+        turns_(index, Shape::kTurns) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
       s_.tile_full.wait(tile_parity_);
       const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
       release(s_.tile_empty);
-      if (first < 0) return;
+      if (first < 0) break;
       compute(first + kStickKeys * index_, head);
       tile_parity_ ^= 1;
     }
+    turns_.end();
   }
 
  private:
@@ -509,7 +515,9 @@ class KeyGradientConsumer {
     // stage before `stage` is released when its gradients are complete.
     int stage = next_stage(block), before = -1;
     if (stage >= 0) {
+      turns_.take();
       issue_scores(s, dp, stage);
+      turns_.pass();
       wait_for_products<0>();
     }
     while (stage >= 0) {
@@ -530,8 +538,10 @@ class KeyGradientConsumer {
       before = stage;
       stage = next_stage(block);
       if (stage >= 0) {
+        turns_.take();
         issue_scores(s, dp, stage);
         issue_gradients(dk, dv, before);
+        turns_.pass();
         wait_for_products<1>();
       } else {
         issue_gradients(dk, dv, before);
@@ -546,7 +556,7 @@ class KeyGradientConsumer {
   }
 
   // Waits for the next tile of queries that sees a key of the block, and returns its stage; -1 if
-  // there are no more.
+  // there are no more. Each tile is a turn, whether it sees one or not.
   __device__ __forceinline__ int next_stage(int block) {
     for (;;) {
       const int stage = place_.stage();
@@ -557,6 +567,8 @@ class KeyGradientConsumer {
       if (query >= 0 && sees(query, block, begin)) return stage;
       release(s_.empty[stage]);
       if (query < 0) return -1;
+      turns_.take();
+      turns_.pass();
     }
   }
 
@@ -649,6 +661,7 @@ class KeyGradientConsumer {
   const HopperBackwardArguments& x_;
   const int index_;
   const NamedThreads<128> group_;
+  const Turns turns_;
   RingPlace<Shape::kStages> place_;
   uint32_t tile_parity_ = 0;
 };
@@ -676,7 +689,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
 template <int kD>
 using HopperQueryGradient = QueryGradientShape<kD, 2, true>;
 template <int kD>
-using HopperKeyGradient = KeyGradientShape<kD>;
+using HopperKeyGradient = KeyGradientShape<kD, true>;
 
 // The number of tiles of queries that a tile of keys walks over.
 struct KeySteps {
