@@ -38,16 +38,15 @@ struct BackwardTile {
 
 // ---- Phase 1: dq, and the states from which phase 2 starts --------------------------------------
 
-template <int kHeadDim, int kConsumerGroups, bool kTakeTurns>
+template <int kHeadDim>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kConsumers = kConsumerGroups;
-  static constexpr bool kTurns = kTakeTurns;
+  static constexpr int kConsumers = 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = 4;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+  static constexpr int kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
 };
 
 template <typename Shape>
@@ -189,7 +188,7 @@ class QueryGradientConsumer {
  public:
   __device__ __forceinline__ QueryGradientConsumer(Shared& shared, const HopperBackwardArguments& x,
                                                    int index)
-      : s_(shared), x_(x), index_(index), turns_(index, Shape::kTurns) {}
+      : s_(shared), x_(x), index_(index) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
@@ -197,11 +196,10 @@ class QueryGradientConsumer {
       const BackwardTile tile = {uniform(s_.tile.first), uniform(s_.tile.head),
                                  uniform(s_.tile.begin), uniform(s_.tile.end)};
       release(s_.tile_empty);
-      if (tile.first < 0) break;
+      if (tile.first < 0) return;
       compute(tile);
       tile_parity_ ^= 1;
     }
-    turns_.end();
   }
 
  private:
@@ -215,9 +213,7 @@ class QueryGradientConsumer {
     WarpgroupOperand<kStickKeys> dz;
     dq.clear();
     s_.queries_full.wait(tile_parity_);
-    turns_.take();
     issue_scores(s, dp);
-    turns_.pass();
     const TileRowKeys seen(visibility_of<true>(p, head), first);
     HopperGradients sticks;
     enter_rows<1>(sticks, p, head, first);
@@ -237,10 +233,8 @@ class QueryGradientConsumer {
       if (block > tile.begin) release_keys();
       round_to_operand(dz, dp);
       if (block >= tile.end) break;
-      turns_.take();
       issue_scores(s, dp);
       issue_gradient(dq, dz);
-      turns_.pass();
       wait_for_products<1>();
       s.pin();
       dp.pin();
@@ -309,7 +303,6 @@ class QueryGradientConsumer {
   Shared& s_;
   const HopperBackwardArguments& x_;
   const int index_;
-  const Turns turns_;
   RingPlace<Shape::kStages> scored_, released_;
   uint32_t tile_parity_ = 0;
 };
@@ -330,16 +323,17 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
     raise_registers<Shape::kConsumerRegisters>();
     QueryGradientConsumer<Shape>(shared, x, warpgroup - 1).run();
   }
+#else
+  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
 #endif
 }
 
 // ---- Phase 2: dk and dv -------------------------------------------------------------------------
 
 // Each of two consumers owns 64 keys of a tile. They share the queries and work apart otherwise.
-template <int kHeadDim, bool kTakeTurns>
+template <int kHeadDim>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr bool kTurns = kTakeTurns;
   static constexpr int kConsumers = 2;
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kQueries = 64;
@@ -483,22 +477,17 @@ class KeyGradientConsumer {
  public:
   __device__ __forceinline__ KeyGradientConsumer(Shared& shared, const HopperBackwardArguments& x,
                                                  int index)
-      : s_(shared),
-        x_(x),
-        index_(index),
-        group_{1 + index, 128 * (index + 1)},
-        turns_(index, Shape::kTurns) {}
+      : s_(shared), x_(x), index_(index), group_{1 + index, 128 * (index + 1)} {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
       s_.tile_full.wait(tile_parity_);
       const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
       release(s_.tile_empty);
-      if (first < 0) break;
+      if (first < 0) return;
       compute(first + kStickKeys * index_, head);
       tile_parity_ ^= 1;
     }
-    turns_.end();
   }
 
  private:
@@ -515,9 +504,7 @@ class KeyGradientConsumer {
     // stage before `stage` is released when its gradients are complete.
     int stage = next_stage(block), before = -1;
     if (stage >= 0) {
-      turns_.take();
       issue_scores(s, dp, stage);
-      turns_.pass();
       wait_for_products<0>();
     }
     while (stage >= 0) {
@@ -538,10 +525,8 @@ class KeyGradientConsumer {
       before = stage;
       stage = next_stage(block);
       if (stage >= 0) {
-        turns_.take();
         issue_scores(s, dp, stage);
         issue_gradients(dk, dv, before);
-        turns_.pass();
         wait_for_products<1>();
       } else {
         issue_gradients(dk, dv, before);
@@ -556,7 +541,7 @@ class KeyGradientConsumer {
   }
 
   // Waits for the next tile of queries that sees a key of the block, and returns its stage; -1 if
-  // there are no more. Each tile is a turn, whether it sees one or not.
+  // there are no more.
   __device__ __forceinline__ int next_stage(int block) {
     for (;;) {
       const int stage = place_.stage();
@@ -567,8 +552,6 @@ class KeyGradientConsumer {
       if (query >= 0 && sees(query, block, begin)) return stage;
       release(s_.empty[stage]);
       if (query < 0) return -1;
-      turns_.take();
-      turns_.pass();
     }
   }
 
@@ -661,7 +644,6 @@ class KeyGradientConsumer {
   const HopperBackwardArguments& x_;
   const int index_;
   const NamedThreads<128> group_;
-  const Turns turns_;
   RingPlace<Shape::kStages> place_;
   uint32_t tile_parity_ = 0;
 };
@@ -682,14 +664,10 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
     raise_registers<Shape::kConsumerRegisters>();
     KeyGradientConsumer<Shape>(shared, x, warpgroup - 1).run();
   }
+#else
+  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
 #endif
 }
-
-// The shapes that are used, the fastest on an H200.
-template <int kD>
-using HopperQueryGradient = QueryGradientShape<kD, 2, true>;
-template <int kD>
-using HopperKeyGradient = KeyGradientShape<kD, true>;
 
 // The number of tiles of queries that a tile of keys walks over.
 struct KeySteps {

@@ -1,8 +1,9 @@
 // Stick-breaking attention forward for sm_90a: persistent and warp-specialised. One warp loads;
 // each of the other warpgroups, the consumers, owns 64 queries of a tile and walks over their
 // blocks of keys from right to left, like the portable loop (mainloop_stickbreaking_forward.cuh).
-// While it breaks sticks over one block, the product with the values of the block before and, in a
-// loop that runs ahead, the scores of the block after are under way on the tensor cores.
+// While it breaks sticks over one block, the product with the values of the block before is under
+// way on the tensor cores. To issue the scores of the next block by then would take 64 more
+// registers, which measured slower.
 #pragma once
 
 #include "kernels/attention/mainloop_stickbreaking_forward.cuh"
@@ -11,24 +12,19 @@
 
 namespace sbtrain::kernels {
 
-template <int kHeadDim, int kBlockKeys, int kConsumerGroups, bool kScoresAhead, bool kTakeTurns>
+template <int kHeadDim, bool kHasGates>
 struct HopperForwardShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kKeys = kBlockKeys;
-  static constexpr int kConsumers = kConsumerGroups;
-  static constexpr bool kAhead = kScoresAhead;  // needs registers for the scores of two blocks
-  static constexpr bool kTurns = kTakeTurns;
+  static constexpr bool kGated = kHasGates;
+  // Gates need registers.
+  static constexpr int kKeys = kGated ? 64 : 128;
+  static constexpr int kConsumers = 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kKeys * kD <= 128 * 64 ? 4 : 2;
-  static constexpr int kProducerRegisters = kConsumers > 2 ? 32 : kKeys == 64 ? 40 : 24;
-  static constexpr int kConsumerRegisters = kConsumers > 2 ? 160 : kKeys == 64 ? 232 : 240;
+  static constexpr int kProducerRegisters = kGated ? 40 : 24;
+  static constexpr int kConsumerRegisters = kGated ? 232 : 240;
 };
-
-// The shapes that are used, the fastest on an H200.
-template <int kD, bool kGated>
-using HopperForward = std::conditional_t<kGated, HopperForwardShape<kD, 64, 2, false, false>,
-                                         HopperForwardShape<kD, 128, 2, false, true>>;
 
 struct HopperForwardArguments {
   StickBreakingProblem p;
@@ -43,9 +39,10 @@ struct ForwardTile {
   int lowest, last;  // blocks of keys
 };
 
-template <typename Shape, bool kGated>
+template <typename Shape>
 struct HopperForwardShared {
   static constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kStages = Shape::kStages;
+  static constexpr bool kGated = Shape::kGated;
   alignas(1024) __nv_bfloat16 q[Shape::kQueries * kD];
   alignas(1024) __nv_bfloat16 k[kStages][kKeys * kD];
   alignas(1024) __nv_bfloat16 v[kStages][kKeys * kD];
@@ -76,11 +73,12 @@ struct HopperForwardShared {
 
 // ---- The warp that loads ------------------------------------------------------------------------
 
-template <typename Shape, bool kGated>
+template <typename Shape>
 class HopperForwardProducer {
   static constexpr int kD = Shape::kD, kKeys = Shape::kKeys;
+  static constexpr bool kGated = Shape::kGated;
   static constexpr int kTileBytes = 2 * kKeys * kD;
-  using Shared = HopperForwardShared<Shape, kGated>;
+  using Shared = HopperForwardShared<Shape>;
 
  public:
   __device__ __forceinline__ HopperForwardProducer(Shared& shared, const HopperForwardArguments& x)
@@ -180,20 +178,17 @@ class HopperForwardProducer {
 
 // ---- The warpgroups that compute ----------------------------------------------------------------
 
-template <typename Shape, bool kGated>
+template <typename Shape>
 class HopperForwardConsumer {
   static constexpr int kD = Shape::kD, kKeys = Shape::kKeys;
-  using Shared = HopperForwardShared<Shape, kGated>;
+  static constexpr bool kGated = Shape::kGated;
+  using Shared = HopperForwardShared<Shape>;
   using Scores = WarpgroupAccumulator<kKeys>;
 
  public:
   __device__ __forceinline__ HopperForwardConsumer(Shared& shared, const StickBreakingProblem& p,
                                                    int index)
-      : s_(shared),
-        p_(p),
-        index_(index),
-        group_{1 + index, 128 * (index + 1)},
-        turns_(index, Shape::kTurns && p.skip_epsilon == 0) {}
+      : s_(shared), p_(p), index_(index), group_{1 + index, 128 * (index + 1)} {}
 
   __device__ __forceinline__ void run() {
     for (int number = 1;; ++number) {
@@ -201,11 +196,10 @@ class HopperForwardConsumer {
       const ForwardTile tile = {uniform(s_.tile.first), uniform(s_.tile.head),
                                 uniform(s_.tile.lowest), uniform(s_.tile.last)};
       release(s_.tile_empty);
-      if (tile.first < 0) break;
+      if (tile.first < 0) return;
       compute(tile, number);
       tile_parity_ ^= 1;
     }
-    turns_.end();
   }
 
  private:
@@ -226,14 +220,12 @@ class HopperForwardConsumer {
     x.o.clear();
     Scores s;
     s_.q_full.wait(tile_parity_);
-    turns_.take();
     issue_scores(s);
-    turns_.pass();
     const TileRowKeys seen(visibility_of<false>(p_, head), first);
     wait_for_products<0>();
     s.pin();
     release_keys();
-    const bool drained = Shape::kAhead ? walk_ahead(x, s, seen) : walk(x, s, seen);
+    const bool drained = walk(x, s, seen);
     if (drained) drain(x, number);
     write_sticks<1, kD>(p_, head, first, x.block, x.o, seen, x.sticks);
   }
@@ -245,10 +237,8 @@ class HopperForwardConsumer {
       break_sticks(x, s, seen);
       wait_for_products<0>();
       take_operand(x, s);
-      turns_.take();
       issue_scores(s);
       issue_values(x);
-      turns_.pass();
       wait_for_products<1>();
       s.pin();
       release_keys();
@@ -258,46 +248,12 @@ class HopperForwardConsumer {
     finish(x, s, seen);
     return false;
   }
-  __device__ __forceinline__ bool walk_ahead(State& x, Scores& s, const TileRowKeys& seen) {
-    Scores next;
-    while (x.block > x.lowest) {
-      step_ahead(x, s, next, seen);
-      if (ends(x, seen)) return true;
-      x.block -= kKeys;
-      if (x.block <= x.lowest) {
-        finish(x, next, seen);
-        return false;
-      }
-      step_ahead(x, next, s, seen);
-      if (ends(x, seen)) return true;
-      x.block -= kKeys;
-    }
-    finish(x, s, seen);
-    return false;
-  }
-  __device__ __forceinline__ void step_ahead(State& x, Scores& s, Scores& next,
-                                             const TileRowKeys& seen) {
-    turns_.take();
-    issue_scores(next);
-    turns_.pass();
-    break_sticks(x, s, seen);
-    wait_for_products<1>();
-    take_operand(x, s);
-    turns_.take();
-    issue_values(x);
-    turns_.pass();
-    wait_for_products<1>();
-    next.pin();
-    release_keys();
-  }
   __device__ __forceinline__ void finish(State& x, Scores& s, const TileRowKeys& seen) {
     release(s_.q_empty);
     break_sticks(x, s, seen);
     wait_for_products<0>();
     take_operand(x, s);
-    turns_.take();
     issue_values(x);
-    turns_.pass();
     complete_values(x);
   }
   __device__ __forceinline__ void complete_values(State& x) {
@@ -384,19 +340,18 @@ class HopperForwardConsumer {
   const StickBreakingProblem& p_;
   const int index_;
   const NamedThreads<128> group_;
-  const Turns turns_;  // skipping ends the consumers' walks at different blocks
   RingPlace<Shape::kStages> k_, v_, gates_;
   uint32_t tile_parity_ = 0;
 };
 
 // ---- The kernel ---------------------------------------------------------------------------------
 
-template <typename Shape, bool kGated>
+template <typename Shape>
 static __global__ void __launch_bounds__(Shape::kThreads, 1)
     stick_forward_hopper_kernel(const __grid_constant__ HopperForwardArguments x) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char memory[];
-  auto& shared = aligned_shared<HopperForwardShared<Shape, kGated>>(memory);
+  auto& shared = aligned_shared<HopperForwardShared<Shape>>(memory);
   if (threadIdx.x == 0) {
     shared.init();
     prefetch_tensor_map(x.q);
@@ -407,11 +362,13 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     lower_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x < 32) HopperForwardProducer<Shape, kGated>(shared, x).run();
+    if (threadIdx.x < 32) HopperForwardProducer<Shape>(shared, x).run();
   } else {
     raise_registers<Shape::kConsumerRegisters>();
-    HopperForwardConsumer<Shape, kGated>(shared, x.p, warpgroup - 1).run();
+    HopperForwardConsumer<Shape>(shared, x.p, warpgroup - 1).run();
   }
+#else
+  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
 #endif
 }
 

@@ -7,7 +7,7 @@
 namespace sbtrain::kernels {
 namespace {
 
-template <typename Shape, bool kGated>
+template <typename Shape>
 void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
   constexpr int kKeys = Shape::kKeys;
   const int tiles = static_cast<int>(ceil_div(p.tokens, Shape::kQueries));
@@ -19,9 +19,9 @@ void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) 
   fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue,
                                                           QuerySteps{p, Shape::kQueries, kKeys});
   check_launch("stickbreaking_forward");
-  launch_attention("stickbreaking_forward", stream, stick_forward_hopper_kernel<Shape, kGated>,
+  launch_attention("stickbreaking_forward", stream, stick_forward_hopper_kernel<Shape>,
                    persistent_grid(x.queue), Shape::kThreads,
-                   kSharedBytes<HopperForwardShared<Shape, kGated>>, x);
+                   kSharedBytes<HopperForwardShared<Shape>>, x);
 }
 
 // Fills the queue and runs a kernel of persistent blocks.
@@ -37,8 +37,8 @@ void run_backward(cudaStream_t stream, Kernel kernel, HopperBackwardArguments x,
 
 template <int kD>
 void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
-  using Query = HopperQueryGradient<kD>;
-  using Key = HopperKeyGradient<kD>;
+  using Query = QueryGradientShape<kD>;
+  using Key = KeyGradientShape<kD>;
   auto* rows = static_cast<RowInput*>(scratch);
   void* queue = rows + static_cast<int64_t>(p.workspace_heads) * p.tokens;
   HopperBackwardArguments x{
@@ -70,9 +70,9 @@ void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProble
   with_hopper_head_dim("stickbreaking_forward", p.head_dim, [&](auto d) {
     if (p.tokens == 0) return;
     if (p.gate) {
-      forward<HopperForward<d(), true>, true>(stream, p, scratch);
+      forward<HopperForwardShape<d(), true>>(stream, p, scratch);
     } else {
-      forward<HopperForward<d(), false>, false>(stream, p, scratch);
+      forward<HopperForwardShape<d(), false>>(stream, p, scratch);
     }
   });
 }

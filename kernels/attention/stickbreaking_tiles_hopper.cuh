@@ -105,32 +105,6 @@ __device__ __forceinline__ void store_score_tile(__nv_bfloat16* tile, int warp_r
   }
 }
 
-// Two warpgroups issue their products in turns. Then the products of one are complete before those
-// of the other begin, and while one warpgroup waits for its own, the other one computes; without
-// turns, both wait for the tensor cores and then both for the special function unit. Each warpgroup
-// takes as many turns as the other. Barriers 4 and 5 belong to them.
-class Turns {
- public:
-  __device__ __forceinline__ Turns(int warpgroup, bool enabled)
-      : warpgroup_(warpgroup), enabled_(enabled) {
-    if (enabled_ && warpgroup_ == 1) pass();
-  }
-  __device__ __forceinline__ void take() const {
-    if (enabled_) sync_threads<256>(4 + warpgroup_);
-  }
-  __device__ __forceinline__ void pass() const {
-    if (enabled_) arrive_threads<256>(5 - warpgroup_);
-  }
-  // After the last turn.
-  __device__ __forceinline__ void end() const {
-    if (warpgroup_ == 0) take();
-  }
-
- private:
-  int warpgroup_;
-  bool enabled_;
-};
-
 // Rounds scores to the left operand of the next product.
 template <int kCols>
 __device__ __forceinline__ void round_to_operand(WarpgroupOperand<kCols>& a,
