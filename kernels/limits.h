@@ -8,6 +8,8 @@ namespace sbtrain::kernels {
 
 // Attention over packs: heads of a multiple of 8 channels.
 inline constexpr int kMaxAttentionHeadDim = 128;
+// The fewest tokens of a pack that the kernels for Hopper take.
+inline constexpr int kHopperTokens = 128;
 inline constexpr int kMaxDecodeHeadDim = 256;
 inline constexpr int kMaxAlibiHeads = 256;
 // The widest row of RMSNorm and LayerNorm, and the largest head of head norm: a scalar path serves

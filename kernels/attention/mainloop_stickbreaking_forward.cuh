@@ -13,12 +13,12 @@ constexpr int stick_forward_shared_bytes() {
 }
 
 // Whether all of the lane's sticks are shorter than epsilon, or have no key left of `block`.
-template <int kRowBlocks, bool kGated>
-__device__ __forceinline__ bool used_up(const Sticks<2 * kRowBlocks, kStickKeys, kGated>& sticks,
-                                        const RowKeys<kRowBlocks>& seen, int block, float epsilon) {
+template <int kRows, int kKeys, bool kGated, typename Seen>
+__device__ __forceinline__ bool used_up(const Sticks<kRows, kKeys, kGated>& sticks,
+                                        const Seen& seen, int block, float epsilon) {
   bool done = true;
 #pragma unroll
-  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     done = done && (sticks.left[i] < epsilon || seen.begin[i] >= block);
   }
   return done;
@@ -37,11 +37,11 @@ __device__ __forceinline__ void add_remainder(Accumulator<kRowBlocks, kD / 8>& o
 }
 
 // Writes o, the remainders and the stops: of each row the keys from `block` on have been read.
-template <int kRowBlocks, int kD, bool kGated>
-__device__ __forceinline__ void write_sticks(
-    const StickBreakingProblem& p, const StickHead& head, int first, int block,
-    Accumulator<kRowBlocks, kD / 8>& o, const RowKeys<kRowBlocks>& seen,
-    const Sticks<2 * kRowBlocks, kStickKeys, kGated>& sticks) {
+template <int kRowBlocks, int kD, int kKeys, bool kGated, typename Seen>
+__device__ __forceinline__ void write_sticks(const StickBreakingProblem& p, const StickHead& head,
+                                             int first, int block,
+                                             Accumulator<kRowBlocks, kD / 8>& o, const Seen& seen,
+                                             const Sticks<2 * kRowBlocks, kKeys, kGated>& sticks) {
   if (p.remainder != StickRemainder::kNone) {
     add_remainder<kRowBlocks, kD>(o, p, head, first, sticks.left);
   }

@@ -39,14 +39,36 @@ __device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores
   }
 }
 
-// (x[0] + x[1]) + (x[2] + x[3]) and so on: kCount is a power of two.
+// (x[0] + x[1]) + (x[2] + x[3]) and so on.
 template <int kCount>
 __device__ __forceinline__ float pairwise_sum(const float* x) {
   if constexpr (kCount == 1) {
     return x[0];
   } else {
-    return pairwise_sum<kCount / 2>(x) + pairwise_sum<kCount / 2>(x + kCount / 2);
+    constexpr int kHalf = kCount / 2;
+    return pairwise_sum<kHalf>(x) + pairwise_sum<kCount - kHalf>(x + kHalf);
   }
+}
+
+template <int kCount>
+__device__ __forceinline__ float pairwise_product(const float* x) {
+  if constexpr (kCount == 1) {
+    return x[0];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return pairwise_product<kHalf>(x) * pairwise_product<kCount - kHalf>(x + kHalf);
+  }
+}
+
+// log2 of `product`, that of the factors, each of them at least 2^-125. Its logarithm alone is
+// enough unless the product comes near the smallest number.
+template <int kCount>
+__device__ __forceinline__ float log2_of_product(const float (&factors)[kCount], float product) {
+  if (product >= 0x1p-100f) return log2_ftz(product);
+  float sum = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) sum += log2_ftz(factors[n]);
+  return sum;
 }
 
 // The sticks of a lane's kRows rows, broken from right to left, kKeys keys at a time.
@@ -96,15 +118,14 @@ struct Sticks {
   template <typename Scores>
   __device__ __forceinline__ void break_row(Scores& s, int i, const float (&e)[kLaneKeys]) {
     float after[kLaneKeys / 4];  // product of 1 / (1 + e) over four keys
-    float mine = 1.0f;
 #pragma unroll
     for (int g = 0; g < kLaneKeys / 4; ++g) {
       const float* x = e + 4 * g;
-      const float product = ((1.0f + x[0]) * (1.0f + x[1])) * ((1.0f + x[2]) * (1.0f + x[3]));
-      after[g] = reciprocal_ftz(product);
-      log2_left[i] -= log2_ftz(product);
-      mine *= after[g];
+      const float left_of = 1.0f + x[0], right_of = 1.0f + x[2];
+      after[g] = reciprocal_ftz(fmaf(x[1], left_of, left_of) * fmaf(x[3], right_of, right_of));
     }
+    const float mine = pairwise_product<kLaneKeys / 4>(after);
+    log2_left[i] += log2_of_product(after, mine);
     float stick = enter(i, mine);
 #pragma unroll
     for (int g = kLaneKeys / 4 - 1; g >= 0; --g) {
@@ -201,16 +222,24 @@ struct StickGradients {
     }
   }
 
-  static __device__ __forceinline__ float keep(float r, const float* gates, int t) {
-    return kGated ? fmaf(gates[t], r, 1.0f - gates[t]) : r;
+  // r = 1 / (1 + e) of four keys; returns their product. One reciprocal serves all four.
+  static __device__ __forceinline__ float reciprocals(float* r, const float* e) {
+    const float u0 = 1.0f + e[0], u1 = 1.0f + e[1], u2 = 1.0f + e[2], u3 = 1.0f + e[3];
+    const float low = u0 * u1, high = u2 * u3;
+    const float all = reciprocal_ftz(low * high);
+    const float of_low = all * high, of_high = all * low;
+    r[0] = of_low * u1;
+    r[1] = of_low * u0;
+    r[2] = of_high * u3;
+    r[3] = of_high * u2;
+    return all;
   }
 
-  // r = 1 / (1 + e) of the lane's keys, what each group leaves, and the stick before each group's
-  // rightmost key; moves log2_left to the end of the block.
-  __device__ __forceinline__ void enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
-                                        float (&kept)[kGroups], float (&stick)[kGroups],
-                                        const float* gates) {
-    float mine = 0.0f;  // log2 of what the lane's keys leave
+  // The same with gates, and what each group leaves; returns log2 of what all keys leave.
+  static __device__ __forceinline__ float keep_gated(const float (&e)[kLaneKeys],
+                                                     float (&r)[kLaneKeys], float (&kept)[kGroups],
+                                                     const float* gates) {
+    float mine = 0.0f;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       float x[4];
@@ -222,6 +251,26 @@ struct StickGradients {
       }
       kept[g] = (x[0] * x[1]) * (x[2] * x[3]);
       mine += log2_ftz(kept[g]);
+    }
+    return mine;
+  }
+
+  static __device__ __forceinline__ float keep(float r, const float* gates, int t) {
+    return kGated ? fmaf(gates[t], r, 1.0f - gates[t]) : r;
+  }
+
+  // r = 1 / (1 + e) of the lane's keys, what each group leaves, and the stick before each group's
+  // rightmost key; moves log2_left to the end of the block.
+  __device__ __forceinline__ void enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
+                                        float (&kept)[kGroups], float (&stick)[kGroups],
+                                        const float* gates) {
+    float mine;  // log2 of what the lane's keys leave
+    if constexpr (kGated) {
+      mine = keep_gated(e, r, kept, gates);
+    } else {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) kept[g] = reciprocals(r + 4 * g, e + 4 * g);
+      mine = log2_of_product(kept, pairwise_product<kGroups>(kept));
     }
     const float from_1 = from_left(mine, 1, 0.0f);
     const float from_2 = from_left(mine, 2, 0.0f);

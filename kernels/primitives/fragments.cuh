@@ -26,6 +26,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
                : "memory");
 }
 
+// Writes four matrices [8, 8] of bf16 in the same arrangement: lane n passes the address of row n %
+// 8 of matrix n / 8. sm_90 and later.
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // The address of chunk `lane_chunk` (0 or 1) of row `lane_row`, counted from row and col. These are
 // multiples of 16, so one exclusive or moves the lane's address there: the part that depends on the
 // lane is computed once for a tile.

@@ -13,6 +13,12 @@ __device__ __forceinline__ int quad_lane() {
   return static_cast<int>(threadIdx.x) % 4;
 }
 
+// x, which is the same in all lanes of the warp, in a form that lets the compiler know it: what
+// follows from such values alone costs no vector registers.
+__device__ __forceinline__ int uniform(int x) {
+  return __shfl_sync(~0u, x, 0);
+}
+
 // Every lane of the quad gets the result.
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);

@@ -247,7 +247,7 @@ void add_bench_attention(CLI::App& bench, Action& action) {
   command
       ->add_option("--implementation", options->bench.implementation,
                    "Implementation to run on a GPU; default: the one that training chooses")
-      ->check(CLI::IsMember({"portable", "cudnn"}));
+      ->check(CLI::IsMember({"portable", "cudnn", "hopper"}));
   add_common(*command, *options, options->bench.repeats);
   command->callback(
       [options, &action] { action = [options] { return run_bench_attention(*options); }; });

@@ -93,7 +93,7 @@ void StickBreakingForward::check_limits(const Target& /*target*/) const {
   check_attention_head_dim(kName, head_dim(*this));
 }
 Buffer StickBreakingForward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return {};
+  if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);
   return cpu::stickbreaking_forward_scratch(s, head_dim(*this));
 }
 
@@ -112,9 +112,7 @@ Buffer StickBreakingBackward::scratch(const Stream& s) const {
   if (!on_cuda(s)) {
     return cpu::stickbreaking_backward_scratch(s, head_dim(*this), sequences.max_seqlen);
   }
-  const StickBreakingChoice choice = choose(*this, s);
-  return s.scratch("stick-breaking states", DType::kF32,
-                   {choice.heads, choice.blocks, q_THd.rows(), 2});
+  return bytes_of_scratch(s, "stick-breaking states", choose(*this, s).bytes);
 }
 
 float alibi_slope(int heads, int head) {

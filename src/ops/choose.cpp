@@ -1,8 +1,11 @@
 #include "ops/choose.h"
 
+#include <fmt/format.h>
+
 #include "core/error.h"
 #include "kernels/attention/rebased_index.h"
 #include "kernels/attention/scratch_sizes.h"
+#include "kernels/limits.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -69,16 +72,48 @@ SoftmaxShape softmax_shape(const Op& op, const Stream& s) {
 // Whether `forced` names the implementation. A name that no implementation has is a usage error.
 bool forces(std::string_view forced, Implementation implementation) {
   if (!forced.empty() && forced != implementation_name(Implementation::kPortable) &&
-      forced != implementation_name(Implementation::kCudnn)) {
-    fail(ExitCode::kUsage, "'{}' is no implementation; there are portable and cudnn", forced);
+      forced != implementation_name(Implementation::kCudnn) &&
+      forced != implementation_name(Implementation::kHopper)) {
+    fail(ExitCode::kUsage, "'{}' is no implementation; there are portable, cudnn and hopper",
+         forced);
   }
   return forced == implementation_name(implementation);
+}
+
+// Why the kernels for Hopper cannot compute the problem; empty if they can.
+std::string why_not_hopper(const StickBreakingShape& x, const Target& target) {
+  if (target.sm != 90) return "they need a GPU of compute capability 9.0";
+  if (x.head_dim != 32 && x.head_dim != 64 && x.head_dim != 128) {
+    return "they take heads of 32, 64 or 128 channels";
+  }
+  if (x.tokens < kernels::kHopperTokens) {
+    return fmt::format("they take packs of at least {} tokens", kernels::kHopperTokens);
+  }
+  if (x.gated && x.backward) return "they have no gradient of a forget gate";
+  return {};
+}
+
+template <typename Op>
+StickBreakingShape stickbreaking_shape(const Op& op) {
+  return {.tokens = op.q_THd.rows(),
+          .heads = op.params.heads,
+          .head_dim = op.q_THd.cols() / op.params.heads,
+          .max_seqlen = op.sequences.max_seqlen,
+          .gated = op.gate_TH.defined()};
 }
 
 }  // namespace
 
 std::string_view implementation_name(Implementation implementation) {
-  return implementation == Implementation::kCudnn ? "cudnn" : "portable";
+  switch (implementation) {
+    case Implementation::kPortable:
+      return "portable";
+    case Implementation::kCudnn:
+      return "cudnn";
+    case Implementation::kHopper:
+      return "hopper";
+  }
+  return {};
 }
 
 // Derived from the graphs of cuDNN's frontend, plus a margin for the descriptors of each document;
@@ -104,6 +139,9 @@ size_t cudnn_scratch_bytes(const SoftmaxShape& x, int64_t heads) {
 }
 
 SoftmaxChoice choose(const SoftmaxShape& x, const Target& target, std::string_view forced) {
+  if (forces(forced, Implementation::kHopper)) {
+    fail(ExitCode::kUsage, "hopper is asked for, but it has no softmax attention");
+  }
   SoftmaxChoice choice{.bytes = portable_scratch_bytes(x)};
   if (forces(forced, Implementation::kPortable)) {
     choice.reason = "they are asked for";
@@ -132,14 +170,45 @@ SoftmaxChoice choose(const SoftmaxBackward& op, const Stream& s) {
   return choose(shape, s.target(), s.implementation());
 }
 
-StickBreakingChoice choose(const StickBreakingBackward& op, const Stream& s) {
-  if (forces(s.implementation(), Implementation::kCudnn)) {
+StickBreakingChoice choose(const StickBreakingShape& x, const Target& target,
+                           std::string_view forced) {
+  if (forces(forced, Implementation::kCudnn)) {
     fail(ExitCode::kUsage, "cudnn is asked for, but it has no stick-breaking attention");
   }
   StickBreakingChoice choice;
-  choice.blocks = (op.sequences.max_seqlen + 126) / 64 + 2;
-  choice.heads = heads_at_a_time(op.params.heads, op.q_THd.rows() * choice.blocks * 8);
+  if (x.backward) {
+    choice.blocks = (x.max_seqlen + 126) / 64 + 2;
+    const int64_t head_bytes = x.tokens * choice.blocks * 8;
+    choice.heads = heads_at_a_time(x.heads, head_bytes);
+    choice.states = kernels::align_scratch(static_cast<size_t>(choice.heads * head_bytes));
+    choice.bytes = choice.states;
+  }
+  if (forces(forced, Implementation::kPortable)) {
+    choice.reason = "the portable ones are asked for";
+    return choice;
+  }
+  choice.reason = why_not_hopper(x, target);
+  if (!choice.reason.empty()) {
+    if (forces(forced, Implementation::kHopper)) {
+      fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", choice.reason);
+    }
+    return choice;
+  }
+  choice.implementation = Implementation::kHopper;
+  choice.bytes += x.backward
+                      ? kernels::stickbreaking_hopper_backward_scratch_bytes(x.tokens, choice.heads)
+                      : kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
   return choice;
+}
+
+StickBreakingChoice choose(const StickBreakingForward& op, const Stream& s) {
+  return choose(stickbreaking_shape(op), s.target(), s.implementation());
+}
+
+StickBreakingChoice choose(const StickBreakingBackward& op, const Stream& s) {
+  StickBreakingShape shape = stickbreaking_shape(op);
+  shape.backward = true;
+  return choose(shape, s.target(), s.implementation());
 }
 
 namespace {

@@ -16,8 +16,10 @@ namespace sbtrain::ops {
 enum class Implementation : uint8_t {
   kPortable,  // kernels/attention: mma.sync, every GPU from sm_80 on
   kCudnn,     // only softmax attention; packs that it declines go to the portable kernels
+  kHopper,    // only stick-breaking attention: wgmma and TMA, compute capability 9.0
 };
-std::string_view implementation_name(Implementation implementation);  // "portable", "cudnn"
+// "portable", "cudnn", "hopper".
+std::string_view implementation_name(Implementation implementation);
 
 // ---- Softmax attention --------------------------------------------------------------------------
 
@@ -45,12 +47,25 @@ SoftmaxChoice choose(const SoftmaxBackward& op, const Stream& s);
 
 // The backward pass keeps, for each row and each block of 64 keys of its document, the state
 // {log2 T, C} at the block's left edge (kernels/attention/stickbreaking.h). Nothing else grows with
-// T * L, so the heads are computed in groups whose states fit a fixed budget.
+// T * L, so the heads are computed in groups whose states fit a fixed budget. Both implementations
+// save and keep the same.
+struct StickBreakingShape {
+  bool backward = false;
+  int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0;
+  bool gated = false;
+};
 struct StickBreakingChoice {
   Implementation implementation = Implementation::kPortable;
-  int64_t blocks = 0;  // key blocks that a row can see
-  int64_t heads = 0;   // in one group
+  std::string reason{};  // why it is not the kernels for Hopper
+  int64_t blocks = 0;    // backward: key blocks that a row can see
+  int64_t heads = 0;     // backward: in one group
+  size_t states = 0;     // bytes of the states of one group, at the beginning of the scratch
+  size_t bytes = 0;      // scratch
 };
+// `forced` as above.
+StickBreakingChoice choose(const StickBreakingShape& shape, const Target& target,
+                           std::string_view forced = {});
+StickBreakingChoice choose(const StickBreakingForward& op, const Stream& s);
 StickBreakingChoice choose(const StickBreakingBackward& op, const Stream& s);
 
 // ---- Based and ReBased --------------------------------------------------------------------------

@@ -1,5 +1,7 @@
-// Stick-breaking attention on the GPU against the fp64 oracle, with every option.
+// Stick-breaking attention on the GPU against the fp64 oracle, with every option and every
+// implementation that the GPU has for it.
 #include "ops/attention.h"
+#include "ops/choose.h"
 #include "support/gpu.h"
 #include "unit/attention/cases.h"
 
@@ -37,8 +39,9 @@ struct GpuAttention : Attention {
     for (Owned* x : {&qkv, &dout, &bias}) round_to_bf16(*x);
   }
 
-  Outputs run() const {
+  Outputs run(const std::string& implementation = "portable") const {
     GpuStream gpu;
+    gpu.stream.set_implementation(implementation);
     const Case& c = config;
     const int64_t T = c.tokens();
     const OnGpu x(gpu, qkv, DType::kBF16, 8);
@@ -70,6 +73,8 @@ struct GpuAttention : Attention {
                                             .remainder_bias_Hd = r,
                                             .sequences = s,
                                             .params = stickbreaking_params()});
+    // Only the portable kernels have the gradient of a gate.
+    if (c.gated) gpu.stream.set_implementation("portable");
     ops::run(gpu, ops::StickBreakingBackward{.dq_THd = part(dx, 0),
                                              .dk_THd = part(dx, 1),
                                              .dv_THd = part(dx, 2),
@@ -102,14 +107,30 @@ struct GpuAttention : Attention {
   }
 };
 
-void expect_within_bounds(const GpuAttention& x, const Outputs& got) {
+// The implementations that compute the case on this GPU.
+std::vector<std::string> implementations(const Case& c) {
+  const ops::StickBreakingShape shape{.tokens = c.tokens(),
+                                      .heads = c.heads,
+                                      .head_dim = c.head_dim,
+                                      .max_seqlen = c.tokens(),
+                                      .gated = c.gated};
+  const GpuStream gpu;
+  std::vector<std::string> names = {"portable"};
+  const ops::Implementation chosen = ops::choose(shape, gpu.stream.target()).implementation;
+  if (chosen != ops::Implementation::kPortable) names.emplace_back(implementation_name(chosen));
+  return names;
+}
+
+void expect_within_bounds(const GpuAttention& x, const Outputs& got,
+                          const std::string& implementation) {
   const Case& c = x.config;
   oracle::Problem p = x.problem();
   if (c.skip_epsilon > 0) {
     for (const double stop : got.stop) p.first_key.push_back(static_cast<int32_t>(stop));
   }
   const oracle::Result want = oracle::stickbreaking(p);
-  const std::string text = c.describe() + ", d " + std::to_string(c.head_dim);
+  const std::string text =
+      implementation + ", " + c.describe() + ", d " + std::to_string(c.head_dim);
   EXPECT_LE(relative_error(got.o, want.o), 4e-3) << "o, " << text;
   EXPECT_LE(relative_error(got.rem, want.row), 4e-3) << "rem, " << text;
   EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 0), want.dq), 8e-3) << "dq, " << text;
@@ -125,9 +146,11 @@ void expect_within_bounds(const GpuAttention& x, const Outputs& got) {
 
 void check(const Case& c) {
   const GpuAttention x(c);
-  const Outputs got = x.run();
-  expect_within_bounds(x, got);
-  EXPECT_EQ(got.bits, x.run().bits) << c.describe();
+  for (const std::string& implementation : implementations(c)) {
+    const Outputs got = x.run(implementation);
+    expect_within_bounds(x, got, implementation);
+    EXPECT_EQ(got.bits, x.run(implementation).bits) << implementation << ", " << c.describe();
+  }
 }
 
 TEST_F(GpuStickBreaking, EveryOption) {
@@ -179,12 +202,16 @@ TEST_F(GpuStickBreaking, SkippingIsExactForWhatIsRead) {
       Case c{.documents = {700, 1, 1500}, .heads = 2, .head_dim = d, .gated = gated};
       c.skip_epsilon = 0x1p-24f;
       const GpuAttention x(c);
-      const Outputs got = x.run();
-      expect_within_bounds(x, got);
-      EXPECT_GT(*std::max_element(got.stop.begin(), got.stop.end()), 0) << c.describe();
       Case all = c;
       all.skip_epsilon = 0;
-      EXPECT_LE(relative_error(got.o, GpuAttention(all).run().o), 1e-3) << c.describe();
+      for (const std::string& implementation : implementations(c)) {
+        const Outputs got = x.run(implementation);
+        expect_within_bounds(x, got, implementation);
+        EXPECT_GT(*std::max_element(got.stop.begin(), got.stop.end()), 0) << c.describe();
+        EXPECT_LE(relative_error(got.o, GpuAttention(all).run(implementation).o), 1e-3)
+            << implementation << ", " << c.describe();
+        EXPECT_EQ(got.bits, x.run(implementation).bits) << implementation << ", " << c.describe();
+      }
     }
   }
 }
@@ -197,12 +224,32 @@ TEST_F(GpuStickBreaking, ExtremeLogits) {
       Case c{.documents = {300, 77}, .heads = 2, .head_dim = 32, .gated = gated};
       c.scale = static_cast<float>(scale);
       const GpuAttention x(c);
-      const Outputs got = x.run();
-      for (const auto* values : {&got.o, &got.rem, &got.dqkv}) {
-        for (const double value : *values) ASSERT_TRUE(std::isfinite(value)) << c.describe();
+      for (const std::string& implementation : implementations(c)) {
+        const Outputs got = x.run(implementation);
+        for (const auto* values : {&got.o, &got.rem, &got.dqkv}) {
+          for (const double value : *values) {
+            ASSERT_TRUE(std::isfinite(value)) << implementation << ", " << c.describe();
+          }
+        }
+        EXPECT_LE(relative_error(got.o, oracle::stickbreaking(x.problem()).o), 4e-3)
+            << implementation << ", " << scale;
       }
-      EXPECT_LE(relative_error(got.o, oracle::stickbreaking(x.problem()).o), 4e-3) << scale;
     }
+  }
+}
+
+// What one implementation saves in its forward pass serves the other one's backward pass: the
+// remainders are the same number up to rounding, and so are the outputs.
+TEST_F(GpuStickBreaking, ImplementationsSaveTheSame) {
+  for (const int64_t d : {32, 64, 128}) {
+    const Case c{.documents = {700, 1, 1500}, .heads = 2, .head_dim = d};
+    const std::vector<std::string> names = implementations(c);
+    if (names.size() == 1) GTEST_SKIP() << "this GPU has only the portable kernels";
+    const GpuAttention x(c);
+    const Outputs a = x.run(names[0]), b = x.run(names[1]);
+    EXPECT_LE(relative_error(b.o, a.o), 1e-3) << d;
+    EXPECT_LE(relative_error(b.rem, a.rem), 1e-5) << d;
+    EXPECT_EQ(a.stop, b.stop) << d;
   }
 }
 
@@ -217,16 +264,18 @@ TEST_F(GpuStickBreaking, NothingLeaksBetweenDocuments) {
   }
   round_to_bf16(poisoned.qkv);
   round_to_bf16(poisoned.dout);
-  const Outputs a = clean.run();
-  const Outputs b = poisoned.run();
-  for (int64_t t = 100; t < 160; ++t) {
-    for (int64_t i = 0; i < c.width(); ++i) {
-      const auto at = static_cast<size_t>(t * c.width() + i);
-      ASSERT_EQ(a.o[at], b.o[at]) << t;
-    }
-    for (int64_t i = 0; i < 3 * c.width(); ++i) {
-      const auto at = static_cast<size_t>(t * 3 * c.width() + i);
-      ASSERT_EQ(a.dqkv[at], b.dqkv[at]) << t;
+  for (const std::string& implementation : implementations(c)) {
+    const Outputs a = clean.run(implementation);
+    const Outputs b = poisoned.run(implementation);
+    for (int64_t t = 100; t < 160; ++t) {
+      for (int64_t i = 0; i < c.width(); ++i) {
+        const auto at = static_cast<size_t>(t * c.width() + i);
+        ASSERT_EQ(a.o[at], b.o[at]) << implementation << ", " << t;
+      }
+      for (int64_t i = 0; i < 3 * c.width(); ++i) {
+        const auto at = static_cast<size_t>(t * 3 * c.width() + i);
+        ASSERT_EQ(a.dqkv[at], b.dqkv[at]) << implementation << ", " << t;
+      }
     }
   }
 }

@@ -1,6 +1,7 @@
-// Stick-breaking attention: launches kernels/attention/stickbreaking.h.
+// Stick-breaking attention: launches kernels/attention/stickbreaking.h or stickbreaking_hopper.h.
 #include "kernels/attention/stickbreaking.h"
 
+#include "kernels/attention/stickbreaking_hopper.h"
 #include "ops/choose.h"
 #include "ops/cuda/attention.h"
 
@@ -37,8 +38,12 @@ kernels::StickBreakingProblem problem(const Op& op) {
 
 }  // namespace
 
-void run(Cuda, Stream& s, const StickBreakingForward& op, const Buffer& /*scratch*/) {
-  kernels::stickbreaking_forward(cuda_stream(s), problem(op));
+void run(Cuda, Stream& s, const StickBreakingForward& op, const Buffer& scratch) {
+  if (choose(op, s).implementation == Implementation::kHopper) {
+    kernels::stickbreaking_forward_hopper(cuda_stream(s), problem(op), arg(scratch));
+  } else {
+    kernels::stickbreaking_forward(cuda_stream(s), problem(op));
+  }
 }
 
 void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch) {
@@ -52,7 +57,12 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch
   p.workspace = arg(scratch);
   p.workspace_heads = static_cast<int>(choice.heads);
   p.workspace_blocks = static_cast<int>(choice.blocks);
-  kernels::stickbreaking_backward(cuda_stream(s), p);
+  if (choice.implementation == Implementation::kHopper) {
+    void* rest = scratch.tensor().f32() + choice.states / sizeof(float);
+    kernels::stickbreaking_backward_hopper(cuda_stream(s), p, rest);
+  } else {
+    kernels::stickbreaking_backward(cuda_stream(s), p);
+  }
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -248,10 +248,50 @@ TEST(Choose, AnImplementationCanBeForced) {
     }
   };
   EXPECT_EQ(error_of(shape(64, 2048), "magic"),
-            "'magic' is no implementation; there are portable and cudnn");
+            "'magic' is no implementation; there are portable, cudnn and hopper");
   SoftmaxShape biased = shape(64, 2048);
   biased.bias = PositionBias::kFire;
   EXPECT_EQ(error_of(biased, "cudnn"), "cudnn is asked for, but cuDNN has no such bias");
+}
+
+StickBreakingShape stick_shape(int64_t head_dim, int64_t tokens) {
+  return {.tokens = tokens, .heads = 24, .head_dim = head_dim, .max_seqlen = 4096};
+}
+
+TEST(Choose, StickBreakingOnHopperWhereItsKernelsCan) {
+  const Target hopper(Backend::kCuda);
+  Target ampere = hopper;
+  ampere.sm = 80;
+  for (const int64_t d : {32, 64, 128}) {
+    EXPECT_EQ(choose(stick_shape(d, 128), hopper).implementation, Implementation::kHopper);
+    EXPECT_EQ(choose(stick_shape(d, 128), ampere).implementation, Implementation::kPortable);
+  }
+  EXPECT_EQ(choose(stick_shape(64, 127), hopper).reason, "they take packs of at least 128 tokens");
+  EXPECT_EQ(choose(stick_shape(96, 4096), hopper).reason,
+            "they take heads of 32, 64 or 128 channels");
+  StickBreakingShape gated = stick_shape(64, 4096);
+  gated.gated = true;
+  EXPECT_EQ(choose(gated, hopper).implementation, Implementation::kHopper);
+  gated.backward = true;
+  EXPECT_EQ(choose(gated, hopper).implementation, Implementation::kPortable);
+  EXPECT_EQ(choose(stick_shape(64, 4096), hopper, "portable").implementation,
+            Implementation::kPortable);
+  EXPECT_THROW(choose(gated, hopper, "hopper"), Error);
+  EXPECT_THROW(choose(stick_shape(64, 4096), hopper, "cudnn"), Error);
+}
+
+TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
+  const Target target(Backend::kCuda);
+  StickBreakingShape shape = stick_shape(64, 32768);
+  EXPECT_EQ(choose(shape, target, "portable").bytes, 0);
+  EXPECT_GE(choose(shape, target).bytes, 4 * (1 + 32768 / 128));
+  shape.backward = true;
+  const StickBreakingChoice portable = choose(shape, target, "portable");
+  EXPECT_EQ(portable.blocks, (4096 + 126) / 64 + 2);
+  EXPECT_EQ(portable.bytes, static_cast<size_t>(portable.heads * portable.blocks * 32768 * 8));
+  const StickBreakingChoice hopper = choose(shape, target);
+  EXPECT_EQ(hopper.states, portable.bytes);
+  EXPECT_GE(hopper.bytes - hopper.states, static_cast<size_t>(hopper.heads * 32768 * 8));
 }
 
 }  // namespace

@@ -1,0 +1,74 @@
+// What the launches of persistent attention kernels share (sm_90a).
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/attention/stickbreaking.h"
+#include "kernels/attention/tile_queue.h"
+#include "kernels/launch.h"
+#include "kernels/primitives/tensor_map.h"
+
+namespace sbtrain::kernels {
+
+template <typename Body>
+void with_hopper_head_dim(const char* name, int head_dim, Body&& body) {
+  if (head_dim == 32) return body(Int<32>{});
+  if (head_dim == 64) return body(Int<64>{});
+  if (head_dim == 128) return body(Int<128>{});
+  throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(head_dim) +
+                              " channels, not 32, 64 or 128");
+}
+
+// Columns of a head that one copy brings.
+inline int panel_cols(const StickBreakingProblem& p) {
+  return std::min(p.head_dim, 64);
+}
+
+// Boxes of `rows` tokens of a head; rows beyond the pack become zero. Coordinates: column, token,
+// head.
+inline CUtensorMap token_tiles(const StickBreakingProblem& p, const HeadRows& x, int rows) {
+  return tensor_map(TensorBox<3>{.data = x.data,
+                                 .shape = {p.head_dim, p.tokens, p.heads},
+                                 .strides = {x.stride, p.head_dim},
+                                 .box = {panel_cols(p), rows, 1}});
+}
+
+// Boxes of `keys` tokens of a head from any token on, permuted as key_of_row
+// (score_stickbreaking.cuh) says: row 8 c + 2 q + b of the tile holds key q keys / 4 + 2 c + b, so
+// the dimensions are column, b, q, c and head, and the first token is the coordinate of b. Only
+// that coordinate is compared with the number of tokens: all keys of a box have to lie in the pack.
+inline CUtensorMap key_tiles(const StickBreakingProblem& p, const HeadRows& x, int keys) {
+  return tensor_map(
+      TensorBox<5>{.data = x.data,
+                   .shape = {p.head_dim, p.tokens, 4, keys / 8, p.heads},
+                   .strides = {x.stride, keys / 4 * x.stride, 2 * x.stride, p.head_dim},
+                   .box = {panel_cols(p), 2, 4, keys / 8, 1}});
+}
+
+// The queue in `scratch`, int32 [1 + tiles]. Keys and values of the heads that are computed at the
+// same time take at most half of the L2 cache.
+inline TileQueue tile_queue(const StickBreakingProblem& p, int heads, int tiles, void* scratch) {
+  constexpr int64_t kCacheBytes = int64_t{24} << 20;
+  const int64_t head_bytes = int64_t{4} * p.tokens * p.head_dim;
+  const int64_t at_a_time = std::clamp<int64_t>(kCacheBytes / head_bytes, 1, heads);
+  auto* words = static_cast<int32_t*>(scratch);
+  return {.taken = words,
+          .order = words + 1,
+          .tiles = tiles,
+          .heads = heads,
+          .heads_at_a_time = static_cast<int>(at_a_time)};
+}
+
+// One block for each multiprocessor, but no more than there are tiles.
+inline dim3 persistent_grid(const TileQueue& queue) {
+  int device = 0, processors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+  return dim3(static_cast<unsigned>(std::min(processors, queue.tiles * queue.heads)));
+}
+
+}  // namespace sbtrain::kernels

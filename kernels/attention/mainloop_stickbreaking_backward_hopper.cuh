@@ -1,0 +1,684 @@
+// Stick-breaking attention backward for sm_90a, in the two phases of the portable loops
+// (mainloop_stickbreaking_backward.cuh), persistent and warp-specialised: one warp loads, the other
+// warpgroups compute. Both phases take blocks of 64 keys, and so do the states that the first
+// leaves for the second. There are no gates here.
+#pragma once
+
+#include "kernels/attention/mainloop_stickbreaking_backward.cuh"
+#include "kernels/attention/stickbreaking_tiles_hopper.cuh"
+#include "kernels/attention/tile_queue.cuh"
+
+namespace sbtrain::kernels {
+
+using HopperGradients = StickGradients<2, kStickKeys, false>;
+
+// What the first phase says of a row: the first key that it sees, and the remainder's gradient.
+struct RowInput {
+  int begin;
+  float drem;
+};
+
+struct HopperBackwardArguments {
+  StickBreakingProblem p;
+  int first_head = 0;        // of the heads in the queue
+  RowInput* rows = nullptr;  // [workspace_heads, T]
+  TileQueue queue;
+  CUtensorMap q, dout, k, v;  // in phase 1 of tiles of queries, in phase 2 of 64 queries
+  __device__ __forceinline__ RowInput* row(int head, int row) const {
+    return rows + static_cast<int64_t>(head - first_head) * p.tokens + row;
+  }
+};
+
+// Tells the consumers which tile the producer has taken for the block.
+struct BackwardTile {
+  int first;  // query in phase 1, key in phase 2; < 0: there are no more tiles
+  int head;
+  int begin, end;  // phase 1: the first and the last block of keys
+};
+
+// ---- Phase 1: dq, and the states from which phase 2 starts --------------------------------------
+
+template <int kHeadDim>
+struct QueryGradientShape {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kConsumers = 2;
+  static constexpr int kQueries = 64 * kConsumers;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kStages = 4;
+  static constexpr int kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
+};
+
+template <typename Shape>
+struct QueryGradientShared {
+  static constexpr int kD = Shape::kD, kStages = Shape::kStages;
+  alignas(1024) __nv_bfloat16 q[Shape::kQueries * kD];
+  alignas(1024) __nv_bfloat16 dout[Shape::kQueries * kD];
+  alignas(1024) __nv_bfloat16 k[kStages][kStickKeys * kD];
+  alignas(1024) __nv_bfloat16 v[kStages][kStickKeys * kD];
+  Mbarrier queries_full, queries_empty, tile_full, tile_empty;
+  Mbarrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+  BackwardTile tile;
+
+  // By one thread.
+  __device__ __forceinline__ void init() {
+    constexpr int kReaders = 4 * Shape::kConsumers;  // one lane of each warp
+    queries_full.init(1);
+    queries_empty.init(kReaders);
+    tile_full.init(1);
+    tile_empty.init(kReaders);
+    for (int i = 0; i < kStages; ++i) {
+      k_full[i].init(1);
+      k_empty[i].init(kReaders);
+      v_full[i].init(1);
+      v_empty[i].init(kReaders);
+    }
+    fence_mbarrier_init();
+  }
+};
+
+template <typename Shape>
+class QueryGradientProducer {
+  static constexpr int kD = Shape::kD;
+  static constexpr int kTileBytes = 2 * kStickKeys * kD;
+  using Shared = QueryGradientShared<Shape>;
+
+ public:
+  __device__ __forceinline__ QueryGradientProducer(Shared& shared, const HopperBackwardArguments& x)
+      : s_(shared), x_(x) {}
+
+  __device__ __forceinline__ void run() {
+    for (;;) {
+      const BackwardTile tile = take();
+      s_.tile_empty.wait(tile_parity_ ^ 1);
+      if (lane() == 0) {
+        s_.tile = tile;
+        s_.tile_full.arrive();
+      }
+      if (tile.first < 0) return;
+      if (lane() == 0) load(tile);
+      __syncwarp();
+      tile_parity_ ^= 1;
+    }
+  }
+
+ private:
+  // Later rows of a document may have stopped further left than earlier ones.
+  __device__ __forceinline__ BackwardTile take() const {
+    QueuedTile next{};
+    if (lane() == 0) next = take_tile(x_.queue);
+    const int tile = __shfl_sync(~0u, next.tile, 0);
+    const int head = x_.first_head + __shfl_sync(~0u, next.head, 0);
+    if (tile < 0) return {-1, 0, 0, 0};
+    const StickHead h(x_.p, head);
+    const int first = tile * Shape::kQueries;
+    const int end = min(first + Shape::kQueries, x_.p.tokens);
+    const Visibility seen = visibility_of<true>(x_.p, h);
+    int lowest = INT_MAX;
+    for (int row = first; row < end; row += 64) lowest = min(lowest, seen.first_key(row));
+    return {first, head, lowest / kStickKeys * kStickKeys, (end - 1) / kStickKeys * kStickKeys};
+  }
+
+  __device__ __forceinline__ void load(const BackwardTile& tile) {
+    for (int block = tile.begin; block <= tile.end; block += kStickKeys) {
+      const int first = first_loaded_key<kStickKeys>(block, x_.p.tokens);
+      load_block(s_.k, s_.k_full, s_.k_empty, x_.k, first, tile.head);
+      if (block == tile.begin) load_queries(tile);
+      load_block(s_.v, s_.v_full, s_.v_empty, x_.v, first, tile.head);
+      place_.advance();
+    }
+  }
+  __device__ __forceinline__ void load_block(__nv_bfloat16 (*stages)[kStickKeys * kD],
+                                             Mbarrier* full, Mbarrier* empty,
+                                             const CUtensorMap& map, int first, int head) {
+    const int stage = place_.stage();
+    empty[stage].wait(place_.parity() ^ 1);
+    full[stage].arrive_and_expect(kTileBytes);
+    load_key_tile<kStickKeys, kD>(stages[stage], map, full[stage], first, head);
+  }
+  __device__ __forceinline__ void load_queries(const BackwardTile& tile) {
+    s_.queries_empty.wait(tile_parity_ ^ 1);
+    s_.queries_full.arrive_and_expect(2 * 2 * Shape::kQueries * kD);
+    load_token_tile<Shape::kQueries, kD>(s_.q, x_.q, s_.queries_full, tile.first, tile.head);
+    load_token_tile<Shape::kQueries, kD>(s_.dout, x_.dout, s_.queries_full, tile.first, tile.head);
+  }
+
+  Shared& s_;
+  const HopperBackwardArguments& x_;
+  RingPlace<Shape::kStages> place_;
+  uint32_t tile_parity_ = 0;
+};
+
+// Writes the states of the lane's two rows, block by block. They are kept from the first to the
+// last block in which the row sees a key.
+class StateWriter {
+ public:
+  __device__ __forceinline__ StateWriter(const StickBreakingProblem& p, const StickHead& head,
+                                         int first, int block)
+      : step_(p.tokens) {
+    const int64_t slot = head.index % p.workspace_heads * p.workspace_blocks;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = min(first + lane_row() + 8 * i, p.tokens - 1);
+      const int place = block / kStickKeys - (row - p.positions[row]) / kStickKeys;
+      next_[i] = reinterpret_cast<float2*>(p.workspace) + (slot + place) * p.tokens + row;
+    }
+  }
+  __device__ __forceinline__ void write(const HopperGradients& sticks, const TileRowKeys& seen,
+                                        int block) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool sees = seen.begin[i] < block + kStickKeys && block < seen.end + 8 * i;
+      if (sees && quad_lane() == 0) *next_[i] = make_float2(sticks.log2_left[i], sticks.c[i]);
+      next_[i] += step_;
+    }
+  }
+
+ private:
+  float2* next_[2];
+  int step_;
+};
+
+template <typename Shape>
+class QueryGradientConsumer {
+  static constexpr int kD = Shape::kD;
+  using Shared = QueryGradientShared<Shape>;
+  using Scores = WarpgroupAccumulator<kStickKeys>;
+
+ public:
+  __device__ __forceinline__ QueryGradientConsumer(Shared& shared, const HopperBackwardArguments& x,
+                                                   int index)
+      : s_(shared), x_(x), index_(index) {}
+
+  __device__ __forceinline__ void run() {
+    for (;;) {
+      s_.tile_full.wait(tile_parity_);
+      const BackwardTile tile = {uniform(s_.tile.first), uniform(s_.tile.head),
+                                 uniform(s_.tile.begin), uniform(s_.tile.end)};
+      release(s_.tile_empty);
+      if (tile.first < 0) return;
+      compute(tile);
+      tile_parity_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void compute(const BackwardTile& tile) {
+    const StickBreakingProblem& p = x_.p;
+    const StickHead head(p, tile.head);
+    const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
+    const int first = tile.first + 64 * index_ + 16 * warp;
+    Scores s, dp;
+    WarpgroupAccumulator<kD> dq;
+    WarpgroupOperand<kStickKeys> dz;
+    dq.clear();
+    s_.queries_full.wait(tile_parity_);
+    issue_scores(s, dp);
+    const TileRowKeys seen(visibility_of<true>(p, head), first);
+    HopperGradients sticks;
+    enter_rows<1>(sticks, p, head, first);
+    save_rows(tile.head, first, seen, sticks);
+    wait_for_products<0>();
+    s.pin();
+    dp.pin();
+    release_values();
+    StateWriter states(p, head, first, tile.begin);
+    for (int block = tile.begin;; block += kStickKeys) {
+      states.write(sticks, seen, block);
+      sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), p.scale * kLog2e,
+                   BlockKeys{seen, block}, nullptr, nullptr);
+      wait_for_products<0>();
+      dq.pin();
+      dz.pin();
+      if (block > tile.begin) release_keys();
+      round_to_operand(dz, dp);
+      if (block >= tile.end) break;
+      issue_scores(s, dp);
+      issue_gradient(dq, dz);
+      wait_for_products<1>();
+      s.pin();
+      dp.pin();
+      release_values();
+    }
+    release(s_.queries_empty);
+    issue_gradient(dq, dz);
+    wait_for_products<0>();
+    dq.pin();
+    dz.pin();
+    release_keys();
+    const float scale = p.scale;
+    store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
+               [scale](int) { return scale; });
+  }
+
+  __device__ __forceinline__ void issue_scores(Scores& s, Scores& dp) {
+    const int offset = 64 * index_ * kPanelCols<kD>;
+    const TileOperand<Shape::kQueries, kD, TileUse::kRows> queries(s_.q + offset);
+    const TileOperand<Shape::kQueries, kD, TileUse::kRows> douts(s_.dout + offset);
+    const int stage = uniform(scored_.stage());
+    const TileOperand<kStickKeys, kD, TileUse::kRows> keys(s_.k[stage]), values(s_.v[stage]);
+    s_.k_full[stage].wait(scored_.parity());
+    s.pin();
+    dp.pin();
+    wgmma_fence();
+    issue_product<kD>(s, queries, keys);
+    s_.v_full[stage].wait(scored_.parity());
+    wgmma_fence();
+    issue_product<kD>(dp, douts, values);
+    wgmma_commit();
+  }
+  // dq += dz k of the oldest block whose keys are not released.
+  __device__ __forceinline__ void issue_gradient(WarpgroupAccumulator<kD>& dq,
+                                                 WarpgroupOperand<kStickKeys>& dz) {
+    dz.pin();
+    dq.pin();
+    wgmma_fence();
+    issue_product<kStickKeys>(
+        dq, dz, TileOperand<kStickKeys, kD, TileUse::kColumns>(s_.k[uniform(released_.stage())]));
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void save_rows(int head, int first, const TileRowKeys& seen,
+                                            const HopperGradients& sticks) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = first + lane_row() + 8 * i;
+      if (quad_lane() != 0 || row >= x_.p.tokens) continue;
+      *x_.row(head, row) = {seen.begin[i], sticks.drem[i]};
+    }
+  }
+  __device__ __forceinline__ void release(Mbarrier& empty) {
+    __syncwarp();
+    if (lane() == 0) empty.arrive();
+  }
+  __device__ __forceinline__ void release_keys() {
+    release(s_.k_empty[released_.stage()]);
+    released_.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    release(s_.v_empty[scored_.stage()]);
+    scored_.advance();
+  }
+
+  Shared& s_;
+  const HopperBackwardArguments& x_;
+  const int index_;
+  RingPlace<Shape::kStages> scored_, released_;
+  uint32_t tile_parity_ = 0;
+};
+
+template <typename Shape>
+static __global__ void __launch_bounds__(Shape::kThreads, 1)
+    stick_query_gradient_hopper_kernel(const __grid_constant__ HopperBackwardArguments x) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char memory[];
+  auto& shared = aligned_shared<QueryGradientShared<Shape>>(memory);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
+  if (warpgroup == 0) {
+    lower_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x < 32) QueryGradientProducer<Shape>(shared, x).run();
+  } else {
+    raise_registers<Shape::kConsumerRegisters>();
+    QueryGradientConsumer<Shape>(shared, x, warpgroup - 1).run();
+  }
+#else
+  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
+#endif
+}
+
+// ---- Phase 2: dk and dv -------------------------------------------------------------------------
+
+// Each of two consumers owns 64 keys of a tile. They share the queries and work apart otherwise.
+template <int kHeadDim>
+struct KeyGradientShape {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kConsumers = 2;
+  static constexpr int kKeys = 64 * kConsumers;
+  static constexpr int kQueries = 64;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kStages = kD <= 64 ? 4 : 3;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+};
+
+template <typename Shape>
+struct KeyGradientShared {
+  static constexpr int kD = Shape::kD, kStages = Shape::kStages, kConsumers = Shape::kConsumers;
+  alignas(1024) __nv_bfloat16 k[kConsumers][kStickKeys * kD];
+  alignas(1024) __nv_bfloat16 v[kConsumers][kStickKeys * kD];
+  alignas(1024) __nv_bfloat16 q[kStages][Shape::kQueries * kD];
+  alignas(1024) __nv_bfloat16 dout[kStages][Shape::kQueries * kD];
+  alignas(1024) __nv_bfloat16 a[kConsumers][Shape::kQueries * kStickKeys];
+  alignas(1024) __nv_bfloat16 dz[kConsumers][Shape::kQueries * kStickKeys];
+  float2 states[kStages][kConsumers][Shape::kQueries];
+  RowInput rows[kStages][Shape::kQueries];
+  int first_query[kStages];  // < 0: there are no more queries for this tile
+  Mbarrier keys_full, keys_empty, tile_full, tile_empty;
+  Mbarrier full[kStages], empty[kStages];
+  BackwardTile tile;
+
+  // By one thread.
+  __device__ __forceinline__ void init() {
+    constexpr int kReaders = 4 * kConsumers;  // one lane of each warp
+    keys_full.init(1);
+    keys_empty.init(kReaders);
+    tile_full.init(1);
+    tile_empty.init(kReaders);
+    for (int i = 0; i < kStages; ++i) {
+      full[i].init(1 + 32);
+      empty[i].init(kReaders);
+    }
+    fence_mbarrier_init();
+  }
+};
+
+template <typename Shape>
+class KeyGradientProducer {
+  static constexpr int kD = Shape::kD;
+  using Shared = KeyGradientShared<Shape>;
+
+ public:
+  __device__ __forceinline__ KeyGradientProducer(Shared& shared, const HopperBackwardArguments& x)
+      : s_(shared), x_(x) {}
+
+  __device__ __forceinline__ void run() {
+    for (;;) {
+      QueuedTile next{};
+      if (lane() == 0) next = take_tile(x_.queue);
+      const int tile = __shfl_sync(~0u, next.tile, 0);
+      const int head = x_.first_head + __shfl_sync(~0u, next.head, 0);
+      s_.tile_empty.wait(tile_parity_ ^ 1);
+      if (lane() == 0) {
+        s_.tile = {tile < 0 ? -1 : tile * Shape::kKeys, head, 0, 0};
+        s_.tile_full.arrive();
+      }
+      if (tile < 0) return;
+      load(tile * Shape::kKeys, head);
+      tile_parity_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(int block, int head) {
+    const StickBreakingProblem& p = x_.p;
+    const Visibility seen = visibility_of<true>(p, StickHead(p, head));
+    const int end_key = min(block + Shape::kKeys, p.tokens);
+    const int end = seen.end_query(end_key - 1);
+    load_keys(block, head);
+    for (int some = block; some < end; some += 32 * Shape::kQueries) {
+      // The first row of a tile is the one that sees furthest to the left.
+      const int mine = some + lane() * Shape::kQueries;
+      const bool needed = mine < end && (p.skip_epsilon == 0 || seen.first_key(mine) < end_key);
+      for (unsigned tiles = __ballot_sync(~0u, needed); tiles; tiles &= tiles - 1) {
+        load_queries(some + (__ffs(static_cast<int>(tiles)) - 1) * Shape::kQueries, block, head);
+      }
+    }
+    load_queries(-1, block, head);
+  }
+  __device__ __forceinline__ void load_keys(int block, int head) {
+    s_.keys_empty.wait(tile_parity_ ^ 1);
+    if (lane() != 0) return;
+    s_.keys_full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
+    for (int i = 0; i < Shape::kConsumers; ++i) {
+      const int first = first_loaded_key<kStickKeys>(block + i * kStickKeys, x_.p.tokens);
+      load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, s_.keys_full, first, head);
+      load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, s_.keys_full, first, head);
+    }
+  }
+  __device__ __forceinline__ void load_queries(int first, int block, int head) {
+    const int stage = place_.stage();
+    Mbarrier& full = s_.full[stage];
+    s_.empty[stage].wait(place_.parity() ^ 1);
+    if (first >= 0) load_rows_of(first, block, head, stage);
+    full.arrive_after_copies();
+    if (lane() == 0) {
+      s_.first_query[stage] = first;
+      if (first < 0) {
+        full.arrive();
+      } else {
+        full.arrive_and_expect(2 * 2 * Shape::kQueries * kD);
+        load_token_tile<Shape::kQueries, kD>(s_.q[stage], x_.q, full, first, head);
+        load_token_tile<Shape::kQueries, kD>(s_.dout[stage], x_.dout, full, first, head);
+      }
+    }
+    place_.advance();
+  }
+  // Their states at the left edges of the consumers' blocks. Where there are none, the consumer
+  // does not use what is copied.
+  __device__ __forceinline__ void load_rows_of(int first, int block, int head, int stage) {
+    const StickBreakingProblem& p = x_.p;
+    for (int i = lane(); i < Shape::kQueries; i += 32) {
+      const int row = min(first + i, p.tokens - 1);
+      const int first_block = (row - p.positions[row]) / kStickKeys;
+      cp_async8(shared_address(&s_.rows[stage][i]), x_.row(head, row));
+      for (int n = 0; n < Shape::kConsumers; ++n) {
+        const int place = min(max(block / kStickKeys + n - first_block, 0), p.workspace_blocks - 1);
+        const int64_t slot = head % p.workspace_heads * p.workspace_blocks + place;
+        cp_async8(shared_address(&s_.states[stage][n][i]),
+                  reinterpret_cast<const float2*>(p.workspace) + slot * p.tokens + row);
+      }
+    }
+  }
+
+  Shared& s_;
+  const HopperBackwardArguments& x_;
+  RingPlace<Shape::kStages> place_;
+  uint32_t tile_parity_ = 0;
+};
+
+template <typename Shape>
+class KeyGradientConsumer {
+  static constexpr int kD = Shape::kD;
+  using Shared = KeyGradientShared<Shape>;
+  using Scores = WarpgroupAccumulator<kStickKeys>;
+
+ public:
+  __device__ __forceinline__ KeyGradientConsumer(Shared& shared, const HopperBackwardArguments& x,
+                                                 int index)
+      : s_(shared), x_(x), index_(index), group_{1 + index, 128 * (index + 1)} {}
+
+  __device__ __forceinline__ void run() {
+    for (;;) {
+      s_.tile_full.wait(tile_parity_);
+      const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
+      release(s_.tile_empty);
+      if (first < 0) return;
+      compute(first + kStickKeys * index_, head);
+      tile_parity_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void compute(int block, int head_index) {
+    const StickBreakingProblem& p = x_.p;
+    const int first_key = first_loaded_key<kStickKeys>(block, p.tokens);
+    const int warp_row = 16 * group_.warp() % 64;
+    WarpgroupAccumulator<kD> dk, dv;
+    dk.clear();
+    dv.clear();
+    Scores s, dp;
+    s_.keys_full.wait(tile_parity_);
+    // The scores of a tile of queries are computed while the tile before becomes gradients. The
+    // stage before `stage` is released when its gradients are complete.
+    int stage = next_stage(block), before = -1;
+    if (stage >= 0) {
+      issue_scores(s, dp, stage);
+      wait_for_products<0>();
+    }
+    while (stage >= 0) {
+      s.pin();
+      dp.pin();
+      HopperGradients sticks;
+      const TileRowKeys seen = enter(sticks, s_.first_query[stage], block, stage);
+      sticks.score(s, dp, first_key, p.scale * kLog2e, BlockKeys{seen, block}, nullptr, nullptr);
+      wait_for_products<0>();
+      dk.pin();
+      dv.pin();
+      if (before >= 0) release(s_.empty[before]);
+      group_.sync();  // no warp reads the tiles of scores any more
+      store_score_tile(s_.a[index_], warp_row, s);
+      store_score_tile(s_.dz[index_], warp_row, dp);
+      fence_async_proxy();
+      group_.sync();
+      before = stage;
+      stage = next_stage(block);
+      if (stage >= 0) {
+        issue_scores(s, dp, stage);
+        issue_gradients(dk, dv, before);
+        wait_for_products<1>();
+      } else {
+        issue_gradients(dk, dv, before);
+      }
+    }
+    wait_for_products<0>();
+    dk.pin();
+    dv.pin();
+    if (before >= 0) release(s_.empty[before]);
+    release(s_.keys_empty);
+    write(dk, dv, block, first_key, warp_row, head_index);
+  }
+
+  // Waits for the next tile of queries that sees a key of the block, and returns its stage; -1 if
+  // there are no more.
+  __device__ __forceinline__ int next_stage(int block) {
+    for (;;) {
+      const int stage = place_.stage();
+      s_.full[stage].wait(place_.parity());
+      place_.advance();
+      const int query = uniform(s_.first_query[stage]);
+      const int begin = uniform(s_.rows[stage][0].begin);
+      if (query >= 0 && sees(query, block, begin)) return stage;
+      release(s_.empty[stage]);
+      if (query < 0) return -1;
+    }
+  }
+
+  // Whether any of the 64 queries sees a key of the block; `begin` is the first key of the first.
+  __device__ __forceinline__ bool sees(int query, int block, int begin) const {
+    const int end = min(query + 63 + (x_.p.attend_current ? 1 : 0), x_.p.tokens);
+    return block < end && begin < block + kStickKeys;
+  }
+
+  __device__ __forceinline__ void issue_scores(Scores& s, Scores& dp, int stage) {
+    using Queries = TileOperand<Shape::kQueries, kD, TileUse::kRows>;
+    using Keys = TileOperand<kStickKeys, kD, TileUse::kRows>;
+    s.pin();
+    dp.pin();
+    wgmma_fence();
+    issue_product<kD>(s, Queries(s_.q[stage]), Keys(s_.k[index_]));
+    issue_product<kD>(dp, Queries(s_.dout[stage]), Keys(s_.v[index_]));
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void issue_gradients(WarpgroupAccumulator<kD>& dk,
+                                                  WarpgroupAccumulator<kD>& dv, int stage) {
+    using ScoreTile = TileOperand<Shape::kQueries, kStickKeys, TileUse::kColumns>;
+    using Queries = TileOperand<Shape::kQueries, kD, TileUse::kColumns>;
+    dk.pin();
+    dv.pin();
+    wgmma_fence();
+    issue_product<Shape::kQueries>(dv, ScoreTile(s_.a[index_]), Queries(s_.dout[stage]), true);
+    issue_product<Shape::kQueries>(dk, ScoreTile(s_.dz[index_]), Queries(s_.q[stage]), true);
+    wgmma_commit();
+  }
+
+  // What the lane's rows see, and their states at the left edge of the block.
+  __device__ __forceinline__ TileRowKeys enter(HopperGradients& sticks, int query, int block,
+                                               int stage) const {
+    const int tokens = x_.p.tokens, own = x_.p.attend_current ? 1 : 0;
+    const int warp_row = 16 * group_.warp();
+    TileRowKeys seen;
+    const auto begin_of = [&](int row) {
+      return query + row < tokens ? s_.rows[stage][row].begin : INT_MAX;
+    };
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = warp_row + lane_row() + 8 * i;
+      seen.begin[i] = begin_of(row);
+      const bool begun = seen.begin[i] < block + kStickKeys && block < query + row + own;
+      const float2 state = s_.states[stage][index_][row];
+      sticks.log2_left[i] = begun ? state.x : 0.0f;
+      sticks.c[i] = begun ? state.y : 0.0f;
+      sticks.drem[i] = begun ? s_.rows[stage][row].drem : 0.0f;
+    }
+    seen.end = query + warp_row + lane_row() + own;
+    seen.last_begin = begin_of(warp_row + 15);
+    seen.first_end = min(query + warp_row + own, tokens);
+    return seen;
+  }
+
+  __device__ __forceinline__ void write(WarpgroupAccumulator<kD>& dk, WarpgroupAccumulator<kD>& dv,
+                                        int block, int first_key, int warp_row, int head_index) {
+    const StickBreakingProblem& p = x_.p;
+    const StickHead head(p, head_index);
+    const bool to_value = p.remainder == StickRemainder::kValue;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int key = first_key + key_of_row<kStickKeys>(warp_row + lane_row() + 8 * i);
+      if (key < block || key >= p.tokens) continue;
+      const float rem = to_value ? exp2_ftz(p.log2_rem[head.at(key)]) : 0.0f;
+      __nv_bfloat16* const dk_row = head.row(p.dk, key) + lane_col();
+      __nv_bfloat16* const dv_row = head.row(p.dv, key) + lane_col();
+      const __nv_bfloat16* const dout_row = head.row(p.dout, key) + lane_col();
+#pragma unroll
+      for (int c = 0; c < kD / 8; ++c) {
+        const float* const x = dk.at[0][c] + 2 * i;
+        float y[2] = {dv.at[0][c][2 * i], dv.at[0][c][2 * i + 1]};
+        if (to_value) {
+          y[0] += rem * __bfloat162float(dout_row[8 * c]);
+          y[1] += rem * __bfloat162float(dout_row[8 * c + 1]);
+        }
+        *reinterpret_cast<uint32_t*>(dk_row + 8 * c) = pack_bf16(x[0] * p.scale, x[1] * p.scale);
+        *reinterpret_cast<uint32_t*>(dv_row + 8 * c) = pack_bf16(y[0], y[1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void release(Mbarrier& empty) {
+    __syncwarp();
+    if (lane() == 0) empty.arrive();
+  }
+
+  Shared& s_;
+  const HopperBackwardArguments& x_;
+  const int index_;
+  const NamedThreads<128> group_;
+  RingPlace<Shape::kStages> place_;
+  uint32_t tile_parity_ = 0;
+};
+
+template <typename Shape>
+static __global__ void __launch_bounds__(Shape::kThreads, 1)
+    stick_key_gradient_hopper_kernel(const __grid_constant__ HopperBackwardArguments x) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char memory[];
+  auto& shared = aligned_shared<KeyGradientShared<Shape>>(memory);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
+  if (warpgroup == 0) {
+    lower_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x < 32) KeyGradientProducer<Shape>(shared, x).run();
+  } else {
+    raise_registers<Shape::kConsumerRegisters>();
+    KeyGradientConsumer<Shape>(shared, x, warpgroup - 1).run();
+  }
+#else
+  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
+#endif
+}
+
+// The number of tiles of queries that a tile of keys walks over.
+struct KeySteps {
+  StickBreakingProblem p;
+  int keys, queries;
+  __device__ int operator()(int tile) const {
+    const int first = tile * keys;
+    const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
+    const int end = seen.end_query(min(first + keys, p.tokens) - 1);
+    return (end - first + queries - 1) / queries;
+  }
+};
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,87 @@
+#include "kernels/attention/launch_attention.h"
+#include "kernels/attention/launch_hopper.h"
+#include "kernels/attention/mainloop_stickbreaking_backward_hopper.cuh"
+#include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
+#include "kernels/attention/stickbreaking_hopper.h"
+
+namespace sbtrain::kernels {
+namespace {
+
+template <typename Shape>
+void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
+  constexpr int kKeys = Shape::kKeys;
+  const int tiles = static_cast<int>(ceil_div(p.tokens, Shape::kQueries));
+  const HopperForwardArguments x{.p = p,
+                                 .queue = tile_queue(p, p.heads, tiles, scratch),
+                                 .q = token_tiles(p, p.q, Shape::kQueries),
+                                 .k = key_tiles(p, p.k, kKeys),
+                                 .v = key_tiles(p, p.v, kKeys)};
+  fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue,
+                                                          QuerySteps{p, Shape::kQueries, kKeys});
+  check_launch("stickbreaking_forward");
+  launch_attention("stickbreaking_forward", stream, stick_forward_hopper_kernel<Shape>,
+                   persistent_grid(x.queue), Shape::kThreads,
+                   kSharedBytes<HopperForwardShared<Shape>>, x);
+}
+
+// Fills the queue and runs a kernel of persistent blocks.
+template <typename Shape, typename Shared, typename Kernel, typename Steps>
+void run_backward(cudaStream_t stream, Kernel kernel, HopperBackwardArguments x, int tiles,
+                  int heads, void* scratch, const Steps& steps) {
+  x.queue = tile_queue(x.p, heads, tiles, scratch);
+  fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue, steps);
+  check_launch("stickbreaking_backward");
+  launch_attention("stickbreaking_backward", stream, kernel, persistent_grid(x.queue),
+                   Shape::kThreads, kSharedBytes<Shared>, x);
+}
+
+template <int kD>
+void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
+  using Query = QueryGradientShape<kD>;
+  using Key = KeyGradientShape<kD>;
+  auto* rows = static_cast<RowInput*>(scratch);
+  void* queue = rows + static_cast<int64_t>(p.workspace_heads) * p.tokens;
+  HopperBackwardArguments x{
+      .p = p, .rows = rows, .k = key_tiles(p, p.k, kStickKeys), .v = key_tiles(p, p.v, kStickKeys)};
+  for (int head = 0; head < p.heads; head += p.workspace_heads) {
+    const int heads = std::min(p.heads - head, p.workspace_heads);
+    x.first_head = head;
+    x.q = token_tiles(p, p.q, Query::kQueries);
+    x.dout = token_tiles(p, p.dout, Query::kQueries);
+    run_backward<Query, QueryGradientShared<Query>>(
+        stream, stick_query_gradient_hopper_kernel<Query>, x,
+        static_cast<int>(ceil_div(p.tokens, Query::kQueries)), heads, queue,
+        QuerySteps{p, Query::kQueries, kStickKeys});
+    x.q = token_tiles(p, p.q, Key::kQueries);
+    x.dout = token_tiles(p, p.dout, Key::kQueries);
+    run_backward<Key, KeyGradientShared<Key>>(stream, stick_key_gradient_hopper_kernel<Key>, x,
+                                              static_cast<int>(ceil_div(p.tokens, Key::kKeys)),
+                                              heads, queue, KeySteps{p, Key::kKeys, Key::kQueries});
+  }
+  if (p.remainder != StickRemainder::kBias) return;
+  stick_remainder_bias_kernel<<<static_cast<unsigned>(p.heads), kBiasThreads, 0, stream>>>(p);
+  check_launch("stickbreaking_backward");
+}
+
+}  // namespace
+
+void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
+                                  void* scratch) {
+  with_hopper_head_dim("stickbreaking_forward", p.head_dim, [&](auto d) {
+    if (p.tokens == 0) return;
+    if (p.gate) {
+      forward<HopperForwardShape<d(), true>>(stream, p, scratch);
+    } else {
+      forward<HopperForwardShape<d(), false>>(stream, p, scratch);
+    }
+  });
+}
+
+void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
+                                   void* scratch) {
+  with_hopper_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
+    if (p.tokens > 0) backward<d()>(stream, p, scratch);
+  });
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,22 @@
+// Stick-breaking attention for GPUs of compute capability 9.0, with wgmma and TMA: the problems of
+// stickbreaking.h whose heads have 32, 64 or 128 channels and whose packs have at least
+// kHopperTokens tokens. It saves what the portable kernels save, so either backward pass may follow
+// either forward pass.
+#pragma once
+
+#include "kernels/attention/scratch_sizes.h"
+#include "kernels/attention/stickbreaking.h"
+
+namespace sbtrain::kernels {
+
+// Writes o, log2_rem and stop, the same bits on every run. `scratch` has
+// stickbreaking_hopper_forward_scratch_bytes (scratch_sizes.h).
+void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
+                                  void* scratch);
+
+// Writes dq, dk and dv, adds to dremainder_bias; the same bits on every run. There is no gate.
+// `scratch` has stickbreaking_hopper_backward_scratch_bytes beside the workspace of the problem.
+void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
+                                   void* scratch);
+
+}  // namespace sbtrain::kernels

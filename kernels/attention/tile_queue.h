@@ -1,0 +1,16 @@
+// The queue of tiles of a persistent kernel (tile_queue.cuh), in device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+struct TileQueue {
+  int32_t* taken = nullptr;  // how many have been taken
+  int32_t* order = nullptr;  // [tiles]
+  int tiles = 0;             // of one head
+  int heads = 0, heads_at_a_time = 0;
+};
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,43 @@
+// Copies of boxes of tensors by the copy engine (TMA), sm_90 and later. tensor_map.h makes the maps
+// that describe the tensors.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/primitives/mbarrier.cuh"
+
+namespace sbtrain::kernels {
+
+__device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(&map) : "memory");
+}
+
+// Copies the box that begins at the given coordinates, innermost first, to shared memory. By one
+// thread; the bytes count for the barrier's current phase. Elements outside of the tensor become
+// zero, and count too.
+__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, Mbarrier& barrier,
+                                         int x0, int x1, int x2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5}], [%2];\n" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(barrier.address()), "r"(x0), "r"(x1), "r"(x2)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, Mbarrier& barrier,
+                                         int x0, int x1, int x2, int x3, int x4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5, %6, %7}], [%2];\n" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(barrier.address()), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+      : "memory");
+}
+
+// Orders what this thread wrote to shared memory before copies and products (wgmma) that read it
+// after the next barrier.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+}  // namespace sbtrain::kernels
