@@ -59,8 +59,9 @@ __global__ void finish_step_kernel(const FinishStep p) {
   double* stats = p.stats;
   const bool apply = isfinite(stats[kLossSum]) && isfinite(stats[kSquaredNorm]);
   if (apply) stats[kUpdates] += 1.0;
-  const double norm = sqrt(stats[kSquaredNorm]);
-  stats[kGradScale] = p.clip > 0.0 && norm > p.clip ? p.clip / norm : 1.0;
+  const double targets = fmax(stats[kValidTargets], 1.0);
+  const double norm = sqrt(stats[kSquaredNorm]) / targets;
+  stats[kGradScale] = (p.clip > 0.0 && norm > p.clip ? p.clip / norm : 1.0) / targets;
   stats[kBias1] = 1.0 - pow(p.beta1, stats[kUpdates]);
   stats[kBias2] = 1.0 - pow(p.beta2, stats[kUpdates]);
   stats[kApply] = apply ? 1.0 : 0.0;

@@ -24,8 +24,9 @@ struct Reduction {
 void sum(cudaStream_t stream, const Reduction& p);
 void squared_norm(cudaStream_t stream, const Reduction& p);
 
-// Computes from kLossSum and kSquaredNorm: kApply = both are finite; if so, kUpdates += 1;
-// kGradScale = clip / norm where clip > 0 and norm > clip, else 1; kBias1 and kBias2.
+// Computes from the sums of all ranks: kApply = loss and norm are finite; if so, kUpdates += 1;
+// kGradScale = (clip / norm where clip > 0 and norm > clip, else 1) / n, where n is kValidTargets,
+// at least 1, and norm that of the mean's gradient, sqrt(kSquaredNorm) / n; kBias1 and kBias2.
 struct FinishStep {
   double* stats;
   double beta1, beta2, clip;

@@ -33,13 +33,14 @@ if [[ " ${sections[*]} " == *" build "* ]] &&
   sections+=(cuda)
 fi
 
-# The lines of one section: "name", "a | b", "name ?".
+# The lines of one section: "name", "a | b", "/file | name", "name ?".
 read_section() {
   grep -qxF "[$1]" "$list" || die "no section [$1] in scripts/dependencies.txt"
   awk -v wanted="[$1]" '/^\[/ { on = ($1 == wanted); next } on && NF && $1 !~ /^#/' "$list"
 }
 
 installed() {
+  if [[ $1 == /* ]]; then [ -e "$1" ]; return; fi # a file that makes the package unnecessary
   [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
@@ -130,7 +131,7 @@ install_missing() {
   for line in "${missing[@]}"; do
     chosen=
     for package in $(alternatives "$line"); do
-      if [ -z "$chosen" ] && apt-cache show "$package" >/dev/null 2>&1; then chosen=$package; fi
+      if [ -z "$chosen" ] && [[ $package != /* ]] && apt-cache show "$package" >/dev/null 2>&1; then chosen=$package; fi
     done
     if [ -n "$chosen" ]; then
       install+=("$chosen")

@@ -9,6 +9,7 @@
 
 #include "config/config.h"
 #include "core/memory.h"
+#include "parallel/launch.h"
 
 namespace sbtrain {
 
@@ -37,10 +38,22 @@ struct BenchResult {
   // Measured in separate steps, so that measuring the parts does not slow the timed steps. "idle"
   // is the rest of step_seconds.
   std::vector<BenchPart> parts;
+  // Of rank 0, in a job of several ranks: what its stream of communication did in a step, most of
+  // it beside the parts above, of which "communication" is the rest that they waited for.
+  struct Collectives {
+    std::string name;    // "all_gather"
+    int64_t calls = 0;   // of one step
+    double bytes = 0;    // of the whole tensors, all calls
+    double seconds = 0;  // from the start on this rank to the end, so waits for other ranks count
+    double bus_bytes_per_second = 0;  // what each link carries, as NCCL's tests count it
+  };
+  std::vector<Collectives> collectives;
+  int world = 1;
 };
 
-// Trains on documents of sequence_length random tokens.
-BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options);
+// Trains on documents of sequence_length random tokens. Every rank of the job calls it.
+BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
+                       const Job& job = {});
 
 // ---- Attention --------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@
 #include "core/philox.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
-#include "parallel/communicator.h"
+#include "parallel/make_communicator.h"
+#include "parallel/traffic.h"
 
 namespace sbtrain {
 namespace {
@@ -54,6 +55,7 @@ std::string part_of(const std::string& op) {
   const auto has = [&](const char* text) { return op.find(text) != std::string::npos; };
   if (has("cross_entropy")) return "loss";
   if (is_matrix_product(op)) return "matrix products";
+  if (op == "await" || op == "all_reduce") return "communication";
   if (has("adamw") || has("squared_norm") || has("finish_step")) return "optimizer";
   const auto starts = [&](std::string_view start) { return op.starts_with(start); };
   return std::ranges::any_of(kElementWise, starts) ? "element-wise" : "attention";
@@ -61,31 +63,70 @@ std::string part_of(const std::string& op) {
 
 }  // namespace
 
-BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options) {
+// The collectives of one step: bytes as they are planned, times as they were measured.
+std::vector<BenchResult::Collectives> collectives_of(const Traffic& planned,
+                                                     const OpProfile& profile, int64_t steps) {
+  std::vector<BenchResult::Collectives> out;
+  for (const Transfer& transfer : planned.transfers) {
+    const std::string name = collective_name(transfer.collective);
+    const auto found = profile.entries().find(name);
+    if (found == profile.entries().end()) continue;  // on the stream that computes
+    auto row = std::ranges::find(out, name, &BenchResult::Collectives::name);
+    if (row == out.end()) row = out.insert(out.end(), {.name = name});
+    const double ranks = transfer.group.ranks;
+    row->calls += 1;
+    row->bytes += static_cast<double>(transfer.bytes);
+    row->seconds = found->second.seconds / static_cast<double>(steps);
+    const double passes = transfer.collective == Collective::kAllReduce ? 2 : 1;
+    row->bus_bytes_per_second +=
+        passes * static_cast<double>(transfer.bytes) * (ranks - 1) / ranks / row->seconds;
+  }
+  return out;
+}
+
+BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
+                       const Job& job) {
   const size_t free_before = device_memory(backend).free;
-  const Transformer model(config.model, config.train.recompute);
-  const std::unique_ptr<Communicator> communicator = make_single_process();
+  const std::unique_ptr<Communicator> communicator = make_communicator(*job.control, backend);
+  const int world = communicator->world();
+  const Mesh mesh(*communicator, config.train.sharding, job.launch.local_world);
+  const Transformer model(config.model, config.train.recompute, mesh.shard_count());
+  Traffic traffic;
+  {
+    const auto planned =
+        make_planned(communicator->rank(), world, job.launch.local_world, &traffic);
+    const Mesh planned_mesh(*planned, config.train.sharding, job.launch.local_world);
+    Memory memory = Memory::planning(backend);
+    Stream stream(memory);
+    TrainStep(config, model, stream, planned_mesh).plan_step();
+  }
   Memory plan = Memory::planning(backend);
   Stream planning(plan);
-  TrainStep(config, model, planning, *communicator).plan();
+  TrainStep(config, model, planning, mesh).plan();
   Memory memory(backend);
   memory.adopt_plan(plan);
   Stream stream(memory);
-  TrainStep step(config, model, stream, *communicator);
+  TrainStep step(config, model, stream, mesh);
   step.params().initialize(config.seed);
   if (backend == Backend::kCuda) step.tune("");
 
+  Stream* const communication = step.params().communication();
   int64_t steps = 0;
   const auto run_step = [&] {
     std::vector<PackedBatch> batches;
-    for (int64_t n = 0; n < config.train.batch; n += config.train.micro_batch) {
-      batches.push_back(random_batch(config, steps * config.train.batch + n));
+    const int64_t share = config.train.batch / world;
+    for (int64_t n = 0; n < share; n += config.train.micro_batch) {
+      const int64_t first = steps * config.train.batch + communicator->rank() * share;
+      batches.push_back(random_batch(config, first + n));
     }
+    job.control->progress("a step");
     ++steps;
     const Clock::time_point start = Clock::now();
     step.run(batches, config.train.lr).wait();
     const double seconds = seconds_since(start);
-    ops::run(stream, ops::Synchronize{});  // collects the times of ops that run asynchronously
+    // Collects the times of ops that run asynchronously.
+    ops::run(stream, ops::Synchronize{});
+    if (communication) ops::run(*communication, ops::Synchronize{});
     return seconds;
   };
   for (int64_t n = 0; n < options.warmup; ++n) run_step();
@@ -100,16 +141,21 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   const auto L = static_cast<double>(config.train.sequence_length);
   result.flops_causal = model.flops_per_token(L / 2) * result.tokens_per_second;
   result.flops_full = model.flops_per_token(L) * result.tokens_per_second;
-  result.peak_flops = 1e12 * config.metrics.peak_tflops;
-  if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops;
+  result.peak_flops = 1e12 * config.metrics.peak_tflops * world;
+  if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops * world;
   result.memory_bytes = memory.report().total_bytes();
   result.memory_used = free_before - std::min(free_before, device_memory(backend).free);
 
   OpProfile profile;
+  OpProfile communication_profile;
   stream.set_profile(&profile);
+  if (communication) communication->set_profile(&communication_profile);
   const int64_t profiled = std::min(options.steps, kProfiledSteps);
   for (int64_t n = 0; n < profiled; ++n) run_step();
   stream.set_profile(nullptr);
+  if (communication) communication->set_profile(nullptr);
+  result.world = world;
+  result.collectives = collectives_of(traffic, communication_profile, profiled);
   std::map<std::string, double> parts;
   for (const auto& [op, entry] : profile.entries()) {
     if (op != "synchronize") parts[part_of(op)] += entry.seconds / static_cast<double>(profiled);

@@ -31,7 +31,12 @@ void print_table(const Config& config, const BenchResult& result) {
              config.train.micro_batch, config.train.sequence_length);
   fmt::print("  step          {:10.2f} ms   median; slowest {:.2f} ms\n", 1e3 * result.step_seconds,
              1e3 * result.slowest_seconds);
-  fmt::print("  throughput    {:10.0f} tokens/s\n", result.tokens_per_second);
+  fmt::print("  throughput    {:10.0f} tokens/s", result.tokens_per_second);
+  if (result.world > 1) {
+    fmt::print(" of {} ranks, {:.0f} of each", result.world,
+               result.tokens_per_second / result.world);
+  }
+  fmt::print("\n");
   fmt::print("  arithmetic    {:10.1f} GFLOP/s causal half, {:.1f} full square\n",
              result.flops_causal / 1e9, result.flops_full / 1e9);
   if (result.peak_flops > 0) {
@@ -45,12 +50,18 @@ void print_table(const Config& config, const BenchResult& result) {
   if (result.memory_used > 0) {
     fmt::print("; used {:.1f} MiB", static_cast<double>(result.memory_used) / kMebibyte);
   }
-  fmt::print("\n  parts of a step\n");
+  fmt::print("\n  parts of a step{}\n", result.world > 1 ? ", rank 0" : "");
   double total = 0;
   for (const BenchPart& part : result.parts) total += part.seconds;
   for (const BenchPart& part : result.parts) {
     fmt::print("    {:<16}{:8.2f} ms  {:5.1f}%\n", part.name, 1e3 * part.seconds,
                100 * part.seconds / total);
+  }
+  if (result.collectives.empty()) return;
+  fmt::print("  collectives of a step, beside it\n");
+  for (const BenchResult::Collectives& c : result.collectives) {
+    fmt::print("    {:<16}{:8.2f} ms  {:4} calls, {:.2f} GB, bus {:.1f} GB/s\n", c.name,
+               1e3 * c.seconds, c.calls, c.bytes / 1e9, c.bus_bytes_per_second / 1e9);
   }
 }
 
@@ -65,6 +76,15 @@ void print_json(const Config& config, const BenchResult& result) {
                {"flops_full", result.flops_full},
                {"memory_bytes", result.memory_bytes},
                {"parts", parts}};
+  if (result.world > 1) {
+    json["world"] = result.world;
+    for (const BenchResult::Collectives& c : result.collectives) {
+      json["collectives"][c.name] = {{"calls", c.calls},
+                                     {"bytes", c.bytes},
+                                     {"seconds", c.seconds},
+                                     {"bus_bytes_per_second", c.bus_bytes_per_second}};
+    }
+  }
   if (result.memory_used > 0) json["memory_used_bytes"] = result.memory_used;
   if (result.peak_flops > 0) {
     json["mfu_causal"] = result.flops_causal / result.peak_flops;

@@ -105,6 +105,20 @@ template <>
 inline constexpr auto kNames<Recompute> = enum_names<Recompute>(
     {{Recompute::kNone, "none"}, {Recompute::kSelective, "selective"}, {Recompute::kFull, "full"}});
 
+// What is spread over the ranks of a run (parallel/mesh.h).
+enum class Sharding : uint8_t { kFull, kGrad, kNone, kHybrid };
+template <>
+inline constexpr auto kNames<Sharding> = enum_names<Sharding>({{Sharding::kFull, "full"},
+                                                               {Sharding::kGrad, "grad"},
+                                                               {Sharding::kNone, "none"},
+                                                               {Sharding::kHybrid, "hybrid"}});
+
+// The type in which gradients travel between ranks.
+enum class ReduceType : uint8_t { kFloat32, kBfloat16 };
+template <>
+inline constexpr auto kNames<ReduceType> = enum_names<ReduceType>(
+    {{ReduceType::kFloat32, "float32"}, {ReduceType::kBfloat16, "bfloat16"}});
+
 struct TrainConfig {
   int64_t sequence_length = 256;  // L
   int64_t micro_batch = 4;        // sequences in one forward and backward pass
@@ -117,9 +131,10 @@ struct TrainConfig {
   double clip = 1.0;          // global gradient norm; 0 turns clipping off
   double z_loss = 0.0;
   Recompute recompute = Recompute::kNone;
-  bool deterministic = true;      // the same bits on every run, on the same type of device
-  int64_t max_bad_steps = 10;     // non-finite steps in a row before giving up
-  std::string sharding = "full";  // what is spread over the ranks; the only value
+  bool deterministic = true;   // the same bits on every run, on the same type of device
+  int64_t max_bad_steps = 10;  // non-finite steps in a row before giving up
+  Sharding sharding = Sharding::kFull;
+  ReduceType reduce_dtype = ReduceType::kFloat32;
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };

@@ -59,9 +59,15 @@ void describe(Fields& f, TrainConfig& c) {
         "backward pass on a GPU add up in any order, which is faster.");
   f.add("max_bad_steps", c.max_bad_steps, at_least(1),
         "Steps in a row with a non-finite loss or gradient before the run gives up.");
-  f.add("sharding", c.sharding, one_of({"full"}),
-        "What is spread over the ranks: everything. There is no other choice while a run has one "
-        "rank.");
+  f.add(
+      "sharding", c.sharding,
+      "What is spread over the ranks. full: weights, gradients and moments, gathered for each use "
+      "(ZeRO-3); grad: gradients and moments, while the weights stay whole (ZeRO-2); none: "
+      "nothing, "
+      "every rank holds a copy; hybrid: full within a node, copies across nodes.");
+  f.add("reduce_dtype", c.reduce_dtype,
+        "The type in which gradients are added up across ranks. bfloat16 halves the traffic and "
+        "rounds each sum.");
 }
 
 void describe(Fields& f, SourceConfig& c) {

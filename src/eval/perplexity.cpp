@@ -42,24 +42,36 @@ HeldOut::HeldOut(const HeldOutOptions& options) {
     auto reader = std::make_unique<ValidationReader>(
         path, options.sequence_length, options.micro_batch,
         std::max<int64_t>(1, static_cast<int64_t>(share * static_cast<double>(options.max_tokens))),
-        options.predict_across_documents);
+        options.predict_across_documents, options.rank, options.world);
     check_fits(reader->store(), options, tokenizer_ ? &*tokenizer_ : nullptr);
+    batches_ += reader->batches();
     readers_.push_back(std::move(reader));
   }
 }
 
+PackedBatch HeldOut::batch(int64_t i) const {
+  require(i >= 0 && i < batches_, "validation batch {} of {}", i, batches_);
+  size_t reader = 0;
+  for (; i >= readers_[reader]->batches(); ++reader) i -= readers_[reader]->batches();
+  return readers_[reader]->batch(i);
+}
+
+int64_t HeldOut::bytes(const PackedBatch& batch) const {
+  int64_t bytes = 0;
+  if (!tokenizer_) return bytes;
+  for (const int32_t target : batch.targets) {
+    if (target >= 0) bytes += tokenizer_->byte_length(target);
+  }
+  return bytes;
+}
+
 Perplexity HeldOut::evaluate(const std::function<double(const PackedBatch&)>& loss_sum) const {
   Perplexity result;
-  for (const auto& reader : readers_) {
-    for (int64_t i = 0; i < reader->batches(); ++i) {
-      const PackedBatch batch = reader->batch(i);
-      result.loss_sum += loss_sum(batch);
-      result.tokens += batch.valid_targets;
-      if (!tokenizer_) continue;
-      for (const int32_t target : batch.targets) {
-        if (target >= 0) result.bytes += tokenizer_->byte_length(target);
-      }
-    }
+  for (int64_t i = 0; i < batches_; ++i) {
+    const PackedBatch next = batch(i);
+    result.loss_sum += loss_sum(next);
+    result.tokens += next.valid_targets;
+    result.bytes += bytes(next);
   }
   return result;
 }

@@ -31,6 +31,8 @@ struct HeldOutOptions {
   int64_t micro_batch = 1;
   int64_t max_tokens = 0;  // in all stores together, split among them by their sizes
   bool predict_across_documents = false;
+  int rank = 0;  // takes the batches rank, rank + world, ... of each store
+  int world = 1;
 };
 
 // Throws ExitCode::kConfig if the store's vocabulary is larger than the model's, or if the store
@@ -47,10 +49,17 @@ class HeldOut {
 
   bool empty() const { return readers_.empty(); }
 
-  // `loss_sum` is the sum of losses over a batch's valid targets.
+  // Batches of this rank: as many as every other rank has, so that some may have no valid targets.
+  int64_t batches() const { return batches_; }
+  PackedBatch batch(int64_t i) const;
+  // UTF-8 bytes of the text of a batch's valid targets; 0 without a tokenizer.
+  int64_t bytes(const PackedBatch& batch) const;
+
+  // Over the batches of this rank. `loss_sum` is the sum of losses over a batch's valid targets.
   Perplexity evaluate(const std::function<double(const PackedBatch&)>& loss_sum) const;
 
  private:
+  int64_t batches_ = 0;
   std::vector<std::unique_ptr<ValidationReader>> readers_;
   std::optional<Tokenizer> tokenizer_;
 };

@@ -2,20 +2,28 @@
 
 namespace sbtrain {
 
+int64_t held_out_batches(const Task& task, int64_t micro_batch) {
+  return (task.config().eval_examples + micro_batch - 1) / micro_batch;
+}
+
+PackedBatch held_out_batch(const Task& task, int64_t micro_batch, int64_t i) {
+  PackedBatch batch;
+  clear(batch, micro_batch * task.length());
+  for (int64_t example = i * micro_batch; example < (i + 1) * micro_batch; ++example) {
+    if (example < task.config().eval_examples) {
+      task.append_example(batch, Task::Split::kHeldOut, example);
+    } else {
+      append_padding(batch, task.length());  // batches have one size
+    }
+  }
+  return batch;
+}
+
 TaskAccuracy task_accuracy(const Task& task, int64_t micro_batch,
                            const std::function<BatchScore(const PackedBatch&)>& score) {
   TaskAccuracy result;
-  const int64_t examples = task.config().eval_examples;
-  for (int64_t first = 0; first < examples; first += micro_batch) {
-    PackedBatch batch;
-    clear(batch, micro_batch * task.length());
-    for (int64_t i = first; i < first + micro_batch; ++i) {
-      if (i < examples) {
-        task.append_example(batch, Task::Split::kHeldOut, i);
-      } else {
-        append_padding(batch, task.length());  // batches have one size
-      }
-    }
+  for (int64_t i = 0; i < held_out_batches(task, micro_batch); ++i) {
+    const PackedBatch batch = held_out_batch(task, micro_batch, i);
     const BatchScore of_batch = score(batch);
     result.loss_sum += of_batch.loss_sum;
     result.hits += of_batch.hits;

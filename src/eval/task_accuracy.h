@@ -17,7 +17,12 @@ struct TaskAccuracy {
   double accuracy() const { return hits / static_cast<double>(labels); }
 };
 
-// Scores all eval_examples of the task, in batches of micro_batch sequences.
+// The held-out examples of a task as batches of micro_batch sequences, the last ones padded.
+int64_t held_out_batches(const Task& task, int64_t micro_batch);
+// The i-th of them; beyond the last, a batch without labels.
+PackedBatch held_out_batch(const Task& task, int64_t micro_batch, int64_t i);
+
+// Scores all eval_examples of the task.
 TaskAccuracy task_accuracy(const Task& task, int64_t micro_batch,
                            const std::function<BatchScore(const PackedBatch&)>& score);
 

@@ -95,6 +95,16 @@ const Weights* Transformer::shared_weights(ParamAccess& params) const {
   return has_shared() ? &params.get(shared_unit()) : nullptr;
 }
 
+// Starts fetching what is used after block `layer`, so that it arrives while that block computes.
+void Transformer::gather_after(ParamAccess& params, int64_t layer) const {
+  params.gather(block_unit(layer + 1));  // after the last block: the head
+  if (layer + 1 == config_.layers && config_.tied) params.gather(head_table());
+}
+void Transformer::release_head(ParamAccess& params) const {
+  if (config_.tied) params.release(head_table());
+  params.release(head_unit());
+}
+
 void Transformer::check_length(int64_t tokens) const {
   if (!has_positions() || tokens <= config_.max_positions) return;
   fail(ExitCode::kConfig, "{} tokens are more than the model's {} learned positions", tokens,
@@ -103,7 +113,6 @@ void Transformer::check_length(int64_t tokens) const {
 
 void Transformer::embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
                         Tensor positions_T) const {
-  params.gather(embedding_unit());
   const Weights& w = params.get(embedding_unit());
   ops::run(s, ops::Embedding{.y_TD = x_TD,
                              .tokens_T = tokens_T,
@@ -128,21 +137,20 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
   std::vector<Buffer> x_TD(layers + 1);  // the input of each block, and the last one's output
   std::vector<BlockSaved> saved(layers);
   x_TD[0] = activation(s, "embedding", T, config_.width);
+  params.gather(embedding_unit());
   params.gather(block_unit(0));
   gather_shared(params);
   embed(s, params, x_TD[0], batch.tokens_T, batch.sequences.positions_T);
   for (int64_t l = 0; l < layers; ++l) {
-    params.gather(block_unit(l + 1));  // after the last block: the head
+    gather_after(params, l);
     x_TD[l + 1] = activation(s, "block", T, config_.width);
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
     blocks_[l].forward(s, x_TD[l + 1], x_TD[l], w, saved[l], batch.sequences);
-    params.release(block_unit(l));
+    if (l + 1 < layers) params.release(block_unit(l));  // the backward pass begins with the last
   }
 
   Buffer dx_TD = activation(s, "dx", T, config_.width);
   {
-    if (config_.tied) params.gather(head_table());
-    params.gather(block_unit(layers - 1));
     Buffer norm_TD = activation(s, "final_norm", T, config_.width);
     Buffer dnorm_TD = activation(s, "dfinal_norm", T, config_.width);
     const Weights& head = params.get(head_unit());
@@ -158,8 +166,7 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
                                   .z_loss = z_loss});
     ops::run(s, ops::Fill{.x = dx_TD, .value = 0.0f});
     final_norm_.backward(s, dx_TD, params.gradients(head_unit()), dnorm_TD, x_TD[layers], head);
-    if (config_.tied) params.release(head_table());
-    params.release(head_unit());
+    release_head(params);
     params.reduce(head_unit());
     x_TD[layers].release();
   }
@@ -195,11 +202,12 @@ void Transformer::run_blocks(Stream& s, ParamAccess& params, const BatchTensors&
                              Buffer& x_TD, Visit visit) const {
   const int64_t T = batch.tokens();
   check_length(batch.sequences.max_seqlen);
+  params.gather(embedding_unit());
   params.gather(block_unit(0));
   gather_shared(params);
   embed(s, params, x_TD, batch.tokens_T, batch.sequences.positions_T);
   for (int64_t l = 0; l < config_.layers; ++l) {
-    params.gather(block_unit(l + 1));
+    gather_after(params, l);
     Buffer y_TD = activation(s, "block", T, config_.width);
     BlockSaved saved;
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
@@ -215,7 +223,6 @@ void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& b
                            Tensor hits_T) const {
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [](int64_t, const Weights&, const AttentionSaved*) {});
-  if (config_.tied) params.gather(head_table());
   Buffer norm_TD = activation(s, "final_norm", batch.tokens(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
   ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
@@ -224,18 +231,15 @@ void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& b
                                 .w_VD = head_.weight(params.get(head_table())),
                                 .targets_T = batch.targets_T,
                                 .logit_scale = head_.alpha()});
-  if (config_.tied) params.release(head_table());
-  params.release(head_unit());
+  release_head(params);
 }
 
-// x_TD is the blocks' output. The head unit must have been gathered and is released here.
+// x_TD is the blocks' output. The head must have been gathered and is released here.
 void Transformer::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const {
-  if (config_.tied) params.gather(head_table());
   Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
   head_.forward(s, logits_TV, norm_TD, params.get(head_table()));
-  if (config_.tied) params.release(head_table());
-  params.release(head_unit());
+  release_head(params);
 }
 
 void Transformer::logits(Stream& s, ParamAccess& params, const BatchTensors& batch,
@@ -263,11 +267,12 @@ void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, Decode
                          const DecodeStep& step, Tensor logits_BV) const {
   const int64_t B = tokens_B.rows();
   Buffer x_BD = activation(s, "embedding", B, config_.width);
+  params.gather(embedding_unit());
   params.gather(block_unit(0));
   gather_shared(params);
   embed(s, params, x_BD, tokens_B, step.positions_B);
   for (int64_t l = 0; l < config_.layers; ++l) {
-    params.gather(block_unit(l + 1));
+    gather_after(params, l);
     Buffer y_BD = activation(s, "block", B, config_.width);
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
     blocks_[l].decode(s, y_BD, x_BD, w, cache.layer(l), step);
@@ -290,7 +295,7 @@ void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTens
       if (map.tokens > 0) visit(l, h, map);
     }
   });
-  params.release(head_unit());  // gathered after the last block
+  release_head(params);
 }
 
 double Transformer::flops_per_token(double keys) const {

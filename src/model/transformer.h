@@ -83,9 +83,12 @@ class Transformer {
   void gather_shared(ParamAccess& params) const;
   void release_shared(ParamAccess& params) const;
   const Weights* shared_weights(ParamAccess& params) const;
+  void gather_after(ParamAccess& params, int64_t layer) const;
+  void release_head(ParamAccess& params) const;
   bool has_positions() const { return config_.position == PositionEmbedding::kLearned; }
   // Throws ExitCode::kConfig for more tokens than the model has learned positions.
   void check_length(int64_t tokens) const;
+  // The embedding unit must have been gathered and is released here.
   void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
              Tensor positions_T) const;
   void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/timed.h"
+
 namespace sbtrain::ops {
 namespace {
 
@@ -25,11 +27,13 @@ std::unique_ptr<HostRead::Impl> start(Stream& s, const Tensor& x) {
 
 }  // namespace
 
+void await(Stream& s, const Event& event) {
+  timed(s, "await", [&] { s.wait(event); });
+}
+
 void begin_tuning(Stream& s, const std::string& known) {
   s.set_tuning(true);
-  if constexpr (kHasCuda) {
-    if (s.backend() == Backend::kCuda) cuda::add_choices(s, known);
-  }
+  set_choices(s, known);
 }
 
 std::string end_tuning(Stream& s) {
@@ -38,6 +42,12 @@ std::string end_tuning(Stream& s) {
     if (s.backend() == Backend::kCuda) return cuda::keep_choices(s);
   }
   return {};
+}
+
+void set_choices([[maybe_unused]] Stream& s, [[maybe_unused]] const std::string& choices) {
+  if constexpr (kHasCuda) {
+    if (s.backend() == Backend::kCuda) cuda::add_choices(s, choices);
+  }
 }
 
 HostRead::HostRead(Stream& s, const Tensor& x) : impl_(start(s, x)) {}

@@ -57,11 +57,16 @@ struct Synchronize {
   void check() const {}
 };
 
+// Stream::wait, timed like an op: the time of "await" is how long the stream stood idle.
+void await(Stream& s, const Event& event);
+
 // Between these two calls, ops that can run in several ways time them and keep the fastest; what
 // they write is undefined. `known` holds the choices of an earlier run on such a device, which are
 // kept. end_tuning() returns all choices known now ("" on backends where ops run in one way only).
 void begin_tuning(Stream& s, const std::string& known);
 std::string end_tuning(Stream& s);
+// Ops on the stream use these choices, as end_tuning() returned them, perhaps to another rank.
+void set_choices(Stream& s, const std::string& choices);
 
 // Copies a small device tensor to the host. The stream continues meanwhile; the host waits only
 // when it calls wait().

@@ -46,8 +46,10 @@ struct AddSquaredNorm {
 // Returns the sum of x; waits for the result.
 double sum(Stream& s, const Tensor& x);
 
-// Computes all other numbers of the step from kLossSum and kSquaredNorm, and counts the update if
-// it is to be applied. clip <= 0 does not clip.
+// Computes all other numbers of the step from its sums over all ranks (the first kSummedStats), and
+// counts the update if it is to be applied. The gradients are those of the sum of the losses;
+// kGradScale makes them those of the mean over the valid targets, whose norm is clipped. clip <= 0
+// does not clip.
 struct FinishStep {
   static constexpr std::string_view kName = "finish_step";
   Tensor stats;  // f64 [kStepStats]

@@ -1,6 +1,7 @@
 #include "parallel/communicator.h"
 
 #include "core/error.h"
+#include "ops/timed.h"
 
 namespace sbtrain {
 namespace {
@@ -26,27 +27,36 @@ void check_summed(const char* what, const Tensor& x) {
 
 }  // namespace
 
+const char* collective_name(Collective c) {
+  constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+  return kNames[static_cast<int>(c)];
+}
+
 void Communicator::all_gather(Stream& s, Tensor full, Tensor shard) {
   check_parts("all_gather", full, shard, world());
-  run_all_gather(s, full, shard);
+  if (s.planning()) return plan(Collective::kAllGather, full);
+  ops::timed(s, "all_gather", [&] { run_all_gather(s, full, shard); });
 }
 
 void Communicator::reduce_scatter(Stream& s, Tensor shard, Tensor full) {
   check_parts("reduce_scatter", full, shard, world());
   check_summed("reduce_scatter", full);
-  run_reduce_scatter(s, shard, full);
+  if (s.planning()) return plan(Collective::kReduceScatter, full);
+  ops::timed(s, "reduce_scatter", [&] { run_reduce_scatter(s, shard, full); });
 }
 
 void Communicator::all_reduce(Stream& s, Tensor x) {
   check_contiguous("all_reduce", x);
   check_summed("all_reduce", x);
-  run_all_reduce(s, x);
+  if (s.planning()) return plan(Collective::kAllReduce, x);
+  ops::timed(s, "all_reduce", [&] { run_all_reduce(s, x); });
 }
 
 void Communicator::broadcast(Stream& s, Tensor x, int root) {
   check_contiguous("broadcast", x);
   require(root >= 0 && root < world(), "broadcast: no rank {} among {}", root, world());
-  run_broadcast(s, x, root);
+  if (s.planning()) return plan(Collective::kBroadcast, x);
+  ops::timed(s, "broadcast", [&] { run_broadcast(s, x, root); });
 }
 
 }  // namespace sbtrain

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +15,9 @@
 #include "core/stream.h"
 
 namespace sbtrain {
+
+enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast };
+const char* collective_name(Collective c);  // "all_gather", "reduce_scatter", ...
 
 class Communicator {
  public:
@@ -26,7 +30,7 @@ class Communicator {
   // are of f32, bf16, f64, i32 or i64, in that type, and their order is the same in every run of
   // the same ranks on the same machines; data that is only moved may be of any type. A shard may
   // lie in `full`, as this rank's part of it; the caller must not let two arguments overlap
-  // otherwise.
+  // otherwise. On a stream that plans they are checked, and do nothing.
 
   // full [W * n] = the shards [n] of all ranks, in rank order.
   void all_gather(Stream& s, Tensor full, Tensor shard);
@@ -36,6 +40,12 @@ class Communicator {
   void all_reduce(Stream& s, Tensor x);
   // x = the root's x.
   void broadcast(Stream& s, Tensor x, int root);
+
+  // Says that collectives will use this contiguous memory of the device again and again, so that
+  // the library can prepare it. All ranks call it with the same size, and use the same places of it
+  // in the same collective. The memory must stay while the handle exists. It changes no results,
+  // and may do nothing.
+  virtual std::shared_ptr<void> register_memory(const Tensor& /*memory*/) { return nullptr; }
 
   // ---- On the host. These return when the result is there, which is the same on every rank.
 
@@ -47,18 +57,23 @@ class Communicator {
 
   // ---- Groups
 
-  // The group of the ranks that pass the same `color`, in the order of their rank here. Collective:
-  // all ranks call it. split(node) gives the ranks of a node, split(rank in the node) those that
-  // hold the replicas of a shard on all nodes. Collectives of a group and of its parent may run at
-  // the same time only if all ranks start them in the same order.
-  virtual std::unique_ptr<Communicator> split(int color) = 0;
+  // The group of the ranks that have this rank's color, in the order of their rank here.
+  // Collective: all ranks call it with the same function, so that each knows the members of its
+  // group. The node as color gives the ranks of a node, the rank in the node those that hold the
+  // replicas of a shard on all nodes. Collectives of a group and of its parent may run at the same
+  // time only if all ranks start them in the same order.
+  using ColorOf = std::function<int(int rank)>;
+  virtual std::unique_ptr<Communicator> split(const ColorOf& color_of) = 0;
 
  protected:
-  // The arguments have been checked.
+  // The arguments have been checked, and the stream does not only plan.
   virtual void run_all_gather(Stream& s, const Tensor& full, const Tensor& shard) = 0;
   virtual void run_reduce_scatter(Stream& s, const Tensor& shard, const Tensor& full) = 0;
   virtual void run_all_reduce(Stream& s, const Tensor& x) = 0;
   virtual void run_broadcast(Stream& s, const Tensor& x, int root) = 0;
+  // Instead of these, on a stream that plans: `whole` is what every rank of the group holds after a
+  // gather, all-reduce or broadcast, and before a reduce-scatter.
+  virtual void plan(Collective /*collective*/, const Tensor& /*whole*/) {}
 };
 
 // A world of one rank, in which collectives only copy data.

@@ -28,14 +28,22 @@ std::vector<ops::DecayRange> decay_ranges(const ParamUnit& unit, int64_t begin, 
 
 }  // namespace
 
-ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, Communicator& communicator,
-                             bool with_training)
-    : registry_(registry), stream_(s), communicator_(communicator) {
-  require(communicator.world() == 1, "sharding over {} ranks needs a distributed communicator",
-          communicator.world());
+// Gradients of whole units that exist at once: one that is being formed, one that is being reduced.
+constexpr size_t kReducing = 1;
+
+ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh,
+                             bool with_training, ReduceType reduce)
+    : registry_(registry), stream_(s), mesh_(mesh), reduce_(reduce), wait_times_(s) {
+  if (mesh.world().world() > 1) {
+    communication_.emplace(s.memory(), "communication", StreamPriority::kHigh);
+  }
   for (size_t u = 0; u < registry.units().size(); ++u) {
     units_.push_back(make_unit(static_cast<int>(u), with_training));
   }
+}
+
+bool ShardedParams::has_copies() const {
+  return stream_.memory().compute_dtype() != DType::kF32 || fetches();
 }
 
 ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
@@ -43,23 +51,27 @@ ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
   const ParamUnit& spec = registry_.unit(index);
   Unit unit;
   Shard& shard = unit.shard;
-  shard.size = spec.size / communicator_.world();
-  shard.begin = shard.size * communicator_.rank();
+  shard.size = spec.size / mesh_.shard_count();
+  require(shard.size * mesh_.shard_count() == spec.size, "{} ranks do not divide {} elements",
+          mesh_.shard_count(), spec.size);
+  shard.begin = shard.size * mesh_.shards().rank();
   shard.decays = decay_ranges(spec, shard.begin, shard.begin + shard.size);
   const auto allocate = [&](MemoryClass c, const char* what) {
     return memory.allocate(c, spec.prefix + what, DType::kF32, {shard.size});
   };
-  const bool copies = memory.compute_dtype() != DType::kF32;
-  if (copies) {
+  if (has_copies()) {
     unit.compute = memory.allocate(MemoryClass::kWeights, spec.prefix + "compute",
-                                   memory.compute_dtype(), {spec.size});
-    shard.weights = unit.compute.tensor().row_range(shard.begin, shard.size);
+                                   memory.compute_dtype(), {gathers() ? shard.size : spec.size});
+    shard.compute = gathers() ? unit.compute.tensor()
+                              : unit.compute.tensor().row_range(shard.begin, shard.size);
+    shard.weights = shard.compute;
   }
-  if (with_training || !copies) {
+  if (with_training || !has_copies()) {
     unit.master = allocate(MemoryClass::kWeights, "weights");
     shard.weights = unit.master;
+    if (!has_copies()) shard.compute = unit.master;
   }
-  unit.weights = registry_.view(index, copies ? unit.compute : unit.master);
+  if (!gathers()) unit.weights = registry_.view(index, has_copies() ? unit.compute : unit.master);
   if (!with_training) return unit;
   unit.gradient = allocate(MemoryClass::kGradients, "gradients");
   unit.moment1 = allocate(MemoryClass::kOptimizer, "moment1");
@@ -67,34 +79,74 @@ ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
   shard.gradient = unit.gradient;
   shard.moment1 = unit.moment1;
   shard.moment2 = unit.moment2;
-  unit.gradients = registry_.view(index, unit.gradient);
+  if (!mesh_.sharded()) unit.gradients = registry_.view(index, unit.gradient);
   return unit;
 }
 
 // ---- A unit in a step. In a world of one every unit is whole already, and nothing moves.
 
+// Collectives see, and may overwrite, what the compute stream was given before them.
+void ShardedParams::start_communication() {
+  Event now;
+  stream_.record(now);
+  communication_->wait(now);
+}
+
 void ShardedParams::gather(int unit) {
   Unit& u = units_.at(unit);
-  require(!u.gathered, "the unit of '{}' is gathered again before its release", name(unit));
-  u.gathered = true;
+  require(!u.in_use, "the unit of '{}' is gathered again before its release", name(unit));
+  u.in_use = true;
+  u.awaited = mesh_.sharded();
+  if (!gathers()) return;
+  start_communication();
+  u.gathered = communication_->allocate(MemoryClass::kWeights, "gathered unit",
+                                        u.shard.compute.dtype, {registry_.unit(unit).size});
+  mesh_.shards().all_gather(*communication_, u.gathered, u.shard.compute);
+  communication_->record(u.here);
+  u.weights = registry_.view(unit, u.gathered);
 }
 
 const Weights& ShardedParams::get(int unit) {
-  require(units_.at(unit).gathered, "the unit of '{}' is used without a gather", name(unit));
-  return units_[unit].weights;
+  Unit& u = units_.at(unit);
+  require(u.in_use, "the unit of '{}' is used without a gather", name(unit));
+  if (u.awaited) {
+    wait_times_.wait(u.here);
+    if (gathers()) stream_.use(u.gathered);
+    u.awaited = false;
+  }
+  return u.weights;
 }
 
 void ShardedParams::release(int unit) {
   Unit& u = units_.at(unit);
-  require(u.gathered, "the unit of '{}' is released without a gather", name(unit));
-  u.gathered = false;
+  require(u.in_use, "the unit of '{}' is released without a gather", name(unit));
+  u.gathered.release();
+  u.in_use = false;
+}
+
+void ShardedParams::begin(MicroBatch micro_batch) {
+  require_at_rest("a micro-batch begins");
+  micro_batch_ = micro_batch;
 }
 
 const Weights& ShardedParams::gradients(int unit) {
   Unit& u = units_.at(unit);
   require(u.gradient.tensor().defined(), "the unit of '{}' has no gradients outside training",
           name(unit));
+  if (u.open) return u.gradients;
   u.open = true;
+  if (!mesh_.sharded()) {
+    if (micro_batch_.first) ops::run(stream_, ops::Fill{.x = u.gradient, .value = 0.0f});
+    return u.gradients;
+  }
+  while (reducing_.size() > kReducing) {
+    wait_times_.wait(reducing_.front());
+    reducing_.pop_front();
+  }
+  u.formed = stream_.allocate(MemoryClass::kGradients, "gradients of a unit", DType::kF32,
+                              {registry_.unit(unit).size});
+  ops::run(stream_, ops::Fill{.x = u.formed, .value = 0.0f});
+  u.gradients = registry_.view(unit, u.formed);
   return u.gradients;
 }
 
@@ -102,17 +154,66 @@ void ShardedParams::reduce(int unit) {
   Unit& u = units_.at(unit);
   require(u.open, "the gradients of the unit of '{}' are reduced before they are formed",
           name(unit));
-  communicator_.reduce_scatter(stream_, u.shard.gradient, u.gradient);
   u.open = false;
+  const bool replicas = mesh_.replicas() && micro_batch_.last;
+  if (!mesh_.sharded() && !replicas) return;
+  start_communication();
+  if (mesh_.sharded()) reduce_shard(u);
+  if (replicas) reduce_replicas(u);
+  u.formed.release();
+  Event done;
+  communication_->record(done);
+  reducing_.push_back(std::move(done));
+}
+
+// The shard's gradient = the sum over ranks of their whole gradients, or += after the first
+// micro-batch. Whole gradients are lost.
+void ShardedParams::reduce_shard(Unit& u) {
+  Stream& s = *communication_;
+  Communicator& ranks = mesh_.shards();
+  const int64_t n = u.shard.size;
+  s.use(u.formed);
+  const Tensor part = u.formed.tensor().row_range(n * ranks.rank(), n);
+  const bool direct = micro_batch_.first;  // the sum need not pass through `part`
+  const Tensor& sum = direct ? u.shard.gradient : part;
+  if (reduce_ == ReduceType::kFloat32) {
+    ranks.reduce_scatter(s, sum, u.formed);
+  } else {
+    const Buffer rounded = s.allocate(MemoryClass::kGradients, "rounded gradients", DType::kBF16,
+                                      {u.formed.tensor().numel()});
+    const Tensor rounded_part = rounded.tensor().row_range(n * ranks.rank(), n);
+    ops::run(s, ops::Copy{.y = rounded, .x = u.formed});
+    ranks.reduce_scatter(s, rounded_part, rounded);
+    ops::run(s, ops::Copy{.y = sum, .x = rounded_part});
+  }
+  if (!direct) ops::run(s, ops::Add{.y = u.shard.gradient, .x = part});
+}
+
+void ShardedParams::reduce_replicas(Unit& u) {
+  Stream& s = *communication_;
+  if (reduce_ == ReduceType::kFloat32) return mesh_.replicas()->all_reduce(s, u.shard.gradient);
+  const Buffer rounded =
+      s.allocate(MemoryClass::kGradients, "rounded gradients", DType::kBF16, {u.shard.size});
+  ops::run(s, ops::Copy{.y = rounded, .x = u.shard.gradient});
+  mesh_.replicas()->all_reduce(s, rounded);
+  ops::run(s, ops::Copy{.y = u.shard.gradient, .x = rounded});
+}
+
+void ShardedParams::join() {
+  reducing_.clear();
+  if (!communication_) return;
+  Event done;
+  communication_->record(done);
+  wait_times_.wait(done);
 }
 
 // ---- All shards at once
 
 void ShardedParams::require_at_rest(const char* what) const {
   for (size_t u = 0; u < units_.size(); ++u) {
-    if (!units_[u].gathered && !units_[u].open) continue;
+    if (!units_[u].in_use && !units_[u].open) continue;
     fail(ExitCode::kInternal, "{} while the unit of '{}' {}", what, name(static_cast<int>(u)),
-         units_[u].gathered ? "is gathered" : "has gradients that are not reduced");
+         units_[u].in_use ? "is gathered" : "has gradients that are not reduced");
   }
 }
 
@@ -129,21 +230,26 @@ void ShardedParams::initialize(uint64_t seed) {
   refresh();
 }
 
-void ShardedParams::refresh() {
-  require_at_rest("weights change");
-  for (const Unit& unit : units_) {
-    const bool copies = unit.master.tensor().defined() && unit.compute.tensor().defined();
-    if (copies) ops::run(stream_, ops::Copy{.y = unit.compute, .x = unit.master});
-  }
+// Brings the whole unit from the ranks' compute shards; the next get() waits for it.
+void ShardedParams::fetch(Unit& unit) {
+  start_communication();
+  mesh_.shards().all_gather(*communication_, unit.compute, unit.shard.compute);
+  communication_->record(unit.here);
 }
 
-void ShardedParams::zero_gradients() {
-  require_at_rest("gradients are cleared");
-  for (const Unit& unit : units_) ops::run(stream_, ops::Fill{.x = unit.gradient, .value = 0.0f});
+void ShardedParams::refresh() {
+  require_at_rest("weights change");
+  for (Unit& unit : units_) {
+    if (has_copies() && unit.master.tensor().defined()) {
+      ops::run(stream_, ops::Copy{.y = unit.shard.compute, .x = unit.master});
+    }
+    if (fetches()) fetch(unit);
+  }
 }
 
 void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
   require_at_rest("gradients are measured");
+  if (!mesh_.first_replica()) return;
   for (const Unit& unit : units_) {
     ops::run(stream_, ops::AddSquaredNorm{.y_1 = y_1, .x = unit.shard.gradient});
   }
@@ -151,14 +257,15 @@ void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
 
 void ShardedParams::update(ops::AdamW adamw) {
   require_at_rest("weights change");
-  for (const Unit& unit : units_) {
+  for (Unit& unit : units_) {
     adamw.w_N = unit.shard.weights;
     adamw.m_N = unit.shard.moment1;
     adamw.v_N = unit.shard.moment2;
     adamw.grad_N = unit.shard.gradient;
-    adamw.compute_N = unit.compute;
+    adamw.compute_N = has_copies() ? unit.shard.compute : Tensor();
     adamw.decays = unit.shard.decays;
     ops::run(stream_, adamw);
+    if (fetches()) fetch(unit);
   }
 }
 

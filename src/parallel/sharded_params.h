@@ -1,16 +1,23 @@
 // Sharded parameters: what every rank keeps of a model, and how a step sees whole units.
 //
-// A unit (embedding, block, head) is one flat array; rank r of W owns the r-th of W equal ranges
-// of it, and it keeps only that range of master weights, gradients and AdamW moments. A step asks
-// for whole units through gather / get / release and gives gradients back through gradients /
-// reduce. In a world of one the same calls run without communication. The calls for a unit come in
+// A unit (embedding, block, head) is one flat array; rank r of the W ranks that share it owns the
+// r-th of W equal ranges, and it keeps only that range of master weights, gradients and AdamW
+// moments (parallel/mesh.h says which ranks share). A step asks for whole units through gather /
+// get / release and gives gradients back through gradients / reduce. The calls for a unit come in
 // this order, and any other throws ExitCode::kInternal:
 //   gather, get as often as needed, release
 //   gradients as often as needed, reduce        independently of these
 //   whatever reads or changes all shards        while no unit is gathered or has open gradients
+//
+// Collectives run on a stream of their own, beside the stream that computes. gather() starts when
+// the work given to the compute stream before it is done, and get() is what makes that stream wait:
+// so a unit is gathered while the one before it is used, if gather() is called before that use.
+// Likewise reduce() runs beside what follows it. In a world of one the same calls move nothing.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,16 +25,31 @@
 #include "core/stream.h"
 #include "model/params.h"
 #include "ops/optimizer.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
+#include "parallel/wait_times.h"
 
 namespace sbtrain {
 
 class ShardedParams : public ParamAccess {
  public:
   // with_training: gradients and moments exist too. Without it there are only weights in the
-  // compute type. Contents are undefined until initialize() or a checkpoint fills them.
-  ShardedParams(const ParamRegistry& registry, Stream& s, Communicator& communicator,
-                bool with_training);
+  // compute type. Contents are undefined until initialize() or a checkpoint fills them. `reduce`
+  // is the type in which gradients travel. The mesh must outlive the parameters, and the registry's
+  // units must be multiples of 64 elements times the ranks that share them.
+  ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh, bool with_training,
+                ReduceType reduce = ReduceType::kFloat32);
+
+  // Which of a step's micro-batches the next backward pass is. The gradients of the first replace
+  // those of the step before, later ones are added to them, and the last one's reduction makes
+  // replicas equal. Without this call every pass is first and last.
+  struct MicroBatch {
+    bool first = true;
+    bool last = true;
+  };
+  void begin(MicroBatch micro_batch);
+  // The compute stream's later work runs after all collectives. A program (core/memory.h) that
+  // gathers or reduces ends with it.
+  void join();
 
   void gather(int unit) override;
   const Weights& get(int unit) override;
@@ -40,18 +62,24 @@ class ShardedParams : public ParamAccess {
     int64_t begin = 0;
     int64_t size = 0;
     Tensor weights;                       // [size] f32 for training, else of the compute type
+    Tensor compute;                       // [size] of the compute type; the weights if that is f32
     Tensor moment1, moment2, gradient;    // f32 [size], for training
     std::vector<ops::DecayRange> decays;  // elements of the shard with weight decay
   };
   const ParamRegistry& registry() const { return registry_; }
+  const Mesh& mesh() const { return mesh_; }
   Stream& stream() const { return stream_; }
+  // The stream of the collectives; null in a world of one.
+  Stream* communication() { return communication_ ? &*communication_ : nullptr; }
+  // How long the compute stream stood still for collectives.
+  WaitTimes& wait_times() { return wait_times_; }
   const Shard& shard(int unit) const { return units_.at(unit).shard; }
 
   void initialize(uint64_t seed);  // weights by Philox, moments zero
   // To be called after the shards' weights have changed, so that get() shows the new ones.
   void refresh();
-  void zero_gradients();
-  // y_1 (f64) += the sum of the squares of this rank's gradients.
+  // y_1 (f64) += the sum of the squares of this rank's gradients, so that y_1 summed over all ranks
+  // is that of the model: of replicas only the first counts.
   void add_squared_gradient_norm(Tensor y_1);
   // Updates every shard and its compute copy. `adamw` carries stats and hyperparameters; weight
   // decay applies to the tensors whose spec says so.
@@ -59,21 +87,40 @@ class ShardedParams : public ParamAccess {
 
  private:
   struct Unit {
-    Buffer master, moment1, moment2, gradient;
-    Buffer compute;  // the whole unit in the compute type, if that is not the masters'
+    Buffer master, moment1, moment2, gradient;  // [shard.size], f32
+    Buffer compute;   // weights in the compute type, unless they are the masters: the shard, or the
+                      // whole unit if this rank keeps it
+    Buffer gathered;  // the whole unit from gather() to release(), if this rank keeps a shard
+    Buffer formed;    // the whole unit's gradients from gradients() to reduce(), if sharded
     Shard shard;
     Weights weights, gradients;
-    bool gathered = false;
-    bool open = false;  // between gradients() and reduce()
+    Event here;            // after it the whole unit is there
+    bool awaited = false;  // get() must make the compute stream wait for `here`
+    bool in_use = false;   // between gather() and release()
+    bool open = false;     // between gradients() and reduce()
   };
   Unit make_unit(int index, bool with_training);
+  // Whether gather() fetches the unit, and whether refresh() and update() do.
+  bool gathers() const { return mesh_.sharded() && !mesh_.keeps_weights(); }
+  bool fetches() const { return mesh_.sharded() && mesh_.keeps_weights(); }
+  bool has_copies() const;
+  void fetch(Unit& unit);
+  void reduce_shard(Unit& unit);
+  void reduce_replicas(Unit& unit);
+  void start_communication();
   // The unit's first tensor, for messages.
   const std::string& name(int unit) const { return registry_.unit(unit).tensors.front().name; }
   void require_at_rest(const char* what) const;
+
   const ParamRegistry& registry_;
   Stream& stream_;
-  Communicator& communicator_;
+  const Mesh& mesh_;
+  const ReduceType reduce_;
+  std::optional<Stream> communication_;  // in a world of more than one
   std::vector<Unit> units_;
+  WaitTimes wait_times_;
+  MicroBatch micro_batch_;
+  std::deque<Event> reducing_;  // the ends of reductions that the compute stream has not waited for
 };
 
 // to [n] = host [n], rounded to the type of `to`. Unless that is f32, it takes at most 64 MiB of

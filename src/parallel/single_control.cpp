@@ -1,8 +1,11 @@
+#include <utility>
+
 #include "parallel/control.h"
 
 namespace sbtrain {
 namespace {
 
+// Errors of a job of one rank are thrown where they arise, and nobody else is to be told.
 class SingleControl : public Control {
  public:
   int rank() const override { return 0; }
@@ -13,10 +16,14 @@ class SingleControl : public Control {
             members.size());
     return {std::move(value)};
   }
-  void progress(std::string_view) override {}
+  void progress(std::string_view, std::chrono::milliseconds) override {}
+  void waits_for(std::string_view) override {}
   void report(const JobFailure&) override {}
-  void on_failure(std::function<void(const JobFailure&)>) override {}
+  FailureHandle on_failure(std::function<void(const JobFailure&)>) override { return nullptr; }
   void check() const override {}
+  std::optional<JobFailure> failure() const override { return std::nullopt; }
+  bool shows_failure() const override { return true; }
+  void finish() override {}
 };
 
 }  // namespace

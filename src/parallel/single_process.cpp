@@ -15,7 +15,7 @@ class SingleProcess : public Communicator {
   }
   std::vector<std::string> all_gather(std::string value) override { return {std::move(value)}; }
   void barrier() override {}
-  std::unique_ptr<Communicator> split(int /*color*/) override {
+  std::unique_ptr<Communicator> split(const ColorOf& /*color_of*/) override {
     return std::make_unique<SingleProcess>();
   }
 

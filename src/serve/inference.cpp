@@ -14,7 +14,8 @@ InferenceModel::InferenceModel(const ModelConfig& config, const CheckpointReader
       stream_(memory_),
       model_(config),
       communicator_(make_single_process()),
-      params_(model_.registry(), stream_, *communicator_, /*with_training=*/false) {
+      mesh_(*communicator_),
+      params_(model_.registry(), stream_, mesh_, /*with_training=*/false) {
   load_params(checkpoint, params_, /*with_moments=*/false);
 }
 
@@ -85,8 +86,9 @@ size_t evaluation_bytes(const ModelConfig& config, Backend target, int64_t token
   Memory memory = Memory::planning(target);
   Stream stream(memory);
   const std::unique_ptr<Communicator> communicator = make_single_process();
+  const Mesh mesh(*communicator);
   const Transformer model(config);
-  ShardedParams params(model.registry(), stream, *communicator, /*with_training=*/false);
+  ShardedParams params(model.registry(), stream, mesh, /*with_training=*/false);
   {
     const ProgramScope scope(memory, "evaluation");
     const auto input = [&](const char* name, DType dtype, int64_t n) {

@@ -9,7 +9,7 @@
 #include "core/stream.h"
 #include "data/batch.h"
 #include "model/transformer.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
 
 namespace sbtrain {
@@ -46,6 +46,7 @@ class InferenceModel {
   Stream stream_;
   Transformer model_;
   std::unique_ptr<Communicator> communicator_;
+  Mesh mesh_;
   ShardedParams params_;
 };
 

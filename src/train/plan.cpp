@@ -47,8 +47,9 @@ MemoryReport plan_memory(const Config& config, Backend target) {
   Memory memory = Memory::planning(target);
   Stream stream(memory);
   const std::unique_ptr<Communicator> communicator = make_single_process();
+  const Mesh mesh(*communicator);
   const Transformer model(config.model, config.train.recompute);
-  TrainStep step(config, model, stream, *communicator);
+  TrainStep step(config, model, stream, mesh);
   step.plan();
   return memory.report();
 }

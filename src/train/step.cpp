@@ -9,21 +9,40 @@
 #include "ops/optimizer.h"
 
 namespace sbtrain {
+namespace {
+
+// The micro-batches of a step differ in the collectives at their ends, so each kind is a program.
+const char* program_name(ShardedParams::MicroBatch micro_batch) {
+  if (micro_batch.first && micro_batch.last) return "only micro-batch";
+  if (micro_batch.first) return "first micro-batch";
+  return micro_batch.last ? "last micro-batch" : "middle micro-batch";
+}
+
+enum ValidationSum : uint8_t { kLoss, kHits, kTargets, kBytes, kStop, kValidationSums };
+
+// The part of a step's numbers that the ranks contribute to.
+Tensor summed(const Tensor& stats) {
+  return stats.row_range(0, ops::kSummedStats);
+}
+
+}  // namespace
 
 StepResult PendingStep::wait() {
   const std::span<const double> stats = stats_.wait();
-  return {.loss = valid_targets_ > 0 ? stats[ops::kLossSum] / valid_targets_ : 0.0,
-          .grad_norm = std::sqrt(stats[ops::kSquaredNorm]),
-          .updates = static_cast<int64_t>(stats[ops::kUpdates])};
+  const double targets = std::max(stats[ops::kValidTargets], 1.0);
+  return {
+      .loss = stats[ops::kLossSum] / targets,
+      .grad_norm = std::sqrt(stats[ops::kSquaredNorm]) / targets,
+      .updates = static_cast<int64_t>(stats[ops::kUpdates]),
+      .requests = {.stop = stats[ops::kStopRequests] > 0, .save = stats[ops::kSaveRequests] > 0}};
 }
 
-TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s,
-                     Communicator& communicator)
+TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, const Mesh& mesh)
     : config_(config.train),
       model_(model),
       stream_(s),
-      communicator_(communicator),
-      params_(model.registry(), s, communicator, /*with_training=*/true),
+      mesh_(mesh),
+      params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype),
       tokens_(config.train.micro_batch * config.train.sequence_length) {
   s.set_deterministic(config.train.deterministic);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
@@ -35,7 +54,7 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s,
   cu_seqlens_ = input("cu_seqlens", DType::kI32, tokens_ + 1);
   loss_T_ = input("loss", DType::kF32, tokens_);
   hits_T_ = input("hits", DType::kF32, tokens_);
-  validation_sums_ = input("validation sums", DType::kF64, 2);
+  validation_sums_ = input("validation sums", DType::kF64, kValidationSums);
   stats_ = input("stats", DType::kF64, ops::kStepStats);
   ops::run(s, ops::Fill{.x = stats_, .value = 0.0f});
 }
@@ -65,9 +84,25 @@ BatchTensors TrainStep::upload(const PackedBatch& batch) {
 void TrainStep::plan() {
   require(stream_.planning(), "plan() needs Backend::kPlan");
   const BatchTensors batch = views(1);
-  accumulate(batch, 1.0f);
+  plan_micro_batches(batch, std::min<int64_t>(micro_batches_per_step(), 3));  // first, middle, last
   apply(0.0);
-  sum_validation(batch);
+  add_validation(batch);
+}
+
+void TrainStep::plan_step() {
+  require(stream_.planning(), "plan_step() needs Backend::kPlan");
+  plan_micro_batches(views(1), micro_batches_per_step());
+  apply(0.0);
+}
+
+int64_t TrainStep::micro_batches_per_step() const {
+  return config_.batch / (config_.micro_batch * mesh_.world().world());
+}
+
+void TrainStep::plan_micro_batches(const BatchTensors& batch, int64_t count) {
+  for (int64_t n = 0; n < count; ++n) {
+    accumulate(batch, {.first = n == 0, .last = n + 1 == count});
+  }
 }
 
 std::string TrainStep::tune(const std::string& known) {
@@ -82,7 +117,7 @@ std::string TrainStep::tune(const std::string& known) {
     batch.cu_seqlens.push_back(static_cast<int32_t>(t));
   }
   ops::begin_tuning(stream_, known);
-  accumulate(upload(batch), 1.0f / static_cast<float>(tokens_));
+  accumulate(upload(batch), {});
   return ops::end_tuning(stream_);
 }
 
@@ -92,18 +127,22 @@ void TrainStep::set_updates(int64_t updates) {
            ops::CopyFromHost{.y = stats_.tensor().row_range(ops::kUpdates, 1), .host = &value});
 }
 
-void TrainStep::accumulate(const BatchTensors& batch, float loss_weight) {
-  const ProgramScope scope(stream_.memory(), "forward and backward");
-  model_.forward_backward(stream_, params_, batch, loss_T_, loss_weight,
+// Gradients are those of the sum of the losses, since the number of targets of all ranks is known
+// only after the reduction: FinishStep divides by it.
+void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {
+  const ProgramScope scope(stream_.memory(), program_name(micro_batch));
+  params_.begin(micro_batch);
+  model_.forward_backward(stream_, params_, batch, loss_T_, /*loss_weight=*/1.0f,
                           static_cast<float>(config_.z_loss));
   ops::run(stream_, ops::AddSum{.y_1 = stats_.tensor().row_range(ops::kLossSum, 1), .x = loss_T_});
+  params_.join();
 }
 
 void TrainStep::apply(double lr) {
   if (before_update_) stream_.wait(*before_update_);
   const ProgramScope scope(stream_.memory(), "update");
   params_.add_squared_gradient_norm(stats_.tensor().row_range(ops::kSquaredNorm, 1));
-  communicator_.all_reduce(stream_, stats_.tensor().row_range(ops::kLossSum, 2));
+  mesh_.world().all_reduce(stream_, summed(stats_));
   ops::run(
       stream_,
       ops::FinishStep{
@@ -117,33 +156,45 @@ void TrainStep::apply(double lr) {
   params_.update(adamw);
 }
 
-PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr) {
-  double valid = 0;
-  for (const PackedBatch& batch : micro_batches) valid += static_cast<double>(batch.valid_targets);
-  communicator_.sum({&valid, 1});
-  const float loss_weight = valid > 0 ? static_cast<float>(1.0 / valid) : 0.0f;
-
-  static_assert(ops::kSquaredNorm == ops::kLossSum + 1);
-  ops::run(stream_, ops::Fill{.x = stats_.tensor().row_range(ops::kLossSum, 2), .value = 0.0f});
-  params_.zero_gradients();
-  for (const PackedBatch& batch : micro_batches) accumulate(upload(batch), loss_weight);
+PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr,
+                           Requests requests) {
+  std::array<double, ops::kSummedStats> mine{};
+  for (const PackedBatch& batch : micro_batches) {
+    mine[ops::kValidTargets] += static_cast<double>(batch.valid_targets);
+  }
+  mine[ops::kStopRequests] = requests.stop ? 1 : 0;
+  mine[ops::kSaveRequests] = requests.save ? 1 : 0;
+  ops::run(stream_, ops::CopyFromHost{.y = summed(stats_), .host = mine.data()});
+  for (size_t n = 0; n < micro_batches.size(); ++n) {
+    accumulate(upload(micro_batches[n]), {.first = n == 0, .last = n + 1 == micro_batches.size()});
+  }
   apply(lr);
-  return {ops::HostRead(stream_, stats_), valid};
+  return PendingStep(ops::HostRead(stream_, stats_));
 }
 
-void TrainStep::sum_validation(const BatchTensors& batch) {
+void TrainStep::add_validation(const BatchTensors& batch) {
   const ProgramScope scope(stream_.memory(), "validation");
   model_.evaluate(stream_, params_, batch, loss_T_, hits_T_);
-  ops::run(stream_, ops::Fill{.x = validation_sums_, .value = 0.0f});
-  ops::run(stream_, ops::AddSum{.y_1 = validation_sums_.tensor().row_range(0, 1), .x = loss_T_});
-  ops::run(stream_, ops::AddSum{.y_1 = validation_sums_.tensor().row_range(1, 1), .x = hits_T_});
+  const auto sum = [&](int64_t i) { return validation_sums_.tensor().row_range(i, 1); };
+  ops::run(stream_, ops::AddSum{.y_1 = sum(kLoss), .x = loss_T_});
+  ops::run(stream_, ops::AddSum{.y_1 = sum(kHits), .x = hits_T_});
+  params_.join();
+  mesh_.world().all_reduce(stream_, validation_sums_);
 }
 
-BatchScore TrainStep::evaluate(const PackedBatch& batch) {
-  sum_validation(upload(batch));
-  std::array<double, 2> sums{};
+ValidationSums TrainStep::evaluate(const PackedBatch& batch, int64_t bytes, bool stop) {
+  std::array<double, kValidationSums> sums{};
+  sums[kTargets] = static_cast<double>(batch.valid_targets);
+  sums[kBytes] = static_cast<double>(bytes);
+  sums[kStop] = stop ? 1 : 0;
+  ops::run(stream_, ops::CopyFromHost{.y = validation_sums_, .host = sums.data()});
+  add_validation(upload(batch));
   ops::run(stream_, ops::CopyToHost{.host = sums.data(), .x = validation_sums_});
-  return {.loss_sum = sums[0], .hits = sums[1]};
+  return {.loss = sums[kLoss],
+          .hits = sums[kHits],
+          .targets = sums[kTargets],
+          .bytes = sums[kBytes],
+          .stop = sums[kStop] > 0};
 }
 
 }  // namespace sbtrain

@@ -9,39 +9,57 @@
 #include "data/batch.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
 
 namespace sbtrain {
+
+// What a rank has been asked to do, by a signal. It travels with the numbers that the ranks reduce
+// anyway, so that all of them learn of it at the same place in their work.
+struct Requests {
+  bool stop = false;  // save and stop
+  bool save = false;
+};
 
 // Loss and gradient of one step, the same on every rank.
 struct StepResult {
   double loss = 0;       // nats per valid target token, z-loss excluded
   double grad_norm = 0;  // global, before clipping
   int64_t updates = 0;   // applied so far
+  Requests requests{};   // of any rank
 };
 
 // A step that has been enqueued: the device may still be working on it.
 class PendingStep {
  public:
-  PendingStep(ops::HostRead stats, double valid_targets)
-      : stats_(std::move(stats)), valid_targets_(valid_targets) {}
+  explicit PendingStep(ops::HostRead stats) : stats_(std::move(stats)) {}
   StepResult wait();
 
  private:
   ops::HostRead stats_;
-  double valid_targets_;
+};
+
+// Sums over a validation batch of each rank, the same on every rank.
+struct ValidationSums {
+  double loss = 0;     // nats, of the valid targets
+  double hits = 0;     // valid targets that the model held most likely
+  double targets = 0;  // valid
+  double bytes = 0;    // of the text of those targets, as the callers counted them
+  bool stop = false;   // a rank was asked to stop
 };
 
 class TrainStep {
  public:
   // Plans or allocates everything that a step needs on the stream's backend.
-  TrainStep(const Config& config, const Transformer& model, Stream& s, Communicator& communicator);
+  TrainStep(const Config& config, const Transformer& model, Stream& s, const Mesh& mesh);
 
   ShardedParams& params() { return params_; }
 
-  // Records the memory of a step and of a validation batch (Backend::kPlan only).
+  // Records the memory of a step and of a validation batch (Backend::kPlan only): every program
+  // once.
   void plan();
+  // Records a whole step, each of its micro-batches (Backend::kPlan only).
+  void plan_step();
 
   // Lets ops choose the fastest of their alternatives for the shapes of a step. `known` choices are
   // kept (ops::begin_tuning); returns all choices. Weights must be in place; they do not change.
@@ -56,28 +74,32 @@ class TrainStep {
 
   // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
   // clipped to train.clip, then AdamW. A step whose loss or norm is not finite changes nothing.
-  // Returns before the device has finished.
-  PendingStep run(std::span<const PackedBatch> micro_batches, double lr);
+  // Loss, norm, the number of targets and the ranks' `requests` take one reduction. Returns before
+  // the device has finished.
+  PendingStep run(std::span<const PackedBatch> micro_batches, double lr, Requests requests = {});
 
-  // Loss and hits of the batch's valid targets, of this rank only.
-  BatchScore evaluate(const PackedBatch& batch);
+  // Evaluates a batch on each rank and waits for the sums. Every rank makes the same number of
+  // calls; one without data passes a batch without valid targets.
+  ValidationSums evaluate(const PackedBatch& batch, int64_t bytes = 0, bool stop = false);
 
  private:
+  int64_t micro_batches_per_step() const;  // of this rank
+  void plan_micro_batches(const BatchTensors& batch, int64_t count);
   BatchTensors upload(const PackedBatch& batch);
-  void accumulate(const BatchTensors& batch, float loss_weight);
+  void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void apply(double lr);
-  void sum_validation(const BatchTensors& batch);
+  void add_validation(const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
 
   const TrainConfig& config_;
   const Transformer& model_;
   Stream& stream_;
-  Communicator& communicator_;
+  const Mesh& mesh_;
   ShardedParams params_;
   const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;
-  Buffer stats_, validation_sums_;  // f64: ops::StepStat; losses, hits
+  Buffer stats_, validation_sums_;  // f64: ops::StepStat; the values of ValidationSums
 };
 
 }  // namespace sbtrain

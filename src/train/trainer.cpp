@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -22,8 +23,9 @@
 #include "eval/perplexity.h"
 #include "eval/task_accuracy.h"
 #include "model/transformer.h"
+#include "ops/host_wait.h"
 #include "optim/schedule.h"
-#include "parallel/communicator.h"
+#include "parallel/make_communicator.h"
 #include "train/guard.h"
 #include "train/metrics.h"
 #include "train/plan.h"
@@ -95,7 +97,7 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
 // Everything that a run holds while it trains.
 class Run {
  public:
-  Run(const ResolvedConfig& resolved, Backend backend);
+  Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals);
   ExitCode train();
 
  private:
@@ -104,21 +106,30 @@ class Run {
   void open_stage(int stage);
   void train_one_step();
   void settle();
+  Requests take_requests();
+  void note(const Requests& requests);
   void validate();
-  ValidationMetrics validate_text();
-  ValidationMetrics validate_task();
+  ValidationSums validation_sums();
   void save();
   bool due(const Duration& every) const;
   bool finished() const { return state_.stopped || state_.step >= schedule_.total_steps(); }
 
+  // With other ranks, what this one is asked for counts when it comes back from a reduction, so
+  // that all ranks act on it at the same place. Alone, it counts at once.
+  bool alone() const { return control_.world() == 1; }
+  bool leads() const { return control_.rank() == 0; }
+
   StartTimes start_;
   const ResolvedConfig& resolved_;
   const Config& config_;
+  Control& control_;
+  StopSignals& signals_;
   const fs::path folder_;
-  const RunLock lock_;
+  const std::optional<RunLock> lock_;  // of rank 0, on behalf of all
   const Schedule schedule_;
-  const Transformer model_;
   std::unique_ptr<Communicator> communicator_;
+  const Mesh mesh_;
+  const Transformer model_;
   Memory memory_;
   Stream stream_;
   TrainStep step_;
@@ -134,6 +145,7 @@ class Run {
   std::optional<Guard> guard_;
   int64_t saved_step_ = -1;
   int64_t validated_step_ = -1;
+  Requests requests_;  // of any rank, not yet acted on
 
   // The step that the device may still be working on. Its result is read one step late, so that
   // the device never waits for the host.
@@ -150,11 +162,11 @@ double gibibytes(size_t bytes) {
 }
 
 // The memory of the whole step is planned, then allocated once.
-Memory& with_plan(Memory& memory, const Config& config, const Transformer& model,
-                  Communicator& communicator, StartTimes& start) {
+Memory& with_plan(Memory& memory, const Config& config, const Transformer& model, const Mesh& mesh,
+                  StartTimes& start) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
-  TrainStep step(config, model, stream, communicator);
+  TrainStep step(config, model, stream, mesh);
   step.plan();
   start.done("plan");
   const MemoryReport report = plan.report();
@@ -190,7 +202,7 @@ std::string training_tokenizer(const Config& config) {
   return hash;
 }
 
-HeldOutOptions held_out(const Config& config) {
+HeldOutOptions held_out(const Config& config, const Communicator& communicator) {
   return {.paths = config.data.validation,
           .tokenizer = config.data.tokenizer,
           .tokenizer_hash = training_tokenizer(config),
@@ -198,35 +210,46 @@ HeldOutOptions held_out(const Config& config) {
           .sequence_length = config.train.sequence_length,
           .micro_batch = config.train.micro_batch,
           .max_tokens = config.validation.tokens,
-          .predict_across_documents = config.data.predict_across_documents};
+          .predict_across_documents = config.data.predict_across_documents,
+          .rank = communicator.rank(),
+          .world = communicator.world()};
 }
 
-Run::Run(const ResolvedConfig& resolved, Backend backend)
+std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) {
+  if (control.rank() != 0) return std::nullopt;
+  return RunLock(folder);
+}
+
+Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals)
     : resolved_(resolved),
       config_(resolved.config),
+      control_(*job.control),
+      signals_(signals),
       folder_(config_.run_dir()),
-      lock_(folder_),
+      lock_(lock_run(folder_, control_)),
       schedule_(config_.stages, config_.train.lr, config_.train.batch,
                 config_.train.tokens_per_step()),
-      model_(config_.model, config_.train.recompute),
-      communicator_(make_single_process()),
+      communicator_(make_communicator(control_, backend)),
+      mesh_(*communicator_, config_.train.sharding, job.launch.local_world),
+      model_(config_.model, config_.train.recompute, mesh_.shard_count()),
       memory_(backend),
-      stream_(with_plan(memory_, config_, model_, *communicator_, start_)),
-      step_(config_, model_, stream_, *communicator_),
-      held_out_(held_out(config_)) {
+      stream_(with_plan(memory_, config_, model_, mesh_, start_)),
+      step_(config_, model_, stream_, mesh_),
+      held_out_(held_out(config_, *communicator_)) {
   start_.done("data");
+  ops::check_after_waits(stream_, [this] { control_.check(); });
   if (config_.data.task.active()) {
     task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
                   config_.seed);
   }
-  check_run_folder(folder_, resolved.yaml);
+  if (leads()) check_run_folder(folder_, resolved.yaml);
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
   ops::run(stream_, ops::Synchronize{});  // the weights are there, so that their time is known
   start_.done(resumed_ ? "checkpoint" : "weights");
   if (backend == Backend::kCuda) tune();
   start_.done("tuning");
-  if (!finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
+  if (leads() && !finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
   if (!finished()) {
     snapshotter_.emplace(step_.params());
     step_.set_before_update(snapshotter_->copied());
@@ -235,7 +258,8 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
                                             .keep = config_.checkpoint.keep,
                                             .max_failures = config_.checkpoint.max_failures,
-                                            .async = config_.checkpoint.async});
+                                            .async = config_.checkpoint.async,
+                                            .group = make_rank_group(control_)});
   MetricsOptions metrics;
   metrics.run_dir = folder_.string();
   metrics.config = config_.metrics;
@@ -243,41 +267,44 @@ Run::Run(const ResolvedConfig& resolved, Backend backend)
   metrics.tokens_per_step = config_.train.tokens_per_step();
   metrics.flops_per_token =
       model_.flops_per_token(static_cast<double>(config_.train.sequence_length) / 2);
-  metrics.peak_flops = config_.metrics.peak_tflops * 1e12;
+  metrics.peak_flops = config_.metrics.peak_tflops * 1e12 * control_.world();
+  metrics.rank = control_.rank();
   if (resumed_) metrics.resumed_step = state_.step;
   metrics_.emplace(metrics);
 }
 
 // The choices of algorithms belong to the run: with others, a resumed run would round differently.
+// All ranks time the alternatives, since the step takes them all, and then use those of rank 0.
 void Run::tune() {
   const fs::path file = folder_ / "gemm.txt";
-  const std::string known = text_of(file);
-  const std::string choices = step_.tune(known);
-  if (choices != known) replace_file(file, choices);
+  const std::string known = communicator_->broadcast(leads() ? text_of(file) : "", 0);
+  const std::string choices = communicator_->broadcast(step_.tune(known), 0);
+  if (!alone()) ops::set_choices(stream_, choices);
+  if (leads() && choices != known) replace_file(file, choices);
 }
 
-// The state of a checkpoint is verified while it is loaded, so that it is read once. One that turns
-// out to be damaged is replaced whole by the next older one.
+// The ranks choose the checkpoint together, each verifying what it reads while it loads it, so that
+// it is read once. One that turns out to be damaged is replaced whole by the next older one.
 bool Run::resume() {
-  const RankGroup group;
   const auto use = [&](const CheckpointReader& checkpoint) {
     const std::string name = checkpoint.folder().string();
     check_identity(checkpoint.manifest().fingerprints, identity_fields(resolved_.fields),
                    config_.checkpoint.allow_changes, name);
     state_ = parse_run_state(checkpoint.state_json(), name + "/state.json");
-    load_params(checkpoint, step_.params(), /*with_moments=*/true);
+    load_shards(checkpoint, step_.params(), /*with_moments=*/true);
   };
   const std::optional<CheckpointReader> checkpoint =
-      resume_checkpoint(folder_, config_.checkpoint.resume, use, group);
+      resume_checkpoint(folder_, config_.checkpoint.resume, use, make_rank_group(control_));
   if (!checkpoint) return false;
+  step_.params().refresh();
   step_.set_updates(state_.updates);
   saved_step_ = state_.step;
   spdlog::info("resumed from {} (step {}, {} tokens)", checkpoint->folder().string(), state_.step,
                state_.tokens);
-  const int64_t saved_by = checkpoint->manifest().world;
-  if (saved_by != communicator_->world()) {
-    spdlog::info("the checkpoint was saved by {} ranks, now there are {}: each takes its ranges",
-                 saved_by, communicator_->world());
+  const int64_t saved_world = checkpoint->manifest().world;
+  if (saved_world != control_.world()) {
+    spdlog::info("{} ranks saved it, {} continue; the data goes on in the same order", saved_world,
+                 control_.world());
   }
   return true;
 }
@@ -323,12 +350,23 @@ void Run::train_one_step() {
   for (int64_t n = 0; n < loader_->micro_batches_per_step(); ++n) {
     micro_batches.push_back(loader_->next());
   }
+  control_.progress(fmt::format("step {}", state_.step + 1));
   const double lr = schedule_.lr(state_.step);
-  PendingStep pending = step_.run(micro_batches, lr);
+  PendingStep pending = step_.run(micro_batches, lr, alone() ? Requests{} : take_requests());
   settle();
   state_.step += 1;
   state_.tokens += config_.train.tokens_per_step();
   enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr};
+  if (alone()) note(take_requests());
+}
+
+Requests Run::take_requests() {
+  return {.stop = signals_.stop_requested(), .save = signals_.save_requested()};
+}
+
+void Run::note(const Requests& requests) {
+  requests_.stop |= requests.stop;
+  requests_.save |= requests.save;
 }
 
 // Waits for the enqueued step and records its result; its weights are in place afterwards.
@@ -339,6 +377,7 @@ void Run::settle() {
   guard_->accept(enqueued_->step, result.loss, result.grad_norm * result.grad_norm, enqueued_->lr);
   state_.updates = result.updates;
   state_.guard = guard_->state();
+  note(result.requests);
   metrics_->train_step({.step = enqueued_->step,
                         .loss = result.loss,
                         .lr = enqueued_->lr,
@@ -349,24 +388,35 @@ void Run::settle() {
   start_.first_step();
 }
 
-ValidationMetrics Run::validate_text() {
-  const Perplexity result =
-      held_out_.evaluate([&](const PackedBatch& batch) { return step_.evaluate(batch).loss_sum; });
-  return {.loss = result.loss(), .tokens = result.tokens, .bytes = result.bytes};
-}
-
-ValidationMetrics Run::validate_task() {
-  const TaskAccuracy result =
-      task_accuracy(*task_, config_.train.micro_batch,
-                    [&](const PackedBatch& batch) { return step_.evaluate(batch); });
-  return {.loss = result.loss(), .tokens = result.labels, .accuracy = result.accuracy()};
+// Sums over the held-out data of all ranks. Every rank evaluates as many batches as the others.
+ValidationSums Run::validation_sums() {
+  const int64_t world = communicator_->world();
+  const int64_t micro_batch = config_.train.micro_batch;
+  const int64_t batches =
+      task_ ? (held_out_batches(*task_, micro_batch) + world - 1) / world : held_out_.batches();
+  ValidationSums all;
+  for (int64_t i = 0; i < batches; ++i) {
+    const PackedBatch batch =
+        task_ ? held_out_batch(*task_, micro_batch, i * world + communicator_->rank())
+              : held_out_.batch(i);
+    const ValidationSums sums = step_.evaluate(batch, task_ ? 0 : held_out_.bytes(batch));
+    all.loss += sums.loss;
+    all.hits += sums.hits;
+    all.targets += sums.targets;
+    all.bytes += sums.bytes;
+  }
+  return all;
 }
 
 void Run::validate() {
   if ((!task_ && held_out_.empty()) || validated_step_ == state_.step) return;
   settle();
   const MetricsPause pause(*metrics_);
-  const ValidationMetrics result = task_ ? validate_task() : validate_text();
+  const ValidationSums sums = validation_sums();
+  ValidationMetrics result{.loss = sums.loss / sums.targets,
+                           .tokens = static_cast<int64_t>(sums.targets),
+                           .bytes = static_cast<int64_t>(sums.bytes)};
+  if (task_) result.accuracy = sums.hits / sums.targets;
   metrics_->validation(state_.step, result);
   validated_step_ = state_.step;
   const double enough = config_.validation.stop_accuracy;
@@ -380,6 +430,7 @@ void Run::validate() {
 // Training goes on while the state is copied; only the next update waits for that.
 void Run::save() {
   settle();
+  requests_.save = false;
   if (saved_step_ == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
@@ -406,32 +457,36 @@ ExitCode Run::train() {
                  folder_.string(), state_.step);
     return ExitCode::kDone;
   }
-  // Kept until the process ends: a signal that arrives while the run ends must not kill it.
-  static StopSignals& signals = *new StopSignals;
   if (!resumed_) validate();
   start_.done("validation");
-  while (!finished() && !signals.stop_requested()) {
+  if (alone()) note(take_requests());
+  while (!finished() && !requests_.stop) {
     train_one_step();
     writer_->poll();
     if (due(config_.validation.every)) validate();
-    const bool asked = signals.save_requested();
-    if (asked || due(config_.checkpoint.every)) save();
+    if (requests_.save || due(config_.checkpoint.every)) save();
   }
   if (finished()) validate();
   save();
   if (!writer_->wait() && saved_step_ == state_.step) {
     fail(ExitCode::kStorage, "the last checkpoint could not be saved: {}", writer_->last().error);
   }
+  control_.finish();
   if (finished()) return ExitCode::kDone;
-  spdlog::info("stopped by signal {} after step {}, saved; the same command continues",
-               signals.signal(), state_.step);
+  spdlog::info("stopped by {} after step {}, saved; the same command continues",
+               signals_.stop_requested() ? fmt::format("signal {}", signals_.signal())
+                                         : "a signal to another rank",
+               state_.step);
   return ExitCode::kPreempted;
 }
 
 }  // namespace
 
-ExitCode train(const ResolvedConfig& resolved, Backend backend) {
-  return Run(resolved, backend).train();
+ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job) {
+  // Handlers stay until the process ends: a signal that arrives while the run begins or ends must
+  // not kill it.
+  static StopSignals& signals = *new StopSignals;
+  return Run(resolved, backend, job, signals).train();
 }
 
 }  // namespace sbtrain

@@ -7,6 +7,7 @@
 #include "config/config.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "parallel/launch.h"
 
 namespace sbtrain {
 
@@ -22,6 +23,9 @@ struct ResolvedConfig {
 // metrics.jsonl, tensorboard/, checkpoints/. With checkpoint.resume auto, an interrupted run
 // continues from its newest good checkpoint, and its results equal those of an uninterrupted run
 // bit for bit. Errors are thrown with the exit codes of core/error.h.
-ExitCode train(const ResolvedConfig& resolved, Backend backend);
+//
+// `job` says which of its ranks this process is: all ranks call train() with the same configuration
+// and end with the same code. Rank 0 alone writes reports, and holds the run's lock.
+ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job = {});
 
 }  // namespace sbtrain

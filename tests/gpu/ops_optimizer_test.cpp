@@ -72,17 +72,20 @@ TEST_F(Optimizer, FinishStepIsThatOfTheCpu) {
   const OnGpu stats(gpu(), kF64, {ops::kStepStats});
   Values expected(ops::kStepStats, 0.0);
   set(gpu(), stats, expected);
-  for (const auto& [loss, squares, clip] : {std::tuple{3.0, 16.0, 1.0},
-                                            {3.0, 16.0, 0.0},
-                                            {2.0, 0.25, 1.0},
-                                            {std::nan(""), 1.0, 1.0},
-                                            {1.0, inf, 1.0},
-                                            {1.0, std::nan(""), 1.0},
-                                            {1.0, 9.0, 2.0}}) {
+  for (const auto& [loss, squares, targets, clip] : {std::tuple{3.0, 16.0, 1.0, 1.0},
+                                                     {3.0, 16.0, 7.0, 0.0},
+                                                     {2.0, 0.25, 1.0, 1.0},
+                                                     {std::nan(""), 1.0, 1.0, 1.0},
+                                                     {1.0, inf, 1.0, 1.0},
+                                                     {1.0, std::nan(""), 1.0, 1.0},
+                                                     {0.0, 0.0, 0.0, 1.0},
+                                                     {8e5, 1e12, 65536.0, 2.0},
+                                                     {8e5, 1e11, 65536.0, 2.0}}) {
     Values values = stats.values();
     for (Values* v : {&values, &expected}) {
       (*v)[ops::kLossSum] = loss;
       (*v)[ops::kSquaredNorm] = squares;
+      (*v)[ops::kValidTargets] = targets;
     }
     set(gpu(), stats, values);
     ops::run(gpu(), ops::FinishStep{.stats = stats, .clip = clip, .beta1 = 0.9, .beta2 = 0.95});

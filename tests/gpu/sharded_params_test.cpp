@@ -19,8 +19,9 @@ TEST_F(GpuShardedParams, InferenceHasTheBitsOfTheComputeCopies) {
       {{.name = "w", .shape = {1000, 300}, .storage = {}, .init = Init::normal(1), .decay = true}});
   GpuStream gpu;
   const std::unique_ptr<Communicator> ranks = make_single_process();
+  const Mesh mesh(*ranks);
   const auto bits = [&](bool with_training) {
-    ShardedParams params(registry, gpu, *ranks, with_training);
+    ShardedParams params(registry, gpu, mesh, with_training);
     params.initialize(5);
     params.gather(0);
     const Tensor& w = params.get(0).at("w");

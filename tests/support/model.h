@@ -48,7 +48,8 @@ class ModelRun {
         stream_(with_poison(memory_)),
         model_(config, recompute),
         communicator_(make_single_process()),
-        params_(model_.registry(), stream_, *communicator_, /*with_training=*/true),
+        mesh_(*communicator_),
+        params_(model_.registry(), stream_, mesh_, /*with_training=*/true),
         valid_(batch.valid_targets),
         tokens_T_(integers(batch.tokens)),
         targets_T_(integers(batch.targets)),
@@ -70,7 +71,6 @@ class ModelRun {
 
   // Computes the gradients of the mean loss plus z-loss. Returns the mean loss.
   double backward(float z_loss = 0.0f) {
-    params_.zero_gradients();
     model_.forward_backward(stream_, params_, batch_, loss_T_.tensor().reshaped({batch_.tokens()}),
                             1.0f / static_cast<float>(valid_), z_loss);
     return ops::sum(stream_, loss_T_) / static_cast<double>(valid_);
@@ -168,6 +168,7 @@ class ModelRun {
   Stream stream_;
   Transformer model_;
   std::unique_ptr<Communicator> communicator_;
+  Mesh mesh_;
   ShardedParams params_;
   int64_t valid_;
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_;

@@ -23,15 +23,16 @@ class StepRun {
       : config_(config),
         model_(config_.model, config_.train.recompute),
         communicator_(make_single_process()),
+        mesh_(*communicator_),
         memory_(Backend::kCuda),
         stream_(memory_) {
     if (planned) {
       Memory plan = Memory::planning(Backend::kCuda);
       Stream stream(plan);
-      TrainStep(config_, model_, stream, *communicator_).plan();
+      TrainStep(config_, model_, stream, mesh_).plan();
       memory_.adopt_plan(plan);
     }
-    step_.emplace(config_, model_, stream_, *communicator_);
+    step_.emplace(config_, model_, stream_, mesh_);
     step_->params().initialize(5);
   }
 
@@ -72,6 +73,7 @@ class StepRun {
   const Config config_;
   const Transformer model_;
   std::unique_ptr<Communicator> communicator_;
+  Mesh mesh_;
   Memory memory_;
   Stream stream_;
   std::optional<TrainStep> step_;

@@ -1,5 +1,6 @@
 #include "ops/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -52,10 +53,11 @@ void run(Cpu, Stream& /*s*/, const AddSum& op, const Buffer& /*scratch*/) {
 
 void run(Cpu, Stream& /*s*/, const FinishStep& op) {
   double* x = op.stats.f64();
-  const double norm = std::sqrt(x[kSquaredNorm]);
+  const double targets = std::max(x[kValidTargets], 1.0);
+  const double norm = std::sqrt(x[kSquaredNorm]) / targets;
   x[kApply] = std::isfinite(x[kLossSum]) && std::isfinite(norm) ? 1 : 0;
   x[kUpdates] += x[kApply];
-  x[kGradScale] = op.clip > 0 && norm > op.clip ? op.clip / norm : 1;
+  x[kGradScale] = (op.clip > 0 && norm > op.clip ? op.clip / norm : 1) / targets;
   x[kBias1] = 1 - std::pow(op.beta1, x[kUpdates]);
   x[kBias2] = 1 - std::pow(op.beta2, x[kUpdates]);
 }

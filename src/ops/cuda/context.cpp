@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "ops/cuda/timer.h"
+#include "ops/host_wait.h"
 #include "ops/memory.h"
 
 namespace sbtrain::ops::cuda {
@@ -141,9 +142,14 @@ DeviceTimer::~DeviceTimer() {
 
 // ---- Transfers --------------------------------------------------------------------------------
 
+void set_wait_check(Stream& s, std::function<void()> check) {
+  context(s).after_wait = check ? std::move(check) : [] {};
+}
+
 void run(Cuda, Stream& s, const Synchronize& /*op*/) {
   Context& c = context(s);
   SBTRAIN_CUDA_CHECK(cudaStreamSynchronize(c.stream));
+  c.after_wait();
   if (!s.profile()) return;
   // The first mark may be this very synchronize(), whose end is not recorded yet.
   for (size_t i = 0; i < c.marks_used; ++i) {
@@ -178,6 +184,7 @@ struct PinnedRead : HostRead::Impl {
   }
   std::span<const double> wait() override {
     SBTRAIN_CUDA_CHECK(cudaEventSynchronize(slot.done));
+    context.after_wait();
     return {slot.values, count};
   }
   Context& context;

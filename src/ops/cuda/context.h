@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -53,6 +54,9 @@ class Context : public BackendContext {
 
   // Logs a choice of implementations: each text once, not in every step.
   void say_once(const std::string& text);
+
+  // Called once the host has waited for the stream, see ops/host_wait.h.
+  std::function<void()> after_wait = [] {};
 
   // Pinned memory for HostRead that no read is using.
   static constexpr size_t kReadValues = 16;

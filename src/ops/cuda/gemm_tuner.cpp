@@ -116,6 +116,8 @@ void GemmTuner::add(const std::string& text) {
     if (name.compare(0, device_.size() + 1, device_ + " ") != 0) continue;
     choices_[name] = line.substr(tab + 1);
   }
+  for (const auto& [shape, plan] : plans_) delete plan;  // made of earlier choices
+  plans_.clear();
 }
 
 std::string GemmTuner::text() const {

@@ -45,6 +45,7 @@ void run(Cuda, Stream& s, const CopyFromHost& op) {
 void run(Cuda, Stream& s, const CopyToHost& op) {
   Context& c = context(s);
   c.staging.download(c.stream, op.host, op.x.data, op.x.bytes());
+  c.after_wait();
 }
 
 }  // namespace sbtrain::ops::cuda

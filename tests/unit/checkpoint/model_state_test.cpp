@@ -22,8 +22,9 @@ TEST(ModelState, PaddingIsZeroAfterLoading) {
   config.vocab = 61;
   const Transformer model(config);
   const std::unique_ptr<Communicator> communicator = make_single_process();
+  const Mesh mesh(*communicator);
   test::CpuStream saved_cpu;
-  ShardedParams saved(model.registry(), saved_cpu, *communicator, /*with_training=*/true);
+  ShardedParams saved(model.registry(), saved_cpu, mesh, /*with_training=*/true);
   saved.initialize(3);
   Snapshotter snapshotter(saved);
   Snapshot snapshot;
@@ -34,7 +35,7 @@ TEST(ModelState, PaddingIsZeroAfterLoading) {
       save_checkpoint(Storage(), run.path(), snapshot, RankGroup{}, 1).folder);
 
   test::CpuStream cpu;
-  ShardedParams loaded(model.registry(), cpu, *communicator, /*with_training=*/true);
+  ShardedParams loaded(model.registry(), cpu, mesh, /*with_training=*/true);
   const auto each = [&](ShardedParams& params, const auto& visit) {
     for (size_t u = 0; u < model.registry().units().size(); ++u) {
       const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));

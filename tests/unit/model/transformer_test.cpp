@@ -98,7 +98,8 @@ class Harness {
   Harness(ModelConfig config, Recompute recompute, std::vector<int32_t> lengths)
       : model_(config, recompute),
         communicator_(make_single_process()),
-        params_(model_.registry(), cpu_.stream, *communicator_, true),
+        mesh_(*communicator_),
+        params_(model_.registry(), cpu_.stream, mesh_, true),
         tokens_(total(lengths)) {
     params_.initialize(5);
     std::vector<int32_t> tokens, targets, positions, boundaries = {0};
@@ -127,7 +128,6 @@ class Harness {
 
   // The objective: mean loss plus z-loss, from a forward pass with backward.
   void backward(float z_loss = 0.0f) {
-    params_.zero_gradients();
     test::Owned loss = test::poisoned({tokens_});
     model_.forward_backward(cpu_, params_, batch_, loss, 1.0f / static_cast<float>(valid_), z_loss);
   }
@@ -157,6 +157,7 @@ class Harness {
   test::CpuStream cpu_;
   Transformer model_;
   std::unique_ptr<Communicator> communicator_;
+  Mesh mesh_;
   ShardedParams params_;
   int64_t tokens_;
   int64_t valid_ = 0;

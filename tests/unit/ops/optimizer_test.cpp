@@ -170,7 +170,7 @@ TEST(AdamW, DecaysItsRangesOnlyAndWritesTheComputeCopy) {
 TEST(FinishStep, ClipsCountsAndSkips) {
   CpuStream s;
   Stats stats;
-  stats.values = {3.0, 16.0};  // loss, squared norm
+  stats.values = {3.0, 16.0, 1.0};  // loss, squared norm, valid targets
   ops::run(s, ops::FinishStep{.stats = stats.tensor, .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95});
   EXPECT_EQ(stats.values[ops::kApply], 1);
   EXPECT_EQ(stats.values[ops::kUpdates], 1);
@@ -179,6 +179,14 @@ TEST(FinishStep, ClipsCountsAndSkips) {
   ops::run(s, ops::FinishStep{.stats = stats.tensor, .clip = 0.0, .beta1 = 0.9, .beta2 = 0.95});
   EXPECT_EQ(stats.values[ops::kGradScale], 1);
   EXPECT_EQ(stats.values[ops::kBias2], 1 - std::pow(0.95, 2));
+  // The gradients are those of a sum over 8 targets: the mean's have a norm of 0.5, then 2.
+  stats.values[ops::kValidTargets] = 8;
+  for (const auto& [squares, scale] : {std::pair{16.0, 1.0 / 8}, {256.0, 0.5 / 8}}) {
+    stats.values[ops::kSquaredNorm] = squares;
+    stats.values[ops::kUpdates] = 1;
+    ops::run(s, ops::FinishStep{.stats = stats.tensor, .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95});
+    EXPECT_EQ(stats.values[ops::kGradScale], scale);
+  }
   // A step with NaN or infinity is not counted, and nothing changes.
   const Owned w = test::constant({3}, 1);
   const Owned grad = test::constant({3}, std::nanf(""));

@@ -91,7 +91,7 @@ TEST_F(SingleProcess, HostValuesAndGroups) {
   EXPECT_EQ(ranks->broadcast("text", 0), "text");
   EXPECT_EQ(ranks->all_gather("text"), std::vector<std::string>{"text"});
   ranks->barrier();
-  const std::unique_ptr<Communicator> group = ranks->split(3);
+  const std::unique_ptr<Communicator> group = ranks->split([](int) { return 3; });
   EXPECT_EQ(group->world(), 1);
   EXPECT_EQ(group->rank(), 0);
   Bytes x(DType::kF64, 1);

@@ -32,7 +32,6 @@ class ShardedParamsOrder : public testing::Test {
  protected:
   ShardedParamsOrder() {
     params.initialize(1);
-    params.zero_gradients();
     ops::run(stream, ops::Fill{.x = stats, .value = 0.0f});
   }
   void update() { params.update({.stats = stats}); }
@@ -50,7 +49,8 @@ class ShardedParamsOrder : public testing::Test {
   Memory memory{Backend::kCpu};
   Stream stream{memory};
   std::unique_ptr<Communicator> ranks = make_single_process();
-  ShardedParams params{registry, stream, *ranks, /*with_training=*/true};
+  Mesh mesh{*ranks};
+  ShardedParams params{registry, stream, mesh, /*with_training=*/true};
   Buffer stats = memory.allocate(MemoryClass::kOptimizer, "stats", DType::kF64, {ops::kStepStats});
 };
 
@@ -69,7 +69,6 @@ TEST_F(ShardedParamsOrder, AStepInOrderRunsAsOftenAsNeeded) {
     params.release(1);
     params.add_squared_gradient_norm(stats.tensor().row_range(ops::kSquaredNorm, 1));
     update();
-    params.zero_gradients();
   }
 }
 
@@ -103,7 +102,7 @@ TEST_F(ShardedParamsOrder, NothingTouchesAllShardsInTheMiddleOfAUnit) {
   const std::vector<std::function<void()>> whole = {
       [&] { params.initialize(1); },
       [&] { params.refresh(); },
-      [&] { params.zero_gradients(); },
+      [&] { params.begin({}); },
       [&] { update(); },
       [&] { params.add_squared_gradient_norm(stats.tensor().row_range(0, 1)); },
   };
@@ -136,7 +135,8 @@ double bytes_per_element(Backend target, bool with_training) {
   Memory plan = Memory::planning(target);
   Stream stream(plan);
   const std::unique_ptr<Communicator> ranks = make_single_process();
-  const ShardedParams params(registry, stream, *ranks, with_training);
+  const Mesh mesh(*ranks);
+  const ShardedParams params(registry, stream, mesh, with_training);
   return static_cast<double>(plan.report().total_bytes()) / static_cast<double>(registry.storage());
 }
 

@@ -44,13 +44,15 @@ void append(PackedBatch& batch, int32_t stride, uint64_t index) {
 
 // A model whose weights are initialised with a fixed seed.
 struct Model {
-  explicit Model(int64_t micro_batch, bool planned = false)
+  explicit Model(int64_t micro_batch, bool planned = false,
+                 std::unique_ptr<Communicator> ranks = make_single_process())
       : config(small_config(micro_batch)),
         memory(Backend::kCpu),
         stream(memory),
         transformer(config.model),
-        communicator(make_single_process()),
-        step(with_memory(planned), transformer, stream, *communicator) {
+        communicator(std::move(ranks)),
+        mesh(*communicator),
+        step(with_memory(planned), transformer, stream, mesh) {
     step.params().initialize(3);
   }
   const Config& with_memory(bool planned) {
@@ -58,7 +60,7 @@ struct Model {
     if (!planned) return config;
     Memory plan(Backend::kPlan);
     Stream planning(plan);
-    TrainStep(config, transformer, planning, *communicator).plan();
+    TrainStep(config, transformer, planning, mesh).plan();
     memory.adopt_plan(plan);
     return config;
   }
@@ -67,6 +69,7 @@ struct Model {
   Stream stream;
   Transformer transformer;
   std::unique_ptr<Communicator> communicator;
+  Mesh mesh;
   TrainStep step;
 };
 
@@ -80,14 +83,92 @@ TEST(TrainStep, TheMeanIsOverAllLabelsOfTheStepHoweverItIsSplit) {
   ASSERT_EQ(many.valid_targets, 12);
   Model split(1);
   Model whole(2);
-  const double sum_of_few = split.step.evaluate(few).loss_sum;
-  const double sum_of_many = split.step.evaluate(many).loss_sum;
+  const double sum_of_few = split.step.evaluate(few).loss;
+  const double sum_of_many = split.step.evaluate(many).loss;
   const std::vector<PackedBatch> two = {few, many};
   const StepResult by_two = split.step.run(two, 0.0).wait();
   const StepResult by_one = whole.step.run({&both, 1}, 0.0).wait();
   EXPECT_NEAR(by_two.loss, (sum_of_few + sum_of_many) / 14, 1e-6);
   EXPECT_NEAR(by_one.loss, by_two.loss, 1e-6);
   EXPECT_NEAR(by_one.grad_norm, by_two.grad_norm, 1e-5 * by_two.grad_norm);
+}
+
+// Alone, but as if another rank had contributed to every sum of f64 numbers.
+class WithAnotherRank : public Communicator {
+ public:
+  std::vector<double> other;
+  int reductions = 0;
+  int rank() const override { return 0; }
+  int world() const override { return 1; }
+  void sum(std::span<double>) override { FAIL() << "the host waits for other ranks"; }
+  std::string broadcast(std::string value, int) override { return value; }
+  std::vector<std::string> all_gather(std::string value) override { return {std::move(value)}; }
+  void barrier() override {}
+  std::unique_ptr<Communicator> split(const ColorOf&) override { return make_single_process(); }
+
+ protected:
+  void run_all_gather(Stream&, const Tensor&, const Tensor&) override {}
+  void run_reduce_scatter(Stream&, const Tensor&, const Tensor&) override {}
+  void run_broadcast(Stream&, const Tensor&, int) override {}
+  void run_all_reduce(Stream& s, const Tensor& x) override {
+    if (s.planning()) return;
+    ++reductions;
+    ASSERT_EQ(x.numel(), static_cast<int64_t>(other.size()));
+    for (size_t i = 0; i < other.size(); ++i) x.f64()[i] += other[i];
+  }
+};
+
+TEST(TrainStep, OneReductionHasLossNormTargetsAndRequests) {
+  PackedBatch batch;
+  append(batch, 2, 1);  // 12 labels
+  Model alone(1);
+  const StepResult own = alone.step.run({&batch, 1}, 0.0).wait();
+  auto communicator = std::make_unique<WithAnotherRank>();
+  WithAnotherRank& ranks = *communicator;
+  Model model(1, /*planned=*/false, std::move(communicator));
+  const auto run = [&](double stop, double save, Requests mine) {
+    // loss, squared norm, valid targets, and what the other rank was asked to do
+    ranks.other = {30, 7, 4, stop, save};
+    ranks.reductions = 0;
+    const StepResult all = model.step.run({&batch, 1}, 0.0, mine).wait();
+    EXPECT_EQ(ranks.reductions, 1);
+    EXPECT_NEAR(all.loss, (12 * own.loss + 30) / 16, 1e-12);
+    EXPECT_NEAR(all.grad_norm, std::sqrt(std::pow(12 * own.grad_norm, 2) + 7) / 16, 1e-12);
+    return all.requests;
+  };
+  for (const bool other : {false, true}) {
+    for (const bool mine : {false, true}) {
+      const Requests stop = run(other, 0, {.stop = mine});
+      EXPECT_EQ(stop.stop, other || mine);
+      EXPECT_FALSE(stop.save);
+      const Requests save = run(0, other, {.save = mine});
+      EXPECT_FALSE(save.stop);
+      EXPECT_EQ(save.save, other || mine);
+    }
+  }
+}
+
+TEST(TrainStep, ValidationSumsAreThoseOfAllRanks) {
+  PackedBatch batch, empty;
+  append(batch, 2, 1);
+  append(empty, 2, 1);
+  empty.targets.assign(empty.targets.size(), -1);
+  empty.valid_targets = 0;
+  Model alone(1);
+  const ValidationSums own = alone.step.evaluate(batch, 40);
+  EXPECT_EQ(own.targets, 12);
+  EXPECT_EQ(own.bytes, 40);
+  EXPECT_FALSE(own.stop);
+  auto communicator = std::make_unique<WithAnotherRank>();
+  communicator->other = {30, 2, 4, 10, 1};
+  Model model(1, /*planned=*/false, std::move(communicator));
+  const ValidationSums all = model.step.evaluate(batch, 40);
+  EXPECT_EQ(all.loss, own.loss + 30);
+  EXPECT_EQ(all.hits, own.hits + 2);
+  EXPECT_EQ(all.targets, 16);
+  EXPECT_EQ(all.bytes, 50);
+  EXPECT_TRUE(all.stop);
+  EXPECT_EQ(model.step.evaluate(empty).loss, 30);  // of a rank without data
 }
 
 // Without a plan every buffer has memory of its own, which nothing overwrites after its release.
@@ -104,7 +185,7 @@ TEST(TrainStep, ThePlannedPoolGivesTheSameBits) {
     EXPECT_TRUE(std::isfinite(a.loss));
     EXPECT_EQ(a.loss, b.loss);
     EXPECT_EQ(a.grad_norm, b.grad_norm);
-    EXPECT_EQ(own.step.evaluate(batches[1]).loss_sum, planned.step.evaluate(batches[1]).loss_sum);
+    EXPECT_EQ(own.step.evaluate(batches[1]).loss, planned.step.evaluate(batches[1]).loss);
   }
 }
 

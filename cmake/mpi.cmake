@@ -1,0 +1,15 @@
+# MPI for several ranks on the CPU, which is how sharded training is tested without GPUs.
+# SBTRAIN_HAS_MPI says whether it is used; without it a build is complete for one CPU rank.
+set(SBTRAIN_MPI AUTO CACHE STRING "Build ranks on the CPU that talk by MPI: AUTO, ON or OFF")
+set(SBTRAIN_HAS_MPI OFF)
+if(NOT SBTRAIN_MPI STREQUAL "OFF")
+  find_package(MPI QUIET COMPONENTS C)
+  if(MPI_C_FOUND)
+    set(SBTRAIN_HAS_MPI ON)
+    message(STATUS "MPI: ${MPI_C_LIBRARIES}, run by ${MPIEXEC_EXECUTABLE}")
+  elseif(SBTRAIN_MPI STREQUAL "ON")
+    message(FATAL_ERROR "SBTRAIN_MPI=ON, but MPI was not found: install libopenmpi-dev")
+  else()
+    message(STATUS "MPI: not found; the CPU trains with one rank (install libopenmpi-dev for more)")
+  endif()
+endif()

@@ -1,0 +1,18 @@
+#include "parallel/control.h"
+
+#include <algorithm>
+
+#include "parallel/control_hub.h"
+#include "parallel/control_spoke.h"
+
+namespace sbtrain {
+
+std::unique_ptr<Control> make_control(const Launch& launch, const Deadlines& deadlines) {
+  if (launch.world == 1) return make_single_control();
+  Deadlines used = deadlines;
+  used.heartbeat = std::min(used.heartbeat, used.progress / 10);
+  if (launch.rank == 0) return std::make_unique<control::HubControl>(launch, used);
+  return std::make_unique<control::SpokeControl>(launch, used);
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,23 @@
+#include "parallel/mesh.h"
+
+#include "core/error.h"
+
+namespace sbtrain {
+
+Mesh::Mesh(Communicator& world, Sharding sharding, int node_size)
+    : world_(world), sharding_(sharding) {
+  if (world.world() == 1) return;
+  if (sharding == Sharding::kNone) node_size = 1;
+  if (sharding == Sharding::kFull || sharding == Sharding::kGrad) node_size = world.world();
+  if (node_size < 1 || world.world() % node_size != 0) {
+    fail(ExitCode::kConfig,
+         "train.sharding: hybrid needs the same number of ranks on every node, but {} ranks are no "
+         "multiple of {}; use full",
+         world.world(), node_size);
+  }
+  if (node_size == world.world()) return;
+  shards_ = world.split([=](int rank) { return rank / node_size; });
+  replicas_ = world.split([=](int rank) { return rank % node_size; });
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,47 @@
+// How the ranks of a run divide a model: who shares its shards, and who holds the same shard.
+//
+//   mode     ranks that share one copy (shards)   copies (replicas)   weights between their uses
+//   full     all                                  1                   a shard        (ZeRO-3, FSDP)
+//   grad     all                                  1                   whole          (ZeRO-2)
+//   none     1                                    every rank          whole          (DDP)
+//   hybrid   those of a node                      every node          a shard        (HSDP)
+//
+// ZeRO: arXiv 1910.02054. Master weights, gradients and moments are sharded wherever weights are.
+#pragma once
+
+#include <memory>
+
+#include "config/config.h"
+#include "parallel/communicator.h"
+
+namespace sbtrain {
+
+class Mesh {
+ public:
+  // Collective, since it may split `world`, which must outlive the mesh. `node_size` is the number
+  // of ranks of a node, which must divide the world with Sharding::kHybrid (else
+  // ExitCode::kConfig); consecutive ranks share a node.
+  explicit Mesh(Communicator& world, Sharding sharding = Sharding::kFull, int node_size = 1);
+
+  Communicator& world() const { return world_; }
+  // The ranks whose shards together are the model. This rank owns the shard of its rank there.
+  Communicator& shards() const { return shards_ ? *shards_ : world_; }
+  // The ranks that hold the same shard as this one, or null if there are no others.
+  Communicator* replicas() const { return replicas_.get(); }
+
+  int shard_count() const { return shards().world(); }
+  // Whether units must be gathered before they are used.
+  bool sharded() const { return shard_count() > 1; }
+  // Whether whole weights are kept from one update to the next.
+  bool keeps_weights() const { return sharding_ == Sharding::kGrad; }
+  // Whether this rank's shard is the one that is counted and saved; replicas are equal to it.
+  bool first_replica() const { return !replicas_ || replicas_->rank() == 0; }
+
+ private:
+  Communicator& world_;
+  Sharding sharding_;
+  std::unique_ptr<Communicator> shards_;    // null: the world
+  std::unique_ptr<Communicator> replicas_;  // null: this rank alone
+};
+
+}  // namespace sbtrain

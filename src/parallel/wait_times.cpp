@@ -1,0 +1,82 @@
+#include "parallel/wait_times.h"
+
+#include <utility>
+
+#if SBTRAIN_HAS_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+#include "core/error.h"
+#include "ops/memory.h"
+
+namespace sbtrain {
+namespace {
+
+#if SBTRAIN_HAS_CUDA
+void check(cudaError_t error, const char* call) {
+  if (error != cudaSuccess) {
+    fail(ExitCode::kInternal, "CUDA: {} failed: {}", call, cudaGetErrorString(error));
+  }
+}
+#endif
+
+}  // namespace
+
+WaitTimes::~WaitTimes() {
+#if SBTRAIN_HAS_CUDA
+  batches_.push_back(std::move(current_));
+  batches_.push_back(std::move(spare_));
+  for (const std::vector<Mark>& batch : batches_) {
+    for (const Mark& mark : batch) {
+      cudaEventDestroy(mark.begin);
+      cudaEventDestroy(mark.end);
+    }
+  }
+#endif
+}
+
+WaitTimes::Mark WaitTimes::spare() {
+  Mark mark;
+  if (!spare_.empty()) {
+    mark = spare_.back();
+    spare_.pop_back();
+    return mark;
+  }
+#if SBTRAIN_HAS_CUDA
+  check(cudaEventCreate(&mark.begin), "cudaEventCreate");
+  check(cudaEventCreate(&mark.end), "cudaEventCreate");
+#endif
+  return mark;
+}
+
+void WaitTimes::wait(const Event& event) {
+  if (stream_.backend() != Backend::kCuda) return ops::await(stream_, event);
+#if SBTRAIN_HAS_CUDA
+  current_.push_back(spare());
+  check(cudaEventRecord(current_.back().begin, stream_.queue()), "cudaEventRecord");
+  ops::await(stream_, event);
+  check(cudaEventRecord(current_.back().end, stream_.queue()), "cudaEventRecord");
+#endif
+}
+
+void WaitTimes::end_batch() {
+  batches_.push_back(std::exchange(current_, {}));
+}
+
+double WaitTimes::take_batch() {
+  if (batches_.empty()) return 0;
+  const std::vector<Mark> batch = std::move(batches_.front());
+  batches_.pop_front();
+  double seconds = 0;
+  for ([[maybe_unused]] const Mark& mark : batch) {
+#if SBTRAIN_HAS_CUDA
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, mark.begin, mark.end), "cudaEventElapsedTime");
+    seconds += milliseconds / 1e3;
+#endif
+  }
+  spare_.insert(spare_.end(), batch.begin(), batch.end());
+  return seconds;
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,81 @@
+// One rank of a job in which rank 1 fails in the tenth round of collectives, in a way that the
+// command line names:  faulty_rank cpu|cuda kill|stop|leave|throw|hang
+// Every rank writes "rank R ends with C: MESSAGE" and exits with the code C.
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#if SBTRAIN_HAS_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+#include "core/error.h"
+#include "ops/host_wait.h"
+#include "ops/memory.h"
+#include "parallel/launch.h"
+#include "parallel/make_communicator.h"
+
+namespace sbtrain::test {
+namespace {
+
+void fail_as(const std::string& fault) {
+  if (fault == "kill") raise(SIGKILL);
+  if (fault == "stop") raise(SIGSTOP);
+  if (fault == "leave") _exit(0);
+  if (fault == "throw") fail(ExitCode::kData, "shard 3 is damaged");
+  if (fault == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+void collectives(Control& control, Communicator& ranks, Backend backend, const std::string& fault) {
+  Memory memory(backend);
+  Stream s(memory);
+  ops::check_after_waits(s, [&] { control.check(); });
+  const Buffer x = s.allocate(MemoryClass::kGradients, "x", DType::kF32, {100000});
+  for (int round = 0; round < 1000; ++round) {
+    control.progress(fmt::format("round {}", round));
+    if (round == 10 && ranks.rank() == 1) fail_as(fault);
+    ops::run(s, ops::Fill{.x = x, .value = 1.0f});
+    ranks.all_reduce(s, x);
+    float first = 0;
+    ops::run(s, ops::CopyToHost{.host = &first, .x = x.tensor().row_range(0, 1)});
+    require(first == static_cast<float>(ranks.world()), "{} is a wrong sum", first);
+  }
+  fail(ExitCode::kInternal, "no fault has ended the job");
+}
+
+JobFailure run(Control& control, Backend backend, int local_rank, const std::string& fault) {
+  try {
+    control.check();
+#if SBTRAIN_HAS_CUDA
+    if (backend == Backend::kCuda) {
+      int devices = 0;
+      cudaGetDeviceCount(&devices);
+      cudaSetDevice(local_rank % devices);
+    }
+#endif
+    const std::unique_ptr<Communicator> ranks = make_communicator(control, backend);
+    collectives(control, *ranks, backend, fault);
+  } catch (const Error& e) {
+    control.report({e.code(), e.what()});
+  }
+  return control.failure().value_or(JobFailure{ExitCode::kInternal, "the job has no failure"});
+}
+
+}  // namespace
+}  // namespace sbtrain::test
+
+int main(int argc, char** argv) {
+  using namespace sbtrain;  // NOLINT: only here
+  if (argc != 3) return 2;
+  const Launch launch = find_launch(process_environment());
+  const auto control = make_control(launch, {.rendezvous = std::chrono::seconds(60),
+                                             .progress = std::chrono::seconds(3),
+                                             .heartbeat = std::chrono::milliseconds(200)});
+  const Backend backend = argv[1] == std::string("cuda") ? Backend::kCuda : Backend::kCpu;
+  const JobFailure failure = test::run(*control, backend, launch.local_rank, argv[2]);
+  fmt::print(stderr, "rank {} ends with {}: {}\n", launch.rank, static_cast<int>(failure.code),
+             failure.message);
+  return static_cast<int>(failure.code);
+}

@@ -1,0 +1,203 @@
+// Steps of a model that several ranks share: every world and mode trains like one rank.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "checkpoint/stored_runs.h"
+#include "ops/memory.h"
+#include "parallel/param_shards.h"
+#include "support/model.h"
+#include "support/tensors.h"
+#include "support/thread_world.h"
+#include "train/step.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr int32_t kLength = 16;
+constexpr int32_t kVocab = 23;
+constexpr int64_t kSequences = 8;  // of a step
+constexpr double kRate = 1e-3;
+
+struct Case {
+  Sharding sharding = Sharding::kFull;
+  int world = 1;
+  int node_size = 1;
+  bool tied = false;
+  ReduceType reduce = ReduceType::kFloat32;
+  bool planned = true;
+  std::string name() const {
+    return fmt::format("{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
+                       reduce == ReduceType::kBfloat16 ? "Bf16" : "");
+  }
+};
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name();
+}
+
+Config config_of(const Case& c) {
+  Config config;
+  config.model.layers = 3;
+  config.model.width = 12;  // no multiple of the alignment, so that shards cut through tensors
+  config.model.inner = 20;
+  config.model.heads = 2;
+  config.model.vocab = kVocab;
+  config.model.init_std = 0.3;
+  config.model.tied = c.tied;
+  config.train.sequence_length = kLength;
+  config.train.micro_batch = 1;
+  config.train.batch = kSequences;
+  config.train.sharding = c.sharding;
+  config.train.reduce_dtype = c.reduce;
+  return config;
+}
+
+// The sequence `index` of the step: documents whose number of valid targets differs.
+PackedBatch sequence(int64_t step, int64_t index) {
+  const auto cut = static_cast<int32_t>(1 + (step + 3 * index) % (kLength - 1));
+  return test::packed_batch({cut, kLength - cut}, kVocab,
+                            static_cast<uint64_t>(step * kSequences + index));
+}
+
+using Tensors = std::map<std::string, std::vector<float>>;  // whole, by kind and name
+
+struct Trained {
+  std::vector<double> losses, norms, validation;
+  Tensors tensors;
+};
+
+// What rank 0 saw of `steps` steps, and the model that all ranks together hold afterwards.
+Trained train(const Case& c, int steps, bool bad_step = false) {
+  const Config config = config_of(c);
+  Trained result;
+  std::mutex mutex;
+  test::run_ranks(c.world, [&](Communicator& ranks) {
+    const Mesh mesh(ranks, c.sharding, c.node_size);
+    const Transformer model(config.model, Recompute::kNone, mesh.shard_count());
+    Memory memory(Backend::kCpu);
+    if (steps < 10) memory.poison();
+    if (c.planned) {
+      Memory plan(Backend::kPlan);
+      Stream planning(plan);
+      TrainStep(config, model, planning, mesh).plan();
+      memory.adopt_plan(plan);
+    }
+    Stream stream(memory);
+    TrainStep step(config, model, stream, mesh);
+    step.params().initialize(3);
+    const int64_t share = kSequences / ranks.world();
+    for (int n = 0; n < steps; ++n) {
+      std::vector<PackedBatch> batches;
+      for (int64_t m = 0; m < share; ++m) batches.push_back(sequence(n, share * ranks.rank() + m));
+      if (bad_step && n == 1 && ranks.rank() == ranks.world() - 1) {
+        // One rank's gradients overflow; no rank may apply the step.
+        const Tensor& w = step.params().shard(1).weights;
+        const float kept = w.f32()[0];
+        w.f32()[0] = std::numeric_limits<float>::infinity();
+        step.params().refresh();
+        const StepResult bad = step.run(batches, kRate).wait();
+        EXPECT_FALSE(std::isfinite(bad.loss) && std::isfinite(bad.grad_norm));
+        w.f32()[0] = kept;
+        step.params().refresh();
+        continue;
+      }
+      if (bad_step && n == 1) {
+        step.params().refresh();
+        EXPECT_EQ(step.run(batches, kRate).wait().updates, 1);
+        step.params().refresh();
+        continue;
+      }
+      const StepResult seen = step.run(batches, kRate).wait();
+      const double validation = step.evaluate(sequence(100 + n, ranks.rank())).loss;
+      if (ranks.rank() != 0) continue;
+      result.losses.push_back(seen.loss);
+      result.norms.push_back(seen.grad_norm);
+      result.validation.push_back(validation);
+    }
+    const std::lock_guard lock(mutex);
+    for (const TensorShard& part : tensor_shards(step.params(), /*with_moments=*/true)) {
+      std::vector<float>& whole =
+          result.tensors[fmt::format("{} {}", static_cast<int>(part.kind), part.name)];
+      int64_t count = 1;
+      for (const int64_t n : part.shape) count *= n;
+      whole.resize(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
+      const auto keep = [&](int64_t logical, int64_t stored, int64_t count_here) {
+        for (int64_t i = 0; i < count_here; ++i) {
+          const float value = part.stored.f32()[stored + i];
+          float& kept = whole[part.begin + logical + i];
+          // Replicas hold the same bits.
+          if (!std::isnan(kept)) {
+            EXPECT_EQ(kept, value) << part.name;
+          }
+          kept = value;
+        }
+      };
+      for_each_stored_run(part, part.begin, part.end, keep);
+    }
+  });
+  return result;
+}
+
+class ShardedStep : public testing::TestWithParam<Case> {};
+
+TEST_P(ShardedStep, TrainsLikeOneRank) {
+  Case one = GetParam();
+  one.world = one.node_size = 1;
+  one.sharding = Sharding::kFull;
+  one.reduce = ReduceType::kFloat32;
+  constexpr int kSteps = 50;
+  const Trained expected = train(one, kSteps);
+  const Trained trained = train(GetParam(), kSteps);
+  ASSERT_EQ(trained.losses.size(), expected.losses.size());
+  // Sums over ranks and micro-batches are formed in another order, and bfloat16 rounds each sum.
+  // What this changes grows from step to step: AdamW turns a small difference of a small gradient
+  // into one of the weight.
+  const bool rounds = GetParam().reduce == ReduceType::kBfloat16;
+  const double bound = rounds ? 2e-3 : 2e-6;
+  for (int n = 0; n < kSteps; ++n) {
+    EXPECT_NEAR(trained.losses[n], expected.losses[n], bound * expected.losses[n]) << n;
+    EXPECT_NEAR(trained.norms[n], expected.norms[n], 10 * bound * expected.norms[n]) << n;
+  }
+}
+
+TEST_P(ShardedStep, RepeatsBitForBit) {
+  const Trained a = train(GetParam(), 6);
+  const Trained b = train(GetParam(), 6);
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  EXPECT_EQ(a.validation, b.validation);
+  EXPECT_EQ(a.tensors, b.tensors);
+}
+
+// Without a plan every buffer has memory of its own. The planned pool is reused at once, and holds
+// NaN in between.
+TEST_P(ShardedStep, ThePlannedPoolGivesTheSameBits) {
+  Case own = GetParam();
+  own.planned = false;
+  const Trained a = train(own, 4);
+  const Trained b = train(GetParam(), 4);
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.tensors, b.tensors);
+}
+
+TEST_P(ShardedStep, AStepThatOneRankCannotApplyIsAppliedByNone) {
+  EXPECT_EQ(train(GetParam(), 2, /*bad_step=*/true).tensors, train(GetParam(), 1).tensors);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, ShardedStep,
+    testing::Values(Case{Sharding::kFull, 2}, Case{Sharding::kFull, 4, 1, true},
+                    Case{Sharding::kFull, 8}, Case{Sharding::kGrad, 2, 1, true},
+                    Case{Sharding::kGrad, 4}, Case{Sharding::kNone, 2},
+                    Case{Sharding::kNone, 4, 1, true}, Case{Sharding::kHybrid, 4, 2},
+                    Case{Sharding::kHybrid, 8, 2, true},
+                    Case{Sharding::kFull, 2, 1, false, ReduceType::kBfloat16},
+                    Case{Sharding::kHybrid, 4, 2, true, ReduceType::kBfloat16}),
+    [](const auto& info) { return info.param.name(); });
+
+}  // namespace
+}  // namespace sbtrain
