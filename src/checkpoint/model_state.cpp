@@ -71,7 +71,7 @@ void load_through_host(const CheckpointReader& checkpoint, const std::vector<Ten
 
 }  // namespace
 
-void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
+void load_shards(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
   const std::vector<TensorShard> shards = tensor_shards(params, with_moments);
   for (const TensorShard& shard : shards) check_fits(checkpoint, shard);
   clear(params, with_moments);
@@ -80,6 +80,10 @@ void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool
   } else {
     load_through_host(checkpoint, shards, params.stream());
   }
+}
+
+void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
+  load_shards(checkpoint, params, with_moments);
   params.refresh();
 }
 

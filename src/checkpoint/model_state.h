@@ -12,4 +12,8 @@ namespace sbtrain {
 // ExitCode::kNoCheckpoint naming the first tensor that is missing or has another shape.
 void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments);
 
+// The same without the refresh() that shows the new weights in a step, which is for all ranks
+// together: the caller does that once it knows that no rank has refused the checkpoint.
+void load_shards(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments);
+
 }  // namespace sbtrain

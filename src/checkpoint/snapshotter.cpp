@@ -31,12 +31,6 @@ void start_copy(Stream& s, const PinnedMemory& memory, size_t offset, const Tens
   }
 }
 
-// What this rank saves: of ranks that hold the same shard, the first saves it.
-std::vector<TensorShard> saved_shards(const ShardedParams& params) {
-  if (!params.mesh().first_replica()) return {};
-  return tensor_shards(params, /*with_moments=*/true);
-}
-
 }  // namespace
 
 Snapshotter::Snapshotter(ShardedParams& params)
@@ -44,7 +38,7 @@ Snapshotter::Snapshotter(ShardedParams& params)
       stream_(params.stream().memory(), "snapshot"),
       copied_(std::make_shared<Event>()),
       device_(current_device(params.stream().backend())) {
-  for (const TensorShard& shard : saved_shards(params)) {
+  for (const TensorShard& shard : shards()) {
     offsets_.push_back(bytes_);
     bytes_ += (shard.stored.bytes() + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -55,7 +49,7 @@ Snapshotter::Snapshotter(ShardedParams& params)
          "{:.2f} GiB of the host's memory; {:.2f} of {:.2f} GiB are free",
          gibibytes(bytes_), gibibytes(host.free), gibibytes(host.total));
   }
-  if (params.stream().backend() != Backend::kCuda) return;
+  if (params.stream().backend() != Backend::kCuda || bytes_ == 0) return;
   spdlog::info("saving takes {:.2f} GiB of the host's memory, page-locked", gibibytes(bytes_));
   coming_ = std::async(std::launch::async, [this] { return make_memory(); });
 }
@@ -67,6 +61,12 @@ Snapshotter::~Snapshotter() {
   } catch (const std::exception& e) {
     spdlog::error("{}", e.what());
   }
+}
+
+// What this rank saves.
+std::vector<TensorShard> Snapshotter::shards() const {
+  if (!params_.mesh().first_replica()) return {};
+  return tensor_shards(params_, /*with_moments=*/true);
 }
 
 std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
@@ -83,7 +83,7 @@ std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
 void Snapshotter::begin(Snapshot& snapshot) {
   if (coming_.valid()) memory_ = coming_.get();
   if (!memory_) memory_ = make_memory();
-  snapshot.tensors = saved_shards(params_);
+  snapshot.tensors = shards();
   params_.stream().record(ready_);
   stream_.wait(ready_);
   for (size_t i = 0; i < snapshot.tensors.size(); ++i) {

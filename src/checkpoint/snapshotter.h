@@ -42,6 +42,7 @@ class Snapshotter {
   const Event& copied() const { return *copied_; }
 
  private:
+  std::vector<TensorShard> shards() const;
   std::shared_ptr<PinnedMemory> make_memory() const;
 
   ShardedParams& params_;

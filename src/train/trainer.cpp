@@ -267,10 +267,14 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   start_.done(resumed_ ? "checkpoint" : "weights");
   if (backend == Backend::kCuda) tune();
   start_.done("tuning");
+<<<<<<< HEAD
   if (leads() && !finished()) {
     describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
     order_.note();
   }
+=======
+  if (leads() && !finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
+>>>>>>> ckptio
   if (!finished()) {
     snapshotter_.emplace(step_.params());
     step_.set_before_update(snapshotter_->copied());
@@ -304,16 +308,23 @@ void Run::tune() {
   if (leads() && choices != known) replace_file(file, choices);
 }
 
+<<<<<<< HEAD
 // The state of a checkpoint is verified while it is loaded, so that it is read once. One that turns
 // out to be damaged is replaced whole by the next older one.
 bool Run::resume() {
   const std::string resume = communicator_->broadcast(leads() ? order_.resume() : "", 0);
+=======
+// The ranks choose the checkpoint together, each verifying what it reads while it loads it, so that
+// it is read once. One that turns out to be damaged is replaced whole by the next older one.
+bool Run::resume() {
+>>>>>>> ckptio
   const auto use = [&](const CheckpointReader& checkpoint) {
     const Manifest& manifest = checkpoint.manifest();
     const std::string name = checkpoint.folder().string();
     check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
                    config_.checkpoint.allow_changes, name);
     state_ = parse_run_state(checkpoint.state_json(), name + "/state.json");
+<<<<<<< HEAD
     if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
       fail(ExitCode::kNoCheckpoint,
            "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
@@ -326,12 +337,29 @@ bool Run::resume() {
   if (!checkpoint) return false;
   const Manifest& manifest = checkpoint->manifest();
   const std::string name = checkpoint->folder().string();
+=======
+    load_shards(checkpoint, step_.params(), /*with_moments=*/true);
+  };
+  const std::optional<CheckpointReader> checkpoint =
+      resume_checkpoint(folder_, config_.checkpoint.resume, use, make_rank_group(control_));
+  if (!checkpoint) return false;
+  step_.params().refresh();
+>>>>>>> ckptio
   step_.set_updates(state_.updates);
   step_.set_running_loss(state_.running);
   saved_step_ = state_.step;
+<<<<<<< HEAD
   std::error_code other;
   if (fs::equivalent(checkpoint->folder().parent_path(), folder_ / "checkpoints", other)) {
     saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
+=======
+  spdlog::info("resumed from {} (step {}, {} tokens)", checkpoint->folder().string(), state_.step,
+               state_.tokens);
+  const int64_t saved_world = checkpoint->manifest().world;
+  if (saved_world != control_.world()) {
+    spdlog::info("{} ranks saved it, {} continue; the data goes on in the same order", saved_world,
+                 control_.world());
+>>>>>>> ckptio
   }
   spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
   if (manifest.world != control_.world()) {
