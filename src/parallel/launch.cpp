@@ -34,9 +34,9 @@ class Variables {
   explicit Variables(const Environment& environment) : environment_(environment) {}
 
   bool has(const std::string& name) const { return environment_.contains(name); }
-  std::string text(const std::string& name, std::string otherwise = "") const {
+  std::string text(const std::string& name, const std::string& otherwise = "") const {
     const auto found = environment_.find(name);
-    return found == environment_.end() ? std::move(otherwise) : found->second;
+    return found == environment_.end() ? otherwise : found->second;
   }
   // The first of `names` that is set.
   std::string text_of(const std::vector<std::string>& names) const {

@@ -219,7 +219,7 @@ std::vector<std::string> Supervisor::environment_of(int rank) const {
       std::thread::hardware_concurrency() / static_cast<unsigned>(options_.ranks);
   variables.try_emplace("OMP_NUM_THREADS", std::to_string(std::max(1U, share)));
   std::vector<std::string> entries;
-  for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
+  for (const auto& [name, value] : variables) entries.push_back(fmt::format("{}={}", name, value));
   return entries;
 }
 
