@@ -126,7 +126,6 @@ ExitCode run_train(const TrainOptions& options) {
   if (!launch.launcher.empty()) {
     check_gpus(config.train, launch);
   } else if (const int ranks = ranks_to_start(config.train, backend); ranks > 1) {
-    release_stop_signals();  // the supervisor has handlers of its own
     return supervise({.arguments = rank_arguments(options), .ranks = ranks});
   }
   training_signals();

@@ -46,6 +46,9 @@ std::string host_name() {
   return name;
 }
 
+// What loading, tuning, opening data or saving may take, beyond the deadline for a step.
+constexpr std::chrono::minutes kLongPhase{60};
+
 constexpr const char* kConfigFile = "config.yaml";
 constexpr const char* kInfoFile = "run.json";
 
@@ -261,20 +264,18 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
                   config_.seed);
   }
   if (leads()) check_run_folder(folder_, resolved.yaml);
+  control_.progress("loading", kLongPhase);
   resumed_ = resume();
   if (!resumed_) step_.params().initialize(config_.seed);
   ops::run(stream_, ops::Synchronize{});  // the weights are there, so that their time is known
   start_.done(resumed_ ? "checkpoint" : "weights");
+  control_.progress("tuning", kLongPhase);
   if (backend == Backend::kCuda) tune();
   start_.done("tuning");
-<<<<<<< HEAD
   if (leads() && !finished()) {
     describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
     order_.note();
   }
-=======
-  if (leads() && !finished()) describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
->>>>>>> ckptio
   if (!finished()) {
     snapshotter_.emplace(step_.params());
     step_.set_before_update(snapshotter_->copied());
@@ -308,58 +309,35 @@ void Run::tune() {
   if (leads() && choices != known) replace_file(file, choices);
 }
 
-<<<<<<< HEAD
 // The state of a checkpoint is verified while it is loaded, so that it is read once. One that turns
 // out to be damaged is replaced whole by the next older one.
 bool Run::resume() {
   const std::string resume = communicator_->broadcast(leads() ? order_.resume() : "", 0);
-=======
-// The ranks choose the checkpoint together, each verifying what it reads while it loads it, so that
-// it is read once. One that turns out to be damaged is replaced whole by the next older one.
-bool Run::resume() {
->>>>>>> ckptio
   const auto use = [&](const CheckpointReader& checkpoint) {
     const Manifest& manifest = checkpoint.manifest();
     const std::string name = checkpoint.folder().string();
     check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
                    config_.checkpoint.allow_changes, name);
     state_ = parse_run_state(checkpoint.state_json(), name + "/state.json");
-<<<<<<< HEAD
     if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
       fail(ExitCode::kNoCheckpoint,
            "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
            state_.step, state_.tokens, manifest.step, manifest.tokens);
     }
-    load_params(checkpoint, step_.params(), /*with_moments=*/true);
+    load_shards(checkpoint, step_.params(), /*with_moments=*/true);
   };
   const std::optional<CheckpointReader> checkpoint =
       resume_checkpoint(folder_, resume, use, make_rank_group(control_));
   if (!checkpoint) return false;
+  step_.params().refresh();
   const Manifest& manifest = checkpoint->manifest();
   const std::string name = checkpoint->folder().string();
-=======
-    load_shards(checkpoint, step_.params(), /*with_moments=*/true);
-  };
-  const std::optional<CheckpointReader> checkpoint =
-      resume_checkpoint(folder_, config_.checkpoint.resume, use, make_rank_group(control_));
-  if (!checkpoint) return false;
-  step_.params().refresh();
->>>>>>> ckptio
   step_.set_updates(state_.updates);
   step_.set_running_loss(state_.running);
   saved_step_ = state_.step;
-<<<<<<< HEAD
   std::error_code other;
   if (fs::equivalent(checkpoint->folder().parent_path(), folder_ / "checkpoints", other)) {
     saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
-=======
-  spdlog::info("resumed from {} (step {}, {} tokens)", checkpoint->folder().string(), state_.step,
-               state_.tokens);
-  const int64_t saved_world = checkpoint->manifest().world;
-  if (saved_world != control_.world()) {
-    spdlog::info("{} ranks saved it, {} continue; the data goes on in the same order", saved_world,
-                 control_.world());
->>>>>>> ckptio
   }
   spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
   if (manifest.world != control_.world()) {
@@ -407,6 +385,7 @@ void Run::open_stage(int stage) {
   options.stage = stage;
   options.prefetch = config_.data.prefetch;
   options.accept_changes = config_.checkpoint.allow_changes;
+  control_.progress("opening the data", kLongPhase);
   loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
   start_.done("loader");
   if (loader_->vocab() > config_.model.vocab) {
@@ -522,6 +501,7 @@ void Run::save() {
   if (saved_step_ == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
+  control_.progress("saving", kLongPhase);
   Snapshot snapshot = writer_->take_buffers();
   if (writer_->last().saved && writer_->last().step == saving_.step) saved_ = saving_;
   // Applied steps since the last checkpoint began from its weights and had finite gradients.
@@ -587,6 +567,7 @@ ExitCode Run::finish() {
          state_.guard.in_a_row, state_.step, kAfterDivergence);
   }
   save();
+  control_.progress("writing the last checkpoint", kLongPhase);
   if (!writer_->wait() && writer_->last().step == state_.step) {
     fail(ExitCode::kStorage, "the last checkpoint could not be saved: {}", writer_->last().error);
   }
