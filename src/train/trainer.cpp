@@ -458,6 +458,7 @@ std::optional<ValidationSums> Run::validation_sums() {
     const PackedBatch batch =
         task_ ? held_out_batch(*task_, micro_batch, i * world + communicator_->rank())
               : held_out_.batch(i);
+    control_.progress("validation");
     const ValidationSums sums =
         step_.evaluate(batch, task_ ? 0 : held_out_.bytes(batch), signals_.stop_requested());
     if (sums.stop) {
