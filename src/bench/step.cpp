@@ -62,12 +62,16 @@ std::string part_of(const std::string& op) {
 }  // namespace
 
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options) {
-  const size_t free_before = device_memory(backend).free;
+  const auto device_free = [&] {
+    return backend == Backend::kCuda ? device_memory(backend).free : 0;
+  };
+  const size_t free_before = device_free();
   const Transformer model(config.model, config.train.recompute);
   const std::unique_ptr<Communicator> communicator = make_single_process();
   Memory plan = Memory::planning(backend);
   Stream planning(plan);
-  TrainStep(config, model, planning, *communicator).plan();
+  TrainStep planned(config, model, planning, *communicator);
+  planned.plan();
   Memory memory(backend);
   memory.adopt_plan(plan);
   Stream stream(memory);
@@ -103,7 +107,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   result.peak_flops = 1e12 * config.metrics.peak_tflops;
   if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops;
   result.memory_bytes = memory.report().total_bytes();
-  result.memory_used = free_before - std::min(free_before, device_memory(backend).free);
+  result.memory_used = free_before - std::min(free_before, device_free());
 
   OpProfile profile;
   stream.set_profile(&profile);

@@ -39,10 +39,10 @@ HeldOut::HeldOut(const HeldOutOptions& options) {
   if (!options.tokenizer.empty()) tokenizer_.emplace(options.tokenizer);
   for (const std::string& path : options.paths) {
     const double share = static_cast<double>(DocumentStore(path).tokens()) / all_tokens;
+    const double tokens = std::min(share * static_cast<double>(options.max_tokens), all_tokens);
     auto reader = std::make_unique<ValidationReader>(
         path, options.sequence_length, options.micro_batch,
-        std::max<int64_t>(1, static_cast<int64_t>(share * static_cast<double>(options.max_tokens))),
-        options.predict_across_documents);
+        std::max<int64_t>(1, static_cast<int64_t>(tokens)), options.predict_across_documents);
     check_fits(reader->store(), options, tokenizer_ ? &*tokenizer_ : nullptr);
     readers_.push_back(std::move(reader));
   }

@@ -1,10 +1,8 @@
 #include "train/plan.h"
 
-#include <algorithm>
-#include <array>
-#include <locale>
+#include <fmt/format.h>
 
-#include "core/error.h"
+#include "core/memory_check.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/communicator.h"
@@ -17,12 +15,6 @@ std::string grouped(int64_t n) {  // 1,208,083,968
   std::string digits = std::to_string(n);
   for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(i, ",");
   return digits;
-}
-
-std::string size_text(size_t bytes) {
-  const auto b = static_cast<double>(bytes);
-  return b < (1 << 30) ? fmt::format("{:9.2f} MiB", b / (1 << 20))
-                       : fmt::format("{:9.2f} GiB", b / (1 << 30));
 }
 
 std::string duration_text(double seconds) {
@@ -51,31 +43,6 @@ MemoryReport plan_memory(const Config& config, Backend target) {
   TrainStep step(config, model, stream, *communicator);
   step.plan();
   return memory.report();
-}
-
-std::string describe_memory(const MemoryReport& report) {
-  std::array<size_t, kMemoryClasses> bytes = report.persistent;
-  const auto largest =
-      std::max_element(report.programs.begin(), report.programs.end(),
-                       [](const auto& a, const auto& b) { return a.pool_bytes < b.pool_bytes; });
-  if (largest != report.programs.end()) {
-    for (int c = 0; c < kMemoryClasses; ++c) bytes[c] += largest->at_peak[c];
-  }
-  std::array<int, kMemoryClasses> order{};
-  for (int c = 0; c < kMemoryClasses; ++c) order[c] = c;
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return bytes[a] > bytes[b]; });
-  std::string text;
-  for (const int c : order) {
-    if (bytes[c] == 0) continue;
-    text += fmt::format("  {:<12} {}\n", memory_class_name(static_cast<MemoryClass>(c)),
-                        size_text(bytes[c]));
-  }
-  if (largest != report.programs.end() && largest->pool_bytes > largest->peak_bytes) {
-    text +=
-        fmt::format("  {:<12} {}\n", "gaps", size_text(largest->pool_bytes - largest->peak_bytes));
-  }
-  text += fmt::format("  {:<12} {}\n", "total", size_text(report.total_bytes()));
-  return text;
 }
 
 std::string describe_run(const Config& config, Backend target, const DryRunOptions& options) {

@@ -11,9 +11,6 @@ namespace sbtrain {
 // The memory of a training run on `target`, planned by running its step on Backend::kPlan.
 MemoryReport plan_memory(const Config& config, Backend target);
 
-// "activations  1.25 GiB" lines, largest first.
-std::string describe_memory(const MemoryReport& report);
-
 struct DryRunOptions {
   double mfu = 0.4;            // model FLOPs utilisation that the duration is estimated at
   double peak_tflops = 989.0;  // dense bf16 of an H100 or H200
