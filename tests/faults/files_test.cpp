@@ -66,12 +66,7 @@ TEST_F(Files, ThreadsThatCannotBeStartedAreDoneWithout) {
 }
 
 TEST_F(Files, WithoutAnyThreadItEndsCleanly) {
-  // The limit on processes does not apply to the superuser.
-  const std::string setup =
-      ::getuid() == 0
-          ? "ulimit -u 1; set -- setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\""
-          : "ulimit -u 1";
-  const int code = run_in(setup, prepare(shared("a.jsonl"), path("o.h5")));
+  const int code = run_in(as_another_user("ulimit -u 1"), prepare(shared("a.jsonl"), path("o.h5")));
   if (code == 126 || code == 127) GTEST_SKIP() << "cannot run as another user: " << output();
   EXPECT_EQ(code, kMemory) << output();
   EXPECT_EQ(left(), std::vector<std::string>{});

@@ -82,5 +82,41 @@ TEST_F(MemoryLimits, TheLimitOfTheAddressSpaceCounts) {
   EXPECT_TRUE(says("ulimit -v")) << output();
 }
 
+// OpenBLAS maps its buffers in a loop that only success ends, OpenMP exits with code 1.
+TEST_F(MemoryLimits, TooFewAddressesForTheLibrariesAreRefused) {
+  if (kSanitized) GTEST_SKIP() << "a limit of addresses says nothing under a sanitizer";
+  const Arguments eval = {"eval", "--checkpoint", trained(), "--data", shared("b.h5")};
+  for (const int mebibytes : {20, 100, 200, 300, 450, 600, 900, 1200}) {
+    for (const Arguments& arguments : {train(path("o")), eval, generate()}) {
+      const std::string limits = address_limit(mebibytes) + "; export OMP_NUM_THREADS=4";
+      const int code = run_in(limits, arguments, "", 20);
+      EXPECT_TRUE(code == 0 || code == kMemory) << limits << ": " << code << "\n" << output();
+      EXPECT_TRUE(code == 0 || says("memory") || says("thread")) << output();
+      fs::remove_all(path("o"));
+    }
+  }
+}
+
+TEST_F(MemoryLimits, ThreadsThatCannotBeStartedAreCounted) {
+  const std::string limit = "ulimit -u 1; export OMP_NUM_THREADS=4";
+  fs::permissions(path(""), fs::perms::all);
+  fs::create_directory(path("run"));
+  fs::permissions(path("run"), fs::perms::all);
+  const std::vector<Arguments> commands = {
+      train(path("run/o")),
+      {"eval", "--checkpoint", trained(), "--data", shared("b.h5")},
+      generate(),
+      {"bench", "ops", "--repeats", "1"},
+      {"tokenizer", "train", "--input", shared("a.jsonl"), "--vocab", "400", "--output",
+       path("t.model")}};
+  for (const Arguments& arguments : commands) {
+    const int code = run_in(as_another_user(limit), arguments, "", 20);
+    if (code == 126 || code == 127) GTEST_SKIP() << "cannot run as another user: " << output();
+    EXPECT_EQ(code, kMemory) << arguments[0] << output();
+    EXPECT_TRUE(says("threads, only") || says("cannot start")) << arguments[0] << output();
+  }
+  EXPECT_EQ(left(), std::vector<std::string>{"run"});
+}
+
 }  // namespace
 }  // namespace sbtrain::test
