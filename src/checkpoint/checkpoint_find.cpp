@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
@@ -63,15 +64,16 @@ std::string latest_text(const fs::path& run) {
 }
 
 std::string verify_latest(const fs::path& run) {
-  const std::vector<CheckpointInfo> list = list_checkpoints(run);
-  if (list.empty()) return "";
   const fs::path path = checkpoints_of(run) / kLatest;
   std::error_code unreadable;
   if (!fs::exists(path, unreadable) && !unreadable) return "";  // the first save was interrupted
   try {
-    const std::string text = latest_text(run);
-    for (const CheckpointInfo& info : list) {
-      if (text == step_name(info.step) + "\n") return "";
+    std::string text = latest_text(run);
+    for (std::string before; text != before; before = std::exchange(text, latest_text(run))) {
+      const std::vector<CheckpointInfo> list = list_checkpoints(run);
+      const auto named = [&](const auto& info) { return text == step_name(info.step) + "\n"; };
+      if (list.empty() || std::any_of(list.begin(), list.end(), named)) return "";
+      // Where the run has just saved, `latest` has changed, and the list is read once more.
     }
     return fmt::format("{}: damaged: it does not name a checkpoint of this run", path.string());
   } catch (const Error& error) {
@@ -79,24 +81,56 @@ std::string verify_latest(const fs::path& run) {
   }
 }
 
-std::optional<CheckpointReader> open_newest(const fs::path& run,
-                                            std::vector<std::string>* refused) {
-  const std::vector<CheckpointInfo> list = list_checkpoints(run);
-  if (const std::string problem = verify_latest(run); !problem.empty()) {
-    spdlog::warn("{}; it is not needed to resume", problem);
-    if (refused) refused->push_back(problem);
-  }
-  std::vector<std::string> reasons;
+namespace {
+
+// The first of `list` that is good; the reasons against the others.
+std::optional<CheckpointReader> first_good(const std::vector<CheckpointInfo>& list,
+                                           std::vector<std::string>& reasons) {
   for (const CheckpointInfo& info : list) {
     try {
       if (!info.problem.empty()) throw Error(ExitCode::kNoCheckpoint, info.problem);
       return CheckpointReader(info.folder);
     } catch (const Error& error) {
-      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), error.what());
+      std::error_code unreadable;
+      const bool gone = !fs::exists(info.folder, unreadable);
+      spdlog::warn("{} checkpoint {}: {}", gone ? "its run has removed" : "refusing",
+                   info.folder.filename().string(), error.what());
       reasons.emplace_back(error.what());
-      if (refused) refused->emplace_back(error.what());
     }
   }
+  return std::nullopt;
+}
+
+// What changes when a run saves.
+std::vector<std::pair<fs::path, int64_t>> saves_of(const std::vector<CheckpointInfo>& list) {
+  std::vector<std::pair<fs::path, int64_t>> saves;
+  for (const CheckpointInfo& info : list) saves.emplace_back(info.folder, info.manifest.sequence);
+  return saves;
+}
+
+}  // namespace
+
+std::optional<CheckpointReader> open_newest(const fs::path& run,
+                                            std::vector<std::string>* refused) {
+  if (const std::string problem = verify_latest(run); !problem.empty()) {
+    spdlog::warn("{}; it is not needed to resume", problem);
+    if (refused) refused->push_back(problem);
+  }
+  std::vector<CheckpointInfo> list = list_checkpoints(run);
+  std::vector<std::string> reasons;
+  for (;;) {
+    reasons.clear();
+    if (auto found = first_good(list, reasons)) {
+      if (refused) refused->insert(refused->end(), reasons.begin(), reasons.end());
+      return found;
+    }
+    // A run that saves removes its oldest checkpoint, perhaps the one that was being read; then
+    // there is a newer one.
+    std::vector<CheckpointInfo> now = list_checkpoints(run);
+    if (saves_of(now) == saves_of(list)) break;
+    list = std::move(now);
+  }
+  if (refused) refused->insert(refused->end(), reasons.begin(), reasons.end());
   if (reasons.empty()) return std::nullopt;
   fail(ExitCode::kNoCheckpoint,
        "{}: none of its {} checkpoints can be used:\n  {}\nRestore a copy, or start over with "

@@ -114,13 +114,15 @@ void CheckpointReader::check_coverage() {
     std::sort(tensor.pieces.begin(), tensor.pieces.end(), [](const Piece& a, const Piece& b) {
       return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     });
+    const int64_t numel = checked_numel(tensor.shape);
     int64_t at = 0;
+    bool once = true;
     for (const Piece& piece : tensor.pieces) {
-      if (piece.begin != at && piece.begin != piece.end) break;
+      once = piece.begin == at || piece.begin == piece.end;
+      if (!once) break;
       at = std::max(at, piece.end);
     }
-    const int64_t numel = checked_numel(tensor.shape);
-    if (at != numel) {
+    if (!once || at != numel) {
       fail(ExitCode::kNoCheckpoint,
            "{}: tensor {}: the shards do not hold each of its {} elements"
            " once (first doubt at {})",
@@ -203,7 +205,14 @@ std::vector<std::string> verify_checkpoint(const fs::path& folder) {
   Manifest manifest;
   attempt([&] { manifest = read_manifest(folder); });
   for (const ManifestFile& file : manifest.files) {
-    attempt([&] { check_file_by_tensor(folder, file, Verification::kFull); });
+    attempt([&] {
+      check_file_by_tensor(folder, file, Verification::kFull);
+      if (file.tensors.empty()) return;
+      const std::vector<std::string> damaged = damaged_tensors(folder, file);
+      if (damaged.empty()) return;
+      fail(ExitCode::kNoCheckpoint, "{}: the manifest has another SHA-256 for {}",
+           (folder / file.name).string(), fmt::join(damaged, ", "));
+    });
   }
   if (problems.empty()) attempt([&] { CheckpointReader(folder, Verification::kHeaders); });
   return problems;

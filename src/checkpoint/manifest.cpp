@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "checkpoint/layout.h"
 #include "checkpoint/storage.h"
+#include "checkpoint/strict_json.h"
 #include "core/error.h"
 
 namespace sbtrain {
@@ -20,6 +22,7 @@ constexpr std::string_view kTrailerOpen = ",\n\"sha256\": \"";
 constexpr std::string_view kTrailerClose = "\"\n}\n";
 constexpr size_t kDigits = 64;
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
+constexpr int kMaxDepth = 8;  // more than a manifest has
 
 std::string json_text(const std::string& text) {
   return json(text).dump();
@@ -66,6 +69,21 @@ void check_digest(std::string_view text, const std::string& file) {
   }
 }
 
+// What no program wrote, although its checksum fits.
+void check_manifest(const Manifest& manifest, const std::string& file) {
+  for (const auto& [name, value] : {std::pair("step", manifest.step),
+                                    {"tokens", manifest.tokens},
+                                    {"sequence", manifest.sequence}}) {
+    if (value < 0) fail(ExitCode::kNoCheckpoint, "{}: {} is {}", file, name, value);
+  }
+  if (manifest.world < 1) fail(ExitCode::kNoCheckpoint, "{}: world is {}", file, manifest.world);
+  std::set<std::string_view> names;
+  for (const ManifestFile& entry : manifest.files) {
+    if (names.insert(entry.name).second) continue;
+    fail(ExitCode::kNoCheckpoint, "{}: it lists {} twice", file, entry.name);
+  }
+}
+
 }  // namespace
 
 const char* tensor_kind_name(TensorKind kind) {
@@ -109,7 +127,7 @@ std::string format_manifest_file(const ManifestFile& file) {
 
 ManifestFile parse_manifest_file(std::string_view text, const std::string& file) {
   try {
-    return file_from(json::parse(text), file);
+    return file_from(parse_strict(text, file, kMaxDepth), file);
   } catch (const json::exception& e) {
     fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());
   }
@@ -131,7 +149,7 @@ std::string format_manifest(const Manifest& manifest) {
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   check_digest(text, file);
   try {
-    const json value = json::parse(text);
+    const json value = parse_strict(text, file, kMaxDepth);
     if (value.at("format") != kFormat) {
       fail(ExitCode::kNoCheckpoint, "{}: not an sbtrain checkpoint", file);
     }
@@ -148,6 +166,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     manifest.created = value.at("created").get<int64_t>();
     manifest.fingerprints = value.at("fingerprints").get<std::map<std::string, std::string>>();
     for (const json& entry : value.at("files")) manifest.files.push_back(file_from(entry, file));
+    check_manifest(manifest, file);
     return manifest;
   } catch (const json::exception& e) {
     fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());
