@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <set>
+
 #include "core/memory_check.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
@@ -18,6 +21,7 @@ std::string grouped(int64_t n) {  // 1,208,083,968
 }
 
 std::string duration_text(double seconds) {
+  if (seconds < 10) return fmt::format("{:.2g} seconds", seconds);
   if (seconds < 120) return fmt::format("{:.0f} seconds", seconds);
   if (seconds < 7200) return fmt::format("{:.0f} minutes", seconds / 60);
   if (seconds < 172800) return fmt::format("{:.1f} hours", seconds / 3600);
@@ -31,6 +35,57 @@ std::string describe_schedule(const Config& config, const Schedule& schedule) {
                         static_cast<double>(p.tokens), p.lr, config.stages[p.stage].name, p.what);
   }
   return text;
+}
+
+// The modules that the layers repeat.
+std::string describe_attention(const ModelConfig& model) {
+  std::string types;
+  for (const AttentionConfig& attention : model.attention) {
+    types += (types.empty() ? "" : ", ") + attention.type;
+  }
+  const auto count = static_cast<int64_t>(model.attention.size());
+  return fmt::format("attention         {}{}\n", types,
+                     count > 1 ? fmt::format("  (repeated {} times)", model.layers / count) : "");
+}
+
+std::string epochs_text(const Config& config, int64_t steps) {
+  if (!config.data.task.active()) return "";
+  const double examples = static_cast<double>(steps) * static_cast<double>(config.train.batch);
+  return fmt::format(", {:.4g} epochs of {} examples of {}",
+                     examples / static_cast<double>(config.data.task.examples),
+                     grouped(config.data.task.examples), name_of(config.data.task.type));
+}
+
+// The files that a run would miss; it would end before its first step.
+std::string describe_missing(const Config& config) {
+  std::set<std::string> files(config.data.validation.begin(), config.data.validation.end());
+  const auto add = [&](const std::vector<SourceConfig>& sources) {
+    for (const SourceConfig& source : sources) files.insert(source.path);
+  };
+  add(config.data.sources);
+  for (const StageConfig& stage : config.stages) add(stage.sources);
+  if (!config.data.tokenizer.empty()) files.insert(config.data.tokenizer);
+  std::string text;
+  for (const std::string& file : files) {
+    std::error_code unreadable;
+    if (std::filesystem::exists(file, unreadable)) continue;
+    text += fmt::format("missing           {}: a run ends with exit code 4 without it\n", file);
+  }
+  return text;
+}
+
+std::string describe_duration(double flops, Backend target, const DryRunOptions& options) {
+  constexpr double kGpu = 989;
+  const double peak = options.peak_tflops > 0   ? options.peak_tflops
+                      : target == Backend::kCpu ? 0
+                                                : kGpu;
+  if (peak == 0) {
+    return "duration          not known for this processor; `sbtrain bench train` measures a step, "
+           "--peak-tflops gives an estimate\n";
+  }
+  return fmt::format(
+      "duration          {} on one device at {:.0f}% MFU (causal half) of {:.4g} TFLOP/s\n",
+      duration_text(flops / (options.mfu * peak * 1e12)), options.mfu * 100, peak);
 }
 
 }  // namespace
@@ -52,22 +107,20 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
   const double L = static_cast<double>(train.sequence_length);
   const double causal = model.flops_per_token(L / 2);
   const double full = model.flops_per_token(L);
-  const double seconds = causal * static_cast<double>(schedule.total_tokens()) /
-                         (options.mfu * options.peak_tflops * 1e12);
-
   std::string text = fmt::format("{}: {} layers, width {}, {} heads of {}, vocabulary {}\n",
                                  config.name, config.model.layers, config.model.width,
                                  config.model.heads, config.model.head_dim(), config.model.vocab);
+  text += describe_attention(config.model);
   text += fmt::format("parameters        {}\n", grouped(model.registry().count()));
   text += fmt::format("tokens per step   {}  ({} sequences of {}, {} micro-batches of {})\n",
                       grouped(train.tokens_per_step()), train.batch, train.sequence_length,
                       train.batch / train.micro_batch, train.micro_batch);
   text += fmt::format("FLOPs per token   {:.4g} causal half, {:.4g} full square\n", causal, full);
-  text += fmt::format("steps             {}  ({:.4g} tokens)\n", grouped(schedule.total_steps()),
-                      static_cast<double>(schedule.total_tokens()));
-  text += fmt::format(
-      "duration          {} on one device at {:.0f}% MFU (causal half) of {:.0f} TFLOP/s\n",
-      duration_text(seconds), options.mfu * 100, options.peak_tflops);
+  text += fmt::format("steps             {}  ({:.4g} tokens{})\n", grouped(schedule.total_steps()),
+                      static_cast<double>(schedule.total_tokens()),
+                      epochs_text(config, schedule.total_steps()));
+  text += describe_missing(config);
+  text += describe_duration(causal * static_cast<double>(schedule.total_tokens()), target, options);
   text += fmt::format("memory            one device ({}), micro-batch {}, recompute {}\n{}",
                       backend_name(target), train.micro_batch, name_of(train.recompute),
                       describe_memory(plan_memory(config, target)));

@@ -12,11 +12,13 @@ namespace sbtrain {
 MemoryReport plan_memory(const Config& config, Backend target);
 
 struct DryRunOptions {
-  double mfu = 0.4;            // model FLOPs utilisation that the duration is estimated at
-  double peak_tflops = 989.0;  // dense bf16 of an H100 or H200
+  double mfu = 0.4;  // model FLOPs utilisation that the duration is estimated at
+  double peak_tflops =
+      0;  // of the device; 0: 989, dense bf16 of an H100 or H200, unless on the CPU
 };
 
-// Parameters, memory, FLOPs, tokens, schedule and duration, as text.
+// Parameters, attention, memory, FLOPs, tokens, data, schedule and duration, as text. Files that
+// are missing are named as such.
 std::string describe_run(const Config& config, Backend target, const DryRunOptions& options);
 
 }  // namespace sbtrain
