@@ -1,6 +1,7 @@
 // The program as a whole: its subcommands, its errors and exit codes.
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -154,10 +155,20 @@ void ignore_write_signals() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
+// A checkpoint is as many files as ranks wrote it, and all are open while it is read; the usual
+// limit of 1024 is a soft one.
+void raise_file_limit() {
+  struct rlimit limit {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int guarded_run(const std::vector<std::string>& arguments) {
   try {
     spdlog::set_default_logger(std::make_shared<spdlog::logger>("", make_progress_sink()));
     ignore_write_signals();
+    raise_file_limit();
     return report_output(run(arguments));
   } catch (...) {
     return show_failure(current_failure());
