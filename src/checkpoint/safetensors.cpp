@@ -210,22 +210,26 @@ SafetensorsReader::SafetensorsReader(std::filesystem::path path)
   input.read(kLengthBytes, text.data(), length);
   data_offset_ = kLengthBytes + length;
 
-  const json header = parse_strict(text, file + ": the header", kMaxDepth);
-  if (!header.is_object()) fail(ExitCode::kNoCheckpoint, "{}: the header is no object", file);
-  for (const auto& [name, value] : header.items()) {
-    if (name != kMetadata) {
-      entries_.push_back(parse_entry(file, name, value));
-      continue;
-    }
-    if (!value.is_object()) fail(ExitCode::kNoCheckpoint, "{}: bad {}", file, kMetadata);
-    for (const auto& [key, text_value] : value.items()) {
-      if (!text_value.is_string()) {
-        fail(ExitCode::kNoCheckpoint, "{}: {} holds something other than texts", file, kMetadata);
-      }
-      metadata_[key] = text_value.get<std::string>();
-    }
-  }
+  parse_members(text, file + ": the header", kMaxDepth,
+                [&](const std::string& name, const json& value) {
+                  if (name == kMetadata) {
+                    read_metadata(value);
+                  } else {
+                    entries_.push_back(parse_entry(file, name, value));
+                  }
+                });
   check_layout(input.size() - data_offset_);
+}
+
+void SafetensorsReader::read_metadata(const nlohmann::json& value) {
+  if (!value.is_object()) fail(ExitCode::kNoCheckpoint, "{}: bad {}", path_.string(), kMetadata);
+  for (const auto& [key, text] : value.items()) {
+    if (!text.is_string()) {
+      fail(ExitCode::kNoCheckpoint, "{}: {} holds something other than texts", path_.string(),
+           kMetadata);
+    }
+    metadata_[key] = text.get<std::string>();
+  }
 }
 
 // Checks that the tensors fill the data area exactly, without gaps or overlaps.

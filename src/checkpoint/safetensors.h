@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -100,6 +101,7 @@ class SafetensorsReader {
   void read(const SafetensorsEntry& entry, uint64_t offset, void* out, uint64_t bytes) const;
 
  private:
+  void read_metadata(const nlohmann::json& value);
   void check_layout(uint64_t data_bytes);
 
   std::filesystem::path path_;
