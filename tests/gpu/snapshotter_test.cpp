@@ -27,7 +27,7 @@ class SnapshotterGpu : public GpuTest {
     registry_.add_unit(
         "b.", {{.name = "small", .shape = {1000}, .storage = {}, .init = Init::constant(1)}});
     gpu_.emplace();
-    params_.emplace(registry_, *gpu_, *ranks_, /*with_training=*/true);
+    params_.emplace(registry_, *gpu_, mesh_, /*with_training=*/true);
     params_->initialize(1);
   }
 
@@ -48,6 +48,7 @@ class SnapshotterGpu : public GpuTest {
 
   ParamRegistry registry_;
   const std::unique_ptr<Communicator> ranks_ = make_single_process();
+  const Mesh mesh_{*ranks_};
   std::optional<GpuStream> gpu_;
   std::optional<ShardedParams> params_;
 };
@@ -81,7 +82,7 @@ TEST_F(SnapshotterGpu, ASavedStateIsLoadedWithEqualBits) {
   const TemporaryFolder run;
   const auto folder = save_checkpoint(Storage(), run.path(), snapshot, RankGroup{}, 1).folder;
 
-  ShardedParams loaded(registry_, *gpu_, *ranks_, /*with_training=*/true);
+  ShardedParams loaded(registry_, *gpu_, mesh_, /*with_training=*/true);
   load_params(CheckpointReader(folder, Verification::kOnRead), loaded, /*with_moments=*/true);
   EXPECT_TRUE(values(loaded) == expected);
 }

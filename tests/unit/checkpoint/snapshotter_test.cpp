@@ -4,7 +4,7 @@
 
 #include "fixtures.h"
 #include "ops/memory.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/param_shards.h"
 
 namespace sbtrain {
@@ -18,7 +18,7 @@ class SnapshotterTest : public testing::Test {
     registry_.add_unit("a.", {{.name = "odd", .shape = {3, 5}, .storage = {3, 8}, .init = init},
                               {.name = "large", .shape = {kLarge}, .storage = {}, .init = init}});
     registry_.add_unit("b.", {{.name = "w", .shape = {100}, .storage = {}, .init = init}});
-    params_.emplace(registry_, cpu_, *ranks_, /*with_training=*/true);
+    params_.emplace(registry_, cpu_, mesh_, /*with_training=*/true);
     params_->initialize(1);
   }
 
@@ -42,6 +42,7 @@ class SnapshotterTest : public testing::Test {
   Memory memory_{Backend::kCpu};
   Stream cpu_{memory_};
   const std::unique_ptr<Communicator> ranks_ = make_single_process();
+  const Mesh mesh_{*ranks_};
   std::optional<ShardedParams> params_;
 };
 
