@@ -8,6 +8,13 @@ target_link_libraries(sbtrain_options INTERFACE fmt::fmt spdlog::spdlog OpenMP::
 if(SBTRAIN_NATIVE)
   target_compile_options(sbtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
 endif()
+if(SBTRAIN_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "SBTRAIN_FUZZ needs libFuzzer, which comes with clang: "
+                        "use the preset fuzz, or -DCMAKE_CXX_COMPILER=clang++-14")
+  endif()
+  target_compile_options(sbtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
+endif()
 if(SBTRAIN_SANITIZE)
   target_compile_options(sbtrain_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined>)

@@ -218,6 +218,9 @@ std::vector<std::string> bench_attention_modules() {
 
 std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOptions options) {
   complete(options, backend == Backend::kCuda);
+  // Positions and the limits of documents, 4 bytes each; q, k, v and the projections' matrices.
+  require_sizes(backend, 8 * options.tokens, {options.tokens, 3 * options.width},
+                {3 * options.width, options.width});
   Memory memory(backend);
   Stream stream(memory);
   stream.set_deterministic(options.deterministic);

@@ -299,6 +299,10 @@ class OpsBench {
 
 std::vector<OpsBenchRow> bench_ops(Backend backend, OpsBenchOptions options) {
   complete(options, backend == Backend::kCuda);
+  constexpr int64_t kSetNode = 32;  // bytes of a token in a set
+  require_sizes(backend, options.tokens * (4 + kSetNode),
+                {options.tokens, std::max(options.width, options.inner)},
+                {std::max(options.vocab, options.inner), options.width});
   Memory memory(backend);
   Stream stream(memory);
   return OpsBench(stream, options).run();

@@ -86,7 +86,10 @@ std::vector<BenchResult::Collectives> collectives_of(const Traffic& planned,
 
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
                        const Job& job) {
-  const size_t free_before = device_memory(backend).free;
+  const auto device_free = [&] {
+    return backend == Backend::kCuda ? device_memory(backend).free : 0;
+  };
+  const size_t free_before = device_free();
   const std::unique_ptr<Communicator> communicator = make_communicator(*job.control, backend);
   const int world = communicator->world();
   const Mesh mesh(*communicator, config.train.sharding, job.launch.local_world);
@@ -102,7 +105,8 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   }
   Memory plan = Memory::planning(backend);
   Stream planning(plan);
-  TrainStep(config, model, planning, mesh).plan();
+  TrainStep planned(config, model, planning, mesh);
+  planned.plan();
   Memory memory(backend);
   memory.adopt_plan(plan);
   Stream stream(memory);
@@ -144,7 +148,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   result.peak_flops = 1e12 * config.metrics.peak_tflops * world;
   if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops * world;
   result.memory_bytes = memory.report().total_bytes();
-  result.memory_used = free_before - std::min(free_before, device_memory(backend).free);
+  result.memory_used = free_before - std::min(free_before, device_free());
 
   OpProfile profile;
   OpProfile communication_profile;

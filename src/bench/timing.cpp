@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/memory_check.h"
 #include "core/philox.h"
 #include "ops/memory.h"
 
@@ -30,6 +31,22 @@ double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
+}
+
+void require_sizes(Backend backend, int64_t host_bytes, std::array<int64_t, 2> activations,
+                   std::array<int64_t, 2> weights) {
+  MemoryReport host;
+  host.persistent[static_cast<int>(MemoryClass::kInputs)] = static_cast<size_t>(host_bytes);
+  require_memory(Backend::kCpu, host, "the benchmark", "Lower --tokens.");
+  const auto bytes = [&](const std::array<int64_t, 2>& shape) {
+    const DType dtype = backend == Backend::kCuda ? DType::kBF16 : DType::kF32;
+    require_possible("bench", dtype, shape);
+    return Tensor(nullptr, dtype, shape).bytes();
+  };
+  MemoryReport device;
+  device.persistent[static_cast<int>(MemoryClass::kActivations)] = bytes(activations);
+  device.persistent[static_cast<int>(MemoryClass::kWeights)] = bytes(weights);
+  require_memory(backend, device, "the benchmark", "Lower --tokens, --width or other sizes.");
 }
 
 RandomTensors::RandomTensors(Stream& s) : stream_(s) {

@@ -1,6 +1,7 @@
 // Tools of the benchmarks: random tensors, rotating buffers, medians.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,12 @@ class RandomTensors {
   Buffer numbers_;
   int64_t place_ = 0;
 };
+
+// Throws ExitCode::kOutOfMemory, before any number is drawn, if `host_bytes` do not fit the host or
+// tensors of the compute type of these shapes do not fit the device. Later allocations are checked
+// one by one.
+void require_sizes(Backend backend, int64_t host_bytes, std::array<int64_t, 2> activations,
+                   std::array<int64_t, 2> weights);
 
 using Tensors = std::vector<Buffer>;
 template <typename... Buffers>

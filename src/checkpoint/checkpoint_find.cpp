@@ -66,15 +66,16 @@ std::string latest_text(const fs::path& run) {
 }
 
 std::string verify_latest(const fs::path& run) {
-  const std::vector<CheckpointInfo> list = list_checkpoints(run);
-  if (list.empty()) return "";
   const fs::path path = checkpoints_of(run) / kLatest;
   std::error_code unreadable;
   if (!fs::exists(path, unreadable) && !unreadable) return "";  // the first save was interrupted
   try {
-    const std::string text = latest_text(run);
-    for (const CheckpointInfo& info : list) {
-      if (text == step_name(info.step) + "\n") return "";
+    std::string text = latest_text(run);
+    for (std::string before; text != before; before = std::exchange(text, latest_text(run))) {
+      const std::vector<CheckpointInfo> list = list_checkpoints(run);
+      const auto named = [&](const auto& info) { return text == step_name(info.step) + "\n"; };
+      if (list.empty() || std::any_of(list.begin(), list.end(), named)) return "";
+      // Where the run has just saved, `latest` has changed, and the list is read once more.
     }
     return fmt::format("{}: damaged: it does not name a checkpoint of this run", path.string());
   } catch (const Error& error) {
@@ -105,25 +106,51 @@ std::string open_together(const CheckpointInfo& info, const UseCheckpoint& use,
   return "";
 }
 
-// The checkpoints to try in turn: those that rank 0 sees.
-std::vector<CheckpointInfo> candidates(const fs::path& run, const RankGroup& group) {
-  std::vector<CheckpointInfo> list = list_checkpoints(run);
-  if (group.world == 1) return list;
-  std::string names;
-  for (const CheckpointInfo& info : list) names += info.folder.filename().string() + "\n";
-  std::istringstream lines(group.exchange(std::move(names)).front());
-  std::vector<CheckpointInfo> agreed;
-  for (std::string name; std::getline(lines, name);) {
+// The checkpoints to try in turn, the same on all ranks.
+struct Candidates {
+  std::vector<CheckpointInfo> list;
+  std::string saves;  // a line for each, its sequence number and name; changes when a run saves
+};
+
+// Those that rank 0 sees.
+Candidates candidates(const fs::path& run, const RankGroup& group) {
+  Candidates result{list_checkpoints(run), ""};
+  for (const CheckpointInfo& info : result.list) {
+    result.saves += fmt::format("{} {}\n", info.manifest.sequence, info.folder.filename().string());
+  }
+  if (group.world == 1) return result;
+  const std::vector<CheckpointInfo> list = std::exchange(result.list, {});
+  result.saves = group.exchange(std::move(result.saves)).front();
+  std::istringstream lines(result.saves);
+  int64_t sequence = 0;
+  for (std::string name; lines >> sequence >> name;) {
     const fs::path folder = checkpoints_of(run) / name;
     const auto seen = std::find_if(list.begin(), list.end(),
                                    [&](const auto& info) { return info.folder == folder; });
     if (seen != list.end()) {
-      agreed.push_back(*seen);
+      result.list.push_back(*seen);
     } else {
-      agreed.push_back({folder, 0, {}, folder.string() + ": not every rank sees it"});
+      result.list.push_back({folder, 0, {}, folder.string() + ": not every rank sees it"});
     }
   }
-  return agreed;
+  return result;
+}
+
+// The first of `list` that is good; the reasons against those before it.
+std::optional<CheckpointReader> first_good(const std::vector<CheckpointInfo>& list,
+                                           const UseCheckpoint& use, const RankGroup& group,
+                                           std::vector<std::string>& reasons) {
+  for (const CheckpointInfo& info : list) {
+    std::optional<CheckpointReader> reader;
+    const std::string reason = open_together(info, use, group, reader);
+    if (reason.empty()) return reader;
+    std::error_code unreadable;
+    const bool gone = !fs::exists(info.folder, unreadable);
+    spdlog::warn("{} checkpoint {}: {}", gone ? "its run has removed" : "refusing",
+                 info.folder.filename().string(), reason);
+    reasons.push_back(reason);
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -134,15 +161,20 @@ std::optional<CheckpointReader> open_newest(const fs::path& run, std::vector<std
     spdlog::warn("{}; it is not needed to resume", problem);
     if (refused) refused->push_back(problem);
   }
+  std::optional<CheckpointReader> found;
   std::vector<std::string> reasons;
-  for (const CheckpointInfo& info : candidates(run, group)) {
-    std::optional<CheckpointReader> reader;
-    const std::string reason = open_together(info, use, group, reader);
-    if (reason.empty()) return reader;
-    spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), reason);
-    reasons.push_back(reason);
-    if (refused) refused->push_back(reason);
-  }
+  // A run that saves removes its oldest checkpoint, perhaps the one that was being read; then there
+  // is a newer one.
+  Candidates tried;
+  Candidates now = candidates(run, group);
+  do {
+    tried = std::move(now);
+    reasons.clear();
+    found = first_good(tried.list, use, group, reasons);
+    if (!found) now = candidates(run, group);
+  } while (!found && now.saves != tried.saves);
+  if (refused) refused->insert(refused->end(), reasons.begin(), reasons.end());
+  if (found) return found;
   if (reasons.empty()) return std::nullopt;
   fail(ExitCode::kNoCheckpoint,
        "{}: none of its {} checkpoints can be used:\n  {}\nRestore a copy, or start over with "

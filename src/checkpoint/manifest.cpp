@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "checkpoint/layout.h"
 #include "checkpoint/storage.h"
+#include "checkpoint/strict_json.h"
 #include "core/error.h"
 
 namespace sbtrain {
@@ -20,6 +22,7 @@ constexpr std::string_view kTrailerOpen = ",\n\"sha256\": \"";
 constexpr std::string_view kTrailerClose = "\"\n}\n";
 constexpr size_t kDigits = 64;
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
+constexpr int kMaxDepth = 8;  // more than a manifest has
 
 std::string json_text(const std::string& text) {
   return json(text).dump();
@@ -94,6 +97,14 @@ void check_counters(const Manifest& manifest, const std::string& file) {
   within("last_good", manifest.last_good, -1, manifest.step);
 }
 
+void check_files(const Manifest& manifest, const std::string& file) {
+  std::set<std::string_view> names;
+  for (const ManifestFile& entry : manifest.files) {
+    if (names.insert(entry.name).second) continue;
+    fail(ExitCode::kNoCheckpoint, "{}: it lists {} twice", file, entry.name);
+  }
+}
+
 }  // namespace
 
 const char* tensor_kind_name(TensorKind kind) {
@@ -137,7 +148,7 @@ std::string format_manifest_file(const ManifestFile& file) {
 
 ManifestFile parse_manifest_file(std::string_view text, const std::string& file) {
   try {
-    return file_from(json::parse(text), kCheckpointVersion, file);
+    return file_from(parse_strict(text, file, kMaxDepth), kCheckpointVersion, file);
   } catch (const json::exception& e) {
     fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());
   }
@@ -160,7 +171,7 @@ std::string format_manifest(const Manifest& manifest) {
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   check_digest(text, file);
   try {
-    const json value = json::parse(text);
+    const json value = parse_strict(text, file, kMaxDepth);
     if (value.at("format") != kFormat) {
       fail(ExitCode::kNoCheckpoint, "{}: not an sbtrain checkpoint", file);
     }
@@ -182,6 +193,7 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     for (const json& entry : value.at("files")) {
       manifest.files.push_back(file_from(entry, version, file));
     }
+    check_files(manifest, file);
     return manifest;
   } catch (const json::exception& e) {
     fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());

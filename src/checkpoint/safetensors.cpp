@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "checkpoint/strict_json.h"
 #include "core/error.h"
 
 namespace sbtrain {
@@ -104,46 +105,6 @@ std::string header_text(const std::vector<SafetensorsEntry>& entries,
   return text;
 }
 
-// Parses the header. Refuses nesting beyond the format's and names that occur twice, which a plain
-// JSON parser would accept silently.
-json parse_header(const std::string& file, const std::string& text) {
-  std::vector<std::set<std::string>> keys;
-  int depth = 0;
-  const auto check = [&](int, json::parse_event_t event, json& value) {
-    switch (event) {
-      case json::parse_event_t::object_start:
-      case json::parse_event_t::array_start:
-        if (++depth > kMaxDepth) {
-          fail(ExitCode::kNoCheckpoint, "{}: the header is nested too deeply", file);
-        }
-        if (event == json::parse_event_t::object_start) keys.emplace_back();
-        break;
-      case json::parse_event_t::object_end:
-        keys.pop_back();
-        --depth;
-        break;
-      case json::parse_event_t::array_end:
-        --depth;
-        break;
-      case json::parse_event_t::key:
-        if (!keys.back().insert(value.get_ref<const std::string&>()).second) {
-          fail(ExitCode::kNoCheckpoint, "{}: the header names {} twice", file, value.dump());
-        }
-        break;
-      default:
-        break;
-    }
-    return true;
-  };
-  try {
-    json header = json::parse(text, check);
-    if (!header.is_object()) fail(ExitCode::kNoCheckpoint, "{}: the header is no object", file);
-    return header;
-  } catch (const json::exception& e) {
-    fail(ExitCode::kNoCheckpoint, "{}: the header is not valid JSON: {}", file, e.what());
-  }
-}
-
 std::vector<uint64_t> unsigned_list(const json& value) {
   std::vector<uint64_t> list;
   for (const json& item : value) {
@@ -231,9 +192,10 @@ SafetensorsWriter::Result SafetensorsWriter::finish() {
   return {data_offset_ + data_bytes_, header_sha256_};
 }
 
-SafetensorsReader::SafetensorsReader(std::filesystem::path path) : path_(std::move(path)) {
+SafetensorsReader::SafetensorsReader(std::filesystem::path path)
+    : path_(std::move(path)), input_(std::make_shared<const InputFile>(path_)) {
   const std::string file = path_.string();
-  const InputFile input(path_);
+  const InputFile& input = *input_;
   if (input.size() < kLengthBytes) {
     fail(ExitCode::kNoCheckpoint, "{}: {} bytes are too few for a safetensors file", file,
          input.size());
@@ -248,21 +210,26 @@ SafetensorsReader::SafetensorsReader(std::filesystem::path path) : path_(std::mo
   input.read(kLengthBytes, text.data(), length);
   data_offset_ = kLengthBytes + length;
 
-  const json header = parse_header(file, text);
-  for (const auto& [name, value] : header.items()) {
-    if (name != kMetadata) {
-      entries_.push_back(parse_entry(file, name, value));
-      continue;
-    }
-    if (!value.is_object()) fail(ExitCode::kNoCheckpoint, "{}: bad {}", file, kMetadata);
-    for (const auto& [key, text_value] : value.items()) {
-      if (!text_value.is_string()) {
-        fail(ExitCode::kNoCheckpoint, "{}: {} holds something other than texts", file, kMetadata);
-      }
-      metadata_[key] = text_value.get<std::string>();
-    }
-  }
+  parse_members(text, file + ": the header", kMaxDepth,
+                [&](const std::string& name, const json& value) {
+                  if (name == kMetadata) {
+                    read_metadata(value);
+                  } else {
+                    entries_.push_back(parse_entry(file, name, value));
+                  }
+                });
   check_layout(input.size() - data_offset_);
+}
+
+void SafetensorsReader::read_metadata(const nlohmann::json& value) {
+  if (!value.is_object()) fail(ExitCode::kNoCheckpoint, "{}: bad {}", path_.string(), kMetadata);
+  for (const auto& [key, text] : value.items()) {
+    if (!text.is_string()) {
+      fail(ExitCode::kNoCheckpoint, "{}: {} holds something other than texts", path_.string(),
+           kMetadata);
+    }
+    metadata_[key] = text.get<std::string>();
+  }
 }
 
 // Checks that the tensors fill the data area exactly, without gaps or overlaps.
@@ -306,7 +273,7 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, uint64_t offset, voi
   require(offset <= entry.bytes() && bytes <= entry.bytes() - offset,
           "{}: tensor {}: bytes [{}, +{}) are out of range", path_.string(), entry.name, offset,
           bytes);
-  if (bytes > 0) InputFile(path_).read(data_offset_ + entry.begin + offset, out, bytes);
+  if (bytes > 0) input_->read(data_offset_ + entry.begin + offset, out, bytes);
 }
 
 }  // namespace sbtrain

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,7 +84,8 @@ class SafetensorsWriter {
   std::atomic<uint64_t> written_ = 0;
 };
 
-// A checked header, and access to the data. It keeps no file open.
+// A checked header, and access to the data. The file stays open, so that a run may remove it, as an
+// old checkpoint, while it is read.
 class SafetensorsReader {
  public:
   explicit SafetensorsReader(std::filesystem::path path);
@@ -98,9 +101,11 @@ class SafetensorsReader {
   void read(const SafetensorsEntry& entry, uint64_t offset, void* out, uint64_t bytes) const;
 
  private:
+  void read_metadata(const nlohmann::json& value);
   void check_layout(uint64_t data_bytes);
 
   std::filesystem::path path_;
+  std::shared_ptr<const InputFile> input_;
   SafetensorsMetadata metadata_;
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, size_t, std::less<>> by_name_;

@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/device.h"
-#include "core/error.h"
+#include "core/memory_check.h"
 #include "ops/copy_to_host.h"
 #include "parallel/param_shards.h"
 
@@ -38,17 +37,17 @@ Snapshotter::Snapshotter(ShardedParams& params)
       stream_(params.stream().memory(), "snapshot"),
       copied_(std::make_shared<Event>()),
       device_(current_device(params.stream().backend())) {
+  MemoryReport copy;
   for (const TensorShard& shard : shards()) {
+    const size_t bytes = (shard.stored.bytes() + kAlignment - 1) / kAlignment * kAlignment;
     offsets_.push_back(bytes_);
-    bytes_ += (shard.stored.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    bytes_ += bytes;
+    const bool weights = shard.kind == TensorKind::kModel;
+    copy.persistent[static_cast<int>(weights ? MemoryClass::kWeights : MemoryClass::kOptimizer)] +=
+        bytes;
   }
-  const DeviceMemory host = device_memory(Backend::kCpu);
-  if (host.total > 0 && bytes_ > host.free) {
-    fail(ExitCode::kOutOfMemory,
-         "out of memory: checkpoints are written from a copy of weights and moments, which needs "
-         "{:.2f} GiB of the host's memory; {:.2f} of {:.2f} GiB are free",
-         gibibytes(bytes_), gibibytes(host.free), gibibytes(host.total));
-  }
+  require_memory(Backend::kCpu, copy, "the copy on the host that checkpoints are written from",
+                 "Leave more of the host's memory free, or train on more hosts.");
   if (params.stream().backend() != Backend::kCuda || bytes_ == 0) return;
   spdlog::info("saving takes {:.2f} GiB of the host's memory, page-locked", gibibytes(bytes_));
   coming_ = std::async(std::launch::async, [this] { return make_memory(); });

@@ -1,6 +1,7 @@
 // The program as a whole: its subcommands, its errors and exit codes.
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -33,6 +34,11 @@ First steps:
 
 `sbtrain COMMAND --help` explains a command, `sbtrain config docs` every configuration key.)";
 
+// Those that --help lists.
+std::vector<const CLI::App*> listed_commands(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App* sub) { return !sub->get_group().empty(); });
+}
+
 bool starts_with_dash(const std::string& argument) {
   return argument.starts_with('-');
 }
@@ -49,7 +55,7 @@ std::string dotted_key(const std::string& argument) {
 
 std::string command_list(const CLI::App& app) {
   std::string text;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+  for (const CLI::App* command : listed_commands(app)) {
     text += fmt::format("  {:<10} {}\n", command->get_name(), command->get_description());
   }
   return text;
@@ -80,7 +86,7 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
       for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
     }
   } else {
-    for (const CLI::App* sub : command.get_subcommands([](const CLI::App*) { return true; })) {
+    for (const CLI::App* sub : listed_commands(command)) {
       names.push_back(sub->get_name());
     }
   }
@@ -154,10 +160,20 @@ void ignore_write_signals() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
+// A checkpoint is as many files as ranks wrote it, and all are open while it is read; the usual
+// limit of 1024 is a soft one.
+void raise_file_limit() {
+  struct rlimit limit {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int guarded_run(const std::vector<std::string>& arguments) {
   try {
     spdlog::set_default_logger(std::make_shared<spdlog::logger>("", make_progress_sink()));
     ignore_write_signals();
+    raise_file_limit();
     return report_output(run(arguments));
   } catch (...) {
     return show_failure(current_failure());
@@ -177,6 +193,7 @@ void add_subcommands(CLI::App& app, Action& action) {
   add_config(app, action);
   add_bench(app, action);
   add_sweep(app, action);
+  add_manual(app, action);
 }
 
 std::vector<std::string> normalize_arguments(const std::vector<std::string>& arguments) {

@@ -1,13 +1,18 @@
 #include "cli/backend.h"
 
+#include <omp.h>
 #include <spdlog/spdlog.h>
 
 #include "core/device.h"
 #include "core/error.h"
+#include "core/host_threads.h"
+#include "ops/cpu/openblas.h"
 
 namespace sbtrain {
 
-Backend select_backend(DeviceChoice device) {
+namespace {
+
+Backend available_backend(DeviceChoice device) {
   std::string why;
   if (device == DeviceChoice::kCpu) return Backend::kCpu;
   if (cuda_available(&why)) return Backend::kCuda;
@@ -19,6 +24,16 @@ Backend select_backend(DeviceChoice device) {
   }
   if (kHasCuda) spdlog::info("running on the CPU: {}", why);
   return Backend::kCpu;
+}
+
+}  // namespace
+
+Backend select_backend(DeviceChoice device) {
+  const Backend backend = available_backend(device);
+  // Whatever cannot be had is missed here, and not inside of a parallel region.
+  start_parallel_threads();
+  if (backend == Backend::kCpu) ops::cpu::reserve_buffers(omp_get_max_threads());
+  return backend;
 }
 
 Backend planned_backend(DeviceChoice device) {

@@ -143,7 +143,7 @@ void add_bench_train(CLI::App& bench, Action& action) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--warmup", options->bench.warmup, "Steps before that")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--gpus", options->gpus, "GPUs of this machine to train on")
       ->check(CLI::Range(1, 1024))
@@ -162,10 +162,11 @@ struct OpBenchCommand {
 };
 
 constexpr const char* kSuited = "; 0: suited to the device";
+constexpr int64_t kLargestSize = int64_t{1} << 30;
 
 void add_size(CLI::App& command, const std::string& name, int64_t& value, const std::string& help) {
   command.add_option(name, value, help + kSuited)
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->check(CLI::Range(int64_t{0}, kLargestSize))
       ->capture_default_str();
 }
 
@@ -229,10 +230,10 @@ void add_bench_attention(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember(bench_attention_modules()));
   command->add_option("--head-dims", options->bench.head_dims, "Such as 32,64,128")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, kLargestSize));
   command->add_option("--lengths", options->bench.lengths, "Lengths of documents, such as 512,1024")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, kLargestSize));
   add_size(*command, "--tokens", options->bench.tokens, "Tokens of all documents together");
   add_size(*command, "--width", options->bench.width, "Heads times head dimension");
   command

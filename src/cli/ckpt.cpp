@@ -4,10 +4,13 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "cli/cli.h"
+#include "config/schema.h"
+#include "train/verify.h"
 
 namespace sbtrain {
 namespace fs = std::filesystem;
@@ -61,31 +64,63 @@ ExitCode run_ls(const CkptOptions& options) {
   return ExitCode::kDone;
 }
 
-// Checks one checkpoint and prints the result; returns true if it is good.
-bool report(const fs::path& folder) {
-  const std::vector<std::string> problems = verify_checkpoint(folder);
+// Everything that is wrong with a checkpoint; empty: nothing.
+std::vector<std::string> problems_of(const fs::path& folder) {
+  std::vector<std::string> problems = verify_checkpoint(folder);
+  if (!problems.empty()) return problems;
+  try {
+    const CheckpointReader checkpoint(folder, Verification::kOnRead);
+    const std::string file = (folder / "config.yaml").string();
+    return verify_contents(checkpoint, parse_config(checkpoint.config_yaml(), file));
+  } catch (const Error& error) {
+    return {error.what()};
+  }
+}
+
+// Which save a folder holds: the sequence number of its manifest; nothing if that cannot be read.
+std::optional<int64_t> save_in(const fs::path& folder) {
+  try {
+    return read_manifest(folder).sequence;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+enum class Verdict : uint8_t { kGood, kBad, kGone };
+
+// Checks one checkpoint and prints the result. A run that saves while this happens removes its
+// oldest checkpoint, or puts another in its place: what was found then is no damage.
+Verdict report(const fs::path& folder) {
+  const std::optional<int64_t> before = save_in(folder);
+  const std::vector<std::string> problems = problems_of(folder);
   if (problems.empty()) {
     const Manifest manifest = read_manifest(folder);
     fmt::print("{}: ok ({} files, {})\n", folder.string(), manifest.files.size() + 1,
                human_bytes(manifest.bytes()));
+    return Verdict::kGood;
+  }
+  if (!fs::exists(folder) || (before && save_in(folder) != before)) {
+    fmt::print("{}: not here any more; the run has saved in the meantime\n", folder.string());
+    return Verdict::kGone;
   }
   for (const std::string& problem : problems) fmt::print("{}: bad: {}\n", folder.string(), problem);
-  return problems.empty();
+  return Verdict::kBad;
+}
+
+// Checks all checkpoints of a run; returns true if all are good.
+bool report_run(const std::string& run) {
+  bool good = true;
+  for (const CheckpointInfo& info : checkpoints_in(run)) {
+    good = report(info.folder) != Verdict::kBad && good;
+  }
+  const std::string problem = verify_latest(run);
+  if (!problem.empty()) fmt::print("bad: {}\n", problem);
+  return good && problem.empty();
 }
 
 ExitCode run_verify(const CkptOptions& options) {
-  bool good = true;
-  if (is_checkpoint_folder(options.path)) {
-    good = report(options.path);
-  } else {
-    for (const CheckpointInfo& info : checkpoints_in(options.path)) {
-      good = report(info.folder) && good;
-    }
-    if (const std::string problem = verify_latest(options.path); !problem.empty()) {
-      fmt::print("bad: {}\n", problem);
-      good = false;
-    }
-  }
+  const bool good = is_checkpoint_folder(options.path) ? report(options.path) == Verdict::kGood
+                                                       : report_run(options.path);
   return good ? ExitCode::kDone : ExitCode::kNoCheckpoint;
 }
 

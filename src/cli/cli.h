@@ -62,6 +62,7 @@ void add_eval(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_sweep(CLI::App& app, Action& action);
+void add_manual(CLI::App& app, Action& action);  // for the build; not listed
 
 // Registers every subcommand.
 void add_subcommands(CLI::App& app, Action& action);

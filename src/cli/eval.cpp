@@ -1,7 +1,5 @@
 // sbtrain eval: loss and perplexity of a checkpoint on document stores, by rows, by length of the
 // context or in sliding windows; and the weights of its attention.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
@@ -18,7 +16,6 @@
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
 #include "config/schema.h"
-#include "core/device.h"
 #include "core/files.h"
 #include "eval/perplexity.h"
 #include "eval/recall.h"
@@ -33,7 +30,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kAllTokens = int64_t{1} << 60;
-constexpr int64_t kMaxExactPositions = 4096;  // longer windows report losses by bin only
+constexpr int64_t kMostTokens = int64_t{1} << 30;  // at once; positions have 32 bits
+constexpr int64_t kMaxExactPositions = 4096;       // longer windows report losses by bin only
 
 struct EvalOptions {
   std::string checkpoint;
@@ -82,6 +80,14 @@ struct Evaluation {
   }
   Task task() const {
     return {config.data.task, config.model.vocab, sequence_length(), config.seed};
+  }
+  // The memory for rows of `length` tokens. Refuses a length for which the device has too little,
+  // so it is called before anything is read.
+  MemoryReport plan(int64_t length) const {
+    const MemoryReport plan =
+        plan_evaluation(config.model, backend, std::max(tokens_at_once(), length), length);
+    require_room(backend, plan);
+    return plan;
   }
   // As many tokens as one micro-batch of the training run.
   int64_t tokens_at_once() const { return config.train.micro_batch * config.train.sequence_length; }
@@ -158,9 +164,10 @@ void print_result(const std::string& title, const Perplexity& result) {
 void evaluate_rows(const Evaluation& run) {
   const EvalOptions& options = run.options;
   const int64_t length = run.sequence_length();
+  const MemoryReport plan = run.plan(length);
   const HeldOut held_out(run.held_out(length));
   if (held_out.empty()) fail_without_data();
-  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
   const auto start = std::chrono::steady_clock::now();
   Recall recall;
   const Perplexity result = held_out.evaluate([&](const PackedBatch& batch) {
@@ -185,21 +192,6 @@ void evaluate_rows(const Evaluation& run) {
 }
 
 // ---- Windows ------------------------------------------------------------------------------------
-
-// Refuses windows for which the device has too little memory, before anything is read.
-void check_memory(const Evaluation& run, const std::string& option, int64_t length) {
-  const int64_t tokens = std::max(run.tokens_at_once(), length);
-  const size_t needed = evaluation_bytes(run.config.model, run.backend, tokens, length);
-  const size_t there = run.backend == Backend::kCuda
-                           ? device_memory(run.backend).free
-                           : static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
-                                 static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
-  if (needed <= there) return;
-  constexpr double kGibibyte = 1 << 30;
-  fail(ExitCode::kOutOfMemory,
-       "{}: {} tokens at once need {:.1f} GiB of memory, the device has {:.1f} GiB", option, tokens,
-       static_cast<double>(needed) / kGibibyte, static_cast<double>(there) / kGibibyte);
-}
 
 // null where a position has no target.
 Json means(const WindowScores& scores, int64_t bin) {
@@ -227,7 +219,8 @@ void evaluate_lengths(const Evaluation& run) {
     fail(ExitCode::kUsage, "--same-targets: {} targets do not fit the shortest length, {}",
          options.same_targets, shortest);
   }
-  for (const int64_t length : options.lengths) check_memory(run, "--lengths", length);
+  const MemoryReport plan =
+      run.plan(*std::max_element(options.lengths.begin(), options.lengths.end()));
   const WindowReader reader(run.held_out(1));
   if (reader.empty()) fail_without_data();
   const int64_t longest_document = reader.longest_document();
@@ -235,7 +228,7 @@ void evaluate_lengths(const Evaluation& run) {
   for (const int64_t length : options.lengths) {
     if (length <= longest_document) longest = std::max(longest, length);
   }
-  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
   const TokenLosses losses = [&](const PackedBatch& batch, int64_t max_seqlen) {
     return model.losses(batch, max_seqlen);
   };
@@ -283,11 +276,11 @@ void evaluate_sliding(const Evaluation& run) {
   if (stride > options.window) {
     fail(ExitCode::kUsage, "--stride: {} is more than the window of {}", stride, options.window);
   }
-  check_memory(run, "--window", options.window);
+  const MemoryReport plan = run.plan(options.window);
   const HeldOutOptions held_out = run.held_out(1);
   const WindowReader reader(held_out);
   if (reader.empty()) fail_without_data();
-  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
   const WindowScores scores = reader.score(
       reader.sliding(options.window, stride, held_out.max_tokens), run.tokens_at_once(),
       options.window, [&](const PackedBatch& batch, int64_t max_seqlen) {
@@ -325,7 +318,8 @@ void evaluate_attention(const Evaluation& run) {
     task.emplace(run.task());
   }
   const Task* examples = task ? &*task : nullptr;
-  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  // Maps are limited to few tokens, so that the weights are what counts.
+  InferenceModel model(run.config.model, run.checkpoint, run.backend, run.plan(1));
   if (!options.attention.maps.empty()) {
     const std::string tokenizer = task ? "" : run.tokenizer();
     const Json maps = dump_attention_maps(model, options.attention, tokenizer, examples);
@@ -360,7 +354,7 @@ void evaluate_task(const Evaluation& run) {
   const EvalOptions& options = run.options;
   const Task task = run.task();
   const int64_t length = task.length();
-  InferenceModel model(run.config.model, run.checkpoint, run.backend);
+  InferenceModel model(run.config.model, run.checkpoint, run.backend, run.plan(length));
   const TaskAccuracy result =
       task_accuracy(task, std::max<int64_t>(1, run.tokens_at_once() / length),
                     [&](const PackedBatch& batch) { return model.score(batch, length); });
@@ -399,7 +393,7 @@ ExitCode run_eval(const EvalOptions& options) {
 }
 
 void add_windows(CLI::App& command, EvalOptions& options) {
-  const CLI::Range positive(int64_t{1}, int64_t{1} << 30);
+  const CLI::Range positive(int64_t{1}, kMostTokens);
   const char* by_length = "By length of the context";
   const char* sliding = "Sliding window";
   CLI::Option* lengths =
@@ -440,7 +434,7 @@ void add_windows(CLI::App& command, EvalOptions& options) {
   command
       .add_option("--stride", options.stride,
                   "Tokens between the starts of windows; 0: half a window")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, kMostTokens))
       ->needs(window)
       ->group(sliding);
 }
@@ -457,12 +451,12 @@ void add_eval(CLI::App& app, Action& action) {
   command
       ->add_option("--tokens", options->tokens,
                    "Tokens to evaluate at most, spread evenly over the data; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, kAllTokens))
       ->capture_default_str();
   command
       ->add_option("--sequence-length", options->sequence_length,
                    "Tokens of context at most; 0: as in training")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, kMostTokens))
       ->capture_default_str();
   command->add_flag("--recall", options->recall,
                     "Also split by whether the context holds the token or bigram already (AR)");

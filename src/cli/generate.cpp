@@ -79,8 +79,11 @@ ExitCode run_generate(const GenerateOptions& options) {
     fail(ExitCode::kConfig, "{} has {} pieces, the model's vocabulary {}: another tokenizer?", path,
          tokenizer.size(), config.model.vocab);
   }
-  InferenceModel model(config.model, checkpoint, select_backend(options.device));
   const std::vector<int32_t> prompt = prompt_tokens(tokenizer, text, options.prompt);
+  const Backend backend = select_backend(options.device);
+  InferenceModel model(config.model, checkpoint, backend,
+                       plan_generation(config.model, backend, static_cast<int64_t>(prompt.size()),
+                                       options.sampling.max_tokens));
 
   std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
   Printer printer(tokenizer);

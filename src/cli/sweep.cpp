@@ -2,14 +2,16 @@
 //
 // Each run is a process of its own, so that the others continue whatever ends one. A stop signal is
 // passed on to the run, which saves; the same command continues from there.
-#include <spawn.h>
 #include <spdlog/spdlog.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -70,20 +72,33 @@ std::string shell_line(const std::vector<std::string>& arguments) {
   return line;
 }
 
-// Runs `sbtrain train ARGUMENTS` and returns its exit code, 128 + n after signal n.
-int run_child(const std::vector<std::string>& arguments, const StopSignals& signals) {
+// Starts this program with `argv`. However the sweep ends, the kernel then asks the child to stop,
+// so that it saves and does not train on unseen.
+pid_t start_child(char* const* argv) {
+  const pid_t parent = getpid();
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child < 0) {
+    fail(ExitCode::kOutOfMemory, "cannot start a training run: {}", std::strerror(errno));
+  }
+  if (child > 0) return child;
+  // Only calls that are safe between fork and exec.
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kPreempted));
+  execv("/proc/self/exe", argv);
+  _exit(static_cast<int>(ExitCode::kInternal));
+}
+
+// Runs `sbtrain train ARGUMENTS` and returns its exit code, 128 + n after signal n. Requests to
+// stop or to save are passed on.
+int run_child(const std::vector<std::string>& arguments, StopSignals& signals) {
   std::vector<std::string> words = {"sbtrain", "train"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  pid_t child = 0;
-  std::fflush(nullptr);
-  if (const int error =
-          posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, argv.data(), environ)) {
-    fail(ExitCode::kInternal, "cannot start a training run: {}", std::strerror(error));
-  }
+  const pid_t child = start_child(argv.data());
   bool told = false;
   int status = 0;
   while (waitpid(child, &status, WNOHANG) == 0) {
@@ -91,6 +106,7 @@ int run_child(const std::vector<std::string>& arguments, const StopSignals& sign
       kill(child, SIGTERM);  // harmless if Ctrl-C has reached the child as well
       told = true;
     }
+    if (signals.save_requested()) kill(child, SIGUSR2);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -148,7 +164,7 @@ class Sweep {
   }
 
  private:
-  void train_one(SweepRun& run, size_t index, const StopSignals& signals) {
+  void train_one(SweepRun& run, size_t index, StopSignals& signals) {
     const std::vector<std::string> arguments = training_arguments(options_, file_, run);
     std::string hash;
     Config config;

@@ -172,9 +172,9 @@ void add_train(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--peak-tflops", options->estimate.peak_tflops,
-                   "Peak dense TFLOP/s of the device, for the estimate")
-      ->check(in_range(1e-6, 1e9))
-      ->capture_default_str();
+                   "Peak dense TFLOP/s of the device, for the estimate; default: 989 on a GPU, no "
+                   "estimate on the CPU")
+      ->check(in_range(1e-6, 1e9));
   add_scale_options(*command, options->estimate);
   options->config.add(*command, /*list_keys=*/true);
   command->callback([options, &action] { action = [options] { return run_train(*options); }; });

@@ -20,20 +20,6 @@ namespace sbtrain {
 namespace schema {
 namespace {
 
-const char* kind_phrase(Value::Kind kind) {
-  switch (kind) {
-    case Value::Kind::kNull:
-      return "nothing";
-    case Value::Kind::kScalar:
-      return "a single value";
-    case Value::Kind::kList:
-      return "a list";
-    case Value::Kind::kMap:
-      return "a map";
-  }
-  return "";
-}
-
 std::string shown(const Value& value) {
   return value.kind == Value::Kind::kScalar ? in_quotes(value.text) : kind_phrase(value.kind);
 }
@@ -177,6 +163,10 @@ class Reader : public Fields {
     for (const Entry& entry : scope.map->entries) {
       if (scope.known.contains(entry.key)) continue;
       const std::string full = path(entry.key);
+      if (++unknown_ > kMostHints) {  // a hint takes long, and few problems are shown
+        sources_.problem(entry.place, "unknown key " + in_quotes(full));
+        continue;
+      }
       const bool dotted = find_key(full) != nullptr;
       const std::string hint =
           dotted ? "; in a file, write it nested" + nested_example(entry.key) : did_you_mean(full);
@@ -215,7 +205,8 @@ class Reader : public Fields {
     if constexpr (std::is_same_v<T, std::string>) {
       if (!rule.choices.empty() && !is_choice(where, value, parsed, rule)) return false;
     } else if (!rule.allows(magnitude(parsed))) {
-      say(value.place, where, fmt::format("{} is out of range: {}", value.text, rule_text(rule)));
+      say(value.place, where,
+          fmt::format("{} is out of range: {}", value.text, rule_text(rule, magnitude(parsed))));
       return false;
     }
     *member = parsed;
@@ -277,11 +268,14 @@ class Reader : public Fields {
     return "";
   }
 
-  static std::string rule_text(const Rule& rule) {
-    const std::string range = rule.range();
-    return range.empty() ? fmt::format("at most {}", rule.max) : range;
+  // The bound that `value` exceeds, if the range does not state it: kMaxCount.
+  static std::string rule_text(const Rule& rule, double value) {
+    return value > rule.max && rule.max >= kMaxCount ? fmt::format("at most {:g}", rule.max)
+                                                     : rule.range();
   }
 
+  static constexpr int kMostHints = 200;
+  int unknown_ = 0;
   Sources& sources_;
   Conditions conditions_;
   std::vector<Scope> scopes_;

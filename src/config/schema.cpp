@@ -145,7 +145,7 @@ void describe(Fields& f, StageConfig& c) {
 
 void describe(Fields& f, ValidationConfig& c) {
   f.add("every", c.every, between(0, kMaxCount), "Interval; 0: only at the end.");
-  f.add("tokens", c.tokens, at_least(1), "Tokens of validation data used, at most.");
+  f.add("tokens", c.tokens, between(1, kMaxCount), "Tokens of validation data used, at most.");
   f.add("stop_accuracy", c.stop_accuracy, between(0, 1),
         "Training ends once a task's held-out accuracy reaches this; 0: never.");
 }

@@ -13,6 +13,7 @@
 #include <optional>
 #include <sstream>
 #include <tuple>
+#include <unordered_map>
 
 #include "config/values.h"
 #include "core/error.h"
@@ -78,6 +79,7 @@ class TreeBuilder : public YAML::EventHandler {
     Value value;
     YAML::anchor_t anchor;
     std::optional<Value> key;
+    std::unordered_map<std::string, int> lines = {};  // of the keys of a map
   };
 
   Place place(const YAML::Mark& mark) const {
@@ -135,26 +137,25 @@ class TreeBuilder : public YAML::EventHandler {
     } else if (!frame.key) {
       frame.key = std::move(value);
     } else {
-      add_entry(frame.value, *frame.key, std::move(value));
+      add_entry(frame, *frame.key, std::move(value));
       frame.key.reset();
     }
   }
 
-  void add_entry(Value& map, const Value& key, Value value) {
+  void add_entry(Frame& frame, const Value& key, Value value) {
     if (key.kind != Value::Kind::kScalar) {
       sources_.problem(key.place, "a key must be a plain word");
       return;
     }
-    const auto same = [&](const Entry& entry) { return entry.key == key.text; };
-    const auto first = std::ranges::find_if(map.entries, same);
-    if (first != map.entries.end()) {
+    const auto [first, fresh] = frame.lines.emplace(key.text, key.place.line);
+    if (!fresh) {
       sources_.problem(key.place, fmt::format("duplicate key '{}', first set in line {}", key.text,
-                                              first->place.line));
+                                              first->second));
       return;
     }
     // yaml-cpp reports a missing value at the place of whatever follows.
     if (value.kind == Value::Kind::kNull) value.place = key.place;
-    map.entries.push_back({key.text, key.place, std::move(value)});
+    frame.value.entries.push_back({key.text, key.place, std::move(value)});
   }
 
   int source_;
@@ -206,6 +207,11 @@ class Includer {
     const int source = sources_.add({path, included_at, 0, ""});
     open_.push_back(canonical(path));
     Value root = parse_yaml(text, source, sources_);
+    if (root.kind != Value::Kind::kMap && root.kind != Value::Kind::kNull) {
+      sources_.problem(root.place,
+                       "expected keys and values, got " + std::string(kind_phrase(root.kind)));
+      root = {};
+    }
     Value merged = read_includes(root, path);
     open_.pop_back();
     sources_[source].layer = ++layers_;
@@ -311,6 +317,20 @@ void Sources::throw_problems() const {
   fail(ExitCode::kConfig, "{}", text);
 }
 
+const char* kind_phrase(Value::Kind kind) {
+  switch (kind) {
+    case Value::Kind::kNull:
+      return "nothing";
+    case Value::Kind::kScalar:
+      return "a single value";
+    case Value::Kind::kList:
+      return "a list";
+    case Value::Kind::kMap:
+      return "a map";
+  }
+  return "";
+}
+
 Value parse_yaml(std::string_view text, int source, Sources& sources) {
   if (!check_bytes(text, source, sources)) return {};
   TreeBuilder builder(source, sources);
@@ -352,14 +372,18 @@ void merge(Value& base, Value over) {
     base = std::move(over);
     return;
   }
+  std::unordered_map<std::string_view, size_t> places;  // of the keys of `base`
+  for (const Entry& entry : base.entries) places.emplace(entry.key, places.size());
+  std::vector<Entry> added;
   for (Entry& entry : over.entries) {
-    Value* found = base.find(entry.key);
-    if (found == nullptr) {
-      base.entries.push_back(std::move(entry));
+    const auto found = places.find(entry.key);
+    if (found == places.end()) {
+      added.push_back(std::move(entry));
     } else {
-      merge(*found, std::move(entry.value));
+      merge(base.entries[found->second].value, std::move(entry.value));
     }
   }
+  std::ranges::move(added, std::back_inserter(base.entries));
 }
 
 }  // namespace sbtrain::schema

@@ -70,6 +70,9 @@ class Sources {
   std::vector<Problem> problems_;
 };
 
+// "a list", for messages.
+const char* kind_phrase(Value::Kind kind);
+
 // Parses YAML text that came from `source`. Problems are recorded; a text that cannot be parsed at
 // all gives a null value. Aliases are expanded. Tags, several documents, more than 64 levels and
 // more than 100,000 values are refused.

@@ -20,6 +20,8 @@ namespace {
 constexpr const char* kTaskAndFiles =
     "data.task makes its own data; leave out the files or the task";
 
+constexpr double kMostTokens = 4e18;  // of a run; half of what 64 bits count
+
 class Checker {
  public:
   explicit Checker(const Config& config) : config_(config) {}
@@ -163,9 +165,18 @@ class Checker {
     if (config_.stages.empty()) {
       problem("stages", "there is no stage, so nothing to do; give at least one with a length");
     }
+    // Steps and tokens are counted in 64 bits.
+    double steps_left = kMostTokens / static_cast<double>(config_.train.tokens_per_step());
     std::set<std::string> names;
     for (size_t i = 0; i < config_.stages.size(); ++i) {
       check_stage(i);
+      const Duration& length = config_.stages[i].length;
+      steps_left -= static_cast<double>(length.steps(config_.train.tokens_per_step()));
+      if (steps_left < 0) {
+        problem(fmt::format("stages.{}.length", i),
+                "the stages up to this one have more than {:g} tokens together", kMostTokens);
+        return;
+      }
       if (!names.insert(config_.stages[i].name).second) {
         problem(fmt::format("stages.{}.name", i), "{} names an earlier stage too",
                 in_quotes(config_.stages[i].name));

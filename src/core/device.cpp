@@ -8,12 +8,17 @@
 #endif
 
 #include "core/error.h"
+#include "core/host_memory.h"
 #include "core/target.h"
 
 namespace sbtrain {
 namespace {
 
 constexpr size_t kAlignment = 256;
+
+// Allocations on the host from this size on are compared with what the machine has. Smaller ones
+// are frequent, and the comparison reads several files.
+constexpr size_t kLargeAllocation = size_t{256} << 20;
 
 }  // namespace
 
@@ -72,7 +77,10 @@ Target present_target(Backend backend) {
 void* device_allocate(Backend backend, size_t bytes) {
   bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (bytes == 0) bytes = kAlignment;
-  if (backend == Backend::kCpu) return std::aligned_alloc(kAlignment, bytes);
+  if (backend == Backend::kCpu) {
+    if (bytes >= kLargeAllocation && bytes > host_memory().free) return nullptr;
+    return std::aligned_alloc(kAlignment, bytes);
+  }
 #if SBTRAIN_HAS_CUDA
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, bytes);
@@ -101,8 +109,12 @@ void device_fill(Backend backend, void* data, uint8_t value, size_t bytes) noexc
 #endif
 }
 
-DeviceMemory device_memory([[maybe_unused]] Backend backend) {
+DeviceMemory device_memory(Backend backend) {
   DeviceMemory memory;
+  if (backend == Backend::kCpu) {
+    const HostMemory host = host_memory();
+    return {.free = host.free, .total = host.total};
+  }
 #if SBTRAIN_HAS_CUDA
   if (backend == Backend::kCuda) cudaMemGetInfo(&memory.free, &memory.total);
 #endif

@@ -24,7 +24,7 @@ void device_free(Backend backend, void* data) noexcept;
 // Waits until the device is idle and sets every byte. For tests.
 void device_fill(Backend backend, void* data, uint8_t value, size_t bytes) noexcept;
 
-// The free and the total bytes of the device's memory, for messages; zeros on the CPU.
+// The free and the total bytes of the device's memory; on the CPU, those of core/host_memory.h.
 struct DeviceMemory {
   size_t free = 0;
   size_t total = 0;

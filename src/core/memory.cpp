@@ -5,6 +5,7 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "core/memory_check.h"
 #include "core/memory_plan.h"
 
 namespace sbtrain {
@@ -13,6 +14,8 @@ namespace {
 constexpr int64_t kPersistentIds = int64_t{1} << 40;  // ids below are slots of a program
 constexpr int kCompute = 0;
 constexpr uint8_t kPoison = 0xff;
+constexpr const char* kTrainingAdvice =
+    "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or full.";
 
 }  // namespace
 
@@ -120,6 +123,7 @@ Buffer Memory::allocate(MemoryClass c, std::string_view name, DType dtype,
 Buffer Memory::allocate(int stream, MemoryClass c, std::string_view name, DType dtype,
                         std::span<const int64_t> shape) {
   Impl& impl = *impl_;
+  require_possible(name, dtype, shape);
   const Tensor tensor(nullptr, dtype, shape);
   if (!impl.running) return allocate_own(stream, c, name, tensor);
   if (stream != kCompute && !covers(impl.order.clock(stream), impl.begun)) {
@@ -183,10 +187,8 @@ Buffer Memory::allocate_own(int stream, MemoryClass c, std::string_view name, Te
   if (backend_ != Backend::kPlan) {
     tensor.data = take(bytes, stream);
     if (!tensor.data) {
-      fail(ExitCode::kOutOfMemory,
-           "out of memory: '{}' needs {:.2f} GiB. Lower train.micro_batch or "
-           "train.sequence_length, or set train.recompute: full.",
-           name, static_cast<double>(bytes) / (1 << 30));
+      fail(ExitCode::kOutOfMemory, "out of memory: '{}' needs {:.2f} GiB. {}", name,
+           static_cast<double>(bytes) / (1 << 30), kTrainingAdvice);
     }
   }
   const int64_t id = impl.next_id++;
@@ -374,12 +376,11 @@ void Memory::adopt_plan(const Memory& plan) {
     impl.pool_bytes = std::max(impl.pool_bytes, program.pool_bytes);
   }
   if (backend_ == Backend::kPlan) return;
+  require_memory(backend_, plan.report(), "the run", kTrainingAdvice);
   impl.pool = take(impl.pool_bytes, kCompute);
   if (!impl.pool) {
-    fail(ExitCode::kOutOfMemory,
-         "out of memory: the step's activations need {:.2f} GiB. Lower train.micro_batch or "
-         "train.sequence_length, or set train.recompute: full.",
-         static_cast<double>(impl.pool_bytes) / (1 << 30));
+    fail(ExitCode::kOutOfMemory, "out of memory: the step's activations need {:.2f} GiB. {}",
+         static_cast<double>(impl.pool_bytes) / (1 << 30), kTrainingAdvice);
   }
 }
 

@@ -120,8 +120,8 @@ class Memory {
   void begin(std::string_view name);
   void end();
 
-  // Takes over the programs recorded by `plan` (a Memory of Backend::kPlan) and allocates their
-  // pool once.
+  // Takes over the programs that `plan` (of Backend::kPlan) has recorded, and allocates their pool.
+  // Throws ExitCode::kOutOfMemory if all of `plan`, with the buffers it holds now, does not fit.
   void adopt_plan(const Memory& plan);
 
   MemoryReport report() const;

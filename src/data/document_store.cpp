@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "core/error.h"
+#include "core/host_threads.h"
 #include "data/hdf5_file.h"
 
 namespace sbtrain {
@@ -397,7 +398,9 @@ void DocumentStore::verify() const {
   const uint32_t now = generation();
   std::exception_ptr error;
   std::atomic<bool> failed = false;
-#pragma omp parallel if (block_count() >= 64)
+  const bool parallel = block_count() >= 64;
+  if (parallel) start_parallel_threads();
+#pragma omp parallel if (parallel)
   {
     std::vector<char> buffer;
 #pragma omp for schedule(static, 16)

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/host_threads.h"
 #include "core/sha256.h"
 
 namespace sbtrain {
@@ -324,6 +325,8 @@ class Lines : public sentencepiece::SentenceIterator {
   size_t next_ = 0;
 };
 
+constexpr int kTrainingThreads = 16;
+
 std::unordered_map<std::string, std::string> trainer_arguments(const TokenizerTraining& options) {
   return {
       {"model_type", "bpe"},
@@ -339,7 +342,8 @@ std::unordered_map<std::string, std::string> trainer_arguments(const TokenizerTr
       {"eos_id", "2"},
       {"pad_id", "-1"},
       {"max_sentence_length", std::to_string(2 * kMaxLine)},
-      {"num_threads", "16"},  // the model records it, so it is the same on every machine
+      // The model records it, so it is the same on every machine.
+      {"num_threads", std::to_string(kTrainingThreads)},
       {"minloglevel", "3"},
   };
 }
@@ -375,6 +379,7 @@ void train_tokenizer(const NextText& next, const TokenizerTraining& options,
   for (std::string text; next(text);) sample.add(text);
   if (sample.lines().empty()) fail(ExitCode::kUsage, "no text to train a tokenizer on");
 
+  require_threads(kTrainingThreads, "sentencepiece needs them all.");
   Lines lines(sample.lines());
   std::string model;
   const auto status =

@@ -39,10 +39,11 @@ HeldOut::HeldOut(const HeldOutOptions& options) {
   if (!options.tokenizer.empty()) tokenizer_.emplace(options.tokenizer);
   for (const std::string& path : options.paths) {
     const double share = static_cast<double>(DocumentStore(path).tokens()) / all_tokens;
+    const double tokens = std::min(share * static_cast<double>(options.max_tokens), all_tokens);
     auto reader = std::make_unique<ValidationReader>(
         path, options.sequence_length, options.micro_batch,
-        std::max<int64_t>(1, static_cast<int64_t>(share * static_cast<double>(options.max_tokens))),
-        options.predict_across_documents, options.rank, options.world);
+        std::max<int64_t>(1, static_cast<int64_t>(tokens)), options.predict_across_documents,
+        options.rank, options.world);
     check_fits(reader->store(), options, tokenizer_ ? &*tokenizer_ : nullptr);
     batches_ += reader->batches();
     readers_.push_back(std::move(reader));

@@ -12,6 +12,10 @@ namespace {
 
 constexpr int64_t kTensorAlignment = 64;  // elements: 128 bytes in bf16
 
+// More elements than any block or embedding has. The bound keeps sums over all units far inside 64
+// bits, with several values for each element.
+constexpr int64_t kLargestUnit = int64_t{1} << 46;
+
 int64_t product(const std::vector<int64_t>& dims) {
   int64_t n = 1;
   for (const int64_t d : dims) n *= d;
@@ -49,6 +53,12 @@ int ParamRegistry::add_unit(std::string prefix, const std::vector<TensorSpec>& t
     unit.tensors.push_back(std::move(placed));
   }
   unit.size = round_up(unit.size, alignment_);
+  if (unit.size > kLargestUnit) {
+    fail(ExitCode::kConfig,
+         "the weights '{}*' would have {} elements, more than 2^46: lower model.width, model.inner "
+         "or model.vocab",
+         unit.prefix, unit.size);
+  }
   units_.push_back(std::move(unit));
   return static_cast<int>(units_.size()) - 1;
 }

@@ -3,14 +3,48 @@
 #include <numeric>
 
 #include "checkpoint/model_state.h"
+#include "core/memory_check.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 
 namespace sbtrain {
+namespace {
+
+Backend with_room(Backend backend, const MemoryReport& plan) {
+  require_room(backend, plan);
+  return backend;
+}
+
+// Runs `program(s, model, params)` on a model without memory, and returns what it would take.
+template <typename Program>
+MemoryReport planned(const ModelConfig& config, Backend target, const Program& program) {
+  Memory memory = Memory::planning(target);
+  Stream stream(memory);
+  const std::unique_ptr<Communicator> communicator = make_single_process();
+  const Mesh mesh(*communicator);
+  const Transformer model(config);
+  ShardedParams params(model.registry(), stream, mesh, /*with_training=*/false);
+  {
+    const ProgramScope scope(memory, "inference");
+    program(stream, model, params);
+  }
+  return memory.report();
+}
+
+Buffer input(Stream& s, const char* name, DType dtype, int64_t n) {
+  return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
+}
+
+}  // namespace
+
+void require_room(Backend backend, const MemoryReport& plan) {
+  require_memory(backend, plan, "the model, with the tokens that it is given at once,",
+                 "Ask for fewer tokens at once.");
+}
 
 InferenceModel::InferenceModel(const ModelConfig& config, const CheckpointReader& checkpoint,
-                               Backend backend)
-    : memory_(backend),
+                               Backend backend, const MemoryReport& plan)
+    : memory_(with_room(backend, plan)),
       stream_(memory_),
       model_(config),
       communicator_(make_single_process()),
@@ -81,25 +115,15 @@ void InferenceModel::attention_maps(const std::vector<int32_t>& tokens,
                         visit);
 }
 
-size_t evaluation_bytes(const ModelConfig& config, Backend target, int64_t tokens,
-                        int64_t max_seqlen) {
-  Memory memory = Memory::planning(target);
-  Stream stream(memory);
-  const std::unique_ptr<Communicator> communicator = make_single_process();
-  const Mesh mesh(*communicator);
-  const Transformer model(config);
-  ShardedParams params(model.registry(), stream, mesh, /*with_training=*/false);
-  {
-    const ProgramScope scope(memory, "evaluation");
-    const auto input = [&](const char* name, DType dtype, int64_t n) {
-      return memory.allocate(MemoryClass::kInputs, name, dtype, {n});
-    };
-    const Buffer tokens_T = input("tokens", DType::kI32, tokens);
-    const Buffer targets_T = input("targets", DType::kI32, tokens);
-    const Buffer positions_T = input("positions", DType::kI32, tokens);
-    const Buffer cu_seqlens = input("cu_seqlens", DType::kI32, 2);
-    const Buffer loss_T = input("loss", DType::kF32, tokens);
-    model.evaluate(stream, params,
+MemoryReport plan_evaluation(const ModelConfig& config, Backend target, int64_t tokens,
+                             int64_t max_seqlen) {
+  return planned(config, target, [&](Stream& s, const Transformer& model, ShardedParams& params) {
+    const Buffer tokens_T = input(s, "tokens", DType::kI32, tokens);
+    const Buffer targets_T = input(s, "targets", DType::kI32, tokens);
+    const Buffer positions_T = input(s, "positions", DType::kI32, tokens);
+    const Buffer cu_seqlens = input(s, "cu_seqlens", DType::kI32, 2);
+    const Buffer loss_T = input(s, "loss", DType::kF32, tokens);
+    model.evaluate(s, params,
                    {.tokens_T = tokens_T,
                     .targets_T = targets_T,
                     .sequences = {.cu_seqlens = cu_seqlens,
@@ -107,8 +131,27 @@ size_t evaluation_bytes(const ModelConfig& config, Backend target, int64_t token
                                   .count = 1,
                                   .max_seqlen = max_seqlen}},
                    loss_T);
-  }
-  return memory.report().total_bytes();
+  });
+}
+
+MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t prompt,
+                             int64_t max_tokens) {
+  return planned(config, target, [&](Stream& s, const Transformer& model, ShardedParams& params) {
+    const Buffer tokens_T = input(s, "tokens", DType::kI32, prompt);
+    const Buffer positions_T = input(s, "positions", DType::kI32, prompt);
+    const Buffer cu_seqlens = input(s, "cu_seqlens", DType::kI32, 2);
+    const Buffer logits_1V =
+        s.memory().allocate(MemoryClass::kLogits, "logits", DType::kF32, {1, model.config().vocab});
+    DecodeCache cache = model.allocate_cache(s.memory(), 1, prompt + max_tokens);
+    model.prefill(s, params,
+                  {.tokens_T = tokens_T,
+                   .targets_T = {},
+                   .sequences = {.cu_seqlens = cu_seqlens,
+                                 .positions_T = positions_T,
+                                 .count = 1,
+                                 .max_seqlen = prompt + max_tokens}},
+                  cache, 0, logits_1V);
+  });
 }
 
 }  // namespace sbtrain

@@ -14,17 +14,26 @@
 
 namespace sbtrain {
 
-// Bytes of memory that the losses of `tokens` tokens at once take on `target`, in documents of up
-// to max_seqlen tokens, weights included. Throws ExitCode::kConfig if the model does not support
+// The memory that the losses of `tokens` tokens at once take on `target`, in documents of up to
+// max_seqlen tokens, weights included. Throws ExitCode::kConfig if the model does not support
 // documents of that length.
-size_t evaluation_bytes(const ModelConfig& config, Backend target, int64_t tokens,
-                        int64_t max_seqlen);
+MemoryReport plan_evaluation(const ModelConfig& config, Backend target, int64_t tokens,
+                             int64_t max_seqlen);
+
+// The same for a prompt and the tokens that may follow it.
+MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t prompt,
+                             int64_t max_tokens);
+
+// Throws ExitCode::kOutOfMemory if the device has less free than `plan` needs.
+void require_room(Backend backend, const MemoryReport& plan);
 
 class InferenceModel {
  public:
-  // `config` is the model part of the checkpoint's configuration. Throws
-  // ExitCode::kNoCheckpoint for tensors that are missing or of another shape.
-  InferenceModel(const ModelConfig& config, const CheckpointReader& checkpoint, Backend backend);
+  // `config` is the model part of the checkpoint's configuration. Calls require_room before
+  // anything is allocated. Throws ExitCode::kNoCheckpoint for tensors that are missing or of
+  // another shape.
+  InferenceModel(const ModelConfig& config, const CheckpointReader& checkpoint, Backend backend,
+                 const MemoryReport& plan);
 
   const Transformer& model() const { return model_; }
   ShardedParams& params() { return params_; }

@@ -1,10 +1,11 @@
 #include "train/plan.h"
 
-#include <algorithm>
-#include <array>
-#include <locale>
+#include <fmt/format.h>
 
-#include "core/error.h"
+#include <filesystem>
+#include <set>
+
+#include "core/memory_check.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/communicator.h"
@@ -24,6 +25,54 @@ std::string describe_schedule(const Config& config, const Schedule& schedule) {
   return text;
 }
 
+// The modules that the layers repeat.
+std::string describe_attention(const ModelConfig& model) {
+  std::string types;
+  for (const AttentionConfig& attention : model.attention) {
+    types += (types.empty() ? "" : ", ") + attention.type;
+  }
+  const auto count = static_cast<int64_t>(model.attention.size());
+  return fmt::format("attention         {}{}\n", types,
+                     count > 1 ? fmt::format("  (repeated {} times)", model.layers / count) : "");
+}
+
+std::string epochs_text(const Config& config, int64_t steps) {
+  if (!config.data.task.active()) return "";
+  const double examples = static_cast<double>(steps) * static_cast<double>(config.train.batch);
+  return fmt::format(", {:.4g} epochs of {} examples of {}",
+                     examples / static_cast<double>(config.data.task.examples),
+                     grouped(config.data.task.examples), name_of(config.data.task.type));
+}
+
+// The files that a run would miss; it would end before its first step.
+std::string describe_missing(const Config& config) {
+  std::set<std::string> files(config.data.validation.begin(), config.data.validation.end());
+  const auto add = [&](const std::vector<SourceConfig>& sources) {
+    for (const SourceConfig& source : sources) files.insert(source.path);
+  };
+  add(config.data.sources);
+  for (const StageConfig& stage : config.stages) add(stage.sources);
+  if (!config.data.tokenizer.empty()) files.insert(config.data.tokenizer);
+  std::string text;
+  for (const std::string& file : files) {
+    std::error_code unreadable;
+    if (std::filesystem::exists(file, unreadable)) continue;
+    text += fmt::format("missing           {}: a run ends with exit code 4 without it\n", file);
+  }
+  return text;
+}
+
+std::string describe_duration(double flops, Backend target, const DryRunOptions& options) {
+  const double peak = target == Backend::kCpu ? options.peak_tflops : options.gpu_peak_tflops();
+  if (peak == 0) {
+    return "duration          not known for this processor; `sbtrain bench train` measures a step, "
+           "--peak-tflops gives an estimate\n";
+  }
+  return fmt::format(
+      "duration          {} on one device at {:.0f}% MFU (causal half) of {:.4g} TFLOP/s\n",
+      duration_text(flops / (options.mfu * peak * 1e12)), options.mfu * 100, peak);
+}
+
 }  // namespace
 
 MemoryReport plan_memory(const Config& config, Backend target) {
@@ -37,31 +86,6 @@ MemoryReport plan_memory(const Config& config, Backend target) {
   return memory.report();
 }
 
-std::string describe_memory(const MemoryReport& report) {
-  std::array<size_t, kMemoryClasses> bytes = report.persistent;
-  const auto largest =
-      std::max_element(report.programs.begin(), report.programs.end(),
-                       [](const auto& a, const auto& b) { return a.pool_bytes < b.pool_bytes; });
-  if (largest != report.programs.end()) {
-    for (int c = 0; c < kMemoryClasses; ++c) bytes[c] += largest->at_peak[c];
-  }
-  std::array<int, kMemoryClasses> order{};
-  for (int c = 0; c < kMemoryClasses; ++c) order[c] = c;
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return bytes[a] > bytes[b]; });
-  std::string text;
-  for (const int c : order) {
-    if (bytes[c] == 0) continue;
-    text += fmt::format("  {:<12} {}\n", memory_class_name(static_cast<MemoryClass>(c)),
-                        size_text(bytes[c]));
-  }
-  if (largest != report.programs.end() && largest->pool_bytes > largest->peak_bytes) {
-    text +=
-        fmt::format("  {:<12} {}\n", "gaps", size_text(largest->pool_bytes - largest->peak_bytes));
-  }
-  text += fmt::format("  {:<12} {}\n", "total", size_text(report.total_bytes()));
-  return text;
-}
-
 std::string describe_run(const Config& config, Backend target, const DryRunOptions& options) {
   const Transformer model(config.model);
   const TrainConfig& train = config.train;
@@ -69,22 +93,20 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
   const double L = static_cast<double>(train.sequence_length);
   const double causal = model.flops_per_token(L / 2);
   const double full = model.flops_per_token(L);
-  const double seconds = causal * static_cast<double>(schedule.total_tokens()) /
-                         (options.mfu * options.peak_tflops * 1e12);
-
   std::string text = fmt::format("{}: {} layers, width {}, {} heads of {}, vocabulary {}\n",
                                  config.name, config.model.layers, config.model.width,
                                  config.model.heads, config.model.head_dim(), config.model.vocab);
+  text += describe_attention(config.model);
   text += fmt::format("parameters        {}\n", grouped(model.registry().count()));
   text += fmt::format("tokens per step   {}  ({} sequences of {}, {} micro-batches of {})\n",
                       grouped(train.tokens_per_step()), train.batch, train.sequence_length,
                       train.batch / train.micro_batch, train.micro_batch);
   text += fmt::format("FLOPs per token   {:.4g} causal half, {:.4g} full square\n", causal, full);
-  text += fmt::format("steps             {}  ({:.4g} tokens)\n", grouped(schedule.total_steps()),
-                      static_cast<double>(schedule.total_tokens()));
-  text += fmt::format(
-      "duration          {} on one device at {:.0f}% MFU (causal half) of {:.0f} TFLOP/s\n",
-      duration_text(seconds), options.mfu * 100, options.peak_tflops);
+  text += fmt::format("steps             {}  ({:.4g} tokens{})\n", grouped(schedule.total_steps()),
+                      static_cast<double>(schedule.total_tokens()),
+                      epochs_text(config, schedule.total_steps()));
+  text += describe_missing(config);
+  text += describe_duration(causal * static_cast<double>(schedule.total_tokens()), target, options);
   text += fmt::format("memory            one device ({}), micro-batch {}, recompute {}\n{}",
                       backend_name(target), train.micro_batch, name_of(train.recompute),
                       describe_memory(plan_memory(config, target)));

@@ -12,18 +12,21 @@ namespace sbtrain {
 // The memory of a training run on `target`, planned by running its step on Backend::kPlan.
 MemoryReport plan_memory(const Config& config, Backend target);
 
-// "activations  1.25 GiB" lines, largest first.
-std::string describe_memory(const MemoryReport& report);
+// Dense bf16 of an H100 or H200.
+inline constexpr double kGpuPeakTflops = 989;
 
 struct DryRunOptions {
-  double mfu = 0.4;            // model FLOPs utilisation that the duration is estimated at
-  double peak_tflops = 989.0;  // dense bf16 of an H100 or H200
-  int world = 0;               // ranks to plan a run of (train/scale.h); 0: none
+  double mfu = 0.4;        // model FLOPs utilisation that the duration is estimated at
+  double peak_tflops = 0;  // of the device; 0: kGpuPeakTflops, or not known on the CPU
+  int world = 0;           // ranks to plan a run of (train/scale.h); 0: none
   int gpus_per_node = 8;
   Machine machine;
+
+  double gpu_peak_tflops() const { return peak_tflops > 0 ? peak_tflops : kGpuPeakTflops; }
 };
 
-// Parameters, memory, FLOPs, tokens, schedule and duration, as text.
+// Parameters, attention, memory, FLOPs, tokens, data, schedule and duration, as text. Files that
+// are missing are named as such.
 std::string describe_run(const Config& config, Backend target, const DryRunOptions& options);
 
 }  // namespace sbtrain

@@ -14,13 +14,8 @@ inline std::string grouped(int64_t n) {  // 1,208,083,968
   return digits;
 }
 
-inline std::string size_text(size_t bytes) {
-  const auto b = static_cast<double>(bytes);
-  return b < (1 << 30) ? fmt::format("{:9.2f} MiB", b / (1 << 20))
-                       : fmt::format("{:9.2f} GiB", b / (1 << 30));
-}
-
 inline std::string duration_text(double seconds) {
+  if (seconds < 10) return fmt::format("{:.2g} seconds", seconds);
   if (seconds < 120) return fmt::format("{:.0f} seconds", seconds);
   if (seconds < 7200) return fmt::format("{:.0f} minutes", seconds / 60);
   if (seconds < 172800) return fmt::format("{:.1f} hours", seconds / 3600);

@@ -25,7 +25,7 @@ double model_seconds(const Config& config, const Transformer& model, const DryRu
   const auto tokens = static_cast<double>(config.train.tokens_per_step()) / options.world;
   const double flops =
       tokens * model.flops_per_token(static_cast<double>(config.train.sequence_length) / 2);
-  return flops / (options.mfu * options.peak_tflops * 1e12);
+  return flops / (options.mfu * options.gpu_peak_tflops() * 1e12);
 }
 
 // By class, persistent buffers and the largest program's together.
@@ -170,7 +170,7 @@ std::string describe_scale(const Config& config, Backend target, const DryRunOpt
       "{:.0f} "
       "TFLOP/s\nmemory of a rank, micro-batch {}, recompute {}\n",
       options.world, std::min(options.gpus_per_node, options.world), options.mfu * 100,
-      options.peak_tflops, train.micro_batch, name_of(train.recompute));
+      options.gpu_peak_tflops(), train.micro_batch, name_of(train.recompute));
   std::vector<RankPlan> of_micro_batch;
   std::ranges::copy_if(plans, std::back_inserter(of_micro_batch), [&](const RankPlan& plan) {
     return plan.config.train.micro_batch == train.micro_batch;

@@ -15,7 +15,6 @@
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
 #include "checkpoint/snapshotter.h"
-#include "core/device.h"
 #include "core/files.h"
 #include "core/version.h"
 #include "data/loader.h"
@@ -177,10 +176,6 @@ class Run {
   std::optional<Enqueued> enqueued_;
 };
 
-double gibibytes(size_t bytes) {
-  return static_cast<double>(bytes) / (1 << 30);
-}
-
 // The memory of the whole step is planned, then allocated once.
 Memory& with_plan(Memory& memory, const Config& config, const Transformer& model, const Mesh& mesh,
                   StartTimes& start) {
@@ -189,16 +184,6 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   TrainStep step(config, model, stream, mesh);
   step.plan();
   start.done("plan");
-  const MemoryReport report = plan.report();
-  const DeviceMemory device = device_memory(memory.backend());
-  if (device.total > 0 && report.total_bytes() > device.free) {
-    fail(ExitCode::kOutOfMemory,
-         "out of memory: the run needs {:.2f} GiB, the device has {:.2f} of {:.2f} GiB free\n{}"
-         "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or "
-         "full.",
-         gibibytes(report.total_bytes()), gibibytes(device.free), gibibytes(device.total),
-         describe_memory(report));
-  }
   memory.adopt_plan(plan);
   start.done("memory");
   return memory;

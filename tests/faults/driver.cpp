@@ -1,5 +1,7 @@
 #include "faults/driver.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -116,6 +118,11 @@ std::string Faults::address_limit(int mebibytes) {
     if (run_in(limit, {"data", "info", store()}) == 0 || tried > (1 << 17)) libraries = tried;
   }
   return "ulimit -v " + std::to_string((libraries + mebibytes) * 1024);
+}
+
+std::string Faults::as_another_user(const std::string& setup) {
+  if (::getuid() != 0) return setup;
+  return setup + "; set -- setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\"";
 }
 
 Faults::Arguments Faults::with_defaults(Arguments arguments, const Arguments& more,

@@ -58,6 +58,9 @@ class Faults : public testing::Test {
   // The shell command that limits the address space to `mebibytes` more than the program's
   // libraries need, which is gigabytes in a build for GPUs.
   std::string address_limit(int mebibytes);
+  // A setup for run_in with which the program runs as a user without privileges, where possible:
+  // the limit on processes does not apply to the superuser.
+  static std::string as_another_user(const std::string& setup);
   const std::string& output() const { return output_; }
   bool says(const std::string& text) const { return output_.find(text) != std::string::npos; }
 

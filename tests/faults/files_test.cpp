@@ -66,12 +66,7 @@ TEST_F(Files, ThreadsThatCannotBeStartedAreDoneWithout) {
 }
 
 TEST_F(Files, WithoutAnyThreadItEndsCleanly) {
-  // The limit on processes does not apply to the superuser.
-  const std::string setup =
-      ::getuid() == 0
-          ? "ulimit -u 1; set -- setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\""
-          : "ulimit -u 1";
-  const int code = run_in(setup, prepare(shared("a.jsonl"), path("o.h5")));
+  const int code = run_in(as_another_user("ulimit -u 1"), prepare(shared("a.jsonl"), path("o.h5")));
   if (code == 126 || code == 127) GTEST_SKIP() << "cannot run as another user: " << output();
   EXPECT_EQ(code, kMemory) << output();
   EXPECT_EQ(left(), std::vector<std::string>{});
@@ -212,6 +207,38 @@ TEST_F(Files, EarlierMetricsAndConfigurationsAreKept) {
   const std::string before = read_file(out + "/config.yaml");
   EXPECT_EQ(run(train(out, {"--seed=3", "--train.lr=1"})), 0) << output();
   EXPECT_TRUE(read_file(out + "/config.yaml") == before);
+}
+
+// ---- configurations
+
+TEST_F(Files, AnIncludedFileHoldsKeysAndValues) {
+  write_file(path("c.yaml"), "include: [" + config() + ", included.yaml]\n");
+  for (const std::string text : {"some words\n", "[1, 2]\n", "- train: {lr: 1}\n"}) {
+    write_file(path("included.yaml"), text);
+    EXPECT_EQ(run({"config", "show", "--config", path("c.yaml")}), kMismatch) << text << output();
+    EXPECT_TRUE(says("included.yaml:1:1: expected keys and values") && says("included from"))
+        << text << output();
+  }
+  write_file(path("included.yaml"), "# nothing yet\n");
+  EXPECT_EQ(run({"config", "show", "--config", path("c.yaml")}), 0) << output();
+}
+
+TEST_F(Files, ManyWrongKeysAreRefusedInFewWords) {
+  std::string text = "include: " + config() + "\n";
+  for (int i = 0; i < 49000; ++i) text += "key" + std::to_string(i) + ": 1\n";
+  write_file(path("c.yaml"), text);
+  EXPECT_EQ(run({"config", "show", "--config", path("c.yaml")}), kMismatch);
+  EXPECT_TRUE(says("49000 problems") && says("unknown key 'key0'") && says("and 48980 more"));
+  write_file(path("c.yaml"), text + "key7: 2\n");
+  EXPECT_EQ(run({"config", "show", "--config", path("c.yaml")}), kMismatch);
+  EXPECT_TRUE(says("duplicate key 'key7', first set in line 9")) << output();
+}
+
+TEST_F(Files, ALengthBeyondTheLargestIsToldSo) {
+  EXPECT_EQ(run(train(path("o"), {"--dry-run", "--stages.0.length=9e18 steps"})), kMismatch);
+  EXPECT_TRUE(says("9e18 steps is out of range: at most 1e+18")) << output();
+  EXPECT_EQ(run(train(path("o"), {"--dry-run", "--stages.0.length=0 steps"})), kMismatch);
+  EXPECT_TRUE(says("at least 1")) << output();
 }
 
 // ---- inputs that are not files

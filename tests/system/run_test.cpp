@@ -362,7 +362,12 @@ TEST_F(SystemTest, DryRunNeedsNoData) {
   EXPECT_EQ(run(training("run", {"--dry-run", "--data.sources=[{path: nowhere.h5}]"})), 0)
       << output_;
   EXPECT_NE(output_.find("parameters"), std::string::npos);
+  EXPECT_NE(output_.find("attention         stickbreaking"), std::string::npos) << output_;
+  EXPECT_NE(output_.find("missing           nowhere.h5"), std::string::npos) << output_;
+  EXPECT_NE(output_.find("duration          not known"), std::string::npos) << output_;
   EXPECT_FALSE(fs::exists(path("run")));
+  EXPECT_EQ(run(training("run", {"--dry-run", "--peak-tflops=0.5"})), 0) << output_;
+  EXPECT_NE(output_.find("of 0.5 TFLOP/s"), std::string::npos) << output_;
 }
 
 }  // namespace

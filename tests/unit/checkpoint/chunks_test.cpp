@@ -149,6 +149,35 @@ TEST(Chunks, DamageFoundWhileLoadingLeadsToTheOlderCheckpoint) {
   }
 }
 
+// A run that saves while its checkpoints are read removes the one that is being read: all ranks
+// take the one that it has saved.
+TEST(Chunks, ACheckpointThatItsRunReplacesIsNoDamage) {
+  for (const int world : {1, 2, 3}) {
+    const TemporaryFolder run;
+    save_step(run.path(), 1);
+    std::atomic<int> opened = 0;
+    run_ranks(world, [&](const RankGroup& group) {
+      std::vector<int64_t> tried;
+      const auto use = [&](const CheckpointReader& reader) {
+        const int64_t step = reader.manifest().step;
+        tried.push_back(step);
+        if (step == 3 || group.rank > 0) return;
+        save_step(run.path(), step + 1, /*keep=*/1);
+        CheckpointReader{reader.folder()};
+      };
+      std::vector<std::string> refused;
+      const auto reader = open_newest(run.path(), &refused, use, group);
+      ASSERT_TRUE(reader);
+      EXPECT_EQ(reader->manifest().step, 3);
+      EXPECT_EQ(tried.back(), 3);
+      if (group.rank == 0) EXPECT_EQ(tried, (std::vector<int64_t>{1, 2, 3}));
+      EXPECT_TRUE(refused.empty()) << refused.front();
+      ++opened;
+    });
+    EXPECT_EQ(opened, world);
+  }
+}
+
 // A mistake of the caller, other than damage, is no reason to try an older checkpoint.
 TEST(Chunks, OtherErrorsOfTheUseAreThrown) {
   const TemporaryFolder run;
@@ -184,6 +213,14 @@ TEST(Chunks, RanksWithoutTensorsWriteNoFile) {
   EXPECT_EQ(reader->manifest().world, 4);
 }
 
+// Replaces the manifest, under a valid checksum of its own.
+void write_manifest(const fs::path& folder, nlohmann::json manifest) {
+  manifest.erase("sha256");
+  std::string text = manifest.dump();
+  text.pop_back();
+  rewrite(folder / "manifest.json", text + ",\n\"sha256\": \"" + sha256_hex(text) + "\"\n}\n");
+}
+
 // Rewrites the manifest as version 1 had it: one checksum for each file and for each tensor.
 void make_version_1(const fs::path& folder) {
   using json = nlohmann::json;
@@ -199,10 +236,7 @@ void make_version_1(const fs::path& folder) {
       tensor["sha256"] = InputFile(path).sha256(shard.data_offset() + entry.begin, entry.bytes());
     }
   }
-  manifest.erase("sha256");
-  std::string text = manifest.dump();
-  text.pop_back();
-  rewrite(folder / "manifest.json", text + ",\n\"sha256\": \"" + sha256_hex(text) + "\"\n}\n");
+  write_manifest(folder, std::move(manifest));
 }
 
 TEST(Chunks, Version1IsRead) {
@@ -227,6 +261,25 @@ TEST(Chunks, Version1IsRead) {
     EXPECT_NE(message.find("(model/w)"), std::string::npos) << message;
   }
   ASSERT_EQ(verify_checkpoint(folder).size(), 1U);
+}
+
+// Loading relies on the checksum of the file alone; a manifest that contradicts itself was written
+// by no save.
+TEST(Chunks, TheChecksumsOfTensorsOfVersion1AreVerifiedToo) {
+  const TemporaryFolder run;
+  const fs::path folder = save_step(run.path(), 1);
+  make_version_1(folder);
+  nlohmann::json manifest = nlohmann::json::parse(read_file(folder / "manifest.json"));
+  std::string key;
+  for (nlohmann::json& file : manifest["files"]) {
+    if (file["tensors"].empty()) continue;
+    key = file["tensors"].begin().key();
+    file["tensors"][key]["sha256"] = sha256_hex("other data");
+  }
+  write_manifest(folder, std::move(manifest));
+  const std::vector<std::string> problems = verify_checkpoint(folder);
+  ASSERT_EQ(problems.size(), 1U);
+  EXPECT_NE(problems[0].find("(" + key + ")"), std::string::npos) << problems[0];
 }
 
 TEST(Chunks, AManifestListsEveryChunk) {

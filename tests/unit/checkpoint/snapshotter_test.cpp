@@ -4,7 +4,7 @@
 
 #include "fixtures.h"
 #include "ops/memory.h"
-#include "parallel/communicator.h"
+#include "parallel/mesh.h"
 #include "parallel/param_shards.h"
 
 namespace sbtrain {

@@ -1,0 +1,73 @@
+#include "core/memory_check.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/device.h"
+#include "core/error.h"
+#include "core/host_memory.h"
+
+namespace sbtrain {
+namespace {
+
+std::string size_text(size_t bytes) {
+  const auto b = static_cast<double>(bytes);
+  return b < (1 << 30) ? fmt::format("{:.2f} MiB", b / (1 << 20))
+                       : fmt::format("{:.2f} GiB", b / (1 << 30));
+}
+
+std::string line(std::string_view name, size_t bytes) {
+  return fmt::format("  {:<12} {:>13}\n", name, size_text(bytes));
+}
+
+}  // namespace
+
+std::string describe_memory(const MemoryReport& report) {
+  std::array<size_t, kMemoryClasses> bytes = report.persistent;
+  const auto largest =
+      std::max_element(report.programs.begin(), report.programs.end(),
+                       [](const auto& a, const auto& b) { return a.pool_bytes < b.pool_bytes; });
+  if (largest != report.programs.end()) {
+    for (int c = 0; c < kMemoryClasses; ++c) bytes[c] += largest->at_peak[c];
+  }
+  std::array<int, kMemoryClasses> order{};
+  for (int c = 0; c < kMemoryClasses; ++c) order[c] = c;
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return bytes[a] > bytes[b]; });
+  std::string text;
+  for (const int c : order) {
+    if (bytes[c] > 0) text += line(memory_class_name(static_cast<MemoryClass>(c)), bytes[c]);
+  }
+  if (largest != report.programs.end() && largest->pool_bytes > largest->peak_bytes) {
+    text += line("gaps", largest->pool_bytes - largest->peak_bytes);
+  }
+  return text + line("total", report.total_bytes());
+}
+
+void require_memory(Backend backend, const MemoryReport& plan, std::string_view what,
+                    std::string_view advice) {
+  if (backend == Backend::kPlan) return;
+  const size_t needed = plan.total_bytes();
+  const DeviceMemory device = device_memory(backend);
+  if (needed <= device.free) return;
+  const std::string owner = backend == Backend::kCpu ? host_memory().limit : "the device";
+  fail(ExitCode::kOutOfMemory, "out of memory: {} needs {}, and {} has {} of {} free\n{}{}", what,
+       size_text(needed), owner, size_text(device.free), size_text(device.total),
+       describe_memory(plan), advice);
+}
+
+void require_possible(std::string_view name, DType dtype, std::span<const int64_t> shape) {
+  constexpr size_t kLargest = size_t{1} << 44;
+  size_t bytes = dtype_size(dtype);
+  bool possible = true;
+  for (const int64_t dim : shape) {
+    possible = possible && !__builtin_mul_overflow(bytes, dim, &bytes) && bytes <= kLargest;
+  }
+  if (possible) return;
+  fail(ExitCode::kOutOfMemory,
+       "out of memory: '{}' would be a {} tensor of [{}] elements, more than 16 TiB", name,
+       dtype_name(dtype), fmt::join(shape, ", "));
+}
+
+}  // namespace sbtrain
