@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/stored_runs.h"
 #include "ops/memory.h"
 #include "parallel/param_shards.h"
 #include "support/model.h"
@@ -118,23 +118,25 @@ Trained train(const Case& c, int steps, bool bad_step = false) {
       result.norms.push_back(seen.grad_norm);
       result.validation.push_back(validation);
     }
-    Snapshot mine;
-    copy_tensors(tensor_shards(step.params(), /*with_moments=*/true), mine);
     const std::lock_guard lock(mutex);
-    for (const SnapshotTensor& part : mine.tensors) {
+    for (const TensorShard& part : tensor_shards(step.params(), /*with_moments=*/true)) {
       std::vector<float>& whole =
           result.tensors[fmt::format("{} {}", static_cast<int>(part.kind), part.name)];
       int64_t count = 1;
       for (const int64_t n : part.shape) count *= n;
       whole.resize(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
-      for (int64_t i = part.begin; i < part.end; ++i) {
-        const float value = part.values[i - part.begin];
-        // Replicas hold the same bits.
-        if (!std::isnan(whole[i])) {
-          EXPECT_EQ(whole[i], value) << part.name;
+      const auto visit = [&](int64_t logical, int64_t stored, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) {
+          const float value = part.stored.f32()[stored + i];
+          float& known = whole[part.begin + logical + i];
+          // Replicas hold the same bits.
+          if (!std::isnan(known)) {
+            EXPECT_EQ(known, value) << part.name;
+          }
+          known = value;
         }
-        whole[i] = value;
-      }
+      };
+      for_each_stored_run(part, part.begin, part.end, visit);
     }
   });
   return result;
