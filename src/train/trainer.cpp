@@ -298,12 +298,6 @@ bool Run::resume() {
     const std::string name = checkpoint.folder().string();
     check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
                    config_.checkpoint.allow_changes, name);
-    state_ = parse_run_state(checkpoint.state_json(), name + "/state.json");
-    if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
-      fail(ExitCode::kNoCheckpoint,
-           "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
-           state_.step, state_.tokens, manifest.step, manifest.tokens);
-    }
     load_params(checkpoint, step_.params(), /*with_moments=*/true);
   };
   const std::optional<CheckpointReader> checkpoint =
@@ -311,6 +305,13 @@ bool Run::resume() {
   if (!checkpoint) return false;
   const Manifest& manifest = checkpoint->manifest();
   const std::string name = checkpoint->folder().string();
+  // A false state under a valid checksum is no damage, and no reason to lose steps unasked.
+  state_ = parse_run_state(checkpoint->state_json(), name + "/state.json");
+  if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
+    fail(ExitCode::kNoCheckpoint,
+         "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
+         state_.step, state_.tokens, manifest.step, manifest.tokens);
+  }
   step_.set_updates(state_.updates);
   step_.set_running_loss(state_.running);
   saved_step_ = state_.step;
