@@ -256,7 +256,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
     describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
     order_.note();
   }
-  if (!finished()) {
+  if (!finished() || state_.validation_due) {  // a validation that is made up for is saved
     snapshotter_.emplace(step_.params());
     step_.set_before_update(snapshotter_->copied());
   }
