@@ -347,7 +347,9 @@ void Supervisor::note_end(int rank) {
   }
   if (failure && !failure_) failure_ = failure;
   // Ranks end together, whether well or badly; those that do not are stuck.
-  if (!patience_) patience_ = Clock::now() + options_.grace;
+  if (patience_) return;
+  patience_ = Clock::now() + options_.grace;
+  send(SIGCONT);  // a rank that somebody has stopped could not end by itself
 }
 
 void Supervisor::enforce_grace() {

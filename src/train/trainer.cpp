@@ -261,7 +261,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
     describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
     order_.note();
   }
-  if (!finished()) {
+  if (!finished() || state_.validation_due) {  // a validation that is made up for is saved
     snapshotter_.emplace(step_.params());
     step_.set_before_update(snapshotter_->copied());
   }
@@ -303,12 +303,6 @@ bool Run::resume() {
     const std::string name = checkpoint.folder().string();
     check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
                    config_.checkpoint.allow_changes, name);
-    state_ = parse_run_state(checkpoint.state_json(), name + "/state.json");
-    if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
-      fail(ExitCode::kNoCheckpoint,
-           "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
-           state_.step, state_.tokens, manifest.step, manifest.tokens);
-    }
     load_shards(checkpoint, step_.params(), /*with_moments=*/true);
   };
   const std::optional<CheckpointReader> checkpoint =
@@ -317,6 +311,13 @@ bool Run::resume() {
   step_.params().refresh();
   const Manifest& manifest = checkpoint->manifest();
   const std::string name = checkpoint->folder().string();
+  // A false state under a valid checksum is no damage, and no reason to lose steps unasked.
+  state_ = parse_run_state(checkpoint->state_json(), name + "/state.json");
+  if (state_.step != manifest.step || state_.tokens != manifest.tokens) {
+    fail(ExitCode::kNoCheckpoint,
+         "{}/state.json: step {} and {} tokens, but the manifest has step {} and {} tokens", name,
+         state_.step, state_.tokens, manifest.step, manifest.tokens);
+  }
   step_.set_updates(state_.updates);
   step_.set_running_loss(state_.running);
   saved_step_ = state_.step;

@@ -166,7 +166,7 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
       {{"--same-targets", "8"}, 2, "--lengths"},
       {{"--stride", "8"}, 2, "--window"},
       {{"--window", "8", "--stride", "9"}, 2, "--stride: 9"},
-      {{"--lengths", "16,1073741824"}, 8, "GiB of memory, the device has"},
+      {{"--lengths", "16,1073741824"}, 8, "GiB, and the machine has"},
       {{"--text", "a"}, 2, "--attention-maps"},
       {{"--attention-maps", path("maps")}, 2, "0 tokens"},
       {{"--attention-maps", path("maps"), "--token-ids", "3,400"}, 2, "token 400 is outside"},
