@@ -54,7 +54,7 @@ class StepRun {
       const StepResult result = step(batches(n));
       results.insert(results.end(), {result.loss, result.grad_norm});
     }
-    results.push_back(step_->evaluate(batches(steps)[0]).loss_sum);
+    results.push_back(step_->evaluate(batches(steps)[0]).loss);
     return results;
   }
   std::vector<float> weights() {
