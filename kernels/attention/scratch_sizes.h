@@ -18,7 +18,8 @@ constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
   return align_scratch(static_cast<size_t>(tokens * heads) * sizeof(float));
 }
 
-// ---- kernels/attention/stickbreaking_hopper.h ----------------------------------------------------
+// ---- kernels/attention/stickbreaking_hopper.h
+// ----------------------------------------------------
 
 // The order in which tiles of at least 64 tokens are computed.
 constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {

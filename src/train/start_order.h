@@ -36,7 +36,7 @@ class StartOrder {
   std::optional<int64_t> noted() const;
 
   std::filesystem::path run_;
-  std::string order_;  // checkpoint.resume
+  std::string order_;     // checkpoint.resume
   std::string config_;    // SHA-256 of the configuration
   bool obeyed_ = true;    // by this start, not by an earlier one of the same command
   int64_t sequence_ = 0;  // of the last save before this start
