@@ -165,14 +165,14 @@ std::optional<CheckpointReader> open_newest(const fs::path& run, std::vector<std
   std::vector<std::string> reasons;
   // A run that saves removes its oldest checkpoint, perhaps the one that was being read; then there
   // is a newer one.
-  Candidates tried;
-  Candidates now = candidates(run, group);
-  do {
-    tried = std::move(now);
+  for (Candidates now = candidates(run, group);;) {
     reasons.clear();
-    found = first_good(tried.list, use, group, reasons);
-    if (!found) now = candidates(run, group);
-  } while (!found && now.saves != tried.saves);
+    found = first_good(now.list, use, group, reasons);
+    if (found) break;
+    Candidates later = candidates(run, group);
+    if (later.saves == now.saves) break;
+    now = std::move(later);
+  }
   if (refused) refused->insert(refused->end(), reasons.begin(), reasons.end());
   if (found) return found;
   if (reasons.empty()) return std::nullopt;

@@ -108,10 +108,11 @@ TEST(Chunks, DamageShowsWhereItIsRead) {
   read(0, kChunk);
   read(2 * kChunk, kCount);
   // Any part of a chunk is as bad as the whole.
-  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{kChunk, 2 * kChunk},
-                                   {2 * kChunk - 1, 2 * kChunk},
-                                   {0, kChunk + 1}}) {
-    const std::string message = error_of(ExitCode::kNoCheckpoint, [&] { read(begin, end); });
+  for (const auto& range : {std::pair<int64_t, int64_t>{kChunk, 2 * kChunk},
+                            {2 * kChunk - 1, 2 * kChunk},
+                            {0, kChunk + 1}}) {
+    const std::string message =
+        error_of(ExitCode::kNoCheckpoint, [&] { read(range.first, range.second); });
     EXPECT_NE(message.find(file.string()), std::string::npos) << message;
     EXPECT_NE(message.find("(model/w)"), std::string::npos) << message;
   }
