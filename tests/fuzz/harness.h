@@ -44,4 +44,5 @@ class MemoryFile {
 
 }  // namespace sbtrain::test
 
+// NOLINTNEXTLINE(readability-identifier-naming): the name is libFuzzer's.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
