@@ -24,6 +24,7 @@
 #include "model/transformer.h"
 #include "ops/host_wait.h"
 #include "optim/schedule.h"
+#include "parallel/agreement.h"
 #include "parallel/make_communicator.h"
 #include "train/guard.h"
 #include "train/metrics.h"
@@ -373,6 +374,8 @@ void Run::open_stage(int stage) {
   options.accept_changes = config_.checkpoint.allow_changes;
   control_.progress("opening the data", kLongPhase);
   loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
+  // Every rank takes its rows from one order of the same data.
+  agree(control_, {{"(position in the data)", loader_->state().to_json()}});
   start_.done("loader");
   if (loader_->vocab() > config_.model.vocab) {
     fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
