@@ -63,6 +63,11 @@ void WaitTimes::end_batch() {
   batches_.push_back(std::exchange(current_, {}));
 }
 
+void WaitTimes::drop() {
+  spare_.insert(spare_.end(), current_.begin(), current_.end());
+  current_.clear();
+}
+
 double WaitTimes::take_batch() {
   if (batches_.empty()) return 0;
   const std::vector<Mark> batch = std::move(batches_.front());

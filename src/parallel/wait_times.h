@@ -26,6 +26,8 @@ class WaitTimes {
 
   // The waits since the last call form a batch, that of a step.
   void end_batch();
+  // The waits since then count for nothing, as those of a validation.
+  void drop();
   // Seconds of all waits of the oldest batch that was not taken yet, which must be done on the
   // device. 0 without a batch.
   double take_batch();

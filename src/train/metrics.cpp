@@ -177,11 +177,15 @@ struct Metrics::Impl {
   double last_seconds = 0.0;
   int64_t recorded_step;
   double recorded_seconds = 0.0;
+  double waited = 0.0;  // since the last record
+  double exposed = std::nan("");
 };
 
 void Metrics::Impl::show(const StepMetrics& s) {
   const double now = clock.seconds();
   rate.add(static_cast<double>(s.step - last_step), now - last_seconds);
+  if (options.world > 1 && now > last_seconds) exposed = s.waited / (now - last_seconds);
+  waited += s.waited;
   last_step = s.step;
   last_seconds = now;
   if (!progress) return;
@@ -194,6 +198,8 @@ void Metrics::Impl::show(const StepMetrics& s) {
        .lr = s.lr,
        .grad_norm = s.grad_norm,
        .tokens_per_second = tokens_per_second,
+       .ranks = options.world,
+       .exposed = exposed,
        .mfu = mfu(tokens_per_second),
        .seconds_left = static_cast<double>(options.total_steps - s.step) / per_second});
 }
@@ -215,12 +221,14 @@ std::vector<Metric> Metrics::Impl::values(const StepMetrics& s) {
     const double tokens_per_second = static_cast<double>(s.step - recorded_step) *
                                      static_cast<double>(options.tokens_per_step) / seconds;
     values.push_back({metric::kTrainTokensPerSecond, tokens_per_second});
+    if (options.world > 1) values.push_back({metric::kTrainExposed, waited / seconds});
     if (const double value = mfu(tokens_per_second); std::isfinite(value)) {
       values.push_back({metric::kTrainMfu, value});
     }
   }
   recorded_step = s.step;
   recorded_seconds = last_seconds;
+  waited = 0.0;
   return values;
 }
 

@@ -24,6 +24,8 @@ inline constexpr char kTrainSkipped[] = "train/skipped_steps";  // non-finite on
 inline constexpr char kTrainSpikes[] = "train/spike_steps";     // skipped as spikes, so far
 inline constexpr char kTrainStage[] = "train/stage";            // index in `stages`
 inline constexpr char kTrainTokensPerSecond[] = "train/tokens_per_second";  // since last record
+// Of the time since the last record, the part for which computation waited for other ranks, 0 to 1.
+inline constexpr char kTrainExposed[] = "train/exposed_communication";
 inline constexpr char kTrainMfu[] = "train/mfu";  // 0 to 1, if the device's peak is known
 inline constexpr char kValidationLoss[] = "validation/loss";  // nats per token
 inline constexpr char kValidationPerplexity[] = "validation/perplexity";
@@ -51,7 +53,8 @@ struct MetricsOptions {
   double peak_flops = 0.0;              // per second, of all devices of the run; 0: unknown
   std::optional<int64_t> resumed_step;  // finished steps of the checkpoint resumed from
   int rank = 0;                         // ranks other than 0 report nothing
-  int progress_fd = 2;                  // where the progress line goes
+  int world = 1;
+  int progress_fd = 2;  // where the progress line goes
 };
 
 struct StepMetrics {
@@ -62,6 +65,7 @@ struct StepMetrics {
   int64_t skipped_steps = 0;  // so far, because they were not finite
   int64_t spike_steps = 0;    // so far, skipped because of their loss
   int stage = 0;
+  double waited = 0.0;  // seconds for which computation stood still for collectives
 };
 
 struct ValidationMetrics {

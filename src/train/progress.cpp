@@ -64,6 +64,9 @@ std::vector<Field> make_fields(const ProgressState& s, bool plain) {
   add(!std::isnan(s.grad_norm), {"norm", fmt::format("{:.2f}", s.grad_norm), "", 5});
   add(std::isfinite(s.tokens_per_second),
       {"", fmt::format("{:>5}", format_count(s.tokens_per_second)), "tok/s", 3});
+  add(s.ranks > 1 && std::isfinite(s.tokens_per_second),
+      {"", format_count(s.tokens_per_second / s.ranks), "each", 7});
+  add(std::isfinite(s.exposed), {"comm", fmt::format("{:.1f}%", 100 * s.exposed), "", 8});
   add(std::isfinite(s.mfu), {"MFU", fmt::format("{:.1f}%", 100 * s.mfu), "", 6});
   add(std::isfinite(s.seconds_left), {"eta", format_seconds(s.seconds_left), "", 2});
   return fields;

@@ -28,7 +28,9 @@ struct ProgressState {
   double lr = kUnknown;
   double grad_norm = kUnknown;
   double tokens_per_second = kUnknown;
-  double mfu = kUnknown;  // 0 to 1
+  int ranks = 1;
+  double exposed = kUnknown;  // part of the time for which computation waits for ranks, 0 to 1
+  double mfu = kUnknown;      // 0 to 1
   double seconds_left = kUnknown;
 };
 

@@ -38,7 +38,8 @@ StepResult PendingStep::wait() {
       .running = {.count = static_cast<int64_t>(stats[ops::kLossCount]),
                   .mean = stats[ops::kLossMean],
                   .variance = stats[ops::kLossVariance]},
-      .requests = {.stop = stats[ops::kStopRequests] > 0, .save = stats[ops::kSaveRequests] > 0}};
+      .requests = {.stop = stats[ops::kStopRequests] > 0, .save = stats[ops::kSaveRequests] > 0},
+      .waited = waits_->take_batch()};
 }
 
 TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, const Mesh& mesh)
@@ -122,6 +123,7 @@ std::string TrainStep::tune(const std::string& known) {
   }
   ops::begin_tuning(stream_, known);
   accumulate(upload(batch), {});
+  params_.wait_times().drop();
   return ops::end_tuning(stream_);
 }
 
@@ -182,7 +184,8 @@ PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr
     accumulate(upload(micro_batches[n]), {.first = n == 0, .last = n + 1 == micro_batches.size()});
   }
   apply(lr);
-  return PendingStep(ops::HostRead(stream_, stats_));
+  params_.wait_times().end_batch();
+  return {ops::HostRead(stream_, stats_), params_.wait_times()};
 }
 
 void TrainStep::add_validation(const BatchTensors& batch) {
@@ -203,6 +206,7 @@ ValidationSums TrainStep::evaluate(const PackedBatch& batch, int64_t bytes, bool
   ops::run(stream_, ops::CopyFromHost{.y = validation_sums_, .host = sums.data()});
   add_validation(upload(batch));
   ops::run(stream_, ops::CopyToHost{.host = sums.data(), .x = validation_sums_});
+  params_.wait_times().drop();
   return {.loss = sums[kLoss],
           .hits = sums[kHits],
           .targets = sums[kTargets],

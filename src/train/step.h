@@ -30,16 +30,19 @@ struct StepResult {
   bool spike = false;    // skipped because of its loss, which is a spike against `running`
   RunningLoss running{};
   Requests requests{};  // of any rank
+  // Seconds for which this rank's computation stood still for collectives; 0 on the CPU.
+  double waited = 0;
 };
 
 // A step that has been enqueued: the device may still be working on it.
 class PendingStep {
  public:
-  explicit PendingStep(ops::HostRead stats) : stats_(std::move(stats)) {}
+  PendingStep(ops::HostRead stats, WaitTimes& waits) : stats_(std::move(stats)), waits_(&waits) {}
   StepResult wait();
 
  private:
   ops::HostRead stats_;
+  WaitTimes* waits_;
 };
 
 // Sums over a validation batch of each rank, the same on every rank.

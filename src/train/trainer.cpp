@@ -281,6 +281,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
       model_.flops_per_token(static_cast<double>(config_.train.sequence_length) / 2);
   metrics.peak_flops = config_.metrics.peak_tflops * 1e12 * control_.world();
   metrics.rank = control_.rank();
+  metrics.world = control_.world();
   if (resumed_) metrics.resumed_step = state_.step;
   metrics_.emplace(metrics);
 }
@@ -430,7 +431,8 @@ void Run::settle() {
                         .grad_norm = result.grad_norm,
                         .skipped_steps = state_.guard.skipped,
                         .spike_steps = state_.guard.spikes,
-                        .stage = schedule_.stage(enqueued_->step - 1)});
+                        .stage = schedule_.stage(enqueued_->step - 1),
+                        .waited = result.waited});
   enqueued_.reset();
   start_.first_step();
 }
