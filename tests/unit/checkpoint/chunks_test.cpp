@@ -171,7 +171,9 @@ TEST(Chunks, ACheckpointThatItsRunReplacesIsNoDamage) {
       ASSERT_TRUE(reader);
       EXPECT_EQ(reader->manifest().step, 3);
       EXPECT_EQ(tried.back(), 3);
-      if (group.rank == 0) EXPECT_EQ(tried, (std::vector<int64_t>{1, 2, 3}));
+      if (group.rank == 0) {
+        EXPECT_EQ(tried, (std::vector<int64_t>{1, 2, 3}));
+      }
       EXPECT_TRUE(refused.empty()) << refused.front();
       ++opened;
     });
