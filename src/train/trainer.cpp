@@ -16,6 +16,7 @@
 #include "checkpoint/run_lock.h"
 #include "checkpoint/snapshotter.h"
 #include "core/files.h"
+#include "core/host_name.h"
 #include "core/version.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
@@ -39,12 +40,6 @@ namespace sbtrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
 
 // What loading, tuning, opening data or saving may take, beyond the deadline for a step.
 constexpr std::chrono::minutes kLongPhase{60};
