@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
