@@ -90,7 +90,12 @@ struct CheckpointInfo {
   std::string problem;  // why the manifest is refused
 };
 
-// The checkpoints of a run, newest save first. Only their manifests are read.
+// Whether a folder is there no more: a run that saves removes its oldest checkpoints, at any moment
+// of those who read them.
+bool is_gone(const std::filesystem::path& folder);
+
+// The checkpoints of a run, newest save first. Only their manifests are read. Those that the run
+// removes meanwhile are left out.
 std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& run);
 
 // ---- reading: checkpoint_reader.cpp

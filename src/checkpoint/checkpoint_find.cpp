@@ -29,13 +29,16 @@ CheckpointInfo describe(const fs::path& folder, int64_t step) {
   return info;
 }
 
-}  // namespace
+// One look at the run's folder.
+struct Look {
+  std::vector<CheckpointInfo> list;
+  bool removed = false;  // the run has removed a checkpoint between its name and its manifest
+};
 
-std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
-  const fs::path parent = checkpoints_of(run);
+Look look_at(const fs::path& parent) {
   const std::vector<std::string> names = names_in(parent);
   const std::set<std::string> present(names.begin(), names.end());
-  std::vector<CheckpointInfo> list;
+  Look look;
   std::vector<CheckpointInfo> refused;
   for (const std::string& name : names) {
     auto step = parse_step(name);
@@ -44,18 +47,38 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
       if (!step || present.count(name.substr(0, name.size() - kReplaced.size())) != 0) continue;
     }
     CheckpointInfo info = describe(parent / name, *step);
-    (info.problem.empty() ? list : refused).push_back(std::move(info));
+    if (!info.problem.empty() && is_gone(info.folder)) {
+      look.removed = true;
+      continue;
+    }
+    (info.problem.empty() ? look.list : refused).push_back(std::move(info));
   }
   // In the order of saving: after a return to an earlier step, higher steps may be older saves.
-  std::sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
+  std::sort(look.list.begin(), look.list.end(), [](const auto& a, const auto& b) {
     return std::pair(a.manifest.sequence, a.step) > std::pair(b.manifest.sequence, b.step);
   });
   for (CheckpointInfo& info : refused) {  // their sequence is unknown: placed before lower steps
-    const auto at = std::find_if(list.begin(), list.end(),
+    const auto at = std::find_if(look.list.begin(), look.list.end(),
                                  [&](const auto& other) { return other.step < info.step; });
-    list.insert(at, std::move(info));
+    look.list.insert(at, std::move(info));
   }
-  return list;
+  return look;
+}
+
+}  // namespace
+
+bool is_gone(const fs::path& folder) {
+  std::error_code error;
+  return fs::status(folder, error).type() == fs::file_type::not_found;
+}
+
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
+  // Where all that were seen have been removed, the run has saved others before it removed them.
+  constexpr int kLooks = 100;
+  for (int i = 1;; ++i) {
+    Look look = look_at(checkpoints_of(run));
+    if (!look.list.empty() || !look.removed || i == kLooks) return std::move(look.list);
+  }
 }
 
 std::string latest_text(const fs::path& run) {
@@ -144,9 +167,7 @@ std::optional<CheckpointReader> first_good(const std::vector<CheckpointInfo>& li
     std::optional<CheckpointReader> reader;
     const std::string reason = open_together(info, use, group, reader);
     if (reason.empty()) return reader;
-    std::error_code unreadable;
-    const bool gone = !fs::exists(info.folder, unreadable);
-    spdlog::warn("{} checkpoint {}: {}", gone ? "its run has removed" : "refusing",
+    spdlog::warn("{} checkpoint {}: {}", is_gone(info.folder) ? "its run has removed" : "refusing",
                  info.folder.filename().string(), reason);
     reasons.push_back(reason);
   }

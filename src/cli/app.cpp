@@ -43,9 +43,21 @@ bool starts_with_dash(const std::string& argument) {
   return argument.starts_with('-');
 }
 
-// The key of "--train.lr" or "--train.lr=1e-3"; empty for any other argument.
+// Whether this is such as "--stages=[{name: a}]": a section of the configuration with a list or map
+// for its value. `eval --data=FILE` is none.
+bool sets_section(const std::string& argument) {
+  const size_t equals = argument.find('=');
+  if (equals == std::string::npos || equals + 1 == argument.size()) return false;
+  if (argument[equals + 1] != '[' && argument[equals + 1] != '{') return false;
+  using Kind = schema::Key::Kind;
+  const schema::Key* key = schema::find_key(argument.substr(2, equals - 2));
+  return key != nullptr && (key->kind == Kind::kSection || key->kind == Kind::kList);
+}
+
+// The key of "--train.lr", "--train.lr=1e-3" or "--stages=[...]"; empty for any other argument.
 std::string dotted_key(const std::string& argument) {
   if (!argument.starts_with("--")) return "";
+  if (sets_section(argument)) return argument.substr(2, argument.find('=') - 2);
   const std::string name = argument.substr(2, argument.find('=') - 2);
   const bool word = std::ranges::all_of(name, [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '.' || c == '-';
@@ -95,7 +107,13 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
   const bool takes_keys = command.get_option_no_throw("--set") != nullptr;
   if (!takes_keys || !word.starts_with("--")) return "";
   const schema::Key* key = schema::find_key_ending(word.substr(2));
-  return key == nullptr ? "" : fmt::format("; did you mean '--{}'?", schema::short_path(key->path));
+  if (key == nullptr) return "";
+  const std::string name = schema::short_path(key->path);
+  if ("--" + name != word) return fmt::format("; did you mean '--{}'?", name);
+  return fmt::format(
+      "; it is a section: set one of its keys ('sbtrain config docs {}'), or all of "
+      "them by a value in brackets, such as {}='[...]' or {}='{{...}}'",
+      name, word, word);
 }
 
 [[noreturn]] void fail_usage(const CLI::App& app, const CLI::ParseError& error) {

@@ -1,5 +1,7 @@
+#include <sys/prctl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 
 #include "cli/cli.h"
@@ -7,6 +9,23 @@
 #include "train/signals.h"
 
 namespace {
+
+// A sanitizer's runtime is not ready before main, and its functions take the place of libc's.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SBTRAIN_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SBTRAIN_SANITIZED 1
+#endif
+#endif
+
+#ifndef SBTRAIN_SANITIZED
+// The loader calls these before the libraries initialise themselves, which takes longer than
+// everything else before main; a request to stop that arrives meanwhile is kept.
+using Initializer = void (*)();
+[[gnu::section(".preinit_array"), gnu::used]] const Initializer before_libraries =
+    sbtrain::hold_stop_signals;
+#endif
 
 // libgomp's threads spin for milliseconds when they wait for each other. If another program runs,
 // they keep the core from the thread that they wait for, and steps take ten times as long. Short
@@ -24,5 +43,7 @@ int main(int argc, char** argv) {
   sbtrain::open_standard_streams();
   sbtrain::hold_stop_signals();
   shorten_spins(argv);
+  // A program that was started as /proc/self/exe is "exe" to ps and pkill.
+  prctl(PR_SET_NAME, program_invocation_short_name);
   return sbtrain::run_command_line({argv + 1, argv + argc});
 }

@@ -32,7 +32,8 @@ From the lowest precedence to the highest:
    as in `SBTRAIN_TRAIN__LR=1e-3` or `SBTRAIN_STAGES__0__LENGTH="50 steps"`. The prefix is
    reserved: a variable that names no key is an error;
 5. options of the command line: `--train.lr=1e-3`, `--train.lr 1e-3`,
-   `--stages.0.length="50 steps"`, `--data.validation='[a.h5, b.h5]'`.
+   `--stages.0.length="50 steps"`, `--data.validation='[a.h5, b.h5]'`, or a whole section,
+   `--stages='[{length: 50 steps}]'`.
 
 Maps merge key by key; lists and single values are replaced. When a higher source changes a `type`,
 the options of a lower one that the new type does not have lapse; written side by side they are an

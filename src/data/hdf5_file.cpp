@@ -65,7 +65,12 @@ herr_t Hdf5Handle::reset() noexcept {
 std::string hdf5_error() {
   std::string text = "no details";
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, &text);
-  return text;
+  // Failures of the file system come with the time, addresses and sizes around what matters.
+  constexpr std::string_view kReason = "error message = '";
+  const size_t reason = text.find(kReason);
+  if (reason == std::string::npos) return text;
+  text.erase(0, reason + kReason.size());
+  return text.substr(0, text.find('\''));
 }
 
 // ---- Writing -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 // Checkpoints with false contents under valid seals, and checkpoints of a run that is still going.
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
@@ -156,6 +157,26 @@ TEST_F(Checkpoints, WithImpossibleNumbersAreRefused) {
   field("\"tokens\": 768", "\"tokens\": 768,\n\"tokens\": 769");
 }
 
+TEST_F(Checkpoints, AnyFlippedBitOrMissingByteIsFound) {
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder())) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  for (int i = 0; i < rounds(12); ++i) {
+    const fs::path& file = files[random_() % files.size()];
+    const std::string good = read_file(file);
+    if (i % 2 == 0) {
+      flip_bit(file, random_() % (8 * good.size()));
+    } else {
+      write_file(file, good.substr(0, random_() % good.size()));
+    }
+    EXPECT_EQ(run({"ckpt", "verify", path("run")}), kNoCheckpoint) << i << file << output();
+    EXPECT_TRUE(says(file.filename().string())) << i << output();
+    EXPECT_EQ(run(generate({"--checkpoint", path("run")})), kNoCheckpoint) << i << file << output();
+    write_file(file, good);
+  }
+  EXPECT_EQ(run({"ckpt", "verify", path("run")}), 0) << output();
+}
+
 // ---- a run that is going on
 
 class LiveRun : public Faults {
@@ -178,9 +199,15 @@ class LiveRun : public Faults {
 };
 
 TEST_F(LiveRun, ItsCheckpointsAreVerifiedAndRead) {
-  for (int i = 0; i < rounds(15); ++i) {
-    EXPECT_EQ(run({"ckpt", "verify", path("run")}), 0) << output();
-    EXPECT_EQ(run({"eval", "--checkpoint", path("run"), "--data", shared("b.h5")}), 0) << output();
+  for (int i = 0; i < rounds(8); ++i) {
+    for (const Arguments& arguments :
+         {Arguments{"ckpt", "verify", path("run")},
+          {"ckpt", "ls", path("run")},
+          {"eval", "--checkpoint", path("run"), "--data", shared("b.h5")},
+          generate({"--checkpoint", path("run")})}) {
+      EXPECT_EQ(run(arguments), 0) << arguments[0] << output();
+      EXPECT_FALSE(says("bad:")) << arguments[0] << output();
+    }
   }
   EXPECT_TRUE(training_->running()) << training_->output();
 }

@@ -37,6 +37,48 @@ TEST_F(Files, AFullDiskLeavesTheOldFile) {
   EXPECT_EQ(left(), std::vector<std::string>{"o.h5"});
 }
 
+// Runs the program where path("disk") is a file system in memory of that many KiB, then the shell
+// command `then`, whose output says what is left, since the file system goes with its last process.
+// Returns the program's exit code, or -1 where this user may not mount one.
+class SmallDisk : public Faults {
+ protected:
+  void SetUp() override {
+    Faults::SetUp();
+    fs::create_directory(path("disk"));
+  }
+  int run_on(int kibibytes, const Arguments& arguments, const std::string& then) {
+    constexpr int kNoMount = 99;
+    const std::string inside = "mount -t tmpfs -o size=" + std::to_string(kibibytes) + "k none " +
+                               path("disk") + " || exit " + std::to_string(kNoMount) +
+                               "; \"$@\"; code=$?; " + then + "; exit $code";
+    const int code = run_in("set -- unshare -rm bash -c '" + inside + "' bash \"$@\"", arguments);
+    return code == kNoMount || says("unshare") ? -1 : code;
+  }
+};
+
+TEST_F(SmallDisk, EndsPreparingAndLeavesNothing) {
+  const std::string then = "echo left: $(ls -A " + path("disk") + ").";
+  const auto pages = static_cast<int>(fs::file_size(store()) / 4096);
+  for (const int kibibytes : {4, 40, 4 * pages}) {  // the last one lacks a page
+    const int code = run_on(kibibytes, prepare(shared("a.jsonl"), path("disk/o.h5")), then);
+    if (code == -1) GTEST_SKIP() << "this user may not mount a file system: " << output();
+    EXPECT_EQ(code, kStorage) << kibibytes << output();
+    EXPECT_TRUE(says("left: .") && says("No space left")) << kibibytes << output();
+    EXPECT_FALSE(says("buf =")) << kibibytes << output();
+  }
+}
+
+// Of four saves in a row the first one fits, so that the run ends at the fourth.
+TEST_F(SmallDisk, EndsARunWhoseCheckpointStaysWhole) {
+  const std::string then = program() + " ckpt verify " + path("disk/run") + "; echo left: $(ls " +
+                           path("disk/run/checkpoints") + ").";
+  const int code = run_on(200, train(path("disk/run"), {"--stages.0.length=60 steps"}), then);
+  if (code == -1) GTEST_SKIP() << "this user may not mount a file system: " << output();
+  EXPECT_EQ(code, kStorage) << output();
+  EXPECT_TRUE(says("3 checkpoints in a row could not be saved")) << output();
+  EXPECT_TRUE(says("step-00000004: ok") && says("left: latest step-00000004.")) << output();
+}
+
 TEST_F(Files, AFullDiskEndsTokenizerTrainingAndEvaluation) {
   EXPECT_EQ(run_in("ulimit -f 1",
                    {"tokenizer", "train", "--input", shared("a.jsonl"), "--vocab", "400",
@@ -57,6 +99,7 @@ TEST_F(Files, ThreadsThatCannotBeStartedAreDoneWithout) {
   for (const std::string& limit : {address_limit(2500), address_limit(500)}) {
     const int code = run_in(limit, many);
     EXPECT_TRUE(code == 0 || code == kMemory) << limit << ": " << code << "\n" << output();
+    EXPECT_FALSE(says("micro_batch")) << "advice for training: " << output();
     if (code == 0) {
       EXPECT_TRUE(read_file(path("o.h5")) == read_file(store()));
       fs::remove(path("o.h5"));

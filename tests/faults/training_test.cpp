@@ -279,6 +279,31 @@ TEST_F(Training, SignalsBeforeTheFirstStepSave) {
   EXPECT_EQ(run(train(out())), kDone) << output();
 }
 
+TEST_F(Training, SignalsBeforeMainAreKept) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's runtime must be the first library";
+  const std::string preload = std::string("export LD_PRELOAD=") + SBTRAIN_EARLY_SIGNAL;
+  EXPECT_EQ(run_in(preload, train(out(), {"--stages.0.length=1000000 steps"})), kStopped)
+      << output();
+  EXPECT_EQ(checkpoints(), std::vector<std::string>{"step-00000000"});
+  // Where there is nothing to save, a stop ends the program.
+  EXPECT_EQ(run_in(preload, {"config", "docs"}), 128 + SIGTERM) << output();
+}
+
+// Unless the environment says how long threads spin, the program starts itself again.
+TEST_F(Training, TheProcessIsCalledAsTheProgram) {
+  Arguments command = {"env", "-u", "OMP_WAIT_POLICY", "-u", "GOMP_SPINCOUNT", program()};
+  for (const std::string& word : train(out(), {"--stages.0.length=1000000 steps"})) {
+    command.push_back(word);
+  }
+  Process process(command, path("log"));
+  wait_for(process, [&] { return last_step(out()) >= 1; });
+  const std::string lock = read_file(out() + "/lock");  // "pid 123 on host NAME"
+  const std::string pid = lock.substr(4, lock.find(" on ") - 4);
+  EXPECT_EQ(read_file("/proc/" + pid + "/comm"), fs::path(program()).filename().string() + "\n");
+  process.signal(SIGTERM);
+  EXPECT_EQ(process.wait(60), kStopped) << process.output();
+}
+
 TEST_F(Training, AStopEndsValidationWhichIsMadeUpFor) {
   // Thousands of batches, before the first step, after step 1, and at the end.
   const Arguments slow = {"--data.validation=[" + store() + "]", "--validation.tokens=200000",

@@ -118,6 +118,7 @@ TEST(CommandLine, UsageErrors) {
        "'sbtrain config docs' takes no configuration keys such as --train.lr"},
       {{"config", "show", "--train.lr"}, "--train.lr needs a value"},
       {{"--confg", "x"}, "unknown option '--confg' of 'sbtrain train'; did you mean '--config'?"},
+      {{"train", "--stages=3"}, "'--stages' of 'sbtrain train'; it is a section: set one of its"},
       {{"config"}, "subcommand is required"},
       {{"config", "show", "--config"}, "--config"}};
   for (const auto& [arguments, expected] : cases) {
@@ -212,6 +213,9 @@ TEST(CommandLine, ArgumentsAreNormalized) {
   using Words = std::vector<std::string>;
   EXPECT_EQ(normalize_arguments({"--config", "a.yaml"}), (Words{"train", "--config", "a.yaml"}));
   EXPECT_EQ(normalize_arguments({"--train.lr=1"}), (Words{"train", "--set=train.lr=1"}));
+  EXPECT_EQ(normalize_arguments({"--stages=[{name: a}]", "--train={lr: 1}"}),
+            (Words{"train", "--set=stages=[{name: a}]", "--set=train={lr: 1}"}));
+  EXPECT_EQ(normalize_arguments({"eval", "--data=a.h5"}), (Words{"eval", "--data=a.h5"}));
   EXPECT_EQ(normalize_arguments({"eval", "--train.lr", "-1"}),
             (Words{"eval", "--set=train.lr=-1"}));
   EXPECT_EQ(normalize_arguments({"eval", "--a.b", "--c.d=2"}),

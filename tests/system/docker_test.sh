@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Runs scripts/docker.sh with programs in place of Docker and Podman, which write down their arguments.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mkdir "$folder/bin"
+ln -s "$(command -v bash)" "$(command -v dirname)" "$folder/bin/"
+
+fail() {
+  echo "error: $*" >&2
+  exit 1
+}
+
+# An engine that fails at its first argument $2; none if $2 is empty.
+engine() {
+  cat > "$folder/bin/$1" << EOF
+#!$folder/bin/bash
+echo "$1 \$* in \$PWD" >> "$folder/calls"
+[[ \$1 != "$2" ]]
+EOF
+  chmod +x "$folder/bin/$1"
+}
+
+# Expects that exit status and those calls of engines, one a line.
+expect() {
+  local status=0 wanted=$1 calls=$2
+  shift 2
+  : > "$folder/calls"
+  (cd / && PATH=$folder/bin bash "$root/scripts/docker.sh" "$@" > "$folder/log" 2>&1) || status=$?
+  [[ $status == "$wanted" ]] || fail "docker.sh $*: exit status $status, not $wanted: $(cat "$folder/log")"
+  [[ $(cat "$folder/calls") == "$calls" ]] || fail "docker.sh $*: $(cat "$folder/calls")"
+}
+# What a whole build calls: ENGINE TARGET TAG.
+whole() {
+  printf '%s\n' "$1 info in $root" "$1 build --target $2 -t $3 . in $root" "$1 run --rm $3 --version in $root"
+}
+
+expect 77 ""
+expect 2 "" arm
+engine docker ""
+expect 0 "$(whole docker cpu sbtrain)"
+expect 0 "$(whole docker cuda sbtrain:cuda)" cuda
+engine podman ""
+expect 0 "$(whole docker cpu sbtrain)" cpu
+# A client whose server does not answer.
+engine docker info
+expect 0 "docker info in $root
+$(whole podman cpu sbtrain)"
+engine podman info
+expect 77 "docker info in $root
+podman info in $root"
+# An image that cannot be built is not run, and one that does not run is no success.
+engine docker build
+expect 1 "$(whole docker cpu sbtrain | head -n 2)"
+engine docker run
+expect 1 "$(whole docker cpu sbtrain)"
+
+for target in cpu cuda; do
+  grep -q "^FROM .* AS $target$" "$root/Dockerfile" || fail "the Dockerfile has no target $target"
+done
+# All that is copied is there; Podman asks for the registry's name where it does not know an image.
+while read -r _ sources; do
+  for source in ${sources% *}; do
+    [[ -e $root/$source ]] || fail "the Dockerfile copies $source, which does not exist"
+  done
+done < <(grep '^COPY' "$root/Dockerfile")
+if grep '^FROM' "$root/Dockerfile" | grep -qv '^FROM [a-z.]*\.[a-z]*/'; then
+  fail "an image of the Dockerfile has no registry"
+fi
