@@ -8,16 +8,10 @@
 #include "ops/linear.h"
 #include "ops/memory.h"
 #include "parallel/make_communicator.h"
+#include "parallel/network.h"
 
 namespace sbtrain {
 namespace {
-
-// Ring algorithms move each byte (W - 1) / W times over every link, an all-reduce twice that.
-double bus_factor(Collective collective, int world) {
-  const double once = static_cast<double>(world - 1) / world;
-  if (collective == Collective::kBroadcast) return world > 1 ? 1 : 0;
-  return collective == Collective::kAllReduce ? 2 * once : once;
-}
 
 struct Case {
   Collective collective;
@@ -128,7 +122,7 @@ class CollectivesBench {
                                .dtype = c.dtype,
                                .setting = setting.name,
                                .bytes = static_cast<double>(full.bytes()),
-                               .bus_factor = bus_factor(c.collective, W)};
+                               .bus_factor = ring_share(c.collective, W)};
     result.seconds = times(ranks, c.collective, [&] {
       for (int64_t i = 0; i < options_.repeats; ++i) call();
       ops::run(communication_, ops::Synchronize{});

@@ -11,6 +11,7 @@
 #include "model/transformer.h"
 #include "ops/memory.h"
 #include "parallel/make_communicator.h"
+#include "parallel/network.h"
 #include "parallel/traffic.h"
 
 namespace sbtrain {
@@ -61,8 +62,6 @@ std::string part_of(const std::string& op) {
   return std::ranges::any_of(kElementWise, starts) ? "element-wise" : "attention";
 }
 
-}  // namespace
-
 // The collectives of one step: bytes as they are planned, times as they were measured.
 std::vector<BenchResult::Collectives> collectives_of(const Traffic& planned,
                                                      const OpProfile& profile, int64_t steps) {
@@ -73,16 +72,30 @@ std::vector<BenchResult::Collectives> collectives_of(const Traffic& planned,
     if (found == profile.entries().end()) continue;  // on the stream that computes
     auto row = std::ranges::find(out, name, &BenchResult::Collectives::name);
     if (row == out.end()) row = out.insert(out.end(), {.name = name});
-    const double ranks = transfer.group.ranks;
     row->calls += 1;
     row->bytes += static_cast<double>(transfer.bytes);
     row->seconds = found->second.seconds / static_cast<double>(steps);
-    const double passes = transfer.collective == Collective::kAllReduce ? 2 : 1;
-    row->bus_bytes_per_second +=
-        passes * static_cast<double>(transfer.bytes) * (ranks - 1) / ranks / row->seconds;
+    row->bus_bytes_per_second += static_cast<double>(transfer.bytes) *
+                                 ring_share(transfer.collective, transfer.group.ranks) /
+                                 row->seconds;
   }
   return out;
 }
+
+// What a step of this rank moves.
+Traffic plan_traffic(const Config& config, const Transformer& model, Backend backend,
+                     const Job& job) {
+  Traffic traffic;
+  const int node_size = job.launch.local_world;
+  const auto ranks = make_planned(job.launch.rank, job.launch.world, node_size, &traffic);
+  const Mesh mesh(*ranks, config.train.sharding, node_size);
+  Memory memory = Memory::planning(backend);
+  Stream stream(memory);
+  TrainStep(config, model, stream, mesh).plan_step();
+  return traffic;
+}
+
+}  // namespace
 
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
                        const Job& job) {
@@ -94,15 +107,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   const int world = communicator->world();
   const Mesh mesh(*communicator, config.train.sharding, job.launch.local_world);
   const Transformer model(config.model, config.train.recompute, mesh.shard_count());
-  Traffic traffic;
-  {
-    const auto planned =
-        make_planned(communicator->rank(), world, job.launch.local_world, &traffic);
-    const Mesh planned_mesh(*planned, config.train.sharding, job.launch.local_world);
-    Memory memory = Memory::planning(backend);
-    Stream stream(memory);
-    TrainStep(config, model, stream, planned_mesh).plan_step();
-  }
+  const Traffic traffic = world > 1 ? plan_traffic(config, model, backend, job) : Traffic{};
   Memory plan = Memory::planning(backend);
   Stream planning(plan);
   TrainStep planned(config, model, planning, mesh);

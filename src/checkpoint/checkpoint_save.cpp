@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <set>
 
 #include "checkpoint/checkpoint.h"
@@ -200,9 +199,7 @@ void remove_quietly(const Storage& storage, const fs::path& path) {
 
 RankGroup make_rank_group(Control& control) {
   RankGroup group{control.rank(), control.world(), {}};
-  std::vector<int> members(static_cast<size_t>(group.world));
-  std::iota(members.begin(), members.end(), 0);
-  group.exchange = [&control, members](std::string mine) {
+  group.exchange = [&control, members = all_ranks(group.world)](std::string mine) {
     return control.exchange("checkpoint", members, std::move(mine));
   };
   return group;

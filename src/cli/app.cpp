@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <memory>
 
 #include "cli/cli.h"
 #include "cli/failure.h"
+#include "cli/job.h"
 #include "config/keys.h"
 #include "config/values.h"
 #include "core/standard_streams.h"
@@ -136,6 +138,20 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
   fail(ExitCode::kUsage, "{}\nRun '{} --help' for what it accepts.", message, name);
 }
 
+// False if the user has asked for a text, which is then printed, and no work.
+bool parse(CLI::App& app, std::vector<std::string> arguments) {
+  std::ranges::reverse(arguments);  // the order in which CLI11 expects a vector
+  try {
+    app.parse(arguments);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    app.exit(asked);
+    return false;
+  } catch (const CLI::ParseError& error) {
+    fail_usage(app, error);
+  }
+  return true;
+}
+
 ExitCode run(const std::vector<std::string>& arguments) {
   CLI::App app(kSummary, "sbtrain");
   Action action;
@@ -148,14 +164,11 @@ ExitCode run(const std::vector<std::string>& arguments) {
   app.footer(kFirstSteps);
   app.require_subcommand(1);
   std::vector<std::string> normalized = normalize_arguments(arguments);
-  std::ranges::reverse(normalized);  // the order in which CLI11 expects a vector
   try {
-    app.parse(normalized);
-  } catch (const CLI::Success& asked) {  // --help, --version
-    app.exit(asked);
-    return ExitCode::kDone;
-  } catch (const CLI::ParseError& error) {
-    fail_usage(app, error);
+    if (!parse(app, std::move(normalized))) return ExitCode::kDone;
+  } catch (const Error&) {
+    release_stop_signals();
+    return static_cast<ExitCode>(fail_before_job(std::current_exception()));
   }
   require(action != nullptr, "the subcommand has no action");
   // main() holds the signals that ask for a stop. Training takes them when it is ready to save.

@@ -12,7 +12,6 @@
 #include "cli/cli.h"
 #include "cli/job.h"
 #include "cli/range.h"
-#include "parallel/supervisor.h"
 
 namespace sbtrain {
 namespace {
@@ -99,23 +98,8 @@ void print_json(const Config& config, const BenchResult& result) {
   fmt::print("{}\n", json.dump());
 }
 
-// The arguments with which a rank runs the same benchmark.
-std::vector<std::string> rank_arguments(const BenchTrainCommand& options) {
-  std::vector<std::string> arguments = {"bench", "train",
-                                        fmt::format("--steps={}", options.bench.steps),
-                                        fmt::format("--warmup={}", options.bench.warmup)};
-  if (options.json) arguments.push_back("--json");
-  if (!options.config.path.empty()) arguments.push_back("--config=" + options.config.path);
-  for (const std::string& assignment : options.config.overrides) {
-    arguments.push_back("--set=" + assignment);
-  }
-  return arguments;
-}
-
-ExitCode bench_train_as(const Job& job, const BenchTrainCommand& options) {
-  const Config config = options.config.load();
-  const Backend backend = select_backend(config.device);
-  if (job.launch.world > 1 && backend == Backend::kCuda) choose_gpu_of(job.launch);
+ExitCode bench_train_as(const Job& job, const Config& config, const BenchTrainCommand& options) {
+  const Backend backend = select_rank_backend(config.device, job.launch);
   const BenchResult result = bench_step(config, backend, options.bench, job);
   if (job.launch.rank != 0) return ExitCode::kDone;
   options.json ? print_json(config, result) : print_table(config, result);
@@ -123,16 +107,19 @@ ExitCode bench_train_as(const Job& job, const BenchTrainCommand& options) {
 }
 
 ExitCode run_bench_train(const BenchTrainCommand& options) {
-  const Launch launch = find_launch(process_environment());
-  if (launch.world > 1) {
-    const Job job{.launch = launch, .control = make_control(launch)};
-    return run_in_job(*job.control, [&] { return bench_train_as(job, options); });
-  }
-  if (options.gpus == 1 || !launch.launcher.empty()) return bench_train_as({}, options);
-  Config config = options.config.load();
-  config.train.gpus = std::to_string(options.gpus);
-  return supervise({.arguments = rank_arguments(options),
-                    .ranks = ranks_to_start(config.train, select_backend(config.device))});
+  Config config;
+  return run_job({.prepare =
+                      [&](const Launch&) {
+                        config = options.config.load();
+                        return Deadlines{};
+                      },
+                  .ranks =
+                      [&] {
+                        return options.gpus == 1
+                                   ? 1
+                                   : ranks_for_gpus(options.gpus, select_backend(config.device));
+                      },
+                  .work = [&](const Job& job) { return bench_train_as(job, config, options); }});
 }
 
 void add_bench_train(CLI::App& bench, Action& action) {

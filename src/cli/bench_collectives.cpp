@@ -10,9 +10,6 @@
 #include "cli/backend.h"
 #include "cli/choice_option.h"
 #include "cli/job.h"
-#include "core/gpus.h"
-#include "parallel/launch.h"
-#include "parallel/supervisor.h"
 
 namespace sbtrain {
 namespace {
@@ -56,45 +53,22 @@ void print_table(const std::vector<CollectivesBenchRow>& rows, int world) {
   }
 }
 
-ExitCode run_as_rank(const Launch& launch, Control& control,
-                     const BenchCollectivesCommand& options) {
-  const Backend backend = select_backend(options.device);
-  if (backend == Backend::kCuda) choose_gpu_of(launch);
-  const std::vector<CollectivesBenchRow> rows = bench_collectives(control, backend, options.bench);
-  if (control.rank() > 0) return ExitCode::kDone;
-  if (!options.json) print_table(rows, control.world());
+ExitCode run_as_rank(const Job& job, const BenchCollectivesCommand& options) {
+  const Backend backend = select_rank_backend(options.device, job.launch);
+  const std::vector<CollectivesBenchRow> rows =
+      bench_collectives(*job.control, backend, options.bench);
+  if (job.launch.rank > 0) return ExitCode::kDone;
+  if (!options.json) print_table(rows, job.launch.world);
   for (const CollectivesBenchRow& row : rows) {
     if (options.json) print_json(row);
   }
   return ExitCode::kDone;
 }
 
-// The arguments with which a rank does the same.
-std::vector<std::string> rank_arguments(const BenchCollectivesCommand& options) {
-  const CollectivesBenchOptions& bench = options.bench;
-  std::vector<std::string> arguments = {"bench", "collectives", "--device=cuda",
-                                        fmt::format("--ctas={}", fmt::join(bench.ctas, ",")),
-                                        fmt::format("--repeats={}", bench.repeats)};
-  if (!bench.mebibytes.empty()) {
-    arguments.push_back(fmt::format("--sizes={}", fmt::join(bench.mebibytes, ",")));
-  }
-  if (bench.copy_engines) arguments.emplace_back("--copy-engines");
-  if (options.json) arguments.emplace_back("--json");
-  return arguments;
-}
-
 ExitCode run_bench_collectives(const BenchCollectivesCommand& options) {
-  const Launch launch = find_launch(process_environment());
-  if (launch.launcher.empty() && select_backend(options.device) == Backend::kCuda) {
-    const int ranks = options.gpus > 0 ? options.gpus : visible_gpus();
-    if (ranks > visible_gpus()) {
-      fail(ExitCode::kUsage, "--gpus {}: this machine has {}", ranks, visible_gpus());
-    }
-    if (ranks > 1) return supervise({.arguments = rank_arguments(options), .ranks = ranks});
-  }
-  if (launch.world == 1) return run_as_rank(launch, *make_single_control(), options);
-  const std::unique_ptr<Control> control = make_control(launch);
-  return run_in_job(*control, [&] { return run_as_rank(launch, *control, options); });
+  return run_job(
+      {.ranks = [&] { return ranks_for_gpus(options.gpus, select_backend(options.device)); },
+       .work = [&](const Job& job) { return run_as_rank(job, options); }});
 }
 
 }  // namespace

@@ -13,11 +13,13 @@
 #include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/eval_attention.h"
+#include "cli/job.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
 #include "config/schema.h"
 #include "core/files.h"
 #include "eval/perplexity.h"
+#include "eval/rank_sums.h"
 #include "eval/recall.h"
 #include "eval/task_accuracy.h"
 #include "eval/windows.h"
@@ -38,6 +40,7 @@ struct EvalOptions {
   std::vector<std::string> data;
   std::string tokenizer;
   DeviceChoice device = DeviceChoice::kAuto;
+  int gpus = 0;  // 0: all
   int64_t tokens = 0;
   int64_t sequence_length = 0;
   bool recall = false;
@@ -53,14 +56,24 @@ struct EvalOptions {
   std::string json_file;              // empty: print the object
 };
 
+// The checkpoint that rank 0 finds: the newest one may change while a job saves.
+CheckpointReader open_for_all(Control& ranks, const std::string& path) {
+  std::optional<CheckpointReader> mine;
+  if (ranks.rank() == 0) mine.emplace(open_checkpoint(path));
+  const std::vector<std::string> folders = ranks.exchange(
+      "checkpoint to evaluate", all_ranks(ranks.world()), mine ? mine->folder().string() : "");
+  return mine ? std::move(*mine) : open_checkpoint(folders.front());
+}
+
 // The model, data and options of an evaluation, shared by all kinds.
 struct Evaluation {
-  explicit Evaluation(const EvalOptions& options)
+  Evaluation(const EvalOptions& options, const Job& job)
       : options(options),
-        checkpoint(open_checkpoint(options.checkpoint)),
+        ranks(*job.control),
+        checkpoint(open_for_all(ranks, options.checkpoint)),
         config(
             parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml")),
-        backend(select_backend(options.device)) {
+        backend(select_rank_backend(options.device, job.launch)) {
     options.rope.apply(config);
   }
 
@@ -96,9 +109,12 @@ struct Evaluation {
             {"name", config.name},
             {"step", checkpoint.manifest().step}};
   }
+  // Whether this rank is the one that shows the results.
+  bool shows() const { return ranks.rank() == 0; }
   std::string_view rope_scaling() const { return options.rope.name(); }
 
   const EvalOptions& options;
+  Control& ranks;
   CheckpointReader checkpoint;
   Config config;
   Backend backend;
@@ -161,6 +177,33 @@ void print_result(const std::string& title, const Perplexity& result) {
 
 // ---- Rows of the data ---------------------------------------------------------------------------
 
+struct RowScores {
+  Perplexity total;
+  Recall recall;
+  void visit(const auto& f) {
+    total.visit(f);
+    recall.visit(f);
+  }
+};
+
+RowScores score_rows(const Evaluation& run, const HeldOut& held_out, InferenceModel& model,
+                     int64_t length) {
+  const auto of_batch = [&](int64_t i) {
+    const PackedBatch batch = held_out.batch(i);
+    RowScores scores{.total = {.tokens = batch.valid_targets, .bytes = held_out.bytes(batch)},
+                     .recall = {}};
+    if (!run.options.recall) {
+      scores.total.loss_sum = model.score(batch, length).loss_sum;
+      return scores;
+    }
+    const std::vector<float> losses = model.losses(batch, length);
+    scores.recall.add(batch, losses);
+    scores.total.loss_sum = std::accumulate(losses.begin(), losses.end(), 0.0);
+    return scores;
+  };
+  return sum_over_ranks<RowScores>(run.ranks, held_out.batches(), {}, of_batch);
+}
+
 void evaluate_rows(const Evaluation& run) {
   const EvalOptions& options = run.options;
   const int64_t length = run.sequence_length();
@@ -169,15 +212,10 @@ void evaluate_rows(const Evaluation& run) {
   if (held_out.empty()) fail_without_data();
   InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
   const auto start = std::chrono::steady_clock::now();
-  Recall recall;
-  const Perplexity result = held_out.evaluate([&](const PackedBatch& batch) {
-    if (!options.recall) return model.score(batch, length).loss_sum;
-    const std::vector<float> losses = model.losses(batch, length);
-    recall.add(batch, losses);
-    return std::accumulate(losses.begin(), losses.end(), 0.0);
-  });
+  const auto [result, recall] = score_rows(run, held_out, model, length);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!run.shows()) return;
   if (*options.json) {
     Json json = run.header();
     json["sequence_length"] = length;
@@ -233,8 +271,9 @@ void evaluate_lengths(const Evaluation& run) {
     return model.losses(batch, max_seqlen);
   };
 
+  const bool table = run.shows() && !*options.json;
   Json results = Json::array();
-  if (!*options.json) {
+  if (table) {
     fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9}{:>12}\n", "length", "windows", "documents", "tokens",
                "loss", "perplexity");
   }
@@ -243,7 +282,7 @@ void evaluate_lengths(const Evaluation& run) {
       const std::string reason =
           fmt::format("no document has {} tokens; the longest has {}", length, longest_document);
       results.push_back({{"length", length}, {"absent", reason}});
-      if (!*options.json) fmt::print("{:>8}  absent: {}\n", length, reason);
+      if (table) fmt::print("{:>8}  absent: {}\n", length, reason);
       continue;
     }
     std::vector<Window> windows =
@@ -251,16 +290,17 @@ void evaluate_lengths(const Evaluation& run) {
     if (options.same_targets > 0) {
       windows = WindowReader::last_tokens(std::move(windows), length, options.same_targets);
     }
-    const WindowScores scores = reader.score(windows, run.tokens_at_once(), length, losses);
+    const WindowScores scores =
+        reader.score(run.ranks, windows, run.tokens_at_once(), length, losses);
     results.push_back(length_json(options, length, scores));
-    if (*options.json) continue;
+    if (!table) continue;
     fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9.4f}{:>12.2f}\n", length, scores.windows,
                scores.documents, scores.total.tokens, scores.total.loss(),
                perplexity(scores.total.loss()));
     if (options.recall) print_recall(scores.recall);
     std::fflush(stdout);
   }
-  if (!*options.json) return;
+  if (!run.shows() || !*options.json) return;
   Json json = run.header();
   json["train_length"] = run.config.train.sequence_length;
   json["rope_scaling"] = run.rope_scaling();
@@ -282,10 +322,11 @@ void evaluate_sliding(const Evaluation& run) {
   if (reader.empty()) fail_without_data();
   InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
   const WindowScores scores = reader.score(
-      reader.sliding(options.window, stride, held_out.max_tokens), run.tokens_at_once(),
+      run.ranks, reader.sliding(options.window, stride, held_out.max_tokens), run.tokens_at_once(),
       options.window, [&](const PackedBatch& batch, int64_t max_seqlen) {
         return model.losses(batch, max_seqlen);
       });
+  if (!run.shows()) return;
   if (*options.json) {
     Json json = run.header();
     json["rope_scaling"] = run.rope_scaling();
@@ -356,8 +397,9 @@ void evaluate_task(const Evaluation& run) {
   const int64_t length = task.length();
   InferenceModel model(run.config.model, run.checkpoint, run.backend, run.plan(length));
   const TaskAccuracy result =
-      task_accuracy(task, std::max<int64_t>(1, run.tokens_at_once() / length),
+      task_accuracy(run.ranks, task, std::max<int64_t>(1, run.tokens_at_once() / length),
                     [&](const PackedBatch& batch) { return model.score(batch, length); });
+  if (!run.shows()) return;
   if (*options.json) {
     Json json = run.header();
     json["sequence_length"] = length;
@@ -375,9 +417,14 @@ void evaluate_task(const Evaluation& run) {
   fmt::print("  accuracy       {:.4f}\n", result.accuracy());
 }
 
-ExitCode run_eval(const EvalOptions& options) {
-  options.attention.check();
-  const Evaluation run(options);
+// Loading takes long for a large model.
+constexpr std::chrono::minutes kLoading{60};
+
+ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
+  job.control->progress("loading", kLoading);
+  // One GPU measures attention while the others have nothing to do.
+  if (options.attention.asked() && job.launch.rank > 0) return ExitCode::kDone;
+  const Evaluation run(options, job);
   if (options.attention.asked()) {
     evaluate_attention(run);
   } else if (!options.lengths.empty()) {
@@ -390,6 +437,20 @@ ExitCode run_eval(const EvalOptions& options) {
     evaluate_rows(run);
   }
   return ExitCode::kDone;
+}
+
+ExitCode run_eval(const EvalOptions& options) {
+  return run_job({.prepare =
+                      [&](const Launch&) {
+                        options.attention.check();
+                        return Deadlines{};
+                      },
+                  .ranks =
+                      [&] {
+                        if (options.attention.asked()) return 1;
+                        return ranks_for_gpus(options.gpus, select_backend(options.device));
+                      },
+                  .work = [&](const Job& job) { return evaluate_as(options, job); }});
 }
 
 void add_windows(CLI::App& command, EvalOptions& options) {
@@ -464,6 +525,11 @@ void add_eval(CLI::App& app, Action& action) {
   command->add_option("--tokenizer", options->tokenizer,
                       "sentencepiece model, for bits per byte; default: the run's");
   add_choice(*command, "--device", options->device, "auto, cpu or cuda");
+  command
+      ->add_option("--gpus", options->gpus,
+                   "GPUs of this machine that share the data; default: all. Not for ranks that a "
+                   "launcher has started")
+      ->check(CLI::Range(1, 1024));
   options->json = command
                       ->add_option("--json", options->json_file,
                                    "Print one JSON object, or write it to this file")

@@ -7,8 +7,10 @@
 #include <optional>
 #include <thread>
 
+#include "cli/backend.h"
 #include "cli/failure.h"
 #include "core/gpus.h"
+#include "parallel/supervisor.h"
 
 namespace sbtrain {
 namespace {
@@ -16,6 +18,10 @@ namespace {
 // After the job has failed, the time for a rank to end by itself: aborting a communicator takes a
 // tenth of a second, freeing memory some seconds.
 constexpr std::chrono::seconds kLastResort{30};
+
+// Enough for ranks that a launcher starts together; a rank that waits longer for the others, to
+// tell them of its own failure, only delays its message.
+constexpr std::chrono::seconds kFailureRendezvous{30};
 
 std::optional<int> wanted_gpus(const TrainConfig& train) {
   if (train.gpus == "auto") return std::nullopt;
@@ -31,6 +37,50 @@ void end_if_stuck(const JobFailure& failure, bool shows) {
 }
 
 }  // namespace
+
+ExitCode run_job(const JobCommand& command) {
+  const Launch launch = find_launch(process_environment());
+  if (launch.world == 1) {
+    command.prepare(launch);
+    const int ranks = launch.launcher.empty() ? command.ranks() : 1;
+    if (ranks > 1) return supervise({.arguments = process_arguments(), .ranks = ranks});
+    return command.work(Job{.launch = launch});
+  }
+  std::exception_ptr problem;
+  Deadlines deadlines;
+  try {
+    deadlines = command.prepare(launch);
+  } catch (...) {
+    problem = std::current_exception();
+  }
+  const Job job{.launch = launch, .control = make_control(launch, deadlines)};
+  return run_in_job(*job.control, [&] {
+    if (problem) std::rethrow_exception(problem);
+    return command.work(job);
+  });
+}
+
+int fail_before_job(const std::exception_ptr& problem) {
+  const auto rethrow = [&]() -> ExitCode { std::rethrow_exception(problem); };
+  const auto show = [&] {
+    try {
+      return static_cast<int>(rethrow());
+    } catch (...) {
+      return show_failure(current_failure());
+    }
+  };
+  Launch launch;
+  try {
+    launch = find_launch(process_environment());
+  } catch (const Error&) {
+    return show();  // the variables are wrong as well; the command line comes first
+  }
+  if (launch.world == 1) return show();
+  const auto control = make_control(launch, {.rendezvous = kFailureRendezvous});
+  // Where the ranks have not met, what this one knows says more than who is missing.
+  if (control->failure() && control->shows_failure()) return show();
+  return static_cast<int>(run_in_job(*control, rethrow));
+}
 
 int ranks_to_start(const TrainConfig& train, Backend backend) {
   const std::optional<int> wanted = wanted_gpus(train);
@@ -56,8 +106,22 @@ void check_gpus(const TrainConfig& train, const Launch& launch) {
        *wanted, launch.launcher, launch.local_world, launch.local_world == 1 ? "" : "s");
 }
 
-void choose_gpu_of(const Launch& launch) {
-  choose_gpu(choose_device(launch, visible_gpus()));
+int ranks_for_gpus(int gpus, Backend backend) {
+  const int visible = backend == Backend::kCuda ? visible_gpus() : 1;
+  if (gpus > visible) {
+    fail(ExitCode::kUsage, "--gpus {}: {}", gpus,
+         backend == Backend::kCuda
+             ? fmt::format("this machine has {}", visible)
+             : "this command uses the CPU, for which a launcher starts the ranks (mpirun -n)");
+  }
+  return gpus > 0 ? gpus : visible;
+}
+
+Backend select_rank_backend(DeviceChoice device, const Launch& launch) {
+  const Backend backend = select_backend(device);
+  const bool one_of_many = launch.world > 1;
+  if (backend == Backend::kCuda && one_of_many) choose_gpu(choose_device(launch, visible_gpus()));
+  return backend;
 }
 
 ExitCode run_in_job(Control& control, const std::function<ExitCode()>& work) {

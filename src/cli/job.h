@@ -1,6 +1,7 @@
 // Jobs of many processes, as the command line starts and ends them.
 #pragma once
 
+#include <exception>
 #include <functional>
 
 #include "config/config.h"
@@ -9,6 +10,28 @@
 #include "parallel/launch.h"
 
 namespace sbtrain {
+
+// What a command does that may run on many ranks.
+struct JobCommand {
+  // Reads what the command needs before the ranks meet, such as the configuration, and returns how
+  // long they wait for each other. What it throws ends the job after they have met, so that it is
+  // shown once.
+  std::function<Deadlines(const Launch&)> prepare = [](const Launch&) { return Deadlines{}; };
+  // The number of ranks that this process starts on its machine, if no launcher has started it.
+  // Asked after prepare().
+  std::function<int()> ranks = [] { return 1; };
+  // The part of one rank.
+  std::function<ExitCode(const Job&)> work;
+};
+
+// Runs a command as the rank of a launcher that this process is, as the supervisor of the ranks
+// that it starts with its own arguments, or in this process alone.
+ExitCode run_job(const JobCommand& command);
+
+// Ends this process for what it found before it could join its job, such as a wrong option. Ranks
+// of a launcher join the others for that, so that nobody waits for them and a message that all have
+// is shown once. Returns the exit code.
+int fail_before_job(const std::exception_ptr& problem);
 
 // The number of ranks that this process, which no launcher has started, runs on this machine: one
 // for each GPU of train.gpus, and one on the CPU. Throws ExitCode::kConfig when there are fewer
@@ -19,8 +42,13 @@ int ranks_to_start(const TrainConfig& train, Backend backend);
 // on this machine.
 void check_gpus(const TrainConfig& train, const Launch& launch);
 
-// Chooses this rank's GPU. Throws ExitCode::kUsage when there are more ranks than GPUs.
-void choose_gpu_of(const Launch& launch);
+// The number of ranks for `--gpus N`: N if that many GPUs are visible, all of them for 0, and 1 on
+// the CPU. Throws ExitCode::kUsage when there are fewer.
+int ranks_for_gpus(int gpus, Backend backend);
+
+// What `device` means for this rank, which on a GPU gets its own. Throws ExitCode::kUsage when
+// there are more ranks than GPUs.
+Backend select_rank_backend(DeviceChoice device, const Launch& launch);
 
 // Does `work` as one rank of a job. Whatever it throws ends the job: all ranks return its exit
 // code, and one of them shows the message. When another rank fails, that is this rank's failure as

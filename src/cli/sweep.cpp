@@ -1,26 +1,26 @@
-// sbtrain sweep: many training runs, one after the other, and a table of their results.
+// sbtrain sweep: many training runs, one on each GPU at a time, and a table of their results.
 //
 // Each run is a process of its own, so that the others continue whatever ends one. A stop signal is
-// passed on to the run, which saves; the same command continues from there.
+// passed on to the runs, which save; the same command continues from there.
 #include <spdlog/spdlog.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <thread>
 
+#include "cli/backend.h"
+#include "cli/child_runs.h"
 #include "cli/cli.h"
 #include "cli/sweep_file.h"
 #include "config/schema.h"
+#include "core/gpus.h"
 #include "core/sha256.h"
+#include "parallel/launch.h"
 #include "train/signals.h"
 
 namespace sbtrain {
@@ -32,6 +32,7 @@ struct SweepOptions {
   std::string file;
   std::string out;
   std::vector<std::string> overrides;
+  int jobs = 0;  // 0: one for each GPU
   bool list = false;
   bool all = false;
 };
@@ -72,46 +73,6 @@ std::string shell_line(const std::vector<std::string>& arguments) {
   return line;
 }
 
-// Starts this program with `argv`. However the sweep ends, the kernel then asks the child to stop,
-// so that it saves and does not train on unseen.
-pid_t start_child(char* const* argv) {
-  const pid_t parent = getpid();
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child < 0) {
-    fail(ExitCode::kOutOfMemory, "cannot start a training run: {}", std::strerror(errno));
-  }
-  if (child > 0) return child;
-  // Only calls that are safe between fork and exec.
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kPreempted));
-  execv("/proc/self/exe", argv);
-  _exit(static_cast<int>(ExitCode::kInternal));
-}
-
-// Runs `sbtrain train ARGUMENTS` and returns its exit code, 128 + n after signal n. Requests to
-// stop or to save are passed on.
-int run_child(const std::vector<std::string>& arguments, StopSignals& signals) {
-  std::vector<std::string> words = {"sbtrain", "train"};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  argv.reserve(words.size() + 1);
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  const pid_t child = start_child(argv.data());
-  bool told = false;
-  int status = 0;
-  while (waitpid(child, &status, WNOHANG) == 0) {
-    if (signals.stop_requested() && !told) {
-      kill(child, SIGTERM);  // harmless if Ctrl-C has reached the child as well
-      told = true;
-    }
-    if (signals.save_requested()) kill(child, SIGUSR2);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 std::optional<double> epochs(const Config& config, int64_t step) {
   if (!config.data.task.active()) return std::nullopt;
   return static_cast<double>(step * config.train.batch) /
@@ -133,9 +94,25 @@ class Sweep {
 
   ExitCode train() {
     StopSignals signals;
-    for (size_t i = 0; i < runs_.size() && !signals.stop_requested(); ++i) {
-      train_one(runs_[i], i, signals);
-      write_results(file_, runs_);
+    std::deque<size_t> waiting = prepare();
+    ChildRuns children(slots());
+    bool told = false;
+    while (!children.empty() || (!waiting.empty() && !signals.stop_requested())) {
+      if (!waiting.empty() && !children.full() && !signals.stop_requested()) {
+        start(waiting.front(), children);
+        waiting.pop_front();
+        continue;
+      }
+      if (const std::optional<ChildRuns::Ended> ended = children.take_ended()) {
+        record(*ended, signals.stop_requested());
+        continue;
+      }
+      if (signals.stop_requested() && !told) {
+        children.signal(SIGTERM);  // harmless if Ctrl-C has reached the children as well
+        told = true;
+      }
+      if (signals.save_requested()) children.signal(SIGUSR2);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     if (signals.stop_requested()) {
       spdlog::info("the sweep was stopped; the same command continues");
@@ -164,44 +141,77 @@ class Sweep {
   }
 
  private:
-  void train_one(SweepRun& run, size_t index, StopSignals& signals) {
-    const std::vector<std::string> arguments = training_arguments(options_, file_, run);
-    std::string hash;
-    Config config;
-    try {
-      config = configuration(arguments);
-      hash = sha256_hex(config_yaml(config));
-    } catch (const Error& error) {
-      run.status = "failed";
-      run.exit_code = static_cast<int>(error.code());
-      run.error = error.what();
-      spdlog::error("run {} of {}: {}: {}", index + 1, runs_.size(), run.name, error.what());
-      return;
+  // Loads every configuration, and returns the runs that are not complete.
+  std::deque<size_t> prepare() {
+    std::deque<size_t> waiting;
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      SweepRun& run = runs_[i];
+      Config& config = configs_.emplace_back();
+      try {
+        config = configuration(training_arguments(options_, file_, run));
+      } catch (const Error& error) {
+        run.status = "failed";
+        run.exit_code = static_cast<int>(error.code());
+        run.error = error.what();
+        spdlog::error("run {} of {}: {}: {}", i + 1, runs_.size(), run.name, error.what());
+        continue;
+      }
+      run.error.clear();
+      const std::string hash = sha256_hex(config_yaml(config));
+      if (run.status == "done" && run.config_hash == hash) continue;
+      waiting.push_back(i);
     }
-    run.error.clear();
-    if (run.status == "done" && run.config_hash == hash) return;
-    spdlog::info("run {} of {}: {}", index + 1, runs_.size(), run.name);
-    run.status = "running";
-    run.config_hash = hash;
     write_results(file_, runs_);
-    const auto start = std::chrono::steady_clock::now();
-    const int code = run_child(arguments, signals);
-    run.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    run.exit_code = code;
+    return waiting;
+  }
+
+  std::vector<Slot> slots() const {
+    const bool on_gpus = std::ranges::any_of(configs_, [](const Config& config) {
+      return planned_backend(config.device) == Backend::kCuda;
+    });
+    const Environment variables = process_environment();
+    const auto visible = variables.find("CUDA_VISIBLE_DEVICES");
+    return make_slots(options_.jobs, on_gpus ? visible_gpus() : 0,
+                      visible == variables.end() ? "" : visible->second,
+                      static_cast<int>(std::thread::hardware_concurrency()));
+  }
+
+  fs::path folder_of(const SweepRun& run) const { return fs::path(file_.folder()) / run.name; }
+
+  // The lines of several runs would mix on one terminal, so each then has a file.
+  void start(size_t index, ChildRuns& children) {
+    SweepRun& run = runs_[index];
+    const fs::path log = children.slots() > 1 ? folder_of(run) / "output.log" : fs::path();
+    spdlog::info("run {} of {}: {}{}", index + 1, runs_.size(), run.name,
+                 log.empty() ? "" : fmt::format(" (its output: {})", log.string()));
+    run.status = "running";
+    run.config_hash = sha256_hex(config_yaml(configs_[index]));
+    write_results(file_, runs_);
+    std::vector<std::string> arguments = training_arguments(options_, file_, run);
+    arguments.insert(arguments.begin(), "train");
+    children.start(index, arguments, log);
+  }
+
+  void record(const ChildRuns::Ended& ended, bool stopping) {
+    SweepRun& run = runs_[ended.id];
+    run.seconds += ended.seconds;
+    run.exit_code = ended.code;
     // A run that was stopped before it could save will continue from its last checkpoint.
     const bool stopped =
-        code == static_cast<int>(ExitCode::kPreempted) || (code != 0 && signals.stop_requested());
-    run.status = code == 0 ? "done" : stopped ? "interrupted" : "failed";
-    read_result(fs::path(file_.folder()) / run.name / "metrics.jsonl", run);
-    run.epochs = epochs(config, run.step);
+        ended.code == static_cast<int>(ExitCode::kPreempted) || (ended.code != 0 && stopping);
+    run.status = ended.code == 0 ? "done" : stopped ? "interrupted" : "failed";
+    read_result(folder_of(run) / "metrics.jsonl", run);
+    run.epochs = epochs(configs_[ended.id], run.step);
+    write_results(file_, runs_);
     if (run.status == "failed") {
-      spdlog::error("{}: failed with exit code {}; the other runs continue", run.name, code);
+      spdlog::error("{}: failed with exit code {}; the other runs continue", run.name, ended.code);
     }
   }
 
   const SweepOptions& options_;
   const SweepFile file_;
   std::vector<SweepRun> runs_;
+  std::vector<Config> configs_;  // of runs_; defaults where there is an error
 };
 
 ExitCode run_sweep(const SweepOptions& options) {
@@ -232,6 +242,11 @@ void add_sweep(CLI::App& app, Action& action) {
   command->add_option("--set", options->overrides, "Set one key of all runs, as --train.batch=32")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+  command
+      ->add_option("--jobs", options->jobs,
+                   "Runs at a time, which share the machine's GPUs evenly; default: one for each "
+                   "GPU, one on the CPU")
+      ->check(CLI::Range(1, 1024));
   command->add_flag("--list", options->list, "Print the command of each run, and stop");
   command->add_flag("--all", options->all,
                     "Tabulate every run, not only the best over the keys of best_over");

@@ -5,11 +5,9 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <map>
 #include <memory>
 #include <new>
-#include <optional>
 
 #include "cli/backend.h"
 #include "cli/cli.h"
@@ -19,7 +17,6 @@
 #include "core/gpus.h"
 #include "core/version.h"
 #include "parallel/agreement.h"
-#include "parallel/supervisor.h"
 #include "train/plan.h"
 #include "train/rank_log.h"
 #include "train/signals.h"
@@ -39,17 +36,6 @@ Config load_config(const TrainOptions& options) {
   ConfigOptions selected = options.config;
   if (!options.resume.empty()) selected.overrides.push_back("checkpoint.resume=" + options.resume);
   return selected.load();
-}
-
-// The arguments with which a rank finds the same configuration.
-std::vector<std::string> rank_arguments(const TrainOptions& options) {
-  std::vector<std::string> arguments = {"train"};
-  if (!options.config.path.empty()) arguments.push_back("--config=" + options.config.path);
-  for (const std::string& assignment : options.config.overrides) {
-    arguments.push_back("--set=" + assignment);
-  }
-  if (!options.resume.empty()) arguments.push_back("--resume=" + options.resume);
-  return arguments;
 }
 
 ExitCode train_with(const ResolvedConfig& resolved, Backend backend, const Job& job) {
@@ -78,11 +64,8 @@ std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, B
 ExitCode train_as_rank(const Config& config, const Job& job) {
   ResolvedConfig resolved = resolve(config);
   open_rank_log(config.run_dir(), job.launch.rank);
-  const Backend backend = select_backend(config.device);
-  if (backend == Backend::kCuda) {
-    check_gpus(config.train, job.launch);
-    choose_gpu_of(job.launch);
-  }
+  const Backend backend = select_rank_backend(config.device, job.launch);
+  if (backend == Backend::kCuda) check_gpus(config.train, job.launch);
   spdlog::info("rank {} of {}, started by {}", job.launch.rank, job.launch.world,
                job.launch.launcher);
   agree(*job.control, rank_fields(resolved, backend));
@@ -90,23 +73,11 @@ ExitCode train_as_rank(const Config& config, const Job& job) {
   return train_with(resolved, backend, job);
 }
 
-// A rank of a launcher. It joins the others even if it has no valid configuration, so that the
-// error is shown once and they do not wait.
-ExitCode run_rank(const TrainOptions& options, const Launch& launch) {
-  std::optional<Config> config;
-  std::exception_ptr problem;
-  Deadlines deadlines;
-  try {
-    config = load_config(options);
-    deadlines.progress = std::chrono::milliseconds(std::llround(1000 * config->train.timeout));
-  } catch (...) {
-    problem = std::current_exception();
-  }
-  const Job job{.launch = launch, .control = make_control(launch, deadlines)};
-  return run_in_job(*job.control, [&] {
-    if (problem) std::rethrow_exception(problem);
-    return train_as_rank(*config, job);
-  });
+ExitCode train_alone(const Config& config, const Job& job) {
+  const Backend backend = select_backend(config.device);
+  if (!job.launch.launcher.empty()) check_gpus(config.train, job.launch);
+  training_signals();
+  return train_with(resolve(config), backend, job);
 }
 
 ExitCode run_train(const TrainOptions& options) {
@@ -116,20 +87,20 @@ ExitCode run_train(const TrainOptions& options) {
     fmt::print("{}", describe_run(config, planned_backend(config.device), options.estimate));
     return ExitCode::kDone;
   }
-  const Launch launch = find_launch(process_environment());
-  if (launch.world > 1) {
-    training_signals();  // takes those that arrive before the run can save
-    return run_rank(options, launch);
-  }
-  const Config config = load_config(options);
-  const Backend backend = select_backend(config.device);
-  if (!launch.launcher.empty()) {
-    check_gpus(config.train, launch);
-  } else if (const int ranks = ranks_to_start(config.train, backend); ranks > 1) {
-    return supervise({.arguments = rank_arguments(options), .ranks = ranks});
-  }
-  training_signals();
-  return train_with(resolve(config), backend, Job{});
+  Config config;
+  const auto prepare = [&](const Launch& launch) {
+    if (launch.world > 1) training_signals();  // takes those that arrive before the run can save
+    config = load_config(options);
+    return Deadlines{.progress =
+                         std::chrono::milliseconds(std::llround(1000 * config.train.timeout))};
+  };
+  return run_job(
+      {.prepare = prepare,
+       .ranks = [&] { return ranks_to_start(config.train, select_backend(config.device)); },
+       .work =
+           [&](const Job& job) {
+             return job.launch.world > 1 ? train_as_rank(config, job) : train_alone(config, job);
+           }});
 }
 
 // What --dry-run plans a run of many GPUs with.

@@ -66,15 +66,4 @@ int64_t HeldOut::bytes(const PackedBatch& batch) const {
   return bytes;
 }
 
-Perplexity HeldOut::evaluate(const std::function<double(const PackedBatch&)>& loss_sum) const {
-  Perplexity result;
-  for (int64_t i = 0; i < batches_; ++i) {
-    const PackedBatch next = batch(i);
-    result.loss_sum += loss_sum(next);
-    result.tokens += next.valid_targets;
-    result.bytes += bytes(next);
-  }
-  return result;
-}
-
 }  // namespace sbtrain

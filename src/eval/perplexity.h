@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +19,13 @@ struct Perplexity {
   int64_t tokens = 0;   // predicted
   int64_t bytes = 0;    // of the text of those tokens; 0: unknown
   double loss() const;  // nats per predicted token; NaN without any
+
+  // Calls f with each sum (eval/rank_sums.h).
+  void visit(const auto& f) {
+    f(loss_sum);
+    f(tokens);
+    f(bytes);
+  }
 };
 
 struct HeldOutOptions {
@@ -54,9 +60,6 @@ class HeldOut {
   PackedBatch batch(int64_t i) const;
   // UTF-8 bytes of the text of a batch's valid targets; 0 without a tokenizer.
   int64_t bytes(const PackedBatch& batch) const;
-
-  // Over the batches of this rank. `loss_sum` is the sum of losses over a batch's valid targets.
-  Perplexity evaluate(const std::function<double(const PackedBatch&)>& loss_sum) const;
 
  private:
   int64_t batches_ = 0;

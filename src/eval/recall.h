@@ -17,6 +17,10 @@ namespace sbtrain {
 struct RecallSplit {
   Perplexity recalled;  // AR
   Perplexity other;     // non-AR
+  void visit(const auto& f) {
+    recalled.visit(f);
+    other.visit(f);
+  }
 };
 
 struct Recall {
@@ -24,6 +28,10 @@ struct Recall {
   RecallSplit bigram;
   // Adds the batch's targets; `losses_T` holds the loss (nats) of each.
   void add(const PackedBatch& batch, std::span<const float> losses_T);
+  void visit(const auto& f) {
+    token.visit(f);
+    bigram.visit(f);
+  }
 };
 
 }  // namespace sbtrain

@@ -1,5 +1,7 @@
 #include "eval/task_accuracy.h"
 
+#include "eval/rank_sums.h"
+
 namespace sbtrain {
 
 int64_t held_out_batches(const Task& task, int64_t micro_batch) {
@@ -19,17 +21,15 @@ PackedBatch held_out_batch(const Task& task, int64_t micro_batch, int64_t i) {
   return batch;
 }
 
-TaskAccuracy task_accuracy(const Task& task, int64_t micro_batch,
+TaskAccuracy task_accuracy(Control& ranks, const Task& task, int64_t micro_batch,
                            const std::function<BatchScore(const PackedBatch&)>& score) {
-  TaskAccuracy result;
-  for (int64_t i = 0; i < held_out_batches(task, micro_batch); ++i) {
+  const auto of_batch = [&](int64_t i) {
     const PackedBatch batch = held_out_batch(task, micro_batch, i);
-    const BatchScore of_batch = score(batch);
-    result.loss_sum += of_batch.loss_sum;
-    result.hits += of_batch.hits;
-    result.labels += batch.valid_targets;
-  }
-  return result;
+    const BatchScore result = score(batch);
+    return TaskAccuracy{
+        .loss_sum = result.loss_sum, .hits = result.hits, .labels = batch.valid_targets};
+  };
+  return sum_over_ranks<TaskAccuracy>(ranks, held_out_batches(task, micro_batch), {}, of_batch);
 }
 
 }  // namespace sbtrain

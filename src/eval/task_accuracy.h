@@ -6,6 +6,7 @@
 
 #include "data/batch.h"
 #include "data/task.h"
+#include "parallel/control.h"
 
 namespace sbtrain {
 
@@ -15,6 +16,13 @@ struct TaskAccuracy {
   int64_t labels = 0;
   double loss() const { return loss_sum / static_cast<double>(labels); }
   double accuracy() const { return hits / static_cast<double>(labels); }
+
+  // Calls f with each sum (eval/rank_sums.h).
+  void visit(const auto& f) {
+    f(loss_sum);
+    f(hits);
+    f(labels);
+  }
 };
 
 // The held-out examples of a task as batches of micro_batch sequences, the last ones padded.
@@ -22,8 +30,9 @@ int64_t held_out_batches(const Task& task, int64_t micro_batch);
 // The i-th of them; beyond the last, a batch without labels.
 PackedBatch held_out_batch(const Task& task, int64_t micro_batch, int64_t i);
 
-// Scores all eval_examples of the task.
-TaskAccuracy task_accuracy(const Task& task, int64_t micro_batch,
+// Scores all eval_examples of the task, with the batches dealt to the ranks: the same bits for any
+// number of them.
+TaskAccuracy task_accuracy(Control& ranks, const Task& task, int64_t micro_batch,
                            const std::function<BatchScore(const PackedBatch&)>& score);
 
 }  // namespace sbtrain

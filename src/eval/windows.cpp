@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "data/packing.h"
+#include "eval/rank_sums.h"
 
 namespace sbtrain {
 namespace {
@@ -23,6 +24,20 @@ void add_losses(WindowScores& scores, const PackedBatch& batch, std::span<const 
     ++scores.tokens_L[position];
   }
   scores.recall.add(batch, losses_T);
+}
+
+// The windows in parts of up to `room` tokens, of at least one window each.
+std::vector<std::span<const Window>> batches_of(std::span<const Window> windows, int64_t room) {
+  std::vector<std::span<const Window>> batches;
+  for (size_t next = 0; next < windows.size();) {
+    const size_t first = next;
+    int64_t tokens = 0;
+    do {
+      tokens += windows[next++].length;
+    } while (next < windows.size() && tokens + windows[next].length <= room);
+    batches.push_back(windows.subspan(first, next - first));
+  }
+  return batches;
 }
 
 }  // namespace
@@ -141,32 +156,41 @@ void WindowReader::append(PackedBatch& batch, const Window& window) const {
   }
 }
 
-WindowScores WindowReader::score(const std::vector<Window>& windows, int64_t tokens_at_once,
-                                 int64_t max_seqlen, const TokenLosses& losses) const {
-  WindowScores scores;
-  scores.loss_sum_L.resize(static_cast<size_t>(max_seqlen));
-  scores.tokens_L.resize(static_cast<size_t>(max_seqlen));
-  std::set<std::pair<size_t, int64_t>> documents;
-  // Every batch is padded to a multiple of max_seqlen tokens. So there are few different sizes,
-  // which matters because kernels may be built for each size.
-  const int64_t room = std::max<int64_t>(1, tokens_at_once / max_seqlen) * max_seqlen;
+// A batch of these windows. It is padded to a multiple of max_seqlen tokens, so that there are few
+// different sizes, which matters because kernels may be built for each size.
+PackedBatch WindowReader::batch_of(std::span<const Window> windows, int64_t max_seqlen) const {
   PackedBatch batch;
-  for (size_t next = 0; next < windows.size();) {
-    clear(batch, room);
-    int64_t tokens = 0;
-    do {
-      const Window& window = windows[next];
-      require(window.length <= max_seqlen, "a window of {} tokens, more than {}", window.length,
-              max_seqlen);
-      append(batch, window);
-      documents.insert({window.store, window.document});
-      tokens += window.length;
-      ++next;
-    } while (next < windows.size() && tokens + windows[next].length <= room);
-    if (tokens % max_seqlen > 0) append_padding(batch, max_seqlen - tokens % max_seqlen);
+  int64_t tokens = 0;
+  for (const Window& window : windows) tokens += window.length;
+  clear(batch, (tokens + max_seqlen - 1) / max_seqlen * max_seqlen);
+  for (const Window& window : windows) append(batch, window);
+  if (tokens % max_seqlen > 0) append_padding(batch, max_seqlen - tokens % max_seqlen);
+  return batch;
+}
+
+WindowScores WindowReader::score(Control& ranks, const std::vector<Window>& windows,
+                                 int64_t tokens_at_once, int64_t max_seqlen,
+                                 const TokenLosses& losses) const {
+  WindowScores zero;
+  zero.loss_sum_L.resize(static_cast<size_t>(max_seqlen));
+  zero.tokens_L.resize(static_cast<size_t>(max_seqlen));
+  const std::vector<std::span<const Window>> groups =
+      batches_of(windows, std::max<int64_t>(1, tokens_at_once / max_seqlen) * max_seqlen);
+  const auto of_batch = [&](int64_t i) {
+    WindowScores scores = zero;
+    const PackedBatch batch = batch_of(groups[static_cast<size_t>(i)], max_seqlen);
     const std::vector<float> losses_T = losses(batch, max_seqlen);
     add_losses(scores, batch, losses_T, tokenizer_ ? &*tokenizer_ : nullptr);
+    return scores;
+  };
+  for (const Window& window : windows) {
+    require(window.length <= max_seqlen, "a window of {} tokens, more than {}", window.length,
+            max_seqlen);
   }
+  WindowScores scores =
+      sum_over_ranks<WindowScores>(ranks, static_cast<int64_t>(groups.size()), zero, of_batch);
+  std::set<std::pair<size_t, int64_t>> documents;
+  for (const Window& window : windows) documents.insert({window.store, window.document});
   scores.windows = static_cast<int64_t>(windows.size());
   scores.documents = static_cast<int64_t>(documents.size());
   return scores;

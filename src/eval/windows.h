@@ -15,6 +15,7 @@
 #include "data/tokenizer.h"
 #include "eval/perplexity.h"
 #include "eval/recall.h"
+#include "parallel/control.h"
 
 namespace sbtrain {
 
@@ -41,6 +42,14 @@ struct WindowScores {
   std::vector<int64_t> tokens_L;
   int64_t windows = 0;
   int64_t documents = 0;  // that the windows come from
+
+  // Calls f with each sum over targets (eval/rank_sums.h).
+  void visit(const auto& f) {
+    total.visit(f);
+    recall.visit(f);
+    for (double& sum : loss_sum_L) f(sum);
+    for (int64_t& count : tokens_L) f(count);
+  }
 };
 
 // Mean losses of `bin` positions each; NaN for a bin without targets.
@@ -73,12 +82,14 @@ class WindowReader {
   // documents are chosen evenly over the stores, and the last one is cut off.
   std::vector<Window> sliding(int64_t length, int64_t stride, int64_t max_tokens) const;
 
-  // Scores the windows, as many at once as `tokens_at_once` allows, but at least one. `max_seqlen`
+  // Scores the windows, as many at once as `tokens_at_once` allows, but at least one. The batches
+  // are dealt to the ranks, and the scores have the same bits for any number of them. `max_seqlen`
   // is passed to `losses`.
-  WindowScores score(const std::vector<Window>& windows, int64_t tokens_at_once, int64_t max_seqlen,
-                     const TokenLosses& losses) const;
+  WindowScores score(Control& ranks, const std::vector<Window>& windows, int64_t tokens_at_once,
+                     int64_t max_seqlen, const TokenLosses& losses) const;
 
  private:
+  PackedBatch batch_of(std::span<const Window> windows, int64_t max_seqlen) const;
   void append(PackedBatch& batch, const Window& window) const;
   std::vector<std::unique_ptr<DocumentStore>> stores_;
   std::optional<Tokenizer> tokenizer_;

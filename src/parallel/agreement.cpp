@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 #include <vector>
 
@@ -59,8 +58,7 @@ std::string describe_difference(const std::string& name, const std::vector<Group
 }  // namespace
 
 void agree(Control& control, const Fields& fields) {
-  std::vector<int> everyone(static_cast<size_t>(control.world()));
-  std::iota(everyone.begin(), everyone.end(), 0);
+  const std::vector<int> everyone = all_ranks(control.world());
   const std::string text = nlohmann::json(fields).dump(-1, ' ', /*ensure_ascii=*/true,
                                                        nlohmann::json::error_handler_t::replace);
   std::vector<Group> groups =

@@ -1,6 +1,7 @@
 #include "parallel/control.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "parallel/control_hub.h"
 #include "parallel/control_spoke.h"
@@ -13,6 +14,12 @@ std::unique_ptr<Control> make_control(const Launch& launch, const Deadlines& dea
   used.heartbeat = std::min(used.heartbeat, used.progress / 10);
   if (launch.rank == 0) return std::make_unique<control::HubControl>(launch, used);
   return std::make_unique<control::SpokeControl>(launch, used);
+}
+
+std::vector<int> all_ranks(int world) {
+  std::vector<int> ranks(static_cast<size_t>(world));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 }  // namespace sbtrain

@@ -85,6 +85,9 @@ class Control {
 // A job of one rank.
 std::unique_ptr<Control> make_single_control();
 
+// 0, 1, ... world - 1: the members of an exchange among all ranks.
+std::vector<int> all_ranks(int world);
+
 // How long ranks wait for each other.
 struct Deadlines {
   std::chrono::milliseconds rendezvous = std::chrono::seconds(300);

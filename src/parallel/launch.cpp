@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -301,6 +302,15 @@ Environment process_environment() {
     environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return environment;
+}
+
+std::vector<std::string> process_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  if (words.empty()) fail(ExitCode::kInternal, "cannot read /proc/self/cmdline");
+  words.erase(words.begin());
+  return words;
 }
 
 Launch find_launch(const Environment& environment) {

@@ -35,6 +35,10 @@ inline constexpr const char* kSupervisorListener = "LAUNCHED_LISTENER";
 using Environment = std::map<std::string, std::string>;
 Environment process_environment();
 
+// The command line of this process without the program's name: what a rank must be given to do the
+// same as the process that starts it.
+std::vector<std::string> process_arguments();
+
 // Reads what the launcher says:
 //
 //   sbtrain   its own supervisor (parallel/supervisor.h)

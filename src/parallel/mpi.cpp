@@ -9,7 +9,6 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <thread>
 
 #include "core/error.h"
@@ -278,9 +277,7 @@ class MpiCommunicator : public JobCommunicator {
 
 std::unique_ptr<Communicator> make_mpi(Control& control) {
   auto session = std::make_shared<MpiSession>(control);
-  std::vector<int> members(static_cast<size_t>(control.world()));
-  std::iota(members.begin(), members.end(), 0);
-  return std::make_unique<MpiCommunicator>(control, std::move(members), "collectives",
+  return std::make_unique<MpiCommunicator>(control, all_ranks(control.world()), "collectives",
                                            std::move(session));
 }
 

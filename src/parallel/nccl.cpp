@@ -9,7 +9,6 @@
 #include <cstring>
 #include <future>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "core/error.h"
@@ -234,8 +233,7 @@ std::unique_ptr<Communicator> make_nccl(Control& control, const CommunicatorOpti
   // Before NCCL first reads its environment. Trees and switches add in an order of their own, which
   // may differ from one size, or one number of ranks, to the next.
   setenv("NCCL_ALGO", "Ring", /*overwrite=*/0);
-  std::vector<int> members(static_cast<size_t>(control.world()));
-  std::iota(members.begin(), members.end(), 0);
+  std::vector<int> members = all_ranks(control.world());
   const std::string topic = "collectives";
   const ncclUniqueId id = agree_on_id(control, members, topic);
   auto comm = std::make_shared<ncclComm_t>(nullptr);

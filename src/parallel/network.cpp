@@ -15,12 +15,20 @@ bool reduces(const Transfer& transfer) {
 
 }  // namespace
 
+double ring_share(Collective collective, int ranks) {
+  if (ranks < 2) return 0;
+  if (collective == Collective::kBroadcast) return 1;
+  const double once = static_cast<double>(ranks - 1) / ranks;
+  return collective == Collective::kAllReduce ? 2 * once : once;
+}
+
 double seconds(const Transfer& transfer, const Machine& machine, bool beside_products) {
   const auto ranks = static_cast<double>(transfer.group.ranks);
   const auto nodes = static_cast<double>(transfer.group.nodes);
   if (ranks < 2) return 0;
   const double passes = transfer.collective == Collective::kAllReduce ? 2 : 1;
-  const double bytes = passes * static_cast<double>(transfer.bytes) * (ranks - 1) / ranks;
+  const double bytes =
+      static_cast<double>(transfer.bytes) * ring_share(transfer.collective, transfer.group.ranks);
   double busy = 0;
   if (ranks > nodes) {
     busy = bytes / (1e9 * machine.nvlink_gbs) * (beside_products ? machine.stretch : 1);

@@ -1,9 +1,9 @@
 // How long collectives take on a machine of many nodes, and how much of a step they cost: a model,
 // for plans of runs on more GPUs than there are at hand.
 //
-// A ring of W ranks moves (W - 1) / W of the tensor's bytes over each of its links (twice that in
-// an all-reduce), in W - 1 hops. Inside a node the links are NVLink. Between nodes every GPU has a
-// network port of its own, and a ring crosses with as many ports as it has ranks on a node.
+// A ring of W ranks takes W - 1 hops, and moves ring_share() of a tensor over each link. Inside a
+// node the links are NVLink. Between nodes every GPU has a network port of its own, and a ring
+// crosses with as many ports as it has ranks on a node.
 #pragma once
 
 #include "parallel/traffic.h"
@@ -27,6 +27,10 @@ struct Machine {
   double stretch = 3;
   double interference = 0.1;
 };
+
+// The share of a tensor's bytes that passes over each link of a ring of `ranks`: (W - 1) / W, twice
+// that in an all-reduce, and all of them in a broadcast, which is a chain.
+double ring_share(Collective collective, int ranks);
 
 // Seconds of one collective, when nothing else runs or beside matrix products.
 double seconds(const Transfer& transfer, const Machine& machine, bool beside_products = false);

@@ -1,9 +1,9 @@
 #include "parallel/traffic.h"
 
-#include <numeric>
 #include <set>
 
 #include "core/error.h"
+#include "parallel/control.h"
 
 namespace sbtrain {
 namespace {
@@ -72,9 +72,7 @@ class PlannedCommunicator : public Communicator {
 std::unique_ptr<Communicator> make_planned(int rank, int world, int node_size, Traffic* record) {
   require(world > 0 && rank >= 0 && rank < world && node_size > 0,
           "a plan for rank {} of {} with {} a node", rank, world, node_size);
-  std::vector<int> members(static_cast<size_t>(world));
-  std::iota(members.begin(), members.end(), 0);
-  return std::make_unique<PlannedCommunicator>(std::move(members), rank, node_size, record);
+  return std::make_unique<PlannedCommunicator>(all_ranks(world), rank, node_size, record);
 }
 
 }  // namespace sbtrain

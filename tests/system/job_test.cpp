@@ -81,6 +81,103 @@ TEST_F(Job, AnErrorOfAllRanksIsShownOnce) {
   EXPECT_EQ(outputs_[1] + outputs_[2], "");
 }
 
+TEST_F(Job, AWrongCommandLineIsShownOnce) {
+  const std::vector<std::string> arguments = {"eval", "--checkpoint", path("run"), "--recal"};
+  run_job({arguments, arguments, arguments});
+  EXPECT_EQ(codes_, (std::vector<int>{2, 2, 2}));
+  EXPECT_TRUE(says(outputs_[0], "--recal")) << outputs_[0];
+  EXPECT_EQ(outputs_[1] + outputs_[2], "");
+}
+
+TEST_F(Job, AWrongCommandLineOfOneRankEndsAll) {
+  run_job({training("run"), {"train", "--no-such-option"}});
+  EXPECT_EQ(codes_, (std::vector<int>{2, 2}));
+  EXPECT_TRUE(says(outputs_[0], "error: rank 1: unknown option '--no-such-option'")) << outputs_[0];
+  EXPECT_EQ(outputs_[1], "");
+}
+
+TEST_F(Job, AMissingCheckpointIsShownOnce) {
+  const std::vector<std::string> arguments = {"eval", "--checkpoint", path("none")};
+  run_job({arguments, arguments});
+  EXPECT_EQ(codes_[0], codes_[1]);
+  EXPECT_NE(codes_[0], 0);
+  EXPECT_TRUE(says(outputs_[0], path("none"))) << outputs_[0];
+  EXPECT_EQ(outputs_[1], "");
+}
+
+class RankedEvaluation : public Job {
+ protected:
+  // A run of a few steps.
+  void train() {
+    ASSERT_EQ(run(training("run", {"--stages.0.length=6 steps", "--stages.1.length=1 steps"})), 0)
+        << output_;
+  }
+  std::vector<std::string> evaluation(const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = {"eval", "--checkpoint", path("run"), "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  // What is printed in worlds of 1, 2 and 4 ranks must be equal to the last digit, which stands for
+  // the last bit.
+  void expect_equal_in_all_worlds(std::vector<std::string> more) {
+    more.insert(more.end(), {"--device", "cpu"});
+    const std::vector<std::string> arguments = evaluation(more);
+    ASSERT_EQ(run(arguments), 0) << output_;
+    const std::string alone = output_;
+    EXPECT_TRUE(says(alone, "\"loss\"")) << alone;
+    for (const size_t world : {2, 4}) {
+      run_job(std::vector<std::vector<std::string>>(world, arguments));
+      EXPECT_EQ(outputs_[0], alone);
+      for (size_t rank = 0; rank < world; ++rank) {
+        EXPECT_EQ(codes_[rank], 0);
+        EXPECT_TRUE(rank == 0 || outputs_[rank].empty()) << outputs_[rank];
+      }
+    }
+  }
+};
+
+TEST_F(RankedEvaluation, HasTheSameBitsInAllWorlds) {
+  train();
+  const std::vector<std::vector<std::string>> kinds = {
+      {"--tokens", "300"},  // fewer batches than a multiple of the ranks
+      {"--recall"},
+      {"--lengths", "16,48,100000", "--recall"},
+      {"--window", "32", "--stride", "5", "--recall"}};
+  for (const std::vector<std::string>& kind : kinds) {
+    SCOPED_TRACE(kind.front());
+    expect_equal_in_all_worlds(kind);
+  }
+}
+
+TEST_F(RankedEvaluation, OfATaskHasTheSameBitsInAllWorlds) {
+  write_file(path("config.yaml"), R"(
+name: recall
+device: cpu
+model: {layers: 1, width: 16, inner: 32, heads: 1, vocab: 64}
+train: {sequence_length: 32, micro_batch: 16, batch: 16}
+data: {task: {type: mqar, pairs: 4, examples: 256, eval_examples: 70}}
+stages: [{name: train, length: 2 steps}]
+)");
+  ASSERT_EQ(run(training("run")), 0) << output_;
+  expect_equal_in_all_worlds({});
+}
+
+#ifdef SBTRAIN_MPIRUN
+TEST_F(RankedEvaluation, RunsUnderMpirun) {
+  train();
+  const std::vector<std::string> arguments = evaluation({"--device", "cpu", "--recall"});
+  ASSERT_EQ(run(arguments), 0) << output_;
+  for (const char* world : {"2", "4"}) {
+    std::vector<std::string> line = {SBTRAIN_MPIRUN, "--oversubscribe", "--allow-run-as-root", "-n",
+                                     world};
+    for (const std::string& word : command(arguments)) line.push_back(word);
+    Process process(line, folder_ / "log", environment_);
+    EXPECT_EQ(process.wait(), 0) << process.output();
+    EXPECT_EQ(process.output(), output_);
+  }
+}
+#endif
+
 TEST_F(Job, RanksOnTheCpuNeedALauncher) {
   EXPECT_EQ(run(training("run", {"--train.gpus=3"})), 3);
   EXPECT_TRUE(says(output_, "train.gpus: 3")) << output_;

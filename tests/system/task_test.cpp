@@ -197,6 +197,52 @@ TEST_F(TaskRun, SweepsContinueWhereTheyWereInterrupted) {
   EXPECT_EQ(records("alone"), records("sweep/recall/lr=1e-3"));
 }
 
+TEST_F(TaskRun, SweepsTrainSeveralRunsAtATime) {
+  const std::vector<std::string> sweep = {"sweep", path("sweep.yaml"), "--jobs", "2", "--all"};
+  const std::vector<std::string> runs = {"sweep/recall/lr=1e-2", "sweep/recall/lr=1e-3"};
+  {
+    Process process(command(sweep), folder_ / "log", environment_);
+    while (process.running() &&
+           std::ranges::any_of(runs, [&](const std::string& run) { return last_step(run) < 10; })) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    process.signal(SIGTERM);
+    ASSERT_EQ(process.wait(), 85) << process.output();
+  }
+  for (size_t i = 0; i < runs.size(); ++i) {
+    EXPECT_EQ(sweep_runs().at(i).at("status"), "interrupted");
+    EXPECT_LT(last_step(runs[i]), 200);
+  }
+  ASSERT_EQ(run(sweep), 0) << output_;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    EXPECT_EQ(sweep_runs().at(i).at("status"), "done");
+    EXPECT_EQ(last_step(runs[i]), 200);
+    EXPECT_NE(read_file(path(runs[i]) + "/output.log").find("resumed from"), std::string::npos);
+  }
+}
+
+// The runs of a sweep that is killed save, and do not train on unseen.
+TEST_F(TaskRun, RunsOfAKilledSweepSaveAndEnd) {
+  const std::vector<std::string> runs = {"sweep/recall/lr=1e-2", "sweep/recall/lr=1e-3"};
+  Process process(command({"sweep", path("sweep.yaml"), "--jobs", "2",
+                           "--set=stages.0.length=100000 steps", "--set=validation.every=0"}),
+                  folder_ / "log", environment_);
+  while (process.running() &&
+         std::ranges::any_of(runs, [&](const std::string& run) { return last_step(run) < 10; })) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  process.signal(SIGKILL);
+  EXPECT_EQ(process.wait(), 128 + SIGKILL);
+  const auto saved = [&](const std::string& run) {
+    return read_file(path(run) + "/output.log").find("saved; the same command continues") !=
+           std::string::npos;
+  };
+  for (int i = 0; i < 3000 && !std::ranges::all_of(runs, saved); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(std::ranges::all_of(runs, saved));
+}
+
 TEST_F(TaskRun, ABadRunOfASweepDoesNotEndIt) {
   write_file(path("sweep.yaml"), R"(
 name: pair

@@ -41,20 +41,21 @@ struct Seen {
 };
 Seen see(const WindowReader& reader, const std::vector<Window>& windows, int64_t length) {
   Seen seen;
-  reader.score(windows, 64, length, [&](const PackedBatch& batch, int64_t max_seqlen) {
-    EXPECT_EQ(max_seqlen, length);
-    EXPECT_EQ(batch.tokens.size() % static_cast<size_t>(length), 0U);
-    int64_t valid = 0;
-    for (size_t t = 0; t < batch.targets.size(); ++t) {
-      if (batch.targets[t] < 0) continue;
-      EXPECT_EQ(batch.targets[t], batch.tokens[t] + 1);
-      ++seen.times[batch.targets[t]];
-      seen.context[batch.targets[t]] = batch.positions[t] + 1;
-      ++valid;
-    }
-    EXPECT_EQ(valid, batch.valid_targets);
-    return std::vector<float>(batch.tokens.size(), 0.0f);
-  });
+  reader.score(*make_single_control(), windows, 64, length,
+               [&](const PackedBatch& batch, int64_t max_seqlen) {
+                 EXPECT_EQ(max_seqlen, length);
+                 EXPECT_EQ(batch.tokens.size() % static_cast<size_t>(length), 0U);
+                 int64_t valid = 0;
+                 for (size_t t = 0; t < batch.targets.size(); ++t) {
+                   if (batch.targets[t] < 0) continue;
+                   EXPECT_EQ(batch.targets[t], batch.tokens[t] + 1);
+                   ++seen.times[batch.targets[t]];
+                   seen.context[batch.targets[t]] = batch.positions[t] + 1;
+                   ++valid;
+                 }
+                 EXPECT_EQ(valid, batch.valid_targets);
+                 return std::vector<float>(batch.tokens.size(), 0.0f);
+               });
   return seen;
 }
 
@@ -71,8 +72,8 @@ TEST(Windows, OfOneLengthLieSideBySide) {
                         {0, 0}, {2, 0}, {2, 6}, {2, 12}, {2, 18}, {3, 0}, {3, 6}}));
   // The last token of a document predicts nothing.
   EXPECT_EQ(see(*data.reader, windows, 6).times.size(), 7U * 6 - 1);
-  const WindowScores scores =
-      data.reader->score(windows, 12, 6, [](const PackedBatch& batch, int64_t /*max_seqlen*/) {
+  const WindowScores scores = data.reader->score(
+      *make_single_control(), windows, 12, 6, [](const PackedBatch& batch, int64_t /*max_seqlen*/) {
         EXPECT_LE(batch.tokens.size(), 12U);
         return std::vector<float>(batch.tokens.size(), 0.0f);
       });
@@ -167,7 +168,7 @@ TEST(Windows, LossesAreThoseOfTheModelOnEachWindowAlone) {
   const std::vector<Window> windows = reader.of_length(kLength, 1000);
   ASSERT_GT(windows.size(), 3U);
   const WindowScores scores = reader.score(
-      windows, 3 * kLength, kLength,
+      *make_single_control(), windows, 3 * kLength, kLength,
       [&](const PackedBatch& batch, int64_t /*max_seqlen*/) { return losses_of(batch); });
 
   // Computes the losses from the logits of each window alone.
