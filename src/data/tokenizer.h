@@ -1,30 +1,37 @@
-// Converts text to token ids and back with sentencepiece (Kudo and Richardson, arXiv 1808.06226).
+// Converts text to token ids and back, with the tokenizer of a file: a sentencepiece model
+// (.model), the tokenizer.json of a byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM), or a file of
+// tiktoken's ranks. The file's content decides which it is.
 //
-// Models trained here are byte-fallback BPE without normalisation: decode(encode(x)) == x for
-// every string of bytes x, newlines, tabs and invalid UTF-8 included.
+// Models trained here are sentencepiece's byte-fallback BPE without normalisation. With them, as
+// with byte-level BPE that does not normalise, decode(encode(x)) == x for every string of bytes x,
+// newlines, tabs and invalid UTF-8 included.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace sentencepiece {
-class SentencePieceProcessor;
-}
+#include "data/tokenizer_model.h"
 
 namespace sbtrain {
 
+struct TokenizerOptions {
+  // Special tokens that are written in a text (<|endoftext|>) become their ids. Otherwise they are
+  // text like any other, so that no document of a corpus can end itself. The control tokens of
+  // sentencepiece are text in any case.
+  bool special = false;
+};
+
 class Tokenizer {
  public:
-  // Loads a sentencepiece model file. Throws ExitCode::kData.
-  explicit Tokenizer(const std::string& path);
-  ~Tokenizer();
-  Tokenizer(Tokenizer&&) noexcept;
-  Tokenizer& operator=(Tokenizer&&) noexcept;
+  // Loads a tokenizer's file. Throws ExitCode::kData for a file that is damaged, or that asks for
+  // something that is not supported, by its name.
+  explicit Tokenizer(const std::string& path, const TokenizerOptions& options = {});
 
   // Thread-safe. Adds no bos or eos. Working memory does not grow with the text: a text of more
   // than kPartBytes is encoded in parts.
@@ -33,19 +40,16 @@ class Tokenizer {
   // that some models put before each text is not added again.
   void encode(std::string_view text, std::vector<int32_t>& ids, bool continues = false) const;
 
-  // The first part of a text that is encoded in parts.
-  struct Part {
-    size_t bytes = 0;   // its length
-    bool exact = true;  // the cut does not change the tokens of the text
-  };
-  static constexpr size_t kPartBytes = size_t{256} << 10;
-  // The first part of `text`: all of it up to kPartBytes; a longer text is cut after a newline or
-  // before a space, where no piece of the vocabulary can span the cut. If there is no such place,
-  // or if the model normalises text, the cut falls between characters after kPartBytes or up to 3
-  // bytes fewer, and tokens near it may differ.
-  Part part(std::string_view text) const;
+  using Part = TextPart;
+  static constexpr size_t kPartBytes = TokenizerModel::kPartBytes;
+  // The first part of `text`: all of it up to kPartBytes; a longer text is cut within kPartBytes
+  // where the cut cannot change a token: for sentencepiece after a newline or before a space that
+  // no piece of the vocabulary can span, for byte-level BPE between two pieces of its regular
+  // expression. If there is no such place, or if a sentencepiece model normalises text, the cut
+  // falls between characters at kPartBytes or up to 3 bytes before, and tokens near it may differ.
+  Part part(std::string_view text) const { return model_->part(text); }
 
-  // Control tokens (bos, eos, ...) decode to nothing. The result of a few ids may end inside a
+  // Special tokens (bos, eos, ...) decode to nothing. The result of a few ids may end inside a
   // UTF-8 character. Throws ExitCode::kData for an id outside of the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
 
@@ -54,44 +58,49 @@ class Tokenizer {
   std::string_view bytes(int32_t id) const;
   int64_t byte_length(int32_t id) const { return static_cast<int64_t>(bytes(id).size()); }
 
-  int64_t size() const { return static_cast<int64_t>(bytes_.size()); }  // pieces
-  int32_t bos() const { return bos_; }                                  // -1: none
-  int32_t eos() const { return eos_; }                                  // -1: none
-  int32_t unk() const { return unk_; }
-  // True if decode(encode(x)) == x for every x. False for models with normalisation, with a dummy
-  // prefix or without byte fallback, which Tokenizer accepts as well.
-  bool lossless() const { return flaw_.empty(); }
+  int64_t size() const {
+    return static_cast<int64_t>(vocabulary_->bytes.size());
+  }                                                 // largest id + 1
+  int32_t bos() const { return vocabulary_->bos; }  // -1: none
+  int32_t eos() const { return vocabulary_->eos; }  // -1: none
+  int32_t unk() const { return vocabulary_->unk; }  // -1: none
+  // The special tokens by their content, chat templates' among them. Empty for sentencepiece.
+  const std::map<std::string, int32_t, std::less<>>& special() const {
+    return vocabulary_->special;
+  }
+  // True if decode(encode(x)) == x for every x without special tokens that become ids. False for
+  // models with normalisation, with a dummy prefix or without byte fallback, which Tokenizer
+  // accepts as well.
+  bool lossless() const { return flaw().empty(); }
   // Why the model is not lossless, as a predicate such as "normalises text"; empty if it is.
-  const std::string& flaw() const { return flaw_; }
-  const std::string& hash() const { return hash_; }  // SHA-256 of the model file, hexadecimal
+  const std::string& flaw() const { return vocabulary_->flaw; }
+  // The fingerprint by which data, checkpoints and exports know their tokenizer: SHA-256 of the
+  // file, hexadecimal. For a tiktoken file whose name chooses the encoding, it covers that as well.
+  const std::string& hash() const { return hash_; }
   const std::string& path() const { return path_; }
 
  private:
-  void encode_part(std::string_view text, std::vector<int32_t>& ids, bool continues) const;
-  void encode_plain(std::string_view text, std::vector<int32_t>& ids, bool continues) const;
-  void encode_line(std::string_view line, std::vector<int32_t>& ids, bool continues) const;
-  void encode_valid(std::string_view text, std::vector<int32_t>& ids, bool continues) const;
-  void encode_bytes(std::string_view bytes, std::vector<int32_t>& ids) const;
-  void load(const std::string& model);
-  void read_pieces();
-  void try_model();
-
   std::string path_;
   std::string hash_;
-  std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
-  // The same model without its dummy prefix (a space before each text); null if it has none.
-  std::unique_ptr<sentencepiece::SentencePieceProcessor> continuation_;
-  std::vector<std::string> bytes_;  // of each token
-  std::vector<int32_t> byte_ids_;   // of each byte; empty without byte fallback
-  int32_t bos_ = -1;
-  int32_t eos_ = -1;
-  int32_t unk_ = 0;
-  std::string flaw_;
-  // Whether text may be cut without changing its tokens: after a newline, because no piece spans
-  // one; before a space, because no piece has a space after another character.
-  bool split_lines_ = false;
-  bool split_words_ = false;
+  std::shared_ptr<const TokenizerModel> model_;
+  const Vocabulary* vocabulary_ = nullptr;  // of model_
 };
+
+// Tokenizer(path).hash(), without loading more than the file.
+std::string tokenizer_fingerprint(const std::string& path);
+
+// A file that belongs to a tokenizer: where it is, and under which name a copy is found again.
+struct TokenizerFile {
+  std::string path;
+  std::string name;
+};
+// The tokenizer's own file first, then those beside it that hold its special tokens and chat
+// template: tokenizer_config.json, special_tokens_map.json and chat_template.jinja. They come along
+// wherever the tokenizer is kept.
+std::vector<TokenizerFile> tokenizer_files(const std::string& path);
+
+// The tokenizer among such copies in `folder`; empty if there is none.
+std::string find_tokenizer(const std::string& folder);
 
 struct TokenizerTraining {
   int64_t vocab = 4096;

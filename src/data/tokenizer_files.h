@@ -1,0 +1,41 @@
+// Readers of the tokenizer files that others write. Everything in them that changes tokens is
+// either followed or refused by its name, with ExitCode::kData.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "data/byte_level_bpe.h"
+
+namespace sbtrain {
+
+// ---- tokenizer.json of Hugging Face's tokenizers
+
+// Supported are byte-level BPE; the normaliser NFC; the pre-tokenizers ByteLevel, Split, Digits and
+// sequences of them; added tokens with all their flags. `config` is the content of the
+// tokenizer_config.json beside it, which names bos and eos; empty: there is none.
+//
+// Without it bos and eos are what the post-processor puts around a text, and otherwise
+// <|begin_of_text|> and <|end_of_text|>, <s> and </s>, or <|endoftext|> for eos alone, as far as
+// they are special tokens of the file.
+BpeDescription read_tokenizer_json(const std::string& content, const std::string& path,
+                                   const std::string& config, const std::string& config_path);
+
+// ---- tiktoken: lines of base64 and a rank
+
+// Whether `content` looks like such a file.
+bool is_tiktoken(std::string_view content);
+
+// The file does not hold its regular expression and special tokens; its encoding has a name for
+// them, such as cl100k_base. The encoding of a published file is known by the file's SHA-256
+// (`hash`), that of any other is what its name begins with: o200k_base.tiktoken. Throws if neither
+// is known.
+std::string tiktoken_encoding(const std::string& hash, const std::string& path);
+// Whether it is known by the SHA-256.
+bool is_published_tiktoken(const std::string& hash);
+
+BpeDescription read_tiktoken(std::string_view content, const std::string& encoding,
+                             const std::string& path);
+
+}  // namespace sbtrain
