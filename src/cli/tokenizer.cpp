@@ -23,7 +23,11 @@ struct TokenizerOptions {
 ExitCode run_tokenizer_train(const TokenizerOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   TextInput input(options.inputs);
-  check_output(options.output, input.files());
+  check_output(options.output, input.paths());
+  for (const InputFile& file : input.files()) {
+    if (!holds_tokens(file.format)) continue;
+    fail(ExitCode::kUsage, "{}: it holds tokens, not text to train on", file.origin.name);
+  }
   TokenizerTraining training = options.training;
   training.max_bytes = options.max_megabytes * 1000 * 1000;
   fmt::print("training a tokenizer of {} pieces on {:.1f} MB from {} files\n", training.vocab,
@@ -55,8 +59,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
   auto options = std::make_shared<TokenizerOptions>();
   command
       ->add_option("--input", options->inputs,
-                   "Text: .jsonl files with a \"text\" on each line, plain text files, or folders "
-                   "of them")
+                   "Text, as for `sbtrain prepare`: files, folders, or - for standard input")
       ->required();
   command->add_option("--output", options->output, "Model file to write")->required();
   command->add_option("--vocab", options->training.vocab, "Pieces, the 256 bytes included")

@@ -156,6 +156,16 @@ void DocumentWriter::flush_block() {
 }
 
 StoreInfo DocumentWriter::finish(std::vector<StoreSource> sources, int64_t text_bytes) {
+  StoreInfo info = complete(std::move(sources), text_bytes);
+  commit();
+  return info;
+}
+
+void DocumentWriter::commit() {
+  file_.commit();
+}
+
+StoreInfo DocumentWriter::complete(std::vector<StoreSource> sources, int64_t text_bytes) {
   flush_block();
   info_.documents = static_cast<int64_t>(offsets_.size()) - 1;
   info_.tokens = static_cast<int64_t>(offsets_.back());
@@ -164,7 +174,6 @@ StoreInfo DocumentWriter::finish(std::vector<StoreSource> sources, int64_t text_
   if (info_.tokens == 0) fail(ExitCode::kData, "{}: there are no tokens to write", path_);
   info_.content_hash = finish_content(content_, offsets_, info_);
   write_hdf5();
-  file_.commit();
   return info_;
 }
 
@@ -221,6 +230,7 @@ void DocumentWriter::seal(int64_t tokens_offset) {
   // The content is synced first, so that a seal on the disk implies all the bytes it covers.
   if (::fsync(fd) != 0) fail_io(ExitCode::kStorage, "sync", name);
   write_at(fd, name, static_cast<int64_t>(seal.hdf5_bytes), &seal, sizeof seal);
+  if (::fsync(fd) != 0) fail_io(ExitCode::kStorage, "sync", name);
 }
 
 // ---- Reading -------------------------------------------------------------------------------

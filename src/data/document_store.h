@@ -58,8 +58,9 @@ struct StoreInfo {
   int64_t token_bytes() const { return vocab > 65536 ? 4 : 2; }
 };
 
-// Writes a store as PATH.tmp (AtomicFile). finish() gives the file its name; without it the
-// temporary file is removed. Throws ExitCode::kStorage. For use by one thread at a time.
+// Writes a store as PATH.tmp (AtomicFile). commit() or finish() gives the file its name;
+// without them the temporary file is removed. Throws ExitCode::kStorage. For use by one thread at a
+// time.
 class DocumentWriter {
  public:
   // Uses vocab, tokenizer_hash, bos, eos, starts_with_bos and ends_with_eos of `info`.
@@ -71,8 +72,11 @@ class DocumentWriter {
   // and eos. Throws ExitCode::kInternal for an id outside of the vocabulary.
   void append(std::span<const int32_t> tokens, bool last = true);
 
-  // Completes the file and returns what it holds. Throws ExitCode::kData if there are no tokens.
-  StoreInfo finish(std::vector<StoreSource> sources, int64_t text_bytes);
+  // Completes the file, still under its temporary name, down to the disk, and returns what it
+  // holds. Throws ExitCode::kData if there are no tokens. commit() then gives it its name.
+  StoreInfo complete(std::vector<StoreSource> sources, int64_t text_bytes);
+  void commit();
+  StoreInfo finish(std::vector<StoreSource> sources, int64_t text_bytes);  // both
 
  private:
   void flush_block();

@@ -1,59 +1,87 @@
 #include "data/prepare.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/sha256.h"
 #include "data/text_input.h"
 
 namespace sbtrain {
 namespace {
 
-constexpr int64_t kTaskBytes = 256 * 1024;  // so large that passing a task on costs little
+constexpr size_t kTaskBytes = 256 * 1024;  // so large that passing a task on costs little
 
 // The most input that may have been read without its tokens being written, so that memory does not
 // grow with the length of documents. A single line that is longer is processed by itself.
 constexpr int64_t kWaitingBytes = int64_t{64} << 20;
 
+// A document or a part of one, and for the first part of a text its key for the split.
+struct Unencoded {
+  RawDocument raw;
+  double split_key = 0;
+};
+
 // Consecutive documents or parts of documents, in the order of the input.
 struct Task {
   int64_t number = 0;
-  int64_t bytes = 0;  // of the input
+  int64_t bytes = 0;     // of the documents
+  int64_t position = 0;  // in the input, after them
   int64_t forced_cuts = 0;
-  std::vector<RawDocument> documents;
+  std::vector<Unencoded> documents;
 };
 
 struct Encoded {
   struct Part {
-    std::string source;
+    std::string source{};
     int64_t text_bytes = 0;
     size_t tokens = 0;
-    bool last = true;  // of its document
+    double split_key = 0;  // of the first part
+    bool first = true;     // of its document
+    bool last = true;
   };
   int64_t bytes = 0;
+  int64_t position = 0;
   int64_t forced_cuts = 0;
   std::vector<Part> documents;
   std::vector<int32_t> tokens;  // of all documents in the task
 };
 
-// Reads documents; those that come in parts are cut where the tokenizer would cut them.
+// A number from 0 to 1 that depends on nothing but a document's content.
+double split_key(std::string_view content) {
+  constexpr size_t kKeyBytes = size_t{64} << 10;  // so that the parts of long texts need not wait
+  content = content.substr(0, kKeyBytes);
+  const Digest digest = sha256(content.data(), content.size());
+  uint64_t key = 0;
+  std::memcpy(&key, digest.data(), sizeof key);
+  return static_cast<double>(key) * 0x1p-64;
+}
+
+// Reads documents. Plain text, which comes in parts, is cut where the tokenizer would cut it.
 class DocumentReader {
  public:
-  DocumentReader(TextInput& input, const Tokenizer& tokenizer)
+  DocumentReader(TextInput& input, const Tokenizer* tokenizer)
       : input_(input), tokenizer_(tokenizer) {}
 
-  bool next(RawDocument& document) {
+  bool next(Unencoded& document) {
     if (rest_.empty()) {
       if (!input_.next(read_)) return false;
-      if (read_.line > 0) {
-        document = std::move(read_);
+      if (read_.kind != RawDocument::Kind::kText) {
+        document = {.raw = std::move(read_)};
         return true;
       }
       take();
@@ -71,66 +99,107 @@ class DocumentReader {
     rest_ += read_.data;
     first_ = first_ || read_.first;
   }
-  void cut(RawDocument& document) {
-    const Tokenizer::Part part = tokenizer_.part(rest_);
+  void cut(Unencoded& document) {
+    const Tokenizer::Part part = tokenizer_->part(rest_);
     forced_cuts_ += part.exact ? 0 : 1;
-    document = {.data = rest_.substr(0, part.bytes),
-                .file = read_.file,
-                .line = 0,
-                .first = std::exchange(first_, false),
-                .last = read_.last && part.bytes == rest_.size()};
+    document = {.raw = {.kind = RawDocument::Kind::kText,
+                        .data = rest_.substr(0, part.bytes),
+                        .origin = read_.origin,
+                        .first = first_,
+                        .last = read_.last && part.bytes == rest_.size()},
+                .split_key = first_ ? split_key(rest_) : 0};
+    first_ = false;
     rest_.erase(0, part.bytes);
   }
 
   TextInput& input_;
-  const Tokenizer& tokenizer_;
+  const Tokenizer* tokenizer_;  // null if no document is text
   RawDocument read_;
   std::string rest_;  // text of a document that is read but not returned yet
   bool first_ = false;
   int64_t forced_cuts_ = 0;
 };
 
-// Appends the tokens of a document or of a part of one.
-void encode_document(RawDocument raw, const Tokenizer& tokenizer, const PrepareOptions& options,
-                     Encoded& result) {
-  const bool first = raw.first;
-  const bool last = raw.last;
-  Document document = parse_document(std::move(raw));
-  if (document.text.empty() && first && last) return;
-  const size_t before = result.tokens.size();
-  if (options.bos && first) result.tokens.push_back(tokenizer.bos());
-  bool continues = !first;
-  for (std::string_view rest = document.text; !rest.empty(); continues = true) {
-    const Tokenizer::Part part = tokenizer.part(rest);
-    tokenizer.encode(rest.substr(0, part.bytes), result.tokens, continues);
-    rest.remove_prefix(part.bytes);
-    result.forced_cuts += part.exact ? 0 : 1;
-  }
-  if (options.eos && last) result.tokens.push_back(tokenizer.eos());
-  result.documents.push_back({.source = std::move(document.source),
-                              .text_bytes = static_cast<int64_t>(document.text.size()),
-                              .tokens = result.tokens.size() - before,
-                              .last = last});
-}
+// Turns documents into the tokens that a store of this format holds.
+class Encoder {
+ public:
+  Encoder(const Tokenizer* tokenizer, const StoreInfo& format)
+      : tokenizer_(tokenizer), format_(format) {}
 
-Encoded encode(Task task, const Tokenizer& tokenizer, const PrepareOptions& options) {
-  Encoded result;
-  result.bytes = task.bytes;
-  result.forced_cuts = task.forced_cuts;
-  for (RawDocument& raw : task.documents) {
-    encode_document(std::move(raw), tokenizer, options, result);
+  Encoded encode(Task task) const {
+    Encoded result;
+    result.bytes = task.bytes;
+    result.position = task.position;
+    result.forced_cuts = task.forced_cuts;
+    for (Unencoded& document : task.documents) add(std::move(document), result);
+    return result;
   }
-  return result;
-}
+
+ private:
+  void add(Unencoded document, Encoded& result) const {
+    RawDocument& raw = document.raw;
+    Encoded::Part part{.split_key = document.split_key, .first = raw.first, .last = raw.last};
+    const size_t before = result.tokens.size();
+    if (format_.starts_with_bos && part.first) result.tokens.push_back(format_.bos);
+    const size_t content = result.tokens.size();
+    if (raw.kind == RawDocument::Kind::kTokens) {
+      if (part.first) part.split_key = split_key(raw.data);
+      add_tokens(raw, part, result);
+    } else {
+      const bool whole = raw.kind != RawDocument::Kind::kText;
+      const Document parsed = parse_document(std::move(raw));
+      if (whole) part.split_key = split_key(parsed.text);
+      part.source = parsed.source;
+      add_text(parsed.text, part, result);
+    }
+    if (part.first && part.last && result.tokens.size() == content) {
+      result.tokens.resize(before);  // a document without text
+      return;
+    }
+    if (format_.ends_with_eos && part.last) result.tokens.push_back(format_.eos);
+    part.tokens = result.tokens.size() - before;
+    result.documents.push_back(std::move(part));
+  }
+
+  void add_text(std::string_view text, Encoded::Part& document, Encoded& result) const {
+    document.text_bytes = static_cast<int64_t>(text.size());
+    for (bool continues = !document.first; !text.empty(); continues = true) {
+      const Tokenizer::Part part = tokenizer_->part(text);
+      tokenizer_->encode(text.substr(0, part.bytes), result.tokens, continues);
+      text.remove_prefix(part.bytes);
+      result.forced_cuts += part.exact ? 0 : 1;
+    }
+  }
+
+  void add_tokens(const RawDocument& raw, Encoded::Part& document, Encoded& result) const {
+    document.source = raw.origin->source;
+    const auto width = static_cast<size_t>(raw.token_bytes);
+    for (size_t at = 0; at < raw.data.size(); at += width) {
+      uint32_t token = 0;
+      std::memcpy(&token, raw.data.data() + at, width);
+      if (token >= format_.vocab) {
+        fail(ExitCode::kData, "{}: token {} is {}, beyond the vocabulary of {}{}", raw.origin->name,
+             raw.position + static_cast<int64_t>(at / width), token, format_.vocab,
+             tokenizer_ ? " of " + tokenizer_->path() : "");
+      }
+      result.tokens.push_back(static_cast<int32_t>(token));
+      if (tokenizer_) document.text_bytes += tokenizer_->byte_length(static_cast<int32_t>(token));
+    }
+  }
+
+  const Tokenizer* tokenizer_;
+  const StoreInfo& format_;
+};
 
 // One thread reads, several encode, and the caller takes the results in the order of the input. At
 // most a few tasks per thread are in progress, so memory does not grow with the input.
 class EncodingPipeline {
  public:
-  EncodingPipeline(TextInput& input, const Tokenizer& tokenizer, const PrepareOptions& options)
-      : input_(input), tokenizer_(tokenizer), options_(options) {
+  EncodingPipeline(TextInput& input, const Tokenizer* tokenizer, const StoreInfo& format,
+                   int threads)
+      : input_(input), tokenizer_(tokenizer), encoder_(tokenizer, format) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    const int encoders = std::max(1, options.threads > 0 ? options.threads : cores);
+    const int encoders = std::max(1, threads > 0 ? threads : cores);
     limit_ = 4 * encoders;
     try {
       threads_.emplace_back([this] { guarded(&EncodingPipeline::read); });
@@ -150,22 +219,28 @@ class EncodingPipeline {
   EncodingPipeline(const EncodingPipeline&) = delete;
   EncodingPipeline& operator=(const EncodingPipeline&) = delete;
 
-  // Returns false at the end of the input. Rethrows an exception of a thread.
-  bool next(Encoded& result) {
+  enum class Next { kResult, kNone, kEnd };
+  // Waits for the next result, but not longer than 0.1 s, so that the caller can do other things
+  // while a pipe is silent. Rethrows an exception of a thread.
+  Next next(Encoded& result) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return error_ || done_.contains(taken_) || taken_ == tasks_; });
+    const bool ready = changed_.wait_for(lock, std::chrono::milliseconds(100), [this] {
+      return error_ || done_.contains(taken_) || taken_ == tasks_;
+    });
     if (error_) std::rethrow_exception(error_);
-    if (taken_ == tasks_) return false;
+    if (!ready) return Next::kNone;
+    if (taken_ == tasks_) return Next::kEnd;
     result = std::move(done_.extract(taken_).mapped());
     ++taken_;
     waiting_bytes_ -= result.bytes;
     lock.unlock();
     changed_.notify_all();
-    return true;
+    return Next::kResult;
   }
 
  private:
   void stop() {
+    input_.stop();
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -189,12 +264,16 @@ class EncodingPipeline {
     DocumentReader reader(input_, tokenizer_);
     bool more = true;
     for (int64_t number = 0; more; ++number) {
-      Task task{.number = number, .bytes = 0, .forced_cuts = 0, .documents = {}};
-      RawDocument document;
-      while (task.bytes < kTaskBytes && (more = reader.next(document))) {
-        task.bytes += static_cast<int64_t>(document.data.size()) + (document.line > 0 ? 1 : 0);
+      Task task{.number = number, .documents = {}};
+      Unencoded document;
+      // Documents without text take memory as well.
+      size_t memory = 0;
+      while (memory < kTaskBytes && (more = reader.next(document))) {
+        task.bytes += static_cast<int64_t>(document.raw.data.size());
+        memory += document.raw.data.size() + sizeof document;
         task.documents.push_back(std::move(document));
       }
+      task.position = input_.position();
       task.forced_cuts = reader.forced_cuts();
       if (!hand_over(std::move(task), more)) return;
     }
@@ -228,7 +307,7 @@ class EncodingPipeline {
       waiting_.pop_front();
       lock.unlock();
       const int64_t number = task.number;
-      Encoded result = encode(std::move(task), tokenizer_, options_);
+      Encoded result = encoder_.encode(std::move(task));
       lock.lock();
       done_.emplace(number, std::move(result));
       lock.unlock();
@@ -237,8 +316,8 @@ class EncodingPipeline {
   }
 
   TextInput& input_;
-  const Tokenizer& tokenizer_;
-  const PrepareOptions& options_;
+  const Tokenizer* tokenizer_;
+  const Encoder encoder_;
   int64_t limit_ = 0;  // tasks read and not taken yet
 
   std::mutex mutex_;  // guards what follows
@@ -274,46 +353,181 @@ class SourceTotals {
   int64_t text_bytes_ = 0;
 };
 
-StoreInfo store_format(const PrepareOptions& options, const Tokenizer& tokenizer) {
-  if ((options.bos && tokenizer.bos() < 0) || (options.eos && tokenizer.eos() < 0)) {
-    fail(ExitCode::kUsage, "{}: the tokenizer has no {} token", tokenizer.path(),
-         options.bos && tokenizer.bos() < 0 ? "bos" : "eos");
+// What a store of token files holds when no tokenizer says it.
+StoreInfo format_of_tokens(const PrepareOptions& options, const TextInput& input) {
+  StoreInfo info;
+  info.vocab = options.vocab;
+  int64_t end_of_text = options.input.end_of_text;
+  const LlmCModel* model = input.files().front().model;
+  for (const InputFile& file : input.files()) {
+    if (!holds_tokens(file.format)) {
+      fail(ExitCode::kUsage, "{}: this is text, which needs a --tokenizer", file.origin.name);
+    }
+    if (file.model != model) {
+      fail(ExitCode::kUsage, "{} and {} are tokens of different vocabularies",
+           input.files().front().origin.name, file.origin.name);
+    }
+  }
+  if (model) {
+    if (info.vocab == 0) info.vocab = model->vocab;
+    if (end_of_text < 0) end_of_text = model->end_of_text;
+  }
+  if (info.vocab == 0) {
+    fail(ExitCode::kUsage,
+         "files of nanoGPT do not say their vocabulary: give --tokenizer or --vocab");
+  }
+  if (end_of_text >= info.vocab) {
+    fail(ExitCode::kUsage, "--eot {} lies beyond the vocabulary of {}", end_of_text, info.vocab);
+  }
+  if (options.bos && end_of_text < 0) {
+    fail(ExitCode::kUsage, "--bos needs --eot or --tokenizer, which say what bos is");
+  }
+  info.bos = info.eos = static_cast<int32_t>(end_of_text);
+  info.starts_with_bos = options.bos;
+  info.ends_with_eos = options.eos && end_of_text >= 0;
+  return info;
+}
+
+StoreInfo store_format(const PrepareOptions& options, const Tokenizer* tokenizer,
+                       const TextInput& input) {
+  if (!tokenizer) return format_of_tokens(options, input);
+  if (options.vocab > 0) {
+    fail(ExitCode::kUsage, "--vocab is for tokens without a tokenizer; leave out one of the two");
+  }
+  if ((options.bos && tokenizer->bos() < 0) || (options.eos && tokenizer->eos() < 0)) {
+    fail(ExitCode::kUsage, "{}: the tokenizer has no {} token", tokenizer->path(),
+         options.bos && tokenizer->bos() < 0 ? "bos" : "eos");
   }
   StoreInfo info;
-  info.vocab = tokenizer.size();
-  info.tokenizer_hash = tokenizer.hash();
-  info.bos = tokenizer.bos();
-  info.eos = tokenizer.eos();
+  info.vocab = tokenizer->size();
+  info.tokenizer_hash = tokenizer->hash();
+  info.bos = tokenizer->bos();
+  info.eos = tokenizer->eos();
   info.starts_with_bos = options.bos;
   info.ends_with_eos = options.eos;
   return info;
 }
 
+// nanoGPT's files do not say which token ends a document. With a tokenizer it is the tokenizer's.
+InputOptions input_options(const PrepareOptions& options, const Tokenizer* tokenizer) {
+  InputOptions input = options.input;
+  if (input.format == InputFormat::kNanoGpt && input.end_of_text < 0 && tokenizer) {
+    input.end_of_text = tokenizer->eos();
+  }
+  return input;
+}
+
+// One of the files that are written.
+class Output {
+ public:
+  Output(const std::string& path, const StoreInfo& format) : path_(path), writer_(path, format) {}
+
+  void append(const Encoded::Part& document, std::span<const int32_t> tokens) {
+    writer_.append(tokens, document.last);
+    totals_.add(document);
+    tokens_ += static_cast<int64_t>(tokens.size());
+  }
+  StoreInfo complete() { return writer_.complete(totals_.totals(), totals_.text_bytes()); }
+  void commit() { writer_.commit(); }
+
+  int64_t tokens() const { return tokens_; }
+  // Removes the file that commit() would replace.
+  void remove_old() const {
+    std::error_code missing;
+    const std::filesystem::path old = std::filesystem::canonical(path_, missing);
+    if (!missing && !std::filesystem::remove(old, missing)) {
+      fail(ExitCode::kStorage, "{}: cannot remove the old file: {}", path_, missing.message());
+    }
+  }
+
+ private:
+  std::string path_;
+  DocumentWriter writer_;
+  SourceTotals totals_;
+  int64_t tokens_ = 0;
+};
+
+// The store, and with a split the one for validation.
+class Outputs {
+ public:
+  Outputs(const PrepareOptions& options, const StoreInfo& format)
+      : split_(options.split), train_(options.output, format) {
+    if (split_ > 0) validation_.emplace(validation_path(options.output), format);
+  }
+
+  void append(const Encoded::Part& document, std::span<const int32_t> tokens) {
+    if (document.first) to_validation_ = document.split_key < split_;
+    (to_validation_ ? *validation_ : train_).append(document, tokens);
+  }
+
+  PreparedStores finish(int64_t documents) {
+    if (!validation_) {
+      PreparedStores stores{.store = train_.complete(), .validation = {}};
+      train_.commit();
+      return stores;
+    }
+    if (train_.tokens() == 0 || validation_->tokens() == 0) {
+      fail(ExitCode::kUsage, "a split of {} leaves no {} among {} documents; choose a {} one",
+           split_, train_.tokens() == 0 ? "training data" : "validation data", documents,
+           train_.tokens() == 0 ? "smaller" : "larger");
+    }
+    PreparedStores stores{.store = train_.complete(), .validation = validation_->complete()};
+    train_.remove_old();
+    validation_->commit();
+    train_.commit();
+    return stores;
+  }
+
+ private:
+  const double split_;
+  Output train_;
+  std::optional<Output> validation_;
+  bool to_validation_ = false;  // where the current document goes
+};
+
 }  // namespace
 
-StoreInfo prepare_documents(const PrepareOptions& options, const Tokenizer& tokenizer,
-                            const PrepareReport& report) {
-  TextInput input(options.inputs);
-  check_output(options.output, input.files());
-  DocumentWriter writer(options.output, store_format(options, tokenizer));
-  EncodingPipeline pipeline(input, tokenizer, options);
-  SourceTotals totals;
-  PrepareProgress progress{.total_bytes = input.total_bytes(), .left_out = input.left_out()};
-  for (Encoded encoded; pipeline.next(encoded);) {
-    std::span<const int32_t> rest(encoded.tokens);
-    for (const Encoded::Part& document : encoded.documents) {
-      writer.append(rest.first(document.tokens), document.last);
-      rest = rest.subspan(document.tokens);
-      totals.add(document);
-      progress.documents += document.last ? 1 : 0;
-    }
-    progress.bytes += encoded.bytes;
-    progress.tokens += static_cast<int64_t>(encoded.tokens.size());
-    progress.forced_cuts += encoded.forced_cuts;
+std::string validation_path(const std::string& output) {
+  const std::filesystem::path path(output);
+  const std::string name = path.stem().string() + ".validation" + path.extension().string();
+  return (path.parent_path() / name).string();
+}
+
+PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer* tokenizer,
+                                 const PrepareReport& report) {
+  TextInput input(options.inputs, input_options(options, tokenizer));
+  check_output(options.output, input.paths());
+  if (options.split > 0) check_output(validation_path(options.output), input.paths());
+  const StoreInfo format = store_format(options, tokenizer, input);
+  PrepareProgress progress{
+      .total_bytes = input.total_bytes(), .taken = input.taken(), .left_out = input.left_out()};
+  const auto tell = [&] {
     if (report && !report(progress)) throw Interrupted{};
+  };
+  tell();
+  Outputs outputs(options, format);
+  EncodingPipeline pipeline(input, tokenizer, format, options.threads);
+  using Next = EncodingPipeline::Next;
+  Encoded encoded;
+  for (Next next = pipeline.next(encoded); next != Next::kEnd; next = pipeline.next(encoded)) {
+    if (next == Next::kResult) {
+      std::span<const int32_t> rest(encoded.tokens);
+      for (const Encoded::Part& document : encoded.documents) {
+        outputs.append(document, rest.first(document.tokens));
+        rest = rest.subspan(document.tokens);
+        progress.documents += document.last ? 1 : 0;
+      }
+      progress.bytes = encoded.position;
+      progress.content_bytes += encoded.bytes;
+      progress.tokens += static_cast<int64_t>(encoded.tokens.size());
+      progress.forced_cuts += encoded.forced_cuts;
+    }
+    tell();
   }
   if (progress.tokens == 0) fail(ExitCode::kUsage, "there is no text in the input");
-  return writer.finish(totals.totals(), totals.text_bytes());
+  progress.done = true;
+  tell();
+  return outputs.finish(progress.documents);
 }
 
 }  // namespace sbtrain

@@ -1,7 +1,15 @@
 #include "data/text_format.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "data/token_file.h"
 
 namespace sbtrain {
 namespace {
@@ -16,10 +24,11 @@ struct Signature {
 
 // UTF-32 stands before UTF-16, because their byte order marks begin alike.
 constexpr std::array kSignatures = {
-    Signature{0, "PAR1"sv, "a Parquet file: write its texts to .jsonl first"},
     Signature{0, "ARROW1"sv, "an Arrow file: write its texts to .jsonl first"},
-    Signature{0, "\x1f\x8b"sv, "compressed by gzip: decompress it first (gunzip)"},
-    Signature{0, "\x28\xb5\x2f\xfd"sv, "compressed by zstd: decompress it first (unzstd)"},
+    Signature{0, "\x1f\x8b"sv,
+              "compressed by gzip within a compressed file: decompress it first (gunzip)"},
+    Signature{0, "\x28\xb5\x2f\xfd"sv,
+              "compressed by zstd within a compressed file: decompress it first (unzstd)"},
     Signature{0,
               "\xfd"
               "7zXZ\0"sv,
@@ -63,23 +72,149 @@ bool is_utf16(std::string_view head) {
   return pairs > 0 && std::min(even, odd) * 20 <= pairs && std::max(even, odd) * 2 > pairs;
 }
 
-}  // namespace
+// Whether the text begins with a line that holds a JSON object, or with the first part of one.
+bool is_json_lines(std::string_view text, bool whole_file) {
+  text = without_space(text);
+  const size_t end = text.find('\n');
+  const std::string_view line = text.substr(0, end);
+  if (!line.starts_with('{')) return false;
+  if (end != std::string_view::npos || whole_file) return nlohmann::json::accept(line);
+  const std::string_view inside = without_space(line.substr(1));
+  return inside.starts_with('"') || inside.starts_with('}');
+}
 
-std::string foreign_format(std::string_view head, std::string_view path) {
-  for (const Signature& s : kSignatures) {
-    if (head.size() >= s.offset && head.substr(s.offset).starts_with(s.bytes)) return s.format;
-  }
-  const std::string_view text = head.starts_with("\xef\xbb\xbf") ? head.substr(3) : head;
-  if (is_json_array(text)) {
-    return "a JSON array: give .jsonl with one object on each line (jq -c '.[]' converts it)";
-  }
-  if (path.ends_with(".json")) {
-    return "JSON: give .jsonl with one object on each line (jq -c converts it), or name it .txt "
-           "if its text is meant";
-  }
+// Why this is no text; empty if it may be.
+std::string binary_problem(std::string_view head) {
   if (head.find('\0') == std::string_view::npos) return "";
   return is_utf16(head) ? "UTF-16 text: convert it to UTF-8 first (iconv -f UTF-16)"
                         : "binary, not text (it has NUL bytes)";
+}
+
+// Why this is not UTF-8; empty if it is.
+std::string encoding_problem(std::string_view head) {
+  const size_t valid = valid_utf8(head);
+  // The head may end inside a character, which has up to 4 bytes.
+  if (valid == head.size() || (head.size() == kFormatBytes && valid + 4 > head.size())) return "";
+  return not_utf8(static_cast<uint8_t>(head[valid]), static_cast<int64_t>(valid));
+}
+
+}  // namespace
+
+std::string not_utf8(uint8_t byte, int64_t offset) {
+  return fmt::format(
+      "not UTF-8 (byte 0x{:02x} at offset {}): convert it first (iconv -f WINDOWS-1252 -t UTF-8, "
+      "or "
+      "what its encoding is), or drop such bytes (iconv -c -f UTF-8 -t UTF-8)",
+      byte, offset);
+}
+
+std::string_view uncompressed_name(std::string_view path) {
+  for (const std::string_view suffix : {".gz", ".gzip", ".zst", ".zstd"}) {
+    if (path.ends_with(suffix)) return path.substr(0, path.size() - suffix.size());
+  }
+  return path;
+}
+
+InputFormat format_of_name(std::string_view path) {
+  constexpr std::pair<std::string_view, InputFormat> kExtensions[] = {
+      {".jsonl", InputFormat::kJsonLines}, {".ndjson", InputFormat::kJsonLines},
+      {".json", InputFormat::kJsonLines},  {".txt", InputFormat::kText},
+      {".text", InputFormat::kText},       {".md", InputFormat::kText},
+      {".rst", InputFormat::kText},        {".parquet", InputFormat::kParquet},
+      {".bin", InputFormat::kLlmC}};
+  for (const auto& [extension, format] : kExtensions) {
+    if (path.ends_with(extension)) return format;
+  }
+  return InputFormat::kAuto;
+}
+
+Recognised recognise(std::string_view head, std::string_view path, InputFormat wanted) {
+  const auto refuse = [](std::string problem) { return Recognised{.problem = std::move(problem)}; };
+  const bool llmc = llmc_model(head) != nullptr;
+  if (llmc && (wanted == InputFormat::kAuto || wanted == InputFormat::kLlmC)) {
+    return {.format = InputFormat::kLlmC};
+  }
+  if (llmc) return refuse("tokens with llm.c's header: give --format llmc, or none");
+  if (wanted == InputFormat::kLlmC) {
+    return refuse("it does not begin with llm.c's header (20240520 version 1, 20240801 version 7)");
+  }
+  if (wanted == InputFormat::kNanoGpt) return {.format = wanted};
+  const bool parquet = head.starts_with("PAR1");
+  if (parquet && (wanted == InputFormat::kAuto || wanted == InputFormat::kParquet)) {
+    return {.format = InputFormat::kParquet};
+  }
+  if (parquet) return refuse("a Parquet file: give --format parquet, or none");
+  const InputFormat named = wanted == InputFormat::kAuto ? format_of_name(path) : wanted;
+  if (named == InputFormat::kParquet) {
+    return refuse("not a Parquet file, which begins with PAR1; if it is text, rename it");
+  }
+  for (const Signature& s : kSignatures) {
+    if (head.size() >= s.offset && head.substr(s.offset).starts_with(s.bytes)) {
+      return refuse(s.format);
+    }
+  }
+  if (std::string problem = binary_problem(head); !problem.empty()) {
+    if (path.ends_with(".bin")) problem += "; --format nanogpt reads tokens without a header";
+    return refuse(std::move(problem));
+  }
+  // Of JSON lines the parser says where one is not UTF-8.
+  const auto plain_text = [&] {
+    return Recognised{.format = InputFormat::kText, .problem = encoding_problem(head)};
+  };
+  if (wanted == InputFormat::kText) return plain_text();
+  const std::string_view text = head.starts_with("\xef\xbb\xbf") ? head.substr(3) : head;
+  if (is_json_array(text)) {
+    return refuse(
+        "a JSON array: give .jsonl with one object on each line (jq -c '.[]' converts it)");
+  }
+  const bool lines = is_json_lines(text, head.size() < kFormatBytes);
+  if (path.ends_with(".json") && wanted == InputFormat::kAuto && !lines) {
+    return refuse(
+        "JSON that is not one object on each line: convert it (jq -c), or give --format text if "
+        "its characters are meant");
+  }
+  if (named == InputFormat::kText) return plain_text();
+  return lines || named == InputFormat::kJsonLines ? Recognised{.format = InputFormat::kJsonLines}
+                                                   : plain_text();
+}
+
+namespace {
+
+// The length of the character at `at`, 0 if there is none (RFC 3629, section 4).
+size_t character_length(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) {
+    return at + i < text.size() ? static_cast<uint8_t>(text[at + i]) : 0U;
+  };
+  const auto tail = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  if (first < 0xe0) return tail(1) ? 2 : 0;
+  // No overlong forms, no surrogates, nothing beyond U+10FFFF.
+  const unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (byte(1) < low || byte(1) > high || !tail(2)) return 0;
+  if (first < 0xf0) return 3;
+  return tail(3) ? 4 : 0;
+}
+
+}  // namespace
+
+size_t valid_utf8(std::string_view text) {
+  constexpr uint64_t kHighBits = 0x8080808080808080;
+  size_t at = 0;
+  while (at < text.size()) {
+    uint64_t eight = kHighBits;
+    if (text.size() - at >= sizeof eight) std::memcpy(&eight, text.data() + at, sizeof eight);
+    if ((eight & kHighBits) == 0) {
+      at += sizeof eight;
+      continue;
+    }
+    const size_t length = character_length(text, at);
+    if (length == 0) break;
+    at += length;
+  }
+  return at;
 }
 
 }  // namespace sbtrain

@@ -1,272 +1,235 @@
 #include "data/text_input.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
-#include <set>
+#include <string_view>
+#include <utility>
 
 #include "core/error.h"
 #include "core/files.h"
-#include "data/text_format.h"
+#include "data/parquet_file.h"
+#include "data/text_reader.h"
 
 namespace sbtrain {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kReadBytes = size_t{1} << 20;
+constexpr const char* kStandardInput = "standard input";
 
-bool is_json_lines(const std::string& path) {
-  return path.ends_with(".jsonl");
+// The last extension, with that of what is compressed before it: ".jsonl.gz".
+std::string extension_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const std::string inner(uncompressed_name(name));
+  return fs::path(inner).extension().string() + name.substr(inner.size());
 }
 
-bool is_text(const fs::path& path) {
-  static const std::set<std::string> kExtensions = {".jsonl", ".txt", ".text", ".md", ".rst"};
-  return kExtensions.contains(path.extension().string());
+std::string source_of(const std::string& path) {
+  return fs::path(uncompressed_name(path)).stem().string();
 }
 
-// The length of a part of `text` that may have up to `limit` bytes.
-size_t part_end(std::string_view text, size_t limit) {
-  if (text.size() <= limit) return text.size();
-  const size_t newline = text.substr(0, limit).rfind('\n');
-  if (newline != std::string_view::npos) return newline + 1;
-  size_t end = limit;
-  while (end > limit - 4 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
-  return end;
+// Whether files with this name are read where they lie in a folder.
+bool suits(InputFormat named, InputFormat wanted) {
+  if (named == InputFormat::kAuto) return false;
+  if (wanted == InputFormat::kNanoGpt) return named == InputFormat::kLlmC;  // both are .bin
+  return wanted == InputFormat::kAuto || wanted == named;
 }
 
 }  // namespace
 
-TextInput::TextInput(const std::vector<std::string>& paths) {
+TextInput::TextInput(const std::vector<std::string>& paths, InputOptions options)
+    : options_(std::move(options)) {
   try {
     for (const std::string& path : paths) {
-      if (!fs::exists(path)) fail(ExitCode::kUsage, "{}: no such file or folder", path);
-      if (fs::is_directory(path)) {
+      if (path == "-") {
+        add_standard_input();
+      } else if (!fs::exists(path)) {
+        fail(ExitCode::kUsage, "{}: no such file or folder", path);
+      } else if (fs::is_directory(path)) {
         add_folder(path);
       } else {
-        files_.push_back(path);
+        add_file(path);
       }
     }
-    check_files();
+    if (files_.empty()) fail(ExitCode::kUsage, "no input files are given");
+    count_rows();
   } catch (const fs::filesystem_error& error) {
     fail(ExitCode::kUsage, "cannot read the input: {}", error.what());
   }
-  if (files_.empty()) fail(ExitCode::kUsage, "no input files are given");
+  bool known = true;
+  for (const InputFile& file : files_) {
+    total_bytes_ += file.bytes;
+    known = known && !file.standard_input;
+  }
+  if (!known) total_bytes_ = 0;
 }
 
 void TextInput::add_folder(const std::string& folder) {
   std::vector<std::string> found;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     if (entry.is_directory()) continue;
-    if (entry.is_regular_file() && is_text(entry.path())) {
+    const InputFormat named = format_of_name(uncompressed_name(entry.path().string()));
+    if (entry.is_regular_file() && suits(named, options_.format)) {
       found.push_back(entry.path().string());
     } else {
-      ++left_out_[entry.path().extension().string()];
+      ++left_out_[extension_of(entry.path())];
     }
   }
-  if (found.empty()) {
-    fail(ExitCode::kUsage, "{}: no .jsonl, .txt, .text, .md or .rst files in this folder", folder);
-  }
   std::sort(found.begin(), found.end());
-  files_.insert(files_.end(), found.begin(), found.end());
+  const size_t before = files_.size();
+  for (const std::string& path : found) {
+    if (add_candidate(path)) ++taken_[extension_of(path)];
+  }
+  if (files_.size() == before) {
+    fail(ExitCode::kUsage,
+         "{}: this folder has no {} files; .jsonl, .ndjson, .json, .txt, .text, .md and .rst, each "
+         "also with .gz or .zst, .parquet and .bin are looked for",
+         folder, options_.format == InputFormat::kAuto ? "such" : name_of(options_.format));
+  }
 }
 
-// Checks all files before the first is read, so that hours of work are not lost at the last file.
-void TextInput::check_files() {
-  for (const std::string& file : files_) {
-    const FileDescriptor fd = open_input(file, ExitCode::kUsage);
-    std::string head(kFormatBytes, '\0');
-    const ssize_t got = ::pread(fd.get(), head.data(), head.size(), 0);
-    if (got < 0) fail(ExitCode::kData, "{}: cannot read: {}", file, std::strerror(errno));
-    head.resize(static_cast<size_t>(got));
-    const std::string format = foreign_format(head, file);
-    if (!format.empty()) fail(ExitCode::kData, "{}: {}", file, format);
-    total_bytes_ += static_cast<int64_t>(fs::file_size(file));
+// Adds a file of a folder, unless its name has other uses and its content is for one of those.
+bool TextInput::add_candidate(const std::string& path) {
+  const std::string_view name = uncompressed_name(path);
+  const bool ambiguous =
+      options_.format == InputFormat::kAuto && (name.ends_with(".json") || name.ends_with(".bin"));
+  if (ambiguous) {
+    InputFile file{.origin = {.name = path, .source = "", .keys = {}}};
+    Opened opened = open(open_input(path, ExitCode::kUsage), path, false);
+    if (!examine(file, opened).empty()) {
+      const char* reason = name.ends_with(".bin") ? "without llm.c's header" : "not JSON lines";
+      ++left_out_[fmt::format("{} ({})", extension_of(path), reason)];
+      return false;
+    }
   }
+  add_file(path);
+  return true;
+}
+
+void TextInput::add_file(const std::string& path) {
+  InputFile file{.origin = {.name = path, .source = source_of(path), .keys = options_.keys},
+                 .bytes = 0};
+  FileDescriptor fd = open_input(path, ExitCode::kUsage);
+  file.bytes = ::lseek(fd.get(), 0, SEEK_END);
+  ::lseek(fd.get(), 0, SEEK_SET);
+  Opened opened = open(std::move(fd), path, false);
+  const std::string problem = examine(file, opened);
+  if (!problem.empty()) fail(ExitCode::kData, "{}: {}", path, problem);
+  files_.push_back(std::move(file));
+}
+
+void TextInput::add_standard_input() {
+  if (standard_input_.bytes) fail(ExitCode::kUsage, "--input -: standard input is given twice");
+  FileDescriptor fd(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
+  if (fd.get() < 0) {
+    fail(ExitCode::kUsage, "cannot read standard input: {}", std::strerror(errno));
+  }
+  InputFile file{.origin = {.name = kStandardInput, .source = "stdin", .keys = options_.keys},
+                 .standard_input = true};
+  standard_input_ = open(std::move(fd), kStandardInput, true);
+  std::string problem = examine(file, standard_input_);
+  if (file.format == InputFormat::kParquet) {
+    problem = "a Parquet file, whose index is at its end: save it and give its name";
+  }
+  if (!problem.empty()) fail(ExitCode::kData, "{}: {}", kStandardInput, problem);
+  files_.push_back(std::move(file));
+}
+
+// Parquet's rows are counted for all files at once: each start of Python takes a second.
+void TextInput::count_rows() {
+  std::vector<std::string> names;
+  for (const InputFile& file : files_) {
+    if (file.format == InputFormat::kParquet) names.push_back(file.origin.name);
+  }
+  if (names.empty()) return;
+  const std::vector<int64_t> rows = count_parquet_rows(names, options_.keys);
+  auto next = rows.begin();
+  for (InputFile& file : files_) {
+    if (file.format == InputFormat::kParquet) file.rows = *next++;
+  }
+}
+
+TextInput::Opened TextInput::open(FileDescriptor fd, const std::string& name, bool ahead) const {
+  auto descriptor = std::make_unique<DescriptorSource>(std::move(fd), name, stop_);
+  Opened opened{.descriptor = descriptor.get()};
+  auto raw = std::make_unique<PeekSource>(std::move(descriptor));
+  opened.compression = compression_of(raw->peek(4));
+  auto bytes = decompress(opened.compression, std::move(raw), name);
+  if (ahead && opened.compression != Compression::kNone) bytes = read_ahead(std::move(bytes));
+  opened.bytes = std::make_unique<PeekSource>(std::move(bytes));
+  return opened;
+}
+
+std::string TextInput::examine(InputFile& file, Opened& opened) const {
+  const std::string_view head = opened.bytes->peek(kFormatBytes);
+  const std::string_view path = file.standard_input ? std::string_view() : file.origin.name;
+  const std::string_view name = uncompressed_name(path);
+  if (name != path && opened.compression == Compression::kNone) {
+    return "neither gzip nor zstd, though its name says so; fetch it again, or rename it";
+  }
+  Recognised recognised = recognise(head, name, options_.format);
+  file.format = recognised.format;
+  file.model = file.format == InputFormat::kLlmC ? llmc_model(head) : nullptr;
+  if (file.format == InputFormat::kParquet && opened.compression != Compression::kNone) {
+    return "a compressed Parquet file: decompress it first (Parquet compresses by itself)";
+  }
+  return std::move(recognised.problem);
 }
 
 bool TextInput::open_next() {
   if (opened_ == files_.size()) return false;
-  fd_ = open_input(files_[opened_], ExitCode::kData);
-  ++opened_;
-  line_ = 0;
-  started_ = at_end_ = false;
-  buffer_.clear();
-  at_ = 0;
-  return true;
-}
-
-// Reads until `wanted` bytes are in the buffer; returns false if the file ends before.
-bool TextInput::fill(size_t wanted) {
-  if (at_ > kReadBytes) {
-    buffer_.erase(0, at_);
-    at_ = 0;
+  const InputFile& file = files_[opened_++];
+  descriptor_ = nullptr;
+  if (file.format == InputFormat::kParquet) {
+    reader_ = read_parquet(file.origin, file.rows, stop_);
+    return true;
   }
-  while (!at_end_ && buffer_.size() - at_ < wanted) {
-    const size_t before = buffer_.size();
-    buffer_.resize(before + kReadBytes);
-    const ssize_t got = ::read(fd_.get(), buffer_.data() + before, kReadBytes);
-    buffer_.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      fail(ExitCode::kData, "{}: cannot read: {}", files_[opened_ - 1], std::strerror(errno));
-    }
-    at_end_ = got == 0;
+  Opened opened = file.standard_input
+                      ? std::exchange(standard_input_, {})
+                      : open(open_input(file.origin.name, ExitCode::kData), file.origin.name, true);
+  descriptor_ = opened.descriptor;
+  std::unique_ptr<ByteSource> bytes = std::move(opened.bytes);
+  if (file.format == InputFormat::kJsonLines) {
+    reader_ = read_lines(std::move(bytes), file.origin);
+  } else if (file.format == InputFormat::kText) {
+    reader_ = read_text(std::move(bytes), file.origin);
+  } else {
+    const int64_t end_of_text =
+        options_.end_of_text < 0 && file.model ? file.model->end_of_text : options_.end_of_text;
+    reader_ = read_tokens(std::move(bytes), file.origin, file.model, end_of_text);
   }
-  return buffer_.size() - at_ >= wanted;
-}
-
-bool TextInput::next_line(RawDocument& document) {
-  size_t end = std::string::npos;
-  for (size_t seen = 0; end == std::string::npos; seen = buffer_.size() - at_) {
-    if (seen > kMaxLineBytes) {
-      fail(ExitCode::kData,
-           "{}:{}: a line of more than {} MiB; split the document, or give it as a plain text "
-           "file, which may have any length",
-           files_[opened_ - 1], line_ + 1, kMaxLineBytes >> 20);
-    }
-    const bool more = fill(seen + 1);
-    end = buffer_.find('\n', at_ + seen);
-    if (!more && end == std::string::npos) end = buffer_.size();
-  }
-  if (end == buffer_.size() && end == at_) return false;
-  document.data.assign(buffer_, at_, end - at_);
-  at_ = std::min(end + 1, buffer_.size());
-  document.line = ++line_;
-  document.first = document.last = true;
-  return true;
-}
-
-bool TextInput::next_part(RawDocument& document) {
-  if (started_ && at_end_ && at_ == buffer_.size()) return false;
-  fill(kPartBytes + 1);  // one byte more than a part shows whether the part is the last
-  const std::string_view text = std::string_view(buffer_).substr(at_);
-  const size_t bytes = part_end(text, kPartBytes);
-  document.data.assign(text.substr(0, bytes));
-  document.line = 0;
-  document.first = !started_;
-  document.last = bytes == text.size();
-  at_ += bytes;
-  started_ = true;
   return true;
 }
 
 bool TextInput::next(RawDocument& document) {
   while (true) {
-    if (fd_.get() < 0 && !open_next()) return false;
-    document.file = &files_[opened_ - 1];
-    const bool json = is_json_lines(*document.file);
-    if (!(json ? next_line(document) : next_part(document))) {
-      fd_.reset();
-      continue;
-    }
-    const bool blank = json && document.data.find_first_not_of(" \t\r") == std::string::npos;
-    if (!blank) return true;
+    if (!reader_ && !open_next()) return false;
+    if (reader_->next(document)) return true;
+    closed_bytes_ += files_[opened_ - 1].bytes;
+    descriptor_ = nullptr;
+    reader_.reset();
   }
 }
 
-// ---- JSON ----------------------------------------------------------------------------------
+int64_t TextInput::position() const {
+  if (total_bytes_ == 0) return 0;
+  if (!reader_) return closed_bytes_;
+  if (descriptor_) return closed_bytes_ + descriptor_->position();
+  const auto bytes = static_cast<double>(files_[opened_ - 1].bytes);
+  return closed_bytes_ + static_cast<int64_t>(bytes * reader_->progress());
+}
 
-namespace {
-
-// Keeps "text" and "source" of the object on a line and drops everything else as it is read, so
-// that a line needs no more memory than its longest string, however deep it nests.
-class RecordReader : public nlohmann::json_sax<nlohmann::json> {
- public:
-  bool null() override { return value(); }
-  bool boolean(bool) override { return value(); }
-  bool number_integer(int64_t) override { return value(); }
-  bool number_unsigned(uint64_t) override { return value(); }
-  bool number_float(double, const std::string&) override { return value(); }
-  bool binary(nlohmann::json::binary_t&) override { return value(); }
-  bool string(std::string& text) override {
-    if (depth_ == 1 && key_ == "text") {
-      text_ = std::move(text);
-      has_text_ = true;
-    } else if (depth_ == 1 && key_ == "source") {
-      source_ = std::move(text);
-    } else if (depth_ == 0) {
-      return refuse("it is no object");
-    }
-    return true;
+std::vector<std::string> TextInput::paths() const {
+  std::vector<std::string> paths;
+  for (const InputFile& file : files_) {
+    paths.push_back(file.standard_input ? "/dev/stdin" : file.origin.name);
   }
-  bool start_object(size_t) override {
-    if (depth_ > 0 && !value()) return false;
-    ++depth_;
-    return true;
-  }
-  bool start_array(size_t) override {
-    if (!value()) return false;
-    ++depth_;
-    return true;
-  }
-  bool key(std::string& name) override {
-    if (depth_ == 1) key_ = name;
-    return true;
-  }
-  bool end_object() override { return leave(); }
-  bool end_array() override { return leave(); }
-  bool parse_error(size_t, const std::string&, const nlohmann::json::exception& error) override {
-    // After this marker the message quotes the input, which may have any length.
-    const std::string_view what = error.what();
-    return refuse(std::string(what.substr(0, std::min<size_t>(what.find("; last read"), 200))));
-  }
-
-  // Why the line is refused; empty if it is accepted.
-  const std::string& problem() {
-    if (problem_.empty() && !has_text_) problem_ = "it has no \"text\"";
-    return problem_;
-  }
-  std::string& text() { return text_; }
-  std::string& source() { return source_; }
-
- private:
-  // Handles a value that is not a string.
-  bool value() {
-    if (depth_ == 0) return refuse("it is no object");
-    if (depth_ == 1 && (key_ == "text" || key_ == "source")) {
-      return refuse(fmt::format("its \"{}\" is no string", key_));
-    }
-    return true;
-  }
-  bool leave() {
-    --depth_;
-    return true;
-  }
-  bool refuse(std::string problem) {
-    problem_ = std::move(problem);
-    return false;
-  }
-
-  int64_t depth_ = 0;
-  std::string key_;
-  std::string text_;
-  std::string source_;
-  std::string problem_;
-  bool has_text_ = false;
-};
-
-}  // namespace
-
-Document parse_document(RawDocument raw) {
-  Document document{.source = fs::path(*raw.file).stem().string(), .text = {}};
-  if (raw.line == 0) {
-    document.text = std::move(raw.data);
-    return document;
-  }
-  RecordReader reader;
-  nlohmann::json::sax_parse(raw.data, &reader);
-  if (!reader.problem().empty()) {
-    fail(ExitCode::kData, "{}:{}: not a JSON object with a string \"text\": {}", *raw.file,
-         raw.line, reader.problem());
-  }
-  document.text = std::move(reader.text());
-  if (!reader.source().empty()) document.source = std::move(reader.source());
-  return document;
+  return paths;
 }
 
 }  // namespace sbtrain

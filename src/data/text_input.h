@@ -1,74 +1,105 @@
-// Documents of text from files: JSON lines or plain text.
+// Documents from files, folders and standard input, of every format that `sbtrain prepare` reads.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "core/file_descriptor.h"
+#include "data/byte_source.h"
+#include "data/decompress.h"
+#include "data/document.h"
+#include "data/text_format.h"
+#include "data/token_file.h"
 
 namespace sbtrain {
 
-struct Document {
-  std::string source;  // the record's "source", else the file's name
-  std::string text;
+struct InputOptions {
+  InputFormat format = InputFormat::kAuto;  // of all files; kAuto: each is recognised
+  RecordKeys keys{};
+  // Files of tokens: the id between documents. -1: that of llm.c's header; none for nanoGPT.
+  int64_t end_of_text = -1;
 };
 
-// A document, or a part of one, as it stands in its file, not parsed yet.
-struct RawDocument {
-  std::string data;
-  const std::string* file = nullptr;  // lives as long as the TextInput
-  int64_t line = 0;                   // of a JSON lines file, from 1; 0: a plain text file
-  bool first = true;                  // a document starts here
-  bool last = true;                   // the document ends here
+struct InputFile {
+  DocumentOrigin origin;  // its name is the path, or "standard input"
+  bool standard_input = false;
+  InputFormat format = InputFormat::kAuto;
+  const LlmCModel* model = nullptr;  // of kLlmC
+  int64_t bytes = 0;                 // its size; 0 for standard input
+  int64_t rows = 0;                  // of kParquet
 };
 
-// Reads .jsonl files (an object with a string "text", and perhaps "source", on each line) and
-// plain text files (one document each). A folder stands for all .jsonl, .txt, .text, .md and .rst
-// files in it and below, in the order of their names. Memory is bounded: a plain text file of any
-// length is returned in parts, and a line may have up to kMaxLineBytes.
+// Reads files of text (plain or JSON lines), of text in tables (Parquet) and of token ids (llm.c,
+// nanoGPT); all but Parquet may be compressed by gzip or Zstandard. A folder stands for all files
+// in it and below whose names end in .jsonl, .ndjson, .json, .txt, .text, .md, .rst (each also with
+// .gz or .zst), .parquet or .bin, in the order of their names; .json and .bin files are left out if
+// they are not JSON lines or have no header of llm.c's. "-" stands for standard input. Memory is
+// bounded: long texts are returned in parts, a line or row may have up to kMaxRecordBytes, and
+// compressed files are read as streams.
 class TextInput {
  public:
-  static constexpr size_t kMaxLineBytes = size_t{64} << 20;
-  static constexpr size_t kPartBytes = size_t{256} << 10;
+  // Throws ExitCode::kUsage for a path that does not exist or is not a regular file or folder, for
+  // a second "-", and if there is nothing to read; ExitCode::kData, with the name, for a file that
+  // is not what it has to be: binary data, UTF-16 or another encoding, a JSON array, an archive, a
+  // damaged start. All files are checked before the first is read.
+  explicit TextInput(const std::vector<std::string>& paths, InputOptions options = {});
+  ~TextInput() { stop(); }
+  TextInput(const TextInput&) = delete;
+  TextInput& operator=(const TextInput&) = delete;
 
-  // Throws ExitCode::kUsage for a path that does not exist or is not a regular file or folder, and
-  // if there is nothing to read; ExitCode::kData, with the name, for a file that is not UTF-8
-  // text: compressed, Parquet, UTF-16 or other binary data, or a JSON array.
-  explicit TextInput(const std::vector<std::string>& paths);
-
-  // Returns false at the end of the input. A part of a plain text file ends after a newline if it
-  // has one, and never inside a UTF-8 character. Throws ExitCode::kData for a file that cannot be
-  // read and for a line that is too long.
+  // Returns false at the end of the input. Throws ExitCode::kData for a file that cannot be read,
+  // is damaged or cut short, and ReadingStopped after stop(). The file of a document lives as long
+  // as this object.
   bool next(RawDocument& document);
 
-  const std::vector<std::string>& files() const { return files_; }
-  int64_t total_bytes() const { return total_bytes_; }  // of all files
-  // The number of files in the folders that are left out, by extension ("" for none).
+  // Ends a next() that waits for input in another thread, and all later ones.
+  void stop() { stop_ = true; }
+
+  const std::vector<InputFile>& files() const { return files_; }
+  // Paths by which outputs can be compared with the inputs.
+  std::vector<std::string> paths() const;
+  // Of all files, compressed as they are; 0 if standard input is among them.
+  int64_t total_bytes() const { return total_bytes_; }
+  // How much of total_bytes() has been read. To be called by the thread that calls next().
+  int64_t position() const;
+
+  // Files of the folders that are read, and those that are left out, by kind: the extension and,
+  // where it would have done, the reason ("" for no extension).
+  const std::map<std::string, int64_t>& taken() const { return taken_; }
   const std::map<std::string, int64_t>& left_out() const { return left_out_; }
 
  private:
   void add_folder(const std::string& folder);
-  void check_files();
+  void add_file(const std::string& path);
+  void add_standard_input();
+  bool add_candidate(const std::string& path);
+  void count_rows();
   bool open_next();
-  bool fill(size_t wanted);
-  bool next_line(RawDocument& document);
-  bool next_part(RawDocument& document);
-  std::vector<std::string> files_;
+
+  // The content of a file, decompressed. `ahead`: by a thread of its own.
+  struct Opened {
+    const DescriptorSource* descriptor = nullptr;
+    Compression compression = Compression::kNone;
+    std::unique_ptr<PeekSource> bytes{};
+  };
+  Opened open(FileDescriptor fd, const std::string& name, bool ahead) const;
+  // Recognises a file, and completes `file`. Returns the problem; empty if it can be read.
+  std::string examine(InputFile& file, Opened& opened) const;
+
+  const InputOptions options_;
+  std::atomic<bool> stop_ = false;
+  std::vector<InputFile> files_;
+  std::map<std::string, int64_t> taken_;
   std::map<std::string, int64_t> left_out_;
   int64_t total_bytes_ = 0;
-  size_t opened_ = 0;  // files opened so far
-  int64_t line_ = 0;
-  bool started_ = false;  // a part of the open plain text file has been returned
-  FileDescriptor fd_;
-  std::string buffer_;  // from at_ on: read from the file but not returned yet
-  size_t at_ = 0;
-  bool at_end_ = false;  // of the open file
+  Opened standard_input_;                         // opened to be examined, and not read yet
+  size_t opened_ = 0;                             // files opened so far
+  int64_t closed_bytes_ = 0;                      // of the files that have been read
+  const DescriptorSource* descriptor_ = nullptr;  // of the open file; null for kParquet
+  std::unique_ptr<RecordReader> reader_;          // of the open file
 };
-
-// Throws ExitCode::kData with file and line for a line that is not such an object. Thread-safe.
-Document parse_document(RawDocument raw);
 
 }  // namespace sbtrain

@@ -1,4 +1,6 @@
 // Inputs that are not text, stores with false contents, and tokenizers of other text.
+#include <csignal>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "faults/driver.h"
@@ -26,7 +28,8 @@ TEST_F(Data, WhatIsNoTextIsRefusedByItsName) {
       {"array.json", "[\n  {\"text\": \"a\"},\n  {\"text\": \"b\"}\n]\n", "JSON array"},
       {"array.jsonl", "[{\"text\": \"a\"}]\n", "JSON array"},
       {"array.txt", " [ { \"text\": \"a\"}]\n", "JSON array"},
-      {"object.json", "{\"text\": \"a\"}\n", "JSON"},
+      {"object.json", "{\n\"text\": \"a\"}\n", "JSON"},
+      {"latin.txt", "caf\xe9 au lait", "UTF-8"},
       {"tokens.bin", "\x05\x01\x07\0\x09\x02\0\0"s, "binary"},
       {"store.h5", read_file(store()).substr(0, 9000), "HDF5"},
       {"array.npy", "\x93NUMPY\x01\0v"s, "NumPy"},
@@ -46,11 +49,61 @@ TEST_F(Data, WhatIsNoTextIsRefusedByItsName) {
 TEST_F(Data, FilesOfAFolderThatAreLeftOutAreSaid) {
   fs::create_directory(path("folder"));
   write_file(path("folder/a.txt"), "some text");
-  for (const char* name : {"a.parquet", "b.parquet", "c.gz", "README"}) {
+  for (const char* name : {"a.csv", "b.csv", "c.gz", "README"}) {
     write_file(path("folder/"s + name), "PAR1");
   }
   EXPECT_EQ(run(prepare(path("folder"), path("o.h5"))), 0) << output();
-  EXPECT_TRUE(says("4 file(s)") && says("2 .parquet") && says("1 .gz")) << output();
+  EXPECT_TRUE(says("4 file(s)") && says("2 .csv") && says("1 .gz")) << output();
+  EXPECT_TRUE(says("taken from the folders: 1 .txt")) << output();
+}
+
+TEST_F(Data, StandardInputIsRead) {
+  ASSERT_EQ(run(prepare(shared("b.jsonl"), path("file.h5"))), 0) << output();
+  const std::string expected = read_file(path("file.h5"));
+  EXPECT_EQ(run_in("", prepare("-", path("o.h5")), "< " + shared("b.jsonl")), 0) << output();
+  EXPECT_TRUE(read_file(path("o.h5")) == expected);
+  for (const std::string& filter : {""s, " | gzip"s}) {
+    fs::remove(path("o.h5"));
+    const std::string from = "< <(cat " + shared("b.jsonl") + filter + "; sleep 0.3)";
+    EXPECT_EQ(run_in("", prepare("-", path("o.h5")), from), 0) << output();
+    EXPECT_TRUE(read_file(path("o.h5")) == expected) << filter;
+  }
+  fs::remove(path("o.h5"));
+  EXPECT_EQ(run_in("", prepare("-", path("o.h5")), "< /dev/null"), kUsage) << output();
+  EXPECT_EQ(run_in("", prepare("-", path("o.h5")), "<&-"), kUsage) << output();
+  EXPECT_EQ(run_in("", prepare("-", path("o.h5"), {"--input", "-"}), "< /dev/null"), kUsage);
+  EXPECT_EQ(run_in("", prepare("-", path("o.h5")), "< <(printf 'PAR1')"), kData) << output();
+  EXPECT_TRUE(says("standard input")) << output();
+  EXPECT_FALSE(fs::exists(path("o.h5")));
+}
+
+TEST_F(Data, AnInterruptEndsAWaitForStandardInput) {
+  // Before the first byte, and after some documents.
+  for (const std::string& bytes : {""s, "cat " + shared("b.jsonl") + "; "}) {
+    EXPECT_EQ(run_in("(sleep 1; kill -INT $$) &", prepare("-", path("o.h5")),
+                     "< <(" + bytes + "exec sleep 8)", 6),
+              128 + SIGINT)
+        << bytes << output();
+    EXPECT_EQ(left(), std::vector<std::string>{}) << bytes;
+  }
+}
+
+TEST_F(Data, ABombIsRefusedInBoundedMemory) {
+  if (kSanitized) GTEST_SKIP() << "a limit of addresses says nothing under a sanitizer";
+  // 1 GiB of one letter, as 64 members.
+  const std::string make =
+      "import zlib, sys\n"
+      "c = zlib.compressobj(9, 8, 31)\n"
+      "m = c.compress(b'a' * (16 << 20)) + c.flush()\n"
+      "open(sys.argv[1], 'wb').write(m * 64)\n";
+  write_file(path("make.py"), make);
+  ASSERT_EQ(std::system(("python3 " + path("make.py") + " " + path("bomb.gz")).c_str()), 0);
+  for (const char* name : {"bomb.jsonl", "bomb.txt"}) {
+    fs::copy_file(path("bomb.gz"), path(name));
+    EXPECT_EQ(run_in(address_limit(600), prepare(path(name), path("o.h5"))), kData) << output();
+    EXPECT_TRUE(says(name) && says("500 times")) << output();
+    EXPECT_FALSE(fs::exists(path("o.h5")));
+  }
 }
 
 TEST_F(Data, HostileTextComesBackOrIsRefusedInFewWords) {
