@@ -6,8 +6,10 @@
 
 namespace sbtrain::kernels {
 
-// Attention over packs: heads of a multiple of 8 channels.
-inline constexpr int kMaxAttentionHeadDim = 128;
+// Attention over packs: heads of a multiple of 8 channels. Those of more than kSmallHeadDim channels
+// need up to 163 KiB of shared memory, which not every GPU has.
+inline constexpr int kMaxAttentionHeadDim = 256;
+inline constexpr int kSmallHeadDim = 128;
 // The fewest tokens of a pack that the kernels for Hopper take.
 inline constexpr int kHopperTokens = 128;
 inline constexpr int kMaxDecodeHeadDim = 256;

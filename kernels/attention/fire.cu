@@ -7,9 +7,10 @@
 namespace sbtrain::kernels {
 namespace {
 
-static_assert(SoftmaxKeyShape<32>::kKeys == kFireBlockKeys &&
-              SoftmaxKeyShape<64>::kKeys == kFireBlockKeys &&
-              SoftmaxKeyShape<128>::kKeys == kFireBlockKeys);
+static_assert(SoftmaxKeyShape<32>::kKeys == fire_block_keys(32) &&
+              SoftmaxKeyShape<64>::kKeys == fire_block_keys(64) &&
+              SoftmaxKeyShape<128>::kKeys == fire_block_keys(128) &&
+              SoftmaxKeyShape<256>::kKeys == fire_block_keys(256));
 static_assert(sizeof(FireDistance) == sizeof(float2));
 
 // Forms the tables in the scratch.
@@ -30,7 +31,7 @@ FireScore prepare(const char* name, cudaStream_t stream, const SoftmaxProblem& p
   fire_network_kernel<<<p.heads, 2 * kFireUnits, 0, stream>>>(x, tables);
   check_launch(name);
   return {p.scale * kLog2e, tables, reinterpret_cast<float*>(data + s.partials),
-          static_cast<int>(ceil_div(p.tokens, kFireBlockKeys))};
+          static_cast<int>(ceil_div(p.tokens, fire_block_keys(p.head_dim)))};
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ FireScore prepare(const char* name, cudaStream_t stream, const SoftmaxProblem& p
 void fire_forward(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
                   void* scratch) {
   if (p.tokens == 0) return;
-  const FireScratch s = fire_scratch(p.tokens, p.heads, p.max_seqlen, false);
+  const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, false);
   const FireScore score = prepare("fire_forward", stream, p, x, s, false, scratch);
   launch_softmax_forward("fire_forward", stream, p, score);
 }
@@ -46,7 +47,7 @@ void fire_forward(cudaStream_t stream, const SoftmaxProblem& p, const FireParame
 void fire_backward(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
                    const FireGradients& dx, void* scratch) {
   if (p.tokens == 0) return;
-  const FireScratch s = fire_scratch(p.tokens, p.heads, p.max_seqlen, true);
+  const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, true);
   const FireScore score = prepare("fire_backward", stream, p, x, s, true, scratch);
   auto* const data = static_cast<char*>(scratch);
   launch_softmax_backward("fire_backward", stream, p, score,

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/launch.h"
+#include "kernels/limits.h"
 
 namespace sbtrain::kernels {
 
@@ -29,13 +30,15 @@ void launch_attention(const char* name, cudaStream_t stream, void (*kernel)(Para
 // Calls body(Int<kD>) with the width of the tiles that hold heads of head_dim channels.
 template <typename Body>
 void with_head_dim(const char* name, int head_dim, Body&& body) {
-  if (head_dim <= 0 || head_dim > 128 || head_dim % 8 != 0) {
+  if (head_dim <= 0 || head_dim > kMaxAttentionHeadDim || head_dim % 8 != 0) {
     throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(head_dim) +
-                                " channels, not a multiple of 8 up to 128");
+                                " channels, not a multiple of 8 up to " +
+                                std::to_string(kMaxAttentionHeadDim));
   }
   if (head_dim <= 32) return body(Int<32>{});
   if (head_dim <= 64) return body(Int<64>{});
-  body(Int<128>{});
+  if (head_dim <= 128) return body(Int<128>{});
+  body(Int<kMaxAttentionHeadDim>{});
 }
 
 }  // namespace sbtrain::kernels

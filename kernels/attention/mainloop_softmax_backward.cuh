@@ -43,7 +43,7 @@ struct SoftmaxQueryShape {
   static constexpr int kWarps = 4;
   static constexpr int kBlocks = kD == 32 ? 3 : 1;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRowBlocks = 2;
+  static constexpr int kRowBlocks = kD > 128 ? 1 : 2;
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
   static constexpr int kKeys = 32;
   static constexpr bool kKeepQueries = kD <= 64;
@@ -175,12 +175,12 @@ struct SoftmaxKeyShape {
   // Pairs of warps share keys: one makes P^T and dv, the other dS^T and dk. One warp's registers do
   // not hold both of 32 keys, and with fewer keys the reads of q and do would take longer than the
   // products.
-  static constexpr bool kPairs = kD == 128;
+  static constexpr bool kPairs = kD >= 128;
   static constexpr int kWarps = kPairs ? 8 : 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRowBlocks = 2;  // of 16 keys, each warp or pair
+  static constexpr int kRowBlocks = kD > 128 ? 1 : 2;  // of 16 keys, each warp or pair
   static constexpr int kKeys = 16 * kRowBlocks * (kPairs ? kWarps / 2 : kWarps);
-  static constexpr int kQueries = kPairs ? 48 : 32;
+  static constexpr int kQueries = kD == 128 ? 48 : 32;
   // Two stages of q, do and of the queries' lse, delta and positions.
   static constexpr int kStagesBytes =
       2 * kD * (2 * kKeys + 2 * 2 * kQueries) + 2 * 3 * 4 * kQueries;

@@ -15,9 +15,9 @@ struct SoftmaxForwardShape {
   static constexpr int kWarps = 4;
   static constexpr int kBlocks = kD == 32 ? 3 : 1;  // at least so many on a multiprocessor
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRowBlocks = 2;  // of 16 queries, each warp
+  static constexpr int kRowBlocks = kD > 128 ? 1 : 2;  // of 16 queries, each warp
   static constexpr int kQueries = 16 * kRowBlocks * kWarps;
-  static constexpr int kKeys = kD == 128 ? 32 : 64;
+  static constexpr int kKeys = kD >= 128 ? 32 : 64;
   static constexpr bool kKeepQueries = kD <= 64;
   static constexpr int kSharedBytes = 2 * kD * (kQueries + 2 * 2 * kKeys);
 };

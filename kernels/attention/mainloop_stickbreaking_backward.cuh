@@ -86,7 +86,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   extern __shared__ __align__(128) unsigned char shared[];
   auto* q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
   __nv_bfloat16* dout_tile = q_tile + kQueries * kD;
-  const KeyStages<kD, kGated> keys(dout_tile + kQueries * kD);
+  using Keys = KeyStages<kD, kGated>;
+  const Keys keys(dout_tile + kQueries * kD);
 
   const StickThreads group;
   const StickHead head(p, first_head + static_cast<int>(blockIdx.y));
@@ -106,16 +107,22 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   enter_rows<kRowBlocks>(sticks, p, head, first);
   load_rows<kQueries, kD>(group, q_tile, head, p.q, tile);
   load_rows<kQueries, kD>(group, dout_tile, head, p.dout, tile);
-  int block = lowest / kStickKeys * kStickKeys;
+  const int begin = lowest / kStickKeys * kStickKeys;
+  int block = begin;
   keys.load(group, p, head, block, 0);
   const TileRows<kRowBlocks, kD, false> queries(q_tile, warp_row);
   const TileRows<kRowBlocks, kD, false> douts(dout_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> dq;
   dq.clear();
-  for (int stage = 0; block < end; stage ^= 1, block += kStickKeys) {
+  for (int stage = 0; block < end; stage ^= Keys::kStages - 1, block += kStickKeys) {
+    if (Keys::kStages == 1 && block > begin) {
+      group.sync();  // the block before has been read
+      keys.load(group, p, head, block, stage);
+    }
     cp_async_wait<0>();
     group.sync();
-    if (block + kStickKeys < end) keys.load(group, p, head, block + kStickKeys, stage ^ 1);
+    if (Keys::kStages > 1 && block + kStickKeys < end)
+      keys.load(group, p, head, block + kStickKeys, stage ^ 1);
     if (!seen.some(block, kStickKeys)) continue;
     save_states<kRowBlocks>(sticks, p, head, first, block);
     Accumulator<kRowBlocks, kStickKeys / 8> s, dp;
@@ -132,25 +139,38 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
 
 // ---- Phase 2: dk, dv and the gate's gradient ----------------------------------------------------
 
+// The gradients of the widest heads do not fit the registers of a block, so that two blocks compute
+// them, each for half of the columns; the scores are computed by both.
+template <int kD>
+inline constexpr int kColumnParts = kD > 128 ? 2 : 1;
+template <int kD>
+inline constexpr int kPartColumns = kD / kColumnParts<kD>;
+
 // The warps divide the products with the transposed tiles [queries, keys] among them: two halves of
 // the keys times two halves of the columns.
 template <int kD>
-using KeyGradient = Accumulator<2, kD / 16>;
+using KeyGradient = Accumulator<2, kPartColumns<kD> / 16>;
+
+// The first column of a warp in part `part`.
+template <int kD>
+__device__ __forceinline__ int first_gradient_column(int warp, int part) {
+  return part * kPartColumns<kD> + warp % 2 * (kPartColumns<kD> / 2);
+}
 
 // sum += tile^T x, tile [kQueries, 64] and x [kQueries, kD].
 template <int kD>
-__device__ __forceinline__ void add_transposed_product(KeyGradient<kD>& sum, int warp,
+__device__ __forceinline__ void add_transposed_product(KeyGradient<kD>& sum, int warp, int part,
                                                        const __nv_bfloat16* tile,
                                                        const __nv_bfloat16* x) {
   const int key = warp / 2 * 32;
-  const int col = warp % 2 * (kD / 2);
+  const int col = first_gradient_column<kD>(warp, part);
 #pragma unroll
   for (int query = 0; query < StickShape<kD, StickPass::kKey>::kQueries; query += 16) {
     uint32_t a[2][4];
     load_a_trans<kStickKeys>(a[0], tile, query, key);
     load_a_trans<kStickKeys>(a[1], tile, query, key + 16);
 #pragma unroll
-    for (int c = 0; c < kD / 16; c += 2) {
+    for (int c = 0; c < kPartColumns<kD> / 16; c += 2) {
       uint32_t b[4];
       load_b<kD>(b, x, query, col + c * 8);
 #pragma unroll
@@ -181,11 +201,11 @@ __device__ __forceinline__ void store_scores(__nv_bfloat16* tile, int warp_row,
 // out = factor x + add(key, column) of the keys from `block` on.
 template <int kD, typename Add>
 __device__ __forceinline__ void store_key_gradient(const StickHead& head, const HeadRows& out,
-                                                   int block, int warp, KeyGradient<kD>& x,
-                                                   float factor, Add&& add) {
+                                                   int block, int warp, int part,
+                                                   KeyGradient<kD>& x, float factor, Add&& add) {
   x.for_each([&](float& value, auto at) {
     const int key = block + key_of_row<kStickKeys>(warp / 2 * 32 + at.row);
-    const int col = warp % 2 * (kD / 2) + at.col;
+    const int col = first_gradient_column<kD>(warp, part) + at.col;
     if (key >= head.p.tokens || col >= head.p.head_dim) return;
     head.row(out, key)[col] = __float2bfloat16(value * factor + add(key, col));
   });
@@ -289,6 +309,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   const StickHead head(p, first_head + static_cast<int>(blockIdx.y));
   const int block = static_cast<int>(blockIdx.x) * kStickKeys;
   const int warp = group.thread() / 32;
+  const int part = kColumnParts<kD> > 1 ? static_cast<int>(blockIdx.z) : 0;
   const int warp_row = warp * Shape::kWarpRows;
   const Visibility visibility = visibility_of<true>(p, head);
   const int end = visibility.end_query(min(block + kStickKeys, p.tokens) - 1);
@@ -327,8 +348,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
     store_scores(tiles.a, warp_row, s);
     store_scores(tiles.dz, warp_row, dp);
     group.sync();
-    add_transposed_product<kD>(dv, warp, tiles.a, tiles.dout(stage));
-    add_transposed_product<kD>(dk, warp, tiles.dz, tiles.q(stage));
+    add_transposed_product<kD>(dv, warp, part, tiles.a, tiles.dout(stage));
+    add_transposed_product<kD>(dk, warp, part, tiles.dz, tiles.q(stage));
     tile = next;
     if (kStages == 1 && next < end) {
       group.sync();
@@ -337,12 +358,13 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   }
   cp_async_wait<0>();
 
-  store_key_gradient<kD>(head, p.dk, block, warp, dk, p.scale, [](int, int) { return 0.0f; });
+  store_key_gradient<kD>(head, p.dk, block, warp, part, dk, p.scale, [](int, int) { return 0.0f; });
   const bool to_value = p.remainder == StickRemainder::kValue;
-  store_key_gradient<kD>(head, p.dv, block, warp, dv, 1.0f, [&](int key, int col) {
+  store_key_gradient<kD>(head, p.dv, block, warp, part, dv, 1.0f, [&](int key, int col) {
     if (!to_value) return 0.0f;
     return exp2_ftz(p.log2_rem[head.at(key)]) * __bfloat162float(head.row(p.dout, key)[col]);
   });
+  if (part > 0) return;
   if constexpr (kGated) write_gate_gradient(group, p, head, block, dgate, tiles.gate_sums);
 }
 

@@ -66,7 +66,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   constexpr int kQueries = Shape::kQueries;
   extern __shared__ __align__(128) unsigned char shared[];
   auto* q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
-  const KeyStages<kD, kGated> keys(q_tile + kQueries * kD);
+  using Keys = KeyStages<kD, kGated>;
+  const Keys keys(q_tile + kQueries * kD);
 
   const StickThreads group;
   const StickHead head(p, static_cast<int>(blockIdx.y));
@@ -87,11 +88,16 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   Accumulator<kRowBlocks, kD / 8> o;
   o.clear();
   int block = last;
-  for (int stage = 0;; stage ^= 1, block -= kStickKeys) {
+  for (int stage = 0;; stage ^= Keys::kStages - 1, block -= kStickKeys) {
+    if (Keys::kStages == 1 && block < last) {
+      group.sync();  // the block before has been read
+      keys.load(group, p, head, block, stage);
+    }
     cp_async_wait<0>();
     group.sync();
     if (block == last) queries.load();
-    if (block > lowest) keys.load(group, p, head, block - kStickKeys, stage ^ 1);
+    if (Keys::kStages > 1 && block > lowest)
+      keys.load(group, p, head, block - kStickKeys, stage ^ 1);
     if (seen.some(block, kStickKeys)) {
       Accumulator<kRowBlocks, kStickKeys / 8> s;
       product_with_rows(s, queries, keys.k(stage));

@@ -40,7 +40,9 @@ inline constexpr int64_t kFireMargin = 256;
 // 32 breaks, and the gradients of c and m.
 inline constexpr int64_t kFireSums = 2 * (kFireUnits + 1 + kFireUnits + 1);
 // Keys of a block in the backward pass.
-inline constexpr int64_t kFireBlockKeys = 128;
+constexpr int64_t fire_block_keys(int64_t head_dim) {
+  return head_dim > 128 ? 64 : 128;
+}
 
 // The layout of FIRE's scratch, in bytes from its start.
 struct FireScratch {
@@ -56,8 +58,8 @@ struct FireScratch {
   size_t heads;      // f64 [H, 2]
   size_t bytes;
 };
-constexpr FireScratch fire_scratch(int64_t tokens, int64_t heads, int64_t max_seqlen,
-                                   bool backward) {
+constexpr FireScratch fire_scratch(int64_t tokens, int64_t heads, int64_t head_dim,
+                                   int64_t max_seqlen, bool backward) {
   FireScratch s{};
   const auto take = [&](int64_t count, size_t size) {
     const size_t begin = s.bytes;
@@ -72,8 +74,8 @@ constexpr FireScratch fire_scratch(int64_t tokens, int64_t heads, int64_t max_se
   if (!backward) return s;
   s.queries = take(4 * (tokens + kFireMargin), sizeof(float));
   s.delta = take(heads * tokens, sizeof(float));
-  s.partials =
-      take(heads * ((tokens + kFireBlockKeys - 1) / kFireBlockKeys) * kFireSums, sizeof(float));
+  const int64_t keys = fire_block_keys(head_dim);
+  s.partials = take(heads * ((tokens + keys - 1) / keys) * kFireSums, sizeof(float));
   s.units = take(heads * kFireUnits * 2, sizeof(double));
   s.heads = take(heads * 2, sizeof(double));
   return s;

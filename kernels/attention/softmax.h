@@ -1,5 +1,5 @@
 // Softmax attention over packed documents (FlashAttention-2, arXiv 2307.08691) with mma.sync: any
-// GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. ops/attention.h says
+// GPU from sm_80 on, any head dimension up to 256 that is a multiple of 8. ops/attention.h says
 // what it computes.
 #pragma once
 

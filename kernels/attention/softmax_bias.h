@@ -1,5 +1,5 @@
 // Softmax attention with ALiBi or FIRE (ops/attention.h), on the main loops of softmax: any
-// head dimension up to 128 that is a multiple of 8, any GPU from sm_80 on.
+// head dimension up to 256 that is a multiple of 8, any GPU from sm_80 on.
 #pragma once
 
 #include "kernels/attention/position_bias.h"

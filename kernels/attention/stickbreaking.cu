@@ -16,9 +16,11 @@ void forward(cudaStream_t stream, const StickBreakingProblem& p) {
 
 template <int kD, bool kGated, int kStages>
 void key_gradient(cudaStream_t stream, const StickBreakingProblem& p, int first_head, int heads) {
+  dim3 grid = attention_grid(p.tokens, kStickKeys, heads);
+  grid.z = kColumnParts<kD>;
   launch_attention("stickbreaking_backward", stream, stick_key_gradient_kernel<kD, kGated, kStages>,
-                   attention_grid(p.tokens, kStickKeys, heads), StickThreads::kThreads,
-                   KeyGradientTiles<kD, kGated, kStages>::kBytes, p, first_head);
+                   grid, StickThreads::kThreads, KeyGradientTiles<kD, kGated, kStages>::kBytes, p,
+                   first_head);
 }
 
 int shared_memory_limit() {

@@ -1,5 +1,5 @@
 // Stick-breaking attention (arXiv 2410.17980, equations 1-4) over packed documents with mma.sync:
-// any GPU from sm_80 on, any head dimension up to 128 that is a multiple of 8. ops/attention.h says
+// any GPU from sm_80 on, any head dimension up to 256 that is a multiple of 8. ops/attention.h says
 // what it computes, docs/attention.md how.
 #pragma once
 

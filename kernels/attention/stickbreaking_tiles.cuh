@@ -78,15 +78,16 @@ __device__ __forceinline__ void load_gates(const StickThreads& group, float* gat
 }
 
 // Two stages of blocks of keys, with their values and gates: one is computed with while the next
-// one arrives.
+// one arrives. Of the widest heads shared memory holds only one.
 template <int kD, bool kGated>
 class KeyStages {
  public:
-  static constexpr int kBytes = 2 * (2 * 2 * kStickKeys * kD) + 2 * kStickKeys * 4;
+  static constexpr int kStages = kD > 128 ? 1 : 2;
+  static constexpr int kBytes = 2 * (2 * kStages * kStickKeys * kD) + kStages * kStickKeys * 4;
   __device__ __forceinline__ explicit KeyStages(__nv_bfloat16* memory)
       : k_(memory),
-        v_(k_ + 2 * kStickKeys * kD),
-        gates_(reinterpret_cast<float*>(v_ + 2 * kStickKeys * kD)) {}
+        v_(k_ + kStages * kStickKeys * kD),
+        gates_(reinterpret_cast<float*>(v_ + kStages * kStickKeys * kD)) {}
   __device__ __forceinline__ void load(const StickThreads& group, const StickBreakingProblem& p,
                                        const StickHead& head, int block, int stage) const {
     load_keys<kD>(group, k(stage), head, p.k, block);

@@ -1,4 +1,4 @@
-// Tiles of bf16 in shared memory: row-major [rows, kCols], kCols 32, 64 or 128, in chunks of 8
+// Tiles of bf16 in shared memory: row-major [rows, kCols], kCols 32, 64, 128 or 256, in chunks of 8
 // columns (16 bytes). The chunks of a row are permuted, so that neither copies nor fragments meet
 // bank conflicts. Tiles are aligned to 128 bytes.
 #pragma once
@@ -15,7 +15,7 @@ namespace sbtrain::kernels {
 // one row, lie in different banks.
 template <int kCols>
 __device__ __forceinline__ int tile_offset(int row, int chunk) {
-  static_assert(kCols == 32 || kCols == 64 || kCols == 128);
+  static_assert(kCols == 32 || kCols == 64 || kCols == 128 || kCols == 256);
   const int permuted = kCols == 32 ? chunk ^ ((row >> 1) & 3) : chunk ^ (row & 7);
   return row * kCols + permuted * 8;
 }

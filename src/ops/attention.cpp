@@ -62,8 +62,8 @@ void check_softmax(const Check& c, const Op& op) {
 }
 
 template <typename Op>
-void check_softmax_limits(const Op& op) {
-  check_attention_head_dim(Op::kName, head_dim(op));
+void check_softmax_limits(const Op& op, const Target& target) {
+  check_attention_head_dim(Op::kName, head_dim(op), target);
   if (op.bias.kind == PositionBias::kAlibi) check_alibi_heads(Op::kName, op.params.heads);
 }
 
@@ -92,8 +92,8 @@ Buffer bytes_of_scratch(const Stream& s, std::string_view name, size_t bytes) {
 void StickBreakingForward::check() const {
   check_stickbreaking(Check(kName), *this);
 }
-void StickBreakingForward::check_limits(const Target& /*target*/) const {
-  check_attention_head_dim(kName, head_dim(*this));
+void StickBreakingForward::check_limits(const Target& target) const {
+  check_attention_head_dim(kName, head_dim(*this), target);
 }
 Buffer StickBreakingForward::scratch(const Stream& s) const {
   if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);
@@ -108,8 +108,8 @@ void StickBreakingBackward::check() const {
     c.flat("dremainder_bias_Hd", dremainder_bias_Hd, q_THd.cols());
   }
 }
-void StickBreakingBackward::check_limits(const Target& /*target*/) const {
-  check_attention_head_dim(kName, head_dim(*this));
+void StickBreakingBackward::check_limits(const Target& target) const {
+  check_attention_head_dim(kName, head_dim(*this), target);
 }
 Buffer StickBreakingBackward::scratch(const Stream& s) const {
   if (!on_cuda(s)) {
@@ -128,8 +128,8 @@ float alibi_slope(int heads, int head) {
 void SoftmaxForward::check() const {
   check_softmax(Check(kName), *this);
 }
-void SoftmaxForward::check_limits(const Target& /*target*/) const {
-  check_softmax_limits(*this);
+void SoftmaxForward::check_limits(const Target& target) const {
+  check_softmax_limits(*this, target);
 }
 Buffer SoftmaxForward::scratch(const Stream& s) const {
   if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);
@@ -141,8 +141,8 @@ void SoftmaxBackward::check() const {
   check_softmax(c, *this);
   if (bias.kind == PositionBias::kFire) check_fire(c, dfire, params.heads);
 }
-void SoftmaxBackward::check_limits(const Target& /*target*/) const {
-  check_softmax_limits(*this);
+void SoftmaxBackward::check_limits(const Target& target) const {
+  check_softmax_limits(*this, target);
 }
 Buffer SoftmaxBackward::scratch(const Stream& s) const {
   if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);

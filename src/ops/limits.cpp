@@ -17,6 +17,12 @@ void check_head_dim(std::string_view op, int64_t head_dim, int64_t most) {
        op, head_dim, most);
 }
 
+// GPUs with 99 KiB of shared memory for a block; others from compute capability 8.0 on have 163 or
+// more.
+bool little_shared_memory(const Target& target) {
+  return target.sm == 86 || target.sm == 89 || target.sm / 10 == 12;
+}
+
 }  // namespace
 
 void check_norm_width(std::string_view op, int64_t width) {
@@ -37,8 +43,10 @@ void check_rope_head_dim(std::string_view op, int64_t head_dim) {
   check_head_dim(op, head_dim, 2 * kernels::kMaxRopeFrequencies);
 }
 
-void check_attention_head_dim(std::string_view op, int64_t head_dim) {
-  check_head_dim(op, head_dim, kernels::kMaxAttentionHeadDim);
+void check_attention_head_dim(std::string_view op, int64_t head_dim, const Target& target) {
+  check_head_dim(
+      op, head_dim,
+      little_shared_memory(target) ? kernels::kSmallHeadDim : kernels::kMaxAttentionHeadDim);
   if (head_dim % 8 == 0) return;
   fail(ExitCode::kConfig,
        "{} on CUDA: the head dimension is {} (model.width / model.heads), which is not a multiple "

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/target.h"
+
 namespace sbtrain::ops {
 
 void check_norm_width(std::string_view op, int64_t width);
 void check_norm_head_dim(std::string_view op, int64_t head_dim);
 void check_rope_head_dim(std::string_view op, int64_t head_dim);
-void check_attention_head_dim(std::string_view op, int64_t head_dim);
+void check_attention_head_dim(std::string_view op, int64_t head_dim, const Target& target);
 void check_decode_head_dim(std::string_view op, int64_t head_dim);
 void check_alibi_heads(std::string_view op, int64_t heads);
 // Features and values of a head of Based or ReBased.

@@ -37,9 +37,11 @@ TEST_F(Decode, CacheAppendWritesOneRowEach) {
 struct Case {
   int heads;
   int64_t head_dim, capacity, gap;
+  int key_heads;
 };
-constexpr Case kCases[] = {{3, 5, 9, 1},     {2, 64, 70, 0},  {24, 64, 700, 8},
-                           {2, 128, 300, 0}, {3, 200, 33, 0}, {1, 256, 20, 0}};
+constexpr Case kCases[] = {{3, 5, 9, 1, 3},      {2, 64, 70, 0, 2},  {24, 64, 700, 8, 24},
+                           {2, 128, 300, 0, 2},  {3, 200, 33, 0, 3}, {1, 256, 20, 0, 1},
+                           {24, 64, 700, 8, 12}, {8, 64, 70, 0, 2},  {8, 128, 70, 0, 1}};
 
 class Tensors {
  public:
@@ -47,9 +49,10 @@ class Tensors {
       : lengths_(test::integers(lengths_of(c))),
         batch_(lengths_.tensor().numel()),
         cols_(c.heads * c.head_dim),
+        key_cols_(c.key_heads * c.head_dim),
         q_(test::random_bf16("q", {batch_, cols_})),
-        k_(test::random_bf16("k", {batch_, c.capacity, cols_})),
-        v_(test::random_bf16("v", {batch_, c.capacity, cols_})),
+        k_(test::random_bf16("k", {batch_, c.capacity, key_cols_})),
+        v_(test::random_bf16("v", {batch_, c.capacity, key_cols_})),
         gate_(test::generated({batch_, c.capacity, c.heads}, 0,
                               [](int64_t i) { return 1.0f - 0.01f * static_cast<float>(i % 80); })),
         bias_(test::random_bf16("bias", {cols_})),
@@ -91,7 +94,7 @@ class Tensors {
     return {1, 2, capacity / 2, capacity - 1, capacity};
   }
   Owned lengths_;
-  int64_t batch_, cols_;
+  int64_t batch_, cols_, key_cols_;
   Owned q_, k_, v_, gate_, bias_, expected_;
   OnGpu o_gpu_, q_gpu_, k_gpu_, v_gpu_, gate_gpu_, bias_gpu_, lengths_gpu_;
 };
@@ -148,7 +151,7 @@ TEST_F(Decode, StickBreakingMatchesTheCpu) {
 
 // The keys that skipping drops have a total weight below epsilon.
 TEST_F(Decode, StickBreakingSkips) {
-  const Case c = {24, 64, 700, 0};
+  const Case c = {24, 64, 700, 0, 24};
   const Tensors t(gpu(), c);
   ops::StickBreakingParams params = {.heads = c.heads, .scale = 0.1f};
   ops::run(cpu, stickbreaking(t.host(false), params));

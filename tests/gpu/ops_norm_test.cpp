@@ -149,5 +149,67 @@ TEST_F(Norm, HeadNormBackwardMatchesTheCpuAndRepeats) {
   }
 }
 
+TEST_F(Norm, HeadRmsNormMatchesTheCpu) {
+  for (const HeadCase& c : kHeadCases) {
+    const int64_t cols = c.heads * c.head_dim;
+    const Owned x = test::random_bf16("x", {c.tokens, cols}, 2, 1);
+    const Owned w = test::random_bf16("w", {c.head_dim}, 0.2, 1);
+    const Owned expected = test::poisoned({c.tokens, cols});
+    ops::run(cpu, ops::HeadRmsNorm{
+                      .y_THd = expected, .x_THd = x, .w_d = w, .heads = c.heads, .eps = kEps});
+    const OnGpu y(gpu(), kBF16, {c.tokens, cols}, c.gap);
+    ops::run(gpu(), ops::HeadRmsNorm{.y_THd = y,
+                                     .x_THd = OnGpu(gpu(), x, kBF16, c.gap),
+                                     .w_d = OnGpu(gpu(), w, kBF16),
+                                     .heads = c.heads,
+                                     .eps = kEps});
+    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error)
+        << c.heads << " heads of " << c.head_dim;
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+// The second time in place.
+TEST_F(Norm, HeadRmsNormBackwardMatchesTheCpuAndRepeats) {
+  for (const HeadCase& c : kHeadCases) {
+    const int64_t cols = c.heads * c.head_dim;
+    const Owned x = test::random_bf16("x", {c.tokens, cols}, 1, 0.5);
+    const Owned w = test::random_bf16("w", {c.head_dim}, 0.2, 1);
+    const Owned dy = test::random_bf16("dy", {c.tokens, cols});
+    const Owned dx = test::poisoned({c.tokens, cols});
+    const Owned dw = test::random_bf16("dw", {c.head_dim});
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+    const OnGpu w_gpu(gpu(), w, kBF16);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const OnGpu dx1(gpu(), kBF16, {c.tokens, cols}, c.gap);
+    const OnGpu dw1(gpu(), dw, kF32);
+    const OnGpu dw2(gpu(), dw, kF32);
+    ops::HeadRmsNormBackward op{.dx_THd = dx1,
+                                .dw_d = dw1,
+                                .dy_THd = dy_gpu,
+                                .x_THd = x_gpu,
+                                .w_d = w_gpu,
+                                .heads = c.heads,
+                                .eps = kEps};
+    ops::run(gpu(), op);
+    op.dx_THd = dy_gpu;
+    op.dw_d = dw2;
+    ops::run(gpu(), op);
+    ops::run(cpu, ops::HeadRmsNormBackward{.dx_THd = dx,
+                                           .dw_d = dw,
+                                           .dy_THd = dy,
+                                           .x_THd = x,
+                                           .w_d = w,
+                                           .heads = c.heads,
+                                           .eps = kEps});
+    EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error)
+        << c.heads << " heads of " << c.head_dim;
+    EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);
+    EXPECT_TRUE(dx1.gaps_intact());
+    EXPECT_EQ(dx1.raw(), dy_gpu.raw());
+    EXPECT_EQ(dw1.raw(), dw2.raw());
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain

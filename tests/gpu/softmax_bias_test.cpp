@@ -264,7 +264,7 @@ class GpuSoftmaxBias : public GpuOpTest {
 
 std::vector<Case> shapes(std::optional<Fire> fire) {
   std::vector<Case> cases;
-  for (const int64_t d : {32, 48, 64, 128}) {
+  for (const int64_t d : {32, 48, 64, 128, 136, 256}) {
     cases.push_back({.documents = kMixed, .fire = fire, .head_dim = d});
     cases.push_back({.documents = kMixed, .fire = fire, .head_dim = d, .window = 100});
     cases.push_back({.documents = kLong, .fire = fire, .heads = 1, .head_dim = d});

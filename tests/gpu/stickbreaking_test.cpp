@@ -165,7 +165,7 @@ TEST_F(GpuStickBreaking, EveryOption) {
 }
 
 TEST_F(GpuStickBreaking, EveryHeadDimension) {
-  for (const int64_t d : {8, 16, 32, 40, 64, 96, 128}) {
+  for (const int64_t d : {8, 16, 32, 40, 64, 96, 128, 136, 256}) {
     for (const bool gated : {false, true}) {
       check({.documents = {1, 2, 127, 128, 129, 500}, .heads = 2, .head_dim = d, .gated = gated});
     }

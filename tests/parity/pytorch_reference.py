@@ -236,9 +236,14 @@ def short_conv(u_TD, w, prefix, batch):
     return stored(by_document(batch, convolve, u_TD[:, None, :])[:, 0] * gate + u_TD)
 
 
+def project(x_TD, w, name):
+    y = stored(x_TD @ w[f"{name}.weight"].T)
+    return stored(y + w[f"{name}.bias"]) if f"{name}.bias" in w else y
+
+
 def polynomial_attention(x_TD, w, prefix, kind, model, batch):
     heads = model["heads"]
-    q, k, v = (stored(x_TD @ w[f"{prefix}{name}_proj.weight"].T) for name in "qkv")
+    q, k, v = (project(x_TD, w, f"{prefix}{name}_proj") for name in "qkv")
     if kind == "rebased":
         q, k = (
             stored(F.layer_norm(x, x.shape[-1:], w[f"{prefix}{n}_norm.weight"], w[f"{prefix}{n}_norm.bias"]))
@@ -257,11 +262,12 @@ def attention(x_TD, w, prefix, config, model, batch):
     heads = model["heads"]
     tokens, width = x_TD.shape
     d = width // heads
-
-    def project(name):
-        return stored(x_TD @ w[f"{prefix}{name}_proj.weight"].T).view(tokens, heads, d)
-
-    q, k, v = project("q"), project("t" if kind == "coca" else "k"), project("v")
+    key = "t" if kind == "coca" else "k"
+    q, k, v = (project(x_TD, w, f"{prefix}{name}_proj").view(tokens, -1, d) for name in ("q", key, "v"))
+    if config.get("qk_norm", False):
+        eps = model.get("norm_eps", 1e-5)
+        q = stored(rmsnorm(q, w[f"{prefix}q_norm.weight"], eps))
+        k = stored(rmsnorm(k, w[f"{prefix}{key}_norm.weight"], eps))
     scale = config.get("logit_scale", 0) or d**-0.5
     gate = bias = None
     position = config.get("position", "rope")
@@ -282,6 +288,10 @@ def attention(x_TD, w, prefix, config, model, batch):
     else:
         raise ValueError(f"attention type: {kind}")
 
+    # Each head of keys and values serves heads / kv_heads heads of queries that follow each other.
+    group = heads // (model.get("kv_heads", 0) or heads)
+    if group > 1:
+        k, v = (stored(x.repeat_interleave(group, 1)) for x in (k, v))
     outputs = []
     bounds = batch["cu_seqlens"]
     for begin, end in zip(bounds[:-1], bounds[1:]):

@@ -75,6 +75,7 @@ nlohmann::json model_json(const ModelConfig& m) {
   return {{"layers", m.layers},
           {"width", m.width},
           {"heads", m.heads},
+          {"kv_heads", m.kv_heads},
           {"tied", m.tied},
           {"norm_eps", m.norm_eps},
           {"norm", name_of(m.norm)},
@@ -147,6 +148,27 @@ std::vector<Case> cases() {
   rebased.mlp = MlpKind::kNone;
   rebased.heads = 12;  // 5 values for each head, 60 in all
   rebased.attention[1] = parse_attention("{type: rebased}");
+  ModelConfig grouped = base();
+  grouped.layers = 3;
+  grouped.heads = 8;
+  grouped.kv_heads = 2;
+  grouped.attention = {parse_attention("{qk_norm: true, qkv_bias: true}"),
+                       parse_attention("{type: softmax, qk_norm: true, qkv_bias: true}"),
+                       parse_attention("{type: coca, qk_norm: true, qkv_bias: true}")};
+  ModelConfig one_key_head = base();
+  one_key_head.heads = 4;
+  one_key_head.kv_heads = 1;
+  one_key_head.attention = {parse_attention("{remainder: value, forget_gate: true}"),
+                            parse_attention("{type: softmax, position: alibi, window: 50}")};
+  ModelConfig wide = base();
+  wide.width = 256;
+  wide.heads = 1;
+  wide.init_std = 0.075;  // products as large as those of the other models
+  wide.layers = 4;
+  wide.attention = {parse_attention("{remainder: value, forget_gate: true}"),
+                    parse_attention("{type: softmax}"),
+                    parse_attention("{type: softmax, position: fire}"),
+                    parse_attention("{type: softmax, position: alibi}")};
   return {{"stickbreaking", plain},
           {"bias_norm_gate", rich},
           {"value_current_multipliers", value},
@@ -156,6 +178,9 @@ std::vector<Case> cases() {
           {"alibi_and_fire", biases},
           {"shared_fire", shared},
           {"coca", coca},
+          {"grouped_norm_bias", grouped},
+          {"one_key_head", one_key_head},
+          {"wide_heads", wide},
           {"gpt", gpt},
           {"short_conv_and_based", based},
           {"short_conv_and_rebased", rebased}};

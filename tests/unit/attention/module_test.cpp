@@ -223,6 +223,92 @@ TEST(AttentionModule, MapsGiveTheOutput) {
   }
 }
 
+// A module with groups is the one without whose heads of keys and values are equal in each group;
+// the gradients of its weights are the sums of theirs over the group.
+TEST(AttentionModule, GroupsShareKeysAndValues) {
+  constexpr int64_t kHeads = 8;
+  constexpr int64_t kHeadDim = 4;
+  ModelConfig whole;
+  whole.width = kHeads * kHeadDim;
+  whole.heads = kHeads;
+  whole.init_std = 0.4;
+  const Pack pack({5, 70, 9});
+  const Owned x = random_normal("x", {pack.tokens, whole.width});
+  const Owned dmix = random_normal("dmix", {pack.tokens, whole.width});
+  struct Pass {
+    Pass(const ::sbtrain::Attention& module, const Parameters& w, Parameters& dw, const Pack& pack,
+         const Owned& x, const Owned& dmix)
+        : mix(poisoned(shape(x))), dx(poisoned(shape(x))) {
+      CpuStream s;
+      const auto saved = module.allocate(s.memory, pack.tokens);
+      module.forward(s, mix, x, w.weights, *saved, pack.sequences());
+      module.backward(s, dx, dw.weights, dmix, mix, x, w.weights, *saved, pack.sequences());
+    }
+    static std::vector<int64_t> shape(const Owned& x) {
+      return {x.tensor().rows(), x.tensor().cols()};
+    }
+    Owned mix, dx;
+  };
+  for (const std::string type : {"stickbreaking, forget_gate: true, remainder: value", "softmax",
+                                 "softmax, position: alibi", "coca"}) {
+    for (const int64_t groups : {1, 2, 4, 8}) {
+      SCOPED_TRACE(type + ", " + std::to_string(groups));
+      const auto config = parse_attention("{qk_norm: true, qkv_bias: true, type: " + type + "}");
+      ModelConfig grouped = whole;
+      grouped.kv_heads = groups;
+      const auto module = make_attention(config, grouped);
+      const auto plain = make_attention(config, whole);
+      const Parameters w(*module, true);
+      const Parameters expanded(*plain, false);
+      // Calls visit(element of the plain module's tensor, element of the other one's).
+      const auto for_each_shared = [&](const TensorSpec& spec, const Parameters& few, auto visit) {
+        const Tensor& from = few.weights.at(spec.name);
+        const int64_t numel = Tensor(nullptr, DType::kF32, spec.shape).numel();
+        const int64_t head = kHeadDim * (spec.shape.size() > 1 ? whole.width : 1);
+        for (int64_t i = 0; i < numel; ++i) {
+          const bool as_it_is = from.numel() == numel;
+          visit(i, as_it_is ? i : i / head / (kHeads / groups) * head + i % head);
+        }
+      };
+      for (const TensorSpec& spec : expanded.specs) {
+        for_each_shared(spec, w, [&](int64_t to, int64_t from) {
+          expanded.weights.at(spec.name).f32()[to] = w.weights.at(spec.name).f32()[from];
+        });
+      }
+      Parameters dw(*module, false);
+      Parameters dexpanded(*plain, false);
+      const Pass a(*module, w, dw, pack, x, dmix);
+      const Pass b(*plain, expanded, dexpanded, pack, x, dmix);
+      EXPECT_TRUE(bitwise_equal(a.mix, b.mix));
+      EXPECT_LT(relative_error(a.dx, to_f64(b.dx)), 1e-5);
+      for (const TensorSpec& spec : expanded.specs) {
+        const Tensor& actual = dw.weights.at(spec.name);
+        std::vector<double> sums(static_cast<size_t>(actual.numel()));
+        for_each_shared(spec, dw, [&](int64_t from, int64_t to) {
+          sums[static_cast<size_t>(to)] += dexpanded.weights.at(spec.name).f32()[from];
+        });
+        EXPECT_LT(relative_error(actual, sums), 1e-5) << spec.name;
+      }
+    }
+  }
+}
+
+TEST(AttentionModule, CachesHoldOnlyTheHeadsOfKeys) {
+  ModelConfig model = small_model();
+  model.kv_heads = 1;
+  for (const std::string type : {"stickbreaking", "softmax", "coca"}) {
+    const auto bytes = [&](const ModelConfig& m) {
+      Memory plan = Memory::planning(Backend::kCpu);
+      {
+        const ProgramScope scope(plan, "decode");
+        const auto cache = make_attention({.type = type}, m)->allocate_cache(plan, 2, 1600);
+      }
+      return plan.report().pool_bytes;
+    };
+    EXPECT_EQ(bytes(small_model()), 3 * bytes(model)) << type;
+  }
+}
+
 TEST(AttentionModule, DeclaresItsParameters) {
   auto config = parse_attention("{remainder: bias, head_norm: true, forget_gate: true}");
   std::map<std::string, TensorSpec> specs;
@@ -241,6 +327,24 @@ TEST(AttentionModule, DeclaresItsParameters) {
                            "self_attn.head_norm.weight", "self_attn.head_norm.bias"}) {
     EXPECT_FALSE(specs[name].decay) << name;
   }
+  config = parse_attention("{type: coca, qk_norm: true, qkv_bias: true}");
+  ModelConfig grouped = small_model();
+  grouped.kv_heads = 1;
+  specs.clear();
+  for (const TensorSpec& spec : make_attention(config, grouped)->parameters()) {
+    specs[spec.name] = spec;
+  }
+  ASSERT_EQ(specs.size(), 8u);
+  EXPECT_EQ(specs["self_attn.q_proj.weight"].shape, (std::vector<int64_t>{12, 12}));
+  EXPECT_EQ(specs["self_attn.t_proj.weight"].shape, (std::vector<int64_t>{4, 12}));
+  EXPECT_EQ(specs["self_attn.v_proj.weight"].shape, (std::vector<int64_t>{4, 12}));
+  EXPECT_EQ(specs["self_attn.q_proj.bias"].shape, std::vector<int64_t>{12});
+  EXPECT_EQ(specs["self_attn.t_proj.bias"].shape, std::vector<int64_t>{4});
+  EXPECT_TRUE(specs["self_attn.v_proj.bias"].fused);
+  EXPECT_FALSE(specs["self_attn.v_proj.bias"].decay);
+  EXPECT_EQ(specs["self_attn.q_norm.weight"].shape, std::vector<int64_t>{4});
+  EXPECT_EQ(specs["self_attn.t_norm.weight"].shape, std::vector<int64_t>{4});
+  EXPECT_FALSE(specs["self_attn.t_norm.weight"].decay);
   config = AttentionConfig{};
   EXPECT_EQ(make_attention(config, small_model())->parameters().size(), 3u);
   EXPECT_EQ(make_attention(config, small_model())->flops_per_token(10), 4.0 * 12 * 10);

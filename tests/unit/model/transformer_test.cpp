@@ -54,12 +54,50 @@ int64_t count(ModelConfig config, const std::vector<std::string>& types) {
   return Transformer(config).registry().count();
 }
 
-// One short convolution and one mixer, 12 heads that leave 5 values each, no MLP.
+// Table 4 of the ReBased paper: two layers without MLP. Attention has two layers of attention with
+// biases and 1024 positions, the others a short convolution in the first layer; that of
+// ConvAttention has 512 positions at width 64 and 128 at the others, Based and ReBased have 256,
+// and 12 heads whose values leave the rest of the width unused.
 TEST(Transformer, ParameterCountsOfTheAssociativeRecallModels) {
-  ModelConfig config = gpt(2, 64, 12, 8192, 256);
-  config.mlp = MlpKind::kNone;
-  EXPECT_EQ(count(config, {"short_conv", "based"}), 577'984);
-  EXPECT_EQ(count(config, {"short_conv", "rebased"}), 577'984 + 768);
+  struct Row {
+    int64_t width, attention, conv_attention, conv_positions, based;
+  };
+  for (const Row& row :
+       {Row{64, 623'744, 578'752, 512, 577'984}, Row{128, 1'313'024, 1'149'312, 128, 1'179'520},
+        Row{256, 2'888'192, 2'462'464, 128, 2'459'392},
+        Row{512, 6'824'960, 5'580'288, 128, 5'307'904}}) {
+    const auto model = [&](int64_t heads, int64_t positions) {
+      ModelConfig config = gpt(2, row.width, heads, 8192, positions);
+      config.mlp = MlpKind::kNone;
+      return config;
+    };
+    ModelConfig attention = model(1, 1024);
+    attention.attention = {
+        parse_attention("{type: softmax, position: none, qkv_bias: true, output_bias: true}")};
+    EXPECT_EQ(Transformer(attention).registry().count(), row.attention);
+    ModelConfig mixed = model(1, row.conv_positions);
+    mixed.attention = {parse_attention("{type: short_conv}"), attention.attention[0]};
+    EXPECT_EQ(Transformer(mixed).registry().count(), row.conv_attention);
+    EXPECT_EQ(count(model(12, 256), {"short_conv", "based"}), row.based);
+    EXPECT_EQ(count(model(12, 256), {"short_conv", "rebased"}), row.based + 768);
+  }
+}
+
+// Keys and values have kv_heads of the heads, q, k and v biases, and the norms one head each.
+TEST(Transformer, ParameterCountsOfModelsToImport) {
+  // Llama 3.2 1B, Qwen2.5 0.5B and a Qwen3 whose heads fill the width, as transformers counts them.
+  ModelConfig llama = shape(16, 2048, 8192, 32, 128256, true);
+  llama.kv_heads = 8;
+  llama.attention = {parse_attention("{type: softmax}")};
+  EXPECT_EQ(Transformer(llama).registry().count(), 1'235'814'400);
+  ModelConfig qwen2 = shape(24, 896, 4864, 14, 151936, true);
+  qwen2.kv_heads = 2;
+  qwen2.attention = {parse_attention("{type: softmax, qkv_bias: true}")};
+  EXPECT_EQ(Transformer(qwen2).registry().count(), 494'032'768);
+  ModelConfig qwen3 = shape(28, 2048, 6144, 16, 151936, true);
+  qwen3.kv_heads = 8;
+  qwen3.attention = {parse_attention("{type: softmax, qk_norm: true}")};
+  EXPECT_EQ(Transformer(qwen3).registry().count(), 1'720'574'976);
 }
 
 TEST(Transformer, ParameterCountsOfThePileModels) {

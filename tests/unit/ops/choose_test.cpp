@@ -168,9 +168,9 @@ TEST(Limits, AreKnownToThePlanAndNameTheSetting) {
   expect_limit(head_norm(255), head_norm(257), "model.heads");  // not a multiple of 8
   expect_limit(rope(256), rope(258), "model.heads");
   expect_limit(coca(256), coca(258), "model.heads");
-  expect_limit(softmax(2, 128), softmax(2, 136), "model.heads");
+  expect_limit(softmax(2, 256), softmax(2, 264), "model.heads");
   expect_limit(softmax(2, 64), softmax(2, 60), "multiple of 8");
-  expect_limit(stickbreaking(2, 128), stickbreaking(2, 136), "model.heads");
+  expect_limit(stickbreaking(2, 256), stickbreaking(2, 264), "model.heads");
   expect_limit(softmax(256, 8, PositionBias::kAlibi), softmax(257, 8, PositionBias::kAlibi),
                "model.heads");
   expect_limit(decode(2, 256), decode(2, 257), "model.heads");
@@ -178,6 +178,21 @@ TEST(Limits, AreKnownToThePlanAndNameTheSetting) {
                "model.heads");
   expect_limit(rebased(32, 128), rebased(33, 128), "model.attention.feature_dim");
   expect_limit(rebased(32, 128), rebased(32, 129), "model.heads");
+}
+
+// GPUs with little shared memory take the heads of others up to 128 channels.
+TEST(Limits, OfHeadsDependOnTheSharedMemory) {
+  for (const int sm : {80, 86, 89, 90, 100, 120}) {
+    Target target = Backend::kCuda;
+    target.sm = sm;
+    const bool little = sm == 86 || sm == 89 || sm == 120;
+    EXPECT_NO_THROW(check_attention_head_dim("op", 128, target)) << sm;
+    if (little) {
+      EXPECT_THROW(check_attention_head_dim("op", 136, target), Error) << sm;
+    } else {
+      EXPECT_NO_THROW(check_attention_head_dim("op", 256, target)) << sm;
+    }
+  }
 }
 
 // ---- Choice -------------------------------------------------------------------------------------
@@ -201,6 +216,7 @@ TEST(Choose, CudnnWhereItIsFasterAndCan) {
   const auto chosen = [&](const SoftmaxShape& x) { return choose(x, target).implementation; };
   EXPECT_EQ(chosen(shape(64, 2048)), Implementation::kCudnn);
   EXPECT_EQ(chosen(shape(128, 2048)), Implementation::kCudnn);
+  EXPECT_EQ(chosen(shape(136, 2048)), Implementation::kPortable);
   EXPECT_EQ(chosen(shape(32, 2048)), Implementation::kPortable);
   EXPECT_EQ(chosen(shape(64, 2048, 1024)), Implementation::kPortable);
   EXPECT_EQ(chosen(shape(64, 2048, 1025)), Implementation::kCudnn);

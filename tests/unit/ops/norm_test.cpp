@@ -226,5 +226,61 @@ TEST(HeadNormBackward, MatchesFiniteDifferences) {
   }
 }
 
+// ---- RMSNorm of heads -------------------------------------------------------------------------
+
+struct RmsShape {
+  int64_t tokens;
+  int heads;
+  int64_t head_dim;
+};
+constexpr RmsShape kRmsShapes[] = {{1, 1, 1}, {3, 2, 5}, {35, 3, 4}, {2, 2, 33}, {40, 1, 256}};
+
+TEST(HeadRmsNorm, MatchesFp64) {
+  for (const RmsShape& shape : kRmsShapes) {
+    CpuStream s;
+    const int64_t cols = shape.heads * shape.head_dim;
+    const Owned x = test::random_normal("x", {shape.tokens, cols}, 3, 1, 2);
+    const Owned w = test::random_normal("w", {shape.head_dim}, 0.2, 1);
+    const Owned y = test::poisoned({shape.tokens, cols}, 1);
+    ops::run(s,
+             ops::HeadRmsNorm{.y_THd = y, .x_THd = x, .w_d = w, .heads = shape.heads, .eps = kEps});
+    EXPECT_LE(test::relative_error(y, rmsnorm_rows(test::to_f64(x), test::to_f64(w))), 1e-6);
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+TEST(HeadRmsNormBackward, MatchesFiniteDifferencesAndWorksInPlace) {
+  for (const RmsShape& shape : kRmsShapes) {
+    if (shape.head_dim > 100) continue;  // many differences, nothing new
+    CpuStream s;
+    const int64_t cols = shape.heads * shape.head_dim;
+    const Owned x = test::random_normal("x", {shape.tokens, cols}, 1, 0.5, 1);
+    const Owned w = test::random_normal("w", {shape.head_dim}, 0.2, 1);
+    const Owned dx = test::random_normal("dy", {shape.tokens, cols}, 1, 0, 4);
+    const Owned dw = test::random_normal("dw", {shape.head_dim});
+    const Values X = test::to_f64(x);
+    const Values W = test::to_f64(w);
+    const Values G = test::to_f64(dx);
+    const auto norm = [&](const Values& a, const Values& b) { return dot(G, rmsnorm_rows(a, b)); };
+    const Values expected_dx =
+        test::numeric_gradient([&](const Values& v) { return norm(v, W); }, X);
+    const Values expected_dw = plus(
+        test::to_f64(dw), test::numeric_gradient([&](const Values& v) { return norm(X, v); }, W));
+    ops::run(s, ops::HeadRmsNormBackward{.dx_THd = dx,
+                                         .dw_d = dw,
+                                         .dy_THd = dx,
+                                         .x_THd = x,
+                                         .w_d = w,
+                                         .heads = shape.heads,
+                                         .eps = kEps});
+    // One channel is +-1 after its norm, whatever x is, and dx cancels.
+    if (shape.head_dim > 1) {
+      EXPECT_LE(test::relative_error(dx, expected_dx), 5e-6);
+    }
+    EXPECT_LE(test::relative_error(dw, expected_dw), 1e-6);
+    EXPECT_TRUE(dx.gaps_intact());
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain
