@@ -19,6 +19,7 @@ namespace {
 struct PrepareCommand {
   PrepareOptions options;
   std::string tokenizer;
+  TokenizerOptions tokenizer_options;
 };
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -106,7 +107,7 @@ void print_warnings(const PrepareProgress& progress) {
 ExitCode run_prepare(const PrepareCommand& command) {
   const std::string tokenizer_path = command.tokenizer;
   check_output(command.options.output, {&tokenizer_path, 1});
-  const Tokenizer tokenizer(tokenizer_path);
+  const Tokenizer tokenizer(tokenizer_path, command.tokenizer_options);
   if (!tokenizer.lossless()) {
     print_error("warning: {} {}; decoding will not give the text back exactly\n", tokenizer_path,
                 tokenizer.flaw());
@@ -148,7 +149,14 @@ void add_prepare(CLI::App& app, Action& action) {
                    "Text: .jsonl files with a \"text\" (and perhaps a \"source\") on each line, "
                    "plain text files of one document each, or folders of them")
       ->required();
-  command->add_option("--tokenizer", prepare->tokenizer, "sentencepiece model")->required();
+  command
+      ->add_option("--tokenizer", prepare->tokenizer,
+                   "sentencepiece model, tokenizer.json of a byte-level BPE, or tiktoken file")
+      ->required();
+  command->add_flag(
+      "--special-tokens", prepare->tokenizer_options.special,
+      "Special tokens that are written in the text, such as those of a chat template, "
+      "become their ids; otherwise they are text");
   command->add_option("--output", options.output, "HDF5 file to write")->required();
   command->add_flag("--bos", options.bos, "Start each document with the tokenizer's bos");
   command->add_flag("!--no-eos", options.eos, "Do not end each document with its eos");
