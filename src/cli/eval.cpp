@@ -363,7 +363,8 @@ void evaluate_attention(const Evaluation& run) {
   InferenceModel model(run.config.model, run.checkpoint, run.backend, run.plan(1));
   if (!options.attention.maps.empty()) {
     const std::string tokenizer = task ? "" : run.tokenizer();
-    const Json maps = dump_attention_maps(model, options.attention, tokenizer, examples);
+    const Json maps = dump_attention_maps(model, options.attention, tokenizer,
+                                          training_text(run.checkpoint), examples);
     fmt::print("{} maps of {} tokens in {}\n", maps["maps"].size(), maps["tokens"].size(),
                options.attention.maps);
     return;
@@ -523,7 +524,7 @@ void add_eval(CLI::App& app, Action& action) {
                     "Also split by whether the context holds the token or bigram already (AR)");
   options->rope.add(*command);
   command->add_option("--tokenizer", options->tokenizer,
-                      "sentencepiece model, for bits per byte; default: the run's");
+                      "Tokenizer of the training data, for bits per byte; default: the run's");
   add_choice(*command, "--device", options->device, "auto, cpu or cuda");
   command
       ->add_option("--gpus", options->gpus,

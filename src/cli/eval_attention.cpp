@@ -118,15 +118,19 @@ void AttentionEvalOptions::check() const {
 }
 
 Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& options,
-                         const std::string& tokenizer_path, const Task* task) {
+                         const std::string& tokenizer_path, const TrainingText& training,
+                         const Task* task) {
   const ModelConfig& config = model.model().config();
   std::vector<int32_t> tokens = options.token_ids;
   std::vector<TruePosition> positions;
   std::optional<Tokenizer> tokenizer;
-  if (!tokenizer_path.empty()) tokenizer.emplace(tokenizer_path);
+  if (!tokenizer_path.empty()) {
+    tokenizer.emplace(tokenizer_path);
+    check_tokenizer(*tokenizer, training);
+  }
   if (!options.text.empty()) {
     if (!tokenizer) fail(ExitCode::kUsage, "--text needs a tokenizer; give it with --tokenizer");
-    tokens = tokenizer->encode(options.text);
+    tokens = prompt_tokens(*tokenizer, training, options.text);
   }
   if (task) {
     AttentionExample example = task_example(*task, options.task_example, "--task-example");

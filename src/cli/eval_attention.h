@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/run_tokenizer.h"
 #include "data/task.h"
 #include "eval/attention_overlap.h"
 #include "serve/inference.h"
@@ -44,12 +45,14 @@ inline constexpr int64_t kMaxMapTokens = 4096;
 
 // Writes `maps.json` and a file for each head: f32 [T, T], whose row j holds the weights with which
 // token j attends, and after it the remainder f32 [T] if there is one. Returns the content of
-// maps.json. `tokenizer` may be empty for token ids. `task` is null, or the task of --task-example.
+// maps.json. `tokenizer` is a file, or empty for token ids; it must be that of the training data,
+// `training`, like which a text begins. `task` is null, or the task of --task-example.
 // Throws ExitCode::kUsage for no tokens, more than kMaxMapTokens, or a token outside of the
 // vocabulary.
 nlohmann::ordered_json dump_attention_maps(InferenceModel& model,
                                            const AttentionEvalOptions& options,
-                                           const std::string& tokenizer, const Task* task);
+                                           const std::string& tokenizer,
+                                           const TrainingText& training, const Task* task);
 
 // Measures the overlap of every head's attention with the examples of --true-positions, or with
 // those of `task` if --task-positions is given.

@@ -1,10 +1,15 @@
 // sbtrain generate: continues a text with a checkpoint's model.
 #include "serve/generate.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <array>
 #include <chrono>
 #include <cstdio>
+#include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
@@ -17,6 +22,7 @@
 #include "config/schema.h"
 #include "core/standard_streams.h"
 #include "data/tokenizer.h"
+#include "data/utf8.h"
 #include "serve/inference.h"
 
 namespace sbtrain {
@@ -26,10 +32,15 @@ struct GenerateOptions {
   std::string checkpoint;
   std::string tokenizer;
   std::string prompt;
+  CLI::Option* prompt_option = nullptr;
   DeviceChoice device = DeviceChoice::kAuto;
   SamplingOptions sampling;
   RopeOptions rope;
 };
+
+// Prompts of the interactive mode have up to this many tokens, for which memory is planned.
+constexpr int64_t kLineTokens = 4096;
+constexpr size_t kMaxPromptBytes = size_t{64} << 20;
 
 // Prints text as soon as it is complete UTF-8, because a token may end inside a character.
 class Printer {
@@ -38,65 +49,140 @@ class Printer {
   // Returns false if nobody reads the text any more.
   bool add(int32_t token) {
     pending_ += tokenizer_.bytes(token);
-    const size_t whole = complete(pending_);
+    const size_t whole = complete_length(pending_);
     std::fwrite(pending_.data(), 1, whole, stdout);
     pending_.erase(0, whole);
     return std::fflush(stdout) == 0;
   }
-  void finish() {
+  // Ends the text and its line. Returns as add() does.
+  bool finish() {
     std::fwrite(pending_.data(), 1, pending_.size(), stdout);
     std::fputc('\n', stdout);
+    return std::fflush(stdout) == 0;
   }
 
  private:
-  // Number of bytes up to the last complete UTF-8 character; all bytes if the end is not UTF-8.
-  static size_t complete(const std::string& text) {
-    for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
-      const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-      if ((byte & 0xC0) == 0x80) continue;
-      const size_t length = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
-      return length > back ? text.size() - back : text.size();
-    }
-    return text.size();
-  }
   const Tokenizer& tokenizer_;
   std::string pending_;
 };
 
-ExitCode run_generate(const GenerateOptions& options) {
-  const CheckpointReader checkpoint = open_checkpoint(options.checkpoint);
-  Config config =
-      parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml");
-  options.rope.apply(config);
-  const std::string path = run_tokenizer(checkpoint, config, options.tokenizer);
-  if (path.empty()) {
-    fail(ExitCode::kUsage, "the run's configuration names no tokenizer; give one with --tokenizer");
+std::string read_standard_input() {
+  std::string text;
+  std::array<char, 1 << 16> buffer{};
+  while (const size_t bytes = std::fread(buffer.data(), 1, buffer.size(), stdin)) {
+    text.append(buffer.data(), bytes);
+    if (text.size() > kMaxPromptBytes) {
+      fail(ExitCode::kUsage, "the prompt on standard input has more than {} MiB",
+           kMaxPromptBytes >> 20);
+    }
   }
-  const Tokenizer tokenizer(path);
-  const TrainingText text = training_text(checkpoint);
-  check_tokenizer(tokenizer, text);
-  if (tokenizer.size() > config.model.vocab) {
-    fail(ExitCode::kConfig, "{} has {} pieces, the model's vocabulary {}: another tokenizer?", path,
-         tokenizer.size(), config.model.vocab);
-  }
-  const std::vector<int32_t> prompt = prompt_tokens(tokenizer, text, options.prompt);
-  const Backend backend = select_backend(options.device);
-  InferenceModel model(config.model, checkpoint, backend,
-                       plan_generation(config.model, backend, static_cast<int64_t>(prompt.size()),
-                                       options.sampling.max_tokens));
+  return text;
+}
 
-  std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
-  Printer printer(tokenizer);
-  const auto start = std::chrono::steady_clock::now();
-  const std::vector<int32_t> tokens =
-      generate(model.model(), model.params(), model.stream(), prompt, options.sampling,
-               tokenizer.eos(), [&](int32_t token) { return printer.add(token); });
-  printer.finish();
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  print_error("[{} tokens, {:.0f} tokens/s]\n", tokens.size(),
-              static_cast<double>(tokens.size()) / seconds);
-  return ExitCode::kDone;
+// A checkpoint's model with its tokenizer.
+class Generator {
+ public:
+  explicit Generator(const GenerateOptions& options)
+      : options_(options),
+        checkpoint_(open_checkpoint(options.checkpoint)),
+        config_(load_config()),
+        text_(training_text(checkpoint_)),
+        tokenizer_(load_tokenizer()) {}
+
+  ExitCode continue_prompt(const std::string& prompt) {
+    const std::vector<int32_t> tokens = prompt_tokens(tokenizer_, text_, prompt);
+    load_model(static_cast<int64_t>(tokens.size()));
+    print(prompt, tokens);
+    return ExitCode::kDone;
+  }
+
+  // Continues each line of standard input by itself, as continue_prompt would.
+  ExitCode continue_lines() {
+    const int64_t positions = config_.model.max_positions;
+    const int64_t longest = positions > 0 ? positions - options_.sampling.max_tokens : kLineTokens;
+    if (longest < 1) {
+      fail(ExitCode::kUsage, "the model has {} positions, which --max-tokens {} exceeds", positions,
+           options_.sampling.max_tokens);
+    }
+    load_model(longest);
+    const bool terminal = ::isatty(STDIN_FILENO) == 1;
+    if (terminal) print_error("Each line is continued by itself; an empty one: a new document.\n");
+    while (true) {
+      if (terminal) print_error("> ");
+      std::string line;
+      if (!std::getline(std::cin, line)) break;
+      const std::vector<int32_t> tokens = prompt_tokens(tokenizer_, text_, line);
+      if (static_cast<int64_t>(tokens.size()) > longest) {
+        print_error("this line has {} tokens, but {} are possible at most\n", tokens.size(),
+                    longest);
+      } else if (!print(terminal ? "" : line, tokens)) {
+        break;
+      }
+    }
+    return ExitCode::kDone;
+  }
+
+ private:
+  Config load_config() const {
+    Config config =
+        parse_config(checkpoint_.config_yaml(), checkpoint_.folder().string() + "/config.yaml");
+    options_.rope.apply(config);
+    return config;
+  }
+
+  Tokenizer load_tokenizer() const {
+    const std::string path = run_tokenizer(checkpoint_, config_, options_.tokenizer);
+    if (path.empty()) {
+      fail(ExitCode::kUsage,
+           "the run's configuration names no tokenizer; give one with --tokenizer");
+    }
+    // A prompt may hold the special tokens of a chat template.
+    Tokenizer tokenizer(path, {.special = true});
+    check_tokenizer(tokenizer, text_);
+    if (tokenizer.size() > config_.model.vocab) {
+      fail(ExitCode::kConfig, "{} has {} pieces, the model's vocabulary {}: another tokenizer?",
+           path, tokenizer.size(), config_.model.vocab);
+    }
+    return tokenizer;
+  }
+
+  void load_model(int64_t prompt_tokens) {
+    const Backend backend = select_backend(options_.device);
+    model_.emplace(
+        config_.model, checkpoint_, backend,
+        plan_generation(config_.model, backend, prompt_tokens, options_.sampling.max_tokens));
+  }
+
+  // Prints `prompt` and its continuation. Returns false if nobody reads it any more.
+  bool print(const std::string& prompt, const std::vector<int32_t>& tokens) {
+    std::fwrite(prompt.data(), 1, prompt.size(), stdout);
+    Printer printer(tokenizer_);
+    SamplingOptions sampling = options_.sampling;
+    sampling.vocab = tokenizer_.size();
+    const auto start = std::chrono::steady_clock::now();
+    const std::vector<int32_t> generated =
+        generate(model_->model(), model_->params(), model_->stream(), tokens, sampling,
+                 tokenizer_.eos(), [&](int32_t token) { return printer.add(token); });
+    const bool read = printer.finish();
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    print_error("[{} tokens, {:.0f} tokens/s]\n", generated.size(),
+                static_cast<double>(generated.size()) / seconds);
+    return read;
+  }
+
+  const GenerateOptions& options_;
+  CheckpointReader checkpoint_;
+  Config config_;
+  TrainingText text_;
+  Tokenizer tokenizer_;
+  std::optional<InferenceModel> model_;
+};
+
+ExitCode run_generate(const GenerateOptions& options) {
+  Generator generator(options);
+  if (options.prompt_option->count() == 0) return generator.continue_lines();
+  return generator.continue_prompt(options.prompt == "-" ? read_standard_input() : options.prompt);
 }
 
 }  // namespace
@@ -105,9 +191,12 @@ void add_generate(CLI::App& app, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
   command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
-  command->add_option("--prompt", options->prompt, "Text to continue; empty: a new document");
+  options->prompt_option = command->add_option(
+      "--prompt", options->prompt,
+      "Text to continue; empty: a new document; -: standard input; without this option, each line "
+      "of standard input is continued by itself");
   command->add_option("--tokenizer", options->tokenizer,
-                      "sentencepiece model of the training data; default: the run's");
+                      "Tokenizer of the training data; default: the run's");
   options->rope.add(*command);
   SamplingOptions& sampling = options->sampling;
   command->add_option("--max-tokens", sampling.max_tokens, "Tokens to generate at most")

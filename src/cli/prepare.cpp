@@ -25,6 +25,7 @@ namespace {
 struct PrepareCommand {
   PrepareOptions options;
   std::string tokenizer;
+  TokenizerOptions tokenizer_options;
 };
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -141,7 +142,7 @@ std::optional<Tokenizer> load_tokenizer(const PrepareCommand& command) {
   if (command.options.split > 0) {
     check_output(validation_path(command.options.output), {&command.tokenizer, 1});
   }
-  tokenizer.emplace(command.tokenizer);
+  tokenizer.emplace(command.tokenizer, command.tokenizer_options);
   if (!tokenizer->lossless()) {
     print_error("warning: {} {}; decoding will not give the text back exactly\n", command.tokenizer,
                 tokenizer->flaw());
@@ -221,7 +222,12 @@ void add_prepare(CLI::App& app, Action& action) {
   PrepareOptions& options = prepare->options;
   add_input_options(*command, options);
   command->add_option("--tokenizer", prepare->tokenizer,
-                      "sentencepiece model; only for token ids it may be left out");
+                      "sentencepiece model, tokenizer.json of a byte-level BPE, or tiktoken file; "
+                      "only for token ids it may be left out");
+  command->add_flag(
+      "--special-tokens", prepare->tokenizer_options.special,
+      "Special tokens that are written in the text, such as those of a chat template, "
+      "become their ids; otherwise they are text");
   command->add_option("--output", options.output, "HDF5 file to write")->required();
   command
       ->add_option("--split", options.split,

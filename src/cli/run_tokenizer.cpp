@@ -22,9 +22,8 @@ std::string run_tokenizer(const CheckpointReader& checkpoint, const Config& conf
   if (!given.empty()) return given;
   // <run>/checkpoints/step-00000100
   const fs::path run = fs::absolute(checkpoint.folder()).parent_path().parent_path();
-  std::error_code unreadable;
-  const fs::path copy = run / kRunTokenizer;
-  return fs::exists(copy, unreadable) ? copy.string() : config.data.tokenizer;
+  const std::string copy = find_tokenizer(run.string());
+  return copy.empty() ? config.data.tokenizer : copy;
 }
 
 void check_tokenizer(const Tokenizer& tokenizer, const TrainingText& text) {

@@ -18,7 +18,7 @@ struct TrainingText {
 };
 TrainingText training_text(const CheckpointReader& checkpoint);
 
-// The tokenizer's model file: `given`, else the copy in the run's folder, else that of the run's
+// The tokenizer's file: `given`, else the copy in the run's folder, else that of the run's
 // configuration; empty if none is known.
 std::string run_tokenizer(const CheckpointReader& checkpoint, const Config& config,
                           const std::string& given);

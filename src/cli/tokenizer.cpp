@@ -13,14 +13,14 @@
 namespace sbtrain {
 namespace {
 
-struct TrainTokenizerOptions {
+struct TrainCommand {
   std::vector<std::string> inputs;
   std::string output;
   TokenizerTraining training;
   int64_t max_megabytes = 256;
 };
 
-ExitCode run_tokenizer_train(const TrainTokenizerOptions& options) {
+ExitCode run_tokenizer_train(const TrainCommand& options) {
   const auto start = std::chrono::steady_clock::now();
   TextInput input(options.inputs);
   check_output(options.output, input.paths());
@@ -56,7 +56,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
   group->require_subcommand(1);
   CLI::App* command = group->add_subcommand(
       "train", "Train a byte-fallback BPE (sentencepiece) that gives every text back exactly");
-  auto options = std::make_shared<TrainTokenizerOptions>();
+  auto options = std::make_shared<TrainCommand>();
   command
       ->add_option("--input", options->inputs,
                    "Text, as for `sbtrain prepare`: files, folders, or - for standard input")

@@ -175,7 +175,7 @@ inline constexpr auto kNames<Packing> = enum_names<Packing>({{Packing::kConcat, 
 struct DataConfig {
   std::vector<SourceConfig> sources;
   std::vector<std::string> validation;  // HDF5 document stores
-  std::string tokenizer;                // sentencepiece model, for samples and bits per byte
+  std::string tokenizer;                // of the data, for samples and bits per byte
   Packing packing = Packing::kConcat;
   bool predict_across_documents = false;
   int64_t prefetch = 4;  // micro-batches prepared ahead

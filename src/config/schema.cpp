@@ -110,7 +110,7 @@ void describe(Fields& f, TaskConfig& c) {
 void describe(Fields& f, DataConfig& c) {
   f.list("sources", c.sources, Rule{}, "The training mixture.");
   f.add("validation", c.validation, "HDF5 document stores for validation.");
-  f.add("tokenizer", c.tokenizer, "sentencepiece model, for samples and for bits per byte.");
+  f.add("tokenizer", c.tokenizer, "Tokenizer of the data, for samples and for bits per byte.");
   f.add("packing", c.packing,
         "How documents fill sequences: one behind the other, or with the fewest cuts.");
   f.add("predict_across_documents", c.predict_across_documents,

@@ -30,7 +30,7 @@ struct Perplexity {
 
 struct HeldOutOptions {
   std::vector<std::string> paths;  // HDF5 document stores
-  std::string tokenizer;           // sentencepiece model, for bytes; empty: bytes stay unknown
+  std::string tokenizer;           // of the data, for bytes; empty: bytes stay unknown
   std::string tokenizer_hash;      // of the training data's tokenizer; empty: unknown
   int64_t vocab = 0;               // of the model
   int64_t sequence_length = 0;

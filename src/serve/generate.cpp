@@ -97,9 +97,13 @@ std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Str
 
   std::vector<int32_t> out;
   std::vector<float> logits(static_cast<size_t>(model.config().vocab));
+  const size_t drawn_from =
+      options.vocab > 0 ? std::min<size_t>(static_cast<size_t>(options.vocab), logits.size())
+                        : logits.size();
   for (int64_t n = 0; n < options.max_tokens; ++n) {
     ops::run(s, ops::CopyToHost{.host = logits.data(), .x = logits_1V});
-    const int32_t token = sample_token(logits, options, static_cast<uint64_t>(n));
+    const int32_t token =
+        sample_token(std::span(logits).first(drawn_from), options, static_cast<uint64_t>(n));
     if (token == stop_token) break;
     out.push_back(token);
     if (on_token && !on_token(token)) break;

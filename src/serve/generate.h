@@ -17,6 +17,7 @@ struct SamplingOptions {
   int64_t top_k = 0;         // only the k most likely tokens; 0: all
   double top_p = 0.95;       // only the most likely tokens that together reach this probability
   uint64_t seed = 1;
+  int64_t vocab = 0;  // only tokens below, where a model has more than its tokenizer; 0: all
 };
 
 // Draws one token from logits (nats, [V]). The random number depends on the seed and `position`

@@ -24,9 +24,6 @@ struct RunState {
   std::string loader;           // LoaderState as text
 };
 
-// The copy of data.tokenizer in a run's folder.
-inline constexpr const char* kRunTokenizer = "tokenizer.model";
-
 std::string format_run_state(const RunState& state);
 // Throws ExitCode::kNoCheckpoint naming `file` and the field, for values that no run has as well.
 RunState parse_run_state(const std::string& text, const std::string& file);

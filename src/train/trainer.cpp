@@ -87,8 +87,9 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
                                                .count()}};
   replace_file(run / kInfoFile, info.dump(2) + "\n");
   write_run_file(run / kConfigFile, config_yaml);
-  if (!tokenizer.empty()) {
-    write_run_file(run / kRunTokenizer, read_input(tokenizer, ExitCode::kData));
+  if (tokenizer.empty()) return;
+  for (const TokenizerFile& file : tokenizer_files(tokenizer)) {
+    write_run_file(run / file.name, read_input(file.path, ExitCode::kData));
   }
 }
 

@@ -238,6 +238,120 @@ TEST_F(OtherTokenizer, TheRunKnowsWhetherDocumentsStartWithBos) {
       << output();
 }
 
+TEST_F(OtherTokenizer, IsRefusedForAttentionMaps) {
+  const Arguments maps = {"eval", "--checkpoint",     trained(),    "--text",
+                          "The",  "--attention-maps", path("maps"), "--tokenizer"};
+  Arguments other = maps;
+  other.push_back(path("other.model"));
+  EXPECT_EQ(run(other), kMismatch) << output();
+  EXPECT_FALSE(fs::exists(path("maps")));
+  Arguments own = maps;
+  own.push_back(tokenizer());
+  EXPECT_EQ(run(own), 0) << output();
+}
+
+// A byte-level BPE as it comes from elsewhere, with its chat template.
+class ForeignTokenizer : public Faults {
+ protected:
+  void SetUp() override {
+    Faults::SetUp();
+    const fs::path golden = fs::path(SBTRAIN_TEST_TEXT).parent_path() / "tokenizer";
+    fs::create_directory(path("hf"));
+    fs::copy_file(golden / "llama3/tokenizer.json", path("hf/tokenizer.json"));
+    write_file(path("hf/tokenizer_config.json"),
+               R"({"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"})");
+    write_file(path("hf/chat_template.jinja"), "{{ messages }}");
+    write_file(path("text.jsonl"), R"({"text": "The end<|eot_id|>is near"})");
+  }
+  Arguments prepare_with(const Arguments& more) {
+    Arguments all = {"--tokenizer", path("hf/tokenizer.json")};
+    all.insert(all.end(), more.begin(), more.end());
+    return prepare(shared("a.jsonl"), path("hf.h5"), all);
+  }
+};
+
+TEST_F(ForeignTokenizer, TheRunKeepsItWithItsChatTemplate) {
+  ASSERT_EQ(run(prepare_with({})), 0) << output();
+  const Arguments options = {"--model.vocab=1000", "--data.sources=[{path: " + path("hf.h5") + "}]",
+                             "--data.tokenizer=" + path("hf/tokenizer.json"),
+                             "--data.validation=[" + path("hf.h5") + "]"};
+  ASSERT_EQ(run(train(path("run"), options)), 0) << output();
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+    EXPECT_TRUE(read_file(path("run/") + name) == read_file(path("hf/") + name)) << name;
+  }
+  fs::remove_all(path("hf"));
+  fs::rename(path("run"), path("moved"));
+  EXPECT_EQ(run({"generate", "--checkpoint", path("moved"), "--prompt", "<|begin_of_text|>The",
+                 "--max-tokens", "4"}),
+            0)
+      << output();
+  EXPECT_EQ(run({"eval", "--checkpoint", path("moved"), "--data", path("hf.h5")}), 0) << output();
+  // The vocabulary of a model may be padded: no token is drawn that the tokenizer does not have.
+  EXPECT_EQ(run({"generate", "--checkpoint", path("moved"), "--prompt=", "--max-tokens", "200",
+                 "--temperature", "100", "--top-p", "1"}),
+            0)
+      << output();
+  // Runs and data of different tokenizers.
+  EXPECT_EQ(run({"eval", "--checkpoint", path("moved"), "--data", store()}), kMismatch);
+  EXPECT_EQ(run(generate({"--tokenizer", path("moved/tokenizer.json")})), kMismatch) << output();
+  EXPECT_EQ(run(train(path("o"), {"--data.validation=[" + path("hf.h5") + "]"})), kMismatch)
+      << output();
+  EXPECT_EQ(run(train(path("o"), {"--data.tokenizer=" + path("moved/tokenizer.json")})), kMismatch)
+      << output();
+}
+
+TEST_F(ForeignTokenizer, SpecialTokensInTextBecomeIdsOnRequestAlone) {
+  // The number of tokens that `prepare` says.
+  const auto tokens = [&](const Arguments& more) {
+    Arguments arguments = {"--tokenizer", path("hf/tokenizer.json")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    EXPECT_EQ(run(prepare(path("text.jsonl"), path("text.h5"), arguments)), 0) << output();
+    const size_t at = output().find("documents, ");
+    return at == std::string::npos ? -1 : std::atoi(&output()[at + 11]);
+  };
+  const int as_text = tokens({});
+  const int as_ids = tokens({"--special-tokens"});
+  EXPECT_GT(as_ids, 0);
+  EXPECT_GT(as_text, as_ids + 3) << "<|eot_id|> takes several tokens as text";
+}
+
+// ---- prompts
+
+class Prompts : public Faults {
+ protected:
+  // What `generate` prints on standard output.
+  std::string printed(const Arguments& more, const std::string& redirection) {
+    Arguments arguments = {"generate", "--checkpoint", trained(), "--max-tokens", "8"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    EXPECT_EQ(run_in("", arguments, redirection + " >" + path("out")), 0) << output();
+    return read_file(path("out"));
+  }
+};
+
+TEST_F(Prompts, MayComeFromStandardInput) {
+  const std::string the = printed({"--prompt", "The"}, "");
+  const std::string word = printed({"--prompt", "a\nword"}, "");
+  EXPECT_TRUE(the.starts_with("The") && the.size() > 5) << the;
+  write_file(path("the"), "The");
+  EXPECT_EQ(printed({"--prompt", "-"}, "<" + path("the")), the);
+  write_file(path("word"), "a\nword");
+  EXPECT_EQ(printed({"--prompt", "-"}, "<" + path("word")), word);
+}
+
+TEST_F(Prompts, LinesAreContinuedOneByOne) {
+  std::string separately;
+  for (const char* prompt : {"The", "", "a \xe4\xbd\xa0"}) {
+    separately += printed({std::string("--prompt=") + prompt}, "");
+  }
+  write_file(path("lines"), "The\n\na \xe4\xbd\xa0");
+  EXPECT_EQ(printed({}, "<" + path("lines")), separately);
+  EXPECT_EQ(printed({}, "</dev/null"), "");
+  EXPECT_EQ(printed({}, "<&-"), "");
+  // A line that is too long is said, and the next one is continued.
+  write_file(path("lines"), std::string(100000, '+') + "\nThe\n");
+  EXPECT_EQ(printed({}, "<" + path("lines")), printed({"--prompt", "The"}, ""));
+}
+
 TEST_F(OtherTokenizer, AdviceFollowsTheReason) {
   std::string text;
   for (int c = 0x4e00; c < 0x4e00 + 900; ++c) {  // 900 different characters
