@@ -5,8 +5,8 @@
     scripts/log_mlflow.py runs/tiny_sb --experiment sbtrain --follow &   # and what is to come
 
 It may be stopped and started again at any time, and the run may be resumed: each record is sent once
-(follow_metrics.py says how). The server is that of --uri or MLFLOW_TRACKING_URI, else a folder here. The
-script needs mlflow (pip install mlflow-skinny).
+(follow_metrics.py says how). The server is that of --uri or MLFLOW_TRACKING_URI; without both MLflow keeps a
+database here. The script needs mlflow (pip install mlflow; mlflow-skinny suffices for a server).
 """
 
 import sys
@@ -16,12 +16,18 @@ import follow_metrics
 
 class Mlflow:
     def __init__(self, mlflow, uri, experiment):
-        self.client = mlflow.MlflowClient(tracking_uri=uri)
+        self.mlflow = mlflow
+        self.uri = uri
         self.entities = mlflow.entities
         self.experiment = experiment
+        self.client = None
         self.run = None
 
+    def connect(self):
+        self.client = self.client or self.mlflow.MlflowClient(tracking_uri=self.uri)
+
     def start(self, name, config):
+        self.connect()
         experiment = self.client.get_experiment_by_name(self.experiment)
         number = experiment.experiment_id if experiment else self.client.create_experiment(self.experiment)
         self.run = self.client.create_run(number, run_name=name).info.run_id
@@ -31,6 +37,7 @@ class Mlflow:
         return self.run
 
     def resume(self, run):
+        self.connect()
         self.run = run
         self.client.update_run(run, status="RUNNING")
 
@@ -48,9 +55,9 @@ class Mlflow:
 def main():
     parser = follow_metrics.parser(__doc__)
     parser.add_argument("--experiment", default="sbtrain", help="(default: %(default)s)")
-    parser.add_argument("--uri", help="tracking server or folder")
+    parser.add_argument("--uri", help="tracking server, or database such as sqlite:///mlflow.db")
     arguments = parser.parse_args()
-    mlflow = follow_metrics.load("mlflow", "pip install mlflow-skinny")
+    mlflow = follow_metrics.load("mlflow", "pip install mlflow")
     tracker = Mlflow(mlflow, arguments.uri, arguments.experiment)
     return follow_metrics.run(arguments, tracker, "mlflow")
 
