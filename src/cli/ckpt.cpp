@@ -64,17 +64,23 @@ ExitCode run_ls(const CkptOptions& options) {
   return ExitCode::kDone;
 }
 
-// Everything that is wrong with a checkpoint; empty: nothing.
-std::vector<std::string> problems_of(const fs::path& folder) {
-  std::vector<std::string> problems = verify_checkpoint(folder);
-  if (!problems.empty()) return problems;
+struct Findings {
+  std::vector<std::string> problems;  // none: the checkpoint is good
+  Manifest manifest;                  // of a good one, as it was when it was checked
+};
+
+Findings examine(const fs::path& folder) {
+  Findings found{verify_checkpoint(folder), {}};
+  if (!found.problems.empty()) return found;
   try {
     const CheckpointReader checkpoint(folder, Verification::kOnRead);
     const std::string file = (folder / "config.yaml").string();
-    return verify_contents(checkpoint, parse_config(checkpoint.config_yaml(), file));
+    found.manifest = checkpoint.manifest();
+    found.problems = verify_contents(checkpoint, parse_config(checkpoint.config_yaml(), file));
   } catch (const Error& error) {
-    return {error.what()};
+    found.problems = {error.what()};
   }
+  return found;
 }
 
 // Which save a folder holds: the sequence number of its manifest; nothing if that cannot be read.
@@ -92,18 +98,19 @@ enum class Verdict : uint8_t { kGood, kBad, kGone };
 // oldest checkpoint, or puts another in its place: what was found then is no damage.
 Verdict report(const fs::path& folder) {
   const std::optional<int64_t> before = save_in(folder);
-  const std::vector<std::string> problems = problems_of(folder);
-  if (problems.empty()) {
-    const Manifest manifest = read_manifest(folder);
-    fmt::print("{}: ok ({} files, {})\n", folder.string(), manifest.files.size() + 1,
-               human_bytes(manifest.bytes()));
+  const Findings found = examine(folder);
+  if (found.problems.empty()) {
+    fmt::print("{}: ok ({} files, {})\n", folder.string(), found.manifest.files.size() + 1,
+               human_bytes(found.manifest.bytes()));
     return Verdict::kGood;
   }
   if (!fs::exists(folder) || (before && save_in(folder) != before)) {
     fmt::print("{}: not here any more; the run has saved in the meantime\n", folder.string());
     return Verdict::kGone;
   }
-  for (const std::string& problem : problems) fmt::print("{}: bad: {}\n", folder.string(), problem);
+  for (const std::string& problem : found.problems) {
+    fmt::print("{}: bad: {}\n", folder.string(), problem);
+  }
   return Verdict::kBad;
 }
 
