@@ -122,8 +122,8 @@ void print_warnings(const PrepareProgress& progress) {
   if (!progress.left_out.empty()) {
     int64_t files = 0;
     for (const auto& [kind, count] : progress.left_out) files += count;
-    print_error("note: {} file(s) of the folders were left out, having other extensions: {}\n",
-                files, list_kinds(progress.left_out));
+    print_error("note: {} file(s) of the folders were left out: {}\n", files,
+                list_kinds(progress.left_out));
   }
   if (progress.forced_cuts > 0) {
     print_error(

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kInputBytes = size_t{256} << 10;
 constexpr uint64_t kUnsuspectedBytes = uint64_t{8} << 20;
-constexpr uint64_t kMostExpansion = 500;
+constexpr uint64_t kMostExpansion = 250;
 constexpr int kWindowLog = 27;  // 128 MiB, the most that `zstd` decompresses without --long
 
 // What both formats share: the compressed bytes at hand, and the count of both sides.

@@ -21,7 +21,7 @@ Compression compression_of(std::string_view head);
 //
 // A read throws ExitCode::kData, with `name`, for data that is damaged, that ends early, that other
 // bytes follow, that needs a larger window or a dictionary, and for data that no text compresses
-// to: more than 8 MiB that are over 500 times as long as their compressed form.
+// to: more than 8 MiB that are over 250 times as long as their compressed form.
 std::unique_ptr<ByteSource> decompress(Compression compression, std::unique_ptr<ByteSource> source,
                                        const std::string& name);
 

@@ -101,7 +101,7 @@ TEST_F(Data, ABombIsRefusedInBoundedMemory) {
   for (const char* name : {"bomb.jsonl", "bomb.txt"}) {
     fs::copy_file(path("bomb.gz"), path(name));
     EXPECT_EQ(run_in(address_limit(600), prepare(path(name), path("o.h5"))), kData) << output();
-    EXPECT_TRUE(says(name) && says("500 times")) << output();
+    EXPECT_TRUE(says(name) && says("250 times")) << output();
     EXPECT_FALSE(fs::exists(path("o.h5")));
   }
 }

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# From a local copy of SlimPajama (JSON lines under Zstandard, as on the Hugging Face hub) to training and
+# validation data. The data set holds out documents itself, so both come from folders of their own.
+#
+#   hf download cerebras/SlimPajama-627B --repo-type dataset --include 'train/chunk1/*' 'validation/*' \
+#     --local-dir SlimPajama-627B
+#   data/slimpajama.sh SlimPajama-627B slimpajama.model corpus/slimpajama
+#
+# Arguments: the copy, with train/ and validation/ in it; the tokenizer, which is trained on the first file of
+# train/ where it does not exist (VOCAB pieces, 32768 unless set); the folder for train.h5 and validation.h5;
+# then options of `sbtrain prepare`. The source of a document is its part of RedPajama, such as
+# RedPajamaCommonCrawl.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if [ $# -lt 3 ]; then
+  sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  exit 2
+fi
+copy=$1 tokenizer=$2 output=$3
+shift 3
+sbtrain=$("$here/../scripts/find_sbtrain.sh")
+
+if [ ! -e "$tokenizer" ]; then
+  first=$(find -L "$copy/train" -name '*.jsonl.zst' | LC_ALL=C sort | head -n 1)
+  "$sbtrain" tokenizer train --input "${first:-$copy/train}" --vocab "${VOCAB:-32768}" --output "$tokenizer"
+fi
+for part in validation train; do
+  "$sbtrain" prepare --input "$copy/$part" --format jsonl --source-key meta.redpajama_set_name \
+    --tokenizer "$tokenizer" --output "$output/$part.h5" "$@"
+done
