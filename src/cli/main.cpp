@@ -23,7 +23,7 @@ namespace {
 // The loader calls these before the libraries initialise themselves, which takes longer than
 // everything else before main; a request to stop that arrives meanwhile is kept.
 using Initializer = void (*)();
-[[gnu::section(".preinit_array"), gnu::used]] const Initializer before_libraries =
+[[gnu::section(".preinit_array"), gnu::used]] const Initializer kBeforeLibraries =
     sbtrain::hold_stop_signals;
 #endif
 
