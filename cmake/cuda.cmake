@@ -1,6 +1,25 @@
 # The CUDA backend. AUTO builds it where nvcc is found; SBTRAIN_HAS_CUDA says whether it is built.
 set(SBTRAIN_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SBTRAIN_HAS_CUDA OFF)
+
+# What to compile the kernels for unless CMAKE_CUDA_ARCHITECTURES says it: machine code for the GPUs of this
+# machine, H100 and H200, and PTX, from which the driver makes code for any other GPU since A100 when the
+# program first runs there. Each architecture adds minutes to a build.
+set(sbtrain_cuda_architectures 80-virtual 90a-real)
+find_program(SBTRAIN_NVIDIA_SMI nvidia-smi)
+mark_as_advanced(SBTRAIN_NVIDIA_SMI)
+if(SBTRAIN_NVIDIA_SMI)
+  execute_process(COMMAND ${SBTRAIN_NVIDIA_SMI} --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE capabilities OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${capabilities}")
+  foreach(capability IN LISTS capabilities)
+    string(REPLACE "." "" capability ${capability})
+    if(capability GREATER_EQUAL 80 AND NOT capability EQUAL 90)
+      list(APPEND sbtrain_cuda_architectures ${capability}-real)
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES sbtrain_cuda_architectures)
+endif()
 if(NOT SBTRAIN_CUDA STREQUAL "OFF")
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     find_program(SBTRAIN_NVCC nvcc HINTS /usr/local/cuda/bin)
@@ -11,9 +30,8 @@ if(NOT SBTRAIN_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
-    # Machine code for A100 and H100/H200, and PTX for later architectures.
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES 80 90a-real)
+      set(CMAKE_CUDA_ARCHITECTURES ${sbtrain_cuda_architectures})
     endif()
     enable_language(CUDA)
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.4)

@@ -37,9 +37,10 @@ sections=(build test)
 scripts/setup.sh "${sections[@]}"
 
 say "build ($preset)"
-launcher=
-if command -v ccache >/dev/null; then launcher=ccache; fi
-cmake --preset "$preset" -DSBTRAIN_TESTS=ON -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" --log-level=WARNING
+if command -v ccache >/dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+fi
+cmake --preset "$preset" -DSBTRAIN_TESTS=ON --log-level=WARNING
 quiet=()
 [ -t 1 ] || quiet=(-- --quiet)
 cmake --build "build/$preset" --parallel "$jobs" "${quiet[@]}"

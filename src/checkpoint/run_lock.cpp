@@ -11,15 +11,11 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "core/host_name.h"
 
 namespace sbtrain {
 namespace fs = std::filesystem;
 namespace {
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
-}
 
 std::string holder(int fd) {
   char text[512] = {};

@@ -35,8 +35,7 @@ void start_copy(Stream& s, const PinnedMemory& memory, size_t offset, const Tens
 Snapshotter::Snapshotter(ShardedParams& params)
     : params_(params),
       stream_(params.stream().memory(), "snapshot"),
-      copied_(std::make_shared<Event>()),
-      device_(current_device(params.stream().backend())) {
+      copied_(std::make_shared<Event>()) {
   MemoryReport copy;
   for (const TensorShard& shard : shards()) {
     const size_t bytes = (shard.stored.bytes() + kAlignment - 1) / kAlignment * kAlignment;
@@ -69,7 +68,7 @@ std::vector<TensorShard> Snapshotter::shards() const {
 }
 
 std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
-  auto memory = std::make_shared<PinnedMemory>(params_.stream().backend(), device_, bytes_);
+  auto memory = std::make_shared<PinnedMemory>(params_.stream().backend(), bytes_);
   if (!memory->refused().empty()) {
     spdlog::warn(
         "the system refused to lock {:.2f} GiB of the host's memory ({}): training waits while a "

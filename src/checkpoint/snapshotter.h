@@ -51,7 +51,6 @@ class Snapshotter {
   std::shared_ptr<Event> copied_;  // the thread that writes waits for it too
   std::vector<size_t> offsets_;    // of each tensor in the memory
   size_t bytes_ = 0;
-  int device_ = 0;
   std::future<std::shared_ptr<PinnedMemory>> coming_;
   std::shared_ptr<PinnedMemory> memory_;
 };

@@ -1,7 +1,7 @@
 // Errors with context. Libraries throw Error; only main turns it into an exit code.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>

@@ -11,10 +11,11 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "core/gpus.h"
 
 namespace sbtrain {
 
-PinnedMemory::PinnedMemory(Backend backend, int device, size_t bytes) : bytes_(bytes) {
+PinnedMemory::PinnedMemory(Backend backend, size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
@@ -25,12 +26,13 @@ PinnedMemory::PinnedMemory(Backend backend, int device, size_t bytes) : bytes_(b
   }
   data_ = static_cast<std::byte*>(data);
   ::madvise(data, bytes, MADV_HUGEPAGE);  // only a hint: fewer and larger pages are locked sooner
-  if (backend == Backend::kCuda) pin(device);
+  if (backend == Backend::kCuda) pin();
 }
 
-void PinnedMemory::pin([[maybe_unused]] int device) {
+void PinnedMemory::pin() {
 #if SBTRAIN_HAS_CUDA
-  cudaError_t error = cudaSetDevice(device);
+  use_chosen_gpu();
+  cudaError_t error = cudaSuccess;
   for (size_t at = 0; at < bytes_ && error == cudaSuccess; at += kPiece) {
     const size_t bytes = std::min(kPiece, bytes_ - at);
     std::memset(data_ + at, 0, bytes);  // makes the pages without holding a lock of the driver
@@ -48,14 +50,6 @@ PinnedMemory::~PinnedMemory() {
   for (void* piece : pinned_) cudaHostUnregister(piece);
 #endif
   if (data_ != nullptr) ::munmap(data_, bytes_);
-}
-
-int current_device([[maybe_unused]] Backend backend) {
-  int device = 0;
-#if SBTRAIN_HAS_CUDA
-  if (backend == Backend::kCuda) cudaGetDevice(&device);
-#endif
-  return device;
 }
 
 }  // namespace sbtrain

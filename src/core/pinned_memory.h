@@ -18,8 +18,8 @@ class PinnedMemory {
   static constexpr size_t kPiece = size_t{64} << 20;
 
   // Throws ExitCode::kOutOfMemory if the host cannot give the memory. Takes about 0.3 s for each
-  // GiB on a GPU, during which the pages are made; any thread may do it, on the device `device`.
-  PinnedMemory(Backend backend, int device, size_t bytes);
+  // GiB on a GPU, during which the pages are made; any thread may do it.
+  PinnedMemory(Backend backend, size_t bytes);
   ~PinnedMemory();
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
@@ -30,14 +30,11 @@ class PinnedMemory {
   const std::string& refused() const { return refused_; }
 
  private:
-  void pin(int device);
+  void pin();
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
   std::vector<void*> pinned_;  // pieces
   std::string refused_;
 };
-
-// The device that the calling thread uses; 0 on the CPU.
-int current_device(Backend backend);
 
 }  // namespace sbtrain

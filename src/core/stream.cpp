@@ -2,25 +2,14 @@
 
 #include <cstring>
 
-#if SBTRAIN_HAS_CUDA
-#include <cuda_runtime_api.h>
-#endif
-
 #include "core/device.h"
 #include "core/error.h"
 
-namespace sbtrain {
-namespace {
-
 #if SBTRAIN_HAS_CUDA
-void check(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();
-  fail(ExitCode::kInternal, "CUDA: {} failed: {}", call, cudaGetErrorString(error));
-}
+#include "core/cuda_check.h"
 #endif
 
-}  // namespace
+namespace sbtrain {
 
 // ---- Event ------------------------------------------------------------------------------------
 
@@ -41,7 +30,7 @@ bool Event::done() const {
   if (native_) {
     const cudaError_t state = cudaEventQuery(native_);
     if (state == cudaErrorNotReady) return false;
-    check(state, "cudaEventQuery");
+    check_cuda(state, "cudaEventQuery");
   }
 #endif
   return true;
@@ -49,7 +38,7 @@ bool Event::done() const {
 
 void Event::synchronize() const {
 #if SBTRAIN_HAS_CUDA
-  if (native_) check(cudaEventSynchronize(native_), "cudaEventSynchronize");
+  if (native_) check_cuda(cudaEventSynchronize(native_), "cudaEventSynchronize");
 #endif
 }
 
@@ -72,11 +61,12 @@ CUstream_st* Stream::queue() {
   if (!queue_) {
     int lowest = 0;
     int highest = 0;
-    check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange");
+    check_cuda(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+               "cudaDeviceGetStreamPriorityRange");
     cudaStream_t queue = nullptr;
-    check(cudaStreamCreateWithPriority(&queue, cudaStreamNonBlocking,
-                                       priority_ == StreamPriority::kHigh ? highest : lowest),
-          "cudaStreamCreateWithPriority");
+    check_cuda(cudaStreamCreateWithPriority(&queue, cudaStreamNonBlocking,
+                                            priority_ == StreamPriority::kHigh ? highest : lowest),
+               "cudaStreamCreateWithPriority");
     queue_.reset(queue);
   }
 #endif
@@ -88,16 +78,17 @@ void Stream::record(Event& event) {
 #if SBTRAIN_HAS_CUDA
   if (backend() != Backend::kCuda) return;
   if (!event.native_) {
-    check(cudaEventCreateWithFlags(&event.native_, cudaEventDisableTiming), "cudaEventCreate");
+    check_cuda(cudaEventCreateWithFlags(&event.native_, cudaEventDisableTiming), "cudaEventCreate");
   }
-  check(cudaEventRecord(event.native_, queue()), "cudaEventRecord");
+  check_cuda(cudaEventRecord(event.native_, queue()), "cudaEventRecord");
 #endif
 }
 
 void Stream::wait(const Event& event) {
   memory_->wait(id_, event.clock_);
 #if SBTRAIN_HAS_CUDA
-  if (event.native_) check(cudaStreamWaitEvent(queue(), event.native_, 0), "cudaStreamWaitEvent");
+  if (event.native_)
+    check_cuda(cudaStreamWaitEvent(queue(), event.native_, 0), "cudaStreamWaitEvent");
 #endif
 }
 
@@ -108,7 +99,8 @@ void Stream::copy_bytes(void* to, const void* from, size_t bytes) {
     return;
   }
 #if SBTRAIN_HAS_CUDA
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, queue()), "cudaMemcpyAsync");
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, queue()),
+             "cudaMemcpyAsync");
 #endif
 }
 

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "core/error.h"
+#include "core/host_name.h"
 
 namespace sbtrain::control {
 namespace {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/host_name.h"
 
 namespace sbtrain::control {
 namespace {

@@ -296,9 +296,4 @@ std::string describe_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
-}
-
 }  // namespace sbtrain::control

@@ -126,6 +126,5 @@ class TcpControl : public Control {
 
 // "0, 1, 3-5" for {0, 1, 3, 4, 5}.
 std::string describe_ranks(const std::vector<int>& ranks);
-std::string host_name();
 
 }  // namespace sbtrain::control

@@ -2,25 +2,13 @@
 
 #include <utility>
 
-#if SBTRAIN_HAS_CUDA
-#include <cuda_runtime_api.h>
-#endif
-
-#include "core/error.h"
 #include "ops/memory.h"
 
-namespace sbtrain {
-namespace {
-
 #if SBTRAIN_HAS_CUDA
-void check(cudaError_t error, const char* call) {
-  if (error != cudaSuccess) {
-    fail(ExitCode::kInternal, "CUDA: {} failed: {}", call, cudaGetErrorString(error));
-  }
-}
+#include "core/cuda_check.h"
 #endif
 
-}  // namespace
+namespace sbtrain {
 
 WaitTimes::~WaitTimes() {
 #if SBTRAIN_HAS_CUDA
@@ -43,8 +31,8 @@ WaitTimes::Mark WaitTimes::spare() {
     return mark;
   }
 #if SBTRAIN_HAS_CUDA
-  check(cudaEventCreate(&mark.begin), "cudaEventCreate");
-  check(cudaEventCreate(&mark.end), "cudaEventCreate");
+  SBTRAIN_CUDA_CHECK(cudaEventCreate(&mark.begin));
+  SBTRAIN_CUDA_CHECK(cudaEventCreate(&mark.end));
 #endif
   return mark;
 }
@@ -53,9 +41,9 @@ void WaitTimes::wait(const Event& event) {
   if (stream_.backend() != Backend::kCuda) return ops::await(stream_, event);
 #if SBTRAIN_HAS_CUDA
   current_.push_back(spare());
-  check(cudaEventRecord(current_.back().begin, stream_.queue()), "cudaEventRecord");
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(current_.back().begin, stream_.queue()));
   ops::await(stream_, event);
-  check(cudaEventRecord(current_.back().end, stream_.queue()), "cudaEventRecord");
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(current_.back().end, stream_.queue()));
 #endif
 }
 
@@ -76,7 +64,7 @@ double WaitTimes::take_batch() {
   for ([[maybe_unused]] const Mark& mark : batch) {
 #if SBTRAIN_HAS_CUDA
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, mark.begin, mark.end), "cudaEventElapsedTime");
+    SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, mark.begin, mark.end));
     seconds += milliseconds / 1e3;
 #endif
   }

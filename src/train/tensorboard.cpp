@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/host_name.h"
 
 namespace sbtrain {
 
@@ -82,9 +83,7 @@ double unix_time() {
 
 // TensorBoard reads the files of a folder in the order of their names, so the time comes first.
 std::string file_name(double time, int attempt) {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0') host = {"localhost"};
-  return fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<int64_t>(time), host.data(),
+  return fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<int64_t>(time), host_name(),
                      ::getpid(), attempt);
 }
 

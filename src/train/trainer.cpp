@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
@@ -16,6 +15,7 @@
 #include "checkpoint/run_lock.h"
 #include "checkpoint/snapshotter.h"
 #include "core/files.h"
+#include "core/host_name.h"
 #include "core/version.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
@@ -39,12 +39,6 @@ namespace sbtrain {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
 
 // What loading, tuning, opening data or saving may take, beyond the deadline for a step.
 constexpr std::chrono::minutes kLongPhase{60};

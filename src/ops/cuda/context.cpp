@@ -12,15 +12,7 @@
 
 namespace sbtrain::ops::cuda {
 
-void check(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();
-  const ExitCode code =
-      error == cudaErrorMemoryAllocation ? ExitCode::kOutOfMemory : ExitCode::kInternal;
-  fail(code, "CUDA: {} failed: {}", call, cudaGetErrorString(error));
-}
-
-void check(cublasStatus_t status, const char* call) {
+void check_cublas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   fail(ExitCode::kInternal, "cuBLASLt: {} failed: {}", call, cublasLtGetStatusString(status));
 }
@@ -89,7 +81,7 @@ Context::Context(cudaStream_t queue) : stream(queue) {
   int index = 0;
   SBTRAIN_CUDA_CHECK(cudaGetDevice(&index));
   SBTRAIN_CUDA_CHECK(cudaGetDeviceProperties(&device, index));
-  SBTRAIN_CUDA_CHECK(cublasLtCreate(&blas));
+  SBTRAIN_CUBLAS_CHECK(cublasLtCreate(&blas));
   tuner.open(device.name);
 }
 

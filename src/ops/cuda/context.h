@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "core/cuda_check.h"
 #include "core/stream.h"
 #include "ops/cuda/gemm_tuner.h"
 
 namespace sbtrain::ops::cuda {
 
-// Throws ExitCode::kInternal (kOutOfMemory where memory was short) naming the call.
-void check(cudaError_t error, const char* call);
-void check(cublasStatus_t status, const char* call);
-#define SBTRAIN_CUDA_CHECK(call) ::sbtrain::ops::cuda::check((call), #call)
+// Throws ExitCode::kInternal naming the call, as SBTRAIN_CUDA_CHECK does for CUDA's runtime.
+void check_cublas(cublasStatus_t status, const char* call);
+#define SBTRAIN_CUBLAS_CHECK(call) ::sbtrain::ops::cuda::check_cublas((call), #call)
 
 // Pinned host memory through which host data reaches the device: the caller's memory may be
 // reused at once, and the host waits for the stream only while no slot is free.

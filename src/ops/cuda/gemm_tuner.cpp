@@ -48,7 +48,7 @@ bool from_hex(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
 
 cublasLtMatrixLayout_t layout(bool f32, int64_t rows, int64_t cols, int64_t ld) {
   cublasLtMatrixLayout_t out = nullptr;
-  SBTRAIN_CUDA_CHECK(
+  SBTRAIN_CUBLAS_CHECK(
       cublasLtMatrixLayoutCreate(&out, f32 ? CUDA_R_32F : CUDA_R_16BF, rows, cols, ld));
   return out;
 }
@@ -57,10 +57,10 @@ cublasLtMatrixLayout_t layout(bool f32, int64_t rows, int64_t cols, int64_t ld) 
 
 struct GemmTuner::Plan {
   Plan(const GemmShape& s) : shape(s) {
-    SBTRAIN_CUDA_CHECK(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    SBTRAIN_CUBLAS_CHECK(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, bool transpose) {
       const cublasOperation_t value = transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
-      SBTRAIN_CUDA_CHECK(
+      SBTRAIN_CUBLAS_CHECK(
           cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
     };
     set(CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_a);
@@ -151,9 +151,9 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   if (plan) return *plan;
   auto made = std::make_unique<Plan>(shape);
   cublasLtMatmulPreference_t preference = nullptr;
-  SBTRAIN_CUDA_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+  SBTRAIN_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-    SBTRAIN_CUDA_CHECK(
+    SBTRAIN_CUBLAS_CHECK(
         cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
@@ -226,7 +226,7 @@ void GemmTuner::run(cublasLtHandle_t blas, cudaStream_t stream, const GemmShape&
                     const GemmArguments& arguments, bool search) {
   Plan& p = plan(blas, shape, arguments.workspace_bytes);
   if (search && !p.chosen) time_candidates(blas, stream, p, arguments);
-  SBTRAIN_CUDA_CHECK(p.run(blas, stream, arguments, p.algorithm));
+  SBTRAIN_CUBLAS_CHECK(p.run(blas, stream, arguments, p.algorithm));
 }
 
 }  // namespace sbtrain::ops::cuda
