@@ -20,10 +20,10 @@ namespace {
 #endif
 
 #ifndef SBTRAIN_SANITIZED
-// The loader calls these before the libraries initialise themselves, which takes longer than
-// everything else before main; a request to stop that arrives meanwhile is kept.
+// The loader calls these before the libraries initialise themselves, so that a request to stop is
+// kept from then on. Only while it maps and links them, the signal still ends the process.
 using Initializer = void (*)();
-[[gnu::section(".preinit_array"), gnu::used]] const Initializer before_libraries =
+[[gnu::section(".preinit_array"), gnu::used]] const Initializer kBeforeLibraries =
     sbtrain::hold_stop_signals;
 #endif
 
