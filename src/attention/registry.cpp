@@ -1,5 +1,7 @@
 #include "attention/registry.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "core/error.h"

@@ -2,6 +2,8 @@
 // parts.
 #include "bench/bench.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
