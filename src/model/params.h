@@ -89,12 +89,12 @@ void initialize(const ParamUnit& unit, int64_t begin, uint64_t seed, Stream& s, 
 class ParamAccess {
  public:
   virtual ~ParamAccess() = default;
-  virtual void gather(int unit) = 0;               // starts fetching the whole unit
-  virtual const Weights& get(int unit) = 0;        // waits for it
-  virtual void release(int unit) = 0;              // its buffer may be reused
+  virtual void gather(int unit) = 0;         // starts fetching the whole unit
+  virtual const Weights& get(int unit) = 0;  // waits for it
+  virtual void release(int unit) = 0;        // its buffer may be reused
   // Where the backward pass adds, or overwrites what is fresh (Weights::fresh).
   virtual const Weights& gradients(int unit) = 0;
-  virtual void reduce(int unit) = 0;               // gradients are complete: reduce to shards
+  virtual void reduce(int unit) = 0;  // gradients are complete: reduce to shards
 };
 
 }  // namespace sbtrain

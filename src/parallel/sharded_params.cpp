@@ -40,6 +40,10 @@ ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, const Mes
   for (size_t u = 0; u < registry.units().size(); ++u) {
     units_.push_back(make_unit(static_cast<int>(u), with_training));
   }
+  if (!mesh.sharded()) return;
+  for (const Tensor& region : s.memory().collective_regions()) {
+    registered_.push_back(mesh.shards().register_memory(region));
+  }
 }
 
 bool ShardedParams::has_copies() const {
