@@ -26,7 +26,8 @@ void Linear::add_parameters(std::vector<TensorSpec>& specs) const {
                      .storage = {or_else(part.stored_rows, part.rows), stored_cols},
                      .init = spec_.init,
                      .decay = true,
-                     .fused = !first});
+                     .fused = !first,
+                     .one_product = true});
     first = false;
   }
   if (!has_bias()) return;
@@ -59,8 +60,11 @@ void Linear::forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
 
 void Linear::backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
                       const Weights& w, bool accumulate) const {
-  ops::run(s, ops::LinearBackwardWeight{
-                  .dw_NK = weight(dw), .dy_TN = dy_TN, .x_TK = x_TK, .alpha = spec_.alpha});
+  ops::run(s, ops::LinearBackwardWeight{.dw_NK = weight(dw),
+                                        .dy_TN = dy_TN,
+                                        .x_TK = x_TK,
+                                        .alpha = spec_.alpha,
+                                        .accumulate = !dw.fresh(spec_.parts.front().weight)});
   if (has_bias()) ops::run(s, ops::BiasBackward{.db_N = bias(dw), .dy_TN = dy_TN});
   ops::run(s, ops::LinearBackwardInput{.dx_TK = dx_TK,
                                        .dy_TN = dy_TN,

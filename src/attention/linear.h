@@ -47,7 +47,8 @@ class Linear {
   // y_TN = the product, plus residual_TN if it is given.
   void forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
                Tensor residual_TN = {}) const;
-  // Adds the gradients of weight and bias to dw; dx_TK = gradient, or += with `accumulate`.
+  // Adds the gradients of weight and bias to dw, or overwrites that of a weight that is fresh
+  // there; dx_TK = gradient, or += with `accumulate`. To be called once for each backward pass.
   void backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
                 const Weights& w, bool accumulate = false) const;
 

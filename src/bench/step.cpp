@@ -103,7 +103,8 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
     return backend == Backend::kCuda ? device_memory(backend).free : 0;
   };
   const size_t free_before = device_free();
-  const std::unique_ptr<Communicator> communicator = make_communicator(*job.control, backend);
+  const std::unique_ptr<Communicator> communicator =
+      make_communicator(*job.control, backend, communicator_options(config.train));
   const int world = communicator->world();
   const Mesh mesh(*communicator, config.train.sharding, job.launch.local_world);
   const Transformer model(config.model, config.train.recompute, mesh.shard_count());
@@ -113,6 +114,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   TrainStep planned(config, model, planning, mesh);
   planned.plan();
   Memory memory(backend);
+  prepare_memory(memory, communicator_options(config.train), world);
   memory.adopt_plan(plan);
   Stream stream(memory);
   TrainStep step(config, model, stream, mesh);

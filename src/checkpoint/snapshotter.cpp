@@ -30,15 +30,32 @@ void start_copy(Stream& s, const PinnedMemory& memory, size_t offset, const Tens
   }
 }
 
+size_t aligned(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// What this rank saves: ranks that hold the same shard save a part of it each.
+std::vector<TensorShard> saved_shards(const ShardedParams& params) {
+  const Communicator* replicas = params.mesh().replicas();
+  return tensor_shards(params, /*with_moments=*/true, replicas ? replicas->rank() : 0,
+                       replicas ? replicas->world() : 1);
+}
+
 }  // namespace
+
+size_t Snapshotter::bytes_of(const ShardedParams& params) {
+  size_t bytes = 0;
+  for (const TensorShard& shard : saved_shards(params)) bytes += aligned(shard.stored.bytes());
+  return bytes;
+}
 
 Snapshotter::Snapshotter(ShardedParams& params)
     : params_(params),
       stream_(params.stream().memory(), "snapshot"),
       copied_(std::make_shared<Event>()) {
   MemoryReport copy;
-  for (const TensorShard& shard : shards()) {
-    const size_t bytes = (shard.stored.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+  for (const TensorShard& shard : saved_shards(params_)) {
+    const size_t bytes = aligned(shard.stored.bytes());
     offsets_.push_back(bytes_);
     bytes_ += bytes;
     const bool weights = shard.kind == TensorKind::kModel;
@@ -61,12 +78,6 @@ Snapshotter::~Snapshotter() {
   }
 }
 
-// What this rank saves.
-std::vector<TensorShard> Snapshotter::shards() const {
-  if (!params_.mesh().first_replica()) return {};
-  return tensor_shards(params_, /*with_moments=*/true);
-}
-
 std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
   auto memory = std::make_shared<PinnedMemory>(params_.stream().backend(), bytes_);
   if (!memory->refused().empty()) {
@@ -81,7 +92,7 @@ std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
 void Snapshotter::begin(Snapshot& snapshot) {
   if (coming_.valid()) memory_ = coming_.get();
   if (!memory_) memory_ = make_memory();
-  snapshot.tensors = shards();
+  snapshot.tensors = saved_shards(params_);
   params_.stream().record(ready_);
   stream_.wait(ready_);
   for (size_t i = 0; i < snapshot.tensors.size(); ++i) {

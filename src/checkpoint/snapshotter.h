@@ -15,8 +15,8 @@ namespace sbtrain {
 // On a GPU the copy is made by a stream of its own while the next step's forward and backward pass
 // run, which read only the compute copies of the weights: just the update, which changes what is
 // copied, waits. It needs as much of the host's memory as the rank's weights and moments take (12
-// bytes for each of its parameters), page-locked; that memory is taken once and used for every
-// save. On the CPU begin() copies with all threads and returns when it is done.
+// bytes for each parameter that it saves), page-locked; that memory is taken once and used for
+// every save. On the CPU begin() copies with all threads and returns when it is done.
 //
 // Usage: begin(snapshot) after a step; stream.wait(copied()) before the next update; the snapshot's
 // `wait` tells the thread that writes it when the values are there. The snapshot before must be
@@ -33,6 +33,7 @@ class Snapshotter {
 
   // The bytes of the host's memory that this takes.
   size_t bytes() const { return bytes_; }
+  static size_t bytes_of(const ShardedParams& params);
 
   // Starts to copy this rank's ranges of all weights and moments as the work given to the params'
   // stream until now leaves them, and fills the snapshot's tensors, memory and wait.
@@ -42,7 +43,6 @@ class Snapshotter {
   const Event& copied() const { return *copied_; }
 
  private:
-  std::vector<TensorShard> shards() const;
   std::shared_ptr<PinnedMemory> make_memory() const;
 
   ShardedParams& params_;

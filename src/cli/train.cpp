@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <optional>
 
 #include "cli/backend.h"
 #include "cli/cli.h"
@@ -28,13 +29,24 @@ namespace {
 struct TrainOptions {
   ConfigOptions config;
   std::string resume;
+  std::optional<double> mfu;          // machine.mfu
+  std::optional<double> peak_tflops;  // metrics.peak_tflops
   bool dry_run = false;
   DryRunOptions estimate;
 };
 
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(std::llround(1000 * seconds));
+}
+
 Config load_config(const TrainOptions& options) {
   ConfigOptions selected = options.config;
-  if (!options.resume.empty()) selected.overrides.push_back("checkpoint.resume=" + options.resume);
+  const auto set = [&](const char* key, const auto& value) {
+    selected.overrides.push_back(fmt::format("{}={}", key, value));
+  };
+  if (!options.resume.empty()) set("checkpoint.resume", options.resume);
+  if (options.mfu) set("machine.mfu", *options.mfu);
+  if (options.peak_tflops) set("metrics.peak_tflops", *options.peak_tflops);
   return selected.load();
 }
 
@@ -91,8 +103,8 @@ ExitCode run_train(const TrainOptions& options) {
   const auto prepare = [&](const Launch& launch) {
     if (launch.world > 1) training_signals();  // takes those that arrive before the run can save
     config = load_config(options);
-    return Deadlines{.progress =
-                         std::chrono::milliseconds(std::llround(1000 * config.train.timeout))};
+    return Deadlines{.rendezvous = milliseconds(config.train.rendezvous_timeout),
+                     .progress = milliseconds(config.train.timeout)};
   };
   return run_job(
       {.prepare = prepare,
@@ -108,20 +120,12 @@ void add_scale_options(CLI::App& command, DryRunOptions& options) {
   command
       .add_option("--world", options.world,
                   "With --dry-run: plan a run of so many GPUs: memory of a rank, collectives, "
-                  "time of a step, the best sharding and micro-batch")
+                  "time of a step, the best sharding and micro-batch, on the machines of the "
+                  "section machine of the configuration")
       ->check(CLI::Range(1, 1 << 16));
   command.add_option("--gpus-per-node", options.gpus_per_node, "GPUs of a node, for --world")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  const auto figure = [&](const char* name, double& value, const char* help) {
-    command.add_option(name, value, help)->check(in_range(1e-3, 1e9))->capture_default_str();
-  };
-  figure("--nvlink-gbs", options.machine.nvlink_gbs,
-         "GB/s that a ring carries inside a node, for --world (sbtrain bench collectives: bus)");
-  figure("--network-gbs", options.machine.network_gbs,
-         "GB/s of each GPU's network port, for --world");
-  figure("--gpu-memory-gib", options.machine.memory_gib, "GiB of a GPU's memory, for --world");
-  figure("--gpu-memory-gbs", options.machine.memory_gbs, "GB/s of a GPU's memory, for --world");
 }
 
 }  // namespace
@@ -137,14 +141,14 @@ void add_train(CLI::App& app, Action& action) {
                     "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
                     "stop; needs no GPU and no data");
   command
-      ->add_option("--mfu", options->estimate.mfu,
-                   "Model FLOPs utilisation that --dry-run estimates the duration at")
-      ->check(in_range(0.001, 1.0))
-      ->capture_default_str();
+      ->add_option("--mfu", options->mfu,
+                   "Model FLOPs utilisation that --dry-run estimates times at (short for "
+                   "--machine.mfu)")
+      ->check(in_range(0.001, 1.0));
   command
-      ->add_option("--peak-tflops", options->estimate.peak_tflops,
+      ->add_option("--peak-tflops", options->peak_tflops,
                    "Peak dense TFLOP/s of the device, for the estimate; default: 989 on a GPU, no "
-                   "estimate on the CPU")
+                   "estimate on the CPU (short for --metrics.peak_tflops)")
       ->check(in_range(1e-6, 1e9));
   add_scale_options(*command, options->estimate);
   options->config.add(*command, /*list_keys=*/true);

@@ -122,6 +122,13 @@ template <>
 inline constexpr auto kNames<ReduceType> = enum_names<ReduceType>(
     {{ReduceType::kFloat32, "float32"}, {ReduceType::kBfloat16, "bfloat16"}});
 
+// What moves gathered weights between the GPUs of a node.
+enum class GatherEngine : uint8_t { kMultiprocessors, kCopyEngines };
+template <>
+inline constexpr auto kNames<GatherEngine> =
+    enum_names<GatherEngine>({{GatherEngine::kMultiprocessors, "multiprocessors"},
+                              {GatherEngine::kCopyEngines, "copy_engines"}});
+
 struct TrainConfig {
   int64_t sequence_length = 256;  // L
   int64_t micro_batch = 4;        // sequences in one forward and backward pass
@@ -134,14 +141,16 @@ struct TrainConfig {
   double clip = 1.0;          // global gradient norm; 0 turns clipping off
   double z_loss = 0.0;
   Recompute recompute = Recompute::kNone;
-  bool deterministic = true;   // the same bits on every run, on the same type of device
-  int64_t max_bad_steps = 10;  // skipped steps in a row before giving up
-  double spike_sigma = 0.0;    // skip losses beyond mean + this * deviation; 0: none
-  int64_t spike_window = 100;  // applied steps that mean and deviation cover
-  std::string gpus = "auto";   // ranks of this machine: auto, or how many
-  double timeout = 120;        // seconds without progress of a rank
+  bool deterministic = true;        // the same bits on every run, on the same type of device
+  int64_t max_bad_steps = 10;       // skipped steps in a row before giving up
+  double spike_sigma = 0.0;         // skip losses beyond mean + this * deviation; 0: none
+  int64_t spike_window = 100;       // applied steps that mean and deviation cover
+  std::string gpus = "auto";        // ranks of this machine: auto, or how many
+  double timeout = 120;             // seconds without progress of a rank
+  double rendezvous_timeout = 300;  // seconds until all ranks have come
   Sharding sharding = Sharding::kFull;
   ReduceType reduce_dtype = ReduceType::kFloat32;
+  GatherEngine gather_engine = GatherEngine::kMultiprocessors;
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };
@@ -209,6 +218,27 @@ struct MetricsConfig {
   bool operator==(const MetricsConfig&) const = default;
 };
 
+// The machines that a run on many GPUs is planned for (train --dry-run --world). Defaults: H100 or
+// H200 nodes with NVLink 4 and 400 Gb/s a GPU. `sbtrain bench collectives` measures nvlink_gbs (the
+// bus bandwidth of large tensors) and latency_us (the time of small ones).
+struct MachineConfig {
+  double mfu = 0.4;           // model FLOPs utilisation while a GPU computes, causal half
+  double nvlink_gbs = 240;    // GB/s that a ring carries inside a node
+  double network_gbs = 48;    // GB/s of one GPU's network port
+  double latency_us = 20;     // of a collective, before its first byte
+  double hop_us = 1.5;        // between GPUs of a node
+  double network_hop_us = 8;  // between nodes
+  double memory_gbs = 4000;   // of a GPU's memory
+  double memory_gib = 139;    // of a GPU's memory, of which reserve_gib is not for the model
+  double reserve_gib = 3;     // CUDA, its libraries, NCCL
+  // A collective beside matrix products has NVLink to itself, but neither all multiprocessors nor
+  // all of the memory's bandwidth: it takes `stretch` times as long, and products lose the share
+  // `interference` of that time.
+  double stretch = 3;
+  double interference = 0.1;
+  bool operator==(const MachineConfig&) const = default;
+};
+
 // kAuto: CUDA if there is a GPU.
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 template <>
@@ -227,6 +257,7 @@ struct Config {
   ValidationConfig validation{};
   CheckpointConfig checkpoint{};
   MetricsConfig metrics{};
+  MachineConfig machine{};
   std::string run_dir() const { return out.empty() ? "runs/" + name : out; }
   bool operator==(const Config&) const = default;
 };

@@ -75,6 +75,8 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("timeout", c.timeout, between(1, 1e6),
         "Seconds without progress after which the ranks of a job give up, and name the rank that "
         "they wait for.");
+  f.add("rendezvous_timeout", c.rendezvous_timeout, between(1, 1e6),
+        "Seconds that the ranks of a job wait at the start for those that have not come yet.");
   f.add(
       "sharding", c.sharding,
       "What is spread over the ranks. full: weights, gradients and moments, gathered for each use "
@@ -84,6 +86,10 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("reduce_dtype", c.reduce_dtype,
         "The type in which gradients are added up across ranks. bfloat16 halves the traffic and "
         "rounds each sum.");
+  f.add("gather_engine", c.gather_engine,
+        "What gathers weights between GPUs. copy_engines leaves the multiprocessors to the matrix "
+        "products; it works among GPUs that NVLink connects, and takes memory in which they reach "
+        "each other (NCCL's symmetric windows).");
 }
 
 void describe(Fields& f, SourceConfig& c) {
@@ -180,6 +186,30 @@ void describe(Fields& f, MetricsConfig& c) {
         "The device's dense peak, for MFU; 0: known devices only.");
 }
 
+void describe(Fields& f, MachineConfig& c) {
+  constexpr double kLeast = 1e-3;
+  constexpr double kMost = 1e9;
+  f.add("mfu", c.mfu, between(kLeast, 1),
+        "Model FLOPs utilisation of a GPU while it computes (causal half), which `sbtrain bench "
+        "train` measures on one.");
+  f.add("nvlink_gbs", c.nvlink_gbs, between(kLeast, kMost),
+        "GB/s that a ring carries inside a node: the column bus of `sbtrain bench collectives`.");
+  f.add("network_gbs", c.network_gbs, between(kLeast, kMost), "GB/s of each GPU's network port.");
+  f.add("latency_us", c.latency_us, between(0, kMost),
+        "Microseconds of a collective before its first byte.");
+  f.add("hop_us", c.hop_us, between(0, kMost), "Microseconds from one GPU to the next in a node.");
+  f.add("network_hop_us", c.network_hop_us, between(0, kMost),
+        "Microseconds from one node to the next.");
+  f.add("memory_gbs", c.memory_gbs, between(kLeast, kMost), "GB/s of a GPU's memory.");
+  f.add("memory_gib", c.memory_gib, between(kLeast, kMost), "GiB of a GPU's memory.");
+  f.add("reserve_gib", c.reserve_gib, between(0, kMost),
+        "GiB of it that are not for the model: CUDA, its libraries, NCCL.");
+  f.add("stretch", c.stretch, between(1, kMost),
+        "How many times as long a collective inside a node takes beside matrix products.");
+  f.add("interference", c.interference, between(0, 1),
+        "The share of that time that the products lose.");
+}
+
 void describe(Fields& f, Config& c) {
   f.add("name", c.name, "Name of the run.");
   f.add("out", c.out, "Run folder; empty: a folder of that name in runs/.");
@@ -194,6 +224,8 @@ void describe(Fields& f, Config& c) {
   f.section("validation", c.validation, "Loss on held-out data while training.");
   f.section("checkpoint", c.checkpoint, "Saving and resuming.");
   f.section("metrics", c.metrics, "What is recorded of a run.");
+  f.section("machine", c.machine,
+            "The machines that `train --dry-run --world` plans for; training ignores it.");
 }
 
 }  // namespace sbtrain

@@ -56,9 +56,9 @@ class Limits {
  private:
   std::string read(const std::string& path) const { return text_of(root_ / path.substr(1)); }
 
-  void add(std::string limit, size_t total, size_t used) {
+  void add(std::string limit, size_t total, size_t used, bool of_process = false) {
     const size_t free = total > used ? total - used : 0;
-    if (free < least_.free) least_ = {free, total, std::move(limit)};
+    if (free < least_.free) least_ = {free, total, std::move(limit), of_process};
   }
 
   void machine() {
@@ -81,7 +81,8 @@ class Limits {
   void process_limit(decltype(RLIMIT_AS) resource, std::string_view key, const char* name) {
     struct rlimit limit {};
     if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-    add(name, limit.rlim_cur, field(read("/proc/self/status"), key).value_or(0) << 10);
+    add(name, limit.rlim_cur, field(read("/proc/self/status"), key).value_or(0) << 10,
+        /*of_process=*/true);
   }
 
   // ---- control groups

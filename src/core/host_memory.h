@@ -8,9 +8,10 @@
 namespace sbtrain {
 
 struct HostMemory {
-  size_t free = 0;    // bytes that can still be taken
-  size_t total = 0;   // bytes under the same limit, in use or not
-  std::string limit;  // what limits them most: "the machine", "cgroup /job (memory.max)", ...
+  size_t free = 0;          // bytes that can still be taken
+  size_t total = 0;         // bytes under the same limit, in use or not
+  std::string limit;        // what limits them most: "the machine", "cgroup /job (memory.max)", ...
+  bool of_process = false;  // a limit of this process alone (ulimit), not of those beside it
 };
 
 // The least that any of these leaves: the machine's available memory, the commit limit where the

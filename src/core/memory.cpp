@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kPersistentIds = int64_t{1} << 40;  // ids below are slots of a program
 constexpr int kCompute = 0;
 constexpr uint8_t kPoison = 0xff;
+constexpr size_t kLeastCollective = size_t{1} << 20;  // smaller weights are not worth a mapping
 constexpr const char* kTrainingAdvice =
     "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or full.";
 
@@ -84,6 +85,12 @@ struct Memory::Impl {
   std::vector<StreamMark> allocated;  // by slot of the running program
   void* pool = nullptr;
   size_t pool_bytes = 0;
+  Allocator allocate_collective;
+  struct Region {
+    std::shared_ptr<void> data;
+    size_t bytes;
+  };
+  std::vector<Region> collective;
   bool poison = false;
 
   bool recording(Backend backend) const {
@@ -103,9 +110,9 @@ Memory::Memory(Backend backend, const Target& target)
 }
 
 Memory::~Memory() {
-  for (auto& [id, chunk] : impl_->chunks) device_free(backend_, chunk.data);
+  for (auto& [id, chunk] : impl_->chunks) give_back(chunk.data);
   release_spare();
-  device_free(backend_, impl_->pool);
+  give_back(impl_->pool);
 }
 
 // ---- Allocation -------------------------------------------------------------------------------
@@ -185,7 +192,7 @@ Buffer Memory::allocate_own(int stream, MemoryClass c, std::string_view name, Te
   Impl& impl = *impl_;
   const size_t bytes = tensor.bytes();
   if (backend_ != Backend::kPlan) {
-    tensor.data = take(bytes, stream);
+    tensor.data = take(bytes, stream, c == MemoryClass::kWeights && bytes >= kLeastCollective);
     if (!tensor.data) {
       fail(ExitCode::kOutOfMemory, "out of memory: '{}' needs {:.2f} GiB. {}", name,
            static_cast<double>(bytes) / (1 << 30), kTrainingAdvice);
@@ -200,7 +207,7 @@ Buffer Memory::allocate_own(int stream, MemoryClass c, std::string_view name, Te
 }
 
 // At least `bytes` bytes that the stream may use at once, or null.
-void* Memory::take(size_t bytes, int stream) {
+void* Memory::take(size_t bytes, int stream, bool collective) {
   const StreamClock& clock = impl_->order.clock(stream);
   const auto [first, last] = impl_->spare.equal_range(aligned(bytes));
   const auto it = std::find_if(first, last, [&](const auto& entry) {
@@ -212,13 +219,44 @@ void* Memory::take(size_t bytes, int stream) {
     impl_->spare.erase(it);
     return data;
   }
-  void* data = device_allocate(backend_, aligned(bytes));
+  void* data = obtain(aligned(bytes), collective);
   if (!data && !impl_->spare.empty()) {
     release_spare();
-    data = device_allocate(backend_, aligned(bytes));
+    data = obtain(aligned(bytes), collective);
   }
   if (data && impl_->poison) device_fill(backend_, data, kPoison, aligned(bytes));
   return data;
+}
+
+void* Memory::obtain(size_t bytes, bool collective) {
+  Impl& impl = *impl_;
+  if (!collective || !impl.allocate_collective) return device_allocate(backend_, bytes);
+  std::shared_ptr<void> data = impl.allocate_collective(bytes);
+  if (!data) return nullptr;
+  return impl.collective.emplace_back(Impl::Region{std::move(data), bytes}).data.get();
+}
+
+void Memory::give_back(void* data) noexcept {
+  std::vector<Impl::Region>& regions = impl_->collective;
+  const auto region = std::ranges::find_if(
+      regions, [&](const Impl::Region& each) { return each.data.get() == data; });
+  if (region == regions.end()) return device_free(backend_, data);
+  regions.erase(region);
+}
+
+void Memory::set_collective_allocator(Allocator allocate) {
+  require(impl_->chunks.empty() && !impl_->pool,
+          "the allocator of collective memory comes before anything is allocated");
+  impl_->allocate_collective = std::move(allocate);
+}
+
+std::vector<Tensor> Memory::collective_regions() const {
+  std::vector<Tensor> regions;
+  for (const Impl::Region& region : impl_->collective) {
+    regions.emplace_back(region.data.get(), DType::kU8,
+                         std::vector<int64_t>{static_cast<int64_t>(region.bytes)});
+  }
+  return regions;
 }
 
 // ---- Release ----------------------------------------------------------------------------------
@@ -233,7 +271,7 @@ void Memory::release(int64_t id) noexcept {
   if (backend_ == Backend::kCuda || impl.poison) {
     impl.spare.emplace(aligned(chunk.bytes), Impl::Spare{chunk.data, impl.marks(chunk.users)});
   } else {
-    device_free(backend_, chunk.data);
+    give_back(chunk.data);
   }
   if (!impl.running) impl.persistent[static_cast<int>(chunk.memory_class)] -= chunk.bytes;
   impl.chunks.erase(it);
@@ -259,7 +297,7 @@ void Memory::release_slot(int64_t id) noexcept {
 }
 
 void Memory::release_spare() noexcept {
-  for (auto& [bytes, spare] : impl_->spare) device_free(backend_, spare.data);
+  for (auto& [bytes, spare] : impl_->spare) give_back(spare.data);
   impl_->spare.clear();
 }
 
@@ -377,7 +415,7 @@ void Memory::adopt_plan(const Memory& plan) {
   }
   if (backend_ == Backend::kPlan) return;
   require_memory(backend_, plan.report(), "the run", kTrainingAdvice);
-  impl.pool = take(impl.pool_bytes, kCompute);
+  impl.pool = take(impl.pool_bytes, kCompute, /*collective=*/true);
   if (!impl.pool) {
     fail(ExitCode::kOutOfMemory, "out of memory: the step's activations need {:.2f} GiB. {}",
          static_cast<double>(impl.pool_bytes) / (1 << 30), kTrainingAdvice);

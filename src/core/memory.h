@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -120,6 +121,14 @@ class Memory {
   void begin(std::string_view name);
   void end();
 
+  // From now on the pool and persistent weights of at least 1 MiB are memory of `allocate`, which
+  // returns null if there is none: memory that other ranks reach directly. To be called before
+  // anything is allocated; the returned handles live until the memory is freed.
+  using Allocator = std::function<std::shared_ptr<void>(size_t bytes)>;
+  void set_collective_allocator(Allocator allocate);
+  // What came from it, in the order of the allocations.
+  std::vector<Tensor> collective_regions() const;
+
   // Takes over the programs that `plan` (of Backend::kPlan) has recorded, and allocates their pool.
   // Throws ExitCode::kOutOfMemory if all of `plan`, with the buffers it holds now, does not fit.
   void adopt_plan(const Memory& plan);
@@ -144,7 +153,9 @@ class Memory {
   void release(int64_t id) noexcept;
   void release_slot(int64_t id) noexcept;
   void release_spare() noexcept;
-  void* take(size_t bytes, int stream);
+  void* take(size_t bytes, int stream, bool collective = false);
+  void* obtain(size_t bytes, bool collective);
+  void give_back(void* data) noexcept;
   void check_poison(std::string_view name, const void* data, size_t bytes) const;
   Backend backend_;
   Target target_;

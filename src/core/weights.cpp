@@ -6,8 +6,8 @@
 
 namespace sbtrain {
 
-void Weights::add(std::string name, const Tensor& tensor) {
-  entries_.push_back({std::move(name), tensor});
+void Weights::add(std::string name, const Tensor& tensor, bool fresh) {
+  entries_.push_back({std::move(name), tensor, fresh});
 }
 
 void Weights::add(const Weights& others) {
@@ -20,8 +20,16 @@ bool Weights::has(std::string_view name) const {
 }
 
 const Tensor& Weights::at(std::string_view name) const {
+  return entry(name).tensor;
+}
+
+bool Weights::fresh(std::string_view name) const {
+  return entry(name).fresh;
+}
+
+const Weights::Entry& Weights::entry(std::string_view name) const {
   for (const Entry& entry : entries_) {
-    if (entry.name == name) return entry.tensor;
+    if (entry.name == name) return entry;
   }
   fail(ExitCode::kInternal, "no tensor '{}' in this unit", name);
 }

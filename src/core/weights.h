@@ -27,6 +27,9 @@ struct TensorSpec {
   Init init;
   bool decay = false;  // weight decay applies
   bool fused = false;  // follows the previous tensor without a gap: one matrix
+  // Each backward pass of a micro-batch forms the whole gradient, as stored, by one matrix product
+  // (Linear::backward), which may overwrite what is there instead of adding to zeros.
+  bool one_product = false;
 
   const std::vector<int64_t>& stored() const { return storage.empty() ? shape : storage; }
 };
@@ -34,11 +37,13 @@ struct TensorSpec {
 // The tensors of one unit, by name; used for weights and, with the same names, for gradients.
 class Weights {
  public:
-  void add(std::string name, const Tensor& tensor);
+  // `fresh`: a gradient that holds nothing yet, so that what forms it has to overwrite it.
+  void add(std::string name, const Tensor& tensor, bool fresh = false);
   void add(const Weights& others);
   // Throws ExitCode::kInternal for a name that the unit does not have.
   const Tensor& at(std::string_view name) const;
   bool has(std::string_view name) const;
+  bool fresh(std::string_view name) const;
   // `count` fused tensors that follow each other, the first by name, as one matrix.
   Tensor fused(std::string_view first, int count) const;
 
@@ -46,7 +51,9 @@ class Weights {
   struct Entry {
     std::string name;
     Tensor tensor;
+    bool fresh;
   };
+  const Entry& entry(std::string_view name) const;
   std::vector<Entry> entries_;
 };
 

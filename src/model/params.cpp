@@ -77,11 +77,24 @@ int64_t ParamRegistry::storage() const {
   return n;
 }
 
-Weights ParamRegistry::view(int index, const Tensor& flat) const {
+std::vector<ElementRange> summed_ranges(const ParamUnit& unit) {
+  std::vector<ElementRange> ranges;
+  int64_t begin = 0;  // of the range that the next product ends
+  for (const PlacedTensor& tensor : unit.tensors) {
+    if (!tensor.spec.one_product) continue;
+    if (begin < tensor.offset) ranges.push_back({begin, tensor.offset});
+    begin = tensor.offset + tensor.stored;
+  }
+  if (begin < unit.size) ranges.push_back({begin, unit.size});
+  return ranges;
+}
+
+Weights ParamRegistry::view(int index, const Tensor& flat, bool fresh) const {
   Weights weights;
   for (const PlacedTensor& tensor : unit(index).tensors) {
     const Tensor range = flat.row_range(tensor.offset, tensor.stored);
-    weights.add(tensor.spec.name, Tensor(range.data, range.dtype, tensor.spec.stored()));
+    weights.add(tensor.spec.name, Tensor(range.data, range.dtype, tensor.spec.stored()),
+                fresh && tensor.spec.one_product);
   }
   return weights;
 }

@@ -31,6 +31,16 @@ struct ParamUnit {
   int64_t size = 0;  // storage elements, a multiple of the registry's alignment
 };
 
+// Storage elements [begin, end) of a unit.
+struct ElementRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// What of a unit no single product forms the gradient of (TensorSpec::one_product), padding
+// included: such gradients are sums that begin with zero.
+std::vector<ElementRange> summed_ranges(const ParamUnit& unit);
+
 // A contiguous run of elements in storage and in the logical tensor.
 struct ElementRun {
   int64_t storage = 0;  // from the start of the tensor's storage
@@ -50,8 +60,9 @@ class ParamRegistry {
   int64_t count() const;    // logical parameters
   int64_t storage() const;  // storage elements of all units
 
-  // Views of the unit's tensors in `flat`, which holds the whole unit.
-  Weights view(int unit, const Tensor& flat) const;
+  // Views of the unit's tensors in `flat`, which holds the whole unit. `fresh`: gradients that hold
+  // nothing yet where one product forms them, and zeros elsewhere.
+  Weights view(int unit, const Tensor& flat, bool fresh = false) const;
 
  private:
   int64_t alignment_;
@@ -78,11 +89,12 @@ void initialize(const ParamUnit& unit, int64_t begin, uint64_t seed, Stream& s, 
 class ParamAccess {
  public:
   virtual ~ParamAccess() = default;
-  virtual void gather(int unit) = 0;               // starts fetching the whole unit
-  virtual const Weights& get(int unit) = 0;        // waits for it
-  virtual void release(int unit) = 0;              // its buffer may be reused
-  virtual const Weights& gradients(int unit) = 0;  // where the backward pass adds
-  virtual void reduce(int unit) = 0;               // gradients are complete: reduce to shards
+  virtual void gather(int unit) = 0;         // starts fetching the whole unit
+  virtual const Weights& get(int unit) = 0;  // waits for it
+  virtual void release(int unit) = 0;        // its buffer may be reused
+  // Where the backward pass adds, or overwrites what is fresh (Weights::fresh).
+  virtual const Weights& gradients(int unit) = 0;
+  virtual void reduce(int unit) = 0;  // gradients are complete: reduce to shards
 };
 
 }  // namespace sbtrain

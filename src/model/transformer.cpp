@@ -80,8 +80,12 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
   std::vector<TensorSpec> head;
   final_norm_.add_parameters(head);
   if (!config.tied) head_.add_parameters(head);
+  // The loss adds to the gradient of its table chunk by chunk, and every layer to what layers
+  // share.
+  std::vector<TensorSpec> shared = shared_parameters(blocks_);
+  for (TensorSpec& spec : head) spec.one_product = false;
+  for (TensorSpec& spec : shared) spec.one_product = false;
   registry_.add_unit("", head);
-  const std::vector<TensorSpec> shared = shared_parameters(blocks_);
   if (!shared.empty()) registry_.add_unit("model.shared.", shared);
 }
 

@@ -38,12 +38,13 @@ struct LinearBackwardInput {
   Buffer scratch(const Stream& s) const { return linear_workspace(s); }
 };
 
-// dw_NK += alpha * dy_TN^T x_TK.
+// dw_NK += alpha * dy_TN^T x_TK, or = without accumulate.
 struct LinearBackwardWeight {
   static constexpr std::string_view kName = "linear_backward_weight";
   Tensor dw_NK;
   Tensor dy_TN, x_TK;
   float alpha = 1.0f;
+  bool accumulate = true;
   void check() const {
     const Check c(kName);
     c.matrix("dw_NK", dw_NK, dy_TN.cols(), x_TK.cols());

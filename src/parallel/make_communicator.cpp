@@ -1,5 +1,8 @@
 #include "parallel/make_communicator.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/device.h"
 #include "core/error.h"
 #if SBTRAIN_HAS_NCCL
@@ -32,6 +35,18 @@ std::unique_ptr<Communicator> make_communicator(
        "libopenmpi-dev and build again, or train with one rank",
        control.world());
 #endif
+}
+
+CommunicatorOptions communicator_options(const TrainConfig& train) {
+  return {
+      .copy_engines = train.gather_engine == GatherEngine::kCopyEngines,
+      .connect_timeout = std::chrono::seconds(std::max(1L, std::lround(train.rendezvous_timeout)))};
+}
+
+void prepare_memory(Memory& memory, const CommunicatorOptions& options, int world) {
+  if (!options.copy_engines || world == 1 || memory.backend() != Backend::kCuda) return;
+  memory.set_collective_allocator(
+      [](size_t bytes) { return collective_memory(Backend::kCuda, bytes); });
 }
 
 std::shared_ptr<void> collective_memory(Backend backend, size_t bytes) {

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <memory>
 
+#include "config/config.h"
 #include "core/backend.h"
+#include "core/memory.h"
 #include "parallel/communicator.h"
 #include "parallel/control.h"
 
@@ -29,6 +31,12 @@ struct CommunicatorOptions {
 // saying what to install, when this build cannot connect ranks of this kind.
 std::unique_ptr<Communicator> make_communicator(Control& control, Backend backend,
                                                 const CommunicatorOptions& options = {});
+
+// What a training run asks of NCCL.
+CommunicatorOptions communicator_options(const TrainConfig& train);
+// Lets a training run's memory come from collective_memory() where these options need that. To be
+// called before anything is allocated.
+void prepare_memory(Memory& memory, const CommunicatorOptions& options, int world);
 
 // Memory of the current device that other ranks can reach directly, where that differs from other
 // memory. Throws ExitCode::kOutOfMemory.

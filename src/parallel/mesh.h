@@ -34,7 +34,7 @@ class Mesh {
   bool sharded() const { return shard_count() > 1; }
   // Whether whole weights are kept from one update to the next.
   bool keeps_weights() const { return sharding_ == Sharding::kGrad; }
-  // Whether this rank's shard is the one that is counted and saved; replicas are equal to it.
+  // Whether this rank's shard is the one that is counted; replicas are equal to it.
   bool first_replica() const { return !replicas_ || replicas_->rank() == 0; }
 
  private:

@@ -22,7 +22,7 @@ double ring_share(Collective collective, int ranks) {
   return collective == Collective::kAllReduce ? 2 * once : once;
 }
 
-double seconds(const Transfer& transfer, const Machine& machine, bool beside_products) {
+double seconds(const Transfer& transfer, const MachineConfig& machine, bool beside_products) {
   const auto ranks = static_cast<double>(transfer.group.ranks);
   const auto nodes = static_cast<double>(transfer.group.nodes);
   if (ranks < 2) return 0;
@@ -40,19 +40,27 @@ double seconds(const Transfer& transfer, const Machine& machine, bool beside_pro
          1e-6 * (machine.latency_us + hops * machine.hop_us + crossings * machine.network_hop_us);
 }
 
-StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine& machine) {
+StepEstimate estimate_step(const Traffic& traffic, double compute, const MachineConfig& machine) {
   const std::vector<Transfer>& all = traffic.transfers;
   const auto large = [](const Transfer& t) { return t.bytes >= kSmall; };
   const auto first = std::find_if(all.begin(), all.end(), large);
   const auto last = std::find_if(all.rbegin(), all.rend(),
                                  [&](const Transfer& t) { return large(t) && reduces(t); });
+  // A unit's gradients may take two reductions: within the node, then across nodes.
+  auto last_begin = last;
+  if (last != all.rend() && last + 1 != all.rend() && reduces(*(last + 1)) && large(*(last + 1)) &&
+      (last + 1)->group != last->group) {
+    ++last_begin;
+  }
   StepEstimate estimate{.compute = compute};
   double alone = 0;   // of those that computation may hide
   double beside = 0;  // the same, while it does
   for (const Transfer& transfer : all) {
     const double time = seconds(transfer, machine);
     estimate.communication += time;
-    const bool at_an_end = &transfer == &*first || (last != all.rend() && &transfer == &*last);
+    const bool at_an_end =
+        &transfer == &*first ||
+        (last != all.rend() && (&transfer == &*last || &transfer == &*last_begin));
     const bool numbers = transfer.collective == Collective::kAllReduce && !large(transfer);
     if (at_an_end || numbers) {
       estimate.exposed += time;

@@ -6,34 +6,18 @@
 // crosses with as many ports as it has ranks on a node.
 #pragma once
 
+#include "config/config.h"
 #include "parallel/traffic.h"
 
 namespace sbtrain {
-
-// Defaults: H100 or H200 nodes with NVLink 4 and 400 Gb/s a GPU. `sbtrain bench collectives`
-// measures nvlink_gbs (the bus bandwidth of large tensors) and latency_us (the time of small ones).
-struct Machine {
-  double nvlink_gbs = 240;    // GB/s that a ring carries inside a node
-  double network_gbs = 48;    // GB/s of one GPU's network port
-  double latency_us = 20;     // of a collective, before its first byte
-  double hop_us = 1.5;        // between GPUs of a node
-  double network_hop_us = 8;  // between nodes
-  double memory_gbs = 4000;   // of a GPU's memory
-  double memory_gib = 139;    // of a GPU's memory, of which reserve_gib is not for the model
-  double reserve_gib = 3;     // CUDA, its libraries, NCCL
-  // A collective beside matrix products has NVLink to itself, but neither all multiprocessors nor
-  // all of the memory's bandwidth: it takes `stretch` times as long, and products lose the share
-  // `interference` of that time.
-  double stretch = 3;
-  double interference = 0.1;
-};
 
 // The share of a tensor's bytes that passes over each link of a ring of `ranks`: (W - 1) / W, twice
 // that in an all-reduce, and all of them in a broadcast, which is a chain.
 double ring_share(Collective collective, int ranks);
 
 // Seconds of one collective, when nothing else runs or beside matrix products.
-double seconds(const Transfer& transfer, const Machine& machine, bool beside_products = false);
+double seconds(const Transfer& transfer, const MachineConfig& machine,
+               bool beside_products = false);
 
 struct StepEstimate {
   double compute = 0;        // seconds, as given
@@ -46,7 +30,8 @@ struct StepEstimate {
 // A step that computes for `compute` seconds and starts the collectives of `traffic` beside that
 // (TrainStep::plan_step records them). The first gather and the last reduction of a step have
 // nothing to hide behind, nor has the sum of loss and norm, which the update waits for; the others
-// are hidden as far as the computation lasts.
-StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine& machine);
+// are hidden as far as the computation lasts. Where a unit's gradients are reduced twice, within
+// the node and across nodes, the last unit's are both exposed.
+StepEstimate estimate_step(const Traffic& traffic, double compute, const MachineConfig& machine);
 
 }  // namespace sbtrain

@@ -15,13 +15,19 @@ int64_t storage_of(const PlacedTensor& tensor, int64_t element) {
 }  // namespace
 
 std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_moments) {
+  return tensor_shards(params, with_moments, 0, 1);
+}
+
+std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_moments, int n,
+                                       int parts) {
   std::vector<TensorShard> shards;
   const ParamRegistry& registry = params.registry();
   for (size_t u = 0; u < registry.units().size(); ++u) {
     const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
+    const int64_t begin = shard.begin + shard.size * n / parts;
+    const int64_t end = shard.begin + shard.size * (n + 1) / parts;
     for (const PlacedTensor& tensor : registry.units()[u].tensors) {
-      const LogicalRange range = logical_range(tensor, shard.begin - tensor.offset,
-                                               shard.begin + shard.size - tensor.offset);
+      const LogicalRange range = logical_range(tensor, begin - tensor.offset, end - tensor.offset);
       if (range.begin == range.end) continue;
       const bool padded = tensor.spec.shape.back() != tensor.spec.stored().back();
       const int64_t first = storage_of(tensor, range.begin);

@@ -11,4 +11,8 @@ namespace sbtrain {
 // Every part that this rank owns, in the registry's order; with_moments adds AdamW's moments.
 std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_moments);
 
+// The n-th of `parts` parts of that, of nearly equal sizes.
+std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_moments, int n,
+                                       int parts);
+
 }  // namespace sbtrain

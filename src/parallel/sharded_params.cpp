@@ -40,6 +40,10 @@ ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, const Mes
   for (size_t u = 0; u < registry.units().size(); ++u) {
     units_.push_back(make_unit(static_cast<int>(u), with_training));
   }
+  if (!mesh.sharded()) return;
+  for (const Tensor& region : s.memory().collective_regions()) {
+    registered_.push_back(mesh.shards().register_memory(region));
+  }
 }
 
 bool ShardedParams::has_copies() const {
@@ -79,7 +83,6 @@ ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
   shard.gradient = unit.gradient;
   shard.moment1 = unit.moment1;
   shard.moment2 = unit.moment2;
-  if (!mesh_.sharded()) unit.gradients = registry_.view(index, unit.gradient);
   return unit;
 }
 
@@ -135,18 +138,26 @@ const Weights& ShardedParams::gradients(int unit) {
           name(unit));
   if (u.open) return u.gradients;
   u.open = true;
-  if (!mesh_.sharded()) {
-    if (micro_batch_.first) ops::run(stream_, ops::Fill{.x = u.gradient, .value = 0.0f});
-    return u.gradients;
-  }
+  if (!mesh_.sharded()) return open_gradients(unit, u.gradient, micro_batch_.first);
   while (reducing_.size() > kReducing) {
     wait_times_.wait(reducing_.front());
     reducing_.pop_front();
   }
   u.formed = stream_.allocate(MemoryClass::kGradients, "gradients of a unit", DType::kF32,
                               {registry_.unit(unit).size});
-  ops::run(stream_, ops::Fill{.x = u.formed, .value = 0.0f});
-  u.gradients = registry_.view(unit, u.formed);
+  return open_gradients(unit, u.formed, /*fresh=*/true);
+}
+
+// Views of a unit's whole gradients. Those that hold nothing yet become zero, except where a
+// product overwrites them.
+const Weights& ShardedParams::open_gradients(int unit, const Tensor& whole, bool fresh) {
+  Unit& u = units_[unit];
+  u.gradients = registry_.view(unit, whole, fresh);
+  if (!fresh) return u.gradients;
+  for (const ElementRange& range : summed_ranges(registry_.unit(unit))) {
+    ops::run(stream_,
+             ops::Fill{.x = whole.row_range(range.begin, range.end - range.begin), .value = 0.0f});
+  }
   return u.gradients;
 }
 

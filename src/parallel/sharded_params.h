@@ -104,6 +104,7 @@ class ShardedParams : public ParamAccess {
   bool gathers() const { return mesh_.sharded() && !mesh_.keeps_weights(); }
   bool fetches() const { return mesh_.sharded() && mesh_.keeps_weights(); }
   bool has_copies() const;
+  const Weights& open_gradients(int unit, const Tensor& whole, bool fresh);
   void fetch(Unit& unit);
   void reduce_shard(Unit& unit);
   void reduce_replicas(Unit& unit);
@@ -118,6 +119,7 @@ class ShardedParams : public ParamAccess {
   const ReduceType reduce_;
   std::optional<Stream> communication_;  // in a world of more than one
   std::vector<Unit> units_;
+  std::vector<std::shared_ptr<void>> registered_;  // memory that gathers read and write
   WaitTimes wait_times_;
   MicroBatch micro_batch_;
   std::deque<Event> reducing_;  // the ends of reductions that the compute stream has not waited for

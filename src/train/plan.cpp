@@ -62,18 +62,24 @@ std::string describe_missing(const Config& config) {
   return text;
 }
 
-std::string describe_duration(double flops, Backend target, const DryRunOptions& options) {
-  const double peak = target == Backend::kCpu ? options.peak_tflops : options.gpu_peak_tflops();
+std::string describe_duration(double flops, Backend target, const Config& config) {
+  const double peak =
+      target == Backend::kCpu ? config.metrics.peak_tflops : gpu_peak_tflops(config);
+  const double mfu = config.machine.mfu;
   if (peak == 0) {
     return "duration          not known for this processor; `sbtrain bench train` measures a step, "
            "--peak-tflops gives an estimate\n";
   }
   return fmt::format(
       "duration          {} on one device at {:.0f}% MFU (causal half) of {:.4g} TFLOP/s\n",
-      duration_text(flops / (options.mfu * peak * 1e12)), options.mfu * 100, peak);
+      duration_text(flops / (mfu * peak * 1e12)), mfu * 100, peak);
 }
 
 }  // namespace
+
+double gpu_peak_tflops(const Config& config) {
+  return config.metrics.peak_tflops > 0 ? config.metrics.peak_tflops : kGpuPeakTflops;
+}
 
 MemoryReport plan_memory(const Config& config, Backend target) {
   Memory memory = Memory::planning(target);
@@ -106,7 +112,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
                       static_cast<double>(schedule.total_tokens()),
                       epochs_text(config, schedule.total_steps()));
   text += describe_missing(config);
-  text += describe_duration(causal * static_cast<double>(schedule.total_tokens()), target, options);
+  text += describe_duration(causal * static_cast<double>(schedule.total_tokens()), target, config);
   text += fmt::format("memory            one device ({}), micro-batch {}, recompute {}\n{}",
                       backend_name(target), train.micro_batch, name_of(train.recompute),
                       describe_memory(plan_memory(config, target)));

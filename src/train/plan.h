@@ -5,7 +5,6 @@
 
 #include "config/config.h"
 #include "core/memory.h"
-#include "parallel/network.h"
 
 namespace sbtrain {
 
@@ -15,14 +14,12 @@ MemoryReport plan_memory(const Config& config, Backend target);
 // Dense bf16 of an H100 or H200.
 inline constexpr double kGpuPeakTflops = 989;
 
-struct DryRunOptions {
-  double mfu = 0.4;        // model FLOPs utilisation that the duration is estimated at
-  double peak_tflops = 0;  // of the device; 0: kGpuPeakTflops, or not known on the CPU
-  int world = 0;           // ranks to plan a run of (train/scale.h); 0: none
-  int gpus_per_node = 8;
-  Machine machine;
+// Of the GPU that a run is planned for.
+double gpu_peak_tflops(const Config& config);
 
-  double gpu_peak_tflops() const { return peak_tflops > 0 ? peak_tflops : kGpuPeakTflops; }
+struct DryRunOptions {
+  int world = 0;  // ranks to plan a run of (train/scale.h); 0: none
+  int gpus_per_node = 8;
 };
 
 // Parameters, attention, memory, FLOPs, tokens, data, schedule and duration, as text. Files that

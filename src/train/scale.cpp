@@ -25,7 +25,7 @@ double model_seconds(const Config& config, const Transformer& model, const DryRu
   const auto tokens = static_cast<double>(config.train.tokens_per_step()) / options.world;
   const double flops =
       tokens * model.flops_per_token(static_cast<double>(config.train.sequence_length) / 2);
-  return flops / (options.mfu * options.gpu_peak_tflops() * 1e12);
+  return flops / (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
 }
 
 // By class, persistent buffers and the largest program's together.
@@ -39,26 +39,33 @@ std::array<size_t, kMemoryClasses> by_class(const MemoryReport& report) {
   return bytes;
 }
 
-std::string memory_table(const std::vector<RankPlan>& plans, const DryRunOptions& options) {
+// Tokens per second of all ranks.
+double rate(const RankPlan& plan) {
+  return static_cast<double>(plan.config.train.tokens_per_step()) / plan.seconds();
+}
+
+std::string memory_table(const std::vector<RankPlan>& plans, const MachineConfig& machine) {
   std::string text = fmt::format("  {:<8}", "mode");
   for (int c = 0; c < kMemoryClasses; ++c) {
     text += fmt::format("{:>12}", memory_class_name(static_cast<MemoryClass>(c)));
   }
-  text += fmt::format("{:>10}\n", "total");
+  text += fmt::format("{:>10}{:>11}{:>12}\n", "total", "ms a step", "tokens/s");
   for (const RankPlan& plan : plans) {
     text += fmt::format("  {:<8}", name_of(plan.config.train.sharding));
     for (const size_t bytes : by_class(plan.memory)) {
       text += fmt::format("{:>12.3f}", static_cast<double>(bytes) / kGibibyte);
     }
-    text += fmt::format("{:>10.2f}{}\n", static_cast<double>(plan.memory.total_bytes()) / kGibibyte,
-                        plan.fits ? "" : "  does not fit");
+    text += fmt::format(
+        "{:>10.2f}{:>11.1f}{:>12}{}\n", static_cast<double>(plan.memory.total_bytes()) / kGibibyte,
+        1e3 * plan.seconds(), grouped(std::llround(rate(plan))), plan.fits ? "" : "  does not fit");
   }
-  return text + fmt::format("  GiB; {:.0f} of the {:.0f} GiB of a GPU are for the model\n",
-                            options.machine.memory_gib - options.machine.reserve_gib,
-                            options.machine.memory_gib);
+  return text + fmt::format(
+                    "  GiB, and tokens/s of all ranks; {:.0f} of the {:.0f} GiB of a GPU are "
+                    "for the model\n",
+                    machine.memory_gib - machine.reserve_gib, machine.memory_gib);
 }
 
-std::string traffic_table(const RankPlan& plan, const Machine& machine) {
+std::string traffic_table(const RankPlan& plan, const MachineConfig& machine) {
   struct Row {
     int64_t calls = 0;
     double bytes = 0, alone = 0;
@@ -85,9 +92,8 @@ std::string traffic_table(const RankPlan& plan, const Machine& machine) {
 }
 
 std::string rate_text(const RankPlan& plan, int world, double steps) {
-  const double rate = static_cast<double>(plan.config.train.tokens_per_step()) / plan.seconds();
   return fmt::format("{:.1f} ms a step, {} tokens/s, {} a GPU, {}", 1e3 * plan.seconds(),
-                     grouped(std::llround(rate)), grouped(std::llround(rate / world)),
+                     grouped(std::llround(rate(plan))), grouped(std::llround(rate(plan) / world)),
                      duration_text(steps * plan.seconds()));
 }
 
@@ -125,13 +131,13 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
     plan.compute = model_seconds(config, model, options);
     const auto elements =
         static_cast<double>(model.registry().storage()) / static_cast<double>(mesh.shard_count());
-    plan.optimizer = elements * kUpdateBytes / (1e9 * options.machine.memory_gbs);
+    plan.optimizer = elements * kUpdateBytes / (1e9 * config.machine.memory_gbs);
   };
   run(&plan.traffic, [](TrainStep& step) { step.plan_step(); });
   run(nullptr, [](TrainStep& step) { step.plan(); });
-  const double available = (options.machine.memory_gib - options.machine.reserve_gib) * kGibibyte;
+  const double available = (config.machine.memory_gib - config.machine.reserve_gib) * kGibibyte;
   plan.fits = static_cast<double>(plan.memory.total_bytes()) <= available;
-  plan.estimate = estimate_step(plan.traffic, plan.compute, options.machine);
+  plan.estimate = estimate_step(plan.traffic, plan.compute, config.machine);
   return plan;
 }
 
@@ -169,16 +175,16 @@ std::string describe_scale(const Config& config, Backend target, const DryRunOpt
       "{} ranks         {} a node, estimated at {:.0f}% MFU while computing (causal half) of "
       "{:.0f} "
       "TFLOP/s\nmemory of a rank, micro-batch {}, recompute {}\n",
-      options.world, std::min(options.gpus_per_node, options.world), options.mfu * 100,
-      options.gpu_peak_tflops(), train.micro_batch, name_of(train.recompute));
+      options.world, std::min(options.gpus_per_node, options.world), config.machine.mfu * 100,
+      gpu_peak_tflops(config), train.micro_batch, name_of(train.recompute));
   std::vector<RankPlan> of_micro_batch;
   std::ranges::copy_if(plans, std::back_inserter(of_micro_batch), [&](const RankPlan& plan) {
     return plan.config.train.micro_batch == train.micro_batch;
   });
-  text += memory_table(of_micro_batch, options);
+  text += memory_table(of_micro_batch, config.machine);
   if (mine != plans.end()) {
     text += fmt::format("a step with sharding {}\n{}{}  {}\n", name_of(train.sharding),
-                        traffic_table(*mine, options.machine), step_text(*mine),
+                        traffic_table(*mine, config.machine), step_text(*mine),
                         rate_text(*mine, options.world, steps));
   }
   const auto best = std::min_element(plans.begin(), plans.end(), [](const auto& a, const auto& b) {

@@ -27,6 +27,7 @@
 #include "parallel/agreement.h"
 #include "parallel/make_communicator.h"
 #include "train/guard.h"
+#include "train/host_share.h"
 #include "train/metrics.h"
 #include "train/plan.h"
 #include "train/run_state.h"
@@ -174,12 +175,16 @@ class Run {
 
 // The memory of the whole step is planned, then allocated once.
 Memory& with_plan(Memory& memory, const Config& config, const Transformer& model, const Mesh& mesh,
-                  StartTimes& start) {
+                  const Job& job, StartTimes& start) {
   Memory plan = Memory::planning(memory.backend());
   Stream stream(plan);
   TrainStep step(config, model, stream, mesh);
   step.plan();
   start.done("plan");
+  if (memory.backend() == Backend::kCpu) {
+    require_shared_memory(*job.control, job.launch.node, plan.report().total_bytes(), "the run");
+  }
+  prepare_memory(memory, communicator_options(config.train), mesh.world().world());
   memory.adopt_plan(plan);
   start.done("memory");
   return memory;
@@ -230,11 +235,11 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
       lock_(lock_run(folder_, control_)),
       schedule_(config_.stages, config_.train.lr, config_.train.batch,
                 config_.train.tokens_per_step()),
-      communicator_(make_communicator(control_, backend)),
+      communicator_(make_communicator(control_, backend, communicator_options(config_.train))),
       mesh_(*communicator_, config_.train.sharding, job.launch.local_world),
       model_(config_.model, config_.train.recompute, mesh_.shard_count()),
       memory_(backend),
-      stream_(with_plan(memory_, config_, model_, mesh_, start_)),
+      stream_(with_plan(memory_, config_, model_, mesh_, job, start_)),
       step_(config_, model_, stream_, mesh_),
       held_out_(held_out(config_, *communicator_)),
       order_(folder_, config_.checkpoint.resume, resolved.yaml) {
@@ -258,6 +263,8 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
     order_.note();
   }
   if (!finished() || state_.validation_due) {  // a validation that is made up for is saved
+    require_shared_memory(control_, job.launch.node, Snapshotter::bytes_of(step_.params()),
+                          "the copy that checkpoints are written from");
     snapshotter_.emplace(step_.params());
     step_.set_before_update(snapshotter_->copied());
   }

@@ -24,8 +24,8 @@ void run(Cpu, Stream& /*s*/, const LinearBackwardInput& op, const Buffer& /*work
 
 void run(Cpu, Stream& /*s*/, const LinearBackwardWeight& op, const Buffer& /*workspace*/) {
   gemm(Transpose::kYes, Transpose::kNo, op.dw_NK.rows(), op.dw_NK.cols(), op.dy_TN.rows(), op.alpha,
-       op.dy_TN.f32(), op.dy_TN.row_stride, op.x_TK.f32(), op.x_TK.row_stride, 1.0f, op.dw_NK.f32(),
-       op.dw_NK.row_stride);
+       op.dy_TN.f32(), op.dy_TN.row_stride, op.x_TK.f32(), op.x_TK.row_stride,
+       op.accumulate ? 1.0f : 0.0f, op.dw_NK.f32(), op.dw_NK.row_stride);
 }
 
 void run(Cpu, Stream& /*s*/, const AddBias& op) {

@@ -95,7 +95,7 @@ void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspac
         .b = op.x_TK,
         .transpose_a = true,
         .alpha = op.alpha,
-        .beta = 1.0f},
+        .beta = op.accumulate ? 1.0f : 0.0f},
        workspace);
 }
 

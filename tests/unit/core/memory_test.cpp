@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -302,6 +303,46 @@ TEST(Memory, OnePoolServesAllPrograms) {
   ASSERT_EQ(report.programs.size(), 2u);
   EXPECT_EQ(report.pool_bytes,
             std::max(report.programs[0].pool_bytes, report.programs[1].pool_bytes));
+}
+
+// Counts what it gives out, on the heap.
+struct CountingAllocator {
+  std::shared_ptr<void> operator()(size_t bytes) const {
+    ++*live;
+    return {std::malloc(bytes), [live = live](void* data) {
+              std::free(data);
+              --*live;
+            }};
+  }
+  std::shared_ptr<int> live = std::make_shared<int>(0);
+};
+
+TEST(CollectiveMemory, HoldsThePoolAndLargeWeights) {
+  constexpr int64_t kLarge = int64_t{1} << 20;
+  const auto step = [](Memory& memory) {
+    const ProgramScope scope(memory, "step");
+    memory.allocate(MemoryClass::kActivations, "x", DType::kF32, {3 * kLarge}).release();
+  };
+  const CountingAllocator allocator;
+  {
+    Memory plan = Memory::planning(Backend::kCpu);
+    step(plan);
+    Memory memory(Backend::kCpu);
+    memory.set_collective_allocator(allocator);
+    memory.adopt_plan(plan);
+    const Buffer weights = memory.allocate(MemoryClass::kWeights, "w", DType::kF32, {kLarge});
+    const Buffer small = memory.allocate(MemoryClass::kWeights, "b", DType::kF32, {16});
+    const Buffer moment = memory.allocate(MemoryClass::kOptimizer, "m", DType::kF32, {kLarge});
+    EXPECT_EQ(*allocator.live, 2);
+    const std::vector<Tensor> regions = memory.collective_regions();
+    ASSERT_EQ(regions.size(), 2U);
+    EXPECT_GE(regions[0].bytes(), 12U << 20);
+    EXPECT_EQ(regions[1].data, weights.tensor().data);
+    step(memory);
+    EXPECT_THROW(memory.set_collective_allocator(allocator), Error);
+    // The destructors of buffers give their memory back, that of Memory the pool.
+  }
+  EXPECT_EQ(*allocator.live, 0);
 }
 
 }  // namespace

@@ -107,6 +107,15 @@ TEST(LinearBackward, MatchesReference) {
                                   transposed(test::to_f64(x), tokens, in), out, in, tokens, 0.5));
     ops::run(s, ops::LinearBackwardWeight{.dw_NK = dw, .dy_TN = dy, .x_TK = x, .alpha = 0.5f});
     EXPECT_LE(test::relative_error(dw, dw_reference), 1e-6);
+
+    const Owned fresh = test::poisoned({out, in}, 2);
+    ops::run(s, ops::LinearBackwardWeight{
+                    .dw_NK = fresh, .dy_TN = dy, .x_TK = x, .alpha = 0.5f, .accumulate = false});
+    EXPECT_LE(test::relative_error(
+                  fresh, product(transposed(test::to_f64(dy), tokens, out),
+                                 transposed(test::to_f64(x), tokens, in), out, in, tokens, 0.5)),
+              1e-6);
+    EXPECT_TRUE(fresh.gaps_intact());
   }
 }
 

@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kMiB = int64_t{1} << 20;
 
 // Round numbers, so that the times below can be computed by hand.
-Machine round_machine() {
+MachineConfig round_machine() {
   return {.nvlink_gbs = 100,
           .network_gbs = 10,
           .latency_us = 10,
@@ -19,7 +19,7 @@ Machine round_machine() {
 }
 
 TEST(Network, ARingInANodeMovesAllButOnePart) {
-  const Machine m = round_machine();
+  const MachineConfig m = round_machine();
   // 3/4 of 400 MB at 100 GB/s, and 3 hops.
   const Transfer gather{Collective::kAllGather, {4, 1}, 400'000'000};
   EXPECT_NEAR(seconds(gather, m), 3e-3 + 13e-6, 1e-12);
@@ -31,7 +31,7 @@ TEST(Network, ARingInANodeMovesAllButOnePart) {
 }
 
 TEST(Network, TheNetworkLimitsRingsAcrossNodes) {
-  const Machine m = round_machine();
+  const MachineConfig m = round_machine();
   // Two nodes of four: 7/8 of 800 MB through four ports of 10 GB/s; 6 hops inside nodes, 1 across.
   const Transfer flat{Collective::kReduceScatter, {8, 2}, 800'000'000};
   EXPECT_NEAR(seconds(flat, m), 0.7 / 40 + 21e-6, 1e-12);
@@ -43,7 +43,7 @@ TEST(Network, TheNetworkLimitsRingsAcrossNodes) {
 
 // Two H200s: what was measured alone, of a block of 28M elements.
 TEST(Network, TheDefaultsAreWithinFivePercentOfTwoGpus) {
-  const Machine m;
+  const MachineConfig m;
   EXPECT_NEAR(seconds({Collective::kAllGather, {2, 1}, 56 * kMiB}, m), 0.140e-3, 0.05 * 0.140e-3);
   EXPECT_NEAR(seconds({Collective::kReduceScatter, {2, 1}, 112 * kMiB}, m), 0.267e-3,
               0.05 * 0.267e-3);
@@ -60,7 +60,7 @@ Traffic gathers_and_a_reduction(int gathers) {
 }
 
 TEST(Network, ComputationHidesAllButTheEndsOfAStep) {
-  const Machine m = round_machine();
+  const MachineConfig m = round_machine();
   const double one = 3e-3 + 13e-6;
   const double stretched = 6e-3 + 13e-6;
   const double small = 16e-6;
@@ -73,13 +73,24 @@ TEST(Network, ComputationHidesAllButTheEndsOfAStep) {
 }
 
 TEST(Network, WhatComputationCannotHideIsExposed) {
-  const Machine m = round_machine();
+  const MachineConfig m = round_machine();
   const double one = 3e-3 + 13e-6;
   const double stretched = 6e-3 + 13e-6;
   // Half of the four gathers in the middle run beside the computation, the rest after it.
   const StepEstimate e = estimate_step(gathers_and_a_reduction(5), 2 * stretched, m);
   EXPECT_NEAR(e.exposed, 2 * one + 16e-6 + 2 * one, 1e-8);
   EXPECT_NEAR(e.interference, 0.1 * 2 * stretched, 1e-8);
+}
+
+// Within the node, then across nodes: nothing is left to compute beside either.
+TEST(Network, BothReductionsOfTheLastUnitAreExposed) {
+  const MachineConfig m = round_machine();
+  const Transfer gather{Collective::kAllGather, {4, 1}, 400'000'000};
+  const Transfer within{Collective::kReduceScatter, {4, 1}, 400'000'000};
+  const Transfer across{Collective::kAllReduce, {2, 2}, 100'000'000};
+  const Traffic traffic{{gather, within, across, within, across}};
+  const StepEstimate e = estimate_step(traffic, 1.0, m);
+  EXPECT_NEAR(e.exposed, seconds(gather, m) + seconds(within, m) + seconds(across, m), 1e-12);
 }
 
 TEST(Network, AStepWithoutCollectivesIsItsComputation) {

@@ -81,13 +81,14 @@ TEST(Scale, CollectivesFollowTheMode) {
 }
 
 TEST(Scale, TheBestChoiceFitsAndIsTheFastest) {
-  DryRunOptions options = four_nodes_of_two();
+  const DryRunOptions options = four_nodes_of_two();
   const std::vector<RankPlan> plans = plan_choices(small(), Backend::kCuda, options);
   EXPECT_EQ(plans.size(), 4U * 4U);  // four modes; micro-batches of 1, 2, 4 and 8
   const std::string text = describe_scale(small(), Backend::kCuda, options);
   EXPECT_NE(text.find("the fastest that fits: sharding"), std::string::npos) << text;
-  options.machine.memory_gib = options.machine.reserve_gib;
-  const std::string none = describe_scale(small(), Backend::kCuda, options);
+  Config config = small();
+  config.machine.memory_gib = config.machine.reserve_gib;
+  const std::string none = describe_scale(config, Backend::kCuda, options);
   EXPECT_NE(none.find("no choice fits"), std::string::npos) << none;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "parallel/communicator.h"
@@ -203,6 +204,26 @@ TEST(TrainStep, ValidationSumsAreThoseOfAllRanks) {
 
 // Without a plan every buffer has memory of its own, which nothing overwrites after its release.
 // The planned pool is reused at once, and holds NaN in between.
+// The gradients of a step's first micro-batch replace whatever the buffers hold, in every tensor
+// and in the padding between them; later micro-batches add to them.
+TEST(TrainStep, TheFirstMicroBatchOverwritesGradients) {
+  std::vector<PackedBatch> batches(2);
+  append(batches[0], 3, 0);
+  append(batches[1], 2, 1);
+  const auto norm = [&](float before) {
+    Model model(1);
+    for (size_t u = 0; u < model.transformer.registry().units().size(); ++u) {
+      ops::run(model.stream, ops::Fill{.x = model.step.params().shard(static_cast<int>(u)).gradient,
+                                       .value = before});
+    }
+    return model.step.run(batches, 1e-3).wait().grad_norm;
+  };
+  const double expected = norm(0.0f);
+  EXPECT_GT(expected, 0);
+  EXPECT_EQ(norm(std::numeric_limits<float>::quiet_NaN()), expected);
+  EXPECT_EQ(norm(1e3f), expected);
+}
+
 TEST(TrainStep, ThePlannedPoolGivesTheSameBits) {
   std::vector<PackedBatch> batches(2);
   append(batches[0], 3, 0);
