@@ -67,8 +67,9 @@ struct CachedHead {
   __device__ explicit CachedHead(const Decode& t)
       : head(blockIdx.x), batch(blockIdx.y), length(t.lengths[blockIdx.y]) {
     require(length > 0 && length <= t.capacity);
-    width = int64_t{t.heads} * t.head_dim;
-    const int64_t begin = batch * t.capacity * width + int64_t{head} * t.head_dim;
+    width = int64_t{t.key_heads} * t.head_dim;
+    const int64_t key_head = head / (t.heads / t.key_heads);
+    const int64_t begin = batch * t.capacity * width + key_head * t.head_dim;
     k = t.k_cache + begin;
     v = t.v_cache + begin;
     q = t.q.row(batch) + int64_t{head} * t.head_dim;

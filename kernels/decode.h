@@ -25,8 +25,9 @@ struct CacheAppend {
 void cache_append(cudaStream_t stream, const CacheAppend& p);
 
 // Row b of q attends to the keys [0, lengths[b]) of its cache; the last is the token itself.
-// o, q [batch, heads * head_dim] bf16; caches [batch, capacity,
-// heads * head_dim] bf16, contiguous; lengths i32 in [1, capacity]: other values stop the kernel.
+// o, q [batch, heads * head_dim] bf16; caches [batch, capacity, key_heads * head_dim] bf16,
+// contiguous, of which head h of q reads head h / (heads / key_heads); lengths i32 in
+// [1, capacity]: other values stop the kernel.
 struct Decode {
   Matrix<__nv_bfloat16> o;
   Matrix<const __nv_bfloat16> q;
@@ -34,7 +35,7 @@ struct Decode {
   const __nv_bfloat16* v_cache;
   const int32_t* lengths;
   int64_t batch, capacity;
-  int heads, head_dim;
+  int heads, key_heads, head_dim;
   float scale;
 };
 

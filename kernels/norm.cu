@@ -342,6 +342,96 @@ __global__ void __launch_bounds__(S::kThreads)
   }
 }
 
+// ---- RMSNorm of heads -------------------------------------------------------------------------
+
+// Where task (row, head) of a matrix begins; tasks count the heads of a row, then the next row.
+struct HeadOfRow {
+  __device__ HeadOfRow(int64_t task, int heads, int head_dim)
+      : row(task / heads), first(static_cast<int>(task - row * heads) * head_dim) {}
+  int64_t row;
+  int first;  // column
+};
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads) head_rmsnorm_kernel(const HeadRmsNorm p) {
+  const int lane = threadIdx.x % S::kLanes;
+  const int64_t task = int64_t{blockIdx.x} * S::kGroups + threadIdx.x / S::kLanes;
+  const bool active = task < p.rows * p.heads;  // idle groups still take part in the sums
+  const HeadOfRow head(active ? task : 0, p.heads, p.head_dim);
+  const Row<S> x(p.x.row(head.row) + head.first, p.head_dim, lane);
+  float squares[1] = {};
+  S::for_each_pack(p.head_dim, lane, [&](int k, int /*col*/) {
+    const auto v = x.floats(k);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) squares[0] += v[i] * v[i];
+  });
+  group_sum<S::kLanes>(squares);
+  if (!active) return;
+  const float r = rsqrtf(squares[0] / static_cast<float>(p.head_dim) + p.eps);
+  S::for_each_pack(p.head_dim, lane, [&](int k, int col) {
+    auto v = x.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) v[i] *= r * w[i];
+    store_floats(p.y.row(head.row) + head.first + col, v);
+  });
+}
+
+// dx = r (g - xhat mean(g xhat)), as in rmsnorm_backward_row; adds dy xhat to dw. Lanes that are
+// not `active` take part only in the sums.
+template <typename S>
+__device__ void head_rmsnorm_backward_row(const HeadRmsNormBackward& p, const HeadOfRow& head,
+                                          int lane, bool active, float (&dw)[S::kHeld][S::kWidth]) {
+  const Row<S> x(p.x.row(head.row) + head.first, p.head_dim, lane);
+  const Row<S> dy(p.dy.row(head.row) + head.first, p.head_dim, lane);
+  float sums[2] = {};
+  S::for_each_pack(p.head_dim, lane, [&](int k, int col) {
+    const auto v = x.floats(k);
+    const auto g = dy.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) {
+      sums[0] += v[i] * v[i];
+      sums[1] += g[i] * w[i] * v[i];
+    }
+  });
+  group_sum<S::kLanes>(sums);
+  if (!active) return;
+  const float r = rsqrtf(sums[0] / static_cast<float>(p.head_dim) + p.eps);
+  const float mean = sums[1] * r / static_cast<float>(p.head_dim);
+  S::for_each_pack(p.head_dim, lane, [&](int k, int col) {
+    const auto v = x.floats(k);
+    const auto g = dy.floats(k);
+    const auto w = load_floats<S::kWidth>(p.w + col);
+    Pack<float, S::kWidth> dx;
+#pragma unroll
+    for (int i = 0; i < S::kWidth; ++i) {
+      const float normed = v[i] * r;
+      dw[k][i] += g[i] * normed;
+      dx[i] = r * (g[i] * w[i] - normed * mean);
+    }
+    store_floats(p.dx.row(head.row) + head.first + col, dx);
+  });
+}
+
+// Block `part` sums dw over all heads of its rows. A group of lanes takes every kGroups-th head.
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads)
+    head_rmsnorm_backward_kernel(const HeadRmsNormBackward p) {
+  const int lane = threadIdx.x % S::kLanes;
+  const int group = threadIdx.x / S::kLanes;
+  const int64_t begin = first_row(p.rows, blockIdx.x) * p.heads;
+  const int64_t end = first_row(p.rows, blockIdx.x + 1) * p.heads;
+  float dw[S::kHeld][S::kWidth] = {};
+  // All groups of a block take the same number of turns, since groups share a warp.
+  for (int64_t first = begin; first < end; first += S::kGroups) {
+    const bool active = first + group < end;
+    const HeadOfRow head(active ? first + group : end - 1, p.heads, p.head_dim);
+    head_rmsnorm_backward_row<S>(p, head, lane, active, dw);
+  }
+  store_block_sums<S, S::kGroups>(p.scratch + int64_t{blockIdx.x} * p.head_dim, dw, p.head_dim);
+}
+
 template <typename Launch>
 void with_head_shape(const char* name, int64_t head_dim, bool vectors, Launch&& launch) {
   if (head_dim > (vectors ? kMaxHeadDim : kMaxScalarHeadDim)) {
@@ -423,6 +513,27 @@ void head_norm_backward(cudaStream_t stream, const HeadNormBackward& p) {
   const int64_t cols = int64_t{p.heads} * p.head_dim;
   add_parts(stream, p.dw, p.scratch, 2 * cols, cols);
   add_parts(stream, p.db, p.scratch + cols, 2 * cols, cols);
+}
+
+void head_rmsnorm(cudaStream_t stream, const HeadRmsNorm& p) {
+  if (p.rows == 0) return;
+  const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w);
+  with_head_shape("head_rmsnorm", p.head_dim, vectors, [&](auto shape) {
+    using S = decltype(shape);
+    head_rmsnorm_kernel<S><<<blocks(p.rows * p.heads, S::kGroups), S::kThreads, 0, stream>>>(p);
+  });
+  check_launch("head_rmsnorm");
+}
+
+void head_rmsnorm_backward(cudaStream_t stream, const HeadRmsNormBackward& p) {
+  if (p.rows == 0) return;
+  const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
+  with_head_shape("head_rmsnorm_backward", p.head_dim, vectors, [&](auto shape) {
+    using S = decltype(shape);
+    head_rmsnorm_backward_kernel<S><<<kTokenParts, S::kThreads, 0, stream>>>(p);
+  });
+  check_launch("head_rmsnorm_backward");
+  add_parts(stream, p.dw, p.scratch, p.head_dim, p.head_dim);
 }
 
 }  // namespace sbtrain::kernels

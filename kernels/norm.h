@@ -1,5 +1,5 @@
-// RMSNorm, LayerNorm and head norm. Activations, their gradients and weights are bf16, gradients of
-// weights f32. Statistics are f32 and recomputed from x.
+// RMSNorm, LayerNorm, and their forms for heads. Activations, their gradients and weights are bf16,
+// gradients of weights f32. Statistics are f32 and recomputed from x.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -88,5 +88,31 @@ struct HeadNormBackward {
   float* scratch;  // [kTokenParts, 2 * heads * head_dim]
 };
 void head_norm_backward(cudaStream_t stream, const HeadNormBackward& p);
+
+// For each row and head, over the head_dim channels:
+// y [rows, heads * head_dim] = x / sqrt(mean(x^2) + eps) * w, w [head_dim].
+struct HeadRmsNorm {
+  Matrix<__nv_bfloat16> y;
+  Matrix<const __nv_bfloat16> x;
+  const __nv_bfloat16* w;
+  int64_t rows;
+  int heads, head_dim;
+  float eps;
+};
+void head_rmsnorm(cudaStream_t stream, const HeadRmsNorm& p);
+
+// dx [rows, heads * head_dim] = gradient, dw [head_dim] f32 += gradient. dx may be dy.
+struct HeadRmsNormBackward {
+  Matrix<__nv_bfloat16> dx;
+  float* dw;
+  Matrix<const __nv_bfloat16> dy;
+  Matrix<const __nv_bfloat16> x;
+  const __nv_bfloat16* w;
+  int64_t rows;
+  int heads, head_dim;
+  float eps;
+  float* scratch;  // [kTokenParts, head_dim]
+};
+void head_rmsnorm_backward(cudaStream_t stream, const HeadRmsNormBackward& p);
 
 }  // namespace sbtrain::kernels

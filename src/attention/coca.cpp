@@ -18,7 +18,7 @@ inline constexpr auto kNames<ops::CocaVariant> = enum_names<ops::CocaVariant>(
 
 namespace {
 
-constexpr const char* kTProj = "self_attn.t_proj.weight";
+constexpr const char* kKey = "t";  // t_proj, t_norm
 
 struct Options {
   double logit_scale = 0.0;  // 0: 1/sqrt(head_dim)
@@ -26,6 +26,7 @@ struct Options {
   PositionEncoding position = PositionEncoding::kRope;
   RotaryOptions rotary;
   ops::CocaVariant variant = ops::CocaVariant::kOfficial;
+  QkvOptions qkv;
   bool operator==(const Options&) const = default;
 };
 
@@ -36,6 +37,7 @@ void describe(Fields& f, Options& o) {
   describe(f, o.rotary);
   f.add("variant", o.variant,
         "What the authors' code computes, or the paper's equations 8 and 12.");
+  describe(f, o.qkv);
 }
 
 std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& model) {
@@ -47,7 +49,7 @@ std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& mo
 }
 
 struct CocaSaved : AttentionSaved {
-  Buffer qkv_T3D;  // q as projected, the keys transformed, v
+  QkvSaved qkv;  // the keys are transformed, the queries are not
   Buffer lse_HT;
 };
 
@@ -55,6 +57,7 @@ class CocaAttention : public Attention {
  public:
   CocaAttention(const Options& options, const ModelConfig& model)
       : model_(model),
+        qkv_(model, options.qkv, kKey),
         variant_(options.variant),
         rotary_(options.rotary, model),
         params_{.heads = static_cast<int>(model.heads),
@@ -65,8 +68,7 @@ class CocaAttention : public Attention {
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     auto saved = std::make_unique<CocaSaved>();
-    saved->qkv_T3D = memory.allocate(MemoryClass::kAttention, "qkv", memory.compute_dtype(),
-                                     {tokens, 3 * model_.width});
+    saved->qkv = qkv_.allocate(memory, tokens);
     saved->lse_HT =
         memory.allocate(MemoryClass::kAttention, "lse", DType::kF32, {model_.heads, tokens});
     return saved;
@@ -76,19 +78,21 @@ class CocaAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<CocaSaved&>(saved);
     const Tensor& positions_T = sequences.positions_T;
-    const ops::CocaParams coca = coca_params(sequences.max_seqlen);
-    qkv_.forward(s, mine.qkv_T3D, x_TD, w);
-    const Qkv x(mine.qkv_T3D);
+    const ops::CocaParams query_params = coca_params(qkv_.heads(), sequences.max_seqlen);
+    const ops::CocaParams key_params = coca_params(qkv_.key_heads(), sequences.max_seqlen);
+    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
     const Buffer query = query_buffer(s, x_TD.rows());
-    ops::run(s, ops::CocaQuery{
-                    .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = coca});
     ops::run(s,
-             ops::CocaKey{.y_THd = x.k, .t_THd = x.k, .positions_T = positions_T, .params = coca});
+             ops::CocaQuery{
+                 .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
+    ops::run(s, ops::CocaKey{
+                    .y_THd = x.k, .t_THd = x.k, .positions_T = positions_T, .params = key_params});
+    const KeyValue kv = qkv_.repeated(s, x);
     ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
                                     .lse_HT = mine.lse_HT,
                                     .q_THd = query,
-                                    .k_THd = x.k,
-                                    .v_THd = x.v,
+                                    .k_THd = kv.k,
+                                    .v_THd = kv.v,
                                     .sequences = sequences,
                                     .params = params_});
   }
@@ -98,48 +102,52 @@ class CocaAttention : public Attention {
                 const Sequences& sequences) const override {
     const auto& mine = static_cast<const CocaSaved&>(saved);
     const Tensor& positions_T = sequences.positions_T;
-    const ops::CocaParams coca = coca_params(sequences.max_seqlen);
-    const Buffer dqkv =
-        s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), 3 * model_.width});
-    const Qkv x(mine.qkv_T3D);
-    const Qkv dx(dqkv);
+    const ops::CocaParams query_params = coca_params(qkv_.heads(), sequences.max_seqlen);
+    const ops::CocaParams key_params = coca_params(qkv_.key_heads(), sequences.max_seqlen);
+    const Buffer dqkv = qkv_.gradients(s, x_TD.rows());
+    const Qkv x = qkv_.saved(mine.qkv);
+    const Qkv dx = qkv_.view(dqkv);
     {
       const Buffer query = query_buffer(s, x_TD.rows());
-      ops::run(s, ops::CocaQuery{
-                      .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = coca});
+      ops::run(
+          s, ops::CocaQuery{
+                 .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
+      const KeyValue kv = qkv_.repeated(s, x);
+      const KeyValue dkv = qkv_.repeated_gradients(s, dx);
       ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
-                                       .dk_THd = dx.k,
-                                       .dv_THd = dx.v,
+                                       .dk_THd = dkv.k,
+                                       .dv_THd = dkv.v,
                                        .do_THd = dmix_TD,
                                        .o_THd = mix_TD,
                                        .lse_HT = mine.lse_HT,
                                        .q_THd = query,
-                                       .k_THd = x.k,
-                                       .v_THd = x.v,
+                                       .k_THd = kv.k,
+                                       .v_THd = kv.v,
                                        .sequences = sequences,
                                        .params = params_});
+      qkv_.sum_groups(s, dx, dkv);
     }
     ops::run(s, ops::CocaQueryBackward{.dq_THd = dx.q,
                                        .dy_THd = dx.q,
                                        .q_THd = x.q,
                                        .positions_T = positions_T,
-                                       .params = coca});
+                                       .params = query_params});
     ops::run(s, ops::CocaKeyBackward{.dt_THd = dx.k,
                                      .dy_THd = dx.k,
                                      .y_THd = x.k,
                                      .positions_T = positions_T,
-                                     .params = coca});
-    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
+                                     .params = key_params});
+    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
                                                  int64_t capacity) const override {
-    return std::make_unique<KeyValueCache>(memory, sequences, capacity, model_.width);
+    return std::make_unique<KeyValueCache>(memory, sequences, capacity, model_.key_width());
   }
 
   void prefill(Stream& s, AttentionCache& cache, int64_t b,
                const AttentionSaved& saved) const override {
-    const Qkv x(static_cast<const CocaSaved&>(saved).qkv_T3D);
+    const Qkv x = qkv_.saved(static_cast<const CocaSaved&>(saved).qkv);
     auto& mine = static_cast<KeyValueCache&>(cache);
     mine.k.prefill(s, b, x.k);
     mine.v.prefill(s, b, x.v);
@@ -148,37 +156,39 @@ class CocaAttention : public Attention {
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     auto& mine = static_cast<KeyValueCache&>(cache);
-    const ops::CocaParams coca = coca_params(mine.k.capacity());
-    const Buffer qkv =
-        s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
-    qkv_.forward(s, qkv, x_BD, w);
-    const Qkv x(qkv);
-    ops::run(s, ops::CocaQuery{
-                    .y_THd = x.q, .q_THd = x.q, .positions_T = step.positions_B, .params = coca});
-    ops::run(s, ops::CocaKey{
-                    .y_THd = x.k, .t_THd = x.k, .positions_T = step.positions_B, .params = coca});
+    const QkvSaved qkv = qkv_.scratch(s, x_BD.rows());
+    const Qkv x = qkv_.forward(s, qkv, x_BD, w);
+    ops::run(s, ops::CocaQuery{.y_THd = x.q,
+                               .q_THd = x.q,
+                               .positions_T = step.positions_B,
+                               .params = coca_params(qkv_.heads(), mine.k.capacity())});
+    ops::run(s, ops::CocaKey{.y_THd = x.k,
+                             .t_THd = x.k,
+                             .positions_T = step.positions_B,
+                             .params = coca_params(qkv_.key_heads(), mine.k.capacity())});
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
     ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
                                    .q_BHd = x.q,
-                                   .k_cache_BCHd = mine.k.tensor(),
-                                   .v_cache_BCHd = mine.v.tensor(),
+                                   .k_cache_BCGd = mine.k.tensor(),
+                                   .v_cache_BCGd = mine.v.tensor(),
                                    .lengths_B = step.lengths_B,
                                    .params = params_});
   }
 
   AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
                    const Sequences& sequences, int64_t head) const override {
-    const Qkv x(static_cast<const CocaSaved&>(saved).qkv_T3D);
+    const Qkv x = qkv_.saved(static_cast<const CocaSaved&>(saved).qkv);
     const Buffer query = query_buffer(s, x.q.rows());
     ops::run(s, ops::CocaQuery{.y_THd = query,
                                .q_THd = x.q,
                                .positions_T = sequences.positions_T,
-                               .params = coca_params(sequences.max_seqlen)});
+                               .params = coca_params(qkv_.heads(), sequences.max_seqlen)});
     const int64_t heads = model_.heads;
     return make_map(x.q.rows(),
                     softmax_weights(download_head(s, query, heads, head),
-                                    download_head(s, x.k, heads, head), params_, no_bias()));
+                                    download_head(s, x.k, qkv_.key_heads(), qkv_.key_head(head)),
+                                    params_, no_bias()));
   }
 
   // Equations 8 and 12 of the paper, or what the authors' code computes (ops/coca.h).
@@ -188,9 +198,9 @@ class CocaAttention : public Attention {
     const bool strict = variant_ == ops::CocaVariant::kStrict;
     const int64_t heads = model_.heads;
     const int64_t half = model_.head_dim() / 2;
-    const HostMatrix q = project(x_TD, at(w, kQProj));
-    const HostMatrix t = project(x_TD, at(w, kTProj));
-    const HostMatrix v = project(x_TD, at(w, "self_attn.v_proj.weight"));
+    const HostQkv x = qkv_.reference(x_TD, w);
+    const HostMatrix& q = x.q;
+    const HostMatrix& t = x.k;
     HostMatrix rotated = q;
     rotate(rotated, rope);
     HostMatrix query(x_TD.rows, model_.width);
@@ -212,7 +222,7 @@ class CocaAttention : public Attention {
     rotate(key, rope);
     HostMatrix o(x_TD.rows, model_.width);
     for (int64_t h = 0; h < heads; ++h) {
-      mix_head(o, heads, h, v,
+      mix_head(o, heads, h, x.v,
                softmax_weights(query.columns(2 * h * half, 2 * half),
                                key.columns(2 * h * half, 2 * half), params_, no_bias()));
     }
@@ -226,8 +236,8 @@ class CocaAttention : public Attention {
   }
 
  private:
-  ops::CocaParams coca_params(int64_t length) const {
-    return {.rope = rotary_.params(model_.heads, length), .variant = variant_};
+  ops::CocaParams coca_params(int64_t heads, int64_t length) const {
+    return {.rope = rotary_.params(heads, length), .variant = variant_};
   }
 
   Buffer query_buffer(const Stream& s, int64_t tokens) const {
@@ -235,7 +245,7 @@ class CocaAttention : public Attention {
   }
 
   ModelConfig model_;
-  Linear qkv_{qkv_projection(model_, kTProj)};
+  QkvProjection qkv_;
   ops::CocaVariant variant_;
   Rotary rotary_;
   ops::SoftmaxParams params_;
@@ -245,6 +255,7 @@ class CocaAttention : public Attention {
 
 void register_coca(AttentionRegistry& registry) {
   registry.add<Options>({.name = "coca",
+                         .grouped_heads = true,
                          .make = make_module<CocaAttention, Options>,
                          .check = check_options,
                          .rotary = [](Options& o) { return &o.rotary; }});

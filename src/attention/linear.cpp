@@ -30,11 +30,15 @@ void Linear::add_parameters(std::vector<TensorSpec>& specs) const {
     first = false;
   }
   if (!has_bias()) return;
-  const LinearSpec::Part& only = spec_.parts.front();
-  specs.push_back({.name = spec_.bias,
-                   .shape = {only.rows},
-                   .storage = {or_else(only.stored_rows, only.rows)},
-                   .init = spec_.bias_init});
+  first = true;
+  for (const LinearSpec::Part& part : spec_.parts) {
+    specs.push_back({.name = part.bias,
+                     .shape = {part.rows},
+                     .storage = {or_else(part.stored_rows, part.rows)},
+                     .init = spec_.bias_init,
+                     .fused = !first});
+    first = false;
+  }
 }
 
 std::vector<TensorSpec> Linear::parameters() const {

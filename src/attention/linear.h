@@ -17,13 +17,13 @@ struct LinearSpec {
     std::string weight;       // name, relative to the unit
     int64_t rows = 0;         // outputs
     int64_t stored_rows = 0;  // padded, if that is faster; 0: rows
+    std::string bias = {};    // name; empty: none. All parts have one, or none has.
   };
   std::vector<Part> parts;
   int64_t cols = 0;         // K, inputs
   int64_t stored_cols = 0;  // 0: cols
   Init init;
   float alpha = 1.0f;
-  std::string bias = {};  // name; empty: none. Only with a single part.
   Init bias_init = Init::constant(0);
   // false: the activation that follows adds the bias. backward() then takes the gradient of the
   // sum, which is what enters the activation.
@@ -34,15 +34,15 @@ class Linear {
  public:
   explicit Linear(LinearSpec spec) : spec_(std::move(spec)) {}
 
-  // The weights in their order, then the bias.
+  // The weights in their order, then the biases.
   std::vector<TensorSpec> parameters() const;
   void add_parameters(std::vector<TensorSpec>& specs) const;
 
   int64_t outputs() const;  // N as stored
   Tensor weight(const Weights& w) const { return w.fused(spec_.parts.front().weight, parts()); }
   float alpha() const { return spec_.alpha; }
-  bool has_bias() const { return !spec_.bias.empty(); }
-  const Tensor& bias(const Weights& w) const { return w.at(spec_.bias); }
+  bool has_bias() const { return !spec_.parts.front().bias.empty(); }
+  Tensor bias(const Weights& w) const { return w.fused(spec_.parts.front().bias, parts()); }
 
   // y_TN = the product, plus residual_TN if it is given.
   void forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,

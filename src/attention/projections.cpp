@@ -1,26 +1,210 @@
 #include "attention/projections.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
 #include "ops/attention.h"
-#include "ops/linear.h"
+#include "ops/heads.h"
 #include "ops/memory.h"
+#include "ops/norm.h"
 
 namespace sbtrain {
 
-HostQkv::HostQkv(const HostMatrix& x_TD, const HostWeights& w)
-    : q(project(x_TD, at(w, kQProj))),
-      k(project(x_TD, at(w, "self_attn.k_proj.weight"))),
-      v(project(x_TD, at(w, "self_attn.v_proj.weight"))) {}
+namespace {
 
-LinearSpec qkv_projection(const ModelConfig& model, std::string_view key) {
-  return {.parts = {{"self_attn.q_proj.weight", model.width},
-                    {std::string(key), model.width},
-                    {"self_attn.v_proj.weight", model.width}},
+constexpr std::string_view kValue = "v";
+
+std::string name_of_part(std::string_view part, std::string_view tensor) {
+  return fmt::format("self_attn.{}_{}", part, tensor);
+}
+
+LinearSpec qkv_spec(const ModelConfig& model, bool bias, std::string_view key) {
+  const auto part = [&](std::string_view name, int64_t rows) {
+    return LinearSpec::Part{.weight = name_of_part(name, "proj.weight"),
+                            .rows = rows,
+                            .bias = bias ? name_of_part(name, "proj.bias") : ""};
+  };
+  return {.parts = {part("q", model.heads * model.head_dim()), part(key, model.key_width()),
+                    part(kValue, model.key_width())},
           .cols = model.width,
           .init = Init::normal(model.init_std)};
+}
+
+// x W^T, plus a bias if there is one.
+HostMatrix project_part(const HostMatrix& x_TD, const HostWeights& w, std::string_view part) {
+  return project(x_TD, w, name_of_part(part, "proj.weight"), name_of_part(part, "proj.bias"));
+}
+
+// Each head of d columns `times` times.
+HostMatrix repeat_heads(const HostMatrix& x, int64_t d, int64_t times) {
+  HostMatrix y(x.rows, x.cols * times);
+  for (int64_t t = 0; t < y.rows; ++t) {
+    for (int64_t c = 0; c < y.cols; ++c) y.row(t)[c] = x.row(t)[c / d / times * d + c % d];
+  }
+  return y;
+}
+
+}  // namespace
+
+void describe_qkv_bias(Fields& f, bool& qkv_bias) {
+  f.add("qkv_bias", qkv_bias, "The projections to queries, keys and values have biases.");
+}
+
+void describe(Fields& f, QkvOptions& o) {
+  describe_qkv_bias(f, o.qkv_bias);
+  f.add("qk_norm", o.qk_norm,
+        "RMSNorm of each head of queries and keys, before they are rotated; the heads share its "
+        "weights.");
+}
+
+QkvProjection::QkvProjection(const ModelConfig& model, const QkvOptions& options,
+                             std::string_view key)
+    : heads_(model.heads),
+      key_heads_(model.key_heads()),
+      head_dim_(model.head_dim()),
+      qk_norm_(options.qk_norm),
+      norm_eps_(static_cast<float>(model.norm_eps)),
+      key_(key),
+      linear_(qkv_spec(model, options.qkv_bias, key)) {}
+
+std::vector<TensorSpec> QkvProjection::parameters() const {
+  std::vector<TensorSpec> specs = linear_.parameters();
+  if (!qk_norm_) return specs;
+  for (const std::string_view part : {std::string_view("q"), std::string_view(key_)}) {
+    specs.push_back({.name = name_of_part(part, "norm.weight"),
+                     .shape = {head_dim_},
+                     .storage = {},
+                     .init = Init::constant(1.0)});
+  }
+  return specs;
+}
+
+QkvSaved QkvProjection::allocate(Memory& memory, int64_t tokens) const {
+  const auto buffer = [&](std::string_view name, int64_t cols) {
+    return memory.allocate(MemoryClass::kAttention, name, memory.compute_dtype(), {tokens, cols});
+  };
+  QkvSaved saved{.qkv_TN = buffer("qkv", columns()), .qk_TN = {}};
+  if (qk_norm_) saved.qk_TN = buffer("qk normed", qk_columns());
+  return saved;
+}
+
+QkvSaved QkvProjection::scratch(const Stream& s, int64_t tokens) const {
+  const DType dtype = s.memory().compute_dtype();
+  QkvSaved saved{.qkv_TN = s.scratch("qkv", dtype, {tokens, columns()}), .qk_TN = {}};
+  if (qk_norm_) saved.qk_TN = s.scratch("qk normed", dtype, {tokens, qk_columns()});
+  return saved;
+}
+
+Qkv QkvProjection::view(const Tensor& qkv_TN) const {
+  const int64_t q = heads_ * head_dim_;
+  const int64_t k = key_heads_ * head_dim_;
+  return {.q = qkv_TN.col_range(0, q),
+          .k = qkv_TN.col_range(q, k),
+          .v = qkv_TN.col_range(q + k, k),
+          .qk = qkv_TN.col_range(0, q + k)};
+}
+
+Qkv QkvProjection::saved(const QkvSaved& saved) const {
+  Qkv x = view(saved.qkv_TN);
+  if (!qk_norm_) return x;
+  x.qk = saved.qk_TN;
+  x.q = x.qk.col_range(0, heads_ * head_dim_);
+  x.k = x.qk.col_range(heads_ * head_dim_, key_heads_ * head_dim_);
+  return x;
+}
+
+void QkvProjection::normalise(Stream& s, const Tensor& y, const Tensor& x, int64_t heads,
+                              const Tensor& w) const {
+  ops::run(
+      s, ops::HeadRmsNorm{
+             .y_THd = y, .x_THd = x, .w_d = w, .heads = static_cast<int>(heads), .eps = norm_eps_});
+}
+
+Qkv QkvProjection::forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w) const {
+  linear_.forward(s, saved.qkv_TN, x_TD, w);
+  const Qkv y = this->saved(saved);
+  if (qk_norm_) {
+    const Qkv x = view(saved.qkv_TN);
+    normalise(s, y.q, x.q, heads_, w.at(name_of_part("q", "norm.weight")));
+    normalise(s, y.k, x.k, key_heads_, w.at(name_of_part(key_, "norm.weight")));
+  }
+  return y;
+}
+
+Buffer QkvProjection::gradients(const Stream& s, int64_t tokens) const {
+  return s.scratch("dqkv", s.memory().compute_dtype(), {tokens, columns()});
+}
+
+void QkvProjection::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_TN,
+                             const QkvSaved& saved, Tensor x_TD, const Weights& w) const {
+  if (qk_norm_) {
+    const auto norm = [&](const Tensor& gradient, const Tensor& x, int64_t heads,
+                          const std::string& name) {
+      ops::run(s, ops::HeadRmsNormBackward{.dx_THd = gradient,
+                                           .dw_d = dw.at(name),
+                                           .dy_THd = gradient,
+                                           .x_THd = x,
+                                           .w_d = w.at(name),
+                                           .heads = static_cast<int>(heads),
+                                           .eps = norm_eps_});
+    };
+    const Qkv gradient = view(dqkv_TN);
+    const Qkv x = view(saved.qkv_TN);
+    norm(gradient.q, x.q, heads_, name_of_part("q", "norm.weight"));
+    norm(gradient.k, x.k, key_heads_, name_of_part(key_, "norm.weight"));
+  }
+  linear_.backward(s, dx_TD, dw, dqkv_TN, x_TD, w);
+}
+
+KeyValue QkvProjection::key_value_scratch(const Stream& s, const Qkv& x) const {
+  if (!grouped()) return {.k = x.k, .v = x.v, .k_memory = {}, .v_memory = {}};
+  const auto buffer = [&](std::string_view name) {
+    return s.scratch(name, x.k.dtype, {x.k.rows(), heads_ * head_dim_});
+  };
+  KeyValue y{.k = {}, .v = {}, .k_memory = buffer("keys"), .v_memory = buffer("values")};
+  y.k = y.k_memory;
+  y.v = y.v_memory;
+  return y;
+}
+
+KeyValue QkvProjection::repeated(Stream& s, const Qkv& x) const {
+  KeyValue y = key_value_scratch(s, x);
+  if (grouped()) {
+    const auto head_dim = static_cast<int>(head_dim_);
+    ops::run(s, ops::RepeatHeads{.y_THd = y.k, .x_TGd = x.k, .head_dim = head_dim});
+    ops::run(s, ops::RepeatHeads{.y_THd = y.v, .x_TGd = x.v, .head_dim = head_dim});
+  }
+  return y;
+}
+
+KeyValue QkvProjection::repeated_gradients(const Stream& s, const Qkv& dx) const {
+  return key_value_scratch(s, dx);
+}
+
+void QkvProjection::sum_groups(Stream& s, const Qkv& dx, const KeyValue& gradients) const {
+  if (!grouped()) return;
+  const auto head_dim = static_cast<int>(head_dim_);
+  ops::run(s,
+           ops::RepeatHeadsBackward{.dx_TGd = dx.k, .dy_THd = gradients.k, .head_dim = head_dim});
+  ops::run(s,
+           ops::RepeatHeadsBackward{.dx_TGd = dx.v, .dy_THd = gradients.v, .head_dim = head_dim});
+}
+
+HostQkv QkvProjection::reference(const HostMatrix& x_TD, const HostWeights& w) const {
+  HostQkv x{.q = project_part(x_TD, w, "q"),
+            .k = project_part(x_TD, w, key_),
+            .v = project_part(x_TD, w, kValue)};
+  if (qk_norm_) {
+    rms_norm(x.q, at(w, name_of_part("q", "norm.weight")), norm_eps_);
+    rms_norm(x.k, at(w, name_of_part(key_, "norm.weight")), norm_eps_);
+  }
+  const int64_t group = heads_ / key_heads_;
+  x.k = repeat_heads(x.k, head_dim_, group);
+  x.v = repeat_heads(x.v, head_dim_, group);
+  return x;
 }
 
 TokenCache::TokenCache(Memory& memory, std::string_view name, DType dtype, int64_t sequences,

@@ -1,5 +1,6 @@
-// What modules with one fused query-key-value projection have in common: the product, and the cache
-// of keys and values.
+// What modules with queries, keys and values in heads have in common: the projections, with their
+// options and groups of heads, and the cache of keys and values. H is the number of heads of
+// queries, G that of keys and values, d the head dimension.
 #pragma once
 
 #include <string_view>
@@ -13,22 +14,29 @@ namespace sbtrain {
 
 inline constexpr std::string_view kQProj = "self_attn.q_proj.weight";
 
-// q_proj, k_proj (or what a module has in its place) and v_proj, each [D, D], as one product.
-LinearSpec qkv_projection(const ModelConfig& model,
-                          std::string_view key = "self_attn.k_proj.weight");
+struct QkvOptions {
+  bool qkv_bias = false;
+  bool qk_norm = false;
+  bool operator==(const QkvOptions&) const = default;
+};
+void describe_qkv_bias(Fields& f, bool& qkv_bias);
+void describe(Fields& f, QkvOptions& o);
 
-// Queries, keys and values: the three column ranges of a [*, 3D] matrix.
+// Queries [*, H*d], keys and values [*, G*d]: column ranges. Queries and keys are neighbours, so
+// that both are rotated at once.
 struct Qkv {
-  explicit Qkv(const Tensor& qkv)
-      : q(qkv.col_range(0, qkv.cols() / 3)),
-        k(qkv.col_range(qkv.cols() / 3, qkv.cols() / 3)),
-        v(qkv.col_range(2 * (qkv.cols() / 3), qkv.cols() / 3)) {}
   Tensor q, k, v;
+  Tensor qk;  // [*, (H+G)*d]
 };
 
-// The same in double precision on the host.
+// Keys and values with H heads each, as attention over packs takes them; or their gradients.
+struct KeyValue {
+  Tensor k, v;
+  Buffer k_memory, v_memory;  // if there are fewer heads of keys than of queries
+};
+
+// The same in double precision on the host, with H heads of keys and values.
 struct HostQkv {
-  HostQkv(const HostMatrix& x_TD, const HostWeights& w);
   HostMatrix q_head(int64_t heads, int64_t head) const {
     return q.columns(head * q.cols / heads, q.cols / heads);
   }
@@ -36,6 +44,67 @@ struct HostQkv {
     return k.columns(head * k.cols / heads, k.cols / heads);
   }
   HostMatrix q, k, v;
+};
+
+// What a forward pass keeps of the projections.
+struct QkvSaved {
+  Buffer qkv_TN;  // N = (H + 2G) d: as projected
+  Buffer qk_TN;   // N = (H + G) d: queries and keys after their norm, with qk_norm
+};
+
+// q_proj [H*d, D], k_proj (or what a module has in its place) and v_proj [G*d, D] as one product,
+// with biases if qkv_bias is set; then, with qk_norm, the RMSNorm of each head of queries and keys.
+class QkvProjection {
+ public:
+  // `key` names the projection and the norm of keys: <key>_proj.weight, <key>_norm.weight.
+  explicit QkvProjection(const ModelConfig& model, const QkvOptions& options = {},
+                         std::string_view key = "k");
+
+  std::vector<TensorSpec> parameters() const;
+
+  QkvSaved allocate(Memory& memory, int64_t tokens) const;
+  QkvSaved scratch(const Stream& s, int64_t tokens) const;
+
+  // The queries, keys and values, which the caller may change in place: rotate, for example.
+  Qkv forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w) const;
+  // What forward() returned, with the changes.
+  Qkv saved(const QkvSaved& saved) const;
+
+  // The gradients: scratch [T, (H+2G)*d], which the caller fills with those of what forward()
+  // returned before the changes.
+  Buffer gradients(const Stream& s, int64_t tokens) const;
+  Qkv view(const Tensor& dqkv_TN) const;
+  // dx_TD = gradient; those of the weights are added to dw. Overwrites dqkv_TN.
+  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_TN, const QkvSaved& saved,
+                Tensor x_TD, const Weights& w) const;
+
+  // Keys and values with a head for each head of queries: x.k and x.v themselves, or scratch in
+  // which each head is repeated.
+  KeyValue repeated(Stream& s, const Qkv& x) const;
+  // Where their gradients are to be written, and the sums of these over the heads that share a
+  // head, which go to dx.k and dx.v.
+  KeyValue repeated_gradients(const Stream& s, const Qkv& dx) const;
+  void sum_groups(Stream& s, const Qkv& dx, const KeyValue& gradients) const;
+
+  int64_t heads() const { return heads_; }
+  int64_t key_heads() const { return key_heads_; }
+  // The head of keys and values that head `head` of the queries reads.
+  int64_t key_head(int64_t head) const { return head / (heads_ / key_heads_); }
+
+  HostQkv reference(const HostMatrix& x_TD, const HostWeights& w) const;
+
+ private:
+  int64_t columns() const { return (heads_ + 2 * key_heads_) * head_dim_; }
+  int64_t qk_columns() const { return (heads_ + key_heads_) * head_dim_; }
+  bool grouped() const { return key_heads_ < heads_; }
+  void normalise(Stream& s, const Tensor& y, const Tensor& x, int64_t heads, const Tensor& w) const;
+  KeyValue key_value_scratch(const Stream& s, const Qkv& x) const;
+
+  int64_t heads_, key_heads_, head_dim_;
+  bool qk_norm_;
+  float norm_eps_;
+  std::string key_;
+  Linear linear_;
 };
 
 // One row of N numbers for each of at most C tokens of each of B sequences: [B, C, N].
@@ -53,6 +122,7 @@ class TokenCache {
   Buffer rows_;
 };
 
+// `width` is that of the keys of one token, ModelConfig::key_width().
 class KeyValueCache : public AttentionCache {
  public:
   KeyValueCache(Memory& memory, int64_t sequences, int64_t capacity, int64_t width)

@@ -10,6 +10,7 @@
 
 #include "attention/linear.h"
 #include "attention/map.h"
+#include "attention/projections.h"
 #include "attention/registry.h"
 #include "core/error.h"
 #include "ops/norm.h"
@@ -31,6 +32,7 @@ struct Options {
   double logit_scale = 0.0;  // 0: 1/sqrt(feature_dim)
   int64_t feature_dim = 16;  // of queries and keys, for each head
   Form form = Form::kChunked;
+  bool qkv_bias = false;
   bool operator==(const Options&) const = default;
 };
 
@@ -41,11 +43,14 @@ void describe(Fields& f, Options& o) {
         "Features of queries and keys for each head; values have width / heads, rounded down.");
   f.add("form", o.form,
         "How it is computed: with a state, linear in the length, or over all pairs of tokens.");
+  describe_qkv_bias(f, o.qkv_bias);
 }
 
-constexpr const char* kQProj = "self_attn.q_proj.weight";
 constexpr const char* kKProj = "self_attn.k_proj.weight";
 constexpr const char* kVProj = "self_attn.v_proj.weight";
+constexpr const char* kQBias = "self_attn.q_proj.bias";
+constexpr const char* kKBias = "self_attn.k_proj.bias";
+constexpr const char* kVBias = "self_attn.v_proj.bias";
 constexpr const char* kQNormWeight = "self_attn.q_norm.weight";
 constexpr const char* kQNormBias = "self_attn.q_norm.bias";
 constexpr const char* kKNormWeight = "self_attn.k_norm.weight";
@@ -69,7 +74,8 @@ class RebasedAttention : public Attention {
       : model_(model),
         rebased_(rebased),
         features_(model.heads * options.feature_dim),
-        values_(model.heads * model.head_dim()) {
+        values_(model.heads * model.head_dim()),
+        qkv_(projection(options.qkv_bias)) {
     const double scale = options.logit_scale != 0.0
                              ? options.logit_scale
                              : 1.0 / std::sqrt(static_cast<double>(options.feature_dim));
@@ -210,13 +216,13 @@ class RebasedAttention : public Attention {
                        int64_t /*max_seqlen*/) const override {
     const int64_t heads = model_.heads;
     const int64_t f = features_ / heads;
-    HostMatrix q = project(x_TD, at(w, kQProj));
-    HostMatrix k = project(x_TD, at(w, kKProj));
+    HostMatrix q = project(x_TD, w, kQProj, kQBias);
+    HostMatrix k = project(x_TD, w, kKProj, kKBias);
     if (rebased_) {
       layer_norm(q, at(w, kQNormWeight), at(w, kQNormBias), kNormEps, 1);
       layer_norm(k, at(w, kKNormWeight), at(w, kKNormBias), kNormEps, 1);
     }
-    const HostMatrix v = project(x_TD, at(w, kVProj));
+    const HostMatrix v = project(x_TD, w, kVProj, kVBias);
     HostMatrix o(x_TD.rows, values_);
     for (int64_t h = 0; h < heads; ++h) {
       mix_head(o, heads, h, v, rebased_weights(q.columns(h * f, f), k.columns(h * f, f), params_));
@@ -232,6 +238,16 @@ class RebasedAttention : public Attention {
   }
 
  private:
+  LinearSpec projection(bool bias) const {
+    const auto part = [&](std::string_view weight, int64_t rows, const char* name) {
+      return LinearSpec::Part{
+          .weight = std::string(weight), .rows = rows, .bias = bias ? name : ""};
+    };
+    return {.parts = {part(kQProj, features_, kQBias), part(kKProj, features_, kKBias),
+                      part(kVProj, values_, kVBias)},
+            .cols = model_.width,
+            .init = Init::normal(model_.init_std)};
+  }
   int64_t projected() const { return 2 * features_ + values_; }
   Tensor first(const Tensor& qk) const { return qk.col_range(0, features_); }
   Tensor second(const Tensor& qk) const { return qk.col_range(features_, features_); }
@@ -259,9 +275,7 @@ class RebasedAttention : public Attention {
   ModelConfig model_;
   bool rebased_;
   int64_t features_, values_;  // of all heads
-  Linear qkv_{{.parts = {{kQProj, features_}, {kKProj, features_}, {kVProj, values_}},
-               .cols = model_.width,
-               .init = Init::normal(model_.init_std)}};
+  Linear qkv_;
   int64_t state_rows_ = 0;
   ops::RebasedParams params_;
 };

@@ -38,6 +38,17 @@ HostMatrix project(const HostMatrix& x, const HostMatrix& w) {
   return y;
 }
 
+HostMatrix project(const HostMatrix& x, const HostWeights& w, std::string_view weight,
+                   std::string_view bias) {
+  HostMatrix y = project(x, at(w, weight));
+  const auto found = w.find(bias);
+  if (found == w.end()) return y;
+  for (int64_t t = 0; t < y.rows; ++t) {
+    for (int64_t n = 0; n < y.cols; ++n) y.row(t)[n] += found->second.values[n];
+  }
+  return y;
+}
+
 void layer_norm(HostMatrix& x, const HostMatrix& w, const HostMatrix& b, double eps,
                 int64_t groups) {
   const int64_t n = x.cols / groups;
@@ -53,6 +64,18 @@ void layer_norm(HostMatrix& x, const HostMatrix& w, const HostMatrix& b, double 
         part[i] = (part[i] - mean) / std::sqrt(variance + eps) * w.values[begin + i] +
                   b.values[begin + i];
       }
+    }
+  }
+}
+
+void rms_norm(HostMatrix& x, const HostMatrix& w, double eps) {
+  const auto n = static_cast<int64_t>(w.values.size());
+  for (int64_t t = 0; t < x.rows; ++t) {
+    for (int64_t begin = 0; begin < x.cols; begin += n) {
+      double* part = x.row(t) + begin;
+      double squares = 0;
+      for (int64_t i = 0; i < n; ++i) squares += part[i] * part[i] / static_cast<double>(n);
+      for (int64_t i = 0; i < n; ++i) part[i] *= w.values[i] / std::sqrt(squares + eps);
     }
   }
 }

@@ -32,10 +32,16 @@ double dot(const HostMatrix& a, int64_t j, const HostMatrix& b, int64_t i);
 
 // x w^T.
 HostMatrix project(const HostMatrix& x, const HostMatrix& w);
+// x w^T + b, if there is a weight that is called `bias`.
+HostMatrix project(const HostMatrix& x, const HostWeights& w, std::string_view weight,
+                   std::string_view bias);
 
 // Normalises each of `groups` equal parts of a row: (x - mean) / sqrt(variance + eps) * w + b.
 void layer_norm(HostMatrix& x, const HostMatrix& w, const HostMatrix& b, double eps,
                 int64_t groups);
+
+// Normalises the parts of a row that are as long as w: x / sqrt(mean(x^2) + eps) * w.
+void rms_norm(HostMatrix& x, const HostMatrix& w, double eps);
 
 // fill(j, row) writes what query j of one head gives to each key into `row` [T], which starts as
 // zeros, and returns what the query gives to no key.

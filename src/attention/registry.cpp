@@ -55,12 +55,26 @@ void register_attention(void (*registrar)(AttentionRegistry&)) {
   registrar(registry());
 }
 
+std::string key_heads_problem(const AttentionModule& module, const ModelConfig& model) {
+  if (model.key_heads() == model.heads) return {};
+  if (model.key_heads() > model.heads || model.heads % model.key_heads() != 0) {
+    return fmt::format("{} heads of keys and values do not divide {} heads", model.key_heads(),
+                       model.heads);
+  }
+  if (module.grouped_heads) return {};
+  return fmt::format("{} has no groups of heads; leave out kv_heads or set it to {}", module.name,
+                     model.heads);
+}
+
 std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const ModelConfig& model) {
   const AttentionModule& module = attention_registry().at(config.type);
   if (model.heads < 1 || model.width < model.heads ||
       (module.whole_heads && model.width % model.heads != 0)) {
     fail(ExitCode::kConfig, "model.heads: width {} is not divisible by {} heads", model.width,
          model.heads);
+  }
+  if (const std::string found = key_heads_problem(module, model); !found.empty()) {
+    fail(ExitCode::kConfig, "model.kv_heads: {}", found);
   }
   for (const OptionProblem& problem : module.check(config.options, model)) {
     fail(ExitCode::kConfig, "model.attention.{}: {}", problem.key, problem.message);

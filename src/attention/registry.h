@@ -36,6 +36,7 @@ struct AttentionModule {
   std::string name;             // the value of model.attention.type
   bool whole_heads = true;      // heads divide the width; else they take what fits, rounded down
   bool projects_output = true;  // else its output goes to the residual stream as it is
+  bool grouped_heads = false;   // takes fewer heads of keys and values than of queries
   std::function<void(Fields&, ModuleOptions&)> describe;
   std::function<std::vector<OptionProblem>(const ModuleOptions&, const ModelConfig&)> check;
   std::function<std::unique_ptr<Attention>(const ModuleOptions&, const ModelConfig&)> make;
@@ -51,6 +52,7 @@ struct AttentionModuleOf {
   std::string name;
   bool whole_heads = true;
   bool projects_output = true;
+  bool grouped_heads = false;
   std::unique_ptr<Attention> (*make)(const Options&, const ModelConfig&) = nullptr;
   std::vector<OptionProblem> (*check)(const Options&, const ModelConfig&) = nullptr;
   RotaryOptions* (*rotary)(Options&) = nullptr;
@@ -65,6 +67,7 @@ class AttentionRegistry {
         .name = std::move(module.name),
         .whole_heads = module.whole_heads,
         .projects_output = module.projects_output,
+        .grouped_heads = module.grouped_heads,
         .describe = [](Fields& f, ModuleOptions& options) { describe(f, options.as<Options>()); },
         .check =
             [check = module.check](const ModuleOptions& options, const ModelConfig& model) {
@@ -96,6 +99,9 @@ const AttentionRegistry& attention_registry();
 
 // Adds modules from outside this library. To be called before any configuration is read.
 void register_attention(void (*registrar)(AttentionRegistry&));
+
+// Why the module cannot have the model's kv_heads; empty if it can.
+std::string key_heads_problem(const AttentionModule& module, const ModelConfig& model);
 
 // What most modules use for `make`.
 template <class Module, class Options>

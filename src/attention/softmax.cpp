@@ -28,6 +28,7 @@ struct Options {
   PositionEncoding position = PositionEncoding::kRope;
   bool shared = false;  // FIRE: one network for all layers that set it
   RotaryOptions rotary;
+  QkvOptions qkv;
   bool operator==(const Options&) const = default;
 };
 
@@ -40,6 +41,7 @@ void describe(Fields& f, Options& o) {
   f.add("shared", o.shared, Rule{}.when("position", {"fire"}),
         "One FIRE network for all layers instead of one for each.");
   describe(f, o.rotary);
+  describe(f, o.qkv);
 }
 
 RotaryOptions* rotary_options(Options& o) {
@@ -52,7 +54,7 @@ std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& mo
 }
 
 struct SoftmaxSaved : AttentionSaved {
-  Buffer qkv_T3D;  // q and k rotated
+  QkvSaved qkv;  // queries and keys rotated
   Buffer lse_HT;
 };
 
@@ -60,6 +62,7 @@ class SoftmaxAttention : public Attention {
  public:
   SoftmaxAttention(const Options& options, const ModelConfig& model)
       : model_(model),
+        qkv_(model, options.qkv),
         position_(options.position),
         shared_(options.shared),
         params_{.heads = static_cast<int>(model.heads),
@@ -81,8 +84,7 @@ class SoftmaxAttention : public Attention {
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     auto saved = std::make_unique<SoftmaxSaved>();
-    saved->qkv_T3D = memory.allocate(MemoryClass::kAttention, "qkv", memory.compute_dtype(),
-                                     {tokens, 3 * model_.width});
+    saved->qkv = qkv_.allocate(memory, tokens);
     saved->lse_HT =
         memory.allocate(MemoryClass::kAttention, "lse", DType::kF32, {model_.heads, tokens});
     return saved;
@@ -91,14 +93,14 @@ class SoftmaxAttention : public Attention {
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
-    qkv_.forward(s, mine.qkv_T3D, x_TD, w);
-    rotate_qk(s, mine.qkv_T3D, sequences.positions_T, sequences.max_seqlen);
-    const Qkv x(mine.qkv_T3D);
+    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
+    rotate(s, x.qk, sequences.positions_T, sequences.max_seqlen);
+    const KeyValue kv = qkv_.repeated(s, x);
     ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
                                     .lse_HT = mine.lse_HT,
                                     .q_THd = x.q,
-                                    .k_THd = x.k,
-                                    .v_THd = x.v,
+                                    .k_THd = kv.k,
+                                    .v_THd = kv.v,
                                     .bias = bias(w),
                                     .sequences = sequences,
                                     .params = params_});
@@ -108,35 +110,39 @@ class SoftmaxAttention : public Attention {
                 Tensor x_TD, const Weights& w, AttentionSaved& saved,
                 const Sequences& sequences) const override {
     const auto& mine = static_cast<const SoftmaxSaved&>(saved);
-    const Buffer dqkv =
-        s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), 3 * model_.width});
-    const Qkv x(mine.qkv_T3D);
-    const Qkv dx(dqkv);
-    ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
-                                     .dk_THd = dx.k,
-                                     .dv_THd = dx.v,
-                                     .dfire = bias(dw).fire,
-                                     .do_THd = dmix_TD,
-                                     .o_THd = mix_TD,
-                                     .lse_HT = mine.lse_HT,
-                                     .q_THd = x.q,
-                                     .k_THd = x.k,
-                                     .v_THd = x.v,
-                                     .bias = bias(w),
-                                     .sequences = sequences,
-                                     .params = params_});
-    rotate_qk(s, dqkv, sequences.positions_T, sequences.max_seqlen, true);
-    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
+    const Buffer dqkv = qkv_.gradients(s, x_TD.rows());
+    const Qkv x = qkv_.saved(mine.qkv);
+    const Qkv dx = qkv_.view(dqkv);
+    {
+      const KeyValue kv = qkv_.repeated(s, x);
+      const KeyValue dkv = qkv_.repeated_gradients(s, dx);
+      ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
+                                       .dk_THd = dkv.k,
+                                       .dv_THd = dkv.v,
+                                       .dfire = bias(dw).fire,
+                                       .do_THd = dmix_TD,
+                                       .o_THd = mix_TD,
+                                       .lse_HT = mine.lse_HT,
+                                       .q_THd = x.q,
+                                       .k_THd = kv.k,
+                                       .v_THd = kv.v,
+                                       .bias = bias(w),
+                                       .sequences = sequences,
+                                       .params = params_});
+      qkv_.sum_groups(s, dx, dkv);
+    }
+    rotate(s, dx.qk, sequences.positions_T, sequences.max_seqlen, true);
+    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
                                                  int64_t capacity) const override {
-    return std::make_unique<KeyValueCache>(memory, sequences, capacity, model_.width);
+    return std::make_unique<KeyValueCache>(memory, sequences, capacity, model_.key_width());
   }
 
   void prefill(Stream& s, AttentionCache& cache, int64_t b,
                const AttentionSaved& saved) const override {
-    const Qkv x(static_cast<const SoftmaxSaved&>(saved).qkv_T3D);
+    const Qkv x = qkv_.saved(static_cast<const SoftmaxSaved&>(saved).qkv);
     auto& mine = static_cast<KeyValueCache&>(cache);
     mine.k.prefill(s, b, x.k);
     mine.v.prefill(s, b, x.v);
@@ -145,17 +151,15 @@ class SoftmaxAttention : public Attention {
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     auto& mine = static_cast<KeyValueCache&>(cache);
-    const Buffer qkv =
-        s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
-    qkv_.forward(s, qkv, x_BD, w);
-    rotate_qk(s, qkv, step.positions_B, mine.k.capacity());
-    const Qkv x(qkv);
+    const QkvSaved qkv = qkv_.scratch(s, x_BD.rows());
+    const Qkv x = qkv_.forward(s, qkv, x_BD, w);
+    rotate(s, x.qk, step.positions_B, mine.k.capacity());
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
     ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
                                    .q_BHd = x.q,
-                                   .k_cache_BCHd = mine.k.tensor(),
-                                   .v_cache_BCHd = mine.v.tensor(),
+                                   .k_cache_BCGd = mine.k.tensor(),
+                                   .v_cache_BCGd = mine.v.tensor(),
                                    .lengths_B = step.lengths_B,
                                    .bias = bias(w),
                                    .params = params_});
@@ -163,22 +167,24 @@ class SoftmaxAttention : public Attention {
 
   AttentionMap map(Stream& s, const Weights& w, const AttentionSaved& saved,
                    const Sequences& /*sequences*/, int64_t head) const override {
-    const Qkv x(static_cast<const SoftmaxSaved&>(saved).qkv_T3D);
+    const Qkv x = qkv_.saved(static_cast<const SoftmaxSaved&>(saved).qkv);
     const int64_t heads = model_.heads;
     const LogitBias bias = position_ == PositionEncoding::kFire
                                ? fire_bias(download(s, fire(w)), head)
                                : distance_bias(head);
-    return make_map(x.q.rows(), softmax_weights(download_head(s, x.q, heads, head),
-                                                download_head(s, x.k, heads, head), params_, bias));
+    return make_map(x.q.rows(),
+                    softmax_weights(download_head(s, x.q, heads, head),
+                                    download_head(s, x.k, qkv_.key_heads(), qkv_.key_head(head)),
+                                    params_, bias));
   }
 
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
                        int64_t max_seqlen) const override {
-    HostQkv x(x_TD, w);
+    HostQkv x = qkv_.reference(x_TD, w);
     if (rotary_) {
       const ops::RopeParams rope = rotary_->params(model_.heads, max_seqlen);
-      rotate(x.q, rope);
-      rotate(x.k, rope);
+      sbtrain::rotate(x.q, rope);
+      sbtrain::rotate(x.k, rope);
     }
     HostMatrix o(x_TD.rows, model_.width);
     for (int64_t h = 0; h < model_.heads; ++h) {
@@ -252,17 +258,18 @@ class SoftmaxAttention : public Attention {
     return {.kind = ops::PositionBias::kFire, .fire = fire(w)};
   }
 
-  // Rotates q and k, which are adjacent columns, in one call.
-  void rotate_qk(Stream& s, const Tensor& qkv, const Tensor& positions, int64_t length,
-                 bool inverse = false) const {
+  // Rotates the queries and keys.
+  void rotate(Stream& s, const Tensor& qk, const Tensor& positions, int64_t length,
+              bool inverse = false) const {
     if (!rotary_) return;
-    ops::run(s, ops::Rope{.x_THd = qkv.col_range(0, 2 * model_.width),
+    const int64_t heads = qkv_.heads() + qkv_.key_heads();
+    ops::run(s, ops::Rope{.x_THd = qk,
                           .positions_T = positions,
-                          .params = rotary_->params(2 * model_.heads, length, inverse)});
+                          .params = rotary_->params(heads, length, inverse)});
   }
 
   ModelConfig model_;
-  Linear qkv_{qkv_projection(model_)};
+  QkvProjection qkv_;
   PositionEncoding position_;
   bool shared_;  // FIRE
   ops::SoftmaxParams params_;
@@ -274,6 +281,7 @@ class SoftmaxAttention : public Attention {
 void register_softmax(AttentionRegistry& registry) {
   registry.add<Options>(
       {.name = "softmax",
+       .grouped_heads = true,
        .make = make_module<SoftmaxAttention, Options>,
        .check = check_options,
        .rotary = rotary_options,

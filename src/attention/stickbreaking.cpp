@@ -28,6 +28,7 @@ struct Options {
   bool attend_current = false;
   bool forget_gate = false;
   double skip_epsilon = 0x1p-24;
+  QkvOptions qkv;
   bool operator==(const Options&) const = default;
 };
 
@@ -43,6 +44,7 @@ void describe(Fields& f, Options& o) {
   f.add("skip_epsilon", o.skip_epsilon, from_to_below(0, 1),
         "Earlier keys are skipped once every row of a tile has less than this left of its stick; "
         "0 turns skipping off.");
+  describe(f, o.qkv);
 }
 
 constexpr const char* kRemainderBias = "self_attn.remainder_bias";
@@ -54,7 +56,7 @@ constexpr float kHeadNormEps = 1e-5f;
 constexpr double kGateBiasInit = 4.0;  // sigmoid(4) = 0.98: gates start almost open
 
 struct StickBreakingSaved : AttentionSaved {
-  Buffer qkv_T3D;
+  QkvSaved qkv;
   Buffer log2_rem_HT;
   Buffer stop_HT;
   Buffer gate_TH;   // f32, with a forget gate: most are near 1, where bf16 is coarse
@@ -70,6 +72,7 @@ class StickBreakingAttention : public Attention {
  public:
   StickBreakingAttention(const Options& options, const ModelConfig& model)
       : model_(model),
+        qkv_(model, options.qkv),
         head_norm_(options.head_norm),
         gated_(options.forget_gate),
         params_{.heads = static_cast<int>(model.heads),
@@ -104,7 +107,7 @@ class StickBreakingAttention : public Attention {
       return memory.allocate(MemoryClass::kAttention, name, dtype, {rows, cols});
     };
     auto saved = std::make_unique<StickBreakingSaved>();
-    saved->qkv_T3D = buffer("qkv", memory.compute_dtype(), tokens, 3 * model_.width);
+    saved->qkv = qkv_.allocate(memory, tokens);
     saved->log2_rem_HT = buffer("remainder", DType::kF32, model_.heads, tokens);
     saved->stop_HT = buffer("stops", DType::kI32, model_.heads, tokens);
     if (gated_) saved->gate_TH = buffer("forget gate", DType::kF32, tokens, model_.heads);
@@ -116,15 +119,15 @@ class StickBreakingAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<StickBreakingSaved&>(saved);
     const Tensor heads_TD = head_norm_ ? mine.heads_TD.tensor() : mix_TD;
-    qkv_.forward(s, mine.qkv_T3D, x_TD, w);
+    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
-    const Qkv x(mine.qkv_T3D);
+    const KeyValue kv = qkv_.repeated(s, x);
     ops::run(s, ops::StickBreakingForward{.o_THd = heads_TD,
                                           .log2_rem_HT = mine.log2_rem_HT,
                                           .stop_HT = mine.stop_HT,
                                           .q_THd = x.q,
-                                          .k_THd = x.k,
-                                          .v_THd = x.v,
+                                          .k_THd = kv.k,
+                                          .v_THd = kv.v,
                                           .gate_TH = mine.gate_TH,
                                           .remainder_bias_Hd = remainder_bias(w),
                                           .sequences = sequences,
@@ -151,33 +154,39 @@ class StickBreakingAttention : public Attention {
                                         .heads = params_.heads,
                                         .eps = kHeadNormEps});
     }
-    const Buffer dqkv = s.scratch("dqkv", s.memory().compute_dtype(), {tokens, 3 * model_.width});
+    const Buffer dqkv = qkv_.gradients(s, tokens);
     Buffer dgate;
     if (gated_) dgate = s.scratch("dgate", s.memory().compute_dtype(), {tokens, model_.heads});
-    const Qkv x(mine.qkv_T3D);
-    const Qkv dx(dqkv);
-    ops::run(s, ops::StickBreakingBackward{.dq_THd = dx.q,
-                                           .dk_THd = dx.k,
-                                           .dv_THd = dx.v,
-                                           .dgate_TH = dgate,
-                                           .dremainder_bias_Hd = remainder_bias(dw),
-                                           .do_THd = dheads_TD,
-                                           .log2_rem_HT = mine.log2_rem_HT,
-                                           .stop_HT = mine.stop_HT,
-                                           .q_THd = x.q,
-                                           .k_THd = x.k,
-                                           .v_THd = x.v,
-                                           .gate_TH = mine.gate_TH,
-                                           .remainder_bias_Hd = remainder_bias(w),
-                                           .sequences = sequences,
-                                           .params = params_});
-    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
+    const Qkv x = qkv_.saved(mine.qkv);
+    const Qkv dx = qkv_.view(dqkv);
+    {
+      const KeyValue kv = qkv_.repeated(s, x);
+      const KeyValue dkv = qkv_.repeated_gradients(s, dx);
+      ops::run(s, ops::StickBreakingBackward{.dq_THd = dx.q,
+                                             .dk_THd = dkv.k,
+                                             .dv_THd = dkv.v,
+                                             .dgate_TH = dgate,
+                                             .dremainder_bias_Hd = remainder_bias(dw),
+                                             .do_THd = dheads_TD,
+                                             .log2_rem_HT = mine.log2_rem_HT,
+                                             .stop_HT = mine.stop_HT,
+                                             .q_THd = x.q,
+                                             .k_THd = kv.k,
+                                             .v_THd = kv.v,
+                                             .gate_TH = mine.gate_TH,
+                                             .remainder_bias_Hd = remainder_bias(w),
+                                             .sequences = sequences,
+                                             .params = params_});
+      qkv_.sum_groups(s, dx, dkv);
+    }
+    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
     if (gated_) gate_backward(s, dx_TD, dw, dgate, mine.gate_TH, x_TD, w);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
                                                  int64_t capacity) const override {
-    auto cache = std::make_unique<StickBreakingCache>(memory, sequences, capacity, model_.width);
+    auto cache =
+        std::make_unique<StickBreakingCache>(memory, sequences, capacity, model_.key_width());
     if (gated_) {
       cache->gate = std::make_unique<TokenCache>(memory, "gate cache", DType::kF32, sequences,
                                                  capacity, model_.heads);
@@ -189,7 +198,7 @@ class StickBreakingAttention : public Attention {
                const AttentionSaved& saved) const override {
     const auto& from = static_cast<const StickBreakingSaved&>(saved);
     auto& mine = static_cast<StickBreakingCache&>(cache);
-    const Qkv x(from.qkv_T3D);
+    const Qkv x = qkv_.saved(from.qkv);
     mine.k.prefill(s, b, x.k);
     mine.v.prefill(s, b, x.v);
     if (gated_) mine.gate->prefill(s, b, from.gate_TH);
@@ -199,9 +208,8 @@ class StickBreakingAttention : public Attention {
               const DecodeStep& step) const override {
     auto& mine = static_cast<StickBreakingCache&>(cache);
     const int64_t sequences = x_BD.rows();
-    const Buffer qkv = s.scratch("qkv", s.memory().compute_dtype(), {sequences, 3 * model_.width});
-    qkv_.forward(s, qkv, x_BD, w);
-    const Qkv x(qkv);
+    const QkvSaved qkv = qkv_.scratch(s, sequences);
+    const Qkv x = qkv_.forward(s, qkv, x_BD, w);
     mine.k.append(s, x.k, step);
     mine.v.append(s, x.v, step);
     if (gated_) {
@@ -215,8 +223,8 @@ class StickBreakingAttention : public Attention {
     const Tensor heads_BD = head_norm_ ? heads.tensor() : mix_BD;
     ops::run(s, ops::StickBreakingDecode{.o_BHd = heads_BD,
                                          .q_BHd = x.q,
-                                         .k_cache_BCHd = mine.k.tensor(),
-                                         .v_cache_BCHd = mine.v.tensor(),
+                                         .k_cache_BCGd = mine.k.tensor(),
+                                         .v_cache_BCGd = mine.v.tensor(),
                                          .gate_cache_BCH = gated_ ? mine.gate->tensor() : Tensor(),
                                          .remainder_bias_Hd = remainder_bias(w),
                                          .lengths_B = step.lengths_B,
@@ -227,19 +235,19 @@ class StickBreakingAttention : public Attention {
   AttentionMap map(Stream& s, const Weights& /*w*/, const AttentionSaved& saved,
                    const Sequences& /*sequences*/, int64_t head) const override {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
-    const Qkv x(mine.qkv_T3D);
+    const Qkv x = qkv_.saved(mine.qkv);
     const int64_t heads = model_.heads;
     HostMatrix gate;
     if (gated_) gate = download_head(s, mine.gate_TH, heads, head);
-    const FillWeights weights =
-        stickbreaking_weights(download_head(s, x.q, heads, head),
-                              download_head(s, x.k, heads, head), std::move(gate), params_);
+    const FillWeights weights = stickbreaking_weights(
+        download_head(s, x.q, heads, head),
+        download_head(s, x.k, qkv_.key_heads(), qkv_.key_head(head)), std::move(gate), params_);
     return make_map(x.q.rows(), weights, /*with_remainder=*/true);
   }
 
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
                        int64_t /*max_seqlen*/) const override {
-    const HostQkv x(x_TD, w);
+    const HostQkv x = qkv_.reference(x_TD, w);
     const int64_t heads = model_.heads;
     const int64_t d = model_.head_dim();
     HostMatrix gate_TH;
@@ -304,11 +312,10 @@ class StickBreakingAttention : public Attention {
   }
 
   ModelConfig model_;
-  Linear qkv_{qkv_projection(model_)};
-  Linear forget_gate_{{.parts = {{kGateWeight, model_.heads}},
+  QkvProjection qkv_;
+  Linear forget_gate_{{.parts = {{.weight = kGateWeight, .rows = model_.heads, .bias = kGateBias}},
                        .cols = model_.width,
                        .init = Init::normal(model_.init_std),
-                       .bias = kGateBias,
                        .bias_init = Init::constant(kGateBiasInit),
                        .adds_bias = false}};
   bool head_norm_;
@@ -320,6 +327,7 @@ class StickBreakingAttention : public Attention {
 
 void register_stickbreaking(AttentionRegistry& registry) {
   registry.add<Options>({.name = "stickbreaking",
+                         .grouped_heads = true,
                          .make = make_module<StickBreakingAttention, Options>,
                          .bench = {{.name = "stickbreaking", .options = {{"skip_epsilon", "0"}}}}});
 }

@@ -42,6 +42,7 @@ struct ModelConfig {
   int64_t width = 128;   // D
   int64_t inner = 344;   // F
   int64_t heads = 4;     // H; head_dim = width / heads
+  int64_t kv_heads = 0;  // of keys and values, each for heads / kv_heads queries; 0: heads
   int64_t vocab = 4096;  // V
   bool tied = true;      // the head shares the embedding's weights
   NormKind norm = NormKind::kRmsNorm;
@@ -56,6 +57,8 @@ struct ModelConfig {
   double logits_multiplier = 1.0;
   std::vector<AttentionConfig> attention = {AttentionConfig{}};  // repeated over the layers
   int64_t head_dim() const { return width / heads; }
+  int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
+  int64_t key_width() const { return key_heads() * head_dim(); }  // of all keys, or all values
   bool operator==(const ModelConfig&) const = default;
 };
 

@@ -9,6 +9,9 @@ void describe(Fields& f, ModelConfig& c) {
   f.add("width", c.width, between(1, kMaxSize), "Model width D.");
   f.add("inner", c.inner, between(1, kMaxSize), "Inner width F of the MLP.");
   f.add("heads", c.heads, between(1, kMaxSize), "Attention heads H; head_dim is width / heads.");
+  f.add("kv_heads", c.kv_heads, between(0, kMaxSize),
+        "Heads of keys and values (grouped-query attention, arXiv 2305.13245): each serves heads / "
+        "kv_heads heads of queries that follow each other; 0: as many as `heads`.");
   f.add("vocab", c.vocab, between(2, kMaxSize),
         "Vocabulary size V; the tokenizer of the data must not have more.");
   f.add("tied", c.tied, "The output head shares the embedding's weights.");

@@ -65,6 +65,12 @@ class Checker {
       problem("model.heads", "width {} is not divisible by {} heads", model.width, model.heads);
       return;
     }
+    for (const AttentionConfig& attention : model.attention) {
+      const std::string found = key_heads_problem(registry.at(attention.type), model);
+      if (found.empty()) continue;
+      problem("model.kv_heads", "{}", found);
+      break;
+    }
     const auto plain = [&](const AttentionConfig& attention) {
       return registry.at(attention.type).projects_output && !attention.output_bias;
     };

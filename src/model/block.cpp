@@ -20,11 +20,12 @@ Block::Block(const ModelConfig& config, const AttentionConfig& attention, Recomp
       norm2_(config, "post_attention_layernorm"),
       mlp_(config) {
   if (attention_registry().at(attention.type).projects_output) {
-    output_.emplace(LinearSpec{.parts = {{kOutput, width_}},
+    output_.emplace(LinearSpec{.parts = {{.weight = kOutput,
+                                          .rows = width_,
+                                          .bias = attention.output_bias ? kOutputBias : ""}},
                                .cols = mix_width(),
                                .init = into_residual(config),
-                               .alpha = static_cast<float>(config.residual_multiplier),
-                               .bias = attention.output_bias ? kOutputBias : ""});
+                               .alpha = static_cast<float>(config.residual_multiplier)});
   }
   if (config.residual_multiplier != 1.0 && (!output_ || output_->has_bias())) {
     fail(ExitCode::kConfig,

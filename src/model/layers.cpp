@@ -93,26 +93,25 @@ Mlp::Mlp(const ModelConfig& config)
 }
 
 LinearSpec Mlp::outer_spec(const ModelConfig& config) const {
-  const LinearSpec::Part gate{kGate, config.inner, inner_};
-  const LinearSpec::Part up{kUp, config.inner, inner_};
+  const LinearSpec::Part gate{.weight = kGate, .rows = config.inner, .stored_rows = inner_};
+  const LinearSpec::Part up{
+      .weight = kUp, .rows = config.inner, .stored_rows = inner_, .bias = gated() ? "" : kUpBias};
   LinearSpec spec{
       .parts = {up}, .cols = config.width, .init = Init::normal(block_init_std(config))};
   if (gated()) {
     spec.parts = {gate, up};
   } else {
-    spec.bias = kUpBias;
     spec.adds_bias = false;
   }
   return spec;
 }
 
 LinearSpec Mlp::down_spec(const ModelConfig& config) const {
-  return {.parts = {{kDown, config.width}},
+  return {.parts = {{.weight = kDown, .rows = config.width, .bias = gated() ? "" : kDownBias}},
           .cols = config.inner,
           .stored_cols = inner_,
           .init = into_residual(config),
-          .alpha = static_cast<float>(config.residual_multiplier),
-          .bias = gated() ? "" : kDownBias};
+          .alpha = static_cast<float>(config.residual_multiplier)};
 }
 
 void Mlp::add_parameters(std::vector<TensorSpec>& specs) const {

@@ -70,12 +70,15 @@ void check_softmax_limits(const Op& op) {
 template <typename Op>
 void check_decode(const Check& c, const Op& op) {
   const int64_t sequences = op.q_BHd.rows();
-  c.heads("q_BHd", op.q_BHd, sequences, op.params.heads);
+  const int64_t d = c.heads("q_BHd", op.q_BHd, sequences, op.params.heads);
   c.same("o_BHd", op.o_BHd, op.q_BHd);
-  c.that(op.k_cache_BCHd.rank == 3, "k_cache_BCHd has three dimensions");
-  const int64_t elements = sequences * op.k_cache_BCHd.shape[1] * op.q_BHd.cols();
-  c.flat("k_cache_BCHd", op.k_cache_BCHd, elements);
-  c.flat("v_cache_BCHd", op.v_cache_BCHd, elements);
+  c.that(op.k_cache_BCGd.rank == 3 && op.v_cache_BCGd.rank == 3, "caches have three dimensions");
+  const auto& shape = op.k_cache_BCGd.shape;
+  c.that(shape[2] > 0 && shape[2] % d == 0 && op.q_BHd.cols() % shape[2] == 0,
+         "the heads of the cache divide those of the queries");
+  c.flat("k_cache_BCGd", op.k_cache_BCGd, sequences * shape[1] * shape[2]);
+  c.that(op.v_cache_BCGd.shape == shape, "the caches have the same shape");
+  c.flat("v_cache_BCGd", op.v_cache_BCGd, sequences * shape[1] * shape[2]);
   c.flat("lengths_B", op.lengths_B, sequences, DType::kI32);
 }
 
@@ -150,7 +153,7 @@ void StickBreakingDecode::check() const {
   const Check c(kName);
   check_decode(c, *this);
   if (gate_cache_BCH.defined()) {
-    c.flat("gate_cache_BCH", gate_cache_BCH, q_BHd.rows() * k_cache_BCHd.shape[1] * params.heads);
+    c.flat("gate_cache_BCH", gate_cache_BCH, q_BHd.rows() * k_cache_BCGd.shape[1] * params.heads);
   }
   if (params.remainder == Remainder::kBias) {
     c.flat("remainder_bias_Hd", remainder_bias_Hd, q_BHd.cols());

@@ -130,13 +130,14 @@ struct SoftmaxBackward {
 // ---- Decoding -----------------------------------------------------------------------------------
 //
 // One new token for each of B independent sequences against its cached keys and values.
-// k_cache, v_cache: [B, C, H*d], rows [0, lengths_B[b]) valid, the new token's own k and v last.
+// k_cache, v_cache: [B, C, G*d], rows [0, lengths_B[b]) valid, the new token's own k and v last. G
+// divides H: head h of the query reads head h / (H / G) of them (ops/heads.h).
 
 struct StickBreakingDecode {
   static constexpr std::string_view kName = "stickbreaking_decode";
   Tensor o_BHd;
   Tensor q_BHd;
-  Tensor k_cache_BCHd, v_cache_BCHd;
+  Tensor k_cache_BCGd, v_cache_BCGd;
   Tensor gate_cache_BCH{};  // with a forget gate
   Tensor remainder_bias_Hd{};
   Tensor lengths_B;  // i32, the new token included
@@ -148,7 +149,7 @@ struct SoftmaxDecode {
   static constexpr std::string_view kName = "softmax_decode";
   Tensor o_BHd;
   Tensor q_BHd;
-  Tensor k_cache_BCHd, v_cache_BCHd;
+  Tensor k_cache_BCGd, v_cache_BCGd;
   Tensor lengths_B;
   SoftmaxBias bias{};
   SoftmaxParams params;

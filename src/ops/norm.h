@@ -109,6 +109,43 @@ struct HeadNormBackward {
   Buffer scratch(const Stream& s) const { return token_partials(s, 2 * x_THd.cols()); }
 };
 
+// y = x / sqrt(mean(x^2) + eps) * w over the d channels of each head of each token, with one w for
+// all heads: the norm of queries and keys (arXiv 2010.04245, with RMSNorm as in Qwen3). x and y are
+// [T, H*d]; rows may be strided.
+struct HeadRmsNorm {
+  static constexpr std::string_view kName = "head_rmsnorm";
+  Tensor y_THd;
+  Tensor x_THd, w_d;
+  int heads;
+  float eps;
+  void check() const {
+    const Check c(kName);
+    const int64_t head_dim = c.heads("x_THd", x_THd, x_THd.rows(), heads);
+    c.same("y_THd", y_THd, x_THd);
+    c.flat("w_d", w_d, head_dim);
+  }
+  void check_limits(const Target&) const { check_norm_head_dim(kName, x_THd.cols() / heads); }
+};
+
+// dx = gradient; dw += gradient. dx may be dy.
+struct HeadRmsNormBackward {
+  static constexpr std::string_view kName = "head_rmsnorm_backward";
+  Tensor dx_THd, dw_d;
+  Tensor dy_THd, x_THd, w_d;
+  int heads;
+  float eps;
+  void check() const {
+    const Check c(kName);
+    const int64_t head_dim = c.heads("x_THd", x_THd, x_THd.rows(), heads);
+    c.same("dx_THd", dx_THd, x_THd);
+    c.same("dy_THd", dy_THd, x_THd);
+    c.flat("w_d", w_d, head_dim);
+    c.flat("dw_d", dw_d, head_dim);
+  }
+  void check_limits(const Target&) const { check_norm_head_dim(kName, x_THd.cols() / heads); }
+  Buffer scratch(const Stream& s) const { return token_partials(s, x_THd.cols() / heads); }
+};
+
 namespace cpu {
 void run(Cpu, Stream& s, const RmsNorm& op);
 void run(Cpu, Stream& s, const RmsNormBackward& op, const Buffer& scratch);
@@ -116,6 +153,8 @@ void run(Cpu, Stream& s, const LayerNorm& op);
 void run(Cpu, Stream& s, const LayerNormBackward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const HeadNorm& op);
 void run(Cpu, Stream& s, const HeadNormBackward& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const HeadRmsNorm& op);
+void run(Cpu, Stream& s, const HeadRmsNormBackward& op, const Buffer& scratch);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const RmsNorm& op);
@@ -124,6 +163,8 @@ void run(Cuda, Stream& s, const LayerNorm& op);
 void run(Cuda, Stream& s, const LayerNormBackward& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const HeadNorm& op);
 void run(Cuda, Stream& s, const HeadNormBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const HeadRmsNorm& op);
+void run(Cuda, Stream& s, const HeadRmsNormBackward& op, const Buffer& scratch);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -65,8 +65,8 @@ class Tensors {
   ops::StickBreakingDecode host(bool gate) const {
     return {.o_BHd = expected_,
             .q_BHd = q_,
-            .k_cache_BCHd = k_,
-            .v_cache_BCHd = v_,
+            .k_cache_BCGd = k_,
+            .v_cache_BCGd = v_,
             .gate_cache_BCH = gate ? gate_.tensor() : Tensor{},
             .remainder_bias_Hd = bias_,
             .lengths_B = lengths_,
@@ -75,8 +75,8 @@ class Tensors {
   ops::StickBreakingDecode device(bool gate) const {
     return {.o_BHd = o_gpu_,
             .q_BHd = q_gpu_,
-            .k_cache_BCHd = k_gpu_,
-            .v_cache_BCHd = v_gpu_,
+            .k_cache_BCGd = k_gpu_,
+            .v_cache_BCGd = v_gpu_,
             .gate_cache_BCH = gate ? gate_gpu_.tensor() : Tensor{},
             .remainder_bias_Hd = bias_gpu_,
             .lengths_B = lengths_gpu_,
@@ -99,8 +99,8 @@ class Tensors {
 ops::SoftmaxDecode softmax(const ops::StickBreakingDecode& t, const ops::SoftmaxParams& params) {
   return {.o_BHd = t.o_BHd,
           .q_BHd = t.q_BHd,
-          .k_cache_BCHd = t.k_cache_BCHd,
-          .v_cache_BCHd = t.v_cache_BCHd,
+          .k_cache_BCGd = t.k_cache_BCGd,
+          .v_cache_BCGd = t.v_cache_BCGd,
           .lengths_B = t.lengths_B,
           .params = params};
 }

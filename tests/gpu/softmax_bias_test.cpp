@@ -320,15 +320,15 @@ TEST_F(GpuSoftmaxBias, Decode) {
         const OnGpu o(gpu(), kBF16, {batch, cols}, kGap);
         ops::run(cpu, ops::SoftmaxDecode{.o_BHd = expected,
                                          .q_BHd = q,
-                                         .k_cache_BCHd = k,
-                                         .v_cache_BCHd = v,
+                                         .k_cache_BCGd = k,
+                                         .v_cache_BCGd = v,
                                          .lengths_B = lengths,
                                          .bias = bias_of(fire),
                                          .params = params});
         ops::run(gpu(), ops::SoftmaxDecode{.o_BHd = o,
                                            .q_BHd = q_gpu,
-                                           .k_cache_BCHd = k_gpu,
-                                           .v_cache_BCHd = v_gpu,
+                                           .k_cache_BCGd = k_gpu,
+                                           .v_cache_BCGd = v_gpu,
                                            .lengths_B = lengths_gpu,
                                            .bias = bias_of(fire_gpu),
                                            .params = params});

@@ -88,18 +88,29 @@ struct Combination {
   ModelConfig model;
   std::string name() const {
     std::string text = std::to_string(model.heads) + " heads";
+    if (model.kv_heads > 0) text += ", " + std::to_string(model.kv_heads) + " of keys";
     for (const auto& [key, value] : flatten(attention)) text += ", " + key + " " + value;
     return text;
   }
 };
 
+// Two groups of two heads.
+ModelConfig grouped_model() {
+  ModelConfig model = small_model(4);
+  model.width = 16;
+  model.kv_heads = 2;
+  return model;
+}
+
 std::vector<Combination> combinations(const std::string& type) {
   const AttentionModule& module = attention_registry().at(type);
   std::vector<ModelConfig> models = {small_model(3)};
   if (!module.whole_heads) models.push_back(small_model(5));
+  if (module.grouped_heads) models.push_back(grouped_model());
   std::vector<Combination> all;
   for (const ModelConfig& model : models) {
     for (const bool examples : {false, true}) {
+      if (model.kv_heads > 0 && !examples) continue;
       std::vector<Chooser::Choice> path;
       do {
         Combination c{.attention = {.type = type}, .model = model};

@@ -133,14 +133,19 @@ struct CachedHead {
         length(t.lengths_B.i32()[sequence]),
         q(Matrix(t.q_BHd).from(sequence, head * d).data),
         o(Matrix(t.o_BHd).from(sequence, head * d).data),
-        k(rows(t.k_cache_BCHd, sequence, head * d)),
-        v(rows(t.v_cache_BCHd, sequence, head * d)) {
+        k(rows(t.k_cache_BCGd, sequence, key_head(t, head) * d)),
+        v(rows(t.v_cache_BCGd, sequence, key_head(t, head) * d)) {
     if constexpr (requires { t.gate_cache_BCH; }) {
       if (t.gate_cache_BCH.defined()) gate = rows(t.gate_cache_BCH, sequence, head);
     }
-    require(length > 0 && length <= t.k_cache_BCHd.shape[1],
+    require(length > 0 && length <= t.k_cache_BCGd.shape[1],
             "sequence {} has {} tokens in a cache of {}", sequence, length,
-            t.k_cache_BCHd.shape[1]);
+            t.k_cache_BCGd.shape[1]);
+  }
+  // The head of keys and values that the group of query head `head` shares.
+  template <typename Op>
+  static int64_t key_head(const Op& t, int64_t head) {
+    return head / (t.q_BHd.cols() / t.k_cache_BCGd.shape[2]);
   }
   // Row `sequence` of a cache is the matrix [C, N] of one sequence.
   static Matrix rows(const Tensor& cache, int64_t sequence, int64_t column) {

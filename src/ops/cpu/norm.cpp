@@ -225,4 +225,56 @@ void run(Cpu, Stream& /*s*/, const HeadNormBackward& op, const Buffer& scratch) 
                   });
 }
 
+void run(Cpu, Stream& /*s*/, const HeadRmsNorm& op) {
+  const int64_t cols = op.x_THd.cols();
+  const int64_t head_dim = cols / op.heads;
+  float* y_data = op.y_THd.f32();
+  const float* x_data = op.x_THd.f32();
+  const float* w = op.w_d.f32();
+  parallel_rows(op.x_THd.rows(), cols, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t c = 0; c < cols; c += head_dim) {
+        const float* x = x_data + t * op.x_THd.row_stride + c;
+        float* y = y_data + t * op.y_THd.row_stride + c;
+        const float r = inverse_rms(x, head_dim, op.eps);
+#pragma omp simd
+        for (int64_t i = 0; i < head_dim; ++i) y[i] = x[i] * r * w[i];
+      }
+    }
+  });
+}
+
+// The formulas of RmsNormBackward, for each head; dw is summed over the heads as well.
+void run(Cpu, Stream& /*s*/, const HeadRmsNormBackward& op, const Buffer& scratch) {
+  const int64_t cols = op.x_THd.cols();
+  const int64_t head_dim = cols / op.heads;
+  float* dx_data = op.dx_THd.f32();
+  float* dw = op.dw_d.f32();
+  const float* dy_data = op.dy_THd.f32();
+  const float* x_data = op.x_THd.f32();
+  const float* w = op.w_d.f32();
+  const auto one_head = [&](int64_t t, int64_t c, float* dw_sums) {
+    const float* x = x_data + t * op.x_THd.row_stride + c;
+    const float* dy = dy_data + t * op.dy_THd.row_stride + c;
+    float* dx = dx_data + t * op.dx_THd.row_stride + c;
+    const float r = inverse_rms(x, head_dim, op.eps);
+    const float mean = dot(dy, w, x, head_dim) * r / static_cast<float>(head_dim);
+#pragma omp simd
+    for (int64_t i = 0; i < head_dim; ++i) {
+      const float normed = x[i] * r;
+      dw_sums[i] += dy[i] * normed;
+      dx[i] = r * (dy[i] * w[i] - normed * mean);
+    }
+  };
+  const auto body = [&](float* sums, int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (int64_t c = 0; c < cols; c += head_dim) one_head(t, c, sums);
+    }
+  };
+  sum_over_tokens(scratch, op.x_THd.rows(), head_dim, body,
+                  [&](const float* sums, int64_t first, int64_t last) {
+                    for (int64_t i = first; i < last; ++i) dw[i] += sums[i];
+                  });
+}
+
 }  // namespace sbtrain::ops::cpu

@@ -9,15 +9,17 @@ namespace {
 
 template <typename Op>
 kernels::Decode decode_arguments(const Op& op) {
+  const int64_t head_dim = op.q_BHd.cols() / op.params.heads;
   return {.o = arg(op.o_BHd),
           .q = arg(op.q_BHd),
-          .k_cache = arg(op.k_cache_BCHd),
-          .v_cache = arg(op.v_cache_BCHd),
+          .k_cache = arg(op.k_cache_BCGd),
+          .v_cache = arg(op.v_cache_BCGd),
           .lengths = arg(op.lengths_B),
           .batch = op.q_BHd.rows(),
-          .capacity = op.k_cache_BCHd.shape[1],
+          .capacity = op.k_cache_BCGd.shape[1],
           .heads = op.params.heads,
-          .head_dim = static_cast<int>(op.q_BHd.cols() / op.params.heads),
+          .key_heads = static_cast<int>(op.k_cache_BCGd.shape[2] / head_dim),
+          .head_dim = static_cast<int>(head_dim),
           .scale = op.params.scale};
 }
 

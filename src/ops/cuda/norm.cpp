@@ -77,4 +77,28 @@ void run(Cuda, Stream& s, const HeadNormBackward& op, const Buffer& scratch) {
                                .scratch = arg(scratch)});
 }
 
+void run(Cuda, Stream& s, const HeadRmsNorm& op) {
+  kernels::head_rmsnorm(cuda_stream(s), {.y = arg(op.y_THd),
+                                         .x = arg(op.x_THd),
+                                         .w = arg(op.w_d),
+                                         .rows = op.x_THd.rows(),
+                                         .heads = op.heads,
+                                         .head_dim = static_cast<int>(op.x_THd.cols() / op.heads),
+                                         .eps = op.eps});
+}
+
+void run(Cuda, Stream& s, const HeadRmsNormBackward& op, const Buffer& scratch) {
+  kernels::head_rmsnorm_backward(cuda_stream(s),
+                                 {.dx = arg(op.dx_THd),
+                                  .dw = arg(op.dw_d),
+                                  .dy = arg(op.dy_THd),
+                                  .x = arg(op.x_THd),
+                                  .w = arg(op.w_d),
+                                  .rows = op.x_THd.rows(),
+                                  .heads = op.heads,
+                                  .head_dim = static_cast<int>(op.x_THd.cols() / op.heads),
+                                  .eps = op.eps,
+                                  .scratch = arg(scratch)});
+}
+
 }  // namespace sbtrain::ops::cuda

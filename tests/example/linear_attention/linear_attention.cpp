@@ -194,7 +194,7 @@ void describe(Fields& f, Options& o) {
 }
 
 struct LinearSaved : AttentionSaved {
-  Buffer qkv_T3D;
+  QkvSaved qkv;
 };
 
 struct LinearCache : AttentionCache {
@@ -205,6 +205,7 @@ class LinearAttention : public Attention {
  public:
   LinearAttention(const Options& options, const ModelConfig& model)
       : model_(model),
+        qkv_(model),
         heads_(static_cast<int>(model.heads)),
         scale_(logit_scale(options.logit_scale, model)) {}
 
@@ -212,16 +213,14 @@ class LinearAttention : public Attention {
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     auto saved = std::make_unique<LinearSaved>();
-    saved->qkv_T3D = memory.allocate(MemoryClass::kAttention, "qkv", memory.compute_dtype(),
-                                     {tokens, 3 * model_.width});
+    saved->qkv = qkv_.allocate(memory, tokens);
     return saved;
   }
 
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<LinearSaved&>(saved);
-    qkv_.forward(s, mine.qkv_T3D, x_TD, w);
-    const Qkv x(mine.qkv_T3D);
+    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
     ops::run(s, LinearAttentionForward{.o_THd = mix_TD,
                                        .q_THd = x.q,
                                        .k_THd = x.k,
@@ -234,10 +233,10 @@ class LinearAttention : public Attention {
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor /*mix_TD*/,
                 Tensor x_TD, const Weights& w, AttentionSaved& saved,
                 const Sequences& sequences) const override {
-    const Qkv x(static_cast<const LinearSaved&>(saved).qkv_T3D);
-    const Buffer dqkv =
-        s.scratch("dqkv", s.memory().compute_dtype(), {x_TD.rows(), 3 * model_.width});
-    const Qkv dx(dqkv);
+    const QkvSaved& qkv = static_cast<const LinearSaved&>(saved).qkv;
+    const Qkv x = qkv_.saved(qkv);
+    const Buffer dqkv = qkv_.gradients(s, x_TD.rows());
+    const Qkv dx = qkv_.view(dqkv);
     ops::run(s, LinearAttentionBackward{.dq_THd = dx.q,
                                         .dk_THd = dx.k,
                                         .dv_THd = dx.v,
@@ -248,7 +247,7 @@ class LinearAttention : public Attention {
                                         .sequences = sequences,
                                         .heads = heads_,
                                         .scale = scale_});
-    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
+    qkv_.backward(s, dx_TD, dw, dqkv, qkv, x_TD, w);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
@@ -261,7 +260,7 @@ class LinearAttention : public Attention {
 
   void prefill(Stream& s, AttentionCache& cache, int64_t b,
                const AttentionSaved& saved) const override {
-    const Qkv x(static_cast<const LinearSaved&>(saved).qkv_T3D);
+    const Qkv x = qkv_.saved(static_cast<const LinearSaved&>(saved).qkv);
     const Tensor& states = static_cast<LinearCache&>(cache).state_BHdd;
     const Tensor state = states.row_range(b, 1).reshaped({model_.width, model_.head_dim()});
     ops::run(s,
@@ -270,10 +269,8 @@ class LinearAttention : public Attention {
 
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
-    const Buffer qkv =
-        s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), 3 * model_.width});
-    qkv_.forward(s, qkv, x_BD, w);
-    const Qkv x(qkv);
+    const QkvSaved qkv = qkv_.scratch(s, x_BD.rows());
+    const Qkv x = qkv_.forward(s, qkv, x_BD, w);
     ops::run(s, LinearAttentionDecode{.o_BHd = mix_BD,
                                       .q_BHd = x.q,
                                       .k_BHd = x.k,
@@ -286,7 +283,7 @@ class LinearAttention : public Attention {
 
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
                        int64_t /*max_seqlen*/) const override {
-    const HostQkv x(x_TD, w);
+    const HostQkv x = qkv_.reference(x_TD, w);
     HostMatrix o(x_TD.rows, model_.width);
     for (int64_t h = 0; h < heads_; ++h) {
       const HostMatrix q = x.q_head(heads_, h);
@@ -305,7 +302,7 @@ class LinearAttention : public Attention {
 
  private:
   ModelConfig model_;
-  Linear qkv_{qkv_projection(model_)};
+  QkvProjection qkv_;
   int heads_;
   float scale_;
 };

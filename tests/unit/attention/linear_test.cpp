@@ -19,11 +19,10 @@ LinearSpec two_parts() {
           .alpha = kAlpha};
 }
 LinearSpec with_bias(bool adds_bias) {
-  return {.parts = {{"weight", 4}},
+  return {.parts = {{.weight = "weight", .rows = 4, .bias = "bias"}},
           .cols = kInputs,
           .init = Init::normal(0.1),
           .alpha = kAlpha,
-          .bias = "bias",
           .adds_bias = adds_bias};
 }
 

@@ -267,8 +267,8 @@ struct DecodeInputs {
   ops::StickBreakingDecode stickbreaking(const Attention& x, int64_t length) const {
     return {.o_BHd = o,
             .q_BHd = x.q().row_range(length - 1, 1),
-            .k_cache_BCHd = k,
-            .v_cache_BCHd = v,
+            .k_cache_BCGd = k,
+            .v_cache_BCGd = v,
             .gate_cache_BCH = x.config.gated ? gate.tensor() : Tensor(),
             .remainder_bias_Hd = x.bias,
             .lengths_B = lengths,
@@ -277,8 +277,8 @@ struct DecodeInputs {
   ops::SoftmaxDecode softmax(const Attention& x, int64_t length) const {
     return {.o_BHd = o,
             .q_BHd = x.q().row_range(length - 1, 1),
-            .k_cache_BCHd = k,
-            .v_cache_BCHd = v,
+            .k_cache_BCGd = k,
+            .v_cache_BCGd = v,
             .lengths_B = lengths,
             .params = x.softmax_params()};
   }

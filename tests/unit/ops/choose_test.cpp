@@ -145,8 +145,8 @@ SoftmaxDecode decode(int heads, int64_t head_dim, PositionBias bias = PositionBi
   const Tensor cache = view({3, 7, heads * head_dim});
   return {.o_BHd = x,
           .q_BHd = x,
-          .k_cache_BCHd = cache,
-          .v_cache_BCHd = cache,
+          .k_cache_BCGd = cache,
+          .v_cache_BCGd = cache,
           .lengths_B = view({3}, DType::kI32),
           .bias = {.kind = bias},
           .params = {.heads = heads}};

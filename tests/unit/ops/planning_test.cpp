@@ -222,14 +222,14 @@ void run_every_mixer(Memory& memory) {
   ops::run(s, ops::CacheAppend{.cache_BCN = cache, .x_BN = one, .positions_B = position});
   ops::run(s, ops::StickBreakingDecode{.o_BHd = new_o,
                                        .q_BHd = one,
-                                       .k_cache_BCHd = cache,
-                                       .v_cache_BCHd = cache,
+                                       .k_cache_BCGd = cache,
+                                       .v_cache_BCGd = cache,
                                        .lengths_B = length,
                                        .params = {.heads = kHeads}});
   ops::run(s, ops::SoftmaxDecode{.o_BHd = new_o,
                                  .q_BHd = one,
-                                 .k_cache_BCHd = cache,
-                                 .v_cache_BCHd = cache,
+                                 .k_cache_BCGd = cache,
+                                 .v_cache_BCGd = cache,
                                  .lengths_B = length,
                                  .params = {.heads = kHeads}});
   constexpr int64_t kHeadDim = kWidth / kHeads;
