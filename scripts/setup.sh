@@ -3,7 +3,7 @@
 # nothing and needs no root.
 #
 #   scripts/setup.sh [--check] [SECTION...]     sections: build (default), quickstart, test, lint,
-#                                               cuda (added to build where nvcc is installed)
+#                                               python, cuda (added to build where nvcc is installed)
 #   --check   only list what is missing; exit with 1 if anything required is missing
 set -euo pipefail
 
@@ -54,6 +54,20 @@ headers_of() {
   echo "$here/../third_party/${name#nvidia-}"
 }
 
+# Whether .venv/ has the package of a line "venv:NAME==VERSION".
+in_venv() {
+  local name=${1#venv:}
+  compgen -G "$here/../.venv/lib/python3*/site-packages/${name/==/-}.dist-info" >/dev/null
+}
+
+install_into_venv() {
+  local venv=$here/../.venv
+  [ -x "$venv/bin/python3" ] || /usr/bin/python3 -m venv "$venv" || die "could not create .venv (above)"
+  echo "setup: installing ${*#venv:} into .venv"
+  "$venv/bin/python3" -m pip install --quiet --disable-pip-version-check "${@#venv:}" ||
+    die "pip could not install them (above). Is this machine online?"
+}
+
 # A build works without these headers, so a failure is reported but is not an error.
 fetch_headers() {
   local package folder scratch
@@ -85,13 +99,19 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
 fi
 
 missing=()
-headers=() # fetched last, since pip may be one of the missing packages
+headers=() # these two last, since pip may be one of the missing packages
+venv=()
 for section in "${sections[@]}"; do
   lines=$(read_section "$section")
   while IFS= read -r line; do
     if [[ $line == pip:* ]]; then
       if [ -d "$(headers_of "$line")/include" ]; then continue; fi
       if [ $check_only = 1 ]; then missing+=("$line"); else headers+=("$line"); fi
+      continue
+    fi
+    if [[ $line == venv:* ]]; then
+      if in_venv "$line"; then continue; fi
+      if [ $check_only = 1 ]; then missing+=("$line"); else venv+=("$line"); fi
       continue
     fi
     found=0
@@ -155,3 +175,4 @@ install_missing() {
 
 [ ${#missing[@]} = 0 ] || install_missing
 for line in "${headers[@]}"; do fetch_headers "$line"; done
+[ ${#venv[@]} = 0 ] || install_into_venv "${venv[@]}"
