@@ -11,8 +11,10 @@
 #include <optional>
 
 #include "cli/backend.h"
+#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/job.h"
+#include "cli/open_weights.h"
 #include "cli/range.h"
 #include "config/schema.h"
 #include "core/gpus.h"
@@ -24,6 +26,13 @@
 #include "train/trainer.h"
 
 namespace sbtrain {
+
+// What becomes of tensors that the weights of --init-from lack.
+enum class MissingWeights : uint8_t { kRefuse, kInitialise };
+template <>
+inline constexpr auto kNames<MissingWeights> = enum_names<MissingWeights>(
+    {{MissingWeights::kRefuse, "refuse"}, {MissingWeights::kInitialise, "initialise"}});
+
 namespace {
 
 struct TrainOptions {
@@ -31,6 +40,8 @@ struct TrainOptions {
   std::string resume;
   std::optional<double> mfu;          // machine.mfu
   std::optional<double> peak_tflops;  // metrics.peak_tflops
+  std::string init_from;
+  MissingWeights missing = MissingWeights::kRefuse;
   bool dry_run = false;
   DryRunOptions estimate;
 };
@@ -50,9 +61,16 @@ Config load_config(const TrainOptions& options) {
   return selected.load();
 }
 
-ExitCode train_with(const ResolvedConfig& resolved, Backend backend, const Job& job) {
+InitFrom init_from(const TrainOptions& options) {
+  return {.path = options.init_from,
+          .initialise_missing = options.missing == MissingWeights::kInitialise,
+          .open = open_weights};
+}
+
+ExitCode train_with(const ResolvedConfig& resolved, Backend backend, const Job& job,
+                    const InitFrom& init) {
   try {
-    return train(resolved, backend, job);
+    return train(resolved, backend, job, init);
   } catch (const std::bad_alloc&) {
     fail(ExitCode::kOutOfMemory,
          "out of memory; a smaller train.micro_batch or train.recompute=full needs less");
@@ -64,8 +82,11 @@ ResolvedConfig resolve(const Config& config) {
 }
 
 // What must be the same on all ranks.
-std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, Backend backend) {
+std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, Backend backend,
+                                               const InitFrom& init) {
   std::map<std::string, std::string> fields = resolved.fields;
+  fields["(--init-from)"] = init.path;
+  fields["(--init-from-missing)"] = init.initialise_missing ? "initialise" : "refuse";
   fields["(version)"] = version();
   fields["(git revision)"] = git_revision();
   fields["(backend)"] = backend_name(backend);
@@ -73,23 +94,23 @@ std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, B
   return fields;
 }
 
-ExitCode train_as_rank(const Config& config, const Job& job) {
+ExitCode train_as_rank(const Config& config, const Job& job, const InitFrom& init) {
   ResolvedConfig resolved = resolve(config);
   open_rank_log(config.run_dir(), job.launch.rank);
   const Backend backend = select_rank_backend(config.device, job.launch);
   if (backend == Backend::kCuda) check_gpus(config.train, job.launch);
   spdlog::info("rank {} of {}, started by {}", job.launch.rank, job.launch.world,
                job.launch.launcher);
-  agree(*job.control, rank_fields(resolved, backend));
+  agree(*job.control, rank_fields(resolved, backend, init));
   if (job.launch.rank > 0) resolved.config.metrics.progress = false;
-  return train_with(resolved, backend, job);
+  return train_with(resolved, backend, job, init);
 }
 
-ExitCode train_alone(const Config& config, const Job& job) {
+ExitCode train_alone(const Config& config, const Job& job, const InitFrom& init) {
   const Backend backend = select_backend(config.device);
   if (!job.launch.launcher.empty()) check_gpus(config.train, job.launch);
   training_signals();
-  return train_with(resolve(config), backend, job);
+  return train_with(resolve(config), backend, job, init);
 }
 
 ExitCode run_train(const TrainOptions& options) {
@@ -100,6 +121,7 @@ ExitCode run_train(const TrainOptions& options) {
     return ExitCode::kDone;
   }
   Config config;
+  const InitFrom init = init_from(options);
   const auto prepare = [&](const Launch& launch) {
     if (launch.world > 1) training_signals();  // takes those that arrive before the run can save
     config = load_config(options);
@@ -111,7 +133,8 @@ ExitCode run_train(const TrainOptions& options) {
        .ranks = [&] { return ranks_to_start(config.train, select_backend(config.device)); },
        .work =
            [&](const Job& job) {
-             return job.launch.world > 1 ? train_as_rank(config, job) : train_alone(config, job);
+             return job.launch.world > 1 ? train_as_rank(config, job, init)
+                                         : train_alone(config, job, init);
            }});
 }
 
@@ -137,6 +160,12 @@ void add_train(CLI::App& app, Action& action) {
                       "auto: continue the run in its folder, the default; last-good, or a step: go "
                       "back to that checkpoint; none: start over; or the path of a checkpoint "
                       "(short for --checkpoint.resume)");
+  command->add_option("--init-from", options->init_from,
+                      "Begin with the weights of a checkpoint, of a run's newest one, or of a "
+                      "Hugging Face folder; data, schedule and step are the new run's own");
+  add_choice(*command, "--init-from-missing", options->missing,
+             "Tensors that these weights lack, such as those of another attention: refuse, or "
+             "initialise; what the model lacks is then not used");
   command->add_flag("--dry-run", options->dry_run,
                     "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
                     "stop; needs no GPU and no data");

@@ -451,12 +451,14 @@ AttentionConfig parse_attention(std::string_view text) {
 
 std::vector<Override> environment_overrides(const char* const* environment) {
   constexpr std::string_view kPrefix = "SBTRAIN_";
+  constexpr std::string_view kInterpreter = "SBTRAIN_PYTHON";  // scripts/python.sh; no key
   std::vector<Override> overrides;
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view variable = *environment;
     const size_t equals = variable.find('=');
     if (!variable.starts_with(kPrefix) || equals == std::string_view::npos) continue;
     const std::string_view name = variable.substr(0, equals);
+    if (name == kInterpreter) continue;
     std::string key;
     for (size_t i = kPrefix.size(); i < name.size(); ++i) {
       const bool dot = name.substr(i, 2) == "__";

@@ -97,22 +97,38 @@ std::vector<float> InferenceModel::losses(const PackedBatch& batch, int64_t max_
   return losses;
 }
 
-void InferenceModel::attention_maps(const std::vector<int32_t>& tokens,
-                                    const Transformer::MapVisit& visit) {
+InferenceModel::Document InferenceModel::document(const std::vector<int32_t>& tokens) {
   std::vector<int32_t> positions(tokens.size());
   std::iota(positions.begin(), positions.end(), 0);
   const auto length = static_cast<int64_t>(tokens.size());
-  const Buffer tokens_T = upload("tokens", tokens);
-  const Buffer positions_T = upload("positions", positions);
-  const Buffer cu_seqlens = upload("cu_seqlens", {0, static_cast<int32_t>(length)});
-  model_.attention_maps(stream_, params_,
-                        {.tokens_T = tokens_T,
-                         .targets_T = {},
-                         .sequences = {.cu_seqlens = cu_seqlens,
-                                       .positions_T = positions_T,
-                                       .count = 1,
-                                       .max_seqlen = length}},
-                        visit);
+  Document document{.tokens_T = upload("tokens", tokens),
+                    .positions_T = upload("positions", positions),
+                    .cu_seqlens = upload("cu_seqlens", {0, static_cast<int32_t>(length)}),
+                    .batch = {}};
+  document.batch = {.tokens_T = document.tokens_T,
+                    .targets_T = {},
+                    .sequences = {.cu_seqlens = document.cu_seqlens,
+                                  .positions_T = document.positions_T,
+                                  .count = 1,
+                                  .max_seqlen = length}};
+  return document;
+}
+
+std::vector<float> InferenceModel::logits(const std::vector<int32_t>& tokens) {
+  const Document from = document(tokens);
+  const int64_t vocab = model_.config().vocab;
+  const Buffer logits_TV = memory_.allocate(MemoryClass::kLogits, "logits", DType::kF32,
+                                            {static_cast<int64_t>(tokens.size()), vocab});
+  model_.logits(stream_, params_, from.batch, logits_TV);
+  std::vector<float> logits(tokens.size() * static_cast<size_t>(vocab));
+  ops::run(stream_, ops::CopyToHost{.host = logits.data(), .x = logits_TV});
+  return logits;
+}
+
+void InferenceModel::attention_maps(const std::vector<int32_t>& tokens,
+                                    const Transformer::MapVisit& visit) {
+  const Document from = document(tokens);
+  model_.attention_maps(stream_, params_, from.batch, visit);
 }
 
 MemoryReport plan_evaluation(const ModelConfig& config, Backend target, int64_t tokens,

@@ -44,10 +44,18 @@ class InferenceModel {
   BatchScore score(const PackedBatch& batch, int64_t max_seqlen);
   // The loss (nats) of each token of the batch, 0 for a token without a target.
   std::vector<float> losses(const PackedBatch& batch, int64_t max_seqlen);
+  // The logits [T, V] of `tokens`, one document.
+  std::vector<float> logits(const std::vector<int32_t>& tokens);
   // Every head's attention over `tokens`, one document (Transformer::attention_maps).
   void attention_maps(const std::vector<int32_t>& tokens, const Transformer::MapVisit& visit);
 
  private:
+  // `tokens` as one document, in buffers that `batch` keeps.
+  struct Document {
+    Buffer tokens_T, positions_T, cu_seqlens;
+    BatchTensors batch;
+  };
+  Document document(const std::vector<int32_t>& tokens);
   Buffer upload(const char* name, const std::vector<int32_t>& values);
   void evaluate(const PackedBatch& batch, int64_t max_seqlen, Tensor loss_T, Tensor hits_T = {});
   Buffer token_values(const char* name, const PackedBatch& batch);

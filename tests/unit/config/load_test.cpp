@@ -309,6 +309,7 @@ TEST(Environment, NamesMapToKeys) {
                                      "SBTRAIN_SEED=3",
                                      "SBTRAIN",
                                      "NOT_SBTRAIN_SEED=4",
+                                     "SBTRAIN_PYTHON=python3",
                                      nullptr};
   const Config config = minimal(environment_overrides(environment));
   EXPECT_EQ(config.stages[0].length.count, 50);

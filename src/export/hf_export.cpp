@@ -1,0 +1,197 @@
+#include "export/hf_export.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "checkpoint/workers.h"
+#include "core/error.h"
+#include "core/version.h"
+#include "export/float_format.h"
+#include "export/model_card.h"
+#include "export/python.h"
+#include "export/tokenizer_files.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int64_t kPart = kChunkBytes / sizeof(float);  // as checkpoints are verified in
+
+struct ShardPlan {
+  std::string file;
+  std::vector<const ExportTensor*> tensors;
+  uint64_t bytes = 0;
+};
+
+uint64_t bytes_of(const ExportTensor& tensor, FileDType dtype) {
+  return static_cast<uint64_t>(checked_numel(tensor.shape)) * file_dtype_size(dtype);
+}
+
+std::vector<ShardPlan> plan_shards(const HfLayout& layout, FileDType dtype, uint64_t limit) {
+  std::vector<ShardPlan> shards;
+  for (const ExportTensor& tensor : layout.tensors) {
+    const uint64_t bytes = bytes_of(tensor, dtype);
+    if (shards.empty() || shards.back().bytes + bytes > limit) shards.emplace_back();
+    shards.back().tensors.push_back(&tensor);
+    shards.back().bytes += bytes;
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    shards[i].file = shards.size() == 1
+                         ? "model.safetensors"
+                         : fmt::format("model-{:05d}-of-{:05d}.safetensors", i + 1, shards.size());
+  }
+  return shards;
+}
+
+// One part of a tensor, from element `begin` on.
+void write_part(SafetensorsWriter& writer, const CheckpointReader& checkpoint,
+                const ExportTensor& tensor, FileDType dtype, int64_t begin) {
+  thread_local std::vector<float> values;
+  thread_local std::vector<uint8_t> bytes;
+  const int64_t end = std::min(begin + kPart, checked_numel(tensor.shape));
+  const auto count = static_cast<size_t>(end - begin);
+  values.resize(static_cast<size_t>(kPart));
+  checkpoint.read(TensorKind::kModel, tensor.source, begin, end, values.data());
+  if (tensor.factor != 1.0) {
+    for (size_t i = 0; i < count; ++i) {
+      values[i] = static_cast<float>(static_cast<double>(values[i]) * tensor.factor);
+    }
+  }
+  bytes.resize(count * file_dtype_size(dtype));
+  if (from_f32(dtype, values.data(), count, bytes.data()) > 0) {
+    fail(ExitCode::kConfig, "{}: {} has values that {} cannot hold; use --dtype bf16 or f32",
+         checkpoint.folder().string(), tensor.source, torch_dtype_name(dtype));
+  }
+  writer.write(tensor.name, static_cast<uint64_t>(begin) * file_dtype_size(dtype), bytes.data(),
+               bytes.size());
+}
+
+void write_shard(const Storage& storage, const fs::path& folder, const ShardPlan& shard,
+                 const CheckpointReader& checkpoint, FileDType dtype) {
+  std::vector<SafetensorsEntry> entries;
+  std::vector<std::pair<const ExportTensor*, int64_t>> parts;
+  for (const ExportTensor* tensor : shard.tensors) {
+    entries.push_back({tensor->name, dtype, tensor->shape});
+    for (int64_t begin = 0; begin < checked_numel(tensor->shape); begin += kPart) {
+      parts.emplace_back(tensor, begin);
+    }
+  }
+  SafetensorsWriter writer(storage, folder / shard.file, std::move(entries), {{"format", "pt"}});
+  run_parallel(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+    const auto& [tensor, begin] = parts[static_cast<size_t>(i)];
+    write_part(writer, checkpoint, *tensor, dtype, begin);
+  });
+  writer.finish();
+}
+
+void write_text(const Storage& storage, const fs::path& path, const std::string& text) {
+  OutputFile file = storage.create(path);
+  file.write_at(0, text.data(), text.size());
+  file.finish();
+}
+
+void write_json(const Storage& storage, const fs::path& path, const ordered_json& value) {
+  write_text(storage, path, value.dump(2) + "\n");
+}
+
+void write_index(const Storage& storage, const fs::path& folder,
+                 const std::vector<ShardPlan>& shards) {
+  if (shards.size() == 1) return;
+  uint64_t total = 0;
+  ordered_json map = ordered_json::object();
+  for (const ShardPlan& shard : shards) {
+    total += shard.bytes;
+    for (const ExportTensor* tensor : shard.tensors) map[tensor->name] = shard.file;
+  }
+  write_json(storage, folder / "model.safetensors.index.json",
+             {{"metadata", {{"total_size", total}}}, {"weight_map", map}});
+}
+
+void write_configs(const Storage& storage, const fs::path& folder, const HfLayout& layout,
+                   const HfExportOptions& options) {
+  ordered_json config = layout.config;
+  ordered_json generation = {{"do_sample", true}, {"temperature", 0.8}, {"top_p", 0.95}};
+  if (!options.tokenizer.empty()) {
+    const TokenizerFiles files =
+        tokenizer_files(options.tokenizer, options.starts_with_bos,
+                        layout.config.at("max_position_embeddings").get<int64_t>());
+    for (const auto& [name, text] : files.texts) write_text(storage, folder / name, text);
+    const auto token = [&](const char* key, int32_t id) {
+      if (id < 0) return;
+      config[key] = id;
+      generation[key] = id;
+    };
+    token("bos_token_id", files.bos);
+    token("eos_token_id", files.eos);
+    // Generation pads finished rows; what they hold is not read.
+    token("pad_token_id", files.eos);
+  } else {
+    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) config[key] = nullptr;
+  }
+  write_json(storage, folder / "config.json", config);
+  write_json(storage, folder / "generation_config.json", generation);
+  if (!layout.own_code) return;
+  for (const PythonFile& file : model_code()) {
+    write_text(storage, folder / std::string(file.name), std::string(file.text));
+  }
+}
+
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  std::error_code unreadable;
+  const fs::path inner = fs::weakly_canonical(path, unreadable);
+  const fs::path outer = fs::weakly_canonical(folder, unreadable);
+  const auto [end, rest] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+  return end == outer.end();
+}
+
+}  // namespace
+
+void check_export_output(const fs::path& output, const fs::path& input) {
+  std::error_code unreadable;
+  const auto refuse = [&](const std::string& why) {
+    fail(ExitCode::kUsage, "--output {}: {}", output.string(), why);
+  };
+  if (output.filename().empty()) return check_export_output(output.parent_path(), input);
+  if (is_inside(output, input)) refuse("lies in the folder that is read; choose another one");
+  if (fs::exists(fs::symlink_status(output, unreadable)) &&
+      (!fs::is_directory(output, unreadable) || !fs::is_empty(output, unreadable))) {
+    refuse("exists and is not an empty folder; choose a new one");
+  }
+  const fs::path unfinished = output.string() + ".tmp";
+  if (fs::exists(fs::symlink_status(unfinished, unreadable))) {
+    refuse(fmt::format("{} exists; if a command that was interrupted has left it, remove it",
+                       unfinished.string()));
+  }
+}
+
+void export_hf(const CheckpointReader& checkpoint, const Config& config, const HfLayout& layout,
+               const HfExportOptions& options) {
+  const Storage storage;
+  fs::path output = options.output;
+  if (output.filename().empty()) output = output.parent_path();
+  const fs::path folder = output.string() + ".tmp";
+  const fs::path parent = fs::absolute(output).parent_path();
+  storage.make_folders(folder);
+  try {
+    const std::vector<ShardPlan> shards =
+        plan_shards(layout, options.dtype, std::max<uint64_t>(options.shard_bytes, 1));
+    for (const ShardPlan& shard : shards) {
+      write_shard(storage, folder, shard, checkpoint, options.dtype);
+    }
+    write_index(storage, folder, shards);
+    write_configs(storage, folder, layout, options);
+    write_text(storage, folder / "README.md", model_card(checkpoint, config, layout));
+    storage.sync_folder(folder);
+    if (options.check) options.check(folder);
+    storage.rename(folder, output);
+    storage.sync_folder(parent);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(folder, ignored);
+    throw;
+  }
+}
+
+}  // namespace sbtrain

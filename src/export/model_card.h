@@ -1,0 +1,17 @@
+// The README.md of an exported model.
+#pragma once
+
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "config/config.h"
+#include "export/hf_layout.h"
+
+namespace sbtrain {
+
+// What the model is, what it was trained on, how far and to what loss, as the checkpoint, its
+// configuration and the metrics of its run folder say.
+std::string model_card(const CheckpointReader& checkpoint, const Config& config,
+                       const HfLayout& layout);
+
+}  // namespace sbtrain

@@ -1,0 +1,565 @@
+"""The models that sbtrain trains, in plain PyTorch: every attention module with all of its options.
+
+Attention takes memory that grows with the square of the length, as the formulas are written. Shapes: B
+sequences, L new tokens of each, K keys (those of the cache and the L new ones), H query heads, G key and
+value heads, d channels of a head.
+
+Batches may be padded on either side (attention_mask) and rows may hold several documents
+(position_ids that begin again at 0): a token sees the tokens of its own document. With a cache, the new
+tokens continue each row's last document.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+try:
+    from transformers import GenerationMixin, PreTrainedModel
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    from .configuration_sbtrain import SbtrainConfig
+except ImportError:  # without transformers, or outside of a package, there is SbtrainPlain
+    PreTrainedModel = None
+
+HEAD_NORM_EPS = 1e-5
+FIRE_LENGTH = 512.0
+FIRE_HIDDEN = 32
+CONV_TAPS = 3
+
+
+class SbtrainCache:
+    """What generation keeps of the tokens so far: tensors [B, ..., K, ...] of each layer by name."""
+
+    is_compileable = False
+
+    def __init__(self):
+        self.documents = None  # [B, K], -1: padding
+        self.positions = None  # [B, K]
+        self.last_document = None  # [B]
+        self.layers = {}  # layer -> {name: tensor}
+
+    def get_seq_length(self, layer_idx=0):
+        return 0 if self.documents is None else self.documents.shape[1]
+
+    def append(self, layer, name, x, dim):
+        """x with what the layer kept before it; the whole is kept."""
+        kept = self.layers.setdefault(layer, {})
+        if name in kept:
+            x = torch.cat([kept[name], x], dim)
+        kept[name] = x
+        return x
+
+    def reorder_cache(self, beam_idx):
+        def select(x):
+            return x.index_select(0, beam_idx.to(x.device))
+
+        self.documents, self.positions = select(self.documents), select(self.positions)
+        self.last_document = select(self.last_document)
+        for kept in self.layers.values():
+            for name in kept:
+                kept[name] = select(kept[name])
+
+
+class Tokens:
+    """Where the new tokens stand, and which keys each of them sees."""
+
+    def __init__(self, attention_mask, position_ids, shape, device, cache):
+        batch, length = shape
+        past = cache.get_seq_length() if cache is not None else 0
+        valid = torch.ones(batch, length, dtype=torch.bool, device=device)
+        if attention_mask is not None:
+            if attention_mask.dim() != 2 or attention_mask.shape[1] not in (length, past + length):
+                raise ValueError(
+                    f"attention_mask: expected [batch, tokens] or [batch, cached + new tokens], got "
+                    f"{list(attention_mask.shape)} for {past} cached and {length} new tokens"
+                )
+            valid = attention_mask[:, -length:].to(device).bool()
+        before = torch.full((batch,), -1, dtype=torch.long, device=device)  # the last position
+        document = torch.zeros(batch, dtype=torch.long, device=device)
+        if past:
+            before = cache.positions.masked_fill(cache.documents < 0, -1)[:, -1]
+            before = torch.where(cache.documents[:, -1] < 0, cache.positions.amax(1), before)
+            document = cache.last_document
+        if position_ids is None:
+            positions = before[:, None] + valid.long().cumsum(1)
+        else:
+            positions = position_ids.to(device).expand(batch, length).long()
+        self.positions = positions.clamp(min=0)  # [B, L]
+        documents = document[:, None] + ((self.positions == 0) & valid).long().cumsum(1)
+        last = documents[:, -1]
+        self.documents = documents.masked_fill(~valid, -1)  # [B, L]
+        self.key_documents, self.key_positions = self.documents, self.positions
+        if cache is not None:
+            if past:
+                self.key_documents = torch.cat([cache.documents, self.documents], 1)
+                self.key_positions = torch.cat([cache.positions, self.positions], 1)
+            cache.documents, cache.positions = self.key_documents, self.key_positions
+            cache.last_document = last
+        keys = past + length
+        query = torch.arange(past, keys, device=device)[:, None]
+        key = torch.arange(keys, device=device)[None, :]
+        same = self.documents[:, :, None] == self.key_documents[:, None, :]
+        self.behind = query - key  # [L, K]
+        self.visible = (same & (self.key_documents[:, None, :] >= 0) & (self.behind >= 0))[:, None]
+        self.longest = int(self.key_positions.max()) + 1
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x):
+        y = x.float()
+        y = y * torch.rsqrt((y * y).mean(-1, keepdim=True) + self.eps)
+        return (y * self.weight.float()).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    def __init__(self, width, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x):
+        y = F.layer_norm(x.float(), x.shape[-1:], self.weight.float(), self.bias.float(), self.eps)
+        return y.to(x.dtype)
+
+
+def make_norm(model, width):
+    kind = LayerNorm if model.get("norm", "rmsnorm") == "layernorm" else RMSNorm
+    return kind(width, model.get("norm_eps", 1e-5))
+
+
+# ---- positions
+
+
+def rotate(x, positions, options, longest):
+    """Rotary positions, half-split: x [B, H, K, d], positions [B, K]. `longest` is the length of the
+    longest document, on which dynamic_ntk depends."""
+    base, factor = float(options.get("rope_base", 10000.0)), float(options.get("rope_factor", 1.0))
+    scaling, trained = options.get("rope_scaling", "none"), options.get("rope_train_length", 0)
+    d = x.shape[-1]
+    step = 1.0
+    if scaling == "linear":
+        step = 1.0 / factor
+    elif scaling == "ntk":
+        base = base * factor ** (d / (d - 2))
+    elif scaling == "dynamic_ntk":
+        if longest > trained:
+            base = base * (factor * longest / trained - (factor - 1)) ** (d / (d - 2))
+    elif scaling != "none":
+        raise ValueError(f"rope_scaling: {scaling}")
+    frequency = base ** (-torch.arange(d // 2, dtype=torch.float64, device=x.device) / (d // 2))
+    angle = positions[:, None, :, None].double() * step * frequency
+    cos, sin = angle.cos().float(), angle.sin().float()
+    x1, x2 = x.float().chunk(2, -1)
+    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).to(x.dtype)
+
+
+def alibi_slopes(heads):
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    return slopes + [2 ** (-8 * (2 * h + 1) / (2 * power)) for h in range(heads - power)]
+
+
+def distances(tokens):
+    """[B, L, K] position of the query minus that of the key, 0 for later keys."""
+    between = tokens.positions[:, :, None] - tokens.key_positions[:, None, :]
+    return between.clamp(min=0).float()
+
+
+class Fire(nn.Module):
+    """A learned function of the distance (arXiv 2310.04418): [B, H, L, K]."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.c = nn.Parameter(torch.tensor([0.1]))
+        self.m = nn.Parameter(torch.tensor([1.0]))
+        self.w1 = nn.Linear(1, FIRE_HIDDEN)
+        self.w2 = nn.Linear(FIRE_HIDDEN, heads)
+
+    def forward(self, tokens):
+        c, m = self.c.float().abs(), self.m.float().abs()
+        threshold = torch.maximum(tokens.positions[:, :, None].float(), m * FIRE_LENGTH)
+        u = torch.log(c * distances(tokens) + 1) / (torch.log(c * threshold + 1) + 1e-6)
+        hidden = F.relu(u[..., None] * self.w1.weight[:, 0].float() + self.w1.bias.float())
+        return (hidden @ self.w2.weight.float().T + self.w2.bias.float()).permute(0, 3, 1, 2)
+
+
+# ---- how keys are weighed: q [B, H, L, d], k and v [B, H, K, d] -> [B, H, L, d]
+
+
+def softmax_attention(q, k, v, scale, visible, bias=None):
+    z = scale * (q.float() @ k.float().transpose(-1, -2))
+    if bias is not None:
+        z = z + bias
+    # The lowest number instead of -inf: a row of padding sees no keys, and must not become NaN.
+    z = z.masked_fill(~visible, torch.finfo(z.dtype).min)
+    return (torch.softmax(z, -1) @ v.float()).to(v.dtype)
+
+
+def stickbreaking_attention(q, k, v, scale, visible, gate=None):
+    """(output, remainder [B, H, L, 1]) of arXiv 2410.17980: a key takes sigmoid(z), times its gate, of
+    what the keys after it have left of the stick."""
+    z = scale * (q.float() @ k.float().transpose(-1, -2))
+    log_beta, log_keep = F.logsigmoid(z), F.logsigmoid(-z)
+    if gate is not None:  # [B, H, K]
+        f = gate[:, :, None, :]
+        log_beta = log_beta + torch.log(f)
+        log_keep = torch.log1p(-f * torch.sigmoid(z))
+    log_keep = log_keep.masked_fill(~visible, 0.0)
+    left = log_keep.flip(-1).cumsum(-1).flip(-1)  # after this key and those that follow it
+    before = F.pad(left, (0, 1))[..., 1:]
+    weights = torch.exp(log_beta + before).masked_fill(~visible, 0.0)
+    return (weights @ v.float()).to(v.dtype), torch.exp(left[..., :1]).to(v.dtype)
+
+
+def polynomial_attention(q, k, v, scale, visible, kind):
+    """Based (1 + x + x^2 / 2) and ReBased (x^2), normalised by the sum."""
+    x = scale * (q.float() @ k.float().transpose(-1, -2))
+    s = x * x if kind == "rebased" else 1 + x + x * x / 2
+    s = s.masked_fill(~visible, 0.0)
+    return ((s @ v.float()) / (s.sum(-1, keepdim=True) + 1e-12)).to(v.dtype)
+
+
+# ---- modules
+
+
+class ShortConv(nn.Module):
+    """conv(u) * (W u + b) + u, over three tokens of one document."""
+
+    def __init__(self, model, options):
+        super().__init__()
+        width = model["width"]
+        self.conv = nn.Module()
+        self.conv.weight = nn.Parameter(torch.zeros(width, CONV_TAPS))
+        self.conv.bias = nn.Parameter(torch.zeros(width))
+        self.gate_proj = nn.Linear(width, width)
+
+    def forward(self, u, tokens, layer, cache, shared):
+        length = u.shape[1]
+        past = u if cache is None else self.last_inputs(u, layer, cache)
+        documents = tokens.key_documents[:, -past.shape[1] :]
+        conv = self.conv.bias.float().expand(u.shape).clone()
+        for back in range(CONV_TAPS):
+            x = F.pad(past, (0, 0, back, 0))[:, : past.shape[1]][:, -length:].float()
+            d = F.pad(documents, (back, 0), value=-2)[:, : past.shape[1]][:, -length:]
+            x = x.masked_fill((d != tokens.documents)[..., None], 0.0)
+            conv = conv + x * self.conv.weight[:, CONV_TAPS - 1 - back].float()
+        return conv.to(u.dtype) * self.gate_proj(u) + u
+
+    @staticmethod
+    def last_inputs(u, layer, cache):
+        kept = cache.layers.setdefault(layer, {})
+        past = torch.cat([kept["u"], u], 1) if "u" in kept else u
+        kept["u"] = past[:, -(CONV_TAPS - 1) :]
+        return past
+
+
+class SelfAttention(nn.Module):
+    """Every module with queries, keys and values."""
+
+    def __init__(self, model, options):
+        super().__init__()
+        self.model, self.options = model, options
+        self.kind = options.get("type", "stickbreaking")
+        self.polynomial = self.kind in ("based", "rebased")
+        width, heads = model["width"], model["heads"]
+        d = width // heads
+        self.heads, self.head_dim = heads, d
+        self.kv_heads = model.get("kv_heads", 0) or heads
+        self.key_dim = options.get("feature_dim", 16) if self.polynomial else d
+        bias = options.get("qkv_bias", False)
+        self.key_name = "t_proj" if self.kind == "coca" else "k_proj"
+        self.q_proj = nn.Linear(width, heads * self.key_dim, bias=bias)
+        setattr(self, self.key_name, nn.Linear(width, self.kv_heads * self.key_dim, bias=bias))
+        self.v_proj = nn.Linear(width, self.kv_heads * d, bias=bias)
+        self.o_proj = nn.Linear(heads * d, width, bias=options.get("output_bias", False))
+        self.scale = options.get("logit_scale", 0.0) or self.key_dim**-0.5
+        self.position = options.get("position", "rope")
+        if self.kind == "rebased":
+            self.q_norm = LayerNorm(heads * self.key_dim, HEAD_NORM_EPS)
+            self.k_norm = LayerNorm(heads * self.key_dim, HEAD_NORM_EPS)
+        elif options.get("qk_norm", False):
+            self.q_norm = RMSNorm(d, model.get("norm_eps", 1e-5))
+            setattr(self, self.key_norm(), RMSNorm(d, model.get("norm_eps", 1e-5)))
+        if self.kind == "softmax" and self.position == "fire" and not options.get("shared", False):
+            self.fire = Fire(heads)
+        if self.kind == "stickbreaking":
+            if options.get("remainder", "none") == "bias":
+                self.remainder_bias = nn.Parameter(torch.zeros(heads, d))
+            if options.get("forget_gate", False):
+                self.forget_gate = nn.Linear(width, heads)
+            if options.get("head_norm", False):
+                self.head_norm = LayerNorm(width, HEAD_NORM_EPS)
+        elif self.kind not in ("softmax", "coca", "based", "rebased"):
+            raise ValueError(f"attention type: {self.kind}")
+
+    def key_norm(self):
+        return self.key_name.replace("_proj", "_norm")
+
+    def forward(self, x, tokens, layer, cache, shared):
+        q, k = self.q_proj(x), getattr(self, self.key_name)(x)
+        if self.kind == "rebased":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = q.unflatten(-1, (self.heads, self.key_dim))
+        k = k.unflatten(-1, (self.kv_heads, self.key_dim))
+        if self.kind != "rebased" and self.options.get("qk_norm", False):
+            q, k = self.q_norm(q), getattr(self, self.key_norm())(k)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
+        own_value = v
+        if cache is not None:
+            # Keys are kept as they are projected: how dynamic_ntk rotates them changes with the length.
+            k, v = cache.append(layer, "k", k, 2), cache.append(layer, "v", v, 2)
+        o = self.mix(x, q, *self.repeated(k, v), own_value, tokens, layer, cache, shared)
+        return self.o_proj(o.transpose(1, 2).flatten(2))
+
+    def repeated(self, *tensors):
+        """Each key and value head once for every query head of its group."""
+        groups = self.heads // self.kv_heads
+        return [x.repeat_interleave(groups, 1) if groups > 1 else x for x in tensors]
+
+    def mix(self, x, q, k, v, own_value, tokens, layer, cache, shared):
+        visible = tokens.visible
+        window = self.options.get("window", 0)
+        if window:
+            visible = visible & (tokens.behind < window)
+        if self.polynomial:
+            return polynomial_attention(q, k, v, self.scale, visible, self.kind)
+        if self.kind == "stickbreaking":
+            return self.break_stick(x, q, k, v, own_value, tokens, layer, cache)
+        bias = None
+        if self.kind == "coca":
+            q, k = self.collinear(q, k, tokens)
+        elif self.position == "rope":
+            q = rotate(q, tokens.positions, self.options, tokens.longest)
+            k = rotate(k, tokens.key_positions, self.options, tokens.longest)
+        elif self.position == "alibi":
+            slopes = torch.tensor(alibi_slopes(self.heads), device=q.device)
+            bias = -slopes[:, None, None] * distances(tokens)[:, None]
+        elif self.position == "fire":
+            bias = (self.fire if hasattr(self, "fire") else shared.self_attn.fire)(tokens)
+        elif self.position != "none":
+            raise ValueError(f"position: {self.position}")
+        return softmax_attention(q, k, v, self.scale, visible, bias)
+
+    def collinear(self, q, t, tokens):
+        """CoCA (arXiv 2309.08646): the query and the key whose product is its logit."""
+        t1, t2 = t.chunk(2, -1)
+        bar = F.relu((t1 + t2) / 2)
+
+        def rotated(y, positions):
+            return rotate(y, positions, self.options, tokens.longest)
+
+        if self.options.get("variant", "official") == "official":
+            query = q * rotated(q, tokens.positions)
+            return query, rotated(torch.cat([bar, bar], -1), tokens.key_positions)
+        q1, q2 = q.chunk(2, -1)
+        square = q1 * q1 + q2 * q2
+        query = rotated(torch.cat([square, torch.zeros_like(square)], -1), tokens.positions)
+        return query, rotated(torch.cat([bar, torch.zeros_like(bar)], -1), tokens.key_positions)
+
+    def break_stick(self, x, q, k, v, own_value, tokens, layer, cache):
+        visible = tokens.visible
+        if not self.options.get("attend_current", False):
+            visible = visible & (tokens.behind > 0)
+        gate = None
+        if hasattr(self, "forget_gate"):
+            gate = torch.sigmoid(self.forget_gate(x).float()).transpose(1, 2)
+            if cache is not None:
+                gate = cache.append(layer, "gate", gate, 2)
+        o, remainder = stickbreaking_attention(q, k, v, self.scale, visible, gate)
+        kind = self.options.get("remainder", "none")
+        if kind == "value":
+            o = o + remainder * self.repeated(own_value)[0]
+        elif kind == "bias":
+            o = o + remainder * self.remainder_bias[:, None, :]
+        elif kind != "none":
+            raise ValueError(f"remainder: {kind}")
+        if not hasattr(self, "head_norm"):
+            return o
+        norm = self.head_norm
+        y = F.layer_norm(o.float(), o.shape[-1:], eps=norm.eps)
+        weight, bias = (p.float().view(self.heads, 1, -1) for p in (norm.weight, norm.bias))
+        return (y * weight + bias).to(o.dtype)
+
+
+class Mlp(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.kind = model.get("mlp", "swiglu")
+        width, inner = model["width"], model["inner"]
+        if self.kind == "swiglu":
+            self.gate_proj = nn.Linear(width, inner, bias=False)
+            self.up_proj = nn.Linear(width, inner, bias=False)
+            self.down_proj = nn.Linear(inner, width, bias=False)
+        elif self.kind == "gelu":
+            self.up_proj = nn.Linear(width, inner)
+            self.down_proj = nn.Linear(inner, width)
+        elif self.kind != "none":
+            raise ValueError(f"mlp: {self.kind}")
+
+    def forward(self, x):
+        if self.kind == "none":
+            return x
+        if self.kind == "gelu":
+            return self.down_proj(F.gelu(self.up_proj(x)))
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, model, options):
+        super().__init__()
+        width = model["width"]
+        self.residual = model.get("residual_multiplier", 1.0)
+        convolves = options.get("type") == "short_conv"
+        self.input_layernorm = make_norm(model, width)
+        self.self_attn = (ShortConv if convolves else SelfAttention)(model, options)
+        self.post_attention_layernorm = make_norm(model, width)
+        if model.get("mlp", "swiglu") != "none":
+            self.mlp = Mlp(model)
+
+    def forward(self, x, tokens, layer, cache, shared):
+        mix = self.self_attn(self.input_layernorm(x), tokens, layer, cache, shared)
+        x = x + self.residual * mix
+        norm = self.post_attention_layernorm(x)
+        return x + self.residual * (self.mlp(norm) if hasattr(self, "mlp") else norm)
+
+
+def attention_of(model):
+    """The options of each layer."""
+    modules = model.get("attention", {})
+    modules = [modules] if isinstance(modules, dict) else modules
+    return [modules[layer % len(modules)] for layer in range(model["layers"])]
+
+
+class SbtrainDecoder(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        width, options = model["width"], attention_of(model)
+        self.embed_tokens = nn.Embedding(model["vocab"], width)
+        if model.get("position", "none") == "learned":
+            self.embed_positions = nn.Embedding(model["max_positions"], width)
+        self.layers = nn.ModuleList(Block(model, o) for o in options)
+        self.norm = make_norm(model, width)
+        if any(o.get("position") == "fire" and o.get("shared", False) for o in options):
+            self.shared = nn.Module()
+            self.shared.self_attn = nn.Module()
+            self.shared.self_attn.fire = Fire(model["heads"])
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, cache=None, embeddings=None):
+        x = self.embed_tokens(input_ids) if embeddings is None else embeddings
+        tokens = Tokens(attention_mask, position_ids, x.shape[:2], x.device, cache)
+        x = x * self.model.get("embedding_multiplier", 1.0)
+        if hasattr(self, "embed_positions"):
+            if tokens.longest > self.embed_positions.num_embeddings:
+                raise ValueError(
+                    f"{tokens.longest} tokens are more than the model's "
+                    f"{self.embed_positions.num_embeddings} learned positions"
+                )
+            x = x + self.embed_positions(tokens.positions)
+        shared = getattr(self, "shared", None)
+        for layer, block in enumerate(self.layers):
+            x = block(x, tokens, layer, cache, shared)
+        return self.norm(x)
+
+
+def logits_of(owner, model, hidden):
+    """Logits of a module that has `model` (SbtrainDecoder) and, if they are not tied, `lm_head`."""
+    table = owner.model.embed_tokens if model.get("tied", True) else owner.lm_head
+    return model.get("logits_multiplier", 1.0) * F.linear(hidden, table.weight)
+
+
+class SbtrainPlain(nn.Module):
+    """The language model without transformers: SbtrainPlain(config["sbtrain"]), with the tensors of
+    model.safetensors as its state."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.options = model
+        self.model = SbtrainDecoder(model)
+        if not model.get("tied", True):
+            self.lm_head = nn.Linear(model["width"], model["vocab"], bias=False)
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, cache=None):
+        hidden = self.model(input_ids, attention_mask, position_ids, cache)
+        return logits_of(self, self.options, hidden)
+
+
+if PreTrainedModel is not None:
+
+    class SbtrainForCausalLM(PreTrainedModel, GenerationMixin):
+        config_class = SbtrainConfig
+        base_model_prefix = "model"
+        main_input_name = "input_ids"
+        supports_gradient_checkpointing = False
+        _no_split_modules = ["Block"]
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.model = SbtrainDecoder(config.sbtrain)
+            # A tied head has no module of its own, so that nothing has to be tied after loading.
+            if not config.sbtrain.get("tied", True):
+                self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        @classmethod
+        def _supports_default_dynamic_cache(cls):
+            return False  # forward() makes an SbtrainCache
+
+        def _init_weights(self, module):
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=self.config.sbtrain.get("init_std", 0.02))
+
+        def get_input_embeddings(self):
+            return self.model.embed_tokens
+
+        def set_input_embeddings(self, value):
+            self.model.embed_tokens = value
+
+        def get_output_embeddings(self):
+            return getattr(self, "lm_head", None)
+
+        def set_output_embeddings(self, value):
+            self.lm_head = value
+
+        def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, **kwargs):
+            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            inputs = {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": kwargs.get("use_cache")}
+            if past == 0 and kwargs.get("inputs_embeds") is not None:
+                return {"inputs_embeds": kwargs["inputs_embeds"], **inputs}
+            return {"input_ids": input_ids[:, past:], **inputs}
+
+        def forward(
+            self,
+            input_ids=None,
+            attention_mask=None,
+            position_ids=None,
+            past_key_values=None,
+            inputs_embeds=None,
+            labels=None,
+            use_cache=None,
+            logits_to_keep=0,
+            return_dict=None,
+            **kwargs,
+        ):
+            if past_key_values is not None and not isinstance(past_key_values, SbtrainCache):
+                raise ValueError("past_key_values must be the SbtrainCache of an earlier call")
+            if past_key_values is None and use_cache and not self.training:
+                past_key_values = SbtrainCache()
+            hidden = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds)
+            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = logits_of(self, self.config.sbtrain, hidden[:, keep])
+            loss = None
+            if labels is not None:
+                shifted = labels[:, 1:].to(logits.device)
+                loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), shifted.flatten(), ignore_index=-100)
+            if return_dict is False:
+                return tuple(x for x in (loss, logits, past_key_values) if x is not None)
+            return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)

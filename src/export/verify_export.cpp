@@ -1,0 +1,107 @@
+#include "export/verify_export.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "export/float_format.h"
+#include "export/python.h"
+#include "ops/memory.h"
+#include "parallel/param_shards.h"
+#include "serve/inference.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr int64_t kTokens = 48;
+constexpr int kMissing = 77;
+
+std::string without_newline(std::string text) {
+  while (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+// The kind of model for verify_logits.py.
+const char* kind_of(const HfLayout& layout) {
+  return layout.own_code ? "own" : "transformers";
+}
+
+// The weights as the folder has them: multiplied and rounded, and divided again.
+void round_weights(ShardedParams& params, const HfLayout& layout, FileDType dtype) {
+  for (const TensorShard& shard : tensor_shards(params, /*with_moments=*/false)) {
+    const auto tensor = std::ranges::find(layout.tensors, shard.name, &ExportTensor::source);
+    require(tensor != layout.tensors.end(), "{} is not exported", shard.name);
+    float* values = shard.stored.f32();
+    uint16_t rounded[2];
+    for (int64_t i = 0; i < shard.stored.numel(); ++i) {
+      const auto scaled = static_cast<float>(static_cast<double>(values[i]) * tensor->factor);
+      float stored = 0;
+      from_f32(dtype, &scaled, 1, dtype == FileDType::kF32 ? static_cast<void*>(&stored) : rounded);
+      if (dtype != FileDType::kF32) to_f32(dtype, rounded, 1, &stored);
+      values[i] = static_cast<float>(static_cast<double>(stored) / tensor->factor);
+    }
+  }
+  params.refresh();
+}
+
+// The file that verify_logits.py reads, removed at the end.
+struct Reference {
+  explicit Reference(const fs::path& folder) : path(folder.string() + ".logits") {}
+  ~Reference() {
+    std::error_code ignored;
+    fs::remove(path, ignored);
+  }
+  fs::path path;
+};
+
+}  // namespace
+
+void check_verify_packages(const HfLayout& layout) {
+  if (layout.config.at("model_type") == "stickbreaking_attn") {
+    fail(
+        ExitCode::kUsage,
+        "--verify computes on the CPU, where flash-linear-attention's model does not run; leave it "
+        "out, or check the model with --format hf");
+  }
+  const PythonResult result = run_python(verify_script(), {"packages", kind_of(layout)});
+  if (result.code == 0) return;
+  fail(ExitCode::kUsage,
+       "--verify: {} lacks a package:\n{}\n`scripts/setup.sh python` installs them; SBTRAIN_PYTHON "
+       "names another interpreter",
+       python_interpreter(), without_newline(result.output));
+}
+
+std::string verify_export(const fs::path& folder, const CheckpointReader& checkpoint,
+                          const Config& config, const HfLayout& layout, FileDType dtype) {
+  const ModelConfig& shape = config.model;
+  int64_t count = std::min(kTokens, layout.config.at("max_position_embeddings").get<int64_t>());
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    tokens[static_cast<size_t>(i)] =
+        static_cast<int32_t>((i * i * 7919 + 17 * i + 3) % shape.vocab);
+  }
+  const Backend backend = Backend::kCpu;
+  InferenceModel model(shape, checkpoint, backend,
+                       plan_generation(shape, backend, count, /*max_tokens=*/0));
+  round_weights(model.params(), layout, dtype);
+  const std::vector<float> logits = model.logits(tokens);
+
+  const Reference reference(folder);
+  const Storage storage;
+  SafetensorsWriter writer(
+      storage, reference.path,
+      {{"tokens", FileDType::kI32, {count}}, {"logits", FileDType::kF32, {count, shape.vocab}}},
+      {});
+  writer.write("tokens", 0, tokens.data(), tokens.size() * sizeof(int32_t));
+  writer.write("logits", 0, logits.data(), logits.size() * sizeof(float));
+  writer.finish();
+  const PythonResult result = run_python(
+      verify_script(), {"compare", kind_of(layout), folder.string(), reference.path.string()});
+  if (result.code == 0) return without_newline(result.output);
+  const ExitCode code = result.code == kMissing ? ExitCode::kUsage : ExitCode::kInternal;
+  fail(code, "{}: the export is not what the checkpoint computes:\n{}", folder.string(),
+       without_newline(result.output));
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""The PyTorch code that goes into exported folders, against the formulas of tests/parity/pytorch_reference.py.
+
+For every attention module and option: packed documents, padding on either side, and generation with the
+cache must give the logits of the formulas, which know one document at a time and no cache. Where transformers
+is installed, generate() with the cache must also write what the formulas find likeliest.
+
+Exit status: 0 equal, 1 not equal, 77 PyTorch is not installed.
+"""
+import math
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "src/export/python"), str(ROOT / "tests/parity")]
+sys.dont_write_bytecode = True
+
+import pytorch_reference as reference  # noqa: E402  exits with 77 where there is no PyTorch
+import torch  # noqa: E402
+from modeling_sbtrain import SbtrainCache, SbtrainPlain  # noqa: E402
+
+TOLERANCE = 1e-4
+BASE = {"layers": 2, "width": 32, "inner": 44, "heads": 4, "vocab": 50, "tied": True}
+
+STICK = {"type": "stickbreaking"}
+SOFTMAX = {"type": "softmax"}
+CASES = {
+    "stickbreaking": {"attention": STICK},
+    "current": {"attention": {**STICK, "attend_current": True, "logit_scale": 0.3}},
+    "remainder value": {"attention": {**STICK, "remainder": "value", "forget_gate": True}},
+    "remainder bias": {"attention": {**STICK, "remainder": "bias", "head_norm": True, "output_bias": True}},
+    "rope": {"attention": {**SOFTMAX, "position": "rope", "rope_base": 500.0}},
+    "rope linear": {"attention": {**SOFTMAX, "position": "rope", "rope_scaling": "linear", "rope_factor": 2.5}},
+    "rope ntk": {"attention": {**SOFTMAX, "position": "rope", "rope_scaling": "ntk", "rope_factor": 2.5}},
+    "rope dynamic": {
+        "attention": {**SOFTMAX, "position": "rope", "rope_scaling": "dynamic_ntk", "rope_factor": 2.0, "rope_train_length": 9}
+    },
+    "window": {"attention": {**SOFTMAX, "position": "rope", "window": 5}},
+    "none": {"attention": {**SOFTMAX, "position": "none"}, "tied": False},
+    "alibi": {"attention": {**SOFTMAX, "position": "alibi", "window": 7}, "heads": 6, "width": 36},
+    "fire": {"attention": {**SOFTMAX, "position": "fire"}},
+    "shared fire": {"attention": {**SOFTMAX, "position": "fire", "shared": True}},
+    "coca": {"attention": {"type": "coca", "position": "rope", "variant": "official"}},
+    "coca strict": {"attention": {"type": "coca", "position": "rope", "variant": "strict", "window": 6}},
+    "based": {"attention": {"type": "based", "feature_dim": 4}},
+    "rebased": {"attention": {"type": "rebased", "feature_dim": 4}},
+    "conv and rebased": {
+        "attention": [{"type": "short_conv"}, {"type": "rebased", "feature_dim": 4}],
+        "mlp": "none",
+        "norm": "layernorm",
+        "position": "learned",
+        "max_positions": 40,
+    },
+    "gelu": {"attention": {**STICK, "output_bias": True}, "mlp": "gelu", "norm": "layernorm"},
+    "multipliers": {
+        "attention": STICK,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.22,
+        "logits_multiplier": 0.5,
+        "norm_eps": 1e-3,
+    },
+    "mixed": {"attention": [{**SOFTMAX, "position": "rope"}, STICK]},
+}
+
+
+def make(case):
+    """The model with random weights, and the same weights for the formulas."""
+    config = {**BASE, **CASES[case]}
+    torch.manual_seed(len(case))
+    model = SbtrainPlain(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return config, model, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def formula(weights, config, documents):
+    """Logits of documents, one after the other: a list of [L, V]."""
+    logits = []
+    for tokens in documents:
+        length = len(tokens)
+        batch = {"tokens": tokens, "positions": torch.arange(length), "cu_seqlens": [0, length]}
+        logits.append(reference.logits_of(weights, config, batch))
+    return logits
+
+
+def difference(a, b):
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1.0))
+
+
+def packed(model, documents):
+    ids = torch.cat(documents)[None]
+    positions = torch.cat([torch.arange(len(d)) for d in documents])[None]
+    return list(model(ids, position_ids=positions)[0].split([len(d) for d in documents]))
+
+
+def padded(model, documents, left):
+    longest = max(len(d) for d in documents)
+    ids = torch.full((len(documents), longest), 7)
+    mask = torch.zeros(len(documents), longest, dtype=torch.long)
+    ranges = [slice(longest - len(d), longest) if left else slice(0, len(d)) for d in documents]
+    for row, (tokens, where) in enumerate(zip(documents, ranges)):
+        ids[row, where], mask[row, where] = tokens, 1
+    logits = model(ids, attention_mask=mask)
+    return [logits[row, where] for row, where in enumerate(ranges)]
+
+
+def cached(model, documents):
+    """A prompt of some tokens, two more at once, then one at a time, in rows padded on the left."""
+    longest = max(len(d) for d in documents)
+    ids = torch.full((len(documents), longest), 7)
+    mask = torch.zeros(len(documents), longest, dtype=torch.long)
+    for row, tokens in enumerate(documents):
+        ids[row, longest - len(tokens) :], mask[row, longest - len(tokens) :] = tokens, 1
+    cache, outputs = SbtrainCache(), []
+    bounds = [0, longest - 5, longest - 3, longest - 2, longest - 1, longest]
+    for begin, end in zip(bounds[:-1], bounds[1:]):
+        outputs.append(model(ids[:, begin:end], attention_mask=mask[:, :end], cache=cache))
+    return torch.cat(outputs, 1)[:, -3:]
+
+
+def errors_of(case):
+    config, model, weights = make(case)
+    generator = torch.Generator().manual_seed(1)
+    documents = [torch.randint(config["vocab"], (n,), generator=generator) for n in (9, 17, 12)]
+    dynamic = CASES[case]["attention"].get("rope_scaling") == "dynamic_ntk" if isinstance(config["attention"], dict) else False
+    if dynamic:  # the rotation depends on the longest document of the batch
+        documents = [d[:9] for d in documents]
+    with torch.no_grad():
+        expected = formula(weights, config, documents)
+        kinds = {
+            "packed": packed(model, documents),
+            "padded left": padded(model, documents, True),
+            "padded right": padded(model, documents, False),
+        }
+        errors = {
+            kind: max(difference(a, b) for a, b in zip(logits, expected)) for kind, logits in kinds.items()
+        }
+        last = cached(model, documents)
+        errors["cached"] = max(
+            difference(last[row], logits[-3:]) for row, logits in enumerate(expected)
+        )
+        if dynamic:
+            long = torch.randint(config["vocab"], (23,), generator=generator)
+            errors["longer"] = difference(model(long[None])[0], formula(weights, config, [long])[0])
+        # In bfloat16, as models are mostly run, everything between the sums is of that type.
+        brain = model.bfloat16()(documents[0][None])
+        rounding = difference(brain[0].float(), expected[0])
+        errors["bfloat16"] = 0.0 if brain.dtype == torch.bfloat16 and rounding < 0.2 else math.inf
+    return errors
+
+
+def main():
+    good = True
+    for case in CASES:
+        for kind, error in errors_of(case).items():
+            agrees = error <= TOLERANCE  # false for NaN
+            good &= agrees
+            if not agrees:
+                print(f"{case}, {kind}: {error:.2e}  TOO LARGE")
+    print(f"{len(CASES)} models with PyTorch {torch.__version__}: {'equal' if good else 'NOT EQUAL'}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
