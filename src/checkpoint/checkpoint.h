@@ -46,6 +46,9 @@ struct Snapshot {
   std::vector<TensorShard> tensors;
   std::shared_ptr<const void> memory;  // keeps the values alive
   std::function<void()> wait;          // returns once the values are there; empty: they are
+  // If set, the values come from here instead of TensorShard::stored: logical flat elements
+  // [begin, end) of the tensor. Called by several threads at once.
+  std::function<void(const TensorShard& tensor, int64_t begin, int64_t end, float* out)> read{};
   std::string state_json;   // loader, schedule and stage counters, seeds; not interpreted
   std::string config_yaml;  // resolved
   std::map<std::string, std::string> fingerprints;

@@ -52,7 +52,7 @@ std::vector<std::string> together(const RankGroup& group,
 }
 
 // Writes one chunk of a tensor, without padding, and returns its digest.
-std::string write_chunk(SafetensorsWriter& writer, const std::string& key,
+std::string write_chunk(SafetensorsWriter& writer, const std::string& key, const Snapshot& snapshot,
                         const TensorShard& tensor, int64_t chunk) {
   constexpr int64_t kElements = kChunkBytes / sizeof(float);
   const int64_t from = tensor.begin + chunk * kElements;
@@ -60,16 +60,22 @@ std::string write_chunk(SafetensorsWriter& writer, const std::string& key,
   const auto bytes = static_cast<size_t>(to - from) * sizeof(float);
   thread_local std::vector<float> packed;
   const float* data = nullptr;
-  for_each_stored_run(tensor, from, to, [&](int64_t logical, int64_t stored, int64_t count) {
-    const float* run = tensor.stored.f32() + stored;
-    if (count == to - from) {
-      data = run;  // no padding in between: written from where it is
-      return;
-    }
+  if (snapshot.read) {
     packed.resize(kElements);
-    std::copy_n(run, count, packed.data() + logical);
+    snapshot.read(tensor, from, to, packed.data());
     data = packed.data();
-  });
+  } else {
+    for_each_stored_run(tensor, from, to, [&](int64_t logical, int64_t stored, int64_t count) {
+      const float* run = tensor.stored.f32() + stored;
+      if (count == to - from) {
+        data = run;  // no padding in between: written from where it is
+        return;
+      }
+      packed.resize(kElements);
+      std::copy_n(run, count, packed.data() + logical);
+      data = packed.data();
+    });
+  }
   writer.write(key, static_cast<uint64_t>(chunk) * kChunkBytes, data, bytes);
   return to_hex(sha256(data, bytes));
 }
@@ -104,7 +110,7 @@ ManifestFile write_shard(const Storage& storage, const fs::path& folder, const S
     const auto [tensor, chunk] = chunks[static_cast<size_t>(i)];
     ManifestTensor& listed = file.tensors[tensor];
     listed.sha256[static_cast<size_t>(chunk)] =
-        write_chunk(writer, listed.key, snapshot.tensors[tensor], chunk);
+        write_chunk(writer, listed.key, snapshot, snapshot.tensors[tensor], chunk);
   });
   SafetensorsWriter::Result result = writer.finish();
   storage.sync_folder(folder);

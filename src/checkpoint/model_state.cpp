@@ -2,6 +2,13 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "checkpoint/stored_runs.h"
+#include "checkpoint/weight_match.h"
+#include "checkpoint/workers.h"
 #include "core/error.h"
 #include "ops/memory.h"
 #include "parallel/param_shards.h"
@@ -39,9 +46,12 @@ void check_fits(const CheckpointReader& checkpoint, const TensorShard& shard) {
                      fmt::join(shard.shape, ", ")));
 }
 
+// Fills shards in the host's memory.
+using ReadShards = std::function<void(const std::vector<TensorShard>&)>;
+
 // Reads groups of shards with all threads, and uploads each group. A group is large enough to keep
 // the threads busy, and a small part of the host's memory.
-void load_through_host(const CheckpointReader& checkpoint, const std::vector<TensorShard>& shards,
+void load_through_host(const ReadShards& read, const std::vector<TensorShard>& shards,
                        Stream& stream) {
   constexpr int64_t kGroupElements = int64_t{1} << 27;  // 512 MiB
   std::vector<float> host;
@@ -61,7 +71,7 @@ void load_through_host(const CheckpointReader& checkpoint, const std::vector<Ten
       shard.stored = Tensor(at, DType::kF32, {shard.stored.numel()});
       at += shard.stored.numel();
     }
-    checkpoint.read(group);
+    read(group);
     for (size_t i = begin; i < end; ++i) {
       upload(stream, shards[i].stored, group[i - begin].stored.f32());
     }
@@ -69,17 +79,57 @@ void load_through_host(const CheckpointReader& checkpoint, const std::vector<Ten
   }
 }
 
+void load_into(const std::vector<TensorShard>& shards, ShardedParams& params,
+               const ReadShards& read) {
+  if (on_host(params)) {
+    read(shards);
+  } else {
+    load_through_host(read, shards, params.stream());
+  }
+}
+
+// Reads parts of shards, each with a thread of its own.
+void read_parts(const WeightSource& source, const std::vector<TensorShard>& shards) {
+  constexpr int64_t kElements = int64_t{1} << 21;  // 8 MiB
+  std::vector<std::pair<const TensorShard*, int64_t>> parts;
+  for (const TensorShard& shard : shards) {
+    for (int64_t at = shard.begin; at < shard.end; at += kElements) parts.emplace_back(&shard, at);
+  }
+  run_parallel(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+    const auto [shard, begin] = parts[static_cast<size_t>(i)];
+    const int64_t end = std::min(begin + kElements, shard->end);
+    thread_local std::vector<float> values;
+    values.resize(static_cast<size_t>(kElements));
+    source.read(shard->name, begin, end, values.data());
+    for_each_stored_run(*shard, begin, end, [&](int64_t logical, int64_t stored, int64_t count) {
+      std::copy_n(values.data() + logical, count, shard->stored.f32() + stored);
+    });
+  });
+}
+
 }  // namespace
+
+void load_weights(const WeightSource& source, ShardedParams& params) {
+  std::vector<TensorShard> shards;
+  for (TensorShard& shard : tensor_shards(params, /*with_moments=*/false)) {
+    if (source.has(shard.name)) shards.push_back(std::move(shard));
+  }
+  load_into(shards, params, [&](const auto& group) { read_parts(source, group); });
+}
+
+void check_resumable(const CheckpointReader& checkpoint) {
+  if (!checkpoint.names(TensorKind::kAdamM).empty()) return;
+  fail(ExitCode::kNoCheckpoint,
+       "{}: it has weights and no moments, as `sbtrain import` writes them; start a run in another "
+       "folder from them: --init-from={}",
+       checkpoint.folder().string(), checkpoint.folder().string());
+}
 
 void load_shards(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
   const std::vector<TensorShard> shards = tensor_shards(params, with_moments);
   for (const TensorShard& shard : shards) check_fits(checkpoint, shard);
   clear(params, with_moments);
-  if (on_host(params)) {
-    checkpoint.read(shards);
-  } else {
-    load_through_host(checkpoint, shards, params.stream());
-  }
+  load_into(shards, params, [&](const auto& group) { checkpoint.read(group); });
 }
 
 void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {

@@ -16,4 +16,7 @@ void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool
 // together: the caller does that once it knows that no rank has refused the checkpoint.
 void load_shards(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments);
 
+// Throws ExitCode::kNoCheckpoint, saying what to do instead, for a checkpoint with weights alone.
+void check_resumable(const CheckpointReader& checkpoint);
+
 }  // namespace sbtrain

@@ -191,6 +191,7 @@ void add_subcommands(CLI::App& app, Action& action) {
   add_generate(app, action);
   add_eval(app, action);
   add_export(app, action);
+  add_import(app, action);
   add_config(app, action);
   add_bench(app, action);
   add_sweep(app, action);

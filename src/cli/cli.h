@@ -60,6 +60,7 @@ void add_ckpt(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_export(CLI::App& app, Action& action);
+void add_import(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_sweep(CLI::App& app, Action& action);

@@ -1,6 +1,4 @@
 // sbtrain export: a checkpoint's model as a Hugging Face folder.
-#include "export/hf_export.h"
-
 #include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
@@ -10,14 +8,16 @@
 #include "cli/cli.h"
 #include "cli/run_tokenizer.h"
 #include "config/schema.h"
+#include "export/hf_export.h"
 #include "export/verify_export.h"
 
 namespace sbtrain {
 
 enum class ExportType : uint8_t { kF32, kBf16, kF16 };
 template <>
-inline constexpr auto kNames<ExportType> = enum_names<ExportType>(
-    {{ExportType::kF32, "f32"}, {ExportType::kBf16, "bf16"}, {ExportType::kF16, "f16"}});
+inline constexpr auto kNames<ExportType> = enum_names<ExportType>({{ExportType::kF32, "f32"},
+                                                                   {ExportType::kBf16, "bf16"},
+                                                                   {ExportType::kF16, "f16"}});
 
 namespace {
 

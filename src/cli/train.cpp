@@ -12,8 +12,10 @@
 #include <optional>
 
 #include "cli/backend.h"
+#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/job.h"
+#include "cli/open_weights.h"
 #include "cli/range.h"
 #include "config/schema.h"
 #include "core/gpus.h"
@@ -26,11 +28,20 @@
 #include "train/trainer.h"
 
 namespace sbtrain {
+
+// What becomes of tensors that the weights of --init-from lack.
+enum class MissingWeights : uint8_t { kRefuse, kInitialise };
+template <>
+inline constexpr auto kNames<MissingWeights> = enum_names<MissingWeights>(
+    {{MissingWeights::kRefuse, "refuse"}, {MissingWeights::kInitialise, "initialise"}});
+
 namespace {
 
 struct TrainOptions {
   ConfigOptions config;
   std::string resume;
+  std::string init_from;
+  MissingWeights missing = MissingWeights::kRefuse;
   bool dry_run = false;
   DryRunOptions estimate;
 };
@@ -49,12 +60,23 @@ std::vector<std::string> rank_arguments(const TrainOptions& options) {
     arguments.push_back("--set=" + assignment);
   }
   if (!options.resume.empty()) arguments.push_back("--resume=" + options.resume);
+  if (!options.init_from.empty()) {
+    arguments.push_back("--init-from=" + options.init_from);
+    arguments.push_back(fmt::format("--init-from-missing={}", name_of(options.missing)));
+  }
   return arguments;
 }
 
-ExitCode train_with(const ResolvedConfig& resolved, Backend backend, const Job& job) {
+InitFrom init_from(const TrainOptions& options) {
+  return {.path = options.init_from,
+          .initialise_missing = options.missing == MissingWeights::kInitialise,
+          .open = open_weights};
+}
+
+ExitCode train_with(const ResolvedConfig& resolved, Backend backend, const Job& job,
+                    const InitFrom& init) {
   try {
-    return train(resolved, backend, job);
+    return train(resolved, backend, job, init);
   } catch (const std::bad_alloc&) {
     fail(ExitCode::kOutOfMemory,
          "out of memory; a smaller train.micro_batch or train.recompute=full needs less");
@@ -66,8 +88,11 @@ ResolvedConfig resolve(const Config& config) {
 }
 
 // What must be the same on all ranks.
-std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, Backend backend) {
+std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, Backend backend,
+                                               const InitFrom& init) {
   std::map<std::string, std::string> fields = resolved.fields;
+  fields["(--init-from)"] = init.path;
+  fields["(--init-from-missing)"] = init.initialise_missing ? "initialise" : "refuse";
   fields["(version)"] = version();
   fields["(git revision)"] = git_revision();
   fields["(backend)"] = backend_name(backend);
@@ -75,7 +100,7 @@ std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, B
   return fields;
 }
 
-ExitCode train_as_rank(const Config& config, const Job& job) {
+ExitCode train_as_rank(const Config& config, const Job& job, const InitFrom& init) {
   ResolvedConfig resolved = resolve(config);
   open_rank_log(config.run_dir(), job.launch.rank);
   const Backend backend = select_backend(config.device);
@@ -85,9 +110,9 @@ ExitCode train_as_rank(const Config& config, const Job& job) {
   }
   spdlog::info("rank {} of {}, started by {}", job.launch.rank, job.launch.world,
                job.launch.launcher);
-  agree(*job.control, rank_fields(resolved, backend));
+  agree(*job.control, rank_fields(resolved, backend, init));
   if (job.launch.rank > 0) resolved.config.metrics.progress = false;
-  return train_with(resolved, backend, job);
+  return train_with(resolved, backend, job, init);
 }
 
 // A rank of a launcher. It joins the others even if it has no valid configuration, so that the
@@ -105,7 +130,7 @@ ExitCode run_rank(const TrainOptions& options, const Launch& launch) {
   const Job job{.launch = launch, .control = make_control(launch, deadlines)};
   return run_in_job(*job.control, [&] {
     if (problem) std::rethrow_exception(problem);
-    return train_as_rank(*config, job);
+    return train_as_rank(*config, job, init_from(options));
   });
 }
 
@@ -129,7 +154,7 @@ ExitCode run_train(const TrainOptions& options) {
     return supervise({.arguments = rank_arguments(options), .ranks = ranks});
   }
   training_signals();
-  return train_with(resolve(config), backend, Job{});
+  return train_with(resolve(config), backend, Job{}, init_from(options));
 }
 
 // What --dry-run plans a run of many GPUs with.
@@ -162,6 +187,12 @@ void add_train(CLI::App& app, Action& action) {
                       "auto: continue the run in its folder, the default; last-good, or a step: go "
                       "back to that checkpoint; none: start over; or the path of a checkpoint "
                       "(short for --checkpoint.resume)");
+  command->add_option("--init-from", options->init_from,
+                      "Begin with the weights of a checkpoint, of a run's newest one, or of a "
+                      "Hugging Face folder; data, schedule and step are the new run's own");
+  add_choice(*command, "--init-from-missing", options->missing,
+             "Tensors that these weights lack, such as those of another attention: refuse, or "
+             "initialise; what the model lacks is then not used");
   command->add_flag("--dry-run", options->dry_run,
                     "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
                     "stop; needs no GPU and no data");

@@ -38,9 +38,9 @@ std::vector<ShardPlan> plan_shards(const HfLayout& layout, FileDType dtype, uint
     shards.back().bytes += bytes;
   }
   for (size_t i = 0; i < shards.size(); ++i) {
-    shards[i].file = shards.size() == 1 ? "model.safetensors"
-                                        : fmt::format("model-{:05d}-of-{:05d}.safetensors", i + 1,
-                                                      shards.size());
+    shards[i].file = shards.size() == 1
+                         ? "model.safetensors"
+                         : fmt::format("model-{:05d}-of-{:05d}.safetensors", i + 1, shards.size());
   }
   return shards;
 }

@@ -45,8 +45,9 @@ class Facts {
   explicit Facts(const Config& config) : model(config.model), section(model_json(config.model)) {
     const json& attention = section.at("attention");
     for (int64_t l = 0; l < model.layers; ++l) {
-      layers.push_back(attention.is_array() ? attention.at(static_cast<size_t>(l) % attention.size())
-                                            : attention);
+      layers.push_back(attention.is_array()
+                           ? attention.at(static_cast<size_t>(l) % attention.size())
+                           : attention);
     }
     if (model.position == PositionEmbedding::kLearned) {
       length = model.max_positions;
@@ -66,8 +67,8 @@ class Facts {
     return first().value(key, otherwise);
   }
   bool all(const char* key, const char* value) const {
-    return std::ranges::all_of(
-        layers, [&](const json& layer) { return layer.value(key, "") == value; });
+    return std::ranges::all_of(layers,
+                               [&](const json& layer) { return layer.value(key, "") == value; });
   }
   bool plain_block() const {
     return model.norm == NormKind::kRmsNorm && model.mlp == MlpKind::kSwiGlu &&

@@ -73,7 +73,8 @@ std::string model_card(const CheckpointReader& checkpoint, const Config& config,
   const Manifest& manifest = checkpoint.manifest();
   std::string text = fmt::format(
       "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [sbtrain]\n---\n\n"
-      "# {}\n\nA language model of {} parameters, pretrained with sbtrain {} and stored as `{}`.\n\n"
+      "# {}\n\nA language model of {} parameters, pretrained with sbtrain {} and stored as "
+      "`{}`.\n\n"
       "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
       "model = AutoModelForCausalLM.from_pretrained(\"PATH\"{})\n"
       "tokenizer = AutoTokenizer.from_pretrained(\"PATH\")\n```\n\n"
@@ -86,7 +87,8 @@ std::string model_card(const CheckpointReader& checkpoint, const Config& config,
                         validation->loss, validation->step);
   }
   if (layout.config.at("model_type") == "stickbreaking_attn") {
-    text += "\n`import fla.models` makes the architecture known; it runs on a GPU, without a cache.\n";
+    text +=
+        "\n`import fla.models` makes the architecture known; it runs on a GPU, without a cache.\n";
   }
   const std::string yaml = config_yaml(config);
   return text + "\n## Configuration of the run\n\n```yaml\n" + yaml + "```\n";

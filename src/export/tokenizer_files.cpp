@@ -63,12 +63,11 @@ TokenizerFiles tokenizer_files(const std::string& path, bool starts_with_bos, in
   if (fs::exists(config, unreadable)) {
     files.texts[kConfigName] = read_input(config, ExitCode::kData);
   } else {
-    files.texts[kConfigName] =
-        ordered_json{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                     {"clean_up_tokenization_spaces", false},
-                     {"model_max_length", max_length}}
-            .dump(2) +
-        "\n";
+    files.texts[kConfigName] = ordered_json{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                            {"clean_up_tokenization_spaces", false},
+                                            {"model_max_length", max_length}}
+                                   .dump(2) +
+                               "\n";
   }
   return files;
 }

@@ -59,9 +59,10 @@ struct Reference {
 
 void check_verify_packages(const HfLayout& layout) {
   if (layout.config.at("model_type") == "stickbreaking_attn") {
-    fail(ExitCode::kUsage,
-         "--verify computes on the CPU, where flash-linear-attention's model does not run; leave it "
-         "out, or check the model with --format hf");
+    fail(
+        ExitCode::kUsage,
+        "--verify computes on the CPU, where flash-linear-attention's model does not run; leave it "
+        "out, or check the model with --format hf");
   }
   const PythonResult result = run_python(verify_script(), {"packages", kind_of(layout)});
   if (result.code == 0) return;
@@ -77,7 +78,8 @@ std::string verify_export(const fs::path& folder, const CheckpointReader& checkp
   int64_t count = std::min(kTokens, layout.config.at("max_position_embeddings").get<int64_t>());
   std::vector<int32_t> tokens(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
-    tokens[static_cast<size_t>(i)] = static_cast<int32_t>((i * i * 7919 + 17 * i + 3) % shape.vocab);
+    tokens[static_cast<size_t>(i)] =
+        static_cast<int32_t>((i * i * 7919 + 17 * i + 3) % shape.vocab);
   }
   const Backend backend = Backend::kCpu;
   InferenceModel model(shape, checkpoint, backend,
@@ -87,10 +89,10 @@ std::string verify_export(const fs::path& folder, const CheckpointReader& checkp
 
   const Reference reference(folder);
   const Storage storage;
-  SafetensorsWriter writer(storage, reference.path,
-                           {{"tokens", FileDType::kI32, {count}},
-                            {"logits", FileDType::kF32, {count, shape.vocab}}},
-                           {});
+  SafetensorsWriter writer(
+      storage, reference.path,
+      {{"tokens", FileDType::kI32, {count}}, {"logits", FileDType::kF32, {count, shape.vocab}}},
+      {});
   writer.write("tokens", 0, tokens.data(), tokens.size() * sizeof(int32_t));
   writer.write("logits", 0, logits.data(), logits.size() * sizeof(float));
   writer.finish();

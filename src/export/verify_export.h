@@ -15,9 +15,9 @@ namespace sbtrain {
 void check_verify_packages(const HfLayout& layout);
 
 // Runs a short prompt through the checkpoint's model, on the CPU in f32 with its weights rounded as
-// the folder's are, and through transformers (or, for our own code, PyTorch alone where transformers
-// is missing). Returns a sentence with the largest difference. Throws ExitCode::kInternal if it
-// exceeds 1e-4 of the largest logit. Holds the model in memory twice.
+// the folder's are, and through transformers (or, for our own code, PyTorch alone where
+// transformers is missing). Returns a sentence with the largest difference. Throws
+// ExitCode::kInternal if it exceeds 1e-4 of the largest logit. Holds the model in memory twice.
 std::string verify_export(const std::filesystem::path& folder, const CheckpointReader& checkpoint,
                           const Config& config, const HfLayout& layout, FileDType dtype);
 

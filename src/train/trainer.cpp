@@ -1,8 +1,10 @@
 #include "train/trainer.h"
 
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -15,6 +17,7 @@
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
 #include "checkpoint/snapshotter.h"
+#include "checkpoint/weight_match.h"
 #include "core/files.h"
 #include "core/version.h"
 #include "data/loader.h"
@@ -51,6 +54,7 @@ constexpr std::chrono::minutes kLongPhase{60};
 
 constexpr const char* kConfigFile = "config.yaml";
 constexpr const char* kInfoFile = "run.json";
+constexpr const char* kInitFile = "init_from.json";
 
 std::string text_of(const fs::path& file) {
   std::error_code unreadable;
@@ -101,7 +105,8 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
 // Everything that a run holds while it trains.
 class Run {
  public:
-  Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals);
+  Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals,
+      const InitFrom& init);
   ExitCode train();
   // A run that has failed by itself is not continued by the same order.
   void forget_order() const {
@@ -110,6 +115,8 @@ class Run {
 
  private:
   bool resume();
+  void begin(const InitFrom& init);
+  void load_initial(const InitFrom& init);
   void check_rate(const std::string& checkpoint) const;
   void tune();
   void open_stage(int stage);
@@ -226,7 +233,8 @@ std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) 
   return RunLock(folder);
 }
 
-Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals)
+Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals,
+         const InitFrom& init)
     : resolved_(resolved),
       config_(resolved.config),
       control_(*job.control),
@@ -252,7 +260,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   if (leads()) check_run_folder(folder_, resolved.yaml);
   control_.progress("loading", kLongPhase);
   resumed_ = resume();
-  if (!resumed_) step_.params().initialize(config_.seed);
+  if (!resumed_) begin(init);
   ops::run(stream_, ops::Synchronize{});  // the weights are there, so that their time is known
   start_.done(resumed_ ? "checkpoint" : "weights");
   control_.progress("tuning", kLongPhase);
@@ -286,6 +294,52 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   metrics_.emplace(metrics);
 }
 
+// The weights of a run that begins.
+void Run::begin(const InitFrom& init) {
+  step_.params().initialize(config_.seed);
+  if (!init.path.empty()) return load_initial(init);
+  std::error_code none;
+  if (leads()) fs::remove(folder_ / kInitFile, none);  // of a run that was here before
+}
+
+// All ranks open what rank 0 has found at the path: a run there may save a newer checkpoint.
+void Run::load_initial(const InitFrom& init) {
+  InitialWeights weights;
+  if (leads()) weights = init.open(init.path);
+  const std::string found = communicator_->broadcast(leads() ? weights.source->name() : "", 0);
+  if (!leads()) weights = init.open(found);
+  const WeightSource& source = *weights.source;
+  const WeightMatch match = match_weights(source, model_.registry());
+  check_match(match, found, init.initialise_missing);
+  const std::string tokenizer = training_tokenizer(config_);
+  const std::vector<std::string>& allowed = config_.checkpoint.allow_changes;
+  if (!weights.tokenizer_hash.empty() && !tokenizer.empty() &&
+      weights.tokenizer_hash != tokenizer &&
+      std::find(allowed.begin(), allowed.end(), "data.tokenizer") == allowed.end()) {
+    fail(ExitCode::kConfig,
+         "{}: its tokens are those of the tokenizer {:.12}, and the data was prepared with {:.12}; "
+         "prepare the data with the tokenizer of the weights, or allow it by "
+         "--checkpoint.allow_changes='[data.tokenizer]'",
+         found, weights.tokenizer_hash, tokenizer);
+  }
+  load_weights(source, step_.params());
+  step_.params().refresh();
+  if (!leads()) return;
+  spdlog::info("the weights are those of {}", found);
+  if (!match.missing.empty()) {
+    spdlog::info("initialised, since they are not there:\n  {}", fmt::join(match.missing, "\n  "));
+  }
+  if (!match.unexpected.empty()) {
+    spdlog::info("not used, since the model lacks them:\n  {}",
+                 fmt::join(match.unexpected, "\n  "));
+  }
+  const nlohmann::json record = {{"path", init.path},
+                                 {"weights", fs::absolute(found).string()},
+                                 {"initialised", match.missing},
+                                 {"not_used", match.unexpected}};
+  replace_file(folder_ / kInitFile, record.dump(2) + "\n");
+}
+
 // The choices of algorithms belong to the run: with others, a resumed run would round differently.
 // All ranks time the alternatives, since the step takes them all, and then use those of rank 0.
 void Run::tune() {
@@ -303,6 +357,7 @@ bool Run::resume() {
   const auto use = [&](const CheckpointReader& checkpoint) {
     const Manifest& manifest = checkpoint.manifest();
     const std::string name = checkpoint.folder().string();
+    check_resumable(checkpoint);
     check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
                    config_.checkpoint.allow_changes, name);
     load_shards(checkpoint, step_.params(), /*with_moments=*/true);
@@ -576,8 +631,9 @@ ExitCode Run::finish() {
 
 }  // namespace
 
-ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job) {
-  Run run(resolved, backend, job, training_signals());
+ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job,
+               const InitFrom& init) {
+  Run run(resolved, backend, job, training_signals(), init);
   try {
     return run.train();
   } catch (const Error& error) {

@@ -1,9 +1,12 @@
 // A training run: from a configuration to a trained, saved model, across interruptions.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 
+#include "checkpoint/weight_source.h"
 #include "config/config.h"
 #include "core/error.h"
 #include "core/memory.h"
@@ -18,14 +21,31 @@ struct ResolvedConfig {
   std::map<std::string, std::string> fields;  // flattened, compared on resume
 };
 
+// Weights of another model that a new run begins with.
+struct InitialWeights {
+  std::unique_ptr<WeightSource> source;
+  std::string tokenizer_hash;  // of the text that the weights were trained on; empty: unknown
+};
+struct InitFrom {
+  std::string path;  // a checkpoint, a run folder, or a Hugging Face folder; empty: none
+  bool initialise_missing = false;  // tensors that the weights lack are initialised, others unused
+  // The weights at a path; called only by a run that begins.
+  std::function<InitialWeights(const std::string& path)> open;
+};
+
 // Trains until the schedule ends (ExitCode::kDone) or a signal asks to stop
 // (ExitCode::kPreempted, after saving). Writes to config.run_dir(): config.yaml, run.json,
 // metrics.jsonl, tensorboard/, checkpoints/. With checkpoint.resume auto, an interrupted run
 // continues from its newest good checkpoint, and its results equal those of an uninterrupted run
 // bit for bit. Errors are thrown with the exit codes of core/error.h.
 //
+// A run that begins, and does not continue from a checkpoint of its own, takes its weights from
+// `init` if that is given; its moments, data and schedule start anew. ExitCode::kConfig if the
+// names or shapes differ, or the tokenizer does. <run>/init_from.json records it.
+//
 // `job` says which of its ranks this process is: all ranks call train() with the same configuration
 // and end with the same code. Rank 0 alone writes reports, and holds the run's lock.
-ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job = {});
+ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job = {},
+               const InitFrom& init = {});
 
 }  // namespace sbtrain

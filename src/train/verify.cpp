@@ -25,7 +25,12 @@ Shapes shapes_of(const ModelConfig& config) {
 void verify_tensors(const CheckpointReader& checkpoint, const Shapes& shapes,
                     std::vector<std::string>& problems) {
   const std::string folder = checkpoint.folder().string();
+  // `sbtrain import` writes weights alone.
+  const bool weights_alone = checkpoint.manifest().step == 0 &&
+                             checkpoint.names(TensorKind::kAdamM).empty() &&
+                             checkpoint.names(TensorKind::kAdamV).empty();
   for (const TensorKind kind : {TensorKind::kModel, TensorKind::kAdamM, TensorKind::kAdamV}) {
+    if (weights_alone && kind != TensorKind::kModel) continue;
     const auto problem = [&](const std::string& name, const std::string& what) {
       problems.push_back(fmt::format("{}: {}/{} {}", folder, tensor_kind_name(kind), name, what));
     };

@@ -23,7 +23,7 @@ contains() {  # TEXT WORD...
 rm -f "$folder.log"
 for file in bin/sbtrain share/man/man1/sbtrain.1 share/bash-completion/completions/sbtrain \
   share/zsh/site-functions/_sbtrain share/doc/sbtrain/README.md share/doc/sbtrain/docs/config.md \
-  share/sbtrain/configs/tiny_sb.yaml; do
+  share/sbtrain/configs/tiny_sb.yaml share/sbtrain/python/modeling_sbtrain.py; do
   [[ -s $folder/$file ]] || fail "$file is not installed"
 done
 

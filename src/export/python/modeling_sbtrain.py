@@ -286,7 +286,7 @@ class SelfAttention(nn.Module):
             self.k_norm = LayerNorm(heads * self.key_dim, HEAD_NORM_EPS)
         elif options.get("qk_norm", False):
             self.q_norm = RMSNorm(d, model.get("norm_eps", 1e-5))
-            self.k_norm = RMSNorm(d, model.get("norm_eps", 1e-5))
+            setattr(self, self.key_norm(), RMSNorm(d, model.get("norm_eps", 1e-5)))
         if self.kind == "softmax" and self.position == "fire" and not options.get("shared", False):
             self.fire = Fire(heads)
         if self.kind == "stickbreaking":
@@ -299,6 +299,9 @@ class SelfAttention(nn.Module):
         elif self.kind not in ("softmax", "coca", "based", "rebased"):
             raise ValueError(f"attention type: {self.kind}")
 
+    def key_norm(self):
+        return self.key_name.replace("_proj", "_norm")
+
     def forward(self, x, tokens, layer, cache, shared):
         q, k = self.q_proj(x), getattr(self, self.key_name)(x)
         if self.kind == "rebased":
@@ -306,7 +309,7 @@ class SelfAttention(nn.Module):
         q = q.unflatten(-1, (self.heads, self.key_dim))
         k = k.unflatten(-1, (self.kv_heads, self.key_dim))
         if self.kind != "rebased" and self.options.get("qk_norm", False):
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self.q_norm(q), getattr(self, self.key_norm())(k)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
         own_value = v

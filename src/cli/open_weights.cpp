@@ -1,0 +1,40 @@
+#include "cli/open_weights.h"
+
+#include <spdlog/spdlog.h>
+
+#include "checkpoint/weight_match.h"
+#include "cli/run_tokenizer.h"
+#include "export/hf_folder.h"
+
+namespace sbtrain {
+namespace {
+
+// The hash of the tokenizer in a folder; empty if there is none that can be read.
+std::string tokenizer_hash(const HfFolder& folder) {
+  const std::string path = folder.tokenizer().string();
+  if (path.empty()) return "";
+  try {
+    return Tokenizer(path).hash();
+  } catch (const Error& error) {
+    spdlog::warn("it is not checked that the data has the tokenizer of the weights: {}",
+                 error.what());
+    return "";
+  }
+}
+
+}  // namespace
+
+InitialWeights open_weights(const std::string& path) {
+  if (is_hf_folder(path)) {
+    auto folder = std::make_unique<HfFolder>(path);
+    std::string hash = tokenizer_hash(*folder);
+    return {.source = std::move(folder), .tokenizer_hash = std::move(hash)};
+  }
+  // The data is verified when it is read.
+  auto weights =
+      std::make_unique<CheckpointWeights>(open_checkpoint(path, [](const CheckpointReader&) {}));
+  std::string hash = training_text(weights->checkpoint()).tokenizer_hash;
+  return {.source = std::move(weights), .tokenizer_hash = std::move(hash)};
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,14 @@
+// Finds the weights that a path names: a checkpoint, a run, or a Hugging Face folder.
+#pragma once
+
+#include <string>
+
+#include "train/trainer.h"
+
+namespace sbtrain {
+
+// Throws ExitCode::kNoCheckpoint if there are none or they are damaged, ExitCode::kConfig for a
+// Hugging Face folder of a model that does not exist here.
+InitialWeights open_weights(const std::string& path);
+
+}  // namespace sbtrain

@@ -1,0 +1,238 @@
+#include "export/hf_folder.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/strict_json.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "export/float_format.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kConfig = "config.json";
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kHead = "lm_head.weight";
+constexpr size_t kMostBytes = size_t{256} << 20;  // of a JSON file
+constexpr int kMaxDepth = 32;
+
+json read_json(const fs::path& path, ExitCode code) {
+  return parse_strict(read_input(path, code, "", kMostBytes), path.string(), kMaxDepth);
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code unreadable;
+  return fs::exists(path, unreadable);
+}
+
+// A value that older programs stored with the weights, and that follows from the configuration.
+bool is_derived(std::string_view name) {
+  return name.ends_with("rotary_emb.inv_freq");
+}
+
+// Our name of a tensor of flash-linear-attention's stick-breaking model.
+std::string from_fla(std::string name) {
+  const auto replace = [&](std::string_view from, std::string_view to) {
+    if (const size_t at = name.find(from); at != std::string::npos)
+      name.replace(at, from.size(), to);
+  };
+  replace("model.embeddings.", "model.embed_tokens.");
+  replace(".attn_norm.", ".input_layernorm.");
+  replace(".mlp_norm.", ".post_attention_layernorm.");
+  replace(".attn.", ".self_attn.");
+  return name;
+}
+
+// The index names files of its own folder, and nothing else.
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+std::map<std::string, std::string> read_index(const fs::path& path) {
+  const json index = read_json(path, ExitCode::kNoCheckpoint);
+  const auto refuse = [&](const std::string& why) {
+    fail(ExitCode::kNoCheckpoint, "{}: {}", path.string(), why);
+  };
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    refuse("it has no weight_map");
+  }
+  std::map<std::string, std::string> files;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    if (!file.is_string() || !is_plain_file_name(file.get<std::string>())) {
+      refuse(fmt::format("the file of {} is {}, which is not the name of a file in this folder",
+                         name, file.dump(-1, ' ', false, json::error_handler_t::replace)));
+    }
+    files[name] = file.get<std::string>();
+  }
+  if (files.empty()) refuse("its weight_map is empty");
+  return files;
+}
+
+}  // namespace
+
+HfFolder::HfFolder(fs::path folder) : folder_(std::move(folder)) {
+  const fs::path path = folder_ / kConfig;
+  json hf;
+  try {
+    hf = read_json(path, ExitCode::kConfig);
+  } catch (const Error& error) {
+    throw Error(ExitCode::kConfig, error.what());
+  }
+  if (hf.is_object() && hf.contains("model_type") && hf["model_type"].is_string()) {
+    model_type_ = hf["model_type"].get<std::string>();
+  }
+  open_files();
+  config_ = config_from_hf(hf, /*tied=*/!has_head_, path.string());
+  // Every layer has tensors; a model is built from the configuration only where they can be there.
+  if (config_.model.layers > static_cast<int64_t>(tensors_.size())) {
+    fail(ExitCode::kConfig, "{}: {} layers, but the folder has {} tensors", path.string(),
+         config_.model.layers, tensors_.size());
+  }
+  if (config_.model.tied) tensors_.erase(kHead);  // a copy of the embedding's table
+  architecture_ = model_type_;
+  if (hf.contains("architectures") && hf["architectures"].is_array() &&
+      !hf["architectures"].empty() && hf["architectures"][0].is_string()) {
+    architecture_ = hf["architectures"][0].get<std::string>();
+  }
+}
+
+void HfFolder::open_files() {
+  if (is_there(folder_ / kIndex)) {
+    const std::map<std::string, std::string> index = read_index(folder_ / kIndex);
+    std::vector<std::string> files;
+    for (const auto& [name, file] : index) files.push_back(file);
+    std::ranges::sort(files);
+    files.erase(std::unique(files.begin(), files.end()), files.end());
+    for (const std::string& file : files) open_file(file, &index);
+    for (const auto& [name, file] : index) {
+      const bool found = std::ranges::any_of(
+          files_, [&, name = name](const SafetensorsReader& reader) { return reader.has(name); });
+      if (!found) {
+        fail(ExitCode::kNoCheckpoint, "{}: {} does not hold {}", (folder_ / kIndex).string(), file,
+             name);
+      }
+    }
+    return;
+  }
+  if (!is_there(folder_ / kSingle)) {
+    fail(ExitCode::kNoCheckpoint,
+         "{}: there is neither {} nor {}; weights in other formats can be converted by "
+         "transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)",
+         folder_.string(), kSingle, kIndex);
+  }
+  open_file(kSingle, nullptr);
+}
+
+void HfFolder::open_file(const std::string& file, const std::map<std::string, std::string>* index) {
+  const size_t number = files_.size();
+  const SafetensorsReader& reader = files_.emplace_back(folder_ / file);
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    if (index != nullptr) {
+      const auto listed = index->find(entry.name);
+      if (listed == index->end() || listed->second != file) {
+        fail(ExitCode::kNoCheckpoint, "{}: {} is here, but {} {}", (folder_ / file).string(),
+             entry.name, kIndex,
+             listed == index->end() ? "does not list it" : "places it in " + listed->second);
+      }
+    }
+    add(number, entry);
+  }
+}
+
+void HfFolder::add(size_t file, const SafetensorsEntry& entry) {
+  if (is_derived(entry.name)) return;
+  if (entry.name == kHead) has_head_ = true;
+  const std::string name = model_type_ == "stickbreaking_attn" ? from_fla(entry.name) : entry.name;
+  if (!is_weight_type(entry.dtype)) {
+    fail(ExitCode::kNoCheckpoint, "{}: {} is of type {}; weights are read as F32, BF16 or F16",
+         files_[file].path().string(), entry.name, file_dtype_name(entry.dtype));
+  }
+  if (!tensors_.emplace(name, Stored{file, &entry}).second) {
+    fail(ExitCode::kNoCheckpoint, "{}: {} is there twice", folder_.string(), name);
+  }
+}
+
+std::vector<std::string> HfFolder::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, stored] : tensors_) names.push_back(name);
+  return names;
+}
+
+const HfFolder::Stored& HfFolder::at(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) {
+    fail(ExitCode::kNoCheckpoint, "{}: no tensor {}", folder_.string(), name);
+  }
+  return found->second;
+}
+
+const std::vector<int64_t>& HfFolder::shape(std::string_view name) const {
+  return at(name).entry->shape;
+}
+
+void HfFolder::read(std::string_view name, int64_t begin, int64_t end, float* out) const {
+  const Stored& stored = at(name);
+  const FileDType type = stored.entry->dtype;
+  const size_t size = file_dtype_size(type);
+  const auto count = static_cast<size_t>(end - begin);
+  thread_local std::vector<uint8_t> bytes;
+  void* to = out;
+  if (type != FileDType::kF32) {
+    bytes.resize(count * size);
+    to = bytes.data();
+  }
+  files_[stored.file].read(*stored.entry, static_cast<uint64_t>(begin) * size, to, count * size);
+  if (type != FileDType::kF32) to_f32(type, bytes.data(), count, out);
+}
+
+fs::path HfFolder::tokenizer() const {
+  for (const char* name : {"tokenizer.model", "tokenizer.json"}) {
+    if (is_there(folder_ / name)) return folder_ / name;
+  }
+  return {};
+}
+
+bool HfFolder::starts_with_bos() const {
+  const fs::path config = folder_ / "tokenizer_config.json";
+  if (is_there(config)) {
+    const json options = read_json(config, ExitCode::kData);
+    if (options.is_object() && options.contains("add_bos_token") &&
+        options["add_bos_token"].is_boolean()) {
+      return options["add_bos_token"].get<bool>();
+    }
+  }
+  if (tokenizer().filename() != "tokenizer.json") return false;
+  // Otherwise the template of the post-processor says it, perhaps as one of several.
+  const json file = json::parse(read_input(tokenizer(), ExitCode::kData, "", kMostBytes), nullptr,
+                                /*allow_exceptions=*/false);
+  if (!file.is_object() || !file.contains("post_processor")) return false;
+  json processors = json::array({file["post_processor"]});
+  if (processors[0].is_object() && processors[0].contains("processors")) {
+    const json inner = processors[0]["processors"];
+    processors = inner;
+  }
+  if (!processors.is_array()) return false;
+  return std::ranges::any_of(processors, [](const json& processor) {
+    if (!processor.is_object() || processor.value("type", "") != "TemplateProcessing") return false;
+    const json single = processor.value("single", json::array());
+    return single.is_array() && !single.empty() && single[0].is_object() &&
+           single[0].contains("SpecialToken");
+  });
+}
+
+bool is_hf_folder(const fs::path& path) {
+  return is_there(path / kConfig) && !is_checkpoint_folder(path) && !is_there(checkpoints_of(path));
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,111 @@
+#include "export/hf_import.h"
+
+#include <spdlog/spdlog.h>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/weight_match.h"
+#include "config/schema.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "core/version.h"
+#include "data/loader.h"
+#include "data/tokenizer.h"
+#include "model/transformer.h"
+#include "train/run_state.h"
+
+namespace sbtrain {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kTokenizerConfig = "tokenizer_config.json";
+
+// Copies the tokenizer and returns its hash; empty if there is none that can be read here. The
+// weights are of use without it.
+std::string copy_tokenizer(const HfFolder& folder, const fs::path& run) {
+  const fs::path from = folder.tokenizer();
+  if (from.empty()) return "";
+  std::string hash;
+  try {
+    hash = Tokenizer(from.string()).hash();
+  } catch (const Error& error) {
+    spdlog::warn("the tokenizer is left out: {}", error.what());
+    return "";
+  }
+  replace_file(run / kRunTokenizer, read_input(from, ExitCode::kData));
+  std::error_code unreadable;
+  if (const fs::path config = from.parent_path() / kTokenizerConfig;
+      fs::exists(config, unreadable)) {
+    replace_file(run / kTokenizerConfig, read_input(config, ExitCode::kData));
+  }
+  return hash;
+}
+
+// The state of a run before its first step, which says how the model's texts are to be encoded.
+std::string first_state(const Config& config, const std::string& tokenizer_hash, bool bos) {
+  LoaderState loader;
+  loader.packing = "concat";
+  loader.sequence_length = config.train.sequence_length;
+  loader.batch = config.train.batch;
+  loader.micro_batch = config.train.micro_batch;
+  loader.world = 1;
+  loader.tokenizer_hash = tokenizer_hash;
+  loader.starts_with_bos = bos;
+  RunState state;
+  if (!tokenizer_hash.empty()) state.loader = loader.to_json();
+  return format_run_state(state);
+}
+
+Snapshot snapshot_of(const HfFolder& folder, const Transformer& model) {
+  Snapshot snapshot;
+  for (const ParamUnit& unit : model.registry().units()) {
+    for (const PlacedTensor& tensor : unit.tensors) {
+      snapshot.tensors.push_back(
+          {{TensorKind::kModel, tensor.name, tensor.spec.shape, 0, tensor.count}, {}, 0});
+    }
+  }
+  snapshot.read = [&folder](const TensorShard& tensor, int64_t begin, int64_t end, float* out) {
+    folder.read(tensor.name, begin, end, out);
+  };
+  return snapshot;
+}
+
+}  // namespace
+
+HfImport import_hf(const HfFolder& folder, const fs::path& output) {
+  Config config = folder.config();
+  const Transformer model(config.model);
+  check_match(match_weights(folder, model.registry()), folder.name());
+
+  const Storage storage;
+  const fs::path run = output.filename().empty() ? output.parent_path() : output;
+  const fs::path unfinished = run.string() + ".tmp";
+  storage.make_folders(unfinished);
+  try {
+    const std::string hash = copy_tokenizer(folder, unfinished);
+    config.name = run.filename().string();
+    config.out = run.string();
+    const std::string yaml = config_yaml(config);
+    Snapshot snapshot = snapshot_of(folder, model);
+    snapshot.state_json = first_state(config, hash, folder.starts_with_bos());
+    snapshot.config_yaml = yaml;
+    snapshot.fingerprints = identity_fields(flatten(config));
+    save_checkpoint(storage, unfinished, snapshot, {}, /*keep=*/1);
+    storage.replace_file(unfinished / "config.yaml", yaml);
+    const nlohmann::json info = {{"version", version()},
+                                 {"git_revision", git_revision()},
+                                 {"imported_from", fs::absolute(folder.name()).string()},
+                                 {"architecture", folder.architecture()}};
+    storage.replace_file(unfinished / "run.json", info.dump(2) + "\n");
+    storage.rename(unfinished, run);
+    storage.sync_folder(fs::absolute(run).parent_path());
+    return {.checkpoint = run / "checkpoints/step-00000000", .has_tokenizer = !hash.empty()};
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(unfinished, ignored);
+    throw;
+  }
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,91 @@
+// Models as transformers saves them: imported, they compute its logits, and they are exported as
+// they were.
+#include "export/hf_folder.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/checkpoint.h"
+#include "config/schema.h"
+#include "export/hf_export.h"
+#include "export/hf_import.h"
+#include "serve/inference.h"
+
+namespace sbtrain {
+namespace {
+
+namespace fs = std::filesystem;
+
+class HfModel : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "hf_folder_XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static fs::path model() { return fs::path(SBTRAIN_TEST_MODELS) / GetParam(); }
+  template <typename T>
+  static std::vector<T> values(const SafetensorsReader& file, const std::string& name) {
+    const SafetensorsEntry& entry = file.at(name);
+    std::vector<T> values(entry.bytes() / sizeof(T));
+    file.read(entry, 0, values.data(), entry.bytes());
+    return values;
+  }
+
+  fs::path folder_;
+};
+
+TEST_P(HfModel, ComputesTheSameLogits) {
+  const HfFolder source(model());
+  const HfImport imported = import_hf(source, folder_ / "run");
+  const CheckpointReader checkpoint = open_checkpoint(folder_ / "run");
+  EXPECT_EQ(checkpoint.folder(), imported.checkpoint);
+  const Config config = parse_config(checkpoint.config_yaml(), "config.yaml");
+
+  const SafetensorsReader reference(model() / "reference.safetensors");
+  const std::vector<int32_t> tokens = values<int32_t>(reference, "tokens");
+  const std::vector<float> theirs = values<float>(reference, "logits");
+  const auto count = static_cast<int64_t>(tokens.size());
+  InferenceModel inference(config.model, checkpoint, Backend::kCpu,
+                           plan_generation(config.model, Backend::kCpu, count, 0));
+  const std::vector<float> ours = inference.logits(tokens);
+  ASSERT_EQ(ours.size(), theirs.size());
+  float largest = 0;
+  float difference = 0;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    largest = std::max(largest, std::fabs(theirs[i]));
+    difference = std::max(difference, std::fabs(ours[i] - theirs[i]));
+  }
+  EXPECT_LE(difference, 1e-4f * largest);
+}
+
+TEST_P(HfModel, IsExportedAsItWas) {
+  const HfFolder source(model());
+  import_hf(source, folder_ / "run");
+  const CheckpointReader checkpoint = open_checkpoint(folder_ / "run");
+  const Config config = parse_config(checkpoint.config_yaml(), "config.yaml");
+  const HfLayout layout = hf_layout(config, ExportFormat::kHf, FileDType::kBF16);
+  EXPECT_EQ(layout.architecture, source.architecture());
+  export_hf(checkpoint, config, layout, {.output = folder_ / "hf", .dtype = FileDType::kBF16});
+
+  const SafetensorsReader before(model() / "model.safetensors");
+  const SafetensorsReader after(folder_ / "hf/model.safetensors");
+  ASSERT_EQ(after.entries().size(), before.entries().size());
+  for (const SafetensorsEntry& entry : before.entries()) {
+    EXPECT_EQ(after.at(entry.name).shape, entry.shape);
+    EXPECT_EQ(values<uint16_t>(after, entry.name), values<uint16_t>(before, entry.name))
+        << entry.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, HfModel, testing::Values("llama3", "smollm2", "qwen2_5"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace sbtrain
