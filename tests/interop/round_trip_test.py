@@ -301,7 +301,7 @@ def check_hostile(runs):
     refused(3, "inner", edit("config.json", lambda j: j["sbtrain"].update(inner=-3)))
     refused(3, "shape", edit("config.json", lambda j: j["sbtrain"].update(inner=60)))
     refused(3, "lack", edit("config.json", lambda j: j["sbtrain"].update(layers=3)))
-    refused(3, "tensors", edit("config.json", lambda j: j["sbtrain"].update(layers=1000000000)))
+    refused(3, "tensors", edit("config.json", lambda j: j["sbtrain"].update(layers=9999)))
     refused(3, "config.json", lambda f: (f / "config.json").write_text('{"model_type": "sbtrain", "sbtrain": {"norm_eps": NaN}}'))
     refused(3, "gpt_bigcode", edit("config.json", lambda j: j.update(model_type="gpt_bigcode")))
     refused(3, "config.json", lambda f: (f / "config.json").write_text("[1, 2]"))
