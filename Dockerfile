@@ -11,7 +11,7 @@
 # it. For an image that stays on its machine, --build-arg NATIVE=ON compiles for that processor, which is
 # faster on the CPU.
 
-FROM docker.io/library/debian:12 AS cpu
+FROM debian:12 AS cpu
 WORKDIR /sbtrain
 COPY scripts/dependencies.txt scripts/setup.sh scripts/
 RUN scripts/setup.sh build quickstart && rm -rf /var/lib/apt/lists/*
@@ -22,7 +22,7 @@ RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=$NATIVE && \
     ln -s "$(scripts/find_sbtrain.sh)" /usr/local/bin/sbtrain
 ENTRYPOINT ["sbtrain"]
 
-FROM docker.io/nvidia/cuda:13.0.1-cudnn-devel-ubuntu24.04 AS cuda
+FROM nvidia/cuda:13.0.1-cudnn-devel-ubuntu24.04 AS cuda
 WORKDIR /sbtrain
 COPY scripts/dependencies.txt scripts/setup.sh scripts/
 RUN scripts/setup.sh build quickstart && rm -rf /var/lib/apt/lists/*
