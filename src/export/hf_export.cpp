@@ -7,9 +7,9 @@
 #include "core/error.h"
 #include "core/version.h"
 #include "export/float_format.h"
+#include "export/hf_tokenizer.h"
 #include "export/model_card.h"
 #include "export/python.h"
-#include "export/tokenizer_files.h"
 
 namespace sbtrain {
 namespace fs = std::filesystem;
@@ -114,9 +114,9 @@ void write_configs(const Storage& storage, const fs::path& folder, const HfLayou
   ordered_json config = layout.config;
   ordered_json generation = {{"do_sample", true}, {"temperature", 0.8}, {"top_p", 0.95}};
   if (!options.tokenizer.empty()) {
-    const TokenizerFiles files =
-        tokenizer_files(options.tokenizer, options.starts_with_bos,
-                        layout.config.at("max_position_embeddings").get<int64_t>());
+    const HfTokenizer files =
+        hf_tokenizer(options.tokenizer, options.starts_with_bos,
+                     layout.config.at("max_position_embeddings").get<int64_t>());
     for (const auto& [name, text] : files.texts) write_text(storage, folder / name, text);
     const auto token = [&](const char* key, int32_t id) {
       if (id < 0) return;

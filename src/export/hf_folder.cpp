@@ -11,6 +11,7 @@
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "data/tokenizer.h"
 #include "export/float_format.h"
 
 namespace sbtrain {
@@ -197,10 +198,7 @@ void HfFolder::read(std::string_view name, int64_t begin, int64_t end, float* ou
 }
 
 fs::path HfFolder::tokenizer() const {
-  for (const char* name : {"tokenizer.model", "tokenizer.json"}) {
-    if (is_there(folder_ / name)) return folder_ / name;
-  }
-  return {};
+  return find_tokenizer(folder_.string());
 }
 
 bool HfFolder::starts_with_bos() const {

@@ -19,8 +19,6 @@ namespace sbtrain {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kTokenizerConfig = "tokenizer_config.json";
-
 // Copies the tokenizer and returns its hash; empty if there is none that can be read here. The
 // weights are of use without it.
 std::string copy_tokenizer(const HfFolder& folder, const fs::path& run) {
@@ -33,11 +31,8 @@ std::string copy_tokenizer(const HfFolder& folder, const fs::path& run) {
     spdlog::warn("the tokenizer is left out: {}", error.what());
     return "";
   }
-  replace_file(run / kRunTokenizer, read_input(from, ExitCode::kData));
-  std::error_code unreadable;
-  if (const fs::path config = from.parent_path() / kTokenizerConfig;
-      fs::exists(config, unreadable)) {
-    replace_file(run / kTokenizerConfig, read_input(config, ExitCode::kData));
+  for (const TokenizerFile& file : tokenizer_files(from.string())) {
+    replace_file(run / file.name, read_input(file.path, ExitCode::kData));
   }
   return hash;
 }

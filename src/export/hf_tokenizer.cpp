@@ -1,16 +1,16 @@
-#include "export/tokenizer_files.h"
+#include "export/hf_tokenizer.h"
 
 #include <sentencepiece_processor.h>
+#include <spdlog/spdlog.h>
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "core/error.h"
 #include "core/files.h"
 #include "data/tokenizer.h"
 
 namespace sbtrain {
-namespace fs = std::filesystem;
 namespace {
 
 using nlohmann::ordered_json;
@@ -46,30 +46,29 @@ ordered_json sentencepiece_config(const std::string& model, const std::string& p
 
 }  // namespace
 
-TokenizerFiles tokenizer_files(const std::string& path, bool starts_with_bos, int64_t max_length) {
+HfTokenizer hf_tokenizer(const std::string& path, bool starts_with_bos, int64_t max_length) {
   const Tokenizer tokenizer(path);
-  const std::string model = read_input(path, ExitCode::kData);
-  TokenizerFiles files{.texts = {}, .bos = tokenizer.bos(), .eos = tokenizer.eos()};
-  if (!model.starts_with('{')) {
-    files.texts["tokenizer.model"] = model;
-    files.texts[kConfigName] =
-        sentencepiece_config(model, path, starts_with_bos, max_length).dump(2) + "\n";
-    return files;
+  HfTokenizer result{.texts = {}, .bos = tokenizer.bos(), .eos = tokenizer.eos()};
+  const std::vector<TokenizerFile> files = tokenizer_files(path);
+  for (const TokenizerFile& file : files) {
+    result.texts[file.name] = read_input(file.path, ExitCode::kData);
   }
-  files.texts["tokenizer.json"] = model;
-  // The special tokens and the chat template, where the run has kept them.
-  const fs::path config = fs::path(path).parent_path() / kConfigName;
-  std::error_code unreadable;
-  if (fs::exists(config, unreadable)) {
-    files.texts[kConfigName] = read_input(config, ExitCode::kData);
-  } else {
-    files.texts[kConfigName] = ordered_json{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                                            {"clean_up_tokenization_spaces", false},
-                                            {"model_max_length", max_length}}
-                                   .dump(2) +
-                               "\n";
+  const std::string& model = files.front().name;
+  if (model.ends_with(".tiktoken")) {
+    spdlog::warn(
+        "{}: transformers reads no files of tiktoken; the folder holds it as it is, and "
+        "AutoTokenizer needs the tokenizer.json that it was made with",
+        path);
   }
-  return files;
+  if (result.texts.count(kConfigName) != 0) return result;
+  const ordered_json config =
+      model == "tokenizer.model"
+          ? sentencepiece_config(result.texts[model], path, starts_with_bos, max_length)
+          : ordered_json{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                         {"clean_up_tokenization_spaces", false},
+                         {"model_max_length", max_length}};
+  result.texts[kConfigName] = config.dump(2) + "\n";
+  return result;
 }
 
 }  // namespace sbtrain
