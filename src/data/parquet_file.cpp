@@ -10,7 +10,7 @@
 #include "core/files.h"
 #include "data/byte_source.h"
 #include "data/parquet_rows.h"
-#include "data/python_helper.h"
+#include "core/python.h"
 #include "data/text_reader.h"
 
 namespace sbtrain {

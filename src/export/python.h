@@ -1,4 +1,4 @@
-// The Python files that the program carries, and the interpreter that runs them.
+// The Python files that the program carries, and how one of them is run.
 #pragma once
 
 #include <string>
@@ -17,16 +17,12 @@ std::vector<PythonFile> model_code();
 // Compares logits (verify_logits.py).
 PythonFile verify_script();
 
-// $SBTRAIN_PYTHON; else that of .venv/ beside the build folder, where `scripts/setup.sh python` has
-// made one; else Debian's; else the first in PATH.
-std::string python_interpreter();
-
 struct PythonResult {
   int code = 0;
-  std::string output;  // of both streams
+  std::string output;  // what it printed; if it failed, with its last errors
 };
 
-// Runs a script with arguments and waits for it. Throws ExitCode::kUsage if the interpreter cannot
+// Runs a script with arguments and waits for it. Throws ExitCode::kData if the interpreter cannot
 // be started.
 PythonResult run_python(const PythonFile& script, const std::vector<std::string>& arguments);
 

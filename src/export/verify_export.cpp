@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/python.h"
 #include "export/float_format.h"
 #include "export/python.h"
 #include "ops/memory.h"

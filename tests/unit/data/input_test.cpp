@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/prepare.h"
-#include "data/python_helper.h"
+#include "core/python.h"
 #include "data/text_reader.h"
 #include "unit/data/compress.h"
 #include "unit/data/stores.h"

@@ -1,4 +1,4 @@
-// Runs Python for what only a Python library reads.
+// Runs Python for what only a Python library does.
 #pragma once
 
 #include <sys/types.h>
@@ -34,7 +34,7 @@ class PythonHelper {
 
   struct Result {
     int status = 0;        // the exit code, or 128 + the number of the signal that ended it
-    std::string errors{};  // what it wrote to standard error, up to 4 KiB
+    std::string errors{};  // what it wrote to standard error, the last 4 KiB
   };
   // Waits for the end of the child.
   Result wait();

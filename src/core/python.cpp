@@ -1,4 +1,4 @@
-#include "data/python_helper.h"
+#include "core/python.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -122,7 +123,9 @@ PythonHelper::Result PythonHelper::wait() {
   pid_ = -1;
   Result result{.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status)};
   result.errors.resize(4096);
-  const ssize_t got = ::pread(errors_.get(), result.errors.data(), result.errors.size(), 0);
+  const off_t end = ::lseek(errors_.get(), 0, SEEK_END);
+  const off_t begin = std::max<off_t>(0, end - static_cast<off_t>(result.errors.size()));
+  const ssize_t got = ::pread(errors_.get(), result.errors.data(), result.errors.size(), begin);
   result.errors.resize(got > 0 ? static_cast<size_t>(got) : 0);
   while (result.errors.ends_with('\n')) result.errors.pop_back();
   return result;
