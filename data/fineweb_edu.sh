@@ -19,7 +19,7 @@ shift 3
 sbtrain=$("$here/../scripts/find_sbtrain.sh")
 
 if [ ! -e "$tokenizer" ]; then
-  first=$(find -L "$copy" -name '*.parquet' | LC_ALL=C sort | head -n 1)
+  first=$(find -L "$copy" -name '*.parquet' | LC_ALL=C sort | sed -n 1p)
   "$sbtrain" tokenizer train --input "${first:-$copy}" --vocab "${VOCAB:-32768}" --output "$tokenizer"
 fi
 exec "$sbtrain" prepare --input "$copy" --format parquet --source-key dump --tokenizer "$tokenizer" \

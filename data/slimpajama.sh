@@ -21,7 +21,7 @@ shift 3
 sbtrain=$("$here/../scripts/find_sbtrain.sh")
 
 if [ ! -e "$tokenizer" ]; then
-  first=$(find -L "$copy/train" -name '*.jsonl.zst' | LC_ALL=C sort | head -n 1)
+  first=$(find -L "$copy/train" -name '*.jsonl.zst' | LC_ALL=C sort | sed -n 1p)
   "$sbtrain" tokenizer train --input "${first:-$copy/train}" --vocab "${VOCAB:-32768}" --output "$tokenizer"
 fi
 for part in validation train; do

@@ -170,6 +170,7 @@ class Follower:
                     continue
                 if known is not None:
                     self.tracker.finish(superseded=True)
+                    self.open = False
                     self._start()
                     self.metrics.rewind()
                     return count + self.poll()

@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh                all of this, with the release build
 #   scripts/test.sh --sanitize     the tests under AddressSanitizer and UndefinedBehaviorSanitizer
-#   scripts/test.sh --label unit   only tests of one label: unit, parity, system, multi, gpu
+#   scripts/test.sh --label unit   only tests of one label: unit, parity, system, interop, multi, gpu
 #   scripts/test.sh --tests REGEX  only tests whose name matches
 #   scripts/test.sh --no-lint      without clang-format and clang-tidy
 #   scripts/test.sh --lint-all     clang-tidy on every file, not only on those that changed

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 
 #include "cli/cli.h"
@@ -42,6 +43,7 @@ void shorten_spins(char** argv) {
 int main(int argc, char** argv) {
   sbtrain::open_standard_streams();
   sbtrain::hold_stop_signals();
+  std::signal(SIGCHLD, SIG_DFL);  // where the parent ignores it, exit codes of children are lost
   shorten_spins(argv);
   // A program that was started as /proc/self/exe is "exe" to ps and pkill.
   prctl(PR_SET_NAME, program_invocation_short_name);

@@ -21,7 +21,7 @@ size_t DescriptorSource::read(char* out, size_t bytes) {
   while (true) {
     if (stop_) throw ReadingStopped{};
     pollfd wait{.fd = fd_.get(), .events = POLLIN, .revents = 0};
-    if (::poll(&wait, 1, 100) == 0) continue;
+    if (::poll(&wait, 1, 100) <= 0) continue;
     const ssize_t got = ::read(fd_.get(), out, bytes);
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (got < 0) fail(ExitCode::kData, "{}: cannot read: {}", name_, std::strerror(errno));

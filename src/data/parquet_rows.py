@@ -104,7 +104,8 @@ def write_rows(path, text, source):
 def check(text, source):
     for path in sys.stdin.buffer.read().split(b"\0")[:-1]:
         file = guarded(path, lambda: open_file(path.decode(errors="surrogateescape"), text, source)[0])
-        print(file.metadata.num_rows)
+        # Flushed, so that this ends soon after sbtrain has.
+        guarded(path, lambda: print(file.metadata.num_rows, flush=True))
 
 
 def guarded(path, body):
@@ -123,7 +124,9 @@ def name_of(path):
 
 
 def main():
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     mode, text, source, *rest = sys.argv[1:]
     if mode == "check":
         check(text, source)

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "data/token_file.h"
+#include "data/utf8.h"
 
 namespace sbtrain {
 namespace {
@@ -92,7 +93,7 @@ std::string binary_problem(std::string_view head) {
 
 // Why this is not UTF-8; empty if it is.
 std::string encoding_problem(std::string_view head) {
-  const size_t valid = valid_utf8(head);
+  const size_t valid = valid_length(head);
   // The head may end inside a character, which has up to 4 bytes.
   if (valid == head.size() || (head.size() == kFormatBytes && valid + 4 > head.size())) return "";
   return not_utf8(static_cast<uint8_t>(head[valid]), static_cast<int64_t>(valid));
@@ -103,8 +104,7 @@ std::string encoding_problem(std::string_view head) {
 std::string not_utf8(uint8_t byte, int64_t offset) {
   return fmt::format(
       "not UTF-8 (byte 0x{:02x} at offset {}): convert it first (iconv -f WINDOWS-1252 -t UTF-8, "
-      "or "
-      "what its encoding is), or drop such bytes (iconv -c -f UTF-8 -t UTF-8)",
+      "or what its encoding is), or drop such bytes (iconv -c -f UTF-8 -t UTF-8)",
       byte, offset);
 }
 
@@ -176,45 +176,6 @@ Recognised recognise(std::string_view head, std::string_view path, InputFormat w
   if (named == InputFormat::kText) return plain_text();
   return lines || named == InputFormat::kJsonLines ? Recognised{.format = InputFormat::kJsonLines}
                                                    : plain_text();
-}
-
-namespace {
-
-// The length of the character at `at`, 0 if there is none (RFC 3629, section 4).
-size_t character_length(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) {
-    return at + i < text.size() ? static_cast<uint8_t>(text[at + i]) : 0U;
-  };
-  const auto tail = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  if (first < 0xc2 || first > 0xf4) return 0;
-  if (first < 0xe0) return tail(1) ? 2 : 0;
-  // No overlong forms, no surrogates, nothing beyond U+10FFFF.
-  const unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-  const unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-  if (byte(1) < low || byte(1) > high || !tail(2)) return 0;
-  if (first < 0xf0) return 3;
-  return tail(3) ? 4 : 0;
-}
-
-}  // namespace
-
-size_t valid_utf8(std::string_view text) {
-  constexpr uint64_t kHighBits = 0x8080808080808080;
-  size_t at = 0;
-  while (at < text.size()) {
-    uint64_t eight = kHighBits;
-    if (text.size() - at >= sizeof eight) std::memcpy(&eight, text.data() + at, sizeof eight);
-    if ((eight & kHighBits) == 0) {
-      at += sizeof eight;
-      continue;
-    }
-    const size_t length = character_length(text, at);
-    if (length == 0) break;
-    at += length;
-  }
-  return at;
 }
 
 }  // namespace sbtrain

@@ -55,9 +55,6 @@ struct Recognised {
 // `wanted` is kAuto, or the format that the file has to have.
 Recognised recognise(std::string_view head, std::string_view path, InputFormat wanted);
 
-// The number of bytes of `text` before the first that is not UTF-8 (RFC 3629).
-size_t valid_utf8(std::string_view text);
-
 // What to say of a file with such a byte at this offset.
 std::string not_utf8(uint8_t byte, int64_t offset);
 

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "data/text_format.h"
+#include "data/utf8.h"
 
 namespace sbtrain {
 
@@ -73,9 +74,7 @@ size_t part_end(std::string_view text, size_t limit) {
   if (text.size() <= limit) return text.size();
   const size_t newline = text.substr(0, limit).rfind('\n');
   if (newline != std::string_view::npos) return newline + 1;
-  size_t end = limit;
-  while (end > limit - 4 && (static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;
-  return end;
+  return character_boundary(text, limit);
 }
 
 class TextReader final : public RecordReader {
@@ -89,7 +88,7 @@ class TextReader final : public RecordReader {
     window_.fill(kTextPartBytes + 1);
     const std::string_view text = window_.bytes();
     const std::string_view part = text.substr(0, part_end(text, kTextPartBytes));
-    if (const size_t valid = valid_utf8(part); valid < part.size()) {
+    if (const size_t valid = valid_length(part); valid < part.size()) {
       fail(ExitCode::kData, "{}: {}", origin_.name,
            not_utf8(static_cast<uint8_t>(part[valid]), offset_ + static_cast<int64_t>(valid)));
     }

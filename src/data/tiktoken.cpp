@@ -167,6 +167,8 @@ std::string base64_bytes(std::string_view text) {
   return text.substr(text.size() - padding) == std::string(padding, '=') ? bytes : "";
 }
 
+constexpr size_t kLongestLine = 4096;
+
 struct RankLine {
   std::string bytes;
   int32_t rank = -1;
@@ -195,7 +197,8 @@ Ranks read_ranks(std::string_view content, const std::string& path) {
   std::vector<bool> seen;
   for (int64_t number = 1; !content.empty(); ++number) {
     const size_t length = std::min(content.find('\n'), content.size());
-    const RankLine line = parse_line(content.substr(0, length));
+    const RankLine line =
+        length > kLongestLine ? RankLine{} : parse_line(content.substr(0, length));
     content.remove_prefix(std::min(content.size(), length + 1));
     if (length == 0) continue;
     if (line.rank < 0 || line.rank > kMaxRank) {
@@ -237,7 +240,6 @@ SpecialTokens specials_of(const Encoding& encoding, int32_t ranks) {
 }  // namespace
 
 bool is_tiktoken(std::string_view content) {
-  constexpr size_t kLongestLine = 4096;
   const size_t end = content.substr(0, kLongestLine).find('\n');
   return end != std::string_view::npos && parse_line(content.substr(0, end)).rank >= 0;
 }

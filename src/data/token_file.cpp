@@ -40,9 +40,9 @@ class TokenReader final : public RecordReader {
 
   bool next(RawDocument& document) override {
     while (true) {
-      window_.fill(kPartBytes + width());
+      const bool more = window_.fill(kPartBytes + width());
       std::string_view bytes = window_.bytes();
-      if (bytes.size() < kPartBytes && bytes.size() % width() != 0) {
+      if (!more && bytes.size() % width() != 0) {
         fail(ExitCode::kData, "{}: it ends inside of a token of {} bytes; the file was cut short",
              origin_.name, token_bytes_);
       }

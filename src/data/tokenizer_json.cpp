@@ -378,14 +378,16 @@ void guess_bos_and_eos(BpeDescription& d) {
 BpeDescription read_tokenizer_json(const std::string& content, const std::string& path,
                                    const std::string& config, const std::string& config_path) {
   BpeDescription d = Reader(path, content).read();
-  if (config.empty()) {
-    guess_bos_and_eos(d);
-    return d;
-  }
+  guess_bos_and_eos(d);
+  if (config.empty()) return d;
   const Json settings = Json::parse(config, nullptr, /*allow_exceptions=*/false);
   if (!settings.is_object()) fail(ExitCode::kData, "{}: not a JSON object", config_path);
-  d.bos = configured_token(d, settings, "bos_token", config_path);
-  d.eos = configured_token(d, settings, "eos_token", config_path);
+  if (settings.contains("bos_token")) {
+    d.bos = configured_token(d, settings, "bos_token", config_path);
+  }
+  if (settings.contains("eos_token")) {
+    d.eos = configured_token(d, settings, "eos_token", config_path);
+  }
   return d;
 }
 

@@ -1,4 +1,4 @@
-// UTF-8 (RFC 3629) as the tokenizers see it: text that may hold invalid bytes.
+// UTF-8 (RFC 3629) in text that may hold invalid bytes.
 #pragma once
 
 #include <cstddef>

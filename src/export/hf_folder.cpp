@@ -212,8 +212,7 @@ bool HfFolder::starts_with_bos() const {
   }
   if (tokenizer().filename() != "tokenizer.json") return false;
   // Otherwise the template of the post-processor says it, perhaps as one of several.
-  const json file = json::parse(read_input(tokenizer(), ExitCode::kData, "", kMostBytes), nullptr,
-                                /*allow_exceptions=*/false);
+  const json file = read_json(tokenizer(), ExitCode::kData);
   if (!file.is_object() || !file.contains("post_processor")) return false;
   json processors = json::array({file["post_processor"]});
   if (processors[0].is_object() && processors[0].contains("processors")) {
@@ -222,8 +221,11 @@ bool HfFolder::starts_with_bos() const {
   }
   if (!processors.is_array()) return false;
   return std::ranges::any_of(processors, [](const json& processor) {
-    if (!processor.is_object() || processor.value("type", "") != "TemplateProcessing") return false;
-    const json single = processor.value("single", json::array());
+    if (!processor.is_object() || !processor.contains("type") || !processor.contains("single") ||
+        processor["type"] != "TemplateProcessing") {
+      return false;
+    }
+    const json& single = processor["single"];
     return single.is_array() && !single.empty() && single[0].is_object() &&
            single[0].contains("SpecialToken");
   });

@@ -60,7 +60,7 @@ class HfFolder : public WeightSource {
   std::map<std::string, Stored, std::less<>> tensors_;  // by our names
 };
 
-// Whether `path` is a folder with a config.json that has a model_type, and no checkpoint or run.
+// Whether `path` is a folder with a config.json, and no checkpoint or run.
 bool is_hf_folder(const std::filesystem::path& path);
 
 // The configuration that config.json means. `tied`: what holds if it does not say whether the head

@@ -83,7 +83,7 @@ HfImport import_hf(const HfFolder& folder, const fs::path& output) {
     config.out = run.string();
     const std::string yaml = config_yaml(config);
     Snapshot snapshot = snapshot_of(folder, model);
-    snapshot.state_json = first_state(config, hash, folder.starts_with_bos());
+    snapshot.state_json = first_state(config, hash, !hash.empty() && folder.starts_with_bos());
     snapshot.config_yaml = yaml;
     snapshot.fingerprints = identity_fields(flatten(config));
     save_checkpoint(storage, unfinished, snapshot, {}, /*keep=*/1);

@@ -44,6 +44,23 @@ ordered_json sentencepiece_config(const std::string& model, const std::string& p
           {"model_max_length", max_length}};
 }
 
+// A tokenizer.json. Its own special tokens say which are bos and eos.
+ordered_json json_config(const Tokenizer& tokenizer, bool starts_with_bos, int64_t max_length) {
+  ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                         {"add_bos_token", starts_with_bos},
+                         {"clean_up_tokenization_spaces", false},
+                         {"model_max_length", max_length}};
+  const auto name = [&](const char* key, int32_t id) {
+    for (const auto& [content, special] : tokenizer.special()) {
+      if (special == id) config[key] = content;
+    }
+  };
+  name("bos_token", tokenizer.bos());
+  name("eos_token", tokenizer.eos());
+  name("pad_token", tokenizer.eos());
+  return config;
+}
+
 }  // namespace
 
 HfTokenizer hf_tokenizer(const std::string& path, bool starts_with_bos, int64_t max_length) {
@@ -59,14 +76,18 @@ HfTokenizer hf_tokenizer(const std::string& path, bool starts_with_bos, int64_t 
         "{}: transformers reads no files of tiktoken; the folder holds it as it is, and "
         "AutoTokenizer needs the tokenizer.json that it was made with",
         path);
+    return result;
   }
-  if (result.texts.count(kConfigName) != 0) return result;
-  const ordered_json config =
-      model == "tokenizer.model"
-          ? sentencepiece_config(result.texts[model], path, starts_with_bos, max_length)
-          : ordered_json{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                         {"clean_up_tokenization_spaces", false},
-                         {"model_max_length", max_length}};
+  ordered_json config;
+  if (const auto kept = result.texts.find(kConfigName); kept != result.texts.end()) {
+    config = ordered_json::parse(kept->second, nullptr, /*allow_exceptions=*/false);
+    if (!config.is_object()) fail(ExitCode::kData, "{}: {} is no JSON object", path, kConfigName);
+    config["add_bos_token"] = starts_with_bos;
+  } else if (model == "tokenizer.model") {
+    config = sentencepiece_config(result.texts[model], path, starts_with_bos, max_length);
+  } else {
+    config = json_config(tokenizer, starts_with_bos, max_length);
+  }
   result.texts[kConfigName] = config.dump(2) + "\n";
   return result;
 }

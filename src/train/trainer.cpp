@@ -93,7 +93,18 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
   replace_file(run / kInfoFile, info.dump(2) + "\n");
   write_run_file(run / kConfigFile, config_yaml);
   if (tokenizer.empty()) return;
-  for (const TokenizerFile& file : tokenizer_files(tokenizer)) {
+  const std::vector<TokenizerFile> files = tokenizer_files(tokenizer);
+  const auto stays = [&](const fs::path& path) {
+    return std::ranges::any_of(
+        files, [&](const TokenizerFile& file) { return path.filename() == file.name; });
+  };
+  // Those of an earlier start with another kind of tokenizer would be taken for this run's.
+  if (const std::string earlier = find_tokenizer(run.string()); !earlier.empty()) {
+    for (const TokenizerFile& file : tokenizer_files(earlier)) {
+      if (!stays(file.path)) set_aside(file.path);
+    }
+  }
+  for (const TokenizerFile& file : files) {
     write_run_file(run / file.name, read_input(file.path, ExitCode::kData));
   }
 }

@@ -3,9 +3,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "data/prepare.h"
 #include "core/python.h"
+#include "data/prepare.h"
 #include "data/text_reader.h"
+#include "data/utf8.h"
 #include "unit/data/compress.h"
 #include "unit/data/stores.h"
 
@@ -216,15 +217,15 @@ TEST_F(InputTest, Utf8IsThatOfItsDefinition) {
   for (const char8_t* good : {u8"", u8"a", u8"\u0080", u8"\u07ff", u8"\u0800", u8"\ud7ff",
                               u8"\ue000", u8"\uffff", u8"\U00010000", u8"\U0010ffff"}) {
     const std::string text = utf8(good);
-    EXPECT_EQ(valid_utf8(text), text.size());
-    EXPECT_EQ(valid_utf8("12345678" + text + "12345678"), text.size() + 16);
+    EXPECT_EQ(valid_length(text), text.size());
+    EXPECT_EQ(valid_length("12345678" + text + "12345678"), text.size() + 16);
     if (text.size() > 1) {
-      EXPECT_EQ(valid_utf8("12345678" + text.substr(0, text.size() - 1)), 8U);
+      EXPECT_EQ(valid_length("12345678" + text.substr(0, text.size() - 1)), 8U);
     }
   }
   for (const char* bad : {"\x80", "\xc0\xaf", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80",
                           "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff"}) {
-    EXPECT_EQ(valid_utf8("123456789"s + bad + "123456789"), 9U);
+    EXPECT_EQ(valid_length("123456789"s + bad + "123456789"), 9U);
   }
 }
 
