@@ -112,6 +112,9 @@ class CollectivesBench {
     const auto size = static_cast<int64_t>(dtype_size(c.dtype));
     const int64_t n = bytes / size / W;
     const auto memory = collective_memory(backend_, static_cast<size_t>(n * W * size));
+    if (!memory) {
+      fail(ExitCode::kOutOfMemory, "out of memory: {} bytes for collectives", n * W * size);
+    }
     const Tensor full(memory.get(), c.dtype, {n * W});
     const Tensor shard = full.row_range(n * ranks.rank(), n);
     ops::run(communication_, ops::Fill{.x = full, .value = 1e-30f});  // stays finite when added

@@ -94,7 +94,8 @@ std::vector<Slot> make_slots(int jobs, int gpus, const std::string& visible, int
     const int share = gpus / count;
     const auto first = names.begin() + n * share;
     slots[n].gpus = fmt::format("{}", fmt::join(first, first + share, ","));
-    slots[n].threads = std::max(1, processors / count);
+    // Each GPU of a slot has a rank, and all ranks of the slot get this setting.
+    slots[n].threads = std::max(1, processors / (count * std::max(share, 1)));
   }
   return slots;
 }
@@ -128,7 +129,9 @@ void ChildRuns::start(size_t id, const std::vector<std::string>& arguments,
 std::optional<ChildRuns::Ended> ChildRuns::take_ended() {
   for (auto child = running_.begin(); child != running_.end(); ++child) {
     int status = 0;
-    if (waitpid(child->pid, &status, WNOHANG) == 0) continue;
+    const pid_t waited = waitpid(child->pid, &status, WNOHANG);
+    if (waited == 0) continue;
+    if (waited < 0) fail(ExitCode::kInternal, "a training run is lost: {}", std::strerror(errno));
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - child->start;
     const Ended ended{.id = child->id,
                       .code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),

@@ -70,7 +70,9 @@ struct Evaluation {
   Evaluation(const EvalOptions& options, const Job& job)
       : options(options),
         ranks(*job.control),
-        checkpoint(open_for_all(ranks, options.checkpoint)),
+        // Where one rank measures attention, the others have ended.
+        checkpoint(options.attention.asked() ? open_checkpoint(options.checkpoint)
+                                             : open_for_all(ranks, options.checkpoint)),
         config(
             parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml")),
         backend(select_rank_backend(options.device, job.launch)) {

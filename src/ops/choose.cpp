@@ -45,7 +45,7 @@ std::string_view slow_cudnn_backward(const SoftmaxShape& x) {
 std::string why_not_cudnn(const SoftmaxShape& x, const Target& target, bool forced) {
   if (x.bias != PositionBias::kNone) return "cuDNN has no such bias";
   if (target.cudnn == 0) return "the target has no cuDNN";
-  if (x.head_dim > kernels::kSmallHeadDim) return "they alone take heads of more than 128 channels";
+  if (x.head_dim > kernels::kSmallHeadDim) return "cuDNN is used for heads of up to 128 channels";
   if (!x.backward) return {};
   if (const auto slow = slow_cudnn_backward(x); !forced && !slow.empty()) return std::string(slow);
   if (cudnn_backward_heads(x) == 0) return "cuDNN wants too much scratch for one head";

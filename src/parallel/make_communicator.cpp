@@ -54,7 +54,7 @@ std::shared_ptr<void> collective_memory(Backend backend, size_t bytes) {
   if (backend == Backend::kCuda) return nccl_allocate(bytes);
 #endif
   void* data = device_allocate(backend, bytes);
-  if (!data) fail(ExitCode::kOutOfMemory, "out of memory: {} bytes for collectives", bytes);
+  if (!data) return nullptr;
   return {data, [backend](void* of) { device_free(backend, of); }};
 }
 

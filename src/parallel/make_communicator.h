@@ -39,7 +39,7 @@ CommunicatorOptions communicator_options(const TrainConfig& train);
 void prepare_memory(Memory& memory, const CommunicatorOptions& options, int world);
 
 // Memory of the current device that other ranks can reach directly, where that differs from other
-// memory. Throws ExitCode::kOutOfMemory.
+// memory. Null if there is none.
 std::shared_ptr<void> collective_memory(Backend backend, size_t bytes);
 
 }  // namespace sbtrain

@@ -249,8 +249,7 @@ std::shared_ptr<void> nccl_allocate(size_t bytes) {
   void* data = nullptr;
   if (ncclMemAlloc(&data, bytes) != ncclSuccess) {
     cudaGetLastError();
-    fail(ExitCode::kOutOfMemory, "out of memory: {:.2f} GiB for collectives",
-         static_cast<double>(bytes) / (1 << 30));
+    return nullptr;
   }
   return {data, [](void* of) { ncclMemFree(of); }};
 }

@@ -16,7 +16,7 @@ namespace sbtrain {
 // waited for.
 std::unique_ptr<Communicator> make_nccl(Control& control, const CommunicatorOptions& options);
 
-// Device memory that other GPUs can reach directly. Throws ExitCode::kOutOfMemory.
+// Device memory that other GPUs can reach directly. Null if there is none.
 std::shared_ptr<void> nccl_allocate(size_t bytes);
 
 }  // namespace sbtrain

@@ -117,9 +117,10 @@ class ShardedParams : public ParamAccess {
   Stream& stream_;
   const Mesh& mesh_;
   const ReduceType reduce_;
+  // Memory that gathers read and write. It stands before the stream, whose destructor waits for them.
+  std::vector<std::shared_ptr<void>> registered_;
   std::optional<Stream> communication_;  // in a world of more than one
   std::vector<Unit> units_;
-  std::vector<std::shared_ptr<void>> registered_;  // memory that gathers read and write
   WaitTimes wait_times_;
   MicroBatch micro_batch_;
   std::deque<Event> reducing_;  // the ends of reductions that the compute stream has not waited for

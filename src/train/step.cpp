@@ -123,7 +123,8 @@ std::string TrainStep::tune(const std::string& known) {
   }
   ops::begin_tuning(stream_, known);
   // The first micro-batch overwrites gradients that later ones add to: other products.
-  const int64_t kinds = mesh_.sharded() ? 1 : std::min<int64_t>(micro_batches_per_step(), 2);
+  // These are programs of the plan, so that tuning takes no memory of its own.
+  const int64_t kinds = std::min<int64_t>(micro_batches_per_step(), 2);
   for (int64_t n = 0; n < kinds; ++n) {
     accumulate(upload(batch), {.first = n == 0, .last = n + 1 == kinds});
   }

@@ -162,6 +162,17 @@ stages: [{name: train, length: 2 steps}]
   expect_equal_in_all_worlds({});
 }
 
+TEST_F(RankedEvaluation, OfAttentionIsDoneByOneRank) {
+  train();
+  const std::vector<std::string> arguments = {
+      "eval",  "--checkpoint", path("run"), "--attention-maps", path("maps"), "--token-ids",
+      "3,4,5", "--device",     "cpu"};
+  run_job(std::vector<std::vector<std::string>>(2, arguments));
+  EXPECT_EQ(codes_[0], 0) << outputs_[0];
+  EXPECT_EQ(codes_[1], 0) << outputs_[1];
+  EXPECT_TRUE(std::filesystem::exists(path("maps")));
+}
+
 #ifdef SBTRAIN_MPIRUN
 TEST_F(RankedEvaluation, RunsUnderMpirun) {
   train();

@@ -181,6 +181,7 @@ TEST(Slots, ShareProcessors) {
   EXPECT_EQ(make_slots(3, 0, "", 8)[2].threads, 2);
   EXPECT_EQ(make_slots(3, 0, "", 2)[2].threads, 1);
   EXPECT_EQ(make_slots(3, 0, "", 8)[2].gpus, "");
+  EXPECT_EQ(make_slots(2, 4, "", 8)[0].threads, 2);  // for each of the two ranks of a slot
 }
 
 TEST(Sweep, ShippedSweepsNameRunsThatLoad) {

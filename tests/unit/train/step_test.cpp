@@ -202,8 +202,6 @@ TEST(TrainStep, ValidationSumsAreThoseOfAllRanks) {
   EXPECT_EQ(model.step.evaluate(empty).loss, 30);  // of a rank without data
 }
 
-// Without a plan every buffer has memory of its own, which nothing overwrites after its release.
-// The planned pool is reused at once, and holds NaN in between.
 // The gradients of a step's first micro-batch replace whatever the buffers hold, in every tensor
 // and in the padding between them; later micro-batches add to them.
 TEST(TrainStep, TheFirstMicroBatchOverwritesGradients) {
@@ -224,6 +222,8 @@ TEST(TrainStep, TheFirstMicroBatchOverwritesGradients) {
   EXPECT_EQ(norm(1e3f), expected);
 }
 
+// Without a plan every buffer has memory of its own, which nothing overwrites after its release.
+// The planned pool is reused at once, and holds NaN in between.
 TEST(TrainStep, ThePlannedPoolGivesTheSameBits) {
   std::vector<PackedBatch> batches(2);
   append(batches[0], 3, 0);
