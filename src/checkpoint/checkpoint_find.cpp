@@ -73,11 +73,13 @@ bool is_gone(const fs::path& folder) {
 }
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& run) {
-  // Where all that were seen have been removed, the run has saved others before it removed them.
+  // A list without what was removed while it was made may lack what was saved meanwhile as well,
+  // and have older checkpoints than an earlier list. The run removes one only when it has saved
+  // another.
   constexpr int kLooks = 100;
   for (int i = 1;; ++i) {
     Look look = look_at(checkpoints_of(run));
-    if (!look.list.empty() || !look.removed || i == kLooks) return std::move(look.list);
+    if (!look.removed || i == kLooks) return std::move(look.list);
   }
 }
 
