@@ -6,8 +6,8 @@
 
 namespace sbtrain::kernels {
 
-// Attention over packs: heads of a multiple of 8 channels. Those of more than kSmallHeadDim channels
-// need up to 163 KiB of shared memory, which not every GPU has.
+// Attention over packs: heads of a multiple of 8 channels. Those of more than kSmallHeadDim
+// channels need up to 163 KiB of shared memory, which not every GPU has.
 inline constexpr int kMaxAttentionHeadDim = 256;
 inline constexpr int kSmallHeadDim = 128;
 // The fewest tokens of a pack that the kernels for Hopper take.

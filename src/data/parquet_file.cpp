@@ -8,9 +8,9 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/python.h"
 #include "data/byte_source.h"
 #include "data/parquet_rows.h"
-#include "core/python.h"
 #include "data/text_reader.h"
 
 namespace sbtrain {

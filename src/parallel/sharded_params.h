@@ -117,7 +117,8 @@ class ShardedParams : public ParamAccess {
   Stream& stream_;
   const Mesh& mesh_;
   const ReduceType reduce_;
-  // Memory that gathers read and write. It stands before the stream, whose destructor waits for them.
+  // Memory that gathers read and write. It stands before the stream, whose destructor waits for
+  // them.
   std::vector<std::shared_ptr<void>> registered_;
   std::optional<Stream> communication_;  // in a world of more than one
   std::vector<Unit> units_;
