@@ -99,7 +99,7 @@ struct Evaluation {
   // The memory for rows of `length` tokens. Refuses a length for which the device has too little,
   // so it is called before anything is read.
   MemoryReport plan(int64_t length) const {
-    const MemoryReport plan =
+    MemoryReport plan =
         plan_evaluation(config.model, backend, std::max(tokens_at_once(), length), length);
     require_room(backend, plan);
     return plan;

@@ -251,7 +251,7 @@ bool is_published_tiktoken(const std::string& hash) {
 std::string tiktoken_encoding(const std::string& hash, const std::string& path) {
   if (const Encoding* encoding = known_by_hash(hash)) return encoding->name;
   const std::string file = std::filesystem::path(path).filename().string();
-  const std::string name = file.substr(0, file.find('.'));
+  std::string name = file.substr(0, file.find('.'));
   if (known_by_name(name) != nullptr) return name;
   std::string names;
   for (const Encoding& encoding : encodings()) {

@@ -211,7 +211,7 @@ class Reader {
     }
     for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const Json& value = member(model, affix);
-      if (!value.is_null() && value != "") refuse(fmt::format("the model's {}", affix));
+      if (!value.is_null() && value != Json("")) refuse(fmt::format("the model's {}", affix));
     }
     if (flag(model, "byte_fallback", false)) refuse("the model's byte_fallback");
     read_vocabulary(member(model, "vocab"), flag(model, "ignore_merges", false));

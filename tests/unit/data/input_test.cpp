@@ -49,7 +49,7 @@ class InputTest : public EnglishTest {
   static Thrown refusal(const std::string& file, PrepareOptions options = {},
                         bool with_tokenizer = true) {
     fs::remove(path("store.h5"));
-    const Thrown error = thrown_by([&] { store_of(file, std::move(options), with_tokenizer); });
+    Thrown error = thrown_by([&] { store_of(file, std::move(options), with_tokenizer); });
     EXPECT_FALSE(fs::exists(path("store.h5")) || fs::exists(path("store.h5.tmp"))) << file;
     return error;
   }
