@@ -20,8 +20,8 @@ struct Command {
   std::string name;  // "bench train"; empty: the program itself
   std::string description;
   bool takes_keys = false;
-  std::vector<const CLI::Option*> options;
-  std::vector<std::string> subcommands;
+  std::vector<const CLI::Option*> options{};
+  std::vector<std::string> subcommands{};
 };
 
 bool is_visible(const CLI::App* command) {

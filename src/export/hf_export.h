@@ -16,11 +16,11 @@ namespace sbtrain {
 struct HfExportOptions {
   std::filesystem::path output;  // must not exist, or be an empty folder
   FileDType dtype = FileDType::kF32;
-  std::string tokenizer;         // model file; empty: none is known
+  std::string tokenizer{};       // model file; empty: none is known
   bool starts_with_bos = false;  // documents began with bos in training
   uint64_t shard_bytes = 5'000'000'000;
   // Called when all is written and before it has its final name; what it throws undoes the export.
-  std::function<void(const std::filesystem::path& folder)> check;
+  std::function<void(const std::filesystem::path& folder)> check{};
 };
 
 // Refuses an output folder, with ExitCode::kUsage, that holds something or lies in the run or
