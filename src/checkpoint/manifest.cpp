@@ -28,13 +28,20 @@ std::string json_text(const std::string& text) {
   return json(text).dump();
 }
 
+// A number that is written as an integer: json would cut others, and beyond the range of the type
+// the result is undefined.
+int64_t integer(const json& value, const std::string& file) {
+  if (!value.is_number_integer()) {
+    fail(ExitCode::kNoCheckpoint, "{}: {:.100} is no integer", file, value.dump());
+  }
+  return value.get<int64_t>();
+}
+
 ManifestTensor tensor_from(const std::string& key, const json& value, int64_t version,
                            const std::string& file) {
-  ManifestTensor tensor{key,
-                        value.at("shape").get<std::vector<int64_t>>(),
-                        value.at("range").at(0).get<int64_t>(),
-                        value.at("range").at(1).get<int64_t>(),
-                        {}};
+  ManifestTensor tensor{
+      key, {}, integer(value.at("range").at(0), file), integer(value.at("range").at(1), file), {}};
+  for (const json& size : value.at("shape")) tensor.shape.push_back(integer(size, file));
   const int64_t numel = checked_numel(tensor.shape);
   if (numel < 0 || tensor.begin < 0 || tensor.end < tensor.begin || tensor.end > numel) {
     fail(ExitCode::kNoCheckpoint, "{}: tensor {}: range [{}, {}) is outside shape [{}]", file, key,
@@ -57,7 +64,7 @@ ManifestTensor tensor_from(const std::string& key, const json& value, int64_t ve
 ManifestFile file_from(const json& value, int64_t version, const std::string& file) {
   ManifestFile entry;
   entry.name = value.at("name").get<std::string>();
-  entry.bytes = value.at("bytes").get<uint64_t>();
+  entry.bytes = static_cast<uint64_t>(integer(value.at("bytes"), file));
   entry.sha256 = value.at("sha256").get<std::string>();
   if (entry.name.empty() || entry.name[0] == '.' || entry.name.find('/') != std::string::npos) {
     fail(ExitCode::kNoCheckpoint, "{}: bad file name {}", file, json_text(entry.name));
@@ -175,19 +182,21 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
     if (value.at("format") != kFormat) {
       fail(ExitCode::kNoCheckpoint, "{}: not an sbtrain checkpoint", file);
     }
-    const auto version = value.at("version").get<int64_t>();
+    const int64_t version = integer(value.at("version"), file);
     if (version < 1 || version > kCheckpointVersion) {
       fail(ExitCode::kNoCheckpoint, "{}: format version {}; this sbtrain reads versions 1 to {}",
            file, version, kCheckpointVersion);
     }
     Manifest manifest;
     manifest.version = version;
-    manifest.step = value.at("step").get<int64_t>();
-    manifest.tokens = value.at("tokens").get<int64_t>();
-    manifest.world = value.at("world").get<int64_t>();
-    manifest.sequence = value.at("sequence").get<int64_t>();
-    manifest.created = value.at("created").get<int64_t>();
-    manifest.last_good = value.value("last_good", int64_t{-1});  // later than the other fields
+    manifest.step = integer(value.at("step"), file);
+    manifest.tokens = integer(value.at("tokens"), file);
+    manifest.world = integer(value.at("world"), file);
+    manifest.sequence = integer(value.at("sequence"), file);
+    manifest.created = integer(value.at("created"), file);
+    if (value.contains("last_good")) {  // later than the other fields
+      manifest.last_good = integer(value.at("last_good"), file);
+    }
     check_counters(manifest, file);
     manifest.fingerprints = value.at("fingerprints").get<std::map<std::string, std::string>>();
     for (const json& entry : value.at("files")) {

@@ -153,6 +153,7 @@ TEST_F(Checkpoints, WithImpossibleNumbersAreRefused) {
   field("\"tokens\": 768", "\"tokens\": -768");
   field("\"world\": 1", "\"world\": 0");
   field("\"sequence\": 3", "\"sequence\": -3");
+  field("\"sequence\": 3", "\"sequence\": 1e86");
   field("\"format\": \"sbtrain checkpoint\"", "\"format\": " + std::string(100000, '['));
   field("\"tokens\": 768", "\"tokens\": 768,\n\"tokens\": 769");
 }
