@@ -21,23 +21,6 @@ std::string name_of_part(std::string_view part, std::string_view tensor) {
   return fmt::format("self_attn.{}_{}", part, tensor);
 }
 
-LinearSpec qkv_spec(const ModelConfig& model, bool bias, std::string_view key) {
-  const auto part = [&](std::string_view name, int64_t rows) {
-    return LinearSpec::Part{.weight = name_of_part(name, "proj.weight"),
-                            .rows = rows,
-                            .bias = bias ? name_of_part(name, "proj.bias") : ""};
-  };
-  return {.parts = {part("q", model.heads * model.head_dim()), part(key, model.key_width()),
-                    part(kValue, model.key_width())},
-          .cols = model.width,
-          .init = Init::normal(model.init_std)};
-}
-
-// x W^T, plus a bias if there is one.
-HostMatrix project_part(const HostMatrix& x_TD, const HostWeights& w, std::string_view part) {
-  return project(x_TD, w, name_of_part(part, "proj.weight"), name_of_part(part, "proj.bias"));
-}
-
 // Each head of d columns `times` times.
 HostMatrix repeat_heads(const HostMatrix& x, int64_t d, int64_t times) {
   HostMatrix y(x.rows, x.cols * times);
@@ -48,6 +31,22 @@ HostMatrix repeat_heads(const HostMatrix& x, int64_t d, int64_t times) {
 }
 
 }  // namespace
+
+LinearSpec qkv_spec(const ModelConfig& model, const QkvRows& rows, bool bias,
+                    std::string_view key) {
+  const auto part = [&](std::string_view name, int64_t count) {
+    return LinearSpec::Part{.weight = name_of_part(name, "proj.weight"),
+                            .rows = count,
+                            .bias = bias ? name_of_part(name, "proj.bias") : ""};
+  };
+  return {.parts = {part("q", rows.q), part(key, rows.k), part(kValue, rows.v)},
+          .cols = model.width,
+          .init = Init::normal(model.init_std)};
+}
+
+HostMatrix project_part(const HostMatrix& x_TD, const HostWeights& w, std::string_view part) {
+  return project(x_TD, w, name_of_part(part, "proj.weight"), name_of_part(part, "proj.bias"));
+}
 
 void describe_qkv_bias(Fields& f, bool& qkv_bias) {
   f.add("qkv_bias", qkv_bias, "The projections to queries, keys and values have biases.");
@@ -68,7 +67,10 @@ QkvProjection::QkvProjection(const ModelConfig& model, const QkvOptions& options
       qk_norm_(options.qk_norm),
       norm_eps_(static_cast<float>(model.norm_eps)),
       key_(key),
-      linear_(qkv_spec(model, options.qkv_bias, key)) {}
+      linear_(qkv_spec(
+          model,
+          {.q = heads_ * head_dim_, .k = key_heads_ * head_dim_, .v = key_heads_ * head_dim_},
+          options.qkv_bias, key)) {}
 
 std::vector<TensorSpec> QkvProjection::parameters() const {
   std::vector<TensorSpec> specs = linear_.parameters();

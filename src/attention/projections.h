@@ -12,14 +12,23 @@
 
 namespace sbtrain {
 
-inline constexpr std::string_view kQProj = "self_attn.q_proj.weight";
-
 struct QkvOptions {
   bool qkv_bias = false;
   bool qk_norm = false;
   bool operator==(const QkvOptions&) const = default;
 };
 void describe_qkv_bias(Fields& f, bool& qkv_bias);
+
+// The projections of x [T, D] to queries, keys and values as one product: q_proj.weight, that of
+// `key` and v_proj.weight, each [rows, D], and with `bias` q_proj.bias and so on.
+struct QkvRows {
+  int64_t q, k, v;
+};
+LinearSpec qkv_spec(const ModelConfig& model, const QkvRows& rows, bool bias,
+                    std::string_view key = "k");
+// One of them in double precision, with its bias if there is one; `part` is "q", "k" or "v".
+HostMatrix project_part(const HostMatrix& x_TD, const HostWeights& w, std::string_view part);
+
 void describe(Fields& f, QkvOptions& o);
 
 // Queries [*, H*d], keys and values [*, G*d]: column ranges. Queries and keys are neighbours, so

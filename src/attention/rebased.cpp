@@ -46,11 +46,6 @@ void describe(Fields& f, Options& o) {
   describe_qkv_bias(f, o.qkv_bias);
 }
 
-constexpr const char* kKProj = "self_attn.k_proj.weight";
-constexpr const char* kVProj = "self_attn.v_proj.weight";
-constexpr const char* kQBias = "self_attn.q_proj.bias";
-constexpr const char* kKBias = "self_attn.k_proj.bias";
-constexpr const char* kVBias = "self_attn.v_proj.bias";
 constexpr const char* kQNormWeight = "self_attn.q_norm.weight";
 constexpr const char* kQNormBias = "self_attn.q_norm.bias";
 constexpr const char* kKNormWeight = "self_attn.k_norm.weight";
@@ -75,7 +70,7 @@ class RebasedAttention : public Attention {
         rebased_(rebased),
         features_(model.heads * options.feature_dim),
         values_(model.heads * model.head_dim()),
-        qkv_(projection(options.qkv_bias)) {
+        qkv_(qkv_spec(model, {.q = features_, .k = features_, .v = values_}, options.qkv_bias)) {
     const double scale = options.logit_scale != 0.0
                              ? options.logit_scale
                              : 1.0 / std::sqrt(static_cast<double>(options.feature_dim));
@@ -216,13 +211,13 @@ class RebasedAttention : public Attention {
                        int64_t /*max_seqlen*/) const override {
     const int64_t heads = model_.heads;
     const int64_t f = features_ / heads;
-    HostMatrix q = project(x_TD, w, kQProj, kQBias);
-    HostMatrix k = project(x_TD, w, kKProj, kKBias);
+    HostMatrix q = project_part(x_TD, w, "q");
+    HostMatrix k = project_part(x_TD, w, "k");
     if (rebased_) {
       layer_norm(q, at(w, kQNormWeight), at(w, kQNormBias), kNormEps, 1);
       layer_norm(k, at(w, kKNormWeight), at(w, kKNormBias), kNormEps, 1);
     }
-    const HostMatrix v = project(x_TD, w, kVProj, kVBias);
+    const HostMatrix v = project_part(x_TD, w, "v");
     HostMatrix o(x_TD.rows, values_);
     for (int64_t h = 0; h < heads; ++h) {
       mix_head(o, heads, h, v, rebased_weights(q.columns(h * f, f), k.columns(h * f, f), params_));
@@ -238,16 +233,6 @@ class RebasedAttention : public Attention {
   }
 
  private:
-  LinearSpec projection(bool bias) const {
-    const auto part = [&](std::string_view weight, int64_t rows, const char* name) {
-      return LinearSpec::Part{
-          .weight = std::string(weight), .rows = rows, .bias = bias ? name : ""};
-    };
-    return {.parts = {part(kQProj, features_, kQBias), part(kKProj, features_, kKBias),
-                      part(kVProj, values_, kVBias)},
-            .cols = model_.width,
-            .init = Init::normal(model_.init_std)};
-  }
   int64_t projected() const { return 2 * features_ + values_; }
   Tensor first(const Tensor& qk) const { return qk.col_range(0, features_); }
   Tensor second(const Tensor& qk) const { return qk.col_range(features_, features_); }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/host_memory.h"
 #include "core/memory_check.h"
 #include "ops/copy_to_host.h"
 #include "parallel/param_shards.h"
@@ -13,10 +14,6 @@ namespace sbtrain {
 namespace {
 
 constexpr size_t kAlignment = 256;  // bytes, as on the device
-
-double gibibytes(size_t bytes) {
-  return static_cast<double>(bytes) / (1 << 30);
-}
 
 // Copies x to `offset` of the memory, in parts that do not cross its pieces.
 void start_copy(Stream& s, const PinnedMemory& memory, size_t offset, const Tensor& x) {

@@ -60,8 +60,7 @@ std::vector<std::string> key_options() {
     names.push_back("--" + key.path + "=");
   }
   std::ranges::sort(names);
-  const auto repeated = std::ranges::unique(names);
-  names.erase(repeated.begin(), repeated.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 

@@ -21,4 +21,9 @@ struct HostMemory {
 // both sizes are SIZE_MAX.
 HostMemory host_memory(const std::filesystem::path& root = "/");
 
+// For messages.
+inline double gibibytes(size_t bytes) {
+  return static_cast<double>(bytes) / (1 << 30);
+}
+
 }  // namespace sbtrain

@@ -14,10 +14,6 @@
 namespace sbtrain {
 namespace {
 
-double gibibytes(size_t bytes) {
-  return static_cast<double>(bytes) / (1 << 30);
-}
-
 std::string to_text(const HostShare& share) {
   return fmt::format("{} {} {}", share.node, share.bytes, share.free);
 }
