@@ -24,6 +24,10 @@ BASE = {"layers": 2, "width": 32, "inner": 44, "heads": 4, "vocab": 50, "tied": 
 
 STICK = {"type": "stickbreaking"}
 SOFTMAX = {"type": "softmax"}
+YARN = {"position": "rope", "rope_base": 300.0, "rope_scaling": "yarn", "rope_factor": 4.0, "rope_train_length": 30}
+LLAMA3 = {
+    "position": "rope", "rope_base": 300.0, "rope_scaling": "llama3", "rope_factor": 8.0, "rope_train_length": 60
+}
 CASES = {
     "stickbreaking": {"attention": STICK},
     "current": {"attention": {**STICK, "attend_current": True, "logit_scale": 0.3}},
@@ -35,6 +39,19 @@ CASES = {
     "rope dynamic": {
         "attention": {**SOFTMAX, "position": "rope", "rope_scaling": "dynamic_ntk", "rope_factor": 2.0, "rope_train_length": 9}
     },
+    "rope yarn": {"attention": {**SOFTMAX, **YARN}},
+    "rope yarn factor": {"attention": {**SOFTMAX, **YARN, "rope_attention_factor": 0.7, "rope_beta_fast": 2.0}},
+    "rope llama3": {"attention": {**SOFTMAX, **LLAMA3}, "head_dim": 32},
+    "coca yarn": {"attention": {"type": "coca", **YARN}},
+    "groups": {"attention": {**STICK, "remainder": "value"}, "kv_heads": 2},
+    "groups norm": {"attention": {**STICK, "qk_norm": True, "qkv_bias": True}, "kv_heads": 1},
+    "softmax groups norm": {"attention": {**SOFTMAX, "position": "rope", "qk_norm": True}, "kv_heads": 2},
+    "coca groups norm": {"attention": {"type": "coca", "position": "rope", "qk_norm": True}, "kv_heads": 2},
+    "narrow heads": {
+        "attention": {**STICK, "remainder": "bias", "head_norm": True, "forget_gate": True}, "kv_heads": 2, "head_dim": 6
+    },
+    "broad heads": {"attention": {**SOFTMAX, "position": "rope", "qk_norm": True}, "kv_heads": 2, "head_dim": 16},
+    "broad values": {"attention": {"type": "based", "feature_dim": 4}, "head_dim": 12},
     "window": {"attention": {**SOFTMAX, "position": "rope", "window": 5}},
     "none": {"attention": {**SOFTMAX, "position": "none"}, "tied": False},
     "alibi": {"attention": {**SOFTMAX, "position": "alibi", "window": 7}, "heads": 6, "width": 36},

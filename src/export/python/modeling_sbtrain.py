@@ -137,25 +137,41 @@ def make_norm(model, width):
 # ---- positions
 
 
-def rotate(x, positions, options, longest):
-    """Rotary positions, half-split: x [B, H, K, d], positions [B, K]. `longest` is the length of the
-    longest document, on which dynamic_ntk depends."""
+def rotary_frequencies(options, d, longest):
+    """The angle of each pair of a head from one position to the next, and the factor of queries and keys.
+    `longest` is the length of the longest document, on which dynamic_ntk depends."""
     base, factor = float(options.get("rope_base", 10000.0)), float(options.get("rope_factor", 1.0))
     scaling, trained = options.get("rope_scaling", "none"), options.get("rope_train_length", 0)
-    d = x.shape[-1]
-    step = 1.0
-    if scaling == "linear":
-        step = 1.0 / factor
-    elif scaling == "ntk":
+    if scaling == "ntk":
         base = base * factor ** (d / (d - 2))
-    elif scaling == "dynamic_ntk":
-        if longest > trained:
-            base = base * (factor * longest / trained - (factor - 1)) ** (d / (d - 2))
-    elif scaling != "none":
+    elif scaling == "dynamic_ntk" and longest > trained:
+        base = base * (factor * longest / trained - (factor - 1)) ** (d / (d - 2))
+    pair = torch.arange(d // 2, dtype=torch.float64)
+    frequency = base ** (-pair / (d // 2))
+    if scaling in ("none", "ntk", "dynamic_ntk"):
+        return frequency, 1.0
+    if scaling == "linear":
+        return frequency / factor, 1.0
+    if scaling == "yarn":
+        fast, slow = options.get("rope_beta_fast", 32.0), options.get("rope_beta_slow", 1.0)
+        fast, slow = (d * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
+        low, high = max(math.floor(fast), 0), min(math.ceil(slow), d - 1)
+        scaled = ((pair - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+        amplitude = options.get("rope_attention_factor", 0.0) or 0.1 * math.log(factor) + 1.0
+    elif scaling == "llama3":
+        low, high = options.get("rope_low_freq_factor", 1.0), options.get("rope_high_freq_factor", 4.0)
+        scaled = 1 - ((trained * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        amplitude = 1.0
+    else:
         raise ValueError(f"rope_scaling: {scaling}")
-    frequency = base ** (-torch.arange(d // 2, dtype=torch.float64, device=x.device) / (d // 2))
-    angle = positions[:, None, :, None].double() * step * frequency
-    cos, sin = angle.cos().float(), angle.sin().float()
+    return frequency * (1 - scaled + scaled / factor), amplitude
+
+
+def rotate(x, positions, options, longest):
+    """Rotary positions, half-split: x [B, H, K, d], positions [B, K]."""
+    frequency, amplitude = rotary_frequencies(options, x.shape[-1], longest)
+    angle = positions[:, None, :, None].double() * frequency.to(x.device)
+    cos, sin = (amplitude * angle.cos()).float(), (amplitude * angle.sin()).float()
     x1, x2 = x.float().chunk(2, -1)
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).to(x.dtype)
 
@@ -269,7 +285,7 @@ class SelfAttention(nn.Module):
         self.kind = options.get("type", "stickbreaking")
         self.polynomial = self.kind in ("based", "rebased")
         width, heads = model["width"], model["heads"]
-        d = width // heads
+        d = model.get("head_dim", 0) or width // heads
         self.heads, self.head_dim = heads, d
         self.kv_heads = model.get("kv_heads", 0) or heads
         self.key_dim = options.get("feature_dim", 16) if self.polynomial else d
@@ -295,7 +311,7 @@ class SelfAttention(nn.Module):
             if options.get("forget_gate", False):
                 self.forget_gate = nn.Linear(width, heads)
             if options.get("head_norm", False):
-                self.head_norm = LayerNorm(width, HEAD_NORM_EPS)
+                self.head_norm = LayerNorm(heads * d, HEAD_NORM_EPS)
         elif self.kind not in ("softmax", "coca", "based", "rebased"):
             raise ValueError(f"attention type: {self.kind}")
 
