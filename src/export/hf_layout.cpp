@@ -295,8 +295,6 @@ void check_fla(const Facts& f) {
     unless(!f.flag("head_norm"), "it has no head_norm");
     unless(!f.flag("forget_gate"), "it has no forget_gate");
     unless(!f.flag("output_bias"), "it has no output_bias");
-    unless(!f.flag("qk_norm") || f.model.norm_eps == 1e-5,
-           "its qk_norm has an epsilon of 1e-5, so model.norm_eps must be that");
   }
   if (reasons.empty()) return;
   fail(ExitCode::kConfig,

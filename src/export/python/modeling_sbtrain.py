@@ -1,6 +1,8 @@
 """The models that sbtrain trains, in plain PyTorch: every attention module with all of its options.
 
-Attention takes memory that grows with the square of the length, as the formulas are written. Shapes: B
+Attention takes memory that grows with the square of the length, as the formulas are written; but stick-breaking
+attention on a GPU is computed by flash-linear-attention's kernel, where that is installed and does what is asked
+(see stickbreaking_kernel). Shapes: B
 sequences, L new tokens of each, K keys (those of the cache and the L new ones), H query heads, G key and
 value heads, d channels of a head.
 
@@ -8,6 +10,7 @@ Batches may be padded on either side (attention_mask) and rows may hold several 
 (position_ids that begin again at 0): a token sees the tokens of its own document. With a cache, the new
 tokens continue each row's last document.
 """
+import functools
 import math
 
 import torch
@@ -103,6 +106,20 @@ class Tokens:
         self.behind = query - key  # [L, K]
         self.visible = (same & (self.key_documents[:, None, :] >= 0) & (self.behind >= 0))[:, None]
         self.longest = int(self.key_positions.max()) + 1
+
+    @functools.cached_property
+    def bounds(self):
+        """Where documents begin when the rows stand one after the other, and the end of the last: [N + 1]. A run of
+        padding counts as a document. None if documents began in earlier calls, or if padding tears one apart."""
+        if self.key_documents.shape != self.documents.shape:
+            return None
+        begins = torch.ones_like(self.documents, dtype=torch.bool)
+        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        torn = begins & (self.documents >= 0) & (self.positions != 0)
+        if bool(torn[:, 1:].any()):
+            return None
+        first = begins.flatten().nonzero().flatten()
+        return F.pad(first, (0, 1), value=self.documents.numel())
 
 
 class RMSNorm(nn.Module):
@@ -234,6 +251,33 @@ def stickbreaking_attention(q, k, v, scale, visible, gate=None):
     return (weights @ v.float()).to(v.dtype), torch.exp(left[..., :1]).to(v.dtype)
 
 
+@functools.lru_cache(maxsize=1)
+def fla_stickbreaking():
+    """parallel_stickbreaking_attn of flash-linear-attention 0.6; None where it is not installed."""
+    try:
+        from fla.ops.stickbreaking_attn import parallel_stickbreaking_attn
+    except (ImportError, RuntimeError):
+        return None
+    return parallel_stickbreaking_attn
+
+
+def stickbreaking_kernel(q, v, gate):
+    """The kernel that computes stick-breaking attention of these tensors; None: plain PyTorch does. The kernel
+    has no gate, and wants bfloat16 or float16 and heads of at most 256 channels."""
+    small = max(q.shape[-1], v.shape[-1]) <= 256 and q.dtype == v.dtype
+    if gate is None and small and q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        return fla_stickbreaking()
+    return None
+
+
+def kernel_attention(kernel, q, k, v, scale, attend_current, bounds):
+    """stickbreaking_attention by a kernel: q [B, H, L, d], k and v [B, G, L, d], documents by their bounds."""
+    batch, _, length, _ = q.shape
+    packed = [x.transpose(1, 2).flatten(0, 1)[None] for x in (q, k, v)]
+    o, remainder = kernel(*packed, scale=scale, attend_current=attend_current, cu_seqlens=bounds)
+    return [x[0].unflatten(0, (batch, length)).transpose(1, 2) for x in (o, remainder[..., None])]
+
+
 def polynomial_attention(q, k, v, scale, visible, kind):
     """Based (1 + x + x^2 / 2) and ReBased (x^2), normalised by the sum."""
     x = scale * (q.float() @ k.float().transpose(-1, -2))
@@ -332,7 +376,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             # Keys are kept as they are projected: how dynamic_ntk rotates them changes with the length.
             k, v = cache.append(layer, "k", k, 2), cache.append(layer, "v", v, 2)
-        o = self.mix(x, q, *self.repeated(k, v), own_value, tokens, layer, cache, shared)
+        o = self.mix(x, q, k, v, own_value, tokens, layer, cache, shared)
         return self.o_proj(o.transpose(1, 2).flatten(2))
 
     def repeated(self, *tensors):
@@ -345,10 +389,11 @@ class SelfAttention(nn.Module):
         window = self.options.get("window", 0)
         if window:
             visible = visible & (tokens.behind < window)
-        if self.polynomial:
-            return polynomial_attention(q, k, v, self.scale, visible, self.kind)
         if self.kind == "stickbreaking":
             return self.break_stick(x, q, k, v, own_value, tokens, layer, cache)
+        k, v = self.repeated(k, v)
+        if self.polynomial:
+            return polynomial_attention(q, k, v, self.scale, visible, self.kind)
         bias = None
         if self.kind == "coca":
             q, k = self.collinear(q, k, tokens)
@@ -381,15 +426,19 @@ class SelfAttention(nn.Module):
         return query, rotated(torch.cat([bar, torch.zeros_like(bar)], -1), tokens.key_positions)
 
     def break_stick(self, x, q, k, v, own_value, tokens, layer, cache):
-        visible = tokens.visible
-        if not self.options.get("attend_current", False):
-            visible = visible & (tokens.behind > 0)
+        attend_current = self.options.get("attend_current", False)
         gate = None
         if hasattr(self, "forget_gate"):
             gate = torch.sigmoid(self.forget_gate(x).float()).transpose(1, 2)
             if cache is not None:
                 gate = cache.append(layer, "gate", gate, 2)
-        o, remainder = stickbreaking_attention(q, k, v, self.scale, visible, gate)
+        kernel = stickbreaking_kernel(q, v, gate)
+        if kernel is not None and tokens.bounds is not None:
+            o, remainder = kernel_attention(kernel, q, k, v, self.scale, attend_current, tokens.bounds)
+        else:
+            visible = tokens.visible if attend_current else tokens.visible & (tokens.behind > 0)
+            k, v = self.repeated(k, v)
+            o, remainder = stickbreaking_attention(q, k, v, self.scale, visible, gate)
         kind = self.options.get("remainder", "none")
         if kind == "value":
             o = o + remainder * self.repeated(own_value)[0]
