@@ -64,11 +64,11 @@ void check(const Rope& p) {
 
 }  // namespace
 
-void set_rope_frequencies(Rope& p, double base, bool inverse) {
+void set_rope_frequencies(Rope& p, const double* frequencies, bool inverse) {
   check(p);
   constexpr double kTwoPi = 6.283185307179586476925286766559;
   for (int i = 0; i < p.head_dim / 2; ++i) {
-    const double turns = std::pow(base, -2.0 * i / p.head_dim) / kTwoPi;
+    const double turns = frequencies[i] / kTwoPi;
     p.turns[i] = inverse ? -turns : turns;
   }
 }

@@ -22,8 +22,8 @@ struct Rope {
   int heads, head_dim;
   double turns[kMaxRopeFrequencies];
 };
-// Fills p.turns from head_dim: base^(-2 i / head_dim) / 2 pi.
-void set_rope_frequencies(Rope& p, double base, bool inverse);
+// Fills p.turns from p.head_dim / 2 frequencies, in radians for one position.
+void set_rope_frequencies(Rope& p, const double* frequencies, bool inverse);
 void rope(cudaStream_t stream, const Rope& p);
 
 }  // namespace sbtrain::kernels

@@ -62,9 +62,13 @@ class CocaAttention : public Attention {
         rotary_(options.rotary, model),
         params_{.heads = static_cast<int>(model.heads),
                 .scale = logit_scale(options.logit_scale, model),
-                .window = options.window} {}
+                .window = options.window} {
+    params_.scale *= static_cast<float>(rotary_.logit_factor());
+  }
 
   std::vector<TensorSpec> parameters() const override { return qkv_.parameters(); }
+
+  int64_t mix_width(int64_t /*model_width*/) const override { return model_.query_width(); }
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     auto saved = std::make_unique<CocaSaved>();
@@ -197,14 +201,14 @@ class CocaAttention : public Attention {
     const ops::RopeParams rope = rotary_.params(model_.heads, max_seqlen);
     const bool strict = variant_ == ops::CocaVariant::kStrict;
     const int64_t heads = model_.heads;
-    const int64_t half = model_.head_dim() / 2;
+    const int64_t half = model_.head_width() / 2;
     const HostQkv x = qkv_.reference(x_TD, w);
     const HostMatrix& q = x.q;
     const HostMatrix& t = x.k;
     HostMatrix rotated = q;
     rotate(rotated, rope);
-    HostMatrix query(x_TD.rows, model_.width);
-    HostMatrix key(x_TD.rows, model_.width);
+    HostMatrix query(x_TD.rows, model_.query_width());
+    HostMatrix key(x_TD.rows, model_.query_width());
     for (int64_t j = 0; j < x_TD.rows; ++j) {
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t a = 2 * h * half; a < (2 * h + 1) * half; ++a) {
@@ -220,7 +224,7 @@ class CocaAttention : public Attention {
     }
     if (strict) rotate(query, rope);
     rotate(key, rope);
-    HostMatrix o(x_TD.rows, model_.width);
+    HostMatrix o(x_TD.rows, model_.query_width());
     for (int64_t h = 0; h < heads; ++h) {
       mix_head(o, heads, h, x.v,
                softmax_weights(query.columns(2 * h * half, 2 * half),
@@ -232,7 +236,7 @@ class CocaAttention : public Attention {
   double seen_keys(double keys) const override { return keys_in_window(keys, params_.window); }
 
   double flops_per_token(double keys) const override {
-    return 4.0 * static_cast<double>(model_.width) * seen_keys(keys);
+    return 4.0 * static_cast<double>(model_.query_width()) * seen_keys(keys);
   }
 
  private:
@@ -241,7 +245,7 @@ class CocaAttention : public Attention {
   }
 
   Buffer query_buffer(const Stream& s, int64_t tokens) const {
-    return s.scratch("coca query", s.memory().compute_dtype(), {tokens, model_.width});
+    return s.scratch("coca query", s.memory().compute_dtype(), {tokens, model_.query_width()});
   }
 
   ModelConfig model_;
@@ -256,6 +260,7 @@ class CocaAttention : public Attention {
 void register_coca(AttentionRegistry& registry) {
   registry.add<Options>({.name = "coca",
                          .grouped_heads = true,
+                         .own_head_dim = true,
                          .make = make_module<CocaAttention, Options>,
                          .check = check_options,
                          .rotary = [](Options& o) { return &o.rotary; }});

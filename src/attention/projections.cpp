@@ -63,7 +63,7 @@ QkvProjection::QkvProjection(const ModelConfig& model, const QkvOptions& options
                              std::string_view key)
     : heads_(model.heads),
       key_heads_(model.key_heads()),
-      head_dim_(model.head_dim()),
+      head_dim_(model.head_width()),
       qk_norm_(options.qk_norm),
       norm_eps_(static_cast<float>(model.norm_eps)),
       key_(key),
@@ -232,7 +232,7 @@ void describe_logit_scale(Fields& f, double& logit_scale) {
 
 float logit_scale(double option, const ModelConfig& model) {
   if (option != 0.0) return static_cast<float>(option);
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.head_dim())));
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.head_width())));
 }
 
 void describe_window(Fields& f, int64_t& window) {

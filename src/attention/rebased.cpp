@@ -40,7 +40,8 @@ void describe(Fields& f, Options& o) {
   f.add("logit_scale", o.logit_scale, at_least(0).with_example(0.7),
         "Factor of q.k; 0: 1/sqrt(feature_dim).");
   f.add("feature_dim", o.feature_dim, between(1, 256).with_example(4),
-        "Features of queries and keys for each head; values have width / heads, rounded down.");
+        "Features of queries and keys for each head; values have model.head_dim, or width / heads, "
+        "rounded down.");
   f.add("form", o.form,
         "How it is computed: with a state, linear in the length, or over all pairs of tokens.");
   describe_qkv_bias(f, o.qkv_bias);
@@ -69,7 +70,7 @@ class RebasedAttention : public Attention {
       : model_(model),
         rebased_(rebased),
         features_(model.heads * options.feature_dim),
-        values_(model.heads * model.head_dim()),
+        values_(model.query_width()),
         qkv_(qkv_spec(model, {.q = features_, .k = features_, .v = values_}, options.qkv_bias)) {
     const double scale = options.logit_scale != 0.0
                              ? options.logit_scale
@@ -170,7 +171,7 @@ class RebasedAttention : public Attention {
                                                  int64_t /*capacity*/) const override {
     auto cache = std::make_unique<RebasedCache>();
     cache->state = memory.allocate(MemoryClass::kAttention, "attention state", DType::kF32,
-                                   {sequences, state_rows_, model_.head_dim() + 1});
+                                   {sequences, state_rows_, model_.head_width() + 1});
     return cache;
   }
 
@@ -228,7 +229,7 @@ class RebasedAttention : public Attention {
   // The chunked form reads and updates the state, and sees at most a chunk of keys.
   double flops_per_token(double keys) const override {
     const double pair = 2.0 * static_cast<double>(features_ + values_ + model_.heads);
-    const double state = 4.0 * static_cast<double>(state_rows_ * (model_.head_dim() + 1));
+    const double state = 4.0 * static_cast<double>(state_rows_ * (model_.head_width() + 1));
     return params_.quadratic ? pair * keys : pair * std::min(keys, 32.0) + state;
   }
 
@@ -271,6 +272,7 @@ void register_rebased(AttentionRegistry& registry) {
   registry.add<Options>(
       {.name = "based",
        .whole_heads = false,
+       .own_head_dim = true,
        .make = [](const Options& options, const ModelConfig& model) -> std::unique_ptr<Attention> {
          return std::make_unique<RebasedAttention>(options, model, false);
        },
@@ -278,6 +280,7 @@ void register_rebased(AttentionRegistry& registry) {
   registry.add<Options>(
       {.name = "rebased",
        .whole_heads = false,
+       .own_head_dim = true,
        .make = [](const Options& options, const ModelConfig& model) -> std::unique_ptr<Attention> {
          return std::make_unique<RebasedAttention>(options, model, true);
        },

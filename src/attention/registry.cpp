@@ -68,12 +68,30 @@ std::string key_heads_problem(const AttentionModule& module, const ModelConfig& 
                      model.heads);
 }
 
+std::optional<OptionProblem> heads_problem(const AttentionModule& module,
+                                           const ModelConfig& model) {
+  if (model.heads < 1) return OptionProblem{"heads", "there must be at least one"};
+  if (model.head_dim == 0) {
+    if (model.width >= model.heads && (!module.whole_heads || model.width % model.heads == 0)) {
+      return {};
+    }
+    return OptionProblem{
+        "heads", fmt::format("width {} is not divisible by {} heads", model.width, model.heads)};
+  }
+  constexpr auto kMost = static_cast<int64_t>(kMaxSize);
+  if (model.head_dim > kMost / model.heads) {
+    return OptionProblem{"head_dim", fmt::format("{} heads of {} are wider than {}", model.heads,
+                                                 model.head_dim, kMost)};
+  }
+  if (module.own_head_dim || model.query_width() == model.width) return {};
+  return OptionProblem{
+      "head_dim", fmt::format("{} has heads of width / heads; leave out head_dim", module.name)};
+}
+
 std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const ModelConfig& model) {
   const AttentionModule& module = attention_registry().at(config.type);
-  if (model.heads < 1 || model.width < model.heads ||
-      (module.whole_heads && model.width % model.heads != 0)) {
-    fail(ExitCode::kConfig, "model.heads: width {} is not divisible by {} heads", model.width,
-         model.heads);
+  if (const auto found = heads_problem(module, model)) {
+    fail(ExitCode::kConfig, "model.{}: {}", found->key, found->message);
   }
   if (const std::string found = key_heads_problem(module, model); !found.empty()) {
     fail(ExitCode::kConfig, "model.kv_heads: {}", found);

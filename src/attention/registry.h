@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,7 +22,7 @@ struct RotaryOptions;
 
 // Why options do not fit each other or the model.
 struct OptionProblem {
-  std::string key;  // in the module's section: "position"
+  std::string key;  // in its section: "position"
   std::string message;
 };
 
@@ -37,6 +38,7 @@ struct AttentionModule {
   bool whole_heads = true;      // heads divide the width; else they take what fits, rounded down
   bool projects_output = true;  // else its output goes to the residual stream as it is
   bool grouped_heads = false;   // takes fewer heads of keys and values than of queries
+  bool own_head_dim = false;    // takes heads of another size than width / heads
   std::function<void(Fields&, ModuleOptions&)> describe;
   std::function<std::vector<OptionProblem>(const ModuleOptions&, const ModelConfig&)> check;
   std::function<std::unique_ptr<Attention>(const ModuleOptions&, const ModelConfig&)> make;
@@ -53,6 +55,7 @@ struct AttentionModuleOf {
   bool whole_heads = true;
   bool projects_output = true;
   bool grouped_heads = false;
+  bool own_head_dim = false;
   std::unique_ptr<Attention> (*make)(const Options&, const ModelConfig&) = nullptr;
   std::vector<OptionProblem> (*check)(const Options&, const ModelConfig&) = nullptr;
   RotaryOptions* (*rotary)(Options&) = nullptr;
@@ -68,6 +71,7 @@ class AttentionRegistry {
         .whole_heads = module.whole_heads,
         .projects_output = module.projects_output,
         .grouped_heads = module.grouped_heads,
+        .own_head_dim = module.own_head_dim,
         .describe = [](Fields& f, ModuleOptions& options) { describe(f, options.as<Options>()); },
         .check =
             [check = module.check](const ModuleOptions& options, const ModelConfig& model) {
@@ -100,6 +104,8 @@ const AttentionRegistry& attention_registry();
 // Adds modules from outside this library. To be called before any configuration is read.
 void register_attention(void (*registrar)(AttentionRegistry&));
 
+// Why the module cannot have the model's heads and head_dim, with the key in the model's section.
+std::optional<OptionProblem> heads_problem(const AttentionModule& module, const ModelConfig& model);
 // Why the module cannot have the model's kv_heads; empty if it can.
 std::string key_heads_problem(const AttentionModule& module, const ModelConfig& model);
 

@@ -162,6 +162,7 @@ void register_short_conv(AttentionRegistry& registry) {
   registry.add<NoOptions>({.name = "short_conv",
                            .whole_heads = false,
                            .projects_output = false,
+                           .own_head_dim = true,  // it has no heads
                            .make = make_module<ShortConv, NoOptions>});
 }
 

@@ -68,7 +68,9 @@ class SoftmaxAttention : public Attention {
         params_{.heads = static_cast<int>(model.heads),
                 .scale = logit_scale(options.logit_scale, model),
                 .window = options.window} {
-    if (position_ == PositionEncoding::kRope) rotary_.emplace(options.rotary, model);
+    if (position_ != PositionEncoding::kRope) return;
+    rotary_.emplace(options.rotary, model);
+    params_.scale *= static_cast<float>(rotary_->logit_factor());
   }
 
   std::vector<TensorSpec> parameters() const override {
@@ -81,6 +83,8 @@ class SoftmaxAttention : public Attention {
     if (position_ == PositionEncoding::kFire && shared_) add_fire_parameters(specs);
     return specs;
   }
+
+  int64_t mix_width(int64_t /*model_width*/) const override { return model_.query_width(); }
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     auto saved = std::make_unique<SoftmaxSaved>();
@@ -186,7 +190,7 @@ class SoftmaxAttention : public Attention {
       sbtrain::rotate(x.q, rope);
       sbtrain::rotate(x.k, rope);
     }
-    HostMatrix o(x_TD.rows, model_.width);
+    HostMatrix o(x_TD.rows, model_.query_width());
     for (int64_t h = 0; h < model_.heads; ++h) {
       const LogitBias bias = position_ == PositionEncoding::kFire
                                  ? fire_bias({.c_1 = at(w, kFireC),
@@ -207,7 +211,7 @@ class SoftmaxAttention : public Attention {
   double seen_keys(double keys) const override { return keys_in_window(keys, params_.window); }
 
   double flops_per_token(double keys) const override {
-    double flops = 4.0 * static_cast<double>(model_.width);
+    double flops = 4.0 * static_cast<double>(model_.query_width());
     if (position_ == PositionEncoding::kFire) {
       flops += 4.0 * static_cast<double>(model_.heads * ops::kFireHidden);
     }
@@ -282,6 +286,7 @@ void register_softmax(AttentionRegistry& registry) {
   registry.add<Options>(
       {.name = "softmax",
        .grouped_heads = true,
+       .own_head_dim = true,
        .make = make_module<SoftmaxAttention, Options>,
        .check = check_options,
        .rotary = rotary_options,

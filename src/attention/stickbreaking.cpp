@@ -92,15 +92,17 @@ class StickBreakingAttention : public Attention {
                        .fused = false});
     };
     if (has_bias()) {
-      add(kRemainderBias, {model_.heads, model_.head_dim()}, 0.0);
+      add(kRemainderBias, {model_.heads, model_.head_width()}, 0.0);
     }
     if (gated_) forget_gate_.add_parameters(specs);
     if (head_norm_) {
-      add(kHeadNormWeight, {model_.width}, 1.0);
-      add(kHeadNormBias, {model_.width}, 0.0);
+      add(kHeadNormWeight, {model_.query_width()}, 1.0);
+      add(kHeadNormBias, {model_.query_width()}, 0.0);
     }
     return specs;
   }
+
+  int64_t mix_width(int64_t /*model_width*/) const override { return model_.query_width(); }
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
     const auto buffer = [&](const char* name, DType dtype, int64_t rows, int64_t cols) {
@@ -111,7 +113,8 @@ class StickBreakingAttention : public Attention {
     saved->log2_rem_HT = buffer("remainder", DType::kF32, model_.heads, tokens);
     saved->stop_HT = buffer("stops", DType::kI32, model_.heads, tokens);
     if (gated_) saved->gate_TH = buffer("forget gate", DType::kF32, tokens, model_.heads);
-    if (head_norm_) saved->heads_TD = buffer("heads", memory.compute_dtype(), tokens, model_.width);
+    if (head_norm_)
+      saved->heads_TD = buffer("heads", memory.compute_dtype(), tokens, model_.query_width());
     return saved;
   }
 
@@ -143,7 +146,7 @@ class StickBreakingAttention : public Attention {
     Buffer dheads;
     Tensor dheads_TD = dmix_TD;
     if (head_norm_) {
-      dheads = s.scratch("dheads", s.memory().compute_dtype(), {tokens, model_.width});
+      dheads = s.scratch("dheads", s.memory().compute_dtype(), {tokens, model_.query_width()});
       dheads_TD = dheads;
       ops::run(s, ops::HeadNormBackward{.dx_THd = dheads_TD,
                                         .dw_Hd = dw.at(kHeadNormWeight),
@@ -219,7 +222,7 @@ class StickBreakingAttention : public Attention {
     }
     Buffer heads;
     if (head_norm_)
-      heads = s.scratch("heads", s.memory().compute_dtype(), {sequences, model_.width});
+      heads = s.scratch("heads", s.memory().compute_dtype(), {sequences, model_.query_width()});
     const Tensor heads_BD = head_norm_ ? heads.tensor() : mix_BD;
     ops::run(s, ops::StickBreakingDecode{.o_BHd = heads_BD,
                                          .q_BHd = x.q,
@@ -249,7 +252,7 @@ class StickBreakingAttention : public Attention {
                        int64_t /*max_seqlen*/) const override {
     const HostQkv x = qkv_.reference(x_TD, w);
     const int64_t heads = model_.heads;
-    const int64_t d = model_.head_dim();
+    const int64_t d = model_.head_width();
     HostMatrix gate_TH;
     if (gated_) {
       gate_TH = project(x_TD, at(w, kGateWeight));
@@ -260,7 +263,7 @@ class StickBreakingAttention : public Attention {
         }
       }
     }
-    HostMatrix o(x_TD.rows, model_.width);
+    HostMatrix o(x_TD.rows, model_.query_width());
     for (int64_t h = 0; h < heads; ++h) {
       const FillWeights weights =
           stickbreaking_weights(x.q_head(heads, h), x.k_head(heads, h),
@@ -280,7 +283,7 @@ class StickBreakingAttention : public Attention {
   }
 
   double flops_per_token(double keys) const override {
-    return 4.0 * static_cast<double>(model_.width) * keys;
+    return 4.0 * static_cast<double>(model_.query_width()) * keys;
   }
 
  private:
@@ -328,6 +331,7 @@ class StickBreakingAttention : public Attention {
 void register_stickbreaking(AttentionRegistry& registry) {
   registry.add<Options>({.name = "stickbreaking",
                          .grouped_heads = true,
+                         .own_head_dim = true,
                          .make = make_module<StickBreakingAttention, Options>,
                          .bench = {{.name = "stickbreaking", .options = {{"skip_epsilon", "0"}}}}});
 }

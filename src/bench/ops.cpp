@@ -156,7 +156,8 @@ class OpsBench {
     if (head_dim == 0) return;  // an odd width has no rotation
     std::vector<int32_t> numbers;
     for (int64_t t = 0; t < T_; ++t) numbers.push_back(static_cast<int32_t>(t % 4096));
-    const ops::RopeParams params{.heads = static_cast<int>(2 * D_ / head_dim)};
+    const ops::RopeParams params{.heads = static_cast<int>(2 * D_ / head_dim),
+                                 .frequencies = ops::rope_frequencies(10000.0, head_dim)};
     bound_by_memory(
         "rope", reals(2 * T_ * D_) + f32s(T_) + reals(2 * T_ * D_),
         [&] {

@@ -12,22 +12,25 @@ namespace sbtrain {
 
 void RopeOptions::add(CLI::App& command) {
   const char* group = "Rotary positions";
-  CLI::Option* given = add_choice(command, "--rope-scaling", scaling,
-                                  "Stretch rotary positions: none, linear, ntk or dynamic_ntk; "
-                                  "default: as the run's configuration has it")
-                           ->default_str("")
-                           ->group(group);
+  CLI::Option* given =
+      add_choice(command, "--rope-scaling", scaling,
+                 "Stretch rotary positions: none, linear, ntk, dynamic_ntk, yarn or llama3; "
+                 "default: as the run's configuration has it")
+          ->default_str("")
+          ->group(group);
   kind = given;
   command
-      .add_option("--rope-factor", factor,
-                  "Divisor of positions (linear), alpha (ntk) or f (dynamic_ntk)")
+      .add_option(
+          "--rope-factor", factor,
+          "Divisor of positions (linear; yarn and llama3: of low frequencies), alpha (ntk) or f "
+          "(dynamic_ntk)")
       ->check(in_range(1e-6, 1e6))
       ->capture_default_str()
       ->needs(given)
       ->group(group);
   command
       .add_option("--rope-train-length", train_length,
-                  "dynamic_ntk: the trained length; 0: the run's sequence length")
+                  "dynamic_ntk, yarn, llama3: the trained length; 0: the run's sequence length")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str()
       ->needs(given)

@@ -41,8 +41,9 @@ struct ModelConfig {
   int64_t layers = 4;
   int64_t width = 128;   // D
   int64_t inner = 344;   // F
-  int64_t heads = 4;     // H; head_dim = width / heads
+  int64_t heads = 4;     // H
   int64_t kv_heads = 0;  // of keys and values, each for heads / kv_heads queries; 0: heads
+  int64_t head_dim = 0;  // channels of a head; 0: width / heads
   int64_t vocab = 4096;  // V
   bool tied = true;      // the head shares the embedding's weights
   NormKind norm = NormKind::kRmsNorm;
@@ -56,9 +57,10 @@ struct ModelConfig {
   double residual_multiplier = 1.0;
   double logits_multiplier = 1.0;
   std::vector<AttentionConfig> attention = {AttentionConfig{}};  // repeated over the layers
-  int64_t head_dim() const { return width / heads; }
+  int64_t head_width() const { return head_dim > 0 ? head_dim : width / heads; }
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
-  int64_t key_width() const { return key_heads() * head_dim(); }  // of all keys, or all values
+  int64_t query_width() const { return heads * head_width(); }      // of all queries together
+  int64_t key_width() const { return key_heads() * head_width(); }  // of all keys, or all values
   bool operator==(const ModelConfig&) const = default;
 };
 

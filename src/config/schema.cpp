@@ -8,10 +8,13 @@ void describe(Fields& f, ModelConfig& c) {
   f.add("layers", c.layers, between(1, 10000), "Transformer blocks.");
   f.add("width", c.width, between(1, kMaxSize), "Model width D.");
   f.add("inner", c.inner, between(1, kMaxSize), "Inner width F of the MLP.");
-  f.add("heads", c.heads, between(1, kMaxSize), "Attention heads H; head_dim is width / heads.");
+  f.add("heads", c.heads, between(1, kMaxSize), "Attention heads H.");
   f.add("kv_heads", c.kv_heads, between(0, kMaxSize),
         "Heads of keys and values (grouped-query attention, arXiv 2305.13245): each serves heads / "
         "kv_heads heads of queries that follow each other; 0: as many as `heads`.");
+  f.add("head_dim", c.head_dim, between(0, kMaxSize),
+        "Channels of a head; 0: width / heads. Another size makes the projections of attention "
+        "narrower or wider than the model: the output projection is width x (heads x head_dim).");
   f.add("vocab", c.vocab, between(2, kMaxSize),
         "Vocabulary size V; the tokenizer of the data must not have more.");
   f.add("tied", c.tied, "The output head shares the embedding's weights.");

@@ -57,12 +57,10 @@ class Checker {
   void check_model() {
     const ModelConfig& model = config_.model;
     const AttentionRegistry& registry = attention_registry();
-    const auto whole_heads = [&](const AttentionConfig& attention) {
-      return registry.at(attention.type).whole_heads;
-    };
-    const bool whole = std::ranges::any_of(model.attention, whole_heads);
-    if (model.heads < 1 || model.width < model.heads || (whole && model.width % model.heads != 0)) {
-      problem("model.heads", "width {} is not divisible by {} heads", model.width, model.heads);
+    for (const AttentionConfig& attention : model.attention) {
+      const auto found = heads_problem(registry.at(attention.type), model);
+      if (!found) continue;
+      problem("model." + found->key, "{}", found->message);
       return;
     }
     for (const AttentionConfig& attention : model.attention) {

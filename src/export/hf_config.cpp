@@ -49,13 +49,20 @@ class HfConfig {
   [[noreturn]] void refuse(const std::string& why) const {
     fail(ExitCode::kConfig, "{}: {}", name_, why);
   }
-  bool has(const char* key) const { return hf_.contains(key) && !hf_.at(key).is_null(); }
+  static bool has(const json& from, const char* key) {
+    return from.contains(key) && !from.at(key).is_null();
+  }
+  bool has(const char* key) const { return has(hf_, key); }
   const json& need(const char* key) const {
     if (!has(key)) refuse(fmt::format("{} is missing", key));
     return hf_.at(key);
   }
   int64_t whole(const char* key) const {
-    const json& value = need(key);
+    need(key);
+    return whole(hf_, key);
+  }
+  int64_t whole(const json& from, const char* key) const {
+    const json& value = from.at(key);
     if (!value.is_number_integer()) {
       refuse(fmt::format("{} is {}, not a whole number", key, value.dump()));
     }
@@ -106,11 +113,21 @@ class HfConfig {
       refuse(fmt::format("hidden_act '{}': only silu can be read", activation));
     }
     if (flag("mlp_bias")) refuse("mlp_bias: the MLP has no biases here");
-    if (has("head_dim") && heads > 0 && whole("head_dim") * heads != whole("hidden_size")) {
-      refuse(fmt::format("head_dim {}: it must be hidden_size / {} = {} / {}", whole("head_dim"),
-                         heads_key, whole("hidden_size"), heads));
+    if (const int64_t d = head_dim(); d != 0) {
+      const bool usual =
+          heads > 0 && whole("hidden_size") % heads == 0 && whole("hidden_size") / heads == d;
+      if (!usual) section["head_dim"] = d;
     }
     return section;
+  }
+
+  // 0: hidden_size / heads. Qwen3Config of transformers has a default of its own.
+  int64_t head_dim() const {
+    if (type_ == "stickbreaking_attn") return 0;
+    if (!has("head_dim")) return type_ == "qwen3" ? 128 : 0;
+    const int64_t d = whole("head_dim");
+    if (d < 1) refuse(fmt::format("head_dim is {}", d));
+    return d;
   }
 
   json own() const {
@@ -167,15 +184,65 @@ class HfConfig {
     }
     const std::string kind = text(rope, "rope_type", text(rope, "type", "default").c_str());
     if (kind == "default") return;
-    if (kind != "linear" && kind != "dynamic") {
+    static constexpr std::string_view kKnown[] = {"linear", "dynamic", "yarn", "llama3"};
+    if (std::ranges::count(kKnown, kind) == 0) {
       refuse(
-          fmt::format("{}: rotary positions of the type '{}' cannot be computed; default, linear "
-                      "and dynamic can",
-                      key, kind));
+          fmt::format("{}: rotary positions of the type '{}' cannot be computed; default, {} can",
+                      key, kind, fmt::join(kKnown, ", ")));
     }
-    attention["rope_scaling"] = kind == "linear" ? "linear" : "dynamic_ntk";
+    attention["rope_scaling"] = kind == "dynamic" ? "dynamic_ntk" : kind;
     attention["rope_factor"] = number(rope, "factor", 1.0);
     if (kind == "dynamic") attention["rope_train_length"] = whole("max_position_embeddings");
+    if (kind == "yarn") add_yarn(attention, rope, key);
+    if (kind == "llama3") add_llama3(attention, rope, key);
+  }
+
+  double required(const json& rope, const char* section, const char* key) const {
+    if (!has(rope, key)) refuse(fmt::format("{}: {} is missing", section, key));
+    return number(rope, key, 0.0);
+  }
+
+  // transformers takes the number beside rope_parameters first, then the one inside, then the
+  // longest text of the model.
+  int64_t trained_length(const json& rope) const {
+    const char* key = "original_max_position_embeddings";
+    if (has(key)) return whole(key);
+    return has(rope, key) ? whole(rope, key) : whole("max_position_embeddings");
+  }
+
+  void add_llama3(json& attention, const json& rope, const char* section) const {
+    attention["rope_factor"] = required(rope, section, "factor");
+    attention["rope_train_length"] = trained_length(rope);
+    attention["rope_low_freq_factor"] = required(rope, section, "low_freq_factor");
+    attention["rope_high_freq_factor"] = required(rope, section, "high_freq_factor");
+  }
+
+  void add_yarn(json& attention, const json& rope, const char* section) const {
+    const double factor = required(rope, section, "factor");
+    attention["rope_factor"] = factor;
+    attention["rope_train_length"] = trained_length(rope);
+    // transformers takes a zero for a missing number.
+    const auto given = [&](const char* key, double otherwise) {
+      const double value = number(rope, key, otherwise);
+      return value != 0 ? value : otherwise;
+    };
+    attention["rope_beta_fast"] = given("beta_fast", 32.0);
+    attention["rope_beta_slow"] = given("beta_slow", 1.0);
+    if (rope.contains("truncate") && rope.at("truncate") != json(true)) {
+      refuse(fmt::format("{}: truncate: the bounds of yarn are whole pairs here", section));
+    }
+    const double mscale = number(rope, "mscale", 0.0);
+    const double mscale_all_dim = number(rope, "mscale_all_dim", 0.0);
+    if (has(rope, "attention_factor")) {
+      attention["rope_attention_factor"] = required(rope, section, "attention_factor");
+      if (attention["rope_attention_factor"] == 0.0) {
+        refuse(fmt::format("{}: attention_factor is 0", section));
+      }
+    } else if (mscale != 0 && mscale_all_dim != 0) {
+      const double ln = std::log(std::max(factor, 1.0));
+      attention["rope_attention_factor"] =
+          (0.1 * mscale * ln + 1.0) / (0.1 * mscale_all_dim * ln + 1.0);
+    }
   }
 
   // no_rope_layers: 1 where a layer has rotary positions.

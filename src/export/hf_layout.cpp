@@ -39,6 +39,10 @@ void set_path(json& at, std::string_view path, json value) {
   }
 }
 
+bool scales_low_frequencies(std::string_view rope_scaling) {
+  return rope_scaling == "yarn" || rope_scaling == "llama3";
+}
+
 // What decides among the architectures.
 class Facts {
  public:
@@ -53,6 +57,9 @@ class Facts {
       length = model.max_positions;
     } else if (text("rope_scaling", "none") == "dynamic_ntk") {
       length = first().value("rope_train_length", int64_t{0});
+    } else if (scales_low_frequencies(text("rope_scaling", "none"))) {
+      // Where the scaling ends; transformers compares it with the factor.
+      length = std::llround(number("rope_factor", 1.0) * number("rope_train_length"));
     } else {
       length = config.train.sequence_length;
     }
@@ -95,12 +102,12 @@ class Facts {
   }
   double scale() const {
     const double given = number("logit_scale");
-    return given != 0 ? given : 1.0 / std::sqrt(static_cast<double>(model.head_dim()));
+    return given != 0 ? given : 1.0 / std::sqrt(static_cast<double>(model.head_width()));
   }
   // The factor of the logits of attention that the architectures without such an option lack.
   double query_factor() const {
     const double given = number("logit_scale");
-    return given != 0 ? given * std::sqrt(static_cast<double>(model.head_dim())) : 1.0;
+    return given != 0 ? given * std::sqrt(static_cast<double>(model.head_width())) : 1.0;
   }
   bool has_factors() const {
     return model.embedding_multiplier != 1.0 || model.residual_multiplier != 1.0 ||
@@ -115,8 +122,8 @@ class Facts {
  private:
   static json without_rope(json layer) {
     layer["position"] = "none";
-    for (const char* key : {"rope_base", "rope_scaling", "rope_factor", "rope_train_length"}) {
-      layer.erase(key);
+    for (auto option = layer.begin(); option != layer.end();) {
+      option = option.key().starts_with("rope_") ? layer.erase(option) : std::next(option);
     }
     return layer;
   }
@@ -157,11 +164,30 @@ void add_rope(ordered_json& config, const Facts& f) {
   double base = options.value("rope_base", 10000.0);
   const std::string scaling = options.value("rope_scaling", "none");
   const double factor = options.value("rope_factor", 1.0);
-  const auto d = static_cast<double>(f.model.head_dim());
+  const auto d = static_cast<double>(f.model.head_width());
   if (scaling == "ntk") base *= std::pow(factor, d / (d - 2));
   ordered_json rope = {{"rope_type", "default"}};
   if (scaling == "linear") rope = {{"rope_type", "linear"}, {"factor", factor}};
   if (scaling == "dynamic_ntk") rope = {{"rope_type", "dynamic"}, {"factor", factor}};
+  if (scales_low_frequencies(scaling)) {
+    rope = {{"rope_type", scaling},
+            {"factor", factor},
+            {"original_max_position_embeddings", options.value("rope_train_length", int64_t{0})}};
+  }
+  const auto set = [&](const char* key, const char* option, double otherwise) {
+    rope[key] = options.value(option, otherwise);
+  };
+  if (scaling == "yarn") {
+    set("beta_fast", "rope_beta_fast", 32.0);
+    set("beta_slow", "rope_beta_slow", 1.0);
+    if (options.value("rope_attention_factor", 0.0) != 0) {
+      set("attention_factor", "rope_attention_factor", 0.0);
+    }
+  }
+  if (scaling == "llama3") {
+    set("low_freq_factor", "rope_low_freq_factor", 1.0);
+    set("high_freq_factor", "rope_high_freq_factor", 4.0);
+  }
   config["rope_theta"] = base;
   if (rope.contains("factor")) config["rope_scaling"] = rope;
   rope["rope_theta"] = base;
@@ -178,7 +204,7 @@ ordered_json transformers_config(const Facts& f, const std::string& architecture
                          {"num_hidden_layers", m.layers},
                          {"num_attention_heads", m.heads},
                          {"num_key_value_heads", f.kv_heads()},
-                         {"head_dim", m.head_dim()},
+                         {"head_dim", m.head_width()},
                          {"hidden_act", "silu"},
                          {"max_position_embeddings", f.length},
                          {"initializer_range", m.init_std},
@@ -223,6 +249,7 @@ ordered_json own_config(const Facts& f) {
           {"num_hidden_layers", f.model.layers},
           {"num_attention_heads", f.model.heads},
           {"num_key_value_heads", f.kv_heads()},
+          {"head_dim", f.model.head_width()},
           {"max_position_embeddings", f.length},
           {"tie_word_embeddings", f.model.tied},
           {"use_cache", true},
@@ -260,14 +287,14 @@ void check_fla(const Facts& f) {
   unless(f.model.norm == NormKind::kRmsNorm, "model.norm must be rmsnorm");
   unless(f.model.mlp == MlpKind::kSwiGlu, "model.mlp must be swiglu");
   unless(f.model.position == PositionEmbedding::kNone, "model.position must be none");
+  unless(f.model.query_width() == f.model.width,
+         "it has heads of model.width / model.heads, so leave out model.head_dim");
   if (stickbreaking) {
     unless(f.uniform(), "all layers must have the same attention");
     unless(f.text("remainder", "none") == "none", "it gives the remainder to nothing");
     unless(!f.flag("head_norm"), "it has no head_norm");
     unless(!f.flag("forget_gate"), "it has no forget_gate");
     unless(!f.flag("output_bias"), "it has no output_bias");
-    unless(!f.flag("qk_norm") || f.model.norm_eps == 1e-5,
-           "its qk_norm has an epsilon of 1e-5, so model.norm_eps must be that");
   }
   if (reasons.empty()) return;
   fail(ExitCode::kConfig,

@@ -24,11 +24,10 @@ struct CocaParams {
 inline void check_coca(std::string_view op, const Tensor& y, const Tensor& dy, const Tensor& x,
                        const Tensor& positions_T, const CocaParams& params) {
   const Check c(op);
-  const int64_t d = c.heads("x_THd", x, x.rows(), params.rope.heads);
-  c.that(d % 2 == 0 && !params.rope.inverse, "such heads cannot be rotated");
+  check_rotation(c, x, positions_T, params.rope);
+  c.that(!params.rope.inverse, "the rotation must not be inverse");
   c.same("y_THd", y, x);
   c.same("dy_THd", dy, x);
-  c.flat("positions_T", positions_T, x.rows(), DType::kI32);
 }
 
 // y = query.

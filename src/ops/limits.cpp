@@ -7,14 +7,13 @@
 namespace sbtrain::ops {
 namespace {
 
-// The head dimension is not itself a setting, so the message names model.heads.
 void check_head_dim(std::string_view op, int64_t head_dim, int64_t most) {
   if (head_dim <= most) return;
-  fail(ExitCode::kConfig,
-       "{} on CUDA: the head dimension is {} (model.width / model.heads), but at most {} is "
-       "possible; "
-       "raise model.heads",
-       op, head_dim, most);
+  fail(
+      ExitCode::kConfig,
+      "{} on CUDA: the head dimension is {} (model.head_dim, or model.width / model.heads), but at "
+      "most {} is possible; lower model.head_dim or raise model.heads",
+      op, head_dim, most);
 }
 
 // GPUs with 99 KiB of shared memory for a block; others from compute capability 8.0 on have 163 or
@@ -49,8 +48,8 @@ void check_attention_head_dim(std::string_view op, int64_t head_dim, const Targe
       little_shared_memory(target) ? kernels::kSmallHeadDim : kernels::kMaxAttentionHeadDim);
   if (head_dim % 8 == 0) return;
   fail(ExitCode::kConfig,
-       "{} on CUDA: the head dimension is {} (model.width / model.heads), which is not a multiple "
-       "of 8; change model.heads",
+       "{} on CUDA: the head dimension is {} (model.head_dim, or model.width / model.heads), which "
+       "is not a multiple of 8; change model.head_dim or model.heads",
        op, head_dim);
 }
 
@@ -69,7 +68,7 @@ void check_rebased_heads(std::string_view op, int64_t features, int64_t values) 
   if (features <= kernels::kMaxRebasedFeatures && values <= kernels::kMaxRebasedValues) return;
   fail(ExitCode::kConfig,
        "{} on CUDA: heads have {} features (model.attention.feature_dim) and {} values "
-       "(model.width / model.heads); at most {} and {} are possible",
+       "(model.head_dim, or model.width / model.heads); at most {} and {} are possible",
        op, features, values, kernels::kMaxRebasedFeatures, kernels::kMaxRebasedValues);
 }
 

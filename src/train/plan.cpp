@@ -101,7 +101,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
   const double full = model.flops_per_token(L);
   std::string text = fmt::format("{}: {} layers, width {}, {} heads of {}, vocabulary {}\n",
                                  config.name, config.model.layers, config.model.width,
-                                 config.model.heads, config.model.head_dim(), config.model.vocab);
+                                 config.model.heads, config.model.head_width(), config.model.vocab);
   text += describe_attention(config.model);
   text += fmt::format("parameters        {}\n", grouped(model.registry().count()));
   text += fmt::format("tokens per step   {}  ({} sequences of {}, {} micro-batches of {})\n",

@@ -52,6 +52,8 @@ struct Case {
   bool gpt = false;
   bool convolutions = false;
   bool long_documents = false;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
 };
 
 ModelConfig small(const Case& c, bool tied = true) {
@@ -60,6 +62,8 @@ ModelConfig small(const Case& c, bool tied = true) {
   config.width = 128;
   config.inner = 299;  // stored padded
   config.heads = 4;
+  config.kv_heads = c.kv_heads;
+  config.head_dim = c.head_dim;
   config.vocab = 509;
   config.tied = tied;
   config.init_std = 0.08;
@@ -111,6 +115,20 @@ std::vector<Case> cases() {
   add("fire_shared", "type: softmax, position: fire, window: 50, shared: true");
   add("coca_official", "type: coca");
   add("coca_strict", "type: coca, variant: strict");
+  add("rope_yarn", "type: softmax, rope_scaling: yarn, rope_factor: 4, rope_train_length: 80");
+  add("rope_llama3", "type: softmax, rope_scaling: llama3, rope_factor: 8, rope_train_length: 90");
+  // Heads that together are wider or narrower than the model, in groups.
+  for (const int64_t head_dim : {64, 16}) {
+    const std::string size = "_heads_of_" + std::to_string(head_dim);
+    for (const std::string options :
+         {"remainder: bias, head_norm: true, qk_norm: true", "type: softmax, qk_norm: true",
+          "type: coca", "type: based"}) {
+      const AttentionConfig attention = parse_attention("{" + options + "}");
+      Case& c = add(attention.type + size, options);
+      c.head_dim = head_dim;
+      if (attention.type != "based") c.kv_heads = 2;
+    }
+  }
   return all;
 }
 

@@ -39,7 +39,8 @@ TEST_F(Coca, MatchesTheCpu) {
     const OnGpu x_gpu(gpu(), x, kBF16, c.gap), dy_gpu(gpu(), dy, kBF16, c.gap);
     for (const auto variant : {ops::CocaVariant::kOfficial, ops::CocaVariant::kStrict}) {
       const ops::CocaParams params = {
-          .rope = {.heads = c.heads, .base = 20000.0f, .position_scale = 0.5f}, .variant = variant};
+          .rope = {.heads = c.heads, .frequencies = ops::rope_frequencies(20000, c.head_dim)},
+          .variant = variant};
       const Owned y = test::poisoned({c.tokens, cols});
       const OnGpu query(gpu(), kBF16, {c.tokens, cols}, c.gap);
       ops::run(gpu(),
@@ -95,7 +96,9 @@ TEST_F(Coca, InPlaceOnColumns) {
   const Owned positions = test::random_integers("positions", kTokens, 5000);
   const OnGpu positions_gpu(gpu(), positions, DType::kI32);
   for (const auto variant : {ops::CocaVariant::kOfficial, ops::CocaVariant::kStrict}) {
-    const ops::CocaParams params = {.rope = {.heads = 2}, .variant = variant};
+    const ops::CocaParams params = {
+        .rope = {.heads = 2, .frequencies = ops::rope_frequencies(10000, kWidth / 2)},
+        .variant = variant};
     const Owned x = test::random_bf16("x", {kTokens, 3 * kWidth});
     const Owned saved = test::random_bf16("saved", {kTokens, kWidth});
     const OnGpu y(gpu(), x, kBF16);

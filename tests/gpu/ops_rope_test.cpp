@@ -26,7 +26,9 @@ TEST_F(Rope, MatchesTheCpu) {
     for (const bool inverse : {false, true}) {
       const Owned x = test::random_bf16("x", {c.tokens, cols});
       const OnGpu y(gpu(), x, DType::kBF16, c.gap);
-      const ops::RopeParams params = {.heads = c.heads, .inverse = inverse};
+      const ops::RopeParams params = {.heads = c.heads,
+                                      .frequencies = ops::rope_frequencies(10000, c.head_dim),
+                                      .inverse = inverse};
       ops::run(gpu(), ops::Rope{.x_THd = y,
                                 .positions_T = OnGpu(gpu(), positions, DType::kI32),
                                 .params = params});
@@ -44,13 +46,14 @@ TEST_F(Rope, ColumnRanges) {
   const Owned positions = test::random_integers("positions", 40, 5000);
   const OnGpu y(gpu(), x, DType::kBF16);
   const OnGpu positions_gpu(gpu(), positions, DType::kI32);
+  const ops::RopeParams params = {.heads = 2, .frequencies = ops::rope_frequencies(10000, 64)};
   for (const int64_t first : {0, 128}) {
     ops::run(gpu(), ops::Rope{.x_THd = y.tensor().col_range(first, 128),
                               .positions_T = positions_gpu,
-                              .params = {.heads = 2}});
+                              .params = params});
     ops::run(cpu, ops::Rope{.x_THd = x.tensor().col_range(first, 128),
                             .positions_T = positions,
-                            .params = {.heads = 2}});
+                            .params = params});
   }
   EXPECT_LE(test::relative_error(y, x), test::kBf16Error);
 }

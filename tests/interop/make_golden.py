@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Makes tests/data/huggingface/: small random models as transformers saves them, with their logits.
+"""Makes tests/data/huggingface/: small random models as transformers saves them, with their logits, and the
+frequencies of its rotary positions.
 
     make_golden.py FOLDER
 
 Each is shaped like a model that people import, with its kind of attention, and is stored in bfloat16, as most
 are. FOLDER/NAME/ holds config.json, model.safetensors and reference.safetensors (`tokens` [T] int32, `logits`
-[T, V] float32, computed in float32). Needs transformers and safetensors.
+[T, V] float32, computed in float32). FOLDER/rotary.json is a list of models with head_dim and the configuration
+that they have, the frequencies of one head (float32) and the factor of queries and keys. Needs transformers and
+safetensors.
 """
+import json
 import pathlib
 import sys
 
@@ -44,8 +48,93 @@ MODELS = {
 }
 
 
+# Models of today whose heads are not hidden_size / num_attention_heads wide, and stretched positions.
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0}
+MODELS.update(
+    llama3_2=transformers.LlamaConfig(
+        **SHAPE,
+        rope_parameters={**LLAMA3, "original_max_position_embeddings": 16},
+        head_dim=16,
+        num_key_value_heads=1,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    ),
+    qwen3=transformers.Qwen3Config(
+        **SHAPE, **rope(1000000.0), head_dim=16, num_key_value_heads=2, rms_norm_eps=1e-6, tie_word_embeddings=True
+    ),
+    qwen_yarn=transformers.Qwen2Config(
+        **SHAPE,
+        rope_parameters={**YARN, "original_max_position_embeddings": 16},
+        num_key_value_heads=2,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+    ),
+    mistral=transformers.MistralConfig(
+        **SHAPE,
+        **rope(1000000.0),
+        head_dim=6,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        sliding_window=8,
+        tie_word_embeddings=False,
+    ),
+)
+
+
+# name: (head_dim, longest text, length of the text, rope_parameters)
+ROTARY = {
+    "Llama 2": (128, 4096, 4096, {"rope_type": "default", "rope_theta": 10000.0}),
+    "Llama 3.1": (128, 131072, 131072, {**LLAMA3, "factor": 8.0, "original_max_position_embeddings": 8192}),
+    "Llama 3.2": (64, 131072, 131072, {**LLAMA3, "original_max_position_embeddings": 8192}),
+    "Qwen2.5 and 3": (128, 131072, 131072, {**YARN, "original_max_position_embeddings": 32768}),
+    "yarn with its bounds": (
+        64,
+        4096,
+        4096,
+        {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 40.0,
+            "beta_fast": 24.0,
+            "beta_slow": 2.5,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.3,
+            "original_max_position_embeddings": 2048,
+        },
+    ),
+    "yarn with its factor": (
+        96, 4096, 4096, {**YARN, "attention_factor": 0.9, "factor": 2.5, "original_max_position_embeddings": 4096}
+    ),
+    "linear": (128, 4096, 4096, {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    "dynamic, short": (64, 2048, 1500, {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
+    "dynamic, long": (64, 2048, 5000, {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
+}
+
+
+def rotary():
+    cases = []
+    for name, (head_dim, longest, length, parameters) in ROTARY.items():
+        shape = {**SHAPE, "hidden_size": 2 * head_dim, "num_attention_heads": 2, "max_position_embeddings": longest}
+        config = transformers.LlamaConfig(**shape, rope_parameters=dict(parameters))
+        kind = parameters["rope_type"]
+        if kind == "default":
+            embedding = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding
+            frequencies, factor = embedding.compute_default_rope_parameters(config)
+        else:
+            compute = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind]
+            frequencies, factor = compute(config, "cpu", seq_len=length)
+        kept = {key: shape[key] for key in shape if key.endswith(("_size", "heads", "layers", "embeddings"))}
+        kept.update(model_type="llama", rope_parameters=parameters)
+        cases.append(
+            {"name": name, "length": length, "config": kept, "factor": factor, "frequencies": frequencies.tolist()}
+        )
+    return cases
+
+
 def main():
     root = pathlib.Path(sys.argv[1])
+    (root / "rotary.json").write_text(json.dumps(rotary(), indent=1) + "\n")
     for number, (name, config) in enumerate(MODELS.items()):
         torch.manual_seed(number)
         config.dtype = "bfloat16"

@@ -2,8 +2,9 @@
 """The PyTorch code that goes into exported folders, against the formulas of tests/parity/pytorch_reference.py.
 
 For every attention module and option: packed documents, padding on either side, and generation with the
-cache must give the logits of the formulas, which know one document at a time and no cache. Where transformers
-is installed, generate() with the cache must also write what the formulas find likeliest.
+cache must give the logits of the formulas, which know one document at a time and no cache. So must models with
+stick-breaking attention whose kernel (flash-linear-attention's, on a GPU) is replaced by one of this test, which
+is called as that one is; fla_test.py runs the real one.
 
 Exit status: 0 equal, 1 not equal, 77 PyTorch is not installed.
 """
@@ -17,6 +18,7 @@ sys.dont_write_bytecode = True
 
 import pytorch_reference as reference  # noqa: E402  exits with 77 where there is no PyTorch
 import torch  # noqa: E402
+import modeling_sbtrain  # noqa: E402
 from modeling_sbtrain import SbtrainCache, SbtrainPlain  # noqa: E402
 
 TOLERANCE = 1e-4
@@ -24,6 +26,10 @@ BASE = {"layers": 2, "width": 32, "inner": 44, "heads": 4, "vocab": 50, "tied": 
 
 STICK = {"type": "stickbreaking"}
 SOFTMAX = {"type": "softmax"}
+YARN = {"position": "rope", "rope_base": 300.0, "rope_scaling": "yarn", "rope_factor": 4.0, "rope_train_length": 30}
+LLAMA3 = {
+    "position": "rope", "rope_base": 300.0, "rope_scaling": "llama3", "rope_factor": 8.0, "rope_train_length": 60
+}
 CASES = {
     "stickbreaking": {"attention": STICK},
     "current": {"attention": {**STICK, "attend_current": True, "logit_scale": 0.3}},
@@ -35,6 +41,19 @@ CASES = {
     "rope dynamic": {
         "attention": {**SOFTMAX, "position": "rope", "rope_scaling": "dynamic_ntk", "rope_factor": 2.0, "rope_train_length": 9}
     },
+    "rope yarn": {"attention": {**SOFTMAX, **YARN}},
+    "rope yarn factor": {"attention": {**SOFTMAX, **YARN, "rope_attention_factor": 0.7, "rope_beta_fast": 2.0}},
+    "rope llama3": {"attention": {**SOFTMAX, **LLAMA3}, "head_dim": 32},
+    "coca yarn": {"attention": {"type": "coca", **YARN}},
+    "groups": {"attention": {**STICK, "remainder": "value"}, "kv_heads": 2},
+    "groups norm": {"attention": {**STICK, "qk_norm": True, "qkv_bias": True}, "kv_heads": 1},
+    "softmax groups norm": {"attention": {**SOFTMAX, "position": "rope", "qk_norm": True}, "kv_heads": 2},
+    "coca groups norm": {"attention": {"type": "coca", "position": "rope", "qk_norm": True}, "kv_heads": 2},
+    "narrow heads": {
+        "attention": {**STICK, "remainder": "bias", "head_norm": True, "forget_gate": True}, "kv_heads": 2, "head_dim": 6
+    },
+    "broad heads": {"attention": {**SOFTMAX, "position": "rope", "qk_norm": True}, "kv_heads": 2, "head_dim": 16},
+    "broad values": {"attention": {"type": "based", "feature_dim": 4}, "head_dim": 12},
     "window": {"attention": {**SOFTMAX, "position": "rope", "window": 5}},
     "none": {"attention": {**SOFTMAX, "position": "none"}, "tied": False},
     "alibi": {"attention": {**SOFTMAX, "position": "alibi", "window": 7}, "heads": 6, "width": 36},
@@ -119,6 +138,49 @@ def cached(model, documents):
     return torch.cat(outputs, 1)[:, -3:]
 
 
+class Kernel:
+    """Takes what parallel_stickbreaking_attn takes: q [1, T, HQ, d], k and v [1, T, H, d], cu_seqlens [N + 1]."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, q, k, v, scale, attend_current, cu_seqlens):
+        self.calls += 1
+        outputs, remainders = torch.zeros_like(q), torch.zeros(q.shape[:3])
+        group = q.shape[2] // k.shape[2]
+        for begin, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist()):
+            document = [x[:, begin:end].transpose(1, 2) for x in (q, k, v)]
+            document[1:] = [x.repeat_interleave(group, 1) for x in document[1:]]
+            visible = torch.ones(end - begin, end - begin, dtype=torch.bool).tril(0 if attend_current else -1)
+            o, remainder = modeling_sbtrain.stickbreaking_attention(*document, scale, visible)
+            outputs[:, begin:end], remainders[:, begin:end] = o.transpose(1, 2), remainder[..., 0].transpose(1, 2)
+        return outputs, remainders
+
+
+def with_kernel(config, model, documents, expected):
+    """The same by way of a kernel, which is called where documents are whole."""
+    options = config["attention"]
+    if not isinstance(options, dict) or options["type"] != "stickbreaking":
+        return {}
+    kernel, chosen = Kernel(), modeling_sbtrain.stickbreaking_kernel
+    modeling_sbtrain.stickbreaking_kernel = lambda q, v, gate: kernel if gate is None else None
+    try:
+        kinds = [packed(model, documents), padded(model, documents, True), padded(model, documents, False)]
+        calls = kernel.calls
+        torn = torch.tensor([[1, 1, 0, 0, 1, 1, 1]])  # a document around padding
+        ids = torch.arange(torn.shape[1])[None]
+        apart = model(ids, attention_mask=torn)[0][torn[0] == 1]
+        last = cached(model, documents)
+    finally:
+        modeling_sbtrain.stickbreaking_kernel = chosen
+    whole = model(ids[torn == 1][None])[0]
+    errors = [max(difference(a, b) for a, b in zip(logits, expected)) for logits in kinds]
+    errors += [difference(apart, whole), max(difference(last[row], x[-3:]) for row, x in enumerate(expected))]
+    gated = options.get("forget_gate", False)
+    called = calls == (0 if gated else 3 * config["layers"])
+    return {"kernel": max(errors) if called else math.inf}
+
+
 def errors_of(case):
     config, model, weights = make(case)
     generator = torch.Generator().manual_seed(1)
@@ -140,6 +202,7 @@ def errors_of(case):
         errors["cached"] = max(
             difference(last[row], logits[-3:]) for row, logits in enumerate(expected)
         )
+        errors.update(with_kernel(config, model, documents, expected))
         if dynamic:
             long = torch.randint(config["vocab"], (23,), generator=generator)
             errors["longer"] = difference(model(long[None])[0], formula(weights, config, [long])[0])

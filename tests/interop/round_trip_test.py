@@ -46,6 +46,10 @@ LENGTH = 32
 BASE = {"layers": 2, "width": 32, "inner": 44, "heads": 4, "vocab": VOCAB, "init_std": 0.2}
 STICK = {"type": "stickbreaking"}
 ROPE = {"type": "softmax", "position": "rope", "rope_base": 700}
+LLAMA3 = {
+    "rope_scaling": "llama3", "rope_factor": 8, "rope_train_length": 60, "rope_low_freq_factor": 1, "rope_high_freq_factor": 3
+}
+YARN = {"rope_scaling": "yarn", "rope_factor": 4, "rope_train_length": 40, "rope_beta_fast": 4, "rope_beta_slow": 0.5}
 MULTIPLIERS = {"embedding_multiplier": 3, "residual_multiplier": 0.22, "logits_multiplier": 0.7}
 
 # name: (architecture, model, same bits after import)
@@ -60,6 +64,17 @@ CASES = {
         {"attention": {**ROPE, "rope_scaling": "dynamic_ntk", "rope_factor": 2, "rope_train_length": 20}},
         True,
     ),
+    "llama_llama3": ("Llama", {"attention": {**ROPE, **LLAMA3}, "kv_heads": 2}, True),
+    "llama_yarn": ("Llama", {"attention": {**ROPE, **YARN}, "head_dim": 24}, True),
+    "granite_broad": ("Granite", {"attention": {**ROPE, "logit_scale": 0.5}, "head_dim": 16, **MULTIPLIERS}, True),
+    "mistral_broad": ("Mistral", {"attention": {**ROPE, "window": 5}, "kv_heads": 2, "head_dim": 12}, True),
+    "qwen2_yarn": ("Qwen2", {"attention": {**ROPE, **YARN, "qkv_bias": True, "rope_attention_factor": 0.8}}, True),
+    "qwen2_narrow": ("Qwen2", {"attention": {**ROPE, "qkv_bias": True}, "kv_heads": 2, "head_dim": 4}, True),
+    "qwen3_broad": ("Qwen3", {"attention": {**ROPE, **YARN, "qk_norm": True}, "kv_heads": 2, "head_dim": 16}, True),
+    "smollm3_broad": ("SmolLM3", {"attention": [ROPE, {"type": "softmax", "position": "none"}], "head_dim": 16}, True),
+    "stickbreaking_broad": ("Sbtrain", {"attention": {**STICK, "head_norm": True}, "kv_heads": 2, "head_dim": 16}, True),
+    "coca_yarn": ("Sbtrain", {"attention": {"type": "coca", **YARN}, "head_dim": 6}, True),
+    "based_broad": ("Sbtrain", {"attention": {"type": "based", "feature_dim": 4}, "head_dim": 16}, True),
     "granite": ("Granite", {"attention": {**ROPE, "logit_scale": 0.5}, "kv_heads": 1, **MULTIPLIERS}, True),
     "mistral": ("Mistral", {"attention": {**ROPE, "window": 5}, "kv_heads": 2}, True),
     "mistral_folded": ("Mistral", {"attention": {**ROPE, "window": 5, "logit_scale": 0.5}, **MULTIPLIERS}, False),
@@ -307,9 +322,19 @@ def check_hostile(runs):
     refused(3, "config.json", lambda f: (f / "config.json").write_text("[1, 2]"))
     refused(3, "config.json", lambda f: (f / "config.json").unlink())
     llama = runs.path("llama_hf")
-    refused(3, "llama3", edit("config.json", lambda j: j.update(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, "factor": 8})), llama)
-    refused(3, "yarn", edit("config.json", lambda j: j.update(rope_parameters={"rope_type": "yarn", "factor": 8})), llama)
-    refused(3, "head_dim", edit("config.json", lambda j: j.update(head_dim=16)), llama)
+    def ropes(**parameters):
+        return edit("config.json", lambda j: j.update(rope_parameters={"rope_theta": 5e5, **parameters}))
+
+    refused(3, "low_freq_factor is missing", ropes(rope_type="llama3", factor=8), llama)
+    refused(3, "high_freq_factor", ropes(rope_type="llama3", factor=8, low_freq_factor=4, high_freq_factor=1), llama)
+    refused(3, "factor is missing", ropes(rope_type="yarn"), llama)
+    refused(3, "truncate", ropes(rope_type="yarn", factor=8, truncate=False), llama)
+    refused(3, "attention_factor", ropes(rope_type="yarn", factor=8, attention_factor="1"), llama)
+    refused(3, "not a whole number", ropes(rope_type="yarn", factor=8, original_max_position_embeddings="2048"), llama)
+    refused(3, "longrope", ropes(rope_type="longrope", factor=8), llama)
+    refused(3, "head_dim is 0", edit("config.json", lambda j: j.update(head_dim=0)), llama)
+    refused(3, "shape", edit("config.json", lambda j: j.update(head_dim=16)), llama)
+    refused(3, "out of range", edit("config.json", lambda j: j.update(head_dim=1000000000000)), llama)
     refused(3, "hidden_act", edit("config.json", lambda j: j.update(hidden_act="gelu")), llama)
     refused(3, "num_hidden_layers", edit("config.json", lambda j: j.pop("num_hidden_layers")), llama)
     refused(3, "hidden_size", edit("config.json", lambda j: j.update(hidden_size=1e400)), llama)

@@ -91,11 +91,9 @@ def rmsnorm(x, weight, eps):
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
 
-def rope(x_THd, positions_T, base):
+def rope(x_THd, positions_T, frequency):
     """Half-split rotation: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
     half = x_THd.shape[-1] // 2
-    channel = torch.arange(half, dtype=torch.float64, device=x_THd.device)
-    frequency = base ** (-channel / half)
     angle = positions_T.double()[:, None, None] * frequency
     cos, sin = angle.cos().to(x_THd.dtype), angle.sin().to(x_THd.dtype)
     x1, x2 = x_THd[..., :half], x_THd[..., half:]
@@ -194,19 +192,48 @@ def by_document(batch, function, *tensors):
     return torch.cat(outputs)
 
 
+def low_frequencies_scaled(frequency, config, d):
+    """yarn (arXiv 2309.00071) and llama3 (arXiv 2407.21783): the share of each frequency that is divided by
+    rope_factor, pair by pair."""
+    trained, base = config["rope_train_length"], config.get("rope_base", 10000.0)
+    share = []
+    for pair, theta in enumerate(frequency.tolist()):
+        turns = trained * theta / (2 * math.pi)
+        if config["rope_scaling"] == "llama3":
+            low, high = config.get("rope_low_freq_factor", 1.0), config.get("rope_high_freq_factor", 4.0)
+            share.append(0.0 if turns >= high else 1.0 if turns <= low else (high - turns) / (high - low))
+            continue
+        fast, slow = (
+            d * math.log(trained / (beta * 2 * math.pi)) / (2 * math.log(base))
+            for beta in (config.get("rope_beta_fast", 32.0), config.get("rope_beta_slow", 1.0))
+        )
+        first, last = max(math.floor(fast), 0), min(math.ceil(slow), d - 1)
+        if first == last:
+            last += 0.001
+        share.append(min(max((pair - first) / (last - first), 0.0), 1.0))
+    share = torch.tensor(share, dtype=frequency.dtype, device=frequency.device)
+    return (1 - share) * frequency + share * frequency / config.get("rope_factor", 1.0)
+
+
 def rope_of(x_THd, config, batch):
     """rope() with rope_scaling; the length is that of the longest document."""
     base, positions = config.get("rope_base", 10000.0), batch["positions"]
     scaling, factor = config.get("rope_scaling", "none"), config.get("rope_factor", 1.0)
     d = x_THd.shape[-1]
     length, trained = int(positions.max()) + 1, config.get("rope_train_length", 0)
+    amplitude = 1.0
     if scaling == "linear":
         positions = positions / factor
     elif scaling == "ntk":
         base = base * factor ** (d / (d - 2))
     elif scaling == "dynamic_ntk" and length > trained:
         base = base * (factor * length / trained - (factor - 1)) ** (d / (d - 2))
-    return rope(x_THd, positions, base)
+    frequency = base ** (-torch.arange(0, d, 2, dtype=torch.float64, device=x_THd.device) / d)
+    if scaling in ("yarn", "llama3"):
+        frequency = low_frequencies_scaled(frequency, config, d)
+    if scaling == "yarn":
+        amplitude = config.get("rope_attention_factor", 0.0) or 0.1 * math.log(factor) + 1
+    return amplitude * rope(x_THd, positions, frequency)
 
 
 def coca(q, t, config, batch):
@@ -261,7 +288,7 @@ def attention(x_TD, w, prefix, config, model, batch):
         return polynomial_attention(x_TD, w, prefix, kind, model, batch)
     heads = model["heads"]
     tokens, width = x_TD.shape
-    d = width // heads
+    d = model.get("head_dim", 0) or width // heads
     key = "t" if kind == "coca" else "k"
     q, k, v = (project(x_TD, w, f"{prefix}{name}_proj").view(tokens, -1, d) for name in ("q", key, "v"))
     if config.get("qk_norm", False):
@@ -315,7 +342,7 @@ def attention(x_TD, w, prefix, config, model, batch):
         o = F.layer_norm(o, (d,), eps=model.get("norm_eps", 1e-5))
         o = o * w[f"{prefix}head_norm.weight"].view(heads, d)
         o = o + w[f"{prefix}head_norm.bias"].view(heads, d)
-    return stored(o).reshape(tokens, width)
+    return stored(o).reshape(tokens, heads * d)
 
 
 def normalise(x, w, name, model):

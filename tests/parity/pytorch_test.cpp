@@ -76,6 +76,7 @@ nlohmann::json model_json(const ModelConfig& m) {
           {"width", m.width},
           {"heads", m.heads},
           {"kv_heads", m.kv_heads},
+          {"head_dim", m.head_dim},
           {"tied", m.tied},
           {"norm_eps", m.norm_eps},
           {"norm", name_of(m.norm)},
@@ -133,6 +134,26 @@ std::vector<Case> cases() {
       parse_attention("{type: softmax, rope_scaling: ntk, rope_factor: 2}"),
       parse_attention("{type: softmax, rope_scaling: dynamic_ntk, rope_factor: 2, "
                       "rope_train_length: 40}")};
+  ModelConfig low_frequencies = base();
+  low_frequencies.layers = 3;
+  low_frequencies.attention = {
+      parse_attention("{type: softmax, rope_scaling: llama3, rope_factor: 8, rope_base: 500000, "
+                      "rope_train_length: 100}"),
+      parse_attention("{type: softmax, rope_scaling: yarn, rope_factor: 4, rope_train_length: 40, "
+                      "rope_beta_fast: 3}"),
+      parse_attention("{type: coca, rope_scaling: yarn, rope_factor: 4, rope_train_length: 40, "
+                      "rope_attention_factor: 0.8}")};
+  ModelConfig narrow_heads = base();
+  narrow_heads.heads = 4;
+  narrow_heads.kv_heads = 2;
+  narrow_heads.head_dim = 8;  // 32 channels in a model of 64
+  narrow_heads.layers = 4;
+  narrow_heads.attention = {
+      parse_attention("{head_norm: true, remainder: bias, forget_gate: true, qk_norm: true}"),
+      parse_attention("{type: softmax, qk_norm: true, output_bias: true}"),
+      parse_attention("{type: coca}"), parse_attention("{type: softmax, position: fire}")};
+  ModelConfig broad_heads = narrow_heads;
+  broad_heads.head_dim = 40;  // 160 channels
   ModelConfig coca = base();
   coca.attention = {parse_attention("{type: coca}"),
                     parse_attention("{type: coca, variant: strict}")};
@@ -174,6 +195,9 @@ std::vector<Case> cases() {
           {"value_current_multipliers", value},
           {"rope", rope},
           {"rope_scaling", stretched},
+          {"rope_low_frequencies", low_frequencies},
+          {"narrow_heads", narrow_heads},
+          {"broad_heads", broad_heads},
           {"mixed_layers", mixed},
           {"alibi_and_fire", biases},
           {"shared_fire", shared},

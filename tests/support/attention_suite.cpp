@@ -89,6 +89,7 @@ struct Combination {
   std::string name() const {
     std::string text = std::to_string(model.heads) + " heads";
     if (model.kv_heads > 0) text += ", " + std::to_string(model.kv_heads) + " of keys";
+    if (model.head_dim > 0) text += ", of " + std::to_string(model.head_dim);
     for (const auto& [key, value] : flatten(attention)) text += ", " + key + " " + value;
     return text;
   }
@@ -102,15 +103,26 @@ ModelConfig grouped_model() {
   return model;
 }
 
+// Heads that together are narrower or wider than the model.
+ModelConfig headed_model(int64_t head_dim) {
+  ModelConfig model = small_model(2);
+  model.head_dim = head_dim;
+  return model;
+}
+
 std::vector<Combination> combinations(const std::string& type) {
   const AttentionModule& module = attention_registry().at(type);
   std::vector<ModelConfig> models = {small_model(3)};
   if (!module.whole_heads) models.push_back(small_model(5));
   if (module.grouped_heads) models.push_back(grouped_model());
+  if (module.own_head_dim) {
+    models.push_back(headed_model(4));
+    models.push_back(headed_model(10));
+  }
   std::vector<Combination> all;
   for (const ModelConfig& model : models) {
     for (const bool examples : {false, true}) {
-      if (model.kv_heads > 0 && !examples) continue;
+      if ((model.kv_heads > 0 || model.head_dim > 0) && !examples) continue;
       std::vector<Chooser::Choice> path;
       do {
         Combination c{.attention = {.type = type}, .model = model};

@@ -1,6 +1,8 @@
 """The models that sbtrain trains, in plain PyTorch: every attention module with all of its options.
 
-Attention takes memory that grows with the square of the length, as the formulas are written. Shapes: B
+Attention takes memory that grows with the square of the length, as the formulas are written; but stick-breaking
+attention on a GPU is computed by flash-linear-attention's kernel, where that is installed and does what is asked
+(see stickbreaking_kernel). Shapes: B
 sequences, L new tokens of each, K keys (those of the cache and the L new ones), H query heads, G key and
 value heads, d channels of a head.
 
@@ -8,6 +10,7 @@ Batches may be padded on either side (attention_mask) and rows may hold several 
 (position_ids that begin again at 0): a token sees the tokens of its own document. With a cache, the new
 tokens continue each row's last document.
 """
+import functools
 import math
 
 import torch
@@ -104,6 +107,20 @@ class Tokens:
         self.visible = (same & (self.key_documents[:, None, :] >= 0) & (self.behind >= 0))[:, None]
         self.longest = int(self.key_positions.max()) + 1
 
+    @functools.cached_property
+    def bounds(self):
+        """Where documents begin when the rows stand one after the other, and the end of the last: [N + 1]. A run of
+        padding counts as a document. None if documents began in earlier calls, or if padding tears one apart."""
+        if self.key_documents.shape != self.documents.shape:
+            return None
+        begins = torch.ones_like(self.documents, dtype=torch.bool)
+        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        torn = begins & (self.documents >= 0) & (self.positions != 0)
+        if bool(torn[:, 1:].any()):
+            return None
+        first = begins.flatten().nonzero().flatten()
+        return F.pad(first, (0, 1), value=self.documents.numel())
+
 
 class RMSNorm(nn.Module):
     def __init__(self, width, eps):
@@ -137,25 +154,41 @@ def make_norm(model, width):
 # ---- positions
 
 
-def rotate(x, positions, options, longest):
-    """Rotary positions, half-split: x [B, H, K, d], positions [B, K]. `longest` is the length of the
-    longest document, on which dynamic_ntk depends."""
+def rotary_frequencies(options, d, longest):
+    """The angle of each pair of a head from one position to the next, and the factor of queries and keys.
+    `longest` is the length of the longest document, on which dynamic_ntk depends."""
     base, factor = float(options.get("rope_base", 10000.0)), float(options.get("rope_factor", 1.0))
     scaling, trained = options.get("rope_scaling", "none"), options.get("rope_train_length", 0)
-    d = x.shape[-1]
-    step = 1.0
-    if scaling == "linear":
-        step = 1.0 / factor
-    elif scaling == "ntk":
+    if scaling == "ntk":
         base = base * factor ** (d / (d - 2))
-    elif scaling == "dynamic_ntk":
-        if longest > trained:
-            base = base * (factor * longest / trained - (factor - 1)) ** (d / (d - 2))
-    elif scaling != "none":
+    elif scaling == "dynamic_ntk" and longest > trained:
+        base = base * (factor * longest / trained - (factor - 1)) ** (d / (d - 2))
+    pair = torch.arange(d // 2, dtype=torch.float64)
+    frequency = base ** (-pair / (d // 2))
+    if scaling in ("none", "ntk", "dynamic_ntk"):
+        return frequency, 1.0
+    if scaling == "linear":
+        return frequency / factor, 1.0
+    if scaling == "yarn":
+        fast, slow = options.get("rope_beta_fast", 32.0), options.get("rope_beta_slow", 1.0)
+        fast, slow = (d * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow))
+        low, high = max(math.floor(fast), 0), min(math.ceil(slow), d - 1)
+        scaled = ((pair - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+        amplitude = options.get("rope_attention_factor", 0.0) or 0.1 * math.log(factor) + 1.0
+    elif scaling == "llama3":
+        low, high = options.get("rope_low_freq_factor", 1.0), options.get("rope_high_freq_factor", 4.0)
+        scaled = 1 - ((trained * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        amplitude = 1.0
+    else:
         raise ValueError(f"rope_scaling: {scaling}")
-    frequency = base ** (-torch.arange(d // 2, dtype=torch.float64, device=x.device) / (d // 2))
-    angle = positions[:, None, :, None].double() * step * frequency
-    cos, sin = angle.cos().float(), angle.sin().float()
+    return frequency * (1 - scaled + scaled / factor), amplitude
+
+
+def rotate(x, positions, options, longest):
+    """Rotary positions, half-split: x [B, H, K, d], positions [B, K]."""
+    frequency, amplitude = rotary_frequencies(options, x.shape[-1], longest)
+    angle = positions[:, None, :, None].double() * frequency.to(x.device)
+    cos, sin = (amplitude * angle.cos()).float(), (amplitude * angle.sin()).float()
     x1, x2 = x.float().chunk(2, -1)
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).to(x.dtype)
 
@@ -218,6 +251,33 @@ def stickbreaking_attention(q, k, v, scale, visible, gate=None):
     return (weights @ v.float()).to(v.dtype), torch.exp(left[..., :1]).to(v.dtype)
 
 
+@functools.lru_cache(maxsize=1)
+def fla_stickbreaking():
+    """parallel_stickbreaking_attn of flash-linear-attention 0.6; None where it is not installed."""
+    try:
+        from fla.ops.stickbreaking_attn import parallel_stickbreaking_attn
+    except (ImportError, RuntimeError):
+        return None
+    return parallel_stickbreaking_attn
+
+
+def stickbreaking_kernel(q, v, gate):
+    """The kernel that computes stick-breaking attention of these tensors; None: plain PyTorch does. The kernel
+    has no gate, and wants bfloat16 or float16 and heads of at most 256 channels."""
+    small = max(q.shape[-1], v.shape[-1]) <= 256 and q.dtype == v.dtype
+    if gate is None and small and q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        return fla_stickbreaking()
+    return None
+
+
+def kernel_attention(kernel, q, k, v, scale, attend_current, bounds):
+    """stickbreaking_attention by a kernel: q [B, H, L, d], k and v [B, G, L, d], documents by their bounds."""
+    batch, _, length, _ = q.shape
+    packed = [x.transpose(1, 2).flatten(0, 1)[None] for x in (q, k, v)]
+    o, remainder = kernel(*packed, scale=scale, attend_current=attend_current, cu_seqlens=bounds)
+    return [x[0].unflatten(0, (batch, length)).transpose(1, 2) for x in (o, remainder[..., None])]
+
+
 def polynomial_attention(q, k, v, scale, visible, kind):
     """Based (1 + x + x^2 / 2) and ReBased (x^2), normalised by the sum."""
     x = scale * (q.float() @ k.float().transpose(-1, -2))
@@ -269,7 +329,7 @@ class SelfAttention(nn.Module):
         self.kind = options.get("type", "stickbreaking")
         self.polynomial = self.kind in ("based", "rebased")
         width, heads = model["width"], model["heads"]
-        d = width // heads
+        d = model.get("head_dim", 0) or width // heads
         self.heads, self.head_dim = heads, d
         self.kv_heads = model.get("kv_heads", 0) or heads
         self.key_dim = options.get("feature_dim", 16) if self.polynomial else d
@@ -295,7 +355,7 @@ class SelfAttention(nn.Module):
             if options.get("forget_gate", False):
                 self.forget_gate = nn.Linear(width, heads)
             if options.get("head_norm", False):
-                self.head_norm = LayerNorm(width, HEAD_NORM_EPS)
+                self.head_norm = LayerNorm(heads * d, HEAD_NORM_EPS)
         elif self.kind not in ("softmax", "coca", "based", "rebased"):
             raise ValueError(f"attention type: {self.kind}")
 
@@ -316,7 +376,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             # Keys are kept as they are projected: how dynamic_ntk rotates them changes with the length.
             k, v = cache.append(layer, "k", k, 2), cache.append(layer, "v", v, 2)
-        o = self.mix(x, q, *self.repeated(k, v), own_value, tokens, layer, cache, shared)
+        o = self.mix(x, q, k, v, own_value, tokens, layer, cache, shared)
         return self.o_proj(o.transpose(1, 2).flatten(2))
 
     def repeated(self, *tensors):
@@ -329,10 +389,11 @@ class SelfAttention(nn.Module):
         window = self.options.get("window", 0)
         if window:
             visible = visible & (tokens.behind < window)
-        if self.polynomial:
-            return polynomial_attention(q, k, v, self.scale, visible, self.kind)
         if self.kind == "stickbreaking":
             return self.break_stick(x, q, k, v, own_value, tokens, layer, cache)
+        k, v = self.repeated(k, v)
+        if self.polynomial:
+            return polynomial_attention(q, k, v, self.scale, visible, self.kind)
         bias = None
         if self.kind == "coca":
             q, k = self.collinear(q, k, tokens)
@@ -365,15 +426,19 @@ class SelfAttention(nn.Module):
         return query, rotated(torch.cat([bar, torch.zeros_like(bar)], -1), tokens.key_positions)
 
     def break_stick(self, x, q, k, v, own_value, tokens, layer, cache):
-        visible = tokens.visible
-        if not self.options.get("attend_current", False):
-            visible = visible & (tokens.behind > 0)
+        attend_current = self.options.get("attend_current", False)
         gate = None
         if hasattr(self, "forget_gate"):
             gate = torch.sigmoid(self.forget_gate(x).float()).transpose(1, 2)
             if cache is not None:
                 gate = cache.append(layer, "gate", gate, 2)
-        o, remainder = stickbreaking_attention(q, k, v, self.scale, visible, gate)
+        kernel = stickbreaking_kernel(q, v, gate)
+        if kernel is not None and tokens.bounds is not None:
+            o, remainder = kernel_attention(kernel, q, k, v, self.scale, attend_current, tokens.bounds)
+        else:
+            visible = tokens.visible if attend_current else tokens.visible & (tokens.behind > 0)
+            k, v = self.repeated(k, v)
+            o, remainder = stickbreaking_attention(q, k, v, self.scale, visible, gate)
         kind = self.options.get("remainder", "none")
         if kind == "value":
             o = o + remainder * self.repeated(own_value)[0]

@@ -19,8 +19,7 @@ void transform(Stream& s, CocaTransform which, const Tensor& y_THd, const Tensor
                         .turns = {}},
                   .x = arg(x_THd),
                   .dy = arg(dy_THd)};
-  kernels::set_rope_frequencies(p.y, static_cast<double>(params.rope.base), false);
-  for (double& turn : p.y.turns) turn *= static_cast<double>(params.rope.position_scale);
+  kernels::set_rope_frequencies(p.y, params.rope.frequencies.data(), false);
   kernels::coca(cuda_stream(s), which, params.variant == CocaVariant::kStrict, p);
 }
 

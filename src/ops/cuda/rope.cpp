@@ -13,8 +13,7 @@ void run(Cuda, Stream& s, const Rope& op) {
                   .heads = op.params.heads,
                   .head_dim = static_cast<int>(op.x_THd.cols() / op.params.heads),
                   .turns = {}};
-  kernels::set_rope_frequencies(p, static_cast<double>(op.params.base), op.params.inverse);
-  for (double& turn : p.turns) turn *= static_cast<double>(op.params.position_scale);
+  kernels::set_rope_frequencies(p, op.params.frequencies.data(), op.params.inverse);
   kernels::rope(cuda_stream(s), p);
 }
 

@@ -209,6 +209,8 @@ class LinearAttention : public Attention {
         heads_(static_cast<int>(model.heads)),
         scale_(logit_scale(options.logit_scale, model)) {}
 
+  int64_t mix_width(int64_t /*model_width*/) const override { return model_.query_width(); }
+
   std::vector<TensorSpec> parameters() const override { return qkv_.parameters(); }
 
   std::unique_ptr<AttentionSaved> allocate(Memory& memory, int64_t tokens) const override {
@@ -254,7 +256,7 @@ class LinearAttention : public Attention {
                                                  int64_t /*capacity*/) const override {
     auto cache = std::make_unique<LinearCache>();
     cache->state_BHdd = memory.allocate(MemoryClass::kAttention, "attention state", DType::kF32,
-                                        {sequences, model_.width, model_.head_dim()});
+                                        {sequences, model_.query_width(), model_.head_width()});
     return cache;
   }
 
@@ -262,7 +264,8 @@ class LinearAttention : public Attention {
                const AttentionSaved& saved) const override {
     const Qkv x = qkv_.saved(static_cast<const LinearSaved&>(saved).qkv);
     const Tensor& states = static_cast<LinearCache&>(cache).state_BHdd;
-    const Tensor state = states.row_range(b, 1).reshaped({model_.width, model_.head_dim()});
+    const Tensor state =
+        states.row_range(b, 1).reshaped({model_.query_width(), model_.head_width()});
     ops::run(s,
              LinearAttentionState{.state_Hdd = state, .k_THd = x.k, .v_THd = x.v, .heads = heads_});
   }
@@ -284,7 +287,7 @@ class LinearAttention : public Attention {
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
                        int64_t /*max_seqlen*/) const override {
     const HostQkv x = qkv_.reference(x_TD, w);
-    HostMatrix o(x_TD.rows, model_.width);
+    HostMatrix o(x_TD.rows, model_.query_width());
     for (int64_t h = 0; h < heads_; ++h) {
       const HostMatrix q = x.q_head(heads_, h);
       const HostMatrix k = x.k_head(heads_, h);
@@ -297,7 +300,7 @@ class LinearAttention : public Attention {
   }
 
   double flops_per_token(double /*keys*/) const override {
-    return 4.0 * static_cast<double>(model_.width * model_.head_dim());
+    return 4.0 * static_cast<double>(model_.query_width() * model_.head_width());
   }
 
  private:
@@ -310,8 +313,9 @@ class LinearAttention : public Attention {
 }  // namespace
 
 void register_linear_attention(AttentionRegistry& registry) {
-  registry.add<Options>(
-      {.name = "linear_attention", .make = make_module<LinearAttention, Options>});
+  registry.add<Options>({.name = "linear_attention",
+                         .own_head_dim = true,
+                         .make = make_module<LinearAttention, Options>});
 }
 
 }  // namespace sbtrain

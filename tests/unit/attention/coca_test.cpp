@@ -58,7 +58,7 @@ double logit(bool strict, const Tokens& q, int64_t j, const Tokens& t, int64_t i
 
 struct Fixture {
   explicit Fixture(bool strict)
-      : params{.rope = {.heads = kHeads, .base = kBase},
+      : params{.rope = {.heads = kHeads, .frequencies = ops::rope_frequencies(kBase, kDim)},
                .variant = strict ? ops::CocaVariant::kStrict : ops::CocaVariant::kOfficial} {}
   CpuStream s;
   Owned positions = integers({0, 1, 2, 0, 7, 300});

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "attention/attention.h"
+#include "attention/registry.h"
 #include "config/schema.h"
 #include "core/error.h"
 #include "ops/linear.h"
@@ -55,6 +56,9 @@ std::vector<AttentionConfig> configurations() {
   add("softmax, rope_scaling: linear, rope_factor: 2.5");
   add("softmax, rope_scaling: ntk, rope_factor: 2.5");
   add("softmax, rope_scaling: dynamic_ntk, rope_factor: 2.5, rope_train_length: 1000");
+  add("softmax, rope_scaling: yarn, rope_factor: 4, rope_train_length: 40");
+  add("coca, rope_scaling: yarn, rope_factor: 4, rope_train_length: 40");
+  add("softmax, rope_scaling: llama3, rope_factor: 8, rope_train_length: 60");
   return all;
 }
 
@@ -168,7 +172,7 @@ TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
 // stick-breaking to 1 - remainder.
 TEST(AttentionModule, MapsGiveTheOutput) {
   const ModelConfig model = small_model();
-  const int64_t d = model.head_dim();
+  const int64_t d = model.head_width();
   for (const AttentionConfig& config : configurations()) {
     if (option(config, "head_norm") == "true") continue;  // maps leave it out
     const std::string remainder_to = option(config, "remainder");
@@ -373,6 +377,24 @@ TEST(AttentionRegistry, SaysWhatIsWrong) {
   model.heads = 5;
   EXPECT_EQ(error_of(AttentionConfig{}, model),
             "model.heads: width 12 is not divisible by 5 heads");
+}
+
+// Modules say whether their heads may have another size than width / heads.
+TEST(AttentionRegistry, HeadsOfAnotherSizeAreRefusedByName) {
+  AttentionModule module;
+  module.name = "fixed";
+  ModelConfig model = small_model();
+  model.head_dim = 4;
+  EXPECT_FALSE(heads_problem(module, model));  // as it is without
+  model.head_dim = 8;
+  const auto problem = heads_problem(module, model);
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->key, "head_dim");
+  EXPECT_EQ(problem->message, "fixed has heads of width / heads; leave out head_dim");
+  module.own_head_dim = true;
+  EXPECT_FALSE(heads_problem(module, model));
+  model.heads = 5;
+  EXPECT_FALSE(heads_problem(module, model));  // 5 heads of 8 need not divide the width
 }
 
 }  // namespace

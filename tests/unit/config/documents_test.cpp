@@ -54,7 +54,7 @@ TEST(Documents, PaperConfigsHaveThePaperShapes) {
       const Config config = load_config(kSource / "configs" / name);
       EXPECT_EQ(parameters(config.model), shape.parameters) << name;
       EXPECT_EQ(config.model.heads, shape.heads) << name;
-      EXPECT_EQ(config.model.head_dim(), shape.head_dim) << name;
+      EXPECT_EQ(config.model.head_width(), shape.head_dim) << name;
       EXPECT_EQ(config.train.sequence_length, shape.length) << name;
       const bool sb = std::string(kind) == "sb";
       EXPECT_EQ(config.model.attention.at(0).type, sb ? "stickbreaking" : "softmax") << name;

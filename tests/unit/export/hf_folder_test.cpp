@@ -1,5 +1,5 @@
 // Models as transformers saves them: imported, they compute its logits, and they are exported as
-// they were.
+// they were; and the rotary positions that a config.json means.
 #include "export/hf_folder.h"
 
 #include <gtest/gtest.h>
@@ -8,8 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "attention/registry.h"
+#include "attention/rotary.h"
 #include "checkpoint/checkpoint.h"
 #include "config/schema.h"
 #include "export/hf_export.h"
@@ -84,7 +87,33 @@ TEST_P(HfModel, IsExportedAsItWas) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, HfModel, testing::Values("llama3", "smollm2", "qwen2_5"),
+// transformers computes in f32, where a power of the base errs by up to 1e-6 of it.
+TEST(HfRotary, HasTheFrequenciesOfTransformers) {
+  std::ifstream file(fs::path(SBTRAIN_TEST_MODELS) / "rotary.json");
+  const auto cases = nlohmann::json::parse(file);
+  ASSERT_GE(cases.size(), 9U);
+  for (const auto& c : cases) {
+    const auto name = c.at("name").get<std::string>();
+    Config config = config_from_hf(c.at("config"), true, name);
+    AttentionConfig& attention = config.model.attention.at(0);
+    const RotaryOptions* options =
+        attention_registry().at(attention.type).rotary(attention.options);
+    ASSERT_NE(options, nullptr) << name;
+    const Rotary rotary(*options, config.model);
+    const auto ours = rotary.params(1, c.at("length").get<int64_t>()).frequencies;
+    const auto theirs = c.at("frequencies").get<std::vector<double>>();
+    ASSERT_EQ(ours.size(), theirs.size()) << name;
+    for (size_t i = 0; i < ours.size(); ++i) {
+      EXPECT_NEAR(ours[i], theirs[i], 2e-6 * theirs[i]) << name << ", pair " << i;
+    }
+    const auto factor = c.at("factor").get<double>();
+    EXPECT_NEAR(rotary.logit_factor(), factor * factor, 1e-12) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, HfModel,
+                         testing::Values("llama3", "smollm2", "qwen2_5", "llama3_2", "qwen3",
+                                         "qwen_yarn", "mistral"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -130,14 +130,14 @@ HeadNorm head_norm(int64_t head_dim) {
 Rope rope(int64_t head_dim) {
   return {.x_THd = view({kTokens, 2 * head_dim}),
           .positions_T = view({kTokens}, DType::kI32),
-          .params = {.heads = 2}};
+          .params = {.heads = 2, .frequencies = rope_frequencies(10000, head_dim)}};
 }
 
 CocaQuery coca(int64_t head_dim) {
   return {.y_THd = view({kTokens, 2 * head_dim}),
           .q_THd = view({kTokens, 2 * head_dim}),
           .positions_T = view({kTokens}, DType::kI32),
-          .params = {.rope = {.heads = 2}}};
+          .params = {.rope = {.heads = 2, .frequencies = rope_frequencies(10000, head_dim)}}};
 }
 
 SoftmaxDecode decode(int heads, int64_t head_dim, PositionBias bias = PositionBias::kNone) {

@@ -69,7 +69,9 @@ void run_every_op(Memory& memory) {
   ops::run(s, ops::SwigluBackward{.dgate_up_T2F = dwide, .dy_TF = y, .gate_up_T2F = wide});
   ops::run(s, ops::BiasSigmoid{.y_TH = y, .x_TH = x, .b_H = row});
   ops::run(s, ops::SigmoidBackward{.dx_TH = x, .dy_TH = y, .y_TH = y});
-  ops::run(s, ops::Rope{.x_THd = x, .positions_T = ids, .params = {.heads = 2}});
+  const ops::RopeParams rope = {.heads = 2,
+                                .frequencies = ops::rope_frequencies(10000, kWidth / 2)};
+  ops::run(s, ops::Rope{.x_THd = x, .positions_T = ids, .params = rope});
   ops::run(s, ops::CrossEntropy{.loss_T = losses,
                                 .dx_TD = y,
                                 .dw_VD = dtable,
@@ -196,7 +198,9 @@ void run_every_mixer(Memory& memory) {
                                    .v_THe = v,
                                    .sequences = sequences,
                                    .params = {.heads = kHeads}});
-  const ops::CocaParams coca = {.rope = {.heads = kHeads}};
+  const ops::CocaParams coca = {
+      .rope = {.heads = kHeads,
+               .frequencies = ops::rope_frequencies(10000, q.tensor().cols() / kHeads)}};
   ops::run(s, ops::CocaQuery{.y_THd = o, .q_THd = q, .positions_T = positions, .params = coca});
   ops::run(s, ops::CocaQueryBackward{
                   .dq_THd = dq, .dy_THd = o, .q_THd = q, .positions_T = positions, .params = coca});

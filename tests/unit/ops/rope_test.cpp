@@ -38,13 +38,14 @@ Values rotated(const Values& x, const Owned& positions, int64_t heads, double ba
 TEST(Rope, MatchesReferenceAtEveryPosition) {
   CpuStream s;
   for (const auto& [heads, head_dim] : {std::pair{1, 2}, {3, 6}, {4, 32}, {2, 128}}) {
-    for (const float base : {10000.0f, 500000.0f}) {
+    for (const double base : {10000.0, 500000.0}) {
       const Owned x = test::random_normal("x", {200, heads * head_dim}, 1, 0, 5);
       const Owned positions = test::random_integers("positions", 200, 65537);
       const Values before = test::to_f64(x);
-      ops::run(s,
-               ops::Rope{
-                   .x_THd = x, .positions_T = positions, .params = {.heads = heads, .base = base}});
+      ops::run(s, ops::Rope{.x_THd = x,
+                            .positions_T = positions,
+                            .params = {.heads = heads,
+                                       .frequencies = ops::rope_frequencies(base, head_dim)}});
       EXPECT_LE(test::relative_error(x, rotated(before, positions, heads, base, 1)), 2e-7);
       EXPECT_TRUE(x.gaps_intact());
     }
@@ -63,8 +64,11 @@ TEST(Rope, InverseIsTheGradient) {
     for (size_t i = 0; i < y.size(); ++i) sum += y[i] * G[i];
     return sum;
   };
-  ops::run(
-      s, ops::Rope{.x_THd = dy, .positions_T = positions, .params = {.heads = 3, .inverse = true}});
+  ops::run(s, ops::Rope{.x_THd = dy,
+                        .positions_T = positions,
+                        .params = {.heads = 3,
+                                   .frequencies = ops::rope_frequencies(10000, 8),
+                                   .inverse = true}});
   EXPECT_LE(test::relative_error(dy, test::numeric_gradient(objective, test::to_f64(x))), 1e-6);
 }
 
@@ -72,18 +76,28 @@ TEST(Rope, PositionZeroChangesNothing) {
   CpuStream s;
   const Owned x = test::random_normal("x", {3, 8});
   const Owned before(x);
-  ops::run(s,
-           ops::Rope{.x_THd = x, .positions_T = test::integers({0, 0, 0}), .params = {.heads = 2}});
+  ops::run(s, ops::Rope{.x_THd = x,
+                        .positions_T = test::integers({0, 0, 0}),
+                        .params = {.heads = 2, .frequencies = ops::rope_frequencies(10000, 4)}});
   EXPECT_TRUE(test::bitwise_equal(x, before));
 }
 
 TEST(Rope, OddHeadsAreRefused) {
   CpuStream s;
   const Owned x = test::poisoned({2, 9});
-  EXPECT_THROW(
-      ops::run(
-          s, ops::Rope{.x_THd = x, .positions_T = test::integers({0, 1}), .params = {.heads = 3}}),
-      Error);
+  EXPECT_THROW(ops::run(s, ops::Rope{.x_THd = x,
+                                     .positions_T = test::integers({0, 1}),
+                                     .params = {.heads = 3, .frequencies = {1.0}}}),
+               Error);
+}
+
+TEST(Rope, FrequenciesOfAnotherHeadAreRefused) {
+  CpuStream s;
+  const Owned x = test::poisoned({2, 8});
+  EXPECT_THROW(ops::run(s, ops::Rope{.x_THd = x,
+                                     .positions_T = test::integers({0, 1}),
+                                     .params = {.heads = 2, .frequencies = {1.0}}}),
+               Error);
 }
 
 }  // namespace
