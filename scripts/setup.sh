@@ -3,7 +3,8 @@
 # nothing and needs no root.
 #
 #   scripts/setup.sh [--check] [SECTION...]     sections: build (default), quickstart, test, lint,
-#                                               python, cuda (added to build where nvcc is installed)
+#                                               python; where nvcc is installed, build adds cuda and
+#                                               test adds cuda-test
 #   --check   only list what is missing; exit with 1 if anything required is missing
 set -euo pipefail
 
@@ -15,7 +16,7 @@ die() {
   exit 1
 }
 
-usage() { sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 check_only=0
 sections=()
@@ -28,9 +29,9 @@ for argument in "$@"; do
   esac
 done
 [ ${#sections[@]} -gt 0 ] || sections=(build)
-if [[ " ${sections[*]} " == *" build "* ]] &&
-  { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then
-  sections+=(cuda)
+if { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then
+  if [[ " ${sections[*]} " == *" build "* ]]; then sections+=(cuda); fi
+  if [[ " ${sections[*]} " == *" test "* ]]; then sections+=(cuda-test); fi
 fi
 
 # The lines of one section: "name", "a | b", "/file | name", "name ?".
@@ -47,8 +48,9 @@ installed() {
 # The packages of one line, such as "a | b ?", without the marks.
 alternatives() { tr -d '|?' <<<"$1"; }
 
-# The headers of "pip:NAME==VERSION" are in third_party/NAME/include, NAME without a leading "nvidia-".
-headers_of() {
+# The headers of "pip:NAME==VERSION" are in third_party/NAME/include, its programs in third_party/NAME/bin, NAME
+# without a leading "nvidia-".
+folder_of() {
   local name=${1#pip:}
   name=${name%%==*}
   echo "$here/../third_party/${name#nvidia-}"
@@ -68,11 +70,11 @@ install_into_venv() {
     die "pip could not install them (above). Is this machine online?"
 }
 
-# A build works without these headers, so a failure is reported but is not an error.
-fetch_headers() {
-  local package folder scratch
+# A build works without these files, so a failure is reported but is not an error.
+fetch_files() {
+  local package folder scratch programs
   package=$(alternatives "${1#pip:}" | tr -d ' ')
-  folder=$(headers_of "$1")
+  folder=$(folder_of "$1")
   if ! python3 -m pip --version >/dev/null 2>&1; then
     echo "setup: pip is needed to fetch $package (apt-get install python3-pip); continuing without it" >&2
     return
@@ -81,10 +83,15 @@ fetch_headers() {
   echo "setup: fetching $package"
   if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
     --retries 1 --timeout 20 --dest "$scratch" "$package" >"$scratch/log" 2>&1 &&
-    python3 -m zipfile -e "$scratch"/*.whl "$scratch/wheel" && [ -d "$scratch/wheel/include" ]; then
+    python3 -m zipfile -e "$scratch"/*.whl "$scratch/wheel" &&
+    programs=$(find "$scratch/wheel" -type f -path '*/bin/*') &&
+    { [ -d "$scratch/wheel/include" ] || [ -n "$programs" ]; }; then
     mkdir -p "$folder"
-    rm -rf "$folder/include"
-    cp -R "$scratch/wheel/include" "$folder/include"
+    rm -rf "${folder:?}/include" "${folder:?}/bin"
+    if [ -d "$scratch/wheel/include" ]; then cp -R "$scratch/wheel/include" "$folder/include"; fi
+    while IFS= read -r program; do
+      if [ -n "$program" ]; then install -D -t "$folder/bin" "$program"; fi
+    done <<<"$programs"
   else
     tail -n 3 "$scratch/log" >&2
     echo "setup: could not fetch $package (is this machine online?); continuing without it" >&2
@@ -99,14 +106,19 @@ if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
 fi
 
 missing=()
-headers=() # these two last, since pip may be one of the missing packages
+files=() # these two last, since pip may be one of the missing packages
 venv=()
 for section in "${sections[@]}"; do
   lines=$(read_section "$section")
   while IFS= read -r line; do
+    if [[ $line == /*'| pip:'* ]]; then
+      if installed "${line%% *}"; then continue; fi
+      line=${line#*| }
+    fi
     if [[ $line == pip:* ]]; then
-      if [ -d "$(headers_of "$line")/include" ]; then continue; fi
-      if [ $check_only = 1 ]; then missing+=("$line"); else headers+=("$line"); fi
+      folder=$(folder_of "$line")
+      if [ -d "$folder/include" ] || [ -d "$folder/bin" ]; then continue; fi
+      if [ $check_only = 1 ]; then missing+=("$line"); else files+=("$line"); fi
       continue
     fi
     if [[ $line == venv:* ]]; then
@@ -174,5 +186,5 @@ install_missing() {
 }
 
 [ ${#missing[@]} = 0 ] || install_missing
-for line in "${headers[@]}"; do fetch_headers "$line"; done
+for line in "${files[@]}"; do fetch_files "$line"; done
 [ ${#venv[@]} = 0 ] || install_into_venv "${venv[@]}"

@@ -8,7 +8,7 @@
 //
 // Scores are any fragment with of_row(i, t), element t of the lane's row i in the order of its
 // columns, 8 c + 2 (lane % 4) + b for t = 2 c + b, as mma.sync and wgmma lay out accumulators. What
-// a row sees is any type with hidden(i, key) and all(begin, keys), see RowKeys in visibility.cuh.
+// a row sees is any type with range(i) and all(begin, keys), see RowKeys in visibility.cuh.
 #pragma once
 
 #include "kernels/primitives/lanes.cuh"
@@ -27,15 +27,26 @@ __device__ __forceinline__ int key_of_row(int row) {
   return kKeys / 4 * (row % 8 / 2) + row / 8 * 2 + row % 2;
 }
 
+// Whether the warp's rows see all of these keys. It is a vote, so that the compiler knows that the
+// lanes stay together: otherwise each exchange between them would first look for lanes that are
+// elsewhere, and no instruction would move across it.
+template <typename Seen>
+__device__ __forceinline__ bool warp_sees_all(const Seen& seen, int begin, int keys) {
+  return __all_sync(~0u, seen.all(begin, keys)) != 0;
+}
+
 // e of the lane's keys of row i of the scores; `first` is the lane's first key.
 template <bool kMasked, int kLaneKeys, typename Scores, typename Seen>
 __device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores& s, int i,
                                              int first, float scale_log2, const Seen& seen) {
+  // Counted from the lane's first key, so that each comparison is with a constant: the keys'
+  // numbers would take a register each.
+  const int begin = seen.range(i).begin - first, end = seen.range(i).end - first;
 #pragma unroll
   for (int t = 0; t < kLaneKeys; ++t) {
     const float z = s.of_row(i, t) * scale_log2;
     e[t] = exp2_ftz(fminf(z, kLargestLogit));
-    if (kMasked && seen.hidden(i, first + t)) e[t] = 0.0f;
+    if (kMasked && (t < begin || t >= end)) e[t] = 0.0f;
   }
 }
 
@@ -89,7 +100,7 @@ struct Sticks {
                                         const float* gates) {
     const int first = block + kLaneKeys * quad_lane();
     const float* const lane_gates = gates + kLaneKeys * quad_lane();
-    if (seen.all(block, kKeys)) {
+    if (warp_sees_all(seen, block, kKeys)) {
       break_block<false>(s, first, scale_log2, seen, lane_gates);
     } else {
       break_block<true>(s, first, scale_log2, seen, lane_gates);
@@ -196,7 +207,7 @@ struct StickGradients {
                                         const Seen& seen, const float* gates, float* dgate) {
     const int first = block + kLaneKeys * quad_lane();
     const float* const lane_gates = gates + kLaneKeys * quad_lane();
-    if (seen.all(block, kKeys)) {
+    if (warp_sees_all(seen, block, kKeys)) {
       break_block<false>(s, dp, first, scale_log2, seen, lane_gates, dgate);
     } else {
       break_block<true>(s, dp, first, scale_log2, seen, lane_gates, dgate);
@@ -217,22 +228,23 @@ struct StickGradients {
       exponentials<kMasked>(e, s, i, first, scale_log2, seen);
       float stick[kGroups], prefix[kGroups];
       enter(i, e, r, kept, stick, gates);
-      break_groups(s, dp, i, e, r, stick, prefix, gates);
+      break_groups(s, dp, i, e, r, kept, stick, prefix, gates);
       differentiate(dp, i, e, r, prefix, gates, dgate);
     }
   }
 
-  // r = 1 / (1 + e) of four keys; returns their product. One reciprocal serves all four.
-  static __device__ __forceinline__ float reciprocals(float* r, const float* e) {
+  // What four keys leave: the product of their r = 1 / (1 + e). One reciprocal serves all four.
+  static __device__ __forceinline__ float keep_of_four(const float* e) {
+    return reciprocal_ftz(((1.0f + e[0]) * (1.0f + e[1])) * ((1.0f + e[2]) * (1.0f + e[3])));
+  }
+  // r of each of them, from the product of all.
+  static __device__ __forceinline__ void reciprocals(float* r, const float* e, float all) {
     const float u0 = 1.0f + e[0], u1 = 1.0f + e[1], u2 = 1.0f + e[2], u3 = 1.0f + e[3];
-    const float low = u0 * u1, high = u2 * u3;
-    const float all = reciprocal_ftz(low * high);
-    const float of_low = all * high, of_high = all * low;
+    const float of_low = all * (u2 * u3), of_high = all * (u0 * u1);
     r[0] = of_low * u1;
     r[1] = of_low * u0;
     r[2] = of_high * u3;
     r[3] = of_high * u2;
-    return all;
   }
 
   // The same with gates, and what each group leaves; returns log2 of what all keys leave.
@@ -259,8 +271,8 @@ struct StickGradients {
     return kGated ? fmaf(gates[t], r, 1.0f - gates[t]) : r;
   }
 
-  // r = 1 / (1 + e) of the lane's keys, what each group leaves, and the stick before each group's
-  // rightmost key; moves log2_left to the end of the block.
+  // What each group of the lane's keys leaves, and the stick before each group's rightmost key;
+  // with gates, r = 1 / (1 + e) too. Moves log2_left to the end of the block.
   __device__ __forceinline__ void enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
                                         float (&kept)[kGroups], float (&stick)[kGroups],
                                         const float* gates) {
@@ -269,7 +281,7 @@ struct StickGradients {
       mine = keep_gated(e, r, kept, gates);
     } else {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) kept[g] = reciprocals(r + 4 * g, e + 4 * g);
+      for (int g = 0; g < kGroups; ++g) kept[g] = keep_of_four(e + 4 * g);
       mine = log2_of_product(kept, pairwise_product<kGroups>(kept));
     }
     const float from_1 = from_left(mine, 1, 0.0f);
@@ -283,15 +295,17 @@ struct StickGradients {
   }
 
   // Right to left: A, and g = A (dp - drem) in place of dp; e becomes sigma. prefix: the sum of g
-  // left of each group.
+  // left of each group. Without gates r is computed here, so that it lives within its group alone.
   template <typename Scores>
   __device__ __forceinline__ void break_groups(Scores& s, Scores& dp, int i, float (&e)[kLaneKeys],
-                                               const float (&r)[kLaneKeys], float (&stick)[kGroups],
-                                               float (&prefix)[kGroups], const float* gates) {
+                                               float (&r)[kLaneKeys], const float (&kept)[kGroups],
+                                               float (&stick)[kGroups], float (&prefix)[kGroups],
+                                               const float* gates) {
     float sums[kGroups];
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       sums[g] = 0.0f;
+      if constexpr (!kGated) reciprocals(r + 4 * g, e + 4 * g, kept[g]);
 #pragma unroll
       for (int t = 4 * g + 3; t >= 4 * g; --t) {
         float& score = s.of_row(i, t);

@@ -1,7 +1,8 @@
 #include "kernels/attention/launch_attention.h"
 #include "kernels/attention/launch_hopper.h"
-#include "kernels/attention/mainloop_stickbreaking_backward_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
+#include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
+#include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
 #include "kernels/attention/stickbreaking_hopper.h"
 
 namespace sbtrain::kernels {

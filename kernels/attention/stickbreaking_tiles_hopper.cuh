@@ -55,8 +55,8 @@ struct TileRowKeys {
 struct BlockKeys {
   const TileRowKeys& rows;
   int block;
-  __device__ __forceinline__ bool hidden(int i, int key) const {
-    return key < max(rows.begin[i], block) || key >= rows.end + 8 * i;
+  __device__ __forceinline__ KeyRange range(int i) const {
+    return {max(rows.begin[i], block), rows.end + 8 * i};
   }
   __device__ __forceinline__ bool all(int begin, int keys) const {
     return begin >= max(rows.last_begin, block) && begin + keys <= rows.first_end;

@@ -77,6 +77,10 @@ struct WarpKeys {
   }
 };
 
+struct KeyRange {
+  int begin, end;
+};
+
 // What the 16 * kRowBlocks queries of one warp see, with the bounds of the lane's rows in
 // registers.
 template <int kRowBlocks>
@@ -94,6 +98,10 @@ struct RowKeys : WarpKeys {
     last_begin = seen.first_key(last_query);
     first_end = seen.end_key(first_query);
     last_end = seen.end_key(last_query);
+  }
+  // The keys that the lane's row i sees.
+  __device__ __forceinline__ KeyRange range(int i) const {
+    return {begin[i], end[i]};
   }
   // Whether the lane's row i does not see the key.
   __device__ __forceinline__ bool hidden(int i, int key) const {

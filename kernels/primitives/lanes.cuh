@@ -6,11 +6,12 @@
 
 namespace sbtrain::kernels {
 
+// The remainders are those of unsigned numbers: such need no correction for negative ones.
 __device__ __forceinline__ int lane() {
-  return static_cast<int>(threadIdx.x) % 32;
+  return static_cast<int>(threadIdx.x % 32);
 }
 __device__ __forceinline__ int quad_lane() {
-  return static_cast<int>(threadIdx.x) % 4;
+  return static_cast<int>(threadIdx.x % 4);
 }
 
 // x, which is the same in all lanes of the warp, in a form that lets the compiler know it: what
@@ -44,7 +45,7 @@ __device__ __forceinline__ float from_left(float x, int distance, float outside)
 // value of its row i, which is row lane_row() + 8 i (accumulator.cuh).
 template <typename T>
 __device__ __forceinline__ T of_lane_row(T x, int i) {
-  return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x) % 32 / 4 + i * 8);
+  return __shfl_sync(~0u, x, lane() / 4 + i * 8);
 }
 
 // The minimum over the warp of numbers that are not negative, whose order is that of their bits.

@@ -7,6 +7,7 @@
 
 #include "gpu/device.h"
 #include "kernels/attention/score_stickbreaking.cuh"
+#include "kernels/attention/visibility.cuh"
 #include "kernels/primitives/accumulator.cuh"
 
 namespace sbtrain::test {
@@ -32,9 +33,9 @@ struct Seen {
   int first_row, keys;
   __device__ __host__ static int begin(int row) { return row / 3; }
   __device__ __host__ static int end(int row, int keys) { return keys - 20 + row; }
-  __device__ bool hidden(int i, int key) const {
+  __device__ KeyRange range(int i) const {
     const int row = first_row + 8 * i;
-    return key < begin(row) || key >= end(row, keys);
+    return {begin(row), end(row, keys)};
   }
   __device__ bool all(int block, int count) const {
     return block >= begin(kRows - 1) && block + count <= end(0, keys);

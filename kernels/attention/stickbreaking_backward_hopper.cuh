@@ -1,0 +1,39 @@
+// What the two phases of the stick-breaking backward pass share (sm_90a). They are those of the
+// portable loops (mainloop_stickbreaking_backward.cuh), persistent and warp-specialised: one warp
+// loads, the other warpgroups compute. Both phases take blocks of 64 keys, and so do the states
+// that the first leaves for the second. There are no gates here.
+#pragma once
+
+#include "kernels/attention/mainloop_stickbreaking_backward.cuh"
+#include "kernels/attention/stickbreaking_tiles_hopper.cuh"
+#include "kernels/attention/tile_queue.cuh"
+
+namespace sbtrain::kernels {
+
+using HopperGradients = StickGradients<2, kStickKeys, false>;
+
+// What the first phase says of a row: the first key that it sees, and the remainder's gradient.
+struct RowInput {
+  int begin;
+  float drem;
+};
+
+struct HopperBackwardArguments {
+  StickBreakingProblem p;
+  int first_head = 0;        // of the heads in the queue
+  RowInput* rows = nullptr;  // [workspace_heads, T]
+  TileQueue queue;
+  CUtensorMap q, dout, k, v;  // in phase 1 of tiles of queries, in phase 2 of 64 queries
+  __device__ __forceinline__ RowInput* row(int head, int row) const {
+    return rows + static_cast<int64_t>(head - first_head) * p.tokens + row;
+  }
+};
+
+// Tells the consumers which tile the producer has taken for the block.
+struct BackwardTile {
+  int first;  // query in phase 1, key in phase 2; < 0: there are no more tiles
+  int head;
+  int begin, end;  // phase 1: the first and the last block of keys
+};
+
+}  // namespace sbtrain::kernels
