@@ -1,6 +1,7 @@
 // sbtrain eval: loss and perplexity of a checkpoint on document stores, by rows, by length of the
-// context or in sliding windows; and the weights of its attention.
+// context or in sliding windows; answers to tasks in plain text; and the weights of its attention.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/eval_attention.h"
+#include "cli/eval_tasks.h"
 #include "cli/job.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
@@ -52,6 +54,7 @@ struct EvalOptions {
   int64_t window = 0;
   int64_t stride = 0;
   AttentionEvalOptions attention;
+  TextTaskEvalOptions text_tasks;
   RopeOptions rope;
   const CLI::Option* json = nullptr;  // tells whether --json was given
   std::string json_file;              // empty: print the object
@@ -426,6 +429,22 @@ void evaluate_task(const Evaluation& run) {
   fmt::print("  accuracy       {:.4f}\n", result.accuracy());
 }
 
+void evaluate_text_tasks(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  const Tokenizer tokenizer = load_run_tokenizer(run.checkpoint, run.config, options.tokenizer);
+  const TextTaskEvaluation tasks(options.text_tasks, tokenizer, training_text(run.checkpoint));
+  const MemoryReport plan =
+      tasks.plan(run.config.model, run.backend, *std::ranges::max_element(options.lengths));
+  InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
+  const Json results = tasks.run(run.ranks, model, options.lengths, run.shows() && !*options.json);
+  if (!run.shows() || !*options.json) return;
+  Json json = run.header();
+  json["train_length"] = run.config.train.sequence_length;
+  json["rope_scaling"] = run.rope_scaling();
+  json.update(results);
+  write_json(options, json);
+}
+
 // Loading takes long for a large model.
 constexpr std::chrono::minutes kLoading{60};
 
@@ -436,6 +455,8 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
   const Evaluation run(options, job);
   if (options.attention.asked()) {
     evaluate_attention(run);
+  } else if (options.text_tasks.asked()) {
+    evaluate_text_tasks(run);
   } else if (!options.lengths.empty()) {
     evaluate_lengths(run);
   } else if (options.window > 0) {
@@ -452,6 +473,7 @@ ExitCode run_eval(const EvalOptions& options) {
   return run_job({.prepare =
                       [&](const Launch&) {
                         options.attention.check();
+                        options.text_tasks.check(options.lengths);
                         return Deadlines{};
                       },
                   .ranks =
@@ -469,7 +491,8 @@ void add_windows(CLI::App& command, EvalOptions& options) {
   CLI::Option* lengths =
       command
           .add_option("--lengths", options.lengths,
-                      "Loss in windows of exactly these numbers of tokens, such as 512,1024,2048")
+                      "Loss in windows of exactly these numbers of tokens, such as 512,1024,2048; "
+                      "with --tasks: the lengths of prompt and answer")
           ->delimiter(',')
           ->check(positive)
           ->group(by_length);
@@ -545,6 +568,7 @@ void add_eval(CLI::App& app, Action& action) {
                       ->expected(0, 1);
   add_windows(*command, *options);
   options->attention.add(*command);
+  options->text_tasks.add(*command);
   command->callback([options, &action] { action = [options] { return run_eval(*options); }; });
 }
 

@@ -33,6 +33,21 @@ void check_tokenizer(const Tokenizer& tokenizer, const TrainingText& text) {
        tokenizer.path(), tokenizer.hash(), text.tokenizer_hash);
 }
 
+Tokenizer load_run_tokenizer(const CheckpointReader& checkpoint, const Config& config,
+                             const std::string& given, const TokenizerOptions& options) {
+  const std::string path = run_tokenizer(checkpoint, config, given);
+  if (path.empty()) {
+    fail(ExitCode::kUsage, "the run's configuration names no tokenizer; give one with --tokenizer");
+  }
+  Tokenizer tokenizer(path, options);
+  check_tokenizer(tokenizer, training_text(checkpoint));
+  if (tokenizer.size() > config.model.vocab) {
+    fail(ExitCode::kConfig, "{} has {} pieces, the model's vocabulary {}: another tokenizer?", path,
+         tokenizer.size(), config.model.vocab);
+  }
+  return tokenizer;
+}
+
 std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const TrainingText& text,
                                    const std::string& prompt) {
   std::vector<int32_t> tokens;

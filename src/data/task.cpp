@@ -9,38 +9,11 @@
 
 #include "core/error.h"
 #include "core/philox.h"
+#include "data/draws.h"
 #include "data/sample_order.h"
 
 namespace sbtrain {
 namespace {
-
-// The random numbers of one example, in the order in which they are drawn.
-class Draws {
- public:
-  explicit Draws(const Philox& random) : random_(random) {}
-  double uniform() { return random_.uniform(next_++); }  // [0, 1)
-  // Uniform in [0, n), from 64 random bits, so that the bias is below n / 2^64.
-  int64_t below(int64_t n) {
-    const auto product =
-        static_cast<unsigned __int128>(random_.bits64(next_++)) * static_cast<unsigned __int128>(n);
-    return static_cast<int64_t>(product >> 64);
-  }
-
- private:
-  Philox random_;
-  uint64_t next_ = 0;
-};
-
-// `count` different numbers of first .. first + n - 1 (the start of a Fisher-Yates shuffle).
-std::vector<int32_t> draw_distinct(Draws& draws, int64_t first, int64_t n, int64_t count) {
-  std::vector<int32_t> values(static_cast<size_t>(n));
-  std::iota(values.begin(), values.end(), static_cast<int32_t>(first));
-  for (int64_t i = 0; i < count; ++i) {
-    std::swap(values[static_cast<size_t>(i)], values[static_cast<size_t>(i + draws.below(n - i))]);
-  }
-  values.resize(static_cast<size_t>(count));
-  return values;
-}
 
 // `count` slots, drawn without replacement with probabilities in proportion to `weights`. Each slot
 // gets an exponential random time with its weight as the rate; the earliest times are drawn.

@@ -13,6 +13,7 @@ sys.path.insert(0, str(SCRIPTS))
 import plot_lengths  # noqa: E402
 import plot_loss  # noqa: E402
 import plot_sweep  # noqa: E402
+import plot_tasks  # noqa: E402
 
 try:
     import matplotlib  # noqa: F401
@@ -89,6 +90,60 @@ class Lengths(unittest.TestCase):
                                 "5", *more], check=True, capture_output=True)
             self.assertTrue((Path(folder) / "lengths.png").is_file())
             self.assertTrue((Path(folder) / "positions.png").is_file())
+
+
+def scored(length, score, depths=None):
+    """A length's result, with depths as {(from, to): score}."""
+    result = {"length": length, "samples": 10, "score": score, "low": score / 2, "high": (1 + score) / 2}
+    if depths is not None:
+        result["depths"] = [{"from": a, "to": b, "samples": 5, "score": s, "low": 0, "high": 1}
+                            for (a, b), s in depths.items()]
+    return result
+
+
+class Tasks(unittest.TestCase):
+    def run_of(self, folder, name, tasks):
+        path = Path(folder) / f"{name}.json"
+        path.write_text(json.dumps({
+            "name": name, "train_length": 512, "rope_scaling": "", "seed": 42, "depths": [],
+            "tasks": [{"task": task, "tokens_to_generate": 64, "lengths": lengths}
+                      for task, lengths in tasks.items()]}))
+        return path
+
+    def test_depths_that_a_length_lacks_stay_empty(self):
+        results = [scored(512, 1, {(0.0, 0.1): 1.0, (0.5, 0.6): 0.5}), scored(1024, 0, {(0.9, 1.0): 0.25})]
+        rows = plot_tasks.rows_of(results)
+        self.assertEqual(rows, [(0.0, 0.1), (0.5, 0.6), (0.9, 1.0)])
+        self.assertEqual(plot_tasks.cells_of(results, rows), [[1.0, None], [0.5, None], [None, 0.25]])
+
+    def test_tasks_of_all_files_without_absent_lengths(self):
+        with tempfile.TemporaryDirectory() as folder:
+            absent = {"length": 256, "absent": "vt needs 700 tokens at least"}
+            a = self.run_of(folder, "a", {"vt": [scored(2048, 0.5), absent, scored(1024, 1)]})
+            b = self.run_of(folder, "b", {"cwe": [scored(1024, 1)], "fwe": [absent]})
+            runs = [plot_tasks.read(a, ""), plot_tasks.read(b, "other")]
+            self.assertEqual([r["length"] for r in runs[0].tasks["vt"]], [1024, 2048])
+            self.assertEqual(runs[1].label, "other")
+            self.assertEqual(plot_tasks.task_names(runs, None), ["vt", "cwe"])
+            with self.assertRaisesRegex(plot_tasks.PlotError, "fwe"):
+                plot_tasks.task_names(runs, ["fwe"])
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_draws(self):
+        with tempfile.TemporaryDirectory() as folder:
+            depths = {(0.0, 0.0): 1.0, (1.0, 1.0): 0.0}
+            files = [self.run_of(folder, name, {"passkey": [scored(512, 1, depths), scored(1024, 0.4, depths)],
+                                                "vt": [scored(1024, 0.2)]}) for name in ("a", "b")]
+            for more in ([], ["--depth"], ["--tasks", "passkey"], ["--tasks", "passkey", "--depth", "--title", "t"]):
+                for chosen in (files, files[:1]):
+                    subprocess.run([sys.executable, SCRIPTS / "plot_tasks.py", *chosen, *more], check=True,
+                                   capture_output=True)
+            self.assertTrue((Path(folder) / "tasks.png").is_file())
+            self.assertTrue((Path(folder) / "depths.png").is_file())
+            refused = subprocess.run([sys.executable, SCRIPTS / "plot_tasks.py", files[0], "--tasks", "vt", "--depth"],
+                                     capture_output=True, text=True)
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn("no depths", refused.stderr)
 
 
 if __name__ == "__main__":

@@ -178,6 +178,90 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
   }
 }
 
+TEST_F(SystemTest, AnswersTasksInPlainText) {
+  ASSERT_EQ(run(training("run", {"--stages.0.length=6 steps", "--stages.1.length=1 steps"})), 0)
+      << output_;
+  const auto evaluate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "--checkpoint", path("run"), "--device", "cpu"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  std::string words;
+  for (int i = 0; i < 4000; ++i) words += i % 9 == 8 ? "word. " : "word ";
+  write_file(path("text.txt"), words);
+  const std::string file = path("tasks.json");
+  ASSERT_EQ(
+      evaluate({"--tasks", "passkey,vt,needle_local_multikey", "--lengths", "700,900", "--samples",
+                "6", "--depths", "0,0.5,1", "--haystack", path("text.txt"), "--json", file}),
+      0)
+      << output_;
+  const nlohmann::json json = nlohmann::json::parse(read_file(file));
+  EXPECT_EQ(json.at("train_length"), 32);
+  EXPECT_EQ(json.at("seed"), 42);
+  ASSERT_EQ(json.at("tasks").size(), 3U);
+  for (const nlohmann::json& task : json.at("tasks")) {
+    for (const nlohmann::json& result : task.at("lengths")) {
+      if (task.at("task") == "vt") {
+        EXPECT_NE(result.at("absent").get<std::string>().find("vt needs"), std::string::npos);
+        continue;
+      }
+      EXPECT_EQ(result.at("samples"), 6);
+      EXPECT_LE(result.at("low"), result.at("score"));
+      EXPECT_GE(result.at("high"), result.at("score"));
+      ASSERT_EQ(result.at("depths").size(), 3U);
+      EXPECT_EQ(result.at("depths").at(1).at("from"), 0.5);
+      EXPECT_EQ(result.at("depths").at(1).at("samples"), 2);
+      ASSERT_EQ(result.at("results").size(), 6U);
+      for (const nlohmann::json& sample : result.at("results")) {
+        const int64_t tokens = sample.at("tokens");
+        EXPECT_LE(tokens + task.at("tokens_to_generate").get<int64_t>(), result.at("length"));
+        EXPECT_LT(sample.at("position"), tokens);
+        EXPECT_LE(sample.at("generated"), task.at("tokens_to_generate"));
+      }
+    }
+  }
+  ASSERT_EQ(evaluate({"--tasks", "passkey", "--lengths", "400", "--samples", "3"}), 0) << output_;
+  EXPECT_NE(output_.find("95% interval"), std::string::npos) << output_;
+
+  write_file(path("few"), "one two three");
+  const std::vector<std::tuple<std::vector<std::string>, int, std::string>> bad = {
+      {{"--tasks", "passkey"}, 2, "--lengths"},
+      {{"--tasks", "pass", "--lengths", "400"}, 2, "pass not in"},
+      {{"--samples", "3"}, 2, "--tasks"},
+      {{"--depths", "0.5"}, 2, "--tasks"},
+      {{"--tasks", "passkey", "--lengths", "400", "--depths", "1.5"}, 2, "--depths"},
+      {{"--tasks", "passkey", "--lengths", "400", "--samples", "0"}, 2, "--samples"},
+      {{"--tasks", "passkey", "--lengths", "400", "--recall"}, 2, "--recall"},
+      {{"--tasks", "passkey", "--lengths", "400", "--data", path("b.h5")}, 2, "--data"},
+      {{"--tasks", "passkey", "--lengths", "16777217"}, 2, "--tasks takes up to 16777216"},
+      {{"--tasks", "passkey", "--lengths", "16777216"}, 8, "GiB"},
+      {{"--tasks", "needle_local_uuid", "--lengths", "400"}, 2, "give it with --haystack"},
+      {{"--tasks", "vt", "--lengths", "400", "--haystack", path("few")}, 2, "--haystack: none"},
+      {{"--tasks", "vt", "--lengths", "400", "--word-list", path("few")}, 2, "--word-list: cwe"},
+      {{"--tasks", "cwe", "--lengths", "400", "--word-list", path("few")}, 4, "3 different words"},
+      {{"--tasks", "needle_local_uuid", "--lengths", "400", "--haystack", path("none")}, 4, "none"},
+  };
+  for (const auto& [arguments, code, message] : bad) {
+    EXPECT_EQ(evaluate(arguments), code) << output_;
+    EXPECT_NE(output_.find(message), std::string::npos) << output_;
+  }
+
+  // Learned positions end somewhere.
+  ASSERT_EQ(run(training("short", {"--stages.0.length=6 steps", "--stages.1.length=1 steps",
+                                   "--model.position=learned", "--model.max_positions=256"})),
+            0)
+      << output_;
+  const auto of_short = [&](const std::string& lengths) {
+    return run({"eval", "--checkpoint", path("short"), "--device", "cpu", "--tasks", "passkey",
+                "--samples", "1", "--lengths", lengths});
+  };
+  EXPECT_EQ(of_short("256"), 0) << output_;
+  EXPECT_EQ(of_short("256,257"), 3) << output_;
+  EXPECT_NE(output_.find("257 tokens are more than the model's 256 learned positions"),
+            std::string::npos)
+      << output_;
+}
+
 TEST_F(SystemTest, ShowsItsAttention) {
   ASSERT_EQ(run(training("run", {"--model.attention={type: stickbreaking, remainder: value}"})), 0)
       << output_;

@@ -1,0 +1,257 @@
+#include "cli/eval_tasks.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "cli/range.h"
+#include "core/error.h"
+#include "core/files.h"
+#include "eval/text_scores.h"
+#include "serve/generate.h"
+
+namespace sbtrain {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A prompt of more tokens than this is refused: it is held in memory as text and as tokens.
+constexpr int64_t kLongestPrompt = int64_t{1} << 24;
+constexpr size_t kLargestHaystack = size_t{256} << 20;  // bytes
+constexpr size_t kFewestWords = 40;                     // as many as the solved example of cwe has
+
+std::vector<std::string> task_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : kNames<TextTaskKind>) names.emplace_back(entry.name);
+  return names;
+}
+
+TextTaskKind kind_of(const std::string& name) {
+  const auto* const entry =
+      std::ranges::find(kNames<TextTaskKind>, name, &EnumName<TextTaskKind>::name);
+  require(entry != std::end(kNames<TextTaskKind>), "no task '{}'", name);
+  return entry->value;
+}
+
+std::shared_ptr<const LocalText> read_haystack(const std::string& path) {
+  if (path.empty()) return nullptr;
+  return std::make_shared<LocalText>(read_input(path, ExitCode::kData, "", kLargestHaystack));
+}
+
+std::vector<std::string> read_words(const std::string& path) {
+  if (path.empty()) return {};
+  std::istringstream text(read_input(path, ExitCode::kData));
+  std::set<std::string> words;
+  for (std::string word; text >> word;) words.insert(word);
+  if (words.size() < kFewestWords) {
+    fail(ExitCode::kData, "{}: {} different words, cwe takes {} or more", path, words.size(),
+         kFewestWords);
+  }
+  return {words.begin(), words.end()};
+}
+
+Json mean_json(const ScoreMean& mean) {
+  return {{"samples", mean.samples}, {"score", mean.mean}, {"low", mean.low}, {"high", mean.high}};
+}
+
+Json depths_json(const std::vector<DepthScore>& depths) {
+  Json json = Json::array();
+  for (const DepthScore& depth : depths) {
+    Json item = {{"from", depth.from}, {"to", depth.to}};
+    item.update(mean_json(depth.score));
+    json.push_back(std::move(item));
+  }
+  return json;
+}
+
+Json samples_json(const std::vector<SampleScore>& scores) {
+  Json json = Json::array();
+  for (const SampleScore& s : scores) {
+    Json item = {{"score", s.score}, {"tokens", s.prompt}, {"generated", s.generated}};
+    if (s.depth >= 0) {
+      item["depth"] = s.depth;
+      item["position"] = s.position;
+    }
+    json.push_back(std::move(item));
+  }
+  return json;
+}
+
+void print_head() {
+  fmt::print("{:<24}{:>8}{:>9}{:>8}{:>18}{:>9}\n", "task", "length", "samples", "score",
+             "95% interval", "tokens");
+}
+
+void print_score(const TextTask& task, int64_t length, const std::vector<SampleScore>& scores) {
+  const ScoreMean mean = mean_score(scores);
+  double tokens = 0;
+  for (const SampleScore& s : scores) tokens += static_cast<double>(s.prompt);
+  fmt::print("{:<24}{:>8}{:>9}{:>8.3f}{:>18}{:>9.0f}\n", name_of(task.kind()), length, mean.samples,
+             mean.mean, fmt::format("{:.3f} .. {:.3f}", mean.low, mean.high),
+             tokens / static_cast<double>(scores.size()));
+  std::fflush(stdout);
+}
+
+// Scores over depth (rows) and length (columns), each with the number of samples.
+void print_depths(const Json& task) {
+  std::map<double, std::map<int64_t, std::string>> cells;
+  std::map<double, std::string> names;
+  std::vector<int64_t> lengths;
+  for (const Json& result : task["lengths"]) {
+    if (!result.contains("depths")) continue;
+    lengths.push_back(result["length"]);
+    for (const Json& depth : result["depths"]) {
+      const double from = depth["from"], to = depth["to"];
+      names[from] =
+          from == to ? fmt::format("{:g}", from) : fmt::format("{:.1f} .. {:.1f}", from, to);
+      cells[from][lengths.back()] =
+          fmt::format("{:.2f} ({})", depth["score"].get<double>(), depth["samples"].get<int64_t>());
+    }
+  }
+  if (lengths.empty()) return;
+  fmt::print("  {:<14}", "depth");
+  for (const int64_t length : lengths) fmt::print("{:>12}", length);
+  for (auto& [from, row] : cells) {
+    fmt::print("\n  {:<14}", names[from]);
+    for (const int64_t length : lengths) fmt::print("{:>12}", row[length]);
+  }
+  fmt::print("\n");
+}
+
+}  // namespace
+
+void TextTaskEvalOptions::add(CLI::App& command) {
+  const char* group = "Tasks in plain text";
+  CLI::Option* names =
+      command
+          .add_option("--tasks", tasks,
+                      "Let the model answer these tasks at each of --lengths, prompt and answer "
+                      "together: " +
+                          fmt::format("{}", fmt::join(task_names(), ", ")))
+          ->delimiter(',')
+          ->check(CLI::IsMember(task_names()))
+          ->needs(command.get_option("--lengths"))
+          ->group(group);
+  for (const char* other : {"--data", "--tokens", "--sequence-length", "--recall",
+                            "--tokens-per-length", "--same-targets", "--position-bin", "--window",
+                            "--attention-maps", "--true-positions", "--task-positions"}) {
+    names->excludes(command.get_option(other));
+  }
+  command.add_option("--samples", samples, "Prompts of each task and length")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
+      ->capture_default_str()
+      ->needs(names)
+      ->group(group);
+  command
+      .add_option("--depths", depths,
+                  "Where a single needle is hidden, such as 0,0.5,1: 0 is the beginning of the "
+                  "filler, 1 its end. The samples take turns; without it each draws its depth")
+      ->delimiter(',')
+      ->check(in_range(0.0, 1.0))
+      ->needs(names)
+      ->group(group);
+  command.add_option("--haystack", haystack, "Text in which needle_local_* hides its needles")
+      ->needs(names)
+      ->group(group);
+  command
+      .add_option("--word-list", word_list,
+                  "Words for cwe, separated by white space; default: 1149 built-in ones")
+      ->needs(names)
+      ->group(group);
+  command.add_option("--seed", seed, "Same seed, same samples")
+      ->capture_default_str()
+      ->needs(names)
+      ->group(group);
+}
+
+void TextTaskEvalOptions::check(const std::vector<int64_t>& lengths) const {
+  if (!asked()) return;
+  const int64_t longest = *std::ranges::max_element(lengths);
+  if (longest > kLongestPrompt) {
+    fail(ExitCode::kUsage, "--lengths: {} tokens, --tasks takes up to {}", longest, kLongestPrompt);
+  }
+  const auto local = std::ranges::find_if(
+      tasks, [](const std::string& name) { return needs_text(kind_of(name)); });
+  if (local != tasks.end() && haystack.empty()) {
+    fail(ExitCode::kUsage, "{} needs a text to hide its needles in: give it with --haystack",
+         *local);
+  }
+  if (local == tasks.end() && !haystack.empty()) {
+    fail(ExitCode::kUsage, "--haystack: none of --tasks is a needle_local_*");
+  }
+  if (!word_list.empty() && std::ranges::find(tasks, "cwe") == tasks.end()) {
+    fail(ExitCode::kUsage, "--word-list: cwe is not one of --tasks");
+  }
+}
+
+TextTaskEvaluation::TextTaskEvaluation(const TextTaskEvalOptions& options,
+                                       const Tokenizer& tokenizer, const TrainingText& training)
+    : options_(options), tokenizer_(tokenizer) {
+  const std::shared_ptr<const LocalText> text = read_haystack(options.haystack);
+  const std::vector<std::string> words = read_words(options.word_list);
+  for (const std::string& name : options.tasks) {
+    const auto encode = [&tokenizer, training](const std::string& prompt) {
+      return prompt_tokens(tokenizer, training, prompt);
+    };
+    tasks_.push_back(std::make_unique<TextTask>(TextTaskOptions{.kind = kind_of(name),
+                                                                .seed = options.seed,
+                                                                .depths = options.depths,
+                                                                .text = text,
+                                                                .words = words},
+                                                encode));
+  }
+}
+
+MemoryReport TextTaskEvaluation::plan(const ModelConfig& config, Backend backend,
+                                      int64_t length) const {
+  // The longest prompt is that of the shortest answer.
+  int64_t answer = length - 1;
+  for (const auto& task : tasks_) answer = std::min(answer, task->tokens_to_generate());
+  return plan_generation(config, backend, length - answer, answer);
+}
+
+Json TextTaskEvaluation::score(Control& ranks, InferenceModel& model, const TextTask& task,
+                               int64_t length, bool table) const {
+  if (const std::string problem = task.problem(length, options_.samples); !problem.empty()) {
+    if (table) fmt::print("{:<24}{:>8}  absent: {}\n", name_of(task.kind()), length, problem);
+    return {{"length", length}, {"absent", problem}};
+  }
+  const auto continuation = [&](std::span<const int32_t> prompt, int64_t max_tokens) {
+    const SamplingOptions greedy = {
+        .max_tokens = max_tokens, .temperature = 0, .vocab = tokenizer_.size()};
+    const std::vector<int32_t> tokens =
+        generate(model.model(), model.params(), model.stream(), prompt, greedy, tokenizer_.eos());
+    return Continuation{tokenizer_.decode(tokens), static_cast<int64_t>(tokens.size())};
+  };
+  const std::vector<SampleScore> scores =
+      score_samples(ranks, task, length, options_.samples, continuation);
+  if (table) print_score(task, length, scores);
+  Json json = {{"length", length}};
+  json.update(mean_json(mean_score(scores)));
+  if (task.has_depth()) json["depths"] = depths_json(scores_by_depth(scores, options_.depths));
+  json["results"] = samples_json(scores);
+  return json;
+}
+
+Json TextTaskEvaluation::run(Control& ranks, InferenceModel& model,
+                             const std::vector<int64_t>& lengths, bool table) const {
+  Json results = Json::array();
+  if (table) print_head();
+  for (const auto& task : tasks_) {
+    Json result = {{"task", name_of(task->kind())},
+                   {"tokens_to_generate", task->tokens_to_generate()},
+                   {"lengths", Json::array()}};
+    for (const int64_t length : lengths) {
+      result["lengths"].push_back(score(ranks, model, *task, length, table));
+    }
+    if (table) print_depths(result);
+    results.push_back(std::move(result));
+  }
+  return {{"seed", options_.seed}, {"depths", options_.depths}, {"tasks", std::move(results)}};
+}
+
+}  // namespace sbtrain
