@@ -425,8 +425,11 @@ void evaluate_task(const Evaluation& run) {
 
 void evaluate_text_tasks(const Evaluation& run) {
   const EvalOptions& options = run.options;
-  const Tokenizer tokenizer = load_run_tokenizer(run.checkpoint, run.config, options.tokenizer);
-  const TextTaskEvaluation tasks(options.text_tasks, tokenizer, training_text(run.checkpoint));
+  const TrainingText training = training_text(run.checkpoint);
+  // No text of a prompt is meant as a special token, also not in a haystack.
+  const Tokenizer tokenizer(
+      load_tokenizer(run.checkpoint, run.config, training, options.tokenizer).path());
+  const TextTaskEvaluation tasks(options.text_tasks, tokenizer, training);
   const MemoryReport plan =
       tasks.plan(run.config.model, run.backend, *std::ranges::max_element(options.lengths));
   InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);

@@ -129,9 +129,8 @@ void TextTaskEvalOptions::add(CLI::App& command) {
   CLI::Option* names =
       command
           .add_option("--tasks", tasks,
-                      "Let the model answer these tasks at each of --lengths, prompt and answer "
-                      "together: " +
-                          fmt::format("{}", fmt::join(task_names(), ", ")))
+                      "Let the model answer these tasks at each of --lengths, which count prompt "
+                      "and answer")
           ->delimiter(',')
           ->check(CLI::IsMember(task_names()))
           ->needs(command.get_option("--lengths"))
