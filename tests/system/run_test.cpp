@@ -228,7 +228,7 @@ TEST_F(SystemTest, AnswersTasksInPlainText) {
   write_file(path("few"), "one two three");
   const std::vector<std::tuple<std::vector<std::string>, int, std::string>> bad = {
       {{"--tasks", "passkey"}, 2, "--lengths"},
-      {{"--tasks", "pass", "--lengths", "400"}, 2, "pass not in"},
+      {{"--tasks", "pass", "--lengths", "400"}, 2, "no task 'pass'; there are passkey"},
       {{"--samples", "3"}, 2, "--tasks"},
       {{"--depths", "0.5"}, 2, "--tasks"},
       {{"--tasks", "passkey", "--lengths", "400", "--depths", "1.5"}, 2, "--depths"},
