@@ -106,11 +106,15 @@ struct Evaluation {
   MemoryReport plan(int64_t length) const {
     MemoryReport plan =
         plan_evaluation(config.model, backend, std::max(tokens_at_once(), length), length);
+    require_memory_for(plan);
+    return plan;
+  }
+  // Refuses what the device has too little memory for, or the ranks of a machine together.
+  void require_memory_for(const MemoryReport& plan) const {
     require_room(backend, plan);
     if (backend == Backend::kCpu && !options.attention.asked()) {
       require_shared_memory(ranks, node, plan.total_bytes(), "the evaluation");
     }
-    return plan;
   }
   // As many tokens as one micro-batch of the training run.
   int64_t tokens_at_once() const { return config.train.micro_batch * config.train.sequence_length; }
@@ -431,10 +435,14 @@ void evaluate_task(const Evaluation& run) {
 
 void evaluate_text_tasks(const Evaluation& run) {
   const EvalOptions& options = run.options;
-  const Tokenizer tokenizer = load_run_tokenizer(run.checkpoint, run.config, options.tokenizer);
-  const TextTaskEvaluation tasks(options.text_tasks, tokenizer, training_text(run.checkpoint));
+  const TrainingText training = training_text(run.checkpoint);
+  // No text of a prompt is meant as a special token, also not in a haystack.
+  const Tokenizer tokenizer(
+      load_tokenizer(run.checkpoint, run.config, training, options.tokenizer).path());
+  const TextTaskEvaluation tasks(options.text_tasks, tokenizer, training);
   const MemoryReport plan =
       tasks.plan(run.config.model, run.backend, *std::ranges::max_element(options.lengths));
+  run.require_memory_for(plan);
   InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
   const Json results = tasks.run(run.ranks, model, options.lengths, run.shows() && !*options.json);
   if (!run.shows() || !*options.json) return;

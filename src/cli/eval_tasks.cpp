@@ -1,6 +1,7 @@
 #include "cli/eval_tasks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -28,6 +29,16 @@ std::vector<std::string> task_names() {
   std::vector<std::string> names;
   for (const auto& entry : kNames<TextTaskKind>) names.emplace_back(entry.name);
   return names;
+}
+
+// The name of a task. CLI::IsMember would put all names into one word of the help and man page.
+CLI::Validator task_name() {
+  const auto check = [](const std::string& name) {
+    const std::vector<std::string> names = task_names();
+    if (std::ranges::find(names, name) != names.end()) return std::string();
+    return fmt::format("no task '{}'; there are {}", name, fmt::join(names, ", "));
+  };
+  return {check, "TASK"};
 }
 
 TextTaskKind kind_of(const std::string& name) {
@@ -129,11 +140,11 @@ void TextTaskEvalOptions::add(CLI::App& command) {
   CLI::Option* names =
       command
           .add_option("--tasks", tasks,
-                      "Let the model answer these tasks at each of --lengths, prompt and answer "
-                      "together: " +
-                          fmt::format("{}", fmt::join(task_names(), ", ")))
+                      fmt::format("Let the model answer tasks at each of --lengths, which count "
+                                  "prompt and answer: {}",
+                                  fmt::join(task_names(), ", ")))
           ->delimiter(',')
-          ->check(CLI::IsMember(task_names()))
+          ->check(task_name())
           ->needs(command.get_option("--lengths"))
           ->group(group);
   for (const char* other : {"--data", "--tokens", "--sequence-length", "--recall",

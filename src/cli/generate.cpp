@@ -87,9 +87,7 @@ class Generator {
         checkpoint_(open_checkpoint(options.checkpoint)),
         config_(load_config()),
         text_(training_text(checkpoint_)),
-        // A prompt may hold the special tokens of a chat template.
-        tokenizer_(load_run_tokenizer(checkpoint_, config_, options.tokenizer, {.special = true})) {
-  }
+        tokenizer_(load_tokenizer(checkpoint_, config_, text_, options.tokenizer)) {}
 
   ExitCode continue_prompt(const std::string& prompt) {
     const std::vector<int32_t> tokens = prompt_tokens(tokenizer_, text_, prompt);

@@ -33,14 +33,14 @@ void check_tokenizer(const Tokenizer& tokenizer, const TrainingText& text) {
        tokenizer.path(), tokenizer.hash(), text.tokenizer_hash);
 }
 
-Tokenizer load_run_tokenizer(const CheckpointReader& checkpoint, const Config& config,
-                             const std::string& given, const TokenizerOptions& options) {
+Tokenizer load_tokenizer(const CheckpointReader& checkpoint, const Config& config,
+                         const TrainingText& text, const std::string& given) {
   const std::string path = run_tokenizer(checkpoint, config, given);
   if (path.empty()) {
     fail(ExitCode::kUsage, "the run's configuration names no tokenizer; give one with --tokenizer");
   }
-  Tokenizer tokenizer(path, options);
-  check_tokenizer(tokenizer, training_text(checkpoint));
+  Tokenizer tokenizer(path, {.special = true});
+  check_tokenizer(tokenizer, text);
   if (tokenizer.size() > config.model.vocab) {
     fail(ExitCode::kConfig, "{} has {} pieces, the model's vocabulary {}: another tokenizer?", path,
          tokenizer.size(), config.model.vocab);

@@ -10,6 +10,8 @@
 #include <thread>
 #include <tuple>
 
+#include "data/tokenizer.h"
+#include "eval/text_task.h"
 #include "runs.h"
 
 namespace sbtrain {
@@ -226,7 +228,7 @@ TEST_F(SystemTest, AnswersTasksInPlainText) {
   write_file(path("few"), "one two three");
   const std::vector<std::tuple<std::vector<std::string>, int, std::string>> bad = {
       {{"--tasks", "passkey"}, 2, "--lengths"},
-      {{"--tasks", "pass", "--lengths", "400"}, 2, "pass not in"},
+      {{"--tasks", "pass", "--lengths", "400"}, 2, "no task 'pass'; there are passkey"},
       {{"--samples", "3"}, 2, "--tasks"},
       {{"--depths", "0.5"}, 2, "--tasks"},
       {{"--tasks", "passkey", "--lengths", "400", "--depths", "1.5"}, 2, "--depths"},
@@ -260,6 +262,45 @@ TEST_F(SystemTest, AnswersTasksInPlainText) {
   EXPECT_NE(output_.find("257 tokens are more than the model's 256 learned positions"),
             std::string::npos)
       << output_;
+}
+
+// A model that has read one prompt with its answer, many times, knows the answer.
+TEST_F(SystemTest, FindsTheAnswerThatItHasLearned) {
+  const Tokenizer tokenizer(path("tokenizer.model"));
+  const TextTask task({.kind = TextTaskKind::kPasskey},
+                      [&](const std::string& text) { return tokenizer.encode(text); });
+  constexpr int64_t kLength = 384;
+  const TextSample sample = task.sample(kLength, 0);
+  const nlohmann::json document = {
+      {"text", tokenizer.decode(sample.prompt) + " It is " + sample.answers.front() + "."}};
+  std::string lines;
+  for (int i = 0; i < 50; ++i) lines += document.dump() + "\n";
+  write_file(path("learn.jsonl"), lines);
+  ASSERT_EQ(run({"prepare", "--input", path("learn.jsonl"), "--tokenizer", path("tokenizer.model"),
+                 "--output", path("learn.h5")}),
+            0)
+      << output_;
+  write_file(path("learn.yaml"), R"(
+name: learned
+device: cpu
+model: {layers: 2, width: 32, inner: 44, heads: 2, vocab: 400}
+train: {sequence_length: 384, micro_batch: 2, batch: 2, lr: 1e-2}
+data:
+  sources: [{path: )" + path("learn.h5") +
+                                     R"(}]
+  tokenizer: )" + path("tokenizer.model") +
+                                     R"(
+stages: [{name: learn, length: 150 steps}]
+)");
+  ASSERT_EQ(run({"--config", path("learn.yaml"), "--out", path("learned")}), 0) << output_;
+  ASSERT_EQ(run({"eval", "--checkpoint", path("learned"), "--device", "cpu", "--tasks", "passkey",
+                 "--lengths", std::to_string(kLength), "--samples", "2", "--json"}),
+            0)
+      << output_;
+  const nlohmann::json result = printed_json(output_).at("tasks").at(0).at("lengths").at(0);
+  EXPECT_EQ(result.at("results").at(0).at("tokens"), sample.prompt.size());
+  EXPECT_EQ(result.at("results").at(0).at("score"), 1) << result;
+  EXPECT_EQ(result.at("results").at(1).at("score"), 0) << result;  // another key
 }
 
 TEST_F(SystemTest, ShowsItsAttention) {

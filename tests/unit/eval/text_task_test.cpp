@@ -268,12 +268,14 @@ TEST(Needles, DifferAndOneHasTheAnswer) {
     for (int64_t index = 0; index < 10; ++index) {
       const TextPrompt prompt = prompt_of(kind, 512, index, 30);
       const std::string sentence = "One of the special magic (?:number|uuid)s for ";
-      const Words keys = matches(prompt.text, sentence + "(" + key + ") is: " + value + "\\.");
+      const Words keys =
+          matches(prompt.text, fmt::format("{}({}) is: {}\\.", sentence, key, value));
       EXPECT_EQ(keys.size(), needles);
       EXPECT_EQ(std::set<std::string>(keys.begin(), keys.end()).size(), needles);
       const std::string query = between(prompt.text, "What is the special magic ", " mentioned");
-      const Words values = matches(prompt.text, sentence + query.substr(query.find(" for ") + 5) +
-                                                    " is: (" + value + ")\\.");
+      const std::string asked = query.substr(query.find(" for ") + 5);
+      const Words values =
+          matches(prompt.text, fmt::format("{}{} is: ({})\\.", sentence, asked, value));
       EXPECT_EQ(values, prompt.answers);
       EXPECT_EQ(std::ranges::count(prompt.text, '\n'), 32);  // opening, 31 lines, question
     }
