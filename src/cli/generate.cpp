@@ -87,7 +87,7 @@ class Generator {
         checkpoint_(open_checkpoint(options.checkpoint)),
         config_(load_config()),
         text_(training_text(checkpoint_)),
-        tokenizer_(load_tokenizer()) {}
+        tokenizer_(load_tokenizer(checkpoint_, config_, text_, options.tokenizer)) {}
 
   ExitCode continue_prompt(const std::string& prompt) {
     const std::vector<int32_t> tokens = prompt_tokens(tokenizer_, text_, prompt);
@@ -128,22 +128,6 @@ class Generator {
         parse_config(checkpoint_.config_yaml(), checkpoint_.folder().string() + "/config.yaml");
     options_.rope.apply(config);
     return config;
-  }
-
-  Tokenizer load_tokenizer() const {
-    const std::string path = run_tokenizer(checkpoint_, config_, options_.tokenizer);
-    if (path.empty()) {
-      fail(ExitCode::kUsage,
-           "the run's configuration names no tokenizer; give one with --tokenizer");
-    }
-    // A prompt may hold the special tokens of a chat template.
-    Tokenizer tokenizer(path, {.special = true});
-    check_tokenizer(tokenizer, text_);
-    if (tokenizer.size() > config_.model.vocab) {
-      fail(ExitCode::kConfig, "{} has {} pieces, the model's vocabulary {}: another tokenizer?",
-           path, tokenizer.size(), config_.model.vocab);
-    }
-    return tokenizer;
   }
 
   void load_model(int64_t prompt_tokens) {

@@ -26,6 +26,11 @@ std::string run_tokenizer(const CheckpointReader& checkpoint, const Config& conf
 // Throws ExitCode::kConfig if the model was trained on text of another tokenizer.
 void check_tokenizer(const Tokenizer& tokenizer, const TrainingText& text);
 
+// The run's tokenizer, checked against the model, for prompts: they may hold the special tokens of
+// a chat template. Throws ExitCode::kUsage if none is known, kConfig if it is not the model's.
+Tokenizer load_tokenizer(const CheckpointReader& checkpoint, const Config& config,
+                         const TrainingText& text, const std::string& given);
+
 // The tokens of a prompt, which begin like the documents in training: with bos if those had it. An
 // empty prompt without bos becomes eos, after which a new document begins in training. Throws
 // ExitCode::kUsage if the tokenizer has neither.
