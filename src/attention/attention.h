@@ -31,7 +31,8 @@ class AttentionCache {
   virtual ~AttentionCache() = default;
 };
 
-// The tokens of one decode step: one for each of B sequences.
+// The tokens of one decode step: one for each of the first B sequences of a cache, which may be
+// fewer than the cache has.
 struct DecodeStep {
   Tensor positions_B;  // i32, of the new token, from 0
   Tensor lengths_B;    // i32, positions + 1

@@ -160,7 +160,8 @@ class CocaAttention : public Attention {
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     auto& mine = static_cast<KeyValueCache&>(cache);
-    const QkvSaved qkv = qkv_.scratch(s, x_BD.rows());
+    const int64_t sequences = x_BD.rows();
+    const QkvSaved qkv = qkv_.scratch(s, sequences);
     const Qkv x = qkv_.forward(s, qkv, x_BD, w);
     ops::run(s, ops::CocaQuery{.y_THd = x.q,
                                .q_THd = x.q,
@@ -174,8 +175,8 @@ class CocaAttention : public Attention {
     mine.v.append(s, x.v, step);
     ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
                                    .q_BHd = x.q,
-                                   .k_cache_BCGd = mine.k.tensor(),
-                                   .v_cache_BCGd = mine.v.tensor(),
+                                   .k_cache_BCGd = mine.k.first(sequences),
+                                   .v_cache_BCGd = mine.v.first(sequences),
                                    .lengths_B = step.lengths_B,
                                    .params = params_});
   }

@@ -222,7 +222,8 @@ void TokenCache::prefill(Stream& s, int64_t b, Tensor x_TN) {
 }
 
 void TokenCache::append(Stream& s, Tensor x_BN, const DecodeStep& step) {
-  ops::run(s, ops::CacheAppend{.cache_BCN = rows_, .x_BN = x_BN, .positions_B = step.positions_B});
+  ops::run(s, ops::CacheAppend{
+                  .cache_BCN = first(x_BN.rows()), .x_BN = x_BN, .positions_B = step.positions_B});
 }
 
 void describe_logit_scale(Fields& f, double& logit_scale) {

@@ -121,10 +121,12 @@ class TokenCache {
  public:
   TokenCache(Memory& memory, std::string_view name, DType dtype, int64_t sequences,
              int64_t capacity, int64_t width);
-  const Tensor& tensor() const { return rows_; }
-  int64_t capacity() const { return tensor().shape[1]; }
+  // The rows of the first sequences.
+  Tensor first(int64_t sequences) const { return rows_.tensor().row_range(0, sequences); }
+  int64_t capacity() const { return rows_.tensor().shape[1]; }
   // The rows of sequence b's first T tokens = x_TN.
   void prefill(Stream& s, int64_t b, Tensor x_TN);
+  // One row more for each of the first B sequences.
   void append(Stream& s, Tensor x_BN, const DecodeStep& step);
 
  private:

@@ -188,6 +188,7 @@ class RebasedAttention : public Attention {
 
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
+    const Tensor& states = static_cast<RebasedCache&>(cache).state;
     const Buffer qkv = s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), projected()});
     qkv_.forward(s, qkv, x_BD, w);
     if (rebased_) normalise(s, qkv.tensor().col_range(0, 2 * features_), qkv, w);
@@ -195,7 +196,7 @@ class RebasedAttention : public Attention {
                                    .q_BHf = first(qkv),
                                    .k_BHf = second(qkv),
                                    .v_BHe = value(qkv),
-                                   .state_BRe = static_cast<RebasedCache&>(cache).state,
+                                   .state_BRe = states.row_range(0, x_BD.rows()),
                                    .positions_B = step.positions_B,
                                    .params = params_});
   }

@@ -114,12 +114,13 @@ class ShortConv : public Attention {
 
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
+    const Tensor& state = static_cast<ShortConvCache&>(cache).state_B2D;
     const Buffer gate = s.scratch("gate", s.memory().compute_dtype(), {x_BD.rows(), model_.width});
     gate_.forward(s, gate, x_BD, w);
     ops::run(s, ops::ShortConvDecode{.y_BD = mix_BD,
                                      .u_BD = x_BD,
                                      .gate_BD = gate,
-                                     .state_B2D = static_cast<ShortConvCache&>(cache).state_B2D,
+                                     .state_B2D = state.row_range(0, x_BD.rows()),
                                      .positions_B = step.positions_B,
                                      .w = weights(w)});
   }

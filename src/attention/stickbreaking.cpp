@@ -224,14 +224,15 @@ class StickBreakingAttention : public Attention {
     if (head_norm_)
       heads = s.scratch("heads", s.memory().compute_dtype(), {sequences, model_.query_width()});
     const Tensor heads_BD = head_norm_ ? heads.tensor() : mix_BD;
-    ops::run(s, ops::StickBreakingDecode{.o_BHd = heads_BD,
-                                         .q_BHd = x.q,
-                                         .k_cache_BCGd = mine.k.tensor(),
-                                         .v_cache_BCGd = mine.v.tensor(),
-                                         .gate_cache_BCH = gated_ ? mine.gate->tensor() : Tensor(),
-                                         .remainder_bias_Hd = remainder_bias(w),
-                                         .lengths_B = step.lengths_B,
-                                         .params = params_});
+    ops::run(s, ops::StickBreakingDecode{
+                    .o_BHd = heads_BD,
+                    .q_BHd = x.q,
+                    .k_cache_BCGd = mine.k.first(sequences),
+                    .v_cache_BCGd = mine.v.first(sequences),
+                    .gate_cache_BCH = gated_ ? mine.gate->first(sequences) : Tensor(),
+                    .remainder_bias_Hd = remainder_bias(w),
+                    .lengths_B = step.lengths_B,
+                    .params = params_});
     if (head_norm_) normalise(s, mix_BD, heads_BD, w);
   }
 

@@ -57,6 +57,27 @@ struct BenchResult {
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
                        const Job& job = {});
 
+// ---- Decoding ---------------------------------------------------------------------------------
+
+struct DecodeBenchOptions {
+  std::vector<int64_t> sequences = {1, 8, 64};  // one row each
+  int64_t context = 256;                        // tokens of each before the first step
+  int64_t warmup = 8;
+  int64_t steps = 128;
+};
+
+struct DecodeBenchRow {
+  int64_t sequences = 0;
+  double step_seconds = 0;  // median; one token for each sequence, drawn at temperature 0
+  double prefill_tokens_per_second = 0;
+  double weight_bytes = 0;       // that each step reads
+  std::vector<BenchPart> parts;  // of a step, op by op and the draw, in separate steps
+};
+
+// A model of random weights continues random prompts.
+std::vector<DecodeBenchRow> bench_decode(const Config& config, Backend backend,
+                                         const DecodeBenchOptions& options);
+
 // ---- Attention --------------------------------------------------------------------------------
 
 // The names of the cases that modules declare for timing (attention/registry.h).

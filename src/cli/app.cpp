@@ -220,6 +220,7 @@ void add_subcommands(CLI::App& app, Action& action) {
   add_data(app, action);
   add_ckpt(app, action);
   add_generate(app, action);
+  add_serve(app, action);
   add_eval(app, action);
   add_export(app, action);
   add_import(app, action);

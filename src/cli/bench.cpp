@@ -1,10 +1,11 @@
-// sbtrain bench train | attention | ops | collectives: the speed of a training step and of its
-// parts.
+// sbtrain bench train | decode | attention | ops | collectives: the speed of a training step and of
+// its parts, and of generation.
 #include "bench/bench.h"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -141,6 +142,70 @@ void add_bench_train(CLI::App& bench, Action& action) {
   options->config.add(*command);
   command->callback(
       [options, &action] { action = [options] { return run_bench_train(*options); }; });
+}
+
+// ---- decode -----------------------------------------------------------------------------------
+
+struct BenchDecodeCommand {
+  ConfigOptions config;
+  DecodeBenchOptions bench;
+  bool json = false;
+};
+
+void print_decode(const DecodeBenchRow& row, bool json) {
+  const double rate = static_cast<double>(row.sequences) / row.step_seconds;
+  const double weights = row.weight_bytes / row.step_seconds;
+  if (!json) {
+    fmt::print("{:>9}{:>12.1f}{:>12.0f}{:>12.1f}{:>14.0f}   ", row.sequences,
+               1e6 * row.step_seconds, rate, weights / 1e9, row.prefill_tokens_per_second);
+    for (size_t i = 0; i < std::min<size_t>(4, row.parts.size()); ++i) {
+      fmt::print("{}{} {:.0f}", i > 0 ? ", " : "", row.parts[i].name, 1e6 * row.parts[i].seconds);
+    }
+    fmt::print("\n");
+    return;
+  }
+  Json parts;
+  for (const BenchPart& part : row.parts) parts[part.name] = part.seconds;
+  const Json line = {{"sequences", row.sequences},
+                     {"step_seconds", row.step_seconds},
+                     {"tokens_per_second", rate},
+                     {"weight_bytes_per_second", weights},
+                     {"prefill_tokens_per_second", row.prefill_tokens_per_second},
+                     {"parts", parts}};
+  fmt::print("{}\n", line.dump());
+}
+
+ExitCode run_bench_decode(const BenchDecodeCommand& options) {
+  const Config config = options.config.load();
+  const std::vector<DecodeBenchRow> rows =
+      bench_decode(config, select_backend(config.device), options.bench);
+  if (!options.json) {
+    fmt::print("{:>9}{:>12}{:>12}{:>12}{:>14}   {}\n", "sequences", "step us", "tokens/s",
+               "weights GB/s", "prefill tok/s", "most of a step, us");
+  }
+  for (const DecodeBenchRow& row : rows) print_decode(row, options.json);
+  return ExitCode::kDone;
+}
+
+void add_bench_decode(CLI::App& bench, Action& action) {
+  auto options = std::make_shared<BenchDecodeCommand>();
+  CLI::App* command = bench.add_subcommand(
+      "decode", "Generation by several sequences at once, one token of each a step");
+  const CLI::Range positive(int64_t{1}, int64_t{1} << 20);
+  command->add_option("--sequences", options->bench.sequences, "Numbers of sequences, one row each")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->capture_default_str();
+  command->add_option("--context", options->bench.context, "Tokens of each before the first step")
+      ->check(positive)
+      ->capture_default_str();
+  command->add_option("--steps", options->bench.steps, "Steps to time; the median is reported")
+      ->check(positive)
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "Print one JSON object for each row");
+  options->config.add(*command);
+  command->callback(
+      [options, &action] { action = [options] { return run_bench_decode(*options); }; });
 }
 
 // ---- Options of attention and ops ---------------------------------------------------------------
@@ -287,9 +352,11 @@ void add_bench_ops(CLI::App& bench, Action& action) {
 
 void add_bench(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand(
-      "bench", "Time a training step and its parts, attention, single ops, or collectives");
+      "bench",
+      "Time a training step and its parts, generation, attention, single ops, or collectives");
   bench->require_subcommand(1);
   add_bench_train(*bench, action);
+  add_bench_decode(*bench, action);
   add_bench_attention(*bench, action);
   add_bench_ops(*bench, action);
   add_bench_collectives(*bench, action);

@@ -63,6 +63,7 @@ void add_export(CLI::App& app, Action& action);
 void add_import(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_serve(CLI::App& app, Action& action);
 void add_sweep(CLI::App& app, Action& action);
 void add_manual(CLI::App& app, Action& action);  // for the build; not listed
 

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "data/loader.h"
+#include "serve/completions.h"
 #include "train/run_state.h"
 
 namespace sbtrain {
@@ -50,11 +51,8 @@ Tokenizer load_tokenizer(const CheckpointReader& checkpoint, const Config& confi
 
 std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const TrainingText& text,
                                    const std::string& prompt) {
-  std::vector<int32_t> tokens;
-  if (text.starts_with_bos && tokenizer.bos() >= 0) tokens.push_back(tokenizer.bos());
-  tokenizer.encode(prompt, tokens);
-  if (tokens.empty()) tokens.push_back(tokenizer.eos());
-  if (tokens.front() < 0) {
+  std::vector<int32_t> tokens = prompt_tokens(tokenizer, text.starts_with_bos, prompt);
+  if (tokens.empty()) {
     fail(ExitCode::kUsage, "{} has neither bos nor eos to start a document from: give a --prompt",
          tokenizer.path());
   }

@@ -257,14 +257,40 @@ DecodeCache Transformer::allocate_cache(Memory& memory, int64_t sequences, int64
   return DecodeCache(memory, blocks_, sequences, capacity);
 }
 
-void Transformer::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                          DecodeCache& cache, int64_t b, Tensor logits_1V) const {
-  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
+void Transformer::prefill_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                                 DecodeCache& cache, int64_t b, Buffer& x_TD) const {
   run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights&, const AttentionSaved* saved) {
     require(saved, "prefill needs a model with Recompute::kNone");
     blocks_[l].attention().prefill(s, cache.layer(l), b, *saved);
   });
+}
+
+void Transformer::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                          DecodeCache& cache, int64_t b, Tensor logits_1V) const {
+  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
+  prefill_blocks(s, params, batch, cache, b, x_TD);
   project(s, params, x_TD.tensor().row_range(batch.tokens() - 1, 1), logits_1V);
+}
+
+void Transformer::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                          DecodeCache& cache, int64_t b, Tensor logits_CV,
+                          const LogitsVisit& visit) const {
+  const int64_t T = batch.tokens();
+  Buffer x_TD = activation(s, "embedding", T, config_.width);
+  prefill_blocks(s, params, batch, cache, b, x_TD);
+  Buffer norm_TD = activation(s, "final_norm", T, config_.width);
+  final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
+  const auto logits = [&](int64_t first, int64_t rows) {
+    const Tensor logits_NV = logits_CV.row_range(0, rows);
+    head_.forward(s, logits_NV, norm_TD.tensor().row_range(first, rows), params.get(head_table()));
+    return logits_NV;
+  };
+  for (int64_t first = 0; first < T; first += logits_CV.rows()) {
+    const int64_t rows = std::min(T - first, logits_CV.rows());
+    visit(first, logits(first, rows));
+  }
+  logits(T - 1, 1);
+  release_head(params);
 }
 
 void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
@@ -288,13 +314,14 @@ void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, Decode
 }
 
 void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                                 const MapVisit& visit) const {
+                                 const MapVisit& visit, const MapWanted& wanted) const {
   require(batch.sequences.count == 1, "attention maps take one document, not {}",
           batch.sequences.count);
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights& w, const AttentionSaved* saved) {
     require(saved, "attention maps need a model with Recompute::kNone");
     for (int64_t h = 0; h < config_.heads; ++h) {
+      if (wanted && !wanted(l, h)) continue;
       const AttentionMap map = blocks_[l].attention().map(s, w, *saved, batch.sequences, h);
       if (map.tokens > 0) visit(l, h, map);
     }

@@ -56,15 +56,22 @@ class Transformer {
   // that follows the prompt.
   void prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
                int64_t b, Tensor logits_1V) const;
-  // One new token for each sequence: logits_BV.
+  // The same, and visit(first, logits_NV) sees the logits of the prompt's tokens [first, first +
+  // N), from the first to the last, N of at most C at once: rows of logits_CV, whose row 0 is then
+  // that of the token that follows the prompt.
+  using LogitsVisit = std::function<void(int64_t first, const Tensor& logits_NV)>;
+  void prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
+               int64_t b, Tensor logits_CV, const LogitsVisit& visit) const;
+  // One new token for each of the first B sequences of the cache: logits_BV.
   void decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
               const DecodeStep& step, Tensor logits_BV) const;
 
   // Runs the forward pass of one document and calls visit(layer, head, map), in order, for every
-  // head of every layer whose attention weighs keys.
+  // head of every layer whose attention weighs keys, or of those for which wanted(layer, head).
   using MapVisit = std::function<void(int64_t layer, int64_t head, const AttentionMap& map)>;
+  using MapWanted = std::function<bool(int64_t layer, int64_t head)>;
   void attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                      const MapVisit& visit) const;
+                      const MapVisit& visit, const MapWanted& wanted = nullptr) const;
 
   // Floating-point operations of training on one token, forward and backward, without
   // recomputation: 6 N for all N parameters, and attention over `keys` keys. keys = L/2 counts the
@@ -92,6 +99,9 @@ class Transformer {
   void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
              Tensor positions_T) const;
   void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;
+  // Runs the blocks over a prompt and fills the cache of sequence b; x_TD becomes their output.
+  void prefill_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
+                      int64_t b, Buffer& x_TD) const;
   // Runs the blocks when no backward pass follows; x_TD is updated in place. visit(layer, weights,
   // saved) sees what each layer's attention saved before it is released.
   template <typename Visit>

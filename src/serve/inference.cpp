@@ -1,11 +1,13 @@
 #include "serve/inference.h"
 
+#include <array>
 #include <numeric>
 
 #include "checkpoint/model_state.h"
 #include "core/memory_check.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
+#include "serve/decode_batch.h"
 
 namespace sbtrain {
 namespace {
@@ -131,6 +133,16 @@ void InferenceModel::attention_maps(const std::vector<int32_t>& tokens,
   model_.attention_maps(stream_, params_, from.batch, visit);
 }
 
+AttentionMap InferenceModel::attention_map(const std::vector<int32_t>& tokens, int64_t layer,
+                                           int64_t head) {
+  const Document from = document(tokens);
+  AttentionMap found;
+  model_.attention_maps(
+      stream_, params_, from.batch, [&](int64_t, int64_t, const AttentionMap& map) { found = map; },
+      [&](int64_t l, int64_t h) { return l == layer && h == head; });
+  return found;
+}
+
 MemoryReport plan_evaluation(const ModelConfig& config, Backend target, int64_t tokens,
                              int64_t max_seqlen) {
   return planned(config, target, [&](Stream& s, const Transformer& model, ShardedParams& params) {
@@ -153,20 +165,21 @@ MemoryReport plan_evaluation(const ModelConfig& config, Backend target, int64_t 
 MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t prompt,
                              int64_t max_tokens) {
   return planned(config, target, [&](Stream& s, const Transformer& model, ShardedParams& params) {
-    const Buffer tokens_T = input(s, "tokens", DType::kI32, prompt);
-    const Buffer positions_T = input(s, "positions", DType::kI32, prompt);
-    const Buffer cu_seqlens = input(s, "cu_seqlens", DType::kI32, 2);
-    const Buffer logits_1V =
-        s.memory().allocate(MemoryClass::kLogits, "logits", DType::kF32, {1, model.config().vocab});
-    DecodeCache cache = model.allocate_cache(s.memory(), 1, prompt + max_tokens);
-    model.prefill(s, params,
-                  {.tokens_T = tokens_T,
-                   .targets_T = {},
-                   .sequences = {.cu_seqlens = cu_seqlens,
-                                 .positions_T = positions_T,
-                                 .count = 1,
-                                 .max_seqlen = prompt + max_tokens}},
-                  cache, 0, logits_1V);
+    DecodeBatch batch(model, params, s, /*slots=*/1, prompt + max_tokens);
+    batch.start(std::vector<int32_t>(static_cast<size_t>(prompt)));
+    if (max_tokens > 0) batch.step(std::array{0});
+  });
+}
+
+MemoryReport plan_serving(const ModelConfig& config, Backend target, int64_t slots,
+                          int64_t capacity) {
+  return planned(config, target, [&](Stream& s, const Transformer& model, ShardedParams& params) {
+    DecodeBatch batch(model, params, s, slots, capacity);
+    const auto see = [](int64_t, int64_t, std::span<const float>) {};
+    batch.start(std::vector<int32_t>(static_cast<size_t>(capacity)), see);
+    batch.stop(0);
+    for (int64_t slot = 0; slot < slots; ++slot) batch.start(std::array{0});
+    batch.step(std::vector<int32_t>(static_cast<size_t>(slots)));
   });
 }
 

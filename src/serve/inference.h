@@ -24,6 +24,11 @@ MemoryReport plan_evaluation(const ModelConfig& config, Backend target, int64_t 
 MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t prompt,
                              int64_t max_tokens);
 
+// The same for `slots` sequences that are continued together, of at most `capacity` tokens each,
+// prompts included (serve/decode_batch.h).
+MemoryReport plan_serving(const ModelConfig& config, Backend target, int64_t slots,
+                          int64_t capacity);
+
 // Throws ExitCode::kOutOfMemory if the device has less free than `plan` needs.
 void require_room(Backend backend, const MemoryReport& plan);
 
@@ -48,6 +53,8 @@ class InferenceModel {
   std::vector<float> logits(const std::vector<int32_t>& tokens);
   // Every head's attention over `tokens`, one document (Transformer::attention_maps).
   void attention_maps(const std::vector<int32_t>& tokens, const Transformer::MapVisit& visit);
+  // The same of one head; without tokens if its module has no map.
+  AttentionMap attention_map(const std::vector<int32_t>& tokens, int64_t layer, int64_t head);
 
  private:
   // `tokens` as one document, in buffers that `batch` keeps.

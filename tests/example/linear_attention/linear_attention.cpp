@@ -272,13 +272,14 @@ class LinearAttention : public Attention {
 
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
+    const Tensor& states = static_cast<LinearCache&>(cache).state_BHdd;
     const QkvSaved qkv = qkv_.scratch(s, x_BD.rows());
     const Qkv x = qkv_.forward(s, qkv, x_BD, w);
     ops::run(s, LinearAttentionDecode{.o_BHd = mix_BD,
                                       .q_BHd = x.q,
                                       .k_BHd = x.k,
                                       .v_BHd = x.v,
-                                      .state_BHdd = static_cast<LinearCache&>(cache).state_BHdd,
+                                      .state_BHdd = states.row_range(0, x_BD.rows()),
                                       .positions_B = step.positions_B,
                                       .heads = heads_,
                                       .scale = scale_});

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
+
 #include "ops/cpu/blas.h"
 #include "support/tensors.h"
 
@@ -221,6 +223,30 @@ TEST(Linear, SameBitsOnEveryRun) {
     ops::run(s, ops::Linear{.y_TN = y, .x_TK = x, .w_NK = w});
     EXPECT_TRUE(test::bitwise_equal(y, first));
   }
+}
+
+// What decoding relies on: a row's bits depend neither on the other rows nor on the threads.
+TEST(Linear, FewRowsDoNotDependOnEachOther) {
+  CpuStream s;
+  const int threads_before = omp_get_max_threads();
+  for (const Shape& shape : {Shape{64, 33, 17}, Shape{64, 700, 131}, Shape{37, 4100, 128}}) {
+    const Owned x = test::random_normal("x", {shape.tokens, shape.in});
+    const Owned w = test::random_normal("w", {shape.out, shape.in});
+    const Owned together = test::poisoned({shape.tokens, shape.out});
+    omp_set_num_threads(3);
+    ops::run(s, ops::Linear{.y_TN = together, .x_TK = x, .w_NK = w, .alpha = 0.5f});
+    omp_set_num_threads(1);
+    for (int64_t first = 0; first < shape.tokens;) {
+      const int64_t rows = std::min(shape.tokens - first, 1 + first % 6);
+      const Owned y = test::poisoned({rows, shape.out});
+      ops::run(s,
+               ops::Linear{
+                   .y_TN = y, .x_TK = x.tensor().row_range(first, rows), .w_NK = w, .alpha = 0.5f});
+      EXPECT_EQ(test::to_f64(y), test::to_f64(together.tensor().row_range(first, rows))) << first;
+      first += rows;
+    }
+  }
+  omp_set_num_threads(threads_before);
 }
 
 }  // namespace

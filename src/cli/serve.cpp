@@ -1,0 +1,266 @@
+// sbtrain serve: completions of a checkpoint's model over HTTP.
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+
+#include "checkpoint/checkpoint.h"
+#include "cli/backend.h"
+#include "cli/choice_option.h"
+#include "cli/cli.h"
+#include "cli/rope_options.h"
+#include "cli/run_tokenizer.h"
+#include "config/schema.h"
+#include "core/files.h"
+#include "serve/api.h"
+#include "serve/decode_batch.h"
+#include "serve/engine.h"
+#include "serve/http_server.h"
+#include "serve/inference.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr const char* kTokenVariable = "SERVE_TOKEN";
+constexpr int64_t kUsualLength = 2048;  // the context that lm-evaluation-harness expects
+
+struct ServeOptions {
+  std::string checkpoint;
+  std::string tokenizer;
+  std::string name;
+  DeviceChoice device = DeviceChoice::kAuto;
+  RopeOptions rope;
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::string token_file;
+  int64_t slots = 16;
+  int64_t max_length = 0;
+  EngineLimits engine;
+  HttpLimits http;
+  int64_t body_kib = 4096;
+  int64_t time_limit = 600;
+  int64_t drain_time = 30;
+};
+
+int stop_descriptor = -1;  // NOLINT: what a signal handler can reach
+
+void on_stop(int number) {
+  const int saved = errno;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(stop_descriptor, &one, sizeof(one));
+  // A second Ctrl-C does not wait for answers that have begun.
+  if (number == SIGINT) std::signal(SIGINT, SIG_DFL);
+  errno = saved;
+}
+
+// From here on, SIGTERM, SIGINT and SIGUSR1 ask the server to end.
+class StopSignal {
+ public:
+  StopSignal() : descriptor_(::eventfd(0, EFD_CLOEXEC)) {
+    if (descriptor_ < 0) fail(ExitCode::kOutOfMemory, "no descriptor is left for the server");
+    stop_descriptor = descriptor_;
+    struct sigaction action {};
+    action.sa_handler = on_stop;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    for (const int number : {SIGTERM, SIGINT, SIGUSR1}) sigaction(number, &action, nullptr);
+  }
+  ~StopSignal() {
+    stop_descriptor = -1;
+    ::close(descriptor_);
+  }
+  StopSignal(const StopSignal&) = delete;
+  StopSignal& operator=(const StopSignal&) = delete;
+
+  void wait() const {
+    uint64_t count = 0;
+    while (::read(descriptor_, &count, sizeof(count)) < 0 && errno == EINTR) {
+    }
+  }
+  // Ends wait() as a signal would.
+  void raise() const { on_stop(0); }
+
+ private:
+  int descriptor_;
+};
+
+std::string read_token(const ServeOptions& options) {
+  std::string token;
+  if (!options.token_file.empty()) {
+    token = read_input(options.token_file, ExitCode::kUsage);
+  } else if (const char* variable = std::getenv(kTokenVariable)) {
+    token = variable;
+  } else {
+    return "";
+  }
+  token.erase(token.find_last_not_of(" \t\r\n") + 1);
+  if (token.empty()) fail(ExitCode::kUsage, "the token is empty");
+  return token;
+}
+
+// A checkpoint's model with its tokenizer, and all that serves it.
+class ModelServer {
+ public:
+  explicit ModelServer(const ServeOptions& options)
+      : options_(options),
+        token_(read_token(options)),
+        checkpoint_(open_checkpoint(options.checkpoint)),
+        config_(load_config()),
+        text_(training_text(checkpoint_)),
+        tokenizer_(load_tokenizer(checkpoint_, config_, text_, options.tokenizer)) {}
+
+  ExitCode run() {
+    const int64_t capacity = context_length();
+    const Backend backend = select_backend(options_.device);
+    InferenceModel model(config_.model, checkpoint_, backend,
+                         plan_serving(config_.model, backend, options_.slots, capacity));
+    DecodeBatch batch(model.model(), model.params(), model.stream(), options_.slots, capacity);
+    Engine engine(batch, options_.engine);
+    Api api(engine, served(model), {.token = token_, .time_limit = time_limit()});
+    HttpLimits limits = options_.http;
+    limits.body_bytes = options_.body_kib << 10;
+    HttpServer server(
+        options_.host, options_.port, limits,
+        {.answer = [&](const HttpRequest& request) { return api.answer(request); },
+         .refused = [&](int status,
+                        const std::string& message) { return api.refused(status, message); }});
+    api.set_server(&server);
+    const StopSignal stop;
+    server.start();
+    announce(server, capacity);
+    std::thread drain([&] {
+      stop.wait();
+      spdlog::info("ending: answers that have begun have {} s", options_.drain_time);
+      api.drain();
+      engine.close(ServeClock::now() + std::chrono::seconds(options_.drain_time));
+    });
+    try {
+      engine.run();
+    } catch (...) {
+      end(stop, drain, server);
+      throw;
+    }
+    end(stop, drain, server);
+    return ExitCode::kDone;
+  }
+
+ private:
+  Config load_config() const {
+    Config config =
+        parse_config(checkpoint_.config_yaml(), checkpoint_.folder().string() + "/config.yaml");
+    options_.rope.apply(config);
+    return config;
+  }
+
+  std::chrono::seconds time_limit() const { return std::chrono::seconds(options_.time_limit); }
+
+  int64_t context_length() const {
+    const int64_t positions = config_.model.max_positions;
+    const bool learned = config_.model.position == PositionEmbedding::kLearned;
+    const int64_t usual = std::max(kUsualLength, config_.train.sequence_length);
+    if (options_.max_length == 0) return learned ? std::min(usual, positions) : usual;
+    if (learned && options_.max_length > positions) {
+      fail(ExitCode::kUsage, "--max-length: the model has {} positions", positions);
+    }
+    return options_.max_length;
+  }
+
+  ServedModel served(InferenceModel& model) const {
+    return {.name = options_.name.empty() ? config_.name : options_.name,
+            .tokenizer = tokenizer_,
+            .starts_with_bos = text_.starts_with_bos,
+            .layers = config_.model.layers,
+            .heads = config_.model.heads,
+            .map = [&model](const std::vector<int32_t>& tokens, int64_t layer, int64_t head) {
+              return model.attention_map(tokens, layer, head);
+            }};
+  }
+
+  void announce(const HttpServer& server, int64_t capacity) const {
+    const bool local =
+        options_.host == "127.0.0.1" || options_.host == "localhost" || options_.host == "::1";
+    if (!local && token_.empty()) {
+      spdlog::warn(
+          "everybody who reaches {} can use this server: it asks for no token "
+          "(--token-file)",
+          options_.host);
+    }
+    const bool v6 = options_.host.find(':') != std::string::npos;
+    // For people and scripts; the port is chosen here with --port 0.
+    fmt::print("serving step {} on http://{}{}{}:{}/ ({} sequences of {} tokens)\n",
+               checkpoint_.manifest().step, v6 ? "[" : "", options_.host, v6 ? "]" : "",
+               server.port(), options_.slots, capacity);
+    std::fflush(stdout);
+  }
+
+  // The engine has ended: everything is answered, and what is left is to be sent.
+  static void end(const StopSignal& stop, std::thread& drain, HttpServer& server) {
+    stop.raise();
+    drain.join();
+    server.close(std::chrono::seconds(5));
+  }
+
+  const ServeOptions& options_;
+  std::string token_;
+  CheckpointReader checkpoint_;
+  Config config_;
+  TrainingText text_;
+  Tokenizer tokenizer_;
+};
+
+void add_limits(CLI::App& command, ServeOptions& options) {
+  const char* limits = "Limits";
+  const CLI::Range positive(int64_t{1}, int64_t{1} << 30);
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    command.add_option(name, value, help)->check(positive)->capture_default_str()->group(limits);
+  };
+  add("--queue", options.engine.waiting, "Sequences that may wait for a slot");
+  add("--prefill-tokens", options.engine.prompt_tokens,
+      "Prompt tokens that may run between two decode steps");
+  add("--connections", options.http.connections, "Connections at once");
+  add("--body-kib", options.body_kib, "KiB of a request's body");
+  add("--time-limit", options.time_limit, "Seconds that a request may take, its wait included");
+  add("--drain-time", options.drain_time,
+      "Seconds for answers that have begun when the server is asked to end");
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, Action& action) {
+  auto options = std::make_shared<ServeOptions>();
+  CLI::App* command =
+      app.add_subcommand("serve", "Answer completion requests over HTTP with a trained model");
+  command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
+  command->add_option("--tokenizer", options->tokenizer,
+                      "Tokenizer of the training data; default: the run's");
+  command->add_option("--name", options->name, "What the model is called; default: the run's name");
+  options->rope.add(*command);
+  command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
+  command->add_option("--port", options->port, "Port to listen on; 0: a free one")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  command->add_option(
+      "--token-file", options->token_file,
+      "File with a token that clients must send; default: that of the environment variable "
+      "SERVE_TOKEN, or none");
+  command->add_option("--slots", options->slots, "Sequences that are continued together at most")
+      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
+      ->capture_default_str();
+  command
+      ->add_option("--max-length", options->max_length,
+                   "Tokens of a sequence at most, its prompt included; 0: 2048, or the length in "
+                   "training if that is more")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str();
+  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
+  add_limits(*command, *options);
+  command->callback(
+      [options, &action] { action = [options] { return ModelServer(*options).run(); }; });
+}
+
+}  // namespace sbtrain

@@ -1,0 +1,248 @@
+#include "serve/api.h"
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "serve/api_request.h"
+#include "serve/completions.h"
+#include "serve/page.h"
+
+namespace sbtrain {
+namespace {
+
+// Takes as long whatever the two have in common, so that a token cannot be guessed byte by byte.
+bool same_secret(std::string_view given, std::string_view secret) {
+  unsigned difference = given.size() == secret.size() ? 0 : 1;
+  for (size_t i = 0; i < secret.size(); ++i) {
+    const char c = given.empty() ? '\0' : given[i % given.size()];
+    difference |= static_cast<unsigned char>(c) ^ static_cast<unsigned char>(secret[i]);
+  }
+  return difference == 0;
+}
+
+// Refuses what pages of other sites make a browser send: only the server's own page may use it.
+void check_origin(const HttpRequest& request) {
+  if (request.origin.empty()) return;
+  const size_t scheme = request.origin.find("://");
+  if (scheme != std::string::npos && request.origin.substr(scheme + 3) == request.host) return;
+  throw ApiError{403, "requests from pages of other sites are refused", ""};
+}
+
+std::string metric(const char* name, const char* type, const char* help, double value) {
+  return fmt::format("# HELP sbtrain_{0} {1}\n# TYPE sbtrain_{0} {2}\nsbtrain_{0} {3}\n", name,
+                     help, type, value);
+}
+
+const std::map<std::string, std::string, std::less<>>& methods() {
+  static const std::map<std::string, std::string, std::less<>> methods = {
+      {"/", "GET"},          {"/health", "GET"},         {"/metrics", "GET"},
+      {"/v1/models", "GET"}, {"/tokenizer_info", "GET"}, {"/v1/completions", "POST"},
+      {"/tokenize", "POST"}, {"/detokenize", "POST"},    {"/attention", "POST"}};
+  return methods;
+}
+
+Json or_null(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
+}
+
+}  // namespace
+
+Api::Api(Engine& engine, ServedModel model, ApiOptions options)
+    : engine_(engine),
+      model_(std::move(model)),
+      options_(std::move(options)),
+      created_(std::chrono::duration_cast<std::chrono::seconds>(
+                   std::chrono::system_clock::now().time_since_epoch())
+                   .count()) {}
+
+HttpResponse Api::refused(int status, const std::string& message) {
+  count("other", status, 0);
+  return error_response({status, message.empty() ? "the request is no valid HTTP" : message, ""});
+}
+
+HttpResponse Api::answer(const HttpRequest& request) {
+  const auto start = std::chrono::steady_clock::now();
+  HttpResponse response;
+  try {
+    response = route(request);
+  } catch (const ApiError& error) {
+    response = error_response(error);
+  } catch (const std::bad_alloc&) {
+    response = error_response({503, "the server has too little memory for this request", ""});
+  } catch (const std::exception& error) {
+    response = error_response({500, error.what(), ""});
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  count(methods().contains(request.path) ? request.path : "other", response.status, seconds);
+  return response;
+}
+
+void Api::count(const std::string& path, int status, double seconds) {
+  const std::lock_guard lock(mutex_);
+  Seconds& of_answer = answers_[{path, status}];
+  ++of_answer.count;
+  of_answer.sum += seconds;
+}
+
+HttpResponse Api::route(const HttpRequest& request) {
+  const auto found = methods().find(request.path);
+  if (found == methods().end()) throw ApiError{404, "there is no such path", ""};
+  const std::string method = request.method == "HEAD" ? "GET" : request.method;
+  if (method != found->second) {
+    throw ApiError{405, fmt::format("{} takes {}", request.path, found->second), ""};
+  }
+  check_origin(request);
+  if (request.path == "/") return page();
+  if (request.path == "/health") return health();
+  constexpr std::string_view kBearer = "Bearer ";
+  const std::string_view given = request.authorization;
+  if (!options_.token.empty() &&
+      !(given.starts_with(kBearer) && same_secret(given.substr(kBearer.size()), options_.token))) {
+    throw ApiError{401, "the request needs the server's token: Authorization: Bearer TOKEN", ""};
+  }
+  if (request.path == "/metrics") return metrics();
+  if (request.path == "/v1/models") return models();
+  if (request.path == "/tokenizer_info") return tokenizer_info();
+  if (request.path == "/tokenize") return tokenize(request);
+  if (request.path == "/detokenize") return detokenize(request);
+  if (request.path == "/attention") return attention(request);
+  return answer_completion({.engine = engine_,
+                            .tokenizer = model_.tokenizer,
+                            .starts_with_bos = model_.starts_with_bos,
+                            .model_name = model_.name,
+                            .time_limit = options_.time_limit},
+                           request);
+}
+
+HttpResponse Api::health() const {
+  if (draining_) throw ApiError{503, "the server is ending", ""};
+  return json_response({{"status", "ok"}});
+}
+
+HttpResponse Api::models() const {
+  return json_response({{"object", "list"},
+                        {"data",
+                         {{{"id", model_.name},
+                           {"object", "model"},
+                           {"created", created_},
+                           {"owned_by", "sbtrain"},
+                           {"max_model_len", engine_.capacity()},
+                           {"layers", model_.layers},
+                           {"heads", model_.heads}}}}});
+}
+
+HttpResponse Api::tokenizer_info() const {
+  const Tokenizer& tokenizer = model_.tokenizer;
+  return json_response({{"bos_token", or_null(special_name(tokenizer, tokenizer.bos()))},
+                        {"eos_token", or_null(special_name(tokenizer, tokenizer.eos()))},
+                        {"unk_token", or_null(special_name(tokenizer, tokenizer.unk()))},
+                        {"vocab_size", tokenizer.size()},
+                        {"model_max_length", engine_.capacity()},
+                        {"add_bos_token", model_.starts_with_bos}});
+}
+
+HttpResponse Api::tokenize(const HttpRequest& request) const {
+  const RequestFields fields(request.body);
+  const std::string prompt = fields.text("prompt", "");
+  const Tokenizer& tokenizer = model_.tokenizer;
+  std::vector<int32_t> tokens;
+  // Clients ask for the id of a special token by its name alone.
+  for (const int32_t special : {tokenizer.bos(), tokenizer.eos()}) {
+    if (tokens.empty() && special >= 0 && prompt == special_name(tokenizer, special)) {
+      tokens.push_back(special);
+    }
+  }
+  if (tokens.empty()) {
+    if (fields.boolean("add_special_tokens", true) && model_.starts_with_bos &&
+        tokenizer.bos() >= 0) {
+      tokens.push_back(tokenizer.bos());
+    }
+    tokenizer.encode(prompt, tokens);
+  }
+  return json_response(
+      {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", engine_.capacity()}});
+}
+
+HttpResponse Api::detokenize(const HttpRequest& request) const {
+  const RequestFields fields(request.body);
+  if (!fields.has("tokens")) throw ApiError{400, "'tokens' is missing", "tokens"};
+  const auto tokens = token_ids(fields.value("tokens"), model_.tokenizer, "tokens");
+  return json_response({{"prompt", model_.tokenizer.decode(tokens)}});
+}
+
+HttpResponse Api::attention(const HttpRequest& request) {
+  const RequestFields fields(request.body);
+  const int64_t layer = fields.integer("layer", 0, 0, model_.layers - 1);
+  const int64_t head = fields.integer("head", 0, 0, model_.heads - 1);
+  std::vector<int32_t> tokens;
+  if (fields.has("tokens")) {
+    tokens = token_ids(fields.value("tokens"), model_.tokenizer, "tokens");
+  } else {
+    tokens = prompt_tokens(model_.tokenizer, model_.starts_with_bos, fields.text("prompt", ""));
+  }
+  const int64_t most = std::min(options_.map_tokens, engine_.capacity());
+  if (tokens.empty() || static_cast<int64_t>(tokens.size()) > most) {
+    throw ApiError{400, fmt::format("a map is of 1 to {} tokens, not {}", most, tokens.size()),
+                   "prompt"};
+  }
+  AttentionMap map;
+  if (!engine_.run_alone([&] { map = model_.map(tokens, layer, head); })) {
+    throw ApiError{503, "the server is busy or about to end; try again later", ""};
+  }
+  Json names = Json::array();
+  for (const int32_t token : tokens) names.push_back(token_name(model_.tokenizer, token));
+  Json weights = Json::array();  // the triangle of what each token sees
+  const auto length = static_cast<size_t>(map.tokens);
+  for (size_t j = 0; j < length; ++j) {
+    const auto row = map.weights_TT.begin() + static_cast<ptrdiff_t>(j * length);
+    weights.push_back(std::vector<float>(row, row + static_cast<ptrdiff_t>(j) + 1));
+  }
+  return json_response({{"tokens", std::move(names)},
+                        {"layer", layer},
+                        {"head", head},
+                        {"weights", map.tokens > 0 ? std::move(weights) : Json()},
+                        {"remainder", map.remainder_T.empty() ? Json() : Json(map.remainder_T)}});
+}
+
+HttpResponse Api::metrics() const {
+  const EngineStats stats = engine_.stats();
+  std::string text;
+  const auto gauge = [&](const char* name, const char* help, int64_t value) {
+    text += metric(name, "gauge", help, static_cast<double>(value));
+  };
+  const auto counter = [&](const char* name, const char* help, int64_t value) {
+    text += metric(name, "counter", help, static_cast<double>(value));
+  };
+  gauge("sequences_running", "Sequences that are being continued.", stats.running);
+  gauge("sequences_waiting", "Sequences in the queue.", stats.waiting);
+  counter("sequences_finished_total", "Sequences that have ended, for whatever reason.",
+          stats.finished);
+  counter("sequences_left_total", "Sequences whose client has left.", stats.left);
+  counter("sequences_expired_total", "Sequences that took longer than the time limit.",
+          stats.expired);
+  counter("prompt_tokens_total", "Tokens of prompts that were run.", stats.prompt_tokens);
+  counter("generated_tokens_total", "Tokens that were drawn.", stats.generated_tokens);
+  counter("decode_steps_total", "Decode steps.", stats.steps);
+  if (const HttpServer* server = server_) {
+    gauge("connections", "Open connections.", server->connections());
+    counter("connections_refused_total", "Connections refused because of their number.",
+            server->refused_connections());
+  }
+  text +=
+      "# HELP sbtrain_request_seconds Time to the answer, of a stream to its beginning.\n"
+      "# TYPE sbtrain_request_seconds summary\n";
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, seconds] : answers_) {
+    const std::string labels = fmt::format("{{path=\"{}\",status=\"{}\"}}", key.first, key.second);
+    text +=
+        fmt::format("sbtrain_request_seconds_sum{0} {1}\nsbtrain_request_seconds_count{0} {2}\n",
+                    labels, seconds.sum, seconds.count);
+  }
+  HttpResponse response;
+  response.type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = std::move(text);
+  return response;
+}
+
+}  // namespace sbtrain

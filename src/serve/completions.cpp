@@ -1,0 +1,496 @@
+#include "serve/completions.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <random>
+
+#include "core/error.h"
+#include "serve/api_request.h"
+#include "serve/completion_text.h"
+
+namespace sbtrain {
+namespace {
+
+// How often a thread that waits for tokens looks whether its client is still there.
+constexpr std::chrono::milliseconds kGlance{100};
+
+constexpr int64_t kMostTopLogprobs = 20;
+constexpr size_t kMostStops = 16;
+constexpr size_t kLongestStop = 1024;
+
+struct Prompt {
+  std::vector<int32_t> tokens;
+  std::string text;
+};
+
+// A request as its client has written it, checked.
+struct CompletionRequest {
+  std::vector<Prompt> prompts;
+  SamplingOptions sampling;
+  int64_t n = 1;
+  bool echo = false;
+  bool logprobs = false;
+  int64_t top_logprobs = 0;
+  bool stream = false;
+  bool stream_usage = false;
+  std::vector<std::string> stops;
+};
+
+uint64_t random_seed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+// ---- The request --------------------------------------------------------------------------------
+
+Prompt prompt_of_text(const CompletionContext& context, const std::string& text) {
+  Prompt prompt{prompt_tokens(context.tokenizer, context.starts_with_bos, text), text};
+  if (prompt.tokens.empty()) {
+    throw ApiError{400, "the prompt is empty, and the tokenizer has no token to begin with",
+                   "prompt"};
+  }
+  return prompt;
+}
+
+Prompt prompt_of_ids(const CompletionContext& context, const nlohmann::json& ids) {
+  Prompt prompt{token_ids(ids, context.tokenizer, "prompt"), ""};
+  if (prompt.tokens.empty()) throw ApiError{400, "the prompt has no tokens", "prompt"};
+  prompt.text = context.tokenizer.decode(prompt.tokens);
+  return prompt;
+}
+
+// A text, a list of ids, or a list of either.
+std::vector<Prompt> read_prompts(const CompletionContext& context, const RequestFields& fields) {
+  if (!fields.has("prompt")) return {prompt_of_text(context, "")};
+  const nlohmann::json& json = fields.value("prompt");
+  if (json.is_string()) return {prompt_of_text(context, json.get<std::string>())};
+  if (!json.is_array() || json.empty()) {
+    throw ApiError{400, "'prompt' must be a text, a list of token ids, or a list of these",
+                   "prompt"};
+  }
+  if (json.front().is_number()) return {prompt_of_ids(context, json)};
+  if (static_cast<int64_t>(json.size()) > context.engine.waiting_limit()) {
+    throw ApiError{400,
+                   fmt::format("{} prompts are more than the server queues, {}", json.size(),
+                               context.engine.waiting_limit()),
+                   "prompt"};
+  }
+  std::vector<Prompt> prompts;
+  for (const nlohmann::json& one : json) {
+    prompts.push_back(one.is_string() ? prompt_of_text(context, one.get<std::string>())
+                                      : prompt_of_ids(context, one));
+  }
+  return prompts;
+}
+
+// Fields that change the result in a way that does not exist here are refused unless they have the
+// value that changes nothing.
+void refuse_unsupported(const RequestFields& fields, int64_t n) {
+  const auto refuse = [](const char* name, bool refused) {
+    if (refused) throw ApiError{400, fmt::format("'{}' is not supported", name), name};
+  };
+  refuse("suffix", fields.has("suffix") && !fields.text("suffix", "").empty());
+  refuse("best_of", fields.integer("best_of", n, 1, 1 << 20) != n);
+  refuse("presence_penalty", fields.number("presence_penalty", 0, -2, 2) != 0);
+  refuse("frequency_penalty", fields.number("frequency_penalty", 0, -2, 2) != 0);
+  refuse("logit_bias", fields.has("logit_bias") && !fields.value("logit_bias").empty());
+}
+
+void check_lengths(const CompletionContext& context, const CompletionRequest& request) {
+  const int64_t capacity = context.engine.capacity();
+  for (const Prompt& prompt : request.prompts) {
+    const auto length = static_cast<int64_t>(prompt.tokens.size());
+    if (length + request.sampling.max_tokens <= capacity) continue;
+    throw ApiError{400,
+                   fmt::format("the server's context has {} tokens; the prompt has {}, and "
+                               "max_tokens asks for {} more",
+                               capacity, length, request.sampling.max_tokens),
+                   "prompt"};
+  }
+  const auto sequences = static_cast<int64_t>(request.prompts.size()) * request.n;
+  if (sequences > context.engine.waiting_limit()) {
+    throw ApiError{400,
+                   fmt::format("{} completions are more than the server queues, {}", sequences,
+                               context.engine.waiting_limit()),
+                   "n"};
+  }
+}
+
+CompletionRequest read_request(const CompletionContext& context, const RequestFields& fields) {
+  CompletionRequest request;
+  const int64_t most = context.engine.capacity();
+  request.n = fields.integer("n", 1, 1, context.engine.waiting_limit());
+  refuse_unsupported(fields, request.n);
+  request.echo = fields.boolean("echo", false);
+  request.logprobs = fields.has("logprobs");
+  request.top_logprobs = fields.integer("logprobs", 0, 0, kMostTopLogprobs);
+  request.stream = fields.boolean("stream", false);
+  if (fields.has("stream_options")) {
+    const nlohmann::json& options = fields.value("stream_options");
+    const auto usage = options.is_object() ? options.find("include_usage") : options.end();
+    request.stream_usage = usage != options.end() && usage->is_boolean() && usage->get<bool>();
+  }
+  request.stops = fields.texts("stop");
+  if (request.stops.size() > kMostStops) {
+    throw ApiError{400, fmt::format("'stop' must have {} strings at most", kMostStops), "stop"};
+  }
+  for (const std::string& stop : request.stops) {
+    if (stop.empty() || stop.size() > kLongestStop) {
+      throw ApiError{400, fmt::format("each 'stop' must have 1 to {} bytes", kLongestStop), "stop"};
+    }
+  }
+  request.sampling = {.max_tokens = fields.integer("max_tokens", 16, request.echo ? 0 : 1, most),
+                      .temperature = fields.number("temperature", 1, 0, 100),
+                      .top_k = std::max<int64_t>(0, fields.integer("top_k", 0, -1, 1 << 30)),
+                      .top_p = fields.number("top_p", 1, 0, 1),
+                      .seed = random_seed(),
+                      .vocab = context.tokenizer.size()};
+  if (fields.has("seed")) {
+    request.sampling.seed = static_cast<uint64_t>(fields.integer(
+        "seed", 0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()));
+  }
+  request.prompts = read_prompts(context, fields);
+  check_lengths(context, request);
+  return request;
+}
+
+// ---- What the engine writes ---------------------------------------------------------------------
+
+// One completion of one prompt, as far as it has come.
+struct Choice {
+  Choice(const Tokenizer& tokenizer, const std::vector<std::string>& stops)
+      : text(tokenizer, stops) {}
+  CompletionText text;
+  std::string ready;                   // text that is to be shown
+  std::vector<TokenLogprob> logprobs;  // that are to be shown
+  bool at_prompt = true;               // what is to be shown begins with the prompt
+  int64_t drawn = 0;
+  bool finished = false;
+  FinishReason reason = FinishReason::kFailed;
+};
+
+// The completions of one request: the engine's thread writes them, that of the connection reads.
+class Completion {
+ public:
+  Completion(const Tokenizer& tokenizer, const CompletionRequest& request)
+      : stream_(request.stream) {
+    const size_t count = request.prompts.size() * static_cast<size_t>(request.n);
+    for (size_t i = 0; i < count; ++i) choices_.emplace_back(tokenizer, request.stops);
+  }
+
+  // Calls read(choices) under the lock once some choice has something new, or after a glance.
+  template <typename Read>
+  auto wait_and(const Read& read) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kGlance, [this] { return news_; });
+    news_ = false;
+    return read(choices_);
+  }
+
+  bool wanted() const { return wanted_; }
+  void leave() { wanted_ = false; }
+
+  // Calls change(choice) under the lock. `last`: nothing follows for this choice.
+  template <typename Change>
+  auto change(size_t index, bool last, const Change& change) {
+    const std::lock_guard lock(mutex_);
+    // Whoever reads whole answers is not woken up for each token.
+    if (stream_ || last) {
+      news_ = true;
+      changed_.notify_all();
+    }
+    return change(choices_[index]);
+  }
+
+ private:
+  const bool stream_;
+  std::atomic<bool> wanted_ = true;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool news_ = false;
+  std::vector<Choice> choices_;
+};
+
+class Listener : public SequenceListener {
+ public:
+  Listener(std::shared_ptr<Completion> completion, size_t index, bool logprobs)
+      : completion_(std::move(completion)), index_(index), logprobs_(logprobs) {}
+
+  bool wanted() const override { return completion_->wanted(); }
+  void on_prompt(std::vector<TokenLogprob> tokens) override {
+    completion_->change(index_, false,
+                        [&](Choice& choice) { choice.logprobs = std::move(tokens); });
+  }
+  bool on_token(const TokenLogprob& token, bool is_stop_token) override {
+    return completion_->change(index_, false, [&](Choice& choice) {
+      ++choice.drawn;
+      if (logprobs_) choice.logprobs.push_back(token);
+      const bool goes_on = is_stop_token || choice.text.add(token.token);
+      choice.ready += choice.text.take();
+      return goes_on;
+    });
+  }
+  void on_finish(FinishReason reason) override {
+    completion_->change(index_, true, [&](Choice& choice) {
+      choice.ready += choice.text.take_rest();
+      choice.finished = true;
+      choice.reason = reason;
+    });
+  }
+
+ private:
+  std::shared_ptr<Completion> completion_;
+  size_t index_;
+  bool logprobs_;
+};
+
+// ---- The answer ---------------------------------------------------------------------------------
+
+int64_t characters(std::string_view bytes) {
+  return std::count_if(bytes.begin(), bytes.end(),
+                       [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+}
+
+// OpenAI's lists for the tokens of one choice. `offset`, in characters, is where the first of them
+// begins, and then where the next one would.
+Json logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenLogprob>& tokens,
+                   bool at_start, int64_t& offset) {
+  Json json = {{"tokens", Json::array()},
+               {"token_logprobs", Json::array()},
+               {"top_logprobs", Json::array()},
+               {"text_offset", Json::array()}};
+  bool follows_nothing = at_start;
+  for (const TokenLogprob& token : tokens) {
+    const std::string name = token_name(tokenizer, token.token);
+    json["tokens"].push_back(name);
+    json["text_offset"].push_back(offset);
+    offset += characters(tokenizer.bytes(token.token));
+    if (std::exchange(follows_nothing, false)) {
+      json["token_logprobs"].push_back(nullptr);
+      json["top_logprobs"].push_back(nullptr);
+      continue;
+    }
+    json["token_logprobs"].push_back(token.logprob);
+    // Tokens of one name share an entry: the likeliest has it.
+    Json top = Json::object();
+    for (const auto& [id, logprob] : token.top) {
+      const std::string other = token_name(tokenizer, id);
+      if (!top.contains(other)) top[other] = logprob;
+    }
+    if (!top.contains(name)) top[name] = token.logprob;
+    json["top_logprobs"].push_back(std::move(top));
+  }
+  return json;
+}
+
+// Throws for sequences that have not been continued to their end.
+void check_reason(FinishReason reason, std::chrono::seconds limit) {
+  if (reason == FinishReason::kExpired) {
+    throw ApiError{504, fmt::format("the request has taken more than {} s", limit.count()), ""};
+  }
+  if (reason == FinishReason::kFailed || reason == FinishReason::kLeft) {
+    throw ApiError{503, "the server is ending", ""};
+  }
+}
+
+class Answer {
+ public:
+  Answer(const CompletionContext& context, CompletionRequest request)
+      : context_(context),
+        request_(std::move(request)),
+        completion_(std::make_shared<Completion>(context.tokenizer, request_)),
+        offsets_(request_.prompts.size() * static_cast<size_t>(request_.n)),
+        told_(offsets_.size()),
+        id_(fmt::format("cmpl-{:016x}", random_seed())),
+        created_(std::chrono::duration_cast<std::chrono::seconds>(
+                     std::chrono::system_clock::now().time_since_epoch())
+                     .count()) {
+    for (size_t i = 0; i < offsets_.size(); ++i) {
+      if (!request_.echo) offsets_[i] = characters(prompt(i).text);
+    }
+    submit();
+  }
+  ~Answer() {
+    completion_->leave();
+    context_.engine.wake();
+  }
+  Answer(const Answer&) = delete;
+  Answer& operator=(const Answer&) = delete;
+
+  // Waits for all choices. Throws ApiError.
+  HttpResponse whole(const std::function<bool()>& left) {
+    while (true) {
+      const auto response =
+          completion_->wait_and([&](std::vector<Choice>& choices) -> std::optional<HttpResponse> {
+            if (!std::ranges::all_of(choices, &Choice::finished)) return std::nullopt;
+            return json_response(whole_json(choices));
+          });
+      if (response) return *response;
+      // 499 is what servers log for a client that has left; nobody reads it.
+      if (left()) throw ApiError{499, "the client has left", ""};
+    }
+  }
+
+  // The next events of a stream. Returns false after the last.
+  bool next_events(std::string& events, const std::function<bool()>& left) {
+    return completion_->wait_and([&](std::vector<Choice>& choices) {
+      bool all_told = true;
+      int64_t drawn = 0;
+      for (size_t i = 0; i < choices.size(); ++i) {
+        add_event(events, i, choices[i]);
+        all_told = all_told && told_[i];
+        drawn += choices[i].drawn;
+      }
+      if (!all_told) return !left();
+      if (request_.stream_usage) {
+        Json json = head();
+        json["choices"] = Json::array();
+        json["usage"] = usage(drawn);
+        events += event(json);
+      }
+      events += "data: [DONE]\n\n";
+      return false;
+    });
+  }
+
+ private:
+  const Prompt& prompt(size_t choice) const {
+    return request_.prompts[choice / static_cast<size_t>(request_.n)];
+  }
+
+  void submit() {
+    std::vector<Engine::Submission> submissions;
+    for (size_t i = 0; i < offsets_.size(); ++i) {
+      SequenceRequest sequence = {.prompt = prompt(i).tokens,
+                                  .sampling = request_.sampling,
+                                  .stop_token = context_.tokenizer.eos(),
+                                  .prompt_logprobs = request_.echo && request_.logprobs,
+                                  .top_logprobs = request_.top_logprobs,
+                                  .logprobs = request_.logprobs,
+                                  .deadline = ServeClock::now() + context_.time_limit};
+      // Completions of one prompt differ; those of different prompts are what each would be alone.
+      sequence.sampling.seed += i % static_cast<size_t>(request_.n);
+      submissions.push_back(
+          {std::move(sequence), std::make_shared<Listener>(completion_, i, request_.logprobs)});
+    }
+    switch (context_.engine.submit(std::move(submissions))) {
+      case Engine::Admission::kAccepted:
+        return;
+      case Engine::Admission::kFull:
+        throw ApiError{429, "too many requests are waiting; try again later", ""};
+      case Engine::Admission::kClosed:
+        throw ApiError{503, "the server is ending", ""};
+    }
+  }
+
+  Json whole_json(std::vector<Choice>& choices) {
+    Json list = Json::array();
+    int64_t drawn = 0;
+    for (size_t i = 0; i < choices.size(); ++i) {
+      check_reason(choices[i].reason, context_.time_limit);
+      list.push_back(choice_json(i, choices[i]));
+      drawn += choices[i].drawn;
+    }
+    Json json = head();
+    json["choices"] = std::move(list);
+    json["usage"] = usage(drawn);
+    return json;
+  }
+
+  Json head() const {
+    return {{"id", id_},
+            {"object", "text_completion"},
+            {"created", created_},
+            {"model", context_.model_name}};
+  }
+
+  Json usage(int64_t drawn) const {
+    int64_t prompt_tokens = 0;
+    for (const Prompt& p : request_.prompts) {
+      prompt_tokens += static_cast<int64_t>(p.tokens.size());
+    }
+    return {{"prompt_tokens", prompt_tokens},
+            {"completion_tokens", drawn},
+            {"total_tokens", prompt_tokens + drawn}};
+  }
+
+  // Takes what the choice has to show.
+  Json choice_json(size_t index, Choice& choice) {
+    std::string text;
+    const bool at_prompt = std::exchange(choice.at_prompt, false);
+    if (at_prompt && request_.echo) text = prompt(index).text;
+    text += std::exchange(choice.ready, {});
+    Json logprobs;
+    if (request_.logprobs) {
+      const bool at_start = at_prompt && request_.echo;
+      logprobs = logprobs_json(context_.tokenizer, choice.logprobs, at_start, offsets_[index]);
+      choice.logprobs.clear();
+    }
+    Json reason;
+    if (choice.finished) reason = choice.reason == FinishReason::kStop ? "stop" : "length";
+    return {{"index", index},
+            {"text", std::move(text)},
+            {"logprobs", std::move(logprobs)},
+            {"finish_reason", std::move(reason)}};
+  }
+
+  static std::string event(const Json& json) {
+    return fmt::format("data: {}\n\n", json.dump(-1, ' ', false, Json::error_handler_t::replace));
+  }
+
+  void add_event(std::string& events, size_t index, Choice& choice) {
+    if (told_[index]) return;
+    // The prompt is shown together with the first token, so that its logprobs are there.
+    const bool news = !choice.ready.empty() || !choice.logprobs.empty() || choice.finished;
+    if (!news) return;
+    if (choice.finished) {
+      told_[index] = true;
+      try {
+        check_reason(choice.reason, context_.time_limit);
+      } catch (const ApiError& error) {
+        events += event(error_json(error));
+        return;
+      }
+    }
+    Json json = head();
+    json["choices"] = Json::array({choice_json(index, choice)});
+    events += event(json);
+  }
+
+  CompletionContext context_;
+  CompletionRequest request_;
+  std::shared_ptr<Completion> completion_;
+  std::vector<int64_t> offsets_;  // of each choice's next token, in characters
+  std::vector<bool> told_;        // the end of each choice
+  std::string id_;
+  int64_t created_;
+};
+
+}  // namespace
+
+std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, bool starts_with_bos,
+                                   const std::string& prompt) {
+  std::vector<int32_t> tokens;
+  if (starts_with_bos && tokenizer.bos() >= 0) tokens.push_back(tokenizer.bos());
+  tokenizer.encode(prompt, tokens);
+  if (tokens.empty() && tokenizer.eos() >= 0) tokens.push_back(tokenizer.eos());
+  return tokens;
+}
+
+HttpResponse answer_completion(const CompletionContext& context, const HttpRequest& request) {
+  const RequestFields fields(request.body);
+  auto answer = std::make_shared<Answer>(context, read_request(context, fields));
+  if (!fields.boolean("stream", false)) return answer->whole(request.left);
+  HttpResponse response;
+  response.type = "text/event-stream";
+  response.headers.emplace_back("Cache-Control", "no-cache");
+  response.stream = [answer, left = request.left](std::string& part) {
+    return answer->next_events(part, left);
+  };
+  return response;
+}
+
+}  // namespace sbtrain

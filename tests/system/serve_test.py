@@ -1,0 +1,544 @@
+"""The server: every endpoint, and what clients may do to it.
+
+    serve_test.py SBTRAIN TEXT.jsonl
+"""
+
+import concurrent.futures
+import json
+import math
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from serving import Folder, Server, environment
+
+PROGRAM, TEXT = (str(Path(path).resolve()) for path in sys.argv[1:3])
+ALL = concurrent.futures.ThreadPoolExecutor(max_workers=64)
+
+
+def setUpModule():
+    global folder
+    folder = Folder(PROGRAM, TEXT)
+
+
+def tearDownModule():
+    folder.close()
+
+
+class Served(unittest.TestCase):
+    """One server for all tests of a class."""
+
+    options = ("--max-length", "256", "--slots", "4")
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(folder, *cls.options)
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.server.stop()
+        assert code == 0, (code, cls.server.messages())
+
+    def error(self, expected, method, path, body=None, headers=None):
+        status, answer = self.server.call(method, path, body, headers)
+        self.assertEqual(status, expected, answer)
+        self.assertEqual(set(answer["error"]), {"message", "type", "param", "code"})
+        return answer["error"]
+
+
+class Endpoints(Served):
+    def test_state(self):
+        self.assertEqual(self.server.call("GET", "/health"), (200, {"status": "ok"}))
+        status, models = self.server.call("GET", "/v1/models")
+        self.assertEqual((status, models["data"][0]["id"]), (200, "served"))
+        self.assertEqual(models["data"][0]["max_model_len"], 256)
+        before = self.server.metrics()
+        self.server.complete(prompt=[1, 2, 3], max_tokens=5, temperature=0)
+        after = self.server.metrics()
+        self.assertEqual(after["sbtrain_prompt_tokens_total"] - before["sbtrain_prompt_tokens_total"], 3)
+        self.assertGreaterEqual(after["sbtrain_generated_tokens_total"], 1)
+        self.assertIn('sbtrain_request_seconds_count{path="/v1/completions",status="200"}', after)
+        status, page = self.server.call("GET", "/")
+        self.assertEqual(status, 200)
+        self.assertIn("<html", page)
+
+    def test_head(self):
+        connection = self.server.connect()
+        connection.request("HEAD", "/health")
+        answer = connection.getresponse()
+        self.assertEqual((answer.status, answer.read()), (200, b""))
+        connection.close()
+
+    def test_tokenizer(self):
+        text = "The first of these\n\tis caf\u00e9 \u20ac5 \U0001f600."
+        status, answer = self.server.call("POST", "/tokenize", {"prompt": text, "add_special_tokens": False})
+        self.assertEqual((status, answer["count"]), (200, len(answer["tokens"])))
+        self.assertEqual(self.server.call("POST", "/detokenize", {"tokens": answer["tokens"]}),
+                         (200, {"prompt": text}))
+        info = self.server.call("GET", "/tokenizer_info")[1]
+        for name in ("bos_token", "eos_token"):
+            ids = self.server.call("POST", "/tokenize", {"prompt": info[name], "add_special_tokens": False})
+            self.assertEqual(len(ids[1]["tokens"]), 1)
+        self.error(400, "POST", "/detokenize", {"tokens": [400]})
+        self.error(400, "POST", "/detokenize", {"tokens": "a"})
+        self.error(400, "POST", "/detokenize", {})
+
+    def test_no_such_thing(self):
+        self.error(404, "GET", "/nothing")
+        self.error(404, "POST", "/v1/chat/completions", {})
+        self.error(405, "GET", "/v1/completions")
+        self.error(405, "POST", "/health", {})
+        self.error(405, "DELETE", "/v1/completions")
+
+    def test_pages_of_other_sites(self):
+        body = {"prompt": "a", "max_tokens": 1}
+        self.error(403, "POST", "/v1/completions", body, {"Origin": "http://evil.example"})
+        own = f"http://127.0.0.1:{self.server.port}"
+        self.assertEqual(self.server.call("POST", "/v1/completions", body, {"Origin": own})[0], 200)
+
+    def test_attention(self):
+        status, answer = self.server.call("POST", "/attention", {"prompt": "one two three", "layer": 1, "head": 1})
+        self.assertEqual(status, 200, answer)
+        count = len(answer["tokens"])
+        self.assertEqual([len(row) for row in answer["weights"]], list(range(1, count + 1)))
+        for row, rest in zip(answer["weights"], answer["remainder"]):
+            self.assertAlmostEqual(sum(row) + rest, 1, places=4)
+        self.error(400, "POST", "/attention", {"prompt": "a", "layer": 2})
+        self.error(400, "POST", "/attention", {"prompt": "a " * 600})
+
+
+class Completions(Served):
+    def ids(self, text):
+        return self.server.call("POST", "/tokenize", {"prompt": text})[1]["tokens"]
+
+    def test_what_generate_writes(self):
+        for prompt in ("The", "It is the one that", "", "\n\n"):
+            written = folder.run("generate", "--checkpoint", "run", "--prompt", prompt, "--temperature", "0",
+                                 "--max-tokens", "40")
+            answer = self.server.complete(prompt=prompt, temperature=0, max_tokens=40)
+            self.assertEqual(prompt + answer["choices"][0]["text"] + "\n", written)
+
+    def test_same_whatever_else_runs(self):
+        requests = [{"prompt": [5 + i, 7, 11 + i], "max_tokens": 20 + i, "temperature": (i % 2) / 2, "seed": i,
+                     "logprobs": 3, "echo": i % 3 == 0} for i in range(24)]
+        alone = [self.server.complete(**request)["choices"] for request in requests]
+        together = list(ALL.map(lambda request: self.server.complete(**request)["choices"], requests))
+        self.assertEqual(alone, together)
+
+    def test_echo_and_logprobs(self):
+        ids = self.ids("The first of these is the one that we know.")
+        answer = self.server.complete(prompt=[ids, ids[:4]], max_tokens=1, temperature=0, logprobs=1, echo=True,
+                                      seed=1234)
+        self.assertEqual([choice["index"] for choice in answer["choices"]], [0, 1])
+        for choice, prompt in zip(answer["choices"], (ids, ids[:4])):
+            logprobs = choice["logprobs"]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                self.assertEqual(len(logprobs[name]), len(prompt) + 1, name)
+            self.assertIsNone(logprobs["token_logprobs"][0])
+            for value, top in zip(logprobs["token_logprobs"][1:], logprobs["top_logprobs"][1:]):
+                self.assertLessEqual(value, max(top.values()))
+                self.assertTrue(math.isfinite(value))
+            # The drawn token is the likeliest one: the same float stands in both lists.
+            self.assertEqual(logprobs["token_logprobs"][-1], max(logprobs["top_logprobs"][-1].values()))
+        first, second = (choice["logprobs"]["token_logprobs"] for choice in answer["choices"])
+        for a, b in zip(first[1:4], second[1:4]):
+            self.assertAlmostEqual(a, b, places=4)
+
+    def test_logprobs_are_what_eval_measures(self):
+        text = "The first of these is the one that we know, and it has no name of its own."
+        (folder.path / "doc.jsonl").write_text(json.dumps({"text": text}) + "\n")
+        folder.run("prepare", "--input", "doc.jsonl", "--tokenizer", "tokenizer.model", "--output", "doc.h5")
+        measured = json.loads(folder.run("eval", "--checkpoint", "run", "--data", "doc.h5", "--json",
+                                         "--sequence-length", "200"))
+        eos = self.server.call("GET", "/tokenizer_info")[1]["eos_token"]
+        ids = self.ids(text) + self.ids(eos)
+        answer = self.server.complete(prompt=ids, max_tokens=0, logprobs=0, echo=True)
+        scored = answer["choices"][0]["logprobs"]["token_logprobs"][1:]
+        self.assertEqual(len(scored), measured["tokens"])
+        self.assertAlmostEqual(-sum(scored) / len(scored), measured["loss"], places=5)
+
+    def test_offsets_and_names(self):
+        text = "caf\u00e9 \u20ac5 \U0001f600 and"
+        answer = self.server.complete(prompt=text, max_tokens=3, temperature=0, logprobs=2, echo=True)
+        logprobs = answer["choices"][0]["logprobs"]
+        shown = answer["choices"][0]["text"]
+        self.assertTrue(shown.startswith(text))
+        for name, offset in zip(logprobs["tokens"], logprobs["text_offset"]):
+            if not name.startswith("bytes:") and not name.startswith("<"):
+                self.assertEqual(shown[offset:offset + len(name)], name)
+        self.assertTrue(any(name.startswith("bytes:") for name in logprobs["tokens"]))
+
+    def test_n_and_seed(self):
+        def texts(**fields):
+            answer = self.server.complete(prompt=["The", "A"], n=3, max_tokens=12, temperature=1.5, **fields)
+            self.assertEqual([c["index"] for c in answer["choices"]], list(range(6)))
+            return [c["text"] for c in answer["choices"]]
+        self.assertEqual(texts(seed=5), texts(seed=5))
+        self.assertNotEqual(texts(seed=5), texts(seed=6))
+        self.assertNotEqual(texts(), texts())
+        self.assertGreater(len(set(texts(seed=5)[:3])), 1)
+        one = self.server.complete(prompt="A", n=1, max_tokens=12, temperature=1.5, seed=6)["choices"][0]["text"]
+        self.assertEqual(one, texts(seed=5)[4])
+
+    def test_stop_strings(self):
+        whole = self.server.complete(prompt="The", temperature=0, max_tokens=40)["choices"][0]["text"]
+        self.assertGreater(len(whole), 12)
+        for begin in range(2, 9):
+            stop = whole[begin:begin + 3]
+            expected = whole[:whole.index(stop)]
+            for stops in (stop, [stop], ["\x00never", stop]):
+                choice = self.server.complete(prompt="The", temperature=0, max_tokens=40, stop=stops)["choices"][0]
+                self.assertEqual((choice["text"], choice["finish_reason"]), (expected, "stop"))
+            events = self.server.stream(prompt="The", temperature=0, max_tokens=40, stop=stop)
+            self.assertEqual("".join(e["choices"][0]["text"] for e in events), expected)
+
+    def test_streams(self):
+        for fields in ({"temperature": 0}, {"temperature": 2, "seed": 9}, {"temperature": 2, "seed": 9, "echo": True},
+                       {"temperature": 0, "logprobs": 2, "echo": True}, {"prompt": [[5], [6, 7]], "n": 2, "seed": 1}):
+            request = {"prompt": "The \u20ac", "max_tokens": 30, **fields}
+            whole = self.server.complete(**request)
+            events = self.server.stream(**request, stream_options={"include_usage": True})
+            self.assertEqual(events[-1]["usage"], whole["usage"])
+            for choice in whole["choices"]:
+                mine = [c for e in events for c in e["choices"] if c["index"] == choice["index"]]
+                self.assertEqual("".join(c["text"] for c in mine), choice["text"])
+                self.assertEqual([c["finish_reason"] for c in mine],
+                                 [None] * (len(mine) - 1) + [choice["finish_reason"]])
+                if "logprobs" in fields:
+                    for name, values in choice["logprobs"].items():
+                        self.assertEqual([v for c in mine for v in c["logprobs"][name]], values)
+
+    def test_utf8(self):
+        # A hot model writes bytes at random: whatever comes is valid, and the same in a stream.
+        for seed in range(5):
+            request = {"prompt": "\U0001f600", "max_tokens": 60, "temperature": 30, "seed": seed}
+            whole = self.server.complete(**request)["choices"][0]["text"]
+            events = self.server.stream(**request)
+            self.assertEqual("".join(e["choices"][0]["text"] for e in events), whole)
+
+    def test_the_context_ends(self):
+        answer = self.server.complete(prompt=[9] * 200, max_tokens=56, temperature=0)
+        self.assertLessEqual(answer["usage"]["total_tokens"], 256)
+        self.assertIn("context", self.error(400, "POST", "/v1/completions",
+                                            {"prompt": [9] * 200, "max_tokens": 57})["message"])
+
+    def test_refusals(self):
+        wrong = [({"prompt": 5}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"),
+                 ({"prompt": [400]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": [1.5]}, "prompt"),
+                 ({"prompt": [1, "a"]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"), ({"prompt": [[1], 2]}, "prompt"),
+                 ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": "5"}, "max_tokens"),
+                 ({"max_tokens": 10 ** 30}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"),
+                 ({"temperature": -1}, "temperature"), ({"temperature": "hot"}, "temperature"),
+                 ({"top_p": 1.1}, "top_p"), ({"n": 0}, "n"), ({"n": 10 ** 6}, "n"), ({"logprobs": 21}, "logprobs"),
+                 ({"logprobs": True}, "logprobs"), ({"echo": 1}, "echo"), ({"stream": "yes"}, "stream"),
+                 ({"stop": 5}, "stop"), ({"stop": [""]}, "stop"), ({"stop": ["a"] * 17}, "stop"),
+                 ({"seed": 0.5}, "seed"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
+                 ({"logit_bias": {"5": 100}}, "logit_bias"), ({"presence_penalty": 1}, "presence_penalty"),
+                 ({"prompt": [["a"] * 1025]}, "prompt"), ({"prompt": ["a"] * 1025}, "prompt")]
+        for fields, name in wrong:
+            body = {"prompt": "a", "max_tokens": 2, **fields}
+            self.assertEqual(self.error(400, "POST", "/v1/completions", body)["param"], name, fields)
+        for body in ("", "{", "[]", "null", '{"prompt": "a", "prompt": "b"}', "[" * 100000, '{"a":' * 50000,
+                     b"\xff\xfe", '{"prompt": "\\ud800"}', '{"n": 1e999}'):
+            self.error(400, "POST", "/v1/completions", body)
+        # What changes nothing may be there.
+        self.server.complete(prompt="a", max_tokens=1, model="any", user="me", best_of=1, suffix=None, logit_bias={},
+                             presence_penalty=0, n=None, stop=None)
+
+
+class Tokens(Served):
+    """Clients must send a token."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(folder, "--max-length", "64", variables={"SERVE_TOKEN": "a secret\n"})
+
+    def test_token(self):
+        body = {"prompt": "a", "max_tokens": 1}
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "a secret"},
+                        {"Authorization": "Bearer a secre"}, {"Authorization": "Bearer "},
+                        {"Authorization": "Bearer a secreta secret"}):
+            self.error(401, "POST", "/v1/completions", body, headers)
+            self.error(401, "GET", "/metrics", None, headers)
+        right = {"Authorization": "Bearer a secret"}
+        self.assertEqual(self.server.call("POST", "/v1/completions", body, right)[0], 200)
+        self.assertEqual(self.server.call("GET", "/health")[0], 200)
+        self.assertEqual(self.server.call("GET", "/")[0], 200)
+
+    def test_token_file(self):
+        (folder.path / "token").write_text("of a file\n")
+        server = Server(folder, "--token-file", "token", variables={"SERVE_TOKEN": "other"})
+        self.assertEqual(server.call("GET", "/v1/models", None, {"Authorization": "Bearer of a file"})[0], 200)
+        self.assertEqual(server.call("GET", "/v1/models", None, {"Authorization": "Bearer other"})[0], 401)
+        self.assertEqual(server.stop(), 0)
+
+
+class Limits(Served):
+    options = ("--max-length", "2048", "--slots", "2", "--queue", "4", "--body-kib", "64", "--connections", "40",
+               "--time-limit", "3")
+
+    def test_body(self):
+        self.error(413, "POST", "/v1/completions", {"prompt": "a" * 70000})
+        for framing in ("Transfer-Encoding: chunked\r\n\r\n" + "1000\r\n" + "a" * 4096 + "\r\n",
+                        "Content-Length: 99999999999\r\n\r\n" + "a" * 4096):
+            with self.server.socket() as connection:
+                head, body = framing.split("\r\n\r\n", 1)
+                connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+                try:
+                    for _ in range(100):
+                        connection.sendall(body.encode())
+                except OSError:
+                    pass  # refused in the middle
+                self.assertIn(b" 413 ", connection.recv(4096)[:20])
+
+    def test_headers(self):
+        for head in ("GET /health HTTP/1.1\r\n" + "X: a\r\n" * 100000, "GET /" + "a" * 10 ** 6,
+                     "GET /health HTTP/1.1\r\nX: " + "a" * 10 ** 6):
+            with self.server.socket() as connection:
+                try:
+                    connection.sendall(head.encode())
+                    answer = connection.recv(4096)
+                except OSError:
+                    answer = b""
+                self.assertFalse(b" 200 " in answer)
+        self.assertEqual(self.server.call("GET", "/health")[0], 200)
+
+    def test_queue(self):
+        def ask(_):
+            return self.server.call("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1500, "stop": ["\x00"]})[0]
+        statuses = list(ALL.map(ask, range(20)))
+        self.assertTrue(set(statuses) <= {200, 429, 504}, statuses)
+        self.assertIn(429, statuses)
+        self.server.wait_until_idle()
+
+    def test_connections(self):
+        open_ones = [self.server.socket() for _ in range(60)]
+        time.sleep(0.3)
+        answers = 0
+        for connection in open_ones[40:]:
+            try:
+                answers += b" 503 " in connection.recv(4096)
+            except OSError:
+                pass
+        self.assertGreater(answers, 10)
+        for connection in open_ones:
+            connection.close()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if self.server.call("GET", "/health")[0] == 200:
+                break
+        self.assertEqual(self.server.call("GET", "/health")[0], 200)
+
+    def test_memory(self):
+        result = subprocess.run([PROGRAM, "serve", "--checkpoint", "run", "--slots", "1024", "--max-length",
+                                 str(1 << 24), "--port", "0"], cwd=folder.path, env=environment(), timeout=60,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(result.returncode, 8, result.stdout)
+        self.assertIn("GiB", result.stdout)
+
+    def test_port_in_use(self):
+        result = subprocess.run([PROGRAM, "serve", "--checkpoint", "run", "--port", str(self.server.port)],
+                                cwd=folder.path, env=environment(), timeout=60, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(result.returncode, 2, result.stdout)
+        self.assertIn("--port", result.stdout)
+
+
+def request_bytes(body, close=False):
+    data = json.dumps(body).encode()
+    end = "Connection: close\r\n" if close else ""
+    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{end}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+class Clients(Served):
+    """Clients that leave, wait, or send what is no HTTP."""
+
+    options = ("--max-length", "4096", "--slots", "4")
+    long = {"prompt": "The", "max_tokens": 4000, "temperature": 2}
+
+    def test_clients_that_leave(self):
+        for fields in ({}, {"stream": True}, {"n": 8}, {"n": 8, "stream": True}):
+            connection = self.server.socket()
+            connection.sendall(request_bytes({**self.long, **fields}))
+            if "stream" in fields:
+                self.assertIn(b" 200 ", connection.recv(100))
+            else:
+                time.sleep(0.2)
+            # A reset, as of a client that was killed.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+        self.assertGreater(self.server.wait_until_idle(10)["sbtrain_sequences_left_total"], 0)
+
+    def test_half_open(self):
+        # What sends nothing, half a line, half a body, or one byte at a time holds nobody else up.
+        held = []
+        for data in (b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{"):
+            for _ in range(5):
+                connection = self.server.socket()
+                connection.sendall(data)
+                held.append(connection)
+        self.assertEqual(len(self.server.complete(prompt="a", max_tokens=3)["choices"]), 1)
+        for connection in held:
+            connection.close()
+
+    def test_slow_request(self):
+        data = request_bytes({"prompt": "a", "max_tokens": 2}, close=True)
+        with self.server.socket() as connection:
+            for i in range(len(data)):
+                connection.sendall(data[i:i + 1])
+                time.sleep(0.001)
+            self.assertIn(b" 200 ", connection.recv(100))
+
+    def test_client_that_does_not_read(self):
+        with self.server.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(request_bytes({"prompt": "The", "max_tokens": 2000, "stream": True, "logprobs": 20}))
+            time.sleep(0.5)
+            self.assertEqual(len(self.server.complete(prompt="a", max_tokens=3)["choices"]), 1)
+
+    def test_connection_is_reused(self):
+        connection = self.server.connect()
+        for i in range(20):
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 1 + i % 3}))
+            answer = connection.getresponse()
+            self.assertEqual(answer.status, 200)
+            answer.read()
+        connection.close()
+
+    def test_old_version(self):
+        for stream in (False, True):
+            with self.server.socket() as connection:
+                data = request_bytes({"prompt": "a", "max_tokens": 4, "temperature": 0, "stream": stream}, close=True)
+                connection.sendall(data.replace(b"HTTP/1.1", b"HTTP/1.0"))
+                answer = b""
+                while part := connection.recv(4096):
+                    answer += part
+                self.assertIn(b" 200 ", answer[:20])
+                self.assertEqual(b"[DONE]" in answer, stream)
+
+    def test_many_at_once(self):
+        statuses = []
+        barrier = threading.Barrier(500)
+
+        def ask():
+            barrier.wait()
+            try:
+                statuses.append(self.server.call("POST", "/v1/completions", {"prompt": "a", "max_tokens": 3})[0])
+            except OSError as error:
+                statuses.append(str(error))
+        threading.stack_size(256 << 10)
+        threads = [threading.Thread(target=ask) for _ in range(500)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        self.assertEqual(len(statuses), 500)
+        self.assertEqual(set(statuses), {200}, [s for s in statuses if s != 200][:5])
+
+    def test_random_bytes(self):
+        rng = random.Random(20261122)
+        good = request_bytes({"prompt": "a", "max_tokens": 2, "temperature": 0, "stop": ["x"], "logprobs": 1})
+        heads = [b"GET / HTTP/1.1\r\n\r\n", b"POST /tokenize HTTP/1.1\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}",
+                 b"POST /v1/completions HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+                 b"Content-Length: 5\r\n\r\n--x\r\n", b"GET /metrics HTTP/1.1\r\nRange: bytes=0-1,5-\r\n\r\n",
+                 b"POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
+                 b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}", good]
+
+        def mutated():
+            data = bytearray(rng.choice(heads))
+            for _ in range(rng.randrange(8)):
+                at = rng.randrange(len(data) + 1)
+                kind = rng.randrange(4)
+                if kind == 0:
+                    data[at:at] = bytes(rng.randrange(256) for _ in range(rng.randrange(9)))
+                elif kind == 1:
+                    del data[at:at + rng.randrange(1, 9)]
+                elif kind == 2:
+                    data[at:at] = rng.choice([b"\r\n", b"\n", b": ", b"%0a", b"%", b"\x00", b"9" * 30, b"[" * 50,
+                                              b"chunked", b"HTTP/9.9", b"\xf0\x9f"])
+                else:
+                    data[at:at] = data[:rng.randrange(20)]
+            return bytes(data)
+
+        def send(data):
+            with self.server.socket(timeout=10) as connection:
+                try:
+                    connection.sendall(data)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
+                except ConnectionError:
+                    pass
+        list(ALL.map(send, [mutated() for _ in range(600)]))
+        self.assertIsNone(self.server.process.poll(), self.server.messages())
+        self.assertEqual(len(self.server.complete(prompt="a", max_tokens=3)["choices"]), 1)
+
+    def test_random_fields(self):
+        rng = random.Random(5)
+        values = [None, True, False, 0, 1, -1, 2 ** 40, 0.5, "", "a", "\u20ac", [], [1, 2], ["a", "b"], [[1], [2]],
+                  {}, {"a": 1}, [[[]]], "\x00"]
+        names = ["prompt", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "echo", "logprobs",
+                 "stream", "stream_options", "best_of", "logit_bias", "suffix", "model"]
+
+        def ask(fields):
+            return self.server.call("POST", "/v1/completions", fields)[0]
+        bodies = [{"max_tokens": 3, **{rng.choice(names): rng.choice(values) for _ in range(rng.randrange(5))}}
+                  for _ in range(300)]
+        statuses = set(ALL.map(ask, bodies))
+        self.assertTrue(statuses <= {200, 400}, statuses)
+        self.assertEqual(len(statuses), 2)
+
+
+class Ends(unittest.TestCase):
+    def test_answers_that_have_begun_are_completed(self):
+        server = Server(folder, "--max-length", "2048", "--slots", "2")
+        bodies = [{"prompt": "The", "max_tokens": 1000, "temperature": 1, "stream": i % 2 == 0} for i in range(4)]
+        answers = [ALL.submit(server.call, "POST", "/v1/completions", body) for body in bodies]
+        idle = server.connect()
+        idle.request("GET", "/health")
+        idle.getresponse().read()
+        while server.metrics()["sbtrain_sequences_running"] < 2:
+            time.sleep(0.01)
+        self.assertEqual(server.stop(), 0)
+        for answer in answers:
+            status, body = answer.result(10)
+            self.assertEqual(status, 200)
+            if isinstance(body, str):
+                self.assertTrue(body.endswith("data: [DONE]\n\n"), body[-300:])
+                self.assertNotIn('"error"', body)
+
+    def test_the_rest_is_cut_off(self):
+        server = Server(folder, "--max-length", "1048576", "--slots", "2", "--drain-time", "1")
+        answers = [ALL.submit(server.call, "POST", "/v1/completions",
+                              {"prompt": [9], "max_tokens": 1000000, "temperature": 2, "stream": i % 2 == 0})
+                   for i in range(60)]
+        while server.metrics()["sbtrain_sequences_running"] < 1:
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        self.assertEqual(server.call("GET", "/health")[0], 503)
+        self.assertEqual(server.call("POST", "/v1/completions", {"prompt": "a"})[0], 503)
+        self.assertEqual(server.stop(signal.SIGTERM, 20), 0)
+        cut_off = 0
+        for answer in answers:
+            status, body = answer.result(10)
+            self.assertIn(status, (200, 503))
+            cut_off += "'error'" in str(body) or '"error"' in str(body)
+            self.assertTrue(isinstance(body, dict) or body.endswith("data: [DONE]\n\n"), str(body)[-200:])
+        self.assertGreater(cut_off, 0)
+
+    def test_signals(self):
+        for number, code in ((signal.SIGINT, 0), (signal.SIGUSR1, 0)):
+            self.assertEqual(Server(folder).stop(number), code)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)

@@ -1,0 +1,134 @@
+#include "serve/decode_batch.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "small_model.h"
+
+namespace sbtrain::test {
+namespace {
+
+using Logits = std::vector<float>;
+
+Logits copy(std::span<const float> logits) {
+  return {logits.begin(), logits.end()};
+}
+
+int32_t likeliest(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+// The logits of the prompt's next token and of `steps` likeliest tokens after it, alone.
+std::vector<Logits> alone(const ModelConfig& config, const std::vector<int32_t>& prompt,
+                          int steps) {
+  SmallModel model(config, 1, 200);
+  const int64_t slot = model.batch.start(prompt);
+  std::vector<Logits> logits = {copy(model.batch.logits(slot))};
+  for (int i = 0; i < steps; ++i) {
+    model.batch.step(std::vector{likeliest(logits.back())});
+    logits.push_back(copy(model.batch.logits(slot)));
+  }
+  return logits;
+}
+
+// Sequences come and go; each sees the bits that it sees alone.
+TEST(DecodeBatch, SequencesDoNotDependOnEachOther) {
+  for (const std::vector<std::string>& layers :
+       {kAllCaches, {kAllCaches[0]}, {kAllCaches[1]}, {kAllCaches[2]}}) {
+    const ModelConfig config = small_config(layers);
+    constexpr int64_t kSlots = 5;
+    constexpr int kSteps = 6;
+    SmallModel model(config, kSlots);
+    struct Sequence {
+      int64_t slot;
+      std::vector<Logits> expected;
+      size_t seen;
+    };
+    std::vector<Sequence> running;
+    std::vector<int32_t> next(kSlots);
+    uint64_t started = 0;
+    for (int round = 0; round < 24; ++round) {
+      // One or two begin in most rounds; those that were first are the first to end, so that free
+      // slots lie between used ones.
+      for (int i = 0; i < 1 + round % 2 && model.batch.free_slots() > 0; ++i) {
+        const auto prompt = random_prompt(1 + (7 * started) % 20, started);
+        ++started;
+        running.push_back({model.batch.start(prompt), alone(config, prompt, kSteps), 0});
+      }
+      for (size_t i = 0; i < running.size();) {
+        Sequence& s = running[i];
+        const Logits logits = copy(model.batch.logits(s.slot));
+        ASSERT_EQ(logits, s.expected[s.seen]) << "slot " << s.slot << " step " << s.seen;
+        next[static_cast<size_t>(s.slot)] = likeliest(logits);
+        if (++s.seen < s.expected.size() - static_cast<size_t>(round % 3)) {
+          ++i;
+          continue;
+        }
+        model.batch.stop(s.slot);
+        running.erase(running.begin() + static_cast<ptrdiff_t>(i));
+      }
+      model.batch.step(next);
+    }
+    EXPECT_GE(started, 20U);
+  }
+}
+
+TEST(DecodeBatch, MoreSequencesThanOneTileOfRows) {
+  const ModelConfig config = small_config(kAllCaches);
+  constexpr int64_t kSlots = 64;
+  SmallModel model(config, kSlots, 16);
+  const auto prompt = random_prompt(9, 1);
+  for (int64_t slot = 0; slot < kSlots; ++slot) {
+    model.batch.start(slot % 3 == 0 ? prompt : random_prompt(1 + slot % 11, slot));
+  }
+  const std::vector<Logits> expected = alone(config, prompt, 1);
+  model.batch.step(std::vector<int32_t>(kSlots, likeliest(expected[0])));
+  for (int64_t slot = 0; slot < kSlots; slot += 3) {
+    EXPECT_EQ(copy(model.batch.logits(slot)), expected[1]) << slot;
+  }
+}
+
+// The logits of all prompt tokens are those of a forward pass, and the last ones are those that the
+// next token is drawn from, bit for bit.
+TEST(DecodeBatch, ShowsTheLogitsOfThePrompt) {
+  const ModelConfig config = small_config(kAllCaches);
+  for (const int32_t length : {1, 5, 63, 64, 65, 150}) {
+    PackedBatch batch = packed_batch({length}, kVocab);
+    ModelRun forward(Backend::kCpu, config, batch);
+    const std::vector<float> expected = forward.logits();
+    SmallModel model(config, 2, 200);
+    int64_t seen = 0;
+    std::vector<float> last;
+    const auto visit = [&](int64_t first, int64_t rows, std::span<const float> logits) {
+      ASSERT_EQ(first, seen);
+      ASSERT_EQ(logits.size(), static_cast<size_t>(rows * kVocab));
+      for (size_t i = 0; i < logits.size(); ++i) {
+        ASSERT_NEAR(logits[i], expected[static_cast<size_t>(first * kVocab) + i], 2e-4);
+      }
+      seen += rows;
+      last = copy(logits.last(kVocab));
+    };
+    const int64_t slot = model.batch.start(batch.tokens, visit);
+    EXPECT_EQ(seen, length);
+    EXPECT_EQ(copy(model.batch.logits(slot)), last);
+    EXPECT_EQ(last, alone(config, batch.tokens, 0)[0]);
+  }
+}
+
+TEST(DecodeBatch, RefusesWhatDoesNotFit) {
+  SmallModel model(small_config({kAllCaches[0]}), 1, 4);
+  EXPECT_THROW(model.batch.start(random_prompt(5, 1)), Error);
+  EXPECT_THROW(model.batch.start({}), Error);
+  const int64_t slot = model.batch.start(random_prompt(4, 1));
+  EXPECT_THROW(model.batch.start(random_prompt(1, 1)), Error);
+  EXPECT_THROW(model.batch.step(std::vector<int32_t>(1)), Error);
+  model.batch.stop(slot);
+  EXPECT_THROW(model.batch.stop(slot), Error);
+  EXPECT_EQ(model.batch.start(random_prompt(4, 2)), slot);
+}
+
+}  // namespace
+}  // namespace sbtrain::test

@@ -1,0 +1,284 @@
+#include "serve/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <future>
+#include <memory>
+#include <thread>
+
+#include "core/error.h"
+#include "serve/generate.h"
+#include "small_model.h"
+
+namespace sbtrain::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Keeps what it receives. `most`: tokens that it wants.
+class Keeper : public SequenceListener {
+ public:
+  explicit Keeper(size_t most = 1000) : most_(most) {}
+  bool wanted() const override { return !left; }
+  void on_prompt(std::vector<TokenLogprob> tokens) override { prompt = std::move(tokens); }
+  bool on_token(const TokenLogprob& token, bool is_stop) override {
+    EXPECT_FALSE(stopped);
+    stopped = is_stop;
+    tokens.push_back(token.token);
+    logprobs.push_back(token);
+    if (on_each) on_each();
+    return tokens.size() < most_;
+  }
+  void on_finish(FinishReason reason) override { finished.set_value(reason); }
+
+  FinishReason wait() {
+    std::future<FinishReason> future = finished.get_future();
+    if (future.wait_for(60s) != std::future_status::ready) {
+      ADD_FAILURE() << "the sequence has not ended";
+      std::abort();
+    }
+    return future.get();
+  }
+
+  std::atomic<bool> left = false;
+  bool stopped = false;
+  std::vector<TokenLogprob> prompt, logprobs;
+  std::vector<int32_t> tokens;
+  std::function<void()> on_each;
+  std::promise<FinishReason> finished;
+
+ private:
+  size_t most_;
+};
+
+SequenceRequest request(std::vector<int32_t> prompt, int64_t max_tokens, double temperature = 0) {
+  return {.prompt = std::move(prompt),
+          .sampling = {.max_tokens = max_tokens, .temperature = temperature}};
+}
+
+// An engine that runs in a thread of its own.
+class Running {
+ public:
+  explicit Running(const ModelConfig& config, int64_t slots, EngineLimits limits = {},
+                   int64_t capacity = 64)
+      : model_(config, slots, capacity), engine(model_.batch, limits) {}
+  ~Running() { stop(); }
+  void start() {
+    thread_ = std::thread([this] { engine.run(); });
+  }
+  void stop(ServeClock::duration grace = 60s) {
+    engine.close(ServeClock::now() + grace);
+    if (thread_.joinable()) thread_.join();
+  }
+  std::shared_ptr<Keeper> submit(SequenceRequest request, size_t most = 1000) {
+    auto keeper = std::make_shared<Keeper>(most);
+    EXPECT_EQ(engine.submit({{std::move(request), keeper}}), Engine::Admission::kAccepted);
+    return keeper;
+  }
+
+ private:
+  SmallModel model_;
+  std::thread thread_;
+
+ public:
+  Engine engine;
+};
+
+const ModelConfig kConfig = small_config(kAllCaches);  // NOLINT: throws only if it is wrong
+
+std::vector<int32_t> generated_alone(const SequenceRequest& request) {
+  SmallModel model(kConfig);
+  return generate(model.run.model(), model.run.params(), model.run.stream(), request.prompt,
+                  request.sampling, request.stop_token);
+}
+
+TEST(Engine, WritesWhatGenerateWritesWhateverElseRuns) {
+  Running running(kConfig, 3);
+  std::vector<SequenceRequest> requests;
+  std::vector<std::shared_ptr<Keeper>> keepers;
+  for (int i = 0; i < 20; ++i) {
+    SequenceRequest r = request(random_prompt(1 + 3 * i % 17, i), 1 + 5 * i % 23, i % 2);
+    r.sampling.seed = i;
+    r.sampling.top_p = i % 4 == 1 ? 0.9 : 1.0;
+    r.prompt_logprobs = r.logprobs = i % 3 == 0;
+    requests.push_back(r);
+    keepers.push_back(running.submit(r));
+  }
+  running.start();
+  for (size_t i = 0; i < keepers.size(); ++i) {
+    EXPECT_EQ(keepers[i]->wait(), FinishReason::kLength);
+    EXPECT_EQ(keepers[i]->tokens, generated_alone(requests[i])) << i;
+  }
+  const EngineStats stats = running.engine.stats();
+  EXPECT_EQ(stats.finished, 20);
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.waiting, 0);
+}
+
+TEST(Engine, LogprobsHaveTheSameBitsAloneAndInABatch) {
+  const auto logprobs_of = [](int others) {
+    Running running(kConfig, 4);
+    std::vector<std::shared_ptr<Keeper>> keepers;
+    for (int i = 0; i < others; ++i) {
+      keepers.push_back(running.submit(request(random_prompt(5 + i, 90 + i), 10)));
+    }
+    SequenceRequest r = request(random_prompt(30, 7), 12);
+    r.prompt_logprobs = r.logprobs = true;
+    r.top_logprobs = 3;
+    const auto mine = running.submit(r);
+    running.start();
+    EXPECT_EQ(mine->wait(), FinishReason::kLength);
+    EXPECT_EQ(mine->prompt.size(), 30U);
+    std::vector<float> all;
+    for (const auto& tokens : {mine->prompt, mine->logprobs}) {
+      for (const TokenLogprob& token : tokens) {
+        all.push_back(token.logprob);
+        for (const auto& [id, logprob] : token.top) all.push_back(logprob);
+      }
+    }
+    EXPECT_EQ(all.size(), (30 + 12) * 4 - 3U);  // the first token follows nothing
+    return all;
+  };
+  const std::vector<float> alone = logprobs_of(0);
+  EXPECT_EQ(alone, logprobs_of(3));
+  EXPECT_EQ(alone, logprobs_of(9));
+}
+
+TEST(Engine, EndsAtTheStopToken) {
+  SequenceRequest r = request(random_prompt(6, 3), 20);
+  const std::vector<int32_t> tokens = generated_alone(r);
+  r.stop_token = tokens[5];
+  const size_t first = std::find(tokens.begin(), tokens.end(), r.stop_token) - tokens.begin();
+  Running running(kConfig, 2);
+  const auto keeper = running.submit(r);
+  running.start();
+  EXPECT_EQ(keeper->wait(), FinishReason::kStop);
+  EXPECT_TRUE(keeper->stopped);
+  EXPECT_EQ(keeper->tokens.size(), first + 1);
+  EXPECT_EQ(keeper->tokens.back(), r.stop_token);
+}
+
+TEST(Engine, ScoresAPromptWithoutATokenMore) {
+  SequenceRequest r = request(random_prompt(64, 3), 0);  // as long as the capacity
+  r.prompt_logprobs = true;
+  Running running(kConfig, 1);
+  const auto keeper = running.submit(r);
+  running.start();
+  EXPECT_EQ(keeper->wait(), FinishReason::kLength);
+  EXPECT_EQ(keeper->prompt.size(), 64U);
+  EXPECT_TRUE(keeper->tokens.empty());
+}
+
+TEST(Engine, EndsWhereTheListenerHasEnough) {
+  Running running(kConfig, 2);
+  const auto keeper = running.submit(request(random_prompt(4, 4), 50), 3);
+  running.start();
+  EXPECT_EQ(keeper->wait(), FinishReason::kStop);
+  EXPECT_EQ(keeper->tokens.size(), 3U);
+}
+
+TEST(Engine, DropsSequencesThatNobodyWants) {
+  Running running(kConfig, 1);
+  const auto leaves = running.submit(request(random_prompt(4, 4), 60));
+  leaves->on_each = [&] { leaves->left = leaves->tokens.size() == 5; };
+  const auto left_in_queue = running.submit(request(random_prompt(4, 5), 60));
+  left_in_queue->left = true;
+  const SequenceRequest r = request(random_prompt(4, 6), 8);
+  const auto stays = running.submit(r);
+  running.start();
+  EXPECT_EQ(leaves->wait(), FinishReason::kLeft);
+  EXPECT_EQ(leaves->tokens.size(), 5U);
+  EXPECT_EQ(left_in_queue->wait(), FinishReason::kLeft);
+  EXPECT_TRUE(left_in_queue->tokens.empty());
+  EXPECT_EQ(stays->wait(), FinishReason::kLength);
+  EXPECT_EQ(stays->tokens, generated_alone(r));
+  EXPECT_EQ(running.engine.stats().left, 2);
+}
+
+TEST(Engine, DeadlinesHoldInTheQueueAndWhileRunning) {
+  Running running(kConfig, 1);
+  SequenceRequest r = request(random_prompt(4, 4), 60);
+  r.deadline = ServeClock::now() + 1h;
+  const auto runs = running.submit(r);
+  runs->on_each = [&] { std::this_thread::sleep_for(1ms); };
+  r.deadline = ServeClock::now() - 1ms;
+  const auto waits = running.submit(r);
+  running.start();
+  EXPECT_EQ(waits->wait(), FinishReason::kExpired);
+  EXPECT_EQ(runs->wait(), FinishReason::kLength);
+  EXPECT_EQ(running.engine.stats().expired, 1);
+}
+
+TEST(Engine, TheQueueIsBoundedAndTakesAllOrNone) {
+  Running running(kConfig, 1, {.waiting = 3});
+  const auto submit = [&](size_t count) {
+    std::vector<Engine::Submission> submissions;
+    for (size_t i = 0; i < count; ++i) {
+      submissions.push_back({request({1}, 1), std::make_shared<Keeper>()});
+    }
+    return running.engine.submit(std::move(submissions));
+  };
+  EXPECT_EQ(submit(4), Engine::Admission::kFull);
+  EXPECT_EQ(submit(2), Engine::Admission::kAccepted);
+  EXPECT_EQ(submit(2), Engine::Admission::kFull);
+  EXPECT_EQ(submit(1), Engine::Admission::kAccepted);
+  EXPECT_EQ(running.engine.stats().waiting, 3);
+  EXPECT_THROW(running.submit(request(random_prompt(60, 1), 5)), Error);
+  EXPECT_THROW(running.submit(request({}, 5)), Error);
+}
+
+TEST(Engine, ClosingLetsAcceptedSequencesEnd) {
+  Running running(kConfig, 2);
+  std::vector<std::shared_ptr<Keeper>> keepers;
+  for (int i = 0; i < 6; ++i) keepers.push_back(running.submit(request({i + 1}, 20)));
+  running.start();
+  running.stop();
+  for (const auto& keeper : keepers) EXPECT_EQ(keeper->wait(), FinishReason::kLength);
+  EXPECT_EQ(running.engine.submit({{request({1}, 1), std::make_shared<Keeper>()}}),
+            Engine::Admission::kClosed);
+}
+
+TEST(Engine, ClosingEndsTheRestAtItsDeadline) {
+  Running running(kConfig, 1);
+  const auto runs = running.submit(request({1}, 60));
+  const auto waits = running.submit(request({2}, 60));
+  std::promise<void> begun;
+  runs->on_each = [&] {
+    if (runs->tokens.size() == 2) begun.set_value();
+    std::this_thread::sleep_for(10ms);
+  };
+  running.start();
+  begun.get_future().wait();
+  running.stop(0s);
+  EXPECT_EQ(runs->wait(), FinishReason::kFailed);
+  EXPECT_EQ(waits->wait(), FinishReason::kFailed);
+}
+
+TEST(Engine, TasksRunBetweenSteps) {
+  Running running(kConfig, 1);
+  const auto keeper = running.submit(request({1}, 60));
+  running.start();
+  int ran = 0;
+  EXPECT_TRUE(running.engine.run_alone([&] { ++ran; }));
+  EXPECT_EQ(ran, 1);
+  EXPECT_THROW(running.engine.run_alone([] { fail(ExitCode::kData, "no"); }), Error);
+  EXPECT_EQ(keeper->wait(), FinishReason::kLength);
+  running.stop();
+  EXPECT_FALSE(running.engine.run_alone([&] { ++ran; }));
+}
+
+// A token that the model does not have makes the engine throw; nobody waits for ever.
+TEST(Engine, AFailureEndsAllSequences) {
+  Running running(kConfig, 2);
+  const auto other = running.submit(request({1}, 5));
+  const auto bad = running.submit(request({kVocab}, 5));
+  const auto waits = running.submit(request({2}, 5));
+  EXPECT_THROW(running.engine.run(), Error);
+  EXPECT_EQ(other->wait(), FinishReason::kFailed);
+  EXPECT_EQ(bad->wait(), FinishReason::kFailed);
+  EXPECT_EQ(waits->wait(), FinishReason::kFailed);
+}
+
+}  // namespace
+}  // namespace sbtrain::test
