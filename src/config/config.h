@@ -153,6 +153,7 @@ struct TrainConfig {
   Sharding sharding = Sharding::kFull;
   ReduceType reduce_dtype = ReduceType::kFloat32;
   GatherEngine gather_engine = GatherEngine::kMultiprocessors;
+  bool cuda_graph = false;  // micro-batches are given to the GPU as recorded graphs
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };

@@ -93,6 +93,9 @@ void describe(Fields& f, TrainConfig& c) {
         "What gathers weights between GPUs. copy_engines leaves the multiprocessors to the matrix "
         "products; it works among GPUs that NVLink connects, and takes memory in which they reach "
         "each other (NCCL's symmetric windows).");
+  f.add("cuda_graph", c.cuda_graph,
+        "Records the work of a micro-batch once and gives it to the GPU as a whole, for small "
+        "models, where giving kernels one by one takes longer than they run. For one GPU.");
 }
 
 void describe(Fields& f, SourceConfig& c) {

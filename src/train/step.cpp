@@ -48,7 +48,14 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
       stream_(s),
       mesh_(mesh),
       params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype),
+      replay_(s),
       tokens_(config.train.micro_batch * config.train.sequence_length) {
+  if (config_.cuda_graph && mesh.world().world() > 1) {
+    fail(ExitCode::kConfig,
+         "train.cuda_graph is for one GPU, and there are {} ranks: what they exchange is no part "
+         "of a graph. Set it to false",
+         mesh.world().world());
+  }
   s.set_deterministic(config.train.deterministic);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
@@ -148,6 +155,13 @@ void TrainStep::set_running_loss(const RunningLoss& running) {
 // Gradients are those of the sum of the losses, since the number of targets of all ranks is known
 // only after the reduction: FinishStep divides by it.
 void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {
+  if (!config_.cuda_graph) return forward_backward(batch, micro_batch);
+  // Apart from the contents of the inputs, only the number of documents differs between steps.
+  replay_.run(program_name(micro_batch), batch.sequences.count,
+              [&] { forward_backward(batch, micro_batch); });
+}
+
+void TrainStep::forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {
   const ProgramScope scope(stream_.memory(), program_name(micro_batch));
   params_.begin(micro_batch);
   model_.forward_backward(stream_, params_, batch, loss_T_, /*loss_weight=*/1.0f,

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "config/config.h"
+#include "core/replay.h"
 #include "core/stream.h"
 #include "data/batch.h"
 #include "model/transformer.h"
@@ -96,6 +97,7 @@ class TrainStep {
   void plan_micro_batches(const BatchTensors& batch, int64_t count);
   BatchTensors upload(const PackedBatch& batch);
   void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
+  void forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void apply(double lr);
   void add_validation(const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
@@ -105,6 +107,7 @@ class TrainStep {
   Stream& stream_;
   const Mesh& mesh_;
   ShardedParams params_;
+  Replay replay_;
   const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch
   Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;

@@ -345,5 +345,31 @@ TEST_P(GpuModel, PlannedStepsEqualUnplannedOnes) {
   }
 }
 
+// Five steps whose documents differ, three of them by records (train.cuda_graph).
+TEST_P(GpuModel, RecordedStepsEqualPlainOnes) {
+  std::optional<std::vector<double>> results;
+  std::optional<std::vector<float>> weights;
+  for (const bool recorded : {false, true}) {
+    Config config = step_config(GetParam(), Recompute::kNone);
+    config.train.cuda_graph = recorded;
+    const auto L = static_cast<int32_t>(config.train.sequence_length);
+    StepRun run(config, /*planned=*/true);
+    std::vector<double> mine;
+    for (int32_t n = 0; n < 5; ++n) {
+      const std::vector<PackedBatch> batches = {
+          test::packed_batch({L - 30 - n, 1, 29 + n, L}, config.model.vocab, 2 * n),
+          test::packed_batch({L, 2 + n, L - 2 - n}, config.model.vocab, 2 * n + 1)};
+      const StepResult result = run.step(batches);
+      mine.insert(mine.end(), {result.loss, result.grad_norm});
+    }
+    if (!results) {
+      results = mine;
+      weights = run.weights();
+    }
+    EXPECT_EQ(mine, *results);
+    EXPECT_TRUE(run.weights() == *weights);
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain

@@ -1,6 +1,9 @@
 // Streams of the GPU and the events between them.
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
+#include "core/replay.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 #include "support/gpu.h"
@@ -57,6 +60,52 @@ TEST_F(GpuStreams, BytesAreCopiedInOrder) {
   gpu.stream.copy_bytes(to.tensor().data, from.tensor().data, from.tensor().bytes());
   ops::run(gpu, ops::Fill{.x = from, .value = 3.0f});
   EXPECT_EQ(ops::sum(gpu, to), 200.0);
+}
+
+// Work with a name and variant is called twice: plainly, then to record it. Records see what memory
+// holds when they run.
+TEST_F(GpuStreams, RecordedWorkRunsWithoutBeingCalled) {
+  GpuStream gpu;
+  const Buffer x = gpu.memory.allocate(MemoryClass::kInputs, "x", DType::kF32, {100});
+  const Buffer y = gpu.memory.allocate(MemoryClass::kInputs, "y", DType::kF32, {100});
+  Replay replay(gpu);
+  int calls = 0;
+  const auto add = [&] {
+    ++calls;
+    ops::run(gpu, ops::Add{.y = y, .x = x});
+  };
+  ops::run(gpu, ops::Fill{.x = y, .value = 0.0f});
+  double expected = 0;
+  for (int n = 1; n <= 5; ++n) {
+    ops::run(gpu, ops::Fill{.x = x, .value = static_cast<float>(n)});
+    replay.run("add", 0, add);
+    expected += 100 * n;
+    EXPECT_EQ(ops::sum(gpu, y), expected) << n;
+    EXPECT_EQ(calls, std::min(n, 2));
+  }
+  replay.run("add", 1, add);
+  EXPECT_EQ(calls, 3);
+  OpProfile profile;
+  gpu.stream.set_profile(&profile);
+  replay.run("add", 0, add);
+  gpu.stream.set_profile(nullptr);
+  EXPECT_EQ(calls, 4);
+}
+
+TEST_F(GpuStreams, WorkThatFailsWhileItIsRecordedLeavesTheStreamUsable) {
+  GpuStream gpu;
+  const Buffer x = gpu.memory.allocate(MemoryClass::kInputs, "x", DType::kF32, {100});
+  Replay replay(gpu);
+  const auto fill = [&](bool fails) {
+    ops::run(gpu, ops::Fill{.x = x, .value = 2.0f});
+    if (fails) throw std::runtime_error("no");
+  };
+  replay.run("fill", 0, [&] { fill(false); });
+  EXPECT_THROW(replay.run("fill", 0, [&] { fill(true); }), std::runtime_error);
+  ops::run(gpu, ops::Fill{.x = x, .value = 1.0f});
+  EXPECT_EQ(ops::sum(gpu, x), 100.0);
+  replay.run("fill", 0, [&] { fill(false); });
+  EXPECT_EQ(ops::sum(gpu, x), 200.0);
 }
 
 }  // namespace

@@ -199,5 +199,23 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{Sharding::kHybrid, 4, 2, true, ReduceType::kBfloat16}),
     [](const auto& info) { return info.param.name(); });
 
+TEST(ShardedStep, RecordedWorkIsForOneRank) {
+  Config config = config_of({.world = 2});
+  config.train.cuda_graph = true;
+  test::run_ranks(2, [&](Communicator& ranks) {
+    const Mesh mesh(ranks, Sharding::kFull, 1);
+    const Transformer model(config.model, Recompute::kNone, mesh.shard_count());
+    Memory plan(Backend::kPlan);
+    Stream stream(plan);
+    try {
+      TrainStep(config, model, stream, mesh).plan();
+      FAIL() << "two ranks were accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kConfig);
+      EXPECT_NE(std::string(error.what()).find("train.cuda_graph"), std::string::npos);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sbtrain

@@ -240,6 +240,22 @@ TEST(TrainStep, ThePlannedPoolGivesTheSameBits) {
   }
 }
 
+TEST(TrainStep, OnTheCpuNothingIsRecorded) {
+  std::vector<PackedBatch> batches(2);
+  append(batches[0], 3, 0);
+  append(batches[1], 2, 1);
+  Config config = small_config(1);
+  config.train.cuda_graph = true;
+  Model plain(1, /*planned=*/true);
+  Model recorded(1, /*planned=*/true, make_single_process(), config);
+  for (int i = 0; i < 3; ++i) {
+    const StepResult a = plain.step.run(batches, 1e-2).wait();
+    const StepResult b = recorded.step.run(batches, 1e-2).wait();
+    EXPECT_EQ(a.loss, b.loss);
+    EXPECT_EQ(a.grad_norm, b.grad_norm);
+  }
+}
+
 TEST(TrainStep, HitsAreTheLabelsWithTheLargestLogit) {
   PackedBatch batch;
   append(batch, 2, 2);
