@@ -18,9 +18,6 @@ copy=$1 tokenizer=$2 output=$3
 shift 3
 sbtrain=$("$here/../scripts/find_sbtrain.sh")
 
-if [ ! -e "$tokenizer" ]; then
-  first=$(find -L "$copy" -name '*.parquet' | LC_ALL=C sort | sed -n 1p)
-  "$sbtrain" tokenizer train --input "${first:-$copy}" --vocab "${VOCAB:-32768}" --output "$tokenizer"
-fi
+"$here/tokenizer_for.sh" "$tokenizer" "$copy" '*.parquet'
 exec "$sbtrain" prepare --input "$copy" --format parquet --source-key dump --tokenizer "$tokenizer" \
   --split "${SPLIT:-0.001}" --output "$output/train.h5" "$@"

@@ -20,10 +20,7 @@ copy=$1 tokenizer=$2 output=$3
 shift 3
 sbtrain=$("$here/../scripts/find_sbtrain.sh")
 
-if [ ! -e "$tokenizer" ]; then
-  first=$(find -L "$copy/train" -name '*.jsonl.zst' | LC_ALL=C sort | sed -n 1p)
-  "$sbtrain" tokenizer train --input "${first:-$copy/train}" --vocab "${VOCAB:-32768}" --output "$tokenizer"
-fi
+"$here/tokenizer_for.sh" "$tokenizer" "$copy/train" '*.jsonl.zst'
 for part in validation train; do
   "$sbtrain" prepare --input "$copy/$part" --format jsonl --source-key meta.redpajama_set_name \
     --tokenizer "$tokenizer" --output "$output/$part.h5" "$@"
