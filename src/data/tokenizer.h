@@ -64,6 +64,10 @@ class Tokenizer {
   int32_t bos() const { return vocabulary_->bos; }  // -1: none
   int32_t eos() const { return vocabulary_->eos; }  // -1: none
   int32_t unk() const { return vocabulary_->unk; }  // -1: none
+  // Whether the tokenizer's files say that a text begins with bos: tokenizer_config.json by
+  // add_bos_token or, where it does not, the template of tokenizer.json's post-processor. encode()
+  // adds none.
+  bool adds_bos() const { return adds_bos_; }
   // The special tokens by their content, chat templates' among them. Empty for sentencepiece.
   const std::map<std::string, int32_t, std::less<>>& special() const {
     return vocabulary_->special;
@@ -84,6 +88,7 @@ class Tokenizer {
   std::string hash_;
   std::shared_ptr<const TokenizerModel> model_;
   const Vocabulary* vocabulary_ = nullptr;  // of model_
+  bool adds_bos_ = false;
 };
 
 // Tokenizer(path).hash(), without loading more than the file.

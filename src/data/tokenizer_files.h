@@ -10,17 +10,27 @@
 
 namespace sbtrain {
 
+// ---- tokenizer_config.json beside a tokenizer
+
+// What it says; nothing where a key is not there. A token that is null is an empty text.
+struct TokenizerConfig {
+  std::string path;  // for messages
+  std::optional<std::string> bos, eos;
+  std::optional<bool> add_bos;
+};
+// `content` is empty if there is no such file.
+TokenizerConfig read_tokenizer_config(const std::string& content, const std::string& path);
+
 // ---- tokenizer.json of Hugging Face's tokenizers
 
 // Supported are byte-level BPE; the normaliser NFC; the pre-tokenizers ByteLevel, Split, Digits and
-// sequences of them; added tokens with all their flags. `config` is the content of the
-// tokenizer_config.json beside it, which names bos and eos; empty: there is none.
+// sequences of them; added tokens with all their flags. `config` names bos and eos.
 //
-// Without it bos and eos are what the post-processor puts around a text, and otherwise
+// Where it does not, bos and eos are what the post-processor puts around a text, and otherwise
 // <|begin_of_text|> and <|end_of_text|>, <s> and </s>, or <|endoftext|> for eos alone, as far as
 // they are special tokens of the file.
 BpeDescription read_tokenizer_json(const std::string& content, const std::string& path,
-                                   const std::string& config, const std::string& config_path);
+                                   const TokenizerConfig& config);
 
 // ---- tiktoken: lines of base64 and a rank
 

@@ -51,10 +51,12 @@ TEST_F(Bpe, KnowsItsSpecialTokens) {
   EXPECT_EQ(llama3.bos(), 500);  // by its post-processor
   EXPECT_EQ(llama3.eos(), 501);  // by its name
   EXPECT_EQ(llama3.bytes(500), "");
+  EXPECT_TRUE(llama3.adds_bos());  // by its post-processor
   EXPECT_TRUE(llama3.lossless());
   EXPECT_EQ(llama3.hash(), tokenizer_fingerprint(llama3.path()));
   const Tokenizer qwen_tokenizer(golden("qwen/tokenizer.json"));
   EXPECT_EQ(qwen_tokenizer.bos(), -1);
+  EXPECT_FALSE(qwen_tokenizer.adds_bos());
   EXPECT_EQ(qwen_tokenizer.eos(), qwen_tokenizer.special().at("<|endoftext|>"));
   EXPECT_NE(qwen_tokenizer.flaw().find("NFC"), std::string::npos);
   const Tokenizer o200k(golden("o200k_base/o200k_base.tiktoken"));
@@ -75,6 +77,22 @@ TEST_F(Bpe, TheConfigurationBesideItNamesBosAndEos) {
   EXPECT_TRUE(other.code == ExitCode::kData && other.says("tokenizer_config.json") &&
               other.says("<|other|>"))
       << other.message;
+}
+
+TEST_F(Bpe, TheConfigurationBesideItSaysWhetherATextBeginsWithBos) {
+  const Json llama3 = Json::parse(read_file(golden("llama3/tokenizer.json")));
+  write_file(path("tokenizer_config.json"), R"({"add_bos_token": false})");
+  EXPECT_FALSE(load(llama3).adds_bos());
+  write_file(path("tokenizer_config.json"), R"({"add_bos_token": true})");
+  EXPECT_TRUE(load(qwen()).adds_bos());
+  write_file(path("tokenizer_config.json"), R"({"add_bos_token": null})");
+  EXPECT_TRUE(load(llama3).adds_bos());
+  const std::vector<std::string> texts = english_texts();
+  size_t given = 0;
+  train_tokenizer(one_by_one(texts, given), {.vocab = 400}, path("tokenizer.model"));
+  EXPECT_FALSE(Tokenizer(path("tokenizer.model")).adds_bos());
+  write_file(path("tokenizer_config.json"), R"({"add_bos_token": true})");
+  EXPECT_TRUE(Tokenizer(path("tokenizer.model")).adds_bos());
 }
 
 TEST_F(Bpe, SpecialTokensInTextAreTextUnlessAskedFor) {
