@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/enum_names.h"
 #include "data/tokenizer_model.h"
 
 namespace sbtrain {
@@ -107,7 +108,16 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path);
 // The tokenizer among such copies in `folder`; empty if there is none.
 std::string find_tokenizer(const std::string& folder);
 
+enum class TokenizerType : uint8_t {
+  kSentencePiece,  // a sentencepiece model with byte fallback
+  kBpe,            // the tokenizer.json of a byte-level BPE
+};
+template <>
+inline constexpr auto kNames<TokenizerType> = enum_names<TokenizerType>(
+    {{TokenizerType::kSentencePiece, "sentencepiece"}, {TokenizerType::kBpe, "bpe"}});
+
 struct TokenizerTraining {
+  TokenizerType type = TokenizerType::kSentencePiece;
   int64_t vocab = 4096;
   // Bytes of text to train on at most; from more text, an even sample of lines is taken. Time and
   // memory grow with this number, quality hardly does.

@@ -2,6 +2,7 @@
 // either followed or refused by its name, with ExitCode::kData.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +10,18 @@
 #include "data/byte_level_bpe.h"
 
 namespace sbtrain {
+
+// ---- What several of them share
+
+// The pattern of Llama 3's tokenizer, which Hugging Face's library and tiktoken read alike: words
+// with the space before them, numbers of up to three digits, signs, ends of lines, spaces.
+inline constexpr const char* kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// GPT-2 writes bytes as characters: printable ones of Latin-1 as they are, the others, in order, as
+// U+0100 and on. The character of each byte, in UTF-8.
+std::array<std::string, 256> byte_characters();
 
 // ---- tokenizer_config.json beside a tokenizer
 

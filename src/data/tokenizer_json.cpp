@@ -18,25 +18,6 @@ constexpr int64_t kMaxId = 1 << 24;
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// GPT-2 writes bytes as characters: printable ones of Latin-1 as they are, the others, in order, as
-// U+0100 and on. The character of each byte, in UTF-8.
-std::array<std::string, 256> byte_characters() {
-  std::array<std::string, 256> characters;
-  int next = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) ||
-                           (byte >= 0xae && byte <= 0xff);
-    const int code = printable ? byte : next++;
-    std::string& text = characters[static_cast<size_t>(byte)];
-    if (code < 0x80) {
-      text = static_cast<char>(code);
-    } else {
-      text = {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
-    }
-  }
-  return characters;
-}
-
 // -1: there is no such special token.
 int32_t special_id(const BpeDescription& d, std::string_view content) {
   for (const AddedToken& token : d.added) {
@@ -370,6 +351,23 @@ void guess_bos_and_eos(BpeDescription& d) {
 }
 
 }  // namespace
+
+std::array<std::string, 256> byte_characters() {
+  std::array<std::string, 256> characters;
+  int next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) ||
+                           (byte >= 0xae && byte <= 0xff);
+    const int code = printable ? byte : next++;
+    std::string& text = characters[static_cast<size_t>(byte)];
+    if (code < 0x80) {
+      text = static_cast<char>(code);
+    } else {
+      text = {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
+    }
+  }
+  return characters;
+}
 
 TokenizerConfig read_tokenizer_config(const std::string& content, const std::string& path) {
   TokenizerConfig config{.path = path, .bos = {}, .eos = {}, .add_bos = {}};
