@@ -57,7 +57,7 @@ class Trainer {
       change_pairs(words_.size() - 1, +1);
     }
     for (const auto& [key, pair] : pairs_) push(key);
-    changed_.clear();
+    grown_.clear();
   }
 
   // Merges until there are `tokens` tokens. False: there are not enough pairs.
@@ -88,6 +88,8 @@ class Trainer {
     }
   };
 
+  static constexpr int32_t kAny = -1;
+
   static uint64_t key_of(int32_t left, int32_t right) {
     return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
   }
@@ -104,21 +106,23 @@ class Trainer {
     if (count >= kLeastCount) queue_.push({count, key});
   }
 
-  // Adds the pairs of a word to the counts, or takes them away.
-  void change_pairs(size_t number, int sign) {
+  // Adds the pairs of a word to the counts, or takes them away. Of those that are added, only pairs
+  // with the token `made` are new to the word.
+  void change_pairs(size_t number, int sign, int32_t made = kAny) {
     const Word& word = words_[number];
     for (size_t i = 0; i + 1 < word.ids.size(); ++i) {
       const uint64_t key = key_of(word.ids[i], word.ids[i + 1]);
       Pair& pair = pairs_[key];
       pair.count += sign * word.count;
-      changed_.push_back(key);
+      if (sign < 0 || (made != kAny && word.ids[i] != made && word.ids[i + 1] != made)) continue;
+      grown_.push_back(key);
       const auto at = static_cast<uint32_t>(number);
-      if (sign > 0 && (pair.words.empty() || pair.words.back() != at)) pair.words.push_back(at);
+      if (pair.words.empty() || pair.words.back() != at) pair.words.push_back(at);
     }
   }
 
-  // Merges the most frequent pair. Its entry in the queue may be of an earlier count: then it goes
-  // back with that of today.
+  // Merges the most frequent pair. Its entry in the queue may be of an earlier, larger count: then
+  // it goes back with that of today.
   bool pop() {
     while (!queue_.empty()) {
       const Candidate best = queue_.top();
@@ -138,7 +142,7 @@ class Trainer {
     merges_.push_back({left, right});
     const std::vector<uint32_t> words = std::move(pairs_.at(key).words);
     pairs_.at(key).words.clear();
-    changed_.clear();
+    grown_.clear();
     for (const uint32_t number : words) {
       change_pairs(number, -1);
       std::vector<int32_t>& ids = words_[number].ids;
@@ -149,11 +153,11 @@ class Trainer {
         i += joined ? 2 : 1;
       }
       ids.resize(kept);
-      change_pairs(number, +1);
+      change_pairs(number, +1, result);
     }
-    std::sort(changed_.begin(), changed_.end());
-    changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
-    for (const uint64_t other : changed_) push(other);
+    std::sort(grown_.begin(), grown_.end());
+    grown_.erase(std::unique(grown_.begin(), grown_.end()), grown_.end());
+    for (const uint64_t other : grown_) push(other);
   }
 
   std::vector<Word> words_;
@@ -161,7 +165,7 @@ class Trainer {
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<uint64_t, Pair> pairs_;
   std::priority_queue<Candidate> queue_;
-  std::vector<uint64_t> changed_;  // pairs whose counts a merge has changed
+  std::vector<uint64_t> grown_;  // pairs whose counts a merge may have raised
   std::vector<Merge> merges_;
 };
 
