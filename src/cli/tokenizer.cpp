@@ -1,4 +1,4 @@
-// sbtrain tokenizer train: trains a byte-fallback BPE on text.
+// sbtrain tokenizer train: trains a sentencepiece model or a byte-level BPE on text.
 #include "data/tokenizer.h"
 
 #include <CLI/CLI.hpp>
@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "core/files.h"
 #include "data/text_input.h"
@@ -54,14 +55,17 @@ ExitCode run_tokenizer_train(const TrainCommand& options) {
 void add_tokenizer(CLI::App& app, Action& action) {
   CLI::App* group = app.add_subcommand("tokenizer", "Make a tokenizer");
   group->require_subcommand(1);
-  CLI::App* command = group->add_subcommand(
-      "train", "Train a byte-fallback BPE (sentencepiece) that gives every text back exactly");
+  CLI::App* command =
+      group->add_subcommand("train", "Train a tokenizer that gives every text back exactly");
   auto options = std::make_shared<TrainCommand>();
   command
       ->add_option("--input", options->inputs,
                    "Text, as for `sbtrain prepare`: files, folders, or - for standard input")
       ->required();
   command->add_option("--output", options->output, "Model file to write")->required();
+  add_choice(*command, "--type", options->training.type,
+             "sentencepiece: its model, a BPE with byte fallback; bpe: the tokenizer.json of a "
+             "byte-level BPE, as Llama 3 has");
   command->add_option("--vocab", options->training.vocab, "Pieces, the 256 bytes included")
       ->capture_default_str()
       ->check(CLI::Range(300, 1 << 24));

@@ -108,6 +108,11 @@ int sync_file(int fd) {
 
 // ---- reading
 
+bool is_there(const fs::path& path) {
+  std::error_code unreadable;
+  return fs::exists(path, unreadable);
+}
+
 FileDescriptor open_input(const fs::path& path, ExitCode code, std::string_view hint) {
   std::string problem;
   FileDescriptor fd = try_open(path, problem);

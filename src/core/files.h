@@ -22,6 +22,9 @@ namespace sbtrain {
 // simulate a full disk with it, or kill the process at a chosen moment.
 using IoHook = std::function<int(std::string_view operation, const std::filesystem::path& path)>;
 
+// Whether something is at `path`; false as well where that cannot be told.
+bool is_there(const std::filesystem::path& path);
+
 // ---- reading
 
 // Opens a regular file and never waits. Throws `code` with the file, the reason and `hint` when the

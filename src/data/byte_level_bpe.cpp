@@ -37,6 +37,7 @@ Vocabulary vocabulary_of(const BpeDescription& description) {
   vocabulary.bos = description.bos;
   vocabulary.eos = description.eos;
   vocabulary.unk = description.unk;
+  vocabulary.adds_bos = description.adds_bos;
   const bool strips = std::any_of(
       description.added.begin(), description.added.end(),
       [](const AddedToken& token) { return !token.special && (token.lstrip || token.rstrip); });

@@ -32,6 +32,7 @@ struct BpeDescription {
   int32_t bos = -1;
   int32_t eos = -1;
   int32_t unk = -1;
+  bool adds_bos = false;  // a text begins with bos
 };
 
 class ByteLevelBpe : public TokenizerModel {

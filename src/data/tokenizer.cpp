@@ -37,7 +37,7 @@ std::string read_tokenizer(const std::string& path) {
 }
 
 std::string fingerprint(const std::string& content, const std::string& path) {
-  const std::string hash = sha256_hex(content);
+  std::string hash = sha256_hex(content);
   if (format_of(content) != Format::kTiktoken || is_published_tiktoken(hash)) return hash;
   return sha256_hex(content + "\n" + tiktoken_encoding(hash, path));
 }
@@ -46,20 +46,12 @@ std::string beside(const std::string& path, const char* name) {
   return (fs::path(path).parent_path() / name).string();
 }
 
-bool is_there(const std::string& path) {
-  std::error_code unreadable;
-  return fs::exists(path, unreadable);
-}
-
 std::shared_ptr<const TokenizerModel> make_model(const std::string& content,
-                                                 const std::string& path, bool special) {
+                                                 const std::string& path,
+                                                 const TokenizerConfig& config, bool special) {
   switch (format_of(content)) {
-    case Format::kJson: {
-      const std::string config = beside(path, kConfigFile);
-      const std::string settings = is_there(config) ? read_input(config, ExitCode::kData) : "";
-      return std::make_shared<ByteLevelBpe>(read_tokenizer_json(content, path, settings, config),
-                                            special);
-    }
+    case Format::kJson:
+      return std::make_shared<ByteLevelBpe>(read_tokenizer_json(content, path, config), special);
     case Format::kTiktoken: {
       const std::string encoding = tiktoken_encoding(sha256_hex(content), path);
       return std::make_shared<ByteLevelBpe>(read_tiktoken(content, encoding, path), special);
@@ -74,8 +66,12 @@ std::shared_ptr<const TokenizerModel> make_model(const std::string& content,
 
 Tokenizer::Tokenizer(const std::string& path, const TokenizerOptions& options) : path_(path) {
   const std::string content = read_tokenizer(path);
-  model_ = make_model(content, path, options.special);
+  const std::string beside_it = beside(path, kConfigFile);
+  const std::string settings = is_there(beside_it) ? read_input(beside_it, ExitCode::kData) : "";
+  const TokenizerConfig config = read_tokenizer_config(settings, beside_it);
+  model_ = make_model(content, path, config, options.special);
   vocabulary_ = &model_->vocabulary();
+  adds_bos_ = config.add_bos.value_or(vocabulary_->adds_bos);
   hash_ = fingerprint(content, path);
 }
 
@@ -128,7 +124,7 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
 
 std::string find_tokenizer(const std::string& folder) {
   for (const char* name : {kSentencePieceFile, kJsonFile}) {
-    const std::string path = (fs::path(folder) / name).string();
+    std::string path = (fs::path(folder) / name).string();
     if (is_there(path)) return path;
   }
   std::error_code unreadable;

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/enum_names.h"
 #include "data/tokenizer_model.h"
 
 namespace sbtrain {
@@ -64,6 +65,10 @@ class Tokenizer {
   int32_t bos() const { return vocabulary_->bos; }  // -1: none
   int32_t eos() const { return vocabulary_->eos; }  // -1: none
   int32_t unk() const { return vocabulary_->unk; }  // -1: none
+  // Whether the tokenizer's files say that a text begins with bos: tokenizer_config.json by
+  // add_bos_token or, where it does not, the template of tokenizer.json's post-processor. encode()
+  // adds none.
+  bool adds_bos() const { return adds_bos_; }
   // The special tokens by their content, chat templates' among them. Empty for sentencepiece.
   const std::map<std::string, int32_t, std::less<>>& special() const {
     return vocabulary_->special;
@@ -84,6 +89,7 @@ class Tokenizer {
   std::string hash_;
   std::shared_ptr<const TokenizerModel> model_;
   const Vocabulary* vocabulary_ = nullptr;  // of model_
+  bool adds_bos_ = false;
 };
 
 // Tokenizer(path).hash(), without loading more than the file.
@@ -102,7 +108,16 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path);
 // The tokenizer among such copies in `folder`; empty if there is none.
 std::string find_tokenizer(const std::string& folder);
 
+enum class TokenizerType : uint8_t {
+  kSentencePiece,  // a sentencepiece model with byte fallback
+  kBpe,            // the tokenizer.json of a byte-level BPE
+};
+template <>
+inline constexpr auto kNames<TokenizerType> = enum_names<TokenizerType>(
+    {{TokenizerType::kSentencePiece, "sentencepiece"}, {TokenizerType::kBpe, "bpe"}});
+
 struct TokenizerTraining {
+  TokenizerType type = TokenizerType::kSentencePiece;
   int64_t vocab = 4096;
   // Bytes of text to train on at most; from more text, an even sample of lines is taken. Time and
   // memory grow with this number, quality hardly does.

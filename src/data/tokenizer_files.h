@@ -2,6 +2,7 @@
 // either followed or refused by its name, with ExitCode::kData.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,17 +11,39 @@
 
 namespace sbtrain {
 
+// ---- What several of them share
+
+// The pattern of Llama 3's tokenizer, which Hugging Face's library and tiktoken read alike: words
+// with the space before them, numbers of up to three digits, signs, ends of lines, spaces.
+inline constexpr const char* kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+// GPT-2 writes bytes as characters: printable ones of Latin-1 as they are, the others, in order, as
+// U+0100 and on. The character of each byte, in UTF-8.
+std::array<std::string, 256> byte_characters();
+
+// ---- tokenizer_config.json beside a tokenizer
+
+// What it says; nothing where a key is not there. A token that is null is an empty text.
+struct TokenizerConfig {
+  std::string path;  // for messages
+  std::optional<std::string> bos, eos;
+  std::optional<bool> add_bos;
+};
+// `content` is empty if there is no such file.
+TokenizerConfig read_tokenizer_config(const std::string& content, const std::string& path);
+
 // ---- tokenizer.json of Hugging Face's tokenizers
 
 // Supported are byte-level BPE; the normaliser NFC; the pre-tokenizers ByteLevel, Split, Digits and
-// sequences of them; added tokens with all their flags. `config` is the content of the
-// tokenizer_config.json beside it, which names bos and eos; empty: there is none.
+// sequences of them; added tokens with all their flags. `config` names bos and eos.
 //
-// Without it bos and eos are what the post-processor puts around a text, and otherwise
+// Where it does not, bos and eos are what the post-processor puts around a text, and otherwise
 // <|begin_of_text|> and <|end_of_text|>, <s> and </s>, or <|endoftext|> for eos alone, as far as
 // they are special tokens of the file.
 BpeDescription read_tokenizer_json(const std::string& content, const std::string& path,
-                                   const std::string& config, const std::string& config_path);
+                                   const TokenizerConfig& config);
 
 // ---- tiktoken: lines of base64 and a rank
 

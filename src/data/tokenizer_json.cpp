@@ -18,25 +18,6 @@ constexpr int64_t kMaxId = 1 << 24;
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// GPT-2 writes bytes as characters: printable ones of Latin-1 as they are, the others, in order, as
-// U+0100 and on. The character of each byte, in UTF-8.
-std::array<std::string, 256> byte_characters() {
-  std::array<std::string, 256> characters;
-  int next = 0x100;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) ||
-                           (byte >= 0xae && byte <= 0xff);
-    const int code = printable ? byte : next++;
-    std::string& text = characters[static_cast<size_t>(byte)];
-    if (code < 0x80) {
-      text = static_cast<char>(code);
-    } else {
-      text = {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
-    }
-  }
-  return characters;
-}
-
 // -1: there is no such special token.
 int32_t special_id(const BpeDescription& d, std::string_view content) {
   for (const AddedToken& token : d.added) {
@@ -331,6 +312,7 @@ class Reader {
       if (!member(item, "Sequence").is_null()) before = false;
       const Json& token = member(item, "SpecialToken");
       if (!token.is_object() || !member(token, "id").is_string()) continue;
+      if (before) d_.adds_bos = true;
       int32_t& id = before ? d_.bos : d_.eos;
       if (id < 0) id = special_id(d_, token["id"].get<std::string>());
     }
@@ -345,20 +327,15 @@ class Reader {
   BpeDescription d_;
 };
 
-// The id of a token that tokenizer_config.json names, as a string or as an object; -1 for null.
-int32_t configured_token(const BpeDescription& d, const Json& config, const char* key,
-                         const std::string& path) {
-  const auto found = config.find(key);
-  if (found == config.end() || found->is_null()) return -1;
-  const Json& value =
-      found->is_object() && found->contains("content") ? (*found)["content"] : *found;
-  if (!value.is_string()) fail(ExitCode::kData, "{}: {} is not a string", path, key);
-  const auto content = value.get<std::string>();
+// The id of a token that tokenizer_config.json names.
+int32_t configured_token(const BpeDescription& d, const TokenizerConfig& config, const char* key,
+                         const std::string& content) {
+  if (content.empty()) return -1;
   for (const AddedToken& token : d.added) {
     if (token.content == content) return token.id;
   }
-  fail(ExitCode::kData, "{}: {} is {:.40}, which the tokenizer.json beside it does not have", path,
-       key, content);
+  fail(ExitCode::kData, "{}: {} is {:.40}, which the tokenizer.json beside it does not have",
+       config.path, key, content);
 }
 
 void guess_bos_and_eos(BpeDescription& d) {
@@ -375,19 +352,51 @@ void guess_bos_and_eos(BpeDescription& d) {
 
 }  // namespace
 
+std::array<std::string, 256> byte_characters() {
+  std::array<std::string, 256> characters;
+  int next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) ||
+                           (byte >= 0xae && byte <= 0xff);
+    const int code = printable ? byte : next++;
+    std::string& text = characters[static_cast<size_t>(byte)];
+    if (code < 0x80) {
+      text = static_cast<char>(code);
+    } else {
+      text = {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 0x3f))};
+    }
+  }
+  return characters;
+}
+
+TokenizerConfig read_tokenizer_config(const std::string& content, const std::string& path) {
+  TokenizerConfig config{.path = path, .bos = {}, .eos = {}, .add_bos = {}};
+  if (content.empty()) return config;
+  const Json settings = Json::parse(content, nullptr, /*allow_exceptions=*/false);
+  if (!settings.is_object()) fail(ExitCode::kData, "{}: not a JSON object", path);
+  // As a text, or as an object that describes an added token.
+  const auto token = [&](const char* key, std::optional<std::string>& content_of) {
+    const auto found = settings.find(key);
+    if (found == settings.end()) return;
+    const Json& value =
+        found->is_object() && found->contains("content") ? (*found)["content"] : *found;
+    if (!value.is_null() && !value.is_string())
+      fail(ExitCode::kData, "{}: {} is not a string", path, key);
+    content_of = value.is_null() ? "" : value.get<std::string>();
+  };
+  token("bos_token", config.bos);
+  token("eos_token", config.eos);
+  const auto add_bos = settings.find("add_bos_token");
+  if (add_bos != settings.end() && add_bos->is_boolean()) config.add_bos = add_bos->get<bool>();
+  return config;
+}
+
 BpeDescription read_tokenizer_json(const std::string& content, const std::string& path,
-                                   const std::string& config, const std::string& config_path) {
+                                   const TokenizerConfig& config) {
   BpeDescription d = Reader(path, content).read();
   guess_bos_and_eos(d);
-  if (config.empty()) return d;
-  const Json settings = Json::parse(config, nullptr, /*allow_exceptions=*/false);
-  if (!settings.is_object()) fail(ExitCode::kData, "{}: not a JSON object", config_path);
-  if (settings.contains("bos_token")) {
-    d.bos = configured_token(d, settings, "bos_token", config_path);
-  }
-  if (settings.contains("eos_token")) {
-    d.eos = configured_token(d, settings, "eos_token", config_path);
-  }
+  if (config.bos) d.bos = configured_token(d, config, "bos_token", *config.bos);
+  if (config.eos) d.eos = configured_token(d, config, "eos_token", *config.eos);
   return d;
 }
 

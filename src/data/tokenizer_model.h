@@ -23,6 +23,7 @@ struct Vocabulary {
   int32_t bos = -1;                                     // -1: none
   int32_t eos = -1;
   int32_t unk = -1;
+  bool adds_bos = false;  // the file itself says that a text begins with bos
   // Why decode(encode(x)) == x does not hold for every x, as a predicate such as "normalises text";
   // empty if it does.
   std::string flaw;

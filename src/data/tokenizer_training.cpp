@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/host_threads.h"
+#include "data/bpe_training.h"
 #include "data/tokenizer.h"
 
 namespace sbtrain {
@@ -14,14 +15,16 @@ namespace {
 constexpr size_t kMaxLine = 4096;  // bytes in one training sentence
 
 // Lines of the documents, long ones cut at spaces. Every `stride`-th line is kept; the stride
-// doubles whenever the lines would exceed `max_bytes`.
+// doubles whenever the lines would exceed `max_bytes`. With `keep_ends` a line comes with the end
+// of the line, and with those of empty lines that follow it.
 class LineSample {
  public:
-  explicit LineSample(int64_t max_bytes) : max_bytes_(max_bytes) {}
+  LineSample(int64_t max_bytes, bool keep_ends) : max_bytes_(max_bytes), keep_ends_(keep_ends) {}
 
   void add(std::string_view text) {
     while (!text.empty()) {
       size_t length = std::min(text.find('\n'), text.size());
+      if (keep_ends_) length = std::min(text.find_first_not_of('\n', length), text.size());
       if (length > kMaxLine) {
         const size_t space = text.substr(0, kMaxLine).rfind(' ');
         length = space == std::string_view::npos || space == 0 ? kMaxLine : space;
@@ -53,6 +56,7 @@ class LineSample {
   }
 
   int64_t max_bytes_;
+  bool keep_ends_;
   int64_t bytes_ = 0;
   uint64_t seen_ = 0;
   uint64_t stride_ = 1;
@@ -122,10 +126,12 @@ void train_tokenizer(const NextText& next, const TokenizerTraining& options,
          "are possible",
          options.vocab, 1 << 24);
   }
-  LineSample sample(options.max_bytes);
+  const bool bpe = options.type == TokenizerType::kBpe;
+  LineSample sample(options.max_bytes, /*keep_ends=*/bpe);
   for (std::string text; next(text);) sample.add(text);
   if (sample.lines().empty()) fail(ExitCode::kUsage, "no text to train a tokenizer on");
 
+  if (bpe) return replace_file(output, train_bpe(sample.lines(), options.vocab));
   require_threads(kTrainingThreads, "sentencepiece needs them all.");
   Lines lines(sample.lines());
   std::string model;

@@ -31,11 +31,6 @@ json read_json(const fs::path& path, ExitCode code) {
   return parse_strict(read_input(path, code, "", kMostBytes), path.string(), kMaxDepth);
 }
 
-bool is_there(const fs::path& path) {
-  std::error_code unreadable;
-  return fs::exists(path, unreadable);
-}
-
 // A value that older programs stored with the weights, and that follows from the configuration.
 bool is_derived(std::string_view name) {
   return name.ends_with("rotary_emb.inv_freq");
@@ -199,36 +194,6 @@ void HfFolder::read(std::string_view name, int64_t begin, int64_t end, float* ou
 
 fs::path HfFolder::tokenizer() const {
   return find_tokenizer(folder_.string());
-}
-
-bool HfFolder::starts_with_bos() const {
-  const fs::path config = folder_ / "tokenizer_config.json";
-  if (is_there(config)) {
-    const json options = read_json(config, ExitCode::kData);
-    if (options.is_object() && options.contains("add_bos_token") &&
-        options["add_bos_token"].is_boolean()) {
-      return options["add_bos_token"].get<bool>();
-    }
-  }
-  if (tokenizer().filename() != "tokenizer.json") return false;
-  // Otherwise the template of the post-processor says it, perhaps as one of several.
-  const json file = read_json(tokenizer(), ExitCode::kData);
-  if (!file.is_object() || !file.contains("post_processor")) return false;
-  json processors = json::array({file["post_processor"]});
-  if (processors[0].is_object() && processors[0].contains("processors")) {
-    const json inner = processors[0]["processors"];
-    processors = inner;
-  }
-  if (!processors.is_array()) return false;
-  return std::ranges::any_of(processors, [](const json& processor) {
-    if (!processor.is_object() || !processor.contains("type") || !processor.contains("single") ||
-        processor["type"] != "TemplateProcessing") {
-      return false;
-    }
-    const json& single = processor["single"];
-    return single.is_array() && !single.empty() && single[0].is_object() &&
-           single[0].contains("SpecialToken");
-  });
 }
 
 bool is_hf_folder(const fs::path& path) {

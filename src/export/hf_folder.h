@@ -32,8 +32,6 @@ class HfFolder : public WeightSource {
   const std::string& architecture() const { return architecture_; }
   // The tokenizer's model file; empty if there is none.
   std::filesystem::path tokenizer() const;
-  // Whether the folder's tokenizer begins a text with bos.
-  bool starts_with_bos() const;
 
   std::string name() const override { return folder_.string(); }
   std::vector<std::string> names() const override;

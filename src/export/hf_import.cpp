@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
@@ -19,36 +20,37 @@ namespace sbtrain {
 namespace fs = std::filesystem;
 namespace {
 
-// Copies the tokenizer and returns its hash; empty if there is none that can be read here. The
-// weights are of use without it.
-std::string copy_tokenizer(const HfFolder& folder, const fs::path& run) {
+// Copies the tokenizer. Null if there is none that can be read here: the weights are of use without
+// it.
+std::unique_ptr<Tokenizer> copy_tokenizer(const HfFolder& folder, const fs::path& run) {
   const fs::path from = folder.tokenizer();
-  if (from.empty()) return "";
-  std::string hash;
+  if (from.empty()) return nullptr;
+  std::unique_ptr<Tokenizer> tokenizer;
   try {
-    hash = Tokenizer(from.string()).hash();
+    tokenizer = std::make_unique<Tokenizer>(from.string());
   } catch (const Error& error) {
     spdlog::warn("the tokenizer is left out: {}", error.what());
-    return "";
+    return nullptr;
   }
   for (const TokenizerFile& file : tokenizer_files(from.string())) {
     replace_file(run / file.name, read_input(file.path, ExitCode::kData));
   }
-  return hash;
+  return tokenizer;
 }
 
 // The state of a run before its first step, which says how the model's texts are to be encoded.
-std::string first_state(const Config& config, const std::string& tokenizer_hash, bool bos) {
+std::string first_state(const Config& config, const Tokenizer* tokenizer) {
+  RunState state;
+  if (tokenizer == nullptr) return format_run_state(state);
   LoaderState loader;
   loader.packing = "concat";
   loader.sequence_length = config.train.sequence_length;
   loader.batch = config.train.batch;
   loader.micro_batch = config.train.micro_batch;
   loader.world = 1;
-  loader.tokenizer_hash = tokenizer_hash;
-  loader.starts_with_bos = bos;
-  RunState state;
-  if (!tokenizer_hash.empty()) state.loader = loader.to_json();
+  loader.tokenizer_hash = tokenizer->hash();
+  loader.starts_with_bos = tokenizer->adds_bos();
+  state.loader = loader.to_json();
   return format_run_state(state);
 }
 
@@ -78,12 +80,12 @@ HfImport import_hf(const HfFolder& folder, const fs::path& output) {
   const fs::path unfinished = run.string() + ".tmp";
   storage.make_folders(unfinished);
   try {
-    const std::string hash = copy_tokenizer(folder, unfinished);
+    const std::unique_ptr<Tokenizer> tokenizer = copy_tokenizer(folder, unfinished);
     config.name = run.filename().string();
     config.out = run.string();
     const std::string yaml = config_yaml(config);
     Snapshot snapshot = snapshot_of(folder, model);
-    snapshot.state_json = first_state(config, hash, !hash.empty() && folder.starts_with_bos());
+    snapshot.state_json = first_state(config, tokenizer.get());
     snapshot.config_yaml = yaml;
     snapshot.fingerprints = identity_fields(flatten(config));
     save_checkpoint(storage, unfinished, snapshot, {}, /*keep=*/1);
@@ -95,7 +97,7 @@ HfImport import_hf(const HfFolder& folder, const fs::path& output) {
     storage.replace_file(unfinished / "run.json", info.dump(2) + "\n");
     storage.rename(unfinished, run);
     storage.sync_folder(fs::absolute(run).parent_path());
-    return {.checkpoint = run / "checkpoints/step-00000000", .has_tokenizer = !hash.empty()};
+    return {.checkpoint = run / "checkpoints/step-00000000", .has_tokenizer = tokenizer != nullptr};
   } catch (...) {
     std::error_code ignored;
     fs::remove_all(unfinished, ignored);

@@ -1,9 +1,11 @@
 // Byte-level BPE: tokenizer.json and tiktoken's ranks.
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "data/byte_pairs.h"
 #include "data/nfc.h"
 #include "data/split_pattern.h"
+#include "data/tokenizer_files.h"
 #include "data/utf8.h"
 #include "support/expected_tokens.h"
 #include "unit/data/stores.h"
@@ -51,10 +53,12 @@ TEST_F(Bpe, KnowsItsSpecialTokens) {
   EXPECT_EQ(llama3.bos(), 500);  // by its post-processor
   EXPECT_EQ(llama3.eos(), 501);  // by its name
   EXPECT_EQ(llama3.bytes(500), "");
+  EXPECT_TRUE(llama3.adds_bos());  // by its post-processor
   EXPECT_TRUE(llama3.lossless());
   EXPECT_EQ(llama3.hash(), tokenizer_fingerprint(llama3.path()));
   const Tokenizer qwen_tokenizer(golden("qwen/tokenizer.json"));
   EXPECT_EQ(qwen_tokenizer.bos(), -1);
+  EXPECT_FALSE(qwen_tokenizer.adds_bos());
   EXPECT_EQ(qwen_tokenizer.eos(), qwen_tokenizer.special().at("<|endoftext|>"));
   EXPECT_NE(qwen_tokenizer.flaw().find("NFC"), std::string::npos);
   const Tokenizer o200k(golden("o200k_base/o200k_base.tiktoken"));
@@ -75,6 +79,22 @@ TEST_F(Bpe, TheConfigurationBesideItNamesBosAndEos) {
   EXPECT_TRUE(other.code == ExitCode::kData && other.says("tokenizer_config.json") &&
               other.says("<|other|>"))
       << other.message;
+}
+
+TEST_F(Bpe, TheConfigurationBesideItSaysWhetherATextBeginsWithBos) {
+  const Json llama3 = Json::parse(read_file(golden("llama3/tokenizer.json")));
+  write_file(path("tokenizer_config.json"), R"({"add_bos_token": false})");
+  EXPECT_FALSE(load(llama3).adds_bos());
+  write_file(path("tokenizer_config.json"), R"({"add_bos_token": true})");
+  EXPECT_TRUE(load(qwen()).adds_bos());
+  write_file(path("tokenizer_config.json"), R"({"add_bos_token": null})");
+  EXPECT_TRUE(load(llama3).adds_bos());
+  const std::vector<std::string> texts = english_texts();
+  size_t given = 0;
+  train_tokenizer(one_by_one(texts, given), {.vocab = 400}, path("tokenizer.model"));
+  EXPECT_FALSE(Tokenizer(path("tokenizer.model")).adds_bos());
+  write_file(path("tokenizer_config.json"), R"({"add_bos_token": true})");
+  EXPECT_TRUE(Tokenizer(path("tokenizer.model")).adds_bos());
 }
 
 TEST_F(Bpe, SpecialTokensInTextAreTextUnlessAskedFor) {
@@ -393,6 +413,98 @@ TEST(Nfc, ComposesAndOrders) {
   EXPECT_EQ(text.segments[1].original, 2u);
   EXPECT_EQ(text.segments[2].original, 5u);
   EXPECT_EQ(text.segments[2].normalized, 4u);
+}
+
+// ---- Training
+
+using Ids = std::vector<int32_t>;
+
+// The definition of byte-pair encoding, which counts all pairs anew for each merge: the tokens of
+// every piece of the texts after `merges` merges, and the bytes of all tokens.
+std::vector<std::string> naive_bpe(const std::vector<std::string>& texts, size_t merges) {
+  std::vector<PreTokenizer::Stage> stages;
+  stages.push_back({SplitPattern(kLlama3Pattern, SplitPattern::Syntax::kOniguruma, "naive")});
+  const PreTokenizer pieces(std::move(stages));
+  MatchScratch scratch;
+  std::map<std::string, int64_t> counts;
+  for (const std::string& text : texts) {
+    pieces.split(text, false, scratch, [&](std::string_view p) { ++counts[std::string(p)]; });
+  }
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
+  std::vector<std::pair<Ids, int64_t>> words;
+  for (const auto& [piece, count] : counts) {
+    words.emplace_back(Ids{}, count);
+    for (const char c : piece) words.back().first.push_back(static_cast<unsigned char>(c));
+  }
+  while (merges-- > 0) {
+    std::map<std::pair<int32_t, int32_t>, int64_t> pairs;
+    for (const auto& [ids, count] : words) {
+      for (size_t i = 0; i + 1 < ids.size(); ++i) pairs[{ids[i], ids[i + 1]}] += count;
+    }
+    const auto best =
+        std::max_element(pairs.begin(), pairs.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto [left, right] = best->first;
+    const auto merged = static_cast<int32_t>(tokens.size());
+    tokens.push_back(tokens[static_cast<size_t>(left)] + tokens[static_cast<size_t>(right)]);
+    for (auto& [ids, count] : words) {
+      for (size_t i = 0; i + 1 < ids.size(); ++i) {
+        if (ids[i] != left || ids[i + 1] != right) continue;
+        ids[i] = merged;
+        ids.erase(ids.begin() + static_cast<int64_t>(i) + 1);
+      }
+    }
+  }
+  return tokens;
+}
+
+TEST_F(Bpe, TrainingMergesTheMostFrequentPairs) {
+  // Short lines, so that none is cut.
+  std::vector<std::string> texts;
+  for (const std::string& text : english_texts()) {
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
+      texts.push_back(text.substr(at, end - at));
+      at = end;
+    }
+  }
+  texts.resize(600);
+  texts.emplace_back("aaaa aaaaaaa aaa\n\n\n\n  \xc3\xa9\xc3\xa9 123456");
+  size_t given = 0;
+  const TokenizerTraining options = {.type = TokenizerType::kBpe, .vocab = 500};
+  train_tokenizer(one_by_one(texts, given), options, path("tokenizer.json"));
+  const Tokenizer tokenizer(path("tokenizer.json"));
+  ASSERT_EQ(tokenizer.size(), 500);
+  EXPECT_EQ(tokenizer.bos(), 498);
+  EXPECT_EQ(tokenizer.eos(), 499);
+  EXPECT_TRUE(tokenizer.lossless());
+  EXPECT_FALSE(tokenizer.adds_bos());
+  const std::vector<std::string> expected = naive_bpe(texts, 498 - 256);
+  for (int32_t id = 0; id < 498; ++id) {
+    EXPECT_EQ(tokenizer.bytes(id), expected[static_cast<size_t>(id)]) << id;
+  }
+  for (const std::string& text : texts) EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  given = 0;
+  train_tokenizer(one_by_one(texts, given), options, path("again.json"));
+  EXPECT_EQ(read_file(path("again.json")), read_file(path("tokenizer.json")));
+}
+
+TEST_F(Bpe, TrainingTakesAnyBytesAndRefusesTooLittleText) {
+  const std::vector<std::string> texts = {"\xff\xfe ab ab\xc3", "\n\n", "", "ab\xf0\x9f ab"};
+  size_t given = 0;
+  const std::string file = path("tokenizer.json");
+  const Thrown little = thrown_by([&] {
+    train_tokenizer(one_by_one(texts, given), {.type = TokenizerType::kBpe, .vocab = 300}, file);
+  });
+  EXPECT_TRUE(little.code == ExitCode::kUsage && little.says("vocabulary")) << little.message;
+  EXPECT_FALSE(fs::exists(file));
+  std::vector<std::string> more = texts;
+  more.push_back(english_texts().front());
+  given = 0;
+  train_tokenizer(one_by_one(more, given), {.type = TokenizerType::kBpe, .vocab = 300}, file);
+  const Tokenizer tokenizer(file);
+  for (const std::string& text : more) EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
 }
 
 TEST(Utf8, CompleteLengthKeepsUnfinishedCharacters) {

@@ -3,6 +3,7 @@
 
   tokenizer_reference.py families OUT [--count N] [--only NAME]   one folder for each family
   tokenizer_reference.py golden OUT                              the small set of tests/data/tokenizer
+  tokenizer_reference.py tokens OUT [--count N]                   what OUT/tokenizer.json gives
 
 The tokenizers are trained on text of this repository with the normaliser, pre-tokenizer, post-processor
 and added tokens that the published ones have. Each folder gets the tokenizer and expected.jsonl, one
@@ -255,7 +256,7 @@ def make_tiktoken(name, folder, count, vocab=2000):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["families", "golden"])
+    parser.add_argument("what", choices=["families", "golden", "tokens"])
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--count", type=int, default=10000)
     parser.add_argument("--only", default="")
@@ -265,6 +266,9 @@ def main():
         make_hugging_face("llama3", args.out / "llama3", 120, vocab=500)
         make_tiktoken("o200k_base", args.out / "o200k_base", 120, vocab=500)
         return
+    if args.what == "tokens":  # of the tokenizer.json that is there
+        tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+        return expect_hugging_face(tokenizer, args.out, args.count)
     for name in HUGGING_FACE:
         if args.only in ("", "hf_" + name):
             make_hugging_face(name, args.out / ("hf_" + name), args.count)

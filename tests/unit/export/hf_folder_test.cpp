@@ -87,6 +87,26 @@ TEST_P(HfModel, IsExportedAsItWas) {
   }
 }
 
+// A folder with a tokenizer says whether texts begin with bos, which prompts then do as well.
+TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
+  std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
+  const fs::path folder = mkdtemp(pattern.data());
+  const fs::path source = folder / "model";
+  fs::copy(fs::path(SBTRAIN_TEST_MODELS) / "llama3", source);
+  const fs::path tokenizers = fs::path(SBTRAIN_TEST_MODELS).parent_path() / "tokenizer";
+  const auto imported = [&](const char* name) {
+    import_hf(HfFolder(source), folder / name);
+    const auto state = nlohmann::json::parse(open_checkpoint(folder / name).state_json());
+    const auto loader = nlohmann::json::parse(state.at("loader").get<std::string>());
+    return loader.at("starts_with_bos").get<bool>();
+  };
+  fs::copy(tokenizers / "llama3/tokenizer.json", source);
+  EXPECT_TRUE(imported("by_post_processor"));
+  std::ofstream(source / "tokenizer_config.json") << R"({"add_bos_token": false})";
+  EXPECT_FALSE(imported("by_configuration"));
+  fs::remove_all(folder);
+}
+
 // transformers computes in f32, where a power of the base errs by up to 1e-6 of it.
 TEST(HfRotary, HasTheFrequenciesOfTransformers) {
   std::ifstream file(fs::path(SBTRAIN_TEST_MODELS) / "rotary.json");
