@@ -186,7 +186,8 @@ void complete(AttentionBenchOptions& o, bool cuda) {
     o.modules = bench_attention_modules();
     o.modules.resize(2);
   }
-  for (const auto& [key, value] : o.options) {
+  for (const auto& option : o.options) {
+    const std::string& key = option.first;
     const auto states = [&](const std::string& name) {
       return bench_case(name).options.contains(key);
     };

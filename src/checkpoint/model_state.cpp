@@ -96,7 +96,8 @@ void read_parts(const WeightSource& source, const std::vector<TensorShard>& shar
     for (int64_t at = shard.begin; at < shard.end; at += kElements) parts.emplace_back(&shard, at);
   }
   run_parallel(static_cast<int64_t>(parts.size()), [&](int64_t i) {
-    const auto [shard, begin] = parts[static_cast<size_t>(i)];
+    const TensorShard* shard = parts[static_cast<size_t>(i)].first;
+    const int64_t begin = parts[static_cast<size_t>(i)].second;
     const int64_t end = std::min(begin + kElements, shard->end);
     thread_local std::vector<float> values;
     values.resize(static_cast<size_t>(kElements));

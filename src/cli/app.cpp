@@ -144,7 +144,7 @@ bool parse(CLI::App& app, std::vector<std::string> arguments) {
   try {
     app.parse(arguments);
   } catch (const CLI::Success& asked) {  // --help, --version
-    app.exit(asked);
+    if (prints_for_job()) app.exit(asked);
     return false;
   } catch (const CLI::ParseError& error) {
     fail_usage(app, error);
@@ -157,7 +157,7 @@ ExitCode run(const std::vector<std::string>& arguments) {
   Action action;
   add_subcommands(app, action);
   if (arguments.empty()) {
-    std::fputs(introduction(app).c_str(), stdout);
+    if (prints_for_job()) std::fputs(introduction(app).c_str(), stdout);
     return ExitCode::kDone;
   }
   app.set_version_flag("--version", fmt::format("sbtrain {} ({})", version(), git_revision()));

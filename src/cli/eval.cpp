@@ -25,6 +25,7 @@
 #include "eval/windows.h"
 #include "serve/inference.h"
 #include "train/bits.h"
+#include "train/host_share.h"
 
 namespace sbtrain {
 namespace {
@@ -70,6 +71,7 @@ struct Evaluation {
   Evaluation(const EvalOptions& options, const Job& job)
       : options(options),
         ranks(*job.control),
+        node(job.launch.node),
         // Where one rank measures attention, the others have ended.
         checkpoint(options.attention.asked() ? open_checkpoint(options.checkpoint)
                                              : open_for_all(ranks, options.checkpoint)),
@@ -102,6 +104,9 @@ struct Evaluation {
     MemoryReport plan =
         plan_evaluation(config.model, backend, std::max(tokens_at_once(), length), length);
     require_room(backend, plan);
+    if (backend == Backend::kCpu && !options.attention.asked()) {
+      require_shared_memory(ranks, node, plan.total_bytes(), "the evaluation");
+    }
     return plan;
   }
   // As many tokens as one micro-batch of the training run.
@@ -117,6 +122,7 @@ struct Evaluation {
 
   const EvalOptions& options;
   Control& ranks;
+  int node;  // of this rank
   CheckpointReader checkpoint;
   Config config;
   Backend backend;

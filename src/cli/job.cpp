@@ -82,6 +82,14 @@ int fail_before_job(const std::exception_ptr& problem) {
   return static_cast<int>(run_in_job(*control, rethrow));
 }
 
+bool prints_for_job() {
+  try {
+    return find_launch(process_environment()).rank == 0;
+  } catch (const Error&) {
+    return true;  // a text is worth more than a complaint about variables
+  }
+}
+
 int ranks_to_start(const TrainConfig& train, Backend backend) {
   const std::optional<int> wanted = wanted_gpus(train);
   const int visible = backend == Backend::kCuda ? visible_gpus() : 0;

@@ -33,6 +33,10 @@ ExitCode run_job(const JobCommand& command);
 // is shown once. Returns the exit code.
 int fail_before_job(const std::exception_ptr& problem);
 
+// Whether this process is the one of its job that prints what its user asked for, such as --help:
+// rank 0, or no rank of a launcher.
+bool prints_for_job();
+
 // The number of ranks that this process, which no launcher has started, runs on this machine: one
 // for each GPU of train.gpus, and one on the CPU. Throws ExitCode::kConfig when there are fewer
 // GPUs.

@@ -96,6 +96,16 @@ TEST_F(Job, AWrongCommandLineOfOneRankEndsAll) {
   EXPECT_EQ(outputs_[1], "");
 }
 
+TEST_F(Job, ATextThatIsAskedForIsPrintedOnce) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"--version"}, {"eval", "--help"}, {}}) {
+    run_job({arguments, arguments});
+    EXPECT_EQ(codes_, (std::vector<int>{0, 0}));
+    EXPECT_NE(outputs_[0], "");
+    EXPECT_EQ(outputs_[1], "");
+  }
+}
+
 TEST_F(Job, AMissingCheckpointIsShownOnce) {
   const std::vector<std::string> arguments = {"eval", "--checkpoint", path("none")};
   run_job({arguments, arguments});

@@ -74,8 +74,10 @@ TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
   for (int64_t i = 0; i < kRows * kCols; ++i) {
     storage[i / kCols * kStride + i % kCols] = static_cast<float>(i);
   }
-  for (const auto& [begin, end] :
+  for (const auto& range :
        {std::pair<int64_t, int64_t>{0, 30}, {3, 27}, {5, 10}, {7, 8}, {4, 6}, {9, 9}}) {
+    const int64_t begin = range.first;
+    const int64_t end = range.second;
     const int64_t at = begin / kCols * kStride + begin % kCols;
     const int64_t last = std::max(end - 1, begin);
     const int64_t count = last / kCols * kStride + last % kCols - at + (end > begin);
