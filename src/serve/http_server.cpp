@@ -120,11 +120,10 @@ class Connection : public httplib::Stream {
       const ssize_t n = ::send(fd_, from + sent, size - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
       if (n > 0) {
         sent += static_cast<size_t>(n);
-      } else if (n < 0 && errno != EAGAIN && errno != EINTR) {
-        return -1;
-      } else if (!wait_for(fd_, POLLOUT, deadline)) {
-        return -1;
+        continue;
       }
+      const bool full = n < 0 && (errno == EAGAIN || errno == EINTR);
+      if (!full || !wait_for(fd_, POLLOUT, deadline)) return -1;
     }
     return static_cast<ssize_t>(size);
   }

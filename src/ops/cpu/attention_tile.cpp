@@ -2,6 +2,8 @@
 
 #include "core/error.h"
 #include "ops/cpu/attention.h"
+#include "ops/cpu/few_rows.h"
+#include "ops/cpu/lanes.h"
 
 namespace sbtrain::ops::cpu {
 
@@ -85,19 +87,20 @@ void BackwardScratch::load(const QueryTile& tile, const HeadMatrices& head, floa
 }
 
 void CachedHead::logits(float* z, int64_t begin, int64_t keys, float scale) const {
-  for (int64_t i = 0; i < keys; ++i) {
-    const float* key = k.row(begin + i);
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < d; ++c) sum += q[c] * key[c];
-    z[i] = scale * sum;
-  }
+  multiply_few_rows(1, keys, d, scale, q, d, k.row(begin), k.stride, false, z, keys);
 }
 
-void CachedHead::add_value(float* y, int64_t key, float weight) const {
-  const float* value = v.row(key);
-#pragma omp simd
-  for (int64_t c = 0; c < d; ++c) y[c] += weight * value[c];
+void CachedHead::add_values(float* y, int64_t begin, int64_t keys, const float* weights) const {
+  int64_t c = 0;
+  for (; c + kLanes <= d; c += kLanes) {
+    Lanes sums = load_lanes(y + c);
+    for (int64_t i = keys - 1; i >= 0; --i) sums += weights[i] * load_lanes(v.row(begin + i) + c);
+    store_lanes(y + c, sums);
+  }
+  for (int64_t i = keys - 1; c < d && i >= 0; --i) {
+    const float* value = v.row(begin + i);
+    for (int64_t n = c; n < d; ++n) y[n] += weights[i] * value[n];
+  }
 }
 
 void run(Cpu, Stream& /*s*/, const CacheAppend& op) {

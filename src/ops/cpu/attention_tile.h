@@ -153,7 +153,8 @@ struct CachedHead {
   }
   // z[i] = scale * q.k of key begin + i.
   void logits(float* z, int64_t begin, int64_t keys, float scale) const;
-  void add_value(float* y, int64_t key, float weight) const;
+  // y [d] += weights[i] times the value of key begin + i, the last key first.
+  void add_values(float* y, int64_t begin, int64_t keys, const float* weights) const;
   int64_t index;  // of the head
   int64_t d;
   int64_t length;  // number of keys, the new token's included
@@ -170,6 +171,20 @@ std::vector<CachedHead> make_cached_heads(const Op& t) {
     for (int64_t h = 0; h < t.params.heads; ++h) cached.emplace_back(t, b, h);
   }
   return cached;
+}
+
+// Calls op(head) for each, with all threads if that pays.
+template <typename Op>
+void for_each_cached_head(const std::vector<CachedHead>& heads, const Op& op) {
+  constexpr int64_t kSharedWork = int64_t{1} << 17;  // channels of keys; some 20 us
+  int64_t work = 0;
+  for (const CachedHead& head : heads) work += head.length * head.d;
+  if (work < kSharedWork) {
+    for (const CachedHead& head : heads) op(head);
+    return;
+  }
+#pragma omp parallel for
+  for (const CachedHead& head : heads) op(head);
 }
 
 // Scratch of `floats` numbers for each thread.

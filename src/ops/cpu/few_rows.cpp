@@ -5,29 +5,20 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu/lanes.h"
+
 namespace sbtrain::ops::cpu {
 namespace {
-
-// Each element of y is a sum over K in this many lanes, which are then added up in pairs.
-#ifdef __AVX512F__
-constexpr int kLanes = 16;
-#else
-constexpr int kLanes = 8;
-#endif
-using Lanes = float __attribute__((vector_size(kLanes * sizeof(float))));
 
 // Rows of x and of w whose products are computed together: their sums fill half of the registers.
 constexpr int64_t kTileM = 4;
 constexpr int64_t kTileN = 4;
 
+// How many rows of w ahead are fetched. Beyond the last, addresses are fetched that nobody reads.
+constexpr int64_t kRowsAhead = 3 * kTileN;
+
 // Products of fewer multiply-adds are not worth waking other threads for.
 constexpr int64_t kSharedWork = int64_t{1} << 18;
-
-Lanes load(const float* x) {
-  Lanes lanes;
-  std::memcpy(&lanes, x, sizeof(lanes));
-  return lanes;
-}
 
 // The first `count` lanes, and zeros.
 Lanes load_part(const float* x, int64_t count) {
@@ -40,14 +31,18 @@ using Four = float __attribute__((vector_size(4 * sizeof(float))));
 
 // Lanes added up in pairs until four are left.
 Four fold(const Lanes& x) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
   const auto half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
                     __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
 #else
   const Lanes& half = x;
 #endif
+#if defined(__AVX__)
   return __builtin_shufflevector(half, half, 0, 1, 2, 3) +
          __builtin_shufflevector(half, half, 4, 5, 6, 7);
+#else
+  return half;
+#endif
 }
 
 float sum(const Lanes& x) {
@@ -96,19 +91,23 @@ void multiply_tile(const Product& p, int64_t row, int64_t column) {
   const float* x = p.x + row * p.ldx;
   const float* w = p.w + column * p.ldw;
   Lanes sums[M][N] = {};  // NOLINT: an array of registers
-  const auto add_products = [&](const auto& load_lanes, int64_t i) {
+  const auto add_products = [&](const auto& load, int64_t i) {
     Lanes of_w[N];  // NOLINT: an array of registers
 #pragma GCC unroll 4
-    for (int64_t c = 0; c < N; ++c) of_w[c] = load_lanes(w + c * p.ldw + i);
+    for (int64_t c = 0; c < N; ++c) {
+      of_w[c] = load(w + c * p.ldw + i);
+      // A single row of x waits for w alone, whose rows are too short for the processor to foresee.
+      if constexpr (M == 1) __builtin_prefetch(w + (c + kRowsAhead) * p.ldw + i);
+    }
 #pragma GCC unroll 4
     for (int64_t r = 0; r < M; ++r) {
-      const Lanes of_x = load_lanes(x + r * p.ldx + i);
+      const Lanes of_x = load(x + r * p.ldx + i);
 #pragma GCC unroll 4
       for (int64_t c = 0; c < N; ++c) sums[r][c] += of_x * of_w[c];
     }
   };
   const int64_t whole = p.k / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) add_products(load, i);
+  for (int64_t i = 0; i < whole; i += kLanes) add_products(load_lanes, i);
   if (whole < p.k) {
     add_products([&](const float* from) { return load_part(from, p.k - whole); }, whole);
   }

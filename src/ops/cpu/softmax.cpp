@@ -232,7 +232,7 @@ void decode_head(const CachedHead& cached, const HeadBias& position, const Softm
     denominator = denominator * rescale + sum;
 #pragma omp simd
     for (int64_t c = 0; c < d; ++c) o[c] *= rescale;
-    for (int64_t i = 0; i < keys; ++i) cached.add_value(o, begin + i, p[i]);
+    cached.add_values(o, begin, keys, p.data());
   }
   for (int64_t c = 0; c < d; ++c) o[c] /= denominator;
 }
@@ -282,8 +282,8 @@ void run(Cpu, Stream& /*s*/, const SoftmaxDecode& op) {
   const std::vector<CachedHead> cached = make_cached_heads(op);
   std::vector<HeadBias> positions;
   for (int h = 0; h < op.params.heads; ++h) positions.emplace_back(op.bias, op.params.heads, h);
-#pragma omp parallel for
-  for (const CachedHead& head : cached) decode_head(head, positions[head.index], op.params);
+  for_each_cached_head(
+      cached, [&](const CachedHead& head) { decode_head(head, positions[head.index], op.params); });
 }
 
 }  // namespace sbtrain::ops::cpu

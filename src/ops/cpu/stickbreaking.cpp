@@ -332,6 +332,7 @@ void decode_head(const StickBreakingDecode& t, const CachedHead& cached) {
   std::fill_n(o, cached.d, 0.0f);
   double stick = 1.0;
   alignas(64) std::array<float, kTile> code{};
+  std::array<float, kTile> weights{};
   int64_t end = params.attend_current ? cached.length : cached.length - 1;
   while (end > 0 && !(stick < params.skip_epsilon)) {
     const int64_t begin = std::max<int64_t>(0, end - kTile);
@@ -341,11 +342,12 @@ void decode_head(const StickBreakingDecode& t, const CachedHead& cached) {
       const Sigma sigma = decode_sigma(code[i - begin]);
       const double gate = cached.gate ? *cached.gate.row(i) : 1.0;
       const double beta = gate * sigma.value;
-      cached.add_value(o, i, static_cast<float>(beta * stick));
+      weights[i - begin] = static_cast<float>(beta * stick);
       // 1 - sigma from the code: decode_sigma rounds one of the two to fp32.
       const double complement = sigma.value > 0.5f ? sigma.complement : 1.0 - sigma.value;
       stick *= (1.0 - gate) + gate * complement;
     }
+    cached.add_values(o, begin, end - begin, weights.data());
     end = begin;
   }
   if (params.remainder == Remainder::kNone) return;
@@ -392,8 +394,7 @@ void run(Cpu, Stream& /*s*/, const StickBreakingBackward& t, const Buffer& scrat
 
 void run(Cpu, Stream& /*s*/, const StickBreakingDecode& t) {
   const std::vector<CachedHead> cached = make_cached_heads(t);
-#pragma omp parallel for
-  for (const CachedHead& head : cached) decode_head(t, head);
+  for_each_cached_head(cached, [&](const CachedHead& head) { decode_head(t, head); });
 }
 
 }  // namespace sbtrain::ops::cpu
