@@ -104,10 +104,15 @@ class Needles : public PromptWriter {
   int64_t tokens_to_generate() const override { return 128; }
   bool has_depth() const override { return task_.single(); }
   int64_t most_units() const override {
-    return task_.haystack == Haystack::kText ? options_.text->words() : PromptWriter::most_units();
+    if (task_.haystack == Haystack::kText) return options_.text->words();
+    if (task_.haystack == Haystack::kNeedles && !task_.uuid_keys) return word_keys() - task_.keys;
+    return PromptWriter::most_units();
   }
   std::string shortage() const override {
-    return fmt::format("the text has {} words, which are too few", most_units());
+    if (task_.haystack == Haystack::kText) {
+      return fmt::format("the text has {} words, which are too few", most_units());
+    }
+    return fmt::format("there are {} different keys, which are too few", word_keys());
   }
 
   TextPrompt write(int64_t length, int64_t index, int64_t units) const override {
@@ -141,6 +146,7 @@ class Needles : public PromptWriter {
   }
 
  private:
+  static int64_t word_keys() { return static_cast<int64_t>(adjectives().size() * nouns().size()); }
   const char* kind() const { return task_.uuid_values ? "uuid" : "number"; }
 
   std::string needle(const std::string& key, const std::string& value) const {

@@ -2,6 +2,7 @@
 // scripts/data/synthetic/{variable_tracking,common_words_extraction,freq_words_extraction}.py with
 // the arguments of scripts/synthetic.yaml and the templates of constants.py, their spelling
 // included.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>

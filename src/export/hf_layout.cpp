@@ -55,14 +55,16 @@ class Facts {
     }
     if (model.position == PositionEmbedding::kLearned) {
       length = model.max_positions;
-    } else if (text("rope_scaling", "none") == "dynamic_ntk") {
-      length = first().value("rope_train_length", int64_t{0});
-    } else if (scales_low_frequencies(text("rope_scaling", "none"))) {
-      // Where the scaling ends; transformers compares it with the factor.
-      length = std::llround(number("rope_factor", 1.0) * number("rope_train_length"));
     } else {
-      length = config.train.sequence_length;
+      length = rotary_length(config.train.sequence_length);
     }
+  }
+
+  // The options of the first layer with rotary positions; without one, of the first layer.
+  const json& rotary() const {
+    const auto found = std::ranges::find_if(
+        layers, [](const json& layer) { return layer.value("position", "") == "rope"; });
+    return found == layers.end() ? first() : *found;
   }
 
   const json& first() const { return layers.front(); }
@@ -120,6 +122,15 @@ class Facts {
   int64_t length = 0;        // that the model is made for
 
  private:
+  int64_t rotary_length(int64_t trained) const {
+    const json& options = rotary();
+    const std::string scaling = options.value("rope_scaling", "none");
+    const auto train_length = options.value("rope_train_length", int64_t{0});
+    if (scaling == "dynamic_ntk") return train_length;
+    if (!scales_low_frequencies(scaling)) return trained;
+    // Where the scaling ends; transformers compares it with the factor.
+    return std::llround(options.value("rope_factor", 1.0) * static_cast<double>(train_length));
+  }
   static json without_rope(json layer) {
     layer["position"] = "none";
     for (auto option = layer.begin(); option != layer.end();) {
@@ -158,9 +169,7 @@ const char* model_type_of(std::string_view architecture) {
 
 // Rotary positions in the forms of transformers 5 (rope_parameters) and of older programs.
 void add_rope(ordered_json& config, const Facts& f) {
-  const auto rotary = std::ranges::find_if(
-      f.layers, [](const json& layer) { return layer.value("position", "") == "rope"; });
-  const json& options = rotary == f.layers.end() ? f.first() : *rotary;
+  const json& options = f.rotary();
   double base = options.value("rope_base", 10000.0);
   const std::string scaling = options.value("rope_scaling", "none");
   const double factor = options.value("rope_factor", 1.0);

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "checkpoint/run_lock.h"
 #include "checkpoint/snapshotter.h"
 #include "checkpoint/weight_match.h"
+#include "config/schema.h"
 #include "core/files.h"
 #include "core/host_name.h"
 #include "core/version.h"
@@ -371,8 +373,12 @@ bool Run::resume() {
     const Manifest& manifest = checkpoint.manifest();
     const std::string name = checkpoint.folder().string();
     check_resumable(checkpoint);
-    check_identity(manifest.fingerprints, identity_fields(resolved_.fields),
-                   config_.checkpoint.allow_changes, name);
+    // A key that is younger than the checkpoint has its default there.
+    std::map<std::string, std::string> saved = manifest.fingerprints;
+    saved.merge(
+        identity_fields(flatten(parse_config(checkpoint.config_yaml(), name + "/config.yaml"))));
+    check_identity(saved, identity_fields(resolved_.fields), config_.checkpoint.allow_changes,
+                   name);
     load_shards(checkpoint, step_.params(), /*with_moments=*/true);
   };
   const std::optional<CheckpointReader> checkpoint =

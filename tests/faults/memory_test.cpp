@@ -77,6 +77,11 @@ TEST_F(MemoryLimits, TheLimitOfTheAddressSpaceCounts) {
             kMemory)
       << output();
   EXPECT_TRUE(says("ulimit -v")) << output();
+  EXPECT_EQ(run_in(address_limit(2000), {"eval", "--checkpoint", trained(), "--tasks", "passkey",
+                                         "--lengths", "16777216"}),
+            kMemory)
+      << output();
+  EXPECT_TRUE(says("ulimit -v")) << output();
   EXPECT_EQ(run_in(address_limit(2000), generate({"--max-tokens", "1073741824"})), kMemory)
       << output();
   EXPECT_TRUE(says("ulimit -v")) << output();

@@ -16,7 +16,7 @@ namespace sbtrain::test {
 namespace {
 
 using nlohmann::json;
-constexpr int kDone = 0, kNoCheckpoint = 5, kDiverged = 6, kStorage = 9, kStopped = 85;
+constexpr int kDone = 0, kConfig = 3, kNoCheckpoint = 5, kDiverged = 6, kStorage = 9, kStopped = 85;
 
 class Training : public Faults {
  protected:
@@ -387,6 +387,27 @@ TEST_F(Training, CraftedStatesAreRefusedByName) {
   loader["step"] = 11;
   other["loader"] = loader.dump();
   refused("the manifest has step 12", other);
+}
+
+// A run of a program that did not have the key yet.
+TEST_F(Training, AKeyThatIsYoungerThanTheCheckpointHasItsDefault) {
+  for (const auto& [head_dim, code] : {std::pair{"0", kDone}, std::pair{"8", kConfig}}) {
+    fs::remove_all(out());
+    copy_trained();
+    std::string config;
+    std::istringstream lines(read_file(newest() + "/config.yaml"));
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("head_dim") == std::string::npos) config += line + "\n";
+    }
+    craft_text(newest(), "config.yaml", config);
+    Manifest manifest = read_manifest(newest());
+    ASSERT_EQ(manifest.fingerprints.erase("model.head_dim"), 1U);
+    write_file(newest() + "/manifest.json", format_manifest(manifest));
+    EXPECT_EQ(run(train(out(), {"--stages.0.length=14 steps",
+                                std::string("--model.head_dim=") + head_dim})),
+              code)
+        << output();
+  }
 }
 
 TEST_F(Training, ACraftedSequenceHidesNoNewSave) {

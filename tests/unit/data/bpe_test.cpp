@@ -1,4 +1,5 @@
 // Byte-level BPE: tokenizer.json and tiktoken's ranks.
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 

@@ -229,6 +229,10 @@ TEST(TextTask, SaysWhatIsTooShort) {
   const TextTask local(options_of(TextTaskKind::kNeedleLocalSingle), encode);
   EXPECT_EQ(local.problem(3000, 2), "");
   EXPECT_EQ(local.problem(7000, 2), "the text has 6000 words, which are too few");
+  const TextTask keys(options_of(TextTaskKind::kNiahMultikey2), encode);
+  EXPECT_NE(keys.problem(40'000'000, 1).find("different keys, which are too few"),
+            std::string::npos)
+      << keys.problem(40'000'000, 1);
   TextTaskOptions few = options_of(TextTaskKind::kCwe);
   few.words = {adjectives().begin(), adjectives().begin() + 50};
   EXPECT_EQ(TextTask(few, encode).problem(3000, 2),
