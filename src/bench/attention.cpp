@@ -169,7 +169,7 @@ AttentionConfig configure(const std::string& name,
     if (change != changes.end()) value = change->second;
   }
   std::string text = "type: " + c.type + "\n";
-  for (const auto& [key, value] : options) text += key + ": " + value + "\n";
+  for (const auto& [key, value] : options) text += fmt::format("{}: {}\n", key, value);
   return parse_attention(text);
 }
 
@@ -245,8 +245,9 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
         row.length = length;
         row.forward_seconds = bench.forward_seconds();
         row.backward_seconds = bench.backward_seconds();
-        row.forward_flops = pair_flops(bench.module(), options.width, length) *
-                            static_cast<double>(options.tokens / length);
+        const int64_t documents = options.tokens / length;
+        row.forward_flops =
+            pair_flops(bench.module(), options.width, length) * static_cast<double>(documents);
         row.backward_flops = 2.5 * row.forward_flops;
         rows.push_back(std::move(row));
       }

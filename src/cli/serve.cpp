@@ -121,7 +121,8 @@ class ModelServer {
                          plan_serving(config_.model, backend, options_.slots, capacity));
     DecodeBatch batch(model.model(), model.params(), model.stream(), options_.slots, capacity);
     Engine engine(batch, options_.engine);
-    Api api(engine, served(model), {.token = token_, .time_limit = time_limit()});
+    Api api(engine, served(model),
+            {.token = token_, .host = options_.host, .time_limit = time_limit()});
     HttpLimits limits = options_.http;
     limits.body_bytes = options_.body_kib << 10;
     HttpServer server(
@@ -164,6 +165,9 @@ class ModelServer {
     const bool learned = config_.model.position == PositionEmbedding::kLearned;
     const int64_t usual = std::max(kUsualLength, config_.train.sequence_length);
     if (options_.max_length == 0) return learned ? std::min(usual, positions) : usual;
+    if (options_.max_length < 2) {
+      fail(ExitCode::kUsage, "--max-length: a sequence has a token to begin with and one more");
+    }
     if (learned && options_.max_length > positions) {
       fail(ExitCode::kUsage, "--max-length: the model has {} positions", positions);
     }
@@ -182,9 +186,7 @@ class ModelServer {
   }
 
   void announce(const HttpServer& server, int64_t capacity) const {
-    const bool local =
-        options_.host == "127.0.0.1" || options_.host == "localhost" || options_.host == "::1";
-    if (!local && token_.empty()) {
+    if (!server.is_local() && token_.empty()) {
       spdlog::warn(
           "everybody who reaches {} can use this server: it asks for no token "
           "(--token-file)",

@@ -253,7 +253,7 @@ void check_output(const fs::path& output, std::span<const std::string> inputs) {
 
 fs::path set_aside(const fs::path& path) {
   for (int n = 1;; ++n) {
-    const fs::path free = with_suffix(path, n == 1 ? ".old" : fmt::format(".old.{}", n));
+    fs::path free = with_suffix(path, n == 1 ? ".old" : fmt::format(".old.{}", n));
     if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, free.c_str(), RENAME_NOREPLACE) == 0) {
       return free;
     }

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+
 #include "core/error.h"
 #include "serve/api_request.h"
 #include "serve/completions.h"
@@ -26,6 +29,20 @@ void check_origin(const HttpRequest& request) {
   const size_t scheme = request.origin.find("://");
   if (scheme != std::string::npos && request.origin.substr(scheme + 3) == request.host) return;
   throw ApiError{403, "requests from pages of other sites are refused", ""};
+}
+
+// "name" of "name:8000"; the colons of an address in brackets are its own.
+std::string_view without_port(std::string_view host) {
+  const size_t colon = host.rfind(':');
+  const size_t bracket = host.rfind(']');
+  const bool has_port =
+      colon != std::string_view::npos && (bracket == std::string_view::npos || bracket < colon);
+  return has_port ? host.substr(0, colon) : host;
+}
+
+bool same_name(std::string_view a, std::string_view b) {
+  return std::ranges::equal(
+      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
 }
 
 std::string metric(const char* name, const char* type, const char* help, double value) {
@@ -85,6 +102,26 @@ void Api::count(const std::string& path, int status, double seconds) {
   of_answer.sum += seconds;
 }
 
+// A page of another site can have its own name stand for 127.0.0.1 once it is loaded. For the
+// browser this server is then that site, so that the origin shows nothing; the name still does.
+// Where others can reach the server anyway, or need a token, names are not looked at: it may have
+// any, and such a page would win nothing.
+void Api::check_host(const HttpRequest& request) const {
+  const HttpServer* server = server_;
+  if (server == nullptr || !server->is_local() || !options_.token.empty()) return;
+  const std::string_view name = without_port(request.host);
+  for (const std::string& known :
+       {std::string("127.0.0.1"), std::string("localhost"), std::string("[::1]"), options_.host,
+        fmt::format("[{}]", options_.host)}) {
+    if (same_name(name, known)) return;
+  }
+  throw ApiError{403,
+                 fmt::format("a server without a token answers to localhost or {} alone, which the "
+                             "header Host must name",
+                             options_.host),
+                 ""};
+}
+
 HttpResponse Api::route(const HttpRequest& request) {
   const auto found = methods().find(request.path);
   if (found == methods().end()) throw ApiError{404, "there is no such path", ""};
@@ -92,6 +129,7 @@ HttpResponse Api::route(const HttpRequest& request) {
   if (method != found->second) {
     throw ApiError{405, fmt::format("{} takes {}", request.path, found->second), ""};
   }
+  check_host(request);
   check_origin(request);
   if (request.path == "/") return page();
   if (request.path == "/health") return health();

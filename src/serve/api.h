@@ -30,6 +30,7 @@ struct ServedModel {
 
 struct ApiOptions {
   std::string token;  // that clients must send; empty: none
+  std::string host;   // what the server was asked to listen on
   std::chrono::seconds time_limit{600};
   int64_t map_tokens = 512;  // of an attention map
 };
@@ -48,6 +49,7 @@ class Api {
 
  private:
   HttpResponse route(const HttpRequest& request);
+  void check_host(const HttpRequest& request) const;
   HttpResponse models() const;
   HttpResponse health() const;
   HttpResponse metrics() const;

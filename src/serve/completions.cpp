@@ -18,6 +18,7 @@ namespace {
 constexpr std::chrono::milliseconds kGlance{100};
 
 constexpr int64_t kMostTopLogprobs = 20;
+constexpr int64_t kMostLogprobs = int64_t{1} << 20;  // in the lists of one answer
 constexpr size_t kMostStops = 16;
 constexpr size_t kLongestStop = 1024;
 
@@ -119,6 +120,25 @@ void check_lengths(const CompletionContext& context, const CompletionRequest& re
   }
 }
 
+// Each logprob takes memory several times over, as a number with its token's name, as JSON and as
+// text; the lists of one request must not take all that there is. check_lengths has bounded the
+// factors.
+void check_logprobs(const CompletionRequest& request) {
+  if (!request.logprobs) return;
+  int64_t shown = 0;
+  for (const Prompt& prompt : request.prompts) {
+    if (request.echo) shown += static_cast<int64_t>(prompt.tokens.size());
+    shown += request.sampling.max_tokens;
+  }
+  const int64_t entries = shown * request.n * (1 + request.top_logprobs);
+  if (entries <= kMostLogprobs) return;
+  throw ApiError{400,
+                 fmt::format("the completions may have {} logprobs together, more than an answer "
+                             "holds, {}; ask for fewer prompts, n, max_tokens or logprobs",
+                             entries, kMostLogprobs),
+                 "logprobs"};
+}
+
 CompletionRequest read_request(const CompletionContext& context, const RequestFields& fields) {
   CompletionRequest request;
   const int64_t most = context.engine.capacity();
@@ -154,6 +174,7 @@ CompletionRequest read_request(const CompletionContext& context, const RequestFi
   }
   request.prompts = read_prompts(context, fields);
   check_lengths(context, request);
+  check_logprobs(request);
   return request;
 }
 

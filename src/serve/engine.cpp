@@ -50,12 +50,13 @@ Engine::Admission Engine::submit(std::vector<Submission> submissions) {
 }
 
 bool Engine::run_alone(const std::function<void()>& task) {
-  const auto mine = std::make_shared<Task>(Task{std::packaged_task<void()>(task)});
+  auto mine = std::make_shared<Task>(Task{std::packaged_task<void()>(task)});
   std::future<void> done = mine->work.get_future();
   {
     const std::lock_guard lock(mutex_);
     if (closed_ || tasks_.size() >= kMostTasks) return false;
-    tasks_.push_back(mine);
+    // Only the queue holds it from now on: what is dropped there must break the promise.
+    tasks_.push_back(std::move(mine));
   }
   work_.notify_all();
   try {

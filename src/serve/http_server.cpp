@@ -208,13 +208,20 @@ class Protocol : public httplib::Server {
     connection.begin_request();
     current = &connection;
     bool closed = false;
-    const bool ok = process_request(connection, last, closed, nullptr);
+    const bool ok = process_request(connection, last, closed, as_if_not_asked);
     current = nullptr;
     return ok && !closed && !connection.must_close;
   }
 
  private:
   using Verdict = httplib::Server::HandlerResponse;
+
+  // Takes away what would have httplib change a finished answer. A short header may ask for the
+  // same range a thousand times, and compressing costs more time than the answers are worth.
+  static void as_if_not_asked(httplib::Request& request) {
+    request.ranges.clear();
+    request.headers.erase("Accept-Encoding");
+  }
 
   // Answers what has no body, and what is refused for its headers.
   Verdict before_body(const httplib::Request& request, httplib::Response& response) {
@@ -355,6 +362,17 @@ class HttpServer::Impl {
     const std::lock_guard lock(mutex_);
     return static_cast<int64_t>(open_.size());
   }
+  bool is_local() const {
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size);  // NOLINT
+    if (address.ss_family == AF_INET) {
+      const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address);  // NOLINT
+      return ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    }
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);  // NOLINT
+    return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+  }
   int64_t refused() const { return refused_; }
 
   void start() {
@@ -464,6 +482,9 @@ HttpServer::HttpServer(const std::string& host, int port, const HttpLimits& limi
 HttpServer::~HttpServer() = default;
 int HttpServer::port() const {
   return impl_->port();
+}
+bool HttpServer::is_local() const {
+  return impl_->is_local();
 }
 int64_t HttpServer::connections() const {
   return impl_->connections();

@@ -59,6 +59,7 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   int port() const;
+  bool is_local() const;  // only this machine reaches the address
   int64_t connections() const;
   int64_t refused_connections() const;  // so far, because of their number
 

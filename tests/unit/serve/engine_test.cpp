@@ -243,13 +243,16 @@ TEST(Engine, ClosingEndsTheRestAtItsDeadline) {
   Running running(kConfig, 1);
   const auto runs = running.submit(request({1}, 60));
   const auto waits = running.submit(request({2}, 60));
-  std::promise<void> begun;
+  std::promise<void> begun, closed;
   runs->on_each = [&] {
-    if (runs->tokens.size() == 2) begun.set_value();
-    std::this_thread::sleep_for(10ms);
+    if (runs->tokens.size() != 2) return;
+    begun.set_value();
+    closed.get_future().wait();  // so that the sequence cannot end first
   };
   running.start();
   begun.get_future().wait();
+  running.engine.close(ServeClock::now());
+  closed.set_value();
   running.stop(0s);
   EXPECT_EQ(runs->wait(), FinishReason::kFailed);
   EXPECT_EQ(waits->wait(), FinishReason::kFailed);
@@ -278,6 +281,35 @@ TEST(Engine, AFailureEndsAllSequences) {
   EXPECT_EQ(other->wait(), FinishReason::kFailed);
   EXPECT_EQ(bad->wait(), FinishReason::kFailed);
   EXPECT_EQ(waits->wait(), FinishReason::kFailed);
+}
+
+// The failure comes while the task waits in the queue: it never runs, and its caller is told.
+TEST(Engine, AFailureEndsTheWaitForATask) {
+  Running running(kConfig, 1);
+  const auto keeper = running.submit(request({1}, 5));
+  bool ran = false;
+  std::packaged_task<bool()> ask([&] { return running.engine.run_alone([&] { ran = true; }); });
+  std::future<bool> answer = ask.get_future();
+  std::promise<void> asking;
+  std::thread asker;
+  keeper->on_each = [&] {
+    asker = std::thread([&] {
+      asking.set_value();
+      ask();
+    });
+    asking.get_future().wait();
+    std::this_thread::sleep_for(100ms);  // time to get into the queue
+    fail(ExitCode::kData, "the engine fails");
+  };
+  EXPECT_THROW(running.engine.run(), Error);
+  if (answer.wait_for(60s) != std::future_status::ready) {
+    ADD_FAILURE() << "the caller still waits";
+    std::abort();
+  }
+  asker.join();
+  EXPECT_FALSE(answer.get());
+  EXPECT_FALSE(ran);
+  EXPECT_EQ(keeper->wait(), FinishReason::kFailed);
 }
 
 }  // namespace
