@@ -1,6 +1,7 @@
 // Whole models on the GPU, compared with the CPU backend in fp32 and bit for bit with themselves.
 #include "support/model.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -101,7 +102,8 @@ std::vector<Case> cases() {
   add("gpt_layout", "type: softmax, position: none, output_bias: true").gpt = true;
   for (const std::string type : {"based", "rebased"}) {
     for (const std::string form : {"chunked", "quadratic"}) {
-      Case& c = add(type + "_" + form, "type: " + type + ", form: " + form);
+      Case& c =
+          add(fmt::format("{}_{}", type, form), fmt::format("type: {}, form: {}", type, form));
       c.convolutions = true;
       c.long_documents = form == "chunked";
     }

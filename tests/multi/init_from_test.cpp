@@ -55,7 +55,7 @@ class InitFrom : public testing::TestWithParam<std::tuple<int, std::string>> {
                  const std::vector<std::string>& more = {}) {
     const fs::path config = folder_ / (name + ".yaml");
     write_file(config, kConfig + attention + "}\n");
-    const fs::path run = folder_ / name;
+    fs::path run = folder_ / name;
     std::vector<std::string> line = {SBTRAIN_MPIRUN,
                                      "--oversubscribe",
                                      "--allow-run-as-root",

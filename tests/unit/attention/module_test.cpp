@@ -1,5 +1,6 @@
 // Properties of single attention modules; support/attention_suite.cpp tests those that all modules
 // share.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -64,7 +65,7 @@ std::vector<AttentionConfig> configurations() {
 
 std::string describe(const AttentionConfig& c) {
   std::string text;
-  for (const auto& [key, value] : flatten(c)) text += key + " " + value + "  ";
+  for (const auto& [key, value] : flatten(c)) text += fmt::format("{} {}  ", key, value);
   return text;
 }
 
