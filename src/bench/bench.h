@@ -70,8 +70,8 @@ struct DecodeBenchRow {
   int64_t sequences = 0;
   double step_seconds = 0;  // median; one token for each sequence, drawn at temperature 0
   double prefill_tokens_per_second = 0;
-  double weight_bytes = 0;       // that each step reads
-  std::vector<BenchPart> parts;  // of a step, op by op and the draw, in separate steps
+  double weight_bytes = 0;         // that each step reads
+  std::vector<BenchPart> parts{};  // of a step, op by op and the draw, in separate steps
 };
 
 // A model of random weights continues random prompts.

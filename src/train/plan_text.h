@@ -10,7 +10,7 @@ namespace sbtrain {
 
 inline std::string grouped(int64_t n) {  // 1,208,083,968
   std::string digits = std::to_string(n);
-  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(i, ",");
+  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(i, 1, ',');
   return digits;
 }
 

@@ -29,7 +29,7 @@ class Hopper : public GpuTest {
 };
 
 constexpr int kAlignment = 1024;
-__device__ unsigned char* aligned(unsigned char* memory) {
+[[maybe_unused]] __device__ unsigned char* aligned(unsigned char* memory) {
   return memory + (kAlignment - shared_address(memory) % kAlignment) % kAlignment;
 }
 

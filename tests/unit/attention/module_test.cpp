@@ -34,8 +34,9 @@ std::vector<AttentionConfig> configurations() {
     for (const std::string head_norm : {"false", "true"}) {
       for (const std::string attend_current : {"false", "true"}) {
         for (const std::string forget_gate : {"false", "true"}) {
-          add("stickbreaking, remainder: " + remainder + ", head_norm: " + head_norm +
-              ", attend_current: " + attend_current + ", forget_gate: " + forget_gate);
+          add(fmt::format(
+              "stickbreaking, remainder: {}, head_norm: {}, attend_current: {}, forget_gate: {}",
+              remainder, head_norm, attend_current, forget_gate));
         }
       }
     }
@@ -50,7 +51,7 @@ std::vector<AttentionConfig> configurations() {
   }
   for (const std::string type : {"based", "rebased"}) {
     for (const std::string form : {"chunked", "quadratic"}) {
-      add(type + ", feature_dim: 4, form: " + form);
+      add(fmt::format("{}, feature_dim: 4, form: {}", type, form));
     }
   }
   add("short_conv");
