@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plotting import COLOURS, MARKERS, PlotError, load_pyplot, save, set_title, style_axes
+from plotting import COLOURS, MARKERS, PlotError, labels_of, load_pyplot, save, set_title, style_axes
 
 
 @dataclass
@@ -149,10 +149,7 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     try:
-        labels = arguments.labels.split(",") if arguments.labels else [""] * len(arguments.files)
-        if len(labels) != len(arguments.files):
-            raise PlotError(f"{len(labels)} labels for {len(arguments.files)} files")
-        measured = [read(path, label) for path, label in zip(arguments.files, labels)]
+        measured = [read(path, label) for path, label in zip(arguments.files, labels_of(arguments))]
         name = "positions.png" if arguments.positions else "lengths.png"
         output = Path(arguments.output or Path(arguments.files[0]).parent / name)
         draw(measured, arguments, output)

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from plotting import COLOURS, INK, MARKERS, PlotError, load_pyplot, save, set_title, style_axes
+from plotting import COLOURS, INK, MARKERS, PlotError, labels_of, load_pyplot, save, set_title, style_axes
 
 COLUMNS = 4  # panels side by side
 NUMBERED = 12  # heat maps of up to this many lengths have their scores written into them
@@ -186,10 +186,7 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     try:
-        labels = arguments.labels.split(",") if arguments.labels else [""] * len(arguments.files)
-        if len(labels) != len(arguments.files):
-            raise PlotError(f"{len(labels)} labels for {len(arguments.files)} files")
-        runs = [read(path, label) for path, label in zip(arguments.files, labels)]
+        runs = [read(path, label) for path, label in zip(arguments.files, labels_of(arguments))]
         names = task_names(runs, arguments.tasks.split(",") if arguments.tasks else None)
         name = "depths.png" if arguments.depth else "tasks.png"
         output = Path(arguments.output or Path(arguments.files[0]).parent / name)

@@ -12,6 +12,14 @@ class PlotError(Exception):
     """An error that the user can correct."""
 
 
+def labels_of(arguments):
+    """One label for each file of the command line: those of --labels, or "" for the name that the file has."""
+    labels = arguments.labels.split(",") if arguments.labels else [""] * len(arguments.files)
+    if len(labels) != len(arguments.files):
+        raise PlotError(f"{len(labels)} labels for {len(arguments.files)} files")
+    return labels
+
+
 def load_pyplot(font_size=10):
     """matplotlib.pyplot, set up to draw to files; if it is missing, a PlotError says how to install it."""
     try:

@@ -18,7 +18,6 @@
 #include "cli/job.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
-#include "config/schema.h"
 #include "core/files.h"
 #include "eval/perplexity.h"
 #include "eval/rank_sums.h"
@@ -28,6 +27,7 @@
 #include "serve/inference.h"
 #include "train/bits.h"
 #include "train/host_share.h"
+#include "train/stored_config.h"
 
 namespace sbtrain {
 namespace {
@@ -78,8 +78,7 @@ struct Evaluation {
         // Where one rank measures attention, the others have ended.
         checkpoint(options.attention.asked() ? open_checkpoint(options.checkpoint)
                                              : open_for_all(ranks, options.checkpoint)),
-        config(
-            parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml")),
+        config(stored_config(checkpoint)),
         backend(select_rank_backend(options.device, job.launch)) {
     options.rope.apply(config);
   }

@@ -7,9 +7,9 @@
 #include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/run_tokenizer.h"
-#include "config/schema.h"
 #include "export/hf_export.h"
 #include "export/verify_export.h"
+#include "train/stored_config.h"
 
 namespace sbtrain {
 
@@ -41,8 +41,7 @@ ExitCode run_export(const ExportOptions& options) {
   // The weights are verified as they are read, so that each byte is read once.
   const CheckpointReader checkpoint =
       open_checkpoint(options.checkpoint, [](const CheckpointReader&) {});
-  const Config config =
-      parse_config(checkpoint.config_yaml(), checkpoint.folder().string() + "/config.yaml");
+  const Config config = stored_config(checkpoint);
   const FileDType dtype = file_type(options.dtype);
   const HfLayout layout = hf_layout(config, options.format, dtype);
   const TrainingText text = training_text(checkpoint);

@@ -19,11 +19,11 @@
 #include "cli/range.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
-#include "config/schema.h"
 #include "core/standard_streams.h"
 #include "data/tokenizer.h"
 #include "data/utf8.h"
 #include "serve/inference.h"
+#include "train/stored_config.h"
 
 namespace sbtrain {
 namespace {
@@ -124,8 +124,7 @@ class Generator {
 
  private:
   Config load_config() const {
-    Config config =
-        parse_config(checkpoint_.config_yaml(), checkpoint_.folder().string() + "/config.yaml");
+    Config config = stored_config(checkpoint_);
     options_.rope.apply(config);
     return config;
   }

@@ -15,13 +15,13 @@
 #include "cli/cli.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
-#include "config/schema.h"
 #include "core/files.h"
 #include "serve/api.h"
 #include "serve/decode_batch.h"
 #include "serve/engine.h"
 #include "serve/http_server.h"
 #include "serve/inference.h"
+#include "train/stored_config.h"
 
 namespace sbtrain {
 namespace {
@@ -152,8 +152,7 @@ class ModelServer {
 
  private:
   Config load_config() const {
-    Config config =
-        parse_config(checkpoint_.config_yaml(), checkpoint_.folder().string() + "/config.yaml");
+    Config config = stored_config(checkpoint_);
     options_.rope.apply(config);
     return config;
   }

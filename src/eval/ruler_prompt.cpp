@@ -41,7 +41,6 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
 }
 
 // ---- vt: one chain of five variables
-// --------------------------------------------------------------
 
 constexpr int64_t kVariables = 5;  // one value and four hops
 
@@ -134,7 +133,6 @@ class VariableTracking : public PromptWriter {
 };
 
 // ---- cwe: ten words that a list repeats more often than the others
-// ---------------------------------
 
 constexpr int64_t kCommonWords = 10;
 constexpr int64_t kLongLists = 4096;  // tokens from which on lists repeat their words more often
@@ -209,7 +207,6 @@ class CommonWords : public PromptWriter {
 };
 
 // ---- fwe: the three most frequent of invented words
-// -------------------------------------------------
 
 class FrequentWords : public PromptWriter {
  public:

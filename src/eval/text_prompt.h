@@ -51,6 +51,9 @@ class PromptWriter {
   TextTaskOptions options_;
 };
 
+// The writer of options.kind, of those below.
+std::unique_ptr<PromptWriter> make_writer(const TextTaskOptions& options, const CountTokens& count);
+
 std::unique_ptr<PromptWriter> make_passkey(const TextTaskOptions& options);
 std::unique_ptr<PromptWriter> make_needles(const TextTaskOptions& options);
 std::unique_ptr<PromptWriter> make_variable_tracking(const TextTaskOptions& options,

@@ -6,8 +6,6 @@
 #include "eval/text_prompt.h"
 
 namespace sbtrain {
-namespace {
-
 std::unique_ptr<PromptWriter> make_writer(const TextTaskOptions& options,
                                           const CountTokens& count) {
   switch (options.kind) {
@@ -23,8 +21,6 @@ std::unique_ptr<PromptWriter> make_writer(const TextTaskOptions& options,
       return make_needles(options);
   }
 }
-
-}  // namespace
 
 bool needs_text(TextTaskKind kind) {
   return name_of(kind).starts_with("needle_local_");

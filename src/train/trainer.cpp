@@ -18,7 +18,6 @@
 #include "checkpoint/run_lock.h"
 #include "checkpoint/snapshotter.h"
 #include "checkpoint/weight_match.h"
-#include "config/schema.h"
 #include "core/files.h"
 #include "core/host_name.h"
 #include "core/version.h"
@@ -40,6 +39,7 @@
 #include "train/start_order.h"
 #include "train/start_times.h"
 #include "train/step.h"
+#include "train/stored_config.h"
 
 namespace sbtrain {
 namespace {
@@ -375,8 +375,7 @@ bool Run::resume() {
     check_resumable(checkpoint);
     // A key that is younger than the checkpoint has its default there.
     std::map<std::string, std::string> saved = manifest.fingerprints;
-    saved.merge(
-        identity_fields(flatten(parse_config(checkpoint.config_yaml(), name + "/config.yaml"))));
+    saved.merge(identity_fields(flatten(stored_config(checkpoint))));
     check_identity(saved, identity_fields(resolved_.fields), config_.checkpoint.allow_changes,
                    name);
     load_shards(checkpoint, step_.params(), /*with_moments=*/true);

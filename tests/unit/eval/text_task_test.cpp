@@ -26,7 +26,6 @@ namespace {
 using Words = std::vector<std::string>;
 
 // ---- A tokenizer of words
-// -------------------------------------------------------------------------
 
 // A token for every word, after a bos.
 std::vector<int32_t> encode(const std::string& text) {
@@ -44,7 +43,6 @@ Words words_of(const std::string& text) {
 }
 
 // ---- Samples as text
-// ------------------------------------------------------------------------------
 
 std::shared_ptr<const LocalText> haystack() {
   std::string text;
@@ -61,20 +59,8 @@ TextTaskOptions options_of(TextTaskKind kind) {
 }
 
 std::unique_ptr<PromptWriter> writer_of(const TextTaskOptions& options) {
-  switch (options.kind) {
-    case TextTaskKind::kPasskey:
-      return make_passkey(options);
-    case TextTaskKind::kVt:
-      return make_variable_tracking(options, [](const std::string& text) {
-        return static_cast<int64_t>(encode(text).size());
-      });
-    case TextTaskKind::kCwe:
-      return make_common_words(options);
-    case TextTaskKind::kFwe:
-      return make_frequent_words(options);
-    default:
-      return make_needles(options);
-  }
+  return make_writer(
+      options, [](const std::string& text) { return static_cast<int64_t>(encode(text).size()); });
 }
 
 TextPrompt prompt_of(TextTaskKind kind, int64_t length, int64_t index, int64_t units) {
@@ -109,7 +95,6 @@ std::string between(const std::string& text, const std::string& from, const std:
 }
 
 // ---- All tasks
-// ------------------------------------------------------------------------------------
 
 // tests/interop/ruler_test.py checks the same prompts against RULER's own code.
 TEST(TextTask, SamplesAreThoseOfTheGoldenFile) {
@@ -240,7 +225,6 @@ TEST(TextTask, SaysWhatIsTooShort) {
 }
 
 // ---- Single tasks
-// ---------------------------------------------------------------------------------
 
 TEST(Passkey, HidesOneKeyAmongTheFiller) {
   for (int64_t index = 0; index < 20; ++index) {
@@ -429,7 +413,6 @@ TEST(FrequentWords, HaveNoTieFromTheFewestOn) {
 }
 
 // ---- Models that know, and models that guess
-// --------------------------------------------------------
 
 // Answers from the text of the prompt alone.
 std::string read_answer(const std::string& text) {
