@@ -61,16 +61,18 @@ struct AddOp {
 };
 
 template <typename X>
-struct SumRowsOp {
+struct SumPartsOp {
   float* y;
   Matrix<const X> x;
-  int64_t rows;
+  const X* own_row;
+  int64_t own, rows;
   bool add;
+  __device__ const X* row(int64_t r) const { return r == own ? own_row : x.row(r); }
   template <int kWidth>
   __device__ Pack<float, kWidth> load(int64_t /*row*/, int64_t col) const {
-    auto sum = convert<float>(load_pack<kWidth>(x.row(0) + col));
+    auto sum = convert<float>(load_pack<kWidth>(row(0) + col));
     for (int64_t r = 1; r < rows; ++r) {
-      const auto term = convert<float>(load_pack<kWidth>(x.row(r) + col));
+      const auto term = convert<float>(load_pack<kWidth>(row(r) + col));
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) sum[i] += term[i];
     }
@@ -87,12 +89,13 @@ struct SumRowsOp {
 };
 
 template <typename X>
-void sum_rows_typed(cudaStream_t stream, const SumRows& p) {
+void sum_parts_typed(cudaStream_t stream, const SumParts& p) {
   constexpr int kWidth = 4;  // 16 bytes of y
   const Matrix<const X> x{static_cast<const X*>(p.x.data), p.x.stride};
-  const bool vectors = vectors_fit<kWidth>(x, Matrix<float>{p.y, 0});
-  launch_elementwise<kWidth>(stream, "sum_rows", 1, p.cols, vectors,
-                             SumRowsOp<X>{p.y, x, p.rows, p.add});
+  const auto* own_row = static_cast<const X*>(p.own_row);
+  const bool vectors = vectors_fit<kWidth>(x, Matrix<const X>{own_row, 0}, Matrix<float>{p.y, 0});
+  launch_elementwise<kWidth>(stream, "sum_parts", 1, p.cols, vectors,
+                             SumPartsOp<X>{p.y, x, own_row, p.own, p.rows, p.add});
 }
 
 template <typename T>
@@ -159,10 +162,10 @@ void add(cudaStream_t stream, const Copy& p) {
   binary_reals<AddOp>(stream, "add", p);
 }
 
-void sum_rows(cudaStream_t stream, const SumRows& p) {
-  if (p.x_type == Type::kF32) return sum_rows_typed<float>(stream, p);
-  if (p.x_type == Type::kBF16) return sum_rows_typed<bf16>(stream, p);
-  throw std::invalid_argument("sum_rows: no such type");
+void sum_parts(cudaStream_t stream, const SumParts& p) {
+  if (p.type == Type::kF32) return sum_parts_typed<float>(stream, p);
+  if (p.type == Type::kBF16) return sum_parts_typed<bf16>(stream, p);
+  throw std::invalid_argument("sum_parts: no such type");
 }
 
 }  // namespace sbtrain::kernels

@@ -32,15 +32,17 @@ void copy(cudaStream_t stream, const Copy& p);
 // y [rows, cols] += x [rows, cols], f32 and bf16 in all four combinations.
 void add(cudaStream_t stream, const Copy& p);
 
-// y [cols] (f32) = the sum of the rows of x [rows, cols] (f32 or bf16), in their order; += if
-// `add`. y does not overlap x.
-struct SumRows {
+// y [cols] (f32) = the sum of the rows of x [rows, cols] (f32 or bf16), in their order, where row
+// `own` is read from own_row [cols] instead; += if `add`. y does not overlap what is read.
+struct SumParts {
   float* y;
   Matrix<const void> x;
-  Type x_type;
+  const void* own_row;
+  int64_t own;
+  Type type;  // of x and own_row
   int64_t rows, cols;
   bool add;
 };
-void sum_rows(cudaStream_t stream, const SumRows& p);
+void sum_parts(cudaStream_t stream, const SumParts& p);
 
 }  // namespace sbtrain::kernels

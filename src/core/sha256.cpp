@@ -52,7 +52,7 @@ std::string sha256_hex(std::string_view bytes) {
 std::string to_hex(const Digest& digest) {
   std::string hex;
   hex.reserve(2 * digest.size());
-  for (const uint8_t byte : digest) fmt::format_to(std::back_inserter(hex), "{:02x}", byte);
+  for (const uint8_t byte : digest) hex += fmt::format("{:02x}", byte);
   return hex;
 }
 

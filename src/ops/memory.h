@@ -35,16 +35,19 @@ struct Add {
   }
 };
 
-// y_N (f32) = the sum of the rows of x_RN (f32 or bf16), added in f32 in their order; += if `add`.
-// They do not overlap.
-struct SumRows {
-  static constexpr std::string_view kName = "sum_rows";
+// y_N (f32) = the sum of the rows of x_RN (f32 or bf16), added in f32 in their order, where row
+// `own` is own_N instead, of the same type; += if `add`. y does not overlap the others.
+struct SumParts {
+  static constexpr std::string_view kName = "sum_parts";
   Tensor y_N;
   Tensor x_RN;
+  Tensor own_N;
+  int64_t own;
   bool add = false;
   void check() const {
     Check(kName).flat("y", y_N, x_RN.cols(), DType::kF32);
     Check(kName).matrix("x", x_RN);
+    Check(kName).flat("own", own_N, x_RN.cols(), x_RN.dtype);
   }
 };
 
@@ -104,7 +107,7 @@ namespace cpu {
 void run(Cpu, Stream& s, const Fill& op);
 void run(Cpu, Stream& s, const Copy& op);
 void run(Cpu, Stream& s, const Add& op);
-void run(Cpu, Stream& s, const SumRows& op);
+void run(Cpu, Stream& s, const SumParts& op);
 void run(Cpu, Stream& s, const CopyFromHost& op);
 void run(Cpu, Stream& s, const CopyToHost& op);
 void run(Cpu, Stream& s, const Synchronize& op);
@@ -113,7 +116,7 @@ namespace cuda {
 void run(Cuda, Stream& s, const Fill& op);
 void run(Cuda, Stream& s, const Copy& op);
 void run(Cuda, Stream& s, const Add& op);
-void run(Cuda, Stream& s, const SumRows& op);
+void run(Cuda, Stream& s, const SumParts& op);
 void run(Cuda, Stream& s, const CopyFromHost& op);
 void run(Cuda, Stream& s, const CopyToHost& op);
 void run(Cuda, Stream& s, const Synchronize& op);

@@ -36,8 +36,10 @@ class Communicator {
   void all_gather(Stream& s, Tensor full, Tensor shard);
   // shard [n] = this rank's part of the sum of all ranks' full [W * n]. Destroys `full`.
   void reduce_scatter(Stream& s, Tensor shard, Tensor full);
-  // to [W * n]: its r-th n elements = this rank's part of rank r's `from` [W * n]. So the rows of
-  // `to` [W, n] add up to what reduce_scatter returns.
+  // to [W * n]: its r-th n elements = this rank's part of rank r's `from` [W * n], for every other
+  // rank r. What stands in this rank's own place of `to` afterwards is undefined: that part lies in
+  // `from`, and copying it would take multiprocessors where the others travel by copy engines. The
+  // sum of all parts, in any order, is what reduce_scatter returns.
   void all_to_all(Stream& s, Tensor to, Tensor from);
   // x = the sum of all ranks' x: the same bits on every rank.
   void all_reduce(Stream& s, Tensor x);

@@ -127,13 +127,8 @@ class MpiCommunicator : public JobCommunicator {
   void run_reduce_scatter(Stream&, const Tensor& shard, const Tensor& full) override {
     collective({Collective::kReduceScatter, full, topic()}, [&] { sum_parts(full, shard); });
   }
-  void run_all_to_all(Stream& s, const Tensor& to, const Tensor& from) override {
-    collective({Collective::kAllToAll, from, topic()}, [&] {
-      const Range mine = part_of(from, rank());
-      s.copy_bytes(at(to, mine.begin), at(from, mine.begin),
-                   static_cast<size_t>(bytes_of(from, mine)));
-      exchange_parts(to, from);
-    });
+  void run_all_to_all(Stream&, const Tensor& to, const Tensor& from) override {
+    collective({Collective::kAllToAll, from, topic()}, [&] { exchange_parts(to, from); });
   }
   void run_all_reduce(Stream&, const Tensor& x) override {
     collective({Collective::kAllReduce, x, topic()}, [&] {

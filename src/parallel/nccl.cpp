@@ -150,10 +150,23 @@ class NcclCommunicator : public JobCommunicator {
                                nccl_type(full.dtype), ncclSum, comm, queue);
     });
   }
+  // The copy engines gather one rank's parts after another: NCCL's all-to-all would also copy this
+  // rank's own part, and a copy within a GPU is a kernel, which waits for room among the others.
   void run_all_to_all(Stream& s, const Tensor& to, const Tensor& from) override {
     start(s, Collective::kAllToAll, from, [&](ncclComm_t comm, cudaStream_t queue) {
-      return ncclAlltoAll(from.data, to.data, from.bytes() / static_cast<size_t>(world()),
-                          ncclUint8, comm, queue);
+      const size_t bytes = from.bytes() / static_cast<size_t>(world());
+      if (!options_.copy_engines) {
+        return ncclAlltoAll(from.data, to.data, bytes, ncclUint8, comm, queue);
+      }
+      const auto part = [&](const Tensor& x, int r) {
+        return static_cast<std::byte*>(x.data) + bytes * static_cast<size_t>(r);
+      };
+      ncclResult_t result = ncclSuccess;
+      for (int root = 0; root < world() && result == ncclSuccess; ++root) {
+        result = ncclGather(part(root == rank() ? to : from, root), to.data, bytes, ncclUint8, root,
+                            comm, queue);
+      }
+      return result;
     });
   }
   void run_all_reduce(Stream& s, const Tensor& x) override {

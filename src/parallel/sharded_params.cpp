@@ -173,10 +173,12 @@ void ShardedParams::reduce(int unit) {
   u.open = false;
   const bool replicas = mesh_.replicas() && micro_batch_.last;
   if (!mesh_.sharded() && !replicas) return;
-  start_communication();
-  if (mesh_.sharded()) {
-    reduce_engine_ == TransferEngine::kCopyEngines ? sum_shard(u) : reduce_shard(u);
+  if (mesh_.sharded() && reduce_engine_ == TransferEngine::kCopyEngines) {
+    finish_exchange();  // of the unit before, which had this one's backward pass for it
+    return start_exchange(u);
   }
+  start_communication();
+  if (mesh_.sharded()) reduce_shard(u);
   if (replicas) reduce_replicas(u);
   u.formed.release();
   Event done;
@@ -207,22 +209,46 @@ void ShardedParams::reduce_shard(Unit& u) {
   if (!direct) ops::run(s, ops::Add{.y = u.shard.gradient, .x = part});
 }
 
-// The same by copies, which need no multiprocessors, and one pass over the parts of all ranks.
-void ShardedParams::sum_shard(Unit& u) {
-  Stream& s = *communication_;
-  s.use(u.formed);
-  Tensor mine = u.formed;
-  Buffer rounded;
+// The same by copies alone, so that nothing beside the compute stream needs multiprocessors. The
+// compute stream adds the parts later, when they have long arrived.
+void ShardedParams::start_exchange(Unit& u) {
+  Exchange& exchange = exchange_.emplace();
+  exchange.unit = &u;
+  exchange.add = !micro_batch_.first;
+  exchange.replicas = mesh_.replicas() && micro_batch_.last;
   if (reduce_ == ReduceType::kBfloat16) {
-    rounded =
-        s.allocate(MemoryClass::kGradients, "rounded gradients", DType::kBF16, {mine.numel()});
-    ops::run(s, ops::Copy{.y = rounded, .x = mine});
-    mine = rounded;
+    exchange.mine = stream_.allocate(MemoryClass::kGradients, "rounded gradients", DType::kBF16,
+                                     {u.formed.tensor().numel()});
+    ops::run(stream_, ops::Copy{.y = exchange.mine, .x = u.formed});
+    u.formed.release();
+  } else {
+    exchange.mine = std::move(u.formed);
   }
-  const Buffer parts = s.allocate(MemoryClass::kGradients, "gradients of all ranks", mine.dtype,
-                                  {mesh_.shard_count(), u.shard.size});
-  mesh_.shards().all_to_all(s, parts, mine);
-  ops::run(s, ops::SumRows{.y_N = u.shard.gradient, .x_RN = parts, .add = !micro_batch_.first});
+  exchange.parts =
+      stream_.allocate(MemoryClass::kGradients, "gradients of all ranks",
+                       exchange.mine.tensor().dtype, {mesh_.shard_count(), u.shard.size});
+  start_communication();
+  communication_->use(exchange.mine);
+  communication_->use(exchange.parts);
+  mesh_.shards().all_to_all(*communication_, exchange.parts, exchange.mine);
+  communication_->record(exchange.done);
+}
+
+void ShardedParams::finish_exchange() {
+  if (!exchange_) return;
+  const Shard& shard = exchange_->unit->shard;
+  wait_times_.wait(exchange_->done);
+  ops::run(stream_,
+           ops::SumParts{.y_N = shard.gradient,
+                         .x_RN = exchange_->parts,
+                         .own_N = exchange_->mine.tensor().row_range(shard.begin, shard.size),
+                         .own = mesh_.shards().rank(),
+                         .add = exchange_->add});
+  if (exchange_->replicas) {
+    start_communication();
+    reduce_replicas(*exchange_->unit);
+  }
+  exchange_.reset();
 }
 
 void ShardedParams::reduce_replicas(Unit& u) {
@@ -236,6 +262,7 @@ void ShardedParams::reduce_replicas(Unit& u) {
 }
 
 void ShardedParams::join() {
+  finish_exchange();
   reducing_.clear();
   if (!communication_) return;
   Event done;

@@ -101,6 +101,15 @@ class ShardedParams : public ParamAccess {
     bool in_use = false;   // between gather() and release()
     bool open = false;     // between gradients() and reduce()
   };
+  // A reduction by copies, between reduce() and the sum.
+  struct Exchange {
+    Unit* unit = nullptr;
+    Buffer mine;   // the whole unit's gradients as they travel
+    Buffer parts;  // of all other ranks: their gradients of this rank's shard
+    bool add = false;
+    bool replicas = false;
+    Event done;
+  };
   Unit make_unit(int index, bool with_training);
   // Whether gather() fetches the unit, and whether refresh() and update() do.
   bool gathers() const { return mesh_.sharded() && !mesh_.keeps_weights(); }
@@ -109,7 +118,8 @@ class ShardedParams : public ParamAccess {
   const Weights& open_gradients(int unit, const Tensor& whole, bool fresh);
   void fetch(Unit& unit);
   void reduce_shard(Unit& unit);
-  void sum_shard(Unit& unit);
+  void start_exchange(Unit& unit);
+  void finish_exchange();
   void reduce_replicas(Unit& unit);
   void start_communication();
   // The unit's first tensor, for messages.
@@ -126,6 +136,7 @@ class ShardedParams : public ParamAccess {
   std::vector<std::shared_ptr<void>> registered_;
   std::optional<Stream> communication_;  // in a world of more than one
   std::vector<Unit> units_;
+  std::optional<Exchange> exchange_;
   WaitTimes wait_times_;
   MicroBatch micro_batch_;
   std::deque<Event> reducing_;  // the ends of reductions that the compute stream has not waited for

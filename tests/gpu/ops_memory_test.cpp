@@ -104,20 +104,28 @@ TEST_F(Memory, AddsInPlace) {
   }
 }
 
-TEST_F(Memory, SumsRows) {
+TEST_F(Memory, SumsParts) {
   for (const Shape& shape : kShapes) {
     const Owned x = test::random_bf16("x", {shape.rows, shape.cols});
+    const Owned mine = test::random_bf16("mine", {shape.cols});
     const Owned y = test::random_bf16("y", {shape.cols});
+    const int64_t own = shape.rows / 2;
     for (const bool add : {false, true}) {
-      Values expected(static_cast<size_t>(shape.cols), 0.0);
       const Values terms = test::to_f64(x);
-      for (size_t i = 0; i < terms.size(); ++i) expected[i % expected.size()] += terms[i];
-      const Values before = test::to_f64(y);
-      for (size_t i = 0; add && i < expected.size(); ++i) expected[i] += before[i];
+      const Values own_terms = test::to_f64(mine);
+      Values expected = add ? test::to_f64(y) : Values(own_terms.size(), 0.0);
+      for (size_t i = 0; i < terms.size(); ++i) {
+        const size_t col = i % own_terms.size();
+        const bool here = static_cast<int64_t>(i / own_terms.size()) == own;
+        expected[col] += here ? own_terms[col] : terms[i];
+      }
       for (const DType from : {kF32, kBF16}) {
         const OnGpu out(gpu(), y, kF32);
-        ops::run(gpu(),
-                 ops::SumRows{.y_N = out, .x_RN = OnGpu(gpu(), x, from, shape.x_gap), .add = add});
+        ops::run(gpu(), ops::SumParts{.y_N = out,
+                                      .x_RN = OnGpu(gpu(), x, from, shape.x_gap),
+                                      .own_N = OnGpu(gpu(), mine, from),
+                                      .own = own,
+                                      .add = add});
         EXPECT_LE(test::relative_error(out, expected), 1e-6);
       }
     }

@@ -102,6 +102,7 @@ class ThreadRank : public Communicator {
     meeting_->meet(rank_, mine, [](Calls calls) {
       for (size_t r = 0; r < calls.size(); ++r) {
         for (size_t q = 0; q < calls.size(); ++q) {
+          if (q == r) continue;  // undefined
           move(part(calls[r]->shard, q, calls), part(calls[q]->full, r, calls));
         }
       }

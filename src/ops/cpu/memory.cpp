@@ -77,28 +77,33 @@ void run(Cpu, Stream& /*s*/, const Add& op) {
   });
 }
 
-void run(Cpu, Stream& /*s*/, const SumRows& op) {
-  const auto sum_rows = [&](const auto* x, auto widen) {
+void run(Cpu, Stream& /*s*/, const SumParts& op) {
+  const auto sum_parts = [&](const auto* x, const auto* own, auto widen) {
     parallel_rows(op.x_RN.cols(), op.x_RN.rows(), [&](int64_t begin, int64_t end) {
       float* y = op.y_N.f32();
+      const auto part = [&](int64_t r) { return r == op.own ? own : x + r * op.x_RN.row_stride; };
       for (int64_t i = begin; i < end; ++i) {
-        float sum = widen(x[i]);
-        for (int64_t r = 1; r < op.x_RN.rows(); ++r) sum += widen(x[r * op.x_RN.row_stride + i]);
+        float sum = widen(part(0)[i]);
+        for (int64_t r = 1; r < op.x_RN.rows(); ++r) sum += widen(part(r)[i]);
         y[i] = op.add ? y[i] + sum : sum;
       }
     });
   };
-  if (op.x_RN.dtype == DType::kF32) return sum_rows(op.x_RN.f32(), [](float x) { return x; });
-  if (op.x_RN.dtype == DType::kBF16) return sum_rows(op.x_RN.bf16(), bf16_to_f32);
-  fail(ExitCode::kInternal, "sum_rows: no kernel for {}", op.x_RN.describe());
+  if (op.x_RN.dtype == DType::kF32) {
+    return sum_parts(op.x_RN.f32(), op.own_N.f32(), [](float x) { return x; });
+  }
+  if (op.x_RN.dtype == DType::kBF16) {
+    return sum_parts(op.x_RN.bf16(), op.own_N.bf16(), bf16_to_f32);
+  }
+  fail(ExitCode::kInternal, "sum_parts: no kernel for {}", op.x_RN.describe());
 }
 
 void run(Cpu, Stream& /*s*/, const CopyFromHost& op) {
-  std::memcpy(op.y.data, op.host, op.y.bytes());
+  if (op.y.bytes() > 0) std::memcpy(op.y.data, op.host, op.y.bytes());
 }
 
 void run(Cpu, Stream& /*s*/, const CopyToHost& op) {
-  std::memcpy(op.host, op.x.data, op.x.bytes());
+  if (op.x.bytes() > 0) std::memcpy(op.host, op.x.data, op.x.bytes());
 }
 
 void run(Cpu, Stream& /*s*/, const Synchronize& /*op*/) {}  // ops are done when they return

@@ -37,13 +37,15 @@ void run(Cuda, Stream& s, const Add& op) {
   kernels::add(cuda_stream(s), arguments(Add::kName, op.y, op.x));
 }
 
-void run(Cuda, Stream& s, const SumRows& op) {
-  kernels::sum_rows(cuda_stream(s), {.y = op.y_N.f32(),
-                                     .x = arg(op.x_RN),
-                                     .x_type = kernel_type(op.x_RN.dtype),
-                                     .rows = op.x_RN.rows(),
-                                     .cols = op.x_RN.cols(),
-                                     .add = op.add});
+void run(Cuda, Stream& s, const SumParts& op) {
+  kernels::sum_parts(cuda_stream(s), {.y = op.y_N.f32(),
+                                      .x = arg(op.x_RN),
+                                      .own_row = op.own_N.data,
+                                      .own = op.own,
+                                      .type = kernel_type(op.x_RN.dtype),
+                                      .rows = op.x_RN.rows(),
+                                      .cols = op.x_RN.cols(),
+                                      .add = op.add});
 }
 
 void run(Cuda, Stream& s, const CopyFromHost& op) {

@@ -31,21 +31,27 @@ TEST(Fill, EveryDtypeAndStride) {
   EXPECT_EQ(test::to_f64(i), std::vector<double>(9, -1));
 }
 
-TEST(SumRows, AddsRowsInTheirOrder) {
+TEST(SumParts, AddsRowsInTheirOrder) {
   CpuStream s;
   for (const auto* shape : {kSmall, kLarge}) {
-    for (const bool add : {false, true}) {
-      const Owned x = test::random_normal("x", {shape[0], shape[1]}, 1, 0, 5);
-      const Owned y = test::random_normal("y", {shape[1]});
-      std::vector<float> expected(static_cast<size_t>(shape[1]));
-      for (int64_t i = 0; i < shape[1]; ++i) {
-        const float* column = x.tensor().f32() + i;
-        float sum = column[0];
-        for (int64_t r = 1; r < shape[0]; ++r) sum += column[r * x.tensor().row_stride];
-        expected[static_cast<size_t>(i)] = add ? y.tensor().f32()[i] + sum : sum;
+    for (const int64_t own : {int64_t{0}, int64_t{2}, shape[0] - 1}) {
+      for (const bool add : {false, true}) {
+        const Owned x = test::random_normal("x", {shape[0], shape[1]}, 1, 0, 5);
+        const Owned mine = test::random_normal("mine", {shape[1]});
+        const Owned y = test::random_normal("y", {shape[1]});
+        std::vector<float> expected(static_cast<size_t>(shape[1]));
+        for (int64_t i = 0; i < shape[1]; ++i) {
+          const auto part = [&](int64_t r) {
+            return r == own ? mine.tensor().f32()[i]
+                            : x.tensor().f32()[r * x.tensor().row_stride + i];
+          };
+          float sum = part(0);
+          for (int64_t r = 1; r < shape[0]; ++r) sum += part(r);
+          expected[static_cast<size_t>(i)] = add ? y.tensor().f32()[i] + sum : sum;
+        }
+        ops::run(s, ops::SumParts{.y_N = y, .x_RN = x, .own_N = mine, .own = own, .add = add});
+        EXPECT_EQ(std::vector<float>(y.tensor().f32(), y.tensor().f32() + shape[1]), expected);
       }
-      ops::run(s, ops::SumRows{.y_N = y, .x_RN = x, .add = add});
-      EXPECT_EQ(std::vector<float>(y.tensor().f32(), y.tensor().f32() + shape[1]), expected);
     }
   }
 }
