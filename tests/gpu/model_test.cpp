@@ -36,9 +36,9 @@ constexpr double kGradientError = 5e-2;  // of each tensor
 constexpr double kGateBiasError = 1.5e-1;
 // The gradient of a ReLU's input (CoCA's t) jumps where rounding moves the input across 0. A token
 // that is nearly orthogonal to its few keys divides by a very small number (ReBased's q and k). In
-// these models PyTorch errs by 5.9e-2 and by 6.5e-2 when it stores tensors in bf16. As in the
+// these models PyTorch errs by 6.6e-2 and by 6.5e-2 when it stores tensors in bf16. As in the
 // parity test, 1.5 times that error is allowed.
-constexpr double kCocaKeyError = 1.5 * 5.9e-2;
+constexpr double kCocaKeyError = 1.5 * 6.6e-2;
 constexpr double kRebasedQueryAndKeyError = 1.5 * 6.5e-2;
 constexpr double kLogitsError = 2e-2;
 constexpr double kMapError = 2e-2;

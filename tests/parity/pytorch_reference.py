@@ -448,9 +448,13 @@ def rounding_errors(w, model, batch, logits, gradients):
     ROUND = False
     found = {name: x.grad.cpu().numpy() for name, x in copies.items()}
     each = errors({"logits": rounded.detach().cpu().numpy()}, logits) | errors(found, gradients)
-    # The error of a tensor with few elements is largely chance, so all layers share the worst of their
-    # errors, and so do the tensors of FIRE's network.
-    kinds = {name: re.sub(r"fire\..*", "fire", re.sub(r"\.\d+\.", ".", name)) for name in each}
+    # The error of a tensor with few elements is largely chance: that of a gate of one head is a single
+    # number. So all layers share the worst of their errors, and so do a gate's weight and bias, which are
+    # sums of the same terms, and the tensors of FIRE's network.
+    def kind(name):
+        return re.sub(r"fire\..*", "fire", re.sub(r"forget_gate\..*", "forget_gate", re.sub(r"\.\d+\.", ".", name)))
+
+    kinds = {name: kind(name) for name in each}
     worst = {}
     for name, error in each.items():
         worst[kinds[name]] = max(worst.get(kinds[name], 0.0), error)

@@ -26,7 +26,16 @@ struct Problem {
         o(poisoned({c.tokens(), c.heads * c.e}, 3)),
         den(poisoned({c.heads, c.tokens()})),
         dqkv(poisoned({c.tokens(), width()})),
-        bounds(integers(c.bounds())) {}
+        bounds(integers(c.bounds())) {
+    // The mean is for q and k. In v it would make the gradients differences of nearly equal
+    // numbers.
+    const Tensor values = v(qkv);
+    for (int64_t t = 0; t < values.rows(); ++t) {
+      for (int64_t i = 0; i < values.cols(); ++i) {
+        values.f32()[t * values.row_stride + i] -= static_cast<float>(c.mean);
+      }
+    }
+  }
 
   int64_t width() const { return config.heads * (2 * config.f + config.e); }
   Tensor q(const Owned& all) const { return all.tensor().col_range(0, config.heads * config.f); }
