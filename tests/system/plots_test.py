@@ -14,6 +14,7 @@ import plot_lengths  # noqa: E402
 import plot_loss  # noqa: E402
 import plot_sweep  # noqa: E402
 import plot_tasks  # noqa: E402
+from plotting import line_of  # noqa: E402
 
 try:
     import matplotlib  # noqa: F401
@@ -47,19 +48,36 @@ class Sweeps(unittest.TestCase):
     def test_loss_where_there_is_no_accuracy(self):
         runs = [run_of("a", 1, None, 3.0), run_of("a", 1, None, 2.5), run_of("a", 2, None, None)]
         self.assertEqual(plot_sweep.choose_metric(runs), "loss")
-        self.assertEqual(plot_sweep.best_points(runs, "k", "loss"), {"a": {1.0: 2.5}})
+        self.assertEqual(plot_sweep.best_points(runs, "k", "loss"), {"a": {1.0: [2.5]}})
 
     def test_accuracy_where_there_is_one(self):
         runs = [run_of("a", 1, 0.5, 3.0), run_of("a", 1, 0.7, 2.5)]
         self.assertEqual(plot_sweep.choose_metric(runs), "accuracy")
-        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: 0.7}})
+        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.7]}})
+
+    def test_seeds_are_averaged_before_the_best_is_chosen(self):
+        def seed_run(lr, seed, accuracy):
+            run = run_of("a", 1, accuracy, None)
+            run["grid"].update({"lr": lr, "seed": seed})
+            return run
+
+        # The best single run has a learning rate that fails with the other seed.
+        runs = [seed_run("1", "1", 1.0), seed_run("1", "2", 0.0), seed_run("2", "1", 0.75), seed_run("2", "2", 0.5)]
+        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.75, 0.5]}})
+        # A learning rate that has been run with fewer seeds has had less occasion to fail.
+        runs.append(seed_run("3", "1", 0.9))
+        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.75, 0.5]}})
+        self.assertEqual(plot_sweep.default_key([{"grid": {"lr": 1, "seed": 1, "k": 2}}], ["lr"]), "k")
 
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
         with tempfile.TemporaryDirectory() as folder:
-            sweep = {"name": "s", "best_over": [], "runs": [run_of("a", 1, None, 3.0)]}
+            seeds = [run_of("a", 1, None, 3.0), run_of("a", 1, None, 2.0)]
+            for seed, run in enumerate(seeds):
+                run["grid"]["seed"] = str(seed)
+            sweep = {"name": "s", "best_over": [], "runs": seeds}
             (Path(folder) / "sweep.json").write_text(json.dumps(sweep))
-            subprocess.run([sys.executable, SCRIPTS / "plot_sweep.py", folder], check=True,
+            subprocess.run([sys.executable, SCRIPTS / "plot_sweep.py", folder, folder], check=True,
                            capture_output=True)
             self.assertTrue((Path(folder) / "loss.png").is_file())
 
@@ -71,8 +89,14 @@ class Lengths(unittest.TestCase):
         self.assertEqual(plot_lengths.exits([512, 2048], [6.0, 7.0], 5.0), [512])
 
     def test_the_lowest_comes_first(self):
-        lines = [([1, 2], [3.0, 4.0]), ([1, 2], [3.5, 3.5]), ([1], [1.0])]
-        self.assertEqual(plot_lengths.ranked(lines, lambda line: line), [1, 0, 2])
+        lines = [line_of("", [points]) for points in
+                 (([1, 2], [3.0, 4.0]), ([1, 2], [3.5, 3.5]), ([1], [1.0]))]
+        self.assertEqual(plot_lengths.ranked(lines), [1, 0, 2])
+
+    def test_runs_of_one_label_are_seeds_of_one_line(self):
+        line = line_of("sb", [([1, 2, 4], [3.0, 4.0, 5.0]), ([1, 4], [4.0, 5.5])])
+        self.assertEqual((line.x, line.mean, line.low, line.high),
+                         ([1, 4], [3.5, 5.25], [3.0, 5.0], [4.0, 5.5]))
 
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
@@ -85,7 +109,7 @@ class Lengths(unittest.TestCase):
                                       for length, loss in ((8, 4.0), (16, last))]}
                 files.append(Path(folder) / f"{name}.json")
                 files[-1].write_text(json.dumps(record))
-            for more in ([], ["--positions"]):
+            for more in ([], ["--positions"], ["--labels", "both,both"]):
                 subprocess.run([sys.executable, SCRIPTS / "plot_lengths.py", *files, "--max-loss",
                                 "5", *more], check=True, capture_output=True)
             self.assertTrue((Path(folder) / "lengths.png").is_file())
