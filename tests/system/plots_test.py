@@ -152,6 +152,15 @@ class Tasks(unittest.TestCase):
             with self.assertRaisesRegex(plot_tasks.PlotError, "fwe"):
                 plot_tasks.task_names(runs, ["fwe"])
 
+    def test_a_run_has_its_interval_and_seeds_their_range(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = [self.run_of(folder, name, {"vt": [scored(1024, score)]})
+                     for name, score in (("a", 0.5), ("b", 1), ("c", 0))]
+            runs = [plot_tasks.read(file, label) for file, label in zip(files, ("one", "two", "two"))]
+            one, two = plot_tasks.task_lines(runs, "vt")
+            self.assertEqual((one.label, one.x, one.mean, one.low, one.high), ("one", [1024], [0.5], [0.25], [0.75]))
+            self.assertEqual((two.label, two.x, two.mean, two.low, two.high), ("two", [1024], [0.5], [0], [1]))
+
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
         with tempfile.TemporaryDirectory() as folder:
