@@ -40,8 +40,9 @@ def read_runs(path):
 
 
 def default_key(runs, best_over):
-    """The first key of the grid that the sweep does not choose the best of."""
-    keys = [key for key in runs[0]["grid"] if key not in best_over and key != SEED] if runs else []
+    """The first key of the grid that the sweep does not choose the best of, or the first of all."""
+    keys = [key for key in runs[0]["grid"] if key != SEED] if runs else []
+    keys.sort(key=lambda key: key in best_over)
     if not keys:
         raise PlotError("the sweep's grid has no key to draw over; name one with -x")
     return keys[0]
@@ -132,8 +133,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", metavar="SWEEP", nargs="+", help="folder of a sweep or its sweep.json")
-    parser.add_argument("-x", "--key", help="key of the grid; default: the first that the sweep "
-                                            "does not choose the best of")
+    parser.add_argument("-x", "--key", help="key of the grid; default: the first, if possible one that "
+                                            "the sweep does not choose the best of")
     parser.add_argument("--metric", choices=["accuracy", "loss"],
                         help="default: accuracy where a run has one, else loss")
     parser.add_argument("-o", "--output", metavar="PNG",

@@ -67,7 +67,13 @@ class Sweeps(unittest.TestCase):
         # A learning rate that has been run with fewer seeds has had less occasion to fail.
         runs.append(seed_run("3", "1", 0.9))
         self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.75, 0.5]}})
-        self.assertEqual(plot_sweep.default_key([{"grid": {"lr": 1, "seed": 1, "k": 2}}], ["lr"]), "k")
+
+    def test_draws_over_the_key_that_tells_most(self):
+        runs = [{"grid": {"seed": 1, "lr": 1, "k": 2, "m": 3}}]
+        self.assertEqual(plot_sweep.default_key(runs, ["lr"]), "k")
+        self.assertEqual(plot_sweep.default_key(runs, ["lr", "k", "m"]), "lr")
+        with self.assertRaises(plot_sweep.PlotError):
+            plot_sweep.default_key([{"grid": {"seed": 1}}], [])
 
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
