@@ -12,6 +12,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import plot_lengths  # noqa: E402
 import plot_loss  # noqa: E402
+import plot_skip  # noqa: E402
 import plot_sweep  # noqa: E402
 import plot_tasks  # noqa: E402
 from plotting import line_of  # noqa: E402
@@ -183,6 +184,35 @@ class Tasks(unittest.TestCase):
                                      capture_output=True, text=True)
             self.assertEqual(refused.returncode, 1)
             self.assertIn("no depths", refused.stderr)
+
+
+def skip_row(length, epsilon, keys_read, seconds, loss):
+    return {"name": "sb", "length": length, "epsilon": epsilon, "keys_read": keys_read, "loss": loss,
+            "attention_forward_seconds": seconds, "attention_backward_seconds": 3 * seconds}
+
+
+class Skipping(unittest.TestCase):
+    ROWS = [skip_row(1024, 0, 1, 2.0, 3.0), skip_row(1024, 0.5, 0.25, 1.0, 3.5), skip_row(512, 0, 1, 1.0, 4.0),
+            skip_row(512, 0.5, 0.5, 0.75, 4.0), skip_row(512, 0.1, 0.75, 1.0, 4.0)]
+
+    def test_relative_to_the_same_length(self):
+        self.assertEqual(plot_skip.lines_of(self.ROWS), {0.1: [(512, 0.75, 1.0, 0.0)],
+                                                         0.5: [(512, 0.5, 0.75, 0.0), (1024, 0.25, 0.5, 0.5)]})
+        with self.assertRaises(plot_skip.PlotError):
+            plot_skip.lines_of(self.ROWS[:1])
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_draws(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in self.ROWS))
+            subprocess.run([sys.executable, SCRIPTS / "plot_skip.py", path, "--title", "t"], check=True,
+                           capture_output=True)
+            self.assertTrue((Path(folder) / "skip.png").is_file())
+            path.write_text("{}\n")
+            refused = subprocess.run([sys.executable, SCRIPTS / "plot_skip.py", path], capture_output=True, text=True)
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn("no result of", refused.stderr)
 
 
 if __name__ == "__main__":
