@@ -2,11 +2,14 @@
 # Trains the models of configs/lengths_*.yaml and measures their loss on longer texts than those that
 # they were trained on.
 #
-#   scripts/lengths.sh [--out DIR] [--lengths N,N,...] [--tokens N] [MODEL...] [-- TRAINING OPTIONS]
+#   scripts/lengths.sh [--out DIR] [--seeds N,N,...] [--lengths N,N,...] [--tokens N] [MODEL...]
+#                      [-- TRAINING OPTIONS]
 #   scripts/lengths.sh sb rope -- --device=cuda
 #
 # MODEL is the part of the file's name after lengths_; the default is all models. DIR (default:
-# runs/lengths) gets a run folder, MODEL.json and MODEL_same.json for each model, and three plots.
+# runs/lengths) gets a run folder, MODEL.json and MODEL_same.json for each model, three plots, and
+# tables.md. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
+# the mean and the range over the seeds, the tables the mean and the standard deviation.
 # Results that exist already are skipped and an interrupted run continues, so the same command
 # continues after a stop. --lengths and --tokens (per length) change what is evaluated. The first run
 # fetches the text with data/fetch_corpus.py. The variable SBTRAIN names a program to use instead of the
@@ -17,12 +20,17 @@ called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=lengths
 models=(sb sb_remainder sb_bias rope alibi fire none window coca rebased rebased_conv)
-declare -A values=([out]=runs/lengths [lengths]="512,1024,2048,4096,8192,16384" [tokens]=524288)
+declare -A values=([out]=runs/lengths [seeds]="" [lengths]="512,1024,2048,4096,8192,16384"
+  [tokens]=524288)
 targets=256
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh
 parse_command_line "$called_from" "$@"
 out=${values[out]}
+IFS=, read -ra seeds <<<"${values[seeds]}"
+for seed in "${seeds[@]}"; do
+  [[ $seed =~ ^[0-9]+$ ]] || usage_error "--seeds: '$seed' is no seed"
+done
 
 # ---- Data -------------------------------------------------------------------------------------
 
@@ -41,34 +49,48 @@ done
 
 # ---- Training and evaluation ------------------------------------------------------------------
 
-# measure NAME RUN OPTIONS... writes NAME.json and, with the same targets for all lengths,
-# NAME_same.json.
+# measure FOLDER NAME RUN OPTIONS... writes FOLDER/NAME.json and, with the same targets for all lengths,
+# FOLDER/NAME_same.json.
 measure() {
-  local name=$1 run=$2
-  shift 2
-  local common=(--checkpoint "$out/$run" --device "$device" --lengths "${values[lengths]}"
+  local result=$1/$2 run=$1/$3
+  shift 3
+  local common=(--checkpoint "$run" --device "$device" --lengths "${values[lengths]}"
     --tokens-per-length "${values[tokens]}" --recall "$@")
-  [ -f "$out/$name.json" ] || "$sbtrain" eval "${common[@]}" --json "$out/$name.json"
-  [ -f "${out}/${name}_same.json" ] ||
-    "$sbtrain" eval "${common[@]}" --same-targets "$targets" --json "${out}/${name}_same.json"
+  [ -f "$result.json" ] || "$sbtrain" eval "${common[@]}" --json "$result.json"
+  [ -f "${result}_same.json" ] ||
+    "$sbtrain" eval "${common[@]}" --same-targets "$targets" --json "${result}_same.json"
 }
 
-for model in "${models[@]}"; do
-  if [ ! -f "$out/$model.json" ]; then
-    echo "lengths: training $model"
+# train_and_measure FOLDER MODEL TRAINING OPTIONS...
+train_and_measure() {
+  local folder=$1 model=$2
+  shift 2
+  if [ ! -f "$folder/$model.json" ]; then
+    echo "lengths: training $folder/$model"
     # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
-    "$sbtrain" train --config "configs/lengths_$model.yaml" --out "$out/$model" "${options[@]}" || exit
+    "$sbtrain" train --config "configs/lengths_$model.yaml" --out "$folder/$model" "$@" || exit
   fi
-  echo "lengths: evaluating $model"
-  measure "$model" "$model"
+  echo "lengths: evaluating $folder/$model"
+  measure "$folder" "$model" "$model"
   if [ "$model" = rope ]; then
-    measure rope_dynamic_ntk rope --rope-scaling dynamic_ntk
+    measure "$folder" rope_dynamic_ntk rope --rope-scaling dynamic_ntk
   fi
+}
+
+folders=("${seeds[@]/#/$out/seed-}")
+[ ${#seeds[@]} -gt 0 ] || folders=("$out")
+for model in "${models[@]}"; do
+  for folder in "${folders[@]}"; do
+    seed=()
+    [ "$folder" = "$out" ] || seed=(--seed="${folder##*/seed-}")
+    mkdir -p "$folder"
+    train_and_measure "$folder" "$model" "${options[@]}" "${seed[@]}"
+  done
 done
 
-# ---- Plots ------------------------------------------------------------------------------------
+# ---- Plots and tables -------------------------------------------------------------------------
 
-# The plots show every result that exists, in this order.
+# They show every result that exists, in this order.
 results=("sb=stick-breaking" "sb_bias=stick-breaking with bias" "sb_remainder=stick-breaking with value"
   "rope=RoPE" "rope_dynamic_ntk=RoPE with dynamic NTK" "alibi=ALiBi" "fire=FIRE" "none=no position"
   "window=RoPE in a window" "coca=CoCA" "rebased=ReBased" "rebased_conv=ReBased with convolutions")
@@ -76,12 +98,16 @@ files=()
 same=()
 labels=
 for result in "${results[@]}"; do
-  name=$out/${result%%=*}
-  if [ ! -f "$name.json" ] || [ ! -f "${name}_same.json" ]; then continue; fi
-  files+=("$name.json")
-  same+=("${name}_same.json")
-  labels=$labels,${result#*=}
+  for folder in "${folders[@]}"; do
+    name=$folder/${result%%=*}
+    if [ ! -f "$name.json" ] || [ ! -f "${name}_same.json" ]; then continue; fi
+    files+=("$name.json")
+    same+=("${name}_same.json")
+    labels=$labels,${result#*=}
+  done
 done
+"$python" scripts/tables.py --labels "${labels#,}$labels" "${files[@]}" "${same[@]}" >"$out/tables.md"
+echo "lengths: $out/tables.md"
 if can_draw scripts/plot_lengths.py; then
   # The loss without positions rises so far that the other curves would merge into one line.
   plot=("$python" scripts/plot_lengths.py --max-loss 5 --labels "${labels#,}")

@@ -3,8 +3,10 @@
 
     scripts/plot_lengths.py sb.json rope.json -o lengths.png
     scripts/plot_lengths.py sb.json rope.json --positions -o positions.png
+    scripts/plot_lengths.py --labels sb,sb,rope,rope sb1.json sb2.json rope1.json rope2.json
 
-The legend is in the order of the last losses, and the line that ends lowest is drawn strongest. Marks
+Files with the same label, which are those of one model with different seeds, are drawn as their mean and a band
+over their range. The legend is in the order of the last losses, and the line that ends lowest is drawn strongest. Marks
 show where lines leave the plot through its top (--max-loss). With --positions it draws the loss by
 position in the longest windows, averaged over bins. The script needs matplotlib (Debian and Ubuntu:
 apt-get install python3-matplotlib).
@@ -16,7 +18,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plotting import COLOURS, MARKERS, PlotError, labels_of, load_pyplot, save, set_title, style_axes
+from plotting import (COLOURS, MARKERS, PlotError, by_label, labels_of, line_of, load_pyplot, save, set_title,
+                      style_axes)
 
 
 @dataclass
@@ -64,12 +67,9 @@ def over_position(measured):
     return x, y
 
 
-def ranked(all_measured, points):
-    """Their indices, the one that ends lowest first; runs that reach less far come later."""
-    def end(i):
-        x, y = points(all_measured[i])
-        return -x[-1], y[-1]
-    return sorted(range(len(all_measured)), key=end)
+def ranked(lines):
+    """Their indices, the one that ends lowest first; lines that reach less far come later."""
+    return sorted(range(len(lines)), key=lambda i: (-lines[i].x[-1], lines[i].mean[-1]))
 
 
 def exits(x, y, top):
@@ -84,26 +84,30 @@ def exits(x, y, top):
 
 def draw(all_measured, arguments, output):
     plt = load_pyplot()
-    figure, axes = plt.subplots(figsize=(9.6, 5.0) if len(all_measured) > 4 else (8.4, 5.0), constrained_layout=True)
     points = over_position if arguments.positions else over_length
-    order = ranked(all_measured, points)
-    losses = [loss for measured in all_measured for loss in points(measured)[1]]
+    lines = [line_of(label, map(points, runs)) for label, runs in by_label(all_measured).items()]
+    for line in lines:
+        if not line.x:
+            raise PlotError(f"the files of {line.label} have no length in common")
+    figure, axes = plt.subplots(figsize=(9.6, 5.0) if len(lines) > 4 else (8.4, 5.0), constrained_layout=True)
+    order = ranked(lines)
+    losses = [loss for line in lines for loss in line.mean]
     top = arguments.max_loss if arguments.max_loss and max(losses) > arguments.max_loss > min(losses) else None
     for i in order:
-        measured = all_measured[i]
-        x, y = points(measured)
+        line = lines[i]
+        colour = COLOURS[i % len(COLOURS)]
         again = i // len(COLOURS)  # colours repeat with another line style
         best = i == order[0] and len(order) > 1
         width = 1.2 if arguments.positions else 1.6
-        axes.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=["-", "--", ":"][again % 3],
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(line.x, line.mean, color=colour, linestyle=["-", "--", ":"][again % 3],
                   linewidth=2.2 * width if best else width, zorder=5 if best else 2,
                   alpha=1.0 if best or len(order) <= 4 else 0.7,
-                  label=f"{measured.label}  {y[-1]:.2f}",
+                  label=f"{line.label}  {line.mean[-1]:.2f}",
                   marker=None if arguments.positions else MARKERS[i % len(MARKERS)],
                   markersize=4.5, markerfacecolor="white", markeredgewidth=1.4)
-        for at in exits(x, y, top) if top else []:
-            axes.plot([at], [top], marker="^", markersize=7, color=COLOURS[i % len(COLOURS)],
-                      clip_on=False, zorder=6)
+        for at in exits(line.x, line.mean, top) if top else []:
+            axes.plot([at], [top], marker="^", markersize=7, color=colour, clip_on=False, zorder=6)
     axes.set_xscale("log", base=2)
     ticks = sorted({r["length"] for m in all_measured for r in m.lengths})
     if arguments.positions:
@@ -124,7 +128,7 @@ def draw(all_measured, arguments, output):
     axes.set_xlabel("position in the window" if arguments.positions
                     else "tokens in the window; dashed: as trained")
     set_title(axes, arguments.title or "Loss beyond the trained length")
-    beside = len(all_measured) > 4  # so many lines leave no room for it
+    beside = len(lines) > 4  # so many lines leave no room for it
     axes.legend(frameon=False, fontsize=9, title="loss at the end", title_fontsize=8,
                 loc="center left" if beside else "best",
                 bbox_to_anchor=(1.0, 0.5) if beside else None)

@@ -5,7 +5,8 @@
     scripts/plot_tasks.py sb.json --depth -o depth.png                 # heat maps: length by depth
     scripts/plot_tasks.py sb.json rope.json --depth --tasks passkey    # one for each run
 
-Bands around lines are the 95% intervals. Dashed lines mark the length that the runs were trained with. The
+Bands around lines are the 95% intervals. Files with the same label (--labels), which are those of one model with
+different seeds, are drawn as their mean, with a band over their range. Dashed lines mark the length that the runs were trained with. The
 script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
@@ -15,7 +16,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from plotting import COLOURS, INK, MARKERS, PlotError, labels_of, load_pyplot, save, set_title, style_axes
+from plotting import (COLOURS, INK, MARKERS, PlotError, by_label, labels_of, line_of, load_pyplot, save, set_title,
+                      style_axes)
 
 COLUMNS = 4  # panels side by side
 NUMBERED = 12  # heat maps of up to this many lengths have their scores written into them
@@ -80,20 +82,30 @@ def panels(plt, count, width, height, columns=COLUMNS):
     return figure, list(grid.flat[:count])
 
 
+def task_lines(runs, name):
+    """A line for each label: the score of its run with the 95% interval, or of several the mean and the range."""
+    lines = []
+    for label, group in by_label(runs).items():
+        results = [run.tasks.get(name, []) for run in group]
+        line = line_of(label, [([r["length"] for r in each], [r["score"] for r in each]) for each in results])
+        if len(group) == 1:
+            line.low, line.high = ([r[end] for r in results[0]] for end in ("low", "high"))
+        lines.append(line)
+    return lines
+
+
 def draw_lines(runs, names, title, output):
     plt = load_pyplot()
     few = len(names) == 1
     figure, all_axes = panels(plt, len(names), 7.2 if few else 3.4, 4.4 if few else 2.8)
     for n, (axes, name) in enumerate(zip(all_axes, names)):
         lengths = sorted({r["length"] for run in runs for r in run.tasks.get(name, [])})
-        for i, run in enumerate(runs):
-            results = run.tasks.get(name, [])
-            x, colour = [r["length"] for r in results], COLOURS[i % len(COLOURS)]
-            axes.fill_between(x, [r["low"] for r in results], [r["high"] for r in results], color=colour,
-                              alpha=0.12, linewidth=0)
-            axes.plot(x, [r["score"] for r in results], color=colour, linewidth=1.6,
+        for i, line in enumerate(task_lines(runs, name)):
+            colour = COLOURS[i % len(COLOURS)]
+            axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
+            axes.plot(line.x, line.mean, color=colour, linewidth=1.6,
                       linestyle=["-", "--", ":"][i // len(COLOURS) % 3], marker=MARKERS[i % len(MARKERS)],
-                      markersize=4.5, markerfacecolor="white", markeredgewidth=1.4, label=run.label)
+                      markersize=4.5, markerfacecolor="white", markeredgewidth=1.4, label=line.label)
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [str(length) for length in lengths], fontsize=8,
                         rotation=0 if few or len(lengths) < 6 else 45)
@@ -113,7 +125,7 @@ def draw_lines(runs, names, title, output):
     if not few:
         figure.supxlabel("tokens of prompt and answer; dashed: as trained", fontsize=9)
         figure.suptitle(title or "Tasks by length", x=0.01, ha="left", fontsize=12, fontweight="bold")
-    if len(runs) > 1:
+    if len(by_label(runs)) > 1:
         if few:
             all_axes[0].legend(frameon=False, fontsize=9)
         else:

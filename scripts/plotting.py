@@ -1,6 +1,8 @@
 """What the plot_*.py scripts share: colours, fonts, axes, loading matplotlib and saving a figure."""
 
 import sys
+from dataclasses import dataclass
+from statistics import mean
 
 COLOURS = ["#2563ab", "#d1622b", "#3a8f5c", "#8a5bb0", "#b8437a", "#6b7280", "#a98516", "#2f97a3"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
@@ -18,6 +20,34 @@ def labels_of(arguments):
     if len(labels) != len(arguments.files):
         raise PlotError(f"{len(labels)} labels for {len(arguments.files)} files")
     return labels
+
+
+def by_label(runs):
+    """Runs with a `label` as {label: runs}, in the order of their first ones. Runs with the same label are those of
+    one model with different seeds."""
+    groups = {}
+    for run in runs:
+        groups.setdefault(run.label, []).append(run)
+    return groups
+
+
+@dataclass
+class Line:
+    """The mean of several runs at the places that all of them have, and the range of their values."""
+
+    label: str
+    x: list
+    mean: list
+    low: list
+    high: list
+
+
+def line_of(label, points):
+    """The Line of runs, each of which is given as ([x], [y])."""
+    runs = [dict(zip(x, y)) for x, y in points]
+    x = [place for place in runs[0] if all(place in run for run in runs)]
+    values = [[run[place] for run in runs] for place in x]
+    return Line(label, x, [mean(v) for v in values], [min(v) for v in values], [max(v) for v in values])
 
 
 def load_pyplot(font_size=10):

@@ -46,6 +46,13 @@ struct AttentionMap {
   std::vector<float> remainder_T;  // stick-breaking: what token j gives to no key; else empty
 };
 
+// Pairs of a query and a key that it may look at, over all heads: those that a forward pass has
+// read, and all that there are.
+struct KeysRead {
+  int64_t read = 0;
+  int64_t visible = 0;
+};
+
 class Attention {
  public:
   virtual ~Attention() = default;
@@ -88,6 +95,13 @@ class Attention {
   // module that does not weigh keys has no map.
   virtual AttentionMap map(Stream& /*s*/, const Weights& /*w*/, const AttentionSaved& /*saved*/,
                            const Sequences& /*sequences*/, int64_t /*head*/) const {
+    return {};
+  }
+
+  // What a forward pass that filled `saved` has read of the keys; the backward pass reads the same
+  // again. A module that never skips a key counts none.
+  virtual KeysRead keys_read(Stream& /*s*/, const AttentionSaved& /*saved*/,
+                             const Sequences& /*sequences*/) const {
     return {};
   }
 

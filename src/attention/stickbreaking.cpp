@@ -1,5 +1,6 @@
 // `stickbreaking`: stick-breaking attention (arXiv 2410.17980), which needs no positions, with its
 // options: what becomes of the remainder, head norm, attending to the token itself, a forget gate.
+#include <algorithm>
 #include <cmath>
 
 #include "attention/map.h"
@@ -9,6 +10,7 @@
 #include "ops/activation.h"
 #include "ops/attention.h"
 #include "ops/linear.h"
+#include "ops/memory.h"
 #include "ops/norm.h"
 
 namespace sbtrain {
@@ -54,6 +56,12 @@ constexpr const char* kGateWeight = "self_attn.forget_gate.weight";
 constexpr const char* kGateBias = "self_attn.forget_gate.bias";
 constexpr float kHeadNormEps = 1e-5f;
 constexpr double kGateBiasInit = 4.0;  // sigmoid(4) = 0.98: gates start almost open
+
+std::vector<int32_t> download_integers(Stream& s, const Tensor& x) {
+  std::vector<int32_t> values(static_cast<size_t>(x.numel()));
+  ops::run(s, ops::CopyToHost{.host = values.data(), .x = x});
+  return values;
+}
 
 struct StickBreakingSaved : AttentionSaved {
   QkvSaved qkv;
@@ -247,6 +255,23 @@ class StickBreakingAttention : public Attention {
         download_head(s, x.q, heads, head),
         download_head(s, x.k, qkv_.key_heads(), qkv_.key_head(head)), std::move(gate), params_);
     return make_map(x.q.rows(), weights, /*with_remainder=*/true);
+  }
+
+  // The keys of a token at position p are 0 .. p - 1, with attend_current 0 .. p, and those from
+  // its tile's stop on have been read.
+  KeysRead keys_read(Stream& s, const AttentionSaved& saved,
+                     const Sequences& sequences) const override {
+    const auto& mine = static_cast<const StickBreakingSaved&>(saved);
+    const std::vector<int32_t> stop_HT = download_integers(s, mine.stop_HT);
+    const std::vector<int32_t> positions_T = download_integers(s, sequences.positions_T);
+    KeysRead keys;
+    for (size_t i = 0; i < stop_HT.size(); ++i) {
+      const int64_t visible =
+          positions_T[i % positions_T.size()] + (params_.attend_current ? 1 : 0);
+      keys.visible += visible;
+      keys.read += std::max<int64_t>(0, visible - stop_HT[i]);
+    }
+    return keys;
   }
 
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,

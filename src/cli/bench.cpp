@@ -1,5 +1,5 @@
-// sbtrain bench train | decode | attention | ops | collectives: the speed of a training step and of
-// its parts, and of generation.
+// sbtrain bench train | decode | attention | skip | ops | collectives: the speed of a training step
+// and of its parts, and of generation.
 #include "bench/bench.h"
 
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 
 #include "cli/backend.h"
 #include "cli/bench_collectives.h"
+#include "cli/bench_skip.h"
 #include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/job.h"
@@ -353,11 +354,13 @@ void add_bench_ops(CLI::App& bench, Action& action) {
 void add_bench(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand(
       "bench",
-      "Time a training step and its parts, generation, attention, single ops, or collectives");
+      "Time a training step and its parts, generation, attention, skipping of keys, single ops, or "
+      "collectives");
   bench->require_subcommand(1);
   add_bench_train(*bench, action);
   add_bench_decode(*bench, action);
   add_bench_attention(*bench, action);
+  add_bench_skip(*bench, action);
   add_bench_ops(*bench, action);
   add_bench_collectives(*bench, action);
 }

@@ -156,8 +156,6 @@ void WindowReader::append(PackedBatch& batch, const Window& window) const {
   }
 }
 
-// A batch of these windows. It is padded to a multiple of max_seqlen tokens, so that there are few
-// different sizes, which matters because kernels may be built for each size.
 PackedBatch WindowReader::batch_of(std::span<const Window> windows, int64_t max_seqlen) const {
   PackedBatch batch;
   int64_t tokens = 0;

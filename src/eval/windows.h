@@ -82,6 +82,10 @@ class WindowReader {
   // documents are chosen evenly over the stores, and the last one is cut off.
   std::vector<Window> sliding(int64_t length, int64_t stride, int64_t max_tokens) const;
 
+  // A batch of these windows. It is padded to a multiple of max_seqlen tokens, so that there are
+  // few different sizes, which matters because kernels may be built for each size.
+  PackedBatch batch_of(std::span<const Window> windows, int64_t max_seqlen) const;
+
   // Scores the windows, as many at once as `tokens_at_once` allows, but at least one. The batches
   // are dealt to the ranks, and the scores have the same bits for any number of them. `max_seqlen`
   // is passed to `losses`.
@@ -89,7 +93,6 @@ class WindowReader {
                      int64_t max_seqlen, const TokenLosses& losses) const;
 
  private:
-  PackedBatch batch_of(std::span<const Window> windows, int64_t max_seqlen) const;
   void append(PackedBatch& batch, const Window& window) const;
   std::vector<std::unique_ptr<DocumentStore>> stores_;
   std::optional<Tokenizer> tokenizer_;

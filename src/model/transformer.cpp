@@ -329,6 +329,18 @@ void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTens
   release_head(params);
 }
 
+std::vector<KeysRead> Transformer::keys_read(Stream& s, ParamAccess& params,
+                                             const BatchTensors& batch) const {
+  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
+  std::vector<KeysRead> layers;
+  run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights&, const AttentionSaved* saved) {
+    require(saved, "counting keys needs a model with Recompute::kNone");
+    layers.push_back(blocks_[l].attention().keys_read(s, *saved, batch.sequences));
+  });
+  release_head(params);
+  return layers;
+}
+
 double Transformer::flops_per_token(double keys) const {
   double attention = 0;
   for (const Block& block : blocks_) attention += block.attention().flops_per_token(keys);

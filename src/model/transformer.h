@@ -73,6 +73,9 @@ class Transformer {
   void attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
                       const MapVisit& visit, const MapWanted& wanted = nullptr) const;
 
+  // Runs the forward pass and returns what each layer's attention has read of the keys.
+  std::vector<KeysRead> keys_read(Stream& s, ParamAccess& params, const BatchTensors& batch) const;
+
   // Floating-point operations of training on one token, forward and backward, without
   // recomputation: 6 N for all N parameters, and attention over `keys` keys. keys = L/2 counts the
   // causal half, keys = L the full square.

@@ -181,6 +181,32 @@ TEST_F(GpuSystemTest, CheckpointsMoveBetweenDevices) {
   }
 }
 
+TEST_F(GpuSystemTest, BenchSkipCountsTheKeysThatAreRead) {
+  ASSERT_EQ(run(training("run")), 0) << output_;
+  const auto rows = [&](const std::string& device) {
+    EXPECT_EQ(run({"bench", "skip", "--checkpoint", path("run"), "--device", device, "--lengths",
+                   "512", "--epsilons", "0.9", "--tokens", "512", "--repeats", "1", "--json"}),
+              0)
+        << output_;
+    std::vector<nlohmann::json> all;
+    std::istringstream lines(output_);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.starts_with('{')) all.push_back(nlohmann::json::parse(line));
+    }
+    return all;
+  };
+  const std::vector<nlohmann::json> cpu = rows("cpu");
+  const std::vector<nlohmann::json> gpu = rows("cuda");
+  ASSERT_EQ(cpu.size(), 2U);
+  ASSERT_EQ(gpu.size(), 2U);
+  EXPECT_EQ(gpu[0].at("keys_read"), 1.0);
+  EXPECT_LT(gpu[1].at("keys_read"), 0.9);
+  EXPECT_GT(gpu[1].at("keys_read"), 0.05);
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    EXPECT_NEAR(gpu[i].at("loss").get<double>(), cpu[i].at("loss").get<double>(), kMeanDifference);
+  }
+}
+
 TEST_F(GpuSystemTest, AModelTooLargeForTheDeviceIsRefusedWithItsPlan) {
   EXPECT_EQ(run(training("run", {"--device=cuda", "--model.layers=64", "--model.width=16384",
                                  "--model.inner=65536", "--model.heads=128"})),

@@ -12,8 +12,10 @@ sys.path.insert(0, str(SCRIPTS))
 
 import plot_lengths  # noqa: E402
 import plot_loss  # noqa: E402
+import plot_skip  # noqa: E402
 import plot_sweep  # noqa: E402
 import plot_tasks  # noqa: E402
+from plotting import line_of  # noqa: E402
 
 try:
     import matplotlib  # noqa: F401
@@ -47,19 +49,42 @@ class Sweeps(unittest.TestCase):
     def test_loss_where_there_is_no_accuracy(self):
         runs = [run_of("a", 1, None, 3.0), run_of("a", 1, None, 2.5), run_of("a", 2, None, None)]
         self.assertEqual(plot_sweep.choose_metric(runs), "loss")
-        self.assertEqual(plot_sweep.best_points(runs, "k", "loss"), {"a": {1.0: 2.5}})
+        self.assertEqual(plot_sweep.best_points(runs, "k", "loss"), {"a": {1.0: [2.5]}})
 
     def test_accuracy_where_there_is_one(self):
         runs = [run_of("a", 1, 0.5, 3.0), run_of("a", 1, 0.7, 2.5)]
         self.assertEqual(plot_sweep.choose_metric(runs), "accuracy")
-        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: 0.7}})
+        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.7]}})
+
+    def test_seeds_are_averaged_before_the_best_is_chosen(self):
+        def seed_run(lr, seed, accuracy):
+            run = run_of("a", 1, accuracy, None)
+            run["grid"].update({"lr": lr, "seed": seed})
+            return run
+
+        # The best single run has a learning rate that fails with the other seed.
+        runs = [seed_run("1", "1", 1.0), seed_run("1", "2", 0.0), seed_run("2", "1", 0.75), seed_run("2", "2", 0.5)]
+        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.75, 0.5]}})
+        # A learning rate that has been run with fewer seeds has had less occasion to fail.
+        runs.append(seed_run("3", "1", 0.9))
+        self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.75, 0.5]}})
+
+    def test_draws_over_the_key_that_tells_most(self):
+        runs = [{"grid": {"seed": 1, "lr": 1, "k": 2, "m": 3}}]
+        self.assertEqual(plot_sweep.default_key(runs, ["lr"]), "k")
+        self.assertEqual(plot_sweep.default_key(runs, ["lr", "k", "m"]), "lr")
+        with self.assertRaises(plot_sweep.PlotError):
+            plot_sweep.default_key([{"grid": {"seed": 1}}], [])
 
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
         with tempfile.TemporaryDirectory() as folder:
-            sweep = {"name": "s", "best_over": [], "runs": [run_of("a", 1, None, 3.0)]}
+            seeds = [run_of("a", 1, None, 3.0), run_of("a", 1, None, 2.0)]
+            for seed, run in enumerate(seeds):
+                run["grid"]["seed"] = str(seed)
+            sweep = {"name": "s", "best_over": [], "runs": seeds}
             (Path(folder) / "sweep.json").write_text(json.dumps(sweep))
-            subprocess.run([sys.executable, SCRIPTS / "plot_sweep.py", folder], check=True,
+            subprocess.run([sys.executable, SCRIPTS / "plot_sweep.py", folder, folder], check=True,
                            capture_output=True)
             self.assertTrue((Path(folder) / "loss.png").is_file())
 
@@ -71,8 +96,14 @@ class Lengths(unittest.TestCase):
         self.assertEqual(plot_lengths.exits([512, 2048], [6.0, 7.0], 5.0), [512])
 
     def test_the_lowest_comes_first(self):
-        lines = [([1, 2], [3.0, 4.0]), ([1, 2], [3.5, 3.5]), ([1], [1.0])]
-        self.assertEqual(plot_lengths.ranked(lines, lambda line: line), [1, 0, 2])
+        lines = [line_of("", [points]) for points in
+                 (([1, 2], [3.0, 4.0]), ([1, 2], [3.5, 3.5]), ([1], [1.0]))]
+        self.assertEqual(plot_lengths.ranked(lines), [1, 0, 2])
+
+    def test_runs_of_one_label_are_seeds_of_one_line(self):
+        line = line_of("sb", [([1, 2, 4], [3.0, 4.0, 5.0]), ([1, 4], [4.0, 5.5])])
+        self.assertEqual((line.x, line.mean, line.low, line.high),
+                         ([1, 4], [3.5, 5.25], [3.0, 5.0], [4.0, 5.5]))
 
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
@@ -85,7 +116,7 @@ class Lengths(unittest.TestCase):
                                       for length, loss in ((8, 4.0), (16, last))]}
                 files.append(Path(folder) / f"{name}.json")
                 files[-1].write_text(json.dumps(record))
-            for more in ([], ["--positions"]):
+            for more in ([], ["--positions"], ["--labels", "both,both"]):
                 subprocess.run([sys.executable, SCRIPTS / "plot_lengths.py", *files, "--max-loss",
                                 "5", *more], check=True, capture_output=True)
             self.assertTrue((Path(folder) / "lengths.png").is_file())
@@ -128,6 +159,15 @@ class Tasks(unittest.TestCase):
             with self.assertRaisesRegex(plot_tasks.PlotError, "fwe"):
                 plot_tasks.task_names(runs, ["fwe"])
 
+    def test_a_run_has_its_interval_and_seeds_their_range(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = [self.run_of(folder, name, {"vt": [scored(1024, score)]})
+                     for name, score in (("a", 0.5), ("b", 1), ("c", 0))]
+            runs = [plot_tasks.read(file, label) for file, label in zip(files, ("one", "two", "two"))]
+            one, two = plot_tasks.task_lines(runs, "vt")
+            self.assertEqual((one.label, one.x, one.mean, one.low, one.high), ("one", [1024], [0.5], [0.25], [0.75]))
+            self.assertEqual((two.label, two.x, two.mean, two.low, two.high), ("two", [1024], [0.5], [0], [1]))
+
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -144,6 +184,35 @@ class Tasks(unittest.TestCase):
                                      capture_output=True, text=True)
             self.assertEqual(refused.returncode, 1)
             self.assertIn("no depths", refused.stderr)
+
+
+def skip_row(length, epsilon, keys_read, seconds, loss):
+    return {"name": "sb", "length": length, "epsilon": epsilon, "keys_read": keys_read, "loss": loss,
+            "attention_forward_seconds": seconds, "attention_backward_seconds": 3 * seconds}
+
+
+class Skipping(unittest.TestCase):
+    ROWS = [skip_row(1024, 0, 1, 2.0, 3.0), skip_row(1024, 0.5, 0.25, 1.0, 3.5), skip_row(512, 0, 1, 1.0, 4.0),
+            skip_row(512, 0.5, 0.5, 0.75, 4.0), skip_row(512, 0.1, 0.75, 1.0, 4.0)]
+
+    def test_relative_to_the_same_length(self):
+        self.assertEqual(plot_skip.lines_of(self.ROWS), {0.1: [(512, 0.75, 1.0, 0.0)],
+                                                         0.5: [(512, 0.5, 0.75, 0.0), (1024, 0.25, 0.5, 0.5)]})
+        with self.assertRaises(plot_skip.PlotError):
+            plot_skip.lines_of(self.ROWS[:1])
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_draws(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in self.ROWS))
+            subprocess.run([sys.executable, SCRIPTS / "plot_skip.py", path, "--title", "t"], check=True,
+                           capture_output=True)
+            self.assertTrue((Path(folder) / "skip.png").is_file())
+            path.write_text("{}\n")
+            refused = subprocess.run([sys.executable, SCRIPTS / "plot_skip.py", path], capture_output=True, text=True)
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn("no result of", refused.stderr)
 
 
 if __name__ == "__main__":

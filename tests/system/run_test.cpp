@@ -119,6 +119,55 @@ nlohmann::json printed_json(const std::string& output) {
   return nlohmann::json::parse(output.substr(output.find('{')));
 }
 
+// With skip_epsilon 0 all keys are read, and the loss is that of `sbtrain eval`. A large one reads
+// fewer keys where a window is longer than the first tile of keys; as this model's sticks are short
+// there, its loss stays the same.
+TEST_F(SystemTest, BenchSkipSaysWhatSkippingSaves) {
+  ASSERT_EQ(run(training("run")), 0) << output_;
+  ASSERT_EQ(run({"bench", "skip", "--checkpoint", path("run"), "--device", "cpu", "--lengths",
+                 "32,512", "--epsilons", "0.9,0.99", "--tokens", "512", "--batches", "2",
+                 "--repeats", "2", "--json"}),
+            0)
+      << output_;
+  std::vector<nlohmann::json> rows;
+  std::istringstream lines(output_);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with('{')) rows.push_back(nlohmann::json::parse(line));
+  }
+  ASSERT_EQ(rows.size(), 6U) << output_;
+  for (const nlohmann::json& row : rows) {
+    for (const char* pass :
+         {"attention_forward", "attention_backward", "model_forward", "model_training"}) {
+      EXPECT_GT(row.at(std::string(pass) + "_seconds"), 0) << pass;
+    }
+    EXPECT_EQ(row.at("keys_read_by_layer").size(), 2U);
+    EXPECT_EQ(row.at("batch_tokens"), 512);
+    EXPECT_EQ(row.at("windows"), row.at("length") == 32 ? 32 : 2);
+    // A window of 32 tokens is one tile.
+    const bool all = row.at("epsilon") == 0 || row.at("length") == 32;
+    EXPECT_EQ(row.at("keys_read") == 1.0, all) << row;
+  }
+  EXPECT_EQ(rows[1].at("loss"), rows[0].at("loss"));
+  EXPECT_NEAR(rows[4].at("loss").get<double>(), rows[3].at("loss").get<double>(), 1e-3);
+  EXPECT_LE(rows[5].at("keys_read"), rows[4].at("keys_read"));
+  EXPECT_GT(rows[5].at("keys_read"), 0.1);  // every query reads its own tile
+  for (const size_t first : {size_t{0}, size_t{3}}) {
+    ASSERT_EQ(run({"eval", "--checkpoint", path("run"), "--device", "cpu", "--lengths",
+                   std::to_string(rows[first].at("length").get<int>()), "--tokens-per-length",
+                   "1024", "--json"}),
+              0)
+        << output_;
+    EXPECT_NEAR(nlohmann::json::parse(output_.substr(output_.find('{')))
+                    .at("lengths")
+                    .at(0)
+                    .at("loss")
+                    .get<double>(),
+                rows[first].at("loss").get<double>(), 1e-5);
+  }
+  EXPECT_EQ(run({"bench", "skip", "--checkpoint", path("run"), "--lengths", "9999999"}), 2);
+  EXPECT_NE(output_.find("no document has 9999999 tokens"), std::string::npos) << output_;
+}
+
 TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
   ASSERT_EQ(run(training("run")), 0) << output_;
   const auto evaluate = [&](const std::vector<std::string>& more) {

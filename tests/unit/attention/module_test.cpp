@@ -169,6 +169,35 @@ TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
   EXPECT_LT(relative_error(output(ntk, 12), with_base(10000.0 * 9)), 1e-6);
 }
 
+// Documents of 37 and 300 tokens: with skip_epsilon 0 every visible key is read; with a large one
+// all keys of the first document, which is one tile, and fewer of the second.
+TEST(AttentionModule, StickBreakingCountsTheKeysThatItReads) {
+  const ModelConfig model = small_model();
+  const Pack pack({37, 300});
+  const Owned x = random_normal("x", {pack.tokens, model.width});
+  const Owned mix = poisoned({pack.tokens, model.width});
+  const auto count = [&](const std::string& options) {
+    CpuStream s;
+    const auto module = make_attention(parse_attention("{type: " + options + "}"), model);
+    const Parameters w(*module, true);
+    const auto saved = module->allocate(s.memory, pack.tokens);
+    module->forward(s, mix, x, w.weights, *saved, pack.sequences());
+    return module->keys_read(s, *saved, pack.sequences());
+  };
+  const int64_t visible = model.heads * (37 * 36 / 2 + 300 * 299 / 2);
+  const KeysRead all = count("stickbreaking, skip_epsilon: 0");
+  EXPECT_EQ(all.visible, visible);
+  EXPECT_EQ(all.read, visible);
+  const KeysRead with_current = count("stickbreaking, skip_epsilon: 0, attend_current: true");
+  EXPECT_EQ(with_current.visible, visible + model.heads * pack.tokens);
+  EXPECT_EQ(with_current.read, with_current.visible);
+  const KeysRead some = count("stickbreaking, skip_epsilon: 0.99");
+  EXPECT_EQ(some.visible, visible);
+  EXPECT_LT(some.read, visible);
+  EXPECT_GT(some.read, model.heads * 37 * 36 / 2);
+  EXPECT_EQ(count("softmax").visible, 0);
+}
+
 // A module's output is its map times its values, so the map shows the queries and keys that the
 // module really uses. Rows of softmax and kernels sum to 1, those of
 // stick-breaking to 1 - remainder.

@@ -174,8 +174,8 @@ TEST(BenchCollectives, PrintsEveryCollective) {
     EXPECT_GT(row.at("seconds").get<double>(), 0);
     EXPECT_EQ(row.at("bytes").get<double>(), 1 << 20);
   }
-  EXPECT_EQ(names,
-            (std::set<std::string>{"all_gather", "reduce_scatter", "all_reduce", "broadcast"}));
+  EXPECT_EQ(names, (std::set<std::string>{"all_gather", "all_to_all", "reduce_scatter",
+                                          "all_reduce", "broadcast"}));
   EXPECT_EQ(line_count(run({"collectives", "--device=cpu", "--sizes=1,2", "--repeats=3"}).out),
             2 + 2 * objects.size());
 }

@@ -198,7 +198,8 @@ TEST(Sweep, ShippedSweepsNameRunsThatLoad) {
       ++count;
     }
   }
-  EXPECT_EQ(count, 2 * 6 * 4 + 2 * 3 * 2 + 3 * 3 * 4 + 3 * 3 + 5 * 3 * 4 * 4);
+  EXPECT_EQ(count, 2 * 6 * 4 + 2 * 3 * 2 + 2 * 4 * 2 + 2 * 2 * 2 + 6 * 4 + 3 * 3 * 4 + 3 * 3 +
+                       5 * 3 * 4 * 4);
 }
 
 }  // namespace

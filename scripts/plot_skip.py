@@ -1,0 +1,96 @@
+#!/usr/bin/python3
+"""Draws what `sbtrain bench skip --json` measured: keys read, time of attention and change of the loss over length.
+
+    sbtrain bench skip --checkpoint runs/lengths/sb --lengths 512,2048,8192 --json > skip.jsonl
+    scripts/plot_skip.py skip.jsonl -o skip.png
+
+There is one line for each skip_epsilon. Times are those of attention forward and backward together, relative to
+attention that skips nothing. The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from plotting import COLOURS, MARKERS, PlotError, load_pyplot, save, style_axes
+
+
+def read(path):
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+    except OSError as error:
+        raise PlotError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise PlotError(f"{path}: {error}") from error
+
+
+def attention(row):
+    return row["attention_forward_seconds"] + row["attention_backward_seconds"]
+
+
+def lines_of(rows):
+    """{epsilon: [(length, share of keys read, share of attention's time, change of the loss)]}, epsilon not 0."""
+    full = {row["length"]: row for row in rows if row["epsilon"] == 0}
+    lines = {}
+    for row in rows:
+        if row["epsilon"] == 0:
+            continue
+        whole = full[row["length"]]
+        lines.setdefault(row["epsilon"], []).append(
+            (row["length"], row["keys_read"], attention(row) / attention(whole), row["loss"] - whole["loss"]))
+    if not lines:
+        raise PlotError("no row has a skip_epsilon above 0")
+    return {epsilon: sorted(points) for epsilon, points in sorted(lines.items())}
+
+
+PANELS = ("keys read", "time of attention", "change of the loss (nats)")
+
+
+def draw(lines, title, output):
+    plt = load_pyplot()
+    figure, panels = plt.subplots(1, len(PANELS), figsize=(11.4, 3.8), constrained_layout=True)
+    lengths = sorted({point[0] for points in lines.values() for point in points})
+    for column, (axes, name) in enumerate(zip(panels, PANELS), start=1):
+        for i, (epsilon, points) in enumerate(lines.items()):
+            axes.plot([point[0] for point in points], [point[column] for point in points],
+                      color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], markersize=4.5,
+                      markerfacecolor="white", linewidth=1.6, label=f"epsilon {epsilon:.2g}")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(length) for length in lengths], fontsize=8)
+        axes.set_xticks([], minor=True)
+        style_axes(axes)
+        if column < len(PANELS):
+            axes.set_ylim(0, 1.05)
+        axes.set_xlabel("tokens in the window")
+        axes.set_title(name, loc="left", fontsize=10)
+    panels[0].legend(frameon=False, fontsize=8)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    save(figure, output)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", metavar="JSONL", help="what `sbtrain bench skip --json` has printed")
+    parser.add_argument("-o", "--output", metavar="PNG", help="default: skip.png beside the file")
+    parser.add_argument("--title")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
+    try:
+        output = Path(arguments.output or Path(arguments.file).parent / "skip.png")
+        draw(lines_of(read(arguments.file)), arguments.title, output)
+    except (KeyError, TypeError) as error:
+        sys.exit(f"plot_skip: {arguments.file}: no result of `sbtrain bench skip --json`: {error!r}")
+    except PlotError as error:
+        sys.exit(f"plot_skip: {error}")
+    print(output)
+
+
+if __name__ == "__main__":
+    main()

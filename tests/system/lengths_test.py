@@ -1,0 +1,150 @@
+"""scripts/lengths.sh with a program that only says what it would measure, and scripts/tables.py on its results."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Records its command line; the loss of a model is its seed, and 10 more in windows of 1024 tokens.
+PROGRAM = r"""#!/usr/bin/env python3
+import json, os, sys
+words = sys.argv[1:]
+with open(os.environ["CALLS"], "a") as calls:
+    calls.write(json.dumps(words) + "\n")
+value = lambda name: words[words.index(name) + 1]
+if words[0] == "train":
+    os.makedirs(value("--out"))
+    seed = [word for word in words if word.startswith("--seed=")][-1:]
+    open(value("--out") + "/seed", "w").write(seed[0][len("--seed="):] if seed else "7")
+else:
+    run = value("--checkpoint")
+    seed = float(open(run + "/seed").read())
+    lengths = [{"length": n, "loss": seed + (10 if n == 1024 else 0), "position_bin": 128,
+                "loss_by_position": [seed] * (n // 128)} for n in map(int, value("--lengths").split(","))]
+    targets = int(value("--same-targets")) if "--same-targets" in words else 0
+    scaling = value("--rope-scaling") if "--rope-scaling" in words else ""
+    record = {"name": "lengths_" + os.path.basename(run), "rope_scaling": scaling, "train_length": 512,
+              "same_targets": targets, "lengths": lengths}
+    json.dump(record, open(value("--json"), "w"))
+"""
+
+
+class Lengths(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        for part in ("scripts", "configs"):
+            shutil.copytree(ROOT / part, self.folder / part)
+        (self.folder / "corpus/lengths").mkdir(parents=True)
+        for name in ("tokenizer.model", "train.h5", "val.h5"):
+            (self.folder / "corpus/lengths" / name).touch()
+        self.program = self.folder / "sbtrain"
+        self.program.write_text(PROGRAM)
+        self.program.chmod(0o755)
+        self.calls = self.folder / "calls"
+
+    def run_script(self, *arguments, code=0):
+        """The calls of the program that the script makes."""
+        self.calls.write_text("")
+        environment = {**os.environ, "SBTRAIN": str(self.program), "PYTHON": sys.executable, "CALLS": str(self.calls)}
+        result = subprocess.run([self.folder / "scripts/lengths.sh", "--out", "out", *arguments], cwd=self.folder,
+                                env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(result.returncode, code, result.stdout)
+        self.output = result.stdout
+        return [json.loads(line) for line in self.calls.read_text().splitlines()]
+
+    def test_each_model_with_each_seed(self):
+        arguments = ("--seeds", "1,2,6", "--lengths", "512,1024", "sb", "rope", "--", "--device=cpu")
+        calls = self.run_script(*arguments)
+        trained = [(call[2], call[4].rsplit("/out/")[1], call[-1]) for call in calls if call[0] == "train"]
+        self.assertEqual(trained, [(f"configs/lengths_{model}.yaml", f"seed-{seed}/{model}", f"--seed={seed}")
+                                   for model in ("sb", "rope") for seed in (1, 2, 6)])
+        self.assertEqual(len([call for call in calls if call[0] == "eval"]), 3 * 2 + 3 * 4)
+        text = (self.folder / "out/tables.md").read_text()
+        row = "3.000 ± 2.646** | **13.000 ± 2.646** | 3 |"
+        self.assertEqual(text.count(f"| stick-breaking | **{row}"), 2, text)
+        self.assertEqual(text.count(f"| RoPE with dynamic NTK | **{row}"), 2, text)
+        self.assertEqual(self.run_script(*arguments), [])  # nothing is left to do
+
+    def test_without_seeds(self):
+        calls = self.run_script("--lengths", "512", "alibi")
+        self.assertEqual([call[2:] for call in calls if call[0] == "train"],
+                         [["configs/lengths_alibi.yaml", "--out", f"{self.folder}/out/alibi"]])
+        self.assertIn("| ALiBi | 7.000 | 1 |", (self.folder / "out/tables.md").read_text())
+
+    def test_a_seed_is_a_number(self):
+        self.assertEqual(self.run_script("--seeds", "1,x", "sb", code=2), [])
+        self.assertIn("'x' is no seed", self.output)
+
+
+class Tables(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(path)
+
+    def tables(self, *arguments, code=0):
+        result = subprocess.run([sys.executable, ROOT / "scripts/tables.py", *arguments], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(result.returncode, code, result.stdout)
+        return result.stdout
+
+    def test_tasks(self):
+        def record(name, *scores):
+            lengths = [{"length": 2 ** (8 + i), **({"absent": "too short"} if s is None else {"score": s})}
+                       for i, s in enumerate(scores)]
+            return {"name": name, "rope_scaling": "", "tasks": [{"task": "passkey", "lengths": lengths}]}
+
+        files = [self.write(f"{i}.json", r) for i, r in enumerate(
+            (record("lengths_sb", None, 0.5), record("lengths_sb", None, 1.0), record("rope", 0.25, 0.25)))]
+        self.assertIn("|  | 256 | 512 | seeds |\n| --- | --- | --- | --- |\n| sb |  | 0.75 ± 0.35 | 2 |\n"
+                      "| rope | 0.25 | 0.25 | 1 |", self.tables(*files))
+
+    def test_sweeps(self):
+        def run(variant, pairs, lr, accuracy, epochs):
+            return {"variant": variant, "grid": {"data.task.pairs": pairs, "train.lr": lr}, "best_loss": 1.0,
+                    "best_accuracy": accuracy, "epochs": epochs}
+
+        first = {"name": "a", "best_over": ["train.lr"], "runs": [run("sb", "64", "1", 0.9, 8), run("sb", "64", "2", 1, 2)]}
+        second = {"name": "b", "best_over": ["train.lr"], "runs": [run("rope", "128", "1", 0.5, 16)]}
+        files = [self.write("a/sweep.json", first), self.write("b/sweep.json", second)]
+        text = self.tables(str(Path(files[0]).parent), files[1])
+        self.assertIn("| sb | 1.000 (2) |  | 1 |\n| rope |  | 0.500 (16) | 1 |", text)
+        self.assertIn("|  | 1 | 2 | seeds |", self.tables("-x", "train.lr", *files))
+        other = run("based", "64", "1", 0.5, 4)
+        other["grid"] = {"model.width": "64"}
+        third = self.write("c/sweep.json", {"name": "c", "best_over": [], "runs": [other]})
+        self.assertIn("by model.width:\n\n|  | 64 | seeds |\n| --- | --- | --- |\n| based | 0.500 (4) | 1 |",
+                      self.tables(*files, third))
+
+    def test_skipping(self):
+        times = ["attention_forward_seconds", "attention_backward_seconds", "model_forward_seconds",
+                 "model_training_seconds"]
+        rows = [{"name": "sb", "length": 512, "epsilon": e, "batch_tokens": 1024, "keys_read": share, "loss": loss,
+                 **{key: seconds for key in times}}
+                for e, share, loss, seconds in ((0, 1, 3, 0.002), (0.01, 0.25, 3.5, 0.001))]
+        file = self.write("skip.jsonl", "\n".join(map(json.dumps, rows)) + "\n")
+        text = self.tables(file)
+        self.assertIn("| 512 | 0 | 100.0% | 2.00 (+0%) | 2.00 (+0%) | 2.00 (+0%) | 2.00 (+0%) | 3.0000 |", text)
+        self.assertIn("| 512 | 0.01 | 25.0% | 1.00 (-50%) | 1.00 (-50%) | 1.00 (-50%) | 1.00 (-50%) | +0.5000 |", text)
+
+    def test_refuses_what_it_does_not_know(self):
+        self.assertIn("no result that this script knows", self.tables(self.write("x.json", {}), code=1))
+        self.assertIn("No such file", self.tables(str(self.folder / "none.json"), code=1))
+
+
+if __name__ == "__main__":
+    unittest.main()
