@@ -75,7 +75,7 @@ struct DecodeBenchRow {
   double weight_bytes = 0;  // that each step reads
   double cache_bytes = 0;   // the same, with every key of the context
   double copy_rate = 0;     // bytes read and written a second by a copy of as many bytes
-  // No step can take less time than reading these bytes at that rate.
+  // The memory bound: the time in which a copy moves as many bytes as a step reads.
   double bound_seconds() const { return (weight_bytes + cache_bytes) / copy_rate; }
   std::vector<BenchPart> parts{};  // of a step, op by op and the draw, in separate steps
 };
