@@ -43,7 +43,7 @@ def model_of(sbtrain, config):
     return yaml.safe_load(call([sbtrain, "config", "show", "--config", config]))["model"]
 
 
-def exported_config(sbtrain, model, folder):
+def exported_config(sbtrain, model, length, folder):
     """The folder that transformers loads the model's configuration, and its code, from."""
     exported = os.path.join(folder, "exported")
     one = os.path.join(folder, "one.yaml")
@@ -65,6 +65,7 @@ def exported_config(sbtrain, model, folder):
         values = json.load(file)
     layers = model["layers"]
     values["num_hidden_layers"] = layers
+    values["max_position_embeddings"] = length
     if isinstance(values.get("layer_types"), list):
         values["layer_types"] = values["layer_types"] * layers
     with open(path, "w") as file:
@@ -116,8 +117,9 @@ def main():
     parser.add_argument("--static", action="store_true", help="also transformers' static cache, compiled")
     args = parser.parse_args()
     args.sbtrain = os.path.abspath(args.sbtrain)
+    length = args.context + args.tokens + 64
     with tempfile.TemporaryDirectory() as folder:
-        exported = exported_config(args.sbtrain, model_of(args.sbtrain, args.config), folder)
+        exported = exported_config(args.sbtrain, model_of(args.sbtrain, args.config), length, folder)
         config = AutoConfig.from_pretrained(exported, trust_remote_code=True)
         dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
         torch.manual_seed(1)
