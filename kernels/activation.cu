@@ -205,7 +205,11 @@ __global__ void __launch_bounds__(kBiasThreads)
 
 void swiglu(cudaStream_t stream, const Swiglu& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.gate_up);
-  launch_elementwise<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
+  if (p.early) {
+    launch_elementwise_early<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
+  } else {
+    launch_elementwise<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
+  }
 }
 
 void swiglu_backward(cudaStream_t stream, const SwigluBackward& p) {

@@ -17,6 +17,7 @@ struct Swiglu {
   Matrix<__nv_bfloat16> y;
   Matrix<const __nv_bfloat16> gate_up;
   int64_t rows, cols;
+  bool early = false;  // begins before the kernel in front of it has ended (dependent_launch.cuh)
 };
 void swiglu(cudaStream_t stream, const Swiglu& p);
 

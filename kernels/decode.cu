@@ -3,6 +3,7 @@
 #include "kernels/attention/fire.h"
 #include "kernels/decode.h"
 #include "kernels/elementwise.cuh"
+#include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/reduce.cuh"
 
 namespace sbtrain::kernels {
@@ -30,35 +31,53 @@ void append(cudaStream_t stream, const CacheAppend& p) {
   launch_elementwise<8>(stream, "cache_append", p.batch, p.cols, vectors, CacheAppendOp<T>{p});
 }
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kBatch = 4;  // keys whose loads are in flight
+constexpr int kThreads = 256;
+constexpr int kBatch = 4;  // keys of a group whose loads are in flight
+constexpr int kHeld = 8;   // neighbouring channels of a head in each lane
 
-// Channels lane, lane + 32, ... of one head, in f32; zeros beyond head_dim.
-template <int kPer>
+// A group of kLanes lanes works on one key after the other; together they hold one head.
 struct Channels {
-  float value[kPer] = {};
-  Channels() = default;
-  __device__ Channels(const bf16* row, int head_dim, int lane) {
-#pragma unroll
-    for (int j = 0; j < kPer; ++j) {
-      const int c = lane + 32 * j;
-      value[j] = c < head_dim ? to_float(row[c]) : 0.0f;
-    }
-  }
+  float value[kHeld] = {};
   // `sum` is what this lane adds to the product.
-  __device__ float dot(const Channels& other, float sum = 0.0f) const {
+  template <int kLanes>
+  __device__ float dot(const Channels& other, float sum) const {
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) sum += value[j] * other.value[j];
-    return lanes_sum<32>(sum);
+    for (int i = 0; i < kHeld; ++i) sum += value[i] * other.value[i];
+    return lanes_sum<kLanes>(sum);
   }
   __device__ void add(float weight, const Channels& other) {
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) value[j] += weight * other.value[j];
+    for (int i = 0; i < kHeld; ++i) value[i] += weight * other.value[i];
   }
   __device__ void scale(float factor) {
 #pragma unroll
-    for (int j = 0; j < kPer; ++j) value[j] *= factor;
+    for (int i = 0; i < kHeld; ++i) value[i] *= factor;
+  }
+};
+
+// A row of one head as it lies in memory; zeros beyond head_dim. kVectors: head_dim is a multiple
+// of 8, and rows can be read 16 bytes at a time.
+struct Row {
+  Pack<bf16, kHeld> pack;
+  template <bool kVectors>
+  static __device__ Row load(const bf16* row, int head_dim, int lane) {
+    Row x;
+    const int first = kHeld * lane;
+    if (kVectors && first < head_dim) {
+      x.pack = load_pack<kHeld>(row + first);
+      return x;
+    }
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      x.pack[i] = first + i < head_dim ? row[first + i] : __float2bfloat16_rn(0.0f);
+    }
+    return x;
+  }
+  __device__ Channels channels() const {
+    Channels y;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) y.value[i] = to_float(pack[i]);
+    return y;
   }
 };
 
@@ -68,36 +87,63 @@ struct CachedHead {
       : head(blockIdx.x), batch(blockIdx.y), length(t.lengths[blockIdx.y]) {
     require(length > 0 && length <= t.capacity);
     width = int64_t{t.key_heads} * t.head_dim;
-    const int64_t key_head = head / (t.heads / t.key_heads);
-    const int64_t begin = batch * t.capacity * width + key_head * t.head_dim;
-    k = t.k_cache + begin;
-    v = t.v_cache + begin;
+    const int group = t.heads / t.key_heads;
+    const int64_t column = int64_t{head / group} * t.head_dim;
+    k = t.k_cache + batch * t.capacity * width + column;
+    v = t.v_cache + batch * t.capacity * width + column;
+    own_k = t.k.data == nullptr ? k_row(length - 1) : t.k.row(batch) + column;
+    own_v = t.v.data == nullptr ? v_row(length - 1) : t.v.row(batch) + column;
     q = t.q.row(batch) + int64_t{head} * t.head_dim;
     o = t.o.row(batch) + int64_t{head} * t.head_dim;
+    appends = t.k.data != nullptr && head % group == 0 && blockIdx.z == 0;
   }
+  __device__ const bf16* key(int64_t i) const { return i == length - 1 ? own_k : k_row(i); }
+  __device__ const bf16* value(int64_t i) const { return i == length - 1 ? own_v : v_row(i); }
+  // No block reads what is written here: for the token itself, they read own_k and own_v.
+  __device__ void append(int head_dim) const {
+    if (!appends) return;
+    for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += kThreads) {
+      k_row(length - 1)[c] = own_k[c];
+      v_row(length - 1)[c] = own_v[c];
+    }
+  }
+  __device__ bf16* k_row(int64_t i) const { return k + i * width; }
+  __device__ bf16* v_row(int64_t i) const { return v + i * width; }
   int head;
   int64_t batch;
   int64_t length;
   int64_t width;  // elements from key to key
-  const bf16* k;
-  const bf16* v;
+  bf16* k;
+  bf16* v;
+  const bf16* own_k;
+  const bf16* own_v;
   const bf16* q;
   bf16* o;
+  bool appends;
 };
 
-// Each warp takes a range of the keys, warp 0 the first.
 struct Range {
   int64_t begin, end;
+  __device__ int64_t count() const { return end - begin; }
+  // Part i of n, of sizes as equal as possible.
+  __device__ Range part(int64_t i, int64_t n) const {
+    return {begin + count() * i / n, begin + count() * (i + 1) / n};
+  }
 };
-__device__ Range warp_keys(int64_t begin, int64_t end, int warp) {
-  const int64_t count = end - begin;
-  return {begin + count * warp / kWarps, begin + count * (warp + 1) / kWarps};
-}
+
+// What a range of keys gives besides the sum of values. Softmax: the largest logit, and the sum of
+// e^(logit - largest). Stick-breaking: what is left of a stick that was whole before, and 0.
+struct Part {
+  float a, b;
+};
 
 // What a bias adds to the logit of the key `distance` tokens before the query, as the sum over the
-// lanes of a warp; of_head(head, position of the query, lane) creates it.
+// lanes of a group; of_head<kLanes>(head, position of the query, lane) creates it.
 struct NoBias {
-  __device__ NoBias of_head(int, int64_t, int) const { return {}; }
+  template <int kLanes>
+  __device__ NoBias of_head(int, int64_t, int) const {
+    return {};
+  }
   __device__ float operator()(int64_t) const { return 0.0f; }
 };
 
@@ -108,89 +154,108 @@ struct AlibiBias {
       return -slope * static_cast<float>(distance);
     }
   };
+  template <int kLanes>
   __device__ OfHead of_head(int head, int64_t, int lane) const {
     return {lane == 0 ? slopes.of_head[head] : 0.0f};
   }
   AlibiSlopes slopes;
 };
 
-// Each lane computes one hidden unit. b2 shifts all logits of the head alike, so it is left out.
+// The lanes share the hidden units. b2 shifts all logits of the head alike, so it is left out.
 struct FireBias {
-  static_assert(kFireUnits == 32);
+  template <int kUnits>
   struct OfHead {
-    float rate, r, w1, b1, w2;
+    float rate, r, w1[kUnits], b1[kUnits], w2[kUnits];
     __device__ float operator()(int64_t distance) const {
       const float u = log1pf(rate * static_cast<float>(distance)) * r;
-      return w2 * fmaxf(fmaf(w1, u, b1), 0.0f);
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) sum += w2[i] * fmaxf(fmaf(w1[i], u, b1[i]), 0.0f);
+      return sum;
     }
   };
-  __device__ OfHead of_head(int head, int64_t position, int lane) const {
+  template <int kLanes>
+  __device__ auto of_head(int head, int64_t position, int lane) const {
+    static_assert(kFireUnits == 32);
+    constexpr int kUnits = kFireUnits / kLanes;
     const float c = to_float(*x.c);
-    return {fabsf(c), fire_query(c, to_float(*x.m), static_cast<int>(position)).r,
-            to_float(x.w1[lane]), to_float(x.b1[lane]), to_float(x.w2[head * kFireUnits + lane])};
+    OfHead<kUnits> of;
+    of.rate = fabsf(c);
+    of.r = fire_query(c, to_float(*x.m), static_cast<int>(position)).r;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int unit = kUnits * lane + i;
+      of.w1[i] = to_float(x.w1[unit]);
+      of.b1[i] = to_float(x.b1[unit]);
+      of.w2[i] = to_float(x.w2[head * kFireUnits + unit]);
+    }
+    return of;
   }
   FireParameters x;
 };
 
-template <int kPer, typename Bias>
-__global__ void __launch_bounds__(kThreads)
-    softmax_decode_kernel(const SoftmaxDecode p, const __grid_constant__ Bias biases) {
-  __shared__ float maxima[kWarps];
-  __shared__ float sums[kWarps];
-  __shared__ float outputs[kWarps][32 * kPer];
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int d = p.t.head_dim;
-  const CachedHead head(p.t);
-  Channels<kPer> q(head.q, d, lane);
-  q.scale(p.t.scale);
-  const auto bias = biases.of_head(head.head, head.length - 1, lane);
-  const int64_t first = p.window > 0 ? max(int64_t{0}, head.length - p.window) : 0;
-  const Range keys = warp_keys(first, head.length, warp);
-  float maximum = -FLT_MAX;
-  float sum = 0.0f;
-  Channels<kPer> o;
-  for (int64_t begin = keys.begin; begin < keys.end; begin += kBatch) {
-    Channels<kPer> k[kBatch];
-    Channels<kPer> v[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int64_t key = min(begin + b, keys.end - 1);
-      k[b] = Channels<kPer>(head.k + key * head.width, d, lane);
-      v[b] = Channels<kPer>(head.v + key * head.width, d, lane);
-    }
-    float z[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int64_t key = min(begin + b, keys.end - 1);
-      z[b] = q.dot(k[b], bias(head.length - 1 - key));
-    }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (begin + b >= keys.end) continue;
-      const float larger = fmaxf(maximum, z[b]);
-      const float rescale = __expf(maximum - larger);
-      const float weight = __expf(z[b] - larger);
-      maximum = larger;
-      sum = sum * rescale + weight;
-      o.scale(rescale);
-      o.add(weight, v[b]);
-    }
+template <typename Bias>
+struct Softmax {
+  SoftmaxDecode p;
+  Bias biases;
+
+  __device__ Range seen(const CachedHead& head) const {
+    return {p.window > 0 ? max(int64_t{0}, head.length - p.window) : 0, head.length};
   }
-  maxima[warp] = maximum;
-  sums[warp] = sum;
-  for (int j = 0; j < kPer; ++j) outputs[warp][lane + 32 * j] = o.value[j];
-  __syncthreads();
-  float largest = -FLT_MAX;
-  for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, maxima[w]);
-  float total = 0.0f;
-  for (int w = 0; w < kWarps; ++w) total += sums[w] * __expf(maxima[w] - largest);
-  for (int c = threadIdx.x; c < d; c += kThreads) {
-    float y = 0.0f;
-    for (int w = 0; w < kWarps; ++w) y += outputs[w][c] * __expf(maxima[w] - largest);
-    head.o[c] = __float2bfloat16_rn(y / total);
+  template <int kLanes, bool kVectors>
+  __device__ Part attend(const CachedHead& head, const Channels& q, const Range& all,
+                         const Range& mine, int64_t most, Channels& o) const {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const auto bias = biases.template of_head<kLanes>(head.head, head.length - 1, lane);
+    Part part{-FLT_MAX, 0.0f};
+    for (int64_t at = 0; at < most; at += kBatch) {
+      Row k[kBatch];
+      Row v[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int64_t key = min(mine.begin + at + b, all.end - 1);
+        k[b] = Row::load<kVectors>(head.key(key), p.t.head_dim, lane);
+        v[b] = Row::load<kVectors>(head.value(key), p.t.head_dim, lane);
+      }
+      float z[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int64_t key = min(mine.begin + at + b, all.end - 1);
+        z[b] = q.dot<kLanes>(k[b].channels(), bias(head.length - 1 - key));
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (mine.begin + at + b >= mine.end) continue;
+        const float larger = fmaxf(part.a, z[b]);
+        const float rescale = __expf(part.a - larger);
+        const float weight = __expf(z[b] - larger);
+        part.a = larger;
+        part.b = part.b * rescale + weight;
+        o.scale(rescale);
+        o.add(weight, v[b].channels());
+      }
+    }
+    return part;
   }
-}
+  // The sum of what parts give, from the newest to the oldest.
+  struct Total {
+    Part part{-FLT_MAX, 0.0f};
+    float y = 0.0f;  // of one channel
+    __device__ void add(const Part& other, float other_y) {
+      const float larger = fmaxf(part.a, other.a);
+      const float mine = __expf(part.a - larger);
+      const float theirs = __expf(other.a - larger);
+      part = {larger, part.b * mine + other.b * theirs};
+      y = y * mine + other_y * theirs;
+    }
+  };
+  __device__ bool complete(const Total&) const {
+    return false;
+  }
+  __device__ float result(const CachedHead&, const Total& total, int) const {
+    return total.y / total.part.b;
+  }
+};
 
 // The parts of the stick that one key takes and leaves. Neither is computed by a subtraction that
 // cancels.
@@ -206,90 +271,185 @@ __device__ Break break_at(float z, float gate) {
   return {gate * sigma, (1.0f - gate) + gate * complement};
 }
 
-// A warp breaks the stick as if it were whole when it comes to the warp's keys; what the newer keys
-// leave of it is multiplied in at the end. The part of the stick that a warp sees is never shorter
-// than the true one, so it is safe to compare it with skip_epsilon.
-template <int kPer>
-__global__ void __launch_bounds__(kThreads)
-    stickbreaking_decode_kernel(const StickBreakingDecode p) {
-  __shared__ float sticks[kWarps];
-  __shared__ float outputs[kWarps][32 * kPer];
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int d = p.t.head_dim;
-  const CachedHead head(p.t);
-  const float* gates = p.gate_cache == nullptr
-                           ? nullptr
-                           : p.gate_cache + head.batch * p.t.capacity * p.t.heads + head.head;
-  Channels<kPer> q(head.q, d, lane);
-  q.scale(p.t.scale);
-  const Range keys = warp_keys(0, p.attend_current ? head.length : head.length - 1, warp);
-  float stick = 1.0f;
-  Channels<kPer> o;
-  for (int64_t end = keys.end; end > keys.begin && !(stick < p.skip_epsilon); end -= kBatch) {
-    Channels<kPer> k[kBatch];
-    Channels<kPer> v[kBatch];
-    float gate[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int64_t key = max(end - 1 - b, keys.begin);
-      k[b] = Channels<kPer>(head.k + key * head.width, d, lane);
-      v[b] = Channels<kPer>(head.v + key * head.width, d, lane);
-      gate[b] = gates == nullptr ? 1.0f : gates[key * p.t.heads];
-    }
-    float z[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) z[b] = q.dot(k[b]);
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (end - 1 - b < keys.begin) continue;
-      const Break piece = break_at(z[b], gate[b]);
-      o.add(piece.beta * stick, v[b]);
-      stick *= piece.rest;
-    }
+// A group breaks the stick as if it were whole when it comes to the group's keys; what the newer
+// keys leave of it is multiplied in at the end. The part of the stick that a group sees is never
+// shorter than the true one, so it is safe to compare it with skip_epsilon.
+struct StickBreaking {
+  StickBreakingDecode p;
+
+  __device__ Range seen(const CachedHead& head) const {
+    return {0, p.attend_current ? head.length : head.length - 1};
   }
-  if (lane == 0) sticks[warp] = stick;
-  for (int j = 0; j < kPer; ++j) outputs[warp][lane + 32 * j] = o.value[j];
-  __syncthreads();
-  const bf16* own_value = head.v + (head.length - 1) * head.width;
-  for (int c = threadIdx.x; c < d; c += kThreads) {
-    float y = 0.0f;
-    float left = 1.0f;
-    for (int w = kWarps - 1; w >= 0; --w) {
-      y += left * outputs[w][c];
-      left *= sticks[w];
+  template <int kLanes, bool kVectors>
+  __device__ Part attend(const CachedHead& head, const Channels& q, const Range& all,
+                         const Range& mine, int64_t most, Channels& o) const {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const float* gates = p.gate_cache == nullptr
+                             ? nullptr
+                             : p.gate_cache + head.batch * p.t.capacity * p.t.heads + head.head;
+    float stick = 1.0f;
+    for (int64_t at = 0; at < most; at += kBatch) {
+      if (__all_sync(~0u, stick < p.skip_epsilon)) break;
+      Row k[kBatch];
+      Row v[kBatch];
+      float gate[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int64_t key = max(mine.end - 1 - at - b, all.begin);
+        k[b] = Row::load<kVectors>(head.key(key), p.t.head_dim, lane);
+        v[b] = Row::load<kVectors>(head.value(key), p.t.head_dim, lane);
+        gate[b] = gates == nullptr ? 1.0f : gates[key * p.t.heads];
+      }
+      float z[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) z[b] = q.dot<kLanes>(k[b].channels(), 0.0f);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (mine.end - 1 - at - b < mine.begin) continue;
+        const Break piece = break_at(z[b], gate[b]);
+        o.add(piece.beta * stick, v[b].channels());
+        stick *= piece.rest;
+      }
     }
-    if (p.remainder_value) y += left * to_float(own_value[c]);
-    if (p.remainder_bias != nullptr) y += left * to_float(p.remainder_bias[head.head * d + c]);
-    head.o[c] = __float2bfloat16_rn(y);
+    return {stick, 0.0f};
+  }
+  struct Total {
+    Part part{1.0f, 0.0f};
+    float y = 0.0f;
+    __device__ void add(const Part& other, float other_y) {
+      y += part.a * other_y;
+      part.a *= other.a;
+    }
+  };
+  __device__ bool complete(const Total& total) const {
+    return total.part.a < p.skip_epsilon;
+  }
+  __device__ float result(const CachedHead& head, const Total& total, int c) const {
+    float y = total.y;
+    if (p.remainder_value) y += total.part.a * to_float(head.own_v[c]);
+    if (p.remainder_bias != nullptr) {
+      y += total.part.a * to_float(p.remainder_bias[head.head * p.t.head_dim + c]);
+    }
+    return y;
+  }
+};
+
+// Whether this block is the last of `blocks` that come here with the same counter; what they wrote
+// before is then visible to it.
+__device__ bool last_to_arrive(int32_t* arrived, int64_t blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1) == blocks - 1;
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+// Block (h, b, z) takes every gridDim.z-th part of the keys that head h of sequence b sees, from
+// the newest on; groups of kLanes lanes share a part. The block that comes last adds up the parts.
+template <int kLanes, bool kVectors, typename Attention>
+__global__ void __launch_bounds__(kThreads)
+    decode_kernel(const __grid_constant__ Attention attention) {
+  constexpr int kGroups = kThreads / kLanes;
+  using Total = typename Attention::Total;
+  __shared__ Part parts[kGroups];
+  __shared__ float outputs[kGroups][kHeld * kLanes];
+  const Decode& t = attention.p.t;
+  const int d = t.head_dim;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int channel = static_cast<int>(threadIdx.x);  // of the sums over groups and parts
+  let_next_kernel_begin();
+  wait_for_previous_kernel();
+
+  const CachedHead head(t);
+  head.append(d);
+  const Range seen = attention.seen(head);
+  const int64_t count = decode_parts(seen.count());
+  if (blockIdx.z >= count) return;
+  Channels q = Row::load<kVectors>(head.q, d, lane).channels();
+  q.scale(t.scale);
+  float* const scratch =
+      t.scratch + (head.batch * t.heads + head.head) * decode_parts(t.capacity) * (d + 2);
+  Total total;
+  for (int64_t i = count - 1 - blockIdx.z; i >= 0; i -= gridDim.z) {
+    const Range keys = seen.part(i, count);
+    const int64_t most = (keys.count() + kGroups - 1) / kGroups;
+    Channels o;
+    const Part part = attention.template attend<kLanes, kVectors>(
+        head, q, keys, keys.part(group, kGroups), most, o);
+    if (lane == 0) parts[group] = part;
+#pragma unroll
+    for (int c = 0; c < kHeld; ++c) outputs[group][kHeld * lane + c] = o.value[c];
+    __syncthreads();
+    Total sum;
+    for (int g = kGroups - 1; g >= 0; --g) {
+      sum.add(parts[g], channel < d ? outputs[g][channel] : 0.0f);
+    }
+    if (count == 1) {
+      if (channel < d) head.o[channel] = __float2bfloat16_rn(attention.result(head, sum, channel));
+      return;
+    }
+    float* const to = scratch + i * (d + 2);
+    if (channel < d) to[channel] = sum.y;
+    if (channel == 0) to[d] = sum.part.a, to[d + 1] = sum.part.b;
+    // A block that has the head for itself knows what the newer parts leave.
+    total.add(sum.part, 0.0f);
+    if (gridDim.z == 1 && attention.complete(total)) break;
+    __syncthreads();  // all have read the sums of the groups
+  }
+  if (gridDim.z == 1) {
+    __syncthreads();
+  } else {
+    const int64_t blocks = min(static_cast<int64_t>(gridDim.z), count);
+    if (!last_to_arrive(t.arrived + head.batch * t.heads + head.head, blocks)) return;
+  }
+  total = Total();
+  for (int64_t i = count - 1; i >= 0 && !attention.complete(total); --i) {
+    const float* const from = scratch + i * (d + 2);
+    total.add({__ldcg(from + d), __ldcg(from + d + 1)},
+              channel < d ? __ldcg(from + channel) : 0.0f);
+  }
+  if (channel < d) head.o[channel] = __float2bfloat16_rn(attention.result(head, total, channel));
+}
+
+template <int kLanes, typename Attention>
+void launch(const char* name, cudaStream_t stream, const Attention& attention) {
+  const Decode& t = attention.p.t;
+  const int64_t heads = t.batch * t.heads;
+  const int64_t shared_by =
+      heads >= kDecodeBlocks ? 1 : std::min(kDecodeBlocks / heads, decode_parts(t.capacity));
+  const dim3 grid(static_cast<unsigned>(t.heads), static_cast<unsigned>(t.batch),
+                  static_cast<unsigned>(shared_by));
+  const Matrix<const bf16> cache{t.k_cache, int64_t{t.key_heads} * t.head_dim};
+  const bool vectors = t.head_dim % kHeld == 0 &&
+                       vectors_fit<kHeld>(cache, Matrix<const bf16>{t.v_cache, 0}, t.q, t.k, t.v);
+  if (vectors) {
+    launch_early(name, t.early, stream, decode_kernel<kLanes, true, Attention>, grid, kThreads,
+                 attention);
+  } else {
+    launch_early(name, t.early, stream, decode_kernel<kLanes, false, Attention>, grid, kThreads,
+                 attention);
   }
 }
 
-// Calls launch(grid, kPer), where kPer channels in each lane are enough for one head.
-template <typename Launch>
-void for_head(const char* name, const Decode& t, Launch&& launch) {
+// With the fewest lanes that hold one head.
+template <typename Attention>
+void decode(const char* name, cudaStream_t stream, const Attention& attention) {
+  const Decode& t = attention.p.t;
   if (t.head_dim > kMaxDecodeHeadDim) {
     throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(t.head_dim) +
                                 " channels, at most " + std::to_string(kMaxDecodeHeadDim));
   }
   if (t.batch == 0 || t.heads == 0) return;
-  const dim3 grid(static_cast<unsigned>(t.heads), static_cast<unsigned>(t.batch));
-  if (t.head_dim <= 64) {
-    launch(grid, Int<2>{});
-  } else if (t.head_dim <= 128) {
-    launch(grid, Int<4>{});
-  } else {
-    launch(grid, Int<8>{});
-  }
-  check_launch(name);
-}
-
-template <typename Bias>
-void softmax_decode_with(cudaStream_t stream, const char* name, const SoftmaxDecode& p,
-                         const Bias& bias) {
-  for_head(name, p.t, [&](dim3 grid, auto per) {
-    softmax_decode_kernel<decltype(per)::value, Bias><<<grid, kThreads, 0, stream>>>(p, bias);
-  });
+  if (t.head_dim <= 32) return launch<4>(name, stream, attention);
+  if (t.head_dim <= 64) return launch<8>(name, stream, attention);
+  if (t.head_dim <= 128) return launch<16>(name, stream, attention);
+  launch<32>(name, stream, attention);
 }
 
 }  // namespace
@@ -299,21 +459,19 @@ void cache_append(cudaStream_t stream, const CacheAppend& p) {
 }
 
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p) {
-  softmax_decode_with(stream, "softmax_decode", p, NoBias{});
+  decode("softmax_decode", stream, Softmax<NoBias>{p, {}});
 }
 
 void alibi_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes) {
-  softmax_decode_with(stream, "alibi_decode", p, AlibiBias{slopes});
+  decode("alibi_decode", stream, Softmax<AlibiBias>{p, {slopes}});
 }
 
 void fire_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters) {
-  softmax_decode_with(stream, "fire_decode", p, FireBias{parameters});
+  decode("fire_decode", stream, Softmax<FireBias>{p, {parameters}});
 }
 
 void stickbreaking_decode(cudaStream_t stream, const StickBreakingDecode& p) {
-  for_head("stickbreaking_decode", p.t, [&](dim3 grid, auto per) {
-    stickbreaking_decode_kernel<decltype(per)::value><<<grid, kThreads, 0, stream>>>(p);
-  });
+  decode("stickbreaking_decode", stream, StickBreaking{p});
 }
 
 }  // namespace sbtrain::kernels

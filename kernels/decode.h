@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/attention/position_bias.h"
+#include "kernels/decode_sizes.h"
 #include "kernels/limits.h"
 #include "kernels/types.h"
 
@@ -31,12 +32,19 @@ void cache_append(cudaStream_t stream, const CacheAppend& p);
 struct Decode {
   Matrix<__nv_bfloat16> o;
   Matrix<const __nv_bfloat16> q;
-  const __nv_bfloat16* k_cache;
-  const __nv_bfloat16* v_cache;
+  // The token's own key and value [batch, key_heads * head_dim], which are written to the caches;
+  // null: they are there.
+  Matrix<const __nv_bfloat16> k;
+  Matrix<const __nv_bfloat16> v;
+  __nv_bfloat16* k_cache;
+  __nv_bfloat16* v_cache;
   const int32_t* lengths;
   int64_t batch, capacity;
   int heads, key_heads, head_dim;
   float scale;
+  float* scratch;    // decode_scratch_floats()
+  int32_t* arrived;  // [kDecodeBlocks], zeros; zeros again afterwards
+  bool early;        // begins before the kernel in front of it has ended (dependent_launch.cuh)
 };
 
 // o = sum_i softmax_i(scale q.k_i) v_i over the last `window` keys, all of them if window is 0.

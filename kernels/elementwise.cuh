@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/pack.cuh"
+#include "kernels/primitives/dependent_launch.cuh"
 
 namespace sbtrain::kernels {
 
@@ -33,10 +34,14 @@ inline constexpr int kPacksPerThread = [] {
   return kBytes <= 16 ? 4 : kBytes <= 32 ? 2 : 1;
 }();
 
-template <int kWidth, typename Op>
+template <int kWidth, typename Op, bool kEarly = false>
 __global__ void __launch_bounds__(kElementwiseThreads)
     elementwise_kernel(int64_t packs, int64_t packs_per_row, const Op op) {
   constexpr int kPacks = kPacksPerThread<kWidth, Op>;
+  if constexpr (kEarly) {
+    let_next_kernel_begin();
+    wait_for_previous_kernel();
+  }
   const int64_t first = int64_t{blockIdx.x} * kElementwiseThreads * kPacks + threadIdx.x;
   decltype(op.template load<kWidth>(0, 0)) loaded[kPacks];
   Position at[kPacks];
@@ -67,6 +72,20 @@ void launch_elementwise(cudaStream_t stream, const char* name, int64_t rows, int
         packs, cols / kPackWidth, op);
   });
   check_launch(name);
+}
+
+// The same for an op that may begin before the kernel in front of it has ended.
+template <int kWidth, typename Op>
+void launch_elementwise_early(cudaStream_t stream, const char* name, int64_t rows, int64_t cols,
+                              bool vectors, const Op& op) {
+  if (rows == 0 || cols == 0) return;
+  with_width<kWidth>(vectors && cols % kWidth == 0, [&](auto width) {
+    constexpr int kPackWidth = decltype(width)::value;
+    constexpr int64_t kPerBlock = kElementwiseThreads * kPacksPerThread<kPackWidth, Op>;
+    const int64_t packs = rows * (cols / kPackWidth);
+    launch_early(name, /*early=*/true, stream, elementwise_kernel<kPackWidth, Op, true>,
+                 dim3(blocks(packs, kPerBlock)), kElementwiseThreads, packs, cols / kPackWidth, op);
+  });
 }
 
 }  // namespace sbtrain::kernels

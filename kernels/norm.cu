@@ -2,6 +2,7 @@
 
 #include "kernels/norm.h"
 #include "kernels/pack.cuh"
+#include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/token_sums.cuh"
 
@@ -42,6 +43,8 @@ struct Row {
 
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads) rmsnorm_kernel(const RmsNorm p) {
+  let_next_kernel_begin();
+  wait_for_previous_kernel();
   const int lane = threadIdx.x % S::kLanes;
   const int cols = static_cast<int>(p.cols);
   const int64_t row = int64_t{blockIdx.x} * S::kGroups + threadIdx.x / S::kLanes;
@@ -451,9 +454,9 @@ void rmsnorm(cudaStream_t stream, const RmsNorm& p) {
   const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w);
   with_row_shape("rmsnorm", p.cols, vectors, [&](auto shape) {
     using S = decltype(shape);
-    rmsnorm_kernel<S><<<blocks(p.rows, S::kGroups), S::kThreads, 0, stream>>>(p);
+    launch_early("rmsnorm", p.early, stream, rmsnorm_kernel<S>, dim3(blocks(p.rows, S::kGroups)),
+                 S::kThreads, p);
   });
-  check_launch("rmsnorm");
 }
 
 void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {

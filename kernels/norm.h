@@ -19,6 +19,7 @@ struct RmsNorm {
   const __nv_bfloat16* w;
   int64_t rows, cols;
   float eps;
+  bool early = false;  // begins before the kernel in front of it has ended (dependent_launch.cuh)
 };
 void rmsnorm(cudaStream_t stream, const RmsNorm& p);
 

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "kernels/pack.cuh"
+#include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/rope.h"
 
 namespace sbtrain::kernels {
@@ -8,10 +9,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread rotates kWidth neighbouring frequencies of one row in all heads, so that their sines are
-// computed once.
+// A thread rotates kWidth neighbouring frequencies of one row in all heads of a part, so that their
+// sines are computed once.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope p) {
+  let_next_kernel_begin();
+  wait_for_previous_kernel();
   const int half = p.head_dim / 2;
   const int threads_per_row = half / kWidth;
   const int64_t task = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -28,18 +31,22 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
   }
   bf16* x = p.x.row(row) + first;
   constexpr int kBatch = 4;  // heads whose loads are in flight
-  for (int head = 0; head < p.heads; head += kBatch) {
+  const int heads_of_part =
+      (p.heads + static_cast<int>(gridDim.y) - 1) / static_cast<int>(gridDim.y);
+  const int first_head = static_cast<int>(blockIdx.y) * heads_of_part;
+  const int end = min(p.heads, first_head + heads_of_part);
+  for (int head = first_head; head < end; head += kBatch) {
     Pack<bf16, kWidth> x1[kBatch];
     Pack<bf16, kWidth> x2[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (head + b >= p.heads) continue;
+      if (head + b >= end) continue;
       x1[b] = load_pack<kWidth>(x + (head + b) * p.head_dim);
       x2[b] = load_pack<kWidth>(x + (head + b) * p.head_dim + half);
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (head + b >= p.heads) continue;
+      if (head + b >= end) continue;
       auto y1 = convert<float>(x1[b]);
       auto y2 = convert<float>(x2[b]);
 #pragma unroll
@@ -79,9 +86,11 @@ void rope(cudaStream_t stream, const Rope& p) {
   const int half = p.head_dim / 2;
   with_width<8>(half % 8 == 0 && vectors_fit<8>(p.x), [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    rope_kernel<kWidth><<<blocks(p.rows * (half / kWidth), kThreads), kThreads, 0, stream>>>(p);
+    const unsigned of_rows = blocks(p.rows * (half / kWidth), kThreads);
+    // One block for all rows would go through the heads alone.
+    const unsigned parts = of_rows == 1 ? blocks(p.heads, 4) : 1;
+    launch_early("rope", p.early, stream, rope_kernel<kWidth>, dim3(of_rows, parts), kThreads, p);
   });
-  check_launch("rope");
 }
 
 }  // namespace sbtrain::kernels

@@ -171,10 +171,10 @@ class CocaAttention : public Attention {
                              .t_THd = x.k,
                              .positions_T = step.positions_B,
                              .params = coca_params(qkv_.key_heads(), mine.k.capacity())});
-    mine.k.append(s, x.k, step);
-    mine.v.append(s, x.v, step);
     ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
                                    .q_BHd = x.q,
+                                   .k_BGd = x.k,
+                                   .v_BGd = x.v,
                                    .k_cache_BCGd = mine.k.first(sequences),
                                    .v_cache_BCGd = mine.v.first(sequences),
                                    .lengths_B = step.lengths_B,

@@ -159,10 +159,10 @@ class SoftmaxAttention : public Attention {
     const QkvSaved qkv = qkv_.scratch(s, sequences);
     const Qkv x = qkv_.forward(s, qkv, x_BD, w);
     rotate(s, x.qk, step.positions_B, mine.k.capacity());
-    mine.k.append(s, x.k, step);
-    mine.v.append(s, x.v, step);
     ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
                                    .q_BHd = x.q,
+                                   .k_BGd = x.k,
+                                   .v_BGd = x.v,
                                    .k_cache_BCGd = mine.k.first(sequences),
                                    .v_cache_BCGd = mine.v.first(sequences),
                                    .lengths_B = step.lengths_B,

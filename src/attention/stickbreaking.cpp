@@ -221,8 +221,6 @@ class StickBreakingAttention : public Attention {
     const int64_t sequences = x_BD.rows();
     const QkvSaved qkv = qkv_.scratch(s, sequences);
     const Qkv x = qkv_.forward(s, qkv, x_BD, w);
-    mine.k.append(s, x.k, step);
-    mine.v.append(s, x.v, step);
     if (gated_) {
       const Buffer gate = s.scratch("forget gate", DType::kF32, {sequences, model_.heads});
       compute_gate(s, gate, x_BD, w);
@@ -235,6 +233,8 @@ class StickBreakingAttention : public Attention {
     ops::run(s, ops::StickBreakingDecode{
                     .o_BHd = heads_BD,
                     .q_BHd = x.q,
+                    .k_BGd = x.k,
+                    .v_BGd = x.v,
                     .k_cache_BCGd = mine.k.first(sequences),
                     .v_cache_BCGd = mine.v.first(sequences),
                     .gate_cache_BCH = gated_ ? mine.gate->first(sequences) : Tensor(),

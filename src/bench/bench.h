@@ -64,13 +64,19 @@ struct DecodeBenchOptions {
   int64_t context = 256;                        // tokens of each before the first step
   int64_t warmup = 8;
   int64_t steps = 128;
+  bool graph = true;    // on a GPU: steps run by a record (DecodeOptions::recorded)
+  bool overlap = true;  // the same: whose kernels begin early (DecodeOptions::overlap)
 };
 
 struct DecodeBenchRow {
   int64_t sequences = 0;
   double step_seconds = 0;  // median; one token for each sequence, drawn at temperature 0
   double prefill_tokens_per_second = 0;
-  double weight_bytes = 0;         // that each step reads
+  double weight_bytes = 0;  // that each step reads
+  double cache_bytes = 0;   // the same, with every key of the context
+  double copy_rate = 0;     // bytes read and written a second by a copy of as many bytes
+  // The memory bound: the time in which a copy moves as many bytes as a step reads.
+  double bound_seconds() const { return (weight_bytes + cache_bytes) / copy_rate; }
   std::vector<BenchPart> parts{};  // of a step, op by op and the draw, in separate steps
 };
 

@@ -6,6 +6,7 @@
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "core/philox.h"
+#include "ops/memory.h"
 #include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
 #include "serve/decode_batch.h"
@@ -25,9 +26,9 @@ class DecodeBench {
  public:
   DecodeBench(const Transformer& model, ParamAccess& params, Stream& s,
               const DecodeBenchOptions& options, int64_t sequences)
-      : s_(s),
-        options_(options),
-        batch_(model, params, s, sequences, capacity(options)),
+      : options_(options),
+        batch_(model, params, s, sequences, capacity(options),
+               {.recorded = options.graph, .overlap = options.overlap}),
         tokens_(static_cast<size_t>(sequences)) {
     const Philox random(1, RandomPurpose::kTest, "bench tokens");
     const auto vocab = static_cast<uint64_t>(model.config().vocab);
@@ -61,11 +62,12 @@ class DecodeBench {
     row.step_seconds = median(seconds);
     // In steps of their own, since to be timed slows an op down.
     OpProfile profile;
-    s_.set_profile(&profile);
-    for (int64_t i = 0; i < options_.steps; ++i) step();
-    s_.set_profile(nullptr);
+    const int64_t timed = std::min<int64_t>(options_.steps, 16);
+    batch_.set_profile(&profile);
+    for (int64_t i = 0; i < timed; ++i) step();
+    batch_.set_profile(nullptr);
     for (const auto& [op, entry] : profile.entries()) {
-      row.parts.push_back({op, entry.seconds / static_cast<double>(options_.steps)});
+      row.parts.push_back({op, entry.seconds / static_cast<double>(timed)});
     }
     row.parts.push_back({"sampling", sampling_seconds_ / static_cast<double>(steps_)});
     std::ranges::sort(row.parts, std::greater(), &BenchPart::seconds);
@@ -76,14 +78,13 @@ class DecodeBench {
   void step() {
     const Clock::time_point start = Clock::now();
     for (int64_t slot = 0; slot < batch_.slots(); ++slot) {
-      tokens_[static_cast<size_t>(slot)] = sample_token(batch_.logits(slot), {.temperature = 0}, 0);
+      tokens_[static_cast<size_t>(slot)] = batch_.draw(slot, {.temperature = 0}, 0);
     }
     sampling_seconds_ += seconds_since(start);
     ++steps_;
     batch_.step(tokens_);
   }
 
-  Stream& s_;
   const DecodeBenchOptions& options_;
   DecodeBatch batch_;
   std::vector<int32_t> tokens_;
@@ -91,6 +92,50 @@ class DecodeBench {
   double sampling_seconds_ = 0;
   int64_t steps_ = 0;
 };
+
+// Bytes of the weights that a step reads: of a table that serves the embedding alone, it reads a
+// few rows.
+double weight_bytes(const Transformer& model, DType dtype) {
+  const ModelConfig& config = model.config();
+  int64_t count = model.registry().count();
+  if (!config.tied) count -= config.vocab * config.width;
+  return static_cast<double>(count) * static_cast<double>(dtype_size(dtype));
+}
+
+// Bytes that one sequence's cache has after `tokens` tokens, all of which a step reads.
+double cache_bytes(const Transformer& model, const Target& target, int64_t tokens) {
+  Memory memory = Memory::planning(target);
+  const DecodeCache cache = model.allocate_cache(memory, 1, tokens);
+  return static_cast<double>(memory.report().total_bytes());
+}
+
+// Bytes read and written a second by a copy that moves `bytes` bytes in all, within limits. What
+// fits a cache is copied, as it would be read, faster than memory is.
+double copy_rate(Stream& s, double bytes) {
+  constexpr double kLeast = 1 << 20;
+  constexpr double kMost = 1 << 30;
+  constexpr int64_t kCols = 4096;
+  const DType dtype = s.memory().compute_dtype();
+  const auto rows = static_cast<int64_t>(std::clamp(bytes, kLeast, kMost) /
+                                         (2.0 * kCols * static_cast<double>(dtype_size(dtype))));
+  const auto buffer = [&] {
+    return s.memory().allocate(MemoryClass::kScratch, "copied", dtype, {rows, kCols});
+  };
+  const Buffer from = buffer();
+  const Buffer to = buffer();
+  ops::run(s, ops::Fill{.x = from, .value = 1.0f});
+  std::vector<double> seconds;
+  constexpr int kRounds = 9;
+  constexpr int kCopies = 8;
+  for (int round = 0; round < kRounds; ++round) {
+    ops::run(s, ops::Synchronize{});
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < kCopies; ++i) ops::run(s, ops::Copy{.y = to, .x = from});
+    ops::run(s, ops::Synchronize{});
+    seconds.push_back(seconds_since(start) / kCopies);
+  }
+  return static_cast<double>(from.tensor().bytes() + to.tensor().bytes()) / median(seconds);
+}
 
 }  // namespace
 
@@ -105,12 +150,15 @@ std::vector<DecodeBenchRow> bench_decode(const Config& config, Backend backend,
   const Mesh mesh(*communicator);
   ShardedParams params(model.registry(), s, mesh, /*with_training=*/false);
   params.initialize(config.seed);
-  const auto weight_bytes = static_cast<double>(model.registry().count()) *
-                            static_cast<double>(dtype_size(memory.compute_dtype()));
   std::vector<DecodeBenchRow> rows;
   for (const int64_t sequences : options.sequences) {
     rows.push_back(DecodeBench(model, params, s, options, sequences).run());
-    rows.back().weight_bytes = weight_bytes;
+    DecodeBenchRow& row = rows.back();
+    row.weight_bytes = weight_bytes(model, memory.compute_dtype());
+    row.cache_bytes =
+        static_cast<double>(sequences) *
+        cache_bytes(model, memory.target(), options.context + options.warmup + options.steps / 2);
+    row.copy_rate = copy_rate(s, row.weight_bytes + row.cache_bytes);
   }
   return rows;
 }

@@ -155,10 +155,11 @@ struct BenchDecodeCommand {
 
 void print_decode(const DecodeBenchRow& row, bool json) {
   const double rate = static_cast<double>(row.sequences) / row.step_seconds;
-  const double weights = row.weight_bytes / row.step_seconds;
+  const double share = row.bound_seconds() / row.step_seconds;
   if (!json) {
-    fmt::print("{:>9}{:>12.1f}{:>12.0f}{:>12.1f}{:>14.0f}   ", row.sequences,
-               1e6 * row.step_seconds, rate, weights / 1e9, row.prefill_tokens_per_second);
+    fmt::print("{:>9}{:>11.1f}{:>11.0f}{:>11.1f}{:>7.0f}%{:>15.0f}   ", row.sequences,
+               1e6 * row.step_seconds, rate, 1e6 * row.bound_seconds(), 100 * share,
+               row.prefill_tokens_per_second);
     for (size_t i = 0; i < std::min<size_t>(4, row.parts.size()); ++i) {
       fmt::print("{}{} {:.0f}", i > 0 ? ", " : "", row.parts[i].name, 1e6 * row.parts[i].seconds);
     }
@@ -170,7 +171,11 @@ void print_decode(const DecodeBenchRow& row, bool json) {
   const Json line = {{"sequences", row.sequences},
                      {"step_seconds", row.step_seconds},
                      {"tokens_per_second", rate},
-                     {"weight_bytes_per_second", weights},
+                     {"weight_bytes", row.weight_bytes},
+                     {"cache_bytes", row.cache_bytes},
+                     {"copy_bytes_per_second", row.copy_rate},
+                     {"bound_seconds", row.bound_seconds()},
+                     {"share_of_bound", share},
                      {"prefill_tokens_per_second", row.prefill_tokens_per_second},
                      {"parts", parts}};
   fmt::print("{}\n", line.dump());
@@ -181,8 +186,14 @@ ExitCode run_bench_decode(const BenchDecodeCommand& options) {
   const std::vector<DecodeBenchRow> rows =
       bench_decode(config, select_backend(config.device), options.bench);
   if (!options.json) {
-    fmt::print("{:>9}{:>12}{:>12}{:>12}{:>14}   {}\n", "sequences", "step us", "tokens/s",
-               "weights GB/s", "prefill tok/s", "most of a step, us");
+    const DecodeBenchRow& first = rows.front();
+    fmt::print(
+        "a step reads {:.1f} MB of weights, and {:.2f} MB of cache for each sequence; a copy "
+        "reads and writes {:.1f} GB/s\n",
+        first.weight_bytes / 1e6, first.cache_bytes / 1e6 / static_cast<double>(first.sequences),
+        first.copy_rate / 1e9);
+    fmt::print("{:>9}{:>11}{:>11}{:>11}{:>8}{:>15}   {}\n", "sequences", "step us", "tokens/s",
+               "bound us", "of it", "prefill tok/s", "most of a step, us");
   }
   for (const DecodeBenchRow& row : rows) print_decode(row, options.json);
   return ExitCode::kDone;
@@ -203,6 +214,10 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->add_option("--steps", options->bench.steps, "Steps to time; the median is reported")
       ->check(positive)
       ->capture_default_str();
+  command->add_flag("!--no-graph", options->bench.graph,
+                    "On a GPU: give it the kernels of a step one by one, not as one CUDA graph");
+  command->add_flag("!--no-overlap", options->bench.overlap,
+                    "On a GPU: no kernel of the graph begins before the one before it has ended");
   command->add_flag("--json", options->json, "Print one JSON object for each row");
   options->config.add(*command);
   command->callback(

@@ -119,7 +119,8 @@ class ModelServer {
     const Backend backend = select_backend(options_.device);
     InferenceModel model(config_.model, checkpoint_, backend,
                          plan_serving(config_.model, backend, options_.slots, capacity));
-    DecodeBatch batch(model.model(), model.params(), model.stream(), options_.slots, capacity);
+    DecodeBatch batch(model.model(), model.params(), model.stream(), options_.slots, capacity,
+                      {.vocab = tokenizer_.size()});
     Engine engine(batch, options_.engine);
     Api api(engine, served(model),
             {.token = token_, .host = options_.host, .time_limit = time_limit()});

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/decode_sizes.h"
 #include "ops/choose.h"
 #include "ops/cpu/attention.h"
 #include "ops/limits.h"
@@ -80,6 +81,21 @@ void check_decode(const Check& c, const Op& op) {
   c.that(op.v_cache_BCGd.shape == shape, "the caches have the same shape");
   c.flat("v_cache_BCGd", op.v_cache_BCGd, sequences * shape[1] * shape[2]);
   c.flat("lengths_B", op.lengths_B, sequences, DType::kI32);
+  c.that(op.k_BGd.defined() == op.v_BGd.defined(), "the token has a key and a value or neither");
+  if (!op.k_BGd.defined()) return;
+  c.matrix("k_BGd", op.k_BGd, sequences, shape[2], op.k_cache_BCGd.dtype);
+  c.matrix("v_BGd", op.v_BGd, sequences, shape[2], op.v_cache_BCGd.dtype);
+}
+
+// On the CPU none: one thread computes a head.
+template <typename Op>
+Buffer decode_scratch(const Stream& s, const Op& op) {
+  if (!on_cuda(s)) return {};
+  const int64_t floats =
+      kernels::decode_scratch_floats(op.q_BHd.rows(), op.params.heads,
+                                     op.q_BHd.cols() / op.params.heads, op.k_cache_BCGd.shape[1]);
+  if (floats == 0) return {};
+  return s.scratch("parts of keys", DType::kF32, {floats});
 }
 
 Buffer bytes_of_scratch(const Stream& s, std::string_view name, size_t bytes) {
@@ -163,6 +179,10 @@ void StickBreakingDecode::check_limits(const Target& /*target*/) const {
   check_decode_head_dim(kName, q_BHd.cols() / params.heads);
 }
 
+Buffer StickBreakingDecode::scratch(const Stream& s) const {
+  return decode_scratch(s, *this);
+}
+
 void SoftmaxDecode::check() const {
   const Check c(kName);
   check_decode(c, *this);
@@ -171,6 +191,10 @@ void SoftmaxDecode::check() const {
 void SoftmaxDecode::check_limits(const Target& /*target*/) const {
   check_decode_head_dim(kName, q_BHd.cols() / params.heads);
   if (bias.kind == PositionBias::kAlibi) check_alibi_heads(kName, params.heads);
+}
+
+Buffer SoftmaxDecode::scratch(const Stream& s) const {
+  return decode_scratch(s, *this);
 }
 
 void CacheAppend::check() const {

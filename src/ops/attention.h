@@ -131,12 +131,16 @@ struct SoftmaxBackward {
 //
 // One new token for each of B independent sequences against its cached keys and values.
 // k_cache, v_cache: [B, C, G*d], rows [0, lengths_B[b]) valid, the new token's own k and v last. G
-// divides H: head h of the query reads head h / (H / G) of them (ops/heads.h).
+// divides H: head h of the query reads head h / (H / G) of them (ops/heads.h). With k_BGd and
+// v_BGd, the new token's own k and v, the op writes them to their rows of the caches itself.
+//
+// On CUDA, as on the CPU, the bits of a sequence do not depend on the others.
 
 struct StickBreakingDecode {
   static constexpr std::string_view kName = "stickbreaking_decode";
   Tensor o_BHd;
   Tensor q_BHd;
+  Tensor k_BGd{}, v_BGd{};
   Tensor k_cache_BCGd, v_cache_BCGd;
   Tensor gate_cache_BCH{};  // with a forget gate
   Tensor remainder_bias_Hd{};
@@ -144,17 +148,20 @@ struct StickBreakingDecode {
   StickBreakingParams params;
   void check() const;
   void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
 };
 struct SoftmaxDecode {
   static constexpr std::string_view kName = "softmax_decode";
   Tensor o_BHd;
   Tensor q_BHd;
+  Tensor k_BGd{}, v_BGd{};
   Tensor k_cache_BCGd, v_cache_BCGd;
   Tensor lengths_B;
   SoftmaxBias bias{};
   SoftmaxParams params;
   void check() const;
   void check_limits(const Target& target) const;
+  Buffer scratch(const Stream& s) const;
 };
 
 // cache_BCN[b, positions_B[b]] = x_BN[b]; x may have strided rows. A position outside the cache is
@@ -169,19 +176,19 @@ struct CacheAppend {
 namespace cpu {
 void run(Cpu, Stream& s, const StickBreakingForward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const StickBreakingBackward& op, const Buffer& scratch);
-void run(Cpu, Stream& s, const StickBreakingDecode& op);
+void run(Cpu, Stream& s, const StickBreakingDecode& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const SoftmaxForward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const SoftmaxBackward& op, const Buffer& scratch);
-void run(Cpu, Stream& s, const SoftmaxDecode& op);
+void run(Cpu, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const CacheAppend& op);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const StickBreakingForward& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const StickBreakingDecode& op);
+void run(Cuda, Stream& s, const StickBreakingDecode& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const SoftmaxForward& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const SoftmaxBackward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const SoftmaxDecode& op);
+void run(Cuda, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const CacheAppend& op);
 }  // namespace cuda
 

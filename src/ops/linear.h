@@ -5,7 +5,9 @@
 
 namespace sbtrain::ops {
 
-// y_TN = alpha * x_TK w_NK^T (+ residual_TN). x and y may have strided rows.
+// y_TN = alpha * x_TK w_NK^T (+ residual_TN). x and y may have strided rows. Up to 64 rows, on the
+// CPU (cpu/few_rows.h) as on CUDA (kernels/few_rows.h), the bits of a row do not depend on the
+// others.
 struct Linear {
   static constexpr std::string_view kName = "linear";
   Tensor y_TN;

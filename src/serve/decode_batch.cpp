@@ -1,10 +1,15 @@
 #include "serve/decode_batch.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <bit>
 #include <numeric>
+#include <string>
 
 #include "core/error.h"
 #include "ops/memory.h"
+#include "ops/sampling.h"
 
 namespace sbtrain {
 namespace {
@@ -17,13 +22,28 @@ Buffer integers(Stream& s, int64_t n) {
   return s.memory().allocate(MemoryClass::kInputs, "tokens", DType::kI32, {n});
 }
 
+Buffer logits_of(Stream& s, int64_t rows, int64_t vocab) {
+  return s.memory().allocate(MemoryClass::kLogits, "logits", DType::kF32, {rows, vocab});
+}
+
+Tensor upload(Stream& s, const Buffer& buffer, const std::vector<int32_t>& values) {
+  const Tensor y = buffer.tensor().row_range(0, static_cast<int64_t>(values.size()));
+  ops::run(s, ops::CopyFromHost{.y = y, .host = values.data()});
+  return y;
+}
+
+std::string program_name(int64_t rows) {
+  return fmt::format("decode {}", rows);
+}
+
 }  // namespace
 
 DecodeBatch::DecodeBatch(const Transformer& model, ParamAccess& params, Stream& s, int64_t slots,
-                         int64_t capacity)
+                         int64_t capacity, const DecodeOptions& options)
     : model_(model),
       params_(params),
       s_(s),
+      options_(options),
       capacity_(capacity),
       vocab_(model.config().vocab),
       lengths_(static_cast<size_t>(slots)),
@@ -31,21 +51,38 @@ DecodeBatch::DecodeBatch(const Transformer& model, ParamAccess& params, Stream& 
       tokens_T_(integers(s, capacity)),
       positions_T_(integers(s, capacity)),
       boundaries_(integers(s, 2)),
-      tokens_B_(integers(s, slots)),
-      positions_B_(integers(s, slots)),
-      lengths_B_(integers(s, slots)),
-      logits_CV_(s.memory().allocate(MemoryClass::kLogits, "logits", DType::kF32,
-                                     {std::max(slots, std::min(capacity, kPromptRows)), vocab_})),
-      logits_(static_cast<size_t>(slots * vocab_)) {}
+      prompt_logits_CV_(logits_of(s, std::min(capacity, kPromptRows), vocab_)),
+      inputs_3B_(integers(s, 3 * slots)),
+      logits_BV_(logits_of(s, slots, vocab_)),
+      likeliest_B_(integers(s, slots)),
+      tops_(static_cast<size_t>(slots)),
+      logits_(static_cast<size_t>(slots * vocab_)),
+      fetched_(static_cast<size_t>(slots)) {
+  if (s.backend() == Backend::kCuda) plan_steps();
+}
+
+// The rows of a step, and some that are idle, so that few numbers of rows are planned and recorded:
+// a power of two, or all.
+int64_t DecodeBatch::with_idle_rows(int64_t rows) const {
+  if (!recorded_) return rows;
+  return std::min(slots(), static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows))));
+}
+
+void DecodeBatch::plan_steps() {
+  recorded_ = std::make_unique<Recorded>(s_.backend());
+  ops::set_overlap(recorded_->stream, options_.overlap);
+  Memory memory = Memory::planning(recorded_->memory.target());
+  Stream stream(memory);
+  for (int64_t rows = 1;; rows = with_idle_rows(rows + 1)) {
+    const ProgramScope scope(memory, program_name(rows));
+    decode(stream, rows);
+    if (rows == slots()) break;
+  }
+  recorded_->memory.adopt_plan(memory);
+}
 
 int64_t DecodeBatch::free_slots() const {
   return std::count(lengths_.begin(), lengths_.end(), 0);
-}
-
-Tensor DecodeBatch::upload(const Buffer& buffer, const std::vector<int32_t>& values) const {
-  const Tensor y = buffer.tensor().row_range(0, static_cast<int64_t>(values.size()));
-  ops::run(s_, ops::CopyFromHost{.y = y, .host = values.data()});
-  return y;
 }
 
 int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& visit) {
@@ -57,15 +94,15 @@ int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& 
   std::vector<int32_t> positions(prompt.size());
   std::iota(positions.begin(), positions.end(), 0);
   const BatchTensors batch = {
-      .tokens_T = upload(tokens_T_, {prompt.begin(), prompt.end()}),
+      .tokens_T = upload(s_, tokens_T_, {prompt.begin(), prompt.end()}),
       .targets_T = {},
-      .sequences = {.cu_seqlens = upload(boundaries_, {0, static_cast<int32_t>(length)}),
-                    .positions_T = upload(positions_T_, positions),
+      .sequences = {.cu_seqlens = upload(s_, boundaries_, {0, static_cast<int32_t>(length)}),
+                    .positions_T = upload(s_, positions_T_, positions),
                     .count = 1,
                     .max_seqlen = capacity_}};
-  const Tensor& all = logits_CV_;
+  const Tensor logits_1V = logits_BV_.tensor().row_range(slot, 1);
   if (visit) {
-    const Tensor logits_CV = all.row_range(0, std::min(all.rows(), kPromptRows));
+    const Tensor& logits_CV = prompt_logits_CV_;
     prompt_logits_.resize(static_cast<size_t>(logits_CV.numel()));
     model_.prefill(s_, params_, batch, cache_, slot, logits_CV,
                    [&](int64_t first, const Tensor& logits_NV) {
@@ -73,10 +110,12 @@ int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& 
                      visit(first, logits_NV.rows(),
                            std::span(prompt_logits_).first(static_cast<size_t>(logits_NV.numel())));
                    });
+    ops::run(s_, ops::Copy{.y = logits_1V, .x = logits_CV.row_range(0, 1)});
   } else {
-    model_.prefill(s_, params_, batch, cache_, slot, all.row_range(0, 1));
+    model_.prefill(s_, params_, batch, cache_, slot, logits_1V);
   }
-  ops::run(s_, ops::CopyToHost{.host = logits_.data() + slot * vocab_, .x = all.row_range(0, 1)});
+  find_likeliest(s_, slot, 1);
+  read_likeliest(s_, slot, 1);
   lengths_[static_cast<size_t>(slot)] = length;
   return slot;
 }
@@ -86,37 +125,114 @@ void DecodeBatch::stop(int64_t slot) {
   lengths_[static_cast<size_t>(slot)] = 0;
 }
 
+// Slots after the last used one take no part, except for idle rows.
+int64_t DecodeBatch::rows_of_step() const {
+  int64_t rows = slots();
+  while (rows > 0 && !used(rows - 1)) --rows;
+  return rows;
+}
+
+Tensor DecodeBatch::input(int64_t part, int64_t rows) const {
+  return inputs_3B_.tensor().row_range(part * slots(), rows);
+}
+
+void DecodeBatch::decode(Stream& s, int64_t rows) {
+  model_.decode(s, params_, input(0, rows), cache_,
+                {.positions_B = input(1, rows), .lengths_B = input(2, rows)},
+                logits_BV_.tensor().row_range(0, rows));
+  find_likeliest(s, 0, rows);
+}
+
 void DecodeBatch::step(std::span<const int32_t> tokens) {
   require(static_cast<int64_t>(tokens.size()) == slots(), "{} tokens for {} slots", tokens.size(),
           slots());
-  // Slots after the last used one take no part. A free one before it runs as the first token of a
-  // sequence: that only touches its own part of the cache, which the next prompt fills anew.
-  int64_t rows = slots();
-  while (rows > 0 && !used(rows - 1)) --rows;
-  if (rows == 0) return;
-  const auto n = static_cast<size_t>(rows);
-  std::vector<int32_t> new_tokens(n);
-  std::vector<int32_t> positions(n);
-  std::vector<int32_t> new_lengths(n, 1);
-  for (size_t b = 0; b < n; ++b) {
+  if (rows_of_step() == 0) return;
+  const int64_t rows = with_idle_rows(rows_of_step());
+  // A free slot among them runs as the first token of a sequence: that only touches its own part
+  // of the cache, which the next prompt fills anew.
+  const auto B = static_cast<size_t>(slots());
+  std::vector<int32_t> inputs(3 * B);
+  std::fill(inputs.begin() + static_cast<ptrdiff_t>(2 * B), inputs.end(), 1);
+  for (size_t b = 0; b < static_cast<size_t>(rows); ++b) {
     if (lengths_[b] == 0) continue;
     require(lengths_[b] < capacity_, "the sequence in slot {} has {} tokens already", b, capacity_);
-    new_tokens[b] = tokens[b];
-    positions[b] = static_cast<int32_t>(lengths_[b]);
-    new_lengths[b] = static_cast<int32_t>(++lengths_[b]);
+    inputs[b] = tokens[b];
+    inputs[B + b] = static_cast<int32_t>(lengths_[b]);
+    inputs[2 * B + b] = static_cast<int32_t>(++lengths_[b]);
   }
-  const Tensor logits_BV = logits_CV_.tensor().row_range(0, rows);
-  model_.decode(s_, params_, upload(tokens_B_, new_tokens), cache_,
-                {.positions_B = upload(positions_B_, positions),
-                 .lengths_B = upload(lengths_B_, new_lengths)},
-                logits_BV);
-  ops::run(s_, ops::CopyToHost{.host = logits_.data(), .x = logits_BV});
+  upload(step_stream(), inputs_3B_, inputs);
+  if (!recorded_) {
+    decode(s_, rows);
+  } else {
+    const auto work = [&] {
+      const ProgramScope scope(recorded_->memory, program_name(rows));
+      decode(recorded_->stream, rows);
+    };
+    options_.recorded ? recorded_->replay.run("decode", rows, work) : work();
+  }
+  read_likeliest(step_stream(), 0, rows);
 }
 
-std::span<const float> DecodeBatch::logits(int64_t slot) const {
+void DecodeBatch::find_likeliest(Stream& s, int64_t first, int64_t rows) const {
+  ops::run(s,
+           ops::Likeliest{.y_B = likeliest_B_.tensor().row_range(first, rows),
+                          .x_BV = logits_BV_.tensor().row_range(first, rows),
+                          .vocab = options_.vocab > 0 ? std::min(options_.vocab, vocab_) : vocab_});
+}
+
+// The host waits here.
+void DecodeBatch::read_likeliest(Stream& s, int64_t first, int64_t rows) {
+  ops::run(s, ops::CopyToHost{.host = tops_.data() + first,
+                              .x = likeliest_B_.tensor().row_range(first, rows)});
+  std::fill_n(fetched_.begin() + first, rows, uint8_t{0});
+}
+
+int32_t DecodeBatch::likeliest(int64_t slot) const {
   require(used(slot), "slot {} has no sequence", slot);
-  return std::span(logits_).subspan(static_cast<size_t>(slot * vocab_),
-                                    static_cast<size_t>(vocab_));
+  const int32_t token = tops_[static_cast<size_t>(slot)];
+  if (token < 0) {
+    fail(ExitCode::kDiverged, "the model's logits are not finite; its weights are damaged");
+  }
+  return token;
+}
+
+bool DecodeBatch::draws_from_logits(const SamplingOptions& sampling) const {
+  const auto limit = [&](int64_t tokens) { return tokens > 0 ? std::min(tokens, vocab_) : vocab_; };
+  return sampling.temperature > 0 || limit(sampling.vocab) != limit(options_.vocab);
+}
+
+int32_t DecodeBatch::draw(int64_t slot, const SamplingOptions& sampling, uint64_t position) {
+  if (!draws_from_logits(sampling)) return likeliest(slot);
+  const auto vocab =
+      static_cast<size_t>(sampling.vocab > 0 ? std::min(sampling.vocab, vocab_) : vocab_);
+  return sample_token(logits(slot).first(vocab), sampling, position);
+}
+
+std::span<const float> DecodeBatch::logits(int64_t slot) {
+  require(used(slot), "slot {} has no sequence", slot);
+  float* row = logits_.data() + slot * vocab_;
+  uint8_t& fetched = fetched_[static_cast<size_t>(slot)];
+  if (!fetched) {
+    ops::run(s_, ops::CopyToHost{.host = row, .x = logits_BV_.tensor().row_range(slot, 1)});
+    fetched = 1;
+  }
+  return {row, static_cast<size_t>(vocab_)};
+}
+
+void DecodeBatch::fetch_logits() {
+  const int64_t rows = rows_of_step();
+  if (std::all_of(fetched_.begin(), fetched_.begin() + rows, [](uint8_t f) { return f != 0; })) {
+    return;
+  }
+  ops::run(s_,
+           ops::CopyToHost{.host = logits_.data(), .x = logits_BV_.tensor().row_range(0, rows)});
+  std::fill_n(fetched_.begin(), rows, uint8_t{1});
+}
+
+void DecodeBatch::set_profile(OpProfile* profile) {
+  Stream& s = step_stream();
+  if (profile == nullptr && s.profile()) ops::run(s, ops::Synchronize{});  // collects the times
+  s.set_profile(profile);
 }
 
 }  // namespace sbtrain

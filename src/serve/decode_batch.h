@@ -4,22 +4,31 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "core/replay.h"
 #include "core/stream.h"
 #include "model/transformer.h"
+#include "serve/sampling.h"
 
 namespace sbtrain {
 
-// On the CPU, the logits of a sequence do not depend on the other sequences, nor on its slot: they
-// have the same bits as if it ran alone, for up to ops::cpu::kFewRows slots. On a GPU, products of
-// another number of rows may be summed in another order.
+struct DecodeOptions {
+  int64_t vocab = 0;  // likeliest() knows the tokens below, where a model has more; 0: all
+  // On a GPU. Neither changes a result; they are for measuring what they gain.
+  bool recorded = true;  // steps of the same number of rows run by one record (core/replay.h)
+  bool overlap = true;   // ops::set_overlap
+};
+
+// The logits of a sequence do not depend on the other sequences, nor on its slot: they have the
+// same bits as if it ran alone, for up to 64 slots (ops/cpu/few_rows.h, kernels/few_rows.h).
 class DecodeBatch {
  public:
   // Allocates the cache: `slots` sequences of at most `capacity` tokens each.
   DecodeBatch(const Transformer& model, ParamAccess& params, Stream& s, int64_t slots,
-              int64_t capacity);
+              int64_t capacity, const DecodeOptions& options = {});
 
   int64_t slots() const { return static_cast<int64_t>(lengths_.size()); }
   int64_t capacity() const { return capacity_; }
@@ -38,25 +47,61 @@ class DecodeBatch {
   // Appends tokens[slot] to the sequence of each slot that has one; other elements are ignored. No
   // sequence may have `capacity` tokens already.
   void step(std::span<const int32_t> tokens);
-  // The logits of the token that follows the sequence in the slot: [V].
-  std::span<const float> logits(int64_t slot) const;
+  // The likeliest token to follow the sequence in the slot, the smallest of equals. Throws
+  // ExitCode::kDiverged if the logits are not finite.
+  int32_t likeliest(int64_t slot) const;
+  // Draws the token that follows the sequence in the slot, as sample_token() does.
+  int32_t draw(int64_t slot, const SamplingOptions& sampling, uint64_t position);
+  // Whether draw() needs the logits, or knows the likeliest token already.
+  bool draws_from_logits(const SamplingOptions& sampling) const;
+  // The logits of the token that follows the sequence in the slot: [V]. On a GPU they are copied
+  // to the host by the first call after a step, or for all slots at once by fetch_logits(), after
+  // which several threads may call logits().
+  std::span<const float> logits(int64_t slot);
+  void fetch_logits();
+
+  // Times the ops of the steps from now on; null: no more. Such steps do not run by a record.
+  void set_profile(OpProfile* profile);
 
  private:
-  Tensor upload(const Buffer& buffer, const std::vector<int32_t>& values) const;
+  // Steps on a GPU have a memory of their own, planned for each number of rows: a record names
+  // memory, which must not go to anybody else. The host waits at the end of each step and each
+  // prompt, so this stream and the one of the prompts need no events.
+  struct Recorded {
+    explicit Recorded(Backend backend) : memory(backend), stream(memory), replay(stream) {}
+    Memory memory;
+    Stream stream;
+    Replay replay;
+  };
+  void plan_steps();
+  int64_t rows_of_step() const;
+  int64_t with_idle_rows(int64_t rows) const;
+  void decode(Stream& s, int64_t rows);
+  // Part `part` of inputs_3B: tokens, positions or lengths.
+  Tensor input(int64_t part, int64_t rows) const;
+  void find_likeliest(Stream& s, int64_t first, int64_t rows) const;
+  void read_likeliest(Stream& s, int64_t first, int64_t rows);
   bool used(int64_t slot) const { return length(slot) > 0; }
+  Stream& step_stream() { return recorded_ ? recorded_->stream : s_; }
 
   const Transformer& model_;
   ParamAccess& params_;
   Stream& s_;
+  DecodeOptions options_;
   int64_t capacity_;
   int64_t vocab_;
   std::vector<int64_t> lengths_;  // tokens by slot; 0: free
   DecodeCache cache_;
   Buffer tokens_T_, positions_T_, boundaries_;  // of a prompt
-  Buffer tokens_B_, positions_B_, lengths_B_;   // of a step
-  Buffer logits_CV_;                            // of a step, or of a part of a prompt
-  std::vector<float> logits_;                   // [slots, V]
-  std::vector<float> prompt_logits_;            // [C, V], once prompts are visited
+  Buffer prompt_logits_CV_;                     // of a part of a prompt
+  Buffer inputs_3B_;                            // of a step
+  Buffer logits_BV_;                            // of the token that follows each sequence
+  Buffer likeliest_B_;
+  std::unique_ptr<Recorded> recorded_;  // null except on a GPU
+  std::vector<int32_t> tops_;           // likeliest_B_ on the host
+  std::vector<float> logits_;           // [slots, V]: logits_BV_ on the host, where fetched_
+  std::vector<uint8_t> fetched_;        // by slot
+  std::vector<float> prompt_logits_;    // [C, V], once prompts are visited
 };
 
 }  // namespace sbtrain

@@ -239,20 +239,20 @@ void Engine::start(Waiting next) {
 // Draws the next token of each running sequence from the logits of its slot.
 void Engine::draw() {
   std::vector<TokenLogprob> drawn(running_.size());
+  if (std::ranges::any_of(running_, [&](const Running& r) {
+        return r.request.logprobs || batch_.draws_from_logits(r.request.sampling);
+      })) {
+    batch_.fetch_logits();
+  }
   in_parallel(static_cast<int64_t>(running_.size()), [&](int64_t i) {
     const Running& r = running_[static_cast<size_t>(i)];
     const SamplingOptions& sampling = r.request.sampling;
     if (sampling.max_tokens == 0) return;
-    const std::span<const float> logits = batch_.logits(r.slot);
-    const size_t vocab = sampling.vocab > 0
-                             ? std::min(static_cast<size_t>(sampling.vocab), logits.size())
-                             : logits.size();
-    const int32_t token =
-        sample_token(logits.first(vocab), sampling, static_cast<uint64_t>(r.drawn));
     TokenLogprob& of_token = drawn[static_cast<size_t>(i)];
-    of_token.token = token;
+    of_token.token = batch_.draw(r.slot, sampling, static_cast<uint64_t>(r.drawn));
     if (r.request.logprobs) {
-      of_token = token_logprob(logits, token, r.request.top_logprobs, sampling.vocab);
+      of_token = token_logprob(batch_.logits(r.slot), of_token.token, r.request.top_logprobs,
+                               sampling.vocab);
     }
   });
   size_t i = 0;

@@ -1,6 +1,5 @@
 #include "serve/generate.h"
 
-#include <algorithm>
 #include <array>
 
 #include "core/error.h"
@@ -13,15 +12,12 @@ std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Str
                               int32_t stop_token, const std::function<bool(int32_t)>& on_token) {
   require(!prompt.empty(), "generation needs at least one token to start from");
   DecodeBatch batch(model, params, s, /*slots=*/1,
-                    static_cast<int64_t>(prompt.size()) + options.max_tokens);
+                    static_cast<int64_t>(prompt.size()) + options.max_tokens,
+                    {.vocab = options.vocab});
   const int64_t slot = batch.start(prompt);
   std::vector<int32_t> out;
   for (int64_t n = 0; n < options.max_tokens; ++n) {
-    const std::span<const float> logits = batch.logits(slot);
-    const size_t drawn_from = options.vocab > 0
-                                  ? std::min(static_cast<size_t>(options.vocab), logits.size())
-                                  : logits.size();
-    const int32_t token = sample_token(logits.first(drawn_from), options, static_cast<uint64_t>(n));
+    const int32_t token = batch.draw(slot, options, static_cast<uint64_t>(n));
     if (token == stop_token) break;
     out.push_back(token);
     if (on_token && !on_token(token)) break;

@@ -15,6 +15,7 @@
 #include "config/schema.h"
 #include "core/device.h"
 #include "ops/choose.h"
+#include "serve/decode_batch.h"
 #include "serve/generate.h"
 #include "support/gpu.h"
 #include "support/step_run.h"
@@ -316,6 +317,67 @@ TEST_P(GpuModel, GeneratesTheMostLikelyTokens) {
     const auto row = logits.begin() + static_cast<int64_t>(19 + n) * config.vocab;
     const auto [low, high] = std::minmax_element(row, row + config.vocab);
     EXPECT_GE(row[generated[n]], *high - 0.02f * (*high - *low)) << "token " << n;
+  }
+}
+
+// The logits of sequences that come and go are those that each has alone, bit for bit, whether
+// steps run by records, early or one kernel after the other.
+TEST_P(GpuModel, SequencesDoNotDependOnEachOther) {
+  const ModelConfig config = small(GetParam());
+  constexpr int64_t kSlots = 5;
+  constexpr int64_t kSequences = 8;
+  constexpr int64_t kCapacity = 400;
+  constexpr int kSteps = 6;
+  ModelRun gpu(Backend::kCuda, config, test::packed_batch({20}, config.vocab));
+  gpu.disturb_constants();
+  using Logits = std::vector<float>;
+  const auto copy = [](std::span<const float> x) { return Logits(x.begin(), x.end()); };
+  const auto prompt = [&](int64_t n) {
+    return test::packed_batch({static_cast<int32_t>(1 + 97 * n % 350)}, config.vocab, n).tokens;
+  };
+  const auto alone = [&](int64_t n, const DecodeOptions& options) {
+    DecodeBatch batch(gpu.model(), gpu.params(), gpu.stream(), 1, kCapacity, options);
+    const int64_t slot = batch.start(prompt(n));
+    std::vector<Logits> logits = {copy(batch.logits(slot))};
+    for (int i = 0; i < kSteps; ++i) {
+      batch.step(std::vector{batch.likeliest(slot)});
+      logits.push_back(copy(batch.logits(slot)));
+    }
+    return logits;
+  };
+  std::vector<std::vector<Logits>> expected;
+  for (int64_t n = 0; n < kSequences; ++n) expected.push_back(alone(n, {.recorded = false}));
+  EXPECT_EQ(alone(3, {}), expected[3]) << "recorded";
+  EXPECT_EQ(alone(3, {.overlap = false}), expected[3]) << "recorded, one kernel after the other";
+
+  DecodeBatch batch(gpu.model(), gpu.params(), gpu.stream(), kSlots, kCapacity);
+  struct Sequence {
+    int64_t slot, n;
+    size_t seen;
+  };
+  std::vector<Sequence> running;
+  std::vector<int32_t> next(kSlots);
+  for (int64_t started = 0; started < kSequences || !running.empty();) {
+    if (started < kSequences && batch.free_slots() > 0) {
+      running.push_back({batch.start(prompt(started)), started, 0});
+      ++started;
+    }
+    for (size_t i = 0; i < running.size();) {
+      Sequence& s = running[i];
+      const std::vector<Logits>& mine = expected[static_cast<size_t>(s.n)];
+      const Logits logits = copy(batch.logits(s.slot));
+      ASSERT_EQ(logits, mine[s.seen]) << "sequence " << s.n << " step " << s.seen;
+      const auto top = std::max_element(logits.begin(), logits.end()) - logits.begin();
+      ASSERT_EQ(batch.likeliest(s.slot), top);
+      next[static_cast<size_t>(s.slot)] = static_cast<int32_t>(top);
+      if (++s.seen < mine.size()) {
+        ++i;
+        continue;
+      }
+      batch.stop(s.slot);
+      running.erase(running.begin() + static_cast<ptrdiff_t>(i));
+    }
+    batch.step(next);
   }
 }
 

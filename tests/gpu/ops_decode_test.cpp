@@ -39,9 +39,10 @@ struct Case {
   int64_t head_dim, capacity, gap;
   int key_heads;
 };
-constexpr Case kCases[] = {{3, 5, 9, 1, 3},      {2, 64, 70, 0, 2},  {24, 64, 700, 8, 24},
-                           {2, 128, 300, 0, 2},  {3, 200, 33, 0, 3}, {1, 256, 20, 0, 1},
-                           {24, 64, 700, 8, 12}, {8, 64, 70, 0, 2},  {8, 128, 70, 0, 1}};
+constexpr Case kCases[] = {{3, 5, 9, 1, 3},       {2, 64, 70, 0, 2},    {24, 64, 700, 8, 24},
+                           {2, 128, 300, 0, 2},   {3, 200, 33, 0, 3},   {1, 256, 20, 0, 1},
+                           {24, 64, 700, 8, 12},  {8, 64, 70, 0, 2},    {8, 128, 70, 0, 1},
+                           {32, 32, 1100, 0, 32}, {2, 128, 2500, 0, 1}, {130, 16, 600, 0, 130}};
 
 class Tensors {
  public:
@@ -158,6 +159,90 @@ TEST_F(Decode, StickBreakingSkips) {
   params.skip_epsilon = 1e-4f;
   ops::run(gpu(), stickbreaking(t.device(false), params));
   EXPECT_LE(t.error(), test::kBf16Error);
+}
+
+// The token's own key and value come from outside the caches, where the op puts them.
+TEST_F(Decode, AppendsItsOwnKeyAndValue) {
+  for (const Case& c : kCases) {
+    const int64_t batch = 3;
+    const int64_t width = c.key_heads * c.head_dim;
+    const auto capacity = static_cast<int32_t>(c.capacity);
+    const std::vector<int32_t> lengths = {1, capacity / 2, capacity};
+    const Owned q = test::random_bf16("q", {batch, c.heads * c.head_dim});
+    const Owned k = test::random_bf16("own k", {batch, width});
+    const Owned v = test::random_bf16("own v", {batch, width});
+    const Owned k_cache = test::random_bf16("k", {batch, c.capacity, width});
+    const Owned v_cache = test::random_bf16("v", {batch, c.capacity, width});
+    const Owned lengths_B = test::integers(lengths);
+    const OnGpu k_gpu(gpu(), k_cache, kBF16);
+    const OnGpu v_gpu(gpu(), v_cache, kBF16);
+    const OnGpu o_gpu(gpu(), kBF16, {batch, c.heads * c.head_dim});
+    const OnGpu q_gpu(gpu(), q, kBF16);
+    const OnGpu own_k(gpu(), k, kBF16, c.gap);
+    const OnGpu own_v(gpu(), v, kBF16, c.gap);
+    const OnGpu lengths_gpu(gpu(), lengths_B, kI32);
+    const Owned expected = test::poisoned({batch, c.heads * c.head_dim});
+    const auto compare = [&](auto host, auto device) {
+      ops::run(cpu, host);
+      ops::run(gpu(), device);
+      EXPECT_LE(test::relative_error(o_gpu, expected), test::kBf16Error) << c.head_dim;
+      EXPECT_EQ(k_gpu.values(), test::to_f64(k_cache));
+      EXPECT_EQ(v_gpu.values(), test::to_f64(v_cache));
+    };
+    const auto with = [&](auto op, bool device) {
+      op.o_BHd = device ? o_gpu.tensor() : expected.tensor();
+      op.q_BHd = device ? q_gpu.tensor() : q.tensor();
+      op.k_BGd = device ? own_k.tensor() : k.tensor();
+      op.v_BGd = device ? own_v.tensor() : v.tensor();
+      op.k_cache_BCGd = device ? k_gpu.tensor() : k_cache.tensor();
+      op.v_cache_BCGd = device ? v_gpu.tensor() : v_cache.tensor();
+      op.lengths_B = device ? lengths_gpu.tensor() : lengths_B.tensor();
+      return op;
+    };
+    const ops::SoftmaxDecode softmax{.params = {.heads = c.heads, .scale = 0.1f}};
+    compare(with(softmax, false), with(softmax, true));
+    const ops::StickBreakingDecode stickbreaking{.params = {.heads = c.heads,
+                                                            .scale = 0.1f,
+                                                            .attend_current = true,
+                                                            .remainder = ops::Remainder::kValue}};
+    compare(with(stickbreaking, false), with(stickbreaking, true));
+  }
+}
+
+// Alone, a long sequence is shared by many blocks; among many it is not.
+TEST_F(Decode, BitsDoNotDependOnTheOtherSequences) {
+  constexpr int64_t kBatch = 70;
+  constexpr int64_t kWidth = 8 * 64;
+  constexpr int32_t kCapacity = 1300;
+  const OnGpu q(gpu(), test::random_bf16("q", {kBatch, kWidth}), kBF16);
+  const OnGpu k(gpu(), test::random_bf16("k", {kBatch, kCapacity, kWidth}), kBF16);
+  const OnGpu v(gpu(), test::random_bf16("v", {kBatch, kCapacity, kWidth}), kBF16);
+  std::vector<int32_t> lengths(kBatch, 3);
+  lengths[5] = kCapacity;
+  lengths[6] = 257;
+  const OnGpu lengths_B(gpu(), test::integers(lengths), kI32);
+  const auto run = [&](auto op, int64_t first, int64_t count) {
+    const OnGpu o(gpu(), kBF16, {count, kWidth});
+    op.o_BHd = o;
+    op.q_BHd = q.tensor().row_range(first, count);
+    op.k_cache_BCGd = k.tensor().row_range(first, count);
+    op.v_cache_BCGd = v.tensor().row_range(first, count);
+    op.lengths_B = lengths_B.tensor().row_range(first, count);
+    ops::run(gpu(), op);
+    return o.values();
+  };
+  const auto compare = [&](const auto& op) {
+    const std::vector<double> all = run(op, 0, kBatch);
+    for (const int64_t b : {5, 6, 7}) {
+      const auto begin = all.begin() + b * kWidth;
+      EXPECT_EQ(run(op, b, 1), std::vector<double>(begin, begin + kWidth)) << lengths[b] << " keys";
+    }
+  };
+  compare(ops::SoftmaxDecode{.params = {.heads = 8, .scale = 0.1f}});
+  for (const float epsilon : {0.0f, 1e-6f, 1e-2f}) {
+    compare(
+        ops::StickBreakingDecode{.params = {.heads = 8, .scale = 0.1f, .skip_epsilon = epsilon}});
+  }
 }
 
 }  // namespace

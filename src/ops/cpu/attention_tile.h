@@ -108,6 +108,24 @@ struct HeadMatrices {
   Matrix columns(const Tensor& x, int64_t index) const { return Matrix(x).from(0, index * d); }
 };
 
+// Writes the new token's own key and value to the caches, if the op has them.
+template <typename Op>
+void append_own(const Op& op) {
+  if (!op.k_BGd.defined()) return;
+  const int64_t width = op.k_cache_BCGd.shape[2];
+  for (int64_t b = 0; b < op.q_BHd.rows(); ++b) {
+    const int64_t position = op.lengths_B.i32()[b] - 1;
+    require(position >= 0 && position < op.k_cache_BCGd.shape[1],
+            "position {} of sequence {} does not fit a cache of {} tokens", position, b,
+            op.k_cache_BCGd.shape[1]);
+    for (const auto& [x, cache] :
+         {std::pair(op.k_BGd, op.k_cache_BCGd), std::pair(op.v_BGd, op.v_cache_BCGd)}) {
+      std::copy_n(x.f32() + b * x.row_stride, width,
+                  cache.f32() + b * cache.row_stride + position * width);
+    }
+  }
+}
+
 template <typename Head, typename Op>
 std::vector<Head> make_heads(const Op& op) {
   std::vector<Head> heads;

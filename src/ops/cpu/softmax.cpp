@@ -278,7 +278,8 @@ void run(Cpu, Stream& /*s*/, const SoftmaxBackward& op, const Buffer& scratch) {
   add_fire_gradients(op.dfire, op.bias.fire, sums);
 }
 
-void run(Cpu, Stream& /*s*/, const SoftmaxDecode& op) {
+void run(Cpu, Stream& /*s*/, const SoftmaxDecode& op, const Buffer& /*scratch*/) {
+  append_own(op);
   const std::vector<CachedHead> cached = make_cached_heads(op);
   std::vector<HeadBias> positions;
   for (int h = 0; h < op.params.heads; ++h) positions.emplace_back(op.bias, op.params.heads, h);

@@ -392,7 +392,8 @@ void run(Cpu, Stream& /*s*/, const StickBreakingBackward& t, const Buffer& scrat
   for (int64_t h = 0; h < t.params.heads; ++h) backward_remainder_bias(heads[h], t.q_THd.rows());
 }
 
-void run(Cpu, Stream& /*s*/, const StickBreakingDecode& t) {
+void run(Cpu, Stream& /*s*/, const StickBreakingDecode& t, const Buffer& /*scratch*/) {
+  append_own(t);
   const std::vector<CachedHead> cached = make_cached_heads(t);
   for_each_cached_head(cached, [&](const CachedHead& head) { decode_head(t, head); });
 }

@@ -10,7 +10,8 @@ void run(Cuda, Stream& s, const Swiglu& op) {
   kernels::swiglu(cuda_stream(s), {.y = arg(op.y_TF),
                                    .gate_up = arg(op.gate_up_T2F),
                                    .rows = op.y_TF.rows(),
-                                   .cols = op.y_TF.cols()});
+                                   .cols = op.y_TF.cols(),
+                                   .early = begins_early(s)});
 }
 
 void run(Cuda, Stream& s, const SwigluBackward& op) {

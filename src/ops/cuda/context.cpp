@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "kernels/decode_sizes.h"
 #include "ops/cuda/timer.h"
 #include "ops/host_wait.h"
 #include "ops/memory.h"
@@ -96,7 +97,25 @@ Context::~Context() {
     cudaEventDestroy(slot.done);
     cudaFreeHost(slot.values);
   }
+  cudaFree(counters_);
   cublasLtDestroy(blas);
+}
+
+int32_t* Context::counters() {
+  if (counters_) return counters_;
+  constexpr size_t kBytes = kernels::kDecodeBlocks * sizeof(int32_t);
+  void* zeros = nullptr;
+  SBTRAIN_CUDA_CHECK(cudaMalloc(&zeros, kBytes));
+  counters_ = static_cast<int32_t*>(zeros);
+  SBTRAIN_CUDA_CHECK(cudaMemsetAsync(counters_, 0, kBytes, stream));
+  return counters_;
+}
+
+bool begins_early(const Stream& s) {
+  if (!context(s).overlap) return false;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  SBTRAIN_CUDA_CHECK(cudaStreamIsCapturing(cuda_stream(s), &status));
+  return status == cudaStreamCaptureStatusActive;
 }
 
 void Context::say_once(const std::string& text) {

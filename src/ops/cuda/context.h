@@ -66,6 +66,13 @@ class Context : public BackendContext {
   };
   std::vector<ReadSlot> reads;
 
+  // kDecodeBlocks zeros on the device, with which blocks of a kernel see that all have come; a
+  // kernel leaves zeros.
+  int32_t* counters();
+
+  // Whether kernels may begin before the one in front of them has ended (ops/sampling.h).
+  bool overlap = false;
+
   // Marks of timed ops, see timer.h.
   struct Mark {
     std::string op;
@@ -75,6 +82,7 @@ class Context : public BackendContext {
   size_t marks_used = 0;
 
  private:
+  int32_t* counters_ = nullptr;
   std::set<std::string> said_;
 };
 
@@ -83,5 +91,10 @@ Context& context(const Stream& s);
 inline cudaStream_t cuda_stream(const Stream& s) {
   return context(s).stream;
 }
+
+// Whether the kernel that is launched next may begin early
+// (kernels/primitives/dependent_launch.cuh): only while the stream is recorded. Otherwise the host
+// launches kernels too slowly for that to help.
+bool begins_early(const Stream& s);
 
 }  // namespace sbtrain::ops::cuda

@@ -8,10 +8,12 @@ namespace sbtrain::ops::cuda {
 namespace {
 
 template <typename Op>
-kernels::Decode decode_arguments(const Op& op) {
+kernels::Decode decode_arguments(Stream& s, const Op& op, const Buffer& scratch) {
   const int64_t head_dim = op.q_BHd.cols() / op.params.heads;
   return {.o = arg(op.o_BHd),
           .q = arg(op.q_BHd),
+          .k = arg(op.k_BGd),
+          .v = arg(op.v_BGd),
           .k_cache = arg(op.k_cache_BCGd),
           .v_cache = arg(op.v_cache_BCGd),
           .lengths = arg(op.lengths_B),
@@ -20,7 +22,10 @@ kernels::Decode decode_arguments(const Op& op) {
           .heads = op.params.heads,
           .key_heads = static_cast<int>(op.k_cache_BCGd.shape[2] / head_dim),
           .head_dim = static_cast<int>(head_dim),
-          .scale = op.params.scale};
+          .scale = op.params.scale,
+          .scratch = arg(scratch),
+          .arrived = context(s).counters(),
+          .early = begins_early(s)};
 }
 
 }  // namespace
@@ -35,8 +40,8 @@ void run(Cuda, Stream& s, const CacheAppend& op) {
                                          .cols = op.cache_BCN.shape[2]});
 }
 
-void run(Cuda, Stream& s, const SoftmaxDecode& op) {
-  const kernels::SoftmaxDecode p{.t = decode_arguments(op), .window = op.params.window};
+void run(Cuda, Stream& s, const SoftmaxDecode& op, const Buffer& scratch) {
+  const kernels::SoftmaxDecode p{.t = decode_arguments(s, op, scratch), .window = op.params.window};
   switch (op.bias.kind) {
     case PositionBias::kNone:
       return kernels::softmax_decode(cuda_stream(s), p);
@@ -47,11 +52,11 @@ void run(Cuda, Stream& s, const SoftmaxDecode& op) {
   }
 }
 
-void run(Cuda, Stream& s, const StickBreakingDecode& op) {
+void run(Cuda, Stream& s, const StickBreakingDecode& op, const Buffer& scratch) {
   const StickBreakingParams& params = op.params;
   const bool bias = params.remainder == Remainder::kBias;
   kernels::stickbreaking_decode(cuda_stream(s),
-                                {.t = decode_arguments(op),
+                                {.t = decode_arguments(s, op, scratch),
                                  .gate_cache = arg(op.gate_cache_BCH),
                                  .remainder_bias = arg(bias ? op.remainder_bias_Hd : Tensor()),
                                  .remainder_value = params.remainder == Remainder::kValue,

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "kernels/activation.h"
+#include "kernels/few_rows.h"
 #include "ops/cuda/arguments.h"
+#include "ops/cuda/context.h"
 #include "ops/cuda/gemm.h"
 #include "ops/memory.h"
 
@@ -67,6 +69,19 @@ std::string keep_choices(Stream& s) {
 }
 
 void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
+  if (op.y_TN.rows() <= kernels::kFewRows) {
+    kernels::few_rows(cuda_stream(s), {.type = kernel_type(op.y_TN.dtype),
+                                       .y = arg(op.y_TN),
+                                       .x = arg(op.x_TK),
+                                       .w = arg(op.w_NK),
+                                       .residual = arg(op.residual),
+                                       .rows = op.y_TN.rows(),
+                                       .n = op.y_TN.cols(),
+                                       .k = op.x_TK.cols(),
+                                       .alpha = op.alpha,
+                                       .early = begins_early(s)});
+    return;
+  }
   gemm(s,
        {.y = op.y_TN,
         .a = op.x_TK,

@@ -12,7 +12,8 @@ void run(Cuda, Stream& s, const RmsNorm& op) {
                                     .w = arg(op.w_D),
                                     .rows = op.x_TD.rows(),
                                     .cols = op.x_TD.cols(),
-                                    .eps = op.eps});
+                                    .eps = op.eps,
+                                    .early = begins_early(s)});
 }
 
 void run(Cuda, Stream& s, const RmsNormBackward& op, const Buffer& scratch) {

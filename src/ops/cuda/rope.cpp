@@ -12,7 +12,8 @@ void run(Cuda, Stream& s, const Rope& op) {
                   .rows = op.x_THd.rows(),
                   .heads = op.params.heads,
                   .head_dim = static_cast<int>(op.x_THd.cols() / op.params.heads),
-                  .turns = {}};
+                  .turns = {},
+                  .early = begins_early(s)};
   kernels::set_rope_frequencies(p, op.params.frequencies.data(), op.params.inverse);
   kernels::rope(cuda_stream(s), p);
 }

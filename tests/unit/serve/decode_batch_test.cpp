@@ -62,6 +62,7 @@ TEST(DecodeBatch, SequencesDoNotDependOnEachOther) {
         Sequence& s = running[i];
         const Logits logits = copy(model.batch.logits(s.slot));
         ASSERT_EQ(logits, s.expected[s.seen]) << "slot " << s.slot << " step " << s.seen;
+        ASSERT_EQ(model.batch.likeliest(s.slot), likeliest(logits));
         next[static_cast<size_t>(s.slot)] = likeliest(logits);
         if (++s.seen < s.expected.size() - static_cast<size_t>(round % 3)) {
           ++i;
@@ -116,6 +117,31 @@ TEST(DecodeBatch, ShowsTheLogitsOfThePrompt) {
     EXPECT_EQ(copy(model.batch.logits(slot)), last);
     EXPECT_EQ(last, alone(config, batch.tokens, 0)[0]);
   }
+}
+
+// draw() takes the likeliest token where it is known, and the logits where they are needed.
+TEST(DecodeBatch, DrawsFromTheTokensOfTheVocabulary) {
+  const ModelConfig config = small_config({kAllCaches[1]});
+  ModelRun run(Backend::kCpu, config, packed_batch({3}, kVocab));
+  constexpr int64_t kTokens = 7;
+  DecodeBatch batch(run.model(), run.params(), run.stream(), 3, 64, {.vocab = kTokens});
+  for (int64_t slot = 0; slot < 3; ++slot) batch.start(random_prompt(5 + slot, slot));
+  bool others = false;  // whether all tokens have another likeliest one
+  for (int step = 0; step < 8; ++step) {
+    for (int64_t slot = 0; slot < 3; ++slot) {
+      const Logits logits = copy(batch.logits(slot));
+      const int32_t known = likeliest(std::span(logits).first(kTokens));
+      EXPECT_EQ(batch.likeliest(slot), known);
+      EXPECT_EQ(batch.draw(slot, {.temperature = 0, .vocab = kTokens}, 0), known);
+      EXPECT_EQ(batch.draw(slot, {.temperature = 0}, 0), likeliest(logits));
+      const SamplingOptions hot = {.temperature = 2, .vocab = kTokens};
+      EXPECT_EQ(batch.draw(slot, hot, 3), sample_token(std::span(logits).first(kTokens), hot, 3));
+      others = others || likeliest(logits) != known;
+    }
+    batch.step(std::vector<int32_t>(3, step));
+    if (step % 2 == 1) batch.fetch_logits();
+  }
+  EXPECT_TRUE(others);
 }
 
 TEST(DecodeBatch, RefusesWhatDoesNotFit) {

@@ -1,0 +1,30 @@
+// How the work of decoding is divided, and the scratch that this takes: plain arithmetic, so that
+// memory can be planned without CUDA.
+#pragma once
+
+#include <cstdint>
+
+namespace sbtrain::kernels {
+
+// Products of up to this many rows have a kernel of their own (kernels/few_rows.h).
+inline constexpr int64_t kFewRows = 64;
+
+// The keys that a token sees are split into parts that different blocks can take. Where the parts
+// end depends on the number of keys alone, so a sequence has the same bits whatever else is in the
+// batch.
+inline constexpr int64_t kDecodePartKeys = 256;
+inline constexpr int64_t kMaxDecodeParts = 64;
+constexpr int64_t decode_parts(int64_t keys) {
+  const int64_t parts = (keys + kDecodePartKeys - 1) / kDecodePartKeys;
+  return parts < 1 ? 1 : parts > kMaxDecodeParts ? kMaxDecodeParts : parts;
+}
+// Of scratch, f32: for each head of each sequence what each part gives, if there can be several.
+constexpr int64_t decode_scratch_floats(int64_t batch, int64_t heads, int64_t head_dim,
+                                        int64_t capacity) {
+  const int64_t parts = decode_parts(capacity);
+  return parts == 1 ? 0 : batch * heads * parts * (head_dim + 2);
+}
+// Several blocks share a head only while that gives fewer blocks than this.
+inline constexpr int64_t kDecodeBlocks = 528;  // four for each multiprocessor of an H200
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,21 @@
+// Drawing tokens from logits.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/types.h"
+
+namespace sbtrain::kernels {
+
+// y[b] = the index of the largest of the first `vocab` numbers of row b, the smallest of equals; -1
+// if that number is not finite or one of them is NaN. Source: sampling.cu.
+struct Likeliest {
+  int32_t* y;
+  Matrix<const float> x;
+  int64_t rows, vocab;
+};
+void likeliest(cudaStream_t stream, const Likeliest& p);
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,19 @@
+#include "ops/sampling.h"
+
+#include "kernels/sampling.h"
+#include "ops/cuda/arguments.h"
+#include "ops/cuda/context.h"
+
+namespace sbtrain::ops::cuda {
+
+void set_overlap(Stream& s, bool on) {
+  context(s).overlap = on;
+}
+
+void run(Cuda, Stream& s, const Likeliest& op) {
+  kernels::likeliest(
+      cuda_stream(s),
+      {.y = arg(op.y_B), .x = arg(op.x_BV), .rows = op.x_BV.rows(), .vocab = op.vocab});
+}
+
+}  // namespace sbtrain::ops::cuda

@@ -1,0 +1,36 @@
+// Drawing tokens from logits where they lie, so that the logits need not go to the host.
+#pragma once
+
+#include "ops/op.h"
+
+namespace sbtrain::ops {
+
+// y_B[b] = the index of the largest of x_BV[b, 0] to x_BV[b, vocab - 1], the smallest of equals; -1
+// if that largest value is not finite or one of them is NaN.
+struct Likeliest {
+  static constexpr std::string_view kName = "likeliest";
+  Tensor y_B;   // i32
+  Tensor x_BV;  // f32
+  int64_t vocab;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_BV", x_BV);
+    c.flat("y_B", y_B, x_BV.rows(), DType::kI32);
+    c.that(x_BV.dtype == DType::kF32, "logits are f32");
+    c.that(vocab > 0 && vocab <= x_BV.cols(), "there are as many logits as tokens, or more");
+  }
+};
+
+// On a GPU, from now on kernels that are recorded (core/replay.h) and that decoding is made of may
+// begin before the one in front of them has ended, which changes no result. Off at first.
+void set_overlap(Stream& s, bool on);
+
+namespace cpu {
+void run(Cpu, Stream& s, const Likeliest& op);
+}  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const Likeliest& op);
+void set_overlap(Stream& s, bool on);
+}  // namespace cuda
+
+}  // namespace sbtrain::ops
