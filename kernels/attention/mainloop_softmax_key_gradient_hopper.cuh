@@ -39,9 +39,8 @@ template <int kHeadDim, typename Policy>
 struct HopperSoftmaxKeyShape : HopperSoftmaxKeyTilesOf<kHeadDim, Policy> {
   using Tiles = HopperSoftmaxKeyTilesOf<kHeadDim, Policy>;
   using Scores = typename Policy::template KeyRows<Tiles>;
-  // The next scores are computed while this tile becomes gradients, if there are registers for
-  // that.
-  static constexpr bool kAhead = Tiles::kD * Tiles::kQueries <= 64 * 64;
+  // dP of the next tile is computed together with its scores, if there are registers for that.
+  static constexpr bool kAhead = Tiles::kD <= 64;
   static constexpr int kProducerRegisters = learns<Policy>() ? 56 : 40;
   static constexpr int kConsumerRegisters = learns<Policy>() ? 224 : 232;
 };
@@ -174,7 +173,8 @@ class HopperSoftmaxKeyConsumer {
   using Tile = WarpgroupAccumulator<kQueries>;
   using Operand = WarpgroupOperand<kQueries>;
   using Gradient = WarpgroupAccumulator<kD>;
-  using QueryColumns = TileOperand<kQueries, kD, TileUse::kColumns>;
+  using Keys = TileOperand<Shape::kRows, kD, TileUse::kRows>;
+  using Queries = TileOperand<kQueries, kD, TileUse::kRows>;
 
  public:
   __device__ __forceinline__ HopperSoftmaxKeyConsumer(Shared& shared, const Arguments& x, int index)
@@ -206,11 +206,7 @@ class HopperSoftmaxKeyConsumer {
     dk.clear();
     dv.clear();
     s_.keys_full.wait(tile_parity_);
-    if constexpr (Shape::kAhead) {
-      walk_ahead(scores, dk, dv);
-    } else {
-      walk_in_turn(scores, dk, dv);
-    }
+    walk(scores, dk, dv);
     release(s_.keys_empty);
     scores.end_gradient(consumers);
     if constexpr (Scores::shared_bytes() > 0) consumers.sync();  // the next tile may use it
@@ -222,26 +218,32 @@ class HopperSoftmaxKeyConsumer {
                [](int) { return 1.0f; });
   }
 
-  // The scores of a tile of queries are computed while the tile before becomes gradients. The stage
-  // before `stage` is released when its gradients are complete.
-  __device__ __forceinline__ void walk_ahead(Scores& scores, Gradient& dk, Gradient& dv) {
+  // The products with P^T and dS^T of a tile of queries are under way while the scores of the next
+  // one become P^T. The stage before `stage` is released when they are complete.
+  __device__ __forceinline__ void walk(Scores& scores, Gradient& dk, Gradient& dv) {
     Tile s, dp;
     Operand p, ds;
     int stage = next_stage(), before = -1;
-    if (stage >= 0) {
-      issue_scores(s, dp, stage);
-      wait_for_products<0>();
-    }
-    while (stage >= 0) {
+    if (stage < 0) return;
+    issue_scores(s, dp, stage);
+    wait_for_products<0>();
+    for (;;) {
       s.pin();
-      dp.pin();
-      to_gradients(scores, s, dp, stage);
+      if constexpr (Shape::kAhead) dp.pin();
+      to_probabilities(scores, s, stage);
+      if constexpr (Shape::kAhead) to_gradients(scores, s, dp, stage);
       wait_for_products<0>();
       dk.pin();
       dv.pin();
       p.pin();
       ds.pin();
       if (before >= 0) release(s_.empty[before]);
+      if constexpr (!Shape::kAhead) {
+        issue_product_of_values(dp, stage);
+        wait_for_products<0>();
+        dp.pin();
+        to_gradients(scores, s, dp, stage);
+      }
       round_to_operand(p, s);
       round_to_operand(ds, dp);
       before = stage;
@@ -259,29 +261,7 @@ class HopperSoftmaxKeyConsumer {
     dv.pin();
     p.pin();
     ds.pin();
-    if (before >= 0) release(s_.empty[before]);
-  }
-
-  // The same with fewer registers: products of the other consumer alone are under way meanwhile.
-  __device__ __forceinline__ void walk_in_turn(Scores& scores, Gradient& dk, Gradient& dv) {
-    for (int stage = next_stage(); stage >= 0; stage = next_stage()) {
-      Tile s, dp;
-      issue_scores(s, dp, stage);
-      wait_for_products<0>();
-      s.pin();
-      dp.pin();
-      to_gradients(scores, s, dp, stage);
-      Operand p, ds;
-      round_to_operand(p, s);
-      round_to_operand(ds, dp);
-      issue_gradients(dk, dv, p, ds, stage);
-      wait_for_products<0>();
-      dk.pin();
-      dv.pin();
-      p.pin();
-      ds.pin();
-      release(s_.empty[stage]);
-    }
+    release(s_.empty[before]);
   }
 
   // Waits for the next tile of queries that sees a key of this consumer, and returns its stage; -1
@@ -301,43 +281,51 @@ class HopperSoftmaxKeyConsumer {
     }
   }
 
-  // The scores become P^T, and dp, the products of values and do, becomes dS^T.
-  __device__ __forceinline__ void to_gradients(Scores& scores, Tile& s, Tile& dp, int stage) {
-    const QueryValues values = s_.values(stage);
+  // The scores become P^T.
+  __device__ __forceinline__ void to_probabilities(Scores& scores, Tile& s, int stage) {
     const Visibility seen = visibility_of(x_.p);
     const int query = uniform(s_.first_query[stage]);
     const int highest = seen.first_key(query + kQueries - 1, s_.position[stage][kQueries - 1]);
     const bool masked = uniform(query < warp_first_ + 15 || highest > warp_first_);
     scores.enter(s_.staged[stage], query);
     scores.score(s);
-    to_probabilities(s, warp_first_, query, seen, masked, values);
-    kernels::to_gradients(dp, values, [&](int r, int c) {
+    kernels::to_probabilities(s, warp_first_, query, seen, masked, s_.values(stage));
+  }
+  // dp, the products of values and do, becomes dS^T = P^T (dp - delta).
+  __device__ __forceinline__ void to_gradients(Scores& scores, const Tile& s, Tile& dp, int stage) {
+    kernels::to_gradients(dp, s_.values(stage), [&](int r, int c) {
       const float(&x)[4] = s.at[r][c];
       return make_float4(x[0], x[1], x[2], x[3]);
     });
     scores.add_gradient(dp);
   }
 
+  // s = k q^T and, if there are registers for it, dp = v do^T.
   __device__ __forceinline__ void issue_scores(Tile& s, Tile& dp, int stage) {
-    using Queries = TileOperand<kQueries, kD, TileUse::kRows>;
-    using Keys = TileOperand<Shape::kRows, kD, TileUse::kRows>;
     s.pin();
-    dp.pin();
+    if constexpr (Shape::kAhead) dp.pin();
     wgmma_fence();
     issue_product<kD>(s, Keys(s_.k[index_]), Queries(s_.q[stage]));
+    if constexpr (Shape::kAhead) issue_product<kD>(dp, Keys(s_.v[index_]), Queries(s_.dout[stage]));
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void issue_product_of_values(Tile& dp, int stage) {
+    dp.pin();
+    wgmma_fence();
     issue_product<kD>(dp, Keys(s_.v[index_]), Queries(s_.dout[stage]));
     wgmma_commit();
   }
   // dv += P^T do and dk += dS^T q.
   __device__ __forceinline__ void issue_gradients(Gradient& dk, Gradient& dv, Operand& p,
                                                   Operand& ds, int stage) {
+    using Columns = TileOperand<kQueries, kD, TileUse::kColumns>;
     p.pin();
     ds.pin();
     dk.pin();
     dv.pin();
     wgmma_fence();
-    issue_product<kQueries>(dv, p, QueryColumns(s_.dout[stage]));
-    issue_product<kQueries>(dk, ds, QueryColumns(s_.q[stage]));
+    issue_product<kQueries>(dv, p, Columns(s_.dout[stage]));
+    issue_product<kQueries>(dk, ds, Columns(s_.q[stage]));
     wgmma_commit();
   }
 
