@@ -61,7 +61,7 @@ std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const So
   if (!backward) return library.attention->forward(cuda_stream(s), p, scratch);
   const auto group = static_cast<int>(choice.heads);
   for (int head = 0; head < p.heads; head += group) {
-    const std::string why =
+    std::string why =
         library.attention->backward(cuda_stream(s), heads_of(p, head, group), scratch);
     if (!why.empty()) return why;
   }
