@@ -60,6 +60,41 @@ struct AddOp {
   }
 };
 
+template <typename X>
+struct SumRowsOp {
+  float* y;
+  Matrix<const X> x;
+  int64_t rows;
+  bool add;
+  template <int kWidth>
+  __device__ Pack<float, kWidth> load(int64_t /*row*/, int64_t col) const {
+    auto sum = convert<float>(load_pack<kWidth>(x.row(0) + col));
+    for (int64_t r = 1; r < rows; ++r) {
+      const auto term = convert<float>(load_pack<kWidth>(x.row(r) + col));
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) sum[i] += term[i];
+    }
+    if (!add) return sum;
+    auto before = load_pack<kWidth>(y + col);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) before[i] += sum[i];
+    return before;
+  }
+  template <int kWidth>
+  __device__ void store(int64_t /*row*/, int64_t col, const Pack<float, kWidth>& sum) const {
+    store_pack(y + col, sum);
+  }
+};
+
+template <typename X>
+void sum_rows_typed(cudaStream_t stream, const SumRows& p) {
+  constexpr int kWidth = 4;  // 16 bytes of y
+  const Matrix<const X> x{static_cast<const X*>(p.x.data), p.x.stride};
+  const bool vectors = vectors_fit<kWidth>(x, Matrix<float>{p.y, 0});
+  launch_elementwise<kWidth>(stream, "sum_rows", 1, p.cols, vectors,
+                             SumRowsOp<X>{p.y, x, p.rows, p.add});
+}
+
 template <typename T>
 void fill_typed(cudaStream_t stream, const Fill& p, T value) {
   constexpr int kWidth = 16 / sizeof(T);
@@ -122,6 +157,12 @@ void copy(cudaStream_t stream, const Copy& p) {
 
 void add(cudaStream_t stream, const Copy& p) {
   binary_reals<AddOp>(stream, "add", p);
+}
+
+void sum_rows(cudaStream_t stream, const SumRows& p) {
+  if (p.x_type == Type::kF32) return sum_rows_typed<float>(stream, p);
+  if (p.x_type == Type::kBF16) return sum_rows_typed<bf16>(stream, p);
+  throw std::invalid_argument("sum_rows: no such type");
 }
 
 }  // namespace sbtrain::kernels

@@ -32,4 +32,15 @@ void copy(cudaStream_t stream, const Copy& p);
 // y [rows, cols] += x [rows, cols], f32 and bf16 in all four combinations.
 void add(cudaStream_t stream, const Copy& p);
 
+// y [cols] (f32) = the sum of the rows of x [rows, cols] (f32 or bf16), in their order; += if
+// `add`. y does not overlap x.
+struct SumRows {
+  float* y;
+  Matrix<const void> x;
+  Type x_type;
+  int64_t rows, cols;
+  bool add;
+};
+void sum_rows(cudaStream_t stream, const SumRows& p);
+
 }  // namespace sbtrain::kernels

@@ -18,12 +18,13 @@ struct HopperForwardShape {
   static constexpr bool kGated = kHasGates;
   // Gates need registers.
   static constexpr int kKeys = kGated ? 64 : 128;
-  static constexpr int kConsumers = 2;
+  // Heads of 32 channels leave registers for a third one.
+  static constexpr int kConsumers = kD <= 32 && !kGated ? 3 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kKeys * kD <= 128 * 64 ? 4 : 2;
   static constexpr int kProducerRegisters = kGated ? 40 : 24;
-  static constexpr int kConsumerRegisters = kGated ? 232 : 240;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kGated ? 232 : 240;
 };
 
 struct HopperForwardArguments {

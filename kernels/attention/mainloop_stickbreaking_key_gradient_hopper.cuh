@@ -16,6 +16,8 @@ struct KeyGradientShape {
   static constexpr int kQueries = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kD <= 64 ? 4 : 3;
+  // The next scores are issued before those of this tile are stored. That takes 32 registers.
+  static constexpr bool kAhead = kD <= 64;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
 };
@@ -180,34 +182,50 @@ class KeyGradientConsumer {
     // The scores of a tile of queries are computed while the tile before becomes gradients. The
     // stage before `stage` is released when its gradients are complete.
     int stage = next_stage(block), before = -1;
+    HopperGradients sticks;
+    TileRowKeys seen;
     if (stage >= 0) {
       issue_scores(s, dp, stage);
+      if (Shape::kAhead) seen = enter(sticks, block, stage);
       wait_for_products<0>();
     }
     while (stage >= 0) {
       s.pin();
       dp.pin();
-      HopperGradients sticks;
-      const TileRowKeys seen = enter(sticks, s_.first_query[stage], block, stage);
+      if (!Shape::kAhead) seen = enter(sticks, block, stage);
       sticks.score(s, dp, first_key, p.scale * kLog2e, BlockKeys{seen, block}, nullptr, nullptr);
+      Operands x;
+      if constexpr (Shape::kAhead) x.round(s, dp);
+      // The stage before is released ahead of the wait for another one: this consumer may pass over
+      // those in between.
       wait_for_products<0>();
       dk.pin();
       dv.pin();
       if (before >= 0) release(s_.empty[before]);
-      group_.sync();  // no warp reads the tiles of scores any more
-      store_score_tile(s_.a[index_], warp_row, s);
-      store_score_tile(s_.dz[index_], warp_row, dp);
-      fence_async_proxy();
-      group_.sync();
       before = stage;
-      stage = next_stage(block);
-      if (stage >= 0) {
+      if constexpr (Shape::kAhead) {
+        stage = next_stage(block);
+        if (stage < 0) {
+          store(x, warp_row);
+          issue_gradients(dk, dv, before);
+          break;
+        }
+        issue_scores(s, dp, stage);
+        store(x, warp_row);
+        issue_gradients(dk, dv, before);
+        seen = enter(sticks, block, stage);
+      } else {
+        x.round(s, dp);
+        store(x, warp_row);
+        stage = next_stage(block);
+        if (stage < 0) {
+          issue_gradients(dk, dv, before);
+          break;
+        }
         issue_scores(s, dp, stage);
         issue_gradients(dk, dv, before);
-        wait_for_products<1>();
-      } else {
-        issue_gradients(dk, dv, before);
       }
+      wait_for_products<1>();
     }
     wait_for_products<0>();
     dk.pin();
@@ -215,6 +233,25 @@ class KeyGradientConsumer {
     if (before >= 0) release(s_.empty[before]);
     release(s_.keys_empty);
     write(dk, dv, block, first_key, warp_row, head_index);
+  }
+
+  // A and dz of a tile, rounded.
+  struct Operands {
+    WarpgroupOperand<kStickKeys> a, dz;
+    __device__ __forceinline__ void round(const Scores& s, const Scores& dp) {
+      round_to_operand(a, s);
+      round_to_operand(dz, dp);
+    }
+  };
+  // Once no warp reads the tiles of scores any more, they become these.
+  __device__ __forceinline__ void store(Operands& x, int warp_row) {
+    group_.sync();
+    x.a.pin();
+    x.dz.pin();
+    store_score_tile(s_.a[index_], warp_row, x.a);
+    store_score_tile(s_.dz[index_], warp_row, x.dz);
+    fence_async_proxy();
+    group_.sync();
   }
 
   // Waits for the next tile of queries that sees a key of the block, and returns its stage; -1 if
@@ -261,8 +298,9 @@ class KeyGradientConsumer {
   }
 
   // What the lane's rows see, and their states at the left edge of the block.
-  __device__ __forceinline__ TileRowKeys enter(HopperGradients& sticks, int query, int block,
+  __device__ __forceinline__ TileRowKeys enter(HopperGradients& sticks, int block,
                                                int stage) const {
+    const int query = s_.first_query[stage];
     const int tokens = x_.p.tokens, own = x_.p.attend_current ? 1 : 0;
     const int warp_row = 16 * group_.warp();
     TileRowKeys seen;

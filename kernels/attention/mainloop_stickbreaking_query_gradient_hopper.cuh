@@ -14,6 +14,8 @@ struct QueryGradientShape {
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = 4;
+  // Scores are issued a block ahead, into registers of their own.
+  static constexpr bool kAhead = kD <= 64;
   static constexpr int kProducerRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
 };
@@ -192,22 +194,40 @@ class QueryGradientConsumer {
     dp.pin();
     release_values();
     StateWriter states(p, head, first, tile.begin);
-    for (int block = tile.begin;; block += kStickKeys) {
+    const auto scan = [&](Scores& s, Scores& dp, int block) {
       states.write(sticks, seen, block);
       sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), p.scale * kLog2e,
                    BlockKeys{seen, block}, nullptr, nullptr);
-      wait_for_products<0>();
-      dq.pin();
-      dz.pin();
-      if (block > tile.begin) release_keys();
-      round_to_operand(dz, dp);
-      if (block >= tile.end) break;
-      issue_scores(s, dp);
-      issue_gradient(dq, dz);
-      wait_for_products<1>();
-      s.pin();
-      dp.pin();
-      release_values();
+    };
+    if constexpr (Shape::kAhead) {
+      Scores s_2, dp_2;
+      for (int block = tile.begin;; block += 2 * kStickKeys) {
+        if (block >= tile.end) {
+          scan(s, dp, block);
+          take_last(dq, dz, dp, block > tile.begin);
+          break;
+        }
+        step_ahead(dq, dz, dp, s_2, dp_2, block > tile.begin, [&] { scan(s, dp, block); });
+        const int next = block + kStickKeys;
+        if (next >= tile.end) {
+          scan(s_2, dp_2, next);
+          take_last(dq, dz, dp_2, true);
+          break;
+        }
+        step_ahead(dq, dz, dp_2, s, dp, true, [&] { scan(s_2, dp_2, next); });
+      }
+    } else {
+      for (int block = tile.begin;; block += kStickKeys) {
+        scan(s, dp, block);
+        take_last(dq, dz, dp, block > tile.begin);
+        if (block >= tile.end) break;
+        issue_scores(s, dp);
+        issue_gradient(dq, dz);
+        wait_for_products<1>();
+        s.pin();
+        dp.pin();
+        release_values();
+      }
     }
     release(s_.queries_empty);
     issue_gradient(dq, dz);
@@ -218,6 +238,40 @@ class QueryGradientConsumer {
     const float scale = p.scale;
     store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
                [scale](int) { return scale; });
+  }
+
+  // dz of the scanned block becomes the operand. With `pending`, that of the block before is still
+  // in use; all that was issued is complete then.
+  __device__ __forceinline__ void take_last(WarpgroupAccumulator<kD>& dq,
+                                            WarpgroupOperand<kStickKeys>& dz, const Scores& dp,
+                                            bool pending) {
+    wait_for_products<0>();
+    take(dq, dz, dp, pending);
+  }
+  __device__ __forceinline__ void take(WarpgroupAccumulator<kD>& dq,
+                                       WarpgroupOperand<kStickKeys>& dz, const Scores& dp,
+                                       bool pending) {
+    dq.pin();
+    dz.pin();
+    if (pending) release_keys();
+    round_to_operand(dz, dp);
+  }
+
+  // One block that is not the last. The scores of the next one are computed during its scan.
+  template <typename Scan>
+  __device__ __forceinline__ void step_ahead(WarpgroupAccumulator<kD>& dq,
+                                             WarpgroupOperand<kStickKeys>& dz, const Scores& dp,
+                                             Scores& next_s, Scores& next_dp, bool pending,
+                                             Scan&& scan) {
+    issue_scores(next_s, next_dp);
+    scan();
+    wait_for_products<1>();  // for the gradient of the block before
+    take(dq, dz, dp, pending);
+    issue_gradient(dq, dz);
+    wait_for_products<1>();
+    next_s.pin();
+    next_dp.pin();
+    release_values();
   }
 
   __device__ __forceinline__ void issue_scores(Scores& s, Scores& dp) {

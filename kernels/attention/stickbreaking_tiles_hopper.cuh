@@ -48,15 +48,13 @@ __device__ __forceinline__ void load_key_tile(__nv_bfloat16* tile, const CUtenso
   }
 }
 
-// Writes the warp's 16 rows of scores to a tile [.., 64], rounded and swizzled as wgmma.cuh says.
+// Writes the warp's 16 rows of rounded scores to a tile [.., 64], swizzled as wgmma.cuh says.
 __device__ __forceinline__ void store_score_tile(__nv_bfloat16* tile, int warp_row,
-                                                 const WarpgroupAccumulator<64>& x) {
+                                                 const WarpgroupOperand<64>& x) {
   const int row = warp_row + lane() % 16;
 #pragma unroll
   for (int c = 0; c < 8; c += 2) {
-    uint32_t pairs[4];
-    accumulator_as_a(pairs, x.at[0][c], x.at[0][c + 1]);
-    stmatrix_x4(shared_address(tile + tile_offset<64>(row, c + lane() / 16)), pairs);
+    stmatrix_x4(shared_address(tile + tile_offset<64>(row, c + lane() / 16)), x.at[c / 2]);
   }
 }
 

@@ -18,11 +18,10 @@ struct Case {
   DType dtype;
 };
 // What training moves: weights in the compute type, gradients in f32 or bf16.
-constexpr Case kCases[] = {{Collective::kAllGather, DType::kBF16},
-                           {Collective::kReduceScatter, DType::kF32},
-                           {Collective::kReduceScatter, DType::kBF16},
-                           {Collective::kAllReduce, DType::kF32},
-                           {Collective::kBroadcast, DType::kBF16}};
+constexpr Case kCases[] = {
+    {Collective::kAllGather, DType::kBF16},     {Collective::kReduceScatter, DType::kF32},
+    {Collective::kReduceScatter, DType::kBF16}, {Collective::kAllToAll, DType::kF32},
+    {Collective::kAllReduce, DType::kF32},      {Collective::kBroadcast, DType::kBF16}};
 
 struct Setting {
   std::string name;
@@ -50,7 +49,9 @@ class CollectivesBench {
       for (const int64_t mebibytes : options_.mebibytes) {
         for (const Case& c : kCases) {
           // The copy engines do nothing but copy.
-          if (setting.options.copy_engines && c.collective != Collective::kAllGather) continue;
+          const bool copies =
+              c.collective == Collective::kAllGather || c.collective == Collective::kAllToAll;
+          if (setting.options.copy_engines && !copies) continue;
           control_.progress("timing collectives");
           rows_.push_back(row(*ranks, setting, c, mebibytes << 20));
         }
@@ -111,15 +112,17 @@ class CollectivesBench {
     const int W = ranks.world();
     const auto size = static_cast<int64_t>(dtype_size(c.dtype));
     const int64_t n = bytes / size / W;
-    const auto memory = collective_memory(backend_, static_cast<size_t>(n * W * size));
+    const auto memory = collective_memory(backend_, static_cast<size_t>(2 * n * W * size));
     if (!memory) {
-      fail(ExitCode::kOutOfMemory, "out of memory: {} bytes for collectives", n * W * size);
+      fail(ExitCode::kOutOfMemory, "out of memory: {} bytes for collectives", 2 * n * W * size);
     }
-    const Tensor full(memory.get(), c.dtype, {n * W});
+    const Tensor both(memory.get(), c.dtype, {2, n * W});
+    const Tensor full = both.row_range(0, 1).reshaped({n * W});
+    const Tensor other = both.row_range(1, 1).reshaped({n * W});
     const Tensor shard = full.row_range(n * ranks.rank(), n);
-    ops::run(communication_, ops::Fill{.x = full, .value = 1e-30f});  // stays finite when added
-    const std::shared_ptr<void> registered = ranks.register_memory(full);
-    const auto call = [&] { start(ranks, c.collective, full, shard); };
+    ops::run(communication_, ops::Fill{.x = both, .value = 1e-30f});  // stays finite when added
+    const std::shared_ptr<void> registered = ranks.register_memory(both);
+    const auto call = [&] { start(ranks, c.collective, full, shard, other); };
     for (int i = 0; i < 3; ++i) call();
     CollectivesBenchRow result{.collective = c.collective,
                                .dtype = c.dtype,
@@ -168,13 +171,16 @@ class CollectivesBench {
     return value / ranks.world();
   }
 
-  void start(Communicator& ranks, Collective collective, const Tensor& full, const Tensor& shard) {
+  void start(Communicator& ranks, Collective collective, const Tensor& full, const Tensor& shard,
+             const Tensor& other) {
     Stream& s = communication_;
     switch (collective) {
       case Collective::kAllGather:
         return ranks.all_gather(s, full, shard);
       case Collective::kReduceScatter:
         return ranks.reduce_scatter(s, shard, full);
+      case Collective::kAllToAll:
+        return ranks.all_to_all(s, other, full);
       case Collective::kAllReduce:
         return ranks.all_reduce(s, full);
       case Collective::kBroadcast:

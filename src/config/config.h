@@ -124,12 +124,12 @@ template <>
 inline constexpr auto kNames<ReduceType> = enum_names<ReduceType>(
     {{ReduceType::kFloat32, "float32"}, {ReduceType::kBfloat16, "bfloat16"}});
 
-// What moves gathered weights between the GPUs of a node.
-enum class GatherEngine : uint8_t { kMultiprocessors, kCopyEngines };
+// What moves data between the GPUs of a node.
+enum class TransferEngine : uint8_t { kMultiprocessors, kCopyEngines };
 template <>
-inline constexpr auto kNames<GatherEngine> =
-    enum_names<GatherEngine>({{GatherEngine::kMultiprocessors, "multiprocessors"},
-                              {GatherEngine::kCopyEngines, "copy_engines"}});
+inline constexpr auto kNames<TransferEngine> =
+    enum_names<TransferEngine>({{TransferEngine::kMultiprocessors, "multiprocessors"},
+                                {TransferEngine::kCopyEngines, "copy_engines"}});
 
 struct TrainConfig {
   int64_t sequence_length = 256;  // L
@@ -152,7 +152,8 @@ struct TrainConfig {
   double rendezvous_timeout = 300;  // seconds until all ranks have come
   Sharding sharding = Sharding::kFull;
   ReduceType reduce_dtype = ReduceType::kFloat32;
-  GatherEngine gather_engine = GatherEngine::kMultiprocessors;
+  TransferEngine gather_engine = TransferEngine::kMultiprocessors;
+  TransferEngine reduce_engine = TransferEngine::kMultiprocessors;
   bool cuda_graph = false;  // micro-batches are given to the GPU as recorded graphs
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;

@@ -93,6 +93,11 @@ void describe(Fields& f, TrainConfig& c) {
         "What gathers weights between GPUs. copy_engines leaves the multiprocessors to the matrix "
         "products; it works among GPUs that NVLink connects, and takes memory in which they reach "
         "each other (NCCL's symmetric windows).");
+  f.add("reduce_engine", c.reduce_engine,
+        "What adds up gradients between GPUs. With copy_engines every rank fetches its part of the "
+        "others' gradients by the copy engines and adds them in a short kernel of its own, in the "
+        "order of ranks and in float32; that takes the memory of one more block's gradients. It "
+        "needs gather_engine copy_engines.");
   f.add("cuda_graph", c.cuda_graph,
         "Records the work of a micro-batch once and gives it to the GPU as a whole, for small "
         "models, where giving kernels one by one takes longer than they run. For one GPU.");

@@ -110,6 +110,12 @@ class Checker {
     if (train.micro_batch > std::numeric_limits<int32_t>::max() / train.sequence_length) {
       problem("train.micro_batch", "micro_batch x sequence_length exceeds 2147483647 tokens");
     }
+    if (train.reduce_engine == TransferEngine::kCopyEngines &&
+        train.gather_engine != TransferEngine::kCopyEngines) {
+      problem("train.reduce_engine",
+              "copy_engines needs train.gather_engine copy_engines too: both use the same memory, "
+              "which NCCL then gathers by the copy engines in any case");
+    }
     int64_t gpus = 0;
     if (train.gpus != "auto" && (!from_text(train.gpus, gpus) || gpus < 1 || gpus > 1024)) {
       problem("train.gpus", "expected auto or a number from 1 to 1024, got {}",

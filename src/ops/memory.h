@@ -35,6 +35,19 @@ struct Add {
   }
 };
 
+// y_N (f32) = the sum of the rows of x_RN (f32 or bf16), added in f32 in their order; += if `add`.
+// They do not overlap.
+struct SumRows {
+  static constexpr std::string_view kName = "sum_rows";
+  Tensor y_N;
+  Tensor x_RN;
+  bool add = false;
+  void check() const {
+    Check(kName).flat("y", y_N, x_RN.cols(), DType::kF32);
+    Check(kName).matrix("x", x_RN);
+  }
+};
+
 // y = the y.bytes() bytes at `host`; y is contiguous. The host memory may be reused at once.
 struct CopyFromHost {
   static constexpr std::string_view kName = "copy_from_host";
@@ -91,6 +104,7 @@ namespace cpu {
 void run(Cpu, Stream& s, const Fill& op);
 void run(Cpu, Stream& s, const Copy& op);
 void run(Cpu, Stream& s, const Add& op);
+void run(Cpu, Stream& s, const SumRows& op);
 void run(Cpu, Stream& s, const CopyFromHost& op);
 void run(Cpu, Stream& s, const CopyToHost& op);
 void run(Cpu, Stream& s, const Synchronize& op);
@@ -99,6 +113,7 @@ namespace cuda {
 void run(Cuda, Stream& s, const Fill& op);
 void run(Cuda, Stream& s, const Copy& op);
 void run(Cuda, Stream& s, const Add& op);
+void run(Cuda, Stream& s, const SumRows& op);
 void run(Cuda, Stream& s, const CopyFromHost& op);
 void run(Cuda, Stream& s, const CopyToHost& op);
 void run(Cuda, Stream& s, const Synchronize& op);

@@ -28,7 +28,8 @@ void check_summed(const char* what, const Tensor& x) {
 }  // namespace
 
 const char* collective_name(Collective c) {
-  constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast"};
+  constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
+                                    "all_to_all"};
   return kNames[static_cast<int>(c)];
 }
 
@@ -43,6 +44,17 @@ void Communicator::reduce_scatter(Stream& s, Tensor shard, Tensor full) {
   check_summed("reduce_scatter", full);
   if (s.planning()) return plan(Collective::kReduceScatter, full);
   ops::timed(s, "reduce_scatter", [&] { run_reduce_scatter(s, shard, full); });
+}
+
+void Communicator::all_to_all(Stream& s, Tensor to, Tensor from) {
+  check_contiguous("all_to_all", to);
+  check_contiguous("all_to_all", from);
+  if (to.dtype != from.dtype || to.numel() != from.numel() || to.numel() % world() != 0) {
+    fail(ExitCode::kInternal, "all_to_all: {} and {} are not the parts of {} ranks", to.describe(),
+         from.describe(), world());
+  }
+  if (s.planning()) return plan(Collective::kAllToAll, from);
+  ops::timed(s, "all_to_all", [&] { run_all_to_all(s, to, from); });
 }
 
 void Communicator::all_reduce(Stream& s, Tensor x) {

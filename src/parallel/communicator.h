@@ -16,7 +16,7 @@
 
 namespace sbtrain {
 
-enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast };
+enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll };
 const char* collective_name(Collective c);  // "all_gather", "reduce_scatter", ...
 
 class Communicator {
@@ -36,6 +36,9 @@ class Communicator {
   void all_gather(Stream& s, Tensor full, Tensor shard);
   // shard [n] = this rank's part of the sum of all ranks' full [W * n]. Destroys `full`.
   void reduce_scatter(Stream& s, Tensor shard, Tensor full);
+  // to [W * n]: its r-th n elements = this rank's part of rank r's `from` [W * n]. So the rows of
+  // `to` [W, n] add up to what reduce_scatter returns.
+  void all_to_all(Stream& s, Tensor to, Tensor from);
   // x = the sum of all ranks' x: the same bits on every rank.
   void all_reduce(Stream& s, Tensor x);
   // x = the root's x.
@@ -69,10 +72,11 @@ class Communicator {
   // The arguments have been checked, and the stream does not only plan.
   virtual void run_all_gather(Stream& s, const Tensor& full, const Tensor& shard) = 0;
   virtual void run_reduce_scatter(Stream& s, const Tensor& shard, const Tensor& full) = 0;
+  virtual void run_all_to_all(Stream& s, const Tensor& to, const Tensor& from) = 0;
   virtual void run_all_reduce(Stream& s, const Tensor& x) = 0;
   virtual void run_broadcast(Stream& s, const Tensor& x, int root) = 0;
   // Instead of these, on a stream that plans: `whole` is what every rank of the group holds after a
-  // gather, all-reduce or broadcast, and before a reduce-scatter.
+  // gather, all-reduce or broadcast, and before a reduce-scatter or an all-to-all.
   virtual void plan(Collective /*collective*/, const Tensor& /*whole*/) {}
 };
 

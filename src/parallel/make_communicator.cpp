@@ -39,7 +39,7 @@ std::unique_ptr<Communicator> make_communicator(
 
 CommunicatorOptions communicator_options(const TrainConfig& train) {
   return {
-      .copy_engines = train.gather_engine == GatherEngine::kCopyEngines,
+      .copy_engines = train.gather_engine == TransferEngine::kCopyEngines,
       .connect_timeout = std::chrono::seconds(std::max(1L, std::lround(train.rendezvous_timeout)))};
 }
 

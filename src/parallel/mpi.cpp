@@ -127,6 +127,14 @@ class MpiCommunicator : public JobCommunicator {
   void run_reduce_scatter(Stream&, const Tensor& shard, const Tensor& full) override {
     collective({Collective::kReduceScatter, full, topic()}, [&] { sum_parts(full, shard); });
   }
+  void run_all_to_all(Stream& s, const Tensor& to, const Tensor& from) override {
+    collective({Collective::kAllToAll, from, topic()}, [&] {
+      const Range mine = part_of(from, rank());
+      s.copy_bytes(at(to, mine.begin), at(from, mine.begin),
+                   static_cast<size_t>(bytes_of(from, mine)));
+      exchange_parts(to, from);
+    });
+  }
   void run_all_reduce(Stream&, const Tensor& x) override {
     collective({Collective::kAllReduce, x, topic()}, [&] {
       const Range mine = part_of(x, rank());
@@ -203,6 +211,19 @@ class MpiCommunicator : public JobCommunicator {
         receive(r, at(full, theirs.begin), bytes_of(full, theirs));
       }
       wait("gathering");
+    });
+  }
+
+  // Every part of `from` goes to its rank, and lands in the place of the one that sent it.
+  void exchange_parts(const Tensor& to, const Tensor& from) {
+    for_chunks(from, largest_part(from), [&](int64_t number, int64_t elements) {
+      for (int r = 0; r < world(); ++r) {
+        if (r == rank()) continue;
+        const Range theirs = part_of(to, r).part(number, elements);
+        send(r, from, part_of(from, r).part(number, elements));
+        receive(r, at(to, theirs.begin), bytes_of(to, theirs));
+      }
+      wait("exchanging");
     });
   }
 

@@ -150,6 +150,12 @@ class NcclCommunicator : public JobCommunicator {
                                nccl_type(full.dtype), ncclSum, comm, queue);
     });
   }
+  void run_all_to_all(Stream& s, const Tensor& to, const Tensor& from) override {
+    start(s, Collective::kAllToAll, from, [&](ncclComm_t comm, cudaStream_t queue) {
+      return ncclAlltoAll(from.data, to.data, from.bytes() / static_cast<size_t>(world()),
+                          ncclUint8, comm, queue);
+    });
+  }
   void run_all_reduce(Stream& s, const Tensor& x) override {
     start(s, Collective::kAllReduce, x, [&](ncclComm_t comm, cudaStream_t queue) {
       return ncclAllReduce(x.data, x.data, static_cast<size_t>(x.numel()), nccl_type(x.dtype),

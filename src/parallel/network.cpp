@@ -10,6 +10,7 @@ constexpr int64_t kSmall = int64_t{1} << 16;
 
 bool reduces(const Transfer& transfer) {
   return transfer.collective == Collective::kReduceScatter ||
+         transfer.collective == Collective::kAllToAll ||
          transfer.collective == Collective::kAllReduce;
 }
 

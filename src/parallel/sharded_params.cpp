@@ -32,8 +32,13 @@ std::vector<ops::DecayRange> decay_ranges(const ParamUnit& unit, int64_t begin, 
 constexpr size_t kReducing = 1;
 
 ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh,
-                             bool with_training, ReduceType reduce)
-    : registry_(registry), stream_(s), mesh_(mesh), reduce_(reduce), wait_times_(s) {
+                             bool with_training, ReduceType reduce, TransferEngine reduce_engine)
+    : registry_(registry),
+      stream_(s),
+      mesh_(mesh),
+      reduce_(reduce),
+      reduce_engine_(reduce_engine),
+      wait_times_(s) {
   if (mesh.world().world() > 1) {
     communication_.emplace(s.memory(), "communication", StreamPriority::kHigh);
   }
@@ -169,7 +174,9 @@ void ShardedParams::reduce(int unit) {
   const bool replicas = mesh_.replicas() && micro_batch_.last;
   if (!mesh_.sharded() && !replicas) return;
   start_communication();
-  if (mesh_.sharded()) reduce_shard(u);
+  if (mesh_.sharded()) {
+    reduce_engine_ == TransferEngine::kCopyEngines ? sum_shard(u) : reduce_shard(u);
+  }
   if (replicas) reduce_replicas(u);
   u.formed.release();
   Event done;
@@ -198,6 +205,24 @@ void ShardedParams::reduce_shard(Unit& u) {
     ops::run(s, ops::Copy{.y = sum, .x = rounded_part});
   }
   if (!direct) ops::run(s, ops::Add{.y = u.shard.gradient, .x = part});
+}
+
+// The same by copies, which need no multiprocessors, and one pass over the parts of all ranks.
+void ShardedParams::sum_shard(Unit& u) {
+  Stream& s = *communication_;
+  s.use(u.formed);
+  Tensor mine = u.formed;
+  Buffer rounded;
+  if (reduce_ == ReduceType::kBfloat16) {
+    rounded =
+        s.allocate(MemoryClass::kGradients, "rounded gradients", DType::kBF16, {mine.numel()});
+    ops::run(s, ops::Copy{.y = rounded, .x = mine});
+    mine = rounded;
+  }
+  const Buffer parts = s.allocate(MemoryClass::kGradients, "gradients of all ranks", mine.dtype,
+                                  {mesh_.shard_count(), u.shard.size});
+  mesh_.shards().all_to_all(s, parts, mine);
+  ops::run(s, ops::SumRows{.y_N = u.shard.gradient, .x_RN = parts, .add = !micro_batch_.first});
 }
 
 void ShardedParams::reduce_replicas(Unit& u) {

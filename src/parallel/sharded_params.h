@@ -34,10 +34,12 @@ class ShardedParams : public ParamAccess {
  public:
   // with_training: gradients and moments exist too. Without it there are only weights in the
   // compute type. Contents are undefined until initialize() or a checkpoint fills them. `reduce`
-  // is the type in which gradients travel. The mesh must outlive the parameters, and the registry's
-  // units must be multiples of 64 elements times the ranks that share them.
+  // is the type in which gradients travel, `reduce_engine` what adds them up. The mesh must outlive
+  // the parameters, and the registry's units must be multiples of 64 elements times the ranks that
+  // share them.
   ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh, bool with_training,
-                ReduceType reduce = ReduceType::kFloat32);
+                ReduceType reduce = ReduceType::kFloat32,
+                TransferEngine reduce_engine = TransferEngine::kMultiprocessors);
 
   // Which of a step's micro-batches the next backward pass is. The gradients of the first replace
   // those of the step before, later ones are added to them, and the last one's reduction makes
@@ -107,6 +109,7 @@ class ShardedParams : public ParamAccess {
   const Weights& open_gradients(int unit, const Tensor& whole, bool fresh);
   void fetch(Unit& unit);
   void reduce_shard(Unit& unit);
+  void sum_shard(Unit& unit);
   void reduce_replicas(Unit& unit);
   void start_communication();
   // The unit's first tensor, for messages.
@@ -117,6 +120,7 @@ class ShardedParams : public ParamAccess {
   Stream& stream_;
   const Mesh& mesh_;
   const ReduceType reduce_;
+  const TransferEngine reduce_engine_;
   // Memory that gathers read and write. It stands before the stream, whose destructor waits for
   // them.
   std::vector<std::shared_ptr<void>> registered_;

@@ -26,6 +26,9 @@ class SingleProcess : public Communicator {
   void run_reduce_scatter(Stream& s, const Tensor& shard, const Tensor& full) override {
     move(s, shard, full);
   }
+  void run_all_to_all(Stream& s, const Tensor& to, const Tensor& from) override {
+    move(s, to, from);
+  }
   void run_all_reduce(Stream&, const Tensor&) override {}
   void run_broadcast(Stream&, const Tensor&, int) override {}
 

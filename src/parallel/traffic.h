@@ -22,7 +22,7 @@ struct Transfer {
   Collective collective{};
   Group group;
   // Of the whole tensor: what each rank of the group holds after a gather, all-reduce or broadcast,
-  // and before a reduce-scatter.
+  // and before a reduce-scatter or an all-to-all.
   int64_t bytes = 0;
 };
 

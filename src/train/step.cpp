@@ -47,7 +47,8 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
       model_(model),
       stream_(s),
       mesh_(mesh),
-      params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype),
+      params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype,
+              config.train.reduce_engine),
       replay_(s),
       tokens_(config.train.micro_batch * config.train.sequence_length) {
   if (config_.cuda_graph && mesh.world().world() > 1) {

@@ -104,5 +104,25 @@ TEST_F(Memory, AddsInPlace) {
   }
 }
 
+TEST_F(Memory, SumsRows) {
+  for (const Shape& shape : kShapes) {
+    const Owned x = test::random_bf16("x", {shape.rows, shape.cols});
+    const Owned y = test::random_bf16("y", {shape.cols});
+    for (const bool add : {false, true}) {
+      Values expected(static_cast<size_t>(shape.cols), 0.0);
+      const Values terms = test::to_f64(x);
+      for (size_t i = 0; i < terms.size(); ++i) expected[i % expected.size()] += terms[i];
+      const Values before = test::to_f64(y);
+      for (size_t i = 0; add && i < expected.size(); ++i) expected[i] += before[i];
+      for (const DType from : {kF32, kBF16}) {
+        const OnGpu out(gpu(), y, kF32);
+        ops::run(gpu(),
+                 ops::SumRows{.y_N = out, .x_RN = OnGpu(gpu(), x, from, shape.x_gap), .add = add});
+        EXPECT_LE(test::relative_error(out, expected), 1e-6);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain

@@ -140,6 +140,29 @@ void reduce_scatter_sums_every_type(Communicator& ranks, Stream& s) {
   }
 }
 
+void all_to_all_moves_every_type(Communicator& ranks, Stream& s) {
+  const int W = ranks.world();
+  for (const DType dtype : kMoved) {
+    for (const int64_t n : sizes(dtype)) {
+      SCOPED_TRACE(trace(dtype, n));
+      // Element i of what rank `from` sends to rank `to`.
+      const auto value = [](int from, int to, int64_t i) { return (5 * from + 3 * to + i) % 101; };
+      const auto mine = encode(dtype, W * n, [&](int64_t i) {
+        return value(ranks.rank(), static_cast<int>(i / n), i % n);
+      });
+      const auto expected = encode(dtype, W * n, [&](int64_t i) {
+        return value(static_cast<int>(i / n), ranks.rank(), i % n);
+      });
+      Device to(s, dtype, W * n);
+      Device from(s, dtype, W * n);
+      from.write(mine);
+      ranks.all_to_all(s, to, from);
+      EXPECT_TRUE(to.read() == expected);
+      EXPECT_TRUE(from.read() == mine);
+    }
+  }
+}
+
 void all_reduce_sums_every_type(Communicator& ranks, Stream& s) {
   for (const DType dtype : kSummed) {
     for (const int64_t n : sizes(dtype)) {
@@ -338,6 +361,7 @@ const std::vector<CommunicatorCheck>& communicator_checks() {
   static const std::vector<CommunicatorCheck> checks = {
       {"AllGatherMovesEveryType", all_gather_moves_every_type},
       {"ReduceScatterSumsEveryType", reduce_scatter_sums_every_type},
+      {"AllToAllMovesEveryType", all_to_all_moves_every_type},
       {"AllReduceSumsEveryType", all_reduce_sums_every_type},
       {"SumsHaveOneOrder", sums_have_one_order},
       {"BroadcastFromEveryRoot", broadcast_from_every_root},

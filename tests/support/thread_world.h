@@ -97,6 +97,16 @@ class ThreadRank : public Communicator {
       }
     });
   }
+  void run_all_to_all(Stream&, const Tensor& to, const Tensor& from) override {
+    Call mine{.what = "all_to_all of " + from.describe(), .full = from, .shard = to};
+    meeting_->meet(rank_, mine, [](Calls calls) {
+      for (size_t r = 0; r < calls.size(); ++r) {
+        for (size_t q = 0; q < calls.size(); ++q) {
+          move(part(calls[r]->shard, q, calls), part(calls[q]->full, r, calls));
+        }
+      }
+    });
+  }
   void run_all_reduce(Stream&, const Tensor& x) override {
     Call mine{.what = "all_reduce of " + x.describe(), .full = x};
     meeting_->meet(rank_, mine, sum_of_all);

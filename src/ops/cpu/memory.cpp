@@ -77,6 +77,22 @@ void run(Cpu, Stream& /*s*/, const Add& op) {
   });
 }
 
+void run(Cpu, Stream& /*s*/, const SumRows& op) {
+  const auto sum_rows = [&](const auto* x, auto widen) {
+    parallel_rows(op.x_RN.cols(), op.x_RN.rows(), [&](int64_t begin, int64_t end) {
+      float* y = op.y_N.f32();
+      for (int64_t i = begin; i < end; ++i) {
+        float sum = widen(x[i]);
+        for (int64_t r = 1; r < op.x_RN.rows(); ++r) sum += widen(x[r * op.x_RN.row_stride + i]);
+        y[i] = op.add ? y[i] + sum : sum;
+      }
+    });
+  };
+  if (op.x_RN.dtype == DType::kF32) return sum_rows(op.x_RN.f32(), [](float x) { return x; });
+  if (op.x_RN.dtype == DType::kBF16) return sum_rows(op.x_RN.bf16(), bf16_to_f32);
+  fail(ExitCode::kInternal, "sum_rows: no kernel for {}", op.x_RN.describe());
+}
+
 void run(Cpu, Stream& /*s*/, const CopyFromHost& op) {
   std::memcpy(op.y.data, op.host, op.y.bytes());
 }

@@ -37,6 +37,15 @@ void run(Cuda, Stream& s, const Add& op) {
   kernels::add(cuda_stream(s), arguments(Add::kName, op.y, op.x));
 }
 
+void run(Cuda, Stream& s, const SumRows& op) {
+  kernels::sum_rows(cuda_stream(s), {.y = op.y_N.f32(),
+                                     .x = arg(op.x_RN),
+                                     .x_type = kernel_type(op.x_RN.dtype),
+                                     .rows = op.x_RN.rows(),
+                                     .cols = op.x_RN.cols(),
+                                     .add = op.add});
+}
+
 void run(Cuda, Stream& s, const CopyFromHost& op) {
   Context& c = context(s);
   c.staging.upload(c.stream, op.y.data, op.host, op.y.bytes());

@@ -31,6 +31,25 @@ TEST(Fill, EveryDtypeAndStride) {
   EXPECT_EQ(test::to_f64(i), std::vector<double>(9, -1));
 }
 
+TEST(SumRows, AddsRowsInTheirOrder) {
+  CpuStream s;
+  for (const auto* shape : {kSmall, kLarge}) {
+    for (const bool add : {false, true}) {
+      const Owned x = test::random_normal("x", {shape[0], shape[1]}, 1, 0, 5);
+      const Owned y = test::random_normal("y", {shape[1]});
+      std::vector<float> expected(static_cast<size_t>(shape[1]));
+      for (int64_t i = 0; i < shape[1]; ++i) {
+        const float* column = x.tensor().f32() + i;
+        float sum = column[0];
+        for (int64_t r = 1; r < shape[0]; ++r) sum += column[r * x.tensor().row_stride];
+        expected[static_cast<size_t>(i)] = add ? y.tensor().f32()[i] + sum : sum;
+      }
+      ops::run(s, ops::SumRows{.y_N = y, .x_RN = x, .add = add});
+      EXPECT_EQ(std::vector<float>(y.tensor().f32(), y.tensor().f32() + shape[1]), expected);
+    }
+  }
+}
+
 TEST(Copy, StridedRows) {
   CpuStream s;
   for (const auto* shape : {kSmall, kLarge}) {

@@ -30,11 +30,17 @@ struct Case {
   bool tied = false;
   ReduceType reduce = ReduceType::kFloat32;
   bool planned = true;
+  TransferEngine engine = TransferEngine::kMultiprocessors;
   std::string name() const {
-    return fmt::format("{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
-                       reduce == ReduceType::kBfloat16 ? "Bf16" : "");
+    return fmt::format("{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
+                       reduce == ReduceType::kBfloat16 ? "Bf16" : "",
+                       engine == TransferEngine::kCopyEngines ? "ByCopies" : "");
   }
 };
+Case by_copies(Case c) {
+  c.engine = TransferEngine::kCopyEngines;
+  return c;
+}
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name();
 }
@@ -53,6 +59,8 @@ Config config_of(const Case& c) {
   config.train.batch = kSequences;
   config.train.sharding = c.sharding;
   config.train.reduce_dtype = c.reduce;
+  config.train.gather_engine = c.engine;
+  config.train.reduce_engine = c.engine;
   return config;
 }
 
@@ -196,7 +204,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{Sharding::kNone, 4, 1, true}, Case{Sharding::kHybrid, 4, 2},
                     Case{Sharding::kHybrid, 8, 2, true},
                     Case{Sharding::kFull, 2, 1, false, ReduceType::kBfloat16},
-                    Case{Sharding::kHybrid, 4, 2, true, ReduceType::kBfloat16}),
+                    Case{Sharding::kHybrid, 4, 2, true, ReduceType::kBfloat16},
+                    by_copies({Sharding::kFull, 4}), by_copies({Sharding::kGrad, 2, 1, true}),
+                    by_copies({Sharding::kHybrid, 8, 4}),
+                    by_copies({Sharding::kFull, 2, 1, false, ReduceType::kBfloat16})),
     [](const auto& info) { return info.param.name(); });
 
 TEST(ShardedStep, RecordedWorkIsForOneRank) {
