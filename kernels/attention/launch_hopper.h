@@ -1,6 +1,7 @@
 // What the launches of persistent attention kernels share (sm_90a).
 #pragma once
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -21,13 +22,15 @@ void with_hopper_head_dim(const char* name, int head_dim, Body&& body) {
 }
 
 // Columns of a head that one copy brings.
-inline int panel_cols(const StickBreakingProblem& p) {
+template <typename Problem>
+int panel_cols(const Problem& p) {
   return std::min(p.head_dim, 64);
 }
 
 // Boxes of `rows` tokens of a head; rows beyond the pack become zero. Coordinates: column, token,
 // head.
-inline CUtensorMap token_tiles(const StickBreakingProblem& p, const HeadRows& x, int rows) {
+template <typename Problem>
+CUtensorMap token_tiles(const Problem& p, const HeadRows& x, int rows) {
   return tensor_map(TensorBox<3>{.data = x.data,
                                  .shape = {p.head_dim, p.tokens, p.heads},
                                  .strides = {x.stride, p.head_dim},
@@ -48,7 +51,8 @@ inline CUtensorMap key_tiles(const StickBreakingProblem& p, const HeadRows& x, i
 
 // The queue in `scratch`, int32 [1 + tiles]. Keys and values of the heads that are computed at the
 // same time take at most half of the L2 cache.
-inline TileQueue tile_queue(const StickBreakingProblem& p, int heads, int tiles, void* scratch) {
+template <typename Problem>
+TileQueue tile_queue(const Problem& p, int heads, int tiles, void* scratch) {
   constexpr int64_t kCacheBytes = int64_t{24} << 20;
   const int64_t head_bytes = int64_t{4} * p.tokens * p.head_dim;
   const int64_t at_a_time = std::clamp<int64_t>(kCacheBytes / head_bytes, 1, heads);

@@ -23,6 +23,17 @@ struct RunningSoftmax {
   template <int kKeyBlocks, int kColBlocks>
   __device__ __forceinline__ void add(Accumulator<kRowBlocks, kKeyBlocks>& s,
                                       Accumulator<kRowBlocks, kColBlocks>& o) {
+    float factor[2 * kRowBlocks];
+    if (raise(s, factor)) rescale(factor, o);
+    exponentiate(s);
+  }
+
+  // The same in parts, for main loops in which the product that o belongs to is still under way.
+  // Raises the maxima if one of the warp's rows lags too far behind its scores. Returns whether it
+  // did; then the rows of o have to be multiplied by `factor`.
+  template <int kKeyBlocks>
+  __device__ __forceinline__ bool raise(Accumulator<kRowBlocks, kKeyBlocks>& s,
+                                        float (&factor)[2 * kRowBlocks]) {
     float now[2 * kRowBlocks];
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) now[i] = maximum[i];
@@ -33,23 +44,26 @@ struct RunningSoftmax {
       now[i] = quad_max(now[i]);
       behind |= now[i] > maximum[i] + kLag;
     }
-    if (__any_sync(~0u, behind)) rescale(now, o);
-    s.for_each([&](float& x, auto at) {
-      x = exp2_ftz(x - maximum[at.lane_row]);
-      sum[at.lane_row] += x;  // of this lane's columns; the quad's are added at the end
-    });
-  }
-  template <int kColBlocks>
-  __device__ __forceinline__ void rescale(const float (&now)[2 * kRowBlocks],
-                                          Accumulator<kRowBlocks, kColBlocks>& o) {
-    float factor[2 * kRowBlocks];
+    if (!__any_sync(~0u, behind)) return false;
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) {
       factor[i] = exp2_ftz(maximum[i] - now[i]);
       maximum[i] = now[i];
       sum[i] *= factor[i];
     }
+    return true;
+  }
+  template <int kColBlocks>
+  __device__ __forceinline__ static void rescale(const float (&factor)[2 * kRowBlocks],
+                                                 Accumulator<kRowBlocks, kColBlocks>& o) {
     o.for_each([&](float& x, auto at) { x *= factor[at.lane_row]; });
+  }
+  template <int kKeyBlocks>
+  __device__ __forceinline__ void exponentiate(Accumulator<kRowBlocks, kKeyBlocks>& s) {
+    s.for_each([&](float& x, auto at) {
+      x = exp2_ftz(x - maximum[at.lane_row]);
+      sum[at.lane_row] += x;  // of this lane's columns; the quad's are added at the end
+    });
   }
   float maximum[2 * kRowBlocks], sum[2 * kRowBlocks];
 };

@@ -18,17 +18,18 @@ constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
   return align_scratch(static_cast<size_t>(tokens * heads) * sizeof(float));
 }
 
-// ---- kernels/attention/stickbreaking_hopper.h
-// ----------------------------------------------------
+// ---- Kernels for Hopper (kernels/attention/*_hopper.h) ------------------------------------------
 
 // The order in which tiles of at least 64 tokens are computed.
-constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
+constexpr size_t tile_queue_bytes(int64_t tokens) {
   return align_scratch(static_cast<size_t>(1 + (tokens + 63) / 64) * sizeof(int32_t));
+}
+constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
+  return tile_queue_bytes(tokens);
 }
 // The same, and 8 bytes for each row of the heads that are computed at a time.
 constexpr size_t stickbreaking_hopper_backward_scratch_bytes(int64_t tokens, int64_t heads) {
-  return align_scratch(static_cast<size_t>(tokens * heads) * 8) +
-         stickbreaking_hopper_forward_scratch_bytes(tokens);
+  return align_scratch(static_cast<size_t>(tokens * heads) * 8) + tile_queue_bytes(tokens);
 }
 
 // ---- kernels/attention/softmax_bias.h -----------------------------------------------------------

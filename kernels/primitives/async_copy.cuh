@@ -43,7 +43,7 @@ __device__ __forceinline__ void cp_async_wait() {
 template <int kBytes, typename Group>
 __device__ __forceinline__ void copy_bytes(const Group& group, void* shared, const void* global) {
   constexpr int kChunks = kBytes / 16;
-  static_assert(kBytes % 16 == 0 && kChunks <= 2 * Group::kThreads);
+  static_assert(kBytes % 16 == 0 && kChunks <= 4 * Group::kThreads);
 #pragma unroll
   for (int first = 0; first < kChunks; first += Group::kThreads) {
     const int i = first + group.thread();

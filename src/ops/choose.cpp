@@ -82,7 +82,8 @@ bool forces(std::string_view forced, Implementation implementation) {
 }
 
 // Why the kernels for Hopper cannot compute the problem; empty if they can.
-std::string why_not_hopper(const StickBreakingShape& x, const Target& target) {
+template <typename Shape>
+std::string why_not_hopper(const Shape& x, const Target& target) {
   if (target.sm != 90) return "they need a GPU of compute capability 9.0";
   if (x.head_dim != 32 && x.head_dim != 64 && x.head_dim != 128) {
     return "they take heads of 32, 64 or 128 channels";
@@ -90,8 +91,29 @@ std::string why_not_hopper(const StickBreakingShape& x, const Target& target) {
   if (x.tokens < kernels::kHopperTokens) {
     return fmt::format("they take packs of at least {} tokens", kernels::kHopperTokens);
   }
-  if (x.gated && x.backward) return "they have no gradient of a forget gate";
+  if constexpr (requires { x.gated; }) {
+    if (x.gated && x.backward) return "they have no gradient of a forget gate";
+  }
   return {};
+}
+
+// Whether softmax attention on the kernels for Hopper is faster than on all others. This is the
+// place for what measurements show; until there are some, only who asks for these kernels gets
+// them.
+bool fastest_on_hopper(const SoftmaxShape& /*x*/) {
+  return false;
+}
+
+// Whether softmax attention runs on the kernels for Hopper. Throws if it has to and cannot.
+bool takes_hopper(const SoftmaxShape& x, const Target& target, std::string_view forced) {
+  const std::string why_not = why_not_hopper(x, target);
+  if (!forces(forced, Implementation::kHopper)) {
+    return forced.empty() && why_not.empty() && fastest_on_hopper(x);
+  }
+  if (!why_not.empty()) {
+    fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", why_not);
+  }
+  return true;
 }
 
 template <typename Op>
@@ -140,10 +162,14 @@ size_t cudnn_scratch_bytes(const SoftmaxShape& x, int64_t heads) {
 }
 
 SoftmaxChoice choose(const SoftmaxShape& x, const Target& target, std::string_view forced) {
-  if (forces(forced, Implementation::kHopper)) {
-    fail(ExitCode::kUsage, "hopper is asked for, but it has no softmax attention");
-  }
   SoftmaxChoice choice{.bytes = portable_scratch_bytes(x)};
+  if (takes_hopper(x, target, forced)) {
+    choice.implementation = Implementation::kHopper;
+    choice.reason = "they are asked for";
+    choice.queue = choice.bytes;
+    choice.bytes += kernels::tile_queue_bytes(x.tokens);
+    return choice;
+  }
   if (forces(forced, Implementation::kPortable)) {
     choice.reason = "they are asked for";
     return choice;

@@ -16,7 +16,7 @@ namespace sbtrain::ops {
 enum class Implementation : uint8_t {
   kPortable,  // kernels/attention: mma.sync, every GPU from sm_80 on
   kCudnn,     // only softmax attention; packs that it declines go to the portable kernels
-  kHopper,    // only stick-breaking attention: wgmma and TMA, compute capability 9.0
+  kHopper,    // wgmma and TMA, compute capability 9.0; softmax attention only if it is asked for
 };
 // "portable", "cudnn", "hopper".
 std::string_view implementation_name(Implementation implementation);
@@ -34,6 +34,7 @@ struct SoftmaxChoice {
   Implementation implementation = Implementation::kPortable;
   std::string reason{};  // why it is not cuDNN
   int64_t heads = 0;     // heads that cuDNN computes at a time
+  size_t queue = 0;      // kHopper: where in the scratch the queue of tiles begins
   size_t bytes = 0;      // scratch, enough for the portable kernels too
 };
 // `forced` is the name of an implementation, or empty. Throws ExitCode::kUsage if it is neither, or

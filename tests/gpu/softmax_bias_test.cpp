@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "gpu/op_test.h"
+#include "kernels/limits.h"
 #include "ops/attention.h"
 #include "ops/memory.h"
 #include "unit/attention/oracle.h"
@@ -240,9 +241,16 @@ void expect_fire_close(const std::vector<double>& actual, const std::vector<doub
 
 class GpuSoftmaxBias : public GpuOpTest {
  protected:
-  void check(const std::vector<Case>& cases) {
+  // Whether the kernels for Hopper take the case on this GPU.
+  bool takes_hopper(const Case& c) {
+    const bool takes_heads = c.head_dim == 32 || c.head_dim == 64 || c.head_dim == 128;
+    return gpu().stream.target().sm == 90 && takes_heads && c.tokens() >= kernels::kHopperTokens;
+  }
+  void check(const std::vector<Case>& cases, const std::string& implementation = "portable") {
+    gpu().stream.set_implementation(implementation);
     for (const Case& c : cases) {
-      const std::string text = c.describe();
+      if (implementation == "hopper" && !takes_hopper(c)) continue;
+      const std::string text = implementation + ", " + c.describe();
       std::printf("%s\n", text.c_str());
       const Problem x(c);
       const oracle::Result want = x.expected();
@@ -291,6 +299,41 @@ TEST_F(GpuSoftmaxBias, FireOfAnyNumbers) {
                           Fire::kNearZeroC, Fire::kNegative, Fire::kShort}) {
     check({{.documents = kMixed, .fire = fire},
            {.documents = {900, 5}, .fire = fire, .heads = 1, .head_dim = 128, .window = 200}});
+  }
+}
+
+TEST_F(GpuSoftmaxBias, AlibiOnHopper) {
+  if (gpu().stream.target().sm != 90) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  check(shapes({}), "hopper");
+}
+TEST_F(GpuSoftmaxBias, FireOnHopper) {
+  if (gpu().stream.target().sm != 90) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  check(shapes(Fire::kStandard), "hopper");
+  for (const Fire fire : {Fire::kFlat, Fire::kFalling, Fire::kOutside, Fire::kOneBreak,
+                          Fire::kNearZeroC, Fire::kNegative, Fire::kShort}) {
+    check({{.documents = kMixed, .fire = fire},
+           {.documents = {900, 5}, .fire = fire, .heads = 1, .head_dim = 128, .window = 200}},
+          "hopper");
+  }
+}
+
+// The results of both implementations differ by no more than each may differ from fp64.
+TEST_F(GpuSoftmaxBias, HopperAgreesWithPortable) {
+  if (gpu().stream.target().sm != 90) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  for (const std::optional<Fire> fire : {std::optional<Fire>(), std::optional(Fire::kStandard)}) {
+    for (const int64_t d : {32, 64, 128}) {
+      const Problem x({.documents = kMixed, .fire = fire, .head_dim = d, .window = 300});
+      gpu().stream.set_implementation("portable");
+      const Pass portable(gpu(), x);
+      gpu().stream.set_implementation("hopper");
+      const Pass hopper(gpu(), x);
+      EXPECT_LE(relative_error(hopper.o, portable.o.values()), 4e-3) << d;
+      EXPECT_LE(relative_error(hopper.lse, portable.lse.values()), 1e-5) << d;
+      EXPECT_LE(relative_error(hopper.dqkv, portable.dqkv.values()), 8e-3) << d;
+      if (fire) {
+        EXPECT_LE(relative_error(hopper.dfire, portable.dfire.values()), 1e-3) << d;
+      }
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// Softmax attention on the GPU, portable and by cuDNN, against the fp64 oracle. Skipped if there is
-// no GPU. `sbtrain bench attention` times both.
+// Softmax attention on the GPU, portable, for Hopper and by cuDNN, against the fp64 oracle. Skipped
+// if there is no GPU. `sbtrain bench attention` times both.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +8,7 @@
 
 #include "gpu/device.h"
 #include "kernels/attention/scratch_sizes.h"
+#include "kernels/attention/softmax_hopper.h"
 #include "ops/attention.h"
 #include "ops/choose.h"
 #include "ops/cuda/context.h"
@@ -26,9 +27,19 @@ static_assert(ops::cudnn_batch(0) == 1 && ops::cudnn_batch(8) == 8);
 static_assert(ops::cudnn_batch(9) == 10 && ops::cudnn_batch(17) == 20);
 static_assert(ops::cudnn_batch(4096) == 4096);
 
-enum class Path : uint8_t { kPortable, kCudnn, kCudnnAnyOrder };
+enum class Path : uint8_t { kPortable, kHopper, kCudnn, kCudnnAnyOrder };
 const char* name_of(Path path) {
-  return path == Path::kPortable ? "portable" : path == Path::kCudnn ? "cuDNN" : "cuDNN, any order";
+  switch (path) {
+    case Path::kPortable:
+      return "portable";
+    case Path::kHopper:
+      return "Hopper";
+    case Path::kCudnn:
+      return "cuDNN";
+    case Path::kCudnnAnyOrder:
+      return "cuDNN, any order";
+  }
+  return "";
 }
 
 struct GpuCase {
@@ -109,6 +120,17 @@ class SoftmaxCase {
       for (int32_t i = 0; i < length; ++i) positions_.push_back(i);
     }
     if (c.peak > 0) scale_logits();
+  }
+
+  // Fills all documents but the one of tokens [first, last) with large finite numbers.
+  void poison_others(int64_t first, int64_t last) {
+    for (int64_t t = 0; t < config_.tokens(); ++t) {
+      if (t >= first && t < last) continue;
+      for (int64_t c = 0; c < 3 * config_.width(); ++c) {
+        qkv_.at(t, c) = to_bf16(c % 2 == 0 ? 1e18f : -1e18f);
+      }
+      for (int64_t c = 0; c < config_.width(); ++c) dout_.at(t, c) = to_bf16(1e18f);
+    }
   }
 
   const oracle::Result& expected() {
@@ -230,6 +252,25 @@ void run_portable(const SoftmaxProblem& p) {
   SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
 }
 
+// Which passes run on the kernels for Hopper; the other one runs on the portable ones.
+enum class HopperPasses : uint8_t { kBoth, kForward, kBackward };
+void run_hopper(const SoftmaxProblem& p, HopperPasses passes = HopperPasses::kBoth) {
+  const OnDevice<std::byte> scratch =
+      scratch_of(kernels::softmax_backward_scratch_bytes(p.tokens, p.heads));
+  const OnDevice<std::byte> queue = scratch_of(kernels::tile_queue_bytes(p.tokens));
+  if (passes == HopperPasses::kBackward) {
+    kernels::softmax_forward(nullptr, p);
+  } else {
+    kernels::softmax_forward_hopper(nullptr, p, queue.data());
+  }
+  if (passes == HopperPasses::kForward) {
+    kernels::softmax_backward(nullptr, p, scratch.data());
+  } else {
+    kernels::softmax_backward_hopper(nullptr, p, scratch.data(), queue.data());
+  }
+  SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
 // Takes the scratch that cuDNN's plans need, which the bounds for memory planning must cover.
 void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministic) {
   const size_t forward = cudnn.forward_bytes(p), backward = cudnn.backward_bytes(p);
@@ -267,14 +308,15 @@ class GpuSoftmax : public GpuTest {
   void check(Path path, const std::vector<GpuCase>& cases) {
     std::unique_ptr<CudnnAttention> cudnn;
     const bool deterministic = path != Path::kCudnnAnyOrder;
-    if (path != Path::kPortable) {
+    if (path == Path::kCudnn || path == Path::kCudnnAnyOrder) {
       std::string why;
       cudnn = CudnnAttention::open({.deterministic = deterministic}, &why);
       if (!cudnn) GTEST_SKIP() << why;
       std::printf("cuDNN %s\n", cudnn->version().c_str());
     }
     const auto run = [&](const SoftmaxProblem& p) {
-      cudnn ? run_cudnn(*cudnn, p, deterministic) : run_portable(p);
+      if (cudnn) return run_cudnn(*cudnn, p, deterministic);
+      path == Path::kHopper ? run_hopper(p) : run_portable(p);
     };
     for (const GpuCase& c : cases) {
       const std::string text = std::string(name_of(path)) + ", " + c.describe();
@@ -312,6 +354,75 @@ std::vector<GpuCase> cases_of(const std::vector<int64_t>& head_dims) {
 
 TEST_F(GpuSoftmax, Portable) {
   check(Path::kPortable, cases_of({32, 48, 64, 128, 200, 256}));
+}
+
+bool has_hopper() {
+  return present_target(Backend::kCuda).sm == 90;
+}
+
+// The cases that the kernels for Hopper take, and documents that end everywhere in their tiles.
+std::vector<GpuCase> hopper_cases() {
+  std::vector<GpuCase> cases = cases_of({32, 64, 128});
+  std::erase_if(cases, [](const GpuCase& c) { return c.tokens() < kernels::kHopperTokens; });
+  const std::vector<int32_t> everywhere = {63, 64, 65, 127, 128, 129, 191, 192, 193, 2, 1, 7};
+  for (const int64_t d : {32, 64, 128}) {
+    for (const int64_t window : {0, 1, 65, 130}) {
+      cases.push_back({.documents = everywhere, .heads = 3, .head_dim = d, .window = window});
+    }
+    for (const int32_t length : {128, 129, 191, 192, 193, 256, 257}) {
+      cases.push_back({.documents = {length}, .heads = 1, .head_dim = d});
+    }
+  }
+  return cases;
+}
+TEST_F(GpuSoftmax, Hopper) {
+  if (!has_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  check(Path::kHopper, hopper_cases());
+}
+
+// Each pass together with the other one of the portable kernels, and both against these.
+TEST_F(GpuSoftmax, HopperAgreesWithPortable) {
+  if (!has_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  for (const int64_t d : {32, 64, 128}) {
+    for (const int64_t window : {0, 100}) {
+      const GpuCase c{.documents = kMixed, .head_dim = d, .window = window};
+      SoftmaxCase x(c);
+      const auto by = [&](HopperPasses passes) {
+        return x.compute([&](const SoftmaxProblem& p) { run_hopper(p, passes); });
+      };
+      x.expect_close(by(HopperPasses::kForward), "Hopper, then portable, " + c.describe());
+      x.expect_close(by(HopperPasses::kBackward), "portable, then Hopper, " + c.describe());
+      const Outputs portable = x.compute(run_portable), hopper = by(HopperPasses::kBoth);
+      const int64_t width = c.width();
+      EXPECT_LE(relative_error(hopper.o.part(0, width), portable.o.part(0, width)), 4e-3);
+      EXPECT_LE(relative_error(hopper.dqkv.part(0, 3 * width), portable.dqkv.part(0, 3 * width)),
+                8e-3);
+    }
+  }
+}
+
+// Large finite numbers in neighbouring documents change nothing.
+TEST_F(GpuSoftmax, NothingLeaksBetweenDocuments) {
+  for (const Path path : {Path::kPortable, Path::kHopper}) {
+    if (path == Path::kHopper && !has_hopper()) continue;
+    for (const int64_t d : {64, 128}) {
+      const GpuCase c{.documents = {100, 60, 200}, .head_dim = d};
+      SoftmaxCase clean(c), poisoned(c);
+      poisoned.poison_others(100, 160);
+      const auto run = [&](const SoftmaxProblem& p) {
+        path == Path::kHopper ? run_hopper(p) : run_portable(p);
+      };
+      Outputs a = clean.compute(run), b = poisoned.compute(run);
+      for (int64_t t = 100; t < 160; ++t) {
+        for (int64_t i = 0; i < c.width(); ++i) {
+          ASSERT_EQ(a.o.at(t, i), b.o.at(t, i)) << name_of(path) << ", " << d << ", " << t;
+        }
+        for (int64_t i = 0; i < 3 * c.width(); ++i) {
+          ASSERT_EQ(a.dqkv.at(t, i), b.dqkv.at(t, i)) << name_of(path) << ", " << d << ", " << t;
+        }
+      }
+    }
+  }
 }
 
 // Without a document of one token, which cuDNN's backward pass does not support.

@@ -1,8 +1,9 @@
-// Softmax attention: by cuDNN if ops/choose.h chooses it and it accepts the pack, else by the
-// portable kernels (kernels/attention/).
+// Softmax attention: by the kernels for Hopper or by cuDNN if ops/choose.h chooses them and, in the
+// case of cuDNN, it accepts the pack; else by the portable kernels (kernels/attention/).
 #include "kernels/attention/softmax.h"
 
 #include "kernels/attention/softmax_bias.h"
+#include "kernels/attention/softmax_hopper.h"
 #include "ops/choose.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/cudnn_attention.h"
@@ -60,7 +61,7 @@ std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const So
   if (!backward) return library.attention->forward(cuda_stream(s), p, scratch);
   const auto group = static_cast<int>(choice.heads);
   for (int head = 0; head < p.heads; head += group) {
-    const std::string why =
+    std::string why =
         library.attention->backward(cuda_stream(s), heads_of(p, head, group), scratch);
     if (!why.empty()) return why;
   }
@@ -78,11 +79,52 @@ bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxP
   return why.empty();
 }
 
+// Where the kernels for Hopper keep their queue of tiles.
+void* queue_of(const Buffer& scratch, const SoftmaxChoice& choice) {
+  return static_cast<std::byte*>(workspace(scratch).data) + choice.queue;
+}
+
+void run_hopper(cudaStream_t stream, const SoftmaxForward& op, const kernels::SoftmaxProblem& p,
+                void* scratch, void* queue) {
+  switch (op.bias.kind) {
+    case PositionBias::kNone:
+      return kernels::softmax_forward_hopper(stream, p, queue);
+    case PositionBias::kAlibi:
+      return kernels::alibi_forward_hopper(stream, p, alibi_slopes(p.heads), queue);
+    case PositionBias::kFire:
+      return kernels::fire_forward_hopper(stream, p, fire_parameters(op.bias.fire), scratch, queue);
+  }
+}
+
+void run_hopper(cudaStream_t stream, const SoftmaxBackward& op, const kernels::SoftmaxProblem& p,
+                void* scratch, void* queue) {
+  switch (op.bias.kind) {
+    case PositionBias::kNone:
+      return kernels::softmax_backward_hopper(stream, p, scratch, queue);
+    case PositionBias::kAlibi:
+      return kernels::alibi_backward_hopper(stream, p, alibi_slopes(p.heads), scratch, queue);
+    case PositionBias::kFire:
+      return kernels::fire_backward_hopper(stream, p, fire_parameters(op.bias.fire),
+                                           fire_gradients(op.dfire), scratch, queue);
+  }
+}
+
+// Returns whether the kernels for Hopper computed the problem, because they were chosen.
+template <typename Op>
+bool done_by_hopper(const Stream& s, const Op& op, const kernels::SoftmaxProblem& p,
+                    const SoftmaxChoice& choice, const Buffer& scratch) {
+  if (choice.implementation != Implementation::kHopper) return false;
+  run_hopper(cuda_stream(s), op, p, workspace(scratch).data, queue_of(scratch, choice));
+  return true;
+}
+
 }  // namespace
 
 void run(Cuda, Stream& s, const SoftmaxForward& op, const Buffer& scratch) {
   const kernels::SoftmaxProblem p = problem(op);
-  if (done_by_cudnn(s, op.kName, p, choose(op, s), workspace(scratch), false)) return;
+  const SoftmaxChoice choice = choose(op, s);
+  if (done_by_hopper(s, op, p, choice, scratch)) return;
+  if (done_by_cudnn(s, op.kName, p, choice, workspace(scratch), false)) return;
   switch (op.bias.kind) {
     case PositionBias::kNone:
       return kernels::softmax_forward(cuda_stream(s), p);
@@ -96,7 +138,9 @@ void run(Cuda, Stream& s, const SoftmaxForward& op, const Buffer& scratch) {
 
 void run(Cuda, Stream& s, const SoftmaxBackward& op, const Buffer& scratch) {
   const kernels::SoftmaxProblem p = problem(op);
-  if (done_by_cudnn(s, op.kName, p, choose(op, s), workspace(scratch), true)) return;
+  const SoftmaxChoice choice = choose(op, s);
+  if (done_by_hopper(s, op, p, choice, scratch)) return;
+  if (done_by_cudnn(s, op.kName, p, choice, workspace(scratch), true)) return;
   void* const data = workspace(scratch).data;
   switch (op.bias.kind) {
     case PositionBias::kNone:

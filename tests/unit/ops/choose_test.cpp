@@ -270,6 +270,33 @@ TEST(Choose, AnImplementationCanBeForced) {
   EXPECT_EQ(error_of(biased, "cudnn"), "cudnn is asked for, but cuDNN has no such bias");
 }
 
+// No shape takes the kernels for Hopper unless they are asked for.
+TEST(Choose, SoftmaxOnHopperWhereItIsAskedFor) {
+  const Target hopper(Backend::kCuda);
+  Target ampere = hopper;
+  ampere.sm = 80;
+  for (const PositionBias bias : {PositionBias::kNone, PositionBias::kAlibi, PositionBias::kFire}) {
+    for (const bool backward : {false, true}) {
+      for (const int64_t d : {32, 64, 128}) {
+        SoftmaxShape x = shape(d, 2048, 512);
+        x.bias = bias;
+        x.backward = backward;
+        EXPECT_NE(choose(x, hopper).implementation, Implementation::kHopper);
+        const SoftmaxChoice forced = choose(x, hopper, "hopper");
+        EXPECT_EQ(forced.implementation, Implementation::kHopper);
+        // The queue of tiles lies behind the scratch of the portable kernels.
+        EXPECT_EQ(forced.queue, choose(x, hopper, "portable").bytes);
+        EXPECT_GE(forced.bytes - forced.queue, sizeof(int32_t) * (1 + 32768 / 64));
+        EXPECT_THROW(choose(x, ampere, "hopper"), Error);
+      }
+    }
+  }
+  EXPECT_THROW(choose(shape(96, 2048), hopper, "hopper"), Error);
+  SoftmaxShape small = shape(64, 100);
+  small.tokens = 127;
+  EXPECT_THROW(choose(small, hopper, "hopper"), Error);
+}
+
 StickBreakingShape stick_shape(int64_t head_dim, int64_t tokens) {
   return {.tokens = tokens, .heads = 24, .head_dim = head_dim, .max_seqlen = 4096};
 }

@@ -1,0 +1,35 @@
+#include "kernels/attention/launch_fire.cuh"
+#include "kernels/attention/launch_softmax_hopper.cuh"
+#include "kernels/attention/softmax_hopper.h"
+
+namespace sbtrain::kernels {
+namespace {
+
+static_assert(HopperSoftmaxKeyShape<32, FireScore>::kKeys == fire_block_keys(32) &&
+              HopperSoftmaxKeyShape<64, FireScore>::kKeys == fire_block_keys(64) &&
+              HopperSoftmaxKeyShape<128, FireScore>::kKeys == fire_block_keys(128));
+
+}  // namespace
+
+void fire_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
+                         void* scratch, void* queue) {
+  constexpr const char* kName = "fire_forward";
+  if (p.tokens == 0) return;
+  const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, false);
+  const FireScore score = prepare_fire(kName, stream, p, x, s, false, scratch);
+  launch_softmax_forward_hopper(kName, stream, p, score, queue);
+}
+
+void fire_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
+                          const FireGradients& dx, void* scratch, void* queue) {
+  constexpr const char* kName = "fire_backward";
+  if (p.tokens == 0) return;
+  const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, true);
+  const FireScore score = prepare_fire(kName, stream, p, x, s, true, scratch);
+  auto* const data = static_cast<char*>(scratch);
+  launch_softmax_backward_hopper(kName, stream, p, score, reinterpret_cast<float*>(data + s.delta),
+                                 queue);
+  finish_fire(kName, stream, p, x, dx, s, score, scratch);
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,24 @@
+// What the launches of softmax attention with ALiBi share.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/attention/score_alibi.cuh"
+#include "kernels/attention/softmax.h"
+#include "kernels/primitives/math.cuh"
+
+namespace sbtrain::kernels {
+
+inline AlibiScore alibi_score(const char* name, const SoftmaxProblem& p,
+                              const AlibiSlopes& slopes) {
+  if (p.heads > kMaxAlibiHeads) {
+    throw std::invalid_argument(std::string(name) + ": " + std::to_string(p.heads) +
+                                " heads, at most " + std::to_string(kMaxAlibiHeads));
+  }
+  AlibiScore score{p.scale * kLog2e, slopes};
+  for (float& slope : score.slopes_log2.of_head) slope *= kLog2e;
+  return score;
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,363 @@
+// Phase 2 of the softmax backward pass for sm_90a: dk and dv, and the gradients of what the score
+// function learns. Each consumer owns 64 keys of a tile and walks over the tiles of queries that
+// see them. Keys are the rows of its scores: P^T and dS^T thus are left operands of dv and dk
+// without leaving the registers (FlashAttention-3, arXiv 2407.08608).
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/attention/mainloop_softmax_backward.cuh"
+#include "kernels/attention/softmax_tiles_hopper.cuh"
+
+namespace sbtrain::kernels {
+
+template <int kHeadDim, int kTileQueries>
+struct HopperSoftmaxKeyTiles {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kRowBlocks = 1;  // of 16 keys, each warp
+  static constexpr int kConsumers = 2;
+  static constexpr int kWarps = 4 * kConsumers;
+  static constexpr int kRows = 64;  // keys of a consumer
+  static constexpr int kKeys = kRows * kConsumers;
+  static constexpr int kQueries = kTileQueries;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kStages = 4;
+};
+// Whether the score function learns something, whose gradient takes registers.
+template <typename Policy>
+constexpr bool learns() {
+  using Scores = typename Policy::template KeyRows<HopperSoftmaxKeyTiles<64, 64>>;
+  return Scores::shared_bytes() > 0;
+}
+// Then heads of 128 channels leave registers for no more than 32 queries, and those of 32 need them
+// for what the compiler makes of more.
+template <int kHeadDim, typename Policy>
+using HopperSoftmaxKeyTilesOf =
+    HopperSoftmaxKeyTiles<kHeadDim, (kHeadDim != 64 && learns<Policy>()) ? 32 : 64>;
+
+template <int kHeadDim, typename Policy>
+struct HopperSoftmaxKeyShape : HopperSoftmaxKeyTilesOf<kHeadDim, Policy> {
+  using Tiles = HopperSoftmaxKeyTilesOf<kHeadDim, Policy>;
+  using Scores = typename Policy::template KeyRows<Tiles>;
+  // dP of the next tile is computed together with its scores, if there are registers for that.
+  static constexpr bool kAhead = Tiles::kD <= 64;
+  static constexpr int kProducerRegisters = learns<Policy>() ? 56 : 40;
+  static constexpr int kConsumerRegisters = learns<Policy>() ? 224 : 232;
+};
+
+template <typename Shape>
+struct HopperSoftmaxKeyShared {
+  static constexpr int kD = Shape::kD, kStages = Shape::kStages, kConsumers = Shape::kConsumers;
+  static constexpr int kQueries = Shape::kQueries;
+  // At least 16 bytes, so that no array is empty.
+  static constexpr int kStagedBytes = std::max(16, Shape::Scores::stage_bytes());
+  static constexpr int kGradientBytes = std::max(16, Shape::Scores::shared_bytes());
+  alignas(1024) __nv_bfloat16 k[kConsumers][Shape::kRows * kD];
+  alignas(1024) __nv_bfloat16 v[kConsumers][Shape::kRows * kD];
+  alignas(1024) __nv_bfloat16 q[kStages][kQueries * kD];
+  alignas(1024) __nv_bfloat16 dout[kStages][kQueries * kD];
+  alignas(16) unsigned char staged[kStages][kStagedBytes];
+  alignas(16) unsigned char gradient[kGradientBytes];
+  alignas(16) float lse[kStages][kQueries];
+  alignas(16) float delta[kStages][kQueries];
+  alignas(16) int position[kStages][kQueries];
+  int first_query[kStages];  // < 0: there are no more queries for this tile
+  Mbarrier keys_full, keys_empty, tile_full, tile_empty;
+  Mbarrier full[kStages], empty[kStages];
+  SoftmaxTile tile;
+
+  __device__ __forceinline__ QueryValues values(int stage) {
+    return {lse[stage], delta[stage], position[stage]};
+  }
+  // By one thread.
+  __device__ __forceinline__ void init() {
+    constexpr int kReaders = 4 * kConsumers;  // one lane of each warp
+    keys_full.init(1);
+    keys_empty.init(kReaders);
+    tile_full.init(1);
+    tile_empty.init(kReaders);
+    for (int i = 0; i < kStages; ++i) {
+      full[i].init(1 + 32);
+      empty[i].init(kReaders);
+    }
+    fence_mbarrier_init();
+  }
+};
+
+// ---- The warp that loads ------------------------------------------------------------------------
+
+template <typename Shape, typename Policy>
+class HopperSoftmaxKeyProducer {
+  static constexpr int kD = Shape::kD, kQueries = Shape::kQueries;
+  using Scores = typename Shape::Scores;
+  using Shared = HopperSoftmaxKeyShared<Shape>;
+  using Arguments = HopperSoftmaxArguments<Policy>;
+
+ public:
+  __device__ __forceinline__ HopperSoftmaxKeyProducer(Shared& shared, const Arguments& x)
+      : s_(shared), x_(x) {}
+
+  __device__ __forceinline__ void run() {
+    for (;;) {
+      QueuedTile next{};
+      if (lane() == 0) next = take_tile(x_.queue);
+      const int tile = __shfl_sync(~0u, next.tile, 0);
+      const int head = __shfl_sync(~0u, next.head, 0);
+      s_.tile_empty.wait(tile_parity_ ^ 1);
+      if (lane() == 0) {
+        s_.tile = {tile < 0 ? -1 : tile * Shape::kKeys, head, 0, 0};
+        s_.tile_full.arrive();
+      }
+      if (tile < 0) return;
+      load(tile * Shape::kKeys, head);
+      tile_parity_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(int first, int head) {
+    const int end = end_query_of_keys<Shape::kKeys>(x_.p, first);
+    Scores scores(x_.policy, {head, first, 0});
+    load_keys(first, head);
+    for (int query = first; query < end; query += kQueries) load_queries(scores, query, head);
+    load_queries(scores, -1, head);
+  }
+  __device__ __forceinline__ void load_keys(int first, int head) {
+    s_.keys_empty.wait(tile_parity_ ^ 1);
+    if (lane() != 0) return;
+    s_.keys_full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
+    for (int i = 0; i < Shape::kConsumers; ++i) {
+      const int key = first + i * Shape::kRows;
+      load_token_tile<Shape::kRows, kD>(s_.k[i], x_.k, s_.keys_full, key, head);
+      load_token_tile<Shape::kRows, kD>(s_.v[i], x_.v, s_.keys_full, key, head);
+    }
+  }
+  // With first = -1, says that there are no more.
+  __device__ __forceinline__ void load_queries(Scores& scores, int first, int head) {
+    const int stage = place_.stage();
+    Mbarrier& full = s_.full[stage];
+    s_.empty[stage].wait(place_.parity() ^ 1);
+    if (first >= 0) {
+      load_values<kQueries>(BlockThreads<32>(), s_.values(stage), x_.p, SoftmaxHead(x_.p, head),
+                            x_.delta_HT, first);
+      scores.load(BlockThreads<32>(), s_.staged[stage], first);
+    }
+    full.arrive_after_copies();
+    if (lane() == 0) {
+      s_.first_query[stage] = first;
+      if (first < 0) {
+        full.arrive();
+      } else {
+        full.arrive_and_expect(2 * 2 * kQueries * kD);
+        load_token_tile<kQueries, kD>(s_.q[stage], x_.q, full, first, head);
+        load_token_tile<kQueries, kD>(s_.dout[stage], x_.dout, full, first, head);
+      }
+    }
+    place_.advance();
+  }
+
+  Shared& s_;
+  const Arguments& x_;
+  RingPlace<Shape::kStages> place_;
+  uint32_t tile_parity_ = 0;
+};
+
+// ---- The warpgroups that compute ----------------------------------------------------------------
+
+template <typename Shape, typename Policy>
+class HopperSoftmaxKeyConsumer {
+  static constexpr int kD = Shape::kD, kQueries = Shape::kQueries;
+  using Scores = typename Shape::Scores;
+  using Shared = HopperSoftmaxKeyShared<Shape>;
+  using Arguments = HopperSoftmaxArguments<Policy>;
+  using Tile = WarpgroupAccumulator<kQueries>;
+  using Operand = WarpgroupOperand<kQueries>;
+  using Gradient = WarpgroupAccumulator<kD>;
+  using Keys = TileOperand<Shape::kRows, kD, TileUse::kRows>;
+  using Queries = TileOperand<kQueries, kD, TileUse::kRows>;
+
+ public:
+  __device__ __forceinline__ HopperSoftmaxKeyConsumer(Shared& shared, const Arguments& x, int index)
+      : s_(shared), x_(x), index_(index) {}
+
+  __device__ __forceinline__ void run() {
+    for (;;) {
+      s_.tile_full.wait(tile_parity_);
+      const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
+      release(s_.tile_empty);
+      if (first < 0) return;
+      compute(first, head);
+      tile_parity_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void compute(int tile_first, int head_index) {
+    const SoftmaxProblem& p = x_.p;
+    const SoftmaxHead head(p, head_index);
+    const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
+    const int warp_row = Shape::kRows * index_ + 16 * warp;
+    first_ = tile_first + Shape::kRows * index_;
+    warp_first_ = tile_first + warp_row;
+    Scores scores(x_.policy, {head_index, tile_first, warp_row});
+    const NamedThreads<128 * Shape::kConsumers> consumers{1, 128};  // of the block
+    scores.begin_gradient(consumers, s_.gradient);
+    Gradient dk, dv;
+    dk.clear();
+    dv.clear();
+    s_.keys_full.wait(tile_parity_);
+    walk(scores, dk, dv);
+    release(s_.keys_empty);
+    scores.end_gradient(consumers);
+    if constexpr (Scores::shared_bytes() > 0) consumers.sync();  // the next tile may use it
+    const float scale = p.scale;
+    const int rows = p.tokens - warp_first_;
+    store_rows(head.row(p.dk, warp_first_), p.dk.stride, rows, p.head_dim, dk,
+               [scale](int) { return scale; });
+    store_rows(head.row(p.dv, warp_first_), p.dv.stride, rows, p.head_dim, dv,
+               [](int) { return 1.0f; });
+  }
+
+  // The products with P^T and dS^T of a tile of queries are under way while the scores of the next
+  // one become P^T. The stage before `stage` is released when they are complete.
+  __device__ __forceinline__ void walk(Scores& scores, Gradient& dk, Gradient& dv) {
+    Tile s, dp;
+    Operand p, ds;
+    int stage = next_stage(), before = -1;
+    if (stage < 0) return;
+    issue_scores(s, dp, stage);
+    wait_for_products<0>();
+    for (;;) {
+      s.pin();
+      if constexpr (Shape::kAhead) dp.pin();
+      to_probabilities(scores, s, stage);
+      if constexpr (Shape::kAhead) to_gradients(scores, s, dp, stage);
+      wait_for_products<0>();
+      dk.pin();
+      dv.pin();
+      p.pin();
+      ds.pin();
+      if (before >= 0) release(s_.empty[before]);
+      if constexpr (!Shape::kAhead) {
+        issue_product_of_values(dp, stage);
+        wait_for_products<0>();
+        dp.pin();
+        to_gradients(scores, s, dp, stage);
+      }
+      round_to_operand(p, s);
+      round_to_operand(ds, dp);
+      before = stage;
+      stage = next_stage();
+      if (stage < 0) {
+        issue_gradients(dk, dv, p, ds, before);
+        break;
+      }
+      issue_scores(s, dp, stage);
+      issue_gradients(dk, dv, p, ds, before);
+      wait_for_products<1>();
+    }
+    wait_for_products<0>();
+    dk.pin();
+    dv.pin();
+    p.pin();
+    ds.pin();
+    release(s_.empty[before]);
+  }
+
+  // Waits for the next tile of queries that sees a key of this consumer, and returns its stage; -1
+  // if there are no more.
+  __device__ __forceinline__ int next_stage() {
+    for (;;) {
+      const int stage = uniform(place_.stage());
+      s_.full[stage].wait(place_.parity());
+      place_.advance();
+      const int query = uniform(s_.first_query[stage]);
+      if (query >= 0) {
+        const int lowest = uniform(visibility_of(x_.p).first_key(query, s_.position[stage][0]));
+        if (query + kQueries > first_ && lowest < first_ + Shape::kRows) return stage;
+      }
+      release(s_.empty[stage]);
+      if (query < 0) return -1;
+    }
+  }
+
+  // The scores become P^T.
+  __device__ __forceinline__ void to_probabilities(Scores& scores, Tile& s, int stage) {
+    const Visibility seen = visibility_of(x_.p);
+    const int query = uniform(s_.first_query[stage]);
+    const int highest = seen.first_key(query + kQueries - 1, s_.position[stage][kQueries - 1]);
+    const bool masked = uniform(query < warp_first_ + 15 || highest > warp_first_);
+    scores.enter(s_.staged[stage], query);
+    scores.score(s);
+    kernels::to_probabilities(s, warp_first_, query, seen, masked, s_.values(stage));
+  }
+  // dp, the products of values and do, becomes dS^T = P^T (dp - delta).
+  __device__ __forceinline__ void to_gradients(Scores& scores, const Tile& s, Tile& dp, int stage) {
+    kernels::to_gradients(dp, s_.values(stage), [&](int r, int c) {
+      const float(&x)[4] = s.at[r][c];
+      return make_float4(x[0], x[1], x[2], x[3]);
+    });
+    scores.add_gradient(dp);
+  }
+
+  // s = k q^T and, if there are registers for it, dp = v do^T.
+  __device__ __forceinline__ void issue_scores(Tile& s, Tile& dp, int stage) {
+    s.pin();
+    if constexpr (Shape::kAhead) dp.pin();
+    wgmma_fence();
+    issue_product<kD>(s, Keys(s_.k[index_]), Queries(s_.q[stage]));
+    if constexpr (Shape::kAhead) issue_product<kD>(dp, Keys(s_.v[index_]), Queries(s_.dout[stage]));
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void issue_product_of_values(Tile& dp, int stage) {
+    dp.pin();
+    wgmma_fence();
+    issue_product<kD>(dp, Keys(s_.v[index_]), Queries(s_.dout[stage]));
+    wgmma_commit();
+  }
+  // dv += P^T do and dk += dS^T q.
+  __device__ __forceinline__ void issue_gradients(Gradient& dk, Gradient& dv, Operand& p,
+                                                  Operand& ds, int stage) {
+    using Columns = TileOperand<kQueries, kD, TileUse::kColumns>;
+    p.pin();
+    ds.pin();
+    dk.pin();
+    dv.pin();
+    wgmma_fence();
+    issue_product<kQueries>(dv, p, Columns(s_.dout[stage]));
+    issue_product<kQueries>(dk, ds, Columns(s_.q[stage]));
+    wgmma_commit();
+  }
+
+  Shared& s_;
+  const Arguments& x_;
+  const int index_;
+  int first_ = 0, warp_first_ = 0;  // keys of the consumer, of the warp
+  RingPlace<Shape::kStages> place_;
+  uint32_t tile_parity_ = 0;
+};
+
+// ---- The kernel ---------------------------------------------------------------------------------
+
+template <typename Shape, typename Policy>
+static __global__ void __launch_bounds__(Shape::kThreads, 1)
+    softmax_key_gradient_hopper_kernel(const __grid_constant__ HopperSoftmaxArguments<Policy> x) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ unsigned char memory[];
+  auto& shared = aligned_shared<HopperSoftmaxKeyShared<Shape>>(memory);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
+  if (warpgroup == 0) {
+    lower_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x < 32) HopperSoftmaxKeyProducer<Shape, Policy>(shared, x).run();
+  } else {
+    raise_registers<Shape::kConsumerRegisters>();
+    HopperSoftmaxKeyConsumer<Shape, Policy>(shared, x, warpgroup - 1).run();
+  }
+#else
+  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
+#endif
+}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,17 @@
+#include "kernels/attention/launch_softmax_hopper.cuh"
+#include "kernels/attention/score_scaled.cuh"
+#include "kernels/attention/softmax_hopper.h"
+
+namespace sbtrain::kernels {
+
+void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* queue) {
+  launch_softmax_forward_hopper("softmax_forward", stream, p, ScaledScore{p.scale * kLog2e}, queue);
+}
+
+void softmax_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                             void* queue) {
+  launch_softmax_backward_hopper("softmax_backward", stream, p, ScaledScore{p.scale * kLog2e},
+                                 static_cast<float*>(scratch), queue);
+}
+
+}  // namespace sbtrain::kernels
