@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "attention/registry.h"
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "config/schema.h"
 #include "core/error.h"
+#include "core/philox.h"
 
 namespace sbtrain {
 namespace {
@@ -17,21 +19,38 @@ namespace {
 struct Case {
   AttentionConfig attention;
   ModelConfig model;
-  int64_t tokens, length, repeats;
+  std::vector<int64_t> documents;  // their lengths
+  int64_t repeats;
 };
 
-// Documents of equal length that fill the micro-batch.
+// Lengths of documents that fill `tokens`: all the same or, if `ragged`, drawn from a log-normal
+// distribution of that mean whose logarithms have a standard deviation of 1; the last is cut.
+std::vector<int64_t> document_lengths(int64_t tokens, int64_t length, bool ragged) {
+  const Philox philox(1, RandomPurpose::kTest, "lengths of documents");
+  std::vector<int64_t> lengths;
+  for (int64_t left = tokens; left > 0; left -= lengths.back()) {
+    const double drawn =
+        static_cast<double>(length) * std::exp(philox.normal(lengths.size()) - 0.5);
+    const auto next = ragged ? static_cast<int64_t>(std::max(1.0, std::round(drawn))) : length;
+    lengths.push_back(std::min(next, left));
+  }
+  return lengths;
+}
+
+// Documents that fill the micro-batch.
 struct Documents {
-  Documents(RandomTensors& random, int64_t tokens, int64_t length) {
-    std::vector<int32_t> position_of, begins;
-    for (int64_t t = 0; t < tokens; ++t) position_of.push_back(static_cast<int32_t>(t % length));
-    for (int64_t t = 0; t <= tokens; t += length) begins.push_back(static_cast<int32_t>(t));
+  Documents(RandomTensors& random, const std::vector<int64_t>& lengths) {
+    std::vector<int32_t> position_of, begins = {0};
+    for (const int64_t length : lengths) {
+      for (int64_t t = 0; t < length; ++t) position_of.push_back(static_cast<int32_t>(t));
+      begins.push_back(static_cast<int32_t>(position_of.size()));
+    }
     positions = random.integers(position_of);
     cu_seqlens = random.integers(begins);
     sequences = {.cu_seqlens = cu_seqlens,
                  .positions_T = positions,
-                 .count = tokens / length,
-                 .max_seqlen = length};
+                 .count = static_cast<int64_t>(lengths.size()),
+                 .max_seqlen = *std::ranges::max_element(lengths)};
   }
   Buffer positions, cu_seqlens;
   Sequences sequences;
@@ -87,15 +106,16 @@ class ModuleBench {
   ModuleBench(Stream& s, RandomTensors& random, const Case& c)
       : stream_(s),
         module_(make_attention(c.attention, c.model)),
-        documents_(random, c.tokens, c.length),
+        tokens_(total(c.documents)),
+        documents_(random, c.documents),
         parameters_(random, *module_),
         rotation_([&] {
           const int64_t mix = module_->mix_width(c.model.width);
           const DType real = random.compute();
-          saved_.push_back(module_->allocate(s.memory(), c.tokens));
-          return tensors(random.normal(real, {c.tokens, c.model.width}),
-                         random.empty(real, {c.tokens, c.model.width}),
-                         random.empty(real, {c.tokens, mix}), random.normal(real, {c.tokens, mix}));
+          saved_.push_back(module_->allocate(s.memory(), tokens_));
+          return tensors(random.normal(real, {tokens_, c.model.width}),
+                         random.empty(real, {tokens_, c.model.width}),
+                         random.empty(real, {tokens_, mix}), random.normal(real, {tokens_, mix}));
         }),
         repeats_(c.repeats) {}
 
@@ -115,6 +135,10 @@ class ModuleBench {
  private:
   enum : size_t { kX, kDx, kMix, kDmix };
 
+  static int64_t total(const std::vector<int64_t>& lengths) {
+    return std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  }
+
   template <typename Call>
   double seconds(const Call& call) {
     const auto run = [&](int64_t n) {
@@ -133,6 +157,7 @@ class ModuleBench {
 
   Stream& stream_;
   std::unique_ptr<Attention> module_;
+  int64_t tokens_;
   Documents documents_;
   Parameters parameters_;
   std::vector<std::unique_ptr<AttentionSaved>> saved_;  // one for each set
@@ -201,7 +226,7 @@ void complete(AttentionBenchOptions& o, bool cuda) {
       fail(ExitCode::kUsage, "heads of {} do not divide a width of {}", d, o.width);
   }
   for (const int64_t length : o.lengths) {
-    if (o.tokens % length != 0) {
+    if (!o.ragged && o.tokens % length != 0) {
       fail(ExitCode::kUsage, "documents of {} do not divide {} tokens", length, o.tokens);
     }
   }
@@ -233,8 +258,7 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
       for (const int64_t length : options.lengths) {
         Case c{.attention = configure(module, options.options),
                .model = {},
-               .tokens = options.tokens,
-               .length = length,
+               .documents = document_lengths(options.tokens, length, options.ragged),
                .repeats = options.repeats};
         c.model.width = options.width;
         c.model.heads = options.width / d;
@@ -245,9 +269,9 @@ std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOp
         row.length = length;
         row.forward_seconds = bench.forward_seconds();
         row.backward_seconds = bench.backward_seconds();
-        const int64_t documents = options.tokens / length;
-        row.forward_flops =
-            pair_flops(bench.module(), options.width, length) * static_cast<double>(documents);
+        for (const int64_t document : c.documents) {
+          row.forward_flops += pair_flops(bench.module(), options.width, document);
+        }
         row.backward_flops = 2.5 * row.forward_flops;
         rows.push_back(std::move(row));
       }

@@ -93,8 +93,9 @@ struct AttentionBenchOptions {
   std::vector<std::string> modules;
   std::vector<int64_t> head_dims;  // empty: suited to the backend; likewise 0 below
   std::vector<int64_t> lengths;
-  int64_t tokens = 0;  // of the packed micro-batch, cut into documents of one length
-  int64_t width = 0;   // heads * head_dim
+  int64_t tokens = 0;   // of the packed micro-batch, cut into documents of one length, or, if
+  bool ragged = false;  // ragged, of lengths around it (a log-normal distribution of that mean)
+  int64_t width = 0;    // heads * head_dim
   std::map<std::string, std::string> options;  // new values of options that cases set
   bool deterministic = true;                   // as train.deterministic
   std::string implementation;  // to force on a GPU (ops/choose.h); empty: the chosen one

@@ -305,6 +305,9 @@ void add_bench_attention(CLI::App& bench, Action& action) {
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, kLargestSize));
   add_size(*command, "--tokens", options->bench.tokens, "Tokens of all documents together");
+  command->add_flag(
+      "--ragged", options->bench.ragged,
+      "Documents of many lengths, whose mean --lengths gives (log-normal, deviation 1)");
   add_size(*command, "--width", options->bench.width, "Heads times head dimension");
   command
       ->add_option("--options", options->changes,
