@@ -349,6 +349,25 @@ __device__ bool last_to_arrive(int32_t* arrived, int64_t blocks) {
   return last;
 }
 
+// Asks for the keys and values of the newest part that this block will take. The length may be an
+// old one, if the kernel that writes it has not ended: then others are asked for.
+__device__ void prefetch_keys(const Decode& t) {
+  if (!t.early) return;
+  const int64_t length = min(max(int64_t{t.lengths[blockIdx.y]}, int64_t{0}), t.capacity);
+  const int64_t count = decode_parts(length);
+  if (blockIdx.z >= count) return;
+  const Range keys = Range{0, length}.part(count - 1 - blockIdx.z, count);
+  const int64_t width = int64_t{t.key_heads} * t.head_dim;
+  const int64_t column =
+      int64_t{static_cast<int>(blockIdx.x) / (t.heads / t.key_heads)} * t.head_dim;
+  const auto bytes = static_cast<uint32_t>(t.head_dim * sizeof(bf16));
+  for (int64_t i = keys.begin + threadIdx.x; i < keys.end; i += kThreads) {
+    const int64_t at = (blockIdx.y * t.capacity + i) * width + column;
+    prefetch_to_l2(t.k_cache + at, bytes);
+    prefetch_to_l2(t.v_cache + at, bytes);
+  }
+}
+
 // Block (h, b, z) takes every gridDim.z-th part of the keys that head h of sequence b sees, from
 // the newest on; groups of kLanes lanes share a part. The block that comes last adds up the parts.
 template <int kLanes, bool kVectors, typename Attention>
@@ -364,6 +383,7 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int channel = static_cast<int>(threadIdx.x);  // of the sums over groups and parts
   let_next_kernel_begin();
+  if constexpr (kVectors) prefetch_keys(t);
   wait_for_previous_kernel();
 
   const CachedHead head(t);

@@ -49,18 +49,22 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& lo
                     x.pair[3]);
 }
 
-template <typename T>
+// What is added to an output; 0 beyond the last row and output.
+__device__ __forceinline__ float load_residual(const FewRows& p, int64_t row, int64_t output) {
+  if (p.residual.data == nullptr || row >= p.rows || output >= p.n) return 0.0f;
+  const int64_t at = row * p.residual.stride + output;
+  return p.type == Type::kF32 ? static_cast<const float*>(p.residual.data)[at]
+                              : to_float(static_cast<const bf16*>(p.residual.data)[at]);
+}
+
 __device__ __forceinline__ void store_output(const FewRows& p, int64_t row, int64_t output,
-                                             float sum) {
-  float y = p.alpha * sum;
-  if (p.residual.data != nullptr) {
-    y += to_float(static_cast<const T*>(p.residual.data)[row * p.residual.stride + output]);
-  }
-  T* to = static_cast<T*>(p.y.data) + row * p.y.stride + output;
-  if constexpr (std::is_same_v<T, float>) {
-    *to = y;
+                                             float y) {
+  if (output >= p.n) return;
+  const int64_t at = row * p.y.stride + output;
+  if (p.type == Type::kF32) {
+    static_cast<float*>(p.y.data)[at] = y;
   } else {
-    *to = __float2bfloat16_rn(y);
+    static_cast<bf16*>(p.y.data)[at] = __float2bfloat16_rn(y);
   }
 }
 
@@ -96,6 +100,15 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const FewRows p) {
     for (int half = 0; half < 2; ++half) {
       w[i][half] = p.w.row(min(first + kTileOutputs * i + 8 * half + g, p.n - 1));
     }
+  }
+  // At the end a thread adds up the warps' sums of every 16th row. What it adds to the first of
+  // them arrives meanwhile.
+  const int tile_output = static_cast<int>(threadIdx.x) % kTileOutputs;
+  const int first_row = static_cast<int>(threadIdx.x) / kTileOutputs;
+  float residual[kOutputTiles];
+#pragma unroll
+  for (int i = 0; i < kOutputTiles; ++i) {
+    residual[i] = load_residual(p, first_row, first + kTileOutputs * i + tile_output);
   }
   const int chunks = (k + kChunk - 1) / kChunk;
   float sums[kOutputTiles][kRowTiles][4] = {};
@@ -141,19 +154,13 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const FewRows p) {
       }
     }
     __syncthreads();
-    const int tile_output = static_cast<int>(threadIdx.x) % kTileOutputs;
     const int64_t output = first + kTileOutputs * i + tile_output;
-    for (int row = static_cast<int>(threadIdx.x) / kTileOutputs; row < rows;
-         row += kThreads / kTileOutputs) {
+    for (int row = first_row; row < rows; row += kThreads / kTileOutputs) {
       float sum = 0.0f;
 #pragma unroll
       for (int from = 0; from < kWarps; ++from) sum += shared[from][tile_output][row];
-      if (output >= p.n) continue;
-      if (p.type == Type::kF32) {
-        store_output<float>(p, row, output, sum);
-      } else {
-        store_output<bf16>(p, row, output, sum);
-      }
+      const float added = row == first_row ? residual[i] : load_residual(p, row, output);
+      store_output(p, row, output, p.alpha * sum + added);
     }
   }
 }

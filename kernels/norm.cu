@@ -44,6 +44,9 @@ struct Row {
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads) rmsnorm_kernel(const RmsNorm p) {
   let_next_kernel_begin();
+  if (S::kWidth == 8 && p.early && threadIdx.x == 0) {
+    prefetch_to_l2(p.w, static_cast<uint32_t>(p.cols * sizeof(bf16)));
+  }
   wait_for_previous_kernel();
   const int lane = threadIdx.x % S::kLanes;
   const int cols = static_cast<int>(p.cols);

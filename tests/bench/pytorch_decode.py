@@ -65,6 +65,8 @@ def exported_config(sbtrain, model, length, folder):
         values = json.load(file)
     layers = model["layers"]
     values["num_hidden_layers"] = layers
+    if "sbtrain" in values:  # of models with code of their own
+        values["sbtrain"]["layers"] = layers
     values["max_position_embeddings"] = length
     if isinstance(values.get("layer_types"), list):
         values["layer_types"] = values["layer_types"] * layers
@@ -119,8 +121,11 @@ def main():
     args.sbtrain = os.path.abspath(args.sbtrain)
     length = args.context + args.tokens + 64
     with tempfile.TemporaryDirectory() as folder:
-        exported = exported_config(args.sbtrain, model_of(args.sbtrain, args.config), length, folder)
+        shape = model_of(args.sbtrain, args.config)
+        exported = exported_config(args.sbtrain, shape, length, folder)
         config = AutoConfig.from_pretrained(exported, trust_remote_code=True)
+        if config.num_hidden_layers != shape["layers"]:
+            sys.exit(f"transformers' model has {config.num_hidden_layers} layers, not {shape['layers']}")
         dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
         torch.manual_seed(1)
         with torch.device(args.device):

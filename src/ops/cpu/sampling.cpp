@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace sbtrain::ops::cpu {
 
@@ -9,11 +10,15 @@ void run(Cpu, Stream& /*s*/, const Likeliest& op) {
   for (int64_t b = 0; b < op.x_BV.rows(); ++b) {
     const float* x = op.x_BV.f32() + b * op.x_BV.row_stride;
     const float* end = x + op.vocab;
-    const float* best = std::max_element(x, end);
-    // A NaN is found only where nothing finite hides it, so all are looked at.
-    const bool finite =
-        std::isfinite(*best) && std::none_of(x, end, [](float value) { return std::isnan(value); });
-    op.y_B.i32()[b] = finite ? static_cast<int32_t>(best - x) : -1;
+    float top = -std::numeric_limits<float>::infinity();
+    int nan = 0;  // a comparison would pass over NaN
+#pragma omp simd reduction(max : top) reduction(| : nan)
+    for (int64_t i = 0; i < op.vocab; ++i) {
+      top = x[i] > top ? x[i] : top;
+      nan |= x[i] != x[i] ? 1 : 0;
+    }
+    op.y_B.i32()[b] =
+        nan == 0 && std::isfinite(top) ? static_cast<int32_t>(std::find(x, end, top) - x) : -1;
   }
 }
 
