@@ -41,8 +41,8 @@ struct HopperSoftmaxKeyShape : HopperSoftmaxKeyTilesOf<kHeadDim, Policy> {
   using Scores = typename Policy::template KeyRows<Tiles>;
   // dP of the next tile is computed together with its scores, if there are registers for that.
   static constexpr bool kAhead = Tiles::kD <= 64;
-  static constexpr int kProducerRegisters = learns<Policy>() ? 56 : 40;
-  static constexpr int kConsumerRegisters = learns<Policy>() ? 224 : 232;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
 };
 
 template <typename Shape>
@@ -218,13 +218,24 @@ class HopperSoftmaxKeyConsumer {
                [](int) { return 1.0f; });
   }
 
+  // Walks over the tiles of queries that see a key of this consumer, one run of neighbouring tiles
+  // after the other. Between runs the consumer holds no stage, however many it passes over: the
+  // producer has to fill them all, for other consumers, and needs every buffer for that.
+  __device__ __forceinline__ void walk(Scores& scores, Gradient& dk, Gradient& dv) {
+    for (;;) {
+      const int stage = next_stage();
+      if (stage < 0) return;
+      walk_over_run(scores, dk, dv, stage);
+    }
+  }
+
   // The products with P^T and dS^T of a tile of queries are under way while the scores of the next
   // one become P^T. The stage before `stage` is released when they are complete.
-  __device__ __forceinline__ void walk(Scores& scores, Gradient& dk, Gradient& dv) {
+  __device__ __forceinline__ void walk_over_run(Scores& scores, Gradient& dk, Gradient& dv,
+                                                int stage) {
     Tile s, dp;
     Operand p, ds;
-    int stage = next_stage(), before = -1;
-    if (stage < 0) return;
+    int before = -1;
     issue_scores(s, dp, stage);
     wait_for_products<0>();
     for (;;) {
@@ -247,7 +258,7 @@ class HopperSoftmaxKeyConsumer {
       round_to_operand(p, s);
       round_to_operand(ds, dp);
       before = stage;
-      stage = next_stage();
+      stage = stage_if_seen();
       if (stage < 0) {
         issue_gradients(dk, dv, p, ds, before);
         break;
@@ -264,20 +275,28 @@ class HopperSoftmaxKeyConsumer {
     release(s_.empty[before]);
   }
 
-  // Waits for the next tile of queries that sees a key of this consumer, and returns its stage; -1
-  // if there are no more.
+  // Waits for the next tile of queries and returns its stage if they see a key of this consumer; -1
+  // if not, or if there are no more. Then the tile is still the next one.
+  __device__ __forceinline__ int stage_if_seen() {
+    const int stage = uniform(place_.stage());
+    s_.full[stage].wait(place_.parity());
+    const int query = uniform(s_.first_query[stage]);
+    if (query < 0) return -1;
+    const int lowest = uniform(visibility_of(x_.p).first_key(query, s_.position[stage][0]));
+    if (query + kQueries <= first_ || lowest >= first_ + Shape::kRows) return -1;
+    place_.advance();
+    return stage;
+  }
+  // The same of the first tile from the next one on that sees a key; passes over the others.
   __device__ __forceinline__ int next_stage() {
     for (;;) {
-      const int stage = uniform(place_.stage());
-      s_.full[stage].wait(place_.parity());
+      const int stage = stage_if_seen();
+      if (stage >= 0) return stage;
+      const int passed = uniform(place_.stage());
+      const bool end = uniform(s_.first_query[passed]) < 0;
+      release(s_.empty[passed]);
       place_.advance();
-      const int query = uniform(s_.first_query[stage]);
-      if (query >= 0) {
-        const int lowest = uniform(visibility_of(x_.p).first_key(query, s_.position[stage][0]));
-        if (query + kQueries > first_ && lowest < first_ + Shape::kRows) return stage;
-      }
-      release(s_.empty[stage]);
-      if (query < 0) return -1;
+      if (end) return -1;
     }
   }
 

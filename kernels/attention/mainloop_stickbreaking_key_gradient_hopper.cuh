@@ -177,8 +177,8 @@ class KeyGradientConsumer {
     WarpgroupAccumulator<kD> dk, dv;
     dk.clear();
     dv.clear();
-    Scores s, dp;
     s_.keys_full.wait(tile_parity_);
+    Scores s, dp;
     // The scores of a tile of queries are computed while the tile before becomes gradients. The
     // stage before `stage` is released when its gradients are complete.
     int stage = next_stage(block), before = -1;
@@ -189,48 +189,47 @@ class KeyGradientConsumer {
       if (Shape::kAhead) seen = enter(sticks, block, stage);
       wait_for_products<0>();
     }
-    while (stage >= 0) {
+    // The loop ends where no product is under way, which the compiler has to see.
+    const bool any = stage >= 0;
+    while (any) {
       s.pin();
       dp.pin();
       if (!Shape::kAhead) seen = enter(sticks, block, stage);
       sticks.score(s, dp, first_key, p.scale * kLog2e, BlockKeys{seen, block}, nullptr, nullptr);
       Operands x;
       if constexpr (Shape::kAhead) x.round(s, dp);
-      // The stage before is released ahead of the wait for another one: this consumer may pass over
-      // those in between.
       wait_for_products<0>();
       dk.pin();
       dv.pin();
       if (before >= 0) release(s_.empty[before]);
       before = stage;
-      if constexpr (Shape::kAhead) {
-        stage = next_stage(block);
-        if (stage < 0) {
-          store(x, warp_row);
-          issue_gradients(dk, dv, before);
-          break;
-        }
-        issue_scores(s, dp, stage);
-        store(x, warp_row);
-        issue_gradients(dk, dv, before);
-        seen = enter(sticks, block, stage);
-      } else {
+      if constexpr (!Shape::kAhead) {
         x.round(s, dp);
         store(x, warp_row);
-        stage = next_stage(block);
-        if (stage < 0) {
-          issue_gradients(dk, dv, before);
-          break;
-        }
-        issue_scores(s, dp, stage);
-        issue_gradients(dk, dv, before);
       }
+      stage = stage_if_seen(block);
+      if (stage >= 0) {
+        issue_scores(s, dp, stage);
+        if constexpr (Shape::kAhead) store(x, warp_row);
+        issue_gradients(dk, dv, before);
+      } else {
+        // The consumer holds no stage while it passes over tiles, however many: the producer has to
+        // fill them all, for the other consumer, and needs every buffer for that.
+        if constexpr (Shape::kAhead) store(x, warp_row);
+        issue_gradients(dk, dv, before);
+        wait_for_products<0>();
+        dk.pin();
+        dv.pin();
+        release(s_.empty[before]);
+        before = -1;
+        stage = next_stage(block);
+        if (stage < 0) break;
+        issue_scores(s, dp, stage);
+        wgmma_commit();  // an empty group in place of the gradients
+      }
+      if constexpr (Shape::kAhead) seen = enter(sticks, block, stage);
       wait_for_products<1>();
     }
-    wait_for_products<0>();
-    dk.pin();
-    dv.pin();
-    if (before >= 0) release(s_.empty[before]);
     release(s_.keys_empty);
     write(dk, dv, block, first_key, warp_row, head_index);
   }
@@ -254,18 +253,27 @@ class KeyGradientConsumer {
     group_.sync();
   }
 
-  // Waits for the next tile of queries that sees a key of the block, and returns its stage; -1 if
-  // there are no more.
+  // Waits for the next tile of queries and returns its stage if they see a key of the block; -1 if
+  // not, or if there are no more. Then the tile is still the next one.
+  __device__ __forceinline__ int stage_if_seen(int block) {
+    const int stage = place_.stage();
+    s_.full[stage].wait(place_.parity());
+    const int query = uniform(s_.first_query[stage]);
+    const int begin = uniform(s_.rows[stage][0].begin);
+    if (query < 0 || !sees(query, block, begin)) return -1;
+    place_.advance();
+    return stage;
+  }
+  // The same of the first tile from the next one on that sees a key; passes over the others.
   __device__ __forceinline__ int next_stage(int block) {
     for (;;) {
-      const int stage = place_.stage();
-      s_.full[stage].wait(place_.parity());
+      const int stage = stage_if_seen(block);
+      if (stage >= 0) return stage;
+      const int passed = place_.stage();
+      const bool end = uniform(s_.first_query[passed]) < 0;
+      release(s_.empty[passed]);
       place_.advance();
-      const int query = uniform(s_.first_query[stage]);
-      const int begin = uniform(s_.rows[stage][0].begin);
-      if (query >= 0 && sees(query, block, begin)) return stage;
-      release(s_.empty[stage]);
-      if (query < 0) return -1;
+      if (end) return -1;
     }
   }
 

@@ -282,6 +282,9 @@ std::vector<Case> shapes(std::optional<Fire> fire) {
     cases.push_back(
         {.documents = kLong, .fire = fire, .heads = 1, .head_dim = 32, .window = window});
   }
+  // Half of a tile of keys belongs to a document that has ended while many queries still see the
+  // other half.
+  cases.push_back({.documents = {100, 1000, 60, 900}, .fire = fire});
   cases.push_back({.documents = kMixed, .fire = fire, .size = 4});
   cases.push_back({.documents = {1}, .fire = fire});
   cases.push_back({.documents = std::vector<int32_t>(300, 3), .fire = fire});

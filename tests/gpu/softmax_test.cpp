@@ -369,6 +369,10 @@ std::vector<GpuCase> hopper_cases() {
     for (const int64_t window : {0, 1, 65, 130}) {
       cases.push_back({.documents = everywhere, .heads = 3, .head_dim = d, .window = window});
     }
+    // Half of a tile of keys belongs to a document that has ended while many queries still see the
+    // other half.
+    cases.push_back({.documents = {100, 1000, 60, 1100, 5, 700}, .head_dim = d});
+    cases.push_back({.documents = {64, 1000, 216, 1200}, .head_dim = d, .window = 600});
     for (const int32_t length : {128, 129, 191, 192, 193, 256, 257}) {
       cases.push_back({.documents = {length}, .heads = 1, .head_dim = d});
     }
