@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the style: clang-format on every source file, clang-tidy on the files that changed.
+# Checks the style: clang-format and names on every source file, clang-tidy on the files that changed.
 #
 #   scripts/lint.sh         clang-tidy on files that differ from the main branch, at most 30
 #   scripts/lint.sh --all   clang-tidy on every file (takes minutes)
@@ -31,6 +31,8 @@ all_sources | existing | xargs --no-run-if-empty clang-format-14 --dry-run --Wer
   echo "lint: clang-format would change the lines above; run scripts/lint.sh --fix" >&2
   exit 1
 }
+
+python3 scripts/one_definition.py src kernels
 
 if command -v shellcheck >/dev/null; then
   git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run | existing |

@@ -25,7 +25,7 @@ ExitCode run_tokenizer_train(const TrainCommand& options) {
   const auto start = std::chrono::steady_clock::now();
   TextInput input(options.inputs);
   check_output(options.output, input.paths());
-  for (const InputFile& file : input.files()) {
+  for (const TextFile& file : input.files()) {
     if (!holds_tokens(file.format)) continue;
     fail(ExitCode::kUsage, "{}: it holds tokens, not text to train on", file.origin.name);
   }

@@ -239,7 +239,7 @@ struct MachineConfig {
   // all of the memory's bandwidth: it takes `stretch` times as long, and products lose the share
   // `interference` of that time.
   double stretch = 3;
-  double interference = 0.1;
+  double interference = 0.4;
   bool operator==(const MachineConfig&) const = default;
 };
 

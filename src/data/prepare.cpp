@@ -359,7 +359,7 @@ StoreInfo format_of_tokens(const PrepareOptions& options, const TextInput& input
   info.vocab = options.vocab;
   int64_t end_of_text = options.input.end_of_text;
   const LlmCModel* model = input.files().front().model;
-  for (const InputFile& file : input.files()) {
+  for (const TextFile& file : input.files()) {
     if (!holds_tokens(file.format)) {
       fail(ExitCode::kUsage, "{}: this is text, which needs a --tokenizer", file.origin.name);
     }

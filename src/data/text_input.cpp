@@ -62,7 +62,7 @@ TextInput::TextInput(const std::vector<std::string>& paths, InputOptions options
     fail(ExitCode::kUsage, "cannot read the input: {}", error.what());
   }
   bool known = true;
-  for (const InputFile& file : files_) {
+  for (const TextFile& file : files_) {
     total_bytes_ += file.bytes;
     known = known && !file.standard_input;
   }
@@ -99,7 +99,7 @@ bool TextInput::add_candidate(const std::string& path) {
   const bool ambiguous =
       options_.format == InputFormat::kAuto && (name.ends_with(".json") || name.ends_with(".bin"));
   if (ambiguous) {
-    InputFile file{.origin = {.name = path, .source = "", .keys = {}}};
+    TextFile file{.origin = {.name = path, .source = "", .keys = {}}};
     Opened opened = open(open_input(path, ExitCode::kUsage), path, false);
     if (!examine(file, opened).empty()) {
       const char* reason = name.ends_with(".bin") ? "without llm.c's header" : "not JSON lines";
@@ -112,8 +112,8 @@ bool TextInput::add_candidate(const std::string& path) {
 }
 
 void TextInput::add_file(const std::string& path) {
-  InputFile file{.origin = {.name = path, .source = source_of(path), .keys = options_.keys},
-                 .bytes = 0};
+  TextFile file{.origin = {.name = path, .source = source_of(path), .keys = options_.keys},
+                .bytes = 0};
   FileDescriptor fd = open_input(path, ExitCode::kUsage);
   file.bytes = ::lseek(fd.get(), 0, SEEK_END);
   ::lseek(fd.get(), 0, SEEK_SET);
@@ -129,8 +129,8 @@ void TextInput::add_standard_input() {
   if (fd.get() < 0) {
     fail(ExitCode::kUsage, "cannot read standard input: {}", std::strerror(errno));
   }
-  InputFile file{.origin = {.name = kStandardInput, .source = "stdin", .keys = options_.keys},
-                 .standard_input = true};
+  TextFile file{.origin = {.name = kStandardInput, .source = "stdin", .keys = options_.keys},
+                .standard_input = true};
   standard_input_ = open(std::move(fd), kStandardInput, true);
   std::string problem = examine(file, standard_input_);
   if (file.format == InputFormat::kParquet) {
@@ -143,13 +143,13 @@ void TextInput::add_standard_input() {
 // Parquet's rows are counted for all files at once: each start of Python takes a second.
 void TextInput::count_rows() {
   std::vector<std::string> names;
-  for (const InputFile& file : files_) {
+  for (const TextFile& file : files_) {
     if (file.format == InputFormat::kParquet) names.push_back(file.origin.name);
   }
   if (names.empty()) return;
   const std::vector<int64_t> rows = count_parquet_rows(names, options_.keys);
   auto next = rows.begin();
-  for (InputFile& file : files_) {
+  for (TextFile& file : files_) {
     if (file.format == InputFormat::kParquet) file.rows = *next++;
   }
 }
@@ -165,7 +165,7 @@ TextInput::Opened TextInput::open(FileDescriptor fd, const std::string& name, bo
   return opened;
 }
 
-std::string TextInput::examine(InputFile& file, Opened& opened) const {
+std::string TextInput::examine(TextFile& file, Opened& opened) const {
   const std::string_view head = opened.bytes->peek(kFormatBytes);
   const std::string_view path = file.standard_input ? std::string_view() : file.origin.name;
   const std::string_view name = uncompressed_name(path);
@@ -183,7 +183,7 @@ std::string TextInput::examine(InputFile& file, Opened& opened) const {
 
 bool TextInput::open_next() {
   if (opened_ == files_.size()) return false;
-  const InputFile& file = files_[opened_++];
+  const TextFile& file = files_[opened_++];
   descriptor_ = nullptr;
   if (file.format == InputFormat::kParquet) {
     reader_ = read_parquet(file.origin, file.rows, stop_);
@@ -226,7 +226,7 @@ int64_t TextInput::position() const {
 
 std::vector<std::string> TextInput::paths() const {
   std::vector<std::string> paths;
-  for (const InputFile& file : files_) {
+  for (const TextFile& file : files_) {
     paths.push_back(file.standard_input ? "/dev/stdin" : file.origin.name);
   }
   return paths;

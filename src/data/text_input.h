@@ -23,7 +23,7 @@ struct InputOptions {
   int64_t end_of_text = -1;
 };
 
-struct InputFile {
+struct TextFile {
   DocumentOrigin origin;  // its name is the path, or "standard input"
   bool standard_input = false;
   InputFormat format = InputFormat::kAuto;
@@ -58,7 +58,7 @@ class TextInput {
   // Ends a next() that waits for input in another thread, and all later ones.
   void stop() { stop_ = true; }
 
-  const std::vector<InputFile>& files() const { return files_; }
+  const std::vector<TextFile>& files() const { return files_; }
   // Paths by which outputs can be compared with the inputs.
   std::vector<std::string> paths() const;
   // Of all files, compressed as they are; 0 if standard input is among them.
@@ -87,11 +87,11 @@ class TextInput {
   };
   Opened open(FileDescriptor fd, const std::string& name, bool ahead) const;
   // Recognises a file, and completes `file`. Returns the problem; empty if it can be read.
-  std::string examine(InputFile& file, Opened& opened) const;
+  std::string examine(TextFile& file, Opened& opened) const;
 
   const InputOptions options_;
   std::atomic<bool> stop_ = false;
-  std::vector<InputFile> files_;
+  std::vector<TextFile> files_;
   std::map<std::string, int64_t> taken_;
   std::map<std::string, int64_t> left_out_;
   int64_t total_bytes_ = 0;
