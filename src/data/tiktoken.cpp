@@ -189,7 +189,8 @@ RankLine parse_line(std::string_view line) {
 using Ranks = std::unordered_map<std::string, int32_t>;
 
 Ranks read_ranks(std::string_view content, const std::string& path) {
-  constexpr int32_t kMaxRank = 1 << 24;
+  // Memory is taken for every rank up to the largest, so a short file cannot have large ones.
+  const auto most = std::min<int64_t>(1 << 24, (1 << 18) + static_cast<int64_t>(content.size()));
   Ranks ranks;
   std::vector<bool> seen;
   for (int64_t number = 1; !content.empty(); ++number) {
@@ -198,7 +199,7 @@ Ranks read_ranks(std::string_view content, const std::string& path) {
         length > kLongestLine ? RankLine{} : parse_line(content.substr(0, length));
     content.remove_prefix(std::min(content.size(), length + 1));
     if (length == 0) continue;
-    if (line.rank < 0 || line.rank > kMaxRank) {
+    if (line.rank < 0 || line.rank >= most) {
       fail(ExitCode::kData, "{}, line {}: not the base64 of a token and its rank", path, number);
     }
     const auto rank = static_cast<size_t>(line.rank);

@@ -12,7 +12,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxId = 1 << 24;
+// The vocabulary takes memory for every id up to the largest, so a short file cannot have large
+// ones.
+int64_t most_ids(std::string_view content) {
+  return std::min<int64_t>(1 << 24, (1 << 18) + static_cast<int64_t>(content.size()));
+}
 
 // GPT-2's own pattern, which ByteLevel applies with use_regex.
 constexpr const char* kGpt2Pattern =
@@ -28,7 +32,8 @@ int32_t special_id(const BpeDescription& d, std::string_view content) {
 
 class Reader {
  public:
-  Reader(const std::string& path, std::string_view content) : path_(path) {
+  Reader(const std::string& path, std::string_view content)
+      : path_(path), most_ids_(most_ids(content)) {
     try {
       root_ = Json::parse(content);
     } catch (const Json::exception& error) {
@@ -201,9 +206,9 @@ class Reader {
 
   int32_t read_id(const Json& value, std::string_view token) const {
     const bool in_range = value.is_number_integer() && value.get<double>() >= 0 &&
-                          value.get<double>() < static_cast<double>(kMaxId);
+                          value.get<double>() < static_cast<double>(most_ids_);
     if (!in_range) {
-      damaged(fmt::format("the id of {:.40} is not an integer from 0 to {}", token, kMaxId - 1));
+      damaged(fmt::format("the id of {:.40} is not an integer from 0 to {}", token, most_ids_ - 1));
     }
     return value.get<int32_t>();
   }
@@ -319,6 +324,7 @@ class Reader {
   }
 
   std::string path_;
+  const int64_t most_ids_;
   Json root_;
   const std::array<std::string, 256> characters_ = byte_characters();
   std::unordered_map<std::string, char> bytes_of_characters_;

@@ -188,6 +188,8 @@ TEST_F(Bpe, RefusesDamagedFiles) {
       {"integer", [](Json& t) { t["model"]["vocab"]["!"] = -1; }},
       {"integer", [](Json& t) { t["model"]["vocab"]["!"] = 1e300; }},
       {"integer", [](Json& t) { t["model"]["vocab"]["!"] = 1 << 30; }},
+      // A small file would take the memory of millions of tokens.
+      {"integer", [](Json& t) { t["model"]["vocab"]["!"] = 1 << 23; }},
       {"two tokens", [](Json& t) { t["model"]["vocab"]["!"] = 7; }},
       {"do not agree", [](Json& t) { t["added_tokens"][0]["id"] = 5; }},
       {"neither true nor false", [](Json& t) { t["added_tokens"][0]["special"] = "yes"; }},
@@ -210,6 +212,9 @@ TEST_F(Bpe, TiktokenFilesNeedAnEncoding) {
   write_file(path("some.tiktoken"), ranks);
   const Thrown nameless = thrown_by([&] { Tokenizer(path("some.tiktoken")); });
   EXPECT_TRUE(nameless.code == ExitCode::kData && nameless.says("cl100k_base")) << nameless.message;
+  write_file(path("gpt2.huge.tiktoken"), ranks + "aXQ= 9999999\n");
+  const Thrown huge = thrown_by([&] { Tokenizer(path("gpt2.huge.tiktoken")); });
+  EXPECT_TRUE(huge.code == ExitCode::kData && huge.says("rank")) << huge.message;
   write_file(path("gpt2.tiktoken"), ranks);
   write_file(path("o200k_base.my.tiktoken"), ranks);
   const Tokenizer gpt2(path("gpt2.tiktoken"));
