@@ -238,10 +238,13 @@ TEST_F(Decode, BitsDoNotDependOnTheOtherSequences) {
       EXPECT_EQ(run(op, b, 1), std::vector<double>(begin, begin + kWidth)) << lengths[b] << " keys";
     }
   };
-  compare(ops::SoftmaxDecode{.params = {.heads = 8, .scale = 0.1f}});
+  ops::SoftmaxDecode softmax;
+  softmax.params = {.heads = 8, .scale = 0.1f};
+  compare(softmax);
   for (const float epsilon : {0.0f, 1e-6f, 1e-2f}) {
-    compare(
-        ops::StickBreakingDecode{.params = {.heads = 8, .scale = 0.1f, .skip_epsilon = epsilon}});
+    ops::StickBreakingDecode sticks;
+    sticks.params = {.heads = 8, .scale = 0.1f, .skip_epsilon = epsilon};
+    compare(sticks);
   }
 }
 
