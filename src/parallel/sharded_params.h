@@ -101,13 +101,14 @@ class ShardedParams : public ParamAccess {
     bool in_use = false;   // between gather() and release()
     bool open = false;     // between gradients() and reduce()
   };
-  // A reduction by copies, between reduce() and the sum.
+  // A reduction by copies, between reduce() and the sum. (No member has an initializer, because
+  // clang cannot make an optional of a nested class that has.)
   struct Exchange {
-    Unit* unit = nullptr;
-    Buffer mine;   // the whole unit's gradients as they travel
-    Buffer parts;  // of all other ranks: their gradients of this rank's shard
-    bool add = false;
-    bool replicas = false;
+    Unit* unit;
+    Buffer mine;    // the whole unit's gradients as they travel
+    Buffer parts;   // of all other ranks: their gradients of this rank's shard
+    bool add;       // to the gradients of earlier micro-batches
+    bool replicas;  // are made equal after it
     Event done;
   };
   Unit make_unit(int index, bool with_training);

@@ -199,12 +199,14 @@ TEST_F(Decode, AppendsItsOwnKeyAndValue) {
       op.lengths_B = device ? lengths_gpu.tensor() : lengths_B.tensor();
       return op;
     };
-    const ops::SoftmaxDecode softmax{.params = {.heads = c.heads, .scale = 0.1f}};
+    ops::SoftmaxDecode softmax;
+    softmax.params = {.heads = c.heads, .scale = 0.1f};
     compare(with(softmax, false), with(softmax, true));
-    const ops::StickBreakingDecode stickbreaking{.params = {.heads = c.heads,
-                                                            .scale = 0.1f,
-                                                            .attend_current = true,
-                                                            .remainder = ops::Remainder::kValue}};
+    ops::StickBreakingDecode stickbreaking;
+    stickbreaking.params = {.heads = c.heads,
+                            .scale = 0.1f,
+                            .attend_current = true,
+                            .remainder = ops::Remainder::kValue};
     compare(with(stickbreaking, false), with(stickbreaking, true));
   }
 }
