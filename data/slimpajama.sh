@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a local copy of SlimPajama (JSON lines under Zstandard, as on the Hugging Face hub) to training and
+# From a local copy of SlimPajama (JSON lines under Zstandard, as on the Hugging Face hub, or Parquet) to training and
 # validation data. The data set holds out documents itself, so both come from folders of their own.
 #
 #   hf download cerebras/SlimPajama-627B --repo-type dataset --include 'train/chunk1/*' 'validation/*' \
@@ -22,6 +22,6 @@ sbtrain=$("$here/../scripts/find_sbtrain.sh")
 
 "$here/tokenizer_for.sh" "$tokenizer" "$copy/train" '*.jsonl.zst'
 for part in validation train; do
-  "$sbtrain" prepare --input "$copy/$part" --format jsonl --source-key meta.redpajama_set_name \
+  "$sbtrain" prepare --input "$copy/$part" --source-key meta.redpajama_set_name \
     --tokenizer "$tokenizer" --output "$output/$part.h5" "$@"
 done

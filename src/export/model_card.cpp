@@ -71,17 +71,18 @@ int64_t parameters_of(const HfLayout& layout) {
 std::string model_card(const CheckpointReader& checkpoint, const Config& config,
                        const HfLayout& layout) {
   const Manifest& manifest = checkpoint.manifest();
+  // Without it both calls ask on a terminal whether the folder's code may run.
+  const char* trust = layout.own_code ? ", trust_remote_code=True" : "";
   std::string text = fmt::format(
       "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [sbtrain]\n---\n\n"
       "# {}\n\nA language model of {} parameters, pretrained with sbtrain {} and stored as "
       "`{}`.\n\n"
       "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
       "model = AutoModelForCausalLM.from_pretrained(\"PATH\"{})\n"
-      "tokenizer = AutoTokenizer.from_pretrained(\"PATH\")\n```\n\n"
+      "tokenizer = AutoTokenizer.from_pretrained(\"PATH\"{})\n```\n\n"
       "| | |\n|---|---|\n| steps | {} |\n| tokens trained on | {} |\n| data | {} |\n",
-      config.name, parameters_of(layout), version(), layout.architecture,
-      layout.own_code ? ", trust_remote_code=True" : "", manifest.step, manifest.tokens,
-      data_of(config));
+      config.name, parameters_of(layout), version(), layout.architecture, trust, trust,
+      manifest.step, manifest.tokens, data_of(config));
   if (const auto validation = last_validation(checkpoint)) {
     text += fmt::format("| validation loss | {:.4f} nats per token, at step {} |\n",
                         validation->loss, validation->step);

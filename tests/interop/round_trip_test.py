@@ -372,6 +372,12 @@ def check_init_from(runs):
     expect(len(record["initialised"]) == 4 and not record["not_used"], str(record))
     run = runs.train("unswapped", model, "--init-from", run, "--init-from-missing=initialise", *still)
     expect(same_bits(weights_of(run), start), "back to softmax: other weights")
+    # The model learns with its new attention.
+    more = ("--init-from-missing=initialise", "--stages.0.length=40 steps")
+    run = runs.train("learns", swapped, "--init-from", runs.path("llama_hf"), "--train.lr=0.01", *more)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["train/loss"] for line in lines if "train/loss" in line]
+    expect(sum(losses[-5:]) < sum(losses[:5]), f"no falling loss: {losses}")
     runs.train("wider", {**model, "inner": 60}, "--init-from", runs.path("llama"), "--init-from-missing=initialise", code=3)
     runs.train("nowhere", model, "--init-from", runs.path("nothing"), code=5)
     # An imported folder has no moments to continue with, and says what to do.
