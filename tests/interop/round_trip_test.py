@@ -377,7 +377,7 @@ def check_init_from(runs):
     run = runs.train("learns", swapped, "--init-from", runs.path("llama_hf"), "--train.lr=0.01", *more)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
-    expect(sum(losses[-5:]) < sum(losses[:5]), f"no falling loss: {losses}")
+    expect(losses[-1] < losses[0] - 0.3, f"no falling loss: {losses}")
     runs.train("wider", {**model, "inner": 60}, "--init-from", runs.path("llama"), "--init-from-missing=initialise", code=3)
     runs.train("nowhere", model, "--init-from", runs.path("nothing"), code=5)
     # An imported folder has no moments to continue with, and says what to do.
