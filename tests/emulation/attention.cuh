@@ -1,0 +1,141 @@
+// What the tests of emulated attention kernels share: packs of random documents, the launch, and
+// the comparison with the fp64 oracle.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/attention/launch_hopper.h"
+#include "kernels/attention/tile_queue.cuh"
+#include "kernels/attention/tiles_hopper.cuh"
+#include "support/tensors.h"
+#include "unit/attention/oracle.h"
+
+namespace sbtrain::emulation {
+
+using kernels::bf16;
+using kernels::HeadRows;
+
+// Documents that end in the middle of tiles and are followed by long ones, and many short ones.
+inline const std::vector<std::vector<int32_t>> kPacks = {
+    {1, 2, 127, 128, 3}, {100, 420}, {64, 150, 90, 200}};
+// Bounds of relative_error(), as on a GPU.
+inline constexpr double kOutputError = 4e-3, kGradientError = 8e-3, kRowError = 1e-5;
+
+inline std::string describe_case(const std::vector<int32_t>& documents, Timing timing) {
+  std::string text = timing == Timing::kLate ? "late, documents of" : "at once, documents of";
+  for (const int32_t length : documents) text += " " + std::to_string(length);
+  return text;
+}
+
+inline std::vector<bf16> random_bf16(const char* name, int64_t count, double size = 1) {
+  const test::Owned x = test::random_normal(name, {count}, size);
+  std::vector<bf16> rounded;
+  for (int64_t i = 0; i < count; ++i) rounded.push_back(__float2bfloat16(x.f32()[i]));
+  return rounded;
+}
+inline std::vector<double> to_f64(const std::vector<bf16>& x) {
+  std::vector<double> y;
+  for (const bf16 value : x) y.push_back(double(__bfloat162float(value)));
+  return y;
+}
+template <typename T>
+std::vector<double> to_f64(const std::vector<T>& x) {
+  return {x.begin(), x.end()};
+}
+
+// Two heads of [T, H, d] matrices. Results are NaN before a pass writes them.
+struct Attention {
+  static constexpr int kHeads = 2;
+
+  Attention(const std::vector<int32_t>& documents, int head_dim_)
+      : head_dim(head_dim_), scale(1.0f / std::sqrt(float(head_dim_))) {
+    for (const int32_t length : documents) {
+      bounds.push_back(bounds.back() + length);
+      for (int32_t i = 0; i < length; ++i) positions.push_back(i);
+    }
+    const int64_t count = int64_t{tokens()} * kHeads * head_dim;
+    q = random_bf16("q", count);
+    k = random_bf16("k", count);
+    v = random_bf16("v", count);
+    dout = random_bf16("dout", count);
+    clear_results();
+  }
+  void clear_results() {
+    for (auto* x : {&o, &dq, &dk, &dv}) x->assign(q.size(), bf16(NAN));
+    row.assign(static_cast<size_t>(tokens()) * kHeads, NAN);
+  }
+
+  int tokens() const { return bounds.back(); }
+  HeadRows rows(std::vector<bf16>& x) { return {x.data(), int64_t{kHeads} * head_dim}; }
+  // What the problems of all kernels have in common.
+  template <typename Problem>
+  void describe(Problem& p) {
+    p.tokens = tokens();
+    p.heads = kHeads;
+    p.head_dim = head_dim;
+    p.scale = scale;
+    p.cu_seqlens = bounds.data();
+    p.positions = positions.data();
+    p.sequences = static_cast<int>(bounds.size()) - 1;
+    p.q = rows(q);
+    p.k = rows(k);
+    p.v = rows(v);
+    p.o = rows(o);
+    p.dout = rows(dout);
+    p.dq = rows(dq);
+    p.dk = rows(dk);
+    p.dv = rows(dv);
+  }
+  test::oracle::Problem oracle() const {
+    test::oracle::Problem p;
+    p.tokens = tokens();
+    p.heads = kHeads;
+    p.head_dim = head_dim;
+    p.bounds = bounds;
+    p.scale = double(scale);
+    p.q = to_f64(q);
+    p.k = to_f64(k);
+    p.v = to_f64(v);
+    p.dout = to_f64(dout);
+    return p;
+  }
+  void expect_near(const test::oracle::Result& want) const {
+    EXPECT_LE(test::relative_error(to_f64(o), want.o), kOutputError);
+    EXPECT_LE(test::relative_error(to_f64(dq), want.dq), kGradientError);
+    EXPECT_LE(test::relative_error(to_f64(dk), want.dk), kGradientError);
+    EXPECT_LE(test::relative_error(to_f64(dv), want.dv), kGradientError);
+  }
+
+  const int head_dim;
+  const float scale;
+  std::vector<int32_t> bounds = {0}, positions;
+  std::vector<bf16> q, k, v, o, dout, dq, dk, dv;
+  std::vector<float> row;  // [H, T]: what the forward pass leaves of each row
+};
+
+// Runs a kernel with all of its shared memory poisoned.
+template <typename Kernel>
+void launch(Index grid, Index block, Timing timing, const Kernel& kernel) {
+  std::memset(kernels::memory, 0xff, sizeof(kernels::memory));
+  run_grid(grid, block, timing, kernel);
+}
+
+// Fills the queue with tiles of `rows` queries or keys, and runs a kernel of persistent blocks with
+// one block, which takes all tiles.
+template <typename Shape, typename Shared, typename Arguments, typename Steps>
+void run_persistent(Timing timing, void (*kernel)(Arguments), Arguments x, int rows,
+                    const Steps& steps) {
+  static_assert(kernels::kSharedBytes<Shared> <= kernels::kMaxSharedBytes);
+  const int tiles = static_cast<int>(kernels::ceil_div(x.p.tokens, rows));
+  std::vector<int32_t> words(static_cast<size_t>(1 + tiles));
+  x.queue = kernels::tile_queue(x.p, x.p.heads, tiles, words.data());
+  launch({}, {kernels::kQueueThreads}, timing,
+         [&] { kernels::fill_tile_queue_kernel(x.queue, steps); });
+  launch({}, {Shape::kThreads}, timing, [&] { kernel(x); });
+}
+
+}  // namespace sbtrain::emulation

@@ -1,0 +1,305 @@
+#include "emulation/emulator.h"
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <exception>
+#include <memory>
+
+namespace sbtrain::emulation {
+namespace {
+
+constexpr size_t kStackBytes = size_t{128} << 10;
+constexpr int kMaxThreads = 1024;
+constexpr int kLanes = 32;
+constexpr int kBarriers = 16;
+
+using Action = std::function<void()>;
+
+struct Fiber {
+  ucontext_t begin;  // where it enters the kernel; from then on it continues at `place`
+  jmp_buf place;
+  bool started = false;
+  Index thread;
+  int lane = 0, warp = 0;
+  bool done = false;
+  // What it waits for; empty: it can run.
+  std::function<bool()> ready;
+  const char* what = "";
+  int64_t detail = 0;
+  // How many exchanges of its warp, and how many barriers of each id, it has reached.
+  uint64_t exchanges = 0;
+  std::array<uint64_t, kBarriers> barriers{};
+};
+
+// Two exchanges may be under way: a lane may reach the next one before another has read this one.
+struct Warp {
+  std::array<uint64_t, 2> arrived{};
+  std::array<std::array<uint64_t, kLanes>, 2> values{};
+  std::vector<Action> issued;
+  std::deque<std::vector<Action>> groups;
+};
+
+struct Barrier {
+  uint64_t arrived = 0;
+  std::array<bool, 2> all{};
+};
+
+class Block {
+ public:
+  Block(Index grid, Index index, Index size, Timing timing, const Action& kernel)
+      : grid_(grid), index_(index), size_(size), timing_(timing), kernel_(kernel) {
+    const int threads = static_cast<int>(size.x * size.y * size.z);
+    if (threads > kMaxThreads) throw KernelError("a block of more than 1024 threads");
+    fibers_.resize(static_cast<size_t>(threads));
+    warps_.resize((fibers_.size() + kLanes - 1) / kLanes);
+  }
+  void run();
+
+  Fiber& current() { return *current_; }
+  Warp& warp() { return warps_[static_cast<size_t>(current_->warp)]; }
+  const Index& grid() const { return grid_; }
+  const Index& index() const { return index_; }
+  const Index& size() const { return size_; }
+  bool late() const { return timing_ == Timing::kLate; }
+  void wait_until(const char* what, int64_t detail, std::function<bool()> ready);
+  bool barrier(int id, int threads, bool x);
+  void issue_copy(Action copy);
+
+ private:
+  static void enter();
+  void start(Fiber& fiber, unsigned thread);
+  void resume(Fiber& fiber);
+  bool run_warp(size_t warp);
+  bool copy_one();
+  [[noreturn]] void fail_deadlock() const;
+
+  const Index grid_, index_, size_;
+  const Timing timing_;
+  const Action& kernel_;
+  std::vector<Fiber> fibers_;
+  std::vector<Warp> warps_;
+  std::array<Barrier, kBarriers> barriers_;
+  std::deque<Action> copies_;
+  Fiber* current_ = nullptr;
+  jmp_buf scheduler_{};
+  size_t running_ = 0;
+  std::exception_ptr error_;
+};
+
+// The block whose fibers run. Kernels, like those on a GPU, are given no handle of what runs them.
+Block* running_block = nullptr;
+
+// The stacks of all fibers of a block, which the blocks use one after the other. Pages that no
+// fiber touches take no memory.
+char* stack_of(unsigned thread) {
+  static const std::unique_ptr<char[]> stacks(new char[kStackBytes * kMaxThreads]);
+  return stacks.get() + kStackBytes * thread;
+}
+
+void Block::enter() {
+  Block& block = *running_block;
+  try {
+    block.kernel_();
+  } catch (...) {
+    block.error_ = std::current_exception();
+  }
+  block.current().done = true;
+  _longjmp(block.scheduler_, 1);
+}
+
+void Block::start(Fiber& fiber, unsigned thread) {
+  fiber.thread = {thread % size_.x, thread / size_.x % size_.y, thread / (size_.x * size_.y)};
+  fiber.lane = static_cast<int>(thread % kLanes);
+  fiber.warp = static_cast<int>(thread / kLanes);
+  getcontext(&fiber.begin);
+  fiber.begin.uc_stack.ss_sp = stack_of(thread);
+  fiber.begin.uc_stack.ss_size = kStackBytes;
+  fiber.begin.uc_link = nullptr;
+  makecontext(&fiber.begin, &Block::enter, 0);
+}
+
+// Runs the fiber until it waits or ends. Unlike swapcontext(), these jumps make no system call.
+void Block::resume(Fiber& fiber) {
+  current_ = &fiber;
+  if (_setjmp(scheduler_) != 0) return;
+  if (fiber.started) _longjmp(fiber.place, 1);
+  fiber.started = true;
+  setcontext(&fiber.begin);
+}
+
+// Returns whether any of its lanes could run.
+bool Block::run_warp(size_t warp) {
+  bool progress = false;
+  const size_t end = std::min((warp + 1) * kLanes, fibers_.size());
+  for (size_t i = warp * kLanes; i < end; ++i) {
+    Fiber& fiber = fibers_[i];
+    if (fiber.done || (fiber.ready && !fiber.ready())) continue;
+    fiber.ready = nullptr;
+    resume(fiber);
+    if (error_) std::rethrow_exception(error_);
+    if (fiber.done) --running_;
+    progress = true;
+  }
+  return progress;
+}
+
+bool Block::copy_one() {
+  if (copies_.empty()) return false;
+  const Action copy = std::move(copies_.front());
+  copies_.pop_front();
+  copy();
+  return true;
+}
+
+void Block::run() {
+  running_block = this;
+  for (unsigned i = 0; i < fibers_.size(); ++i) start(fibers_[i], i);
+  running_ = fibers_.size();
+  uint64_t random = 1;
+  while (running_ > 0) {
+    bool progress = false;
+    // Each round begins with another warp, so that none is always ahead.
+    random = random * 6364136223846793005ull + 1442695040888963407ull;
+    const size_t first = random >> 40;
+    for (size_t i = 0; i < warps_.size(); ++i) {
+      progress = run_warp((first + i) % warps_.size()) || progress;
+    }
+    if (!progress && !copy_one()) fail_deadlock();
+  }
+}
+
+void Block::fail_deadlock() const {
+  std::string text = "deadlock";
+  for (size_t w = 0; w < warps_.size(); ++w) {
+    // Lanes of one warp mostly wait for the same.
+    std::string last;
+    const size_t end = std::min((w + 1) * kLanes, fibers_.size());
+    for (size_t i = w * kLanes; i < end; ++i) {
+      const Fiber& fiber = fibers_[i];
+      std::string mine = "ended";
+      if (!fiber.done) mine = "waits for " + (fiber.what + (" " + std::to_string(fiber.detail)));
+      if (mine == last) continue;
+      text += (last.empty() ? "; warp " + std::to_string(w) + " "
+                            : ", lane " + std::to_string(i % kLanes) + " ") +
+              mine;
+      last = mine;
+    }
+  }
+  throw KernelError(text);
+}
+
+void Block::wait_until(const char* what, int64_t detail, std::function<bool()> ready) {
+  if (ready()) return;
+  Fiber& fiber = *current_;
+  fiber.what = what;
+  fiber.detail = detail;
+  fiber.ready = std::move(ready);
+  if (_setjmp(fiber.place) == 0) _longjmp(scheduler_, 1);
+}
+
+bool Block::barrier(int id, int threads, bool x) {
+  Barrier& bar = barriers_[static_cast<size_t>(id)];
+  const uint64_t round = current_->barriers[static_cast<size_t>(id)]++;
+  const uint64_t all = static_cast<uint64_t>(threads) * (round + 1);
+  bool& result = bar.all[round % 2];
+  result = x && (bar.arrived % static_cast<uint64_t>(threads) == 0 || result);
+  ++bar.arrived;
+  wait_until("barrier", id, [&bar, all] { return bar.arrived >= all; });
+  return result;
+}
+
+void Block::issue_copy(Action copy) {
+  if (late()) {
+    copies_.push_back(std::move(copy));
+  } else {
+    copy();
+  }
+}
+
+}  // namespace
+
+void run_grid(Index grid, Index block, Timing timing, const std::function<void()>& kernel) {
+  for (unsigned z = 0; z < grid.z; ++z) {
+    for (unsigned y = 0; y < grid.y; ++y) {
+      for (unsigned x = 0; x < grid.x; ++x) Block(grid, {x, y, z}, block, timing, kernel).run();
+    }
+  }
+}
+
+const Index& thread_index() {
+  return running_block->current().thread;
+}
+const Index& block_index() {
+  return running_block->index();
+}
+const Index& block_size() {
+  return running_block->size();
+}
+const Index& grid_size() {
+  return running_block->grid();
+}
+int lane_index() {
+  return running_block->current().lane;
+}
+
+void wait_until(const char* what, int64_t detail, std::function<bool()> ready) {
+  running_block->wait_until(what, detail, std::move(ready));
+}
+
+const uint64_t* exchange(uint64_t value) {
+  Fiber& fiber = running_block->current();
+  Warp& warp = running_block->warp();
+  const size_t side = fiber.exchanges % 2;
+  const uint64_t all = kLanes * (fiber.exchanges / 2 + 1);
+  ++fiber.exchanges;
+  warp.values[side][static_cast<size_t>(fiber.lane)] = value;
+  uint64_t& arrived = warp.arrived[side];
+  ++arrived;
+  running_block->wait_until("the other lanes; its exchange", static_cast<int64_t>(fiber.exchanges),
+                            [&arrived, all] { return arrived >= all; });
+  return warp.values[side].data();
+}
+
+bool barrier(int id, int threads, bool x) {
+  return running_block->barrier(id, threads, x);
+}
+
+void issue_copy(std::function<void()> copy) {
+  running_block->issue_copy(std::move(copy));
+}
+
+void issue_product(std::function<void()> product) {
+  running_block->warp().issued.push_back(std::move(product));
+}
+
+void commit_products() {
+  exchange(0);
+  if (lane_index() == 0) {
+    Warp& warp = running_block->warp();
+    warp.groups.push_back(std::move(warp.issued));
+    warp.issued.clear();
+    if (!running_block->late()) {
+      for (const Action& product : warp.groups.back()) product();
+      warp.groups.back().clear();
+    }
+  }
+  exchange(0);
+}
+
+void wait_for_products(int pending) {
+  exchange(0);
+  if (lane_index() == 0) {
+    auto& groups = running_block->warp().groups;
+    while (groups.size() > static_cast<size_t>(pending)) {
+      for (const Action& product : groups.front()) product();
+      groups.pop_front();
+    }
+  }
+  exchange(0);
+}
+
+}  // namespace sbtrain::emulation

@@ -1,0 +1,11 @@
+// Replaces setmaxnreg (emulation/emulator.h), which has no meaning here.
+#pragma once
+
+namespace sbtrain::kernels {
+
+template <int kRegisters>
+void lower_registers() {}
+template <int kRegisters>
+void raise_registers() {}
+
+}  // namespace sbtrain::kernels

@@ -1,0 +1,112 @@
+// The Hopper kernels of stick-breaking attention, emulated (emulator.h), against the fp64 oracle.
+#include "emulation/attention.cuh"
+#include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
+#include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
+#include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
+
+namespace sbtrain::emulation {
+namespace {
+
+using namespace kernels;  // what runs is theirs
+
+class StickBreaking : public Attention {
+ public:
+  StickBreaking(const std::vector<int32_t>& documents, int head_dim)
+      : Attention(documents, head_dim),
+        stop_(row.size()),
+        rows_(row.size()),
+        blocks_((*std::max_element(documents.begin(), documents.end()) + 126) / kStickKeys + 1),
+        workspace_(2 * row.size() * static_cast<size_t>(blocks_)) {
+    describe(problem_);
+    problem_.log2_rem = row.data();
+    problem_.stop = stop_.data();
+    problem_.workspace = workspace_.data();
+    problem_.workspace_heads = kHeads;
+    problem_.workspace_blocks = blocks_;
+  }
+
+  template <int kD>
+  void run(Timing timing, float skip_epsilon) {
+    clear_results();
+    std::fill(stop_.begin(), stop_.end(), INT32_MIN);
+    std::fill(rows_.begin(), rows_.end(), RowInput{INT32_MIN, NAN});
+    std::fill(workspace_.begin(), workspace_.end(), NAN);
+    problem_.skip_epsilon = skip_epsilon;
+    forward<HopperForwardShape<kD, false>>(timing);
+    backward<QueryGradientShape<kD>, KeyGradientShape<kD>>(timing);
+  }
+  // What the kernels skip is less than the errors that are allowed.
+  void check(const test::oracle::Result& want) const {
+    expect_near(want);
+    std::vector<double> rem;
+    for (const float log2_rem : row) rem.push_back(std::exp2(double(log2_rem)));
+    EXPECT_LE(test::relative_error(rem, want.row), kOutputError);
+  }
+
+ private:
+  template <typename Shape>
+  void forward(Timing timing) {
+    const StickBreakingProblem& p = problem_;
+    const HopperForwardArguments x{.p = p,
+                                   .queue = {},
+                                   .q = token_tiles(p, p.q, Shape::kQueries),
+                                   .k = key_tiles(p, p.k, Shape::kKeys),
+                                   .v = key_tiles(p, p.v, Shape::kKeys)};
+    run_persistent<Shape, HopperForwardShared<Shape>>(timing, stick_forward_hopper_kernel<Shape>, x,
+                                                      Shape::kQueries,
+                                                      QuerySteps{p, Shape::kQueries, Shape::kKeys});
+  }
+  template <typename Query, typename Key>
+  void backward(Timing timing) {
+    const StickBreakingProblem& p = problem_;
+    HopperBackwardArguments x{.p = p,
+                              .rows = rows_.data(),
+                              .queue = {},
+                              .q = token_tiles(p, p.q, Query::kQueries),
+                              .dout = token_tiles(p, p.dout, Query::kQueries),
+                              .k = key_tiles(p, p.k, kStickKeys),
+                              .v = key_tiles(p, p.v, kStickKeys)};
+    run_persistent<Query, QueryGradientShared<Query>>(
+        timing, stick_query_gradient_hopper_kernel<Query>, x, Query::kQueries,
+        QuerySteps{p, Query::kQueries, kStickKeys});
+    x.q = token_tiles(p, p.q, Key::kQueries);
+    x.dout = token_tiles(p, p.dout, Key::kQueries);
+    run_persistent<Key, KeyGradientShared<Key>>(timing, stick_key_gradient_hopper_kernel<Key>, x,
+                                                Key::kKeys, KeySteps{p, Key::kKeys, Key::kQueries});
+  }
+
+  std::vector<int32_t> stop_;
+  std::vector<RowInput> rows_;
+  const int blocks_;
+  std::vector<float> workspace_;
+  StickBreakingProblem problem_;
+};
+
+template <int kD>
+void check_all() {
+  for (const std::vector<int32_t>& documents : kPacks) {
+    StickBreaking x(documents, kD);
+    const test::oracle::Result want = test::oracle::stickbreaking(x.oracle());
+    for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+      for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+        SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
+                     std::to_string(skip_epsilon));
+        ASSERT_NO_THROW(x.run<kD>(timing, skip_epsilon));
+        x.check(want);
+      }
+    }
+  }
+}
+
+TEST(EmulatedStickBreaking, HeadsOf32) {
+  check_all<32>();
+}
+TEST(EmulatedStickBreaking, HeadsOf64) {
+  check_all<64>();
+}
+TEST(EmulatedStickBreaking, HeadsOf128) {
+  check_all<128>();
+}
+
+}  // namespace
+}  // namespace sbtrain::emulation
