@@ -41,7 +41,7 @@ Case by_copies(Case c) {
   c.engine = TransferEngine::kCopyEngines;
   return c;
 }
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const Case& c, std::ostream* out) {  // NOLINT: GoogleTest's name
   *out << c.name();
 }
 
