@@ -33,7 +33,7 @@ class Words {
   std::vector<char*> pointers_;
 };
 
-std::vector<std::string> environment_of(const ChildShare& slot) {
+std::vector<std::string> environment_of(const ChildSlot& slot) {
   Environment variables = process_environment();
   if (!slot.gpus.empty()) variables["CUDA_VISIBLE_DEVICES"] = slot.gpus;
   if (slot.threads > 0) {
@@ -76,14 +76,13 @@ pid_t start_child(const Words& arguments, const Words& environment, int output) 
 
 }  // namespace
 
-std::vector<ChildShare> share_machine(int jobs, int gpus, const std::string& visible,
-                                      int processors) {
+std::vector<ChildSlot> make_slots(int jobs, int gpus, const std::string& visible, int processors) {
   if (gpus > 0 && jobs > gpus) {
     fail(ExitCode::kUsage, "--jobs {}: this machine has {} GPU{}, and a run needs one for itself",
          jobs, gpus, gpus == 1 ? "" : "s");
   }
   const int count = jobs > 0 ? jobs : std::max(gpus, 1);
-  std::vector<ChildShare> slots(static_cast<size_t>(count));
+  std::vector<ChildSlot> slots(static_cast<size_t>(count));
   if (count == 1) return slots;
   std::vector<std::string> names;
   std::istringstream list(visible);
@@ -101,12 +100,12 @@ std::vector<ChildShare> share_machine(int jobs, int gpus, const std::string& vis
   return slots;
 }
 
-ChildRuns::ChildRuns(std::vector<ChildShare> slots) : shares_(std::move(slots)) {}
+ChildRuns::ChildRuns(std::vector<ChildSlot> slots) : slots_(std::move(slots)) {}
 
 size_t ChildRuns::free_slot() const {
   size_t slot = 0;
   while (std::ranges::count(running_, slot, &Child::slot) > 0) ++slot;
-  require(slot < shares_.size(), "all {} slots have a child", shares_.size());
+  require(slot < slots_.size(), "all {} slots have a child", slots_.size());
   return slot;
 }
 
@@ -118,7 +117,7 @@ void ChildRuns::start(size_t id, const std::vector<std::string>& arguments,
   const int output = log.empty() ? -1 : open_log(log);
   try {
     child.pid =
-        start_child(Words(std::move(words)), Words(environment_of(shares_[child.slot])), output);
+        start_child(Words(std::move(words)), Words(environment_of(slots_[child.slot])), output);
   } catch (...) {
     if (output >= 0) ::close(output);
     throw;

@@ -13,25 +13,24 @@
 namespace sbtrain {
 
 // The share of the machine that one child has.
-struct ChildShare {
+struct ChildSlot {
   std::string gpus;  // for CUDA_VISIBLE_DEVICES; empty: as it is
   int threads = 0;   // for OMP_NUM_THREADS, unless that is set; 0: as it is
 };
 
-// Shares for `jobs` children at a time on a machine with `gpus` visible GPUs (0: the CPU) and
+// Slots for `jobs` children at a time on a machine with `gpus` visible GPUs (0: the CPU) and
 // `processors`. jobs = 0: one for each GPU, and one on the CPU. `visible` is CUDA_VISIBLE_DEVICES,
 // or empty. GPUs that cannot be shared out evenly stay idle; a single child sees all. Throws
 // ExitCode::kUsage for more jobs than GPUs.
-std::vector<ChildShare> share_machine(int jobs, int gpus, const std::string& visible,
-                                      int processors);
+std::vector<ChildSlot> make_slots(int jobs, int gpus, const std::string& visible, int processors);
 
 class ChildRuns {
  public:
-  explicit ChildRuns(std::vector<ChildShare> slots);
+  explicit ChildRuns(std::vector<ChildSlot> slots);
 
-  bool full() const { return running_.size() == shares_.size(); }
+  bool full() const { return running_.size() == slots_.size(); }
   bool empty() const { return running_.empty(); }
-  size_t slots() const { return shares_.size(); }
+  size_t slots() const { return slots_.size(); }
 
   // Starts `sbtrain ARGUMENTS`. Its output is appended to `log`, or is that of this process if that
   // is empty. However this process ends, the kernel then asks the child to stop (SIGTERM), so that
@@ -60,7 +59,7 @@ class ChildRuns {
   };
   size_t free_slot() const;
 
-  std::vector<ChildShare> shares_;
+  std::vector<ChildSlot> slots_;
   std::vector<Child> running_;
 };
 

@@ -165,15 +165,15 @@ class Sweep {
     return waiting;
   }
 
-  std::vector<ChildShare> slots() const {
+  std::vector<ChildSlot> slots() const {
     const bool on_gpus = std::ranges::any_of(configs_, [](const Config& config) {
       return planned_backend(config.device) == Backend::kCuda;
     });
     const Environment variables = process_environment();
     const auto visible = variables.find("CUDA_VISIBLE_DEVICES");
-    return share_machine(options_.jobs, on_gpus ? visible_gpus() : 0,
-                         visible == variables.end() ? "" : visible->second,
-                         static_cast<int>(std::thread::hardware_concurrency()));
+    return make_slots(options_.jobs, on_gpus ? visible_gpus() : 0,
+                      visible == variables.end() ? "" : visible->second,
+                      static_cast<int>(std::thread::hardware_concurrency()));
   }
 
   fs::path folder_of(const SweepRun& run) const { return fs::path(file_.folder()) / run.name; }

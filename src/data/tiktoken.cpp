@@ -189,8 +189,7 @@ RankLine parse_line(std::string_view line) {
 using Ranks = std::unordered_map<std::string, int32_t>;
 
 Ranks read_ranks(std::string_view content, const std::string& path) {
-  // Memory is taken for every rank up to the largest, so a short file cannot have large ones.
-  const auto most = std::min<int64_t>(1 << 24, (1 << 18) + static_cast<int64_t>(content.size()));
+  const int64_t most = most_ids(content);
   Ranks ranks;
   std::vector<bool> seen;
   for (int64_t number = 1; !content.empty(); ++number) {

@@ -2,7 +2,9 @@
 // either followed or refused by its name, with ExitCode::kData.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,6 +24,12 @@ inline constexpr const char* kLlama3Pattern =
 // GPT-2 writes bytes as characters: printable ones of Latin-1 as they are, the others, in order, as
 // U+0100 and on. The character of each byte, in UTF-8.
 std::array<std::string, 256> byte_characters();
+
+// The ids that a file of this content may have, from 0 on. A vocabulary takes memory for every id
+// up to the largest, so a short file cannot have large ones.
+inline int64_t most_ids(std::string_view content) {
+  return std::min<int64_t>(1 << 24, (1 << 18) + static_cast<int64_t>(content.size()));
+}
 
 // ---- tokenizer_config.json beside a tokenizer
 

@@ -12,12 +12,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The vocabulary takes memory for every id up to the largest, so a short file cannot have large
-// ones.
-int64_t most_ids(std::string_view content) {
-  return std::min<int64_t>(1 << 24, (1 << 18) + static_cast<int64_t>(content.size()));
-}
-
 // GPT-2's own pattern, which ByteLevel applies with use_regex.
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";

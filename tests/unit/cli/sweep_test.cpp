@@ -157,31 +157,31 @@ TEST(Sweep, ResultsComeFromTheMetricsAndSurvive) {
   EXPECT_THROW(restore_results(sweep, again), Error);
 }
 
-std::vector<std::string> gpus_of(const std::vector<ChildShare>& slots) {
+std::vector<std::string> gpus_of(const std::vector<ChildSlot>& slots) {
   std::vector<std::string> gpus;
-  for (const ChildShare& slot : slots) gpus.push_back(slot.gpus);
+  for (const ChildSlot& slot : slots) gpus.push_back(slot.gpus);
   return gpus;
 }
 
 TEST(Slots, ShareGpusEvenly) {
   using Gpus = std::vector<std::string>;
-  EXPECT_EQ(gpus_of(share_machine(0, 3, "", 8)), (Gpus{"0", "1", "2"}));
-  EXPECT_EQ(gpus_of(share_machine(2, 4, "", 8)), (Gpus{"0,1", "2,3"}));
-  EXPECT_EQ(gpus_of(share_machine(2, 3, "", 8)), (Gpus{"0", "1"}));
-  EXPECT_EQ(gpus_of(share_machine(0, 2, "5,GPU-8a", 8)), (Gpus{"5", "GPU-8a"}));
-  EXPECT_EQ(gpus_of(share_machine(1, 4, "4,5,6,7", 8)), (Gpus{""}));
-  EXPECT_EQ(gpus_of(share_machine(0, 1, "", 8)), (Gpus{""}));
-  EXPECT_THROW(share_machine(3, 2, "", 8), Error);
+  EXPECT_EQ(gpus_of(make_slots(0, 3, "", 8)), (Gpus{"0", "1", "2"}));
+  EXPECT_EQ(gpus_of(make_slots(2, 4, "", 8)), (Gpus{"0,1", "2,3"}));
+  EXPECT_EQ(gpus_of(make_slots(2, 3, "", 8)), (Gpus{"0", "1"}));
+  EXPECT_EQ(gpus_of(make_slots(0, 2, "5,GPU-8a", 8)), (Gpus{"5", "GPU-8a"}));
+  EXPECT_EQ(gpus_of(make_slots(1, 4, "4,5,6,7", 8)), (Gpus{""}));
+  EXPECT_EQ(gpus_of(make_slots(0, 1, "", 8)), (Gpus{""}));
+  EXPECT_THROW(make_slots(3, 2, "", 8), Error);
 }
 
 TEST(Slots, ShareProcessors) {
-  EXPECT_EQ(share_machine(0, 0, "", 8).size(), 1U);
-  EXPECT_EQ(share_machine(0, 0, "", 8)[0].threads, 0);
-  ASSERT_EQ(share_machine(3, 0, "", 8).size(), 3U);
-  EXPECT_EQ(share_machine(3, 0, "", 8)[2].threads, 2);
-  EXPECT_EQ(share_machine(3, 0, "", 2)[2].threads, 1);
-  EXPECT_EQ(share_machine(3, 0, "", 8)[2].gpus, "");
-  EXPECT_EQ(share_machine(2, 4, "", 8)[0].threads, 2);  // for each of the two ranks of a slot
+  EXPECT_EQ(make_slots(0, 0, "", 8).size(), 1U);
+  EXPECT_EQ(make_slots(0, 0, "", 8)[0].threads, 0);
+  ASSERT_EQ(make_slots(3, 0, "", 8).size(), 3U);
+  EXPECT_EQ(make_slots(3, 0, "", 8)[2].threads, 2);
+  EXPECT_EQ(make_slots(3, 0, "", 2)[2].threads, 1);
+  EXPECT_EQ(make_slots(3, 0, "", 8)[2].gpus, "");
+  EXPECT_EQ(make_slots(2, 4, "", 8)[0].threads, 2);  // for each of the two ranks of a slot
 }
 
 TEST(Sweep, ShippedSweepsNameRunsThatLoad) {
