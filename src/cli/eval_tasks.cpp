@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <sstream>
@@ -12,7 +13,6 @@
 #include "cli/range.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "eval/text_scores.h"
 #include "serve/generate.h"
 
 namespace sbtrain {
@@ -24,6 +24,9 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kLongestPrompt = int64_t{1} << 24;
 constexpr size_t kLargestHaystack = size_t{256} << 20;  // bytes
 constexpr size_t kFewestWords = 40;                     // as many as the solved example of cwe has
+constexpr int64_t kMostSlots = 64;                      // with the same bits (serve/decode_batch.h)
+// What a prompt may take beyond the deadline for progress, on the CPU above all.
+constexpr std::chrono::minutes kLongPrompt{30};
 
 std::vector<std::string> task_names() {
   std::vector<std::string> names;
@@ -158,6 +161,13 @@ void TextTaskEvalOptions::add(CLI::App& command) {
       ->needs(names)
       ->group(group);
   command
+      .add_option("--slots", slots,
+                  "Prompts that are continued together at most; fewer where the memory is short")
+      ->check(CLI::Range(int64_t{1}, kMostSlots))
+      ->capture_default_str()
+      ->needs(names)
+      ->group(group);
+  command
       .add_option("--depths", depths,
                   "Where a single needle is hidden, such as 0,0.5,1: 0 is the beginning of the "
                   "filler, 1 its end. The samples take turns; without it each draws its depth")
@@ -200,8 +210,10 @@ void TextTaskEvalOptions::check(const std::vector<int64_t>& lengths) const {
 }
 
 TextTaskEvaluation::TextTaskEvaluation(const TextTaskEvalOptions& options,
+                                       const std::vector<int64_t>& lengths,
                                        const Tokenizer& tokenizer, const TrainingText& training)
     : options_(options), tokenizer_(tokenizer) {
+  for (const int64_t length : lengths) lengths_.push_back({.tokens = length});
   const std::shared_ptr<const LocalText> text = read_haystack(options.haystack);
   const std::vector<std::string> words = read_words(options.word_list);
   for (const std::string& name : options.tasks) {
@@ -217,52 +229,80 @@ TextTaskEvaluation::TextTaskEvaluation(const TextTaskEvalOptions& options,
   }
 }
 
-MemoryReport TextTaskEvaluation::plan(const ModelConfig& config, Backend backend,
-                                      int64_t length) const {
-  // The longest prompt is that of the shortest answer.
-  int64_t answer = length - 1;
-  for (const auto& task : tasks_) answer = std::min(answer, task->tokens_to_generate());
-  return plan_generation(config, backend, length - answer, answer);
+MemoryReport TextTaskEvaluation::plan(const ModelConfig& config, Backend backend, size_t room) {
+  const auto of = [&](const Length& length) {
+    // Capacity for a token and one more, although no prompt is as short.
+    return plan_serving(config, backend, length.slots, std::max<int64_t>(length.tokens, 2));
+  };
+  MemoryReport largest;
+  for (Length& length : lengths_) {
+    length.slots = std::min(options_.slots, options_.samples);
+    MemoryReport plan = of(length);
+    while (length.slots > 1 && plan.total_bytes() > room) {
+      length.slots = (length.slots + 1) / 2;
+      plan = of(length);
+    }
+    if (plan.total_bytes() > largest.total_bytes()) largest = std::move(plan);
+  }
+  return largest;
+}
+
+std::vector<SampleScore> TextTaskEvaluation::answer(Control& ranks, InferenceModel& model,
+                                                    const TextTask& task,
+                                                    const Length& length) const {
+  DecodeBatch batch(model.model(), model.params(), model.stream(), length.slots, length.tokens,
+                    {.vocab = tokenizer_.size()});
+  const auto continuation = [&](std::span<const TextSample> samples, int64_t max_tokens) {
+    std::vector<std::vector<int32_t>> prompts;
+    for (const TextSample& sample : samples) prompts.push_back(sample.prompt);
+    const SamplingOptions greedy = {
+        .max_tokens = max_tokens, .temperature = 0, .vocab = tokenizer_.size()};
+    const auto say = [&](size_t i) {
+      ranks.progress(fmt::format("prompt {} of {}", i, samples.size()), kLongPrompt);
+    };
+    std::vector<Continuation> answers;
+    for (const std::vector<int32_t>& tokens :
+         generate_all(batch, prompts, greedy, tokenizer_.eos(), say)) {
+      answers.push_back({tokenizer_.decode(tokens), static_cast<int64_t>(tokens.size())});
+    }
+    return answers;
+  };
+  // All ranks form the same groups, however many of a group this one continues together.
+  return score_samples(ranks, task, length.tokens, options_.samples, options_.slots, continuation);
 }
 
 Json TextTaskEvaluation::score(Control& ranks, InferenceModel& model, const TextTask& task,
-                               int64_t length, bool table) const {
-  if (const std::string problem = task.problem(length, options_.samples); !problem.empty()) {
-    if (table) fmt::print("{:<24}{:>8}  absent: {}\n", name_of(task.kind()), length, problem);
-    return {{"length", length}, {"absent", problem}};
+                               const Length& length, bool table) const {
+  if (const std::string problem = task.problem(length.tokens, options_.samples); !problem.empty()) {
+    if (table)
+      fmt::print("{:<24}{:>8}  absent: {}\n", name_of(task.kind()), length.tokens, problem);
+    return {{"length", length.tokens}, {"absent", problem}};
   }
-  const auto continuation = [&](std::span<const int32_t> prompt, int64_t max_tokens) {
-    const SamplingOptions greedy = {
-        .max_tokens = max_tokens, .temperature = 0, .vocab = tokenizer_.size()};
-    const std::vector<int32_t> tokens =
-        generate(model.model(), model.params(), model.stream(), prompt, greedy, tokenizer_.eos());
-    return Continuation{tokenizer_.decode(tokens), static_cast<int64_t>(tokens.size())};
-  };
-  const std::vector<SampleScore> scores =
-      score_samples(ranks, task, length, options_.samples, continuation);
-  if (table) print_score(task, length, scores);
-  Json json = {{"length", length}};
+  const std::vector<SampleScore> scores = answer(ranks, model, task, length);
+  if (table) print_score(task, length.tokens, scores);
+  Json json = {{"length", length.tokens}};
   json.update(mean_json(mean_score(scores)));
   if (task.has_depth()) json["depths"] = depths_json(scores_by_depth(scores, options_.depths));
   json["results"] = samples_json(scores);
   return json;
 }
 
-Json TextTaskEvaluation::run(Control& ranks, InferenceModel& model,
-                             const std::vector<int64_t>& lengths, bool table) const {
-  Json results = Json::array();
+Json TextTaskEvaluation::run(Control& ranks, InferenceModel& model, bool table,
+                             const Progress& progress) const {
+  Json results = {{"seed", options_.seed}, {"depths", options_.depths}, {"tasks", Json::array()}};
   if (table) print_head();
   for (const auto& task : tasks_) {
-    Json result = {{"task", name_of(task->kind())},
-                   {"tokens_to_generate", task->tokens_to_generate()},
-                   {"lengths", Json::array()}};
-    for (const int64_t length : lengths) {
+    results["tasks"].push_back({{"task", name_of(task->kind())},
+                                {"tokens_to_generate", task->tokens_to_generate()},
+                                {"lengths", Json::array()}});
+    Json& result = results["tasks"].back();
+    for (const Length& length : lengths_) {
       result["lengths"].push_back(score(ranks, model, *task, length, table));
+      progress(results);
     }
     if (table) print_depths(result);
-    results.push_back(std::move(result));
   }
-  return {{"seed", options_.seed}, {"depths", options_.depths}, {"tasks", std::move(results)}};
+  return results;
 }
 
 }  // namespace sbtrain
