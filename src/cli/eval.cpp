@@ -55,7 +55,7 @@ struct EvalOptions {
   int64_t window = 0;
   int64_t stride = 0;
   AttentionEvalOptions attention;
-  TextTaskEvalOptions text_tasks;
+  TextTaskEvalOptions tasks;
   RopeOptions rope;
   const CLI::Option* json = nullptr;  // tells whether --json was given
   std::string json_file;              // empty: print the object
@@ -446,7 +446,7 @@ void evaluate_text_tasks(const Evaluation& run) {
   // No text of a prompt is meant as a special token, also not in a haystack.
   const Tokenizer tokenizer(
       load_tokenizer(run.checkpoint, run.config, training, options.tokenizer).path());
-  TextTaskEvaluation tasks(options.text_tasks, options.lengths, tokenizer, training);
+  TextTaskEvaluation tasks(options.tasks, options.lengths, tokenizer, training);
   const MemoryReport plan = tasks.plan(run.config.model, run.backend, run.room());
   run.require_memory_for(plan);
   InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
@@ -476,7 +476,7 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
   const Evaluation run(options, job);
   if (options.attention.asked()) {
     evaluate_attention(run);
-  } else if (options.text_tasks.asked()) {
+  } else if (options.tasks.asked()) {
     evaluate_text_tasks(run);
   } else if (!options.lengths.empty()) {
     evaluate_lengths(run);
@@ -494,7 +494,7 @@ ExitCode run_eval(const EvalOptions& options) {
   return run_job({.prepare =
                       [&](const Launch&) {
                         options.attention.check();
-                        options.text_tasks.check(options.lengths);
+                        options.tasks.text_tasks.check(options.lengths);
                         return Deadlines{};
                       },
                   .ranks =
@@ -589,7 +589,7 @@ void add_eval(CLI::App& app, Action& action) {
                       ->expected(0, 1);
   add_windows(*command, *options);
   options->attention.add(*command);
-  options->text_tasks.add(*command);
+  options->tasks.add(*command);
   command->callback([options, &action] { action = [options] { return run_eval(*options); }; });
 }
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cli/run_tokenizer.h"
+#include "cli/text_tasks.h"
 #include "data/tokenizer.h"
 #include "eval/text_scores.h"
-#include "eval/text_task.h"
 #include "parallel/control.h"
 #include "serve/inference.h"
 
@@ -22,19 +22,12 @@ class App;
 namespace sbtrain {
 
 struct TextTaskEvalOptions {
-  std::vector<std::string> tasks;  // names of TextTaskKind
-  int64_t samples = 100;           // of each length
-  int64_t slots = 64;              // prompts that are continued together at most
-  std::vector<double> depths;      // as in TextTaskOptions
-  std::string haystack;            // file with the text for needle_local_*
-  std::string word_list;           // file with the words for cwe
-  uint64_t seed = 42;
+  TextTaskSelection text_tasks;
+  int64_t slots = 64;  // prompts that are continued together at most
 
   // To be called when the command has its other options, of which --tasks excludes many.
   void add(CLI::App& command);
-  // Throws ExitCode::kUsage for options that do not go together.
-  void check(const std::vector<int64_t>& lengths) const;
-  bool asked() const { return !tasks.empty(); }
+  bool asked() const { return !text_tasks.tasks.empty(); }
 };
 
 // The tasks of --tasks for the tokenizer of a model.

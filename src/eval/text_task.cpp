@@ -103,9 +103,20 @@ std::string TextTask::problem(int64_t length, int64_t samples) const {
   return fitting_units(length, 0) == writer_->most_units() ? writer_->shortage() : "";
 }
 
-TextSample TextTask::sample(int64_t length, int64_t index) const {
+int64_t TextTask::units_of_sample(int64_t length, int64_t index) const {
   const int64_t units = fitting_units(length, index);
   if (units == 0) fail(ExitCode::kUsage, "{}", problem(length, index + 1));
+  return units;
+}
+
+std::pair<std::string, std::vector<std::string>> TextTask::text(int64_t length,
+                                                                int64_t index) const {
+  TextPrompt prompt = writer_->write(length, index, units_of_sample(length, index));
+  return {std::move(prompt.text), std::move(prompt.answers)};
+}
+
+TextSample TextTask::sample(int64_t length, int64_t index) const {
+  const int64_t units = units_of_sample(length, index);
   const TextPrompt prompt = writer_->write(length, index, units);
   TextSample sample{.prompt = encode_(prompt.text),
                     .answers = prompt.answers,

@@ -348,10 +348,19 @@ TEST_F(SystemTest, FindsTheAnswerThatItHasLearned) {
                       [&](const std::string& text) { return tokenizer.encode(text); });
   constexpr int64_t kLength = 384;
   const TextSample sample = task.sample(kLength, 0);
-  const nlohmann::json document = {
-      {"text", tokenizer.decode(sample.prompt) + " It is " + sample.answers.front() + "."}};
+  const auto samples = [&](const std::string& length) {
+    return run({"data", "tasks", "--tasks", "passkey", "--lengths", length, "--samples", "1",
+                "--seed", "42", "--tokenizer", path("tokenizer.model"), "--output",
+                path("sample.jsonl")});
+  };
+  EXPECT_EQ(samples("100"), 2);
+  EXPECT_NE(output_.find("--lengths: 100: passkey needs"), std::string::npos) << output_;
+  ASSERT_EQ(samples(std::to_string(kLength)), 0) << output_;
+  const std::string line = read_file(path("sample.jsonl"));
+  EXPECT_EQ(nlohmann::json::parse(line).at("text"),
+            tokenizer.decode(sample.prompt) + " " + sample.answers.front() + ".");
   std::string lines;
-  for (int i = 0; i < 50; ++i) lines += document.dump() + "\n";
+  for (int i = 0; i < 50; ++i) lines += line;
   write_file(path("learn.jsonl"), lines);
   ASSERT_EQ(run({"prepare", "--input", path("learn.jsonl"), "--tokenizer", path("tokenizer.model"),
                  "--output", path("learn.h5")}),
