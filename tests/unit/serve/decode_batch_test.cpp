@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "serve/generate.h"
 #include "small_model.h"
 
 namespace sbtrain::test {
@@ -142,6 +143,36 @@ TEST(DecodeBatch, DrawsFromTheTokensOfTheVocabulary) {
     if (step % 2 == 1) batch.fetch_logits();
   }
   EXPECT_TRUE(others);
+}
+
+// More prompts than slots, of which some end early: each is continued as if it were alone.
+TEST(DecodeBatch, ContinuesManyPromptsAsGenerateContinuesEach) {
+  const ModelConfig config = small_config(kAllCaches);
+  for (const double temperature : {0.0, 1.0}) {
+    const SamplingOptions options = {.max_tokens = 12, .temperature = temperature};
+    std::vector<std::vector<int32_t>> prompts, expected;
+    size_t ended_early = 0;
+    constexpr int32_t kStop = 7;
+    for (int i = 0; i < 40; ++i) {
+      prompts.push_back(random_prompt(1 + 5 * i % 30, 500 + static_cast<uint64_t>(i)));
+      SmallModel model(config);
+      expected.push_back(generate(model.run.model(), model.run.params(), model.run.stream(),
+                                  prompts.back(), options, kStop));
+      ended_early += expected.back().size() < 12;
+    }
+    EXPECT_GT(ended_early, 0U);
+    EXPECT_LT(ended_early, prompts.size());
+    for (const int64_t slots : {1, 3, 64}) {
+      SmallModel model(config, slots);
+      std::vector<size_t> begun;
+      EXPECT_EQ(
+          generate_all(model.batch, prompts, options, kStop, [&](size_t i) { begun.push_back(i); }),
+          expected);
+      ASSERT_EQ(begun.size(), prompts.size());
+      EXPECT_TRUE(std::ranges::is_sorted(begun));
+      EXPECT_EQ(model.batch.free_slots(), slots);
+    }
+  }
 }
 
 TEST(DecodeBatch, RefusesWhatDoesNotFit) {
