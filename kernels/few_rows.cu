@@ -18,12 +18,15 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kTileOutputs = 16;  // rows of w in one mma
+constexpr int kHalf = 8;          // of them; with swiglu the gates, then the values
 constexpr int kTileRows = 8;      // rows of x in one mma
 constexpr int kChunk = 32;        // channels of two mma
 constexpr int kChunkVectors = 4;  // of 8 channels, 16 bytes
 // Blocks compute fewer outputs rather than leave more than half of the multiprocessors of an H200
 // idle.
 constexpr int64_t kFewestBlocks = 64;
+// Up to this many channels, two blocks with two tiles of outputs each fit a multiprocessor.
+constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
 
 // Eight neighbouring channels of one row, bf16. Lane q of four has channels 8q to 8q+7 of a chunk.
 // The products of a chunk take them in the order of the lanes, which is the same for x and w.
@@ -59,22 +62,29 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& lo
                     x.pair[3]);
 }
 
-__device__ __forceinline__ float2 floats_of(uint32_t pair) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
-}
-
-// x * w, rounded to bf16; the squares of x are added to `squares`.
-__device__ __forceinline__ Eight weigh(const Eight& x, const Eight& w, float& squares) {
+// x * w, rounded to bf16.
+__device__ __forceinline__ Eight weigh(const Eight& x, const Eight& w) {
   Eight y;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float2 a = floats_of(x.pair[i]);
-    const float2 b = floats_of(w.pair[i]);
-    squares = fmaf(a.x, a.x, squares);
-    squares = fmaf(a.y, a.y, squares);
-    y.pair[i] = pack_bf16(a.x * b.x, a.y * b.y);
+    const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&x.pair[i]),
+                                           *reinterpret_cast<const __nv_bfloat162*>(&w.pair[i]));
+    y.pair[i] = *reinterpret_cast<const uint32_t*>(&product);
   }
   return y;
+}
+
+// Adds the products of the rows of two tiles with themselves: sums (g, g) and (g + 8, g) of an mma
+// become the squares of rows g of tile j, for even and odd j. x is both of its matrices.
+__device__ __forceinline__ void add_squares(float (&sums)[4], int j, const Eight& x) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    if (j % 2 == 0) {
+      mma_m16n8k16_bf16(sums, {x.pair[i], 0, x.pair[i + 1], 0}, x.pair[i], x.pair[i + 1]);
+    } else {
+      mma_m16n8k16_bf16(sums, {0, x.pair[i], 0, x.pair[i + 1]}, x.pair[i], x.pair[i + 1]);
+    }
+  }
 }
 
 // What is added to an output; 0 beyond the last row and output.
@@ -115,7 +125,7 @@ struct Split {
 template <int kOutputTiles, int kRowTiles>
 struct Sizes {
   static constexpr int kMostStages = kOutputTiles == 4 ? 3 : 2;
-  static constexpr int kMostOfStage = 8 / kOutputTiles;  // chunks
+  static constexpr int kMostOfStage = kRowTiles == 1 ? 8 : 8 / kOutputTiles;  // chunks
   static constexpr int kOutputs = kTileOutputs * kOutputTiles;
   static constexpr int kStageRows = kOutputs + 1;  // the last one holds the weights of the norm
   static constexpr int kRows = kTileRows * kRowTiles;
@@ -172,50 +182,80 @@ class Weights {
     const int vector = lane_ % kLanes;
     const int channel = (first_chunk_ + begin) * kChunk + 8 * vector;
     if (vector < kChunkVectors * min(split_.of_stage, chunks_ - begin)) {
-#pragma unroll 4
-      for (int first = 0; first < S::kOutputs; first += 32 / kLanes) {
-        const int row = first + lane_ / kLanes;
-        copy_vector(address(stage, row, vector), p_.w.row(row_of_w(row)), channel);
+      for (int i = 0; i < kOutputTiles; ++i) {
+        const int64_t tile = first_tile_ + i;
+        const int64_t output = tile * (p_.swiglu ? kHalf : kTileOutputs);
+        const auto left = static_cast<int>(min(p_.n - output, int64_t{kTileOutputs}));
+        const bf16* low = p_.w.row(output) + channel;
+        const int64_t to_high = p_.swiglu ? p_.n : kHalf;
+        copy_half<kLanes>(stage, kTileOutputs * i, vector, channel, low, left);
+        copy_half<kLanes>(stage, kTileOutputs * i + kHalf, vector, channel,
+                          low + to_high * p_.w.stride, p_.swiglu ? left : left - kHalf);
       }
       if (p_.norm_w != nullptr && lane_ < kLanes) {
-        copy_vector(address(stage, S::kOutputs, vector), p_.norm_w, channel);
+        copy_vector(address(stage, S::kOutputs, vector), p_.norm_w + channel, channel);
       }
     }
     cp_async_commit();
   }
-  // Eight channels of a chunk of the stage, of rows g and g + 8 of a tile.
-  __device__ void load(int stage, int chunk, int tile, Eight& low, Eight& high) const {
-    const int row = kTileOutputs * tile + lane_ / 4;
-    low = load_vector(stage, row, chunk);
-    high = load_vector(stage, row + 8, chunk);
-  }
-  __device__ Eight load_norm(int stage, int chunk) const {
-    return load_vector(stage, S::kOutputs, chunk);
-  }
+  // Reads a stage. The lanes of a chunk's row have eight of its channels each.
+  class Stage {
+   public:
+    __device__ Stage(const Weights& w, int stage)
+        : row_bytes_(16 * kChunkVectors * w.split_.of_stage),
+          norm_(w.address(stage, S::kOutputs, w.lane_ % 4)) {
+      // Rows g and g + 8 of all tiles are odd or even alike.
+      const int flipped = 16 * (w.lane_ / 4 % 2 * w.flip_);
+      const unsigned char* row =
+          w.shared_ + 16 * (w.lane_ % 4) +
+          (stage % w.split_.stages * S::kStageRows + w.lane_ / 4) * row_bytes_;
+      even_ = row + flipped;
+      odd_ = row - flipped;
+    }
+    // Of row g of half a tile.
+    __device__ Eight load(int chunk, int tile, int half) const {
+      return load_vector((chunk % 2 == 0 ? even_ : odd_) +
+                         (kTileOutputs * tile + kHalf * half) * row_bytes_ + kChunkBytes * chunk);
+    }
+    __device__ Eight load_norm(int chunk) const { return load_vector(norm_ + kChunkBytes * chunk); }
+
+   private:
+    static constexpr int kChunkBytes = 16 * kChunkVectors;
+    static __device__ Eight load_vector(const unsigned char* from) {
+      const uint4 x = *reinterpret_cast<const uint4*>(from);
+      return {{x.x, x.y, x.z, x.w}};
+    }
+    int row_bytes_;
+    const unsigned char* norm_;
+    const unsigned char* even_;  // of the row's even chunks, as if the row began there
+    const unsigned char* odd_;
+  };
 
  private:
-  // Rows beyond the last output are those of the last one; what comes of them is not stored.
-  __device__ int64_t row_of_w(int row) const {
-    const int64_t tile = first_tile_ + row / kTileOutputs;
-    const int in_tile = row % kTileOutputs;
-    if (!p_.swiglu) return min(tile * kTileOutputs + in_tile, p_.n - 1);
-    const int64_t output = min(tile * 8 + in_tile % 8, p_.n - 1);
-    return in_tile < 8 ? output : p_.n + output;
-  }
-  __device__ void copy_vector(unsigned char* to, const bf16* row, int channel) const {
-    const int channels = static_cast<int>(p_.k);
-    if constexpr (kVectors) {
-      const bool valid = channel < channels;
-      cp_async16(shared_address(to), valid ? row + channel : row, valid);
-    } else {
-      const Eight x = load_eight<false>(row, channel, channels);
-      *reinterpret_cast<uint4*>(to) = {x.pair[0], x.pair[1], x.pair[2], x.pair[3]};
+  // Rows [first, first + 8) of a stage, of which `from` is the first; zeros for those that `left`
+  // does not count.
+  template <int kLanes>
+  __device__ void copy_half(int stage, int first, int vector, int channel, const bf16* from,
+                            int left) const {
+    constexpr int kAtOnce = 32 / kLanes;
+    const int mine = lane_ / kLanes;
+    from += mine * p_.w.stride;
+#pragma unroll
+    for (int row = 0; row < kHalf; row += kAtOnce) {
+      copy_vector(address(stage, first + row + mine, vector), from, channel, row + mine < left);
+      from += kAtOnce * p_.w.stride;
     }
   }
-  __device__ Eight load_vector(int stage, int row, int chunk) const {
-    const unsigned char* from = address(stage, row, kChunkVectors * chunk + lane_ % 4);
-    const uint4 x = *reinterpret_cast<const uint4*>(from);
-    return {{x.x, x.y, x.z, x.w}};
+  // Eight channels from `channel` on, which `from` points to.
+  __device__ void copy_vector(unsigned char* to, const bf16* from, int channel,
+                              bool valid = true) const {
+    const int channels = static_cast<int>(p_.k);
+    if constexpr (kVectors) {
+      cp_async16(shared_address(to), from, valid && channel < channels);
+    } else {
+      const Eight x = valid ? load_eight<false>(from - channel, channel, channels) : Eight{};
+      *reinterpret_cast<uint4*>(to) = {x.pair[0], x.pair[1], x.pair[2], x.pair[3]};
+    }
   }
   __device__ unsigned char* address(int stage, int row, int vector) const {
     const int first = (stage % split_.stages * S::kStageRows + row) * split_.of_stage;
@@ -235,11 +275,10 @@ class Weights {
 // warps share the channels, and their sums are added in the order of the warps. A warp holds the x
 // of kHeld stages, all of which arrive at once.
 template <int kOutputTiles, int kRowTiles, int kHeld, bool kVectors>
-__global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1
-                                            : kHeld > 1   ? 2
-                                                          : 4)
+__global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
     few_rows_kernel(const __grid_constant__ FewRows p, const __grid_constant__ Split split) {
   using S = Sizes<kOutputTiles, kRowTiles>;
+  constexpr bool kMore = kRowTiles > 1 || kHeld > 1;  // than one stage, perhaps
   __shared__ float squares_of[kWarps][S::kRows];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -248,26 +287,23 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1
   const int rows = static_cast<int>(p.rows);
   const unsigned warp_bytes = S::warp_bytes(split);
   const int64_t first_tile = int64_t{blockIdx.x} * kOutputTiles;
-  const Weights<kOutputTiles, kRowTiles, kVectors> w(p, split, memory + warp * warp_bytes,
-                                                     first_tile, warp, lane);
+  using W = Weights<kOutputTiles, kRowTiles, kVectors>;
+  const W w(p, split, memory + warp * warp_bytes, first_tile, warp, lane);
   let_next_kernel_begin();
 #pragma unroll
-  for (int stage = 0; stage < S::kMostStages; ++stage) w.copy(stage);
+  for (int stage = 0; stage < (kMore ? S::kMostStages : 1); ++stage) w.copy(stage);
   wait_for_previous_kernel();
 
   const int chunks = w.chunks();
-  const int left_of_x = static_cast<int>(p.k) - w.channel(0);
+  const int left_of_x = min(static_cast<int>(p.k) - w.channel(0), kChunk * chunks - 8 * q);
   const auto load_x = [&](Eight(&x)[kRowTiles], int chunk) {
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) {
       const int row = kTileRows * j + g;
-      x[j] = Eight{};
-      if (chunk < chunks && row < rows) {
-        x[j] = load_eight<kVectors>(p.x.row(row) + w.channel(0), kChunk * chunk, left_of_x);
-      }
+      x[j] = load_eight<kVectors>(p.x.row(row) + w.channel(0), kChunk * chunk,
+                                  row < rows ? left_of_x : 0);
     }
   };
-  constexpr bool kMore = kRowTiles > 1 || kHeld > 1;  // than one stage, perhaps
   // One tile of rows: all chunks of the first kHeld stages. Several: one chunk.
   constexpr int kOfStage = kRowTiles == 1 ? S::kMostOfStage : 1;
   Eight x[kHeld][kOfStage][kRowTiles];
@@ -286,18 +322,20 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1
     residual[i] = load_residual(p, first_row, (first_tile + i) * kTileOutputs + tile_output);
   }
   float sums[kOutputTiles][kRowTiles][4] = {};
-  float squares[kRowTiles] = {};
-  const auto multiply = [&](int stage, int in_stage, Eight(&x)[kRowTiles]) {
+  float squares[(kRowTiles + 1) / 2][4] = {};
+  const auto multiply = [&](const auto& stage, int chunk, Eight(&x)[kRowTiles]) {
     if (p.norm_w != nullptr) {
-      const Eight norm = w.load_norm(stage, in_stage);
+      const Eight norm = stage.load_norm(chunk);
 #pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) x[j] = weigh(x[j], norm, squares[j]);
+      for (int j = 0; j < kRowTiles; ++j) {
+        add_squares(squares[j / 2], j, x[j]);
+        x[j] = weigh(x[j], norm);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kOutputTiles; ++i) {
-      Eight low;
-      Eight high;
-      w.load(stage, in_stage, i, low, high);
+      const Eight low = stage.load(chunk, i, 0);
+      const Eight high = stage.load(chunk, i, 1);
 #pragma unroll
       for (int j = 0; j < kRowTiles; ++j) multiply_chunk(sums[i][j], low, high, x[j]);
     }
@@ -308,12 +346,13 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1
       const int begin = stage * split.of_stage;
       const int end = min(begin + split.of_stage, chunks);
       if (begin >= end) break;
-      cp_async_wait<S::kMostStages - 1>();
+      cp_async_wait<kMore ? S::kMostStages - 1 : 0>();
       __syncwarp();  // the other lanes have waited too
+      const typename W::Stage of_w(w, stage);
       if constexpr (kRowTiles == 1) {
 #pragma unroll
         for (int c = 0; c < kOfStage; ++c) {
-          if (begin + c < end) multiply(stage, c, x[h][c]);
+          if (begin + c < end) multiply(of_w, c, x[h][c]);
           if constexpr (kMore) load_x(x[h][c], begin + kHeld * split.of_stage + c);
         }
       } else {
@@ -321,7 +360,7 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1
         for (int chunk = begin; chunk < end; ++chunk) {
           Eight next[kRowTiles];
           load_x(next, chunk + 1);
-          multiply(stage, chunk - begin, x[0][0]);
+          multiply(of_w, chunk - begin, x[0][0]);
 #pragma unroll
           for (int j = 0; j < kRowTiles; ++j) x[0][0][j] = next[j];
         }
@@ -333,12 +372,12 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1
   }
   cp_async_wait<0>();
 
-  if (p.norm_w != nullptr) {
+  if (p.norm_w != nullptr && q == g / 2) {  // this lane has the sums (g, g) and (g + 8, g)
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) {
-      squares[j] += __shfl_xor_sync(~0u, squares[j], 1);
-      squares[j] += __shfl_xor_sync(~0u, squares[j], 2);
-      if (q == 0) squares_of[warp][kTileRows * j + g] = squares[j];
+      const float(&sum)[4] = squares[j / 2];
+      const int tile = j % 2 * 2;
+      squares_of[warp][kTileRows * j + g] = g % 2 == 0 ? sum[tile] : sum[tile + 1];
     }
   }
   const auto sums_of = [&](int from) {
@@ -409,14 +448,15 @@ void launch(cudaStream_t stream, const FewRows& p) {
 template <int kRowTiles>
 void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
   if (!vectors) return launch<1, kRowTiles, false>(stream, p);
-  // A block reads all of x, which counts once that is as much as its part of w.
+  // A block reads all of x, which counts once that is as much as its part of w. Fewer blocks also
+  // execute fewer instructions, but one row has several of them on each multiprocessor.
   const int64_t products = p.swiglu ? 2 * p.n : p.n;
   const auto fills = [&](int tiles) { return products / (kTileOutputs * tiles) >= kFewestBlocks; };
   if constexpr (kRowTiles > 2) {
     if (fills(4)) return launch<4, kRowTiles, true>(stream, p);
   }
-  if constexpr (kRowTiles > 1) {
-    if (fills(2)) return launch<2, kRowTiles, true>(stream, p);
+  if (fills(2) && (kRowTiles > 1 || p.k <= kMostForTwoTiles)) {
+    return launch<2, kRowTiles, true>(stream, p);
   }
   launch<1, kRowTiles, true>(stream, p);
 }
