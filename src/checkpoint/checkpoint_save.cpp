@@ -223,7 +223,8 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
       if (!leader) return "";
       require_folder(run);
       storage.remove_tree(fresh);
-      storage.make_folders(fresh);
+      storage.make_folder(parent);
+      storage.make_folder(fresh);
       storage.sync_folder(run);
       return "";
     });

@@ -40,16 +40,16 @@ void sync_and_close(FileDescriptor& fd, const fs::path& path) {
 
 }  // namespace
 
-OutputFile::OutputFile(const Storage& storage, fs::path path)
-    : storage_(&storage), path_(std::move(path)) {
-  storage_->before("create", path_);
+OutputFile::OutputFile(Storage storage, fs::path path)
+    : storage_(std::move(storage)), path_(std::move(path)) {
+  storage_.before("create", path_);
   fd_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (fd_.get() < 0) fail_storage("create", path_, errno);
 }
 
 void OutputFile::reserve(uint64_t bytes) {
   if (bytes == 0) return;
-  storage_->before("reserve", path_);
+  storage_.before("reserve", path_);
   int result = 0;
   do {
     result = ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes));
@@ -62,7 +62,7 @@ void OutputFile::write_at(uint64_t offset, const void* data, size_t bytes) const
   const char* at = static_cast<const char*>(data);
   const uint64_t begin = offset;
   while (bytes > 0) {
-    storage_->before("write", path_);
+    storage_.before("write", path_);
     const ssize_t written =
         ::pwrite(fd_.get(), at, std::min(bytes, kMaxWrite), static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
@@ -77,7 +77,7 @@ void OutputFile::write_at(uint64_t offset, const void* data, size_t bytes) const
 }
 
 void OutputFile::finish() {
-  storage_->before("flush", path_);
+  storage_.before("flush", path_);
   sync_and_close(fd_, path_);
 }
 
@@ -98,6 +98,11 @@ OutputFile Storage::create(const fs::path& path) const {
 void Storage::make_folders(const fs::path& path) const {
   before("create folder", path);
   sbtrain::make_folders(path);
+}
+
+void Storage::make_folder(const fs::path& path) const {
+  before("create folder", path);
+  sbtrain::make_folder(path);
 }
 
 void Storage::sync_folder(const fs::path& path) const {
@@ -132,7 +137,7 @@ void Storage::remove_tree(const fs::path& path) const {
 }
 
 void Storage::replace_file(const fs::path& path, std::string_view content) const {
-  sbtrain::replace_file(path, content, hook_);
+  sbtrain::replace_file(path, content, hook_, MissingFolders::kError);
 }
 
 InputFile::InputFile(fs::path path)

@@ -19,7 +19,38 @@
 
 namespace sbtrain {
 
-class Storage;
+class OutputFile;
+
+class Storage {
+ public:
+  Storage() = default;
+  explicit Storage(IoHook hook) : hook_(std::move(hook)) {}
+
+  // Creates a file; an existing one is an error.
+  OutputFile create(const std::filesystem::path& path) const;
+  // Makes the folder and its missing parents; it may exist already.
+  void make_folders(const std::filesystem::path& path) const;
+  // Makes the folder in one that exists; it may exist already.
+  void make_folder(const std::filesystem::path& path) const;
+  // fsync, after which the names in the folder survive a power failure.
+  void sync_folder(const std::filesystem::path& path) const;
+  void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
+  // Swaps two folders in one step; false if the file system cannot.
+  bool exchange(const std::filesystem::path& a, const std::filesystem::path& b) const;
+  // Removes whatever is at `path`; there may be nothing.
+  void remove_tree(const std::filesystem::path& path) const;
+  // Replaces a small file in a folder that exists, so that a reader sees the old or the new
+  // content, never a part.
+  void replace_file(const std::filesystem::path& path, std::string_view content) const;
+
+ private:
+  friend class OutputFile;
+  int injected(std::string_view operation, const std::filesystem::path& path) const;
+  void before(std::string_view operation, const std::filesystem::path& path) const;
+  IoHook hook_;
+  // One call of the hook at a time, from whichever thread.
+  std::shared_ptr<std::mutex> hook_mutex_ = std::make_shared<std::mutex>();
+};
 
 // A new file. Its content is guaranteed only after finish().
 class OutputFile {
@@ -36,38 +67,10 @@ class OutputFile {
 
  private:
   friend class Storage;
-  OutputFile(const Storage& storage, std::filesystem::path path);
-  const Storage* storage_;
+  OutputFile(Storage storage, std::filesystem::path path);
+  Storage storage_;
   std::filesystem::path path_;
   FileDescriptor fd_;
-};
-
-class Storage {
- public:
-  Storage() = default;
-  explicit Storage(IoHook hook) : hook_(std::move(hook)) {}
-
-  // Creates a file; an existing one is an error.
-  OutputFile create(const std::filesystem::path& path) const;
-  // Makes the folder and its missing parents; it may exist already.
-  void make_folders(const std::filesystem::path& path) const;
-  // fsync, after which the names in the folder survive a power failure.
-  void sync_folder(const std::filesystem::path& path) const;
-  void rename(const std::filesystem::path& from, const std::filesystem::path& to) const;
-  // Swaps two folders in one step; false if the file system cannot.
-  bool exchange(const std::filesystem::path& a, const std::filesystem::path& b) const;
-  // Removes whatever is at `path`; there may be nothing.
-  void remove_tree(const std::filesystem::path& path) const;
-  // Replaces a small file so that a reader sees the old or the new content, never a part.
-  void replace_file(const std::filesystem::path& path, std::string_view content) const;
-
- private:
-  friend class OutputFile;
-  int injected(std::string_view operation, const std::filesystem::path& path) const;
-  void before(std::string_view operation, const std::filesystem::path& path) const;
-  IoHook hook_;
-  // One call of the hook at a time, from whichever thread.
-  std::shared_ptr<std::mutex> hook_mutex_ = std::make_shared<std::mutex>();
 };
 
 // An existing regular file, read at any offset.

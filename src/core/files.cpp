@@ -154,6 +154,12 @@ void make_folders(const fs::path& folder) {
   if (error) fail_storage("create the folder", folder, error.value());
 }
 
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directory(folder, error);
+  if (error) fail_storage("create the folder", folder, error.value());
+}
+
 void sync_folder(const fs::path& folder) {
   const FileDescriptor fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) fail_storage("open the folder", folder, errno);
@@ -163,13 +169,13 @@ void sync_folder(const fs::path& folder) {
   }
 }
 
-AtomicFile::AtomicFile(fs::path path, IoHook hook)
+AtomicFile::AtomicFile(fs::path path, IoHook hook, MissingFolders missing)
     : path_(behind_links(std::move(path))),
       temporary_(with_suffix(path_, ".tmp")),
       hook_(std::move(hook)) {
   check_replaceable(path_);
   before("create");
-  make_folders(folder_of(path_));
+  if (missing == MissingFolders::kMake) make_folders(folder_of(path_));
   fd_ = create_temporary(temporary_);
 }
 
@@ -209,8 +215,9 @@ void AtomicFile::commit() {
   sync_folder(folder_of(path_));
 }
 
-void replace_file(const fs::path& path, std::string_view content, IoHook hook) {
-  AtomicFile file(path, std::move(hook));
+void replace_file(const fs::path& path, std::string_view content, IoHook hook,
+                  MissingFolders missing) {
+  AtomicFile file(path, std::move(hook), missing);
   file.write(content);
   file.commit();
 }

@@ -45,19 +45,25 @@ std::string try_read_input(const std::filesystem::path& path, size_t max_bytes,
 
 // Makes the folder and its missing parents; it may exist already.
 void make_folders(const std::filesystem::path& folder);
+// Makes the folder in one that exists; it may exist already.
+void make_folder(const std::filesystem::path& folder);
 
 // fsync of a folder, after which the names in it survive a power failure.
 void sync_folder(const std::filesystem::path& folder);
 
+// What becomes of the missing folders of a file that is written. Where a folder may be moved away
+// by somebody else, as that of a run, writing must not make it again: kError.
+enum class MissingFolders : uint8_t { kMake, kError };
+
 // A file that is written beside its final place, as PATH.tmp. commit() gives it its name; without
-// commit() it is removed. Missing folders are made. A symbolic link is kept, and the file that it
-// points to is replaced. A PATH.tmp that a killed process left is replaced; one that another
-// process is writing is an error.
+// commit() it is removed. A symbolic link is kept, and the file that it points to is replaced. A
+// PATH.tmp that a killed process left is replaced; one that another process is writing is an error.
 class AtomicFile {
  public:
   // Throws ExitCode::kUsage, before anything is written, when `path` exists and is not a regular
   // file, or when another process is writing it.
-  explicit AtomicFile(std::filesystem::path path, IoHook hook = {});
+  explicit AtomicFile(std::filesystem::path path, IoHook hook = {},
+                      MissingFolders missing = MissingFolders::kMake);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -81,7 +87,8 @@ class AtomicFile {
 };
 
 // Replaces a file so that a reader sees the old or the new content, never a part.
-void replace_file(const std::filesystem::path& path, std::string_view content, IoHook hook = {});
+void replace_file(const std::filesystem::path& path, std::string_view content, IoHook hook = {},
+                  MissingFolders missing = MissingFolders::kMake);
 
 // A file without a name in `folder`, open for reading and writing. It disappears with its
 // descriptor, however the process ends.

@@ -50,7 +50,7 @@ void prepare(const std::string& path, std::optional<int64_t> resumed_step) {
     return;
   }
   const Kept kept = read_up_to(path, *resumed_step);
-  if (kept.dropped > 0) replace_file(path, kept.text);
+  if (kept.dropped > 0) replace_file(path, kept.text, {}, MissingFolders::kError);
 }
 
 }  // namespace

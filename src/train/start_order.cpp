@@ -50,7 +50,7 @@ void StartOrder::note() const {
   if (!obeyed_) return;
   const nlohmann::json note = {
       {"resume", order_}, {"config_sha256", config_}, {"saves_before", sequence_}};
-  replace_file(file(), note.dump(2) + "\n");
+  replace_file(file(), note.dump(2) + "\n", {}, MissingFolders::kError);
 }
 
 void StartOrder::forget() const {

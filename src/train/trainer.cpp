@@ -79,7 +79,7 @@ void write_run_file(const fs::path& file, const std::string& text) {
     spdlog::info("{} differs from that of an earlier start, which is kept as {}", file.string(),
                  set_aside(file).string());
   }
-  replace_file(file, text);
+  replace_file(file, text, {}, MissingFolders::kError);
 }
 
 // Records the configuration, the machine, the program and the tokenizer, so that the model can be
@@ -92,7 +92,7 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
                                {"started", std::chrono::duration_cast<std::chrono::seconds>(
                                                std::chrono::system_clock::now().time_since_epoch())
                                                .count()}};
-  replace_file(run / kInfoFile, info.dump(2) + "\n");
+  replace_file(run / kInfoFile, info.dump(2) + "\n", {}, MissingFolders::kError);
   write_run_file(run / kConfigFile, config_yaml);
   if (tokenizer.empty()) return;
   const std::vector<TokenizerFile> files = tokenizer_files(tokenizer);
@@ -352,7 +352,7 @@ void Run::load_initial(const InitFrom& init) {
                                  {"weights", fs::absolute(found).string()},
                                  {"initialised", match.missing},
                                  {"not_used", match.unexpected}};
-  replace_file(folder_ / kInitFile, record.dump(2) + "\n");
+  replace_file(folder_ / kInitFile, record.dump(2) + "\n", {}, MissingFolders::kError);
 }
 
 // The choices of algorithms belong to the run: with others, a resumed run would round differently.
@@ -362,7 +362,7 @@ void Run::tune() {
   const std::string known = communicator_->broadcast(leads() ? text_of(file) : "", 0);
   const std::string choices = communicator_->broadcast(step_.tune(known), 0);
   if (!alone()) ops::set_choices(stream_, choices);
-  if (leads() && choices != known) replace_file(file, choices);
+  if (leads() && choices != known) replace_file(file, choices, {}, MissingFolders::kError);
 }
 
 // The state of a checkpoint is verified while it is loaded, so that it is read once. One that turns

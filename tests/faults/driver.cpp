@@ -125,6 +125,10 @@ std::string Faults::as_another_user(const std::string& setup) {
   return setup + "; set -- setpriv --reuid 65534 --regid 65534 --clear-groups \"$@\"";
 }
 
+std::string Faults::without_threads(const std::string& setup) {
+  return as_another_user("ulimit -u 1; export ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0; " + setup);
+}
+
 Faults::Arguments Faults::with_defaults(Arguments arguments, const Arguments& more,
                                         const Arguments& defaults) {
   for (size_t i = 0; i < defaults.size(); i += 2) {

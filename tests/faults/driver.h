@@ -61,6 +61,8 @@ class Faults : public testing::Test {
   // A setup for run_in with which the program runs as a user without privileges, where possible:
   // the limit on processes does not apply to the superuser.
   static std::string as_another_user(const std::string& setup);
+  // A setup under which no thread can be started. LeakSanitizer would need one at the end.
+  static std::string without_threads(const std::string& setup = ":");
   const std::string& output() const { return output_; }
   bool says(const std::string& text) const { return output_.find(text) != std::string::npos; }
 

@@ -34,6 +34,32 @@ TEST(Checkpoint, RoundTripIsBitwise) {
             (std::vector<std::string>{"latest", "step-00000100"}));
 }
 
+// Whenever the run folder is moved away, a save ends, and leaves nothing at the path: another job
+// may have begun there.
+TEST(Checkpoint, AFolderThatIsMovedIsNotMadeAgain) {
+  for (int at = 0;; ++at) {
+    TemporaryFolder parent;
+    const fs::path run = parent.path() / "run";
+    fs::create_directory(run);
+    save_step(run, 100);
+    int operations = 0;
+    const Storage storage(IoHook([&](std::string_view, const fs::path&) {
+      if (operations++ == at) fs::rename(run, parent.path() / "moved");
+      return 0;
+    }));
+    std::string failure;
+    try {
+      save_step(run, 200, 10, storage);
+    } catch (const Error& e) {
+      failure = e.what();
+      EXPECT_EQ(e.code(), ExitCode::kStorage) << failure;
+    }
+    if (operations <= at) break;  // a save has no more operations than that
+    EXPECT_FALSE(fs::exists(run)) << "moved at operation " << at << ": " << failure;
+    ASSERT_LT(at, 200);
+  }
+}
+
 TEST(Checkpoint, PartialReadsAndMisuse) {
   TemporaryFolder run;
   const CheckpointReader reader(save_step(run.path(), 1));
