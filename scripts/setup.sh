@@ -3,8 +3,8 @@
 # nothing and needs no root.
 #
 #   scripts/setup.sh [--check] [SECTION...]     sections: build (default), quickstart, test, lint,
-#                                               python; where nvcc is installed, build adds cuda and
-#                                               test adds cuda-test
+#                                               python, test-python; where nvcc is installed, build
+#                                               adds cuda and test adds cuda-test
 #   --check   only list what is missing; exit with 1 if anything required is missing
 set -euo pipefail
 
@@ -34,6 +34,17 @@ if { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then
   if [[ " ${sections[*]} " == *" test "* ]]; then sections+=(cuda-test); fi
 fi
 
+# The libraries of test-python stand beside Debian's PyTorch, whose NumPy they use.
+venv_folder=$here/../.venv
+venv_options=()
+pip_options=()
+if [[ " ${sections[*]} " == *" test-python "* ]]; then
+  [ ${#sections[@]} = 1 ] || die "test-python has an environment of its own: give it alone"
+  venv_folder=$here/../.venv-test
+  venv_options=(--system-site-packages)
+  pip_options=(--no-deps --only-binary=:all: --retries 1 --timeout 20)
+fi
+
 # The lines of one section: "name", "a | b", "/file | name", "name ?".
 read_section() {
   grep -qxF "[$1]" "$list" || die "no section [$1] in scripts/dependencies.txt"
@@ -56,17 +67,17 @@ folder_of() {
   echo "$here/../third_party/${name#nvidia-}"
 }
 
-# Whether .venv/ has the package of a line "venv:NAME==VERSION".
+# Whether the environment has the package of a line "venv:NAME==VERSION".
 in_venv() {
   local name=${1#venv:}
-  compgen -G "$here/../.venv/lib/python3*/site-packages/${name/==/-}.dist-info" >/dev/null
+  compgen -G "$venv_folder/lib/python3*/site-packages/${name/==/-}.dist-info" >/dev/null
 }
 
 install_into_venv() {
-  local venv=$here/../.venv
-  [ -x "$venv/bin/python3" ] || /usr/bin/python3 -m venv "$venv" || die "could not create .venv (above)"
-  echo "setup: installing ${*#venv:} into .venv"
-  "$venv/bin/python3" -m pip install --quiet --disable-pip-version-check "${@#venv:}" ||
+  [ -x "$venv_folder/bin/python3" ] || /usr/bin/python3 -m venv "${venv_options[@]}" "$venv_folder" ||
+    die "could not create $venv_folder (above)"
+  echo "setup: installing ${*#venv:} into $(basename "$venv_folder")"
+  "$venv_folder/bin/python3" -m pip install --quiet --disable-pip-version-check "${pip_options[@]}" "${@#venv:}" ||
     die "pip could not install them (above). Is this machine online?"
 }
 

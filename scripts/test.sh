@@ -36,6 +36,15 @@ sections=(build test)
 [ $lint = none ] || sections+=(lint)
 scripts/setup.sh "${sections[@]}"
 
+# Sanitizers look at our memory, for which the texts that tests have in any case are enough.
+if [ $preset = release ] && [ -z "${SBTRAIN_PYTHON:-}" ] && [ ! -x .venv/bin/python3 ]; then
+  if scripts/setup.sh test-python; then
+    export SBTRAIN_PYTHON=$root/.venv-test/bin/python3
+  else
+    echo "test: without these libraries the tests that compare with them are skipped" >&2
+  fi
+fi
+
 say "build ($preset)"
 if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache

@@ -9,6 +9,7 @@ TEXT and SOURCE name columns; a dot leads into a struct. Exit codes: 3 if pyarro
 that cannot be read. The reason goes to standard error, in one line.
 """
 
+import os
 import resource
 import struct
 import sys
@@ -18,7 +19,15 @@ if sys.path and sys.path[0] == "":  # of `python3 -c`: modules are not looked fo
 
 MAX_TEXT = 64 << 20  # bytes
 ROWS = 64  # decoded at a time
-MEMORY = 4 << 30  # bytes; a file whose pages expand to more is refused
+MEMORY = 4 << 30  # bytes at most; a file whose pages expand to more is refused
+# No text is compressed to less than a 250th of its length, so a file holds no more than so many times its own
+# length, or 8 MiB. As with gzip and Zstandard, one that holds more is a bomb. Several copies of a text exist
+# while it is decoded.
+MOST_EXPANSION = 250
+UNSUSPECTED = 8 << 20
+ROOM = 256 << 20  # beside these copies and what Python and Arrow take for themselves
+COPIES = 8
+ROW_BYTES = 8  # before each text, in what this writes
 
 
 def fail(code, message):
@@ -81,7 +90,31 @@ def values(batch, column):
     return array.to_pylist()
 
 
+def most_bytes(path):
+    """Of all rows of a file, each with its lengths."""
+    return max(UNSUSPECTED, MOST_EXPANSION * os.path.getsize(path))
+
+
+def fail_as_bomb(path):
+    fail(4, f"{path}: a Parquet file that expands to more than {MOST_EXPANSION} times its length, as no text does")
+
+
+def memory_in_use():
+    with open("/proc/self/status") as status:
+        return sum(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+
+
+def limit_memory(wanted):
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = min(MEMORY, wanted)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
 def write_rows(path, text, source):
+    left = most_bytes(path)
+    limit_memory(memory_in_use() + ROOM + COPIES * left)
     file, has_source = open_file(path, text, source)
     out = sys.stdout.buffer
     row = 0
@@ -95,6 +128,9 @@ def write_rows(path, text, source):
             if len(data) > MAX_TEXT:
                 fail(4, f"{path}: row {row} has more than {MAX_TEXT >> 20} MiB of text")
             label = b"" if name is None else name.encode()[:1024]
+            left -= ROW_BYTES + len(data)
+            if left < 0:
+                fail_as_bomb(path)
             out.write(struct.pack("<ii", len(data), -1 if name is None else len(label)))
             out.write(data)
             out.write(label)
@@ -103,9 +139,14 @@ def write_rows(path, text, source):
 
 def check(text, source):
     for path in sys.stdin.buffer.read().split(b"\0")[:-1]:
-        file = guarded(path, lambda: open_file(path.decode(errors="surrogateescape"), text, source)[0])
-        # Flushed, so that this ends soon after sbtrain has.
-        guarded(path, lambda: print(file.metadata.num_rows, flush=True))
+        guarded(path, lambda: count_rows(path.decode(errors="surrogateescape"), text, source))
+
+
+def count_rows(path, text, source):
+    rows = open_file(path, text, source)[0].metadata.num_rows
+    if ROW_BYTES * rows > most_bytes(path):
+        fail_as_bomb(path)
+    print(rows, flush=True)  # flushed, so that this ends soon after sbtrain has
 
 
 def guarded(path, body):
@@ -114,6 +155,8 @@ def guarded(path, body):
     except BrokenPipeError:  # sbtrain has ended
         sys.exit(4)
     except MemoryError:
+        if resource.getrlimit(resource.RLIMIT_DATA)[0] < MEMORY:
+            fail_as_bomb(name_of(path))
         fail(4, f"{name_of(path)}: its pages need more than {MEMORY >> 30} GiB")
     except (OSError, ValueError, pa.ArrowException) as error:  # UnicodeDecodeError is a ValueError
         fail(4, f"{name_of(path)}: a Parquet file that cannot be read: {error}")
@@ -124,9 +167,7 @@ def name_of(path):
 
 
 def main():
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit_memory(MEMORY)
     mode, text, source, *rest = sys.argv[1:]
     if mode == "check":
         check(text, source)

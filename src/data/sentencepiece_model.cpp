@@ -11,7 +11,7 @@
 namespace sbtrain {
 namespace {
 
-// sentencepiece writes U+2581 where the text has a space.
+// sentencepiece writes U+2581 where the text has a space, and takes one in the text for a space.
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";
 
 std::string with_spaces(std::string_view piece) {
@@ -27,25 +27,16 @@ std::string with_spaces(std::string_view piece) {
   return text;
 }
 
-// Whether a space follows a character other than a space.
-bool goes_on_with_space(std::string_view text) {
-  for (size_t i = 1; i < text.size(); ++i) {
-    if (text[i] == ' ' && text[i - 1] != ' ') return true;
-  }
-  return false;
+// Whether a space that follows a character other than a space, in whichever spelling, is at `i`.
+bool space_after_word(std::string_view text, size_t i) {
+  return text[i] == ' ' && i > 0 && text[i - 1] != ' ' && !text.substr(0, i).ends_with(kSpaceMark);
 }
 
-// Number of bytes at the start of `text` that sentencepiece does not change: valid UTF-8 without
-// NUL and without the character that it uses as its space mark.
-size_t plain_prefix(std::string_view text) {
-  size_t i = 0;
-  while (i < text.size()) {
-    const std::string_view rest = text.substr(i);
-    const size_t length = character_length(rest);
-    if (length == 0 || rest[0] == '\0' || rest.starts_with(kSpaceMark)) break;
-    i += length;
+bool goes_on_with_space(std::string_view text) {
+  for (size_t i = 1; i < text.size(); ++i) {
+    if (space_after_word(text, i)) return true;
   }
-  return i;
+  return false;
 }
 
 void check(const sentencepiece::util::Status& status, ExitCode code, const std::string& what) {
@@ -147,7 +138,7 @@ TextPart SentencePieceModel::part(std::string_view text) const {
   const size_t newline = split_lines_ ? window.rfind('\n') : std::string_view::npos;
   if (newline != std::string_view::npos) return {newline + 1, true};
   for (size_t i = kPartBytes - 1; split_words_ && i > 0; --i) {
-    if (window[i] == ' ' && window[i - 1] != ' ') return {i, true};
+    if (space_after_word(window, i)) return {i, true};
   }
   return {character_boundary(text, kPartBytes), false};
 }
@@ -159,14 +150,13 @@ void SentencePieceModel::encode(std::string_view text, std::vector<int32_t>& ids
     return;
   }
   while (!text.empty()) {
-    const size_t plain = plain_prefix(text);
-    if (plain > 0) {
-      encode_plain(text.substr(0, plain), ids, continues);
-      text.remove_prefix(plain);
-    } else {  // a character that sentencepiece would change is encoded as bytes
-      const size_t character = std::max<size_t>(character_length(text), 1);
-      encode_bytes(text.substr(0, character), ids);
-      text.remove_prefix(character);
+    const size_t valid = valid_length(text);
+    if (valid > 0) {
+      encode_plain(text.substr(0, valid), ids, continues);
+      text.remove_prefix(valid);
+    } else {  // sentencepiece would replace a byte that is not UTF-8
+      encode_bytes(text.substr(0, 1), ids);
+      text.remove_prefix(1);
     }
     continues = true;
   }
@@ -178,7 +168,7 @@ void SentencePieceModel::encode_line(std::string_view line, std::vector<int32_t>
   constexpr size_t kLineBytes = 4096;
   while (split_words_ && line.size() > kLineBytes) {
     size_t space = line.find(' ', kLineBytes);
-    while (space != std::string_view::npos && line[space - 1] == ' ') {
+    while (space != std::string_view::npos && !space_after_word(line, space)) {
       space = line.find(' ', space + 1);
     }
     if (space == std::string_view::npos) break;

@@ -23,6 +23,9 @@ struct Signature {
   const char* format;
 };
 
+constexpr const char* kPickle = "Python objects in a pickle file, not text";
+constexpr const char* kGguf = "weights in a GGUF file, not text";
+
 // UTF-32 stands before UTF-16, because their byte order marks begin alike.
 constexpr std::array kSignatures = {
     Signature{0, "ARROW1"sv, "an Arrow file: write its texts to .jsonl first"},
@@ -42,6 +45,23 @@ constexpr std::array kSignatures = {
     Signature{0, "%PDF-"sv, "a PDF file: extract its text first"},
     Signature{0, "\x89HDF\r\n"sv, "an HDF5 file, not text (a store is prepared already)"},
     Signature{0, "\x93NUMPY"sv, "a NumPy array, not text"},
+    Signature{0, "\x80\x02"sv, kPickle},
+    Signature{0, "\x80\x03"sv, kPickle},
+    Signature{0, "\x80\x04"sv, kPickle},
+    Signature{0, "\x80\x05"sv, kPickle},
+    // The length of the header, which is below 2^40, and the header.
+    Signature{5, "\0\0\0{\""sv, "weights in a safetensors file, not text"},
+    Signature{0, "GGUF\1\0\0\0"sv, kGguf},
+    Signature{0, "GGUF\2\0\0\0"sv, kGguf},
+    Signature{0, "GGUF\3\0\0\0"sv, kGguf},
+    Signature{0, "\x89PNG\r\n\x1a\n"sv, "a PNG image, not text"},
+    Signature{0, "\xff\xd8\xff"sv, "a JPEG image, not text"},
+    Signature{0, "GIF87a"sv, "a GIF image, not text"},
+    Signature{0, "GIF89a"sv, "a GIF image, not text"},
+    Signature{0,
+              "\x7f"
+              "ELF"sv,
+              "an ELF program or library, not text"},
     Signature{0, "SQLite format 3\0"sv, "an SQLite database, not text"},
     Signature{0, "\xff\xfe\0\0"sv, "UTF-32 text: convert it to UTF-8 first (iconv -f UTF-32)"},
     Signature{0, "\0\0\xfe\xff"sv, "UTF-32 text: convert it to UTF-8 first (iconv -f UTF-32)"},

@@ -13,12 +13,20 @@ constexpr int kTexts = 10000;
 
 // Runs tokenizer_reference.py and returns its exit code.
 int make_reference(const std::string& what, const std::filesystem::path& folder,
-                   std::string& output) {
+                   std::string& output, const std::vector<std::string>& more = {}) {
   const std::string source = SBTRAIN_SOURCE;
-  Process process({"bash", "-c", "exec \"$(\"$1/scripts/python.sh\")\" \"${@:2}\"", "bash", source,
-                   source + "/tests/unit/data/tokenizer_reference.py", what, folder, "--count",
-                   std::to_string(kTexts)},
-                  folder.string() + ".log");
+  std::vector<std::string> command = {"bash",
+                                      "-c",
+                                      "exec \"$(\"$1/scripts/python.sh\")\" \"${@:2}\"",
+                                      "bash",
+                                      source,
+                                      source + "/tests/unit/data/tokenizer_reference.py",
+                                      what,
+                                      folder,
+                                      "--count",
+                                      std::to_string(kTexts)};
+  command.insert(command.end(), more.begin(), more.end());
+  Process process(command, folder.string() + ".log");
   const int code = process.wait(800);
   output = process.output();
   return code;
@@ -56,6 +64,43 @@ TEST(TokenizerParity, ATrainedTokenizerIsOneOfTheOriginal) {
   if (code == kNoLibraries) GTEST_SKIP() << output;
   ASSERT_EQ(code, 0) << output;
   EXPECT_EQ(expect_tokens(folder / "trained"), kTexts);
+}
+
+// Hugging Face's library gives the tokens of tiktoken's ranks with the tokenizer.json that is made
+// of them for an export.
+TEST(TokenizerParity, RanksAreATokenizerOfTheOtherLibrary) {
+  namespace fs = std::filesystem;
+  const TemporaryFolder folder;
+  std::string output;
+  const int code =
+      make_reference("families", folder / "ranks", output, {"--only", "tiktoken_llama3"});
+  if (code == kNoLibraries) GTEST_SKIP() << output;
+  ASSERT_EQ(code, 0) << output;
+  for (const std::string name : {"gpt2", "cl100k_base", "o200k_base", "llama3", "qwen"}) {
+    const fs::path family = folder.path() / name;
+    fs::create_directory(family);
+    const fs::path ranks = family / (name + ".tiktoken");
+    fs::copy_file(folder.path() / "ranks/tiktoken_llama3/llama3.tiktoken", ranks);
+    write_file(family / "tokenizer.json", tiktoken_as_json(ranks, /*bos=*/true));
+    ASSERT_EQ(make_reference("tokens", family, output), 0) << output;
+    EXPECT_EQ(expect_tokens(family), kTexts) << name;
+    fs::remove(family / "tokenizer.json");
+    EXPECT_EQ(expect_tokens(family), kTexts) << name << ", the ranks themselves";
+  }
+}
+
+TEST(TokenizerParity, GivesTheTokensOfSentencepiece) {
+  const TemporaryFolder folder;
+  std::string output;
+  const int code = make_reference("sentencepiece", folder / "models", output);
+  if (code == kNoLibraries) GTEST_SKIP() << output;
+  ASSERT_EQ(code, 0) << output;
+  int models = 0;
+  for (const auto& model : std::filesystem::directory_iterator(folder / "models")) {
+    EXPECT_EQ(expect_tokens(model.path()), kTexts) << model.path();
+    ++models;
+  }
+  EXPECT_EQ(models, 4);
 }
 
 }  // namespace

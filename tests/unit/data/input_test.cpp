@@ -1,4 +1,6 @@
 // Every format that `sbtrain prepare` reads, whole and damaged.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -166,6 +168,49 @@ TEST_F(InputTest, WhatACompressedFileMayHoldIsWhatAFileMayHold) {
       EXPECT_EQ(error.code, ExitCode::kData) << says;
       EXPECT_TRUE(error.says(says)) << error.message;
     }
+  }
+}
+
+// Under a name that promises text, compressed and plain.
+TEST_F(InputTest, OtherFormatsAreRefusedByTheirNames) {
+  const std::string rest = "\0\1\2\3 and what follows\n"s;
+  const std::vector<std::pair<std::string, std::string>> formats = {
+      {"\x89PNG\r\n\x1a\n", "PNG"},
+      {"\xff\xd8\xff\xe0", "JPEG"},
+      {"GIF89a", "GIF"},
+      {"GIF87a", "GIF"},
+      {"%PDF-1.7", "PDF"},
+      {"\x7f"
+       "ELF\2\1\1",
+       "ELF"},
+      {"\x80\x04\x95", "pickle"},
+      {"\x80\x02}q", "pickle"},
+      {"\x58\0\0\0\0\0\0\0{\"w\":{}}"s, "safetensors"},
+      {"GGUF\3\0\0\0"s, "GGUF"},
+      {"\x89HDF\r\n\x1a\n", "HDF5"},
+      {"SQLite format 3\0"s, "SQLite"},
+      {std::string(257, 'x') + "ustar", "tar"},
+      {"PK\x03\x04", "zip"},
+      {"\xfd"
+       "7zXZ\0"s,
+       "xz"},
+      {"BZh91AY&SY", "bzip2"},
+      {"7z\xbc\xaf\x27\x1c", "7z"},
+      {"\x93NUMPY", "NumPy"},
+      {"ARROW1\0\0"s, "Arrow"},
+      {"\x04\x22\x4d\x18", "lz4"}};
+  for (const auto& [head, says] : formats) {
+    for (const char* name : {"picture.txt", "lines.jsonl", "unnamed"}) {
+      const Thrown error = refusal_of(name, head + rest);
+      EXPECT_EQ(error.code, ExitCode::kData) << says;
+      EXPECT_TRUE(error.says(says)) << error.message;
+    }
+    EXPECT_TRUE(refusal_of("packed.txt.gz", gzip(head + rest)).says(says)) << says;
+  }
+  // Words that begin like a format are words.
+  for (const char* text : {"GGUF is a format", "PNG, JPEG and ELF", "GIF files", "a,b\n1,2\n"}) {
+    write_file(path("words.csv"), text);
+    EXPECT_FALSE(store_of(path("words.csv")).empty()) << text;
   }
 }
 
@@ -566,6 +611,32 @@ open("damaged.parquet", "wb").write(data)
     EXPECT_EQ(error.code, ExitCode::kData) << error.message;
     EXPECT_TRUE(error.says(name) && error.says("cannot be read")) << error.message;
   }
+}
+
+TEST_F(ParquetTest, BombsAreRefusedInLittleMemory) {
+  const PythonHelper::Result written = python(R"(
+import pyarrow as pa, pyarrow.parquet as pq
+def repeat(name, text, rows):
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+    pq.write_table(pa.table({"text": column}), name, compression="zstd")
+repeat("long.parquet", "a" * (32 << 20), 10000)
+repeat("many.parquet", "a" * 1000, 100000)
+pq.write_table(pa.table({"text": pa.nulls(3000000, pa.string())}), "nulls.parquet")
+pq.write_table(pa.table({"text": ["a" * (16 << 20)] * 4}), "page.parquet", compression="zstd", use_dictionary=False)
+repeat("few.parquet", "a" * 1000, 1000)
+)");
+  ASSERT_EQ(written.status, 0) << written.errors;
+  for (const char* name : {"long.parquet", "many.parquet", "nulls.parquet", "page.parquet"}) {
+    EXPECT_LT(fs::file_size(path(name)), size_t{100} << 10);
+    const Thrown error = refusal(path(name));
+    EXPECT_EQ(error.code, ExitCode::kData) << error.message;
+    EXPECT_TRUE(error.says(name) && error.says("250 times")) << error.message;
+  }
+  rusage children{};
+  ::getrusage(RUSAGE_CHILDREN, &children);
+  EXPECT_LT(children.ru_maxrss, 800 << 10) << "KiB of the largest child";
+  // A megabyte is text that somebody may have, whatever it compresses to.
+  EXPECT_FALSE(store_of(path("few.parquet")).empty());
 }
 
 }  // namespace

@@ -4,11 +4,13 @@
   tokenizer_reference.py families OUT [--count N] [--only NAME]   one folder for each family
   tokenizer_reference.py golden OUT                              the small set of tests/data/tokenizer
   tokenizer_reference.py tokens OUT [--count N]                   what OUT/tokenizer.json gives
+  tokenizer_reference.py sentencepiece OUT [--count N]            models of sentencepiece, one folder for each
 
 The tokenizers are trained on text of this repository with the normaliser, pre-tokenizer, post-processor
 and added tokens that the published ones have. Each folder gets the tokenizer and expected.jsonl, one
 object on each line: a text, its ids with special tokens as text ("ids") and as tokens ("special"), and
-the decoded ids. Needs the packages tokenizers and tiktoken; without them it ends with exit code 77.
+the decoded ids. Needs the packages tokenizers and tiktoken, or sentencepiece; without them it ends with exit
+code 77.
 """
 
 import argparse
@@ -25,8 +27,16 @@ try:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
     from tokenizers import pre_tokenizers, processors, trainers
 except ImportError as missing:
-    print(missing)
-    sys.exit(77)
+    if "sentencepiece" not in sys.argv:
+        print(missing)
+        sys.exit(77)
+
+if "sentencepiece" in sys.argv:
+    try:
+        import sentencepiece
+    except ImportError as missing:
+        print(missing)
+        sys.exit(77)
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -254,9 +264,45 @@ def make_tiktoken(name, folder, count, vocab=2000):
     expect_tiktoken(encoding, folder, count)
 
 
+# ---- sentencepiece
+
+PLAIN = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
+# Unigram models are left out: which of equally likely pieces they choose depends on the library's version.
+SENTENCEPIECE = {
+    "llama": {**PLAIN, "model_type": "bpe", "split_digits": True},  # puts a space before each text
+    "whitespace": {**PLAIN, "model_type": "bpe", "add_dummy_prefix": False, "allow_whitespace_only_pieces": True},
+    "nfkc": {"model_type": "bpe", "byte_fallback": True},
+    "unknown": {"model_type": "bpe"},  # has unknown characters
+}
+
+
+def expect_sentencepiece(folder, count, seed=1):
+    """Decoded without the mark of unknown characters, for which sbtrain has no text, and with the space before a
+    text, which sentencepiece takes away again."""
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    dummy_prefix = model.encode("a", out_type=str)[0].startswith("\u2581")
+    rows = []
+    for text in Hostile(seed, ["<s>", "</s>", "<unk>", "<0x41>", "\u2581", "\u2581\u2581"]).texts(count):
+        ids = model.encode(text)
+        decoded = model.decode(ids).replace(" \u2047 ", "")
+        if dummy_prefix and ids and model.id_to_piece(ids[0]).startswith("\u2581"):
+            decoded = " " + decoded
+        rows.append({"text": text, "ids": ids, "special": ids, "decoded": decoded})
+    write_lines(folder / "expected.jsonl", rows)
+
+
+def make_sentencepiece(name, folder, count, vocab=2000):
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [line for text in corpus() for line in text.splitlines()]
+    with (folder / "tokenizer.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=file, vocab_size=vocab,
+                                                 minloglevel=3, num_threads=1, **SENTENCEPIECE[name])
+    expect_sentencepiece(folder, count)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["families", "golden", "tokens"])
+    parser.add_argument("what", choices=["families", "golden", "tokens", "sentencepiece"])
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--count", type=int, default=10000)
     parser.add_argument("--only", default="")
@@ -269,6 +315,11 @@ def main():
     if args.what == "tokens":  # of the tokenizer.json that is there
         tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
         return expect_hugging_face(tokenizer, args.out, args.count)
+    if args.what == "sentencepiece":
+        for name in SENTENCEPIECE:
+            if args.only in ("", name):
+                make_sentencepiece(name, args.out / name, args.count)
+        return
     for name in HUGGING_FACE:
         if args.only in ("", "hf_" + name):
             make_hugging_face(name, args.out / ("hf_" + name), args.count)

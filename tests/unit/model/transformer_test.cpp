@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -54,11 +55,19 @@ int64_t count(ModelConfig config, const std::vector<std::string>& types) {
   return Transformer(config).registry().count();
 }
 
-// Table 4 of the ReBased paper: two layers without MLP. Attention has two layers of attention with
-// biases and 1024 positions, the others a short convolution in the first layer; that of
-// ConvAttention has 512 positions at width 64 and 128 at the others, Based and ReBased have 256,
-// and 12 heads whose values leave the rest of the width unused.
+// Table 4 of the ReBased paper: two layers without MLP, as configs/ has them at width 64. Attention
+// has two layers of attention with biases and 1024 positions, the others a short convolution in the
+// first layer; that of ConvAttention has 512 positions at width 64 and 128 at the others, Based and
+// ReBased have 256, and 12 heads whose values leave the rest of the width unused.
 TEST(Transformer, ParameterCountsOfTheAssociativeRecallModels) {
+  const auto count_of = [](const char* name, int64_t width, int64_t positions) {
+    const std::filesystem::path configs = SBTRAIN_SOURCE "/configs";
+    ModelConfig model = load_config(configs / (std::string(name) + ".yaml")).model;
+    if (width == 64) EXPECT_TRUE(model.width == 64 && model.max_positions == positions) << name;
+    model.width = width;
+    model.max_positions = positions;
+    return Transformer(model).registry().count();
+  };
   struct Row {
     int64_t width, attention, conv_attention, conv_positions, based;
   };
@@ -66,20 +75,10 @@ TEST(Transformer, ParameterCountsOfTheAssociativeRecallModels) {
        {Row{64, 623'744, 578'752, 512, 577'984}, Row{128, 1'313'024, 1'149'312, 128, 1'179'520},
         Row{256, 2'888'192, 2'462'464, 128, 2'459'392},
         Row{512, 6'824'960, 5'580'288, 128, 5'307'904}}) {
-    const auto model = [&](int64_t heads, int64_t positions) {
-      ModelConfig config = gpt(2, row.width, heads, 8192, positions);
-      config.mlp = MlpKind::kNone;
-      return config;
-    };
-    ModelConfig attention = model(1, 1024);
-    attention.attention = {
-        parse_attention("{type: softmax, position: none, qkv_bias: true, output_bias: true}")};
-    EXPECT_EQ(Transformer(attention).registry().count(), row.attention);
-    ModelConfig mixed = model(1, row.conv_positions);
-    mixed.attention = {parse_attention("{type: short_conv}"), attention.attention[0]};
-    EXPECT_EQ(Transformer(mixed).registry().count(), row.conv_attention);
-    EXPECT_EQ(count(model(12, 256), {"short_conv", "based"}), row.based);
-    EXPECT_EQ(count(model(12, 256), {"short_conv", "rebased"}), row.based + 768);
+    EXPECT_EQ(count_of("mqar_softmax", row.width, 1024), row.attention);
+    EXPECT_EQ(count_of("mqar_attention", row.width, row.conv_positions), row.conv_attention);
+    EXPECT_EQ(count_of("mqar_based", row.width, 256), row.based);
+    EXPECT_EQ(count_of("mqar_rebased", row.width, 256), row.based + 768);
   }
 }
 
