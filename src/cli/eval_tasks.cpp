@@ -120,7 +120,8 @@ TextTaskEvaluation::TextTaskEvaluation(const TextTaskEvalOptions& options,
 MemoryReport TextTaskEvaluation::plan(const ModelConfig& config, Backend backend, size_t room) {
   const auto of = [&](const Length& length) {
     // Capacity for a token and one more, although no prompt is as short.
-    return plan_serving(config, backend, length.slots, std::max<int64_t>(length.tokens, 2));
+    return plan_serving(config, backend, length.slots, std::max<int64_t>(length.tokens, 2),
+                        /*prompts_in_parts=*/false);
   };
   MemoryReport largest;
   for (Length& length : lengths_) {

@@ -117,8 +117,9 @@ class ModelServer {
   ExitCode run() {
     const int64_t capacity = context_length();
     const Backend backend = select_backend(options_.device);
-    InferenceModel model(config_.model, checkpoint_, backend,
-                         plan_serving(config_.model, backend, options_.slots, capacity));
+    InferenceModel model(
+        config_.model, checkpoint_, backend,
+        plan_serving(config_.model, backend, options_.slots, capacity, /*prompts_in_parts=*/true));
     DecodeBatch batch(model.model(), model.params(), model.stream(), options_.slots, capacity,
                       {.vocab = tokenizer_.size()});
     Engine engine(batch, options_.engine);
@@ -223,7 +224,8 @@ void add_limits(CLI::App& command, ServeOptions& options) {
   };
   add("--queue", options.engine.waiting, "Sequences that may wait for a slot");
   add("--prefill-tokens", options.engine.prompt_tokens,
-      "Prompt tokens that may run between two decode steps");
+      "Prompt tokens that may run between two decode steps; a longer prompt runs as many of its "
+      "layers, at least one");
   add("--connections", options.http.connections, "Connections at once");
   add("--body-kib", options.body_kib, "KiB of a request's body");
   add("--time-limit", options.time_limit, "Seconds that a request may take, its wait included");

@@ -104,6 +104,10 @@ void Transformer::gather_after(ParamAccess& params, int64_t layer) const {
   params.gather(block_unit(layer + 1));  // after the last block: the head
   if (layer + 1 == config_.layers && config_.tied) params.gather(head_table());
 }
+void Transformer::gather_head(ParamAccess& params) const {
+  params.gather(head_unit());
+  if (config_.tied) params.gather(head_table());
+}
 void Transformer::release_head(ParamAccess& params) const {
   if (config_.tied) params.release(head_table());
   params.release(head_unit());
@@ -204,19 +208,25 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
 template <typename Visit>
 void Transformer::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch,
                              Buffer& x_TD, Visit visit) const {
+  run_blocks(s, params, batch, x_TD, 0, config_.layers, visit);
+}
+
+template <typename Visit>
+void Transformer::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                             Buffer& x_TD, int64_t begin, int64_t end, Visit visit) const {
   const int64_t T = batch.tokens();
   check_length(batch.sequences.max_seqlen);
-  params.gather(embedding_unit());
-  params.gather(block_unit(0));
+  if (begin == 0) params.gather(embedding_unit());
+  params.gather(block_unit(begin));
   gather_shared(params);
-  embed(s, params, x_TD, batch.tokens_T, batch.sequences.positions_T);
-  for (int64_t l = 0; l < config_.layers; ++l) {
-    gather_after(params, l);
+  if (begin == 0) embed(s, params, x_TD, batch.tokens_T, batch.sequences.positions_T);
+  for (int64_t l = begin; l < end; ++l) {
+    if (l + 1 < end || end == config_.layers) gather_after(params, l);
     Buffer y_TD = activation(s, "block", T, config_.width);
     BlockSaved saved;
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
     blocks_[l].forward(s, y_TD, x_TD, w, saved, batch.sequences);
-    visit(l, w, saved.attention.get());
+    visit(l, w, saved.attention);
     params.release(block_unit(l));
     x_TD = std::move(y_TD);
   }
@@ -226,7 +236,8 @@ void Transformer::run_blocks(Stream& s, ParamAccess& params, const BatchTensors&
 void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
                            Tensor hits_T) const {
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD, [](int64_t, const Weights&, const AttentionSaved*) {});
+  run_blocks(s, params, batch, x_TD,
+             [](int64_t, const Weights&, const std::unique_ptr<AttentionSaved>&) {});
   Buffer norm_TD = activation(s, "final_norm", batch.tokens(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
   ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
@@ -249,7 +260,8 @@ void Transformer::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor lo
 void Transformer::logits(Stream& s, ParamAccess& params, const BatchTensors& batch,
                          Tensor logits_TV) const {
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD, [](int64_t, const Weights&, const AttentionSaved*) {});
+  run_blocks(s, params, batch, x_TD,
+             [](int64_t, const Weights&, const std::unique_ptr<AttentionSaved>&) {});
   project(s, params, x_TD, logits_TV);
 }
 
@@ -259,10 +271,11 @@ DecodeCache Transformer::allocate_cache(Memory& memory, int64_t sequences, int64
 
 void Transformer::prefill_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch,
                                  DecodeCache& cache, int64_t b, Buffer& x_TD) const {
-  run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights&, const AttentionSaved* saved) {
-    require(saved, "prefill needs a model with Recompute::kNone");
-    blocks_[l].attention().prefill(s, cache.layer(l), b, *saved);
-  });
+  run_blocks(s, params, batch, x_TD,
+             [&](int64_t l, const Weights&, const std::unique_ptr<AttentionSaved>& saved) {
+               require(saved != nullptr, "prefill needs a model with Recompute::kNone");
+               blocks_[l].attention().prefill(s, cache.layer(l), b, *saved);
+             });
 }
 
 void Transformer::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch,
@@ -293,6 +306,46 @@ void Transformer::prefill(Stream& s, ParamAccess& params, const BatchTensors& ba
   release_head(params);
 }
 
+bool Transformer::prefill_layers(Stream& s, ParamAccess& params, PartialPrefill& prompt,
+                                 int64_t layers) const {
+  const auto begin = static_cast<int64_t>(prompt.saved.size());
+  const int64_t end = std::min(begin + layers, config_.layers);
+  if (begin == 0) {
+    prompt.x_TD = activation(s, "embedding", prompt.batch.tokens(), config_.width);
+  }
+  run_blocks(s, params, prompt.batch, prompt.x_TD, begin, end,
+             [&](int64_t, const Weights&, std::unique_ptr<AttentionSaved>& saved) {
+               require(saved != nullptr, "prefill needs a model with Recompute::kNone");
+               prompt.saved.push_back(std::move(saved));
+             });
+  if (end < config_.layers) return false;
+  release_head(params);
+  return true;
+}
+
+bool Transformer::prefill_rows(Stream& s, ParamAccess& params, PartialPrefill& prompt, int64_t rows,
+                               Tensor logits_CV, const LogitsVisit& visit) const {
+  const int64_t end = std::min(prompt.row + rows, prompt.batch.tokens());
+  while (prompt.row < end) {
+    const int64_t n = std::min(end - prompt.row, logits_CV.rows());
+    const Tensor logits_NV = logits_CV.row_range(0, n);
+    gather_head(params);
+    project(s, params, prompt.x_TD.tensor().row_range(prompt.row, n), logits_NV);
+    visit(prompt.row, logits_NV);
+    prompt.row += n;
+  }
+  return end == prompt.batch.tokens();
+}
+
+void Transformer::finish_prefill(Stream& s, ParamAccess& params, PartialPrefill& prompt,
+                                 DecodeCache& cache, int64_t b, Tensor logits_1V) const {
+  for (int64_t l = 0; l < config_.layers; ++l) {
+    blocks_[l].attention().prefill(s, cache.layer(l), b, *prompt.saved.at(static_cast<size_t>(l)));
+  }
+  gather_head(params);
+  project(s, params, prompt.x_TD.tensor().row_range(prompt.batch.tokens() - 1, 1), logits_1V);
+}
+
 void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
                          const DecodeStep& step, Tensor logits_BV) const {
   const int64_t B = tokens_B.rows();
@@ -321,14 +374,16 @@ void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTens
   require(batch.sequences.count == 1, "attention maps take one document, not {}",
           batch.sequences.count);
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights& w, const AttentionSaved* saved) {
-    require(saved, "attention maps need a model with Recompute::kNone");
-    for (int64_t h = 0; h < config_.heads; ++h) {
-      if (wanted && !wanted(l, h)) continue;
-      const AttentionMap map = blocks_[l].attention().map(s, w, *saved, batch.sequences, h);
-      if (map.tokens > 0) visit(l, h, map);
-    }
-  });
+  run_blocks(s, params, batch, x_TD,
+             [&](int64_t l, const Weights& w, const std::unique_ptr<AttentionSaved>& saved) {
+               require(saved != nullptr, "attention maps need a model with Recompute::kNone");
+               for (int64_t h = 0; h < config_.heads; ++h) {
+                 if (wanted && !wanted(l, h)) continue;
+                 const AttentionMap map =
+                     blocks_[l].attention().map(s, w, *saved, batch.sequences, h);
+                 if (map.tokens > 0) visit(l, h, map);
+               }
+             });
   release_head(params);
 }
 
@@ -336,10 +391,11 @@ std::vector<KeysRead> Transformer::keys_read(Stream& s, ParamAccess& params,
                                              const BatchTensors& batch) const {
   Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
   std::vector<KeysRead> layers;
-  run_blocks(s, params, batch, x_TD, [&](int64_t l, const Weights&, const AttentionSaved* saved) {
-    require(saved, "counting keys needs a model with Recompute::kNone");
-    layers.push_back(blocks_[l].attention().keys_read(s, *saved, batch.sequences));
-  });
+  run_blocks(s, params, batch, x_TD,
+             [&](int64_t l, const Weights&, const std::unique_ptr<AttentionSaved>& saved) {
+               require(saved != nullptr, "counting keys needs a model with Recompute::kNone");
+               layers.push_back(blocks_[l].attention().keys_read(s, *saved, batch.sequences));
+             });
   release_head(params);
   return layers;
 }

@@ -62,6 +62,27 @@ class Transformer {
   using LogitsVisit = std::function<void(int64_t first, const Tensor& logits_NV)>;
   void prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
                int64_t b, Tensor logits_CV, const LogitsVisit& visit) const;
+  // A prompt that runs a few layers at a time, between which the model may do other work: all of
+  // its tokens go through one layer after the other, so that the results have the bits of
+  // prefill().
+  struct PartialPrefill {
+    BatchTensors batch;  // one document
+    Buffer x_TD;         // the input of the next block, or the last one's output
+    // Of the blocks that have run. The cache is filled in the end only, because decode steps write
+    // to the parts of all sequences.
+    std::vector<std::unique_ptr<AttentionSaved>> saved;
+    int64_t row = 0;  // the first token whose logits have not been seen
+  };
+  // Runs up to `layers` more of the blocks. Returns whether all have run.
+  bool prefill_layers(Stream& s, ParamAccess& params, PartialPrefill& prompt, int64_t layers) const;
+  // After the last block: visit(first, logits_NV) for up to `rows` more tokens, as prefill() does.
+  // Returns whether all have been seen.
+  bool prefill_rows(Stream& s, ParamAccess& params, PartialPrefill& prompt, int64_t rows,
+                    Tensor logits_CV, const LogitsVisit& visit) const;
+  // After the last block: fills the cache of sequence b; logits_1V are those of the token that
+  // follows the prompt.
+  void finish_prefill(Stream& s, ParamAccess& params, PartialPrefill& prompt, DecodeCache& cache,
+                      int64_t b, Tensor logits_1V) const;
   // One new token for each of the first B sequences of the cache: logits_BV.
   void decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
               const DecodeStep& step, Tensor logits_BV) const;
@@ -94,6 +115,7 @@ class Transformer {
   void release_shared(ParamAccess& params) const;
   const Weights* shared_weights(ParamAccess& params) const;
   void gather_after(ParamAccess& params, int64_t layer) const;
+  void gather_head(ParamAccess& params) const;
   void release_head(ParamAccess& params) const;
   bool has_positions() const { return config_.position == PositionEmbedding::kLearned; }
   // Throws ExitCode::kConfig for more tokens than the model has learned positions.
@@ -106,10 +128,15 @@ class Transformer {
   void prefill_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
                       int64_t b, Buffer& x_TD) const;
   // Runs the blocks when no backward pass follows; x_TD is updated in place. visit(layer, weights,
-  // saved) sees what each layer's attention saved before it is released.
+  // saved) sees what each layer's attention saved, and may take it, before it is released. The last
+  // block gathers the head.
   template <typename Visit>
   void run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
                   Visit visit) const;
+  // The same for the blocks [begin, end). With the first one the embedding is put into x_TD.
+  template <typename Visit>
+  void run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
+                  int64_t begin, int64_t end, Visit visit) const;
 
   ModelConfig config_;
   ParamRegistry registry_;

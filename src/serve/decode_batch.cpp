@@ -87,45 +87,104 @@ void DecodeBatch::plan_steps() {
 }
 
 int64_t DecodeBatch::free_slots() const {
-  return std::count(lengths_.begin(), lengths_.end(), 0);
+  return std::count(lengths_.begin(), lengths_.end(), 0) - (prompt_.slot >= 0 ? 1 : 0);
 }
 
-int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& visit) {
+int64_t DecodeBatch::free_slot() const {
+  int64_t slot = 0;
+  while (slot < slots() && (used(slot) || slot == prompt_.slot)) ++slot;
+  require(slot < slots(), "all {} slots are in use", slots());
+  return slot;
+}
+
+BatchTensors DecodeBatch::upload_prompt(std::span<const int32_t> prompt) {
   const auto length = static_cast<int64_t>(prompt.size());
   require(length > 0 && length <= capacity_, "a prompt of {} tokens for a capacity of {}", length,
           capacity_);
-  const int64_t slot = std::find(lengths_.begin(), lengths_.end(), 0) - lengths_.begin();
-  require(slot < slots(), "all {} slots are in use", slots());
+  require(prompt_.slot < 0, "another prompt has begun in slot {}", prompt_.slot);
   std::vector<int32_t> positions(prompt.size());
   std::iota(positions.begin(), positions.end(), 0);
-  const BatchTensors batch = {
-      .tokens_T = upload(s_, tokens_T_, {prompt.begin(), prompt.end()}),
-      .targets_T = {},
-      .sequences = {.cu_seqlens = upload(s_, boundaries_, {0, static_cast<int32_t>(length)}),
-                    .positions_T = upload(s_, positions_T_, positions),
-                    .count = 1,
-                    .max_seqlen = capacity_}};
+  return {.tokens_T = upload(s_, tokens_T_, {prompt.begin(), prompt.end()}),
+          .targets_T = {},
+          .sequences = {.cu_seqlens = upload(s_, boundaries_, {0, static_cast<int32_t>(length)}),
+                        .positions_T = upload(s_, positions_T_, positions),
+                        .count = 1,
+                        .max_seqlen = capacity_}};
+}
+
+void DecodeBatch::see_logits(const PromptLogits& visit, int64_t first, const Tensor& logits_NV) {
+  prompt_logits_.resize(static_cast<size_t>(prompt_logits_CV_.tensor().numel()));
+  ops::run(s_, ops::CopyToHost{.host = prompt_logits_.data(), .x = logits_NV});
+  visit(first, logits_NV.rows(),
+        std::span(prompt_logits_).first(static_cast<size_t>(logits_NV.numel())));
+}
+
+// The prompt has run: the slot's logits are there.
+void DecodeBatch::begin_sequence(int64_t slot, int64_t length) {
+  find_likeliest(s_, slot, 1);
+  read_likeliest(s_, slot, 1);
+  lengths_[static_cast<size_t>(slot)] = length;
+}
+
+int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& visit) {
+  const int64_t slot = free_slot();
+  const BatchTensors batch = upload_prompt(prompt);
   const Tensor logits_1V = logits_BV_.tensor().row_range(slot, 1);
   if (visit) {
     const Tensor& logits_CV = prompt_logits_CV_;
-    prompt_logits_.resize(static_cast<size_t>(logits_CV.numel()));
-    model_.prefill(s_, params_, batch, cache_, slot, logits_CV,
-                   [&](int64_t first, const Tensor& logits_NV) {
-                     ops::run(s_, ops::CopyToHost{.host = prompt_logits_.data(), .x = logits_NV});
-                     visit(first, logits_NV.rows(),
-                           std::span(prompt_logits_).first(static_cast<size_t>(logits_NV.numel())));
-                   });
+    model_.prefill(
+        s_, params_, batch, cache_, slot, logits_CV,
+        [&](int64_t first, const Tensor& logits_NV) { see_logits(visit, first, logits_NV); });
     ops::run(s_, ops::Copy{.y = logits_1V, .x = logits_CV.row_range(0, 1)});
   } else {
     model_.prefill(s_, params_, batch, cache_, slot, logits_1V);
   }
-  find_likeliest(s_, slot, 1);
-  read_likeliest(s_, slot, 1);
-  lengths_[static_cast<size_t>(slot)] = length;
+  begin_sequence(slot, batch.tokens());
   return slot;
 }
 
+int64_t DecodeBatch::begin(std::span<const int32_t> prompt, const PromptLogits& visit) {
+  const int64_t slot = free_slot();
+  const BatchTensors batch = upload_prompt(prompt);
+  prompt_ = {.slot = slot, .visit = visit, .run = {.batch = batch, .x_TD = {}, .saved = {}}};
+  return slot;
+}
+
+bool DecodeBatch::advance(int64_t& tokens) {
+  require(prompt_.slot >= 0, "no prompt has begun");
+  Transformer::PartialPrefill& run = prompt_.run;
+  const int64_t length = run.batch.tokens();
+  const int64_t layers = model_.config().layers;
+  if (const auto done = static_cast<int64_t>(run.saved.size()); done < layers) {
+    const int64_t more = std::clamp<int64_t>(tokens * layers / length, 1, layers - done);
+    tokens -= (more * length + layers - 1) / layers;
+    model_.prefill_layers(s_, params_, run, more);
+  } else {
+    const int64_t rows = std::clamp<int64_t>(tokens, 1, length - run.row);
+    tokens -= rows;
+    model_.prefill_rows(s_, params_, run, rows, prompt_logits_CV_,
+                        [&](int64_t first, const Tensor& logits_NV) {
+                          see_logits(prompt_.visit, first, logits_NV);
+                        });
+  }
+  const bool all_layers = static_cast<int64_t>(run.saved.size()) == layers;
+  if (!all_layers || (prompt_.visit && run.row < length)) {
+    // Otherwise the next step would wait for the GPU behind several parts.
+    ops::run(s_, ops::Synchronize{});
+    return false;
+  }
+  const int64_t slot = prompt_.slot;
+  model_.finish_prefill(s_, params_, run, cache_, slot, logits_BV_.tensor().row_range(slot, 1));
+  begin_sequence(slot, length);
+  prompt_ = {};
+  return true;
+}
+
 void DecodeBatch::stop(int64_t slot) {
+  if (slot >= 0 && slot == prompt_.slot) {
+    prompt_ = {};
+    return;
+  }
   require(used(slot), "slot {} has no sequence", slot);
   lengths_[static_cast<size_t>(slot)] = 0;
 }

@@ -42,7 +42,15 @@ class DecodeBatch {
   // are then those of the next token. `visit`, if set, sees the logits of all prompt tokens in
   // order.
   int64_t start(std::span<const int32_t> prompt, const PromptLogits& visit = nullptr);
-  // Ends the sequence in the slot.
+  // The same in parts: begin() takes the slot, and advance() runs the prompt until it returns true;
+  // only then does the slot have a sequence. Other sequences may step between the calls. There is
+  // one such prompt at a time. The logits have the same bits as those of start().
+  int64_t begin(std::span<const int32_t> prompt, const PromptLogits& visit = nullptr);
+  // Runs as many layers as make up for `tokens` tokens in all layers, but at least one layer, or
+  // with `visit` the logits of as many tokens, and waits for it. Takes what it has run from
+  // `tokens`, which may become negative.
+  bool advance(int64_t& tokens);
+  // Ends the sequence in the slot, or the prompt that has begun there.
   void stop(int64_t slot);
   // Appends tokens[slot] to the sequence of each slot that has one; other elements are ignored. No
   // sequence may have `capacity` tokens already.
@@ -73,6 +81,16 @@ class DecodeBatch {
     Stream stream;
     Replay replay;
   };
+  // The prompt of begin().
+  struct Prompt {
+    int64_t slot = -1;  // -1: none has begun
+    PromptLogits visit;
+    Transformer::PartialPrefill run;
+  };
+  BatchTensors upload_prompt(std::span<const int32_t> prompt);
+  int64_t free_slot() const;
+  void see_logits(const PromptLogits& visit, int64_t first, const Tensor& logits_NV);
+  void begin_sequence(int64_t slot, int64_t length);
   // Whether steps run, or are planned to run, by records.
   bool records_steps() const { return s_.memory().target().backend == Backend::kCuda; }
   void plan_steps();
@@ -92,7 +110,7 @@ class DecodeBatch {
   DecodeOptions options_;
   int64_t capacity_;
   int64_t vocab_;
-  std::vector<int64_t> lengths_;  // tokens by slot; 0: free
+  std::vector<int64_t> lengths_;  // tokens by slot; 0: no sequence
   DecodeCache cache_;
   Buffer tokens_T_, positions_T_, boundaries_;  // of a prompt
   Buffer prompt_logits_CV_;                     // of a part of a prompt
@@ -105,6 +123,7 @@ class DecodeBatch {
   std::vector<float> logits_;           // [slots, V]: logits_BV_ on the host, where fetched_
   std::vector<uint8_t> fetched_;        // by slot
   std::vector<float> prompt_logits_;    // [C, V], once prompts are visited
+  Prompt prompt_;
 };
 
 }  // namespace sbtrain

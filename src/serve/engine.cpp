@@ -171,63 +171,70 @@ void Engine::drop_unwanted() {
   remove_running([&](const Running& r) { return ended_early(r.request, *r.listener, now); });
 }
 
+// Runs prompts, until as many tokens have run as may between two steps.
 void Engine::admit() {
-  int64_t prompt_tokens = 0;
-  while (batch_.free_slots() > 0) {
-    std::optional<Waiting> next;
-    {
-      const std::lock_guard lock(mutex_);
-      if (waiting_.empty()) return;
-      const auto length = static_cast<int64_t>(waiting_.front().request.prompt.size());
-      if (prompt_tokens > 0 && prompt_tokens + length > limits_.prompt_tokens) return;
-      prompt_tokens += length;
-      next = std::move(waiting_.front());
-      waiting_.pop_front();
-    }
-    start(std::move(*next));
+  for (int64_t tokens = limits_.prompt_tokens; tokens > 0;) {
+    if ((running_.empty() || running_.back().ready) && !begin_next()) return;
+    if (batch_.advance(tokens)) prompt_done(running_.back());
   }
 }
 
-// Runs the prompt.
-void Engine::start(Waiting next) {
-  // Listed before anything can fail, so that its listener hears of the end in any case.
-  running_.push_back({.request = std::move(next.request), .listener = std::move(next.listener)});
+// Gives a slot to the sequence that waits longest. Returns false if none waits, or no slot is free.
+bool Engine::begin_next() {
+  if (batch_.free_slots() == 0) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (waiting_.empty()) return false;
+    // Listed before anything can fail, so that its listener hears of the end in any case.
+    running_.push_back({.request = std::move(waiting_.front().request),
+                        .listener = std::move(waiting_.front().listener)});
+    waiting_.pop_front();
+    stats_.running = static_cast<int64_t>(running_.size());
+  }
   Running& mine = running_.back();
   const SequenceRequest& request = mine.request;
   if (!request.prompt_logprobs) {
-    mine.slot = batch_.start(request.prompt);
-  } else {
-    std::vector<TokenLogprob> tokens(request.prompt.size());
-    tokens.front().token = request.prompt.front();
-    const auto see = [&](int64_t first, int64_t rows, std::span<const float> logits) {
-      const size_t vocab = logits.size() / static_cast<size_t>(rows);
-      in_parallel(rows, [&](int64_t row) {
-        const auto t = static_cast<size_t>(first + row) + 1;  // whom these logits predict
-        if (t == tokens.size()) return;
-        tokens[t] = token_logprob(logits.subspan(static_cast<size_t>(row) * vocab, vocab),
-                                  request.prompt[t], request.top_logprobs, request.sampling.vocab);
-      });
-    };
-    mine.slot = batch_.start(request.prompt, see);
-    mine.listener->on_prompt(std::move(tokens));
+    mine.slot = batch_.begin(request.prompt);
+    return true;
   }
+  const auto tokens = std::make_shared<std::vector<TokenLogprob>>(request.prompt.size());
+  tokens->front().token = request.prompt.front();
+  mine.prompt_logprobs = tokens;
+  // The request moves when another sequence ends.
+  const auto see = [tokens, prompt = request.prompt, top = request.top_logprobs,
+                    limit = request.sampling.vocab](int64_t first, int64_t rows,
+                                                    std::span<const float> logits) {
+    const size_t vocab = logits.size() / static_cast<size_t>(rows);
+    in_parallel(rows, [&](int64_t row) {
+      const auto t = static_cast<size_t>(first + row) + 1;  // whom these logits predict
+      if (t == prompt.size()) return;
+      (*tokens)[t] = token_logprob(logits.subspan(static_cast<size_t>(row) * vocab, vocab),
+                                   prompt[t], top, limit);
+    });
+  };
+  mine.slot = batch_.begin(request.prompt, see);
+  return true;
+}
+
+void Engine::prompt_done(Running& mine) {
+  mine.ready = true;
+  if (mine.prompt_logprobs) mine.listener->on_prompt(std::move(*mine.prompt_logprobs));
   const std::lock_guard lock(mutex_);
-  stats_.prompt_tokens += static_cast<int64_t>(request.prompt.size());
-  stats_.running = static_cast<int64_t>(running_.size());
+  stats_.prompt_tokens += static_cast<int64_t>(mine.request.prompt.size());
 }
 
 // Draws the next token of each running sequence from the logits of its slot.
 void Engine::draw() {
   std::vector<TokenLogprob> drawn(running_.size());
   if (std::ranges::any_of(running_, [&](const Running& r) {
-        return r.request.logprobs || batch_.draws_from_logits(r.request.sampling);
+        return r.ready && (r.request.logprobs || batch_.draws_from_logits(r.request.sampling));
       })) {
     batch_.fetch_logits();
   }
   in_parallel(static_cast<int64_t>(running_.size()), [&](int64_t i) {
     const Running& r = running_[static_cast<size_t>(i)];
     const SamplingOptions& sampling = r.request.sampling;
-    if (sampling.max_tokens == 0) return;
+    if (!r.ready || sampling.max_tokens == 0) return;
     TokenLogprob& of_token = drawn[static_cast<size_t>(i)];
     of_token.token = batch_.draw(r.slot, sampling, static_cast<uint64_t>(r.drawn));
     if (r.request.logprobs) {
@@ -239,6 +246,7 @@ void Engine::draw() {
   int64_t tokens = 0;
   remove_running([&](Running& r) -> std::optional<FinishReason> {
     const TokenLogprob& token = drawn[i++];
+    if (!r.ready) return std::nullopt;
     if (r.request.sampling.max_tokens == 0) return FinishReason::kLength;
     ++tokens;
     ++r.drawn;
@@ -254,7 +262,7 @@ void Engine::draw() {
 
 // Appends the drawn tokens, which gives each running sequence new logits.
 void Engine::step() {
-  if (running_.empty()) return;
+  if (std::ranges::none_of(running_, &Running::ready)) return;
   batch_.step(next_tokens_);
   const std::lock_guard lock(mutex_);
   ++stats_.steps;

@@ -1,8 +1,9 @@
 // Continuous batching: sequences of many requests are continued together by one model.
 //
 // Requests wait in a bounded queue. Between two decode steps, finished sequences leave their slots
-// and waiting ones take them: their prompts run one at a time, so that those that are being
-// continued wait for a bounded number of prompt tokens only. Nothing here knows HTTP or text.
+// and waiting ones take them: their prompts run one at a time, and a long one runs a few layers
+// between two steps, so that those that are being continued wait for a bounded number of prompt
+// tokens only. Nothing here knows HTTP or text.
 #pragma once
 
 #include <chrono>
@@ -57,8 +58,11 @@ class SequenceListener {
 };
 
 struct EngineLimits {
-  int64_t waiting = 1024;        // sequences in the queue
-  int64_t prompt_tokens = 2048;  // that may run between two decode steps, but at least one prompt
+  int64_t waiting = 1024;  // sequences in the queue
+  // That may run between two decode steps: tokens through all layers, or more tokens through some
+  // of them. A layer of a prompt is not divided, so that less than one layer's more may run, and of
+  // a longer prompt than this times the layers just one layer.
+  int64_t prompt_tokens = 512;
 };
 
 struct EngineStats {
@@ -112,6 +116,8 @@ class Engine {
     std::shared_ptr<SequenceListener> listener;
     int64_t slot = -1;
     int64_t drawn = 0;
+    bool ready = false;  // the prompt has run; only the last sequence's may be still running
+    std::shared_ptr<std::vector<TokenLogprob>> prompt_logprobs{};  // if they are asked for
   };
   struct Task;
 
@@ -119,7 +125,8 @@ class Engine {
   void run_tasks();
   void drop_unwanted();
   void admit();
-  void start(Waiting next);
+  bool begin_next();
+  void prompt_done(Running& mine);
   void draw();
   void step();
   void finish(SequenceListener& listener, FinishReason reason);

@@ -172,11 +172,17 @@ MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t 
 }
 
 MemoryReport plan_serving(const ModelConfig& config, Backend target, int64_t slots,
-                          int64_t capacity) {
+                          int64_t capacity, bool prompts_in_parts) {
   return planned(config, target, [&](Stream& s, const Transformer& model, ShardedParams& params) {
     DecodeBatch batch(model, params, s, slots, capacity);
     const auto see = [](int64_t, int64_t, std::span<const float>) {};
-    batch.start(std::vector<int32_t>(static_cast<size_t>(capacity)), see);
+    const std::vector<int32_t> longest(static_cast<size_t>(capacity));
+    if (prompts_in_parts) {
+      batch.begin(longest, see);
+      for (int64_t tokens = 0; !batch.advance(tokens);) tokens = capacity;
+    } else {
+      batch.start(longest, see);
+    }
     batch.stop(0);
     for (int64_t slot = 0; slot < slots; ++slot) batch.start(std::array{0});
     batch.step(std::vector<int32_t>(static_cast<size_t>(slots)));

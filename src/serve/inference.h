@@ -25,9 +25,9 @@ MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t 
                              int64_t max_tokens);
 
 // The same for `slots` sequences that are continued together, of at most `capacity` tokens each,
-// prompts included (serve/decode_batch.h).
+// prompts included (serve/decode_batch.h). A prompt that runs in parts keeps more.
 MemoryReport plan_serving(const ModelConfig& config, Backend target, int64_t slots,
-                          int64_t capacity);
+                          int64_t capacity, bool prompts_in_parts);
 
 // Throws ExitCode::kOutOfMemory if the device has less free than `plan` needs.
 void require_room(Backend backend, const MemoryReport& plan);

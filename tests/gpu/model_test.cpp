@@ -321,7 +321,8 @@ TEST_P(GpuModel, GeneratesTheMostLikelyTokens) {
 }
 
 // The logits of sequences that come and go are those that each has alone, bit for bit, whether
-// steps run by records, early or one kernel after the other.
+// steps run by records, early or one kernel after the other, and whether prompts run whole or layer
+// by layer between steps.
 TEST_P(GpuModel, SequencesDoNotDependOnEachOther) {
   const ModelConfig config = small(GetParam());
   constexpr int64_t kSlots = 5;
@@ -357,10 +358,19 @@ TEST_P(GpuModel, SequencesDoNotDependOnEachOther) {
   };
   std::vector<Sequence> running;
   std::vector<int32_t> next(kSlots);
-  for (int64_t started = 0; started < kSequences || !running.empty();) {
-    if (started < kSequences && batch.free_slots() > 0) {
-      running.push_back({batch.start(prompt(started)), started, 0});
+  std::optional<Sequence> beginning;  // its prompt runs in parts
+  for (int64_t started = 0; started < kSequences || !running.empty() || beginning;) {
+    if (started < kSequences && batch.free_slots() > 0 && !beginning) {
+      if (started % 2 == 0) {
+        running.push_back({batch.start(prompt(started)), started, 0});
+      } else {
+        beginning = Sequence{batch.begin(prompt(started)), started, 0};
+      }
       ++started;
+    }
+    if (int64_t tokens = 1; beginning && batch.advance(tokens)) {
+      running.push_back(*beginning);
+      beginning.reset();
     }
     for (size_t i = 0; i < running.size();) {
       Sequence& s = running[i];

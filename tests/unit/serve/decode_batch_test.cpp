@@ -148,6 +148,68 @@ TEST(DecodeBatch, DrawsFromTheTokensOfTheVocabulary) {
   EXPECT_TRUE(others);
 }
 
+// Prompts run in parts between the steps of others: all see the bits that they see alone.
+TEST(DecodeBatch, PromptsInPartsHaveTheBitsOfWholeOnes) {
+  const ModelConfig config = small_config(kAllCaches);
+  constexpr int64_t kSlots = 3;
+  SmallModel model(config, kSlots, 200);
+  const auto other = random_prompt(20, 1);
+  const std::vector<Logits> expected_other = alone(config, other, 60);
+  // Its slot lies before and after the one of the prompt, which is an idle row of the steps.
+  model.batch.start(random_prompt(3, 2));
+  const int64_t slot_of_other = model.batch.start(other);
+  model.batch.stop(0);
+  size_t seen = 0;
+  const auto step = [&] {
+    ASSERT_EQ(copy(model.batch.logits(slot_of_other)), expected_other[seen]);
+    model.batch.step(std::vector<int32_t>(kSlots, likeliest(expected_other[seen++])));
+  };
+  for (const int64_t tokens : {1, 40, 100, 1000}) {
+    for (const bool visits : {false, true}) {
+      const auto prompt = random_prompt(130, 7);
+      std::vector<Logits> rows, whole;
+      const auto keep = [](std::vector<Logits>& to) {
+        return [&to](int64_t, int64_t n, std::span<const float> logits) {
+          for (int64_t i = 0; i < n; ++i) to.push_back(copy(logits.subspan(i * kVocab, kVocab)));
+        };
+      };
+      SmallModel reference(config, 1, 200);
+      reference.batch.start(prompt, keep(whole));
+      const int64_t slot =
+          visits ? model.batch.begin(prompt, keep(rows)) : model.batch.begin(prompt);
+      EXPECT_EQ(slot, 0);
+      EXPECT_EQ(model.batch.free_slots(), 1);
+      EXPECT_THROW(model.batch.start(other), Error);
+      EXPECT_THROW(model.batch.begin(other), Error);
+      int parts = 0;
+      for (bool done = false; !done; ++parts) {
+        int64_t left = tokens;
+        done = model.batch.advance(left);
+        EXPECT_GE(left, tokens - std::max<int64_t>(tokens, 130 / 4 + 1));  // a part or a layer
+        EXPECT_LT(left, tokens);
+        if (!done && parts % 40 == 0) step();
+      }
+      EXPECT_GE(parts, tokens == 1 ? 4 : 1);
+      EXPECT_EQ(copy(model.batch.logits(slot)), whole.back());
+      if (visits) EXPECT_EQ(rows, whole);
+      const std::vector<Logits> expected = alone(config, prompt, 1);
+      std::vector<int32_t> next(kSlots, likeliest(expected_other[seen++]));
+      next[0] = likeliest(expected[0]);
+      model.batch.step(next);
+      EXPECT_EQ(copy(model.batch.logits(slot)), expected[1]);
+      model.batch.stop(slot);
+    }
+  }
+  // A prompt that is given up leaves its slot.
+  const int64_t slot = model.batch.begin(other);
+  int64_t left = 1;
+  EXPECT_FALSE(model.batch.advance(left));
+  model.batch.stop(slot);
+  EXPECT_EQ(model.batch.free_slots(), 2);
+  EXPECT_THROW(model.batch.advance(left), Error);
+  EXPECT_EQ(copy(model.batch.logits(model.batch.start(other))), expected_other[0]);
+}
+
 // More prompts than slots, of which some end early: each is continued as if it were alone.
 TEST(DecodeBatch, ContinuesManyPromptsAsGenerateContinuesEach) {
   const ModelConfig config = small_config(kAllCaches);
@@ -216,7 +278,7 @@ TEST(DecodeBatch, PlansTheMemoryOfRecordedSteps) {
   const size_t planned = activations(report_of(Backend::kCuda, begin));
   EXPECT_GE(planned, activations(report_of(Backend::kCuda, step)));
   EXPECT_GT(activations(report_of(Backend::kCuda, step)), 0U);
-  const auto plan = plan_serving(config, Backend::kCuda, kSlots, kCapacity);
+  const auto plan = plan_serving(config, Backend::kCuda, kSlots, kCapacity, false);
   EXPECT_GE(activations(plan), planned);
 }
 

@@ -117,8 +117,8 @@ TEST(Engine, WritesWhatGenerateWritesWhateverElseRuns) {
 }
 
 TEST(Engine, LogprobsHaveTheSameBitsAloneAndInABatch) {
-  const auto logprobs_of = [](int others) {
-    Running running(kConfig, 4);
+  const auto logprobs_of = [](int others, int64_t prompt_tokens) {
+    Running running(kConfig, 4, {.prompt_tokens = prompt_tokens});
     std::vector<std::shared_ptr<Keeper>> keepers;
     for (int i = 0; i < others; ++i) {
       keepers.push_back(running.submit(request(random_prompt(5 + i, 90 + i), 10)));
@@ -140,9 +140,50 @@ TEST(Engine, LogprobsHaveTheSameBitsAloneAndInABatch) {
     EXPECT_EQ(all.size(), (30 + 12) * 4 - 3U);  // the first token follows nothing
     return all;
   };
-  const std::vector<float> alone = logprobs_of(0);
-  EXPECT_EQ(alone, logprobs_of(3));
-  EXPECT_EQ(alone, logprobs_of(9));
+  const std::vector<float> alone = logprobs_of(0, 1000);
+  EXPECT_EQ(alone, logprobs_of(3, 1000));
+  EXPECT_EQ(alone, logprobs_of(9, 1000));
+  // The prompt runs in parts, between the steps of others.
+  EXPECT_EQ(alone, logprobs_of(0, 1));
+  EXPECT_EQ(alone, logprobs_of(3, 7));
+  EXPECT_EQ(alone, logprobs_of(9, 1));
+}
+
+// While a long prompt runs, those that are being continued get a token after each part of it.
+TEST(Engine, ALongPromptDoesNotHoldOthers) {
+  const auto tokens_of_other_before = [](int64_t prompt_tokens) {
+    Running running(kConfig, 2, {.prompt_tokens = prompt_tokens});
+    const auto other = running.submit(request(random_prompt(2, 1), 40));
+    const auto long_one = running.submit(request(random_prompt(60, 2), 2));
+    size_t before = 0;
+    long_one->on_each = [&] {
+      if (long_one->tokens.size() == 1) before = other->tokens.size();
+    };
+    running.start();
+    EXPECT_EQ(long_one->wait(), FinishReason::kLength);
+    EXPECT_EQ(other->wait(), FinishReason::kLength);
+    return before;
+  };
+  EXPECT_EQ(tokens_of_other_before(1000), 1U);
+  // 60 tokens in four layers: two layers are 30 tokens in all, one is 15.
+  EXPECT_EQ(tokens_of_other_before(30), 2U);
+  EXPECT_EQ(tokens_of_other_before(15), 4U);
+  EXPECT_EQ(tokens_of_other_before(1), 5U);  // the first part is the other's prompt
+}
+
+TEST(Engine, APromptIsGivenUpBetweenItsParts) {
+  Running running(kConfig, 2, {.prompt_tokens = 1});
+  const auto other = running.submit(request(random_prompt(2, 1), 20));
+  const auto leaves = running.submit(request(random_prompt(60, 2), 2));
+  other->on_each = [&] { leaves->left = other->tokens.size() == 3; };
+  const SequenceRequest r = request(random_prompt(50, 3), 5);
+  const auto next = running.submit(r);
+  running.start();
+  EXPECT_EQ(leaves->wait(), FinishReason::kLeft);
+  EXPECT_TRUE(leaves->tokens.empty());
+  EXPECT_EQ(next->wait(), FinishReason::kLength);
+  EXPECT_EQ(next->tokens, generated_alone(r));
+  EXPECT_EQ(other->wait(), FinishReason::kLength);
 }
 
 TEST(Engine, EndsAtTheStopToken) {
