@@ -5,16 +5,6 @@
 
 #include <vector>
 
-inline float __expf(float x) {
-  return std::exp(x);
-}
-inline float rsqrtf(float x) {
-  return 1 / std::sqrt(x);
-}
-inline float __fdividef(float x, float y) {
-  return x / y;
-}
-
 #include "kernels/few_rows.cu"
 #include "support/tensors.h"
 
