@@ -109,6 +109,7 @@ void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& s
                                        .early = begins_early(s),
                                        .norm_w = arg(op.norm_K),
                                        .norm_eps = op.norm_eps,
+                                       .normed = arg(scratch.normed_BK),
                                        .swiglu = op.swiglu});
     return;
   }
