@@ -2,6 +2,9 @@
 set(SBTRAIN_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set(SBTRAIN_HAS_CUDA OFF)
 
+# Whether the build lacks the machine code that the attention kernels for Hopper need (src/ops/choose.cpp).
+set(SBTRAIN_WITHOUT_SM90A OFF)
+
 # What to compile the kernels for unless CMAKE_CUDA_ARCHITECTURES says it: machine code for the GPUs of this
 # machine, H100 and H200, and PTX, from which the driver makes code for any other GPU since A100 when the
 # program first runs there. Each architecture adds minutes to a build.
@@ -47,6 +50,11 @@ if(NOT SBTRAIN_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(SBTRAIN_HAS_CUDA ON)
+    if(NOT "${CMAKE_CUDA_ARCHITECTURES}" MATCHES "90a")
+      set(SBTRAIN_WITHOUT_SM90A ON)
+      message(STATUS "CMAKE_CUDA_ARCHITECTURES is ${CMAKE_CUDA_ARCHITECTURES}, without 90a-real: on H100 and H200 "
+                     "the portable attention kernels will run, at half the speed")
+    endif()
   elseif(SBTRAIN_CUDA STREQUAL "ON")
     message(FATAL_ERROR "SBTRAIN_CUDA=ON, but nvcc was not found: put it on PATH or set CUDACXX")
   endif()

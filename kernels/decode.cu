@@ -449,10 +449,10 @@ void launch(const char* name, cudaStream_t stream, const Attention& attention) {
   const bool vectors = t.head_dim % kHeld == 0 &&
                        vectors_fit<kHeld>(cache, Matrix<const bf16>{t.v_cache, 0}, t.q, t.k, t.v);
   if (vectors) {
-    launch_early(name, t.early, stream, decode_kernel<kLanes, true, Attention>, grid, kThreads,
+    launch_early(name, t.early, stream, decode_kernel<kLanes, true, Attention>, {grid, kThreads},
                  attention);
   } else {
-    launch_early(name, t.early, stream, decode_kernel<kLanes, false, Attention>, grid, kThreads,
+    launch_early(name, t.early, stream, decode_kernel<kLanes, false, Attention>, {grid, kThreads},
                  attention);
   }
 }

@@ -84,7 +84,8 @@ void launch_elementwise_early(cudaStream_t stream, const char* name, int64_t row
     constexpr int64_t kPerBlock = kElementwiseThreads * kPacksPerThread<kPackWidth, Op>;
     const int64_t packs = rows * (cols / kPackWidth);
     launch_early(name, /*early=*/true, stream, elementwise_kernel<kPackWidth, Op, true>,
-                 dim3(blocks(packs, kPerBlock)), kElementwiseThreads, packs, cols / kPackWidth, op);
+                 {dim3(blocks(packs, kPerBlock)), kElementwiseThreads}, packs, cols / kPackWidth,
+                 op);
   });
 }
 

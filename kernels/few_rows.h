@@ -12,9 +12,16 @@
 
 namespace sbtrain::kernels {
 
-// y [rows, n] = alpha * x [rows, k] w [n, k]^T (+ residual [rows, n]); at most kFewRows rows. x and
+// y [rows, n] = alpha * norm(x) [rows, k] w^T (+ residual [rows, n]); at most kFewRows rows. x and
 // w are bf16, y and residual bf16 or f32. Sums are f32, and their order depends on k alone, so a
 // row's bits are the same whatever the other rows are and however many. Source: few_rows.cu.
+//
+// norm is the RMSNorm of kernels/norm.h if norm_w is given, else nothing. Its factor 1/rms is
+// multiplied into the sums.
+//
+// Without swiglu, w is [n, k]. With it, w is [2 n, k]: first the rows of gates, then those of
+// values; their products are rounded to the type of y, and y = gate sigmoid(gate) value. There is
+// no residual then.
 struct FewRows {
   Type type;  // of y and residual
   Matrix<void> y;
@@ -23,7 +30,12 @@ struct FewRows {
   Matrix<const void> residual;  // null: none; may be y
   int64_t rows, n, k;
   float alpha;
-  bool early;  // begins before the kernel in front of it has ended (dependent_launch.cuh)
+  // Begins before the kernel in front of it has ended (dependent_launch.cuh), and reads w and
+  // norm_w then: no kernel since the last one that was launched plainly may have written them.
+  bool early;
+  const __nv_bfloat16* norm_w = nullptr;  // [k]
+  float norm_eps = 0.0f;
+  bool swiglu = false;
 };
 void few_rows(cudaStream_t stream, const FewRows& p);
 

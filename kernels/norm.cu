@@ -457,8 +457,8 @@ void rmsnorm(cudaStream_t stream, const RmsNorm& p) {
   const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w);
   with_row_shape("rmsnorm", p.cols, vectors, [&](auto shape) {
     using S = decltype(shape);
-    launch_early("rmsnorm", p.early, stream, rmsnorm_kernel<S>, dim3(blocks(p.rows, S::kGroups)),
-                 S::kThreads, p);
+    launch_early("rmsnorm", p.early, stream, rmsnorm_kernel<S>,
+                 {dim3(blocks(p.rows, S::kGroups)), S::kThreads}, p);
   });
 }
 

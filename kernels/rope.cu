@@ -89,7 +89,7 @@ void rope(cudaStream_t stream, const Rope& p) {
     const unsigned of_rows = blocks(p.rows * (half / kWidth), kThreads);
     // One block for all rows would go through the heads alone.
     const unsigned parts = of_rows == 1 ? blocks(p.heads, 4) : 1;
-    launch_early("rope", p.early, stream, rope_kernel<kWidth>, dim3(of_rows, parts), kThreads, p);
+    launch_early("rope", p.early, stream, rope_kernel<kWidth>, {dim3(of_rows, parts), kThreads}, p);
   });
 }
 

@@ -35,11 +35,31 @@ __device__ __forceinline__ void prefetch_to_l2(const void* global, uint32_t byte
 #endif
 }
 
+// Of shared memory that a block can have, static and dynamic together.
+inline size_t most_shared_bytes() {
+  int device = 0;
+  int bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) {
+    throw std::runtime_error(std::string("most_shared_bytes: ") + cudaGetErrorString(error));
+  }
+  return static_cast<size_t>(bytes);
+}
+
+struct LaunchShape {
+  dim3 grid;
+  int threads;
+  size_t shared_bytes = 0;  // of dynamic shared memory
+};
+
 // Launches a kernel that keeps to the rules above. It begins early only where its machine code can
 // wait, and only with `early`.
 template <typename... Parameters, typename... Arguments>
 void launch_early(const char* name, bool early, cudaStream_t stream, void (*kernel)(Parameters...),
-                  dim3 grid, int threads, const Arguments&... arguments) {
+                  const LaunchShape& shape, const Arguments&... arguments) {
   cudaFuncAttributes compiled{};
   if (early && (cudaFuncGetAttributes(&compiled, kernel) != cudaSuccess ||
                 compiled.ptxVersion < 90 || compiled.binaryVersion < 90)) {
@@ -49,12 +69,20 @@ void launch_early(const char* name, bool early, cudaStream_t stream, void (*kern
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.gridDim = shape.grid;
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+  cudaError_t error = cudaSuccess;
+  if (shape.shared_bytes > 0) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shape.shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    error = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+  }
   if (error != cudaSuccess) {
     throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(error));
   }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/linear.h"
 #include "attention/reference.h"
 #include "config/config.h"
 #include "core/sequences.h"
@@ -36,6 +37,7 @@ class AttentionCache {
 struct DecodeStep {
   Tensor positions_B;  // i32, of the new token, from 0
   Tensor lengths_B;    // i32, positions + 1
+  InputNorm norm;      // that x_BD has still to pass, for modules with norms_input()
 };
 
 // What one head attends to, over the T tokens of one document (attention/map.h):
@@ -90,6 +92,9 @@ class Attention {
   // mix_BD = module output of one new token for each sequence; its keys and values are appended.
   virtual void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w,
                       AttentionCache& cache, const DecodeStep& step) const = 0;
+
+  // Whether decode() can apply an RMSNorm to x_BD itself, together with its projection.
+  virtual bool norms_input() const { return false; }
 
   // What head `head` attends to, computed from what the forward pass of one document saved. A
   // module that does not weigh keys has no map.

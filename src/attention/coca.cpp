@@ -157,12 +157,14 @@ class CocaAttention : public Attention {
     mine.v.prefill(s, b, x.v);
   }
 
+  bool norms_input() const override { return true; }
+
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     auto& mine = static_cast<KeyValueCache&>(cache);
     const int64_t sequences = x_BD.rows();
     const QkvSaved qkv = qkv_.scratch(s, sequences);
-    const Qkv x = qkv_.forward(s, qkv, x_BD, w);
+    const Qkv x = qkv_.decode(s, qkv, x_BD, w, step.norm);
     ops::run(s, ops::CocaQuery{.y_THd = x.q,
                                .q_THd = x.q,
                                .positions_T = step.positions_B,

@@ -58,6 +58,18 @@ void Linear::forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
   if (has_bias() && spec_.adds_bias) ops::run(s, ops::AddBias{.y_TN = y_TN, .b_N = bias(w)});
 }
 
+void Linear::decode(Stream& s, Tensor y_BN, Tensor x_BK, const Weights& w,
+                    const Around& around) const {
+  ops::run(s, ops::DecodeLinear{.y_BN = y_BN,
+                                .x_BK = x_BK,
+                                .w_NK = weight(w),
+                                .alpha = spec_.alpha,
+                                .norm_K = around.norm.w_D,
+                                .norm_eps = around.norm.eps,
+                                .swiglu = around.swiglu});
+  if (has_bias() && spec_.adds_bias) ops::run(s, ops::AddBias{.y_TN = y_BN, .b_N = bias(w)});
+}
+
 void Linear::backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
                       const Weights& w, bool accumulate) const {
   ops::run(s, ops::LinearBackwardWeight{.dw_NK = weight(dw),

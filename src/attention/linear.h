@@ -10,6 +10,12 @@
 
 namespace sbtrain {
 
+// An RMSNorm that an input has still to pass; with an undefined w_D, none.
+struct InputNorm {
+  Tensor w_D;
+  float eps = 0.0f;
+};
+
 // y_TN = alpha * x_TK W^T + b. W [N, K] is one tensor, or several that follow each other in memory
 // and are multiplied as one matrix: q, k and v, or gate and up.
 struct LinearSpec {
@@ -47,6 +53,13 @@ class Linear {
   // y_TN = the product, plus residual_TN if it is given.
   void forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
                Tensor residual_TN = {}) const;
+  // The same for the few rows of a decode step, of x_BK after a norm that it has still to pass, and
+  // with SwiGLU afterwards: one kernel on a GPU (ops::DecodeLinear).
+  struct Around {
+    InputNorm norm = {};
+    bool swiglu = false;
+  };
+  void decode(Stream& s, Tensor y_BN, Tensor x_BK, const Weights& w, const Around& around) const;
   // Adds the gradients of weight and bias to dw, or overwrites that of a weight that is fresh
   // there; dx_TK = gradient, or += with `accumulate`. To be called once for each backward pass.
   void backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,

@@ -127,6 +127,16 @@ void QkvProjection::normalise(Stream& s, const Tensor& y, const Tensor& x, int64
 
 Qkv QkvProjection::forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w) const {
   linear_.forward(s, saved.qkv_TN, x_TD, w);
+  return normed(s, saved, w);
+}
+
+Qkv QkvProjection::decode(Stream& s, const QkvSaved& saved, Tensor x_BD, const Weights& w,
+                          const InputNorm& norm) const {
+  linear_.decode(s, saved.qkv_TN, x_BD, w, {.norm = norm});
+  return normed(s, saved, w);
+}
+
+Qkv QkvProjection::normed(Stream& s, const QkvSaved& saved, const Weights& w) const {
   const Qkv y = this->saved(saved);
   if (qk_norm_) {
     const Qkv x = view(saved.qkv_TN);

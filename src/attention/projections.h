@@ -76,6 +76,9 @@ class QkvProjection {
 
   // The queries, keys and values, which the caller may change in place: rotate, for example.
   Qkv forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w) const;
+  // The same for a decode step.
+  Qkv decode(Stream& s, const QkvSaved& saved, Tensor x_BD, const Weights& w,
+             const InputNorm& norm) const;
   // What forward() returned, with the changes.
   Qkv saved(const QkvSaved& saved) const;
 
@@ -106,6 +109,7 @@ class QkvProjection {
   int64_t columns() const { return (heads_ + 2 * key_heads_) * head_dim_; }
   int64_t qk_columns() const { return (heads_ + key_heads_) * head_dim_; }
   bool grouped() const { return key_heads_ < heads_; }
+  Qkv normed(Stream& s, const QkvSaved& saved, const Weights& w) const;
   void normalise(Stream& s, const Tensor& y, const Tensor& x, int64_t heads, const Tensor& w) const;
   KeyValue key_value_scratch(const Stream& s, const Qkv& x) const;
 

@@ -215,12 +215,15 @@ class StickBreakingAttention : public Attention {
     if (gated_) mine.gate->prefill(s, b, from.gate_TH);
   }
 
+  // The forget gate takes x as well.
+  bool norms_input() const override { return !gated_; }
+
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
     auto& mine = static_cast<StickBreakingCache&>(cache);
     const int64_t sequences = x_BD.rows();
     const QkvSaved qkv = qkv_.scratch(s, sequences);
-    const Qkv x = qkv_.forward(s, qkv, x_BD, w);
+    const Qkv x = qkv_.decode(s, qkv, x_BD, w, step.norm);
     if (gated_) {
       const Buffer gate = s.scratch("forget gate", DType::kF32, {sequences, model_.heads});
       compute_gate(s, gate, x_BD, w);

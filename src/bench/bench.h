@@ -9,6 +9,7 @@
 
 #include "config/config.h"
 #include "core/memory.h"
+#include "ops/trace.h"
 #include "parallel/communicator.h"
 #include "parallel/control.h"
 #include "parallel/launch.h"
@@ -20,6 +21,7 @@ namespace sbtrain {
 struct BenchOptions {
   int64_t warmup = 3;
   int64_t steps = 20;
+  bool trace = false;  // fill BenchResult::trace
 };
 
 struct BenchPart {
@@ -50,10 +52,18 @@ struct BenchResult {
     double bus_bytes_per_second = 0;  // what each link carries, as NCCL's tests count it
   };
   std::vector<Collectives> collectives;
+  // Of one of the steps that measured the parts: every op of this rank, with its stream and part.
+  struct TraceRow {
+    std::string stream;  // "compute" or "communication"
+    std::string part;    // as in `parts`, or "collective"
+    ops::TracedOp op;
+  };
+  std::vector<TraceRow> trace;
   int world = 1;
 };
 
-// Trains on documents of sequence_length random tokens. Every rank of the job calls it.
+// Trains on documents of sequence_length random tokens. Every rank of the job calls it. Throws
+// ExitCode::kUsage for a trace of a backend other than kCuda.
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
                        const Job& job = {});
 

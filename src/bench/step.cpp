@@ -100,6 +100,9 @@ Traffic plan_traffic(const Config& config, const Transformer& model, Backend bac
 
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
                        const Job& job) {
+  if (options.trace && backend != Backend::kCuda) {
+    fail(ExitCode::kUsage, "only a step on a GPU can be traced: elsewhere ops run one by one");
+  }
   const auto device_free = [&] {
     return backend == Backend::kCuda ? device_memory(backend).free : 0;
   };
@@ -163,9 +166,22 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   stream.set_profile(&profile);
   if (communication) communication->set_profile(&communication_profile);
   const int64_t profiled = std::min(options.steps, kProfiledSteps);
-  for (int64_t n = 0; n < profiled; ++n) run_step();
+  std::vector<ops::TracedOp> computed, communicated;
+  for (int64_t n = 0; n < profiled; ++n) {
+    if (options.trace && n == profiled - 1) {
+      std::vector<ops::Traced> traced = {{&stream, &computed}};
+      if (communication) traced.push_back({communication, &communicated});
+      ops::trace(traced);
+    }
+    run_step();
+  }
   stream.set_profile(nullptr);
   if (communication) communication->set_profile(nullptr);
+  for (const ops::TracedOp& op : computed)
+    result.trace.push_back({"compute", part_of(op.name), op});
+  for (const ops::TracedOp& op : communicated) {
+    result.trace.push_back({"communication", "collective", op});
+  }
   result.world = world;
   result.collectives = collectives_of(traffic, communication_profile, profiled);
   std::map<std::string, double> parts;

@@ -16,6 +16,7 @@
 #include "cli/cli.h"
 #include "cli/job.h"
 #include "cli/range.h"
+#include "core/files.h"
 
 namespace sbtrain {
 namespace {
@@ -30,6 +31,7 @@ struct BenchTrainCommand {
   ConfigOptions config;
   BenchOptions bench;
   int gpus = 1;
+  std::string trace;  // file; empty: none
   bool json = false;
 };
 
@@ -102,10 +104,39 @@ void print_json(const Config& config, const BenchResult& result) {
   fmt::print("{}\n", json.dump());
 }
 
+// In the format of traces that chrome://tracing and ui.perfetto.dev read, a row for each stream;
+// times in microseconds.
+void write_trace(const std::string& path, const BenchResult& result) {
+  Json events = Json::array();
+  std::vector<std::string> streams;
+  for (const BenchResult::TraceRow& row : result.trace) {
+    auto stream = std::ranges::find(streams, row.stream);
+    if (stream == streams.end()) {
+      stream = streams.insert(streams.end(), row.stream);
+      events.push_back({{"ph", "M"},
+                        {"name", "thread_name"},
+                        {"pid", 0},
+                        {"tid", streams.size() - 1},
+                        {"args", {{"name", row.stream}}}});
+    }
+    events.push_back({{"ph", "X"},
+                      {"name", row.op.name},
+                      {"cat", row.part},
+                      {"pid", 0},
+                      {"tid", stream - streams.begin()},
+                      {"ts", 1e6 * row.op.begin},
+                      {"dur", 1e6 * row.op.seconds}});
+  }
+  replace_file(path, Json{{"traceEvents", events}}.dump() + "\n");
+}
+
 ExitCode bench_train_as(const Job& job, const Config& config, const BenchTrainCommand& options) {
   const Backend backend = select_rank_backend(config.device, job.launch);
-  const BenchResult result = bench_step(config, backend, options.bench, job);
+  BenchOptions bench = options.bench;
+  bench.trace = !options.trace.empty() && job.launch.rank == 0;
+  const BenchResult result = bench_step(config, backend, bench, job);
   if (job.launch.rank != 0) return ExitCode::kDone;
+  if (bench.trace) write_trace(options.trace, result);
   options.json ? print_json(config, result) : print_table(config, result);
   return ExitCode::kDone;
 }
@@ -115,6 +146,9 @@ ExitCode run_bench_train(const BenchTrainCommand& options) {
   return run_job({.prepare =
                       [&](const Launch&) {
                         config = options.config.load();
+                        if (!options.trace.empty()) {
+                          check_output(options.trace, {&options.config.path, 1});
+                        }
                         return Deadlines{};
                       },
                   .ranks =
@@ -139,6 +173,9 @@ void add_bench_train(CLI::App& bench, Action& action) {
   command->add_option("--gpus", options->gpus, "GPUs of this machine to train on")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  command->add_option("--trace", options->trace,
+                      "File for when each op of rank 0 ran in one step on a GPU, for "
+                      "ui.perfetto.dev and scripts/plot_overlap.py");
   command->add_flag("--json", options->json, "Print one JSON object");
   options->config.add(*command);
   command->callback(

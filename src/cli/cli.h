@@ -56,6 +56,7 @@ void add_train(CLI::App& app, Action& action);
 void add_tokenizer(CLI::App& app, Action& action);
 void add_prepare(CLI::App& app, Action& action);
 void add_data(CLI::App& app, Action& action);
+void add_data_tasks(CLI::App& group, Action& action);  // of `sbtrain data`
 void add_ckpt(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);

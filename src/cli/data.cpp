@@ -1,4 +1,5 @@
 // sbtrain data info | verify: describes document stores and checks them for damage.
+// sbtrain data tasks is in data_tasks.cpp.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -108,9 +109,10 @@ void add_command(CLI::App& group, Action& action, const char* name, const char* 
 }  // namespace
 
 void add_data(CLI::App& app, Action& action) {
-  CLI::App* group = app.add_subcommand("data", "Look at prepared data");
+  CLI::App* group = app.add_subcommand("data", "Look at prepared data, and make some");
   group->require_subcommand(1);
   add_command(*group, action, "info", "Counts, sources, hashes and lengths", run_info);
+  add_data_tasks(*group, action);
   add_command(*group, action, "verify", "Check every byte against its checksum", run_verify);
 }
 

@@ -18,6 +18,7 @@
 #include "cli/job.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
+#include "core/device.h"
 #include "core/files.h"
 #include "eval/perplexity.h"
 #include "eval/rank_sums.h"
@@ -54,7 +55,7 @@ struct EvalOptions {
   int64_t window = 0;
   int64_t stride = 0;
   AttentionEvalOptions attention;
-  TextTaskEvalOptions text_tasks;
+  TextTaskEvalOptions tasks;
   RopeOptions rope;
   const CLI::Option* json = nullptr;  // tells whether --json was given
   std::string json_file;              // empty: print the object
@@ -75,6 +76,7 @@ struct Evaluation {
       : options(options),
         ranks(*job.control),
         node(job.launch.node),
+        local_world(job.launch.local_world),
         // Where one rank measures attention, the others have ended.
         checkpoint(options.attention.asked() ? open_checkpoint(options.checkpoint)
                                              : open_for_all(ranks, options.checkpoint)),
@@ -115,6 +117,11 @@ struct Evaluation {
       require_shared_memory(ranks, node, plan.total_bytes(), "the evaluation");
     }
   }
+  // The bytes of its device that this rank may take.
+  size_t room() const {
+    const size_t free = device_memory(backend).free;
+    return backend == Backend::kCpu ? free / static_cast<size_t>(local_world) : free;
+  }
   // As many tokens as one micro-batch of the training run.
   int64_t tokens_at_once() const { return config.train.micro_batch * config.train.sequence_length; }
   Json header() const {
@@ -129,6 +136,7 @@ struct Evaluation {
   const EvalOptions& options;
   Control& ranks;
   int node;  // of this rank
+  int local_world;
   CheckpointReader checkpoint;
   Config config;
   Backend backend;
@@ -438,18 +446,24 @@ void evaluate_text_tasks(const Evaluation& run) {
   // No text of a prompt is meant as a special token, also not in a haystack.
   const Tokenizer tokenizer(
       load_tokenizer(run.checkpoint, run.config, training, options.tokenizer).path());
-  const TextTaskEvaluation tasks(options.text_tasks, tokenizer, training);
-  const MemoryReport plan =
-      tasks.plan(run.config.model, run.backend, *std::ranges::max_element(options.lengths));
+  TextTaskEvaluation tasks(options.tasks, options.lengths, tokenizer, training);
+  const MemoryReport plan = tasks.plan(run.config.model, run.backend, run.room());
   run.require_memory_for(plan);
   InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
-  const Json results = tasks.run(run.ranks, model, options.lengths, run.shows() && !*options.json);
-  if (!run.shows() || !*options.json) return;
-  Json json = run.header();
-  json["train_length"] = run.config.train.sequence_length;
-  json["rope_scaling"] = run.rope_scaling();
-  json.update(results);
-  write_json(options, json);
+  const auto write = [&](const Json& results) {
+    Json json = run.header();
+    json["train_length"] = run.config.train.sequence_length;
+    json["rope_scaling"] = run.rope_scaling();
+    json.update(results);
+    write_json(options, json);
+  };
+  // A file has after each length what is known by then; standard output has room for one object.
+  const bool to_file = !options.json_file.empty();
+  const Json results = tasks.run(run.ranks, model, run.shows() && (to_file || !*options.json),
+                                 [&](const Json& known) {
+                                   if (run.shows() && to_file) write(known);
+                                 });
+  if (run.shows() && *options.json && !to_file) write(results);
 }
 
 // Loading takes long for a large model.
@@ -462,7 +476,7 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
   const Evaluation run(options, job);
   if (options.attention.asked()) {
     evaluate_attention(run);
-  } else if (options.text_tasks.asked()) {
+  } else if (options.tasks.asked()) {
     evaluate_text_tasks(run);
   } else if (!options.lengths.empty()) {
     evaluate_lengths(run);
@@ -480,7 +494,7 @@ ExitCode run_eval(const EvalOptions& options) {
   return run_job({.prepare =
                       [&](const Launch&) {
                         options.attention.check();
-                        options.text_tasks.check(options.lengths);
+                        options.tasks.text_tasks.check(options.lengths);
                         return Deadlines{};
                       },
                   .ranks =
@@ -575,7 +589,7 @@ void add_eval(CLI::App& app, Action& action) {
                       ->expected(0, 1);
   add_windows(*command, *options);
   options->attention.add(*command);
-  options->text_tasks.add(*command);
+  options->tasks.add(*command);
   command->callback([options, &action] { action = [options] { return run_eval(*options); }; });
 }
 

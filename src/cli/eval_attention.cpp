@@ -127,6 +127,7 @@ Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& opti
   if (!tokenizer_path.empty()) {
     tokenizer.emplace(tokenizer_path);
     check_tokenizer(*tokenizer, training);
+    check_vocabulary(*tokenizer, config.vocab);
   }
   if (!options.text.empty()) {
     if (!tokenizer) fail(ExitCode::kUsage, "--text needs a tokenizer; give it with --tokenizer");

@@ -2,14 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "cli/run_tokenizer.h"
+#include "cli/text_tasks.h"
 #include "data/tokenizer.h"
-#include "eval/text_task.h"
+#include "eval/text_scores.h"
 #include "parallel/control.h"
 #include "serve/inference.h"
 
@@ -20,40 +22,45 @@ class App;
 namespace sbtrain {
 
 struct TextTaskEvalOptions {
-  std::vector<std::string> tasks;  // names of TextTaskKind
-  int64_t samples = 100;           // of each length
-  std::vector<double> depths;      // as in TextTaskOptions
-  std::string haystack;            // file with the text for needle_local_*
-  std::string word_list;           // file with the words for cwe
-  uint64_t seed = 42;
+  TextTaskSelection text_tasks;
+  int64_t slots = 64;  // prompts that are continued together at most
 
   // To be called when the command has its other options, of which --tasks excludes many.
   void add(CLI::App& command);
-  // Throws ExitCode::kUsage for options that do not go together.
-  void check(const std::vector<int64_t>& lengths) const;
-  bool asked() const { return !tasks.empty(); }
+  bool asked() const { return !text_tasks.tasks.empty(); }
 };
 
 // The tasks of --tasks for the tokenizer of a model.
 class TextTaskEvaluation {
  public:
   // Reads the files of the options. `tokenizer` must outlive this.
-  TextTaskEvaluation(const TextTaskEvalOptions& options, const Tokenizer& tokenizer,
-                     const TrainingText& training);
+  TextTaskEvaluation(const TextTaskEvalOptions& options, const std::vector<int64_t>& lengths,
+                     const Tokenizer& tokenizer, const TrainingText& training);
 
-  // The memory for generating up to `length` tokens, their prompt included.
-  MemoryReport plan(const ModelConfig& config, Backend backend, int64_t length) const;
+  // Chooses for each length how many prompts are continued together: as many as --slots allows and
+  // `room` bytes hold, weights included, or one. Returns the plan of the length that takes most.
+  MemoryReport plan(const ModelConfig& config, Backend backend, size_t room);
 
-  // Scores all tasks at all lengths, and prints a table if `table` is set. Returns {"seed",
-  // "depths", "tasks"}. Every rank calls it.
-  nlohmann::ordered_json run(Control& ranks, InferenceModel& model,
-                             const std::vector<int64_t>& lengths, bool table) const;
+  // What is known so far: {"seed", "depths", "tasks"}.
+  using Progress = std::function<void(const nlohmann::ordered_json& results)>;
+  // Scores all tasks at all lengths after plan(), prints a table if `table` is set, and calls
+  // `progress` after each length. Every rank calls it.
+  nlohmann::ordered_json run(Control& ranks, InferenceModel& model, bool table,
+                             const Progress& progress) const;
 
  private:
+  // A length, and how many prompts of it are continued together.
+  struct Length {
+    int64_t tokens = 0;
+    int64_t slots = 1;
+  };
   nlohmann::ordered_json score(Control& ranks, InferenceModel& model, const TextTask& task,
-                               int64_t length, bool table) const;
+                               const Length& length, bool table) const;
+  std::vector<SampleScore> answer(Control& ranks, InferenceModel& model, const TextTask& task,
+                                  const Length& length) const;
   const TextTaskEvalOptions& options_;
   const Tokenizer& tokenizer_;
+  std::vector<Length> lengths_;
   std::vector<std::unique_ptr<TextTask>> tasks_;
 };
 

@@ -53,6 +53,7 @@ ExitCode run_export(const ExportOptions& options) {
             {.output = options.output,
              .dtype = dtype,
              .tokenizer = tokenizer,
+             .tokenizer_hash = text.tokenizer_hash,
              .starts_with_bos = text.starts_with_bos,
              .shard_bytes = static_cast<uint64_t>(options.shard_gb * 1e9),
              .check = [&](const std::filesystem::path& folder) {

@@ -9,10 +9,10 @@
 namespace sbtrain {
 namespace {
 
-// The hash of the tokenizer in a folder; empty if there is none that can be read.
+// The hash of the tokenizer of a folder's weights; empty if it is not known.
 std::string tokenizer_hash(const HfFolder& folder) {
   const std::string path = folder.tokenizer().string();
-  if (path.empty()) return "";
+  if (path.empty() || !folder.tokenizer_hash().empty()) return folder.tokenizer_hash();
   try {
     return Tokenizer(path).hash();
   } catch (const Error& error) {

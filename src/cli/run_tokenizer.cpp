@@ -42,10 +42,7 @@ Tokenizer load_tokenizer(const CheckpointReader& checkpoint, const Config& confi
   }
   Tokenizer tokenizer(path, {.special = true});
   check_tokenizer(tokenizer, text);
-  if (tokenizer.size() > config.model.vocab) {
-    fail(ExitCode::kConfig, "{} has {} pieces, the model's vocabulary {}: another tokenizer?", path,
-         tokenizer.size(), config.model.vocab);
-  }
+  check_vocabulary(tokenizer, config.model.vocab);
   return tokenizer;
 }
 

@@ -1,7 +1,6 @@
 #include "data/bpe_training.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <queue>
 #include <unordered_map>
 #include <utility>
@@ -169,67 +168,15 @@ class Trainer {
   std::vector<Merge> merges_;
 };
 
-nlohmann::json split_like_llama3() {
-  return {{"type", "Sequence"},
-          {"pretokenizers",
-           {{{"type", "Split"},
-             {"pattern", {{"Regex", kLlama3Pattern}}},
-             {"behavior", "Isolated"},
-             {"invert", false}},
-            {{"type", "ByteLevel"},
-             {"add_prefix_space", false},
-             {"trim_offsets", true},
-             {"use_regex", false}}}}};
-}
-
 std::string to_json(const Trainer& trainer) {
-  const std::array<std::string, 256> characters = byte_characters();
-  std::vector<std::string> written;
-  nlohmann::json vocabulary = nlohmann::json::object();
-  for (const std::string& token : trainer.tokens()) {
-    std::string text;
-    for (const char c : token) text += characters[static_cast<unsigned char>(c)];
-    vocabulary[text] = written.size();
-    written.push_back(std::move(text));
+  TokenizerJson tokenizer{.tokens = trainer.tokens(), .pattern = kLlama3Pattern};
+  for (const auto& [left, right] : trainer.merges()) tokenizer.merges.emplace_back(left, right);
+  for (const char* content : kSpecial) {
+    const size_t id = tokenizer.tokens.size() + tokenizer.added.size();
+    tokenizer.added.push_back(
+        {.content = content, .id = static_cast<int32_t>(id), .special = true});
   }
-  nlohmann::json merges = nlohmann::json::array();
-  for (const auto& [left, right] : trainer.merges()) {
-    merges.push_back({written[static_cast<size_t>(left)], written[static_cast<size_t>(right)]});
-  }
-  nlohmann::json added = nlohmann::json::array();
-  for (size_t i = 0; i < kSpecial.size(); ++i) {
-    added.push_back({{"id", written.size() + i},
-                     {"content", kSpecial[i]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
-  }
-  const nlohmann::json byte_level = {{"type", "ByteLevel"},
-                                     {"add_prefix_space", true},
-                                     {"trim_offsets", true},
-                                     {"use_regex", true}};
-  const nlohmann::json file = {{"version", "1.0"},
-                               {"truncation", nullptr},
-                               {"padding", nullptr},
-                               {"added_tokens", added},
-                               {"normalizer", nullptr},
-                               {"pre_tokenizer", split_like_llama3()},
-                               {"post_processor", nullptr},
-                               {"decoder", byte_level},
-                               {"model",
-                                {{"type", "BPE"},
-                                 {"dropout", nullptr},
-                                 {"unk_token", nullptr},
-                                 {"continuing_subword_prefix", nullptr},
-                                 {"end_of_word_suffix", nullptr},
-                                 {"fuse_unk", false},
-                                 {"byte_fallback", false},
-                                 {"ignore_merges", false},
-                                 {"vocab", vocabulary},
-                                 {"merges", merges}}}};
-  return file.dump(1) + "\n";
+  return write_tokenizer_json(tokenizer);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
+#include <tuple>
 #include <utility>
 
 #include "core/error.h"
@@ -12,13 +13,14 @@ namespace {
 
 // ---- Encodings
 
-// Patterns of tiktoken's openai_public.py, of Llama 3's and Qwen's tokenizers. Possessive
-// repetitions (++) match the same text as plain ones here.
+// Patterns of tiktoken's openai_public.py, of Llama 3's and Qwen's tokenizers, written so that
+// Oniguruma reads them alike: {1,3}+ is not possessive there and matches the same text here without
+// the +, and $ stands at the end of each line there, where \s++(?!\S) is what \s++$ means.
 constexpr const char* kGpt2Pattern =
-    R"('(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s)";
+    R"('(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++(?!\S)|\s+(?!\S)|\s)";
 constexpr const char* kCl100kPattern =
-    R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|)"
-    R"(\s++$|\s*[\r\n]|\s+(?!\S)|\s)";
+    R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|)"
+    R"(\s++(?!\S)|\s*[\r\n]|\s+(?!\S)|\s)";
 constexpr const char* kO200kPattern =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
@@ -291,6 +293,24 @@ BpeDescription read_tiktoken(std::string_view content, const std::string& encodi
   d.stages.push_back({.pattern = SplitPattern(encoding->pattern, SplitPattern::Syntax::kRust, path),
                       .keep_rest = true});
   return d;
+}
+
+std::string tiktoken_as_json(std::string_view content, const std::string& encoding, bool bos,
+                             const std::string& path) {
+  BpeDescription d = read_tiktoken(content, encoding, path);
+  std::vector<BytePairs::Merge>& merges = d.pairs.merges;
+  std::sort(merges.begin(), merges.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.rank, a.left, a.right) < std::tie(b.rank, b.left, b.right);
+  });
+  TokenizerJson tokenizer{.tokens = std::move(d.bytes),
+                          .added = std::move(d.added),
+                          .pattern = known_by_name(encoding)->pattern,
+                          .nfc = d.nfc,
+                          .ignore_merges = true};
+  const char* first = known_by_name(encoding)->bos;
+  if (bos && first != nullptr) tokenizer.bos = first;
+  for (const auto& merge : merges) tokenizer.merges.emplace_back(merge.left, merge.right);
+  return write_tokenizer_json(tokenizer);
 }
 
 }  // namespace sbtrain

@@ -1,5 +1,6 @@
 #include "data/tokenizer.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "core/error.h"
@@ -122,16 +123,37 @@ std::vector<TokenizerFile> tokenizer_files(const std::string& path) {
   return files;
 }
 
-std::string find_tokenizer(const std::string& folder) {
+std::vector<std::string> find_tokenizers(const std::string& folder) {
+  std::vector<std::string> files;
   for (const char* name : {kSentencePieceFile, kJsonFile}) {
-    std::string path = (fs::path(folder) / name).string();
-    if (is_there(path)) return path;
+    const std::string path = (fs::path(folder) / name).string();
+    if (is_there(path)) files.push_back(path);
   }
+  std::vector<std::string> ranks;
   std::error_code unreadable;
   for (const auto& entry : fs::directory_iterator(folder, unreadable)) {
-    if (entry.path().extension() == kTiktokenSuffix) return entry.path().string();
+    if (entry.path().extension() == kTiktokenSuffix) ranks.push_back(entry.path().string());
   }
-  return "";
+  std::sort(ranks.begin(), ranks.end());
+  files.insert(files.end(), ranks.begin(), ranks.end());
+  return files;
+}
+
+std::string find_tokenizer(const std::string& folder) {
+  const std::vector<std::string> files = find_tokenizers(folder);
+  return files.empty() ? "" : files.front();
+}
+
+std::string tiktoken_as_json(const std::string& path, bool bos) {
+  const std::string content = read_tokenizer(path);
+  return tiktoken_as_json(content, tiktoken_encoding(sha256_hex(content), path), bos, path);
+}
+
+void check_vocabulary(const Tokenizer& tokenizer, int64_t vocab) {
+  if (tokenizer.size() <= vocab) return;
+  fail(ExitCode::kConfig,
+       "{} has {} pieces, the model a vocabulary of {}: it is the tokenizer of another model",
+       tokenizer.path(), tokenizer.size(), vocab);
 }
 
 }  // namespace sbtrain

@@ -4,7 +4,7 @@
 //
 // Models trained here are sentencepiece's byte-fallback BPE without normalisation. With them, as
 // with byte-level BPE that does not normalise, decode(encode(x)) == x for every string of bytes x,
-// newlines, tabs and invalid UTF-8 included.
+// invalid UTF-8 included; sentencepiece alone makes a space of U+2581, with which it writes spaces.
 #pragma once
 
 #include <cstdint>
@@ -105,8 +105,17 @@ struct TokenizerFile {
 // wherever the tokenizer is kept.
 std::vector<TokenizerFile> tokenizer_files(const std::string& path);
 
-// The tokenizer among such copies in `folder`; empty if there is none.
+// The tokenizers among such copies in `folder`. There may be the same one in two formats.
+std::vector<std::string> find_tokenizers(const std::string& folder);
+// The first of them; empty if there is none.
 std::string find_tokenizer(const std::string& folder);
+
+// The tokenizer.json with the tokens of a file of tiktoken's ranks, for programs that do not read
+// such files. `bos`: it says that texts begin with bos.
+std::string tiktoken_as_json(const std::string& path, bool bos);
+
+// Throws ExitCode::kConfig for a tokenizer with ids that a model of `vocab` tokens does not have.
+void check_vocabulary(const Tokenizer& tokenizer, int64_t vocab);
 
 enum class TokenizerType : uint8_t {
   kSentencePiece,  // a sentencepiece model with byte fallback

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "data/byte_level_bpe.h"
 
@@ -53,6 +55,19 @@ TokenizerConfig read_tokenizer_config(const std::string& content, const std::str
 BpeDescription read_tokenizer_json(const std::string& content, const std::string& path,
                                    const TokenizerConfig& config);
 
+// What a tokenizer.json is written from: a byte-level BPE whose texts are cut by one pattern.
+struct TokenizerJson {
+  std::vector<std::string> tokens{};                  // the bytes of each id; empty: no token
+  std::vector<std::pair<int32_t, int32_t>> merges{};  // pairs of ids, by rank
+  std::vector<AddedToken> added{};
+  std::string pattern{};       // in Oniguruma's syntax
+  bool nfc = false;            // normalisation form C
+  bool ignore_merges = false;  // a piece that is a token becomes it, whatever the merges are
+  std::string bos{};           // the added token that texts begin with; empty: none
+};
+// Throws ExitCode::kData for an added token whose id is not free for it in such a file.
+std::string write_tokenizer_json(const TokenizerJson& tokenizer);
+
 // ---- tiktoken: lines of base64 and a rank
 
 // Whether `content` looks like such a file.
@@ -67,6 +82,14 @@ std::string tiktoken_encoding(const std::string& hash, const std::string& path);
 bool is_published_tiktoken(const std::string& hash);
 
 BpeDescription read_tiktoken(std::string_view content, const std::string& encoding,
+                             const std::string& path);
+
+// The same tokenizer as a tokenizer.json. tiktoken merges the pair whose bytes are the token of
+// lowest rank; here the pairs of equal bytes follow each other. Pairs of equal bytes that overlap
+// in a text are the only ones for which that order could differ from tiktoken's, the leftmost
+// first.
+// `bos`: texts begin with the encoding's bos, if it has one.
+std::string tiktoken_as_json(std::string_view content, const std::string& encoding, bool bos,
                              const std::string& path);
 
 }  // namespace sbtrain

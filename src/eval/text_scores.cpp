@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 
+#include "core/error.h"
+#include "core/in_parallel.h"
 #include "eval/rank_sums.h"
 
 namespace sbtrain {
@@ -32,6 +34,10 @@ struct AllScores {
 };
 
 constexpr SampleScore kNothing = {.depth = 0};
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 }  // namespace
 
@@ -77,20 +83,34 @@ std::vector<DepthScore> scores_by_depth(std::span<const SampleScore> scores,
 }
 
 std::vector<SampleScore> score_samples(Control& ranks, const TextTask& task, int64_t length,
-                                       int64_t samples, const Continue& continuation) {
-  const auto of_sample = [&](int64_t i) {
-    const TextSample sample = task.sample(length, i);
-    const Continuation generated = continuation(sample.prompt, task.tokens_to_generate());
-    AllScores all{std::vector<SampleScore>(static_cast<size_t>(samples), kNothing)};
-    all.scores[static_cast<size_t>(i)] = {.score = string_match_all(generated.text, sample.answers),
-                                          .depth = sample.depth,
-                                          .prompt = static_cast<int64_t>(sample.prompt.size()),
-                                          .position = sample.position,
-                                          .generated = generated.tokens};
+                                       int64_t samples, int64_t together,
+                                       const Continue& continuation) {
+  require(samples > 0 && together > 0, "{} samples, {} at once", samples, together);
+  const AllScores zero{std::vector<SampleScore>(static_cast<size_t>(samples), kNothing)};
+  const int64_t of_rank = ceil_div(samples, ranks.world());
+  const int64_t group = ceil_div(of_rank, ceil_div(of_rank, together));  // of equal sizes
+  const auto of_group = [&](int64_t g) {
+    const int64_t first = g * group;
+    std::vector<TextSample> prompts(static_cast<size_t>(std::min(group, samples - first)));
+    in_parallel(static_cast<int64_t>(prompts.size()), [&](int64_t i) {
+      prompts[static_cast<size_t>(i)] = task.sample(length, first + i);
+    });
+    const std::vector<Continuation> generated = continuation(prompts, task.tokens_to_generate());
+    require(generated.size() == prompts.size(), "{} continuations of {} prompts", generated.size(),
+            prompts.size());
+    AllScores all = zero;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const TextSample& sample = prompts[i];
+      all.scores[static_cast<size_t>(first) + i] = {
+          .score = string_match_all(generated[i].text, sample.answers),
+          .depth = sample.depth,
+          .prompt = static_cast<int64_t>(sample.prompt.size()),
+          .position = sample.position,
+          .generated = generated[i].tokens};
+    }
     return all;
   };
-  const AllScores zero{std::vector<SampleScore>(static_cast<size_t>(samples), kNothing)};
-  return sum_over_ranks<AllScores>(ranks, samples, zero, of_sample).scores;
+  return sum_over_ranks<AllScores>(ranks, ceil_div(samples, group), zero, of_group).scores;
 }
 
 }  // namespace sbtrain

@@ -55,12 +55,15 @@ struct Continuation {
   std::string text;
   int64_t tokens = 0;
 };
-using Continue = std::function<Continuation(std::span<const int32_t> prompt, int64_t max_tokens)>;
+// One continuation for each of the samples' prompts, of at most max_tokens tokens.
+using Continue = std::function<std::vector<Continuation>(std::span<const TextSample> samples,
+                                                         int64_t max_tokens)>;
 
-// Lets the model continue samples 0 .. samples - 1 of a length, one after the other. They are dealt
-// to the ranks; every rank gets all scores, in the order of the samples, with the same bits for any
-// number of ranks.
+// Lets the model continue samples 0 .. samples - 1 of a length, up to `together` of them at once.
+// They are dealt to the ranks; every rank gets all scores, in the order of the samples, with the
+// same bits for any number of ranks if the continuation of a prompt does not depend on the others.
 std::vector<SampleScore> score_samples(Control& ranks, const TextTask& task, int64_t length,
-                                       int64_t samples, const Continue& continuation);
+                                       int64_t samples, int64_t together,
+                                       const Continue& continuation);
 
 }  // namespace sbtrain

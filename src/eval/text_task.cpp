@@ -1,6 +1,8 @@
 #include "eval/text_task.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/error.h"
 #include "eval/text_prompt.h"
@@ -62,19 +64,28 @@ int64_t TextTask::tokens(int64_t length, int64_t index, int64_t units) const {
 // More filler rarely takes fewer tokens, so that the result is the largest number that fits, or at
 // least one that fits while one more does not. 0: none fits.
 int64_t TextTask::fitting_units(int64_t length, int64_t index) const {
-  const auto fits = [&](int64_t units) { return tokens(length, index, units) <= length; };
   const int64_t most = writer_->most_units();
-  int64_t low = writer_->fewest_units();
-  if (low > most || !fits(low)) return 0;
-  int64_t high = low;
-  while (low < most) {
-    high = low < most / 2 ? 2 * low : most;
-    if (!fits(high)) break;
-    low = high;
-  }
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    (fits(middle) ? low : high) = middle;
+  const int64_t fewest = writer_->fewest_units();
+  if (fewest > most) return 0;
+  const int64_t fewest_tokens = tokens(length, index, fewest);
+  if (fewest_tokens > length) return 0;
+  int64_t low = fewest;                                                         // fits
+  int64_t high = most < std::numeric_limits<int64_t>::max() ? most + 1 : most;  // does not
+  // All units take about as many tokens, so that each prompt tells about where the end is. Where
+  // that leads nowhere, the range is halved.
+  constexpr int kEstimates = 8;
+  int64_t guess = 2 * low;
+  for (int guesses = 1; high - low > 1; ++guesses) {
+    guess = std::clamp(guess, low + 1, std::min(high - 1, 8 * low));  // far too long is slow
+    const int64_t taken = tokens(length, index, guess);
+    (taken <= length ? low : high) = guess;
+    const double per_unit =
+        static_cast<double>(taken - fewest_tokens) / static_cast<double>(guess - fewest);
+    if (guesses <= kEstimates && per_unit > 0) {
+      guess += static_cast<int64_t>(std::floor(static_cast<double>(length - taken) / per_unit));
+    } else {
+      guess = low + (high - low) / 2;
+    }
   }
   return low;
 }
@@ -92,9 +103,20 @@ std::string TextTask::problem(int64_t length, int64_t samples) const {
   return fitting_units(length, 0) == writer_->most_units() ? writer_->shortage() : "";
 }
 
-TextSample TextTask::sample(int64_t length, int64_t index) const {
+int64_t TextTask::units_of_sample(int64_t length, int64_t index) const {
   const int64_t units = fitting_units(length, index);
   if (units == 0) fail(ExitCode::kUsage, "{}", problem(length, index + 1));
+  return units;
+}
+
+std::pair<std::string, std::vector<std::string>> TextTask::text(int64_t length,
+                                                                int64_t index) const {
+  TextPrompt prompt = writer_->write(length, index, units_of_sample(length, index));
+  return {std::move(prompt.text), std::move(prompt.answers)};
+}
+
+TextSample TextTask::sample(int64_t length, int64_t index) const {
+  const int64_t units = units_of_sample(length, index);
   const TextPrompt prompt = writer_->write(length, index, units);
   TextSample sample{.prompt = encode_(prompt.text),
                     .answers = prompt.answers,

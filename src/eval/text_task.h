@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/enum_names.h"
@@ -92,10 +93,13 @@ class TextTask {
   // With the most filler for which prompt and tokens to generate together have at most `length`
   // tokens, or with all filler that there is. Throws ExitCode::kUsage if problem() is not empty.
   TextSample sample(int64_t length, int64_t index) const;
+  // The same sample's prompt and answers as text.
+  std::pair<std::string, std::vector<std::string>> text(int64_t length, int64_t index) const;
 
  private:
   int64_t tokens(int64_t length, int64_t index, int64_t units) const;
   int64_t fitting_units(int64_t length, int64_t index) const;
+  int64_t units_of_sample(int64_t length, int64_t index) const;
 
   TextTaskKind kind_;
   Encode encode_;

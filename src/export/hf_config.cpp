@@ -131,8 +131,9 @@ class HfConfig {
   }
 
   json own() const {
-    const json& section = need("sbtrain");
+    json section = need("sbtrain");
     if (!section.is_object()) refuse("sbtrain is not an object");
+    section.erase("tokenizer_hash");  // HfFolder reads it
     return section;
   }
 

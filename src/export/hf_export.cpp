@@ -1,7 +1,7 @@
 #include "export/hf_export.h"
 
 #include <algorithm>
-#include <atomic>
+#include <optional>
 
 #include "checkpoint/workers.h"
 #include "core/error.h"
@@ -109,24 +109,33 @@ void write_index(const Storage& storage, const fs::path& folder,
              {{"metadata", {{"total_size", total}}}, {"weight_map", map}});
 }
 
+// Nothing if the tokenizer is not known.
+std::optional<HfTokenizer> read_tokenizer(const HfLayout& layout, const Config& config,
+                                          const HfExportOptions& options) {
+  if (options.tokenizer.empty()) return std::nullopt;
+  return hf_tokenizer(options.tokenizer,
+                      {.starts_with_bos = options.starts_with_bos,
+                       .max_length = layout.config.at("max_position_embeddings").get<int64_t>(),
+                       .vocab = config.model.vocab});
+}
+
 void write_configs(const Storage& storage, const fs::path& folder, const HfLayout& layout,
-                   const HfExportOptions& options) {
+                   const std::optional<HfTokenizer>& tokenizer, const std::string& text_hash) {
   ordered_json config = layout.config;
   ordered_json generation = {{"do_sample", true}, {"temperature", 0.8}, {"top_p", 0.95}};
-  if (!options.tokenizer.empty()) {
-    const HfTokenizer files =
-        hf_tokenizer(options.tokenizer, options.starts_with_bos,
-                     layout.config.at("max_position_embeddings").get<int64_t>());
-    for (const auto& [name, text] : files.texts) write_text(storage, folder / name, text);
+  const std::string& hash = text_hash.empty() && tokenizer ? tokenizer->hash : text_hash;
+  if (!hash.empty()) config["sbtrain"]["tokenizer_hash"] = hash;
+  if (tokenizer) {
+    for (const auto& [name, text] : tokenizer->texts) write_text(storage, folder / name, text);
     const auto token = [&](const char* key, int32_t id) {
       if (id < 0) return;
       config[key] = id;
       generation[key] = id;
     };
-    token("bos_token_id", files.bos);
-    token("eos_token_id", files.eos);
+    token("bos_token_id", tokenizer->bos);
+    token("eos_token_id", tokenizer->eos);
     // Generation pads finished rows; what they hold is not read.
-    token("pad_token_id", files.eos);
+    token("pad_token_id", tokenizer->eos);
   } else {
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) config[key] = nullptr;
   }
@@ -168,6 +177,7 @@ void check_export_output(const fs::path& output, const fs::path& input) {
 
 void export_hf(const CheckpointReader& checkpoint, const Config& config, const HfLayout& layout,
                const HfExportOptions& options) {
+  const std::optional<HfTokenizer> tokenizer = read_tokenizer(layout, config, options);
   const Storage storage;
   fs::path output = options.output;
   if (output.filename().empty()) output = output.parent_path();
@@ -181,7 +191,7 @@ void export_hf(const CheckpointReader& checkpoint, const Config& config, const H
       write_shard(storage, folder, shard, checkpoint, options.dtype);
     }
     write_index(storage, folder, shards);
-    write_configs(storage, folder, layout, options);
+    write_configs(storage, folder, layout, tokenizer, options.tokenizer_hash);
     write_text(storage, folder / "README.md", model_card(checkpoint, config, layout));
     storage.sync_folder(folder);
     if (options.check) options.check(folder);

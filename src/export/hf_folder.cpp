@@ -75,6 +75,17 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
   return files;
 }
 
+std::string stored_tokenizer_hash(const json& hf, const fs::path& path) {
+  if (!hf.contains("sbtrain") || !hf["sbtrain"].is_object()) return "";
+  const json& section = hf["sbtrain"];
+  const auto hash = section.find("tokenizer_hash");
+  if (hash == section.end()) return "";
+  if (!hash->is_string()) {
+    fail(ExitCode::kConfig, "{}: sbtrain.tokenizer_hash is not a text", path.string());
+  }
+  return hash->get<std::string>();
+}
+
 }  // namespace
 
 HfFolder::HfFolder(fs::path folder) : folder_(std::move(folder)) {
@@ -88,6 +99,7 @@ HfFolder::HfFolder(fs::path folder) : folder_(std::move(folder)) {
   if (hf.is_object() && hf.contains("model_type") && hf["model_type"].is_string()) {
     model_type_ = hf["model_type"].get<std::string>();
   }
+  if (hf.is_object()) tokenizer_hash_ = stored_tokenizer_hash(hf, path);
   open_files();
   config_ = config_from_hf(hf, /*tied=*/!has_head_, path.string());
   // Every layer has tensors; a model is built from the configuration only where they can be there.
@@ -193,7 +205,17 @@ void HfFolder::read(std::string_view name, int64_t begin, int64_t end, float* ou
 }
 
 fs::path HfFolder::tokenizer() const {
-  return find_tokenizer(folder_.string());
+  const std::vector<std::string> files = find_tokenizers(folder_.string());
+  if (files.empty() || tokenizer_hash_.empty()) return files.empty() ? "" : files.front();
+  for (const std::string& file : files) {
+    if (tokenizer_fingerprint(file) == tokenizer_hash_) return file;
+  }
+  fail(ExitCode::kConfig,
+       "{} (sha256 {:.12}) is not the tokenizer of the text that the model was trained on ({:.12}, "
+       "sbtrain.tokenizer_hash in {}); if it gives the same tokens, as one that was only written "
+       "anew does, take tokenizer_hash out of {}",
+       files.front(), tokenizer_fingerprint(files.front()), tokenizer_hash_,
+       (folder_ / kConfig).string(), kConfig);
 }
 
 bool is_hf_folder(const fs::path& path) {

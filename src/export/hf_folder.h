@@ -30,7 +30,11 @@ class HfFolder : public WeightSource {
   // placeholders.
   const Config& config() const { return config_; }
   const std::string& architecture() const { return architecture_; }
-  // The tokenizer's model file; empty if there is none.
+  // The fingerprint of the tokenizer that the weights belong to, as an export of this program says
+  // it; empty: not known.
+  const std::string& tokenizer_hash() const { return tokenizer_hash_; }
+  // The tokenizer's model file; empty if there is none. Throws ExitCode::kConfig if tokenizer_hash
+  // is that of another one.
   std::filesystem::path tokenizer() const;
 
   std::string name() const override { return folder_.string(); }
@@ -53,6 +57,7 @@ class HfFolder : public WeightSource {
   Config config_;
   std::string architecture_;
   std::string model_type_;
+  std::string tokenizer_hash_;
   std::deque<SafetensorsReader> files_;
   bool has_head_ = false;                               // lm_head.weight is stored
   std::map<std::string, Stored, std::less<>> tensors_;  // by our names

@@ -32,6 +32,7 @@ std::unique_ptr<Tokenizer> copy_tokenizer(const HfFolder& folder, const fs::path
     spdlog::warn("the tokenizer is left out: {}", error.what());
     return nullptr;
   }
+  check_vocabulary(*tokenizer, folder.config().model.vocab);
   for (const TokenizerFile& file : tokenizer_files(from.string())) {
     replace_file(run / file.name, read_input(file.path, ExitCode::kData));
   }
@@ -39,17 +40,19 @@ std::unique_ptr<Tokenizer> copy_tokenizer(const HfFolder& folder, const fs::path
 }
 
 // The state of a run before its first step, which says how the model's texts are to be encoded.
-std::string first_state(const Config& config, const Tokenizer* tokenizer) {
+// `known_hash` is the fingerprint of their tokenizer where that is not here.
+std::string first_state(const Config& config, const Tokenizer* tokenizer,
+                        const std::string& known_hash) {
   RunState state;
-  if (tokenizer == nullptr) return format_run_state(state);
+  if (tokenizer == nullptr && known_hash.empty()) return format_run_state(state);
   LoaderState loader;
   loader.packing = "concat";
   loader.sequence_length = config.train.sequence_length;
   loader.batch = config.train.batch;
   loader.micro_batch = config.train.micro_batch;
   loader.world = 1;
-  loader.tokenizer_hash = tokenizer->hash();
-  loader.starts_with_bos = tokenizer->adds_bos();
+  loader.tokenizer_hash = tokenizer != nullptr ? tokenizer->hash() : known_hash;
+  loader.starts_with_bos = tokenizer != nullptr && tokenizer->adds_bos();
   state.loader = loader.to_json();
   return format_run_state(state);
 }
@@ -85,7 +88,7 @@ HfImport import_hf(const HfFolder& folder, const fs::path& output) {
     config.out = run.string();
     const std::string yaml = config_yaml(config);
     Snapshot snapshot = snapshot_of(folder, model);
-    snapshot.state_json = first_state(config, tokenizer.get());
+    snapshot.state_json = first_state(config, tokenizer.get(), folder.tokenizer_hash());
     snapshot.config_yaml = yaml;
     snapshot.fingerprints = identity_fields(flatten(config));
     save_checkpoint(storage, unfinished, snapshot, {}, /*keep=*/1);

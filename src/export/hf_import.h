@@ -16,7 +16,8 @@ struct HfImport {
 // config.yaml, run.json and the tokenizer. Tensors are copied in parts of 8 MiB. `output` must not
 // exist or be an empty folder (check_export_output); everything is written to OUTPUT.tmp and
 // renamed. Throws ExitCode::kConfig with all names and shapes in which folder and configuration
-// disagree, kNoCheckpoint for damaged files, kData for a damaged tokenizer, kStorage.
+// disagree, and for a tokenizer that is not the one of the weights or has more pieces than the
+// vocabulary, kNoCheckpoint for damaged files, kData for a damaged tokenizer, kStorage.
 HfImport import_hf(const HfFolder& folder, const std::filesystem::path& output);
 
 }  // namespace sbtrain

@@ -1,7 +1,6 @@
 #include "export/hf_tokenizer.h"
 
 #include <sentencepiece_processor.h>
-#include <spdlog/spdlog.h>
 
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -61,32 +60,43 @@ ordered_json json_config(const Tokenizer& tokenizer, bool starts_with_bos, int64
   return config;
 }
 
+// The configuration of tiktoken's ranks, of which transformers reads the tokenizer.json. A
+// configuration that was kept with the ranks names a class for them instead, whose code is not
+// here; its chat template is that of the model.
+ordered_json tiktoken_config(const Tokenizer& tokenizer, const ordered_json& kept,
+                             const HfTokenizerOptions& options) {
+  ordered_json config = json_config(tokenizer, options.starts_with_bos, options.max_length);
+  if (kept.contains("chat_template")) config["chat_template"] = kept["chat_template"];
+  return config;
+}
+
 }  // namespace
 
-HfTokenizer hf_tokenizer(const std::string& path, bool starts_with_bos, int64_t max_length) {
+HfTokenizer hf_tokenizer(const std::string& path, const HfTokenizerOptions& options) {
   const Tokenizer tokenizer(path);
-  HfTokenizer result{.texts = {}, .bos = tokenizer.bos(), .eos = tokenizer.eos()};
+  check_vocabulary(tokenizer, options.vocab);
+  HfTokenizer result{
+      .texts = {}, .bos = tokenizer.bos(), .eos = tokenizer.eos(), .hash = tokenizer.hash()};
   const std::vector<TokenizerFile> files = tokenizer_files(path);
   for (const TokenizerFile& file : files) {
     result.texts[file.name] = read_input(file.path, ExitCode::kData);
   }
   const std::string& model = files.front().name;
-  if (model.ends_with(".tiktoken")) {
-    spdlog::warn(
-        "{}: transformers reads no files of tiktoken; the folder holds it as it is, and "
-        "AutoTokenizer needs the tokenizer.json that it was made with",
-        path);
-    return result;
-  }
-  ordered_json config;
-  if (const auto kept = result.texts.find(kConfigName); kept != result.texts.end()) {
+  ordered_json config = ordered_json::object();
+  const auto kept = result.texts.find(kConfigName);
+  if (kept != result.texts.end()) {
     config = ordered_json::parse(kept->second, nullptr, /*allow_exceptions=*/false);
     if (!config.is_object()) fail(ExitCode::kData, "{}: {} is no JSON object", path, kConfigName);
-    config["add_bos_token"] = starts_with_bos;
-  } else if (model == "tokenizer.model") {
-    config = sentencepiece_config(result.texts[model], path, starts_with_bos, max_length);
-  } else {
-    config = json_config(tokenizer, starts_with_bos, max_length);
+    config["add_bos_token"] = options.starts_with_bos;
+  }
+  if (model.ends_with(".tiktoken")) {
+    result.texts["tokenizer.json"] = tiktoken_as_json(path, options.starts_with_bos);
+    config = tiktoken_config(tokenizer, config, options);
+  } else if (kept == result.texts.end()) {
+    config = model == "tokenizer.model"
+                 ? sentencepiece_config(result.texts[model], path, options.starts_with_bos,
+                                        options.max_length)
+                 : json_config(tokenizer, options.starts_with_bos, options.max_length);
   }
   result.texts[kConfigName] = config.dump(2) + "\n";
   return result;

@@ -118,13 +118,23 @@ void Block::decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, Attent
                    const DecodeStep& step) const {
   const int64_t B = x_BD.rows();
   BlockSaved saved;
-  saved.norm1_TD = activation(s, "norm1", B, width_);
   saved.mix_TD = activation(s, "attention.mix", B, mix_width());
   saved.h_TD = activation(s, "h", B, width_);
-  norm1_.forward(s, saved.norm1_TD, x_BD, w);
-  attention_->decode(s, saved.mix_TD, saved.norm1_TD, w, cache, step);
+  if (norm1_.fuses() && attention_->norms_input()) {
+    DecodeStep with_norm = step;
+    with_norm.norm = norm1_.fused(w);
+    attention_->decode(s, saved.mix_TD, x_BD, w, cache, with_norm);
+  } else {
+    saved.norm1_TD = activation(s, "norm1", B, width_);
+    norm1_.forward(s, saved.norm1_TD, x_BD, w);
+    attention_->decode(s, saved.mix_TD, saved.norm1_TD, w, cache, step);
+  }
   add_attention(s, saved.h_TD, saved.mix_TD, x_BD, w);
-  forward_mlp(s, y_BD, w, saved);
+  if (norm2_.fuses() && mlp_.gated()) {
+    mlp_.decode(s, y_BD, saved.h_TD, w, norm2_.fused(w));
+  } else {
+    forward_mlp(s, y_BD, w, saved);
+  }
 }
 
 }  // namespace sbtrain

@@ -144,6 +144,13 @@ void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weight
   if (y_TD.defined()) down_.forward(s, y_TD, saved.inner_TF, w, h_TD);
 }
 
+void Mlp::decode(Stream& s, Tensor y_BD, Tensor h_BD, const Weights& w,
+                 const InputNorm& norm) const {
+  const Buffer inner_BF = activation(s, "inner", h_BD.rows(), inner_);
+  outer_.decode(s, inner_BF, h_BD, w, {.norm = norm, .swiglu = true});
+  down_.forward(s, y_BD, inner_BF, w, h_BD);
+}
+
 void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
   if (kind_ == MlpKind::kNone) return;
   saved.inner_TF = activation(s, "inner", saved.outer_TN.tensor().rows(), inner_);

@@ -25,6 +25,9 @@ class Norm {
   // dx_TD += gradient.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
                 const Weights& w) const;
+  // As part of the product that follows it, which only RMSNorm can be.
+  bool fuses() const { return !centered_; }
+  InputNorm fused(const Weights& w) const { return {.w_D = w.at(weight_), .eps = eps_}; }
 
  private:
   bool centered_;  // LayerNorm
@@ -47,6 +50,9 @@ class Mlp {
   // y_TD = h_TD + r * mlp(x_TD); with an undefined y_TD only `saved` is filled.
   void forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
                MlpSaved& saved) const;
+  // The same of norm(h_TD) for a decode step. Only SwiGLU has it, with a norm that fuses.
+  void decode(Stream& s, Tensor y_BD, Tensor h_BD, const Weights& w, const InputNorm& norm) const;
+  bool gated() const { return kind_ == MlpKind::kSwiGlu; }
   // dx_TD = the gradient of x, from dy_TD, the gradient of y.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
                 const Weights& w, const MlpSaved& saved) const;
@@ -58,7 +64,6 @@ class Mlp {
  private:
   LinearSpec outer_spec(const ModelConfig& config) const;
   LinearSpec down_spec(const ModelConfig& config) const;
-  bool gated() const { return kind_ == MlpKind::kSwiGlu; }
   void activate(Stream& s, const Weights& w, const MlpSaved& saved) const;
 
   MlpKind kind_;

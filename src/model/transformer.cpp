@@ -310,7 +310,10 @@ void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, Decode
     x_BD = std::move(y_BD);
   }
   release_shared(params);
-  project(s, params, x_BD, logits_BV);
+  if (!final_norm_.fuses()) return project(s, params, x_BD, logits_BV);
+  head_.decode(s, logits_BV, x_BD, params.get(head_table()),
+               {.norm = final_norm_.fused(params.get(head_unit()))});
+  release_head(params);
 }
 
 void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,

@@ -84,6 +84,7 @@ bool forces(std::string_view forced, Implementation implementation) {
 // Why the kernels for Hopper cannot compute the problem; empty if they can.
 template <typename Shape>
 std::string why_not_hopper(const Shape& x, const Target& target) {
+  if (SBTRAIN_WITHOUT_SM90A) return "the build is without 90a-real in CMAKE_CUDA_ARCHITECTURES";
   if (target.sm != 90) return "they need a GPU of compute capability 9.0";
   if (x.head_dim != 32 && x.head_dim != 64 && x.head_dim != 128) {
     return "they take heads of 32, 64 or 128 channels";

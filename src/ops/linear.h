@@ -24,6 +24,39 @@ struct Linear {
   Buffer scratch(const Stream& s) const { return linear_workspace(s); }
 };
 
+// y_BN = alpha * rmsnorm(x_BK) w_NK^T (+ residual_BN), or, with swiglu, where N counts the outputs
+// and w has the 2N rows of gates and then values,
+//   y_BN = swiglu(alpha * rmsnorm(x_BK) w^T)
+// for the few rows of a decode step: on CUDA, up to 64 rows are one kernel (kernels/few_rows.h).
+// Its bits differ from those of the ops that it stands for, since the norm's factor 1/rms is
+// multiplied into the sums. As there, the bits of a row do not depend on the others.
+struct DecodeLinear {
+  static constexpr std::string_view kName = "decode_linear";
+  struct Scratch {
+    Buffer normed_BK, gate_up_B2N, workspace;  // where it is made of several ops
+  };
+  Tensor y_BN;
+  Tensor x_BK, w_NK;
+  float alpha = 1.0f;
+  Tensor residual{};  // same shape as y, may be y itself; not with swiglu
+  Tensor norm_K{};    // the weights of the RMSNorm; undefined: x is multiplied as it is
+  float norm_eps = 0.0f;
+  bool swiglu = false;
+  int64_t products() const { return (swiglu ? 2 : 1) * y_BN.cols(); }
+  void check() const {
+    const Check c(kName);
+    c.matrix("y_BN", y_BN);
+    c.matrix("x_BK", x_BK, y_BN.rows(), w_NK.cols());
+    c.matrix("w_NK", w_NK, products(), x_BK.cols());
+    if (residual.defined()) c.same("residual", residual, y_BN);
+    if (norm_K.defined()) c.flat("norm_K", norm_K, x_BK.cols());
+    if (residual.defined() && swiglu) {
+      fail(ExitCode::kInternal, "{}: there is no residual with swiglu", kName);
+    }
+  }
+  Scratch scratch(const Stream& s) const;
+};
+
 // dx_TK = alpha * dy_TN w_NK, or += with accumulate.
 struct LinearBackwardInput {
   static constexpr std::string_view kName = "linear_backward_input";
@@ -81,6 +114,7 @@ struct BiasBackward {
 
 namespace cpu {
 void run(Cpu, Stream& s, const Linear& op, const Buffer& workspace);
+void run(Cpu, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch);
 void run(Cpu, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
 void run(Cpu, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
 void run(Cpu, Stream& s, const AddBias& op);
@@ -88,6 +122,7 @@ void run(Cpu, Stream& s, const BiasBackward& op, const Buffer& scratch);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace);
+void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch);
 void run(Cuda, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
 void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
 void run(Cuda, Stream& s, const AddBias& op);

@@ -58,26 +58,31 @@ DecodeBatch::DecodeBatch(const Transformer& model, ParamAccess& params, Stream& 
       tops_(static_cast<size_t>(slots)),
       logits_(static_cast<size_t>(slots * vocab_)),
       fetched_(static_cast<size_t>(slots)) {
-  if (s.backend() == Backend::kCuda) plan_steps();
+  if (records_steps()) plan_steps();
 }
 
 // The rows of a step, and some that are idle, so that few numbers of rows are planned and recorded:
 // a power of two, or all.
 int64_t DecodeBatch::with_idle_rows(int64_t rows) const {
-  if (!recorded_) return rows;
+  if (!records_steps()) return rows;
   return std::min(slots(), static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows))));
 }
 
 void DecodeBatch::plan_steps() {
-  recorded_ = std::make_unique<Recorded>(s_.backend());
-  ops::set_overlap(recorded_->stream, options_.overlap);
-  Memory memory = Memory::planning(recorded_->memory.target());
+  Memory memory = Memory::planning(s_.memory().target());
   Stream stream(memory);
   for (int64_t rows = 1;; rows = with_idle_rows(rows + 1)) {
     const ProgramScope scope(memory, program_name(rows));
     decode(stream, rows);
     if (rows == slots()) break;
   }
+  if (s_.backend() == Backend::kPlan) {
+    planned_steps_ = s_.memory().allocate(MemoryClass::kActivations, "steps", DType::kU8,
+                                          {static_cast<int64_t>(memory.report().pool_bytes)});
+    return;
+  }
+  recorded_ = std::make_unique<Recorded>(s_.backend());
+  ops::set_overlap(recorded_->stream, options_.overlap);
   recorded_->memory.adopt_plan(memory);
 }
 
@@ -161,9 +166,9 @@ void DecodeBatch::step(std::span<const int32_t> tokens) {
     inputs[2 * B + b] = static_cast<int32_t>(++lengths_[b]);
   }
   upload(step_stream(), inputs_3B_, inputs);
-  if (!recorded_) {
+  if (!records_steps()) {
     decode(s_, rows);
-  } else {
+  } else if (recorded_) {
     const auto work = [&] {
       const ProgramScope scope(recorded_->memory, program_name(rows));
       decode(recorded_->stream, rows);

@@ -73,6 +73,8 @@ class DecodeBatch {
     Stream stream;
     Replay replay;
   };
+  // Whether steps run, or are planned to run, by records.
+  bool records_steps() const { return s_.memory().target().backend == Backend::kCuda; }
   void plan_steps();
   int64_t rows_of_step() const;
   int64_t with_idle_rows(int64_t rows) const;
@@ -98,6 +100,7 @@ class DecodeBatch {
   Buffer logits_BV_;                            // of the token that follows each sequence
   Buffer likeliest_B_;
   std::unique_ptr<Recorded> recorded_;  // null except on a GPU
+  Buffer planned_steps_;                // where a GPU is planned for: the memory of recorded_
   std::vector<int32_t> tops_;           // likeliest_B_ on the host
   std::vector<float> logits_;           // [slots, V]: logits_BV_ on the host, where fetched_
   std::vector<uint8_t> fetched_;        // by slot

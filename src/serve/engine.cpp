@@ -1,11 +1,11 @@
 #include "serve/engine.h"
 
 #include <algorithm>
-#include <exception>
 #include <future>
 #include <optional>
 
 #include "core/error.h"
+#include "core/in_parallel.h"
 
 namespace sbtrain {
 namespace {
@@ -187,26 +187,6 @@ void Engine::admit() {
     start(std::move(*next));
   }
 }
-
-namespace {
-
-// Calls body(i) for each i below `count` on all threads, and rethrows what one of them throws.
-template <typename Body>
-void in_parallel(int64_t count, const Body& body) {
-  std::exception_ptr error;
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t i = 0; i < count; ++i) {
-    try {
-      body(i);
-    } catch (...) {
-#pragma omp critical
-      error = std::current_exception();
-    }
-  }
-  if (error) std::rethrow_exception(error);
-}
-
-}  // namespace
 
 // Runs the prompt.
 void Engine::start(Waiting next) {

@@ -8,6 +8,7 @@
 
 #include "core/stream.h"
 #include "model/transformer.h"
+#include "serve/decode_batch.h"
 #include "serve/sampling.h"
 
 namespace sbtrain {
@@ -18,5 +19,13 @@ std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Str
                               std::span<const int32_t> prompt, const SamplingOptions& options,
                               int32_t stop_token,
                               const std::function<bool(int32_t)>& on_token = nullptr);
+
+// What generate() returns for each of `prompts`, with the same bits: as many of them together as
+// `batch` has free slots; the others take the slots of those that end. A prompt and max_tokens must
+// fit the batch's capacity. before_prompt(i), if set, is called before prompt i runs.
+std::vector<std::vector<int32_t>> generate_all(
+    DecodeBatch& batch, std::span<const std::vector<int32_t>> prompts,
+    const SamplingOptions& options, int32_t stop_token,
+    const std::function<void(size_t)>& before_prompt = nullptr);
 
 }  // namespace sbtrain

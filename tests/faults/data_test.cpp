@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "core/sha256.h"
 #include "faults/driver.h"
 
 namespace sbtrain::test {
@@ -248,6 +249,102 @@ TEST_F(OtherTokenizer, IsRefusedForAttentionMaps) {
   Arguments own = maps;
   own.push_back(tokenizer());
   EXPECT_EQ(run(own), 0) << output();
+}
+
+TEST_F(OtherTokenizer, IsRefusedWhereverItsDataMeetsARun) {
+  const std::string other = "{path: " + path("other.h5") + "}";
+  const std::string data = "--data.sources=[" + other + "]";
+  const std::string alone = "--data.validation=[]";
+  EXPECT_EQ(
+      run(train(path("o"), {none(), "--data.sources=[{path: " + store() + "}, " + other + "]"})),
+      kMismatch)
+      << output();
+  EXPECT_TRUE(says("different tokenizers")) << output();
+  // A run that continues, and weights that go on.
+  fs::copy(trained(), path("mine"), fs::copy_options::recursive);
+  EXPECT_EQ(run(train(path("mine"), {none(), data, alone, "--stages.0.length=20 steps"})),
+            kMismatch)
+      << output();
+  EXPECT_TRUE(says("tokenizer_hash")) << output();
+  EXPECT_EQ(run(train(path("o"), {none(), data, alone, "--init-from", trained()})), kMismatch)
+      << output();
+  EXPECT_TRUE(says("tokenizer of the weights")) << output();
+  EXPECT_EQ(run({"bench", "skip", "--checkpoint", trained(), "--data", path("other.h5")}),
+            kMismatch)
+      << output();
+  write_file(path("sweep.yaml"), "name: s\nvariants: [{name: v, config: " + config() +
+                                     "}]\ngrid: {data.tokenizer: [" + path("other.model") + "]}\n");
+  EXPECT_EQ(run({"sweep", path("sweep.yaml"), "--out", path("sweep")}), kMismatch) << output();
+}
+
+TEST_F(OtherTokenizer, IsRefusedForTasksServingAndExport) {
+  EXPECT_EQ(run({"eval", "--checkpoint", trained(), "--tasks", "passkey", "--lengths", "128",
+                 "--tokenizer", path("other.model")}),
+            kMismatch)
+      << output();
+  EXPECT_TRUE(says("sha256")) << output();
+  EXPECT_EQ(
+      run({"serve", "--checkpoint", trained(), "--port", "0", "--tokenizer", path("other.model")}),
+      kMismatch)
+      << output();
+  EXPECT_EQ(run({"export", "--checkpoint", trained(), "--output", path("hf"), "--tokenizer",
+                 path("other.model")}),
+            kMismatch)
+      << output();
+  EXPECT_FALSE(fs::exists(path("hf")));
+}
+
+TEST_F(OtherTokenizer, AnExportKnowsItsOwn) {
+  ASSERT_EQ(run({"export", "--checkpoint", trained(), "--output", path("hf")}), 0) << output();
+  const auto hf = nlohmann::json::parse(read_file(path("hf/config.json")));
+  EXPECT_EQ(hf.at("sbtrain").at("tokenizer_hash"), sha256_hex(read_file(tokenizer())));
+  const std::string other = "--data.sources=[{path: " + path("other.h5") + "}]";
+  const Arguments weights = {none(), other, "--data.validation=[]", "--init-from", path("hf")};
+  EXPECT_EQ(run(train(path("o"), weights)), kMismatch) << output();
+  // Without the tokenizer itself, an import still knows which one it was.
+  fs::rename(path("hf/tokenizer.model"), path("kept.model"));
+  EXPECT_EQ(run(train(path("o"), weights)), kMismatch) << output();
+  ASSERT_EQ(run({"import", "--input", path("hf"), "--output", path("back")}), 0) << output();
+  EXPECT_EQ(run({"eval", "--checkpoint", path("back"), "--data", path("other.h5")}), kMismatch)
+      << output();
+  EXPECT_EQ(run({"eval", "--checkpoint", path("back"), "--data", store()}), 0) << output();
+  // With another tokenizer in its place it is refused.
+  fs::copy_file(path("other.model"), path("hf/tokenizer.model"));
+  EXPECT_EQ(run({"import", "--input", path("hf"), "--output", path("o2")}), kMismatch) << output();
+  EXPECT_TRUE(says("tokenizer_hash") && says("tokenizer.model")) << output();
+  EXPECT_EQ(run(train(path("o"), {"--init-from", path("hf")})), kMismatch) << output();
+  EXPECT_FALSE(fs::exists(path("o/checkpoints")));
+}
+
+TEST_F(OtherTokenizer, OfMorePiecesThanTheVocabularyIsRefused) {
+  const std::string task = "--data.task={type: mqar, pairs: 4, examples: 64, eval_examples: 4}";
+  const Arguments small = {none(),
+                           task,
+                           "--data.sources=[]",
+                           "--data.validation=[]",
+                           "--model.vocab=64",
+                           "--train.sequence_length=32"};
+  ASSERT_EQ(run(train(path("run"), small)), 0) << output();
+  EXPECT_EQ(run({"export", "--checkpoint", path("run"), "--output", path("hf"), "--tokenizer",
+                 path("other.model")}),
+            kMismatch)
+      << output();
+  EXPECT_TRUE(says("399 pieces")) << output();
+  EXPECT_FALSE(fs::exists(path("hf")) || fs::exists(path("hf.tmp")));
+  EXPECT_EQ(run({"generate", "--checkpoint", path("run"), "--prompt", "a", "--tokenizer",
+                 path("other.model")}),
+            kMismatch)
+      << output();
+  EXPECT_EQ(run({"eval", "--checkpoint", path("run"), "--text", "a", "--attention-maps",
+                 path("maps"), "--tokenizer", path("other.model")}),
+            kMismatch)
+      << output();
+  ASSERT_EQ(run({"export", "--checkpoint", path("run"), "--output", path("hf")}), 0) << output();
+  fs::copy_file(path("other.model"), path("hf/tokenizer.model"));
+  EXPECT_EQ(run({"import", "--input", path("hf"), "--output", path("back")}), kMismatch)
+      << output();
+  EXPECT_TRUE(says("399 pieces")) << output();
+  EXPECT_FALSE(fs::exists(path("back")) || fs::exists(path("back.tmp")));
 }
 
 // A byte-level BPE as it comes from elsewhere, with its chat template.

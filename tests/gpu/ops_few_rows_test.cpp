@@ -78,6 +78,76 @@ TEST_F(FewRows, BitsDoNotDependOnTheOtherRows) {
   }
 }
 
+// A product with the norm before it, SwiGLU after it, both and neither.
+struct Around {
+  bool norm, swiglu;
+};
+constexpr Around kAround[] = {{false, false}, {true, false}, {false, true}, {true, true}};
+// Also outputs that end within a tile of eight gates.
+constexpr Case kDecodeCases[] = {{1, 1, 0},       {16, 32, 0},     {40, 96, 8},    {37, 299, 1},
+                                 {1604, 512, 8},  {4096, 1536, 0}, {340, 1024, 0}, {300, 2736, 3},
+                                 {160, 14336, 0}, {3200, 4096, 8}};
+
+TEST_F(FewRows, DecodeLinearMatchesTheCpu) {
+  for (const Case& c : kDecodeCases) {
+    const Owned norm = test::random_bf16("norm", {c.channels});
+    const OnGpu norm_gpu(gpu(), norm, kBF16);
+    for (const Around& around : kAround) {
+      const Owned w = test::random_bf16("w", {(around.swiglu ? 2 : 1) * c.outputs, c.channels});
+      const OnGpu w_gpu(gpu(), w, kBF16, c.gap);
+      for (const int64_t rows : {1, 5, 8, 16, 33, 64}) {
+        const Owned x = test::random_bf16("x", {rows, c.channels});
+        const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+        const Owned expected = test::poisoned({rows, c.outputs});
+        const OnGpu y(gpu(), kBF16, {rows, c.outputs}, c.gap);
+        ops::DecodeLinear op{.y_BN = expected,
+                             .x_BK = x,
+                             .w_NK = w,
+                             .alpha = 0.02f,
+                             .norm_K = around.norm ? norm.tensor() : Tensor(),
+                             .norm_eps = 1e-2f,
+                             .swiglu = around.swiglu};
+        ops::run(cpu, op);
+        op.y_BN = y;
+        op.x_BK = x_gpu;
+        op.w_NK = w_gpu;
+        if (around.norm) op.norm_K = norm_gpu;
+        ops::run(gpu(), op);
+        EXPECT_LE(test::relative_error(y, expected),
+                  (around.norm || around.swiglu ? 4 : 1) * test::kBf16Error)
+            << rows << " rows, " << c.outputs << " outputs of " << c.channels
+            << " channels, norm: " << around.norm << ", swiglu: " << around.swiglu;
+        EXPECT_TRUE(y.gaps_intact());
+      }
+    }
+  }
+}
+
+TEST_F(FewRows, DecodeLinearDoesNotDependOnTheOtherRows) {
+  for (const Case& c : kDecodeCases) {
+    const OnGpu norm(gpu(), test::random_bf16("norm", {c.channels}), kBF16);
+    const OnGpu w(gpu(), test::random_bf16("w", {2 * c.outputs, c.channels}), kBF16);
+    const OnGpu x(gpu(), test::random_bf16("x", {kernels::kFewRows, c.channels}), kBF16);
+    const auto of_rows = [&](int64_t rows) {
+      const OnGpu y(gpu(), kF32, {rows, c.outputs});
+      ops::run(gpu(),
+               ops::DecodeLinear{.y_BN = y,
+                                 .x_BK = x.tensor().row_range(kernels::kFewRows - rows, rows),
+                                 .w_NK = w,
+                                 .alpha = 0.02f,
+                                 .norm_K = norm,
+                                 .norm_eps = 1e-2f,
+                                 .swiglu = true});
+      return y.values();
+    };
+    const std::vector<double> expected = of_rows(kernels::kFewRows);
+    for (const int64_t rows : kRows) {
+      const std::vector<double> mine(expected.end() - rows * c.outputs, expected.end());
+      EXPECT_EQ(of_rows(rows), mine) << rows << " rows of " << c.channels << " channels";
+    }
+  }
+}
+
 TEST_F(FewRows, LikeliestTokens) {
   for (const int64_t vocab : {1, 5, 31, 1024, 5000}) {
     Owned x = test::random_normal("x", {7, vocab + 3});

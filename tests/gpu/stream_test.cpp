@@ -6,6 +6,7 @@
 #include "core/replay.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
+#include "ops/trace.h"
 #include "support/gpu.h"
 
 namespace sbtrain::test {
@@ -60,6 +61,38 @@ TEST_F(GpuStreams, BytesAreCopiedInOrder) {
   gpu.stream.copy_bytes(to.tensor().data, from.tensor().data, from.tensor().bytes());
   ops::run(gpu, ops::Fill{.x = from, .value = 3.0f});
   EXPECT_EQ(ops::sum(gpu, to), 200.0);
+}
+
+// The second stream waits for the first, so its op begins after the other has ended.
+TEST_F(GpuStreams, ATraceHasOneClockForAllStreams) {
+  Memory memory(Backend::kCuda);
+  Stream compute(memory);
+  Stream communication(memory, "communication", StreamPriority::kHigh);
+  OpProfile profiles[2];
+  compute.set_profile(&profiles[0]);
+  communication.set_profile(&profiles[1]);
+  const Buffer x = compute.allocate(MemoryClass::kInputs, "x", DType::kF32, {int64_t{1} << 26});
+  std::vector<ops::TracedOp> first, second;
+  ops::run(compute, ops::Fill{.x = x, .value = 0.0f});  // not traced
+  ops::run(compute, ops::Synchronize{});
+  ops::trace({{&compute, &first}, {&communication, &second}});
+  Event filled;
+  ops::run(compute, ops::Fill{.x = x, .value = 1.0f});
+  compute.record(filled);
+  communication.wait(filled);
+  communication.use(x);
+  ops::run(communication, ops::Fill{.x = x, .value = 2.0f});
+  for (Stream* s : {&compute, &communication}) ops::run(*s, ops::Synchronize{});
+  ASSERT_EQ(first.size(), 1u);
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_EQ(first[0].name, "fill");
+  EXPECT_GE(first[0].begin, 0.0);
+  EXPECT_GT(first[0].seconds, 0.0);
+  // Events are half a microsecond apart at best.
+  EXPECT_GE(second[0].begin, first[0].begin + first[0].seconds - 1e-6);
+  ops::run(compute, ops::Fill{.x = x, .value = 3.0f});
+  ops::run(compute, ops::Synchronize{});
+  EXPECT_EQ(first.size(), 1u);  // the trace has ended
 }
 
 // Work with a name and variant is called twice: plainly, then to record it. Records see what memory

@@ -12,6 +12,7 @@ as well.
 Without transformers, only the models that come with their own code are computed. Exit status: 0 good, 1 not
 good, 77 PyTorch is not installed.
 """
+import base64
 import json
 import os
 import pathlib
@@ -109,14 +110,48 @@ CASES = {
     "alibi": ("Sbtrain", {"attention": {"type": "softmax", "position": "alibi", "window": 9}}, True),
     "fire": ("Sbtrain", {"attention": {"type": "softmax", "position": "fire"}}, True),
     "fire_shared": ("Sbtrain", {"attention": {"type": "softmax", "position": "fire", "shared": True}}, True),
+    "fire_biases": (
+        "Sbtrain",
+        {
+            "attention": {
+                "type": "softmax", "position": "fire", "qkv_bias": True, "output_bias": True, "qk_norm": True, "logit_scale": 0.3
+            },
+            "kv_heads": 2,
+        },
+        True,
+    ),
+    "alibi_biases": (
+        "Sbtrain",
+        {"attention": {"type": "softmax", "position": "alibi", "qkv_bias": True, "output_bias": True, "qk_norm": True}},
+        True,
+    ),
     "coca": ("Sbtrain", {"attention": {"type": "coca", "qk_norm": True, "qkv_bias": True}, "kv_heads": 2}, True),
     "coca_strict": ("Sbtrain", {"attention": {"type": "coca", "variant": "strict"}}, True),
+    "coca_linear": (
+        "Sbtrain", {"attention": {"type": "coca", "rope_scaling": "linear", "rope_factor": 2, "output_bias": True}}, True
+    ),
+    "coca_dynamic": (
+        "Sbtrain",
+        {"attention": {"type": "coca", "rope_scaling": "dynamic_ntk", "rope_factor": 2, "rope_train_length": 20}},
+        True,
+    ),
+    "coca_llama3": ("Sbtrain", {"attention": {"type": "coca", **LLAMA3, "output_bias": True, "logit_scale": 0.3}}, True),
     "based": (
         "Sbtrain",
         {"attention": [{"type": "short_conv"}, {"type": "based", "feature_dim": 4}], "mlp": "none", "norm": "layernorm"},
         True,
     ),
     "rebased": ("Sbtrain", {"attention": {"type": "rebased", "feature_dim": 4, "qkv_bias": True}}, True),
+    "based_options": (
+        "Sbtrain",
+        {"attention": {"type": "based", "feature_dim": 4, "logit_scale": 0.3, "qkv_bias": True, "output_bias": True}},
+        True,
+    ),
+    "rebased_options": (
+        "Sbtrain",
+        {"attention": {"type": "rebased", "feature_dim": 4, "logit_scale": 0.3, "output_bias": True}},
+        True,
+    ),
     "learned": (
         "Sbtrain",
         {"attention": STICK, "position": "learned", "max_positions": 40, "mlp": "gelu", "norm": "layernorm"},
@@ -192,7 +227,7 @@ def load(folder):
         model.eval()
         return model, lambda tokens: model(input_ids=tokens[None]).logits[0]
     config = json.loads((folder / "config.json").read_text())
-    if "sbtrain" not in config:
+    if config["model_type"] != "sbtrain":
         return None, None
     module = SbtrainPlain(config["sbtrain"])
     module.load_state_dict(read_weights(str(folder)))
@@ -504,12 +539,58 @@ def check_tokenizer(runs):
     return "equal"
 
 
+def check_tiktoken(runs):
+    """A run with tiktoken's ranks: transformers reads the tokenizer of its export."""
+    ranks = runs.path("llama3.tiktoken")
+    shutil.copy(ROOT / "tests/data/tokenizer/o200k_base/o200k_base.tiktoken", ranks)
+    runs.run("prepare", "--input", ROOT / "tests/data/english.jsonl", "--tokenizer", ranks, "--output", runs.path("ranks.h5"), "--bos")
+    config = {
+        "name": "ranks",
+        "device": "cpu",
+        "model": {**BASE, "vocab": 756, "attention": ROPE},
+        "train": {"sequence_length": LENGTH, "micro_batch": 2, "batch": 4},
+        "data": {"sources": [{"path": str(runs.path("ranks.h5"))}], "tokenizer": str(ranks)},
+        "stages": [{"name": "a", "length": "2 steps"}],
+        "metrics": {"progress": False, "tensorboard": False},
+    }
+    runs.path("ranks.yaml").write_text(json.dumps(config))
+    runs.run("train", "--config", runs.path("ranks.yaml"), "--out", runs.path("ranks"))
+    folder, back = runs.path("ranks_hf"), runs.path("ranks_back")
+    runs.run("export", "--checkpoint", runs.path("ranks"), "--output", folder)
+    runs.run("import", "--input", folder, "--output", back)
+    expect((back / "llama3.tiktoken").read_bytes() == ranks.read_bytes(), "another tokenizer")
+    expect(not (back / "tokenizer.json").exists(), "two tokenizers")
+    written = [
+        runs.run("generate", "--checkpoint", x, "--prompt", "The", "--max-tokens", 8, "--temperature", 0).split("\n[")[0]
+        for x in (runs.path("ranks"), back)
+    ]
+    expect(written[0] == written[1], str(written))
+    sys.path.append(str(ROOT / "tests/unit/data"))
+    try:
+        import tokenizer_reference as reference  # it ends the program without tokenizers and tiktoken
+    except SystemExit:
+        return "good; without tokenizers and tiktoken the tokens were not compared"
+    if transformers is None:
+        return "good; without transformers the tokens were not compared"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    table = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, ranks.read_bytes().splitlines())}
+    special = {content: 500 + i for content, i in reference.LLAMA3_SPECIALS.items()}
+    original = reference.tiktoken.Encoding("llama3", pat_str=reference.LLAMA3, mergeable_ranks=table, special_tokens=special)
+    for text in reference.Hostile(2, list(special)).texts(2000):
+        ours, theirs = tokenizer(text, add_special_tokens=False)["input_ids"], original.encode(text, allowed_special="all")
+        expect(ours == theirs, f"{text[:60]!r}: {ours[:20]} is not {theirs[:20]}")
+        expect(tokenizer.decode(ours) == original.decode(theirs), f"{text[:60]!r} is decoded to another text")
+    expect(tokenizer("a")["input_ids"] == [500, *original.encode("a")], "no bos before a text")
+    expect(tokenizer.eos_token == "<|end_of_text|>", str(tokenizer.eos_token))
+    return "equal"
+
+
 def main():
     folder = tempfile.mkdtemp()
     runs = Runs(sys.argv[1], folder)
     failures = 0
     checks = {name: lambda name=name: check_case(runs, name) for name in CASES}
-    checks.update(tokenizer=lambda: check_tokenizer(runs), memory=lambda: check_memory(runs))
+    checks.update(tokenizer=lambda: check_tokenizer(runs), tiktoken=lambda: check_tiktoken(runs), memory=lambda: check_memory(runs))
     checks.update(options=lambda: check_options(runs), hostile=lambda: check_hostile(runs), init_from=lambda: check_init_from(runs))
     wanted = sys.argv[2:]
     try:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import plot_lengths  # noqa: E402
 import plot_loss  # noqa: E402
+import plot_overlap  # noqa: E402
 import plot_skip  # noqa: E402
 import plot_sweep  # noqa: E402
 import plot_tasks  # noqa: E402
@@ -213,6 +214,43 @@ class Skipping(unittest.TestCase):
             refused = subprocess.run([sys.executable, SCRIPTS / "plot_skip.py", path], capture_output=True, text=True)
             self.assertEqual(refused.returncode, 1)
             self.assertIn("no result of", refused.stderr)
+
+
+def trace_event(stream, name, part, begin, duration):
+    return {"ph": "X", "name": name, "cat": part, "pid": 0, "tid": stream, "ts": begin, "dur": duration}
+
+
+class Overlap(unittest.TestCase):
+    TRACE = {"traceEvents": [{"ph": "M", "name": "thread_name", "pid": 0, "tid": 0, "args": {"name": "compute"}},
+                             {"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "communication"}},
+                             trace_event(0, "linear", "matrix products", 1000, 2000),
+                             trace_event(0, "await", "communication", 3000, 500),
+                             trace_event(1, "all_gather", "collective", 1500, 1000)]}
+
+    def test_counts_from_the_first_op_that_computes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "step.json"
+            path.write_text(json.dumps(self.TRACE))
+            rows = plot_overlap.read(path)
+            self.assertEqual(rows, [("compute", "matrix products", 0, 2), ("compute", "communication", 2, 0.5),
+                                    ("communication", "all_gather", 0.5, 1)])
+            self.assertEqual(plot_overlap.summary(rows), ["step 2.5 ms", "all_gather: 1 calls, 1.0 ms",
+                                                          "the computing stream waits 0.5 ms"])
+            path.write_text('{"traceEvents": []}')
+            with self.assertRaises(plot_overlap.PlotError):
+                plot_overlap.read(path)
+            path.write_text("[]")
+            with self.assertRaises(plot_overlap.PlotError):
+                plot_overlap.read(path)
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_draws(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "step.json"
+            path.write_text(json.dumps(self.TRACE))
+            subprocess.run([sys.executable, SCRIPTS / "plot_overlap.py", path, "--at", "1,2", "--width", "1", "-o",
+                            Path(folder) / "step.png"], check=True, capture_output=True)
+            self.assertTrue((Path(folder) / "step.png").is_file())
 
 
 if __name__ == "__main__":

@@ -271,6 +271,13 @@ TEST_F(SystemTest, AnswersTasksInPlainText) {
       }
     }
   }
+  // The results do not depend on how many prompts are continued together.
+  ASSERT_EQ(evaluate({"--tasks", "passkey,vt,needle_local_multikey", "--lengths", "700,900",
+                      "--samples", "6", "--depths", "0,0.5,1", "--haystack", path("text.txt"),
+                      "--slots", "1", "--json"}),
+            0)
+      << output_;
+  EXPECT_EQ(printed_json(output_), json);
   ASSERT_EQ(evaluate({"--tasks", "passkey", "--lengths", "400", "--samples", "3"}), 0) << output_;
   EXPECT_NE(output_.find("95% interval"), std::string::npos) << output_;
 
@@ -282,6 +289,7 @@ TEST_F(SystemTest, AnswersTasksInPlainText) {
       {{"--depths", "0.5"}, 2, "--tasks"},
       {{"--tasks", "passkey", "--lengths", "400", "--depths", "1.5"}, 2, "--depths"},
       {{"--tasks", "passkey", "--lengths", "400", "--samples", "0"}, 2, "--samples"},
+      {{"--tasks", "passkey", "--lengths", "400", "--slots", "65"}, 2, "--slots"},
       {{"--tasks", "passkey", "--lengths", "400", "--recall"}, 2, "--recall"},
       {{"--tasks", "passkey", "--lengths", "400", "--data", path("b.h5")}, 2, "--data"},
       {{"--tasks", "passkey", "--lengths", "16777217"}, 2, "--tasks takes up to 16777216"},
@@ -312,6 +320,27 @@ TEST_F(SystemTest, AnswersTasksInPlainText) {
       << output_;
 }
 
+// An evaluation that is killed in a long length leaves what it knew by then.
+TEST_F(SystemTest, KeepsTheTasksThatWereAnsweredBeforeItEnded) {
+  ASSERT_EQ(run(training("run", {"--stages.0.length=6 steps", "--stages.1.length=1 steps"})), 0)
+      << output_;
+  const std::string file = path("tasks.json");
+  Process process(command({"eval", "--checkpoint", path("run"), "--device", "cpu", "--tasks",
+                           "niah_single_1,passkey", "--lengths", "700,100000", "--samples", "8",
+                           "--slots", "1", "--json", file}),
+                  folder_ / "log", environment_);
+  while (process.running() && !fs::exists(file)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  process.signal(SIGKILL);
+  ASSERT_EQ(process.wait(), 128 + SIGKILL) << process.output();
+  const nlohmann::json known = nlohmann::json::parse(read_file(file));
+  ASSERT_EQ(known.at("tasks").size(), 1U);
+  ASSERT_EQ(known.at("tasks").at(0).at("lengths").size(), 1U);
+  EXPECT_EQ(known.at("tasks").at(0).at("lengths").at(0).at("results").size(), 8U);
+  EXPECT_NE(process.output().find("niah_single_1"), std::string::npos) << process.output();
+}
+
 // A model that has read one prompt with its answer, many times, knows the answer.
 TEST_F(SystemTest, FindsTheAnswerThatItHasLearned) {
   const Tokenizer tokenizer(path("tokenizer.model"));
@@ -319,10 +348,19 @@ TEST_F(SystemTest, FindsTheAnswerThatItHasLearned) {
                       [&](const std::string& text) { return tokenizer.encode(text); });
   constexpr int64_t kLength = 384;
   const TextSample sample = task.sample(kLength, 0);
-  const nlohmann::json document = {
-      {"text", tokenizer.decode(sample.prompt) + " It is " + sample.answers.front() + "."}};
+  const auto samples = [&](const std::string& length) {
+    return run({"data", "tasks", "--tasks", "passkey", "--lengths", length, "--samples", "1",
+                "--seed", "42", "--tokenizer", path("tokenizer.model"), "--output",
+                path("sample.jsonl")});
+  };
+  EXPECT_EQ(samples("100"), 2);
+  EXPECT_NE(output_.find("--lengths: 100: passkey needs"), std::string::npos) << output_;
+  ASSERT_EQ(samples(std::to_string(kLength)), 0) << output_;
+  const std::string line = read_file(path("sample.jsonl"));
+  EXPECT_EQ(nlohmann::json::parse(line).at("text"),
+            tokenizer.decode(sample.prompt) + " " + sample.answers.front() + ".");
   std::string lines;
-  for (int i = 0; i < 50; ++i) lines += document.dump() + "\n";
+  for (int i = 0; i < 50; ++i) lines += line;
   write_file(path("learn.jsonl"), lines);
   ASSERT_EQ(run({"prepare", "--input", path("learn.jsonl"), "--tokenizer", path("tokenizer.model"),
                  "--output", path("learn.h5")}),

@@ -1,7 +1,7 @@
 """The configuration of a model that sbtrain has trained.
 
-`sbtrain` holds the model section of the run's configuration as it stands in config.yaml. The other values
-repeat parts of it under the names that other programs look for.
+`sbtrain` holds the model section of the run's configuration as it stands in config.yaml, and tokenizer_hash, the
+SHA-256 of the tokenizer's file. The other values repeat parts of it under the names that other programs look for.
 """
 try:
     from transformers import PretrainedConfig

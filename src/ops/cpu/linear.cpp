@@ -1,9 +1,11 @@
 #include "ops/linear.h"
 
+#include "ops/activation.h"
 #include "ops/cpu/blas.h"
 #include "ops/cpu/few_rows.h"
 #include "ops/cpu/token_sums.h"
 #include "ops/memory.h"
+#include "ops/norm.h"
 
 namespace sbtrain::ops::cpu {
 
@@ -21,6 +23,18 @@ void run(Cpu, Stream& s, const Linear& op, const Buffer& /*workspace*/) {
   gemm(Transpose::kNo, Transpose::kYes, op.y_TN.rows(), op.y_TN.cols(), op.x_TK.cols(), op.alpha,
        op.x_TK.f32(), op.x_TK.row_stride, op.w_NK.f32(), op.w_NK.row_stride,
        residual.defined() ? 1.0f : 0.0f, op.y_TN.f32(), op.y_TN.row_stride);
+}
+
+void run(Cpu, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch) {
+  const Tensor x = op.norm_K.defined() ? scratch.normed_BK.tensor() : op.x_BK;
+  const Tensor y = op.swiglu ? scratch.gate_up_B2N.tensor() : op.y_BN;
+  if (op.norm_K.defined()) {
+    run(Cpu(), s, RmsNorm{.y_TD = x, .x_TD = op.x_BK, .w_D = op.norm_K, .eps = op.norm_eps});
+  }
+  run(Cpu(), s,
+      Linear{.y_TN = y, .x_TK = x, .w_NK = op.w_NK, .alpha = op.alpha, .residual = op.residual},
+      scratch.workspace);
+  if (op.swiglu) run(Cpu(), s, Swiglu{.y_TF = op.y_BN, .gate_up_T2F = y});
 }
 
 void run(Cpu, Stream& /*s*/, const LinearBackwardInput& op, const Buffer& /*workspace*/) {

@@ -167,9 +167,29 @@ void run(Cuda, Stream& s, const Synchronize& /*op*/) {
     if (c.marks[i].op == Synchronize::kName) continue;
     float milliseconds = 0;
     SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, c.marks[i].begin, c.marks[i].end));
-    s.profile()->add(c.marks[i].op, 1e-3 * static_cast<double>(milliseconds));
+    const double seconds = 1e-3 * static_cast<double>(milliseconds);
+    s.profile()->add(c.marks[i].op, seconds);
+    if (!c.traced) continue;
+    SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, c.trace_begin.get(), c.marks[i].begin));
+    c.traced->push_back({c.marks[i].op, 1e-3 * static_cast<double>(milliseconds), seconds});
   }
   c.marks_used = 0;
+  c.traced = nullptr;
+  c.trace_begin.reset();
+}
+
+void trace(const std::vector<Traced>& streams) {
+  cudaEvent_t event = nullptr;
+  SBTRAIN_CUDA_CHECK(cudaEventCreate(&event));
+  const std::shared_ptr<CUevent_st> begin(event, cudaEventDestroy);
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(event, context(*streams.front().stream).stream));
+  // Otherwise a stream that is synchronized before the first one could not count from the event.
+  SBTRAIN_CUDA_CHECK(cudaEventSynchronize(event));
+  for (const Traced& each : streams) {
+    Context& c = context(*each.stream);
+    c.traced = each.ops;
+    c.trace_begin = begin;
+  }
 }
 
 namespace {

@@ -14,6 +14,7 @@
 #include "core/cuda_check.h"
 #include "core/stream.h"
 #include "ops/cuda/gemm_tuner.h"
+#include "ops/trace.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -80,6 +81,11 @@ class Context : public BackendContext {
   };
   std::vector<Mark> marks;
   size_t marks_used = 0;
+
+  // Of ops::trace(): where the next Synchronize adds the marks, null for nowhere, and the event
+  // that all times are counted from.
+  std::vector<TracedOp>* traced = nullptr;
+  std::shared_ptr<CUevent_st> trace_begin;
 
  private:
   int32_t* counters_ = nullptr;

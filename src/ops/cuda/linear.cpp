@@ -4,10 +4,12 @@
 
 #include "kernels/activation.h"
 #include "kernels/few_rows.h"
+#include "ops/activation.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/gemm.h"
 #include "ops/memory.h"
+#include "ops/norm.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
@@ -91,6 +93,34 @@ void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
         .beta = op.residual.defined() ? 1.0f : 0.0f,
         .c = op.residual},
        workspace);
+}
+
+void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch) {
+  if (op.y_BN.rows() <= kernels::kFewRows) {
+    kernels::few_rows(cuda_stream(s), {.type = kernel_type(op.y_BN.dtype),
+                                       .y = arg(op.y_BN),
+                                       .x = arg(op.x_BK),
+                                       .w = arg(op.w_NK),
+                                       .residual = arg(op.residual),
+                                       .rows = op.y_BN.rows(),
+                                       .n = op.y_BN.cols(),
+                                       .k = op.x_BK.cols(),
+                                       .alpha = op.alpha,
+                                       .early = begins_early(s),
+                                       .norm_w = arg(op.norm_K),
+                                       .norm_eps = op.norm_eps,
+                                       .swiglu = op.swiglu});
+    return;
+  }
+  const Tensor x = op.norm_K.defined() ? scratch.normed_BK.tensor() : op.x_BK;
+  const Tensor y = op.swiglu ? scratch.gate_up_B2N.tensor() : op.y_BN;
+  if (op.norm_K.defined()) {
+    run(Cuda(), s, RmsNorm{.y_TD = x, .x_TD = op.x_BK, .w_D = op.norm_K, .eps = op.norm_eps});
+  }
+  run(Cuda(), s,
+      Linear{.y_TN = y, .x_TK = x, .w_NK = op.w_NK, .alpha = op.alpha, .residual = op.residual},
+      scratch.workspace);
+  if (op.swiglu) run(Cuda(), s, Swiglu{.y_TF = op.y_BN, .gate_up_T2F = y});
 }
 
 void run(Cuda, Stream& s, const LinearBackwardInput& op, const Buffer& workspace) {

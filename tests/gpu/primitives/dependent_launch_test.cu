@@ -35,7 +35,7 @@ TEST_F(DependentLaunch, EachKernelSeesTheOneBefore) {
   check_cuda(cudaStreamCreate(&stream));
   const auto launch_all = [&] {
     for (int n = 0; n < kSteps; ++n) {
-      launch_early("add_one", /*early=*/true, stream, add_one_kernel, dim3(kBlocks), kThreads,
+      launch_early("add_one", /*early=*/true, stream, add_one_kernel, {dim3(kBlocks), kThreads},
                    n % 2 == 0 ? b.data() : a.data(), n % 2 == 0 ? a.data() : b.data());
     }
   };

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -62,6 +63,13 @@ const std::vector<std::string> kTinyModel = {"--config",
                                              "--train.micro_batch=2",
                                              "--train.batch=2",
                                              "--metrics.peak_tflops=1"};
+
+TEST(BenchTrain, RefusesATraceWithoutAGpu) {
+  const Outcome outcome = run(with({"train", "--trace", "never_written.json"}, kTinyModel));
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(contains(outcome.err, "only a step on a GPU can be traced")) << outcome.err;
+  EXPECT_FALSE(std::filesystem::exists("never_written.json"));
+}
 
 TEST(BenchTrain, SaysHowFastAStepIsAndWhereItsTimeGoes) {
   const Outcome outcome = run(with({"train", "--json"}, kTinyModel));

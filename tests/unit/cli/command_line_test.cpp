@@ -66,21 +66,11 @@ TEST(CommandLine, AloneItExplainsItself) {
 
 TEST(CommandLine, EveryCommandHasHelp) {
   const std::vector<std::vector<std::string>> commands = all_commands();
-  const std::vector<std::vector<std::string>> expected = {{"train"},
-                                                          {"tokenizer", "train"},
-                                                          {"prepare"},
-                                                          {"data", "info"},
-                                                          {"data", "verify"},
-                                                          {"ckpt", "ls"},
-                                                          {"ckpt", "verify"},
-                                                          {"eval"},
-                                                          {"config", "show"},
-                                                          {"config", "docs"},
-                                                          {"generate"},
-                                                          {"bench", "train"},
-                                                          {"bench", "attention"},
-                                                          {"bench", "ops"},
-                                                          {"bench", "collectives"}};
+  const std::vector<std::vector<std::string>> expected = {
+      {"train"},          {"tokenizer", "train"}, {"prepare"},        {"data", "info"},
+      {"data", "tasks"},  {"data", "verify"},     {"ckpt", "ls"},     {"ckpt", "verify"},
+      {"eval"},           {"config", "show"},     {"config", "docs"}, {"generate"},
+      {"bench", "train"}, {"bench", "attention"}, {"bench", "ops"},   {"bench", "collectives"}};
   for (const auto& command : expected) {
     EXPECT_EQ(std::count(commands.begin(), commands.end(), command), 1) << command.front();
   }

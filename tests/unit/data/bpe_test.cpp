@@ -126,6 +126,33 @@ TEST_F(Bpe, RoundTripsAnyBytes) {
   for (const std::string& text : texts) EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
 }
 
+// The special tokens of o200k_base leave ids out, those of llama3 do not.
+TEST_F(Bpe, RanksAsATokenizerJsonGiveTheSameTokens) {
+  const fs::path ranks = golden("o200k_base/o200k_base.tiktoken");
+  write_file(path("tokenizer.json"), tiktoken_as_json(ranks, /*bos=*/false));
+  fs::copy_file(golden("o200k_base/expected.jsonl"), path("expected.jsonl"));
+  EXPECT_EQ(expect_tokens(path("")), 120);
+  const Tokenizer json(path("tokenizer.json"));
+  EXPECT_EQ(json.special(), Tokenizer(ranks).special());
+  EXPECT_EQ(json.eos(), 199999);
+  EXPECT_EQ(json.size(), 200019);
+  const Json file = Json::parse(read_file(path("tokenizer.json")));
+  EXPECT_EQ(file["model"]["vocab"]["<|endoftext|>"], 199999) << "added tokens would be renumbered";
+  for (const char* name : {"gpt2", "cl100k_base", "qwen", "llama3"}) {
+    const std::string copy = path(name + ".tiktoken"s);
+    write_file(copy, read_file(ranks));
+    write_file(path("tokenizer.json"), tiktoken_as_json(copy, /*bos=*/true));
+    const Tokenizer original(copy);
+    const Tokenizer same(path("tokenizer.json"));
+    EXPECT_EQ(same.special(), original.special()) << name;
+    EXPECT_EQ(same.bos(), original.bos()) << name;
+    EXPECT_EQ(same.adds_bos(), original.bos() >= 0) << name;
+    for (const std::string& text : english_texts()) {
+      EXPECT_EQ(same.encode(text + " \n\n "), original.encode(text + " \n\n ")) << name;
+    }
+  }
+}
+
 // ---- What is not supported is refused by its name.
 
 TEST_F(Bpe, RefusesComponentsByTheirNames) {

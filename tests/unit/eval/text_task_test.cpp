@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <regex>
@@ -450,19 +451,26 @@ struct ReadableTask {
   explicit ReadableTask(const TextTaskOptions& options)
       : task(options, [this](const std::string& text) {
           std::vector<int32_t> tokens = encode(text);
+          const std::lock_guard lock(mutex);
           texts[tokens] = text;
           return tokens;
         }) {}
+  std::mutex mutex;  // samples are made by several threads
   std::map<std::vector<int32_t>, std::string> texts;
   TextTask task;
 };
 
 double mean_of(ReadableTask& readable, int64_t length, int64_t samples, const auto& answer) {
   const auto ranks = make_single_control();
-  const auto scores = score_samples(
-      *ranks, readable.task, length, samples, [&](std::span<const int32_t> prompt, int64_t) {
-        return Continuation{answer(readable.texts.at({prompt.begin(), prompt.end()})), 1};
-      });
+  const auto scores =
+      score_samples(*ranks, readable.task, length, samples, /*together=*/7,
+                    [&](std::span<const TextSample> prompts, int64_t) {
+                      std::vector<Continuation> answers;
+                      for (const TextSample& sample : prompts) {
+                        answers.push_back({answer(readable.texts.at(sample.prompt)), 1});
+                      }
+                      return answers;
+                    });
   EXPECT_EQ(static_cast<int64_t>(scores.size()), samples);
   return mean_score(scores).mean;
 }

@@ -87,12 +87,36 @@ TEST_P(HfModel, IsExportedAsItWas) {
   }
 }
 
+// Gives the model in `folder` a vocabulary of `vocab` tokens, and weights of zero.
+void widen_vocabulary(const fs::path& folder, int64_t vocab) {
+  const fs::path file = folder / "model.safetensors";
+  std::vector<SafetensorsEntry> entries;
+  const SafetensorsReader before(file);
+  for (const SafetensorsEntry& entry : before.entries()) {
+    entries.push_back({entry.name, entry.dtype, entry.shape});
+    if (entry.name == "model.embed_tokens.weight" || entry.name == "lm_head.weight") {
+      entries.back().shape.at(0) = vocab;
+    }
+  }
+  fs::remove(file);
+  SafetensorsWriter writer(Storage(), file, entries, {});
+  for (const SafetensorsEntry& entry : writer.entries()) {
+    const std::vector<uint8_t> zeros(entry.bytes());
+    writer.write(entry.name, 0, zeros.data(), zeros.size());
+  }
+  writer.finish();
+  auto config = nlohmann::json::parse(std::ifstream(folder / "config.json"));
+  config["vocab_size"] = vocab;
+  std::ofstream(folder / "config.json") << config;
+}
+
 // A folder with a tokenizer says whether texts begin with bos, which prompts then do as well.
 TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
   std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
   const fs::path folder = mkdtemp(pattern.data());
   const fs::path source = folder / "model";
   fs::copy(fs::path(SBTRAIN_TEST_MODELS) / "llama3", source);
+  widen_vocabulary(source, 505);
   const fs::path tokenizers = fs::path(SBTRAIN_TEST_MODELS).parent_path() / "tokenizer";
   const auto imported = [&](const char* name) {
     import_hf(HfFolder(source), folder / name);

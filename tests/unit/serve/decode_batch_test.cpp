@@ -6,6 +6,10 @@
 #include <cmath>
 #include <vector>
 
+#include "parallel/communicator.h"
+#include "parallel/sharded_params.h"
+#include "serve/generate.h"
+#include "serve/inference.h"
 #include "small_model.h"
 
 namespace sbtrain::test {
@@ -142,6 +146,78 @@ TEST(DecodeBatch, DrawsFromTheTokensOfTheVocabulary) {
     if (step % 2 == 1) batch.fetch_logits();
   }
   EXPECT_TRUE(others);
+}
+
+// More prompts than slots, of which some end early: each is continued as if it were alone.
+TEST(DecodeBatch, ContinuesManyPromptsAsGenerateContinuesEach) {
+  const ModelConfig config = small_config(kAllCaches);
+  for (const double temperature : {0.0, 1.0}) {
+    const SamplingOptions options = {.max_tokens = 12, .temperature = temperature};
+    std::vector<std::vector<int32_t>> prompts, expected;
+    size_t ended_early = 0;
+    constexpr int32_t kStop = 7;
+    for (int i = 0; i < 40; ++i) {
+      prompts.push_back(random_prompt(1 + 5 * i % 30, 500 + static_cast<uint64_t>(i)));
+      SmallModel model(config);
+      expected.push_back(generate(model.run.model(), model.run.params(), model.run.stream(),
+                                  prompts.back(), options, kStop));
+      ended_early += expected.back().size() < 12;
+    }
+    EXPECT_GT(ended_early, 0U);
+    EXPECT_LT(ended_early, prompts.size());
+    for (const int64_t slots : {1, 3, 64}) {
+      SmallModel model(config, slots);
+      std::vector<size_t> begun;
+      EXPECT_EQ(
+          generate_all(model.batch, prompts, options, kStop, [&](size_t i) { begun.push_back(i); }),
+          expected);
+      ASSERT_EQ(begun.size(), prompts.size());
+      EXPECT_TRUE(std::ranges::is_sorted(begun));
+      EXPECT_EQ(model.batch.free_slots(), slots);
+    }
+  }
+}
+
+// On a GPU steps have a pool of their own, which a plan of generation or serving holds beside the
+// memory of prompts.
+TEST(DecodeBatch, PlansTheMemoryOfRecordedSteps) {
+  ModelConfig config = small_config({kAllCaches[0], kAllCaches[1]});
+  config.width = 96;  // of heads that a GPU takes
+  const Transformer model(config);
+  constexpr int64_t kSlots = 33, kCapacity = 50;
+  const auto report_of = [&](Backend target, const auto& work) {
+    Memory memory = Memory::planning(target);
+    Stream s(memory);
+    const auto communicator = make_single_process();
+    const Mesh mesh(*communicator);
+    ShardedParams params(model.registry(), s, mesh, /*with_training=*/false);
+    DecodeCache cache = model.allocate_cache(memory, kSlots, kCapacity);
+    const ProgramScope scope(memory, "work");
+    work(s, params, cache);
+    return memory.report();
+  };
+  const auto activations = [](const MemoryReport& report) {
+    return report.programs.at(0).at_peak[static_cast<size_t>(MemoryClass::kActivations)];
+  };
+  const auto begin = [&](Stream& s, ShardedParams& params, DecodeCache&) {
+    DecodeBatch(model, params, s, kSlots, kCapacity);
+  };
+  EXPECT_EQ(activations(report_of(Backend::kCpu, begin)), 0U);
+  const auto step = [&](Stream& s, ShardedParams& params, DecodeCache& cache) {
+    const auto ints = [&](int64_t n) {
+      return s.memory().allocate(MemoryClass::kWeights, "ints", DType::kI32, {n});
+    };
+    const Buffer tokens_B = ints(kSlots), positions_B = ints(kSlots), lengths_B = ints(kSlots);
+    const Buffer logits_BV =
+        s.memory().allocate(MemoryClass::kWeights, "logits", DType::kF32, {kSlots, kVocab});
+    model.decode(s, params, tokens_B, cache, {.positions_B = positions_B, .lengths_B = lengths_B},
+                 logits_BV);
+  };
+  const size_t planned = activations(report_of(Backend::kCuda, begin));
+  EXPECT_GE(planned, activations(report_of(Backend::kCuda, step)));
+  EXPECT_GT(activations(report_of(Backend::kCuda, step)), 0U);
+  const auto plan = plan_serving(config, Backend::kCuda, kSlots, kCapacity);
+  EXPECT_GE(activations(plan), planned);
 }
 
 TEST(DecodeBatch, RefusesWhatDoesNotFit) {
