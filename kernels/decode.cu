@@ -1,4 +1,6 @@
 #include <cfloat>
+#include <type_traits>
+#include <utility>
 
 #include "kernels/attention/fire.h"
 #include "kernels/decode.h"
@@ -58,25 +60,33 @@ struct Channels {
 // A row of one head as it lies in memory; zeros beyond head_dim. kVectors: head_dim is a multiple
 // of 8, and rows can be read 16 bytes at a time.
 struct Row {
-  Pack<bf16, kHeld> pack;
+  uint32_t pairs[kHeld / 2];
   template <bool kVectors>
   static __device__ Row load(const bf16* row, int head_dim, int lane) {
-    Row x;
+    static_assert(kHeld == 8);
+    Row x{};
     const int first = kHeld * lane;
-    if (kVectors && first < head_dim) {
-      x.pack = load_pack<kHeld>(row + first);
-      return x;
-    }
+    if constexpr (kVectors) {
+      if (first < head_dim) {
+        const uint4 loaded = *reinterpret_cast<const uint4*>(row + first);
+        x = {{loaded.x, loaded.y, loaded.z, loaded.w}};
+      }
+    } else {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      x.pack[i] = first + i < head_dim ? row[first + i] : __float2bfloat16_rn(0.0f);
+      for (int i = 0; i < kHeld; ++i) {
+        const uint32_t bits = first + i < head_dim ? __bfloat16_as_ushort(row[first + i]) : 0;
+        x.pairs[i / 2] |= bits << (16 * (i % 2));
+      }
     }
     return x;
   }
   __device__ Channels channels() const {
     Channels y;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) y.value[i] = to_float(pack[i]);
+    for (int i = 0; i < kHeld; i += 2) {
+      y.value[i] = __uint_as_float(pairs[i / 2] << 16);
+      y.value[i + 1] = __uint_as_float(pairs[i / 2] & 0xffff0000u);
+    }
     return y;
   }
 };
@@ -97,8 +107,6 @@ struct CachedHead {
     o = t.o.row(batch) + int64_t{head} * t.head_dim;
     appends = t.k.data != nullptr && head % group == 0 && blockIdx.z == 0;
   }
-  __device__ const bf16* key(int64_t i) const { return i == length - 1 ? own_k : k_row(i); }
-  __device__ const bf16* value(int64_t i) const { return i == length - 1 ? own_v : v_row(i); }
   // No block reads what is written here: for the token itself, they read own_k and own_v.
   __device__ void append(int head_dim) const {
     if (!appends) return;
@@ -120,6 +128,12 @@ struct CachedHead {
   const bf16* q;
   bf16* o;
   bool appends;
+};
+
+// Keys that a group takes, newest first, with their values: kBatch of them.
+struct Batch {
+  Row k[kBatch];
+  Row v[kBatch];
 };
 
 struct Range {
@@ -202,40 +216,45 @@ struct Softmax {
   __device__ Range seen(const CachedHead& head) const {
     return {p.window > 0 ? max(int64_t{0}, head.length - p.window) : 0, head.length};
   }
-  template <int kLanes, bool kVectors>
-  __device__ Part attend(const CachedHead& head, const Channels& q, const Range& all,
-                         const Range& mine, int64_t most, Channels& o) const {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const auto bias = biases.template of_head<kLanes>(head.head, head.length - 1, lane);
+  template <int kLanes>
+  struct Attend {
+    decltype(std::declval<const Bias&>().template of_head<kLanes>(0, 0, 0)) bias;
+    int64_t last;  // the newest key
     Part part{-FLT_MAX, 0.0f};
-    for (int64_t at = 0; at < most; at += kBatch) {
-      Row k[kBatch];
-      Row v[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int64_t key = min(mine.begin + at + b, all.end - 1);
-        k[b] = Row::load<kVectors>(head.key(key), p.t.head_dim, lane);
-        v[b] = Row::load<kVectors>(head.value(key), p.t.head_dim, lane);
-      }
+    __device__ Attend(const Softmax& of, const CachedHead& head, int lane)
+        : bias(of.biases.template of_head<kLanes>(head.head, head.length - 1, lane)),
+          last(head.length - 1) {}
+    __device__ void add(const Channels& q, const Batch& batch, int64_t newest, int64_t oldest,
+                        Channels& o) {
       float z[kBatch];
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        const int64_t key = min(mine.begin + at + b, all.end - 1);
-        z[b] = q.dot<kLanes>(k[b].channels(), bias(head.length - 1 - key));
+        z[b] = q.dot<kLanes>(batch.k[b].channels(), bias(last - max(newest - b, oldest)));
       }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        if (mine.begin + at + b >= mine.end) continue;
+        if (newest - b < oldest) continue;
         const float larger = fmaxf(part.a, z[b]);
         const float rescale = __expf(part.a - larger);
         const float weight = __expf(z[b] - larger);
         part.a = larger;
         part.b = part.b * rescale + weight;
         o.scale(rescale);
-        o.add(weight, v[b].channels());
+        o.add(weight, batch.v[b].channels());
       }
     }
-    return part;
+    __device__ bool complete() const {
+      return false;
+    }
+  };
+  // Adds what the next older keys give.
+  static __device__ void join(Part& part, Channels& o, const Part& older, const Channels& older_o) {
+    const float larger = fmaxf(part.a, older.a);
+    const float mine = __expf(part.a - larger);
+    const float theirs = __expf(older.a - larger);
+    part = {larger, part.b * mine + older.b * theirs};
+    o.scale(mine);
+    o.add(theirs, older_o);
   }
   // The sum of what parts give, from the newest to the oldest.
   struct Total {
@@ -280,38 +299,43 @@ struct StickBreaking {
   __device__ Range seen(const CachedHead& head) const {
     return {0, p.attend_current ? head.length : head.length - 1};
   }
-  template <int kLanes, bool kVectors>
-  __device__ Part attend(const CachedHead& head, const Channels& q, const Range& all,
-                         const Range& mine, int64_t most, Channels& o) const {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const float* gates = p.gate_cache == nullptr
-                             ? nullptr
-                             : p.gate_cache + head.batch * p.t.capacity * p.t.heads + head.head;
-    float stick = 1.0f;
-    for (int64_t at = 0; at < most; at += kBatch) {
-      if (__all_sync(~0u, stick < p.skip_epsilon)) break;
-      Row k[kBatch];
-      Row v[kBatch];
+  template <int kLanes>
+  struct Attend {
+    const float* gates;
+    int64_t stride;  // of the gates from key to key
+    float skip_epsilon;
+    Part part{1.0f, 0.0f};
+    __device__ Attend(const StickBreaking& of, const CachedHead& head, int)
+        : gates(of.p.gate_cache), stride(of.p.t.heads), skip_epsilon(of.p.skip_epsilon) {
+      if (gates != nullptr) gates += head.batch * of.p.t.capacity * stride + head.head;
+    }
+    __device__ void add(const Channels& q, const Batch& batch, int64_t newest, int64_t oldest,
+                        Channels& o) {
       float gate[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int64_t key = max(mine.end - 1 - at - b, all.begin);
-        k[b] = Row::load<kVectors>(head.key(key), p.t.head_dim, lane);
-        v[b] = Row::load<kVectors>(head.value(key), p.t.head_dim, lane);
-        gate[b] = gates == nullptr ? 1.0f : gates[key * p.t.heads];
-      }
       float z[kBatch];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) z[b] = q.dot<kLanes>(k[b].channels(), 0.0f);
+      for (int b = 0; b < kBatch; ++b) {
+        const bool has = gates != nullptr && newest - b >= oldest;
+        gate[b] = has ? gates[(newest - b) * stride] : 1.0f;
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) z[b] = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        if (mine.end - 1 - at - b < mine.begin) continue;
+        if (newest - b < oldest) continue;
         const Break piece = break_at(z[b], gate[b]);
-        o.add(piece.beta * stick, v[b].channels());
-        stick *= piece.rest;
+        o.add(piece.beta * part.a, batch.v[b].channels());
+        part.a *= piece.rest;
       }
     }
-    return {stick, 0.0f};
+    __device__ bool complete() const {
+      return part.a < skip_epsilon;
+    }
+  };
+  // Adds what the next older keys give.
+  static __device__ void join(Part& part, Channels& o, const Part& older, const Channels& older_o) {
+    o.add(part.a, older_o);
+    part.a *= older.a;
   }
   struct Total {
     Part part{1.0f, 0.0f};
@@ -349,47 +373,58 @@ __device__ bool last_to_arrive(int32_t* arrived, int64_t blocks) {
   return last;
 }
 
-// Asks for the keys and values of the newest part that this block will take. The length may be an
-// old one, if the kernel that writes it has not ended: then others are asked for.
-__device__ void prefetch_keys(const Decode& t) {
-  if (!t.early) return;
-  const int64_t length = min(max(int64_t{t.lengths[blockIdx.y]}, int64_t{0}), t.capacity);
-  const int64_t count = decode_parts(length);
-  if (blockIdx.z >= count) return;
-  const Range keys = Range{0, length}.part(count - 1 - blockIdx.z, count);
-  const int64_t width = int64_t{t.key_heads} * t.head_dim;
-  const int64_t column =
-      int64_t{static_cast<int>(blockIdx.x) / (t.heads / t.key_heads)} * t.head_dim;
-  const auto bytes = static_cast<uint32_t>(t.head_dim * sizeof(bf16));
-  for (int64_t i = keys.begin + threadIdx.x; i < keys.end; i += kThreads) {
-    const int64_t at = (blockIdx.y * t.capacity + i) * width + column;
-    prefetch_to_l2(t.k_cache + at, bytes);
-    prefetch_to_l2(t.v_cache + at, bytes);
+// Loads the keys newest, newest - 1, ... of a group. Those that `keys` does not have are left as
+// they are, and with kCached the token's own as well.
+template <int kLanes, bool kVectors, bool kCached>
+__device__ void load_keys(const CachedHead& head, const Range& keys, int head_dim, int64_t newest,
+                          Batch& batch) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+#pragma unroll
+  for (int b = 0; b < kBatch; ++b) {
+    const int64_t i = newest - b;
+    if (i < keys.begin) continue;
+    const bool cached = i < head.length - 1;
+    if (kCached && !cached) continue;
+    batch.k[b] = Row::load<kVectors>(cached ? head.k_row(i) : head.own_k, head_dim, lane);
+    batch.v[b] = Row::load<kVectors>(cached ? head.v_row(i) : head.own_v, head_dim, lane);
   }
 }
 
 // Block (h, b, z) takes every gridDim.z-th part of the keys that head h of sequence b sees, from
 // the newest on; groups of kLanes lanes share a part. The block that comes last adds up the parts.
+//
+// What earlier steps have cached does not depend on the kernel in front, nor does the length, so a
+// group's first keys are loaded before the wait. While it computes with some, the next ones arrive.
 template <int kLanes, bool kVectors, typename Attention>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     decode_kernel(const __grid_constant__ Attention attention) {
   constexpr int kGroups = kThreads / kLanes;
+  constexpr int kWarps = kThreads / 32;
   using Total = typename Attention::Total;
-  __shared__ Part parts[kGroups];
-  __shared__ float outputs[kGroups][kHeld * kLanes];
+  __shared__ Part parts[kWarps];
+  __shared__ float outputs[kWarps][kHeld * kLanes];
   const Decode& t = attention.p.t;
   const int d = t.head_dim;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int channel = static_cast<int>(threadIdx.x);  // of the sums over groups and parts
+  const int channel = static_cast<int>(threadIdx.x);  // of the sums over warps and parts
   let_next_kernel_begin();
-  if constexpr (kVectors) prefetch_keys(t);
-  wait_for_previous_kernel();
 
   const CachedHead head(t);
-  head.append(d);
   const Range seen = attention.seen(head);
   const int64_t count = decode_parts(seen.count());
+  const auto keys_of = [&](int64_t part) { return seen.part(part, count).part(group, kGroups); };
+  const auto load = [&](auto cached, const Range& keys, int64_t newest, Batch& batch) {
+    load_keys<kLanes, kVectors, decltype(cached)::value>(head, keys, d, newest, batch);
+  };
+  Range keys = keys_of(count - 1 - min(static_cast<int64_t>(blockIdx.z), count - 1));
+  Batch batch{};
+  Batch next{};
+  load(std::true_type(), keys, keys.end - 1, batch);
+  load(std::true_type(), keys, keys.end - 1 - kBatch, next);
+  wait_for_previous_kernel();
+
+  head.append(d);
   if (blockIdx.z >= count) return;
   Channels q = Row::load<kVectors>(head.q, d, lane).channels();
   q.scale(t.scale);
@@ -397,18 +432,51 @@ __global__ void __launch_bounds__(kThreads)
       t.scratch + (head.batch * t.heads + head.head) * decode_parts(t.capacity) * (d + 2);
   Total total;
   for (int64_t i = count - 1 - blockIdx.z; i >= 0; i -= gridDim.z) {
-    const Range keys = seen.part(i, count);
-    const int64_t most = (keys.count() + kGroups - 1) / kGroups;
+    const int64_t oldest = keys.begin;
+    int64_t newest = keys.end - 1;
+    if (i < count - 1 - blockIdx.z) {
+      load(std::false_type(), keys, newest, batch);
+      load(std::false_type(), keys, newest - kBatch, next);
+    } else if (newest == head.length - 1 && newest >= oldest) {
+      batch.k[0] = Row::load<kVectors>(head.own_k, d, lane);
+      batch.v[0] = Row::load<kVectors>(head.own_v, d, lane);
+    }
+    typename Attention::template Attend<kLanes> attend(attention, head, lane);
     Channels o;
-    const Part part = attention.template attend<kLanes, kVectors>(
-        head, q, keys, keys.part(group, kGroups), most, o);
-    if (lane == 0) parts[group] = part;
+    // All lanes of a warp take part as long as one of its groups has keys. Whether `of` had any.
+    const auto add = [&](Batch& of) {
+      if (!__any_sync(~0u, newest >= oldest && !attend.complete())) return false;
+      attend.add(q, of, newest, oldest, o);
+      load(std::false_type(), keys, newest - 2 * kBatch, of);
+      newest -= kBatch;
+      return true;
+    };
+    while (add(batch) && add(next)) {
+    }
+    Part part = attend.part;
 #pragma unroll
-    for (int c = 0; c < kHeld; ++c) outputs[group][kHeld * lane + c] = o.value[c];
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+      const Part older{__shfl_xor_sync(~0u, part.a, distance),
+                       __shfl_xor_sync(~0u, part.b, distance)};
+      Channels older_o;
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) {
+        older_o.value[c] = __shfl_xor_sync(~0u, o.value[c], distance);
+      }
+      // Right for the newer groups, of which the last one has the sum of all.
+      Attention::join(part, o, older, older_o);
+    }
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (group % (32 / kLanes) == 32 / kLanes - 1) {
+      if (lane == 0) parts[warp] = part;
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) outputs[warp][kHeld * lane + c] = o.value[c];
+    }
     __syncthreads();
     Total sum;
-    for (int g = kGroups - 1; g >= 0; --g) {
-      sum.add(parts[g], channel < d ? outputs[g][channel] : 0.0f);
+#pragma unroll
+    for (int w = kWarps - 1; w >= 0; --w) {
+      sum.add(parts[w], channel < d ? outputs[w][channel] : 0.0f);
     }
     if (count == 1) {
       if (channel < d) head.o[channel] = __float2bfloat16_rn(attention.result(head, sum, channel));
@@ -420,7 +488,8 @@ __global__ void __launch_bounds__(kThreads)
     // A block that has the head for itself knows what the newer parts leave.
     total.add(sum.part, 0.0f);
     if (gridDim.z == 1 && attention.complete(total)) break;
-    __syncthreads();  // all have read the sums of the groups
+    if (i >= gridDim.z) keys = keys_of(i - gridDim.z);
+    __syncthreads();  // all have read the sums of the warps
   }
   if (gridDim.z == 1) {
     __syncthreads();

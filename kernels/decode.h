@@ -44,7 +44,10 @@ struct Decode {
   float scale;
   float* scratch;    // decode_scratch_floats()
   int32_t* arrived;  // [kDecodeBlocks], zeros; zeros again afterwards
-  bool early;        // begins before the kernel in front of it has ended (dependent_launch.cuh)
+  // Begins before the kernel in front of it has ended (dependent_launch.cuh), and reads the lengths
+  // and what the caches hold of earlier tokens then: no kernel since the last one that was launched
+  // plainly may have written them.
+  bool early;
 };
 
 // o = sum_i softmax_i(scale q.k_i) v_i over the last `window` keys, all of them if window is 0.

@@ -12,7 +12,7 @@ inline constexpr int64_t kFewRows = 64;
 // The keys that a token sees are split into parts that different blocks can take. Where the parts
 // end depends on the number of keys alone, so a sequence has the same bits whatever else is in the
 // batch.
-inline constexpr int64_t kDecodePartKeys = 256;
+inline constexpr int64_t kDecodePartKeys = 512;
 inline constexpr int64_t kMaxDecodeParts = 64;
 constexpr int64_t decode_parts(int64_t keys) {
   const int64_t parts = (keys + kDecodePartKeys - 1) / kDecodePartKeys;

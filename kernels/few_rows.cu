@@ -25,7 +25,8 @@ constexpr int kChunkVectors = 4;  // of 8 channels, 16 bytes
 // Blocks compute fewer outputs rather than leave more than half of the multiprocessors of an H200
 // idle.
 constexpr int64_t kFewestBlocks = 64;
-// Up to this many channels, two blocks with two tiles of outputs each fit a multiprocessor.
+// Up to this many channels, two blocks with two tiles of outputs and two rows each fit a
+// multiprocessor.
 constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
 
 // Eight neighbouring channels of one row, bf16. Lane q of four has channels 8q to 8q+7 of a chunk.
@@ -62,27 +63,62 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& lo
                     x.pair[3]);
 }
 
-// x * w, rounded to bf16.
-__device__ __forceinline__ Eight weigh(const Eight& x, const Eight& w) {
+__device__ __forceinline__ float2 floats_of(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// The sum of squares of the vectors that a lane has of a warp's share of a row, then over the
+// lanes.
+template <typename Load>
+__device__ __forceinline__ float sum_squares(int vectors, int lane, const Load& load) {
+  float sum = 0.0f;
+  for (int v = lane; v < vectors; v += 32) {
+    const Eight x = load(v);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = floats_of(x.pair[i]);
+      sum = fmaf(pair.x, pair.x, sum);
+      sum = fmaf(pair.y, pair.y, sum);
+    }
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  return sum;
+}
+
+// 1 / rms of a row, of whose squares each warp has summed its share.
+template <int kRows>
+__device__ __forceinline__ float inverse_rms(const float (&squares)[kWarps][kRows], int row,
+                                             const FewRows& p) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int from = 0; from < kWarps; ++from) sum += squares[from][row];
+  return rsqrtf(sum / static_cast<float>(p.k) + p.norm_eps);
+}
+
+__device__ __forceinline__ Eight normalise(const Eight& x, const Eight& w, float inverse_rms) {
   Eight y;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const __nv_bfloat162 product = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&x.pair[i]),
-                                           *reinterpret_cast<const __nv_bfloat162*>(&w.pair[i]));
-    y.pair[i] = *reinterpret_cast<const uint32_t*>(&product);
+    const float2 a = floats_of(x.pair[i]);
+    const float2 b = floats_of(w.pair[i]);
+    y.pair[i] = pack_bf16(a.x * (inverse_rms * b.x), a.y * (inverse_rms * b.y));
   }
   return y;
 }
 
-// Adds the products of the rows of two tiles with themselves: sums (g, g) and (g + 8, g) of an mma
-// become the squares of rows g of tile j, for even and odd j. x is both of its matrices.
-__device__ __forceinline__ void add_squares(float (&sums)[4], int j, const Eight& x) {
+// The blocks take pieces in turn, so that those that come first are asked for first.
+__device__ __forceinline__ void prefetch_soon(const FewRows& p) {
+  if (!p.early) return;
+  constexpr int64_t kPiece = 4096;
 #pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    if (j % 2 == 0) {
-      mma_m16n8k16_bf16(sums, {x.pair[i], 0, x.pair[i + 1], 0}, x.pair[i], x.pair[i + 1]);
-    } else {
-      mma_m16n8k16_bf16(sums, {0, x.pair[i], 0, x.pair[i + 1]}, x.pair[i], x.pair[i + 1]);
+  for (const FewRows::Soon& soon : p.soon) {
+    for (int64_t piece = int64_t{threadIdx.x} * gridDim.x + blockIdx.x; piece * kPiece < soon.bytes;
+         piece += int64_t{kThreads} * gridDim.x) {
+      prefetch_to_l2(static_cast<const char*>(soon.data) + piece * kPiece,
+                     static_cast<uint32_t>(min(kPiece, soon.bytes - piece * kPiece)));
     }
   }
 }
@@ -115,49 +151,58 @@ __device__ __forceinline__ float swiglu(const FewRows& p, float gate, float valu
 }
 
 // How the channels of a matrix are shared: warp i has the chunks [i * of_warp, (i + 1) * of_warp),
-// as far as there are any. A stage is what a warp copies at once.
+// as far as there are any. A stage is what a warp copies at once: its part of each row of w that
+// the block has, of each row of x, and of the weights of the norm.
 struct Split {
   int of_warp;
   int of_stage;
   int stages;  // in shared memory
+  int rows;    // of a stage
+  __host__ __device__ bool holds_all() const { return stages * of_stage >= of_warp; }
 };
+
+int chunks_of_warp(int64_t k) {
+  return static_cast<int>(ceil_div(ceil_div(k, kChunk), kWarps));
+}
 
 template <int kOutputTiles, int kRowTiles>
 struct Sizes {
   static constexpr int kMostStages = kOutputTiles == 4 ? 3 : 2;
-  static constexpr int kMostOfStage = kRowTiles == 1 ? 8 : 8 / kOutputTiles;  // chunks
+  static constexpr int kMostOfStage = kRowTiles == 1 ? 8 : 2;  // chunks
   static constexpr int kOutputs = kTileOutputs * kOutputTiles;
-  static constexpr int kStageRows = kOutputs + 1;  // the last one holds the weights of the norm
   static constexpr int kRows = kTileRows * kRowTiles;
-  static constexpr int kStride = kRows + (kRowTiles > 1 ? 8 : 0);  // without bank conflicts
-  static constexpr int kSumBytes = kTileOutputs * kStride * 4;     // of one tile and warp
+  static constexpr int kStride = kRows + 10;  // so that the sums are read without bank conflicts
+  static constexpr int kSumBytes = kTileOutputs * kStride * 4;  // of one tile and warp
+  static constexpr size_t kStaticBytes = sizeof(float[kWarps][kRows]);
 
   static size_t shared_bytes(const Split& split) { return size_t{kWarps} * warp_bytes(split); }
   __host__ __device__ static unsigned warp_bytes(const Split& split) {
-    const int bytes = split.stages * kStageRows * split.of_stage * kChunk * 2;
+    const int bytes = split.stages * split.rows * split.of_stage * kChunk * 2;
     return static_cast<unsigned>(bytes > kSumBytes ? bytes : kSumBytes);
   }
   // The largest stages that fit, and of equal size.
-  static Split split(int64_t k, size_t most_bytes) {
-    const auto of_warp = static_cast<int>(ceil_div(ceil_div(k, kChunk), kWarps));
+  static Split split(const FewRows& p) {
+    const size_t most_bytes = most_shared_bytes() - kStaticBytes;
+    const int of_warp = chunks_of_warp(p.k);
+    const int rows = kOutputs + static_cast<int>(p.rows) + (p.norm_w == nullptr ? 0 : 1);
     for (int most = kMostOfStage;; most /= 2) {
       const int least = (of_warp + most - 1) / most;
-      const Split split{of_warp, (of_warp + least - 1) / least, std::min(least, kMostStages)};
+      const Split split{of_warp, (of_warp + least - 1) / least, std::min(least, kMostStages), rows};
       if (most == 1 || shared_bytes(split) <= most_bytes) return split;
     }
   }
 };
 
-// What a warp copies of w and norm_w, in shared memory. Vector v of row r lies at v, or at v ^ 4 if
-// r is odd and rows have a multiple of 128 bytes, so that the lanes that read a chunk of two
-// neighbouring rows meet all banks.
+// The stages of one warp in shared memory. The rows are those of w, of x, and the norm's. Vector v
+// of row r lies at v, or at v ^ 4 if r is odd and rows have a multiple of 128 bytes, so that the
+// lanes that read a chunk of two neighbouring rows meet all banks.
 template <int kOutputTiles, int kRowTiles, bool kVectors>
-class Weights {
+class Stages {
   using S = Sizes<kOutputTiles, kRowTiles>;
 
  public:
-  __device__ Weights(const FewRows& p, const Split& split, unsigned char* shared,
-                     int64_t first_tile, int warp, int lane)
+  __device__ Stages(const FewRows& p, const Split& split, unsigned char* shared, int64_t first_tile,
+                    int warp, int lane)
       : p_(p),
         split_(split),
         shared_(shared),
@@ -170,85 +215,125 @@ class Weights {
   }
   // Of this warp.
   __device__ int chunks() const { return chunks_; }
-  // The first that this lane has of a chunk.
-  __device__ int channel(int chunk) const {
-    return (first_chunk_ + chunk) * kChunk + 8 * (lane_ % 4);
+
+  // Both copy a stage, as far as there are chunks of it.
+  __device__ void copy_weights(int stage) const {
+    const int channel = channel_to_copy(stage);
+    if (channel < 0) return;
+#pragma unroll
+    for (int i = 0; i < kOutputTiles; ++i) {
+      const int64_t output = (first_tile_ + i) * (p_.swiglu ? kHalf : kTileOutputs);
+      const auto left = static_cast<int>(min(p_.n - output, int64_t{kTileOutputs}));
+      const bf16* low = p_.w.row(output) + channel;
+      const int64_t to_high = p_.swiglu ? p_.n : kHalf;
+      copy_rows<kHalf>(stage, kTileOutputs * i, channel, low, p_.w.stride, left);
+      copy_rows<kHalf>(stage, kTileOutputs * i + kHalf, channel, low + to_high * p_.w.stride,
+                       p_.w.stride, p_.swiglu ? left : left - kHalf);
+    }
+    if (p_.norm_w != nullptr) {
+      copy_rows<1>(stage, norm_row(), channel, p_.norm_w + channel, 0, 1);
+    }
+  }
+  __device__ void copy_x(int stage) const {
+    const int channel = channel_to_copy(stage);
+    if (channel < 0) return;
+    const auto rows = static_cast<int>(p_.rows);
+#pragma unroll 1
+    for (int first = 0; first < rows; first += kTileRows) {
+      copy_rows<kTileRows>(stage, S::kOutputs + first, channel, p_.x.row(first) + channel,
+                           p_.x.stride, rows - first, /*zeros=*/false);
+    }
   }
 
-  // Copies stage `stage`, as far as there are chunks of it, and ends a group of copies.
-  __device__ void copy(int stage) const {
-    constexpr int kLanes = S::kMostOfStage * kChunkVectors;  // of one row
-    const int begin = stage * split_.of_stage;
-    const int vector = lane_ % kLanes;
-    const int channel = (first_chunk_ + begin) * kChunk + 8 * vector;
-    if (vector < kChunkVectors * min(split_.of_stage, chunks_ - begin)) {
-      for (int i = 0; i < kOutputTiles; ++i) {
-        const int64_t tile = first_tile_ + i;
-        const int64_t output = tile * (p_.swiglu ? kHalf : kTileOutputs);
-        const auto left = static_cast<int>(min(p_.n - output, int64_t{kTileOutputs}));
-        const bf16* low = p_.w.row(output) + channel;
-        const int64_t to_high = p_.swiglu ? p_.n : kHalf;
-        copy_half<kLanes>(stage, kTileOutputs * i, vector, channel, low, left);
-        copy_half<kLanes>(stage, kTileOutputs * i + kHalf, vector, channel,
-                          low + to_high * p_.w.stride, p_.swiglu ? left : left - kHalf);
-      }
-      if (p_.norm_w != nullptr && lane_ < kLanes) {
-        copy_vector(address(stage, S::kOutputs, vector), p_.norm_w + channel, channel);
+  // Replaces this warp's share of x by its RMSNorm. Every thread of the block calls it, once all
+  // that it has copied is there, and all stages of all warps are in shared memory.
+  __device__ void normalise_x(float (&squares)[kWarps][S::kRows], int warp) const {
+    const int vectors = kChunkVectors * chunks_;
+    const auto rows = static_cast<int>(p_.rows);
+    for (int row = 0; row < rows; ++row) {
+      const float sum = sum_squares(
+          vectors, lane_, [&](int v) { return load_vector(place(S::kOutputs + row, v)); });
+      if (lane_ == 0) squares[warp][row] = sum;
+    }
+    __syncthreads();
+    for (int row = 0; row < rows; ++row) {
+      const float factor = inverse_rms(squares, row, p_);
+      for (int v = lane_; v < vectors; v += 32) {
+        unsigned char* x = place(S::kOutputs + row, v);
+        const Eight y = normalise(load_vector(x), load_vector(place(norm_row(), v)), factor);
+        *reinterpret_cast<uint4*>(x) = {y.pair[0], y.pair[1], y.pair[2], y.pair[3]};
       }
     }
-    cp_async_commit();
+    __syncwarp();
   }
+
   // Reads a stage. The lanes of a chunk's row have eight of its channels each.
-  class Stage {
+  class Reader {
    public:
-    __device__ Stage(const Weights& w, int stage)
-        : row_bytes_(16 * kChunkVectors * w.split_.of_stage),
-          norm_(w.address(stage, S::kOutputs, w.lane_ % 4)) {
+    __device__ Reader(const Stages& of, int stage)
+        : row_bytes_(16 * kChunkVectors * of.split_.of_stage),
+          last_x_(static_cast<int>(of.p_.rows) - 1),
+          flip_bytes_(16 * of.flip_),
+          first_(of.shared_ + stage % of.split_.stages * of.split_.rows * row_bytes_ +
+                 16 * (of.lane_ % 4)) {
       // Rows g and g + 8 of all tiles are odd or even alike.
-      const int flipped = 16 * (w.lane_ / 4 % 2 * w.flip_);
-      const unsigned char* row =
-          w.shared_ + 16 * (w.lane_ % 4) +
-          (stage % w.split_.stages * S::kStageRows + w.lane_ / 4) * row_bytes_;
-      even_ = row + flipped;
-      odd_ = row - flipped;
+      const int g = of.lane_ / 4;
+      even_ = first_ + g * row_bytes_ + g % 2 * flip_bytes_;
+      odd_ = first_ + g * row_bytes_ - g % 2 * flip_bytes_;
     }
     // Of row g of half a tile.
-    __device__ Eight load(int chunk, int tile, int half) const {
+    __device__ Eight load_w(int chunk, int tile, int half) const {
       return load_vector((chunk % 2 == 0 ? even_ : odd_) +
                          (kTileOutputs * tile + kHalf * half) * row_bytes_ + kChunkBytes * chunk);
     }
-    __device__ Eight load_norm(int chunk) const { return load_vector(norm_ + kChunkBytes * chunk); }
+    // Of row `row` of x; rows beyond the last are like it, and what comes of them is not stored.
+    __device__ Eight load_x(int chunk, int row) const {
+      const int at = min(row, last_x_);
+      const int flipped = at % 2 * flip_bytes_;
+      return load_vector(first_ + (S::kOutputs + at) * row_bytes_ + kChunkBytes * chunk +
+                         (chunk % 2 == 0 ? flipped : -flipped));
+    }
 
    private:
     static constexpr int kChunkBytes = 16 * kChunkVectors;
-    static __device__ Eight load_vector(const unsigned char* from) {
-      const uint4 x = *reinterpret_cast<const uint4*>(from);
-      return {{x.x, x.y, x.z, x.w}};
-    }
-    int row_bytes_;
-    const unsigned char* norm_;
+    int row_bytes_, last_x_, flip_bytes_;
+    const unsigned char* first_;
     const unsigned char* even_;  // of the row's even chunks, as if the row began there
     const unsigned char* odd_;
   };
 
  private:
-  // Rows [first, first + 8) of a stage, of which `from` is the first; zeros for those that `left`
-  // does not count.
-  template <int kLanes>
-  __device__ void copy_half(int stage, int first, int vector, int channel, const bf16* from,
-                            int left) const {
+  static constexpr int kLanes = S::kMostOfStage * kChunkVectors;  // that copy one row
+
+  __device__ int norm_row() const {
+    return split_.rows - 1;
+  }
+  // The first of the eight channels that this lane copies of each row; negative: none.
+  __device__ int channel_to_copy(int stage) const {
+    const int begin = stage * split_.of_stage;
+    const int vector = lane_ % kLanes;
+    if (vector >= kChunkVectors * min(split_.of_stage, chunks_ - begin)) return -1;
+    return (first_chunk_ + begin) * kChunk + 8 * vector;
+  }
+  // Copies kCount rows of a stage, of which `from` is the first; zeros for those that `left` does
+  // not count, or nothing.
+  template <int kCount>
+  __device__ void copy_rows(int stage, int first, int channel, const bf16* from, int64_t stride,
+                            int left, bool zeros = true) const {
     constexpr int kAtOnce = 32 / kLanes;
     const int mine = lane_ / kLanes;
-    from += mine * p_.w.stride;
+    from += mine * stride;
 #pragma unroll
-    for (int row = 0; row < kHalf; row += kAtOnce) {
-      copy_vector(address(stage, first + row + mine, vector), from, channel, row + mine < left);
-      from += kAtOnce * p_.w.stride;
+    for (int row = 0; row < kCount; row += kAtOnce) {
+      if (row + mine < (zeros ? kCount : left)) {
+        copy_vector(address(stage, first + row + mine, lane_ % kLanes), from, channel,
+                    row + mine < left);
+      }
+      from += kAtOnce * stride;
     }
   }
   // Eight channels from `channel` on, which `from` points to.
-  __device__ void copy_vector(unsigned char* to, const bf16* from, int channel,
-                              bool valid = true) const {
+  __device__ void copy_vector(unsigned char* to, const bf16* from, int channel, bool valid) const {
     const int channels = static_cast<int>(p_.k);
     if constexpr (kVectors) {
       cp_async16(shared_address(to), from, valid && channel < channels);
@@ -257,8 +342,17 @@ class Weights {
       *reinterpret_cast<uint4*>(to) = {x.pair[0], x.pair[1], x.pair[2], x.pair[3]};
     }
   }
+  static __device__ Eight load_vector(const unsigned char* from) {
+    const uint4 x = *reinterpret_cast<const uint4*>(from);
+    return {{x.x, x.y, x.z, x.w}};
+  }
+  // Vector v of the warp's share of a row, with all stages in shared memory.
+  __device__ unsigned char* place(int row, int v) const {
+    const int of_row = kChunkVectors * split_.of_stage;
+    return address(v / of_row, row, v % of_row);
+  }
   __device__ unsigned char* address(int stage, int row, int vector) const {
-    const int first = (stage % split_.stages * S::kStageRows + row) * split_.of_stage;
+    const int first = (stage % split_.stages * split_.rows + row) * split_.of_stage;
     return shared_ + 16 * (kChunkVectors * first + (vector ^ (row % 2 * flip_)));
   }
 
@@ -272,14 +366,12 @@ class Weights {
 };
 
 // A block computes kOutputTiles tiles of 16 products of up to 8 kRowTiles rows with rows of w. Its
-// warps share the channels, and their sums are added in the order of the warps. A warp holds the x
-// of kHeld stages, all of which arrive at once.
-template <int kOutputTiles, int kRowTiles, int kHeld, bool kVectors>
+// warps share the channels, and their sums are added in the order of the warps.
+template <int kOutputTiles, int kRowTiles, bool kVectors>
 __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
     few_rows_kernel(const __grid_constant__ FewRows p, const __grid_constant__ Split split) {
   using S = Sizes<kOutputTiles, kRowTiles>;
-  constexpr bool kMore = kRowTiles > 1 || kHeld > 1;  // than one stage, perhaps
-  __shared__ float squares_of[kWarps][S::kRows];
+  __shared__ float squares[kWarps][S::kRows];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4;
@@ -287,99 +379,71 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
   const int rows = static_cast<int>(p.rows);
   const unsigned warp_bytes = S::warp_bytes(split);
   const int64_t first_tile = int64_t{blockIdx.x} * kOutputTiles;
-  using W = Weights<kOutputTiles, kRowTiles, kVectors>;
-  const W w(p, split, memory + warp * warp_bytes, first_tile, warp, lane);
+  using MyStages = Stages<kOutputTiles, kRowTiles, kVectors>;
+  const MyStages stages(p, split, memory + warp * warp_bytes, first_tile, warp, lane);
   let_next_kernel_begin();
-#pragma unroll
-  for (int stage = 0; stage < (kMore ? S::kMostStages : 1); ++stage) w.copy(stage);
-  wait_for_previous_kernel();
-
-  const int chunks = w.chunks();
-  const int left_of_x = min(static_cast<int>(p.k) - w.channel(0), kChunk * chunks - 8 * q);
-  const auto load_x = [&](Eight(&x)[kRowTiles], int chunk) {
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      const int row = kTileRows * j + g;
-      x[j] = load_eight<kVectors>(p.x.row(row) + w.channel(0), kChunk * chunk,
-                                  row < rows ? left_of_x : 0);
-    }
-  };
-  // One tile of rows: all chunks of the first kHeld stages. Several: one chunk.
-  constexpr int kOfStage = kRowTiles == 1 ? S::kMostOfStage : 1;
-  Eight x[kHeld][kOfStage][kRowTiles];
-#pragma unroll
-  for (int h = 0; h < kHeld; ++h) {
-#pragma unroll
-    for (int c = 0; c < kOfStage; ++c) load_x(x[h][c], h * split.of_stage + c);
+#pragma unroll 1
+  for (int stage = 0; stage < S::kMostStages; ++stage) {
+    if (stage < split.stages) stages.copy_weights(stage);
+    cp_async_commit();
   }
-  // At the end a thread adds up the warps' sums of every 16th row. What it adds to the first of
-  // them arrives meanwhile.
+  prefetch_soon(p);
+  wait_for_previous_kernel();
+#pragma unroll 1
+  for (int stage = 0; stage < S::kMostStages; ++stage) {
+    if (stage < split.stages) stages.copy_x(stage);
+    cp_async_commit();
+  }
+
+  // At the end a thread adds up the warps' sums of every 16th row, and what is added to them, which
+  // arrives meanwhile.
   const int tile_output = static_cast<int>(threadIdx.x) % kTileOutputs;
   const int first_row = static_cast<int>(threadIdx.x) / kTileOutputs;
-  float residual[kOutputTiles];
+  constexpr int kAtOnce = kThreads / kTileOutputs;
+  constexpr int kRounds = (S::kRows + kAtOnce - 1) / kAtOnce;
+  float residual[kRounds];
+  const auto load_residuals = [&](int tile) {
+    const int64_t output = (first_tile + tile) * kTileOutputs + tile_output;
 #pragma unroll
-  for (int i = 0; i < kOutputTiles; ++i) {
-    residual[i] = load_residual(p, first_row, (first_tile + i) * kTileOutputs + tile_output);
-  }
-  float sums[kOutputTiles][kRowTiles][4] = {};
-  float squares[(kRowTiles + 1) / 2][4] = {};
-  const auto multiply = [&](const auto& stage, int chunk, Eight(&x)[kRowTiles]) {
-    if (p.norm_w != nullptr) {
-      const Eight norm = stage.load_norm(chunk);
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) {
-        add_squares(squares[j / 2], j, x[j]);
-        x[j] = weigh(x[j], norm);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kOutputTiles; ++i) {
-      const Eight low = stage.load(chunk, i, 0);
-      const Eight high = stage.load(chunk, i, 1);
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) multiply_chunk(sums[i][j], low, high, x[j]);
+    for (int i = 0; i < kRounds; ++i) {
+      residual[i] = load_residual(p, first_row + kAtOnce * i, output);
     }
   };
-  for (int stage = 0; stage * split.of_stage < chunks;) {
+  load_residuals(0);
+  if (p.norm_w != nullptr) {
+    cp_async_wait<0>();
+    __syncwarp();  // the other lanes have waited too
+    stages.normalise_x(squares, warp);
+  }
+  float sums[kOutputTiles][kRowTiles][4] = {};
+  const int chunks = stages.chunks();
+  for (int stage = 0, begin = 0; begin < chunks; ++stage, begin += split.of_stage) {
+    cp_async_wait<S::kMostStages - 1>();
+    __syncwarp();  // the other lanes have waited too
+    const typename MyStages::Reader reader(stages, stage);
+    const int count = min(split.of_stage, chunks - begin);
+#pragma unroll(kRowTiles == 1 ? 4 : 1)
+    for (int chunk = 0; chunk < count; ++chunk) {
+      Eight x[kRowTiles];
 #pragma unroll
-    for (int h = 0; h < kHeld; ++h) {
-      const int begin = stage * split.of_stage;
-      const int end = min(begin + split.of_stage, chunks);
-      if (begin >= end) break;
-      cp_async_wait<kMore ? S::kMostStages - 1 : 0>();
-      __syncwarp();  // the other lanes have waited too
-      const typename W::Stage of_w(w, stage);
-      if constexpr (kRowTiles == 1) {
+      for (int j = 0; j < kRowTiles; ++j) x[j] = reader.load_x(chunk, kTileRows * j + g);
 #pragma unroll
-        for (int c = 0; c < kOfStage; ++c) {
-          if (begin + c < end) multiply(of_w, c, x[h][c]);
-          if constexpr (kMore) load_x(x[h][c], begin + kHeld * split.of_stage + c);
-        }
-      } else {
-#pragma unroll 1
-        for (int chunk = begin; chunk < end; ++chunk) {
-          Eight next[kRowTiles];
-          load_x(next, chunk + 1);
-          multiply(of_w, chunk - begin, x[0][0]);
+      for (int i = 0; i < kOutputTiles; ++i) {
+        const Eight low = reader.load_w(chunk, i, 0);
+        const Eight high = reader.load_w(chunk, i, 1);
 #pragma unroll
-          for (int j = 0; j < kRowTiles; ++j) x[0][0][j] = next[j];
-        }
+        for (int j = 0; j < kRowTiles; ++j) multiply_chunk(sums[i][j], low, high, x[j]);
       }
-      __syncwarp();  // the other lanes have read the stage too
-      if constexpr (kMore) w.copy(stage + S::kMostStages);
-      ++stage;
     }
+    __syncwarp();  // the other lanes have read the stage too
+    if (!split.holds_all()) {
+      stages.copy_weights(stage + split.stages);
+      stages.copy_x(stage + split.stages);
+    }
+    cp_async_commit();
   }
   cp_async_wait<0>();
 
-  if (p.norm_w != nullptr && q == g / 2) {  // this lane has the sums (g, g) and (g + 8, g)
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      const float(&sum)[4] = squares[j / 2];
-      const int tile = j % 2 * 2;
-      squares_of[warp][kTileRows * j + g] = g % 2 == 0 ? sum[tile] : sum[tile + 1];
-    }
-  }
   const auto sums_of = [&](int from) {
     return reinterpret_cast<float*>(memory + from * warp_bytes);
   };
@@ -407,38 +471,72 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
     }
     __syncthreads();
     const int64_t tile = first_tile + i;
-    for (int row = first_row; row < rows; row += kThreads / kTileOutputs) {
-      float factor = p.alpha;
-      if (p.norm_w != nullptr) {
-        float all = 0.0f;
 #pragma unroll
-        for (int from = 0; from < kWarps; ++from) all += squares_of[from][row];
-        factor *= rsqrtf(all / static_cast<float>(p.k) + p.norm_eps);
-      }
-      const float sum = factor * sum_over_warps(tile_output, row);
+    for (int round = 0; round < kRounds; ++round) {
+      const int row = first_row + kAtOnce * round;
+      if (row >= rows) break;
+      const float sum = p.alpha * sum_over_warps(tile_output, row);
       if (!p.swiglu) {
-        const int64_t output = tile * kTileOutputs + tile_output;
-        const float added = row == first_row ? residual[i] : load_residual(p, row, output);
-        store_output(p, row, output, sum + added);
-      } else if (tile_output < 8) {
-        const float value = factor * sum_over_warps(tile_output + 8, row);
-        store_output(p, row, tile * 8 + tile_output, swiglu(p, sum, value));
+        store_output(p, row, tile * kTileOutputs + tile_output, sum + residual[round]);
+      } else if (tile_output < kHalf) {
+        const float value = p.alpha * sum_over_warps(tile_output + kHalf, row);
+        store_output(p, row, tile * kHalf + tile_output, swiglu(p, sum, value));
       }
+    }
+    if (i + 1 < kOutputTiles) load_residuals(i + 1);
+  }
+}
+
+// The RMSNorm of one row by each block, with the bits of Stages::normalise_x().
+template <bool kVectors>
+__global__ void __launch_bounds__(kThreads)
+    few_rows_norm_kernel(const __grid_constant__ FewRows p, int of_warp) {
+  __shared__ float squares[kWarps][1];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto k = static_cast<int>(p.k);
+  const int first = warp * of_warp * kChunk;
+  const int vectors = (min(of_warp * kChunk, k - first) + 7) / 8;
+  let_next_kernel_begin();
+  wait_for_previous_kernel();
+  const bf16* x = p.x.row(blockIdx.x);
+  const auto load = [&](const bf16* row, int v) {
+    return load_eight<kVectors>(row, first + 8 * v, k);
+  };
+  const float sum = sum_squares(vectors, lane, [&](int v) { return load(x, v); });
+  if (lane == 0) squares[warp][0] = sum;
+  __syncthreads();
+  const float factor = inverse_rms(squares, 0, p);
+  for (int v = lane; v < vectors; v += 32) {
+    const Eight y = normalise(load(x, v), load(p.norm_w, v), factor);
+    bf16* to = p.normed.row(blockIdx.x) + first + 8 * v;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = y.pair[i / 2] >> (16 * (i % 2)) & 0xffff;
+      if (first + 8 * v + i < k) to[i] = __ushort_as_bfloat16(static_cast<unsigned short>(bits));
     }
   }
 }
 
-template <int kOutputTiles, int kRowTiles, bool kVectors, int kHeld = 1>
+FewRows normalised(cudaStream_t stream, const FewRows& p, bool vectors) {
+  launch_early("few_rows_norm", p.early, stream,
+               vectors ? few_rows_norm_kernel<true> : few_rows_norm_kernel<false>,
+               {.grid = dim3(static_cast<unsigned>(p.rows)), .threads = kThreads}, p,
+               chunks_of_warp(p.k));
+  FewRows y = p;
+  y.x = {p.normed.data, p.normed.stride};
+  y.norm_w = nullptr;
+  return y;
+}
+
+template <int kOutputTiles, int kRowTiles, bool kVectors>
 void launch(cudaStream_t stream, const FewRows& p) {
   using S = Sizes<kOutputTiles, kRowTiles>;
-  const Split split = S::split(p.k, most_shared_bytes() - sizeof(float[kWarps][S::kRows]));
-  if constexpr (kRowTiles == 1 && kHeld == 1) {
-    if (split.of_warp > split.of_stage) {
-      return launch<kOutputTiles, kRowTiles, kVectors, 2>(stream, p);
-    }
+  const Split split = S::split(p);
+  if (p.norm_w != nullptr && (kRowTiles > 1 || !split.holds_all())) {
+    return launch<kOutputTiles, kRowTiles, kVectors>(stream, normalised(stream, p, kVectors));
   }
-  launch_early("few_rows", p.early, stream,
-               few_rows_kernel<kOutputTiles, kRowTiles, kHeld, kVectors>,
+  launch_early("few_rows", p.early, stream, few_rows_kernel<kOutputTiles, kRowTiles, kVectors>,
                {.grid = dim3(blocks(p.n, S::kOutputs / (p.swiglu ? 2 : 1))),
                 .threads = kThreads,
                 .shared_bytes = S::shared_bytes(split)},
@@ -455,7 +553,7 @@ void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
   if constexpr (kRowTiles > 2) {
     if (fills(4)) return launch<4, kRowTiles, true>(stream, p);
   }
-  if (fills(2) && (kRowTiles > 1 || p.k <= kMostForTwoTiles)) {
+  if (fills(2) && (kRowTiles > 1 || (p.rows <= 2 && p.k <= kMostForTwoTiles))) {
     return launch<2, kRowTiles, true>(stream, p);
   }
   launch<1, kRowTiles, true>(stream, p);
@@ -470,7 +568,8 @@ void few_rows(cudaStream_t stream, const FewRows& p) {
                                 std::to_string(p.k) + " channels; at most " +
                                 std::to_string(kFewRows) + " rows");
   }
-  const bool vectors = p.k % 8 == 0 && vectors_fit<8>(p.x, p.w, p.norm_w);
+  const bool vectors =
+      p.k % 8 == 0 && vectors_fit<8>(p.x, p.w, p.norm_w) && vectors_fit<8>(p.normed);
   if (p.rows <= 8) return launch_rows<1>(stream, p, vectors);
   if (p.rows <= 16) return launch_rows<2>(stream, p, vectors);
   if (p.rows <= 32) return launch_rows<4>(stream, p, vectors);

@@ -16,8 +16,8 @@ namespace sbtrain::kernels {
 // w are bf16, y and residual bf16 or f32. Sums are f32, and their order depends on k alone, so a
 // row's bits are the same whatever the other rows are and however many. Source: few_rows.cu.
 //
-// norm is the RMSNorm of kernels/norm.h if norm_w is given, else nothing. Its factor 1/rms is
-// multiplied into the sums.
+// norm is the RMSNorm of kernels/norm.h if norm_w is given, else nothing. Up to 8 rows it is part
+// of the kernel, beyond that a kernel of its own, with the same bits.
 //
 // Without swiglu, w is [n, k]. With it, w is [2 n, k]: first the rows of gates, then those of
 // values; their products are rounded to the type of y, and y = gate sigmoid(gate) value. There is
@@ -35,7 +35,15 @@ struct FewRows {
   bool early;
   const __nv_bfloat16* norm_w = nullptr;  // [k]
   float norm_eps = 0.0f;
+  Matrix<__nv_bfloat16> normed = {};  // scratch [rows, k] for the norm
   bool swiglu = false;
+  // What kernels after this one will read: with `early`, asked for to be in the L2 cache. They are
+  // addresses and sizes that are multiples of 16.
+  struct Soon {
+    const void* data = nullptr;
+    int64_t bytes = 0;
+  };
+  Soon soon[2] = {};
 };
 void few_rows(cudaStream_t stream, const FewRows& p);
 

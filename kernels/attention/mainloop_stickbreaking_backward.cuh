@@ -57,9 +57,8 @@ __device__ __forceinline__ void enter_rows(
 #pragma unroll
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
     const int row = first + lane_row() + 8 * i;
-    sticks.log2_left[i] = row < p.tokens ? p.log2_rem[head.at(row)] : 0.0f;
-    sticks.c[i] = 0.0f;
-    sticks.drem[i] = remainder_gradient(p, head, row);
+    const float log2_rem = row < p.tokens ? p.log2_rem[head.at(row)] : 0.0f;
+    sticks.begin(i, log2_rem, remainder_gradient(p, head, row));
   }
 }
 

@@ -360,6 +360,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
     prefetch_tensor_map(x.v);
   }
   __syncthreads();
+  static_assert(kRegistersSuffice<Shape>);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     lower_registers<Shape::kProducerRegisters>();

@@ -16,8 +16,11 @@ struct KeyGradientShape {
   static constexpr int kQueries = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kD <= 64 ? 4 : 3;
-  // The next scores are issued before those of this tile are stored. That takes 32 registers.
+  // Where shared memory is left for it: the next tile of queries is looked at before the scan of
+  // this one, and A and dz are stored beside those of the tile before, which other warps may still
+  // read.
   static constexpr bool kAhead = kD <= 64;
+  static constexpr int kScoreTiles = kAhead ? 2 : 1;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
 };
@@ -29,14 +32,15 @@ struct KeyGradientShared {
   alignas(1024) __nv_bfloat16 v[kConsumers][kStickKeys * kD];
   alignas(1024) __nv_bfloat16 q[kStages][Shape::kQueries * kD];
   alignas(1024) __nv_bfloat16 dout[kStages][Shape::kQueries * kD];
-  alignas(1024) __nv_bfloat16 a[kConsumers][Shape::kQueries * kStickKeys];
-  alignas(1024) __nv_bfloat16 dz[kConsumers][Shape::kQueries * kStickKeys];
+  alignas(1024) __nv_bfloat16 a[Shape::kScoreTiles][kConsumers][Shape::kQueries * kStickKeys];
+  alignas(1024) __nv_bfloat16 dz[Shape::kScoreTiles][kConsumers][Shape::kQueries * kStickKeys];
   float2 states[kStages][kConsumers][Shape::kQueries];
-  RowInput rows[kStages][Shape::kQueries];
+  int first_keys[kStages][Shape::kQueries];
   int first_query[kStages];  // < 0: there are no more queries for this tile
   Mbarrier keys_full, keys_empty, tile_full, tile_empty;
   Mbarrier full[kStages], empty[kStages];
   BackwardTile tile;
+  int heads[4 * kConsumers];  // of the tile of each warp, which has no register left for it
 
   // By one thread.
   __device__ __forceinline__ void init() {
@@ -128,10 +132,11 @@ class KeyGradientProducer {
   // does not use what is copied.
   __device__ __forceinline__ void load_rows_of(int first, int block, int head, int stage) {
     const StickBreakingProblem& p = x_.p;
+#pragma unroll 1  // the warp has few registers
     for (int i = lane(); i < Shape::kQueries; i += 32) {
       const int row = min(first + i, p.tokens - 1);
       const int first_block = (row - p.positions[row]) / kStickKeys;
-      cp_async8(shared_address(&s_.rows[stage][i]), x_.row(head, row));
+      cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, row));
       for (int n = 0; n < Shape::kConsumers; ++n) {
         const int place = min(max(block / kStickKeys + n - first_block, 0), p.workspace_blocks - 1);
         const int64_t slot = head % p.workspace_heads * p.workspace_blocks + place;
@@ -164,29 +169,35 @@ class KeyGradientConsumer {
       const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
       release(s_.tile_empty);
       if (first < 0) return;
-      compute(first + kStickKeys * index_, head);
+      int& warp_head = s_.heads[4 * index_ + group_.warp()];
+      if (lane() == 0) warp_head = head;
+      compute(first + kStickKeys * index_, warp_head);
       tile_parity_ ^= 1;
     }
   }
 
  private:
-  __device__ __forceinline__ void compute(int block, int head_index) {
+  __device__ __forceinline__ void compute(int block, const int& head) {
     const StickBreakingProblem& p = x_.p;
     const int first_key = first_loaded_key<kStickKeys>(block, p.tokens);
-    const int warp_row = 16 * group_.warp() % 64;
+    const int warp_row = 16 * uniform(group_.warp()) % 64;
     WarpgroupAccumulator<kD> dk, dv;
     dk.clear();
     dv.clear();
     s_.keys_full.wait(tile_parity_);
     Scores s, dp;
-    // The scores of a tile of queries are computed while the tile before becomes gradients. The
-    // stage before `stage` is released when its gradients are complete.
-    int stage = next_stage(block), before = -1;
+    // The scores of a tile of queries are computed while the tile before becomes gradients. When
+    // these are complete its stage is released, which is the one before `stage`.
+    int stage = next_stage(block), next = -1;
+    bool pending = false;
     HopperGradients sticks;
     TileRowKeys seen;
     if (stage >= 0) {
       issue_scores(s, dp, stage);
-      if (Shape::kAhead) seen = enter(sticks, block, stage);
+      if constexpr (Shape::kAhead) {
+        seen = enter(sticks, block, stage);
+        next = stage_if_seen(block);
+      }
       wait_for_products<0>();
     }
     // The loop ends where no product is under way, which the compiler has to see.
@@ -197,41 +208,41 @@ class KeyGradientConsumer {
       if (!Shape::kAhead) seen = enter(sticks, block, stage);
       sticks.score(s, dp, first_key, p.scale * kLog2e, BlockKeys{seen, block}, nullptr, nullptr);
       Operands x;
-      if constexpr (Shape::kAhead) x.round(s, dp);
+      x.round(s, dp);
       wait_for_products<0>();
       dk.pin();
       dv.pin();
-      if (before >= 0) release(s_.empty[before]);
-      before = stage;
-      if constexpr (!Shape::kAhead) {
-        x.round(s, dp);
-        store(x, warp_row);
-      }
-      stage = stage_if_seen(block);
-      if (stage >= 0) {
-        issue_scores(s, dp, stage);
-        if constexpr (Shape::kAhead) store(x, warp_row);
-        issue_gradients(dk, dv, before);
+      if (pending) release(s_.empty[(stage + Shape::kStages - 1) % Shape::kStages]);
+      store(x, warp_row);
+      if constexpr (!Shape::kAhead) next = stage_if_seen(block);
+      if (next >= 0) {
+        issue_scores(s, dp, next);
+        issue_gradients(dk, dv, stage);
+        stage = next;
+        pending = true;
       } else {
         // The consumer holds no stage while it passes over tiles, however many: the producer has to
         // fill them all, for the other consumer, and needs every buffer for that.
-        if constexpr (Shape::kAhead) store(x, warp_row);
-        issue_gradients(dk, dv, before);
+        issue_gradients(dk, dv, stage);
         wait_for_products<0>();
         dk.pin();
         dv.pin();
-        release(s_.empty[before]);
-        before = -1;
+        release(s_.empty[stage]);
+        pending = false;
         stage = next_stage(block);
         if (stage < 0) break;
         issue_scores(s, dp, stage);
         wgmma_commit();  // an empty group in place of the gradients
       }
-      if constexpr (Shape::kAhead) seen = enter(sticks, block, stage);
+      if constexpr (Shape::kAhead) {
+        seen = enter(sticks, block, stage);
+        next = stage_if_seen(block);
+      }
       wait_for_products<1>();
     }
     release(s_.keys_empty);
-    write(dk, dv, block, first_key, warp_row, head_index);
+    __syncwarp();
+    write(dk, dv, block, first_key, warp_row, head);
   }
 
   // A and dz of a tile, rounded.
@@ -242,13 +253,16 @@ class KeyGradientConsumer {
       round_to_operand(dz, dp);
     }
   };
-  // Once no warp reads the tiles of scores any more, they become these.
+  // Stores them to the tiles of scores that no warp reads any more. A warp stores only after its
+  // own products, and that all warps have come so far says the barrier of the tile before, if there
+  // are two tiles, or one more barrier.
   __device__ __forceinline__ void store(Operands& x, int warp_row) {
-    group_.sync();
+    score_tile_ = (score_tile_ + 1) % Shape::kScoreTiles;
+    if constexpr (Shape::kScoreTiles == 1) group_.sync();
     x.a.pin();
     x.dz.pin();
-    store_score_tile(s_.a[index_], warp_row, x.a);
-    store_score_tile(s_.dz[index_], warp_row, x.dz);
+    store_score_tile(s_.a[score_tile_][index_], warp_row, x.a);
+    store_score_tile(s_.dz[score_tile_][index_], warp_row, x.dz);
     fence_async_proxy();
     group_.sync();
   }
@@ -259,7 +273,7 @@ class KeyGradientConsumer {
     const int stage = place_.stage();
     s_.full[stage].wait(place_.parity());
     const int query = uniform(s_.first_query[stage]);
-    const int begin = uniform(s_.rows[stage][0].begin);
+    const int begin = uniform(s_.first_keys[stage][0]);
     if (query < 0 || !sees(query, block, begin)) return -1;
     place_.advance();
     return stage;
@@ -300,8 +314,10 @@ class KeyGradientConsumer {
     dk.pin();
     dv.pin();
     wgmma_fence();
-    issue_product<Shape::kQueries>(dv, ScoreTile(s_.a[index_]), Queries(s_.dout[stage]), true);
-    issue_product<Shape::kQueries>(dk, ScoreTile(s_.dz[index_]), Queries(s_.q[stage]), true);
+    issue_product<Shape::kQueries>(dv, ScoreTile(s_.a[score_tile_][index_]),
+                                   Queries(s_.dout[stage]), true);
+    issue_product<Shape::kQueries>(dk, ScoreTile(s_.dz[score_tile_][index_]), Queries(s_.q[stage]),
+                                   true);
     wgmma_commit();
   }
 
@@ -313,7 +329,7 @@ class KeyGradientConsumer {
     const int warp_row = 16 * group_.warp();
     TileRowKeys seen;
     const auto begin_of = [&](int row) {
-      return query + row < tokens ? s_.rows[stage][row].begin : INT_MAX;
+      return query + row < tokens ? s_.first_keys[stage][row] : INT_MAX;
     };
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -323,7 +339,6 @@ class KeyGradientConsumer {
       const float2 state = s_.states[stage][index_][row];
       sticks.log2_left[i] = begun ? state.x : 0.0f;
       sticks.c[i] = begun ? state.y : 0.0f;
-      sticks.drem[i] = begun ? s_.rows[stage][row].drem : 0.0f;
     }
     seen.end = query + warp_row + lane_row() + own;
     seen.last_begin = begin_of(warp_row + 15);
@@ -368,6 +383,7 @@ class KeyGradientConsumer {
   const int index_;
   const NamedThreads<128> group_;
   RingPlace<Shape::kStages> place_;
+  int score_tile_ = 0;  // that was stored last
   uint32_t tile_parity_ = 0;
 };
 
@@ -379,6 +395,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = aligned_shared<KeyGradientShared<Shape>>(memory);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  static_assert(kRegistersSuffice<Shape>);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     lower_registers<Shape::kProducerRegisters>();

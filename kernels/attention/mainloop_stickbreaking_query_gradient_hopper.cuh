@@ -188,7 +188,7 @@ class QueryGradientConsumer {
     const TileRowKeys seen(visibility_of<true>(p, head), first);
     HopperGradients sticks;
     enter_rows<1>(sticks, p, head, first);
-    save_rows(tile.head, first, seen, sticks);
+    save_first_keys(tile.head, first, seen);
     wait_for_products<0>();
     s.pin();
     dp.pin();
@@ -301,13 +301,12 @@ class QueryGradientConsumer {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void save_rows(int head, int first, const TileRowKeys& seen,
-                                            const HopperGradients& sticks) const {
+  __device__ __forceinline__ void save_first_keys(int head, int first,
+                                                  const TileRowKeys& seen) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first + lane_row() + 8 * i;
-      if (quad_lane() != 0 || row >= x_.p.tokens) continue;
-      *x_.row(head, row) = {seen.begin[i], sticks.drem[i]};
+      if (quad_lane() == 0 && row < x_.p.tokens) *x_.first_key(head, row) = seen.begin[i];
     }
   }
   __device__ __forceinline__ void release(Mbarrier& empty) {
@@ -338,6 +337,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = aligned_shared<QueryGradientShared<Shape>>(memory);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  static_assert(kRegistersSuffice<Shape>);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     lower_registers<Shape::kProducerRegisters>();

@@ -71,21 +71,14 @@ __device__ __forceinline__ float pairwise_product(const float* x) {
   }
 }
 
-// log2 of `product`, that of the factors, each of them at least 2^-125. Its logarithm alone is
-// enough unless the product comes near the smallest number.
-template <int kCount>
-__device__ __forceinline__ float log2_of_product(const float (&factors)[kCount], float product) {
-  if (product >= 0x1p-100f) return log2_ftz(product);
-  float sum = 0.0f;
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) sum += log2_ftz(factors[n]);
-  return sum;
-}
+// Logarithms are taken of products down to this number, and of their factors below it.
+inline constexpr float kSmallProduct = 0x1p-100f;
 
 // The sticks of a lane's kRows rows, broken from right to left, kKeys keys at a time.
 template <int kRows, int kKeys, bool kGated>
 struct Sticks {
   static constexpr int kLaneKeys = kKeys / 4;
+  static constexpr int kGroups = kLaneKeys / 4;
   float left[kRows];       // T, the stick that is left: the same in all lanes of a quad
   float log2_left[kRows];  // the lane's part of log2 T
 
@@ -112,43 +105,72 @@ struct Sticks {
   template <bool kMasked, typename Scores, typename Seen>
   __device__ __forceinline__ void break_block(Scores& s, int first, float scale_log2,
                                               const Seen& seen, const float* gates) {
+    if constexpr (kGated) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      float e[kLaneKeys];
-      exponentials<kMasked>(e, s, i, first, scale_log2, seen);
-      if constexpr (kGated) {
+      for (int i = 0; i < kRows; ++i) {
+        float e[kLaneKeys];
+        exponentials<kMasked>(e, s, i, first, scale_log2, seen);
         break_row_gated(s, i, e, gates);
-      } else {
-        break_row(s, i, e);
       }
+    } else {
+      break_rows<kMasked>(s, first, scale_log2, seen);
     }
   }
 
   // One reciprocal for four keys. With T_t the stick after key t: A_t = e_t T_t, and T_t of the
-  // next key to the right is T_t + A_t.
-  template <typename Scores>
-  __device__ __forceinline__ void break_row(Scores& s, int i, const float (&e)[kLaneKeys]) {
-    float after[kLaneKeys / 4];  // product of 1 / (1 + e) over four keys
+  // next key to the right is T_t + A_t. All rows go through each step together, because the steps
+  // of one row depend on each other.
+  template <bool kMasked, typename Scores, typename Seen>
+  __device__ __forceinline__ void break_rows(Scores& s, int first, float scale_log2,
+                                             const Seen& seen) {
+    float e[kRows][kLaneKeys];
+    float after[kRows][kGroups];  // product of 1 / (1 + e) over four keys
+    float mine[kRows];            // over all of them
+    bool small = false;
 #pragma unroll
-    for (int g = 0; g < kLaneKeys / 4; ++g) {
-      const float* x = e + 4 * g;
-      const float left_of = 1.0f + x[0], right_of = 1.0f + x[2];
-      after[g] = reciprocal_ftz(fmaf(x[1], left_of, left_of) * fmaf(x[3], right_of, right_of));
-    }
-    const float mine = pairwise_product<kLaneKeys / 4>(after);
-    log2_left[i] += log2_of_product(after, mine);
-    float stick = enter(i, mine);
+    for (int i = 0; i < kRows; ++i) {
+      exponentials<kMasked>(e[i], s, i, first, scale_log2, seen);
 #pragma unroll
-    for (int g = kLaneKeys / 4 - 1; g >= 0; --g) {
-      const float next = stick * after[g];
-      stick = next;
-#pragma unroll
-      for (int t = 4 * g; t < 4 * g + 4; ++t) {
-        const float a = e[t] * stick;
-        s.of_row(i, t) = a;
-        stick += a;
+      for (int g = 0; g < kGroups; ++g) {
+        const float* x = e[i] + 4 * g;
+        const float left_of = 1.0f + x[0], right_of = 1.0f + x[2];
+        after[i][g] = reciprocal_ftz(fmaf(x[1], left_of, left_of) * fmaf(x[3], right_of, right_of));
       }
-      stick = next;
+      mine[i] = pairwise_product<kGroups>(after[i]);
+      small = small || mine[i] < kSmallProduct;
+    }
+    add_logarithms(after, mine, small);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float stick = enter(i, mine[i]);
+#pragma unroll
+      for (int g = kGroups - 1; g >= 0; --g) {
+        const float next = stick * after[i][g];
+        stick = next;
+#pragma unroll
+        for (int t = 4 * g; t < 4 * g + 4; ++t) {
+          const float a = e[i][t] * stick;
+          s.of_row(i, t) = a;
+          stick += a;
+        }
+        stick = next;
+      }
+    }
+  }
+
+  // The logarithm of a product is enough, unless the product comes near the smallest number. Each
+  // factor is at least 2^-125.
+  __device__ __forceinline__ void add_logarithms(const float (&after)[kRows][kGroups],
+                                                 const float (&mine)[kRows], bool small) {
+    if (!__any_sync(~0u, small)) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) log2_left[i] += log2_ftz(mine[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) log2_left[i] += log2_ftz(after[i][g]);
+      }
     }
   }
 
@@ -192,13 +214,25 @@ struct Sticks {
 };
 
 // The backward pass of a lane's kRows rows, from left to right. At the left edge of a block it
-// needs log2 T of the stick that is left there, and C, the sum of g over the keys further left.
+// needs log2 T of the stick that is left there, and C.
+//
+// Without gates, with A_t = beta_t T_{t+1} and T_t the stick that is left of key t,
+//   dz_t = beta_t (T_t dp_t - C_t),  C_t = T_rem drem + the sum of A dp over the keys left of t,
+// where T_rem is the remainder: C begins with T_rem drem, and drem is not needed any more.
+// With gates C is the sum of g = A (dp - drem) over the keys further left.
 template <int kRows, int kKeys, bool kGated>
 struct StickGradients {
   static constexpr int kLaneKeys = kKeys / 4;
   float log2_left[kRows];  // the same in all lanes of a quad, and C and drem too
   float c[kRows];
-  float drem[kRows];
+  float drem[kRows];  // with gates
+
+  // Sets row i to the left of its first key, where log2_rem is what is left of its stick.
+  __device__ __forceinline__ void begin(int i, float log2_rem, float remainder_gradient) {
+    log2_left[i] = log2_rem;
+    c[i] = kGated ? 0.0f : remainder_gradient * exp2_ftz(log2_rem);
+    drem[i] = remainder_gradient;
+  }
 
   // Scores become A and their gradients by A (dp = do.v) become dz, both of the keys from `block`
   // on; advances the state to the next block. dgate, with a gate: += of the lane's keys.
@@ -224,30 +258,52 @@ struct StickGradients {
                                               const Seen& seen, const float* gates, float* dgate) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      float e[kLaneKeys], r[kLaneKeys], kept[kGroups];
+      float e[kLaneKeys], kept[kGroups], stick[kGroups], sums[kGroups];
       exponentials<kMasked>(e, s, i, first, scale_log2, seen);
-      float stick[kGroups], prefix[kGroups];
-      enter(i, e, r, kept, stick, gates);
-      break_groups(s, dp, i, e, r, kept, stick, prefix, gates);
-      differentiate(dp, i, e, r, prefix, gates, dgate);
+      if constexpr (kGated) {
+        float r[kLaneKeys];
+        enter(i, keep_gated(e, r, kept, gates), kept, stick);
+        break_groups_gated(s, dp, i, e, r, stick, sums, gates);
+        advance(i, sums);
+        differentiate_gated(dp, i, e, r, sums, gates, dgate);
+      } else {
+        enter(i, keep(e, kept), kept, stick);
+        break_groups(s, dp, i, e, kept, stick, sums);
+        advance(i, sums);
+        differentiate(dp, i, e, sums);
+      }
     }
   }
 
   // What four keys leave: the product of their r = 1 / (1 + e). One reciprocal serves all four.
   static __device__ __forceinline__ float keep_of_four(const float* e) {
-    return reciprocal_ftz(((1.0f + e[0]) * (1.0f + e[1])) * ((1.0f + e[2]) * (1.0f + e[3])));
+    const float u0 = 1.0f + e[0], u2 = 1.0f + e[2];
+    return reciprocal_ftz(fmaf(e[1], u0, u0) * fmaf(e[3], u2, u2));
   }
   // r of each of them, from the product of all.
-  static __device__ __forceinline__ void reciprocals(float* r, const float* e, float all) {
-    const float u0 = 1.0f + e[0], u1 = 1.0f + e[1], u2 = 1.0f + e[2], u3 = 1.0f + e[3];
-    const float of_low = all * (u2 * u3), of_high = all * (u0 * u1);
-    r[0] = of_low * u1;
+  static __device__ __forceinline__ void reciprocals(float (&r)[4], const float* e, float all) {
+    const float u0 = 1.0f + e[0], u2 = 1.0f + e[2];
+    const float of_low = all * fmaf(e[3], u2, u2), of_high = all * fmaf(e[1], u0, u0);
+    r[0] = fmaf(of_low, e[1], of_low);
     r[1] = of_low * u0;
-    r[2] = of_high * u3;
+    r[2] = fmaf(of_high, e[3], of_high);
     r[3] = of_high * u2;
   }
 
-  // The same with gates, and what each group leaves; returns log2 of what all keys leave.
+  // What each group leaves; returns log2 of what all keys leave. A logarithm for each group and not
+  // one of their product, which may be too small: a branch for that would keep rows from running
+  // side by side.
+  static __device__ __forceinline__ float keep(const float (&e)[kLaneKeys],
+                                               float (&kept)[kGroups]) {
+    float logs[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      kept[g] = keep_of_four(e + 4 * g);
+      logs[g] = log2_ftz(kept[g]);
+    }
+    return pairwise_sum<kGroups>(logs);
+  }
+  // The same with gates, and r of each key.
   static __device__ __forceinline__ float keep_gated(const float (&e)[kLaneKeys],
                                                      float (&r)[kLaneKeys], float (&kept)[kGroups],
                                                      const float* gates) {
@@ -259,97 +315,128 @@ struct StickGradients {
       for (int n = 0; n < 4; ++n) {
         const int t = 4 * g + n;
         r[t] = reciprocal_ftz(1.0f + e[t]);
-        x[n] = keep(r[t], gates, t);
+        x[n] = keep_of(r[t], gates[t]);
       }
       kept[g] = (x[0] * x[1]) * (x[2] * x[3]);
       mine += log2_ftz(kept[g]);
     }
     return mine;
   }
-
-  static __device__ __forceinline__ float keep(float r, const float* gates, int t) {
-    return kGated ? fmaf(gates[t], r, 1.0f - gates[t]) : r;
+  static __device__ __forceinline__ float keep_of(float r, float gate) {
+    return fmaf(gate, r, 1.0f - gate);
   }
 
-  // What each group of the lane's keys leaves, and the stick before each group's rightmost key;
-  // with gates, r = 1 / (1 + e) too. Moves log2_left to the end of the block.
-  __device__ __forceinline__ void enter(int i, const float (&e)[kLaneKeys], float (&r)[kLaneKeys],
-                                        float (&kept)[kGroups], float (&stick)[kGroups],
-                                        const float* gates) {
-    float mine;  // log2 of what the lane's keys leave
-    if constexpr (kGated) {
-      mine = keep_gated(e, r, kept, gates);
-    } else {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) kept[g] = keep_of_four(e + 4 * g);
-      mine = log2_of_product(kept, pairwise_product<kGroups>(kept));
-    }
-    const float from_1 = from_left(mine, 1, 0.0f);
-    const float from_2 = from_left(mine, 2, 0.0f);
-    const float from_3 = from_left(mine, 3, 0.0f);
-    const float after = log2_left[i] - (from_3 + from_2 + from_1 + mine);
+  // sum + x of the lanes of the quad further left.
+  static __device__ __forceinline__ float add_left(float sum, float x) {
+    const float from_1 = __shfl_up_sync(~0u, x, 1, 4);
+    const float from_2 = __shfl_up_sync(~0u, x, 2, 4);
+    const float from_3 = __shfl_up_sync(~0u, x, 3, 4);
+    if (quad_lane() >= 3) sum += from_3;
+    if (quad_lane() >= 2) sum += from_2;
+    if (quad_lane() >= 1) sum += from_1;
+    return sum;
+  }
+
+  // The stick before each group's rightmost key, where the lane's keys leave `mine` (log2). Moves
+  // log2_left to the end of the block.
+  __device__ __forceinline__ void enter(int i, float mine, const float (&kept)[kGroups],
+                                        float (&stick)[kGroups]) {
+    const float after = add_left(log2_left[i], -mine) - mine;
     log2_left[i] = __shfl_sync(~0u, after, 3, 4);
     stick[kGroups - 1] = exp2_ftz(after);
 #pragma unroll
     for (int g = kGroups - 1; g > 0; --g) stick[g - 1] = stick[g] * kept[g];
   }
 
-  // Right to left: A, and g = A (dp - drem) in place of dp; e becomes sigma. prefix: the sum of g
-  // left of each group. Without gates r is computed here, so that it lives within its group alone.
+  // sums: of each group; they become C at the left of each group. Moves C to the end of the block.
+  __device__ __forceinline__ void advance(int i, float (&sums)[kGroups]) {
+    const float mine = pairwise_sum<kGroups>(sums);
+    float c_left = add_left(c[i], mine);
+    c[i] = __shfl_sync(~0u, c_left + mine, 3, 4);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const float sum = sums[g];
+      sums[g] = c_left;
+      c_left += sum;
+    }
+  }
+
+  // A, and dz but for the keys left of the group; e becomes beta. sums: of A dp of each group.
   template <typename Scores>
   __device__ __forceinline__ void break_groups(Scores& s, Scores& dp, int i, float (&e)[kLaneKeys],
-                                               float (&r)[kLaneKeys], const float (&kept)[kGroups],
-                                               float (&stick)[kGroups], float (&prefix)[kGroups],
-                                               const float* gates) {
-    float sums[kGroups];
+                                               const float (&kept)[kGroups],
+                                               const float (&stick)[kGroups],
+                                               float (&sums)[kGroups]) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      float r[4], left[5];  // T_t of each key, and of the one after them
+      reciprocals(r, e + 4 * g, kept[g]);
+      left[4] = stick[g];
+#pragma unroll
+      for (int n = 3; n > 0; --n) left[n] = left[n + 1] * r[n];
+      left[0] = stick[g] * kept[g];
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int t = 4 * g + n;
+        const float gradient = dp.of_row(i, t);
+        const float beta = e[t] * r[n];
+        const float a = beta * left[n + 1];
+        dp.of_row(i, t) = beta * (n == 0 ? left[n] * gradient : fmaf(left[n], gradient, -sum));
+        sum = n == 0 ? a * gradient : fmaf(a, gradient, sum);
+        s.of_row(i, t) = a;
+        e[t] = beta;
+      }
+      sums[g] = sum;
+    }
+  }
+  template <typename Scores>
+  static __device__ __forceinline__ void differentiate(Scores& dp, int i,
+                                                       const float (&beta)[kLaneKeys],
+                                                       const float (&c_left)[kGroups]) {
+#pragma unroll
+    for (int t = 0; t < kLaneKeys; ++t) {
+      dp.of_row(i, t) = fmaf(-beta[t], c_left[t / 4], dp.of_row(i, t));
+    }
+  }
+
+  // A, and g = A (dp - drem) in place of dp; e becomes sigma. sums: of g of each group.
+  template <typename Scores>
+  __device__ __forceinline__ void break_groups_gated(Scores& s, Scores& dp, int i,
+                                                     float (&e)[kLaneKeys],
+                                                     const float (&r)[kLaneKeys],
+                                                     float (&stick)[kGroups],
+                                                     float (&sums)[kGroups], const float* gates) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       sums[g] = 0.0f;
-      if constexpr (!kGated) reciprocals(r + 4 * g, e + 4 * g, kept[g]);
 #pragma unroll
       for (int t = 4 * g + 3; t >= 4 * g; --t) {
         float& score = s.of_row(i, t);
         float& gradient = dp.of_row(i, t);
         e[t] *= r[t];
-        score = (kGated ? gates[t] * e[t] : e[t]) * stick[g];
+        score = gates[t] * e[t] * stick[g];
         gradient = score * (gradient - drem[i]);
         sums[g] += gradient;
-        stick[g] *= keep(r[t], gates, t);
+        stick[g] *= keep_of(r[t], gates[t]);
       }
     }
-    const float sum = pairwise_sum<kGroups>(sums);
-    const float from_1 = from_left(sum, 1, 0.0f);
-    const float from_2 = from_left(sum, 2, 0.0f);
-    const float from_3 = from_left(sum, 3, 0.0f);
-    prefix[0] = c[i] + (from_3 + from_2 + from_1);
-    c[i] = __shfl_sync(~0u, prefix[0] + sum, 3, 4);
-#pragma unroll
-    for (int g = 1; g < kGroups; ++g) prefix[g] = prefix[g - 1] + sums[g - 1];
   }
-
-  // Left to right: dz = g - beta C. With a gate, beta = f sigma: d beta = g / beta - C' / keep,
-  // where C' is C without g.
+  // With beta = f sigma: d beta = g / beta - C / keep.
   template <typename Scores>
-  __device__ __forceinline__ void differentiate(Scores& dp, int i, const float (&sigma)[kLaneKeys],
-                                                const float (&r)[kLaneKeys],
-                                                float (&prefix)[kGroups], const float* gates,
-                                                float* dgate) {
+  static __device__ __forceinline__ void differentiate_gated(Scores& dp, int i,
+                                                             const float (&sigma)[kLaneKeys],
+                                                             const float (&r)[kLaneKeys],
+                                                             float (&c_left)[kGroups],
+                                                             const float* gates, float* dgate) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int t = 4 * g; t < 4 * g + 4; ++t) {
-        float& gradient = dp.of_row(i, t);
-        const float mine = gradient;
-        if constexpr (kGated) {
-          const float by_keep = prefix[g] * reciprocal_ftz(keep(r[t], gates, t));
-          gradient = (mine - gates[t] * sigma[t] * by_keep) * r[t];
-          if (dgate) dgate[t] += (gates[t] > 0.0f ? mine / gates[t] : 0.0f) - sigma[t] * by_keep;
-          prefix[g] += mine;
-        } else {
-          prefix[g] += mine;
-          gradient = mine - sigma[t] * prefix[g];
-        }
-      }
+    for (int t = 0; t < kLaneKeys; ++t) {
+      float& gradient = dp.of_row(i, t);
+      const float mine = gradient;
+      const float by_keep = c_left[t / 4] * reciprocal_ftz(keep_of(r[t], gates[t]));
+      gradient = (mine - gates[t] * sigma[t] * by_keep) * r[t];
+      if (dgate) dgate[t] += (gates[t] > 0.0f ? mine / gates[t] : 0.0f) - sigma[t] * by_keep;
+      c_left[t / 4] += mine;
     }
   }
 };

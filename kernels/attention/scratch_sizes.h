@@ -27,9 +27,9 @@ constexpr size_t tile_queue_bytes(int64_t tokens) {
 constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
   return tile_queue_bytes(tokens);
 }
-// The same, and 8 bytes for each row of the heads that are computed at a time.
+// The same, and 4 bytes for each row of the heads that are computed at a time.
 constexpr size_t stickbreaking_hopper_backward_scratch_bytes(int64_t tokens, int64_t heads) {
-  return align_scratch(static_cast<size_t>(tokens * heads) * 8) + tile_queue_bytes(tokens);
+  return align_scratch(static_cast<size_t>(tokens * heads) * 4) + tile_queue_bytes(tokens);
 }
 
 // ---- kernels/attention/softmax_bias.h -----------------------------------------------------------

@@ -12,20 +12,14 @@ namespace sbtrain::kernels {
 
 using HopperGradients = StickGradients<2, kStickKeys, false>;
 
-// What the first phase says of a row: the first key that it sees, and the remainder's gradient.
-struct RowInput {
-  int begin;
-  float drem;
-};
-
 struct HopperBackwardArguments {
   StickBreakingProblem p;
-  int first_head = 0;        // of the heads in the queue
-  RowInput* rows = nullptr;  // [workspace_heads, T]
+  int first_head = 0;         // of the heads in the queue
+  int* first_keys = nullptr;  // [workspace_heads, T], of each row, from the first phase
   TileQueue queue;
   CUtensorMap q, dout, k, v;  // in phase 1 of tiles of queries, in phase 2 of 64 queries
-  __device__ __forceinline__ RowInput* row(int head, int row) const {
-    return rows + static_cast<int64_t>(head - first_head) * p.tokens + row;
+  __device__ __forceinline__ int* first_key(int head, int row) const {
+    return first_keys + static_cast<int64_t>(head - first_head) * p.tokens + row;
   }
 };
 

@@ -40,10 +40,12 @@ template <int kD>
 void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
   using Query = QueryGradientShape<kD>;
   using Key = KeyGradientShape<kD>;
-  auto* rows = static_cast<RowInput*>(scratch);
-  void* queue = rows + static_cast<int64_t>(p.workspace_heads) * p.tokens;
-  HopperBackwardArguments x{
-      .p = p, .rows = rows, .k = key_tiles(p, p.k, kStickKeys), .v = key_tiles(p, p.v, kStickKeys)};
+  auto* first_keys = static_cast<int*>(scratch);
+  void* queue = first_keys + static_cast<int64_t>(p.workspace_heads) * p.tokens;
+  HopperBackwardArguments x{.p = p,
+                            .first_keys = first_keys,
+                            .k = key_tiles(p, p.k, kStickKeys),
+                            .v = key_tiles(p, p.v, kStickKeys)};
   for (int head = 0; head < p.heads; head += p.workspace_heads) {
     const int heads = std::min(p.heads - head, p.workspace_heads);
     x.first_head = head;

@@ -29,6 +29,15 @@ __device__ __forceinline__ Layout& aligned_shared(unsigned char* memory) {
   return *reinterpret_cast<Layout*>(memory + offset);
 }
 
+// Whether the registers that a block has when it starts, __launch_bounds__(Shape::kThreads, 1), are
+// enough for those that its producer and its consumers set. If not, raise_registers() never
+// returns.
+template <typename Shape>
+inline constexpr bool kRegistersSuffice = Shape::kProducerRegisters +
+                                              Shape::kConsumers* Shape::kConsumerRegisters <=
+                                          (Shape::kConsumers + 1) *
+                                              (65536 / Shape::kThreads / 8 * 8);
+
 // What the lane's two rows of a warp see, like RowKeys<1> in fewer registers. Where the visibility
 // ends with the pack, rows beyond it see no key, and nothing else that this says of them has a
 // meaning.

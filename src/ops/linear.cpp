@@ -5,12 +5,13 @@
 namespace sbtrain::ops {
 
 DecodeLinear::Scratch DecodeLinear::scratch(const Stream& s) const {
-  if (on_cuda(s) && y_BN.rows() <= kernels::kFewRows) return {};
   const auto buffer = [&](std::string_view name, int64_t cols) {
     return s.scratch(name, s.memory().compute_dtype(), {y_BN.rows(), cols});
   };
-  Scratch scratch{.normed_BK = {}, .gate_up_B2N = {}, .workspace = linear_workspace(s)};
+  Scratch scratch;
   if (norm_K.defined()) scratch.normed_BK = buffer("normed", x_BK.cols());
+  if (on_cuda(s) && y_BN.rows() <= kernels::kFewRows) return scratch;
+  scratch.workspace = linear_workspace(s);
   if (swiglu) scratch.gate_up_B2N = buffer("gate_up", products());
   return scratch;
 }

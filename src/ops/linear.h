@@ -1,6 +1,8 @@
 // Matrix products, and the biases that go with them.
 #pragma once
 
+#include <array>
+
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -27,13 +29,13 @@ struct Linear {
 // y_BN = alpha * rmsnorm(x_BK) w_NK^T (+ residual_BN), or, with swiglu, where N counts the outputs
 // and w has the 2N rows of gates and then values,
 //   y_BN = swiglu(alpha * rmsnorm(x_BK) w^T)
-// for the few rows of a decode step: on CUDA, up to 64 rows are one kernel (kernels/few_rows.h).
-// Its bits differ from those of the ops that it stands for, since the norm's factor 1/rms is
-// multiplied into the sums. As there, the bits of a row do not depend on the others.
+// for the few rows of a decode step: on CUDA, up to 8 rows are one kernel, and up to 64 take one
+// more for the norm (kernels/few_rows.h). As there, the bits of a row do not depend on the others.
 struct DecodeLinear {
   static constexpr std::string_view kName = "decode_linear";
   struct Scratch {
-    Buffer normed_BK, gate_up_B2N, workspace;  // where it is made of several ops
+    Buffer normed_BK;
+    Buffer gate_up_B2N, workspace;  // where it is made of several ops
   };
   Tensor y_BN;
   Tensor x_BK, w_NK;
@@ -42,6 +44,9 @@ struct DecodeLinear {
   Tensor norm_K{};    // the weights of the RMSNorm; undefined: x is multiplied as it is
   float norm_eps = 0.0f;
   bool swiglu = false;
+  // Weights that ops after this one will read: they may be fetched while this one computes. They
+  // change no result.
+  std::array<Tensor, 2> soon{};
   int64_t products() const { return (swiglu ? 2 : 1) * y_BN.cols(); }
   void check() const {
     const Check c(kName);

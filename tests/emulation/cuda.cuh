@@ -131,8 +131,22 @@ inline float __uint_as_float(unsigned x) {
 inline unsigned __float_as_uint(float x) {
   return sbtrain::emulation::bits_as<unsigned>(x);
 }
+inline float __expf(float x) {
+  return std::exp(x);
+}
+inline float rsqrtf(float x) {
+  return 1.0f / std::sqrt(x);
+}
+inline float __fdividef(float x, float y) {
+  return x / y;
+}
+inline void __threadfence() {}
 template <typename T>
 T __ldg(const T* p) {
+  return *p;
+}
+template <typename T>
+T __ldcg(const T* p) {
   return *p;
 }
 inline int atomicAdd(int* p, int x) {

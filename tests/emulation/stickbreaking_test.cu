@@ -14,7 +14,7 @@ class StickBreaking : public Attention {
   StickBreaking(const std::vector<int32_t>& documents, int head_dim)
       : Attention(documents, head_dim),
         stop_(row.size()),
-        rows_(row.size()),
+        first_keys_(row.size()),
         blocks_((*std::max_element(documents.begin(), documents.end()) + 126) / kStickKeys + 1),
         workspace_(2 * row.size() * static_cast<size_t>(blocks_)) {
     describe(problem_);
@@ -25,11 +25,13 @@ class StickBreaking : public Attention {
     problem_.workspace_blocks = blocks_;
   }
 
+  void give_remainder_to_values() { problem_.remainder = StickRemainder::kValue; }
+
   template <int kD>
   void run(Timing timing, float skip_epsilon) {
     clear_results();
     std::fill(stop_.begin(), stop_.end(), INT32_MIN);
-    std::fill(rows_.begin(), rows_.end(), RowInput{INT32_MIN, NAN});
+    std::fill(first_keys_.begin(), first_keys_.end(), INT32_MIN);
     std::fill(workspace_.begin(), workspace_.end(), NAN);
     problem_.skip_epsilon = skip_epsilon;
     forward<HopperForwardShape<kD, false>>(timing);
@@ -60,7 +62,7 @@ class StickBreaking : public Attention {
   void backward(Timing timing) {
     const StickBreakingProblem& p = problem_;
     HopperBackwardArguments x{.p = p,
-                              .rows = rows_.data(),
+                              .first_keys = first_keys_.data(),
                               .queue = {},
                               .q = token_tiles(p, p.q, Query::kQueries),
                               .dout = token_tiles(p, p.dout, Query::kQueries),
@@ -76,23 +78,31 @@ class StickBreaking : public Attention {
   }
 
   std::vector<int32_t> stop_;
-  std::vector<RowInput> rows_;
+  std::vector<int32_t> first_keys_;
   const int blocks_;
   std::vector<float> workspace_;
   StickBreakingProblem problem_;
 };
 
+// What is left of the sticks goes to nothing, or to the values of the queries.
 template <int kD>
 void check_all() {
   for (const std::vector<int32_t>& documents : kPacks) {
-    StickBreaking x(documents, kD);
-    const test::oracle::Result want = test::oracle::stickbreaking(x.oracle());
-    for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
-      for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
-        SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
-                     std::to_string(skip_epsilon));
-        ASSERT_NO_THROW(x.run<kD>(timing, skip_epsilon));
-        x.check(want);
+    for (const bool to_value : {false, true}) {
+      StickBreaking x(documents, kD);
+      test::oracle::Problem problem = x.oracle();
+      if (to_value) {
+        problem.remainder = test::oracle::Remainder::kValue;
+        x.give_remainder_to_values();
+      }
+      const test::oracle::Result want = test::oracle::stickbreaking(problem);
+      for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+        for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+          SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
+                       std::to_string(skip_epsilon) + (to_value ? ", remainder to values" : ""));
+          ASSERT_NO_THROW(x.run<kD>(timing, skip_epsilon));
+          x.check(want);
+        }
       }
     }
   }

@@ -6,8 +6,9 @@
 
 namespace sbtrain::ops::cuda {
 
-void set_overlap(Stream& s, bool on) {
+void set_overlap(Stream& s, bool on, bool prefetch) {
   context(s).overlap = on;
+  context(s).prefetch = prefetch;
 }
 
 void run(Cuda, Stream& s, const Likeliest& op) {

@@ -75,10 +75,8 @@ __global__ void scan_kernel(const Tensors x) {
   for (int i = 0; i < 2; ++i) {
     const int row = lane_row() + 8 * i;
     x.left[row] = sticks.left[i];
-    gradients.log2_left[i] = quad_sum(sticks.log2_left[i]);
-    x.log2_left[row] = gradients.log2_left[i];
-    gradients.c[i] = 0.0f;
-    gradients.drem[i] = x.drem[row];
+    x.log2_left[row] = quad_sum(sticks.log2_left[i]);
+    gradients.begin(i, x.log2_left[row], x.drem[row]);
   }
   for (int block = 0; block < kBlocks * kKeys; block += kKeys) {
     Fragment s, dp;
