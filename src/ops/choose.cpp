@@ -98,11 +98,23 @@ std::string why_not_hopper(const Shape& x, const Target& target) {
   return {};
 }
 
-// Whether softmax attention on the kernels for Hopper is faster than on all others. This is the
-// place for what measurements show; until there are some, only who asks for these kernels gets
-// them.
-bool fastest_on_hopper(const SoftmaxShape& /*x*/) {
-  return false;
+// Whether softmax attention on the kernels for Hopper is faster than on all others, as measured on
+// an H200 (docs/performance.md). Where two are equal on documents of one length, documents of many
+// lengths decide: cuDNN's deterministic backward pass has no scratch for them.
+bool fastest_on_hopper(const SoftmaxShape& x) {
+  const bool narrow = x.head_dim == 32;
+  switch (x.bias) {
+    case PositionBias::kAlibi:
+      return !narrow || x.max_seqlen >= 2048;
+    case PositionBias::kFire:
+      if (x.head_dim == 64) return x.max_seqlen >= (x.backward ? 2048 : 4096);
+      return !narrow;
+    case PositionBias::kNone:
+      break;
+  }
+  if (narrow) return x.max_seqlen >= (x.backward ? 4096 : 2048);
+  if (x.backward) return x.deterministic;
+  return x.head_dim == 64 && x.window == 0 && x.max_seqlen <= 8192;
 }
 
 // Whether softmax attention runs on the kernels for Hopper. Throws if it has to and cannot.
@@ -166,7 +178,7 @@ SoftmaxChoice choose(const SoftmaxShape& x, const Target& target, std::string_vi
   SoftmaxChoice choice{.bytes = portable_scratch_bytes(x)};
   if (takes_hopper(x, target, forced)) {
     choice.implementation = Implementation::kHopper;
-    choice.reason = "they are asked for";
+    choice.reason = forced.empty() ? "they are faster" : "they are asked for";
     choice.queue = choice.bytes;
     choice.bytes += kernels::tile_queue_bytes(x.tokens);
     return choice;
