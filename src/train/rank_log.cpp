@@ -41,7 +41,7 @@ std::filesystem::path rank_log_path(const std::filesystem::path& run, int rank) 
 
 void open_rank_log(const std::filesystem::path& run, int rank) {
   const std::filesystem::path path = rank_log_path(run, rank);
-  make_folder(path.parent_path());
+  make_folders(path.parent_path());
   FileDescriptor file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644));
   if (file.get() < 0) {
