@@ -109,20 +109,6 @@ __device__ __forceinline__ Eight normalise(const Eight& x, const Eight& w, float
   return y;
 }
 
-// The blocks take pieces in turn, so that those that come first are asked for first.
-__device__ __forceinline__ void prefetch_soon(const FewRows& p) {
-  if (!p.early) return;
-  constexpr int64_t kPiece = 4096;
-#pragma unroll
-  for (const FewRows::Soon& soon : p.soon) {
-    for (int64_t piece = int64_t{threadIdx.x} * gridDim.x + blockIdx.x; piece * kPiece < soon.bytes;
-         piece += int64_t{kThreads} * gridDim.x) {
-      prefetch_to_l2(static_cast<const char*>(soon.data) + piece * kPiece,
-                     static_cast<uint32_t>(min(kPiece, soon.bytes - piece * kPiece)));
-    }
-  }
-}
-
 // What is added to an output; 0 beyond the last row and output.
 __device__ __forceinline__ float load_residual(const FewRows& p, int64_t row, int64_t output) {
   if (p.residual.data == nullptr || row >= p.rows || output >= p.n) return 0.0f;
@@ -387,7 +373,6 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
     if (stage < split.stages) stages.copy_weights(stage);
     cp_async_commit();
   }
-  prefetch_soon(p);
   wait_for_previous_kernel();
 #pragma unroll 1
   for (int stage = 0; stage < S::kMostStages; ++stage) {

@@ -37,13 +37,6 @@ struct FewRows {
   float norm_eps = 0.0f;
   Matrix<__nv_bfloat16> normed = {};  // scratch [rows, k] for the norm
   bool swiglu = false;
-  // What kernels after this one will read: with `early`, asked for to be in the L2 cache. They are
-  // addresses and sizes that are multiples of 16.
-  struct Soon {
-    const void* data = nullptr;
-    int64_t bytes = 0;
-  };
-  Soon soon[2] = {};
 };
 void few_rows(cudaStream_t stream, const FewRows& p);
 

@@ -38,7 +38,6 @@ struct DecodeStep {
   Tensor positions_B;  // i32, of the new token, from 0
   Tensor lengths_B;    // i32, positions + 1
   InputNorm norm;      // that x_BD has still to pass, for modules with norms_input()
-  SoonRead soon;       // by what follows the module
 };
 
 // What one head attends to, over the T tokens of one document (attention/map.h):

@@ -164,7 +164,7 @@ class CocaAttention : public Attention {
     auto& mine = static_cast<KeyValueCache&>(cache);
     const int64_t sequences = x_BD.rows();
     const QkvSaved qkv = qkv_.scratch(s, sequences);
-    const Qkv x = qkv_.decode(s, qkv, x_BD, w, step);
+    const Qkv x = qkv_.decode(s, qkv, x_BD, w, step.norm);
     ops::run(s, ops::CocaQuery{.y_THd = x.q,
                                .q_THd = x.q,
                                .positions_T = step.positions_B,

@@ -66,8 +66,7 @@ void Linear::decode(Stream& s, Tensor y_BN, Tensor x_BK, const Weights& w,
                                 .alpha = spec_.alpha,
                                 .norm_K = around.norm.w_D,
                                 .norm_eps = around.norm.eps,
-                                .swiglu = around.swiglu,
-                                .soon = around.soon});
+                                .swiglu = around.swiglu});
   if (has_bias() && spec_.adds_bias) ops::run(s, ops::AddBias{.y_TN = y_BN, .b_N = bias(w)});
 }
 

@@ -1,7 +1,6 @@
 // A layer that multiplies by a weight matrix, with everything that the product needs.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,9 +15,6 @@ struct InputNorm {
   Tensor w_D;
   float eps = 0.0f;
 };
-
-// Weights that the products after the next one will read (ops::DecodeLinear).
-using SoonRead = std::array<Tensor, 2>;
 
 // y_TN = alpha * x_TK W^T + b. W [N, K] is one tensor, or several that follow each other in memory
 // and are multiplied as one matrix: q, k and v, or gate and up.
@@ -62,7 +58,6 @@ class Linear {
   struct Around {
     InputNorm norm = {};
     bool swiglu = false;
-    SoonRead soon = {};
   };
   void decode(Stream& s, Tensor y_BN, Tensor x_BK, const Weights& w, const Around& around) const;
   // Adds the gradients of weight and bias to dw, or overwrites that of a weight that is fresh

@@ -131,8 +131,8 @@ Qkv QkvProjection::forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const 
 }
 
 Qkv QkvProjection::decode(Stream& s, const QkvSaved& saved, Tensor x_BD, const Weights& w,
-                          const DecodeStep& step) const {
-  linear_.decode(s, saved.qkv_TN, x_BD, w, {.norm = step.norm, .soon = step.soon});
+                          const InputNorm& norm) const {
+  linear_.decode(s, saved.qkv_TN, x_BD, w, {.norm = norm});
   return normed(s, saved, w);
 }
 

@@ -78,7 +78,7 @@ class QkvProjection {
   Qkv forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w) const;
   // The same for a decode step.
   Qkv decode(Stream& s, const QkvSaved& saved, Tensor x_BD, const Weights& w,
-             const DecodeStep& step) const;
+             const InputNorm& norm) const;
   // What forward() returned, with the changes.
   Qkv saved(const QkvSaved& saved) const;
 

@@ -159,7 +159,7 @@ class SoftmaxAttention : public Attention {
     auto& mine = static_cast<KeyValueCache&>(cache);
     const int64_t sequences = x_BD.rows();
     const QkvSaved qkv = qkv_.scratch(s, sequences);
-    const Qkv x = qkv_.decode(s, qkv, x_BD, w, step);
+    const Qkv x = qkv_.decode(s, qkv, x_BD, w, step.norm);
     rotate(s, x.qk, step.positions_B, mine.k.capacity());
     ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
                                    .q_BHd = x.q,

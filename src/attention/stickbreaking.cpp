@@ -223,7 +223,7 @@ class StickBreakingAttention : public Attention {
     auto& mine = static_cast<StickBreakingCache&>(cache);
     const int64_t sequences = x_BD.rows();
     const QkvSaved qkv = qkv_.scratch(s, sequences);
-    const Qkv x = qkv_.decode(s, qkv, x_BD, w, step);
+    const Qkv x = qkv_.decode(s, qkv, x_BD, w, step.norm);
     if (gated_) {
       const Buffer gate = s.scratch("forget gate", DType::kF32, {sequences, model_.heads});
       compute_gate(s, gate, x_BD, w);

@@ -74,9 +74,8 @@ struct DecodeBenchOptions {
   int64_t context = 256;                        // tokens of each before the first step
   int64_t warmup = 8;
   int64_t steps = 128;
-  bool graph = true;     // on a GPU: steps run by a record (DecodeOptions::recorded)
-  bool overlap = true;   // the same: whose kernels begin early (DecodeOptions::overlap)
-  bool prefetch = true;  // and fetch weights (DecodeOptions::prefetch)
+  bool graph = true;    // on a GPU: steps run by a record (DecodeOptions::recorded)
+  bool overlap = true;  // the same: whose kernels begin early (DecodeOptions::overlap)
 };
 
 struct DecodeBenchRow {

@@ -123,8 +123,6 @@ void Block::decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, Attent
   if (norm1_.fuses() && attention_->norms_input()) {
     DecodeStep with_norm = step;
     with_norm.norm = norm1_.fused(w);
-    if (output_) with_norm.soon[0] = output_->weight(w);
-    if (mlp_.gated()) with_norm.soon[1] = mlp_.outer_weight(w);
     attention_->decode(s, saved.mix_TD, x_BD, w, cache, with_norm);
   } else {
     saved.norm1_TD = activation(s, "norm1", B, width_);

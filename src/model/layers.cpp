@@ -147,7 +147,7 @@ void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weight
 void Mlp::decode(Stream& s, Tensor y_BD, Tensor h_BD, const Weights& w,
                  const InputNorm& norm) const {
   const Buffer inner_BF = activation(s, "inner", h_BD.rows(), inner_);
-  outer_.decode(s, inner_BF, h_BD, w, {.norm = norm, .swiglu = true, .soon = {down_.weight(w)}});
+  outer_.decode(s, inner_BF, h_BD, w, {.norm = norm, .swiglu = true});
   down_.forward(s, y_BD, inner_BF, w, h_BD);
 }
 

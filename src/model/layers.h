@@ -53,8 +53,6 @@ class Mlp {
   // The same of norm(h_TD) for a decode step. Only SwiGLU has it, with a norm that fuses.
   void decode(Stream& s, Tensor y_BD, Tensor h_BD, const Weights& w, const InputNorm& norm) const;
   bool gated() const { return kind_ == MlpKind::kSwiGlu; }
-  // What the first product reads; only SwiGLU and GELU have it.
-  Tensor outer_weight(const Weights& w) const { return outer_.weight(w); }
   // dx_TD = the gradient of x, from dy_TD, the gradient of y.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
                 const Weights& w, const MlpSaved& saved) const;

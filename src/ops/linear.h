@@ -1,8 +1,6 @@
 // Matrix products, and the biases that go with them.
 #pragma once
 
-#include <array>
-
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -44,9 +42,6 @@ struct DecodeLinear {
   Tensor norm_K{};    // the weights of the RMSNorm; undefined: x is multiplied as it is
   float norm_eps = 0.0f;
   bool swiglu = false;
-  // Weights that ops after this one will read: they may be fetched while this one computes. They
-  // change no result.
-  std::array<Tensor, 2> soon{};
   int64_t products() const { return (swiglu ? 2 : 1) * y_BN.cols(); }
   void check() const {
     const Check c(kName);

@@ -2,9 +2,9 @@
 
 namespace sbtrain::ops {
 
-void set_overlap(Stream& s, bool on, bool prefetch) {
+void set_overlap(Stream& s, bool on) {
   if constexpr (kHasCuda) {
-    if (s.backend() == Backend::kCuda) cuda::set_overlap(s, on, prefetch);
+    if (s.backend() == Backend::kCuda) cuda::set_overlap(s, on);
   }
 }
 

@@ -82,7 +82,7 @@ void DecodeBatch::plan_steps() {
     return;
   }
   recorded_ = std::make_unique<Recorded>(s_.backend());
-  ops::set_overlap(recorded_->stream, options_.overlap, options_.prefetch);
+  ops::set_overlap(recorded_->stream, options_.overlap);
   recorded_->memory.adopt_plan(memory);
 }
 

@@ -73,7 +73,6 @@ class Context : public BackendContext {
 
   // Whether kernels may begin before the one in front of them has ended (ops/sampling.h).
   bool overlap = false;
-  bool prefetch = false;  // and fetch the weights of later ones
 
   // Marks of timed ops, see timer.h.
   struct Mark {

@@ -97,30 +97,20 @@ void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
 
 void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch) {
   if (op.y_BN.rows() <= kernels::kFewRows) {
-    kernels::FewRows p{.type = kernel_type(op.y_BN.dtype),
-                       .y = arg(op.y_BN),
-                       .x = arg(op.x_BK),
-                       .w = arg(op.w_NK),
-                       .residual = arg(op.residual),
-                       .rows = op.y_BN.rows(),
-                       .n = op.y_BN.cols(),
-                       .k = op.x_BK.cols(),
-                       .alpha = op.alpha,
-                       .early = begins_early(s),
-                       .norm_w = arg(op.norm_K),
-                       .norm_eps = op.norm_eps,
-                       .normed = arg(scratch.normed_BK),
-                       .swiglu = op.swiglu};
-    // With more rows, the keys that attention reads meanwhile would take the weights' place.
-    constexpr int64_t kMostRows = 8;
-    const bool prefetch = context(s).prefetch && p.rows <= kMostRows;
-    for (size_t i = 0; prefetch && i < op.soon.size(); ++i) {
-      const Tensor& w = op.soon[i];
-      if (w.defined() && w.contiguous() && alignment_of(w) == 16 && w.bytes() % 16 == 0) {
-        p.soon[i] = {w.data, static_cast<int64_t>(w.bytes())};
-      }
-    }
-    kernels::few_rows(cuda_stream(s), p);
+    kernels::few_rows(cuda_stream(s), {.type = kernel_type(op.y_BN.dtype),
+                                       .y = arg(op.y_BN),
+                                       .x = arg(op.x_BK),
+                                       .w = arg(op.w_NK),
+                                       .residual = arg(op.residual),
+                                       .rows = op.y_BN.rows(),
+                                       .n = op.y_BN.cols(),
+                                       .k = op.x_BK.cols(),
+                                       .alpha = op.alpha,
+                                       .early = begins_early(s),
+                                       .norm_w = arg(op.norm_K),
+                                       .norm_eps = op.norm_eps,
+                                       .normed = arg(scratch.normed_BK),
+                                       .swiglu = op.swiglu});
     return;
   }
   const Tensor x = op.norm_K.defined() ? scratch.normed_BK.tensor() : op.x_BK;

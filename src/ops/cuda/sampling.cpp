@@ -6,9 +6,8 @@
 
 namespace sbtrain::ops::cuda {
 
-void set_overlap(Stream& s, bool on, bool prefetch) {
+void set_overlap(Stream& s, bool on) {
   context(s).overlap = on;
-  context(s).prefetch = prefetch;
 }
 
 void run(Cuda, Stream& s, const Likeliest& op) {
