@@ -202,7 +202,7 @@ Tensor DecodeBatch::input(int64_t part, int64_t rows) const {
 
 void DecodeBatch::decode(Stream& s, int64_t rows) {
   model_.decode(s, params_, input(0, rows), cache_,
-                {.positions_B = input(1, rows), .lengths_B = input(2, rows)},
+                {.positions_B = input(1, rows), .lengths_B = input(2, rows), .norm = {}},
                 logits_BV_.tensor().row_range(0, rows));
   find_likeliest(s, 0, rows);
 }

@@ -289,7 +289,7 @@ TEST_P(GpuModel, DecodeEqualsFullForward) {
       const Buffer position = gpu.integers({t});
       const Buffer length = gpu.integers({t + 1});
       gpu.model().decode(gpu.stream(), gpu.params(), token, cache,
-                         {.positions_B = position, .lengths_B = length}, logits);
+                         {.positions_B = position, .lengths_B = length, .norm = {}}, logits);
     }
   }
   std::printf("relative errors of logits: decode up to %.1e, full pass against the CPU %.1e\n",

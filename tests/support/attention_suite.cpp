@@ -413,7 +413,7 @@ TEST_P(AttentionSuite, DecodeContinuesTheForwardPass) {
       const Owned positions = integers({prompts[0] + step, prompts[1] + step});
       const Owned lengths = integers({prompts[0] + step + 1, prompts[1] + step + 1});
       module->decode(s, mix, x, w.weights, *cache,
-                     {.positions_B = positions, .lengths_B = lengths});
+                     {.positions_B = positions, .lengths_B = lengths, .norm = {}});
       EXPECT_LT(relative_error(mix, expected), 1e-5) << "step " << step;
     }
   }
@@ -439,7 +439,7 @@ TEST_P(AttentionSuite, DecodesFromTheFirstToken) {
       const Owned position = integers({t});
       const Owned length = integers({t + 1});
       module->decode(s, mix.tensor().row_range(t, 1), x.tensor().row_range(t, 1), w.weights, *cache,
-                     {.positions_B = position, .lengths_B = length});
+                     {.positions_B = position, .lengths_B = length, .norm = {}});
     }
     EXPECT_LT(relative_error(mix, to_f64(expected)), 1e-4);
   }

@@ -63,7 +63,9 @@ TEST(Transformer, ParameterCountsOfTheAssociativeRecallModels) {
   const auto count_of = [](const char* name, int64_t width, int64_t positions) {
     const std::filesystem::path configs = SBTRAIN_SOURCE "/configs";
     ModelConfig model = load_config(configs / (std::string(name) + ".yaml")).model;
-    if (width == 64) EXPECT_TRUE(model.width == 64 && model.max_positions == positions) << name;
+    if (width == 64) {
+      EXPECT_TRUE(model.width == 64 && model.max_positions == positions) << name;
+    }
     model.width = width;
     model.max_positions = positions;
     return Transformer(model).registry().count();
@@ -371,7 +373,7 @@ TEST_P(TransformerAttention, DecodeEqualsFullForward) {
       test::Owned position = test::integers({t});
       test::Owned length = test::integers({t + 1});
       h.model().decode(h.stream(), h.params(), token, cache,
-                       {.positions_B = position, .lengths_B = length}, logits);
+                       {.positions_B = position, .lengths_B = length, .norm = {}}, logits);
     }
   }
 }

@@ -272,8 +272,8 @@ TEST(DecodeBatch, PlansTheMemoryOfRecordedSteps) {
     const Buffer tokens_B = ints(kSlots), positions_B = ints(kSlots), lengths_B = ints(kSlots);
     const Buffer logits_BV =
         s.memory().allocate(MemoryClass::kWeights, "logits", DType::kF32, {kSlots, kVocab});
-    model.decode(s, params, tokens_B, cache, {.positions_B = positions_B, .lengths_B = lengths_B},
-                 logits_BV);
+    model.decode(s, params, tokens_B, cache,
+                 {.positions_B = positions_B, .lengths_B = lengths_B, .norm = {}}, logits_BV);
   };
   const size_t planned = activations(report_of(Backend::kCuda, begin));
   EXPECT_GE(planned, activations(report_of(Backend::kCuda, step)));

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Trains the models of configs/lengths_*.yaml to find needles in texts of at most 512 tokens, and asks for needles in
+# texts of up to 16 times that length.
+#
+#   scripts/needles.sh [--out DIR] [--seeds N,N,...] [--lengths N,N,...] [--text STEPS] [--needles STEPS] [MODEL...]
+#                      [-- TRAINING OPTIONS]
+#   scripts/needles.sh sb rope alibi -- --device=cuda
+#
+# MODEL is the part of the file's name after lengths_. A model is trained on plain text, with a constant rate, and then on
+# text and on samples of passkey, niah_single_1 and niah_multikey_2 in turns (sbtrain data tasks, with another seed than the
+# evaluation's). DIR (default: runs/needles) gets a run folder and MODEL-SEED.json for each model and seed (default: 1),
+# tasks.md and tasks.png. Results that exist are skipped and an interrupted run continues. The texts are those of
+# scripts/lengths.sh, which has to have fetched them. The variable SBTRAIN names a program to use instead of the release
+# build's, PYTHON another python3.
+set -euo pipefail
+
+called_from=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+prefix=lengths
+models=(sb rope alibi window none)
+declare -A values=([out]=runs/needles [seeds]=1 [lengths]="320,512,1024,2048,4096,8192" [text]=500 [needles]=700
+  [samples]=1500)
+# shellcheck source=scripts/experiment.sh
+. scripts/experiment.sh
+parse_command_line "$called_from" "$@"
+out=${values[out]}
+tasks=passkey,niah_single_1,niah_multikey_2
+tokenizer=corpus/lengths/tokenizer.model
+[ -f corpus/lengths/train.h5 ] || usage_error "corpus/lengths/train.h5 is missing: scripts/lengths.sh fetches the text"
+
+# ---- Data -------------------------------------------------------------------------------------
+
+# What may be generated counts as length: 64 tokens of passkey, 128 of the others. With the answer and eos the longest
+# documents have just below 512 tokens.
+if [ ! -f "$out/needles.h5" ]; then
+  write=("$sbtrain" data tasks --samples "${values[samples]}" --seed 7 --tokenizer "$tokenizer")
+  "${write[@]}" --tasks passkey --lengths 160,208,256,304,352,400,448,496,544 --output "$out/passkey.jsonl"
+  "${write[@]}" --tasks niah_single_1,niah_multikey_2 --lengths 288,336,384,432,480,528,576,624 \
+    --output "$out/niah.jsonl"
+  "$sbtrain" prepare --input "$out/passkey.jsonl" "$out/niah.jsonl" --tokenizer $tokenizer --output "$out/needles.h5"
+  rm "$out/passkey.jsonl" "$out/niah.jsonl"
+fi
+
+# ---- Training and evaluation ------------------------------------------------------------------
+
+files=()
+labels=
+evaluate() { # evaluate RESULT RUN OPTIONS...
+  local result=$1 run=$2
+  shift 2
+  [ -f "$result" ] || "$sbtrain" eval --checkpoint "$run" --device "$device" --tasks $tasks \
+    --lengths "${values[lengths]}" --json "$result" "$@"
+  files+=("$result")
+}
+for model in "${models[@]}"; do
+  for seed in ${values[seeds]//,/ }; do
+    run=$out/$model-$seed
+    cat >"$run.yaml" <<YAML
+include: $PWD/configs/lengths_$model.yaml
+name: $model
+stages:
+  - name: text
+    length: ${values[text]} steps
+    schedule: {type: constant, warmup: $((values[text] / 5)) steps}
+  - name: needles
+    length: ${values[needles]} steps
+    schedule: {type: cosine, final_ratio: 0.1}
+    sources: [{path: corpus/lengths/train.h5, weight: 2}, {path: $out/needles.h5, weight: 3}]
+YAML
+    if [ ! -f "$run.json" ]; then
+      # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
+      "$sbtrain" train --config "$run.yaml" --out "$run" --seed="$seed" "${options[@]}" || exit
+    fi
+    evaluate "$run.json" "$run"
+    labels=$labels,$model
+    if [ "$model" = rope ]; then
+      evaluate "$out/rope_dynamic_ntk-$seed.json" "$run" --rope-scaling dynamic_ntk
+      labels=$labels,rope_dynamic_ntk
+    fi
+  done
+done
+
+"$python" scripts/tables.py --labels "${labels#,}" "${files[@]}" >"$out/tasks.md"
+echo "needles: $out/tasks.md"
+if can_draw scripts/plot_tasks.py; then
+  "$python" scripts/plot_tasks.py --labels "${labels#,}" "${files[@]}" -o "$out/tasks.png"
+fi
