@@ -24,6 +24,7 @@ declare -A values=([out]=runs/needles [seeds]=1 [lengths]="320,512,1024,2048,409
 . scripts/experiment.sh
 parse_command_line "$called_from" "$@"
 out=${values[out]}
+text=${values[text]}
 tasks=passkey,niah_single_1,niah_multikey_2
 tokenizer=corpus/lengths/tokenizer.model
 [ -f corpus/lengths/train.h5 ] || usage_error "corpus/lengths/train.h5 is missing: scripts/lengths.sh fetches the text"
@@ -61,7 +62,7 @@ name: $model
 stages:
   - name: text
     length: ${values[text]} steps
-    schedule: {type: constant, warmup: $((values[text] / 5)) steps}
+    schedule: {type: constant, warmup: $((text / 5)) steps}
   - name: needles
     length: ${values[needles]} steps
     schedule: {type: cosine, final_ratio: 0.1}
