@@ -14,6 +14,15 @@ bool reduces(const Transfer& transfer) {
          transfer.collective == Collective::kAllReduce;
 }
 
+// Computation, and the collectives that run beside it.
+struct Window {
+  double compute = 0;  // seconds
+  double alone = 0;    // of the collectives, if nothing else ran
+  double beside = 0;   // the same, beside products
+  // The share of the collectives that the computation lasts for.
+  double hidden() const { return beside > 0 ? std::min(1.0, compute / beside) : 1.0; }
+};
+
 }  // namespace
 
 double ring_share(Collective collective, int ranks) {
@@ -41,7 +50,8 @@ double seconds(const Transfer& transfer, const MachineConfig& machine, bool besi
          1e-6 * (machine.latency_us + hops * machine.hop_us + crossings * machine.network_hop_us);
 }
 
-StepEstimate estimate_step(const Traffic& traffic, double compute, const MachineConfig& machine) {
+StepEstimate estimate_step(const Traffic& traffic, double compute, const MachineConfig& machine,
+                           const StepShape& shape) {
   const std::vector<Transfer>& all = traffic.transfers;
   const auto large = [](const Transfer& t) { return t.bytes >= kSmall; };
   const auto first = std::find_if(all.begin(), all.end(), large);
@@ -54,8 +64,15 @@ StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine
     ++last_begin;
   }
   StepEstimate estimate{.compute = compute};
-  double alone = 0;   // of those that computation may hide
-  double beside = 0;  // the same, while it does
+  Window every, forward, backward;
+  every.compute = compute;
+  forward.compute = compute / 3 / static_cast<double>(shape.micro_batches);
+  backward.compute = 2 * forward.compute;
+  const auto window_of = [&](const Transfer& t) -> Window& {
+    if (shape.sharding == Sharding::kGrad && !reduces(t)) return forward;
+    const bool across = shape.sharding == Sharding::kHybrid && t.group.nodes > 1;
+    return reduces(t) && (shape.sharding == Sharding::kNone || across) ? backward : every;
+  };
   for (const Transfer& transfer : all) {
     const double time = seconds(transfer, machine);
     estimate.communication += time;
@@ -66,13 +83,15 @@ StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine
     if (at_an_end || numbers) {
       estimate.exposed += time;
     } else {
-      alone += time;
-      beside += seconds(transfer, machine, /*beside_products=*/true);
+      Window& window = window_of(transfer);
+      window.alone += time;
+      window.beside += seconds(transfer, machine, /*beside_products=*/true);
     }
   }
-  const double hidden = beside > 0 ? std::min(1.0, compute / beside) : 1.0;  // a share of them
-  estimate.exposed += (1 - hidden) * alone;
-  estimate.interference = machine.interference * hidden * beside;
+  for (const Window& window : {every, forward, backward}) {
+    estimate.exposed += (1 - window.hidden()) * window.alone;
+    estimate.interference += machine.interference * window.hidden() * window.beside;
+  }
   return estimate;
 }
 

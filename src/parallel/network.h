@@ -27,11 +27,21 @@ struct StepEstimate {
   double total() const { return compute + exposed + interference; }
 };
 
+// What of a step decides which computation a collective runs beside.
+struct StepShape {
+  Sharding sharding = Sharding::kFull;
+  int64_t micro_batches = 1;  // of a rank
+};
+
 // A step that computes for `compute` seconds and starts the collectives of `traffic` beside that
 // (TrainStep::plan_step records them). The first gather and the last reduction of a step have
 // nothing to hide behind, nor has the sum of loss and norm, which the update waits for; the others
-// are hidden as far as the computation lasts. Where a unit's gradients are reduced twice, within
-// the node and across nodes, the last unit's are both exposed.
-StepEstimate estimate_step(const Traffic& traffic, double compute, const MachineConfig& machine);
+// are hidden as far as the computation beside them lasts. That is all of it for what every
+// micro-batch needs. Gradients that are reduced once a step (in mode none, and in hybrid across
+// nodes) have only the backward pass of the last micro-batch, two thirds of its time; weights that
+// are gathered once a step (grad) the forward pass of the first. Where a unit's gradients are
+// reduced twice, within the node and across nodes, the last unit's are both exposed.
+StepEstimate estimate_step(const Traffic& traffic, double compute, const MachineConfig& machine,
+                           const StepShape& shape = {});
 
 }  // namespace sbtrain

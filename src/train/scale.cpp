@@ -137,7 +137,10 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
   run(nullptr, [](TrainStep& step) { step.plan(); });
   const double available = (config.machine.memory_gib - config.machine.reserve_gib) * kGibibyte;
   plan.fits = static_cast<double>(plan.memory.total_bytes()) <= available;
-  plan.estimate = estimate_step(plan.traffic, plan.compute, config.machine);
+  plan.estimate =
+      estimate_step(plan.traffic, plan.compute, config.machine,
+                    {.sharding = train.sharding,
+                     .micro_batches = train.batch / (train.micro_batch * options.world)});
   return plan;
 }
 

@@ -93,6 +93,32 @@ TEST(Network, BothReductionsOfTheLastUnitAreExposed) {
   EXPECT_NEAR(e.exposed, seconds(gather, m) + seconds(within, m) + seconds(across, m), 1e-12);
 }
 
+// What a step does once has one pass of one of its four micro-batches to run beside.
+TEST(Network, WhatAStepDoesOnceIsHiddenByOnePass) {
+  const MachineConfig m = round_machine();
+  const Transfer across{Collective::kAllReduce, {2, 2}, 100'000'000};
+  const Transfer within{Collective::kReduceScatter, {4, 1}, 400'000'000};
+  const Transfer gather{Collective::kAllGather, {4, 1}, 400'000'000};
+  // The backward pass lasts for half of two reductions, the forward pass for half of one gather.
+  const double compute = 4 * 1.5 * seconds(across, m, true);
+  const Traffic reductions{{gather, across, across, across}};
+  const double ends = seconds(gather, m) + seconds(across, m);
+  for (const Sharding sharding : {Sharding::kNone, Sharding::kHybrid}) {
+    const StepEstimate e = estimate_step(reductions, compute, m, {sharding, 4});
+    EXPECT_NEAR(e.exposed, ends + seconds(across, m), 1e-9);
+    EXPECT_NEAR(e.interference, 0.1 * seconds(across, m, true), 1e-9);
+  }
+  EXPECT_NEAR(estimate_step(reductions, compute, m, {Sharding::kFull, 4}).exposed, ends, 1e-9);
+  const Traffic gathers{{gather, gather, within}};
+  const double little = 4 * 1.5 * seconds(gather, m, true);
+  const StepEstimate grad = estimate_step(gathers, little, m, {Sharding::kGrad, 4});
+  EXPECT_NEAR(grad.exposed, 1.5 * seconds(gather, m) + seconds(within, m), 1e-9);
+  // Within a node every micro-batch of hybrid reduces.
+  const Traffic inner{{gather, within, within, within}};
+  EXPECT_NEAR(estimate_step(inner, 1.0, m, {Sharding::kHybrid, 4}).exposed,
+              seconds(gather, m) + seconds(within, m), 1e-9);
+}
+
 TEST(Network, AStepWithoutCollectivesIsItsComputation) {
   EXPECT_EQ(estimate_step({}, 0.25, {}).total(), 0.25);
 }
