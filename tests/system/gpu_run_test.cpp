@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "core/device.h"
+#include "core/gpus.h"
 #include "runs.h"
 
 namespace sbtrain {
@@ -167,6 +168,31 @@ TEST_F(GpuSystemTest, ASignalSavesAndTheRunContinues) {
   EXPECT_EQ(run_and_signal("parts", 10, {SIGTERM}, options), 85) << output_;
   ASSERT_EQ(run(training("parts", options)), 0) << output_;
   expect_equal_runs("whole", "parts");
+}
+
+// All modes that one machine has, and runs that go on with another number of GPUs.
+TEST_F(GpuSystemTest, TwoGpusTrainLikeOne) {
+  if (visible_gpus() < 2) GTEST_SKIP() << "one GPU";
+  const auto steps = [&](const std::string& out, int gpus, const char* mode = "full") {
+    std::vector<std::string> arguments = twenty_steps(out, "cuda");
+    arguments.insert(arguments.end(), {"--train.batch=8", fmt::format("--train.gpus={}", gpus),
+                                       fmt::format("--train.sharding={}", mode)});
+    return arguments;
+  };
+  ASSERT_EQ(run(steps("one", 1)), 0) << output_;
+  for (const char* mode : {"full", "grad", "none"}) {
+    ASSERT_EQ(run(steps(mode, 2, mode)), 0) << output_;
+    expect_close_losses(mode, "one", 1, 20);
+  }
+  ASSERT_EQ(run(steps("again", 2)), 0) << output_;
+  expect_equal_runs("full", "again");
+  for (const auto& [from, gpus] : {std::pair{"one", 2}, {"full", 1}}) {
+    const std::string moved = fmt::format("{}-on-{}", from, gpus);
+    copy_run(from, moved, 10);
+    ASSERT_EQ(run(steps(moved, gpus)), 0) << output_;
+    EXPECT_NE(output_.find(fmt::format("now there are {}", gpus)), std::string::npos) << output_;
+    expect_close_losses(moved, from, 1, 20);
+  }
 }
 
 TEST_F(GpuSystemTest, CheckpointsMoveBetweenDevices) {
