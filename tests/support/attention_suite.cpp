@@ -1,6 +1,7 @@
 // Tests of every registered attention module, for every combination of its options: all values of
 // its enumerations and flags, with the numbers once at their defaults and once at the examples that
 // the module's own table gives. Every registered module is tested; no module is named here.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -90,7 +91,7 @@ struct Combination {
     std::string text = std::to_string(model.heads) + " heads";
     if (model.kv_heads > 0) text += ", " + std::to_string(model.kv_heads) + " of keys";
     if (model.head_dim > 0) text += ", of " + std::to_string(model.head_dim);
-    for (const auto& [key, value] : flatten(attention)) text += ", " + key + " " + value;
+    for (const auto& [key, value] : flatten(attention)) text += fmt::format(", {} {}", key, value);
     return text;
   }
 };
@@ -265,7 +266,8 @@ TEST_P(AttentionSuite, OptionsSurviveBeingWritten) {
   for (const Combination& c : combinations(GetParam())) {
     SCOPED_TRACE(c.name());
     std::string text;
-    for (const auto& [key, value] : flatten(c.attention)) text += key + ": " + value + "\n";
+    for (const auto& [key, value] : flatten(c.attention))
+      text += fmt::format("{}: {}\n", key, value);
     EXPECT_EQ(parse_attention(text), c.attention);
   }
 }
