@@ -18,8 +18,10 @@
 #include "checkpoint/run_lock.h"
 #include "checkpoint/snapshotter.h"
 #include "checkpoint/weight_match.h"
+#include "core/device.h"
 #include "core/files.h"
 #include "core/host_name.h"
+#include "core/memory_check.h"
 #include "core/version.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
@@ -204,6 +206,9 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   if (memory.backend() == Backend::kCpu) {
     require_shared_memory(*job.control, job.launch.node, plan.report().total_bytes(), "the run");
   }
+  spdlog::info(
+      "memory of {}: {}", mesh.world().world() > 1 ? "each rank" : "the run",
+      summarize_memory(plan.report(), library_memory(memory.backend(), mesh.world().world())));
   prepare_memory(memory, communicator_options(config.train), mesh.world().world());
   memory.adopt_plan(plan);
   start.done("memory");
