@@ -385,9 +385,11 @@ bool Run::resume() {
                    name);
     load_shards(checkpoint, step_.params(), /*with_moments=*/true);
   };
+  const auto start = std::chrono::steady_clock::now();
   const std::optional<CheckpointReader> checkpoint =
       resume_checkpoint(folder_, resume, use, make_rank_group(control_));
   if (!checkpoint) return false;
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   step_.params().refresh();
   const Manifest& manifest = checkpoint->manifest();
   const std::string name = checkpoint->folder().string();
@@ -405,7 +407,8 @@ bool Run::resume() {
   if (fs::equivalent(checkpoint->folder().parent_path(), folder_ / "checkpoints", other)) {
     saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
   }
-  spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
+  spdlog::info("resumed from {} (step {}, {} tokens; {:.3g} GB in {:.1f} s)", name, state_.step,
+               state_.tokens, static_cast<double>(manifest.bytes()) / 1e9, seconds.count());
   if (manifest.world != control_.world()) {
     spdlog::info("the checkpoint was saved by {} ranks, now there are {}: each takes its ranges",
                  manifest.world, control_.world());
