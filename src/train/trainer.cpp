@@ -410,8 +410,9 @@ bool Run::resume() {
   spdlog::info("resumed from {} (step {}, {} tokens; {:.3g} GB in {:.1f} s)", name, state_.step,
                state_.tokens, static_cast<double>(manifest.bytes()) / 1e9, seconds.count());
   if (manifest.world != control_.world()) {
-    spdlog::info("the checkpoint was saved by {} ranks, now there are {}: each takes its ranges",
-                 manifest.world, control_.world());
+    spdlog::info("the checkpoint was saved by {} rank{}, now there {} {}: each takes its ranges",
+                 manifest.world, manifest.world == 1 ? "" : "s", alone() ? "is" : "are",
+                 control_.world());
   }
   check_rate(name);
   return true;

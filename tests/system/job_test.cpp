@@ -65,6 +65,17 @@ TEST_F(Job, RanksWithDifferentConfigurationsAreRefusedOnce) {
   }
 }
 
+TEST_F(Job, AMissingRankIsNamed) {
+  environment_.insert({{"RANK", "0"},
+                       {"LOCAL_RANK", "0"},
+                       {"WORLD_SIZE", "2"},
+                       {"LOCAL_WORLD_SIZE", "2"},
+                       {"MASTER_ADDR", "127.0.0.1"},
+                       {"MASTER_PORT", std::to_string(free_port())}});
+  EXPECT_EQ(run(training("run", {"--train.rendezvous_timeout=1"})), 7);
+  EXPECT_TRUE(says(output_, "rank 1 of 2 did not come within 1 s")) << output_;
+}
+
 TEST_F(Job, TheErrorOfOneRankEndsAllAndIsShownOnce) {
   run_job({training("run"), {"--config", path("missing.yaml")}});
   EXPECT_EQ(codes_, (std::vector<int>{3, 3}));
