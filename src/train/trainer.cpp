@@ -310,6 +310,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   metrics.peak_flops = config_.metrics.peak_tflops * 1e12 * control_.world();
   metrics.rank = control_.rank();
   metrics.world = control_.world();
+  metrics.times_waits = backend == Backend::kCuda;
   if (resumed_) metrics.resumed_step = state_.step;
   metrics_.emplace(metrics);
 }
