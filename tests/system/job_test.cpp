@@ -76,6 +76,15 @@ TEST_F(Job, AMissingRankIsNamed) {
   EXPECT_TRUE(says(output_, "rank 1 of 2 did not come within 1 s")) << output_;
 }
 
+// Before they connect, read data or take memory.
+TEST_F(Job, ABatchThatTheRanksCannotShareIsRefusedAtTheStart) {
+  const std::vector<std::string> arguments = training("run", {"--train.batch=8"});
+  run_job({arguments, arguments, arguments});
+  EXPECT_EQ(codes_, (std::vector<int>{3, 3, 3}));
+  EXPECT_TRUE(says(outputs_[0], "train.batch: 8 sequences cannot be shared by 3 ranks"))
+      << outputs_[0];
+}
+
 TEST_F(Job, TheErrorOfOneRankEndsAllAndIsShownOnce) {
   run_job({training("run"), {"--config", path("missing.yaml")}});
   EXPECT_EQ(codes_, (std::vector<int>{3, 3}));
