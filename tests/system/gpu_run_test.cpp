@@ -203,6 +203,17 @@ TEST_F(GpuSystemTest, TwoGpusTrainLikeOne) {
   }
 }
 
+// More could not share the batch. The run says so and trains.
+TEST_F(GpuSystemTest, ABatchForOneGpuLeavesTheOthers) {
+  if (visible_gpus() < 2) GTEST_SKIP() << "one GPU";
+  ASSERT_EQ(run(training("run", {"--device=cuda", "--train.batch=4", "--train.micro_batch=4",
+                                 "--stages=[{length: 3 steps}]"})),
+            0)
+      << output_;
+  const std::string said = fmt::format("training on 1 of {} GPUs", visible_gpus());
+  EXPECT_NE(output_.find(said), std::string::npos) << output_;
+}
+
 // After the first step the first moments are the gradients of the whole batch, times one factor.
 TEST_F(GpuSystemTest, TwoGpusHaveTheGradientsOfOne) {
   if (visible_gpus() < 2) GTEST_SKIP() << "one GPU";
