@@ -246,6 +246,18 @@ HeldOutOptions held_out(const Config& config, const Communicator& communicator) 
           .world = communicator.world()};
 }
 
+// The data and the position in it, one field for each value, so that messages name those that
+// differ:
+// "(data)/sources/0/content_hash".
+std::map<std::string, std::string> data_fields(const LoaderState& state) {
+  std::map<std::string, std::string> fields;
+  const nlohmann::json values = nlohmann::json::parse(state.to_json()).flatten();
+  for (const auto& [path, value] : values.items()) {
+    fields["(data)" + path] = value.is_string() ? value.get<std::string>() : value.dump();
+  }
+  return fields;
+}
+
 std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) {
   if (control.rank() != 0) return std::nullopt;
   return RunLock(folder);
@@ -459,7 +471,7 @@ void Run::open_stage(int stage) {
   control_.progress("opening the data", kLongPhase);
   loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
   // Every rank takes its rows from one order of the same data.
-  agree(control_, {{"(position in the data)", loader_->state().to_json()}});
+  agree(control_, data_fields(loader_->state()));
   start_.done("loader");
   if (loader_->vocab() > config_.model.vocab) {
     fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",

@@ -14,13 +14,15 @@ namespace sbtrain::test {
 namespace {
 
 // rank.sh FOLDER NODE_SIZE COMMAND...: one rank, which leaves its process id and exit code in the
-// folder. NODE_SIZE above 0 makes machines of so many ranks out of this one.
+// folder. NODE_SIZE above 0 makes machines of so many ranks out of this one. With RANK_FOLDERS a
+// rank runs in a folder of its own, that name with .RANK.
 constexpr const char* kRankScript = R"(
 folder=$1 rank=$OMPI_COMM_WORLD_RANK
 if [ "$2" -gt 0 ]; then
   export OMPI_COMM_WORLD_LOCAL_SIZE="$2" OMPI_COMM_WORLD_LOCAL_RANK=$((rank % $2)) MASTER_ADDR=127.0.0.1
 fi
 shift 2
+[ -z "$RANK_FOLDERS" ] || cd "$RANK_FOLDERS.$rank"
 "$@" &
 echo $! > "$folder/pid.$rank"
 wait $!
@@ -251,6 +253,19 @@ TEST_F(RankedTraining, AStoppedRankEndsTheJobAtItsDeadline) {
   expect_says("error: no answer from rank 1");
   expect_one_error();
   expect_sound("run");
+}
+
+TEST_F(RankedTraining, RanksWithDifferentDataAreRefused) {
+  environment_["RANK_FOLDERS"] = path("rank");
+  for (const auto& [folder, store] : {std::pair("rank.0", "a.h5"), {"rank.1", "b.h5"}}) {
+    fs::create_directory(path(folder));
+    fs::copy(path(store), path(folder) + "/here.h5");
+  }
+  Job job = start(2, endless("run", {"--data.sources=[{path: here.h5}]"}));
+  EXPECT_EQ(finish(job), (std::vector<int>{3, 3})) << output_;
+  expect_says("(data)/sources/0/content_hash: '");
+  EXPECT_EQ(output_.find("sequence_length"), std::string::npos) << output_;
+  expect_one_error();
 }
 
 TEST_F(RankedTraining, ADamagedStoreEndsTheJobWithItsName) {
