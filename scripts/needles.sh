@@ -6,9 +6,9 @@
 #                      [-- TRAINING OPTIONS]
 #   scripts/needles.sh sb rope alibi -- --device=cuda
 #
-# MODEL is the part of the file's name after lengths_. A model is trained on plain text, with a constant rate, and then on
-# text and on samples of passkey, niah_single_1 and niah_multikey_2 in turns (sbtrain data tasks, with another seed than the
-# evaluation's). DIR (default: runs/needles) gets a run folder and MODEL-SEED.json for each model and seed (default: 1),
+# MODEL is the part of the file's name after lengths_. A model is trained on plain text, with a constant rate, and then
+# on text and on samples of passkey, niah_single_1 and niah_multikey_2 in turns (sbtrain data tasks, with another seed
+# than the evaluation's). DIR (default: runs/needles) gets a run folder and MODEL-SEED.json for each model and seed (default: 1),
 # tasks.md and tasks.png. Results that exist are skipped and an interrupted run continues. The texts are those of
 # scripts/lengths.sh, which has to have fetched them. The variable SBTRAIN names a program to use instead of the release
 # build's, PYTHON another python3.

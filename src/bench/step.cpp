@@ -13,6 +13,7 @@
 #include "parallel/make_communicator.h"
 #include "parallel/network.h"
 #include "parallel/traffic.h"
+#include "train/batch_share.h"
 
 namespace sbtrain {
 namespace {
@@ -103,6 +104,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   if (options.trace && backend != Backend::kCuda) {
     fail(ExitCode::kUsage, "only a step on a GPU can be traced: elsewhere ops run one by one");
   }
+  check_batch(config.train, job.launch.world);
   const auto device_free = [&] {
     return backend == Backend::kCuda ? device_memory(backend).free : 0;
   };

@@ -260,9 +260,13 @@ CheckpointReader open_checkpoint(const fs::path& path, const UseCheckpoint& use,
   }
   auto newest = open_newest(path, nullptr, use, group);
   if (!newest) {
+    std::error_code unreadable;
     fail(ExitCode::kNoCheckpoint,
-         "{}: no checkpoint here; expected a run folder or one of its checkpoints/step-*",
-         path.string());
+         "{}: no checkpoint here; expected a run folder or one of its checkpoints/step-*{}",
+         path.string(),
+         fs::exists(path / "config.json", unreadable)
+             ? "; `sbtrain import` turns a Hugging Face folder into a run"
+             : "");
   }
   return std::move(*newest);
 }

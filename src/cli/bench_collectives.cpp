@@ -1,8 +1,10 @@
 #include "cli/bench_collectives.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -37,15 +39,20 @@ void print_json(const CollectivesBenchRow& row) {
 }
 
 void print_table(const std::vector<CollectivesBenchRow>& rows, int world) {
-  fmt::print("{} ranks; rates in GB/s; beside matrix products of another stream\n", world);
-  fmt::print("{:<16}{:<6}{:<14}{:>9}{:>10}{:>10}{:>8}{:>13}{:>18}\n", "collective", "type",
-             "setting", "MiB", "ms", "algorithm", "bus", "beside, ms", "products slower");
+  const bool beside = std::ranges::any_of(
+      rows, [](const CollectivesBenchRow& row) { return row.beside_seconds > 0; });
+  fmt::print("{} rank{}; rates in GB/s{}\n", world, world == 1 ? "" : "s",
+             beside ? "; beside matrix products of another stream" : "");
+  fmt::print("{:<16}{:<6}{:<14}{:>9}{:>10}{:>10}{:>8}", "collective", "type", "setting", "MiB",
+             "ms", "algorithm", "bus");
+  if (beside) fmt::print("{:>13}{:>18}", "beside, ms", "products slower");
+  fmt::print("\n");
   for (const CollectivesBenchRow& row : rows) {
     const double rate = row.bytes / row.seconds / 1e9;
     fmt::print("{:<16}{:<6}{:<14}{:>9.1f}{:>10.3f}{:>10.1f}{:>8.1f}",
                collective_name(row.collective), dtype_name(row.dtype), row.setting,
                row.bytes / (1 << 20), 1e3 * row.seconds, rate, rate * row.bus_factor);
-    if (row.beside_seconds > 0) {
+    if (beside) {
       fmt::print("{:>13.3f}{:>17.1f}%", 1e3 * row.beside_seconds,
                  100 * (row.products_slowdown - 1));
     }
@@ -55,6 +62,11 @@ void print_table(const std::vector<CollectivesBenchRow>& rows, int world) {
 
 ExitCode run_as_rank(const Job& job, const BenchCollectivesCommand& options) {
   const Backend backend = select_rank_backend(options.device, job.launch);
+  if (job.launch.world == 1) {
+    spdlog::warn(
+        "one rank exchanges nothing: these times are those of the calls. It takes several GPUs, or "
+        "ranks on the CPU: mpirun -n 2 sbtrain bench collectives --device=cpu");
+  }
   const std::vector<CollectivesBenchRow> rows =
       bench_collectives(*job.control, backend, options.bench);
   if (job.launch.rank > 0) return ExitCode::kDone;

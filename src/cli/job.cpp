@@ -11,6 +11,7 @@
 #include "cli/failure.h"
 #include "core/gpus.h"
 #include "parallel/supervisor.h"
+#include "train/batch_share.h"
 
 namespace sbtrain {
 namespace {
@@ -93,8 +94,21 @@ bool prints_for_job() {
 int ranks_to_start(const TrainConfig& train, Backend backend) {
   const std::optional<int> wanted = wanted_gpus(train);
   const int visible = backend == Backend::kCuda ? visible_gpus() : 0;
-  if (!wanted) return std::max(visible, 1);
-  if (*wanted == 1 || *wanted <= visible) return *wanted;
+  if (!wanted) {
+    const int ranks = most_ranks(train, std::max(visible, 1));
+    if (ranks < visible) {
+      spdlog::warn(
+          "training on {} of {} GPUs: more cannot share train.batch, {} sequences, in "
+          "micro-batches "
+          "of {}; a smaller train.micro_batch or a larger train.batch makes use of them",
+          ranks, visible, train.batch, train.micro_batch);
+    }
+    return ranks;
+  }
+  if (*wanted == 1 || *wanted <= visible) {
+    check_batch(train, *wanted);
+    return *wanted;
+  }
   if (backend != Backend::kCuda) {
     fail(ExitCode::kConfig,
          "train.gpus: {}, but this run uses the CPU, for which a launcher starts the ranks "

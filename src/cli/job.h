@@ -38,8 +38,9 @@ int fail_before_job(const std::exception_ptr& problem);
 bool prints_for_job();
 
 // The number of ranks that this process, which no launcher has started, runs on this machine: one
-// for each GPU of train.gpus, and one on the CPU. Throws ExitCode::kConfig when there are fewer
-// GPUs.
+// for each GPU of train.gpus, and one on the CPU. `auto` takes as many GPUs as can share the batch,
+// and says so where others are left. Throws ExitCode::kConfig when there are fewer GPUs than
+// train.gpus, or when they cannot share it.
 int ranks_to_start(const TrainConfig& train, Backend backend);
 
 // Throws ExitCode::kConfig when train.gpus is not the number of ranks that a launcher has started

@@ -20,6 +20,7 @@
 #include "core/gpus.h"
 #include "core/version.h"
 #include "parallel/agreement.h"
+#include "train/batch_share.h"
 #include "train/plan.h"
 #include "train/rank_log.h"
 #include "train/signals.h"
@@ -102,6 +103,7 @@ ExitCode train_as_rank(const Config& config, const Job& job, const InitFrom& ini
   spdlog::info("rank {} of {}, started by {}", job.launch.rank, job.launch.world,
                job.launch.launcher);
   agree(*job.control, rank_fields(resolved, backend, init));
+  check_batch(config.train, job.launch.world);
   if (job.launch.rank > 0) resolved.config.metrics.progress = false;
   return train_with(resolved, backend, job, init);
 }
@@ -147,6 +149,7 @@ void add_scale_options(CLI::App& command, DryRunOptions& options) {
                   "section machine of the configuration")
       ->check(CLI::Range(1, 1 << 16));
   command.add_option("--gpus-per-node", options.gpus_per_node, "GPUs of a node, for --world")
+      ->needs("--world")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
 }

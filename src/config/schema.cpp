@@ -72,9 +72,11 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("spike_window", c.spike_window, between(2, 1000000000),
         "Applied steps that the running mean and deviation of the loss cover. No spike is found in "
         "the first this many steps of a stage.");
-  f.add("gpus", c.gpus,
-        "GPUs of this machine to train on, with one process each: auto, all that are visible; or "
-        "how many. Under a launcher (docs/distributed.md), the number of its ranks on a machine.");
+  f.add(
+      "gpus", c.gpus,
+      "GPUs of this machine to train on, with one process each: auto, as many of the visible ones "
+      "as can share `batch`; or how many. Under a launcher (docs/distributed.md), the number of "
+      "its ranks on a machine.");
   f.add("timeout", c.timeout, between(1, 1e6),
         "Seconds without progress after which the ranks of a job give up, and name the rank that "
         "they wait for.");

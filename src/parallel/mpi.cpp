@@ -292,6 +292,9 @@ class MpiCommunicator : public JobCommunicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_mpi(Control& control) {
+  // MPI's start returns once all ranks are in it, and nothing frees a rank that is. So they come
+  // together, and one that has failed before ends the others here.
+  control.exchange("starting MPI", all_ranks(control.world()), "");
   auto session = std::make_shared<MpiSession>(control);
   return std::make_unique<MpiCommunicator>(control, all_ranks(control.world()), "collectives",
                                            std::move(session));

@@ -27,6 +27,7 @@ using std::chrono::milliseconds;
 
 constexpr int kBacklog = 1024;
 constexpr size_t kLongestPath = 256;
+constexpr size_t kRequestsOfAConnection = 1'000'000'000;  // there is no limit to tell
 constexpr int64_t kSlowestBytesPerSecond = int64_t{16} << 10;
 
 class Descriptor {
@@ -185,6 +186,9 @@ class Protocol : public httplib::Server {
   Protocol(const HttpLimits& limits, const HttpServer::Handlers& handlers)
       : limits_(limits), handlers_(handlers) {
     svr_sock_ = 0;  // without one, httplib thinks that it is shutting down and cuts streams off
+    // What the header Keep-Alive promises.
+    set_keep_alive_timeout(limits.idle_time.count());
+    set_keep_alive_max_count(kRequestsOfAConnection);
     set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       return before_body(request, response);
     });

@@ -172,6 +172,7 @@ struct Metrics::Impl {
 
   void show(const StepMetrics& s);
   bool due(int64_t step) const;
+  bool shows_waits() const { return options.world > 1 && options.times_waits; }
   std::vector<Metric> values(const StepMetrics& s);
 
   const MetricsOptions options;
@@ -190,7 +191,7 @@ struct Metrics::Impl {
 void Metrics::Impl::show(const StepMetrics& s) {
   const double now = clock.seconds();
   rate.add(static_cast<double>(s.step - last_step), now - last_seconds);
-  if (options.world > 1 && now > last_seconds) {
+  if (shows_waits() && now > last_seconds) {
     exposed = exposed_share(s.waited, now - last_seconds);
   }
   waited += s.waited;
@@ -229,8 +230,9 @@ std::vector<Metric> Metrics::Impl::values(const StepMetrics& s) {
     const double tokens_per_second = static_cast<double>(s.step - recorded_step) *
                                      static_cast<double>(options.tokens_per_step) / seconds;
     values.push_back({metric::kTrainTokensPerSecond, tokens_per_second});
-    if (options.world > 1)
+    if (shows_waits()) {
       values.push_back({metric::kTrainExposed, exposed_share(waited, seconds)});
+    }
     if (const double value = mfu(tokens_per_second); std::isfinite(value)) {
       values.push_back({metric::kTrainMfu, value});
     }

@@ -54,7 +54,8 @@ struct MetricsOptions {
   std::optional<int64_t> resumed_step;  // finished steps of the checkpoint resumed from
   int rank = 0;                         // ranks other than 0 report nothing
   int world = 1;
-  int progress_fd = 2;  // where the progress line goes
+  bool times_waits = false;  // StepMetrics::waited is measured, as it is on GPUs alone
+  int progress_fd = 2;       // where the progress line goes
 };
 
 struct StepMetrics {

@@ -10,6 +10,7 @@
 #include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/mesh.h"
+#include "train/batch_share.h"
 #include "train/plan_text.h"
 #include "train/step.h"
 
@@ -113,12 +114,7 @@ std::string step_text(const RankPlan& plan) {
 
 RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& options) {
   const TrainConfig& train = config.train;
-  if (train.batch % (train.micro_batch * options.world) != 0) {
-    fail(ExitCode::kConfig,
-         "train.batch: {} sequences cannot be divided among {} ranks with train.micro_batch {}; "
-         "make it a multiple of {}",
-         train.batch, options.world, train.micro_batch, train.micro_batch * options.world);
-  }
+  check_batch(train, options.world);
   RankPlan plan;
   plan.config = config;
   const auto run = [&](Traffic* record, const auto& program) {
@@ -169,7 +165,17 @@ std::vector<RankPlan> plan_choices(const Config& config, Backend target,
   return plans;
 }
 
-std::string describe_scale(const Config& config, Backend target, const DryRunOptions& options) {
+std::string describe_scale(const Config& wanted, Backend target, const DryRunOptions& options) {
+  Config config = wanted;
+  std::string note;
+  const int64_t micro_batch = largest_micro_batch(config.train, options.world);
+  if (micro_batch > 0 && micro_batch < config.train.micro_batch) {
+    note = fmt::format(
+        "train.micro_batch {} cannot divide {} sequences among {} ranks: the plan is that of "
+        "--train.micro_batch={}\n",
+        config.train.micro_batch, config.train.batch, options.world, micro_batch);
+    config.train.micro_batch = micro_batch;
+  }
   const std::vector<RankPlan> plans = plan_choices(config, target, options);
   const auto mine = std::ranges::find_if(plans, [&](const RankPlan& plan) {
     return plan.config.train.sharding == config.train.sharding;
@@ -177,12 +183,14 @@ std::string describe_scale(const Config& config, Backend target, const DryRunOpt
   const TrainConfig& train = config.train;
   const Schedule schedule(config.stages, train.lr, train.batch, train.tokens_per_step());
   const auto steps = static_cast<double>(schedule.total_steps());
-  std::string text = fmt::format(
-      "{} ranks         {} a node, estimated at {:.0f}% MFU while computing (causal half) of "
-      "{:.0f} "
-      "TFLOP/s\nmemory of a rank, micro-batch {}, recompute {}\n",
-      options.world, std::min(options.gpus_per_node, options.world), config.machine.mfu * 100,
-      gpu_peak_tflops(config), train.micro_batch, name_of(train.recompute));
+  std::string text = note;
+  text += fmt::format(
+      "{} rank{}         {} a node, estimated at {:.0f}% MFU while computing (causal half) of "
+      "{:.0f} TFLOP/s\n"
+      "memory of a rank, micro-batch {}, recompute {}\n",
+      options.world, options.world == 1 ? "" : "s", std::min(options.gpus_per_node, options.world),
+      config.machine.mfu * 100, gpu_peak_tflops(config), train.micro_batch,
+      name_of(train.recompute));
   std::vector<RankPlan> of_micro_batch;
   std::ranges::copy_if(plans, std::back_inserter(of_micro_batch), [&](const RankPlan& plan) {
     return plan.config.train.micro_batch == train.micro_batch;

@@ -38,7 +38,8 @@ std::vector<RankPlan> plan_choices(const Config& config, Backend target,
                                    const DryRunOptions& options);
 
 // Memory of a rank by class and mode; the collectives of a step; its time, tokens per second and
-// days to the end; the fastest choice that fits.
+// days to the end; the fastest choice that fits. Where the configured micro-batch is too large for
+// so many ranks, the plan is that of the largest that is not, and says so.
 std::string describe_scale(const Config& config, Backend target, const DryRunOptions& options);
 
 }  // namespace sbtrain

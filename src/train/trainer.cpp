@@ -246,6 +246,18 @@ HeldOutOptions held_out(const Config& config, const Communicator& communicator) 
           .world = communicator.world()};
 }
 
+// The data and the position in it, one field for each value, so that messages name those that
+// differ:
+// "(data)/sources/0/content_hash".
+std::map<std::string, std::string> data_fields(const LoaderState& state) {
+  std::map<std::string, std::string> fields;
+  const nlohmann::json values = nlohmann::json::parse(state.to_json()).flatten();
+  for (const auto& [path, value] : values.items()) {
+    fields["(data)" + path] = value.is_string() ? value.get<std::string>() : value.dump();
+  }
+  return fields;
+}
+
 std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) {
   if (control.rank() != 0) return std::nullopt;
   return RunLock(folder);
@@ -310,6 +322,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   metrics.peak_flops = config_.metrics.peak_tflops * 1e12 * control_.world();
   metrics.rank = control_.rank();
   metrics.world = control_.world();
+  metrics.times_waits = backend == Backend::kCuda;
   if (resumed_) metrics.resumed_step = state_.step;
   metrics_.emplace(metrics);
 }
@@ -410,8 +423,9 @@ bool Run::resume() {
   spdlog::info("resumed from {} (step {}, {} tokens; {:.3g} GB in {:.1f} s)", name, state_.step,
                state_.tokens, static_cast<double>(manifest.bytes()) / 1e9, seconds.count());
   if (manifest.world != control_.world()) {
-    spdlog::info("the checkpoint was saved by {} ranks, now there are {}: each takes its ranges",
-                 manifest.world, control_.world());
+    spdlog::info("the checkpoint was saved by {} rank{}, now there {} {}: each takes its ranges",
+                 manifest.world, manifest.world == 1 ? "" : "s", alone() ? "is" : "are",
+                 control_.world());
   }
   check_rate(name);
   return true;
@@ -457,7 +471,7 @@ void Run::open_stage(int stage) {
   control_.progress("opening the data", kLongPhase);
   loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
   // Every rank takes its rows from one order of the same data.
-  agree(control_, {{"(position in the data)", loader_->state().to_json()}});
+  agree(control_, data_fields(loader_->state()));
   start_.done("loader");
   if (loader_->vocab() > config_.model.vocab) {
     fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",

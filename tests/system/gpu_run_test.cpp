@@ -38,19 +38,6 @@ class GpuSystemTest : public test::SystemTest {
                           "--stages.1.length=8 steps", "--checkpoint.keep=5"});
   }
 
-  // Copies a run in the state in which its checkpoint of `step` was the newest.
-  void copy_run(const std::string& from, const std::string& to, int step) const {
-    fs::copy(path(from), path(to), fs::copy_options::recursive);
-    const fs::path checkpoints = path(to) + "/checkpoints";
-    char name[32];
-    std::snprintf(name, sizeof(name), "step-%08d", step);
-    ASSERT_TRUE(fs::exists(checkpoints / name));
-    for (const auto& entry : fs::directory_iterator(checkpoints)) {
-      if (entry.is_directory() && entry.path().filename() > name) fs::remove_all(entry.path());
-    }
-    write_file(checkpoints / "latest", std::string(name) + "\n");
-  }
-
   // Training losses of steps [first, last] of two runs: every difference and their mean are small.
   void expect_close_losses(const std::string& a, const std::string& b, int first, int last) const {
     const std::vector<std::string> of_a = records(a);
@@ -210,9 +197,21 @@ TEST_F(GpuSystemTest, TwoGpusTrainLikeOne) {
     const std::string moved = fmt::format("{}-on-{}", from, gpus);
     copy_run(from, moved, 10);
     ASSERT_EQ(run(steps(moved, gpus)), 0) << output_;
-    EXPECT_NE(output_.find(fmt::format("now there are {}", gpus)), std::string::npos) << output_;
+    const std::string said = fmt::format("now there {} {}:", gpus == 1 ? "is" : "are", gpus);
+    EXPECT_NE(output_.find(said), std::string::npos) << output_;
     expect_close_losses(moved, from, 1, 20);
   }
+}
+
+// More could not share the batch. The run says so and trains.
+TEST_F(GpuSystemTest, ABatchForOneGpuLeavesTheOthers) {
+  if (visible_gpus() < 2) GTEST_SKIP() << "one GPU";
+  ASSERT_EQ(run(training("run", {"--device=cuda", "--train.batch=4", "--train.micro_batch=4",
+                                 "--stages=[{length: 3 steps}]"})),
+            0)
+      << output_;
+  const std::string said = fmt::format("training on 1 of {} GPUs", visible_gpus());
+  EXPECT_NE(output_.find(said), std::string::npos) << output_;
 }
 
 // After the first step the first moments are the gradients of the whole batch, times one factor.

@@ -65,6 +65,26 @@ TEST_F(Job, RanksWithDifferentConfigurationsAreRefusedOnce) {
   }
 }
 
+TEST_F(Job, AMissingRankIsNamed) {
+  environment_.insert({{"RANK", "0"},
+                       {"LOCAL_RANK", "0"},
+                       {"WORLD_SIZE", "2"},
+                       {"LOCAL_WORLD_SIZE", "2"},
+                       {"MASTER_ADDR", "127.0.0.1"},
+                       {"MASTER_PORT", std::to_string(free_port())}});
+  EXPECT_EQ(run(training("run", {"--train.rendezvous_timeout=1"})), 7);
+  EXPECT_TRUE(says(output_, "rank 1 of 2 did not come within 1 s")) << output_;
+}
+
+// Before they connect, read data or take memory.
+TEST_F(Job, ABatchThatTheRanksCannotShareIsRefusedAtTheStart) {
+  const std::vector<std::string> arguments = training("run", {"--train.batch=8"});
+  run_job({arguments, arguments, arguments});
+  EXPECT_EQ(codes_, (std::vector<int>{3, 3, 3}));
+  EXPECT_TRUE(says(outputs_[0], "train.batch: 8 sequences cannot be shared by 3 ranks"))
+      << outputs_[0];
+}
+
 TEST_F(Job, TheErrorOfOneRankEndsAllAndIsShownOnce) {
   run_job({training("run"), {"--config", path("missing.yaml")}});
   EXPECT_EQ(codes_, (std::vector<int>{3, 3}));

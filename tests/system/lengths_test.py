@@ -1,4 +1,5 @@
-"""scripts/lengths.sh with a program that only says what it would measure, and scripts/tables.py on its results."""
+"""scripts/lengths.sh and scripts/needles.sh with a program that only says what it would measure, and scripts/tables.py
+on its results."""
 
 import json
 import os
@@ -11,7 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Records its command line; the loss of a model is its seed, and 10 more in windows of 1024 tokens.
+# Records its command line. The loss of a model is its seed, and 10 more in windows of 1024 tokens; its score in texts of
+# 512 tokens is 1 / seed, in longer ones 0.
 PROGRAM = r"""#!/usr/bin/env python3
 import json, os, sys
 words = sys.argv[1:]
@@ -22,6 +24,13 @@ if words[0] == "train":
     os.makedirs(value("--out"))
     seed = [word for word in words if word.startswith("--seed=")][-1:]
     open(value("--out") + "/seed", "w").write(seed[0][len("--seed="):] if seed else "7")
+elif words[0] in ("data", "prepare"):
+    open(value("--output"), "w").close()
+elif "--tasks" in words:
+    seed = float(open(value("--checkpoint") + "/seed").read())
+    lengths = [{"length": n, "score": 1 / seed if n == 512 else 0.0} for n in map(int, value("--lengths").split(","))]
+    json.dump({"name": "", "rope_scaling": "", "train_length": 512, "tasks": [
+        {"task": task, "lengths": lengths} for task in value("--tasks").split(",")]}, open(value("--json"), "w"))
 else:
     run = value("--checkpoint")
     seed = float(open(run + "/seed").read())
@@ -35,7 +44,9 @@ else:
 """
 
 
-class Lengths(unittest.TestCase):
+class Script(unittest.TestCase):
+    """A script in a checkout of its own, with the texts fetched."""
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -54,11 +65,15 @@ class Lengths(unittest.TestCase):
         """The calls of the program that the script makes."""
         self.calls.write_text("")
         environment = {**os.environ, "SBTRAIN": str(self.program), "PYTHON": sys.executable, "CALLS": str(self.calls)}
-        result = subprocess.run([self.folder / "scripts/lengths.sh", "--out", "out", *arguments], cwd=self.folder,
+        result = subprocess.run([self.folder / "scripts" / self.script, "--out", "out", *arguments], cwd=self.folder,
                                 env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(result.returncode, code, result.stdout)
         self.output = result.stdout
         return [json.loads(line) for line in self.calls.read_text().splitlines()]
+
+
+class Lengths(Script):
+    script = "lengths.sh"
 
     def test_each_model_with_each_seed(self):
         arguments = ("--seeds", "1,2,6", "--lengths", "512,1024", "sb", "rope", "--", "--device=cpu")
@@ -82,6 +97,37 @@ class Lengths(unittest.TestCase):
     def test_a_seed_is_a_number(self):
         self.assertEqual(self.run_script("--seeds", "1,x", "sb", code=2), [])
         self.assertIn("'x' is no seed", self.output)
+
+
+class Needles(Script):
+    script = "needles.sh"
+
+    def test_each_model_with_each_seed(self):
+        arguments = ("--seeds", "1,2", "--lengths", "512,1024", "--text", "50", "sb", "rope", "--", "--device=cpu")
+        calls = self.run_script(*arguments)
+        out = self.folder / "out"
+        self.assertEqual([call[0] for call in calls[:3]], ["data", "data", "prepare"])
+        self.assertEqual(calls[2][2:4], [f"{out}/passkey.jsonl", f"{out}/niah.jsonl"])
+        trained = [call[1:] for call in calls if call[0] == "train"]
+        self.assertEqual(trained, [["--config", f"{out}/{model}-{seed}.yaml", "--out", f"{out}/{model}-{seed}",
+                                    f"--seed={seed}", "--device=cpu"] for model in ("sb", "rope") for seed in (1, 2)])
+        config = (out / "rope-2.yaml").read_text()
+        self.assertIn(f"include: {self.folder}/configs/lengths_rope.yaml\n", config)
+        self.assertIn("length: 50 steps\n    schedule: {type: constant, warmup: 10 steps}\n", config)
+        self.assertIn(f"{{path: {out}/needles.h5, weight: 3}}", config)
+        scaled = [call[call.index("--checkpoint") + 1] for call in calls if "dynamic_ntk" in call]
+        self.assertEqual(scaled, [f"{out}/rope-1", f"{out}/rope-2"])
+        text = (out / "tasks.md").read_text()
+        for task in ("passkey", "niah_single_1", "niah_multikey_2"):
+            self.assertIn(task, text)
+        for model in ("sb", "rope", "rope_dynamic_ntk"):
+            self.assertEqual(text.count(f"| {model} | 0.75 ± 0.35 | 0.00 ± 0.00 | 2 |"), 3, text)
+        self.assertEqual(self.run_script(*arguments), [])  # nothing is left to do
+
+    def test_the_texts_are_those_of_lengths(self):
+        (self.folder / "corpus/lengths/train.h5").unlink()
+        self.assertEqual(self.run_script("sb", code=2), [])
+        self.assertIn("scripts/lengths.sh fetches the text", self.output)
 
 
 class Tables(unittest.TestCase):

@@ -1,6 +1,7 @@
 // Shared by the tests of whole runs of the program.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -135,8 +136,29 @@ metrics: {every: 1}
     return checkpoints / name;
   }
 
+  // The weights and moments of the newest checkpoint: the files of all ranks, in their order.
   std::string weights(const std::string& out) const {
-    return read_file(newest(out) / "rank-00000-of-00001.safetensors");
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(newest(out))) {
+      if (entry.path().filename().string().starts_with("rank-")) files.push_back(entry.path());
+    }
+    EXPECT_FALSE(files.empty()) << newest(out);
+    std::sort(files.begin(), files.end());
+    std::string bytes;
+    for (const fs::path& file : files) bytes += read_file(file);
+    return bytes;
+  }
+
+  // Copies a run in the state in which its checkpoint of `step` was the newest.
+  void copy_run(const std::string& from, const std::string& to, int step) const {
+    fs::copy(path(from), path(to), fs::copy_options::recursive);
+    const fs::path checkpoints = path(to) + "/checkpoints";
+    const std::string name = fmt::format("step-{:08}", step);
+    ASSERT_TRUE(fs::exists(checkpoints / name));
+    for (const auto& entry : fs::directory_iterator(checkpoints)) {
+      if (entry.is_directory() && entry.path().filename() > name) fs::remove_all(entry.path());
+    }
+    write_file(checkpoints / "latest", name + "\n");
   }
 
   // Checks that two runs have the same history and equal weights and moments, bit for bit.

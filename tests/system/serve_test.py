@@ -8,6 +8,7 @@ import http.client
 import json
 import math
 import random
+import re
 import signal
 import socket
 import struct
@@ -497,6 +498,10 @@ class Clients(Served):
             answer = connection.getresponse()
             self.assertEqual(answer.status, 200)
             answer.read()
+            # Clients that heed the header close their side when it says so.
+            timeout, count = re.fullmatch(r"timeout=(\d+), max=(\d+)", answer.headers["Keep-Alive"]).groups()
+            self.assertEqual(int(timeout), 60)
+            self.assertGreater(int(count), 20)
         connection.close()
 
     def test_old_version(self):

@@ -536,5 +536,15 @@ TEST_F(Damage, OtherFormatsAreRefused) {
   EXPECT_NE(refusal("\"range\": [0, 407]", "\"range\": [0, 408]").find("range"), std::string::npos);
 }
 
+TEST(OpenCheckpoint, AFolderOfHuggingFaceIsToBeImported) {
+  const TemporaryFolder folder;
+  const auto refusal = [&] {
+    return error_of(ExitCode::kNoCheckpoint, [&] { open_checkpoint(folder.path()); });
+  };
+  EXPECT_EQ(refusal().find("sbtrain import"), std::string::npos) << refusal();
+  write_file(folder / "config.json", "{}");
+  EXPECT_NE(refusal().find("sbtrain import"), std::string::npos) << refusal();
+}
+
 }  // namespace
 }  // namespace sbtrain

@@ -184,8 +184,12 @@ TEST(BenchCollectives, PrintsEveryCollective) {
   }
   EXPECT_EQ(names, (std::set<std::string>{"all_gather", "all_to_all", "reduce_scatter",
                                           "all_reduce", "broadcast"}));
-  EXPECT_EQ(line_count(run({"collectives", "--device=cpu", "--sizes=1,2", "--repeats=3"}).out),
-            2 + 2 * objects.size());
+  const Outcome table = run({"collectives", "--device=cpu", "--sizes=1,2", "--repeats=3"});
+  EXPECT_EQ(line_count(table.out), 2 + 2 * objects.size());
+  // There are no products on the CPU to be timed beside it.
+  EXPECT_TRUE(table.out.starts_with("1 rank; rates in GB/s\n")) << table.out;
+  EXPECT_FALSE(contains(table.out, "beside")) << table.out;
+  EXPECT_TRUE(contains(table.err, "one rank exchanges nothing")) << table.err;
 }
 
 }  // namespace

@@ -85,6 +85,7 @@ TEST(Metrics, TheExposedShareIsAtMostAll) {
   const TemporaryFolder folder;
   MetricsOptions options = make_options(folder.path());
   options.world = 2;
+  options.times_waits = true;
   {
     Metrics metrics(options);
     metrics.train_step({.step = 1, .waited = 1e3});
@@ -94,6 +95,20 @@ TEST(Metrics, TheExposedShareIsAtMostAll) {
   ASSERT_EQ(records.size(), 2U);
   EXPECT_EQ(records[0]["train/exposed_communication"], 1.0);
   EXPECT_EQ(records[1]["train/exposed_communication"], 0.0);
+}
+
+// Zero would say that all communication is hidden.
+TEST(Metrics, TheExposedShareIsLeftOutWhereItIsNotMeasured) {
+  const TemporaryFolder folder;
+  MetricsOptions options = make_options(folder.path());
+  options.world = 2;
+  {
+    Metrics metrics(options);
+    train(metrics, 1, 10);
+  }
+  for (const nlohmann::json& record : read_records(folder)) {
+    EXPECT_FALSE(record.contains("train/exposed_communication")) << record;
+  }
 }
 
 TEST(Metrics, ValidationGivesAllThreeUnits) {

@@ -112,5 +112,21 @@ TEST(Scale, ABatchThatTheRanksCannotShareIsRefused) {
   }
 }
 
+// A rank has fewer sequences than the configured micro-batch.
+TEST(Scale, PlansTheLargestMicroBatchThatTheRanksCanShare) {
+  Config config = small();
+  config.train.micro_batch = 16;
+  DryRunOptions options = four_nodes_of_two();
+  const std::string planned = describe_scale(config, Backend::kCuda, options);
+  EXPECT_TRUE(
+      planned.starts_with("train.micro_batch 16 cannot divide 64 sequences among 8 ranks: "
+                          "the plan is that of --train.micro_batch=8\n"))
+      << planned;
+  config.train.micro_batch = 8;
+  EXPECT_TRUE(planned.ends_with(describe_scale(config, Backend::kCuda, options))) << planned;
+  options.world = 7;
+  EXPECT_THROW(describe_scale(config, Backend::kCuda, options), Error);
+}
+
 }  // namespace
 }  // namespace sbtrain

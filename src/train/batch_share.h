@@ -1,0 +1,21 @@
+// How the ranks of a job share the sequences of a step.
+#pragma once
+
+#include <cstdint>
+
+#include "config/config.h"
+
+namespace sbtrain {
+
+// The largest micro-batch, train.micro_batch at most, with which `ranks` ranks can share
+// train.batch evenly. 0 if none can, since they do not divide it.
+int64_t largest_micro_batch(const TrainConfig& train, int64_t ranks);
+
+// The most ranks, `limit` at most, that can share train.batch in micro-batches of
+// train.micro_batch.
+int most_ranks(const TrainConfig& train, int limit);
+
+// Throws ExitCode::kConfig, with what would do instead, unless `ranks` ranks can.
+void check_batch(const TrainConfig& train, int64_t ranks);
+
+}  // namespace sbtrain

@@ -1,0 +1,300 @@
+// Training by several ranks on the CPU, which mpirun starts: every world and mode trains like one
+// process, runs move between worlds, and ranks that fail end the job without harm to what was
+// saved.
+#include <sys/resource.h>
+
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <memory>
+
+#include "runs.h"
+
+namespace sbtrain::test {
+namespace {
+
+// rank.sh FOLDER NODE_SIZE COMMAND...: one rank, which leaves its process id and exit code in the
+// folder. NODE_SIZE above 0 makes machines of so many ranks out of this one. With RANK_FOLDERS a
+// rank runs in a folder of its own, that name with .RANK.
+constexpr const char* kRankScript = R"(
+folder=$1 rank=$OMPI_COMM_WORLD_RANK
+if [ "$2" -gt 0 ]; then
+  export OMPI_COMM_WORLD_LOCAL_SIZE="$2" OMPI_COMM_WORLD_LOCAL_RANK=$((rank % $2)) MASTER_ADDR=127.0.0.1
+fi
+shift 2
+[ -z "$RANK_FOLDERS" ] || cd "$RANK_FOLDERS.$rank"
+"$@" &
+echo $! > "$folder/pid.$rank"
+wait $!
+echo $? > "$folder/code.$rank"
+)";
+
+// The order of sums over ranks and micro-batches changes losses by so much, of their size, in 60
+// steps.
+constexpr double kBound = 1e-5;
+
+struct Job {
+  fs::path folder{};
+  int world = 1;
+  std::unique_ptr<Process> mpirun{};
+};
+
+class RankedTraining : public SystemTest {
+ protected:
+  void SetUp() override {
+    SystemTest::SetUp();
+    environment_["OMP_NUM_THREADS"] = "1";
+    // The reads of other processes' memory that Open MPI likes to use are forbidden in containers.
+    environment_["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none";
+    write_file(path("rank.sh"), kRankScript);
+  }
+
+  // Eight sequences a step in micro-batches of one, and a guard that skips steps; all checkpoints
+  // are kept.
+  std::vector<std::string> eight(const std::string& out,
+                                 const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = {"--train.batch=8", "--train.micro_batch=1",
+                                          "--train.spike_sigma=1.5", "--train.spike_window=10",
+                                          "--checkpoint.keep=20"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return training(out, arguments);
+  }
+  // For as long as nothing ends it, without the guard.
+  std::vector<std::string> endless(const std::string& out,
+                                   const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = {"--stages.0.length=1000000 steps", "--validation.every=0",
+                                          "--train.spike_sigma=0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return eight(out, arguments);
+  }
+
+  // mpirun leaves ranks alone when another one fails: each has to end by itself.
+  Job start(int world, const std::vector<std::string>& arguments, int node_size = 0) {
+    Job job{.folder = path("job-" + std::to_string(jobs_++)), .world = world};
+    fs::create_directory(job.folder);
+    std::vector<std::string> line = {SBTRAIN_MPIRUN,
+                                     "--oversubscribe",
+                                     "--allow-run-as-root",
+                                     "--enable-recovery",
+                                     "-n",
+                                     std::to_string(world),
+                                     "sh",
+                                     path("rank.sh"),
+                                     job.folder,
+                                     std::to_string(node_size)};
+    for (const std::string& word : command(arguments)) line.push_back(word);
+    job.mpirun = std::make_unique<Process>(line, job.folder / "log", environment_);
+    return job;
+  }
+  static int number_in(const fs::path& file) {
+    std::ifstream in(file);
+    int number = -1;
+    in >> number;
+    return number;
+  }
+  static int pid_of(const Job& job, int rank) {
+    return number_in(job.folder / ("pid." + std::to_string(rank)));
+  }
+  static int code_of(const Job& job, int rank) {
+    return number_in(job.folder / ("code." + std::to_string(rank)));
+  }
+  void wait_for_step(Job& job, const std::string& out, int step) const {
+    while (job.mpirun->running() && last_step(out) < step) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  // The exit codes of all ranks. After a failure they end long before the last resort, which is
+  // half a minute later.
+  std::vector<int> finish(Job& job, double seconds = 25) {
+    job.mpirun->wait(seconds);
+    output_ = job.mpirun->output();
+    std::vector<int> codes;
+    for (int rank = 0; rank < job.world; ++rank) codes.push_back(code_of(job, rank));
+    return codes;
+  }
+  void expect_done(int world, const std::vector<std::string>& arguments, int node_size = 0) {
+    Job job = start(world, arguments, node_size);
+    EXPECT_EQ(finish(job, 120), std::vector<int>(static_cast<size_t>(world), 0)) << output_;
+  }
+  void expect_says(const std::string& part) const {
+    EXPECT_NE(output_.find(part), std::string::npos) << part << "\n" << output_;
+  }
+  void expect_one_error() const {
+    const size_t first = output_.find("error: ");
+    ASSERT_NE(first, std::string::npos) << output_;
+    EXPECT_EQ(output_.find("error: ", first + 1), std::string::npos) << output_;
+  }
+  // What was saved before is whole.
+  void expect_sound(const std::string& out) {
+    const std::string said = output_;
+    EXPECT_EQ(run({"ckpt", "verify", path(out)}), 0) << output_;
+    output_ = said;
+  }
+
+  // Both runs took the same steps with the same rows, and skipped the same ones.
+  void expect_same_training(const std::string& a, const std::string& b, int steps) const {
+    const std::vector<std::string> of_a = records(a);
+    const std::vector<std::string> of_b = records(b);
+    for (int step = 1; step <= steps; ++step) {
+      const double loss = loss_at(of_b, step, "train/loss");
+      EXPECT_NEAR(loss_at(of_a, step, "train/loss"), loss, kBound * loss) << step;
+      EXPECT_EQ(loss_at(of_a, step, "train/spike_steps"), loss_at(of_b, step, "train/spike_steps"))
+          << step;
+    }
+    const double validation = loss_at(of_b, steps, "validation/loss");
+    EXPECT_NEAR(loss_at(of_a, steps, "validation/loss"), validation, kBound * validation);
+    EXPECT_EQ(position(a), position(b));
+  }
+  // Where the loader stands in each source, which does not depend on the number of ranks.
+  nlohmann::json position(const std::string& out) const {
+    const nlohmann::json state = nlohmann::json::parse(read_file(newest(out) / "state.json"));
+    nlohmann::json loader = nlohmann::json::parse(state.at("loader").get<std::string>());
+    loader.erase("world");
+    return loader;
+  }
+
+ private:
+  int jobs_ = 0;
+};
+
+TEST_F(RankedTraining, EveryWorldAndModeTrainsLikeOneProcess) {
+  ASSERT_EQ(run(eight("one")), 0) << output_;
+  const double skipped = loss_at(records("one"), 60, "train/spike_steps");
+  EXPECT_GT(skipped, 0);
+  EXPECT_LT(skipped, 20);
+  struct Case {
+    int world;
+    const char* mode;
+    int node_size = 0;
+  };
+  for (const Case& c :
+       {Case{1, "full"}, Case{2, "full"}, Case{2, "grad"}, Case{2, "none"}, Case{2, "hybrid", 1},
+        Case{4, "full"}, Case{4, "grad"}, Case{4, "none"}, Case{4, "hybrid", 2}}) {
+    const std::string out = c.mode + std::to_string(c.world);
+    SCOPED_TRACE(out);
+    expect_done(c.world, eight(out, {"--train.sharding=" + std::string(c.mode)}), c.node_size);
+    expect_same_training(out, "one", 60);
+  }
+}
+
+TEST_F(RankedTraining, ARunMovesFromFourRanksToTwoToOneToFour) {
+  expect_done(4, eight("four"));
+  std::string from = "four";
+  int before = 4;
+  int step = 10;
+  for (const int world : {2, 1, 4}) {
+    const std::string to = from + "-" + std::to_string(world);
+    SCOPED_TRACE(to);
+    copy_run(from, to, step);
+    expect_done(world, eight(to));
+    expect_says(fmt::format("saved by {} rank{}, now there {} {}:", before, before == 1 ? "" : "s",
+                            world == 1 ? "is" : "are", world));
+    expect_same_training(to, "four", 60);
+    from = to;
+    before = world;
+    step += 10;
+  }
+}
+
+TEST_F(RankedTraining, RepeatedAndContinuedRunsAreEqual) {
+  const std::vector<std::string> more = {"--stages.0.length=175 steps"};
+  expect_done(2, eight("run", more));
+  expect_done(2, eight("again", more));
+  expect_equal_runs("again", "run");
+  // A signal to one rank is enough, and all save once.
+  Job job = start(2, eight("parts", more));
+  wait_for_step(job, "parts", 20);
+  ::kill(pid_of(job, 1), SIGTERM);
+  EXPECT_EQ(finish(job), (std::vector<int>{85, 85})) << output_;
+  expect_says("stopped by a signal to another rank");
+  const std::string saved = newest("parts").filename().string();
+  EXPECT_EQ(output_.find(saved), output_.rfind(saved)) << output_;
+  EXPECT_LT(saved, "step-00000200");
+  expect_done(2, eight("parts", more));
+  expect_says("resumed from");
+  expect_equal_runs("parts", "run");
+}
+
+TEST_F(RankedTraining, ASecondJobOnTheFolderIsRefused) {
+  Job job = start(2, endless("run"));
+  wait_for_step(job, "run", 3);
+  Job second = start(2, endless("run"));
+  EXPECT_EQ(finish(second), (std::vector<int>{2, 2})) << output_;
+  expect_says("in use");
+  expect_one_error();
+  const int step = last_step("run");
+  wait_for_step(job, "run", step + 3);
+  ::kill(pid_of(job, 0), SIGTERM);
+  EXPECT_EQ(finish(job), (std::vector<int>{85, 85})) << output_;
+}
+
+TEST_F(RankedTraining, AKilledRankEndsTheJob) {
+  Job job = start(4, endless("run"));
+  wait_for_step(job, "run", 25);
+  const int pid = pid_of(job, 1);
+  ::kill(pid, SIGKILL);
+  EXPECT_EQ(finish(job), (std::vector<int>{7, 128 + SIGKILL, 7, 7})) << output_;
+  expect_says(fmt::format("error: rank 1 (pid {} on ", pid));
+  expect_one_error();
+  expect_sound("run");
+}
+
+TEST_F(RankedTraining, AStoppedRankEndsTheJobAtItsDeadline) {
+  Job job = start(2, endless("run", {"--train.timeout=3"}));
+  wait_for_step(job, "run", 25);
+  const int pid = pid_of(job, 1);
+  ::kill(pid, SIGSTOP);
+  while (job.mpirun->running() && code_of(job, 0) < 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(code_of(job, 0), 7);
+  ::kill(pid, SIGKILL);
+  finish(job);
+  expect_says("error: no answer from rank 1");
+  expect_one_error();
+  expect_sound("run");
+}
+
+TEST_F(RankedTraining, RanksWithDifferentDataAreRefused) {
+  environment_["RANK_FOLDERS"] = path("rank");
+  for (const auto& [folder, store] : {std::pair("rank.0", "a.h5"), {"rank.1", "b.h5"}}) {
+    fs::create_directory(path(folder));
+    fs::copy(path(store), path(folder) + "/here.h5");
+  }
+  Job job = start(2, endless("run", {"--data.sources=[{path: here.h5}]"}));
+  EXPECT_EQ(finish(job), (std::vector<int>{3, 3})) << output_;
+  expect_says("(data)/sources/0/content_hash: '");
+  EXPECT_EQ(output_.find("sequence_length"), std::string::npos) << output_;
+  expect_one_error();
+}
+
+TEST_F(RankedTraining, ADamagedStoreEndsTheJobWithItsName) {
+  Job job = start(2, endless("run"));
+  wait_for_step(job, "run", 25);
+  std::string bytes = read_file(path("a.h5"));
+  std::fstream file(path("a.h5"), std::ios::in | std::ios::out | std::ios::binary);
+  // All but the description at the beginning.
+  for (size_t at = bytes.size() / 4; at < bytes.size(); at += 64) {
+    file.seekp(static_cast<std::streamoff>(at));
+    file.put(static_cast<char>(bytes[at] ^ 1));
+  }
+  file.close();
+  EXPECT_EQ(finish(job), (std::vector<int>{4, 4})) << output_;
+  expect_says("a.h5");
+  expect_one_error();
+  expect_sound("run");
+}
+
+TEST_F(RankedTraining, ADiskThatIsFullForOneRankEndsTheJob) {
+  Job job = start(2, endless("run"));
+  wait_for_step(job, "run", 25);
+  const rlimit limit{.rlim_cur = 4096, .rlim_max = 4096};
+  ASSERT_EQ(::prlimit(pid_of(job, 1), RLIMIT_FSIZE, &limit, nullptr), 0);
+  EXPECT_EQ(finish(job), (std::vector<int>{9, 9})) << output_;
+  expect_says("rank-00001-of-00002.safetensors");
+  expect_one_error();
+  expect_sound("run");
+}
+
+}  // namespace
+}  // namespace sbtrain::test

@@ -1,0 +1,57 @@
+#include "train/batch_share.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "core/error.h"
+
+namespace sbtrain {
+namespace {
+
+TrainConfig sequences(int64_t batch, int64_t micro_batch) {
+  TrainConfig train;
+  train.batch = batch;
+  train.micro_batch = micro_batch;
+  return train;
+}
+
+std::string refusal(const TrainConfig& train, int64_t ranks) {
+  try {
+    check_batch(train, ranks);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kConfig);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(BatchShare, AllGpusThatCanShareTheBatchTakePart) {
+  EXPECT_EQ(most_ranks(sequences(1024, 4), 8), 8);
+  EXPECT_EQ(most_ranks(sequences(1024, 4), 7), 4);
+  EXPECT_EQ(most_ranks(sequences(128, 64), 8), 2);
+  EXPECT_EQ(most_ranks(sequences(4, 4), 8), 1);
+  EXPECT_EQ(most_ranks(sequences(4, 4), 1), 1);
+}
+
+TEST(BatchShare, TheLargestMicroBatchDividesTheShareOfARank) {
+  EXPECT_EQ(largest_micro_batch(sequences(1024, 4), 64), 4);
+  EXPECT_EQ(largest_micro_batch(sequences(1024, 4), 512), 2);
+  EXPECT_EQ(largest_micro_batch(sequences(1024, 4), 1024), 1);
+  EXPECT_EQ(largest_micro_batch(sequences(36, 4), 2), 3);
+  EXPECT_EQ(largest_micro_batch(sequences(1024, 4), 12), 0);
+  EXPECT_EQ(largest_micro_batch(sequences(4, 4), 8), 0);
+}
+
+TEST(BatchShare, RefusalsSayWhatWouldDo) {
+  EXPECT_EQ(refusal(sequences(1024, 4), 256), "");
+  EXPECT_EQ(refusal(sequences(1024, 4), 1024),
+            "train.batch: 1024 sequences cannot be shared by 1024 ranks in micro-batches of 4; set "
+            "train.micro_batch: 1, or train.batch to a multiple of 4096");
+  EXPECT_EQ(refusal(sequences(1024, 4), 12),
+            "train.batch: 1024 sequences cannot be shared by 12 ranks in micro-batches of 4; set "
+            "train.batch to a multiple of 48");
+}
+
+}  // namespace
+}  // namespace sbtrain
