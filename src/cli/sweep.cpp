@@ -18,6 +18,7 @@
 #include "cli/cli.h"
 #include "cli/sweep_file.h"
 #include "config/schema.h"
+#include "core/error.h"
 #include "core/gpus.h"
 #include "core/sha256.h"
 #include "parallel/launch.h"
@@ -214,6 +215,16 @@ class Sweep {
   std::vector<Config> configs_;  // of runs_; defaults where there is an error
 };
 
+// The runs would be ranks of one job, each started by every rank of the launcher.
+void require_no_launcher() {
+  const Launch launch = find_launch(process_environment());
+  if (launch.world == 1) return;
+  fail(ExitCode::kUsage,
+       "{} has started {} ranks of this sweep, which starts its runs itself, on all GPUs of the "
+       "machine: start it once",
+       launch.launcher, launch.world);
+}
+
 ExitCode run_sweep(const SweepOptions& options) {
   SweepFile file = read_sweep(options.file);
   if (!options.out.empty()) file.out = options.out;
@@ -222,6 +233,7 @@ ExitCode run_sweep(const SweepOptions& options) {
     sweep.list();
     return ExitCode::kDone;
   }
+  require_no_launcher();
   const ExitCode code = sweep.train();
   sweep.print(options.all);
   if (code != ExitCode::kDone || sweep.failure() == 0) return code;

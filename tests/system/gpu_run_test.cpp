@@ -224,6 +224,7 @@ TEST_F(GpuSystemTest, TwoGpusHaveTheGradientsOfOne) {
   };
   ASSERT_EQ(run(one_step("one", 1, "full")), 0) << output_;
   const CheckpointReader one(newest("one"));
+  ASSERT_FALSE(one.names(TensorKind::kAdamM).empty());
   for (const char* mode : {"full", "grad", "none"}) {
     ASSERT_EQ(run(one_step(mode, 2, mode)), 0) << output_;
     const CheckpointReader two(newest(mode));

@@ -228,6 +228,17 @@ TEST_F(RankedEvaluation, RunsUnderMpirun) {
 }
 #endif
 
+// Which starts runs itself: those of several ranks would meet in each other's jobs.
+TEST_F(Job, ASweepIsNoJobOfManyRanks) {
+  write_file(path("sweep.yaml"),
+             "name: sweep\nvariants: [{name: a, config: config.yaml}]\ngrid: {train.lr: [1e-3]}\n");
+  const std::vector<std::string> arguments = {"sweep", path("sweep.yaml"), "--out", path("runs")};
+  run_job({arguments, arguments});
+  EXPECT_EQ(codes_, (std::vector<int>{2, 2}));
+  EXPECT_TRUE(says(outputs_[0], "torchrun has started 2 ranks of this sweep")) << outputs_[0];
+  EXPECT_FALSE(fs::exists(path("runs"))) << outputs_[0];
+}
+
 TEST_F(Job, RanksOnTheCpuNeedALauncher) {
   EXPECT_EQ(run(training("run", {"--train.gpus=3"})), 3);
   EXPECT_TRUE(says(output_, "train.gpus: 3")) << output_;
