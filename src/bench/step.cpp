@@ -125,7 +125,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   Stream stream(memory);
   TrainStep step(config, model, stream, mesh);
   step.params().initialize(config.seed);
-  if (backend == Backend::kCuda) step.tune("");
+  if (backend == Backend::kCuda) step.tune("", communicator->rank() == 0);
 
   Stream* const communication = step.params().communication();
   int64_t steps = 0;

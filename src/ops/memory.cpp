@@ -36,10 +36,10 @@ void begin_tuning(Stream& s, const std::string& known) {
   set_choices(s, known);
 }
 
-std::string end_tuning(Stream& s) {
+std::string end_tuning(Stream& s, [[maybe_unused]] bool remember) {
   s.set_tuning(false);
   if constexpr (kHasCuda) {
-    if (s.backend() == Backend::kCuda) return cuda::keep_choices(s);
+    if (s.backend() == Backend::kCuda) return cuda::end_tuning(s, remember);
   }
   return {};
 }

@@ -78,9 +78,11 @@ void await(Stream& s, const Event& event);
 
 // Between these two calls, ops that can run in several ways time them and keep the fastest; what
 // they write is undefined. `known` holds the choices of an earlier run on such a device, which are
-// kept. end_tuning() returns all choices known now ("" on backends where ops run in one way only).
+// kept. end_tuning() returns all choices known now ("" on backends where ops run in one way only)
+// and, if told to remember them, keeps them for later programs. Ranks that time the same ops may
+// choose differently, so only the one whose choices they all use may remember its own.
 void begin_tuning(Stream& s, const std::string& known);
-std::string end_tuning(Stream& s);
+std::string end_tuning(Stream& s, bool remember = true);
 // Ops on the stream use these choices, as end_tuning() returned them, perhaps to another rank.
 void set_choices(Stream& s, const std::string& choices);
 
@@ -124,7 +126,7 @@ void run(Cuda, Stream& s, const Synchronize& op);
 std::unique_ptr<HostRead::Impl> start_host_read(Stream& s, const Tensor& x);
 // Choices made by timing, see gemm_tuner.h.
 void add_choices(Stream& s, const std::string& known);
-std::string keep_choices(Stream& s);
+std::string end_tuning(Stream& s, bool remember);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

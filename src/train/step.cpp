@@ -118,7 +118,7 @@ void TrainStep::plan_micro_batches(const BatchTensors& batch, int64_t count) {
   }
 }
 
-std::string TrainStep::tune(const std::string& known) {
+std::string TrainStep::tune(const std::string& known, bool remember) {
   const int64_t length = config_.sequence_length;
   PackedBatch batch;
   batch.tokens.assign(static_cast<size_t>(tokens_), 0);
@@ -137,7 +137,7 @@ std::string TrainStep::tune(const std::string& known) {
     accumulate(upload(batch), {.first = n == 0, .last = n + 1 == kinds});
   }
   params_.wait_times().drop();
-  return ops::end_tuning(stream_);
+  return ops::end_tuning(stream_, remember);
 }
 
 void TrainStep::set_updates(int64_t updates) {

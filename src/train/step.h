@@ -69,8 +69,9 @@ class TrainStep {
   void plan_step();
 
   // Lets ops choose the fastest of their alternatives for the shapes of a step. `known` choices are
-  // kept (ops::begin_tuning); returns all choices. Weights must be in place; they do not change.
-  std::string tune(const std::string& known);
+  // kept, and remembered if told so (ops::begin_tuning); returns all choices. Weights must be in
+  // place; they do not change.
+  std::string tune(const std::string& known, bool remember = true);
 
   // Sets the number of updates applied so far, which AdamW's bias correction depends on.
   void set_updates(int64_t updates);

@@ -378,7 +378,7 @@ void Run::load_initial(const InitFrom& init) {
 void Run::tune() {
   const fs::path file = folder_ / "gemm.txt";
   const std::string known = communicator_->broadcast(leads() ? text_of(file) : "", 0);
-  const std::string choices = communicator_->broadcast(step_.tune(known), 0);
+  const std::string choices = communicator_->broadcast(step_.tune(known, leads()), 0);
   if (!alone()) ops::set_choices(stream_, choices);
   if (leads() && choices != known) replace_file(file, choices, {}, MissingFolders::kError);
 }

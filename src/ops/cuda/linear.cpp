@@ -64,9 +64,9 @@ void add_choices(Stream& s, const std::string& known) {
   context(s).tuner.add(known);
 }
 
-std::string keep_choices(Stream& s) {
+std::string end_tuning(Stream& s, bool remember) {
   const GemmTuner& tuner = context(s).tuner;
-  tuner.save();
+  if (remember) tuner.save();
   return tuner.text();
 }
 
