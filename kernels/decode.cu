@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     decode_kernel(const __grid_constant__ Attention attention) {
   let_next_kernel_begin();
   attend_cached<kLanes, kVectors>(attention,
-                                  {static_cast<int>(blockIdx.x), blockIdx.y, blockIdx.z, gridDim.z},
+                                  {static_cast<int>(blockIdx.x), blockIdx.y,
+                                   static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)},
                                   [] { wait_for_previous_kernel(); });
 }
 template <int kLanes, typename Attention>

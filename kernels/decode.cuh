@@ -76,7 +76,7 @@ struct Row {
 struct Job {
   int head;
   int64_t batch;
-  int64_t part, parts;
+  int part, parts;
 };
 
 // The head and sequence of a job.
@@ -84,7 +84,7 @@ struct CachedHead {
   __device__ CachedHead(const Decode& t, const Job& job)
       : head(job.head), batch(job.batch), length(t.lengths[job.batch]) {
     require(length > 0 && length <= t.capacity);
-    width = int64_t{t.key_heads} * t.head_dim;
+    width = t.key_heads * t.head_dim;
     const int group = t.heads / t.key_heads;
     const int64_t column = int64_t{head / group} * t.head_dim;
     k = t.k_cache + batch * t.capacity * width + column;
@@ -103,12 +103,12 @@ struct CachedHead {
       v_row(length - 1)[c] = own_v[c];
     }
   }
-  __device__ bf16* k_row(int64_t i) const { return k + i * width; }
-  __device__ bf16* v_row(int64_t i) const { return v + i * width; }
+  __device__ bf16* k_row(int i) const { return k + int64_t{i} * width; }
+  __device__ bf16* v_row(int i) const { return v + int64_t{i} * width; }
   int head;
   int64_t batch;
-  int64_t length;
-  int64_t width;  // elements from key to key
+  int length;
+  int width;  // elements from key to key
   bf16* k;
   bf16* v;
   const bf16* own_k;
@@ -125,11 +125,19 @@ struct Batch {
 };
 
 struct Range {
-  int64_t begin, end;
-  __device__ int64_t count() const { return end - begin; }
+  int begin, end;
+  __device__ int count() const { return end - begin; }
   // Part i of n, of sizes as equal as possible.
-  __device__ Range part(int64_t i, int64_t n) const {
-    return {begin + count() * i / n, begin + count() * (i + 1) / n};
+  __device__ Range part(int i, int n) const {
+    const auto all = static_cast<unsigned>(count());
+    const auto before = [&](int parts) {
+      // Divisions of 64 bits take long.
+      return static_cast<int>(all < (1u << 24)
+                                  ? all * static_cast<unsigned>(parts) / static_cast<unsigned>(n)
+                                  : uint64_t{all} * static_cast<unsigned>(parts) / n);
+    };
+    if (n == 1) return *this;
+    return {begin + before(i), begin + before(i + 1)};
   }
 };
 
@@ -149,13 +157,13 @@ struct NoBias {
   __device__ NoBias of_head(int, int64_t, int) const {
     return {};
   }
-  __device__ float operator()(int64_t) const { return 0.0f; }
+  __device__ float operator()(int) const { return 0.0f; }
 };
 
 struct AlibiBias {
   struct OfHead {
     float slope;  // 0 except on one lane
-    __device__ float operator()(int64_t distance) const {
+    __device__ float operator()(int distance) const {
       return -slope * static_cast<float>(distance);
     }
   };
@@ -171,7 +179,7 @@ struct FireBias {
   template <int kUnits>
   struct OfHead {
     float rate, r, w1[kUnits], b1[kUnits], w2[kUnits];
-    __device__ float operator()(int64_t distance) const {
+    __device__ float operator()(int distance) const {
       const float u = log1pf(rate * static_cast<float>(distance)) * r;
       float sum = 0.0f;
 #pragma unroll
@@ -205,17 +213,18 @@ struct Softmax {
   Bias biases;
 
   __device__ Range seen(const CachedHead& head) const {
-    return {p.window > 0 ? max(int64_t{0}, head.length - p.window) : 0, head.length};
+    const bool all = p.window <= 0 || p.window >= head.length;
+    return {all ? 0 : head.length - static_cast<int>(p.window), head.length};
   }
   template <int kLanes>
   struct Attend {
     decltype(std::declval<const Bias&>().template of_head<kLanes>(0, 0, 0)) bias;
-    int64_t last;  // the newest key
+    int last;  // the newest key
     Part part{-FLT_MAX, 0.0f};
     __device__ Attend(const Softmax& of, const CachedHead& head, int lane)
         : bias(of.biases.template of_head<kLanes>(head.head, head.length - 1, lane)),
           last(head.length - 1) {}
-    __device__ void add(const Channels& q, const Batch& batch, int64_t newest, int64_t oldest,
+    __device__ void add(const Channels& q, const Batch& batch, int newest, int oldest,
                         Channels& o) {
       float z[kBatch];
 #pragma unroll
@@ -293,21 +302,21 @@ struct StickBreaking {
   template <int kLanes>
   struct Attend {
     const float* gates;
-    int64_t stride;  // of the gates from key to key
+    int stride;  // of the gates from key to key
     float skip_epsilon;
     Part part{1.0f, 0.0f};
     __device__ Attend(const StickBreaking& of, const CachedHead& head, int)
         : gates(of.p.gate_cache), stride(of.p.t.heads), skip_epsilon(of.p.skip_epsilon) {
       if (gates != nullptr) gates += head.batch * of.p.t.capacity * stride + head.head;
     }
-    __device__ void add(const Channels& q, const Batch& batch, int64_t newest, int64_t oldest,
+    __device__ void add(const Channels& q, const Batch& batch, int newest, int oldest,
                         Channels& o) {
       float gate[kBatch];
       float z[kBatch];
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const bool has = gates != nullptr && newest - b >= oldest;
-        gate[b] = has ? gates[(newest - b) * stride] : 1.0f;
+        gate[b] = has ? gates[int64_t{newest - b} * stride] : 1.0f;
       }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) z[b] = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
@@ -351,7 +360,7 @@ struct StickBreaking {
 
 // Whether this block is the last of `blocks` that come here with the same counter; what they wrote
 // before is then visible to it.
-__device__ inline bool last_to_arrive(int32_t* arrived, int64_t blocks) {
+__device__ inline bool last_to_arrive(int32_t* arrived, int blocks) {
   __shared__ bool last;
   __threadfence();
   __syncthreads();
@@ -365,19 +374,18 @@ __device__ inline bool last_to_arrive(int32_t* arrived, int64_t blocks) {
 }
 
 // Loads the keys newest, newest - 1, ... of a group. Those that `keys` does not have are left as
-// they are, and with kCached the token's own as well.
+// they are, and with kCached the token's own as well, which only a part's newest batch can have.
 template <int kLanes, bool kVectors, bool kCached>
-__device__ void load_keys(const CachedHead& head, const Range& keys, int head_dim, int64_t newest,
-                          Batch& batch) {
+__device__ __forceinline__ void load_keys(const CachedHead& head, const Range& keys, int head_dim,
+                                          int newest, Batch& batch) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const bf16* const k = head.k_row(newest);
+  const bf16* const v = head.v_row(newest);
 #pragma unroll
   for (int b = 0; b < kBatch; ++b) {
-    const int64_t i = newest - b;
-    if (i < keys.begin) continue;
-    const bool cached = i < head.length - 1;
-    if (kCached && !cached) continue;
-    batch.k[b] = Row::load<kVectors>(cached ? head.k_row(i) : head.own_k, head_dim, lane);
-    batch.v[b] = Row::load<kVectors>(cached ? head.v_row(i) : head.own_v, head_dim, lane);
+    if (newest - b < keys.begin || (kCached && newest - b >= head.length - 1)) continue;
+    batch.k[b] = Row::load<kVectors>(k - int64_t{b} * head.width, head_dim, lane);
+    batch.v[b] = Row::load<kVectors>(v - int64_t{b} * head.width, head_dim, lane);
   }
 }
 
@@ -403,9 +411,9 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
 
   const CachedHead head(t, job);
   const Range seen = attention.seen(head);
-  const int64_t count = decode_parts(seen.count());
-  const auto keys_of = [&](int64_t part) { return seen.part(part, count).part(group, kGroups); };
-  const auto load = [&](auto cached, const Range& keys, int64_t newest, Batch& batch) {
+  const auto count = static_cast<int>(decode_parts(seen.count()));
+  const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
+  const auto load = [&](auto cached, const Range& keys, int newest, Batch& batch) {
     load_keys<kLanes, kVectors, decltype(cached)::value>(head, keys, d, newest, batch);
   };
   Range keys = keys_of(count - 1 - min(job.part, count - 1));
@@ -422,9 +430,9 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   float* const scratch =
       t.scratch + (head.batch * t.heads + head.head) * decode_parts(t.capacity) * (d + 2);
   Total total;
-  for (int64_t i = count - 1 - job.part; i >= 0; i -= job.parts) {
-    const int64_t oldest = keys.begin;
-    int64_t newest = keys.end - 1;
+  for (int i = count - 1 - job.part; i >= 0; i -= job.parts) {
+    const int oldest = keys.begin;
+    int newest = keys.end - 1;
     if (i < count - 1 - job.part) {
       load(std::false_type(), keys, newest, batch);
       load(std::false_type(), keys, newest - kBatch, next);
@@ -485,11 +493,11 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   if (job.parts == 1) {
     __syncthreads();
   } else {
-    const int64_t blocks = min(job.parts, count);
+    const int blocks = min(job.parts, count);
     if (!last_to_arrive(t.arrived + head.batch * t.heads + head.head, blocks)) return;
   }
   total = Total();
-  for (int64_t i = count - 1; i >= 0 && !attention.complete(total); --i) {
+  for (int i = count - 1; i >= 0 && !attention.complete(total); --i) {
     const float* const from = scratch + i * (d + 2);
     total.add({__ldcg(from + d), __ldcg(from + d + 1)},
               channel < d ? __ldcg(from + channel) : 0.0f);

@@ -1,0 +1,473 @@
+#include <algorithm>
+#include <memory>
+
+#include "kernels/chain.h"
+#include "kernels/decode.cuh"
+#include "kernels/few_rows.cuh"
+#include "kernels/primitives/async_copy.cuh"
+#include "kernels/primitives/grid_barrier.cuh"
+
+namespace sbtrain::kernels {
+
+extern __shared__ __align__(128) unsigned char memory[];
+
+namespace {
+
+// One block on each multiprocessor stays for all links. Its warps copy the weights of all products
+// to shared memory in the order in which they need them and as far ahead as there is room, whatever
+// they wait for meanwhile, so that the memory never rests. Between two links the blocks wait for
+// each other.
+
+using products::Eight;
+using products::kChunk;
+using products::kChunkVectors;
+using products::kHalf;
+using products::kThreads;
+using products::kTileOutputs;
+using products::kTileRows;
+using products::kWarps;
+
+constexpr int kMostProducts = 240;
+constexpr int kMostAttentions = 60;
+constexpr int kMostLinks = kMostProducts + kMostAttentions;
+
+constexpr int kMostChunks = 16;  // of a warp, of which it holds the inputs in registers
+constexpr int kSlotChunks = 2;   // a slot has those of one tile: 128 bytes of each of 16 rows
+constexpr int kRowBytes = 2 * kSlotChunks * kChunk;
+constexpr int kSlotBytes = kTileOutputs * kRowBytes;
+constexpr int kSlots = 12;  // of a warp
+constexpr int kRingBytes = kWarps * kSlots * kSlotBytes;
+constexpr int kSumStride = kTileRows + 1;
+constexpr int kSumsOfWarp = kTileOutputs * kSumStride;
+constexpr int kSharedBytes =
+    kRingBytes + 2 * kWarps * kSumsOfWarp * static_cast<int>(sizeof(float));
+
+// A product with what fits 32 bits. Its tiles go round the blocks, beginning with block `first`,
+// which is where those of the product before have ended.
+struct Product {
+  void* y;
+  const bf16* x;
+  const bf16* w;
+  const void* residual;
+  const bf16* norm_w;
+  int32_t y_stride, x_stride, w_stride, residual_stride;
+  int32_t n, k;
+  float alpha, norm_eps;
+  uint32_t first;
+  Type type;
+  bool swiglu;
+
+  __device__ int tiles() const { return n / (swiglu ? kHalf : kTileOutputs); }
+  __device__ unsigned first_tile() const {
+    return blockIdx.x >= first ? blockIdx.x - first : blockIdx.x + gridDim.x - first;
+  }
+  // Of the share of each warp.
+  __device__ int of_warp() const {
+    const int chunks = (k + kChunk - 1) / kChunk;
+    return (chunks + kWarps - 1) / kWarps;
+  }
+  __device__ int chunks(int warp) const {
+    return max(0, min(of_warp(), (k + kChunk - 1) / kChunk - warp * of_warp()));
+  }
+  __device__ int slots() const { return (of_warp() + kSlotChunks - 1) / kSlotChunks; }
+  __device__ FewRows few_rows(int rows) const {
+    FewRows p{};
+    p.type = type;
+    p.y = {y, y_stride};
+    p.residual = {residual, residual_stride};
+    p.rows = rows;
+    p.n = n;
+    p.k = k;
+    p.alpha = alpha;
+    p.norm_eps = norm_eps;
+    return p;
+  }
+};
+
+template <typename Attention>
+struct Program {
+  int32_t* count;
+  int32_t links, products, rows;
+  Product product[kMostProducts];
+  Attention attention[kMostAttentions];
+  int32_t parts[kMostAttentions];  // that a head of a sequence is divided into
+  bool attends[kMostLinks];
+};
+
+// What a warp copies of the weights of all products, slot by slot.
+template <typename Attention>
+class WeightStream {
+ public:
+  __device__ WeightStream(const Program<Attention>& program, unsigned char* ring, int warp,
+                          int lane)
+      : program_(program),
+        warp_(warp),
+        vector_(lane % (kSlotChunks * kChunkVectors)),
+        row_(lane / (kSlotChunks * kChunkVectors)),
+        begin_(shared_address(ring)),
+        to_(0) {
+    tile_ = program.products > 0 ? program.product[0].first_tile() : 0;
+    find_tile();
+  }
+  // Copies the next slot, if there is one, as a group of its own.
+  __device__ void copy_next() {
+    if (product_ < program_.products) {
+      const bool valid = slot_ * kSlotChunks + vector_ / kChunkVectors < chunks_;
+      const uint32_t to = begin_ + to_ + row_ * kRowBytes + 16 * (vector_ ^ (row_ % 2 * 4));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int i = 0; i < kHalf / kRowsAtOnce; ++i) {
+          cp_async16(to + (kHalf * half + kRowsAtOnce * i) * kRowBytes,
+                     from_ + half * to_high_ + i * to_next_, valid);
+        }
+      }
+      from_ += kSlotChunks * kChunk;
+      to_ = to_ + kSlotBytes == kSlots * kSlotBytes ? 0 : to_ + kSlotBytes;
+      if (++slot_ == slots_) {
+        tile_ += gridDim.x;
+        find_tile();
+      }
+    }
+    cp_async_commit();
+  }
+
+ private:
+  static constexpr int kRowsAtOnce = 32 / (kSlotChunks * kChunkVectors);
+
+  // Goes to the next product that has the tile, or to the end.
+  __device__ void find_tile() {
+    while (product_ < program_.products &&
+           tile_ >= static_cast<unsigned>(program_.product[product_].tiles())) {
+      if (++product_ < program_.products) tile_ = program_.product[product_].first_tile();
+    }
+    if (product_ == program_.products) return;
+    const Product& p = program_.product[product_];
+    const int of_warp = p.of_warp();
+    const int64_t row = int64_t{tile_} * (p.swiglu ? kHalf : kTileOutputs) + row_;
+    from_ = p.w + row * p.w_stride + warp_ * of_warp * kChunk + 8 * vector_;
+    to_high_ = int64_t{p.swiglu ? p.n : kHalf} * p.w_stride;
+    to_next_ = int64_t{kRowsAtOnce} * p.w_stride;
+    slot_ = 0;
+    slots_ = p.slots();
+    chunks_ = p.chunks(warp_);
+  }
+
+  const Program<Attention>& program_;
+  int warp_, vector_, row_;
+  uint32_t begin_, to_;
+  int product_ = 0;
+  unsigned tile_;
+  int slot_ = 0, slots_ = 0, chunks_ = 0;
+  const bf16* from_ = nullptr;
+  int64_t to_high_ = 0, to_next_ = 0;
+};
+
+// The inputs of a warp's chunks: lane 4g + q has eight channels of each chunk of row g.
+class Inputs {
+ public:
+  __device__ void load(const Product& p, int rows, int warp, int lane) {
+    chunks_ = p.chunks(warp);
+    first_ = warp * p.of_warp() * kChunk + 8 * (lane % 4);
+    const bf16* row = p.x + int64_t{min(lane / 4, rows - 1)} * p.x_stride + first_;
+#pragma unroll
+    for (int c = 0; c < kMostChunks; ++c) {
+      x_[c] = c < chunks_ ? load_eight(row + c * kChunk) : Eight{};
+    }
+  }
+  // The bits are those of few_rows.cu: there, lane v of a warp has vectors v, v + 32, ..., of which
+  // the first eight chunks have one for each lane.
+  __device__ void normalise(const Product& p, int rows, int warp, int lane,
+                            float (&squares)[kWarps][kTileRows]) {
+    constexpr int kSums = 8;
+    float sums[kSums] = {};
+#pragma unroll
+    for (int c = 0; c < kMostChunks; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = products::floats_of(x_[c].pair[i]);
+        sums[c % kSums] = fmaf(pair.x, pair.x, sums[c % kSums]);
+        sums[c % kSums] = fmaf(pair.y, pair.y, sums[c % kSums]);
+      }
+    }
+#pragma unroll
+    for (int distance = kSums / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int i = 0; i < distance; ++i) sums[i] += sums[i + distance];
+    }
+    float sum = sums[0];
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    if (lane % 4 == 0) squares[warp][lane / 4] = sum;
+    __syncthreads();
+    const float factor = products::inverse_rms(squares, min(lane / 4, rows - 1), p.few_rows(rows));
+#pragma unroll
+    for (int c = 0; c < kMostChunks; ++c) {
+      if (c >= chunks_) continue;
+      x_[c] = products::normalise(x_[c], load_eight(p.norm_w + first_ + c * kChunk), factor);
+    }
+  }
+  __device__ const Eight& operator[](int chunk) const {
+    return x_[chunk];
+  }
+
+ private:
+  static __device__ Eight load_eight(const bf16* from) {
+    const uint4 x = *reinterpret_cast<const uint4*>(from);
+    return {{x.x, x.y, x.z, x.w}};
+  }
+  int chunks_, first_;
+  Eight x_[kMostChunks];
+};
+
+__device__ __forceinline__ Eight load_shared(const unsigned char* from) {
+  const uint4 x = *reinterpret_cast<const uint4*>(from);
+  return {{x.x, x.y, x.z, x.w}};
+}
+
+template <int kLanes, typename Attention>
+__global__ void __launch_bounds__(kThreads, 1)
+    chain_kernel(const __grid_constant__ Program<Attention> program) {
+  __shared__ float squares[kWarps][kTileRows];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4;
+  const int q = lane % 4;
+  const int rows = program.rows;
+  unsigned char* const ring = memory + warp * kSlots * kSlotBytes;
+  // Of row g, in the first slot: the vectors of its two chunks.
+  const int even = g * kRowBytes + 16 * (q ^ (g % 2 * 4));
+  const int odd = g * kRowBytes + 16 * ((q + kChunkVectors) ^ (g % 2 * 4));
+  WeightStream<Attention> weights(program, ring, warp, lane);
+#pragma unroll 1
+  for (int i = 0; i < kSlots; ++i) weights.copy_next();
+
+  // At the end of a tile these threads add up the warps' sums of one output of one row.
+  const int tile_output = static_cast<int>(threadIdx.x) % kTileOutputs;
+  const int row = static_cast<int>(threadIdx.x) / kTileOutputs;
+  float* sums_of_tile = reinterpret_cast<float*>(memory + kRingBytes);
+  float* sums_of_next = sums_of_tile + kWarps * kSumsOfWarp;
+  int slot = 0;  // bytes from the begin of the ring
+  int products_done = 0;
+#pragma unroll 1
+  for (int link = 0; link < program.links; ++link) {
+    // For the links before this one, of all blocks.
+    const auto wait = [&] {
+      if (threadIdx.x == 0) {
+        wait_for_count(program.count, link * static_cast<int32_t>(gridDim.x));
+      }
+      __syncthreads();
+    };
+    if (program.attends[link]) {
+      const Attention& attention = program.attention[link - products_done];
+      const int parts = program.parts[link - products_done];
+      const Decode& t = attention.p.t;
+      const auto heads = static_cast<unsigned>(t.heads);
+      const auto rows_of_heads = heads * static_cast<unsigned>(t.batch);
+      bool waited = false;
+#pragma unroll 1
+      for (unsigned job = blockIdx.x; job < rows_of_heads * static_cast<unsigned>(parts);
+           job += gridDim.x) {
+        cached::attend_cached<kLanes, true>(
+            attention,
+            {static_cast<int>(job % heads), job / heads % static_cast<unsigned>(t.batch),
+             static_cast<int>(job / rows_of_heads), parts},
+            [&] {
+              if (!waited) wait();
+              waited = true;
+            });
+        __syncthreads();  // before the next job uses the shared memory
+      }
+      if (!waited) wait();
+    } else {
+      const Product& product = program.product[products_done++];
+      const FewRows p = product.few_rows(rows);
+      const auto tiles = static_cast<unsigned>(product.tiles());
+      unsigned tile = product.first_tile();
+      wait();
+      if (tile < tiles) {
+        Inputs x;
+        x.load(product, rows, warp, lane);
+        if (product.norm_w != nullptr) x.normalise(product, rows, warp, lane, squares);
+        const int slots = product.slots();
+#pragma unroll 1
+        for (; tile < tiles; tile += gridDim.x) {
+          const int64_t output = int64_t{tile} * kTileOutputs + tile_output;
+          const float residual = row < rows ? products::load_residual(p, row, output) : 0.0f;
+          float sums[4] = {};
+#pragma unroll
+          for (int s = 0; s < kMostChunks / kSlotChunks; ++s) {
+            if (s >= slots) break;
+            cp_async_wait<kSlots - 1>();
+            __syncwarp();  // the other lanes have waited too
+            const unsigned char* const from = ring + slot;
+            products::multiply_chunk(sums, load_shared(from + even),
+                                     load_shared(from + even + kHalf * kRowBytes), x[2 * s]);
+            products::multiply_chunk(sums, load_shared(from + odd),
+                                     load_shared(from + odd + kHalf * kRowBytes), x[2 * s + 1]);
+            slot = slot + kSlotBytes == kSlots * kSlotBytes ? 0 : slot + kSlotBytes;
+            __syncwarp();  // the other lanes have read the slot too
+            weights.copy_next();
+          }
+          float* const mine = sums_of_tile + warp * kSumsOfWarp + g * kSumStride + 2 * q;
+          mine[0] = sums[0];
+          mine[1] = sums[1];
+          mine[kHalf * kSumStride] = sums[2];
+          mine[kHalf * kSumStride + 1] = sums[3];
+          __syncthreads();
+          if (row < rows) {
+            const auto sum_over_warps = [&](int of) {
+              float sum = 0.0f;
+#pragma unroll
+              for (int from = 0; from < kWarps; ++from) {
+                sum += sums_of_tile[from * kSumsOfWarp + of * kSumStride + row];
+              }
+              return sum;
+            };
+            const float sum = p.alpha * sum_over_warps(tile_output);
+            if (!product.swiglu) {
+              products::store_output(p, row, output, sum + residual);
+            } else if (tile_output < kHalf) {
+              const float value = p.alpha * sum_over_warps(tile_output + kHalf);
+              products::store_output(p, row, int64_t{tile} * kHalf + tile_output,
+                                     products::swiglu(p, sum, value));
+            }
+          }
+          // Nobody writes these sums again before all threads have come to the next barrier.
+          float* const swapped = sums_of_tile;
+          sums_of_tile = sums_of_next;
+          sums_of_next = swapped;
+        }
+      }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const int32_t last = program.links * static_cast<int32_t>(gridDim.x) - 1;
+      // After the last link nobody waits.
+      if (add_to_count(program.count) == last) *program.count = 0;
+    }
+  }
+  cp_async_wait<0>();
+}
+
+bool fits(const FewRows& p) {
+  const int64_t most = int64_t{kMostChunks} * kWarps * kChunk;
+  const int64_t outputs = p.swiglu ? kHalf : kTileOutputs;
+  const auto is_short = [](int64_t stride) { return stride <= INT32_MAX; };
+  return p.rows > 0 && p.rows <= kChainRows && p.n > 0 && p.n % outputs == 0 &&
+         p.n < INT32_MAX / 2 && p.k % kChunk == 0 && p.k <= most &&
+         vectors_fit<8>(p.x, p.w, p.norm_w) && is_short(p.x.stride) && is_short(p.w.stride) &&
+         is_short(p.y.stride) && is_short(p.residual.stride);
+}
+bool fits(const Decode& t) {
+  return t.batch > 0 && t.batch <= kChainRows && t.heads > 0 && t.head_dim > 32 &&
+         t.head_dim <= 128 && cached::has_vectors(t);
+}
+
+template <typename Link>
+struct AttentionOf;
+template <>
+struct AttentionOf<StickBreakingDecode> {
+  using Type = cached::StickBreaking;
+  static Type make(const StickBreakingDecode& p) { return {p}; }
+};
+template <>
+struct AttentionOf<SoftmaxDecode> {
+  using Type = cached::Softmax<cached::NoBias>;
+  static Type make(const SoftmaxDecode& p) { return {p, {}}; }
+};
+
+// Launches links that a program has room for, with attention of one kind and width.
+template <int kLanes, typename Attends>
+void launch(cudaStream_t stream, std::span<const ChainLink> links, int32_t* count) {
+  using Attention = typename AttentionOf<Attends>::Type;
+  static_assert(sizeof(Program<Attention>) <= 32764, "more than the parameters of a kernel can be");
+  const unsigned blocks = blocks_of_device("chain");
+  const auto program = std::make_unique<Program<Attention>>();
+  program->count = count;
+  program->links = static_cast<int32_t>(links.size());
+  int attentions = 0;
+  unsigned first = 0;
+  for (size_t i = 0; i < links.size(); ++i) {
+    if (const auto* attends = std::get_if<Attends>(&links[i])) {
+      program->parts[attentions] = static_cast<int32_t>(cached::blocks_of_head(attends->t));
+      program->attention[attentions++] = AttentionOf<Attends>::make(*attends);
+      program->rows = static_cast<int32_t>(attends->t.batch);
+      program->attends[i] = true;
+      continue;
+    }
+    const auto& p = std::get<FewRows>(links[i]);
+    program->rows = static_cast<int32_t>(p.rows);
+    program->product[program->products++] = {
+        .y = p.y.data,
+        .x = p.x.data,
+        .w = p.w.data,
+        .residual = p.residual.data,
+        .norm_w = p.norm_w,
+        .y_stride = static_cast<int32_t>(p.y.stride),
+        .x_stride = static_cast<int32_t>(p.x.stride),
+        .w_stride = static_cast<int32_t>(p.w.stride),
+        .residual_stride = static_cast<int32_t>(p.residual.stride),
+        .n = static_cast<int32_t>(p.n),
+        .k = static_cast<int32_t>(p.k),
+        .alpha = p.alpha,
+        .norm_eps = p.norm_eps,
+        .first = first,
+        .type = p.type,
+        .swiglu = p.swiglu};
+    first = static_cast<unsigned>((first + p.n / (p.swiglu ? kHalf : kTileOutputs)) % blocks);
+  }
+  launch_together("chain", stream, chain_kernel<kLanes, Attention>, blocks, kThreads, kSharedBytes,
+                  *program);
+}
+
+// Which of the kernels computes a link; 0: any of them.
+int kind(const ChainLink& link) {
+  const auto of = [](const Decode& t, int first) { return t.head_dim <= 64 ? first : first + 1; };
+  if (const auto* p = std::get_if<StickBreakingDecode>(&link)) return of(p->t, 1);
+  if (const auto* p = std::get_if<SoftmaxDecode>(&link)) return of(p->t, 3);
+  return 0;
+}
+
+void launch(cudaStream_t stream, std::span<const ChainLink> links, int32_t* count, int kind) {
+  switch (kind) {
+    case 2:
+      return launch<16, StickBreakingDecode>(stream, links, count);
+    case 3:
+      return launch<8, SoftmaxDecode>(stream, links, count);
+    case 4:
+      return launch<16, SoftmaxDecode>(stream, links, count);
+    default:
+      return launch<8, StickBreakingDecode>(stream, links, count);
+  }
+}
+
+}  // namespace
+
+bool chain_takes(const ChainLink& link) {
+  if (const auto* p = std::get_if<FewRows>(&link)) return fits(*p);
+  if (const auto* p = std::get_if<StickBreakingDecode>(&link)) return fits(p->t);
+  return fits(std::get<SoftmaxDecode>(link).t);
+}
+
+void chain(cudaStream_t stream, std::span<const ChainLink> links, int32_t* count) {
+  for (size_t begin = 0; begin < links.size();) {
+    int products = 0;
+    int attentions = 0;
+    int of = 0;
+    size_t end = begin;
+    for (; end < links.size(); ++end) {
+      const int mine = kind(links[end]);
+      if (mine != 0 && of != 0 && mine != of) break;
+      if ((mine == 0 ? products : attentions) == (mine == 0 ? kMostProducts : kMostAttentions)) {
+        break;
+      }
+      ++(mine == 0 ? products : attentions);
+      of = std::max(of, mine);
+    }
+    launch(stream, links.subspan(begin, end - begin), count, of);
+    begin = end;
+  }
+}
+
+}  // namespace sbtrain::kernels
