@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
       for (unsigned job = blockIdx.x; job < rows_of_heads * static_cast<unsigned>(parts);
            job += gridDim.x) {
-        cached::attend_cached<kLanes, true>(
+        cached::attend_cached<kLanes, true, cached::kBatch>(
             attention,
             {static_cast<int>(job % heads), job / heads % static_cast<unsigned>(t.batch),
              static_cast<int>(job / rows_of_heads), parts},
