@@ -6,6 +6,7 @@
 #include "kernels/few_rows.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/grid_barrier.cuh"
+#include "kernels/rope.cuh"
 
 namespace sbtrain::kernels {
 
@@ -27,9 +28,11 @@ using products::kTileOutputs;
 using products::kTileRows;
 using products::kWarps;
 
-constexpr int kMostProducts = 240;
-constexpr int kMostAttentions = 60;
-constexpr int kMostLinks = kMostProducts + kMostAttentions;
+constexpr int kMostProducts = 200;
+constexpr int kMostAttentions = 50;
+constexpr int kMostRotations = 50;
+constexpr int kMostLinks = kMostProducts + kMostAttentions + kMostRotations;
+constexpr int kMostFrequencies = 64;  // of a rotation; all have the same
 
 constexpr int kMostChunks = 16;  // of a warp, of which it holds the inputs in registers
 constexpr int kSlotChunks = 2;   // a slot has those of one tile: 128 bytes of each of 16 rows
@@ -84,6 +87,14 @@ struct Product {
   }
 };
 
+struct Rotation {
+  bf16* x;
+  const int32_t* positions;
+  int32_t stride, heads, half;  // half of the channels of a head
+};
+
+enum class LinkKind : uint8_t { kProduct, kAttention, kRotation };
+
 template <typename Attention>
 struct Program {
   int32_t* count;
@@ -91,7 +102,9 @@ struct Program {
   Product product[kMostProducts];
   Attention attention[kMostAttentions];
   int32_t parts[kMostAttentions];  // that a head of a sequence is divided into
-  bool attends[kMostLinks];
+  Rotation rotation[kMostRotations];
+  double turns[kMostFrequencies];
+  LinkKind kind[kMostLinks];
 };
 
 // What a warp copies of the weights of all products, slot by slot.
@@ -249,6 +262,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   float* sums_of_next = sums_of_tile + kWarps * kSumsOfWarp;
   int slot = 0;  // bytes from the begin of the ring
   int products_done = 0;
+  int attentions_done = 0;
+  int rotations_done = 0;
 #pragma unroll 1
   for (int link = 0; link < program.links; ++link) {
     // For the links before this one, of all blocks.
@@ -258,9 +273,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       __syncthreads();
     };
-    if (program.attends[link]) {
-      const Attention& attention = program.attention[link - products_done];
-      const int parts = program.parts[link - products_done];
+    if (program.kind[link] == LinkKind::kAttention) {
+      const Attention& attention = program.attention[attentions_done];
+      const int parts = program.parts[attentions_done++];
       const Decode& t = attention.p.t;
       const auto heads = static_cast<unsigned>(t.heads);
       const auto rows_of_heads = heads * static_cast<unsigned>(t.batch);
@@ -279,6 +294,23 @@ __global__ void __launch_bounds__(kThreads, 1)
         __syncthreads();  // before the next job uses the shared memory
       }
       if (!waited) wait();
+    } else if (program.kind[link] == LinkKind::kRotation) {
+      const Rotation& p = program.rotation[rotations_done++];
+      wait();
+      const unsigned of_row = p.heads * p.half;
+#pragma unroll 1
+      for (unsigned task = blockIdx.x * kThreads + threadIdx.x; task < rows * of_row;
+           task += gridDim.x * kThreads) {
+        const unsigned row = task / of_row;
+        const unsigned head = task % of_row / p.half;
+        const unsigned frequency = task % p.half;
+        bf16* const x = p.x + int64_t{row} * p.stride + 2 * head * p.half + frequency;
+        float x1 = to_float(x[0]);
+        float x2 = to_float(x[p.half]);
+        rotate(rope_angle(p.positions[row], program.turns[frequency]), x1, x2);
+        x[0] = __float2bfloat16_rn(x1);
+        x[p.half] = __float2bfloat16_rn(x2);
+      }
     } else {
       const Product& product = program.product[products_done++];
       const FewRows p = product.few_rows(rows);
@@ -364,6 +396,11 @@ bool fits(const Decode& t) {
          t.head_dim <= 128 && cached::has_vectors(t);
 }
 
+bool fits(const Rope& p) {
+  return p.rows > 0 && p.rows <= kChainRows && p.heads > 0 && p.head_dim > 0 &&
+         p.head_dim % 2 == 0 && p.head_dim / 2 <= kMostFrequencies && p.x.stride <= INT32_MAX;
+}
+
 template <typename Link>
 struct AttentionOf;
 template <>
@@ -387,13 +424,25 @@ void launch(cudaStream_t stream, std::span<const ChainLink> links, int32_t* coun
   program->count = count;
   program->links = static_cast<int32_t>(links.size());
   int attentions = 0;
+  int rotations = 0;
   unsigned first = 0;
   for (size_t i = 0; i < links.size(); ++i) {
     if (const auto* attends = std::get_if<Attends>(&links[i])) {
       program->parts[attentions] = static_cast<int32_t>(cached::blocks_of_head(attends->t));
       program->attention[attentions++] = AttentionOf<Attends>::make(*attends);
       program->rows = static_cast<int32_t>(attends->t.batch);
-      program->attends[i] = true;
+      program->kind[i] = LinkKind::kAttention;
+      continue;
+    }
+    if (const auto* p = std::get_if<Rope>(&links[i])) {
+      program->rotation[rotations++] = {.x = p->x.data,
+                                        .positions = p->positions,
+                                        .stride = static_cast<int32_t>(p->x.stride),
+                                        .heads = p->heads,
+                                        .half = p->head_dim / 2};
+      std::copy_n(p->turns, p->head_dim / 2, program->turns);
+      program->rows = static_cast<int32_t>(p->rows);
+      program->kind[i] = LinkKind::kRotation;
       continue;
     }
     const auto& p = std::get<FewRows>(links[i]);
@@ -429,6 +478,10 @@ int kind(const ChainLink& link) {
   return 0;
 }
 
+bool same_frequencies(const Rope& a, const Rope& b) {
+  return a.head_dim == b.head_dim && std::equal(a.turns, a.turns + a.head_dim / 2, b.turns);
+}
+
 void launch(cudaStream_t stream, std::span<const ChainLink> links, int32_t* count, int kind) {
   switch (kind) {
     case 2:
@@ -447,6 +500,7 @@ void launch(cudaStream_t stream, std::span<const ChainLink> links, int32_t* coun
 bool chain_takes(const ChainLink& link) {
   if (const auto* p = std::get_if<FewRows>(&link)) return fits(*p);
   if (const auto* p = std::get_if<StickBreakingDecode>(&link)) return fits(p->t);
+  if (const auto* p = std::get_if<Rope>(&link)) return fits(*p);
   return fits(std::get<SoftmaxDecode>(link).t);
 }
 
@@ -454,17 +508,21 @@ void chain(cudaStream_t stream, std::span<const ChainLink> links, int32_t* count
   for (size_t begin = 0; begin < links.size();) {
     int products = 0;
     int attentions = 0;
+    int rotations = 0;
     int of = 0;
-    size_t end = begin;
-    for (; end < links.size(); ++end) {
-      const int mine = kind(links[end]);
-      if (mine != 0 && of != 0 && mine != of) break;
-      if ((mine == 0 ? products : attentions) == (mine == 0 ? kMostProducts : kMostAttentions)) {
-        break;
+    const Rope* rope = nullptr;
+    // Whether the program that has the links from `begin` on can have this one as well.
+    const auto add = [&](const ChainLink& link) {
+      if (std::holds_alternative<FewRows>(link)) return ++products <= kMostProducts;
+      if (const auto* p = std::get_if<Rope>(&link)) {
+        if (rope == nullptr) rope = p;
+        return ++rotations <= kMostRotations && same_frequencies(*rope, *p);
       }
-      ++(mine == 0 ? products : attentions);
-      of = std::max(of, mine);
-    }
+      if (of == 0) of = kind(link);
+      return ++attentions <= kMostAttentions && kind(link) == of;
+    };
+    size_t end = begin;
+    while (end < links.size() && add(links[end])) ++end;
     launch(stream, links.subspan(begin, end - begin), count, of);
     begin = end;
   }

@@ -1,5 +1,5 @@
-// Products of few rows and attention to a cache, each of which takes what the one before gives,
-// computed by one kernel: the layers of a decode step.
+// Products of few rows, rotations and attention to a cache, each of which takes what the one before
+// gives, computed by one kernel: the layers of a decode step.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,10 +10,11 @@
 
 #include "kernels/decode.h"
 #include "kernels/few_rows.h"
+#include "kernels/rope.h"
 
 namespace sbtrain::kernels {
 
-using ChainLink = std::variant<FewRows, StickBreakingDecode, SoftmaxDecode>;
+using ChainLink = std::variant<FewRows, StickBreakingDecode, SoftmaxDecode, Rope>;
 
 inline constexpr int64_t kChainRows = 8;
 

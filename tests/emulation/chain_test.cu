@@ -15,6 +15,7 @@ using kernels::bf16;
 using kernels::ChainLink;
 using kernels::Decode;
 using kernels::FewRows;
+using kernels::Rope;
 using kernels::SoftmaxDecode;
 using kernels::StickBreakingDecode;
 
@@ -61,6 +62,14 @@ class Layers {
                      .arrived = arrived_.data(),
                      .early = false};
       if (softmax) {
+        Rope rope{.x = {qkv, qkv_width},
+                  .positions = lengths_.data(),
+                  .rows = c.rows,
+                  .heads = c.heads + c.key_heads,
+                  .head_dim = c.head_dim,
+                  .turns = {}};
+        for (int i = 0; i < c.head_dim / 2; ++i) rope.turns[i] = 0.2 / (i + 1);
+        links_.push_back(rope);
         links_.push_back(SoftmaxDecode{.t = t, .window = layer == 0 ? 0 : c.capacity / 2});
       } else {
         links_.push_back(StickBreakingDecode{.t = t,
@@ -130,6 +139,7 @@ void one_by_one(std::span<const ChainLink> links, int32_t*) {
       kernels::stickbreaking_decode(nullptr, *p);
     }
     if (const auto* p = std::get_if<SoftmaxDecode>(&link)) kernels::softmax_decode(nullptr, *p);
+    if (const auto* p = std::get_if<Rope>(&link)) kernels::rope(nullptr, *p);
   }
 }
 void chained(std::span<const ChainLink> links, int32_t* count) {

@@ -11,6 +11,7 @@
 #include "ops/chain.h"
 #include "ops/linear.h"
 #include "ops/memory.h"
+#include "ops/rope.h"
 #include "ops/sampling.h"
 
 namespace sbtrain {
@@ -106,7 +107,12 @@ class Layers {
     ops::run(s_, op);
   }
   void attend(const Layer& w) const {
-    softmax_ ? attend(ops::SoftmaxDecode(), w) : attend(ops::StickBreakingDecode(), w);
+    if (!softmax_) return attend(ops::StickBreakingDecode(), w);
+    ops::run(s_, ops::Rope{.x_THd = qkv_->tensor().col_range(0, width_ + keys_),
+                           .positions_T = *lengths_,
+                           .params = {.heads = c_.heads + c_.key_heads,
+                                      .frequencies = ops::rope_frequencies(1e4, c_.head_dim)}});
+    attend(ops::SoftmaxDecode(), w);
   }
 
   int made_ = 0;

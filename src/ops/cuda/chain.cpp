@@ -13,8 +13,10 @@ void launch_alone(cudaStream_t stream, const kernels::ChainLink& link) {
     kernels::few_rows(stream, *product);
   } else if (const auto* stick = std::get_if<kernels::StickBreakingDecode>(&link)) {
     kernels::stickbreaking_decode(stream, *stick);
+  } else if (const auto* softmax = std::get_if<kernels::SoftmaxDecode>(&link)) {
+    kernels::softmax_decode(stream, *softmax);
   } else {
-    kernels::softmax_decode(stream, std::get<kernels::SoftmaxDecode>(link));
+    kernels::rope(stream, std::get<kernels::Rope>(link));
   }
 }
 

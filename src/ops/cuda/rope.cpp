@@ -2,6 +2,7 @@
 
 #include "kernels/rope.h"
 #include "ops/cuda/arguments.h"
+#include "ops/cuda/chain.h"
 #include "ops/cuda/context.h"
 
 namespace sbtrain::ops::cuda {
@@ -15,7 +16,7 @@ void run(Cuda, Stream& s, const Rope& op) {
                   .turns = {},
                   .early = begins_early(s)};
   kernels::set_rope_frequencies(p, op.params.frequencies.data(), op.params.inverse);
-  kernels::rope(cuda_stream(s), p);
+  launch(s, p);
 }
 
 }  // namespace sbtrain::ops::cuda
