@@ -497,6 +497,11 @@ void launch(cudaStream_t stream, std::span<const ChainLink> links, int32_t* coun
 
 }  // namespace
 
+bool chain_runs() {
+  constexpr size_t kStaticBytes = 8 << 10;  // at most
+  return shared_bytes_of_block("chain") >= kSharedBytes + kStaticBytes;
+}
+
 bool chain_takes(const ChainLink& link) {
   if (const auto* p = std::get_if<FewRows>(&link)) return fits(*p);
   if (const auto* p = std::get_if<StickBreakingDecode>(&link)) return fits(p->t);

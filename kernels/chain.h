@@ -18,6 +18,8 @@ using ChainLink = std::variant<FewRows, StickBreakingDecode, SoftmaxDecode, Rope
 
 inline constexpr int64_t kChainRows = 8;
 
+// Whether the current device has what the kernel takes: shared memory as of Hopper.
+bool chain_runs();
 // Whether a chain can have such a link: for products, up to kChainRows rows and 4096 channels,
 // whose sizes and addresses fit vectors and tiles.
 bool chain_takes(const ChainLink& link);

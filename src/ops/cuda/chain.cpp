@@ -49,7 +49,7 @@ void launch(const Stream& s, const kernels::ChainLink& link) {
 
 void run_chained(Stream& s, const std::function<void()>& work) {
   Context& c = context(s);
-  if (!begins_early(s)) return work();
+  if (!begins_early(s) || !kernels::chain_runs()) return work();
   // Whatever happens to `work`, the ops after it are not collected.
   struct End {
     Context& context;
