@@ -35,15 +35,19 @@ constexpr int kMostLinks = kMostProducts + kMostAttentions + kMostRotations;
 constexpr int kMostFrequencies = 64;  // of a rotation; all have the same
 
 constexpr int kMostChunks = 16;  // of a warp, of which it holds the inputs in registers
+constexpr int kMostNormed = 8;   // the same where it holds the weights of the norm as well
 constexpr int kSlotChunks = 2;   // a slot has those of one tile: 128 bytes of each of 16 rows
 constexpr int kRowBytes = 2 * kSlotChunks * kChunk;
 constexpr int kSlotBytes = kTileOutputs * kRowBytes;
-constexpr int kSlots = 12;  // of a warp
+constexpr int kSlots = 12;     // of a warp
+constexpr int kMostTiles = 4;  // that a block computes at once
 constexpr int kRingBytes = kWarps * kSlots * kSlotBytes;
+constexpr int kDeferringWarps = 1;
 constexpr int kSumStride = kTileRows + 1;
 constexpr int kSumsOfWarp = kTileOutputs * kSumStride;
+constexpr int kSumsOfTile = kWarps * kSumsOfWarp;
 constexpr int kSharedBytes =
-    kRingBytes + 2 * kWarps * kSumsOfWarp * static_cast<int>(sizeof(float));
+    kRingBytes + kMostTiles * kSumsOfTile * static_cast<int>(sizeof(float));
 
 // A product with what fits 32 bits. Its tiles go round the blocks, beginning with block `first`,
 // which is where those of the product before have ended.
@@ -61,6 +65,11 @@ struct Product {
   bool swiglu;
 
   __device__ int tiles() const { return n / (swiglu ? kHalf : kTileOutputs); }
+  // How many tiles a block computes at once from its tile `tile` on.
+  __device__ int tiles_from(unsigned tile) const {
+    const unsigned left = static_cast<unsigned>(tiles()) - tile;
+    return min(kMostTiles, static_cast<int>((left + gridDim.x - 1) / gridDim.x));
+  }
   __device__ unsigned first_tile() const {
     return blockIdx.x >= first ? blockIdx.x - first : blockIdx.x + gridDim.x - first;
   }
@@ -98,6 +107,7 @@ enum class LinkKind : uint8_t { kProduct, kAttention, kRotation };
 template <typename Attention>
 struct Program {
   int32_t* count;
+  const int32_t* lengths;
   int32_t links, products, rows;
   Product product[kMostProducts];
   Attention attention[kMostAttentions];
@@ -107,7 +117,8 @@ struct Program {
   LinkKind kind[kMostLinks];
 };
 
-// What a warp copies of the weights of all products, slot by slot.
+// What a warp copies of the weights of all products, slot by slot: the first slot of each of the
+// tiles that are computed at once, then the second, ...
 template <typename Attention>
 class WeightStream {
  public:
@@ -126,20 +137,24 @@ class WeightStream {
   __device__ void copy_next() {
     if (product_ < program_.products) {
       const bool valid = slot_ * kSlotChunks + vector_ / kChunkVectors < chunks_;
+      const bf16* const from = from_ + of_tiles_ * to_tile_;
       const uint32_t to = begin_ + to_ + row_ * kRowBytes + 16 * (vector_ ^ (row_ % 2 * 4));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < kHalf / kRowsAtOnce; ++i) {
           cp_async16(to + (kHalf * half + kRowsAtOnce * i) * kRowBytes,
-                     from_ + half * to_high_ + i * to_next_, valid);
+                     from + half * to_high_ + i * to_next_, valid);
         }
       }
-      from_ += kSlotChunks * kChunk;
       to_ = to_ + kSlotBytes == kSlots * kSlotBytes ? 0 : to_ + kSlotBytes;
-      if (++slot_ == slots_) {
-        tile_ += gridDim.x;
-        find_tile();
+      if (++of_tiles_ == tiles_) {
+        of_tiles_ = 0;
+        from_ += kSlotChunks * kChunk;
+        if (++slot_ == slots_) {
+          tile_ += tiles_ * gridDim.x;
+          find_tile();
+        }
       }
     }
     cp_async_commit();
@@ -161,6 +176,8 @@ class WeightStream {
     from_ = p.w + row * p.w_stride + warp_ * of_warp * kChunk + 8 * vector_;
     to_high_ = int64_t{p.swiglu ? p.n : kHalf} * p.w_stride;
     to_next_ = int64_t{kRowsAtOnce} * p.w_stride;
+    to_tile_ = int64_t{gridDim.x} * (p.swiglu ? kHalf : kTileOutputs) * p.w_stride;
+    tiles_ = p.tiles_from(tile_);
     slot_ = 0;
     slots_ = p.slots();
     chunks_ = p.chunks(warp_);
@@ -173,38 +190,45 @@ class WeightStream {
   unsigned tile_;
   int slot_ = 0, slots_ = 0, chunks_ = 0;
   const bf16* from_ = nullptr;
-  int64_t to_high_ = 0, to_next_ = 0;
+  int64_t to_high_ = 0, to_next_ = 0, to_tile_ = 0;
+  int tiles_ = 0, of_tiles_ = 0;  // computed at once; which of them comes next
 };
 
 // The inputs of a warp's chunks: lane 4g + q has eight channels of each chunk of row g.
 class Inputs {
  public:
-  __device__ void load(const Product& p, int rows, int warp, int lane) {
+  // Before the inputs are there.
+  __device__ void load_norm(const Product& p, int warp, int lane) {
     chunks_ = p.chunks(warp);
     first_ = warp * p.of_warp() * kChunk + 8 * (lane % 4);
+    if (p.norm_w == nullptr) return;
+#pragma unroll
+    for (int c = 0; c < kMostNormed; ++c) {
+      w_[c] = c < chunks_ ? load_eight(p.norm_w + first_ + c * kChunk) : Eight{};
+    }
+  }
+  __device__ void load(const Product& p, int rows, int lane) {
     const bf16* row = p.x + int64_t{min(lane / 4, rows - 1)} * p.x_stride + first_;
 #pragma unroll
     for (int c = 0; c < kMostChunks; ++c) {
       x_[c] = c < chunks_ ? load_eight(row + c * kChunk) : Eight{};
     }
   }
-  // The bits are those of few_rows.cu: there, lane v of a warp has vectors v, v + 32, ..., of which
-  // the first eight chunks have one for each lane.
+  // The bits are those of few_rows.cu, where lane v of a warp has vector v.
   __device__ void normalise(const Product& p, int rows, int warp, int lane,
                             float (&squares)[kWarps][kTileRows]) {
-    constexpr int kSums = 8;
-    float sums[kSums] = {};
+    float sums[kMostNormed] = {};
 #pragma unroll
-    for (int c = 0; c < kMostChunks; ++c) {
+    for (int c = 0; c < kMostNormed; ++c) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 pair = products::floats_of(x_[c].pair[i]);
-        sums[c % kSums] = fmaf(pair.x, pair.x, sums[c % kSums]);
-        sums[c % kSums] = fmaf(pair.y, pair.y, sums[c % kSums]);
+        sums[c] = fmaf(pair.x, pair.x, sums[c]);
+        sums[c] = fmaf(pair.y, pair.y, sums[c]);
       }
     }
 #pragma unroll
-    for (int distance = kSums / 2; distance > 0; distance /= 2) {
+    for (int distance = kMostNormed / 2; distance > 0; distance /= 2) {
 #pragma unroll
       for (int i = 0; i < distance; ++i) sums[i] += sums[i + distance];
     }
@@ -215,10 +239,7 @@ class Inputs {
     __syncthreads();
     const float factor = products::inverse_rms(squares, min(lane / 4, rows - 1), p.few_rows(rows));
 #pragma unroll
-    for (int c = 0; c < kMostChunks; ++c) {
-      if (c >= chunks_) continue;
-      x_[c] = products::normalise(x_[c], load_eight(p.norm_w + first_ + c * kChunk), factor);
-    }
+    for (int c = 0; c < kMostNormed; ++c) x_[c] = products::normalise(x_[c], w_[c], factor);
   }
   __device__ const Eight& operator[](int chunk) const {
     return x_[chunk];
@@ -231,7 +252,20 @@ class Inputs {
   }
   int chunks_, first_;
   Eight x_[kMostChunks];
+  Eight w_[kMostNormed];
 };
+
+// Waits until at most `pending` of this lane's slots have not arrived.
+template <int kMost>
+__device__ __forceinline__ void wait_for_slots(int pending) {
+  if constexpr (kMost <= 0) {
+    cp_async_wait<0>();
+  } else if (pending >= kMost) {
+    cp_async_wait<kMost>();
+  } else {
+    wait_for_slots<kMost - 1>(pending);
+  }
+}
 
 __device__ __forceinline__ Eight load_shared(const unsigned char* from) {
   const uint4 x = *reinterpret_cast<const uint4*>(from);
@@ -242,6 +276,7 @@ template <int kLanes, typename Attention>
 __global__ void __launch_bounds__(kThreads, 1)
     chain_kernel(const __grid_constant__ Program<Attention> program) {
   __shared__ float squares[kWarps][kTileRows];
+  __shared__ int lengths[kTileRows];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4;
@@ -255,12 +290,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   for (int i = 0; i < kSlots; ++i) weights.copy_next();
 
-  // At the end of a tile these threads add up the warps' sums of one output of one row.
+  if (program.lengths != nullptr && static_cast<int>(threadIdx.x) < rows) {
+    lengths[threadIdx.x] = program.lengths[threadIdx.x];
+  }
+  __syncthreads();
+
+  // At the end of the products these threads add up the warps' sums of one output of one row, of
+  // every other tile.
   const int tile_output = static_cast<int>(threadIdx.x) % kTileOutputs;
-  const int row = static_cast<int>(threadIdx.x) / kTileOutputs;
-  float* sums_of_tile = reinterpret_cast<float*>(memory + kRingBytes);
-  float* sums_of_next = sums_of_tile + kWarps * kSumsOfWarp;
-  int slot = 0;  // bytes from the begin of the ring
+  const int row = static_cast<int>(threadIdx.x) / kTileOutputs % kTileRows;
+  const int first_tile = static_cast<int>(threadIdx.x) / (kTileOutputs * kTileRows);
+  constexpr int kTilesAtOnce = kThreads / (kTileOutputs * kTileRows);
+  float* const sums_of_tiles = reinterpret_cast<float*>(memory + kRingBytes);
+  int slot = 0;      // bytes from the begin of the ring
+  int deferred = 0;  // slots that this warp copies after the release of the count
   int products_done = 0;
   int attentions_done = 0;
   int rotations_done = 0;
@@ -286,6 +329,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         cached::attend_cached<kLanes, true, cached::kBatch>(
             attention,
             {static_cast<int>(job % heads), job / heads % static_cast<unsigned>(t.batch),
+             lengths[job / heads % static_cast<unsigned>(t.batch)],
              static_cast<int>(job / rows_of_heads), parts},
             [&] {
               if (!waited) wait();
@@ -316,60 +360,115 @@ __global__ void __launch_bounds__(kThreads, 1)
       const FewRows p = product.few_rows(rows);
       const auto tiles = static_cast<unsigned>(product.tiles());
       unsigned tile = product.first_tile();
+      Inputs x;
+      if (tile < tiles) x.load_norm(product, warp, lane);
       wait();
       if (tile < tiles) {
-        Inputs x;
-        x.load(product, rows, warp, lane);
+        x.load(product, rows, lane);
         if (product.norm_w != nullptr) x.normalise(product, rows, warp, lane, squares);
-        const int slots = product.slots();
-#pragma unroll 1
-        for (; tile < tiles; tile += gridDim.x) {
-          const int64_t output = int64_t{tile} * kTileOutputs + tile_output;
-          const float residual = row < rows ? products::load_residual(p, row, output) : 0.0f;
-          float sums[4] = {};
+      }
+      const int slots = product.slots();
+      while (tile < tiles) {
+        const int at_once = product.tiles_from(tile);
+        const auto output_of = [&](int i) {
+          return int64_t{tile + i * gridDim.x} * (product.swiglu ? kHalf : kTileOutputs) +
+                 tile_output;
+        };
+        float residual[kMostTiles / kTilesAtOnce];
+#pragma unroll
+        for (int i = 0; i < kMostTiles / kTilesAtOnce; ++i) {
+          const int of = first_tile + kTilesAtOnce * i;
+          const bool has = of < at_once && row < rows;
+          residual[i] = has ? products::load_residual(p, row, output_of(of)) : 0.0f;
+        }
+        // The release of the count waits for the copies of this warp that are under way.
+        const bool defers = warp < kDeferringWarps && tile + at_once * gridDim.x >= tiles &&
+                            at_once * slots <= kSlots;
+        const auto multiply = [&](auto count) {
+          constexpr int kTiles = decltype(count)::value;
+          float sums[kTiles][4] = {};
 #pragma unroll
           for (int s = 0; s < kMostChunks / kSlotChunks; ++s) {
             if (s >= slots) break;
-            cp_async_wait<kSlots - 1>();
+            wait_for_slots<kSlots - kTiles>(kSlots - kTiles * (defers ? s + 1 : 1));
             __syncwarp();  // the other lanes have waited too
-            const unsigned char* const from = ring + slot;
-            products::multiply_chunk(sums, load_shared(from + even),
-                                     load_shared(from + even + kHalf * kRowBytes), x[2 * s]);
-            products::multiply_chunk(sums, load_shared(from + odd),
-                                     load_shared(from + odd + kHalf * kRowBytes), x[2 * s + 1]);
-            slot = slot + kSlotBytes == kSlots * kSlotBytes ? 0 : slot + kSlotBytes;
-            __syncwarp();  // the other lanes have read the slot too
-            weights.copy_next();
-          }
-          float* const mine = sums_of_tile + warp * kSumsOfWarp + g * kSumStride + 2 * q;
-          mine[0] = sums[0];
-          mine[1] = sums[1];
-          mine[kHalf * kSumStride] = sums[2];
-          mine[kHalf * kSumStride + 1] = sums[3];
-          __syncthreads();
-          if (row < rows) {
-            const auto sum_over_warps = [&](int of) {
-              float sum = 0.0f;
+            int from[kTiles];
 #pragma unroll
-              for (int from = 0; from < kWarps; ++from) {
-                sum += sums_of_tile[from * kSumsOfWarp + of * kSumStride + row];
-              }
-              return sum;
-            };
-            const float sum = p.alpha * sum_over_warps(tile_output);
-            if (!product.swiglu) {
-              products::store_output(p, row, output, sum + residual);
-            } else if (tile_output < kHalf) {
-              const float value = p.alpha * sum_over_warps(tile_output + kHalf);
-              products::store_output(p, row, int64_t{tile} * kHalf + tile_output,
-                                     products::swiglu(p, sum, value));
+            for (int i = 0; i < kTiles; ++i) {
+              from[i] = slot;
+              slot = slot + kSlotBytes == kSlots * kSlotBytes ? 0 : slot + kSlotBytes;
             }
+            // A tile's products wait for each other, those of different tiles do not.
+#pragma unroll
+            for (int c = 0; c < kSlotChunks; ++c) {
+              Eight low[kTiles];
+              Eight high[kTiles];
+#pragma unroll
+              for (int i = 0; i < kTiles; ++i) {
+                const unsigned char* const at = ring + from[i] + (c == 0 ? even : odd);
+                low[i] = load_shared(at);
+                high[i] = load_shared(at + kHalf * kRowBytes);
+              }
+#pragma unroll
+              for (int i = 0; i < kTiles; ++i) {
+                products::multiply_first(sums[i], low[i], high[i], x[kSlotChunks * s + c]);
+              }
+#pragma unroll
+              for (int i = 0; i < kTiles; ++i) {
+                products::multiply_second(sums[i], low[i], high[i], x[kSlotChunks * s + c]);
+              }
+            }
+            __syncwarp();  // the other lanes have read the slots too
+#pragma unroll 1
+            for (int i = 0; i < kTiles && !defers; ++i) weights.copy_next();
           }
-          // Nobody writes these sums again before all threads have come to the next barrier.
-          float* const swapped = sums_of_tile;
-          sums_of_tile = sums_of_next;
-          sums_of_next = swapped;
+          if (defers) deferred = kTiles * slots;
+#pragma unroll
+          for (int i = 0; i < kTiles; ++i) {
+            float* const mine =
+                sums_of_tiles + i * kSumsOfTile + warp * kSumsOfWarp + g * kSumStride + 2 * q;
+            mine[0] = sums[i][0];
+            mine[1] = sums[i][1];
+            mine[kHalf * kSumStride] = sums[i][2];
+            mine[kHalf * kSumStride + 1] = sums[i][3];
+          }
+        };
+        switch (at_once) {
+          case 1:
+            multiply(Int<1>());
+            break;
+          case 2:
+            multiply(Int<2>());
+            break;
+          case 3:
+            multiply(Int<3>());
+            break;
+          default:
+            multiply(Int<kMostTiles>());
         }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kMostTiles / kTilesAtOnce; ++i) {
+          const int of = first_tile + kTilesAtOnce * i;
+          if (of >= at_once || row >= rows) continue;
+          const auto sum_over_warps = [&](int tile_row) {
+            const float* const from =
+                sums_of_tiles + of * kSumsOfTile + tile_row * kSumStride + row;
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < kWarps; ++w) sum += from[w * kSumsOfWarp];
+            return sum;
+          };
+          const float sum = p.alpha * sum_over_warps(tile_output);
+          if (!product.swiglu) {
+            products::store_output(p, row, output_of(of), sum + residual[i]);
+          } else if (tile_output < kHalf) {
+            const float value = p.alpha * sum_over_warps(tile_output + kHalf);
+            products::store_output(p, row, output_of(of), products::swiglu(p, sum, value));
+          }
+        }
+        tile += at_once * gridDim.x;
+        if (tile < tiles) __syncthreads();  // all have read the sums
       }
     }
     __syncthreads();
@@ -378,18 +477,22 @@ __global__ void __launch_bounds__(kThreads, 1)
       // After the last link nobody waits.
       if (add_to_count(program.count) == last) *program.count = 0;
     }
+#pragma unroll 1
+    for (; deferred > 0; --deferred) weights.copy_next();
   }
   cp_async_wait<0>();
 }
 
 bool fits(const FewRows& p) {
   const int64_t most = int64_t{kMostChunks} * kWarps * kChunk;
+  const int64_t most_normed = int64_t{kMostNormed} * kWarps * kChunk;
   const int64_t outputs = p.swiglu ? kHalf : kTileOutputs;
   const auto is_short = [](int64_t stride) { return stride <= INT32_MAX; };
   return p.rows > 0 && p.rows <= kChainRows && p.n > 0 && p.n % outputs == 0 &&
-         p.n < INT32_MAX / 2 && p.k % kChunk == 0 && p.k <= most &&
-         vectors_fit<8>(p.x, p.w, p.norm_w) && is_short(p.x.stride) && is_short(p.w.stride) &&
-         is_short(p.y.stride) && is_short(p.residual.stride);
+         p.n < INT32_MAX / 2 && p.k % kChunk == 0 &&
+         p.k <= (p.norm_w == nullptr ? most : most_normed) && vectors_fit<8>(p.x, p.w, p.norm_w) &&
+         is_short(p.x.stride) && is_short(p.w.stride) && is_short(p.y.stride) &&
+         is_short(p.residual.stride);
 }
 bool fits(const Decode& t) {
   return t.batch > 0 && t.batch <= kChainRows && t.heads > 0 && t.head_dim > 32 &&
@@ -431,6 +534,7 @@ void launch(cudaStream_t stream, std::span<const ChainLink> links, int32_t* coun
       program->parts[attentions] = static_cast<int32_t>(cached::blocks_of_head(attends->t));
       program->attention[attentions++] = AttentionOf<Attends>::make(*attends);
       program->rows = static_cast<int32_t>(attends->t.batch);
+      program->lengths = attends->t.lengths;
       program->kind[i] = LinkKind::kAttention;
       continue;
     }
@@ -478,6 +582,10 @@ int kind(const ChainLink& link) {
   return 0;
 }
 
+const int32_t* lengths_of(const ChainLink& link) {
+  const auto* p = std::get_if<StickBreakingDecode>(&link);
+  return p != nullptr ? p->t.lengths : std::get<SoftmaxDecode>(link).t.lengths;
+}
 bool same_frequencies(const Rope& a, const Rope& b) {
   return a.head_dim == b.head_dim && std::equal(a.turns, a.turns + a.head_dim / 2, b.turns);
 }
@@ -516,6 +624,7 @@ void chain(cudaStream_t stream, std::span<const ChainLink> links, int32_t* count
     int rotations = 0;
     int of = 0;
     const Rope* rope = nullptr;
+    const int32_t* lengths = nullptr;
     // Whether the program that has the links from `begin` on can have this one as well.
     const auto add = [&](const ChainLink& link) {
       if (std::holds_alternative<FewRows>(link)) return ++products <= kMostProducts;
@@ -524,7 +633,8 @@ void chain(cudaStream_t stream, std::span<const ChainLink> links, int32_t* count
         return ++rotations <= kMostRotations && same_frequencies(*rope, *p);
       }
       if (of == 0) of = kind(link);
-      return ++attentions <= kMostAttentions && kind(link) == of;
+      if (lengths == nullptr) lengths = lengths_of(link);
+      return ++attentions <= kMostAttentions && kind(link) == of && lengths_of(link) == lengths;
     };
     size_t end = begin;
     while (end < links.size() && add(links[end])) ++end;

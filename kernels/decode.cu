@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads, kMany ? 3 : 2)
   let_next_kernel_begin();
   attend_cached<kLanes, kVectors, kMany ? kBatch / 2 : kBatch>(
       attention,
-      {static_cast<int>(blockIdx.x), blockIdx.y, static_cast<int>(blockIdx.z),
-       static_cast<int>(gridDim.z)},
+      {static_cast<int>(blockIdx.x), blockIdx.y, attention.p.t.lengths[blockIdx.y],
+       static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)},
       [] { wait_for_previous_kernel(); });
 }
 template <int kLanes, typename Attention>

@@ -76,13 +76,14 @@ struct Row {
 struct Job {
   int head;
   int64_t batch;
+  int length;  // of the sequence
   int part, parts;
 };
 
 // The head and sequence of a job.
 struct CachedHead {
   __device__ CachedHead(const Decode& t, const Job& job)
-      : head(job.head), batch(job.batch), length(t.lengths[job.batch]) {
+      : head(job.head), batch(job.batch), length(job.length) {
     require(length > 0 && length <= t.capacity);
     width = t.key_heads * t.head_dim;
     const int group = t.heads / t.key_heads;

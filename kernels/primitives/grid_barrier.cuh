@@ -12,8 +12,12 @@ namespace sbtrain::kernels {
 // All threads of a block have passed a barrier of the block before one of them calls this. What
 // they wrote is visible to those who see the count in wait_for_count(). Returns the count so far.
 __device__ __forceinline__ int32_t add_to_count(int32_t* count) {
-  __threadfence();
-  return atomicAdd(count, 1);
+  int32_t before;
+  asm volatile("atom.add.release.gpu.global.s32 %0, [%1], 1;\n"
+               : "=r"(before)
+               : "l"(count)
+               : "memory");
+  return before;
 }
 
 // Waits until the count is `least` or more; one thread of a block, before a barrier of the block.
