@@ -46,20 +46,12 @@ __device__ __forceinline__ Eight load_eight(const bf16* row, int channel, int ch
 }
 
 // The products of one chunk: 16 outputs, whose first and last 8 rows of w are `low` and `high`.
-__device__ __forceinline__ void multiply_first(float (&sums)[4], const Eight& low,
+__device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& low,
                                                const Eight& high, const Eight& x) {
   mma_m16n8k16_bf16(sums, {low.pair[0], high.pair[0], low.pair[1], high.pair[1]}, x.pair[0],
                     x.pair[1]);
-}
-__device__ __forceinline__ void multiply_second(float (&sums)[4], const Eight& low,
-                                                const Eight& high, const Eight& x) {
   mma_m16n8k16_bf16(sums, {low.pair[2], high.pair[2], low.pair[3], high.pair[3]}, x.pair[2],
                     x.pair[3]);
-}
-__device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& low,
-                                               const Eight& high, const Eight& x) {
-  multiply_first(sums, low, high, x);
-  multiply_second(sums, low, high, x);
 }
 
 __device__ __forceinline__ float2 floats_of(uint32_t pair) {

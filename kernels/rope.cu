@@ -2,7 +2,7 @@
 
 #include "kernels/pack.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
-#include "kernels/rope.cuh"
+#include "kernels/rope.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -22,9 +22,13 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
   if (row >= p.rows) return;
   const int first = static_cast<int>(task - row * threads_per_row) * kWidth;
   const double position = p.positions[row];
-  RopeAngle angles[kWidth];
+  float sine[kWidth];
+  float cosine[kWidth];
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) angles[i] = rope_angle(position, p.turns[first + i]);
+  for (int i = 0; i < kWidth; ++i) {
+    const double turns = position * p.turns[first + i];
+    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine[i], &cosine[i]);
+  }
   bf16* x = p.x.row(row) + first;
   constexpr int kBatch = 4;  // heads whose loads are in flight
   const int heads_of_part =
@@ -46,7 +50,12 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
       auto y1 = convert<float>(x1[b]);
       auto y2 = convert<float>(x2[b]);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) rotate(angles[i], y1[i], y2[i]);
+      for (int i = 0; i < kWidth; ++i) {
+        const float left = y1[i];
+        const float right = y2[i];
+        y1[i] = left * cosine[i] - right * sine[i];
+        y2[i] = right * cosine[i] + left * sine[i];
+      }
       store_floats(x + (head + b) * p.head_dim, y1);
       store_floats(x + (head + b) * p.head_dim + half, y2);
     }

@@ -76,7 +76,6 @@ struct DecodeBenchOptions {
   int64_t steps = 128;
   bool graph = true;    // on a GPU: steps run by a record (DecodeOptions::recorded)
   bool overlap = true;  // the same: whose kernels begin early (DecodeOptions::overlap)
-  bool chained = true;  // the same: of which one computes all layers (DecodeOptions::chained)
 };
 
 struct DecodeBenchRow {

@@ -28,7 +28,7 @@ class DecodeBench {
               const DecodeBenchOptions& options, int64_t sequences)
       : options_(options),
         batch_(model, params, s, sequences, capacity(options),
-               {.recorded = options.graph, .overlap = options.overlap, .chained = options.chained}),
+               {.recorded = options.graph, .overlap = options.overlap}),
         tokens_(static_cast<size_t>(sequences)) {
     const Philox random(1, RandomPurpose::kTest, "bench tokens");
     const auto vocab = static_cast<uint64_t>(model.config().vocab);

@@ -255,8 +255,6 @@ void add_bench_decode(CLI::App& bench, Action& action) {
                     "On a GPU: give it the kernels of a step one by one, not as one CUDA graph");
   command->add_flag("!--no-overlap", options->bench.overlap,
                     "On a GPU: no kernel of the graph begins before the one before it has ended");
-  command->add_flag("!--no-chain", options->bench.chained,
-                    "On a GPU: no kernel computes all layers of a step of up to 8 sequences");
   command->add_flag("--json", options->json, "Print one JSON object for each row");
   options->config.add(*command);
   command->callback(

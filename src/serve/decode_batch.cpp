@@ -8,7 +8,6 @@
 #include <string>
 
 #include "core/error.h"
-#include "ops/chain.h"
 #include "ops/memory.h"
 #include "ops/sampling.h"
 
@@ -202,12 +201,9 @@ Tensor DecodeBatch::input(int64_t part, int64_t rows) const {
 }
 
 void DecodeBatch::decode(Stream& s, int64_t rows) {
-  const auto work = [&] {
-    model_.decode(s, params_, input(0, rows), cache_,
-                  {.positions_B = input(1, rows), .lengths_B = input(2, rows), .norm = {}},
-                  logits_BV_.tensor().row_range(0, rows));
-  };
-  options_.chained ? ops::run_chained(s, work) : work();
+  model_.decode(s, params_, input(0, rows), cache_,
+                {.positions_B = input(1, rows), .lengths_B = input(2, rows), .norm = {}},
+                logits_BV_.tensor().row_range(0, rows));
   find_likeliest(s, 0, rows);
 }
 

@@ -17,10 +17,9 @@ namespace sbtrain {
 
 struct DecodeOptions {
   int64_t vocab = 0;  // likeliest() knows the tokens below, where a model has more; 0: all
-  // On a GPU. None changes a result; they are for measuring what they gain.
+  // On a GPU. Neither changes a result; they are for measuring what they gain.
   bool recorded = true;  // steps of the same number of rows run by one record (core/replay.h)
   bool overlap = true;   // ops::set_overlap
-  bool chained = true;   // ops::run_chained, of steps that are recorded and overlap
 };
 
 // The logits of a sequence do not depend on the other sequences, nor on its slot: they have the

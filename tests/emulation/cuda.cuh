@@ -134,11 +134,6 @@ inline unsigned __float_as_uint(float x) {
 inline float __expf(float x) {
   return std::exp(x);
 }
-inline void sincospif(float x, float* sine, float* cosine) {
-  constexpr double kPi = 3.14159265358979323846;
-  *sine = static_cast<float>(std::sin(kPi * double{x}));
-  *cosine = static_cast<float>(std::cos(kPi * double{x}));
-}
 inline float rsqrtf(float x) {
   return 1.0f / std::sqrt(x);
 }

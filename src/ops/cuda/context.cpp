@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "kernels/decode_sizes.h"
 #include "ops/cuda/timer.h"
 #include "ops/host_wait.h"
 #include "ops/memory.h"
@@ -102,7 +103,7 @@ Context::~Context() {
 
 int32_t* Context::counters() {
   if (counters_) return counters_;
-  constexpr size_t kBytes = (kernels::kDecodeBlocks + 1) * sizeof(int32_t);
+  constexpr size_t kBytes = kernels::kDecodeBlocks * sizeof(int32_t);
   void* zeros = nullptr;
   SBTRAIN_CUDA_CHECK(cudaMalloc(&zeros, kBytes));
   counters_ = static_cast<int32_t*>(zeros);
@@ -111,10 +112,9 @@ int32_t* Context::counters() {
 }
 
 bool begins_early(const Stream& s) {
-  const Context& c = context(s);
-  if (!c.overlap) return false;
+  if (!context(s).overlap) return false;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  SBTRAIN_CUDA_CHECK(cudaStreamIsCapturing(c.stream, &status));
+  SBTRAIN_CUDA_CHECK(cudaStreamIsCapturing(cuda_stream(s), &status));
   return status == cudaStreamCaptureStatusActive;
 }
 

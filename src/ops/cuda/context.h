@@ -13,7 +13,6 @@
 
 #include "core/cuda_check.h"
 #include "core/stream.h"
-#include "kernels/decode_sizes.h"
 #include "ops/cuda/gemm_tuner.h"
 #include "ops/trace.h"
 
@@ -68,18 +67,12 @@ class Context : public BackendContext {
   };
   std::vector<ReadSlot> reads;
 
-  // kDecodeBlocks zeros on the device (and that of chain_count()), with which blocks of a kernel
-  // see that all have come; a kernel leaves zeros.
+  // kDecodeBlocks zeros on the device, with which blocks of a kernel see that all have come; a
+  // kernel leaves zeros.
   int32_t* counters();
-
-  // A zero on the device, with which the blocks of a chain (kernels/chain.h) wait for each other.
-  int32_t* chain_count() { return counters() + kernels::kDecodeBlocks; }
 
   // Whether kernels may begin before the one in front of them has ended (ops/sampling.h).
   bool overlap = false;
-
-  // Collects ops during run_chained(), see chain.h; otherwise null.
-  std::unique_ptr<BackendContext> chain;
 
   // Marks of timed ops, see timer.h.
   struct Mark {
@@ -101,13 +94,8 @@ class Context : public BackendContext {
 
 // The stream's context, created at the first call.
 Context& context(const Stream& s);
-// Launches what the chain has collected.
-void launch_chain(BackendContext& chain);
-// To launch the next kernel or copy.
 inline cudaStream_t cuda_stream(const Stream& s) {
-  Context& c = context(s);
-  if (c.chain) launch_chain(*c.chain);
-  return c.stream;
+  return context(s).stream;
 }
 
 // Whether the kernel that is launched next may begin early

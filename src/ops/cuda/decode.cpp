@@ -1,7 +1,6 @@
 #include "kernels/decode.h"
 
 #include "ops/cuda/arguments.h"
-#include "ops/cuda/chain.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/position_bias.h"
 
@@ -45,7 +44,7 @@ void run(Cuda, Stream& s, const SoftmaxDecode& op, const Buffer& scratch) {
   const kernels::SoftmaxDecode p{.t = decode_arguments(s, op, scratch), .window = op.params.window};
   switch (op.bias.kind) {
     case PositionBias::kNone:
-      return launch(s, p);
+      return kernels::softmax_decode(cuda_stream(s), p);
     case PositionBias::kAlibi:
       return kernels::alibi_decode(cuda_stream(s), p, alibi_slopes(op.params.heads));
     case PositionBias::kFire:
@@ -56,13 +55,13 @@ void run(Cuda, Stream& s, const SoftmaxDecode& op, const Buffer& scratch) {
 void run(Cuda, Stream& s, const StickBreakingDecode& op, const Buffer& scratch) {
   const StickBreakingParams& params = op.params;
   const bool bias = params.remainder == Remainder::kBias;
-  launch(s,
-         kernels::StickBreakingDecode{.t = decode_arguments(s, op, scratch),
-                                      .gate_cache = arg(op.gate_cache_BCH),
-                                      .remainder_bias = arg(bias ? op.remainder_bias_Hd : Tensor()),
-                                      .remainder_value = params.remainder == Remainder::kValue,
-                                      .attend_current = params.attend_current,
-                                      .skip_epsilon = params.skip_epsilon});
+  kernels::stickbreaking_decode(cuda_stream(s),
+                                {.t = decode_arguments(s, op, scratch),
+                                 .gate_cache = arg(op.gate_cache_BCH),
+                                 .remainder_bias = arg(bias ? op.remainder_bias_Hd : Tensor()),
+                                 .remainder_value = params.remainder == Remainder::kValue,
+                                 .attend_current = params.attend_current,
+                                 .skip_epsilon = params.skip_epsilon});
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -2,7 +2,6 @@
 
 #include "kernels/rope.h"
 #include "ops/cuda/arguments.h"
-#include "ops/cuda/chain.h"
 #include "ops/cuda/context.h"
 
 namespace sbtrain::ops::cuda {
@@ -16,7 +15,7 @@ void run(Cuda, Stream& s, const Rope& op) {
                   .turns = {},
                   .early = begins_early(s)};
   kernels::set_rope_frequencies(p, op.params.frequencies.data(), op.params.inverse);
-  launch(s, p);
+  kernels::rope(cuda_stream(s), p);
 }
 
 }  // namespace sbtrain::ops::cuda
