@@ -29,27 +29,36 @@ void append(cudaStream_t stream, const CacheAppend& p) {
 
 using namespace cached;
 
+constexpr int64_t kManyBlocks = 264;  // two for each multiprocessor of an H200
+
 // Block (h, b, z) computes head h of sequence b, together with the other blocks of that head.
-template <int kLanes, bool kVectors, typename Attention>
-__global__ void __launch_bounds__(kThreads, 2)
+template <int kLanes, bool kVectors, bool kMany, typename Attention>
+__global__ void __launch_bounds__(kThreads, kMany ? 3 : 2)
     decode_kernel(const __grid_constant__ Attention attention) {
   let_next_kernel_begin();
-  attend_cached<kLanes, kVectors>(attention,
-                                  {static_cast<int>(blockIdx.x), blockIdx.y,
-                                   static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)},
-                                  [] { wait_for_previous_kernel(); });
+  attend_cached<kLanes, kVectors, kMany ? kBatch / 2 : kBatch>(
+      attention,
+      {static_cast<int>(blockIdx.x), blockIdx.y, attention.p.t.lengths[blockIdx.y],
+       static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)},
+      [] { wait_for_previous_kernel(); });
 }
 template <int kLanes, typename Attention>
 void launch(const char* name, cudaStream_t stream, const Attention& attention) {
   const Decode& t = attention.p.t;
   const dim3 grid(static_cast<unsigned>(t.heads), static_cast<unsigned>(t.batch),
                   static_cast<unsigned>(blocks_of_head(t)));
-  if (has_vectors(t)) {
-    launch_early(name, t.early, stream, decode_kernel<kLanes, true, Attention>, {grid, kThreads},
-                 attention);
+  const auto launch_kernel = [&](auto kernel) {
+    launch_early(name, t.early, stream, kernel, {grid, kThreads}, attention);
+  };
+  // While there are few blocks, each of them has many keys under way; many blocks have more of them
+  // on a multiprocessor instead.
+  const bool many = t.heads * t.batch > kManyBlocks;
+  if (!has_vectors(t)) {
+    launch_kernel(decode_kernel<kLanes, false, false, Attention>);
+  } else if (many) {
+    launch_kernel(decode_kernel<kLanes, true, true, Attention>);
   } else {
-    launch_early(name, t.early, stream, decode_kernel<kLanes, false, Attention>, {grid, kThreads},
-                 attention);
+    launch_kernel(decode_kernel<kLanes, true, false, Attention>);
   }
 }
 

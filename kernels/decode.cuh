@@ -14,7 +14,7 @@
 namespace sbtrain::kernels::cached {
 
 constexpr int kThreads = 256;
-constexpr int kBatch = 4;  // keys of a group whose loads are in flight
+constexpr int kBatch = 4;  // keys of a group after which it looks whether the rest can be skipped
 constexpr int kHeld = 8;   // neighbouring channels of a head in each lane
 
 // A group of kLanes lanes works on one key after the other; together they hold one head.
@@ -76,13 +76,14 @@ struct Row {
 struct Job {
   int head;
   int64_t batch;
+  int length;  // of the sequence
   int part, parts;
 };
 
 // The head and sequence of a job.
 struct CachedHead {
   __device__ CachedHead(const Decode& t, const Job& job)
-      : head(job.head), batch(job.batch), length(t.lengths[job.batch]) {
+      : head(job.head), batch(job.batch), length(job.length) {
     require(length > 0 && length <= t.capacity);
     width = t.key_heads * t.head_dim;
     const int group = t.heads / t.key_heads;
@@ -118,10 +119,12 @@ struct CachedHead {
   bool appends;
 };
 
-// Keys that a group takes, newest first, with their values: kBatch of them.
+// Keys that a group takes, newest first, with their values.
+template <int kKeys>
 struct Batch {
-  Row k[kBatch];
-  Row v[kBatch];
+  static constexpr int kCount = kKeys;
+  Row k[kKeys];
+  Row v[kKeys];
 };
 
 struct Range {
@@ -224,15 +227,16 @@ struct Softmax {
     __device__ Attend(const Softmax& of, const CachedHead& head, int lane)
         : bias(of.biases.template of_head<kLanes>(head.head, head.length - 1, lane)),
           last(head.length - 1) {}
-    __device__ void add(const Channels& q, const Batch& batch, int newest, int oldest,
+    template <int kKeys>
+    __device__ void add(const Channels& q, const Batch<kKeys>& batch, int newest, int oldest,
                         Channels& o) {
-      float z[kBatch];
+      float z[kKeys];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
+      for (int b = 0; b < kKeys; ++b) {
         z[b] = q.dot<kLanes>(batch.k[b].channels(), bias(last - max(newest - b, oldest)));
       }
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
+      for (int b = 0; b < kKeys; ++b) {
         if (newest - b < oldest) continue;
         const float larger = fmaxf(part.a, z[b]);
         const float rescale = __expf(part.a - larger);
@@ -309,19 +313,20 @@ struct StickBreaking {
         : gates(of.p.gate_cache), stride(of.p.t.heads), skip_epsilon(of.p.skip_epsilon) {
       if (gates != nullptr) gates += head.batch * of.p.t.capacity * stride + head.head;
     }
-    __device__ void add(const Channels& q, const Batch& batch, int newest, int oldest,
+    template <int kKeys>
+    __device__ void add(const Channels& q, const Batch<kKeys>& batch, int newest, int oldest,
                         Channels& o) {
-      float gate[kBatch];
-      float z[kBatch];
+      float gate[kKeys];
+      float z[kKeys];
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
+      for (int b = 0; b < kKeys; ++b) {
         const bool has = gates != nullptr && newest - b >= oldest;
         gate[b] = has ? gates[int64_t{newest - b} * stride] : 1.0f;
       }
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) z[b] = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
+      for (int b = 0; b < kKeys; ++b) z[b] = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
 #pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
+      for (int b = 0; b < kKeys; ++b) {
         if (newest - b < oldest) continue;
         const Break piece = break_at(z[b], gate[b]);
         o.add(piece.beta * part.a, batch.v[b].channels());
@@ -375,14 +380,14 @@ __device__ inline bool last_to_arrive(int32_t* arrived, int blocks) {
 
 // Loads the keys newest, newest - 1, ... of a group. Those that `keys` does not have are left as
 // they are, and with kCached the token's own as well, which only a part's newest batch can have.
-template <int kLanes, bool kVectors, bool kCached>
+template <int kLanes, bool kVectors, bool kCached, int kKeys>
 __device__ __forceinline__ void load_keys(const CachedHead& head, const Range& keys, int head_dim,
-                                          int newest, Batch& batch) {
+                                          int newest, Batch<kKeys>& batch) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const bf16* const k = head.k_row(newest);
   const bf16* const v = head.v_row(newest);
 #pragma unroll
-  for (int b = 0; b < kBatch; ++b) {
+  for (int b = 0; b < kKeys; ++b) {
     if (newest - b < keys.begin || (kCached && newest - b >= head.length - 1)) continue;
     batch.k[b] = Row::load<kVectors>(k - int64_t{b} * head.width, head_dim, lane);
     batch.v[b] = Row::load<kVectors>(v - int64_t{b} * head.width, head_dim, lane);
@@ -394,10 +399,11 @@ __device__ __forceinline__ void load_keys(const CachedHead& head, const Range& k
 //
 // What earlier steps have cached does not depend on the step that computes the query, nor does the
 // length, so a group's first keys are loaded before wait(), after which the query is there. While
-// it computes with some, the next ones arrive.
-template <int kLanes, bool kVectors, typename Attention, typename Wait>
+// it computes with some, the next ones arrive: twice kKeys are under way.
+template <int kLanes, bool kVectors, int kKeys, typename Attention, typename Wait>
 __device__ __forceinline__ void attend_cached(const Attention& attention, const Job& job,
                                               const Wait& wait) {
+  static_assert(kKeys == kBatch || 2 * kKeys == kBatch);
   constexpr int kGroups = kThreads / kLanes;
   constexpr int kWarps = kThreads / 32;
   using Total = typename Attention::Total;
@@ -413,14 +419,14 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   const Range seen = attention.seen(head);
   const auto count = static_cast<int>(decode_parts(seen.count()));
   const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
-  const auto load = [&](auto cached, const Range& keys, int newest, Batch& batch) {
+  const auto load = [&](auto cached, const Range& keys, int newest, auto& batch) {
     load_keys<kLanes, kVectors, decltype(cached)::value>(head, keys, d, newest, batch);
   };
   Range keys = keys_of(count - 1 - min(job.part, count - 1));
-  Batch batch{};
-  Batch next{};
+  Batch<kKeys> batch{};
+  Batch<kKeys> next{};
   load(std::true_type(), keys, keys.end - 1, batch);
-  load(std::true_type(), keys, keys.end - 1 - kBatch, next);
+  load(std::true_type(), keys, keys.end - 1 - kKeys, next);
   wait();
 
   head.append(d);
@@ -435,22 +441,24 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     int newest = keys.end - 1;
     if (i < count - 1 - job.part) {
       load(std::false_type(), keys, newest, batch);
-      load(std::false_type(), keys, newest - kBatch, next);
+      load(std::false_type(), keys, newest - kKeys, next);
     } else if (newest == head.length - 1 && newest >= oldest) {
       batch.k[0] = Row::load<kVectors>(head.own_k, d, lane);
       batch.v[0] = Row::load<kVectors>(head.own_v, d, lane);
     }
     typename Attention::template Attend<kLanes> attend(attention, head, lane);
     Channels o;
-    // All lanes of a warp take part as long as one of its groups has keys. Whether `of` had any.
-    const auto add = [&](Batch& of) {
-      if (!__any_sync(~0u, newest >= oldest && !attend.complete())) return false;
+    // All lanes of a warp take part as long as one of its groups has keys.
+    const auto has_keys = [&] { return __any_sync(~0u, newest >= oldest && !attend.complete()); };
+    const auto add = [&](Batch<kKeys>& of) {
       attend.add(q, of, newest, oldest, o);
-      load(std::false_type(), keys, newest - 2 * kBatch, of);
-      newest -= kBatch;
-      return true;
+      load(std::false_type(), keys, newest - 2 * kKeys, of);
+      newest -= kKeys;
     };
-    while (add(batch) && add(next)) {
+    while (has_keys()) {
+      add(batch);
+      if (kKeys == kBatch && !has_keys()) break;
+      add(next);
     }
     Part part = attend.part;
 #pragma unroll
