@@ -1,8 +1,6 @@
-#include "kernels/few_rows.h"
-#include "kernels/pack.cuh"
+#include "kernels/few_rows.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
-#include "kernels/primitives/mma.cuh"
 
 namespace sbtrain::kernels {
 
@@ -10,131 +8,20 @@ extern __shared__ __align__(128) unsigned char memory[];
 
 namespace {
 
+using namespace products;
+
 // The matrix is read once for little arithmetic, so what counts is that its bytes never stop
 // coming. Each warp copies its part of w to shared memory, before it waits for the kernel in front:
 // while that kernel and those before it compute, the weights of the next ones arrive, as many as
 // the shared memory of all multiprocessors holds.
 
-constexpr int kWarps = 8;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kTileOutputs = 16;  // rows of w in one mma
-constexpr int kHalf = 8;          // of them; with swiglu the gates, then the values
-constexpr int kTileRows = 8;      // rows of x in one mma
-constexpr int kChunk = 32;        // channels of two mma
-constexpr int kChunkVectors = 4;  // of 8 channels, 16 bytes
-// Blocks compute fewer outputs rather than leave more than half of the multiprocessors of an H200
-// idle.
+// A block with two tiles of outputs executes fewer instructions, but not more than half of the
+// multiprocessors of an H200 shall be idle.
 constexpr int64_t kFewestBlocks = 64;
+constexpr int64_t kMultiprocessors = 132;  // of an H200
 // Up to this many channels, two blocks with two tiles of outputs and two rows each fit a
 // multiprocessor.
 constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
-
-// Eight neighbouring channels of one row, bf16. Lane q of four has channels 8q to 8q+7 of a chunk.
-// The products of a chunk take them in the order of the lanes, which is the same for x and w.
-struct Eight {
-  uint32_t pair[4];
-};
-
-// Zeros beyond the last channel: what lies there may be NaN.
-template <bool kVectors>
-__device__ __forceinline__ Eight load_eight(const bf16* row, int channel, int channels) {
-  Eight x{};
-  if constexpr (kVectors) {
-    if (channel < channels) {
-      const uint4 loaded = *reinterpret_cast<const uint4*>(row + channel);
-      x = {{loaded.x, loaded.y, loaded.z, loaded.w}};
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t bits = channel + i < channels ? __bfloat16_as_ushort(row[channel + i]) : 0;
-      x.pair[i / 2] |= bits << (16 * (i % 2));
-    }
-  }
-  return x;
-}
-
-// The products of one chunk: 16 outputs, whose first and last 8 rows of w are `low` and `high`.
-__device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& low,
-                                               const Eight& high, const Eight& x) {
-  mma_m16n8k16_bf16(sums, {low.pair[0], high.pair[0], low.pair[1], high.pair[1]}, x.pair[0],
-                    x.pair[1]);
-  mma_m16n8k16_bf16(sums, {low.pair[2], high.pair[2], low.pair[3], high.pair[3]}, x.pair[2],
-                    x.pair[3]);
-}
-
-__device__ __forceinline__ float2 floats_of(uint32_t pair) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
-
-// The sum of squares of the vectors that a lane has of a warp's share of a row, then over the
-// lanes.
-template <typename Load>
-__device__ __forceinline__ float sum_squares(int vectors, int lane, const Load& load) {
-  float sum = 0.0f;
-  for (int v = lane; v < vectors; v += 32) {
-    const Eight x = load(v);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = floats_of(x.pair[i]);
-      sum = fmaf(pair.x, pair.x, sum);
-      sum = fmaf(pair.y, pair.y, sum);
-    }
-  }
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
-  }
-  return sum;
-}
-
-// 1 / rms of a row, of whose squares each warp has summed its share.
-template <int kRows>
-__device__ __forceinline__ float inverse_rms(const float (&squares)[kWarps][kRows], int row,
-                                             const FewRows& p) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int from = 0; from < kWarps; ++from) sum += squares[from][row];
-  return rsqrtf(sum / static_cast<float>(p.k) + p.norm_eps);
-}
-
-__device__ __forceinline__ Eight normalise(const Eight& x, const Eight& w, float inverse_rms) {
-  Eight y;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 a = floats_of(x.pair[i]);
-    const float2 b = floats_of(w.pair[i]);
-    y.pair[i] = pack_bf16(a.x * (inverse_rms * b.x), a.y * (inverse_rms * b.y));
-  }
-  return y;
-}
-
-// What is added to an output; 0 beyond the last row and output.
-__device__ __forceinline__ float load_residual(const FewRows& p, int64_t row, int64_t output) {
-  if (p.residual.data == nullptr || row >= p.rows || output >= p.n) return 0.0f;
-  const int64_t at = row * p.residual.stride + output;
-  return p.type == Type::kF32 ? static_cast<const float*>(p.residual.data)[at]
-                              : to_float(static_cast<const bf16*>(p.residual.data)[at]);
-}
-
-__device__ __forceinline__ void store_output(const FewRows& p, int64_t row, int64_t output,
-                                             float y) {
-  if (output >= p.n) return;
-  const int64_t at = row * p.y.stride + output;
-  if (p.type == Type::kF32) {
-    static_cast<float*>(p.y.data)[at] = y;
-  } else {
-    static_cast<bf16*>(p.y.data)[at] = __float2bfloat16_rn(y);
-  }
-}
-
-__device__ __forceinline__ float swiglu(const FewRows& p, float gate, float value) {
-  if (p.type != Type::kF32) {
-    gate = to_float(__float2bfloat16_rn(gate));
-    value = to_float(__float2bfloat16_rn(value));
-  }
-  return value * (gate * __fdividef(1.0f, 1.0f + __expf(-gate)));
-}
 
 // How the channels of a matrix are shared: warp i has the chunks [i * of_warp, (i + 1) * of_warp),
 // as far as there are any. A stage is what a warp copies at once: its part of each row of w that
@@ -147,13 +34,9 @@ struct Split {
   __host__ __device__ bool holds_all() const { return stages * of_stage >= of_warp; }
 };
 
-int chunks_of_warp(int64_t k) {
-  return static_cast<int>(ceil_div(ceil_div(k, kChunk), kWarps));
-}
-
 template <int kOutputTiles, int kRowTiles>
 struct Sizes {
-  static constexpr int kMostStages = kOutputTiles == 4 ? 3 : 2;
+  static constexpr int kMostStages = 2;
   static constexpr int kMostOfStage = kRowTiles == 1 ? 8 : 2;  // chunks
   static constexpr int kOutputs = kTileOutputs * kOutputTiles;
   static constexpr int kRows = kTileRows * kRowTiles;
@@ -472,6 +355,201 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
   }
 }
 
+// ---- More rows than a tile
+// -----------------------------------------------------------------------
+
+// Four outputs of one row.
+__device__ __forceinline__ void store_outputs(const FewRows& p, int64_t row, int64_t output,
+                                              const float (&y)[4], bool vectors) {
+  if (!vectors) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_output(p, row, output + i, y[i]);
+    return;
+  }
+  if (output >= p.n) return;
+  const int64_t at = row * p.y.stride + output;
+  if (p.type == Type::kF32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(p.y.data) + at) = {y[0], y[1], y[2], y[3]};
+  } else {
+    *reinterpret_cast<uint2*>(static_cast<bf16*>(p.y.data) + at) = {pack_bf16(y[0], y[1]),
+                                                                    pack_bf16(y[2], y[3])};
+  }
+}
+__device__ __forceinline__ void load_residuals(const FewRows& p, int64_t row, int64_t output,
+                                               float (&y)[4], bool vectors) {
+  if (vectors && p.type == Type::kBF16 && p.residual.data != nullptr && output < p.n) {
+    const uint2 pairs = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(p.residual.data) +
+                                                        row * p.residual.stride + output);
+    const float2 low = floats_of(pairs.x);
+    const float2 high = floats_of(pairs.y);
+    y[0] = low.x, y[1] = low.y, y[2] = high.x, y[3] = high.y;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) y[i] = load_residual(p, row, output + i);
+}
+
+template <int kOutputTiles, int kRowTiles>
+struct WideSizes {
+  static constexpr int kOutputs = kTileOutputs * kOutputTiles;
+  static constexpr int kRows = kTileRows * kRowTiles;
+  static constexpr int kRowBytes = 2 * kChunk;
+  static constexpr int kSlotBytes = (kOutputs + kRows) * kRowBytes;  // one chunk
+  static constexpr int kSlots = std::min(8, (27 << 10) / kSlotBytes);
+  static constexpr int kWarpBytes = kSlots * kSlotBytes;
+  // So that neither writing nor reading the sums has bank conflicts.
+  static constexpr int kStride = kOutputs + 4;
+  static_assert(kRows * kStride * 4 <= kWarpBytes && kSlots >= 2);
+  static constexpr int kSharedBytes = kWarps * kWarpBytes;
+};
+
+// What few_rows_kernel does, with the same bits, where there are more instructions to save: each
+// copy is of vectors whose places differ from one chunk to the next by a constant. Each warp has a
+// ring of slots for one chunk of all rows of w and x.
+template <int kOutputTiles, int kRowTiles>
+__global__ void __launch_bounds__(kThreads, 1)
+    wide_few_rows_kernel(const __grid_constant__ FewRows p, int of_warp, bool vectors) {
+  using S = WideSizes<kOutputTiles, kRowTiles>;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / kChunkVectors;
+  const int q = lane % kChunkVectors;
+  const int rows = static_cast<int>(p.rows);
+  const int64_t first_tile = int64_t{blockIdx.x} * kOutputTiles;
+  const int first_chunk = warp * of_warp;
+  const int chunks = max(0, min(of_warp, static_cast<int>(p.k) / kChunk - first_chunk));
+  let_next_kernel_begin();
+
+  // Each lane copies 16 bytes of every eighth row. Rows beyond the last are like it; what comes of
+  // them is not stored. Bytes count from the first row of the matrix.
+  int64_t w_rows[2 * kOutputTiles];
+#pragma unroll
+  for (int i = 0; i < 2 * kOutputTiles; ++i) {
+    const int64_t tile = first_tile + i / 2;
+    const int64_t output = p.swiglu ? kHalf * tile + g : kTileOutputs * tile + i % 2 * kHalf + g;
+    const int64_t row = min(output, p.n - 1) + (p.swiglu && i % 2 == 1 ? p.n : 0);
+    w_rows[i] = row * p.w.stride;
+  }
+  int x_rows[kRowTiles];
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+    x_rows[j] = min(kTileRows * j + g, rows - 1) * static_cast<int>(p.x.stride);
+  }
+  unsigned char* const ring = memory + warp * S::kWarpBytes;
+  const uint32_t to = shared_address(ring) + 16 * lane;
+  const bf16* w = p.w.data + first_chunk * kChunk + 8 * q;
+  const bf16* x = p.x.data + first_chunk * kChunk + 8 * q;
+  const auto copy_w = [&](int slot) {
+#pragma unroll
+    for (int i = 0; i < 2 * kOutputTiles; ++i) {
+      cp_async16(to + slot * S::kSlotBytes + i * kHalf * S::kRowBytes, w + w_rows[i]);
+    }
+    w += kChunk;
+  };
+  const auto copy_x = [&](int slot) {
+#pragma unroll
+    for (int j = 0; j < kRowTiles; ++j) {
+      cp_async16(to + slot * S::kSlotBytes + (S::kOutputs + j * kTileRows) * S::kRowBytes,
+                 x + x_rows[j]);
+    }
+    x += kChunk;
+  };
+#pragma unroll 1
+  for (int slot = 0; slot < S::kSlots; ++slot) {
+    if (slot < chunks) copy_w(slot);
+    cp_async_commit();
+  }
+  wait_for_previous_kernel();
+#pragma unroll 1
+  for (int slot = 0; slot < S::kSlots; ++slot) {
+    if (slot < chunks) copy_x(slot);
+    cp_async_commit();
+  }
+
+  float sums[kOutputTiles][kRowTiles][4] = {};
+  const auto load = [&](const unsigned char* from, int row) {
+    const uint4 loaded = *reinterpret_cast<const uint4*>(from + row * S::kRowBytes + 16 * lane);
+    return Eight{{loaded.x, loaded.y, loaded.z, loaded.w}};
+  };
+  int slot = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    cp_async_wait<S::kSlots - 1>();
+    __syncwarp();  // the other lanes have waited too
+    const unsigned char* const from = ring + slot * S::kSlotBytes;
+    Eight of_x[kRowTiles];
+#pragma unroll
+    for (int j = 0; j < kRowTiles; ++j) of_x[j] = load(from, S::kOutputs + kTileRows * j);
+#pragma unroll
+    for (int i = 0; i < kOutputTiles; ++i) {
+      const Eight low = load(from, kTileOutputs * i);
+      const Eight high = load(from, kTileOutputs * i + kHalf);
+#pragma unroll
+      for (int j = 0; j < kRowTiles; ++j) multiply_chunk(sums[i][j], low, high, of_x[j]);
+    }
+    __syncwarp();  // the other lanes have read the slot too
+    if (chunk + S::kSlots < chunks) {
+      copy_w(slot);
+      copy_x(slot);
+    }
+    cp_async_commit();
+    slot = slot + 1 == S::kSlots ? 0 : slot + 1;
+  }
+  cp_async_wait<0>();
+  __syncwarp();
+
+  const auto sums_of = [&](int from) {
+    return reinterpret_cast<float*>(memory + from * S::kWarpBytes);
+  };
+  float* const mine = sums_of(warp) + 2 * q * S::kStride + g;
+#pragma unroll
+  for (int i = 0; i < kOutputTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < kRowTiles; ++j) {
+      float* const at = mine + kTileRows * j * S::kStride + kTileOutputs * i;
+      at[0] = sums[i][j][0];
+      at[S::kStride] = sums[i][j][1];
+      at[kHalf] = sums[i][j][2];
+      at[kHalf + S::kStride] = sums[i][j][3];
+    }
+  }
+  __syncthreads();
+  const auto sum_over_warps = [&](int row, int output, float(&y)[4]) {
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) {
+      const float4 other =
+          *reinterpret_cast<const float4*>(sums_of(from) + row * S::kStride + output);
+      sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+    }
+    y[0] = p.alpha * sum.x, y[1] = p.alpha * sum.y, y[2] = p.alpha * sum.z, y[3] = p.alpha * sum.w;
+  };
+  // Four outputs at a time; of a tile of gates and values, the two fours of gates.
+  const int fours = p.swiglu ? 2 * kOutputTiles : 4 * kOutputTiles;
+#pragma unroll 2
+  for (int i = static_cast<int>(threadIdx.x); i < rows * fours; i += kThreads) {
+    const int row = i / fours;
+    const int four = i % fours;
+    float y[4];
+    if (p.swiglu) {
+      const int at = four / 2 * kTileOutputs + four % 2 * 4;
+      float values[4];
+      sum_over_warps(row, at, y);
+      sum_over_warps(row, at + kHalf, values);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) y[c] = swiglu(p, y[c], values[c]);
+      store_outputs(p, row, first_tile * kHalf + 4 * four, y, vectors);
+    } else {
+      float residual[4];
+      load_residuals(p, row, first_tile * kTileOutputs + 4 * four, residual, vectors);
+      sum_over_warps(row, 4 * four, y);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) y[c] += residual[c];
+      store_outputs(p, row, first_tile * kTileOutputs + 4 * four, y, vectors);
+    }
+  }
+}
+
 // The RMSNorm of one row by each block, with the bits of Stages::normalise_x().
 template <bool kVectors>
 __global__ void __launch_bounds__(kThreads)
@@ -518,7 +596,7 @@ template <int kOutputTiles, int kRowTiles, bool kVectors>
 void launch(cudaStream_t stream, const FewRows& p) {
   using S = Sizes<kOutputTiles, kRowTiles>;
   const Split split = S::split(p);
-  if (p.norm_w != nullptr && (kRowTiles > 1 || !split.holds_all())) {
+  if (p.norm_w != nullptr && (p.rows > 1 || !split.holds_all())) {
     return launch<kOutputTiles, kRowTiles, kVectors>(stream, normalised(stream, p, kVectors));
   }
   launch_early("few_rows", p.early, stream, few_rows_kernel<kOutputTiles, kRowTiles, kVectors>,
@@ -528,18 +606,48 @@ void launch(cudaStream_t stream, const FewRows& p) {
                p, split);
 }
 
+template <int kOutputTiles, int kRowTiles>
+void launch_wide(cudaStream_t stream, const FewRows& p) {
+  using S = WideSizes<kOutputTiles, kRowTiles>;
+  const bool vectors = p.n % 4 == 0 && p.y.stride % 4 == 0 && p.residual.stride % 4 == 0 &&
+                       reinterpret_cast<uintptr_t>(p.y.data) % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(p.residual.data) % 16 == 0;
+  launch_early("few_rows", p.early, stream, wide_few_rows_kernel<kOutputTiles, kRowTiles>,
+               {.grid = dim3(blocks(p.n, S::kOutputs / (p.swiglu ? 2 : 1))),
+                .threads = kThreads,
+                .shared_bytes = S::kSharedBytes},
+               p, chunks_of_warp(p.k), vectors);
+}
+
+// A block copies its rows of w and all of x. The number of tiles is the one with which the
+// multiprocessors that have most blocks copy least.
+template <int kRowTiles>
+void launch_wide_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
+  if (p.norm_w != nullptr) {
+    return launch_wide_rows<kRowTiles>(stream, normalised(stream, p, vectors), vectors);
+  }
+  const int64_t products = p.swiglu ? 2 * p.n : p.n;
+  const auto most_rows = [&](int tiles) {
+    const int64_t blocks = ceil_div(products, kTileOutputs * tiles);
+    return ceil_div(blocks, kMultiprocessors) * (kTileOutputs * tiles + kTileRows * kRowTiles);
+  };
+  const int64_t of_one = most_rows(1);
+  const int64_t of_three = most_rows(3);
+  const int64_t of_four = most_rows(4);
+  if (of_one < of_three && of_one < of_four) return launch_wide<1, kRowTiles>(stream, p);
+  if (of_three < of_four) return launch_wide<3, kRowTiles>(stream, p);
+  launch_wide<4, kRowTiles>(stream, p);
+}
+
 template <int kRowTiles>
 void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
   if (!vectors) return launch<1, kRowTiles, false>(stream, p);
-  // A block reads all of x, which counts once that is as much as its part of w. Fewer blocks also
-  // execute fewer instructions, but one row has several of them on each multiprocessor.
-  const int64_t products = p.swiglu ? 2 * p.n : p.n;
-  const auto fills = [&](int tiles) { return products / (kTileOutputs * tiles) >= kFewestBlocks; };
-  if constexpr (kRowTiles > 2) {
-    if (fills(4)) return launch<4, kRowTiles, true>(stream, p);
-  }
-  if (fills(2) && (kRowTiles > 1 || (p.rows <= 2 && p.k <= kMostForTwoTiles))) {
-    return launch<2, kRowTiles, true>(stream, p);
+  if constexpr (kRowTiles == 1) {
+    const int64_t products = p.swiglu ? 2 * p.n : p.n;
+    const bool fills = products / (2 * kTileOutputs) >= kFewestBlocks;
+    if (fills && p.rows <= 2 && p.k <= kMostForTwoTiles) return launch<2, 1, true>(stream, p);
+  } else if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
+    return launch_wide_rows<kRowTiles>(stream, p, vectors);
   }
   launch<1, kRowTiles, true>(stream, p);
 }

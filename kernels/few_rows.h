@@ -16,8 +16,9 @@ namespace sbtrain::kernels {
 // w are bf16, y and residual bf16 or f32. Sums are f32, and their order depends on k alone, so a
 // row's bits are the same whatever the other rows are and however many. Source: few_rows.cu.
 //
-// norm is the RMSNorm of kernels/norm.h if norm_w is given, else nothing. Up to 8 rows it is part
-// of the kernel, beyond that a kernel of its own, with the same bits.
+// norm is the RMSNorm of kernels/norm.h if norm_w is given, else nothing. For one row it is part
+// of the kernel; more have a kernel of its own, with the same bits, so that not every block repeats
+// it.
 //
 // Without swiglu, w is [n, k]. With it, w is [2 n, k]: first the rows of gates, then those of
 // values; their products are rounded to the type of y, and y = gate sigmoid(gate) value. There is

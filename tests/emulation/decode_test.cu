@@ -17,9 +17,10 @@ struct Case {
   int64_t capacity;
 };
 // Channels that end within a vector; heads that share keys; several parts, by one block and by
-// several: with many heads a block has a head for itself.
-constexpr Case kCases[] = {
-    {2, 2, 64, 70}, {3, 1, 5, 9}, {4, 2, 128, 300}, {1, 1, 200, 20}, {2, 1, 16, 1300}};
+// several: with many heads a block has a head for itself; more blocks than two for each
+// multiprocessor.
+constexpr Case kCases[] = {{2, 2, 64, 70},  {3, 1, 5, 9},     {4, 2, 128, 300},
+                           {1, 1, 200, 20}, {2, 1, 16, 1300}, {68, 4, 64, 90}};
 
 std::vector<bf16> random_bf16(const char* name, int64_t count) {
   const test::Owned x = test::random_normal(name, {count});

@@ -107,12 +107,12 @@ class FewRows {
 };
 
 // Channels that end within a vector, a chunk, a stage, and a warp's share; more stages than fit at
-// once; outputs that end within a tile; enough outputs for tiles of 64.
-constexpr Case kCases[] = {{1, 1, true, false, true},       {21, 299, true, true, false},
-                           {37, 96, false, false, true},    {20, 1536, true, true, false},
-                           {16, 2752, true, false, true},   {24, 4096, false, false, true},
-                           {16, 14336, true, false, false}, {3080, 64, true, true, false},
-                           {6160, 320, true, false, true},  {1540, 192, false, true, false}};
+// once; outputs that end within a tile; enough outputs for two, three and four tiles in a block.
+constexpr Case kCases[] = {
+    {1, 1, true, false, true},       {21, 299, true, true, false},  {37, 96, false, false, true},
+    {20, 1536, true, true, false},   {16, 2752, true, false, true}, {24, 4096, false, false, true},
+    {16, 14336, true, false, false}, {3080, 64, true, true, false}, {7040, 128, true, false, true},
+    {1540, 192, false, true, false}, {6150, 64, false, false, true}};
 
 TEST(EmulatedFewRows, MatchProductsInDoublePrecision) {
   for (const Case& c : kCases) {
