@@ -129,19 +129,17 @@ class KeyGradientProducer {
     place_.advance();
   }
   // Their states at the left edges of the consumers' blocks. Where there are none, the consumer
-  // does not use what is copied.
+  // does not use what is copied. The warp waits for nothing here: what it would wait for, all
+  // consumers would.
   __device__ __forceinline__ void load_rows_of(int first, int block, int head, int stage) {
-    const StickBreakingProblem& p = x_.p;
-#pragma unroll 1  // the warp has few registers
+#pragma unroll
     for (int i = lane(); i < Shape::kQueries; i += 32) {
-      const int row = min(first + i, p.tokens - 1);
-      const int first_block = (row - p.positions[row]) / kStickKeys;
+      const int row = min(first + i, x_.p.tokens - 1);
       cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, row));
+#pragma unroll
       for (int n = 0; n < Shape::kConsumers; ++n) {
-        const int place = min(max(block / kStickKeys + n - first_block, 0), p.workspace_blocks - 1);
-        const int64_t slot = head % p.workspace_heads * p.workspace_blocks + place;
         cp_async8(shared_address(&s_.states[stage][n][i]),
-                  reinterpret_cast<const float2*>(p.workspace) + slot * p.tokens + row);
+                  x_.states(head, x_.place(block / kStickKeys + n)) + row);
       }
     }
   }
