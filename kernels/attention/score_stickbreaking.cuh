@@ -18,7 +18,9 @@
 namespace sbtrain::kernels {
 
 // e is clamped to 2^31, so that the product of four (1 + e) is finite. A key thus leaves at least
-// about 2^-31 of the stick.
+// about 2^-31 of the stick, and four keys 2^-124. What they leave of a short stick is a denormal
+// number, from which T of the keys is multiplied up again: products keep such numbers (there is no
+// -ftz=true), and what they lose is 2^-25 of a whole stick.
 inline constexpr float kLargestLogit = 31.0f;
 
 // The key of a block of kKeys that lies in row `row` of its tile, and so in column `row` of the
