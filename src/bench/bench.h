@@ -37,7 +37,7 @@ struct BenchResult {
   double flops_causal = 0;       // per second, attention counted as the causal half
   double flops_full = 0;         // per second, attention counted as the full square
   double peak_flops = 0;         // per second, of the device; 0: unknown
-  size_t memory_bytes = 0;       // planned
+  size_t memory_bytes = 0;       // planned, with what libraries are known to take
   size_t memory_used = 0;        // taken from the device, libraries included; 0 on the CPU
   // Measured in separate steps, so that measuring the parts does not slow the timed steps. "idle"
   // is the rest of step_seconds.

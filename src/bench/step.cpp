@@ -158,7 +158,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   result.flops_full = model.flops_per_token(L) * result.tokens_per_second;
   result.peak_flops = 1e12 * config.metrics.peak_tflops * world;
   if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops * world;
-  result.memory_bytes = memory.report().total_bytes();
+  result.memory_bytes = memory.report().total_bytes() + library_memory(backend, world);
   result.memory_used = free_before - std::min(free_before, device_free());
 
   OpProfile profile;

@@ -68,6 +68,10 @@ CheckpointWriter::Outcome CheckpointWriter::run_save() const {
     spdlog::warn("the checkpoint of step {} was not saved: {}", outcome.step, error.what());
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (outcome.saved && options_.group.rank == 0) {
+    spdlog::info("saved {} ({:.3g} GB in {:.1f} s)", outcome.folder.string(),
+                 static_cast<double>(outcome.bytes) / 1e9, outcome.seconds);
+  }
   return outcome;
 }
 

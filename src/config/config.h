@@ -233,8 +233,8 @@ struct MachineConfig {
   double hop_us = 1.5;        // between GPUs of a node
   double network_hop_us = 8;  // between nodes
   double memory_gbs = 4000;   // of a GPU's memory
-  double memory_gib = 139;    // of a GPU's memory, of which reserve_gib is not for the model
-  double reserve_gib = 3;     // CUDA, its libraries, NCCL
+  double memory_gib = 139;    // of a GPU's memory, of which reserve_gib is not planned
+  double reserve_gib = 2;     // stays free
   // A collective beside matrix products has NVLink to itself, but neither all multiprocessors nor
   // all of the memory's bandwidth: it takes `stretch` times as long, and products lose the share
   // `interference` of that time.

@@ -215,7 +215,8 @@ void describe(Fields& f, MachineConfig& c) {
   f.add("memory_gbs", c.memory_gbs, between(kLeast, kMost), "GB/s of a GPU's memory.");
   f.add("memory_gib", c.memory_gib, between(kLeast, kMost), "GiB of a GPU's memory.");
   f.add("reserve_gib", c.reserve_gib, between(0, kMost),
-        "GiB of it that are not for the model: CUDA, its libraries, NCCL.");
+        "GiB of it that a plan leaves free, for other programs and for what a newer CUDA takes "
+        "more.");
   f.add("stretch", c.stretch, between(1, kMost),
         "How many times as long a collective inside a node takes beside matrix products.");
   f.add("interference", c.interference, between(0, 1),

@@ -121,4 +121,11 @@ DeviceMemory device_memory(Backend backend) {
   return memory;
 }
 
+size_t library_memory(Backend backend, int world) {
+  if (backend != Backend::kCuda) return 0;
+  constexpr size_t kCuda = size_t{300} << 20;
+  constexpr size_t kNccl = size_t{820} << 20;
+  return kCuda + (world > 1 ? kNccl : 0);
+}
+
 }  // namespace sbtrain

@@ -31,4 +31,9 @@ struct DeviceMemory {
 };
 DeviceMemory device_memory(Backend backend);
 
+// The bytes that libraries take of a GPU beside what Memory plans: CUDA, cuBLAS and cuDNN, and in a
+// job of several ranks NCCL. Measured on H200s in training steps of 350 million to 1.2 billion
+// parameters, among which it differs by 0.1 GiB. 0 for the CPU.
+size_t library_memory(Backend backend, int world);
+
 }  // namespace sbtrain

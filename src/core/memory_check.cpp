@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <vector>
 
 #include "core/device.h"
 #include "core/error.h"
@@ -18,13 +20,13 @@ std::string size_text(size_t bytes) {
                        : fmt::format("{:.2f} GiB", b / (1 << 30));
 }
 
-std::string line(std::string_view name, size_t bytes) {
-  return fmt::format("  {:<12} {:>13}\n", name, size_text(bytes));
-}
+struct Part {
+  std::string_view name;
+  size_t bytes = 0;
+};
 
-}  // namespace
-
-std::string describe_memory(const MemoryReport& report) {
+// The classes that a report has bytes of, largest first, then what does not belong to a class.
+std::vector<Part> parts_of(const MemoryReport& report, size_t libraries) {
   std::array<size_t, kMemoryClasses> bytes = report.persistent;
   const auto largest =
       std::max_element(report.programs.begin(), report.programs.end(),
@@ -32,17 +34,38 @@ std::string describe_memory(const MemoryReport& report) {
   if (largest != report.programs.end()) {
     for (int c = 0; c < kMemoryClasses; ++c) bytes[c] += largest->at_peak[c];
   }
-  std::array<int, kMemoryClasses> order{};
-  for (int c = 0; c < kMemoryClasses; ++c) order[c] = c;
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return bytes[a] > bytes[b]; });
+  std::vector<Part> parts;
+  for (int c = 0; c < kMemoryClasses; ++c) {
+    parts.push_back({memory_class_name(static_cast<MemoryClass>(c)), bytes[c]});
+  }
+  std::ranges::stable_sort(parts, std::ranges::greater(), &Part::bytes);
+  if (largest != report.programs.end()) {
+    parts.push_back({"gaps", largest->pool_bytes - largest->peak_bytes});
+  }
+  parts.push_back({"libraries", libraries});
+  std::erase_if(parts, [](const Part& part) { return part.bytes == 0; });
+  return parts;
+}
+
+}  // namespace
+
+std::string describe_memory(const MemoryReport& report, size_t libraries) {
+  std::vector<Part> parts = parts_of(report, libraries);
+  parts.push_back({"total", report.total_bytes() + libraries});
   std::string text;
-  for (const int c : order) {
-    if (bytes[c] > 0) text += line(memory_class_name(static_cast<MemoryClass>(c)), bytes[c]);
+  for (const Part& part : parts) {
+    text += fmt::format("  {:<12} {:>13}\n", part.name, size_text(part.bytes));
   }
-  if (largest != report.programs.end() && largest->pool_bytes > largest->peak_bytes) {
-    text += line("gaps", largest->pool_bytes - largest->peak_bytes);
+  return text;
+}
+
+std::string summarize_memory(const MemoryReport& report, size_t libraries) {
+  std::vector<std::string> parts;
+  for (const Part& part : parts_of(report, libraries)) {
+    parts.push_back(fmt::format("{} {}", part.name, size_text(part.bytes)));
   }
-  return text + line("total", report.total_bytes());
+  return fmt::format("{} ({})", size_text(report.total_bytes() + libraries),
+                     fmt::join(parts, ", "));
 }
 
 void require_memory(Backend backend, const MemoryReport& plan, std::string_view what,

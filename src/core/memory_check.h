@@ -2,6 +2,7 @@
 // too large succeeds, and the kernel kills the process, or one beside it, when the memory is used.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,8 +12,12 @@
 
 namespace sbtrain {
 
-// "activations  1.25 GiB" lines, largest first.
-std::string describe_memory(const MemoryReport& report);
+// "activations  1.25 GiB" lines, largest first, with a line for the libraries unless they take
+// none.
+std::string describe_memory(const MemoryReport& report, size_t libraries = 0);
+
+// The same in one line: "3.50 GiB (activations 2.25 GiB, weights 1.25 GiB)".
+std::string summarize_memory(const MemoryReport& report, size_t libraries = 0);
 
 // Throws ExitCode::kOutOfMemory, with the plan, if the device has less free than `plan` needs.
 // `what` begins the message, such as "the run"; `advice` ends it.

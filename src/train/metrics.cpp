@@ -149,6 +149,12 @@ std::vector<FileThread::Sink> open_files(const MetricsOptions& options) {
   return sinks;
 }
 
+// A step is noted when the host has launched the next one. Where launching takes longer than the
+// step, or a pause follows it, the host's time since the note before says less than the step took.
+double exposed_share(double waited, double seconds) {
+  return std::min(1.0, waited / seconds);
+}
+
 }  // namespace
 
 struct Metrics::Impl {
@@ -184,7 +190,9 @@ struct Metrics::Impl {
 void Metrics::Impl::show(const StepMetrics& s) {
   const double now = clock.seconds();
   rate.add(static_cast<double>(s.step - last_step), now - last_seconds);
-  if (options.world > 1 && now > last_seconds) exposed = s.waited / (now - last_seconds);
+  if (options.world > 1 && now > last_seconds) {
+    exposed = exposed_share(s.waited, now - last_seconds);
+  }
   waited += s.waited;
   last_step = s.step;
   last_seconds = now;
@@ -221,7 +229,8 @@ std::vector<Metric> Metrics::Impl::values(const StepMetrics& s) {
     const double tokens_per_second = static_cast<double>(s.step - recorded_step) *
                                      static_cast<double>(options.tokens_per_step) / seconds;
     values.push_back({metric::kTrainTokensPerSecond, tokens_per_second});
-    if (options.world > 1) values.push_back({metric::kTrainExposed, waited / seconds});
+    if (options.world > 1)
+      values.push_back({metric::kTrainExposed, exposed_share(waited, seconds)});
     if (const double value = mfu(tokens_per_second); std::isfinite(value)) {
       values.push_back({metric::kTrainMfu, value});
     }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <set>
 
+#include "core/device.h"
 #include "core/memory_check.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
@@ -115,7 +116,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
   text += describe_duration(causal * static_cast<double>(schedule.total_tokens()), target, config);
   text += fmt::format("memory            one device ({}), micro-batch {}, recompute {}\n{}",
                       backend_name(target), train.micro_batch, name_of(train.recompute),
-                      describe_memory(plan_memory(config, target)));
+                      describe_memory(plan_memory(config, target), library_memory(target, 1)));
   text += describe_schedule(config, schedule);
   if (options.world > 0) text += describe_scale(config, target, options);
   return text;

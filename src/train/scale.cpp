@@ -5,6 +5,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "core/device.h"
 #include "core/error.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
@@ -49,19 +50,20 @@ std::string memory_table(const std::vector<RankPlan>& plans, const MachineConfig
   for (int c = 0; c < kMemoryClasses; ++c) {
     text += fmt::format("{:>12}", memory_class_name(static_cast<MemoryClass>(c)));
   }
-  text += fmt::format("{:>10}{:>11}{:>12}\n", "total", "ms a step", "tokens/s");
+  text += fmt::format("{:>11}{:>10}{:>11}{:>12}\n", "libraries", "total", "ms a step", "tokens/s");
   for (const RankPlan& plan : plans) {
     text += fmt::format("  {:<8}", name_of(plan.config.train.sharding));
     for (const size_t bytes : by_class(plan.memory)) {
       text += fmt::format("{:>12.3f}", static_cast<double>(bytes) / kGibibyte);
     }
-    text += fmt::format(
-        "{:>10.2f}{:>11.1f}{:>12}{}\n", static_cast<double>(plan.memory.total_bytes()) / kGibibyte,
-        1e3 * plan.seconds(), grouped(std::llround(rate(plan))), plan.fits ? "" : "  does not fit");
+    text += fmt::format("{:>11.2f}{:>10.2f}{:>11.1f}{:>12}{}\n",
+                        static_cast<double>(plan.libraries) / kGibibyte,
+                        static_cast<double>(plan.total_bytes()) / kGibibyte, 1e3 * plan.seconds(),
+                        grouped(std::llround(rate(plan))), plan.fits ? "" : "  does not fit");
   }
   return text + fmt::format(
-                    "  GiB, and tokens/s of all ranks; {:.0f} of the {:.0f} GiB of a GPU are "
-                    "for the model\n",
+                    "  GiB, and tokens/s of all ranks; a rank may use {:.0f} of the {:.0f} "
+                    "GiB of a GPU\n",
                     machine.memory_gib - machine.reserve_gib, machine.memory_gib);
 }
 
@@ -128,6 +130,7 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
     TrainStep step(config, model, stream, mesh);
     program(step);
     plan.memory = memory.report();
+    plan.libraries = library_memory(target, options.world);
     plan.compute = model_seconds(config, model, options);
     const auto elements =
         static_cast<double>(model.registry().storage()) / static_cast<double>(mesh.shard_count());
@@ -136,7 +139,7 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
   run(&plan.traffic, [](TrainStep& step) { step.plan_step(); });
   run(nullptr, [](TrainStep& step) { step.plan(); });
   const double available = (config.machine.memory_gib - config.machine.reserve_gib) * kGibibyte;
-  plan.fits = static_cast<double>(plan.memory.total_bytes()) <= available;
+  plan.fits = static_cast<double>(plan.total_bytes()) <= available;
   plan.estimate =
       estimate_step(plan.traffic, plan.compute, config.machine,
                     {.sharding = train.sharding,

@@ -19,11 +19,13 @@ namespace sbtrain {
 struct RankPlan {
   Config config;  // with the sharding and the micro-batch of this plan
   MemoryReport memory;
+  size_t libraries = 0;   // bytes that libraries take beside it
   Traffic traffic;        // of one step
   double compute = 0;     // seconds of one step: forward and backward passes at options.mfu
   double optimizer = 0;   // seconds of one step: this rank's part of the update
   bool fits = false;      // into the machine's memory
   StepEstimate estimate;  // without the optimizer
+  size_t total_bytes() const { return memory.total_bytes() + libraries; }
   double seconds() const { return estimate.total() + optimizer; }
 };
 

@@ -18,8 +18,10 @@
 #include "checkpoint/run_lock.h"
 #include "checkpoint/snapshotter.h"
 #include "checkpoint/weight_match.h"
+#include "core/device.h"
 #include "core/files.h"
 #include "core/host_name.h"
+#include "core/memory_check.h"
 #include "core/version.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
@@ -204,6 +206,9 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   if (memory.backend() == Backend::kCpu) {
     require_shared_memory(*job.control, job.launch.node, plan.report().total_bytes(), "the run");
   }
+  spdlog::info(
+      "memory of {}: {}", mesh.world().world() > 1 ? "each rank" : "the run",
+      summarize_memory(plan.report(), library_memory(memory.backend(), mesh.world().world())));
   prepare_memory(memory, communicator_options(config.train), mesh.world().world());
   memory.adopt_plan(plan);
   start.done("memory");
@@ -380,9 +385,11 @@ bool Run::resume() {
                    name);
     load_shards(checkpoint, step_.params(), /*with_moments=*/true);
   };
+  const auto start = std::chrono::steady_clock::now();
   const std::optional<CheckpointReader> checkpoint =
       resume_checkpoint(folder_, resume, use, make_rank_group(control_));
   if (!checkpoint) return false;
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   step_.params().refresh();
   const Manifest& manifest = checkpoint->manifest();
   const std::string name = checkpoint->folder().string();
@@ -400,7 +407,8 @@ bool Run::resume() {
   if (fs::equivalent(checkpoint->folder().parent_path(), folder_ / "checkpoints", other)) {
     saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
   }
-  spdlog::info("resumed from {} (step {}, {} tokens)", name, state_.step, state_.tokens);
+  spdlog::info("resumed from {} (step {}, {} tokens; {:.3g} GB in {:.1f} s)", name, state_.step,
+               state_.tokens, static_cast<double>(manifest.bytes()) / 1e9, seconds.count());
   if (manifest.world != control_.world()) {
     spdlog::info("the checkpoint was saved by {} ranks, now there are {}: each takes its ranges",
                  manifest.world, control_.world());

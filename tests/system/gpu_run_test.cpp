@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 
+#include "checkpoint/checkpoint.h"
 #include "core/device.h"
 #include "core/gpus.h"
 #include "runs.h"
@@ -70,6 +71,25 @@ class GpuSystemTest : public test::SystemTest {
                 a.c_str(), b.c_str(), first, last, largest, sum / count, absolute / count);
   }
 };
+
+std::vector<float> values(const CheckpointReader& checkpoint, const std::string& moment) {
+  int64_t count = 1;
+  for (const int64_t size : checkpoint.shape(TensorKind::kAdamM, moment)) count *= size;
+  std::vector<float> values(static_cast<size_t>(count));
+  checkpoint.read(TensorKind::kAdamM, moment, 0, count, values.data());
+  return values;
+}
+
+// The norm of a - b over that of b.
+double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0;
+  double norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += std::pow(double{a[i]} - double{b[i]}, 2);
+    norm += std::pow(double{b[i]}, 2);
+  }
+  return std::sqrt(difference / norm);
+}
 
 TEST_F(GpuSystemTest, LossCurvesAgreeWithTheCpu) {
   for (const std::string attention :
@@ -192,6 +212,27 @@ TEST_F(GpuSystemTest, TwoGpusTrainLikeOne) {
     ASSERT_EQ(run(steps(moved, gpus)), 0) << output_;
     EXPECT_NE(output_.find(fmt::format("now there are {}", gpus)), std::string::npos) << output_;
     expect_close_losses(moved, from, 1, 20);
+  }
+}
+
+// After the first step the first moments are the gradients of the whole batch, times one factor.
+TEST_F(GpuSystemTest, TwoGpusHaveTheGradientsOfOne) {
+  if (visible_gpus() < 2) GTEST_SKIP() << "one GPU";
+  const auto one_step = [&](const std::string& out, int gpus, const char* mode) {
+    return training(
+        out, {"--device=cuda", "--train.batch=8", "--stages=[{length: 1 steps}]",
+              fmt::format("--train.gpus={}", gpus), fmt::format("--train.sharding={}", mode)});
+  };
+  ASSERT_EQ(run(one_step("one", 1, "full")), 0) << output_;
+  const CheckpointReader one(newest("one"));
+  for (const char* mode : {"full", "grad", "none"}) {
+    ASSERT_EQ(run(one_step(mode, 2, mode)), 0) << output_;
+    const CheckpointReader two(newest(mode));
+    ASSERT_EQ(two.names(TensorKind::kAdamM), one.names(TensorKind::kAdamM));
+    for (const std::string& name : one.names(TensorKind::kAdamM)) {
+      EXPECT_LT(relative_difference(values(two, name), values(one, name)), 1e-5)
+          << mode << " " << name;
+    }
   }
 }
 

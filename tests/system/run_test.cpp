@@ -26,10 +26,12 @@ using test::write_file;
 
 TEST_F(SystemTest, TrainsValidatesAndSaves) {
   ASSERT_EQ(run(training("run")), 0) << output_;
+  EXPECT_NE(output_.find("memory of the run: "), std::string::npos) << output_;
   const std::vector<std::string> history = records("run");
   EXPECT_LT(loss_at(history, 60, "validation/loss"), 0.9 * loss_at(history, 0, "validation/loss"));
   EXPECT_GT(loss_at(history, 60, "validation/bits_per_byte"), 0);
   EXPECT_EQ(newest("run").filename(), "step-00000060");
+  EXPECT_NE(output_.find("step-00000060 ("), std::string::npos) << output_;  // with size and time
   EXPECT_TRUE(fs::exists(path("run") + "/config.yaml"));
   EXPECT_TRUE(fs::exists(path("run") + "/run.json"));
 

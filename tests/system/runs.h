@@ -111,7 +111,8 @@ metrics: {every: 1}
     for (std::string line; std::getline(lines, line);) {
       nlohmann::json record = nlohmann::json::parse(line, nullptr, false);
       if (record.is_discarded()) continue;  // the line that is being written
-      for (const char* key : {"time", "wall_time", "train/tokens_per_second", "train/mfu"}) {
+      for (const char* key : {"time", "wall_time", "train/tokens_per_second", "train/mfu",
+                              "train/exposed_communication"}) {
         record.erase(key);
       }
       result.push_back(record.dump());

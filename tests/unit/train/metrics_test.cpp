@@ -80,6 +80,22 @@ TEST(Metrics, MfuIsTheShareOfThePeak) {
   EXPECT_DOUBLE_EQ(record["train/mfu"], tokens_per_second * 6e6 / 3e12);
 }
 
+// Waits that take longer than the host has seen a step take.
+TEST(Metrics, TheExposedShareIsAtMostAll) {
+  const TemporaryFolder folder;
+  MetricsOptions options = make_options(folder.path());
+  options.world = 2;
+  {
+    Metrics metrics(options);
+    metrics.train_step({.step = 1, .waited = 1e3});
+    for (int64_t step = 2; step <= 10; ++step) metrics.train_step({.step = step});
+  }
+  const std::vector<nlohmann::json> records = read_records(folder);
+  ASSERT_EQ(records.size(), 2U);
+  EXPECT_EQ(records[0]["train/exposed_communication"], 1.0);
+  EXPECT_EQ(records[1]["train/exposed_communication"], 0.0);
+}
+
 TEST(Metrics, ValidationGivesAllThreeUnits) {
   const TemporaryFolder folder;
   {

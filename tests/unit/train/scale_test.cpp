@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/device.h"
 #include "core/error.h"
 
 namespace sbtrain {
@@ -58,6 +59,13 @@ TEST(Scale, ARankHoldsItsShareOfTheMoments) {
               static_cast<double>(whole) / 8, static_cast<double>(whole) / 50);
   EXPECT_NEAR(static_cast<double>(persistent(plan(Sharding::kHybrid), MemoryClass::kOptimizer)),
               static_cast<double>(whole) / 2, static_cast<double>(whole) / 50);
+}
+
+TEST(Scale, LibrariesTakeMemoryOfAGpu) {
+  const RankPlan several = plan(Sharding::kFull);
+  EXPECT_GT(several.libraries, library_memory(Backend::kCuda, 1));
+  EXPECT_EQ(several.total_bytes(), several.memory.total_bytes() + several.libraries);
+  EXPECT_EQ(plan_rank(small(), Backend::kCpu, four_nodes_of_two()).libraries, 0U);
 }
 
 TEST(Scale, CollectivesFollowTheMode) {
