@@ -7,22 +7,29 @@
 
 namespace sbtrain::kernels {
 
-// Each of two consumers owns 64 keys of a tile. They share the queries and work apart otherwise.
+// Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise.
 template <int kHeadDim>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kConsumers = 2;
+  // Of three consumers, each thread has 160 registers. That is enough for narrow heads, if one of
+  // its rows of scores becomes gradients after the other.
+  static constexpr bool kRowByRow = kD <= 64;
+  static constexpr int kConsumers = kRowByRow ? 3 : 2;
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kQueries = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kD <= 64 ? 4 : 3;
-  // Where shared memory is left for it: the next tile of queries is looked at before the scan of
-  // this one, and A and dz are stored beside those of the tile before, which other warps may still
-  // read.
-  static constexpr bool kAhead = kD <= 64;
-  static constexpr int kScoreTiles = kAhead ? 2 : 1;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
+  // Where shared memory is left for it, A and dz are stored beside those of the tile before, which
+  // the tensor cores may still read.
+  static constexpr int kScoreTiles = kD <= 64 ? 2 : 1;
+  static constexpr int kProducerRegisters = kRowByRow ? 32 : 40;
+  static constexpr int kConsumerRegisters = kRowByRow ? 160 : 232;
+};
+
+// What a warp that computes has no register for.
+struct WarpTile {
+  int head;
+  uint32_t parity;  // of the phase of the barriers in which the tile of keys comes
 };
 
 template <typename Shape>
@@ -40,13 +47,16 @@ struct KeyGradientShared {
   Mbarrier keys_full, keys_empty, tile_full, tile_empty;
   Mbarrier full[kStages], empty[kStages];
   BackwardTile tile;
-  int heads[4 * kConsumers];  // of the tile of each warp, which has no register left for it
+  WarpTile warps[4 * kConsumers];
+  uint32_t producer_parity;  // the same for the warp that loads
 
   // By one thread.
   __device__ __forceinline__ void init() {
     constexpr int kReaders = 4 * kConsumers;  // one lane of each warp
     keys_full.init(1);
     keys_empty.init(kReaders);
+    for (WarpTile& warp : warps) warp.parity = 0;
+    producer_parity = 0;
     tile_full.init(1);
     tile_empty.init(kReaders);
     for (int i = 0; i < kStages; ++i) {
@@ -67,41 +77,46 @@ class KeyGradientProducer {
       : s_(shared), x_(x) {}
 
   __device__ __forceinline__ void run() {
+    load_queries(-1, 0, 0);  // the consumers begin as if they had passed a tile
     for (;;) {
       QueuedTile next{};
       if (lane() == 0) next = take_tile(x_.queue);
       const int tile = __shfl_sync(~0u, next.tile, 0);
       const int head = x_.first_head + __shfl_sync(~0u, next.head, 0);
-      s_.tile_empty.wait(tile_parity_ ^ 1);
+      s_.tile_empty.wait(s_.producer_parity ^ 1);
       if (lane() == 0) {
         s_.tile = {tile < 0 ? -1 : tile * Shape::kKeys, head, 0, 0};
         s_.tile_full.arrive();
       }
       if (tile < 0) return;
-      load(tile * Shape::kKeys, head);
-      tile_parity_ ^= 1;
+      __syncwarp();
+      load(s_.tile.first, s_.tile.head);
+      __syncwarp();
+      if (lane() == 0) s_.producer_parity ^= 1;
+      __syncwarp();
     }
   }
 
  private:
-  __device__ __forceinline__ void load(int block, int head) {
+  __device__ __forceinline__ void load(const int& block, const int& head) {
     const StickBreakingProblem& p = x_.p;
-    const Visibility seen = visibility_of<true>(p, StickHead(p, head));
+    const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
     const int end_key = min(block + Shape::kKeys, p.tokens);
     const int end = seen.end_query(end_key - 1);
     load_keys(block, head);
     for (int some = block; some < end; some += 32 * Shape::kQueries) {
       // The first row of a tile is the one that sees furthest to the left.
       const int mine = some + lane() * Shape::kQueries;
-      const bool needed = mine < end && (p.skip_epsilon == 0 || seen.first_key(mine) < end_key);
+      const bool needed =
+          mine < end && (p.skip_epsilon == 0 || *x_.first_key(head, mine) < end_key);
       for (unsigned tiles = __ballot_sync(~0u, needed); tiles; tiles &= tiles - 1) {
         load_queries(some + (__ffs(static_cast<int>(tiles)) - 1) * Shape::kQueries, block, head);
       }
     }
     load_queries(-1, block, head);
   }
-  __device__ __forceinline__ void load_keys(int block, int head) {
-    s_.keys_empty.wait(tile_parity_ ^ 1);
+  __device__ __forceinline__ void load_keys(const int& block, const int& head) {
+    s_.keys_empty.wait(s_.producer_parity ^ 1);
     if (lane() != 0) return;
     s_.keys_full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
     for (int i = 0; i < Shape::kConsumers; ++i) {
@@ -110,7 +125,7 @@ class KeyGradientProducer {
       load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, s_.keys_full, first, head);
     }
   }
-  __device__ __forceinline__ void load_queries(int first, int block, int head) {
+  __device__ __forceinline__ void load_queries(int first, const int& block, const int& head) {
     const int stage = place_.stage();
     Mbarrier& full = s_.full[stage];
     s_.empty[stage].wait(place_.parity() ^ 1);
@@ -129,19 +144,22 @@ class KeyGradientProducer {
     place_.advance();
   }
   // Their states at the left edges of the consumers' blocks. Where there are none, the consumer
-  // does not use what is copied.
-  __device__ __forceinline__ void load_rows_of(int first, int block, int head, int stage) {
-    const StickBreakingProblem& p = x_.p;
+  // does not use what is copied. The warp waits for nothing here: what it would wait for, all
+  // consumers would.
+  __device__ __forceinline__ void load_rows_of(int first, const int& block, const int& head,
+                                               int stage) {
+    const int last = x_.p.tokens - 1;
 #pragma unroll 1  // the warp has few registers
     for (int i = lane(); i < Shape::kQueries; i += 32) {
-      const int row = min(first + i, p.tokens - 1);
-      const int first_block = (row - p.positions[row]) / kStickKeys;
-      cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, row));
-      for (int n = 0; n < Shape::kConsumers; ++n) {
-        const int place = min(max(block / kStickKeys + n - first_block, 0), p.workspace_blocks - 1);
-        const int64_t slot = head % p.workspace_heads * p.workspace_blocks + place;
-        cp_async8(shared_address(&s_.states[stage][n][i]),
-                  reinterpret_cast<const float2*>(p.workspace) + slot * p.tokens + row);
+      cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, min(first + i, last)));
+    }
+#pragma unroll 1
+    for (int n = 0; n < Shape::kConsumers; ++n) {
+      const float2* const states = x_.states(head, x_.place(block / kStickKeys + n));
+#pragma unroll
+      for (int i = 0; i < Shape::kQueries; i += 32) {
+        cp_async8(shared_address(&s_.states[stage][n][i + lane()]),
+                  states + min(first + i + lane(), last));
       }
     }
   }
@@ -149,7 +167,6 @@ class KeyGradientProducer {
   Shared& s_;
   const HopperBackwardArguments& x_;
   RingPlace<Shape::kStages> place_;
-  uint32_t tile_parity_ = 0;
 };
 
 template <typename Shape>
@@ -164,128 +181,180 @@ class KeyGradientConsumer {
       : s_(shared), x_(x), index_(index), group_{1 + index, 128 * (index + 1)} {}
 
   __device__ __forceinline__ void run() {
+    s_.full[0].wait(0);
+    place_.advance();
+    WarpTile& mine = s_.warps[4 * index_ + warp_row() / 16];
     for (;;) {
-      s_.tile_full.wait(tile_parity_);
+      s_.tile_full.wait(parity(mine));
       const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
       release(s_.tile_empty);
       if (first < 0) return;
-      int& warp_head = s_.heads[4 * index_ + group_.warp()];
-      if (lane() == 0) warp_head = head;
-      compute(first + kStickKeys * index_, warp_head);
-      tile_parity_ ^= 1;
+      if (lane() == 0) mine.head = head;
+      compute(first + kStickKeys * index_, mine);
+      if (lane() == 0) mine.parity ^= 1;
+      __syncwarp();
     }
   }
 
  private:
-  __device__ __forceinline__ void compute(int block, const int& head) {
-    const StickBreakingProblem& p = x_.p;
-    const int first_key = first_loaded_key<kStickKeys>(block, p.tokens);
-    const int warp_row = 16 * uniform(group_.warp()) % 64;
+  // The same in all lanes, which the compiler has to know.
+  static __device__ __forceinline__ uint32_t parity(const WarpTile& mine) {
+    return static_cast<uint32_t>(uniform(static_cast<int>(mine.parity)));
+  }
+
+  struct Gradients {
     WarpgroupAccumulator<kD> dk, dv;
-    dk.clear();
-    dv.clear();
-    s_.keys_full.wait(tile_parity_);
+    __device__ __forceinline__ void pin() {
+      dk.pin();
+      dv.pin();
+    }
+  };
+  struct TileScores {
     Scores s, dp;
-    // The scores of a tile of queries are computed while the tile before becomes gradients. When
-    // these are complete its stage is released, which is the one before `stage`.
-    int stage = next_stage(block), next = -1;
-    bool pending = false;
-    HopperGradients sticks;
-    TileRowKeys seen;
+    __device__ __forceinline__ void pin() {
+      s.pin();
+      dp.pin();
+    }
+  };
+  struct Block {
+    int begin, first_key;  // of the keys, and the first one that is loaded
+  };
+
+  __device__ __forceinline__ void compute(int begin, const WarpTile& mine) {
+    const Block block = {begin, first_loaded_key<kStickKeys>(begin, x_.p.tokens)};
+    Gradients sums;
+    sums.dk.clear();
+    sums.dv.clear();
+    s_.keys_full.wait(parity(mine));
+    walk(sums, block);
+    release(s_.keys_empty);
+    __syncwarp();
+    write(sums.dk, sums.dv, block.begin, block.first_key, mine.head);
+  }
+
+  // The gradients of a tile of queries are added during the scan of the next one.
+  __device__ __forceinline__ void walk(Gradients& sums, const Block& block) {
+    TileScores x;
+    int stage = next_stage(block);
     if (stage >= 0) {
-      issue_scores(s, dp, stage);
-      if constexpr (Shape::kAhead) {
-        seen = enter(sticks, block, stage);
-        next = stage_if_seen(block);
-      }
+      issue_scores(x, stage);
       wait_for_products<0>();
     }
     // The loop ends where no product is under way, which the compiler has to see.
     const bool any = stage >= 0;
     while (any) {
-      s.pin();
-      dp.pin();
-      if (!Shape::kAhead) seen = enter(sticks, block, stage);
-      sticks.score(s, dp, first_key, p.scale * kLog2e, BlockKeys{seen, block}, nullptr, nullptr);
-      Operands x;
-      x.round(s, dp);
-      wait_for_products<0>();
-      dk.pin();
-      dv.pin();
-      if (pending) release(s_.empty[(stage + Shape::kStages - 1) % Shape::kStages]);
-      store(x, warp_row);
-      if constexpr (!Shape::kAhead) next = stage_if_seen(block);
-      if (next >= 0) {
-        issue_scores(s, dp, next);
-        issue_gradients(dk, dv, stage);
-        stage = next;
-        pending = true;
+      x.pin();
+      score_tile_ = (score_tile_ + 1) % Shape::kScoreTiles;
+      if constexpr (Shape::kRowByRow) {
+        differentiate_rows(x, stage, block);
+        wait_for_gradients(sums, stage);
       } else {
-        // The consumer holds no stage while it passes over tiles, however many: the producer has to
-        // fill them all, for the other consumer, and needs every buffer for that.
-        issue_gradients(dk, dv, stage);
+        const TileRowKeys seen = enter(stage, block.begin);
+        sticks_.score(x.s, x.dp, block.first_key, x_.p.scale * kLog2e, BlockKeys{seen, block.begin},
+                      nullptr, nullptr);
+        Operands rounded;
+        rounded.round(x);
+        wait_for_gradients(sums, stage);
+        group_.sync();
+        rounded.pin();
+        store_score_tile(s_.a[score_tile_][index_], warp_row(), rounded.a);
+        store_score_tile(s_.dz[score_tile_][index_], warp_row(), rounded.dz);
+      }
+      fence_async_proxy();
+      group_.sync();
+      const int now = stage;
+      stage = stage_if_seen(block);
+      if (stage >= 0) {
+        issue_scores(x, stage);
+        issue_gradients(sums, now);
+      } else {
+        issue_gradients(sums, now);
         wait_for_products<0>();
-        dk.pin();
-        dv.pin();
-        release(s_.empty[stage]);
-        pending = false;
+        sums.pin();
         stage = next_stage(block);
         if (stage < 0) break;
-        issue_scores(s, dp, stage);
+        issue_scores(x, stage);
         wgmma_commit();  // an empty group in place of the gradients
-      }
-      if constexpr (Shape::kAhead) {
-        seen = enter(sticks, block, stage);
-        next = stage_if_seen(block);
       }
       wait_for_products<1>();
     }
-    release(s_.keys_empty);
-    __syncwarp();
-    write(dk, dv, block, first_key, warp_row, head);
+  }
+  // Those of the tile before `stage`.
+  __device__ __forceinline__ void wait_for_gradients(Gradients& sums, int stage) {
+    wait_for_products<0>();
+    sums.pin();
+    release_before(stage);
+  }
+
+  // Scores become A and dz, which go to the tiles of scores that no warp reads any more. A warp
+  // comes here only after its own products with these, and that all have come so far says the
+  // barrier of the tile before.
+  __device__ __forceinline__ void differentiate_rows(TileScores& x, int stage, const Block& block) {
+    if (all_see(stage, block)) {
+      differentiate_row<0, false>(x, stage, block);
+      differentiate_row<1, false>(x, stage, block);
+    } else {
+      differentiate_row<0, true>(x, stage, block);
+      differentiate_row<1, true>(x, stage, block);
+    }
+  }
+  template <int kRow, bool kMasked>
+  __device__ __forceinline__ void differentiate_row(TileScores& x, int stage, const Block& block) {
+    const unsigned first_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const float2 state = (s_.states[stage][index_] + first_row)[8 * kRow];
+    KeyRange seen = {0, 0};
+    bool some = true;
+    if constexpr (kMasked) {
+      const int row = s_.first_query[stage] + static_cast<int>(first_row) + 8 * kRow;
+      seen.begin = row < x_.p.tokens ? s_.first_keys[stage][first_row + 8 * kRow] : INT_MAX;
+      seen.end = row + (x_.p.attend_current ? 1 : 0);
+      some = seen.begin < block.begin + kStickKeys && block.begin < seen.end;
+      seen.begin = max(seen.begin, block.begin);
+    }
+    HopperGradients sticks;
+    sticks.log2_left[kRow] = some ? state.x : 0.0f;
+    sticks.c[kRow] = some ? state.y : 0.0f;
+    sticks.template score_row<kMasked>(x.s, x.dp, kRow, block.first_key, x_.p.scale * kLog2e, seen);
+    store_score_chunks<kRow>(s_.a[score_tile_][index_], 0, x.s);
+    store_score_chunks<kRow>(s_.a[score_tile_][index_], 1, x.s);
+    store_score_chunks<kRow>(s_.dz[score_tile_][index_], 0, x.dp);
+    store_score_chunks<kRow>(s_.dz[score_tile_][index_], 1, x.dp);
   }
 
   // A and dz of a tile, rounded.
   struct Operands {
     WarpgroupOperand<kStickKeys> a, dz;
-    __device__ __forceinline__ void round(const Scores& s, const Scores& dp) {
-      round_to_operand(a, s);
-      round_to_operand(dz, dp);
+    __device__ __forceinline__ void round(const TileScores& x) {
+      round_to_operand(a, x.s);
+      round_to_operand(dz, x.dp);
+    }
+    __device__ __forceinline__ void pin() {
+      a.pin();
+      dz.pin();
     }
   };
-  // Stores them to the tiles of scores that no warp reads any more. A warp stores only after its
-  // own products, and that all warps have come so far says the barrier of the tile before, if there
-  // are two tiles, or one more barrier.
-  __device__ __forceinline__ void store(Operands& x, int warp_row) {
-    score_tile_ = (score_tile_ + 1) % Shape::kScoreTiles;
-    if constexpr (Shape::kScoreTiles == 1) group_.sync();
-    x.a.pin();
-    x.dz.pin();
-    store_score_tile(s_.a[score_tile_][index_], warp_row, x.a);
-    store_score_tile(s_.dz[score_tile_][index_], warp_row, x.dz);
-    fence_async_proxy();
-    group_.sync();
-  }
 
   // Waits for the next tile of queries and returns its stage if they see a key of the block; -1 if
   // not, or if there are no more. Then the tile is still the next one.
-  __device__ __forceinline__ int stage_if_seen(int block) {
+  __device__ __forceinline__ int stage_if_seen(const Block& block) {
     const int stage = place_.stage();
     s_.full[stage].wait(place_.parity());
     const int query = uniform(s_.first_query[stage]);
     const int begin = uniform(s_.first_keys[stage][0]);
-    if (query < 0 || !sees(query, block, begin)) return -1;
+    if (query < 0 || !sees(query, block.begin, begin)) return -1;
     place_.advance();
     return stage;
   }
-  // The same of the first tile from the next one on that sees a key; passes over the others.
-  __device__ __forceinline__ int next_stage(int block) {
+  // The same of the first tile from the next one on that sees a key; passes over the others. No
+  // product is under way. The consumer always holds the stage before the one that it works on or
+  // waits for, and no earlier one: so the producer can go on, however many are passed.
+  __device__ __forceinline__ int next_stage(const Block& block) {
     for (;;) {
       const int stage = stage_if_seen(block);
       if (stage >= 0) return stage;
       const int passed = place_.stage();
       const bool end = uniform(s_.first_query[passed]) < 0;
-      release(s_.empty[passed]);
+      release_before(passed);
       place_.advance();
       if (end) return -1;
     }
@@ -296,34 +365,39 @@ class KeyGradientConsumer {
     const int end = min(query + 63 + (x_.p.attend_current ? 1 : 0), x_.p.tokens);
     return block < end && begin < block + kStickKeys;
   }
+  // Whether each of them sees all keys of the block.
+  __device__ __forceinline__ bool all_see(int stage, const Block& block) const {
+    const int query = uniform(s_.first_query[stage]);
+    const int last_begin = uniform(s_.first_keys[stage][63]);
+    return query + 63 < x_.p.tokens && last_begin <= block.begin &&
+           block.begin + kStickKeys <= query + (x_.p.attend_current ? 1 : 0);
+  }
 
-  __device__ __forceinline__ void issue_scores(Scores& s, Scores& dp, int stage) {
-    using Queries = TileOperand<Shape::kQueries, kD, TileUse::kRows>;
-    using Keys = TileOperand<kStickKeys, kD, TileUse::kRows>;
-    s.pin();
-    dp.pin();
+  using Queries = TileOperand<Shape::kQueries, kD, TileUse::kRows>;
+  using QueryColumns = TileOperand<Shape::kQueries, kD, TileUse::kColumns>;
+  using Keys = TileOperand<kStickKeys, kD, TileUse::kRows>;
+  using ScoreColumns = TileOperand<Shape::kQueries, kStickKeys, TileUse::kColumns>;
+
+  __device__ __forceinline__ void issue_scores(TileScores& x, int stage) {
+    x.pin();
     wgmma_fence();
-    issue_product<kD>(s, Queries(s_.q[stage]), Keys(s_.k[index_]));
-    issue_product<kD>(dp, Queries(s_.dout[stage]), Keys(s_.v[index_]));
+    issue_product<kD>(x.s, Queries(s_.q[stage]), Keys(s_.k[index_]));
+    issue_product<kD>(x.dp, Queries(s_.dout[stage]), Keys(s_.v[index_]));
     wgmma_commit();
   }
-  __device__ __forceinline__ void issue_gradients(WarpgroupAccumulator<kD>& dk,
-                                                  WarpgroupAccumulator<kD>& dv, int stage) {
-    using ScoreTile = TileOperand<Shape::kQueries, kStickKeys, TileUse::kColumns>;
-    using Queries = TileOperand<Shape::kQueries, kD, TileUse::kColumns>;
-    dk.pin();
-    dv.pin();
+  // Adds what the tiles of scores contribute, which belong to the queries of `stage`.
+  __device__ __forceinline__ void issue_gradients(Gradients& sums, int stage) {
+    sums.pin();
     wgmma_fence();
-    issue_product<Shape::kQueries>(dv, ScoreTile(s_.a[score_tile_][index_]),
-                                   Queries(s_.dout[stage]), true);
-    issue_product<Shape::kQueries>(dk, ScoreTile(s_.dz[score_tile_][index_]), Queries(s_.q[stage]),
-                                   true);
+    issue_product<Shape::kQueries>(sums.dv, ScoreColumns(s_.a[score_tile_][index_]),
+                                   QueryColumns(s_.dout[stage]), true);
+    issue_product<Shape::kQueries>(sums.dk, ScoreColumns(s_.dz[score_tile_][index_]),
+                                   QueryColumns(s_.q[stage]), true);
     wgmma_commit();
   }
 
   // What the lane's rows see, and their states at the left edge of the block.
-  __device__ __forceinline__ TileRowKeys enter(HopperGradients& sticks, int block,
-                                               int stage) const {
+  __device__ __forceinline__ TileRowKeys enter(int stage, int block) {
     const int query = s_.first_query[stage];
     const int tokens = x_.p.tokens, own = x_.p.attend_current ? 1 : 0;
     const int warp_row = 16 * group_.warp();
@@ -337,8 +411,8 @@ class KeyGradientConsumer {
       seen.begin[i] = begin_of(row);
       const bool begun = seen.begin[i] < block + kStickKeys && block < query + row + own;
       const float2 state = s_.states[stage][index_][row];
-      sticks.log2_left[i] = begun ? state.x : 0.0f;
-      sticks.c[i] = begun ? state.y : 0.0f;
+      sticks_.log2_left[i] = begun ? state.x : 0.0f;
+      sticks_.c[i] = begun ? state.y : 0.0f;
     }
     seen.end = query + warp_row + lane_row() + own;
     seen.last_begin = begin_of(warp_row + 15);
@@ -347,13 +421,13 @@ class KeyGradientConsumer {
   }
 
   __device__ __forceinline__ void write(WarpgroupAccumulator<kD>& dk, WarpgroupAccumulator<kD>& dv,
-                                        int block, int first_key, int warp_row, int head_index) {
+                                        int block, int first_key, int head_index) {
     const StickBreakingProblem& p = x_.p;
     const StickHead head(p, head_index);
     const bool to_value = p.remainder == StickRemainder::kValue;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int key = first_key + key_of_row<kStickKeys>(warp_row + lane_row() + 8 * i);
+      const int key = first_key + key_of_row<kStickKeys>(warp_row() + lane_row() + 8 * i);
       if (key < block || key >= p.tokens) continue;
       const float rem = to_value ? exp2_ftz(p.log2_rem[head.at(key)]) : 0.0f;
       __nv_bfloat16* const dk_row = head.row(p.dk, key) + lane_col();
@@ -373,9 +447,16 @@ class KeyGradientConsumer {
     }
   }
 
+  // The first of the warp's 16 rows.
+  static __device__ __forceinline__ int warp_row() {
+    return static_cast<int>(threadIdx.x / 32 % 4 * 16);
+  }
   __device__ __forceinline__ void release(Mbarrier& empty) {
     __syncwarp();
     if (lane() == 0) empty.arrive();
+  }
+  __device__ __forceinline__ void release_before(int stage) {
+    release(s_.empty[(stage + Shape::kStages - 1) % Shape::kStages]);
   }
 
   Shared& s_;
@@ -383,8 +464,8 @@ class KeyGradientConsumer {
   const int index_;
   const NamedThreads<128> group_;
   RingPlace<Shape::kStages> place_;
+  HopperGradients sticks_;
   int score_tile_ = 0;  // that was stored last
-  uint32_t tile_parity_ = 0;
 };
 
 template <typename Shape>

@@ -124,30 +124,24 @@ class QueryGradientProducer {
 // last block in which the row sees a key.
 class StateWriter {
  public:
-  __device__ __forceinline__ StateWriter(const StickBreakingProblem& p, const StickHead& head,
-                                         int first, int block)
-      : step_(p.tokens) {
-    const int64_t slot = head.index % p.workspace_heads * p.workspace_blocks;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = min(first + lane_row() + 8 * i, p.tokens - 1);
-      const int place = block / kStickKeys - (row - p.positions[row]) / kStickKeys;
-      next_[i] = reinterpret_cast<float2*>(p.workspace) + (slot + place) * p.tokens + row;
-    }
-  }
+  __device__ __forceinline__ StateWriter(const HopperBackwardArguments& x, int head, int first,
+                                         int block)
+      : x_(x), head_(head), first_(first), place_(x.place(block / kStickKeys)) {}
   __device__ __forceinline__ void write(const HopperGradients& sticks, const TileRowKeys& seen,
                                         int block) {
+    float2* const rows = x_.states(head_, place_) + first_ + lane_row();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool sees = seen.begin[i] < block + kStickKeys && block < seen.end + 8 * i;
-      if (sees && quad_lane() == 0) *next_[i] = make_float2(sticks.log2_left[i], sticks.c[i]);
-      next_[i] += step_;
+      if (sees && quad_lane() == 0) rows[8 * i] = make_float2(sticks.log2_left[i], sticks.c[i]);
     }
+    place_ = place_ + 1 < x_.p.workspace_blocks ? place_ + 1 : 0;
   }
 
  private:
-  float2* next_[2];
-  int step_;
+  const HopperBackwardArguments& x_;
+  const int head_, first_;
+  int place_;
 };
 
 template <typename Shape>
@@ -157,9 +151,8 @@ class QueryGradientConsumer {
   using Scores = WarpgroupAccumulator<kStickKeys>;
 
  public:
-  __device__ __forceinline__ QueryGradientConsumer(Shared& shared, const HopperBackwardArguments& x,
-                                                   int index)
-      : s_(shared), x_(x), index_(index) {}
+  __device__ __forceinline__ QueryGradientConsumer(Shared& shared, const HopperBackwardArguments& x)
+      : s_(shared), x_(x) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
@@ -178,7 +171,10 @@ class QueryGradientConsumer {
     const StickBreakingProblem& p = x_.p;
     const StickHead head(p, tile.head);
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
-    const int first = tile.first + 64 * index_ + 16 * warp;
+    // Looked at again for each tile: as a member it would take a register between them.
+    const int index = uniform(static_cast<int>(threadIdx.x) / 128) - 1;
+    own_row_ = 64 * index;
+    const int first = tile.first + own_row_ + 16 * warp;
     Scores s, dp;
     WarpgroupAccumulator<kD> dq;
     WarpgroupOperand<kStickKeys> dz;
@@ -193,7 +189,7 @@ class QueryGradientConsumer {
     s.pin();
     dp.pin();
     release_values();
-    StateWriter states(p, head, first, tile.begin);
+    StateWriter states(x_, tile.head, first, tile.begin);
     const auto scan = [&](Scores& s, Scores& dp, int block) {
       states.write(sticks, seen, block);
       sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), p.scale * kLog2e,
@@ -275,7 +271,7 @@ class QueryGradientConsumer {
   }
 
   __device__ __forceinline__ void issue_scores(Scores& s, Scores& dp) {
-    const int offset = 64 * index_ * kPanelCols<kD>;
+    const int offset = own_row_ * kPanelCols<kD>;
     const TileOperand<Shape::kQueries, kD, TileUse::kRows> queries(s_.q + offset);
     const TileOperand<Shape::kQueries, kD, TileUse::kRows> douts(s_.dout + offset);
     const int stage = uniform(scored_.stage());
@@ -324,7 +320,7 @@ class QueryGradientConsumer {
 
   Shared& s_;
   const HopperBackwardArguments& x_;
-  const int index_;
+  int own_row_ = 0;  // of the tile, the consumer's first one
   RingPlace<Shape::kStages> scored_, released_;
   uint32_t tile_parity_ = 0;
 };
@@ -344,7 +340,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
     if (threadIdx.x < 32) QueryGradientProducer<Shape>(shared, x).run();
   } else {
     raise_registers<Shape::kConsumerRegisters>();
-    QueryGradientConsumer<Shape>(shared, x, warpgroup - 1).run();
+    QueryGradientConsumer<Shape>(shared, x).run();
   }
 #else
   __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a

@@ -11,13 +11,16 @@
 // a row sees is any type with range(i) and all(begin, keys), see RowKeys in visibility.cuh.
 #pragma once
 
+#include "kernels/attention/visibility.cuh"
 #include "kernels/primitives/lanes.cuh"
 #include "kernels/primitives/math.cuh"
 
 namespace sbtrain::kernels {
 
 // e is clamped to 2^31, so that the product of four (1 + e) is finite. A key thus leaves at least
-// about 2^-31 of the stick.
+// about 2^-31 of the stick, and four keys 2^-124. What they leave of a short stick is a denormal
+// number, from which T of the keys is multiplied up again: products keep such numbers (there is no
+// -ftz=true), and what they lose is 2^-25 of a whole stick.
 inline constexpr float kLargestLogit = 31.0f;
 
 // The key of a block of kKeys that lies in row `row` of its tile, and so in column `row` of the
@@ -248,10 +251,30 @@ struct StickGradients {
     }
   }
 
+  // Row i alone, without gates, for a caller that needs the registers: scores become A and dp
+  // becomes dz, but the state stays as it was. The row sees the keys `seen`, or all without
+  // kMasked.
+  template <bool kMasked, typename Scores>
+  __device__ __forceinline__ void score_row(Scores& s, Scores& dp, int i, int block,
+                                            float scale_log2, KeyRange seen) const {
+    float e[kLaneKeys], kept[2 * kGroups], sums[kGroups];
+    exponentials<kMasked>(e, s, i, block + kLaneKeys * quad_lane(), scale_log2, SameKeys{seen});
+    const float mine = keep_pairs(e, kept);
+    const float after = add_left(log2_left[i], -mine) - mine;
+    break_pairs(s, dp, i, e, kept, exp2_ftz(after), sums);
+    left_of_groups(add_left(c[i], pairwise_sum<kGroups>(sums)), sums);
+    differentiate(dp, i, e, sums);
+  }
+
  private:
   // Keys go in groups of four: chains of dependent operations stay short, and the groups' run side
   // by side.
   static constexpr int kGroups = kLaneKeys / 4;
+
+  struct SameKeys {
+    KeyRange of_rows;
+    __device__ __forceinline__ KeyRange range(int) const { return of_rows; }
+  };
 
   template <bool kMasked, typename Scores, typename Seen>
   __device__ __forceinline__ void break_block(Scores& s, Scores& dp, int first, float scale_log2,
@@ -303,6 +326,22 @@ struct StickGradients {
     }
     return pairwise_sum<kGroups>(logs);
   }
+  // The same, but what each pair of keys leaves: all that the reciprocals of its keys follow from.
+  static __device__ __forceinline__ float keep_pairs(const float (&e)[kLaneKeys],
+                                                     float (&kept)[2 * kGroups]) {
+    float logs[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const float* const x = e + 4 * g;
+      const float u0 = 1.0f + x[0], u2 = 1.0f + x[2];
+      const float low = fmaf(x[1], u0, u0), high = fmaf(x[3], u2, u2);
+      const float all = reciprocal_ftz(low * high);
+      logs[g] = log2_ftz(all);
+      kept[2 * g] = all * high;
+      kept[2 * g + 1] = all * low;
+    }
+    return pairwise_sum<kGroups>(logs);
+  }
   // The same with gates, and r of each key.
   static __device__ __forceinline__ float keep_gated(const float (&e)[kLaneKeys],
                                                      float (&r)[kLaneKeys], float (&kept)[kGroups],
@@ -351,8 +390,12 @@ struct StickGradients {
   // sums: of each group; they become C at the left of each group. Moves C to the end of the block.
   __device__ __forceinline__ void advance(int i, float (&sums)[kGroups]) {
     const float mine = pairwise_sum<kGroups>(sums);
-    float c_left = add_left(c[i], mine);
+    const float c_left = add_left(c[i], mine);
     c[i] = __shfl_sync(~0u, c_left + mine, 3, 4);
+    left_of_groups(c_left, sums);
+  }
+  // The sum of each group becomes that of all keys further left, where c_left is that of the lane.
+  static __device__ __forceinline__ void left_of_groups(float c_left, float (&sums)[kGroups]) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const float sum = sums[g];
@@ -375,20 +418,49 @@ struct StickGradients {
 #pragma unroll
       for (int n = 3; n > 0; --n) left[n] = left[n + 1] * r[n];
       left[0] = stick[g] * kept[g];
-      float sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int t = 4 * g + n;
-        const float gradient = dp.of_row(i, t);
-        const float beta = e[t] * r[n];
-        const float a = beta * left[n + 1];
-        dp.of_row(i, t) = beta * (n == 0 ? left[n] * gradient : fmaf(left[n], gradient, -sum));
-        sum = n == 0 ? a * gradient : fmaf(a, gradient, sum);
-        s.of_row(i, t) = a;
-        e[t] = beta;
-      }
-      sums[g] = sum;
+      sums[g] = break_group(s, dp, i, 4 * g, e, r, left);
     }
+  }
+  // The same from right to left, where the pairs leave `kept`: only the stick goes from one group
+  // to the next.
+  template <typename Scores>
+  static __device__ __forceinline__ void break_pairs(Scores& s, Scores& dp, int i,
+                                                     float (&e)[kLaneKeys],
+                                                     const float (&kept)[2 * kGroups], float stick,
+                                                     float (&sums)[kGroups]) {
+#pragma unroll
+    for (int g = kGroups - 1; g >= 0; --g) {
+      const float* const x = e + 4 * g;
+      const float low = kept[2 * g], high = kept[2 * g + 1];
+      const float r[4] = {fmaf(low, x[1], low), fmaf(low, x[0], low), fmaf(high, x[3], high),
+                          fmaf(high, x[2], high)};
+      float left[5];  // T_t of each key, and of the one after them
+      left[4] = stick;
+      left[3] = left[4] * r[3];
+      left[2] = left[4] * high;
+      left[1] = left[2] * r[1];
+      left[0] = left[2] * low;
+      stick = left[0];
+      sums[g] = break_group(s, dp, i, 4 * g, e, r, left);
+    }
+  }
+  // Four keys from key t on; returns their sum of A dp.
+  template <typename Scores>
+  static __device__ __forceinline__ float break_group(Scores& s, Scores& dp, int i, int t,
+                                                      float (&e)[kLaneKeys], const float (&r)[4],
+                                                      const float (&left)[5]) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 4; ++n, ++t) {
+      const float gradient = dp.of_row(i, t);
+      const float beta = e[t] * r[n];
+      const float a = beta * left[n + 1];
+      dp.of_row(i, t) = beta * (n == 0 ? left[n] * gradient : fmaf(left[n], gradient, -sum));
+      sum = n == 0 ? a * gradient : fmaf(a, gradient, sum);
+      s.of_row(i, t) = a;
+      e[t] = beta;
+    }
+    return sum;
   }
   template <typename Scores>
   static __device__ __forceinline__ void differentiate(Scores& dp, int i,

@@ -35,7 +35,7 @@ struct StickBreakingProblem {
   int64_t dgate_stride = 0;
   float* dremainder_bias = nullptr;  // [H, d], with kBias
   // {log2 T, C} of each row at the left edge of each block of 64 keys, [workspace_heads,
-  // workspace_blocks, T] pairs; block 0 of a row holds the first key of its document.
+  // workspace_blocks, T] pairs. Each implementation has its own order of the blocks of a row.
   float* workspace = nullptr;
   int workspace_heads = 0, workspace_blocks = 0;
 };

@@ -21,6 +21,14 @@ struct HopperBackwardArguments {
   __device__ __forceinline__ int* first_key(int head, int row) const {
     return first_keys + static_cast<int64_t>(head - first_head) * p.tokens + row;
   }
+  // The place of block `n` of the pack among the states of a row. The blocks that a row sees are at
+  // most workspace_blocks neighbours, so each has one of its own, whatever the row's document.
+  __device__ __forceinline__ int place(int n) const { return n % p.workspace_blocks; }
+  // The states of all rows at a place.
+  __device__ __forceinline__ float2* states(int head, int place) const {
+    const int64_t slot = static_cast<int64_t>(head - first_head) * p.workspace_blocks + place;
+    return reinterpret_cast<float2*>(p.workspace) + slot * p.tokens;
+  }
 };
 
 // Tells the consumers which tile the producer has taken for the block.

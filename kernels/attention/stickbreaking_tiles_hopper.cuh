@@ -48,6 +48,23 @@ __device__ __forceinline__ void load_key_tile(__nv_bfloat16* tile, const CUtenso
   }
 }
 
+// Rounds rows kRow of the warp's lanes and writes half of their columns, four chunks of eight, to a
+// tile [64, 64], swizzled as wgmma.cuh says. The warps of a warpgroup have 16 rows each.
+template <int kRow>
+__device__ __forceinline__ void store_score_chunks(__nv_bfloat16* tile, int half,
+                                                   const WarpgroupAccumulator<64>& x) {
+  uint32_t rounded[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const int t = 2 * (4 * half + n);
+    rounded[n] = pack_bf16(x.of_row(kRow, t), x.of_row(kRow, t + 1));
+  }
+  const unsigned thread = reread_thread();
+  const unsigned offset =
+      (thread % 128 / 32 * 16 + thread % 8) * 128 + (thread % 32 / 8 ^ thread % 8) * 16;
+  stmatrix_x4(shared_address(tile) + (offset ^ 64u * half) + 1024 * kRow, rounded);
+}
+
 // Writes the warp's 16 rows of rounded scores to a tile [.., 64], swizzled as wgmma.cuh says.
 __device__ __forceinline__ void store_score_tile(__nv_bfloat16* tile, int warp_row,
                                                  const WarpgroupOperand<64>& x) {

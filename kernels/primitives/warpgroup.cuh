@@ -17,6 +17,14 @@ __device__ __forceinline__ void raise_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
+// threadIdx.x, read once more: what follows from it is computed where it is used, and keeps no
+// register until then.
+__device__ __forceinline__ unsigned reread_thread() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(thread));
+  return thread;
+}
+
 // Whether this is the one thread of the converged warp that the hardware picks.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;

@@ -118,5 +118,22 @@ TEST(EmulatedStickBreaking, HeadsOf128) {
   check_all<128>();
 }
 
+// Part of each stick is taken by keys of logit 0, all of the rest by the first of many keys whose
+// logits are clamped. What is left after four of these is below the smallest normal number, but the
+// key that takes it must get it: numbers below that one may not become zero.
+TEST(EmulatedStickBreaking, SticksEndInSaturatedKeys) {
+  constexpr int kD = 32, kSaturated = 60, kHalf = 4;
+  StickBreaking x({256}, kD);
+  for (size_t i = 0; i < x.q.size(); ++i) {
+    const int token = static_cast<int>(i) / (Attention::kHeads * kD);
+    const float key = token < kSaturated ? 70.0f : token < kSaturated + kHalf ? 0.0f : -70.0f;
+    x.q[i] = __float2bfloat16(i % kD == 0 ? 8.0f : 0.0f);
+    x.k[i] = __float2bfloat16(i % kD == 0 ? key : 0.0f);
+  }
+  const test::oracle::Result want = test::oracle::stickbreaking(x.oracle());
+  ASSERT_NO_THROW(x.run<kD>(Timing::kAtOnce, 0.0f));
+  EXPECT_LE(test::relative_error(to_f64(x.o), want.o), kOutputError);
+}
+
 }  // namespace
 }  // namespace sbtrain::emulation

@@ -7,5 +7,8 @@ template <int kRegisters>
 void lower_registers() {}
 template <int kRegisters>
 void raise_registers() {}
+inline unsigned reread_thread() {
+  return threadIdx.x;
+}
 
 }  // namespace sbtrain::kernels
