@@ -191,7 +191,9 @@ TEST(DecodeBatch, PromptsInPartsHaveTheBitsOfWholeOnes) {
       }
       EXPECT_GE(parts, tokens == 1 ? 4 : 1);
       EXPECT_EQ(copy(model.batch.logits(slot)), whole.back());
-      if (visits) EXPECT_EQ(rows, whole);
+      if (visits) {
+        EXPECT_EQ(rows, whole);
+      }
       const std::vector<Logits> expected = alone(config, prompt, 1);
       std::vector<int32_t> next(kSlots, likeliest(expected_other[seen++]));
       next[0] = likeliest(expected[0]);
