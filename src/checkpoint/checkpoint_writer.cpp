@@ -69,8 +69,8 @@ CheckpointWriter::Outcome CheckpointWriter::run_save() const {
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (outcome.saved && options_.group.rank == 0) {
-    spdlog::info("saved {} ({:.3g} GB in {:.1f} s)", outcome.folder.string(),
-                 static_cast<double>(outcome.bytes) / 1e9, outcome.seconds);
+    spdlog::info("saved {} ({:.1f} MB in {:.2f} s)", outcome.folder.string(),
+                 static_cast<double>(outcome.bytes) / 1e6, outcome.seconds);
   }
   return outcome;
 }

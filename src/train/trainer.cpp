@@ -420,8 +420,8 @@ bool Run::resume() {
   if (fs::equivalent(checkpoint->folder().parent_path(), folder_ / "checkpoints", other)) {
     saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
   }
-  spdlog::info("resumed from {} (step {}, {} tokens; {:.3g} GB in {:.1f} s)", name, state_.step,
-               state_.tokens, static_cast<double>(manifest.bytes()) / 1e9, seconds.count());
+  spdlog::info("resumed from {} (step {}, {} tokens; {:.1f} MB in {:.2f} s)", name, state_.step,
+               state_.tokens, static_cast<double>(manifest.bytes()) / 1e6, seconds.count());
   if (manifest.world != control_.world()) {
     spdlog::info("the checkpoint was saved by {} rank{}, now there {} {}: each takes its ranges",
                  manifest.world, manifest.world == 1 ? "" : "s", alone() ? "is" : "are",
