@@ -1,6 +1,14 @@
-#include "kernels/decode.cuh"
+// Attention of one new token to its cache, and the cache.
+#include <cfloat>
+#include <type_traits>
+#include <utility>
+
+#include "kernels/attention/fire.h"
+#include "kernels/decode.h"
 #include "kernels/elementwise.cuh"
+#include "kernels/pack.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
+#include "kernels/reduce.cuh"
 
 namespace sbtrain::kernels {
 namespace {
@@ -27,7 +35,500 @@ void append(cudaStream_t stream, const CacheAppend& p) {
   launch_elementwise<8>(stream, "cache_append", p.batch, p.cols, vectors, CacheAppendOp<T>{p});
 }
 
-using namespace cached;
+constexpr int kThreads = 256;
+constexpr int kBatch = 4;  // keys of a group after which it looks whether the rest can be skipped
+constexpr int kHeld = 8;   // neighbouring channels of a head in each lane
+
+// A group of kLanes lanes works on one key after the other; together they hold one head.
+struct Channels {
+  float value[kHeld] = {};
+  // `sum` is what this lane adds to the product.
+  template <int kLanes>
+  __device__ float dot(const Channels& other, float sum) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) sum += value[i] * other.value[i];
+    return lanes_sum<kLanes>(sum);
+  }
+  __device__ void add(float weight, const Channels& other) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) value[i] += weight * other.value[i];
+  }
+  __device__ void scale(float factor) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) value[i] *= factor;
+  }
+};
+
+// A row of one head: what a lane has of it.
+struct Row {
+  Eight held;
+  template <bool kVectors>
+  static __device__ Row load(const bf16* row, int head_dim, int lane) {
+    static_assert(kHeld == 8);
+    return {load_eight<kVectors>(row, kHeld * lane, head_dim)};
+  }
+  __device__ Channels channels() const {
+    Channels y;
+#pragma unroll
+    for (int i = 0; i < kHeld; i += 2) {
+      const float2 pair = floats_of(held.pair[i / 2]);
+      y.value[i] = pair.x;
+      y.value[i + 1] = pair.y;
+    }
+    return y;
+  }
+};
+
+// What a block computes: every parts-th part of the keys that a head of a sequence sees, from the
+// newest part but `part` on.
+struct Job {
+  int head;
+  int64_t batch;
+  int length;  // of the sequence
+  int part, parts;
+};
+
+// The head and sequence of a job.
+struct CachedHead {
+  __device__ CachedHead(const Decode& t, const Job& job)
+      : head(job.head), batch(job.batch), length(job.length) {
+    require(length > 0 && length <= t.capacity);
+    width = t.key_heads * t.head_dim;
+    const int group = t.heads / t.key_heads;
+    const int64_t column = int64_t{head / group} * t.head_dim;
+    k = t.k_cache + batch * t.capacity * width + column;
+    v = t.v_cache + batch * t.capacity * width + column;
+    own_k = t.k.data == nullptr ? k_row(length - 1) : t.k.row(batch) + column;
+    own_v = t.v.data == nullptr ? v_row(length - 1) : t.v.row(batch) + column;
+    q = t.q.row(batch) + int64_t{head} * t.head_dim;
+    o = t.o.row(batch) + int64_t{head} * t.head_dim;
+    appends = t.k.data != nullptr && head % group == 0 && job.part == 0;
+  }
+  // No block reads what is written here: for the token itself, they read own_k and own_v.
+  __device__ void append(int head_dim) const {
+    if (!appends) return;
+    for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += kThreads) {
+      k_row(length - 1)[c] = own_k[c];
+      v_row(length - 1)[c] = own_v[c];
+    }
+  }
+  __device__ bf16* k_row(int i) const { return k + int64_t{i} * width; }
+  __device__ bf16* v_row(int i) const { return v + int64_t{i} * width; }
+  int head;
+  int64_t batch;
+  int length;
+  int width;  // elements from key to key
+  bf16* k;
+  bf16* v;
+  const bf16* own_k;
+  const bf16* own_v;
+  const bf16* q;
+  bf16* o;
+  bool appends;
+};
+
+// Keys that a group takes, newest first, with their values.
+template <int kKeys>
+struct Batch {
+  Row k[kKeys];
+  Row v[kKeys];
+};
+
+struct Range {
+  int begin, end;
+  __device__ int count() const { return end - begin; }
+  // Part i of n, of sizes as equal as possible.
+  __device__ Range part(int i, int n) const {
+    const auto all = static_cast<unsigned>(count());
+    const auto before = [&](int parts) {
+      // Divisions of 64 bits take long.
+      return static_cast<int>(all < (1u << 24)
+                                  ? all * static_cast<unsigned>(parts) / static_cast<unsigned>(n)
+                                  : uint64_t{all} * static_cast<unsigned>(parts) / n);
+    };
+    if (n == 1) return *this;
+    return {begin + before(i), begin + before(i + 1)};
+  }
+};
+
+// Where a sum has two products, fmaf() says which of them is rounded, so that all kernels have the
+// same bits.
+
+// What a range of keys gives besides the sum of values. Softmax: the largest logit, and the sum of
+// e^(logit - largest). Stick-breaking: what is left of a stick that was whole before, and 0.
+struct Part {
+  float a, b;
+};
+
+// What a bias adds to the logit of the key `distance` tokens before the query, as the sum over the
+// lanes of a group; of_head<kLanes>(head, position of the query, lane) creates it.
+struct NoBias {
+  template <int kLanes>
+  __device__ NoBias of_head(int, int64_t, int) const {
+    return {};
+  }
+  __device__ float operator()(int) const { return 0.0f; }
+};
+
+struct AlibiBias {
+  struct OfHead {
+    float slope;  // 0 except on one lane
+    __device__ float operator()(int distance) const {
+      return -slope * static_cast<float>(distance);
+    }
+  };
+  template <int kLanes>
+  __device__ OfHead of_head(int head, int64_t, int lane) const {
+    return {lane == 0 ? slopes.of_head[head] : 0.0f};
+  }
+  AlibiSlopes slopes;
+};
+
+// The lanes share the hidden units. b2 shifts all logits of the head alike, so it is left out.
+struct FireBias {
+  template <int kUnits>
+  struct OfHead {
+    float rate, r, w1[kUnits], b1[kUnits], w2[kUnits];
+    __device__ float operator()(int distance) const {
+      const float u = log1pf(rate * static_cast<float>(distance)) * r;
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) sum += w2[i] * fmaxf(fmaf(w1[i], u, b1[i]), 0.0f);
+      return sum;
+    }
+  };
+  template <int kLanes>
+  __device__ auto of_head(int head, int64_t position, int lane) const {
+    static_assert(kFireUnits == 32);
+    constexpr int kUnits = kFireUnits / kLanes;
+    const float c = to_float(*x.c);
+    OfHead<kUnits> of;
+    of.rate = fabsf(c);
+    of.r = fire_query(c, to_float(*x.m), static_cast<int>(position)).r;
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const int unit = kUnits * lane + i;
+      of.w1[i] = to_float(x.w1[unit]);
+      of.b1[i] = to_float(x.b1[unit]);
+      of.w2[i] = to_float(x.w2[head * kFireUnits + unit]);
+    }
+    return of;
+  }
+  FireParameters x;
+};
+
+template <typename Bias>
+struct Softmax {
+  SoftmaxDecode p;
+  Bias biases;
+
+  __device__ Range seen(const CachedHead& head) const {
+    const bool all = p.window <= 0 || p.window >= head.length;
+    return {all ? 0 : head.length - static_cast<int>(p.window), head.length};
+  }
+  template <int kLanes>
+  struct Attend {
+    decltype(std::declval<const Bias&>().template of_head<kLanes>(0, 0, 0)) bias;
+    int last;  // the newest key
+    Part part{-FLT_MAX, 0.0f};
+    __device__ Attend(const Softmax& of, const CachedHead& head, int lane)
+        : bias(of.biases.template of_head<kLanes>(head.head, head.length - 1, lane)),
+          last(head.length - 1) {}
+    template <int kKeys>
+    __device__ void add(const Channels& q, const Batch<kKeys>& batch, int newest, int oldest,
+                        Channels& o) {
+      float z[kKeys];
+#pragma unroll
+      for (int b = 0; b < kKeys; ++b) {
+        z[b] = q.dot<kLanes>(batch.k[b].channels(), bias(last - max(newest - b, oldest)));
+      }
+#pragma unroll
+      for (int b = 0; b < kKeys; ++b) {
+        if (newest - b < oldest) continue;
+        const float larger = fmaxf(part.a, z[b]);
+        const float rescale = __expf(part.a - larger);
+        const float weight = __expf(z[b] - larger);
+        part.a = larger;
+        part.b = part.b * rescale + weight;
+        o.scale(rescale);
+        o.add(weight, batch.v[b].channels());
+      }
+    }
+    __device__ bool complete() const {
+      return false;
+    }
+  };
+  // Adds what the next older keys give.
+  static __device__ void join(Part& part, Channels& o, const Part& older, const Channels& older_o) {
+    const float larger = fmaxf(part.a, older.a);
+    const float mine = __expf(part.a - larger);
+    const float theirs = __expf(older.a - larger);
+    part = {larger, fmaf(part.b, mine, older.b * theirs)};
+    o.scale(mine);
+    o.add(theirs, older_o);
+  }
+  // The sum of what parts give, from the newest to the oldest.
+  struct Total {
+    Part part{-FLT_MAX, 0.0f};
+    float y = 0.0f;  // of one channel
+    __device__ void add(const Part& other, float other_y) {
+      const float larger = fmaxf(part.a, other.a);
+      const float mine = __expf(part.a - larger);
+      const float theirs = __expf(other.a - larger);
+      part = {larger, fmaf(part.b, mine, other.b * theirs)};
+      y = fmaf(y, mine, other_y * theirs);
+    }
+  };
+  __device__ bool complete(const Total&) const {
+    return false;
+  }
+  __device__ float result(const CachedHead&, const Total& total, int) const {
+    return total.y / total.part.b;
+  }
+};
+
+// The parts of the stick that one key takes and leaves. Neither is computed by a subtraction that
+// cancels.
+struct Break {
+  float beta, rest;
+};
+__device__ inline Break break_at(float z, float gate) {
+  const float e = __expf(-fabsf(z));
+  const float large = 1.0f / (1.0f + e);
+  const float small = e * large;
+  const float sigma = z > 0.0f ? large : small;
+  const float complement = z > 0.0f ? small : large;
+  return {gate * sigma, (1.0f - gate) + gate * complement};
+}
+
+// A group breaks the stick as if it were whole when it comes to the group's keys; what the newer
+// keys leave of it is multiplied in at the end. The part of the stick that a group sees is never
+// shorter than the true one, so it is safe to compare it with skip_epsilon.
+struct StickBreaking {
+  StickBreakingDecode p;
+
+  __device__ Range seen(const CachedHead& head) const {
+    return {0, p.attend_current ? head.length : head.length - 1};
+  }
+  template <int kLanes>
+  struct Attend {
+    const float* gates;
+    int stride;  // of the gates from key to key
+    float skip_epsilon;
+    Part part{1.0f, 0.0f};
+    __device__ Attend(const StickBreaking& of, const CachedHead& head, int)
+        : gates(of.p.gate_cache), stride(of.p.t.heads), skip_epsilon(of.p.skip_epsilon) {
+      if (gates != nullptr) gates += head.batch * of.p.t.capacity * stride + head.head;
+    }
+    template <int kKeys>
+    __device__ void add(const Channels& q, const Batch<kKeys>& batch, int newest, int oldest,
+                        Channels& o) {
+      float gate[kKeys];
+      float z[kKeys];
+#pragma unroll
+      for (int b = 0; b < kKeys; ++b) {
+        const bool has = gates != nullptr && newest - b >= oldest;
+        gate[b] = has ? gates[int64_t{newest - b} * stride] : 1.0f;
+      }
+#pragma unroll
+      for (int b = 0; b < kKeys; ++b) z[b] = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
+#pragma unroll
+      for (int b = 0; b < kKeys; ++b) {
+        if (newest - b < oldest) continue;
+        const Break piece = break_at(z[b], gate[b]);
+        o.add(piece.beta * part.a, batch.v[b].channels());
+        part.a *= piece.rest;
+      }
+    }
+    __device__ bool complete() const {
+      return part.a < skip_epsilon;
+    }
+  };
+  // Adds what the next older keys give.
+  static __device__ void join(Part& part, Channels& o, const Part& older, const Channels& older_o) {
+    o.add(part.a, older_o);
+    part.a *= older.a;
+  }
+  struct Total {
+    Part part{1.0f, 0.0f};
+    float y = 0.0f;
+    __device__ void add(const Part& other, float other_y) {
+      y += part.a * other_y;
+      part.a *= other.a;
+    }
+  };
+  __device__ bool complete(const Total& total) const {
+    return total.part.a < p.skip_epsilon;
+  }
+  __device__ float result(const CachedHead& head, const Total& total, int c) const {
+    float y = total.y;
+    if (p.remainder_value) y += total.part.a * to_float(head.own_v[c]);
+    if (p.remainder_bias != nullptr) {
+      y += total.part.a * to_float(p.remainder_bias[head.head * p.t.head_dim + c]);
+    }
+    return y;
+  }
+};
+
+// Whether this block is the last of `blocks` that come here with the same counter; what they wrote
+// before is then visible to it.
+__device__ inline bool last_to_arrive(int32_t* arrived, int blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1) == blocks - 1;
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+// Loads the keys newest, newest - 1, ... of a group. Those that `keys` does not have are left as
+// they are, and with kCached the token's own as well, which only a part's newest batch can have.
+template <int kLanes, bool kVectors, bool kCached, int kKeys>
+__device__ __forceinline__ void load_keys(const CachedHead& head, const Range& keys, int head_dim,
+                                          int newest, Batch<kKeys>& batch) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const bf16* const k = head.k_row(newest);
+  const bf16* const v = head.v_row(newest);
+#pragma unroll
+  for (int b = 0; b < kKeys; ++b) {
+    if (newest - b < keys.begin || (kCached && newest - b >= head.length - 1)) continue;
+    batch.k[b] = Row::load<kVectors>(k - int64_t{b} * head.width, head_dim, lane);
+    batch.v[b] = Row::load<kVectors>(v - int64_t{b} * head.width, head_dim, lane);
+  }
+}
+
+// All threads of the block call this. Groups of kLanes lanes share a part of the keys; the block
+// that comes last adds up the parts.
+//
+// What earlier steps have cached does not depend on the step that computes the query, nor does the
+// length, so a group's first keys are loaded before the kernel in front has ended, after which the
+// query is there. While it computes with some, the next ones arrive: twice kKeys are under way.
+template <int kLanes, bool kVectors, int kKeys, typename Attention>
+__device__ __forceinline__ void attend_cached(const Attention& attention, const Job& job) {
+  static_assert(kKeys == kBatch || 2 * kKeys == kBatch);
+  constexpr int kGroups = kThreads / kLanes;
+  constexpr int kWarps = kThreads / 32;
+  using Total = typename Attention::Total;
+  __shared__ Part parts[kWarps];
+  __shared__ float outputs[kWarps][kHeld * kLanes];
+  const Decode& t = attention.p.t;
+  const int d = t.head_dim;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int channel = static_cast<int>(threadIdx.x);  // of the sums over warps and parts
+
+  const CachedHead head(t, job);
+  const Range seen = attention.seen(head);
+  const auto count = static_cast<int>(decode_parts(seen.count()));
+  const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
+  const auto load = [&](auto cached, const Range& keys, int newest, auto& batch) {
+    load_keys<kLanes, kVectors, decltype(cached)::value>(head, keys, d, newest, batch);
+  };
+  Range keys = keys_of(count - 1 - min(job.part, count - 1));
+  Batch<kKeys> batch{};
+  Batch<kKeys> next{};
+  load(std::true_type(), keys, keys.end - 1, batch);
+  load(std::true_type(), keys, keys.end - 1 - kKeys, next);
+  wait_for_previous_kernel();
+
+  head.append(d);
+  if (job.part >= count) return;
+  Channels q = Row::load<kVectors>(head.q, d, lane).channels();
+  q.scale(t.scale);
+  float* const scratch =
+      t.scratch + (head.batch * t.heads + head.head) * decode_parts(t.capacity) * (d + 2);
+  Total total;
+  for (int i = count - 1 - job.part; i >= 0; i -= job.parts) {
+    const int oldest = keys.begin;
+    int newest = keys.end - 1;
+    if (i < count - 1 - job.part) {
+      load(std::false_type(), keys, newest, batch);
+      load(std::false_type(), keys, newest - kKeys, next);
+    } else if (newest == head.length - 1 && newest >= oldest) {
+      batch.k[0] = Row::load<kVectors>(head.own_k, d, lane);
+      batch.v[0] = Row::load<kVectors>(head.own_v, d, lane);
+    }
+    typename Attention::template Attend<kLanes> attend(attention, head, lane);
+    Channels o;
+    // All lanes of a warp take part as long as one of its groups has keys.
+    const auto has_keys = [&] { return __any_sync(~0u, newest >= oldest && !attend.complete()); };
+    const auto add = [&](Batch<kKeys>& of) {
+      attend.add(q, of, newest, oldest, o);
+      load(std::false_type(), keys, newest - 2 * kKeys, of);
+      newest -= kKeys;
+    };
+    while (has_keys()) {
+      add(batch);
+      if (kKeys == kBatch && !has_keys()) break;
+      add(next);
+    }
+    Part part = attend.part;
+#pragma unroll
+    for (int distance = kLanes; distance < 32; distance *= 2) {
+      const Part older{__shfl_xor_sync(~0u, part.a, distance),
+                       __shfl_xor_sync(~0u, part.b, distance)};
+      Channels older_o;
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) {
+        older_o.value[c] = __shfl_xor_sync(~0u, o.value[c], distance);
+      }
+      // Right for the newer groups, of which the last one has the sum of all.
+      Attention::join(part, o, older, older_o);
+    }
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (group % (32 / kLanes) == 32 / kLanes - 1) {
+      if (lane == 0) parts[warp] = part;
+#pragma unroll
+      for (int c = 0; c < kHeld; ++c) outputs[warp][kHeld * lane + c] = o.value[c];
+    }
+    __syncthreads();
+    Total sum;
+#pragma unroll
+    for (int w = kWarps - 1; w >= 0; --w) {
+      sum.add(parts[w], channel < d ? outputs[w][channel] : 0.0f);
+    }
+    if (count == 1) {
+      if (channel < d) head.o[channel] = __float2bfloat16_rn(attention.result(head, sum, channel));
+      return;
+    }
+    float* const to = scratch + i * (d + 2);
+    if (channel < d) to[channel] = sum.y;
+    if (channel == 0) to[d] = sum.part.a, to[d + 1] = sum.part.b;
+    // A block that has the head for itself knows what the newer parts leave.
+    total.add(sum.part, 0.0f);
+    if (job.parts == 1 && attention.complete(total)) break;
+    if (i >= job.parts) keys = keys_of(i - job.parts);
+    __syncthreads();  // all have read the sums of the warps
+  }
+  if (job.parts == 1) {
+    __syncthreads();
+  } else {
+    const int blocks = min(job.parts, count);
+    if (!last_to_arrive(t.arrived + head.batch * t.heads + head.head, blocks)) return;
+  }
+  total = Total();
+  for (int i = count - 1; i >= 0 && !attention.complete(total); --i) {
+    const float* const from = scratch + i * (d + 2);
+    total.add({__ldcg(from + d), __ldcg(from + d + 1)},
+              channel < d ? __ldcg(from + channel) : 0.0f);
+  }
+  if (channel < d) head.o[channel] = __float2bfloat16_rn(attention.result(head, total, channel));
+}
+
+// Of one head of one sequence.
+int64_t blocks_of_head(const Decode& t) {
+  const int64_t heads = t.batch * t.heads;
+  return heads >= kDecodeBlocks ? 1 : std::min(kDecodeBlocks / heads, decode_parts(t.capacity));
+}
+bool has_vectors(const Decode& t) {
+  const Matrix<const bf16> cache{t.k_cache, int64_t{t.key_heads} * t.head_dim};
+  return t.head_dim % kHeld == 0 &&
+         vectors_fit<kHeld>(cache, Matrix<const bf16>{t.v_cache, 0}, t.q, t.k, t.v);
+}
 
 constexpr int64_t kManyBlocks = 264;  // two for each multiprocessor of an H200
 
@@ -37,11 +538,10 @@ __global__ void __launch_bounds__(kThreads, kMany ? 3 : 2)
     decode_kernel(const __grid_constant__ Attention attention) {
   let_next_kernel_begin();
   attend_cached<kLanes, kVectors, kMany ? kBatch / 2 : kBatch>(
-      attention,
-      {static_cast<int>(blockIdx.x), blockIdx.y, attention.p.t.lengths[blockIdx.y],
-       static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)},
-      [] { wait_for_previous_kernel(); });
+      attention, {static_cast<int>(blockIdx.x), blockIdx.y, attention.p.t.lengths[blockIdx.y],
+                  static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)});
 }
+
 template <int kLanes, typename Attention>
 void launch(const char* name, cudaStream_t stream, const Attention& attention) {
   const Decode& t = attention.p.t;

@@ -17,33 +17,10 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kTileOutputs = 16;  // rows of w in one mma
 constexpr int kHalf = 8;          // of them; with swiglu the gates, then the values
 constexpr int kTileRows = 8;      // rows of x in one mma
-constexpr int kChunk = 32;        // channels of two mma
+// Channels of two mma. Lane q of four has channels 8q to 8q+7 of a chunk. The products take them in
+// the order of the lanes, which is the same for x and w.
+constexpr int kChunk = 32;
 constexpr int kChunkVectors = 4;  // of 8 channels, 16 bytes
-
-// Eight neighbouring channels of one row, bf16. Lane q of four has channels 8q to 8q+7 of a chunk.
-// The products of a chunk take them in the order of the lanes, which is the same for x and w.
-struct Eight {
-  uint32_t pair[4];
-};
-
-// Zeros beyond the last channel: what lies there may be NaN.
-template <bool kVectors>
-__device__ __forceinline__ Eight load_eight(const bf16* row, int channel, int channels) {
-  Eight x{};
-  if constexpr (kVectors) {
-    if (channel < channels) {
-      const uint4 loaded = *reinterpret_cast<const uint4*>(row + channel);
-      x = {{loaded.x, loaded.y, loaded.z, loaded.w}};
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t bits = channel + i < channels ? __bfloat16_as_ushort(row[channel + i]) : 0;
-      x.pair[i / 2] |= bits << (16 * (i % 2));
-    }
-  }
-  return x;
-}
 
 // The products of one chunk: 16 outputs, whose first and last 8 rows of w are `low` and `high`.
 __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& low,
@@ -52,10 +29,6 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& lo
                     x.pair[1]);
   mma_m16n8k16_bf16(sums, {low.pair[2], high.pair[2], low.pair[3], high.pair[3]}, x.pair[2],
                     x.pair[3]);
-}
-
-__device__ __forceinline__ float2 floats_of(uint32_t pair) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 
 // The sum of squares of the vectors that a lane has of a warp's share of a row, then over the

@@ -68,4 +68,33 @@ inline __device__ void require(bool condition) {
   if (!condition) __trap();
 }
 
+// Eight neighbouring channels of a row of bf16, as they lie in memory.
+struct Eight {
+  uint32_t pair[4];
+};
+
+// Those from `channel` on; zeros beyond the last of the row's channels, where there may be NaN.
+// kVectors: `channels` is a multiple of 8, and rows can be read 16 bytes at a time.
+template <bool kVectors>
+__device__ __forceinline__ Eight load_eight(const bf16* row, int channel, int channels) {
+  Eight x{};
+  if constexpr (kVectors) {
+    if (channel < channels) {
+      const uint4 loaded = *reinterpret_cast<const uint4*>(row + channel);
+      x = {{loaded.x, loaded.y, loaded.z, loaded.w}};
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = channel + i < channels ? __bfloat16_as_ushort(row[channel + i]) : 0;
+      x.pair[i / 2] |= bits << (16 * (i % 2));
+    }
+  }
+  return x;
+}
+
+__device__ __forceinline__ float2 floats_of(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
 }  // namespace sbtrain::kernels
