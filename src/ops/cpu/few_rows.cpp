@@ -17,9 +17,10 @@ constexpr int64_t kTileN = 4;
 // How many rows of w ahead are fetched. Beyond the last, addresses are fetched that nobody reads.
 constexpr int64_t kRowsAhead = 3 * kTileN;
 
-// Products of fewer multiply-adds are not worth handing to other threads, which wait actively for
-// work while a token is generated: one core computes so many in 2 us from its L2 cache.
-constexpr int64_t kSharedWork = int64_t{1} << 15;
+// Multiply-adds of each thread, of which a product needs at least so many to be worth sharing. One
+// core computes them in 1 us from its L2 cache; the more threads there are, the longer it takes to
+// wake them and to wait for the last.
+constexpr int64_t kWorkOfThread = int64_t{1} << 14;
 
 // The first `count` lanes, and zeros.
 Lanes load_part(const float* x, int64_t count) {
@@ -134,12 +135,12 @@ void multiply_range(const Product& p, int64_t m, int64_t begin, int64_t end) {
 void multiply_few_rows(int64_t m, int64_t n, int64_t k, float alpha, const float* x, int64_t ldx,
                        const float* w, int64_t ldw, bool add, float* y, int64_t ldy) {
   const Product p = {k, alpha, x, ldx, w, ldw, add, y, ldy};
-  if (m * n * k < kSharedWork || omp_in_parallel() || omp_get_max_threads() == 1) {
+  const int64_t parts = omp_get_max_threads();
+  if (m * n * k < parts * kWorkOfThread || omp_in_parallel() || parts == 1) {
     multiply_range(p, m, 0, n);
     return;
   }
   const int64_t tiles = (n + kTileN - 1) / kTileN;
-  const int64_t parts = omp_get_max_threads();
 #pragma omp parallel for schedule(static)
   for (int64_t part = 0; part < parts; ++part) {
     multiply_range(p, m, std::min(n, tiles * part / parts * kTileN),
