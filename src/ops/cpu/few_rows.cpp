@@ -29,6 +29,13 @@ Lanes load_part(const float* x, int64_t count) {
   return lanes;
 }
 
+// Which lanes are the `first` one or later.
+auto lanes_from(int64_t first) {
+  Lanes index;
+  for (int lane = 0; lane < kLanes; ++lane) index[lane] = static_cast<float>(lane);
+  return index >= static_cast<float>(first);
+}
+
 using Four = float __attribute__((vector_size(4 * sizeof(float))));
 
 // Lanes added up in pairs until four are left.
@@ -110,8 +117,13 @@ void multiply_tile(const Product& p, int64_t row, int64_t column) {
   };
   const int64_t whole = p.k / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) add_products(load_lanes, i);
-  if (whole < p.k) {
-    add_products([&](const float* from) { return load_part(from, p.k - whole); }, whole);
+  if (whole < p.k && p.k < kLanes) {
+    add_products([&](const float* from) { return load_part(from, p.k); }, 0);
+  } else if (whole < p.k) {
+    // The last whole lanes of a row, without those that have been added already.
+    const auto rest = lanes_from(kLanes - (p.k - whole));
+    const auto load = [&](const float* from) { return rest ? load_lanes(from) : Lanes{}; };
+    add_products(load, p.k - kLanes);
   }
 #pragma GCC unroll 4
   for (int64_t r = 0; r < M; ++r) store<N>(p, p.y + (row + r) * p.ldy + column, sums[r]);
