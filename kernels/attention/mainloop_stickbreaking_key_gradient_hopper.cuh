@@ -80,7 +80,7 @@ class KeyGradientProducer {
     load_queries(-1, 0, 0);  // the consumers begin as if they had passed a tile
     for (;;) {
       QueuedTile next{};
-      if (lane() == 0) next = take_tile(x_.queue);
+      if (lane() == 0) next = take_tile(x_.queue, s_.producer_parity != 0);
       const int tile = __shfl_sync(~0u, next.tile, 0);
       const int head = x_.first_head + __shfl_sync(~0u, next.head, 0);
       s_.tile_empty.wait(s_.producer_parity ^ 1);
@@ -90,7 +90,11 @@ class KeyGradientProducer {
       }
       if (tile < 0) return;
       __syncwarp();
-      load(s_.tile.first, s_.tile.head);
+      if constexpr (Shape::kProducerRegisters < 40) {
+        load(s_.tile.first, s_.tile.head);  // read again where they are used
+      } else {
+        load(tile * Shape::kKeys, head);
+      }
       __syncwarp();
       if (lane() == 0) s_.producer_parity ^= 1;
       __syncwarp();
@@ -149,11 +153,12 @@ class KeyGradientProducer {
   __device__ __forceinline__ void load_rows_of(int first, const int& block, const int& head,
                                                int stage) {
     const int last = x_.p.tokens - 1;
-#pragma unroll 1  // the warp has few registers
+    constexpr int kTurns = Shape::kProducerRegisters < 40 ? 1 : 4;  // unrolled, by the registers
+#pragma unroll kTurns
     for (int i = lane(); i < Shape::kQueries; i += 32) {
       cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, min(first + i, last)));
     }
-#pragma unroll 1
+#pragma unroll kTurns
     for (int n = 0; n < Shape::kConsumers; ++n) {
       const float2* const states = x_.states(head, x_.place(block / kStickKeys + n));
 #pragma unroll

@@ -1,5 +1,4 @@
-#include "kernels/attention/launch_attention.h"
-#include "kernels/attention/launch_hopper.h"
+#include "kernels/attention/launch_persistent.cuh"
 #include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
@@ -17,23 +16,9 @@ void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) 
                                  .q = token_tiles(p, p.q, Shape::kQueries),
                                  .k = key_tiles(p, p.k, kKeys),
                                  .v = key_tiles(p, p.v, kKeys)};
-  fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue,
-                                                          QuerySteps{p, Shape::kQueries, kKeys});
-  check_launch("stickbreaking_forward");
-  launch_attention("stickbreaking_forward", stream, stick_forward_hopper_kernel<Shape>,
-                   persistent_grid(x.queue), Shape::kThreads,
-                   kSharedBytes<HopperForwardShared<Shape>>, x);
-}
-
-// Fills the queue and runs a kernel of persistent blocks.
-template <typename Shape, typename Shared, typename Kernel, typename Steps>
-void run_backward(cudaStream_t stream, Kernel kernel, HopperBackwardArguments x, int tiles,
-                  int heads, void* scratch, const Steps& steps) {
-  x.queue = tile_queue(x.p, heads, tiles, scratch);
-  fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue, steps);
-  check_launch("stickbreaking_backward");
-  launch_attention("stickbreaking_backward", stream, kernel, persistent_grid(x.queue),
-                   Shape::kThreads, kSharedBytes<Shared>, x);
+  launch_persistent<Shape, HopperForwardShared<Shape>>("stickbreaking_forward", stream,
+                                                       stick_forward_hopper_kernel<Shape>, x,
+                                                       QuerySteps{p, Shape::kQueries, kKeys});
 }
 
 template <int kD>
@@ -51,15 +36,16 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch)
     x.first_head = head;
     x.q = token_tiles(p, p.q, Query::kQueries);
     x.dout = token_tiles(p, p.dout, Query::kQueries);
-    run_backward<Query, QueryGradientShared<Query>>(
-        stream, stick_query_gradient_hopper_kernel<Query>, x,
-        static_cast<int>(ceil_div(p.tokens, Query::kQueries)), heads, queue,
+    x.queue = tile_queue(p, heads, static_cast<int>(ceil_div(p.tokens, Query::kQueries)), queue);
+    launch_persistent<Query, QueryGradientShared<Query>>(
+        "stickbreaking_backward", stream, stick_query_gradient_hopper_kernel<Query>, x,
         QuerySteps{p, Query::kQueries, kStickKeys});
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    run_backward<Key, KeyGradientShared<Key>>(stream, stick_key_gradient_hopper_kernel<Key>, x,
-                                              static_cast<int>(ceil_div(p.tokens, Key::kKeys)),
-                                              heads, queue, KeySteps{p, Key::kKeys, Key::kQueries});
+    x.queue = tile_queue(p, heads, static_cast<int>(ceil_div(p.tokens, Key::kKeys)), queue);
+    launch_persistent<Key, KeyGradientShared<Key>>("stickbreaking_backward", stream,
+                                                   stick_key_gradient_hopper_kernel<Key>, x,
+                                                   KeySteps{p, Key::kKeys, Key::kQueries});
   }
   if (p.remainder != StickRemainder::kBias) return;
   stick_remainder_bias_kernel<<<static_cast<unsigned>(p.heads), kBiasThreads, 0, stream>>>(p);
