@@ -179,7 +179,7 @@ TEST_F(Optimizer, AdamWOfManyHasTheBitsOfOneByOne) {
     const auto values = [&](const char* name) { return test::random_normal(name, {n}, 0.5, 1); };
     auto range = std::make_unique<Range>(Range{OnGpu(gpu(), values("w"), kF32),
                                                OnGpu(gpu(), values("m"), kF32),
-                                               OnGpu(gpu(), values("v"), kF32),
+                                               OnGpu(gpu(), test::constant({n}, 0.25), kF32),
                                                OnGpu(gpu(), values("grad"), kF32),
                                                OnGpu(gpu(), DType::kBF16, {n}),
                                                {}});
