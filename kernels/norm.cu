@@ -470,7 +470,7 @@ void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {
     rmsnorm_backward_kernel<S><<<kTokenParts, kBackwardThreads<S>, 0, stream>>>(p);
   });
   check_launch("rmsnorm_backward");
-  add_parts(stream, p.dw, p.scratch, p.cols, p.cols);
+  add_parts(stream, p.dw, p.scratch, p.cols, p.cols, p.accumulate_dw);
 }
 
 void layernorm(cudaStream_t stream, const LayerNorm& p) {

@@ -12,10 +12,11 @@ inline __device__ int64_t first_row(int64_t rows, int64_t part) {
   return rows * part / kTokenParts;
 }
 
-// y [cols] += the sum over parts of the first `cols` columns of sums [kTokenParts, stride].
+// y [cols] += the sum over parts of the first `cols` columns of sums [kTokenParts, stride], or =
+// without `accumulate`.
 inline constexpr int kSumLanes = 32;
 static __global__ void __launch_bounds__(kSumLanes* kSumLanes)
-    add_parts_kernel(float* y, const float* sums, int64_t stride, int64_t cols) {
+    add_parts_kernel(float* y, const float* sums, int64_t stride, int64_t cols, bool accumulate) {
   __shared__ float shared[kSumLanes][kSumLanes];
   const int64_t col = int64_t{blockIdx.x} * kSumLanes + threadIdx.x;
   float sum = 0.0f;
@@ -29,13 +30,14 @@ static __global__ void __launch_bounds__(kSumLanes* kSumLanes)
   __syncthreads();
   if (threadIdx.y > 0 || col >= cols) return;
   for (int i = 1; i < kSumLanes; ++i) sum += shared[i][threadIdx.x];
-  y[col] += sum;
+  y[col] = (accumulate ? y[col] : 0.0f) + sum;
 }
 
 inline void add_parts(cudaStream_t stream, float* y, const float* sums, int64_t stride,
-                      int64_t cols) {
+                      int64_t cols, bool accumulate = true) {
   const dim3 threads(kSumLanes, kSumLanes);
-  add_parts_kernel<<<blocks(cols, kSumLanes), threads, 0, stream>>>(y, sums, stride, cols);
+  add_parts_kernel<<<blocks(cols, kSumLanes), threads, 0, stream>>>(y, sums, stride, cols,
+                                                                    accumulate);
   check_launch("add_parts");
 }
 

@@ -79,11 +79,12 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
   }
   std::vector<TensorSpec> head;
   final_norm_.add_parameters(head);
+  const size_t norms = head.size();
   if (!config.tied) head_.add_parameters(head);
   // The loss adds to the gradient of its table chunk by chunk, and every layer to what layers
   // share.
   std::vector<TensorSpec> shared = shared_parameters(blocks_);
-  for (TensorSpec& spec : head) spec.one_product = false;
+  for (size_t i = norms; i < head.size(); ++i) head[i].one_product = false;
   for (TensorSpec& spec : shared) spec.one_product = false;
   registry_.add_unit("", head);
   if (!shared.empty()) registry_.add_unit("model.shared.", shared);

@@ -111,7 +111,11 @@ class TrainStep {
   Replay replay_;
   const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch
-  Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;
+  // Of a micro-batch, i32: one copy brings tokens, targets, positions and cu_seqlens, each from a
+  // multiple of inputs_stride_ elements on.
+  int64_t inputs_stride_;
+  Buffer inputs_;
+  Buffer loss_T_, hits_T_;
   Buffer stats_, validation_sums_;  // f64: ops::StepStat; the values of ValidationSums
 };
 

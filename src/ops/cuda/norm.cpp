@@ -25,6 +25,7 @@ void run(Cuda, Stream& s, const RmsNormBackward& op, const Buffer& scratch) {
                                              .rows = op.x_TD.rows(),
                                              .cols = op.x_TD.cols(),
                                              .eps = op.eps,
+                                             .accumulate_dw = op.accumulate_dw,
                                              .scratch = arg(scratch)});
 }
 
