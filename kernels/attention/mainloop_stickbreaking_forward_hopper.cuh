@@ -12,14 +12,16 @@
 
 namespace sbtrain::kernels {
 
-template <int kHeadDim, bool kHasGates>
+// With kFewTiles, for packs so short that each tile has a multiprocessor of its own in any case,
+// tiles are as small as can be: they are done sooner.
+template <int kHeadDim, bool kHasGates, bool kFewTiles = false>
 struct HopperForwardShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kGated = kHasGates;
   // Gates need registers.
   static constexpr int kKeys = kGated ? 64 : 128;
   // Heads of 32 channels leave registers for a third one.
-  static constexpr int kConsumers = kD <= 32 && !kGated ? 3 : 2;
+  static constexpr int kConsumers = kFewTiles ? 1 : kD <= 32 && !kGated ? 3 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kKeys * kD <= 128 * 64 ? 4 : 2;

@@ -7,14 +7,15 @@
 
 namespace sbtrain::kernels {
 
-// Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise.
-template <int kHeadDim>
+// Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise. kFewTiles
+// as in the forward pass.
+template <int kHeadDim, bool kFewTiles = false>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
   // Of three consumers, each thread has 160 registers. That is enough for narrow heads, if one of
   // its rows of scores becomes gradients after the other.
-  static constexpr bool kRowByRow = kD <= 64;
-  static constexpr int kConsumers = kRowByRow ? 3 : 2;
+  static constexpr bool kRowByRow = kD <= 64 && !kFewTiles;
+  static constexpr int kConsumers = kFewTiles ? 1 : kRowByRow ? 3 : 2;
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kQueries = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);

@@ -7,10 +7,11 @@
 
 namespace sbtrain::kernels {
 
-template <int kHeadDim>
+// kFewTiles as in the forward pass.
+template <int kHeadDim, bool kFewTiles = false>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kConsumers = 2;
+  static constexpr int kConsumers = kFewTiles ? 1 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = 4;

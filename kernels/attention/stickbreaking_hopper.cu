@@ -21,10 +21,8 @@ void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) 
                                                        QuerySteps{p, Shape::kQueries, kKeys});
 }
 
-template <int kD>
+template <typename Query, typename Key>
 void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
-  using Query = QueryGradientShape<kD>;
-  using Key = KeyGradientShape<kD>;
   auto* first_keys = static_cast<int*>(scratch);
   void* queue = first_keys + static_cast<int64_t>(p.workspace_heads) * p.tokens;
   HopperBackwardArguments x{.p = p,
@@ -52,24 +50,38 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch)
   check_launch("stickbreaking_backward");
 }
 
+// Whether the smallest tiles of `heads` heads are so few that each has a multiprocessor of its own.
+bool few_tiles(const StickBreakingProblem& p, int heads) {
+  return ceil_div(p.tokens, 64) * heads <= multiprocessors();
+}
+
 }  // namespace
 
 void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
                                   void* scratch) {
   with_hopper_head_dim("stickbreaking_forward", p.head_dim, [&](auto d) {
     if (p.tokens == 0) return;
-    if (p.gate) {
-      forward<HopperForwardShape<d(), true>>(stream, p, scratch);
-    } else {
-      forward<HopperForwardShape<d(), false>>(stream, p, scratch);
+    if (p.gate) return forward<HopperForwardShape<d(), true>>(stream, p, scratch);
+    if constexpr (d() <= 64) {
+      if (few_tiles(p, p.heads)) {
+        return forward<HopperForwardShape<d(), false, true>>(stream, p, scratch);
+      }
     }
+    forward<HopperForwardShape<d(), false>>(stream, p, scratch);
   });
 }
 
 void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
                                    void* scratch) {
   with_hopper_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
-    if (p.tokens > 0) backward<d()>(stream, p, scratch);
+    if (p.tokens == 0) return;
+    if constexpr (d() <= 64) {
+      if (few_tiles(p, p.workspace_heads)) {
+        return backward<QueryGradientShape<d(), true>, KeyGradientShape<d(), true>>(stream, p,
+                                                                                    scratch);
+      }
+    }
+    backward<QueryGradientShape<d()>, KeyGradientShape<d()>>(stream, p, scratch);
   });
 }
 
