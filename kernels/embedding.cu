@@ -74,15 +74,12 @@ __global__ void __launch_bounds__(kThreads)
   Pack<float, kWidth> sum{};
   for (int batch = 0; batch < count; batch += kBatch) {
     Pack<bf16, kWidth> dy[kBatch];
-    Pack<float, kWidth> before[kBatch];  // what dw holds where a run ends, which none else adds to
+    Pack<float, kWidth> before[kBatch];  // what dw holds, for where a run ends
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int i = batch + b;
-      if (i >= count) break;
+    for (int b = 0; b < kBatch; ++b) {  // without conditions, so that no load waits for another
+      const int i = min(batch + b, count - 1);
       dy[b] = load_pack<kWidth>(p.dy.row(indices[i]) + col);
-      if (i + 1 == count || ids[i + 1] != ids[i]) {
-        before[b] = load_pack<kWidth>(p.dw.row(ids[i]) + col);
-      }
+      before[b] = load_pack<kWidth>(p.dw.row(ids[i]) + col);
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {

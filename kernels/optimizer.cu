@@ -39,31 +39,45 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) p.scratch[blockIdx.x] = sum;
 }
 
+// The parts of n elements that are not zero: those of the first blocks.
+inline __host__ __device__ int64_t parts_of(int64_t n) {
+  const int64_t blocks = (n / kWidth + kThreads - 1) / kThreads;
+  return blocks < kSumParts ? blocks : kSumParts;
+}
+
 __global__ void __launch_bounds__(kThreads)
     square_parts_kernel(const __grid_constant__ SquaredNorms p) {
-  const int64_t packs = p.n[blockIdx.y] / kWidth;
-  const double sum = part_sum<true, kWidth>({p.x[blockIdx.y], 0}, packs, packs);
+  const int64_t n = p.n[blockIdx.y];
+  if (blockIdx.x >= parts_of(n)) return;
+  const double sum = part_sum<true, kWidth>({p.x[blockIdx.y], 0}, n / kWidth, n / kWidth);
   if (threadIdx.x == 0) p.scratch[blockIdx.y * kSumParts + blockIdx.x] = sum;
 }
 
-// *out += the sum of each of `count` arrays of parts.
+__global__ void __launch_bounds__(kThreads) finish_sum_kernel(double* out, const double* parts) {
+  double sum[1] = {};
+  for (int64_t i = threadIdx.x; i < kSumParts; i += kThreads) sum[0] += parts[i];
+  group_sum<kThreads>(sum);
+  if (threadIdx.x == 0) *out += sum[0];
+}
+
+// The same for each array in turn.
 template <int kMaxCount>
 __global__ void __launch_bounds__(kThreads)
-    finish_sums_kernel(double* out, const double* parts, int count) {
+    finish_squares_kernel(const __grid_constant__ SquaredNorms p) {
   double sums[kMaxCount] = {};
 #pragma unroll
   for (int n = 0; n < kMaxCount; ++n) {
-    if (n >= count) break;
-    for (int64_t i = threadIdx.x; i < kSumParts; i += kThreads) sums[n] += parts[n * kSumParts + i];
+    const int64_t count = n < p.count ? parts_of(p.n[n]) : 0;
+    for (int64_t i = threadIdx.x; i < count; i += kThreads) sums[n] += p.scratch[n * kSumParts + i];
   }
   group_sum<kThreads>(sums);
   if (threadIdx.x > 0) return;
-  double total = *out;
+  double total = *p.out;
 #pragma unroll
   for (int n = 0; n < kMaxCount; ++n) {
-    if (n < count) total += sums[n];
+    if (n < p.count) total += sums[n];
   }
-  *out = total;
+  *p.out = total;
 }
 
 template <bool kSquare>
@@ -80,7 +94,7 @@ void reduce(cudaStream_t stream, const char* name, const Reduction& p) {
         <<<kSumParts, kThreads, 0, stream>>>(p, packs, cols / kPackWidth);
   });
   check_launch(name);
-  finish_sums_kernel<1><<<1, kThreads, 0, stream>>>(p.out, p.scratch, 1);
+  finish_sum_kernel<<<1, kThreads, 0, stream>>>(p.out, p.scratch);
   check_launch(name);
 }
 
@@ -216,9 +230,18 @@ void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
                                 std::to_string(kMaxNormParts));
   }
   if (p.count == 0) return;
-  square_parts_kernel<<<dim3(kSumParts, static_cast<unsigned>(p.count)), kThreads, 0, stream>>>(p);
-  check_launch("squared_norms");
-  finish_sums_kernel<kMaxNormParts><<<1, kThreads, 0, stream>>>(p.out, p.scratch, p.count);
+  const int64_t parts = parts_of(*std::max_element(p.n, p.n + p.count));
+  if (parts > 0) {
+    const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(p.count));
+    square_parts_kernel<<<grid, kThreads, 0, stream>>>(p);
+    check_launch("squared_norms");
+  }
+  constexpr int kFew = kMaxNormParts / 2;
+  if (p.count <= kFew) {
+    finish_squares_kernel<kFew><<<1, kThreads, 0, stream>>>(p);
+  } else {
+    finish_squares_kernel<kMaxNormParts><<<1, kThreads, 0, stream>>>(p);
+  }
   check_launch("squared_norms");
 }
 
