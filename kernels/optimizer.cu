@@ -32,30 +32,37 @@ __device__ double part_sum(const Matrix<const float>& x, int64_t packs, int64_t 
   return sum[0];
 }
 
+// The parts of a sum over packs that are not zero: those of the first blocks.
+inline __host__ __device__ int64_t parts_of(int64_t packs) {
+  const int64_t blocks = (packs + kThreads - 1) / kThreads;
+  return blocks < kSumParts ? blocks : kSumParts;
+}
+
+// A single part is the sum.
 template <bool kSquare, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     sum_parts_kernel(const Reduction p, int64_t packs, int64_t packs_per_row) {
   const double sum = part_sum<kSquare, kWidth>(p.x, packs, packs_per_row);
-  if (threadIdx.x == 0) p.scratch[blockIdx.x] = sum;
-}
-
-// The parts of n elements that are not zero: those of the first blocks.
-inline __host__ __device__ int64_t parts_of(int64_t n) {
-  const int64_t blocks = (n / kWidth + kThreads - 1) / kThreads;
-  return blocks < kSumParts ? blocks : kSumParts;
+  if (threadIdx.x > 0) return;
+  if (gridDim.x == 1) {
+    *p.out += sum;
+  } else {
+    p.scratch[blockIdx.x] = sum;
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
     square_parts_kernel(const __grid_constant__ SquaredNorms p) {
-  const int64_t n = p.n[blockIdx.y];
-  if (blockIdx.x >= parts_of(n)) return;
-  const double sum = part_sum<true, kWidth>({p.x[blockIdx.y], 0}, n / kWidth, n / kWidth);
+  const int64_t packs = p.n[blockIdx.y] / kWidth;
+  if (blockIdx.x >= parts_of(packs)) return;
+  const double sum = part_sum<true, kWidth>({p.x[blockIdx.y], 0}, packs, packs);
   if (threadIdx.x == 0) p.scratch[blockIdx.y * kSumParts + blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kThreads) finish_sum_kernel(double* out, const double* parts) {
+__global__ void __launch_bounds__(kThreads)
+    finish_sum_kernel(double* out, const double* parts, int64_t count) {
   double sum[1] = {};
-  for (int64_t i = threadIdx.x; i < kSumParts; i += kThreads) sum[0] += parts[i];
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) sum[0] += parts[i];
   group_sum<kThreads>(sum);
   if (threadIdx.x == 0) *out += sum[0];
 }
@@ -64,11 +71,22 @@ __global__ void __launch_bounds__(kThreads) finish_sum_kernel(double* out, const
 template <int kMaxCount>
 __global__ void __launch_bounds__(kThreads)
     finish_squares_kernel(const __grid_constant__ SquaredNorms p) {
-  double sums[kMaxCount] = {};
+  int64_t count[kMaxCount];
+  int64_t most = 0;
 #pragma unroll
   for (int n = 0; n < kMaxCount; ++n) {
-    const int64_t count = n < p.count ? parts_of(p.n[n]) : 0;
-    for (int64_t i = threadIdx.x; i < count; i += kThreads) sums[n] += p.scratch[n * kSumParts + i];
+    count[n] = n < p.count ? parts_of(p.n[n] / kWidth) : 0;
+    most = max(most, count[n]);
+  }
+  double sums[kMaxCount] = {};
+  for (int64_t i = threadIdx.x; i < most; i += kThreads) {
+    double parts[kMaxCount];  // all are read before the first is added
+#pragma unroll
+    for (int n = 0; n < kMaxCount; ++n) {
+      parts[n] = i < count[n] ? p.scratch[n * kSumParts + i] : 0.0;
+    }
+#pragma unroll
+    for (int n = 0; n < kMaxCount; ++n) sums[n] += parts[n];
   }
   group_sum<kThreads>(sums);
   if (threadIdx.x > 0) return;
@@ -90,12 +108,14 @@ void reduce(cudaStream_t stream, const char* name, const Reduction& p) {
   with_width<kWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.rows * p.cols / kPackWidth;
+    const int64_t parts = parts_of(packs);
     sum_parts_kernel<kSquare, kPackWidth>
-        <<<kSumParts, kThreads, 0, stream>>>(p, packs, cols / kPackWidth);
+        <<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(p, packs, cols / kPackWidth);
+    check_launch(name);
+    if (parts == 1) return;
+    finish_sum_kernel<<<1, kThreads, 0, stream>>>(p.out, p.scratch, parts);
+    check_launch(name);
   });
-  check_launch(name);
-  finish_sum_kernel<<<1, kThreads, 0, stream>>>(p.out, p.scratch);
-  check_launch(name);
 }
 
 __global__ void finish_step_kernel(const FinishStep p) {
@@ -230,7 +250,7 @@ void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
                                 std::to_string(kMaxNormParts));
   }
   if (p.count == 0) return;
-  const int64_t parts = parts_of(*std::max_element(p.n, p.n + p.count));
+  const int64_t parts = parts_of(*std::max_element(p.n, p.n + p.count) / kWidth);
   if (parts > 0) {
     const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(p.count));
     square_parts_kernel<<<grid, kThreads, 0, stream>>>(p);
