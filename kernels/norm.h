@@ -33,7 +33,8 @@ struct RmsNormBackward {
   int64_t rows, cols;
   float eps;
   bool accumulate_dw;
-  float* scratch;  // [kTokenParts, cols]
+  float* scratch;      // [kTokenParts, cols]
+  bool early = false;  // of the two kernels, the second begins early (dependent_launch.cuh)
 };
 void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p);
 

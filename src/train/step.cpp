@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
+#include "ops/sampling.h"
 
 namespace sbtrain {
 namespace {
@@ -53,16 +54,18 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
       mesh_(mesh),
       params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype,
               config.train.reduce_engine),
+      records_(records()),
       replay_(s),
       tokens_(config.train.micro_batch * config.train.sequence_length),
       inputs_stride_((tokens_ + 1 + 63) / 64 * 64) {
-  if (config_.cuda_graph && mesh.world().world() > 1) {
+  if (config_.cuda_graph == CudaGraph::kOn && mesh.world().world() > 1) {
     fail(ExitCode::kConfig,
          "train.cuda_graph is for one GPU, and there are {} ranks: what they exchange is no part "
          "of a graph. Set it to false",
          mesh.world().world());
   }
   s.set_deterministic(config.train.deterministic);
+  ops::set_overlap(s, records_);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
   };
@@ -72,6 +75,15 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
   validation_sums_ = input("validation sums", DType::kF64, kValidationSums);
   stats_ = input("stats", DType::kF64, ops::kStepStats);
   ops::run(s, ops::Fill{.x = stats_, .value = 0.0f});
+}
+
+// From 1e12 operations on, a micro-batch takes milliseconds, and its kernels longer than it takes
+// to give them to the GPU.
+bool TrainStep::records() const {
+  if (config_.cuda_graph != CudaGraph::kAuto) return config_.cuda_graph == CudaGraph::kOn;
+  const auto tokens = static_cast<double>(config_.micro_batch * config_.sequence_length);
+  const auto keys = static_cast<double>(config_.sequence_length) / 2;
+  return mesh_.world().world() == 1 && model_.flops_per_token(keys) * tokens < 1e12;
 }
 
 BatchTensors TrainStep::views(int64_t documents) const {
@@ -165,7 +177,7 @@ void TrainStep::set_running_loss(const RunningLoss& running) {
 // Gradients are those of the sum of the losses, since the number of targets of all ranks is known
 // only after the reduction: FinishStep divides by it.
 void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {
-  if (!config_.cuda_graph) return forward_backward(batch, micro_batch);
+  if (!records_) return forward_backward(batch, micro_batch);
   // Apart from the contents of the inputs, only the number of documents differs between steps.
   replay_.run(program_name(micro_batch), batch.sequences.count,
               [&] { forward_backward(batch, micro_batch); });

@@ -100,6 +100,8 @@ class TrainStep {
   void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void apply(double lr);
+  // Whether the work of micro-batches is recorded (train.cuda_graph).
+  bool records() const;
   void add_validation(const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
 
@@ -108,6 +110,7 @@ class TrainStep {
   Stream& stream_;
   const Mesh& mesh_;
   ShardedParams params_;
+  const bool records_;
   Replay replay_;
   const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch

@@ -26,7 +26,8 @@ void run(Cuda, Stream& s, const RmsNormBackward& op, const Buffer& scratch) {
                                              .cols = op.x_TD.cols(),
                                              .eps = op.eps,
                                              .accumulate_dw = op.accumulate_dw,
-                                             .scratch = arg(scratch)});
+                                             .scratch = arg(scratch),
+                                             .early = begins_early(s)});
 }
 
 void run(Cuda, Stream& s, const LayerNorm& op) {
