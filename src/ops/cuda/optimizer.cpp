@@ -73,7 +73,8 @@ void run(Cuda, Stream& s, const AddSquaredNorms& op, const Buffer& scratch) {
   const auto vectors = [](const Tensor& x) {
     return x.numel() % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
   };
-  kernels::SquaredNorms p{.out = arg(op.y_1), .scratch = arg(scratch)};
+  kernels::SquaredNorms p{
+      .out = arg(op.y_1), .count = 0, .x = {}, .n = {}, .scratch = arg(scratch)};
   const auto launch = [&] {
     kernels::squared_norms(cuda_stream(s), p);
     p.count = 0;
