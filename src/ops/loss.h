@@ -30,12 +30,13 @@ struct CrossEntropy {
   Tensor
       hits_T{};    // f32, =, 1 where the target's logit is larger than all others, else 0; optional
   Tensor dx_TD{};  // =, gradient of the objective; absent: loss only
-  Tensor dw_VD{};  // +=, with dx_TD
+  Tensor dw_VD{};  // += with accumulate_dw, = without; with dx_TD
   Tensor x_TD, w_VD;
   Tensor targets_T;  // i32, -1 is ignored
   float loss_weight = 1.0f;
   float logit_scale = 1.0f;
   float z_loss = 0.0f;
+  bool accumulate_dw = true;
 
   struct Scratch {
     Buffer logits;   // f32

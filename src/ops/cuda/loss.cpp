@@ -31,7 +31,12 @@ void run(Cuda, Stream& s, const CrossEntropy& op, const CrossEntropy::Scratch& s
     gemm(s, {.y = op.dx_TD.row_range(begin, count), .a = dlogits, .b = op.w_VD, .alpha = alpha},
          scratch.workspace);
     gemm(s,
-         {.y = op.dw_VD, .a = dlogits, .b = x, .transpose_a = true, .alpha = alpha, .beta = 1.0f},
+         {.y = op.dw_VD,
+          .a = dlogits,
+          .b = x,
+          .transpose_a = true,
+          .alpha = alpha,
+          .beta = op.accumulate_dw || begin > 0 ? 1.0f : 0.0f},
          scratch.workspace);
   }
 }
