@@ -42,6 +42,7 @@ struct CrossEntropy {
     Buffer logits;   // f32
     Buffer dlogits;  // bf16, on the GPU when there is a backward pass; the CPU works in place
     Buffer workspace;
+    Buffer second;  // for two products at the same time (LinearBackward)
   };
 
   void check() const {
@@ -65,6 +66,9 @@ struct CrossEntropy {
     scratch.logits = chunk("logits", DType::kF32);
     if (dx_TD.defined() && on_cuda(s)) scratch.dlogits = chunk("dlogits", DType::kBF16);
     scratch.workspace = linear_workspace(s);
+    constexpr int64_t kSmall = int64_t{1} << 30;  // multiplications and additions
+    const bool small = rows * w_VD.rows() * w_VD.cols() < kSmall;
+    if (dx_TD.defined() && small) scratch.second = linear_workspace(s);
     return scratch;
   }
 };
