@@ -7,10 +7,14 @@
 namespace sbtrain::kernels {
 namespace {
 
-// One block at a time on each multiprocessor: with two, their rows would not stay in L2 between
-// their first and second reading.
-constexpr int kThreads = 1024;
+// For long rows, one block at a time on each multiprocessor: with two, their rows would not stay in
+// L2 between their first and second reading. Short rows stay there in any case, and take as long as
+// the barriers between the warps of a block: so these are few.
+constexpr int kLongRow = 8192;  // elements, at least
+constexpr int kLongRowThreads = 1024;
+constexpr int kShortRowThreads = 256;
 
+template <int kThreads>
 __device__ float block_max(float x) {
   __shared__ float maxima[kThreads / 32];
   for (int offset = 16; offset > 0; offset /= 2) {
@@ -29,7 +33,7 @@ struct Softmax {
 
 // One pass: each thread rescales its sum when its maximum grows. A logit that is NaN or infinite
 // makes the sum NaN.
-template <int kWidth>
+template <int kThreads, int kWidth>
 __device__ Softmax softmax(const float* logits, int64_t vocab) {
   float max = -FLT_MAX;
   float sum = 0.0f;
@@ -44,13 +48,14 @@ __device__ Softmax softmax(const float* logits, int64_t vocab) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sum += __expf(z[i] - max);
   }
-  const float row_max = block_max(max);
+  const float row_max = block_max<kThreads>(max);
   float sums[1] = {sum * __expf(max - row_max)};
   group_sum<kThreads>(sums);
   return {row_max, sums[0]};
 }
 
 // Whether the target's logit is larger than all others; the same on all threads.
+template <int kThreads>
 __device__ bool is_largest(const float* logits, int64_t vocab, int32_t target) {
   const float z = logits[target];
   bool rivalled = false;
@@ -60,8 +65,8 @@ __device__ bool is_largest(const float* logits, int64_t vocab, int32_t target) {
   return !__syncthreads_or(rivalled);
 }
 
-template <int kWidth>
-__global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossEntropy p) {
+template <int kThreads, int kWidth>
+__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(const CrossEntropy p) {
   const int64_t row = blockIdx.x;
   const float* logits = p.logits.row(row);
   bf16* dlogits = p.dlogits.row(row);
@@ -71,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossE
   float max = 0.0f;
   float factor = 0.0f;
   if (!ignored) {
-    const Softmax s = softmax<kWidth>(logits, p.vocab);
+    const Softmax s = softmax<kThreads, kWidth>(logits, p.vocab);
     const float lse = s.max + logf(s.sum);
     max = s.max;
     factor = (1.0f + 2.0f * p.z_loss * lse) * p.loss_weight / s.sum;
@@ -83,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossE
     p.loss[row] = 0.0f;
   }
   if (p.hits != nullptr) {
-    const bool hit = !ignored && is_largest(logits, p.vocab, target);
+    const bool hit = !ignored && is_largest<kThreads>(logits, p.vocab, target);
     if (threadIdx.x == 0) p.hits[row] = hit ? 1.0f : 0.0f;
   }
   if (p.dlogits.data == nullptr) return;
@@ -106,9 +111,14 @@ __global__ void __launch_bounds__(kThreads, 1) cross_entropy_kernel(const CrossE
 void cross_entropy(cudaStream_t stream, const CrossEntropy& p) {
   if (p.rows == 0) return;
   const bool vectors = p.vocab % 4 == 0 && vectors_fit<4>(p.logits, p.dlogits);
+  const auto rows = static_cast<unsigned>(p.rows);
   with_width<4>(vectors, [&](auto width) {
-    cross_entropy_kernel<decltype(width)::value>
-        <<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
+    constexpr int kWidth = decltype(width)::value;
+    if (p.vocab < kLongRow) {
+      cross_entropy_kernel<kShortRowThreads, kWidth><<<rows, kShortRowThreads, 0, stream>>>(p);
+    } else {
+      cross_entropy_kernel<kLongRowThreads, kWidth><<<rows, kLongRowThreads, 0, stream>>>(p);
+    }
   });
   check_launch("cross_entropy");
 }

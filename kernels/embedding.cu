@@ -74,11 +74,12 @@ __global__ void __launch_bounds__(kThreads)
   Pack<float, kWidth> sum{};
   for (int batch = 0; batch < count; batch += kBatch) {
     Pack<bf16, kWidth> dy[kBatch];
+    Pack<float, kWidth> before[kBatch];  // what dw holds, for where a run ends
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (batch + b < count) {
-        dy[b] = load_pack<kWidth>(p.dy.row(indices[batch + b]) + col);
-      }
+    for (int b = 0; b < kBatch; ++b) {  // without conditions, so that no load waits for another
+      const int i = min(batch + b, count - 1);
+      dy[b] = load_pack<kWidth>(p.dy.row(indices[i]) + col);
+      before[b] = load_pack<kWidth>(p.dw.row(ids[i]) + col);
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -88,15 +89,15 @@ __global__ void __launch_bounds__(kThreads)
       for (int j = 0; j < kWidth; ++j) sum[j] += to_float(dy[b][j]);
       const bool last = i + 1 == count;
       if (!last && ids[i + 1] == ids[i]) continue;
-      const bool before = first_run && begins_before;
-      if (before || (last && ends_behind)) {
-        store_pack(sorted.sums + (2 * int64_t{blockIdx.x} + (before ? 0 : 1)) * p.width + col, sum);
+      const bool earlier = first_run && begins_before;
+      if (earlier || (last && ends_behind)) {
+        store_pack(sorted.sums + (2 * int64_t{blockIdx.x} + (earlier ? 0 : 1)) * p.width + col,
+                   sum);
       } else {
-        float* dw = p.dw.row(ids[i]) + col;
-        auto total = load_pack<kWidth>(dw);
+        auto total = before[b];
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) total[j] += p.scale * sum[j];
-        store_pack(dw, total);
+        store_pack(p.dw.row(ids[i]) + col, total);
       }
       sum = {};
       first_run = false;

@@ -21,5 +21,7 @@ inline constexpr int64_t kMaxHeadDim = 512;
 inline constexpr int64_t kMaxScalarHeadDim = 256;
 inline constexpr int kMaxRopeFrequencies = 128;  // half of the largest head
 inline constexpr int kMaxDecaySegments = 64;     // of one launch of AdamW
+inline constexpr int kMaxAdamWParts = 16;        // likewise
+inline constexpr int kMaxNormParts = 16;         // arrays of one launch of squared_norms
 
 }  // namespace sbtrain::kernels

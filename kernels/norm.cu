@@ -144,6 +144,7 @@ template <typename S>
 __global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
     rmsnorm_backward_kernel(const RmsNormBackward p) {
   constexpr int kGroups = kBackwardThreads<S> / S::kLanes;
+  let_next_kernel_begin();
   const int lane = threadIdx.x % S::kLanes;
   const int group = threadIdx.x / S::kLanes;
   const int cols = static_cast<int>(p.cols);
@@ -470,7 +471,7 @@ void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {
     rmsnorm_backward_kernel<S><<<kTokenParts, kBackwardThreads<S>, 0, stream>>>(p);
   });
   check_launch("rmsnorm_backward");
-  add_parts(stream, p.dw, p.scratch, p.cols, p.cols);
+  add_parts(stream, p.dw, p.scratch, p.cols, p.cols, p.accumulate_dw, p.early);
 }
 
 void layernorm(cudaStream_t stream, const LayerNorm& p) {

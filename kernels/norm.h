@@ -23,7 +23,7 @@ struct RmsNorm {
 };
 void rmsnorm(cudaStream_t stream, const RmsNorm& p);
 
-// dx [rows, cols] += gradient, dw [cols] f32 += gradient.
+// dx [rows, cols] += gradient; dw [cols] f32 += gradient, or = without accumulate_dw.
 struct RmsNormBackward {
   Matrix<__nv_bfloat16> dx;
   float* dw;
@@ -32,7 +32,9 @@ struct RmsNormBackward {
   const __nv_bfloat16* w;
   int64_t rows, cols;
   float eps;
-  float* scratch;  // [kTokenParts, cols]
+  bool accumulate_dw;
+  float* scratch;      // [kTokenParts, cols]
+  bool early = false;  // of the two kernels, the second begins early (dependent_launch.cuh)
 };
 void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p);
 

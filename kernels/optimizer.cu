@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "kernels/elementwise.cuh"
 #include "kernels/optimizer.h"
+#include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/scratch_sizes.h"
 
@@ -11,30 +14,93 @@ constexpr int kWidth = 4;
 
 // ---- Reductions -------------------------------------------------------------------------------
 
+// What block blockIdx.x sums.
 template <bool kSquare, int kWidth>
-__global__ void __launch_bounds__(kThreads)
-    sum_parts_kernel(const Reduction p, int64_t packs, int64_t packs_per_row) {
+__device__ double part_sum(const Matrix<const float>& x, int64_t packs, int64_t packs_per_row) {
   double sum[1] = {};
 #pragma unroll 4
   for (int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x; pack < packs;
        pack += kSumParts * kThreads) {
     const Position at = pack_position<kWidth>(pack, packs_per_row);
-    const auto x = load_pack<kWidth>(p.x.row(at.row) + at.col);
+    const auto values = load_pack<kWidth>(x.row(at.row) + at.col);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const double v = x[i];
+      const double v = values[i];
       sum[0] += kSquare ? v * v : v;
     }
   }
   group_sum<kThreads>(sum);
-  if (threadIdx.x == 0) p.scratch[blockIdx.x] = sum[0];
+  return sum[0];
 }
 
-__global__ void __launch_bounds__(kThreads) finish_sum_kernel(double* out, const double* parts) {
+// The parts of a sum over packs that are not zero: those of the first blocks.
+inline __host__ __device__ int64_t parts_of(int64_t packs) {
+  const int64_t blocks = (packs + kThreads - 1) / kThreads;
+  return blocks < kSumParts ? blocks : kSumParts;
+}
+
+// A single part is the sum.
+template <bool kSquare, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    sum_parts_kernel(const Reduction p, int64_t packs, int64_t packs_per_row) {
+  const double sum = part_sum<kSquare, kWidth>(p.x, packs, packs_per_row);
+  if (threadIdx.x > 0) return;
+  if (gridDim.x == 1) {
+    *p.out += sum;
+  } else {
+    p.scratch[blockIdx.x] = sum;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    square_parts_kernel(const __grid_constant__ SquaredNorms p) {
+  let_next_kernel_begin();
+  wait_for_previous_kernel();
+  const int64_t packs = p.n[blockIdx.y] / kWidth;
+  if (blockIdx.x >= parts_of(packs)) return;
+  const double sum = part_sum<true, kWidth>({p.x[blockIdx.y], 0}, packs, packs);
+  if (threadIdx.x == 0) p.scratch[blockIdx.y * kSumParts + blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    finish_sum_kernel(double* out, const double* parts, int64_t count) {
   double sum[1] = {};
-  for (int64_t i = threadIdx.x; i < kSumParts; i += kThreads) sum[0] += parts[i];
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) sum[0] += parts[i];
   group_sum<kThreads>(sum);
   if (threadIdx.x == 0) *out += sum[0];
+}
+
+// The same for each array in turn.
+template <int kMaxCount>
+__global__ void __launch_bounds__(kThreads)
+    finish_squares_kernel(const __grid_constant__ SquaredNorms p) {
+  let_next_kernel_begin();
+  wait_for_previous_kernel();
+  int64_t count[kMaxCount];
+  int64_t most = 0;
+#pragma unroll
+  for (int n = 0; n < kMaxCount; ++n) {
+    count[n] = n < p.count ? parts_of(p.n[n] / kWidth) : 0;
+    most = max(most, count[n]);
+  }
+  double sums[kMaxCount] = {};
+  for (int64_t i = threadIdx.x; i < most; i += kThreads) {
+    double parts[kMaxCount];  // all are read before the first is added
+#pragma unroll
+    for (int n = 0; n < kMaxCount; ++n) {
+      parts[n] = i < count[n] ? p.scratch[n * kSumParts + i] : 0.0;
+    }
+#pragma unroll
+    for (int n = 0; n < kMaxCount; ++n) sums[n] += parts[n];
+  }
+  group_sum<kThreads>(sums);
+  if (threadIdx.x > 0) return;
+  double total = *p.out;
+#pragma unroll
+  for (int n = 0; n < kMaxCount; ++n) {
+    if (n < p.count) total += sums[n];
+  }
+  *p.out = total;
 }
 
 template <bool kSquare>
@@ -47,15 +113,19 @@ void reduce(cudaStream_t stream, const char* name, const Reduction& p) {
   with_width<kWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.rows * p.cols / kPackWidth;
+    const int64_t parts = parts_of(packs);
     sum_parts_kernel<kSquare, kPackWidth>
-        <<<kSumParts, kThreads, 0, stream>>>(p, packs, cols / kPackWidth);
+        <<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(p, packs, cols / kPackWidth);
+    check_launch(name);
+    if (parts == 1) return;
+    finish_sum_kernel<<<1, kThreads, 0, stream>>>(p.out, p.scratch, parts);
+    check_launch(name);
   });
-  check_launch(name);
-  finish_sum_kernel<<<1, kThreads, 0, stream>>>(p.out, p.scratch);
-  check_launch(name);
 }
 
 __global__ void finish_step_kernel(const FinishStep p) {
+  let_next_kernel_begin();
+  wait_for_previous_kernel();
   double* stats = p.stats;
   const double targets = fmax(stats[kValidTargets], 1.0);
   const double loss = stats[kLossSum] / targets;
@@ -82,11 +152,12 @@ __global__ void finish_step_kernel(const FinishStep p) {
 
 // ---- AdamW ------------------------------------------------------------------------------------
 
-// The decay of elements, which must be asked for in rising order.
+// The decay of a part's elements, which must be asked for in rising order.
 class Decay {
  public:
-  __device__ Decay(const AdamW& p, int64_t first) : p_(p) {
-    int end = p.segment_count;
+  __device__ Decay(const AdamW& p, const AdamWPart& part, int64_t first)
+      : p_(p), index_(part.first_segment), end_(part.end_segment) {
+    int end = end_;
     while (index_ < end) {  // the first segment that ends after `first`
       const int middle = (index_ + end) / 2;
       if (p.segments[middle].end <= first) {
@@ -107,30 +178,41 @@ class Decay {
 
  private:
   __device__ void load() {
-    segment_ =
-        index_ < p_.segment_count ? p_.segments[index_] : DecaySegment{INT64_MAX, INT64_MAX, 0.0f};
+    segment_ = index_ < end_ ? p_.segments[index_] : DecaySegment{INT64_MAX, INT64_MAX, 0.0f};
   }
   const AdamW& p_;
-  int index_ = 0;
+  int index_;
+  const int end_;
   DecaySegment segment_;
 };
 
-// Updates elements [begin, begin + count); count is a multiple of kWidth.
+// The elements of each part that a launch updates, and the first of the blocks that do.
+struct AdamWRanges {
+  int64_t begin[kMaxAdamWParts], end[kMaxAdamWParts];
+  unsigned first_block[kMaxAdamWParts];
+};
+
+// The number of elements of a range is a multiple of kWidth.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(const __grid_constant__ AdamW p, int64_t begin, int64_t count) {
-  const int64_t offset = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWidth;
-  if (offset >= count) return;
-  const int64_t first = begin + offset;
+    adamw_kernel(const __grid_constant__ AdamW p, const __grid_constant__ AdamWRanges ranges) {
+  let_next_kernel_begin();
+  wait_for_previous_kernel();
+  int n = 0;
+  while (n + 1 < p.part_count && blockIdx.x >= ranges.first_block[n + 1]) ++n;
+  const AdamWPart& part = p.parts[n];
+  const int64_t block = blockIdx.x - ranges.first_block[n];
+  const int64_t first = ranges.begin[n] + (block * kThreads + threadIdx.x) * kWidth;
+  if (first >= ranges.end[n]) return;
   if (p.stats[kApply] == 0.0) return;
-  auto w = load_pack<kWidth>(p.w + first);
-  auto m = load_pack<kWidth>(p.m + first);
-  auto v = load_pack<kWidth>(p.v + first);
-  const auto grad = load_pack<kWidth>(p.grad + first);
+  auto w = load_pack<kWidth>(part.w + first);
+  auto m = load_pack<kWidth>(part.m + first);
+  auto v = load_pack<kWidth>(part.v + first);
+  const auto grad = load_pack<kWidth>(part.grad + first);
   const auto grad_scale = static_cast<float>(p.stats[kGradScale]);
   const auto m_correction = static_cast<float>(1.0 / p.stats[kBias1]);
   const auto v_correction = static_cast<float>(1.0 / p.stats[kBias2]);
-  Decay decay(p, first);
+  Decay decay(p, part, first);
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     const float g = grad_scale * grad[i];
@@ -139,17 +221,25 @@ __global__ void __launch_bounds__(kThreads)
     const float step = m[i] * m_correction / (sqrtf(v[i] * v_correction) + p.eps);
     w[i] -= p.lr * (step + decay.at(first + i) * w[i]);
   }
-  store_pack(p.w + first, w);
-  store_pack(p.m + first, m);
-  store_pack(p.v + first, v);
-  if (p.w_bf16 != nullptr) store_floats(p.w_bf16 + first, w);
+  store_pack(part.w + first, w);
+  store_pack(part.m + first, m);
+  store_pack(part.v + first, v);
+  if (part.w_bf16 != nullptr) store_floats(part.w_bf16 + first, w);
 }
 
-template <int kWidth>
-void launch_adamw(cudaStream_t stream, const AdamW& p, int64_t begin, int64_t count) {
+// Updates elements [begin(n), end(n)) of each part n.
+template <int kWidth, typename Begin, typename End>
+void launch_adamw(cudaStream_t stream, const AdamW& p, const Begin& begin, const End& end) {
+  AdamWRanges ranges{};
+  unsigned count = 0;
+  for (int n = 0; n < p.part_count; ++n) {
+    ranges.begin[n] = begin(n);
+    ranges.end[n] = end(n);
+    ranges.first_block[n] = count;
+    if (end(n) > begin(n)) count += blocks(end(n) - begin(n), kThreads * kWidth);
+  }
   if (count == 0) return;
-  adamw_kernel<kWidth><<<blocks(count, kThreads * kWidth), kThreads, 0, stream>>>(p, begin, count);
-  check_launch("adamw");
+  launch_early("adamw", p.early, stream, adamw_kernel<kWidth>, {dim3(count), kThreads}, p, ranges);
 }
 
 }  // namespace
@@ -162,20 +252,39 @@ void squared_norm(cudaStream_t stream, const Reduction& p) {
   reduce<true>(stream, "squared_norm", p);
 }
 
+void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
+  if (p.count > kMaxNormParts) {
+    throw std::invalid_argument("squared_norms: " + std::to_string(p.count) + " arrays, at most " +
+                                std::to_string(kMaxNormParts));
+  }
+  if (p.count == 0) return;
+  const int64_t parts = parts_of(*std::max_element(p.n, p.n + p.count) / kWidth);
+  if (parts > 0) {
+    const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(p.count));
+    launch_early("squared_norms", p.early, stream, square_parts_kernel, {grid, kThreads}, p);
+  }
+  constexpr int kFew = kMaxNormParts / 2;
+  const auto finish =
+      p.count <= kFew ? finish_squares_kernel<kFew> : finish_squares_kernel<kMaxNormParts>;
+  launch_early("squared_norms", p.early, stream, finish, {dim3(1), kThreads}, p);
+}
+
 void finish_step(cudaStream_t stream, const FinishStep& p) {
-  finish_step_kernel<<<1, 1, 0, stream>>>(p);
-  check_launch("finish_step");
+  launch_early("finish_step", p.early, stream, finish_step_kernel, {dim3(1), 1}, p);
 }
 
 void adamw(cudaStream_t stream, const AdamW& p) {
-  if (p.segment_count > kMaxDecaySegments) {
-    throw std::invalid_argument("adamw: " + std::to_string(p.segment_count) +
-                                " decay segments, at most " + std::to_string(kMaxDecaySegments));
+  if (p.part_count > kMaxAdamWParts) {
+    throw std::invalid_argument("adamw: " + std::to_string(p.part_count) + " parts, at most " +
+                                std::to_string(kMaxAdamWParts));
   }
-  const bool vectors = vectors_fit<kWidth>(p.w, p.m, p.v, p.grad, p.w_bf16);
-  const int64_t whole = vectors ? p.n / kWidth * kWidth : 0;
-  launch_adamw<kWidth>(stream, p, 0, whole);
-  launch_adamw<1>(stream, p, whole, p.n - whole);
+  const bool vectors = std::all_of(p.parts, p.parts + p.part_count, [](const AdamWPart& part) {
+    return vectors_fit<kWidth>(part.w, part.m, part.v, part.grad, part.w_bf16);
+  });
+  const auto zero = [](int) { return int64_t{0}; };
+  const auto whole = [&](int n) { return vectors ? p.parts[n].n / kWidth * kWidth : 0; };
+  launch_adamw<kWidth>(stream, p, zero, whole);
+  launch_adamw<1>(stream, p, whole, [&](int n) { return p.parts[n].n; });
 }
 
 }  // namespace sbtrain::kernels

@@ -64,15 +64,4 @@ TileQueue tile_queue(const Problem& p, int heads, int tiles, void* scratch) {
           .heads_at_a_time = static_cast<int>(at_a_time)};
 }
 
-// One block for each multiprocessor, but no more than there are tiles.
-inline dim3 persistent_grid(const TileQueue& queue) {
-  int device = 0, processors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
-  return dim3(static_cast<unsigned>(std::min(processors, queue.tiles * queue.heads)));
-}
-
 }  // namespace sbtrain::kernels

@@ -2,25 +2,21 @@
 // Hopper.
 #pragma once
 
-#include "kernels/attention/launch_attention.h"
-#include "kernels/attention/launch_hopper.h"
+#include "kernels/attention/launch_persistent.cuh"
 #include "kernels/attention/mainloop_softmax_forward_hopper.cuh"
 #include "kernels/attention/mainloop_softmax_key_gradient_hopper.cuh"
 #include "kernels/attention/mainloop_softmax_query_gradient_hopper.cuh"
 
 namespace sbtrain::kernels {
 
-// Fills the queue with tiles of `rows` queries or keys and runs a kernel of persistent blocks.
+// Runs a kernel of persistent blocks on tiles of `rows` queries or keys.
 template <typename Shape, typename Shared, typename Policy, typename Steps>
 void run_persistent(const char* name, cudaStream_t stream,
                     void (*kernel)(HopperSoftmaxArguments<Policy>),
                     HopperSoftmaxArguments<Policy> x, int rows, const Steps& steps, void* queue) {
   const int tiles = static_cast<int>(ceil_div(x.p.tokens, rows));
   x.queue = tile_queue(x.p, x.p.heads, tiles, queue);
-  fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue, steps);
-  check_launch(name);
-  launch_attention(name, stream, kernel, persistent_grid(x.queue), Shape::kThreads,
-                   kSharedBytes<Shared>, x);
+  launch_persistent<Shape, Shared>(name, stream, kernel, x, steps);
 }
 
 // Writes o and lse. `queue` is scratch of tile_queue_bytes.

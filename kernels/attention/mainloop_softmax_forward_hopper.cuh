@@ -79,7 +79,8 @@ class HopperSoftmaxForwardProducer {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      const SoftmaxTile tile = take_tile_of_queries<Shape::kQueries, kKeys>(x_.p, x_.queue);
+      const SoftmaxTile tile =
+          take_tile_of_queries<Shape::kQueries, kKeys>(x_.p, x_.queue, tile_parity_ != 0);
       s_.tile_empty.wait(tile_parity_ ^ 1);
       if (lane() == 0) {
         s_.tile = tile;

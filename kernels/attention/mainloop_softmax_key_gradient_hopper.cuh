@@ -100,7 +100,7 @@ class HopperSoftmaxKeyProducer {
   __device__ __forceinline__ void run() {
     for (;;) {
       QueuedTile next{};
-      if (lane() == 0) next = take_tile(x_.queue);
+      if (lane() == 0) next = take_tile(x_.queue, tile_parity_ != 0);
       const int tile = __shfl_sync(~0u, next.tile, 0);
       const int head = __shfl_sync(~0u, next.head, 0);
       s_.tile_empty.wait(tile_parity_ ^ 1);

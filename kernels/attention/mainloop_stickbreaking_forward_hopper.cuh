@@ -12,14 +12,16 @@
 
 namespace sbtrain::kernels {
 
-template <int kHeadDim, bool kHasGates>
+// With kFewTiles, for packs so short that each tile has a multiprocessor of its own in any case,
+// tiles are as small as can be: they are done sooner.
+template <int kHeadDim, bool kHasGates, bool kFewTiles = false>
 struct HopperForwardShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kGated = kHasGates;
   // Gates need registers.
   static constexpr int kKeys = kGated ? 64 : 128;
   // Heads of 32 channels leave registers for a third one.
-  static constexpr int kConsumers = kD <= 32 && !kGated ? 3 : 2;
+  static constexpr int kConsumers = kFewTiles ? 1 : kD <= 32 && !kGated ? 3 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kKeys * kD <= 128 * 64 ? 4 : 2;
@@ -102,7 +104,7 @@ class HopperForwardProducer {
  private:
   __device__ __forceinline__ ForwardTile take() const {
     QueuedTile next{};
-    if (lane() == 0) next = take_tile(x_.queue);
+    if (lane() == 0) next = take_tile(x_.queue, tile_parity_ != 0);
     const int tile = __shfl_sync(~0u, next.tile, 0);
     const int head = __shfl_sync(~0u, next.head, 0);
     if (tile < 0) return {-1, 0, 0, 0};

@@ -7,14 +7,15 @@
 
 namespace sbtrain::kernels {
 
-// Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise.
-template <int kHeadDim>
+// Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise. kFewTiles
+// as in the forward pass.
+template <int kHeadDim, bool kFewTiles = false>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
   // Of three consumers, each thread has 160 registers. That is enough for narrow heads, if one of
   // its rows of scores becomes gradients after the other.
-  static constexpr bool kRowByRow = kD <= 64;
-  static constexpr int kConsumers = kRowByRow ? 3 : 2;
+  static constexpr bool kRowByRow = kD <= 64 && !kFewTiles;
+  static constexpr int kConsumers = kFewTiles ? 1 : kRowByRow ? 3 : 2;
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kQueries = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -80,7 +81,7 @@ class KeyGradientProducer {
     load_queries(-1, 0, 0);  // the consumers begin as if they had passed a tile
     for (;;) {
       QueuedTile next{};
-      if (lane() == 0) next = take_tile(x_.queue);
+      if (lane() == 0) next = take_tile(x_.queue, s_.producer_parity != 0);
       const int tile = __shfl_sync(~0u, next.tile, 0);
       const int head = x_.first_head + __shfl_sync(~0u, next.head, 0);
       s_.tile_empty.wait(s_.producer_parity ^ 1);
@@ -90,7 +91,11 @@ class KeyGradientProducer {
       }
       if (tile < 0) return;
       __syncwarp();
-      load(s_.tile.first, s_.tile.head);
+      if constexpr (Shape::kProducerRegisters < 40) {
+        load(s_.tile.first, s_.tile.head);  // read again where they are used
+      } else {
+        load(tile * Shape::kKeys, head);
+      }
       __syncwarp();
       if (lane() == 0) s_.producer_parity ^= 1;
       __syncwarp();
@@ -149,11 +154,12 @@ class KeyGradientProducer {
   __device__ __forceinline__ void load_rows_of(int first, const int& block, const int& head,
                                                int stage) {
     const int last = x_.p.tokens - 1;
-#pragma unroll 1  // the warp has few registers
+    constexpr int kTurns = Shape::kProducerRegisters < 40 ? 1 : 4;  // unrolled, by the registers
+#pragma unroll kTurns
     for (int i = lane(); i < Shape::kQueries; i += 32) {
       cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, min(first + i, last)));
     }
-#pragma unroll 1
+#pragma unroll kTurns
     for (int n = 0; n < Shape::kConsumers; ++n) {
       const float2* const states = x_.states(head, x_.place(block / kStickKeys + n));
 #pragma unroll

@@ -7,10 +7,11 @@
 
 namespace sbtrain::kernels {
 
-template <int kHeadDim>
+// kFewTiles as in the forward pass.
+template <int kHeadDim, bool kFewTiles = false>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
-  static constexpr int kConsumers = 2;
+  static constexpr int kConsumers = kFewTiles ? 1 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = 4;
@@ -77,7 +78,7 @@ class QueryGradientProducer {
   // Later rows of a document may have stopped further left than earlier ones.
   __device__ __forceinline__ BackwardTile take() const {
     QueuedTile next{};
-    if (lane() == 0) next = take_tile(x_.queue);
+    if (lane() == 0) next = take_tile(x_.queue, tile_parity_ != 0);
     const int tile = __shfl_sync(~0u, next.tile, 0);
     const int head = x_.first_head + __shfl_sync(~0u, next.head, 0);
     if (tile < 0) return {-1, 0, 0, 0};
@@ -86,6 +87,7 @@ class QueryGradientProducer {
     const int end = min(first + Shape::kQueries, x_.p.tokens);
     const Visibility seen = visibility_of<true>(x_.p, h);
     int lowest = INT_MAX;
+#pragma unroll 1  // the warp has few registers
     for (int row = first; row < end; row += 64) lowest = min(lowest, seen.first_key(row));
     return {first, head, lowest / kStickKeys * kStickKeys, (end - 1) / kStickKeys * kStickKeys};
   }

@@ -43,12 +43,12 @@ __device__ __forceinline__ SoftmaxTile tile_of_queries(const SoftmaxProblem& p, 
           (end - 1) / kKeys * kKeys};
 }
 
-// Takes a tile of queries from the queue. By a warp.
+// Takes a tile of queries from the queue, `again` as for take_tile. By a warp.
 template <int kQueries, int kKeys>
 __device__ __forceinline__ SoftmaxTile take_tile_of_queries(const SoftmaxProblem& p,
-                                                            const TileQueue& queue) {
+                                                            const TileQueue& queue, bool again) {
   QueuedTile next{};
-  if (lane() == 0) next = take_tile(queue);
+  if (lane() == 0) next = take_tile(queue, again);
   const int tile = __shfl_sync(~0u, next.tile, 0);
   const int head = __shfl_sync(~0u, next.head, 0);
   if (tile < 0) return {-1, 0, 0, 0};

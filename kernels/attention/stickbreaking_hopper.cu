@@ -1,5 +1,4 @@
-#include "kernels/attention/launch_attention.h"
-#include "kernels/attention/launch_hopper.h"
+#include "kernels/attention/launch_persistent.cuh"
 #include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
@@ -17,29 +16,13 @@ void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) 
                                  .q = token_tiles(p, p.q, Shape::kQueries),
                                  .k = key_tiles(p, p.k, kKeys),
                                  .v = key_tiles(p, p.v, kKeys)};
-  fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue,
-                                                          QuerySteps{p, Shape::kQueries, kKeys});
-  check_launch("stickbreaking_forward");
-  launch_attention("stickbreaking_forward", stream, stick_forward_hopper_kernel<Shape>,
-                   persistent_grid(x.queue), Shape::kThreads,
-                   kSharedBytes<HopperForwardShared<Shape>>, x);
+  launch_persistent<Shape, HopperForwardShared<Shape>>("stickbreaking_forward", stream,
+                                                       stick_forward_hopper_kernel<Shape>, x,
+                                                       QuerySteps{p, Shape::kQueries, kKeys});
 }
 
-// Fills the queue and runs a kernel of persistent blocks.
-template <typename Shape, typename Shared, typename Kernel, typename Steps>
-void run_backward(cudaStream_t stream, Kernel kernel, HopperBackwardArguments x, int tiles,
-                  int heads, void* scratch, const Steps& steps) {
-  x.queue = tile_queue(x.p, heads, tiles, scratch);
-  fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue, steps);
-  check_launch("stickbreaking_backward");
-  launch_attention("stickbreaking_backward", stream, kernel, persistent_grid(x.queue),
-                   Shape::kThreads, kSharedBytes<Shared>, x);
-}
-
-template <int kD>
+template <typename Query, typename Key>
 void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
-  using Query = QueryGradientShape<kD>;
-  using Key = KeyGradientShape<kD>;
   auto* first_keys = static_cast<int*>(scratch);
   void* queue = first_keys + static_cast<int64_t>(p.workspace_heads) * p.tokens;
   HopperBackwardArguments x{.p = p,
@@ -51,19 +34,25 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch)
     x.first_head = head;
     x.q = token_tiles(p, p.q, Query::kQueries);
     x.dout = token_tiles(p, p.dout, Query::kQueries);
-    run_backward<Query, QueryGradientShared<Query>>(
-        stream, stick_query_gradient_hopper_kernel<Query>, x,
-        static_cast<int>(ceil_div(p.tokens, Query::kQueries)), heads, queue,
+    x.queue = tile_queue(p, heads, static_cast<int>(ceil_div(p.tokens, Query::kQueries)), queue);
+    launch_persistent<Query, QueryGradientShared<Query>>(
+        "stickbreaking_backward", stream, stick_query_gradient_hopper_kernel<Query>, x,
         QuerySteps{p, Query::kQueries, kStickKeys});
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    run_backward<Key, KeyGradientShared<Key>>(stream, stick_key_gradient_hopper_kernel<Key>, x,
-                                              static_cast<int>(ceil_div(p.tokens, Key::kKeys)),
-                                              heads, queue, KeySteps{p, Key::kKeys, Key::kQueries});
+    x.queue = tile_queue(p, heads, static_cast<int>(ceil_div(p.tokens, Key::kKeys)), queue);
+    launch_persistent<Key, KeyGradientShared<Key>>("stickbreaking_backward", stream,
+                                                   stick_key_gradient_hopper_kernel<Key>, x,
+                                                   KeySteps{p, Key::kKeys, Key::kQueries});
   }
   if (p.remainder != StickRemainder::kBias) return;
   stick_remainder_bias_kernel<<<static_cast<unsigned>(p.heads), kBiasThreads, 0, stream>>>(p);
   check_launch("stickbreaking_backward");
+}
+
+// Whether the smallest tiles of `heads` heads are so few that each has a multiprocessor of its own.
+bool few_tiles(const StickBreakingProblem& p, int heads) {
+  return ceil_div(p.tokens, 64) * heads <= multiprocessors();
 }
 
 }  // namespace
@@ -72,18 +61,27 @@ void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProble
                                   void* scratch) {
   with_hopper_head_dim("stickbreaking_forward", p.head_dim, [&](auto d) {
     if (p.tokens == 0) return;
-    if (p.gate) {
-      forward<HopperForwardShape<d(), true>>(stream, p, scratch);
-    } else {
-      forward<HopperForwardShape<d(), false>>(stream, p, scratch);
+    if (p.gate) return forward<HopperForwardShape<d(), true>>(stream, p, scratch);
+    if constexpr (d() <= 64) {
+      if (few_tiles(p, p.heads)) {
+        return forward<HopperForwardShape<d(), false, true>>(stream, p, scratch);
+      }
     }
+    forward<HopperForwardShape<d(), false>>(stream, p, scratch);
   });
 }
 
 void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
                                    void* scratch) {
   with_hopper_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
-    if (p.tokens > 0) backward<d()>(stream, p, scratch);
+    if (p.tokens == 0) return;
+    if constexpr (d() <= 64) {
+      if (few_tiles(p, p.workspace_heads)) {
+        return backward<QueryGradientShape<d(), true>, KeyGradientShape<d(), true>>(stream, p,
+                                                                                    scratch);
+      }
+    }
+    backward<QueryGradientShape<d()>, KeyGradientShape<d()>>(stream, p, scratch);
   });
 }
 

@@ -1,6 +1,7 @@
 // The order in which the blocks of a persistent kernel take the tiles of all heads: long ones
 // first, so that all blocks end at about the same time, but only of a few heads at a time, so that
-// what these heads read again and again stays in the L2 cache.
+// what these heads read again and again stays in the L2 cache. Where each tile has a multiprocessor
+// of its own there is no order to keep, and nothing to fill.
 #pragma once
 
 #include <cstdint>
@@ -48,14 +49,19 @@ struct QueuedTile {
   int tile, head;  // tile < 0: there are no more
 };
 
-// Takes the next tile. By one thread.
-__device__ __forceinline__ QueuedTile take_tile(const TileQueue& queue) {
-  const int n = atomicAdd(queue.taken, 1);
-  if (n >= queue.tiles * queue.heads) return {-1, 0};
+// Takes the next tile. By one thread. `again` says that the block has taken one before, which
+// matters only where no block takes two.
+__device__ __forceinline__ QueuedTile take_tile(const TileQueue& queue, bool again) {
+  const int tiles = queue.tiles * queue.heads;
+  int n = again ? tiles : static_cast<int>(blockIdx.x);
+  if (queue.order) n = atomicAdd(queue.taken, 1);
+  if (n >= tiles) return {-1, 0};
   const int first_head = n / (queue.tiles * queue.heads_at_a_time) * queue.heads_at_a_time;
   const int heads = min(queue.heads_at_a_time, queue.heads - first_head);
   const int place = n - queue.tiles * first_head;
-  return {queue.order[place / heads], first_head + place % heads};
+  int tile = place / heads;
+  if (queue.order) tile = queue.order[tile];
+  return {tile, first_head + place % heads};
 }
 
 }  // namespace sbtrain::kernels

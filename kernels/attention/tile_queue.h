@@ -8,7 +8,7 @@ namespace sbtrain::kernels {
 
 struct TileQueue {
   int32_t* taken = nullptr;  // how many have been taken
-  int32_t* order = nullptr;  // [tiles]
+  int32_t* order = nullptr;  // [tiles]; null: there is a block for each tile of each head
   int tiles = 0;             // of one head
   int heads = 0, heads_at_a_time = 0;
 };

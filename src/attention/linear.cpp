@@ -72,17 +72,15 @@ void Linear::decode(Stream& s, Tensor y_BN, Tensor x_BK, const Weights& w,
 
 void Linear::backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
                       const Weights& w, bool accumulate) const {
-  ops::run(s, ops::LinearBackwardWeight{.dw_NK = weight(dw),
-                                        .dy_TN = dy_TN,
-                                        .x_TK = x_TK,
-                                        .alpha = spec_.alpha,
-                                        .accumulate = !dw.fresh(spec_.parts.front().weight)});
   if (has_bias()) ops::run(s, ops::BiasBackward{.db_N = bias(dw), .dy_TN = dy_TN});
-  ops::run(s, ops::LinearBackwardInput{.dx_TK = dx_TK,
-                                       .dy_TN = dy_TN,
-                                       .w_NK = weight(w),
-                                       .alpha = spec_.alpha,
-                                       .accumulate = accumulate});
+  ops::run(s, ops::LinearBackward{.dx_TK = dx_TK,
+                                  .dw_NK = weight(dw),
+                                  .dy_TN = dy_TN,
+                                  .x_TK = x_TK,
+                                  .w_NK = weight(w),
+                                  .alpha = spec_.alpha,
+                                  .accumulate_dx = accumulate,
+                                  .accumulate_dw = !dw.fresh(spec_.parts.front().weight)});
 }
 
 }  // namespace sbtrain

@@ -110,6 +110,13 @@ template <>
 inline constexpr auto kNames<Recompute> = enum_names<Recompute>(
     {{Recompute::kNone, "none"}, {Recompute::kSelective, "selective"}, {Recompute::kFull, "full"}});
 
+// Whether micro-batches are given to the GPU as recorded graphs.
+enum class CudaGraph : uint8_t { kAuto, kOff, kOn };
+template <>
+inline constexpr auto kNames<CudaGraph> = enum_names<CudaGraph>({{CudaGraph::kAuto, "auto"},
+                                                                 {CudaGraph::kOff, "false"},
+                                                                 {CudaGraph::kOn, "true"}});
+
 // What is spread over the ranks of a run (parallel/mesh.h).
 enum class Sharding : uint8_t { kFull, kGrad, kNone, kHybrid };
 template <>
@@ -154,7 +161,7 @@ struct TrainConfig {
   ReduceType reduce_dtype = ReduceType::kFloat32;
   TransferEngine gather_engine = TransferEngine::kMultiprocessors;
   TransferEngine reduce_engine = TransferEngine::kMultiprocessors;
-  bool cuda_graph = false;  // micro-batches are given to the GPU as recorded graphs
+  CudaGraph cuda_graph = CudaGraph::kAuto;
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };

@@ -103,7 +103,8 @@ void describe(Fields& f, TrainConfig& c) {
       "needs gather_engine copy_engines.");
   f.add("cuda_graph", c.cuda_graph,
         "Records the work of a micro-batch once and gives it to the GPU as a whole, for small "
-        "models, where giving kernels one by one takes longer than they run. For one GPU.");
+        "models, where giving kernels one by one takes longer than they run. For one GPU; auto: "
+        "there, if a micro-batch takes less than 1e12 floating-point operations.");
 }
 
 void describe(Fields& f, SourceConfig& c) {

@@ -45,7 +45,11 @@ Norm::Norm(const ModelConfig& config, std::string name)
       bias_(name + ".bias") {}
 
 void Norm::add_parameters(std::vector<TensorSpec>& specs) const {
-  specs.push_back({.name = weight_, .shape = {width_}, .storage = {}, .init = Init::constant(1)});
+  specs.push_back({.name = weight_,
+                   .shape = {width_},
+                   .storage = {},
+                   .init = Init::constant(1),
+                   .one_product = !centered_});
   if (!centered_) return;
   specs.push_back({.name = bias_, .shape = {width_}, .storage = {}, .init = Init::constant(0)});
 }
@@ -77,7 +81,8 @@ void Norm::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Te
                                      .dy_TD = dy_TD,
                                      .x_TD = x_TD,
                                      .w_D = w.at(weight_),
-                                     .eps = eps_});
+                                     .eps = eps_,
+                                     .accumulate_dw = !dw.fresh(weight_)});
   }
 }
 

@@ -66,6 +66,7 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
   const Init init = Init::normal(config.init_std);
   std::vector<TensorSpec> embedding = {
       {.name = kEmbedding, .shape = table, .storage = {}, .init = init, .decay = true}};
+  embedding.front().one_product = config.tied;  // the loss forms it, and the tokens' rows are added
   if (has_positions()) {
     embedding.push_back({.name = kPositions,
                          .shape = {config.max_positions, config.width},
@@ -80,10 +81,8 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
   std::vector<TensorSpec> head;
   final_norm_.add_parameters(head);
   if (!config.tied) head_.add_parameters(head);
-  // The loss adds to the gradient of its table chunk by chunk, and every layer to what layers
-  // share.
+  // Every layer adds to the gradients of what layers share.
   std::vector<TensorSpec> shared = shared_parameters(blocks_);
-  for (TensorSpec& spec : head) spec.one_product = false;
   for (TensorSpec& spec : shared) spec.one_product = false;
   registry_.add_unit("", head);
   if (!shared.empty()) registry_.add_unit("model.shared.", shared);
@@ -163,6 +162,7 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
     Buffer dnorm_TD = activation(s, "dfinal_norm", T, config_.width);
     const Weights& head = params.get(head_unit());
     final_norm_.forward(s, norm_TD, x_TD[layers], head);
+    const bool fresh = params.gradients(head_table()).fresh(config_.tied ? kEmbedding : kHead);
     ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
                                   .dx_TD = dnorm_TD,
                                   .dw_VD = head_.weight(params.gradients(head_table())),
@@ -171,7 +171,8 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
                                   .targets_T = batch.targets_T,
                                   .loss_weight = loss_weight,
                                   .logit_scale = head_.alpha(),
-                                  .z_loss = z_loss});
+                                  .z_loss = z_loss,
+                                  .accumulate_dw = !fresh});
     ops::run(s, ops::Fill{.x = dx_TD, .value = 0.0f});
     final_norm_.backward(s, dx_TD, params.gradients(head_unit()), dnorm_TD, x_TD[layers], head);
     release_head(params);

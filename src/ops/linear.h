@@ -89,6 +89,44 @@ struct LinearBackwardWeight {
   Buffer scratch(const Stream& s) const { return linear_workspace(s); }
 };
 
+// Both of these, which do not depend on each other:
+//   dw_NK += alpha * dy_TN^T x_TK,  dx_TK = alpha * dy_TN w_NK,
+// with dw = without accumulate_dw and dx += with accumulate_dx. On CUDA, products that are too
+// small to fill a GPU run at the same time while the stream is recorded (core/replay.h), with the
+// bits of one after the other.
+struct LinearBackward {
+  static constexpr std::string_view kName = "linear_backward";
+  struct Scratch {
+    Buffer workspace;
+    Buffer second;  // for products at the same time; none where that does not pay
+  };
+  Tensor dx_TK, dw_NK;
+  Tensor dy_TN, x_TK, w_NK;
+  float alpha = 1.0f;
+  bool accumulate_dx = false;
+  bool accumulate_dw = true;
+  LinearBackwardInput input() const {
+    return {
+        .dx_TK = dx_TK, .dy_TN = dy_TN, .w_NK = w_NK, .alpha = alpha, .accumulate = accumulate_dx};
+  }
+  LinearBackwardWeight weight() const {
+    return {
+        .dw_NK = dw_NK, .dy_TN = dy_TN, .x_TK = x_TK, .alpha = alpha, .accumulate = accumulate_dw};
+  }
+  // Whether one of the products leaves most multiprocessors idle.
+  bool small() const {
+    constexpr int64_t kSmall = int64_t{1} << 28;  // multiplications and additions
+    return dy_TN.rows() * dy_TN.cols() * w_NK.cols() < kSmall;
+  }
+  void check() const {
+    input().check();
+    weight().check();
+  }
+  Scratch scratch(const Stream& s) const {
+    return {linear_workspace(s), small() ? linear_workspace(s) : Buffer()};
+  }
+};
+
 // y_TN[t] += b_N.
 struct AddBias {
   static constexpr std::string_view kName = "add_bias";
@@ -117,6 +155,7 @@ void run(Cpu, Stream& s, const Linear& op, const Buffer& workspace);
 void run(Cpu, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch);
 void run(Cpu, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
 void run(Cpu, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
+void run(Cpu, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch);
 void run(Cpu, Stream& s, const AddBias& op);
 void run(Cpu, Stream& s, const BiasBackward& op, const Buffer& scratch);
 }  // namespace cpu
@@ -125,6 +164,7 @@ void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace);
 void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch);
 void run(Cuda, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
 void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
+void run(Cuda, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch);
 void run(Cuda, Stream& s, const AddBias& op);
 void run(Cuda, Stream& s, const BiasBackward& op, const Buffer& scratch);
 }  // namespace cuda

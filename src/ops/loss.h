@@ -30,17 +30,19 @@ struct CrossEntropy {
   Tensor
       hits_T{};    // f32, =, 1 where the target's logit is larger than all others, else 0; optional
   Tensor dx_TD{};  // =, gradient of the objective; absent: loss only
-  Tensor dw_VD{};  // +=, with dx_TD
+  Tensor dw_VD{};  // += with accumulate_dw, = without; with dx_TD
   Tensor x_TD, w_VD;
   Tensor targets_T;  // i32, -1 is ignored
   float loss_weight = 1.0f;
   float logit_scale = 1.0f;
   float z_loss = 0.0f;
+  bool accumulate_dw = true;
 
   struct Scratch {
     Buffer logits;   // f32
     Buffer dlogits;  // bf16, on the GPU when there is a backward pass; the CPU works in place
     Buffer workspace;
+    Buffer second;  // for two products at the same time (LinearBackward)
   };
 
   void check() const {
@@ -64,6 +66,9 @@ struct CrossEntropy {
     scratch.logits = chunk("logits", DType::kF32);
     if (dx_TD.defined() && on_cuda(s)) scratch.dlogits = chunk("dlogits", DType::kBF16);
     scratch.workspace = linear_workspace(s);
+    constexpr int64_t kSmall = int64_t{1} << 30;  // multiplications and additions
+    const bool small = rows * w_VD.rows() * w_VD.cols() < kSmall;
+    if (dx_TD.defined() && small) scratch.second = linear_workspace(s);
     return scratch;
   }
 };

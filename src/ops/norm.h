@@ -21,12 +21,13 @@ struct RmsNorm {
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
 };
 
-// dx += gradient, dw += gradient.
+// dx += gradient; dw += gradient, or = without accumulate_dw.
 struct RmsNormBackward {
   static constexpr std::string_view kName = "rmsnorm_backward";
   Tensor dx_TD, dw_D;
   Tensor dy_TD, x_TD, w_D;
   float eps;
+  bool accumulate_dw = true;
   void check() const {
     const Check c(kName);
     c.matrix("x_TD", x_TD);

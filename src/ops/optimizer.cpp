@@ -1,5 +1,8 @@
 #include "ops/optimizer.h"
 
+#include <algorithm>
+
+#include "kernels/limits.h"
 #include "ops/memory.h"
 
 namespace sbtrain::ops {
@@ -11,6 +14,28 @@ double sum(Stream& s, const Tensor& x) {
   double value = 0;
   run(s, CopyToHost{.host = &value, .x = y_1});
   return value;
+}
+
+void AddSquaredNorms::check() const {
+  Check(kName).flat("y_1", y_1, 1, DType::kF64);
+  for (const Tensor& each : x) Check(kName).flat("x", each, each.numel());
+}
+
+Buffer AddSquaredNorms::scratch(const Stream& s) const {
+  if (!on_cuda(s)) return {};
+  const int64_t count = std::min<int64_t>(static_cast<int64_t>(x.size()), kernels::kMaxNormParts);
+  return s.scratch("partial sums", DType::kF64, {std::max<int64_t>(count, 1), kernels::kSumParts});
+}
+
+void AdamWs::check() const {
+  for (const AdamW& range : ranges) {
+    range.check();
+    const AdamW& first = ranges.front();
+    require(range.stats.data == first.stats.data && range.lr == first.lr &&
+                range.beta1 == first.beta1 && range.beta2 == first.beta2 &&
+                range.eps == first.eps && range.decay == first.decay,
+            "adamw: ranges with different hyperparameters");
+  }
 }
 
 void AdamW::check() const {

@@ -43,6 +43,15 @@ struct AddSquaredNorm {
   Buffer scratch(const Stream& s) const { return reduction_partials(s); }
 };
 
+// The same for each of several x, f32 and without gaps between rows, in their order.
+struct AddSquaredNorms {
+  static constexpr std::string_view kName = "add_squared_norms";
+  Tensor y_1;
+  std::span<const Tensor> x{};
+  void check() const;
+  Buffer scratch(const Stream& s) const;
+};
+
 // Returns the sum of x; waits for the result.
 double sum(Stream& s, const Tensor& x);
 
@@ -85,17 +94,29 @@ struct AdamW {
   void check() const;
 };
 
+// The same on several ranges, which have the same stats and hyperparameters: on CUDA by few
+// kernels.
+struct AdamWs {
+  static constexpr std::string_view kName = "adamw";
+  std::span<const AdamW> ranges{};
+  void check() const;
+};
+
 namespace cpu {
 void run(Cpu, Stream& s, const AddSum& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const AddSquaredNorm& op, const Buffer& scratch);
+void run(Cpu, Stream& s, const AddSquaredNorms& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const FinishStep& op);
 void run(Cpu, Stream& s, const AdamW& op);
+void run(Cpu, Stream& s, const AdamWs& op);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const AddSum& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const AddSquaredNorm& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const AddSquaredNorms& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const FinishStep& op);
 void run(Cuda, Stream& s, const AdamW& op);
+void run(Cuda, Stream& s, const AdamWs& op);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -313,13 +313,14 @@ void ShardedParams::refresh() {
 void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
   require_at_rest("gradients are measured");
   if (!mesh_.first_replica()) return;
-  for (const Unit& unit : units_) {
-    ops::run(stream_, ops::AddSquaredNorm{.y_1 = y_1, .x = unit.shard.gradient});
-  }
+  std::vector<Tensor> gradients;
+  for (const Unit& unit : units_) gradients.push_back(unit.shard.gradient);
+  ops::run(stream_, ops::AddSquaredNorms{.y_1 = y_1, .x = gradients});
 }
 
 void ShardedParams::update(ops::AdamW adamw) {
   require_at_rest("weights change");
+  std::vector<ops::AdamW> shards;
   for (Unit& unit : units_) {
     adamw.w_N = unit.shard.weights;
     adamw.m_N = unit.shard.moment1;
@@ -327,9 +328,14 @@ void ShardedParams::update(ops::AdamW adamw) {
     adamw.grad_N = unit.shard.gradient;
     adamw.compute_N = has_copies() ? unit.shard.compute : Tensor();
     adamw.decays = unit.shard.decays;
-    ops::run(stream_, adamw);
-    if (fetches()) fetch(unit);
+    shards.push_back(adamw);
+    if (!fetches()) continue;
+    // The unit is fetched beside the update of the next one.
+    ops::run(stream_, ops::AdamWs{.ranges = shards});
+    shards.clear();
+    fetch(unit);
   }
+  ops::run(stream_, ops::AdamWs{.ranges = shards});
 }
 
 void upload(Stream& s, Tensor to, const float* host) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "core/error.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
+#include "ops/sampling.h"
 
 namespace sbtrain {
 namespace {
@@ -17,6 +19,9 @@ const char* program_name(ShardedParams::MicroBatch micro_batch) {
   if (micro_batch.first) return "first micro-batch";
   return micro_batch.last ? "last micro-batch" : "middle micro-batch";
 }
+
+// The arrays of a micro-batch in the order in which they lie in memory.
+enum InputArray : uint8_t { kTokens, kInputTargets, kPositions, kCuSeqlens, kInputArrays };
 
 enum ValidationSum : uint8_t { kLoss, kHits, kTargets, kBytes, kStop, kValidationSums };
 
@@ -49,22 +54,22 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
       mesh_(mesh),
       params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype,
               config.train.reduce_engine),
+      records_(records()),
       replay_(s),
-      tokens_(config.train.micro_batch * config.train.sequence_length) {
-  if (config_.cuda_graph && mesh.world().world() > 1) {
+      tokens_(config.train.micro_batch * config.train.sequence_length),
+      inputs_stride_((tokens_ + 1 + 63) / 64 * 64) {
+  if (config_.cuda_graph == CudaGraph::kOn && mesh.world().world() > 1) {
     fail(ExitCode::kConfig,
          "train.cuda_graph is for one GPU, and there are {} ranks: what they exchange is no part "
          "of a graph. Set it to false",
          mesh.world().world());
   }
   s.set_deterministic(config.train.deterministic);
+  ops::set_overlap(s, records_);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
   };
-  tokens_T_ = input("tokens", DType::kI32, tokens_);
-  targets_T_ = input("targets", DType::kI32, tokens_);
-  positions_T_ = input("positions", DType::kI32, tokens_);
-  cu_seqlens_ = input("cu_seqlens", DType::kI32, tokens_ + 1);
+  inputs_ = input("micro-batch", DType::kI32, kInputArrays * inputs_stride_);
   loss_T_ = input("loss", DType::kF32, tokens_);
   hits_T_ = input("hits", DType::kF32, tokens_);
   validation_sums_ = input("validation sums", DType::kF64, kValidationSums);
@@ -72,11 +77,23 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
   ops::run(s, ops::Fill{.x = stats_, .value = 0.0f});
 }
 
+// From 1e12 operations on, a micro-batch takes milliseconds, and its kernels longer than it takes
+// to give them to the GPU.
+bool TrainStep::records() const {
+  if (config_.cuda_graph != CudaGraph::kAuto) return config_.cuda_graph == CudaGraph::kOn;
+  const auto tokens = static_cast<double>(config_.micro_batch * config_.sequence_length);
+  const auto keys = static_cast<double>(config_.sequence_length) / 2;
+  return mesh_.world().world() == 1 && model_.flops_per_token(keys) * tokens < 1e12;
+}
+
 BatchTensors TrainStep::views(int64_t documents) const {
-  return {.tokens_T = tokens_T_,
-          .targets_T = targets_T_,
-          .sequences = {.cu_seqlens = cu_seqlens_.tensor().row_range(0, documents + 1),
-                        .positions_T = positions_T_,
+  const auto array = [&](InputArray i, int64_t n) {
+    return inputs_.tensor().row_range(i * inputs_stride_, n);
+  };
+  return {.tokens_T = array(kTokens, tokens_),
+          .targets_T = array(kInputTargets, tokens_),
+          .sequences = {.cu_seqlens = array(kCuSeqlens, documents + 1),
+                        .positions_T = array(kPositions, tokens_),
                         .count = documents,
                         .max_seqlen = config_.sequence_length}};
 }
@@ -84,14 +101,18 @@ BatchTensors TrainStep::views(int64_t documents) const {
 BatchTensors TrainStep::upload(const PackedBatch& batch) {
   require(static_cast<int64_t>(batch.tokens.size()) == tokens_,
           "a micro-batch of {} tokens where the step has {}", batch.tokens.size(), tokens_);
-  const BatchTensors out = views(static_cast<int64_t>(batch.cu_seqlens.size()) - 1);
-  ops::run(stream_, ops::CopyFromHost{.y = out.tokens_T, .host = batch.tokens.data()});
-  ops::run(stream_, ops::CopyFromHost{.y = out.targets_T, .host = batch.targets.data()});
-  ops::run(stream_,
-           ops::CopyFromHost{.y = out.sequences.positions_T, .host = batch.positions.data()});
-  ops::run(stream_,
-           ops::CopyFromHost{.y = out.sequences.cu_seqlens, .host = batch.cu_seqlens.data()});
-  return out;
+  std::vector<int32_t> host(static_cast<size_t>(kInputArrays * inputs_stride_));
+  const auto put = [&](InputArray i, const std::vector<int32_t>& values) {
+    require(static_cast<int64_t>(values.size()) <= inputs_stride_, "{} values of {} tokens",
+            values.size(), tokens_);
+    std::ranges::copy(values, host.begin() + i * inputs_stride_);
+  };
+  put(kTokens, batch.tokens);
+  put(kInputTargets, batch.targets);
+  put(kPositions, batch.positions);
+  put(kCuSeqlens, batch.cu_seqlens);
+  ops::run(stream_, ops::CopyFromHost{.y = inputs_, .host = host.data()});
+  return views(static_cast<int64_t>(batch.cu_seqlens.size()) - 1);
 }
 
 void TrainStep::plan() {
@@ -156,7 +177,7 @@ void TrainStep::set_running_loss(const RunningLoss& running) {
 // Gradients are those of the sum of the losses, since the number of targets of all ranks is known
 // only after the reduction: FinishStep divides by it.
 void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {
-  if (!config_.cuda_graph) return forward_backward(batch, micro_batch);
+  if (!records_) return forward_backward(batch, micro_batch);
   // Apart from the contents of the inputs, only the number of documents differs between steps.
   replay_.run(program_name(micro_batch), batch.sequences.count,
               [&] { forward_backward(batch, micro_batch); });

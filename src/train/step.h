@@ -100,6 +100,8 @@ class TrainStep {
   void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void apply(double lr);
+  // Whether the work of micro-batches is recorded (train.cuda_graph).
+  bool records() const;
   void add_validation(const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
 
@@ -108,10 +110,15 @@ class TrainStep {
   Stream& stream_;
   const Mesh& mesh_;
   ShardedParams params_;
+  const bool records_;
   Replay replay_;
   const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch
-  Buffer tokens_T_, targets_T_, positions_T_, cu_seqlens_, loss_T_, hits_T_;
+  // Of a micro-batch, i32: one copy brings tokens, targets, positions and cu_seqlens, each from a
+  // multiple of inputs_stride_ elements on.
+  int64_t inputs_stride_;
+  Buffer inputs_;
+  Buffer loss_T_, hits_T_;
   Buffer stats_, validation_sums_;  // f64: ops::StepStat; the values of ValidationSums
 };
 

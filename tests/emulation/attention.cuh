@@ -124,8 +124,9 @@ void launch(Index grid, Index block, Timing timing, const Kernel& kernel) {
   run_grid(grid, block, timing, kernel);
 }
 
-// Fills the queue with tiles of `rows` queries or keys, and runs a kernel of persistent blocks with
-// one block, which takes all tiles.
+// Runs a kernel of persistent blocks on tiles of `rows` queries or keys: with one block, which
+// takes all tiles from a queue that has been filled, or with a block for each of them, where there
+// are few.
 template <typename Shape, typename Shared, typename Arguments, typename Steps>
 void run_persistent(Timing timing, void (*kernel)(Arguments), Arguments x, int rows,
                     const Steps& steps) {
@@ -133,6 +134,11 @@ void run_persistent(Timing timing, void (*kernel)(Arguments), Arguments x, int r
   const int tiles = static_cast<int>(kernels::ceil_div(x.p.tokens, rows));
   std::vector<int32_t> words(static_cast<size_t>(1 + tiles));
   x.queue = kernels::tile_queue(x.p, x.p.heads, tiles, words.data());
+  constexpr int kFewTiles = 4;
+  if (tiles * x.p.heads <= kFewTiles) {
+    x.queue.order = nullptr;
+    return launch({unsigned(tiles * x.p.heads)}, {Shape::kThreads}, timing, [&] { kernel(x); });
+  }
   launch({}, {kernels::kQueueThreads}, timing,
          [&] { kernels::fill_tile_queue_kernel(x.queue, steps); });
   launch({}, {Shape::kThreads}, timing, [&] { kernel(x); });

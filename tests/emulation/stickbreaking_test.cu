@@ -27,15 +27,15 @@ class StickBreaking : public Attention {
 
   void give_remainder_to_values() { problem_.remainder = StickRemainder::kValue; }
 
-  template <int kD>
+  template <int kD, bool kFewTiles>
   void run(Timing timing, float skip_epsilon) {
     clear_results();
     std::fill(stop_.begin(), stop_.end(), INT32_MIN);
     std::fill(first_keys_.begin(), first_keys_.end(), INT32_MIN);
     std::fill(workspace_.begin(), workspace_.end(), NAN);
     problem_.skip_epsilon = skip_epsilon;
-    forward<HopperForwardShape<kD, false>>(timing);
-    backward<QueryGradientShape<kD>, KeyGradientShape<kD>>(timing);
+    forward<HopperForwardShape<kD, false, kFewTiles>>(timing);
+    backward<QueryGradientShape<kD, kFewTiles>, KeyGradientShape<kD, kFewTiles>>(timing);
   }
   // What the kernels skip is less than the errors that are allowed.
   void check(const test::oracle::Result& want) const {
@@ -85,7 +85,7 @@ class StickBreaking : public Attention {
 };
 
 // What is left of the sticks goes to nothing, or to the values of the queries.
-template <int kD>
+template <int kD, bool kFewTiles = false>
 void check_all() {
   for (const std::vector<int32_t>& documents : kPacks) {
     for (const bool to_value : {false, true}) {
@@ -100,7 +100,7 @@ void check_all() {
         for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
           SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
                        std::to_string(skip_epsilon) + (to_value ? ", remainder to values" : ""));
-          ASSERT_NO_THROW(x.run<kD>(timing, skip_epsilon));
+          ASSERT_NO_THROW((x.run<kD, kFewTiles>(timing, skip_epsilon)));
           x.check(want);
         }
       }
@@ -110,6 +110,9 @@ void check_all() {
 
 TEST(EmulatedStickBreaking, HeadsOf32) {
   check_all<32>();
+}
+TEST(EmulatedStickBreaking, FewTilesOfHeadsOf32) {
+  check_all<32, true>();
 }
 TEST(EmulatedStickBreaking, HeadsOf64) {
   check_all<64>();
@@ -131,7 +134,7 @@ TEST(EmulatedStickBreaking, SticksEndInSaturatedKeys) {
     x.k[i] = __float2bfloat16(i % kD == 0 ? key : 0.0f);
   }
   const test::oracle::Result want = test::oracle::stickbreaking(x.oracle());
-  ASSERT_NO_THROW(x.run<kD>(Timing::kAtOnce, 0.0f));
+  ASSERT_NO_THROW((x.run<kD, false>(Timing::kAtOnce, 0.0f)));
   EXPECT_LE(test::relative_error(to_f64(x.o), want.o), kOutputError);
 }
 

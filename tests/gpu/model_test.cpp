@@ -425,7 +425,7 @@ TEST_P(GpuModel, RecordedStepsEqualPlainOnes) {
   std::optional<std::vector<float>> weights;
   for (const bool recorded : {false, true}) {
     Config config = step_config(GetParam(), Recompute::kNone);
-    config.train.cuda_graph = recorded;
+    config.train.cuda_graph = recorded ? CudaGraph::kOn : CudaGraph::kOff;
     const auto L = static_cast<int32_t>(config.train.sequence_length);
     StepRun run(config, /*planned=*/true);
     std::vector<double> mine;

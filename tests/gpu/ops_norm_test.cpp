@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "gpu/op_test.h"
 #include "ops/norm.h"
 
@@ -52,6 +54,18 @@ TEST_F(Norm, RmsNormBackwardMatchesTheCpuAndRepeats) {
         gpu(),
         ops::RmsNormBackward{
             .dx_TD = dx2, .dw_D = dw2, .dy_TD = dy_gpu, .x_TD = x_gpu, .w_D = w_gpu, .eps = kEps});
+    const OnGpu zero(gpu(), test::constant({c.width}, 0), kF32);
+    const OnGpu fresh(gpu(), test::constant({c.width}, NAN), kF32);
+    for (const OnGpu* sums : {&zero, &fresh}) {
+      ops::run(gpu(), ops::RmsNormBackward{.dx_TD = OnGpu(gpu(), dx, kBF16, c.gap),
+                                           .dw_D = *sums,
+                                           .dy_TD = dy_gpu,
+                                           .x_TD = x_gpu,
+                                           .w_D = w_gpu,
+                                           .eps = kEps,
+                                           .accumulate_dw = sums == &zero});
+    }
+    EXPECT_EQ(zero.raw(), fresh.raw());
     ops::run(cpu, ops::RmsNormBackward{
                       .dx_TD = dx, .dw_D = dw, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = kEps});
     EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error) << c.tokens << " x " << c.width;

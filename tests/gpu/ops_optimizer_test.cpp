@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 
 #include "core/error.h"
 #include "gpu/op_test.h"
@@ -133,9 +134,89 @@ TEST_F(Optimizer, SpikesAreThoseOfTheCpu) {
   EXPECT_LT(expected[ops::kUpdates], 10);  // some were skipped
 }
 
+// More arrays than one launch takes, and one whose size does not suit vectors.
+TEST_F(Optimizer, NormsOfManyHaveTheBitsOfOneByOne) {
+  std::vector<std::unique_ptr<OnGpu>> arrays;
+  for (int i = 0; i < 2 * kernels::kMaxNormParts + 3; ++i) {
+    const int64_t n = i == 5 ? 1003 : 64 * (i + 1) * (i + 1);
+    const Owned x = test::random_normal("x", {1, n}, 1, static_cast<double>(i + 1));
+    arrays.push_back(std::make_unique<OnGpu>(gpu(), x, kF32));
+  }
+  const OnGpu norms(gpu(), kF64, {2});
+  set(gpu(), norms, {3.0, 3.0});
+  const auto sum = [&](int i) { return Tensor(norms.tensor().f64() + i, kF64, {1}); };
+  std::vector<Tensor> all;
+  for (const auto& x : arrays) {
+    all.push_back(*x);
+    ops::run(gpu(), ops::AddSquaredNorm{.y_1 = sum(0), .x = *x});
+  }
+  ops::run(gpu(), ops::AddSquaredNorms{.y_1 = sum(1), .x = all});
+  const Values values = norms.values();
+  EXPECT_GT(values[0], 3.0);
+  EXPECT_EQ(values[0], values[1]);
+}
+
 struct Update {
   Owned w, m, v;
 };
+
+// More ranges than one launch takes, of which some have more parts with decay than that, and sizes
+// that do not suit vectors.
+TEST_F(Optimizer, AdamWOfManyHasTheBitsOfOneByOne) {
+  const OnGpu stats(gpu(), kF64, {ops::kStepStats});
+  Values numbers(ops::kStepStats, 0.0);
+  numbers[ops::kGradScale] = 0.5;
+  numbers[ops::kBias1] = 0.1;
+  numbers[ops::kBias2] = 0.05;
+  numbers[ops::kApply] = 1;
+  set(gpu(), stats, numbers);
+  struct Range {
+    OnGpu w, m, v, grad, compute;
+    std::vector<ops::DecayRange> decays;
+  };
+  const auto make = [&](int i) {
+    const int64_t n = i == 7 ? 1003 : 4096 + 64 * i;
+    const auto values = [&](const char* name) { return test::random_normal(name, {n}, 0.5, 1); };
+    auto range = std::make_unique<Range>(Range{OnGpu(gpu(), values("w"), kF32),
+                                               OnGpu(gpu(), values("m"), kF32),
+                                               OnGpu(gpu(), test::constant({n}, 0.25), kF32),
+                                               OnGpu(gpu(), values("grad"), kF32),
+                                               OnGpu(gpu(), DType::kBF16, {n}),
+                                               {}});
+    const int decays = i == 3 ? 2 * kernels::kMaxDecaySegments + 1 : i % 9;
+    for (int64_t d = 0; d < decays; ++d) range->decays.push_back({7 * d, 7 * d + 3});
+    return range;
+  };
+  std::vector<std::unique_ptr<Range>> together, alone;
+  std::vector<ops::AdamW> all;
+  for (int i = 0; i < 2 * kernels::kMaxAdamWParts + 3; ++i) {
+    for (auto* ranges : {&together, &alone}) {
+      ranges->push_back(make(i));
+      Range& range = *ranges->back();
+      const ops::AdamW op{.w_N = range.w,
+                          .m_N = range.m,
+                          .v_N = range.v,
+                          .grad_N = range.grad,
+                          .compute_N = range.compute,
+                          .stats = stats,
+                          .decays = range.decays,
+                          .lr = 0.1f,
+                          .decay = 0.2f};
+      if (ranges == &together) {
+        all.push_back(op);
+      } else {
+        ops::run(gpu(), op);
+      }
+    }
+  }
+  ops::run(gpu(), ops::AdamWs{.ranges = all});
+  for (size_t i = 0; i < alone.size(); ++i) {
+    EXPECT_EQ(together[i]->w.raw(), alone[i]->w.raw()) << i;
+    EXPECT_EQ(together[i]->m.raw(), alone[i]->m.raw()) << i;
+    EXPECT_EQ(together[i]->v.raw(), alone[i]->v.raw()) << i;
+    EXPECT_EQ(together[i]->compute.raw(), alone[i]->compute.raw()) << i;
+  }
+}
 
 TEST_F(Optimizer, AdamWMatchesTheCpu) {
   for (const int64_t n : {3, 5, 8, 1024, 40003}) {

@@ -185,7 +185,10 @@ TEST_F(GpuStickBreaking, EveryLength) {
 TEST_F(GpuStickBreaking, LongDocuments) {
   for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
     for (const int64_t d : {32, 64, 128}) {
-      check({.documents = {5, 2048, 33, 4096}, .heads = 1, .head_dim = d, .inputs = inputs});
+      // One head has a multiprocessor for each of the smallest tiles, and so these; two have not.
+      for (const int heads : {1, 2}) {
+        check({.documents = {5, 2048, 33, 4096}, .heads = heads, .head_dim = d, .inputs = inputs});
+      }
     }
     check({.documents = {16384}, .heads = 1, .head_dim = 64, .inputs = inputs});
   }
@@ -196,11 +199,13 @@ TEST_F(GpuStickBreaking, LongDocuments) {
 TEST_F(GpuStickBreaking, DocumentsEndInTheMiddleOfTiles) {
   for (const int64_t d : {32, 64, 128}) {
     for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
-      Case c{.documents = {100, 1000, 60, 1100, 5, 700}, .heads = 2, .head_dim = d};
-      c.skip_epsilon = skip_epsilon;
-      check(c);
-      c.documents = {64, 1000, 216, 1200};
-      check(c);
+      for (const int heads : {2, 4}) {  // of small tiles and of the usual ones
+        Case c{.documents = {100, 1000, 60, 1100, 5, 700}, .heads = heads, .head_dim = d};
+        c.skip_epsilon = skip_epsilon;
+        check(c);
+        c.documents = {64, 1000, 216, 1200};
+        check(c);
+      }
     }
   }
 }

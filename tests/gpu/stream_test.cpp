@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "core/replay.h"
+#include "ops/linear.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 #include "ops/trace.h"
@@ -123,6 +124,45 @@ TEST_F(GpuStreams, RecordedWorkRunsWithoutBeingCalled) {
   replay.run("add", 0, add);
   gpu.stream.set_profile(nullptr);
   EXPECT_EQ(calls, 4);
+}
+
+// Both products of a backward pass run at the same time there, and what follows waits for both.
+TEST_F(GpuStreams, RecordedBackwardPassesHaveTheBitsOfPlainOnes) {
+  GpuStream gpu;
+  const int64_t T = 1024, N = 688, K = 128;
+  const OnGpu w(gpu, random_normal("w", {N, K}), DType::kBF16);
+  const OnGpu x(gpu, random_normal("x", {T, K}), DType::kBF16);
+  const OnGpu dy(gpu, random_normal("dy", {T, N}), DType::kBF16);
+  struct Gradients {
+    OnGpu dx, dw, sum;
+  };
+  const auto make = [&] {
+    return Gradients{OnGpu(gpu, DType::kBF16, {T, K}), OnGpu(gpu, DType::kF32, {N, K}),
+                     OnGpu(gpu, DType::kF64, {1})};
+  };
+  const Gradients plain = make(), recorded = make();
+  const auto work = [&](const Gradients& to) {
+    for (int layer = 0; layer < 8; ++layer) {
+      ops::run(gpu, ops::LinearBackward{.dx_TK = to.dx,
+                                        .dw_NK = to.dw,
+                                        .dy_TN = dy,
+                                        .x_TK = x,
+                                        .w_NK = w,
+                                        .accumulate_dx = layer > 0 && layer % 2 == 0,
+                                        .accumulate_dw = layer > 0});
+    }
+    ops::run(gpu, ops::Fill{.x = to.sum, .value = 0.0f});
+    ops::run(gpu, ops::AddSum{.y_1 = to.sum, .x = to.dw});
+  };
+  work(plain);
+  Replay replay(gpu);
+  for (int n = 0; n < 5; ++n) {
+    ops::run(gpu, ops::Fill{.x = recorded.dw, .value = 1e30f});
+    replay.run("backward", 0, [&] { work(recorded); });
+    EXPECT_EQ(recorded.dx.raw(), plain.dx.raw()) << n;
+    EXPECT_EQ(recorded.dw.raw(), plain.dw.raw()) << n;
+    EXPECT_EQ(recorded.sum.raw(), plain.sum.raw()) << n;
+  }
 }
 
 TEST_F(GpuStreams, WorkThatFailsWhileItIsRecordedLeavesTheStreamUsable) {

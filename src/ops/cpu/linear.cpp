@@ -49,6 +49,11 @@ void run(Cpu, Stream& /*s*/, const LinearBackwardWeight& op, const Buffer& /*wor
        op.accumulate ? 1.0f : 0.0f, op.dw_NK.f32(), op.dw_NK.row_stride);
 }
 
+void run(Cpu, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch) {
+  run(Cpu(), s, op.weight(), scratch.workspace);
+  run(Cpu(), s, op.input(), scratch.workspace);
+}
+
 void run(Cpu, Stream& /*s*/, const AddBias& op) {
   const int64_t cols = op.y_TN.cols();
   float* y_data = op.y_TN.f32();

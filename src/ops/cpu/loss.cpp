@@ -99,7 +99,8 @@ void run(Cpu, Stream& s, const CrossEntropy& t, const CrossEntropy::Scratch& scr
     gemm(Transpose::kNo, Transpose::kNo, count, width, vocab, t.logit_scale, z, vocab, w,
          t.w_VD.row_stride, 0.0f, t.dx_TD.f32() + begin * t.dx_TD.row_stride, t.dx_TD.row_stride);
     gemm(Transpose::kYes, Transpose::kNo, vocab, width, count, t.logit_scale, z, vocab, x,
-         t.x_TD.row_stride, 1.0f, t.dw_VD.f32(), t.dw_VD.row_stride);
+         t.x_TD.row_stride, t.accumulate_dw || begin > 0 ? 1.0f : 0.0f, t.dw_VD.f32(),
+         t.dw_VD.row_stride);
   }
 }
 

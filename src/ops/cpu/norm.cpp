@@ -84,7 +84,9 @@ void run(Cpu, Stream& /*s*/, const RmsNormBackward& op, const Buffer& scratch) {
   };
   sum_over_tokens(scratch, op.x_TD.rows(), width, body,
                   [&](const float* sums, int64_t first, int64_t last) {
-                    for (int64_t i = first; i < last; ++i) dw[i] += sums[i];
+                    for (int64_t i = first; i < last; ++i) {
+                      dw[i] = (op.accumulate_dw ? dw[i] : 0.0f) + sums[i];
+                    }
                   });
 }
 

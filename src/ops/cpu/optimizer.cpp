@@ -42,6 +42,10 @@ void run(Cpu, Stream& /*s*/, const AddSquaredNorm& op, const Buffer& /*scratch*/
   });
 }
 
+void run(Cpu, Stream& s, const AddSquaredNorms& op, const Buffer& scratch) {
+  for (const Tensor& x : op.x) run(Cpu(), s, AddSquaredNorm{.y_1 = op.y_1, .x = x}, scratch);
+}
+
 void run(Cpu, Stream& /*s*/, const AddSum& op, const Buffer& /*scratch*/) {
   *op.y_1.f64() += sum_chunks(op.x, [](const float* chunk, int64_t n) {
     double sum = 0;
@@ -115,6 +119,10 @@ void run(Cpu, Stream& s, const AdamW& t) {
   }
   adamw_range(t, begin, t.w_N.numel(), 0.0f);
   if (t.compute_N.defined()) run(Cpu(), s, Copy{.y = t.compute_N, .x = t.w_N});
+}
+
+void run(Cpu, Stream& s, const AdamWs& op) {
+  for (const AdamW& range : op.ranges) run(Cpu(), s, range);
 }
 
 }  // namespace sbtrain::ops::cpu

@@ -97,6 +97,11 @@ Context::~Context() {
     cudaEventDestroy(slot.done);
     cudaFreeHost(slot.values);
   }
+  if (beside_) {
+    cudaEventDestroy(forked_);
+    cudaEventDestroy(joins_);
+    cudaStreamDestroy(beside_);
+  }
   cudaFree(counters_);
   cublasLtDestroy(blas);
 }
@@ -111,11 +116,36 @@ int32_t* Context::counters() {
   return counters_;
 }
 
-bool begins_early(const Stream& s) {
-  if (!context(s).overlap) return false;
+bool is_recorded(const Stream& s) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   SBTRAIN_CUDA_CHECK(cudaStreamIsCapturing(cuda_stream(s), &status));
   return status == cudaStreamCaptureStatusActive;
+}
+
+bool begins_early(const Stream& s) {
+  return context(s).overlap && is_recorded(s);
+}
+
+Beside::Beside(Stream& s) : context_(context(s)), main_(context_.stream) {
+  if (!context_.beside_) {
+    SBTRAIN_CUDA_CHECK(cudaStreamCreateWithFlags(&context_.beside_, cudaStreamNonBlocking));
+    SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&context_.forked_, cudaEventDisableTiming));
+    SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&context_.joins_, cudaEventDisableTiming));
+  }
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(context_.forked_, main_));
+  SBTRAIN_CUDA_CHECK(cudaStreamWaitEvent(context_.beside_, context_.forked_));
+  context_.stream = context_.beside_;
+}
+
+void Beside::go_on() {
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(context_.joins_, context_.beside_));
+  context_.stream = main_;
+}
+
+// A record that lacks the wait is refused when it ends, so an error here is found there.
+Beside::~Beside() {
+  context_.stream = main_;
+  cudaStreamWaitEvent(main_, context_.joins_);
 }
 
 void Context::say_once(const std::string& text) {

@@ -90,6 +90,10 @@ class Context : public BackendContext {
  private:
   int32_t* counters_ = nullptr;
   std::set<std::string> said_;
+
+  friend class Beside;
+  cudaStream_t beside_ = nullptr;                   // made when it is needed
+  cudaEvent_t forked_ = nullptr, joins_ = nullptr;  // the same
 };
 
 // The stream's context, created at the first call.
@@ -97,6 +101,25 @@ Context& context(const Stream& s);
 inline cudaStream_t cuda_stream(const Stream& s) {
   return context(s).stream;
 }
+
+// Whether the stream is being recorded (core/replay.h).
+bool is_recorded(const Stream& s);
+
+// While the stream is recorded: what it is given from the constructor to go_on() runs beside what
+// it is given from there to the destructor. The two may not write what the other one reads or
+// writes, and need workspaces of their own.
+class Beside {
+ public:
+  explicit Beside(Stream& s);
+  ~Beside();
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+  void go_on();
+
+ private:
+  Context& context_;
+  const cudaStream_t main_;
+};
 
 // Whether the kernel that is launched next may begin early
 // (kernels/primitives/dependent_launch.cuh): only while the stream is recorded. Otherwise the host

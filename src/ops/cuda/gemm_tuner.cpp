@@ -20,7 +20,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kCandidates = 12;
+constexpr int kShortCandidates = 32;  // of products that are timed quickly
 constexpr int kTimedRuns = 4;
+constexpr int kRecordedRuns = 32;
+constexpr float kShort = 0.02f;  // ms
 
 fs::path cache_file() {
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) {
@@ -52,6 +55,64 @@ cublasLtMatrixLayout_t layout(bool f32, int64_t rows, int64_t cols, int64_t ld) 
       cublasLtMatrixLayoutCreate(&out, f32 ? CUDA_R_32F : CUDA_R_16BF, rows, cols, ld));
   return out;
 }
+
+// Times work on a stream, in ms.
+class StreamTimer {
+ public:
+  explicit StreamTimer(cudaStream_t stream) : stream_(stream) {
+    SBTRAIN_CUDA_CHECK(cudaEventCreate(&begin_));
+    SBTRAIN_CUDA_CHECK(cudaEventCreate(&end_));
+  }
+  ~StreamTimer() {
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+  }
+  StreamTimer(const StreamTimer&) = delete;
+  StreamTimer& operator=(const StreamTimer&) = delete;
+
+  // Of one of `runs` calls.
+  template <typename Work>
+  float time(int runs, Work&& work) {
+    return timed([&] {
+             for (int i = 0; i < runs; ++i) work();
+           }) /
+           static_cast<float>(runs);
+  }
+  // The same, of a graph of the calls (core/replay.h): to launch a short kernel takes longer than
+  // it runs. 0 if the work cannot be recorded.
+  template <typename Work>
+  float time_recorded(int runs, Work&& work) {
+    if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed) != cudaSuccess) return 0;
+    for (int i = 0; i < runs; ++i) work();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    float milliseconds = 0;
+    if (cudaStreamEndCapture(stream_, &graph) == cudaSuccess &&
+        cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess &&
+        cudaGraphLaunch(executable, stream_) == cudaSuccess) {
+      milliseconds = timed([&] { cudaGraphLaunch(executable, stream_); });
+    }
+    if (executable) cudaGraphExecDestroy(executable);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();
+    return milliseconds / static_cast<float>(runs);
+  }
+
+ private:
+  template <typename Work>
+  float timed(Work&& work) {
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(begin_, stream_));
+    work();
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(end_, stream_));
+    SBTRAIN_CUDA_CHECK(cudaEventSynchronize(end_));
+    float milliseconds = 0;
+    SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    return milliseconds;
+  }
+
+  const cudaStream_t stream_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+};
 
 }  // namespace
 
@@ -167,11 +228,11 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   const uint32_t reductions =
       CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
-  std::vector<cublasLtMatmulHeuristicResult_t> results(kCandidates);
+  std::vector<cublasLtMatmulHeuristicResult_t> results(kShortCandidates);
   int found = 0;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(blas, made->operation, made->a, made->b, made->c, made->d,
-                                     preference, kCandidates, results.data(), &found);
+                                     preference, kShortCandidates, results.data(), &found);
   cublasLtMatmulPreferenceDestroy(preference);
   if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
     fail(ExitCode::kInternal, "cuBLASLt has no algorithm for {}", key(shape));
@@ -197,26 +258,23 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
 
 void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan,
                                 const GemmArguments& arguments) {
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  SBTRAIN_CUDA_CHECK(cudaEventCreate(&begin));
-  SBTRAIN_CUDA_CHECK(cudaEventCreate(&end));
+  StreamTimer timer(stream);
   float best = 0;
+  int count = 0;
   for (const cublasLtMatmulAlgo_t& candidate : plan.candidates) {
+    if (++count > kCandidates && (!plan.chosen || best > kShort)) break;
     if (plan.run(blas, stream, arguments, candidate) != CUBLAS_STATUS_SUCCESS) continue;
-    SBTRAIN_CUDA_CHECK(cudaEventRecord(begin, stream));
-    for (int i = 0; i < kTimedRuns; ++i) plan.run(blas, stream, arguments, candidate);
-    SBTRAIN_CUDA_CHECK(cudaEventRecord(end, stream));
-    SBTRAIN_CUDA_CHECK(cudaEventSynchronize(end));
-    float milliseconds = 0;
-    SBTRAIN_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+    const auto run = [&] { plan.run(blas, stream, arguments, candidate); };
+    float milliseconds = timer.time(kTimedRuns, run);
+    if (milliseconds < kShort) {
+      const float recorded = timer.time_recorded(kRecordedRuns, run);
+      if (recorded > 0) milliseconds = recorded;
+    }
     if (plan.chosen && milliseconds >= best) continue;
     best = milliseconds;
     plan.algorithm = candidate;
     plan.chosen = true;
   }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
   if (!plan.chosen) return;
   choices_[key(plan.shape)] = to_hex(plan.algorithm);
   changed_ = true;

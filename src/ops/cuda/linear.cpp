@@ -145,6 +145,18 @@ void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspac
        workspace);
 }
 
+void run(Cuda, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch) {
+  const bool in_place = op.dx_TK.data == op.x_TK.data || op.dx_TK.data == op.dy_TN.data;
+  if (scratch.second.tensor().defined() && !in_place && is_recorded(s)) {
+    Beside beside(s);
+    run(Cuda(), s, op.weight(), scratch.second);
+    beside.go_on();
+    return run(Cuda(), s, op.input(), scratch.workspace);
+  }
+  run(Cuda(), s, op.weight(), scratch.workspace);
+  run(Cuda(), s, op.input(), scratch.workspace);
+}
+
 void run(Cuda, Stream& s, const AddBias& op) {
   kernels::add_bias(
       cuda_stream(s),

@@ -1,7 +1,10 @@
 #include "ops/loss.h"
 
+#include <optional>
+
 #include "kernels/cross_entropy.h"
 #include "ops/cuda/arguments.h"
+#include "ops/cuda/context.h"
 #include "ops/cuda/gemm.h"
 
 namespace sbtrain::ops::cuda {
@@ -28,10 +31,19 @@ void run(Cuda, Stream& s, const CrossEntropy& op, const CrossEntropy::Scratch& s
     kernels::cross_entropy(cuda_stream(s), p);
     if (!op.dx_TD.defined()) continue;
     const Tensor dlogits = scratch.dlogits.tensor().row_range(0, count);
+    std::optional<Beside> beside;
+    const bool together = scratch.second.tensor().defined() && is_recorded(s);
+    if (together) beside.emplace(s);
     gemm(s, {.y = op.dx_TD.row_range(begin, count), .a = dlogits, .b = op.w_VD, .alpha = alpha},
-         scratch.workspace);
+         together ? scratch.second : scratch.workspace);
+    if (together) beside->go_on();
     gemm(s,
-         {.y = op.dw_VD, .a = dlogits, .b = x, .transpose_a = true, .alpha = alpha, .beta = 1.0f},
+         {.y = op.dw_VD,
+          .a = dlogits,
+          .b = x,
+          .transpose_a = true,
+          .alpha = alpha,
+          .beta = op.accumulate_dw || begin > 0 ? 1.0f : 0.0f},
          scratch.workspace);
   }
 }

@@ -25,7 +25,9 @@ void run(Cuda, Stream& s, const RmsNormBackward& op, const Buffer& scratch) {
                                              .rows = op.x_TD.rows(),
                                              .cols = op.x_TD.cols(),
                                              .eps = op.eps,
-                                             .scratch = arg(scratch)});
+                                             .accumulate_dw = op.accumulate_dw,
+                                             .scratch = arg(scratch),
+                                             .early = begins_early(s)});
 }
 
 void run(Cuda, Stream& s, const LayerNorm& op) {

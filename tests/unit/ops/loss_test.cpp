@@ -127,15 +127,20 @@ TEST(CrossEntropy, GradientsMatchFiniteDifferences) {
   const Owned loss = test::poisoned({p.tokens});
   const Owned dx = test::poisoned({p.tokens, p.width});
   const Owned dw = test::constant({p.vocab, p.width}, 0);
-  ops::run(s, ops::CrossEntropy{.loss_T = loss,
-                                .dx_TD = dx,
-                                .dw_VD = dw,
-                                .x_TD = x,
-                                .w_VD = w,
-                                .targets_T = targets,
-                                .loss_weight = 0.5f,
-                                .logit_scale = 0.75f,
-                                .z_loss = 0.05f});
+  const Owned fresh = test::poisoned({p.vocab, p.width});
+  for (const Owned* sum : {&dw, &fresh}) {
+    ops::run(s, ops::CrossEntropy{.loss_T = loss,
+                                  .dx_TD = dx,
+                                  .dw_VD = *sum,
+                                  .x_TD = x,
+                                  .w_VD = w,
+                                  .targets_T = targets,
+                                  .loss_weight = 0.5f,
+                                  .logit_scale = 0.75f,
+                                  .z_loss = 0.05f,
+                                  .accumulate_dw = sum == &dw});
+  }
+  EXPECT_EQ(test::to_f64(dw), test::to_f64(fresh));
   const Values X = test::to_f64(x);
   const Values W = test::to_f64(w);
   const auto by_x = [&](const Values& v) { return reference(p, v, W, targets.i32()).objective; };

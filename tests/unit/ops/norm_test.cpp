@@ -137,9 +137,15 @@ TEST(RmsNormBackward, SameBitsOnEveryRun) {
                   .dx_TD = dx1, .dw_D = dw1, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = kEps});
   for (int run = 0; run < 5; ++run) {
     const Owned dx2 = test::constant({500, 128}, 0);
-    const Owned dw2 = test::constant({128}, 0);
-    ops::run(s, ops::RmsNormBackward{
-                    .dx_TD = dx2, .dw_D = dw2, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = kEps});
+    const bool fresh = run % 2 == 1;  // then what dw holds does not count
+    const Owned dw2 = fresh ? test::poisoned({128}) : test::constant({128}, 0);
+    ops::run(s, ops::RmsNormBackward{.dx_TD = dx2,
+                                     .dw_D = dw2,
+                                     .dy_TD = dy,
+                                     .x_TD = x,
+                                     .w_D = w,
+                                     .eps = kEps,
+                                     .accumulate_dw = !fresh});
     EXPECT_TRUE(test::bitwise_equal(dx1, dx2));
     EXPECT_TRUE(test::bitwise_equal(dw1, dw2));
   }

@@ -212,7 +212,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(ShardedStep, RecordedWorkIsForOneRank) {
   Config config = config_of({.world = 2});
-  config.train.cuda_graph = true;
+  config.train.cuda_graph = CudaGraph::kOn;
   test::run_ranks(2, [&](Communicator& ranks) {
     const Mesh mesh(ranks, Sharding::kFull, 1);
     const Transformer model(config.model, Recompute::kNone, mesh.shard_count());

@@ -246,7 +246,7 @@ TEST(TrainStep, OnTheCpuNothingIsRecorded) {
   append(batches[0], 3, 0);
   append(batches[1], 2, 1);
   Config config = small_config(1);
-  config.train.cuda_graph = true;
+  config.train.cuda_graph = CudaGraph::kOn;
   Model plain(1, /*planned=*/true);
   Model recorded(1, /*planned=*/true, make_single_process(), config);
   for (int i = 0; i < 3; ++i) {
