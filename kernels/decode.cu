@@ -108,6 +108,16 @@ struct CachedHead {
     o = t.o.row(batch) + int64_t{head} * t.head_dim;
     appends = t.k.data != nullptr && head % group == 0 && job.part == 0;
   }
+  // No block reads what is written here: for the token itself, they read own_k and own_v.
+  __device__ void append(int head_dim) const {
+    if (!appends) return;
+    for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += kThreads) {
+      const bf16 of_k = own_k[c];
+      const bf16 of_v = own_v[c];
+      k_row(length - 1)[c] = of_k;
+      v_row(length - 1)[c] = of_v;
+    }
+  }
   __device__ bf16* k_row(int i) const { return k + int64_t{i} * width; }
   __device__ bf16* v_row(int i) const { return v + int64_t{i} * width; }
   int head;
@@ -479,14 +489,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     batch.k[0] = Row::load<kVectors>(head.own_k, d, lane);
     batch.v[0] = Row::load<kVectors>(head.own_v, d, lane);
   }
-  static_assert(kHeld * kLanes <= kThreads);
-  if (head.appends && channel < d) {
-    // No block reads what is written here: for the token itself, they read own_k and own_v.
-    const bf16 own_k = head.own_k[channel];
-    const bf16 own_v = head.own_v[channel];
-    head.k_row(head.length - 1)[channel] = own_k;
-    head.v_row(head.length - 1)[channel] = own_v;
-  }
+  head.append(d);
   if (job.part >= count) return;
   Channels q = query.channels();
   q.scale(t.scale);

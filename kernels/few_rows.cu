@@ -22,6 +22,9 @@ constexpr int64_t kMultiprocessors = 132;  // of an H200
 // Up to this many channels, two blocks with two tiles of outputs and two rows each fit a
 // multiprocessor.
 constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
+// From this many channels on, products of several rows are faster with fewer registers: blocks of
+// other kernels find room beside them. With fewer channels they are slower.
+constexpr int64_t kFewestForFour = 6 * kChunk * kWarps;
 
 // How the channels of a matrix are shared: warp i has the chunks [i * of_warp, (i + 1) * of_warp),
 // as far as there are any. A stage is what a warp copies at once: its part of each row of w that
@@ -236,8 +239,10 @@ class Stages {
 
 // A block computes kOutputTiles tiles of 16 products of up to 8 kRowTiles rows with rows of w. Its
 // warps share the channels, and their sums are added in the order of the warps.
-template <int kOutputTiles, int kRowTiles, bool kVectors>
-__global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
+//
+// kResident blocks have registers on a multiprocessor.
+template <int kOutputTiles, int kRowTiles, bool kVectors, int kResident>
+__global__ void __launch_bounds__(kThreads, kResident)
     few_rows_kernel(const __grid_constant__ FewRows p, const __grid_constant__ Split split) {
   using S = Sizes<kOutputTiles, kRowTiles>;
   __shared__ float squares[kWarps][S::kRows];
@@ -591,14 +596,16 @@ FewRows normalised(cudaStream_t stream, const FewRows& p, bool vectors) {
   return y;
 }
 
-template <int kOutputTiles, int kRowTiles, bool kVectors>
+template <int kOutputTiles, int kRowTiles, bool kVectors, int kResident>
 void launch(cudaStream_t stream, const FewRows& p) {
   using S = Sizes<kOutputTiles, kRowTiles>;
   const Split split = S::split(p);
   if (p.norm_w != nullptr && (p.rows > 1 || !split.holds_all())) {
-    return launch<kOutputTiles, kRowTiles, kVectors>(stream, normalised(stream, p, kVectors));
+    const FewRows after_norm = normalised(stream, p, kVectors);
+    return launch<kOutputTiles, kRowTiles, kVectors, kResident>(stream, after_norm);
   }
-  launch_early("few_rows", p.early, stream, few_rows_kernel<kOutputTiles, kRowTiles, kVectors>,
+  launch_early("few_rows", p.early, stream,
+               few_rows_kernel<kOutputTiles, kRowTiles, kVectors, kResident>,
                {.grid = dim3(blocks(p.n, S::kOutputs / (p.swiglu ? 2 : 1))),
                 .threads = kThreads,
                 .shared_bytes = S::shared_bytes(split)},
@@ -640,15 +647,20 @@ void launch_wide_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
 
 template <int kRowTiles>
 void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
-  if (!vectors) return launch<1, kRowTiles, false>(stream, p);
+  constexpr int kResident = kRowTiles == 1 ? 2 : 1;
+  if (!vectors) return launch<1, kRowTiles, false, kResident>(stream, p);
   if constexpr (kRowTiles == 1) {
     const int64_t products = p.swiglu ? 2 * p.n : p.n;
     const bool fills = products / (2 * kTileOutputs) >= kFewestBlocks;
-    if (fills && p.rows <= 2 && p.k <= kMostForTwoTiles) return launch<2, 1, true>(stream, p);
+    if (fills && p.rows <= 2 && p.k <= kMostForTwoTiles) {
+      return launch<2, 1, true, kResident>(stream, p);
+    }
+    if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
+    return launch<1, 1, true, 3>(stream, p);
   } else if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
     return launch_wide_rows<kRowTiles>(stream, p, vectors);
   }
-  launch<1, kRowTiles, true>(stream, p);
+  launch<1, kRowTiles, true, kResident>(stream, p);
 }
 
 }  // namespace
