@@ -482,6 +482,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
   auto& shared = aligned_shared<KeyGradientShared<Shape>>(memory);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  wait_for_previous_kernel();
   static_assert(kRegistersSuffice<Shape>);
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {

@@ -332,6 +332,7 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
     stick_query_gradient_hopper_kernel(const __grid_constant__ HopperBackwardArguments x) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char memory[];
+  let_next_kernel_begin();
   auto& shared = aligned_shared<QueryGradientShared<Shape>>(memory);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();

@@ -7,6 +7,7 @@
 #include "kernels/attention/mainloop_stickbreaking_backward.cuh"
 #include "kernels/attention/stickbreaking_tiles_hopper.cuh"
 #include "kernels/attention/tile_queue.cuh"
+#include "kernels/primitives/dependent_launch.cuh"
 
 namespace sbtrain::kernels {
 

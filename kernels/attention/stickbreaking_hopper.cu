@@ -22,7 +22,7 @@ void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) 
 }
 
 template <typename Query, typename Key>
-void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
+void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch, bool early) {
   auto* first_keys = static_cast<int*>(scratch);
   void* queue = first_keys + static_cast<int64_t>(p.workspace_heads) * p.tokens;
   HopperBackwardArguments x{.p = p,
@@ -43,7 +43,7 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch)
     x.queue = tile_queue(p, heads, static_cast<int>(ceil_div(p.tokens, Key::kKeys)), queue);
     launch_persistent<Key, KeyGradientShared<Key>>("stickbreaking_backward", stream,
                                                    stick_key_gradient_hopper_kernel<Key>, x,
-                                                   KeySteps{p, Key::kKeys, Key::kQueries});
+                                                   KeySteps{p, Key::kKeys, Key::kQueries}, early);
   }
   if (p.remainder != StickRemainder::kBias) return;
   stick_remainder_bias_kernel<<<static_cast<unsigned>(p.heads), kBiasThreads, 0, stream>>>(p);
@@ -72,16 +72,16 @@ void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProble
 }
 
 void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
-                                   void* scratch) {
+                                   void* scratch, bool early) {
   with_hopper_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
     if (p.tokens == 0) return;
     if constexpr (d() <= 64) {
       if (few_tiles(p, p.workspace_heads)) {
         return backward<QueryGradientShape<d(), true>, KeyGradientShape<d(), true>>(stream, p,
-                                                                                    scratch);
+                                                                                    scratch, early);
       }
     }
-    backward<QueryGradientShape<d()>, KeyGradientShape<d()>>(stream, p, scratch);
+    backward<QueryGradientShape<d()>, KeyGradientShape<d()>>(stream, p, scratch, early);
   });
 }
 

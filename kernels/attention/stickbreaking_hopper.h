@@ -16,7 +16,9 @@ void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProble
 
 // Writes dq, dk and dv, adds to dremainder_bias; the same bits on every run. There is no gate.
 // `scratch` has stickbreaking_hopper_backward_scratch_bytes beside the workspace of the problem.
+// With `early` the gradient of the keys of a short pack begins before that of its queries has ended
+// (dependent_launch.cuh).
 void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
-                                   void* scratch);
+                                   void* scratch, bool early = false);
 
 }  // namespace sbtrain::kernels

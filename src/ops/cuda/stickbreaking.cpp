@@ -59,7 +59,7 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch
   p.workspace_blocks = static_cast<int>(choice.blocks);
   if (choice.implementation == Implementation::kHopper) {
     void* rest = scratch.tensor().f32() + choice.states / sizeof(float);
-    kernels::stickbreaking_backward_hopper(cuda_stream(s), p, rest);
+    kernels::stickbreaking_backward_hopper(cuda_stream(s), p, rest, begins_early(s));
   } else {
     kernels::stickbreaking_backward(cuda_stream(s), p);
   }
