@@ -7,10 +7,14 @@
 #include "kernels/decode.h"
 #include "kernels/elementwise.cuh"
 #include "kernels/pack.cuh"
+#include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/reduce.cuh"
 
 namespace sbtrain::kernels {
+
+extern __shared__ __align__(128) unsigned char memory[];
+
 namespace {
 
 template <typename T>
@@ -103,14 +107,6 @@ struct CachedHead {
     q = t.q.row(batch) + int64_t{head} * t.head_dim;
     o = t.o.row(batch) + int64_t{head} * t.head_dim;
     appends = t.k.data != nullptr && head % group == 0 && job.part == 0;
-  }
-  // No block reads what is written here: for the token itself, they read own_k and own_v.
-  __device__ void append(int head_dim) const {
-    if (!appends) return;
-    for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += kThreads) {
-      k_row(length - 1)[c] = own_k[c];
-      v_row(length - 1)[c] = own_v[c];
-    }
   }
   __device__ bf16* k_row(int i) const { return k + int64_t{i} * width; }
   __device__ bf16* v_row(int i) const { return v + int64_t{i} * width; }
@@ -401,13 +397,53 @@ __device__ __forceinline__ void load_keys(const CachedHead& head, const Range& k
   }
 }
 
+// Batches of keys in shared memory. Each lane reads what it has copied itself, so there is nothing
+// to synchronise.
+template <int kBatches, int kKeys>
+class BatchesAhead {
+ public:
+  static constexpr size_t bytes() {
+    return size_t{kBatches} * kKeys * 2 * kThreads * sizeof(uint4);
+  }
+  // Copies the batches whose first key is `newest` and older ones, as far as `keys` has them.
+  template <int kLanes>
+  __device__ void copy(const CachedHead& head, const Range& keys, int head_dim, int newest) const {
+    const int channel = kHeld * (static_cast<int>(threadIdx.x) % kLanes);
+    if (channel < head_dim) {
+#pragma unroll
+      for (int i = 0; i < kBatches * kKeys; ++i) {
+        if (newest - i < keys.begin) break;
+        cp_async16(shared_address(place(i, 0)), head.k_row(newest - i) + channel);
+        cp_async16(shared_address(place(i, 1)), head.v_row(newest - i) + channel);
+      }
+    }
+    cp_async_commit();
+  }
+  __device__ void read(int index, Batch<kKeys>& batch) const {
+#pragma unroll
+    for (int b = 0; b < kKeys; ++b) {
+      const uint4 k = *place(index * kKeys + b, 0);
+      const uint4 v = *place(index * kKeys + b, 1);
+      batch.k[b] = {{{k.x, k.y, k.z, k.w}}};
+      batch.v[b] = {{{v.x, v.y, v.z, v.w}}};
+    }
+  }
+
+ private:
+  static __device__ uint4* place(int key, int value) {
+    return reinterpret_cast<uint4*>(memory) + (2 * key + value) * kThreads + threadIdx.x;
+  }
+};
+
 // All threads of the block call this. Groups of kLanes lanes share a part of the keys; the block
 // that comes last adds up the parts.
 //
 // What earlier steps have cached does not depend on the step that computes the query, nor does the
 // length, so a group's first keys are loaded before the kernel in front has ended, after which the
-// query is there. While it computes with some, the next ones arrive: twice kKeys are under way.
-template <int kLanes, bool kVectors, int kKeys, typename Attention>
+// query is there. While it computes with some, the next ones arrive: twice kKeys are under way, and
+// kAhead batches more of the first part, since what is asked for after the wait queues behind the
+// weights that the next kernels have asked for.
+template <int kLanes, bool kVectors, int kKeys, int kAhead, typename Attention>
 __device__ __forceinline__ void attend_cached(const Attention& attention, const Job& job) {
   static_assert(kKeys == kBatch || 2 * kKeys == kBatch);
   constexpr int kGroups = kThreads / kLanes;
@@ -433,12 +469,29 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   Batch<kKeys> next{};
   load(std::true_type(), keys, keys.end - 1, batch);
   load(std::true_type(), keys, keys.end - 1 - kKeys, next);
+  const BatchesAhead<kAhead, kKeys> ahead;
+  if constexpr (kAhead > 0) ahead.template copy<kLanes>(head, keys, d, keys.end - 1 - 2 * kKeys);
   wait_for_previous_kernel();
 
-  head.append(d);
+  // All that the step has computed is asked for at once, before anything waits for it.
+  const Row query = Row::load<kVectors>(head.q, d, lane);
+  if (keys.count() > 0 && keys.end == head.length) {
+    batch.k[0] = Row::load<kVectors>(head.own_k, d, lane);
+    batch.v[0] = Row::load<kVectors>(head.own_v, d, lane);
+  }
+  static_assert(kHeld * kLanes <= kThreads);
+  if (head.appends && channel < d) {
+    // No block reads what is written here: for the token itself, they read own_k and own_v.
+    const bf16 own_k = head.own_k[channel];
+    const bf16 own_v = head.own_v[channel];
+    head.k_row(head.length - 1)[channel] = own_k;
+    head.v_row(head.length - 1)[channel] = own_v;
+  }
   if (job.part >= count) return;
-  Channels q = Row::load<kVectors>(head.q, d, lane).channels();
+  Channels q = query.channels();
   q.scale(t.scale);
+  cp_async_wait<0>();
+  int taken = 0;  // of the batches in shared memory
   float* const scratch =
       t.scratch + (head.batch * t.heads + head.head) * decode_parts(t.capacity) * (d + 2);
   Total total;
@@ -448,9 +501,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     if (i < count - 1 - job.part) {
       load(std::false_type(), keys, newest, batch);
       load(std::false_type(), keys, newest - kKeys, next);
-    } else if (newest == head.length - 1 && newest >= oldest) {
-      batch.k[0] = Row::load<kVectors>(head.own_k, d, lane);
-      batch.v[0] = Row::load<kVectors>(head.own_v, d, lane);
+      taken = kAhead;
     }
     typename Attention::template Attend<kLanes> attend(attention, head, lane);
     Channels o;
@@ -458,7 +509,11 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     const auto has_keys = [&] { return __any_sync(~0u, newest >= oldest && !attend.complete()); };
     const auto add = [&](Batch<kKeys>& of) {
       attend.add(q, of, newest, oldest, o);
-      load(std::false_type(), keys, newest - 2 * kKeys, of);
+      if (taken < kAhead) {
+        ahead.read(taken++, of);
+      } else {
+        load(std::false_type(), keys, newest - 2 * kKeys, of);
+      }
       newest -= kKeys;
     };
     while (has_keys()) {
@@ -531,13 +586,24 @@ bool has_vectors(const Decode& t) {
 }
 
 constexpr int64_t kManyBlocks = 264;  // two for each multiprocessor of an H200
+// Up to this many leave most of the shared memory to the weights of the kernels that follow.
+constexpr int64_t kFewBlocks = 64;
+
+enum class Blocks { kFew, kSome, kMany };
+constexpr int keys_at_once(Blocks blocks) {
+  return blocks == Blocks::kMany ? kBatch / 2 : kBatch;
+}
+// With the two batches in registers they make the 16 keys of a group of a part of 512.
+constexpr int batches_ahead(Blocks blocks) {
+  return blocks == Blocks::kFew ? 2 : 0;
+}
 
 // Block (h, b, z) computes head h of sequence b, together with the other blocks of that head.
-template <int kLanes, bool kVectors, bool kMany, typename Attention>
-__global__ void __launch_bounds__(kThreads, kMany ? 3 : 2)
+template <int kLanes, bool kVectors, Blocks kBlocks, typename Attention>
+__global__ void __launch_bounds__(kThreads, kBlocks == Blocks::kMany ? 3 : 2)
     decode_kernel(const __grid_constant__ Attention attention) {
   let_next_kernel_begin();
-  attend_cached<kLanes, kVectors, kMany ? kBatch / 2 : kBatch>(
+  attend_cached<kLanes, kVectors, keys_at_once(kBlocks), batches_ahead(kBlocks)>(
       attention, {static_cast<int>(blockIdx.x), blockIdx.y, attention.p.t.lengths[blockIdx.y],
                   static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)});
 }
@@ -547,18 +613,21 @@ void launch(const char* name, cudaStream_t stream, const Attention& attention) {
   const Decode& t = attention.p.t;
   const dim3 grid(static_cast<unsigned>(t.heads), static_cast<unsigned>(t.batch),
                   static_cast<unsigned>(blocks_of_head(t)));
-  const auto launch_kernel = [&](auto kernel) {
-    launch_early(name, t.early, stream, kernel, {grid, kThreads}, attention);
+  const auto launch_kernel = [&](auto kernel, size_t shared_bytes) {
+    launch_early(name, t.early, stream, kernel, {grid, kThreads, shared_bytes}, attention);
   };
   // While there are few blocks, each of them has many keys under way; many blocks have more of them
   // on a multiprocessor instead.
-  const bool many = t.heads * t.batch > kManyBlocks;
+  const int64_t blocks = t.heads * t.batch;
   if (!has_vectors(t)) {
-    launch_kernel(decode_kernel<kLanes, false, false, Attention>);
-  } else if (many) {
-    launch_kernel(decode_kernel<kLanes, true, true, Attention>);
+    launch_kernel(decode_kernel<kLanes, false, Blocks::kSome, Attention>, 0);
+  } else if (blocks > kManyBlocks) {
+    launch_kernel(decode_kernel<kLanes, true, Blocks::kMany, Attention>, 0);
+  } else if (blocks * blocks_of_head(t) > kFewBlocks) {
+    launch_kernel(decode_kernel<kLanes, true, Blocks::kSome, Attention>, 0);
   } else {
-    launch_kernel(decode_kernel<kLanes, true, false, Attention>);
+    launch_kernel(decode_kernel<kLanes, true, Blocks::kFew, Attention>,
+                  BatchesAhead<batches_ahead(Blocks::kFew), kBatch>::bytes());
   }
 }
 

@@ -25,7 +25,7 @@ constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
 
 // How the channels of a matrix are shared: warp i has the chunks [i * of_warp, (i + 1) * of_warp),
 // as far as there are any. A stage is what a warp copies at once: its part of each row of w that
-// the block has, of each row of x, and of the weights of the norm.
+// the block has, and of each row of x.
 struct Split {
   int of_warp;
   int of_stage;
@@ -53,7 +53,7 @@ struct Sizes {
   static Split split(const FewRows& p) {
     const size_t most_bytes = most_shared_bytes() - kStaticBytes;
     const int of_warp = chunks_of_warp(p.k);
-    const int rows = kOutputs + static_cast<int>(p.rows) + (p.norm_w == nullptr ? 0 : 1);
+    const int rows = kOutputs + static_cast<int>(p.rows);
     for (int most = kMostOfStage;; most /= 2) {
       const int least = (of_warp + most - 1) / most;
       const Split split{of_warp, (of_warp + least - 1) / least, std::min(least, kMostStages), rows};
@@ -62,9 +62,9 @@ struct Sizes {
   }
 };
 
-// The stages of one warp in shared memory. The rows are those of w, of x, and the norm's. Vector v
-// of row r lies at v, or at v ^ 4 if r is odd and rows have a multiple of 128 bytes, so that the
-// lanes that read a chunk of two neighbouring rows meet all banks.
+// The stages of one warp in shared memory. The rows are those of w and of x. Vector v of row r lies
+// at v, or at v ^ 4 if r is odd and rows have a multiple of 128 bytes, so that the lanes that read
+// a chunk of two neighbouring rows meet all banks.
 template <int kOutputTiles, int kRowTiles, bool kVectors>
 class Stages {
   using S = Sizes<kOutputTiles, kRowTiles>;
@@ -99,9 +99,6 @@ class Stages {
       copy_rows<kHalf>(stage, kTileOutputs * i + kHalf, channel, low + to_high * p_.w.stride,
                        p_.w.stride, p_.swiglu ? left : left - kHalf);
     }
-    if (p_.norm_w != nullptr) {
-      copy_rows<1>(stage, norm_row(), channel, p_.norm_w + channel, 0, 1);
-    }
   }
   __device__ void copy_x(int stage) const {
     const int channel = channel_to_copy(stage);
@@ -114,26 +111,28 @@ class Stages {
     }
   }
 
-  // Replaces this warp's share of x by its RMSNorm. Every thread of the block calls it, once all
-  // that it has copied is there, and all stages of all warps are in shared memory.
-  __device__ void normalise_x(float (&squares)[kWarps][S::kRows], int warp) const {
+  // Puts the RMSNorm of this warp's share of the row of x to where copy_x() would put x. Every
+  // thread of the block calls it; all stages of all warps are in shared memory. `weights` is what
+  // norm_weights() has returned.
+  __device__ void normalise_x(float (&squares)[kWarps][S::kRows], int warp,
+                              const Eight& weights) const {
     const int vectors = kChunkVectors * chunks_;
-    const auto rows = static_cast<int>(p_.rows);
-    for (int row = 0; row < rows; ++row) {
-      const float sum = sum_squares(
-          vectors, lane_, [&](int v) { return load_vector(place(S::kOutputs + row, v)); });
-      if (lane_ == 0) squares[warp][row] = sum;
-    }
+    const Eight first = lane_ < vectors ? of_share(p_.x.data, lane_) : Eight{};
+    const auto x = [&](int v) { return v == lane_ ? first : of_share(p_.x.data, v); };
+    const float sum = sum_squares(vectors, lane_, x);
+    if (lane_ == 0) squares[warp][0] = sum;
     __syncthreads();
-    for (int row = 0; row < rows; ++row) {
-      const float factor = inverse_rms(squares, row, p_);
-      for (int v = lane_; v < vectors; v += 32) {
-        unsigned char* x = place(S::kOutputs + row, v);
-        const Eight y = normalise(load_vector(x), load_vector(place(norm_row(), v)), factor);
-        *reinterpret_cast<uint4*>(x) = {y.pair[0], y.pair[1], y.pair[2], y.pair[3]};
-      }
+    const float factor = inverse_rms(squares, 0, p_);
+    for (int v = lane_; v < vectors; v += 32) {
+      const Eight y = normalise(x(v), v == lane_ ? weights : of_share(p_.norm_w, v), factor);
+      *reinterpret_cast<uint4*>(place(S::kOutputs, v)) = {y.pair[0], y.pair[1], y.pair[2],
+                                                          y.pair[3]};
     }
     __syncwarp();
+  }
+  // The first eight weights of the norm that this lane needs.
+  __device__ Eight norm_weights() const {
+    return lane_ < kChunkVectors * chunks_ ? of_share(p_.norm_w, lane_) : Eight{};
   }
 
   // Reads a stage. The lanes of a chunk's row have eight of its channels each.
@@ -174,8 +173,9 @@ class Stages {
  private:
   static constexpr int kLanes = S::kMostOfStage * kChunkVectors;  // that copy one row
 
-  __device__ int norm_row() const {
-    return split_.rows - 1;
+  // Vector v of the warp's share of a row.
+  __device__ Eight of_share(const bf16* row, int v) const {
+    return load_eight<kVectors>(row, kChunk * first_chunk_ + 8 * v, static_cast<int>(p_.k));
   }
   // The first of the eight channels that this lane copies of each row; negative: none.
   __device__ int channel_to_copy(int stage) const {
@@ -256,10 +256,14 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
     if (stage < split.stages) stages.copy_weights(stage);
     cp_async_commit();
   }
+  const bool norms = p.norm_w != nullptr;
+  const Eight norm_weights = norms ? stages.norm_weights() : Eight{};
   wait_for_previous_kernel();
+  // The norm does not wait for the weights of the product.
+  if (norms) stages.normalise_x(squares, warp, norm_weights);
 #pragma unroll 1
   for (int stage = 0; stage < S::kMostStages; ++stage) {
-    if (stage < split.stages) stages.copy_x(stage);
+    if (stage < split.stages && !norms) stages.copy_x(stage);
     cp_async_commit();
   }
 
@@ -278,11 +282,6 @@ __global__ void __launch_bounds__(kThreads, kRowTiles > 1 ? 1 : 2)
     }
   };
   load_residuals(0);
-  if (p.norm_w != nullptr) {
-    cp_async_wait<0>();
-    __syncwarp();  // the other lanes have waited too
-    stages.normalise_x(squares, warp);
-  }
   float sums[kOutputTiles][kRowTiles][4] = {};
   const int chunks = stages.chunks();
   for (int stage = 0, begin = 0; begin < chunks; ++stage, begin += split.of_stage) {

@@ -14,12 +14,11 @@ constexpr int kThreads = 256;
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope p) {
   let_next_kernel_begin();
-  wait_for_previous_kernel();
   const int half = p.head_dim / 2;
   const int threads_per_row = half / kWidth;
   const int64_t task = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row = task / threads_per_row;
-  if (row >= p.rows) return;
+  if (row >= p.rows) return wait_for_previous_kernel();
   const int first = static_cast<int>(task - row * threads_per_row) * kWidth;
   const double position = p.positions[row];
   float sine[kWidth];
@@ -29,6 +28,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
     const double turns = position * p.turns[first + i];
     sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine[i], &cosine[i]);
   }
+  wait_for_previous_kernel();
   bf16* x = p.x.row(row) + first;
   constexpr int kBatch = 4;  // heads whose loads are in flight
   const int heads_of_part =

@@ -21,7 +21,9 @@ struct Rope {
   int64_t rows;
   int heads, head_dim;
   double turns[kMaxRopeFrequencies];
-  bool early = false;  // begins before the kernel in front of it has ended (dependent_launch.cuh)
+  // Begins before the kernel in front of it has ended (dependent_launch.cuh), and reads the
+  // positions then: no kernel since the last one that was launched plainly may have written them.
+  bool early = false;
 };
 // Fills p.turns from p.head_dim / 2 frequencies, in radians for one position.
 void set_rope_frequencies(Rope& p, const double* frequencies, bool inverse);

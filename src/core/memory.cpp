@@ -15,6 +15,9 @@ constexpr int64_t kPersistentIds = int64_t{1} << 40;  // ids below are slots of 
 constexpr int kCompute = 0;
 constexpr uint8_t kPoison = 0xff;
 constexpr size_t kLeastCollective = size_t{1} << 20;  // smaller weights are not worth a mapping
+// Released memory of this size at most is kept for the next buffer of that size on a host as well:
+// the small buffers of a step of decoding would cost a tenth of it in malloc() and page faults.
+constexpr size_t kMostSpareOnHost = size_t{1} << 16;
 constexpr const char* kTrainingAdvice =
     "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or full.";
 
@@ -268,7 +271,8 @@ void Memory::release(int64_t id) noexcept {
   if (it == impl.chunks.end()) return;
   Impl::Chunk& chunk = it->second;
   if (impl.poison) device_fill(backend_, chunk.data, kPoison, aligned(chunk.bytes));
-  if (backend_ == Backend::kCuda || impl.poison) {
+  if (backend_ == Backend::kCuda || impl.poison ||
+      (backend_ == Backend::kCpu && chunk.bytes <= kMostSpareOnHost)) {
     impl.spare.emplace(aligned(chunk.bytes), Impl::Spare{chunk.data, impl.marks(chunk.users)});
   } else {
     give_back(chunk.data);

@@ -25,21 +25,22 @@ struct Part {
   size_t bytes = 0;
 };
 
+// The program that the pool is as large as, or null.
+const MemoryReport::Program* largest_program(const MemoryReport& report) {
+  const auto largest = std::ranges::max_element(report.programs, std::ranges::less(),
+                                                &MemoryReport::Program::pool_bytes);
+  return largest == report.programs.end() ? nullptr : &*largest;
+}
+
 // The classes that a report has bytes of, largest first, then what does not belong to a class.
 std::vector<Part> parts_of(const MemoryReport& report, size_t libraries) {
-  std::array<size_t, kMemoryClasses> bytes = report.persistent;
-  const auto largest =
-      std::max_element(report.programs.begin(), report.programs.end(),
-                       [](const auto& a, const auto& b) { return a.pool_bytes < b.pool_bytes; });
-  if (largest != report.programs.end()) {
-    for (int c = 0; c < kMemoryClasses; ++c) bytes[c] += largest->at_peak[c];
-  }
+  const std::array<size_t, kMemoryClasses> bytes = bytes_by_class(report);
   std::vector<Part> parts;
   for (int c = 0; c < kMemoryClasses; ++c) {
     parts.push_back({memory_class_name(static_cast<MemoryClass>(c)), bytes[c]});
   }
   std::ranges::stable_sort(parts, std::ranges::greater(), &Part::bytes);
-  if (largest != report.programs.end()) {
+  if (const MemoryReport::Program* largest = largest_program(report)) {
     parts.push_back({"gaps", largest->pool_bytes - largest->peak_bytes});
   }
   parts.push_back({"libraries", libraries});
@@ -48,6 +49,14 @@ std::vector<Part> parts_of(const MemoryReport& report, size_t libraries) {
 }
 
 }  // namespace
+
+std::array<size_t, kMemoryClasses> bytes_by_class(const MemoryReport& report) {
+  std::array<size_t, kMemoryClasses> bytes = report.persistent;
+  if (const MemoryReport::Program* largest = largest_program(report)) {
+    for (int c = 0; c < kMemoryClasses; ++c) bytes[c] += largest->at_peak[c];
+  }
+  return bytes;
+}
 
 std::string describe_memory(const MemoryReport& report, size_t libraries) {
   std::vector<Part> parts = parts_of(report, libraries);

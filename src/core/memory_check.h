@@ -2,6 +2,7 @@
 // too large succeeds, and the kernel kills the process, or one beside it, when the memory is used.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -11,6 +12,9 @@
 #include "core/memory.h"
 
 namespace sbtrain {
+
+// Persistent buffers and those of the largest program at its peak, which are in the pool.
+std::array<size_t, kMemoryClasses> bytes_by_class(const MemoryReport& report);
 
 // "activations  1.25 GiB" lines, largest first, with a line for the libraries unless they take
 // none.

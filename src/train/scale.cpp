@@ -7,6 +7,7 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "core/memory_check.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/mesh.h"
@@ -30,17 +31,6 @@ double model_seconds(const Config& config, const Transformer& model, const DryRu
   return flops / (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
 }
 
-// By class, persistent buffers and the largest program's together.
-std::array<size_t, kMemoryClasses> by_class(const MemoryReport& report) {
-  std::array<size_t, kMemoryClasses> bytes = report.persistent;
-  const auto largest =
-      std::max_element(report.programs.begin(), report.programs.end(),
-                       [](const auto& a, const auto& b) { return a.pool_bytes < b.pool_bytes; });
-  if (largest == report.programs.end()) return bytes;
-  for (int c = 0; c < kMemoryClasses; ++c) bytes[c] += largest->at_peak[c];
-  return bytes;
-}
-
 // Tokens per second of all ranks.
 double rate(const RankPlan& plan) {
   return static_cast<double>(plan.config.train.tokens_per_step()) / plan.seconds();
@@ -54,7 +44,7 @@ std::string memory_table(const std::vector<RankPlan>& plans, const MachineConfig
   text += fmt::format("{:>11}{:>10}{:>11}{:>12}\n", "libraries", "total", "ms a step", "tokens/s");
   for (const RankPlan& plan : plans) {
     text += fmt::format("  {:<8}", name_of(plan.config.train.sharding));
-    for (const size_t bytes : by_class(plan.memory)) {
+    for (const size_t bytes : bytes_by_class(plan.memory)) {
       text += fmt::format("{:>12.3f}", static_cast<double>(bytes) / kGibibyte);
     }
     text += fmt::format("{:>11.2f}{:>10.2f}{:>11.1f}{:>12}{}\n",

@@ -20,9 +20,7 @@
 #include "checkpoint/weight_match.h"
 #include "core/device.h"
 #include "core/files.h"
-#include "core/host_name.h"
 #include "core/memory_check.h"
-#include "core/version.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "eval/perplexity.h"
@@ -36,6 +34,7 @@
 #include "train/host_share.h"
 #include "train/metrics.h"
 #include "train/plan.h"
+#include "train/run_folder.h"
 #include "train/run_state.h"
 #include "train/signals.h"
 #include "train/start_order.h"
@@ -50,68 +49,6 @@ namespace fs = std::filesystem;
 
 // What loading, tuning, opening data or saving may take, beyond the deadline for a step.
 constexpr std::chrono::minutes kLongPhase{60};
-
-constexpr const char* kConfigFile = "config.yaml";
-constexpr const char* kInfoFile = "run.json";
-constexpr const char* kInitFile = "init_from.json";
-
-std::string text_of(const fs::path& file) {
-  std::error_code unreadable;
-  return fs::exists(file, unreadable) ? read_input(file, ExitCode::kStorage) : "";
-}
-
-// A folder that no run has used may hold a configuration that a user wrote, perhaps the one that
-// this run has read. The resolved configuration must not replace it.
-void check_run_folder(const fs::path& run, const std::string& config_yaml) {
-  const fs::path config = run / kConfigFile;
-  if (fs::exists(run / kInfoFile) || !fs::exists(config)) return;
-  if (text_of(config) == config_yaml) return;
-  fail(ExitCode::kUsage,
-       "{} was not written by a run, and the resolved configuration would replace it: keep it "
-       "outside of the run folder, or choose another folder (out)",
-       config.string());
-}
-
-// Writes a file of the run folder. A file of an earlier start that differs is kept under another
-// name.
-void write_run_file(const fs::path& file, const std::string& text) {
-  const std::string before = text_of(file);
-  if (before == text) return;
-  if (!before.empty()) {
-    spdlog::info("{} differs from that of an earlier start, which is kept as {}", file.string(),
-                 set_aside(file).string());
-  }
-  replace_file(file, text, {}, MissingFolders::kError);
-}
-
-// Records the configuration, the machine, the program and the tokenizer, so that the model can be
-// used with the run folder only.
-void describe_run_folder(const fs::path& run, const std::string& config_yaml,
-                         const std::string& tokenizer) {
-  const nlohmann::json info = {{"version", version()},
-                               {"git_revision", git_revision()},
-                               {"host", host_name()},
-                               {"started", std::chrono::duration_cast<std::chrono::seconds>(
-                                               std::chrono::system_clock::now().time_since_epoch())
-                                               .count()}};
-  replace_file(run / kInfoFile, info.dump(2) + "\n", {}, MissingFolders::kError);
-  write_run_file(run / kConfigFile, config_yaml);
-  if (tokenizer.empty()) return;
-  const std::vector<TokenizerFile> files = tokenizer_files(tokenizer);
-  const auto stays = [&](const fs::path& path) {
-    return std::ranges::any_of(
-        files, [&](const TokenizerFile& file) { return path.filename() == file.name; });
-  };
-  // Those of an earlier start with another kind of tokenizer would be taken for this run's.
-  if (const std::string earlier = find_tokenizer(run.string()); !earlier.empty()) {
-    for (const TokenizerFile& file : tokenizer_files(earlier)) {
-      if (!stays(file.path)) set_aside(file.path);
-    }
-  }
-  for (const TokenizerFile& file : files) {
-    write_run_file(run / file.name, read_input(file.path, ExitCode::kData));
-  }
-}
 
 // Everything that a run holds while it trains.
 class Run {
@@ -377,7 +314,7 @@ void Run::load_initial(const InitFrom& init) {
 // All ranks time the alternatives, since the step takes them all, and then use those of rank 0.
 void Run::tune() {
   const fs::path file = folder_ / "gemm.txt";
-  const std::string known = communicator_->broadcast(leads() ? text_of(file) : "", 0);
+  const std::string known = communicator_->broadcast(leads() ? text_of_run_file(file) : "", 0);
   const std::string choices = communicator_->broadcast(step_.tune(known, leads()), 0);
   if (!alone()) ops::set_choices(stream_, choices);
   if (leads() && choices != known) replace_file(file, choices, {}, MissingFolders::kError);

@@ -194,10 +194,10 @@ std::vector<CachedHead> make_cached_heads(const Op& t) {
 // Calls op(head) for each, with all threads if that pays.
 template <typename Op>
 void for_each_cached_head(const std::vector<CachedHead>& heads, const Op& op) {
-  constexpr int64_t kSharedWork = int64_t{1} << 17;  // channels of keys; some 20 us
+  constexpr int64_t kWorkOfThread = int64_t{1} << 13;  // channels of keys; a bit more than 1 us
   int64_t work = 0;
   for (const CachedHead& head : heads) work += head.length * head.d;
-  if (work < kSharedWork) {
+  if (work < omp_get_max_threads() * kWorkOfThread) {
     for (const CachedHead& head : heads) op(head);
     return;
   }

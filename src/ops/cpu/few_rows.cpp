@@ -17,14 +17,23 @@ constexpr int64_t kTileN = 4;
 // How many rows of w ahead are fetched. Beyond the last, addresses are fetched that nobody reads.
 constexpr int64_t kRowsAhead = 3 * kTileN;
 
-// Products of fewer multiply-adds are not worth waking other threads for.
-constexpr int64_t kSharedWork = int64_t{1} << 18;
+// Multiply-adds of each thread, of which a product needs at least so many to be worth sharing. One
+// core computes them in 1 us from its L2 cache; the more threads there are, the longer it takes to
+// wake them and to wait for the last.
+constexpr int64_t kWorkOfThread = int64_t{1} << 14;
 
 // The first `count` lanes, and zeros.
 Lanes load_part(const float* x, int64_t count) {
   Lanes lanes{};
   std::memcpy(&lanes, x, static_cast<size_t>(count) * sizeof(float));
   return lanes;
+}
+
+// Which lanes are the `first` one or later.
+auto lanes_from(int64_t first) {
+  Lanes index;
+  for (int lane = 0; lane < kLanes; ++lane) index[lane] = static_cast<float>(lane);
+  return index >= static_cast<float>(first);
 }
 
 using Four = float __attribute__((vector_size(4 * sizeof(float))));
@@ -108,8 +117,13 @@ void multiply_tile(const Product& p, int64_t row, int64_t column) {
   };
   const int64_t whole = p.k / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes) add_products(load_lanes, i);
-  if (whole < p.k) {
-    add_products([&](const float* from) { return load_part(from, p.k - whole); }, whole);
+  if (whole < p.k && p.k < kLanes) {
+    add_products([&](const float* from) { return load_part(from, p.k); }, 0);
+  } else if (whole < p.k) {
+    // The last whole lanes of a row, without those that have been added already.
+    const auto rest = lanes_from(kLanes - (p.k - whole));
+    const auto load = [&](const float* from) { return rest ? load_lanes(from) : Lanes{}; };
+    add_products(load, p.k - kLanes);
   }
 #pragma GCC unroll 4
   for (int64_t r = 0; r < M; ++r) store<N>(p, p.y + (row + r) * p.ldy + column, sums[r]);
@@ -133,12 +147,12 @@ void multiply_range(const Product& p, int64_t m, int64_t begin, int64_t end) {
 void multiply_few_rows(int64_t m, int64_t n, int64_t k, float alpha, const float* x, int64_t ldx,
                        const float* w, int64_t ldw, bool add, float* y, int64_t ldy) {
   const Product p = {k, alpha, x, ldx, w, ldw, add, y, ldy};
-  if (m * n * k < kSharedWork || omp_in_parallel() || omp_get_max_threads() == 1) {
+  const int64_t parts = omp_get_max_threads();
+  if (m * n * k < parts * kWorkOfThread || omp_in_parallel() || parts == 1) {
     multiply_range(p, m, 0, n);
     return;
   }
   const int64_t tiles = (n + kTileN - 1) / kTileN;
-  const int64_t parts = omp_get_max_threads();
 #pragma omp parallel for schedule(static)
   for (int64_t part = 0; part < parts; ++part) {
     multiply_range(p, m, std::min(n, tiles * part / parts * kTileN),
