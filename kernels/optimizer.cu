@@ -2,7 +2,6 @@
 
 #include "kernels/elementwise.cuh"
 #include "kernels/optimizer.h"
-#include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/scratch_sizes.h"
 
@@ -54,8 +53,6 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     square_parts_kernel(const __grid_constant__ SquaredNorms p) {
-  let_next_kernel_begin();
-  wait_for_previous_kernel();
   const int64_t packs = p.n[blockIdx.y] / kWidth;
   if (blockIdx.x >= parts_of(packs)) return;
   const double sum = part_sum<true, kWidth>({p.x[blockIdx.y], 0}, packs, packs);
@@ -74,8 +71,6 @@ __global__ void __launch_bounds__(kThreads)
 template <int kMaxCount>
 __global__ void __launch_bounds__(kThreads)
     finish_squares_kernel(const __grid_constant__ SquaredNorms p) {
-  let_next_kernel_begin();
-  wait_for_previous_kernel();
   int64_t count[kMaxCount];
   int64_t most = 0;
 #pragma unroll
@@ -124,8 +119,6 @@ void reduce(cudaStream_t stream, const char* name, const Reduction& p) {
 }
 
 __global__ void finish_step_kernel(const FinishStep p) {
-  let_next_kernel_begin();
-  wait_for_previous_kernel();
   double* stats = p.stats;
   const double targets = fmax(stats[kValidTargets], 1.0);
   const double loss = stats[kLossSum] / targets;
@@ -196,8 +189,6 @@ struct AdamWRanges {
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(const __grid_constant__ AdamW p, const __grid_constant__ AdamWRanges ranges) {
-  let_next_kernel_begin();
-  wait_for_previous_kernel();
   int n = 0;
   while (n + 1 < p.part_count && blockIdx.x >= ranges.first_block[n + 1]) ++n;
   const AdamWPart& part = p.parts[n];
@@ -239,7 +230,8 @@ void launch_adamw(cudaStream_t stream, const AdamW& p, const Begin& begin, const
     if (end(n) > begin(n)) count += blocks(end(n) - begin(n), kThreads * kWidth);
   }
   if (count == 0) return;
-  launch_early("adamw", p.early, stream, adamw_kernel<kWidth>, {dim3(count), kThreads}, p, ranges);
+  adamw_kernel<kWidth><<<count, kThreads, 0, stream>>>(p, ranges);
+  check_launch("adamw");
 }
 
 }  // namespace
@@ -261,16 +253,19 @@ void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
   const int64_t parts = parts_of(*std::max_element(p.n, p.n + p.count) / kWidth);
   if (parts > 0) {
     const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(p.count));
-    launch_early("squared_norms", p.early, stream, square_parts_kernel, {grid, kThreads}, p);
+    square_parts_kernel<<<grid, kThreads, 0, stream>>>(p);
+    check_launch("squared_norms");
   }
   constexpr int kFew = kMaxNormParts / 2;
   const auto finish =
       p.count <= kFew ? finish_squares_kernel<kFew> : finish_squares_kernel<kMaxNormParts>;
-  launch_early("squared_norms", p.early, stream, finish, {dim3(1), kThreads}, p);
+  finish<<<1, kThreads, 0, stream>>>(p);
+  check_launch("squared_norms");
 }
 
 void finish_step(cudaStream_t stream, const FinishStep& p) {
-  launch_early("finish_step", p.early, stream, finish_step_kernel, {dim3(1), 1}, p);
+  finish_step_kernel<<<1, 1, 0, stream>>>(p);
+  check_launch("finish_step");
 }
 
 void adamw(cudaStream_t stream, const AdamW& p) {

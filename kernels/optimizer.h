@@ -31,8 +31,7 @@ struct SquaredNorms {
   int count;  // at most kMaxNormParts
   const float* x[kMaxNormParts];
   int64_t n[kMaxNormParts];
-  double* scratch;     // [count, kSumParts]
-  bool early = false;  // begins before the kernel in front of it has ended (dependent_launch.cuh)
+  double* scratch;  // [count, kSumParts]
 };
 void squared_norms(cudaStream_t stream, const SquaredNorms& p);
 
@@ -45,7 +44,6 @@ struct FinishStep {
   double* stats;
   double beta1, beta2, clip;
   double spike_sigma, spike_window;
-  bool early = false;  // as above
 };
 void finish_step(cudaStream_t stream, const FinishStep& p);
 
@@ -73,7 +71,6 @@ struct AdamW {
   int part_count;
   AdamWPart parts[kMaxAdamWParts];
   DecaySegment segments[kMaxDecaySegments];  // of elements of their part, sorted, disjoint
-  bool early = false;                        // as above
 };
 void adamw(cudaStream_t stream, const AdamW& p);
 

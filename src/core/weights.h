@@ -27,8 +27,8 @@ struct TensorSpec {
   Init init;
   bool decay = false;  // weight decay applies
   bool fused = false;  // follows the previous tensor without a gap: one matrix
-  // Each backward pass of a micro-batch forms the whole gradient, as stored, by one product, norm or
-  // loss before anything is added, and that overwrites what is there instead of adding to zeros.
+  // Each backward pass of a micro-batch forms the whole gradient, as stored, by one product, norm
+  // or loss before anything is added, which overwrites what is there instead of adding to zeros.
   bool one_product = false;
 
   const std::vector<int64_t>& stored() const { return storage.empty() ? shape : storage; }

@@ -28,7 +28,6 @@ class AdamWLaunch {
     const auto from = [&](const Tensor& t) { return t.f32() + begin; };
     const bool copies = op.compute_N.defined() && op.compute_N.dtype == DType::kBF16;
     __nv_bfloat16* const compute = arg(copies ? op.compute_N : Tensor());
-    p_.early = context(stream_).overlap;
     p_.stats = arg(op.stats);
     p_.lr = op.lr;
     p_.beta1 = op.beta1;
@@ -74,12 +73,8 @@ void run(Cuda, Stream& s, const AddSquaredNorms& op, const Buffer& scratch) {
   const auto vectors = [](const Tensor& x) {
     return x.numel() % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
   };
-  kernels::SquaredNorms p{.out = arg(op.y_1),
-                          .count = 0,
-                          .x = {},
-                          .n = {},
-                          .scratch = arg(scratch),
-                          .early = context(s).overlap};
+  kernels::SquaredNorms p{
+      .out = arg(op.y_1), .count = 0, .x = {}, .n = {}, .scratch = arg(scratch)};
   const auto launch = [&] {
     kernels::squared_norms(cuda_stream(s), p);
     p.count = 0;
@@ -102,8 +97,7 @@ void run(Cuda, Stream& s, const FinishStep& op) {
                                         .beta2 = op.beta2,
                                         .clip = op.clip,
                                         .spike_sigma = op.spike_sigma,
-                                        .spike_window = op.spike_window,
-                                        .early = context(s).overlap});
+                                        .spike_window = op.spike_window});
 }
 
 void run(Cuda, Stream& s, const AdamWs& op) {
