@@ -656,7 +656,6 @@ void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
       return launch<2, 1, true, kResident>(stream, p);
     }
     if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
-    return launch<1, 1, true, 3>(stream, p);
   } else if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
     return launch_wide_rows<kRowTiles>(stream, p, vectors);
   }
