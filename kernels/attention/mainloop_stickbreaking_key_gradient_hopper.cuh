@@ -154,7 +154,8 @@ class KeyGradientProducer {
   __device__ __forceinline__ void load_rows_of(int first, const int& block, const int& head,
                                                int stage) {
     const int last = x_.p.tokens - 1;
-    constexpr int kTurns = Shape::kProducerRegisters < 40 ? 1 : 4;  // unrolled, by the registers
+    // Unrolled, by the registers. The emulation on a host does not unroll.
+    [[maybe_unused]] constexpr int kTurns = Shape::kProducerRegisters < 40 ? 1 : 4;
 #pragma unroll kTurns
     for (int i = lane(); i < Shape::kQueries; i += 32) {
       cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, min(first + i, last)));
