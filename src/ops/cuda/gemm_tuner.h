@@ -1,7 +1,7 @@
 // Matrix products by cuBLASLt, each with the algorithm that was fastest when it was timed.
 //
 // Choices are kept by GPU, cuBLASLt version and shape, in memory and on disk
-// ($XDG_CACHE_HOME or ~/.cache, sbtrain/gemm.txt): the same choice gives the same bits. A run
+// ($XDG_CACHE_HOME or ~/.cache, sbtrain/gemm-2.txt): the same choice gives the same bits. A run
 // folder keeps its own copy (text(), add()), so that a resumed run computes as it did before.
 #pragma once
 
