@@ -1,3 +1,4 @@
+#include "kernels/device_attribute.h"
 #include "kernels/few_rows.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"

@@ -5,18 +5,9 @@
 #include "kernels/attention/launch_hopper.h"
 #include "kernels/attention/tile_queue.cuh"
 #include "kernels/attention/tiles_hopper.cuh"
+#include "kernels/device_attribute.h"
 
 namespace sbtrain::kernels {
-
-inline int multiprocessors() {
-  int device = 0, count = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
-  return count;
-}
 
 // Runs a kernel of one block for each multiprocessor on the tiles of x.queue, of which tile i takes
 // steps(i) steps. Where there are no more tiles than multiprocessors, each has a block of its own,

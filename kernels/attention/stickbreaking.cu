@@ -2,6 +2,7 @@
 #include "kernels/attention/mainloop_stickbreaking_backward.cuh"
 #include "kernels/attention/mainloop_stickbreaking_forward.cuh"
 #include "kernels/attention/stickbreaking.h"
+#include "kernels/device_attribute.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -23,19 +24,9 @@ void key_gradient(cudaStream_t stream, const StickBreakingProblem& p, int first_
                    first_head);
 }
 
-int shared_memory_limit() {
-  int device = 0, bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
-  return bytes;
-}
-
 template <int kD, bool kGated>
 void backward(cudaStream_t stream, const StickBreakingProblem& p) {
-  const bool two_stages = KeyGradientTiles<kD, kGated, 2>::kBytes <= shared_memory_limit();
+  const bool two_stages = KeyGradientTiles<kD, kGated, 2>::kBytes <= most_shared_bytes();
   for (int head = 0; head < p.heads; head += p.workspace_heads) {
     const int heads = std::min(p.heads - head, p.workspace_heads);
     using Shape = StickShape<kD, StickPass::kQuery>;

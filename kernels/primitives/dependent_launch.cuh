@@ -35,20 +35,6 @@ __device__ __forceinline__ void prefetch_to_l2(const void* global, uint32_t byte
 #endif
 }
 
-// Of shared memory that a block can have, static and dynamic together.
-inline size_t most_shared_bytes() {
-  int device = 0;
-  int bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  if (error != cudaSuccess) {
-    throw std::runtime_error(std::string("most_shared_bytes: ") + cudaGetErrorString(error));
-  }
-  return static_cast<size_t>(bytes);
-}
-
 struct LaunchShape {
   dim3 grid;
   int threads;

@@ -10,9 +10,6 @@ inline void let_next_kernel_begin() {}
 inline void wait_for_previous_kernel() {}
 inline void prefetch_to_l2(const void*, uint32_t) {}
 
-inline size_t most_shared_bytes() {
-  return kMaxSharedBytes;
-}
 struct LaunchShape {
   dim3 grid;
   int threads;
