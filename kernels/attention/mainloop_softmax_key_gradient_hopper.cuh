@@ -99,10 +99,7 @@ class HopperSoftmaxKeyProducer {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      QueuedTile next{};
-      if (lane() == 0) next = take_tile(x_.queue, tile_parity_ != 0);
-      const int tile = __shfl_sync(~0u, next.tile, 0);
-      const int head = __shfl_sync(~0u, next.head, 0);
+      const auto [tile, head] = take_tile_by_warp(x_.queue, tile_parity_ != 0);
       s_.tile_empty.wait(tile_parity_ ^ 1);
       if (lane() == 0) {
         s_.tile = {tile < 0 ? -1 : tile * Shape::kKeys, head, 0, 0};

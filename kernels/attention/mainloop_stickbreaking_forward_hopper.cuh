@@ -103,10 +103,7 @@ class HopperForwardProducer {
 
  private:
   __device__ __forceinline__ ForwardTile take() const {
-    QueuedTile next{};
-    if (lane() == 0) next = take_tile(x_.queue, tile_parity_ != 0);
-    const int tile = __shfl_sync(~0u, next.tile, 0);
-    const int head = __shfl_sync(~0u, next.head, 0);
+    const auto [tile, head] = take_tile_by_warp(x_.queue, tile_parity_ != 0);
     if (tile < 0) return {-1, 0, 0, 0};
     const StickHead h(x_.p, head);
     const int first = tile * Shape::kQueries;

@@ -80,10 +80,9 @@ class KeyGradientProducer {
   __device__ __forceinline__ void run() {
     load_queries(-1, 0, 0);  // the consumers begin as if they had passed a tile
     for (;;) {
-      QueuedTile next{};
-      if (lane() == 0) next = take_tile(x_.queue, s_.producer_parity != 0);
-      const int tile = __shfl_sync(~0u, next.tile, 0);
-      const int head = x_.first_head + __shfl_sync(~0u, next.head, 0);
+      const QueuedTile next = take_tile_by_warp(x_.queue, s_.producer_parity != 0);
+      const int tile = next.tile;
+      const int head = x_.first_head + next.head;
       s_.tile_empty.wait(s_.producer_parity ^ 1);
       if (lane() == 0) {
         s_.tile = {tile < 0 ? -1 : tile * Shape::kKeys, head, 0, 0};

@@ -77,10 +77,9 @@ class QueryGradientProducer {
  private:
   // Later rows of a document may have stopped further left than earlier ones.
   __device__ __forceinline__ BackwardTile take() const {
-    QueuedTile next{};
-    if (lane() == 0) next = take_tile(x_.queue, tile_parity_ != 0);
-    const int tile = __shfl_sync(~0u, next.tile, 0);
-    const int head = x_.first_head + __shfl_sync(~0u, next.head, 0);
+    const QueuedTile next = take_tile_by_warp(x_.queue, tile_parity_ != 0);
+    const int tile = next.tile;
+    const int head = x_.first_head + next.head;
     if (tile < 0) return {-1, 0, 0, 0};
     const StickHead h(x_.p, head);
     const int first = tile * Shape::kQueries;

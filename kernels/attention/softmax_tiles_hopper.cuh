@@ -47,10 +47,7 @@ __device__ __forceinline__ SoftmaxTile tile_of_queries(const SoftmaxProblem& p, 
 template <int kQueries, int kKeys>
 __device__ __forceinline__ SoftmaxTile take_tile_of_queries(const SoftmaxProblem& p,
                                                             const TileQueue& queue, bool again) {
-  QueuedTile next{};
-  if (lane() == 0) next = take_tile(queue, again);
-  const int tile = __shfl_sync(~0u, next.tile, 0);
-  const int head = __shfl_sync(~0u, next.head, 0);
+  const auto [tile, head] = take_tile_by_warp(queue, again);
   if (tile < 0) return {-1, 0, 0, 0};
   return tile_of_queries<kQueries, kKeys>(p, tile * kQueries, head);
 }

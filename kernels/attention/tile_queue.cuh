@@ -64,4 +64,11 @@ __device__ __forceinline__ QueuedTile take_tile(const TileQueue& queue, bool aga
   return {tile, first_head + place % heads};
 }
 
+// The same by a warp, all of whose lanes get the tile.
+__device__ __forceinline__ QueuedTile take_tile_by_warp(const TileQueue& queue, bool again) {
+  QueuedTile next{};
+  if (threadIdx.x % 32 == 0) next = take_tile(queue, again);
+  return {__shfl_sync(~0u, next.tile, 0), __shfl_sync(~0u, next.head, 0)};
+}
+
 }  // namespace sbtrain::kernels
