@@ -121,6 +121,21 @@ class Beside {
   const cudaStream_t main_;
 };
 
+// Calls both with a workspace of their own; at the same time if there is a `second` workspace and
+// the stream is recorded, where Beside's rule holds. Otherwise both get `workspace`.
+template <typename First, typename Second>
+void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const First& first,
+              const Second& other) {
+  if (!second.tensor().defined() || !is_recorded(s)) {
+    first(workspace);
+    return other(workspace);
+  }
+  Beside beside(s);
+  first(second);
+  beside.go_on();
+  other(workspace);
+}
+
 // Whether the kernel that is launched next may begin early
 // (kernels/primitives/dependent_launch.cuh): only while the stream is recorded. Otherwise the host
 // launches kernels too slowly for that to help.

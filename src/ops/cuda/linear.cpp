@@ -147,14 +147,11 @@ void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspac
 
 void run(Cuda, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch) {
   const bool in_place = op.dx_TK.data == op.x_TK.data || op.dx_TK.data == op.dy_TN.data;
-  if (scratch.second.tensor().defined() && !in_place && is_recorded(s)) {
-    Beside beside(s);
-    run(Cuda(), s, op.weight(), scratch.second);
-    beside.go_on();
-    return run(Cuda(), s, op.input(), scratch.workspace);
-  }
-  run(Cuda(), s, op.weight(), scratch.workspace);
-  run(Cuda(), s, op.input(), scratch.workspace);
+  const Buffer none;
+  run_both(
+      s, scratch.workspace, in_place ? none : scratch.second,
+      [&](const Buffer& workspace) { run(Cuda(), s, op.weight(), workspace); },
+      [&](const Buffer& workspace) { run(Cuda(), s, op.input(), workspace); });
 }
 
 void run(Cuda, Stream& s, const AddBias& op) {

@@ -1,7 +1,5 @@
 #include "ops/loss.h"
 
-#include <optional>
-
 #include "kernels/cross_entropy.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
@@ -31,20 +29,23 @@ void run(Cuda, Stream& s, const CrossEntropy& op, const CrossEntropy::Scratch& s
     kernels::cross_entropy(cuda_stream(s), p);
     if (!op.dx_TD.defined()) continue;
     const Tensor dlogits = scratch.dlogits.tensor().row_range(0, count);
-    std::optional<Beside> beside;
-    const bool together = scratch.second.tensor().defined() && is_recorded(s);
-    if (together) beside.emplace(s);
-    gemm(s, {.y = op.dx_TD.row_range(begin, count), .a = dlogits, .b = op.w_VD, .alpha = alpha},
-         together ? scratch.second : scratch.workspace);
-    if (together) beside->go_on();
-    gemm(s,
-         {.y = op.dw_VD,
-          .a = dlogits,
-          .b = x,
-          .transpose_a = true,
-          .alpha = alpha,
-          .beta = op.accumulate_dw || begin > 0 ? 1.0f : 0.0f},
-         scratch.workspace);
+    run_both(
+        s, scratch.workspace, scratch.second,
+        [&](const Buffer& workspace) {
+          gemm(s,
+               {.y = op.dx_TD.row_range(begin, count), .a = dlogits, .b = op.w_VD, .alpha = alpha},
+               workspace);
+        },
+        [&](const Buffer& workspace) {
+          gemm(s,
+               {.y = op.dw_VD,
+                .a = dlogits,
+                .b = x,
+                .transpose_a = true,
+                .alpha = alpha,
+                .beta = op.accumulate_dw || begin > 0 ? 1.0f : 0.0f},
+               workspace);
+        });
   }
 }
 
