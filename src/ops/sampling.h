@@ -21,16 +21,11 @@ struct Likeliest {
   }
 };
 
-// On a GPU, from now on kernels that are recorded (core/replay.h) and that decoding is made of may
-// begin before the one in front of them has ended, which changes no result. Off at first.
-void set_overlap(Stream& s, bool on);
-
 namespace cpu {
 void run(Cpu, Stream& s, const Likeliest& op);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const Likeliest& op);
-void set_overlap(Stream& s, bool on);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "ops/memory.h"
+#include "ops/overlap.h"
 #include "ops/sampling.h"
 
 namespace sbtrain {

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
-#include "ops/sampling.h"
+#include "ops/overlap.h"
 
 namespace sbtrain {
 namespace {

@@ -10,6 +10,7 @@
 #include "ops/cuda/timer.h"
 #include "ops/host_wait.h"
 #include "ops/memory.h"
+#include "ops/overlap.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -114,6 +115,10 @@ int32_t* Context::counters() {
   counters_ = static_cast<int32_t*>(zeros);
   SBTRAIN_CUDA_CHECK(cudaMemsetAsync(counters_, 0, kBytes, stream));
   return counters_;
+}
+
+void set_overlap(Stream& s, bool on) {
+  context(s).overlap = on;
 }
 
 bool is_recorded(const Stream& s) {

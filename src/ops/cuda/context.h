@@ -71,7 +71,7 @@ class Context : public BackendContext {
   // kernel leaves zeros.
   int32_t* counters();
 
-  // Whether kernels may begin before the one in front of them has ended (ops/sampling.h).
+  // Whether kernels may begin before the one in front of them has ended (ops/overlap.h).
   bool overlap = false;
 
   // Marks of timed ops, see timer.h.

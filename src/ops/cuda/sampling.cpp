@@ -6,10 +6,6 @@
 
 namespace sbtrain::ops::cuda {
 
-void set_overlap(Stream& s, bool on) {
-  context(s).overlap = on;
-}
-
 void run(Cuda, Stream& s, const Likeliest& op) {
   kernels::likeliest(
       cuda_stream(s),

@@ -1,4 +1,6 @@
-#include "ops/sampling.h"
+#include "ops/overlap.h"
+
+#include "ops/op.h"
 
 namespace sbtrain::ops {
 
