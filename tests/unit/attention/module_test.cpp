@@ -314,7 +314,8 @@ TEST(AttentionModule, GroupsShareKeysAndValues) {
       Parameters dexpanded(*plain, false);
       const Pass a(*module, w, dw, pack, x, dmix);
       const Pass b(*plain, expanded, dexpanded, pack, x, dmix);
-      EXPECT_TRUE(bitwise_equal(a.mix, b.mix));
+      // Not bit for bit: OpenBLAS may add the channels of a narrower product in another order.
+      EXPECT_LT(relative_error(a.mix, to_f64(b.mix)), 1e-6);
       EXPECT_LT(relative_error(a.dx, to_f64(b.dx)), 1e-5);
       for (const TensorSpec& spec : expanded.specs) {
         const Tensor& actual = dw.weights.at(spec.name);
