@@ -251,13 +251,10 @@ class KeyGradientConsumer {
     while (any) {
       x.pin();
       score_tile_ = (score_tile_ + 1) % Shape::kScoreTiles;
+      differentiate_rows(x, stage, block);
       if constexpr (Shape::kRowByRow) {
-        differentiate_rows(x, stage, block);
         wait_for_gradients(sums, stage);
       } else {
-        const TileRowKeys seen = enter(stage, block.begin);
-        sticks_.score(x.s, x.dp, block.first_key, x_.p.scale * kLog2e, BlockKeys{seen, block.begin},
-                      nullptr, nullptr);
         Operands rounded;
         rounded.round(x);
         wait_for_gradients(sums, stage);
@@ -292,9 +289,9 @@ class KeyGradientConsumer {
     release_before(stage);
   }
 
-  // Scores become A and dz, which go to the tiles of scores that no warp reads any more. A warp
-  // comes here only after its own products with these, and that all have come so far says the
-  // barrier of the tile before.
+  // Scores become A and dz. Row by row they go to the tiles of scores that no warp reads any more:
+  // a warp comes here only after its own products with these, and that all have come so far says
+  // the barrier of the tile before.
   __device__ __forceinline__ void differentiate_rows(TileScores& x, int stage, const Block& block) {
     if (all_see(stage, block)) {
       differentiate_row<0, false>(x, stage, block);
@@ -307,7 +304,6 @@ class KeyGradientConsumer {
   template <int kRow, bool kMasked>
   __device__ __forceinline__ void differentiate_row(TileScores& x, int stage, const Block& block) {
     const unsigned first_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    const float2 state = (s_.states[stage][index_] + first_row)[8 * kRow];
     KeyRange seen = {0, 0};
     bool some = true;
     if constexpr (kMasked) {
@@ -317,14 +313,18 @@ class KeyGradientConsumer {
       some = seen.begin < block.begin + kStickKeys && block.begin < seen.end;
       seen.begin = max(seen.begin, block.begin);
     }
-    HopperGradients sticks;
-    sticks.log2_left[kRow] = some ? state.x : 0.0f;
-    sticks.c[kRow] = some ? state.y : 0.0f;
-    sticks.template score_row<kMasked>(x.s, x.dp, kRow, block.first_key, x_.p.scale * kLog2e, seen);
-    store_score_chunks<kRow>(s_.a[score_tile_][index_], 0, x.s);
-    store_score_chunks<kRow>(s_.a[score_tile_][index_], 1, x.s);
-    store_score_chunks<kRow>(s_.dz[score_tile_][index_], 0, x.dp);
-    store_score_chunks<kRow>(s_.dz[score_tile_][index_], 1, x.dp);
+    const auto state = [&] {
+      const float2 saved = (s_.states[stage][index_] + first_row)[8 * kRow];
+      return some ? saved : make_float2(0.0f, 0.0f);
+    };
+    HopperGradients::score_row<kMasked>(x.s, x.dp, kRow, block.first_key, x_.p.scale * kLog2e, seen,
+                                        state);
+    if constexpr (Shape::kRowByRow) {
+      store_score_chunks<kRow>(s_.a[score_tile_][index_], 0, x.s);
+      store_score_chunks<kRow>(s_.a[score_tile_][index_], 1, x.s);
+      store_score_chunks<kRow>(s_.dz[score_tile_][index_], 0, x.dp);
+      store_score_chunks<kRow>(s_.dz[score_tile_][index_], 1, x.dp);
+    }
   }
 
   // A and dz of a tile, rounded.
@@ -402,30 +402,6 @@ class KeyGradientConsumer {
     wgmma_commit();
   }
 
-  // What the lane's rows see, and their states at the left edge of the block.
-  __device__ __forceinline__ TileRowKeys enter(int stage, int block) {
-    const int query = s_.first_query[stage];
-    const int tokens = x_.p.tokens, own = x_.p.attend_current ? 1 : 0;
-    const int warp_row = 16 * group_.warp();
-    TileRowKeys seen;
-    const auto begin_of = [&](int row) {
-      return query + row < tokens ? s_.first_keys[stage][row] : INT_MAX;
-    };
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = warp_row + lane_row() + 8 * i;
-      seen.begin[i] = begin_of(row);
-      const bool begun = seen.begin[i] < block + kStickKeys && block < query + row + own;
-      const float2 state = s_.states[stage][index_][row];
-      sticks_.log2_left[i] = begun ? state.x : 0.0f;
-      sticks_.c[i] = begun ? state.y : 0.0f;
-    }
-    seen.end = query + warp_row + lane_row() + own;
-    seen.last_begin = begin_of(warp_row + 15);
-    seen.first_end = min(query + warp_row + own, tokens);
-    return seen;
-  }
-
   __device__ __forceinline__ void write(WarpgroupAccumulator<kD>& dk, WarpgroupAccumulator<kD>& dv,
                                         int block, int first_key, int head_index) {
     const StickBreakingProblem& p = x_.p;
@@ -470,7 +446,6 @@ class KeyGradientConsumer {
   const int index_;
   const NamedThreads<128> group_;
   RingPlace<Shape::kStages> place_;
-  HopperGradients sticks_;
   int score_tile_ = 0;  // that was stored last
 };
 

@@ -22,6 +22,7 @@ namespace sbtrain::kernels {
 // number, from which T of the keys is multiplied up again: products keep such numbers (there is no
 // -ftz=true), and what they lose is 2^-25 of a whole stick.
 inline constexpr float kLargestLogit = 31.0f;
+inline constexpr float kLargest = 0x1p31f;
 
 // The key of a block of kKeys that lies in row `row` of its tile, and so in column `row` of the
 // scores. Lane q of a quad holds columns 8c + 2q + b, b = 0, 1: its keys are q kKeys / 4 + 2c + b.
@@ -39,7 +40,7 @@ __device__ __forceinline__ bool warp_sees_all(const Seen& seen, int begin, int k
 }
 
 // e of the lane's keys of row i of the scores; `first` is the lane's first key.
-template <bool kMasked, int kLaneKeys, typename Scores, typename Seen>
+template <bool kMasked, bool kClamped, int kLaneKeys, typename Scores, typename Seen>
 __device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores& s, int i,
                                              int first, float scale_log2, const Seen& seen) {
   // Counted from the lane's first key, so that each comparison is with a constant: the keys'
@@ -48,9 +49,15 @@ __device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores
 #pragma unroll
   for (int t = 0; t < kLaneKeys; ++t) {
     const float z = s.of_row(i, t) * scale_log2;
-    e[t] = exp2_ftz(fminf(z, kLargestLogit));
+    e[t] = exp2_ftz(kClamped ? fminf(z, kLargestLogit) : z);
     if (kMasked && (t < begin || t >= end)) e[t] = 0.0f;
   }
+}
+
+template <int kLaneKeys>
+__device__ __forceinline__ void clamp(float (&e)[kLaneKeys]) {
+#pragma unroll
+  for (float& x : e) x = fminf(x, kLargest);
 }
 
 // (x[0] + x[1]) + (x[2] + x[3]) and so on.
@@ -112,7 +119,7 @@ struct Sticks {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         float e[kLaneKeys];
-        exponentials<kMasked>(e, s, i, first, scale_log2, seen);
+        exponentials<kMasked, true>(e, s, i, first, scale_log2, seen);
         break_row_gated(s, i, e, gates);
       }
     } else {
@@ -132,7 +139,7 @@ struct Sticks {
     bool small = false;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      exponentials<kMasked>(e[i], s, i, first, scale_log2, seen);
+      exponentials<kMasked, true>(e[i], s, i, first, scale_log2, seen);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         const float* x = e[i] + 4 * g;
@@ -252,17 +259,20 @@ struct StickGradients {
   }
 
   // Row i alone, without gates, for a caller that needs the registers: scores become A and dp
-  // becomes dz, but the state stays as it was. The row sees the keys `seen`, or all without
-  // kMasked.
-  template <bool kMasked, typename Scores>
-  __device__ __forceinline__ void score_row(Scores& s, Scores& dp, int i, int block,
-                                            float scale_log2, KeyRange seen) const {
+  // becomes dz. The row sees the keys `seen`, or all without kMasked. `state()` returns {log2 T, C}
+  // and is called as late as can be.
+  template <bool kMasked, typename Scores, typename State>
+  static __device__ __forceinline__ void score_row(Scores& s, Scores& dp, int i, int block,
+                                                   float scale_log2, KeyRange seen,
+                                                   const State& state) {
     float e[kLaneKeys], kept[2 * kGroups], sums[kGroups];
-    exponentials<kMasked>(e, s, i, block + kLaneKeys * quad_lane(), scale_log2, SameKeys{seen});
-    const float mine = keep_pairs(e, kept);
-    const float after = add_left(log2_left[i], -mine) - mine;
-    break_pairs(s, dp, i, e, kept, exp2_ftz(after), sums);
-    left_of_groups(add_left(c[i], pairwise_sum<kGroups>(sums)), sums);
+    exponentials<kMasked, false>(e, s, i, block + kLaneKeys * quad_lane(), scale_log2,
+                                 SameKeys{seen});
+    const float mine = keep(e, kept);
+    const float2 left = state();
+    const float after = add_left(left.x, -mine) - mine;
+    break_groups(s, dp, i, e, kept, exp2_ftz(after), sums);
+    left_of_groups(add_left(left.y, pairwise_sum<kGroups>(sums)), sums);
     differentiate(dp, i, e, sums);
   }
 
@@ -281,68 +291,69 @@ struct StickGradients {
                                               const Seen& seen, const float* gates, float* dgate) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      float e[kLaneKeys], kept[kGroups], stick[kGroups], sums[kGroups];
-      exponentials<kMasked>(e, s, i, first, scale_log2, seen);
+      float e[kLaneKeys], sums[kGroups];
+      exponentials<kMasked, kGated>(e, s, i, first, scale_log2, seen);
       if constexpr (kGated) {
-        float r[kLaneKeys];
-        enter(i, keep_gated(e, r, kept, gates), kept, stick);
+        float r[kLaneKeys], kept[kGroups], stick[kGroups];
+        const float mine = keep_gated(e, r, kept, gates);
+        stick[kGroups - 1] = exp2_ftz(pass(i, mine));
+#pragma unroll
+        for (int g = kGroups - 1; g > 0; --g) stick[g - 1] = stick[g] * kept[g];
         break_groups_gated(s, dp, i, e, r, stick, sums, gates);
         advance(i, sums);
         differentiate_gated(dp, i, e, r, sums, gates, dgate);
       } else {
-        enter(i, keep(e, kept), kept, stick);
-        break_groups(s, dp, i, e, kept, stick, sums);
+        float kept[2 * kGroups];
+        const float mine = keep(e, kept);
+        break_pairs(s, dp, i, e, kept, exp2_ftz(pass(i, mine)), sums);
         advance(i, sums);
-        differentiate(dp, i, e, sums);
+        differentiate_pairs(dp, i, e, kept, sums);
       }
     }
   }
 
-  // What four keys leave: the product of their r = 1 / (1 + e). One reciprocal serves all four.
-  static __device__ __forceinline__ float keep_of_four(const float* e) {
-    const float u0 = 1.0f + e[0], u2 = 1.0f + e[2];
-    return reciprocal_ftz(fmaf(e[1], u0, u0) * fmaf(e[3], u2, u2));
-  }
-  // r of each of them, from the product of all.
-  static __device__ __forceinline__ void reciprocals(float (&r)[4], const float* e, float all) {
-    const float u0 = 1.0f + e[0], u2 = 1.0f + e[2];
-    const float of_low = all * fmaf(e[3], u2, u2), of_high = all * fmaf(e[1], u0, u0);
-    r[0] = fmaf(of_low, e[1], of_low);
-    r[1] = of_low * u0;
-    r[2] = fmaf(of_high, e[3], of_high);
-    r[3] = of_high * u2;
-  }
-
-  // What each group leaves; returns log2 of what all keys leave. A logarithm for each group and not
-  // one of their product, which may be too small: a branch for that would keep rows from running
-  // side by side.
-  static __device__ __forceinline__ float keep(const float (&e)[kLaneKeys],
-                                               float (&kept)[kGroups]) {
-    float logs[kGroups];
+  // What each pair of keys leaves, from which the reciprocals of its keys follow; returns log2 of
+  // what all leave. Where no four keys of any lane of the warp leave less than 2^-31, no e is as
+  // large as the clamp, which then is left out, and one logarithm is enough for four groups, whose
+  // product is a normal number.
+  static __device__ __forceinline__ float keep(float (&e)[kLaneKeys], float (&kept)[2 * kGroups]) {
+    float all[kGroups];  // of four keys each; 0 where the product of 1 + e is not finite
+    keep_pairs(e, kept, all);
+    float least = all[0];
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      kept[g] = keep_of_four(e + 4 * g);
-      logs[g] = log2_ftz(kept[g]);
-    }
-    return pairwise_sum<kGroups>(logs);
+    for (int g = 1; g < kGroups; ++g) least = fminf(least, all[g]);
+    constexpr int kAtOnce = kGroups < 4 ? kGroups : 4;
+    if (!__any_sync(~0u, least < 1.0f / kLargest)) return sum_of_logarithms<kAtOnce>(all);
+    clamp(e);
+    keep_pairs(e, kept, all);
+    return sum_of_logarithms<1>(all);
   }
-  // The same, but what each pair of keys leaves: all that the reciprocals of its keys follow from.
-  static __device__ __forceinline__ float keep_pairs(const float (&e)[kLaneKeys],
-                                                     float (&kept)[2 * kGroups]) {
-    float logs[kGroups];
+  // One logarithm for kAtOnce groups.
+  template <int kAtOnce>
+  static __device__ __forceinline__ float sum_of_logarithms(const float (&all)[kGroups]) {
+    static_assert(kGroups % kAtOnce == 0);
+    float sum = log2_ftz(pairwise_product<kAtOnce>(all));
+#pragma unroll
+    for (int g = kAtOnce; g < kGroups; g += kAtOnce) {
+      sum += log2_ftz(pairwise_product<kAtOnce>(all + g));
+    }
+    return sum;
+  }
+  // One reciprocal serves four keys.
+  static __device__ __forceinline__ void keep_pairs(const float (&e)[kLaneKeys],
+                                                    float (&kept)[2 * kGroups],
+                                                    float (&all)[kGroups]) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const float* const x = e + 4 * g;
       const float u0 = 1.0f + x[0], u2 = 1.0f + x[2];
       const float low = fmaf(x[1], u0, u0), high = fmaf(x[3], u2, u2);
-      const float all = reciprocal_ftz(low * high);
-      logs[g] = log2_ftz(all);
-      kept[2 * g] = all * high;
-      kept[2 * g + 1] = all * low;
+      all[g] = reciprocal_ftz(low * high);
+      kept[2 * g] = all[g] * high;
+      kept[2 * g + 1] = all[g] * low;
     }
-    return pairwise_sum<kGroups>(logs);
   }
-  // The same with gates, and r of each key.
+  // With gates: what each group leaves, r of each key, and log2 of what all leave.
   static __device__ __forceinline__ float keep_gated(const float (&e)[kLaneKeys],
                                                      float (&r)[kLaneKeys], float (&kept)[kGroups],
                                                      const float* gates) {
@@ -376,15 +387,12 @@ struct StickGradients {
     return sum;
   }
 
-  // The stick before each group's rightmost key, where the lane's keys leave `mine` (log2). Moves
-  // log2_left to the end of the block.
-  __device__ __forceinline__ void enter(int i, float mine, const float (&kept)[kGroups],
-                                        float (&stick)[kGroups]) {
+  // log2 of the stick before the lane's rightmost key, where the lane's keys leave `mine` (log2).
+  // Moves log2_left to the end of the block.
+  __device__ __forceinline__ float pass(int i, float mine) {
     const float after = add_left(log2_left[i], -mine) - mine;
     log2_left[i] = __shfl_sync(~0u, after, 3, 4);
-    stick[kGroups - 1] = exp2_ftz(after);
-#pragma unroll
-    for (int g = kGroups - 1; g > 0; --g) stick[g - 1] = stick[g] * kept[g];
+    return after;
   }
 
   // sums: of each group; they become C at the left of each group. Moves C to the end of the block.
@@ -404,30 +412,14 @@ struct StickGradients {
     }
   }
 
-  // A, and dz but for the keys left of the group; e becomes beta. sums: of A dp of each group.
+  // A, and dz but for the keys left of the group; e becomes beta. From right to left, where the
+  // pairs of keys leave `kept`: only the stick goes from one group to the next. sums: of A dp of
+  // each group.
   template <typename Scores>
-  __device__ __forceinline__ void break_groups(Scores& s, Scores& dp, int i, float (&e)[kLaneKeys],
-                                               const float (&kept)[kGroups],
-                                               const float (&stick)[kGroups],
-                                               float (&sums)[kGroups]) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      float r[4], left[5];  // T_t of each key, and of the one after them
-      reciprocals(r, e + 4 * g, kept[g]);
-      left[4] = stick[g];
-#pragma unroll
-      for (int n = 3; n > 0; --n) left[n] = left[n + 1] * r[n];
-      left[0] = stick[g] * kept[g];
-      sums[g] = break_group(s, dp, i, 4 * g, e, r, left);
-    }
-  }
-  // The same from right to left, where the pairs leave `kept`: only the stick goes from one group
-  // to the next.
-  template <typename Scores>
-  static __device__ __forceinline__ void break_pairs(Scores& s, Scores& dp, int i,
-                                                     float (&e)[kLaneKeys],
-                                                     const float (&kept)[2 * kGroups], float stick,
-                                                     float (&sums)[kGroups]) {
+  static __device__ __forceinline__ void break_groups(Scores& s, Scores& dp, int i,
+                                                      float (&e)[kLaneKeys],
+                                                      const float (&kept)[2 * kGroups], float stick,
+                                                      float (&sums)[kGroups]) {
 #pragma unroll
     for (int g = kGroups - 1; g >= 0; --g) {
       const float* const x = e + 4 * g;
@@ -469,6 +461,52 @@ struct StickGradients {
 #pragma unroll
     for (int t = 0; t < kLaneKeys; ++t) {
       dp.of_row(i, t) = fmaf(-beta[t], c_left[t / 4], dp.of_row(i, t));
+    }
+  }
+
+  // The same with two instructions less for four keys, and with more registers: `kept` is needed
+  // again. A, and g = A dp in place of dp; sums: of g of each group.
+  template <typename Scores>
+  static __device__ __forceinline__ void break_pairs(Scores& s, Scores& dp, int i,
+                                                     const float (&e)[kLaneKeys],
+                                                     const float (&kept)[2 * kGroups], float stick,
+                                                     float (&sums)[kGroups]) {
+#pragma unroll
+    for (int g = kGroups - 1; g >= 0; --g) {
+      float of_pair[2];
+#pragma unroll
+      for (int n = 1; n >= 0; --n) {
+        const int t = 4 * g + 2 * n;
+        stick *= kept[2 * g + n];
+        const float a = e[t] * stick;
+        const float next = e[t + 1] * (stick + a);
+        s.of_row(i, t) = a;
+        s.of_row(i, t + 1) = next;
+        dp.of_row(i, t) *= a;
+        dp.of_row(i, t + 1) *= next;
+        of_pair[n] = dp.of_row(i, t) + dp.of_row(i, t + 1);
+      }
+      sums[g] = of_pair[0] + of_pair[1];
+    }
+  }
+  // g becomes dz = r (g - e C), with r = 1 / (1 + e); c_left: C of each group's first key.
+  template <typename Scores>
+  static __device__ __forceinline__ void differentiate_pairs(Scores& dp, int i,
+                                                             const float (&e)[kLaneKeys],
+                                                             const float (&kept)[2 * kGroups],
+                                                             const float (&c_left)[kGroups]) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      float c = c_left[g];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int t = 4 * g + n;
+        const float of_pair = kept[2 * g + n / 2];
+        const float r = fmaf(of_pair, e[t ^ 1], of_pair);
+        const float gradient = dp.of_row(i, t);
+        dp.of_row(i, t) = r * fmaf(-e[t], c, gradient);
+        if (n < 3) c += gradient;
+      }
     }
   }
 

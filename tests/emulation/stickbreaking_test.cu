@@ -138,5 +138,24 @@ TEST(EmulatedStickBreaking, SticksEndInSaturatedKeys) {
   EXPECT_LE(test::relative_error(to_f64(x.o), want.o), kOutputError);
 }
 
+// Logits of which some are above 100 nats, so that no product of 1 + e is finite unless e is
+// clamped.
+template <int kD>
+void check_large_logits() {
+  StickBreaking x({70, 122}, kD);
+  for (size_t i = 0; i < x.q.size(); ++i) {
+    const int token = static_cast<int>(i) / (Attention::kHeads * kD);
+    if (token % 3 == 0) x.q[i] = __float2bfloat16(64.0f * __bfloat162float(x.q[i]));
+  }
+  const test::oracle::Result want = test::oracle::stickbreaking(x.oracle());
+  ASSERT_NO_THROW((x.run<kD, false>(Timing::kAtOnce, 0.0f)));
+  x.check(want);
+}
+TEST(EmulatedStickBreaking, LargeLogits) {
+  check_large_logits<32>();
+  check_large_logits<64>();
+  check_large_logits<128>();
+}
+
 }  // namespace
 }  // namespace sbtrain::emulation
