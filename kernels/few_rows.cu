@@ -653,9 +653,9 @@ void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
   if constexpr (kRowTiles == 1) {
     const int64_t products = p.swiglu ? 2 * p.n : p.n;
     const bool fills = products / (2 * kTileOutputs) >= kFewestBlocks;
-    if (fills && p.rows <= 2 && p.k <= kMostForTwoTiles) {
-      return launch<2, 1, true, kResident>(stream, p);
-    }
+    const bool two_tiles = fills && p.rows <= 2 && p.k <= kMostForTwoTiles;
+    if (one_row(stream, p, two_tiles)) return;
+    if (two_tiles) return launch<2, 1, true, kResident>(stream, p);
     if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
   } else if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
     return launch_wide_rows<kRowTiles>(stream, p, vectors);

@@ -10,7 +10,14 @@
 #include "kernels/pack.cuh"
 #include "kernels/primitives/mma.cuh"
 
-namespace sbtrain::kernels::products {
+namespace sbtrain::kernels {
+
+// Launches the kernel of one_row.cu, whose blocks have two tiles of outputs or one, unless it is
+// not for this product or this GPU: then it returns false. Inputs and weights are in vectors of 16
+// aligned bytes.
+bool one_row(cudaStream_t stream, const FewRows& p, bool two_tiles);
+
+namespace products {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
@@ -105,4 +112,6 @@ inline int chunks_of_warp(int64_t k) {
   return static_cast<int>(ceil_div(ceil_div(k, kChunk), kWarps));
 }
 
-}  // namespace sbtrain::kernels::products
+}  // namespace products
+
+}  // namespace sbtrain::kernels

@@ -41,16 +41,20 @@ struct LaunchShape {
   size_t shared_bytes = 0;  // of dynamic shared memory
 };
 
+// Whether the machine code that runs here was compiled for Hopper or later.
+template <typename... Parameters>
+bool compiled_for_hopper(void (*kernel)(Parameters...)) {
+  cudaFuncAttributes compiled{};
+  return cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess && compiled.ptxVersion >= 90 &&
+         compiled.binaryVersion >= 90;
+}
+
 // Launches a kernel that keeps to the rules above. It begins early only where its machine code can
 // wait, and only with `early`.
 template <typename... Parameters, typename... Arguments>
 void launch_early(const char* name, bool early, cudaStream_t stream, void (*kernel)(Parameters...),
                   const LaunchShape& shape, const Arguments&... arguments) {
-  cudaFuncAttributes compiled{};
-  if (early && (cudaFuncGetAttributes(&compiled, kernel) != cudaSuccess ||
-                compiled.ptxVersion < 90 || compiled.binaryVersion < 90)) {
-    early = false;
-  }
+  early = early && compiled_for_hopper(kernel);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -34,6 +34,17 @@ __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap& map, M
       : "memory");
 }
 
+// Copies `bytes` consecutive bytes to shared memory. By one thread; the bytes count for the
+// barrier's current phase. They are a multiple of 16, as are both addresses.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, int bytes,
+                                          Mbarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(barrier.address())
+      : "memory");
+}
+
 // Orders what this thread wrote to shared memory before copies and products (wgmma) that read it
 // after the next barrier.
 __device__ __forceinline__ void fence_async_proxy() {

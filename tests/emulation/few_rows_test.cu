@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/few_rows.cu"
+#include "kernels/one_row.cu"
 #include "support/tensors.h"
 
 namespace sbtrain::emulation {

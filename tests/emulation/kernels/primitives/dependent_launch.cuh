@@ -10,6 +10,11 @@ inline void let_next_kernel_begin() {}
 inline void wait_for_previous_kernel() {}
 inline void prefetch_to_l2(const void*, uint32_t) {}
 
+template <typename... Parameters>
+bool compiled_for_hopper(void (*)(Parameters...)) {
+  return true;
+}
+
 struct LaunchShape {
   dim3 grid;
   int threads;

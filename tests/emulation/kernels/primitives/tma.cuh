@@ -52,6 +52,15 @@ void load_box(void* shared, const CUtensorMap& map, Mbarrier& barrier,
   });
 }
 
+inline void bulk_load(void* shared, const void* global, int bytes, Mbarrier& barrier) {
+  emulation::check(shared_address(shared) % 16 == 0 && bytes % 16 == 0, "a copy not in vectors");
+  emulation::check(reinterpret_cast<uintptr_t>(global) % 16 == 0, "a source that is not aligned");
+  emulation::issue_copy([=, &barrier] {
+    std::memcpy(shared, global, static_cast<size_t>(bytes));
+    barrier.copied(bytes);
+  });
+}
+
 inline void tma_load(void* shared, const CUtensorMap& map, Mbarrier& barrier, int x0, int x1,
                      int x2) {
   load_box<3>(shared, map, barrier, {x0, x1, x2});

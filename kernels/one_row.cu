@@ -1,0 +1,195 @@
+// Products of one row, as one sequence needs them to decode a token, on Hopper and later.
+#include "kernels/device_attribute.h"
+#include "kernels/few_rows.cuh"
+#include "kernels/primitives/dependent_launch.cuh"
+#include "kernels/primitives/thread_group.cuh"
+#include "kernels/primitives/tma.cuh"
+
+namespace sbtrain::kernels {
+
+extern __shared__ __align__(128) unsigned char memory[];
+
+namespace {
+
+using namespace products;
+
+// The warp that copies the block's rows of w is not one of those that compute. The copy engine
+// takes its requests one after the other, while loads of the other warps, and of other blocks on
+// the multiprocessor, pass them by: loads that follow tens of kilobytes of copies by the threads
+// themselves (cp.async) wait until these have arrived. The inputs come microseconds sooner this
+// way.
+constexpr int kThreadsAndCopier = kThreads + 32;
+
+// A row of w arrives in parts, each of the channels of some warps.
+constexpr int kParts = 2;
+[[maybe_unused]] constexpr int kWarpsOfPart = kWarps / kParts;
+
+template <int kOutputTiles>
+struct OneRow {
+  static constexpr int kOutputs = kTileOutputs * kOutputTiles;
+  FewRows p;
+  int of_warp;  // chunks
+
+  // From row to row of w in shared memory, so that the lanes that read a chunk of two neighbouring
+  // rows meet all banks.
+  __host__ __device__ int row_bytes() const {
+    const int bytes = 2 * static_cast<int>(p.k);
+    return bytes + (bytes % 128 == 0 ? 64 : 0);
+  }
+  size_t shared_bytes() const { return size_t{kOutputs} * row_bytes() + 2 * p.k; }
+
+  // Row r of the block; null where w has no more rows.
+  __device__ const bf16* row(int r) const {
+    const int64_t tile = int64_t{blockIdx.x} * kOutputTiles + r / kTileOutputs;
+    const int of_tile = r % kTileOutputs;
+    const int64_t output =
+        p.swiglu ? tile * kHalf + of_tile % kHalf : tile * kTileOutputs + of_tile;
+    if (output >= p.n) return nullptr;
+    return p.w.row(p.swiglu && of_tile >= kHalf ? p.n + output : output);
+  }
+  __device__ int64_t output(int i) const {
+    return int64_t{blockIdx.x} * (p.swiglu ? kOutputs / 2 : kOutputs) + i;
+  }
+};
+
+// By one warp.
+template <int kOutputTiles>
+__device__ __forceinline__ void copy_weights(const OneRow<kOutputTiles>& x,
+                                             Mbarrier (&arrived)[kParts]) {
+  using S = OneRow<kOutputTiles>;
+  static_assert(S::kOutputs <= 32);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bf16* const row = lane < S::kOutputs ? x.row(lane) : nullptr;
+  const int rows = __popc(__ballot_sync(~0u, row != nullptr));
+  const int of_part = kWarpsOfPart * x.of_warp * kChunk;
+  for (int part = 0; part < kParts; ++part) {
+    const int first = part * of_part;
+    const int bytes = 2 * max(0, min(of_part, static_cast<int>(x.p.k) - first));
+    if (lane == 0) arrived[part].arrive_and_expect(rows * bytes);
+    __syncwarp();
+    if (row != nullptr && bytes > 0) {
+      bulk_load(memory + lane * x.row_bytes() + 2 * first, row + first, bytes, arrived[part]);
+    }
+  }
+}
+
+// The sums have the order of those of few_rows.cu, and so the same bits.
+template <int kOutputTiles>
+__global__ void __launch_bounds__(kThreadsAndCopier, 2)
+    one_row_kernel(const __grid_constant__ OneRow<kOutputTiles> x) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using S = OneRow<kOutputTiles>;
+  __shared__ float squares[kWarps][1];
+  __shared__ float sums[kWarps][S::kOutputs];
+  __shared__ Mbarrier arrived[kParts];
+  const FewRows& p = x.p;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  let_next_kernel_begin();
+  if (threadIdx.x == kThreads) {
+    for (Mbarrier& barrier : arrived) barrier.init(1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (warp == kWarps) {
+    copy_weights(x, arrived);
+    wait_for_previous_kernel();
+    return;
+  }
+  const NamedThreads<kThreads> group{1, 0};
+
+  // This warp's share of the channels, in vectors of eight.
+  const int first = warp * x.of_warp * kChunk;
+  const int chunks = max(0, min(x.of_warp, (static_cast<int>(p.k) - first) / kChunk));
+  const int vectors = kChunkVectors * chunks;
+  bf16* const inputs = reinterpret_cast<bf16*>(memory + S::kOutputs * x.row_bytes()) + first;
+  const auto load = [&](const bf16* row, int v) {
+    return load_eight<true>(row + first, 8 * v, 8 * vectors);
+  };
+  const bool norms = p.norm_w != nullptr;
+  const Eight first_weight = norms && lane < vectors ? load(p.norm_w, lane) : Eight{};
+  wait_for_previous_kernel();
+  const Eight first_input = lane < vectors ? load(p.x.data, lane) : Eight{};
+  const int out = static_cast<int>(threadIdx.x);
+  const float residual = out < S::kOutputs ? load_residual(p, 0, x.output(out)) : 0.0f;
+  const auto input = [&](int v) { return v == lane ? first_input : load(p.x.data, v); };
+  float factor = 0.0f;
+  if (norms) {
+    const float sum = sum_squares(vectors, lane, input);
+    if (lane == 0) squares[warp][0] = sum;
+    group.sync();
+    factor = inverse_rms(squares, 0, p);
+  }
+  for (int v = lane; v < vectors; v += 32) {
+    Eight y = input(v);
+    if (norms) y = normalise(y, v == lane ? first_weight : load(p.norm_w, v), factor);
+    *reinterpret_cast<uint4*>(inputs + 8 * v) = {y.pair[0], y.pair[1], y.pair[2], y.pair[3]};
+  }
+  __syncwarp();
+
+  const int g = lane / kChunkVectors;
+  const int q = lane % kChunkVectors;
+  const auto vector_at = [&](const void* from) {
+    const uint4 v = *static_cast<const uint4*>(from);
+    return Eight{{v.x, v.y, v.z, v.w}};
+  };
+  float products[kOutputTiles][4] = {};
+  const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (first + 8 * q);
+  if (chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
+#pragma unroll 3
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    // All eight columns of the product are this row; the first one is stored.
+    const Eight of_x = vector_at(inputs + kChunk * chunk + 8 * q);
+#pragma unroll
+    for (int i = 0; i < kOutputTiles; ++i) {
+      const unsigned char* const at = mine + 2 * kChunk * chunk + kTileOutputs * i * x.row_bytes();
+      multiply_chunk(products[i], vector_at(at), vector_at(at + kHalf * x.row_bytes()), of_x);
+    }
+  }
+  if (q == 0) {
+#pragma unroll
+    for (int i = 0; i < kOutputTiles; ++i) {
+      sums[warp][kTileOutputs * i + g] = products[i][0];
+      sums[warp][kTileOutputs * i + kHalf + g] = products[i][2];
+    }
+  }
+  group.sync();
+  const auto sum_over_warps = [&](int i) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) sum += sums[from][i];
+    return p.alpha * sum;
+  };
+  if (!p.swiglu) {
+    if (out < S::kOutputs) store_output(p, 0, x.output(out), sum_over_warps(out) + residual);
+  } else if (out < S::kOutputs / 2) {
+    const int gate = out / kHalf * kTileOutputs + out % kHalf;
+    store_output(p, 0, x.output(out),
+                 swiglu(p, sum_over_warps(gate), sum_over_warps(gate + kHalf)));
+  }
+#else
+  __trap();
+#endif
+}
+
+template <int kOutputTiles>
+bool launch(cudaStream_t stream, const FewRows& p) {
+  const OneRow<kOutputTiles> x{p, chunks_of_warp(p.k)};
+  if (x.shared_bytes() + (2 << 10) > most_shared_bytes()) return false;
+  if (!compiled_for_hopper(one_row_kernel<kOutputTiles>)) return false;
+  launch_early("one_row", p.early, stream, one_row_kernel<kOutputTiles>,
+               {.grid = dim3(blocks(p.n, x.kOutputs / (p.swiglu ? 2 : 1))),
+                .threads = kThreadsAndCopier,
+                .shared_bytes = x.shared_bytes()},
+               x);
+  return true;
+}
+
+}  // namespace
+
+bool one_row(cudaStream_t stream, const FewRows& p, bool two_tiles) {
+  if (p.rows != 1 || p.k % kChunk != 0) return false;
+  return two_tiles ? launch<2>(stream, p) : launch<1>(stream, p);
+}
+
+}  // namespace sbtrain::kernels
