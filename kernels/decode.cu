@@ -9,6 +9,7 @@
 #include "kernels/pack.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
+#include "kernels/primitives/stamps.cuh"
 #include "kernels/reduce.cuh"
 
 namespace sbtrain::kernels {
@@ -467,6 +468,8 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int channel = static_cast<int>(threadIdx.x);  // of the sums over warps and parts
 
+  Stamps stamps;
+  stamps.take(0);
   const CachedHead head(t, job);
   const Range seen = attention.seen(head);
   const auto count = static_cast<int>(decode_parts(seen.count()));
@@ -482,6 +485,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   const BatchesAhead<kAhead, kKeys> ahead;
   if constexpr (kAhead > 0) ahead.template copy<kLanes>(head, keys, d, keys.end - 1 - 2 * kKeys);
   wait_for_previous_kernel();
+  stamps.take(1);
 
   // All that the step has computed is asked for at once, before anything waits for it.
   const Row query = Row::load<kVectors>(head.q, d, lane);
@@ -494,6 +498,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   Channels q = query.channels();
   q.scale(t.scale);
   cp_async_wait<0>();
+  stamps.take(2);
   int taken = 0;  // of the batches in shared memory
   float* const scratch =
       t.scratch + (head.batch * t.heads + head.head) * decode_parts(t.capacity) * (d + 2);
@@ -525,6 +530,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
       add(next);
     }
     Part part = attend.part;
+    stamps.take(3);
 #pragma unroll
     for (int distance = kLanes; distance < 32; distance *= 2) {
       const Part older{__shfl_xor_sync(~0u, part.a, distance),
@@ -544,6 +550,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
       for (int c = 0; c < kHeld; ++c) outputs[warp][kHeld * lane + c] = o.value[c];
     }
     __syncthreads();
+    stamps.take(4);
     Total sum;
 #pragma unroll
     for (int w = kWarps - 1; w >= 0; --w) {
@@ -551,6 +558,8 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     }
     if (count == 1) {
       if (channel < d) head.o[channel] = __float2bfloat16_rn(attention.result(head, sum, channel));
+      stamps.take(5);
+      if (threadIdx.x == 0) stamps.keep(0, 0);
       return;
     }
     float* const to = scratch + i * (d + 2);
@@ -638,6 +647,7 @@ void launch(const char* name, cudaStream_t stream, const Attention& attention) {
 template <typename Attention>
 void decode(const char* name, cudaStream_t stream, const Attention& attention) {
   const Decode& t = attention.p.t;
+  write_stamps_at_exit("attention");
   if (t.head_dim > kMaxDecodeHeadDim) {
     throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(t.head_dim) +
                                 " channels, at most " + std::to_string(kMaxDecodeHeadDim));

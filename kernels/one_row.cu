@@ -2,6 +2,7 @@
 #include "kernels/device_attribute.h"
 #include "kernels/few_rows.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
+#include "kernels/primitives/stamps.cuh"
 #include "kernels/primitives/thread_group.cuh"
 #include "kernels/primitives/tma.cuh"
 
@@ -82,6 +83,8 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
   __shared__ float squares[kWarps][1];
   __shared__ float sums[kWarps][S::kOutputs];
   __shared__ Mbarrier arrived[kParts];
+  Stamps stamps;
+  stamps.take(0);
   const FewRows& p = x.p;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -109,6 +112,7 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
   const bool norms = p.norm_w != nullptr;
   const Eight first_weight = norms && lane < vectors ? load(p.norm_w, lane) : Eight{};
   wait_for_previous_kernel();
+  stamps.take(1);
   const Eight first_input = lane < vectors ? load(p.x.data, lane) : Eight{};
   const int out = static_cast<int>(threadIdx.x);
   const float residual = out < S::kOutputs ? load_residual(p, 0, x.output(out)) : 0.0f;
@@ -127,6 +131,7 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
   }
   __syncwarp();
 
+  stamps.take(2);
   const int g = lane / kChunkVectors;
   const int q = lane % kChunkVectors;
   const auto vector_at = [&](const void* from) {
@@ -136,6 +141,7 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
   float products[kOutputTiles][4] = {};
   const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (first + 8 * q);
   if (chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
+  stamps.take(3);
 #pragma unroll 3
   for (int chunk = 0; chunk < chunks; ++chunk) {
     // All eight columns of the product are this row; the first one is stored.
@@ -146,6 +152,7 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
       multiply_chunk(products[i], vector_at(at), vector_at(at + kHalf * x.row_bytes()), of_x);
     }
   }
+  stamps.take(4);
   if (q == 0) {
 #pragma unroll
     for (int i = 0; i < kOutputTiles; ++i) {
@@ -167,6 +174,8 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
     store_output(p, 0, x.output(out),
                  swiglu(p, sum_over_warps(gate), sum_over_warps(gate + kHalf)));
   }
+  stamps.take(5);
+  if (threadIdx.x == 0) stamps.keep(p.n, p.k);
 #else
   __trap();
 #endif
@@ -189,6 +198,7 @@ bool launch(cudaStream_t stream, const FewRows& p) {
 
 bool one_row(cudaStream_t stream, const FewRows& p, bool two_tiles) {
   if (p.rows != 1 || p.k % kChunk != 0) return false;
+  write_stamps_at_exit("products");
   return two_tiles ? launch<2>(stream, p) : launch<1>(stream, p);
 }
 

@@ -139,6 +139,49 @@ TEST_F(Hopper, CopiesPermutedKeysFromAnyToken) {
 
 // ---- A pipeline of phases -----------------------------------------------------------------------
 
+// Each lane of one warp copies a row, of which the sizes differ.
+__global__ void bulk_kernel(int4* out, const int4* from, int rows, int row_vectors) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ Mbarrier barrier;
+  auto* copied = reinterpret_cast<int4*>(memory);
+  const int row = static_cast<int>(threadIdx.x);
+  for (int i = row; i < rows * row_vectors; i += 32) copied[i] = make_int4(-1, -1, -1, -1);
+  fence_async_proxy();
+  if (row == 0) {
+    barrier.init(1);
+    fence_mbarrier_init();
+    int vectors = 0;
+    for (int i = 0; i < rows; ++i) vectors += i % row_vectors + 1;
+    barrier.arrive_and_expect(16 * vectors);
+  }
+  __syncwarp();
+  if (row < rows) {
+    bulk_load(copied + row * row_vectors, from + row * row_vectors, 16 * (row % row_vectors + 1),
+              barrier);
+  }
+  barrier.wait(0);
+  for (int i = row; i < rows * row_vectors; i += 32) out[i] = copied[i];
+#endif
+}
+
+TEST_F(Hopper, CopiesBytesInARow) {
+  constexpr int kRows = 29, kVectors = 7;
+  std::vector<int4> from;
+  for (int i = 0; i < kRows * kVectors; ++i)
+    from.push_back({4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3});
+  OnDevice<int4> x(from), y(from.size());
+  bulk_kernel<<<1, 32, sizeof(int4) * from.size()>>>(y.data(), x.data(), kRows, kVectors);
+  const std::vector<int4> copied = y.values();
+  for (int i = 0; i < kRows * kVectors; ++i) {
+    const int4 got = copied[static_cast<size_t>(i)];
+    const bool wanted = i % kVectors <= i / kVectors % kVectors;
+    const int first = wanted ? 4 * i : -1, last = wanted ? 4 * i + 3 : -1;
+    EXPECT_EQ(got.x, first) << i;
+    EXPECT_EQ(got.w, last) << i;
+  }
+}
+
 // One warp fills a ring of two places with numbers, the other one adds them up.
 __global__ void ring_kernel(int* sum, int count) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
