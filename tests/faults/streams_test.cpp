@@ -58,8 +58,8 @@ TEST_F(Streams, OutputThatIsLostIsAFailure) {
 }
 
 TEST_F(Streams, AReaderThatLeavesEndsAToolAndNotARun) {
-  EXPECT_EQ(run_in("", generate({"--max-tokens", "1000000"}), "| head -c 1", 60), kStorage)
-      << output();
+  // A reader that waits for the first byte may be too slow to leave before the last one.
+  EXPECT_EQ(run_in("", generate(), "| true"), kStorage) << output();
   EXPECT_EQ(run_in("", {"config", "docs"}, "| true"), kStorage) << output();
   EXPECT_EQ(run_in("", train(path("run")), "2>&1 | head -1"), 0) << output();
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-00000012/manifest.json")));
