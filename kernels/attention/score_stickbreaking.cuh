@@ -22,7 +22,7 @@ namespace sbtrain::kernels {
 // number, from which T of the keys is multiplied up again: products keep such numbers (there is no
 // -ftz=true), and what they lose is 2^-25 of a whole stick.
 inline constexpr float kLargestLogit = 31.0f;
-inline constexpr float kLargest = 0x1p31f;
+inline constexpr float kLargest = 0x1p31f;  // 2^kLargestLogit
 
 // The key of a block of kKeys that lies in row `row` of its tile, and so in column `row` of the
 // scores. Lane q of a quad holds columns 8c + 2q + b, b = 0, 1: its keys are q kKeys / 4 + 2c + b.
@@ -317,13 +317,15 @@ struct StickGradients {
   // large as the clamp, which then is left out, and one logarithm is enough for four groups, whose
   // product is a normal number.
   static __device__ __forceinline__ float keep(float (&e)[kLaneKeys], float (&kept)[2 * kGroups]) {
-    float all[kGroups];  // of four keys each; 0 where the product of 1 + e is not finite
+    // Of four keys each. Without the clamp e may be infinite: then this is zero or, where another e
+    // is zero, not a number.
+    float all[kGroups];
     keep_pairs(e, kept, all);
     float least = all[0];
 #pragma unroll
-    for (int g = 1; g < kGroups; ++g) least = fminf(least, all[g]);
+    for (int g = 1; g < kGroups; ++g) least = min_or_nan(least, all[g]);
     constexpr int kAtOnce = kGroups < 4 ? kGroups : 4;
-    if (!__any_sync(~0u, least < 1.0f / kLargest)) return sum_of_logarithms<kAtOnce>(all);
+    if (__all_sync(~0u, least >= 1.0f / kLargest)) return sum_of_logarithms<kAtOnce>(all);
     clamp(e);
     keep_pairs(e, kept, all);
     return sum_of_logarithms<1>(all);

@@ -22,4 +22,11 @@ __device__ __forceinline__ float reciprocal_ftz(float x) {
   return y;
 }
 
+// Not a number where one of the two is not, while fminf() would return the other.
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+
 }  // namespace sbtrain::kernels

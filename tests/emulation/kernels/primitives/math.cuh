@@ -17,5 +17,8 @@ inline float log2_ftz(float x) {
 inline float reciprocal_ftz(float x) {
   return 1.0f / x;
 }
+inline float min_or_nan(float a, float b) {
+  return a < b || std::isnan(a) ? a : b;
+}
 
 }  // namespace sbtrain::kernels
