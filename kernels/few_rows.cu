@@ -16,13 +16,7 @@ using namespace products;
 // while that kernel and those before it compute, the weights of the next ones arrive, as many as
 // the shared memory of all multiprocessors holds.
 
-// A block with two tiles of outputs executes fewer instructions, but not more than half of the
-// multiprocessors of an H200 shall be idle.
-constexpr int64_t kFewestBlocks = 64;
 constexpr int64_t kMultiprocessors = 132;  // of an H200
-// Up to this many channels, two blocks with two tiles of outputs and two rows each fit a
-// multiprocessor.
-constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
 // From this many channels on, products of several rows are faster with fewer registers: blocks of
 // other kernels find room beside them. With fewer channels they are slower.
 constexpr int64_t kFewestForFour = 6 * kChunk * kWarps;
@@ -651,11 +645,8 @@ void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
   constexpr int kResident = kRowTiles == 1 ? 2 : 1;
   if (!vectors) return launch<1, kRowTiles, false, kResident>(stream, p);
   if constexpr (kRowTiles == 1) {
-    const int64_t products = p.swiglu ? 2 * p.n : p.n;
-    const bool fills = products / (2 * kTileOutputs) >= kFewestBlocks;
-    const bool two_tiles = fills && p.rows <= 2 && p.k <= kMostForTwoTiles;
-    if (one_row(stream, p, two_tiles)) return;
-    if (two_tiles) return launch<2, 1, true, kResident>(stream, p);
+    if (one_row(stream, p)) return;
+    if (p.rows <= 2 && prefers_two_tiles(p)) return launch<2, 1, true, kResident>(stream, p);
     if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
   } else if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
     return launch_wide_rows<kRowTiles>(stream, p, vectors);

@@ -12,10 +12,9 @@
 
 namespace sbtrain::kernels {
 
-// Launches the kernel of one_row.cu, whose blocks have two tiles of outputs or one, unless it is
-// not for this product or this GPU: then it returns false. Inputs and weights are in vectors of 16
-// aligned bytes.
-bool one_row(cudaStream_t stream, const FewRows& p, bool two_tiles);
+// Launches the kernel of one_row.cu, unless it is not for this product or this GPU: then it returns
+// false. Inputs and weights are in vectors of 16 aligned bytes.
+bool one_row(cudaStream_t stream, const FewRows& p);
 
 namespace products {
 
@@ -28,6 +27,17 @@ constexpr int kTileRows = 8;      // rows of x in one mma
 // the order of the lanes, which is the same for x and w.
 constexpr int kChunk = 32;
 constexpr int kChunkVectors = 4;  // of 8 channels, 16 bytes
+
+// Up to this many channels, two blocks with two tiles of outputs and two rows each fit a
+// multiprocessor.
+constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
+// A block with two tiles of outputs executes fewer instructions, but not more than half of the
+// multiprocessors of an H200 shall be idle.
+inline bool prefers_two_tiles(const FewRows& p) {
+  constexpr int64_t kFewestBlocks = 64;
+  const int64_t outputs = p.swiglu ? 2 * p.n : p.n;
+  return outputs / (2 * kTileOutputs) >= kFewestBlocks && p.k <= kMostForTwoTiles;
+}
 
 // The products of one chunk: 16 outputs, whose first and last 8 rows of w are `low` and `high`.
 __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Eight& low,

@@ -25,9 +25,11 @@ constexpr int kThreadsAndCopier = kThreads + 32;
 constexpr int kParts = 2;
 [[maybe_unused]] constexpr int kWarpsOfPart = kWarps / kParts;
 
-template <int kOutputTiles>
+// A product for blocks of kOutputs outputs, of which fewer than a tile has are those of its first
+// rows.
+template <int kOutputs>
 struct OneRow {
-  static constexpr int kOutputs = kTileOutputs * kOutputTiles;
+  static constexpr int kTiles = (kOutputs + kTileOutputs - 1) / kTileOutputs;
   FewRows p;
   int of_warp;  // chunks
 
@@ -37,16 +39,17 @@ struct OneRow {
     const int bytes = 2 * static_cast<int>(p.k);
     return bytes + (bytes % 128 == 0 ? 64 : 0);
   }
+  // Of the sums of warps, the squares, the barriers, and what aligns them.
+  static constexpr size_t kStaticBytes = sizeof(float[kWarps][kTileOutputs * kTiles + 1]) + 128;
   size_t shared_bytes() const { return size_t{kOutputs} * row_bytes() + 2 * p.k; }
 
   // Row r of the block; null where w has no more rows.
   __device__ const bf16* row(int r) const {
-    const int64_t tile = int64_t{blockIdx.x} * kOutputTiles + r / kTileOutputs;
+    if (!p.swiglu) return output(r) < p.n ? p.w.row(output(r)) : nullptr;
     const int of_tile = r % kTileOutputs;
-    const int64_t output =
-        p.swiglu ? tile * kHalf + of_tile % kHalf : tile * kTileOutputs + of_tile;
-    if (output >= p.n) return nullptr;
-    return p.w.row(p.swiglu && of_tile >= kHalf ? p.n + output : output);
+    const int64_t to = output(r / kTileOutputs * kHalf + of_tile % kHalf);
+    if (to >= p.n) return nullptr;
+    return p.w.row(of_tile >= kHalf ? p.n + to : to);
   }
   __device__ int64_t output(int i) const {
     return int64_t{blockIdx.x} * (p.swiglu ? kOutputs / 2 : kOutputs) + i;
@@ -54,13 +57,12 @@ struct OneRow {
 };
 
 // By one warp.
-template <int kOutputTiles>
-__device__ __forceinline__ void copy_weights(const OneRow<kOutputTiles>& x,
+template <int kOutputs>
+__device__ __forceinline__ void copy_weights(const OneRow<kOutputs>& x,
                                              Mbarrier (&arrived)[kParts]) {
-  using S = OneRow<kOutputTiles>;
-  static_assert(S::kOutputs <= 32);
+  static_assert(kOutputs <= 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bf16* const row = lane < S::kOutputs ? x.row(lane) : nullptr;
+  const bf16* const row = lane < kOutputs ? x.row(lane) : nullptr;
   const int rows = __popc(__ballot_sync(~0u, row != nullptr));
   const int of_part = kWarpsOfPart * x.of_warp * kChunk;
   for (int part = 0; part < kParts; ++part) {
@@ -75,13 +77,14 @@ __device__ __forceinline__ void copy_weights(const OneRow<kOutputTiles>& x,
 }
 
 // The sums have the order of those of few_rows.cu, and so the same bits.
-template <int kOutputTiles>
-__global__ void __launch_bounds__(kThreadsAndCopier, 2)
-    one_row_kernel(const __grid_constant__ OneRow<kOutputTiles> x) {
+template <int kOutputs>
+__global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2 : 4)
+    one_row_kernel(const __grid_constant__ OneRow<kOutputs> x) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using S = OneRow<kOutputTiles>;
+  constexpr int kTiles = OneRow<kOutputs>::kTiles;
+  constexpr int kUnroll = kTiles > 1 ? 3 : 6;
   __shared__ float squares[kWarps][1];
-  __shared__ float sums[kWarps][S::kOutputs];
+  __shared__ float sums[kWarps][kTileOutputs * kTiles];
   __shared__ Mbarrier arrived[kParts];
   Stamps stamps;
   stamps.take(0);
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
   const int first = warp * x.of_warp * kChunk;
   const int chunks = max(0, min(x.of_warp, (static_cast<int>(p.k) - first) / kChunk));
   const int vectors = kChunkVectors * chunks;
-  bf16* const inputs = reinterpret_cast<bf16*>(memory + S::kOutputs * x.row_bytes()) + first;
+  bf16* const inputs = reinterpret_cast<bf16*>(memory + kOutputs * x.row_bytes()) + first;
   const auto load = [&](const bf16* row, int v) {
     return load_eight<true>(row + first, 8 * v, 8 * vectors);
   };
@@ -115,7 +118,7 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
   stamps.take(1);
   const Eight first_input = lane < vectors ? load(p.x.data, lane) : Eight{};
   const int out = static_cast<int>(threadIdx.x);
-  const float residual = out < S::kOutputs ? load_residual(p, 0, x.output(out)) : 0.0f;
+  const float residual = out < kOutputs ? load_residual(p, 0, x.output(out)) : 0.0f;
   const auto input = [&](int v) { return v == lane ? first_input : load(p.x.data, v); };
   float factor = 0.0f;
   if (norms) {
@@ -138,24 +141,25 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
     const uint4 v = *static_cast<const uint4*>(from);
     return Eight{{v.x, v.y, v.z, v.w}};
   };
-  float products[kOutputTiles][4] = {};
+  float products[kTiles][4] = {};
   const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (first + 8 * q);
   if (chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
   stamps.take(3);
-#pragma unroll 3
+#pragma unroll kUnroll
   for (int chunk = 0; chunk < chunks; ++chunk) {
     // All eight columns of the product are this row; the first one is stored.
     const Eight of_x = vector_at(inputs + kChunk * chunk + 8 * q);
 #pragma unroll
-    for (int i = 0; i < kOutputTiles; ++i) {
+    for (int i = 0; i < kTiles; ++i) {
       const unsigned char* const at = mine + 2 * kChunk * chunk + kTileOutputs * i * x.row_bytes();
-      multiply_chunk(products[i], vector_at(at), vector_at(at + kHalf * x.row_bytes()), of_x);
+      const Eight high = kOutputs > kHalf ? vector_at(at + kHalf * x.row_bytes()) : Eight{};
+      multiply_chunk(products[i], vector_at(at), high, of_x);
     }
   }
   stamps.take(4);
   if (q == 0) {
 #pragma unroll
-    for (int i = 0; i < kOutputTiles; ++i) {
+    for (int i = 0; i < kTiles; ++i) {
       sums[warp][kTileOutputs * i + g] = products[i][0];
       sums[warp][kTileOutputs * i + kHalf + g] = products[i][2];
     }
@@ -168,8 +172,8 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
     return p.alpha * sum;
   };
   if (!p.swiglu) {
-    if (out < S::kOutputs) store_output(p, 0, x.output(out), sum_over_warps(out) + residual);
-  } else if (out < S::kOutputs / 2) {
+    if (out < kOutputs) store_output(p, 0, x.output(out), sum_over_warps(out) + residual);
+  } else if (out < kOutputs / 2) {
     const int gate = out / kHalf * kTileOutputs + out % kHalf;
     store_output(p, 0, x.output(out),
                  swiglu(p, sum_over_warps(gate), sum_over_warps(gate + kHalf)));
@@ -181,13 +185,13 @@ __global__ void __launch_bounds__(kThreadsAndCopier, 2)
 #endif
 }
 
-template <int kOutputTiles>
+template <int kOutputs>
 bool launch(cudaStream_t stream, const FewRows& p) {
-  const OneRow<kOutputTiles> x{p, chunks_of_warp(p.k)};
-  if (x.shared_bytes() + (2 << 10) > most_shared_bytes()) return false;
-  if (!compiled_for_hopper(one_row_kernel<kOutputTiles>)) return false;
-  launch_early("one_row", p.early, stream, one_row_kernel<kOutputTiles>,
-               {.grid = dim3(blocks(p.n, x.kOutputs / (p.swiglu ? 2 : 1))),
+  const OneRow<kOutputs> x{p, chunks_of_warp(p.k)};
+  if (x.shared_bytes() + x.kStaticBytes > most_shared_bytes()) return false;
+  if (!compiled_for_hopper(one_row_kernel<kOutputs>)) return false;
+  launch_early("one_row", p.early, stream, one_row_kernel<kOutputs>,
+               {.grid = dim3(blocks(p.n, kOutputs / (p.swiglu ? 2 : 1))),
                 .threads = kThreadsAndCopier,
                 .shared_bytes = x.shared_bytes()},
                x);
@@ -196,10 +200,13 @@ bool launch(cudaStream_t stream, const FewRows& p) {
 
 }  // namespace
 
-bool one_row(cudaStream_t stream, const FewRows& p, bool two_tiles) {
+bool one_row(cudaStream_t stream, const FewRows& p) {
   if (p.rows != 1 || p.k % kChunk != 0) return false;
   write_stamps_at_exit("products");
-  return two_tiles ? launch<2>(stream, p) : launch<1>(stream, p);
+  if (prefers_two_tiles(p)) return launch<2 * kTileOutputs>(stream, p);
+  // Blocks of few channels are short enough to start more of them.
+  if (p.k <= kMostForTwoTiles && !p.swiglu) return launch<kHalf>(stream, p);
+  return launch<kTileOutputs>(stream, p);
 }
 
 }  // namespace sbtrain::kernels
