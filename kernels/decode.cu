@@ -433,10 +433,8 @@ class BatchesAhead {
   __device__ void read(int index, Batch<kKeys>& batch) const {
 #pragma unroll
     for (int b = 0; b < kKeys; ++b) {
-      const uint4 k = *place(index * kKeys + b, 0);
-      const uint4 v = *place(index * kKeys + b, 1);
-      batch.k[b] = {{{k.x, k.y, k.z, k.w}}};
-      batch.v[b] = {{{v.x, v.y, v.z, v.w}}};
+      batch.k[b] = {load_eight(place(index * kKeys + b, 0))};
+      batch.v[b] = {load_eight(place(index * kKeys + b, 1))};
     }
   }
 

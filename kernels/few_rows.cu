@@ -16,7 +16,6 @@ using namespace products;
 // while that kernel and those before it compute, the weights of the next ones arrive, as many as
 // the shared memory of all multiprocessors holds.
 
-constexpr int64_t kMultiprocessors = 132;  // of an H200
 // From this many channels on, products of several rows are faster with fewer registers: blocks of
 // other kernels find room beside them. With fewer channels they are slower.
 constexpr int64_t kFewestForFour = 6 * kChunk * kWarps;
@@ -123,8 +122,7 @@ class Stages {
     const float factor = inverse_rms(squares, 0, p_);
     for (int v = lane_; v < vectors; v += 32) {
       const Eight y = normalise(x(v), v == lane_ ? weights : of_share(p_.norm_w, v), factor);
-      *reinterpret_cast<uint4*>(place(S::kOutputs, v)) = {y.pair[0], y.pair[1], y.pair[2],
-                                                          y.pair[3]};
+      store_eight(place(S::kOutputs, v), y);
     }
     __syncwarp();
   }
@@ -149,15 +147,15 @@ class Stages {
     }
     // Of row g of half a tile.
     __device__ Eight load_w(int chunk, int tile, int half) const {
-      return load_vector((chunk % 2 == 0 ? even_ : odd_) +
-                         (kTileOutputs * tile + kHalf * half) * row_bytes_ + kChunkBytes * chunk);
+      return load_eight((chunk % 2 == 0 ? even_ : odd_) +
+                        (kTileOutputs * tile + kHalf * half) * row_bytes_ + kChunkBytes * chunk);
     }
     // Of row `row` of x; rows beyond the last are like it, and what comes of them is not stored.
     __device__ Eight load_x(int chunk, int row) const {
       const int at = min(row, last_x_);
       const int flipped = at % 2 * flip_bytes_;
-      return load_vector(first_ + (S::kOutputs + at) * row_bytes_ + kChunkBytes * chunk +
-                         (chunk % 2 == 0 ? flipped : -flipped));
+      return load_eight(first_ + (S::kOutputs + at) * row_bytes_ + kChunkBytes * chunk +
+                        (chunk % 2 == 0 ? flipped : -flipped));
     }
 
    private:
@@ -206,12 +204,8 @@ class Stages {
       cp_async16(shared_address(to), from, valid && channel < channels);
     } else {
       const Eight x = valid ? load_eight<false>(from - channel, channel, channels) : Eight{};
-      *reinterpret_cast<uint4*>(to) = {x.pair[0], x.pair[1], x.pair[2], x.pair[3]};
+      store_eight(to, x);
     }
-  }
-  static __device__ Eight load_vector(const unsigned char* from) {
-    const uint4 x = *reinterpret_cast<const uint4*>(from);
-    return {{x.x, x.y, x.z, x.w}};
   }
   // Vector v of the warp's share of a row, with all stages in shared memory.
   __device__ unsigned char* place(int row, int v) const {
@@ -354,201 +348,6 @@ __global__ void __launch_bounds__(kThreads, kResident)
   }
 }
 
-// ---- More rows than a tile
-// -----------------------------------------------------------------------
-
-// Four outputs of one row.
-__device__ __forceinline__ void store_outputs(const FewRows& p, int64_t row, int64_t output,
-                                              const float (&y)[4], bool vectors) {
-  if (!vectors) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) store_output(p, row, output + i, y[i]);
-    return;
-  }
-  if (output >= p.n) return;
-  const int64_t at = row * p.y.stride + output;
-  if (p.type == Type::kF32) {
-    *reinterpret_cast<float4*>(static_cast<float*>(p.y.data) + at) = {y[0], y[1], y[2], y[3]};
-  } else {
-    *reinterpret_cast<uint2*>(static_cast<bf16*>(p.y.data) + at) = {pack_bf16(y[0], y[1]),
-                                                                    pack_bf16(y[2], y[3])};
-  }
-}
-__device__ __forceinline__ void load_residuals(const FewRows& p, int64_t row, int64_t output,
-                                               float (&y)[4], bool vectors) {
-  if (vectors && p.type == Type::kBF16 && p.residual.data != nullptr && output < p.n) {
-    const uint2 pairs = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(p.residual.data) +
-                                                        row * p.residual.stride + output);
-    const float2 low = floats_of(pairs.x);
-    const float2 high = floats_of(pairs.y);
-    y[0] = low.x, y[1] = low.y, y[2] = high.x, y[3] = high.y;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) y[i] = load_residual(p, row, output + i);
-}
-
-template <int kOutputTiles, int kRowTiles>
-struct WideSizes {
-  static constexpr int kOutputs = kTileOutputs * kOutputTiles;
-  static constexpr int kRows = kTileRows * kRowTiles;
-  static constexpr int kRowBytes = 2 * kChunk;
-  static constexpr int kSlotBytes = (kOutputs + kRows) * kRowBytes;  // one chunk
-  static constexpr int kSlots = std::min(8, (27 << 10) / kSlotBytes);
-  static constexpr int kWarpBytes = kSlots * kSlotBytes;
-  // So that neither writing nor reading the sums has bank conflicts.
-  static constexpr int kStride = kOutputs + 4;
-  static_assert(kRows * kStride * 4 <= kWarpBytes && kSlots >= 2);
-  static constexpr int kSharedBytes = kWarps * kWarpBytes;
-};
-
-// What few_rows_kernel does, with the same bits, where there are more instructions to save: each
-// copy is of vectors whose places differ from one chunk to the next by a constant. Each warp has a
-// ring of slots for one chunk of all rows of w and x.
-template <int kOutputTiles, int kRowTiles>
-__global__ void __launch_bounds__(kThreads, 1)
-    wide_few_rows_kernel(const __grid_constant__ FewRows p, int of_warp, bool vectors) {
-  using S = WideSizes<kOutputTiles, kRowTiles>;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / kChunkVectors;
-  const int q = lane % kChunkVectors;
-  const int rows = static_cast<int>(p.rows);
-  const int64_t first_tile = int64_t{blockIdx.x} * kOutputTiles;
-  const int first_chunk = warp * of_warp;
-  const int chunks = max(0, min(of_warp, static_cast<int>(p.k) / kChunk - first_chunk));
-  let_next_kernel_begin();
-
-  // Each lane copies 16 bytes of every eighth row. Rows beyond the last are like it; what comes of
-  // them is not stored. Bytes count from the first row of the matrix.
-  int64_t w_rows[2 * kOutputTiles];
-#pragma unroll
-  for (int i = 0; i < 2 * kOutputTiles; ++i) {
-    const int64_t tile = first_tile + i / 2;
-    const int64_t output = p.swiglu ? kHalf * tile + g : kTileOutputs * tile + i % 2 * kHalf + g;
-    const int64_t row = min(output, p.n - 1) + (p.swiglu && i % 2 == 1 ? p.n : 0);
-    w_rows[i] = row * p.w.stride;
-  }
-  int x_rows[kRowTiles];
-#pragma unroll
-  for (int j = 0; j < kRowTiles; ++j) {
-    x_rows[j] = min(kTileRows * j + g, rows - 1) * static_cast<int>(p.x.stride);
-  }
-  unsigned char* const ring = memory + warp * S::kWarpBytes;
-  const uint32_t to = shared_address(ring) + 16 * lane;
-  const bf16* w = p.w.data + first_chunk * kChunk + 8 * q;
-  const bf16* x = p.x.data + first_chunk * kChunk + 8 * q;
-  const auto copy_w = [&](int slot) {
-#pragma unroll
-    for (int i = 0; i < 2 * kOutputTiles; ++i) {
-      cp_async16(to + slot * S::kSlotBytes + i * kHalf * S::kRowBytes, w + w_rows[i]);
-    }
-    w += kChunk;
-  };
-  const auto copy_x = [&](int slot) {
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      cp_async16(to + slot * S::kSlotBytes + (S::kOutputs + j * kTileRows) * S::kRowBytes,
-                 x + x_rows[j]);
-    }
-    x += kChunk;
-  };
-#pragma unroll 1
-  for (int slot = 0; slot < S::kSlots; ++slot) {
-    if (slot < chunks) copy_w(slot);
-    cp_async_commit();
-  }
-  wait_for_previous_kernel();
-#pragma unroll 1
-  for (int slot = 0; slot < S::kSlots; ++slot) {
-    if (slot < chunks) copy_x(slot);
-    cp_async_commit();
-  }
-
-  float sums[kOutputTiles][kRowTiles][4] = {};
-  const auto load = [&](const unsigned char* from, int row) {
-    const uint4 loaded = *reinterpret_cast<const uint4*>(from + row * S::kRowBytes + 16 * lane);
-    return Eight{{loaded.x, loaded.y, loaded.z, loaded.w}};
-  };
-  int slot = 0;
-#pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    cp_async_wait<S::kSlots - 1>();
-    __syncwarp();  // the other lanes have waited too
-    const unsigned char* const from = ring + slot * S::kSlotBytes;
-    Eight of_x[kRowTiles];
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) of_x[j] = load(from, S::kOutputs + kTileRows * j);
-#pragma unroll
-    for (int i = 0; i < kOutputTiles; ++i) {
-      const Eight low = load(from, kTileOutputs * i);
-      const Eight high = load(from, kTileOutputs * i + kHalf);
-#pragma unroll
-      for (int j = 0; j < kRowTiles; ++j) multiply_chunk(sums[i][j], low, high, of_x[j]);
-    }
-    __syncwarp();  // the other lanes have read the slot too
-    if (chunk + S::kSlots < chunks) {
-      copy_w(slot);
-      copy_x(slot);
-    }
-    cp_async_commit();
-    slot = slot + 1 == S::kSlots ? 0 : slot + 1;
-  }
-  cp_async_wait<0>();
-  __syncwarp();
-
-  const auto sums_of = [&](int from) {
-    return reinterpret_cast<float*>(memory + from * S::kWarpBytes);
-  };
-  float* const mine = sums_of(warp) + 2 * q * S::kStride + g;
-#pragma unroll
-  for (int i = 0; i < kOutputTiles; ++i) {
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      float* const at = mine + kTileRows * j * S::kStride + kTileOutputs * i;
-      at[0] = sums[i][j][0];
-      at[S::kStride] = sums[i][j][1];
-      at[kHalf] = sums[i][j][2];
-      at[kHalf + S::kStride] = sums[i][j][3];
-    }
-  }
-  __syncthreads();
-  const auto sum_over_warps = [&](int row, int output, float(&y)[4]) {
-    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int from = 0; from < kWarps; ++from) {
-      const float4 other =
-          *reinterpret_cast<const float4*>(sums_of(from) + row * S::kStride + output);
-      sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-    }
-    y[0] = p.alpha * sum.x, y[1] = p.alpha * sum.y, y[2] = p.alpha * sum.z, y[3] = p.alpha * sum.w;
-  };
-  // Four outputs at a time; of a tile of gates and values, the two fours of gates.
-  const int fours = p.swiglu ? 2 * kOutputTiles : 4 * kOutputTiles;
-#pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < rows * fours; i += kThreads) {
-    const int row = i / fours;
-    const int four = i % fours;
-    float y[4];
-    if (p.swiglu) {
-      const int at = four / 2 * kTileOutputs + four % 2 * 4;
-      float values[4];
-      sum_over_warps(row, at, y);
-      sum_over_warps(row, at + kHalf, values);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) y[c] = swiglu(p, y[c], values[c]);
-      store_outputs(p, row, first_tile * kHalf + 4 * four, y, vectors);
-    } else {
-      float residual[4];
-      load_residuals(p, row, first_tile * kTileOutputs + 4 * four, residual, vectors);
-      sum_over_warps(row, 4 * four, y);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) y[c] += residual[c];
-      store_outputs(p, row, first_tile * kTileOutputs + 4 * four, y, vectors);
-    }
-  }
-}
-
 // The RMSNorm of one row by each block, with the bits of Stages::normalise_x().
 template <bool kVectors>
 __global__ void __launch_bounds__(kThreads)
@@ -607,39 +406,6 @@ void launch(cudaStream_t stream, const FewRows& p) {
                p, split);
 }
 
-template <int kOutputTiles, int kRowTiles>
-void launch_wide(cudaStream_t stream, const FewRows& p) {
-  using S = WideSizes<kOutputTiles, kRowTiles>;
-  const bool vectors = p.n % 4 == 0 && p.y.stride % 4 == 0 && p.residual.stride % 4 == 0 &&
-                       reinterpret_cast<uintptr_t>(p.y.data) % 16 == 0 &&
-                       reinterpret_cast<uintptr_t>(p.residual.data) % 16 == 0;
-  launch_early("few_rows", p.early, stream, wide_few_rows_kernel<kOutputTiles, kRowTiles>,
-               {.grid = dim3(blocks(p.n, S::kOutputs / (p.swiglu ? 2 : 1))),
-                .threads = kThreads,
-                .shared_bytes = S::kSharedBytes},
-               p, chunks_of_warp(p.k), vectors);
-}
-
-// A block copies its rows of w and all of x. The number of tiles is the one with which the
-// multiprocessors that have most blocks copy least.
-template <int kRowTiles>
-void launch_wide_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
-  if (p.norm_w != nullptr) {
-    return launch_wide_rows<kRowTiles>(stream, normalised(stream, p, vectors), vectors);
-  }
-  const int64_t products = p.swiglu ? 2 * p.n : p.n;
-  const auto most_rows = [&](int tiles) {
-    const int64_t blocks = ceil_div(products, kTileOutputs * tiles);
-    return ceil_div(blocks, kMultiprocessors) * (kTileOutputs * tiles + kTileRows * kRowTiles);
-  };
-  const int64_t of_one = most_rows(1);
-  const int64_t of_three = most_rows(3);
-  const int64_t of_four = most_rows(4);
-  if (of_one < of_three && of_one < of_four) return launch_wide<1, kRowTiles>(stream, p);
-  if (of_three < of_four) return launch_wide<3, kRowTiles>(stream, p);
-  launch_wide<4, kRowTiles>(stream, p);
-}
-
 template <int kRowTiles>
 void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
   constexpr int kResident = kRowTiles == 1 ? 2 : 1;
@@ -649,7 +415,7 @@ void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
     if (p.rows <= 2 && prefers_two_tiles(p)) return launch<2, 1, true, kResident>(stream, p);
     if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
   } else if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
-    return launch_wide_rows<kRowTiles>(stream, p, vectors);
+    return wide_few_rows(stream, p.norm_w == nullptr ? p : normalised(stream, p, vectors));
   }
   launch<1, kRowTiles, true, kResident>(stream, p);
 }

@@ -16,6 +16,11 @@ namespace sbtrain::kernels {
 // false. Inputs and weights are in vectors of 16 aligned bytes.
 bool one_row(cudaStream_t stream, const FewRows& p);
 
+// Launches the kernel of wide_few_rows.cu: products of 9 to 64 rows without a norm, of a multiple
+// of kChunk channels, where rows * x.stride is at most INT32_MAX. Inputs and weights are in
+// vectors.
+void wide_few_rows(cudaStream_t stream, const FewRows& p);
+
 namespace products {
 
 constexpr int kWarps = 8;

@@ -14,7 +14,8 @@ namespace sbtrain::kernels {
 
 // y [rows, n] = alpha * norm(x) [rows, k] w^T (+ residual [rows, n]); at most kFewRows rows. x and
 // w are bf16, y and residual bf16 or f32. Sums are f32, and their order depends on k alone, so a
-// row's bits are the same whatever the other rows are and however many. Source: few_rows.cu.
+// row's bits are the same whatever the other rows are and however many. Sources: few_rows.cu,
+// one_row.cu and wide_few_rows.cu.
 //
 // norm is the RMSNorm of kernels/norm.h if norm_w is given, else nothing. For one row it is part
 // of the kernel; more have a kernel of its own, with the same bits, so that not every block repeats

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
     one_row_kernel(const __grid_constant__ OneRow<kOutputs> x) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr int kTiles = OneRow<kOutputs>::kTiles;
-  constexpr int kUnroll = kTiles > 1 ? 3 : 6;
+  [[maybe_unused]] constexpr int kUnroll = kTiles > 1 ? 3 : 6;
   __shared__ float squares[kWarps][1];
   __shared__ float sums[kWarps][kTileOutputs * kTiles];
   __shared__ Mbarrier arrived[kParts];
@@ -130,17 +130,13 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
   for (int v = lane; v < vectors; v += 32) {
     Eight y = input(v);
     if (norms) y = normalise(y, v == lane ? first_weight : load(p.norm_w, v), factor);
-    *reinterpret_cast<uint4*>(inputs + 8 * v) = {y.pair[0], y.pair[1], y.pair[2], y.pair[3]};
+    store_eight(inputs + 8 * v, y);
   }
   __syncwarp();
 
   stamps.take(2);
   const int g = lane / kChunkVectors;
   const int q = lane % kChunkVectors;
-  const auto vector_at = [&](const void* from) {
-    const uint4 v = *static_cast<const uint4*>(from);
-    return Eight{{v.x, v.y, v.z, v.w}};
-  };
   float products[kTiles][4] = {};
   const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (first + 8 * q);
   if (chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
@@ -148,12 +144,12 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
 #pragma unroll kUnroll
   for (int chunk = 0; chunk < chunks; ++chunk) {
     // All eight columns of the product are this row; the first one is stored.
-    const Eight of_x = vector_at(inputs + kChunk * chunk + 8 * q);
+    const Eight of_x = load_eight(inputs + kChunk * chunk + 8 * q);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const unsigned char* const at = mine + 2 * kChunk * chunk + kTileOutputs * i * x.row_bytes();
-      const Eight high = kOutputs > kHalf ? vector_at(at + kHalf * x.row_bytes()) : Eight{};
-      multiply_chunk(products[i], vector_at(at), high, of_x);
+      const Eight high = kOutputs > kHalf ? load_eight(at + kHalf * x.row_bytes()) : Eight{};
+      multiply_chunk(products[i], load_eight(at), high, of_x);
     }
   }
   stamps.take(4);

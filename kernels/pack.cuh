@@ -73,16 +73,22 @@ struct Eight {
   uint32_t pair[4];
 };
 
+// 16 bytes from and to an address that is aligned to as many.
+__device__ __forceinline__ Eight load_eight(const void* from) {
+  const uint4 x = *static_cast<const uint4*>(from);
+  return {{x.x, x.y, x.z, x.w}};
+}
+__device__ __forceinline__ void store_eight(void* to, const Eight& x) {
+  *static_cast<uint4*>(to) = {x.pair[0], x.pair[1], x.pair[2], x.pair[3]};
+}
+
 // Those from `channel` on; zeros beyond the last of the row's channels, where there may be NaN.
 // kVectors: `channels` is a multiple of 8, and rows can be read 16 bytes at a time.
 template <bool kVectors>
 __device__ __forceinline__ Eight load_eight(const bf16* row, int channel, int channels) {
   Eight x{};
   if constexpr (kVectors) {
-    if (channel < channels) {
-      const uint4 loaded = *reinterpret_cast<const uint4*>(row + channel);
-      x = {{loaded.x, loaded.y, loaded.z, loaded.w}};
-    }
+    if (channel < channels) x = load_eight(row + channel);
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

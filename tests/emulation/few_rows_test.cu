@@ -7,6 +7,7 @@
 
 #include "kernels/few_rows.cu"
 #include "kernels/one_row.cu"
+#include "kernels/wide_few_rows.cu"
 #include "support/tensors.h"
 
 namespace sbtrain::emulation {
