@@ -137,8 +137,6 @@ TEST_F(Hopper, CopiesPermutedKeysFromAnyToken) {
   }
 }
 
-// ---- A pipeline of phases -----------------------------------------------------------------------
-
 // Each lane of one warp copies a row, of which the sizes differ.
 __global__ void bulk_kernel(int4* out, const int4* from, int rows, int row_vectors) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -168,8 +166,9 @@ __global__ void bulk_kernel(int4* out, const int4* from, int rows, int row_vecto
 TEST_F(Hopper, CopiesBytesInARow) {
   constexpr int kRows = 29, kVectors = 7;
   std::vector<int4> from;
-  for (int i = 0; i < kRows * kVectors; ++i)
+  for (int i = 0; i < kRows * kVectors; ++i) {
     from.push_back({4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3});
+  }
   OnDevice<int4> x(from), y(from.size());
   bulk_kernel<<<1, 32, sizeof(int4) * from.size()>>>(y.data(), x.data(), kRows, kVectors);
   const std::vector<int4> copied = y.values();
@@ -181,6 +180,8 @@ TEST_F(Hopper, CopiesBytesInARow) {
     EXPECT_EQ(got.w, last) << i;
   }
 }
+
+// ---- A pipeline of phases -----------------------------------------------------------------------
 
 // One warp fills a ring of two places with numbers, the other one adds them up.
 __global__ void ring_kernel(int* sum, int count) {
