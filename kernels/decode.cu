@@ -1,6 +1,5 @@
 // Attention of one new token to its cache, and the cache.
 #include <cfloat>
-#include <type_traits>
 #include <utility>
 
 #include "kernels/attention/fire.h"
@@ -9,6 +8,7 @@
 #include "kernels/pack.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
+#include "kernels/primitives/math.cuh"
 #include "kernels/primitives/stamps.cuh"
 #include "kernels/reduce.cuh"
 
@@ -301,7 +301,7 @@ struct Break {
 };
 __device__ inline Break break_at(float z, float gate) {
   const float e = __expf(-fabsf(z));
-  const float large = 1.0f / (1.0f + e);
+  const float large = reciprocal_ftz(1.0f + e);
   const float small = e * large;
   const float sigma = z > 0.0f ? large : small;
   const float complement = z > 0.0f ? small : large;
@@ -339,12 +339,14 @@ struct StickBreaking {
       }
 #pragma unroll
       for (int b = 0; b < kKeys; ++b) z[b] = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
+      Break pieces[kKeys];
+#pragma unroll
+      for (int b = 0; b < kKeys; ++b) pieces[b] = break_at(z[b], gate[b]);
 #pragma unroll
       for (int b = 0; b < kKeys; ++b) {
         if (newest - b < oldest) continue;
-        const Break piece = break_at(z[b], gate[b]);
-        o.add(piece.beta * part.a, batch.v[b].channels());
-        part.a *= piece.rest;
+        o.add(pieces[b].beta * part.a, batch.v[b].channels());
+        part.a *= pieces[b].rest;
       }
     }
     __device__ bool complete() const {
@@ -392,19 +394,26 @@ __device__ inline bool last_to_arrive(int32_t* arrived, int blocks) {
   return last;
 }
 
-// Loads the keys newest, newest - 1, ... of a group. Those that `keys` does not have are left as
-// they are, and with kCached the token's own as well, which only a part's newest batch can have.
-template <int kLanes, bool kVectors, bool kCached, int kKeys>
-__device__ __forceinline__ void load_keys(const CachedHead& head, const Range& keys, int head_dim,
+// Loads the keys newest, newest - 1, ... of a group, of which the cache has those from `begin` to
+// `end`. In place of others it loads one of these, if there is any: what it takes to look at each
+// key would cost more. Lanes beyond the head's channels load some of these, and find zeros in the
+// query.
+template <int kLanes, bool kVectors, int kKeys>
+__device__ __forceinline__ void load_keys(const CachedHead& head, const Range& cached, int head_dim,
                                           int newest, Batch<kKeys>& batch) {
+  if (newest < cached.begin || cached.count() <= 0) return;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const bf16* const k = head.k_row(newest);
-  const bf16* const v = head.v_row(newest);
 #pragma unroll
   for (int b = 0; b < kKeys; ++b) {
-    if (newest - b < keys.begin || (kCached && newest - b >= head.length - 1)) continue;
-    batch.k[b] = Row::load<kVectors>(k - int64_t{b} * head.width, head_dim, lane);
-    batch.v[b] = Row::load<kVectors>(v - int64_t{b} * head.width, head_dim, lane);
+    const int64_t at = int64_t{max(min(newest - b, cached.end - 1), cached.begin)} * head.width;
+    if constexpr (kVectors) {
+      const int channel = min(kHeld * lane, head_dim - kHeld);
+      batch.k[b] = {load_eight(head.k + at + channel)};
+      batch.v[b] = {load_eight(head.v + at + channel)};
+    } else {
+      batch.k[b] = Row::load<false>(head.k + at, head_dim, lane);
+      batch.v[b] = Row::load<false>(head.v + at, head_dim, lane);
+    }
   }
 }
 
@@ -472,14 +481,16 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   const Range seen = attention.seen(head);
   const auto count = static_cast<int>(decode_parts(seen.count()));
   const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
-  const auto load = [&](auto cached, const Range& keys, int newest, auto& batch) {
-    load_keys<kLanes, kVectors, decltype(cached)::value>(head, keys, d, newest, batch);
+  // The token itself is not in the cache yet.
+  const auto load = [&](const Range& keys, int newest, auto& batch) {
+    const Range cached = {keys.begin, min(keys.end, head.length - 1)};
+    load_keys<kLanes, kVectors>(head, cached, d, newest, batch);
   };
   Range keys = keys_of(count - 1 - min(job.part, count - 1));
   Batch<kKeys> batch{};
   Batch<kKeys> next{};
-  load(std::true_type(), keys, keys.end - 1, batch);
-  load(std::true_type(), keys, keys.end - 1 - kKeys, next);
+  load(keys, keys.end - 1, batch);
+  load(keys, keys.end - 1 - kKeys, next);
   const BatchesAhead<kAhead, kKeys> ahead;
   if constexpr (kAhead > 0) ahead.template copy<kLanes>(head, keys, d, keys.end - 1 - 2 * kKeys);
   wait_for_previous_kernel();
@@ -505,8 +516,8 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     const int oldest = keys.begin;
     int newest = keys.end - 1;
     if (i < count - 1 - job.part) {
-      load(std::false_type(), keys, newest, batch);
-      load(std::false_type(), keys, newest - kKeys, next);
+      load(keys, newest, batch);
+      load(keys, newest - kKeys, next);
       taken = kAhead;
     }
     typename Attention::template Attend<kLanes> attend(attention, head, lane);
@@ -518,7 +529,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
       if (taken < kAhead) {
         ahead.read(taken++, of);
       } else {
-        load(std::false_type(), keys, newest - 2 * kKeys, of);
+        load(keys, newest - 2 * kKeys, of);
       }
       newest -= kKeys;
     };

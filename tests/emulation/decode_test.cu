@@ -2,6 +2,7 @@
 // precision.
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "kernels/decode.cu"
@@ -17,10 +18,10 @@ struct Case {
   int64_t capacity;
 };
 // Channels that end within a vector; heads that share keys; several parts, by one block and by
-// several: with many heads a block has a head for itself; more blocks than two for each
-// multiprocessor.
-constexpr Case kCases[] = {{2, 2, 64, 70},  {3, 1, 5, 9},     {4, 2, 128, 300},
-                           {1, 1, 200, 20}, {2, 1, 16, 1300}, {68, 4, 64, 90}};
+// several: with many heads a block has a head for itself; more heads than two for each
+// multiprocessor, of one part and of several.
+constexpr Case kCases[] = {{2, 2, 64, 70},   {3, 1, 5, 9},    {4, 2, 128, 300}, {1, 1, 200, 20},
+                           {2, 1, 16, 1300}, {68, 4, 64, 90}, {68, 2, 16, 1100}};
 
 std::vector<bf16> random_bf16(const char* name, int64_t count) {
   const test::Owned x = test::random_normal(name, {count});
@@ -131,7 +132,8 @@ class Decode {
 
 TEST(EmulatedDecode, StickBreaking) {
   for (const Case& c : kCases) {
-    for (const bool gated : {false, true}) {
+    for (const auto& [gated, skip_epsilon] :
+         {std::pair{false, 0.0f}, {true, 0.0f}, {false, 1e-5f}}) {
       const bool current = !gated;
       Decode t(c);
       kernels::stickbreaking_decode(nullptr, {.t = t.arguments(),
@@ -139,7 +141,7 @@ TEST(EmulatedDecode, StickBreaking) {
                                               .remainder_bias = nullptr,
                                               .remainder_value = true,
                                               .attend_current = current,
-                                              .skip_epsilon = 0});
+                                              .skip_epsilon = skip_epsilon});
       t.expect([&](int64_t b, int h, const std::vector<double>& logits) {
         std::vector<double> w(logits.size());
         double stick = 1;
