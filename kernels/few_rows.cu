@@ -2,6 +2,7 @@
 #include "kernels/few_rows.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
+#include "kernels/primitives/stamps.cuh"
 
 namespace sbtrain::kernels {
 
@@ -353,33 +354,50 @@ template <bool kVectors>
 __global__ void __launch_bounds__(kThreads)
     few_rows_norm_kernel(const __grid_constant__ FewRows p, int of_warp) {
   __shared__ float squares[kWarps][1];
+  Stamps stamps;
+  stamps.take(0);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto k = static_cast<int>(p.k);
   const int first = warp * of_warp * kChunk;
   const int vectors = (min(of_warp * kChunk, k - first) + 7) / 8;
   let_next_kernel_begin();
-  wait_for_previous_kernel();
   const bf16* x = p.x.row(blockIdx.x);
   const auto load = [&](const bf16* row, int v) {
     return load_eight<kVectors>(row, first + 8 * v, k);
   };
-  const float sum = sum_squares(vectors, lane, [&](int v) { return load(x, v); });
+  // Most rows are short enough that a lane has one vector at most.
+  const Eight first_weight = lane < vectors ? load(p.norm_w, lane) : Eight{};
+  wait_for_previous_kernel();
+  stamps.take(1);
+  const Eight first_input = lane < vectors ? load(x, lane) : Eight{};
+  const auto input = [&](int v) { return v == lane ? first_input : load(x, v); };
+  const float sum = sum_squares(vectors, lane, input);
+  stamps.take(2);
   if (lane == 0) squares[warp][0] = sum;
   __syncthreads();
   const float factor = inverse_rms(squares, 0, p);
+  stamps.take(3);
   for (int v = lane; v < vectors; v += 32) {
-    const Eight y = normalise(load(x, v), load(p.norm_w, v), factor);
+    const Eight y = normalise(input(v), v == lane ? first_weight : load(p.norm_w, v), factor);
     bf16* to = p.normed.row(blockIdx.x) + first + 8 * v;
+    if constexpr (kVectors) {
+      store_eight(to, y);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t bits = y.pair[i / 2] >> (16 * (i % 2)) & 0xffff;
-      if (first + 8 * v + i < k) to[i] = __ushort_as_bfloat16(static_cast<unsigned short>(bits));
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t bits = y.pair[i / 2] >> (16 * (i % 2)) & 0xffff;
+        if (first + 8 * v + i < k) to[i] = __ushort_as_bfloat16(static_cast<unsigned short>(bits));
+      }
     }
   }
+  stamps.take(4);
+  stamps.take(5);
+  if (threadIdx.x == 0) stamps.keep(1, p.k);
 }
 
 FewRows normalised(cudaStream_t stream, const FewRows& p, bool vectors) {
+  write_stamps_at_exit("few_rows_norm");
   launch_early("few_rows_norm", p.early, stream,
                vectors ? few_rows_norm_kernel<true> : few_rows_norm_kernel<false>,
                {.grid = dim3(static_cast<unsigned>(p.rows)), .threads = kThreads}, p,

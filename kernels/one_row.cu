@@ -198,7 +198,7 @@ bool launch(cudaStream_t stream, const FewRows& p) {
 
 bool one_row(cudaStream_t stream, const FewRows& p) {
   if (p.rows != 1 || p.k % kChunk != 0) return false;
-  write_stamps_at_exit("products");
+  write_stamps_at_exit("one_row");
   if (prefers_two_tiles(p)) return launch<2 * kTileOutputs>(stream, p);
   // Blocks of few channels are short enough to start more of them.
   if (p.k <= kMostForTwoTiles && !p.swiglu) return launch<kHalf>(stream, p);

@@ -1,7 +1,10 @@
 // Products of 9 to 64 rows.
+#include <algorithm>
+
 #include "kernels/few_rows.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
+#include "kernels/primitives/stamps.cuh"
 
 namespace sbtrain::kernels {
 
@@ -60,16 +63,19 @@ struct WideSizes {
 
 // What few_rows_kernel does, with the same bits, where there are more instructions to save: each
 // copy is of vectors whose places differ from one chunk to the next by a constant. Each warp has a
-// ring of slots for one chunk of all rows of w and x.
+// ring of slots for one chunk of all rows of w and x. Block (i, j) has the j-th kRows rows of x.
 template <int kOutputTiles, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, 1)
     wide_few_rows_kernel(const __grid_constant__ FewRows p, int of_warp, bool vectors) {
   using S = WideSizes<kOutputTiles, kRowTiles>;
+  Stamps stamps;
+  stamps.take(0);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / kChunkVectors;
   const int q = lane % kChunkVectors;
-  const int rows = static_cast<int>(p.rows);
+  const int64_t first_row = int64_t{blockIdx.y} * S::kRows;
+  const int rows = static_cast<int>(min(int64_t{S::kRows}, p.rows - first_row));
   const int64_t first_tile = int64_t{blockIdx.x} * kOutputTiles;
   const int first_chunk = warp * of_warp;
   const int chunks = max(0, min(of_warp, static_cast<int>(p.k) / kChunk - first_chunk));
@@ -93,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   unsigned char* const ring = memory + warp * S::kWarpBytes;
   const uint32_t to = shared_address(ring) + 16 * lane;
   const bf16* w = p.w.data + first_chunk * kChunk + 8 * q;
-  const bf16* x = p.x.data + first_chunk * kChunk + 8 * q;
+  const bf16* x = p.x.row(first_row) + first_chunk * kChunk + 8 * q;
   const auto copy_w = [&](int slot) {
 #pragma unroll
     for (int i = 0; i < 2 * kOutputTiles; ++i) {
@@ -115,6 +121,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cp_async_commit();
   }
   wait_for_previous_kernel();
+  stamps.take(1);
 #pragma unroll 1
   for (int slot = 0; slot < S::kSlots; ++slot) {
     if (slot < chunks) copy_x(slot);
@@ -130,6 +137,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int chunk = 0; chunk < chunks; ++chunk) {
     cp_async_wait<S::kSlots - 1>();
     __syncwarp();  // the other lanes have waited too
+    if (chunk == 0) stamps.take(2);
     const unsigned char* const from = ring + slot * S::kSlotBytes;
     Eight of_x[kRowTiles];
 #pragma unroll
@@ -151,6 +159,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   cp_async_wait<0>();
   __syncwarp();
+  stamps.take(3);
 
   const auto sums_of = [&](int from) {
     return reinterpret_cast<float*>(memory + from * S::kWarpBytes);
@@ -168,6 +177,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   __syncthreads();
+  stamps.take(4);
   const auto sum_over_warps = [&](int row, int output, float(&y)[4]) {
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -192,16 +202,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       sum_over_warps(row, at + kHalf, values);
 #pragma unroll
       for (int c = 0; c < 4; ++c) y[c] = swiglu(p, y[c], values[c]);
-      store_outputs(p, row, first_tile * kHalf + 4 * four, y, vectors);
+      store_outputs(p, first_row + row, first_tile * kHalf + 4 * four, y, vectors);
     } else {
       float residual[4];
-      load_residuals(p, row, first_tile * kTileOutputs + 4 * four, residual, vectors);
+      load_residuals(p, first_row + row, first_tile * kTileOutputs + 4 * four, residual, vectors);
       sum_over_warps(row, 4 * four, y);
 #pragma unroll
       for (int c = 0; c < 4; ++c) y[c] += residual[c];
-      store_outputs(p, row, first_tile * kTileOutputs + 4 * four, y, vectors);
+      store_outputs(p, first_row + row, first_tile * kTileOutputs + 4 * four, y, vectors);
     }
   }
+  stamps.take(5);
+  if (threadIdx.x == 0) stamps.keep(p.n, p.k);
 }
 
 template <int kOutputTiles, int kRowTiles>
@@ -210,25 +222,34 @@ void launch_wide(cudaStream_t stream, const FewRows& p) {
   const bool vectors = p.n % 4 == 0 && p.y.stride % 4 == 0 && p.residual.stride % 4 == 0 &&
                        reinterpret_cast<uintptr_t>(p.y.data) % 16 == 0 &&
                        reinterpret_cast<uintptr_t>(p.residual.data) % 16 == 0;
-  launch_early("few_rows", p.early, stream, wide_few_rows_kernel<kOutputTiles, kRowTiles>,
-               {.grid = dim3(blocks(p.n, S::kOutputs / (p.swiglu ? 2 : 1))),
-                .threads = kThreads,
-                .shared_bytes = S::kSharedBytes},
-               p, chunks_of_warp(p.k), vectors);
+  launch_early(
+      "few_rows", p.early, stream, wide_few_rows_kernel<kOutputTiles, kRowTiles>,
+      {.grid = dim3(blocks(p.n, S::kOutputs / (p.swiglu ? 2 : 1)), blocks(p.rows, S::kRows)),
+       .threads = kThreads,
+       .shared_bytes = S::kSharedBytes},
+      p, chunks_of_warp(p.k), vectors);
 }
 
-// A block copies its rows of w and all of x. The number of tiles is the one with which the
-// multiprocessors that have most blocks copy least.
+// A block copies its rows of w and of x. Their numbers are those with which the multiprocessors
+// that have most blocks copy least, since what limits such a block is how fast they come from the
+// L2 cache.
 template <int kRowTiles>
 void launch_wide_rows(cudaStream_t stream, const FewRows& p) {
   const int64_t products = p.swiglu ? 2 * p.n : p.n;
-  const auto most_rows = [&](int tiles) {
-    const int64_t blocks = ceil_div(products, kTileOutputs * tiles);
-    return ceil_div(blocks, kMultiprocessors) * (kTileOutputs * tiles + kTileRows * kRowTiles);
+  const auto most_rows = [&](int tiles, int row_tiles) {
+    const int64_t blocks =
+        ceil_div(products, kTileOutputs * tiles) * ceil_div(p.rows, kTileRows * row_tiles);
+    return ceil_div(blocks, kMultiprocessors) * (kTileOutputs * tiles + kTileRows * row_tiles);
   };
-  const int64_t of_one = most_rows(1);
-  const int64_t of_three = most_rows(3);
-  const int64_t of_four = most_rows(4);
+  const int64_t of_one = most_rows(1, kRowTiles);
+  const int64_t of_three = most_rows(3, kRowTiles);
+  const int64_t of_four = most_rows(4, kRowTiles);
+  if constexpr (kRowTiles == 8) {
+    const int64_t of_halves = most_rows(2, kRowTiles / 2);
+    if (of_halves < std::min({of_one, of_three, of_four})) {
+      return launch_wide<2, kRowTiles / 2>(stream, p);
+    }
+  }
   if (of_one < of_three && of_one < of_four) return launch_wide<1, kRowTiles>(stream, p);
   if (of_three < of_four) return launch_wide<3, kRowTiles>(stream, p);
   launch_wide<4, kRowTiles>(stream, p);
@@ -237,6 +258,7 @@ void launch_wide_rows(cudaStream_t stream, const FewRows& p) {
 }  // namespace
 
 void wide_few_rows(cudaStream_t stream, const FewRows& p) {
+  write_stamps_at_exit("wide_few_rows");
   if (p.rows <= 16) return launch_wide_rows<2>(stream, p);
   if (p.rows <= 32) return launch_wide_rows<4>(stream, p);
   launch_wide_rows<8>(stream, p);

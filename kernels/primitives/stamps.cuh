@@ -3,7 +3,7 @@
 //
 // A thread of each block takes up to six times with Stamps::take(), in nanoseconds of a clock that
 // all multiprocessors share, and keeps them with keep(). A program that is given the environment
-// variable SBTRAIN_STAMPS=PATH writes them to PATH.NAME when it ends: the number of blocks that ran
+// variable KERNEL_STAMPS=PATH writes them to PATH.NAME when it ends: the number of blocks that ran
 // (uint32), then a Stamp for each of the first 2^22.
 #pragma once
 
@@ -42,7 +42,8 @@ class Stamps {
     if (place >= kMostStamps) return;
     stamp_.n = static_cast<int32_t>(n);
     stamp_.k = static_cast<int32_t>(k);
-    stamp_.block = static_cast<int32_t>(blockIdx.x);
+    stamp_.block =
+        static_cast<int32_t>(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
     kept_stamps[place] = stamp_;
   }
 
@@ -53,7 +54,7 @@ class Stamps {
 // The stamps of this source file go to PATH.NAME. Called before its first launch.
 static void write_stamps_at_exit(const char* name) {
   static std::string path;
-  const char* prefix = std::getenv("SBTRAIN_STAMPS");
+  const char* prefix = std::getenv("KERNEL_STAMPS");
   if (prefix == nullptr || !path.empty()) return;
   path = std::string(prefix) + "." + name;
   std::atexit([] {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Shows where the time of the kernels that decode one sequence goes.
+"""Shows where the time of the kernels that decode goes.
 
 Build with -DSBTRAIN_KERNEL_STAMPS=ON and CMAKE_CUDA_ARCHITECTURES=90a-real, then
 
-  SBTRAIN_STAMPS=/tmp/stamps build/release/sbtrain bench decode --config configs/1b_sb.yaml --sequences 1
+  KERNEL_STAMPS=/tmp/stamps build/release/sbtrain bench decode --config configs/1b_sb.yaml --sequences 1
   tests/bench/kernel_stamps.py /tmp/stamps
 
 A row is a kernel and the one in front of it, with medians over all steps, in microseconds after the last block of the
@@ -12,12 +12,13 @@ their first weights are, when their sums are done (median and last block), and w
 that began before that end count, which are those of recorded steps. The stamps themselves take a tenth of the time.
 """
 import collections
+import glob
 import sys
 
 import numpy as np
 
 STAMP = np.dtype([("at", "<u8", 6), ("n", "<i4"), ("k", "<i4"), ("block", "<i4"), ("padding", "<i4")])
-LONGEST_NS = 40_000  # from the end of one kernel to that of the next
+LONGEST_NS = 80_000  # from the end of one kernel to that of the next
 
 
 def read(path):
@@ -25,8 +26,8 @@ def read(path):
     return np.fromfile(path, STAMP, offset=4)[:count]
 
 
-def launches(stamps, first):
-    """One array [blocks, 6] for each launch, in ns since `first`."""
+def launches(file, stamps, first):
+    """The name of each launch, and an array [blocks, 6] in ns since `first`."""
     for n, k in sorted(set(zip(stamps["n"].tolist(), stamps["k"].tolist()))):
         mine = stamps[(stamps["n"] == n) & (stamps["k"] == k)]
         at = (mine["at"] - np.uint64(first)).astype(np.int64)
@@ -34,15 +35,17 @@ def launches(stamps, first):
         blocks = int(mine["block"].max()) + 1
         for group in np.split(at, np.nonzero(np.diff(at[:, 1]) > 4000)[0] + 1):
             if 0.97 * blocks <= len(group) <= blocks:
-                yield ("attention" if k == 0 else f"{n} x {k}"), group
+                yield (file if n == 0 else f"{file} {n} x {k}"), group
 
 
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    files = [read(sys.argv[1] + suffix) for suffix in (".products", ".attention")]
-    first = min(int(stamps["at"][:, 0].min()) for stamps in files)
-    ordered = sorted((x for stamps in files for x in launches(stamps, first)), key=lambda x: x[1][:, 1].min())
+    files = {path.removeprefix(sys.argv[1] + "."): read(path) for path in glob.glob(glob.escape(sys.argv[1]) + ".*")}
+    if not files:
+        sys.exit(f"there is no {sys.argv[1]}.*; was KERNEL_STAMPS set, and SBTRAIN_KERNEL_STAMPS=ON in the build?")
+    first = min(int(stamps["at"][:, 0].min()) for stamps in files.values())
+    ordered = sorted((x for file in files.items() for x in launches(*file, first)), key=lambda x: x[1][:, 1].min())
     rows = collections.defaultdict(list)
     for (before, previous), (name, at) in zip(ordered, ordered[1:]):
         end = previous[:, 5].max()
@@ -50,10 +53,10 @@ def main():
             continue
         columns = [np.median(at[:, i]) for i in range(4)] + [np.median(at[:, 4]), at[:, 4].max(), at[:, 5].max()]
         rows[name, before].append([(x - end) / 1000 for x in columns])
-    print(f"{'kernel':>14} {'in front of it':>14} {'times':>6}  start   may  inputs weights  sums  last    end")
+    print(f"{'kernel':>24} {'in front of it':>24} {'times':>6}  start   may  inputs weights  sums  last    end")
     for (name, before), values in sorted(rows.items(), key=lambda x: -len(x[1])):
         medians = " ".join(f"{x:6.2f}" for x in np.median(np.array(values), axis=0))
-        print(f"{name:>14} {before:>14} {len(values):6d} {medians}")
+        print(f"{name:>24} {before:>24} {len(values):6d} {medians}")
 
 
 if __name__ == "__main__":
