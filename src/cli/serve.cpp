@@ -99,7 +99,12 @@ std::string read_token(const ServeOptions& options) {
     return "";
   }
   token.erase(token.find_last_not_of(" \t\r\n") + 1);
-  if (token.empty()) fail(ExitCode::kUsage, "the token is empty");
+  if (token.empty()) {
+    const bool in_file = !options.token_file.empty();
+    fail(ExitCode::kUsage, "{}: the token is empty; {}",
+         in_file ? options.token_file : std::string(kTokenVariable),
+         in_file ? "write one into the file" : "unset the variable to serve without one");
+  }
   return token;
 }
 

@@ -182,6 +182,7 @@ HttpResponse Api::tokenizer_info() const {
 
 HttpResponse Api::tokenize(const HttpRequest& request) const {
   const RequestFields fields(request.body);
+  if (!fields.has("prompt")) throw ApiError{400, "'prompt' is missing", "prompt"};
   const std::string prompt = fields.text("prompt", "");
   const Tokenizer& tokenizer = model_.tokenizer;
   std::vector<int32_t> tokens;

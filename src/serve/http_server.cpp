@@ -335,8 +335,9 @@ void listen_on(Descriptor& listener, const std::string& host, int port) {
     }
     last_error = errno;
   }
-  fail(ExitCode::kUsage, "cannot listen on {} port {}: {}; choose another with --port", host, port,
-       std::generic_category().message(last_error));
+  fail(ExitCode::kUsage, "cannot listen on {} port {}: {}; choose another with {}", host, port,
+       std::generic_category().message(last_error),
+       last_error == EADDRNOTAVAIL ? "--host" : "--port");
 }
 
 }  // namespace

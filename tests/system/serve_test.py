@@ -91,6 +91,8 @@ class Endpoints(Served):
         self.error(400, "POST", "/detokenize", {"tokens": [400]})
         self.error(400, "POST", "/detokenize", {"tokens": "a"})
         self.error(400, "POST", "/detokenize", {})
+        self.assertEqual(self.error(400, "POST", "/tokenize", {"text": "a"})["param"], "prompt")
+        self.assertEqual(self.server.call("POST", "/tokenize", {"prompt": ""})[1]["count"], 0)
 
     def test_no_such_thing(self):
         self.error(404, "GET", "/nothing")
@@ -319,6 +321,24 @@ class Tokens(Served):
         self.assertEqual(server.call("GET", "/v1/models", None, {"Authorization": "Bearer of a file"})[0], 200)
         self.assertEqual(server.call("GET", "/v1/models", None, {"Authorization": "Bearer other"})[0], 401)
         self.assertEqual(server.stop(), 0)
+
+
+class Refused(unittest.TestCase):
+    """What keeps a server from starting says what to change."""
+
+    def refused(self, *options, variables=None):
+        result = subprocess.run([PROGRAM, "serve", "--checkpoint", "run", "--port", "0", *options], cwd=folder.path,
+                                env={**environment(), **(variables or {})}, capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        return result.stderr
+
+    def test_empty_token(self):
+        self.assertIn("SERVE_TOKEN: the token is empty", self.refused(variables={"SERVE_TOKEN": ""}))
+        (folder.path / "empty").write_text("\n")
+        self.assertIn("empty: the token is empty", self.refused("--token-file", "empty"))
+
+    def test_address_of_another_machine(self):
+        self.assertIn("choose another with --host", self.refused("--host", "192.0.2.1"))
 
 
 class ServerAt(Server):
