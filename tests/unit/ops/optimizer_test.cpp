@@ -240,8 +240,8 @@ TEST(FinishStep, SkipsSpikesOfTheLoss) {
     EXPECT_FALSE(finish(loss));
     variance = (1 - 1.0 / kWindow) * (variance + (loss - mean) * (loss - mean) / kWindow);
     mean += (loss - mean) / kWindow;
-    EXPECT_NEAR(stats.values[ops::kLossMean], mean, 1e-13);
-    EXPECT_NEAR(stats.values[ops::kLossVariance], variance, 1e-13);
+    EXPECT_NEAR(stats.values[ops::kLossMean], mean, 1e-15 * std::abs(mean));
+    EXPECT_NEAR(stats.values[ops::kLossVariance], variance, 1e-15 * variance);
   }
   EXPECT_FALSE(finish(std::nan("")));  // bad, but not a spike
   op.spike_sigma = 0;
