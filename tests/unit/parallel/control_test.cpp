@@ -112,6 +112,13 @@ class RankProcess {
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;
   void signal(int number) const { kill(pid_, number); }
+  // Returns once all its threads have stopped: until the one that has been given the signal runs,
+  // the others go on.
+  void stop() const {
+    signal(SIGSTOP);
+    siginfo_t state;
+    EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid_), &state, WSTOPPED | WNOWAIT), 0);
+  }
   pid_t pid() const { return pid_; }
   int wait() {
     int status = 0;
@@ -463,7 +470,7 @@ TEST(Control, AStoppedRankIsNamed) {
     control.check();
     if (control.rank() == 0) {
       std::this_thread::sleep_for(milliseconds(100));
-      stopped.signal(SIGSTOP);
+      stopped.stop();
     }
     std::atomic<bool> done = false;
     std::thread working([&] {
@@ -492,7 +499,7 @@ TEST(Control, AStoppedRankZeroIsNamedByTheOthers) {
   std::atomic<int> shown = 0;
   run_ranks(jobs, {1, 2}, deadlines, [&](Control& control) {
     meet(control, arrived, 2);
-    root.signal(SIGSTOP);
+    root.stop();
     EXPECT_CONTAINS(wait_for_failure(control).message, "rank 0 at 127.0.0.1");
     shown += control.shows_failure() ? 1 : 0;
   });
@@ -510,7 +517,7 @@ TEST(Control, AFailureThatRankZeroCannotHearIsShownByTheRankItself) {
       wait_for_failure(control);
       return;
     }
-    root.signal(SIGSTOP);
+    root.stop();
     std::thread killer([&] {
       std::this_thread::sleep_for(milliseconds(100));
       root.signal(SIGKILL);
@@ -598,8 +605,8 @@ TEST(Control, AJobThatIsStoppedAsAWholeGoesOn) {
   RankProcess other(jobs[1], deadlines, work);
   ::close(jobs[0].listener);
   std::this_thread::sleep_for(milliseconds(300));
-  root.signal(SIGSTOP);
-  other.signal(SIGSTOP);
+  root.stop();
+  other.stop();
   std::this_thread::sleep_for(milliseconds(1500));
   other.signal(SIGCONT);
   root.signal(SIGCONT);
