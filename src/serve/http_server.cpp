@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <mutex>
 #include <set>
@@ -29,6 +30,7 @@ constexpr int kBacklog = 1024;
 constexpr size_t kLongestPath = 256;
 constexpr size_t kRequestsOfAConnection = 1'000'000'000;  // there is no limit to tell
 constexpr int64_t kSlowestBytesPerSecond = int64_t{16} << 10;
+constexpr const char* kBodyTooLarge = "the body is larger than the server accepts";
 
 class Descriptor {
  public:
@@ -248,6 +250,22 @@ class Protocol : public httplib::Server {
     }
     if (request.method != "POST") return refused(405, "the methods are GET, HEAD and POST");
     if (request.is_multipart_form_data()) return refused(415, "the body must be JSON");
+    if (request.has_header("Transfer-Encoding")) return Verdict::Unhandled;
+    // httplib would wait for a body that no header announces, and for one that is too large.
+    if (!request.has_header("Content-Length")) {
+      answer(request, "", response);
+      return Verdict::Handled;
+    }
+    const std::string length = request.get_header_value("Content-Length");
+    int64_t bytes = 0;
+    const auto [end, error] = std::from_chars(length.data(), length.data() + length.size(), bytes);
+    if (error == std::errc::invalid_argument || end != length.data() + length.size() ||
+        length.starts_with('-')) {
+      return refused(400, "the header Content-Length is no number of bytes");
+    }
+    if (error == std::errc::result_out_of_range || bytes > limits_.body_bytes) {
+      return refused(413, kBodyTooLarge);
+    }
     return Verdict::Unhandled;
   }
 
@@ -261,7 +279,7 @@ class Protocol : public httplib::Server {
     });
     if (whole) return true;
     if (too_large) {
-      refuse(response, 413, "the body is larger than the server accepts");
+      refuse(response, 413, kBodyTooLarge);
     } else {
       refuse(response, 400, "the body has not arrived, or not in time");
     }

@@ -504,6 +504,16 @@ class Clients(Served):
                 time.sleep(0.001)
             self.assertIn(b" 200 ", connection.recv(100))
 
+    def test_no_body_and_impossible_ones(self):
+        # Each is answered at once, not after the time in which a body may arrive.
+        for headers, status in ((b"", b" 400 "), (b"Content-Length: -5\r\n", b" 400 "),
+                                (b"Content-Length: 1x\r\n", b" 400 "), (b"Content-Length: \r\n", b" 400 "),
+                                (b"Content-Length: 999999999\r\n", b" 413 "),
+                                (b"Content-Length: 99999999999999999999\r\n", b" 413 ")):
+            with self.server.socket(timeout=10) as connection:
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n")
+                self.assertIn(status, connection.recv(100), headers)
+
     def test_client_that_does_not_read(self):
         with self.server.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
