@@ -20,6 +20,22 @@ std::string valid_utf8(std::string_view text) {
   return valid;
 }
 
+int64_t CharacterOffsets::add(std::string_view bytes) {
+  const size_t first = open_.size();
+  open_ += bytes;
+  const size_t settled = complete_length(open_);
+  int64_t offset = before_;
+  size_t at = 0;
+  while (at < settled) {
+    if (at < first) ++offset;
+    ++before_;
+    at += std::max<size_t>(1, character_length(std::string_view(open_).substr(at)));
+  }
+  if (at < first) ++offset;  // the token goes on with a character, or adds nothing to it
+  open_.erase(0, settled);
+  return offset;
+}
+
 CompletionText::CompletionText(const Tokenizer& tokenizer, std::vector<std::string> stops)
     : tokenizer_(tokenizer), stops_(std::move(stops)) {
   for (const std::string& stop : stops_) {

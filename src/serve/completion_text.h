@@ -14,11 +14,25 @@ namespace sbtrain {
 // `text` with each byte that is no valid UTF-8 replaced by U+FFFD, as JSON needs it.
 std::string valid_utf8(std::string_view text);
 
+// Counts the characters of a text that is given token by token, as valid_utf8 shows them.
+class CharacterOffsets {
+ public:
+  explicit CharacterOffsets(int64_t start = 0) : before_(start) {}
+  // Adds a token, and returns the offset of its first byte: the characters that begin before it.
+  int64_t add(std::string_view bytes);
+
+ private:
+  int64_t before_;    // the characters before open_
+  std::string open_;  // the beginning of a character whose end may follow
+};
+
 class CompletionText {
  public:
   // The text ends before the first occurrence of any of `stops`, which are not empty.
   CompletionText(const Tokenizer& tokenizer, std::vector<std::string> stops);
 
+  // The text begins with these bytes, of a character whose end may follow.
+  void begin(std::string_view bytes) { pending_ = bytes; }
   // Returns false once the text has ended at a stop string; nothing is to be added then.
   bool add(int32_t token);
   // Takes what later tokens cannot change: whole characters that no stop string begins with.

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "core/error.h"
+#include "data/utf8.h"
 #include "serve/api_request.h"
 #include "serve/completion_text.h"
 
@@ -24,7 +25,8 @@ constexpr size_t kLongestStop = 1024;
 
 struct Prompt {
   std::vector<int32_t> tokens;
-  std::string text;
+  std::string text;  // without a character at its end whose last bytes are missing
+  std::string open;  // the bytes of that character, which a completion may end
 };
 
 // A request as its client has written it, checked.
@@ -48,7 +50,7 @@ uint64_t random_seed() {
 // ---- The request --------------------------------------------------------------------------------
 
 Prompt prompt_of_text(const CompletionContext& context, const std::string& text) {
-  Prompt prompt{prompt_tokens(context.tokenizer, context.starts_with_bos, text), text};
+  Prompt prompt{prompt_tokens(context.tokenizer, context.starts_with_bos, text), text, ""};
   if (prompt.tokens.empty()) {
     throw ApiError{400, "the prompt is empty, and the tokenizer has no token to begin with",
                    "prompt"};
@@ -57,9 +59,12 @@ Prompt prompt_of_text(const CompletionContext& context, const std::string& text)
 }
 
 Prompt prompt_of_ids(const CompletionContext& context, const nlohmann::json& ids) {
-  Prompt prompt{token_ids(ids, context.tokenizer, "prompt"), ""};
+  Prompt prompt{token_ids(ids, context.tokenizer, "prompt"), "", ""};
   if (prompt.tokens.empty()) throw ApiError{400, "the prompt has no tokens", "prompt"};
-  prompt.text = context.tokenizer.decode(prompt.tokens);
+  const std::string bytes = context.tokenizer.decode(prompt.tokens);
+  const size_t complete = complete_length(bytes);
+  prompt.text = valid_utf8(std::string_view(bytes).substr(0, complete));
+  prompt.open = bytes.substr(complete);
   return prompt;
 }
 
@@ -199,7 +204,11 @@ class Completion {
   Completion(const Tokenizer& tokenizer, const CompletionRequest& request)
       : stream_(request.stream) {
     const size_t count = request.prompts.size() * static_cast<size_t>(request.n);
-    for (size_t i = 0; i < count; ++i) choices_.emplace_back(tokenizer, request.stops);
+    for (size_t i = 0; i < count; ++i) {
+      choices_.emplace_back(tokenizer, request.stops);
+      if (!request.echo) continue;
+      choices_.back().text.begin(request.prompts[i / static_cast<size_t>(request.n)].open);
+    }
   }
 
   // Calls read(choices) under the lock once some choice has something new, or after a glance.
@@ -275,10 +284,9 @@ int64_t characters(std::string_view bytes) {
                        [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
 }
 
-// OpenAI's lists for the tokens of one choice. `offset`, in characters, is where the first of them
-// begins, and then where the next one would.
+// OpenAI's lists for the tokens of one choice. `offsets` has counted those before.
 Json logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenLogprob>& tokens,
-                   bool at_start, int64_t& offset) {
+                   bool at_start, CharacterOffsets& offsets) {
   Json json = {{"tokens", Json::array()},
                {"token_logprobs", Json::array()},
                {"top_logprobs", Json::array()},
@@ -287,8 +295,7 @@ Json logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenLogprob>& 
   for (const TokenLogprob& token : tokens) {
     const std::string name = token_name(tokenizer, token.token);
     json["tokens"].push_back(name);
-    json["text_offset"].push_back(offset);
-    offset += characters(tokenizer.bytes(token.token));
+    json["text_offset"].push_back(offsets.add(tokenizer.bytes(token.token)));
     if (std::exchange(follows_nothing, false)) {
       json["token_logprobs"].push_back(nullptr);
       json["top_logprobs"].push_back(nullptr);
@@ -330,7 +337,9 @@ class Answer {
                      std::chrono::system_clock::now().time_since_epoch())
                      .count()) {
     for (size_t i = 0; i < offsets_.size(); ++i) {
-      if (!request_.echo) offsets_[i] = characters(prompt(i).text);
+      if (request_.echo) continue;
+      offsets_[i] =
+          CharacterOffsets(characters(prompt(i).text) + characters(valid_utf8(prompt(i).open)));
     }
     submit();
   }
@@ -484,8 +493,8 @@ class Answer {
   CompletionContext context_;
   CompletionRequest request_;
   std::shared_ptr<Completion> completion_;
-  std::vector<int64_t> offsets_;  // of each choice's next token, in characters
-  std::vector<bool> told_;        // the end of each choice
+  std::vector<CharacterOffsets> offsets_;  // of each choice's tokens
+  std::vector<bool> told_;                 // the end of each choice
   std::string id_;
   int64_t created_;
 };

@@ -208,6 +208,17 @@ class Completions(Served):
                 self.assertEqual(shown[offset:offset + len(name)], name)
         self.assertTrue(any(name.startswith("bytes:") for name in logprobs["tokens"]))
 
+    def test_bytes_that_are_no_characters(self):
+        # Offsets are those of the shown text, where each byte that is no character is one U+FFFD.
+        stray, euro, b = self.ids("\u20ac")[1:], self.ids("\u20ac"), self.ids("b")
+        self.assertEqual(len(euro), 3)
+        for prompt, expected in ((stray + b, "\ufffd\ufffdb"), (euro[:2] + b, "\ufffd\ufffdb"),
+                                 (euro[:2], "\ufffd\ufffd"), (euro + stray[1:] + b, "\u20ac\ufffdb")):
+            choice = self.server.complete(prompt=prompt, max_tokens=0, logprobs=0, echo=True)["choices"][0]
+            self.assertEqual(choice["text"], expected)
+            if prompt[-1:] == b:
+                self.assertEqual(choice["logprobs"]["text_offset"][-1], expected.index("b"))
+
     def test_n_and_seed(self):
         def texts(**fields):
             answer = self.server.complete(prompt=["The", "A"], n=3, max_tokens=12, temperature=1.5, **fields)

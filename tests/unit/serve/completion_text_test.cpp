@@ -61,6 +61,59 @@ TEST(CompletionText, InvalidBytesAreReplaced) {
   EXPECT_EQ(valid_utf8("\xc3(\xa0"), "\xef\xbf\xbd(\xef\xbf\xbd");
 }
 
+TEST(CompletionText, CharacterThatThePromptBegins) {
+  CompletionText text(tokenizer(), {});
+  text.begin("\xe2\x82");
+  EXPECT_TRUE(text.add(bytes_of("\xac")[0]));
+  EXPECT_EQ(text.take(), "\xe2\x82\xac");
+  text.begin("\xe2\x82");
+  EXPECT_EQ(text.take(), "");
+  EXPECT_EQ(text.take_rest(), "\xef\xbf\xbd\xef\xbf\xbd");
+}
+
+// An offset is that of the token in the text as it is shown, whatever bytes come before it.
+TEST(CharacterOffsets, CountWhatIsShown) {
+  const auto offsets = [](const std::vector<std::string>& tokens) {
+    CharacterOffsets counter;
+    std::vector<int64_t> list;
+    for (const std::string& token : tokens) list.push_back(counter.add(token));
+    return list;
+  };
+  using List = std::vector<int64_t>;
+  EXPECT_EQ(offsets({"a", "", "\xc3\xa9\xe2\x82\xac", "b"}), (List{0, 1, 1, 3}));
+  EXPECT_EQ(offsets({"\xe2", "\x82", "\xac", "b"}), (List{0, 1, 1, 1}));
+  EXPECT_EQ(offsets({"\x9d", "b"}), (List{0, 1}));
+  EXPECT_EQ(offsets({"\xe2", "\x82", "b", "c"}), (List{0, 1, 2, 3}));
+  EXPECT_EQ(offsets({"\xe2\x82", "\xe2", "\x82\xac", "\xff", "b"}), (List{0, 2, 3, 3, 4}));
+  EXPECT_EQ(CharacterOffsets(7).add("a"), 7);
+}
+
+// The text from each whole token's offset begins with that token, for random pieces.
+TEST(CharacterOffsets, FindTheTokensOfRandomBytes) {
+  std::mt19937 random(11);
+  const std::vector<std::string> pieces = {"a",    "\xc3\xa9", "\xe2", "\x82",
+                                           "\xac", "\xf0\x9f", "\xff", ""};
+  for (int round = 0; round < 200; ++round) {
+    CharacterOffsets counter;
+    std::string bytes;
+    std::vector<std::pair<std::string, int64_t>> tokens;
+    for (int i = 0; i < 12; ++i) {
+      const std::string& piece = pieces[random() % pieces.size()];
+      tokens.emplace_back(piece, counter.add(piece));
+      bytes += piece;
+    }
+    std::vector<std::string> shown;  // by characters
+    for (std::string text = valid_utf8(bytes); !text.empty();) {
+      shown.push_back(text.substr(0, character_length(text)));
+      text.erase(0, shown.back().size());
+    }
+    for (const auto& [piece, offset] : tokens) {
+      if (piece != "a" && piece != "\xc3\xa9") continue;
+      EXPECT_EQ(shown.at(static_cast<size_t>(offset)), piece);
+    }
+  }
+}
+
 TEST(CompletionText, EndsBeforeTheFirstStopString) {
   EXPECT_EQ(show("one two three", {"three", "tw"}).text, "one ");
   EXPECT_TRUE(show("one two three", {"three", "tw"}).stopped);
