@@ -5,8 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -66,6 +68,12 @@ class Printer {
   std::string pending_;
 };
 
+// Text of which a part could not be read is no prompt.
+void check_standard_input() {
+  if (std::ferror(stdin) == 0) return;
+  fail(ExitCode::kData, "standard input: cannot read: {}", std::strerror(errno));
+}
+
 std::string read_standard_input() {
   std::string text;
   std::array<char, 1 << 16> buffer{};
@@ -76,6 +84,7 @@ std::string read_standard_input() {
            kMaxPromptBytes >> 20);
     }
   }
+  check_standard_input();
   return text;
 }
 
@@ -116,9 +125,10 @@ class Generator {
         print_error("this line has {} tokens, but {} are possible at most\n", tokens.size(),
                     longest);
       } else if (!print(terminal ? "" : line, tokens)) {
-        break;
+        return ExitCode::kDone;
       }
     }
+    check_standard_input();
     return ExitCode::kDone;
   }
 

@@ -69,6 +69,18 @@ TEST_F(Streams, AReaderThatLeavesEndsAToolAndNotARun) {
   EXPECT_TRUE(read_file(path("o.h5")) == read_file(store()));
 }
 
+TEST_F(Streams, InputThatCannotBeReadIsNoEmptyPrompt) {
+  constexpr int kData = 4;
+  const Arguments lines = {"generate", "--checkpoint", trained(), "--max-tokens", "2"};
+  Arguments whole = lines;
+  whole.insert(whole.end(), {"--prompt", "-"});
+  for (const Arguments& arguments : {lines, whole}) {
+    EXPECT_EQ(run_in("", arguments, "< " + path("")), kData) << output();
+    EXPECT_TRUE(says("standard input: cannot read: Is a directory")) << output();
+    EXPECT_EQ(run_in("", arguments, "< /dev/null"), 0) << output();
+  }
+}
+
 TEST_F(Streams, OptionsThatAreNoNumbersAreRefused) {
   for (const char* option : {"--temperature", "--top-p"}) {
     for (const char* value : {"nan", "-nan", "NAN", "inf", "-1", "1e400", "x", ""}) {
