@@ -138,6 +138,10 @@ Json dump_attention_maps(InferenceModel& model, const AttentionEvalOptions& opti
     tokens = std::move(example.tokens);
     positions = std::move(example.positions);
   }
+  if (tokens.empty()) {
+    fail(ExitCode::kUsage,
+         "--attention-maps: 0 tokens to look at; give some with --text or --token-ids");
+  }
   check_tokens(tokens, config.vocab,
                task                   ? "--task-example"
                : options.text.empty() ? "--token-ids"

@@ -130,6 +130,10 @@ std::vector<std::unique_ptr<TextTask>> make_text_tasks(const TextTaskSelection& 
                                                                .words = words},
                                                encode));
   }
+  const auto with_depth = [](const auto& task) { return task->has_depth(); };
+  if (!selection.depths.empty() && std::ranges::none_of(tasks, with_depth)) {
+    fail(ExitCode::kUsage, "--depths: none of --tasks hides its answer in one place");
+  }
   return tasks;
 }
 

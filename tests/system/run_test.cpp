@@ -221,7 +221,8 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
       {{"--window", "8", "--stride", "9"}, 2, "--stride: 9"},
       {{"--lengths", "16,1073741824"}, 8, "GiB, and the machine has"},
       {{"--text", "a"}, 2, "--attention-maps"},
-      {{"--attention-maps", path("maps")}, 2, "0 tokens"},
+      {{"--attention-maps", path("maps")}, 2, "--attention-maps: 0 tokens"},
+      {{"--attention-maps", path("maps"), "--text", ""}, 2, "give some with --text"},
       {{"--attention-maps", path("maps"), "--token-ids", "3,400"}, 2, "token 400 is outside"},
       {{"--true-positions", path("missing.json")}, 4, "missing.json"},
       {{"--task-positions", "3"}, 2, "--task-positions: the model was not trained on a task"}};
@@ -298,6 +299,7 @@ TEST_F(SystemTest, AnswersTasksInPlainText) {
       {{"--tasks", "needle_local_uuid", "--lengths", "400"}, 2, "give it with --haystack"},
       {{"--tasks", "vt", "--lengths", "400", "--haystack", path("few")}, 2, "--haystack: none"},
       {{"--tasks", "vt", "--lengths", "400", "--word-list", path("few")}, 2, "--word-list: cwe"},
+      {{"--tasks", "vt,fwe", "--lengths", "400", "--depths", "0.5"}, 2, "--depths: none"},
       {{"--tasks", "cwe", "--lengths", "400", "--word-list", path("few")}, 4, "3 different words"},
       {{"--tasks", "needle_local_uuid", "--lengths", "400", "--haystack", path("none")}, 4, "none"},
   };
