@@ -3,6 +3,8 @@
 #include <omp.h>
 #include <spdlog/spdlog.h>
 
+#include <mutex>
+
 #include "core/device.h"
 #include "core/error.h"
 #include "core/host_threads.h"
@@ -22,7 +24,9 @@ Backend available_backend(DeviceChoice device) {
          "--device=cpu; `--dry-run` plans larger ones.",
          why);
   }
-  if (kHasCuda) spdlog::info("running on the CPU: {}", why);
+  // A command may ask more than once: for its number of ranks, and as each of them.
+  static std::once_flag told;
+  if (kHasCuda) std::call_once(told, [&] { spdlog::info("running on the CPU: {}", why); });
   return Backend::kCpu;
 }
 

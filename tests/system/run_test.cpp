@@ -204,6 +204,11 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
   EXPECT_NE(same.at(0).at("loss"), same.at(1).at("loss"));
   EXPECT_TRUE(same.at(2).contains("absent"));
 
+  // What it runs on is said once, though the number of ranks depends on it too.
+  ASSERT_EQ(run({"eval", "--checkpoint", path("run"), "--lengths", "16"}), 0) << output_;
+  const std::string device = "running on the CPU";
+  EXPECT_EQ(output_.find(device), output_.rfind(device)) << output_;
+
   // Every token is predicted once, however far the windows lie apart.
   ASSERT_EQ(evaluate({"--window", "32", "--stride", "5", "--json"}), 0) << output_;
   const nlohmann::json close = printed_json(output_);
