@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
@@ -91,19 +92,24 @@ class StopSignal {
 
 std::string read_token(const ServeOptions& options) {
   std::string token;
+  std::string where = options.token_file;
   if (!options.token_file.empty()) {
     token = read_input(options.token_file, ExitCode::kUsage);
   } else if (const char* variable = std::getenv(kTokenVariable)) {
     token = variable;
+    where = kTokenVariable;
   } else {
     return "";
   }
   token.erase(token.find_last_not_of(" \t\r\n") + 1);
   if (token.empty()) {
-    const bool in_file = !options.token_file.empty();
-    fail(ExitCode::kUsage, "{}: the token is empty; {}",
-         in_file ? options.token_file : std::string(kTokenVariable),
-         in_file ? "write one into the file" : "unset the variable to serve without one");
+    fail(ExitCode::kUsage, "{}: the token is empty; {}", where,
+         options.token_file.empty() ? "unset the variable to serve without one"
+                                    : "write one into the file");
+  }
+  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  if (std::ranges::any_of(token, is_control)) {
+    fail(ExitCode::kUsage, "{}: the token must be one line, which a header can hold", where);
   }
   return token;
 }

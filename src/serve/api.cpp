@@ -133,10 +133,10 @@ HttpResponse Api::route(const HttpRequest& request) {
   check_origin(request);
   if (request.path == "/") return page();
   if (request.path == "/health") return health();
-  constexpr std::string_view kBearer = "Bearer ";
+  constexpr std::string_view kBearer = "Bearer ";  // in any case: RFC 9110, 11.1
   const std::string_view given = request.authorization;
-  if (!options_.token.empty() &&
-      !(given.starts_with(kBearer) && same_secret(given.substr(kBearer.size()), options_.token))) {
+  if (!options_.token.empty() && !(same_name(given.substr(0, kBearer.size()), kBearer) &&
+                                   same_secret(given.substr(kBearer.size()), options_.token))) {
     throw ApiError{401, "the request needs the server's token: Authorization: Bearer TOKEN", ""};
   }
   if (request.path == "/metrics") return metrics();

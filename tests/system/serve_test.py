@@ -321,6 +321,9 @@ class Tokens(Served):
             self.error(401, "GET", "/metrics", None, headers)
         right = {"Authorization": "Bearer a secret"}
         self.assertEqual(self.server.call("POST", "/v1/completions", body, right)[0], 200)
+        # The scheme, but not the token, has any case.
+        self.assertEqual(self.server.call("GET", "/metrics", None, {"Authorization": "bearer a secret"})[0], 200)
+        self.error(401, "GET", "/metrics", None, {"Authorization": "Bearer A secret"})
         self.assertEqual(self.server.call("GET", "/health")[0], 200)
         self.assertEqual(self.server.call("GET", "/")[0], 200)
         # A page that does not know the token wins nothing by a name that stands for this machine.
@@ -333,23 +336,20 @@ class Tokens(Served):
         self.assertEqual(server.call("GET", "/v1/models", None, {"Authorization": "Bearer other"})[0], 401)
         self.assertEqual(server.stop(), 0)
 
-
-class Refused(unittest.TestCase):
-    """What keeps a server from starting says what to change."""
-
-    def refused(self, *options, variables=None):
-        result = subprocess.run([PROGRAM, "serve", "--checkpoint", "run", "--port", "0", *options], cwd=folder.path,
-                                env={**environment(), **(variables or {})}, capture_output=True, text=True, check=False)
-        self.assertEqual(result.returncode, 2, result.stderr)
-        return result.stderr
-
-    def test_empty_token(self):
-        self.assertIn("SERVE_TOKEN: the token is empty", self.refused(variables={"SERVE_TOKEN": ""}))
+    def test_impossible_tokens(self):
+        # A server that nobody can speak to does not start, and says where it has the token from.
+        (folder.path / "lines").write_text("one\ntwo\n")
         (folder.path / "empty").write_text("\n")
-        self.assertIn("empty: the token is empty", self.refused("--token-file", "empty"))
-
-    def test_address_of_another_machine(self):
-        self.assertIn("choose another with --host", self.refused("--host", "192.0.2.1"))
+        for option, variable, message in (("lines", "", "lines: the token must be one line"),
+                                          ("empty", "", "empty: the token is empty; write one"),
+                                          ("", " ", "SERVE_TOKEN: the token is empty; unset"),
+                                          ("", "a\x07", "SERVE_TOKEN: the token must be one line")):
+            result = subprocess.run(
+                [PROGRAM, "serve", "--checkpoint", "run", "--port", "0", *(["--token-file", option] if option else [])],
+                cwd=folder.path, env={**environment(), "SERVE_TOKEN": variable}, timeout=60, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True)
+            self.assertEqual(result.returncode, 2, result.stdout)
+            self.assertIn(message, result.stdout)
 
 
 class ServerAt(Server):
