@@ -465,6 +465,13 @@ class Limits(Served):
         self.assertEqual(result.returncode, 2, result.stdout)
         self.assertIn("--port", result.stdout)
 
+    def test_address_of_another_machine(self):
+        result = subprocess.run([PROGRAM, "serve", "--checkpoint", "run", "--port", "0", "--host", "192.0.2.1"],
+                                cwd=folder.path, env=environment(), timeout=60, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(result.returncode, 2, result.stdout)
+        self.assertIn("choose another with --host", result.stdout)
+
 
 def request_bytes(body, close=False):
     data = json.dumps(body).encode()
