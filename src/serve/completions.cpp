@@ -156,7 +156,12 @@ CompletionRequest read_request(const CompletionContext& context, const RequestFi
   if (fields.has("stream_options")) {
     const nlohmann::json& options = fields.value("stream_options");
     const auto usage = options.is_object() ? options.find("include_usage") : options.end();
-    request.stream_usage = usage != options.end() && usage->is_boolean() && usage->get<bool>();
+    const bool given = usage != options.end() && !usage->is_null();
+    if (!options.is_object() || (given && !usage->is_boolean())) {
+      throw ApiError{400, "'stream_options' must be like {\"include_usage\": true}",
+                     "stream_options"};
+    }
+    request.stream_usage = given && usage->get<bool>();
   }
   request.stops = fields.texts("stop");
   if (request.stops.size() > kMostStops) {
@@ -487,6 +492,7 @@ class Answer {
     }
     Json json = head();
     json["choices"] = Json::array({choice_json(index, choice)});
+    if (request_.stream_usage) json["usage"] = nullptr;  // as OpenAI's: the last event has it
     events += event(json);
   }
 

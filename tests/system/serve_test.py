@@ -250,6 +250,7 @@ class Completions(Served):
             whole = self.server.complete(**request)
             events = self.server.stream(**request, stream_options={"include_usage": True})
             self.assertEqual(events[-1]["usage"], whole["usage"])
+            self.assertEqual({event["usage"] for event in events[:-1]}, {None})
             for choice in whole["choices"]:
                 mine = [c for e in events for c in e["choices"] if c["index"] == choice["index"]]
                 self.assertEqual("".join(c["text"] for c in mine), choice["text"])
@@ -293,7 +294,9 @@ class Completions(Served):
                  ({"stop": 5}, "stop"), ({"stop": [""]}, "stop"), ({"stop": ["a"] * 17}, "stop"),
                  ({"seed": 0.5}, "seed"), ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"),
                  ({"logit_bias": {"5": 100}}, "logit_bias"), ({"presence_penalty": 1}, "presence_penalty"),
-                 ({"prompt": [["a"] * 1025]}, "prompt"), ({"prompt": ["a"] * 1025}, "prompt")]
+                 ({"prompt": [["a"] * 1025]}, "prompt"), ({"prompt": ["a"] * 1025}, "prompt"),
+                 ({"stream_options": True}, "stream_options"), ({"stream_options": [True]}, "stream_options"),
+                 ({"stream_options": {"include_usage": "yes"}}, "stream_options")]
         for fields, name in wrong:
             body = {"prompt": "a", "max_tokens": 2, **fields}
             self.assertEqual(self.error(400, "POST", "/v1/completions", body)["param"], name, fields)
@@ -302,7 +305,7 @@ class Completions(Served):
             self.error(400, "POST", "/v1/completions", body)
         # What changes nothing may be there.
         self.server.complete(prompt="a", max_tokens=1, model="any", user="me", best_of=1, suffix=None, logit_bias={},
-                             presence_penalty=0, n=None, stop=None)
+                             presence_penalty=0, n=None, stop=None, stream_options={"include_usage": None, "x": 1})
 
 
 class Tokens(Served):
