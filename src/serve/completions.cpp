@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <span>
 
 #include "core/error.h"
 #include "data/utf8.h"
@@ -25,8 +26,9 @@ constexpr size_t kLongestStop = 1024;
 
 struct Prompt {
   std::vector<int32_t> tokens;
-  std::string text;  // without a character at its end whose last bytes are missing
-  std::string open;  // the bytes of that character, which a completion may end
+  std::string text;        // without a character at its end whose last bytes are missing
+  std::string open;        // the bytes of that character, which a completion may end
+  bool has_names = false;  // a text, in which special tokens are written by their names
 };
 
 // A request as its client has written it, checked.
@@ -50,7 +52,7 @@ uint64_t random_seed() {
 // ---- The request --------------------------------------------------------------------------------
 
 Prompt prompt_of_text(const CompletionContext& context, const std::string& text) {
-  Prompt prompt{prompt_tokens(context.tokenizer, context.starts_with_bos, text), text, ""};
+  Prompt prompt{prompt_tokens(context.tokenizer, context.starts_with_bos, text), text, "", true};
   if (prompt.tokens.empty()) {
     throw ApiError{400, "the prompt is empty, and the tokenizer has no token to begin with",
                    "prompt"};
@@ -59,7 +61,7 @@ Prompt prompt_of_text(const CompletionContext& context, const std::string& text)
 }
 
 Prompt prompt_of_ids(const CompletionContext& context, const nlohmann::json& ids) {
-  Prompt prompt{token_ids(ids, context.tokenizer, "prompt"), "", ""};
+  Prompt prompt{token_ids(ids, context.tokenizer, "prompt"), "", "", false};
   if (prompt.tokens.empty()) throw ApiError{400, "the prompt has no tokens", "prompt"};
   const std::string bytes = context.tokenizer.decode(prompt.tokens);
   const size_t complete = complete_length(bytes);
@@ -289,18 +291,41 @@ int64_t characters(std::string_view bytes) {
                        [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
 }
 
-// OpenAI's lists for the tokens of one choice. `offsets` has counted those before.
+// What each token of a prompt is in its text. The name of a special token may stand there, but that
+// of a bos which the prompt was given does not.
+std::vector<std::string_view> parts_of(const Tokenizer& tokenizer, const Prompt& prompt) {
+  std::vector<std::string_view> parts;
+  std::string_view rest = prompt.text;
+  for (const int32_t token : prompt.tokens) {
+    std::string_view part = tokenizer.bytes(token);
+    if (part.empty() && prompt.has_names) {
+      const std::string name = special_name(tokenizer, token);
+      if (rest.starts_with(name)) part = rest.substr(0, name.size());
+    }
+    rest.remove_prefix(std::min(part.size(), rest.size()));
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+// OpenAI's lists for the tokens of one choice, the first of which are `prompt`, as parts_of has
+// them. `offsets` has counted those before.
 Json logprobs_json(const Tokenizer& tokenizer, const std::vector<TokenLogprob>& tokens,
-                   bool at_start, CharacterOffsets& offsets) {
+                   std::span<const std::string_view> prompt, CharacterOffsets& offsets) {
   Json json = {{"tokens", Json::array()},
                {"token_logprobs", Json::array()},
                {"top_logprobs", Json::array()},
                {"text_offset", Json::array()}};
-  bool follows_nothing = at_start;
+  bool follows_nothing = !prompt.empty();
   for (const TokenLogprob& token : tokens) {
+    std::string_view bytes = tokenizer.bytes(token.token);
+    if (!prompt.empty()) {
+      bytes = prompt.front();
+      prompt = prompt.subspan(1);
+    }
     const std::string name = token_name(tokenizer, token.token);
     json["tokens"].push_back(name);
-    json["text_offset"].push_back(offsets.add(tokenizer.bytes(token.token)));
+    json["text_offset"].push_back(offsets.add(bytes));
     if (std::exchange(follows_nothing, false)) {
       json["token_logprobs"].push_back(nullptr);
       json["top_logprobs"].push_back(nullptr);
@@ -460,8 +485,9 @@ class Answer {
     text += std::exchange(choice.ready, {});
     Json logprobs;
     if (request_.logprobs) {
-      const bool at_start = at_prompt && request_.echo;
-      logprobs = logprobs_json(context_.tokenizer, choice.logprobs, at_start, offsets_[index]);
+      std::vector<std::string_view> parts;
+      if (at_prompt && request_.echo) parts = parts_of(context_.tokenizer, prompt(index));
+      logprobs = logprobs_json(context_.tokenizer, choice.logprobs, parts, offsets_[index]);
       choice.logprobs.clear();
     }
     Json reason;

@@ -308,6 +308,37 @@ class Completions(Served):
                              presence_penalty=0, n=None, stop=None, stream_options={"include_usage": None, "x": 1})
 
 
+class SpecialTokens(Served):
+    """A tokenizer that reads the names of special tokens in a text as these tokens."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Folder(PROGRAM, TEXT, tokenizer="bpe")
+        cls.server = Server(cls.folder, *cls.options)
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        cls.folder.close()
+
+    def test_offsets(self):
+        info = self.server.call("GET", "/tokenizer_info")[1]
+        bos, eos = info["bos_token"], info["eos_token"]
+        for text in (f"{bos}q", f"a{eos}b{bos}{bos}c", eos):
+            for echo in (True, False):
+                choice = self.server.complete(prompt=text, max_tokens=3, temperature=0, logprobs=0,
+                                              echo=echo)["choices"][0]
+                shown = choice["text"] if echo else text + choice["text"]
+                self.assertTrue(shown.startswith(text))
+                for name, offset in zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]):
+                    if not name.startswith("bytes:"):
+                        self.assertEqual(shown[offset:offset + len(name)], name, (text, echo))
+        # Of ids, the text has no names.
+        ids = [self.server.call("POST", "/tokenize", {"prompt": name})[1]["tokens"][0] for name in (eos, "a", bos, "b")]
+        choice = self.server.complete(prompt=ids, max_tokens=0, logprobs=0, echo=True)["choices"][0]
+        self.assertEqual((choice["text"], choice["logprobs"]["text_offset"]), ("ab", [0, 0, 1, 1]))
+
+
 class Tokens(Served):
     """Clients must send a token."""
 

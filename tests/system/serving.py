@@ -31,12 +31,13 @@ def environment():
 class Folder:
     """A folder with a tokenizer, a store and a run, in which commands run."""
 
-    def __init__(self, program, text, attention=STICKBREAKING):
+    def __init__(self, program, text, attention=STICKBREAKING, tokenizer="sentencepiece"):
         self.program = program
         self.text = text
         self._folder = tempfile.TemporaryDirectory()
         self.path = Path(self._folder.name)
-        self.run("tokenizer", "train", "--input", text, "--vocab", "400", "--output", "tokenizer.model")
+        self.run("tokenizer", "train", "--input", text, "--vocab", "400", "--type", tokenizer, "--output",
+                 "tokenizer.model")
         self.run("prepare", "--input", text, "--tokenizer", "tokenizer.model", "--output", "a.h5")
         (self.path / "config.yaml").write_text(MODEL % attention)
         self.run("train", "--config", "config.yaml", "--out", "run")
