@@ -110,8 +110,8 @@ class Generator {
     const int64_t positions = config_.model.max_positions;
     const int64_t longest = positions > 0 ? positions - options_.sampling.max_tokens : kLineTokens;
     if (longest < 1) {
-      fail(ExitCode::kUsage, "the model has {} positions, which --max-tokens {} exceeds", positions,
-           options_.sampling.max_tokens);
+      fail(ExitCode::kUsage, "--max-tokens: {} of the model's {} positions leave none to a prompt",
+           options_.sampling.max_tokens, positions);
     }
     load_model(longest);
     const bool terminal = ::isatty(STDIN_FILENO) == 1;
@@ -119,7 +119,10 @@ class Generator {
     while (true) {
       if (terminal) print_error("> ");
       std::string line;
-      if (!std::getline(std::cin, line)) break;
+      if (!std::getline(std::cin, line)) {
+        if (terminal) print_error("\n");  // Ctrl-D ends no line
+        break;
+      }
       const std::vector<int32_t> tokens = prompt_tokens(tokenizer_, text_, line);
       if (static_cast<int64_t>(tokens.size()) > longest) {
         print_error("this line has {} tokens, but {} are possible at most\n", tokens.size(),

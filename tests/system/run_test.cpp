@@ -113,6 +113,9 @@ TEST_F(SystemTest, OtherLayoutsTrain) {
   EXPECT_EQ(loss({}), loss({"--rope-scaling", "dynamic_ntk", "--rope-train-length", "128"}));
   EXPECT_EQ(evaluate("rebased", {}), 3);
   EXPECT_NE(output_.find("64 learned positions"), std::string::npos) << output_;
+  EXPECT_EQ(run({"generate", "--checkpoint", path("rebased"), "--max-tokens", "64"}), 2);
+  EXPECT_NE(output_.find("--max-tokens: 64 of the model's 64 positions"), std::string::npos)
+      << output_;
   EXPECT_EQ(evaluate("rebased", {"--rope-scaling", "linear"}), 2);
   EXPECT_NE(output_.find("no rotary positions"), std::string::npos) << output_;
 }
