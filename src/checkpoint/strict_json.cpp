@@ -114,6 +114,10 @@ class Builder : public json::json_sax_t {
 
 json parse_strict(std::string_view text, const std::string& what, int max_depth) {
   Builder builder(what, max_depth, nullptr);
+  // For the parser a zero byte ends the text, whatever follows.
+  if (text.find('\0') != std::string_view::npos) {
+    fail(ExitCode::kNoCheckpoint, "{} is not valid JSON: it has a zero byte", what);
+  }
   json::sax_parse(text, &builder);
   return builder.take();
 }

@@ -301,7 +301,8 @@ class Completions(Served):
             body = {"prompt": "a", "max_tokens": 2, **fields}
             self.assertEqual(self.error(400, "POST", "/v1/completions", body)["param"], name, fields)
         for body in ("", "{", "[]", "null", '{"prompt": "a", "prompt": "b"}', "[" * 100000, '{"a":' * 50000,
-                     b"\xff\xfe", '{"prompt": "\\ud800"}', '{"n": 1e999}'):
+                     b"\xff\xfe", b'{"prompt": "a"}\x00', b'{"prompt": "a"}\x00, and more',
+                     '{"prompt": "\\ud800"}', '{"n": 1e999}'):
             self.error(400, "POST", "/v1/completions", body)
         # What changes nothing may be there.
         self.server.complete(prompt="a", max_tokens=1, model="any", user="me", best_of=1, suffix=None, logit_bias={},
