@@ -142,8 +142,10 @@ double copy_rate(Stream& s, double bytes) {
 std::vector<DecodeBenchRow> bench_decode(const Config& config, Backend backend,
                                          const DecodeBenchOptions& options) {
   const int64_t most = *std::ranges::max_element(options.sequences);
-  require_room(backend, plan_serving(config.model, backend, most, DecodeBench::capacity(options),
-                                     /*prompts_in_parts=*/false));
+  require_room(backend,
+               plan_serving(config.model, backend, most, DecodeBench::capacity(options),
+                            /*prompts_in_parts=*/false),
+               "Measure fewer --sequences or a shorter --context.");
   Memory memory(backend);
   Stream s(memory);
   const Transformer model(config.model);

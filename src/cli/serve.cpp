@@ -128,9 +128,10 @@ class ModelServer {
   ExitCode run() {
     const int64_t capacity = context_length();
     const Backend backend = select_backend(options_.device);
-    InferenceModel model(
-        config_.model, checkpoint_, backend,
-        plan_serving(config_.model, backend, options_.slots, capacity, /*prompts_in_parts=*/true));
+    const MemoryReport plan =
+        plan_serving(config_.model, backend, options_.slots, capacity, /*prompts_in_parts=*/true);
+    require_room(backend, plan, "Serve with fewer --slots or a smaller --max-length.");
+    InferenceModel model(config_.model, checkpoint_, backend, plan);
     DecodeBatch batch(model.model(), model.params(), model.stream(), options_.slots, capacity,
                       {.vocab = tokenizer_.size()});
     Engine engine(batch, options_.engine);

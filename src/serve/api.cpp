@@ -58,8 +58,21 @@ const std::map<std::string, std::string, std::less<>>& methods() {
   return methods;
 }
 
+constexpr std::string_view kOneModel = "/v1/models/";
+
+// The path in methods() that answers what is asked at `path`.
+std::string known_path(const std::string& path) {
+  return path.starts_with(kOneModel) ? "/v1/models" : path;
+}
+
 Json or_null(const std::string& text) {
   return text.empty() ? Json() : Json(text);
+}
+
+Json model_json(const ServedModel& model, int64_t created, int64_t capacity) {
+  return {{"id", model.name},      {"object", "model"},         {"created", created},
+          {"owned_by", "sbtrain"}, {"max_model_len", capacity}, {"layers", model.layers},
+          {"heads", model.heads}};
 }
 
 }  // namespace
@@ -91,7 +104,8 @@ HttpResponse Api::answer(const HttpRequest& request) {
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  count(methods().contains(request.path) ? request.path : "other", response.status, seconds);
+  const std::string path = known_path(request.path);
+  count(methods().contains(path) ? path : "other", response.status, seconds);
   return response;
 }
 
@@ -123,11 +137,14 @@ void Api::check_host(const HttpRequest& request) const {
 }
 
 HttpResponse Api::route(const HttpRequest& request) {
-  const auto found = methods().find(request.path);
+  const auto found = methods().find(known_path(request.path));
   if (found == methods().end()) throw ApiError{404, "there is no such path", ""};
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
   if (method != found->second) {
-    throw ApiError{405, fmt::format("{} takes {}", request.path, found->second), ""};
+    HttpResponse response =
+        error_response({405, fmt::format("{} takes {}", request.path, found->second), ""});
+    response.headers.emplace_back("Allow", found->second == "GET" ? "GET, HEAD" : found->second);
+    return response;
   }
   check_host(request);
   check_origin(request);
@@ -141,6 +158,7 @@ HttpResponse Api::route(const HttpRequest& request) {
   }
   if (request.path == "/metrics") return metrics();
   if (request.path == "/v1/models") return models();
+  if (request.path.starts_with(kOneModel)) return one_model(request.path.substr(kOneModel.size()));
   if (request.path == "/tokenizer_info") return tokenizer_info();
   if (request.path == "/tokenize") return tokenize(request);
   if (request.path == "/detokenize") return detokenize(request);
@@ -160,14 +178,16 @@ HttpResponse Api::health() const {
 
 HttpResponse Api::models() const {
   return json_response({{"object", "list"},
-                        {"data",
-                         {{{"id", model_.name},
-                           {"object", "model"},
-                           {"created", created_},
-                           {"owned_by", "sbtrain"},
-                           {"max_model_len", engine_.capacity()},
-                           {"layers", model_.layers},
-                           {"heads", model_.heads}}}}});
+                        {"data", Json::array({model_json(model_, created_, engine_.capacity())})}});
+}
+
+HttpResponse Api::one_model(const std::string& name) const {
+  if (name != model_.name) {
+    throw ApiError{404,
+                   fmt::format("there is no model '{}'; the server has '{}'", name, model_.name),
+                   "model"};
+  }
+  return json_response(model_json(model_, created_, engine_.capacity()));
 }
 
 HttpResponse Api::tokenizer_info() const {

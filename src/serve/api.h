@@ -51,6 +51,7 @@ class Api {
   HttpResponse route(const HttpRequest& request);
   void check_host(const HttpRequest& request) const;
   HttpResponse models() const;
+  HttpResponse one_model(const std::string& name) const;
   HttpResponse health() const;
   HttpResponse metrics() const;
   HttpResponse tokenize(const HttpRequest& request) const;

@@ -39,9 +39,8 @@ Buffer input(Stream& s, const char* name, DType dtype, int64_t n) {
 
 }  // namespace
 
-void require_room(Backend backend, const MemoryReport& plan) {
-  require_memory(backend, plan, "the model, with the tokens that it is given at once,",
-                 "Ask for fewer tokens at once.");
+void require_room(Backend backend, const MemoryReport& plan, const std::string& advice) {
+  require_memory(backend, plan, "the model, with the tokens that it is given at once,", advice);
 }
 
 InferenceModel::InferenceModel(const ModelConfig& config, const CheckpointReader& checkpoint,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -29,8 +30,9 @@ MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t 
 MemoryReport plan_serving(const ModelConfig& config, Backend target, int64_t slots,
                           int64_t capacity, bool prompts_in_parts);
 
-// Throws ExitCode::kOutOfMemory if the device has less free than `plan` needs.
-void require_room(Backend backend, const MemoryReport& plan);
+// Throws ExitCode::kOutOfMemory, with the advice, if the device has less free than `plan` needs.
+void require_room(Backend backend, const MemoryReport& plan,
+                  const std::string& advice = "Ask for fewer tokens at once.");
 
 class InferenceModel {
  public:

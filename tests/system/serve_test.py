@@ -61,6 +61,8 @@ class Endpoints(Served):
         status, models = self.server.call("GET", "/v1/models")
         self.assertEqual((status, models["data"][0]["id"]), (200, "served"))
         self.assertEqual(models["data"][0]["max_model_len"], 256)
+        self.assertEqual(self.server.call("GET", "/v1/models/served"), (200, models["data"][0]))
+        self.assertIn("'other'", self.error(404, "GET", "/v1/models/other")["message"])
         before = self.server.metrics()
         self.server.complete(prompt=[1, 2, 3], max_tokens=5, temperature=0)
         after = self.server.metrics()
@@ -100,6 +102,11 @@ class Endpoints(Served):
         self.error(405, "GET", "/v1/completions")
         self.error(405, "POST", "/health", {})
         self.error(405, "DELETE", "/v1/completions")
+        for path, allowed in (("/v1/completions", "POST"), ("/health", "GET, HEAD")):
+            connection = self.server.connect()
+            connection.request(*(("GET", path) if allowed == "POST" else ("POST", path, "{}")))
+            self.assertEqual(connection.getresponse().headers["Allow"], allowed)
+            connection.close()
 
     def test_pages_of_other_sites(self):
         body = {"prompt": "a", "max_tokens": 1}
@@ -481,6 +488,7 @@ class Limits(Served):
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(result.returncode, 8, result.stdout)
         self.assertIn("GiB", result.stdout)
+        self.assertIn("fewer --slots or a smaller --max-length", result.stdout)
 
     def test_length(self):
         for length, code in (("1", 2), ("-1", 2)):
