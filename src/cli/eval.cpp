@@ -585,12 +585,15 @@ void add_eval(CLI::App& app, Action& action) {
       ->check(CLI::Range(1, 1024));
   options->json = command
                       ->add_option("--json", options->json_file,
-                                   "Print one JSON object, or write it to this file")
+                                   "Print one JSON object, or write it to this file; -: print it")
                       ->expected(0, 1);
   add_windows(*command, *options);
   options->attention.add(*command);
   options->tasks.add(*command);
-  command->callback([options, &action] { action = [options] { return run_eval(*options); }; });
+  command->callback([options, &action] {
+    if (options->json_file == "-") options->json_file.clear();
+    action = [options] { return run_eval(*options); };
+  });
 }
 
 }  // namespace sbtrain

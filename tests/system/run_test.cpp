@@ -215,7 +215,7 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
   // Every token is predicted once, however far the windows lie apart.
   ASSERT_EQ(evaluate({"--window", "32", "--stride", "5", "--json"}), 0) << output_;
   const nlohmann::json close = printed_json(output_);
-  ASSERT_EQ(evaluate({"--window", "32", "--stride", "32", "--json"}), 0) << output_;
+  ASSERT_EQ(evaluate({"--window", "32", "--stride", "32", "--json", "-"}), 0) << output_;
   const nlohmann::json apart = printed_json(output_);
   EXPECT_EQ(close.at("tokens"), apart.at("tokens"));
   EXPECT_GT(close.at("windows"), apart.at("windows"));
