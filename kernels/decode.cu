@@ -425,17 +425,17 @@ class BatchesAhead {
   static constexpr size_t bytes() {
     return size_t{kBatches} * kKeys * 2 * kThreads * sizeof(uint4);
   }
-  // Copies the batches whose first key is `newest` and older ones, as far as `keys` has them.
+  // Copies the batches whose first key is `newest` and older ones, as far as `keys` has them. Lanes
+  // beyond the head's channels copy some of these, as in load_keys().
   template <int kLanes>
   __device__ void copy(const CachedHead& head, const Range& keys, int head_dim, int newest) const {
-    const int channel = kHeld * (static_cast<int>(threadIdx.x) % kLanes);
-    if (channel < head_dim) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    const int channel = min(kHeld * lane, head_dim - kHeld);
 #pragma unroll
-      for (int i = 0; i < kBatches * kKeys; ++i) {
-        if (newest - i < keys.begin) break;
-        cp_async16(shared_address(place(i, 0)), head.k_row(newest - i) + channel);
-        cp_async16(shared_address(place(i, 1)), head.v_row(newest - i) + channel);
-      }
+    for (int i = 0; i < kBatches * kKeys; ++i) {
+      if (newest - i < keys.begin) break;
+      cp_async16(shared_address(place(i, 0)), head.k_row(newest - i) + channel);
+      cp_async16(shared_address(place(i, 1)), head.v_row(newest - i) + channel);
     }
     cp_async_commit();
   }

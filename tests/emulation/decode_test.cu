@@ -19,9 +19,9 @@ struct Case {
 };
 // Channels that end within a vector; heads that share keys; several parts, by one block and by
 // several: with many heads a block has a head for itself; more heads than two for each
-// multiprocessor, of one part and of several.
-constexpr Case kCases[] = {{2, 2, 64, 70},   {3, 1, 5, 9},    {4, 2, 128, 300}, {1, 1, 200, 20},
-                           {2, 1, 16, 1300}, {68, 4, 64, 90}, {68, 2, 16, 1100}};
+// multiprocessor, of one part and of several; lanes without channels, of few blocks with many keys.
+constexpr Case kCases[] = {{2, 2, 64, 70},   {3, 1, 5, 9},    {4, 2, 128, 300},  {1, 1, 200, 20},
+                           {2, 1, 16, 1300}, {68, 4, 64, 90}, {68, 2, 16, 1100}, {1, 1, 48, 500}};
 
 std::vector<bf16> random_bf16(const char* name, int64_t count) {
   const test::Owned x = test::random_normal(name, {count});
