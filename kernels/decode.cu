@@ -1,5 +1,7 @@
 // Attention of one new token to its cache, and the cache.
 #include <cfloat>
+#include <climits>
+#include <limits>
 #include <utility>
 
 #include "kernels/attention/fire.h"
@@ -43,6 +45,7 @@ void append(cudaStream_t stream, const CacheAppend& p) {
 constexpr int kThreads = 256;
 constexpr int kBatch = 4;  // keys of a group after which it looks whether the rest can be skipped
 constexpr int kHeld = 8;   // neighbouring channels of a head in each lane
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // A group of kLanes lanes works on one key after the other; together they hold one head.
 struct Channels {
@@ -91,46 +94,58 @@ struct Job {
   int64_t batch;
   int length;  // of the sequence
   int part, parts;
+  int most_parts;  // of a sequence as long as the cache
 };
 
-// The head and sequence of a job.
+// The head and sequence of a job. Its length arrives late: what does not depend on it comes first.
 struct CachedHead {
   __device__ CachedHead(const Decode& t, const Job& job)
-      : head(job.head), batch(job.batch), length(job.length) {
+      : head(job.head), batch(job.batch), width(t.key_heads * t.head_dim) {
+    // Of the heads that share a key, the first one appends it. Divisions take long.
+    const int group = t.heads == t.key_heads ? 1 : t.heads / t.key_heads;
+    const int key_head = group == 1 ? head : head / group;
+    column = key_head * t.head_dim;
+    appends = t.k.data != nullptr && key_head * group == head && job.part == 0;
+    const int64_t first = batch * t.capacity * width + column;
+    k = t.k_cache + first;
+    v = t.v_cache + first;
+    length = job.length;
     require(length > 0 && length <= t.capacity);
-    width = t.key_heads * t.head_dim;
-    const int group = t.heads / t.key_heads;
-    const int64_t column = int64_t{head / group} * t.head_dim;
-    k = t.k_cache + batch * t.capacity * width + column;
-    v = t.v_cache + batch * t.capacity * width + column;
-    own_k = t.k.data == nullptr ? k_row(length - 1) : t.k.row(batch) + column;
-    own_v = t.v.data == nullptr ? v_row(length - 1) : t.v.row(batch) + column;
-    q = t.q.row(batch) + int64_t{head} * t.head_dim;
-    o = t.o.row(batch) + int64_t{head} * t.head_dim;
-    appends = t.k.data != nullptr && head % group == 0 && job.part == 0;
-  }
-  // No block reads what is written here: for the token itself, they read own_k and own_v.
-  __device__ void append(int head_dim) const {
-    if (!appends) return;
-    for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += kThreads) {
-      const bf16 of_k = own_k[c];
-      const bf16 of_v = own_v[c];
-      k_row(length - 1)[c] = of_k;
-      v_row(length - 1)[c] = of_v;
-    }
   }
   __device__ bf16* k_row(int i) const { return k + int64_t{i} * width; }
   __device__ bf16* v_row(int i) const { return v + int64_t{i} * width; }
+  // Of the token that the step computes.
+  __device__ const bf16* own_k(const Decode& t) const {
+    return t.k.data == nullptr ? k_row(length - 1) : t.k.row(batch) + column;
+  }
+  __device__ const bf16* own_v(const Decode& t) const {
+    return t.v.data == nullptr ? v_row(length - 1) : t.v.row(batch) + column;
+  }
+  __device__ const bf16* q(const Decode& t) const {
+    return t.q.row(batch) + int64_t{head} * t.head_dim;
+  }
+  __device__ bf16* o(const Decode& t) const { return t.o.row(batch) + int64_t{head} * t.head_dim; }
+  // Where a part leaves what it gives: head_dim + 2 numbers.
+  __device__ float* scratch(const Decode& t, int most_parts, int part) const {
+    return t.scratch + ((batch * t.heads + head) * most_parts + part) * (t.head_dim + 2);
+  }
+  // No block reads what is written here: for the token itself, they read own_k() and own_v().
+  __device__ void append(const Decode& t) const {
+    static_assert(kMaxDecodeHeadDim <= kThreads);
+    const auto c = static_cast<int>(threadIdx.x);
+    if (!appends || c >= t.head_dim) return;
+    const bf16 of_k = own_k(t)[c];
+    const bf16 of_v = own_v(t)[c];
+    k_row(length - 1)[c] = of_k;
+    v_row(length - 1)[c] = of_v;
+  }
   int head;
   int64_t batch;
-  int length;
-  int width;  // elements from key to key
+  int width;   // elements from key to key
+  int column;  // of the key's first channel
   bf16* k;
   bf16* v;
-  const bf16* own_k;
-  const bf16* own_v;
-  const bf16* q;
-  bf16* o;
+  int length;
   bool appends;
 };
 
@@ -146,21 +161,23 @@ struct Range {
   __device__ int count() const { return end - begin; }
   // Part i of n, of sizes as equal as possible.
   __device__ Range part(int i, int n) const {
-    const auto all = static_cast<unsigned>(count());
-    const auto before = [&](int parts) {
-      // Divisions of 64 bits take long.
-      return static_cast<int>(all < (1u << 24)
-                                  ? all * static_cast<unsigned>(parts) / static_cast<unsigned>(n)
-                                  : uint64_t{all} * static_cast<unsigned>(parts) / n);
-    };
     if (n == 1) return *this;
-    return {begin + before(i), begin + before(i + 1)};
+    const auto parts = static_cast<unsigned>(n);
+    const unsigned size = static_cast<unsigned>(count()) / parts;
+    const unsigned rest = static_cast<unsigned>(count()) - size * parts;
+    // count() * of / parts, which could take more than 32 bits.
+    const auto before = [&](unsigned of) {
+      return static_cast<int>(size * of + rest * of / parts);
+    };
+    return {begin + before(static_cast<unsigned>(i)), begin + before(static_cast<unsigned>(i) + 1)};
   }
 };
 
 // Where a sum has two products, fmaf() says which of them is rounded, so that all kernels have the
 // same bits.
 
+// Logits are multiplied by log2(e), so that a power of two is a power of e.
+//
 // What a range of keys gives besides the sum of values. Softmax: the largest logit, and the sum of
 // e^(logit - largest). Stick-breaking: what is left of a stick that was whole before, and 0.
 struct Part {
@@ -186,7 +203,7 @@ struct AlibiBias {
   };
   template <int kLanes>
   __device__ OfHead of_head(int head, int64_t, int lane) const {
-    return {lane == 0 ? slopes.of_head[head] : 0.0f};
+    return {lane == 0 ? kLog2e * slopes.of_head[head] : 0.0f};
   }
   AlibiSlopes slopes;
 };
@@ -217,7 +234,7 @@ struct FireBias {
       const int unit = kUnits * lane + i;
       of.w1[i] = to_float(x.w1[unit]);
       of.b1[i] = to_float(x.b1[unit]);
-      of.w2[i] = to_float(x.w2[head * kFireUnits + unit]);
+      of.w2[i] = kLog2e * to_float(x.w2[head * kFireUnits + unit]);
     }
     return of;
   }
@@ -248,17 +265,21 @@ struct Softmax {
 #pragma unroll
       for (int b = 0; b < kKeys; ++b) {
         z[b] = q.dot<kLanes>(batch.k[b].channels(), bias(last - max(newest - b, oldest)));
+        if (newest - b < oldest) z[b] = -kInfinity;
       }
+      // Two at a time for one correction of what has been added up.
+      static_assert(kKeys % 2 == 0);
 #pragma unroll
-      for (int b = 0; b < kKeys; ++b) {
-        if (newest - b < oldest) continue;
-        const float larger = fmaxf(part.a, z[b]);
-        const float rescale = __expf(part.a - larger);
-        const float weight = __expf(z[b] - larger);
+      for (int b = 0; b < kKeys; b += 2) {
+        const float larger = fmaxf(part.a, fmaxf(z[b], z[b + 1]));
+        const float rescale = exp2_ftz(part.a - larger);
+        const float newer = exp2_ftz(z[b] - larger);
+        const float older = exp2_ftz(z[b + 1] - larger);
         part.a = larger;
-        part.b = part.b * rescale + weight;
+        part.b = fmaf(part.b, rescale, newer + older);
         o.scale(rescale);
-        o.add(weight, batch.v[b].channels());
+        o.add(newer, batch.v[b].channels());
+        o.add(older, batch.v[b + 1].channels());
       }
     }
     __device__ bool complete() const {
@@ -268,8 +289,8 @@ struct Softmax {
   // Adds what the next older keys give.
   static __device__ void join(Part& part, Channels& o, const Part& older, const Channels& older_o) {
     const float larger = fmaxf(part.a, older.a);
-    const float mine = __expf(part.a - larger);
-    const float theirs = __expf(older.a - larger);
+    const float mine = exp2_ftz(part.a - larger);
+    const float theirs = exp2_ftz(older.a - larger);
     part = {larger, fmaf(part.b, mine, older.b * theirs)};
     o.scale(mine);
     o.add(theirs, older_o);
@@ -280,8 +301,8 @@ struct Softmax {
     float y = 0.0f;  // of one channel
     __device__ void add(const Part& other, float other_y) {
       const float larger = fmaxf(part.a, other.a);
-      const float mine = __expf(part.a - larger);
-      const float theirs = __expf(other.a - larger);
+      const float mine = exp2_ftz(part.a - larger);
+      const float theirs = exp2_ftz(other.a - larger);
       part = {larger, fmaf(part.b, mine, other.b * theirs)};
       y = fmaf(y, mine, other_y * theirs);
     }
@@ -294,13 +315,13 @@ struct Softmax {
   }
 };
 
-// The parts of the stick that one key takes and leaves. Neither is computed by a subtraction that
-// cancels.
+// The parts of the stick that one key takes and leaves, by its logit times log2(e). Neither is
+// computed by a subtraction that cancels.
 struct Break {
   float beta, rest;
 };
 __device__ inline Break break_at(float z, float gate) {
-  const float e = __expf(-fabsf(z));
+  const float e = exp2_ftz(-fabsf(z));
   const float large = reciprocal_ftz(1.0f + e);
   const float small = e * large;
   const float sigma = z > 0.0f ? large : small;
@@ -331,20 +352,23 @@ struct StickBreaking {
     __device__ void add(const Channels& q, const Batch<kKeys>& batch, int newest, int oldest,
                         Channels& o) {
       float gate[kKeys];
-      float z[kKeys];
 #pragma unroll
-      for (int b = 0; b < kKeys; ++b) {
-        const bool has = gates != nullptr && newest - b >= oldest;
-        gate[b] = has ? gates[int64_t{newest - b} * stride] : 1.0f;
+      for (int b = 0; b < kKeys; ++b) gate[b] = 1.0f;
+      if (gates != nullptr) {
+#pragma unroll
+        for (int b = 0; b < kKeys; ++b) {
+          if (newest - b >= oldest) gate[b] = gates[int64_t{newest - b} * stride];
+        }
       }
-#pragma unroll
-      for (int b = 0; b < kKeys; ++b) z[b] = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
       Break pieces[kKeys];
 #pragma unroll
-      for (int b = 0; b < kKeys; ++b) pieces[b] = break_at(z[b], gate[b]);
+      for (int b = 0; b < kKeys; ++b) {
+        const float z = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
+        // A logit of -infinity takes nothing of the stick.
+        pieces[b] = break_at(newest - b >= oldest ? z : -kInfinity, gate[b]);
+      }
 #pragma unroll
       for (int b = 0; b < kKeys; ++b) {
-        if (newest - b < oldest) continue;
         o.add(pieces[b].beta * part.a, batch.v[b].channels());
         part.a *= pieces[b].rest;
       }
@@ -371,7 +395,7 @@ struct StickBreaking {
   }
   __device__ float result(const CachedHead& head, const Total& total, int c) const {
     float y = total.y;
-    if (p.remainder_value) y += total.part.a * to_float(head.own_v[c]);
+    if (p.remainder_value) y += total.part.a * to_float(head.own_v(p.t)[c]);
     if (p.remainder_bias != nullptr) {
       y += total.part.a * to_float(p.remainder_bias[head.head * p.t.head_dim + c]);
     }
@@ -394,28 +418,51 @@ __device__ inline bool last_to_arrive(int32_t* arrived, int blocks) {
   return last;
 }
 
-// Loads the keys newest, newest - 1, ... of a group, of which the cache has those from `begin` to
-// `end`. In place of others it loads one of these, if there is any: what it takes to look at each
-// key would cost more. Lanes beyond the head's channels load some of these, and find zeros in the
-// query.
-template <int kLanes, bool kVectors, int kKeys>
-__device__ __forceinline__ void load_keys(const CachedHead& head, const Range& cached, int head_dim,
-                                          int newest, Batch<kKeys>& batch) {
-  if (newest < cached.begin || cached.count() <= 0) return;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+// What a lane reads of the keys and values of a head.
+template <int kLanes, bool kVectors>
+class Cached {
+ public:
+  __device__ Cached(const CachedHead& head, int head_dim)
+      : row_bytes_(2 * head.width), head_dim_(head_dim) {
+    // Lanes beyond the head's channels read some of these, and find zeros in the query.
+    const int channel = kVectors ? min(kHeld * lane(), head_dim - kHeld) : 0;
+    k_ = reinterpret_cast<const char*>(head.k + channel);
+    v_ = reinterpret_cast<const char*>(head.v + channel);
+  }
+  // Loads the keys newest, newest - 1, ... of those from `oldest` to `last`. In place of others it
+  // loads one of these, if there is any: what it takes to look at each key would cost more.
+  template <int kKeys>
+  __device__ __forceinline__ void load(int newest, int oldest, int last,
+                                       Batch<kKeys>& batch) const {
+    if (newest < oldest || last < oldest) return;
 #pragma unroll
-  for (int b = 0; b < kKeys; ++b) {
-    const int64_t at = int64_t{max(min(newest - b, cached.end - 1), cached.begin)} * head.width;
-    if constexpr (kVectors) {
-      const int channel = min(kHeld * lane, head_dim - kHeld);
-      batch.k[b] = {load_eight(head.k + at + channel)};
-      batch.v[b] = {load_eight(head.v + at + channel)};
-    } else {
-      batch.k[b] = Row::load<false>(head.k + at, head_dim, lane);
-      batch.v[b] = Row::load<false>(head.v + at, head_dim, lane);
+    for (int b = 0; b < kKeys; ++b) {
+      const int i = max(min(newest - b, last), oldest);
+      batch.k[b] = row(k_, i);
+      batch.v[b] = row(v_, i);
     }
   }
-}
+  __device__ const char* k(int i) const {
+    return k_ + int64_t{i} * row_bytes_;
+  }
+  __device__ const char* v(int i) const {
+    return v_ + int64_t{i} * row_bytes_;
+  }
+
+ private:
+  static __device__ int lane() {
+    return static_cast<int>(threadIdx.x) % kLanes;
+  }
+  __device__ Row row(const char* rows, int i) const {
+    const char* const at = rows + int64_t{i} * row_bytes_;
+    if constexpr (kVectors) return {load_eight(at)};
+    return Row::load<false>(reinterpret_cast<const bf16*>(at), head_dim_, lane());
+  }
+  int row_bytes_;
+  int head_dim_;
+  const char* k_;
+  const char* v_;
+};
 
 // Batches of keys in shared memory. Each lane reads what it has copied itself, so there is nothing
 // to synchronise.
@@ -425,17 +472,16 @@ class BatchesAhead {
   static constexpr size_t bytes() {
     return size_t{kBatches} * kKeys * 2 * kThreads * sizeof(uint4);
   }
-  // Copies the batches whose first key is `newest` and older ones, as far as `keys` has them. Lanes
-  // beyond the head's channels copy some of these, as in load_keys().
-  template <int kLanes>
-  __device__ void copy(const CachedHead& head, const Range& keys, int head_dim, int newest) const {
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    const int channel = min(kHeld * lane, head_dim - kHeld);
+  // Copies the batches whose first key is `newest` and older ones, as far as `keys` has them, and
+  // the oldest key in place of what the last batch lacks.
+  template <typename Cached>
+  __device__ void copy(const Cached& cached, const Range& keys, int newest) const {
 #pragma unroll
     for (int i = 0; i < kBatches * kKeys; ++i) {
-      if (newest - i < keys.begin) break;
-      cp_async16(shared_address(place(i, 0)), head.k_row(newest - i) + channel);
-      cp_async16(shared_address(place(i, 1)), head.v_row(newest - i) + channel);
+      if (i % kKeys == 0 && newest - i < keys.begin) break;
+      const int row = max(newest - i, keys.begin);
+      cp_async16(shared_address(place(i, 0)), cached.k(row));
+      cp_async16(shared_address(place(i, 1)), cached.v(row));
     }
     cp_async_commit();
   }
@@ -468,7 +514,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   constexpr int kWarps = kThreads / 32;
   using Total = typename Attention::Total;
   __shared__ Part parts[kWarps];
-  __shared__ float outputs[kWarps][kHeld * kLanes];
+  __shared__ __align__(16) float outputs[kWarps][kHeld * kLanes];
   const Decode& t = attention.p.t;
   const int d = t.head_dim;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
@@ -479,63 +525,63 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   stamps.take(0);
   const CachedHead head(t, job);
   const Range seen = attention.seen(head);
-  const auto count = static_cast<int>(decode_parts(seen.count()));
+  const int count = decode_parts(seen.count());
   const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
-  // The token itself is not in the cache yet.
-  const auto load = [&](const Range& keys, int newest, auto& batch) {
-    const Range cached = {keys.begin, min(keys.end, head.length - 1)};
-    load_keys<kLanes, kVectors>(head, cached, d, newest, batch);
-  };
+  const Cached<kLanes, kVectors> cached(head, d);
   Range keys = keys_of(count - 1 - min(job.part, count - 1));
   Batch<kKeys> batch{};
   Batch<kKeys> next{};
-  load(keys, keys.end - 1, batch);
-  load(keys, keys.end - 1 - kKeys, next);
+  const auto load_first = [&] {
+    // The token itself is not in the cache yet.
+    const int last = min(keys.end, head.length - 1) - 1;
+    cached.load(keys.end - 1, keys.begin, last, batch);
+    cached.load(keys.end - 1 - kKeys, keys.begin, last, next);
+  };
+  load_first();
   const BatchesAhead<kAhead, kKeys> ahead;
-  if constexpr (kAhead > 0) ahead.template copy<kLanes>(head, keys, d, keys.end - 1 - 2 * kKeys);
+  if constexpr (kAhead > 0) ahead.copy(cached, keys, keys.end - 1 - 2 * kKeys);
   wait_for_previous_kernel();
   stamps.take(1);
 
   // All that the step has computed is asked for at once, before anything waits for it.
-  const Row query = Row::load<kVectors>(head.q, d, lane);
+  const Row query = Row::load<kVectors>(head.q(t), d, lane);
   if (keys.count() > 0 && keys.end == head.length) {
-    batch.k[0] = Row::load<kVectors>(head.own_k, d, lane);
-    batch.v[0] = Row::load<kVectors>(head.own_v, d, lane);
+    batch.k[0] = Row::load<kVectors>(head.own_k(t), d, lane);
+    batch.v[0] = Row::load<kVectors>(head.own_v(t), d, lane);
   }
-  head.append(d);
+  head.append(t);
   if (job.part >= count) return;
   Channels q = query.channels();
-  q.scale(t.scale);
+  q.scale(kLog2e * t.scale);
   cp_async_wait<0>();
   stamps.take(2);
   int taken = 0;  // of the batches in shared memory
-  float* const scratch =
-      t.scratch + (head.batch * t.heads + head.head) * decode_parts(t.capacity) * (d + 2);
   Total total;
   for (int i = count - 1 - job.part; i >= 0; i -= job.parts) {
     const int oldest = keys.begin;
     int newest = keys.end - 1;
     if (i < count - 1 - job.part) {
-      load(keys, newest, batch);
-      load(keys, newest - kKeys, next);
+      load_first();
       taken = kAhead;
     }
     typename Attention::template Attend<kLanes> attend(attention, head, lane);
     Channels o;
     // All lanes of a warp take part as long as one of its groups has keys.
     const auto has_keys = [&] { return __any_sync(~0u, newest >= oldest && !attend.complete()); };
+    const auto has_half_a_batch = [&] { return __any_sync(~0u, newest >= oldest); };
     const auto add = [&](Batch<kKeys>& of) {
       attend.add(q, of, newest, oldest, o);
       if (taken < kAhead) {
-        ahead.read(taken++, of);
+        if (newest - 2 * kKeys >= oldest) ahead.read(taken, of);
+        ++taken;
       } else {
-        load(keys, newest - 2 * kKeys, of);
+        cached.load(newest - 2 * kKeys, oldest, INT_MAX, of);
       }
       newest -= kKeys;
     };
     while (has_keys()) {
       add(batch);
-      if (kKeys == kBatch && !has_keys()) break;
+      if (kKeys == kBatch ? !has_keys() : !has_half_a_batch()) break;
       add(next);
     }
     Part part = attend.part;
@@ -556,22 +602,28 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     if (group % (32 / kLanes) == 32 / kLanes - 1) {
       if (lane == 0) parts[warp] = part;
 #pragma unroll
-      for (int c = 0; c < kHeld; ++c) outputs[warp][kHeld * lane + c] = o.value[c];
+      for (int c = 0; c < kHeld; c += 4) {
+        *reinterpret_cast<float4*>(&outputs[warp][kHeld * lane + c]) = {
+            o.value[c], o.value[c + 1], o.value[c + 2], o.value[c + 3]};
+      }
     }
     __syncthreads();
     stamps.take(4);
+    if (count == 1 && 32 * warp >= d) return;  // has no channel
     Total sum;
 #pragma unroll
     for (int w = kWarps - 1; w >= 0; --w) {
       sum.add(parts[w], channel < d ? outputs[w][channel] : 0.0f);
     }
     if (count == 1) {
-      if (channel < d) head.o[channel] = __float2bfloat16_rn(attention.result(head, sum, channel));
+      if (channel < d) {
+        head.o(t)[channel] = __float2bfloat16_rn(attention.result(head, sum, channel));
+      }
       stamps.take(5);
       if (threadIdx.x == 0) stamps.keep(0, 0);
       return;
     }
-    float* const to = scratch + i * (d + 2);
+    float* const to = head.scratch(t, job.most_parts, i);
     if (channel < d) to[channel] = sum.y;
     if (channel == 0) to[d] = sum.part.a, to[d + 1] = sum.part.b;
     // A block that has the head for itself knows what the newer parts leave.
@@ -588,11 +640,13 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   }
   total = Total();
   for (int i = count - 1; i >= 0 && !attention.complete(total); --i) {
-    const float* const from = scratch + i * (d + 2);
+    const float* const from = head.scratch(t, job.most_parts, i);
     total.add({__ldcg(from + d), __ldcg(from + d + 1)},
               channel < d ? __ldcg(from + channel) : 0.0f);
   }
-  if (channel < d) head.o[channel] = __float2bfloat16_rn(attention.result(head, total, channel));
+  if (channel < d) {
+    head.o(t)[channel] = __float2bfloat16_rn(attention.result(head, total, channel));
+  }
 }
 
 // Of one head of one sequence.
@@ -622,11 +676,11 @@ constexpr int batches_ahead(Blocks blocks) {
 // Block (h, b, z) computes head h of sequence b, together with the other blocks of that head.
 template <int kLanes, bool kVectors, Blocks kBlocks, typename Attention>
 __global__ void __launch_bounds__(kThreads, kBlocks == Blocks::kMany ? 3 : 2)
-    decode_kernel(const __grid_constant__ Attention attention) {
+    decode_kernel(const __grid_constant__ Attention attention, int most_parts) {
   let_next_kernel_begin();
   attend_cached<kLanes, kVectors, keys_at_once(kBlocks), batches_ahead(kBlocks)>(
       attention, {static_cast<int>(blockIdx.x), blockIdx.y, attention.p.t.lengths[blockIdx.y],
-                  static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)});
+                  static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z), most_parts});
 }
 
 template <int kLanes, typename Attention>
@@ -635,7 +689,8 @@ void launch(const char* name, cudaStream_t stream, const Attention& attention) {
   const dim3 grid(static_cast<unsigned>(t.heads), static_cast<unsigned>(t.batch),
                   static_cast<unsigned>(blocks_of_head(t)));
   const auto launch_kernel = [&](auto kernel, size_t shared_bytes) {
-    launch_early(name, t.early, stream, kernel, {grid, kThreads, shared_bytes}, attention);
+    launch_early(name, t.early, stream, kernel, {grid, kThreads, shared_bytes}, attention,
+                 static_cast<int>(decode_parts(t.capacity)));
   };
   // While there are few blocks, each of them has many keys under way; many blocks have more of them
   // on a multiprocessor instead.

@@ -2,6 +2,8 @@
 // memory can be planned without CUDA.
 #pragma once
 
+#include <algorithm>
+#include <concepts>
 #include <cstdint>
 
 namespace sbtrain::kernels {
@@ -14,9 +16,9 @@ inline constexpr int64_t kFewRows = 64;
 // batch.
 inline constexpr int64_t kDecodePartKeys = 512;
 inline constexpr int64_t kMaxDecodeParts = 64;
-constexpr int64_t decode_parts(int64_t keys) {
-  const int64_t parts = (keys + kDecodePartKeys - 1) / kDecodePartKeys;
-  return parts < 1 ? 1 : parts > kMaxDecodeParts ? kMaxDecodeParts : parts;
+template <std::integral T>
+constexpr T decode_parts(T keys) {
+  return std::clamp((keys - 1) / T{kDecodePartKeys} + 1, T{1}, T{kMaxDecodeParts});
 }
 // Of scratch, f32: for each head of each sequence what each part gives, if there can be several.
 constexpr int64_t decode_scratch_floats(int64_t batch, int64_t heads, int64_t head_dim,
