@@ -33,19 +33,31 @@ __device__ __forceinline__ void store_outputs(const FewRows& p, int64_t row, int
                                                                     pack_bf16(y[2], y[3])};
   }
 }
-__device__ __forceinline__ void load_residuals(const FewRows& p, int64_t row, int64_t output,
-                                               float (&y)[4], bool vectors) {
-  if (vectors && p.type == Type::kBF16 && p.residual.data != nullptr && output < p.n) {
-    const uint2 pairs = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(p.residual.data) +
-                                                        row * p.residual.stride + output);
-    const float2 low = floats_of(pairs.x);
-    const float2 high = floats_of(pairs.y);
-    y[0] = low.x, y[1] = low.y, y[2] = high.x, y[3] = high.y;
-    return;
+// What is added to four outputs of one row, of which bf16 in vectors can be loaded ahead.
+class Residuals {
+ public:
+  __device__ __forceinline__ void load(const FewRows& p, int64_t row, int64_t output,
+                                       bool vectors) {
+    if (vectors && p.type == Type::kBF16 && p.residual.data != nullptr && output < p.n) {
+      pairs_ = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(p.residual.data) +
+                                               row * p.residual.stride + output);
+    }
   }
+  __device__ __forceinline__ void add(const FewRows& p, int64_t row, int64_t output, bool vectors,
+                                      float (&y)[4]) const {
+    if (vectors && p.type == Type::kBF16) {
+      const float2 low = floats_of(pairs_.x);
+      const float2 high = floats_of(pairs_.y);
+      y[0] += low.x, y[1] += low.y, y[2] += high.x, y[3] += high.y;
+      return;
+    }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) y[i] = load_residual(p, row, output + i);
-}
+    for (int i = 0; i < 4; ++i) y[i] += load_residual(p, row, output + i);
+  }
+
+ private:
+  uint2 pairs_ = {0, 0};
+};
 
 template <int kOutputTiles, int kRowTiles>
 struct WideSizes {
@@ -59,6 +71,8 @@ struct WideSizes {
   static constexpr int kStride = kOutputs + 4;
   static_assert(kRows * kStride * 4 <= kWarpBytes && kSlots >= 2);
   static constexpr int kSharedBytes = kWarps * kWarpBytes;
+  // Fours of outputs of all rows, for each thread.
+  static constexpr int kFours = (kRows * kOutputs / 4 + kThreads - 1) / kThreads;
 };
 
 // What few_rows_kernel does, with the same bits, where there are more instructions to save: each
@@ -128,6 +142,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     cp_async_commit();
   }
 
+  // Of the outputs that this thread stores, which take long to arrive.
+  constexpr int kFoursOfRow = 4 * kOutputTiles;
+  Residuals residuals[S::kFours];
+#pragma unroll
+  for (int j = 0; j < S::kFours; ++j) {
+    const int i = j * kThreads + static_cast<int>(threadIdx.x);
+    if (p.swiglu || i >= rows * kFoursOfRow) break;
+    residuals[j].load(p, first_row + i / kFoursOfRow,
+                      first_tile * kTileOutputs + 4 * (i % kFoursOfRow), vectors);
+  }
+
   float sums[kOutputTiles][kRowTiles][4] = {};
   const auto load = [&](const unsigned char* from, int row) {
     return load_eight(from + row * S::kRowBytes + 16 * lane);
@@ -188,28 +213,39 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     y[0] = p.alpha * sum.x, y[1] = p.alpha * sum.y, y[2] = p.alpha * sum.z, y[3] = p.alpha * sum.w;
   };
-  // Four outputs at a time; of a tile of gates and values, the two fours of gates.
-  const int fours = p.swiglu ? 2 * kOutputTiles : 4 * kOutputTiles;
-#pragma unroll 2
-  for (int i = static_cast<int>(threadIdx.x); i < rows * fours; i += kThreads) {
-    const int row = i / fours;
-    const int four = i % fours;
-    float y[4];
-    if (p.swiglu) {
+  if (p.swiglu) {
+    // Of a tile of gates and values, the two fours of gates.
+    constexpr int kGatesOfRow = 2 * kOutputTiles;
+#pragma unroll
+    for (int j = 0; j < (S::kFours + 1) / 2; ++j) {
+      const int i = j * kThreads + static_cast<int>(threadIdx.x);
+      if (i >= rows * kGatesOfRow) break;
+      const int row = i / kGatesOfRow;
+      const int four = i % kGatesOfRow;
+      // Of every second two tiles the values come first: then there are no bank conflicts.
+      const bool values_first = four / 4 % 2 == 1;
       const int at = four / 2 * kTileOutputs + four % 2 * 4;
-      float values[4];
-      sum_over_warps(row, at, y);
-      sum_over_warps(row, at + kHalf, values);
+      float first[4], second[4], y[4];
+      sum_over_warps(row, at + (values_first ? kHalf : 0), first);
+      sum_over_warps(row, at + (values_first ? 0 : kHalf), second);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) y[c] = swiglu(p, y[c], values[c]);
+      for (int c = 0; c < 4; ++c) {
+        y[c] = swiglu(p, values_first ? second[c] : first[c], values_first ? first[c] : second[c]);
+      }
       store_outputs(p, first_row + row, first_tile * kHalf + 4 * four, y, vectors);
-    } else {
-      float residual[4];
-      load_residuals(p, first_row + row, first_tile * kTileOutputs + 4 * four, residual, vectors);
-      sum_over_warps(row, 4 * four, y);
+    }
+  } else {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) y[c] += residual[c];
-      store_outputs(p, first_row + row, first_tile * kTileOutputs + 4 * four, y, vectors);
+    for (int j = 0; j < S::kFours; ++j) {
+      const int i = j * kThreads + static_cast<int>(threadIdx.x);
+      if (i >= rows * kFoursOfRow) break;
+      const int row = i / kFoursOfRow;
+      const int four = i % kFoursOfRow;
+      const int64_t output = first_tile * kTileOutputs + 4 * four;
+      float y[4];
+      sum_over_warps(row, 4 * four, y);
+      residuals[j].add(p, first_row + row, output, vectors, y);
+      store_outputs(p, first_row + row, output, y, vectors);
     }
   }
   stamps.take(5);
