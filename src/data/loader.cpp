@@ -24,8 +24,8 @@ class Differences {
   void throw_if_any() const {
     if (text_.empty()) return;
     fail(ExitCode::kConfig,
-         "the data differs from what the checkpoint was trained on:{}\nrestore these settings, or "
-         "accept each change by name",
+         "the data differs from what the checkpoint was trained on:{}\nRestore these settings, or "
+         "accept each change by its name: --checkpoint.allow_changes='[name, ...]'",
          text_);
   }
 
@@ -179,7 +179,7 @@ void Loader::check_same_data(const LoaderState& state) const {
     differences.compare("data.sources", saved.size(), base_.sources.size());
     for (size_t i = 0; i < std::min(saved.size(), base_.sources.size()); ++i) {
       const LoaderState::Source& now = base_.sources[i];
-      const std::string name = fmt::format("data.sources[{}].", i);
+      const std::string name = fmt::format("data.sources.{}.", i);
       differences.compare(name + "content_hash", saved[i].content_hash, now.content_hash);
       differences.compare(name + "documents", saved[i].documents, now.documents);
       differences.compare(name + "tokens", saved[i].tokens, now.tokens);

@@ -40,7 +40,7 @@ struct LoaderOptions {
   int64_t stage = 0;     // index; one above the state's starts the mixture of a new stage
   int64_t prefetch = 4;  // micro-batches prepared ahead
   // Fields that may differ from the state's, by the names that error messages use: "seed",
-  // "batch", "data.sources[0].content_hash", ...
+  // "train.batch", "data.sources.0.content_hash", ...
   std::vector<std::string> accept_changes;
 };
 

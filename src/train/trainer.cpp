@@ -63,6 +63,7 @@ class Run {
 
  private:
   bool resume();
+  void weights_there(const char* phase);
   void begin(const InitFrom& init);
   void load_initial(const InitFrom& init);
   void check_rate(const std::string& checkpoint) const;
@@ -227,9 +228,13 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   if (leads()) check_run_folder(folder_, resolved.yaml);
   control_.progress("loading", kLongPhase);
   resumed_ = resume();
-  if (!resumed_) begin(init);
-  ops::run(stream_, ops::Synchronize{});  // the weights are there, so that their time is known
-  start_.done(resumed_ ? "checkpoint" : "weights");
+  if (resumed_) weights_there("checkpoint");
+  // Data that the run cannot go on with is refused before any file of its folder changes.
+  if (!finished()) open_stage(schedule_.stage(state_.step));
+  if (!resumed_) {
+    begin(init);
+    weights_there("weights");
+  }
   control_.progress("tuning", kLongPhase);
   if (backend == Backend::kCuda) tune();
   start_.done("tuning");
@@ -262,6 +267,12 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   metrics.times_waits = backend == Backend::kCuda;
   if (resumed_) metrics.resumed_step = state_.step;
   metrics_.emplace(metrics);
+}
+
+// Waits for the weights, so that the time that they took is known.
+void Run::weights_there(const char* phase) {
+  ops::run(stream_, ops::Synchronize{});
+  start_.done(phase);
 }
 
 // The weights of a run that begins.

@@ -543,6 +543,30 @@ TEST_F(SystemTest, AnotherModelCannotContinueTheRun) {
       << output_;
 }
 
+// Neither the records after the step that it would have gone back to nor the run's configuration
+// and tokenizer are lost, and the order to go back stays to be obeyed.
+TEST_F(SystemTest, AStartThatItsDataRefusesChangesNoFileOfTheRun) {
+  ASSERT_EQ(run_and_signal("run", 12, {SIGTERM}), 85) << output_;
+  const auto files = [&] {
+    std::map<std::string, std::string> contents;
+    for (const auto& entry : fs::directory_iterator(path("run"))) {
+      if (entry.is_regular_file()) contents[entry.path().filename()] = read_file(entry.path());
+    }
+    return contents;
+  };
+  const std::map<std::string, std::string> before = files();
+  EXPECT_EQ(run(training("run", {"--checkpoint.resume=10", "--data.sources.0.weight=2"})), 3);
+  EXPECT_NE(output_.find("data.sources.0.weight: 1 in the checkpoint, 2 now"), std::string::npos)
+      << output_;
+  EXPECT_EQ(files(), before);
+
+  std::string bytes = read_file(path("a.h5"));
+  bytes[bytes.size() - 99] ^= 1;
+  write_file(path("a.h5"), bytes);
+  EXPECT_EQ(run(training("run", {"--checkpoint.resume=none"})), 4) << output_;
+  EXPECT_EQ(files(), before);
+}
+
 TEST_F(SystemTest, ASecondJobOnTheFolderIsRefused) {
   Process first(command(training("run", {"--stages.0.length=100000 steps"})), folder_ / "first",
                 environment_);

@@ -244,8 +244,9 @@ TEST_F(LoaderTest, RefusesAStateOfOtherData) {
   other.sources[0].weight = 9;
   const Thrown error = thrown_by([&] { Loader refused(other, &state); });
   EXPECT_EQ(error.code, ExitCode::kConfig);
-  for (const char* field : {"seed: 5 in the checkpoint, 77 now", "train.batch: 16",
-                            "data.sources[1].content_hash", "data.sources[0].weight"}) {
+  for (const char* field :
+       {"seed: 5 in the checkpoint, 77 now", "train.batch: 16", "data.sources.1.content_hash",
+        "data.sources.0.weight", "--checkpoint.allow_changes='[name, ...]'"}) {
     EXPECT_TRUE(error.says(field)) << field << " is missing in: " << error.message;
   }
   EXPECT_FALSE(error.says("packing")) << error.message;
