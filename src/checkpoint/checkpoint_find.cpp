@@ -280,7 +280,13 @@ std::optional<CheckpointReader> resume_checkpoint(const fs::path& run, std::stri
   int64_t step = 0;
   const auto [end, error] = std::from_chars(resume.data(), resume.data() + resume.size(), step);
   if (error == std::errc() && end == resume.data() + resume.size() && step >= 0) {
-    return open_checkpoint(checkpoints_of(run) / step_name(step), use, group);
+    const fs::path folder = checkpoints_of(run) / step_name(step);
+    if (is_gone(folder)) {
+      fail(ExitCode::kNoCheckpoint,
+           "{}: there is no such checkpoint; `sbtrain ckpt ls {}` lists those that there are",
+           folder.string(), run.string());
+    }
+    return open_checkpoint(folder, use, group);
   }
   return open_checkpoint(fs::path(resume), use, group);
 }

@@ -53,12 +53,16 @@ std::chrono::milliseconds milliseconds(double seconds) {
 
 Config load_config(const TrainOptions& options) {
   ConfigOptions selected = options.config;
-  const auto set = [&](const char* key, const auto& value) {
+  const auto set = [&](const char* option, const std::string& key, const auto& value) {
+    for (const std::string& given : options.config.overrides) {
+      if (!given.starts_with(key + "=")) continue;
+      fail(ExitCode::kUsage, "--{} is short for --{}; give one of them", option, key);
+    }
     selected.overrides.push_back(fmt::format("{}={}", key, value));
   };
-  if (!options.resume.empty()) set("checkpoint.resume", options.resume);
-  if (options.mfu) set("machine.mfu", *options.mfu);
-  if (options.peak_tflops) set("metrics.peak_tflops", *options.peak_tflops);
+  if (!options.resume.empty()) set("resume", "checkpoint.resume", options.resume);
+  if (options.mfu) set("mfu", "machine.mfu", *options.mfu);
+  if (options.peak_tflops) set("peak-tflops", "metrics.peak_tflops", *options.peak_tflops);
   return selected.load();
 }
 
@@ -144,9 +148,10 @@ ExitCode run_train(const TrainOptions& options) {
 void add_scale_options(CLI::App& command, DryRunOptions& options) {
   command
       .add_option("--world", options.world,
-                  "With --dry-run: plan a run of so many GPUs: memory of a rank, collectives, "
+                  "Plan a run of so many GPUs: memory of a rank, collectives, "
                   "time of a step, the best sharding and micro-batch, on the machines of the "
                   "section machine of the configuration")
+      ->needs("--dry-run")
       ->check(CLI::Range(1, 1 << 16));
   command.add_option("--gpus-per-node", options.gpus_per_node, "GPUs of a node, for --world")
       ->needs("--world")
@@ -168,7 +173,8 @@ void add_train(CLI::App& app, Action& action) {
                       "Hugging Face folder; data, schedule and step are the new run's own");
   add_choice(*command, "--init-from-missing", options->missing,
              "Tensors that these weights lack, such as those of another attention: refuse, or "
-             "initialise; what the model lacks is then not used");
+             "initialise; what the model lacks is then not used")
+      ->needs("--init-from");
   command->add_flag("--dry-run", options->dry_run,
                     "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
                     "stop; needs no GPU and no data");

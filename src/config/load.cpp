@@ -91,7 +91,10 @@ class Reader : public Fields {
     if (rule.single && value->kind == Value::Kind::kMap) {
       read_item(where, *value, items);
     } else if (value->kind != Value::Kind::kList) {
-      say(value->place, where, fmt::format("expected a list, got {}", shown(*value)));
+      say(value->place, where,
+          fmt::format("expected {}, got {}",
+                      rule.single ? "keys and values, or a list of them" : "a list",
+                      shown(*value)));
     } else {
       for (size_t i = 0; i < value->items.size(); ++i) {
         read_item(fmt::format("{}.{}", where, i), value->items[i], items);

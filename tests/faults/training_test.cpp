@@ -137,7 +137,8 @@ TEST_F(Training, GoesBackToAStepByItsNumber) {
   EXPECT_EQ(run(train(out(), {"--stages.0.length=14 steps", "--resume=8"})), kDone) << output();
   EXPECT_TRUE(says("step-00000008 (step 8")) << output();
   EXPECT_EQ(run(train(out(), {"--stages.0.length=14 steps", "--resume=9"})), kNoCheckpoint);
-  EXPECT_TRUE(says("step-00000009")) << output();
+  EXPECT_TRUE(says("step-00000009: there is no such checkpoint; `sbtrain ckpt ls " + out() + "`"))
+      << output();
 }
 
 TEST_F(Training, ARunThatEndsInNanHasFailed) {

@@ -111,6 +111,13 @@ TEST(CommandLine, UsageErrors) {
       {{"--confg", "x"}, "unknown option '--confg' of 'sbtrain train'; did you mean '--config'?"},
       {{"train", "--stages=3"}, "'--stages' of 'sbtrain train'; it is a section: set one of its"},
       {{"config"}, "subcommand is required"},
+      {{"config", "show", "--config", ""}, "--config: the name of the file is empty"},
+      {{"--world", "2"}, "--world requires --dry-run"},
+      {{"--init-from-missing=initialise"}, "--init-from-missing requires --init-from"},
+      {{"--dry-run", "--resume=none", "--checkpoint.resume=auto"},
+       "--resume is short for --checkpoint.resume; give one of them"},
+      {{"--dry-run", "--set", "machine.mfu=0.4", "--mfu=0.5"},
+       "--mfu is short for --machine.mfu; give one of them"},
       {{"config", "show", "--config"}, "--config"}};
   for (const auto& [arguments, expected] : cases) {
     const Outcome outcome = run(arguments);
