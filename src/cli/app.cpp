@@ -138,6 +138,24 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
   fail(ExitCode::kUsage, "{}\nRun '{} --help' for what it accepts.", message, name);
 }
 
+// Makes empty values errors, such as that of --init-from "$BASE" where BASE is not set: they would
+// mean the default, or name nothing. Texts and configuration keys may be empty.
+void refuse_empty_values(CLI::App& command) {
+  for (CLI::App* sub : command.get_subcommands([](CLI::App*) { return true; })) {
+    refuse_empty_values(*sub);
+  }
+  const auto check = [](const std::string& value) {
+    return std::string(value.empty() ? "the value is empty" : "");
+  };
+  for (CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    const std::string type = option->get_type_name();
+    const bool may_be_empty =
+        name == "--prompt" || name == "--text" || type == "VALUE" || type == "KEY=VALUE";
+    if (option->get_items_expected_min() > 0 && !may_be_empty) option->check(check, "");
+  }
+}
+
 // False if the user has asked for a text, which is then printed, and no work.
 bool parse(CLI::App& app, std::vector<std::string> arguments) {
   std::ranges::reverse(arguments);  // the order in which CLI11 expects a vector
@@ -156,6 +174,7 @@ ExitCode run(const std::vector<std::string>& arguments) {
   CLI::App app(kSummary, "sbtrain");
   Action action;
   add_subcommands(app, action);
+  refuse_empty_values(app);
   if (arguments.empty()) {
     if (prints_for_job()) std::fputs(introduction(app).c_str(), stdout);
     return ExitCode::kDone;

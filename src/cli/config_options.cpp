@@ -17,21 +17,12 @@ std::vector<Override> all_overrides(const std::vector<std::string>& assignments)
   return overrides;
 }
 
-// An empty name, as from "$CONFIG" where that is not set, would mean the defaults alone.
-CLI::Validator named_file() {
-  const auto check = [](const std::string& name) {
-    return std::string(name.empty() ? "the name of the file is empty" : "");
-  };
-  return CLI::Validator(check, "");
-}
-
 }  // namespace
 
 void ConfigOptions::add(CLI::App& command, bool list_keys) {
   const char* group = "Configuration";
   command.add_option("-c,--config", path, "YAML file with the configuration")
       ->type_name("FILE")
-      ->check(named_file())
       ->group(group);
   command.add_option("--set", overrides, "Set one key; --train.lr=1e-3 is short for it")
       ->type_name("KEY=VALUE")

@@ -162,7 +162,9 @@ void check_export_output(const fs::path& output, const fs::path& input) {
   const auto refuse = [&](const std::string& why) {
     fail(ExitCode::kUsage, "--output {}: {}", output.string(), why);
   };
-  if (output.filename().empty()) return check_export_output(output.parent_path(), input);
+  if (output.filename().empty() && output.has_relative_path()) {
+    return check_export_output(output.parent_path(), input);
+  }
   if (is_inside(output, input)) refuse("lies in the folder that is read; choose another one");
   if (fs::exists(fs::symlink_status(output, unreadable)) &&
       (!fs::is_directory(output, unreadable) || !fs::is_empty(output, unreadable))) {

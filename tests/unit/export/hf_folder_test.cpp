@@ -110,6 +110,18 @@ void widen_vocabulary(const fs::path& folder, int64_t vocab) {
   std::ofstream(folder / "config.json") << config;
 }
 
+// Slashes at the end are left aside, up to the root.
+TEST(HfExport, TheRootIsNoNewFolder) {
+  for (const char* output : {"/", "//", "/usr/", "/usr//"}) {
+    try {
+      check_export_output(output, "elsewhere");
+      ADD_FAILURE() << output;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage) << output;
+    }
+  }
+}
+
 // A folder with a tokenizer says whether texts begin with bos, which prompts then do as well.
 TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
   std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
