@@ -12,6 +12,7 @@
 #include "config/schema.h"
 #include "config/values.h"
 #include "core/error.h"
+#include "optim/schedule.h"
 
 namespace sbtrain {
 namespace schema {
@@ -34,6 +35,7 @@ class Checker {
     check_paths();
     check_task();
     check_stages();
+    if (problems_.empty()) check_schedule();
     return std::move(problems_);
   }
 
@@ -215,6 +217,29 @@ class Checker {
     } else if (stage.sources.empty() && config_.data.sources.empty()) {
       problem(key + ".sources", "there is no training data; set data.sources or the stage's own");
     }
+  }
+
+  // Why the first `count` stages cannot be scheduled, or nothing.
+  std::string schedule_problem(size_t count) const {
+    const auto end = config_.stages.begin() + static_cast<ptrdiff_t>(count);
+    try {
+      const Schedule possible({config_.stages.begin(), end}, config_.train.lr, config_.train.batch,
+                              config_.train.tokens_per_step());
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  }
+
+  // What only the schedule itself knows, such as that parts of a stage overlap.
+  void check_schedule() {
+    size_t bad = config_.stages.size();
+    if (schedule_problem(bad).empty()) return;
+    for (size_t good = 0; bad - good > 1;) {
+      const size_t middle = good + (bad - good) / 2;
+      (schedule_problem(middle).empty() ? good : bad) = middle;
+    }
+    problem(fmt::format("stages.{}.schedule", bad - 1), "{}", schedule_problem(bad));
   }
 
   const Config& config_;

@@ -17,10 +17,6 @@ double exponential_decay(double x, double last) {
   return (1.0 - last) * e / (e - 1.0) * std::exp(-x) + (last * e - 1.0) / (e - 1.0);
 }
 
-std::string describe(const StageConfig& stage, int index) {
-  return fmt::format("stages[{}] ('{}')", index, stage.name);
-}
-
 }  // namespace
 
 Schedule::Schedule(const std::vector<StageConfig>& stages, double peak_lr, int64_t batch_sequences,
@@ -34,14 +30,12 @@ Schedule::Schedule(const std::vector<StageConfig>& stages, double peak_lr, int64
   if (!(peak_lr >= 0.0) || !std::isfinite(peak_lr)) {
     fail(ExitCode::kConfig, "train.lr is {}: give a finite learning rate of at least 0", peak_lr);
   }
-  for (size_t i = 0; i < stages.size(); ++i) {
-    segments_.push_back(make_segment(stages[i], static_cast<int>(i)));
-  }
+  for (const StageConfig& stage : stages) segments_.push_back(make_segment(stage));
 }
 
-Schedule::Segment Schedule::make_segment(const StageConfig& stage, int index) const {
+Schedule::Segment Schedule::make_segment(const StageConfig& stage) const {
   const ScheduleConfig& c = stage.schedule;
-  const std::string where = describe(stage, index);
+  const std::string where = fmt::format("stage '{}'", stage.name);
   Segment s;
   s.config = c;
   s.begin = total_steps();

@@ -71,7 +71,7 @@ class Schedule {
     double progress(int64_t x) const;
   };
 
-  Segment make_segment(const StageConfig& stage, int index) const;
+  Segment make_segment(const StageConfig& stage) const;
   double segment_lr(const Segment& segment, int64_t x) const;  // x in [0, length]
   double curve(const Segment& segment, int64_t x) const;       // without the warmup
   double power_lr(const Segment& segment, int64_t step) const;

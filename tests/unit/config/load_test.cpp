@@ -79,7 +79,8 @@ data:
     - path: "with space.h5"
   validation: only.h5
 stages:
-  - {name: one, length: 1e9 tokens, schedule: {type: wsd, warmup: 10M tokens, decay_fraction: 0.2}}
+  - {name: one, length: 1e9 tokens, schedule: {type: wsd, warmup: 10M tokens, decay_fraction: 0.2,
+                                               final_ratio: 0.1}}
   - name: two
     length: 50
     schedule: {type: exponential, scale: 0.5}

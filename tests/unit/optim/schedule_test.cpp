@@ -233,9 +233,9 @@ TEST(Schedule, PreviewOfOneStepIsOneLine) {
 
 TEST(Schedule, ErrorsNameTheStageAndTheKey) {
   EXPECT_NE(config_error({}).find("stages is empty"), std::string::npos);
-  EXPECT_NE(config_error({make_stage(ScheduleKind::kConstant, 0)})
-                .find("stages[0] ('constant'): length is 0"),
-            std::string::npos);
+  EXPECT_NE(
+      config_error({make_stage(ScheduleKind::kConstant, 0)}).find("stage 'constant': length is 0"),
+      std::string::npos);
   EXPECT_NE(
       config_error({make_stage(ScheduleKind::kLinear, 5, 6)}).find("schedule.warmup of 6 steps"),
       std::string::npos);
