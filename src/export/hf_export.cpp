@@ -162,12 +162,17 @@ void check_export_output(const fs::path& output, const fs::path& input) {
   const auto refuse = [&](const std::string& why) {
     fail(ExitCode::kUsage, "--output {}: {}", output.string(), why);
   };
-  if (output.filename().empty() && output.has_relative_path()) {
+  if (output.empty()) refuse("is empty; name a new folder");
+  if (output.filename().empty() && output.has_relative_path()) {  // NAME/; "/" is its own parent
     return check_export_output(output.parent_path(), input);
   }
   if (is_inside(output, input)) refuse("lies in the folder that is read; choose another one");
-  if (fs::exists(fs::symlink_status(output, unreadable)) &&
-      (!fs::is_directory(output, unreadable) || !fs::is_empty(output, unreadable))) {
+  // The finished folder is renamed to this name, which neither "." nor a link can become.
+  if (output.filename() == "." || output.filename() == "..") {
+    refuse("cannot be replaced by the finished folder; name a new one");
+  }
+  const fs::file_status status = fs::symlink_status(output, unreadable);
+  if (fs::exists(status) && (!fs::is_directory(status) || !fs::is_empty(output, unreadable))) {
     refuse("exists and is not an empty folder; choose a new one");
   }
   const fs::path unfinished = output.string() + ".tmp";

@@ -13,6 +13,8 @@
 namespace sbtrain {
 namespace {
 
+namespace fs = std::filesystem;
+
 struct Outcome {
   int code;
   std::string out, err;
@@ -131,6 +133,56 @@ TEST(CommandLine, UsageErrors) {
     EXPECT_EQ(outcome.out, "") << expected;
     EXPECT_EQ(outcome.err.substr(0, 7), "error: ") << expected;
     EXPECT_TRUE(contains(outcome.err, expected)) << outcome.err;
+  }
+}
+
+// What a script gives whose variable was never set.
+TEST(CommandLine, EmptyValuesAreRefused) {
+  const std::vector<std::vector<std::string>> cases = {
+      {"export", "--checkpoint", "runs/none", "--output", ""},
+      {"export", "--checkpoint", "", "--output", "export"},
+      {"import", "--input", "", "--output", "runs/none"},
+      {"import", "--input", "folder", "--output="},
+      {"prepare", "--input", "", "--tokenizer", "my.model", "--output", "my.h5"},
+      {"prepare", "--input", "text", "", "--tokenizer", "my.model", "--output", "my.h5"},
+      {"prepare", "--input", "text", "--tokenizer", "", "--output", "my.h5"},
+      {"prepare", "--input", "text", "--tokenizer", "my.model", "--output", ""},
+      {"tokenizer", "train", "--input", "text", "--output", ""},
+      {"data", "info", ""},
+      {"ckpt", "ls", ""},
+      {"eval", "--checkpoint", "runs/none", "--attention-maps", "", "--text", "A"},
+      {"generate", "--checkpoint", ""},
+      {"bench", "train", "--trace", ""},
+      {"train", "--init-from", ""},
+      {"--config", ""},
+      {"sweep", ""},
+      {"sweep", "--out", "", config_path("sweeps/mqar")}};
+  for (const std::vector<std::string>& arguments : cases) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, ": the value is empty\n")) << outcome.err;
+  }
+}
+
+// A finished folder is renamed to its name, which must be possible before any work is done.
+TEST(CommandLine, NoFolderIsWrittenWhereItCannotBeRenamedTo) {
+  const fs::path scratch = fs::path(testing::TempDir()) / "no_folder_there";
+  fs::remove_all(scratch);
+  fs::create_directories(scratch / "empty");
+  fs::create_directory_symlink("empty", scratch / "link");
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"/", "exists and is not an empty folder"},
+      {scratch / "link", "exists and is not an empty folder"},
+      {".", "cannot be replaced"},
+      {scratch / "empty/.", "cannot be replaced"},
+      {"..", "cannot be replaced"}};
+  for (const auto& [output, expected] : cases) {
+    for (const char* command : {"import", "export"}) {
+      const char* from = command == std::string("import") ? "--input" : "--checkpoint";
+      const Outcome outcome = run({command, from, "not/there", "--output", output});
+      EXPECT_EQ(outcome.code, 2) << outcome.err;
+      EXPECT_TRUE(contains(outcome.err, "--output " + output + ": " + expected)) << outcome.err;
+    }
   }
 }
 
