@@ -171,8 +171,11 @@ class HfConfig {
     return section;
   }
 
+  // Where both are given, transformers takes rope_scaling, which older versions know alone, unless
+  // it is empty.
   void add_rope(json& attention) const {
-    const char* key = has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+    const bool older = has("rope_scaling") && !hf_.at("rope_scaling").empty();
+    const char* key = older ? "rope_scaling" : "rope_parameters";
     const json rope = has(key) ? hf_.at(key) : json::object();
     if (!rope.is_object()) refuse(fmt::format("{} is not an object", key));
     const double base = number(rope, "rope_theta",
@@ -192,7 +195,7 @@ class HfConfig {
                       key, kind, fmt::join(kKnown, ", ")));
     }
     attention["rope_scaling"] = kind == "dynamic" ? "dynamic_ntk" : kind;
-    attention["rope_factor"] = number(rope, "factor", 1.0);
+    attention["rope_factor"] = required(rope, key, "factor");
     if (kind == "dynamic") attention["rope_train_length"] = whole("max_position_embeddings");
     if (kind == "yarn") add_yarn(attention, rope, key);
     if (kind == "llama3") add_llama3(attention, rope, key);

@@ -167,6 +167,38 @@ TEST(HfRotary, HasTheFrequenciesOfTransformers) {
   }
 }
 
+// transformers computes `rope_scaling or rope_parameters`, and refuses a scaling without its
+// factor.
+TEST(HfRotary, RopeScalingComesBeforeRopeParameters) {
+  const auto options_of = [](const nlohmann::json& changes) {
+    nlohmann::json config = {{"vocab_size", 96},
+                             {"hidden_size", 64},
+                             {"intermediate_size", 56},
+                             {"num_hidden_layers", 2},
+                             {"num_attention_heads", 2},
+                             {"max_position_embeddings", 128},
+                             {"model_type", "llama"},
+                             {"rope_theta", 5e5},
+                             {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5e5}}}};
+    config.update(changes);
+    Config ours = config_from_hf(config, true, "config.json");
+    AttentionConfig& attention = ours.model.attention.at(0);
+    return *attention_registry().at(attention.type).rotary(attention.options);
+  };
+  EXPECT_EQ(options_of(nlohmann::json::object()).scaling, RotaryScaling::kNone);
+  const nlohmann::json linear = {{"type", "linear"}, {"factor", 4.0}};
+  const RotaryOptions added = options_of({{"rope_scaling", linear}});
+  EXPECT_EQ(added.scaling, RotaryScaling::kLinear);
+  EXPECT_EQ(added.factor, 4.0);
+  EXPECT_EQ(added.base, 5e5);
+  for (const nlohmann::json& none : {nlohmann::json(), nlohmann::json::object()}) {
+    EXPECT_EQ(options_of({{"rope_scaling", none}, {"rope_parameters", linear}}).factor, 4.0);
+  }
+  for (const char* type : {"linear", "dynamic", "yarn", "llama3"}) {
+    EXPECT_THROW(options_of({{"rope_scaling", {{"type", type}}}}), Error) << type;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, HfModel,
                          testing::Values("llama3", "smollm2", "qwen2_5", "llama3_2", "qwen3",
                                          "qwen_yarn", "mistral"),
