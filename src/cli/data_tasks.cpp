@@ -36,6 +36,8 @@ std::string document(const TextTask& task, int64_t length, int64_t index) {
 ExitCode run_data_tasks(const DataTasksOptions& options) {
   const TextTaskSelection& selection = options.selection;
   selection.check(options.lengths);
+  check_output(options.output,
+               std::vector{options.tokenizer, selection.haystack, selection.word_list});
   const Tokenizer tokenizer(options.tokenizer);
   const auto tasks = make_text_tasks(
       selection, [&](const std::string& prompt) { return tokenizer.encode(prompt); });

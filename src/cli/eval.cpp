@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -83,8 +84,21 @@ struct Evaluation {
         config(stored_config(checkpoint)),
         backend(select_rank_backend(options.device, job.launch)) {
     options.rope.apply(config);
+    if (!options.json_file.empty()) check_output(options.json_file, inputs());
   }
 
+  // Every file that an evaluation may read.
+  std::vector<std::string> inputs() const {
+    std::vector<std::string> files = options.data.empty() ? config.data.validation : options.data;
+    const TextTaskSelection& tasks = options.tasks.text_tasks;
+    files.insert(files.end(),
+                 {tokenizer(), options.attention.true_positions, tasks.haystack, tasks.word_list});
+    std::error_code gone;  // a job that saves may have removed the checkpoint
+    for (const auto& file : std::filesystem::directory_iterator(checkpoint.folder(), gone)) {
+      files.push_back(file.path().string());
+    }
+    return files;
+  }
   std::string tokenizer() const { return run_tokenizer(checkpoint, config, options.tokenizer); }
   HeldOutOptions held_out(int64_t length) const {
     return {.paths = options.data.empty() ? config.data.validation : options.data,

@@ -179,6 +179,42 @@ TEST_F(Files, AnOutputIsNoInput) {
   EXPECT_EQ(left(), names);
 }
 
+// What eval and data tasks read is as precious as what prepare reads.
+TEST_F(Files, ResultsReplaceNoInput) {
+  write_file(path("words.txt"), read_file(shared("a.jsonl")));
+  fs::copy_file(shared("b.h5"), path("b.h5"));
+  fs::copy_file(tokenizer(), path("t.model"));
+  fs::copy(trained(), path("run"), fs::copy_options::recursive);
+  const std::string run_folder = path("run");
+  std::string weights;
+  for (const auto& file : fs::recursive_directory_iterator(run_folder)) {
+    if (file.path().extension() == ".safetensors") weights = file.path().string();
+  }
+  std::vector<std::vector<std::string>> commands;
+  for (const std::string& file : {path("b.h5"), path("t.model"), weights}) {
+    commands.push_back({"eval", "--checkpoint", run_folder, "--data", path("b.h5"), "--tokenizer",
+                        path("t.model"), "--json", file});
+  }
+  const std::vector<std::string> tasks = {"--tasks",    "needle_local_single", "--lengths", "600",
+                                          "--haystack", path("words.txt"),     "--samples", "1"};
+  commands.push_back({"eval", "--checkpoint", run_folder, "--json", path("words.txt")});
+  commands.push_back(
+      {"data", "tasks", "--tokenizer", path("t.model"), "--output", path("t.model")});
+  commands.push_back(
+      {"data", "tasks", "--tokenizer", path("t.model"), "--output", path("words.txt")});
+  for (size_t i = 3; i < commands.size(); ++i) {
+    commands[i].insert(commands[i].end(), tasks.begin(), tasks.end());
+  }
+  for (const std::vector<std::string>& command : commands) {
+    EXPECT_EQ(run(command), kUsage) << output();
+    EXPECT_TRUE(says("is an input")) << output();
+  }
+  EXPECT_TRUE(read_file(path("b.h5")) == read_file(shared("b.h5")));
+  EXPECT_TRUE(read_file(path("t.model")) == read_file(tokenizer()));
+  EXPECT_TRUE(read_file(path("words.txt")) == read_file(shared("a.jsonl")));
+  EXPECT_EQ(run({"ckpt", "verify", run_folder}), 0) << output();
+}
+
 TEST_F(Files, OnlyFilesAreReplaced) {
   ASSERT_EQ(mkfifo(path("fifo").c_str(), 0600), 0);
   fs::create_directory(path("folder"));
