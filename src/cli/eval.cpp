@@ -430,6 +430,10 @@ void evaluate_attention(const Evaluation& run) {
 
 void evaluate_task(const Evaluation& run) {
   const EvalOptions& options = run.options;
+  if (options.tokens > 0 || options.recall) {
+    fail(ExitCode::kUsage, "--{}: without --data all held-out examples of the run's task are used",
+         options.tokens > 0 ? "tokens" : "recall");
+  }
   const Task task = run.task();
   const int64_t length = task.length();
   InferenceModel model(run.config.model, run.checkpoint, run.backend, run.plan(length));
@@ -558,7 +562,11 @@ void add_windows(CLI::App& command, EvalOptions& options) {
                       "Loss of whole documents in overlapping windows of this number of tokens")
           ->check(positive)
           ->excludes(lengths)
+          ->excludes(command.get_option("--sequence-length"))
           ->group(sliding);
+  for (const char* other : {"--tokens", "--sequence-length"}) {
+    lengths->excludes(command.get_option(other));
+  }
   command
       .add_option("--stride", options.stride,
                   "Tokens between the starts of windows; 0: half a window")

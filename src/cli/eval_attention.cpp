@@ -96,14 +96,20 @@ void AttentionEvalOptions::add(CLI::App& command) {
                       "Overlap of every head's attention with the true positions in this JSON file")
           ->excludes(folder)
           ->group(group);
-  command
-      .add_option("--task-positions", task_positions,
-                  "The same for this number of held-out examples of the task that the model was "
-                  "trained on, whose true positions are the answers")
-      ->check(CLI::PositiveNumber)
-      ->excludes(folder)
-      ->excludes(positions)
-      ->group(group);
+  CLI::Option* answers =
+      command
+          .add_option("--task-positions", task_positions,
+                      "The same for this number of held-out examples of the task that the model "
+                      "was trained on, whose true positions are the answers")
+          ->check(CLI::PositiveNumber)
+          ->excludes(folder)
+          ->excludes(positions)
+          ->group(group);
+  for (CLI::Option* own : {folder, positions, answers}) {
+    for (const char* loss : {"--data", "--tokens", "--recall", "--lengths", "--window"}) {
+      own->excludes(command.get_option(loss));
+    }
+  }
   threshold_option =
       command.add_option("--threshold", threshold, "Weights above it count as attended")
           ->check(in_range(0.0, 1.0))

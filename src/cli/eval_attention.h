@@ -29,6 +29,7 @@ struct AttentionEvalOptions {
   double threshold = 0.5;
   const CLI::Option* threshold_option = nullptr;  // tells whether the threshold was given
 
+  // To be called when the command has its options of losses, which these exclude.
   void add(CLI::App& command);
   void check() const;  // throws ExitCode::kUsage for options that do not go together
   bool asked() const { return !maps.empty() || !true_positions.empty() || task_positions > 0; }

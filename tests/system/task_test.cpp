@@ -123,6 +123,8 @@ TEST_F(TaskRun, LooksAtTheAnswers) {
       {{"--task-positions", "251"}, "--task-positions: the task has 250 held-out examples"},
       {{"--attention-maps", path("maps"), "--task-example", "250"}, "250 held-out examples"},
       {{"--task-example", "1"}, "--attention-maps"},
+      {{"--tokens", "64"}, "--tokens: without --data all held-out examples"},
+      {{"--recall"}, "--recall: without --data all held-out examples"},
       {{"--threshold", "0.3"}, "--threshold requires"}};
   for (const auto& [arguments, message] : bad) {
     EXPECT_EQ(evaluates("run", arguments), 2) << output_;

@@ -186,6 +186,26 @@ TEST(CommandLine, NoFolderIsWrittenWhereItCannotBeRenamedTo) {
   }
 }
 
+// An option that another one leaves without effect would let a figure pass for what it is not.
+TEST(CommandLine, EvalRefusesOptionsWithoutEffect) {
+  const std::vector<std::vector<std::string>> pairs = {
+      {"--lengths", "64", "--tokens", "64"},
+      {"--lengths", "64", "--sequence-length", "32"},
+      {"--window", "64", "--sequence-length", "32"},
+      {"--attention-maps", "maps", "--data", "a.h5"},
+      {"--attention-maps", "maps", "--lengths", "64"},
+      {"--attention-maps", "maps", "--window", "64"},
+      {"--true-positions", "positions.json", "--recall"},
+      {"--task-positions", "8", "--tokens", "64"}};
+  for (const std::vector<std::string>& pair : pairs) {
+    std::vector<std::string> arguments = {"eval", "--checkpoint", "runs/none"};
+    arguments.insert(arguments.end(), pair.begin(), pair.end());
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, " excludes --")) << outcome.err;
+  }
+}
+
 TEST(CommandLine, ConfigurationErrorsExitWith3) {
   const Outcome missing = run({"config", "show", "--config", "missing.yaml"});
   EXPECT_EQ(missing.code, 3);
