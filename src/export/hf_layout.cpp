@@ -8,6 +8,7 @@
 #include "config/schema.h"
 #include "config/values.h"
 #include "core/error.h"
+#include "export/python.h"
 #include "model/transformer.h"
 
 namespace sbtrain {
@@ -286,6 +287,20 @@ ordered_json fla_config(const Facts& f) {
           {"use_cache", false}};
 }
 
+// modeling_sbtrain.py tells modules apart by their names. A folder with another one would only be
+// refused when somebody loads it.
+void check_own_code(const Facts& f) {
+  for (const json& layer : f.layers) {
+    const auto type = layer.at("type").get<std::string>();
+    const bool known = std::ranges::any_of(model_code(), [&](const PythonFile& file) {
+      return file.text.find('"' + type + '"') != std::string_view::npos;
+    });
+    if (known) continue;
+    fail(ExitCode::kConfig,
+         "attention of type {} cannot be exported: modeling_sbtrain.py does not compute it", type);
+  }
+}
+
 void check_fla(const Facts& f) {
   std::vector<std::string> reasons;
   const auto unless = [&](bool good, std::string reason) {
@@ -369,6 +384,7 @@ HfLayout hf_layout(const Config& config, ExportFormat format, FileDType dtype) {
   } else if (const std::string known = architecture_of(facts); !known.empty()) {
     layout.config = transformers_config(facts, known);
   } else {
+    check_own_code(facts);
     layout.own_code = true;
     layout.config = own_config(facts);
   }

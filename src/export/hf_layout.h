@@ -39,7 +39,8 @@ struct HfLayout {
 // With kHf, softmax attention becomes LlamaForCausalLM; GraniteForCausalLM if there are multipliers
 // or a logit_scale; Mistral with a window; SmolLM3 without positions in some or all layers; Qwen2
 // with biases of q, k and v; Qwen3 with qk_norm. Multipliers that an architecture lacks are folded
-// into the weights: ExportTensor::factor. Every other model becomes SbtrainForCausalLM.
+// into the weights: ExportTensor::factor. Every other model becomes SbtrainForCausalLM; throws
+// ExitCode::kConfig where an attention module is not in its code.
 // With kFla, throws ExitCode::kConfig naming everything that the format cannot say.
 HfLayout hf_layout(const Config& config, ExportFormat format, FileDType dtype);
 

@@ -11,6 +11,7 @@
 #include "attention/registry.h"
 #include "config/schema.h"
 #include "core/error.h"
+#include "export/hf_layout.h"
 #include "support/model.h"
 #include "train/plan.h"
 
@@ -75,6 +76,14 @@ TEST(LinearAttention, IsNotOnCudaYet) {
   EXPECT_EQ(error_of([] { plan_memory(example(), Backend::kCuda); }, ExitCode::kConfig),
             "linear_attention_forward: not on CUDA yet; set device: cpu");
   EXPECT_GT(plan_memory(example(), Backend::kCpu).pool_bytes, 0U);
+}
+
+// An exported folder comes with Python code, to which the module has to be added as well.
+TEST(LinearAttention, IsNotInThePythonCodeYet) {
+  EXPECT_EQ(
+      error_of([] { hf_layout(example(), ExportFormat::kHf, FileDType::kF32); }, ExitCode::kConfig),
+      "attention of type linear_attention cannot be exported: modeling_sbtrain.py does not "
+      "compute it");
 }
 
 std::string text_of(const std::string& path) {
