@@ -28,6 +28,9 @@ bool ByteWindow::fill(size_t wanted) {
 
 namespace {
 
+// Some programs begin files with it. It says that they are UTF-8 and is no part of the text.
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
 class LineReader final : public RecordReader {
  public:
   LineReader(std::unique_ptr<ByteSource> source, const DocumentOrigin& origin)
@@ -85,7 +88,8 @@ class TextReader final : public RecordReader {
   bool next(RawDocument& document) override {
     if (started_ && window_.at_end() && window_.bytes().empty()) return false;
     // One byte more than a part shows whether the part is the last.
-    window_.fill(kTextPartBytes + 1);
+    window_.fill(kTextPartBytes + kByteOrderMark.size() + 1);
+    if (!started_ && window_.bytes().starts_with(kByteOrderMark)) skip(kByteOrderMark.size());
     const std::string_view text = window_.bytes();
     const std::string_view part = text.substr(0, part_end(text, kTextPartBytes));
     if (const size_t valid = valid_length(part); valid < part.size()) {
@@ -97,13 +101,17 @@ class TextReader final : public RecordReader {
                 .origin = &origin_,
                 .first = !started_,
                 .last = part.size() == text.size()};
-    offset_ += static_cast<int64_t>(part.size());
-    window_.consume(part.size());
+    skip(part.size());
     started_ = true;
     return true;
   }
 
  private:
+  void skip(size_t bytes) {
+    offset_ += static_cast<int64_t>(bytes);
+    window_.consume(bytes);
+  }
+
   ByteWindow window_;
   const DocumentOrigin& origin_;
   int64_t offset_ = 0;

@@ -246,6 +246,23 @@ TEST_F(InputTest, ABombIsRefused) {
   }
 }
 
+TEST_F(InputTest, AByteOrderMarkIsNoText) {
+  const std::string mark = utf8(u8"\ufeff");
+  std::string lines;  // some parts of a file long
+  while (lines.size() < 2 * kTextPartBytes) lines += "a line with \xc3\xa9 in it " + mark + "\n";
+  for (const std::string& text : {"A text."s, lines, std::string(kTextPartBytes, 'x')}) {
+    write_file(path("marked.txt"), text);
+    const std::string expected = store_of(path("marked.txt"));
+    write_file(path("marked.txt"), mark + text);
+    EXPECT_TRUE(store_of(path("marked.txt")) == expected) << text.size();
+  }
+  write_file(path("marked.jsonl"), "{\"text\": \"a\"}\n");
+  const std::string expected = store_of(path("marked.jsonl"));
+  write_file(path("marked.jsonl"), mark + "{\"text\": \"a\"}\n");
+  EXPECT_TRUE(store_of(path("marked.jsonl")) == expected);
+  EXPECT_TRUE(refusal_of("latin.txt", mark + "caf\xe9").says("0xe9 at offset 6"));
+}
+
 TEST_F(InputTest, OtherEncodingsAreRefusedWhereverTheyBegin) {
   EXPECT_TRUE(refusal_of("latin.txt", "caf\xe9 au lait").says("0xe9 at offset 3"));
   const std::string plain(300000, 'x');
