@@ -5,6 +5,7 @@
 
 #include "bench/bench.h"
 #include "bench/timing.h"
+#include "core/error.h"
 #include "core/philox.h"
 #include "ops/memory.h"
 #include "parallel/mesh.h"
@@ -142,8 +143,15 @@ double copy_rate(Stream& s, double bytes) {
 std::vector<DecodeBenchRow> bench_decode(const Config& config, Backend backend,
                                          const DecodeBenchOptions& options) {
   const int64_t most = *std::ranges::max_element(options.sequences);
+  const int64_t longest = DecodeBench::capacity(options);
+  if (config.model.max_positions > 0 && longest > config.model.max_positions) {
+    fail(ExitCode::kUsage,
+         "{} tokens (--context, twice --steps and {} that warm up) are more than the model's {} "
+         "learned positions",
+         longest, options.warmup, config.model.max_positions);
+  }
   require_room(backend,
-               plan_serving(config.model, backend, most, DecodeBench::capacity(options),
+               plan_serving(config.model, backend, most, longest,
                             /*prompts_in_parts=*/false),
                "Measure fewer --sequences or a shorter --context.");
   Memory memory(backend);

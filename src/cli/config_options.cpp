@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "cli/cli.h"
 #include "config/schema.h"
@@ -40,7 +41,14 @@ void ConfigOptions::add(CLI::App& command, bool list_keys) {
 }
 
 Config ConfigOptions::load() const {
-  return load_config(path, all_overrides(overrides));
+  const std::vector<Override> changes = all_overrides(overrides);
+  const bool stages = std::ranges::any_of(
+      changes, [](const Override& change) { return change.key.starts_with("stages"); });
+  if (path.empty() && !stages) {
+    fail(ExitCode::kUsage,
+         "there is no configuration: name its file, such as --config configs/tiny_sb.yaml");
+  }
+  return load_config(path, changes);
 }
 
 Config ConfigOptions::load_on(const std::string& text, const std::string& name) const {

@@ -185,8 +185,9 @@ SweepFile read_sweep(const std::string& path) {
   const std::string text = read_input(path, ExitCode::kConfig, "; give the file of a sweep");
   schema::Sources sources;
   const int source = sources.add({path, {}, 0, ""});
-  const Value root = schema::parse_yaml(text, source, sources);
+  Value root = schema::parse_yaml(text, source, sources);
   sources.throw_problems();
+  if (root.place.source < 0) root.place.source = source;  // an empty file
   SweepFile sweep = SweepReader(sources, fs::path(path).parent_path()).read(root);
   sources.throw_problems();
   return sweep;

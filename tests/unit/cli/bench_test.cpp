@@ -64,6 +64,14 @@ const std::vector<std::string> kTinyModel = {"--config",
                                              "--train.batch=2",
                                              "--metrics.peak_tflops=1"};
 
+TEST(BenchDecode, SaysWhichOptionsMakeATextTooLong) {
+  const Outcome outcome =
+      run({"decode", kTinyModel[0], kTinyModel[1], "--device=cpu", "--model.position=learned",
+           "--model.max_positions=256", "--context=16", "--steps=200"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_TRUE(contains(outcome.err, "424 tokens (--context, twice --steps")) << outcome.err;
+}
+
 TEST(BenchTrain, RefusesATraceWithoutAGpu) {
   const Outcome outcome = run(with({"train", "--trace", "never_written.json"}, kTinyModel));
   EXPECT_EQ(outcome.code, 2);

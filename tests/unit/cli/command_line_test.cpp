@@ -222,6 +222,23 @@ TEST(CommandLine, ConfigurationErrorsExitWith3) {
   }
 }
 
+TEST(CommandLine, WithoutAConfigurationItsOptionIsNamed) {
+  const std::vector<std::vector<std::string>> commands = {
+      {"train"},    {"train", "--dry-run"},
+      {"--seed=3"}, {"config", "show"},
+      {"bench"},    {"bench", "decode", "--train.lr=1e-3"}};
+  for (const std::vector<std::string>& command : commands) {
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_EQ(outcome.err,
+              "error: there is no configuration: name its file, such as --config "
+              "configs/tiny_sb.yaml\n");
+  }
+  // The options may be the whole of it.
+  EXPECT_EQ(run({"config", "show", "--stages=[{length: 3 steps}]", "--data.task.type=mqar"}).code,
+            0);
+}
+
 TEST(CommandLine, OptionsReachTheConfiguration) {
   ASSERT_EQ(setenv("SBTRAIN_TRAIN__LR", "0.5", 1), 0);
   ASSERT_EQ(setenv("SBTRAIN_TRAIN__CLIP", "0.5", 1), 0);

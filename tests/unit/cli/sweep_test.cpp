@@ -91,6 +91,7 @@ TEST(Sweep, ProblemsAreNamedWithTheirPlace) {
   EXPECT_TRUE(contains(problem_of(head + "best_over: [train.lr]\n"), "is not in the grid"));
   EXPECT_TRUE(contains(problem_of("name: t\nvariants: [{config: a.yaml}, {config: a.yaml}]\n"),
                        "two variants are named 'a'"));
+  EXPECT_TRUE(contains(problem_of(""), "sweep.yaml: missing key 'name'")) << problem_of("");
   EXPECT_THROW(read_sweep("nowhere.yaml"), Error);
 }
 
