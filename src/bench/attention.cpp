@@ -243,6 +243,10 @@ std::vector<std::string> bench_attention_modules() {
 }
 
 std::vector<AttentionBenchRow> bench_attention(Backend backend, AttentionBenchOptions options) {
+  if (!options.implementation.empty() && backend != Backend::kCuda) {
+    fail(ExitCode::kUsage, "--implementation {}: only a GPU has several; here is the CPU",
+         options.implementation);
+  }
   complete(options, backend == Backend::kCuda);
   // Positions and the limits of documents, 4 bytes each; q, k, v and the projections' matrices.
   require_sizes(backend, 8 * options.tokens, {options.tokens, 3 * options.width},

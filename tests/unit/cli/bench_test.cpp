@@ -64,6 +64,14 @@ const std::vector<std::string> kTinyModel = {"--config",
                                              "--train.batch=2",
                                              "--metrics.peak_tflops=1"};
 
+// A figure of the CPU would pass for one of the implementation that was asked for.
+TEST(BenchAttention, RefusesAnImplementationWithoutAGpu) {
+  const Outcome outcome = run({"attention", "--device=cpu", "--implementation=hopper"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_TRUE(contains(outcome.err, "--implementation hopper: only a GPU has several"));
+}
+
 TEST(BenchDecode, SaysWhichOptionsMakeATextTooLong) {
   const Outcome outcome =
       run({"decode", kTinyModel[0], kTinyModel[1], "--device=cpu", "--model.position=learned",
