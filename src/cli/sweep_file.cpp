@@ -190,6 +190,13 @@ SweepFile read_sweep(const std::string& path) {
   if (root.place.source < 0) root.place.source = source;  // an empty file
   SweepFile sweep = SweepReader(sources, fs::path(path).parent_path()).read(root);
   sources.throw_problems();
+  std::set<std::string> folders;
+  for (const SweepRun& run : expand(sweep)) {
+    if (folders.insert(run.name).second) continue;
+    fail(ExitCode::kConfig,
+         "{}: two runs would have the folder {}: in the names of folders / and spaces become _",
+         path, in_quotes(run.name));
+  }
   return sweep;
 }
 

@@ -92,6 +92,8 @@ TEST(Sweep, ProblemsAreNamedWithTheirPlace) {
   EXPECT_TRUE(contains(problem_of("name: t\nvariants: [{config: a.yaml}, {config: a.yaml}]\n"),
                        "two variants are named 'a'"));
   EXPECT_TRUE(contains(problem_of(""), "sweep.yaml: missing key 'name'")) << problem_of("");
+  EXPECT_TRUE(contains(problem_of(head + "grid: {data.tokenizer: [a/b, a_b]}\n"),
+                       "two runs would have the folder 'a/tokenizer=a_b'"));
   EXPECT_THROW(read_sweep("nowhere.yaml"), Error);
 }
 
