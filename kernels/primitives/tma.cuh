@@ -1,5 +1,5 @@
-// Copies of boxes of tensors by the copy engine (TMA), sm_90 and later. tensor_map.h makes the maps
-// that describe the tensors.
+// Copies of boxes of tensors, and additions to global memory, by the copy engine (TMA), sm_90 and
+// later. tensor_map.h makes the maps that describe the tensors.
 #pragma once
 
 #include <cuda.h>
@@ -43,6 +43,33 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
           "r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(barrier.address())
       : "memory");
+}
+
+// Adds `bytes` consecutive bytes of f32 in shared memory to as many in global memory. By one
+// thread, in its current group; sizes and addresses as above. Of additions to the same place by
+// several threads the order, and so the rounding, is not fixed.
+__device__ __forceinline__ void bulk_add(float* global, const float* shared, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(global),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
+}
+
+// Ends this thread's current group of additions.
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
+}
+
+// Waits until at most the newest kGroups groups of this thread still read shared memory.
+template <int kGroups>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kGroups) : "memory");
+}
+
+// Waits until all but the newest kGroups groups of this thread are added, and visible to it.
+template <int kGroups>
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kGroups) : "memory");
 }
 
 // Orders what this thread wrote to shared memory before copies and products (wgmma) that read it

@@ -181,6 +181,45 @@ TEST_F(Hopper, CopiesBytesInARow) {
   }
 }
 
+// Every block adds its numbers to the same row, chunk after chunk through two places of shared
+// memory, each chunk by one thread. What it has added it sees afterwards.
+constexpr int kChunk = 128, kChunks = 5;
+__global__ void bulk_add_kernel(float* sums, float* seen) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  __shared__ __align__(16) float places[2][kChunk];
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    float* place = places[chunk % 2];
+    if (thread == 0) bulk_wait_read<1>();
+    __syncthreads();
+    place[thread] = static_cast<float>((blockIdx.x + 1) * (chunk * kChunk + thread));
+    fence_async_proxy();
+    __syncthreads();
+    if (thread > 0) continue;
+    bulk_add(sums + chunk * kChunk, place, kChunk * 4);
+    bulk_commit();
+  }
+  if (thread > 0) return;
+  bulk_wait<0>();
+  seen[blockIdx.x] = sums[kChunks * kChunk - 1];
+#endif
+}
+
+TEST_F(Hopper, AddsNumbersInARow) {
+  constexpr int kBlocks = 20;
+  constexpr int kFactors = kBlocks * (kBlocks + 1) / 2;  // all sums are exact
+  OnDevice<float> sums(std::vector<float>(kChunks * kChunk, 1.0f)), seen(kBlocks);
+  bulk_add_kernel<<<kBlocks, kChunk>>>(sums.data(), seen.data());
+  const std::vector<float> got = sums.values();
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i], 1.0f + kFactors * static_cast<float>(i)) << i;
+  }
+  const std::vector<float> last = seen.values();
+  for (size_t block = 0; block < last.size(); ++block) {
+    EXPECT_GE(last[block], 1.0f + static_cast<float>((block + 1) * (got.size() - 1))) << block;
+  }
+}
+
 // ---- A pipeline of phases -----------------------------------------------------------------------
 
 // One warp fills a ring of two places with numbers, the other one adds them up.
