@@ -53,27 +53,27 @@ static __global__ void fire_network_kernel(FireParameters x, FireTables to) {
 
 // ---- Gradients ----------------------------------------------------------------------------------
 
-inline constexpr int kSumParts = 4;
+inline constexpr int kFireSumParts = 4;
 
 // Adds up the blocks of one head, in order: the head's part of the gradients of the units, c and m,
 // and the whole of dw2.
-static __global__ __launch_bounds__(kFireSums* kSumParts) void fire_heads_kernel(
+static __global__ __launch_bounds__(kFireSums* kFireSumParts) void fire_heads_kernel(
     FireParameters x, FireGradients dx, const float* partials, int blocks, double* units_HK2,
     double* heads_H2) {
-  __shared__ double parts[kSumParts][kFireSums];
+  __shared__ double parts[kFireSumParts][kFireSums];
   __shared__ FireNetwork net;
   const int head = static_cast<int>(blockIdx.x);
   const int i = static_cast<int>(threadIdx.x), part = static_cast<int>(threadIdx.y);
   const float* const mine = partials + static_cast<int64_t>(head) * blocks * kFireSums;
   double sum = 0.0;
-  for (int block = part; block < blocks; block += kSumParts) {
+  for (int block = part; block < blocks; block += kFireSumParts) {
     sum += static_cast<double>(mine[static_cast<int64_t>(block) * kFireSums + i]);
   }
   parts[part][i] = sum;
   if (i == 0 && part == 0) net = load_network(x);
   __syncthreads();
   if (part == 0) {
-    for (int other = 1; other < kSumParts; ++other) parts[0][i] += parts[other][i];
+    for (int other = 1; other < kFireSumParts; ++other) parts[0][i] += parts[other][i];
   }
   __syncthreads();
   if (part != 0 || i >= kFireUnits) return;

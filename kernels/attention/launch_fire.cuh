@@ -40,8 +40,8 @@ inline void finish_fire(const char* name, cudaStream_t stream, const SoftmaxProb
   auto* const data = static_cast<char*>(scratch);
   auto* const units = reinterpret_cast<double*>(data + s.units);
   auto* const heads = reinterpret_cast<double*>(data + s.heads);
-  fire_heads_kernel<<<p.heads, dim3(kFireSums, kSumParts), 0, stream>>>(x, dx, score.partials,
-                                                                        score.blocks, units, heads);
+  fire_heads_kernel<<<p.heads, dim3(kFireSums, kFireSumParts), 0, stream>>>(
+      x, dx, score.partials, score.blocks, units, heads);
   check_launch(name);
   fire_parameters_kernel<<<1, kFireUnits, 0, stream>>>(x, dx, p.heads, units, heads);
   check_launch(name);

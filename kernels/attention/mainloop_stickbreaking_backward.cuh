@@ -367,29 +367,4 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   if constexpr (kGated) write_gate_gradient(group, p, head, block, dgate, tiles.gate_sums);
 }
 
-// ---- dr_h += sum_j rem_j do_j -------------------------------------------------------------------
-
-// One block for each head; its threads are [rows, columns].
-inline constexpr int kBiasThreads = 512;
-static __global__ void stick_remainder_bias_kernel(const StickBreakingProblem p) {
-  __shared__ float sums[kBiasThreads];
-  const StickHead head(p, static_cast<int>(blockIdx.x));
-  const int thread = static_cast<int>(threadIdx.x);
-  const int rows = kBiasThreads / p.head_dim;
-  const int col = thread % p.head_dim;
-  const int begin = thread / p.head_dim;
-  float sum = 0.0f;
-  if (begin < rows) {
-    for (int row = begin; row < p.tokens; row += rows) {
-      sum += exp2_ftz(p.log2_rem[head.at(row)]) * __bfloat162float(head.row(p.dout, row)[col]);
-    }
-  }
-  sums[thread] = sum;
-  __syncthreads();
-  if (thread >= p.head_dim) return;
-  float total = 0.0f;
-  for (int i = 0; i < rows; ++i) total += sums[i * p.head_dim + col];
-  p.dremainder_bias[head.index * p.head_dim + col] += total;
-}
-
 }  // namespace sbtrain::kernels

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/scratch_sizes.h"
+
 namespace sbtrain::kernels {
 
 constexpr size_t align_scratch(size_t bytes) {
@@ -16,6 +18,13 @@ constexpr size_t align_scratch(size_t bytes) {
 // rowsum(do * o) of every query and head, f32 [H, T].
 constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
   return align_scratch(static_cast<size_t>(tokens * heads) * sizeof(float));
+}
+
+// ---- kernels/attention/stickbreaking.h ----------------------------------------------------------
+
+// Sums over the tokens' parts for the gradient of the remainder's vector, f32 [kTokenParts, H, d].
+constexpr size_t stick_remainder_scratch_bytes(int64_t heads, int64_t head_dim) {
+  return align_scratch(static_cast<size_t>(kTokenParts * heads * head_dim) * sizeof(float));
 }
 
 // ---- Kernels for Hopper (kernels/attention/*_hopper.h) ------------------------------------------

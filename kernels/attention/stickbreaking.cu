@@ -39,9 +39,6 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p) {
       key_gradient<kD, kGated, 1>(stream, p, head, heads);
     }
   }
-  if (p.remainder != StickRemainder::kBias) return;
-  stick_remainder_bias_kernel<<<static_cast<unsigned>(p.heads), kBiasThreads, 0, stream>>>(p);
-  check_launch("stickbreaking_backward");
 }
 
 }  // namespace

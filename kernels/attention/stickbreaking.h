@@ -43,7 +43,11 @@ struct StickBreakingProblem {
 // Writes o, log2_rem and stop.
 void stickbreaking_forward(cudaStream_t stream, const StickBreakingProblem& problem);
 
-// Writes dq, dk, dv and dgate, adds to dremainder_bias; the same bits on every run.
+// Writes dq, dk, dv and dgate, the same bits on every run.
 void stickbreaking_backward(cudaStream_t stream, const StickBreakingProblem& problem);
+
+// dremainder_bias += the sum over tokens j of rem_j do_j, the same bits on every run. Both backward
+// passes need it after them, with kBias. It overwrites stick_remainder_scratch_bytes of workspace.
+void stickbreaking_remainder_vector(cudaStream_t stream, const StickBreakingProblem& problem);
 
 }  // namespace sbtrain::kernels

@@ -45,9 +45,6 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch)
                                                    stick_key_gradient_hopper_kernel<Key>, x,
                                                    KeySteps{p, Key::kKeys, Key::kQueries});
   }
-  if (p.remainder != StickRemainder::kBias) return;
-  stick_remainder_bias_kernel<<<static_cast<unsigned>(p.heads), kBiasThreads, 0, stream>>>(p);
-  check_launch("stickbreaking_backward");
 }
 
 // Whether the smallest tiles of `heads` heads are so few that each has a multiprocessor of its own.

@@ -14,7 +14,7 @@ namespace sbtrain::kernels {
 void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
                                   void* scratch);
 
-// Writes dq, dk and dv, adds to dremainder_bias; the same bits on every run. There is no gate.
+// Writes dq, dk and dv, the same bits on every run. There is no gate.
 // `scratch` has stickbreaking_hopper_backward_scratch_bytes beside the workspace of the problem.
 void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
                                    void* scratch);

@@ -135,7 +135,8 @@ StickBreakingShape stickbreaking_shape(const Op& op) {
           .heads = op.params.heads,
           .head_dim = op.q_THd.cols() / op.params.heads,
           .max_seqlen = op.sequences.max_seqlen,
-          .gated = op.gate_TH.defined()};
+          .gated = op.gate_TH.defined(),
+          .learned_remainder = op.params.remainder == Remainder::kBias};
 }
 
 }  // namespace
@@ -221,6 +222,10 @@ StickBreakingChoice choose(const StickBreakingShape& x, const Target& target,
     const int64_t head_bytes = x.tokens * choice.blocks * 8;
     choice.heads = heads_at_a_time(x.heads, head_bytes);
     choice.states = kernels::align_scratch(static_cast<size_t>(choice.heads * head_bytes));
+    if (x.learned_remainder) {
+      choice.states =
+          std::max(choice.states, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
+    }
     choice.bytes = choice.states;
   }
   if (forces(forced, Implementation::kPortable)) {

@@ -54,13 +54,15 @@ struct StickBreakingShape {
   bool backward = false;
   int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0;
   bool gated = false;
+  bool learned_remainder = false;
 };
 struct StickBreakingChoice {
   Implementation implementation = Implementation::kPortable;
   std::string reason{};  // why it is not the kernels for Hopper
   int64_t blocks = 0;    // backward: key blocks that a row can see
   int64_t heads = 0;     // backward: in one group
-  size_t states = 0;     // bytes of the states of one group, at the beginning of the scratch
+  size_t states = 0;     // bytes at the beginning of the scratch: the states of one group, and then
+                         // the sums for the gradient of a learned remainder
   size_t bytes = 0;      // scratch
 };
 // `forced` as above.

@@ -133,7 +133,7 @@ class Fire {
     const FireGradients dx{g, g + 1, g + kW1, g + kB1, g + kW2};
     auto* const units = part<double>(at_.units);
     auto* const heads = part<double>(at_.heads);
-    launch({unsigned(p_.heads)}, {kFireSums, kSumParts}, timing_, [&] {
+    launch({unsigned(p_.heads)}, {kFireSums, kFireSumParts}, timing_, [&] {
       fire_heads_kernel(parameters(), dx, part<float>(at_.partials), key_blocks(), units, heads);
     });
     launch({}, {kFireUnits}, timing_,

@@ -98,7 +98,7 @@ struct GpuAttention : Attention {
                    .dbias = dr.values()};
     for (double& rem : result.rem) rem = std::exp2(rem);
     for (double& b : result.dbias) b -= 0.5;
-    for (const OnGpu* t : {&out, &log2_left, &stops, &dx}) {
+    for (const OnGpu* t : {&out, &log2_left, &stops, &dx, &dr}) {
       const std::vector<uint8_t> bytes = t->raw();
       result.bits.insert(result.bits.end(), bytes.begin(), bytes.end());
     }

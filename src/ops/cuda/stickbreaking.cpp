@@ -63,6 +63,9 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch
   } else {
     kernels::stickbreaking_backward(cuda_stream(s), p);
   }
+  if (op.params.remainder == Remainder::kBias) {
+    kernels::stickbreaking_remainder_vector(cuda_stream(s), p);
+  }
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -371,6 +371,10 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   const StickBreakingChoice hopper = choose(shape, target);
   EXPECT_EQ(hopper.states, portable.bytes);
   EXPECT_GE(hopper.bytes - hopper.states, static_cast<size_t>(hopper.heads * 32768 * 4));
+  // The states of few tokens are fewer bytes than the sums for the remainder's vector.
+  shape.tokens = 1;
+  shape.learned_remainder = true;
+  EXPECT_EQ(choose(shape, target).states, 264u * 24 * 64 * 4);
 }
 
 }  // namespace
