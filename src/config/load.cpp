@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <set>
@@ -405,7 +406,10 @@ void resolve_epochs(Config& config) {
   });
 }
 
-Config finish(Value root, const std::vector<Override>& overrides, Sources& sources) {
+using Check = std::vector<CrossProblem> (*)(const Config&);
+
+Config finish(Value root, const std::vector<Override>& overrides, Sources& sources,
+              std::initializer_list<Check> checks = {cross_field_problems}) {
   sources.throw_problems();  // an incomplete tree cannot be checked any further
   Overrider overrider(root, sources, sources.count() + 1);
   for (const Override& change : overrides) overrider.apply(change);
@@ -416,9 +420,11 @@ Config finish(Value root, const std::vector<Override>& overrides, Sources& sourc
   sources.throw_problems();
   resolve_epochs(config);
 
-  for (const CrossProblem& problem : cross_field_problems(config)) {
-    const Place whole{sources.count() > 0 ? 0 : -1, 0, 0};
-    reader.say(reader.locate(problem.key, whole), problem.key, problem.message);
+  for (const Check check : checks) {
+    for (const CrossProblem& problem : check(config)) {
+      const Place whole{sources.count() > 0 ? 0 : -1, 0, 0};
+      reader.say(reader.locate(problem.key, whole), problem.key, problem.message);
+    }
   }
   sources.throw_problems();
   return config;
@@ -431,7 +437,8 @@ Config load_config(const std::string& path, const std::vector<Override>& overrid
   schema::Sources sources;
   schema::Value root;
   if (!path.empty()) root = schema::read_file(path, sources);
-  return schema::finish(std::move(root), overrides, sources);
+  return schema::finish(std::move(root), overrides, sources,
+                        {schema::cross_field_problems, schema::allowed_change_problems});
 }
 
 Config parse_config(std::string_view text, std::string_view name,

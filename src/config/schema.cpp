@@ -189,7 +189,8 @@ void describe(Fields& f, CheckpointConfig& c) {
         "Failed saves in a row before the run gives up.");
   f.add("allow_changes", c.allow_changes,
         "Keys whose values may differ from those of the run that is resumed, such as "
-        "[train.batch]; others of model, seed, batch and data order must be the same.");
+        "[train.batch]; others of model, seed, batch and data order must be the same. The message "
+        "that refuses a change gives its name. A name that there is not is an error.");
 }
 
 void describe(Fields& f, MetricsConfig& c) {

@@ -28,4 +28,9 @@ void for_each_duration(C& config, const Visit& visit) {
 
 std::vector<CrossProblem> cross_field_problems(const Config& config);
 
+// Names in checkpoint.allow_changes that can never name a change. This is no part of the checks
+// above, since it is for the user of a file or option: a checkpoint that was saved with such a name
+// stays readable.
+std::vector<CrossProblem> allowed_change_problems(const Config& config);
+
 }  // namespace sbtrain::schema

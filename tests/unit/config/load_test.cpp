@@ -327,6 +327,12 @@ TEST(Environment, ErrorsNameTheVariable) {
             "  SBTRAIN_TRIAN__LR: unknown key 'trian.lr'; did you mean 'train.lr'?");
 }
 
+// Checkpoints hold the configuration of their run, which earlier versions did not check so.
+TEST(AllowChanges, AStoredConfigurationMayHaveAnyNames) {
+  const std::string text = "checkpoint: {allow_changes: [modle.width]}\n";
+  EXPECT_EQ(minimal({}, text).checkpoint.allow_changes, std::vector<std::string>{"modle.width"});
+}
+
 TEST(Validate, ChecksConfigurationsBuiltInCode) {
   Config config = minimal();
   EXPECT_NO_THROW(validate_config(config));

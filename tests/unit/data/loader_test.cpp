@@ -1,9 +1,12 @@
 #include "data/loader.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
+#include <sstream>
 #include <thread>
 
+#include "config/schema.h"
 #include "unit/data/stores.h"
 
 namespace sbtrain::test {
@@ -266,6 +269,37 @@ TEST_F(LoaderTest, RefusesAStateOfOtherData) {
   other.sources[0].path = moved;
   Loader same_data(other, &state);
   EXPECT_TRUE(same(same_data.next(), loader.next()));
+}
+
+// The configuration knows the names by which the loader's fields are allowed to change.
+TEST_F(LoaderTest, TheConfigurationAcceptsEveryNameThatARefusalGives) {
+  Loader loader(options());
+  LoaderState state = loader.state();
+  state.seed = 6;
+  state.packing = "another";
+  state.predict_across_documents = !state.predict_across_documents;
+  state.sequence_length *= 2;
+  state.batch *= 2;
+  state.tokenizer_hash = "another";
+  for (LoaderState::Source& source : state.sources) {
+    source.content_hash = "another";
+    ++source.documents;
+    ++source.tokens;
+    source.weight *= 2;
+  }
+  state.sources.push_back(state.sources.front());
+  const std::string refusal = thrown_by([&] { Loader refused(options(), &state); }).message;
+  std::string names;
+  std::istringstream lines(refusal);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  ")) continue;
+    names += (names.empty() ? "" : ", ") + line.substr(2, line.find(':') - 2);
+  }
+  EXPECT_EQ(std::ranges::count(names, ','), 14) << refusal;
+  const std::vector<Override> overrides = {{"stages", "[{length: 1}]", "--stages"},
+                                           {"data.sources", "[{path: a.h5}]", "--data.sources"},
+                                           {"checkpoint.allow_changes", "[" + names + "]", "it"}};
+  EXPECT_NO_THROW(load_config("", overrides)) << names;
 }
 
 TEST_F(LoaderTest, RefusesBadOptions) {
