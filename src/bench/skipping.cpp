@@ -16,6 +16,7 @@
 #include "config/schema.h"
 #include "core/error.h"
 #include "core/memory_check.h"
+#include "core/number_text.h"
 #include "data/packing.h"
 #include "eval/windows.h"
 #include "model/transformer.h"
@@ -204,7 +205,7 @@ class SkippingBench {
       loss_sum += passes.loss_sum();
       targets += batch.valid_targets;
     }
-    row.loss = loss_sum / static_cast<double>(targets);
+    row.loss = without_nan_sign(loss_sum / static_cast<double>(targets));
 
     const auto count = static_cast<int64_t>(batches.size());
     const int64_t calls = count * options_.repeats;

@@ -4,12 +4,13 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/number_text.h"
 #include "data/document_store.h"
 
 namespace sbtrain {
 
 double Perplexity::loss() const {
-  return tokens > 0 ? loss_sum / static_cast<double>(tokens)
+  return tokens > 0 ? without_nan_sign(loss_sum / static_cast<double>(tokens))
                     : std::numeric_limits<double>::quiet_NaN();
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "core/number_text.h"
 #include "data/batch.h"
 #include "data/task.h"
 #include "parallel/control.h"
@@ -14,7 +15,7 @@ struct TaskAccuracy {
   double loss_sum = 0;  // nats over all labels
   double hits = 0;      // labels that the model held most likely
   int64_t labels = 0;
-  double loss() const { return loss_sum / static_cast<double>(labels); }
+  double loss() const { return without_nan_sign(loss_sum / static_cast<double>(labels)); }
   double accuracy() const { return hits / static_cast<double>(labels); }
 
   // Calls f with each sum (eval/rank_sums.h).

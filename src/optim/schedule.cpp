@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "core/error.h"
+#include "core/number_text.h"
 
 namespace sbtrain {
 
@@ -81,7 +82,7 @@ Schedule::Segment Schedule::make_segment(const StageConfig& stage) const {
       fail(ExitCode::kConfig,
            "{}: exponential would start at lr {}, since the stage before ends at {} and scale is "
            "{}; let that stage end above 0",
-           where, s.start_lr, before, c.scale);
+           where, number_text(s.start_lr), number_text(before), c.scale);
     }
   }
   return s;

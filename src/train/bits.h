@@ -6,10 +6,12 @@
 #include <limits>
 #include <numbers>
 
+#include "core/number_text.h"
+
 namespace sbtrain {
 
 inline double perplexity(double nats_per_token) {
-  return std::exp(nats_per_token);
+  return without_nan_sign(std::exp(nats_per_token));
 }
 
 // Bits per byte of text, which can be compared between tokenizers; nats per token cannot. `tokens`

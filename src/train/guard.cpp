@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/number_text.h"
 
 namespace sbtrain {
 
@@ -25,7 +26,8 @@ bool Guard::accept(int64_t step, double loss, double squared_norm, double lr,
   }
   ++(state_.spike ? state_.spikes : state_.skipped);
   ++state_.in_a_row;
-  std::string what = fmt::format("loss {}, gradient norm {}", loss, std::sqrt(squared_norm));
+  std::string what = fmt::format("loss {}, gradient norm {}", number_text(loss),
+                                 number_text(std::sqrt(squared_norm)));
   if (state_.spike) {
     what += fmt::format(" is a spike (running mean {:.4f}, standard deviation {:.4f})", spike->mean,
                         std::sqrt(spike->variance));

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/number_text.h"
 #include "train/bits.h"
 #include "train/jsonl.h"
 #include "train/progress.h"
@@ -260,7 +261,8 @@ void Metrics::validation(int64_t step, const ValidationMetrics& result) {
   const double bits = bits_per_byte(result.loss, result.tokens, result.bytes);
   std::vector<Metric> values = {{metric::kValidationLoss, result.loss},
                                 {metric::kValidationPerplexity, perplexity(result.loss)}};
-  std::string line = fmt::format("validation  step {}  loss {:.4f} nats/token", step, result.loss);
+  std::string line = fmt::format("validation  step {}  loss {:.4f} nats/token", step,
+                                 without_nan_sign(result.loss));
   if (std::isfinite(bits)) {
     values.push_back({metric::kValidationBitsPerByte, bits});
     line += fmt::format("  {:.4f} bits/byte", bits);

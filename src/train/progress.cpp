@@ -14,6 +14,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "core/number_text.h"
+
 namespace sbtrain {
 
 namespace {
@@ -59,7 +61,7 @@ std::vector<Field> make_fields(const ProgressState& s, bool plain) {
     if (known) fields.push_back(std::move(field));
   };
   // A loss that is not a number is shown, since it is important; other such values are unknown.
-  add(s.step > 0, {"loss", fmt::format("{:.4f}", s.loss), "", 0});
+  add(s.step > 0, {"loss", fmt::format("{:.4f}", without_nan_sign(s.loss)), "", 0});
   add(!std::isnan(s.lr), {"lr", fmt::format("{:.2e}", s.lr), "", 4});
   add(!std::isnan(s.grad_norm), {"norm", fmt::format("{:.2f}", s.grad_norm), "", 5});
   add(std::isfinite(s.tokens_per_second),

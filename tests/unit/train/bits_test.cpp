@@ -19,6 +19,7 @@ TEST(Bits, LongerTokensSpreadTheirLossOverMoreBytes) {
 
 TEST(Bits, WithoutBytesTheAnswerIsNotANumber) {
   EXPECT_TRUE(std::isnan(bits_per_byte(1, 1, 0)));
+  EXPECT_FALSE(std::signbit(perplexity(-std::nan(""))));
 }
 
 }  // namespace

@@ -61,6 +61,22 @@ TEST(Guard, GivesUpAtTheLimitAndSaysWhatToDo) {
   }
 }
 
+// A NaN that a processor computes has its sign set, and a mean of f32 losses has 16 digits.
+TEST(Guard, ShowsNumbersAsAReaderWants) {
+  const auto message = [](double loss, double squared_norm) {
+    try {
+      Guard(1).accept(7, loss, squared_norm, 0.001);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_TRUE(message(-kNan, -kNan).starts_with("step 7: loss nan, gradient norm nan at lr"));
+  EXPECT_TRUE(message(kInf, 2.0).starts_with("step 7: loss inf, gradient norm 1.41421 at lr"));
+  EXPECT_TRUE(message(-kInf, kInf).starts_with("step 7: loss -inf, gradient norm inf at lr"));
+  EXPECT_TRUE(message(10.0 / 3, kInf).starts_with("step 7: loss 3.33333, gradient norm inf at"));
+}
+
 TEST(Guard, SpikesCountApartButEndTheRunAlike) {
   const RunningLoss running{.count = 100, .mean = 3.25, .variance = 0.0625};
   Guard guard(3);

@@ -59,8 +59,10 @@ TEST(ProgressLine, UnknownValuesAreNotShown) {
 
 TEST(ProgressLine, ALossThatIsNotANumberIsShown) {
   ProgressState state = make_state();
-  state.loss = std::nan("");
-  EXPECT_TRUE(contains(progress_line(state, {}), "loss nan"));
+  for (const double nan : {std::nan(""), -std::nan("")}) {
+    state.loss = nan;
+    EXPECT_TRUE(contains(progress_line(state, {}), "loss nan"));
+  }
 }
 
 TEST(ProgressLine, FitsEveryWidthInEveryStyle) {
