@@ -31,6 +31,7 @@ ExitCode run_tokenizer_train(const TrainCommand& options) {
   }
   TokenizerTraining training = options.training;
   training.max_bytes = options.max_megabytes * 1000 * 1000;
+  training.input = input.name();
   fmt::print("training a tokenizer of {} pieces on {:.1f} MB from {} files\n", training.vocab,
              static_cast<double>(input.total_bytes()) / 1e6, input.files().size());
   std::fflush(stdout);

@@ -524,7 +524,8 @@ PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer*
     }
     tell();
   }
-  if (progress.tokens == 0) fail(ExitCode::kUsage, "there is no text in the input");
+  if (progress.tokens == 0)
+    fail(ExitCode::kUsage, "{}: there is no text in the input", input.name());
   progress.done = true;
   tell();
   return outputs.finish(progress.documents);

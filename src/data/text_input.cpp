@@ -232,4 +232,11 @@ std::vector<std::string> TextInput::paths() const {
   return paths;
 }
 
+std::string TextInput::name() const {
+  const std::string& first = files_.front().origin.name;
+  const size_t others = files_.size() - 1;
+  if (others == 0) return first;
+  return fmt::format("{} and {} other{}", first, others, others == 1 ? "" : "s");
+}
+
 }  // namespace sbtrain

@@ -61,6 +61,8 @@ class TextInput {
   const std::vector<TextFile>& files() const { return files_; }
   // Paths by which outputs can be compared with the inputs.
   std::vector<std::string> paths() const;
+  // The input as a message names it: its first file, and how many others there are.
+  std::string name() const;
   // Of all files, compressed as they are; 0 if standard input is among them.
   int64_t total_bytes() const { return total_bytes_; }
   // How much of total_bytes() has been read. To be called by the thread that calls next().

@@ -131,6 +131,7 @@ struct TokenizerTraining {
   // Bytes of text to train on at most; from more text, an even sample of lines is taken. Time and
   // memory grow with this number, quality hardly does.
   int64_t max_bytes = int64_t{256} << 20;
+  std::string input = "the text";  // how messages name it
 };
 
 // Gives one document after the other; returns false at the end.

@@ -129,7 +129,9 @@ void train_tokenizer(const NextText& next, const TokenizerTraining& options,
   const bool bpe = options.type == TokenizerType::kBpe;
   LineSample sample(options.max_bytes, /*keep_ends=*/bpe);
   for (std::string text; next(text);) sample.add(text);
-  if (sample.lines().empty()) fail(ExitCode::kUsage, "no text to train a tokenizer on");
+  if (sample.lines().empty()) {
+    fail(ExitCode::kUsage, "{}: there is no text to train a tokenizer on", options.input);
+  }
 
   if (bpe) return replace_file(output, train_bpe(sample.lines(), options.vocab));
   require_threads(kTrainingThreads, "sentencepiece needs them all.");

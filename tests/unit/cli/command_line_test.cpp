@@ -164,6 +164,36 @@ TEST(CommandLine, EmptyValuesAreRefused) {
   }
 }
 
+TEST(CommandLine, InputWithoutTextIsNamed) {
+  const fs::path scratch = fs::path(testing::TempDir()) / "no_text";
+  fs::remove_all(scratch);
+  fs::create_directories(scratch / "folder");
+  std::ofstream(scratch / "empty.txt");
+  std::ofstream(scratch / "folder/a.txt");
+  std::ofstream(scratch / "folder/b.txt");
+  std::ofstream(scratch / "blank.jsonl") << R"({"text": ""})" << '\n';
+  const std::string tokenizer = scratch / "tokenizer.json";
+  const std::string english = std::string(SBTRAIN_SOURCE) + "/tests/data/english.jsonl";
+  ASSERT_EQ(run({"tokenizer", "train", "--type", "bpe", "--vocab", "300", "--input", english,
+                 "--output", tokenizer})
+                .code,
+            0);
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {scratch / "empty.txt", scratch / "empty.txt"},
+      {scratch / "blank.jsonl", scratch / "blank.jsonl"},
+      {scratch / "folder", (scratch / "folder/a.txt").string() + " and 1 other"}};
+  for (const auto& [input, name] : cases) {
+    const Outcome prepared = run(
+        {"prepare", "--tokenizer", tokenizer, "--input", input, "--output", scratch / "out.h5"});
+    EXPECT_EQ(prepared.code, 2);
+    EXPECT_TRUE(contains(prepared.err, name + ": there is no text in the input")) << prepared.err;
+    const Outcome trained =
+        run({"tokenizer", "train", "--input", input, "--output", scratch / "out.model"});
+    EXPECT_EQ(trained.code, 2);
+    EXPECT_TRUE(contains(trained.err, name + ": there is no text to train")) << trained.err;
+  }
+}
+
 // A finished folder is renamed to its name, which must be possible before any work is done.
 TEST(CommandLine, NoFolderIsWrittenWhereItCannotBeRenamedTo) {
   const fs::path scratch = fs::path(testing::TempDir()) / "no_folder_there";
