@@ -64,7 +64,8 @@ def place_of(run, key):
 
 def best_runs(runs, key, metric):
     """{variant: {x: runs}} in the order of the sweep: of each point the runs, one for each seed, of the combination
-    of the other keys that is best. One that has been run with more seeds goes before one with fewer."""
+    of the other keys that is best. One that has been run with more seeds goes before one with fewer. Runs that
+    have failed do not count: one that has diverged may have had a good loss before."""
     sign = 1 if metric == "accuracy" else -1
 
     def value(run):
@@ -72,7 +73,7 @@ def best_runs(runs, key, metric):
 
     variants = {}
     for run in runs:
-        if run[f"best_{metric}"] is None:
+        if run[f"best_{metric}"] is None or run.get("status") == "failed":
             continue
         others = frozenset(item for item in run["grid"].items() if item[0] not in (key, SEED))
         combinations = variants.setdefault(run["variant"], {}).setdefault(place_of(run, key), {})

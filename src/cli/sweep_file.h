@@ -65,14 +65,15 @@ std::vector<SweepRun> expand(const SweepFile& sweep);
 
 // Runs that differ only in the keys of best_over form a group. Returns the best run of each group,
 // in the order of `runs`: the one with the highest accuracy, or with the lowest loss if there is no
-// accuracy. A group without any result keeps its first run.
+// accuracy. What a run had reached that has failed does not count. A group without any result keeps
+// its first run.
 std::vector<const SweepRun*> best_runs(const SweepFile& sweep, const std::vector<SweepRun>& runs);
 
 // Takes step, best accuracy and best loss from a run's metrics.jsonl, if there is one.
 void read_result(const std::filesystem::path& metrics, SweepRun& run);
 
-// Writes <folder>/sweep.json: all runs with their results, and which are the best. The file is
-// replaced atomically.
+// Writes <folder>/sweep.json: all runs with their results, and which are the best; none that has
+// failed is. The file is replaced atomically.
 void write_results(const SweepFile& sweep, const std::vector<SweepRun>& runs);
 // Fills in the results that an earlier sweep has saved of these runs. A file that cannot be read is
 // an error (ExitCode::kData), so that it is not overwritten.

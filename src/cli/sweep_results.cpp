@@ -63,7 +63,15 @@ void from_json(const json& j, SweepRun& run) {
   run.best_loss = optional_number(j.at("best_loss"));
 }
 
+bool failed(const SweepRun& run) {
+  return run.status == "failed";
+}
+
+// A run that has diverged, or failed otherwise, may have had a good result before: it does not
+// count.
 bool better(const SweepRun& a, const SweepRun& b) {
+  if (failed(a)) return false;
+  if (failed(b)) return a.best_accuracy || a.best_loss;
   if (a.best_accuracy != b.best_accuracy) return a.best_accuracy > b.best_accuracy;
   return a.best_loss && (!b.best_loss || *a.best_loss < *b.best_loss);
 }
@@ -73,7 +81,7 @@ std::string number(const std::optional<double>& value, const char* format) {
 }
 
 std::string state_of(const SweepRun& run) {
-  return run.status == "failed" ? fmt::format("failed ({})", run.exit_code) : run.status;
+  return failed(run) ? fmt::format("failed ({})", run.exit_code) : run.status;
 }
 
 }  // namespace
@@ -120,7 +128,9 @@ void read_result(const fs::path& metrics, SweepRun& run) {
 void write_results(const SweepFile& sweep, const std::vector<SweepRun>& runs) {
   const std::vector<const SweepRun*> best = best_runs(sweep, runs);
   json all = json::array();
-  for (const SweepRun& run : runs) all.push_back(to_json(run, std::ranges::count(best, &run) > 0));
+  for (const SweepRun& run : runs) {
+    all.push_back(to_json(run, !failed(run) && std::ranges::count(best, &run) > 0));
+  }
   const json results = {{"version", kVersion},
                         {"name", sweep.name},
                         {"best_over", sweep.best_over},

@@ -57,6 +57,10 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(plot_sweep.choose_metric(runs), "accuracy")
         self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.7]}})
 
+    def test_a_run_that_failed_is_not_the_best(self):
+        runs = [run_of("a", 1, None, 3.0), run_of("a", 1, None, 2.5) | {"status": "failed"}]
+        self.assertEqual(plot_sweep.best_points(runs, "k", "loss"), {"a": {1.0: [3.0]}})
+
     def test_seeds_are_averaged_before_the_best_is_chosen(self):
         def seed_run(lr, seed, accuracy):
             run = run_of("a", 1, accuracy, None)

@@ -112,6 +112,34 @@ TEST(Sweep, TheBestIsByAccuracyThenByLoss) {
   EXPECT_EQ(best, (std::vector<const SweepRun*>{&runs[1], &runs[3], &runs[5], &runs[6]}));
 }
 
+// The losses are those before a run diverged.
+TEST(Sweep, ARunThatFailedIsNotTheBest) {
+  const TemporaryFolder folder;
+  SweepFile sweep = sweep_of(folder, kSweep);
+  sweep.out = folder / "out";
+  std::vector<SweepRun> runs = expand(sweep);
+  for (SweepRun& run : runs) run.status = "done";
+  const auto fail_with = [](SweepRun& run, double loss) {
+    run.status = "failed";
+    run.exit_code = 6;
+    run.best_loss = loss;
+  };
+  runs[0].best_loss = 2.0;
+  fail_with(runs[1], 1.0);
+  fail_with(runs[2], 1.0);
+  runs[3].best_loss = 2.0;
+  fail_with(runs[4], 1.0);  // both have failed
+  fail_with(runs[5], 0.5);
+  EXPECT_EQ(best_runs(sweep, runs),
+            (std::vector<const SweepRun*>{&runs[0], &runs[3], &runs[4], &runs[6]}));
+  write_results(sweep, runs);
+  const auto saved = nlohmann::json::parse(test::read_file(folder / "out/sweep.json"));
+  std::vector<bool> best;
+  for (const auto& run : saved.at("runs")) best.push_back(run.at("best"));
+  const std::vector<bool> expected = {true, false, false, true, false, false};
+  EXPECT_EQ(std::vector<bool>(best.begin(), best.begin() + 6), expected);
+}
+
 TEST(Sweep, ResultsComeFromTheMetricsAndSurvive) {
   const TemporaryFolder folder;
   SweepFile sweep = sweep_of(folder, kSweep);
