@@ -16,6 +16,8 @@
 namespace sbtrain {
 namespace {
 
+constexpr int64_t kPartElements = int64_t{1} << 21;  // 8 MiB, which a thread reads at a time
+
 // Checkpoints hold no padding, but products read it: it must be zero, as initialize() leaves it.
 void clear(ShardedParams& params, bool with_moments) {
   for (size_t u = 0; u < params.registry().units().size(); ++u) {
@@ -90,17 +92,17 @@ void load_into(const std::vector<TensorShard>& shards, ShardedParams& params,
 
 // Reads parts of shards, each with a thread of its own.
 void read_parts(const WeightSource& source, const std::vector<TensorShard>& shards) {
-  constexpr int64_t kElements = int64_t{1} << 21;  // 8 MiB
   std::vector<std::pair<const TensorShard*, int64_t>> parts;
   for (const TensorShard& shard : shards) {
-    for (int64_t at = shard.begin; at < shard.end; at += kElements) parts.emplace_back(&shard, at);
+    for (int64_t at = shard.begin; at < shard.end; at += kPartElements)
+      parts.emplace_back(&shard, at);
   }
   run_parallel(static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const TensorShard* shard = parts[static_cast<size_t>(i)].first;
     const int64_t begin = parts[static_cast<size_t>(i)].second;
-    const int64_t end = std::min(begin + kElements, shard->end);
+    const int64_t end = std::min(begin + kPartElements, shard->end);
     thread_local std::vector<float> values;
-    values.resize(static_cast<size_t>(kElements));
+    values.resize(static_cast<size_t>(kPartElements));
     source.read(shard->name, begin, end, values.data());
     for_each_stored_run(*shard, begin, end, [&](int64_t logical, int64_t stored, int64_t count) {
       std::copy_n(values.data() + logical, count, shard->stored.f32() + stored);
@@ -116,6 +118,22 @@ void load_weights(const WeightSource& source, ShardedParams& params) {
     if (source.has(shard.name)) shards.push_back(std::move(shard));
   }
   load_into(shards, params, [&](const auto& group) { read_parts(source, group); });
+}
+
+void verify_weights(const CheckpointReader& checkpoint) {
+  std::vector<std::pair<std::string, int64_t>> parts;
+  for (const std::string& name : checkpoint.names(TensorKind::kModel)) {
+    const int64_t count = checked_numel(checkpoint.shape(TensorKind::kModel, name));
+    for (int64_t at = 0; at < count; at += kPartElements) parts.emplace_back(name, at);
+  }
+  run_parallel(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+    const auto& [name, begin] = parts[static_cast<size_t>(i)];
+    const int64_t count = checked_numel(checkpoint.shape(TensorKind::kModel, name));
+    thread_local std::vector<float> values;
+    values.resize(static_cast<size_t>(kPartElements));
+    checkpoint.read(TensorKind::kModel, name, begin, std::min(begin + kPartElements, count),
+                    values.data());
+  });
 }
 
 void check_resumable(const CheckpointReader& checkpoint) {

@@ -29,6 +29,9 @@ void check_match(const WeightMatch& match, const std::string& source, bool accep
 // others as they are. refresh() is for all ranks together, and left to the caller.
 void load_weights(const WeightSource& source, ShardedParams& params);
 
+// Reads all weights of a checkpoint with several threads, and so verifies them.
+void verify_weights(const CheckpointReader& checkpoint);
+
 // The weights of a checkpoint, which are verified when they are read.
 class CheckpointWeights : public WeightSource {
  public:

@@ -36,11 +36,7 @@ FileDType file_type(ExportType type) {
   return type == ExportType::kF16 ? FileDType::kF16 : FileDType::kF32;
 }
 
-ExitCode run_export(const ExportOptions& options) {
-  check_export_output(options.output, options.checkpoint);
-  // The weights are verified as they are read, so that each byte is read once.
-  const CheckpointReader checkpoint =
-      open_checkpoint(options.checkpoint, [](const CheckpointReader&) {});
+void export_checkpoint(const ExportOptions& options, const CheckpointReader& checkpoint) {
   const Config config = stored_config(checkpoint);
   const FileDType dtype = file_type(options.dtype);
   const HfLayout layout = hf_layout(config, options.format, dtype);
@@ -64,6 +60,15 @@ ExitCode run_export(const ExportOptions& options) {
              layout.architecture, torch_dtype_name(dtype));
   if (tokenizer.empty()) fmt::print("no tokenizer: the run has none; --tokenizer names one\n");
   if (!verified.empty()) fmt::print("verified: {}\n", verified);
+}
+
+ExitCode run_export(const ExportOptions& options) {
+  check_export_output(options.output, options.checkpoint);
+  // The weights are verified as they are read, so that each byte is read once. An export of damaged
+  // ones leaves nothing behind, and the next older checkpoint of the run is exported.
+  open_checkpoint(options.checkpoint, [&](const CheckpointReader& checkpoint) {
+    export_checkpoint(options, checkpoint);
+  });
   return ExitCode::kDone;
 }
 

@@ -30,9 +30,11 @@ InitialWeights open_weights(const std::string& path) {
     std::string hash = tokenizer_hash(*folder);
     return {.source = std::move(folder), .tokenizer_hash = std::move(hash)};
   }
-  // The data is verified when it is read.
-  auto weights =
-      std::make_unique<CheckpointWeights>(open_checkpoint(path, [](const CheckpointReader&) {}));
+  // The data is verified when it is read. That is too late to take another checkpoint of a run.
+  const auto use = [&](const CheckpointReader& checkpoint) {
+    if (!is_checkpoint_folder(path)) verify_weights(checkpoint);
+  };
+  auto weights = std::make_unique<CheckpointWeights>(open_checkpoint(path, use));
   std::string hash = training_text(weights->checkpoint()).tokenizer_hash;
   return {.source = std::move(weights), .tokenizer_hash = std::move(hash)};
 }

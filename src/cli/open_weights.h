@@ -7,7 +7,8 @@
 
 namespace sbtrain {
 
-// Throws ExitCode::kNoCheckpoint if there are none or they are damaged, ExitCode::kConfig for a
+// Of a run these are the newest that are whole. Throws ExitCode::kNoCheckpoint if there are none or
+// they are damaged, ExitCode::kConfig for a
 // Hugging Face folder of a model that does not exist here.
 InitialWeights open_weights(const std::string& path);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -178,6 +179,50 @@ TEST_F(Checkpoints, AnyFlippedBitOrMissingByteIsFound) {
   EXPECT_EQ(run({"ckpt", "verify", path("run")}), 0) << output();
 }
 
+// ---- a run whose newest checkpoint is damaged
+
+class DamagedRun : public Faults {
+ protected:
+  void SetUp() override {
+    Faults::SetUp();
+    fs::copy(trained(), path("run"), fs::copy_options::recursive);
+    // A bit in the middle of a weight, which shows only when the tensor is read.
+    const std::string shard = newest() + "/rank-00000-of-00001.safetensors";
+    const std::string bytes = read_file(shard);
+    uint64_t header = 0;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const auto entries = nlohmann::json::parse(bytes.substr(8, header));
+    const auto& range = entries.at("model/model.norm.weight").at("data_offsets");
+    flip_bit(shard, 8 * (8 + header + range.at(0).get<uint64_t>()) + 3);
+  }
+  std::string newest() const { return path("run/checkpoints/step-00000012"); }
+  // Every command that reads the weights of a run.
+  std::vector<Arguments> readers(const std::string& checkpoint, const std::string& output) const {
+    return {{"eval", "--checkpoint", checkpoint, "--data", shared("b.h5")},
+            generate({"--checkpoint", checkpoint}),
+            {"export", "--checkpoint", checkpoint, "--output", path(output + "-hf")},
+            train(path(output + "-run"), {"--init-from", checkpoint})};
+  }
+};
+
+TEST_F(DamagedRun, IsReadFromTheNewestGoodCheckpoint) {
+  for (const Arguments& arguments : readers(path("run"), "good")) {
+    EXPECT_EQ(run(arguments), 0) << arguments[0] << output();
+    EXPECT_TRUE(says("refusing checkpoint step-00000012")) << arguments[0] << output();
+  }
+  EXPECT_EQ(run({"export", "--checkpoint", path("run"), "--output", path("again")}), 0);
+  EXPECT_TRUE(says("step 8 as")) << output();
+  EXPECT_FALSE(fs::exists(path("again.tmp")));
+}
+
+TEST_F(DamagedRun, ItsDamagedCheckpointIsRefusedByName) {
+  for (const Arguments& arguments : readers(newest(), "bad")) {
+    EXPECT_EQ(run(arguments), kNoCheckpoint) << arguments[0] << output();
+    EXPECT_TRUE(says("model.norm.weight")) << arguments[0] << output();
+  }
+  EXPECT_FALSE(fs::exists(path("bad-hf")) || fs::exists(path("bad-hf.tmp")));
+}
+
 // ---- a run that is going on
 
 class LiveRun : public Faults {
@@ -205,7 +250,9 @@ TEST_F(LiveRun, ItsCheckpointsAreVerifiedAndRead) {
          {Arguments{"ckpt", "verify", path("run")},
           {"ckpt", "ls", path("run")},
           {"eval", "--checkpoint", path("run"), "--data", shared("b.h5")},
-          generate({"--checkpoint", path("run")})}) {
+          generate({"--checkpoint", path("run")}),
+          {"export", "--checkpoint", path("run"), "--output", path("hf" + std::to_string(i))},
+          train(path("run" + std::to_string(i)), {"--init-from", path("run")})}) {
       EXPECT_EQ(run(arguments), 0) << arguments[0] << output();
       EXPECT_FALSE(says("bad:")) << arguments[0] << output();
     }
