@@ -103,7 +103,7 @@ void read_parts(const WeightSource& source, const std::vector<TensorShard>& shar
     const int64_t end = std::min(begin + kPartElements, shard->end);
     thread_local std::vector<float> values;
     values.resize(static_cast<size_t>(kPartElements));
-    source.read(shard->name, begin, end, values.data());
+    read_finite(source, shard->name, begin, end, values.data());
     for_each_stored_run(*shard, begin, end, [&](int64_t logical, int64_t stored, int64_t count) {
       std::copy_n(values.data() + logical, count, shard->stored.f32() + stored);
     });

@@ -26,7 +26,8 @@ WeightMatch match_weights(const WeightSource& source, const ParamRegistry& regis
 void check_match(const WeightMatch& match, const std::string& source, bool accept_names = false);
 
 // Fills this rank's ranges of the weights that the source has, with several threads, and leaves the
-// others as they are. refresh() is for all ranks together, and left to the caller.
+// others as they are. Weights that are not finite are refused (read_finite). refresh() is for all
+// ranks together, and left to the caller.
 void load_weights(const WeightSource& source, ShardedParams& params);
 
 // Reads all weights of a checkpoint with several threads, and so verifies them.

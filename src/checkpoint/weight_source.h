@@ -1,10 +1,15 @@
 // Weights by name, wherever they are stored: a checkpoint, or a folder of Hugging Face files.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/error.h"
 
 namespace sbtrain {
 
@@ -21,5 +26,18 @@ class WeightSource {
   // ExitCode::kNoCheckpoint for data that cannot be read or is damaged.
   virtual void read(std::string_view name, int64_t begin, int64_t end, float* out) const = 0;
 };
+
+// Reads as source.read() does, and throws ExitCode::kNoCheckpoint for weights that are NaN or
+// infinite: no model can begin with them.
+inline void read_finite(const WeightSource& source, std::string_view name, int64_t begin,
+                        int64_t end, float* out) {
+  source.read(name, begin, end, out);
+  const std::span<const float> values(out, static_cast<size_t>(end - begin));
+  if (std::ranges::all_of(values, [](float value) { return std::isfinite(value); })) return;
+  fail(ExitCode::kNoCheckpoint,
+       "{}: {} has values that are NaN or infinite, with which no model can compute; take the "
+       "weights from their origin again, or earlier ones",
+       source.name(), name);
+}
 
 }  // namespace sbtrain

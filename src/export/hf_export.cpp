@@ -1,6 +1,7 @@
 #include "export/hf_export.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "checkpoint/workers.h"
@@ -54,6 +55,13 @@ void write_part(SafetensorsWriter& writer, const CheckpointReader& checkpoint,
   const auto count = static_cast<size_t>(end - begin);
   values.resize(static_cast<size_t>(kPart));
   checkpoint.read(TensorKind::kModel, tensor.source, begin, end, values.data());
+  if (!std::all_of(values.begin(), values.begin() + (end - begin),
+                   [](float value) { return std::isfinite(value); })) {
+    fail(ExitCode::kDiverged,
+         "{}: {} has values that are NaN or infinite, since the run has diverged; name an earlier "
+         "checkpoint, which `sbtrain ckpt ls` lists",
+         checkpoint.folder().string(), tensor.source);
+  }
   if (tensor.factor != 1.0) {
     for (size_t i = 0; i < count; ++i) {
       values[i] = static_cast<float>(static_cast<double>(values[i]) * tensor.factor);

@@ -31,9 +31,9 @@ void check_export_output(const std::filesystem::path& output, const std::filesys
 // config.json says by `sbtrain.tokenizer_hash` to which tokenizer the weights belong, so that they
 // are not used with another one. Everything is written to OUTPUT.tmp, flushed and renamed. Weights
 // are converted in parts of 8 MiB, one for each thread, so that the memory does not depend on the
-// model. Throws ExitCode::kUsage for the output folder, kNoCheckpoint for damaged weights, kConfig
-// for weights that the type cannot hold and for a tokenizer of more pieces than the vocabulary,
-// kStorage.
+// model. Throws ExitCode::kUsage for the output folder, kNoCheckpoint for damaged weights,
+// kDiverged for weights that are not finite, kConfig for weights that the type cannot hold and for
+// a tokenizer of more pieces than the vocabulary, kStorage.
 void export_hf(const CheckpointReader& checkpoint, const Config& config, const HfLayout& layout,
                const HfExportOptions& options);
 

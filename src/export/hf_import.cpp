@@ -2,8 +2,11 @@
 
 #include <spdlog/spdlog.h>
 
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weight_match.h"
@@ -57,7 +60,7 @@ std::string first_state(const Config& config, const Tokenizer* tokenizer,
   return format_run_state(state);
 }
 
-Snapshot snapshot_of(const HfFolder& folder, const Transformer& model) {
+Snapshot snapshot_of(const Transformer& model) {
   Snapshot snapshot;
   for (const ParamUnit& unit : model.registry().units()) {
     for (const PlacedTensor& tensor : unit.tensors) {
@@ -65,10 +68,30 @@ Snapshot snapshot_of(const HfFolder& folder, const Transformer& model) {
           {{TensorKind::kModel, tensor.name, tensor.spec.shape, 0, tensor.count}, {}, 0});
     }
   }
-  snapshot.read = [&folder](const TensorShard& tensor, int64_t begin, int64_t end, float* out) {
-    folder.read(tensor.name, begin, end, out);
-  };
   return snapshot;
+}
+
+// Saves the folder's weights, and throws what a read has thrown: save_checkpoint() reports any
+// failure as one of storage.
+void save_weights(const HfFolder& folder, const Storage& storage, const fs::path& run,
+                  Snapshot snapshot) {
+  std::mutex mutex;
+  std::exception_ptr refused;
+  snapshot.read = [&](const TensorShard& tensor, int64_t begin, int64_t end, float* out) {
+    try {
+      read_finite(folder, tensor.name, begin, end, out);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!refused) refused = std::current_exception();
+      throw;
+    }
+  };
+  try {
+    save_checkpoint(storage, run, snapshot, {}, /*keep=*/1);
+  } catch (...) {
+    if (refused) std::rethrow_exception(refused);
+    throw;
+  }
 }
 
 }  // namespace
@@ -87,11 +110,11 @@ HfImport import_hf(const HfFolder& folder, const fs::path& output) {
     config.name = run.filename().string();
     config.out = run.string();
     const std::string yaml = config_yaml(config);
-    Snapshot snapshot = snapshot_of(folder, model);
+    Snapshot snapshot = snapshot_of(model);
     snapshot.state_json = first_state(config, tokenizer.get(), folder.tokenizer_hash());
     snapshot.config_yaml = yaml;
     snapshot.fingerprints = identity_fields(flatten(config));
-    save_checkpoint(storage, unfinished, snapshot, {}, /*keep=*/1);
+    save_weights(folder, storage, unfinished, std::move(snapshot));
     storage.replace_file(unfinished / "config.yaml", yaml);
     const nlohmann::json info = {{"version", version()},
                                  {"git_revision", git_revision()},

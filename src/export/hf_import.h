@@ -17,7 +17,8 @@ struct HfImport {
 // exist or be an empty folder (check_export_output); everything is written to OUTPUT.tmp and
 // renamed. Throws ExitCode::kConfig with all names and shapes in which folder and configuration
 // disagree, and for a tokenizer that is not the one of the weights or has more pieces than the
-// vocabulary, kNoCheckpoint for damaged files, kData for a damaged tokenizer, kStorage.
+// vocabulary, kNoCheckpoint for damaged files and for weights that are not finite, kData for a
+// damaged tokenizer, kStorage.
 HfImport import_hf(const HfFolder& folder, const std::filesystem::path& output);
 
 }  // namespace sbtrain

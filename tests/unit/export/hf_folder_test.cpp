@@ -14,7 +14,9 @@
 #include "attention/registry.h"
 #include "attention/rotary.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/weight_match.h"
 #include "config/schema.h"
+#include "export/float_format.h"
 #include "export/hf_export.h"
 #include "export/hf_import.h"
 #include "serve/inference.h"
@@ -142,6 +144,102 @@ TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
   EXPECT_FALSE(imported("by_configuration"));
   fs::remove_all(folder);
 }
+
+// The file is whole, so that nothing but the values shows that no model can begin with them.
+class NotFinite : public testing::TestWithParam<uint16_t> {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "not_finite_XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+    fs::copy(fs::path(SBTRAIN_TEST_MODELS) / "qwen3", source());
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  fs::path source() const { return folder_ / "model"; }
+
+  // Makes the second last value of a tensor GetParam(), a bf16.
+  void spoil() const {
+    const fs::path file = source() / "model.safetensors";
+    uint64_t header = 0;
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.read(reinterpret_cast<char*>(&header), sizeof(header));
+    std::string text(header, ' ');
+    stream.read(text.data(), static_cast<std::streamsize>(header));
+    const auto entry = nlohmann::json::parse(text).at(kTensor);
+    ASSERT_EQ(entry.at("dtype"), "BF16");
+    const auto end = entry.at("data_offsets").at(1).get<uint64_t>();
+    const uint16_t value = GetParam();
+    stream.seekp(static_cast<std::streamoff>(8 + header + end - 4));
+    stream.write(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  static constexpr const char* kTensor = "model.layers.0.mlp.up_proj.weight";
+  static void expect_named(const Error& error, ExitCode code) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(kTensor), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("NaN or infinite"), std::string::npos) << error.what();
+  }
+
+  fs::path folder_;
+};
+
+TEST_P(NotFinite, WeightsAreNotImported) {
+  spoil();
+  try {
+    import_hf(HfFolder(source()), folder_ / "run");
+    ADD_FAILURE() << "imported";
+  } catch (const Error& error) {
+    expect_named(error, ExitCode::kNoCheckpoint);
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "run") || fs::exists(folder_ / "run.tmp"));
+}
+
+TEST_P(NotFinite, NoRunBeginsWithThem) {
+  spoil();
+  const HfFolder folder(source());
+  const Transformer model(folder.config().model);
+  Memory memory(Backend::kCpu);
+  Stream stream(memory);
+  const auto communicator = make_single_process();
+  const Mesh mesh(*communicator);
+  ShardedParams params(model.registry(), stream, mesh, /*with_training=*/false);
+  try {
+    load_weights(folder, params);
+    ADD_FAILURE() << "loaded";
+  } catch (const Error& error) {
+    expect_named(error, ExitCode::kNoCheckpoint);
+  }
+}
+
+// As they are in a checkpoint of a run that has diverged.
+TEST_P(NotFinite, WeightsAreNotExported) {
+  import_hf(HfFolder(source()), folder_ / "good");
+  const CheckpointReader good = open_checkpoint(folder_ / "good");
+  Snapshot snapshot;
+  snapshot.config_yaml = good.config_yaml();
+  snapshot.state_json = good.state_json();
+  for (const std::string& name : good.names(TensorKind::kModel)) {
+    const std::vector<int64_t>& shape = good.shape(TensorKind::kModel, name);
+    snapshot.tensors.push_back({{TensorKind::kModel, name, shape, 0, checked_numel(shape)}, {}, 0});
+  }
+  snapshot.read = [&](const TensorShard& tensor, int64_t begin, int64_t end, float* out) {
+    good.read(TensorKind::kModel, tensor.name, begin, end, out);
+    const uint16_t value = GetParam();
+    if (tensor.name == kTensor) to_f32(FileDType::kBF16, &value, 1, out);
+  };
+  fs::create_directories(folder_ / "run");
+  save_checkpoint(Storage(), folder_ / "run", snapshot, {}, 1);
+  const CheckpointReader bad = open_checkpoint(folder_ / "run");
+  const Config config = parse_config(bad.config_yaml(), "config.yaml");
+  try {
+    export_hf(bad, config, hf_layout(config, ExportFormat::kHf, FileDType::kBF16),
+              {.output = folder_ / "hf", .dtype = FileDType::kBF16});
+    ADD_FAILURE() << "exported";
+  } catch (const Error& error) {
+    expect_named(error, ExitCode::kDiverged);
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "hf") || fs::exists(folder_ / "hf.tmp"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Values, NotFinite, testing::Values(0x7FC0, 0xFFC1, 0x7F80, 0xFF80));
 
 // transformers computes in f32, where a power of the base errs by up to 1e-6 of it.
 TEST(HfRotary, HasTheFrequenciesOfTransformers) {
