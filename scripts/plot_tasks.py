@@ -94,6 +94,19 @@ def task_lines(runs, name):
     return lines
 
 
+def add_legend(figure, title, handles, labels):
+    """Adds the legend beside the title, in as few rows as fit there."""
+    renderer = figure.canvas.get_renderer()
+    room = 0.98 * figure.bbox.width - title.get_window_extent(renderer).x1
+    for columns in range(len(labels), 0, -1):
+        legend = figure.legend(handles, labels, frameon=False, fontsize=9, loc="upper right", ncol=columns)
+        if columns == 1 or legend.get_window_extent(renderer).width <= room:
+            break
+        legend.remove()
+    rows = -(-len(labels) // columns)
+    title.set_text(title.get_text() + "\n" * (rows - 1))  # the layout leaves room for the title alone
+
+
 def draw_lines(runs, names, title, output):
     plt = load_pyplot()
     few = len(names) == 1
@@ -124,13 +137,12 @@ def draw_lines(runs, names, title, output):
             axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
     if not few:
         figure.supxlabel("tokens of prompt and answer; dashed: as trained", fontsize=9)
-        figure.suptitle(title or "Tasks by length", x=0.01, ha="left", fontsize=12, fontweight="bold")
+        title = figure.suptitle(title or "Tasks by length", x=0.01, ha="left", fontsize=12, fontweight="bold")
     if len(by_label(runs)) > 1:
         if few:
             all_axes[0].legend(frameon=False, fontsize=9)
         else:
-            handles, labels = all_axes[0].get_legend_handles_labels()
-            figure.legend(handles, labels, frameon=False, fontsize=9, loc="upper right", ncol=len(labels))
+            add_legend(figure, title, *all_axes[0].get_legend_handles_labels())
     save(figure, output)
 
 

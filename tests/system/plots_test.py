@@ -174,6 +174,21 @@ class Tasks(unittest.TestCase):
             self.assertEqual((two.label, two.x, two.mean, two.low, two.high), ("two", [1024], [0.5], [0], [1]))
 
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_a_long_legend_has_several_rows_beside_the_title(self):
+        plt = plot_tasks.load_pyplot()
+        for count in (1, 3, 20):
+            figure, (axes, _) = plot_tasks.panels(plt, 2, 3.4, 2.8)
+            labels = [f"model {i}" for i in range(count)]
+            title = figure.suptitle("Tasks", x=0.01, ha="left", fontsize=12)
+            plot_tasks.add_legend(figure, title, [axes.plot([0, 1])[0] for _ in labels], labels)
+            figure.canvas.draw()
+            self.assertGreater(figure.legends[0].get_window_extent().x0, title.get_window_extent().x1)
+            texts = figure.legends[0].get_texts()
+            self.assertEqual(len(texts), count)
+            self.assertGreater(min(text.get_window_extent().y0 for text in texts), axes.get_window_extent().y1)
+            plt.close(figure)
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
         with tempfile.TemporaryDirectory() as folder:
             depths = {(0.0, 0.0): 1.0, (1.0, 1.0): 0.0}

@@ -1,4 +1,5 @@
 // The command line: help, messages, exit codes, and the options that reach the configuration.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
@@ -168,9 +169,9 @@ TEST(CommandLine, InputWithoutTextIsNamed) {
   const fs::path scratch = fs::path(testing::TempDir()) / "no_text";
   fs::remove_all(scratch);
   fs::create_directories(scratch / "folder");
-  std::ofstream(scratch / "empty.txt");
-  std::ofstream(scratch / "folder/a.txt");
-  std::ofstream(scratch / "folder/b.txt");
+  for (const char* file : {"empty.txt", "folder/a.txt", "folder/b.txt"}) {
+    const std::ofstream empty(scratch / file);
+  }
   std::ofstream(scratch / "blank.jsonl") << R"({"text": ""})" << '\n';
   const std::string tokenizer = scratch / "tokenizer.json";
   const std::string english = std::string(SBTRAIN_SOURCE) + "/tests/data/english.jsonl";
@@ -211,7 +212,8 @@ TEST(CommandLine, NoFolderIsWrittenWhereItCannotBeRenamedTo) {
       const char* from = command == std::string("import") ? "--input" : "--checkpoint";
       const Outcome outcome = run({command, from, "not/there", "--output", output});
       EXPECT_EQ(outcome.code, 2) << outcome.err;
-      EXPECT_TRUE(contains(outcome.err, "--output " + output + ": " + expected)) << outcome.err;
+      EXPECT_TRUE(contains(outcome.err, fmt::format("--output {}: {}", output, expected)))
+          << outcome.err;
     }
   }
 }
