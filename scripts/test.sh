@@ -64,7 +64,6 @@ say "tests"
 # not spin.
 export OMP_WAIT_POLICY=passive
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_string_checks=1}
-export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$root/tests/lsan.supp:print_suppressions=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 exec ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --parallel "$jobs" \
   "${select[@]}"

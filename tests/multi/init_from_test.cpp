@@ -71,10 +71,7 @@ class InitFrom : public testing::TestWithParam<std::tuple<int, std::string>> {
                                      "--init-from",
                                      source};
     line.insert(line.end(), more.begin(), more.end());
-    Process process(line, folder_ / (name + ".log"),
-                    {{"OMP_WAIT_POLICY", "passive"},
-                     {"OMP_NUM_THREADS", "1"},
-                     {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"}});
+    Process process(line, folder_ / (name + ".log"), rank_environment());
     EXPECT_EQ(process.wait(), 0) << process.output();
     return run;
   }

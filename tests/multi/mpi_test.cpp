@@ -19,11 +19,7 @@ Outcome mpirun(int world, std::vector<std::string> command, bool survivors_stay 
                                    std::to_string(world)};
   if (survivors_stay) line.emplace_back("--enable-recovery");
   line.insert(line.end(), command.begin(), command.end());
-  // The reads of other processes' memory that Open MPI likes to use are forbidden in containers.
-  Process process(line, folder / "log",
-                  {{"OMP_WAIT_POLICY", "passive"},
-                   {"OMP_NUM_THREADS", "1"},
-                   {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"}});
+  Process process(line, folder / "log", rank_environment());
   const int code = process.wait();
   return {code, process.output()};
 }

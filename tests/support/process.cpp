@@ -76,6 +76,19 @@ std::string Process::output() const {
   return read_file(log_);
 }
 
+std::map<std::string, std::string> rank_environment() {
+  const char* options = std::getenv("ASAN_OPTIONS");
+  return {{"OMP_WAIT_POLICY", "passive"},
+          {"OMP_NUM_THREADS", "1"},
+          // The reads of other processes' memory that Open MPI likes to use are forbidden in
+          // containers.
+          {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
+          // Open MPI's plugins leave memory behind, and are unloaded before leaks are looked for,
+          // so that no suppression can name them. Leaks of our own are found by tests with threads
+          // as ranks.
+          {"ASAN_OPTIONS", std::string(options == nullptr ? "" : options) + ":detect_leaks=0"}};
+}
+
 std::string read_file(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;

@@ -33,6 +33,9 @@ class Process {
   int status_ = -1;  // exit code once it has ended
 };
 
+// What a child that is mpirun needs in its environment, and its ranks.
+std::map<std::string, std::string> rank_environment();
+
 std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, const std::string& text);
 

@@ -221,7 +221,9 @@ TEST_F(RankedEvaluation, RunsUnderMpirun) {
     std::vector<std::string> line = {SBTRAIN_MPIRUN, "--oversubscribe", "--allow-run-as-root", "-n",
                                      world};
     for (const std::string& word : command(arguments)) line.push_back(word);
-    Process process(line, folder_ / "log", environment_);
+    std::map<std::string, std::string> environment = environment_;
+    environment.merge(rank_environment());
+    Process process(line, folder_ / "log", environment);
     EXPECT_EQ(process.wait(), 0) << process.output();
     EXPECT_EQ(process.output(), output_);
   }

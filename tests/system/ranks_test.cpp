@@ -43,9 +43,7 @@ class RankedTraining : public SystemTest {
  protected:
   void SetUp() override {
     SystemTest::SetUp();
-    environment_["OMP_NUM_THREADS"] = "1";
-    // The reads of other processes' memory that Open MPI likes to use are forbidden in containers.
-    environment_["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none";
+    for (const auto& [name, value] : rank_environment()) environment_[name] = value;
     write_file(path("rank.sh"), kRankScript);
   }
 
