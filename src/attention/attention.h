@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "attention/linear.h"
 #include "attention/reference.h"
 #include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
 #include "core/weights.h"
+#include "layers/linear.h"
 
 namespace sbtrain {
 

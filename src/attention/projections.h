@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "attention/linear.h"
 #include "core/fields.h"
+#include "layers/linear.h"
 
 namespace sbtrain {
 

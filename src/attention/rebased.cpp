@@ -8,11 +8,11 @@
 
 #include <cmath>
 
-#include "attention/linear.h"
 #include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "core/error.h"
+#include "layers/linear.h"
 #include "ops/norm.h"
 
 namespace sbtrain {

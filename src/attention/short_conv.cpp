@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "attention/linear.h"
 #include "attention/registry.h"
+#include "layers/linear.h"
 #include "ops/memory.h"
 
 namespace sbtrain {

@@ -9,10 +9,10 @@
 
 #include "config/config.h"
 #include "core/memory.h"
+#include "job/control.h"
+#include "job/launch.h"
 #include "ops/trace.h"
 #include "parallel/communicator.h"
-#include "parallel/control.h"
-#include "parallel/launch.h"
 
 namespace sbtrain {
 

@@ -10,7 +10,7 @@
 #include "checkpoint/stored_runs.h"
 #include "checkpoint/workers.h"
 #include "core/error.h"
-#include "parallel/control.h"
+#include "job/control.h"
 
 namespace sbtrain {
 namespace fs = std::filesystem;

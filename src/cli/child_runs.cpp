@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "core/error.h"
-#include "parallel/launch.h"
+#include "job/launch.h"
 
 namespace sbtrain {
 namespace {

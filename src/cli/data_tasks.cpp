@@ -10,7 +10,7 @@
 #include "cli/text_tasks.h"
 #include "core/files.h"
 #include "core/in_parallel.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 namespace {

@@ -6,8 +6,8 @@
 #include "cli/range.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "data/tokenizer.h"
 #include "eval/task_positions.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 namespace {

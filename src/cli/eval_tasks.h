@@ -10,10 +10,10 @@
 
 #include "cli/run_tokenizer.h"
 #include "cli/text_tasks.h"
-#include "data/tokenizer.h"
 #include "eval/text_scores.h"
-#include "parallel/control.h"
+#include "job/control.h"
 #include "serve/inference.h"
+#include "tokenizer/tokenizer.h"
 
 namespace CLI {
 class App;

@@ -22,9 +22,9 @@
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
 #include "core/standard_streams.h"
-#include "data/tokenizer.h"
-#include "data/utf8.h"
+#include "core/utf8.h"
 #include "serve/inference.h"
+#include "tokenizer/tokenizer.h"
 #include "train/stored_config.h"
 
 namespace sbtrain {

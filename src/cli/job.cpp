@@ -10,7 +10,7 @@
 #include "cli/backend.h"
 #include "cli/failure.h"
 #include "core/gpus.h"
-#include "parallel/supervisor.h"
+#include "job/supervisor.h"
 #include "train/batch_share.h"
 
 namespace sbtrain {

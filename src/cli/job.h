@@ -7,7 +7,7 @@
 #include "config/config.h"
 #include "core/backend.h"
 #include "core/error.h"
-#include "parallel/launch.h"
+#include "job/launch.h"
 
 namespace sbtrain {
 

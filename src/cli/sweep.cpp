@@ -21,7 +21,7 @@
 #include "core/error.h"
 #include "core/gpus.h"
 #include "core/sha256.h"
-#include "parallel/launch.h"
+#include "job/launch.h"
 #include "train/signals.h"
 
 namespace sbtrain {

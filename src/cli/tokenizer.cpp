@@ -1,5 +1,5 @@
 // sbtrain tokenizer train: trains a sentencepiece model or a byte-level BPE on text.
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "core/files.h"
-#include "data/text_input.h"
+#include "text/text_input.h"
 
 namespace sbtrain {
 namespace {

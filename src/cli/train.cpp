@@ -19,7 +19,7 @@
 #include "config/schema.h"
 #include "core/gpus.h"
 #include "core/version.h"
-#include "parallel/agreement.h"
+#include "job/agreement.h"
 #include "train/batch_share.h"
 #include "train/plan.h"
 #include "train/rank_log.h"

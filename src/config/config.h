@@ -11,6 +11,8 @@
 #include "core/duration.h"
 #include "core/enum_names.h"
 #include "core/module_options.h"
+#include "layers/mlp.h"
+#include "layers/norm.h"
 
 namespace sbtrain {
 
@@ -20,17 +22,6 @@ struct AttentionConfig {
   bool output_bias = false;            // of the projection that follows, if there is one
   bool operator==(const AttentionConfig&) const = default;
 };
-
-enum class NormKind : uint8_t { kRmsNorm, kLayerNorm };
-template <>
-inline constexpr auto kNames<NormKind> =
-    enum_names<NormKind>({{NormKind::kRmsNorm, "rmsnorm"}, {NormKind::kLayerNorm, "layernorm"}});
-
-enum class MlpKind : uint8_t { kSwiGlu, kGelu, kNone };
-template <>
-inline constexpr auto kNames<MlpKind> = enum_names<MlpKind>({{MlpKind::kSwiGlu, "swiglu"},
-                                                             {MlpKind::kGelu, "gelu"},
-                                                             {MlpKind::kNone, "none"}});
 
 enum class PositionEmbedding : uint8_t { kNone, kLearned };
 template <>

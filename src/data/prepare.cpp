@@ -19,7 +19,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/sha256.h"
-#include "data/text_input.h"
+#include "text/text_input.h"
 
 namespace sbtrain {
 namespace {

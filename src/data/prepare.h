@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "data/document_store.h"
-#include "data/text_input.h"
-#include "data/tokenizer.h"
+#include "text/text_input.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 

@@ -10,7 +10,7 @@
 
 #include "data/batch.h"
 #include "data/loader.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "parallel/control.h"
+#include "job/control.h"
 
 namespace sbtrain {
 

@@ -7,7 +7,7 @@
 #include "core/number_text.h"
 #include "data/batch.h"
 #include "data/task.h"
-#include "parallel/control.h"
+#include "job/control.h"
 
 namespace sbtrain {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "eval/text_task.h"
-#include "parallel/control.h"
+#include "job/control.h"
 
 namespace sbtrain {
 

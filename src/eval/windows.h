@@ -12,10 +12,10 @@
 
 #include "data/batch.h"
 #include "data/document_store.h"
-#include "data/tokenizer.h"
 #include "eval/perplexity.h"
 #include "eval/recall.h"
-#include "parallel/control.h"
+#include "job/control.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 

@@ -11,8 +11,8 @@
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "data/tokenizer.h"
 #include "export/float_format.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 namespace fs = std::filesystem;

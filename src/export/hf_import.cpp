@@ -15,8 +15,8 @@
 #include "core/files.h"
 #include "core/version.h"
 #include "data/loader.h"
-#include "data/tokenizer.h"
 #include "model/transformer.h"
+#include "tokenizer/tokenizer.h"
 #include "train/run_state.h"
 
 namespace sbtrain {

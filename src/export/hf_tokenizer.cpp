@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 namespace {

@@ -1,7 +1,12 @@
 #include "model/block.h"
 
+#include <cmath>
+#include <string>
+#include <utility>
+
 #include "attention/registry.h"
 #include "core/error.h"
+#include "layers/activations.h"
 #include "ops/memory.h"
 
 namespace sbtrain {
@@ -10,15 +15,43 @@ namespace {
 constexpr const char* kOutput = "self_attn.o_proj.weight";
 constexpr const char* kOutputBias = "self_attn.o_proj.bias";
 
+// The standard deviation of a block's matrices that are not the attention's. It is model.init_std
+// rounded to f32, since the initial weights of a seed depend on its every bit.
+double init_std(const ModelConfig& config) {
+  return static_cast<double>(static_cast<float>(config.init_std));
+}
+
+// Projections into the residual stream start smaller, so that the stream's variance does not grow
+// with depth (GPT-2).
+Init into_residual(const ModelConfig& config) {
+  return Init::normal(init_std(config) / std::sqrt(2.0 * static_cast<double>(config.layers)));
+}
+
+MlpSpec mlp_spec(const ModelConfig& config) {
+  return {.kind = config.mlp,
+          .width = config.width,
+          .inner = config.inner,
+          .residual_multiplier = static_cast<float>(config.residual_multiplier),
+          .init = Init::normal(init_std(config)),
+          .down_init = into_residual(config)};
+}
+
 }  // namespace
+
+NormSpec norm_spec(const ModelConfig& config, std::string name) {
+  return {.kind = config.norm,
+          .name = std::move(name),
+          .width = config.width,
+          .eps = static_cast<float>(config.norm_eps)};
+}
 
 Block::Block(const ModelConfig& config, const AttentionConfig& attention, Recompute recompute)
     : width_(config.width),
       recompute_(recompute),
       attention_(make_attention(attention, config)),
-      norm1_(config, "input_layernorm"),
-      norm2_(config, "post_attention_layernorm"),
-      mlp_(config) {
+      norm1_(norm_spec(config, "input_layernorm")),
+      norm2_(norm_spec(config, "post_attention_layernorm")),
+      mlp_(mlp_spec(config)) {
   if (attention_registry().at(attention.type).projects_output) {
     output_.emplace(LinearSpec{.parts = {{.weight = kOutput,
                                           .rows = width_,

@@ -7,18 +7,23 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "attention/attention.h"
-#include "attention/linear.h"
 #include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
 #include "core/weights.h"
-#include "model/layers.h"
+#include "layers/linear.h"
+#include "layers/mlp.h"
+#include "layers/norm.h"
 
 namespace sbtrain {
+
+// The norm of that name, of the kind that the model has: <name>.weight, and <name>.bias of
+// LayerNorm.
+NormSpec norm_spec(const ModelConfig& config, std::string name);
 
 // What a block's forward pass leaves for its backward pass.
 struct BlockSaved {

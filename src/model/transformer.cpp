@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/error.h"
+#include "layers/activations.h"
 #include "ops/embedding.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
@@ -53,7 +54,7 @@ std::vector<TensorSpec> shared_parameters(const std::vector<Block>& blocks) {
 Transformer::Transformer(const ModelConfig& config, Recompute recompute, int world)
     : config_(config),
       registry_(world),
-      final_norm_(config, kFinalNorm),
+      final_norm_(norm_spec(config, kFinalNorm)),
       head_({.parts = {{config.tied ? kEmbedding : kHead, config.vocab}},
              .cols = config.width,
              .init = Init::normal(config.init_std),

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "job/control.h"
 #include "parallel/communicator.h"
-#include "parallel/control.h"
 
 namespace sbtrain {
 
@@ -24,7 +24,7 @@ class JobCommunicator : public Communicator {
 
  protected:
   // `members` are ranks of the job, ascending, this one included. Exchanges of the group have
-  // `topic` (parallel/control.h), which no other group of a member may have.
+  // `topic` (job/control.h), which no other group of a member may have.
   JobCommunicator(Control& control, std::vector<int> members, std::string topic);
 
   // The group of some of the members. Ranks with other colors make their groups at the same time;

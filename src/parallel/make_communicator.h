@@ -8,8 +8,8 @@
 #include "config/config.h"
 #include "core/backend.h"
 #include "core/memory.h"
+#include "job/control.h"
 #include "parallel/communicator.h"
-#include "parallel/control.h"
 
 namespace sbtrain {
 

@@ -3,8 +3,8 @@
 
 #include <memory>
 
+#include "job/control.h"
 #include "parallel/communicator.h"
-#include "parallel/control.h"
 
 namespace sbtrain {
 

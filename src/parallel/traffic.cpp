@@ -3,7 +3,7 @@
 #include <set>
 
 #include "core/error.h"
-#include "parallel/control.h"
+#include "job/control.h"
 
 namespace sbtrain {
 namespace {

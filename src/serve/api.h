@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "data/tokenizer.h"
 #include "serve/engine.h"
 #include "serve/http_server.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 

@@ -4,7 +4,7 @@
 
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
-#include "data/utf8.h"
+#include "core/utf8.h"
 
 namespace sbtrain {
 namespace {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "data/tokenizer.h"
 #include "serve/http_server.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 

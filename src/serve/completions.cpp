@@ -9,7 +9,7 @@
 #include <span>
 
 #include "core/error.h"
-#include "data/utf8.h"
+#include "core/utf8.h"
 #include "serve/api_request.h"
 #include "serve/completion_text.h"
 

@@ -5,9 +5,9 @@
 #include <chrono>
 #include <string>
 
-#include "data/tokenizer.h"
 #include "serve/engine.h"
 #include "serve/http_server.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 

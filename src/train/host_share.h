@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
-#include "parallel/control.h"
+#include "job/control.h"
 
 namespace sbtrain {
 

@@ -11,7 +11,7 @@
 #include "core/files.h"
 #include "core/host_name.h"
 #include "core/version.h"
-#include "data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 namespace {

@@ -10,7 +10,7 @@
 #include "config/config.h"
 #include "core/error.h"
 #include "core/memory.h"
-#include "parallel/launch.h"
+#include "job/launch.h"
 
 namespace sbtrain {
 

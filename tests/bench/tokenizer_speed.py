@@ -21,7 +21,7 @@ import tempfile
 import time
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit/data"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit/tokenizer"))
 import tokenizer_reference as reference  # noqa: E402
 
 ROUNDS = 3

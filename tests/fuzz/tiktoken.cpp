@@ -1,6 +1,6 @@
 // tiktoken's ranks. Lines for the 256 bytes are added, without which nothing is reached.
-#include "data/tokenizer_files.h"
 #include "fuzz/tokenizer_checks.h"
+#include "tokenizer/tokenizer_files.h"
 
 namespace {
 

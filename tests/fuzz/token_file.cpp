@@ -1,6 +1,6 @@
 // Files of token ids, llm.c's with a header and nanoGPT's without one. The first byte chooses the
 // token between documents. No token may be lost, and none may be made up.
-#include "data/token_file.h"
+#include "text/token_file.h"
 
 #include <cstdlib>
 #include <cstring>

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
-#include "data/byte_level_bpe.h"
 #include "fuzz/harness.h"
+#include "tokenizer/byte_level_bpe.h"
 
 namespace sbtrain::test {
 

@@ -2,8 +2,8 @@
 // it. The tokens of the 256 bytes are added to the vocabulary, without which nothing is reached.
 #include <nlohmann/json.hpp>
 
-#include "data/tokenizer_files.h"
 #include "fuzz/tokenizer_checks.h"
+#include "tokenizer/tokenizer_files.h"
 
 namespace {
 

@@ -565,7 +565,7 @@ def check_tiktoken(runs):
         for x in (runs.path("ranks"), back)
     ]
     expect(written[0] == written[1], str(written))
-    sys.path.append(str(ROOT / "tests/unit/data"))
+    sys.path.append(str(ROOT / "tests/unit/tokenizer"))
     try:
         import tokenizer_reference as reference  # it ends the program without tokenizers and tiktoken
     except SystemExit:

@@ -9,9 +9,9 @@
 
 #include "core/error.h"
 #include "core/gpus.h"
+#include "job/launch.h"
 #include "ops/host_wait.h"
 #include "ops/memory.h"
-#include "parallel/launch.h"
 #include "parallel/make_communicator.h"
 
 namespace sbtrain::test {

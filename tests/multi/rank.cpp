@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/gpus.h"
-#include "parallel/launch.h"
+#include "job/launch.h"
 #include "parallel/make_communicator.h"
 #include "support/communicator_suite.h"
 

@@ -1,5 +1,5 @@
 // Compares tokenizers with what their own libraries made of the same text
-// (tests/unit/data/tokenizer_reference.py).
+// (tests/unit/tokenizer/tokenizer_reference.py).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "data/tokenizer.h"
-#include "data/utf8.h"
+#include "core/utf8.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain::test {
 

@@ -10,9 +10,9 @@
 #include <thread>
 #include <tuple>
 
-#include "data/tokenizer.h"
 #include "eval/text_task.h"
 #include "runs.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "checkpoint/stored_runs.h"
 #include "fixtures.h"
-#include "parallel/control.h"
+#include "job/control.h"
 
 namespace sbtrain {
 namespace {

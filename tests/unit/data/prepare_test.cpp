@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "data/text_reader.h"
+#include "text/text_reader.h"
 #include "unit/data/stores.h"
 
 namespace sbtrain::test {

@@ -13,9 +13,9 @@
 #include "core/error.h"
 #include "core/philox.h"
 #include "data/document_store.h"
-#include "data/text_input.h"
-#include "data/tokenizer.h"
 #include "support/process.h"
+#include "text/text_input.h"
+#include "tokenizer/tokenizer.h"
 
 namespace sbtrain::test {
 

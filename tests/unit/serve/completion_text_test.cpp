@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "data/utf8.h"
+#include "core/utf8.h"
 
 namespace sbtrain {
 namespace {

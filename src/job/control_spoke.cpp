@@ -1,0 +1,187 @@
+#include "job/control_spoke.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "core/error.h"
+#include "core/host_name.h"
+
+namespace sbtrain::control {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kConnectPatience{5};
+// Rank 0 answers at once; what accepts a connection and says nothing is another program.
+constexpr std::chrono::seconds kGreetPatience{30};
+constexpr std::chrono::seconds kFarewell{5};
+constexpr size_t kMargin = size_t{1} << 20;  // for what a message holds besides the texts
+constexpr std::chrono::milliseconds kFirstPause{20};
+constexpr std::chrono::milliseconds kLongestPause{1000};
+
+double seconds(std::chrono::milliseconds t) {
+  return static_cast<double>(t.count()) / 1000;
+}
+
+}  // namespace
+
+SpokeControl::SpokeControl(const Launch& launch, const Deadlines& deadlines)
+    : TcpControl(launch.rank, launch.world, deadlines),
+      launch_(launch),
+      root_(fmt::format("{}:{}", launch.address, launch.port)) {
+  if (!join()) return;
+  start_thread();
+  wait_for_start();
+}
+
+// Rank 0 may come later, and an earlier job may still hold its port, so what fails is tried again
+// until the deadline.
+bool SpokeControl::join() {
+  const Clock::time_point deadline = Clock::now() + deadlines_.rendezvous;
+  std::string problem;
+  auto pause = kFirstPause;
+  do {
+    FileDescriptor socket = connect_to(launch_.address, launch_.port, kConnectPatience, problem);
+    if (socket.get() >= 0) {
+      connection_ = std::make_unique<Connection>(std::move(socket), kLargestResult + kMargin);
+      if (greet(deadline, problem)) return true;
+      connection_.reset();
+      if (failure()) return false;
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  } while (Clock::now() < deadline);
+  note_failure({.message = fmt::format("rank {} could not reach rank 0 at {} within {} s: {}; see "
+                                       "whether rank 0 has started, and that MASTER_ADDR and "
+                                       "MASTER_PORT name its machine and a port open to this one",
+                                       rank_, root_, seconds(deadlines_.rendezvous), problem)},
+               /*shows=*/true);
+  return false;
+}
+
+// Introduces this rank. True once rank 0 has accepted it.
+bool SpokeControl::greet(Clock::time_point deadline, std::string& problem) {
+  connection_->send(Hello{.token = launch_.token,
+                          .rank = static_cast<uint32_t>(rank_),
+                          .world = static_cast<uint32_t>(world_),
+                          .host = host_name(),
+                          .pid = static_cast<uint32_t>(::getpid())});
+  deadline = std::min(deadline, Clock::now() + kGreetPatience);
+  problem.clear();
+  while (Clock::now() < deadline) {
+    if (!connection_->flush()) break;
+    pollfd ready{connection_->fd(), POLLIN, 0};
+    ::poll(&ready, 1, static_cast<int>(interval().count()));
+    std::vector<Message> messages;
+    const bool open = connection_->receive(messages);
+    if (!messages.empty()) {
+      if (const Refusal* refusal = std::get_if<Refusal>(&messages.front())) {
+        problem = "it was refused: " + refusal->reason;
+        if (!refusal->retry) {
+          note_failure({.message = fmt::format("rank {}: refused by rank 0 at {}: {}", rank_, root_,
+                                               refusal->reason)},
+                       /*shows=*/true);
+        }
+        return false;
+      }
+      if (!std::holds_alternative<Welcome>(messages.front())) {
+        problem = "another program answers there";
+        break;
+      }
+      heard_ = now();
+      messages.erase(messages.begin());
+      for (Message& message : messages) handle(std::move(message));
+      if (!open && !failed_) lose("its connection has closed");
+      return true;
+    }
+    if (!open) {
+      problem = "it closes the connection";
+      break;
+    }
+  }
+  if (problem.empty()) problem = "it accepts the connection, but does not answer";
+  return false;
+}
+
+void SpokeControl::turn() {
+  pollfd polled[2] = {{wake_fd(), POLLIN, 0}, {-1, 0, 0}};
+  if (connection_) {
+    polled[1] = {connection_->fd(),
+                 static_cast<short>(POLLIN | (connection_->has_output() ? POLLOUT : 0)), 0};
+  }
+  ::poll(polled, 2, static_cast<int>(interval().count()));
+  tick();
+  std::vector<Message> output = take_outbox();
+  if (!connection_) return;
+  if (failed_) return await_end();
+  for (const Message& message : output) connection_->send(message);
+  if (now() >= next_beat_ && !connection_->has_output()) {
+    next_beat_ = now() + deadlines_.heartbeat;
+    connection_->send(beat());
+  }
+  bool open = connection_->flush();
+  std::vector<Message> messages;
+  open = connection_->receive(messages) && open;
+  if (!messages.empty()) heard_ = now();
+  for (Message& message : messages) handle(std::move(message));
+  if (!connection_ || failed_) return;
+  if (!open) return lose("its connection has closed");
+  if (now() - heard_ > deadlines_.progress) {
+    lose(fmt::format("no answer for {} s: stopped, or not to be reached",
+                     seconds(deadlines_.progress)));
+  }
+}
+
+// After the end or a failure there is nothing more to say, and rank 0 waits until this rank says
+// so.
+void SpokeControl::handle(Message message) {
+  if (std::holds_alternative<Start>(message)) {
+    note_start();
+  } else if (Texts* texts = std::get_if<Texts>(&message)) {
+    deliver(std::move(*texts));
+  } else if (std::holds_alternative<End>(message)) {
+    note_end();
+    connection_.reset();
+  } else if (const Failure* failure = std::get_if<Failure>(&message)) {
+    failed_ = true;
+    note_failure({.code = static_cast<ExitCode>(failure->code), .message = failure->message},
+                 /*shows=*/false);
+    connection_->end_output();
+  }
+}
+
+// If this rank is telling rank 0 why it fails, that is the reason, and nobody else can show it.
+// Otherwise all ranks lose rank 0 at the same time, and rank 1 says so.
+void SpokeControl::lose(const std::string& why) {
+  connection_.reset();
+  if (const std::optional<JobFailure> own = own_failure()) {
+    return note_failure(*own, /*shows=*/true);
+  }
+  note_failure({.message = fmt::format("rank 0 at {} is gone: {}", root_, why)},
+               /*shows=*/rank_ == 1);
+}
+
+// Rank 0 closes the connection when it has shown the failure.
+void SpokeControl::await_end() {
+  std::vector<Message> ignored;
+  if (!connection_->receive(ignored)) connection_.reset();
+}
+
+// A rank that goes without finish() or report() is gone for the others as soon as its connection
+// closes. After a failure it goes when rank 0 has ended, unless that takes long: some launchers end
+// all ranks as soon as one has ended, and rank 0 has to show why.
+void SpokeControl::close() {
+  const Clock::time_point deadline = Clock::now() + kFarewell;
+  while (failed_ && connection_ && Clock::now() < deadline) {
+    pollfd ready{connection_->fd(), POLLIN, 0};
+    ::poll(&ready, 1, static_cast<int>(interval().count()));
+    await_end();
+  }
+  if (connection_) connection_->flush();
+  connection_.reset();
+}
+
+}  // namespace sbtrain::control

@@ -1,0 +1,68 @@
+// A layer that multiplies by a weight matrix, with everything that the product needs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/stream.h"
+#include "core/weights.h"
+#include "layers/norm.h"
+
+namespace sbtrain {
+
+// y_TN = alpha * x_TK W^T + b. W [N, K] is one tensor, or several that follow each other in memory
+// and are multiplied as one matrix: q, k and v, or gate and up.
+struct LinearSpec {
+  struct Part {
+    std::string weight;       // name, relative to the unit
+    int64_t rows = 0;         // outputs
+    int64_t stored_rows = 0;  // padded, if that is faster; 0: rows
+    std::string bias = {};    // name; empty: none. All parts have one, or none has.
+  };
+  std::vector<Part> parts;
+  int64_t cols = 0;         // K, inputs
+  int64_t stored_cols = 0;  // 0: cols
+  Init init;
+  float alpha = 1.0f;
+  Init bias_init = Init::constant(0);
+  // false: the activation that follows adds the bias. backward() then takes the gradient of the
+  // sum, which is what enters the activation.
+  bool adds_bias = true;
+};
+
+class Linear {
+ public:
+  explicit Linear(LinearSpec spec) : spec_(std::move(spec)) {}
+
+  // The weights in their order, then the biases.
+  std::vector<TensorSpec> parameters() const;
+  void add_parameters(std::vector<TensorSpec>& specs) const;
+
+  int64_t outputs() const;  // N as stored
+  Tensor weight(const Weights& w) const { return w.fused(spec_.parts.front().weight, parts()); }
+  float alpha() const { return spec_.alpha; }
+  bool has_bias() const { return !spec_.parts.front().bias.empty(); }
+  Tensor bias(const Weights& w) const { return w.fused(spec_.parts.front().bias, parts()); }
+
+  // y_TN = the product, plus residual_TN if it is given.
+  void forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
+               Tensor residual_TN = {}) const;
+  // The same for the few rows of a decode step, of x_BK after a norm that it has still to pass, and
+  // with SwiGLU afterwards: one kernel on a GPU (ops::DecodeLinear).
+  struct Around {
+    InputNorm norm = {};
+    bool swiglu = false;
+  };
+  void decode(Stream& s, Tensor y_BN, Tensor x_BK, const Weights& w, const Around& around) const;
+  // Adds the gradients of weight and bias to dw, or overwrites that of a weight that is fresh
+  // there; dx_TK = gradient, or += with `accumulate`. To be called once for each backward pass.
+  void backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
+                const Weights& w, bool accumulate = false) const;
+
+ private:
+  int parts() const { return static_cast<int>(spec_.parts.size()); }
+  LinearSpec spec_;
+};
+
+}  // namespace sbtrain

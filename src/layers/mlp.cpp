@@ -1,0 +1,122 @@
+#include "layers/mlp.h"
+
+#include "core/error.h"
+#include "layers/activations.h"
+#include "ops/activation.h"
+#include "ops/memory.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr const char* kGate = "mlp.gate_proj.weight";
+constexpr const char* kUp = "mlp.up_proj.weight";
+constexpr const char* kUpBias = "mlp.up_proj.bias";
+constexpr const char* kDown = "mlp.down_proj.weight";
+constexpr const char* kDownBias = "mlp.down_proj.bias";
+
+// Products with a width that is not a multiple of 8 run at a third of the speed, so such widths are
+// stored padded to a multiple of 64.
+int64_t fast_inner(int64_t inner) {
+  return inner % 8 == 0 ? inner : (inner + 63) / 64 * 64;
+}
+
+}  // namespace
+
+Mlp::Mlp(const MlpSpec& spec)
+    : kind_(spec.kind),
+      inner_(fast_inner(spec.inner)),
+      outer_(outer_spec(spec)),
+      down_(down_spec(spec)) {
+  if (!gated() && spec.residual_multiplier != 1.0f) {
+    fail(ExitCode::kConfig, "model.residual_multiplier: only blocks with SwiGLU take it, not {}",
+         name_of(spec.kind));
+  }
+}
+
+LinearSpec Mlp::outer_spec(const MlpSpec& spec) const {
+  const LinearSpec::Part gate{.weight = kGate, .rows = spec.inner, .stored_rows = inner_};
+  const LinearSpec::Part up{
+      .weight = kUp, .rows = spec.inner, .stored_rows = inner_, .bias = gated() ? "" : kUpBias};
+  LinearSpec outer{.parts = {up}, .cols = spec.width, .init = spec.init};
+  if (gated()) {
+    outer.parts = {gate, up};
+  } else {
+    outer.adds_bias = false;
+  }
+  return outer;
+}
+
+LinearSpec Mlp::down_spec(const MlpSpec& spec) const {
+  return {.parts = {{.weight = kDown, .rows = spec.width, .bias = gated() ? "" : kDownBias}},
+          .cols = spec.inner,
+          .stored_cols = inner_,
+          .init = spec.down_init,
+          .alpha = spec.residual_multiplier};
+}
+
+void Mlp::add_parameters(std::vector<TensorSpec>& specs) const {
+  if (kind_ == MlpKind::kNone) return;
+  outer_.add_parameters(specs);
+  down_.add_parameters(specs);
+}
+
+void Mlp::activate(Stream& s, const Weights& w, const MlpSaved& saved) const {
+  if (gated()) {
+    ops::run(s, ops::Swiglu{.y_TF = saved.inner_TF, .gate_up_T2F = saved.outer_TN});
+  } else {
+    ops::run(s,
+             ops::BiasGelu{.y_TF = saved.inner_TF, .x_TF = saved.outer_TN, .b_F = outer_.bias(w)});
+  }
+}
+
+void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
+                  MlpSaved& saved) const {
+  if (kind_ == MlpKind::kNone) {
+    if (!y_TD.defined()) return;
+    ops::run(s, ops::Copy{.y = y_TD, .x = h_TD});
+    ops::run(s, ops::Add{.y = y_TD, .x = x_TD});
+    return;
+  }
+  saved.outer_TN = activation(s, gated() ? "gate_up" : "up", x_TD.rows(), outer_.outputs());
+  saved.inner_TF = activation(s, "inner", x_TD.rows(), inner_);
+  outer_.forward(s, saved.outer_TN, x_TD, w);
+  activate(s, w, saved);
+  if (y_TD.defined()) down_.forward(s, y_TD, saved.inner_TF, w, h_TD);
+}
+
+void Mlp::decode(Stream& s, Tensor y_BD, Tensor h_BD, const Weights& w,
+                 const InputNorm& norm) const {
+  const Buffer inner_BF = activation(s, "inner", h_BD.rows(), inner_);
+  outer_.decode(s, inner_BF, h_BD, w, {.norm = norm, .swiglu = true});
+  down_.forward(s, y_BD, inner_BF, w, h_BD);
+}
+
+void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
+  if (kind_ == MlpKind::kNone) return;
+  saved.inner_TF = activation(s, "inner", saved.outer_TN.tensor().rows(), inner_);
+  activate(s, w, saved);
+}
+
+void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
+                   const Weights& w, const MlpSaved& saved) const {
+  if (kind_ == MlpKind::kNone) {
+    ops::run(s, ops::Copy{.y = dx_TD, .x = dy_TD});
+    return;
+  }
+  const int64_t T = dy_TD.rows();
+  Buffer dinner_TF = activation(s, "dinner", T, inner_);
+  Buffer douter_TN = activation(s, gated() ? "dgate_up" : "dup", T, outer_.outputs());
+  down_.backward(s, dinner_TF, dw, dy_TD, saved.inner_TF, w);
+  if (gated()) {
+    ops::run(s, ops::SwigluBackward{
+                    .dgate_up_T2F = douter_TN, .dy_TF = dinner_TF, .gate_up_T2F = saved.outer_TN});
+  } else {
+    ops::run(
+        s,
+        ops::BiasGeluBackward{
+            .dx_TF = douter_TN, .dy_TF = dinner_TF, .x_TF = saved.outer_TN, .b_F = outer_.bias(w)});
+  }
+  outer_.backward(s, dx_TD, dw, douter_TN, x_TD, w);
+}
+
+}  // namespace sbtrain

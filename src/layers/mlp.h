@@ -1,0 +1,66 @@
+// The MLP of a block, of the kind that the configuration selects.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/enum_names.h"
+#include "core/stream.h"
+#include "core/weights.h"
+#include "layers/linear.h"
+#include "layers/norm.h"
+
+namespace sbtrain {
+
+enum class MlpKind : uint8_t { kSwiGlu, kGelu, kNone };
+template <>
+inline constexpr auto kNames<MlpKind> = enum_names<MlpKind>({{MlpKind::kSwiGlu, "swiglu"},
+                                                             {MlpKind::kGelu, "gelu"},
+                                                             {MlpKind::kNone, "none"}});
+
+struct MlpSpec {
+  MlpKind kind = MlpKind::kSwiGlu;
+  int64_t width = 0;                 // D
+  int64_t inner = 0;                 // F
+  float residual_multiplier = 1.0f;  // r; only SwiGLU takes another than 1
+  Init init;                         // of the matrices from D to F
+  Init down_init;                    // of the matrix from F to D
+};
+
+struct MlpSaved {
+  Buffer outer_TN;  // SwiGLU: gate and up; GELU: before the bias
+  Buffer inner_TF;
+};
+
+// SwiGLU, GELU with biases, or none: the identity.
+class Mlp {
+ public:
+  explicit Mlp(const MlpSpec& spec);
+  void add_parameters(std::vector<TensorSpec>& specs) const;
+
+  // y_TD = h_TD + r * mlp(x_TD); with an undefined y_TD only `saved` is filled.
+  void forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
+               MlpSaved& saved) const;
+  // The same of norm(h_TD) for a decode step. Only SwiGLU has it, with a norm that fuses.
+  void decode(Stream& s, Tensor y_BD, Tensor h_BD, const Weights& w, const InputNorm& norm) const;
+  bool gated() const { return kind_ == MlpKind::kSwiGlu; }
+  // dx_TD = the gradient of x, from dy_TD, the gradient of y.
+  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
+                const Weights& w, const MlpSaved& saved) const;
+  // Computes inner_TF again, which a selective policy released.
+  void recompute(Stream& s, const Weights& w, MlpSaved& saved) const;
+
+  int64_t stored_inner() const { return inner_; }
+
+ private:
+  LinearSpec outer_spec(const MlpSpec& spec) const;
+  LinearSpec down_spec(const MlpSpec& spec) const;
+  void activate(Stream& s, const Weights& w, const MlpSaved& saved) const;
+
+  MlpKind kind_;
+  int64_t inner_;  // padded to a fast multiple
+  Linear outer_;   // SwiGLU: gate and up; GELU: up, whose bias the activation adds
+  Linear down_;
+};
+
+}  // namespace sbtrain
