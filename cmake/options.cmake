@@ -4,7 +4,7 @@ target_compile_options(sbtrain_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -fno-math-errno -fno-trapping-math -fopenmp>)
 target_compile_definitions(sbtrain_options INTERFACE SBTRAIN_HAS_CUDA=$<BOOL:${SBTRAIN_HAS_CUDA}>)
 target_include_directories(sbtrain_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
-target_link_libraries(sbtrain_options INTERFACE fmt::fmt spdlog::spdlog OpenMP::OpenMP_CXX Threads::Threads)
+target_link_libraries(sbtrain_options INTERFACE fmt::fmt OpenMP::OpenMP_CXX Threads::Threads)
 if(SBTRAIN_NATIVE)
   target_compile_options(sbtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
 endif()

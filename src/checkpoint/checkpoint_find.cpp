@@ -1,5 +1,4 @@
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <charconv>
@@ -10,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
 #include "core/error.h"
+#include "core/log.h"
 
 namespace sbtrain {
 namespace fs = std::filesystem;
@@ -169,8 +169,8 @@ std::optional<CheckpointReader> first_good(const std::vector<CheckpointInfo>& li
     std::optional<CheckpointReader> reader;
     const std::string reason = open_together(info, use, group, reader);
     if (reason.empty()) return reader;
-    spdlog::warn("{} checkpoint {}: {}", is_gone(info.folder) ? "its run has removed" : "refusing",
-                 info.folder.filename().string(), reason);
+    log_warning("{} checkpoint {}: {}", is_gone(info.folder) ? "its run has removed" : "refusing",
+                info.folder.filename().string(), reason);
     reasons.push_back(reason);
   }
   return std::nullopt;
@@ -181,7 +181,7 @@ std::optional<CheckpointReader> first_good(const std::vector<CheckpointInfo>& li
 std::optional<CheckpointReader> open_newest(const fs::path& run, std::vector<std::string>* refused,
                                             const UseCheckpoint& use, const RankGroup& group) {
   if (const std::string problem = verify_latest(run); !problem.empty()) {
-    spdlog::warn("{}; it is not needed to resume", problem);
+    log_warning("{}; it is not needed to resume", problem);
     if (refused) refused->push_back(problem);
   }
   std::optional<CheckpointReader> found;
@@ -211,7 +211,7 @@ std::optional<CheckpointReader> open_newest_after(const fs::path& run, int64_t s
     try {
       return CheckpointReader(info.folder);
     } catch (const Error& error) {
-      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), error.what());
+      log_warning("refusing checkpoint {}: {}", info.folder.filename().string(), error.what());
     }
   }
   return std::nullopt;
@@ -230,7 +230,7 @@ namespace {
 fs::path last_good(const fs::path& run) {
   for (const CheckpointInfo& info : list_checkpoints(run)) {
     if (!info.problem.empty()) {
-      spdlog::warn("refusing checkpoint {}: {}", info.folder.filename().string(), info.problem);
+      log_warning("refusing checkpoint {}: {}", info.folder.filename().string(), info.problem);
       continue;
     }
     if (info.manifest.last_good < 0) break;

@@ -1,5 +1,4 @@
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +9,7 @@
 #include "checkpoint/stored_runs.h"
 #include "checkpoint/workers.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "job/control.h"
 
 namespace sbtrain {
@@ -197,7 +197,7 @@ void remove_quietly(const Storage& storage, const fs::path& path) {
   try {
     storage.remove_tree(path);
   } catch (const std::exception& e) {
-    spdlog::warn("{}", e.what());
+    log_warning("{}", e.what());
   }
 }
 
@@ -260,7 +260,7 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
     try {
       prune(storage, run, keep, manifest);
     } catch (const std::exception& error) {  // the save itself is complete
-      spdlog::warn("old checkpoints remain: {}", error.what());
+      log_warning("old checkpoints remain: {}", error.what());
     }
   }
   return {folder, manifest.bytes()};
@@ -293,14 +293,14 @@ void clean_up_checkpoints(const Storage& storage, const fs::path& run) {
     if (parse_step(name, kReplaced)) {
       const std::string original = name.substr(0, name.size() - kReplaced.size());
       if (present.count(original) == 0) {
-        spdlog::info("{}: putting {} back, its replacement was not finished", parent.string(),
-                     original);
+        log_info("{}: putting {} back, its replacement was not finished", parent.string(),
+                 original);
         storage.rename(parent / name, parent / original);
       } else {
         storage.remove_tree(parent / name);
       }
     } else if (parse_step(name, kUnfinished) || name == std::string(kLatest) + ".tmp") {
-      spdlog::info("removing {}, left by a save that was cut off", (parent / name).string());
+      log_info("removing {}, left by a save that was cut off", (parent / name).string());
       storage.remove_tree(parent / name);
     }
   }

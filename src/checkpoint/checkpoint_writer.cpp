@@ -1,12 +1,11 @@
 #include "checkpoint/checkpoint_writer.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 
 namespace sbtrain {
 
@@ -20,7 +19,7 @@ CheckpointWriter::~CheckpointWriter() {
   try {
     finish();
   } catch (const std::exception& e) {
-    spdlog::error("{}", e.what());
+    log_error("{}", e.what());
   }
 }
 
@@ -65,12 +64,12 @@ CheckpointWriter::Outcome CheckpointWriter::run_save() const {
   } catch (const Error& error) {
     if (error.code() != ExitCode::kStorage) throw;
     outcome.error = error.what();
-    spdlog::warn("the checkpoint of step {} was not saved: {}", outcome.step, error.what());
+    log_warning("the checkpoint of step {} was not saved: {}", outcome.step, error.what());
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (outcome.saved && options_.group.rank == 0) {
-    spdlog::info("saved {} ({:.1f} MB in {:.2f} s)", outcome.folder.string(),
-                 static_cast<double>(outcome.bytes) / 1e6, outcome.seconds);
+    log_info("saved {} ({:.1f} MB in {:.2f} s)", outcome.folder.string(),
+             static_cast<double>(outcome.bytes) / 1e6, outcome.seconds);
   }
   return outcome;
 }

@@ -1,7 +1,6 @@
 #include "checkpoint/run_lock.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/host_name.h"
+#include "core/log.h"
 
 namespace sbtrain {
 namespace fs = std::filesystem;
@@ -42,13 +42,13 @@ RunLock::RunLock(const fs::path& run) : run_(fs::absolute(run)) {
            "the run folder {} is in use by {}; stop that job or choose another folder (out)",
            run.string(), holder(fd_.get()));
     }
-    spdlog::warn("cannot lock {}: {}; make sure that no other job uses this folder", path.string(),
-                 std::generic_category().message(errno));
+    log_warning("cannot lock {}: {}; make sure that no other job uses this folder", path.string(),
+                std::generic_category().message(errno));
   }
   const std::string text = fmt::format("pid {} on host {}\n", ::getpid(), host_name());
   if (::ftruncate(fd_.get(), 0) != 0 ||
       ::pwrite(fd_.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    spdlog::warn("cannot write {}: {}", path.string(), std::generic_category().message(errno));
+    log_warning("cannot write {}: {}", path.string(), std::generic_category().message(errno));
   }
 }
 
@@ -71,7 +71,7 @@ void RunLock::check() const {
 RunLock::~RunLock() {
   // The file stays: removing it would let two jobs lock two different files of the same name.
   if (fd_.get() >= 0 && ::ftruncate(fd_.get(), 0) != 0) {
-    spdlog::debug("cannot clear the lock file: {}", std::generic_category().message(errno));
+    log_debug("cannot clear the lock file: {}", std::generic_category().message(errno));
   }
 }
 

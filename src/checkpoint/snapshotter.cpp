@@ -1,11 +1,10 @@
 #include "checkpoint/snapshotter.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "core/host_memory.h"
+#include "core/log.h"
 #include "core/memory_check.h"
 #include "ops/copy_to_host.h"
 #include "parallel/param_shards.h"
@@ -62,7 +61,7 @@ Snapshotter::Snapshotter(ShardedParams& params)
   require_memory(Backend::kCpu, copy, "the copy on the host that checkpoints are written from",
                  "Leave more of the host's memory free, or train on more hosts.");
   if (params.stream().backend() != Backend::kCuda || bytes_ == 0) return;
-  spdlog::info("saving takes {:.2f} GiB of the host's memory, page-locked", gibibytes(bytes_));
+  log_info("saving takes {:.2f} GiB of the host's memory, page-locked", gibibytes(bytes_));
   coming_ = std::async(std::launch::async, [this] { return make_memory(); });
 }
 
@@ -71,14 +70,14 @@ Snapshotter::~Snapshotter() {
   try {
     copied_->synchronize();
   } catch (const std::exception& e) {
-    spdlog::error("{}", e.what());
+    log_error("{}", e.what());
   }
 }
 
 std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
   auto memory = std::make_shared<PinnedMemory>(params_.stream().backend(), bytes_);
   if (!memory->refused().empty()) {
-    spdlog::warn(
+    log_warning(
         "the system refused to lock {:.2f} GiB of the host's memory ({}): training waits while a "
         "checkpoint is copied. Raise the limit of locked memory (ulimit -l)",
         gibibytes(bytes_), memory->refused());

@@ -1,6 +1,5 @@
 // The program as a whole: its subcommands, its errors and exit codes.
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
@@ -15,6 +14,7 @@
 #include "cli/job.h"
 #include "config/keys.h"
 #include "config/values.h"
+#include "core/log.h"
 #include "core/standard_streams.h"
 #include "core/version.h"
 #include "train/progress.h"
@@ -221,7 +221,7 @@ void raise_file_limit() {
 
 int guarded_run(const std::vector<std::string>& arguments) {
   try {
-    spdlog::set_default_logger(std::make_shared<spdlog::logger>("", make_progress_sink()));
+    set_log_sink(make_progress_sink());
     ignore_write_signals();
     raise_file_limit();
     return report_output(run(arguments));

@@ -1,13 +1,13 @@
 #include "cli/backend.h"
 
 #include <omp.h>
-#include <spdlog/spdlog.h>
 
 #include <mutex>
 
 #include "core/device.h"
 #include "core/error.h"
 #include "core/host_threads.h"
+#include "core/log.h"
 #include "ops/cpu/openblas.h"
 
 namespace sbtrain {
@@ -26,7 +26,7 @@ Backend available_backend(DeviceChoice device) {
   }
   // A command may ask more than once: for its number of ranks, and as each of them.
   static std::once_flag told;
-  if (kHasCuda) std::call_once(told, [&] { spdlog::info("running on the CPU: {}", why); });
+  if (kHasCuda) std::call_once(told, [&] { log_info("running on the CPU: {}", why); });
   return Backend::kCpu;
 }
 

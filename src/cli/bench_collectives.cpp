@@ -1,7 +1,6 @@
 #include "cli/bench_collectives.h"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "cli/backend.h"
 #include "cli/choice_option.h"
 #include "cli/job.h"
+#include "core/log.h"
 
 namespace sbtrain {
 namespace {
@@ -63,7 +63,7 @@ void print_table(const std::vector<CollectivesBenchRow>& rows, int world) {
 ExitCode run_as_rank(const Job& job, const BenchCollectivesCommand& options) {
   const Backend backend = select_rank_backend(options.device, job.launch);
   if (job.launch.world == 1) {
-    spdlog::warn(
+    log_warning(
         "one rank exchanges nothing: these times are those of the calls. It takes several GPUs, or "
         "ranks on the CPU: mpirun -n 2 sbtrain bench collectives --device=cpu");
   }

@@ -1,5 +1,4 @@
 // sbtrain export: a checkpoint's model as a Hugging Face folder.
-#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <memory>
@@ -7,6 +6,7 @@
 #include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/run_tokenizer.h"
+#include "core/log.h"
 #include "export/hf_export.h"
 #include "export/verify_export.h"
 #include "train/stored_config.h"

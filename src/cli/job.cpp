@@ -1,6 +1,5 @@
 #include "cli/job.h"
 
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -10,6 +9,7 @@
 #include "cli/backend.h"
 #include "cli/failure.h"
 #include "core/gpus.h"
+#include "core/log.h"
 #include "job/supervisor.h"
 #include "train/batch_share.h"
 
@@ -97,7 +97,7 @@ int ranks_to_start(const TrainConfig& train, Backend backend) {
   if (!wanted) {
     const int ranks = most_ranks(train, std::max(visible, 1));
     if (ranks < visible) {
-      spdlog::warn(
+      log_warning(
           "training on {} of {} GPUs: more cannot share train.batch, {} sequences, in "
           "micro-batches "
           "of {}; a smaller train.micro_batch or a larger train.batch makes use of them",
@@ -156,7 +156,7 @@ ExitCode run_in_job(Control& control, const std::function<ExitCode()>& work) {
     return code;
   } catch (...) {
     const Failure failure = current_failure();
-    spdlog::debug("this rank ends: {}", failure.message);
+    log_debug("this rank ends: {}", failure.message);
     control.report({.code = failure.code, .message = failure.message});
   }
   const Failure failure = [&]() -> Failure {

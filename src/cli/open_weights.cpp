@@ -1,9 +1,8 @@
 #include "cli/open_weights.h"
 
-#include <spdlog/spdlog.h>
-
 #include "checkpoint/weight_match.h"
 #include "cli/run_tokenizer.h"
+#include "core/log.h"
 #include "export/hf_folder.h"
 
 namespace sbtrain {
@@ -16,8 +15,8 @@ std::string tokenizer_hash(const HfFolder& folder) {
   try {
     return Tokenizer(path).hash();
   } catch (const Error& error) {
-    spdlog::warn("it is not checked that the data has the tokenizer of the weights: {}",
-                 error.what());
+    log_warning("it is not checked that the data has the tokenizer of the weights: {}",
+                error.what());
     return "";
   }
 }

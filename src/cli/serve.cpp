@@ -1,5 +1,4 @@
 // sbtrain serve: completions of a checkpoint's model over HTTP.
-#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "serve/api.h"
 #include "serve/decode_batch.h"
 #include "serve/engine.h"
@@ -150,7 +150,7 @@ class ModelServer {
     announce(server, capacity);
     std::thread drain([&] {
       stop.wait();
-      spdlog::info("ending: answers that have begun have {} s", options_.drain_time);
+      log_info("ending: answers that have begun have {} s", options_.drain_time);
       api.drain();
       engine.close(ServeClock::now() + std::chrono::seconds(options_.drain_time));
     });
@@ -200,7 +200,7 @@ class ModelServer {
 
   void announce(const HttpServer& server, int64_t capacity) const {
     if (!server.is_local() && token_.empty()) {
-      spdlog::warn(
+      log_warning(
           "everybody who reaches {} can use this server: it asks for no token "
           "(--token-file)",
           options_.host);

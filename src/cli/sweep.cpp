@@ -2,7 +2,6 @@
 //
 // Each run is a process of its own, so that the others continue whatever ends one. A stop signal is
 // passed on to the runs, which save; the same command continues from there.
-#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include "config/schema.h"
 #include "core/error.h"
 #include "core/gpus.h"
+#include "core/log.h"
 #include "core/sha256.h"
 #include "job/launch.h"
 #include "train/signals.h"
@@ -116,7 +116,7 @@ class Sweep {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     if (signals.stop_requested()) {
-      spdlog::info("the sweep was stopped; the same command continues");
+      log_info("the sweep was stopped; the same command continues");
       return ExitCode::kPreempted;
     }
     return ExitCode::kDone;
@@ -154,7 +154,7 @@ class Sweep {
         run.status = "failed";
         run.exit_code = static_cast<int>(error.code());
         run.error = error.what();
-        spdlog::error("run {} of {}: {}: {}", i + 1, runs_.size(), run.name, error.what());
+        log_error("run {} of {}: {}: {}", i + 1, runs_.size(), run.name, error.what());
         continue;
       }
       run.error.clear();
@@ -183,8 +183,8 @@ class Sweep {
   void start(size_t index, ChildRuns& children) {
     SweepRun& run = runs_[index];
     const fs::path log = children.slots() > 1 ? folder_of(run) / "output.log" : fs::path();
-    spdlog::info("run {} of {}: {}{}", index + 1, runs_.size(), run.name,
-                 log.empty() ? "" : fmt::format(" (its output: {})", log.string()));
+    log_info("run {} of {}: {}{}", index + 1, runs_.size(), run.name,
+             log.empty() ? "" : fmt::format(" (its output: {})", log.string()));
     run.status = "running";
     run.config_hash = sha256_hex(config_yaml(configs_[index]));
     write_results(file_, runs_);
@@ -205,7 +205,7 @@ class Sweep {
     run.epochs = epochs(configs_[ended.id], run.step);
     write_results(file_, runs_);
     if (run.status == "failed") {
-      spdlog::error("{}: failed with exit code {}; the other runs continue", run.name, ended.code);
+      log_error("{}: failed with exit code {}; the other runs continue", run.name, ended.code);
     }
   }
 
@@ -237,7 +237,7 @@ ExitCode run_sweep(const SweepOptions& options) {
   const ExitCode code = sweep.train();
   sweep.print(options.all);
   if (code != ExitCode::kDone || sweep.failure() == 0) return code;
-  spdlog::error("not every run succeeded; the same command tries the failed ones again");
+  log_error("not every run succeeded; the same command tries the failed ones again");
   return static_cast<ExitCode>(sweep.failure());
 }
 

@@ -1,5 +1,4 @@
 // sbtrain train: a training run, or with --dry-run its plan.
-#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -18,6 +17,7 @@
 #include "cli/range.h"
 #include "config/schema.h"
 #include "core/gpus.h"
+#include "core/log.h"
 #include "core/version.h"
 #include "job/agreement.h"
 #include "train/batch_share.h"
@@ -104,8 +104,7 @@ ExitCode train_as_rank(const Config& config, const Job& job, const InitFrom& ini
   open_rank_log(config.run_dir(), job.launch.rank);
   const Backend backend = select_rank_backend(config.device, job.launch);
   if (backend == Backend::kCuda) check_gpus(config.train, job.launch);
-  spdlog::info("rank {} of {}, started by {}", job.launch.rank, job.launch.world,
-               job.launch.launcher);
+  log_info("rank {} of {}, started by {}", job.launch.rank, job.launch.world, job.launch.launcher);
   agree(*job.control, rank_fields(resolved, backend, init));
   check_batch(config.train, job.launch.world);
   if (job.launch.rank > 0) resolved.config.metrics.progress = false;

@@ -1,7 +1,5 @@
 #include "export/hf_import.h"
 
-#include <spdlog/spdlog.h>
-
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -13,6 +11,7 @@
 #include "config/schema.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "core/version.h"
 #include "data/loader.h"
 #include "model/transformer.h"
@@ -32,7 +31,7 @@ std::unique_ptr<Tokenizer> copy_tokenizer(const HfFolder& folder, const fs::path
   try {
     tokenizer = std::make_unique<Tokenizer>(from.string());
   } catch (const Error& error) {
-    spdlog::warn("the tokenizer is left out: {}", error.what());
+    log_warning("the tokenizer is left out: {}", error.what());
     return nullptr;
   }
   check_vocabulary(*tokenizer, folder.config().model.vocab);

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/host_name.h"
+#include "core/log.h"
 
 namespace sbtrain::control {
 namespace {
@@ -133,8 +133,8 @@ void HubControl::log_refusal(const Guest& guest, const Hello& hello, const std::
   constexpr size_t kMostLogged = 100;
   const std::string who = fmt::format("pid {} on {}, rank {}", hello.pid, hello.host, hello.rank);
   if (refused_.size() >= kMostLogged || !refused_.insert(who).second) return;
-  spdlog::warn("refused a connection from {} ({}): {}", peer_name(guest.connection.fd()), who,
-               reason);
+  log_warning("refused a connection from {} ({}): {}", peer_name(guest.connection.fd()), who,
+              reason);
 }
 
 std::optional<Refusal> HubControl::objection(const Hello& hello) const {
@@ -325,7 +325,7 @@ void HubControl::watch_rendezvous() {
   const std::vector<int> absent = select([](const Peer& p) { return !p.present; });
   if (now_ >= next_notice_) {
     next_notice_ = 4 * now_;
-    spdlog::info("waiting for {} of {}", name_ranks(absent), world_);
+    log_info("waiting for {} of {}", name_ranks(absent), world_);
   }
   if (now_ <= deadlines_.rendezvous) return;
   fail_job(ExitCode::kCommunication,

@@ -1,11 +1,10 @@
 #include "train/guard.h"
 
-#include <spdlog/spdlog.h>
-
 #include <cmath>
 #include <string>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/number_text.h"
 
 namespace sbtrain {
@@ -33,8 +32,8 @@ bool Guard::accept(int64_t step, double loss, double squared_norm, double lr,
                         std::sqrt(spike->variance));
   }
   if (state_.in_a_row < max_in_a_row_) {
-    spdlog::warn("step {}: {}: skipped ({} of at most {} in a row)", step, what, state_.in_a_row,
-                 max_in_a_row_);
+    log_warning("step {}: {}: skipped ({} of at most {} in a row)", step, what, state_.in_a_row,
+                max_in_a_row_);
     return false;
   }
   const std::string before =

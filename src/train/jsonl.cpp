@@ -1,13 +1,12 @@
 #include "train/jsonl.h"
 
-#include <spdlog/spdlog.h>
-
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
 
 namespace sbtrain {
 
@@ -46,7 +45,7 @@ Kept read_up_to(const std::string& path, int64_t last_step) {
 void prepare(const std::string& path, std::optional<int64_t> resumed_step) {
   if (!fs::exists(path) || fs::file_size(path) == 0) return;
   if (!resumed_step) {
-    spdlog::warn("{} belongs to an earlier run; it is kept as {}", path, set_aside(path).string());
+    log_warning("{} belongs to an earlier run; it is kept as {}", path, set_aside(path).string());
     return;
   }
   const Kept kept = read_up_to(path, *resumed_step);

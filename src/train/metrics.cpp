@@ -1,7 +1,5 @@
 #include "train/metrics.h"
 
-#include <spdlog/spdlog.h>
-
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -13,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "core/number_text.h"
 #include "train/bits.h"
 #include "train/jsonl.h"
@@ -125,7 +124,7 @@ FileThread::Sink forgiving(std::shared_ptr<Writer> writer) {
       writer->write(record);
       failing = false;
     } catch (const std::exception& error) {
-      if (!failing) spdlog::warn("metrics of step {} are lost: {}", record.step, error.what());
+      if (!failing) log_warning("metrics of step {} are lost: {}", record.step, error.what());
       failing = true;
     }
   };

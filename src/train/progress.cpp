@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <spdlog/sinks/base_sink.h>
-#include <spdlog/spdlog.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "core/log.h"
 #include "core/number_text.h"
 
 namespace sbtrain {
@@ -136,7 +135,7 @@ bool dumb_terminal() {
 
 // ---- The log sink ----------------------------------------------------------------------------
 
-class ProgressSink : public spdlog::sinks::base_sink<std::mutex> {
+class ProgressSink : public LogSink {
  public:
   void attach(Progress* progress) {
     const std::lock_guard lock(mutex_);
@@ -147,35 +146,33 @@ class ProgressSink : public spdlog::sinks::base_sink<std::mutex> {
     if (progress_ == progress) progress_ = nullptr;
   }
 
- protected:
-  void sink_it_(const spdlog::details::log_msg& message) override {
-    spdlog::memory_buf_t buffer;
-    formatter_->format(message, buffer);
-    std::string text = fmt::to_string(buffer);
-    colour(message, text);
+  void write(const LogLine& line) override {
+    const std::string text = coloured(line);
+    const std::lock_guard lock(mutex_);
     if (progress_ != nullptr) {
       progress_->print(text);
-    } else {
-      for (std::string_view rest = text; !rest.empty();) {
-        const ssize_t n = ::write(STDERR_FILENO, rest.data(), rest.size());
-        if (n < 0 && errno != EINTR) return;
-        rest.remove_prefix(static_cast<size_t>(std::max<ssize_t>(n, 0)));
-      }
+      return;
+    }
+    for (std::string_view rest = text; !rest.empty();) {
+      const ssize_t n = ::write(STDERR_FILENO, rest.data(), rest.size());
+      if (n < 0 && errno != EINTR) return;
+      rest.remove_prefix(static_cast<size_t>(std::max<ssize_t>(n, 0)));
     }
   }
-  void flush_() override {}
 
  private:
-  // Paints the range that the pattern marks with %^ and %$.
-  void colour(const spdlog::details::log_msg& message, std::string& text) const {
-    if (!colour_ || message.color_range_end <= message.color_range_start) return;
-    const char* code = message.level >= spdlog::level::err    ? "\x1b[31m"
-                       : message.level == spdlog::level::warn ? "\x1b[33m"
-                                                              : "\x1b[32m";
-    text.insert(message.color_range_end, "\x1b[0m");
-    text.insert(message.color_range_start, code);
+  std::string coloured(const LogLine& line) const {
+    std::string text(line.text);
+    if (!colour_ || line.colour_end <= line.colour_begin) return text;
+    const char* code = line.level >= LogLevel::kError     ? "\x1b[31m"
+                       : line.level == LogLevel::kWarning ? "\x1b[33m"
+                                                          : "\x1b[32m";
+    text.insert(line.colour_end, "\x1b[0m");
+    text.insert(line.colour_begin, code);
+    return text;
   }
 
+  std::mutex mutex_;
   Progress* progress_ = nullptr;
   const bool colour_ =
       ::isatty(STDERR_FILENO) != 0 && !set_and_not_empty("NO_COLOR") && !dumb_terminal();
@@ -183,11 +180,9 @@ class ProgressSink : public spdlog::sinks::base_sink<std::mutex> {
 
 template <typename Visit>
 void for_each_progress_sink(Visit visit) {
-  const auto logger = spdlog::default_logger();
-  if (!logger) return;
-  for (const auto& sink : logger->sinks()) {
-    if (auto* progress_sink = dynamic_cast<ProgressSink*>(sink.get())) visit(*progress_sink);
-  }
+  for_each_log_sink([&](LogSink& sink) {
+    if (auto* progress_sink = dynamic_cast<ProgressSink*>(&sink)) visit(*progress_sink);
+  });
 }
 
 }  // namespace
@@ -311,7 +306,7 @@ void Progress::emit(std::string_view text, bool wait) {
   }
 }
 
-std::shared_ptr<spdlog::sinks::sink> make_progress_sink() {
+std::shared_ptr<LogSink> make_progress_sink() {
   return std::make_shared<ProgressSink>();
 }
 

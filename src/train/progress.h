@@ -13,11 +13,9 @@
 #include <string>
 #include <string_view>
 
-namespace spdlog::sinks {
-class sink;
-}
-
 namespace sbtrain {
+
+class LogSink;
 
 // The values of the line; NaN: unknown, not shown.
 struct ProgressState {
@@ -79,7 +77,7 @@ class Progress {
 };
 
 // A log sink for standard error that knows about the progress line: while a Progress exists, log
-// lines appear above it. The command line installs it in the default logger.
-std::shared_ptr<spdlog::sinks::sink> make_progress_sink();
+// lines appear above it. The command line installs it for the log.
+std::shared_ptr<LogSink> make_progress_sink();
 
 }  // namespace sbtrain

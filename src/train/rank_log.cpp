@@ -2,32 +2,25 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <spdlog/sinks/base_sink.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <memory>
-#include <mutex>
 #include <system_error>
 
 #include "core/file_descriptor.h"
 #include "core/files.h"
+#include "core/log.h"
 
 namespace sbtrain {
 namespace {
 
-class FileSink : public spdlog::sinks::base_sink<std::mutex> {
+class FileSink : public LogSink {
  public:
   explicit FileSink(FileDescriptor file) : file_(std::move(file)) {}
-
- protected:
-  void sink_it_(const spdlog::details::log_msg& message) override {
-    spdlog::memory_buf_t line;
-    formatter_->format(message, line);
-    [[maybe_unused]] const ssize_t n = ::write(file_.get(), line.data(), line.size());
+  void write(const LogLine& line) override {
+    [[maybe_unused]] const ssize_t n = ::write(file_.get(), line.text.data(), line.text.size());
   }
-  void flush_() override {}
 
  private:
   FileDescriptor file_;
@@ -45,14 +38,11 @@ void open_rank_log(const std::filesystem::path& run, int rank) {
   FileDescriptor file(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644));
   if (file.get() < 0) {
-    spdlog::warn("cannot write {}: {}", path.string(), std::generic_category().message(errno));
+    log_warning("cannot write {}: {}", path.string(), std::generic_category().message(errno));
     return;
   }
-  auto& sinks = spdlog::default_logger()->sinks();
-  if (rank > 0) {
-    for (const auto& sink : sinks) sink->set_level(spdlog::level::err);
-  }
-  sinks.push_back(std::make_shared<FileSink>(std::move(file)));
+  if (rank > 0) limit_log_sinks(LogLevel::kError);
+  add_log_sink(std::make_shared<FileSink>(std::move(file)));
 }
 
 }  // namespace sbtrain

@@ -1,7 +1,5 @@
 #include "train/run_folder.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -10,6 +8,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/host_name.h"
+#include "core/log.h"
 #include "core/version.h"
 #include "tokenizer/tokenizer.h"
 
@@ -27,8 +26,8 @@ void write_run_file(const fs::path& file, const std::string& text) {
   const std::string before = text_of_run_file(file);
   if (before == text) return;
   if (!before.empty()) {
-    spdlog::info("{} differs from that of an earlier start, which is kept as {}", file.string(),
-                 set_aside(file).string());
+    log_info("{} differs from that of an earlier start, which is kept as {}", file.string(),
+             set_aside(file).string());
   }
   replace_file(file, text, {}, MissingFolders::kError);
 }

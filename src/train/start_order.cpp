@@ -1,12 +1,11 @@
 #include "train/start_order.h"
 
-#include <spdlog/spdlog.h>
-
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "core/sha256.h"
 
 namespace sbtrain {
@@ -24,7 +23,7 @@ std::optional<int64_t> StartOrder::noted() const {
     if (note.at("config_sha256") != config_) return std::nullopt;
     return note.at("saves_before").get<int64_t>();
   } catch (const nlohmann::json::exception& error) {
-    spdlog::warn("{}: {}; checkpoint.resume={} is obeyed", file().string(), error.what(), order_);
+    log_warning("{}: {}; checkpoint.resume={} is obeyed", file().string(), error.what(), order_);
     return std::nullopt;
   }
 }
@@ -34,7 +33,7 @@ std::string StartOrder::resume() {
   if (order_ == "auto") return order_;
   if (const std::optional<int64_t> before = noted()) {
     if (const std::optional<CheckpointReader> begun = open_newest_after(run_, *before)) {
-      spdlog::info(
+      log_info(
           "this command has begun already, with checkpoint.resume={}: it continues from its newest "
           "checkpoint. Remove {} to obey checkpoint.resume once more",
           order_, file().string());
@@ -56,7 +55,7 @@ void StartOrder::note() const {
 void StartOrder::forget() const {
   std::error_code error;
   fs::remove(file(), error);
-  if (error) spdlog::warn("cannot remove {}: {}", file().string(), error.message());
+  if (error) log_warning("cannot remove {}: {}", file().string(), error.message());
 }
 
 }  // namespace sbtrain

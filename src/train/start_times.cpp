@@ -1,11 +1,12 @@
 #include "train/start_times.h"
 
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
 #include <sstream>
+
+#include "core/log.h"
 
 namespace sbtrain {
 namespace {
@@ -54,11 +55,11 @@ void StartTimes::first_step() {
   std::string shown;
   for (const auto& [part, seconds] : parts_) {
     total += seconds;
-    spdlog::debug("start: {} {:.3f} s", part, seconds);
+    log_debug("start: {} {:.3f} s", part, seconds);
     if (seconds < 0.05) continue;
     shown += fmt::format("{}{} {:.1f}", shown.empty() ? "" : ", ", part, seconds);
   }
-  spdlog::info("first step after {:.1f} s{}", total, shown.empty() ? "" : " (" + shown + ")");
+  log_info("first step after {:.1f} s{}", total, shown.empty() ? "" : " (" + shown + ")");
 }
 
 }  // namespace sbtrain

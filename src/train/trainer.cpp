@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <fmt/ranges.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -20,6 +19,7 @@
 #include "checkpoint/weight_match.h"
 #include "core/device.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "core/memory_check.h"
 #include "data/loader.h"
 #include "eval/perplexity.h"
@@ -144,9 +144,8 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   if (memory.backend() == Backend::kCpu) {
     require_shared_memory(*job.control, job.launch.node, plan.report().total_bytes(), "the run");
   }
-  spdlog::info(
-      "memory of {}: {}", mesh.world().world() > 1 ? "each rank" : "the run",
-      summarize_memory(plan.report(), library_memory(memory.backend(), mesh.world().world())));
+  log_info("memory of {}: {}", mesh.world().world() > 1 ? "each rank" : "the run",
+           summarize_memory(plan.report(), library_memory(memory.backend(), mesh.world().world())));
   prepare_memory(memory, communicator_options(config.train), mesh.world().world());
   memory.adopt_plan(plan);
   start.done("memory");
@@ -306,13 +305,12 @@ void Run::load_initial(const InitFrom& init) {
   load_weights(source, step_.params());
   step_.params().refresh();
   if (!leads()) return;
-  spdlog::info("the weights are those of {}", found);
+  log_info("the weights are those of {}", found);
   if (!match.missing.empty()) {
-    spdlog::info("initialised, since they are not there:\n  {}", fmt::join(match.missing, "\n  "));
+    log_info("initialised, since they are not there:\n  {}", fmt::join(match.missing, "\n  "));
   }
   if (!match.unexpected.empty()) {
-    spdlog::info("not used, since the model lacks them:\n  {}",
-                 fmt::join(match.unexpected, "\n  "));
+    log_info("not used, since the model lacks them:\n  {}", fmt::join(match.unexpected, "\n  "));
   }
   const nlohmann::json record = {{"path", init.path},
                                  {"weights", fs::absolute(found).string()},
@@ -368,12 +366,12 @@ bool Run::resume() {
   if (fs::equivalent(checkpoint->folder().parent_path(), folder_ / "checkpoints", other)) {
     saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
   }
-  spdlog::info("resumed from {} (step {}, {} tokens; {:.1f} MB in {:.2f} s)", name, state_.step,
-               state_.tokens, static_cast<double>(manifest.bytes()) / 1e6, seconds.count());
+  log_info("resumed from {} (step {}, {} tokens; {:.1f} MB in {:.2f} s)", name, state_.step,
+           state_.tokens, static_cast<double>(manifest.bytes()) / 1e6, seconds.count());
   if (manifest.world != control_.world()) {
-    spdlog::info("the checkpoint was saved by {} rank{}, now there {} {}: each takes its ranges",
-                 manifest.world, manifest.world == 1 ? "" : "s", alone() ? "is" : "are",
-                 control_.world());
+    log_info("the checkpoint was saved by {} rank{}, now there {} {}: each takes its ranges",
+             manifest.world, manifest.world == 1 ? "" : "s", alone() ? "is" : "are",
+             control_.world());
   }
   check_rate(name);
   return true;
@@ -385,7 +383,7 @@ void Run::check_rate(const std::string& checkpoint) const {
   if (state_.step == 0 || state_.lr <= 0 || finished()) return;
   const double now = schedule_.lr(state_.step - 1);
   if (std::abs(now - state_.lr) <= 1e-9 * state_.lr) return;
-  spdlog::warn(
+  log_warning(
       "{}: step {} had learning rate {:.3g}, where the present schedule has {:.3g}, since stages, "
       "train.lr or train.batch have changed: the next step has {:.3g}",
       checkpoint, state_.step, state_.lr, now, schedule_.lr(state_.step));
@@ -523,8 +521,8 @@ void Run::validate() {
   saved_step_ = -1;  // a checkpoint of this step still calls the validation due
   const double enough = config_.validation.stop_accuracy;
   if (enough > 0 && result.accuracy >= enough && !finished()) {
-    spdlog::info("step {}: accuracy {:.4f}, so the run ends here (validation.stop_accuracy {})",
-                 state_.step, *result.accuracy, enough);
+    log_info("step {}: accuracy {:.4f}, so the run ends here (validation.stop_accuracy {})",
+             state_.step, *result.accuracy, enough);
     state_.stopped = true;
   }
 }
@@ -572,8 +570,8 @@ bool Run::due(const Duration& every) const {
 
 ExitCode Run::train() {
   if (finished() && !state_.validation_due) {
-    spdlog::info("{} is complete: {} steps. Give it a longer stage, or another --out, to train on.",
-                 folder_.string(), state_.step);
+    log_info("{} is complete: {} steps. Give it a longer stage, or another --out, to train on.",
+             folder_.string(), state_.step);
     return ExitCode::kDone;
   }
   if (!resumed_) state_.validation_due = has_validation();
@@ -610,10 +608,10 @@ ExitCode Run::finish() {
     if (leads()) order_.forget();
     return ExitCode::kDone;
   }
-  spdlog::info("stopped by {} after step {}, saved; the same command continues",
-               signals_.stop_requested() ? fmt::format("signal {}", signals_.signal())
-                                         : "a signal to another rank",
-               state_.step);
+  log_info("stopped by {} after step {}, saved; the same command continues",
+           signals_.stop_requested() ? fmt::format("signal {}", signals_.signal())
+                                     : "a signal to another rank",
+           state_.step);
   return ExitCode::kPreempted;
 }
 

@@ -1,11 +1,10 @@
 #include "ops/cuda/context.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "kernels/decode_sizes.h"
 #include "ops/cuda/timer.h"
 #include "ops/host_wait.h"
@@ -154,7 +153,7 @@ Beside::~Beside() {
 }
 
 void Context::say_once(const std::string& text) {
-  if (said_.insert(text).second) spdlog::info("{}", text);
+  if (said_.insert(text).second) log_info("{}", text);
 }
 
 Context& context(const Stream& s) {

@@ -1,7 +1,6 @@
 #include "ops/cuda/gemm_tuner.h"
 
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,6 +11,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "ops/cuda/context.h"
 
 namespace sbtrain::ops::cuda {
@@ -206,7 +206,7 @@ void GemmTuner::save() const {
   try {
     replace_file(path, content);
   } catch (const Error& e) {  // another process may be writing it, too
-    spdlog::debug("{}; matrix products are timed again at each start", e.what());
+    log_debug("{}; matrix products are timed again at each start", e.what());
   }
 }
 

@@ -1,9 +1,9 @@
 // Reading the checkpoints of a run that saves, and removes old ones, all the time.
-#include <spdlog/spdlog.h>
 
 #include <atomic>
 #include <thread>
 
+#include "core/log.h"
 #include "fixtures.h"
 
 namespace sbtrain {
@@ -41,8 +41,8 @@ TEST(LiveRun, EveryListIsThatOfSomeMoment) {
 
 TEST(LiveRun, TheNewestIsFoundAndGood) {
   use_memory_for_temporary_folders();
-  const auto level = spdlog::get_level();
-  spdlog::set_level(spdlog::level::err);  // each one that is passed over is a warning
+  const LogLevel level = log_level();
+  set_log_level(LogLevel::kError);  // each one that is passed over is a warning
   const TemporaryFolder run;
   int64_t newest = 0;
   read_beside_saves(run.path(), 200, [&] {
@@ -55,7 +55,7 @@ TEST(LiveRun, TheNewestIsFoundAndGood) {
     // Its text was read when it was opened; its data may be gone by now.
     EXPECT_EQ(reader->state_json(), test_snapshot(newest).state_json);
   });
-  spdlog::set_level(level);
+  set_log_level(level);
 }
 
 }  // namespace

@@ -3,14 +3,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pty.h>
-#include <spdlog/sinks/sink.h>
-#include <spdlog/spdlog.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
+
+#include "core/log.h"
 
 namespace sbtrain {
 namespace {
@@ -199,23 +199,22 @@ TEST(Progress, AStoppedTerminalDoesNotStopTheRun) {
 }
 
 TEST(Progress, LogLinesAppearAboveTheLine) {
-  const auto before = spdlog::default_logger();
-  spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", make_progress_sink()));
+  set_log_sink(make_progress_sink());
   {
     const Terminal terminal(100);
     Progress progress(terminal.fd());
     progress.update(make_state(1));
     terminal.shown();
-    spdlog::warn("careful");
+    log_warning("careful");
     const std::string shown = terminal.shown();
     EXPECT_EQ(shown.rfind("\r\x1b[K", 0), 0U);
     EXPECT_TRUE(contains(shown, "careful\r\n\r"));
     EXPECT_TRUE(contains(shown, "1/3000"));
   }
   testing::internal::CaptureStderr();
-  spdlog::warn("alone");
+  log_warning("alone");
   EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "alone\n"));
-  spdlog::set_default_logger(before);
+  set_log_sink(nullptr);
 }
 
 }  // namespace
