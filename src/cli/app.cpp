@@ -173,7 +173,7 @@ bool parse(CLI::App& app, std::vector<std::string> arguments) {
 ExitCode run(const std::vector<std::string>& arguments) {
   CLI::App app(kSummary, "sbtrain");
   Action action;
-  add_subcommands(app, action);
+  add_subcommands(Command(app), action);
   refuse_empty_values(app);
   if (arguments.empty()) {
     if (prints_for_job()) std::fputs(introduction(app).c_str(), stdout);
@@ -232,7 +232,7 @@ int guarded_run(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-void add_subcommands(CLI::App& app, Action& action) {
+void add_subcommands(Command app, Action& action) {
   add_train(app, action);
   add_tokenizer(app, action);
   add_prepare(app, action);

@@ -26,7 +26,7 @@ Backend available_backend(DeviceChoice device) {
   }
   // A command may ask more than once: for its number of ranks, and as each of them.
   static std::once_flag told;
-  if (kHasCuda) std::call_once(told, [&] { log_info("running on the CPU: {}", why); });
+  if (has_cuda()) std::call_once(told, [&] { log_info("running on the CPU: {}", why); });
   return Backend::kCpu;
 }
 

@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -12,10 +11,8 @@
 #include "cli/backend.h"
 #include "cli/bench_collectives.h"
 #include "cli/bench_skip.h"
-#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/job.h"
-#include "cli/range.h"
 #include "core/files.h"
 
 namespace sbtrain {
@@ -160,25 +157,25 @@ ExitCode run_bench_train(const BenchTrainCommand& options) {
                   .work = [&](const Job& job) { return bench_train_as(job, config, options); }});
 }
 
-void add_bench_train(CLI::App& bench, Action& action) {
+void add_bench_train(Command bench, Action& action) {
   auto options = std::make_shared<BenchTrainCommand>();
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_subcommand(
       "train", "A training step and its parts, on random tokens; the default for options only");
-  command->add_option("--steps", options->bench.steps, "Steps to time; the median is reported")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
-  command->add_option("--warmup", options->bench.warmup, "Steps before that")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
-      ->capture_default_str();
-  command->add_option("--gpus", options->gpus, "GPUs of this machine to train on")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command->add_option("--trace", options->trace,
-                      "File for when each op of rank 0 ran in one step on a GPU, for "
-                      "ui.perfetto.dev and scripts/plot_overlap.py");
-  command->add_flag("--json", options->json, "Print one JSON object");
-  options->config.add(*command);
-  command->callback(
+  command.add_option("--steps", options->bench.steps, "Steps to time; the median is reported")
+      .check(whole_numbers(int64_t{1}, int64_t{1} << 20))
+      .capture_default_str();
+  command.add_option("--warmup", options->bench.warmup, "Steps before that")
+      .check(whole_numbers(int64_t{0}, int64_t{1} << 20))
+      .capture_default_str();
+  command.add_option("--gpus", options->gpus, "GPUs of this machine to train on")
+      .check(whole_numbers(1, 1024))
+      .capture_default_str();
+  command.add_option("--trace", options->trace,
+                     "File for when each op of rank 0 ran in one step on a GPU, for "
+                     "ui.perfetto.dev and scripts/plot_overlap.py");
+  command.add_flag("--json", options->json, "Print one JSON object");
+  options->config.add(command);
+  command.callback(
       [options, &action] { action = [options] { return run_bench_train(*options); }; });
 }
 
@@ -236,28 +233,28 @@ ExitCode run_bench_decode(const BenchDecodeCommand& options) {
   return ExitCode::kDone;
 }
 
-void add_bench_decode(CLI::App& bench, Action& action) {
+void add_bench_decode(Command bench, Action& action) {
   auto options = std::make_shared<BenchDecodeCommand>();
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_subcommand(
       "decode", "Generation by several sequences at once, one token of each a step");
-  const CLI::Range positive(int64_t{1}, int64_t{1} << 20);
-  command->add_option("--sequences", options->bench.sequences, "Numbers of sequences, one row each")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-      ->capture_default_str();
-  command->add_option("--context", options->bench.context, "Tokens of each before the first step")
-      ->check(positive)
-      ->capture_default_str();
-  command->add_option("--steps", options->bench.steps, "Steps to time; the median is reported")
-      ->check(positive)
-      ->capture_default_str();
-  command->add_flag("!--no-graph", options->bench.graph,
-                    "On a GPU: give it the kernels of a step one by one, not as one CUDA graph");
-  command->add_flag("!--no-overlap", options->bench.overlap,
-                    "On a GPU: no kernel of the graph begins before the one before it has ended");
-  command->add_flag("--json", options->json, "Print one JSON object for each row");
-  options->config.add(*command);
-  command->callback(
+  const Check positive = whole_numbers(int64_t{1}, int64_t{1} << 20);
+  command.add_option("--sequences", options->bench.sequences, "Numbers of sequences, one row each")
+      .delimiter(',')
+      .check(whole_numbers(int64_t{1}, int64_t{1024}))
+      .capture_default_str();
+  command.add_option("--context", options->bench.context, "Tokens of each before the first step")
+      .check(positive)
+      .capture_default_str();
+  command.add_option("--steps", options->bench.steps, "Steps to time; the median is reported")
+      .check(positive)
+      .capture_default_str();
+  command.add_flag("!--no-graph", options->bench.graph,
+                   "On a GPU: give it the kernels of a step one by one, not as one CUDA graph");
+  command.add_flag("!--no-overlap", options->bench.overlap,
+                   "On a GPU: no kernel of the graph begins before the one before it has ended");
+  command.add_flag("--json", options->json, "Print one JSON object for each row");
+  options->config.add(command);
+  command.callback(
       [options, &action] { action = [options] { return run_bench_decode(*options); }; });
 }
 
@@ -271,17 +268,17 @@ struct OpBenchCommand {
 constexpr const char* kSuited = "; 0: suited to the device";
 constexpr int64_t kLargestSize = int64_t{1} << 30;
 
-void add_size(CLI::App& command, const std::string& name, int64_t& value, const std::string& help) {
+void add_size(Command command, const std::string& name, int64_t& value, const std::string& help) {
   command.add_option(name, value, help + kSuited)
-      ->check(CLI::Range(int64_t{0}, kLargestSize))
-      ->capture_default_str();
+      .check(whole_numbers(int64_t{0}, kLargestSize))
+      .capture_default_str();
 }
 
-void add_common(CLI::App& command, OpBenchCommand& common, int64_t& repeats) {
+void add_common(Command command, OpBenchCommand& common, int64_t& repeats) {
   command.add_option("--repeats", repeats, "Calls to time; the median is reported")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
-  add_choice(command, "--device", common.device, "auto, cpu or cuda");
+      .check(whole_numbers(int64_t{1}, int64_t{1} << 20))
+      .capture_default_str();
+  command.add_choice("--device", common.device, "auto, cpu or cuda");
   command.add_flag("--json", common.json, "Print one JSON object for each row");
 }
 
@@ -325,42 +322,42 @@ ExitCode run_bench_attention(const BenchAttentionCommand& options) {
   return ExitCode::kDone;
 }
 
-void add_bench_attention(CLI::App& bench, Action& action) {
+void add_bench_attention(Command bench, Action& action) {
   auto options = std::make_shared<BenchAttentionCommand>();
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_subcommand(
       "attention", "Attention forward and backward by head dimension and length");
   command
-      ->add_option("--modules", options->bench.modules,
-                   fmt::format("Modules to time, of {}; default: the first two",
-                               fmt::join(bench_attention_modules(), ", ")))
-      ->delimiter(',')
-      ->check(CLI::IsMember(bench_attention_modules()));
-  command->add_option("--head-dims", options->bench.head_dims, "Such as 32,64,128")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, kLargestSize));
-  command->add_option("--lengths", options->bench.lengths, "Lengths of documents, such as 512,1024")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, kLargestSize));
-  add_size(*command, "--tokens", options->bench.tokens, "Tokens of all documents together");
-  command->add_flag(
+      .add_option("--modules", options->bench.modules,
+                  fmt::format("Modules to time, of {}; default: the first two",
+                              fmt::join(bench_attention_modules(), ", ")))
+      .delimiter(',')
+      .check(one_of_words(bench_attention_modules()));
+  command.add_option("--head-dims", options->bench.head_dims, "Such as 32,64,128")
+      .delimiter(',')
+      .check(whole_numbers(int64_t{1}, kLargestSize));
+  command.add_option("--lengths", options->bench.lengths, "Lengths of documents, such as 512,1024")
+      .delimiter(',')
+      .check(whole_numbers(int64_t{1}, kLargestSize));
+  add_size(command, "--tokens", options->bench.tokens, "Tokens of all documents together");
+  command.add_flag(
       "--ragged", options->bench.ragged,
       "Documents of many lengths, whose mean --lengths gives (log-normal, deviation 1)");
-  add_size(*command, "--width", options->bench.width, "Heads times head dimension");
+  add_size(command, "--width", options->bench.width, "Heads times head dimension");
   command
-      ->add_option("--options", options->changes,
-                   "KEY=VALUE,...: new values of options that the modules are timed with")
-      ->delimiter(',')
-      ->check([](const std::string& text) {
+      .add_option("--options", options->changes,
+                  "KEY=VALUE,...: new values of options that the modules are timed with")
+      .delimiter(',')
+      .check([](const std::string& text) {
         return text.find('=') == std::string::npos ? "expected KEY=VALUE" : std::string();
       });
-  command->add_flag("!--any-order", options->bench.deterministic,
-                    "As train.deterministic: false, which affects only cuDNN's backward pass");
+  command.add_flag("!--any-order", options->bench.deterministic,
+                   "As train.deterministic: false, which affects only cuDNN's backward pass");
   command
-      ->add_option("--implementation", options->bench.implementation,
-                   "Implementation to run on a GPU; default: the one that training chooses")
-      ->check(CLI::IsMember({"portable", "cudnn", "hopper"}));
-  add_common(*command, *options, options->bench.repeats);
-  command->callback(
+      .add_option("--implementation", options->bench.implementation,
+                  "Implementation to run on a GPU; default: the one that training chooses")
+      .check(one_of_words({"portable", "cudnn", "hopper"}));
+  add_common(command, *options, options->bench.repeats);
+  command.callback(
       [options, &action] { action = [options] { return run_bench_attention(*options); }; });
 }
 
@@ -392,32 +389,32 @@ ExitCode run_bench_ops(const BenchOpsCommand& options) {
   return ExitCode::kDone;
 }
 
-void add_bench_ops(CLI::App& bench, Action& action) {
+void add_bench_ops(Command bench, Action& action) {
   auto options = std::make_shared<BenchOpsCommand>();
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_subcommand(
       "ops", "Memory-bound ops against a copy, and the matrix products of a block");
-  add_size(*command, "--tokens", options->bench.tokens, "Tokens of a micro-batch");
-  add_size(*command, "--width", options->bench.width, "Width of the model");
-  add_size(*command, "--inner", options->bench.inner, "Inner width of the MLP");
-  add_size(*command, "--vocab", options->bench.vocab, "Vocabulary");
-  add_common(*command, *options, options->bench.repeats);
-  command->callback([options, &action] { action = [options] { return run_bench_ops(*options); }; });
+  add_size(command, "--tokens", options->bench.tokens, "Tokens of a micro-batch");
+  add_size(command, "--width", options->bench.width, "Width of the model");
+  add_size(command, "--inner", options->bench.inner, "Inner width of the MLP");
+  add_size(command, "--vocab", options->bench.vocab, "Vocabulary");
+  add_common(command, *options, options->bench.repeats);
+  command.callback([options, &action] { action = [options] { return run_bench_ops(*options); }; });
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app, Action& action) {
-  CLI::App* bench = app.add_subcommand(
+void add_bench(Command app, Action& action) {
+  Command bench = app.add_subcommand(
       "bench",
       "Time a training step and its parts, generation, attention, skipping of keys, single ops, or "
       "collectives");
-  bench->require_subcommand(1);
-  add_bench_train(*bench, action);
-  add_bench_decode(*bench, action);
-  add_bench_attention(*bench, action);
-  add_bench_skip(*bench, action);
-  add_bench_ops(*bench, action);
-  add_bench_collectives(*bench, action);
+  bench.require_subcommand(1);
+  add_bench_train(bench, action);
+  add_bench_decode(bench, action);
+  add_bench_attention(bench, action);
+  add_bench_skip(bench, action);
+  add_bench_ops(bench, action);
+  add_bench_collectives(bench, action);
 }
 
 }  // namespace sbtrain

@@ -2,15 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "bench/bench.h"
 #include "cli/backend.h"
-#include "cli/choice_option.h"
 #include "cli/job.h"
+#include "cli/options.h"
 #include "core/log.h"
 
 namespace sbtrain {
@@ -85,34 +84,34 @@ ExitCode run_bench_collectives(const BenchCollectivesCommand& options) {
 
 }  // namespace
 
-void add_bench_collectives(CLI::App& bench, Action& action) {
+void add_bench_collectives(Command bench, Action& action) {
   auto options = std::make_shared<BenchCollectivesCommand>();
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_subcommand(
       "collectives", "What ranks exchange, by size: time and bandwidth, alone and beside products");
   command
-      ->add_option("--sizes", options->bench.mebibytes,
-                   "MiB of the whole tensors, such as 8,64,256; default: suited to the device")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 16));
+      .add_option("--sizes", options->bench.mebibytes,
+                  "MiB of the whole tensors, such as 8,64,256; default: suited to the device")
+      .delimiter(',')
+      .check(whole_numbers(1, 1 << 16));
   command
-      ->add_option("--ctas", options->bench.ctas,
-                   "The most thread blocks of a collective, such as 0,16,8; 0: NCCL's choice")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 64))
-      ->capture_default_str();
-  command->add_flag("--copy-engines", options->bench.copy_engines,
-                    "Time all-gathers by the copy engines too");
-  command->add_option("--repeats", options->bench.repeats, "Calls to time; the median is reported")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+      .add_option("--ctas", options->bench.ctas,
+                  "The most thread blocks of a collective, such as 0,16,8; 0: NCCL's choice")
+      .delimiter(',')
+      .check(whole_numbers(0, 64))
+      .capture_default_str();
+  command.add_flag("--copy-engines", options->bench.copy_engines,
+                   "Time all-gathers by the copy engines too");
+  command.add_option("--repeats", options->bench.repeats, "Calls to time; the median is reported")
+      .check(whole_numbers(1, 1 << 20))
+      .capture_default_str();
   command
-      ->add_option("--gpus", options->gpus,
-                   "GPUs of this machine, one rank on each; default: all. Not for ranks that a "
-                   "launcher has started")
-      ->check(CLI::Range(1, 1024));
-  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
-  command->add_flag("--json", options->json, "Print one JSON object for each row");
-  command->callback(
+      .add_option("--gpus", options->gpus,
+                  "GPUs of this machine, one rank on each; default: all. Not for ranks that a "
+                  "launcher has started")
+      .check(whole_numbers(1, 1024));
+  command.add_choice("--device", options->device, "auto, cpu or cuda");
+  command.add_flag("--json", options->json, "Print one JSON object for each row");
+  command.callback(
       [options, &action] { action = [options] { return run_bench_collectives(*options); }; });
 }
 

@@ -5,6 +5,6 @@
 
 namespace sbtrain {
 
-void add_bench_collectives(CLI::App& bench, Action& action);
+void add_bench_collectives(Command bench, Action& action);
 
 }  // namespace sbtrain

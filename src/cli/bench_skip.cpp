@@ -1,14 +1,12 @@
 #include "cli/bench_skip.h"
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "bench/skipping.h"
 #include "cli/backend.h"
-#include "cli/choice_option.h"
-#include "cli/range.h"
+#include "cli/options.h"
 #include "cli/run_tokenizer.h"
 #include "train/stored_config.h"
 
@@ -86,48 +84,47 @@ ExitCode run_bench_skip(const BenchSkipCommand& options) {
 
 }  // namespace
 
-void add_bench_skip(CLI::App& bench, Action& action) {
+void add_bench_skip(Command bench, Action& action) {
   auto options = std::make_shared<BenchSkipCommand>();
-  CLI::App* command = bench.add_subcommand(
+  Command command = bench.add_subcommand(
       "skip",
       "What a trained stick-breaking model saves and loses by skipping keys, by length and "
       "skip_epsilon");
-  const CLI::Range positive(int64_t{1}, int64_t{1} << 20);
-  command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
-  command->add_option("--data", options->data,
-                      "HDF5 document stores; default: the validation data of the run");
+  const Check positive = whole_numbers(int64_t{1}, int64_t{1} << 20);
+  command.add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint").required();
+  command.add_option("--data", options->data,
+                     "HDF5 document stores; default: the validation data of the run");
   command
-      ->add_option("--lengths", options->bench.lengths,
-                   "Tokens of a window, such as 512,4096,16384; default: as in training")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+      .add_option("--lengths", options->bench.lengths,
+                  "Tokens of a window, such as 512,4096,16384; default: as in training")
+      .delimiter(',')
+      .check(whole_numbers(int64_t{1}, int64_t{1} << 30));
   command
-      ->add_option("--epsilons", options->bench.epsilons,
-                   "Values of skip_epsilon; 0 is measured always")
-      ->delimiter(',')
-      ->check([](const std::string& text) {
+      .add_option("--epsilons", options->bench.epsilons,
+                  "Values of skip_epsilon; 0 is measured always")
+      .delimiter(',')
+      .check([](const std::string& text) {
         const std::string problem = in_range(0, 1)(text);
         return problem.empty() && std::stod(text) >= 1 ? "'" + text + "' is not below 1" : problem;
       })
-      ->capture_default_str();
+      .capture_default_str();
   command
-      ->add_option("--tokens", options->bench.tokens,
-                   "Tokens of a batch, which holds at least one window; 0: as a micro-batch of the "
-                   "run")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
-      ->capture_default_str();
+      .add_option("--tokens", options->bench.tokens,
+                  "Tokens of a batch, which holds at least one window; 0: as a micro-batch of the "
+                  "run")
+      .check(whole_numbers(int64_t{0}, int64_t{1} << 30))
+      .capture_default_str();
   command
-      ->add_option("--batches", options->bench.batches,
-                   "Batches of each length, spread over the text")
-      ->check(positive)
-      ->capture_default_str();
-  command->add_option("--repeats", options->bench.repeats, "Rounds over all batches that are timed")
-      ->check(positive)
-      ->capture_default_str();
-  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
-  command->add_flag("--json", options->json, "Print one JSON object for each row");
-  command->callback(
-      [options, &action] { action = [options] { return run_bench_skip(*options); }; });
+      .add_option("--batches", options->bench.batches,
+                  "Batches of each length, spread over the text")
+      .check(positive)
+      .capture_default_str();
+  command.add_option("--repeats", options->bench.repeats, "Rounds over all batches that are timed")
+      .check(positive)
+      .capture_default_str();
+  command.add_choice("--device", options->device, "auto, cpu or cuda");
+  command.add_flag("--json", options->json, "Print one JSON object for each row");
+  command.callback([options, &action] { action = [options] { return run_bench_skip(*options); }; });
 }
 
 }  // namespace sbtrain

@@ -5,6 +5,6 @@
 
 namespace sbtrain {
 
-void add_bench_skip(CLI::App& bench, Action& action);
+void add_bench_skip(Command bench, Action& action);
 
 }  // namespace sbtrain

@@ -1,5 +1,4 @@
 // sbtrain ckpt ls | verify: lists the checkpoints of a run and checks them for damage.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -133,20 +132,20 @@ ExitCode run_verify(const CkptOptions& options) {
 
 }  // namespace
 
-void add_ckpt(CLI::App& app, Action& action) {
-  CLI::App* ckpt = app.add_subcommand("ckpt", "List and verify checkpoints");
-  ckpt->require_subcommand(1);
+void add_ckpt(Command app, Action& action) {
+  Command ckpt = app.add_subcommand("ckpt", "List and verify checkpoints");
+  ckpt.require_subcommand(1);
   auto options = std::make_shared<CkptOptions>();
 
-  CLI::App* ls = ckpt->add_subcommand("ls", "The checkpoints of a run, newest first");
-  ls->add_option("run", options->path, "Run folder, such as runs/tiny_sb")->required();
-  ls->callback([options, &action] { action = [options] { return run_ls(*options); }; });
+  Command ls = ckpt.add_subcommand("ls", "The checkpoints of a run, newest first");
+  ls.add_option("run", options->path, "Run folder, such as runs/tiny_sb").required();
+  ls.callback([options, &action] { action = [options] { return run_ls(*options); }; });
 
-  CLI::App* verify = ckpt->add_subcommand(
+  Command verify = ckpt.add_subcommand(
       "verify", "Check every byte against its checksums; exit code 5 if anything is bad");
-  verify->add_option("path", options->path, "Run folder, or one of its checkpoints/step-* folders")
-      ->required();
-  verify->callback([options, &action] { action = [options] { return run_verify(*options); }; });
+  verify.add_option("path", options->path, "Run folder, or one of its checkpoints/step-* folders")
+      .required();
+  verify.callback([options, &action] { action = [options] { return run_verify(*options); }; });
 }
 
 }  // namespace sbtrain

@@ -7,12 +7,12 @@
 //
 //   ExitCode run_eval(const EvalOptions& options) { ... return ExitCode::kDone; }
 //
-//   void add_eval(CLI::App& app, Action& action) {
+//   void add_eval(Command app, Action& action) {
 //     auto options = std::make_shared<EvalOptions>();
-//     CLI::App* command = app.add_subcommand("eval", "Loss and perplexity of a checkpoint");
-//     command->add_option("--checkpoint", options->checkpoint, "...")->required();
+//     Command command = app.add_subcommand("eval", "Loss and perplexity of a checkpoint");
+//     command.add_option("--checkpoint", options->checkpoint, "...").required();
 //     options->config.add(*command);
-//     command->callback([options, &action] { action = [options] { return run_eval(*options); }; });
+//     command.callback([options, &action] { action = [options] { return run_eval(*options); }; });
 //   }
 //
 // Failures are thrown as Error; run_command_line turns them into a message and an exit code.
@@ -22,12 +22,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
 #include "config/config.h"
 #include "core/error.h"
-
-namespace CLI {
-class App;
-}
 
 namespace sbtrain {
 
@@ -43,7 +40,7 @@ struct ConfigOptions {
   std::vector<std::string> overrides;  // "train.lr=1e-3", in the order given
 
   // `list_keys`: --help ends with the list of all configuration keys.
-  void add(CLI::App& command, bool list_keys = false);
+  void add(Command command, bool list_keys = false);
 
   // Defaults < file < environment < command line. Throws ExitCode::kConfig.
   Config load() const;
@@ -52,24 +49,24 @@ struct ConfigOptions {
   Config load_on(const std::string& text, const std::string& name) const;
 };
 
-void add_train(CLI::App& app, Action& action);
-void add_tokenizer(CLI::App& app, Action& action);
-void add_prepare(CLI::App& app, Action& action);
-void add_data(CLI::App& app, Action& action);
-void add_data_tasks(CLI::App& group, Action& action);  // of `sbtrain data`
-void add_ckpt(CLI::App& app, Action& action);
-void add_generate(CLI::App& app, Action& action);
-void add_eval(CLI::App& app, Action& action);
-void add_export(CLI::App& app, Action& action);
-void add_import(CLI::App& app, Action& action);
-void add_config(CLI::App& app, Action& action);
-void add_bench(CLI::App& app, Action& action);
-void add_serve(CLI::App& app, Action& action);
-void add_sweep(CLI::App& app, Action& action);
-void add_manual(CLI::App& app, Action& action);  // for the build; not listed
+void add_train(Command app, Action& action);
+void add_tokenizer(Command app, Action& action);
+void add_prepare(Command app, Action& action);
+void add_data(Command app, Action& action);
+void add_data_tasks(Command group, Action& action);  // of `sbtrain data`
+void add_ckpt(Command app, Action& action);
+void add_generate(Command app, Action& action);
+void add_eval(Command app, Action& action);
+void add_export(Command app, Action& action);
+void add_import(Command app, Action& action);
+void add_config(Command app, Action& action);
+void add_bench(Command app, Action& action);
+void add_serve(Command app, Action& action);
+void add_sweep(Command app, Action& action);
+void add_manual(Command app, Action& action);  // for the build; not listed
 
 // Registers every subcommand.
-void add_subcommands(CLI::App& app, Action& action);
+void add_subcommands(Command app, Action& action);
 
 // The work of main: parses `arguments` (without the program's name), runs, prints errors to stderr
 // as "error: message", and returns the exit code. Throws nothing.

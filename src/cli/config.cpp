@@ -1,5 +1,4 @@
 // sbtrain config: the configuration that a run would use, and the reference of all keys.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 
@@ -33,23 +32,23 @@ ExitCode run_docs(const std::string& key) {
 
 }  // namespace
 
-void add_config(CLI::App& app, Action& action) {
-  CLI::App* config =
+void add_config(Command app, Action& action) {
+  Command config =
       app.add_subcommand("config", "Show a resolved configuration, or the reference of all keys");
-  config->require_subcommand(1);
+  config.require_subcommand(1);
 
   auto options = std::make_shared<ShowOptions>();
-  CLI::App* show = config->add_subcommand(
+  Command show = config.add_subcommand(
       "show", "Print the configuration that a run would use: files, environment and options");
-  show->add_flag("--flat", options->flat, "One line for each key, as key=value");
-  options->config.add(*show, /*list_keys=*/true);
-  show->callback([options, &action] { action = [options] { return run_show(*options); }; });
+  show.add_flag("--flat", options->flat, "One line for each key, as key=value");
+  options->config.add(show, /*list_keys=*/true);
+  show.callback([options, &action] { action = [options] { return run_show(*options); }; });
 
   auto key = std::make_shared<std::string>();
-  CLI::App* docs = config->add_subcommand(
+  Command docs = config.add_subcommand(
       "docs", "Print the reference of all keys as Markdown, or one key's meaning");
-  docs->add_option("KEY", *key, "A key or section, such as train.lr or stages.*.schedule");
-  docs->callback([key, &action] { action = [key] { return run_docs(*key); }; });
+  docs.add_option("KEY", *key, "A key or section, such as train.lr or stages.*.schedule");
+  docs.callback([key, &action] { action = [key] { return run_docs(*key); }; });
 }
 
 }  // namespace sbtrain

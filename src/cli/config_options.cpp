@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "cli/cli.h"
@@ -20,22 +19,22 @@ std::vector<Override> all_overrides(const std::vector<std::string>& assignments)
 
 }  // namespace
 
-void ConfigOptions::add(CLI::App& command, bool list_keys) {
+void ConfigOptions::add(Command command, bool list_keys) {
   const char* group = "Configuration";
   command.add_option("-c,--config", path, "YAML file with the configuration")
-      ->type_name("FILE")
-      ->group(group);
+      .type_name("FILE")
+      .group(group);
   command.add_option("--set", overrides, "Set one key; --train.lr=1e-3 is short for it")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false)
-      ->group(group);
+      .type_name("KEY=VALUE")
+      .allow_extra_args(false)
+      .group(group);
   for (const auto& [key, help] : top_level_keys()) {
     const std::string name = "--" + key;
-    if (command.get_option_no_throw(name) != nullptr) continue;
+    if (command.has_option(name)) continue;
     const auto store = [this, key = key](const std::string& value) {
       overrides.push_back(fmt::format("{}={}", key, value));
     };
-    command.add_option_function<std::string>(name, store, help)->type_name("VALUE")->group(group);
+    command.add_setter(name, store, help).type_name("VALUE").group(group);
   }
   if (list_keys) command.footer([] { return config_help(); });
 }

@@ -1,6 +1,5 @@
 // sbtrain data info | verify: describes document stores and checks them for damage.
 // sbtrain data tasks is in data_tasks.cpp.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -98,22 +97,22 @@ ExitCode run_verify(const DataOptions& options) {
   return result;
 }
 
-void add_command(CLI::App& group, Action& action, const char* name, const char* help,
+void add_command(Command group, Action& action, const char* name, const char* help,
                  ExitCode (*run)(const DataOptions&)) {
-  CLI::App* command = group.add_subcommand(name, help);
+  Command command = group.add_subcommand(name, help);
   auto options = std::make_shared<DataOptions>();
-  command->add_option("files", options->paths, "HDF5 files made by sbtrain prepare")->required();
-  command->callback([options, run, &action] { action = [options, run] { return run(*options); }; });
+  command.add_option("files", options->paths, "HDF5 files made by sbtrain prepare").required();
+  command.callback([options, run, &action] { action = [options, run] { return run(*options); }; });
 }
 
 }  // namespace
 
-void add_data(CLI::App& app, Action& action) {
-  CLI::App* group = app.add_subcommand("data", "Look at prepared data, and make some");
-  group->require_subcommand(1);
-  add_command(*group, action, "info", "Counts, sources, hashes and lengths", run_info);
-  add_data_tasks(*group, action);
-  add_command(*group, action, "verify", "Check every byte against its checksum", run_verify);
+void add_data(Command app, Action& action) {
+  Command group = app.add_subcommand("data", "Look at prepared data, and make some");
+  group.require_subcommand(1);
+  add_command(group, action, "info", "Counts, sources, hashes and lengths", run_info);
+  add_data_tasks(group, action);
+  add_command(group, action, "verify", "Check every byte against its checksum", run_verify);
 }
 
 }  // namespace sbtrain

@@ -1,7 +1,6 @@
 // sbtrain data tasks: prompts of text tasks with their answers, as documents to train on.
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -66,24 +65,23 @@ ExitCode run_data_tasks(const DataTasksOptions& options) {
 
 }  // namespace
 
-void add_data_tasks(CLI::App& group, Action& action) {
+void add_data_tasks(Command group, Action& action) {
   auto options = std::make_shared<DataTasksOptions>();
   options->selection.seed = 1;  // eval --tasks has other samples unless it is asked for these
-  CLI::App* command = group.add_subcommand(
+  Command command = group.add_subcommand(
       "tasks", "Write prompts of text tasks with their answers, as JSON lines for prepare");
-  options->selection.add(*command, "Tasks of which to write samples")->required();
+  options->selection.add(command, "Tasks of which to write samples").required();
   command
-      ->add_option("--lengths", options->lengths,
-                   "Numbers of tokens, as eval --tasks counts them: of a prompt, and of the most "
-                   "that a model may then generate")
-      ->required()
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
-  command->add_option("--tokenizer", options->tokenizer, "Tokenizer that counts these tokens")
-      ->required();
-  command->add_option("--output", options->output, "File to write")->required();
-  command->callback(
-      [options, &action] { action = [options] { return run_data_tasks(*options); }; });
+      .add_option("--lengths", options->lengths,
+                  "Numbers of tokens, as eval --tasks counts them: of a prompt, and of the most "
+                  "that a model may then generate")
+      .required()
+      .delimiter(',')
+      .check(whole_numbers(int64_t{1}, int64_t{1} << 24));
+  command.add_option("--tokenizer", options->tokenizer, "Tokenizer that counts these tokens")
+      .required();
+  command.add_option("--output", options->output, "File to write").required();
+  command.callback([options, &action] { action = [options] { return run_data_tasks(*options); }; });
 }
 
 }  // namespace sbtrain

@@ -1,6 +1,5 @@
 // sbtrain eval: loss and perplexity of a checkpoint on document stores, by rows, by length of the
 // context or in sliding windows; answers to tasks in plain text; and the weights of its attention.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,7 +11,6 @@
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
-#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/eval_attention.h"
 #include "cli/eval_tasks.h"
@@ -58,8 +56,8 @@ struct EvalOptions {
   AttentionEvalOptions attention;
   TextTaskEvalOptions tasks;
   RopeOptions rope;
-  const CLI::Option* json = nullptr;  // tells whether --json was given
-  std::string json_file;              // empty: print the object
+  Option json{};          // tells whether --json was given
+  std::string json_file;  // empty: print the object
 };
 
 // The checkpoint that rank 0 finds: the newest one may change while a job saves.
@@ -252,7 +250,7 @@ void evaluate_rows(const Evaluation& run) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!run.shows()) return;
-  if (*options.json) {
+  if (options.json.given()) {
     Json json = run.header();
     json["sequence_length"] = length;
     add_result(json, result);
@@ -307,7 +305,7 @@ void evaluate_lengths(const Evaluation& run) {
     return model.losses(batch, max_seqlen);
   };
 
-  const bool table = run.shows() && !*options.json;
+  const bool table = run.shows() && !options.json.given();
   Json results = Json::array();
   if (table) {
     fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9}{:>12}\n", "length", "windows", "documents", "tokens",
@@ -336,7 +334,7 @@ void evaluate_lengths(const Evaluation& run) {
     if (options.recall) print_recall(scores.recall);
     std::fflush(stdout);
   }
-  if (!run.shows() || !*options.json) return;
+  if (!run.shows() || !options.json.given()) return;
   Json json = run.header();
   json["train_length"] = run.config.train.sequence_length;
   json["rope_scaling"] = run.rope_scaling();
@@ -363,7 +361,7 @@ void evaluate_sliding(const Evaluation& run) {
         return model.losses(batch, max_seqlen);
       });
   if (!run.shows()) return;
-  if (*options.json) {
+  if (options.json.given()) {
     Json json = run.header();
     json["rope_scaling"] = run.rope_scaling();
     json["window"] = options.window;
@@ -406,7 +404,7 @@ void evaluate_attention(const Evaluation& run) {
     return;
   }
   const Json overlap = measure_overlap(model, options.attention, examples);
-  if (*options.json) {
+  if (options.json.given()) {
     Json json = run.header();
     if (task) {
       json["task"] = name_of(task->config().type);
@@ -441,7 +439,7 @@ void evaluate_task(const Evaluation& run) {
       task_accuracy(run.ranks, task, std::max<int64_t>(1, run.tokens_at_once() / length),
                     [&](const PackedBatch& batch) { return model.score(batch, length); });
   if (!run.shows()) return;
-  if (*options.json) {
+  if (options.json.given()) {
     Json json = run.header();
     json["sequence_length"] = length;
     json["task"] = name_of(task.config().type);
@@ -477,11 +475,11 @@ void evaluate_text_tasks(const Evaluation& run) {
   };
   // A file has after each length what is known by then; standard output has room for one object.
   const bool to_file = !options.json_file.empty();
-  const Json results = tasks.run(run.ranks, model, run.shows() && (to_file || !*options.json),
-                                 [&](const Json& known) {
-                                   if (run.shows() && to_file) write(known);
-                                 });
-  if (run.shows() && *options.json && !to_file) write(results);
+  const Json results = tasks.run(
+      run.ranks, model, run.shows() && (to_file || !options.json.given()), [&](const Json& known) {
+        if (run.shows() && to_file) write(known);
+      });
+  if (run.shows() && options.json.given() && !to_file) write(results);
 }
 
 // Loading takes long for a large model.
@@ -523,96 +521,96 @@ ExitCode run_eval(const EvalOptions& options) {
                   .work = [&](const Job& job) { return evaluate_as(options, job); }});
 }
 
-void add_windows(CLI::App& command, EvalOptions& options) {
-  const CLI::Range positive(int64_t{1}, kMostTokens);
+void add_windows(Command command, EvalOptions& options) {
+  const Check positive = whole_numbers(int64_t{1}, kMostTokens);
   const char* by_length = "By length of the context";
   const char* sliding = "Sliding window";
-  CLI::Option* lengths =
+  Option lengths =
       command
           .add_option("--lengths", options.lengths,
                       "Loss in windows of exactly these numbers of tokens, such as 512,1024,2048; "
                       "with --tasks: the lengths of prompt and answer")
-          ->delimiter(',')
-          ->check(positive)
-          ->group(by_length);
+          .delimiter(',')
+          .check(positive)
+          .group(by_length);
   command
       .add_option("--tokens-per-length", options.tokens_per_length,
                   "Tokens to evaluate for each length at most; at least one window")
-      ->check(positive)
-      ->capture_default_str()
-      ->needs(lengths)
-      ->group(by_length);
+      .check(positive)
+      .capture_default_str()
+      .needs(lengths)
+      .group(by_length);
   command
       .add_option("--same-targets", options.same_targets,
                   "Count this number of last targets of the longest length's windows, the same "
                   "ones for every length, so that only the context before them grows")
-      ->check(positive)
-      ->needs(lengths)
-      ->group(by_length);
+      .check(positive)
+      .needs(lengths)
+      .group(by_length);
   command
       .add_option("--position-bin", options.position_bin,
                   "Positions that share one mean loss in the JSON")
-      ->check(positive)
-      ->capture_default_str()
-      ->needs(lengths)
-      ->group(by_length);
-  CLI::Option* window =
+      .check(positive)
+      .capture_default_str()
+      .needs(lengths)
+      .group(by_length);
+  Option window =
       command
           .add_option("--window", options.window,
                       "Loss of whole documents in overlapping windows of this number of tokens")
-          ->check(positive)
-          ->excludes(lengths)
-          ->excludes(command.get_option("--sequence-length"))
-          ->group(sliding);
+          .check(positive)
+          .excludes(lengths)
+          .excludes(command.get_option("--sequence-length"))
+          .group(sliding);
   for (const char* other : {"--tokens", "--sequence-length"}) {
-    lengths->excludes(command.get_option(other));
+    lengths.excludes(command.get_option(other));
   }
   command
       .add_option("--stride", options.stride,
                   "Tokens between the starts of windows; 0: half a window")
-      ->check(CLI::Range(int64_t{0}, kMostTokens))
-      ->needs(window)
-      ->group(sliding);
+      .check(whole_numbers(int64_t{0}, kMostTokens))
+      .needs(window)
+      .group(sliding);
 }
 
 }  // namespace
 
-void add_eval(CLI::App& app, Action& action) {
+void add_eval(Command app, Action& action) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* command = app.add_subcommand("eval", "Loss and perplexity of a checkpoint");
-  command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
-  command->add_option("--data", options->data,
-                      "HDF5 document stores; default: the validation data of the run, or the "
-                      "held-out examples of its task");
+  Command command = app.add_subcommand("eval", "Loss and perplexity of a checkpoint");
+  command.add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint").required();
+  command.add_option("--data", options->data,
+                     "HDF5 document stores; default: the validation data of the run, or the "
+                     "held-out examples of its task");
   command
-      ->add_option("--tokens", options->tokens,
-                   "Tokens to evaluate at most, spread evenly over the data; 0: all")
-      ->check(CLI::Range(int64_t{0}, kAllTokens))
-      ->capture_default_str();
+      .add_option("--tokens", options->tokens,
+                  "Tokens to evaluate at most, spread evenly over the data; 0: all")
+      .check(whole_numbers(int64_t{0}, kAllTokens))
+      .capture_default_str();
   command
-      ->add_option("--sequence-length", options->sequence_length,
-                   "Tokens of context at most; 0: as in training")
-      ->check(CLI::Range(int64_t{0}, kMostTokens))
-      ->capture_default_str();
-  command->add_flag("--recall", options->recall,
-                    "Also split by whether the context holds the token or bigram already (AR)");
-  options->rope.add(*command);
-  command->add_option("--tokenizer", options->tokenizer,
-                      "Tokenizer of the training data, for bits per byte; default: the run's");
-  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
+      .add_option("--sequence-length", options->sequence_length,
+                  "Tokens of context at most; 0: as in training")
+      .check(whole_numbers(int64_t{0}, kMostTokens))
+      .capture_default_str();
+  command.add_flag("--recall", options->recall,
+                   "Also split by whether the context holds the token or bigram already (AR)");
+  options->rope.add(command);
+  command.add_option("--tokenizer", options->tokenizer,
+                     "Tokenizer of the training data, for bits per byte; default: the run's");
+  command.add_choice("--device", options->device, "auto, cpu or cuda");
   command
-      ->add_option("--gpus", options->gpus,
-                   "GPUs of this machine that share the data; default: all. Not for ranks that a "
-                   "launcher has started")
-      ->check(CLI::Range(1, 1024));
+      .add_option("--gpus", options->gpus,
+                  "GPUs of this machine that share the data; default: all. Not for ranks that a "
+                  "launcher has started")
+      .check(whole_numbers(1, 1024));
   options->json = command
-                      ->add_option("--json", options->json_file,
-                                   "Print one JSON object, or write it to this file; -: print it")
-                      ->expected(0, 1);
-  add_windows(*command, *options);
-  options->attention.add(*command);
-  options->tasks.add(*command);
-  command->callback([options, &action] {
+                      .add_option("--json", options->json_file,
+                                  "Print one JSON object, or write it to this file; -: print it")
+                      .expected(0, 1);
+  add_windows(command, *options);
+  options->attention.add(command);
+  options->tasks.add(command);
+  command.callback([options, &action] {
     if (options->json_file == "-") options->json_file.clear();
     action = [options] { return run_eval(*options); };
   });

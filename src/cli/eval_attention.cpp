@@ -1,9 +1,8 @@
 #include "cli/eval_attention.h"
 
-#include <CLI/CLI.hpp>
 #include <map>
 
-#include "cli/range.h"
+#include "cli/options.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "eval/task_positions.h"
@@ -69,56 +68,56 @@ AttentionExample task_example(const Task& task, int64_t index, const char* optio
 
 }  // namespace
 
-void AttentionEvalOptions::add(CLI::App& command) {
+void AttentionEvalOptions::add(Command command) {
   const char* group = "Attention";
-  CLI::Option* folder =
+  Option folder =
       command
           .add_option("--attention-maps", maps,
                       "Write every head's attention map of --text or --token-ids to this folder")
-          ->group(group);
-  CLI::Option* words = command.add_option("--text", text, "Text to look at")->group(group);
-  CLI::Option* ids = command.add_option("--token-ids", token_ids, "Or tokens, such as 17,4,99")
-                         ->delimiter(',')
-                         ->group(group);
-  CLI::Option* of_task =
+          .group(group);
+  Option words = command.add_option("--text", text, "Text to look at").group(group);
+  Option ids = command.add_option("--token-ids", token_ids, "Or tokens, such as 17,4,99")
+                   .delimiter(',')
+                   .group(group);
+  Option of_task =
       command
           .add_option("--task-example", task_example,
                       "Or a held-out example, by its index from 0, of the task that the model was "
                       "trained on")
-          ->check(CLI::NonNegativeNumber)
-          ->group(group);
-  words->needs(folder)->excludes(ids)->excludes(of_task);
-  ids->needs(folder)->excludes(of_task);
-  of_task->needs(folder);
-  CLI::Option* positions =
+          .check(non_negative())
+          .group(group);
+  words.needs(folder).excludes(ids).excludes(of_task);
+  ids.needs(folder).excludes(of_task);
+  of_task.needs(folder);
+  Option positions =
       command
           .add_option("--true-positions", true_positions,
                       "Overlap of every head's attention with the true positions in this JSON file")
-          ->excludes(folder)
-          ->group(group);
-  CLI::Option* answers =
+          .excludes(folder)
+          .group(group);
+  Option answers =
       command
           .add_option("--task-positions", task_positions,
                       "The same for this number of held-out examples of the task that the model "
                       "was trained on, whose true positions are the answers")
-          ->check(CLI::PositiveNumber)
-          ->excludes(folder)
-          ->excludes(positions)
-          ->group(group);
-  for (CLI::Option* own : {folder, positions, answers}) {
+          .check(positive())
+          .excludes(folder)
+          .excludes(positions)
+          .group(group);
+  for (Option own : {folder, positions, answers}) {
     for (const char* loss : {"--data", "--tokens", "--recall", "--lengths", "--window"}) {
-      own->excludes(command.get_option(loss));
+      own.excludes(command.get_option(loss));
     }
   }
   threshold_option =
       command.add_option("--threshold", threshold, "Weights above it count as attended")
-          ->check(in_range(0.0, 1.0))
-          ->capture_default_str()
-          ->group(group);
+          .check(in_range(0.0, 1.0))
+          .capture_default_str()
+          .group(group);
 }
 
 void AttentionEvalOptions::check() const {
-  if (*threshold_option && true_positions.empty() && task_positions == 0) {
+  if (threshold_option.given() && true_positions.empty() && task_positions == 0) {
     fail(ExitCode::kUsage, "--threshold requires --true-positions or --task-positions");
   }
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
 #include "cli/run_tokenizer.h"
 #include "data/task.h"
 #include "eval/attention_overlap.h"
@@ -27,10 +28,10 @@ struct AttentionEvalOptions {
   std::string true_positions;      // JSON file with examples
   int64_t task_positions = 0;      // or this number of held-out examples of the run's task
   double threshold = 0.5;
-  const CLI::Option* threshold_option = nullptr;  // tells whether the threshold was given
+  Option threshold_option{};  // tells whether the threshold was given
 
   // To be called when the command has its options of losses, which these exclude.
-  void add(CLI::App& command);
+  void add(Command command);
   void check() const;  // throws ExitCode::kUsage for options that do not go together
   bool asked() const { return !maps.empty() || !true_positions.empty() || task_positions > 0; }
   bool of_task() const { return task_example >= 0 || task_positions > 0; }

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <map>
 
+#include "cli/options.h"
 #include "serve/generate.h"
 
 namespace sbtrain {
@@ -88,22 +88,22 @@ void print_depths(const Json& task) {
 
 }  // namespace
 
-void TextTaskEvalOptions::add(CLI::App& command) {
-  CLI::Option* names = text_tasks.add(
+void TextTaskEvalOptions::add(Command command) {
+  Option names = text_tasks.add(
       command, "Let the model answer tasks at each of --lengths, which count prompt and answer");
-  names->needs(command.get_option("--lengths"));
+  names.needs(command.get_option("--lengths"));
   for (const char* other : {"--data", "--tokens", "--sequence-length", "--recall",
                             "--tokens-per-length", "--same-targets", "--position-bin", "--window",
                             "--attention-maps", "--true-positions", "--task-positions"}) {
-    names->excludes(command.get_option(other));
+    names.excludes(command.get_option(other));
   }
   command
       .add_option("--slots", slots,
                   "Prompts that are continued together at most; fewer where the memory is short")
-      ->check(CLI::Range(int64_t{1}, kMostSlots))
-      ->capture_default_str()
-      ->needs(names)
-      ->group(kTextTaskGroup);
+      .check(whole_numbers(int64_t{1}, kMostSlots))
+      .capture_default_str()
+      .needs(names)
+      .group(kTextTaskGroup);
 }
 
 TextTaskEvaluation::TextTaskEvaluation(const TextTaskEvalOptions& options,

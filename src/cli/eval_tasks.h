@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
 #include "cli/run_tokenizer.h"
 #include "cli/text_tasks.h"
 #include "eval/text_scores.h"
@@ -26,7 +27,7 @@ struct TextTaskEvalOptions {
   int64_t slots = 64;  // prompts that are continued together at most
 
   // To be called when the command has its other options, of which --tasks excludes many.
-  void add(CLI::App& command);
+  void add(Command command);
   bool asked() const { return !text_tasks.tasks.empty(); }
 };
 

@@ -1,9 +1,7 @@
 // sbtrain export: a checkpoint's model as a Hugging Face folder.
 
-#include <CLI/CLI.hpp>
 #include <memory>
 
-#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/run_tokenizer.h"
 #include "core/log.h"
@@ -74,25 +72,25 @@ ExitCode run_export(const ExportOptions& options) {
 
 }  // namespace
 
-void add_export(CLI::App& app, Action& action) {
+void add_export(Command app, Action& action) {
   auto options = std::make_shared<ExportOptions>();
-  CLI::App* command =
-      app.add_subcommand("export", "Write a trained model as a Hugging Face folder");
-  command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
-  command->add_option("--output", options->output, "New folder")->required();
-  add_choice(*command, "--format", options->format,
-             "hf: Llama, Granite, Mistral, SmolLM3 or Qwen where the model is one, otherwise with "
-             "Python code of its own; fla: flash-linear-attention's stick-breaking model");
-  add_choice(*command, "--dtype", options->dtype, "Type of the stored weights");
-  command->add_option("--tokenizer", options->tokenizer,
-                      "Tokenizer of the training data; default: the run's");
-  command->add_option("--shard-gb", options->shard_gb, "Size of a weights file, in GB")
-      ->check(CLI::Range(1e-6, 1e6))
-      ->capture_default_str();
-  command->add_flag("--verify", options->verify,
-                    "Compare the logits of the export with the checkpoint's; needs PyTorch and "
-                    "transformers, and memory for two copies of the model in f32");
-  command->callback([options, &action] { action = [options] { return run_export(*options); }; });
+  Command command = app.add_subcommand("export", "Write a trained model as a Hugging Face folder");
+  command.add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint").required();
+  command.add_option("--output", options->output, "New folder").required();
+  command.add_choice(
+      "--format", options->format,
+      "hf: Llama, Granite, Mistral, SmolLM3 or Qwen where the model is one, otherwise with "
+      "Python code of its own; fla: flash-linear-attention's stick-breaking model");
+  command.add_choice("--dtype", options->dtype, "Type of the stored weights");
+  command.add_option("--tokenizer", options->tokenizer,
+                     "Tokenizer of the training data; default: the run's");
+  command.add_option("--shard-gb", options->shard_gb, "Size of a weights file, in GB")
+      .check(in_range(1e-6, 1e6))
+      .capture_default_str();
+  command.add_flag("--verify", options->verify,
+                   "Compare the logits of the export with the checkpoint's; needs PyTorch and "
+                   "transformers, and memory for two copies of the model in f32");
+  command.callback([options, &action] { action = [options] { return run_export(*options); }; });
 }
 
 }  // namespace sbtrain

@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -16,9 +15,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
-#include "cli/choice_option.h"
 #include "cli/cli.h"
-#include "cli/range.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
 #include "core/standard_streams.h"
@@ -34,7 +31,7 @@ struct GenerateOptions {
   std::string checkpoint;
   std::string tokenizer;
   std::string prompt;
-  CLI::Option* prompt_option = nullptr;
+  Option prompt_option{};
   DeviceChoice device = DeviceChoice::kAuto;
   SamplingOptions sampling;
   RopeOptions rope;
@@ -177,41 +174,41 @@ class Generator {
 
 ExitCode run_generate(const GenerateOptions& options) {
   Generator generator(options);
-  if (options.prompt_option->count() == 0) return generator.continue_lines();
+  if (!options.prompt_option.given()) return generator.continue_lines();
   return generator.continue_prompt(options.prompt == "-" ? read_standard_input() : options.prompt);
 }
 
 }  // namespace
 
-void add_generate(CLI::App& app, Action& action) {
+void add_generate(Command app, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
-  CLI::App* command = app.add_subcommand("generate", "Continue a text with a trained model");
-  command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
-  options->prompt_option = command->add_option(
+  Command command = app.add_subcommand("generate", "Continue a text with a trained model");
+  command.add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint").required();
+  options->prompt_option = command.add_option(
       "--prompt", options->prompt,
       "Text to continue; empty: a new document; -: standard input; without this option, each line "
       "of standard input is continued by itself");
-  command->add_option("--tokenizer", options->tokenizer,
-                      "Tokenizer of the training data; default: the run's");
-  options->rope.add(*command);
+  command.add_option("--tokenizer", options->tokenizer,
+                     "Tokenizer of the training data; default: the run's");
+  options->rope.add(command);
   SamplingOptions& sampling = options->sampling;
-  command->add_option("--max-tokens", sampling.max_tokens, "Tokens to generate at most")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
-      ->capture_default_str();
-  command->add_option("--temperature", sampling.temperature, "0: always the likeliest token")
-      ->check(in_range(0.0, 100.0))
-      ->capture_default_str();
-  command->add_option("--top-k", sampling.top_k, "Draw from the k likeliest tokens; 0: all")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  command.add_option("--max-tokens", sampling.max_tokens, "Tokens to generate at most")
+      .check(whole_numbers(int64_t{1}, int64_t{1} << 30))
+      .capture_default_str();
+  command.add_option("--temperature", sampling.temperature, "0: always the likeliest token")
+      .check(in_range(0.0, 100.0))
+      .capture_default_str();
+  command.add_option("--top-k", sampling.top_k, "Draw from the k likeliest tokens; 0: all")
+      .check(non_negative())
+      .capture_default_str();
   command
-      ->add_option("--top-p", sampling.top_p,
-                   "Draw from the likeliest tokens that together reach this probability")
-      ->check(in_range(0.0, 1.0))
-      ->capture_default_str();
-  command->add_option("--seed", sampling.seed, "Same seed, same text")->capture_default_str();
-  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
-  command->callback([options, &action] { action = [options] { return run_generate(*options); }; });
+      .add_option("--top-p", sampling.top_p,
+                  "Draw from the likeliest tokens that together reach this probability")
+      .check(in_range(0.0, 1.0))
+      .capture_default_str();
+  command.add_option("--seed", sampling.seed, "Same seed, same text").capture_default_str();
+  command.add_choice("--device", options->device, "auto, cpu or cuda");
+  command.callback([options, &action] { action = [options] { return run_generate(*options); }; });
 }
 
 }  // namespace sbtrain

@@ -1,5 +1,4 @@
 // sbtrain import: a Hugging Face folder as a run folder with a checkpoint.
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "cli/cli.h"
@@ -28,17 +27,17 @@ ExitCode run_import(const ImportOptions& options) {
 
 }  // namespace
 
-void add_import(CLI::App& app, Action& action) {
+void add_import(Command app, Action& action) {
   auto options = std::make_shared<ImportOptions>();
-  CLI::App* command = app.add_subcommand("import", "Turn a Hugging Face folder into a run folder");
+  Command command = app.add_subcommand("import", "Turn a Hugging Face folder into a run folder");
   command
-      ->add_option("--input", options->input,
-                   "Folder with config.json and safetensors: Llama, Granite, Mistral, SmolLM2, "
-                   "SmolLM3, Qwen2, Qwen2.5, Qwen3, flash-linear-attention's stick-breaking model, "
-                   "or what sbtrain export has written")
-      ->required();
-  command->add_option("--output", options->output, "New run folder")->required();
-  command->callback([options, &action] { action = [options] { return run_import(*options); }; });
+      .add_option("--input", options->input,
+                  "Folder with config.json and safetensors: Llama, Granite, Mistral, SmolLM2, "
+                  "SmolLM3, Qwen2, Qwen2.5, Qwen3, flash-linear-attention's stick-breaking model, "
+                  "or what sbtrain export has written")
+      .required();
+  command.add_option("--output", options->output, "New run folder").required();
+  command.callback([options, &action] { action = [options] { return run_import(*options); }; });
 }
 
 }  // namespace sbtrain

@@ -16,7 +16,7 @@ namespace sbtrain {
 namespace {
 
 // A command as the three documents need it.
-struct Command {
+struct ManualCommand {
   std::string name;  // "bench train"; empty: the program itself
   std::string description;
   bool takes_keys = false;
@@ -28,8 +28,8 @@ bool is_visible(const CLI::App* command) {
   return !command->get_group().empty();
 }
 
-void collect(const CLI::App& app, const std::string& name, std::vector<Command>& commands) {
-  Command command{.name = name, .description = app.get_description()};
+void collect(const CLI::App& app, const std::string& name, std::vector<ManualCommand>& commands) {
+  ManualCommand command{.name = name, .description = app.get_description()};
   command.takes_keys = app.get_option_no_throw("--set") != nullptr;
   for (const CLI::Option* option : app.get_options()) {
     if (!option->get_group().empty()) command.options.push_back(option);
@@ -65,7 +65,7 @@ std::vector<std::string> key_options() {
 }
 
 // What can follow a command: its subcommands, options and keys.
-std::vector<std::string> words_of(const Command& command) {
+std::vector<std::string> words_of(const ManualCommand& command) {
   std::vector<std::string> words = command.subcommands;
   for (const CLI::Option* option : command.options) {
     if (const std::string name = long_name(*option); !name.empty()) words.push_back(name);
@@ -78,9 +78,9 @@ std::vector<std::string> words_of(const Command& command) {
 }
 
 // The words after the program's name: its commands, and the options of train, which is the default.
-std::vector<std::string> first_words(const std::vector<Command>& commands) {
+std::vector<std::string> first_words(const std::vector<ManualCommand>& commands) {
   std::vector<std::string> words = words_of(commands.front());
-  for (const Command& command : commands) {
+  for (const ManualCommand& command : commands) {
     if (command.name != "train") continue;
     for (const std::string& word : words_of(command)) {
       if (std::ranges::find(words, word) == words.end()) words.push_back(word);
@@ -90,24 +90,24 @@ std::vector<std::string> first_words(const std::vector<Command>& commands) {
 }
 
 // "'bench train'|'bench ops'": the commands that a shell's `case` accepts.
-std::string case_of_commands(const std::vector<Command>& commands) {
+std::string case_of_commands(const std::vector<ManualCommand>& commands) {
   std::vector<std::string> names;
-  for (const Command& command : commands) {
+  for (const ManualCommand& command : commands) {
     if (!command.name.empty()) names.push_back("'" + command.name + "'");
   }
   return fmt::format("{}", fmt::join(names, "|"));
 }
 
-std::string cases_of_words(const std::vector<Command>& commands) {
+std::string cases_of_words(const std::vector<ManualCommand>& commands) {
   std::string text;
-  for (const Command& command : commands) {
+  for (const ManualCommand& command : commands) {
     const auto words = command.name.empty() ? first_words(commands) : words_of(command);
     text += fmt::format("    '{}') known='{}' ;;\n", command.name, fmt::join(words, " "));
   }
   return text;
 }
 
-std::string bash_completion(const std::vector<Command>& commands) {
+std::string bash_completion(const std::vector<ManualCommand>& commands) {
   return fmt::format(R"(# Completion of sbtrain for bash: commands, options and configuration keys.
 _sbtrain() {{
   local current=${{COMP_WORDS[COMP_CWORD]}} command= known= word
@@ -128,7 +128,7 @@ complete -o default -F _sbtrain sbtrain
                      case_of_commands(commands), cases_of_words(commands));
 }
 
-std::string zsh_completion(const std::vector<Command>& commands) {
+std::string zsh_completion(const std::vector<ManualCommand>& commands) {
   return fmt::format(R"(#compdef sbtrain
 # Completion of sbtrain for zsh: commands, options and configuration keys.
 _sbtrain() {{
@@ -252,7 +252,7 @@ SIGTERM, SIGINT and SIGUSR1 make a training run save and end with exit status 85
 save and continue.
 )";
 
-std::string man_page(const std::vector<Command>& commands) {
+std::string man_page(const std::vector<ManualCommand>& commands) {
   std::string text = fmt::format(
       ".TH SBTRAIN 1 \"\" \"sbtrain {}\" \"User Commands\"\n.SH NAME\nsbtrain \\- pretrain "
       "language "
@@ -260,7 +260,7 @@ std::string man_page(const std::vector<Command>& commands) {
       "COMMAND\n[\\fIOPTIONS\\fR]"
       "\n.SH DESCRIPTION\n{}\n.SH COMMANDS\n",
       version(), roff(commands.front().description));
-  for (const Command& command : commands) {
+  for (const ManualCommand& command : commands) {
     if (command.name.empty()) continue;
     text += fmt::format(".SS sbtrain {}\n{}\n", roff(command.name), roff(command.description));
     for (const CLI::Option* option : command.options) {
@@ -278,18 +278,18 @@ std::string man_page(const std::vector<Command>& commands) {
 
 }  // namespace
 
-void add_manual(CLI::App& app, Action& action) {
+void add_manual(Command app, Action& action) {
   auto kind = std::make_shared<std::string>();
-  CLI::App* command =
+  const Command command =
       app.add_subcommand("manual", "Print the man page, or the completion of a shell");
-  command->group("");  // not listed
-  command->add_option("KIND", *kind, "man, bash or zsh")
-      ->required()
-      ->check(CLI::IsMember({"man", "bash", "zsh"}));
-  command->callback([kind, command, &action] {
+  command.hide();
+  command.add_option("KIND", *kind, "man, bash or zsh")
+      .required()
+      .check(one_of_words({"man", "bash", "zsh"}));
+  command.callback([kind, command, &action] {
     action = [kind, command] {
-      std::vector<Command> commands;
-      collect(root_of(*command), "", commands);
+      std::vector<ManualCommand> commands;
+      collect(root_of(command.app()), "", commands);
       const std::string text = *kind == "man"    ? man_page(commands)
                                : *kind == "bash" ? bash_completion(commands)
                                                  : zsh_completion(commands);

@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -13,9 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "cli/choice_option.h"
 #include "cli/cli.h"
-#include "cli/range.h"
 #include "core/files.h"
 #include "core/standard_streams.h"
 
@@ -185,60 +182,59 @@ ExitCode run_prepare(const PrepareCommand& command) {
 }
 
 // The options that say what the input is.
-void add_input_options(CLI::App& command, PrepareOptions& options) {
+void add_input_options(Command command, PrepareOptions& options) {
   command
       .add_option("--input", options.inputs,
                   "Files, folders, or - for standard input: plain text (one document each), JSON "
                   "lines, Parquet, token ids of llm.c or nanoGPT; text also with .gz or .zst")
-      ->required();
-  add_choice(
-      command, "--format", options.input.format,
+      .required();
+  command.add_choice(
+      "--format", options.input.format,
       "What the input is; auto: recognised by content and name, nanogpt always by this option");
   command
       .add_option("--key", options.input.keys.text,
                   "Key or column of the text in JSON lines and Parquet; a.b is b in the object a")
-      ->capture_default_str();
+      .capture_default_str();
   command
       .add_option("--source-key", options.input.keys.source,
                   "Key or column of the source, which the statistics count by")
-      ->capture_default_str();
+      .capture_default_str();
   command
       .add_option("--eot", options.input.end_of_text,
                   "Id that separates the documents of token ids; default: llm.c's, else the "
                   "tokenizer's eos, else none")
-      ->check(CLI::Range(int64_t{0}, int64_t{INT32_MAX}));
+      .check(whole_numbers(int64_t{0}, int64_t{INT32_MAX}));
   command
       .add_option("--vocab", options.vocab,
                   "Vocabulary of token ids that come without a --tokenizer; default: llm.c's")
-      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX}));
+      .check(whole_numbers(int64_t{1}, int64_t{INT32_MAX}));
 }
 
 }  // namespace
 
-void add_prepare(CLI::App& app, Action& action) {
-  CLI::App* command =
+void add_prepare(Command app, Action& action) {
+  Command command =
       app.add_subcommand("prepare", "Tokenise text into an HDF5 document store, on all cores");
   auto prepare = std::make_shared<PrepareCommand>();
   PrepareOptions& options = prepare->options;
-  add_input_options(*command, options);
-  command->add_option("--tokenizer", prepare->tokenizer,
-                      "sentencepiece model, tokenizer.json of a byte-level BPE, or tiktoken file; "
-                      "only for token ids it may be left out");
-  command->add_flag(
-      "--special-tokens", prepare->tokenizer_options.special,
-      "Special tokens that are written in the text, such as those of a chat template, "
-      "become their ids; otherwise they are text");
-  command->add_option("--output", options.output, "HDF5 file to write")->required();
+  add_input_options(command, options);
+  command.add_option("--tokenizer", prepare->tokenizer,
+                     "sentencepiece model, tokenizer.json of a byte-level BPE, or tiktoken file; "
+                     "only for token ids it may be left out");
+  command.add_flag("--special-tokens", prepare->tokenizer_options.special,
+                   "Special tokens that are written in the text, such as those of a chat template, "
+                   "become their ids; otherwise they are text");
+  command.add_option("--output", options.output, "HDF5 file to write").required();
   command
-      ->add_option("--split", options.split,
-                   "Share of the documents that goes to OUTPUT's .validation sibling")
-      ->check(in_range(1e-9, 0.999));
-  command->add_flag("--bos", options.bos, "Start each document with the tokenizer's bos");
-  command->add_flag("!--no-eos", options.eos, "Do not end each document with its eos");
-  command->add_option("--threads", options.threads, "Threads that encode; 0: one per core")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1024));
-  command->callback([prepare, &action] { action = [prepare] { return run_prepare(*prepare); }; });
+      .add_option("--split", options.split,
+                  "Share of the documents that goes to OUTPUT's .validation sibling")
+      .check(in_range(1e-9, 0.999));
+  command.add_flag("--bos", options.bos, "Start each document with the tokenizer's bos");
+  command.add_flag("!--no-eos", options.eos, "Do not end each document with its eos");
+  command.add_option("--threads", options.threads, "Threads that encode; 0: one per core")
+      .capture_default_str()
+      .check(whole_numbers(0, 1024));
+  command.callback([prepare, &action] { action = [prepare] { return run_prepare(*prepare); }; });
 }
 
 }  // namespace sbtrain

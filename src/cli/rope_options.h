@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "attention/rotary.h"
+#include "cli/options.h"
 #include "config/config.h"
 
 namespace CLI {
@@ -16,10 +17,10 @@ namespace sbtrain {
 struct RopeOptions {
   RotaryScaling scaling = RotaryScaling::kNone;
   double factor = 1.0;
-  int64_t train_length = 0;           // 0: the sequence length of the run
-  const CLI::Option* kind = nullptr;  // not given: as in the model's configuration
+  int64_t train_length = 0;  // 0: the sequence length of the run
+  Option kind{};             // not given: as in the model's configuration
 
-  void add(CLI::App& command);
+  void add(Command command);
   std::string_view name() const;  // of the scaling; empty if it is not given
   // Changes every attention module with rotary positions. Throws ExitCode::kUsage if there is
   // none.

@@ -2,7 +2,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -11,7 +10,6 @@
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
-#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
@@ -228,11 +226,11 @@ class ModelServer {
   Tokenizer tokenizer_;
 };
 
-void add_limits(CLI::App& command, ServeOptions& options) {
+void add_limits(Command command, ServeOptions& options) {
   const char* limits = "Limits";
-  const CLI::Range positive(int64_t{1}, int64_t{1} << 30);
+  const Check positive = whole_numbers(int64_t{1}, int64_t{1} << 30);
   const auto add = [&](const char* name, auto& value, const char* help) {
-    command.add_option(name, value, help)->check(positive)->capture_default_str()->group(limits);
+    command.add_option(name, value, help).check(positive).capture_default_str().group(limits);
   };
   add("--queue", options.engine.waiting, "Sequences that may wait for a slot");
   add("--prefill-tokens", options.engine.prompt_tokens,
@@ -247,35 +245,35 @@ void add_limits(CLI::App& command, ServeOptions& options) {
 
 }  // namespace
 
-void add_serve(CLI::App& app, Action& action) {
+void add_serve(Command app, Action& action) {
   auto options = std::make_shared<ServeOptions>();
-  CLI::App* command =
+  Command command =
       app.add_subcommand("serve", "Answer completion requests over HTTP with a trained model");
-  command->add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint")->required();
-  command->add_option("--tokenizer", options->tokenizer,
-                      "Tokenizer of the training data; default: the run's");
-  command->add_option("--name", options->name, "What the model is called; default: the run's name");
-  options->rope.add(*command);
-  command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
-  command->add_option("--port", options->port, "Port to listen on; 0: a free one")
-      ->check(CLI::Range(0, 65535))
-      ->capture_default_str();
-  command->add_option(
+  command.add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint").required();
+  command.add_option("--tokenizer", options->tokenizer,
+                     "Tokenizer of the training data; default: the run's");
+  command.add_option("--name", options->name, "What the model is called; default: the run's name");
+  options->rope.add(command);
+  command.add_option("--host", options->host, "Address to listen on").capture_default_str();
+  command.add_option("--port", options->port, "Port to listen on; 0: a free one")
+      .check(whole_numbers(0, 65535))
+      .capture_default_str();
+  command.add_option(
       "--token-file", options->token_file,
       "File with a token that clients must send; default: that of the environment variable "
       "SERVE_TOKEN, or none");
-  command->add_option("--slots", options->slots, "Sequences that are continued together at most")
-      ->check(CLI::Range(int64_t{1}, int64_t{1024}))
-      ->capture_default_str();
+  command.add_option("--slots", options->slots, "Sequences that are continued together at most")
+      .check(whole_numbers(int64_t{1}, int64_t{1024}))
+      .capture_default_str();
   command
-      ->add_option("--max-length", options->max_length,
-                   "Tokens of a sequence at most, its prompt included; 0: 2048, or the length in "
-                   "training if that is more")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
-      ->capture_default_str();
-  add_choice(*command, "--device", options->device, "auto, cpu or cuda");
-  add_limits(*command, *options);
-  command->callback(
+      .add_option("--max-length", options->max_length,
+                  "Tokens of a sequence at most, its prompt included; 0: 2048, or the length in "
+                  "training if that is more")
+      .check(whole_numbers(int64_t{0}, int64_t{1} << 24))
+      .capture_default_str();
+  command.add_choice("--device", options->device, "auto, cpu or cuda");
+  add_limits(command, *options);
+  command.callback(
       [options, &action] { action = [options] { return ModelServer(*options).run(); }; });
 }
 

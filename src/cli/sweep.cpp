@@ -3,7 +3,6 @@
 // Each run is a process of its own, so that the others continue whatever ends one. A stop signal is
 // passed on to the runs, which save; the same command continues from there.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -243,26 +242,26 @@ ExitCode run_sweep(const SweepOptions& options) {
 
 }  // namespace
 
-void add_sweep(CLI::App& app, Action& action) {
+void add_sweep(Command app, Action& action) {
   auto options = std::make_shared<SweepOptions>();
-  CLI::App* command =
+  Command command =
       app.add_subcommand("sweep", "Train the runs of a sweep and tabulate their results");
-  command->add_option("file", options->file, "YAML file of the sweep (docs/tasks.md)")
-      ->type_name("FILE")
-      ->required();
-  command->add_option("--out", options->out, "Folder of the runs; default: the file's");
-  command->add_option("--set", options->overrides, "Set one key of all runs, as --train.batch=32")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
+  command.add_option("file", options->file, "YAML file of the sweep (docs/tasks.md)")
+      .type_name("FILE")
+      .required();
+  command.add_option("--out", options->out, "Folder of the runs; default: the file's");
+  command.add_option("--set", options->overrides, "Set one key of all runs, as --train.batch=32")
+      .type_name("KEY=VALUE")
+      .allow_extra_args(false);
   command
-      ->add_option("--jobs", options->jobs,
-                   "Runs at a time, which share the machine's GPUs evenly; default: one for each "
-                   "GPU, one on the CPU")
-      ->check(CLI::Range(1, 1024));
-  command->add_flag("--list", options->list, "Print the command of each run, and stop");
-  command->add_flag("--all", options->all,
-                    "Tabulate every run, not only the best over the keys of best_over");
-  command->callback([options, &action] { action = [options] { return run_sweep(*options); }; });
+      .add_option("--jobs", options->jobs,
+                  "Runs at a time, which share the machine's GPUs evenly; default: one for each "
+                  "GPU, one on the CPU")
+      .check(whole_numbers(1, 1024));
+  command.add_flag("--list", options->list, "Print the command of each run, and stop");
+  command.add_flag("--all", options->all,
+                   "Tabulate every run, not only the best over the keys of best_over");
+  command.callback([options, &action] { action = [options] { return run_sweep(*options); }; });
 }
 
 }  // namespace sbtrain

@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <set>
 #include <sstream>
 
-#include "cli/range.h"
+#include "cli/options.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -27,7 +26,7 @@ std::vector<std::string> task_names() {
 }
 
 // The name of a task. CLI::IsMember would put all names into one word of the help and man page.
-CLI::Validator task_name() {
+Check task_name() {
   const auto check = [](const std::string& name) {
     const std::vector<std::string> names = task_names();
     if (std::ranges::find(names, name) != names.end()) return std::string();
@@ -62,38 +61,38 @@ std::vector<std::string> read_words(const std::string& path) {
 
 }  // namespace
 
-CLI::Option* TextTaskSelection::add(CLI::App& command, const std::string& help) {
-  CLI::Option* names =
+Option TextTaskSelection::add(Command command, const std::string& help) {
+  Option names =
       command
           .add_option("--tasks", tasks, fmt::format("{}: {}", help, fmt::join(task_names(), ", ")))
-          ->delimiter(',')
-          ->check(task_name())
-          ->group(kTextTaskGroup);
+          .delimiter(',')
+          .check(task_name())
+          .group(kTextTaskGroup);
   command.add_option("--samples", samples, "Prompts of each task and length")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
-      ->capture_default_str()
-      ->needs(names)
-      ->group(kTextTaskGroup);
+      .check(whole_numbers(int64_t{1}, int64_t{1} << 16))
+      .capture_default_str()
+      .needs(names)
+      .group(kTextTaskGroup);
   command
       .add_option("--depths", depths,
                   "Where a single needle is hidden, such as 0,0.5,1: 0 is the beginning of the "
                   "filler, 1 its end. The samples take turns; without it each draws its depth")
-      ->delimiter(',')
-      ->check(in_range(0.0, 1.0))
-      ->needs(names)
-      ->group(kTextTaskGroup);
+      .delimiter(',')
+      .check(in_range(0.0, 1.0))
+      .needs(names)
+      .group(kTextTaskGroup);
   command.add_option("--haystack", haystack, "Text in which needle_local_* hides its needles")
-      ->needs(names)
-      ->group(kTextTaskGroup);
+      .needs(names)
+      .group(kTextTaskGroup);
   command
       .add_option("--word-list", word_list,
                   "Words for cwe, separated by white space; default: 1149 built-in ones")
-      ->needs(names)
-      ->group(kTextTaskGroup);
+      .needs(names)
+      .group(kTextTaskGroup);
   command.add_option("--seed", seed, "Same seed, same samples")
-      ->capture_default_str()
-      ->needs(names)
-      ->group(kTextTaskGroup);
+      .capture_default_str()
+      .needs(names)
+      .group(kTextTaskGroup);
   return names;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
 #include "eval/text_task.h"
 
 namespace CLI {
@@ -26,7 +27,7 @@ struct TextTaskSelection {
   uint64_t seed = 42;
 
   // Returns the option --tasks, which the others need. `help`: of --tasks.
-  CLI::Option* add(CLI::App& command, const std::string& help);
+  Option add(Command command, const std::string& help);
   // Throws ExitCode::kUsage for options that do not go together.
   void check(const std::vector<int64_t>& lengths) const;
 };

@@ -1,12 +1,10 @@
 // sbtrain tokenizer train: trains a sentencepiece model or a byte-level BPE on text.
 #include "tokenizer/tokenizer.h"
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <memory>
 #include <vector>
 
-#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "core/files.h"
 #include "text/text_input.h"
@@ -53,29 +51,30 @@ ExitCode run_tokenizer_train(const TrainCommand& options) {
 
 }  // namespace
 
-void add_tokenizer(CLI::App& app, Action& action) {
-  CLI::App* group = app.add_subcommand("tokenizer", "Make a tokenizer");
-  group->require_subcommand(1);
-  CLI::App* command =
-      group->add_subcommand("train", "Train a tokenizer that gives every text back exactly");
+void add_tokenizer(Command app, Action& action) {
+  Command group = app.add_subcommand("tokenizer", "Make a tokenizer");
+  group.require_subcommand(1);
+  Command command =
+      group.add_subcommand("train", "Train a tokenizer that gives every text back exactly");
   auto options = std::make_shared<TrainCommand>();
   command
-      ->add_option("--input", options->inputs,
-                   "Text, as for `sbtrain prepare`: files, folders, or - for standard input")
-      ->required();
-  command->add_option("--output", options->output, "Model file to write")->required();
-  add_choice(*command, "--type", options->training.type,
-             "sentencepiece: its model, a BPE with byte fallback; bpe: the tokenizer.json of a "
-             "byte-level BPE, as Llama 3 has");
-  command->add_option("--vocab", options->training.vocab, "Pieces, the 256 bytes included")
-      ->capture_default_str()
-      ->check(CLI::Range(300, 1 << 24));
+      .add_option("--input", options->inputs,
+                  "Text, as for `sbtrain prepare`: files, folders, or - for standard input")
+      .required();
+  command.add_option("--output", options->output, "Model file to write").required();
+  command.add_choice(
+      "--type", options->training.type,
+      "sentencepiece: its model, a BPE with byte fallback; bpe: the tokenizer.json of a "
+      "byte-level BPE, as Llama 3 has");
+  command.add_option("--vocab", options->training.vocab, "Pieces, the 256 bytes included")
+      .capture_default_str()
+      .check(whole_numbers(300, 1 << 24));
   command
-      ->add_option("--max-megabytes", options->max_megabytes,
-                   "Megabytes of text to use at most; from more text, an even sample of lines")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 100000));
-  command->callback(
+      .add_option("--max-megabytes", options->max_megabytes,
+                  "Megabytes of text to use at most; from more text, an even sample of lines")
+      .capture_default_str()
+      .check(whole_numbers(1, 100000));
+  command.callback(
       [options, &action] { action = [options] { return run_tokenizer_train(*options); }; });
 }
 

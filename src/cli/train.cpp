@@ -1,6 +1,5 @@
 // sbtrain train: a training run, or with --dry-run its plan.
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -10,11 +9,9 @@
 #include <optional>
 
 #include "cli/backend.h"
-#include "cli/choice_option.h"
 #include "cli/cli.h"
 #include "cli/job.h"
 #include "cli/open_weights.h"
-#include "cli/range.h"
 #include "config/schema.h"
 #include "core/gpus.h"
 #include "core/log.h"
@@ -144,52 +141,53 @@ ExitCode run_train(const TrainOptions& options) {
 }
 
 // What --dry-run plans a run of many GPUs with.
-void add_scale_options(CLI::App& command, DryRunOptions& options) {
+void add_scale_options(Command command, DryRunOptions& options) {
   command
       .add_option("--world", options.world,
                   "Plan a run of so many GPUs: memory of a rank, collectives, "
                   "time of a step, the best sharding and micro-batch, on the machines of the "
                   "section machine of the configuration")
-      ->needs("--dry-run")
-      ->check(CLI::Range(1, 1 << 16));
+      .needs(command.get_option("--dry-run"))
+      .check(whole_numbers(1, 1 << 16));
   command.add_option("--gpus-per-node", options.gpus_per_node, "GPUs of a node, for --world")
-      ->needs("--world")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+      .needs(command.get_option("--world"))
+      .check(whole_numbers(1, 1024))
+      .capture_default_str();
 }
 
 }  // namespace
 
-void add_train(CLI::App& app, Action& action) {
+void add_train(Command app, Action& action) {
   auto options = std::make_shared<TrainOptions>();
-  CLI::App* command = app.add_subcommand("train", "Train a model, or continue a run (the default)");
-  command->add_option("--resume", options->resume,
-                      "auto: continue the run in its folder, the default; last-good, or a step: go "
-                      "back to that checkpoint; none: start over; or the path of a checkpoint "
-                      "(short for --checkpoint.resume)");
-  command->add_option("--init-from", options->init_from,
-                      "Begin with the weights of a checkpoint, of a run's newest one, or of a "
-                      "Hugging Face folder; data, schedule and step are the new run's own");
-  add_choice(*command, "--init-from-missing", options->missing,
-             "Tensors that these weights lack, such as those of another attention: refuse, or "
-             "initialise; what the model lacks is then not used")
-      ->needs("--init-from");
-  command->add_flag("--dry-run", options->dry_run,
-                    "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
-                    "stop; needs no GPU and no data");
+  Command command = app.add_subcommand("train", "Train a model, or continue a run (the default)");
+  command.add_option("--resume", options->resume,
+                     "auto: continue the run in its folder, the default; last-good, or a step: go "
+                     "back to that checkpoint; none: start over; or the path of a checkpoint "
+                     "(short for --checkpoint.resume)");
+  command.add_option("--init-from", options->init_from,
+                     "Begin with the weights of a checkpoint, of a run's newest one, or of a "
+                     "Hugging Face folder; data, schedule and step are the new run's own");
   command
-      ->add_option("--mfu", options->mfu,
-                   "Model FLOPs utilisation that --dry-run estimates times at (short for "
-                   "--machine.mfu)")
-      ->check(in_range(0.001, 1.0));
+      .add_choice("--init-from-missing", options->missing,
+                  "Tensors that these weights lack, such as those of another attention: refuse, or "
+                  "initialise; what the model lacks is then not used")
+      .needs(command.get_option("--init-from"));
+  command.add_flag("--dry-run", options->dry_run,
+                   "Print parameters, memory plan, FLOPs, schedule and estimated duration, and "
+                   "stop; needs no GPU and no data");
   command
-      ->add_option("--peak-tflops", options->peak_tflops,
-                   "Peak dense TFLOP/s of the device, for the estimate; default: 989 on a GPU, no "
-                   "estimate on the CPU (short for --metrics.peak_tflops)")
-      ->check(in_range(1e-6, 1e9));
-  add_scale_options(*command, options->estimate);
-  options->config.add(*command, /*list_keys=*/true);
-  command->callback([options, &action] { action = [options] { return run_train(*options); }; });
+      .add_option("--mfu", options->mfu,
+                  "Model FLOPs utilisation that --dry-run estimates times at (short for "
+                  "--machine.mfu)")
+      .check(in_range(0.001, 1.0));
+  command
+      .add_option("--peak-tflops", options->peak_tflops,
+                  "Peak dense TFLOP/s of the device, for the estimate; default: 989 on a GPU, no "
+                  "estimate on the CPU (short for --metrics.peak_tflops)")
+      .check(in_range(1e-6, 1e9));
+  add_scale_options(command, options->estimate);
+  options->config.add(command, /*list_keys=*/true);
+  command.callback([options, &action] { action = [options] { return run_train(*options); }; });
 }
 
 }  // namespace sbtrain

@@ -51,7 +51,7 @@ void collect(const CLI::App& app, const std::vector<std::string>& words,
 std::vector<std::vector<std::string>> all_commands() {
   CLI::App app;
   Action action;
-  add_subcommands(app, action);
+  add_subcommands(Command(app), action);
   std::vector<std::vector<std::string>> commands;
   collect(app, {}, commands);
   return commands;
