@@ -2,10 +2,11 @@
 # Installs the packages of scripts/dependencies.txt that are missing. If none is missing, it does
 # nothing and needs no root.
 #
-#   scripts/setup.sh [--check] [SECTION...]     sections: build (default), quickstart, test, lint,
-#                                               python, test-python; where nvcc is installed, build
-#                                               adds cuda and test adds cuda-test
-#   --check   only list what is missing; exit with 1 if anything required is missing
+#   scripts/setup.sh [--check] [--without-cuda] [SECTION...]
+#                    sections: build (default), quickstart, test, lint, python, test-python; where
+#                    nvcc is installed, build adds cuda and test adds cuda-test
+#   --check          only list what is missing; exit with 1 if anything required is missing
+#   --without-cuda   leave cuda and cuda-test out
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,20 +17,22 @@ die() {
   exit 1
 }
 
-usage() { sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 check_only=0
+with_cuda=1
 sections=()
 for argument in "$@"; do
   case $argument in
     -h | --help) usage; exit 0 ;;
     --check) check_only=1 ;;
+    --without-cuda) with_cuda=0 ;;
     -*) usage >&2; exit 2 ;;
     *) sections+=("$argument") ;;
   esac
 done
 [ ${#sections[@]} -gt 0 ] || sections=(build)
-if { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then
+if [ $with_cuda = 1 ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then
   if [[ " ${sections[*]} " == *" build "* ]]; then sections+=(cuda); fi
   if [[ " ${sections[*]} " == *" test "* ]]; then sections+=(cuda-test); fi
 fi

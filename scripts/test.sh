@@ -46,9 +46,6 @@ if [ $preset = release ] && [ -z "${SBTRAIN_PYTHON:-}" ] && [ ! -x .venv/bin/pyt
 fi
 
 say "build ($preset)"
-if command -v ccache >/dev/null; then
-  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
-fi
 cmake --preset "$preset" -DSBTRAIN_TESTS=ON --log-level=WARNING
 quiet=()
 [ -t 1 ] || quiet=(-- --quiet)

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/build_options.h"
+
 #if SBTRAIN_HAS_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -34,6 +36,10 @@ const char* backend_name(Backend backend) {
   return "?";
 }
 
+bool has_cuda() {
+  return SBTRAIN_HAS_CUDA != 0;
+}
+
 bool cuda_available([[maybe_unused]] std::string* why) {
   const auto no = [&](std::string reason) {
     if (why) *why = std::move(reason);
@@ -54,7 +60,7 @@ bool cuda_available([[maybe_unused]] std::string* why) {
   if (major < 8) return no("the GPU is older than compute capability 8.0, which bf16 needs");
   return true;
 #else
-  return no("this build has only the CPU backend (nvcc was not found when it was made)");
+  return no("this build has only the CPU backend");
 #endif
 }
 

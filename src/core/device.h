@@ -11,7 +11,7 @@
 namespace sbtrain {
 
 // Whether this build has the CUDA backend.
-inline constexpr bool kHasCuda = SBTRAIN_HAS_CUDA != 0;
+bool has_cuda();
 
 // Whether a CUDA device can be used by this build on this machine; if not, `why` says what is
 // missing.

@@ -4,6 +4,8 @@
 #include <array>
 #include <atomic>
 
+#include "core/build_options.h"
+
 #if SBTRAIN_HAS_CUDA
 #include <cuda_runtime_api.h>
 #endif

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/build_options.h"
+
 #if SBTRAIN_HAS_CUDA
 #include <cuda_runtime_api.h>
 #endif

@@ -1,5 +1,6 @@
 #include "core/replay.h"
 
+#include "core/build_options.h"
 #include "core/device.h"
 
 #if SBTRAIN_HAS_CUDA

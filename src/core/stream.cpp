@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/build_options.h"
 #include "core/device.h"
 #include "core/error.h"
 
@@ -55,7 +56,7 @@ void Stream::QueueDeleter::operator()([[maybe_unused]] CUstream_st* queue) const
 }
 
 CUstream_st* Stream::queue() {
-  require(backend() == Backend::kCuda && kHasCuda, "a stream of backend {} has no queue",
+  require(backend() == Backend::kCuda && has_cuda(), "a stream of backend {} has no queue",
           backend_name(backend()));
 #if SBTRAIN_HAS_CUDA
   if (!queue_) {

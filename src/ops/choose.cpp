@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/build_options.h"
 #include "core/error.h"
 #include "kernels/attention/rebased_index.h"
 #include "kernels/attention/scratch_sizes.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/build_options.h"
 #include "ops/timed.h"
 
 namespace sbtrain::ops {
@@ -19,9 +20,9 @@ struct Immediate : HostRead::Impl {
 
 std::unique_ptr<HostRead::Impl> start(Stream& s, const Tensor& x) {
   Check("host_read").flat("x", x, x.numel(), DType::kF64);
-  if constexpr (kHasCuda) {
-    if (s.backend() == Backend::kCuda) return cuda::start_host_read(s, x);
-  }
+#if SBTRAIN_HAS_CUDA
+  if (s.backend() == Backend::kCuda) return cuda::start_host_read(s, x);
+#endif
   return std::make_unique<Immediate>(x);
 }
 
@@ -38,16 +39,16 @@ void begin_tuning(Stream& s, const std::string& known) {
 
 std::string end_tuning(Stream& s, [[maybe_unused]] bool remember) {
   s.set_tuning(false);
-  if constexpr (kHasCuda) {
-    if (s.backend() == Backend::kCuda) return cuda::end_tuning(s, remember);
-  }
+#if SBTRAIN_HAS_CUDA
+  if (s.backend() == Backend::kCuda) return cuda::end_tuning(s, remember);
+#endif
   return {};
 }
 
 void set_choices([[maybe_unused]] Stream& s, [[maybe_unused]] const std::string& choices) {
-  if constexpr (kHasCuda) {
-    if (s.backend() == Backend::kCuda) cuda::add_choices(s, choices);
-  }
+#if SBTRAIN_HAS_CUDA
+  if (s.backend() == Backend::kCuda) cuda::add_choices(s, choices);
+#endif
 }
 
 HostRead::HostRead(Stream& s, const Tensor& x) : impl_(start(s, x)) {}

@@ -1,6 +1,6 @@
 #include "ops/trace.h"
 
-#include "core/device.h"
+#include "core/build_options.h"
 #include "core/error.h"
 
 namespace sbtrain::ops {
@@ -10,7 +10,9 @@ void trace(const std::vector<Traced>& streams) {
     require(each.stream->backend() == Backend::kCuda && each.stream->profile(),
             "a trace of a stream that is not on a GPU, or has no profile");
   }
-  if constexpr (kHasCuda) cuda::trace(streams);
+#if SBTRAIN_HAS_CUDA
+  cuda::trace(streams);
+#endif
 }
 
 }  // namespace sbtrain::ops

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/build_options.h"
 #include "core/device.h"
 #include "core/error.h"
 #if SBTRAIN_HAS_NCCL

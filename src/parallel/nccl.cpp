@@ -1,7 +1,6 @@
 #include "parallel/nccl.h"
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
 
 #include <atomic>
 #include <chrono>
@@ -13,6 +12,7 @@
 
 #include "core/error.h"
 #include "parallel/job_communicator.h"
+#include "parallel/nccl_library.h"
 
 namespace sbtrain {
 namespace {
@@ -34,7 +34,7 @@ void abort(Handle& handle) {
   std::unique_lock lock(handle.mutex, std::defer_lock);
   [[maybe_unused]] const bool locked = lock.try_lock_for(std::chrono::seconds(1));
   if (!handle.comm || handle.aborted.exchange(true)) return;
-  ncclCommAbort(handle.comm);
+  nccl().CommAbort(handle.comm);
 }
 
 ncclDataType_t nccl_type(DType dtype) {
@@ -57,8 +57,8 @@ ncclDataType_t nccl_type(DType dtype) {
 
 [[noreturn]] void lose(const Control& control, std::string_view what, ncclResult_t result) {
   control.check();  // the cause, if the job knows it
-  fail(ExitCode::kCommunication, "{} failed in NCCL: {}{}{}", what, ncclGetErrorString(result),
-       *ncclGetLastError(nullptr) ? ": " : "", ncclGetLastError(nullptr));
+  fail(ExitCode::kCommunication, "{} failed in NCCL: {}{}{}", what, nccl().GetErrorString(result),
+       *nccl().GetLastError(nullptr) ? ": " : "", nccl().GetLastError(nullptr));
 }
 
 // NCCL's functions that connect ranks wait for all of them, without a limit. They run in a thread
@@ -110,7 +110,7 @@ class NcclCommunicator : public JobCommunicator {
     const bool clean = std::uncaught_exceptions() == 0;
     const std::lock_guard lock(handle_->mutex);
     if (!handle_->aborted.exchange(true)) {
-      clean ? ncclCommDestroy(handle_->comm) : ncclCommAbort(handle_->comm);
+      clean ? nccl().CommDestroy(handle_->comm) : nccl().CommAbort(handle_->comm);
     }
     handle_->comm = nullptr;
   }
@@ -127,7 +127,7 @@ class NcclCommunicator : public JobCommunicator {
     connect(control(), fmt::format("making the group '{}'", topic), options_.connect_timeout,
             [comm, parent = handle_, color, key = rank(), options = options_] {
               ncclConfig_t config = config_of(options);
-              return ncclCommSplit(parent->comm, color, key, comm.get(), &config);
+              return nccl().CommSplit(parent->comm, color, key, comm.get(), &config);
             });
     return std::make_unique<NcclCommunicator>(control(), std::move(members), std::move(topic),
                                               options_, *comm);
@@ -136,18 +136,18 @@ class NcclCommunicator : public JobCommunicator {
   // What is only moved is bytes.
   void run_all_gather(Stream& s, const Tensor& full, const Tensor& shard) override {
     start(s, Collective::kAllGather, full, [&](ncclComm_t comm, cudaStream_t queue) {
-      return ncclAllGather(shard.data, full.data, shard.bytes(), ncclUint8, comm, queue);
+      return nccl().AllGather(shard.data, full.data, shard.bytes(), ncclUint8, comm, queue);
     });
   }
   void run_broadcast(Stream& s, const Tensor& x, int root) override {
     start(s, Collective::kBroadcast, x, [&](ncclComm_t comm, cudaStream_t queue) {
-      return ncclBroadcast(x.data, x.data, x.bytes(), ncclUint8, root, comm, queue);
+      return nccl().Broadcast(x.data, x.data, x.bytes(), ncclUint8, root, comm, queue);
     });
   }
   void run_reduce_scatter(Stream& s, const Tensor& shard, const Tensor& full) override {
     start(s, Collective::kReduceScatter, full, [&](ncclComm_t comm, cudaStream_t queue) {
-      return ncclReduceScatter(full.data, shard.data, static_cast<size_t>(shard.numel()),
-                               nccl_type(full.dtype), ncclSum, comm, queue);
+      return nccl().ReduceScatter(full.data, shard.data, static_cast<size_t>(shard.numel()),
+                                  nccl_type(full.dtype), ncclSum, comm, queue);
     });
   }
   // The copy engines gather one rank's parts after another: NCCL's all-to-all would also copy this
@@ -156,23 +156,23 @@ class NcclCommunicator : public JobCommunicator {
     start(s, Collective::kAllToAll, from, [&](ncclComm_t comm, cudaStream_t queue) {
       const size_t bytes = from.bytes() / static_cast<size_t>(world());
       if (!options_.copy_engines) {
-        return ncclAlltoAll(from.data, to.data, bytes, ncclUint8, comm, queue);
+        return nccl().AlltoAll(from.data, to.data, bytes, ncclUint8, comm, queue);
       }
       const auto part = [&](const Tensor& x, int r) {
         return static_cast<std::byte*>(x.data) + bytes * static_cast<size_t>(r);
       };
       ncclResult_t result = ncclSuccess;
       for (int root = 0; root < world() && result == ncclSuccess; ++root) {
-        result = ncclGather(part(root == rank() ? to : from, root), to.data, bytes, ncclUint8, root,
-                            comm, queue);
+        result = nccl().Gather(part(root == rank() ? to : from, root), to.data, bytes, ncclUint8,
+                               root, comm, queue);
       }
       return result;
     });
   }
   void run_all_reduce(Stream& s, const Tensor& x) override {
     start(s, Collective::kAllReduce, x, [&](ncclComm_t comm, cudaStream_t queue) {
-      return ncclAllReduce(x.data, x.data, static_cast<size_t>(x.numel()), nccl_type(x.dtype),
-                           ncclSum, comm, queue);
+      return nccl().AllReduce(x.data, x.data, static_cast<size_t>(x.numel()), nccl_type(x.dtype),
+                              ncclSum, comm, queue);
     });
   }
 
@@ -191,7 +191,7 @@ class NcclCommunicator : public JobCommunicator {
       const std::lock_guard lock(handle_->mutex);
       result = handle_->aborted ? ncclInvalidUsage : call(handle_->comm, queue);
       // Errors of the network that NCCL met since the last call.
-      if (result == ncclSuccess) ncclCommGetAsyncError(handle_->comm, &result);
+      if (result == ncclSuccess) nccl().CommGetAsyncError(handle_->comm, &result);
     }
     if (result == ncclSuccess) return;
     lose(control(), what, result);
@@ -200,11 +200,11 @@ class NcclCommunicator : public JobCommunicator {
   std::shared_ptr<void> register_buffer(const Tensor& memory) {
     void* registered = nullptr;
     const ncclResult_t result =
-        ncclCommRegister(handle_->comm, memory.data, memory.bytes(), &registered);
+        nccl().CommRegister(handle_->comm, memory.data, memory.bytes(), &registered);
     if (result != ncclSuccess) lose(control(), "registering " + memory.describe(), result);
     return {registered, [handle = handle_](void* of) {
               const std::lock_guard lock(handle->mutex);
-              if (of && !handle->aborted) ncclCommDeregister(handle->comm, of);
+              if (of && !handle->aborted) nccl().CommDeregister(handle->comm, of);
             }};
   }
 
@@ -212,12 +212,12 @@ class NcclCommunicator : public JobCommunicator {
     auto window = std::make_shared<ncclWindow_t>(nullptr);
     connect(control(), "registering " + memory.describe(), options_.connect_timeout,
             [window, handle = handle_, memory] {
-              return ncclCommWindowRegister(handle->comm, memory.data, memory.bytes(), window.get(),
-                                            NCCL_WIN_COLL_SYMMETRIC);
+              return nccl().CommWindowRegister(handle->comm, memory.data, memory.bytes(),
+                                               window.get(), NCCL_WIN_COLL_SYMMETRIC);
             });
     return {*window, [handle = handle_](ncclWindow_t of) {
               const std::lock_guard lock(handle->mutex);
-              if (of && !handle->aborted) ncclCommWindowDeregister(handle->comm, of);
+              if (of && !handle->aborted) nccl().CommWindowDeregister(handle->comm, of);
             }};
   }
 
@@ -233,7 +233,7 @@ ncclUniqueId agree_on_id(Control& control, const std::vector<int>& members,
   ncclUniqueId id;
   std::string text;
   if (control.rank() == members.front()) {
-    const ncclResult_t result = ncclGetUniqueId(&id);
+    const ncclResult_t result = nccl().GetUniqueId(&id);
     if (result != ncclSuccess) lose(control, "starting NCCL", result);
     for (const char byte : id.internal) text += fmt::format("{:02x}", static_cast<uint8_t>(byte));
   }
@@ -259,18 +259,18 @@ std::unique_ptr<Communicator> make_nccl(Control& control, const CommunicatorOpti
   connect(control, fmt::format("connecting {} GPUs by NCCL", control.world()),
           options.connect_timeout, [=, rank = control.rank(), world = control.world()] {
             ncclConfig_t config = config_of(options);
-            return ncclCommInitRankConfig(comm.get(), world, id, rank, &config);
+            return nccl().CommInitRankConfig(comm.get(), world, id, rank, &config);
           });
   return std::make_unique<NcclCommunicator>(control, std::move(members), topic, options, *comm);
 }
 
 std::shared_ptr<void> nccl_allocate(size_t bytes) {
   void* data = nullptr;
-  if (ncclMemAlloc(&data, bytes) != ncclSuccess) {
+  if (nccl().MemAlloc(&data, bytes) != ncclSuccess) {
     cudaGetLastError();
     return nullptr;
   }
-  return {data, [](void* of) { ncclMemFree(of); }};
+  return {data, [](void* of) { nccl().MemFree(of); }};
 }
 
 }  // namespace sbtrain

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "core/build_options.h"
 #include "ops/memory.h"
 
 #if SBTRAIN_HAS_CUDA

@@ -15,7 +15,7 @@ namespace sbtrain::ops::cuda {
 
 void check_cublas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  fail(ExitCode::kInternal, "cuBLASLt: {} failed: {}", call, cublasLtGetStatusString(status));
+  fail(ExitCode::kInternal, "cuBLASLt: {} failed: {}", call, cublas_lt().GetStatusString(status));
 }
 
 // ---- Staging --------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ Context::Context(cudaStream_t queue) : stream(queue) {
   int index = 0;
   SBTRAIN_CUDA_CHECK(cudaGetDevice(&index));
   SBTRAIN_CUDA_CHECK(cudaGetDeviceProperties(&device, index));
-  SBTRAIN_CUBLAS_CHECK(cublasLtCreate(&blas));
+  SBTRAIN_CUBLAS_CHECK(cublas_lt().Create(&blas));
   tuner.open(device.name);
 }
 
@@ -103,7 +103,7 @@ Context::~Context() {
     cudaStreamDestroy(beside_);
   }
   cudaFree(counters_);
-  cublasLtDestroy(blas);
+  cublas_lt().Destroy(blas);
 }
 
 int32_t* Context::counters() {

@@ -1,7 +1,6 @@
 // What the CUDA backend keeps for a stream, and the error checks of its launchers.
 #pragma once
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include <array>
@@ -13,6 +12,7 @@
 
 #include "core/cuda_check.h"
 #include "core/stream.h"
+#include "ops/cuda/cublas_lt.h"
 #include "ops/cuda/gemm_tuner.h"
 #include "ops/trace.h"
 

@@ -56,7 +56,7 @@ bool from_hex(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
 cublasLtMatrixLayout_t layout(bool f32, int64_t rows, int64_t cols, int64_t ld) {
   cublasLtMatrixLayout_t out = nullptr;
   SBTRAIN_CUBLAS_CHECK(
-      cublasLtMatrixLayoutCreate(&out, f32 ? CUDA_R_32F : CUDA_R_16BF, rows, cols, ld));
+      cublas_lt().MatrixLayoutCreate(&out, f32 ? CUDA_R_32F : CUDA_R_16BF, rows, cols, ld));
   return out;
 }
 
@@ -122,11 +122,11 @@ class StreamTimer {
 
 struct GemmTuner::Plan {
   Plan(const GemmShape& s) : shape(s) {
-    SBTRAIN_CUBLAS_CHECK(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    SBTRAIN_CUBLAS_CHECK(cublas_lt().MatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, bool transpose) {
       const cublasOperation_t value = transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
       SBTRAIN_CUBLAS_CHECK(
-          cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
+          cublas_lt().MatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
     };
     set(CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_a);
     set(CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_b);
@@ -136,13 +136,13 @@ struct GemmTuner::Plan {
     d = layout(s.f32_output, s.m, s.n, s.ldd);
   }
   ~Plan() {
-    for (cublasLtMatrixLayout_t l : {a, b, c, d}) cublasLtMatrixLayoutDestroy(l);
-    cublasLtMatmulDescDestroy(operation);
+    for (cublasLtMatrixLayout_t l : {a, b, c, d}) cublas_lt().MatrixLayoutDestroy(l);
+    cublas_lt().MatmulDescDestroy(operation);
   }
   cublasStatus_t run(cublasLtHandle_t blas, cudaStream_t stream, const GemmArguments& x,
                      const cublasLtMatmulAlgo_t& with) const {
-    return cublasLtMatmul(blas, operation, &x.alpha, x.a, a, x.b, b, &x.beta, x.c ? x.c : x.d, c,
-                          x.d, d, &with, x.workspace, x.workspace_bytes, stream);
+    return cublas_lt().Matmul(blas, operation, &x.alpha, x.a, a, x.b, b, &x.beta, x.c ? x.c : x.d,
+                              c, x.d, d, &with, x.workspace, x.workspace_bytes, stream);
   }
 
   GemmShape shape;
@@ -164,7 +164,7 @@ std::string GemmTuner::key(const GemmShape& s) const {
 }
 
 void GemmTuner::open(const std::string& device) {
-  device_ = fmt::format("{} cublasLt-{}", device, cublasLtGetVersion());
+  device_ = fmt::format("{} cublasLt-{}", device, cublas_lt().GetVersion());
   std::replace(device_.begin(), device_.end(), ' ', '-');
   std::ifstream file(cache_file());
   std::ostringstream text;
@@ -216,10 +216,10 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   if (plan) return *plan;
   auto made = std::make_unique<Plan>(shape);
   cublasLtMatmulPreference_t preference = nullptr;
-  SBTRAIN_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+  SBTRAIN_CUBLAS_CHECK(cublas_lt().MatmulPreferenceCreate(&preference));
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
     SBTRAIN_CUBLAS_CHECK(
-        cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+        cublas_lt().MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
   const auto alignment = static_cast<uint32_t>(shape.alignment);
@@ -235,9 +235,9 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   std::vector<cublasLtMatmulHeuristicResult_t> results(kShortCandidates);
   int found = 0;
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(blas, made->operation, made->a, made->b, made->c, made->d,
-                                     preference, kShortCandidates, results.data(), &found);
-  cublasLtMatmulPreferenceDestroy(preference);
+      cublas_lt().MatmulAlgoGetHeuristic(blas, made->operation, made->a, made->b, made->c, made->d,
+                                         preference, kShortCandidates, results.data(), &found);
+  cublas_lt().MatmulPreferenceDestroy(preference);
   if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
     fail(ExitCode::kInternal, "cuBLASLt has no algorithm for {}", key(shape));
   }
@@ -251,8 +251,8 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
     cublasLtMatmulAlgo_t algorithm{};
     made->chosen =
         from_hex(it->second, algorithm) &&
-        cublasLtMatmulAlgoCheck(blas, made->operation, made->a, made->b, made->c, made->d,
-                                &algorithm, &checked) == CUBLAS_STATUS_SUCCESS &&
+        cublas_lt().MatmulAlgoCheck(blas, made->operation, made->a, made->b, made->c, made->d,
+                                    &algorithm, &checked) == CUBLAS_STATUS_SUCCESS &&
         checked.workspaceSize <= workspace_bytes;
     if (made->chosen) made->algorithm = algorithm;
   }

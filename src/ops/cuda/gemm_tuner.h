@@ -5,11 +5,11 @@
 // folder keeps its own copy (text(), add()), so that a resumed run computes as it did before.
 #pragma once
 
-#include <cublasLt.h>
-
 #include <compare>
 #include <map>
 #include <string>
+
+#include "ops/cuda/cublas_lt.h"
 
 namespace sbtrain::ops::cuda {
 

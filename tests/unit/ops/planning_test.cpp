@@ -284,7 +284,7 @@ TEST(Planning, LogitsAppearUnderTheirClass) {
 }
 
 TEST(Planning, ABuildWithoutCudaSaysSo) {
-  if (kHasCuda) GTEST_SKIP() << "this build has the CUDA backend";
+  if (has_cuda()) GTEST_SKIP() << "this build has the CUDA backend";
   Memory memory(Backend::kCuda);
   Stream s(memory);
   try {

@@ -1,0 +1,29 @@
+#include "core/shared_library.h"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+#include "core/error.h"
+
+namespace sbtrain {
+
+SharedLibrary::SharedLibrary(std::string name, std::initializer_list<const char*> paths,
+                             std::string advice)
+    : name_(std::move(name)), advice_(std::move(advice)) {
+  std::string reason;
+  for (const char* path : paths) {
+    handle_ = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (handle_ != nullptr) return;
+    if (reason.empty()) reason = dlerror();
+  }
+  fail(ExitCode::kConfig, "cannot load {} ({}): {}", name_, reason, advice_);
+}
+
+void* SharedLibrary::address(const char* name) const {
+  void* found = dlsym(handle_, name);
+  if (found == nullptr) fail(ExitCode::kConfig, "{} has no {}: {}", name_, name, advice_);
+  return found;
+}
+
+}  // namespace sbtrain

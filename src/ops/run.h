@@ -1,0 +1,86 @@
+// The definition of run(stream, op), for ops/run.cpp and for ops that are defined outside of this
+// library.
+#pragma once
+
+#include "core/build_options.h"
+#include "core/error.h"
+#include "core/op_profile.h"
+#include "core/stream.h"
+#include "ops/cuda/timer.h"
+#include "ops/op.h"
+
+namespace sbtrain::ops {
+
+template <typename Op>
+concept TakesScratch = requires(const Op& op, const Stream& s) {
+  op.scratch(s);
+};
+template <typename Op>
+concept HasLimits = requires(const Op& op, const Target& target) {
+  op.check_limits(target);
+};
+template <typename Op, typename Tag>
+concept RunsOn = requires(const Op& op, Stream& s) {
+  run(Tag(), s, op);
+}
+|| requires(const Op& op, Stream& s) {
+  run(Tag(), s, op, op.scratch(s));
+};
+
+// Runs the op on the backend `Tag`, with the scratch that take_scratch() returned.
+template <typename Tag, typename Op, typename Scratch>
+void run_with(Stream& s, const Op& op, const Scratch& scratch) {
+  if constexpr (!RunsOn<Op, Tag>) {
+    fail(ExitCode::kInternal, "{}: {} has no such op", Op::kName, backend_name(s.backend()));
+  } else if constexpr (TakesScratch<Op>) {
+    run(Tag(), s, op, scratch);
+  } else {
+    run(Tag(), s, op);
+  }
+}
+
+struct NoScratch {};
+template <typename Op>
+auto take_scratch(const Stream& s, const Op& op) {
+  if constexpr (TakesScratch<Op>) {
+    return op.scratch(s);
+  } else {
+    return NoScratch{};
+  }
+}
+
+// Throws if the op cannot run on the stream's backend. A configuration is planned before anything
+// else happens, so a user learns at once what the backend lacks.
+template <typename Op>
+void check_op(const Stream& s, const Op& op) {
+  op.check();
+  if (!on_cuda(s)) {
+    if (RunsOn<Op, cpu::Cpu>) return;
+    fail(ExitCode::kConfig, "{}: not on the CPU yet; set device: cuda", Op::kName);
+  }
+  if (!RunsOn<Op, cuda::Cuda>) {
+    fail(ExitCode::kConfig, "{}: not on CUDA yet; set device: cpu", Op::kName);
+  }
+  if (!SBTRAIN_HAS_CUDA && !s.planning()) {
+    fail(ExitCode::kInternal, "{}: this build has no {} backend", Op::kName,
+         backend_name(s.backend()));
+  }
+  if constexpr (HasLimits<Op>) op.check_limits(s.target());
+}
+
+template <typename Op>
+void run(Stream& s, const Op& op) {
+  check_op(s, op);
+  [[maybe_unused]] const auto scratch = take_scratch(s, op);
+  if (s.planning()) return;
+  if (s.backend() == Backend::kCpu) {
+    const OpTimer timer(s.profile(), Op::kName);
+    return run_with<cpu::Cpu>(s, op, scratch);
+  }
+#if SBTRAIN_HAS_CUDA
+  const cuda::DeviceTimer timer(s, Op::kName);
+  run_with<cuda::Cuda>(s, op, scratch);
+#endif
+}
+
+}  // namespace sbtrain::ops
