@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/attention/mainloop_softmax_forward.cuh"
+#include "kernels/attention/products_hopper.cuh"
 #include "kernels/attention/softmax_tiles_hopper.cuh"
 
 namespace sbtrain::kernels {
@@ -117,7 +118,7 @@ class HopperSoftmaxForwardConsumer : public TileState {
     x.o.clear();
     Tile s;
     s_.queries.wait(tile_state());
-    issue_scores(s);
+    issue_scores<Shape>(s_, k_, 64 * index_, s);
     Scores scores(x_.policy, {tile.head, tile.first, warp_row});
     const TileRowKeys seen(visibility_of(p), first);
     wait_for_products<0>();
@@ -128,14 +129,14 @@ class HopperSoftmaxForwardConsumer : public TileState {
       wait_for_products<0>();
       take_operand(x, s);
       if (block <= begin) break;
-      issue_scores(s);
-      issue_values(x);
+      issue_scores<Shape>(s_, k_, 64 * index_, s);
+      issue_output<Shape>(s_, v_, x.o, x.a);
       wait_for_products<1>();
       s.pin();
       s_.keys.release_and_advance(k_);
     }
     s_.queries.release();
-    issue_values(x);
+    issue_output<Shape>(s_, v_, x.o, x.a);
     wait_for_products<0>();
     x.o.pin();
     x.a.pin();
@@ -163,16 +164,6 @@ class HopperSoftmaxForwardConsumer : public TileState {
     staged_.advance();
   }
 
-  __device__ __forceinline__ void issue_scores(Tile& s) {
-    s_.keys.wait(k_);
-    const TileOperand<Shape::kQueries, kD, TileUse::kRows> queries(s_.q +
-                                                                   64 * index_ * kPanelCols<kD>);
-    const TileOperand<kKeys, kD, TileUse::kRows> keys(s_.k[k_.stage()]);
-    s.pin();
-    wgmma_fence();
-    issue_product<kD>(s, queries, keys);
-    wgmma_commit();
-  }
   // Products of queries and keys become probabilities, relative to the maxima so far.
   __device__ __forceinline__ void exponentiate(State& x, Tile& s, Scores& scores,
                                                const TileRowKeys& seen, int block) {
@@ -197,15 +188,6 @@ class HopperSoftmaxForwardConsumer : public TileState {
     if (x.raised) RunningSoftmax<1>::rescale(x.factor, x.o);
     round_to_operand(x.a, s);
   }
-  __device__ __forceinline__ void issue_values(State& x) {
-    s_.values.wait(v_);
-    x.a.pin();
-    x.o.pin();
-    wgmma_fence();
-    issue_product<kKeys>(x.o, x.a, TileOperand<kKeys, kD, TileUse::kColumns>(s_.v[v_.stage()]));
-    wgmma_commit();
-  }
-
   Shared& s_;
   const Arguments& x_;
   const int index_;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/attention/mainloop_softmax_backward.cuh"
+#include "kernels/attention/products_hopper.cuh"
 #include "kernels/attention/softmax_tiles_hopper.cuh"
 
 namespace sbtrain::kernels {
@@ -120,7 +121,7 @@ class HopperSoftmaxQueryConsumer : public TileState {
     WarpgroupOperand<kKeys> ds;
     dq.clear();
     s_.queries.wait(tile_state());
-    issue_scores(s, dp);
+    issue_scores<Shape>(s_, scored_, 64 * index_, s, dp);
     const TileRowKeys seen(visibility_of(p), first);
     Rows rows = enter_rows(head, first);
     Scores scores(x_.policy, {tile.head, tile.first, warp_row});
@@ -136,15 +137,15 @@ class HopperSoftmaxQueryConsumer : public TileState {
       if (block > begin) s_.keys.release_and_advance(released_);
       round_to_operand(ds, dp);
       if (block >= last) break;
-      issue_scores(s, dp);
-      issue_gradient(dq, ds);
+      issue_scores<Shape>(s_, scored_, 64 * index_, s, dp);
+      issue_query_gradient<Shape>(s_, released_, dq, ds);
       wait_for_products<1>();
       s.pin();
       dp.pin();
       s_.values.release_and_advance(scored_);
     }
     s_.queries.release();
-    issue_gradient(dq, ds);
+    issue_query_gradient<Shape>(s_, released_, dq, ds);
     if constexpr (Policy::kExactDelta) correct(head, first, rows);
     wait_for_products<0>();
     dq.pin();
@@ -217,33 +218,6 @@ class HopperSoftmaxQueryConsumer : public TileState {
         if constexpr (Policy::kExactDelta) rows.residual[i / 2] += x;
       }
     }
-  }
-
-  __device__ __forceinline__ void issue_scores(Tile& s, Tile& dp) {
-    const int offset = 64 * index_ * kPanelCols<kD>;
-    const TileOperand<Shape::kQueries, kD, TileUse::kRows> queries(s_.q + offset);
-    const TileOperand<Shape::kQueries, kD, TileUse::kRows> douts(s_.dout + offset);
-    const int stage = uniform(scored_.stage());
-    const TileOperand<kKeys, kD, TileUse::kRows> keys(s_.k[stage]), values(s_.v[stage]);
-    s_.keys.full[stage].wait(scored_.parity());
-    s.pin();
-    dp.pin();
-    wgmma_fence();
-    issue_product<kD>(s, queries, keys);
-    s_.values.full[stage].wait(scored_.parity());
-    wgmma_fence();
-    issue_product<kD>(dp, douts, values);
-    wgmma_commit();
-  }
-  // dq += dS k of the oldest block whose keys are not released.
-  __device__ __forceinline__ void issue_gradient(WarpgroupAccumulator<kD>& dq,
-                                                 WarpgroupOperand<kKeys>& ds) {
-    ds.pin();
-    dq.pin();
-    wgmma_fence();
-    issue_product<kKeys>(
-        dq, ds, TileOperand<kKeys, kD, TileUse::kColumns>(s_.k[uniform(released_.stage())]));
-    wgmma_commit();
   }
 
   Shared& s_;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/attention/mainloop_stickbreaking_forward.cuh"
+#include "kernels/attention/products_hopper.cuh"
 #include "kernels/attention/stickbreaking_tiles_hopper.cuh"
 
 namespace sbtrain::kernels {
@@ -168,7 +169,7 @@ class HopperForwardConsumer : public TileState {
     x.o.clear();
     Scores s;
     s_.queries.wait(tile_state());
-    issue_scores(s);
+    issue_scores<Shape>(s_, k_, 64 * index_, s);
     const TileRowKeys seen(visibility_of<false>(p_, head), first);
     wait_for_products<0>();
     s.pin();
@@ -195,8 +196,8 @@ class HopperForwardConsumer : public TileState {
       break_sticks(x, s, seen);
       wait_for_products<0>();
       take_operand(x, s);
-      issue_scores(s);
-      issue_values(x);
+      issue_scores<Shape>(s_, k_, 64 * index_, s);
+      issue_output<Shape>(s_, v_, x.o, x.a);
       wait_for_products<1>();
       s.pin();
       s_.keys.release_and_advance(k_);
@@ -211,7 +212,7 @@ class HopperForwardConsumer : public TileState {
     break_sticks(x, s, seen);
     wait_for_products<0>();
     take_operand(x, s);
-    issue_values(x);
+    issue_output<Shape>(s_, v_, x.o, x.a);
     complete_values(x);
   }
   __device__ __forceinline__ void complete_values(State& x) {
@@ -221,16 +222,6 @@ class HopperForwardConsumer : public TileState {
     s_.values.release_and_advance(v_);
   }
 
-  __device__ __forceinline__ void issue_scores(Scores& s) {
-    s_.keys.wait(k_);
-    const TileOperand<Shape::kQueries, kD, TileUse::kRows> queries(s_.q +
-                                                                   64 * index_ * kPanelCols<kD>);
-    const TileOperand<kKeys, kD, TileUse::kRows> keys(s_.k[k_.stage()]);
-    s.pin();
-    wgmma_fence();
-    issue_product<kD>(s, queries, keys);
-    wgmma_commit();
-  }
   __device__ __forceinline__ void break_sticks(State& x, Scores& s, const TileRowKeys& seen) {
     const int first = first_loaded_key<kKeys>(x.block, p_.tokens);
     const float* gates = nullptr;
@@ -249,15 +240,6 @@ class HopperForwardConsumer : public TileState {
     x.values_pending = true;
     round_to_operand(x.a, s);
   }
-  __device__ __forceinline__ void issue_values(State& x) {
-    s_.values.wait(v_);
-    x.a.pin();
-    x.o.pin();
-    wgmma_fence();
-    issue_product<kKeys>(x.o, x.a, TileOperand<kKeys, kD, TileUse::kColumns>(s_.v[v_.stage()]));
-    wgmma_commit();
-  }
-
   // Whether the sticks are used up after x.block, which is not the last one.
   __device__ __forceinline__ bool ends(State& x, const TileRowKeys& seen) {
     if (p_.skip_epsilon == 0) return false;

@@ -3,6 +3,7 @@
 // and walks over their blocks of keys from left to right.
 #pragma once
 
+#include "kernels/attention/products_hopper.cuh"
 #include "kernels/attention/stickbreaking_backward_hopper.cuh"
 
 namespace sbtrain::kernels {
@@ -143,7 +144,7 @@ class QueryGradientConsumer : public TileState {
     WarpgroupOperand<kStickKeys> dz;
     dq.clear();
     s_.queries.wait(tile_state());
-    issue_scores(s, dp);
+    issue_scores<Shape>(s_, scored_, own_row_, s, dp);
     const TileRowKeys seen(visibility_of<true>(p, head), first);
     HopperGradients sticks;
     enter_rows<1>(sticks, p, head, first);
@@ -180,8 +181,8 @@ class QueryGradientConsumer : public TileState {
         scan(s, dp, block);
         take_last(dq, dz, dp, block > tile.begin);
         if (block >= tile.last) break;
-        issue_scores(s, dp);
-        issue_gradient(dq, dz);
+        issue_scores<Shape>(s_, scored_, own_row_, s, dp);
+        issue_query_gradient<Shape>(s_, released_, dq, dz);
         wait_for_products<1>();
         s.pin();
         dp.pin();
@@ -189,7 +190,7 @@ class QueryGradientConsumer : public TileState {
       }
     }
     s_.queries.release();
-    issue_gradient(dq, dz);
+    issue_query_gradient<Shape>(s_, released_, dq, dz);
     wait_for_products<0>();
     dq.pin();
     dz.pin();
@@ -223,42 +224,15 @@ class QueryGradientConsumer : public TileState {
                                              WarpgroupOperand<kStickKeys>& dz, const Scores& dp,
                                              Scores& next_s, Scores& next_dp, bool pending,
                                              Scan&& scan) {
-    issue_scores(next_s, next_dp);
+    issue_scores<Shape>(s_, scored_, own_row_, next_s, next_dp);
     scan();
     wait_for_products<1>();  // for the gradient of the block before
     take(dq, dz, dp, pending);
-    issue_gradient(dq, dz);
+    issue_query_gradient<Shape>(s_, released_, dq, dz);
     wait_for_products<1>();
     next_s.pin();
     next_dp.pin();
     s_.values.release_and_advance(scored_);
-  }
-
-  __device__ __forceinline__ void issue_scores(Scores& s, Scores& dp) {
-    const int offset = own_row_ * kPanelCols<kD>;
-    const TileOperand<Shape::kQueries, kD, TileUse::kRows> queries(s_.q + offset);
-    const TileOperand<Shape::kQueries, kD, TileUse::kRows> douts(s_.dout + offset);
-    const int stage = uniform(scored_.stage());
-    const TileOperand<kStickKeys, kD, TileUse::kRows> keys(s_.k[stage]), values(s_.v[stage]);
-    s_.keys.full[stage].wait(scored_.parity());
-    s.pin();
-    dp.pin();
-    wgmma_fence();
-    issue_product<kD>(s, queries, keys);
-    s_.values.full[stage].wait(scored_.parity());
-    wgmma_fence();
-    issue_product<kD>(dp, douts, values);
-    wgmma_commit();
-  }
-  // dq += dz k of the oldest block whose keys are not released.
-  __device__ __forceinline__ void issue_gradient(WarpgroupAccumulator<kD>& dq,
-                                                 WarpgroupOperand<kStickKeys>& dz) {
-    dz.pin();
-    dq.pin();
-    wgmma_fence();
-    issue_product<kStickKeys>(
-        dq, dz, TileOperand<kStickKeys, kD, TileUse::kColumns>(s_.k[uniform(released_.stage())]));
-    wgmma_commit();
   }
 
   __device__ __forceinline__ void save_first_keys(int head, int first,
