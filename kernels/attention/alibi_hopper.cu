@@ -5,16 +5,16 @@
 namespace sbtrain::kernels {
 
 void alibi_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const AlibiSlopes& slopes,
-                          void* queue) {
+                          void* scheduler) {
   constexpr const char* kName = "alibi_forward";
-  launch_softmax_forward_hopper(kName, stream, p, alibi_score(kName, p, slopes), queue);
+  launch_softmax_forward_hopper(kName, stream, p, alibi_score(kName, p, slopes), scheduler);
 }
 
 void alibi_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const AlibiSlopes& slopes,
-                           void* scratch, void* queue) {
+                           void* scratch, void* scheduler) {
   constexpr const char* kName = "alibi_backward";
   launch_softmax_backward_hopper(kName, stream, p, alibi_score(kName, p, slopes),
-                                 static_cast<float*>(scratch), queue);
+                                 static_cast<float*>(scratch), scheduler);
 }
 
 }  // namespace sbtrain::kernels

@@ -12,23 +12,23 @@ static_assert(HopperSoftmaxKeyShape<32, FireScore>::kKeys == fire_block_keys(32)
 }  // namespace
 
 void fire_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
-                         void* scratch, void* queue) {
+                         void* scratch, void* scheduler) {
   constexpr const char* kName = "fire_forward";
   if (p.tokens == 0) return;
   const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, false);
   const FireScore score = prepare_fire(kName, stream, p, x, s, false, scratch);
-  launch_softmax_forward_hopper(kName, stream, p, score, queue);
+  launch_softmax_forward_hopper(kName, stream, p, score, scheduler);
 }
 
 void fire_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
-                          const FireGradients& dx, void* scratch, void* queue) {
+                          const FireGradients& dx, void* scratch, void* scheduler) {
   constexpr const char* kName = "fire_backward";
   if (p.tokens == 0) return;
   const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, true);
   const FireScore score = prepare_fire(kName, stream, p, x, s, true, scratch);
   auto* const data = static_cast<char*>(scratch);
   launch_softmax_backward_hopper(kName, stream, p, score, reinterpret_cast<float*>(data + s.delta),
-                                 queue);
+                                 scheduler);
   finish_fire(kName, stream, p, x, dx, s, score, scratch);
 }
 

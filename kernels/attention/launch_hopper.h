@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernels/attention/stickbreaking.h"
-#include "kernels/attention/tile_queue.h"
+#include "kernels/attention/tile_scheduler.h"
 #include "kernels/launch.h"
 #include "kernels/primitives/tensor_map.h"
 
@@ -49,10 +49,10 @@ inline CUtensorMap key_tiles(const StickBreakingProblem& p, const HeadRows& x, i
                    .box = {panel_cols(p), 2, 4, keys / 8, 1}});
 }
 
-// The queue in `scratch`, int32 [1 + tiles]. Keys and values of the heads that are computed at the
-// same time take at most half of the L2 cache.
+// The scheduler of `tiles` tiles a head, with int32 [1 + tiles] in `scratch`. Keys and values of
+// the heads that are computed at the same time take at most half of the L2 cache.
 template <typename Problem>
-TileQueue tile_queue(const Problem& p, int heads, int tiles, void* scratch) {
+TileScheduler tile_scheduler(const Problem& p, int heads, int tiles, void* scratch) {
   constexpr int64_t kCacheBytes = int64_t{24} << 20;
   const int64_t head_bytes = int64_t{4} * p.tokens * p.head_dim;
   const int64_t at_a_time = std::clamp<int64_t>(kCacheBytes / head_bytes, 1, heads);

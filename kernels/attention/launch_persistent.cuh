@@ -3,28 +3,30 @@
 
 #include "kernels/attention/launch_attention.h"
 #include "kernels/attention/launch_hopper.h"
-#include "kernels/attention/tile_queue.cuh"
-#include "kernels/attention/tiles_hopper.cuh"
+#include "kernels/attention/persistent_hopper.cuh"
 #include "kernels/device_attribute.h"
 
 namespace sbtrain::kernels {
 
-// Runs a kernel of one block for each multiprocessor on the tiles of x.queue, of which tile i takes
-// steps(i) steps. Where there are no more tiles than multiprocessors, each has a block of its own,
-// and the queue is left out: for short packs, filling it takes as long as a third of the kernel.
-template <typename Shape, typename Shared, typename Arguments, typename Steps>
-void launch_persistent(const char* name, cudaStream_t stream, void (*kernel)(Arguments),
-                       Arguments x, const Steps& steps) {
-  const int tiles = x.queue.tiles * x.queue.heads;
-  const int blocks = std::min(tiles, multiprocessors());
-  if (blocks == tiles) {
-    x.queue.order = nullptr;
+// Runs a main loop (persistent_hopper.cuh) on all tiles of `heads` heads, with one block for each
+// multiprocessor. `scratch` is that of the scheduler. Where there are no more tiles than
+// multiprocessors, each has a block of its own, and nothing is put in order: for short packs that
+// takes as long as a third of the kernel.
+template <typename Mainloop>
+void launch_persistent(const char* name, cudaStream_t stream, typename Mainloop::Arguments x,
+                       int heads, void* scratch) {
+  const int tiles = static_cast<int>(ceil_div(x.p.tokens, Mainloop::kTileRows));
+  const int blocks = std::min(tiles * heads, multiprocessors());
+  x.scheduler = tile_scheduler(x.p, heads, tiles, scratch);
+  if (blocks == tiles * heads) {
+    x.scheduler.order = nullptr;
   } else {
-    fill_tile_queue_kernel<<<1, kQueueThreads, 0, stream>>>(x.queue, steps);
+    schedule_tiles_kernel<<<1, kSchedulerThreads, 0, stream>>>(x.scheduler, Mainloop::steps(x.p));
     check_launch(name);
   }
-  launch_attention(name, stream, kernel, dim3(static_cast<unsigned>(blocks)), Shape::kThreads,
-                   kSharedBytes<Shared>, x);
+  launch_attention(name, stream, persistent_hopper_kernel<Mainloop>,
+                   dim3(static_cast<unsigned>(blocks)), Mainloop::Shape::kThreads,
+                   kSharedBytes<typename Mainloop::Shared>, x);
 }
 
 }  // namespace sbtrain::kernels

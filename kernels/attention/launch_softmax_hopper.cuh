@@ -9,20 +9,10 @@
 
 namespace sbtrain::kernels {
 
-// Runs a kernel of persistent blocks on tiles of `rows` queries or keys.
-template <typename Shape, typename Shared, typename Policy, typename Steps>
-void run_persistent(const char* name, cudaStream_t stream,
-                    void (*kernel)(HopperSoftmaxArguments<Policy>),
-                    HopperSoftmaxArguments<Policy> x, int rows, const Steps& steps, void* queue) {
-  const int tiles = static_cast<int>(ceil_div(x.p.tokens, rows));
-  x.queue = tile_queue(x.p, x.p.heads, tiles, queue);
-  launch_persistent<Shape, Shared>(name, stream, kernel, x, steps);
-}
-
-// Writes o and lse. `queue` is scratch of tile_queue_bytes.
+// Writes o and lse. `scheduler` is scratch of tile_scheduler_bytes.
 template <typename Policy>
 void launch_softmax_forward_hopper(const char* name, cudaStream_t stream, const SoftmaxProblem& p,
-                                   const Policy& policy, void* queue) {
+                                   const Policy& policy, void* scheduler) {
   with_hopper_head_dim(name, p.head_dim, [&](auto d) {
     using Shape = HopperSoftmaxForwardShape<d(), Policy>;
     if (p.tokens == 0) return;
@@ -31,17 +21,15 @@ void launch_softmax_forward_hopper(const char* name, cudaStream_t stream, const 
                                            .q = token_tiles(p, p.q, Shape::kQueries),
                                            .k = token_tiles(p, p.k, Shape::kKeys),
                                            .v = token_tiles(p, p.v, Shape::kKeys)};
-    run_persistent<Shape, HopperSoftmaxForwardShared<Shape>>(
-        name, stream, softmax_forward_hopper_kernel<Shape, Policy>, x, Shape::kQueries,
-        SoftmaxQuerySteps<Shape::kQueries, Shape::kKeys>{p}, queue);
+    launch_persistent<SoftmaxForwardMainloop<Shape, Policy>>(name, stream, x, p.heads, scheduler);
   });
 }
 
 // Writes dq, dk, dv and the gradients of what the policy learns; `delta` is scratch, f32 [H, T],
-// `queue` as above.
+// `scheduler` as above.
 template <typename Policy>
 void launch_softmax_backward_hopper(const char* name, cudaStream_t stream, const SoftmaxProblem& p,
-                                    const Policy& policy, float* delta, void* queue) {
+                                    const Policy& policy, float* delta, void* scheduler) {
   with_hopper_head_dim(name, p.head_dim, [&](auto d) {
     using Query = HopperSoftmaxQueryShape<d(), Policy>;
     using Key = HopperSoftmaxKeyShape<d(), Policy>;
@@ -56,16 +44,13 @@ void launch_softmax_backward_hopper(const char* name, cudaStream_t stream, const
                                      .k = token_tiles(p, p.k, Query::kKeys),
                                      .v = token_tiles(p, p.v, Query::kKeys),
                                      .dout = token_tiles(p, p.dout, Query::kQueries)};
-    run_persistent<Query, HopperSoftmaxQueryShared<Query>>(
-        name, stream, softmax_query_gradient_hopper_kernel<Query, Policy>, x, Query::kQueries,
-        SoftmaxQuerySteps<Query::kQueries, Query::kKeys>{p}, queue);
+    launch_persistent<SoftmaxQueryGradientMainloop<Query, Policy>>(name, stream, x, p.heads,
+                                                                   scheduler);
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
     x.k = token_tiles(p, p.k, Key::kRows);
     x.v = token_tiles(p, p.v, Key::kRows);
-    run_persistent<Key, HopperSoftmaxKeyShared<Key>>(
-        name, stream, softmax_key_gradient_hopper_kernel<Key, Policy>, x, Key::kKeys,
-        SoftmaxKeySteps<Key::kKeys, Key::kQueries>{p}, queue);
+    launch_persistent<SoftmaxKeyGradientMainloop<Key, Policy>>(name, stream, x, p.heads, scheduler);
   });
 }
 

@@ -62,32 +62,24 @@ struct HopperSoftmaxKeyShared {
   alignas(16) float delta[kStages][kQueries];
   alignas(16) int position[kStages][kQueries];
   int first_query[kStages];  // < 0: there are no more queries for this tile
-  Mbarrier keys_full, keys_empty, tile_full, tile_empty;
-  Mbarrier full[kStages], empty[kStages];
-  SoftmaxTile tile;
+  Pipeline<1> keys, tiles;
+  Pipeline<kStages> queries;
+  KeyTile tile;
 
   __device__ __forceinline__ QueryValues values(int stage) {
     return {lse[stage], delta[stage], position[stage]};
   }
-  // By one thread.
   __device__ __forceinline__ void init() {
-    constexpr int kReaders = 4 * kConsumers;  // one lane of each warp
-    keys_full.init(1);
-    keys_empty.init(kReaders);
-    tile_full.init(1);
-    tile_empty.init(kReaders);
-    for (int i = 0; i < kStages; ++i) {
-      full[i].init(1 + 32);
-      empty[i].init(kReaders);
-    }
-    fence_mbarrier_init();
+    keys.init(1, kReaders<Shape>);
+    tiles.init(1, kReaders<Shape>);
+    queries.init(1 + 32, kReaders<Shape>);
   }
 };
 
 // ---- The warp that loads ------------------------------------------------------------------------
 
 template <typename Shape, typename Policy>
-class HopperSoftmaxKeyProducer {
+class HopperSoftmaxKeyProducer : public TileState {
   static constexpr int kD = Shape::kD, kQueries = Shape::kQueries;
   using Scores = typename Shape::Scores;
   using Shared = HopperSoftmaxKeyShared<Shape>;
@@ -97,43 +89,33 @@ class HopperSoftmaxKeyProducer {
   __device__ __forceinline__ HopperSoftmaxKeyProducer(Shared& shared, const Arguments& x)
       : s_(shared), x_(x) {}
 
-  __device__ __forceinline__ void run() {
-    for (;;) {
-      const auto [tile, head] = take_tile_by_warp(x_.queue, tile_parity_ != 0);
-      s_.tile_empty.wait(tile_parity_ ^ 1);
-      if (lane() == 0) {
-        s_.tile = {tile < 0 ? -1 : tile * Shape::kKeys, head, 0, 0};
-        s_.tile_full.arrive();
-      }
-      if (tile < 0) return;
-      load(tile * Shape::kKeys, head);
-      tile_parity_ ^= 1;
-    }
+  __device__ __forceinline__ KeyTile tile_of(int tile, int head) const {
+    return {tile * Shape::kKeys, head};
   }
-
- private:
-  __device__ __forceinline__ void load(int first, int head) {
+  __device__ __forceinline__ void load(const KeyTile& tile) {
+    const int first = tile.first, head = tile.head;
     const int end = end_query_of_keys<Shape::kKeys>(x_.p, first);
     Scores scores(x_.policy, {head, first, 0});
     load_keys(first, head);
     for (int query = first; query < end; query += kQueries) load_queries(scores, query, head);
     load_queries(scores, -1, head);
   }
+
+ private:
   __device__ __forceinline__ void load_keys(int first, int head) {
-    s_.keys_empty.wait(tile_parity_ ^ 1);
+    Mbarrier& full = s_.keys.acquire(tile_state());
     if (lane() != 0) return;
-    s_.keys_full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
+    full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
     for (int i = 0; i < Shape::kConsumers; ++i) {
       const int key = first + i * Shape::kRows;
-      load_token_tile<Shape::kRows, kD>(s_.k[i], x_.k, s_.keys_full, key, head);
-      load_token_tile<Shape::kRows, kD>(s_.v[i], x_.v, s_.keys_full, key, head);
+      load_token_tile<Shape::kRows, kD>(s_.k[i], x_.k, full, key, head);
+      load_token_tile<Shape::kRows, kD>(s_.v[i], x_.v, full, key, head);
     }
   }
   // With first = -1, says that there are no more.
   __device__ __forceinline__ void load_queries(Scores& scores, int first, int head) {
-    const int stage = place_.stage();
-    Mbarrier& full = s_.full[stage];
-    s_.empty[stage].wait(place_.parity() ^ 1);
+    const int stage = state_.stage();
+    Mbarrier& full = s_.queries.acquire(state_);
     if (first >= 0) {
       load_values<kQueries>(BlockThreads<32>(), s_.values(stage), x_.p, SoftmaxHead(x_.p, head),
                             x_.delta_HT, first);
@@ -150,19 +132,18 @@ class HopperSoftmaxKeyProducer {
         load_token_tile<kQueries, kD>(s_.dout[stage], x_.dout, full, first, head);
       }
     }
-    place_.advance();
+    state_.advance();
   }
 
   Shared& s_;
   const Arguments& x_;
-  RingPlace<Shape::kStages> place_;
-  uint32_t tile_parity_ = 0;
+  PipelineState<Shape::kStages> state_;
 };
 
 // ---- The warpgroups that compute ----------------------------------------------------------------
 
 template <typename Shape, typename Policy>
-class HopperSoftmaxKeyConsumer {
+class HopperSoftmaxKeyConsumer : public TileState {
   static constexpr int kD = Shape::kD, kQueries = Shape::kQueries;
   using Scores = typename Shape::Scores;
   using Shared = HopperSoftmaxKeyShared<Shape>;
@@ -177,34 +158,22 @@ class HopperSoftmaxKeyConsumer {
   __device__ __forceinline__ HopperSoftmaxKeyConsumer(Shared& shared, const Arguments& x, int index)
       : s_(shared), x_(x), index_(index) {}
 
-  __device__ __forceinline__ void run() {
-    for (;;) {
-      s_.tile_full.wait(tile_parity_);
-      const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
-      release(s_.tile_empty);
-      if (first < 0) return;
-      compute(first, head);
-      tile_parity_ ^= 1;
-    }
-  }
-
- private:
-  __device__ __forceinline__ void compute(int tile_first, int head_index) {
+  __device__ __forceinline__ void compute(const KeyTile& tile) {
     const SoftmaxProblem& p = x_.p;
-    const SoftmaxHead head(p, head_index);
+    const SoftmaxHead head(p, tile.head);
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
     const int warp_row = Shape::kRows * index_ + 16 * warp;
-    first_ = tile_first + Shape::kRows * index_;
-    warp_first_ = tile_first + warp_row;
-    Scores scores(x_.policy, {head_index, tile_first, warp_row});
+    first_ = tile.first + Shape::kRows * index_;
+    warp_first_ = tile.first + warp_row;
+    Scores scores(x_.policy, {tile.head, tile.first, warp_row});
     const NamedThreads<128 * Shape::kConsumers> consumers{1, 128};  // of the block
     scores.begin_gradient(consumers, s_.gradient);
     Gradient dk, dv;
     dk.clear();
     dv.clear();
-    s_.keys_full.wait(tile_parity_);
+    s_.keys.wait(tile_state());
     walk(scores, dk, dv);
-    release(s_.keys_empty);
+    s_.keys.release();
     scores.end_gradient(consumers);
     if constexpr (Scores::shared_bytes() > 0) consumers.sync();  // the next tile may use it
     const float scale = p.scale;
@@ -215,6 +184,7 @@ class HopperSoftmaxKeyConsumer {
                [](int) { return 1.0f; });
   }
 
+ private:
   // Walks over the tiles of queries that see a key of this consumer, one run of neighbouring tiles
   // after the other. Between runs the consumer holds no stage, however many it passes over: the
   // producer has to fill them all, for other consumers, and needs every buffer for that.
@@ -245,7 +215,7 @@ class HopperSoftmaxKeyConsumer {
       dv.pin();
       p.pin();
       ds.pin();
-      if (before >= 0) release(s_.empty[before]);
+      if (before >= 0) s_.queries.release(before);
       if constexpr (!Shape::kAhead) {
         issue_product_of_values(dp, stage);
         wait_for_products<0>();
@@ -269,19 +239,19 @@ class HopperSoftmaxKeyConsumer {
     dv.pin();
     p.pin();
     ds.pin();
-    release(s_.empty[before]);
+    s_.queries.release(before);
   }
 
   // Waits for the next tile of queries and returns its stage if they see a key of this consumer; -1
   // if not, or if there are no more. Then the tile is still the next one.
   __device__ __forceinline__ int stage_if_seen() {
-    const int stage = uniform(place_.stage());
-    s_.full[stage].wait(place_.parity());
+    const int stage = uniform(state_.stage());
+    s_.queries.full[stage].wait(state_.parity());
     const int query = uniform(s_.first_query[stage]);
     if (query < 0) return -1;
     const int lowest = uniform(visibility_of(x_.p).first_key(query, s_.position[stage][0]));
     if (query + kQueries <= first_ || lowest >= first_ + Shape::kRows) return -1;
-    place_.advance();
+    state_.advance();
     return stage;
   }
   // The same of the first tile from the next one on that sees a key; passes over the others.
@@ -289,10 +259,10 @@ class HopperSoftmaxKeyConsumer {
     for (;;) {
       const int stage = stage_if_seen();
       if (stage >= 0) return stage;
-      const int passed = uniform(place_.stage());
+      const int passed = uniform(state_.stage());
       const bool end = uniform(s_.first_query[passed]) < 0;
-      release(s_.empty[passed]);
-      place_.advance();
+      s_.queries.release(passed);
+      state_.advance();
       if (end) return -1;
     }
   }
@@ -349,32 +319,22 @@ class HopperSoftmaxKeyConsumer {
   const Arguments& x_;
   const int index_;
   int first_ = 0, warp_first_ = 0;  // keys of the consumer, of the warp
-  RingPlace<Shape::kStages> place_;
-  uint32_t tile_parity_ = 0;
+  PipelineState<Shape::kStages> state_;
 };
 
-// ---- The kernel ---------------------------------------------------------------------------------
+// ---- The main loop ------------------------------------------------------------------------------
 
-template <typename Shape, typename Policy>
-static __global__ void __launch_bounds__(Shape::kThreads, 1)
-    softmax_key_gradient_hopper_kernel(const __grid_constant__ HopperSoftmaxArguments<Policy> x) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ unsigned char memory[];
-  auto& shared = aligned_shared<HopperSoftmaxKeyShared<Shape>>(memory);
-  if (threadIdx.x == 0) shared.init();
-  __syncthreads();
-  static_assert(kRegistersSuffice<Shape>);
-  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
-  if (warpgroup == 0) {
-    lower_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x < 32) HopperSoftmaxKeyProducer<Shape, Policy>(shared, x).run();
-  } else {
-    raise_registers<Shape::kConsumerRegisters>();
-    HopperSoftmaxKeyConsumer<Shape, Policy>(shared, x, warpgroup - 1).run();
+template <typename Tiles, typename Policy>
+struct SoftmaxKeyGradientMainloop {
+  using Shape = Tiles;
+  using Arguments = HopperSoftmaxArguments<Policy>;
+  using Shared = HopperSoftmaxKeyShared<Shape>;
+  using Producer = HopperSoftmaxKeyProducer<Shape, Policy>;
+  using Consumer = HopperSoftmaxKeyConsumer<Shape, Policy>;
+  static constexpr int kTileRows = Shape::kKeys;
+  static SoftmaxKeySteps<Shape::kKeys, Shape::kQueries> steps(const SoftmaxProblem& p) {
+    return {p};
   }
-#else
-  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
-#endif
-}
+};
 
 }  // namespace sbtrain::kernels

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "kernels/attention/mainloop_stickbreaking_forward.cuh"
+#include "kernels/attention/products_hopper.cuh"
 #include "kernels/attention/stickbreaking_tiles_hopper.cuh"
-#include "kernels/attention/tile_queue.cuh"
 
 namespace sbtrain::kernels {
 
@@ -31,15 +31,8 @@ struct HopperForwardShape {
 
 struct HopperForwardArguments {
   StickBreakingProblem p;
-  TileQueue queue;
+  TileScheduler scheduler;
   CUtensorMap q, k, v;
-};
-
-// The tile that the producer has taken for the block.
-struct ForwardTile {
-  int first;  // query; < 0: there are no more tiles
-  int head;
-  int lowest, last;  // blocks of keys
 };
 
 template <typename Shape>
@@ -50,34 +43,25 @@ struct HopperForwardShared {
   alignas(1024) __nv_bfloat16 k[kStages][kKeys * kD];
   alignas(1024) __nv_bfloat16 v[kStages][kKeys * kD];
   float gates[kGated ? kStages : 1][kKeys];
-  Mbarrier q_full, q_empty, tile_full, tile_empty;
-  Mbarrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
-  ForwardTile tile;
+  Pipeline<1> queries, tiles;
+  Pipeline<kStages> keys, values;
+  QueryTile tile;
   bool ends[kStages];              // the stage holds no keys: all sticks of the tile are used up
   int used_up[Shape::kConsumers];  // the last tile in which the consumer's sticks were, from 1
 
-  // By one thread.
   __device__ __forceinline__ void init() {
-    constexpr int kReaders = 4 * Shape::kConsumers;  // one lane of each warp
-    q_full.init(1);
-    q_empty.init(kReaders);
-    tile_full.init(1);
-    tile_empty.init(kReaders);
-    for (int i = 0; i < kStages; ++i) {
-      k_full[i].init(1);
-      k_empty[i].init(kReaders);
-      v_full[i].init(kGated ? 1 + 32 : 1);
-      v_empty[i].init(kReaders);
-    }
+    queries.init(1, kReaders<Shape>);
+    tiles.init(1, kReaders<Shape>);
+    keys.init(1, kReaders<Shape>);
+    values.init(kGated ? 1 + 32 : 1, kReaders<Shape>);
     for (int& tile_number : used_up) tile_number = 0;
-    fence_mbarrier_init();
   }
 };
 
 // ---- The warp that loads ------------------------------------------------------------------------
 
 template <typename Shape>
-class HopperForwardProducer {
+class HopperForwardProducer : public TileState {
   static constexpr int kD = Shape::kD, kKeys = Shape::kKeys;
   static constexpr bool kGated = Shape::kGated;
   static constexpr int kTileBytes = 2 * kKeys * kD;
@@ -87,52 +71,39 @@ class HopperForwardProducer {
   __device__ __forceinline__ HopperForwardProducer(Shared& shared, const HopperForwardArguments& x)
       : s_(shared), x_(x) {}
 
-  __device__ __forceinline__ void run() {
-    for (int number = 1;; ++number) {
-      const ForwardTile tile = take();
-      s_.tile_empty.wait(tile_parity_ ^ 1);
-      if (lane() == 0) {
-        s_.tile = tile;
-        s_.tile_full.arrive();
-      }
-      if (tile.first < 0) return;
-      load(tile, number);
-      tile_parity_ ^= 1;
-    }
-  }
-
- private:
-  __device__ __forceinline__ ForwardTile take() const {
-    const auto [tile, head] = take_tile_by_warp(x_.queue, tile_parity_ != 0);
-    if (tile < 0) return {-1, 0, 0, 0};
-    const StickHead h(x_.p, head);
+  __device__ __forceinline__ QueryTile tile_of(int tile, int head) const {
     const int first = tile * Shape::kQueries;
-    const int lowest = visibility_of<false>(x_.p, h).first_key(first);
+    const int lowest = visibility_of<false>(x_.p, StickHead(x_.p, head)).first_key(first);
     const int end = min(first + Shape::kQueries, x_.p.tokens);
     return {first, head, lowest / kKeys * kKeys, (end - 1) / kKeys * kKeys};
   }
+  __device__ __forceinline__ void load(const QueryTile& tile) {
+    load_until_used_up(tile);
+    ++number_;
+  }
 
-  __device__ __forceinline__ void load(const ForwardTile& tile, int number) {
+ private:
+  __device__ __forceinline__ void load_until_used_up(const QueryTile& tile) {
     for (int block = tile.last;; block -= kKeys) {
-      s_.k_empty[k_.stage()].wait(k_.parity() ^ 1);
-      const bool ends = x_.p.skip_epsilon > 0 && all_used_up(number);
-      load_keys(tile, block, ends);
+      Mbarrier& full = s_.keys.acquire(k_);
+      const bool ends = x_.p.skip_epsilon > 0 && all_used_up();
+      load_keys(full, tile, block, ends);
       k_.advance();
       if (ends) return;
       if (block == tile.last) load_queries(tile);
       load_values(tile, block);
-      if (block <= tile.lowest) return;
+      if (block <= tile.begin) return;
     }
   }
-  __device__ __forceinline__ bool all_used_up(int number) const {
+  __device__ __forceinline__ bool all_used_up() const {
     bool all = true;
     for (int i = 0; i < Shape::kConsumers; ++i) {
-      all = all && *const_cast<volatile int*>(&s_.used_up[i]) == number;
+      all = all && *const_cast<volatile int*>(&s_.used_up[i]) == number_;
     }
     return __shfl_sync(~0u, all, 0);
   }
-  __device__ __forceinline__ void load_keys(const ForwardTile& tile, int block, bool ends) {
-    Mbarrier& full = s_.k_full[k_.stage()];
+  __device__ __forceinline__ void load_keys(Mbarrier& full, const QueryTile& tile, int block,
+                                            bool ends) {
     const int first = first_loaded_key<kKeys>(block, x_.p.tokens);
     if (lane() != 0) return;
     s_.ends[k_.stage()] = ends;
@@ -149,16 +120,15 @@ class HopperForwardProducer {
                 x_.p.gate + (first + i) * x_.p.gate_stride + head);
     }
   }
-  __device__ __forceinline__ void load_queries(const ForwardTile& tile) {
-    s_.q_empty.wait(tile_parity_ ^ 1);
+  __device__ __forceinline__ void load_queries(const QueryTile& tile) {
+    Mbarrier& full = s_.queries.acquire(tile_state());
     if (lane() != 0) return;
-    s_.q_full.arrive_and_expect(2 * Shape::kQueries * kD);
-    load_token_tile<Shape::kQueries, kD>(s_.q, x_.q, s_.q_full, tile.first, tile.head);
+    full.arrive_and_expect(2 * Shape::kQueries * kD);
+    load_token_tile<Shape::kQueries, kD>(s_.q, x_.q, full, tile.first, tile.head);
   }
-  __device__ __forceinline__ void load_values(const ForwardTile& tile, int block) {
-    Mbarrier& full = s_.v_full[v_.stage()];
+  __device__ __forceinline__ void load_values(const QueryTile& tile, int block) {
     const int first = first_loaded_key<kKeys>(block, x_.p.tokens);
-    s_.v_empty[v_.stage()].wait(v_.parity() ^ 1);
+    Mbarrier& full = s_.values.acquire(v_);
     if constexpr (kGated) {
       load_gates(tile.head, first);
       full.arrive_after_copies();
@@ -172,34 +142,42 @@ class HopperForwardProducer {
 
   Shared& s_;
   const HopperForwardArguments& x_;
-  RingPlace<Shape::kStages> k_, v_;
-  uint32_t tile_parity_ = 0;
+  PipelineState<Shape::kStages> k_, v_;
+  int number_ = 1;  // of the tile
 };
 
 // ---- The warpgroups that compute ----------------------------------------------------------------
 
 template <typename Shape>
-class HopperForwardConsumer {
+class HopperForwardConsumer : public TileState {
   static constexpr int kD = Shape::kD, kKeys = Shape::kKeys;
   static constexpr bool kGated = Shape::kGated;
   using Shared = HopperForwardShared<Shape>;
   using Scores = WarpgroupAccumulator<kKeys>;
 
  public:
-  __device__ __forceinline__ HopperForwardConsumer(Shared& shared, const StickBreakingProblem& p,
+  __device__ __forceinline__ HopperForwardConsumer(Shared& shared, const HopperForwardArguments& x,
                                                    int index)
-      : s_(shared), p_(p), index_(index), group_{1 + index, 128 * (index + 1)} {}
+      : s_(shared), p_(x.p), index_(index), group_{1 + index, 128 * (index + 1)} {}
 
-  __device__ __forceinline__ void run() {
-    for (int number = 1;; ++number) {
-      s_.tile_full.wait(tile_parity_);
-      const ForwardTile tile = {uniform(s_.tile.first), uniform(s_.tile.head),
-                                uniform(s_.tile.lowest), uniform(s_.tile.last)};
-      release(s_.tile_empty);
-      if (tile.first < 0) return;
-      compute(tile, number);
-      tile_parity_ ^= 1;
-    }
+  __device__ __forceinline__ void compute(const QueryTile& tile) {
+    const StickHead head(p_, tile.head);
+    const int first = tile.first + 64 * index_ + 16 * (group_.warp());
+    State x;
+    x.block = tile.last;
+    x.lowest = tile.begin;
+    x.o.clear();
+    Scores s;
+    s_.queries.wait(tile_state());
+    issue_scores<Shape>(s_, k_, 64 * index_, s);
+    const TileRowKeys seen(visibility_of<false>(p_, head), first);
+    wait_for_products<0>();
+    s.pin();
+    s_.keys.release_and_advance(k_);
+    const bool drained = walk(x, s, seen);
+    if (drained) drain(x);
+    write_sticks<1, kD>(p_, head, first, x.block, x.o, seen, x.sticks);
+    ++number_;
   }
 
  private:
@@ -211,25 +189,6 @@ class HopperForwardConsumer {
     bool values_pending = false;
   };
 
-  __device__ __forceinline__ void compute(const ForwardTile& tile, int number) {
-    const StickHead head(p_, tile.head);
-    const int first = tile.first + 64 * index_ + 16 * (group_.warp());
-    State x;
-    x.block = tile.last;
-    x.lowest = tile.lowest;
-    x.o.clear();
-    Scores s;
-    s_.q_full.wait(tile_parity_);
-    issue_scores(s);
-    const TileRowKeys seen(visibility_of<false>(p_, head), first);
-    wait_for_products<0>();
-    s.pin();
-    release_keys();
-    const bool drained = walk(x, s, seen);
-    if (drained) drain(x, number);
-    write_sticks<1, kD>(p_, head, first, x.block, x.o, seen, x.sticks);
-  }
-
   // Both return whether the sticks were used up before the last block. Then the product with the
   // values of x.block is complete, and the keys of the block after it have been released.
   __device__ __forceinline__ bool walk(State& x, Scores& s, const TileRowKeys& seen) {
@@ -237,11 +196,11 @@ class HopperForwardConsumer {
       break_sticks(x, s, seen);
       wait_for_products<0>();
       take_operand(x, s);
-      issue_scores(s);
-      issue_values(x);
+      issue_scores<Shape>(s_, k_, 64 * index_, s);
+      issue_output<Shape>(s_, v_, x.o, x.a);
       wait_for_products<1>();
       s.pin();
-      release_keys();
+      s_.keys.release_and_advance(k_);
       if (ends(x, seen)) return true;
       x.block -= kKeys;
     }
@@ -249,35 +208,25 @@ class HopperForwardConsumer {
     return false;
   }
   __device__ __forceinline__ void finish(State& x, Scores& s, const TileRowKeys& seen) {
-    release(s_.q_empty);
+    s_.queries.release();
     break_sticks(x, s, seen);
     wait_for_products<0>();
     take_operand(x, s);
-    issue_values(x);
+    issue_output<Shape>(s_, v_, x.o, x.a);
     complete_values(x);
   }
   __device__ __forceinline__ void complete_values(State& x) {
     wait_for_products<0>();
     x.o.pin();
     x.a.pin();
-    release_values();
+    s_.values.release_and_advance(v_);
   }
 
-  __device__ __forceinline__ void issue_scores(Scores& s) {
-    s_.k_full[k_.stage()].wait(k_.parity());
-    const TileOperand<Shape::kQueries, kD, TileUse::kRows> queries(s_.q +
-                                                                   64 * index_ * kPanelCols<kD>);
-    const TileOperand<kKeys, kD, TileUse::kRows> keys(s_.k[k_.stage()]);
-    s.pin();
-    wgmma_fence();
-    issue_product<kD>(s, queries, keys);
-    wgmma_commit();
-  }
   __device__ __forceinline__ void break_sticks(State& x, Scores& s, const TileRowKeys& seen) {
     const int first = first_loaded_key<kKeys>(x.block, p_.tokens);
     const float* gates = nullptr;
     if constexpr (kGated) {  // they come with the values
-      s_.v_full[gates_.stage()].wait(gates_.parity());
+      s_.values.wait(gates_);
       gates = s_.gates[gates_.stage()];
       gates_.advance();
     }
@@ -287,90 +236,59 @@ class HopperForwardConsumer {
   __device__ __forceinline__ void take_operand(State& x, const Scores& s) {
     x.o.pin();
     x.a.pin();
-    if (x.values_pending) release_values();
+    if (x.values_pending) s_.values.release_and_advance(v_);
     x.values_pending = true;
     round_to_operand(x.a, s);
   }
-  __device__ __forceinline__ void issue_values(State& x) {
-    s_.v_full[v_.stage()].wait(v_.parity());
-    x.a.pin();
-    x.o.pin();
-    wgmma_fence();
-    issue_product<kKeys>(x.o, x.a, TileOperand<kKeys, kD, TileUse::kColumns>(s_.v[v_.stage()]));
-    wgmma_commit();
-  }
-
   // Whether the sticks are used up after x.block, which is not the last one.
   __device__ __forceinline__ bool ends(State& x, const TileRowKeys& seen) {
     if (p_.skip_epsilon == 0) return false;
     if (!uniform(group_.all(used_up(x.sticks, seen, x.block, p_.skip_epsilon)))) return false;
-    release(s_.q_empty);
+    s_.queries.release();
     complete_values(x);
     return true;
   }
   // Passes over what the producer has loaded for the other consumers, or before it knew.
-  __device__ __forceinline__ void drain(const State& x, int number) {
-    if (group_.thread() == 0) *const_cast<volatile int*>(&s_.used_up[index_]) = number;
+  __device__ __forceinline__ void drain(const State& x) {
+    if (group_.thread() == 0) *const_cast<volatile int*>(&s_.used_up[index_]) = number_;
     for (int block = x.block - kKeys;; block -= kKeys) {
-      s_.v_full[v_.stage()].wait(v_.parity());
-      release_values();
+      s_.values.wait(v_);
+      s_.values.release_and_advance(v_);
       if constexpr (kGated) gates_.advance();
       if (block <= x.lowest) return;
-      s_.k_full[k_.stage()].wait(k_.parity());
+      s_.keys.wait(k_);
       const bool end = s_.ends[k_.stage()];
-      release_keys();
+      s_.keys.release_and_advance(k_);
       if (end) return;
     }
-  }
-
-  __device__ __forceinline__ void release(Mbarrier& empty) {
-    __syncwarp();
-    if (lane() == 0) empty.arrive();
-  }
-  __device__ __forceinline__ void release_keys() {
-    release(s_.k_empty[k_.stage()]);
-    k_.advance();
-  }
-  __device__ __forceinline__ void release_values() {
-    release(s_.v_empty[v_.stage()]);
-    v_.advance();
   }
 
   Shared& s_;
   const StickBreakingProblem& p_;
   const int index_;
   const NamedThreads<128> group_;
-  RingPlace<Shape::kStages> k_, v_, gates_;
-  uint32_t tile_parity_ = 0;
+  PipelineState<Shape::kStages> k_, v_, gates_;
+  int number_ = 1;  // of the tile
 };
 
-// ---- The kernel ---------------------------------------------------------------------------------
+// ---- The main loop ------------------------------------------------------------------------------
 
-template <typename Shape>
-static __global__ void __launch_bounds__(Shape::kThreads, 1)
-    stick_forward_hopper_kernel(const __grid_constant__ HopperForwardArguments x) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ unsigned char memory[];
-  auto& shared = aligned_shared<HopperForwardShared<Shape>>(memory);
-  if (threadIdx.x == 0) {
-    shared.init();
+template <typename Tiles>
+struct StickForwardMainloop {
+  using Shape = Tiles;
+  using Arguments = HopperForwardArguments;
+  using Shared = HopperForwardShared<Shape>;
+  using Producer = HopperForwardProducer<Shape>;
+  using Consumer = HopperForwardConsumer<Shape>;
+  static constexpr int kTileRows = Shape::kQueries;
+  static QuerySteps steps(const StickBreakingProblem& p) {
+    return {p, Shape::kQueries, Shape::kKeys};
+  }
+  static __device__ __forceinline__ void prefetch(const Arguments& x) {
     prefetch_tensor_map(x.q);
     prefetch_tensor_map(x.k);
     prefetch_tensor_map(x.v);
   }
-  __syncthreads();
-  static_assert(kRegistersSuffice<Shape>);
-  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
-  if (warpgroup == 0) {
-    lower_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x < 32) HopperForwardProducer<Shape>(shared, x).run();
-  } else {
-    raise_registers<Shape::kConsumerRegisters>();
-    HopperForwardConsumer<Shape>(shared, x.p, warpgroup - 1).run();
-  }
-#else
-  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
-#endif
-}
+};
 
 }  // namespace sbtrain::kernels

@@ -45,26 +45,18 @@ struct KeyGradientShared {
   float2 states[kStages][kConsumers][Shape::kQueries];
   int first_keys[kStages][Shape::kQueries];
   int first_query[kStages];  // < 0: there are no more queries for this tile
-  Mbarrier keys_full, keys_empty, tile_full, tile_empty;
-  Mbarrier full[kStages], empty[kStages];
-  BackwardTile tile;
+  Pipeline<1> keys, tiles;
+  Pipeline<kStages> queries;
+  KeyTile tile;
   WarpTile warps[4 * kConsumers];
   uint32_t producer_parity;  // the same for the warp that loads
 
-  // By one thread.
   __device__ __forceinline__ void init() {
-    constexpr int kReaders = 4 * kConsumers;  // one lane of each warp
-    keys_full.init(1);
-    keys_empty.init(kReaders);
+    keys.init(1, kReaders<Shape>);
+    tiles.init(1, kReaders<Shape>);
+    queries.init(1 + 32, kReaders<Shape>);
     for (WarpTile& warp : warps) warp.parity = 0;
     producer_parity = 0;
-    tile_full.init(1);
-    tile_empty.init(kReaders);
-    for (int i = 0; i < kStages; ++i) {
-      full[i].init(1 + 32);
-      empty[i].init(kReaders);
-    }
-    fence_mbarrier_init();
   }
 };
 
@@ -75,30 +67,28 @@ class KeyGradientProducer {
 
  public:
   __device__ __forceinline__ KeyGradientProducer(Shared& shared, const HopperBackwardArguments& x)
-      : s_(shared), x_(x) {}
-
-  __device__ __forceinline__ void run() {
+      : s_(shared), x_(x) {
     load_queries(-1, 0, 0);  // the consumers begin as if they had passed a tile
-    for (;;) {
-      const QueuedTile next = take_tile_by_warp(x_.queue, s_.producer_parity != 0);
-      const int tile = next.tile;
-      const int head = x_.first_head + next.head;
-      s_.tile_empty.wait(s_.producer_parity ^ 1);
-      if (lane() == 0) {
-        s_.tile = {tile < 0 ? -1 : tile * Shape::kKeys, head, 0, 0};
-        s_.tile_full.arrive();
-      }
-      if (tile < 0) return;
-      __syncwarp();
-      if constexpr (Shape::kProducerRegisters < 40) {
-        load(s_.tile.first, s_.tile.head);  // read again where they are used
-      } else {
-        load(tile * Shape::kKeys, head);
-      }
-      __syncwarp();
-      if (lane() == 0) s_.producer_parity ^= 1;
-      __syncwarp();
+  }
+
+  // In place of TileState, which would take a register.
+  __device__ __forceinline__ PipelineState<1> tile_state() const { return {s_.producer_parity}; }
+  __device__ __forceinline__ void advance_tile() {
+    if (lane() == 0) s_.producer_parity ^= 1;
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ KeyTile tile_of(int tile, int scheduled_head) const {
+    return {tile * Shape::kKeys, x_.first_head + scheduled_head};
+  }
+  __device__ __forceinline__ void load(const KeyTile& tile) {
+    __syncwarp();
+    if constexpr (Shape::kProducerRegisters < 40) {
+      load(s_.tile.first, s_.tile.head);  // read again where they are used
+    } else {
+      load(tile.first, tile.head);
     }
+    __syncwarp();
   }
 
  private:
@@ -120,19 +110,18 @@ class KeyGradientProducer {
     load_queries(-1, block, head);
   }
   __device__ __forceinline__ void load_keys(const int& block, const int& head) {
-    s_.keys_empty.wait(s_.producer_parity ^ 1);
+    Mbarrier& full = s_.keys.acquire(tile_state());
     if (lane() != 0) return;
-    s_.keys_full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
+    full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
     for (int i = 0; i < Shape::kConsumers; ++i) {
       const int first = first_loaded_key<kStickKeys>(block + i * kStickKeys, x_.p.tokens);
-      load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, s_.keys_full, first, head);
-      load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, s_.keys_full, first, head);
+      load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, head);
+      load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, full, first, head);
     }
   }
   __device__ __forceinline__ void load_queries(int first, const int& block, const int& head) {
-    const int stage = place_.stage();
-    Mbarrier& full = s_.full[stage];
-    s_.empty[stage].wait(place_.parity() ^ 1);
+    const int stage = state_.stage();
+    Mbarrier& full = s_.queries.acquire(state_);
     if (first >= 0) load_rows_of(first, block, head, stage);
     full.arrive_after_copies();
     if (lane() == 0) {
@@ -145,7 +134,7 @@ class KeyGradientProducer {
         load_token_tile<Shape::kQueries, kD>(s_.dout[stage], x_.dout, full, first, head);
       }
     }
-    place_.advance();
+    state_.advance();
   }
   // Their states at the left edges of the consumers' blocks. Where there are none, the consumer
   // does not use what is copied. The warp waits for nothing here: what it would wait for, all
@@ -172,7 +161,7 @@ class KeyGradientProducer {
 
   Shared& s_;
   const HopperBackwardArguments& x_;
-  RingPlace<Shape::kStages> place_;
+  PipelineState<Shape::kStages> state_;
 };
 
 template <typename Shape>
@@ -184,28 +173,38 @@ class KeyGradientConsumer {
  public:
   __device__ __forceinline__ KeyGradientConsumer(Shared& shared, const HopperBackwardArguments& x,
                                                  int index)
-      : s_(shared), x_(x), index_(index), group_{1 + index, 128 * (index + 1)} {}
+      : s_(shared), x_(x), index_(index), group_{1 + index, 128 * (index + 1)} {
+    s_.queries.wait(state_);  // the producer begins as if it had loaded a tile
+    state_.advance();
+  }
 
-  __device__ __forceinline__ void run() {
-    s_.full[0].wait(0);
-    place_.advance();
-    WarpTile& mine = s_.warps[4 * index_ + warp_row() / 16];
-    for (;;) {
-      s_.tile_full.wait(parity(mine));
-      const int first = uniform(s_.tile.first), head = uniform(s_.tile.head);
-      release(s_.tile_empty);
-      if (first < 0) return;
-      if (lane() == 0) mine.head = head;
-      compute(first + kStickKeys * index_, mine);
-      if (lane() == 0) mine.parity ^= 1;
-      __syncwarp();
-    }
+  // In place of TileState, which would take a register.
+  __device__ __forceinline__ PipelineState<1> tile_state() const {
+    // The same in all lanes, which the compiler has to know.
+    return {static_cast<uint32_t>(uniform(static_cast<int>(mine().parity)))};
+  }
+  __device__ __forceinline__ void advance_tile() {
+    if (lane() == 0) mine().parity ^= 1;
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void compute(const KeyTile& tile) {
+    if (lane() == 0) mine().head = tile.head;
+    const int begin = tile.first + kStickKeys * index_;
+    const Block block = {begin, first_loaded_key<kStickKeys>(begin, x_.p.tokens)};
+    Gradients sums;
+    sums.dk.clear();
+    sums.dv.clear();
+    s_.keys.wait(tile_state());
+    walk(sums, block);
+    s_.keys.release();
+    __syncwarp();
+    write(sums.dk, sums.dv, block.begin, block.first_key, mine().head);
   }
 
  private:
-  // The same in all lanes, which the compiler has to know.
-  static __device__ __forceinline__ uint32_t parity(const WarpTile& mine) {
-    return static_cast<uint32_t>(uniform(static_cast<int>(mine.parity)));
+  __device__ __forceinline__ WarpTile& mine() const {
+    return s_.warps[4 * index_ + warp_row() / 16];
   }
 
   struct Gradients {
@@ -225,18 +224,6 @@ class KeyGradientConsumer {
   struct Block {
     int begin, first_key;  // of the keys, and the first one that is loaded
   };
-
-  __device__ __forceinline__ void compute(int begin, const WarpTile& mine) {
-    const Block block = {begin, first_loaded_key<kStickKeys>(begin, x_.p.tokens)};
-    Gradients sums;
-    sums.dk.clear();
-    sums.dv.clear();
-    s_.keys_full.wait(parity(mine));
-    walk(sums, block);
-    release(s_.keys_empty);
-    __syncwarp();
-    write(sums.dk, sums.dv, block.begin, block.first_key, mine.head);
-  }
 
   // The gradients of a tile of queries are added during the scan of the next one.
   __device__ __forceinline__ void walk(Gradients& sums, const Block& block) {
@@ -343,12 +330,12 @@ class KeyGradientConsumer {
   // Waits for the next tile of queries and returns its stage if they see a key of the block; -1 if
   // not, or if there are no more. Then the tile is still the next one.
   __device__ __forceinline__ int stage_if_seen(const Block& block) {
-    const int stage = place_.stage();
-    s_.full[stage].wait(place_.parity());
+    const int stage = state_.stage();
+    s_.queries.wait(state_);
     const int query = uniform(s_.first_query[stage]);
     const int begin = uniform(s_.first_keys[stage][0]);
     if (query < 0 || !sees(query, block.begin, begin)) return -1;
-    place_.advance();
+    state_.advance();
     return stage;
   }
   // The same of the first tile from the next one on that sees a key; passes over the others. No
@@ -358,10 +345,10 @@ class KeyGradientConsumer {
     for (;;) {
       const int stage = stage_if_seen(block);
       if (stage >= 0) return stage;
-      const int passed = place_.stage();
+      const int passed = state_.stage();
       const bool end = uniform(s_.first_query[passed]) < 0;
       release_before(passed);
-      place_.advance();
+      state_.advance();
       if (end) return -1;
     }
   }
@@ -433,43 +420,17 @@ class KeyGradientConsumer {
   static __device__ __forceinline__ int warp_row() {
     return static_cast<int>(threadIdx.x / 32 % 4 * 16);
   }
-  __device__ __forceinline__ void release(Mbarrier& empty) {
-    __syncwarp();
-    if (lane() == 0) empty.arrive();
-  }
   __device__ __forceinline__ void release_before(int stage) {
-    release(s_.empty[(stage + Shape::kStages - 1) % Shape::kStages]);
+    s_.queries.release((stage + Shape::kStages - 1) % Shape::kStages);
   }
 
   Shared& s_;
   const HopperBackwardArguments& x_;
   const int index_;
   const NamedThreads<128> group_;
-  RingPlace<Shape::kStages> place_;
+  PipelineState<Shape::kStages> state_;
   int score_tile_ = 0;  // that was stored last
 };
-
-template <typename Shape>
-static __global__ void __launch_bounds__(Shape::kThreads, 1)
-    stick_key_gradient_hopper_kernel(const __grid_constant__ HopperBackwardArguments x) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ unsigned char memory[];
-  auto& shared = aligned_shared<KeyGradientShared<Shape>>(memory);
-  if (threadIdx.x == 0) shared.init();
-  __syncthreads();
-  static_assert(kRegistersSuffice<Shape>);
-  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
-  if (warpgroup == 0) {
-    lower_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x < 32) KeyGradientProducer<Shape>(shared, x).run();
-  } else {
-    raise_registers<Shape::kConsumerRegisters>();
-    KeyGradientConsumer<Shape>(shared, x, warpgroup - 1).run();
-  }
-#else
-  __trap();  // the build has no code for this GPU: CMAKE_CUDA_ARCHITECTURES lacks 90a
-#endif
-}
 
 // The number of tiles of queries that a tile of keys walks over.
 struct KeySteps {
@@ -480,6 +441,19 @@ struct KeySteps {
     const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
     const int end = seen.end_query(min(first + keys, p.tokens) - 1);
     return (end - first + queries - 1) / queries;
+  }
+};
+
+template <typename Tiles>
+struct StickKeyGradientMainloop {
+  using Shape = Tiles;
+  using Arguments = HopperBackwardArguments;
+  using Shared = KeyGradientShared<Shape>;
+  using Producer = KeyGradientProducer<Shape>;
+  using Consumer = KeyGradientConsumer<Shape>;
+  static constexpr int kTileRows = Shape::kKeys;
+  static KeySteps steps(const StickBreakingProblem& p) {
+    return {p, Shape::kKeys, Shape::kQueries};
   }
 };
 

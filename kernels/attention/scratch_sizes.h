@@ -30,15 +30,15 @@ constexpr size_t stick_remainder_scratch_bytes(int64_t heads, int64_t head_dim) 
 // ---- Kernels for Hopper (kernels/attention/*_hopper.h) ------------------------------------------
 
 // The order in which tiles of at least 64 tokens are computed.
-constexpr size_t tile_queue_bytes(int64_t tokens) {
+constexpr size_t tile_scheduler_bytes(int64_t tokens) {
   return align_scratch(static_cast<size_t>(1 + (tokens + 63) / 64) * sizeof(int32_t));
 }
 constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
-  return tile_queue_bytes(tokens);
+  return tile_scheduler_bytes(tokens);
 }
 // The same, and 4 bytes for each row of the heads that are computed at a time.
 constexpr size_t stickbreaking_hopper_backward_scratch_bytes(int64_t tokens, int64_t heads) {
-  return align_scratch(static_cast<size_t>(tokens * heads) * 4) + tile_queue_bytes(tokens);
+  return align_scratch(static_cast<size_t>(tokens * heads) * 4) + tile_scheduler_bytes(tokens);
 }
 
 // ---- kernels/attention/softmax_bias.h -----------------------------------------------------------

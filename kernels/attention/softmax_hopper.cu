@@ -4,14 +4,15 @@
 
 namespace sbtrain::kernels {
 
-void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* queue) {
-  launch_softmax_forward_hopper("softmax_forward", stream, p, ScaledScore{p.scale * kLog2e}, queue);
+void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scheduler) {
+  launch_softmax_forward_hopper("softmax_forward", stream, p, ScaledScore{p.scale * kLog2e},
+                                scheduler);
 }
 
 void softmax_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
-                             void* queue) {
+                             void* scheduler) {
   launch_softmax_backward_hopper("softmax_backward", stream, p, ScaledScore{p.scale * kLog2e},
-                                 static_cast<float*>(scratch), queue);
+                                 static_cast<float*>(scratch), scheduler);
 }
 
 }  // namespace sbtrain::kernels

@@ -8,21 +8,21 @@
 
 namespace sbtrain::kernels {
 
-// As the functions without _hopper, whose scratch these take too. `queue` is scratch of
-// tile_queue_bytes (scratch_sizes.h).
-void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& problem, void* queue);
+// As the functions without _hopper, whose scratch these take too. `scheduler` is scratch of
+// tile_scheduler_bytes (scratch_sizes.h).
+void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& problem, void* scheduler);
 void softmax_backward_hopper(cudaStream_t stream, const SoftmaxProblem& problem, void* scratch,
-                             void* queue);
+                             void* scheduler);
 
 void alibi_forward_hopper(cudaStream_t stream, const SoftmaxProblem& problem,
-                          const AlibiSlopes& slopes, void* queue);
+                          const AlibiSlopes& slopes, void* scheduler);
 void alibi_backward_hopper(cudaStream_t stream, const SoftmaxProblem& problem,
-                           const AlibiSlopes& slopes, void* scratch, void* queue);
+                           const AlibiSlopes& slopes, void* scratch, void* scheduler);
 
 void fire_forward_hopper(cudaStream_t stream, const SoftmaxProblem& problem,
-                         const FireParameters& parameters, void* scratch, void* queue);
+                         const FireParameters& parameters, void* scratch, void* scheduler);
 void fire_backward_hopper(cudaStream_t stream, const SoftmaxProblem& problem,
                           const FireParameters& parameters, const FireGradients& gradients,
-                          void* scratch, void* queue);
+                          void* scratch, void* scheduler);
 
 }  // namespace sbtrain::kernels

@@ -4,7 +4,6 @@
 
 #include "kernels/attention/coordinates.cuh"
 #include "kernels/attention/softmax_tiles.cuh"
-#include "kernels/attention/tile_queue.cuh"
 #include "kernels/attention/tiles_hopper.cuh"
 
 namespace sbtrain::kernels {
@@ -17,39 +16,48 @@ template <typename Policy>
 inline constexpr bool kStagesScores = (Policy::template QueryRows<AnyQueryTiles>::stage_bytes()) >
                                       0;
 
+// Tiles of queries, and the blocks of keys over which they walk.
+template <int kHeadDim, int kWarpgroups, int kBlockKeys, int kBlocksLoaded>
+struct HopperSoftmaxTiles {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kRowBlocks = 1;  // of 16 queries, each warp
+  static constexpr int kKeys = kBlockKeys;
+  static constexpr int kConsumers = kWarpgroups;
+  static constexpr int kQueries = 64 * kConsumers;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kStages = kBlocksLoaded;
+};
+// Narrow heads leave registers for a third consumer, unless the score takes them.
+template <int kHeadDim, int kBlockKeys, int kBlocksLoaded, typename Policy>
+using HopperSoftmaxTilesOf =
+    HopperSoftmaxTiles<kHeadDim, (kHeadDim <= 64 && !kStagesScores<Policy>) ? 3 : 2, kBlockKeys,
+                       kBlocksLoaded>;
+
+template <int kHeadDim, int kBlockKeys, int kBlocksLoaded, typename Policy>
+struct HopperSoftmaxShape : HopperSoftmaxTilesOf<kHeadDim, kBlockKeys, kBlocksLoaded, Policy> {
+  using Tiles = HopperSoftmaxTilesOf<kHeadDim, kBlockKeys, kBlocksLoaded, Policy>;
+  using Scores = typename Policy::template QueryRows<Tiles>;
+  static constexpr bool kStaged = kStagesScores<Policy>;
+  static constexpr int kProducerRegisters = kStaged ? 40 : 24;
+  static constexpr int kConsumerRegisters = Tiles::kConsumers == 3 ? 160 : kStaged ? 232 : 240;
+};
+
 template <typename Policy>
 struct HopperSoftmaxArguments {
   SoftmaxProblem p;
   Policy policy;
   float* delta_HT = nullptr;  // backward
-  TileQueue queue;
+  TileScheduler scheduler;
   CUtensorMap q, k, v, dout;  // dout: backward
-};
-
-// Tells the consumers which tile the producer has taken for the block.
-struct SoftmaxTile {
-  int first;  // query, or key where keys own the tile; < 0: there are no more tiles
-  int head;
-  int begin, last;  // where queries own the tile: the first and the last block of keys
 };
 
 // The tile of kQueries queries that begins at `first`, with blocks of kKeys keys. Where all of them
 // lie beyond the pack, the blocks are those of its last query.
 template <int kQueries, int kKeys>
-__device__ __forceinline__ SoftmaxTile tile_of_queries(const SoftmaxProblem& p, int first,
-                                                       int head) {
+__device__ __forceinline__ QueryTile tile_of_queries(const SoftmaxProblem& p, int first, int head) {
   const int end = min(first + kQueries, p.tokens);
   return {first, head, visibility_of(p).first_key(first) / kKeys * kKeys,
           (end - 1) / kKeys * kKeys};
-}
-
-// Takes a tile of queries from the queue, `again` as for take_tile. By a warp.
-template <int kQueries, int kKeys>
-__device__ __forceinline__ SoftmaxTile take_tile_of_queries(const SoftmaxProblem& p,
-                                                            const TileQueue& queue, bool again) {
-  const auto [tile, head] = take_tile_by_warp(queue, again);
-  if (tile < 0) return {-1, 0, 0, 0};
-  return tile_of_queries<kQueries, kKeys>(p, tile * kQueries, head);
 }
 
 // The number of blocks of keys that a tile of queries walks over.
@@ -57,7 +65,7 @@ template <int kQueries, int kKeys>
 struct SoftmaxQuerySteps {
   SoftmaxProblem p;
   __device__ int operator()(int tile) const {
-    const SoftmaxTile t = tile_of_queries<kQueries, kKeys>(p, tile * kQueries, 0);
+    const QueryTile t = tile_of_queries<kQueries, kKeys>(p, tile * kQueries, 0);
     return (t.last - t.begin) / kKeys + 1;
   }
 };
@@ -97,12 +105,6 @@ __device__ __forceinline__ void mask(WarpgroupAccumulator<kKeys>& s, const TileR
       }
     }
   }
-}
-
-// One lane of each warp arrives, after all of its lanes.
-__device__ __forceinline__ void release(Mbarrier& empty) {
-  __syncwarp();
-  if (lane() == 0) empty.arrive();
 }
 
 }  // namespace sbtrain::kernels

@@ -6,7 +6,6 @@
 
 #include "kernels/attention/mainloop_stickbreaking_backward.cuh"
 #include "kernels/attention/stickbreaking_tiles_hopper.cuh"
-#include "kernels/attention/tile_queue.cuh"
 
 namespace sbtrain::kernels {
 
@@ -14,9 +13,9 @@ using HopperGradients = StickGradients<2, kStickKeys, false>;
 
 struct HopperBackwardArguments {
   StickBreakingProblem p;
-  int first_head = 0;         // of the heads in the queue
+  int first_head = 0;         // of the heads that are scheduled
   int* first_keys = nullptr;  // [workspace_heads, T], of each row, from the first phase
-  TileQueue queue;
+  TileScheduler scheduler;
   CUtensorMap q, dout, k, v;  // in phase 1 of tiles of queries, in phase 2 of 64 queries
   __device__ __forceinline__ int* first_key(int head, int row) const {
     return first_keys + static_cast<int64_t>(head - first_head) * p.tokens + row;
@@ -29,13 +28,6 @@ struct HopperBackwardArguments {
     const int64_t slot = static_cast<int64_t>(head - first_head) * p.workspace_blocks + place;
     return reinterpret_cast<float2*>(p.workspace) + slot * p.tokens;
   }
-};
-
-// Tells the consumers which tile the producer has taken for the block.
-struct BackwardTile {
-  int first;  // query in phase 1, key in phase 2; < 0: there are no more tiles
-  int head;
-  int begin, end;  // phase 1: the first and the last block of keys
 };
 
 }  // namespace sbtrain::kernels

@@ -10,21 +10,18 @@ namespace {
 template <typename Shape>
 void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
   constexpr int kKeys = Shape::kKeys;
-  const int tiles = static_cast<int>(ceil_div(p.tokens, Shape::kQueries));
   const HopperForwardArguments x{.p = p,
-                                 .queue = tile_queue(p, p.heads, tiles, scratch),
                                  .q = token_tiles(p, p.q, Shape::kQueries),
                                  .k = key_tiles(p, p.k, kKeys),
                                  .v = key_tiles(p, p.v, kKeys)};
-  launch_persistent<Shape, HopperForwardShared<Shape>>("stickbreaking_forward", stream,
-                                                       stick_forward_hopper_kernel<Shape>, x,
-                                                       QuerySteps{p, Shape::kQueries, kKeys});
+  launch_persistent<StickForwardMainloop<Shape>>("stickbreaking_forward", stream, x, p.heads,
+                                                 scratch);
 }
 
 template <typename Query, typename Key>
 void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
   auto* first_keys = static_cast<int*>(scratch);
-  void* queue = first_keys + static_cast<int64_t>(p.workspace_heads) * p.tokens;
+  void* scheduler = first_keys + static_cast<int64_t>(p.workspace_heads) * p.tokens;
   HopperBackwardArguments x{.p = p,
                             .first_keys = first_keys,
                             .k = key_tiles(p, p.k, kStickKeys),
@@ -34,16 +31,12 @@ void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch)
     x.first_head = head;
     x.q = token_tiles(p, p.q, Query::kQueries);
     x.dout = token_tiles(p, p.dout, Query::kQueries);
-    x.queue = tile_queue(p, heads, static_cast<int>(ceil_div(p.tokens, Query::kQueries)), queue);
-    launch_persistent<Query, QueryGradientShared<Query>>(
-        "stickbreaking_backward", stream, stick_query_gradient_hopper_kernel<Query>, x,
-        QuerySteps{p, Query::kQueries, kStickKeys});
+    launch_persistent<StickQueryGradientMainloop<Query>>("stickbreaking_backward", stream, x, heads,
+                                                         scheduler);
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    x.queue = tile_queue(p, heads, static_cast<int>(ceil_div(p.tokens, Key::kKeys)), queue);
-    launch_persistent<Key, KeyGradientShared<Key>>("stickbreaking_backward", stream,
-                                                   stick_key_gradient_hopper_kernel<Key>, x,
-                                                   KeySteps{p, Key::kKeys, Key::kQueries});
+    launch_persistent<StickKeyGradientMainloop<Key>>("stickbreaking_backward", stream, x, heads,
+                                                     scheduler);
   }
 }
 

@@ -2,13 +2,13 @@
 // loads, and what the rows of a warp see.
 #pragma once
 
+#include "kernels/attention/persistent_hopper.cuh"
 #include "kernels/attention/visibility.cuh"
 #include "kernels/primitives/fragments.cuh"
-#include "kernels/primitives/mbarrier.cuh"
 #include "kernels/primitives/mma.cuh"
+#include "kernels/primitives/pipeline.cuh"
 #include "kernels/primitives/tensor_map.h"
 #include "kernels/primitives/tma.cuh"
-#include "kernels/primitives/warpgroup.cuh"
 #include "kernels/primitives/wgmma.cuh"
 
 namespace sbtrain::kernels {
@@ -16,27 +16,6 @@ namespace sbtrain::kernels {
 // The columns of a tile's rows that lie side by side in shared memory (wgmma.cuh).
 template <int kD>
 inline constexpr int kPanelCols = kD < 64 ? kD : 64;
-
-// The layout kernels see of their dynamic shared memory, aligned as wgmma requires. It takes
-// kSharedAlignment bytes more than the layout has.
-inline constexpr int kSharedAlignment = 1024;
-template <typename Layout>
-inline constexpr int kSharedBytes = static_cast<int>(sizeof(Layout)) + kSharedAlignment;
-template <typename Layout>
-__device__ __forceinline__ Layout& aligned_shared(unsigned char* memory) {
-  const uint32_t address = shared_address(memory);
-  const uint32_t offset = (kSharedAlignment - address % kSharedAlignment) % kSharedAlignment;
-  return *reinterpret_cast<Layout*>(memory + offset);
-}
-
-// Whether the registers that a block has when it starts, __launch_bounds__(Shape::kThreads, 1), are
-// enough for those that its producer and its consumers set. If not, raise_registers() never
-// returns.
-template <typename Shape>
-inline constexpr bool kRegistersSuffice = Shape::kProducerRegisters +
-                                              Shape::kConsumers* Shape::kConsumerRegisters <=
-                                          (Shape::kConsumers + 1) *
-                                              (65536 / Shape::kThreads / 8 * 8);
 
 // What the lane's two rows of a warp see, like RowKeys<1> in fewer registers. Where the visibility
 // ends with the pack, rows beyond it see no key, and nothing else that this says of them has a

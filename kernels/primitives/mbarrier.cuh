@@ -4,8 +4,8 @@
 // A barrier completes a phase when as many threads as it was made for have arrived and as many
 // bytes as they announced have been copied. Phases are counted modulo 2: the first one has parity
 // 0, and wait(parity) returns as soon as the phase with that parity is complete. So wait(1) returns
-// at once on a new barrier, which is how the first pass through a ring of buffers finds all of them
-// free.
+// at once on a new barrier, which is how the first pass through a pipeline (pipeline.cuh) finds all
+// of its stages empty.
 #pragma once
 
 #include <cstdint>
@@ -86,15 +86,5 @@ class Mbarrier {
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
-
-// A place in a ring of kStages buffers: how many have been passed.
-template <int kStages>
-struct RingPlace {
-  uint32_t passed = 0;
-  __device__ __forceinline__ int stage() const { return static_cast<int>(passed % kStages); }
-  // The parity of the phase in which the buffer is filled.
-  __device__ __forceinline__ uint32_t parity() const { return passed / kStages & 1; }
-  __device__ __forceinline__ void advance() { ++passed; }
-};
 
 }  // namespace sbtrain::kernels

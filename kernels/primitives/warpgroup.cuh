@@ -9,11 +9,11 @@ namespace sbtrain::kernels {
 // Sets the registers of each thread of the calling warpgroup, a multiple of 8 from 24 to 240.
 // Raising waits until other warpgroups have given up enough.
 template <int kRegisters>
-__device__ __forceinline__ void lower_registers() {
+__device__ __forceinline__ void setmaxnreg_decrease() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void raise_registers() {
+__device__ __forceinline__ void setmaxnreg_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 

@@ -182,7 +182,7 @@ SoftmaxChoice choose(const SoftmaxShape& x, const Target& target, std::string_vi
     choice.implementation = Implementation::kHopper;
     choice.reason = forced.empty() ? "they are faster" : "they are asked for";
     choice.queue = choice.bytes;
-    choice.bytes += kernels::tile_queue_bytes(x.tokens);
+    choice.bytes += kernels::tile_scheduler_bytes(x.tokens);
     return choice;
   }
   if (forces(forced, Implementation::kPortable)) {

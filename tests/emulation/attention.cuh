@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "kernels/attention/launch_hopper.h"
-#include "kernels/attention/tile_queue.cuh"
-#include "kernels/attention/tiles_hopper.cuh"
+#include "kernels/attention/persistent_hopper.cuh"
 #include "support/tensors.h"
 #include "unit/attention/oracle.h"
 
@@ -124,24 +123,24 @@ void launch(Index grid, Index block, Timing timing, const Kernel& kernel) {
   run_grid(grid, block, timing, kernel);
 }
 
-// Runs a kernel of persistent blocks on tiles of `rows` queries or keys: with one block, which
-// takes all tiles from a queue that has been filled, or with a block for each of them, where there
-// are few.
-template <typename Shape, typename Shared, typename Arguments, typename Steps>
-void run_persistent(Timing timing, void (*kernel)(Arguments), Arguments x, int rows,
-                    const Steps& steps) {
-  static_assert(kernels::kSharedBytes<Shared> <= kernels::kMaxSharedBytes);
-  const int tiles = static_cast<int>(kernels::ceil_div(x.p.tokens, rows));
+// Runs a main loop (persistent_hopper.cuh): with one block, which takes all tiles in the order that
+// the scheduler has prepared, or with a block for each of them, where there are few.
+template <typename Mainloop>
+void run_persistent(Timing timing, typename Mainloop::Arguments x) {
+  static_assert(kernels::kSharedBytes<typename Mainloop::Shared> <= kernels::kMaxSharedBytes);
+  constexpr unsigned kThreads = Mainloop::Shape::kThreads;
+  const auto kernel = [&] { kernels::persistent_hopper_kernel<Mainloop>(x); };
+  const int tiles = static_cast<int>(kernels::ceil_div(x.p.tokens, Mainloop::kTileRows));
   std::vector<int32_t> words(static_cast<size_t>(1 + tiles));
-  x.queue = kernels::tile_queue(x.p, x.p.heads, tiles, words.data());
+  x.scheduler = kernels::tile_scheduler(x.p, x.p.heads, tiles, words.data());
   constexpr int kFewTiles = 4;
   if (tiles * x.p.heads <= kFewTiles) {
-    x.queue.order = nullptr;
-    return launch({unsigned(tiles * x.p.heads)}, {Shape::kThreads}, timing, [&] { kernel(x); });
+    x.scheduler.order = nullptr;
+    return launch({unsigned(tiles * x.p.heads)}, {kThreads}, timing, kernel);
   }
-  launch({}, {kernels::kQueueThreads}, timing,
-         [&] { kernels::fill_tile_queue_kernel(x.queue, steps); });
-  launch({}, {Shape::kThreads}, timing, [&] { kernel(x); });
+  launch({}, {kernels::kSchedulerThreads}, timing,
+         [&] { kernels::schedule_tiles_kernel(x.scheduler, Mainloop::steps(x.p)); });
+  launch({}, {kThreads}, timing, kernel);
 }
 
 }  // namespace sbtrain::emulation

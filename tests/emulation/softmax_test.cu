@@ -31,7 +31,7 @@ class Softmax : public Attention {
     HopperSoftmaxArguments<Policy> x{.p = p,
                                      .policy = policy,
                                      .delta_HT = delta_.data(),
-                                     .queue = {},
+                                     .scheduler = {},
                                      .q{},
                                      .k{},
                                      .v{},
@@ -61,9 +61,7 @@ class Softmax : public Attention {
     x.q = token_tiles(p, p.q, Shape::kQueries);
     x.k = token_tiles(p, p.k, Shape::kKeys);
     x.v = token_tiles(p, p.v, Shape::kKeys);
-    run_persistent<Shape, HopperSoftmaxForwardShared<Shape>>(
-        timing, softmax_forward_hopper_kernel<Shape, Policy>, x, Shape::kQueries,
-        SoftmaxQuerySteps<Shape::kQueries, Shape::kKeys>{p});
+    run_persistent<SoftmaxForwardMainloop<Shape, Policy>>(timing, x);
   }
   template <typename Shape, typename Policy>
   void query_gradient(Timing timing, HopperSoftmaxArguments<Policy> x) {
@@ -72,9 +70,7 @@ class Softmax : public Attention {
     x.k = token_tiles(p, p.k, Shape::kKeys);
     x.v = token_tiles(p, p.v, Shape::kKeys);
     x.dout = token_tiles(p, p.dout, Shape::kQueries);
-    run_persistent<Shape, HopperSoftmaxQueryShared<Shape>>(
-        timing, softmax_query_gradient_hopper_kernel<Shape, Policy>, x, Shape::kQueries,
-        SoftmaxQuerySteps<Shape::kQueries, Shape::kKeys>{p});
+    run_persistent<SoftmaxQueryGradientMainloop<Shape, Policy>>(timing, x);
   }
   template <typename Shape, typename Policy>
   void key_gradient(Timing timing, HopperSoftmaxArguments<Policy> x) {
@@ -83,9 +79,7 @@ class Softmax : public Attention {
     x.k = token_tiles(p, p.k, Shape::kRows);
     x.v = token_tiles(p, p.v, Shape::kRows);
     x.dout = token_tiles(p, p.dout, Shape::kQueries);
-    run_persistent<Shape, HopperSoftmaxKeyShared<Shape>>(
-        timing, softmax_key_gradient_hopper_kernel<Shape, Policy>, x, Shape::kKeys,
-        SoftmaxKeySteps<Shape::kKeys, Shape::kQueries>{p});
+    run_persistent<SoftmaxKeyGradientMainloop<Shape, Policy>>(timing, x);
   }
 
   SoftmaxProblem problem_;

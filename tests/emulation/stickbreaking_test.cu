@@ -50,31 +50,26 @@ class StickBreaking : public Attention {
   void forward(Timing timing) {
     const StickBreakingProblem& p = problem_;
     const HopperForwardArguments x{.p = p,
-                                   .queue = {},
+                                   .scheduler = {},
                                    .q = token_tiles(p, p.q, Shape::kQueries),
                                    .k = key_tiles(p, p.k, Shape::kKeys),
                                    .v = key_tiles(p, p.v, Shape::kKeys)};
-    run_persistent<Shape, HopperForwardShared<Shape>>(timing, stick_forward_hopper_kernel<Shape>, x,
-                                                      Shape::kQueries,
-                                                      QuerySteps{p, Shape::kQueries, Shape::kKeys});
+    run_persistent<StickForwardMainloop<Shape>>(timing, x);
   }
   template <typename Query, typename Key>
   void backward(Timing timing) {
     const StickBreakingProblem& p = problem_;
     HopperBackwardArguments x{.p = p,
                               .first_keys = first_keys_.data(),
-                              .queue = {},
+                              .scheduler = {},
                               .q = token_tiles(p, p.q, Query::kQueries),
                               .dout = token_tiles(p, p.dout, Query::kQueries),
                               .k = key_tiles(p, p.k, kStickKeys),
                               .v = key_tiles(p, p.v, kStickKeys)};
-    run_persistent<Query, QueryGradientShared<Query>>(
-        timing, stick_query_gradient_hopper_kernel<Query>, x, Query::kQueries,
-        QuerySteps{p, Query::kQueries, kStickKeys});
+    run_persistent<StickQueryGradientMainloop<Query>>(timing, x);
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    run_persistent<Key, KeyGradientShared<Key>>(timing, stick_key_gradient_hopper_kernel<Key>, x,
-                                                Key::kKeys, KeySteps{p, Key::kKeys, Key::kQueries});
+    run_persistent<StickKeyGradientMainloop<Key>>(timing, x);
   }
 
   std::vector<int32_t> stop_;

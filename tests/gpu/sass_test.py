@@ -61,9 +61,10 @@ def faults_of(instructions):
 
 
 def short_name(kernel):
-    """The kernel and the numbers among its template arguments: stick_forward_hopper_kernel<64, 0>."""
-    name, rest = KERNEL.search(kernel).groups()
-    return f"{name}<{', '.join(re.findall('L[ib]([0-9]+)', rest))}>"
+    """The main loop and the numbers among its template arguments: StickForwardMainloop<64, 0, 0>."""
+    arguments = KERNEL.search(kernel)[2]
+    length, name = re.search(r"(\d+)([A-Z]\w*)", arguments).groups()
+    return f"{name[:int(length)]}<{', '.join(re.findall('L[ib]([0-9]+)', arguments))}>"
 
 
 def main(objects):

@@ -257,16 +257,16 @@ enum class HopperPasses : uint8_t { kBoth, kForward, kBackward };
 void run_hopper(const SoftmaxProblem& p, HopperPasses passes = HopperPasses::kBoth) {
   const OnDevice<std::byte> scratch =
       scratch_of(kernels::softmax_backward_scratch_bytes(p.tokens, p.heads));
-  const OnDevice<std::byte> queue = scratch_of(kernels::tile_queue_bytes(p.tokens));
+  const OnDevice<std::byte> scheduler = scratch_of(kernels::tile_scheduler_bytes(p.tokens));
   if (passes == HopperPasses::kBackward) {
     kernels::softmax_forward(nullptr, p);
   } else {
-    kernels::softmax_forward_hopper(nullptr, p, queue.data());
+    kernels::softmax_forward_hopper(nullptr, p, scheduler.data());
   }
   if (passes == HopperPasses::kForward) {
     kernels::softmax_backward(nullptr, p, scratch.data());
   } else {
-    kernels::softmax_backward_hopper(nullptr, p, scratch.data(), queue.data());
+    kernels::softmax_backward_hopper(nullptr, p, scratch.data(), scheduler.data());
   }
   SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
 }

@@ -7,6 +7,7 @@
 #include "kernels/attention/score_stickbreaking.cuh"
 #include "kernels/primitives/fragments.cuh"
 #include "kernels/primitives/mma.cuh"
+#include "kernels/primitives/pipeline.cuh"
 #include "kernels/primitives/tensor_map.h"
 #include "kernels/primitives/tma.cuh"
 #include "kernels/primitives/warpgroup.cuh"
@@ -222,42 +223,40 @@ TEST_F(Hopper, AddsNumbersInARow) {
 
 // ---- A pipeline of phases -----------------------------------------------------------------------
 
-// One warp fills a ring of two places with numbers, the other one adds them up.
-__global__ void ring_kernel(int* sum, int count) {
+// One warp fills a pipeline of two stages with numbers, the other one adds them up.
+__global__ void pipeline_kernel(int* sum, int count) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ Mbarrier full[2], empty[2];
-  __shared__ int places[2];
+  __shared__ Pipeline<2> pipeline;
+  __shared__ int numbers[2];
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      full[i].init(1);
-      empty[i].init(32);
-    }
+    pipeline.init(1, 1);
     fence_mbarrier_init();
   }
   __syncthreads();
-  RingPlace<2> place;
+  PipelineState<2> state;
   int total = 0;
-  for (int n = 1; n <= count; ++n, place.advance()) {
+  for (int n = 1; n <= count; ++n) {
     if (threadIdx.x < 32) {
-      empty[place.stage()].wait(place.parity() ^ 1);
+      Mbarrier& full = pipeline.acquire(state);
       if (elect_one()) {
-        places[place.stage()] = n;
-        full[place.stage()].arrive();
+        numbers[state.stage()] = n;
+        full.arrive();
       }
       __syncwarp();
+      state.advance();
     } else {
-      full[place.stage()].wait(place.parity());
-      total += places[place.stage()];
-      empty[place.stage()].arrive();
+      pipeline.wait(state);
+      total += numbers[state.stage()];
+      pipeline.release_and_advance(state);
     }
   }
   if (threadIdx.x == 32) *sum = total;
 #endif
 }
 
-TEST_F(Hopper, BarriersPassARingOfBuffersOn) {
+TEST_F(Hopper, BarriersPassTheStagesOfAPipelineOn) {
   OnDevice<int> sum(1);
-  ring_kernel<<<1, 64>>>(sum.data(), 1001);
+  pipeline_kernel<<<1, 64>>>(sum.data(), 1001);
   EXPECT_EQ(sum.values()[0], 1001 * 1002 / 2);
 }
 

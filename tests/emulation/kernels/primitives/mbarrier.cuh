@@ -54,12 +54,4 @@ static_assert(sizeof(Mbarrier) == 8);
 
 inline void fence_mbarrier_init() {}
 
-template <int kStages>
-struct RingPlace {
-  uint32_t passed = 0;
-  int stage() const { return static_cast<int>(passed % kStages); }
-  uint32_t parity() const { return passed / kStages & 1; }
-  void advance() { ++passed; }
-};
-
 }  // namespace sbtrain::kernels

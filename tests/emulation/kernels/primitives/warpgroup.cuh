@@ -4,9 +4,9 @@
 namespace sbtrain::kernels {
 
 template <int kRegisters>
-void lower_registers() {}
+void setmaxnreg_decrease() {}
 template <int kRegisters>
-void raise_registers() {}
+void setmaxnreg_increase() {}
 inline unsigned reread_thread() {
   return threadIdx.x;
 }

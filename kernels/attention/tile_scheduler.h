@@ -1,4 +1,4 @@
-// The queue of tiles of a persistent kernel (tile_queue.cuh), in device memory.
+// What the tile scheduler of a persistent kernel (tile_scheduler.cuh) keeps in device memory.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace sbtrain::kernels {
 
-struct TileQueue {
+struct TileScheduler {
   int32_t* taken = nullptr;  // how many have been taken
   int32_t* order = nullptr;  // [tiles]; null: there is a block for each tile of each head
   int tiles = 0;             // of one head
