@@ -15,7 +15,7 @@ namespace sbtrain::kernels {
 
 // cache [batch, capacity, cols], contiguous: cache[b, positions[b]] = x[b]; x [batch, cols]; both
 // bf16 or both f32; positions i32 in [0, capacity): other values stop the kernel. Source:
-// decode.cu.
+// decode.cuh.
 struct CacheAppend {
   Type type;
   void* cache;

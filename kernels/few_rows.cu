@@ -424,18 +424,25 @@ void launch(cudaStream_t stream, const FewRows& p) {
                p, split);
 }
 
-template <int kRowTiles>
-void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
-  constexpr int kResident = kRowTiles == 1 ? 2 : 1;
-  if (!vectors) return launch<1, kRowTiles, false, kResident>(stream, p);
-  if constexpr (kRowTiles == 1) {
-    if (one_row(stream, p)) return;
-    if (p.rows <= 2 && prefers_two_tiles(p)) return launch<2, 1, true, kResident>(stream, p);
-    if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
-  } else if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
+void launch_up_to_8(cudaStream_t stream, const FewRows& p, bool vectors) {
+  if (!vectors) return launch<1, 1, false, 2>(stream, p);
+  if (one_row(stream, p)) return;
+  if (p.rows <= 2 && prefers_two_tiles(p)) return launch<2, 1, true, 2>(stream, p);
+  if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
+  launch<1, 1, true, 2>(stream, p);
+}
+
+void launch_up_to_64(cudaStream_t stream, const FewRows& p, bool vectors) {
+  static_assert(kFewRows == 64);
+  if (!vectors) {
+    if (p.rows <= 16) return launch<1, 2, false, 1>(stream, p);
+    if (p.rows <= 32) return launch<1, 4, false, 1>(stream, p);
+    return launch<1, 8, false, 1>(stream, p);
+  }
+  if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
     return wide_few_rows(stream, p.norm_w == nullptr ? p : normalised(stream, p, vectors));
   }
-  launch<1, kRowTiles, true, kResident>(stream, p);
+  launch<1, 8, true, 1>(stream, p);  // rare, so for any number of rows
 }
 
 }  // namespace
@@ -449,10 +456,7 @@ void few_rows(cudaStream_t stream, const FewRows& p) {
   }
   const bool vectors =
       p.k % 8 == 0 && vectors_fit<8>(p.x, p.w, p.norm_w) && vectors_fit<8>(p.normed);
-  if (p.rows <= 8) return launch_rows<1>(stream, p, vectors);
-  if (p.rows <= 16) return launch_rows<2>(stream, p, vectors);
-  if (p.rows <= 32) return launch_rows<4>(stream, p, vectors);
-  launch_rows<8>(stream, p, vectors);
+  p.rows <= 8 ? launch_up_to_8(stream, p, vectors) : launch_up_to_64(stream, p, vectors);
 }
 
 }  // namespace sbtrain::kernels

@@ -16,6 +16,9 @@ namespace sbtrain::kernels {
 inline constexpr int kRebasedWarps = 4;
 inline constexpr int kRebasedThreads = 32 * kRebasedWarps;
 
+// Which side of the pairs a state sums over.
+enum class RebasedSide : uint8_t { kKeys, kQueries };
+
 // The problem, and what else the kernels need to know.
 struct RebasedLaunch {
   Rebased p;             // of the heads of this launch

@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/decode.cu"
+#include "kernels/decode_softmax.cu"
+#include "kernels/decode_stickbreaking.cu"
 #include "support/tensors.h"
 
 namespace sbtrain::emulation {

@@ -1,12 +1,12 @@
-// Attention of one new token to its cache, and the cache.
+// Attention of one new token to its cache: the main loop, and how it is launched. What is computed
+// of the keys, an Attention, is in decode_softmax.cuh and decode_stickbreaking.cu.
+#pragma once
+
 #include <cfloat>
 #include <climits>
 #include <limits>
-#include <utility>
 
-#include "kernels/attention/fire.h"
 #include "kernels/decode.h"
-#include "kernels/elementwise.cuh"
 #include "kernels/pack.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
@@ -18,34 +18,13 @@ namespace sbtrain::kernels {
 
 extern __shared__ __align__(128) unsigned char memory[];
 
-namespace {
+namespace decoding {
 
-template <typename T>
-struct CacheAppendOp {
-  CacheAppend p;
-  template <int kWidth>
-  __device__ Pack<T, kWidth> load(int64_t row, int64_t col) const {
-    return load_pack<kWidth>(static_cast<const T*>(p.x.data) + row * p.x.stride + col);
-  }
-  template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Pack<T, kWidth>& loaded) const {
-    const int64_t position = p.positions[row];
-    require(position >= 0 && position < p.capacity);
-    store_pack(static_cast<T*>(p.cache) + (row * p.capacity + position) * p.cols + col, loaded);
-  }
-};
-
-template <typename T>
-void append(cudaStream_t stream, const CacheAppend& p) {
-  const bool vectors = vectors_fit<8>(Matrix<T>{static_cast<T*>(p.cache), p.cols},
-                                      Matrix<const T>{static_cast<const T*>(p.x.data), p.x.stride});
-  launch_elementwise<8>(stream, "cache_append", p.batch, p.cols, vectors, CacheAppendOp<T>{p});
-}
-
-constexpr int kThreads = 256;
-constexpr int kBatch = 4;  // keys of a group after which it looks whether the rest can be skipped
-constexpr int kHeld = 8;   // neighbouring channels of a head in each lane
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr int kThreads = 256;
+inline constexpr int kBatch =
+    4;  // keys of a group after which it looks whether the rest can be skipped
+inline constexpr int kHeld = 8;  // neighbouring channels of a head in each lane
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // A group of kLanes lanes works on one key after the other; together they hold one head.
 struct Channels {
@@ -182,225 +161,6 @@ struct Range {
 // e^(logit - largest). Stick-breaking: what is left of a stick that was whole before, and 0.
 struct Part {
   float a, b;
-};
-
-// What a bias adds to the logit of the key `distance` tokens before the query, as the sum over the
-// lanes of a group; of_head<kLanes>(head, position of the query, lane) creates it.
-struct NoBias {
-  template <int kLanes>
-  __device__ NoBias of_head(int, int64_t, int) const {
-    return {};
-  }
-  __device__ float operator()(int) const { return 0.0f; }
-};
-
-struct AlibiBias {
-  struct OfHead {
-    float slope;  // 0 except on one lane
-    __device__ float operator()(int distance) const {
-      return -slope * static_cast<float>(distance);
-    }
-  };
-  template <int kLanes>
-  __device__ OfHead of_head(int head, int64_t, int lane) const {
-    return {lane == 0 ? kLog2e * slopes.of_head[head] : 0.0f};
-  }
-  AlibiSlopes slopes;
-};
-
-// The lanes share the hidden units. b2 shifts all logits of the head alike, so it is left out.
-struct FireBias {
-  template <int kUnits>
-  struct OfHead {
-    float rate, r, w1[kUnits], b1[kUnits], w2[kUnits];
-    __device__ float operator()(int distance) const {
-      const float u = log1pf(rate * static_cast<float>(distance)) * r;
-      float sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) sum += w2[i] * fmaxf(fmaf(w1[i], u, b1[i]), 0.0f);
-      return sum;
-    }
-  };
-  template <int kLanes>
-  __device__ auto of_head(int head, int64_t position, int lane) const {
-    static_assert(kFireUnits == 32);
-    constexpr int kUnits = kFireUnits / kLanes;
-    const float c = to_float(*x.c);
-    OfHead<kUnits> of;
-    of.rate = fabsf(c);
-    of.r = fire_query(c, to_float(*x.m), static_cast<int>(position)).r;
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int unit = kUnits * lane + i;
-      of.w1[i] = to_float(x.w1[unit]);
-      of.b1[i] = to_float(x.b1[unit]);
-      of.w2[i] = kLog2e * to_float(x.w2[head * kFireUnits + unit]);
-    }
-    return of;
-  }
-  FireParameters x;
-};
-
-template <typename Bias>
-struct Softmax {
-  SoftmaxDecode p;
-  Bias biases;
-
-  __device__ Range seen(const CachedHead& head) const {
-    const bool all = p.window <= 0 || p.window >= head.length;
-    return {all ? 0 : head.length - static_cast<int>(p.window), head.length};
-  }
-  template <int kLanes>
-  struct Attend {
-    decltype(std::declval<const Bias&>().template of_head<kLanes>(0, 0, 0)) bias;
-    int last;  // the newest key
-    Part part{-FLT_MAX, 0.0f};
-    __device__ Attend(const Softmax& of, const CachedHead& head, int lane)
-        : bias(of.biases.template of_head<kLanes>(head.head, head.length - 1, lane)),
-          last(head.length - 1) {}
-    template <int kKeys>
-    __device__ void add(const Channels& q, const Batch<kKeys>& batch, int newest, int oldest,
-                        Channels& o) {
-      float z[kKeys];
-#pragma unroll
-      for (int b = 0; b < kKeys; ++b) {
-        z[b] = q.dot<kLanes>(batch.k[b].channels(), bias(last - max(newest - b, oldest)));
-        if (newest - b < oldest) z[b] = -kInfinity;
-      }
-      // Two at a time for one correction of what has been added up.
-      static_assert(kKeys % 2 == 0);
-#pragma unroll
-      for (int b = 0; b < kKeys; b += 2) {
-        const float larger = fmaxf(part.a, fmaxf(z[b], z[b + 1]));
-        const float rescale = exp2_ftz(part.a - larger);
-        const float newer = exp2_ftz(z[b] - larger);
-        const float older = exp2_ftz(z[b + 1] - larger);
-        part.a = larger;
-        part.b = fmaf(part.b, rescale, newer + older);
-        o.scale(rescale);
-        o.add(newer, batch.v[b].channels());
-        o.add(older, batch.v[b + 1].channels());
-      }
-    }
-    __device__ bool complete() const {
-      return false;
-    }
-  };
-  // Adds what the next older keys give.
-  static __device__ void join(Part& part, Channels& o, const Part& older, const Channels& older_o) {
-    const float larger = fmaxf(part.a, older.a);
-    const float mine = exp2_ftz(part.a - larger);
-    const float theirs = exp2_ftz(older.a - larger);
-    part = {larger, fmaf(part.b, mine, older.b * theirs)};
-    o.scale(mine);
-    o.add(theirs, older_o);
-  }
-  // The sum of what parts give, from the newest to the oldest.
-  struct Total {
-    Part part{-FLT_MAX, 0.0f};
-    float y = 0.0f;  // of one channel
-    __device__ void add(const Part& other, float other_y) {
-      const float larger = fmaxf(part.a, other.a);
-      const float mine = exp2_ftz(part.a - larger);
-      const float theirs = exp2_ftz(other.a - larger);
-      part = {larger, fmaf(part.b, mine, other.b * theirs)};
-      y = fmaf(y, mine, other_y * theirs);
-    }
-  };
-  __device__ bool complete(const Total&) const {
-    return false;
-  }
-  __device__ float result(const CachedHead&, const Total& total, int) const {
-    return total.y / total.part.b;
-  }
-};
-
-// The parts of the stick that one key takes and leaves, by its logit times log2(e). Neither is
-// computed by a subtraction that cancels.
-struct Break {
-  float beta, rest;
-};
-__device__ inline Break break_at(float z, float gate) {
-  const float e = exp2_ftz(-fabsf(z));
-  const float large = reciprocal_ftz(1.0f + e);
-  const float small = e * large;
-  const float sigma = z > 0.0f ? large : small;
-  const float complement = z > 0.0f ? small : large;
-  return {gate * sigma, (1.0f - gate) + gate * complement};
-}
-
-// A group breaks the stick as if it were whole when it comes to the group's keys; what the newer
-// keys leave of it is multiplied in at the end. The part of the stick that a group sees is never
-// shorter than the true one, so it is safe to compare it with skip_epsilon.
-struct StickBreaking {
-  StickBreakingDecode p;
-
-  __device__ Range seen(const CachedHead& head) const {
-    return {0, p.attend_current ? head.length : head.length - 1};
-  }
-  template <int kLanes>
-  struct Attend {
-    const float* gates;
-    int stride;  // of the gates from key to key
-    float skip_epsilon;
-    Part part{1.0f, 0.0f};
-    __device__ Attend(const StickBreaking& of, const CachedHead& head, int)
-        : gates(of.p.gate_cache), stride(of.p.t.heads), skip_epsilon(of.p.skip_epsilon) {
-      if (gates != nullptr) gates += head.batch * of.p.t.capacity * stride + head.head;
-    }
-    template <int kKeys>
-    __device__ void add(const Channels& q, const Batch<kKeys>& batch, int newest, int oldest,
-                        Channels& o) {
-      float gate[kKeys];
-#pragma unroll
-      for (int b = 0; b < kKeys; ++b) gate[b] = 1.0f;
-      if (gates != nullptr) {
-#pragma unroll
-        for (int b = 0; b < kKeys; ++b) {
-          if (newest - b >= oldest) gate[b] = gates[int64_t{newest - b} * stride];
-        }
-      }
-      Break pieces[kKeys];
-#pragma unroll
-      for (int b = 0; b < kKeys; ++b) {
-        const float z = q.dot<kLanes>(batch.k[b].channels(), 0.0f);
-        // A logit of -infinity takes nothing of the stick.
-        pieces[b] = break_at(newest - b >= oldest ? z : -kInfinity, gate[b]);
-      }
-#pragma unroll
-      for (int b = 0; b < kKeys; ++b) {
-        o.add(pieces[b].beta * part.a, batch.v[b].channels());
-        part.a *= pieces[b].rest;
-      }
-    }
-    __device__ bool complete() const {
-      return part.a < skip_epsilon;
-    }
-  };
-  // Adds what the next older keys give.
-  static __device__ void join(Part& part, Channels& o, const Part& older, const Channels& older_o) {
-    o.add(part.a, older_o);
-    part.a *= older.a;
-  }
-  struct Total {
-    Part part{1.0f, 0.0f};
-    float y = 0.0f;
-    __device__ void add(const Part& other, float other_y) {
-      y += part.a * other_y;
-      part.a *= other.a;
-    }
-  };
-  __device__ bool complete(const Total& total) const {
-    return total.part.a < p.skip_epsilon;
-  }
-  __device__ float result(const CachedHead& head, const Total& total, int c) const {
-    float y = total.y;
-    if (p.remainder_value) y += total.part.a * to_float(head.own_v(p.t)[c]);
-    if (p.remainder_bias != nullptr) {
-      y += total.part.a * to_float(p.remainder_bias[head.head * p.t.head_dim + c]);
-    }
-    return y;
-  }
 };
 
 // Whether this block is the last of `blocks` that come here with the same counter; what they wrote
@@ -650,19 +410,19 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
 }
 
 // Of one head of one sequence.
-int64_t blocks_of_head(const Decode& t) {
+inline int64_t blocks_of_head(const Decode& t) {
   const int64_t heads = t.batch * t.heads;
   return heads >= kDecodeBlocks ? 1 : std::min(kDecodeBlocks / heads, decode_parts(t.capacity));
 }
-bool has_vectors(const Decode& t) {
+inline bool has_vectors(const Decode& t) {
   const Matrix<const bf16> cache{t.k_cache, int64_t{t.key_heads} * t.head_dim};
   return t.head_dim % kHeld == 0 &&
          vectors_fit<kHeld>(cache, Matrix<const bf16>{t.v_cache, 0}, t.q, t.k, t.v);
 }
 
-constexpr int64_t kManyBlocks = 264;  // two for each multiprocessor of an H200
+inline constexpr int64_t kManyBlocks = 264;  // two for each multiprocessor of an H200
 // Up to this many leave most of the shared memory to the weights of the kernels that follow.
-constexpr int64_t kFewBlocks = 64;
+inline constexpr int64_t kFewBlocks = 64;
 
 enum class Blocks { kFew, kSome, kMany };
 constexpr int keys_at_once(Blocks blocks) {
@@ -683,66 +443,59 @@ __global__ void __launch_bounds__(kThreads, kBlocks == Blocks::kMany ? 3 : 2)
                   static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z), most_parts});
 }
 
-template <int kLanes, typename Attention>
+// What an Attention is compiled for. What kTuned gives up costs time where it is missing, and no
+// bit.
+enum class Compiled {
+  kTuned,    // few blocks, some and many, for heads of up to 128 channels that are read in vectors
+  kGeneric,  // some blocks
+};
+
+template <int kLanes, bool kVectors, Blocks kBlocks, typename Attention>
 void launch(const char* name, cudaStream_t stream, const Attention& attention) {
   const Decode& t = attention.p.t;
   const dim3 grid(static_cast<unsigned>(t.heads), static_cast<unsigned>(t.batch),
                   static_cast<unsigned>(blocks_of_head(t)));
-  const auto launch_kernel = [&](auto kernel, size_t shared_bytes) {
-    launch_early(name, t.early, stream, kernel, {grid, kThreads, shared_bytes}, attention,
-                 static_cast<int>(decode_parts(t.capacity)));
-  };
-  // While there are few blocks, each of them has many keys under way; many blocks have more of them
-  // on a multiprocessor instead.
-  const int64_t blocks = t.heads * t.batch;
-  if (!has_vectors(t)) {
-    launch_kernel(decode_kernel<kLanes, false, Blocks::kSome, Attention>, 0);
-  } else if (blocks > kManyBlocks) {
-    launch_kernel(decode_kernel<kLanes, true, Blocks::kMany, Attention>, 0);
-  } else if (blocks * blocks_of_head(t) > kFewBlocks) {
-    launch_kernel(decode_kernel<kLanes, true, Blocks::kSome, Attention>, 0);
-  } else {
-    launch_kernel(decode_kernel<kLanes, true, Blocks::kFew, Attention>,
-                  BatchesAhead<batches_ahead(Blocks::kFew), kBatch>::bytes());
-  }
+  launch_early(name, t.early, stream, decode_kernel<kLanes, kVectors, kBlocks, Attention>,
+               {grid, kThreads, BatchesAhead<batches_ahead(kBlocks), kBatch>::bytes()}, attention,
+               static_cast<int>(decode_parts(t.capacity)));
 }
 
-// With the fewest lanes that hold one head.
+// While there are few blocks, each of them has many keys under way; many blocks have more of them
+// on a multiprocessor instead.
+template <int kLanes, typename Attention>
+void launch_vectors(const char* name, cudaStream_t stream, const Attention& attention) {
+  if constexpr (Attention::kCompiled == Compiled::kTuned && kLanes < 32) {
+    const Decode& t = attention.p.t;
+    const int64_t blocks = t.heads * t.batch;
+    if (blocks > kManyBlocks) return launch<kLanes, true, Blocks::kMany>(name, stream, attention);
+    if (blocks * blocks_of_head(t) <= kFewBlocks) {
+      return launch<kLanes, true, Blocks::kFew>(name, stream, attention);
+    }
+  }
+  launch<kLanes, true, Blocks::kSome>(name, stream, attention);
+}
+
+// With the fewest lanes that hold one head. Heads that cannot be read in vectors have one kernel
+// for all sizes.
 template <typename Attention>
 void decode(const char* name, cudaStream_t stream, const Attention& attention) {
   const Decode& t = attention.p.t;
-  write_stamps_at_exit("attention");
+  write_stamps_at_exit(name);
   if (t.head_dim > kMaxDecodeHeadDim) {
     throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(t.head_dim) +
                                 " channels, at most " + std::to_string(kMaxDecodeHeadDim));
   }
   if (t.batch == 0 || t.heads == 0) return;
-  if (t.head_dim <= 32) return launch<4>(name, stream, attention);
-  if (t.head_dim <= 64) return launch<8>(name, stream, attention);
-  if (t.head_dim <= 128) return launch<16>(name, stream, attention);
-  launch<32>(name, stream, attention);
+  if (!has_vectors(t)) return launch<32, false, Blocks::kSome>(name, stream, attention);
+  if (t.head_dim <= 32) return launch_vectors<4>(name, stream, attention);
+  if (t.head_dim <= 64) return launch_vectors<8>(name, stream, attention);
+  if (t.head_dim <= 128) return launch_vectors<16>(name, stream, attention);
+  if constexpr (Attention::kCompiled == Compiled::kTuned) {
+    launch_vectors<32>(name, stream, attention);
+  } else {
+    launch<32, false, Blocks::kSome>(name, stream, attention);
+  }
 }
 
-}  // namespace
-
-void cache_append(cudaStream_t stream, const CacheAppend& p) {
-  p.type == Type::kF32 ? append<float>(stream, p) : append<bf16>(stream, p);
-}
-
-void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p) {
-  decode("softmax_decode", stream, Softmax<NoBias>{p, {}});
-}
-
-void alibi_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes) {
-  decode("alibi_decode", stream, Softmax<AlibiBias>{p, {slopes}});
-}
-
-void fire_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters) {
-  decode("fire_decode", stream, Softmax<FireBias>{p, {parameters}});
-}
-
-void stickbreaking_decode(cudaStream_t stream, const StickBreakingDecode& p) {
-  decode("stickbreaking_decode", stream, StickBreaking{p});
-}
-
+}  // namespace decoding
 }  // namespace sbtrain::kernels
