@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "kernels/decode.h"
+#include "kernels/device_attribute.h"
 #include "kernels/pack.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
@@ -259,93 +260,76 @@ class BatchesAhead {
   }
 };
 
-// All threads of the block call this. Groups of kLanes lanes share a part of the keys; the block
-// that comes last adds up the parts.
-//
-// What earlier steps have cached does not depend on the step that computes the query, nor does the
-// length, so a group's first keys are loaded before the kernel in front has ended, after which the
-// query is there. While it computes with some, the next ones arrive: twice kKeys are under way, and
-// kAhead batches more of the first part, since what is asked for after the wait queues behind the
-// weights that the next kernels have asked for.
-template <int kLanes, bool kVectors, int kKeys, int kAhead, typename Attention>
-__device__ __forceinline__ void attend_cached(const Attention& attention, const Job& job) {
+// What a group reads of its keys: two batches in registers, the next kAhead batches of its first
+// part in shared memory. While it computes with some, the next ones arrive.
+template <int kLanes, bool kVectors, int kKeys, int kAhead>
+class GroupKeys {
   static_assert(kKeys == kBatch || 2 * kKeys == kBatch);
-  constexpr int kGroups = kThreads / kLanes;
-  constexpr int kWarps = kThreads / 32;
-  using Total = typename Attention::Total;
-  __shared__ Part parts[kWarps];
-  __shared__ __align__(16) float outputs[kWarps][kHeld * kLanes];
-  const Decode& t = attention.p.t;
-  const int d = t.head_dim;
-  const int group = static_cast<int>(threadIdx.x) / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int channel = static_cast<int>(threadIdx.x);  // of the sums over warps and parts
 
-  Stamps stamps;
-  stamps.take(0);
-  const CachedHead head(t, job);
-  const Range seen = attention.seen(head);
-  const int count = decode_parts(seen.count());
-  const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
-  const Cached<kLanes, kVectors> cached(head, d);
-  Range keys = keys_of(count - 1 - min(job.part, count - 1));
-  Batch<kKeys> batch{};
-  Batch<kKeys> next{};
-  const auto load_first = [&] {
-    // The token itself is not in the cache yet.
-    const int last = min(keys.end, head.length - 1) - 1;
-    cached.load(keys.end - 1, keys.begin, last, batch);
-    cached.load(keys.end - 1 - kKeys, keys.begin, last, next);
-  };
-  load_first();
-  const BatchesAhead<kAhead, kKeys> ahead;
-  if constexpr (kAhead > 0) ahead.copy(cached, keys, keys.end - 1 - 2 * kKeys);
-  wait_for_previous_kernel();
-  stamps.take(1);
+ public:
+  __device__ GroupKeys(const CachedHead& head, int head_dim) : cached_(head, head_dim) {}
 
-  // All that the step has computed is asked for at once, before anything waits for it.
-  const Row query = Row::load<kVectors>(head.q(t), d, lane);
-  if (keys.count() > 0 && keys.end == head.length) {
-    batch.k[0] = Row::load<kVectors>(head.own_k(t), d, lane);
-    batch.v[0] = Row::load<kVectors>(head.own_v(t), d, lane);
+  // Asks for the first keys of a part but those after `last`.
+  __device__ __forceinline__ void load_first(const Range& keys, int last) {
+    cached_.load(keys.end - 1, keys.begin, last, batch_);
+    cached_.load(keys.end - 1 - kKeys, keys.begin, last, next_);
   }
-  head.append(t);
-  if (job.part >= count) return;
-  Channels q = query.channels();
-  q.scale(kLog2e * t.scale);
-  cp_async_wait<0>();
-  stamps.take(2);
-  int taken = 0;  // of the batches in shared memory
-  Total total;
-  for (int i = count - 1 - job.part; i >= 0; i -= job.parts) {
+  // Asks for the keys after these; read() may be called after cp_async_wait<0>().
+  __device__ __forceinline__ void copy_ahead(const Range& keys) {
+    if constexpr (kAhead > 0) ahead_.copy(cached_, keys, keys.end - 1 - 2 * kKeys);
+    taken_ = 0;
+  }
+  // The part that comes next has nothing in shared memory.
+  __device__ __forceinline__ void begin_next_part() { taken_ = kAhead; }
+  // Puts a key and value in place of the first ones.
+  __device__ __forceinline__ void set_newest(const Row& k, const Row& v) {
+    batch_.k[0] = k;
+    batch_.v[0] = v;
+  }
+
+  // Adds what the keys give to `attend` and `o`. All lanes of a warp take part as long as one of
+  // its groups has keys.
+  template <typename Attend>
+  __device__ __forceinline__ void attend(Attend& attend, const Channels& q, const Range& keys,
+                                         Channels& o) {
     const int oldest = keys.begin;
     int newest = keys.end - 1;
-    if (i < count - 1 - job.part) {
-      load_first();
-      taken = kAhead;
-    }
-    typename Attention::template Attend<kLanes> attend(attention, head, lane);
-    Channels o;
-    // All lanes of a warp take part as long as one of its groups has keys.
     const auto has_keys = [&] { return __any_sync(~0u, newest >= oldest && !attend.complete()); };
     const auto has_half_a_batch = [&] { return __any_sync(~0u, newest >= oldest); };
     const auto add = [&](Batch<kKeys>& of) {
       attend.add(q, of, newest, oldest, o);
-      if (taken < kAhead) {
-        if (newest - 2 * kKeys >= oldest) ahead.read(taken, of);
-        ++taken;
+      if (taken_ < kAhead) {
+        if (newest - 2 * kKeys >= oldest) ahead_.read(taken_, of);
+        ++taken_;
       } else {
-        cached.load(newest - 2 * kKeys, oldest, INT_MAX, of);
+        cached_.load(newest - 2 * kKeys, oldest, INT_MAX, of);
       }
       newest -= kKeys;
     };
     while (has_keys()) {
-      add(batch);
+      add(batch_);
       if (kKeys == kBatch ? !has_keys() : !has_half_a_batch()) break;
-      add(next);
+      add(next_);
     }
-    Part part = attend.part;
-    stamps.take(3);
+  }
+
+ private:
+  Cached<kLanes, kVectors> cached_;
+  BatchesAhead<kAhead, kKeys> ahead_;
+  Batch<kKeys> batch_{}, next_{};
+  int taken_ = 0;  // of the batches in shared memory
+};
+
+// What the warps of a block give, in shared memory: each adds its groups' sums, then a thread adds
+// the warps' for one channel.
+template <int kLanes, typename Attention>
+struct WarpSums {
+  static constexpr int kWarps = kThreads / 32;
+  using Total = typename Attention::Total;
+  Part parts[kWarps];
+  alignas(16) float outputs[kWarps][kHeld * kLanes];
+
+  __device__ __forceinline__ void put(Part part, Channels& o) {
 #pragma unroll
     for (int distance = kLanes; distance < 32; distance *= 2) {
       const Part older{__shfl_xor_sync(~0u, part.a, distance),
@@ -359,71 +343,148 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
       Attention::join(part, o, older, older_o);
     }
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (group % (32 / kLanes) == 32 / kLanes - 1) {
-      if (lane == 0) parts[warp] = part;
+    const int group = static_cast<int>(threadIdx.x) / kLanes;
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    if (group % (32 / kLanes) != 32 / kLanes - 1) return;
+    if (lane == 0) parts[warp] = part;
 #pragma unroll
-      for (int c = 0; c < kHeld; c += 4) {
-        *reinterpret_cast<float4*>(&outputs[warp][kHeld * lane + c]) = {
-            o.value[c], o.value[c + 1], o.value[c + 2], o.value[c + 3]};
-      }
+    for (int c = 0; c < kHeld; c += 4) {
+      *reinterpret_cast<float4*>(&outputs[warp][kHeld * lane + c]) = {
+          o.value[c], o.value[c + 1], o.value[c + 2], o.value[c + 3]};
     }
-    __syncthreads();
-    stamps.take(4);
-    if (count == 1 && 32 * warp >= d) return;  // has no channel
+  }
+  __device__ __forceinline__ Total total(int channel, int channels) const {
     Total sum;
 #pragma unroll
     for (int w = kWarps - 1; w >= 0; --w) {
-      sum.add(parts[w], channel < d ? outputs[w][channel] : 0.0f);
+      sum.add(parts[w], channel < channels ? outputs[w][channel] : 0.0f);
     }
+    return sum;
+  }
+};
+
+// Leaves what part i gives in the scratch, for join_parts().
+template <typename Total>
+__device__ __forceinline__ void leave_part(const Decode& t, const CachedHead& head, const Job& job,
+                                           int i, int channel, const Total& sum) {
+  float* const to = head.scratch(t, job.most_parts, i);
+  if (channel < t.head_dim) to[channel] = sum.y;
+  if (channel == 0) to[t.head_dim] = sum.part.a, to[t.head_dim + 1] = sum.part.b;
+}
+
+// Adds up what `count` parts have left, from the newest on.
+template <typename Attention>
+__device__ __forceinline__ typename Attention::Total join_parts(const Attention& attention,
+                                                                const CachedHead& head,
+                                                                const Job& job, int count,
+                                                                int channel) {
+  const Decode& t = attention.p.t;
+  const int d = t.head_dim;
+  typename Attention::Total total;
+  for (int i = count - 1; i >= 0 && !attention.complete(total); --i) {
+    const float* const from = head.scratch(t, job.most_parts, i);
+    total.add({__ldcg(from + d), __ldcg(from + d + 1)},
+              channel < d ? __ldcg(from + channel) : 0.0f);
+  }
+  return total;
+}
+
+// All threads of the block call this. Groups of kLanes lanes share a part of the keys; the block
+// that comes last adds up the parts.
+//
+// What earlier steps have cached does not depend on the step that computes the query, nor does the
+// length, so a group's first keys are loaded before the kernel in front has ended, after which the
+// query is there: twice kKeys are under way, and kAhead batches more of the first part, since what
+// is asked for after the wait queues behind the weights that the next kernels have asked for.
+template <int kLanes, bool kVectors, int kKeys, int kAhead, typename Attention>
+__device__ __forceinline__ void attend_cached(const Attention& attention, const Job& job) {
+  constexpr int kGroups = kThreads / kLanes;
+  using Total = typename Attention::Total;
+  __shared__ WarpSums<kLanes, Attention> sums;
+  const Decode& t = attention.p.t;
+  const int d = t.head_dim;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int channel = static_cast<int>(threadIdx.x);  // of the sums over warps and parts
+
+  Stamps stamps;
+  stamps.take(0);
+  const CachedHead head(t, job);
+  const Range seen = attention.seen(head);
+  const int count = decode_parts(seen.count());
+  const int newest_part = count - 1 - job.part;
+  const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
+  Range keys = keys_of(max(newest_part, 0));
+  GroupKeys<kLanes, kVectors, kKeys, kAhead> group_keys(head, d);
+  // The token itself is not in the cache yet.
+  const auto load_first = [&] { group_keys.load_first(keys, min(keys.end, head.length - 1) - 1); };
+  load_first();
+  group_keys.copy_ahead(keys);
+  wait_for_previous_kernel();
+  stamps.take(1);
+
+  // All that the step has computed is asked for at once, before anything waits for it.
+  const Row query = Row::load<kVectors>(head.q(t), d, lane);
+  if (keys.count() > 0 && keys.end == head.length) {
+    group_keys.set_newest(Row::load<kVectors>(head.own_k(t), d, lane),
+                          Row::load<kVectors>(head.own_v(t), d, lane));
+  }
+  head.append(t);
+  if (newest_part < 0) return;
+  Channels q = query.channels();
+  q.scale(kLog2e * t.scale);
+  cp_async_wait<0>();
+  stamps.take(2);
+  Total total;
+  for (int i = newest_part; i >= 0; i -= job.parts) {
+    if (i < newest_part) {
+      load_first();
+      group_keys.begin_next_part();
+    }
+    typename Attention::template Attend<kLanes> attend(attention, head, lane);
+    Channels o;
+    group_keys.attend(attend, q, keys, o);
+    stamps.take(3);
+    sums.put(attend.part, o);
+    __syncthreads();
+    stamps.take(4);
+    if (count == 1 && channel / 32 * 32 >= d) return;  // the warp has no channel
+    const Total sum = sums.total(channel, d);
     if (count == 1) {
-      if (channel < d) {
-        head.o(t)[channel] = __float2bfloat16_rn(attention.result(head, sum, channel));
-      }
-      stamps.take(5);
-      if (threadIdx.x == 0) stamps.keep(0, 0);
-      return;
+      total = sum;
+      break;
     }
-    float* const to = head.scratch(t, job.most_parts, i);
-    if (channel < d) to[channel] = sum.y;
-    if (channel == 0) to[d] = sum.part.a, to[d + 1] = sum.part.b;
+    leave_part(t, head, job, i, channel, sum);
     // A block that has the head for itself knows what the newer parts leave.
     total.add(sum.part, 0.0f);
     if (job.parts == 1 && attention.complete(total)) break;
     if (i >= job.parts) keys = keys_of(i - job.parts);
     __syncthreads();  // all have read the sums of the warps
   }
-  if (job.parts == 1) {
-    __syncthreads();
-  } else {
-    const int blocks = min(job.parts, count);
-    if (!last_to_arrive(t.arrived + head.batch * t.heads + head.head, blocks)) return;
-  }
-  total = Total();
-  for (int i = count - 1; i >= 0 && !attention.complete(total); --i) {
-    const float* const from = head.scratch(t, job.most_parts, i);
-    total.add({__ldcg(from + d), __ldcg(from + d + 1)},
-              channel < d ? __ldcg(from + channel) : 0.0f);
+  if (count > 1) {
+    if (job.parts == 1) {
+      __syncthreads();
+    } else {
+      const int blocks = min(job.parts, count);
+      if (!last_to_arrive(t.arrived + head.batch * t.heads + head.head, blocks)) return;
+    }
+    total = join_parts(attention, head, job, count, channel);
   }
   if (channel < d) {
     head.o(t)[channel] = __float2bfloat16_rn(attention.result(head, total, channel));
   }
+  stamps.take(5);
+  if (count == 1 && threadIdx.x == 0) stamps.keep(0, 0);
 }
 
-// Of one head of one sequence.
-inline int64_t blocks_of_head(const Decode& t) {
-  const int64_t heads = t.batch * t.heads;
-  return heads >= kDecodeBlocks ? 1 : std::min(kDecodeBlocks / heads, decode_parts(t.capacity));
-}
 inline bool has_vectors(const Decode& t) {
   const Matrix<const bf16> cache{t.k_cache, int64_t{t.key_heads} * t.head_dim};
   return t.head_dim % kHeld == 0 &&
          vectors_fit<kHeld>(cache, Matrix<const bf16>{t.v_cache, 0}, t.q, t.k, t.v);
 }
 
-inline constexpr int64_t kManyBlocks = 264;  // two for each multiprocessor of an H200
-// Up to this many leave most of the shared memory to the weights of the kernels that follow.
-inline constexpr int64_t kFewBlocks = 64;
-
+// While there are few blocks, each of them has many keys under way; many blocks have more of them
+// on a multiprocessor instead.
 enum class Blocks { kFew, kSome, kMany };
 constexpr int keys_at_once(Blocks blocks) {
   return blocks == Blocks::kMany ? kBatch / 2 : kBatch;
@@ -432,6 +493,21 @@ constexpr int keys_at_once(Blocks blocks) {
 constexpr int batches_ahead(Blocks blocks) {
   return blocks == Blocks::kFew ? 2 : 0;
 }
+
+// The blocks of a launch. They are a matter of speed alone: no bit depends on them.
+struct Grid {
+  explicit Grid(const Decode& t) : heads(t.batch * t.heads) {
+    const int64_t most = decode_blocks(multiprocessors());
+    of_head = heads >= most ? 1 : std::min(most / heads, decode_parts(t.capacity));
+  }
+  Blocks blocks() const {
+    if (heads > 2 * multiprocessors()) return Blocks::kMany;
+    // Up to this many leave most of the shared memory to the weights of the kernels that follow.
+    return heads * of_head <= half_of_multiprocessors() ? Blocks::kFew : Blocks::kSome;
+  }
+  int64_t heads;    // of all sequences
+  int64_t of_head;  // blocks that share one
+};
 
 // Block (h, b, z) computes head h of sequence b, together with the other blocks of that head.
 template <int kLanes, bool kVectors, Blocks kBlocks, typename Attention>
@@ -443,36 +519,35 @@ __global__ void __launch_bounds__(kThreads, kBlocks == Blocks::kMany ? 3 : 2)
                   static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z), most_parts});
 }
 
-// What an Attention is compiled for. What kTuned gives up costs time where it is missing, and no
-// bit.
+// What an Attention is compiled for. What kGeneric lacks costs time, and no bit.
 enum class Compiled {
   kTuned,    // few blocks, some and many, for heads of up to 128 channels that are read in vectors
   kGeneric,  // some blocks
 };
 
 template <int kLanes, bool kVectors, Blocks kBlocks, typename Attention>
-void launch(const char* name, cudaStream_t stream, const Attention& attention) {
+void launch(const char* name, cudaStream_t stream, const Attention& attention, const Grid& grid) {
   const Decode& t = attention.p.t;
-  const dim3 grid(static_cast<unsigned>(t.heads), static_cast<unsigned>(t.batch),
-                  static_cast<unsigned>(blocks_of_head(t)));
   launch_early(name, t.early, stream, decode_kernel<kLanes, kVectors, kBlocks, Attention>,
-               {grid, kThreads, BatchesAhead<batches_ahead(kBlocks), kBatch>::bytes()}, attention,
-               static_cast<int>(decode_parts(t.capacity)));
+               {dim3(static_cast<unsigned>(t.heads), static_cast<unsigned>(t.batch),
+                     static_cast<unsigned>(grid.of_head)),
+                kThreads, BatchesAhead<batches_ahead(kBlocks), kBatch>::bytes()},
+               attention, static_cast<int>(decode_parts(t.capacity)));
 }
 
-// While there are few blocks, each of them has many keys under way; many blocks have more of them
-// on a multiprocessor instead.
 template <int kLanes, typename Attention>
-void launch_vectors(const char* name, cudaStream_t stream, const Attention& attention) {
+void launch_vectors(const char* name, cudaStream_t stream, const Attention& attention,
+                    const Grid& grid) {
   if constexpr (Attention::kCompiled == Compiled::kTuned && kLanes < 32) {
-    const Decode& t = attention.p.t;
-    const int64_t blocks = t.heads * t.batch;
-    if (blocks > kManyBlocks) return launch<kLanes, true, Blocks::kMany>(name, stream, attention);
-    if (blocks * blocks_of_head(t) <= kFewBlocks) {
-      return launch<kLanes, true, Blocks::kFew>(name, stream, attention);
+    const Blocks blocks = grid.blocks();
+    if (blocks == Blocks::kMany) {
+      return launch<kLanes, true, Blocks::kMany>(name, stream, attention, grid);
+    }
+    if (blocks == Blocks::kFew) {
+      return launch<kLanes, true, Blocks::kFew>(name, stream, attention, grid);
     }
   }
-  launch<kLanes, true, Blocks::kSome>(name, stream, attention);
+  launch<kLanes, true, Blocks::kSome>(name, stream, attention, grid);
 }
 
 // With the fewest lanes that hold one head. Heads that cannot be read in vectors have one kernel
@@ -486,15 +561,16 @@ void decode(const char* name, cudaStream_t stream, const Attention& attention) {
                                 " channels, at most " + std::to_string(kMaxDecodeHeadDim));
   }
   if (t.batch == 0 || t.heads == 0) return;
-  if (!has_vectors(t)) return launch<32, false, Blocks::kSome>(name, stream, attention);
-  if (t.head_dim <= 32) return launch_vectors<4>(name, stream, attention);
-  if (t.head_dim <= 64) return launch_vectors<8>(name, stream, attention);
-  if (t.head_dim <= 128) return launch_vectors<16>(name, stream, attention);
-  if constexpr (Attention::kCompiled == Compiled::kTuned) {
-    launch_vectors<32>(name, stream, attention);
-  } else {
-    launch<32, false, Blocks::kSome>(name, stream, attention);
+  const Grid grid(t);
+  if (has_vectors(t)) {
+    if (t.head_dim <= 32) return launch_vectors<4>(name, stream, attention, grid);
+    if (t.head_dim <= 64) return launch_vectors<8>(name, stream, attention, grid);
+    if (t.head_dim <= 128) return launch_vectors<16>(name, stream, attention, grid);
+    if constexpr (Attention::kCompiled == Compiled::kTuned) {
+      return launch_vectors<32>(name, stream, attention, grid);
+    }
   }
+  launch<32, false, Blocks::kSome>(name, stream, attention, grid);
 }
 
 }  // namespace decoding

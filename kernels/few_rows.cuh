@@ -6,6 +6,7 @@
 // products of its chunks in their order; the sums of the warps are added in the order of the warps.
 #pragma once
 
+#include "kernels/device_attribute.h"
 #include "kernels/few_rows.h"
 #include "kernels/pack.cuh"
 #include "kernels/primitives/mma.cuh"
@@ -36,12 +37,11 @@ constexpr int kChunkVectors = 4;  // of 8 channels, 16 bytes
 // Up to this many channels, two blocks with two tiles of outputs and two rows each fit a
 // multiprocessor.
 constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
-// A block with two tiles of outputs executes fewer instructions, but not more than half of the
-// multiprocessors of an H200 shall be idle.
+// A block with two tiles of outputs executes fewer instructions, but not more than about half of
+// the multiprocessors shall be idle.
 inline bool prefers_two_tiles(const FewRows& p) {
-  constexpr int64_t kFewestBlocks = 64;
   const int64_t outputs = p.swiglu ? 2 * p.n : p.n;
-  return outputs / (2 * kTileOutputs) >= kFewestBlocks && p.k <= kMostForTwoTiles;
+  return p.k <= kMostForTwoTiles && outputs / (2 * kTileOutputs) >= half_of_multiprocessors();
 }
 
 // The products of one chunk: 16 outputs, whose first and last 8 rows of w are `low` and `high`.

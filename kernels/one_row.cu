@@ -23,7 +23,7 @@ constexpr int kThreadsAndCopier = kThreads + 32;
 
 // A row of w arrives in parts, each of the channels of some warps.
 constexpr int kParts = 2;
-[[maybe_unused]] constexpr int kWarpsOfPart = kWarps / kParts;
+constexpr int kWarpsOfPart = kWarps / kParts;
 
 // A product for blocks of kOutputs outputs, of which fewer than a tile has are those of its first
 // rows.
@@ -76,13 +76,109 @@ __device__ __forceinline__ void copy_weights(const OneRow<kOutputs>& x,
   }
 }
 
+// A warp's share of the channels.
+struct Share {
+  __device__ Share(int64_t k, int of_warp, int warp)
+      : first(warp * of_warp * kChunk),
+        chunks(max(0, min(of_warp, (static_cast<int>(k) - first) / kChunk))) {}
+  __device__ int vectors() const { return kChunkVectors * chunks; }  // of eight channels
+  // Vector v of the share of a row.
+  __device__ Eight load(const bf16* row, int v) const {
+    return load_eight<true>(row + first, 8 * v, 8 * vectors());
+  }
+  int first, chunks;
+};
+
+// Puts the warp's share of the row of x, or of its norm, to `inputs`. `first_weight` and
+// `first_input` are the lane's first vectors. All warps of the group call it.
+__device__ __forceinline__ void put_inputs(bf16* inputs, const FewRows& p, const Share& share,
+                                           const Eight& first_weight, const Eight& first_input,
+                                           float (&squares)[kWarps][1],
+                                           const NamedThreads<kThreads>& group) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int vectors = share.vectors();
+  const bool norms = p.norm_w != nullptr;
+  const auto input = [&](int v) { return v == lane ? first_input : share.load(p.x.data, v); };
+  float factor = 0.0f;
+  if (norms) {
+    const float sum = sum_squares(vectors, lane, input);
+    if (lane == 0) squares[warp][0] = sum;
+    group.sync();
+    factor = inverse_rms(squares, 0, p);
+  }
+  for (int v = lane; v < vectors; v += 32) {
+    Eight y = input(v);
+    if (norms) y = normalise(y, v == lane ? first_weight : share.load(p.norm_w, v), factor);
+    store_eight(inputs + 8 * v, y);
+  }
+  __syncwarp();
+}
+
+// The products of the warp's share, which lies in shared memory.
+template <int kOutputs>
+__device__ __forceinline__ void multiply(float (&products)[OneRow<kOutputs>::kTiles][4],
+                                         const OneRow<kOutputs>& x, const Share& share,
+                                         const bf16* inputs) {
+  constexpr int kTiles = OneRow<kOutputs>::kTiles;
+  constexpr int kUnroll = kTiles > 1 ? 3 : 6;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / kChunkVectors;
+  const int q = lane % kChunkVectors;
+  const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (share.first + 8 * q);
+#pragma unroll kUnroll
+  for (int chunk = 0; chunk < share.chunks; ++chunk) {
+    // All eight columns of the product are this row; the first one is stored.
+    const Eight of_x = load_eight(inputs + kChunk * chunk + 8 * q);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const unsigned char* const at = mine + 2 * kChunk * chunk + kTileOutputs * i * x.row_bytes();
+      const Eight high = kOutputs > kHalf ? load_eight(at + kHalf * x.row_bytes()) : Eight{};
+      multiply_chunk(products[i], load_eight(at), high, of_x);
+    }
+  }
+}
+
+// Adds the warps' products in the order of the warps, and stores what becomes of them.
+template <int kOutputs>
+__device__ __forceinline__ void store_sums(
+    const float (&products)[OneRow<kOutputs>::kTiles][4], const OneRow<kOutputs>& x, float residual,
+    float (&sums)[kWarps][kTileOutputs * OneRow<kOutputs>::kTiles],
+    const NamedThreads<kThreads>& group) {
+  const FewRows& p = x.p;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int out = static_cast<int>(threadIdx.x);
+  if (lane % kChunkVectors == 0) {
+    const int g = lane / kChunkVectors;
+#pragma unroll
+    for (int i = 0; i < OneRow<kOutputs>::kTiles; ++i) {
+      sums[warp][kTileOutputs * i + g] = products[i][0];
+      sums[warp][kTileOutputs * i + kHalf + g] = products[i][2];
+    }
+  }
+  group.sync();
+  const auto sum_over_warps = [&](int i) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int from = 0; from < kWarps; ++from) sum += sums[from][i];
+    return p.alpha * sum;
+  };
+  if (!p.swiglu) {
+    if (out < kOutputs) store_output(p, 0, x.output(out), sum_over_warps(out) + residual);
+  } else if (out < kOutputs / 2) {
+    const int gate = out / kHalf * kTileOutputs + out % kHalf;
+    store_output(p, 0, x.output(out),
+                 swiglu(p, sum_over_warps(gate), sum_over_warps(gate + kHalf)));
+  }
+}
+
 // The sums have the order of those of few_rows.cu, and so the same bits.
 template <int kOutputs>
 __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2 : 4)
     one_row_kernel(const __grid_constant__ OneRow<kOutputs> x) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   constexpr int kTiles = OneRow<kOutputs>::kTiles;
-  [[maybe_unused]] constexpr int kUnroll = kTiles > 1 ? 3 : 6;
   __shared__ float squares[kWarps][1];
   __shared__ float sums[kWarps][kTileOutputs * kTiles];
   __shared__ Mbarrier arrived[kParts];
@@ -103,77 +199,25 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
     return;
   }
   const NamedThreads<kThreads> group{1, 0};
-
-  // This warp's share of the channels, in vectors of eight.
-  const int first = warp * x.of_warp * kChunk;
-  const int chunks = max(0, min(x.of_warp, (static_cast<int>(p.k) - first) / kChunk));
-  const int vectors = kChunkVectors * chunks;
-  bf16* const inputs = reinterpret_cast<bf16*>(memory + kOutputs * x.row_bytes()) + first;
-  const auto load = [&](const bf16* row, int v) {
-    return load_eight<true>(row + first, 8 * v, 8 * vectors);
-  };
-  const bool norms = p.norm_w != nullptr;
-  const Eight first_weight = norms && lane < vectors ? load(p.norm_w, lane) : Eight{};
+  const Share share(p.k, x.of_warp, warp);
+  const bool has_input = lane < share.vectors();
+  const bool has_weight = has_input && p.norm_w != nullptr;
+  const Eight first_weight = has_weight ? share.load(p.norm_w, lane) : Eight{};
   wait_for_previous_kernel();
   stamps.take(1);
-  const Eight first_input = lane < vectors ? load(p.x.data, lane) : Eight{};
+  const Eight first_input = has_input ? share.load(p.x.data, lane) : Eight{};
   const int out = static_cast<int>(threadIdx.x);
   const float residual = out < kOutputs ? load_residual(p, 0, x.output(out)) : 0.0f;
-  const auto input = [&](int v) { return v == lane ? first_input : load(p.x.data, v); };
-  float factor = 0.0f;
-  if (norms) {
-    const float sum = sum_squares(vectors, lane, input);
-    if (lane == 0) squares[warp][0] = sum;
-    group.sync();
-    factor = inverse_rms(squares, 0, p);
-  }
-  for (int v = lane; v < vectors; v += 32) {
-    Eight y = input(v);
-    if (norms) y = normalise(y, v == lane ? first_weight : load(p.norm_w, v), factor);
-    store_eight(inputs + 8 * v, y);
-  }
-  __syncwarp();
+  bf16* const inputs = reinterpret_cast<bf16*>(memory + kOutputs * x.row_bytes()) + share.first;
+  put_inputs(inputs, p, share, first_weight, first_input, squares, group);
 
   stamps.take(2);
-  const int g = lane / kChunkVectors;
-  const int q = lane % kChunkVectors;
   float products[kTiles][4] = {};
-  const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (first + 8 * q);
-  if (chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
+  if (share.chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
   stamps.take(3);
-#pragma unroll kUnroll
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    // All eight columns of the product are this row; the first one is stored.
-    const Eight of_x = load_eight(inputs + kChunk * chunk + 8 * q);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const unsigned char* const at = mine + 2 * kChunk * chunk + kTileOutputs * i * x.row_bytes();
-      const Eight high = kOutputs > kHalf ? load_eight(at + kHalf * x.row_bytes()) : Eight{};
-      multiply_chunk(products[i], load_eight(at), high, of_x);
-    }
-  }
+  multiply<kOutputs>(products, x, share, inputs);
   stamps.take(4);
-  if (q == 0) {
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      sums[warp][kTileOutputs * i + g] = products[i][0];
-      sums[warp][kTileOutputs * i + kHalf + g] = products[i][2];
-    }
-  }
-  group.sync();
-  const auto sum_over_warps = [&](int i) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int from = 0; from < kWarps; ++from) sum += sums[from][i];
-    return p.alpha * sum;
-  };
-  if (!p.swiglu) {
-    if (out < kOutputs) store_output(p, 0, x.output(out), sum_over_warps(out) + residual);
-  } else if (out < kOutputs / 2) {
-    const int gate = out / kHalf * kTileOutputs + out % kHalf;
-    store_output(p, 0, x.output(out),
-                 swiglu(p, sum_over_warps(gate), sum_over_warps(gate + kHalf)));
-  }
+  store_sums<kOutputs>(products, x, residual, sums, group);
   stamps.take(5);
   if (threadIdx.x == 0) stamps.keep(p.n, p.k);
 #else

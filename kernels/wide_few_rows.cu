@@ -1,6 +1,7 @@
 // Products of 9 to 64 rows.
 #include <algorithm>
 
+#include "kernels/device_attribute.h"
 #include "kernels/few_rows.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
@@ -13,8 +14,6 @@ extern __shared__ __align__(128) unsigned char memory[];
 namespace {
 
 using namespace products;
-
-constexpr int64_t kMultiprocessors = 132;  // of an H200
 
 // Four outputs of one row.
 __device__ __forceinline__ void store_outputs(const FewRows& p, int64_t row, int64_t output,
@@ -272,10 +271,11 @@ void launch_wide(cudaStream_t stream, const FewRows& p) {
 template <int kRowTiles>
 void launch_wide_rows(cudaStream_t stream, const FewRows& p) {
   const int64_t products = p.swiglu ? 2 * p.n : p.n;
+  const int64_t multiprocessors_here = multiprocessors();
   const auto most_rows = [&](int tiles, int row_tiles) {
     const int64_t blocks =
         ceil_div(products, kTileOutputs * tiles) * ceil_div(p.rows, kTileRows * row_tiles);
-    return ceil_div(blocks, kMultiprocessors) * (kTileOutputs * tiles + kTileRows * row_tiles);
+    return ceil_div(blocks, multiprocessors_here) * (kTileOutputs * tiles + kTileRows * row_tiles);
   };
   const int64_t of_one = most_rows(1, kRowTiles);
   const int64_t of_three = most_rows(3, kRowTiles);

@@ -7,6 +7,7 @@
 
 #include "kernels/attention/stickbreaking.h"
 #include "kernels/attention/tile_queue.h"
+#include "kernels/device_attribute.h"
 #include "kernels/launch.h"
 #include "kernels/primitives/tensor_map.h"
 
@@ -53,9 +54,8 @@ inline CUtensorMap key_tiles(const StickBreakingProblem& p, const HeadRows& x, i
 // same time take at most half of the L2 cache.
 template <typename Problem>
 TileQueue tile_queue(const Problem& p, int heads, int tiles, void* scratch) {
-  constexpr int64_t kCacheBytes = int64_t{24} << 20;
   const int64_t head_bytes = int64_t{4} * p.tokens * p.head_dim;
-  const int64_t at_a_time = std::clamp<int64_t>(kCacheBytes / head_bytes, 1, heads);
+  const int64_t at_a_time = std::clamp<int64_t>(resident_cache_bytes() / head_bytes, 1, heads);
   auto* words = static_cast<int32_t*>(scratch);
   return {.taken = words,
           .order = words + 1,

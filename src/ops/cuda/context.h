@@ -67,7 +67,7 @@ class Context : public BackendContext {
   };
   std::vector<ReadSlot> reads;
 
-  // kDecodeBlocks zeros on the device, with which blocks of a kernel see that all have come; a
+  // decode_blocks() zeros on the device, with which blocks of a kernel see that all have come; a
   // kernel leaves zeros.
   int32_t* counters();
 
