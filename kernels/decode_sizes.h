@@ -7,8 +7,8 @@
 
 namespace sbtrain::kernels {
 
-// Products of up to this many rows have a kernel of their own (kernels/few_rows.h).
-inline constexpr int64_t kFewRows = 64;
+// Products of up to this many rows have a kernel of their own (kernels/skinny_gemm.h).
+inline constexpr int64_t kSkinnyRows = 64;
 
 // The keys that a token sees are split into parts that different blocks can take. Where the parts
 // end depends on the number of keys alone, so a sequence has the same bits whatever else is in the

@@ -1,10 +1,10 @@
 // Products of one row, as one sequence needs them to decode a token, on Hopper and later.
 #include "kernels/device_attribute.h"
-#include "kernels/few_rows.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/primitives/stamps.cuh"
 #include "kernels/primitives/thread_group.cuh"
 #include "kernels/primitives/tma.cuh"
+#include "kernels/skinny_gemm.cuh"
 
 namespace sbtrain::kernels {
 
@@ -28,9 +28,9 @@ constexpr int kWarpsOfPart = kWarps / kParts;
 // A product for blocks of kOutputs outputs, of which fewer than a tile has are those of its first
 // rows.
 template <int kOutputs>
-struct OneRow {
+struct Gemv {
   static constexpr int kTiles = (kOutputs + kTileOutputs - 1) / kTileOutputs;
-  FewRows p;
+  SkinnyGemm p;
   int of_warp;  // chunks
 
   // From row to row of w in shared memory, so that the lanes that read a chunk of two neighbouring
@@ -58,8 +58,7 @@ struct OneRow {
 
 // By one warp.
 template <int kOutputs>
-__device__ __forceinline__ void copy_weights(const OneRow<kOutputs>& x,
-                                             Mbarrier (&arrived)[kParts]) {
+__device__ __forceinline__ void copy_weights(const Gemv<kOutputs>& x, Mbarrier (&arrived)[kParts]) {
   static_assert(kOutputs <= 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bf16* const row = lane < kOutputs ? x.row(lane) : nullptr;
@@ -91,7 +90,7 @@ struct Share {
 
 // Puts the warp's share of the row of x, or of its norm, to `inputs`. `first_weight` and
 // `first_input` are the lane's first vectors. All warps of the group call it.
-__device__ __forceinline__ void put_inputs(bf16* inputs, const FewRows& p, const Share& share,
+__device__ __forceinline__ void put_inputs(bf16* inputs, const SkinnyGemm& p, const Share& share,
                                            const Eight& first_weight, const Eight& first_input,
                                            float (&squares)[kWarps][1],
                                            const NamedThreads<kThreads>& group) {
@@ -117,10 +116,10 @@ __device__ __forceinline__ void put_inputs(bf16* inputs, const FewRows& p, const
 
 // The products of the warp's share, which lies in shared memory.
 template <int kOutputs>
-__device__ __forceinline__ void multiply(float (&products)[OneRow<kOutputs>::kTiles][4],
-                                         const OneRow<kOutputs>& x, const Share& share,
+__device__ __forceinline__ void multiply(float (&products)[Gemv<kOutputs>::kTiles][4],
+                                         const Gemv<kOutputs>& x, const Share& share,
                                          const bf16* inputs) {
-  constexpr int kTiles = OneRow<kOutputs>::kTiles;
+  constexpr int kTiles = Gemv<kOutputs>::kTiles;
   constexpr int kUnroll = kTiles > 1 ? 3 : 6;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / kChunkVectors;
@@ -142,17 +141,17 @@ __device__ __forceinline__ void multiply(float (&products)[OneRow<kOutputs>::kTi
 // Adds the warps' products in the order of the warps, and stores what becomes of them.
 template <int kOutputs>
 __device__ __forceinline__ void store_sums(
-    const float (&products)[OneRow<kOutputs>::kTiles][4], const OneRow<kOutputs>& x, float residual,
-    float (&sums)[kWarps][kTileOutputs * OneRow<kOutputs>::kTiles],
+    const float (&products)[Gemv<kOutputs>::kTiles][4], const Gemv<kOutputs>& x, float residual,
+    float (&sums)[kWarps][kTileOutputs * Gemv<kOutputs>::kTiles],
     const NamedThreads<kThreads>& group) {
-  const FewRows& p = x.p;
+  const SkinnyGemm& p = x.p;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int out = static_cast<int>(threadIdx.x);
   if (lane % kChunkVectors == 0) {
     const int g = lane / kChunkVectors;
 #pragma unroll
-    for (int i = 0; i < OneRow<kOutputs>::kTiles; ++i) {
+    for (int i = 0; i < Gemv<kOutputs>::kTiles; ++i) {
       sums[warp][kTileOutputs * i + g] = products[i][0];
       sums[warp][kTileOutputs * i + kHalf + g] = products[i][2];
     }
@@ -173,18 +172,18 @@ __device__ __forceinline__ void store_sums(
   }
 }
 
-// The sums have the order of those of few_rows.cu, and so the same bits.
+// The sums have the order of those of skinny_gemm.cu, and so the same bits.
 template <int kOutputs>
 __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2 : 4)
-    one_row_kernel(const __grid_constant__ OneRow<kOutputs> x) {
+    gemv_kernel(const __grid_constant__ Gemv<kOutputs> x) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  constexpr int kTiles = OneRow<kOutputs>::kTiles;
+  constexpr int kTiles = Gemv<kOutputs>::kTiles;
   __shared__ float squares[kWarps][1];
   __shared__ float sums[kWarps][kTileOutputs * kTiles];
   __shared__ Mbarrier arrived[kParts];
   Stamps stamps;
   stamps.take(0);
-  const FewRows& p = x.p;
+  const SkinnyGemm& p = x.p;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   let_next_kernel_begin();
@@ -226,11 +225,11 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
 }
 
 template <int kOutputs>
-bool launch(cudaStream_t stream, const FewRows& p) {
-  const OneRow<kOutputs> x{p, chunks_of_warp(p.k)};
+bool launch(cudaStream_t stream, const SkinnyGemm& p) {
+  const Gemv<kOutputs> x{p, chunks_of_warp(p.k)};
   if (x.shared_bytes() + x.kStaticBytes > most_shared_bytes()) return false;
-  if (!compiled_for_hopper(one_row_kernel<kOutputs>)) return false;
-  launch_early("one_row", p.early, stream, one_row_kernel<kOutputs>,
+  if (!compiled_for_hopper(gemv_kernel<kOutputs>)) return false;
+  launch_early("gemv", p.early, stream, gemv_kernel<kOutputs>,
                {.grid = dim3(blocks(p.n, kOutputs / (p.swiglu ? 2 : 1))),
                 .threads = kThreadsAndCopier,
                 .shared_bytes = x.shared_bytes()},
@@ -240,9 +239,9 @@ bool launch(cudaStream_t stream, const FewRows& p) {
 
 }  // namespace
 
-bool one_row(cudaStream_t stream, const FewRows& p) {
+bool gemv(cudaStream_t stream, const SkinnyGemm& p) {
   if (p.rows != 1 || p.k % kChunk != 0) return false;
-  write_stamps_at_exit("one_row");
+  write_stamps_at_exit("gemv");
   if (prefers_two_tiles(p)) return launch<2 * kTileOutputs>(stream, p);
   // Blocks of few channels are short enough to start more of them.
   if (p.k <= kMostForTwoTiles && !p.swiglu) return launch<kHalf>(stream, p);
