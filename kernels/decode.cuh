@@ -557,8 +557,8 @@ void decode(const char* name, cudaStream_t stream, const Attention& attention) {
   const Decode& t = attention.p.t;
   write_stamps_at_exit(name);
   if (t.head_dim > kMaxDecodeHeadDim) {
-    throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(t.head_dim) +
-                                " channels, at most " + std::to_string(kMaxDecodeHeadDim));
+    throw_invalid_argument("%s: heads of %d channels, at most %d", name, t.head_dim,
+                           static_cast<int>(kMaxDecodeHeadDim));
   }
   if (t.batch == 0 || t.heads == 0) return;
   const Grid grid(t);

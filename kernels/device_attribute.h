@@ -1,10 +1,12 @@
 // What the present device is able to, as launches need to know it.
 #pragma once
 
-#include <cuda_runtime.h>
+#include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
-#include <stdexcept>
+
+#include "kernels/errors.h"
 
 namespace sbtrain::kernels {
 
@@ -14,7 +16,7 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   int value = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, device);
-  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+  check_cuda("attribute of the device", error);
   return value;
 }
 

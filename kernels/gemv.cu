@@ -23,7 +23,7 @@ constexpr int kThreadsAndCopier = kThreads + 32;
 
 // A row of w arrives in parts, each of the channels of some warps.
 constexpr int kParts = 2;
-constexpr int kWarpsOfPart = kWarps / kParts;
+[[maybe_unused]] constexpr int kWarpsOfPart = kWarps / kParts;
 
 // A product for blocks of kOutputs outputs, of which fewer than a tile has are those of its first
 // rows.
@@ -90,10 +90,9 @@ struct Share {
 
 // Puts the warp's share of the row of x, or of its norm, to `inputs`. `first_weight` and
 // `first_input` are the lane's first vectors. All warps of the group call it.
-__device__ __forceinline__ void put_inputs(bf16* inputs, const SkinnyGemm& p, const Share& share,
-                                           const Eight& first_weight, const Eight& first_input,
-                                           float (&squares)[kWarps][1],
-                                           const NamedThreads<kThreads>& group) {
+[[maybe_unused]] __device__ __forceinline__ void put_inputs(
+    bf16* inputs, const SkinnyGemm& p, const Share& share, const Eight& first_weight,
+    const Eight& first_input, float (&squares)[kWarps][1], const NamedThreads<kThreads>& group) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int vectors = share.vectors();
@@ -120,7 +119,7 @@ __device__ __forceinline__ void multiply(float (&products)[Gemv<kOutputs>::kTile
                                          const Gemv<kOutputs>& x, const Share& share,
                                          const bf16* inputs) {
   constexpr int kTiles = Gemv<kOutputs>::kTiles;
-  constexpr int kUnroll = kTiles > 1 ? 3 : 6;
+  [[maybe_unused]] constexpr int kUnroll = kTiles > 1 ? 3 : 6;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / kChunkVectors;
   const int q = lane % kChunkVectors;

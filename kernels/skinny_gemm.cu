@@ -450,9 +450,9 @@ void launch_up_to_64(cudaStream_t stream, const SkinnyGemm& p, bool vectors) {
 void skinny_gemm(cudaStream_t stream, const SkinnyGemm& p) {
   if (p.rows == 0 || p.n == 0) return;
   if (p.rows > kSkinnyRows || p.k > INT32_MAX / 2) {
-    throw std::invalid_argument("skinny_gemm: " + std::to_string(p.rows) + " rows of " +
-                                std::to_string(p.k) + " channels; at most " +
-                                std::to_string(kSkinnyRows) + " rows");
+    throw_invalid_argument("skinny_gemm: %lld rows of %lld channels; at most %d rows",
+                           static_cast<long long>(p.rows), static_cast<long long>(p.k),
+                           static_cast<int>(kSkinnyRows));
   }
   const bool vectors =
       p.k % 8 == 0 && vectors_fit<8>(p.x, p.w, p.norm_w) && vectors_fit<8>(p.normed);

@@ -1,6 +1,4 @@
 // Products of 9 to 64 rows.
-#include <algorithm>
-
 #include "kernels/device_attribute.h"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
@@ -271,18 +269,18 @@ void launch_wide(cudaStream_t stream, const SkinnyGemm& p) {
 template <int kRowTiles>
 void launch_wide_rows(cudaStream_t stream, const SkinnyGemm& p) {
   const int64_t products = p.swiglu ? 2 * p.n : p.n;
-  const int64_t multiprocessors_here = multiprocessors();
+  const int64_t processors = multiprocessors();
   const auto most_rows = [&](int tiles, int row_tiles) {
     const int64_t blocks =
         ceil_div(products, kTileOutputs * tiles) * ceil_div(p.rows, kTileRows * row_tiles);
-    return ceil_div(blocks, multiprocessors_here) * (kTileOutputs * tiles + kTileRows * row_tiles);
+    return ceil_div(blocks, processors) * (kTileOutputs * tiles + kTileRows * row_tiles);
   };
   const int64_t of_one = most_rows(1, kRowTiles);
   const int64_t of_three = most_rows(3, kRowTiles);
   const int64_t of_four = most_rows(4, kRowTiles);
   if constexpr (kRowTiles == 8) {
     const int64_t of_halves = most_rows(2, kRowTiles / 2);
-    if (of_halves < std::min({of_one, of_three, of_four})) {
+    if (of_halves < std::min(of_one, std::min(of_three, of_four))) {
       return launch_wide<2, kRowTiles / 2>(stream, p);
     }
   }

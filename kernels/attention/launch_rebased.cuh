@@ -61,8 +61,7 @@ template <typename Run>
 void with_rebased_shape(const Rebased& p, Run&& run) {
   if (p.features < 1 || p.features > kMaxRebasedFeatures || p.values < 1 ||
       p.values > kMaxRebasedValues) {
-    throw std::invalid_argument("rebased: heads of " + std::to_string(p.features) +
-                                " features and " + std::to_string(p.values) + " values");
+    throw_invalid_argument("rebased: heads of %d features and %d values", p.features, p.values);
   }
   if (p.features > 16) return run(RebasedShape<32, 128>{});
   if (p.values <= 16) return run(RebasedShape<16, 16>{});

@@ -2,8 +2,6 @@
 // tiles.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/attention/padded_tile.cuh"
 #include "kernels/attention/rebased.h"
 #include "kernels/attention/rebased_index.h"
