@@ -15,7 +15,7 @@ namespace sbtrain::kernels {
 
 // cache [batch, capacity, cols], contiguous: cache[b, positions[b]] = x[b]; x [batch, cols]; both
 // bf16 or both f32; positions i32 in [0, capacity): other values stop the kernel. Source:
-// decode.cu.
+// decode.cuh.
 struct CacheAppend {
   Type type;
   void* cache;
@@ -43,7 +43,7 @@ struct Decode {
   int heads, key_heads, head_dim;
   float scale;
   float* scratch;    // decode_scratch_floats()
-  int32_t* arrived;  // [kDecodeBlocks], zeros; zeros again afterwards
+  int32_t* arrived;  // [decode_blocks(multiprocessors)], zeros; zeros again afterwards
   // Begins before the kernel in front of it has ended (dependent_launch.cuh), and reads the lengths
   // and what the caches hold of earlier tokens then: no kernel since the last one that was launched
   // plainly may have written them.

@@ -2,14 +2,13 @@
 // memory can be planned without CUDA.
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstdint>
 
 namespace sbtrain::kernels {
 
-// Products of up to this many rows have a kernel of their own (kernels/few_rows.h).
-inline constexpr int64_t kFewRows = 64;
+// Products of up to this many rows have a kernel of their own (kernels/skinny_gemm.h).
+inline constexpr int64_t kSkinnyRows = 64;
 
 // The keys that a token sees are split into parts that different blocks can take. Where the parts
 // end depends on the number of keys alone, so a sequence has the same bits whatever else is in the
@@ -18,7 +17,8 @@ inline constexpr int64_t kDecodePartKeys = 512;
 inline constexpr int64_t kMaxDecodeParts = 64;
 template <std::integral T>
 constexpr T decode_parts(T keys) {
-  return std::clamp((keys - 1) / T{kDecodePartKeys} + 1, T{1}, T{kMaxDecodeParts});
+  const T parts = (keys - 1) / T{kDecodePartKeys} + 1;
+  return parts < 1 ? T{1} : parts > T{kMaxDecodeParts} ? T{kMaxDecodeParts} : parts;
 }
 // Of scratch, f32: for each head of each sequence what each part gives, if there can be several.
 constexpr int64_t decode_scratch_floats(int64_t batch, int64_t heads, int64_t head_dim,
@@ -26,7 +26,10 @@ constexpr int64_t decode_scratch_floats(int64_t batch, int64_t heads, int64_t he
   const int64_t parts = decode_parts(capacity);
   return parts == 1 ? 0 : batch * heads * parts * (head_dim + 2);
 }
-// Several blocks share a head only while that gives fewer blocks than this.
-inline constexpr int64_t kDecodeBlocks = 528;  // four for each multiprocessor of an H200
+// Several blocks share a head only while that gives fewer blocks than this. What a plan is made for
+// does not matter: neither scratch nor bits depend on it.
+constexpr int64_t decode_blocks(int multiprocessors) {
+  return int64_t{4} * multiprocessors;
+}
 
 }  // namespace sbtrain::kernels

@@ -160,15 +160,13 @@ Sorted sort_tokens(cudaStream_t stream, const EmbeddingBackward& p) {
         scratch, bytes, reinterpret_cast<const uint32_t*>(p.ids),
         reinterpret_cast<uint32_t*>(sorted_ids), indices, sorted_indices,
         static_cast<int>(p.tokens), 0, bits, stream);
-    if (error == cudaSuccess) return;
-    throw std::runtime_error(std::string("embedding_backward: ") + cudaGetErrorString(error));
+    check_cuda("embedding_backward", error);
   };
   size_t bytes = 0;
   sort(nullptr, bytes);
   if (bytes > layout.sort_bytes) {
-    throw std::runtime_error("embedding_backward: sorting " + std::to_string(p.tokens) +
-                             " tokens takes " + std::to_string(bytes) +
-                             " bytes; planned: " + std::to_string(layout.sort_bytes));
+    throw_runtime_error("embedding_backward: sorting %lld tokens takes %zu bytes; planned: %zu",
+                        static_cast<long long>(p.tokens), bytes, layout.sort_bytes);
   }
   sort(at(layout.sort), bytes);
   return {sorted_ids, sorted_indices, reinterpret_cast<float*>(at(layout.sums))};

@@ -41,7 +41,7 @@ void initialize(cudaStream_t stream, const Initialize& p) {
       break;
     case Type::kI32:
     case Type::kF64:
-      throw std::invalid_argument("initialize: x must be f32 or bf16");
+      throw_invalid_argument("initialize: x must be f32 or bf16");
   }
   check_launch("initialize");
 }

@@ -4,12 +4,10 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
+#include "kernels/errors.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
@@ -18,9 +16,7 @@ using bf16 = __nv_bfloat16;
 
 // To be called right after a launch: throws if the GPU refused the launch's configuration.
 inline void check_launch(const char* kernel) {
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string(kernel) + ": " + cudaGetErrorString(error));
+  check_cuda(kernel, cudaGetLastError());
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {

@@ -123,7 +123,7 @@ template <template <typename, typename> typename Op>
 void binary_reals(cudaStream_t stream, const char* name, const Copy& p) {
   const auto real = [](Type type) { return type == Type::kF32 || type == Type::kBF16; };
   if (!real(p.y_type) || !real(p.x_type)) {
-    throw std::invalid_argument(std::string(name) + ": no such combination of types");
+    throw_invalid_argument("%s: no such combination of types", name);
   }
   const bool y_f32 = p.y_type == Type::kF32;
   const bool x_f32 = p.x_type == Type::kF32;
@@ -165,7 +165,7 @@ void add(cudaStream_t stream, const Copy& p) {
 void sum_parts(cudaStream_t stream, const SumParts& p) {
   if (p.type == Type::kF32) return sum_parts_typed<float>(stream, p);
   if (p.type == Type::kBF16) return sum_parts_typed<bf16>(stream, p);
-  throw std::invalid_argument("sum_parts: no such type");
+  throw_invalid_argument("sum_parts: no such type");
 }
 
 }  // namespace sbtrain::kernels

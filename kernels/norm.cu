@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/norm.h"
 #include "kernels/pack.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
@@ -160,8 +158,8 @@ __global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
 template <typename Launch>
 void with_row_shape(const char* name, int64_t cols, bool vectors, Launch&& launch) {
   if (cols > kMaxNormWidth) {
-    throw std::invalid_argument(std::string(name) + ": rows of " + std::to_string(cols) +
-                                " elements are too wide");
+    throw_invalid_argument("%s: rows of %lld elements are too wide", name,
+                           static_cast<long long>(cols));
   }
   if (!vectors) return cols <= 512 ? launch(Shape<1, 32, 16>{}) : launch(Shape<1, 512, 32>{});
   if (cols <= 512) return launch(Shape<8, 32, 2>{});
@@ -442,8 +440,8 @@ __global__ void __launch_bounds__(S::kThreads)
 template <typename Launch>
 void with_head_shape(const char* name, int64_t head_dim, bool vectors, Launch&& launch) {
   if (head_dim > (vectors ? kMaxHeadDim : kMaxScalarHeadDim)) {
-    throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(head_dim) +
-                                " channels are too large");
+    throw_invalid_argument("%s: heads of %lld channels are too large", name,
+                           static_cast<long long>(head_dim));
   }
   if (!vectors) return launch(Shape<1, 32, 8>{});
   if (head_dim <= 64) return launch(Shape<8, 4, 2>{});

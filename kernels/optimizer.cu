@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/elementwise.cuh"
 #include "kernels/optimizer.h"
 #include "kernels/reduce.cuh"
@@ -246,11 +244,13 @@ void squared_norm(cudaStream_t stream, const Reduction& p) {
 
 void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
   if (p.count > kMaxNormParts) {
-    throw std::invalid_argument("squared_norms: " + std::to_string(p.count) + " arrays, at most " +
-                                std::to_string(kMaxNormParts));
+    throw_invalid_argument("squared_norms: %d arrays, at most %d", static_cast<int>(p.count),
+                           static_cast<int>(kMaxNormParts));
   }
   if (p.count == 0) return;
-  const int64_t parts = parts_of(*std::max_element(p.n, p.n + p.count) / kWidth);
+  int64_t longest = 0;
+  for (int i = 0; i < p.count; ++i) longest = std::max(longest, p.n[i]);
+  const int64_t parts = parts_of(longest / kWidth);
   if (parts > 0) {
     const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(p.count));
     square_parts_kernel<<<grid, kThreads, 0, stream>>>(p);
@@ -270,12 +270,14 @@ void finish_step(cudaStream_t stream, const FinishStep& p) {
 
 void adamw(cudaStream_t stream, const AdamW& p) {
   if (p.part_count > kMaxAdamWParts) {
-    throw std::invalid_argument("adamw: " + std::to_string(p.part_count) + " parts, at most " +
-                                std::to_string(kMaxAdamWParts));
+    throw_invalid_argument("adamw: %d parts, at most %d", static_cast<int>(p.part_count),
+                           static_cast<int>(kMaxAdamWParts));
   }
-  const bool vectors = std::all_of(p.parts, p.parts + p.part_count, [](const AdamWPart& part) {
-    return vectors_fit<kWidth>(part.w, part.m, part.v, part.grad, part.w_bf16);
-  });
+  bool vectors = true;
+  for (int n = 0; n < p.part_count; ++n) {
+    const AdamWPart& part = p.parts[n];
+    vectors = vectors && vectors_fit<kWidth>(part.w, part.m, part.v, part.grad, part.w_bf16);
+  }
   const auto zero = [](int) { return int64_t{0}; };
   const auto whole = [&](int n) { return vectors ? p.parts[n].n / kWidth * kWidth : 0; };
   launch_adamw<kWidth>(stream, p, zero, whole);

@@ -64,9 +64,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
 
 void check(const Rope& p) {
   if (p.head_dim % 2 == 0 && p.head_dim / 2 <= kMaxRopeFrequencies) return;
-  throw std::invalid_argument("rope: heads must have an even number of channels, at most " +
-                              std::to_string(2 * kMaxRopeFrequencies) + ", got " +
-                              std::to_string(p.head_dim));
+  throw_invalid_argument("rope: heads must have an even number of channels, at most %d, got %d",
+                         static_cast<int>(2 * kMaxRopeFrequencies), static_cast<int>(p.head_dim));
 }
 
 }  // namespace

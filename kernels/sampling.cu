@@ -28,7 +28,7 @@ __device__ Candidate first_of_warp(Candidate best) {
 }
 
 // One block for each row.
-__global__ void __launch_bounds__(kThreads) likeliest_kernel(const Likeliest p) {
+__global__ void __launch_bounds__(kThreads) argmax_kernel(const Argmax p) {
   __shared__ Candidate of_warps[kThreads / 32];
   const float* x = p.x.row(blockIdx.x);
   const int vocab = static_cast<int>(p.vocab);
@@ -48,10 +48,10 @@ __global__ void __launch_bounds__(kThreads) likeliest_kernel(const Likeliest p) 
 
 }  // namespace
 
-void likeliest(cudaStream_t stream, const Likeliest& p) {
+void argmax(cudaStream_t stream, const Argmax& p) {
   if (p.rows == 0) return;
-  likeliest_kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
-  check_launch("likeliest");
+  argmax_kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
+  check_launch("argmax");
 }
 
 }  // namespace sbtrain::kernels

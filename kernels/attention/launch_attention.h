@@ -2,9 +2,6 @@
 // that holds the problem's heads.
 #pragma once
 
-#include <stdexcept>
-#include <string>
-
 #include "kernels/launch.h"
 #include "kernels/limits.h"
 
@@ -18,11 +15,8 @@ inline dim3 attention_grid(int tokens, int rows, int heads) {
 template <typename... Parameters, typename... Arguments>
 void launch_attention(const char* name, cudaStream_t stream, void (*kernel)(Parameters...),
                       dim3 grid, int threads, int shared_bytes, const Arguments&... arguments) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  if (error != cudaSuccess) {
-    throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(error));
-  }
+  check_cuda(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        shared_bytes));
   kernel<<<grid, threads, static_cast<size_t>(shared_bytes), stream>>>(arguments...);
   check_launch(name);
 }
@@ -31,9 +25,8 @@ void launch_attention(const char* name, cudaStream_t stream, void (*kernel)(Para
 template <typename Body>
 void with_head_dim(const char* name, int head_dim, Body&& body) {
   if (head_dim <= 0 || head_dim > kMaxAttentionHeadDim || head_dim % 8 != 0) {
-    throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(head_dim) +
-                                " channels, not a multiple of 8 up to " +
-                                std::to_string(kMaxAttentionHeadDim));
+    throw_invalid_argument("%s: heads of %d channels, not a multiple of 8 up to %d", name, head_dim,
+                           static_cast<int>(kMaxAttentionHeadDim));
   }
   if (head_dim <= 32) return body(Int<32>{});
   if (head_dim <= 64) return body(Int<64>{});

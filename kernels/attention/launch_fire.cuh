@@ -2,8 +2,6 @@
 // gradients of the parameters after them.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/attention/fire_parameters.cuh"
 #include "kernels/launch.h"
 

@@ -1,12 +1,9 @@
 // What the launches of persistent attention kernels share (sm_90a).
 #pragma once
 
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-
 #include "kernels/attention/stickbreaking.h"
 #include "kernels/attention/tile_scheduler.h"
+#include "kernels/device_attribute.h"
 #include "kernels/launch.h"
 #include "kernels/primitives/tensor_map.h"
 
@@ -17,8 +14,7 @@ void with_hopper_head_dim(const char* name, int head_dim, Body&& body) {
   if (head_dim == 32) return body(Int<32>{});
   if (head_dim == 64) return body(Int<64>{});
   if (head_dim == 128) return body(Int<128>{});
-  throw std::invalid_argument(std::string(name) + ": heads of " + std::to_string(head_dim) +
-                              " channels, not 32, 64 or 128");
+  throw_invalid_argument("%s: heads of %d channels, not 32, 64 or 128", name, head_dim);
 }
 
 // Columns of a head that one copy brings.
@@ -53,9 +49,9 @@ inline CUtensorMap key_tiles(const StickBreakingProblem& p, const HeadRows& x, i
 // the heads that are computed at the same time take at most half of the L2 cache.
 template <typename Problem>
 TileScheduler tile_scheduler(const Problem& p, int heads, int tiles, void* scratch) {
-  constexpr int64_t kCacheBytes = int64_t{24} << 20;
   const int64_t head_bytes = int64_t{4} * p.tokens * p.head_dim;
-  const int64_t at_a_time = std::clamp<int64_t>(kCacheBytes / head_bytes, 1, heads);
+  const int64_t at_a_time =
+      std::max<int64_t>(1, std::min<int64_t>(resident_cache_bytes() / head_bytes, heads));
   auto* words = static_cast<int32_t*>(scratch);
   return {.taken = words,
           .order = words + 1,

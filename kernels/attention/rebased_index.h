@@ -1,5 +1,5 @@
-// The layout of the states of rebased.cu, and which tokens take part in them: plain arithmetic,
-// tested on the host.
+// The layout of the states of rebased_state.cu, and which tokens take part in them: plain
+// arithmetic, tested on the host.
 //
 // A state of a head with f features is [rows, e + 1] f32, sums of row times [v | 1]. Its rows are,
 // where the polynomial has lower terms, the constant 1 and the f features, then the products of two

@@ -1,13 +1,10 @@
 // Forms the states of Based and ReBased (rebased_index.h): sums over the tokens of each chunk, then
-// a scan over the chunks.
+// a scan over the chunks. rebased_state.cu launches these kernels.
 #pragma once
 
 #include "kernels/attention/rebased_tiles.cuh"
 
 namespace sbtrain::kernels {
-
-// Which side of the pairs a state sums over.
-enum class RebasedSide : uint8_t { kKeys, kQueries };
 
 template <int kF, int kE>
 struct RebasedSumShape {
@@ -34,26 +31,27 @@ struct RebasedChunkTile {
   float *x, *weights, *last_u;  // [kF + 1, chunk], [chunk], [chunk]
 };
 
-template <int kF, int kE, RebasedSide kSide>
+template <int kF, int kE>
 __device__ __forceinline__ void load_chunk(const RebasedChunkTile<kF, kE>& tile,
-                                           const RebasedLaunch& t, int first, int count) {
-  constexpr bool kOfKeys = kSide == RebasedSide::kKeys;
+                                           const RebasedLaunch& t, RebasedSide side, int first,
+                                           int count) {
+  const bool of_keys = side == RebasedSide::kKeys;
   constexpr int kTokenStride = RebasedChunkTile<kF, kE>::kTokenStride;
   const int thread = static_cast<int>(threadIdx.x);
   const Rebased& p = t.p;
-  load_padded<kRebasedChunk, kE, kRebasedThreads>(tile.u, t.values(kOfKeys ? p.v : p.dout, first),
-                                                  kOfKeys ? p.v.stride : p.dout.stride, count,
+  const RebasedTensor u = of_keys ? p.v : p.dout;
+  const RebasedTensor x = of_keys ? p.k : p.q;
+  load_padded<kRebasedChunk, kE, kRebasedThreads>(tile.u, t.values(u, first), u.stride, count,
                                                   p.values, t.e_width);
-  const bf16* const features = t.features(kOfKeys ? p.k : p.q, first);
-  const int64_t stride = kOfKeys ? p.k.stride : p.q.stride;
-  const float scale = kOfKeys ? 1.0f : p.s.scale;
+  const bf16* const features = t.features(x, first);
+  const float scale = of_keys ? 1.0f : p.s.scale;
 #pragma unroll 4
   for (int i = thread; i < kRebasedChunk * kF; i += kRebasedThreads) {
     const int token = i / kF;
     const int a = i % kF;
     const bool valid = token < count && a < p.features;
     tile.x[a * kTokenStride + token] =
-        valid ? scale * to_float(features[token * stride + a]) : 0.0f;
+        valid ? scale * to_float(features[token * x.stride + a]) : 0.0f;
   }
   for (int i = thread; i < kRebasedChunk; i += kRebasedThreads) {
     tile.x[kF * kTokenStride + i] = 1.0f;
@@ -62,7 +60,7 @@ __device__ __forceinline__ void load_chunk(const RebasedChunkTile<kF, kE>& tile,
     float last = 0.0f;
     if (i < count) {
       const int end = first + count - 1;
-      if (kOfKeys) {  // without positions all tokens are of one document
+      if (of_keys) {  // without positions all tokens are of one document
         weight = p.positions == nullptr || token >= first_in_rebased_state(end, p.positions[end])
                      ? 1.0f
                      : 0.0f;
@@ -126,13 +124,13 @@ __device__ __forceinline__ void sum_rows(float* out, const RebasedChunkTile<kF, 
 
 // states[chunk] = sum over the tokens of the chunk that take part of (products of features) [v | 1]
 // or, of queries, of scale q and g. One block for each chunk and head.
-template <int kF, int kE, RebasedSide kSide>
+template <int kF, int kE>
 static __global__ void __launch_bounds__(kRebasedThreads)
-    rebased_sum_kernel(const RebasedLaunch t) {
+    rebased_sum_kernel(const RebasedLaunch t, RebasedSide side) {
   extern __shared__ __align__(128) bf16 shared[];
   const RebasedChunkTile<kF, kE> tile(shared);
   const int first = static_cast<int>(blockIdx.x) * kRebasedChunk;
-  load_chunk<kF, kE, kSide>(tile, t, first, min(kRebasedChunk, t.p.tokens - first));
+  load_chunk(tile, t, side, first, min(kRebasedChunk, t.p.tokens - first));
   __syncthreads();
 
   const int rows = t.rows();

@@ -2,8 +2,6 @@
 // tiles.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/attention/padded_tile.cuh"
 #include "kernels/attention/rebased.h"
 #include "kernels/attention/rebased_index.h"
@@ -15,6 +13,9 @@ namespace sbtrain::kernels {
 
 inline constexpr int kRebasedWarps = 4;
 inline constexpr int kRebasedThreads = 32 * kRebasedWarps;
+
+// Which side of the pairs a state sums over.
+enum class RebasedSide : uint8_t { kKeys, kQueries };
 
 // The problem, and what else the kernels need to know.
 struct RebasedLaunch {

@@ -3,9 +3,6 @@
 // weights when the last block of that kernel leaves. Elsewhere these are plain launches.
 #pragma once
 
-#include <stdexcept>
-#include <string>
-
 #include "kernels/launch.h"
 
 namespace sbtrain::kernels {
@@ -73,9 +70,7 @@ void launch_early(const char* name, bool early, cudaStream_t stream, void (*kern
   if (error == cudaSuccess) {
     error = cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
   }
-  if (error != cudaSuccess) {
-    throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(error));
-  }
+  check_cuda(name, error);
 }
 
 }  // namespace sbtrain::kernels

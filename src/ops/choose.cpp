@@ -2,8 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <mutex>
+#include <set>
+
 #include "core/build_options.h"
 #include "core/error.h"
+#include "core/log.h"
 #include "kernels/attention/rebased_index.h"
 #include "kernels/attention/scratch_sizes.h"
 #include "kernels/limits.h"
@@ -82,11 +86,27 @@ bool forces(std::string_view forced, Implementation implementation) {
   return forced == implementation_name(implementation);
 }
 
+// Says once for each architecture after Hopper that it has no attention kernels of its own.
+void say_that_none_is_its_own(const Target& target) {
+  static std::mutex mutex;
+  static std::set<int> said;
+  const std::lock_guard lock(mutex);
+  if (target.sm < 90 || !said.insert(target.sm).second) return;
+  log_info(
+      "attention runs on the portable kernels and cuDNN: those for Hopper need wgmma, which a GPU "
+      "of "
+      "compute capability {}.{} lacks",
+      target.sm / 10, target.sm % 10);
+}
+
 // Why the kernels for Hopper cannot compute the problem; empty if they can.
 template <typename Shape>
 std::string why_not_hopper(const Shape& x, const Target& target) {
+  if (!target.has_wgmma()) {
+    say_that_none_is_its_own(target);
+    return "they need a GPU with wgmma, of compute capability 9.0";
+  }
   if (SBTRAIN_WITHOUT_SM90A) return "the build is without 90a-real in CMAKE_CUDA_ARCHITECTURES";
-  if (target.sm != 90) return "they need a GPU of compute capability 9.0";
   if (x.head_dim != 32 && x.head_dim != 64 && x.head_dim != 128) {
     return "they take heads of 32, 64 or 128 channels";
   }

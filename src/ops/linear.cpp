@@ -10,7 +10,7 @@ DecodeLinear::Scratch DecodeLinear::scratch(const Stream& s) const {
   };
   Scratch scratch;
   if (norm_K.defined()) scratch.normed_BK = buffer("normed", x_BK.cols());
-  if (on_cuda(s) && y_BN.rows() <= kernels::kFewRows) return scratch;
+  if (on_cuda(s) && y_BN.rows() <= kernels::kSkinnyRows) return scratch;
   scratch.workspace = linear_workspace(s);
   if (swiglu) scratch.gate_up_B2N = buffer("gate_up", products());
   return scratch;

@@ -6,8 +6,8 @@
 namespace sbtrain::ops {
 
 // y_TN = alpha * x_TK w_NK^T (+ residual_TN). x and y may have strided rows. Up to 64 rows, on the
-// CPU (cpu/few_rows.h) as on CUDA (kernels/few_rows.h), the bits of a row do not depend on the
-// others.
+// CPU (cpu/skinny_gemm.h) as on CUDA (kernels/skinny_gemm.h), the bits of a row do not depend on
+// the others.
 struct Linear {
   static constexpr std::string_view kName = "linear";
   Tensor y_TN;
@@ -28,7 +28,8 @@ struct Linear {
 // and w has the 2N rows of gates and then values,
 //   y_BN = swiglu(alpha * rmsnorm(x_BK) w^T)
 // for the few rows of a decode step: on CUDA, up to 8 rows are one kernel, and up to 64 take one
-// more for the norm (kernels/few_rows.h). As there, the bits of a row do not depend on the others.
+// more for the norm (kernels/skinny_gemm.h). As there, the bits of a row do not depend on the
+// others.
 struct DecodeLinear {
   static constexpr std::string_view kName = "decode_linear";
   struct Scratch {
@@ -92,7 +93,7 @@ struct LinearBackwardWeight {
 // Both of these, which do not depend on each other:
 //   dw_NK += alpha * dy_TN^T x_TK,  dx_TK = alpha * dy_TN w_NK,
 // with dw = without accumulate_dw and dx += with accumulate_dx. On CUDA, products that are too
-// small to fill a GPU run at the same time while the stream is recorded (core/replay.h), with the
+// small to fill a GPU run at the same time while the stream is recorded (core/graph.h), with the
 // bits of one after the other.
 struct LinearBackward {
   static constexpr std::string_view kName = "linear_backward";

@@ -5,7 +5,7 @@
 
 namespace sbtrain::ops {
 
-// On a GPU, from now on kernels that are recorded (core/replay.h) may begin before the one in front
+// On a GPU, from now on kernels that are recorded (core/graph.h) may begin before the one in front
 // of them has ended (kernels/primitives/dependent_launch.cuh), which changes no result. Off at
 // first.
 void set_overlap(Stream& s, bool on);

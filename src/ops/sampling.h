@@ -7,8 +7,8 @@ namespace sbtrain::ops {
 
 // y_B[b] = the index of the largest of x_BV[b, 0] to x_BV[b, vocab - 1], the smallest of equals; -1
 // if that largest value is not finite or one of them is NaN.
-struct Likeliest {
-  static constexpr std::string_view kName = "likeliest";
+struct Argmax {
+  static constexpr std::string_view kName = "argmax";
   Tensor y_B;   // i32
   Tensor x_BV;  // f32
   int64_t vocab;
@@ -22,10 +22,10 @@ struct Likeliest {
 };
 
 namespace cpu {
-void run(Cpu, Stream& s, const Likeliest& op);
+void run(Cpu, Stream& s, const Argmax& op);
 }  // namespace cpu
 namespace cuda {
-void run(Cuda, Stream& s, const Likeliest& op);
+void run(Cuda, Stream& s, const Argmax& op);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -16,7 +16,7 @@ namespace sbtrain {
 namespace {
 
 // Prompt tokens whose logits exist at once. Like the rows of a step, few enough that a row's logits
-// do not depend on the others (ops/cpu/few_rows.h).
+// do not depend on the others (ops/cpu/skinny_gemm.h).
 constexpr int64_t kPromptRows = 64;
 
 Buffer integers(Stream& s, int64_t n) {
@@ -233,14 +233,13 @@ void DecodeBatch::step(std::span<const int32_t> tokens) {
       const ProgramScope scope(recorded_->memory, program_name(rows));
       decode(recorded_->stream, rows);
     };
-    options_.recorded ? recorded_->replay.run("decode", rows, work) : work();
+    options_.recorded ? recorded_->graph.run("decode", rows, work) : work();
   }
   read_likeliest(step_stream(), 0, rows);
 }
 
 void DecodeBatch::find_likeliest(Stream& s, int64_t first, int64_t rows) const {
-  ops::run(s,
-           ops::Likeliest{.y_B = likeliest_B_.tensor().row_range(first, rows),
+  ops::run(s, ops::Argmax{.y_B = likeliest_B_.tensor().row_range(first, rows),
                           .x_BV = logits_BV_.tensor().row_range(first, rows),
                           .vocab = options_.vocab > 0 ? std::min(options_.vocab, vocab_) : vocab_});
 }

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "core/replay.h"
+#include "core/graph.h"
 #include "core/stream.h"
 #include "model/transformer.h"
 #include "serve/sampling.h"
@@ -18,12 +18,12 @@ namespace sbtrain {
 struct DecodeOptions {
   int64_t vocab = 0;  // likeliest() knows the tokens below, where a model has more; 0: all
   // On a GPU. Neither changes a result; they are for measuring what they gain.
-  bool recorded = true;  // steps of the same number of rows run by one record (core/replay.h)
+  bool recorded = true;  // steps of the same number of rows run by one record (core/graph.h)
   bool overlap = true;   // ops::set_overlap
 };
 
 // The logits of a sequence do not depend on the other sequences, nor on its slot: they have the
-// same bits as if it ran alone, for up to 64 slots (ops/cpu/few_rows.h, kernels/few_rows.h).
+// same bits as if it ran alone, for up to 64 slots (ops/cpu/skinny_gemm.h, kernels/skinny_gemm.h).
 class DecodeBatch {
  public:
   // Allocates the cache: `slots` sequences of at most `capacity` tokens each.
@@ -76,10 +76,10 @@ class DecodeBatch {
   // memory, which must not go to anybody else. The host waits at the end of each step and each
   // prompt, so this stream and the one of the prompts need no events.
   struct Recorded {
-    explicit Recorded(Backend backend) : memory(backend), stream(memory), replay(stream) {}
+    explicit Recorded(Backend backend) : memory(backend), stream(memory), graph(stream) {}
     Memory memory;
     Stream stream;
-    Replay replay;
+    CapturedGraph graph;
   };
   // The prompt of begin().
   struct Prompt {

@@ -55,7 +55,7 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
       params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype,
               config.train.reduce_engine),
       records_(records()),
-      replay_(s),
+      graph_(s),
       tokens_(config.train.micro_batch * config.train.sequence_length),
       inputs_stride_((tokens_ + 1 + 63) / 64 * 64) {
   if (config_.cuda_graph == CudaGraph::kOn && mesh.world().world() > 1) {
@@ -179,8 +179,8 @@ void TrainStep::set_running_loss(const RunningLoss& running) {
 void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {
   if (!records_) return forward_backward(batch, micro_batch);
   // Apart from the contents of the inputs, only the number of documents differs between steps.
-  replay_.run(program_name(micro_batch), batch.sequences.count,
-              [&] { forward_backward(batch, micro_batch); });
+  graph_.run(program_name(micro_batch), batch.sequences.count,
+             [&] { forward_backward(batch, micro_batch); });
 }
 
 void TrainStep::forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {

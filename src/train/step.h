@@ -5,7 +5,7 @@
 #include <span>
 
 #include "config/config.h"
-#include "core/replay.h"
+#include "core/graph.h"
 #include "core/stream.h"
 #include "data/batch.h"
 #include "model/transformer.h"
@@ -111,7 +111,7 @@ class TrainStep {
   const Mesh& mesh_;
   ShardedParams params_;
   const bool records_;
-  Replay replay_;
+  CapturedGraph graph_;
   const Event* before_update_ = nullptr;
   int64_t tokens_;  // of a micro-batch
   // Of a micro-batch, i32: one copy brings tokens, targets, positions and cu_seqlens, each from a

@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/decode.cu"
+#include "kernels/decode_softmax.cu"
+#include "kernels/decode_stickbreaking.cu"
 #include "support/tensors.h"
 
 namespace sbtrain::emulation {
@@ -47,7 +48,7 @@ class Decode {
         v_(random_bf16("v", batch_ * c.capacity * width_)),
         scratch_(static_cast<size_t>(
             kernels::decode_scratch_floats(batch_, c.heads, c.head_dim, c.capacity))),
-        arrived_(kernels::kDecodeBlocks) {
+        arrived_(static_cast<size_t>(kernels::decode_blocks(kernels::multiprocessors()))) {
     for (int64_t i = 0; i < batch_ * c.capacity * c.heads; ++i) {
       gate_.push_back(1.0f - 0.01f * static_cast<float>(i % 80));
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads the machine code of the Hopper kernels in object files; no GPU is needed.
 
-  tests/gpu/sass_test.py build/release/kernels/CMakeFiles/sbtrain_kernels.dir/attention/*_hopper.cu.o
+  tests/gpu/sass_test.py build/release/kernels/CMakeFiles/sbtrain_hopper_kernels.dir/attention/*_hopper.cu.o
 
 What only costs speed is seen by no test of results. Of each kernel whose name ends in `hopper_kernel`:
 

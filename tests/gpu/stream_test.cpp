@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "core/replay.h"
+#include "core/graph.h"
 #include "ops/linear.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
@@ -102,7 +102,7 @@ TEST_F(GpuStreams, RecordedWorkRunsWithoutBeingCalled) {
   GpuStream gpu;
   const Buffer x = gpu.memory.allocate(MemoryClass::kInputs, "x", DType::kF32, {100});
   const Buffer y = gpu.memory.allocate(MemoryClass::kInputs, "y", DType::kF32, {100});
-  Replay replay(gpu);
+  CapturedGraph graph(gpu);
   int calls = 0;
   const auto add = [&] {
     ++calls;
@@ -112,16 +112,16 @@ TEST_F(GpuStreams, RecordedWorkRunsWithoutBeingCalled) {
   double expected = 0;
   for (int n = 1; n <= 5; ++n) {
     ops::run(gpu, ops::Fill{.x = x, .value = static_cast<float>(n)});
-    replay.run("add", 0, add);
+    graph.run("add", 0, add);
     expected += 100 * n;
     EXPECT_EQ(ops::sum(gpu, y), expected) << n;
     EXPECT_EQ(calls, std::min(n, 2));
   }
-  replay.run("add", 1, add);
+  graph.run("add", 1, add);
   EXPECT_EQ(calls, 3);
   OpProfile profile;
   gpu.stream.set_profile(&profile);
-  replay.run("add", 0, add);
+  graph.run("add", 0, add);
   gpu.stream.set_profile(nullptr);
   EXPECT_EQ(calls, 4);
 }
@@ -155,10 +155,10 @@ TEST_F(GpuStreams, RecordedBackwardPassesHaveTheBitsOfPlainOnes) {
     ops::run(gpu, ops::AddSum{.y_1 = to.sum, .x = to.dw});
   };
   work(plain);
-  Replay replay(gpu);
+  CapturedGraph graph(gpu);
   for (int n = 0; n < 5; ++n) {
     ops::run(gpu, ops::Fill{.x = recorded.dw, .value = 1e30f});
-    replay.run("backward", 0, [&] { work(recorded); });
+    graph.run("backward", 0, [&] { work(recorded); });
     EXPECT_EQ(recorded.dx.raw(), plain.dx.raw()) << n;
     EXPECT_EQ(recorded.dw.raw(), plain.dw.raw()) << n;
     EXPECT_EQ(recorded.sum.raw(), plain.sum.raw()) << n;
@@ -168,16 +168,16 @@ TEST_F(GpuStreams, RecordedBackwardPassesHaveTheBitsOfPlainOnes) {
 TEST_F(GpuStreams, WorkThatFailsWhileItIsRecordedLeavesTheStreamUsable) {
   GpuStream gpu;
   const Buffer x = gpu.memory.allocate(MemoryClass::kInputs, "x", DType::kF32, {100});
-  Replay replay(gpu);
+  CapturedGraph graph(gpu);
   const auto fill = [&](bool fails) {
     ops::run(gpu, ops::Fill{.x = x, .value = 2.0f});
     if (fails) throw std::runtime_error("no");
   };
-  replay.run("fill", 0, [&] { fill(false); });
-  EXPECT_THROW(replay.run("fill", 0, [&] { fill(true); }), std::runtime_error);
+  graph.run("fill", 0, [&] { fill(false); });
+  EXPECT_THROW(graph.run("fill", 0, [&] { fill(true); }), std::runtime_error);
   ops::run(gpu, ops::Fill{.x = x, .value = 1.0f});
   EXPECT_EQ(ops::sum(gpu, x), 100.0);
-  replay.run("fill", 0, [&] { fill(false); });
+  graph.run("fill", 0, [&] { fill(false); });
   EXPECT_EQ(ops::sum(gpu, x), 200.0);
 }
 

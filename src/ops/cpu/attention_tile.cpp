@@ -2,8 +2,8 @@
 
 #include "core/error.h"
 #include "ops/cpu/attention.h"
-#include "ops/cpu/few_rows.h"
 #include "ops/cpu/lanes.h"
+#include "ops/cpu/skinny_gemm.h"
 
 namespace sbtrain::ops::cpu {
 
@@ -87,7 +87,7 @@ void BackwardScratch::load(const QueryTile& tile, const HeadMatrices& head, floa
 }
 
 void CachedHead::logits(float* z, int64_t begin, int64_t keys, float scale) const {
-  multiply_few_rows(1, keys, d, scale, q, d, k.row(begin), k.stride, false, z, keys);
+  skinny_gemm(1, keys, d, scale, q, d, k.row(begin), k.stride, false, z, keys);
 }
 
 void CachedHead::add_values(float* y, int64_t begin, int64_t keys, const float* weights) const {

@@ -2,7 +2,7 @@
 
 #include "ops/activation.h"
 #include "ops/cpu/blas.h"
-#include "ops/cpu/few_rows.h"
+#include "ops/cpu/skinny_gemm.h"
 #include "ops/cpu/token_sums.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
@@ -14,10 +14,10 @@ void run(Cpu, Stream& s, const Linear& op, const Buffer& /*workspace*/) {
   if (residual.defined() && residual.data != op.y_TN.data) {
     run(Cpu(), s, Copy{.y = op.y_TN, .x = residual});
   }
-  if (op.y_TN.rows() <= kFewRows) {
-    multiply_few_rows(op.y_TN.rows(), op.y_TN.cols(), op.x_TK.cols(), op.alpha, op.x_TK.f32(),
-                      op.x_TK.row_stride, op.w_NK.f32(), op.w_NK.row_stride, residual.defined(),
-                      op.y_TN.f32(), op.y_TN.row_stride);
+  if (op.y_TN.rows() <= kSkinnyRows) {
+    skinny_gemm(op.y_TN.rows(), op.y_TN.cols(), op.x_TK.cols(), op.alpha, op.x_TK.f32(),
+                op.x_TK.row_stride, op.w_NK.f32(), op.w_NK.row_stride, residual.defined(),
+                op.y_TN.f32(), op.y_TN.row_stride);
     return;
   }
   gemm(Transpose::kNo, Transpose::kYes, op.y_TN.rows(), op.y_TN.cols(), op.x_TK.cols(), op.alpha,

@@ -6,7 +6,7 @@
 
 namespace sbtrain::ops::cpu {
 
-void run(Cpu, Stream& /*s*/, const Likeliest& op) {
+void run(Cpu, Stream& /*s*/, const Argmax& op) {
   for (int64_t b = 0; b < op.x_BV.rows(); ++b) {
     const float* x = op.x_BV.f32() + b * op.x_BV.row_stride;
     const float* end = x + op.vocab;

@@ -108,11 +108,12 @@ Context::~Context() {
 
 int32_t* Context::counters() {
   if (counters_) return counters_;
-  constexpr size_t kBytes = kernels::kDecodeBlocks * sizeof(int32_t);
+  const auto blocks = static_cast<size_t>(kernels::decode_blocks(device.multiProcessorCount));
+  const size_t bytes = blocks * sizeof(int32_t);
   void* zeros = nullptr;
-  SBTRAIN_CUDA_CHECK(cudaMalloc(&zeros, kBytes));
+  SBTRAIN_CUDA_CHECK(cudaMalloc(&zeros, bytes));
   counters_ = static_cast<int32_t*>(zeros);
-  SBTRAIN_CUDA_CHECK(cudaMemsetAsync(counters_, 0, kBytes, stream));
+  SBTRAIN_CUDA_CHECK(cudaMemsetAsync(counters_, 0, bytes, stream));
   return counters_;
 }
 

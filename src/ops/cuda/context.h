@@ -67,7 +67,7 @@ class Context : public BackendContext {
   };
   std::vector<ReadSlot> reads;
 
-  // kDecodeBlocks zeros on the device, with which blocks of a kernel see that all have come; a
+  // decode_blocks() zeros on the device, with which blocks of a kernel see that all have come; a
   // kernel leaves zeros.
   int32_t* counters();
 
@@ -102,7 +102,7 @@ inline cudaStream_t cuda_stream(const Stream& s) {
   return context(s).stream;
 }
 
-// Whether the stream is being recorded (core/replay.h).
+// Whether the stream is being recorded (core/graph.h).
 bool is_recorded(const Stream& s);
 
 // While the stream is recorded: what it is given from the constructor to go_on() runs beside what

@@ -82,7 +82,7 @@ class StreamTimer {
            }) /
            static_cast<float>(runs);
   }
-  // The same, of a graph of the calls (core/replay.h): to launch a short kernel takes longer than
+  // The same, of a graph of the calls (core/graph.h): to launch a short kernel takes longer than
   // it runs. 0 if the work cannot be recorded.
   template <typename Work>
   float time_recorded(int runs, Work&& work) {

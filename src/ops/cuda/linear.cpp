@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/activation.h"
-#include "kernels/few_rows.h"
+#include "kernels/skinny_gemm.h"
 #include "ops/activation.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
@@ -71,17 +71,17 @@ std::string end_tuning(Stream& s, bool remember) {
 }
 
 void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
-  if (op.y_TN.rows() <= kernels::kFewRows) {
-    kernels::few_rows(cuda_stream(s), {.type = kernel_type(op.y_TN.dtype),
-                                       .y = arg(op.y_TN),
-                                       .x = arg(op.x_TK),
-                                       .w = arg(op.w_NK),
-                                       .residual = arg(op.residual),
-                                       .rows = op.y_TN.rows(),
-                                       .n = op.y_TN.cols(),
-                                       .k = op.x_TK.cols(),
-                                       .alpha = op.alpha,
-                                       .early = begins_early(s)});
+  if (op.y_TN.rows() <= kernels::kSkinnyRows) {
+    kernels::skinny_gemm(cuda_stream(s), {.type = kernel_type(op.y_TN.dtype),
+                                          .y = arg(op.y_TN),
+                                          .x = arg(op.x_TK),
+                                          .w = arg(op.w_NK),
+                                          .residual = arg(op.residual),
+                                          .rows = op.y_TN.rows(),
+                                          .n = op.y_TN.cols(),
+                                          .k = op.x_TK.cols(),
+                                          .alpha = op.alpha,
+                                          .early = begins_early(s)});
     return;
   }
   gemm(s,
@@ -96,21 +96,21 @@ void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
 }
 
 void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch) {
-  if (op.y_BN.rows() <= kernels::kFewRows) {
-    kernels::few_rows(cuda_stream(s), {.type = kernel_type(op.y_BN.dtype),
-                                       .y = arg(op.y_BN),
-                                       .x = arg(op.x_BK),
-                                       .w = arg(op.w_NK),
-                                       .residual = arg(op.residual),
-                                       .rows = op.y_BN.rows(),
-                                       .n = op.y_BN.cols(),
-                                       .k = op.x_BK.cols(),
-                                       .alpha = op.alpha,
-                                       .early = begins_early(s),
-                                       .norm_w = arg(op.norm_K),
-                                       .norm_eps = op.norm_eps,
-                                       .normed = arg(scratch.normed_BK),
-                                       .swiglu = op.swiglu});
+  if (op.y_BN.rows() <= kernels::kSkinnyRows) {
+    kernels::skinny_gemm(cuda_stream(s), {.type = kernel_type(op.y_BN.dtype),
+                                          .y = arg(op.y_BN),
+                                          .x = arg(op.x_BK),
+                                          .w = arg(op.w_NK),
+                                          .residual = arg(op.residual),
+                                          .rows = op.y_BN.rows(),
+                                          .n = op.y_BN.cols(),
+                                          .k = op.x_BK.cols(),
+                                          .alpha = op.alpha,
+                                          .early = begins_early(s),
+                                          .norm_w = arg(op.norm_K),
+                                          .norm_eps = op.norm_eps,
+                                          .normed = arg(scratch.normed_BK),
+                                          .swiglu = op.swiglu});
     return;
   }
   const Tensor x = op.norm_K.defined() ? scratch.normed_BK.tensor() : op.x_BK;

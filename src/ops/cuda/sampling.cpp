@@ -6,10 +6,9 @@
 
 namespace sbtrain::ops::cuda {
 
-void run(Cuda, Stream& s, const Likeliest& op) {
-  kernels::likeliest(
-      cuda_stream(s),
-      {.y = arg(op.y_B), .x = arg(op.x_BV), .rows = op.x_BV.rows(), .vocab = op.vocab});
+void run(Cuda, Stream& s, const Argmax& op) {
+  kernels::argmax(cuda_stream(s),
+                  {.y = arg(op.y_B), .x = arg(op.x_BV), .rows = op.x_BV.rows(), .vocab = op.vocab});
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -4,6 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/log.h"
 #include "ops/coca.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
@@ -357,6 +362,36 @@ TEST(Choose, StickBreakingOnHopperWhereItsKernelsCan) {
             Implementation::kPortable);
   EXPECT_THROW(choose(gated, hopper, "hopper"), Error);
   EXPECT_THROW(choose(stick_shape(64, 4096), hopper, "cudnn"), Error);
+}
+
+class Lines : public LogSink {
+ public:
+  void write(const LogLine& line) override { text.emplace_back(line.text); }
+  std::vector<std::string> text;
+};
+
+// What the kernels for Hopper would take goes to those that every GPU has, and the log says it
+// once.
+TEST(Choose, PortableKernelsAfterHopper) {
+  const auto lines = std::make_shared<Lines>();
+  set_log_sink(lines);
+  for (const int sm : {100, 120}) {
+    Target target(Backend::kCuda);
+    target.sm = sm;
+    for (int time = 0; time < 2; ++time) {
+      EXPECT_EQ(choose(stick_shape(64, 4096), target).implementation, Implementation::kPortable);
+      EXPECT_EQ(choose(shape(64, 4096), target).implementation, Implementation::kCudnn);
+      SoftmaxShape biased = shape(64, 4096);
+      biased.bias = PositionBias::kAlibi;
+      EXPECT_EQ(choose(biased, target).implementation, Implementation::kPortable);
+      EXPECT_THROW(choose(stick_shape(64, 4096), target, "hopper"), Error);
+    }
+  }
+  choose(stick_shape(64, 4096), ampere());  // what is expected there
+  set_log_sink(nullptr);
+  ASSERT_EQ(lines->text.size(), 2);
+  EXPECT_NE(lines->text[0].find("compute capability 10.0"), std::string::npos) << lines->text[0];
+  EXPECT_NE(lines->text[1].find("compute capability 12.0"), std::string::npos) << lines->text[1];
 }
 
 TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {

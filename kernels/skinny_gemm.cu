@@ -1,8 +1,8 @@
 #include "kernels/device_attribute.h"
-#include "kernels/few_rows.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/primitives/stamps.cuh"
+#include "kernels/skinny_gemm.cuh"
 
 namespace sbtrain::kernels {
 
@@ -48,7 +48,7 @@ struct Sizes {
     return static_cast<unsigned>(bytes > kSumBytes ? bytes : kSumBytes);
   }
   // The largest stages that fit, and of equal size.
-  static Split split(const FewRows& p) {
+  static Split split(const SkinnyGemm& p) {
     const size_t most_bytes = most_shared_bytes() - kStaticBytes;
     const int of_warp = chunks_of_warp(p.k);
     const int rows = kOutputs + static_cast<int>(p.rows);
@@ -68,8 +68,8 @@ class Stages {
   using S = Sizes<kOutputTiles, kRowTiles>;
 
  public:
-  __device__ Stages(const FewRows& p, const Split& split, unsigned char* shared, int64_t first_tile,
-                    int warp, int lane)
+  __device__ Stages(const SkinnyGemm& p, const Split& split, unsigned char* shared,
+                    int64_t first_tile, int warp, int lane)
       : p_(p),
         split_(split),
         shared_(shared),
@@ -218,7 +218,7 @@ class Stages {
     return shared_ + 16 * (kChunkVectors * first + (vector ^ (row % 2 * flip_)));
   }
 
-  const FewRows& p_;
+  const SkinnyGemm& p_;
   const Split& split_;
   unsigned char* shared_;
   int64_t first_tile_;
@@ -233,7 +233,7 @@ class Stages {
 // kResident blocks have registers on a multiprocessor.
 template <int kOutputTiles, int kRowTiles, bool kVectors, int kResident>
 __global__ void __launch_bounds__(kThreads, kResident)
-    few_rows_kernel(const __grid_constant__ FewRows p, const __grid_constant__ Split split) {
+    skinny_gemm_kernel(const __grid_constant__ SkinnyGemm p, const __grid_constant__ Split split) {
   using S = Sizes<kOutputTiles, kRowTiles>;
   __shared__ float squares[kWarps][S::kRows];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -352,7 +352,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
 // The RMSNorm of one row by each block, with the bits of Stages::normalise_x().
 template <bool kVectors>
 __global__ void __launch_bounds__(kThreads)
-    few_rows_norm_kernel(const __grid_constant__ FewRows p, int of_warp) {
+    skinny_gemm_norm_kernel(const __grid_constant__ SkinnyGemm p, int of_warp) {
   __shared__ float squares[kWarps][1];
   Stamps stamps;
   stamps.take(0);
@@ -396,63 +396,67 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) stamps.keep(1, p.k);
 }
 
-FewRows normalised(cudaStream_t stream, const FewRows& p, bool vectors) {
-  write_stamps_at_exit("few_rows_norm");
-  launch_early("few_rows_norm", p.early, stream,
-               vectors ? few_rows_norm_kernel<true> : few_rows_norm_kernel<false>,
+SkinnyGemm normalised(cudaStream_t stream, const SkinnyGemm& p, bool vectors) {
+  write_stamps_at_exit("skinny_gemm_norm");
+  launch_early("skinny_gemm_norm", p.early, stream,
+               vectors ? skinny_gemm_norm_kernel<true> : skinny_gemm_norm_kernel<false>,
                {.grid = dim3(static_cast<unsigned>(p.rows)), .threads = kThreads}, p,
                chunks_of_warp(p.k));
-  FewRows y = p;
+  SkinnyGemm y = p;
   y.x = {p.normed.data, p.normed.stride};
   y.norm_w = nullptr;
   return y;
 }
 
 template <int kOutputTiles, int kRowTiles, bool kVectors, int kResident>
-void launch(cudaStream_t stream, const FewRows& p) {
+void launch(cudaStream_t stream, const SkinnyGemm& p) {
   using S = Sizes<kOutputTiles, kRowTiles>;
   const Split split = S::split(p);
   if (p.norm_w != nullptr && (p.rows > 1 || !split.holds_all())) {
-    const FewRows after_norm = normalised(stream, p, kVectors);
+    const SkinnyGemm after_norm = normalised(stream, p, kVectors);
     return launch<kOutputTiles, kRowTiles, kVectors, kResident>(stream, after_norm);
   }
-  launch_early("few_rows", p.early, stream,
-               few_rows_kernel<kOutputTiles, kRowTiles, kVectors, kResident>,
+  launch_early("skinny_gemm", p.early, stream,
+               skinny_gemm_kernel<kOutputTiles, kRowTiles, kVectors, kResident>,
                {.grid = dim3(blocks(p.n, S::kOutputs / (p.swiglu ? 2 : 1))),
                 .threads = kThreads,
                 .shared_bytes = S::shared_bytes(split)},
                p, split);
 }
 
-template <int kRowTiles>
-void launch_rows(cudaStream_t stream, const FewRows& p, bool vectors) {
-  constexpr int kResident = kRowTiles == 1 ? 2 : 1;
-  if (!vectors) return launch<1, kRowTiles, false, kResident>(stream, p);
-  if constexpr (kRowTiles == 1) {
-    if (one_row(stream, p)) return;
-    if (p.rows <= 2 && prefers_two_tiles(p)) return launch<2, 1, true, kResident>(stream, p);
-    if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
-  } else if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
-    return wide_few_rows(stream, p.norm_w == nullptr ? p : normalised(stream, p, vectors));
+void launch_up_to_8(cudaStream_t stream, const SkinnyGemm& p, bool vectors) {
+  if (!vectors) return launch<1, 1, false, 2>(stream, p);
+  if (gemv(stream, p)) return;
+  if (p.rows <= 2 && prefers_two_tiles(p)) return launch<2, 1, true, 2>(stream, p);
+  if (p.rows > 1 && p.k >= kFewestForFour) return launch<1, 1, true, 4>(stream, p);
+  launch<1, 1, true, 2>(stream, p);
+}
+
+void launch_up_to_64(cudaStream_t stream, const SkinnyGemm& p, bool vectors) {
+  static_assert(kSkinnyRows == 64);
+  if (!vectors) {
+    if (p.rows <= 16) return launch<1, 2, false, 1>(stream, p);
+    if (p.rows <= 32) return launch<1, 4, false, 1>(stream, p);
+    return launch<1, 8, false, 1>(stream, p);
   }
-  launch<1, kRowTiles, true, kResident>(stream, p);
+  if (p.k % kChunk == 0 && p.rows * p.x.stride <= INT32_MAX) {
+    return skinny_gemm_wide(stream, p.norm_w == nullptr ? p : normalised(stream, p, vectors));
+  }
+  launch<1, 8, true, 1>(stream, p);  // rare, so for any number of rows
 }
 
 }  // namespace
 
-void few_rows(cudaStream_t stream, const FewRows& p) {
+void skinny_gemm(cudaStream_t stream, const SkinnyGemm& p) {
   if (p.rows == 0 || p.n == 0) return;
-  if (p.rows > kFewRows || p.k > INT32_MAX / 2) {
-    throw std::invalid_argument("few_rows: " + std::to_string(p.rows) + " rows of " +
-                                std::to_string(p.k) + " channels; at most " +
-                                std::to_string(kFewRows) + " rows");
+  if (p.rows > kSkinnyRows || p.k > INT32_MAX / 2) {
+    throw_invalid_argument("skinny_gemm: %lld rows of %lld channels; at most %d rows",
+                           static_cast<long long>(p.rows), static_cast<long long>(p.k),
+                           static_cast<int>(kSkinnyRows));
   }
   const bool vectors =
       p.k % 8 == 0 && vectors_fit<8>(p.x, p.w, p.norm_w) && vectors_fit<8>(p.normed);
-  if (p.rows <= 8) return launch_rows<1>(stream, p, vectors);
-  if (p.rows <= 16) return launch_rows<2>(stream, p, vectors);
-  if (p.rows <= 32) return launch_rows<4>(stream, p, vectors);
-  launch_rows<8>(stream, p, vectors);
+  p.rows <= 8 ? launch_up_to_8(stream, p, vectors) : launch_up_to_64(stream, p, vectors);
 }
 
 }  // namespace sbtrain::kernels

@@ -1,4 +1,4 @@
-#include "core/replay.h"
+#include "core/graph.h"
 
 #include "core/build_options.h"
 #include "core/device.h"
@@ -39,7 +39,7 @@ Graph capture(cudaStream_t queue, const std::function<void()>& work) {
 
 }  // namespace
 
-Replay::~Replay() {
+CapturedGraph::~CapturedGraph() {
   if (records_.empty()) return;
   cudaStreamSynchronize(stream_.queue());
   for (const auto& [key, executable] : records_) {
@@ -47,14 +47,14 @@ Replay::~Replay() {
   }
 }
 
-CUgraphExec_st* Replay::record(const std::function<void()>& work) {
+CUgraphExec_st* CapturedGraph::record(const std::function<void()>& work) {
   const Graph graph = capture(stream_.queue(), work);
   cudaGraphExec_t executable = nullptr;
   check_cuda(cudaGraphInstantiate(&executable, graph.get(), 0), "cudaGraphInstantiate");
   return executable;
 }
 
-void Replay::run(std::string_view name, int64_t variant, const std::function<void()>& work) {
+void CapturedGraph::run(std::string_view name, int64_t variant, const std::function<void()>& work) {
   if (stream_.backend() != Backend::kCuda || stream_.tuning() || stream_.profile()) return work();
   const Key key(name, variant);
   const auto found = records_.find(key);
@@ -68,9 +68,9 @@ void Replay::run(std::string_view name, int64_t variant, const std::function<voi
 
 #else
 
-Replay::~Replay() = default;
+CapturedGraph::~CapturedGraph() = default;
 
-void Replay::run(std::string_view, int64_t, const std::function<void()>& work) {
+void CapturedGraph::run(std::string_view, int64_t, const std::function<void()>& work) {
   work();
 }
 

@@ -1,4 +1,4 @@
-#include "ops/cpu/few_rows.h"
+#include "ops/cpu/skinny_gemm.h"
 
 #include <omp.h>
 
@@ -144,8 +144,8 @@ void multiply_range(const Product& p, int64_t m, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void multiply_few_rows(int64_t m, int64_t n, int64_t k, float alpha, const float* x, int64_t ldx,
-                       const float* w, int64_t ldw, bool add, float* y, int64_t ldy) {
+void skinny_gemm(int64_t m, int64_t n, int64_t k, float alpha, const float* x, int64_t ldx,
+                 const float* w, int64_t ldw, bool add, float* y, int64_t ldy) {
   const Product p = {k, alpha, x, ldx, w, ldw, add, y, ldy};
   const int64_t parts = omp_get_max_threads();
   if (m * n * k < parts * kWorkOfThread || omp_in_parallel() || parts == 1) {

@@ -1,10 +1,10 @@
 // Products of one row, as one sequence needs them to decode a token, on Hopper and later.
 #include "kernels/device_attribute.h"
-#include "kernels/few_rows.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/primitives/stamps.cuh"
 #include "kernels/primitives/thread_group.cuh"
 #include "kernels/primitives/tma.cuh"
+#include "kernels/skinny_gemm.cuh"
 
 namespace sbtrain::kernels {
 
@@ -28,9 +28,9 @@ constexpr int kParts = 2;
 // A product for blocks of kOutputs outputs, of which fewer than a tile has are those of its first
 // rows.
 template <int kOutputs>
-struct OneRow {
+struct Gemv {
   static constexpr int kTiles = (kOutputs + kTileOutputs - 1) / kTileOutputs;
-  FewRows p;
+  SkinnyGemm p;
   int of_warp;  // chunks
 
   // From row to row of w in shared memory, so that the lanes that read a chunk of two neighbouring
@@ -58,8 +58,7 @@ struct OneRow {
 
 // By one warp.
 template <int kOutputs>
-__device__ __forceinline__ void copy_weights(const OneRow<kOutputs>& x,
-                                             Mbarrier (&arrived)[kParts]) {
+__device__ __forceinline__ void copy_weights(const Gemv<kOutputs>& x, Mbarrier (&arrived)[kParts]) {
   static_assert(kOutputs <= 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bf16* const row = lane < kOutputs ? x.row(lane) : nullptr;
@@ -76,50 +75,29 @@ __device__ __forceinline__ void copy_weights(const OneRow<kOutputs>& x,
   }
 }
 
-// The sums have the order of those of few_rows.cu, and so the same bits.
-template <int kOutputs>
-__global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2 : 4)
-    one_row_kernel(const __grid_constant__ OneRow<kOutputs> x) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  constexpr int kTiles = OneRow<kOutputs>::kTiles;
-  [[maybe_unused]] constexpr int kUnroll = kTiles > 1 ? 3 : 6;
-  __shared__ float squares[kWarps][1];
-  __shared__ float sums[kWarps][kTileOutputs * kTiles];
-  __shared__ Mbarrier arrived[kParts];
-  Stamps stamps;
-  stamps.take(0);
-  const FewRows& p = x.p;
+// A warp's share of the channels.
+struct Share {
+  __device__ Share(int64_t k, int of_warp, int warp)
+      : first(warp * of_warp * kChunk),
+        chunks(max(0, min(of_warp, (static_cast<int>(k) - first) / kChunk))) {}
+  __device__ int vectors() const { return kChunkVectors * chunks; }  // of eight channels
+  // Vector v of the share of a row.
+  __device__ Eight load(const bf16* row, int v) const {
+    return load_eight<true>(row + first, 8 * v, 8 * vectors());
+  }
+  int first, chunks;
+};
+
+// Puts the warp's share of the row of x, or of its norm, to `inputs`. `first_weight` and
+// `first_input` are the lane's first vectors. All warps of the group call it.
+[[maybe_unused]] __device__ __forceinline__ void put_inputs(
+    bf16* inputs, const SkinnyGemm& p, const Share& share, const Eight& first_weight,
+    const Eight& first_input, float (&squares)[kWarps][1], const NamedThreads<kThreads>& group) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  let_next_kernel_begin();
-  if (threadIdx.x == kThreads) {
-    for (Mbarrier& barrier : arrived) barrier.init(1);
-    fence_mbarrier_init();
-  }
-  __syncthreads();
-  if (warp == kWarps) {
-    copy_weights(x, arrived);
-    wait_for_previous_kernel();
-    return;
-  }
-  const NamedThreads<kThreads> group{1, 0};
-
-  // This warp's share of the channels, in vectors of eight.
-  const int first = warp * x.of_warp * kChunk;
-  const int chunks = max(0, min(x.of_warp, (static_cast<int>(p.k) - first) / kChunk));
-  const int vectors = kChunkVectors * chunks;
-  bf16* const inputs = reinterpret_cast<bf16*>(memory + kOutputs * x.row_bytes()) + first;
-  const auto load = [&](const bf16* row, int v) {
-    return load_eight<true>(row + first, 8 * v, 8 * vectors);
-  };
+  const int vectors = share.vectors();
   const bool norms = p.norm_w != nullptr;
-  const Eight first_weight = norms && lane < vectors ? load(p.norm_w, lane) : Eight{};
-  wait_for_previous_kernel();
-  stamps.take(1);
-  const Eight first_input = lane < vectors ? load(p.x.data, lane) : Eight{};
-  const int out = static_cast<int>(threadIdx.x);
-  const float residual = out < kOutputs ? load_residual(p, 0, x.output(out)) : 0.0f;
-  const auto input = [&](int v) { return v == lane ? first_input : load(p.x.data, v); };
+  const auto input = [&](int v) { return v == lane ? first_input : share.load(p.x.data, v); };
   float factor = 0.0f;
   if (norms) {
     const float sum = sum_squares(vectors, lane, input);
@@ -129,20 +107,25 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
   }
   for (int v = lane; v < vectors; v += 32) {
     Eight y = input(v);
-    if (norms) y = normalise(y, v == lane ? first_weight : load(p.norm_w, v), factor);
+    if (norms) y = normalise(y, v == lane ? first_weight : share.load(p.norm_w, v), factor);
     store_eight(inputs + 8 * v, y);
   }
   __syncwarp();
+}
 
-  stamps.take(2);
+// The products of the warp's share, which lies in shared memory.
+template <int kOutputs>
+__device__ __forceinline__ void multiply(float (&products)[Gemv<kOutputs>::kTiles][4],
+                                         const Gemv<kOutputs>& x, const Share& share,
+                                         const bf16* inputs) {
+  constexpr int kTiles = Gemv<kOutputs>::kTiles;
+  [[maybe_unused]] constexpr int kUnroll = kTiles > 1 ? 3 : 6;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / kChunkVectors;
   const int q = lane % kChunkVectors;
-  float products[kTiles][4] = {};
-  const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (first + 8 * q);
-  if (chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
-  stamps.take(3);
+  const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (share.first + 8 * q);
 #pragma unroll kUnroll
-  for (int chunk = 0; chunk < chunks; ++chunk) {
+  for (int chunk = 0; chunk < share.chunks; ++chunk) {
     // All eight columns of the product are this row; the first one is stored.
     const Eight of_x = load_eight(inputs + kChunk * chunk + 8 * q);
 #pragma unroll
@@ -152,10 +135,22 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
       multiply_chunk(products[i], load_eight(at), high, of_x);
     }
   }
-  stamps.take(4);
-  if (q == 0) {
+}
+
+// Adds the warps' products in the order of the warps, and stores what becomes of them.
+template <int kOutputs>
+__device__ __forceinline__ void store_sums(
+    const float (&products)[Gemv<kOutputs>::kTiles][4], const Gemv<kOutputs>& x, float residual,
+    float (&sums)[kWarps][kTileOutputs * Gemv<kOutputs>::kTiles],
+    const NamedThreads<kThreads>& group) {
+  const SkinnyGemm& p = x.p;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int out = static_cast<int>(threadIdx.x);
+  if (lane % kChunkVectors == 0) {
+    const int g = lane / kChunkVectors;
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
+    for (int i = 0; i < Gemv<kOutputs>::kTiles; ++i) {
       sums[warp][kTileOutputs * i + g] = products[i][0];
       sums[warp][kTileOutputs * i + kHalf + g] = products[i][2];
     }
@@ -174,6 +169,53 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
     store_output(p, 0, x.output(out),
                  swiglu(p, sum_over_warps(gate), sum_over_warps(gate + kHalf)));
   }
+}
+
+// The sums have the order of those of skinny_gemm.cu, and so the same bits.
+template <int kOutputs>
+__global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2 : 4)
+    gemv_kernel(const __grid_constant__ Gemv<kOutputs> x) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  constexpr int kTiles = Gemv<kOutputs>::kTiles;
+  __shared__ float squares[kWarps][1];
+  __shared__ float sums[kWarps][kTileOutputs * kTiles];
+  __shared__ Mbarrier arrived[kParts];
+  Stamps stamps;
+  stamps.take(0);
+  const SkinnyGemm& p = x.p;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  let_next_kernel_begin();
+  if (threadIdx.x == kThreads) {
+    for (Mbarrier& barrier : arrived) barrier.init(1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (warp == kWarps) {
+    copy_weights(x, arrived);
+    wait_for_previous_kernel();
+    return;
+  }
+  const NamedThreads<kThreads> group{1, 0};
+  const Share share(p.k, x.of_warp, warp);
+  const bool has_input = lane < share.vectors();
+  const bool has_weight = has_input && p.norm_w != nullptr;
+  const Eight first_weight = has_weight ? share.load(p.norm_w, lane) : Eight{};
+  wait_for_previous_kernel();
+  stamps.take(1);
+  const Eight first_input = has_input ? share.load(p.x.data, lane) : Eight{};
+  const int out = static_cast<int>(threadIdx.x);
+  const float residual = out < kOutputs ? load_residual(p, 0, x.output(out)) : 0.0f;
+  bf16* const inputs = reinterpret_cast<bf16*>(memory + kOutputs * x.row_bytes()) + share.first;
+  put_inputs(inputs, p, share, first_weight, first_input, squares, group);
+
+  stamps.take(2);
+  float products[kTiles][4] = {};
+  if (share.chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
+  stamps.take(3);
+  multiply<kOutputs>(products, x, share, inputs);
+  stamps.take(4);
+  store_sums<kOutputs>(products, x, residual, sums, group);
   stamps.take(5);
   if (threadIdx.x == 0) stamps.keep(p.n, p.k);
 #else
@@ -182,11 +224,11 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
 }
 
 template <int kOutputs>
-bool launch(cudaStream_t stream, const FewRows& p) {
-  const OneRow<kOutputs> x{p, chunks_of_warp(p.k)};
+bool launch(cudaStream_t stream, const SkinnyGemm& p) {
+  const Gemv<kOutputs> x{p, chunks_of_warp(p.k)};
   if (x.shared_bytes() + x.kStaticBytes > most_shared_bytes()) return false;
-  if (!compiled_for_hopper(one_row_kernel<kOutputs>)) return false;
-  launch_early("one_row", p.early, stream, one_row_kernel<kOutputs>,
+  if (!compiled_for_hopper(gemv_kernel<kOutputs>)) return false;
+  launch_early("gemv", p.early, stream, gemv_kernel<kOutputs>,
                {.grid = dim3(blocks(p.n, kOutputs / (p.swiglu ? 2 : 1))),
                 .threads = kThreadsAndCopier,
                 .shared_bytes = x.shared_bytes()},
@@ -196,9 +238,9 @@ bool launch(cudaStream_t stream, const FewRows& p) {
 
 }  // namespace
 
-bool one_row(cudaStream_t stream, const FewRows& p) {
+bool gemv(cudaStream_t stream, const SkinnyGemm& p) {
   if (p.rows != 1 || p.k % kChunk != 0) return false;
-  write_stamps_at_exit("one_row");
+  write_stamps_at_exit("gemv");
   if (prefers_two_tiles(p)) return launch<2 * kTileOutputs>(stream, p);
   // Blocks of few channels are short enough to start more of them.
   if (p.k <= kMostForTwoTiles && !p.swiglu) return launch<kHalf>(stream, p);

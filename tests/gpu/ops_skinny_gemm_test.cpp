@@ -14,7 +14,7 @@ namespace {
 
 using test::OnGpu;
 using test::Owned;
-using FewRows = test::GpuOpTest;
+using SkinnyGemm = test::GpuOpTest;
 
 constexpr DType kBF16 = DType::kBF16;
 constexpr DType kF32 = DType::kF32;
@@ -28,7 +28,7 @@ constexpr Case kCases[] = {{1, 1, 0},      {16, 32, 0},     {40, 96, 8},
                            {6200, 512, 8}, {1536, 4096, 0}, {300, 2736, 3}};
 constexpr int64_t kRows[] = {1, 2, 7, 8, 9, 16, 17, 32, 33, 63, 64};
 
-TEST_F(FewRows, MatchTheCpu) {
+TEST_F(SkinnyGemm, MatchTheCpu) {
   for (const Case& c : kCases) {
     const Owned w = test::random_bf16("w", {c.outputs, c.channels});
     const OnGpu w_gpu(gpu(), w, kBF16, c.gap);
@@ -61,15 +61,15 @@ TEST_F(FewRows, MatchTheCpu) {
   }
 }
 
-TEST_F(FewRows, BitsDoNotDependOnTheOtherRows) {
+TEST_F(SkinnyGemm, BitsDoNotDependOnTheOtherRows) {
   for (const Case& c : kCases) {
     const OnGpu w(gpu(), test::random_bf16("w", {c.outputs, c.channels}), kBF16);
-    const OnGpu x(gpu(), test::random_bf16("x", {kernels::kFewRows, c.channels}), kBF16);
-    const OnGpu all(gpu(), kF32, {kernels::kFewRows, c.outputs});
+    const OnGpu x(gpu(), test::random_bf16("x", {kernels::kSkinnyRows, c.channels}), kBF16);
+    const OnGpu all(gpu(), kF32, {kernels::kSkinnyRows, c.outputs});
     ops::run(gpu(), ops::Linear{.y_TN = all, .x_TK = x, .w_NK = w});
     const std::vector<double> expected = all.values();
     for (const int64_t rows : kRows) {
-      const int64_t first = kernels::kFewRows - rows;  // in another place than among all
+      const int64_t first = kernels::kSkinnyRows - rows;  // in another place than among all
       const OnGpu y(gpu(), kF32, {rows, c.outputs});
       ops::run(gpu(), ops::Linear{.y_TN = y, .x_TK = x.tensor().row_range(first, rows), .w_NK = w});
       const std::vector<double> mine(expected.begin() + first * c.outputs, expected.end());
@@ -88,7 +88,7 @@ constexpr Case kDecodeCases[] = {{1, 1, 0},       {16, 32, 0},     {40, 96, 8}, 
                                  {1604, 512, 8},  {4096, 1536, 0}, {340, 1024, 0}, {300, 2736, 3},
                                  {160, 14336, 0}, {3200, 4096, 8}};
 
-TEST_F(FewRows, DecodeLinearMatchesTheCpu) {
+TEST_F(SkinnyGemm, DecodeLinearMatchesTheCpu) {
   for (const Case& c : kDecodeCases) {
     const Owned norm = test::random_bf16("norm", {c.channels});
     const OnGpu norm_gpu(gpu(), norm, kBF16);
@@ -123,16 +123,16 @@ TEST_F(FewRows, DecodeLinearMatchesTheCpu) {
   }
 }
 
-TEST_F(FewRows, DecodeLinearDoesNotDependOnTheOtherRows) {
+TEST_F(SkinnyGemm, DecodeLinearDoesNotDependOnTheOtherRows) {
   for (const Case& c : kDecodeCases) {
     const OnGpu norm(gpu(), test::random_bf16("norm", {c.channels}), kBF16);
     const OnGpu w(gpu(), test::random_bf16("w", {2 * c.outputs, c.channels}), kBF16);
-    const OnGpu x(gpu(), test::random_bf16("x", {kernels::kFewRows, c.channels}), kBF16);
+    const OnGpu x(gpu(), test::random_bf16("x", {kernels::kSkinnyRows, c.channels}), kBF16);
     const auto of_rows = [&](int64_t rows) {
       const OnGpu y(gpu(), kF32, {rows, c.outputs});
       ops::run(gpu(),
                ops::DecodeLinear{.y_BN = y,
-                                 .x_BK = x.tensor().row_range(kernels::kFewRows - rows, rows),
+                                 .x_BK = x.tensor().row_range(kernels::kSkinnyRows - rows, rows),
                                  .w_NK = w,
                                  .alpha = 0.02f,
                                  .norm_K = norm,
@@ -140,7 +140,7 @@ TEST_F(FewRows, DecodeLinearDoesNotDependOnTheOtherRows) {
                                  .swiglu = true});
       return y.values();
     };
-    const std::vector<double> expected = of_rows(kernels::kFewRows);
+    const std::vector<double> expected = of_rows(kernels::kSkinnyRows);
     for (const int64_t rows : kRows) {
       const std::vector<double> mine(expected.end() - rows * c.outputs, expected.end());
       EXPECT_EQ(of_rows(rows), mine) << rows << " rows of " << c.channels << " channels";
@@ -148,7 +148,7 @@ TEST_F(FewRows, DecodeLinearDoesNotDependOnTheOtherRows) {
   }
 }
 
-TEST_F(FewRows, LikeliestTokens) {
+TEST_F(SkinnyGemm, ArgmaxOfTheLogits) {
   for (const int64_t vocab : {1, 5, 31, 1024, 5000}) {
     Owned x = test::random_normal("x", {7, vocab + 3});
     const auto at = [&](int64_t row, int64_t col) -> float& {
@@ -162,8 +162,8 @@ TEST_F(FewRows, LikeliestTokens) {
     for (int64_t col = 0; col < vocab; ++col) at(5, col) = -std::numeric_limits<float>::infinity();
     const Owned expected = test::integers(std::vector<int32_t>(7));
     const OnGpu y(gpu(), test::integers(std::vector<int32_t>(7, 9)), DType::kI32);
-    ops::run(cpu, ops::Likeliest{.y_B = expected, .x_BV = x, .vocab = vocab});
-    ops::run(gpu(), ops::Likeliest{.y_B = y, .x_BV = OnGpu(gpu(), x, kF32), .vocab = vocab});
+    ops::run(cpu, ops::Argmax{.y_B = expected, .x_BV = x, .vocab = vocab});
+    ops::run(gpu(), ops::Argmax{.y_B = y, .x_BV = OnGpu(gpu(), x, kF32), .vocab = vocab});
     EXPECT_EQ(y.values(), test::to_f64(expected)) << vocab;
     EXPECT_EQ(expected.tensor().i32()[1], vocab / 2);
     EXPECT_EQ(expected.tensor().i32()[2], -1);

@@ -1,4 +1,4 @@
-// The arithmetic that the kernels of products of few rows share, so that a row has the same bits
+// The arithmetic that the kernels of skinny matrix products share, so that a row has the same bits
 // whichever of them computes it: the order in which channels are multiplied and added, the norm of
 // the inputs, and what becomes of a sum.
 //
@@ -6,20 +6,21 @@
 // products of its chunks in their order; the sums of the warps are added in the order of the warps.
 #pragma once
 
-#include "kernels/few_rows.h"
+#include "kernels/device_attribute.h"
 #include "kernels/pack.cuh"
 #include "kernels/primitives/mma.cuh"
+#include "kernels/skinny_gemm.h"
 
 namespace sbtrain::kernels {
 
-// Launches the kernel of one_row.cu, unless it is not for this product or this GPU: then it returns
+// Launches the kernel of gemv.cu, unless it is not for this product or this GPU: then it returns
 // false. Inputs and weights are in vectors of 16 aligned bytes.
-bool one_row(cudaStream_t stream, const FewRows& p);
+bool gemv(cudaStream_t stream, const SkinnyGemm& p);
 
-// Launches the kernel of wide_few_rows.cu: products of 9 to 64 rows without a norm, of a multiple
-// of kChunk channels, where rows * x.stride is at most INT32_MAX. Inputs and weights are in
-// vectors.
-void wide_few_rows(cudaStream_t stream, const FewRows& p);
+// Launches the kernel of skinny_gemm_wide.cu: products of 9 to 64 rows without a norm, of a
+// multiple of kChunk channels, where rows * x.stride is at most INT32_MAX. Inputs and weights are
+// in vectors.
+void skinny_gemm_wide(cudaStream_t stream, const SkinnyGemm& p);
 
 namespace products {
 
@@ -36,12 +37,11 @@ constexpr int kChunkVectors = 4;  // of 8 channels, 16 bytes
 // Up to this many channels, two blocks with two tiles of outputs and two rows each fit a
 // multiprocessor.
 constexpr int64_t kMostForTwoTiles = 6 * kChunk * kWarps;
-// A block with two tiles of outputs executes fewer instructions, but not more than half of the
-// multiprocessors of an H200 shall be idle.
-inline bool prefers_two_tiles(const FewRows& p) {
-  constexpr int64_t kFewestBlocks = 64;
+// A block with two tiles of outputs executes fewer instructions, but not more than about half of
+// the multiprocessors shall be idle.
+inline bool prefers_two_tiles(const SkinnyGemm& p) {
   const int64_t outputs = p.swiglu ? 2 * p.n : p.n;
-  return outputs / (2 * kTileOutputs) >= kFewestBlocks && p.k <= kMostForTwoTiles;
+  return p.k <= kMostForTwoTiles && outputs / (2 * kTileOutputs) >= half_of_multiprocessors();
 }
 
 // The products of one chunk: 16 outputs, whose first and last 8 rows of w are `low` and `high`.
@@ -77,7 +77,7 @@ __device__ __forceinline__ float sum_squares(int vectors, int lane, const Load& 
 // 1 / rms of a row, of whose squares each warp has summed its share.
 template <int kRows>
 __device__ __forceinline__ float inverse_rms(const float (&squares)[kWarps][kRows], int row,
-                                             const FewRows& p) {
+                                             const SkinnyGemm& p) {
   float sum = 0.0f;
 #pragma unroll
   for (int from = 0; from < kWarps; ++from) sum += squares[from][row];
@@ -96,14 +96,14 @@ __device__ __forceinline__ Eight normalise(const Eight& x, const Eight& w, float
 }
 
 // What is added to an output; 0 beyond the last row and output.
-__device__ __forceinline__ float load_residual(const FewRows& p, int64_t row, int64_t output) {
+__device__ __forceinline__ float load_residual(const SkinnyGemm& p, int64_t row, int64_t output) {
   if (p.residual.data == nullptr || row >= p.rows || output >= p.n) return 0.0f;
   const int64_t at = row * p.residual.stride + output;
   return p.type == Type::kF32 ? static_cast<const float*>(p.residual.data)[at]
                               : to_float(static_cast<const bf16*>(p.residual.data)[at]);
 }
 
-__device__ __forceinline__ void store_output(const FewRows& p, int64_t row, int64_t output,
+__device__ __forceinline__ void store_output(const SkinnyGemm& p, int64_t row, int64_t output,
                                              float y) {
   if (output >= p.n) return;
   const int64_t at = row * p.y.stride + output;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_output(const FewRows& p, int64_t row, int6
   }
 }
 
-__device__ __forceinline__ float swiglu(const FewRows& p, float gate, float value) {
+__device__ __forceinline__ float swiglu(const SkinnyGemm& p, float gate, float value) {
   if (p.type != Type::kF32) {
     gate = to_float(__float2bfloat16_rn(gate));
     value = to_float(__float2bfloat16_rn(value));

@@ -5,9 +5,9 @@
 
 #include <vector>
 
-#include "kernels/few_rows.cu"
-#include "kernels/one_row.cu"
-#include "kernels/wide_few_rows.cu"
+#include "kernels/gemv.cu"
+#include "kernels/skinny_gemm.cu"
+#include "kernels/skinny_gemm_wide.cu"
 #include "support/tensors.h"
 
 namespace sbtrain::emulation {
@@ -33,9 +33,9 @@ double value(bf16 x) {
   return double{__bfloat162float(x)};
 }
 
-class FewRows {
+class SkinnyGemm {
  public:
-  FewRows(const Case& c, int64_t rows)
+  SkinnyGemm(const Case& c, int64_t rows)
       : c_(c),
         rows_(rows),
         x_(random_bf16("x", rows * c.channels)),
@@ -49,7 +49,7 @@ class FewRows {
   std::vector<float> run(int64_t rows) {
     std::vector<float> y(static_cast<size_t>(rows * c_.outputs), NAN);
     const int64_t first = rows_ - rows;
-    kernels::few_rows(
+    kernels::skinny_gemm(
         nullptr,
         {.type = kernels::Type::kF32,
          .y = {y.data(), c_.outputs},
@@ -116,11 +116,11 @@ constexpr Case kCases[] = {
     {16, 14336, true, false, false}, {3080, 64, true, true, false}, {7040, 128, true, false, true},
     {1540, 192, false, true, false}, {6150, 64, false, false, true}};
 
-TEST(EmulatedFewRows, MatchProductsInDoublePrecision) {
+TEST(EmulatedSkinnyGemm, MatchProductsInDoublePrecision) {
   for (const Case& c : kCases) {
     for (const int64_t rows : {1, 7, 9, 20, 33}) {
       if (rows > 1 && rows < 33 && c.outputs > 1000) continue;  // takes long
-      FewRows products(c, rows);
+      SkinnyGemm products(c, rows);
       const std::vector<float> y = products.run(rows);
       EXPECT_LE(test::relative_error({y.begin(), y.end()}, products.expected()),
                 c.norm ? 2e-4 : 1e-5)
@@ -129,10 +129,10 @@ TEST(EmulatedFewRows, MatchProductsInDoublePrecision) {
   }
 }
 
-TEST(EmulatedFewRows, BitsDoNotDependOnTheOtherRows) {
+TEST(EmulatedSkinnyGemm, BitsDoNotDependOnTheOtherRows) {
   for (const Case& c : kCases) {
     if (c.outputs > 1000) continue;
-    FewRows products(c, 64);
+    SkinnyGemm products(c, 64);
     const std::vector<float> all = products.run(64);
     for (const int64_t rows : {1, 8, 13, 32}) {
       const std::vector<float> mine(all.end() - rows * c.outputs, all.end());

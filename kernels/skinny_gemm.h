@@ -1,5 +1,5 @@
-// Products of few rows with a matrix, as decoding makes them: they read the whole matrix for little
-// arithmetic.
+// Skinny matrix products (GEMM), of a few rows with a matrix, as decoding makes them: they read the
+// whole matrix for little arithmetic.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,10 +12,10 @@
 
 namespace sbtrain::kernels {
 
-// y [rows, n] = alpha * norm(x) [rows, k] w^T (+ residual [rows, n]); at most kFewRows rows. x and
-// w are bf16, y and residual bf16 or f32. Sums are f32, and their order depends on k alone, so a
-// row's bits are the same whatever the other rows are and however many. Sources: few_rows.cu,
-// one_row.cu and wide_few_rows.cu.
+// y [rows, n] = alpha * norm(x) [rows, k] w^T (+ residual [rows, n]); at most kSkinnyRows rows. x
+// and w are bf16, y and residual bf16 or f32. Sums are f32, and their order depends on k alone, so
+// a row's bits are the same whatever the other rows are and however many. Sources: skinny_gemm.cu,
+// gemv.cu and skinny_gemm_wide.cu.
 //
 // norm is the RMSNorm of kernels/norm.h if norm_w is given, else nothing. For one row it is part
 // of the kernel; more have a kernel of its own, with the same bits, so that not every block repeats
@@ -24,7 +24,7 @@ namespace sbtrain::kernels {
 // Without swiglu, w is [n, k]. With it, w is [2 n, k]: first the rows of gates, then those of
 // values; their products are rounded to the type of y, and y = gate sigmoid(gate) value. There is
 // no residual then.
-struct FewRows {
+struct SkinnyGemm {
   Type type;  // of y and residual
   Matrix<void> y;
   Matrix<const __nv_bfloat16> x;
@@ -40,6 +40,6 @@ struct FewRows {
   Matrix<__nv_bfloat16> normed = {};  // scratch [rows, k] for the norm
   bool swiglu = false;
 };
-void few_rows(cudaStream_t stream, const FewRows& p);
+void skinny_gemm(cudaStream_t stream, const SkinnyGemm& p);
 
 }  // namespace sbtrain::kernels

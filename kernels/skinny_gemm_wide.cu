@@ -1,10 +1,9 @@
 // Products of 9 to 64 rows.
-#include <algorithm>
-
-#include "kernels/few_rows.cuh"
+#include "kernels/device_attribute.h"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/primitives/stamps.cuh"
+#include "kernels/skinny_gemm.cuh"
 
 namespace sbtrain::kernels {
 
@@ -14,10 +13,8 @@ namespace {
 
 using namespace products;
 
-constexpr int64_t kMultiprocessors = 132;  // of an H200
-
 // Four outputs of one row.
-__device__ __forceinline__ void store_outputs(const FewRows& p, int64_t row, int64_t output,
+__device__ __forceinline__ void store_outputs(const SkinnyGemm& p, int64_t row, int64_t output,
                                               const float (&y)[4], bool vectors) {
   if (!vectors) {
 #pragma unroll
@@ -36,15 +33,15 @@ __device__ __forceinline__ void store_outputs(const FewRows& p, int64_t row, int
 // What is added to four outputs of one row, of which bf16 in vectors can be loaded ahead.
 class Residuals {
  public:
-  __device__ __forceinline__ void load(const FewRows& p, int64_t row, int64_t output,
+  __device__ __forceinline__ void load(const SkinnyGemm& p, int64_t row, int64_t output,
                                        bool vectors) {
     if (vectors && p.type == Type::kBF16 && p.residual.data != nullptr && output < p.n) {
       pairs_ = *reinterpret_cast<const uint2*>(static_cast<const bf16*>(p.residual.data) +
                                                row * p.residual.stride + output);
     }
   }
-  __device__ __forceinline__ void add(const FewRows& p, int64_t row, int64_t output, bool vectors,
-                                      float (&y)[4]) const {
+  __device__ __forceinline__ void add(const SkinnyGemm& p, int64_t row, int64_t output,
+                                      bool vectors, float (&y)[4]) const {
     if (vectors && p.type == Type::kBF16) {
       const float2 low = floats_of(pairs_.x);
       const float2 high = floats_of(pairs_.y);
@@ -75,12 +72,12 @@ struct WideSizes {
   static constexpr int kFours = (kRows * kOutputs / 4 + kThreads - 1) / kThreads;
 };
 
-// What few_rows_kernel does, with the same bits, where there are more instructions to save: each
+// What skinny_gemm_kernel does, with the same bits, where there are more instructions to save: each
 // copy is of vectors whose places differ from one chunk to the next by a constant. Each warp has a
 // ring of slots for one chunk of all rows of w and x. Block (i, j) has the j-th kRows rows of x.
 template <int kOutputTiles, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, 1)
-    wide_few_rows_kernel(const __grid_constant__ FewRows p, int of_warp, bool vectors) {
+    skinny_gemm_wide_kernel(const __grid_constant__ SkinnyGemm p, int of_warp, bool vectors) {
   using S = WideSizes<kOutputTiles, kRowTiles>;
   Stamps stamps;
   stamps.take(0);
@@ -253,13 +250,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <int kOutputTiles, int kRowTiles>
-void launch_wide(cudaStream_t stream, const FewRows& p) {
+void launch_wide(cudaStream_t stream, const SkinnyGemm& p) {
   using S = WideSizes<kOutputTiles, kRowTiles>;
   const bool vectors = p.n % 4 == 0 && p.y.stride % 4 == 0 && p.residual.stride % 4 == 0 &&
                        reinterpret_cast<uintptr_t>(p.y.data) % 16 == 0 &&
                        reinterpret_cast<uintptr_t>(p.residual.data) % 16 == 0;
   launch_early(
-      "few_rows", p.early, stream, wide_few_rows_kernel<kOutputTiles, kRowTiles>,
+      "skinny_gemm", p.early, stream, skinny_gemm_wide_kernel<kOutputTiles, kRowTiles>,
       {.grid = dim3(blocks(p.n, S::kOutputs / (p.swiglu ? 2 : 1)), blocks(p.rows, S::kRows)),
        .threads = kThreads,
        .shared_bytes = S::kSharedBytes},
@@ -270,19 +267,20 @@ void launch_wide(cudaStream_t stream, const FewRows& p) {
 // that have most blocks copy least, since what limits such a block is how fast they come from the
 // L2 cache.
 template <int kRowTiles>
-void launch_wide_rows(cudaStream_t stream, const FewRows& p) {
+void launch_wide_rows(cudaStream_t stream, const SkinnyGemm& p) {
   const int64_t products = p.swiglu ? 2 * p.n : p.n;
+  const int64_t processors = multiprocessors();
   const auto most_rows = [&](int tiles, int row_tiles) {
     const int64_t blocks =
         ceil_div(products, kTileOutputs * tiles) * ceil_div(p.rows, kTileRows * row_tiles);
-    return ceil_div(blocks, kMultiprocessors) * (kTileOutputs * tiles + kTileRows * row_tiles);
+    return ceil_div(blocks, processors) * (kTileOutputs * tiles + kTileRows * row_tiles);
   };
   const int64_t of_one = most_rows(1, kRowTiles);
   const int64_t of_three = most_rows(3, kRowTiles);
   const int64_t of_four = most_rows(4, kRowTiles);
   if constexpr (kRowTiles == 8) {
     const int64_t of_halves = most_rows(2, kRowTiles / 2);
-    if (of_halves < std::min({of_one, of_three, of_four})) {
+    if (of_halves < std::min(of_one, std::min(of_three, of_four))) {
       return launch_wide<2, kRowTiles / 2>(stream, p);
     }
   }
@@ -293,8 +291,8 @@ void launch_wide_rows(cudaStream_t stream, const FewRows& p) {
 
 }  // namespace
 
-void wide_few_rows(cudaStream_t stream, const FewRows& p) {
-  write_stamps_at_exit("wide_few_rows");
+void skinny_gemm_wide(cudaStream_t stream, const SkinnyGemm& p) {
+  write_stamps_at_exit("skinny_gemm_wide");
   if (p.rows <= 16) return launch_wide_rows<2>(stream, p);
   if (p.rows <= 32) return launch_wide_rows<4>(stream, p);
   launch_wide_rows<8>(stream, p);

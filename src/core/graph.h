@@ -16,12 +16,12 @@ struct CUgraphExec_st;
 
 namespace sbtrain {
 
-class Replay {
+class CapturedGraph {
  public:
-  explicit Replay(Stream& s) : stream_(s) {}
-  ~Replay();
-  Replay(const Replay&) = delete;
-  Replay& operator=(const Replay&) = delete;
+  explicit CapturedGraph(Stream& s) : stream_(s) {}
+  ~CapturedGraph();
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
 
   // Gives the stream what `work` gives it. On a GPU, `work` is called for the first two times with
   // a name and variant: the first call is plain, so that libraries make what they keep; what the

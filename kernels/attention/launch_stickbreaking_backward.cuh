@@ -1,0 +1,57 @@
+// Launches the backward pass of stick-breaking attention with or without a forget gate.
+#pragma once
+
+#include "kernels/attention/launch_attention.h"
+#include "kernels/attention/mainloop_stickbreaking_backward.cuh"
+#include "kernels/attention/stickbreaking.h"
+#include "kernels/device_attribute.h"
+
+namespace sbtrain::kernels {
+
+// stickbreaking_backward() of a problem with gates.
+void stickbreaking_gated_backward(cudaStream_t stream, const StickBreakingProblem& p);
+
+template <int kD, bool kGated, int kStages>
+void launch_stick_key_gradient(cudaStream_t stream, const StickBreakingProblem& p, int first_head,
+                               int heads) {
+  dim3 grid = attention_grid(p.tokens, kStickKeys, heads);
+  grid.z = kColumnParts<kD>;
+  launch_attention("stickbreaking_backward", stream, stick_key_gradient_kernel<kD, kGated, kStages>,
+                   grid, StickThreads::kThreads, KeyGradientTiles<kD, kGated, kStages>::kBytes, p,
+                   first_head);
+}
+
+// With two stages of queries, which fit every GPU for heads of up to 64 channels and those with
+// more than 99 KiB of shared memory for 128. Wider heads have one stage.
+template <int kD, bool kGated>
+void launch_stick_key_gradient(cudaStream_t stream, const StickBreakingProblem& p, int first_head,
+                               int heads) {
+  if constexpr (kD <= 64) {
+    launch_stick_key_gradient<kD, kGated, 2>(stream, p, first_head, heads);
+  } else {
+    if constexpr (kD <= 128) {
+      if (KeyGradientTiles<kD, kGated, 2>::kBytes <= most_shared_bytes()) {
+        return launch_stick_key_gradient<kD, kGated, 2>(stream, p, first_head, heads);
+      }
+    }
+    launch_stick_key_gradient<kD, kGated, 1>(stream, p, first_head, heads);
+  }
+}
+
+template <bool kGated>
+void launch_stickbreaking_backward(cudaStream_t stream, const StickBreakingProblem& p) {
+  with_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
+    constexpr int kD = d();
+    using Shape = StickShape<kD, StickPass::kQuery>;
+    if (p.tokens == 0) return;
+    for (int head = 0; head < p.heads; head += p.workspace_heads) {
+      const int heads = std::min(p.heads - head, p.workspace_heads);
+      launch_attention("stickbreaking_backward", stream, stick_query_gradient_kernel<kD, kGated>,
+                       attention_grid(p.tokens, Shape::kQueries, heads), StickThreads::kThreads,
+                       stick_query_shared_bytes<kD>(), p, head);
+      launch_stick_key_gradient<kD, kGated>(stream, p, head, heads);
+    }
+  });
+}
+
+}  // namespace sbtrain::kernels
