@@ -14,8 +14,8 @@
 #include "cli/bench_skip.h"
 #include "cli/choice_option.h"
 #include "cli/cli.h"
-#include "cli/job.h"
 #include "cli/range.h"
+#include "cli/ranks.h"
 #include "core/files.h"
 
 namespace sbtrain {
@@ -143,21 +143,21 @@ ExitCode bench_train_as(const Job& job, const Config& config, const BenchTrainCo
 
 ExitCode run_bench_train(const BenchTrainCommand& options) {
   Config config;
-  return run_job({.prepare =
-                      [&](const Launch&) {
-                        config = options.config.load();
-                        if (!options.trace.empty()) {
-                          check_output(options.trace, {&options.config.path, 1});
-                        }
-                        return Deadlines{};
-                      },
-                  .ranks =
-                      [&] {
-                        return options.gpus == 1
-                                   ? 1
-                                   : ranks_for_gpus(options.gpus, select_backend(config.device));
-                      },
-                  .work = [&](const Job& job) { return bench_train_as(job, config, options); }});
+  return run_on_ranks(
+      {.prepare =
+           [&](const Launch&) {
+             config = options.config.load();
+             if (!options.trace.empty()) {
+               check_output(options.trace, {&options.config.path, 1});
+             }
+             return Deadlines{};
+           },
+       .ranks =
+           [&] {
+             return options.gpus == 1 ? 1
+                                      : ranks_for_gpus(options.gpus, select_backend(config.device));
+           },
+       .work = [&](const Job& job) { return bench_train_as(job, config, options); }});
 }
 
 void add_bench_train(CLI::App& bench, Action& action) {
