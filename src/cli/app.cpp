@@ -11,7 +11,7 @@
 
 #include "cli/cli.h"
 #include "cli/failure.h"
-#include "cli/job.h"
+#include "cli/ranks.h"
 #include "config/keys.h"
 #include "config/values.h"
 #include "core/log.h"

@@ -12,7 +12,7 @@
 #include "cli/bench_collectives.h"
 #include "cli/bench_skip.h"
 #include "cli/cli.h"
-#include "cli/job.h"
+#include "cli/ranks.h"
 #include "core/files.h"
 
 namespace sbtrain {
@@ -140,21 +140,21 @@ ExitCode bench_train_as(const Job& job, const Config& config, const BenchTrainCo
 
 ExitCode run_bench_train(const BenchTrainCommand& options) {
   Config config;
-  return run_job({.prepare =
-                      [&](const Launch&) {
-                        config = options.config.load();
-                        if (!options.trace.empty()) {
-                          check_output(options.trace, {&options.config.path, 1});
-                        }
-                        return Deadlines{};
-                      },
-                  .ranks =
-                      [&] {
-                        return options.gpus == 1
-                                   ? 1
-                                   : ranks_for_gpus(options.gpus, select_backend(config.device));
-                      },
-                  .work = [&](const Job& job) { return bench_train_as(job, config, options); }});
+  return run_on_ranks(
+      {.prepare =
+           [&](const Launch&) {
+             config = options.config.load();
+             if (!options.trace.empty()) {
+               check_output(options.trace, {&options.config.path, 1});
+             }
+             return Deadlines{};
+           },
+       .ranks =
+           [&] {
+             return options.gpus == 1 ? 1
+                                      : ranks_for_gpus(options.gpus, select_backend(config.device));
+           },
+       .work = [&](const Job& job) { return bench_train_as(job, config, options); }});
 }
 
 void add_bench_train(Command bench, Action& action) {

@@ -8,8 +8,8 @@
 
 #include "bench/bench.h"
 #include "cli/backend.h"
-#include "cli/job.h"
 #include "cli/options.h"
+#include "cli/ranks.h"
 #include "core/log.h"
 
 namespace sbtrain {
@@ -77,7 +77,7 @@ ExitCode run_as_rank(const Job& job, const BenchCollectivesCommand& options) {
 }
 
 ExitCode run_bench_collectives(const BenchCollectivesCommand& options) {
-  return run_job(
+  return run_on_ranks(
       {.ranks = [&] { return ranks_for_gpus(options.gpus, select_backend(options.device)); },
        .work = [&](const Job& job) { return run_as_rank(job, options); }});
 }

@@ -14,7 +14,7 @@
 #include "cli/cli.h"
 #include "cli/eval_attention.h"
 #include "cli/eval_tasks.h"
-#include "cli/job.h"
+#include "cli/ranks.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
 #include "core/device.h"
@@ -507,18 +507,18 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
 }
 
 ExitCode run_eval(const EvalOptions& options) {
-  return run_job({.prepare =
-                      [&](const Launch&) {
-                        options.attention.check();
-                        options.tasks.text_tasks.check(options.lengths);
-                        return Deadlines{};
-                      },
-                  .ranks =
-                      [&] {
-                        if (options.attention.asked()) return 1;
-                        return ranks_for_gpus(options.gpus, select_backend(options.device));
-                      },
-                  .work = [&](const Job& job) { return evaluate_as(options, job); }});
+  return run_on_ranks({.prepare =
+                           [&](const Launch&) {
+                             options.attention.check();
+                             options.tasks.text_tasks.check(options.lengths);
+                             return Deadlines{};
+                           },
+                       .ranks =
+                           [&] {
+                             if (options.attention.asked()) return 1;
+                             return ranks_for_gpus(options.gpus, select_backend(options.device));
+                           },
+                       .work = [&](const Job& job) { return evaluate_as(options, job); }});
 }
 
 void add_windows(Command command, EvalOptions& options) {

@@ -127,7 +127,7 @@ void print_warnings(const PrepareProgress& progress) {
         "note: text was cut in {} place(s) that lie within {} KiB without a newline or space, or "
         "that the tokenizer normalises; the tokens beside such a cut may differ from those of the "
         "whole text\n",
-        progress.forced_cuts, Tokenizer::kPartBytes >> 10);
+        progress.forced_cuts, Tokenizer::kChunkBytes >> 10);
   }
 }
 

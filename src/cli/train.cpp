@@ -10,8 +10,8 @@
 
 #include "cli/backend.h"
 #include "cli/cli.h"
-#include "cli/job.h"
 #include "cli/open_weights.h"
+#include "cli/ranks.h"
 #include "config/schema.h"
 #include "core/gpus.h"
 #include "core/log.h"
@@ -130,7 +130,7 @@ ExitCode run_train(const TrainOptions& options) {
     return Deadlines{.rendezvous = milliseconds(config.train.rendezvous_timeout),
                      .progress = milliseconds(config.train.timeout)};
   };
-  return run_job(
+  return run_on_ranks(
       {.prepare = prepare,
        .ranks = [&] { return ranks_to_start(config.train, select_backend(config.device)); },
        .work =

@@ -20,7 +20,7 @@ std::string size_text(size_t bytes) {
                        : fmt::format("{:.2f} GiB", b / (1 << 30));
 }
 
-struct Part {
+struct Entry {
   std::string_view name;
   size_t bytes = 0;
 };
@@ -33,19 +33,19 @@ const MemoryReport::Program* largest_program(const MemoryReport& report) {
 }
 
 // The classes that a report has bytes of, largest first, then what does not belong to a class.
-std::vector<Part> parts_of(const MemoryReport& report, size_t libraries) {
+std::vector<Entry> entries_of(const MemoryReport& report, size_t libraries) {
   const std::array<size_t, kMemoryClasses> bytes = bytes_by_class(report);
-  std::vector<Part> parts;
+  std::vector<Entry> entries;
   for (int c = 0; c < kMemoryClasses; ++c) {
-    parts.push_back({memory_class_name(static_cast<MemoryClass>(c)), bytes[c]});
+    entries.push_back({memory_class_name(static_cast<MemoryClass>(c)), bytes[c]});
   }
-  std::ranges::stable_sort(parts, std::ranges::greater(), &Part::bytes);
+  std::ranges::stable_sort(entries, std::ranges::greater(), &Entry::bytes);
   if (const MemoryReport::Program* largest = largest_program(report)) {
-    parts.push_back({"gaps", largest->pool_bytes - largest->peak_bytes});
+    entries.push_back({"gaps", largest->pool_bytes - largest->peak_bytes});
   }
-  parts.push_back({"libraries", libraries});
-  std::erase_if(parts, [](const Part& part) { return part.bytes == 0; });
-  return parts;
+  entries.push_back({"libraries", libraries});
+  std::erase_if(entries, [](const Entry& entry) { return entry.bytes == 0; });
+  return entries;
 }
 
 }  // namespace
@@ -59,22 +59,22 @@ std::array<size_t, kMemoryClasses> bytes_by_class(const MemoryReport& report) {
 }
 
 std::string describe_memory(const MemoryReport& report, size_t libraries) {
-  std::vector<Part> parts = parts_of(report, libraries);
-  parts.push_back({"total", report.total_bytes() + libraries});
+  std::vector<Entry> entries = entries_of(report, libraries);
+  entries.push_back({"total", report.total_bytes() + libraries});
   std::string text;
-  for (const Part& part : parts) {
-    text += fmt::format("  {:<12} {:>13}\n", part.name, size_text(part.bytes));
+  for (const Entry& entry : entries) {
+    text += fmt::format("  {:<12} {:>13}\n", entry.name, size_text(entry.bytes));
   }
   return text;
 }
 
 std::string summarize_memory(const MemoryReport& report, size_t libraries) {
-  std::vector<std::string> parts;
-  for (const Part& part : parts_of(report, libraries)) {
-    parts.push_back(fmt::format("{} {}", part.name, size_text(part.bytes)));
+  std::vector<std::string> entries;
+  for (const Entry& entry : entries_of(report, libraries)) {
+    entries.push_back(fmt::format("{} {}", entry.name, size_text(entry.bytes)));
   }
   return fmt::format("{} ({})", size_text(report.total_bytes() + libraries),
-                     fmt::join(parts, ", "));
+                     fmt::join(entries, ", "));
 }
 
 void require_memory(Backend backend, const MemoryReport& plan, std::string_view what,

@@ -46,18 +46,18 @@ struct Task {
 };
 
 struct Encoded {
-  struct Part {
+  struct Chunk {
     std::string source{};
     int64_t text_bytes = 0;
     size_t tokens = 0;
-    double split_key = 0;  // of the first part
+    double split_key = 0;  // of the first chunk
     bool first = true;     // of its document
     bool last = true;
   };
   int64_t bytes = 0;
   int64_t position = 0;
   int64_t forced_cuts = 0;
-  std::vector<Part> documents;
+  std::vector<Chunk> chunks;
   std::vector<int32_t> tokens;  // of all documents in the task
 };
 
@@ -86,7 +86,7 @@ class DocumentReader {
       }
       take();
     }
-    while (!read_.last && rest_.size() <= Tokenizer::kPartBytes && input_.next(read_)) take();
+    while (!read_.last && rest_.size() <= Tokenizer::kChunkBytes && input_.next(read_)) take();
     cut(document);
     return true;
   }
@@ -100,16 +100,16 @@ class DocumentReader {
     first_ = first_ || read_.first;
   }
   void cut(Unencoded& document) {
-    const Tokenizer::Part part = tokenizer_->part(rest_);
-    forced_cuts_ += part.exact ? 0 : 1;
+    const Tokenizer::Chunk chunk = tokenizer_->first_chunk(rest_);
+    forced_cuts_ += chunk.exact ? 0 : 1;
     document = {.raw = {.kind = RawDocument::Kind::kText,
-                        .data = rest_.substr(0, part.bytes),
+                        .data = rest_.substr(0, chunk.bytes),
                         .origin = read_.origin,
                         .first = first_,
-                        .last = read_.last && part.bytes == rest_.size()},
+                        .last = read_.last && chunk.bytes == rest_.size()},
                 .split_key = first_ ? split_key(rest_) : 0};
     first_ = false;
-    rest_.erase(0, part.bytes);
+    rest_.erase(0, chunk.bytes);
   }
 
   TextInput& input_;
@@ -138,41 +138,41 @@ class Encoder {
  private:
   void add(Unencoded document, Encoded& result) const {
     RawDocument& raw = document.raw;
-    Encoded::Part part{.split_key = document.split_key, .first = raw.first, .last = raw.last};
+    Encoded::Chunk chunk{.split_key = document.split_key, .first = raw.first, .last = raw.last};
     const size_t before = result.tokens.size();
-    if (format_.starts_with_bos && part.first) result.tokens.push_back(format_.bos);
+    if (format_.starts_with_bos && chunk.first) result.tokens.push_back(format_.bos);
     const size_t content = result.tokens.size();
     if (raw.kind == RawDocument::Kind::kTokens) {
-      if (part.first) part.split_key = split_key(raw.data);
-      add_tokens(raw, part, result);
+      if (chunk.first) chunk.split_key = split_key(raw.data);
+      add_tokens(raw, chunk, result);
     } else {
       const bool whole = raw.kind != RawDocument::Kind::kText;
       const Document parsed = parse_document(std::move(raw));
-      if (whole) part.split_key = split_key(parsed.text);
-      part.source = parsed.source;
-      add_text(parsed.text, part, result);
+      if (whole) chunk.split_key = split_key(parsed.text);
+      chunk.source = parsed.source;
+      add_text(parsed.text, chunk, result);
     }
-    if (part.first && part.last && result.tokens.size() == content) {
+    if (chunk.first && chunk.last && result.tokens.size() == content) {
       result.tokens.resize(before);  // a document without text
       return;
     }
-    if (format_.ends_with_eos && part.last) result.tokens.push_back(format_.eos);
-    part.tokens = result.tokens.size() - before;
-    result.documents.push_back(std::move(part));
+    if (format_.ends_with_eos && chunk.last) result.tokens.push_back(format_.eos);
+    chunk.tokens = result.tokens.size() - before;
+    result.chunks.push_back(std::move(chunk));
   }
 
-  void add_text(std::string_view text, Encoded::Part& document, Encoded& result) const {
-    document.text_bytes = static_cast<int64_t>(text.size());
-    for (bool continues = !document.first; !text.empty(); continues = true) {
-      const Tokenizer::Part part = tokenizer_->part(text);
-      tokenizer_->encode(text.substr(0, part.bytes), result.tokens, continues);
-      text.remove_prefix(part.bytes);
-      result.forced_cuts += part.exact ? 0 : 1;
+  void add_text(std::string_view text, Encoded::Chunk& chunk, Encoded& result) const {
+    chunk.text_bytes = static_cast<int64_t>(text.size());
+    for (bool continues = !chunk.first; !text.empty(); continues = true) {
+      const Tokenizer::Chunk piece = tokenizer_->first_chunk(text);
+      tokenizer_->encode(text.substr(0, piece.bytes), result.tokens, continues);
+      text.remove_prefix(piece.bytes);
+      result.forced_cuts += piece.exact ? 0 : 1;
     }
   }
 
-  void add_tokens(const RawDocument& raw, Encoded::Part& document, Encoded& result) const {
-    document.source = raw.origin->source;
+  void add_tokens(const RawDocument& raw, Encoded::Chunk& chunk, Encoded& result) const {
+    chunk.source = raw.origin->source;
     const auto width = static_cast<size_t>(raw.token_bytes);
     for (size_t at = 0; at < raw.data.size(); at += width) {
       uint32_t token = 0;
@@ -183,7 +183,7 @@ class Encoder {
              tokenizer_ ? " of " + tokenizer_->path() : "");
       }
       result.tokens.push_back(static_cast<int32_t>(token));
-      if (tokenizer_) document.text_bytes += tokenizer_->byte_length(static_cast<int32_t>(token));
+      if (tokenizer_) chunk.text_bytes += tokenizer_->byte_length(static_cast<int32_t>(token));
     }
   }
 
@@ -335,14 +335,14 @@ class EncodingPipeline {
 // Totals by source, in the order of the sources' first documents.
 class SourceTotals {
  public:
-  void add(const Encoded::Part& document) {
-    const auto [entry, is_new] = index_.try_emplace(document.source, totals_.size());
-    if (is_new) totals_.push_back({.name = document.source});
+  void add(const Encoded::Chunk& chunk) {
+    const auto [entry, is_new] = index_.try_emplace(chunk.source, totals_.size());
+    if (is_new) totals_.push_back({.name = chunk.source});
     StoreSource& total = totals_[entry->second];
-    total.documents += document.last ? 1 : 0;
-    total.tokens += static_cast<int64_t>(document.tokens);
-    total.text_bytes += document.text_bytes;
-    text_bytes_ += document.text_bytes;
+    total.documents += chunk.last ? 1 : 0;
+    total.tokens += static_cast<int64_t>(chunk.tokens);
+    total.text_bytes += chunk.text_bytes;
+    text_bytes_ += chunk.text_bytes;
   }
   const std::vector<StoreSource>& totals() const { return totals_; }
   int64_t text_bytes() const { return text_bytes_; }
@@ -422,9 +422,9 @@ class Output {
  public:
   Output(const std::string& path, const StoreInfo& format) : path_(path), writer_(path, format) {}
 
-  void append(const Encoded::Part& document, std::span<const int32_t> tokens) {
-    writer_.append(tokens, document.last);
-    totals_.add(document);
+  void append(const Encoded::Chunk& chunk, std::span<const int32_t> tokens) {
+    writer_.append(tokens, chunk.last);
+    totals_.add(chunk);
     tokens_ += static_cast<int64_t>(tokens.size());
   }
   StoreInfo complete() { return writer_.complete(totals_.totals(), totals_.text_bytes()); }
@@ -455,9 +455,9 @@ class Outputs {
     if (split_ > 0) validation_.emplace(validation_path(options.output), format);
   }
 
-  void append(const Encoded::Part& document, std::span<const int32_t> tokens) {
-    if (document.first) to_validation_ = document.split_key < split_;
-    (to_validation_ ? *validation_ : train_).append(document, tokens);
+  void append(const Encoded::Chunk& chunk, std::span<const int32_t> tokens) {
+    if (chunk.first) to_validation_ = chunk.split_key < split_;
+    (to_validation_ ? *validation_ : train_).append(chunk, tokens);
   }
 
   PreparedStores finish(int64_t documents) {
@@ -512,10 +512,10 @@ PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer*
   for (Next next = pipeline.next(encoded); next != Next::kEnd; next = pipeline.next(encoded)) {
     if (next == Next::kResult) {
       std::span<const int32_t> rest(encoded.tokens);
-      for (const Encoded::Part& document : encoded.documents) {
-        outputs.append(document, rest.first(document.tokens));
-        rest = rest.subspan(document.tokens);
-        progress.documents += document.last ? 1 : 0;
+      for (const Encoded::Chunk& chunk : encoded.chunks) {
+        outputs.append(chunk, rest.first(chunk.tokens));
+        rest = rest.subspan(chunk.tokens);
+        progress.documents += chunk.last ? 1 : 0;
       }
       progress.bytes = encoded.position;
       progress.content_bytes += encoded.bytes;

@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int64_t kPart = kChunkBytes / sizeof(float);  // as checkpoints are verified in
+constexpr int64_t kChunkElements = kChunkBytes / sizeof(float);  // as checkpoints are verified in
 
 struct ShardPlan {
   std::string file;
@@ -46,14 +46,14 @@ std::vector<ShardPlan> plan_shards(const HfLayout& layout, FileDType dtype, uint
   return shards;
 }
 
-// One part of a tensor, from element `begin` on.
-void write_part(SafetensorsWriter& writer, const CheckpointReader& checkpoint,
-                const ExportTensor& tensor, FileDType dtype, int64_t begin) {
+// One chunk of a tensor, from element `begin` on.
+void write_chunk(SafetensorsWriter& writer, const CheckpointReader& checkpoint,
+                 const ExportTensor& tensor, FileDType dtype, int64_t begin) {
   thread_local std::vector<float> values;
   thread_local std::vector<uint8_t> bytes;
-  const int64_t end = std::min(begin + kPart, checked_numel(tensor.shape));
+  const int64_t end = std::min(begin + kChunkElements, checked_numel(tensor.shape));
   const auto count = static_cast<size_t>(end - begin);
-  values.resize(static_cast<size_t>(kPart));
+  values.resize(static_cast<size_t>(kChunkElements));
   checkpoint.read(TensorKind::kModel, tensor.source, begin, end, values.data());
   if (!std::all_of(values.begin(), values.begin() + (end - begin),
                    [](float value) { return std::isfinite(value); })) {
@@ -79,17 +79,17 @@ void write_part(SafetensorsWriter& writer, const CheckpointReader& checkpoint,
 void write_shard(const Storage& storage, const fs::path& folder, const ShardPlan& shard,
                  const CheckpointReader& checkpoint, FileDType dtype) {
   std::vector<SafetensorsEntry> entries;
-  std::vector<std::pair<const ExportTensor*, int64_t>> parts;
+  std::vector<std::pair<const ExportTensor*, int64_t>> chunks;
   for (const ExportTensor* tensor : shard.tensors) {
     entries.push_back({tensor->name, dtype, tensor->shape});
-    for (int64_t begin = 0; begin < checked_numel(tensor->shape); begin += kPart) {
-      parts.emplace_back(tensor, begin);
+    for (int64_t begin = 0; begin < checked_numel(tensor->shape); begin += kChunkElements) {
+      chunks.emplace_back(tensor, begin);
     }
   }
   SafetensorsWriter writer(storage, folder / shard.file, std::move(entries), {{"format", "pt"}});
-  run_parallel(static_cast<int64_t>(parts.size()), [&](int64_t i) {
-    const auto& [tensor, begin] = parts[static_cast<size_t>(i)];
-    write_part(writer, checkpoint, *tensor, dtype, begin);
+  run_parallel(static_cast<int64_t>(chunks.size()), [&](int64_t i) {
+    const auto& [tensor, begin] = chunks[static_cast<size_t>(i)];
+    write_chunk(writer, checkpoint, *tensor, dtype, begin);
   });
   writer.finish();
 }

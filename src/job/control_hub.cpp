@@ -405,14 +405,14 @@ std::string HubControl::name(int rank) const {
                                 : fmt::format("rank {} on {}", rank, host);
 }
 
-// A line for every group of ranks that have said the same; those that did so longest ago first,
-// since the others probably wait for them.
+// A line for each thing that ranks have said, with those that did; what was said longest ago comes
+// first, since the other ranks probably wait for these.
 std::string HubControl::describe_state() const {
-  struct Group {
+  struct Said {
     std::vector<int> ranks;
     Time age{0};
   };
-  std::map<std::string, Group> groups;
+  std::map<std::string, Said> states;
   for (int rank = 0; rank < world_; ++rank) {
     const Peer& peer = peers_[rank];
     if (!peer.present) continue;
@@ -420,17 +420,17 @@ std::string HubControl::describe_state() const {
     if (!peer.last.waits_for.empty()) text += ", waiting for " + peer.last.waits_for;
     if (unresponsive(peer))
       text += fmt::format("; does not answer (pid {} on {})", peer.pid, peer.host);
-    Group& group = groups[text];
-    group.ranks.push_back(rank);
-    group.age = std::max(group.age, now_ - peer.progressed);
+    Said& said = states[text];
+    said.ranks.push_back(rank);
+    said.age = std::max(said.age, now_ - peer.progressed);
   }
-  std::vector<std::pair<std::string, Group>> lines(groups.begin(), groups.end());
+  std::vector<std::pair<std::string, Said>> lines(states.begin(), states.end());
   std::ranges::stable_sort(lines, std::ranges::greater{},
                            [](const auto& line) { return line.second.age; });
   std::string text;
-  for (const auto& [what, group] : lines) {
+  for (const auto& [what, said] : lines) {
     text +=
-        fmt::format("\n  {}: {:.1f} s ago, {}", name_ranks(group.ranks), seconds(group.age), what);
+        fmt::format("\n  {}: {:.1f} s ago, {}", name_ranks(said.ranks), seconds(said.age), what);
   }
   return text;
 }

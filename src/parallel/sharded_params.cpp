@@ -341,13 +341,13 @@ void ShardedParams::update(ops::AdamW adamw) {
 void upload(Stream& s, Tensor to, const float* host) {
   if (to.dtype == DType::kF32) return ops::run(s, ops::CopyFromHost{.y = to, .host = host});
   require(to.contiguous(), "upload: {} is not contiguous", to.describe());
-  constexpr int64_t kPart = int64_t{1} << 24;  // elements: 64 MiB in addition to the weights
-  for (int64_t begin = 0; begin < to.numel(); begin += kPart) {
-    const Tensor part = to.row_range(begin, std::min(kPart, to.numel() - begin));
+  constexpr int64_t kChunk = int64_t{1} << 24;  // elements: 64 MiB in addition to the weights
+  for (int64_t begin = 0; begin < to.numel(); begin += kChunk) {
+    const Tensor chunk = to.row_range(begin, std::min(kChunk, to.numel() - begin));
     const Buffer values =
-        s.memory().allocate(MemoryClass::kScratch, "upload", DType::kF32, {part.numel()});
+        s.memory().allocate(MemoryClass::kScratch, "upload", DType::kF32, {chunk.numel()});
     ops::run(s, ops::CopyFromHost{.y = values, .host = host + begin});
-    ops::run(s, ops::Copy{.y = part, .x = values});
+    ops::run(s, ops::Copy{.y = chunk, .x = values});
   }
 }
 

@@ -65,7 +65,7 @@ class PlannedCommunicator : public Communicator {
   int rank_;
   int node_size_;
   Traffic* record_;
-  Group group_;
+  GroupLayout group_;
 };
 
 }  // namespace

@@ -12,15 +12,15 @@ namespace sbtrain {
 
 // How the ranks of a communicator lie on nodes. A node's ranks follow each other, so a ring in rank
 // order crosses the network once a node.
-struct Group {
+struct GroupLayout {
   int ranks = 1;
   int nodes = 1;  // on which they lie
-  bool operator==(const Group&) const = default;
+  bool operator==(const GroupLayout&) const = default;
 };
 
 struct Transfer {
   Collective collective{};
-  Group group;
+  GroupLayout group;
   // Of the whole tensor: what each rank of the group holds after a gather, all-reduce or broadcast,
   // and before a reduce-scatter or an all-to-all.
   int64_t bytes = 0;

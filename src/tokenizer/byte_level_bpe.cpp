@@ -202,9 +202,9 @@ std::vector<ByteLevelBpe::End> ByteLevelBpe::ends(std::string_view text, bool op
   return result;
 }
 
-TextPart ByteLevelBpe::part(std::string_view text) const {
-  if (text.size() <= kPartBytes) return {text.size(), true};
-  const size_t whole = character_boundary(text, kPartBytes);
+TextChunk ByteLevelBpe::first_chunk(std::string_view text) const {
+  if (text.size() <= kChunkBytes) return {text.size(), true};
+  const size_t whole = character_boundary(text, kChunkBytes);
   if (!pre_tokenizer_.forgets() || raw_added_.looks_around() || normalized_added_.looks_around() ||
       (nfc_ && !normalized_added_.empty())) {
     return {whole, false};

@@ -42,7 +42,7 @@ class ByteLevelBpe : public TokenizerModel {
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
   void encode(std::string_view text, std::vector<int32_t>& ids, bool continues) const override;
-  TextPart part(std::string_view text) const override;
+  TextChunk first_chunk(std::string_view text) const override;
 
  private:
   struct Scratch {

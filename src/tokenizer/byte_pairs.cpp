@@ -102,33 +102,33 @@ void BytePairs::encode_new(std::string_view piece, std::vector<int32_t>& ids,
 
 void BytePairs::encode_short(std::string_view piece, std::vector<int32_t>& ids,
                              Scratch& scratch) const {
-  std::vector<Scratch::Part>& parts = scratch.parts_;
-  parts.clear();
+  std::vector<Scratch::Symbol>& symbols = scratch.symbols_;
+  symbols.clear();
   for (const char byte : piece) {
-    parts.push_back({byte_ids_[static_cast<uint8_t>(byte)], kNoRank, 0});
+    symbols.push_back({byte_ids_[static_cast<uint8_t>(byte)], kNoRank, 0});
   }
   const auto look_up = [&](size_t i) {
-    if (i + 1 == parts.size()) {
-      parts[i].rank = kNoRank;
+    if (i + 1 == symbols.size()) {
+      symbols[i].rank = kNoRank;
       return;
     }
-    const Entry& merge = find(parts[i].id, parts[i + 1].id);
-    parts[i].rank = merge.rank;
-    parts[i].result = merge.result;
+    const Entry& merge = find(symbols[i].id, symbols[i + 1].id);
+    symbols[i].rank = merge.rank;
+    symbols[i].result = merge.result;
   };
-  for (size_t i = 0; i < parts.size(); ++i) look_up(i);
+  for (size_t i = 0; i < symbols.size(); ++i) look_up(i);
   while (true) {
     const auto best = std::min_element(
-        parts.begin(), parts.end(),
-        [](const Scratch::Part& a, const Scratch::Part& b) { return a.rank < b.rank; });
+        symbols.begin(), symbols.end(),
+        [](const Scratch::Symbol& a, const Scratch::Symbol& b) { return a.rank < b.rank; });
     if (best->rank == kNoRank) break;
     best->id = best->result;
-    parts.erase(best + 1);
-    const auto i = static_cast<size_t>(best - parts.begin());
+    symbols.erase(best + 1);
+    const auto i = static_cast<size_t>(best - symbols.begin());
     look_up(i);
     if (i > 0) look_up(i - 1);
   }
-  for (const Scratch::Part& part : parts) ids.push_back(part.id);
+  for (const Scratch::Symbol& symbol : symbols) ids.push_back(symbol.id);
 }
 
 void BytePairs::encode_long(std::string_view piece, std::vector<int32_t>& ids,

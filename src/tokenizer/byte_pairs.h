@@ -78,7 +78,7 @@ class BytePairs::Scratch {
   Slot& slot_of(const Key& key);
 
   // A token of a short piece, and the merge of it and the next one.
-  struct Part {
+  struct Symbol {
     int32_t id;
     int32_t rank;
     int32_t result;
@@ -99,7 +99,7 @@ class BytePairs::Scratch {
   };
 
   std::vector<Slot> memory_;
-  std::vector<Part> parts_;
+  std::vector<Symbol> symbols_;
   std::vector<Node> nodes_;
   std::vector<Candidate> heap_;
 };

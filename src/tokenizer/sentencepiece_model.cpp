@@ -132,15 +132,15 @@ void SentencePieceModel::encode_bytes(std::string_view bytes, std::vector<int32_
   for (const char byte : bytes) ids.push_back(byte_ids_[static_cast<uint8_t>(byte)]);
 }
 
-TextPart SentencePieceModel::part(std::string_view text) const {
-  if (text.size() <= kPartBytes) return {text.size(), true};
-  const std::string_view window = text.substr(0, kPartBytes);
+TextChunk SentencePieceModel::first_chunk(std::string_view text) const {
+  if (text.size() <= kChunkBytes) return {text.size(), true};
+  const std::string_view window = text.substr(0, kChunkBytes);
   const size_t newline = split_lines_ ? window.rfind('\n') : std::string_view::npos;
   if (newline != std::string_view::npos) return {newline + 1, true};
-  for (size_t i = kPartBytes - 1; split_words_ && i > 0; --i) {
+  for (size_t i = kChunkBytes - 1; split_words_ && i > 0; --i) {
     if (space_after_word(window, i)) return {i, true};
   }
-  return {character_boundary(text, kPartBytes), false};
+  return {character_boundary(text, kChunkBytes), false};
 }
 
 void SentencePieceModel::encode(std::string_view text, std::vector<int32_t>& ids,

@@ -84,7 +84,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
 
 void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids, bool continues) const {
   while (!text.empty()) {
-    const size_t bytes = part(text).bytes;
+    const size_t bytes = first_chunk(text).bytes;
     model_->encode(text.substr(0, bytes), ids, continues);
     text.remove_prefix(bytes);
     continues = true;

@@ -35,20 +35,20 @@ class Tokenizer {
   explicit Tokenizer(const std::string& path, const TokenizerOptions& options = {});
 
   // Thread-safe. Adds no bos or eos. Working memory does not grow with the text: a text of more
-  // than kPartBytes is encoded in parts.
+  // than kChunkBytes is encoded in chunks.
   std::vector<int32_t> encode(std::string_view text) const;
   // Appends to `ids`. `continues`: the text continues one that is encoded already, so the space
   // that some models put before each text is not added again.
   void encode(std::string_view text, std::vector<int32_t>& ids, bool continues = false) const;
 
-  using Part = TextPart;
-  static constexpr size_t kPartBytes = TokenizerModel::kPartBytes;
-  // The first part of `text`: all of it up to kPartBytes; a longer text is cut within kPartBytes
+  using Chunk = TextChunk;
+  static constexpr size_t kChunkBytes = TokenizerModel::kChunkBytes;
+  // The first chunk of `text`: all of it up to kChunkBytes; a longer text is cut within kChunkBytes
   // where the cut cannot change a token: for sentencepiece after a newline or before a space that
   // no piece of the vocabulary can span, for byte-level BPE between two pieces of its regular
   // expression. If there is no such place, or if a sentencepiece model normalises text, the cut
-  // falls between characters at kPartBytes or up to 3 bytes before, and tokens near it may differ.
-  Part part(std::string_view text) const { return model_->part(text); }
+  // falls between characters at kChunkBytes or up to 3 bytes before, and tokens near it may differ.
+  Chunk first_chunk(std::string_view text) const { return model_->first_chunk(text); }
 
   // Special tokens (bos, eos, ...) decode to nothing. The result of a few ids may end inside a
   // UTF-8 character. Throws ExitCode::kData for an id outside of the vocabulary.

@@ -10,8 +10,8 @@
 
 namespace sbtrain {
 
-// The first part of a text that is encoded in parts.
-struct TextPart {
+// The first chunk of a text that is encoded in chunks.
+struct TextChunk {
   size_t bytes = 0;   // its length
   bool exact = true;  // the cut does not change the tokens of the text
 };
@@ -33,13 +33,13 @@ class TokenizerModel {
  public:
   virtual ~TokenizerModel() = default;
   virtual const Vocabulary& vocabulary() const = 0;
-  // Appends the tokens of a text, of about kPartBytes at most, to `ids`. `continues` as in
+  // Appends the tokens of a text, of about kChunkBytes at most, to `ids`. `continues` as in
   // Tokenizer::encode. Thread-safe.
   virtual void encode(std::string_view text, std::vector<int32_t>& ids, bool continues) const = 0;
-  // Where to cut a text of more than kPartBytes, see Tokenizer::part.
-  virtual TextPart part(std::string_view text) const = 0;
+  // Where to cut a text of more than kChunkBytes, see Tokenizer::first_chunk.
+  virtual TextChunk first_chunk(std::string_view text) const = 0;
 
-  static constexpr size_t kPartBytes = size_t{256} << 10;
+  static constexpr size_t kChunkBytes = size_t{256} << 10;
 };
 
 }  // namespace sbtrain

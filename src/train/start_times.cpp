@@ -31,17 +31,17 @@ double process_age() {
 
 }  // namespace
 
-StartTimes::StartTimes() : parts_{{"program", process_age()}}, last_(Clock::now()) {}
+StartTimes::StartTimes() : phases_{{"program", process_age()}}, last_(Clock::now()) {}
 
-void StartTimes::done(std::string_view part) {
+void StartTimes::done(std::string_view phase) {
   if (logged_) return;
   const Clock::time_point now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_).count();
   last_ = now;
-  const auto known = std::find_if(parts_.begin(), parts_.end(),
-                                  [&](const auto& entry) { return entry.first == part; });
-  if (known == parts_.end()) {
-    parts_.emplace_back(part, seconds);
+  const auto known = std::find_if(phases_.begin(), phases_.end(),
+                                  [&](const auto& entry) { return entry.first == phase; });
+  if (known == phases_.end()) {
+    phases_.emplace_back(phase, seconds);
   } else {
     known->second += seconds;
   }
@@ -53,11 +53,11 @@ void StartTimes::first_step() {
   logged_ = true;
   double total = 0;
   std::string shown;
-  for (const auto& [part, seconds] : parts_) {
+  for (const auto& [phase, seconds] : phases_) {
     total += seconds;
-    log_debug("start: {} {:.3f} s", part, seconds);
+    log_debug("start: {} {:.3f} s", phase, seconds);
     if (seconds < 0.05) continue;
-    shown += fmt::format("{}{} {:.1f}", shown.empty() ? "" : ", ", part, seconds);
+    shown += fmt::format("{}{} {:.1f}", shown.empty() ? "" : ", ", phase, seconds);
   }
   log_info("first step after {:.1f} s{}", total, shown.empty() ? "" : " (" + shown + ")");
 }

@@ -11,19 +11,20 @@ namespace sbtrain {
 
 class StartTimes {
  public:
-  // The time since the process was started is the part "program".
+  // The time since the process was started is the phase "program".
   StartTimes();
 
-  // The time since the part before it belongs to `part`; parts of one name are added.
-  void done(std::string_view part);
+  // The time since the phase before it belongs to `phase`; phases of one name are added.
+  void done(std::string_view phase);
 
   // Logs "first step after 3.9 s (program 0.4, plan 0.2, weights 0.1, ...)", at the first call
-  // only. Every part appears at debug level, in the log line those that it would not round to zero.
+  // only. Every phase appears at debug level, in the log line those that it would not round to
+  // zero.
   void first_step();
 
  private:
   using Clock = std::chrono::steady_clock;
-  std::vector<std::pair<std::string, double>> parts_;  // seconds
+  std::vector<std::pair<std::string, double>> phases_;  // seconds
   Clock::time_point last_;
   bool logged_ = false;
 };

@@ -50,11 +50,13 @@ namespace fs = std::filesystem;
 // What loading, tuning, opening data or saving may take, beyond the deadline for a step.
 constexpr std::chrono::minutes kLongPhase{60};
 
-// Everything that a run holds while it trains.
+// Everything that a run holds while it trains. The constructor takes the run's folder, joins the
+// ranks and allocates the planned memory; prepare() does the rest of what comes before the first
+// step, and train() what comes from there on.
 class Run {
  public:
-  Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals,
-      const InitFrom& init);
+  Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals);
+  void prepare(const InitFrom& init);
   ExitCode train();
   // A run that has failed by itself is not continued by the same order.
   void forget_order() const {
@@ -62,12 +64,19 @@ class Run {
   }
 
  private:
+  void open_validation();
+  void load(const InitFrom& init);
   bool resume();
   void weights_there(const char* phase);
   void begin(const InitFrom& init);
   void load_initial(const InitFrom& init);
   void check_rate(const std::string& checkpoint) const;
   void tune();
+  void tune_products();
+  void describe_folder();
+  void make_snapshotter();
+  void open_writer();
+  void open_metrics();
   void open_stage(int stage);
   void train_one_step();
   void settle();
@@ -79,7 +88,7 @@ class Run {
   void save_when_due();
   ExitCode finish();
   bool due(const Duration& every) const;
-  bool has_validation() const { return task_ || !held_out_.empty(); }
+  bool has_validation() const { return task_ || !held_out_->empty(); }
   bool finished() const { return state_.stopped || state_.step >= schedule_.total_steps(); }
 
   // With other ranks, what this one is asked for counts when it comes back from a reduction, so
@@ -91,6 +100,7 @@ class Run {
   const ResolvedConfig& resolved_;
   const Config& config_;
   Control& control_;
+  const int node_;
   StopSignals& signals_;
   const fs::path folder_;
   const std::optional<RunLock> lock_;  // of rank 0, on behalf of all
@@ -105,7 +115,7 @@ class Run {
   bool resumed_ = false;
   int stage_ = -1;
   std::unique_ptr<Loader> loader_;
-  HeldOut held_out_;
+  std::optional<HeldOut> held_out_;
   std::optional<Task> task_;
   std::optional<Snapshotter> snapshotter_;
   std::optional<CheckpointWriter> writer_;
@@ -200,11 +210,11 @@ std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) 
   return RunLock(folder);
 }
 
-Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals,
-         const InitFrom& init)
+Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals)
     : resolved_(resolved),
       config_(resolved.config),
       control_(*job.control),
+      node_(job.launch.node),
       signals_(signals),
       folder_(config_.run_dir()),
       lock_(lock_run(folder_, control_)),
@@ -216,43 +226,70 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
       memory_(backend),
       stream_(with_plan(memory_, config_, model_, mesh_, job, start_)),
       step_(config_, model_, stream_, mesh_),
-      held_out_(held_out(config_, *communicator_)),
       order_(folder_, config_.checkpoint.resume, resolved.yaml) {
-  start_.done("data");
   ops::check_after_waits(stream_, [this] { control_.check(); });
-  if (config_.data.task.active()) {
-    task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
-                  config_.seed);
-  }
-  if (leads()) check_run_folder(folder_, resolved.yaml);
+}
+
+void Run::prepare(const InitFrom& init) {
+  open_validation();
+  if (leads()) check_run_folder(folder_, resolved_.yaml);
+  load(init);
+  tune();
+  if (leads() && !finished()) describe_folder();
+  // A validation that is made up for is saved.
+  if (!finished() || state_.validation_due) make_snapshotter();
+  guard_.emplace(config_.train.max_bad_steps, state_.guard);
+  open_writer();
+  open_metrics();
+}
+
+void Run::open_validation() {
+  held_out_.emplace(held_out(config_, *communicator_));
+  start_.done("data");
+  if (!config_.data.task.active()) return;
+  task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
+                config_.seed);
+}
+
+// The weights and the data, from a checkpoint or from their beginning.
+void Run::load(const InitFrom& init) {
   control_.progress("loading", kLongPhase);
   resumed_ = resume();
   if (resumed_) weights_there("checkpoint");
   // Data that the run cannot go on with is refused before any file of its folder changes.
   if (!finished()) open_stage(schedule_.stage(state_.step));
-  if (!resumed_) {
-    begin(init);
-    weights_there("weights");
-  }
+  if (resumed_) return;
+  begin(init);
+  weights_there("weights");
+}
+
+void Run::tune() {
   control_.progress("tuning", kLongPhase);
-  if (backend == Backend::kCuda) tune();
+  if (stream_.backend() == Backend::kCuda) tune_products();
   start_.done("tuning");
-  if (leads() && !finished()) {
-    describe_run_folder(folder_, resolved.yaml, config_.data.tokenizer);
-    order_.note();
-  }
-  if (!finished() || state_.validation_due) {  // a validation that is made up for is saved
-    require_shared_memory(control_, job.launch.node, Snapshotter::bytes_of(step_.params()),
-                          "the copy that checkpoints are written from");
-    snapshotter_.emplace(step_.params());
-    step_.set_before_update(snapshotter_->copied());
-  }
-  guard_.emplace(config_.train.max_bad_steps, state_.guard);
+}
+
+void Run::describe_folder() {
+  describe_run_folder(folder_, resolved_.yaml, config_.data.tokenizer);
+  order_.note();
+}
+
+void Run::make_snapshotter() {
+  require_shared_memory(control_, node_, Snapshotter::bytes_of(step_.params()),
+                        "the copy that checkpoints are written from");
+  snapshotter_.emplace(step_.params());
+  step_.set_before_update(snapshotter_->copied());
+}
+
+void Run::open_writer() {
   writer_.emplace(CheckpointWriter::Options{.run = folder_,
                                             .keep = config_.checkpoint.keep,
                                             .max_failures = config_.checkpoint.max_failures,
                                             .async = config_.checkpoint.async,
                                             .group = make_rank_group(control_)});
+}
+
+void Run::open_metrics() {
   MetricsOptions metrics;
   metrics.run_dir = folder_.string();
   metrics.config = config_.metrics;
@@ -263,7 +300,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
   metrics.peak_flops = config_.metrics.peak_tflops * 1e12 * control_.world();
   metrics.rank = control_.rank();
   metrics.world = control_.world();
-  metrics.times_waits = backend == Backend::kCuda;
+  metrics.times_waits = stream_.backend() == Backend::kCuda;
   if (resumed_) metrics.resumed_step = state_.step;
   metrics_.emplace(metrics);
 }
@@ -321,7 +358,7 @@ void Run::load_initial(const InitFrom& init) {
 
 // The choices of algorithms belong to the run: with others, a resumed run would round differently.
 // All ranks time the alternatives, since the step takes them all, and then use those of rank 0.
-void Run::tune() {
+void Run::tune_products() {
   const fs::path file = folder_ / "gemm.txt";
   const std::string known = communicator_->broadcast(leads() ? text_of_run_file(file) : "", 0);
   const std::string choices = communicator_->broadcast(step_.tune(known, leads()), 0);
@@ -484,15 +521,15 @@ std::optional<ValidationSums> Run::validation_sums() {
   const int64_t world = communicator_->world();
   const int64_t micro_batch = config_.train.micro_batch;
   const int64_t batches =
-      task_ ? (held_out_batches(*task_, micro_batch) + world - 1) / world : held_out_.batches();
+      task_ ? (held_out_batches(*task_, micro_batch) + world - 1) / world : held_out_->batches();
   ValidationSums all;
   for (int64_t i = 0; i < batches; ++i) {
     const PackedBatch batch =
         task_ ? held_out_batch(*task_, micro_batch, i * world + communicator_->rank())
-              : held_out_.batch(i);
+              : held_out_->batch(i);
     control_.progress("validation");
     const ValidationSums sums =
-        step_.evaluate(batch, task_ ? 0 : held_out_.bytes(batch), signals_.stop_requested());
+        step_.evaluate(batch, task_ ? 0 : held_out_->bytes(batch), signals_.stop_requested());
     if (sums.stop) {
       note({.stop = true});
       return std::nullopt;
@@ -619,7 +656,8 @@ ExitCode Run::finish() {
 
 ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job,
                const InitFrom& init) {
-  Run run(resolved, backend, job, training_signals(), init);
+  Run run(resolved, backend, job, training_signals());
+  run.prepare(init);
   try {
     return run.train();
   } catch (const Error& error) {

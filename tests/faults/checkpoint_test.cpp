@@ -229,10 +229,8 @@ class LiveRun : public Faults {
  protected:
   void SetUp() override {
     Faults::SetUp();
-    const char* program = std::getenv("FAULT_PROGRAM");
     training_.emplace(
-        std::vector<std::string>{program == nullptr ? SBTRAIN_PROGRAM : program, "train",
-                                 "--config", config(), "--out", path("run"),
+        std::vector<std::string>{program(), "train", "--config", config(), "--out", path("run"),
                                  "--stages.0.length=1000000 steps", "--checkpoint.every=1 steps",
                                  "--checkpoint.keep=1", "--validation.every=0 steps"},
         path("log"), std::map<std::string, std::string>{{"OMP_NUM_THREADS", "1"}});
@@ -267,8 +265,8 @@ TEST_F(LiveRun, OfASweepEndsWithIt) {
   write_file(path("long.yaml"),
              "include: " + config() + "\nstages: [{name: a, length: 1000000 steps}]\n");
   write_file(path("sweep.yaml"), "name: s\nvariants: [{name: v, config: long.yaml}]\n");
-  Process sweep({SBTRAIN_PROGRAM, "sweep", path("sweep.yaml"), "--out", path("out")},
-                path("sweep.log"), {{"OMP_NUM_THREADS", "1"}});
+  Process sweep({program(), "sweep", path("sweep.yaml"), "--out", path("out")}, path("sweep.log"),
+                {{"OMP_NUM_THREADS", "1"}});
   std::string run_folder;
   for (int tries = 0; tries < 5000 && run_folder.empty(); ++tries) {
     ::usleep(2000);

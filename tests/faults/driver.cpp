@@ -33,45 +33,31 @@ std::string replaced(std::string text, const std::string& what, const std::strin
   return text;
 }
 
-void must(const std::vector<std::string>& arguments, const fs::path& log) {
-  std::vector<std::string> command = {program()};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  Process process(command, log, {{"OMP_NUM_THREADS", "1"}});
-  if (process.wait() != 0) throw std::runtime_error(process.output());
-}
-
 }  // namespace
-
-std::string program() {
-  const char* other = std::getenv("FAULT_PROGRAM");
-  return other == nullptr ? SBTRAIN_PROGRAM : other;
-}
 
 int rounds(int few) {
   const char* text = std::getenv("FAULT_ROUNDS");
   return few * std::max(1, text == nullptr ? 1 : std::atoi(text));
 }
 
+Faults::Faults() {
+  environment_["OMP_NUM_THREADS"] = "1";
+  deadline_ = 60;
+}
+
 void Faults::SetUpTestSuite() {
   shared_ = new TemporaryFolder;
   fs::permissions(shared_->path(), fs::perms(0755));
-  const std::string log = shared("log");
-  must({"tokenizer", "train", "--input", SBTRAIN_TEST_TEXT, "--vocab", "400", "--output",
-        tokenizer()},
-       log);
   std::istringstream text(read_file(SBTRAIN_TEST_TEXT));
   std::string lines;
   for (std::string line; lines.size() < 200000 && std::getline(text, line);) lines += line + "\n";
-  write_file(shared("a.jsonl"), lines);
-  write_file(shared("b.jsonl"), lines.substr(0, lines.find('\n') + 1));
-  for (const char* name : {"a", "b"}) {
-    must({"prepare", "--input", shared(std::string(name) + ".jsonl"), "--tokenizer", tokenizer(),
-          "--output", shared(std::string(name) + ".h5")},
-         log);
-  }
+  make_training_files(shared_->path(),
+                      {{"a", lines}, {"b", lines.substr(0, lines.find('\n') + 1)}});
   write_file(config(), replaced(replaced(replaced(kConfig, "%a", store()), "%b", shared("b.h5")),
                                 "%t", tokenizer()));
-  must({"--config", config(), "--out", trained()}, log);
+  Process training(command({"--config", config(), "--out", trained()}), shared("log"),
+                   {{"OMP_NUM_THREADS", "1"}});
+  if (training.wait() != 0) throw std::runtime_error(training.output());
 }
 
 void Faults::TearDownTestSuite() {
@@ -92,10 +78,6 @@ std::vector<std::string> Faults::left() const {
   return names;
 }
 
-int Faults::run(const Arguments& arguments, double seconds) {
-  return run_in("", arguments, "", seconds);
-}
-
 int Faults::run_in(const std::string& setup, const Arguments& arguments,
                    const std::string& redirection, double seconds) {
   // Without a pipe, exec replaces the shell, so that the end by a signal is visible as such.
@@ -104,11 +86,7 @@ int Faults::run_in(const std::string& setup, const Arguments& arguments,
                              "\"$@\" " + redirection + (piped ? "\nexit ${PIPESTATUS[0]}" : "");
   std::vector<std::string> command = {"bash", "-c", script, "bash", program()};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  Process process(command, logs_ / "log",
-                  {{"OMP_NUM_THREADS", "1"}, {"OMP_WAIT_POLICY", "passive"}});
-  const int code = process.wait(seconds);
-  output_ = process.output();
-  return code;
+  return run_command(command, seconds);
 }
 
 std::string Faults::address_limit(int mebibytes) {

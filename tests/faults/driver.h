@@ -1,5 +1,5 @@
-// Runs the program under faults: limits of the shell, streams that are closed, full or end early,
-// inputs that are not files, damaged bytes. Each run has a deadline, so a hang is a failure.
+// The program under faults: limits of the shell, streams that are closed, full or end early, inputs
+// that are not files, damaged bytes. Each run has a deadline, so a hang is a failure.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "support/process.h"
+#include "support/program.h"
 
 namespace sbtrain::test {
 
@@ -23,17 +23,14 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// The program to test. FAULT_PROGRAM in the environment names another one, such as that of a
-// release.
-std::string program();
-
 // The number of random faults to try: `few` times FAULT_ROUNDS (1 unless set).
 int rounds(int few);
 
 // A folder with a tokenizer, two stores of its own text and one trained run, made once for all
 // tests. Each test also has an empty folder of its own.
-class Faults : public testing::Test {
+class Faults : public ProgramTest {
  protected:
+  Faults();
   static void SetUpTestSuite();
   static void TearDownTestSuite();
   void SetUp() override;
@@ -44,13 +41,8 @@ class Faults : public testing::Test {
   static std::string store() { return shared("a.h5"); }
   static std::string config() { return shared("config.yaml"); }
   static std::string trained() { return shared("run"); }
-  // A path in this test's own folder.
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
   std::vector<std::string> left() const;  // names in this test's folder, sorted
 
-  using Arguments = std::vector<std::string>;
-  // Returns the exit code of `sbtrain ARGUMENTS`; output() is its output on both streams.
-  int run(const Arguments& arguments, double seconds = 60);
   // Runs in bash, after `setup` (such as "ulimit -f 8"), with `redirection` (such as "2>&-") after
   // the command. Returns the program's own exit code, also at the head of a pipe.
   int run_in(const std::string& setup, const Arguments& arguments,
@@ -64,7 +56,6 @@ class Faults : public testing::Test {
   // A setup under which no thread can be started. LeakSanitizer would need one at the end.
   static std::string without_threads(const std::string& setup = ":");
   const std::string& output() const { return output_; }
-  bool says(const std::string& text) const { return output_.find(text) != std::string::npos; }
 
   // Arguments of commands that nearly every test runs; `more` replaces defaults of the same name.
   static Arguments prepare(const std::string& input, const std::string& output,
@@ -78,9 +69,6 @@ class Faults : public testing::Test {
   static Arguments with_defaults(Arguments arguments, const Arguments& more,
                                  const Arguments& defaults);
   static inline TemporaryFolder* shared_ = nullptr;
-  TemporaryFolder folder_;
-  TemporaryFolder logs_;
-  std::string output_;
 };
 
 // Flips one bit of a file.

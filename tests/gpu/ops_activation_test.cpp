@@ -123,5 +123,33 @@ TEST_F(Activation, BiasBackwardMatchesFp64AndRepeats) {
   }
 }
 
+TEST_F(Activation, BiasAndGeluMatchTheCpu) {
+  for (const test::RowCase& c : test::kRowCases) {
+    SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
+    const Owned x = test::random_bf16("x", {c.tokens, c.width}, 2);
+    const Owned b = test::random_bf16("b", {c.width});
+    const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+    const OnGpu b_gpu(gpu(), b, kBF16);
+    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+    const Owned y = test::poisoned({c.tokens, c.width});
+    const Owned dx = test::poisoned({c.tokens, c.width});
+    const OnGpu y_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
+    const OnGpu dx_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
+    ops::run(cpu, ops::BiasGelu{.y_TF = y, .x_TF = x, .b_F = b});
+    ops::run(gpu(), ops::BiasGelu{.y_TF = y_gpu, .x_TF = x_gpu, .b_F = b_gpu});
+    ops::run(cpu, ops::BiasGeluBackward{.dx_TF = dx, .dy_TF = dy, .x_TF = x, .b_F = b});
+    ops::run(gpu(),
+             ops::BiasGeluBackward{.dx_TF = dx_gpu, .dy_TF = dy_gpu, .x_TF = x_gpu, .b_F = b_gpu});
+    EXPECT_LE(test::relative_error(y_gpu, y), test::kBf16Error);
+    EXPECT_LE(test::relative_error(dx_gpu, dx), test::kBf16Error);
+    EXPECT_TRUE(y_gpu.gaps_intact() && dx_gpu.gaps_intact());
+    ops::run(cpu, ops::AddBias{.y_TN = x, .b_N = b});
+    ops::run(gpu(), ops::AddBias{.y_TN = x_gpu, .b_N = b_gpu});
+    EXPECT_LE(test::relative_error(x_gpu, x), test::kBf16Error);
+    EXPECT_TRUE(x_gpu.gaps_intact());
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain

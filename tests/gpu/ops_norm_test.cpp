@@ -225,5 +225,77 @@ TEST_F(Norm, HeadRmsNormBackwardMatchesTheCpuAndRepeats) {
   }
 }
 
+TEST_F(Norm, LayerNormMatchesTheCpu) {
+  for (const test::RowCase& c : test::kRowCases) {
+    const Owned x = test::random_bf16("x", {c.tokens, c.width}, 3, 1);
+    const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
+    const Owned b = test::random_bf16("b", {c.width});
+    const Owned expected = test::poisoned({c.tokens, c.width});
+    ops::run(cpu, ops::LayerNorm{.y_TD = expected, .x_TD = x, .w_D = w, .b_D = b, .eps = kEps});
+    const OnGpu y(gpu(), kBF16, {c.tokens, c.width}, c.gap);
+    ops::run(gpu(), ops::LayerNorm{.y_TD = y,
+                                   .x_TD = OnGpu(gpu(), x, kBF16, c.gap),
+                                   .w_D = OnGpu(gpu(), w, kBF16),
+                                   .b_D = OnGpu(gpu(), b, kBF16),
+                                   .eps = kEps});
+    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.tokens << " x " << c.width;
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
+// dx is written to another tensor, added to it, or written in place of dy.
+TEST_F(Norm, LayerNormBackwardMatchesTheCpuAndRepeats) {
+  for (const test::RowCase& c : test::kRowCases) {
+    if (c.width == 1) continue;  // the gradient is 0, up to rounding
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
+      const Owned x = test::random_bf16("x", {c.tokens, c.width}, 1, 0.5);
+      const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
+      const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
+      const Owned dx = test::random_bf16("dx", {c.tokens, c.width});
+      const Owned dw = test::random_bf16("dw", {c.width});
+      const Owned db = test::random_bf16("db", {c.width});
+      const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+      const OnGpu w_gpu(gpu(), w, kBF16);
+      const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
+      const OnGpu dx1(gpu(), accumulate ? dx : dy, kBF16, c.gap);
+      const OnGpu dx2(gpu(), accumulate ? dx : dy, kBF16, c.gap);
+      const OnGpu dw1(gpu(), dw, kF32), db1(gpu(), db, kF32);
+      const OnGpu dw2(gpu(), dw, kF32), db2(gpu(), db, kF32);
+      ops::run(gpu(), ops::LayerNormBackward{.dx_TD = dx1,
+                                             .dw_D = dw1,
+                                             .db_D = db1,
+                                             .dy_TD = dy_gpu,
+                                             .x_TD = x_gpu,
+                                             .w_D = w_gpu,
+                                             .eps = kEps,
+                                             .accumulate = accumulate});
+      ops::run(gpu(), ops::LayerNormBackward{.dx_TD = dx2,
+                                             .dw_D = dw2,
+                                             .db_D = db2,
+                                             .dy_TD = accumulate ? dy_gpu.tensor() : dx2.tensor(),
+                                             .x_TD = x_gpu,
+                                             .w_D = w_gpu,
+                                             .eps = kEps,
+                                             .accumulate = accumulate});
+      ops::run(cpu, ops::LayerNormBackward{.dx_TD = dx,
+                                           .dw_D = dw,
+                                           .db_D = db,
+                                           .dy_TD = dy,
+                                           .x_TD = x,
+                                           .w_D = w,
+                                           .eps = kEps,
+                                           .accumulate = accumulate});
+      EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error);
+      EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);
+      EXPECT_LE(test::relative_error(db1, db), test::kF32Error);
+      EXPECT_TRUE(dx1.gaps_intact());
+      EXPECT_EQ(dx1.raw(), dx2.raw());
+      EXPECT_EQ(dw1.raw(), dw2.raw());
+      EXPECT_EQ(db1.raw(), db2.raw());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "support/process.h"
+#include "support/program.h"
 
 namespace sbtrain::test {
 
@@ -22,27 +22,19 @@ namespace fs = std::filesystem;
 
 // A folder with a tokenizer, document stores and a configuration of a model that trains in about
 // a second: two stages with different mixtures, validation, a checkpoint every 10 steps.
-class SystemTest : public testing::Test {
+class SystemTest : public ProgramTest {
  protected:
+  SystemTest() { environment_["OMP_NUM_THREADS"] = "2"; }
+
   void SetUp() override {
     // Distributes the documents of the test text over two sources.
     std::istringstream text(read_file(SBTRAIN_TEST_TEXT));
-    std::map<std::string, std::string> parts;
+    std::map<std::string, std::string> texts;
     bool first = true;
     for (std::string line; std::getline(text, line); first = !first) {
-      parts[first ? "a" : "b"] += line + "\n";
+      texts[first ? "a" : "b"] += line + "\n";
     }
-    ASSERT_EQ(run({"tokenizer", "train", "--input", SBTRAIN_TEST_TEXT, "--vocab", "400", "--output",
-                   path("tokenizer.model")}),
-              0)
-        << output_;
-    for (const auto& [name, lines] : parts) {
-      write_file(path(name + ".jsonl"), lines);
-      ASSERT_EQ(run({"prepare", "--input", path(name + ".jsonl"), "--tokenizer",
-                     path("tokenizer.model"), "--output", path(name + ".h5")}),
-                0)
-          << output_;
-    }
+    make_training_files(folder_.path(), texts);
     write_file(path("config.yaml"), R"(
 name: system
 seed: 3
@@ -65,20 +57,6 @@ validation: {every: 20 steps, tokens: 512}
 checkpoint: {every: 10 steps, keep: 2, max_failures: 2}
 metrics: {every: 1}
 )");
-  }
-
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
-
-  static std::vector<std::string> command(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), SBTRAIN_PROGRAM);
-    return arguments;
-  }
-
-  int run(const std::vector<std::string>& arguments) {
-    Process process(command(arguments), folder_ / "log", environment_);
-    const int code = process.wait();
-    output_ = process.output();
-    return code;
   }
 
   // The arguments of a training run in folder `out`.
@@ -168,11 +146,6 @@ metrics: {every: 1}
     EXPECT_TRUE(weights(a) == weights(b)) << "final weights differ";
     EXPECT_EQ(read_file(newest(a) / "state.json"), read_file(newest(b) / "state.json"));
   }
-
-  std::map<std::string, std::string> environment_ = {{"OMP_NUM_THREADS", "2"},
-                                                     {"OMP_WAIT_POLICY", "passive"}};
-  TemporaryFolder folder_;
-  std::string output_;
 };
 
 inline double loss_at(const std::vector<std::string>& records, int step, const char* key) {

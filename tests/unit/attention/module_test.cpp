@@ -12,18 +12,11 @@
 #include "config/schema.h"
 #include "core/error.h"
 #include "ops/linear.h"
+#include "support/attention_module.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {
 namespace {
-
-ModelConfig small_model() {
-  ModelConfig model;
-  model.width = 12;
-  model.heads = 3;
-  model.init_std = 0.4;
-  return model;
-}
 
 // Every module and option.
 std::vector<AttentionConfig> configurations() {
@@ -77,63 +70,6 @@ std::string option(const AttentionConfig& c, const std::string& key) {
   return found == options.end() ? "" : found->second;
 }
 
-// The parameters of a module, stored one after the other as fused ones must be.
-struct Parameters {
-  Parameters(const ::sbtrain::Attention& module, bool random) : specs(module.parameters()) {
-    int64_t total = 0;
-    for (const TensorSpec& spec : specs) total += Tensor(nullptr, DType::kF32, spec.shape).numel();
-    storage.resize(static_cast<size_t>(total));
-    int64_t offset = 0;
-    for (const TensorSpec& spec : specs) {
-      const Tensor tensor(storage.data() + offset, DType::kF32, spec.shape);
-      weights.add(spec.name, tensor);
-      const bool normal = spec.init.kind == Init::Kind::kNormal;
-      const double std = normal ? spec.init.value : 0.3;  // away from special points
-      const double mean = normal ? 0.0 : spec.init.value;
-      const Owned values = random_normal(spec.name, {tensor.numel()}, std, mean);
-      for (int64_t i = 0; random && i < tensor.numel(); ++i) {
-        float value = values.f32()[i];
-        // Keeps FIRE's kinks away from 0, a token's distance to itself.
-        if (spec.name == "self_attn.fire.w1.bias" && std::abs(value) < 0.05f) value = 0.1f;
-        storage[static_cast<size_t>(offset + i)] = value;
-      }
-      offset += tensor.numel();
-    }
-  }
-  std::vector<TensorSpec> specs;
-  std::vector<float> storage;
-  Weights weights;
-};
-
-struct Pack {
-  explicit Pack(const std::vector<int32_t>& lengths) : bounds(integers(cumulate(lengths))) {
-    std::vector<int32_t> positions_of_tokens;
-    for (const int32_t length : lengths) {
-      for (int32_t i = 0; i < length; ++i) positions_of_tokens.push_back(i);
-      longest = std::max<int64_t>(longest, length);
-    }
-    tokens = static_cast<int64_t>(positions_of_tokens.size());
-    positions = std::make_unique<Owned>(integers(positions_of_tokens));
-  }
-  static std::vector<int32_t> cumulate(const std::vector<int32_t>& lengths) {
-    std::vector<int32_t> bounds = {0};
-    for (const int32_t length : lengths) bounds.push_back(bounds.back() + length);
-    return bounds;
-  }
-  Sequences sequences() const {
-    Sequences s;
-    s.cu_seqlens = bounds;
-    s.positions_T = *positions;
-    s.count = bounds.tensor().numel() - 1;
-    s.max_seqlen = longest;
-    return s;
-  }
-  Owned bounds;
-  std::unique_ptr<Owned> positions;
-  int64_t tokens = 0;
-  int64_t longest = 0;
-};
-
 // The output of the last token of a document.
 std::vector<double> last_output(const ::sbtrain::Attention& module, Stream& s, const Weights& w,
                                 const Owned& x, int64_t max_seqlen) {
@@ -153,7 +89,7 @@ TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
   const auto output = [&](const std::string& options, int64_t length) {
     CpuStream s;
     const auto module =
-        make_attention(parse_attention("{type: softmax, " + options + "}"), small_model());
+        make_attention(parse_attention("{type: softmax, " + options + "}"), small_model(3));
     return last_output(*module, s, Parameters(*module, true).weights, x, length);
   };
   const auto with_base = [&](double base) {
@@ -173,7 +109,7 @@ TEST(AttentionModule, DynamicNtkScalesTheBaseWithTheLength) {
 // Documents of 37 and 300 tokens: with skip_epsilon 0 every visible key is read; with a large one
 // all keys of the first document, which is one tile, and fewer of the second.
 TEST(AttentionModule, StickBreakingCountsTheKeysThatItReads) {
-  const ModelConfig model = small_model();
+  const ModelConfig model = small_model(3);
   const Pack pack({37, 300});
   const Owned x = random_normal("x", {pack.tokens, model.width});
   const Owned mix = poisoned({pack.tokens, model.width});
@@ -203,7 +139,7 @@ TEST(AttentionModule, StickBreakingCountsTheKeysThatItReads) {
 // module really uses. Rows of softmax and kernels sum to 1, those of
 // stick-breaking to 1 - remainder.
 TEST(AttentionModule, MapsGiveTheOutput) {
-  const ModelConfig model = small_model();
+  const ModelConfig model = small_model(3);
   const int64_t d = model.head_width();
   for (const AttentionConfig& config : configurations()) {
     if (option(config, "head_norm") == "true") continue;  // maps leave it out
@@ -339,7 +275,7 @@ TEST(AttentionModule, GroupsShareKeysAndValues) {
 }
 
 TEST(AttentionModule, CachesHoldOnlyTheHeadsOfKeys) {
-  ModelConfig model = small_model();
+  ModelConfig model = small_model(3);
   model.kv_heads = 1;
   for (const std::string type : {"stickbreaking", "softmax", "coca"}) {
     const auto bytes = [&](const ModelConfig& m) {
@@ -350,14 +286,14 @@ TEST(AttentionModule, CachesHoldOnlyTheHeadsOfKeys) {
       }
       return plan.report().pool_bytes;
     };
-    EXPECT_EQ(bytes(small_model()), 3 * bytes(model)) << type;
+    EXPECT_EQ(bytes(small_model(3)), 3 * bytes(model)) << type;
   }
 }
 
 TEST(AttentionModule, DeclaresItsParameters) {
   auto config = parse_attention("{remainder: bias, head_norm: true, forget_gate: true}");
   std::map<std::string, TensorSpec> specs;
-  for (const TensorSpec& spec : make_attention(config, small_model())->parameters()) {
+  for (const TensorSpec& spec : make_attention(config, small_model(3))->parameters()) {
     specs[spec.name] = spec;
   }
   ASSERT_EQ(specs.size(), 8u);
@@ -373,7 +309,7 @@ TEST(AttentionModule, DeclaresItsParameters) {
     EXPECT_FALSE(specs[name].decay) << name;
   }
   config = parse_attention("{type: coca, qk_norm: true, qkv_bias: true}");
-  ModelConfig grouped = small_model();
+  ModelConfig grouped = small_model(3);
   grouped.kv_heads = 1;
   specs.clear();
   for (const TensorSpec& spec : make_attention(config, grouped)->parameters()) {
@@ -391,8 +327,8 @@ TEST(AttentionModule, DeclaresItsParameters) {
   EXPECT_EQ(specs["self_attn.t_norm.weight"].shape, std::vector<int64_t>{4});
   EXPECT_FALSE(specs["self_attn.t_norm.weight"].decay);
   config = AttentionConfig{};
-  EXPECT_EQ(make_attention(config, small_model())->parameters().size(), 3u);
-  EXPECT_EQ(make_attention(config, small_model())->flops_per_token(10), 4.0 * 12 * 10);
+  EXPECT_EQ(make_attention(config, small_model(3))->parameters().size(), 3u);
+  EXPECT_EQ(make_attention(config, small_model(3))->flops_per_token(10), 4.0 * 12 * 10);
 }
 
 std::string error_of(const AttentionConfig& config, const ModelConfig& model) {
@@ -406,15 +342,15 @@ std::string error_of(const AttentionConfig& config, const ModelConfig& model) {
 }
 
 TEST(AttentionRegistry, SaysWhatIsWrong) {
-  EXPECT_EQ(error_of({.type = "stick"}, small_model()),
+  EXPECT_EQ(error_of({.type = "stick"}, small_model(3)),
             "model.attention.type: there is no attention 'stick'; known are stickbreaking, "
             "softmax, coca, based, rebased, short_conv");
-  EXPECT_EQ(error_of(parse_attention("{type: softmax, rope_scaling: dynamic_ntk}"), small_model()),
+  EXPECT_EQ(error_of(parse_attention("{type: softmax, rope_scaling: dynamic_ntk}"), small_model(3)),
             "model.attention.rope_train_length: dynamic_ntk needs the length that the model was "
             "trained with");
-  EXPECT_EQ(error_of(parse_attention("{type: coca, position: fire}"), small_model()),
+  EXPECT_EQ(error_of(parse_attention("{type: coca, position: fire}"), small_model(3)),
             "model.attention.position: coca rotates its keys, so that it takes rope alone");
-  ModelConfig model = small_model();
+  ModelConfig model = small_model(3);
   model.heads = 5;
   EXPECT_EQ(error_of(AttentionConfig{}, model),
             "model.heads: width 12 is not divisible by 5 heads");
@@ -424,7 +360,7 @@ TEST(AttentionRegistry, SaysWhatIsWrong) {
 TEST(AttentionRegistry, HeadsOfAnotherSizeAreRefusedByName) {
   AttentionModule module;
   module.name = "fixed";
-  ModelConfig model = small_model();
+  ModelConfig model = small_model(3);
   model.head_dim = 4;
   EXPECT_FALSE(heads_problem(module, model));  // as it is without
   model.head_dim = 8;

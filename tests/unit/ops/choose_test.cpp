@@ -264,7 +264,7 @@ TEST(Choose, AnImplementationCanBeForced) {
   const Target target(Backend::kCuda);
   const SoftmaxChoice portable = choose(shape(64, 2048), target, "portable");
   EXPECT_EQ(portable.implementation, Implementation::kPortable);
-  EXPECT_EQ(portable.bytes, size_t{32768} * 16 * sizeof(float));
+  EXPECT_EQ(portable.bytes, 2097152u);  // a float for each of 32768 rows of 16 heads
   EXPECT_EQ(choose(shape(32, 2048), target, "cudnn").implementation, Implementation::kCudnn);
   const auto error_of = [&](const SoftmaxShape& x, std::string_view forced) {
     try {
@@ -327,9 +327,10 @@ TEST(Choose, SoftmaxOnHopperWhereItIsAskedFor) {
         x.backward = backward;
         const SoftmaxChoice forced = choose(x, hopper, "hopper");
         EXPECT_EQ(forced.implementation, Implementation::kHopper);
-        // The queue of tiles lies behind the scratch of the portable kernels.
+        // The queue of tiles, 513 numbers of 4 bytes, lies behind the scratch of the portable
+        // kernels.
         EXPECT_EQ(forced.queue, choose(x, hopper, "portable").bytes);
-        EXPECT_GE(forced.bytes - forced.queue, sizeof(int32_t) * (1 + 32768 / 64));
+        EXPECT_EQ(forced.bytes - forced.queue, 2304u);
         EXPECT_THROW(choose(x, ampere(), "hopper"), Error);
       }
     }
@@ -394,22 +395,28 @@ TEST(Choose, PortableKernelsAfterHopper) {
   EXPECT_NE(lines->text[1].find("compute capability 12.0"), std::string::npos) << lines->text[1];
 }
 
+// The numbers of bytes are written out, so that a change of what the kernels are given shows here.
 TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   const Target target(Backend::kCuda);
   StickBreakingShape shape = stick_shape(64, 32768);
-  EXPECT_EQ(choose(shape, target, "portable").bytes, 0);
-  EXPECT_GE(choose(shape, target).bytes, 4 * (1 + 32768 / 128));
+  EXPECT_EQ(choose(shape, target, "portable").bytes, 0u);
+  EXPECT_EQ(choose(shape, target).bytes, 2304u);  // 513 numbers of 4 bytes, in units of 256
   shape.backward = true;
+  // All 24 heads at a time, with two floats for each of 32768 rows and 67 blocks of keys.
   const StickBreakingChoice portable = choose(shape, target, "portable");
-  EXPECT_EQ(portable.blocks, (4096 + 126) / 64 + 2);
-  EXPECT_EQ(portable.bytes, static_cast<size_t>(portable.heads * portable.blocks * 32768 * 8));
+  EXPECT_EQ(portable.heads, 24);
+  EXPECT_EQ(portable.blocks, 67);
+  EXPECT_EQ(portable.bytes, 421527552u);
+  // And a float for each row of these heads, and the queue.
   const StickBreakingChoice hopper = choose(shape, target);
-  EXPECT_EQ(hopper.states, portable.bytes);
-  EXPECT_GE(hopper.bytes - hopper.states, static_cast<size_t>(hopper.heads * 32768 * 4));
-  // The states of few tokens are fewer bytes than the sums for the remainder's vector.
+  EXPECT_EQ(hopper.heads, 24);
+  EXPECT_EQ(hopper.states, 421527552u);
+  EXPECT_EQ(hopper.bytes, 424675584u);
+  // The states of few tokens are fewer bytes than the sums for the remainder's vector, 264 times 24
+  // heads of 64 floats.
   shape.tokens = 1;
   shape.learned_remainder = true;
-  EXPECT_EQ(choose(shape, target).states, 264u * 24 * 64 * 4);
+  EXPECT_EQ(choose(shape, target).states, 1622016u);
 }
 
 }  // namespace

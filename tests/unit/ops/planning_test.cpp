@@ -1,13 +1,28 @@
-// Ops on Backend::kPlan read and write nothing, and take the same scratch as on a real backend;
-// otherwise the replay below would throw.
+// A plan holds all the memory that ops take, and what they compute in it is what they compute in
+// memory of their own. The lists of ops here are complete: the headers of src/ops are read.
+#include <cxxabi.h>
 #include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <typeinfo>
+#include <utility>
+#include <vector>
 
 #include "core/device.h"
 #include "core/error.h"
 #include "ops/activation.h"
 #include "ops/attention.h"
 #include "ops/coca.h"
+#include "ops/copy_to_host.h"
 #include "ops/embedding.h"
+#include "ops/heads.h"
+#include "ops/initialize.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
@@ -15,6 +30,7 @@
 #include "ops/optimizer.h"
 #include "ops/rebased.h"
 #include "ops/rope.h"
+#include "ops/sampling.h"
 #include "ops/short_conv.h"
 
 namespace sbtrain {
@@ -24,248 +40,384 @@ constexpr int64_t kTokens = 48;
 constexpr int64_t kWidth = 16;
 constexpr int64_t kVocab = 64;
 
-Buffer allocate(Memory& memory, DType dtype, std::initializer_list<int64_t> shape) {
-  return memory.allocate(MemoryClass::kActivations, "t", dtype, shape);
+// "RmsNorm" for ops::RmsNorm.
+template <typename Op>
+std::string name_of_op() {
+  char* text = abi::__cxa_demangle(typeid(Op).name(), nullptr, nullptr, nullptr);
+  const std::string name = text;
+  std::free(text);
+  return name.substr(name.rfind(':') + 1);
 }
 
-// Every op, on tensors of one program.
-void run_every_op(Memory& memory) {
-  Stream s(memory);
-  const ProgramScope program(memory, "ops");
-  const Buffer x = allocate(memory, DType::kF32, {kTokens, kWidth});
-  const Buffer y = allocate(memory, DType::kF32, {kTokens, kWidth});
-  const Buffer wide = allocate(memory, DType::kF32, {kTokens, 2 * kWidth});
-  const Buffer dwide = allocate(memory, DType::kF32, {kTokens, 2 * kWidth});
-  const Buffer square = allocate(memory, DType::kF32, {kWidth, kWidth});
-  const Buffer row = allocate(memory, DType::kF32, {kWidth});
-  const Buffer drow = allocate(memory, DType::kF32, {kWidth});
-  const Buffer table = allocate(memory, DType::kF32, {kVocab, kWidth});
-  const Buffer dtable = allocate(memory, DType::kF32, {kVocab, kWidth});
-  const Buffer losses = allocate(memory, DType::kF32, {kTokens});
-  const Buffer ids = allocate(memory, DType::kI32, {kTokens});
-  for (const Buffer* b : {&x, &wide, &square, &row, &drow, &table, &dtable})
-    ops::run(s, ops::Fill{.x = *b, .value = 0.5f});
-  ops::run(s, ops::Fill{.x = ids, .value = 1});
+// The ops that the headers declare: every struct whose first member is its kName.
+std::set<std::string> declared_ops() {
+  const std::regex op(R"(struct\s+(\w+)[^;{}]*\{\s*static constexpr std::string_view kName)");
+  std::set<std::string> names;
+  for (const auto& file : std::filesystem::directory_iterator(SBTRAIN_OPS_HEADERS)) {
+    if (file.path().extension() != ".h") continue;
+    std::ostringstream text;
+    text << std::ifstream(file.path()).rdbuf();
+    const std::string header = text.str();
+    for (auto it = std::sregex_iterator(header.begin(), header.end(), op);
+         it != std::sregex_iterator(); ++it) {
+      names.insert((*it)[1]);
+    }
+  }
+  return names;
+}
 
-  ops::run(s, ops::Embedding{.y_TD = x, .tokens_T = ids, .w_VD = table, .scale = 1.0f});
-  ops::run(s, ops::RmsNorm{.y_TD = y, .x_TD = x, .w_D = row, .eps = 1e-5f});
-  ops::run(s, ops::RmsNormBackward{
-                  .dx_TD = x, .dw_D = drow, .dy_TD = y, .x_TD = x, .w_D = row, .eps = 1e-5f});
-  ops::run(s, ops::HeadNorm{
-                  .y_THd = y, .x_THd = x, .w_Hd = row, .b_Hd = drow, .heads = 2, .eps = 1e-5f});
-  ops::run(s, ops::HeadNormBackward{.dx_THd = y,
-                                    .dw_Hd = drow,
-                                    .db_Hd = row,
-                                    .dy_THd = x,
-                                    .x_THd = x,
-                                    .w_Hd = row,
-                                    .heads = 2,
-                                    .eps = 1e-5f});
-  ops::run(s, ops::Linear{.y_TN = y, .x_TK = x, .w_NK = square, .residual = x});
-  ops::run(s, ops::LinearBackwardInput{.dx_TK = y, .dy_TN = x, .w_NK = square});
-  ops::run(s, ops::LinearBackwardWeight{.dw_NK = square, .dy_TN = y, .x_TK = x});
-  ops::run(s, ops::BiasBackward{.db_N = drow, .dy_TN = y});
-  ops::run(s, ops::Swiglu{.y_TF = y, .gate_up_T2F = wide});
-  ops::run(s, ops::SwigluBackward{.dgate_up_T2F = dwide, .dy_TF = y, .gate_up_T2F = wide});
-  ops::run(s, ops::BiasSigmoid{.y_TH = y, .x_TH = x, .b_H = row});
-  ops::run(s, ops::SigmoidBackward{.dx_TH = x, .dy_TH = y, .y_TH = y});
+struct Notes {
+  std::vector<std::string> names;  // of the ops, in their order
+  std::vector<std::string> bits;   // of all tensors, after each
+};
+
+// Tensors of one program, and ops on them. After each op all bits of all tensors are noted, unless
+// the memory is that of a plan, in which ops do nothing.
+class Ops {
+ public:
+  Ops(Memory& memory, const char* program) : stream(memory), scope_(memory, program) {}
+
+  // Normal numbers with this standard deviation.
+  Buffer matrix(int64_t rows, int64_t cols, double std = 0.5) {
+    Buffer b = allocate(DType::kF32, {rows, cols});
+    run(ops::Initialize{.x_N = b.tensor().reshaped({rows * cols}),
+                        .begin = 0,
+                        .rows = rows,
+                        .cols = cols,
+                        .stored_cols = cols,
+                        .init = Init::normal(std),
+                        .random = Philox(1, RandomPurpose::kTest, "tensor", tensors_.size())});
+    return b;
+  }
+  Buffer vector(int64_t n) { return allocate(DType::kF32, {n}, 0.5f); }
+  Buffer integers(const std::vector<int32_t>& values) {
+    Buffer b = allocate(DType::kI32, {static_cast<int64_t>(values.size())});
+    run(ops::CopyFromHost{.y = b, .host = values.data()});
+    return b;
+  }
+  Buffer allocate(DType dtype, std::initializer_list<int64_t> shape, float value = 0) {
+    Buffer b = stream.memory().allocate(MemoryClass::kActivations, "t", dtype, shape);
+    run(ops::Fill{.x = b, .value = value});
+    tensors_.push_back(b);
+    return b;
+  }
+
+  template <typename Op>
+  void run(const Op& op) {
+    ops::run(stream, op);
+    notes.names.push_back(name_of_op<Op>());
+    if (!stream.planning()) notes.bits.push_back(all_bits());
+  }
+
+  Stream stream;
+  Notes notes;
+
+ private:
+  std::string all_bits() const {
+    std::string all;
+    for (const Tensor& t : tensors_) all.append(static_cast<const char*>(t.data), t.bytes());
+    return all;
+  }
+  ProgramScope scope_;
+  std::vector<Tensor> tensors_;
+};
+
+// Every op of training and of the model's products, norms and element-wise parts.
+void run_every_op(Ops& o) {
+  const Buffer x = o.matrix(kTokens, kWidth), y = o.matrix(kTokens, kWidth);
+  const Buffer z = o.matrix(kTokens, kWidth), dx = o.matrix(kTokens, kWidth);
+  const Buffer half = o.matrix(kTokens, kWidth / 2);
+  const Buffer wide = o.matrix(kTokens, 2 * kWidth), dwide = o.matrix(kTokens, 2 * kWidth);
+  const Buffer square = o.matrix(kWidth, kWidth), dsquare = o.matrix(kWidth, kWidth);
+  const Buffer tall = o.matrix(2 * kWidth, kWidth);
+  const Buffer row = o.vector(kWidth), drow = o.vector(kWidth), other_row = o.vector(kWidth);
+  const Buffer head_row = o.vector(kWidth / 2), dhead_row = o.vector(kWidth / 2);
+  const Buffer table = o.matrix(kVocab, kWidth), dtable = o.matrix(kVocab, kWidth);
+  const Buffer losses = o.vector(kTokens);
+  std::vector<int32_t> numbers(kTokens);
+  for (int64_t t = 0; t < kTokens; ++t) numbers[t] = static_cast<int32_t>(7 * t % kVocab);
+  const Buffer ids = o.integers(numbers), chosen = o.integers(numbers);
+
+  o.run(ops::Embedding{.y_TD = x, .tokens_T = ids, .w_VD = table, .scale = 1.0f});
+  o.run(ops::RmsNorm{.y_TD = y, .x_TD = x, .w_D = row, .eps = 1e-5f});
+  o.run(ops::RmsNormBackward{
+      .dx_TD = dx, .dw_D = drow, .dy_TD = y, .x_TD = x, .w_D = row, .eps = 1e-5f});
+  o.run(ops::HeadNorm{
+      .y_THd = y, .x_THd = x, .w_Hd = row, .b_Hd = other_row, .heads = 2, .eps = 1e-5f});
+  o.run(ops::HeadNormBackward{.dx_THd = dx,
+                              .dw_Hd = drow,
+                              .db_Hd = other_row,
+                              .dy_THd = y,
+                              .x_THd = x,
+                              .w_Hd = row,
+                              .heads = 2,
+                              .eps = 1e-5f});
+  o.run(ops::HeadRmsNorm{.y_THd = y, .x_THd = x, .w_d = head_row, .heads = 2, .eps = 1e-5f});
+  o.run(ops::HeadRmsNormBackward{.dx_THd = dx,
+                                 .dw_d = dhead_row,
+                                 .dy_THd = y,
+                                 .x_THd = x,
+                                 .w_d = head_row,
+                                 .heads = 2,
+                                 .eps = 1e-5f});
+  o.run(ops::LayerNorm{.y_TD = y, .x_TD = x, .w_D = row, .b_D = other_row, .eps = 1e-5f});
+  o.run(ops::LayerNormBackward{.dx_TD = dx,
+                               .dw_D = drow,
+                               .db_D = other_row,
+                               .dy_TD = y,
+                               .x_TD = x,
+                               .w_D = row,
+                               .eps = 1e-5f,
+                               .accumulate = true});
+  o.run(ops::Linear{.y_TN = y, .x_TK = x, .w_NK = square, .residual = x});
+  o.run(ops::DecodeLinear{
+      .y_BN = y, .x_BK = x, .w_NK = square, .residual = z, .norm_K = row, .norm_eps = 1e-5f});
+  o.run(ops::DecodeLinear{
+      .y_BN = y, .x_BK = x, .w_NK = tall, .norm_K = row, .norm_eps = 1e-5f, .swiglu = true});
+  o.run(ops::LinearBackwardInput{.dx_TK = dx, .dy_TN = y, .w_NK = square});
+  o.run(ops::LinearBackwardWeight{.dw_NK = dsquare, .dy_TN = y, .x_TK = x});
+  o.run(ops::LinearBackward{.dx_TK = dx, .dw_NK = dsquare, .dy_TN = y, .x_TK = x, .w_NK = square});
+  o.run(ops::AddBias{.y_TN = y, .b_N = row});
+  o.run(ops::BiasBackward{.db_N = drow, .dy_TN = y});
+  o.run(ops::Swiglu{.y_TF = y, .gate_up_T2F = wide});
+  o.run(ops::SwigluBackward{.dgate_up_T2F = dwide, .dy_TF = y, .gate_up_T2F = wide});
+  o.run(ops::BiasGelu{.y_TF = y, .x_TF = x, .b_F = row});
+  o.run(ops::BiasGeluBackward{.dx_TF = dx, .dy_TF = y, .x_TF = x, .b_F = row});
+  o.run(ops::BiasSigmoid{.y_TH = y, .x_TH = x, .b_H = row});
+  o.run(ops::SigmoidBackward{.dx_TH = dx, .dy_TH = z, .y_TH = y});
   const ops::RopeParams rope = {.heads = 2,
                                 .frequencies = ops::rope_frequencies(10000, kWidth / 2)};
-  ops::run(s, ops::Rope{.x_THd = x, .positions_T = ids, .params = rope});
-  ops::run(s, ops::CrossEntropy{.loss_T = losses,
-                                .dx_TD = y,
-                                .dw_VD = dtable,
-                                .x_TD = x,
-                                .w_VD = table,
-                                .targets_T = ids});
-  ops::run(s, ops::EmbeddingBackward{.dw_VD = dtable, .dy_TD = y, .tokens_T = ids, .scale = 1.0f});
-  ops::run(s, ops::Add{.y = x, .x = y});
-  ops::run(s, ops::Copy{.y = y, .x = x});
-  ops::sum(s, losses);
-  ops::run(s, ops::LayerNorm{.y_TD = y, .x_TD = x, .w_D = row, .b_D = drow, .eps = 1e-5f});
-  ops::run(s, ops::LayerNormBackward{.dx_TD = y,
-                                     .dw_D = drow,
-                                     .db_D = row,
-                                     .dy_TD = x,
-                                     .x_TD = x,
-                                     .w_D = row,
-                                     .eps = 1e-5f,
-                                     .accumulate = true});
-  ops::run(s, ops::AddBias{.y_TN = y, .b_N = row});
-  ops::run(s, ops::BiasGelu{.y_TF = y, .x_TF = x, .b_F = row});
-  ops::run(s, ops::BiasGeluBackward{.dx_TF = y, .dy_TF = x, .x_TF = x, .b_F = row});
-  const Buffer m = allocate(memory, DType::kF32, {kVocab, kWidth});
-  const Buffer v = allocate(memory, DType::kF32, {kVocab, kWidth});
-  ops::run(s, ops::Fill{.x = m, .value = 0});
-  ops::run(s, ops::Fill{.x = v, .value = 0});
-  const Buffer stats =
-      memory.allocate(MemoryClass::kOptimizer, "stats", DType::kF64, {ops::kStepStats});
-  ops::run(s, ops::Fill{.x = stats, .value = 0});
-  ops::run(s,
-           ops::AddSquaredNorm{.y_1 = stats.tensor().row_range(ops::kSquaredNorm, 1), .x = dtable});
-  ops::run(s, ops::FinishStep{.stats = stats, .clip = 1, .beta1 = 0.9, .beta2 = 0.95});
-  ops::run(s, ops::AdamW{.w_N = table, .m_N = m, .v_N = v, .grad_N = dtable, .stats = stats});
+  o.run(ops::Rope{.x_THd = x, .positions_T = ids, .params = rope});
+  o.run(ops::RepeatHeads{.y_THd = y, .x_TGd = half, .head_dim = kWidth / 2});
+  o.run(ops::RepeatHeadsBackward{.dx_TGd = half, .dy_THd = y, .head_dim = kWidth / 2});
+  o.run(ops::CrossEntropy{
+      .loss_T = losses, .dx_TD = dx, .dw_VD = dtable, .x_TD = x, .w_VD = table, .targets_T = ids});
+  o.run(ops::EmbeddingBackward{.dw_VD = dtable, .dy_TD = dx, .tokens_T = ids, .scale = 1.0f});
+  o.run(ops::Likeliest{.y_B = chosen, .x_BV = wide, .vocab = kWidth + 3});
+  o.run(ops::Add{.y = x, .x = y});
+  o.run(ops::Copy{.y = y, .x = z});
+  o.run(ops::SumParts{.y_N = drow, .x_RN = square, .own_N = row, .own = 3});
   std::vector<float> host(kTokens);
-  ops::run(s, ops::CopyFromHost{.y = losses, .host = host.data()});
-  ops::run(s, ops::CopyToHost{.host = host.data(), .x = losses});
-  ops::run(s, ops::Synchronize{});
+  o.run(ops::CopyFromHost{.y = losses, .host = host.data()});
+  o.run(ops::CopyToHost{.host = host.data(), .x = losses});
+  o.run(ops::StartCopyToHost{.host = host.data(), .x = losses});
+  o.run(ops::Synchronize{});
+}
+
+// Every op of an optimizer's step.
+void run_every_update(Ops& o) {
+  const Buffer w = o.matrix(kVocab, kWidth), gradient = o.matrix(kVocab, kWidth, 0.01);
+  const Buffer m = o.matrix(kVocab, kWidth, 0), v = o.matrix(kVocab, kWidth, 0);
+  const Buffer small = o.vector(kWidth), small_gradient = o.vector(kWidth);
+  const Buffer small_m = o.vector(kWidth), small_v = o.vector(kWidth);
+  const Buffer losses = o.vector(kTokens);
+  const Buffer stats = o.allocate(DType::kF64, {ops::kStepStats});
+  const auto stat = [&](ops::StepStat i) { return stats.tensor().row_range(i, 1); };
+  ops::sum(o.stream, losses);
+  o.run(ops::Fill{.x = stat(ops::kValidTargets), .value = kTokens});
+  o.run(ops::AddSum{.y_1 = stat(ops::kLossSum), .x = losses});
+  o.run(ops::AddSquaredNorm{.y_1 = stat(ops::kSquaredNorm), .x = gradient});
+  const std::vector<Tensor> gradients = {gradient, small_gradient};
+  o.run(ops::AddSquaredNorms{.y_1 = stat(ops::kSquaredNorm), .x = gradients});
+  o.run(ops::FinishStep{.stats = stats, .clip = 1, .beta1 = 0.9, .beta2 = 0.95});
+  const ops::AdamW update = {
+      .w_N = w, .m_N = m, .v_N = v, .grad_N = gradient, .stats = stats, .lr = 0.1f};
+  o.run(update);
+  const std::vector<ops::AdamW> updates = {update,
+                                           {.w_N = small,
+                                            .m_N = small_m,
+                                            .v_N = small_v,
+                                            .grad_N = small_gradient,
+                                            .stats = stats,
+                                            .lr = 0.1f}};
+  o.run(ops::AdamWs{.ranges = updates});
 }
 
 // Every op that mixes tokens: attention, the transforms of CoCA, the short convolution, and a step
-// of decoding, on tensors of one program.
-void run_every_mixer(Memory& memory) {
-  Stream s(memory);
-  const ProgramScope program(memory, "mixers");
+// of decoding.
+void run_every_mixer(Ops& o) {
   constexpr int kHeads = 2;
-  const auto matrix = [&](int64_t rows, int64_t cols) {
-    Buffer b = allocate(memory, DType::kF32, {rows, cols});
-    ops::run(s, ops::Fill{.x = b, .value = 0.25f});
-    return b;
-  };
-  const auto integers = [&](const std::vector<int32_t>& values) {
-    Buffer b = allocate(memory, DType::kI32, {static_cast<int64_t>(values.size())});
-    ops::run(s, ops::CopyFromHost{.y = b, .host = values.data()});
-    return b;
-  };
   std::vector<int32_t> counted(kTokens);
   for (int64_t t = 0; t < kTokens; ++t) counted[t] = static_cast<int32_t>(t);
-  const Buffer positions = integers(counted);
-  const Buffer bounds = integers({0, kTokens});
+  const Buffer positions = o.integers(counted);
+  const Buffer bounds = o.integers({0, kTokens});
   const Sequences sequences = {
       .cu_seqlens = bounds, .positions_T = positions, .count = 1, .max_seqlen = kTokens};
-  const Buffer q = matrix(kTokens, kWidth), k = matrix(kTokens, kWidth);
-  const Buffer v = matrix(kTokens, kWidth), o = matrix(kTokens, kWidth);
-  const Buffer dq = matrix(kTokens, kWidth), dk = matrix(kTokens, kWidth);
-  const Buffer dv = matrix(kTokens, kWidth), per_query = matrix(kHeads, kTokens);
-  const Buffer stop = allocate(memory, DType::kI32, {kHeads, kTokens});
+  const Buffer q = o.matrix(kTokens, kWidth), k = o.matrix(kTokens, kWidth);
+  const Buffer v = o.matrix(kTokens, kWidth), out = o.matrix(kTokens, kWidth);
+  const Buffer dq = o.matrix(kTokens, kWidth), dk = o.matrix(kTokens, kWidth);
+  const Buffer dv = o.matrix(kTokens, kWidth), per_query = o.matrix(kHeads, kTokens);
+  const Buffer stop = o.allocate(DType::kI32, {kHeads, kTokens});
 
-  ops::run(s, ops::StickBreakingForward{.o_THd = o,
-                                        .log2_rem_HT = per_query,
-                                        .stop_HT = stop,
-                                        .q_THd = q,
-                                        .k_THd = k,
-                                        .v_THd = v,
-                                        .sequences = sequences,
-                                        .params = {.heads = kHeads}});
-  ops::run(s, ops::StickBreakingBackward{.dq_THd = dq,
-                                         .dk_THd = dk,
-                                         .dv_THd = dv,
-                                         .do_THd = o,
-                                         .log2_rem_HT = per_query,
-                                         .stop_HT = stop,
-                                         .q_THd = q,
-                                         .k_THd = k,
-                                         .v_THd = v,
-                                         .sequences = sequences,
-                                         .params = {.heads = kHeads}});
-  for (const auto kind : {ops::PositionBias::kNone, ops::PositionBias::kAlibi}) {
-    ops::run(s, ops::SoftmaxForward{.o_THd = o,
-                                    .lse_HT = per_query,
-                                    .q_THd = q,
-                                    .k_THd = k,
-                                    .v_THd = v,
-                                    .bias = {.kind = kind},
-                                    .sequences = sequences,
-                                    .params = {.heads = kHeads}});
-    ops::run(s, ops::SoftmaxBackward{.dq_THd = dq,
-                                     .dk_THd = dk,
-                                     .dv_THd = dv,
-                                     .do_THd = v,
-                                     .o_THd = o,
-                                     .lse_HT = per_query,
-                                     .q_THd = q,
-                                     .k_THd = k,
-                                     .v_THd = v,
-                                     .bias = {.kind = kind},
-                                     .sequences = sequences,
-                                     .params = {.heads = kHeads}});
-  }
-  ops::run(s, ops::RebasedForward{.o_THe = o,
-                                  .den_HT = per_query,
-                                  .q_THf = q,
-                                  .k_THf = k,
-                                  .v_THe = v,
+  o.run(ops::StickBreakingForward{.o_THd = out,
+                                  .log2_rem_HT = per_query,
+                                  .stop_HT = stop,
+                                  .q_THd = q,
+                                  .k_THd = k,
+                                  .v_THd = v,
                                   .sequences = sequences,
                                   .params = {.heads = kHeads}});
-  ops::run(s, ops::RebasedBackward{.dq_THf = dq,
-                                   .dk_THf = dk,
-                                   .dv_THe = dv,
-                                   .do_THe = v,
-                                   .o_THe = o,
-                                   .den_HT = per_query,
-                                   .q_THf = q,
-                                   .k_THf = k,
-                                   .v_THe = v,
+  o.run(ops::StickBreakingBackward{.dq_THd = dq,
+                                   .dk_THd = dk,
+                                   .dv_THd = dv,
+                                   .do_THd = out,
+                                   .log2_rem_HT = per_query,
+                                   .stop_HT = stop,
+                                   .q_THd = q,
+                                   .k_THd = k,
+                                   .v_THd = v,
                                    .sequences = sequences,
                                    .params = {.heads = kHeads}});
+  for (const auto kind : {ops::PositionBias::kNone, ops::PositionBias::kAlibi}) {
+    o.run(ops::SoftmaxForward{.o_THd = out,
+                              .lse_HT = per_query,
+                              .q_THd = q,
+                              .k_THd = k,
+                              .v_THd = v,
+                              .bias = {.kind = kind},
+                              .sequences = sequences,
+                              .params = {.heads = kHeads}});
+    o.run(ops::SoftmaxBackward{.dq_THd = dq,
+                               .dk_THd = dk,
+                               .dv_THd = dv,
+                               .do_THd = v,
+                               .o_THd = out,
+                               .lse_HT = per_query,
+                               .q_THd = q,
+                               .k_THd = k,
+                               .v_THd = v,
+                               .bias = {.kind = kind},
+                               .sequences = sequences,
+                               .params = {.heads = kHeads}});
+  }
+  o.run(ops::RebasedForward{.o_THe = out,
+                            .den_HT = per_query,
+                            .q_THf = q,
+                            .k_THf = k,
+                            .v_THe = v,
+                            .sequences = sequences,
+                            .params = {.heads = kHeads}});
+  o.run(ops::RebasedBackward{.dq_THf = dq,
+                             .dk_THf = dk,
+                             .dv_THe = dv,
+                             .do_THe = v,
+                             .o_THe = out,
+                             .den_HT = per_query,
+                             .q_THf = q,
+                             .k_THf = k,
+                             .v_THe = v,
+                             .sequences = sequences,
+                             .params = {.heads = kHeads}});
   const ops::CocaParams coca = {
       .rope = {.heads = kHeads,
                .frequencies = ops::rope_frequencies(10000, q.tensor().cols() / kHeads)}};
-  ops::run(s, ops::CocaQuery{.y_THd = o, .q_THd = q, .positions_T = positions, .params = coca});
-  ops::run(s, ops::CocaQueryBackward{
-                  .dq_THd = dq, .dy_THd = o, .q_THd = q, .positions_T = positions, .params = coca});
-  ops::run(s, ops::CocaKey{.y_THd = o, .t_THd = k, .positions_T = positions, .params = coca});
-  ops::run(s, ops::CocaKeyBackward{
-                  .dt_THd = dk, .dy_THd = v, .y_THd = o, .positions_T = positions, .params = coca});
-  const Buffer taps = matrix(kWidth, ops::kShortConv), row = matrix(1, kWidth);
+  o.run(ops::CocaQuery{.y_THd = out, .q_THd = q, .positions_T = positions, .params = coca});
+  o.run(ops::CocaQueryBackward{
+      .dq_THd = dq, .dy_THd = out, .q_THd = q, .positions_T = positions, .params = coca});
+  o.run(ops::CocaKey{.y_THd = out, .t_THd = k, .positions_T = positions, .params = coca});
+  o.run(ops::CocaKeyBackward{
+      .dt_THd = dk, .dy_THd = v, .y_THd = out, .positions_T = positions, .params = coca});
+  const Buffer taps = o.matrix(kWidth, ops::kShortConv), row = o.matrix(1, kWidth);
+  const Buffer dtaps = o.matrix(kWidth, ops::kShortConv), drow = o.matrix(1, kWidth);
+  const Buffer dgate_bias = o.matrix(1, kWidth);
   const ops::ShortConvWeights w = {.w_D3 = taps, .b_D = row, .gate_bias_D = row};
-  ops::run(s, ops::ShortConvForward{
-                  .y_TD = o, .u_TD = q, .gate_TD = k, .positions_T = positions, .w = w});
-  ops::run(s, ops::ShortConvBackward{.du_TD = dq,
-                                     .dgate_TD = dk,
-                                     .dy_TD = o,
-                                     .u_TD = q,
-                                     .gate_TD = k,
-                                     .positions_T = positions,
-                                     .dw = w,
-                                     .w = w});
+  const ops::ShortConvWeights dw = {.w_D3 = dtaps, .b_D = drow, .gate_bias_D = dgate_bias};
+  o.run(ops::ShortConvForward{
+      .y_TD = out, .u_TD = q, .gate_TD = k, .positions_T = positions, .w = w});
+  o.run(ops::ShortConvBackward{.du_TD = dq,
+                               .dgate_TD = dk,
+                               .dy_TD = out,
+                               .u_TD = q,
+                               .gate_TD = k,
+                               .positions_T = positions,
+                               .dw = dw,
+                               .w = w});
 
-  const Tensor one = q.tensor().row_range(0, 1), new_o = o.tensor().row_range(0, 1);
+  const Tensor one = q.tensor().row_range(0, 1), new_o = out.tensor().row_range(0, 1);
   const Tensor cache = k.tensor().reshaped({1, kTokens, kWidth});
-  const Buffer length = integers({kTokens}), position = integers({3});
-  ops::run(s, ops::CacheAppend{.cache_BCN = cache, .x_BN = one, .positions_B = position});
-  ops::run(s, ops::StickBreakingDecode{.o_BHd = new_o,
-                                       .q_BHd = one,
-                                       .k_cache_BCGd = cache,
-                                       .v_cache_BCGd = cache,
-                                       .lengths_B = length,
-                                       .params = {.heads = kHeads}});
-  ops::run(s, ops::SoftmaxDecode{.o_BHd = new_o,
+  const Buffer length = o.integers({kTokens}), position = o.integers({3});
+  o.run(ops::CacheAppend{.cache_BCN = cache, .x_BN = one, .positions_B = position});
+  o.run(ops::StickBreakingDecode{.o_BHd = new_o,
                                  .q_BHd = one,
                                  .k_cache_BCGd = cache,
                                  .v_cache_BCGd = cache,
                                  .lengths_B = length,
                                  .params = {.heads = kHeads}});
+  o.run(ops::SoftmaxDecode{.o_BHd = new_o,
+                           .q_BHd = one,
+                           .k_cache_BCGd = cache,
+                           .v_cache_BCGd = cache,
+                           .lengths_B = length,
+                           .params = {.heads = kHeads}});
   constexpr int64_t kHeadDim = kWidth / kHeads;
   const ops::RebasedParams params = {.heads = kHeads};
-  const Buffer state = matrix(kHeads * ops::rebased_state_rows(kHeadDim, params), kHeadDim + 1);
-  ops::run(s, ops::RebasedState{.state_Re = state, .k_THf = k, .v_THe = v, .params = params});
-  ops::run(s, ops::RebasedDecode{.o_BHe = new_o,
-                                 .q_BHf = one,
-                                 .k_BHf = one,
-                                 .v_BHe = one,
-                                 .state_BRe = state,
-                                 .positions_B = position,
-                                 .params = params});
-  const Buffer before = matrix(1, 2 * kWidth);
-  ops::run(s, ops::ShortConvDecode{.y_BD = new_o,
-                                   .u_BD = one,
-                                   .gate_BD = one,
-                                   .state_B2D = before,
-                                   .positions_B = position,
-                                   .w = w});
+  const Buffer state = o.matrix(kHeads * ops::rebased_state_rows(kHeadDim, params), kHeadDim + 1);
+  o.run(ops::RebasedState{.state_Re = state, .k_THf = k, .v_THe = v, .params = params});
+  o.run(ops::RebasedDecode{.o_BHe = new_o,
+                           .q_BHf = one,
+                           .k_BHf = one,
+                           .v_BHe = one,
+                           .state_BRe = state,
+                           .positions_B = position,
+                           .params = params});
+  const Buffer before = o.matrix(1, 2 * kWidth);
+  o.run(ops::ShortConvDecode{.y_BD = new_o,
+                             .u_BD = one,
+                             .gate_BD = one,
+                             .state_B2D = before,
+                             .positions_B = position,
+                             .w = w});
 }
 
-TEST(Planning, RealOpsTakeThePlannedScratch) {
-  for (const auto& run_ops : {run_every_op, run_every_mixer}) {
+struct Program {
+  const char* name;
+  void (*run)(Ops&);
+};
+constexpr Program kPrograms[] = {
+    {"ops", run_every_op}, {"update", run_every_update}, {"mixers", run_every_mixer}};
+
+Notes run_in(Memory& memory, const Program& program) {
+  Ops o(memory, program.name);
+  program.run(o);
+  return std::move(o.notes);
+}
+
+TEST(Planning, NoOpOfTheHeadersIsMissing) {
+  std::set<std::string> ran;
+  for (const Program& program : kPrograms) {
     Memory plan(Backend::kPlan);
-    run_ops(plan);
-    const MemoryReport report = plan.report();
-    ASSERT_EQ(report.programs.size(), 1u);
+    const Notes notes = run_in(plan, program);
+    ran.insert(notes.names.begin(), notes.names.end());
+  }
+  EXPECT_EQ(ran, declared_ops()) << "every op of src/ops/*.h belongs to one of the programs above";
+}
+
+// A plan places the tensors and the scratch of ops in one pool. If an op takes memory that is not
+// its scratch, running in the pool throws; if its scratch is too small, or lies on a tensor, bits
+// differ.
+TEST(Planning, OpsGiveTheSameBitsInThePlannedPool) {
+  for (const Program& program : kPrograms) {
+    Memory plan(Backend::kPlan);
+    run_in(plan, program);
+    ASSERT_EQ(plan.report().programs.size(), 1u);
+    Memory free(Backend::kCpu);
+    free.poison();
+    const Notes expected = run_in(free, program);
     Memory memory(Backend::kCpu);
     memory.adopt_plan(plan);
-    for (int run = 0; run < 2; ++run) run_ops(memory);
+    for (int run = 0; run < 2; ++run) {
+      const Notes actual = run_in(memory, program);
+      ASSERT_EQ(actual.names, expected.names);
+      ASSERT_EQ(actual.bits.size(), actual.names.size());
+      for (size_t i = 0; i < actual.bits.size(); ++i) {
+        ASSERT_TRUE(actual.bits[i] == expected.bits[i]) << "op " << i << ", " << actual.names[i];
+      }
+    }
   }
+}
+
+Buffer activations(Memory& memory, DType dtype, std::initializer_list<int64_t> shape) {
+  return memory.allocate(MemoryClass::kActivations, "t", dtype, shape);
 }
 
 TEST(Planning, LogitsAppearUnderTheirClass) {
@@ -273,10 +425,10 @@ TEST(Planning, LogitsAppearUnderTheirClass) {
   {
     const ProgramScope program(plan, "loss");
     Stream s(plan);
-    const Buffer x = allocate(plan, DType::kF32, {4096, 8});
-    const Buffer w = allocate(plan, DType::kF32, {32768, 8});
-    const Buffer loss = allocate(plan, DType::kF32, {4096});
-    const Buffer ids = allocate(plan, DType::kI32, {4096});
+    const Buffer x = activations(plan, DType::kF32, {4096, 8});
+    const Buffer w = activations(plan, DType::kF32, {32768, 8});
+    const Buffer loss = activations(plan, DType::kF32, {4096});
+    const Buffer ids = activations(plan, DType::kI32, {4096});
     ops::run(s, ops::CrossEntropy{.loss_T = loss, .x_TD = x, .w_VD = w, .targets_T = ids});
   }
   const auto logits = plan.report().programs[0].at_peak[static_cast<int>(MemoryClass::kLogits)];

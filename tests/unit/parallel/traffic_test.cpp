@@ -28,7 +28,7 @@ TEST(PlannedCommunicator, RecordsWhatAPlannedStepMoves) {
   replicas->all_reduce(s, shard);
   ranks->broadcast(s, full, 0);
   ASSERT_EQ(traffic.transfers.size(), 4U);
-  const auto expect = [&](int index, Collective collective, Group group, int64_t bytes) {
+  const auto expect = [&](int index, Collective collective, GroupLayout group, int64_t bytes) {
     EXPECT_EQ(traffic.transfers[index].collective, collective);
     EXPECT_EQ(traffic.transfers[index].group, group);
     EXPECT_EQ(traffic.transfers[index].bytes, bytes);

@@ -275,15 +275,15 @@ TEST_F(Bpe, CopiesKeepTheirNamesAndCompanions) {
 
 // ---- Parts of long texts
 
-// The tokens of the parts are those of the whole, which the model itself encodes without parts.
+// The tokens of the chunks are those of the whole, which the model itself encodes in one.
 void expect_exact_parts(const Tokenizer& tokenizer, const std::string& text) {
-  ASSERT_GT(text.size(), Tokenizer::kPartBytes);
-  const Tokenizer::Part part = tokenizer.part(text);
-  EXPECT_TRUE(part.exact);
-  EXPECT_LE(part.bytes, Tokenizer::kPartBytes);
-  EXPECT_GT(part.bytes, Tokenizer::kPartBytes - 2000);
-  // A text of half the size around the cut is encoded in one part.
-  const size_t from = part.bytes - 1000;
+  ASSERT_GT(text.size(), Tokenizer::kChunkBytes);
+  const Tokenizer::Chunk chunk = tokenizer.first_chunk(text);
+  EXPECT_TRUE(chunk.exact);
+  EXPECT_LE(chunk.bytes, Tokenizer::kChunkBytes);
+  EXPECT_GT(chunk.bytes, Tokenizer::kChunkBytes - 2000);
+  // A text of half the size around the cut is encoded in one chunk.
+  const size_t from = chunk.bytes - 1000;
   const std::string around = text.substr(from, 3000);
   std::vector<int32_t> cut = tokenizer.encode(around.substr(0, 1000));
   tokenizer.encode(around.substr(1000), cut);
@@ -293,7 +293,7 @@ void expect_exact_parts(const Tokenizer& tokenizer, const std::string& text) {
 TEST_F(Bpe, ALongTextIsCutWhereNoTokenChanges) {
   std::string english;
   for (const std::string& text : english_texts()) english += text;
-  while (english.size() < 2 * Tokenizer::kPartBytes) english += english;
+  while (english.size() < 2 * Tokenizer::kChunkBytes) english += english;
   for (const char* name :
        {"qwen/tokenizer.json", "llama3/tokenizer.json", "o200k_base/o200k_base.tiktoken"}) {
     const Tokenizer tokenizer(golden(name), {.special = true});
@@ -305,7 +305,7 @@ TEST_F(Bpe, ALongTextIsCutWhereNoTokenChanges) {
     const std::vector<std::string> bits = {
         "e\xcc\x81", "<|endoftext|>", "<|im_end|>", "   ", "\n \n",       "\xe4\xbd\xa0",
         "12345",     " word",         "\xff",       "'s",  "\xed\x95\x9c"};
-    for (uint64_t i = 0; mixed.size() < 2 * Tokenizer::kPartBytes; ++i) {
+    for (uint64_t i = 0; mixed.size() < 2 * Tokenizer::kChunkBytes; ++i) {
       mixed += bits[random.bits64(100 + i) % bits.size()];
     }
     for (size_t i = 0; i < 12; ++i) expect_exact_parts(tokenizer, mixed.substr(17 * i));
@@ -315,11 +315,11 @@ TEST_F(Bpe, ALongTextIsCutWhereNoTokenChanges) {
 TEST_F(Bpe, TextWithoutAPlaceToCutIsCutBetweenCharacters) {
   const Tokenizer tokenizer(golden("llama3/tokenizer.json"));
   std::string text;
-  while (text.size() <= Tokenizer::kPartBytes) text += "\xe4\xbd\xa0";
-  const Tokenizer::Part part = tokenizer.part(text);
-  EXPECT_FALSE(part.exact);
-  EXPECT_EQ(part.bytes % 3, 0u);
-  EXPECT_GT(part.bytes, Tokenizer::kPartBytes - 4);
+  while (text.size() <= Tokenizer::kChunkBytes) text += "\xe4\xbd\xa0";
+  const Tokenizer::Chunk chunk = tokenizer.first_chunk(text);
+  EXPECT_FALSE(chunk.exact);
+  EXPECT_EQ(chunk.bytes % 3, 0u);
+  EXPECT_GT(chunk.bytes, Tokenizer::kChunkBytes - 4);
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
 }
 

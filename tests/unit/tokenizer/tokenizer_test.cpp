@@ -77,7 +77,7 @@ TEST_F(TokenizerTest, SentencepiecesMarkIsASpace) {
   sentencepiece::SentencePieceProcessor reference;
   ASSERT_TRUE(reference.Load(tokenizer().path()).ok());
   std::string cuts;
-  while (cuts.size() < 3 * Tokenizer::kPartBytes) cuts += "word\xe2\x96\x81 word\xe2\x96\x81 ";
+  while (cuts.size() < 3 * Tokenizer::kChunkBytes) cuts += "word\xe2\x96\x81 word\xe2\x96\x81 ";
   for (const std::string& text :
        {"\xe2\x96\x81"s, " \xe2\x96\x81\xe2\x96\x81 x\xe2\x96\x81"s, cuts}) {
     std::vector<int> expected;
@@ -136,9 +136,9 @@ TEST_F(TokenizerTest, PartsGiveTheTokensOfTheWhole) {
   for (const std::string& document : english_texts()) words += document;
   std::replace(words.begin(), words.end(), '\n', ' ');
   ASSERT_GT(words.size(), 0U);
-  while (words.size() < 3 * Tokenizer::kPartBytes) words += words;
-  EXPECT_TRUE(tokenizer().part(words).exact);
-  EXPECT_LE(tokenizer().part(words).bytes, Tokenizer::kPartBytes);
+  while (words.size() < 3 * Tokenizer::kChunkBytes) words += words;
+  EXPECT_TRUE(tokenizer().first_chunk(words).exact);
+  EXPECT_LE(tokenizer().first_chunk(words).bytes, Tokenizer::kChunkBytes);
   std::vector<int> expected;
   ASSERT_TRUE(reference.Encode(words, &expected).ok());
   EXPECT_TRUE(tokenizer().encode(words) == expected);
@@ -146,11 +146,11 @@ TEST_F(TokenizerTest, PartsGiveTheTokensOfTheWhole) {
 
 TEST_F(TokenizerTest, TextWithoutAPlaceToCutIsCutBetweenCharacters) {
   std::string text;
-  while (text.size() <= Tokenizer::kPartBytes) text += "\xe4\xbd\xa0";
-  const Tokenizer::Part part = tokenizer().part(text);
-  EXPECT_FALSE(part.exact);
-  EXPECT_EQ(part.bytes % 3, 0U);
-  EXPECT_GT(part.bytes, Tokenizer::kPartBytes - 4);
+  while (text.size() <= Tokenizer::kChunkBytes) text += "\xe4\xbd\xa0";
+  const Tokenizer::Chunk chunk = tokenizer().first_chunk(text);
+  EXPECT_FALSE(chunk.exact);
+  EXPECT_EQ(chunk.bytes % 3, 0U);
+  EXPECT_GT(chunk.bytes, Tokenizer::kChunkBytes - 4);
   EXPECT_EQ(tokenizer().decode(tokenizer().encode(text)), text);
 }
 

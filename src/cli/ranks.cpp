@@ -1,4 +1,4 @@
-#include "cli/job.h"
+#include "cli/ranks.h"
 
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ void end_if_stuck(const JobFailure& failure, bool shows) {
 
 }  // namespace
 
-ExitCode run_job(const JobCommand& command) {
+ExitCode run_on_ranks(const RankCommand& command) {
   const Launch launch = find_launch(process_environment());
   if (launch.world == 1) {
     command.prepare(launch);
@@ -55,7 +55,7 @@ ExitCode run_job(const JobCommand& command) {
     problem = std::current_exception();
   }
   const Job job{.launch = launch, .control = make_control(launch, deadlines)};
-  return run_in_job(*job.control, [&] {
+  return run_as_rank(*job.control, [&] {
     if (problem) std::rethrow_exception(problem);
     return command.work(job);
   });
@@ -80,7 +80,7 @@ int fail_before_job(const std::exception_ptr& problem) {
   const auto control = make_control(launch, {.rendezvous = kFailureRendezvous});
   // Where the ranks have not met, what this one knows says more than who is missing.
   if (control->failure() && control->shows_failure()) return show();
-  return static_cast<int>(run_in_job(*control, rethrow));
+  return static_cast<int>(run_as_rank(*control, rethrow));
 }
 
 bool prints_for_job() {
@@ -146,7 +146,7 @@ Backend select_rank_backend(DeviceChoice device, const Launch& launch) {
   return backend;
 }
 
-ExitCode run_in_job(Control& control, const std::function<ExitCode()>& work) {
+ExitCode run_as_rank(Control& control, const std::function<ExitCode()>& work) {
   const Control::FailureHandle last_resort = control.on_failure(
       [&](const JobFailure& failure) { end_if_stuck(failure, control.shows_failure()); });
   try {

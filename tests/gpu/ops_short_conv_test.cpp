@@ -1,10 +1,7 @@
-// LayerNorm, biases, GELU and the short convolution on the GPU against the CPU backend.
+// The short convolution on the GPU against the CPU backend.
 #include <gtest/gtest.h>
 
 #include "gpu/op_test.h"
-#include "ops/activation.h"
-#include "ops/linear.h"
-#include "ops/norm.h"
 #include "ops/short_conv.h"
 
 namespace sbtrain {
@@ -12,114 +9,11 @@ namespace {
 
 using test::OnGpu;
 using test::Owned;
-using Gpt = test::GpuOpTest;
+using ShortConv = test::GpuOpTest;
 
 constexpr DType kF32 = DType::kF32;
 constexpr DType kBF16 = DType::kBF16;
 constexpr DType kI32 = DType::kI32;
-constexpr float kEps = 1e-5f;
-
-TEST_F(Gpt, LayerNormMatchesTheCpu) {
-  for (const test::RowCase& c : test::kRowCases) {
-    const Owned x = test::random_bf16("x", {c.tokens, c.width}, 3, 1);
-    const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
-    const Owned b = test::random_bf16("b", {c.width});
-    const Owned expected = test::poisoned({c.tokens, c.width});
-    ops::run(cpu, ops::LayerNorm{.y_TD = expected, .x_TD = x, .w_D = w, .b_D = b, .eps = kEps});
-    const OnGpu y(gpu(), kBF16, {c.tokens, c.width}, c.gap);
-    ops::run(gpu(), ops::LayerNorm{.y_TD = y,
-                                   .x_TD = OnGpu(gpu(), x, kBF16, c.gap),
-                                   .w_D = OnGpu(gpu(), w, kBF16),
-                                   .b_D = OnGpu(gpu(), b, kBF16),
-                                   .eps = kEps});
-    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error) << c.tokens << " x " << c.width;
-    EXPECT_TRUE(y.gaps_intact());
-  }
-}
-
-// dx is written to another tensor, added to it, or written in place of dy.
-TEST_F(Gpt, LayerNormBackwardMatchesTheCpuAndRepeats) {
-  for (const test::RowCase& c : test::kRowCases) {
-    if (c.width == 1) continue;  // the gradient is 0, up to rounding
-    for (const bool accumulate : {false, true}) {
-      SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
-      const Owned x = test::random_bf16("x", {c.tokens, c.width}, 1, 0.5);
-      const Owned w = test::random_bf16("w", {c.width}, 0.2, 1);
-      const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
-      const Owned dx = test::random_bf16("dx", {c.tokens, c.width});
-      const Owned dw = test::random_bf16("dw", {c.width});
-      const Owned db = test::random_bf16("db", {c.width});
-      const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
-      const OnGpu w_gpu(gpu(), w, kBF16);
-      const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
-      const OnGpu dx1(gpu(), accumulate ? dx : dy, kBF16, c.gap);
-      const OnGpu dx2(gpu(), accumulate ? dx : dy, kBF16, c.gap);
-      const OnGpu dw1(gpu(), dw, kF32), db1(gpu(), db, kF32);
-      const OnGpu dw2(gpu(), dw, kF32), db2(gpu(), db, kF32);
-      ops::run(gpu(), ops::LayerNormBackward{.dx_TD = dx1,
-                                             .dw_D = dw1,
-                                             .db_D = db1,
-                                             .dy_TD = dy_gpu,
-                                             .x_TD = x_gpu,
-                                             .w_D = w_gpu,
-                                             .eps = kEps,
-                                             .accumulate = accumulate});
-      ops::run(gpu(), ops::LayerNormBackward{.dx_TD = dx2,
-                                             .dw_D = dw2,
-                                             .db_D = db2,
-                                             .dy_TD = accumulate ? dy_gpu.tensor() : dx2.tensor(),
-                                             .x_TD = x_gpu,
-                                             .w_D = w_gpu,
-                                             .eps = kEps,
-                                             .accumulate = accumulate});
-      ops::run(cpu, ops::LayerNormBackward{.dx_TD = dx,
-                                           .dw_D = dw,
-                                           .db_D = db,
-                                           .dy_TD = dy,
-                                           .x_TD = x,
-                                           .w_D = w,
-                                           .eps = kEps,
-                                           .accumulate = accumulate});
-      EXPECT_LE(test::relative_error(dx1, dx), test::kBf16Error);
-      EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);
-      EXPECT_LE(test::relative_error(db1, db), test::kF32Error);
-      EXPECT_TRUE(dx1.gaps_intact());
-      EXPECT_EQ(dx1.raw(), dx2.raw());
-      EXPECT_EQ(dw1.raw(), dw2.raw());
-      EXPECT_EQ(db1.raw(), db2.raw());
-    }
-  }
-}
-
-TEST_F(Gpt, BiasAndGeluMatchTheCpu) {
-  for (const test::RowCase& c : test::kRowCases) {
-    SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
-    const Owned x = test::random_bf16("x", {c.tokens, c.width}, 2);
-    const Owned b = test::random_bf16("b", {c.width});
-    const Owned dy = test::random_bf16("dy", {c.tokens, c.width});
-    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
-    const OnGpu b_gpu(gpu(), b, kBF16);
-    const OnGpu dy_gpu(gpu(), dy, kBF16, c.gap);
-    const Owned y = test::poisoned({c.tokens, c.width});
-    const Owned dx = test::poisoned({c.tokens, c.width});
-    const OnGpu y_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
-    const OnGpu dx_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
-    ops::run(cpu, ops::BiasGelu{.y_TF = y, .x_TF = x, .b_F = b});
-    ops::run(gpu(), ops::BiasGelu{.y_TF = y_gpu, .x_TF = x_gpu, .b_F = b_gpu});
-    ops::run(cpu, ops::BiasGeluBackward{.dx_TF = dx, .dy_TF = dy, .x_TF = x, .b_F = b});
-    ops::run(gpu(),
-             ops::BiasGeluBackward{.dx_TF = dx_gpu, .dy_TF = dy_gpu, .x_TF = x_gpu, .b_F = b_gpu});
-    EXPECT_LE(test::relative_error(y_gpu, y), test::kBf16Error);
-    EXPECT_LE(test::relative_error(dx_gpu, dx), test::kBf16Error);
-    EXPECT_TRUE(y_gpu.gaps_intact() && dx_gpu.gaps_intact());
-    ops::run(cpu, ops::AddBias{.y_TN = x, .b_N = b});
-    ops::run(gpu(), ops::AddBias{.y_TN = x_gpu, .b_N = b_gpu});
-    EXPECT_LE(test::relative_error(x_gpu, x), test::kBf16Error);
-    EXPECT_TRUE(x_gpu.gaps_intact());
-  }
-}
-
-// ---- Short convolution --------------------------------------------------------------------------
 
 // The positions in documents of 1, 2, 3, ... tokens, of which the last is cut off.
 std::vector<int32_t> positions_of(int64_t tokens) {
@@ -131,7 +25,7 @@ std::vector<int32_t> positions_of(int64_t tokens) {
   return positions;
 }
 
-TEST_F(Gpt, ShortConvMatchesTheCpuAndRepeats) {
+TEST_F(ShortConv, MatchesTheCpuAndRepeats) {
   for (const test::RowCase& c : test::kRowCases) {
     SCOPED_TRACE(std::to_string(c.tokens) + " x " + std::to_string(c.width));
     const std::vector<int64_t> shape = {c.tokens, c.width};
@@ -205,7 +99,7 @@ TEST_F(Gpt, ShortConvMatchesTheCpuAndRepeats) {
 }
 
 // Single steps from the first token on, with a poisoned state, give the outputs of whole documents.
-TEST_F(Gpt, ShortConvDecodes) {
+TEST_F(ShortConv, Decodes) {
   constexpr int64_t kTokens = 6;
   for (const int64_t width : {5, 64, 768}) {
     const Owned u = test::random_bf16("u", {kTokens, width});

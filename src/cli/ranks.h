@@ -1,4 +1,4 @@
-// Jobs of many processes, as the command line starts and ends them.
+// Commands that run on several ranks: how the command line starts and ends them.
 #pragma once
 
 #include <exception>
@@ -12,7 +12,7 @@
 namespace sbtrain {
 
 // What a command does that may run on many ranks.
-struct JobCommand {
+struct RankCommand {
   // Reads what the command needs before the ranks meet, such as the configuration, and returns how
   // long they wait for each other. What it throws ends the job after they have met, so that it is
   // shown once.
@@ -26,7 +26,7 @@ struct JobCommand {
 
 // Runs a command as the rank of a launcher that this process is, as the supervisor of the ranks
 // that it starts with its own arguments, or in this process alone.
-ExitCode run_job(const JobCommand& command);
+ExitCode run_on_ranks(const RankCommand& command);
 
 // Ends this process for what it found before it could join its job, such as a wrong option. Ranks
 // of a launcher join the others for that, so that nobody waits for them and a message that all have
@@ -58,6 +58,6 @@ Backend select_rank_backend(DeviceChoice device, const Launch& launch);
 // Does `work` as one rank of a job. Whatever it throws ends the job: all ranks return its exit
 // code, and one of them shows the message. When another rank fails, that is this rank's failure as
 // well. A rank that is stuck when the job has failed is ended from another thread.
-ExitCode run_in_job(Control& control, const std::function<ExitCode()>& work);
+ExitCode run_as_rank(Control& control, const std::function<ExitCode()>& work);
 
 }  // namespace sbtrain
