@@ -40,8 +40,8 @@ struct AttentionModule {
   bool grouped_heads = false;   // takes fewer heads of keys and values than of queries
   bool own_head_dim = false;    // takes heads of another size than width / heads
   std::function<void(Fields&, ModuleOptions&)> describe;
-  std::function<std::vector<OptionProblem>(const ModuleOptions&, const ModelConfig&)> check;
-  std::function<std::unique_ptr<Attention>(const ModuleOptions&, const ModelConfig&)> make;
+  std::function<std::vector<OptionProblem>(const ModuleOptions&, const AttentionShape&)> check;
+  std::function<std::unique_ptr<Attention>(const ModuleOptions&, const AttentionShape&)> make;
   // The rotary positions that the options ask for; null if they ask for none.
   std::function<RotaryOptions*(ModuleOptions&)> rotary;
   std::vector<AttentionBenchCase> bench;  // empty: the module with its defaults
@@ -56,8 +56,8 @@ struct AttentionModuleOf {
   bool projects_output = true;
   bool grouped_heads = false;
   bool own_head_dim = false;
-  std::unique_ptr<Attention> (*make)(const Options&, const ModelConfig&) = nullptr;
-  std::vector<OptionProblem> (*check)(const Options&, const ModelConfig&) = nullptr;
+  std::unique_ptr<Attention> (*make)(const Options&, const AttentionShape&) = nullptr;
+  std::vector<OptionProblem> (*check)(const Options&, const AttentionShape&) = nullptr;
   RotaryOptions* (*rotary)(Options&) = nullptr;
   std::vector<AttentionBenchCase> bench{};
 };
@@ -74,12 +74,12 @@ class AttentionRegistry {
         .own_head_dim = module.own_head_dim,
         .describe = [](Fields& f, ModuleOptions& options) { describe(f, options.as<Options>()); },
         .check =
-            [check = module.check](const ModuleOptions& options, const ModelConfig& model) {
+            [check = module.check](const ModuleOptions& options, const AttentionShape& model) {
               return check ? check(options.as<Options>(), model) : std::vector<OptionProblem>{};
             },
         .make = [make = module.make](
                     const ModuleOptions& options,
-                    const ModelConfig& model) { return make(options.as<Options>(), model); },
+                    const AttentionShape& model) { return make(options.as<Options>(), model); },
         .rotary = [rotary = module.rotary](ModuleOptions& options) -> RotaryOptions* {
           return rotary ? rotary(options.as<Options>()) : nullptr;
         },
@@ -105,13 +105,14 @@ const AttentionRegistry& attention_registry();
 void register_attention(void (*registrar)(AttentionRegistry&));
 
 // Why the module cannot have the model's heads and head_dim, with the key in the model's section.
-std::optional<OptionProblem> heads_problem(const AttentionModule& module, const ModelConfig& model);
+std::optional<OptionProblem> heads_problem(const AttentionModule& module,
+                                           const AttentionShape& model);
 // Why the module cannot have the model's kv_heads; empty if it can.
-std::string key_heads_problem(const AttentionModule& module, const ModelConfig& model);
+std::string key_heads_problem(const AttentionModule& module, const AttentionShape& model);
 
 // What most modules use for `make`.
 template <class Module, class Options>
-std::unique_ptr<Attention> make_module(const Options& options, const ModelConfig& model) {
+std::unique_ptr<Attention> make_module(const Options& options, const AttentionShape& model) {
   return std::make_unique<Module>(options, model);
 }
 

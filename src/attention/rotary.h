@@ -47,7 +47,7 @@ struct RotaryOptions {
 
 // Keys rope_base, rope_scaling, ...; they apply while the module's `position` is rope.
 void describe(Fields& f, RotaryOptions& o);
-std::vector<OptionProblem> check(const RotaryOptions& options, const ModelConfig& model);
+std::vector<OptionProblem> check(const RotaryOptions& options, const AttentionShape& model);
 
 // The frequencies for a head of `head_dim` channels in documents of at most `length` tokens, as
 // transformers computes them (ROPE_INIT_FUNCTIONS of modeling_rope_utils.py). Sources: linear,
@@ -61,7 +61,7 @@ void rotate(HostMatrix& x_THd, const ops::RopeParams& params);
 class Rotary {
  public:
   // `options` have passed check().
-  Rotary(const RotaryOptions& options, const ModelConfig& model);
+  Rotary(const RotaryOptions& options, const AttentionShape& model);
 
   // For [T, heads * head_dim] of documents of at most `length` tokens: the length of the sequences
   // in training and evaluation, and the capacity of the cache in generation. Only dynamic_ntk

@@ -48,7 +48,7 @@ RotaryOptions* rotary_options(Options& o) {
   return o.position == PositionEncoding::kRope ? &o.rotary : nullptr;
 }
 
-std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& model) {
+std::vector<OptionProblem> check_options(const Options& o, const AttentionShape& model) {
   if (o.position != PositionEncoding::kRope) return {};
   return check(o.rotary, model);
 }
@@ -60,7 +60,7 @@ struct SoftmaxSaved : AttentionSaved {
 
 class SoftmaxAttention : public Attention {
  public:
-  SoftmaxAttention(const Options& options, const ModelConfig& model)
+  SoftmaxAttention(const Options& options, const AttentionShape& model)
       : model_(model),
         qkv_(model, options.qkv),
         position_(options.position),
@@ -275,7 +275,7 @@ class SoftmaxAttention : public Attention {
                           .params = rotary_->params(heads, length, inverse)});
   }
 
-  ModelConfig model_;
+  AttentionShape model_;
   QkvProjection qkv_;
   PositionEncoding position_;
   bool shared_;  // FIRE

@@ -78,7 +78,7 @@ struct StickBreakingCache : KeyValueCache {
 
 class StickBreakingAttention : public Attention {
  public:
-  StickBreakingAttention(const Options& options, const ModelConfig& model)
+  StickBreakingAttention(const Options& options, const AttentionShape& model)
       : model_(model),
         qkv_(model, options.qkv),
         head_norm_(options.head_norm),
@@ -343,7 +343,7 @@ class StickBreakingAttention : public Attention {
                               .eps = kHeadNormEps});
   }
 
-  ModelConfig model_;
+  AttentionShape model_;
   QkvProjection qkv_;
   Linear forget_gate_{{.parts = {{.weight = kGateWeight, .rows = model_.heads, .bias = kGateBias}},
                        .cols = model_.width,

@@ -10,7 +10,7 @@
 #include "cli/choice_option.h"
 #include "cli/range.h"
 #include "cli/run_tokenizer.h"
-#include "train/stored_config.h"
+#include "config/stored_config.h"
 
 namespace sbtrain {
 namespace {

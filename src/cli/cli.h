@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
 #include "core/error.h"
+#include "train/run_config.h"
 
 namespace CLI {
 class App;

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "attention/rotary.h"
-#include "config/config.h"
+#include "train/run_config.h"
 
 namespace CLI {
 class App;

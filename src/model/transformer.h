@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
 #include "layers/linear.h"
 #include "layers/norm.h"
 #include "model/block.h"
 #include "model/decode_cache.h"
+#include "model/model_config.h"
 #include "model/params.h"
 
 namespace sbtrain {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "config/config.h"
 #include "core/stream.h"
 #include "data/batch.h"
+#include "model/model_config.h"
 #include "model/transformer.h"
 #include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
