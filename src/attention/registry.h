@@ -14,11 +14,10 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/exported.h"
 #include "core/fields.h"
 
 namespace sbtrain {
-
-struct RotaryOptions;
 
 // Why options do not fit each other or the model.
 struct OptionProblem {
@@ -44,6 +43,9 @@ struct AttentionModule {
   std::function<std::unique_ptr<Attention>(const ModuleOptions&, const AttentionShape&)> make;
   // The rotary positions that the options ask for; null if they ask for none.
   std::function<RotaryOptions*(ModuleOptions&)> rotary;
+  // What the options are in models of other programs; nothing where those have no such attention.
+  std::function<std::optional<TransformersAttention>(const ModuleOptions&)> transformers;
+  std::function<std::optional<FlaAttention>(const ModuleOptions&)> fla;
   std::vector<AttentionBenchCase> bench;  // empty: the module with its defaults
 };
 
@@ -59,6 +61,8 @@ struct AttentionModuleOf {
   std::unique_ptr<Attention> (*make)(const Options&, const AttentionShape&) = nullptr;
   std::vector<OptionProblem> (*check)(const Options&, const AttentionShape&) = nullptr;
   RotaryOptions* (*rotary)(Options&) = nullptr;
+  std::optional<TransformersAttention> (*transformers)(const Options&) = nullptr;
+  std::optional<FlaAttention> (*fla)(const Options&) = nullptr;
   std::vector<AttentionBenchCase> bench{};
 };
 
@@ -83,6 +87,8 @@ class AttentionRegistry {
         .rotary = [rotary = module.rotary](ModuleOptions& options) -> RotaryOptions* {
           return rotary ? rotary(options.as<Options>()) : nullptr;
         },
+        .transformers = exported(module.transformers),
+        .fla = exported(module.fla),
         .bench = std::move(module.bench)});
   }
   // Throws ExitCode::kInternal when the name is taken.
@@ -95,6 +101,14 @@ class AttentionRegistry {
   const AttentionModule& at(std::string_view name) const;
 
  private:
+  template <class Exported, class Options>
+  static std::function<std::optional<Exported>(const ModuleOptions&)> exported(
+      std::optional<Exported> (*of)(const Options&)) {
+    return [of](const ModuleOptions& options) {
+      return of ? of(options.as<Options>()) : std::optional<Exported>{};
+    };
+  }
+
   std::deque<AttentionModule> modules_;  // a deque: names() refers to its elements
 };
 
