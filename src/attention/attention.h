@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "attention/attention_config.h"
 #include "attention/reference.h"
-#include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
 #include "core/weights.h"
@@ -125,6 +125,7 @@ class Attention {
 
 // Builds the module that `config.type` names (attention/registry.h). Throws ExitCode::kConfig for
 // an unknown name, listing the known ones, and for options that do not go together.
-std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const ModelConfig& model);
+std::unique_ptr<Attention> make_attention(const AttentionConfig& config,
+                                          const AttentionShape& model);
 
 }  // namespace sbtrain

@@ -40,7 +40,7 @@ void describe(Fields& f, Options& o) {
   describe(f, o.qkv);
 }
 
-std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& model) {
+std::vector<OptionProblem> check_options(const Options& o, const AttentionShape& model) {
   std::vector<OptionProblem> problems = check(o.rotary, model);
   if (o.position != PositionEncoding::kRope) {
     problems.push_back({"position", "coca rotates its keys, so that it takes rope alone"});
@@ -55,7 +55,7 @@ struct CocaSaved : AttentionSaved {
 
 class CocaAttention : public Attention {
  public:
-  CocaAttention(const Options& options, const ModelConfig& model)
+  CocaAttention(const Options& options, const AttentionShape& model)
       : model_(model),
         qkv_(model, options.qkv, kKey),
         variant_(options.variant),
@@ -251,7 +251,7 @@ class CocaAttention : public Attention {
     return s.scratch("coca query", s.memory().compute_dtype(), {tokens, model_.query_width()});
   }
 
-  ModelConfig model_;
+  AttentionShape model_;
   QkvProjection qkv_;
   ops::CocaVariant variant_;
   Rotary rotary_;

@@ -32,7 +32,7 @@ HostMatrix repeat_heads(const HostMatrix& x, int64_t d, int64_t times) {
 
 }  // namespace
 
-LinearSpec qkv_spec(const ModelConfig& model, const QkvRows& rows, bool bias,
+LinearSpec qkv_spec(const AttentionShape& model, const QkvRows& rows, bool bias,
                     std::string_view key) {
   const auto part = [&](std::string_view name, int64_t count) {
     return LinearSpec::Part{.weight = name_of_part(name, "proj.weight"),
@@ -59,7 +59,7 @@ void describe(Fields& f, QkvOptions& o) {
         "weights.");
 }
 
-QkvProjection::QkvProjection(const ModelConfig& model, const QkvOptions& options,
+QkvProjection::QkvProjection(const AttentionShape& model, const QkvOptions& options,
                              std::string_view key)
     : heads_(model.heads),
       key_heads_(model.key_heads()),
@@ -241,7 +241,7 @@ void describe_logit_scale(Fields& f, double& logit_scale) {
         "Factor of q.k; 0: 1/sqrt(head_dim).");
 }
 
-float logit_scale(double option, const ModelConfig& model) {
+float logit_scale(double option, const AttentionShape& model) {
   if (option != 0.0) return static_cast<float>(option);
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(model.head_width())));
 }

@@ -24,7 +24,7 @@ void describe_qkv_bias(Fields& f, bool& qkv_bias);
 struct QkvRows {
   int64_t q, k, v;
 };
-LinearSpec qkv_spec(const ModelConfig& model, const QkvRows& rows, bool bias,
+LinearSpec qkv_spec(const AttentionShape& model, const QkvRows& rows, bool bias,
                     std::string_view key = "k");
 // One of them in double precision, with its bias if there is one; `part` is "q", "k" or "v".
 HostMatrix project_part(const HostMatrix& x_TD, const HostWeights& w, std::string_view part);
@@ -66,7 +66,7 @@ struct QkvSaved {
 class QkvProjection {
  public:
   // `key` names the projection and the norm of keys: <key>_proj.weight, <key>_norm.weight.
-  explicit QkvProjection(const ModelConfig& model, const QkvOptions& options = {},
+  explicit QkvProjection(const AttentionShape& model, const QkvOptions& options = {},
                          std::string_view key = "k");
 
   std::vector<TensorSpec> parameters() const;
@@ -137,7 +137,7 @@ class TokenCache {
   Buffer rows_;
 };
 
-// `width` is that of the keys of one token, ModelConfig::key_width().
+// `width` is that of the keys of one token, AttentionShape::key_width().
 class KeyValueCache : public AttentionCache {
  public:
   KeyValueCache(Memory& memory, int64_t sequences, int64_t capacity, int64_t width)
@@ -149,7 +149,7 @@ class KeyValueCache : public AttentionCache {
 // The option logit_scale of modules whose heads have the model's head_dim, and the scale that it
 // means: 1/sqrt(head_dim) if it is 0.
 void describe_logit_scale(Fields& f, double& logit_scale);
-float logit_scale(double option, const ModelConfig& model);
+float logit_scale(double option, const AttentionShape& model);
 
 // The option of modules that can look at only the newest keys.
 void describe_window(Fields& f, int64_t& window);

@@ -66,7 +66,7 @@ struct RebasedCache : AttentionCache {
 
 class RebasedAttention : public Attention {
  public:
-  RebasedAttention(const Options& options, const ModelConfig& model, bool rebased)
+  RebasedAttention(const Options& options, const AttentionShape& model, bool rebased)
       : model_(model),
         rebased_(rebased),
         features_(model.heads * options.feature_dim),
@@ -259,7 +259,7 @@ class RebasedAttention : public Attention {
                                .eps = kNormEps});
   }
 
-  ModelConfig model_;
+  AttentionShape model_;
   bool rebased_;
   int64_t features_, values_;  // of all heads
   Linear qkv_;
@@ -270,22 +270,22 @@ class RebasedAttention : public Attention {
 }  // namespace
 
 void register_rebased(AttentionRegistry& registry) {
-  registry.add<Options>(
-      {.name = "based",
-       .whole_heads = false,
-       .own_head_dim = true,
-       .make = [](const Options& options, const ModelConfig& model) -> std::unique_ptr<Attention> {
-         return std::make_unique<RebasedAttention>(options, model, false);
-       },
-       .bench = {{.name = "based", .options = {{"form", "chunked"}}}}});
-  registry.add<Options>(
-      {.name = "rebased",
-       .whole_heads = false,
-       .own_head_dim = true,
-       .make = [](const Options& options, const ModelConfig& model) -> std::unique_ptr<Attention> {
-         return std::make_unique<RebasedAttention>(options, model, true);
-       },
-       .bench = {{.name = "rebased", .options = {{"form", "chunked"}}}}});
+  registry.add<Options>({.name = "based",
+                         .whole_heads = false,
+                         .own_head_dim = true,
+                         .make = [](const Options& options,
+                                    const AttentionShape& model) -> std::unique_ptr<Attention> {
+                           return std::make_unique<RebasedAttention>(options, model, false);
+                         },
+                         .bench = {{.name = "based", .options = {{"form", "chunked"}}}}});
+  registry.add<Options>({.name = "rebased",
+                         .whole_heads = false,
+                         .own_head_dim = true,
+                         .make = [](const Options& options,
+                                    const AttentionShape& model) -> std::unique_ptr<Attention> {
+                           return std::make_unique<RebasedAttention>(options, model, true);
+                         },
+                         .bench = {{.name = "rebased", .options = {{"form", "chunked"}}}}});
 }
 
 }  // namespace sbtrain

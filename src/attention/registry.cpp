@@ -57,7 +57,7 @@ void register_attention(void (*registrar)(AttentionRegistry&)) {
   registrar(registry());
 }
 
-std::string key_heads_problem(const AttentionModule& module, const ModelConfig& model) {
+std::string key_heads_problem(const AttentionModule& module, const AttentionShape& model) {
   if (model.key_heads() == model.heads) return {};
   if (model.key_heads() > model.heads || model.heads % model.key_heads() != 0) {
     return fmt::format("{} heads of keys and values do not divide {} heads", model.key_heads(),
@@ -69,7 +69,7 @@ std::string key_heads_problem(const AttentionModule& module, const ModelConfig& 
 }
 
 std::optional<OptionProblem> heads_problem(const AttentionModule& module,
-                                           const ModelConfig& model) {
+                                           const AttentionShape& model) {
   if (model.heads < 1) return OptionProblem{"heads", "there must be at least one"};
   if (model.head_dim == 0) {
     if (model.width >= model.heads && (!module.whole_heads || model.width % model.heads == 0)) {
@@ -88,7 +88,8 @@ std::optional<OptionProblem> heads_problem(const AttentionModule& module,
       "head_dim", fmt::format("{} has heads of width / heads; leave out head_dim", module.name)};
 }
 
-std::unique_ptr<Attention> make_attention(const AttentionConfig& config, const ModelConfig& model) {
+std::unique_ptr<Attention> make_attention(const AttentionConfig& config,
+                                          const AttentionShape& model) {
   const AttentionModule& module = attention_registry().at(config.type);
   if (const auto found = heads_problem(module, model)) {
     fail(ExitCode::kConfig, "model.{}: {}", found->key, found->message);

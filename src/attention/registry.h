@@ -14,11 +14,10 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/exported.h"
 #include "core/fields.h"
 
 namespace sbtrain {
-
-struct RotaryOptions;
 
 // Why options do not fit each other or the model.
 struct OptionProblem {
@@ -40,10 +39,13 @@ struct AttentionModule {
   bool grouped_heads = false;   // takes fewer heads of keys and values than of queries
   bool own_head_dim = false;    // takes heads of another size than width / heads
   std::function<void(Fields&, ModuleOptions&)> describe;
-  std::function<std::vector<OptionProblem>(const ModuleOptions&, const ModelConfig&)> check;
-  std::function<std::unique_ptr<Attention>(const ModuleOptions&, const ModelConfig&)> make;
+  std::function<std::vector<OptionProblem>(const ModuleOptions&, const AttentionShape&)> check;
+  std::function<std::unique_ptr<Attention>(const ModuleOptions&, const AttentionShape&)> make;
   // The rotary positions that the options ask for; null if they ask for none.
   std::function<RotaryOptions*(ModuleOptions&)> rotary;
+  // What the options are in models of other programs; nothing where those have no such attention.
+  std::function<std::optional<TransformersAttention>(const ModuleOptions&)> transformers;
+  std::function<std::optional<FlaAttention>(const ModuleOptions&)> fla;
   std::vector<AttentionBenchCase> bench;  // empty: the module with its defaults
 };
 
@@ -56,9 +58,11 @@ struct AttentionModuleOf {
   bool projects_output = true;
   bool grouped_heads = false;
   bool own_head_dim = false;
-  std::unique_ptr<Attention> (*make)(const Options&, const ModelConfig&) = nullptr;
-  std::vector<OptionProblem> (*check)(const Options&, const ModelConfig&) = nullptr;
+  std::unique_ptr<Attention> (*make)(const Options&, const AttentionShape&) = nullptr;
+  std::vector<OptionProblem> (*check)(const Options&, const AttentionShape&) = nullptr;
   RotaryOptions* (*rotary)(Options&) = nullptr;
+  std::optional<TransformersAttention> (*transformers)(const Options&) = nullptr;
+  std::optional<FlaAttention> (*fla)(const Options&) = nullptr;
   std::vector<AttentionBenchCase> bench{};
 };
 
@@ -74,15 +78,17 @@ class AttentionRegistry {
         .own_head_dim = module.own_head_dim,
         .describe = [](Fields& f, ModuleOptions& options) { describe(f, options.as<Options>()); },
         .check =
-            [check = module.check](const ModuleOptions& options, const ModelConfig& model) {
+            [check = module.check](const ModuleOptions& options, const AttentionShape& model) {
               return check ? check(options.as<Options>(), model) : std::vector<OptionProblem>{};
             },
         .make = [make = module.make](
                     const ModuleOptions& options,
-                    const ModelConfig& model) { return make(options.as<Options>(), model); },
+                    const AttentionShape& model) { return make(options.as<Options>(), model); },
         .rotary = [rotary = module.rotary](ModuleOptions& options) -> RotaryOptions* {
           return rotary ? rotary(options.as<Options>()) : nullptr;
         },
+        .transformers = exported(module.transformers),
+        .fla = exported(module.fla),
         .bench = std::move(module.bench)});
   }
   // Throws ExitCode::kInternal when the name is taken.
@@ -95,6 +101,14 @@ class AttentionRegistry {
   const AttentionModule& at(std::string_view name) const;
 
  private:
+  template <class Exported, class Options>
+  static std::function<std::optional<Exported>(const ModuleOptions&)> exported(
+      std::optional<Exported> (*of)(const Options&)) {
+    return [of](const ModuleOptions& options) {
+      return of ? of(options.as<Options>()) : std::optional<Exported>{};
+    };
+  }
+
   std::deque<AttentionModule> modules_;  // a deque: names() refers to its elements
 };
 
@@ -105,13 +119,14 @@ const AttentionRegistry& attention_registry();
 void register_attention(void (*registrar)(AttentionRegistry&));
 
 // Why the module cannot have the model's heads and head_dim, with the key in the model's section.
-std::optional<OptionProblem> heads_problem(const AttentionModule& module, const ModelConfig& model);
+std::optional<OptionProblem> heads_problem(const AttentionModule& module,
+                                           const AttentionShape& model);
 // Why the module cannot have the model's kv_heads; empty if it can.
-std::string key_heads_problem(const AttentionModule& module, const ModelConfig& model);
+std::string key_heads_problem(const AttentionModule& module, const AttentionShape& model);
 
 // What most modules use for `make`.
 template <class Module, class Options>
-std::unique_ptr<Attention> make_module(const Options& options, const ModelConfig& model) {
+std::unique_ptr<Attention> make_module(const Options& options, const AttentionShape& model) {
   return std::make_unique<Module>(options, model);
 }
 

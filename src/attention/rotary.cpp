@@ -92,7 +92,7 @@ void describe(Fields& f, RotaryOptions& o) {
         "llama3: wavelengths below rope_train_length divided by this are not scaled.");
 }
 
-std::vector<OptionProblem> check(const RotaryOptions& options, const ModelConfig& model) {
+std::vector<OptionProblem> check(const RotaryOptions& options, const AttentionShape& model) {
   std::vector<OptionProblem> problems;
   const auto problem = [&](const char* key, std::string message) {
     problems.push_back({key, std::move(message)});
@@ -166,7 +166,7 @@ void rotate(HostMatrix& x_THd, const ops::RopeParams& params) {
   }
 }
 
-Rotary::Rotary(const RotaryOptions& options, const ModelConfig& model)
+Rotary::Rotary(const RotaryOptions& options, const AttentionShape& model)
     : options_(options), head_dim_(model.head_width()) {
   if (options.scaling != RotaryScaling::kDynamicNtk) {
     frequencies_ = rotary_frequencies(options, head_dim_, 0);

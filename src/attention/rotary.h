@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/registry.h"
+#include "attention/rotary_options.h"
 #include "ops/rope.h"
 
 namespace sbtrain {
@@ -18,36 +19,9 @@ inline constexpr auto kNames<PositionEncoding> =
                                   {PositionEncoding::kFire, "fire"},
                                   {PositionEncoding::kNone, "none"}});
 
-enum class RotaryScaling : uint8_t { kNone, kLinear, kNtk, kDynamicNtk, kYarn, kLlama3 };
-template <>
-inline constexpr auto kNames<RotaryScaling> =
-    enum_names<RotaryScaling>({{RotaryScaling::kNone, "none"},
-                               {RotaryScaling::kLinear, "linear"},
-                               {RotaryScaling::kNtk, "ntk"},
-                               {RotaryScaling::kDynamicNtk, "dynamic_ntk"},
-                               {RotaryScaling::kYarn, "yarn"},
-                               {RotaryScaling::kLlama3, "llama3"}});
-
-struct RotaryOptions {
-  double base = 10000.0;
-  RotaryScaling scaling = RotaryScaling::kNone;
-  double factor = 1.0;
-  int64_t train_length = 0;  // before the scaling: original_max_position_embeddings
-  // yarn: pairs that turn more often than beta_fast over train_length stay as they are, those that
-  // turn less often than beta_slow are divided by factor.
-  double beta_fast = 32.0;
-  double beta_slow = 1.0;
-  double attention_factor = 0.0;  // yarn: of queries and keys; 0: 0.1 ln(factor) + 1
-  // llama3: the same with wavelengths below train_length / high_freq_factor and above train_length
-  // / low_freq_factor.
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  bool operator==(const RotaryOptions&) const = default;
-};
-
 // Keys rope_base, rope_scaling, ...; they apply while the module's `position` is rope.
 void describe(Fields& f, RotaryOptions& o);
-std::vector<OptionProblem> check(const RotaryOptions& options, const ModelConfig& model);
+std::vector<OptionProblem> check(const RotaryOptions& options, const AttentionShape& model);
 
 // The frequencies for a head of `head_dim` channels in documents of at most `length` tokens, as
 // transformers computes them (ROPE_INIT_FUNCTIONS of modeling_rope_utils.py). Sources: linear,
@@ -61,7 +35,7 @@ void rotate(HostMatrix& x_THd, const ops::RopeParams& params);
 class Rotary {
  public:
   // `options` have passed check().
-  Rotary(const RotaryOptions& options, const ModelConfig& model);
+  Rotary(const RotaryOptions& options, const AttentionShape& model);
 
   // For [T, heads * head_dim] of documents of at most `length` tokens: the length of the sequences
   // in training and evaluation, and the capacity of the cache in generation. Only dynamic_ntk

@@ -30,7 +30,7 @@ struct ShortConvCache : AttentionCache {
 
 class ShortConv : public Attention {
  public:
-  ShortConv(const NoOptions& /*options*/, const ModelConfig& model) : model_(model) {}
+  ShortConv(const NoOptions& /*options*/, const AttentionShape& model) : model_(model) {}
 
   std::vector<TensorSpec> parameters() const override {
     const int64_t d = model_.width;
@@ -150,7 +150,7 @@ class ShortConv : public Attention {
     return {.w_D3 = w.at(kConvWeight), .b_D = w.at(kConvBias), .gate_bias_D = w.at(kGateBias)};
   }
 
-  ModelConfig model_;
+  AttentionShape model_;
   // The convolution adds the bias and forms its gradient.
   Linear gate_{{.parts = {{kGateWeight, model_.width}},
                 .cols = model_.width,

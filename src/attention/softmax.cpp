@@ -48,7 +48,18 @@ RotaryOptions* rotary_options(Options& o) {
   return o.position == PositionEncoding::kRope ? &o.rotary : nullptr;
 }
 
-std::vector<OptionProblem> check_options(const Options& o, const ModelConfig& model) {
+std::optional<TransformersAttention> in_transformers(const Options& o) {
+  TransformersAttention attention{.window = o.window,
+                                  .logit_scale = o.logit_scale,
+                                  .qkv_bias = o.qkv.qkv_bias,
+                                  .qk_norm = o.qkv.qk_norm};
+  if (o.position == PositionEncoding::kNone) return attention;
+  if (o.position != PositionEncoding::kRope) return {};
+  attention.rotary = o.rotary;
+  return attention;
+}
+
+std::vector<OptionProblem> check_options(const Options& o, const AttentionShape& model) {
   if (o.position != PositionEncoding::kRope) return {};
   return check(o.rotary, model);
 }
@@ -60,7 +71,7 @@ struct SoftmaxSaved : AttentionSaved {
 
 class SoftmaxAttention : public Attention {
  public:
-  SoftmaxAttention(const Options& options, const ModelConfig& model)
+  SoftmaxAttention(const Options& options, const AttentionShape& model)
       : model_(model),
         qkv_(model, options.qkv),
         position_(options.position),
@@ -275,7 +286,7 @@ class SoftmaxAttention : public Attention {
                           .params = rotary_->params(heads, length, inverse)});
   }
 
-  ModelConfig model_;
+  AttentionShape model_;
   QkvProjection qkv_;
   PositionEncoding position_;
   bool shared_;  // FIRE
@@ -293,6 +304,7 @@ void register_softmax(AttentionRegistry& registry) {
        .make = make_module<SoftmaxAttention, Options>,
        .check = check_options,
        .rotary = rotary_options,
+       .transformers = in_transformers,
        .bench = {{.name = "softmax", .options = {{"position", "none"}}},
                  {.name = "alibi", .options = {{"position", "alibi"}}},
                  {.name = "fire", .options = {{"position", "fire"}}},

@@ -49,6 +49,19 @@ void describe(Fields& f, Options& o) {
   describe(f, o.qkv);
 }
 
+std::optional<FlaAttention> in_fla(const Options& o) {
+  FlaAttention attention{.logit_scale = o.logit_scale,
+                         .qkv_bias = o.qkv.qkv_bias,
+                         .qk_norm = o.qkv.qk_norm,
+                         .attend_current = o.attend_current};
+  if (o.remainder != ops::Remainder::kNone) {
+    attention.lacks.emplace_back("it gives the remainder to nothing");
+  }
+  if (o.head_norm) attention.lacks.emplace_back("it has no head_norm");
+  if (o.forget_gate) attention.lacks.emplace_back("it has no forget_gate");
+  return attention;
+}
+
 constexpr const char* kRemainderBias = "self_attn.remainder_bias";
 constexpr const char* kHeadNormWeight = "self_attn.head_norm.weight";
 constexpr const char* kHeadNormBias = "self_attn.head_norm.bias";
@@ -78,7 +91,7 @@ struct StickBreakingCache : KeyValueCache {
 
 class StickBreakingAttention : public Attention {
  public:
-  StickBreakingAttention(const Options& options, const ModelConfig& model)
+  StickBreakingAttention(const Options& options, const AttentionShape& model)
       : model_(model),
         qkv_(model, options.qkv),
         head_norm_(options.head_norm),
@@ -343,7 +356,7 @@ class StickBreakingAttention : public Attention {
                               .eps = kHeadNormEps});
   }
 
-  ModelConfig model_;
+  AttentionShape model_;
   QkvProjection qkv_;
   Linear forget_gate_{{.parts = {{.weight = kGateWeight, .rows = model_.heads, .bias = kGateBias}},
                        .cols = model_.width,
@@ -362,6 +375,7 @@ void register_stickbreaking(AttentionRegistry& registry) {
                          .grouped_heads = true,
                          .own_head_dim = true,
                          .make = make_module<StickBreakingAttention, Options>,
+                         .fla = in_fla,
                          .bench = {{.name = "stickbreaking", .options = {{"skip_epsilon", "0"}}}}});
 }
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
 #include "core/memory.h"
 #include "job/control.h"
 #include "job/launch.h"
 #include "ops/trace.h"
 #include "parallel/communicator.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -106,7 +106,7 @@ double weight_bytes(const Transformer& model, DType dtype) {
 // Bytes that one sequence's cache has after `tokens` tokens, all of which a step reads.
 double cache_bytes(const Transformer& model, const Target& target, int64_t tokens) {
   Memory memory = Memory::planning(target);
-  const DecodeCache cache = model.allocate_cache(memory, 1, tokens);
+  const DecodeCache cache(memory, model, 1, tokens);
   return static_cast<double>(memory.report().total_bytes());
 }
 

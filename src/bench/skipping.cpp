@@ -19,6 +19,7 @@
 #include "core/number_text.h"
 #include "data/packing.h"
 #include "eval/windows.h"
+#include "model/inference/maps.h"
 #include "model/transformer.h"
 #include "ops/attention.h"
 #include "ops/memory.h"
@@ -175,7 +176,7 @@ class SkippingBench {
                   const std::vector<UploadedBatch>& batches) {
     std::vector<KeysRead> layers(static_cast<size_t>(model.config().layers));
     for (const UploadedBatch& batch : batches) {
-      const std::vector<KeysRead> more = model.keys_read(s_, params_, batch.tensors);
+      const std::vector<KeysRead> more = keys_read(s_, model, params_, batch.tensors);
       for (size_t l = 0; l < layers.size(); ++l) {
         layers[l].read += more[l].read;
         layers[l].visible += more[l].visible;

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "config/config.h"
 #include "core/backend.h"
 #include "eval/perplexity.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -14,6 +14,7 @@
 #include "parallel/network.h"
 #include "parallel/traffic.h"
 #include "train/batch_share.h"
+#include "train/communicator_options.h"
 
 namespace sbtrain {
 namespace {

@@ -1,7 +1,8 @@
 // The `device` key.
 #pragma once
 
-#include "config/config.h"
+#include "core/backend.h"
+#include "core/device_choice.h"
 #include "core/memory.h"
 
 namespace sbtrain {

@@ -8,7 +8,7 @@
 #include "cli/backend.h"
 #include "cli/options.h"
 #include "cli/run_tokenizer.h"
-#include "train/stored_config.h"
+#include "config/stored_config.h"
 
 namespace sbtrain {
 namespace {

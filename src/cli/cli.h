@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "cli/options.h"
-#include "config/config.h"
 #include "core/error.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -17,6 +17,7 @@
 #include "cli/ranks.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
+#include "config/stored_config.h"
 #include "core/device.h"
 #include "core/files.h"
 #include "eval/perplexity.h"
@@ -27,7 +28,6 @@
 #include "serve/inference.h"
 #include "train/bits.h"
 #include "train/host_share.h"
-#include "train/stored_config.h"
 
 namespace sbtrain {
 namespace {

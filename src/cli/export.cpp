@@ -4,10 +4,10 @@
 
 #include "cli/cli.h"
 #include "cli/run_tokenizer.h"
+#include "config/stored_config.h"
 #include "core/log.h"
 #include "export/hf_export.h"
 #include "export/verify_export.h"
-#include "train/stored_config.h"
 
 namespace sbtrain {
 

@@ -18,11 +18,11 @@
 #include "cli/cli.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
+#include "config/stored_config.h"
 #include "core/standard_streams.h"
 #include "core/utf8.h"
 #include "serve/inference.h"
 #include "tokenizer/tokenizer.h"
-#include "train/stored_config.h"
 
 namespace sbtrain {
 namespace {

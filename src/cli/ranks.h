@@ -4,10 +4,10 @@
 #include <exception>
 #include <functional>
 
-#include "config/config.h"
 #include "core/backend.h"
 #include "core/error.h"
 #include "job/launch.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

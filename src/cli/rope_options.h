@@ -5,7 +5,7 @@
 
 #include "attention/rotary.h"
 #include "cli/options.h"
-#include "config/config.h"
+#include "train/run_config.h"
 
 namespace CLI {
 class App;

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "config/config.h"
 #include "tokenizer/tokenizer.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -13,6 +13,7 @@
 #include "cli/cli.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
+#include "config/stored_config.h"
 #include "core/files.h"
 #include "core/log.h"
 #include "serve/api.h"
@@ -20,7 +21,6 @@
 #include "serve/engine.h"
 #include "serve/http_server.h"
 #include "serve/inference.h"
-#include "train/stored_config.h"
 
 namespace sbtrain {
 namespace {

@@ -13,6 +13,7 @@
 #include "cli/open_weights.h"
 #include "cli/ranks.h"
 #include "config/schema.h"
+#include "config/stored_config.h"
 #include "core/gpus.h"
 #include "core/log.h"
 #include "core/version.h"
@@ -80,7 +81,12 @@ ExitCode train_with(const ResolvedConfig& resolved, Backend backend, const Job& 
 }
 
 ResolvedConfig resolve(const Config& config) {
-  return {.config = config, .yaml = config_yaml(config), .fields = flatten(config)};
+  return {.config = config,
+          .yaml = config_yaml(config),
+          .fields = flatten(config),
+          .stored_fields = [](const CheckpointReader& checkpoint) {
+            return flatten(stored_config(checkpoint));
+          }};
 }
 
 // What must be the same on all ranks.

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "config/config.h"
 #include "core/fields.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -1,6 +1,6 @@
 // The schema: every key of a configuration, with its rules and its help.
-#include "config/config.h"
 #include "config/fields.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "config/config.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

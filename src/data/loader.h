@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "config/config.h"
 #include "data/batch.h"
+#include "data/data_config.h"
 #include "data/document_store.h"
 #include "data/mixture.h"
 #include "data/packing.h"

@@ -19,8 +19,8 @@
 #include <string_view>
 #include <vector>
 
-#include "config/config.h"
 #include "data/batch.h"
+#include "data/data_config.h"
 #include "data/sample_order.h"
 
 namespace sbtrain {

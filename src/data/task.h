@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
 #include "data/batch.h"
+#include "data/data_config.h"
 #include "data/packing.h"
 
 namespace sbtrain {

@@ -13,7 +13,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/weight_source.h"
-#include "config/config.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
+#include "attention/registry.h"
 #include "config/schema.h"
 #include "config/values.h"
 #include "core/error.h"
@@ -40,19 +43,31 @@ void set_path(json& at, std::string_view path, json value) {
   }
 }
 
-bool scales_low_frequencies(std::string_view rope_scaling) {
-  return rope_scaling == "yarn" || rope_scaling == "llama3";
+bool scales_low_frequencies(RotaryScaling scaling) {
+  return scaling == RotaryScaling::kYarn || scaling == RotaryScaling::kLlama3;
 }
+
+// The attention of one layer, and what its module says of it.
+struct Layer {
+  explicit Layer(const AttentionConfig& config) : attention(config) {
+    const AttentionModule& module = attention_registry().at(config.type);
+    ModuleOptions options = config.options;
+    if (const RotaryOptions* given = module.rotary(options)) rotary = *given;
+    transformers = module.transformers(config.options);
+    fla = module.fla(config.options);
+  }
+  const AttentionConfig& attention;
+  std::optional<RotaryOptions> rotary;
+  std::optional<TransformersAttention> transformers;
+  std::optional<FlaAttention> fla;
+};
 
 // What decides among the architectures.
 class Facts {
  public:
-  explicit Facts(const Config& config) : model(config.model), section(model_json(config.model)) {
-    const json& attention = section.at("attention");
+  explicit Facts(const Config& config) : model(config.model) {
     for (int64_t l = 0; l < model.layers; ++l) {
-      layers.push_back(attention.is_array()
-                           ? attention.at(static_cast<size_t>(l) % attention.size())
-                           : attention);
+      layers.emplace_back(model.attention.at(static_cast<size_t>(l) % model.attention.size()));
     }
     if (model.position == PositionEmbedding::kLearned) {
       length = model.max_positions;
@@ -61,102 +76,69 @@ class Facts {
     }
   }
 
-  // The options of the first layer with rotary positions; without one, of the first layer.
-  const json& rotary() const {
-    const auto found = std::ranges::find_if(
-        layers, [](const json& layer) { return layer.value("position", "") == "rope"; });
-    return found == layers.end() ? first() : *found;
-  }
-
-  const json& first() const { return layers.front(); }
-  bool flag(const char* key) const { return first().value(key, false); }
-  double number(const char* key, double otherwise = 0) const {
-    return first().value(key, otherwise);
-  }
-  std::string text(const char* key, const char* otherwise) const {
-    return first().value(key, otherwise);
-  }
-  bool all(const char* key, const char* value) const {
-    return std::ranges::all_of(layers,
-                               [&](const json& layer) { return layer.value(key, "") == value; });
-  }
+  const AttentionConfig& first() const { return layers.front().attention; }
   bool plain_block() const {
     return model.norm == NormKind::kRmsNorm && model.mlp == MlpKind::kSwiGlu &&
            model.position == PositionEmbedding::kNone;
   }
-  // Whether layers differ in nothing but the presence of rotary positions.
-  bool uniform() const {
-    json rotary;
-    for (const json& layer : layers) {
-      if (layer.value("position", "") == "rope") rotary = layer;
+  // The attention of all layers in transformers, with the rotary positions of those that have some;
+  // nothing if they differ in anything else, or if one of them is not there.
+  std::optional<TransformersAttention> transformers() const {
+    std::optional<TransformersAttention> all;
+    for (const Layer& layer : layers) {
+      if (!layer.transformers || layer.attention.output_bias != first().output_bias) return {};
+      TransformersAttention own = *layer.transformers;
+      if (!all) all = own;
+      if (!all->rotary) all->rotary = own.rotary;
+      if (!own.rotary) own.rotary = all->rotary;
+      if (own != *all) return {};
     }
-    if (rotary.is_null()) rotary = first();
-    return std::ranges::all_of(layers, [&](json layer) {
-      if (layer.value("position", "") == "none" && layer.value("type", "") == "softmax") {
-        layer = without_rope(std::move(layer));
-        return layer == without_rope(rotary);
-      }
-      return layer == rotary;
+    return all;
+  }
+  // Whether every layer has rotary positions in transformers.
+  bool all_rotary() const {
+    return std::ranges::all_of(layers, [](const Layer& layer) {
+      return layer.transformers && layer.transformers->rotary;
     });
   }
-  int64_t kv_heads() const {
-    const int64_t heads = section.value("kv_heads", int64_t{0});
-    return heads > 0 ? heads : model.heads;
-  }
-  double scale() const {
-    const double given = number("logit_scale");
-    return given != 0 ? given : 1.0 / std::sqrt(static_cast<double>(model.head_width()));
-  }
   // The factor of the logits of attention that the architectures without such an option lack.
-  double query_factor() const {
-    const double given = number("logit_scale");
-    return given != 0 ? given * std::sqrt(static_cast<double>(model.head_width())) : 1.0;
+  double query_factor(double logit_scale) const {
+    if (logit_scale == 0) return 1.0;
+    return logit_scale * std::sqrt(static_cast<double>(model.head_width()));
   }
-  bool has_factors() const {
+  bool has_factors(double logit_scale) const {
     return model.embedding_multiplier != 1.0 || model.residual_multiplier != 1.0 ||
-           model.logits_multiplier != 1.0 || query_factor() != 1.0;
+           model.logits_multiplier != 1.0 || query_factor(logit_scale) != 1.0;
   }
 
   const ModelConfig& model;
-  json section;
-  std::vector<json> layers;  // the options of each layer's attention
-  int64_t length = 0;        // that the model is made for
+  std::vector<Layer> layers;
+  int64_t length = 0;  // that the model is made for
 
  private:
   int64_t rotary_length(int64_t trained) const {
-    const json& options = rotary();
-    const std::string scaling = options.value("rope_scaling", "none");
-    const auto train_length = options.value("rope_train_length", int64_t{0});
-    if (scaling == "dynamic_ntk") return train_length;
-    if (!scales_low_frequencies(scaling)) return trained;
+    const auto found =
+        std::ranges::find_if(layers, [](const Layer& layer) { return layer.rotary.has_value(); });
+    if (found == layers.end()) return trained;
+    const RotaryOptions& rotary = *found->rotary;
+    if (rotary.scaling == RotaryScaling::kDynamicNtk) return rotary.train_length;
+    if (!scales_low_frequencies(rotary.scaling)) return trained;
     // Where the scaling ends; transformers compares it with the factor.
-    return std::llround(options.value("rope_factor", 1.0) * static_cast<double>(train_length));
-  }
-  static json without_rope(json layer) {
-    layer["position"] = "none";
-    for (auto option = layer.begin(); option != layer.end();) {
-      option = option.key().starts_with("rope_") ? layer.erase(option) : std::next(option);
-    }
-    return layer;
+    return std::llround(rotary.factor * static_cast<double>(rotary.train_length));
   }
 };
 
 // The architecture of transformers that computes the same; empty: none does.
-std::string architecture_of(const Facts& f) {
-  if (!f.plain_block() || !f.all("type", "softmax") || !f.uniform()) return "";
-  const bool rope = f.all("position", "rope");
-  const bool rope_or_none = std::ranges::all_of(f.layers, [](const json& layer) {
-    return layer.value("position", "") == "rope" || layer.value("position", "") == "none";
-  });
-  const bool window = f.number("window") != 0;
-  const bool qkv_bias = f.flag("qkv_bias");
-  const bool same_biases = qkv_bias == f.flag("output_bias");
-  if (!rope_or_none) return "";
-  if (f.flag("qk_norm")) return rope && !window && same_biases ? "Qwen3ForCausalLM" : "";
+std::string architecture_of(const Facts& f, const TransformersAttention& attention) {
+  const bool rope = f.all_rotary();
+  const bool window = attention.window != 0;
+  const bool qkv_bias = attention.qkv_bias;
+  const bool same_biases = qkv_bias == f.first().output_bias;
+  if (attention.qk_norm) return rope && !window && same_biases ? "Qwen3ForCausalLM" : "";
   if (!rope) return !window && same_biases ? "SmolLM3ForCausalLM" : "";
   if (window) return !qkv_bias && same_biases ? "MistralForCausalLM" : "";
   if (!same_biases) return qkv_bias ? "Qwen2ForCausalLM" : "";
-  return f.has_factors() ? "GraniteForCausalLM" : "LlamaForCausalLM";
+  return f.has_factors(attention.logit_scale) ? "GraniteForCausalLM" : "LlamaForCausalLM";
 }
 
 const char* model_type_of(std::string_view architecture) {
@@ -169,34 +151,31 @@ const char* model_type_of(std::string_view architecture) {
 }
 
 // Rotary positions in the forms of transformers 5 (rope_parameters) and of older programs.
-void add_rope(ordered_json& config, const Facts& f) {
-  const json& options = f.rotary();
-  double base = options.value("rope_base", 10000.0);
-  const std::string scaling = options.value("rope_scaling", "none");
-  const double factor = options.value("rope_factor", 1.0);
-  const auto d = static_cast<double>(f.model.head_width());
-  if (scaling == "ntk") base *= std::pow(factor, d / (d - 2));
+void add_rope(ordered_json& config, const RotaryOptions& rotary, int64_t head_dim) {
+  double base = rotary.base;
+  const RotaryScaling scaling = rotary.scaling;
+  const auto d = static_cast<double>(head_dim);
+  if (scaling == RotaryScaling::kNtk) base *= std::pow(rotary.factor, d / (d - 2));
   ordered_json rope = {{"rope_type", "default"}};
-  if (scaling == "linear") rope = {{"rope_type", "linear"}, {"factor", factor}};
-  if (scaling == "dynamic_ntk") rope = {{"rope_type", "dynamic"}, {"factor", factor}};
+  if (scaling == RotaryScaling::kLinear) {
+    rope = {{"rope_type", "linear"}, {"factor", rotary.factor}};
+  }
+  if (scaling == RotaryScaling::kDynamicNtk) {
+    rope = {{"rope_type", "dynamic"}, {"factor", rotary.factor}};
+  }
   if (scales_low_frequencies(scaling)) {
-    rope = {{"rope_type", scaling},
-            {"factor", factor},
-            {"original_max_position_embeddings", options.value("rope_train_length", int64_t{0})}};
+    rope = {{"rope_type", name_of(scaling)},
+            {"factor", rotary.factor},
+            {"original_max_position_embeddings", rotary.train_length}};
   }
-  const auto set = [&](const char* key, const char* option, double otherwise) {
-    rope[key] = options.value(option, otherwise);
-  };
-  if (scaling == "yarn") {
-    set("beta_fast", "rope_beta_fast", 32.0);
-    set("beta_slow", "rope_beta_slow", 1.0);
-    if (options.value("rope_attention_factor", 0.0) != 0) {
-      set("attention_factor", "rope_attention_factor", 0.0);
-    }
+  if (scaling == RotaryScaling::kYarn) {
+    rope["beta_fast"] = rotary.beta_fast;
+    rope["beta_slow"] = rotary.beta_slow;
+    if (rotary.attention_factor != 0) rope["attention_factor"] = rotary.attention_factor;
   }
-  if (scaling == "llama3") {
-    set("low_freq_factor", "rope_low_freq_factor", 1.0);
-    set("high_freq_factor", "rope_high_freq_factor", 4.0);
+  if (scaling == RotaryScaling::kLlama3) {
+    rope["low_freq_factor"] = rotary.low_freq_factor;
+    rope["high_freq_factor"] = rotary.high_freq_factor;
   }
   config["rope_theta"] = base;
   if (rope.contains("factor")) config["rope_scaling"] = rope;
@@ -204,7 +183,8 @@ void add_rope(ordered_json& config, const Facts& f) {
   config["rope_parameters"] = rope;
 }
 
-ordered_json transformers_config(const Facts& f, const std::string& architecture) {
+ordered_json transformers_config(const Facts& f, const TransformersAttention& attention,
+                                 const std::string& architecture) {
   const ModelConfig& m = f.model;
   ordered_json config = {{"architectures", {architecture}},
                          {"model_type", model_type_of(architecture)},
@@ -213,7 +193,7 @@ ordered_json transformers_config(const Facts& f, const std::string& architecture
                          {"intermediate_size", m.inner},
                          {"num_hidden_layers", m.layers},
                          {"num_attention_heads", m.heads},
-                         {"num_key_value_heads", f.kv_heads()},
+                         {"num_key_value_heads", m.key_heads()},
                          {"head_dim", m.head_width()},
                          {"hidden_act", "silu"},
                          {"max_position_embeddings", f.length},
@@ -221,20 +201,18 @@ ordered_json transformers_config(const Facts& f, const std::string& architecture
                          {"rms_norm_eps", m.norm_eps},
                          {"tie_word_embeddings", m.tied},
                          {"use_cache", true}};
-  add_rope(config, f);
+  add_rope(config, attention.rotary.value_or(RotaryOptions{}), m.head_width());
   if (architecture == "MistralForCausalLM") {
-    config["sliding_window"] = static_cast<int64_t>(f.number("window"));
+    config["sliding_window"] = attention.window;
   } else if (architecture == "Qwen2ForCausalLM") {
     config["use_sliding_window"] = false;
   } else {
-    config["attention_bias"] = f.flag("qkv_bias");
+    config["attention_bias"] = attention.qkv_bias;
   }
   if (architecture == "Qwen3ForCausalLM") config["use_sliding_window"] = false;
   if (architecture == "SmolLM3ForCausalLM") {
     ordered_json rotated = ordered_json::array();
-    for (const json& layer : f.layers) {
-      rotated.push_back(layer.value("position", "") == "rope" ? 1 : 0);
-    }
+    for (const Layer& layer : f.layers) rotated.push_back(layer.transformers->rotary ? 1 : 0);
     config["no_rope_layers"] = rotated;
     config["use_sliding_window"] = false;
   }
@@ -242,7 +220,9 @@ ordered_json transformers_config(const Facts& f, const std::string& architecture
     config["embedding_multiplier"] = m.embedding_multiplier;
     config["residual_multiplier"] = m.residual_multiplier;
     config["logits_scaling"] = 1.0 / m.logits_multiplier;
-    config["attention_multiplier"] = f.scale();
+    config["attention_multiplier"] = attention.logit_scale != 0
+                                         ? attention.logit_scale
+                                         : 1.0 / std::sqrt(static_cast<double>(m.head_width()));
   }
   return config;
 }
@@ -258,15 +238,15 @@ ordered_json own_config(const Facts& f) {
           {"intermediate_size", f.model.inner},
           {"num_hidden_layers", f.model.layers},
           {"num_attention_heads", f.model.heads},
-          {"num_key_value_heads", f.kv_heads()},
+          {"num_key_value_heads", f.model.key_heads()},
           {"head_dim", f.model.head_width()},
           {"max_position_embeddings", f.length},
           {"tie_word_embeddings", f.model.tied},
           {"use_cache", true},
-          {"sbtrain", f.section}};
+          {"sbtrain", model_json(f.model)}};
 }
 
-ordered_json fla_config(const Facts& f) {
+ordered_json fla_config(const Facts& f, const FlaAttention& attention) {
   const ModelConfig& m = f.model;
   return {{"architectures", {"StickBreakingAttentionForCausalLM"}},
           {"model_type", "stickbreaking_attn"},
@@ -275,10 +255,10 @@ ordered_json fla_config(const Facts& f) {
           {"intermediate_size", m.inner},
           {"num_hidden_layers", m.layers},
           {"num_heads", m.heads},
-          {"num_kv_heads", f.kv_heads()},
-          {"qkv_bias", f.flag("qkv_bias")},
-          {"qk_norm", f.flag("qk_norm")},
-          {"attend_current", f.flag("attend_current")},
+          {"num_kv_heads", m.key_heads()},
+          {"qkv_bias", attention.qkv_bias},
+          {"qk_norm", attention.qk_norm},
+          {"attend_current", attention.attend_current},
           {"hidden_act", "swish"},
           {"max_position_embeddings", f.length},
           {"initializer_range", m.init_std},
@@ -287,26 +267,38 @@ ordered_json fla_config(const Facts& f) {
           {"use_cache", false}};
 }
 
-// modeling_sbtrain.py tells modules apart by their names. A folder with another one would only be
-// refused when somebody loads it.
+// Whether a line @attention("...") of the Python code names the module.
+bool has_code(const std::string& type) {
+  constexpr std::string_view kMark = "\n@attention(";
+  for (const PythonFile& file : model_code()) {
+    for (size_t at = file.text.find(kMark); at != std::string_view::npos;) {
+      const std::string_view names = file.text.substr(at, file.text.find('\n', at + 1) - at);
+      if (names.find('"' + type + '"') != std::string_view::npos) return true;
+      at = file.text.find(kMark, at + 1);
+    }
+  }
+  return false;
+}
+
+// A folder with a module that modeling_sbtrain.py lacks would only be refused when somebody loads
+// it.
 void check_own_code(const Facts& f) {
-  for (const json& layer : f.layers) {
-    const auto type = layer.at("type").get<std::string>();
-    const bool known = std::ranges::any_of(model_code(), [&](const PythonFile& file) {
-      return file.text.find('"' + type + '"') != std::string_view::npos;
-    });
-    if (known) continue;
+  for (const Layer& layer : f.layers) {
+    if (has_code(layer.attention.type)) continue;
     fail(ExitCode::kConfig,
-         "attention of type {} cannot be exported: modeling_sbtrain.py does not compute it", type);
+         "attention of type {} cannot be exported: modeling_sbtrain.py does not compute it",
+         layer.attention.type);
   }
 }
 
-void check_fla(const Facts& f) {
+// The attention of all layers in flash-linear-attention's stick-breaking model.
+FlaAttention fla_attention(const Facts& f) {
   std::vector<std::string> reasons;
   const auto unless = [&](bool good, std::string reason) {
     if (!good) reasons.push_back(std::move(reason));
   };
-  const bool stickbreaking = f.all("type", "stickbreaking");
+  const bool stickbreaking =
+      std::ranges::all_of(f.layers, [](const Layer& layer) { return layer.fla.has_value(); });
   unless(stickbreaking, "every layer must have attention of type stickbreaking");
   unless(f.model.norm == NormKind::kRmsNorm, "model.norm must be rmsnorm");
   unless(f.model.mlp == MlpKind::kSwiGlu, "model.mlp must be swiglu");
@@ -314,13 +306,14 @@ void check_fla(const Facts& f) {
   unless(f.model.query_width() == f.model.width,
          "it has heads of model.width / model.heads, so leave out model.head_dim");
   if (stickbreaking) {
-    unless(f.uniform(), "all layers must have the same attention");
-    unless(f.text("remainder", "none") == "none", "it gives the remainder to nothing");
-    unless(!f.flag("head_norm"), "it has no head_norm");
-    unless(!f.flag("forget_gate"), "it has no forget_gate");
-    unless(!f.flag("output_bias"), "it has no output_bias");
+    unless(std::ranges::all_of(f.layers,
+                               [&](const Layer& layer) { return layer.attention == f.first(); }),
+           "all layers must have the same attention");
+    const FlaAttention& attention = *f.layers.front().fla;
+    reasons.insert(reasons.end(), attention.lacks.begin(), attention.lacks.end());
+    unless(!f.first().output_bias, "it has no output_bias");
   }
-  if (reasons.empty()) return;
+  if (reasons.empty()) return *f.layers.front().fla;
   fail(ExitCode::kConfig,
        "flash-linear-attention's stick-breaking model cannot hold this one:\n  {}\nUse --format hf",
        fmt::join(reasons, "\n  "));
@@ -339,10 +332,15 @@ std::string fla_name(std::string name) {
   return name;
 }
 
-// The factors that the multipliers of the configuration become when the architecture has none. The
-// head may share the embedding's table, so that both of their factors meet in the last norm.
-double folded_factor(const Facts& f, std::string_view name) {
-  const ModelConfig& m = f.model;
+// What the stored weights are multiplied by for an architecture that lacks the multipliers of the
+// configuration.
+struct Folding {
+  double query = 1.0;    // of the queries
+  bool qk_norm = false;  // whose weights are the last that scale the queries
+};
+
+// The head may share the embedding's table, so that both of their factors meet in the last norm.
+double folded_factor(const ModelConfig& m, const Folding& folding, std::string_view name) {
   if (name == "model.embed_tokens.weight") return m.embedding_multiplier;
   if (name == "model.norm.weight") {
     return m.logits_multiplier / (m.tied ? m.embedding_multiplier : 1.0);
@@ -350,10 +348,38 @@ double folded_factor(const Facts& f, std::string_view name) {
   if (name.ends_with("self_attn.o_proj.weight") || name.ends_with("mlp.down_proj.weight")) {
     return m.residual_multiplier;
   }
-  const bool query = f.flag("qk_norm") ? name.ends_with("self_attn.q_norm.weight")
-                                       : name.ends_with("self_attn.q_proj.weight") ||
-                                             name.ends_with("self_attn.q_proj.bias");
-  return query ? f.query_factor() : 1.0;
+  const bool query = folding.qk_norm ? name.ends_with("self_attn.q_norm.weight")
+                                     : name.ends_with("self_attn.q_proj.weight") ||
+                                           name.ends_with("self_attn.q_proj.bias");
+  return query ? folding.query : 1.0;
+}
+
+// The layout without tensors, and what its tensors are multiplied by, if they are.
+std::pair<HfLayout, std::optional<Folding>> architecture_layout(const Config& config,
+                                                                ExportFormat format) {
+  const Facts facts(config);
+  HfLayout layout;
+  const auto folding = [&](const auto& attention) {
+    return Folding{.query = facts.query_factor(attention.logit_scale),
+                   .qk_norm = attention.qk_norm};
+  };
+  if (format == ExportFormat::kFla) {
+    const FlaAttention attention = fla_attention(facts);
+    layout.config = fla_config(facts, attention);
+    return {layout, folding(attention)};
+  }
+  if (const auto attention = facts.transformers(); attention && facts.plain_block()) {
+    const std::string known = architecture_of(facts, *attention);
+    if (!known.empty()) {
+      layout.config = transformers_config(facts, *attention, known);
+      if (known == "GraniteForCausalLM") return {layout, {}};
+      return {layout, folding(*attention)};
+    }
+  }
+  check_own_code(facts);
+  layout.own_code = true;
+  layout.config = own_config(facts);
+  return {layout, {}};
 }
 
 }  // namespace
@@ -376,22 +402,10 @@ const char* torch_dtype_name(FileDType dtype) {
 }
 
 HfLayout hf_layout(const Config& config, ExportFormat format, FileDType dtype) {
-  const Facts facts(config);
-  HfLayout layout;
-  if (format == ExportFormat::kFla) {
-    check_fla(facts);
-    layout.config = fla_config(facts);
-  } else if (const std::string known = architecture_of(facts); !known.empty()) {
-    layout.config = transformers_config(facts, known);
-  } else {
-    check_own_code(facts);
-    layout.own_code = true;
-    layout.config = own_config(facts);
-  }
+  auto [layout, folding] = architecture_layout(config, format);
   layout.architecture = layout.config.at("architectures").at(0).get<std::string>();
   layout.config["dtype"] = torch_dtype_name(dtype);
   layout.config["torch_dtype"] = torch_dtype_name(dtype);  // as versions before 5 call it
-  const bool folds = !layout.own_code && layout.architecture != "GraniteForCausalLM";
   const Transformer model(config.model);
   for (const ParamUnit& unit : model.registry().units()) {
     for (const PlacedTensor& tensor : unit.tensors) {
@@ -399,7 +413,7 @@ HfLayout hf_layout(const Config& config, ExportFormat format, FileDType dtype) {
           {.name = format == ExportFormat::kFla ? fla_name(tensor.name) : tensor.name,
            .source = tensor.name,
            .shape = tensor.spec.shape,
-           .factor = folds ? folded_factor(facts, tensor.name) : 1.0});
+           .factor = folding ? folded_factor(config.model, *folding, tensor.name) : 1.0});
     }
   }
   return layout;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
-#include "config/config.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "config/config.h"
 #include "export/hf_layout.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "attention/attention.h"
-#include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
 #include "core/weights.h"
 #include "layers/linear.h"
 #include "layers/mlp.h"
 #include "layers/norm.h"
+#include "model/model_config.h"
 
 namespace sbtrain {
 

@@ -137,62 +137,109 @@ void Transformer::embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor toke
   params.release(embedding_unit());
 }
 
+Buffer Transformer::embedding_buffer(Stream& s, int64_t tokens) const {
+  return activation(s, "embedding", tokens, config_.width);
+}
+
+void Transformer::enter(Stream& s, ParamAccess& params, const PassInput& input, Tensor x_TD,
+                        int64_t block) const {
+  if (block == 0) params.gather(embedding_unit());
+  params.gather(block_unit(block));
+  gather_shared(params);
+  if (block == 0) embed(s, params, x_TD, input.tokens_T, input.positions_T);
+}
+
+template <typename Run>
+void Transformer::for_each_block(Stream& s, ParamAccess& params, Buffer& x_TD, BlockRange blocks,
+                                 bool keeps_last, const Run& run) const {
+  const int64_t T = x_TD.tensor().rows();
+  for (int64_t l = blocks.begin; l < blocks.end; ++l) {
+    if (l + 1 < blocks.end || blocks.end == config_.layers) gather_after(params, l);
+    Buffer y_TD = activation(s, "block", T, config_.width);
+    const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
+    run(l, y_TD.tensor(), x_TD, w);
+    if (!keeps_last || l + 1 < blocks.end) params.release(block_unit(l));
+    x_TD = std::move(y_TD);
+  }
+}
+
+void Transformer::run_blocks(Stream& s, ParamAccess& params, const PassInput& input, Buffer& x_TD,
+                             BlockRange blocks, const RunBlock& run) const {
+  enter(s, params, input, x_TD, blocks.begin);
+  for_each_block(s, params, x_TD, blocks, /*keeps_last=*/false, run);
+  release_shared(params);
+}
+
+void Transformer::forward(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
+                          BlockRange blocks, const VisitBlock& visit) const {
+  check_length(batch.sequences.max_seqlen);
+  const auto run = [&](int64_t l, const Tensor& y_TD, const Buffer& x, const Weights& w) {
+    BlockSaved saved;
+    blocks_[l].forward(s, y_TD, x, w, saved, batch.sequences);
+    if (visit) visit(l, w, saved.attention);
+  };
+  run_blocks(s, params, batch.input(), x_TD, blocks, run);
+}
+
 void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch,
                                    Tensor loss_T, float loss_weight, float z_loss) const {
-  const int64_t T = batch.tokens();
   const int64_t layers = config_.layers;
   check_length(batch.sequences.max_seqlen);
-  std::vector<Buffer> x_TD(layers + 1);  // the input of each block, and the last one's output
+  std::vector<Buffer> inputs_TD(layers);  // of the blocks
   std::vector<BlockSaved> saved(layers);
-  x_TD[0] = activation(s, "embedding", T, config_.width);
-  params.gather(embedding_unit());
-  params.gather(block_unit(0));
-  gather_shared(params);
-  embed(s, params, x_TD[0], batch.tokens_T, batch.sequences.positions_T);
-  for (int64_t l = 0; l < layers; ++l) {
-    gather_after(params, l);
-    x_TD[l + 1] = activation(s, "block", T, config_.width);
-    const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
-    blocks_[l].forward(s, x_TD[l + 1], x_TD[l], w, saved[l], batch.sequences);
-    if (l + 1 < layers) params.release(block_unit(l));  // the backward pass begins with the last
-  }
+  Buffer x_TD = embedding_buffer(s, batch.tokens());
+  enter(s, params, batch.input(), x_TD, 0);
+  // The backward pass begins with the last block.
+  for_each_block(s, params, x_TD, all_blocks(), /*keeps_last=*/true,
+                 [&](int64_t l, const Tensor& y_TD, Buffer& x, const Weights& w) {
+                   inputs_TD[l] = std::move(x);
+                   blocks_[l].forward(s, y_TD, inputs_TD[l], w, saved[l], batch.sequences);
+                 });
 
-  Buffer dx_TD = activation(s, "dx", T, config_.width);
-  {
-    Buffer norm_TD = activation(s, "final_norm", T, config_.width);
-    Buffer dnorm_TD = activation(s, "dfinal_norm", T, config_.width);
-    const Weights& head = params.get(head_unit());
-    final_norm_.forward(s, norm_TD, x_TD[layers], head);
-    const bool fresh = params.gradients(head_table()).fresh(config_.tied ? kEmbedding : kHead);
-    ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
-                                  .dx_TD = dnorm_TD,
-                                  .dw_VD = head_.weight(params.gradients(head_table())),
-                                  .x_TD = norm_TD,
-                                  .w_VD = head_.weight(params.get(head_table())),
-                                  .targets_T = batch.targets_T,
-                                  .loss_weight = loss_weight,
-                                  .logit_scale = head_.alpha(),
-                                  .z_loss = z_loss,
-                                  .accumulate_dw = !fresh});
-    ops::run(s, ops::Fill{.x = dx_TD, .value = 0.0f});
-    final_norm_.backward(s, dx_TD, params.gradients(head_unit()), dnorm_TD, x_TD[layers], head);
-    release_head(params);
-    params.reduce(head_unit());
-    x_TD[layers].release();
-  }
-
+  Buffer dx_TD = activation(s, "dx", batch.tokens(), config_.width);
+  loss_and_gradient(s, params, dx_TD, x_TD, batch, loss_T, loss_weight, z_loss);
+  x_TD.release();
   for (int64_t l = layers - 1; l >= 0; --l) {
     if (l > 0) params.gather(block_unit(l - 1));
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
     const BlockWeights dw(params.gradients(block_unit(l)),
                           has_shared() ? &params.gradients(shared_unit()) : nullptr);
-    blocks_[l].backward(s, dx_TD, x_TD[l], w, dw, saved[l], batch.sequences);
+    blocks_[l].backward(s, dx_TD, inputs_TD[l], w, dw, saved[l], batch.sequences);
     params.release(block_unit(l));
     params.reduce(block_unit(l));
-    x_TD[l].release();
+    inputs_TD[l].release();
   }
   release_shared(params);
   if (has_shared()) params.reduce(shared_unit());
+  embed_backward(s, params, dx_TD, batch);
+}
+
+void Transformer::loss_and_gradient(Stream& s, ParamAccess& params, Tensor dx_TD, Tensor x_TD,
+                                    const BatchTensors& batch, Tensor loss_T, float loss_weight,
+                                    float z_loss) const {
+  Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
+  Buffer dnorm_TD = activation(s, "dfinal_norm", x_TD.rows(), config_.width);
+  const Weights& head = params.get(head_unit());
+  final_norm_.forward(s, norm_TD, x_TD, head);
+  const bool fresh = params.gradients(head_table()).fresh(config_.tied ? kEmbedding : kHead);
+  ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
+                                .dx_TD = dnorm_TD,
+                                .dw_VD = head_.weight(params.gradients(head_table())),
+                                .x_TD = norm_TD,
+                                .w_VD = head_.weight(params.get(head_table())),
+                                .targets_T = batch.targets_T,
+                                .loss_weight = loss_weight,
+                                .logit_scale = head_.alpha(),
+                                .z_loss = z_loss,
+                                .accumulate_dw = !fresh});
+  ops::run(s, ops::Fill{.x = dx_TD, .value = 0.0f});
+  final_norm_.backward(s, dx_TD, params.gradients(head_unit()), dnorm_TD, x_TD, head);
+  release_head(params);
+  params.reduce(head_unit());
+}
+
+void Transformer::embed_backward(Stream& s, ParamAccess& params, Tensor dx_TD,
+                                 const BatchTensors& batch) const {
   const Weights& dw = params.gradients(embedding_unit());
   ops::run(s, ops::EmbeddingBackward{.dw_VD = dw.at(kEmbedding),
                                      .dy_TD = dx_TD,
@@ -207,41 +254,11 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
   params.reduce(embedding_unit());
 }
 
-template <typename Visit>
-void Transformer::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                             Buffer& x_TD, Visit visit) const {
-  run_blocks(s, params, batch, x_TD, 0, config_.layers, visit);
-}
-
-template <typename Visit>
-void Transformer::run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                             Buffer& x_TD, int64_t begin, int64_t end, Visit visit) const {
-  const int64_t T = batch.tokens();
-  check_length(batch.sequences.max_seqlen);
-  if (begin == 0) params.gather(embedding_unit());
-  params.gather(block_unit(begin));
-  gather_shared(params);
-  if (begin == 0) embed(s, params, x_TD, batch.tokens_T, batch.sequences.positions_T);
-  for (int64_t l = begin; l < end; ++l) {
-    if (l + 1 < end || end == config_.layers) gather_after(params, l);
-    Buffer y_TD = activation(s, "block", T, config_.width);
-    BlockSaved saved;
-    const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
-    blocks_[l].forward(s, y_TD, x_TD, w, saved, batch.sequences);
-    visit(l, w, saved.attention);
-    params.release(block_unit(l));
-    x_TD = std::move(y_TD);
-  }
-  release_shared(params);
-}
-
 void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
                            Tensor hits_T) const {
-  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD,
-             [](int64_t, const Weights&, const std::unique_ptr<AttentionSaved>&) {});
-  Buffer norm_TD = activation(s, "final_norm", batch.tokens(), config_.width);
-  final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
+  Buffer x_TD = embedding_buffer(s, batch.tokens());
+  forward(s, params, batch, x_TD, all_blocks());
+  const Buffer norm_TD = final_norm(s, params, x_TD);
   ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
                                 .hits_T = hits_T,
                                 .x_TD = norm_TD,
@@ -251,155 +268,36 @@ void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& b
   release_head(params);
 }
 
-// x_TD is the blocks' output. The head must have been gathered and is released here.
-void Transformer::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const {
+Buffer Transformer::final_norm(Stream& s, ParamAccess& params, Tensor x_TD) const {
   Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
   final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
+  return norm_TD;
+}
+
+void Transformer::logits_of(Stream& s, ParamAccess& params, Tensor logits_TV,
+                            Tensor norm_TD) const {
   head_.forward(s, logits_TV, norm_TD, params.get(head_table()));
+}
+
+void Transformer::project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const {
+  const Buffer norm_TD = final_norm(s, params, x_TD);
+  logits_of(s, params, logits_TV, norm_TD);
   release_head(params);
 }
 
-void Transformer::logits(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                         Tensor logits_TV) const {
-  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD,
-             [](int64_t, const Weights&, const std::unique_ptr<AttentionSaved>&) {});
-  project(s, params, x_TD, logits_TV);
-}
-
-DecodeCache Transformer::allocate_cache(Memory& memory, int64_t sequences, int64_t capacity) const {
-  return DecodeCache(memory, blocks_, sequences, capacity);
-}
-
-void Transformer::prefill_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                                 DecodeCache& cache, int64_t b, Buffer& x_TD) const {
-  run_blocks(s, params, batch, x_TD,
-             [&](int64_t l, const Weights&, const std::unique_ptr<AttentionSaved>& saved) {
-               require(saved != nullptr, "prefill needs a model with Recompute::kNone");
-               blocks_[l].attention().prefill(s, cache.layer(l), b, *saved);
-             });
-}
-
-void Transformer::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                          DecodeCache& cache, int64_t b, Tensor logits_1V) const {
-  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
-  prefill_blocks(s, params, batch, cache, b, x_TD);
-  project(s, params, x_TD.tensor().row_range(batch.tokens() - 1, 1), logits_1V);
-}
-
-void Transformer::prefill(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                          DecodeCache& cache, int64_t b, Tensor logits_CV,
-                          const LogitsVisit& visit) const {
-  const int64_t T = batch.tokens();
-  Buffer x_TD = activation(s, "embedding", T, config_.width);
-  prefill_blocks(s, params, batch, cache, b, x_TD);
-  Buffer norm_TD = activation(s, "final_norm", T, config_.width);
-  final_norm_.forward(s, norm_TD, x_TD, params.get(head_unit()));
-  const auto logits = [&](int64_t first, int64_t rows) {
-    const Tensor logits_NV = logits_CV.row_range(0, rows);
-    head_.forward(s, logits_NV, norm_TD.tensor().row_range(first, rows), params.get(head_table()));
-    return logits_NV;
-  };
-  for (int64_t first = 0; first < T; first += logits_CV.rows()) {
-    const int64_t rows = std::min(T - first, logits_CV.rows());
-    visit(first, logits(first, rows));
-  }
-  logits(T - 1, 1);
-  release_head(params);
-}
-
-bool Transformer::prefill_layers(Stream& s, ParamAccess& params, PartialPrefill& prompt,
-                                 int64_t layers) const {
-  const auto begin = static_cast<int64_t>(prompt.saved.size());
-  const int64_t end = std::min(begin + layers, config_.layers);
-  if (begin == 0) {
-    prompt.x_TD = activation(s, "embedding", prompt.batch.tokens(), config_.width);
-  }
-  run_blocks(s, params, prompt.batch, prompt.x_TD, begin, end,
-             [&](int64_t, const Weights&, std::unique_ptr<AttentionSaved>& saved) {
-               require(saved != nullptr, "prefill needs a model with Recompute::kNone");
-               prompt.saved.push_back(std::move(saved));
-             });
-  if (end < config_.layers) return false;
-  release_head(params);
-  return true;
-}
-
-bool Transformer::prefill_rows(Stream& s, ParamAccess& params, PartialPrefill& prompt, int64_t rows,
-                               Tensor logits_CV, const LogitsVisit& visit) const {
-  const int64_t end = std::min(prompt.row + rows, prompt.batch.tokens());
-  while (prompt.row < end) {
-    const int64_t n = std::min(end - prompt.row, logits_CV.rows());
-    const Tensor logits_NV = logits_CV.row_range(0, n);
-    gather_head(params);
-    project(s, params, prompt.x_TD.tensor().row_range(prompt.row, n), logits_NV);
-    visit(prompt.row, logits_NV);
-    prompt.row += n;
-  }
-  return end == prompt.batch.tokens();
-}
-
-void Transformer::finish_prefill(Stream& s, ParamAccess& params, PartialPrefill& prompt,
-                                 DecodeCache& cache, int64_t b, Tensor logits_1V) const {
-  for (int64_t l = 0; l < config_.layers; ++l) {
-    blocks_[l].attention().prefill(s, cache.layer(l), b, *prompt.saved.at(static_cast<size_t>(l)));
-  }
-  gather_head(params);
-  project(s, params, prompt.x_TD.tensor().row_range(prompt.batch.tokens() - 1, 1), logits_1V);
-}
-
-void Transformer::decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
-                         const DecodeStep& step, Tensor logits_BV) const {
-  const int64_t B = tokens_B.rows();
-  Buffer x_BD = activation(s, "embedding", B, config_.width);
-  params.gather(embedding_unit());
-  params.gather(block_unit(0));
-  gather_shared(params);
-  embed(s, params, x_BD, tokens_B, step.positions_B);
-  for (int64_t l = 0; l < config_.layers; ++l) {
-    gather_after(params, l);
-    Buffer y_BD = activation(s, "block", B, config_.width);
-    const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
-    blocks_[l].decode(s, y_BD, x_BD, w, cache.layer(l), step);
-    params.release(block_unit(l));
-    x_BD = std::move(y_BD);
-  }
-  release_shared(params);
+void Transformer::project_decoded(Stream& s, ParamAccess& params, Tensor x_BD,
+                                  Tensor logits_BV) const {
   if (!final_norm_.fuses()) return project(s, params, x_BD, logits_BV);
   head_.decode(s, logits_BV, x_BD, params.get(head_table()),
                {.norm = final_norm_.fused(params.get(head_unit()))});
   release_head(params);
 }
 
-void Transformer::attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                                 const MapVisit& visit, const MapWanted& wanted) const {
-  require(batch.sequences.count == 1, "attention maps take one document, not {}",
-          batch.sequences.count);
-  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
-  run_blocks(s, params, batch, x_TD,
-             [&](int64_t l, const Weights& w, const std::unique_ptr<AttentionSaved>& saved) {
-               require(saved != nullptr, "attention maps need a model with Recompute::kNone");
-               for (int64_t h = 0; h < config_.heads; ++h) {
-                 if (wanted && !wanted(l, h)) continue;
-                 const AttentionMap map =
-                     blocks_[l].attention().map(s, w, *saved, batch.sequences, h);
-                 if (map.tokens > 0) visit(l, h, map);
-               }
-             });
-  release_head(params);
-}
-
-std::vector<KeysRead> Transformer::keys_read(Stream& s, ParamAccess& params,
-                                             const BatchTensors& batch) const {
-  Buffer x_TD = activation(s, "embedding", batch.tokens(), config_.width);
-  std::vector<KeysRead> layers;
-  run_blocks(s, params, batch, x_TD,
-             [&](int64_t l, const Weights&, const std::unique_ptr<AttentionSaved>& saved) {
-               require(saved != nullptr, "counting keys needs a model with Recompute::kNone");
-               layers.push_back(blocks_[l].attention().keys_read(s, *saved, batch.sequences));
-             });
-  release_head(params);
-  return layers;
+void Transformer::logits(Stream& s, ParamAccess& params, const BatchTensors& batch,
+                         Tensor logits_TV) const {
+  Buffer x_TD = embedding_buffer(s, batch.tokens());
+  forward(s, params, batch, x_TD, all_blocks());
+  project(s, params, x_TD, logits_TV);
 }
 
 double Transformer::flops_per_token(double keys) const {

@@ -5,25 +5,31 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "attention/attention.h"
-#include "config/config.h"
 #include "core/sequences.h"
 #include "core/stream.h"
 #include "layers/linear.h"
 #include "layers/norm.h"
 #include "model/block.h"
-#include "model/decode_cache.h"
+#include "model/model_config.h"
 #include "model/params.h"
 
 namespace sbtrain {
+
+// The tokens that a pass begins with, and where they stand in their documents.
+struct PassInput {
+  Tensor tokens_T, positions_T;  // i32
+};
 
 // One micro-batch on the device.
 struct BatchTensors {
   Tensor tokens_T, targets_T;  // i32
   Sequences sequences;
   int64_t tokens() const { return tokens_T.rows(); }
+  PassInput input() const { return {.tokens_T = tokens_T, .positions_T = sequences.positions_T}; }
 };
 
 class Transformer {
@@ -50,57 +56,42 @@ class Transformer {
   // Only the forward pass: logits_TV (f32) of every token.
   void logits(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor logits_TV) const;
 
-  // A cache for `sequences` sequences of at most `capacity` tokens.
-  DecodeCache allocate_cache(Memory& memory, int64_t sequences, int64_t capacity) const;
-  // Runs the one document of `batch` as the prompt of sequence b; logits_1V are those of the token
-  // that follows the prompt.
-  void prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
-               int64_t b, Tensor logits_1V) const;
-  // The same, and visit(first, logits_NV) sees the logits of the prompt's tokens [first, first +
-  // N), from the first to the last, N of at most C at once: rows of logits_CV, whose row 0 is then
-  // that of the token that follows the prompt.
-  using LogitsVisit = std::function<void(int64_t first, const Tensor& logits_NV)>;
-  void prefill(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
-               int64_t b, Tensor logits_CV, const LogitsVisit& visit) const;
-  // A prompt that runs a few layers at a time, between which the model may do other work: all of
-  // its tokens go through one layer after the other, so that the results have the bits of
-  // prefill().
-  struct PartialPrefill {
-    BatchTensors batch;  // one document
-    Buffer x_TD;         // the input of the next block, or the last one's output
-    // Of the blocks that have run. The cache is filled in the end only, because decode steps write
-    // to the parts of all sequences.
-    std::vector<std::unique_ptr<AttentionSaved>> saved;
-    int64_t row = 0;  // the first token whose logits have not been seen
-  };
-  // Runs up to `layers` more of the blocks. Returns whether all have run.
-  bool prefill_layers(Stream& s, ParamAccess& params, PartialPrefill& prompt, int64_t layers) const;
-  // After the last block: visit(first, logits_NV) for up to `rows` more tokens, as prefill() does.
-  // Returns whether all have been seen.
-  bool prefill_rows(Stream& s, ParamAccess& params, PartialPrefill& prompt, int64_t rows,
-                    Tensor logits_CV, const LogitsVisit& visit) const;
-  // After the last block: fills the cache of sequence b; logits_1V are those of the token that
-  // follows the prompt.
-  void finish_prefill(Stream& s, ParamAccess& params, PartialPrefill& prompt, DecodeCache& cache,
-                      int64_t b, Tensor logits_1V) const;
-  // One new token for each of the first B sequences of the cache: logits_BV.
-  void decode(Stream& s, ParamAccess& params, Tensor tokens_B, DecodeCache& cache,
-              const DecodeStep& step, Tensor logits_BV) const;
-
-  // Runs the forward pass of one document and calls visit(layer, head, map), in order, for every
-  // head of every layer whose attention weighs keys, or of those for which wanted(layer, head).
-  using MapVisit = std::function<void(int64_t layer, int64_t head, const AttentionMap& map)>;
-  using MapWanted = std::function<bool(int64_t layer, int64_t head)>;
-  void attention_maps(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                      const MapVisit& visit, const MapWanted& wanted = nullptr) const;
-
-  // Runs the forward pass and returns what each layer's attention has read of the keys.
-  std::vector<KeysRead> keys_read(Stream& s, ParamAccess& params, const BatchTensors& batch) const;
-
   // Floating-point operations of training on one token, forward and backward, without
   // recomputation: 6 N for all N parameters, and attention over `keys` keys. keys = L/2 counts the
   // causal half, keys = L the full square.
   double flops_per_token(double keys) const;
+
+  // The parts of a pass, for those of model/inference/. Weights of a unit are gathered while the
+  // one before it computes; the last block gathers the head, which its last user releases.
+
+  struct BlockRange {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  BlockRange all_blocks() const { return {.begin = 0, .end = config_.layers}; }
+  Buffer embedding_buffer(Stream& s, int64_t tokens) const;
+  // Runs blocks one after the other: run(layer, y_TD, x_TD, w) computes one from its input, which
+  // it may keep. With the first block the embedding is put into x_TD, which becomes the output.
+  using RunBlock =
+      std::function<void(int64_t layer, const Tensor& y_TD, Buffer& x_TD, const Weights& w)>;
+  void run_blocks(Stream& s, ParamAccess& params, const PassInput& input, Buffer& x_TD,
+                  BlockRange blocks, const RunBlock& run) const;
+  // The forward pass of blocks that no backward pass follows. visit(layer, weights, saved) sees
+  // what each layer's attention saved, and may take it, before it is released.
+  using VisitBlock =
+      std::function<void(int64_t layer, const Weights& w, std::unique_ptr<AttentionSaved>& saved)>;
+  void forward(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
+               BlockRange blocks, const VisitBlock& visit = nullptr) const;
+
+  void gather_head(ParamAccess& params) const;
+  void release_head(ParamAccess& params) const;
+  // Of the blocks' output x_TD.
+  Buffer final_norm(Stream& s, ParamAccess& params, Tensor x_TD) const;
+  void logits_of(Stream& s, ParamAccess& params, Tensor logits_TV, Tensor norm_TD) const;
+  // Both; releases the head.
+  void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;
+  // The same for the tokens of a decode step.
+  void project_decoded(Stream& s, ParamAccess& params, Tensor x_BD, Tensor logits_BV) const;
 
  private:
   int embedding_unit() const { return 0; }
@@ -115,28 +106,26 @@ class Transformer {
   void release_shared(ParamAccess& params) const;
   const Weights* shared_weights(ParamAccess& params) const;
   void gather_after(ParamAccess& params, int64_t layer) const;
-  void gather_head(ParamAccess& params) const;
-  void release_head(ParamAccess& params) const;
   bool has_positions() const { return config_.position == PositionEmbedding::kLearned; }
   // Throws ExitCode::kConfig for more tokens than the model has learned positions.
   void check_length(int64_t tokens) const;
   // The embedding unit must have been gathered and is released here.
   void embed(Stream& s, ParamAccess& params, Tensor x_TD, Tensor tokens_T,
              Tensor positions_T) const;
-  void project(Stream& s, ParamAccess& params, Tensor x_TD, Tensor logits_TV) const;
-  // Runs the blocks over a prompt and fills the cache of sequence b; x_TD becomes their output.
-  void prefill_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, DecodeCache& cache,
-                      int64_t b, Buffer& x_TD) const;
-  // Runs the blocks when no backward pass follows; x_TD is updated in place. visit(layer, weights,
-  // saved) sees what each layer's attention saved, and may take it, before it is released. The last
-  // block gathers the head.
-  template <typename Visit>
-  void run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
-                  Visit visit) const;
-  // The same for the blocks [begin, end). With the first one the embedding is put into x_TD.
-  template <typename Visit>
-  void run_blocks(Stream& s, ParamAccess& params, const BatchTensors& batch, Buffer& x_TD,
-                  int64_t begin, int64_t end, Visit visit) const;
+  // Begins a pass at a block: gathers it, and embeds the input before the first.
+  void enter(Stream& s, ParamAccess& params, const PassInput& input, Tensor x_TD,
+             int64_t block) const;
+  // The loop over blocks that every pass shares. `keeps_last`: the last block's weights stay
+  // gathered.
+  template <typename Run>
+  void for_each_block(Stream& s, ParamAccess& params, Buffer& x_TD, BlockRange blocks,
+                      bool keeps_last, const Run& run) const;
+  // From the blocks' output x_TD to the loss and back: dx_TD becomes the gradient of x_TD.
+  void loss_and_gradient(Stream& s, ParamAccess& params, Tensor dx_TD, Tensor x_TD,
+                         const BatchTensors& batch, Tensor loss_T, float loss_weight,
+                         float z_loss) const;
+  void embed_backward(Stream& s, ParamAccess& params, Tensor dx_TD,
+                      const BatchTensors& batch) const;
 
   ModelConfig config_;
   ParamRegistry registry_;

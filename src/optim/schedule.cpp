@@ -20,8 +20,8 @@ double exponential_decay(double x, double last) {
 
 }  // namespace
 
-Schedule::Schedule(const std::vector<StageConfig>& stages, double peak_lr, int64_t batch_sequences,
-                   int64_t tokens_per_step)
+Schedule::Schedule(const std::vector<ScheduleStage>& stages, double peak_lr,
+                   int64_t batch_sequences, int64_t tokens_per_step)
     : peak_lr_(peak_lr), batch_sequences_(batch_sequences), tokens_per_step_(tokens_per_step) {
   require(batch_sequences > 0 && tokens_per_step > 0, "schedule: batch {} and tokens per step {}",
           batch_sequences, tokens_per_step);
@@ -31,10 +31,10 @@ Schedule::Schedule(const std::vector<StageConfig>& stages, double peak_lr, int64
   if (!(peak_lr >= 0.0) || !std::isfinite(peak_lr)) {
     fail(ExitCode::kConfig, "train.lr is {}: give a finite learning rate of at least 0", peak_lr);
   }
-  for (const StageConfig& stage : stages) segments_.push_back(make_segment(stage));
+  for (const ScheduleStage& stage : stages) segments_.push_back(make_segment(stage));
 }
 
-Schedule::Segment Schedule::make_segment(const StageConfig& stage) const {
+Schedule::Segment Schedule::make_segment(const ScheduleStage& stage) const {
   const ScheduleConfig& c = stage.schedule;
   const std::string where = fmt::format("stage '{}'", stage.name);
   Segment s;

@@ -22,9 +22,40 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
+#include "core/duration.h"
+#include "core/enum_names.h"
 
 namespace sbtrain {
+
+enum class ScheduleKind : uint8_t { kConstant, kLinear, kCosine, kPower, kWsd, kExponential };
+template <>
+inline constexpr auto kNames<ScheduleKind> =
+    enum_names<ScheduleKind>({{ScheduleKind::kConstant, "constant"},
+                              {ScheduleKind::kLinear, "linear"},
+                              {ScheduleKind::kCosine, "cosine"},
+                              {ScheduleKind::kPower, "power"},
+                              {ScheduleKind::kWsd, "wsd"},
+                              {ScheduleKind::kExponential, "exponential"}});
+
+struct ScheduleConfig {
+  ScheduleKind type = ScheduleKind::kCosine;
+  Duration warmup{};  // linear, from 0, at the start of the segment
+  double final_ratio =
+      0.0;  // lr at the end over peak lr (linear, cosine, wsd), delta (exponential)
+  double decay_fraction = 0.1;  // wsd: part of the segment that decays
+  double power_a = 4.0;         // power: lr = min(train.lr, a B n^b)
+  double power_b = -0.51;
+  double scale = 1.0;  // exponential: f of f * lr(start)
+  bool operator==(const ScheduleConfig&) const = default;
+};
+
+// One segment of the schedule.
+struct ScheduleStage {
+  std::string name = "train";
+  Duration length{};
+  ScheduleConfig schedule{};
+  bool operator==(const ScheduleStage&) const = default;
+};
 
 // One line of the schedule preview.
 struct SchedulePoint {
@@ -40,7 +71,7 @@ struct SchedulePoint {
 class Schedule {
  public:
   // Throws ExitCode::kConfig, naming the stage and the key, when a stage cannot be scheduled.
-  Schedule(const std::vector<StageConfig>& stages, double peak_lr, int64_t batch_sequences,
+  Schedule(const std::vector<ScheduleStage>& stages, double peak_lr, int64_t batch_sequences,
            int64_t tokens_per_step);
 
   // The learning rate of the step that follows `step` finished ones, step >= 0. From the end of the
@@ -71,7 +102,7 @@ class Schedule {
     double progress(int64_t x) const;
   };
 
-  Segment make_segment(const StageConfig& stage) const;
+  Segment make_segment(const ScheduleStage& stage) const;
   double segment_lr(const Segment& segment, int64_t x) const;  // x in [0, length]
   double curve(const Segment& segment, int64_t x) const;       // without the warmup
   double power_lr(const Segment& segment, int64_t step) const;

@@ -1,8 +1,5 @@
 #include "parallel/make_communicator.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "core/build_options.h"
 #include "core/device.h"
 #include "core/error.h"
@@ -36,12 +33,6 @@ std::unique_ptr<Communicator> make_communicator(
        "libopenmpi-dev and build again, or train with one rank",
        control.world());
 #endif
-}
-
-CommunicatorOptions communicator_options(const TrainConfig& train) {
-  return {
-      .copy_engines = train.gather_engine == TransferEngine::kCopyEngines,
-      .connect_timeout = std::chrono::seconds(std::max(1L, std::lround(train.rendezvous_timeout)))};
 }
 
 void prepare_memory(Memory& memory, const CommunicatorOptions& options, int world) {

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <memory>
 
-#include "config/config.h"
 #include "core/backend.h"
 #include "core/memory.h"
 #include "job/control.h"
@@ -32,8 +31,6 @@ struct CommunicatorOptions {
 std::unique_ptr<Communicator> make_communicator(Control& control, Backend backend,
                                                 const CommunicatorOptions& options = {});
 
-// What a training run asks of NCCL.
-CommunicatorOptions communicator_options(const TrainConfig& train);
 // Lets a training run's memory come from collective_memory() where these options need that. To be
 // called before anything is allocated.
 void prepare_memory(Memory& memory, const CommunicatorOptions& options, int world);

@@ -11,8 +11,8 @@
 
 #include <memory>
 
-#include "config/config.h"
 #include "parallel/communicator.h"
+#include "parallel/sharding.h"
 
 namespace sbtrain {
 

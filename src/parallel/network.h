@@ -6,7 +6,8 @@
 // crosses with as many ports as it has ranks on a node.
 #pragma once
 
-#include "config/config.h"
+#include "parallel/machine.h"
+#include "parallel/sharding.h"
 #include "parallel/traffic.h"
 
 namespace sbtrain {

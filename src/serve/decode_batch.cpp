@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "model/inference/decode.h"
 #include "ops/memory.h"
 #include "ops/overlap.h"
 #include "ops/sampling.h"
@@ -48,7 +49,7 @@ DecodeBatch::DecodeBatch(const Transformer& model, ParamAccess& params, Stream& 
       capacity_(capacity),
       vocab_(model.config().vocab),
       lengths_(static_cast<size_t>(slots)),
-      cache_(model.allocate_cache(s.memory(), slots, capacity)),
+      cache_(s.memory(), model, slots, capacity),
       tokens_T_(integers(s, capacity)),
       positions_T_(integers(s, capacity)),
       boundaries_(integers(s, 2)),
@@ -133,12 +134,11 @@ int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& 
   const Tensor logits_1V = logits_BV_.tensor().row_range(slot, 1);
   if (visit) {
     const Tensor& logits_CV = prompt_logits_CV_;
-    model_.prefill(
-        s_, params_, batch, cache_, slot, logits_CV,
-        [&](int64_t first, const Tensor& logits_NV) { see_logits(visit, first, logits_NV); });
+    prefill(s_, model_, params_, batch, cache_, slot, logits_CV,
+            [&](int64_t first, const Tensor& logits_NV) { see_logits(visit, first, logits_NV); });
     ops::run(s_, ops::Copy{.y = logits_1V, .x = logits_CV.row_range(0, 1)});
   } else {
-    model_.prefill(s_, params_, batch, cache_, slot, logits_1V);
+    prefill(s_, model_, params_, batch, cache_, slot, logits_1V);
   }
   begin_sequence(slot, batch.tokens());
   return slot;
@@ -147,35 +147,34 @@ int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& 
 int64_t DecodeBatch::begin(std::span<const int32_t> prompt, const PromptLogits& visit) {
   const int64_t slot = free_slot();
   const BatchTensors batch = upload_prompt(prompt);
-  prompt_ = {.slot = slot, .visit = visit, .run = {.batch = batch, .x_TD = {}, .saved = {}}};
+  prompt_ = {.slot = slot, .visit = visit, .run = PartialPrefill(batch)};
   return slot;
 }
 
 bool DecodeBatch::advance(int64_t& tokens) {
   require(prompt_.slot >= 0, "no prompt has begun");
-  Transformer::PartialPrefill& run = prompt_.run;
-  const int64_t length = run.batch.tokens();
+  PartialPrefill& run = prompt_.run;
+  const int64_t length = run.tokens();
   const int64_t layers = model_.config().layers;
-  if (const auto done = static_cast<int64_t>(run.saved.size()); done < layers) {
+  if (const int64_t done = run.layers_run(); done < layers) {
     const int64_t more = std::clamp<int64_t>(tokens * layers / length, 1, layers - done);
     tokens -= (more * length + layers - 1) / layers;
-    model_.prefill_layers(s_, params_, run, more);
+    run.run_layers(s_, model_, params_, more);
   } else {
-    const int64_t rows = std::clamp<int64_t>(tokens, 1, length - run.row);
+    const int64_t rows = std::clamp<int64_t>(tokens, 1, length - run.rows_seen());
     tokens -= rows;
-    model_.prefill_rows(s_, params_, run, rows, prompt_logits_CV_,
-                        [&](int64_t first, const Tensor& logits_NV) {
-                          see_logits(prompt_.visit, first, logits_NV);
-                        });
+    run.see_rows(s_, model_, params_, rows, prompt_logits_CV_,
+                 [&](int64_t first, const Tensor& logits_NV) {
+                   see_logits(prompt_.visit, first, logits_NV);
+                 });
   }
-  const bool all_layers = static_cast<int64_t>(run.saved.size()) == layers;
-  if (!all_layers || (prompt_.visit && run.row < length)) {
+  if (run.layers_run() < layers || (prompt_.visit && run.rows_seen() < length)) {
     // Otherwise the next step would wait for the GPU behind several parts.
     ops::run(s_, ops::Synchronize{});
     return false;
   }
   const int64_t slot = prompt_.slot;
-  model_.finish_prefill(s_, params_, run, cache_, slot, logits_BV_.tensor().row_range(slot, 1));
+  run.finish(s_, model_, params_, cache_, slot, logits_BV_.tensor().row_range(slot, 1));
   begin_sequence(slot, length);
   prompt_ = {};
   return true;
@@ -202,9 +201,9 @@ Tensor DecodeBatch::input(int64_t part, int64_t rows) const {
 }
 
 void DecodeBatch::decode(Stream& s, int64_t rows) {
-  model_.decode(s, params_, input(0, rows), cache_,
-                {.positions_B = input(1, rows), .lengths_B = input(2, rows), .norm = {}},
-                logits_BV_.tensor().row_range(0, rows));
+  sbtrain::decode(s, model_, params_, input(0, rows), cache_,
+                  {.positions_B = input(1, rows), .lengths_B = input(2, rows), .norm = {}},
+                  logits_BV_.tensor().row_range(0, rows));
   find_likeliest(s, 0, rows);
 }
 

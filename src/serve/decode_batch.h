@@ -10,6 +10,8 @@
 
 #include "core/graph.h"
 #include "core/stream.h"
+#include "model/inference/decode_cache.h"
+#include "model/inference/prefill.h"
 #include "model/transformer.h"
 #include "serve/sampling.h"
 
@@ -85,7 +87,7 @@ class DecodeBatch {
   struct Prompt {
     int64_t slot = -1;  // -1: none has begun
     PromptLogits visit;
-    Transformer::PartialPrefill run;
+    PartialPrefill run;
   };
   BatchTensors upload_prompt(std::span<const int32_t> prompt);
   int64_t free_slot() const;

@@ -126,18 +126,18 @@ std::vector<float> InferenceModel::logits(const std::vector<int32_t>& tokens) {
   return logits;
 }
 
-void InferenceModel::attention_maps(const std::vector<int32_t>& tokens,
-                                    const Transformer::MapVisit& visit) {
+void InferenceModel::attention_maps(const std::vector<int32_t>& tokens, const MapVisit& visit) {
   const Document from = document(tokens);
-  model_.attention_maps(stream_, params_, from.batch, visit);
+  sbtrain::attention_maps(stream_, model_, params_, from.batch, visit);
 }
 
 AttentionMap InferenceModel::attention_map(const std::vector<int32_t>& tokens, int64_t layer,
                                            int64_t head) {
   const Document from = document(tokens);
   AttentionMap found;
-  model_.attention_maps(
-      stream_, params_, from.batch, [&](int64_t, int64_t, const AttentionMap& map) { found = map; },
+  sbtrain::attention_maps(
+      stream_, model_, params_, from.batch,
+      [&](int64_t, int64_t, const AttentionMap& map) { found = map; },
       [&](int64_t l, int64_t h) { return l == layer && h == head; });
   return found;
 }

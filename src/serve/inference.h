@@ -6,9 +6,10 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "config/config.h"
 #include "core/stream.h"
 #include "data/batch.h"
+#include "model/inference/maps.h"
+#include "model/model_config.h"
 #include "model/transformer.h"
 #include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
@@ -53,8 +54,8 @@ class InferenceModel {
   std::vector<float> losses(const PackedBatch& batch, int64_t max_seqlen);
   // The logits [T, V] of `tokens`, one document.
   std::vector<float> logits(const std::vector<int32_t>& tokens);
-  // Every head's attention over `tokens`, one document (Transformer::attention_maps).
-  void attention_maps(const std::vector<int32_t>& tokens, const Transformer::MapVisit& visit);
+  // Every head's attention over `tokens`, one document (model/inference/maps.h).
+  void attention_maps(const std::vector<int32_t>& tokens, const MapVisit& visit);
   // The same of one head; without tokens if its module has no map.
   AttentionMap attention_map(const std::vector<int32_t>& tokens, int64_t layer, int64_t head);
 

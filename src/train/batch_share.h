@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "config/config.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

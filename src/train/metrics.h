@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -96,7 +96,7 @@ MemoryReport plan_memory(const Config& config, Backend target) {
 std::string describe_run(const Config& config, Backend target, const DryRunOptions& options) {
   const Transformer model(config.model);
   const TrainConfig& train = config.train;
-  const Schedule schedule(config.stages, train.lr, train.batch, train.tokens_per_step());
+  const Schedule schedule = schedule_of(config);
   const double L = static_cast<double>(train.sequence_length);
   const double causal = model.flops_per_token(L / 2);
   const double full = model.flops_per_token(L);

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "config/config.h"
 #include "core/memory.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

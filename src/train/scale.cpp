@@ -171,7 +171,7 @@ std::string describe_scale(const Config& wanted, Backend target, const DryRunOpt
     return plan.config.train.sharding == config.train.sharding;
   });
   const TrainConfig& train = config.train;
-  const Schedule schedule(config.stages, train.lr, train.batch, train.tokens_per_step());
+  const Schedule schedule = schedule_of(config);
   const auto steps = static_cast<double>(schedule.total_steps());
   std::string text = note;
   text += fmt::format(

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "config/config.h"
 #include "core/memory.h"
 #include "parallel/network.h"
 #include "parallel/traffic.h"
 #include "train/plan.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <span>
 
-#include "config/config.h"
 #include "core/graph.h"
 #include "core/stream.h"
 #include "data/batch.h"
@@ -13,6 +12,7 @@
 #include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
 #include "train/guard.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -30,6 +30,7 @@
 #include "optim/schedule.h"
 #include "parallel/make_communicator.h"
 #include "tokenizer/tokenizer.h"
+#include "train/communicator_options.h"
 #include "train/guard.h"
 #include "train/host_share.h"
 #include "train/metrics.h"
@@ -40,7 +41,6 @@
 #include "train/start_order.h"
 #include "train/start_times.h"
 #include "train/step.h"
-#include "train/stored_config.h"
 
 namespace sbtrain {
 namespace {
@@ -218,8 +218,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
       signals_(signals),
       folder_(config_.run_dir()),
       lock_(lock_run(folder_, control_)),
-      schedule_(config_.stages, config_.train.lr, config_.train.batch,
-                config_.train.tokens_per_step()),
+      schedule_(schedule_of(config_)),
       communicator_(make_communicator(control_, backend, communicator_options(config_.train))),
       mesh_(*communicator_, config_.train.sharding, job.launch.local_world),
       model_(config_.model, config_.train.recompute, mesh_.shard_count()),
@@ -376,7 +375,7 @@ bool Run::resume() {
     check_resumable(checkpoint);
     // A key that is younger than the checkpoint has its default there.
     std::map<std::string, std::string> saved = manifest.fingerprints;
-    saved.merge(identity_fields(flatten(stored_config(checkpoint))));
+    saved.merge(identity_fields(resolved_.stored_fields(checkpoint)));
     check_identity(saved, identity_fields(resolved_.fields), config_.checkpoint.allow_changes,
                    name);
     load_shards(checkpoint, step_.params(), /*with_moments=*/true);

@@ -6,11 +6,12 @@
 #include <memory>
 #include <string>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/weight_source.h"
-#include "config/config.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "job/launch.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 
@@ -19,6 +20,8 @@ struct ResolvedConfig {
   Config config;
   std::string yaml;                           // written to <run>/config.yaml
   std::map<std::string, std::string> fields;  // flattened, compared on resume
+  // The fields of the configuration that a checkpoint was saved with.
+  std::function<std::map<std::string, std::string>(const CheckpointReader&)> stored_fields;
 };
 
 // Weights of another model that a new run begins with.

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "config/config.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 

@@ -34,7 +34,7 @@ try:
 except ImportError as error:
     fail_unavailable(f"FSDP2 ({error}); PyTorch 2.6 has it")
 
-# Defaults of src/config/config.h.
+# Defaults of docs/config.md.
 MODEL = {
     "layers": 4, "width": 128, "inner": 344, "heads": 4, "vocab": 4096, "tied": True,
     "norm_eps": 1e-5, "init_std": 0.02, "attention": {"type": "stickbreaking"},

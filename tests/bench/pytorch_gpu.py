@@ -200,7 +200,7 @@ def make_optimizer(network, train, fused):
 
 
 def measure(config, arguments):
-    # Defaults of src/config/config.h.
+    # Defaults of docs/config.md.
     model = {
         "layers": 4, "width": 128, "inner": 344, "heads": 4, "vocab": 4096, "tied": True,
         "norm_eps": 1e-5, "init_std": 0.02, "attention": {"type": "stickbreaking"},

@@ -14,6 +14,9 @@
 
 #include "config/schema.h"
 #include "core/device.h"
+#include "model/inference/decode.h"
+#include "model/inference/maps.h"
+#include "model/inference/prefill.h"
 #include "ops/choose.h"
 #include "serve/decode_batch.h"
 #include "serve/generate.h"
@@ -152,8 +155,8 @@ TEST_P(GpuModel, AttentionMapsAgreeWithTheCpu) {
   const auto maps = [&](Backend backend) {
     ModelRun run(backend, config, batch);
     std::vector<AttentionMap> all;
-    run.model().attention_maps(
-        run.stream(), run.params(), run.batch(),
+    attention_maps(
+        run.stream(), run.model(), run.params(), run.batch(),
         [&](int64_t /*layer*/, int64_t /*head*/, const AttentionMap& map) { all.push_back(map); });
     return all;
   };
@@ -268,7 +271,7 @@ TEST_P(GpuModel, DecodeEqualsFullForward) {
   EXPECT_LT(against_cpu, kLogitsError);
   double worst = 0;
   for (const int32_t prompt : {1, 64, 99}) {
-    DecodeCache cache = gpu.model().allocate_cache(gpu.stream().memory(), 1, T);
+    DecodeCache cache(gpu.stream().memory(), gpu.model(), 1, T);
     const Buffer boundaries = gpu.integers({0, prompt});
     BatchTensors batch = gpu.batch();
     batch.tokens_T = batch.tokens_T.row_range(0, prompt);
@@ -277,7 +280,7 @@ TEST_P(GpuModel, DecodeEqualsFullForward) {
                        .count = 1,
                        .max_seqlen = prompt};
     const Buffer logits = gpu.reals(1, config.vocab);
-    gpu.model().prefill(gpu.stream(), gpu.params(), batch, cache, 0, logits);
+    prefill(gpu.stream(), gpu.model(), gpu.params(), batch, cache, 0, logits);
     for (int32_t t = prompt; t <= T; ++t) {
       const auto row = expected.begin() + static_cast<int64_t>(t - 1) * config.vocab;
       const double error = test::relative_error(test::widened(gpu.download(logits)),
@@ -288,8 +291,8 @@ TEST_P(GpuModel, DecodeEqualsFullForward) {
       const Buffer token = gpu.integers({packed.tokens[t]});
       const Buffer position = gpu.integers({t});
       const Buffer length = gpu.integers({t + 1});
-      gpu.model().decode(gpu.stream(), gpu.params(), token, cache,
-                         {.positions_B = position, .lengths_B = length, .norm = {}}, logits);
+      decode(gpu.stream(), gpu.model(), gpu.params(), token, cache,
+             {.positions_B = position, .lengths_B = length, .norm = {}}, logits);
     }
   }
   std::printf("relative errors of logits: decode up to %.1e, full pass against the CPU %.1e\n",

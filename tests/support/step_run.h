@@ -6,12 +6,12 @@
 #include <optional>
 #include <vector>
 
-#include "config/config.h"
 #include "core/device.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
 #include "parallel/communicator.h"
 #include "support/model.h"
+#include "train/run_config.h"
 #include "train/step.h"
 
 namespace sbtrain::test {

@@ -29,6 +29,17 @@ HEAD_NORM_EPS = 1e-5
 FIRE_LENGTH = 512.0
 FIRE_HIDDEN = 32
 CONV_TAPS = 3
+ATTENTION = {}  # the class of each attention module, by its name in configurations
+
+
+def attention(*names):
+    """Makes a class what computes the attention modules of these names. `sbtrain export` looks for them here."""
+
+    def register(module):
+        ATTENTION.update(dict.fromkeys(names, module))
+        return module
+
+    return register
 
 
 class SbtrainCache:
@@ -289,6 +300,7 @@ def polynomial_attention(q, k, v, scale, visible, kind):
 # ---- modules
 
 
+@attention("short_conv")
 class ShortConv(nn.Module):
     """conv(u) * (W u + b) + u, over three tokens of one document."""
 
@@ -320,6 +332,7 @@ class ShortConv(nn.Module):
         return past
 
 
+@attention("stickbreaking", "softmax", "coca", "based", "rebased")
 class SelfAttention(nn.Module):
     """Every module with queries, keys and values."""
 
@@ -356,8 +369,6 @@ class SelfAttention(nn.Module):
                 self.forget_gate = nn.Linear(width, heads)
             if options.get("head_norm", False):
                 self.head_norm = LayerNorm(heads * d, HEAD_NORM_EPS)
-        elif self.kind not in ("softmax", "coca", "based", "rebased"):
-            raise ValueError(f"attention type: {self.kind}")
 
     def key_norm(self):
         return self.key_name.replace("_proj", "_norm")
@@ -482,9 +493,11 @@ class Block(nn.Module):
         super().__init__()
         width = model["width"]
         self.residual = model.get("residual_multiplier", 1.0)
-        convolves = options.get("type") == "short_conv"
+        kind = options.get("type", "stickbreaking")
+        if kind not in ATTENTION:
+            raise ValueError(f"attention type: {kind}")
         self.input_layernorm = make_norm(model, width)
-        self.self_attn = (ShortConv if convolves else SelfAttention)(model, options)
+        self.self_attn = ATTENTION[kind](model, options)
         self.post_attention_layernorm = make_norm(model, width)
         if model.get("mlp", "swiglu") != "none":
             self.mlp = Mlp(model)

@@ -203,7 +203,7 @@ struct LinearCache : AttentionCache {
 
 class LinearAttention : public Attention {
  public:
-  LinearAttention(const Options& options, const ModelConfig& model)
+  LinearAttention(const Options& options, const AttentionShape& model)
       : model_(model),
         qkv_(model),
         heads_(static_cast<int>(model.heads)),
@@ -305,7 +305,7 @@ class LinearAttention : public Attention {
   }
 
  private:
-  ModelConfig model_;
+  AttentionShape model_;
   QkvProjection qkv_;
   int heads_;
   float scale_;

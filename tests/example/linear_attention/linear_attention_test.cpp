@@ -119,6 +119,7 @@ TEST(LinearAttention, IsWhatTheDocumentQuotes) {
     files += text_of(kExample + name);
   }
   files += text_of(kSource + "/src/attention/CMakeLists.txt");
+  files += text_of(kSource + "/src/attention/softmax.cpp");
   files += text_of(kSource + "/src/attention/stickbreaking.cpp");
   const std::vector<std::string> blocks =
       code_blocks(text_of(kSource + "/docs/adding_a_module.md"));

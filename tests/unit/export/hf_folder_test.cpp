@@ -16,6 +16,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weight_match.h"
 #include "config/schema.h"
+#include "core/error.h"
 #include "export/float_format.h"
 #include "export/hf_export.h"
 #include "export/hf_import.h"
@@ -110,6 +111,26 @@ void widen_vocabulary(const fs::path& folder, int64_t vocab) {
   auto config = nlohmann::json::parse(std::ifstream(folder / "config.json"));
   config["vocab_size"] = vocab;
   std::ofstream(folder / "config.json") << config;
+}
+
+// The architecture follows from what a module says of its options: its name is nothing to export.
+TEST(HfExport, AsksModulesWhatTheyAre) {
+  register_attention([](AttentionRegistry& registry) {
+    AttentionModule renamed = registry.at("softmax");
+    renamed.name = "renamed";
+    renamed.bench.clear();
+    registry.add(std::move(renamed));
+  });
+  const auto layout = [](const char* attention) {
+    Config config;
+    config.model.attention = {parse_attention(attention)};
+    return hf_layout(config, ExportFormat::kHf, FileDType::kF32);
+  };
+  EXPECT_EQ(layout("{type: renamed}").architecture, "LlamaForCausalLM");
+  EXPECT_EQ(layout("{type: renamed, window: 3}").config.at("sliding_window"), 3);
+  EXPECT_EQ(layout("{type: renamed, qk_norm: true}").architecture, "Qwen3ForCausalLM");
+  EXPECT_EQ(layout("{type: softmax, position: alibi}").architecture, "SbtrainForCausalLM");
+  EXPECT_THROW(layout("{type: renamed, position: alibi}"), Error);
 }
 
 // Slashes at the end are left aside, up to the root.

@@ -11,6 +11,8 @@
 
 #include "config/schema.h"
 #include "core/philox.h"
+#include "model/inference/decode.h"
+#include "model/inference/prefill.h"
 #include "ops/optimizer.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
@@ -354,7 +356,7 @@ TEST_P(TransformerAttention, DecodeEqualsFullForward) {
   test::Owned expected = test::poisoned({T, config.vocab});
   h.model().logits(h.stream(), h.params(), h.batch(), expected);
   for (const int32_t prompt : {1, 7, 23}) {
-    DecodeCache cache = h.model().allocate_cache(h.stream().memory(), 1, T);
+    DecodeCache cache(h.stream().memory(), h.model(), 1, T);
     test::Owned boundaries = test::integers({0, prompt});
     BatchTensors batch = h.batch();
     batch.tokens_T = batch.tokens_T.row_range(0, prompt);
@@ -363,7 +365,7 @@ TEST_P(TransformerAttention, DecodeEqualsFullForward) {
                        .count = 1,
                        .max_seqlen = prompt};
     test::Owned logits = test::poisoned({1, config.vocab});
-    h.model().prefill(h.stream(), h.params(), batch, cache, 0, logits);
+    prefill(h.stream(), h.model(), h.params(), batch, cache, 0, logits);
     for (int32_t t = prompt; t <= T; ++t) {
       EXPECT_LT(test::relative_error(logits, test::to_f64(expected.tensor().row_range(t - 1, 1))),
                 1e-5)
@@ -372,8 +374,8 @@ TEST_P(TransformerAttention, DecodeEqualsFullForward) {
       test::Owned token = test::integers({h.batch().tokens_T.i32()[t]});
       test::Owned position = test::integers({t});
       test::Owned length = test::integers({t + 1});
-      h.model().decode(h.stream(), h.params(), token, cache,
-                       {.positions_B = position, .lengths_B = length, .norm = {}}, logits);
+      decode(h.stream(), h.model(), h.params(), token, cache,
+             {.positions_B = position, .lengths_B = length, .norm = {}}, logits);
     }
   }
 }

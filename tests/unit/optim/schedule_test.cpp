@@ -19,8 +19,8 @@ Duration in_tokens(int64_t count) {
   return {count, Duration::Unit::kTokens};
 }
 
-StageConfig make_stage(ScheduleKind type, int64_t steps, int64_t warmup = 0) {
-  StageConfig stage;
+ScheduleStage make_stage(ScheduleKind type, int64_t steps, int64_t warmup = 0) {
+  ScheduleStage stage;
   stage.name = name_of(type);
   stage.length = in_steps(steps);
   stage.schedule.type = type;
@@ -28,12 +28,12 @@ StageConfig make_stage(ScheduleKind type, int64_t steps, int64_t warmup = 0) {
   return stage;
 }
 
-Schedule make_schedule(const std::vector<StageConfig>& stages, double peak = 1.0,
+Schedule make_schedule(const std::vector<ScheduleStage>& stages, double peak = 1.0,
                        int64_t batch = 4) {
   return Schedule(stages, peak, batch, kTokens);
 }
 
-std::string config_error(const std::vector<StageConfig>& stages) {
+std::string config_error(const std::vector<ScheduleStage>& stages) {
   try {
     make_schedule(stages);
   } catch (const Error& error) {
@@ -65,7 +65,7 @@ TEST(Schedule, WarmupRisesLinearlyFromTheFirstStepToThePeak) {
 }
 
 TEST(Schedule, LinearCountsFromTheEndOfTheWarmup) {
-  StageConfig stage = make_stage(ScheduleKind::kLinear, 110, 10);
+  ScheduleStage stage = make_stage(ScheduleKind::kLinear, 110, 10);
   stage.schedule.final_ratio = 0.2;
   const Schedule schedule = make_schedule({stage});
   EXPECT_DOUBLE_EQ(schedule.lr(10), 1.0);
@@ -76,7 +76,7 @@ TEST(Schedule, LinearCountsFromTheEndOfTheWarmup) {
 }
 
 TEST(Schedule, CosineCountsFromTheEndOfTheWarmup) {
-  StageConfig stage = make_stage(ScheduleKind::kCosine, 110, 10);
+  ScheduleStage stage = make_stage(ScheduleKind::kCosine, 110, 10);
   stage.schedule.final_ratio = 0.1;
   const Schedule schedule = make_schedule({stage});
   EXPECT_DOUBLE_EQ(schedule.lr(10), 1.0);
@@ -86,7 +86,7 @@ TEST(Schedule, CosineCountsFromTheEndOfTheWarmup) {
 }
 
 TEST(Schedule, WsdIsStableThenFallsLinearly) {
-  StageConfig stage = make_stage(ScheduleKind::kWsd, 100, 10);
+  ScheduleStage stage = make_stage(ScheduleKind::kWsd, 100, 10);
   stage.schedule.decay_fraction = 0.2;
   stage.schedule.final_ratio = 0.5;
   const Schedule schedule = make_schedule({stage});
@@ -96,7 +96,7 @@ TEST(Schedule, WsdIsStableThenFallsLinearly) {
 }
 
 TEST(Schedule, WsdDecayIsNotLengthenedByBinaryFractions) {
-  StageConfig stage = make_stage(ScheduleKind::kWsd, 100);
+  ScheduleStage stage = make_stage(ScheduleKind::kWsd, 100);
   stage.schedule.decay_fraction = 0.07;  // 0.07 * 100 = 7.000000000000001
   const Schedule schedule = make_schedule({stage});
   EXPECT_EQ(schedule.lr(93), 1.0);
@@ -106,7 +106,7 @@ TEST(Schedule, WsdDecayIsNotLengthenedByBinaryFractions) {
 // The learning rate of the 1B and 3B recipe: batch 1024 of 4096 tokens, lr = min(cap, a B n^b).
 TEST(Schedule, PowerMeetsTheVectorsOfTheRecipe) {
   constexpr int64_t kRecipeTokens = 1024 * 4096;
-  StageConfig stage = make_stage(ScheduleKind::kPower, 0);
+  ScheduleStage stage = make_stage(ScheduleKind::kPower, 0);
   stage.length = in_tokens(2'000'000'000'000);
   const auto at_tokens = [&](double cap, double tokens) {
     const Schedule schedule({stage}, cap, 1024, kRecipeTokens);
@@ -120,15 +120,15 @@ TEST(Schedule, PowerMeetsTheVectorsOfTheRecipe) {
 }
 
 TEST(Schedule, PowerCountsTheTokensOfEarlierStages) {
-  StageConfig power = make_stage(ScheduleKind::kPower, 1000);
+  ScheduleStage power = make_stage(ScheduleKind::kPower, 1000);
   const Schedule whole = make_schedule({power}, 1.0, 4);  // the cap binds at 0 tokens only
-  StageConfig half = make_stage(ScheduleKind::kPower, 500);
+  ScheduleStage half = make_stage(ScheduleKind::kPower, 500);
   const Schedule split = make_schedule({half, half}, 1.0, 4);
   for (int64_t step = 0; step < 1000; step += 37) EXPECT_EQ(whole.lr(step), split.lr(step));
 }
 
 TEST(Schedule, PowerWarmupEndsAtTheCurve) {
-  StageConfig stage = make_stage(ScheduleKind::kPower, 1000, 100);
+  ScheduleStage stage = make_stage(ScheduleKind::kPower, 1000, 100);
   const Schedule schedule = make_schedule({stage}, 1.0, 4);  // the cap never binds after step 0
   const double reached = 4.0 * 4.0 * std::pow(100.0 * kTokens, -0.51);
   EXPECT_DOUBLE_EQ(schedule.lr(100), reached);
@@ -138,7 +138,7 @@ TEST(Schedule, PowerWarmupEndsAtTheCurve) {
 
 TEST(Schedule, ExponentialStartsAtScaleAndEndsAtDelta) {
   for (const double delta : {0.0, 0.1, 0.5}) {
-    StageConfig stage = make_stage(ScheduleKind::kExponential, 100);
+    ScheduleStage stage = make_stage(ScheduleKind::kExponential, 100);
     stage.schedule.final_ratio = delta;
     stage.schedule.scale = 0.5;
     const Schedule schedule = make_schedule({stage}, 0.02);
@@ -154,8 +154,8 @@ TEST(Schedule, ExponentialStartsAtScaleAndEndsAtDelta) {
 }
 
 TEST(Schedule, PowerThenExponentialIsContinuousAtTheSwitch) {
-  StageConfig power = make_stage(ScheduleKind::kPower, 1000, 50);
-  StageConfig exponential = make_stage(ScheduleKind::kExponential, 200);
+  ScheduleStage power = make_stage(ScheduleKind::kPower, 1000, 50);
+  ScheduleStage exponential = make_stage(ScheduleKind::kExponential, 200);
   const Schedule schedule = make_schedule({power, exponential}, 2e-2, 4);
   const Schedule longer = make_schedule({make_stage(ScheduleKind::kPower, 1100, 50)}, 2e-2, 4);
   EXPECT_DOUBLE_EQ(schedule.lr(1000), longer.lr(1000));
@@ -170,7 +170,7 @@ TEST(Schedule, PowerThenExponentialIsContinuousAtTheSwitch) {
 TEST(Schedule, CurvesHaveNoJumpInsideAStage) {
   for (const ScheduleKind type : {ScheduleKind::kLinear, ScheduleKind::kCosine, ScheduleKind::kWsd,
                                   ScheduleKind::kPower, ScheduleKind::kExponential}) {
-    StageConfig stage = make_stage(type, 2000, 200);
+    ScheduleStage stage = make_stage(type, 2000, 200);
     const Schedule schedule = make_schedule({stage}, 1e-3, 4);
     for (int64_t step = 0; step < 2000; ++step) {
       EXPECT_LT(std::abs(schedule.lr(step + 1) - schedule.lr(step)), 1e-3 / 199)
@@ -180,7 +180,7 @@ TEST(Schedule, CurvesHaveNoJumpInsideAStage) {
 }
 
 TEST(Schedule, StagesSwitchAtTheirFirstStep) {
-  StageConfig first = make_stage(ScheduleKind::kConstant, 0);
+  ScheduleStage first = make_stage(ScheduleKind::kConstant, 0);
   first.length = in_tokens(10 * kTokens + 1);  // rounded up to 11 steps
   const Schedule schedule = make_schedule(
       {first, make_stage(ScheduleKind::kLinear, 5), make_stage(ScheduleKind::kConstant, 1)});
@@ -208,8 +208,8 @@ TEST(Schedule, WarmupMayFillAWholeStage) {
 }
 
 TEST(Schedule, PreviewListsThePointsWhereTheCurveChanges) {
-  StageConfig power = make_stage(ScheduleKind::kPower, 1000, 50);
-  StageConfig exponential = make_stage(ScheduleKind::kExponential, 200);
+  ScheduleStage power = make_stage(ScheduleKind::kPower, 1000, 50);
+  ScheduleStage exponential = make_stage(ScheduleKind::kExponential, 200);
   const Schedule schedule = make_schedule({power, exponential}, 0.0165, 4);
   const std::vector<SchedulePoint> points = schedule.preview();
   std::vector<std::string> names;
@@ -239,14 +239,14 @@ TEST(Schedule, ErrorsNameTheStageAndTheKey) {
   EXPECT_NE(
       config_error({make_stage(ScheduleKind::kLinear, 5, 6)}).find("schedule.warmup of 6 steps"),
       std::string::npos);
-  StageConfig wsd = make_stage(ScheduleKind::kWsd, 10, 6);
+  ScheduleStage wsd = make_stage(ScheduleKind::kWsd, 10, 6);
   wsd.schedule.decay_fraction = 0.5;
   EXPECT_NE(config_error({wsd}).find("overlap"), std::string::npos);
   EXPECT_NE(config_error(
                 {make_stage(ScheduleKind::kLinear, 5), make_stage(ScheduleKind::kExponential, 5)})
                 .find("let that stage end above 0"),
             std::string::npos);
-  StageConfig nan = make_stage(ScheduleKind::kCosine, 5);
+  ScheduleStage nan = make_stage(ScheduleKind::kCosine, 5);
   nan.schedule.final_ratio = std::nan("");
   EXPECT_NE(config_error({nan}).find("final_ratio"), std::string::npos);
 }

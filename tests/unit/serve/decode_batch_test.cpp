@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "model/inference/decode.h"
 #include "parallel/communicator.h"
 #include "parallel/sharded_params.h"
 #include "serve/generate.h"
@@ -255,7 +256,7 @@ TEST(DecodeBatch, PlansTheMemoryOfRecordedSteps) {
     const auto communicator = make_single_process();
     const Mesh mesh(*communicator);
     ShardedParams params(model.registry(), s, mesh, /*with_training=*/false);
-    DecodeCache cache = model.allocate_cache(memory, kSlots, kCapacity);
+    DecodeCache cache(memory, model, kSlots, kCapacity);
     const ProgramScope scope(memory, "work");
     work(s, params, cache);
     return memory.report();
@@ -274,8 +275,8 @@ TEST(DecodeBatch, PlansTheMemoryOfRecordedSteps) {
     const Buffer tokens_B = ints(kSlots), positions_B = ints(kSlots), lengths_B = ints(kSlots);
     const Buffer logits_BV =
         s.memory().allocate(MemoryClass::kWeights, "logits", DType::kF32, {kSlots, kVocab});
-    model.decode(s, params, tokens_B, cache,
-                 {.positions_B = positions_B, .lengths_B = lengths_B, .norm = {}}, logits_BV);
+    decode(s, model, params, tokens_B, cache,
+           {.positions_B = positions_B, .lengths_B = lengths_B, .norm = {}}, logits_BV);
   };
   const size_t planned = activations(report_of(Backend::kCuda, begin));
   EXPECT_GE(planned, activations(report_of(Backend::kCuda, step)));

@@ -7,7 +7,7 @@
 
 #include "attention/attention.h"
 #include "core/memory.h"
-#include "model/block.h"
+#include "model/transformer.h"
 
 namespace sbtrain {
 
@@ -15,8 +15,7 @@ namespace sbtrain {
 // tokens each.
 class DecodeCache {
  public:
-  DecodeCache(Memory& memory, const std::vector<Block>& blocks, int64_t sequences,
-              int64_t capacity);
+  DecodeCache(Memory& memory, const Transformer& model, int64_t sequences, int64_t capacity);
   AttentionCache& layer(int64_t l) { return *layers_.at(static_cast<size_t>(l)); }
 
  private:

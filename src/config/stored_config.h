@@ -4,6 +4,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
 #include "config/schema.h"
+#include "train/run_config.h"
 
 namespace sbtrain {
 
