@@ -13,11 +13,6 @@
 #include "eval/attention_overlap.h"
 #include "serve/inference.h"
 
-namespace CLI {
-class App;
-class Option;
-}  // namespace CLI
-
 namespace sbtrain {
 
 struct AttentionEvalOptions {

@@ -16,10 +16,6 @@
 #include "serve/inference.h"
 #include "tokenizer/tokenizer.h"
 
-namespace CLI {
-class App;
-}
-
 namespace sbtrain {
 
 struct TextTaskEvalOptions {

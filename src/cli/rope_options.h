@@ -7,11 +7,6 @@
 #include "cli/options.h"
 #include "train/run_config.h"
 
-namespace CLI {
-class App;
-class Option;
-}  // namespace CLI
-
 namespace sbtrain {
 
 struct RopeOptions {

@@ -9,11 +9,6 @@
 #include "cli/options.h"
 #include "eval/text_task.h"
 
-namespace CLI {
-class App;
-class Option;
-}  // namespace CLI
-
 namespace sbtrain {
 
 inline constexpr const char* kTextTaskGroup = "Tasks in plain text";

@@ -92,7 +92,7 @@ template void run(Stream& s, const RebasedDecode& op);
 
 template void run(Stream& s, const Rope& op);
 
-template void run(Stream& s, const Likeliest& op);
+template void run(Stream& s, const Argmax& op);
 
 template void run(Stream& s, const ShortConvForward& op);
 template void run(Stream& s, const ShortConvBackward& op);

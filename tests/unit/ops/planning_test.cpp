@@ -193,7 +193,7 @@ void run_every_op(Ops& o) {
   o.run(ops::CrossEntropy{
       .loss_T = losses, .dx_TD = dx, .dw_VD = dtable, .x_TD = x, .w_VD = table, .targets_T = ids});
   o.run(ops::EmbeddingBackward{.dw_VD = dtable, .dy_TD = dx, .tokens_T = ids, .scale = 1.0f});
-  o.run(ops::Likeliest{.y_B = chosen, .x_BV = wide, .vocab = kWidth + 3});
+  o.run(ops::Argmax{.y_B = chosen, .x_BV = wide, .vocab = kWidth + 3});
   o.run(ops::Add{.y = x, .x = y});
   o.run(ops::Copy{.y = y, .x = z});
   o.run(ops::SumParts{.y_N = drow, .x_RN = square, .own_N = row, .own = 3});

@@ -44,7 +44,7 @@ size_t persistent(const RankPlan& plan, MemoryClass c) {
   return plan.memory.persistent[static_cast<int>(c)];
 }
 
-int64_t moved(const RankPlan& plan, Collective collective, Group group) {
+int64_t moved(const RankPlan& plan, Collective collective, GroupLayout group) {
   int64_t bytes = 0;
   for (const Transfer& t : plan.traffic.transfers) {
     if (t.collective == collective && t.group == group && t.bytes > 1000) bytes += t.bytes;
@@ -69,9 +69,9 @@ TEST(Scale, LibrariesTakeMemoryOfAGpu) {
 }
 
 TEST(Scale, CollectivesFollowTheMode) {
-  const Group all = {8, 4};
-  const Group node = {2, 1};
-  const Group replicas = {4, 4};
+  const GroupLayout all = {8, 4};
+  const GroupLayout node = {2, 1};
+  const GroupLayout replicas = {4, 4};
   const RankPlan full = plan(Sharding::kFull);
   EXPECT_GT(moved(full, Collective::kAllGather, all), 0);
   EXPECT_GT(moved(full, Collective::kReduceScatter, all), 0);
