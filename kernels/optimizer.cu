@@ -3,7 +3,6 @@
 #include "kernels/elementwise.cuh"
 #include "kernels/optimizer.h"
 #include "kernels/reduce.cuh"
-#include "kernels/scratch_sizes.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -236,15 +235,15 @@ void launch_adamw(cudaStream_t stream, const AdamW& p, const Begin& begin, const
 
 }  // namespace
 
-void sum(cudaStream_t stream, const Reduction& p) {
+void launch(cudaStream_t stream, const Sum& p) {
   reduce<false>(stream, "sum", p);
 }
 
-void squared_norm(cudaStream_t stream, const Reduction& p) {
+void launch(cudaStream_t stream, const SquaredNorm& p) {
   reduce<true>(stream, "squared_norm", p);
 }
 
-void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
+void launch(cudaStream_t stream, const SquaredNorms& p) {
   if (p.count > kMaxNormParts) {
     throw std::invalid_argument("squared_norms: " + std::to_string(p.count) + " arrays, at most " +
                                 std::to_string(kMaxNormParts));
@@ -263,12 +262,12 @@ void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
   check_launch("squared_norms");
 }
 
-void finish_step(cudaStream_t stream, const FinishStep& p) {
+void launch(cudaStream_t stream, const FinishStep& p) {
   finish_step_kernel<<<1, 1, 0, stream>>>(p);
   check_launch("finish_step");
 }
 
-void adamw(cudaStream_t stream, const AdamW& p) {
+void launch(cudaStream_t stream, const AdamW& p) {
   if (p.part_count > kMaxAdamWParts) {
     throw std::invalid_argument("adamw: " + std::to_string(p.part_count) + " parts, at most " +
                                 std::to_string(kMaxAdamWParts));

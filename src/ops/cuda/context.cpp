@@ -126,6 +126,10 @@ bool is_recorded(const Stream& s) {
   return status == cudaStreamCaptureStatusActive;
 }
 
+cudaStream_t cuda_stream(const Stream& s) {
+  return context(s).stream;
+}
+
 bool begins_early(const Stream& s) {
   return context(s).overlap && is_recorded(s);
 }

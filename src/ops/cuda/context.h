@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/cuda_check.h"
-#include "core/stream.h"
 #include "ops/cuda/gemm_tuner.h"
+#include "ops/op.h"
 #include "ops/trace.h"
 
 namespace sbtrain::ops::cuda {
@@ -98,9 +98,6 @@ class Context : public BackendContext {
 
 // The stream's context, created at the first call.
 Context& context(const Stream& s);
-inline cudaStream_t cuda_stream(const Stream& s) {
-  return context(s).stream;
-}
 
 // Whether the stream is being recorded (core/replay.h).
 bool is_recorded(const Stream& s);
@@ -135,10 +132,5 @@ void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const Fi
   beside.go_on();
   other(workspace);
 }
-
-// Whether the kernel that is launched next may begin early
-// (kernels/primitives/dependent_launch.cuh): only while the stream is recorded. Otherwise the host
-// launches kernels too slowly for that to help.
-bool begins_early(const Stream& s);
 
 }  // namespace sbtrain::ops::cuda

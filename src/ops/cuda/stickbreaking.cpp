@@ -40,7 +40,8 @@ kernels::StickBreakingProblem problem(const Op& op) {
 
 void run(Cuda, Stream& s, const StickBreakingForward& op, const Buffer& scratch) {
   if (choose(op, s).implementation == Implementation::kHopper) {
-    kernels::stickbreaking_forward_hopper(cuda_stream(s), problem(op), arg(scratch));
+    kernels::stickbreaking_forward_hopper(cuda_stream(s), problem(op),
+                                          scratch.tensor().data);
   } else {
     kernels::stickbreaking_forward(cuda_stream(s), problem(op));
   }
