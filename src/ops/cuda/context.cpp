@@ -156,10 +156,6 @@ Beside::~Beside() {
   cudaStreamWaitEvent(main_, context_.joins_);
 }
 
-void Context::say_once(const std::string& text) {
-  if (said_.insert(text).second) log_info("{}", text);
-}
-
 Context& context(const Stream& s) {
   // Creating the context changes nothing that users of a const stream can see.
   if (!s.context()) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/cuda_check.h"
@@ -53,8 +54,9 @@ class Context : public BackendContext {
   GemmTuner tuner;
   std::unique_ptr<BackendContext> attention;  // plans of cuDNN, see softmax.cpp
 
-  // Logs a choice of implementations: each text once, not in every step.
-  void say_once(const std::string& text);
+  // What has been logged of softmax attention, which is not said again in every step: the op,
+  // heads, their channels, whether in a window, and why it is not on cuDNN.
+  std::set<std::tuple<std::string_view, int, int, bool, std::string>> said;
 
   // Called once the host has waited for the stream, see ops/host_wait.h.
   std::function<void()> after_wait = [] {};
@@ -89,7 +91,6 @@ class Context : public BackendContext {
 
  private:
   int32_t* counters_ = nullptr;
-  std::set<std::string> said_;
 
   friend class Beside;
   cudaStream_t beside_ = nullptr;                   // made when it is needed
