@@ -74,6 +74,16 @@ struct CopyToHost {
   void check() const { Check(kName).flat("x", x, x.numel(), x.dtype); }
 };
 
+// Starts to copy x, which is contiguous, to `host`. The copy is part of the stream's work: an event
+// tells when it is done. On a GPU the host goes on meanwhile if its memory is page-locked
+// (core/pinned_memory.h), and waits otherwise.
+struct StartCopyToHost {
+  static constexpr std::string_view kName = "start_copy_to_host";
+  void* host;
+  Tensor x;
+  void check() const { Check(kName).flat("x", x, x.numel(), x.dtype); }
+};
+
 // Waits until everything on the stream is done.
 struct Synchronize {
   static constexpr std::string_view kName = "synchronize";
@@ -119,11 +129,13 @@ void run(Cpu, Stream& s, const Add& op);
 void run(Cpu, Stream& s, const SumParts& op);
 void run(Cpu, Stream& s, const CopyFromHost& op);
 void run(Cpu, Stream& s, const CopyToHost& op);
+void run(Cpu, Stream& s, const StartCopyToHost& op);
 void run(Cpu, Stream& s, const Synchronize& op);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const CopyFromHost& op);
 void run(Cuda, Stream& s, const CopyToHost& op);
+void run(Cuda, Stream& s, const StartCopyToHost& op);
 void run(Cuda, Stream& s, const Synchronize& op);
 
 std::unique_ptr<HostRead::Impl> start_host_read(Stream& s, const Tensor& x);

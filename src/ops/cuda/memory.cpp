@@ -15,4 +15,9 @@ void run(Cuda, Stream& s, const CopyToHost& op) {
   c.after_wait();
 }
 
+void run(Cuda, Stream& s, const StartCopyToHost& op) {
+  SBTRAIN_CUDA_CHECK(
+      cudaMemcpyAsync(op.host, op.x.data, op.x.bytes(), cudaMemcpyDeviceToHost, s.queue()));
+}
+
 }  // namespace sbtrain::ops::cuda
