@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kBiasThreads)
 
 }  // namespace
 
-void swiglu(cudaStream_t stream, const Swiglu& p) {
+void launch(cudaStream_t stream, const Swiglu& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.gate_up);
   if (p.early) {
     launch_elementwise_early<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
@@ -212,40 +212,40 @@ void swiglu(cudaStream_t stream, const Swiglu& p) {
   }
 }
 
-void swiglu_backward(cudaStream_t stream, const SwigluBackward& p) {
+void launch(cudaStream_t stream, const SwigluBackward& p) {
   const bool vectors = vectors_fit<kWidth>(p.dgate_up, p.dy, p.gate_up);
   launch_elementwise<kWidth>(stream, "swiglu_backward", p.rows, p.cols, vectors,
                              SwigluBackwardOp{p});
 }
 
-void bias_sigmoid(cudaStream_t stream, const BiasSigmoid& p) {
+void launch(cudaStream_t stream, const BiasSigmoid& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.x, p.b);
   launch_elementwise<kWidth>(stream, "bias_sigmoid", p.rows, p.cols, vectors, BiasSigmoidOp{p});
 }
 
-void sigmoid_backward(cudaStream_t stream, const SigmoidBackward& p) {
+void launch(cudaStream_t stream, const SigmoidBackward& p) {
   const bool vectors = vectors_fit<kWidth>(p.dx, p.dy, p.y);
   launch_elementwise<kWidth>(stream, "sigmoid_backward", p.rows, p.cols, vectors,
                              SigmoidBackwardOp{p});
 }
 
-void add_bias(cudaStream_t stream, const AddBias& p) {
+void launch(cudaStream_t stream, const AddBias& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.b);
   launch_elementwise<kWidth>(stream, "add_bias", p.rows, p.cols, vectors, AddBiasOp{p});
 }
 
-void bias_gelu(cudaStream_t stream, const BiasGelu& p) {
+void launch(cudaStream_t stream, const BiasGelu& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.x, p.b);
   launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors, BiasGeluOp{p});
 }
 
-void bias_gelu_backward(cudaStream_t stream, const BiasGeluBackward& p) {
+void launch(cudaStream_t stream, const BiasGeluBackward& p) {
   const bool vectors = vectors_fit<kWidth>(p.dx, p.dy, p.x, p.b);
   launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
                              BiasGeluBackwardOp{p});
 }
 
-void bias_backward(cudaStream_t stream, const BiasBackward& p) {
+void launch(cudaStream_t stream, const BiasBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.dy);
   with_width<kWidth>(vectors, [&](auto width) {

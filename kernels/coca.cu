@@ -105,23 +105,23 @@ void launch(cudaStream_t stream, const Coca& p) {
 }
 
 template <CocaTransform kTransform>
-void launch(cudaStream_t stream, bool strict, const Coca& p) {
-  strict ? launch<kTransform, true>(stream, p) : launch<kTransform, false>(stream, p);
+void launch(cudaStream_t stream, const Coca& p) {
+  p.strict ? launch<kTransform, true>(stream, p) : launch<kTransform, false>(stream, p);
 }
 
 }  // namespace
 
-void coca(cudaStream_t stream, CocaTransform transform, bool strict, const Coca& p) {
+void launch(cudaStream_t stream, const Coca& p) {
   if (p.y.rows == 0 || p.y.heads == 0 || p.y.head_dim == 0) return;
-  switch (transform) {
+  switch (p.transform) {
     case CocaTransform::kQuery:
-      return launch<CocaTransform::kQuery>(stream, strict, p);
+      return launch<CocaTransform::kQuery>(stream, p);
     case CocaTransform::kQueryBackward:
-      return launch<CocaTransform::kQueryBackward>(stream, strict, p);
+      return launch<CocaTransform::kQueryBackward>(stream, p);
     case CocaTransform::kKey:
-      return launch<CocaTransform::kKey>(stream, strict, p);
+      return launch<CocaTransform::kKey>(stream, p);
     case CocaTransform::kKeyBackward:
-      return launch<CocaTransform::kKeyBackward>(stream, strict, p);
+      return launch<CocaTransform::kKeyBackward>(stream, p);
   }
 }
 

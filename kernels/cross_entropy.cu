@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(const CrossEntr
 
 }  // namespace
 
-void cross_entropy(cudaStream_t stream, const CrossEntropy& p) {
+void launch(cudaStream_t stream, const CrossEntropy& p) {
   if (p.rows == 0) return;
   const bool vectors = p.vocab % 4 == 0 && vectors_fit<4>(p.logits, p.dlogits);
   const auto rows = static_cast<unsigned>(p.rows);

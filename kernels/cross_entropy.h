@@ -1,11 +1,6 @@
 // Cross-entropy of one chunk of logits, and its gradient.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
@@ -20,12 +15,12 @@ namespace sbtrain::kernels {
 struct CrossEntropy {
   float* loss;
   float* hits = nullptr;
-  Matrix<__nv_bfloat16> dlogits;  // may be null
+  Matrix<bf16> dlogits;  // may be null
   Matrix<const float> logits;
   const int32_t* targets;
   int64_t rows, vocab;
   float loss_weight, z_loss;
 };
-void cross_entropy(cudaStream_t stream, const CrossEntropy& p);
+void launch(cudaStream_t stream, const CrossEntropy& p);
 
 }  // namespace sbtrain::kernels

@@ -3,7 +3,6 @@
 
 #include "kernels/elementwise.cuh"
 #include "kernels/embedding.h"
-#include "kernels/scratch_sizes.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(kThreads)
 
 Sorted sort_tokens(cudaStream_t stream, const EmbeddingBackward& p) {
   const EmbeddingScratch layout = embedding_scratch(p.tokens, p.width);
-  const auto at = [&](size_t offset) { return static_cast<std::byte*>(p.scratch) + offset; };
+  const auto at = [&](size_t offset) { return reinterpret_cast<std::byte*>(p.scratch) + offset; };
   auto* indices = reinterpret_cast<int32_t*>(at(layout.indices));
   auto* sorted_ids = reinterpret_cast<int32_t*>(at(layout.sorted_tokens));
   auto* sorted_indices = reinterpret_cast<int32_t*>(at(layout.sorted_indices));
@@ -174,12 +173,12 @@ Sorted sort_tokens(cudaStream_t stream, const EmbeddingBackward& p) {
 
 }  // namespace
 
-void embedding(cudaStream_t stream, const Embedding& p) {
+void launch(cudaStream_t stream, const Embedding& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.w);
   launch_elementwise<kWidth>(stream, "embedding", p.tokens, p.width, vectors, EmbeddingOp{p});
 }
 
-void embedding_backward(cudaStream_t stream, const EmbeddingBackward& p) {
+void launch(cudaStream_t stream, const EmbeddingBackward& p) {
   if (p.tokens == 0 || p.width == 0) return;
   const Sorted sorted = sort_tokens(stream, p);
   const bool vectors = p.width % kWidth == 0 && vectors_fit<kWidth>(p.dw, p.dy);

@@ -42,13 +42,13 @@ struct RepeatHeadsBackwardOp {
 
 }  // namespace
 
-void repeat_heads(cudaStream_t stream, const RepeatHeads& p) {
+void launch(cudaStream_t stream, const RepeatHeads& p) {
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.y, p.x);
   launch_elementwise<8>(stream, "repeat_heads", p.rows, int64_t{p.heads} * p.head_dim, vectors,
                         RepeatHeadsOp{p});
 }
 
-void repeat_heads_backward(cudaStream_t stream, const RepeatHeadsBackward& p) {
+void launch(cudaStream_t stream, const RepeatHeadsBackward& p) {
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.dx, p.dy);
   launch_elementwise<8>(stream, "repeat_heads_backward", p.rows, int64_t{p.groups} * p.head_dim,
                         vectors, RepeatHeadsBackwardOp{p});

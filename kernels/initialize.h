@@ -1,18 +1,13 @@
-// Initial values of parameters.
+// Initial values of parameters (ops/initialize.h).
 #pragma once
-
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
 
 #include "kernels/philox.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
 
-// x [count] = storage elements [begin, begin + count) of a parameter of `rows` rows, of whose
-// `stored_cols` elements the first `cols` are logical: `value`, or with `normal` the normal number
-// of the logical element times `value`. Padding becomes zero. Source: initialize.cu.
+// x [count]: `value`, or with `normal` the normal number of the logical element times `value`;
+// padding becomes zero. Source: initialize.cu.
 struct Initialize {
   void* x;
   Type type;  // f32, bf16
@@ -22,6 +17,6 @@ struct Initialize {
   double value;
   PhiloxStream random;
 };
-void initialize(cudaStream_t stream, const Initialize& p);
+void launch(cudaStream_t stream, const Initialize& p);
 
 }  // namespace sbtrain::kernels

@@ -12,8 +12,6 @@
 
 namespace sbtrain::kernels {
 
-using bf16 = __nv_bfloat16;
-
 // To be called right after a launch: throws if the GPU refused the launch's configuration.
 inline void check_launch(const char* kernel) {
   check_cuda(kernel, cudaGetLastError());

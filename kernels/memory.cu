@@ -135,7 +135,7 @@ void binary_reals(cudaStream_t stream, const char* name, const Copy& p) {
 
 }  // namespace
 
-void fill(cudaStream_t stream, const Fill& p) {
+void launch(cudaStream_t stream, const Fill& p) {
   switch (p.type) {
     case Type::kF32:
       return fill_typed(stream, p, p.value);
@@ -145,10 +145,12 @@ void fill(cudaStream_t stream, const Fill& p) {
       return fill_typed(stream, p, static_cast<int32_t>(p.value));
     case Type::kF64:
       return fill_typed(stream, p, static_cast<double>(p.value));
+    default:
+      throw std::invalid_argument("fill: no such type");
   }
 }
 
-void copy(cudaStream_t stream, const Copy& p) {
+void launch(cudaStream_t stream, const Copy& p) {
   if (p.y_type == Type::kI32 && p.x_type == Type::kI32) {
     return binary<CopyOp, int32_t, int32_t>(stream, "copy", p);
   }
@@ -158,11 +160,11 @@ void copy(cudaStream_t stream, const Copy& p) {
   binary_reals<CopyOp>(stream, "copy", p);
 }
 
-void add(cudaStream_t stream, const Copy& p) {
+void launch(cudaStream_t stream, const Add& p) {
   binary_reals<AddOp>(stream, "add", p);
 }
 
-void sum_parts(cudaStream_t stream, const SumParts& p) {
+void launch(cudaStream_t stream, const SumParts& p) {
   if (p.type == Type::kF32) return sum_parts_typed<float>(stream, p);
   if (p.type == Type::kBF16) return sum_parts_typed<bf16>(stream, p);
   throw_invalid_argument("sum_parts: no such type");

@@ -1,25 +1,19 @@
-// Filling, copying and adding matrices.
+// Filling, copying and adding matrices of `rows` x `cols` (ops/memory.h). Source: memory.cu.
 #pragma once
-
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
 
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
 
-// x [rows, cols] = value, rounded to x's type. Source: memory.cu.
+// The value is rounded to x's type: f32, bf16, i32 or f64.
 struct Fill {
   Matrix<void> x;
   Type type;
   int64_t rows, cols;
   float value;
 };
-void fill(cudaStream_t stream, const Fill& p);
-
-// y [rows, cols] = x [rows, cols]. f32 and bf16 in all four combinations, i32 to i32, f64 to
-// f64; the same type is copied bit by bit.
+// f32 and bf16 in all four combinations, i32 to i32, f64 to f64; the same type is copied bit by
+// bit.
 struct Copy {
   Matrix<void> y;
   Type y_type;
@@ -27,13 +21,9 @@ struct Copy {
   Type x_type;
   int64_t rows, cols;
 };
-void copy(cudaStream_t stream, const Copy& p);
-
-// y [rows, cols] += x [rows, cols], f32 and bf16 in all four combinations.
-void add(cudaStream_t stream, const Copy& p);
-
-// y [cols] (f32) = the sum of the rows of x [rows, cols] (f32 or bf16), in their order, where row
-// `own` is read from own_row [cols] instead; += if `add`. y does not overlap what is read.
+// f32 and bf16 in all four combinations.
+struct Add : Copy {};
+// Rows of f32 or bf16, of which row `own` is own_row [cols].
 struct SumParts {
   float* y;
   Matrix<const void> x;
@@ -43,6 +33,9 @@ struct SumParts {
   int64_t rows, cols;
   bool add;
 };
-void sum_parts(cudaStream_t stream, const SumParts& p);
+void launch(cudaStream_t stream, const Fill& p);
+void launch(cudaStream_t stream, const Copy& p);
+void launch(cudaStream_t stream, const Add& p);
+void launch(cudaStream_t stream, const SumParts& p);
 
 }  // namespace sbtrain::kernels

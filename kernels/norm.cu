@@ -451,7 +451,7 @@ void with_head_shape(const char* name, int64_t head_dim, bool vectors, Launch&& 
 
 }  // namespace
 
-void rmsnorm(cudaStream_t stream, const RmsNorm& p) {
+void launch(cudaStream_t stream, const RmsNorm& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w);
   with_row_shape("rmsnorm", p.cols, vectors, [&](auto shape) {
@@ -461,7 +461,7 @@ void rmsnorm(cudaStream_t stream, const RmsNorm& p) {
   });
 }
 
-void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {
+void launch(cudaStream_t stream, const RmsNormBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
   with_row_shape("rmsnorm_backward", p.cols, vectors, [&](auto shape) {
@@ -472,7 +472,7 @@ void rmsnorm_backward(cudaStream_t stream, const RmsNormBackward& p) {
   add_parts(stream, p.dw, p.scratch, p.cols, p.cols, p.accumulate_dw, p.early);
 }
 
-void layernorm(cudaStream_t stream, const LayerNorm& p) {
+void launch(cudaStream_t stream, const LayerNorm& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w, p.b);
   with_row_shape("layernorm", p.cols, vectors, [&](auto shape) {
@@ -482,7 +482,7 @@ void layernorm(cudaStream_t stream, const LayerNorm& p) {
   check_launch("layernorm");
 }
 
-void layernorm_backward(cudaStream_t stream, const LayerNormBackward& p) {
+void launch(cudaStream_t stream, const LayerNormBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
   with_row_shape("layernorm_backward", p.cols, vectors, [&](auto shape) {
@@ -494,7 +494,7 @@ void layernorm_backward(cudaStream_t stream, const LayerNormBackward& p) {
   add_parts(stream, p.db, p.scratch + p.cols, 2 * p.cols, p.cols);
 }
 
-void head_norm(cudaStream_t stream, const HeadNorm& p) {
+void launch(cudaStream_t stream, const HeadNorm& p) {
   if (p.rows == 0) return;
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w, p.b);
   with_head_shape("head_norm", p.head_dim, vectors, [&](auto shape) {
@@ -504,7 +504,7 @@ void head_norm(cudaStream_t stream, const HeadNorm& p) {
   check_launch("head_norm");
 }
 
-void head_norm_backward(cudaStream_t stream, const HeadNormBackward& p) {
+void launch(cudaStream_t stream, const HeadNormBackward& p) {
   if (p.rows == 0) return;
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
   with_head_shape("head_norm_backward", p.head_dim, vectors, [&](auto shape) {
@@ -520,7 +520,7 @@ void head_norm_backward(cudaStream_t stream, const HeadNormBackward& p) {
   add_parts(stream, p.db, p.scratch + cols, 2 * cols, cols);
 }
 
-void head_rmsnorm(cudaStream_t stream, const HeadRmsNorm& p) {
+void launch(cudaStream_t stream, const HeadRmsNorm& p) {
   if (p.rows == 0) return;
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w);
   with_head_shape("head_rmsnorm", p.head_dim, vectors, [&](auto shape) {
@@ -530,7 +530,7 @@ void head_rmsnorm(cudaStream_t stream, const HeadRmsNorm& p) {
   check_launch("head_rmsnorm");
 }
 
-void head_rmsnorm_backward(cudaStream_t stream, const HeadRmsNormBackward& p) {
+void launch(cudaStream_t stream, const HeadRmsNormBackward& p) {
   if (p.rows == 0) return;
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
   with_head_shape("head_rmsnorm_backward", p.head_dim, vectors, [&](auto shape) {

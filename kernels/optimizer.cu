@@ -1,7 +1,6 @@
 #include "kernels/elementwise.cuh"
 #include "kernels/optimizer.h"
 #include "kernels/reduce.cuh"
-#include "kernels/scratch_sizes.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -234,15 +233,15 @@ void launch_adamw(cudaStream_t stream, const AdamW& p, const Begin& begin, const
 
 }  // namespace
 
-void sum(cudaStream_t stream, const Reduction& p) {
+void launch(cudaStream_t stream, const Sum& p) {
   reduce<false>(stream, "sum", p);
 }
 
-void squared_norm(cudaStream_t stream, const Reduction& p) {
+void launch(cudaStream_t stream, const SquaredNorm& p) {
   reduce<true>(stream, "squared_norm", p);
 }
 
-void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
+void launch(cudaStream_t stream, const SquaredNorms& p) {
   if (p.count > kMaxNormParts) {
     throw_invalid_argument("squared_norms: %d arrays, at most %d", static_cast<int>(p.count),
                            static_cast<int>(kMaxNormParts));
@@ -263,12 +262,12 @@ void squared_norms(cudaStream_t stream, const SquaredNorms& p) {
   check_launch("squared_norms");
 }
 
-void finish_step(cudaStream_t stream, const FinishStep& p) {
+void launch(cudaStream_t stream, const FinishStep& p) {
   finish_step_kernel<<<1, 1, 0, stream>>>(p);
   check_launch("finish_step");
 }
 
-void adamw(cudaStream_t stream, const AdamW& p) {
+void launch(cudaStream_t stream, const AdamW& p) {
   if (p.part_count > kMaxAdamWParts) {
     throw_invalid_argument("adamw: %d parts, at most %d", static_cast<int>(p.part_count),
                            static_cast<int>(kMaxAdamWParts));

@@ -2,16 +2,35 @@
 // array `stats`, which StepStat indexes.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
 #include "kernels/limits.h"
-#include "kernels/step_stats.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
+
+// The numbers of an optimizer step, f64 on the device, so that no step waits for the host.
+enum StepStat : uint8_t {
+  // A rank's contributions, which one reduction turns into the sums of all ranks.
+  kLossSum,       // nats, of the valid targets
+  kSquaredNorm,   // of the gradients of that sum, before clipping
+  kValidTargets,  // what the sums are divided by
+  kStopRequests,  // ranks that were asked to save and stop
+  kSaveRequests,  // ranks that were asked to save
+  // What FinishStep makes of them, alike on every rank.
+  kUpdates,       // applied so far
+  kApply,         // 1: the update is to be applied; 0: the step is skipped
+  kSpike,         // 1: it is skipped although loss and norm are finite, because the loss is a spike
+  kGradScale,     // of the mean over the valid targets, and clipping
+  kBias1,         // 1 - beta1^updates
+  kBias2,         // 1 - beta2^updates
+  kLossCount,     // losses of applied steps that the next two cover
+  kLossMean,      // nats per target, running
+  kLossVariance,  // running
+  kStepStats,     // number of them
+  kSummedStats = kUpdates,
+};
+
+// Partial sums of a reduction.
+inline constexpr int64_t kSumParts = 1056;
 
 // *out += sum of x [rows, cols] f32, or of its squares. The order depends only on the shape; a
 // non-finite element gives a non-finite sum. Source: optimizer.cu.
@@ -19,13 +38,15 @@ struct Reduction {
   double* out;
   Matrix<const float> x;
   int64_t rows, cols;
-  double* scratch;  // [kSumParts]
+  double* scratch = nullptr;  // [kSumParts]
 };
-void sum(cudaStream_t stream, const Reduction& p);
-void squared_norm(cudaStream_t stream, const Reduction& p);
+struct Sum : Reduction {};
+struct SquaredNorm : Reduction {};
+void launch(cudaStream_t stream, const Sum& p);
+void launch(cudaStream_t stream, const SquaredNorm& p);
 
 // *out += the sum of squares of each of `count` arrays f32, one after the other, with the bits of
-// squared_norm. Each has a multiple of 4 elements and begins at a multiple of 16 bytes.
+// SquaredNorm. Each has a multiple of 4 elements and begins at a multiple of 16 bytes.
 struct SquaredNorms {
   double* out;
   int count;  // at most kMaxNormParts
@@ -33,35 +54,28 @@ struct SquaredNorms {
   int64_t n[kMaxNormParts];
   double* scratch;  // [count, kSumParts]
 };
-void squared_norms(cudaStream_t stream, const SquaredNorms& p);
+void launch(cudaStream_t stream, const SquaredNorms& p);
 
-// Computes from the sums of all ranks: kSpike and, if the step is applied, the running loss, by the
-// formulas of ops::FinishStep; kApply = loss and norm are finite, and no spike; if so,
-// kUpdates += 1; kGradScale = (clip / norm where clip > 0 and norm > clip, else 1) / n, where n is
-// kValidTargets, at least 1, and norm that of the mean's gradient, sqrt(kSquaredNorm) / n; kBias1
-// and kBias2.
+// Computes all other numbers from the sums of all ranks, by the formulas of ops::FinishStep:
+// kGradScale = (clip / norm where clip > 0 and norm > clip, else 1) / n, where n is kValidTargets,
+// at least 1, and norm that of the mean's gradient, sqrt(kSquaredNorm) / n.
 struct FinishStep {
   double* stats;
-  double beta1, beta2, clip;
+  double clip, beta1, beta2;
   double spike_sigma, spike_window;
 };
-void finish_step(cudaStream_t stream, const FinishStep& p);
+void launch(cudaStream_t stream, const FinishStep& p);
 
-// AdamW (arXiv 1711.05101) on each of several parts of n elements, all f32 but the copy:
-//   g = kGradScale * grad;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
-//   w -= lr * (m / kBias1 / (sqrt(v / kBias2) + eps) + decay * w)
-// decay is that of the part's segment an element lies in, 0 outside all. Where kApply is 0 nothing
-// changes.
+// ops::AdamW on each of several parts of n elements, all f32 but the copy. Decay is that of the
+// part's segment an element lies in, 0 outside all.
 struct DecaySegment {
   int64_t begin, end;
   float decay;
 };
 struct AdamWPart {
-  float* w;
-  float* m;
-  float* v;
+  float *w, *m, *v;
   const float* grad;
-  __nv_bfloat16* w_bf16;  // copy of the new weights, may be null
+  bf16* w_bf16;  // copy of the new weights, may be null
   int64_t n;
   int first_segment, end_segment;  // of the AdamW's
 };
@@ -72,6 +86,6 @@ struct AdamW {
   AdamWPart parts[kMaxAdamWParts];
   DecaySegment segments[kMaxDecaySegments];  // of elements of their part, sorted, disjoint
 };
-void adamw(cudaStream_t stream, const AdamW& p);
+void launch(cudaStream_t stream, const AdamW& p);
 
 }  // namespace sbtrain::kernels

@@ -116,3 +116,5 @@ SBTRAIN_HOST_DEVICE double philox_normal(const PhiloxStream& stream, uint64_t el
 }
 
 }  // namespace sbtrain::kernels
+
+#undef SBTRAIN_HOST_DEVICE

@@ -62,25 +62,13 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
   }
 }
 
-void check(const Rope& p) {
-  if (p.head_dim % 2 == 0 && p.head_dim / 2 <= kMaxRopeFrequencies) return;
-  throw_invalid_argument("rope: heads must have an even number of channels, at most %d, got %d",
-                         static_cast<int>(2 * kMaxRopeFrequencies), static_cast<int>(p.head_dim));
-}
-
 }  // namespace
 
-void set_rope_frequencies(Rope& p, const double* frequencies, bool inverse) {
-  check(p);
-  constexpr double kTwoPi = 6.283185307179586476925286766559;
-  for (int i = 0; i < p.head_dim / 2; ++i) {
-    const double turns = frequencies[i] / kTwoPi;
-    p.turns[i] = inverse ? -turns : turns;
+void launch(cudaStream_t stream, const Rope& p) {
+  if (p.head_dim % 2 != 0 || p.head_dim / 2 > kMaxRopeFrequencies) {
+    throw_invalid_argument("rope: heads must have an even number of channels, at most %d, got %d",
+                           static_cast<int>(2 * kMaxRopeFrequencies), static_cast<int>(p.head_dim));
   }
-}
-
-void rope(cudaStream_t stream, const Rope& p) {
-  check(p);
   if (p.rows == 0 || p.heads == 0 || p.head_dim == 0) return;
   const int half = p.head_dim / 2;
   with_width<8>(half % 8 == 0 && vectors_fit<8>(p.x), [&](auto width) {

@@ -187,12 +187,12 @@ bool weights_fit(const ShortConvWeights& w) {
 
 }  // namespace
 
-void short_conv(cudaStream_t stream, const ShortConv& p) {
+void launch(cudaStream_t stream, const ShortConv& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.u, p.gate) && weights_fit<kWidth>(p.w);
   launch_elementwise<kWidth>(stream, "short_conv_forward", p.rows, p.cols, vectors, ForwardOp{p});
 }
 
-void short_conv_backward(cudaStream_t stream, const ShortConvBackward& p) {
+void launch(cudaStream_t stream, const ShortConvBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const bool vectors = p.cols % kWidth == 0 &&
                        vectors_fit<kWidth>(p.du, p.dgate, p.dy, p.u, p.gate) &&
@@ -207,12 +207,12 @@ void short_conv_backward(cudaStream_t stream, const ShortConvBackward& p) {
   });
   check_launch("short_conv_backward");
   const int64_t stride = kShortConvSums * p.cols;
-  add_parts(stream, p.dw, p.scratch, stride, kConvTaps * p.cols);
-  add_parts(stream, p.db, p.scratch + kConvTaps * p.cols, stride, p.cols);
-  add_parts(stream, p.dgate_bias, p.scratch + (kConvTaps + 1) * p.cols, stride, p.cols);
+  add_parts(stream, p.dw.w, p.scratch, stride, kConvTaps * p.cols);
+  add_parts(stream, p.dw.b, p.scratch + kConvTaps * p.cols, stride, p.cols);
+  add_parts(stream, p.dw.gate_bias, p.scratch + (kConvTaps + 1) * p.cols, stride, p.cols);
 }
 
-void short_conv_decode(cudaStream_t stream, const ShortConvDecode& p) {
+void launch(cudaStream_t stream, const ShortConvDecode& p) {
   const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.y, p.u, p.gate, p.state) &&
                        weights_fit<kWidth>(p.w);
   launch_elementwise<kWidth>(stream, "short_conv_decode", p.rows, p.cols, vectors, DecodeOp{p});

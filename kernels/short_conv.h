@@ -1,11 +1,7 @@
-// The short convolution mixer of Based (arXiv 2402.18668): depthwise over three tokens, gated.
-// Activations and weights are bf16, gradients of weights f32.
+// The short convolution mixer of Based (ops/short_conv.h has the formulas), of rows of `cols`
+// channels. Activations and weights are bf16, gradients of weights f32; positions count from 0 in
+// each document. Source: short_conv.cu.
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
 
 #include "kernels/types.h"
 
@@ -15,51 +11,38 @@ inline constexpr int kConvTaps = 3;
 inline constexpr int kShortConvSums = kConvTaps + 2;  // of a channel: taps, bias, gate's bias
 
 struct ShortConvWeights {
-  const __nv_bfloat16* w;          // [cols, 3]
-  const __nv_bfloat16* b;          // [cols]
-  const __nv_bfloat16* gate_bias;  // [cols]
+  const bf16* w;              // [cols, 3]
+  const bf16 *b, *gate_bias;  // [cols]
 };
-
-// c_t = b + w_0 u_{t-2} + w_1 u_{t-1} + w_2 u_t, where u is 0 before the document (positions count
-// from 0 in each);  y_t = c_t (gate_t + gate_bias) + u_t. Source: short_conv.cu.
+struct ShortConvGradients {
+  float *w, *b, *gate_bias;
+};
 struct ShortConv {
-  Matrix<__nv_bfloat16> y;
-  Matrix<const __nv_bfloat16> u;
-  Matrix<const __nv_bfloat16> gate;
+  Matrix<bf16> y;
+  Matrix<const bf16> u, gate;
   const int32_t* positions;
-  int64_t rows, cols;
   ShortConvWeights w;
+  int64_t rows, cols;
 };
-void short_conv(cudaStream_t stream, const ShortConv& p);
-
-// du, dgate [rows, cols] = gradient; dw [cols, 3], db and dgate_bias [cols] f32 += gradient.
 struct ShortConvBackward {
-  Matrix<__nv_bfloat16> du;
-  Matrix<__nv_bfloat16> dgate;
-  float* dw;
-  float* db;
-  float* dgate_bias;
-  Matrix<const __nv_bfloat16> dy;
-  Matrix<const __nv_bfloat16> u;
-  Matrix<const __nv_bfloat16> gate;
+  Matrix<bf16> du, dgate;
+  Matrix<const bf16> dy, u, gate;
   const int32_t* positions;
-  int64_t rows, cols;
+  ShortConvGradients dw;
   ShortConvWeights w;
-  float* scratch;  // [kTokenParts, kShortConvSums * cols]
+  int64_t rows, cols;
+  float* scratch = nullptr;  // [kTokenParts, kShortConvSums * cols]
 };
-void short_conv_backward(cudaStream_t stream, const ShortConvBackward& p);
-
-// One new token for each row. state [rows, 2 * cols] bf16: u of the two tokens before,
-// the earlier one first; it moves on by one token.
 struct ShortConvDecode {
-  Matrix<__nv_bfloat16> y;
-  Matrix<const __nv_bfloat16> u;
-  Matrix<const __nv_bfloat16> gate;
-  Matrix<__nv_bfloat16> state;
+  Matrix<bf16> y;
+  Matrix<const bf16> u, gate;
+  Matrix<bf16> state;  // [rows, 2 * cols]
   const int32_t* positions;
-  int64_t rows, cols;
   ShortConvWeights w;
+  int64_t rows, cols;
 };
-void short_conv_decode(cudaStream_t stream, const ShortConvDecode& p);
+void launch(cudaStream_t stream, const ShortConv& p);
+void launch(cudaStream_t stream, const ShortConvBackward& p);
+void launch(cudaStream_t stream, const ShortConvDecode& p);
 
 }  // namespace sbtrain::kernels

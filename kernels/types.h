@@ -1,11 +1,26 @@
-// What kernels see of tensors: element types and matrices.
+// What kernels see of tensors and streams. Headers of kernels need no header of CUDA, so that a
+// memory plan without a GPU can ask them for the scratch that a kernel takes.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+
+struct CUstream_st;
+struct __nv_bfloat16;
+using cudaStream_t = CUstream_st*;  // as CUDA declares it
 
 namespace sbtrain::kernels {
 
-enum class Type : uint8_t { kF32, kBF16, kI32, kF64 };
+using bf16 = __nv_bfloat16;
+
+// Element types. A kernel says which of them it takes.
+enum class Type : uint8_t { kF32, kBF16, kI32, kF64, kI64, kU8 };
+
+// Those that parameters of kernels point to.
+template <typename T, typename... Others>
+inline constexpr bool kOneOf = (std::is_same_v<const T, const Others> || ...);
+template <typename T>
+concept Element = (kOneOf<T, float, bf16, int32_t, double>);
 
 // Rows of a matrix in the device's memory.
 template <typename T>

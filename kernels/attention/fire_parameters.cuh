@@ -2,6 +2,8 @@
 // and the gradient of each parameter from the sums over tiles that the score leaves.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include "kernels/attention/position_bias.h"
 #include "kernels/attention/score_fire.cuh"
 #include "kernels/attention/softmax.h"

@@ -2,9 +2,8 @@
 // formulas are in ops/attention.h.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "kernels/limits.h"
+#include "kernels/types.h"
 
 namespace sbtrain::kernels {
 
@@ -13,10 +12,10 @@ struct AlibiSlopes {
 };
 
 struct FireParameters {
-  const __nv_bfloat16 *c, *m;    // [1]
-  const __nv_bfloat16 *w1, *b1;  // [32]
-  const __nv_bfloat16* w2;       // [H, 32]
-  const __nv_bfloat16* b2;       // [H]
+  const bf16 *c, *m;    // [1]
+  const bf16 *w1, *b1;  // [32]
+  const bf16* w2;       // [H, 32]
+  const bf16* b2;       // [H]
 };
 // f32; the kernels add to them. b2 has no gradient, since it shifts all logits of a query alike.
 struct FireGradients {

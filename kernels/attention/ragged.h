@@ -2,9 +2,7 @@
 // layouts of one number for each query.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
+#include "kernels/types.h"
 
 namespace sbtrain::kernels {
 

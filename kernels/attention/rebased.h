@@ -3,17 +3,12 @@
 // GPU from sm_80 on; up to kMaxRebasedFeatures features and kMaxRebasedValues values for each head.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
 
 // A bf16 matrix with a row for each token, heads side by side; any alignment.
-using RebasedTensor = Matrix<__nv_bfloat16>;
+using RebasedTensor = Matrix<bf16>;
 
 // s(x) = constant + linear x + square x^2 of x = scale q.k.
 struct RebasedPolynomial {
@@ -47,13 +42,13 @@ void rebased_state(cudaStream_t stream, const Rebased& p, float* state);
 // For each of `batch` sequences: adds the key and value to state [batch, heads, rows, values + 1],
 // f32, which is cleared before that at position 0; then writes o.
 struct RebasedDecode {
-  int64_t batch;
-  int heads, features, values;
-  RebasedPolynomial s;
   RebasedTensor o, q, k, v;
   float* state;
   const int32_t* positions;
+  int64_t batch;
+  int heads, features, values;
+  RebasedPolynomial s;
 };
-void rebased_decode(cudaStream_t stream, const RebasedDecode& p);
+void launch(cudaStream_t stream, const RebasedDecode& p);
 
 }  // namespace sbtrain::kernels

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) rebased_decode_kernel(const
 
 }  // namespace
 
-void rebased_decode(cudaStream_t stream, const RebasedDecode& p) {
+void launch(cudaStream_t stream, const RebasedDecode& p) {
   if (p.batch == 0 || p.heads == 0) return;
   const dim3 grid(static_cast<unsigned>(p.heads), static_cast<unsigned>(p.batch));
   rebased_decode_kernel<<<grid, 32 * kDecodeWarps, 0, stream>>>(p);

@@ -3,18 +3,13 @@
 // what it computes.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
 
 // A bf16 matrix [T, H*d] whose rows may be strided. `data` is aligned to 16 bytes and `stride` is
 // a multiple of 8 elements.
-using HeadRows = Matrix<__nv_bfloat16>;
+using HeadRows = Matrix<bf16>;
 
 struct SoftmaxProblem {
   int tokens = 0, heads = 0, head_dim = 0;

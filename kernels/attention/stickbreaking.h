@@ -3,16 +3,15 @@
 // what it computes, docs/attention.md how.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
 #include "kernels/attention/softmax.h"
 
 namespace sbtrain::kernels {
 
-enum class StickRemainder : uint8_t { kNone, kValue, kBias };
+enum class StickRemainder : uint8_t {
+  kNone,
+  kValue,  // o_j += rem_j v_j
+  kBias,   // o_j += rem_j r_h
+};
 
 struct StickBreakingProblem {
   int tokens = 0, heads = 0, head_dim = 0;
@@ -26,12 +25,12 @@ struct StickBreakingProblem {
   HeadRows q{}, k{}, v{}, o{};
   const float* gate = nullptr;  // [T, H], optional
   int64_t gate_stride = 0;
-  const __nv_bfloat16* remainder_bias = nullptr;  // [H, d], with kBias
-  float* log2_rem = nullptr;                      // [H, T]
-  int32_t* stop = nullptr;                        // [H, T], relative to the document
+  const bf16* remainder_bias = nullptr;  // [H, d], with kBias
+  float* log2_rem = nullptr;             // [H, T]
+  int32_t* stop = nullptr;               // [H, T], relative to the document
   // backward
   HeadRows dout{}, dq{}, dk{}, dv{};
-  __nv_bfloat16* dgate = nullptr;  // [T, H], with a gate
+  bf16* dgate = nullptr;  // [T, H], with a gate
   int64_t dgate_stride = 0;
   float* dremainder_bias = nullptr;  // [H, d], with kBias
   // {log2 T, C} of each row at the left edge of each block of 64 keys, [workspace_heads,

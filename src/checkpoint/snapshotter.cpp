@@ -6,7 +6,7 @@
 #include "core/host_memory.h"
 #include "core/log.h"
 #include "core/memory_check.h"
-#include "ops/copy_to_host.h"
+#include "ops/memory.h"
 #include "parallel/param_shards.h"
 
 namespace sbtrain {

@@ -1,7 +1,5 @@
 #include "core/philox.h"
 
-#include "kernels/philox.h"
-
 namespace sbtrain {
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k) {
@@ -46,8 +44,7 @@ double Philox::uniform(uint64_t element) const {
 }
 
 double Philox::normal(uint64_t element) const {
-  return kernels::philox_normal({{{key_[0], key_[1]}}, {counter_high_[0], counter_high_[1]}},
-                                element);
+  return kernels::philox_normal(stream(), element);
 }
 
 }  // namespace sbtrain

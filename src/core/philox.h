@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/philox.h"
+
 namespace sbtrain {
 
 // What a stream of random numbers is for; part of the key, so streams never overlap.
@@ -34,9 +36,10 @@ class Philox {
   double uniform(uint64_t element) const;   // [0, 1), 53 bits
   double normal(uint64_t element) const;    // mean 0, std 1 (Box-Muller), the same bits on a GPU
 
-  // What else than the element makes the numbers, for kernels/philox.h.
-  const std::array<uint32_t, 2>& key() const { return key_; }
-  const std::array<uint32_t, 2>& counter_high() const { return counter_high_; }
+  // What else than the element makes the numbers.
+  kernels::PhiloxStream stream() const {
+    return {{{key_[0], key_[1]}}, {counter_high_[0], counter_high_[1]}};
+  }
 
  private:
   std::array<uint32_t, 4> block(uint64_t element) const;

@@ -11,10 +11,13 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <type_traits>
+
+#include "kernels/types.h"
 
 namespace sbtrain {
 
-enum class DType : uint8_t { kF32, kBF16, kI32, kF64, kI64, kU8 };
+using DType = kernels::Type;
 
 size_t dtype_size(DType dtype);       // bytes per element
 const char* dtype_name(DType dtype);  // "f32", "bf16", ...
@@ -51,6 +54,28 @@ struct Tensor {
   int32_t* i32() const;
   uint16_t* bf16() const;  // raw bit patterns
   double* f64() const;
+
+  // The tensor as a member of a kernel's parameters: a pointer to its elements, or a matrix of
+  // them; null if it is undefined. Throws as above.
+  template <kernels::Element T>
+  operator T*() const {  // NOLINT: the kernels' parameters say what they take
+    if (!defined()) return nullptr;
+    if constexpr (std::is_same_v<const T, const float>) {
+      return f32();
+    } else if constexpr (std::is_same_v<const T, const int32_t>) {
+      return i32();
+    } else if constexpr (std::is_same_v<const T, const double>) {
+      return f64();
+    } else {
+      return reinterpret_cast<T*>(bf16());
+    }
+  }
+  template <kernels::Element T>
+  operator kernels::Matrix<T>() const {  // NOLINT: likewise
+    return {*this, row_stride};
+  }
+  operator kernels::Matrix<void>() const { return {data, row_stride}; }  // NOLINT: of any type
+  operator kernels::Matrix<const void>() const { return {data, row_stride}; }  // NOLINT: likewise
 
   std::string describe() const;  // "f32[1024, 128]"
 };

@@ -1,6 +1,7 @@
 // Activations and their gradients.
 #pragma once
 
+#include "kernels/activation.h"
 #include "ops/op.h"
 
 namespace sbtrain::ops {
@@ -14,6 +15,7 @@ struct Swiglu {
     Check(kName).matrix("y_TF", y_TF);
     Check(kName).matrix("gate_up_T2F", gate_up_T2F, y_TF.rows(), 2 * y_TF.cols());
   }
+  kernels::Swiglu kernel() const { return {y_TF, gate_up_T2F, y_TF.rows(), y_TF.cols()}; }
 };
 
 // dgate_up = gradient; dgate_up may be gate_up itself.
@@ -26,6 +28,9 @@ struct SwigluBackward {
     c.matrix("dy_TF", dy_TF);
     c.matrix("gate_up_T2F", gate_up_T2F, dy_TF.rows(), 2 * dy_TF.cols());
     c.same("dgate_up_T2F", dgate_up_T2F, gate_up_T2F);
+  }
+  kernels::SwigluBackward kernel() const {
+    return {dgate_up_T2F, dy_TF, gate_up_T2F, dy_TF.rows(), dy_TF.cols()};
   }
 };
 
@@ -41,6 +46,7 @@ struct BiasSigmoid {
     c.same("y_TH", y_TH, x_TH);
     c.flat("b_H", b_H, x_TH.cols());
   }
+  kernels::BiasSigmoid kernel() const { return {y_TH, x_TH, b_H, x_TH.rows(), x_TH.cols()}; }
 };
 
 // dx_TH = dy * y * (1 - y). dx may be dy.
@@ -54,6 +60,7 @@ struct SigmoidBackward {
     c.same("dx_TH", dx_TH, y_TH);
     c.same("dy_TH", dy_TH, y_TH);
   }
+  kernels::SigmoidBackward kernel() const { return {dx_TH, dy_TH, y_TH, y_TH.rows(), y_TH.cols()}; }
 };
 
 // y = gelu(x + b) per column, gelu(z) = z Phi(z), exact (arXiv 1606.08415). y may be x.
@@ -67,6 +74,7 @@ struct BiasGelu {
     c.same("y_TF", y_TF, x_TF);
     c.flat("b_F", b_F, x_TF.cols());
   }
+  kernels::BiasGelu kernel() const { return {y_TF, x_TF, b_F, x_TF.rows(), x_TF.cols()}; }
 };
 
 // dx = dy gelu'(x + b); the gradient of b is the sum of its rows. dx may be dy or x.
@@ -81,6 +89,9 @@ struct BiasGeluBackward {
     c.same("dy_TF", dy_TF, x_TF);
     c.flat("b_F", b_F, x_TF.cols());
   }
+  kernels::BiasGeluBackward kernel() const {
+    return {dx_TF, dy_TF, x_TF, b_F, x_TF.rows(), x_TF.cols()};
+  }
 };
 
 namespace cpu {
@@ -91,13 +102,5 @@ void run(Cpu, Stream& s, const SigmoidBackward& op);
 void run(Cpu, Stream& s, const BiasGelu& op);
 void run(Cpu, Stream& s, const BiasGeluBackward& op);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const Swiglu& op);
-void run(Cuda, Stream& s, const SwigluBackward& op);
-void run(Cuda, Stream& s, const BiasSigmoid& op);
-void run(Cuda, Stream& s, const SigmoidBackward& op);
-void run(Cuda, Stream& s, const BiasGelu& op);
-void run(Cuda, Stream& s, const BiasGeluBackward& op);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -98,9 +98,13 @@ Buffer decode_scratch(const Stream& s, const Op& op) {
   return s.scratch("parts of keys", DType::kF32, {floats});
 }
 
-Buffer bytes_of_scratch(const Stream& s, std::string_view name, size_t bytes) {
-  if (bytes == 0) return {};
-  return s.scratch(name, DType::kF32, {static_cast<int64_t>(bytes / sizeof(float))});
+// What is chosen for a GPU, and its scratch.
+template <typename Op>
+auto plan(const Stream& s, const Op& op, std::string_view name = Op::kName) {
+  Planned<decltype(choose(op, s))> planned{choose(op, s), {}};
+  const auto floats = static_cast<int64_t>(planned.choice.bytes / sizeof(float));
+  if (floats > 0) planned.buffer = s.scratch(name, DType::kF32, {floats});
+  return planned;
 }
 
 }  // namespace
@@ -111,9 +115,9 @@ void StickBreakingForward::check() const {
 void StickBreakingForward::check_limits(const Target& target) const {
   check_attention_head_dim(kName, head_dim(*this), target);
 }
-Buffer StickBreakingForward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);
-  return cpu::stickbreaking_forward_scratch(s, head_dim(*this));
+StickBreakingScratch StickBreakingForward::scratch(const Stream& s) const {
+  if (on_cuda(s)) return plan(s, *this);
+  return {{}, cpu::stickbreaking_forward_scratch(s, head_dim(*this))};
 }
 
 void StickBreakingBackward::check() const {
@@ -127,11 +131,9 @@ void StickBreakingBackward::check() const {
 void StickBreakingBackward::check_limits(const Target& target) const {
   check_attention_head_dim(kName, head_dim(*this), target);
 }
-Buffer StickBreakingBackward::scratch(const Stream& s) const {
-  if (!on_cuda(s)) {
-    return cpu::stickbreaking_backward_scratch(s, head_dim(*this), sequences.max_seqlen);
-  }
-  return bytes_of_scratch(s, "stick-breaking states", choose(*this, s).bytes);
+StickBreakingScratch StickBreakingBackward::scratch(const Stream& s) const {
+  if (on_cuda(s)) return plan(s, *this, "stick-breaking states");
+  return {{}, cpu::stickbreaking_backward_scratch(s, head_dim(*this), sequences.max_seqlen)};
 }
 
 float alibi_slope(int heads, int head) {
@@ -147,9 +149,9 @@ void SoftmaxForward::check() const {
 void SoftmaxForward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
 }
-Buffer SoftmaxForward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);
-  return cpu::softmax_forward_scratch(s, head_dim(*this));
+SoftmaxScratch SoftmaxForward::scratch(const Stream& s) const {
+  if (on_cuda(s)) return plan(s, *this);
+  return {{}, cpu::softmax_forward_scratch(s, head_dim(*this))};
 }
 
 void SoftmaxBackward::check() const {
@@ -160,9 +162,9 @@ void SoftmaxBackward::check() const {
 void SoftmaxBackward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
 }
-Buffer SoftmaxBackward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return bytes_of_scratch(s, kName, choose(*this, s).bytes);
-  return cpu::softmax_backward_scratch(s, head_dim(*this));
+SoftmaxScratch SoftmaxBackward::scratch(const Stream& s) const {
+  if (on_cuda(s)) return plan(s, *this);
+  return {{}, cpu::softmax_backward_scratch(s, head_dim(*this))};
 }
 
 void StickBreakingDecode::check() const {

@@ -1,10 +1,21 @@
 // Stick-breaking and softmax attention over packed documents, and one step of decoding.
 #pragma once
 
+#include <string>
+
 #include "core/sequences.h"
-#include "ops/op.h"
+#include "kernels/attention/stickbreaking.h"
+#include "ops/scratch.h"
 
 namespace sbtrain::ops {
+
+enum class Implementation : uint8_t {
+  kPortable,  // kernels/attention: mma.sync, every GPU from sm_80 on
+  kCudnn,     // only softmax attention; packs that it declines go to the portable kernels
+  kHopper,    // wgmma and TMA, compute capability 9.0; softmax attention only if it is asked for
+};
+// "portable", "cudnn", "hopper".
+std::string_view implementation_name(Implementation implementation);
 
 // ---- Stick-breaking attention -----------------------------------------------------------------
 //
@@ -15,11 +26,7 @@ namespace sbtrain::ops {
 // f_i is the forget gate, 1 without one. q, k, v, o are [T, H*d]; q, k, v may be column ranges of
 // one qkv matrix.
 
-enum class Remainder : uint8_t {
-  kNone,
-  kValue,  // o_j += rem_j v_j
-  kBias,   // o_j += rem_j r_h
-};
+using Remainder = kernels::StickRemainder;
 struct StickBreakingParams {
   int heads = 0;
   float scale = 1.0f;
@@ -33,6 +40,17 @@ struct StickBreakingParams {
 // that the tile reads.
 inline constexpr int kStickBreakingTile = 64;
 
+struct StickBreakingChoice {
+  Implementation implementation = Implementation::kPortable;
+  std::string reason{};  // why it is not the kernels for Hopper
+  int64_t blocks = 0;    // backward: key blocks that a row can see
+  int64_t heads = 0;     // backward: in one group
+  size_t states = 0;     // bytes at the beginning of the scratch: the states of one group, and then
+                         // the sums for the gradient of a learned remainder
+  size_t bytes = 0;      // scratch
+};
+using StickBreakingScratch = Planned<StickBreakingChoice>;
+
 struct StickBreakingForward {
   static constexpr std::string_view kName = "stickbreaking_forward";
   Tensor o_THd;
@@ -45,7 +63,7 @@ struct StickBreakingForward {
   StickBreakingParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  StickBreakingScratch scratch(const Stream& s) const;
 };
 
 // The forward pass saves O(T). On the CPU scratch is O(tile * max_seqlen) for each thread; on CUDA
@@ -64,7 +82,7 @@ struct StickBreakingBackward {
   StickBreakingParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  StickBreakingScratch scratch(const Stream& s) const;
 };
 
 // ---- Softmax attention --------------------------------------------------------------------------
@@ -101,6 +119,15 @@ struct SoftmaxBias {
   FireTensors fire{};  // with kFire
 };
 
+struct SoftmaxChoice {
+  Implementation implementation = Implementation::kPortable;
+  std::string reason{};  // why it is not cuDNN
+  int64_t heads = 0;     // heads that cuDNN computes at a time
+  size_t queue = 0;      // kHopper: where in the scratch the queue of tiles begins
+  size_t bytes = 0;      // scratch, enough for the portable kernels too
+};
+using SoftmaxScratch = Planned<SoftmaxChoice>;
+
 struct SoftmaxForward {
   static constexpr std::string_view kName = "softmax_forward";
   Tensor o_THd;
@@ -111,7 +138,7 @@ struct SoftmaxForward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  SoftmaxScratch scratch(const Stream& s) const;
 };
 struct SoftmaxBackward {
   static constexpr std::string_view kName = "softmax_backward";
@@ -124,7 +151,7 @@ struct SoftmaxBackward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  SoftmaxScratch scratch(const Stream& s) const;
 };
 
 // ---- Decoding -----------------------------------------------------------------------------------
@@ -183,11 +210,11 @@ void run(Cpu, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const CacheAppend& op);
 }  // namespace cpu
 namespace cuda {
-void run(Cuda, Stream& s, const StickBreakingForward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const StickBreakingBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const StickBreakingForward& op, const StickBreakingScratch& scratch);
+void run(Cuda, Stream& s, const StickBreakingBackward& op, const StickBreakingScratch& scratch);
 void run(Cuda, Stream& s, const StickBreakingDecode& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const SoftmaxForward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const SoftmaxBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const SoftmaxForward& op, const SoftmaxScratch& scratch);
+void run(Cuda, Stream& s, const SoftmaxBackward& op, const SoftmaxScratch& scratch);
 void run(Cuda, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const CacheAppend& op);
 }  // namespace cuda

@@ -13,14 +13,6 @@
 
 namespace sbtrain::ops {
 
-enum class Implementation : uint8_t {
-  kPortable,  // kernels/attention: mma.sync, every GPU from sm_80 on
-  kCudnn,     // only softmax attention; packs that it declines go to the portable kernels
-  kHopper,    // wgmma and TMA, compute capability 9.0; softmax attention only if it is asked for
-};
-// "portable", "cudnn", "hopper".
-std::string_view implementation_name(Implementation implementation);
-
 // ---- Softmax attention --------------------------------------------------------------------------
 
 struct SoftmaxShape {
@@ -29,13 +21,6 @@ struct SoftmaxShape {
   int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0, window = 0;
   int64_t dq_stride = 0;  // backward
   bool deterministic = true;
-};
-struct SoftmaxChoice {
-  Implementation implementation = Implementation::kPortable;
-  std::string reason{};  // why it is not cuDNN
-  int64_t heads = 0;     // heads that cuDNN computes at a time
-  size_t queue = 0;      // kHopper: where in the scratch the queue of tiles begins
-  size_t bytes = 0;      // scratch, enough for the portable kernels too
 };
 // `forced` is the name of an implementation, or empty. Throws ExitCode::kUsage if it is neither, or
 // if that implementation cannot compute the problem.
@@ -56,15 +41,6 @@ struct StickBreakingShape {
   bool gated = false;
   bool learned_remainder = false;
 };
-struct StickBreakingChoice {
-  Implementation implementation = Implementation::kPortable;
-  std::string reason{};  // why it is not the kernels for Hopper
-  int64_t blocks = 0;    // backward: key blocks that a row can see
-  int64_t heads = 0;     // backward: in one group
-  size_t states = 0;     // bytes at the beginning of the scratch: the states of one group, and then
-                         // the sums for the gradient of a learned remainder
-  size_t bytes = 0;      // scratch
-};
 // `forced` as above.
 StickBreakingChoice choose(const StickBreakingShape& shape, const Target& target,
                            std::string_view forced = {});
@@ -82,11 +58,6 @@ constexpr int64_t rebased_pairs(int64_t e) {
   return e < 64 ? 1024 : 2048;
 }
 
-struct RebasedChoice {
-  bool chunked = false;  // keeps the states of all chunks for a group of heads; else all pairs
-  int64_t heads = 0;     // in one group
-  int64_t state = 0;     // floats of one head
-};
 RebasedChoice choose(const RebasedForward& op, const Stream& s);
 RebasedChoice choose(const RebasedBackward& op, const Stream& s);
 RebasedChoice choose(const RebasedState& op, const Stream& s);  // always chunked

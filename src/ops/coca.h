@@ -10,6 +10,7 @@
 // All tensors are [T, H*d] and may have strided rows. An output may be one of the inputs.
 #pragma once
 
+#include "kernels/coca.h"
 #include "ops/rope.h"
 
 namespace sbtrain::ops {
@@ -30,6 +31,16 @@ inline void check_coca(std::string_view op, const Tensor& y, const Tensor& dy, c
   c.same("dy_THd", dy, x);
 }
 
+inline void check_coca_limits(std::string_view op, const Tensor& x_THd, const CocaParams& params) {
+  check_rope_head_dim(op, x_THd.cols() / params.rope.heads);
+}
+inline kernels::Coca coca_parameters(kernels::CocaTransform transform, const Tensor& y_THd,
+                                     const Tensor& x_THd, const Tensor& dy_THd,
+                                     const Tensor& positions_T, const CocaParams& params) {
+  return {rotation_parameters(y_THd, positions_T, params.rope), x_THd, dy_THd, transform,
+          params.variant == CocaVariant::kStrict};
+}
+
 // y = query.
 struct CocaQuery {
   static constexpr std::string_view kName = "coca_query";
@@ -37,8 +48,9 @@ struct CocaQuery {
   Tensor q_THd, positions_T;
   CocaParams params;
   void check() const { check_coca(kName, y_THd, y_THd, q_THd, positions_T, params); }
-  void check_limits(const Target&) const {
-    check_rope_head_dim(kName, q_THd.cols() / params.rope.heads);
+  void check_limits(const Target&) const { check_coca_limits(kName, q_THd, params); }
+  kernels::Coca kernel() const {
+    return coca_parameters(kernels::CocaTransform::kQuery, y_THd, q_THd, {}, positions_T, params);
   }
 };
 struct CocaQueryBackward {
@@ -47,8 +59,10 @@ struct CocaQueryBackward {
   Tensor dy_THd, q_THd, positions_T;
   CocaParams params;
   void check() const { check_coca(kName, dq_THd, dy_THd, q_THd, positions_T, params); }
-  void check_limits(const Target&) const {
-    check_rope_head_dim(kName, q_THd.cols() / params.rope.heads);
+  void check_limits(const Target&) const { check_coca_limits(kName, q_THd, params); }
+  kernels::Coca kernel() const {
+    return coca_parameters(kernels::CocaTransform::kQueryBackward, dq_THd, q_THd, dy_THd,
+                           positions_T, params);
   }
 };
 
@@ -59,8 +73,9 @@ struct CocaKey {
   Tensor t_THd, positions_T;
   CocaParams params;
   void check() const { check_coca(kName, y_THd, y_THd, t_THd, positions_T, params); }
-  void check_limits(const Target&) const {
-    check_rope_head_dim(kName, t_THd.cols() / params.rope.heads);
+  void check_limits(const Target&) const { check_coca_limits(kName, t_THd, params); }
+  kernels::Coca kernel() const {
+    return coca_parameters(kernels::CocaTransform::kKey, y_THd, t_THd, {}, positions_T, params);
   }
 };
 // Reads the key y itself: where the ReLU gives 0, both halves of y are 0.
@@ -70,8 +85,10 @@ struct CocaKeyBackward {
   Tensor dy_THd, y_THd, positions_T;
   CocaParams params;
   void check() const { check_coca(kName, dt_THd, dy_THd, y_THd, positions_T, params); }
-  void check_limits(const Target&) const {
-    check_rope_head_dim(kName, y_THd.cols() / params.rope.heads);
+  void check_limits(const Target&) const { check_coca_limits(kName, y_THd, params); }
+  kernels::Coca kernel() const {
+    return coca_parameters(kernels::CocaTransform::kKeyBackward, dt_THd, y_THd, dy_THd, positions_T,
+                           params);
   }
 };
 
@@ -81,11 +98,5 @@ void run(Cpu, Stream& s, const CocaQueryBackward& op);
 void run(Cpu, Stream& s, const CocaKey& op);
 void run(Cpu, Stream& s, const CocaKeyBackward& op);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const CocaQuery& op);
-void run(Cuda, Stream& s, const CocaQueryBackward& op);
-void run(Cuda, Stream& s, const CocaKey& op);
-void run(Cuda, Stream& s, const CocaKeyBackward& op);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

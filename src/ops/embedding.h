@@ -1,6 +1,7 @@
 // The embedding table: lookup and its gradient.
 #pragma once
 
+#include "kernels/embedding.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -16,6 +17,9 @@ struct Embedding {
     c.matrix("y_TD", y_TD, y_TD.rows(), w_VD.cols());
     c.flat("tokens_T", tokens_T, y_TD.rows(), DType::kI32);
     c.matrix("w_VD", w_VD);
+  }
+  kernels::Embedding kernel() const {
+    return {y_TD, tokens_T, w_VD, y_TD.rows(), y_TD.cols(), w_VD.rows(), scale};
   }
 };
 
@@ -34,8 +38,11 @@ struct EmbeddingBackward {
   // The tokens sorted by id, and partial sums over the tokens of one id.
   Buffer scratch(const Stream& s) const {
     if (!on_cuda(s)) return {};
-    const size_t bytes = kernels::embedding_backward_scratch_bytes(dy_TD.rows(), dy_TD.cols());
+    const size_t bytes = kernels::embedding_scratch(dy_TD.rows(), dy_TD.cols()).bytes;
     return s.scratch(kName, DType::kI32, {static_cast<int64_t>(bytes / 4)});
+  }
+  kernels::EmbeddingBackward kernel() const {
+    return {dw_VD, dy_TD, tokens_T, dy_TD.rows(), dy_TD.cols(), dw_VD.rows(), scale};
   }
 };
 
@@ -43,9 +50,5 @@ namespace cpu {
 void run(Cpu, Stream& s, const Embedding& op);
 void run(Cpu, Stream& s, const EmbeddingBackward& op, const Buffer& scratch);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const Embedding& op);
-void run(Cuda, Stream& s, const EmbeddingBackward& op, const Buffer& scratch);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -4,6 +4,7 @@
 // decoding reads the shared heads where they lie (ops/attention.h).
 #pragma once
 
+#include "kernels/heads.h"
 #include "ops/op.h"
 
 namespace sbtrain::ops {
@@ -17,6 +18,10 @@ inline void check_groups(const Check& c, const Tensor& many, const Tensor& few, 
       "the heads do not form groups");
 }
 
+inline int heads(const Tensor& x, int head_dim) {
+  return static_cast<int>(x.cols() / head_dim);
+}
+
 // y_h = x_{h / (H / G)}. Strided rows allowed.
 struct RepeatHeads {
   static constexpr std::string_view kName = "repeat_heads";
@@ -24,6 +29,9 @@ struct RepeatHeads {
   Tensor x_TGd;
   int head_dim;
   void check() const { check_groups(Check(kName), y_THd, x_TGd, head_dim); }
+  kernels::RepeatHeads kernel() const {
+    return {y_THd, x_TGd, y_THd.rows(), heads(y_THd, head_dim), heads(x_TGd, head_dim), head_dim};
+  }
 };
 
 // dx_g = the sum of dy_h over the heads h of group g, in f32 and in the order of the heads.
@@ -33,15 +41,15 @@ struct RepeatHeadsBackward {
   Tensor dy_THd;
   int head_dim;
   void check() const { check_groups(Check(kName), dy_THd, dx_TGd, head_dim); }
+  kernels::RepeatHeadsBackward kernel() const {
+    return {dx_TGd,  dy_THd, dy_THd.rows(), heads(dy_THd, head_dim), heads(dx_TGd, head_dim),
+            head_dim};
+  }
 };
 
 namespace cpu {
 void run(Cpu, Stream& s, const RepeatHeads& op);
 void run(Cpu, Stream& s, const RepeatHeadsBackward& op);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const RepeatHeads& op);
-void run(Cuda, Stream& s, const RepeatHeadsBackward& op);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

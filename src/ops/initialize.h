@@ -3,6 +3,7 @@
 
 #include "core/philox.h"
 #include "core/weights.h"
+#include "kernels/initialize.h"
 #include "ops/op.h"
 
 namespace sbtrain::ops {
@@ -24,13 +25,15 @@ struct Initialize {
     Check(kName).flat("x", x_N, x_N.numel());
     Check(kName).that(begin >= 0 && cols > 0 && cols <= stored_cols, "no such rows");
   }
+  kernels::Initialize kernel() const {
+    const bool normal = init.kind == Init::Kind::kNormal;
+    return {x_N.data, x_N.dtype,   begin,  x_N.numel(), rows,
+            cols,     stored_cols, normal, init.value,  random.stream()};
+  }
 };
 
 namespace cpu {
 void run(Cpu, Stream& s, const Initialize& op);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const Initialize& op);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

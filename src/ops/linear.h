@@ -1,6 +1,7 @@
 // Matrix products, and the biases that go with them.
 #pragma once
 
+#include "kernels/activation.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -137,6 +138,7 @@ struct AddBias {
     Check(kName).matrix("y_TN", y_TN);
     Check(kName).flat("b_N", b_N, y_TN.cols());
   }
+  kernels::AddBias kernel() const { return {y_TN, b_N, y_TN.rows(), y_TN.cols()}; }
 };
 
 // db_N += column sums of dy_TN.
@@ -149,6 +151,7 @@ struct BiasBackward {
     Check(kName).flat("db_N", db_N, dy_TN.cols());
   }
   Buffer scratch(const Stream& s) const { return token_partials(s, dy_TN.cols()); }
+  kernels::BiasBackward kernel() const { return {db_N, dy_TN, dy_TN.rows(), dy_TN.cols()}; }
 };
 
 namespace cpu {
@@ -166,8 +169,6 @@ void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& s
 void run(Cuda, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
 void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
 void run(Cuda, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch);
-void run(Cuda, Stream& s, const AddBias& op);
-void run(Cuda, Stream& s, const BiasBackward& op, const Buffer& scratch);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "kernels/memory.h"
 #include "ops/op.h"
 
 namespace sbtrain::ops {
@@ -14,6 +15,7 @@ struct Fill {
   Tensor x;
   float value;
   void check() const {}
+  kernels::Fill kernel() const { return {x, x.dtype, x.rows(), x.cols(), value}; }
 };
 
 // y = x, same shape; types may differ.
@@ -21,7 +23,8 @@ struct Copy {
   static constexpr std::string_view kName = "copy";
   Tensor y;
   Tensor x;
-  void check() const { Check(kName).matrix("x", x, y.rows(), y.cols(), x.dtype); }
+  void check() const { Check(kName).matrix("x", x, y.rows(), y.cols(), y.dtype); }
+  kernels::Copy kernel() const { return {y, y.dtype, x, x.dtype, y.rows(), y.cols()}; }
 };
 
 // y += x, same shape.
@@ -33,6 +36,7 @@ struct Add {
     Check(kName).matrix("y", y);
     Check(kName).same("x", x, y);
   }
+  kernels::Add kernel() const { return {{y, y.dtype, x, x.dtype, y.rows(), y.cols()}}; }
 };
 
 // y_N (f32) = the sum of the rows of x_RN (f32 or bf16), added in f32 in their order, where row
@@ -49,6 +53,9 @@ struct SumParts {
     Check(kName).matrix("x", x_RN);
     Check(kName).flat("own", own_N, x_RN.cols(), x_RN.dtype);
   }
+  kernels::SumParts kernel() const {
+    return {y_N, x_RN, own_N.data, own, x_RN.dtype, x_RN.rows(), x_RN.cols(), add};
+  }
 };
 
 // y = the y.bytes() bytes at `host`; y is contiguous. The host memory may be reused at once.
@@ -62,6 +69,16 @@ struct CopyFromHost {
 // Copies x, which is contiguous, to `host` and waits until the bytes have arrived.
 struct CopyToHost {
   static constexpr std::string_view kName = "copy_to_host";
+  void* host;
+  Tensor x;
+  void check() const { Check(kName).flat("x", x, x.numel(), x.dtype); }
+};
+
+// Starts to copy x, which is contiguous, to `host`. The copy is part of the stream's work: an event
+// tells when it is done. On a GPU the host goes on meanwhile if its memory is page-locked
+// (core/pinned_memory.h), and waits otherwise.
+struct StartCopyToHost {
+  static constexpr std::string_view kName = "start_copy_to_host";
   void* host;
   Tensor x;
   void check() const { Check(kName).flat("x", x, x.numel(), x.dtype); }
@@ -112,15 +129,13 @@ void run(Cpu, Stream& s, const Add& op);
 void run(Cpu, Stream& s, const SumParts& op);
 void run(Cpu, Stream& s, const CopyFromHost& op);
 void run(Cpu, Stream& s, const CopyToHost& op);
+void run(Cpu, Stream& s, const StartCopyToHost& op);
 void run(Cpu, Stream& s, const Synchronize& op);
 }  // namespace cpu
 namespace cuda {
-void run(Cuda, Stream& s, const Fill& op);
-void run(Cuda, Stream& s, const Copy& op);
-void run(Cuda, Stream& s, const Add& op);
-void run(Cuda, Stream& s, const SumParts& op);
 void run(Cuda, Stream& s, const CopyFromHost& op);
 void run(Cuda, Stream& s, const CopyToHost& op);
+void run(Cuda, Stream& s, const StartCopyToHost& op);
 void run(Cuda, Stream& s, const Synchronize& op);
 
 std::unique_ptr<HostRead::Impl> start_host_read(Stream& s, const Tensor& x);

@@ -1,6 +1,7 @@
 // RMSNorm, LayerNorm and the norm of heads, forward and backward. Statistics are recomputed from x.
 #pragma once
 
+#include "kernels/norm.h"
 #include "ops/limits.h"
 #include "ops/scratch.h"
 
@@ -19,6 +20,7 @@ struct RmsNorm {
     c.flat("w_D", w_D, x_TD.cols());
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
+  kernels::RmsNorm kernel() const { return {y_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps}; }
 };
 
 // dx += gradient; dw += gradient, or = without accumulate_dw.
@@ -38,6 +40,9 @@ struct RmsNormBackward {
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, x_TD.cols()); }
+  kernels::RmsNormBackward kernel() const {
+    return {dx_TD, dw_D, dy_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps, accumulate_dw};
+  }
 };
 
 // y = (x - mean) / sqrt(var + eps) * w + b over each row (arXiv 1607.06450).
@@ -54,6 +59,9 @@ struct LayerNorm {
     c.flat("b_D", b_D, x_TD.cols());
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
+  kernels::LayerNorm kernel() const {
+    return {y_TD, x_TD, w_D, b_D, x_TD.rows(), x_TD.cols(), eps};
+  }
 };
 
 // dx = gradient, or += with accumulate; dw, db += gradient. dx may be dy.
@@ -72,6 +80,9 @@ struct LayerNormBackward {
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, 2 * x_TD.cols()); }
+  kernels::LayerNormBackward kernel() const {
+    return {dx_TD, dw_D, db_D, dy_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps, accumulate};
+  }
 };
 
 // Normalises each head of each token over its d channels: y = (x - mean) / sqrt(var + eps) * w + b,
@@ -89,7 +100,11 @@ struct HeadNorm {
     c.flat("w_Hd", w_Hd, x_THd.cols());
     c.flat("b_Hd", b_Hd, x_THd.cols());
   }
-  void check_limits(const Target&) const { check_norm_head_dim(kName, x_THd.cols() / heads); }
+  void check_limits(const Target&) const { check_norm_head_dim(kName, head_dim()); }
+  int head_dim() const { return static_cast<int>(x_THd.cols() / heads); }
+  kernels::HeadNorm kernel() const {
+    return {y_THd, x_THd, w_Hd, b_Hd, x_THd.rows(), heads, head_dim(), eps};
+  }
 };
 
 // dx = gradient; dw, db += gradient.
@@ -106,8 +121,12 @@ struct HeadNormBackward {
     c.same("dy_THd", dy_THd, x_THd);
     for (const Tensor* row : {&w_Hd, &dw_Hd, &db_Hd}) c.flat("w_Hd", *row, x_THd.cols());
   }
-  void check_limits(const Target&) const { check_norm_head_dim(kName, x_THd.cols() / heads); }
+  void check_limits(const Target&) const { check_norm_head_dim(kName, head_dim()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, 2 * x_THd.cols()); }
+  int head_dim() const { return static_cast<int>(x_THd.cols() / heads); }
+  kernels::HeadNormBackward kernel() const {
+    return {dx_THd, dw_Hd, db_Hd, dy_THd, x_THd, w_Hd, x_THd.rows(), heads, head_dim(), eps};
+  }
 };
 
 // y = x / sqrt(mean(x^2) + eps) * w over the d channels of each head of each token, with one w for
@@ -125,7 +144,11 @@ struct HeadRmsNorm {
     c.same("y_THd", y_THd, x_THd);
     c.flat("w_d", w_d, head_dim);
   }
-  void check_limits(const Target&) const { check_norm_head_dim(kName, x_THd.cols() / heads); }
+  void check_limits(const Target&) const { check_norm_head_dim(kName, head_dim()); }
+  int head_dim() const { return static_cast<int>(x_THd.cols() / heads); }
+  kernels::HeadRmsNorm kernel() const {
+    return {y_THd, x_THd, w_d, x_THd.rows(), heads, head_dim(), eps};
+  }
 };
 
 // dx = gradient; dw += gradient. dx may be dy.
@@ -143,8 +166,12 @@ struct HeadRmsNormBackward {
     c.flat("w_d", w_d, head_dim);
     c.flat("dw_d", dw_d, head_dim);
   }
-  void check_limits(const Target&) const { check_norm_head_dim(kName, x_THd.cols() / heads); }
-  Buffer scratch(const Stream& s) const { return token_partials(s, x_THd.cols() / heads); }
+  void check_limits(const Target&) const { check_norm_head_dim(kName, head_dim()); }
+  Buffer scratch(const Stream& s) const { return token_partials(s, head_dim()); }
+  int head_dim() const { return static_cast<int>(x_THd.cols() / heads); }
+  kernels::HeadRmsNormBackward kernel() const {
+    return {dx_THd, dw_d, dy_THd, x_THd, w_d, x_THd.rows(), heads, head_dim(), eps};
+  }
 };
 
 namespace cpu {
@@ -157,15 +184,5 @@ void run(Cpu, Stream& s, const HeadNormBackward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const HeadRmsNorm& op);
 void run(Cpu, Stream& s, const HeadRmsNormBackward& op, const Buffer& scratch);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const RmsNorm& op);
-void run(Cuda, Stream& s, const RmsNormBackward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const LayerNorm& op);
-void run(Cuda, Stream& s, const LayerNormBackward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const HeadNorm& op);
-void run(Cuda, Stream& s, const HeadNormBackward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const HeadRmsNorm& op);
-void run(Cuda, Stream& s, const HeadRmsNormBackward& op, const Buffer& scratch);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -9,10 +9,12 @@
 //                                where the target's kernels are too small for a valid model;
 //   scratch(stream)              optional: takes what the op needs while it runs. The sizes are
 //                                stated only here and depend on the stream's target and on shapes.
-// A backend has an op if it overloads run(Cpu, ...) or run(Cuda, ...) for it; the declarations
-// stand at the end of the op's header, the definitions in ops/cpu/ and ops/cuda/. run(stream, op)
-// is compiled once, in ops/run.cpp, whose list has every op; an op that is defined elsewhere
-// includes ops/run.h instead.
+//   kernel()                     optional: what its kernel (kernels/) takes, in the same order,
+//                                where a launch of it is all that CUDA does for the op.
+// A backend has an op if it overloads run(Cpu, ...) or run(Cuda, ...) for it, for CUDA also if the
+// op has kernel(). The declarations stand at the end of the op's header, the definitions in
+// ops/cpu/ and ops/cuda/. run(stream, op) is compiled once, in ops/run.cpp, whose list has every
+// op; an op that is defined elsewhere includes ops/run.h instead.
 //
 // Tensors are views with the shapes their suffixes say (legend in core/tensor.h). On the CPU all
 // reals are f32. On CUDA activations, their gradients and compute weights are bf16; weight
@@ -33,6 +35,11 @@ struct Cpu {};
 }  // namespace cpu
 namespace cuda {
 struct Cuda {};
+cudaStream_t cuda_stream(const Stream& s);
+// Whether the kernel that is launched next may begin early
+// (kernels/primitives/dependent_launch.cuh): only while the stream is recorded. Otherwise the host
+// launches kernels too slowly for that to help.
+bool begins_early(const Stream& s);
 }  // namespace cuda
 
 inline bool on_cuda(const Stream& s) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/limits.h"
 #include "ops/memory.h"
 
 namespace sbtrain::ops {

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "kernels/step_stats.h"
+#include "kernels/optimizer.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -29,6 +29,7 @@ struct AddSum {
     Check(kName).matrix("x", x);
   }
   Buffer scratch(const Stream& s) const { return reduction_partials(s); }
+  kernels::Sum kernel() const { return {{y_1, x, x.rows(), x.cols()}}; }
 };
 
 // The same for the squares of x.
@@ -41,6 +42,7 @@ struct AddSquaredNorm {
     Check(kName).matrix("x", x);
   }
   Buffer scratch(const Stream& s) const { return reduction_partials(s); }
+  kernels::SquaredNorm kernel() const { return {{y_1, x, x.rows(), x.cols()}}; }
 };
 
 // The same for each of several x, f32 and without gaps between rows, in their order.
@@ -76,6 +78,9 @@ struct FinishStep {
   double clip, beta1, beta2;
   double spike_sigma = 0, spike_window = 1;  // window: at least 1
   void check() const { Check(kName).flat("stats", stats, kStepStats, DType::kF64); }
+  kernels::FinishStep kernel() const {
+    return {stats, clip, beta1, beta2, spike_sigma, spike_window};
+  }
 };
 
 // AdamW (arXiv 1711.05101) on one flat range of N elements, all f32, unless kApply is 0:
@@ -111,10 +116,7 @@ void run(Cpu, Stream& s, const AdamW& op);
 void run(Cpu, Stream& s, const AdamWs& op);
 }  // namespace cpu
 namespace cuda {
-void run(Cuda, Stream& s, const AddSum& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const AddSquaredNorm& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const AddSquaredNorms& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const FinishStep& op);
 void run(Cuda, Stream& s, const AdamW& op);
 void run(Cuda, Stream& s, const AdamWs& op);
 }  // namespace cuda

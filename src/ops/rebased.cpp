@@ -4,7 +4,6 @@
 #include "kernels/attention/rebased_index.h"
 #include "ops/choose.h"
 #include "ops/cpu/attention.h"
-#include "ops/limits.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -20,28 +19,20 @@ void check_pack(const Check& c, const Op& op) {
   c.documents(op.sequences, tokens);
 }
 
-// The number of floats in the states that a choice keeps.
-int64_t state_floats(int64_t tokens, const RebasedChoice& choice) {
-  return choice.chunked ? kernels::rebased_chunks(tokens) * choice.heads * choice.state : 0;
-}
-
+// The states that are chosen for a GPU, and `more` floats after them.
 template <typename Op>
-Buffer cpu_scratch(const Stream& s, const Op& op) {
+RebasedScratch plan(const Stream& s, const Op& op, std::string_view name, int64_t more = 0) {
   const int64_t heads = op.params.heads;
-  return cpu::rebased_scratch(s, op.k_THf.cols() / heads, op.v_THe.cols() / heads, op.params);
-}
-
-template <typename Op>
-Buffer state_scratch(const Stream& s, const Op& op) {
-  if (!on_cuda(s)) return cpu_scratch(s, op);
-  const int64_t floats = state_floats(op.k_THf.rows(), choose(op, s));
-  return floats == 0 ? Buffer() : s.scratch("rebased states", DType::kF32, {floats});
-}
-
-template <typename Op>
-void check_pack_limits(const Op& op) {
-  const int64_t heads = op.params.heads;
-  check_rebased_heads(Op::kName, op.k_THf.cols() / heads, op.v_THe.cols() / heads);
+  if (!on_cuda(s)) {
+    return {{},
+            cpu::rebased_scratch(s, op.k_THf.cols() / heads, op.v_THe.cols() / heads, op.params)};
+  }
+  RebasedScratch scratch{choose(op, s), {}};
+  const RebasedChoice& choice = scratch.choice;
+  const int64_t chunks = choice.chunked ? kernels::rebased_chunks(op.k_THf.rows()) : 0;
+  const int64_t floats = chunks * choice.heads * choice.state + more;
+  if (floats > 0) scratch.buffer = s.scratch(name, DType::kF32, {floats});
+  return scratch;
 }
 
 }  // namespace
@@ -54,11 +45,8 @@ int64_t rebased_state_rows(int64_t features, const RebasedParams& params) {
 void RebasedForward::check() const {
   check_pack(Check(kName), *this);
 }
-void RebasedForward::check_limits(const Target& /*target*/) const {
-  check_pack_limits(*this);
-}
-Buffer RebasedForward::scratch(const Stream& s) const {
-  return state_scratch(s, *this);
+RebasedScratch RebasedForward::scratch(const Stream& s) const {
+  return plan(s, *this, "rebased states");
 }
 
 void RebasedBackward::check() const {
@@ -69,15 +57,9 @@ void RebasedBackward::check() const {
   c.same("dv_THe", dv_THe, v_THe);
   c.same("do_THe", do_THe, v_THe);
 }
-void RebasedBackward::check_limits(const Target& /*target*/) const {
-  check_pack_limits(*this);
-}
 // Holds the states and rowsum(do * o) of every query and head.
-Buffer RebasedBackward::scratch(const Stream& s) const {
-  if (!on_cuda(s)) return cpu_scratch(s, *this);
-  const int64_t tokens = q_THf.rows();
-  return s.scratch(kName, DType::kF32,
-                   {state_floats(tokens, choose(*this, s)) + params.heads * tokens});
+RebasedScratch RebasedBackward::scratch(const Stream& s) const {
+  return plan(s, *this, kName, params.heads * q_THf.rows());
 }
 
 void RebasedState::check() const {
@@ -86,11 +68,8 @@ void RebasedState::check() const {
   const int64_t e = c.heads("v_THe", v_THe, k_THf.rows(), params.heads);
   c.flat("state_Re", state_Re, params.heads * rebased_state_rows(f, params) * (e + 1));
 }
-void RebasedState::check_limits(const Target& /*target*/) const {
-  check_pack_limits(*this);
-}
-Buffer RebasedState::scratch(const Stream& s) const {
-  return state_scratch(s, *this);
+RebasedScratch RebasedState::scratch(const Stream& s) const {
+  return plan(s, *this, "rebased states");
 }
 
 void RebasedDecode::check() const {
@@ -103,9 +82,6 @@ void RebasedDecode::check() const {
   c.flat("state_BRe", state_BRe,
          sequences * params.heads * rebased_state_rows(f, params) * (e + 1));
   c.flat("positions_B", positions_B, sequences, DType::kI32);
-}
-void RebasedDecode::check_limits(const Target& /*target*/) const {
-  check_rebased_heads(kName, q_BHf.cols() / params.heads, v_BHe.cols() / params.heads);
 }
 
 }  // namespace sbtrain::ops

@@ -6,7 +6,9 @@
 #pragma once
 
 #include "core/sequences.h"
-#include "ops/op.h"
+#include "kernels/attention/rebased.h"
+#include "ops/limits.h"
+#include "ops/scratch.h"
 
 namespace sbtrain::ops {
 
@@ -18,11 +20,19 @@ struct RebasedParams {
   // Computes all pairs of tokens instead of chunks and a state. This is the same function, and
   // faster for documents of a few hundred tokens.
   bool quadratic = false;
+  kernels::RebasedPolynomial polynomial() const { return {scale, constant, linear, square, eps}; }
 };
 
 // Rows of the state of one head: the products k_a k_b, a <= b, and 1 and k where the polynomial has
 // those terms. A state is [H * rows, e + 1], f32: sums of row times [v | 1].
 int64_t rebased_state_rows(int64_t features, const RebasedParams& params);
+
+struct RebasedChoice {
+  bool chunked = false;  // keeps the states of all chunks for a group of heads; else all pairs
+  int64_t heads = 0;     // in one group
+  int64_t state = 0;     // floats of one head
+};
+using RebasedScratch = Planned<RebasedChoice>;
 
 // On the CPU both passes have scratch of O(f^2 e) for each thread, whatever the length; on CUDA it
 // holds the states of all chunks for a group of heads (ops/choose.h). Deterministic.
@@ -34,8 +44,10 @@ struct RebasedForward {
   Sequences sequences{};
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  void check_limits(const Target&) const {
+    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
+  }
+  RebasedScratch scratch(const Stream& s) const;
 };
 struct RebasedBackward {
   static constexpr std::string_view kName = "rebased_backward";
@@ -45,8 +57,10 @@ struct RebasedBackward {
   Sequences sequences{};
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  void check_limits(const Target&) const {
+    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
+  }
+  RebasedScratch scratch(const Stream& s) const;
 };
 
 // state = the state after all tokens of one sequence.
@@ -56,8 +70,10 @@ struct RebasedState {
   Tensor k_THf, v_THe;
   RebasedParams params;
   void check() const;
-  void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  void check_limits(const Target&) const {
+    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
+  }
+  RebasedScratch scratch(const Stream& s) const;
 };
 
 // One new token for each of B sequences: its key and value are first added to the state [B, H *
@@ -70,7 +86,15 @@ struct RebasedDecode {
   Tensor positions_B;
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target& target) const;
+  void check_limits(const Target&) const {
+    check_rebased_heads(kName, q_BHf.cols() / params.heads, v_BHe.cols() / params.heads);
+  }
+  kernels::RebasedDecode kernel() const {
+    const auto features = static_cast<int>(q_BHf.cols() / params.heads);
+    const auto values = static_cast<int>(v_BHe.cols() / params.heads);
+    return {o_BHe,        q_BHf,        k_BHf,    v_BHe,  state_BRe,          positions_B,
+            q_BHf.rows(), params.heads, features, values, params.polynomial()};
+  }
 };
 
 namespace cpu {
@@ -80,10 +104,9 @@ void run(Cpu, Stream& s, const RebasedState& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const RebasedDecode& op);
 }  // namespace cpu
 namespace cuda {
-void run(Cuda, Stream& s, const RebasedForward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const RebasedBackward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const RebasedState& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const RebasedDecode& op);
+void run(Cuda, Stream& s, const RebasedForward& op, const RebasedScratch& scratch);
+void run(Cuda, Stream& s, const RebasedBackward& op, const RebasedScratch& scratch);
+void run(Cuda, Stream& s, const RebasedState& op, const RebasedScratch& scratch);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

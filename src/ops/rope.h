@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cmath>
+#include <numbers>
 #include <vector>
 
+#include "kernels/rope.h"
 #include "ops/limits.h"
 #include "ops/op.h"
 
@@ -36,6 +38,18 @@ inline void check_rotation(const Check& c, const Tensor& x_THd, const Tensor& po
   c.flat("positions_T", positions_T, x_THd.rows(), DType::kI32);
 }
 
+// What the kernels take of a rotation; check_limits() has bounded the number of frequencies.
+inline kernels::Rope rotation_parameters(const Tensor& x_THd, const Tensor& positions_T,
+                                         const RopeParams& params) {
+  const auto head_dim = static_cast<int>(x_THd.cols() / params.heads);
+  kernels::Rope p{x_THd, positions_T, x_THd.rows(), params.heads, head_dim, {}};
+  for (size_t i = 0; i < params.frequencies.size(); ++i) {
+    const double turns = params.frequencies[i] / (2.0 * std::numbers::pi);
+    p.turns[i] = params.inverse ? -turns : turns;
+  }
+  return p;
+}
+
 // Rotates x [T, H*d] in place by each token's position, half-split convention:
 // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), x1 = x[:d/2], x2 = x[d/2:]. Strided rows allowed.
 struct Rope {
@@ -47,13 +61,11 @@ struct Rope {
   void check_limits(const Target&) const {
     check_rope_head_dim(kName, x_THd.cols() / params.heads);
   }
+  kernels::Rope kernel() const { return rotation_parameters(x_THd, positions_T, params); }
 };
 
 namespace cpu {
 void run(Cpu, Stream& s, const Rope& op);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const Rope& op);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

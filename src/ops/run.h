@@ -11,6 +11,20 @@
 
 namespace sbtrain::ops {
 
+namespace cuda {
+// Ops that are a launch of their kernel.
+template <typename Op, typename... Scratch>
+requires requires(const Op& op) {
+  op.kernel();
+}
+void run(Cuda, Stream& s, const Op& op, const Scratch&... scratch) {
+  auto parameters = op.kernel();
+  ((parameters.scratch = scratch.tensor()), ...);
+  if constexpr (requires { parameters.early; }) parameters.early = begins_early(s);
+  launch(cuda_stream(s), parameters);
+}
+}  // namespace cuda
+
 template <typename Op>
 concept TakesScratch = requires(const Op& op, const Stream& s) {
   op.scratch(s);

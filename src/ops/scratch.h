@@ -6,6 +6,14 @@
 
 namespace sbtrain::ops {
 
+// How an op runs on a GPU, which ops/choose.h chooses once, and the scratch that this takes.
+template <typename Choice>
+struct Planned {
+  Choice choice{};
+  Buffer buffer;
+  operator const Buffer&() const { return buffer; }  // NOLINT: the CPU has no choice
+};
+
 // Sums over tokens are formed in this many parts, always the same ones, and the parts are added in
 // order: the result does not depend on the number of threads or blocks.
 inline int64_t token_parts(const Stream& s) {

@@ -3,14 +3,17 @@
 //   y_t = c_t * (gate_t + gate_bias) + u_t
 #pragma once
 
+#include "kernels/short_conv.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
 
-inline constexpr int kShortConv = 3;  // taps
+inline constexpr int kShortConv = kernels::kConvTaps;
 
 struct ShortConvWeights {
   Tensor w_D3, b_D, gate_bias_D;
+  operator kernels::ShortConvWeights() const { return {w_D3, b_D, gate_bias_D}; }    // NOLINT
+  operator kernels::ShortConvGradients() const { return {w_D3, b_D, gate_bias_D}; }  // NOLINT
 };
 
 inline void check_short_conv(const Check& c, const Tensor& u_TD, const Tensor& gate_TD,
@@ -33,6 +36,9 @@ struct ShortConvForward {
     check_short_conv(Check(kName), u_TD, gate_TD, positions_T, w);
     Check(kName).same("y_TD", y_TD, u_TD);
   }
+  kernels::ShortConv kernel() const {
+    return {y_TD, u_TD, gate_TD, positions_T, w, u_TD.rows(), u_TD.cols()};
+  }
 };
 
 struct ShortConvBackward {
@@ -50,7 +56,10 @@ struct ShortConvBackward {
     Check(kName).same("du_TD", du_TD, u_TD);
   }
   Buffer scratch(const Stream& s) const {
-    return token_partials(s, (kShortConv + 2) * u_TD.cols());
+    return token_partials(s, kernels::kShortConvSums * u_TD.cols());
+  }
+  kernels::ShortConvBackward kernel() const {
+    return {du_TD, dgate_TD, dy_TD, u_TD, gate_TD, positions_T, dw, w, u_TD.rows(), u_TD.cols()};
   }
 };
 
@@ -68,6 +77,9 @@ struct ShortConvDecode {
     Check(kName).same("y_BD", y_BD, u_BD);
     Check(kName).matrix("state_B2D", state_B2D, u_BD.rows(), 2 * u_BD.cols());
   }
+  kernels::ShortConvDecode kernel() const {
+    return {y_BD, u_BD, gate_BD, state_B2D, positions_B, w, u_BD.rows(), u_BD.cols()};
+  }
 };
 
 namespace cpu {
@@ -75,10 +87,5 @@ void run(Cpu, Stream& s, const ShortConvForward& op);
 void run(Cpu, Stream& s, const ShortConvBackward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const ShortConvDecode& op);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const ShortConvForward& op);
-void run(Cuda, Stream& s, const ShortConvBackward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const ShortConvDecode& op);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -63,16 +63,15 @@ TEST_F(Loss, CrossEntropyMatchesFp64AndRepeats) {
     const OnGpu logits_gpu(gpu(), logits, DType::kF32, c.gap);
     const OnGpu ids_gpu(gpu(), ids, DType::kI32);
     const auto run = [&](const OnGpu& loss, const Tensor& dlogits) {
-      kernels::cross_entropy(
-          ops::cuda::cuda_stream(gpu()),
-          {.loss = loss.tensor().f32(),
-           .dlogits = {static_cast<__nv_bfloat16*>(dlogits.data), dlogits.row_stride},
-           .logits = {logits_gpu.tensor().f32(), logits_gpu.tensor().row_stride},
-           .targets = ids_gpu.tensor().i32(),
-           .rows = c.rows,
-           .vocab = c.vocab,
-           .loss_weight = 0.5f,
-           .z_loss = 1e-3f});
+      kernels::launch(ops::cuda::cuda_stream(gpu()),
+                      {.loss = loss.tensor().f32(),
+                       .dlogits = {static_cast<__nv_bfloat16*>(dlogits.data), dlogits.row_stride},
+                       .logits = {logits_gpu.tensor().f32(), logits_gpu.tensor().row_stride},
+                       .targets = ids_gpu.tensor().i32(),
+                       .rows = c.rows,
+                       .vocab = c.vocab,
+                       .loss_weight = 0.5f,
+                       .z_loss = 1e-3f});
     };
     const OnGpu loss1(gpu(), DType::kF32, {c.rows});
     const OnGpu loss2(gpu(), DType::kF32, {c.rows});
@@ -115,16 +114,15 @@ TEST_F(Loss, HitsAreTargetsLargerThanAllOthers) {
     const OnGpu dlogits(gpu(), DType::kBF16, {kRows, vocab});
     for (__nv_bfloat16* gradient : {static_cast<__nv_bfloat16*>(nullptr),
                                     static_cast<__nv_bfloat16*>(dlogits.tensor().data)}) {
-      kernels::cross_entropy(ops::cuda::cuda_stream(gpu()),
-                             {.loss = loss.tensor().f32(),
-                              .hits = hits.tensor().f32(),
-                              .dlogits = {gradient, vocab},
-                              .logits = {logits_gpu.tensor().f32(), vocab},
-                              .targets = ids_gpu.tensor().i32(),
-                              .rows = kRows,
-                              .vocab = vocab,
-                              .loss_weight = 1,
-                              .z_loss = 0});
+      kernels::launch(ops::cuda::cuda_stream(gpu()), {.loss = loss.tensor().f32(),
+                                                      .hits = hits.tensor().f32(),
+                                                      .dlogits = {gradient, vocab},
+                                                      .logits = {logits_gpu.tensor().f32(), vocab},
+                                                      .targets = ids_gpu.tensor().i32(),
+                                                      .rows = kRows,
+                                                      .vocab = vocab,
+                                                      .loss_weight = 1,
+                                                      .z_loss = 0});
       EXPECT_EQ(hits.values(), expected) << vocab;
     }
   }
@@ -137,14 +135,14 @@ TEST_F(Loss, NonFiniteLogitsShow) {
   const OnGpu logits_gpu(gpu(), logits, DType::kF32);
   const OnGpu ids(gpu(), test::integers({1, 1}), DType::kI32);
   const OnGpu loss(gpu(), DType::kF32, {2});
-  kernels::cross_entropy(ops::cuda::cuda_stream(gpu()), {.loss = loss.tensor().f32(),
-                                                         .dlogits = {nullptr, 0},
-                                                         .logits = {logits_gpu.tensor().f32(), 64},
-                                                         .targets = ids.tensor().i32(),
-                                                         .rows = 2,
-                                                         .vocab = 64,
-                                                         .loss_weight = 1,
-                                                         .z_loss = 0});
+  kernels::launch(ops::cuda::cuda_stream(gpu()), {.loss = loss.tensor().f32(),
+                                                  .dlogits = {nullptr, 0},
+                                                  .logits = {logits_gpu.tensor().f32(), 64},
+                                                  .targets = ids.tensor().i32(),
+                                                  .rows = 2,
+                                                  .vocab = 64,
+                                                  .loss_weight = 1,
+                                                  .z_loss = 0});
   for (const double v : loss.values()) EXPECT_FALSE(std::isfinite(v));
 }
 

@@ -3,13 +3,12 @@
 
 #include "kernels/attention/softmax.h"
 #include "ops/attention.h"
-#include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
 
 namespace sbtrain::ops::cuda {
 
 inline kernels::HeadRows head_rows(const Tensor& t) {
-  const kernels::HeadRows rows = arg(t);
+  const kernels::HeadRows rows = t;
   require(reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0,
           "attention: rows must begin at multiples of 16 bytes");
   return rows;
@@ -23,8 +22,8 @@ Problem attention_problem(const Op& op) {
   p.heads = op.params.heads;
   p.head_dim = static_cast<int>(op.q_THd.cols() / op.params.heads);
   p.scale = op.params.scale;
-  p.cu_seqlens = arg(op.sequences.cu_seqlens);
-  p.positions = arg(op.sequences.positions_T);
+  p.cu_seqlens = op.sequences.cu_seqlens;
+  p.positions = op.sequences.positions_T;
   p.sequences = static_cast<int>(op.sequences.count);
   p.q = head_rows(op.q_THd);
   p.k = head_rows(op.k_THd);

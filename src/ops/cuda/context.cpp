@@ -127,6 +127,10 @@ bool is_recorded(const Stream& s) {
   return status == cudaStreamCaptureStatusActive;
 }
 
+cudaStream_t cuda_stream(const Stream& s) {
+  return context(s).stream;
+}
+
 bool begins_early(const Stream& s) {
   return context(s).overlap && is_recorded(s);
 }
@@ -151,10 +155,6 @@ void Beside::go_on() {
 Beside::~Beside() {
   context_.stream = main_;
   cudaStreamWaitEvent(main_, context_.joins_);
-}
-
-void Context::say_once(const std::string& text) {
-  if (said_.insert(text).second) log_info("{}", text);
 }
 
 Context& context(const Stream& s) {

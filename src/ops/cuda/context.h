@@ -8,12 +8,13 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/cuda_check.h"
-#include "core/stream.h"
 #include "ops/cuda/cublas_lt.h"
 #include "ops/cuda/gemm_tuner.h"
+#include "ops/op.h"
 #include "ops/trace.h"
 
 namespace sbtrain::ops::cuda {
@@ -53,8 +54,9 @@ class Context : public BackendContext {
   GemmTuner tuner;
   std::unique_ptr<BackendContext> attention;  // plans of cuDNN, see softmax.cpp
 
-  // Logs a choice of implementations: each text once, not in every step.
-  void say_once(const std::string& text);
+  // What has been logged of softmax attention, which is not said again in every step: the op,
+  // heads, their channels, whether in a window, and why it is not on cuDNN.
+  std::set<std::tuple<std::string_view, int, int, bool, std::string>> said;
 
   // Called once the host has waited for the stream, see ops/host_wait.h.
   std::function<void()> after_wait = [] {};
@@ -89,7 +91,6 @@ class Context : public BackendContext {
 
  private:
   int32_t* counters_ = nullptr;
-  std::set<std::string> said_;
 
   friend class Beside;
   cudaStream_t beside_ = nullptr;                   // made when it is needed
@@ -98,9 +99,6 @@ class Context : public BackendContext {
 
 // The stream's context, created at the first call.
 Context& context(const Stream& s);
-inline cudaStream_t cuda_stream(const Stream& s) {
-  return context(s).stream;
-}
 
 // Whether the stream is being recorded (core/graph.h).
 bool is_recorded(const Stream& s);
@@ -135,10 +133,5 @@ void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const Fi
   beside.go_on();
   other(workspace);
 }
-
-// Whether the kernel that is launched next may begin early
-// (kernels/primitives/dependent_launch.cuh): only while the stream is recorded. Otherwise the host
-// launches kernels too slowly for that to help.
-bool begins_early(const Stream& s);
 
 }  // namespace sbtrain::ops::cuda

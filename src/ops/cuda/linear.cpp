@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/activation.h"
 #include "kernels/skinny_gemm.h"
 #include "ops/activation.h"
-#include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/gemm.h"
 #include "ops/memory.h"
@@ -20,6 +18,23 @@ int alignment_of(const Tensor& t) {
   int alignment = 16;
   while (alignment > 2 && bits % static_cast<uintptr_t>(alignment) != 0) alignment /= 2;
   return alignment;
+}
+
+void skinny_gemm(Stream& s, const DecodeLinear& op, const Tensor& normed_BK) {
+  kernels::skinny_gemm(cuda_stream(s), {.type = op.y_BN.dtype,
+                                        .y = op.y_BN,
+                                        .x = op.x_BK,
+                                        .w = op.w_NK,
+                                        .residual = op.residual,
+                                        .rows = op.y_BN.rows(),
+                                        .n = op.y_BN.cols(),
+                                        .k = op.x_BK.cols(),
+                                        .alpha = op.alpha,
+                                        .early = begins_early(s),
+                                        .norm_w = op.norm_K,
+                                        .norm_eps = op.norm_eps,
+                                        .normed = normed_BK,
+                                        .swiglu = op.swiglu});
 }
 
 }  // namespace
@@ -72,17 +87,13 @@ std::string end_tuning(Stream& s, bool remember) {
 
 void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
   if (op.y_TN.rows() <= kernels::kSkinnyRows) {
-    kernels::skinny_gemm(cuda_stream(s), {.type = kernel_type(op.y_TN.dtype),
-                                          .y = arg(op.y_TN),
-                                          .x = arg(op.x_TK),
-                                          .w = arg(op.w_NK),
-                                          .residual = arg(op.residual),
-                                          .rows = op.y_TN.rows(),
-                                          .n = op.y_TN.cols(),
-                                          .k = op.x_TK.cols(),
-                                          .alpha = op.alpha,
-                                          .early = begins_early(s)});
-    return;
+    return skinny_gemm(s,
+                       {.y_BN = op.y_TN,
+                        .x_BK = op.x_TK,
+                        .w_NK = op.w_NK,
+                        .alpha = op.alpha,
+                        .residual = op.residual},
+                       {});
   }
   gemm(s,
        {.y = op.y_TN,
@@ -96,23 +107,7 @@ void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
 }
 
 void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch) {
-  if (op.y_BN.rows() <= kernels::kSkinnyRows) {
-    kernels::skinny_gemm(cuda_stream(s), {.type = kernel_type(op.y_BN.dtype),
-                                          .y = arg(op.y_BN),
-                                          .x = arg(op.x_BK),
-                                          .w = arg(op.w_NK),
-                                          .residual = arg(op.residual),
-                                          .rows = op.y_BN.rows(),
-                                          .n = op.y_BN.cols(),
-                                          .k = op.x_BK.cols(),
-                                          .alpha = op.alpha,
-                                          .early = begins_early(s),
-                                          .norm_w = arg(op.norm_K),
-                                          .norm_eps = op.norm_eps,
-                                          .normed = arg(scratch.normed_BK),
-                                          .swiglu = op.swiglu});
-    return;
-  }
+  if (!scratch.workspace.tensor().defined()) return skinny_gemm(s, op, scratch.normed_BK);
   const Tensor x = op.norm_K.defined() ? scratch.normed_BK.tensor() : op.x_BK;
   const Tensor y = op.swiglu ? scratch.gate_up_B2N.tensor() : op.y_BN;
   if (op.norm_K.defined()) {
@@ -152,20 +147,6 @@ void run(Cuda, Stream& s, const LinearBackward& op, const LinearBackward::Scratc
       s, scratch.workspace, in_place ? none : scratch.second,
       [&](const Buffer& workspace) { run(Cuda(), s, op.weight(), workspace); },
       [&](const Buffer& workspace) { run(Cuda(), s, op.input(), workspace); });
-}
-
-void run(Cuda, Stream& s, const AddBias& op) {
-  kernels::add_bias(
-      cuda_stream(s),
-      {.y = arg(op.y_TN), .b = arg(op.b_N), .rows = op.y_TN.rows(), .cols = op.y_TN.cols()});
-}
-
-void run(Cuda, Stream& s, const BiasBackward& op, const Buffer& scratch) {
-  kernels::bias_backward(cuda_stream(s), {.db = arg(op.db_N),
-                                          .dy = arg(op.dy_TN),
-                                          .rows = op.dy_TN.rows(),
-                                          .cols = op.dy_TN.cols(),
-                                          .scratch = arg(scratch)});
 }
 
 }  // namespace sbtrain::ops::cuda

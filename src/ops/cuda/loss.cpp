@@ -1,7 +1,6 @@
 #include "ops/loss.h"
 
 #include "kernels/cross_entropy.h"
-#include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/gemm.h"
 
@@ -18,15 +17,15 @@ void run(Cuda, Stream& s, const CrossEntropy& op, const CrossEntropy::Scratch& s
     gemm(s, {.y = logits, .a = x, .b = op.w_VD, .transpose_b = true, .alpha = alpha},
          scratch.workspace);
     kernels::CrossEntropy p{.loss = op.loss_T.f32() + begin,
-                            .dlogits = arg(scratch.dlogits),
-                            .logits = arg(logits),
+                            .dlogits = scratch.dlogits.tensor(),
+                            .logits = logits,
                             .targets = op.targets_T.i32() + begin,
                             .rows = count,
                             .vocab = op.w_VD.rows(),
                             .loss_weight = op.loss_weight,
                             .z_loss = op.z_loss};
     if (op.hits_T.defined()) p.hits = op.hits_T.f32() + begin;
-    kernels::cross_entropy(cuda_stream(s), p);
+    kernels::launch(cuda_stream(s), p);
     if (!op.dx_TD.defined()) continue;
     const Tensor dlogits = scratch.dlogits.tensor().row_range(0, count);
     run_both(

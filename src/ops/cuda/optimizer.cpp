@@ -1,17 +1,10 @@
 #include "ops/optimizer.h"
 
-#include "kernels/optimizer.h"
-#include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
 #include "ops/memory.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
-
-kernels::Reduction arguments(const Tensor& y_1, const Tensor& x, const Tensor& scratch) {
-  return {
-      .out = arg(y_1), .x = arg(x), .rows = x.rows(), .cols = x.cols(), .scratch = arg(scratch)};
-}
 
 // Collects ranges for a launch of AdamW, which takes a limited number of ranges and of their parts
 // with decay.
@@ -27,8 +20,8 @@ class AdamWLaunch {
     }
     const auto from = [&](const Tensor& t) { return t.f32() + begin; };
     const bool copies = op.compute_N.defined() && op.compute_N.dtype == DType::kBF16;
-    __nv_bfloat16* const compute = arg(copies ? op.compute_N : Tensor());
-    p_.stats = arg(op.stats);
+    kernels::bf16* const compute = copies ? op.compute_N : Tensor();
+    p_.stats = op.stats;
     p_.lr = op.lr;
     p_.beta1 = op.beta1;
     p_.beta2 = op.beta2;
@@ -48,7 +41,7 @@ class AdamWLaunch {
     segments_ = part.end_segment;
   }
   void launch() {
-    if (p_.part_count > 0) kernels::adamw(cuda_stream(stream_), p_);
+    if (p_.part_count > 0) kernels::launch(cuda_stream(stream_), p_);
     p_ = {};
     segments_ = 0;
   }
@@ -61,43 +54,25 @@ class AdamWLaunch {
 
 }  // namespace
 
-void run(Cuda, Stream& s, const AddSum& op, const Buffer& scratch) {
-  kernels::sum(cuda_stream(s), arguments(op.y_1, op.x, scratch));
-}
-
-void run(Cuda, Stream& s, const AddSquaredNorm& op, const Buffer& scratch) {
-  kernels::squared_norm(cuda_stream(s), arguments(op.y_1, op.x, scratch));
-}
-
 void run(Cuda, Stream& s, const AddSquaredNorms& op, const Buffer& scratch) {
   const auto vectors = [](const Tensor& x) {
     return x.numel() % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
   };
-  kernels::SquaredNorms p{
-      .out = arg(op.y_1), .count = 0, .x = {}, .n = {}, .scratch = arg(scratch)};
+  kernels::SquaredNorms p{.out = op.y_1, .count = 0, .x = {}, .n = {}, .scratch = scratch.tensor()};
   const auto launch = [&] {
-    kernels::squared_norms(cuda_stream(s), p);
+    kernels::launch(cuda_stream(s), p);
     p.count = 0;
   };
   for (const Tensor& x : op.x) {
     if (p.count == kernels::kMaxNormParts || !vectors(x)) launch();
     if (!vectors(x)) {
-      kernels::squared_norm(cuda_stream(s), arguments(op.y_1, x, scratch));
+      run(Cuda(), s, AddSquaredNorm{.y_1 = op.y_1, .x = x}, scratch);
       continue;
     }
     p.x[p.count] = x.f32();
     p.n[p.count++] = x.numel();
   }
   launch();
-}
-
-void run(Cuda, Stream& s, const FinishStep& op) {
-  kernels::finish_step(cuda_stream(s), {.stats = arg(op.stats),
-                                        .beta1 = op.beta1,
-                                        .beta2 = op.beta2,
-                                        .clip = op.clip,
-                                        .spike_sigma = op.spike_sigma,
-                                        .spike_window = op.spike_window});
 }
 
 void run(Cuda, Stream& s, const AdamWs& op) {

@@ -2,9 +2,9 @@
 // case of cuDNN, it accepts the pack; else by the portable kernels (kernels/attention/).
 #include "kernels/attention/softmax.h"
 
+#include "core/log.h"
 #include "kernels/attention/softmax_bias.h"
 #include "kernels/attention/softmax_hopper.h"
-#include "ops/choose.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/cudnn_attention.h"
 #include "ops/cuda/position_bias.h"
@@ -37,7 +37,7 @@ kernels::SoftmaxProblem problem(const Op& op) {
   auto p = attention_problem<kernels::SoftmaxProblem>(op);
   p.window = static_cast<int>(op.params.window);
   p.max_seqlen = static_cast<int>(op.sequences.max_seqlen);
-  p.lse = arg(op.lse_HT);
+  p.lse = op.lse_HT;
   return p;
 }
 
@@ -72,16 +72,12 @@ std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const So
 bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxProblem& p,
                    const SoftmaxChoice& choice, CudnnAttention::Workspace scratch, bool backward) {
   const std::string why = by_cudnn(s, p, choice, scratch, backward);
-  const std::string shape = fmt::format("{} of {} heads of {} channels{}", op, p.heads, p.head_dim,
-                                        p.window > 0 ? " in a window" : "");
-  context(s).say_once(why.empty() ? fmt::format("{} runs on cuDNN", shape)
-                                  : fmt::format("{} runs on the portable kernels: {}", shape, why));
+  const bool window = p.window > 0;
+  if (context(s).said.insert({op, p.heads, p.head_dim, window, why}).second) {
+    log_info("{} of {} heads of {} channels{} runs on {}{}", op, p.heads, p.head_dim,
+             window ? " in a window" : "", why.empty() ? "cuDNN" : "the portable kernels: ", why);
+  }
   return why.empty();
-}
-
-// Where the kernels for Hopper keep their queue of tiles.
-void* queue_of(const Buffer& scratch, const SoftmaxChoice& choice) {
-  return static_cast<std::byte*>(workspace(scratch).data) + choice.queue;
 }
 
 void run_hopper(cudaStream_t stream, const SoftmaxForward& op, const kernels::SoftmaxProblem& p,
@@ -109,48 +105,51 @@ void run_hopper(cudaStream_t stream, const SoftmaxBackward& op, const kernels::S
   }
 }
 
-// Returns whether the kernels for Hopper computed the problem, because they were chosen.
+void run_portable(cudaStream_t stream, const SoftmaxForward& op, const kernels::SoftmaxProblem& p,
+                  void* scratch) {
+  switch (op.bias.kind) {
+    case PositionBias::kNone:
+      return kernels::softmax_forward(stream, p);
+    case PositionBias::kAlibi:
+      return kernels::alibi_forward(stream, p, alibi_slopes(p.heads));
+    case PositionBias::kFire:
+      return kernels::fire_forward(stream, p, fire_parameters(op.bias.fire), scratch);
+  }
+}
+
+void run_portable(cudaStream_t stream, const SoftmaxBackward& op, const kernels::SoftmaxProblem& p,
+                  void* scratch) {
+  switch (op.bias.kind) {
+    case PositionBias::kNone:
+      return kernels::softmax_backward(stream, p, scratch);
+    case PositionBias::kAlibi:
+      return kernels::alibi_backward(stream, p, alibi_slopes(p.heads), scratch);
+    case PositionBias::kFire:
+      return kernels::fire_backward(stream, p, fire_parameters(op.bias.fire),
+                                    fire_gradients(op.dfire), scratch);
+  }
+}
+
 template <typename Op>
-bool done_by_hopper(const Stream& s, const Op& op, const kernels::SoftmaxProblem& p,
-                    const SoftmaxChoice& choice, const Buffer& scratch) {
-  if (choice.implementation != Implementation::kHopper) return false;
-  run_hopper(cuda_stream(s), op, p, workspace(scratch).data, queue_of(scratch, choice));
-  return true;
+void run_chosen(const Stream& s, const Op& op, const SoftmaxScratch& scratch) {
+  const kernels::SoftmaxProblem p = problem(op);
+  const CudnnAttention::Workspace space = workspace(scratch);
+  if (scratch.choice.implementation == Implementation::kHopper) {
+    void* const queue = static_cast<std::byte*>(space.data) + scratch.choice.queue;
+    return run_hopper(cuda_stream(s), op, p, space.data, queue);
+  }
+  constexpr bool kBackward = std::is_same_v<Op, SoftmaxBackward>;
+  if (done_by_cudnn(s, op.kName, p, scratch.choice, space, kBackward)) return;
+  run_portable(cuda_stream(s), op, p, space.data);
 }
 
 }  // namespace
 
-void run(Cuda, Stream& s, const SoftmaxForward& op, const Buffer& scratch) {
-  const kernels::SoftmaxProblem p = problem(op);
-  const SoftmaxChoice choice = choose(op, s);
-  if (done_by_hopper(s, op, p, choice, scratch)) return;
-  if (done_by_cudnn(s, op.kName, p, choice, workspace(scratch), false)) return;
-  switch (op.bias.kind) {
-    case PositionBias::kNone:
-      return kernels::softmax_forward(cuda_stream(s), p);
-    case PositionBias::kAlibi:
-      return kernels::alibi_forward(cuda_stream(s), p, alibi_slopes(p.heads));
-    case PositionBias::kFire:
-      return kernels::fire_forward(cuda_stream(s), p, fire_parameters(op.bias.fire),
-                                   workspace(scratch).data);
-  }
+void run(Cuda, Stream& s, const SoftmaxForward& op, const SoftmaxScratch& scratch) {
+  run_chosen(s, op, scratch);
 }
-
-void run(Cuda, Stream& s, const SoftmaxBackward& op, const Buffer& scratch) {
-  const kernels::SoftmaxProblem p = problem(op);
-  const SoftmaxChoice choice = choose(op, s);
-  if (done_by_hopper(s, op, p, choice, scratch)) return;
-  if (done_by_cudnn(s, op.kName, p, choice, workspace(scratch), true)) return;
-  void* const data = workspace(scratch).data;
-  switch (op.bias.kind) {
-    case PositionBias::kNone:
-      return kernels::softmax_backward(cuda_stream(s), p, data);
-    case PositionBias::kAlibi:
-      return kernels::alibi_backward(cuda_stream(s), p, alibi_slopes(p.heads), data);
-    case PositionBias::kFire:
-      return kernels::fire_backward(cuda_stream(s), p, fire_parameters(op.bias.fire),
-                                    fire_gradients(op.dfire), data);
-  }
+void run(Cuda, Stream& s, const SoftmaxBackward& op, const SoftmaxScratch& scratch) {
+  run_chosen(s, op, scratch);
 }
 
 }  // namespace sbtrain::ops::cuda
