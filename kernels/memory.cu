@@ -146,7 +146,7 @@ void launch(cudaStream_t stream, const Fill& p) {
     case Type::kF64:
       return fill_typed(stream, p, static_cast<double>(p.value));
     default:
-      throw std::invalid_argument("fill: no such type");
+      throw_invalid_argument("fill: no such type");
   }
 }
 

@@ -8,6 +8,7 @@
 #include "ops/cuda/gemm.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
+#include "ops/run.h"
 
 namespace sbtrain::ops::cuda {
 namespace {

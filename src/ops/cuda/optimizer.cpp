@@ -2,6 +2,7 @@
 
 #include "ops/cuda/context.h"
 #include "ops/memory.h"
+#include "ops/run.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
