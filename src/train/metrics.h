@@ -76,8 +76,8 @@ struct ValidationMetrics {
   std::optional<double> accuracy{};  // of a task
 };
 
-// A separate thread writes the files: no call below waits for a disk, except flush() and the
-// destructor. A file that cannot be written is reported once in the log, and training continues.
+// A separate thread writes the files: no call below waits for a disk, except flush(), sync()
+// and the destructor. A file that cannot be written is reported once in the log, and training continues.
 class Metrics {
  public:
   // Opens the files. Throws ExitCode::kStorage when that fails.
@@ -100,9 +100,12 @@ class Metrics {
   void pause();
   void resume();
 
-  // Returns when the operating system has received all records so far. If this is called before
-  // each checkpoint is committed, no committed checkpoint is newer than the files.
+  // Returns when the operating system has received all records so far.
   void flush();
+  // Returns when the disk has what flush() has waited for; may be called from another thread. If
+  // both are called before a checkpoint is committed, none is newer than the files, not even after
+  // a power failure. A file that cannot be flushed is reported in the log.
+  void sync() const;
 
  private:
   struct Impl;

@@ -108,8 +108,8 @@ class Run {
   HeldOut held_out_;
   std::optional<Task> task_;
   std::optional<Snapshotter> snapshotter_;
-  std::optional<CheckpointWriter> writer_;
   std::optional<Metrics> metrics_;
+  std::optional<CheckpointWriter> writer_;  // after metrics_, which a save in the background flushes
   std::optional<Guard> guard_;
   int64_t saved_step_ = -1;
   // A checkpoint of this run that the next one continues.
@@ -550,6 +550,7 @@ void Run::save() {
   snapshot.config_yaml = resolved_.yaml;
   snapshot.fingerprints = identity_fields(resolved_.fields);
   metrics_->flush();
+  snapshot.before_commit = [this] { metrics_->sync(); };
   writer_->save(std::move(snapshot));
   saved_step_ = state_.step;
 }
