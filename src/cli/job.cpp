@@ -29,9 +29,17 @@ std::optional<int> wanted_gpus(const TrainConfig& train) {
   return std::stoi(train.gpus);  // a number: the configuration has been checked
 }
 
+// The last line of this rank's log; the terminal shows the message once for the whole job.
+void note_end(const JobFailure& failure, const char* how = "") {
+  log_to_added_sinks(LogLevel::kError,
+                     fmt::format("this rank ends with exit code {}{}: {}",
+                                 static_cast<int>(failure.code), how, failure.message));
+}
+
 void end_if_stuck(const JobFailure& failure, bool shows) {
   std::thread([failure, shows] {
     std::this_thread::sleep_for(kLastResort);
+    note_end(failure, " (it was stuck, and did not end by itself)");
     if (shows) show_failure({failure.code, failure.message});
     ::_exit(static_cast<int>(failure.code));
   }).detach();
@@ -156,14 +164,17 @@ ExitCode run_in_job(Control& control, const std::function<ExitCode()>& work) {
     return code;
   } catch (...) {
     const Failure failure = current_failure();
-    log_debug("this rank ends: {}", failure.message);
     control.report({.code = failure.code, .message = failure.message});
+    // What this rank has met, where another one's failure is the job's.
+    if (!control.failure()->message.ends_with(failure.message)) {
+      log_to_added_sinks(LogLevel::kError, "this rank has failed: " + failure.message);
+    }
   }
-  const Failure failure = [&]() -> Failure {
-    const JobFailure job = control.failure().value();
-    return {job.code, job.message};
-  }();
-  if (control.shows_failure()) return static_cast<ExitCode>(show_failure(failure));
+  const JobFailure failure = control.failure().value();
+  note_end(failure);
+  if (control.shows_failure()) {
+    return static_cast<ExitCode>(show_failure({failure.code, failure.message}));
+  }
   return failure.code;
 }
 

@@ -122,6 +122,13 @@ class RankedTraining : public SystemTest {
     ASSERT_NE(first, std::string::npos) << output_;
     EXPECT_EQ(output_.find("error: ", first + 1), std::string::npos) << output_;
   }
+  // The last line of a rank's log names the exit code and the cause.
+  void expect_logged(const std::string& out, int rank, int code, const std::string& cause) const {
+    const std::string log = read_file(path(out) + fmt::format("/logs/rank-{:05}.log", rank));
+    const size_t end = log.find(fmt::format("this rank ends with exit code {}: ", code));
+    ASSERT_NE(end, std::string::npos) << "rank " << rank << ":\n" << log;
+    EXPECT_NE(log.find(cause, end), std::string::npos) << log.substr(end);
+  }
   // What was saved before is whole.
   void expect_sound(const std::string& out) {
     const std::string said = output_;
@@ -219,6 +226,7 @@ TEST_F(RankedTraining, ASecondJobOnTheFolderIsRefused) {
   Job second = start(2, endless("run"));
   EXPECT_EQ(finish(second), (std::vector<int>{2, 2})) << output_;
   expect_says("in use");
+  for (const int rank : {0, 1}) expect_logged("run", rank, 2, "in use");
   expect_one_error();
   const int step = last_step("run");
   wait_for_step(job, "run", step + 3);
@@ -234,6 +242,9 @@ TEST_F(RankedTraining, AKilledRankEndsTheJob) {
   EXPECT_EQ(finish(job), (std::vector<int>{7, 128 + SIGKILL, 7, 7})) << output_;
   expect_says(fmt::format("error: rank 1 (pid {} on ", pid));
   expect_one_error();
+  for (const int rank : {0, 2, 3}) {
+    expect_logged("run", rank, 7, fmt::format("rank 1 (pid {} on ", pid));
+  }
   expect_sound("run");
 }
 
@@ -291,6 +302,7 @@ TEST_F(RankedTraining, ADiskThatIsFullForOneRankEndsTheJob) {
   EXPECT_EQ(finish(job), (std::vector<int>{9, 9})) << output_;
   expect_says("rank-00001-of-00002.safetensors");
   expect_one_error();
+  for (const int rank : {0, 1}) expect_logged("run", rank, 9, "rank-00001-of-00002.safetensors");
   expect_sound("run");
 }
 
