@@ -95,10 +95,12 @@ class HostRead {
   HostRead(HostRead&&) noexcept;
   HostRead& operator=(HostRead&&) noexcept;
   std::span<const double> wait();
+  bool ready() const;  // wait() would return at once
 
   struct Impl {  // implemented by the backend
     virtual ~Impl() = default;
     virtual std::span<const double> wait() = 0;
+    virtual bool ready() const = 0;
   };
 
  private:

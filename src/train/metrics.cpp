@@ -207,7 +207,7 @@ struct Metrics::Impl {
 };
 
 void Metrics::Impl::show(const StepMetrics& s) {
-  const double now = clock.seconds();
+  const double now = s.ended.value_or(clock.seconds());
   rate.add(static_cast<double>(s.step - last_step), now - last_seconds);
   if (shows_waits() && now > last_seconds) {
     exposed = exposed_share(s.waited, now - last_seconds);
@@ -295,6 +295,10 @@ void Metrics::validation(int64_t step, const ValidationMetrics& result) {
 
 void Metrics::record(int64_t step, std::vector<Metric> values) {
   if (impl_) impl_->files.push({step, unix_time(), std::move(values)});
+}
+
+double Metrics::seconds() const {
+  return impl_ ? impl_->clock.seconds() : 0.0;
 }
 
 void Metrics::pause() {

@@ -40,6 +40,7 @@ class PendingStep {
  public:
   PendingStep(ops::HostRead stats, WaitTimes& waits) : stats_(std::move(stats)), waits_(&waits) {}
   StepResult wait();
+  bool ready() const { return stats_.ready(); }  // wait() would return at once
 
  private:
   ops::HostRead stats_;

@@ -71,6 +71,7 @@ class Run {
   void open_stage(int stage);
   void train_one_step();
   void settle();
+  double end_of_step(bool was_done);
   Requests take_requests();
   void note(const Requests& requests);
   void validate();
@@ -129,8 +130,10 @@ class Run {
     PendingStep pending;
     int64_t step = 0;
     double lr = 0;
+    double launched = 0;  // when the device had all of it, in Metrics::seconds()
   };
   std::optional<Enqueued> enqueued_;
+  double ended_ = 0;  // the last step that has been settled, in Metrics::seconds()
 };
 
 // The memory of the whole step is planned, then allocated once.
@@ -438,10 +441,12 @@ void Run::train_one_step() {
   control_.progress(fmt::format("step {}", state_.step + 1));
   const double lr = schedule_.lr(state_.step);
   PendingStep pending = step_.run(micro_batches, lr, alone() ? Requests{} : take_requests());
+  const double launched = metrics_->seconds();
   settle();
   state_.step += 1;
   state_.tokens += config_.train.tokens_per_step();
-  enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr};
+  enqueued_ = {
+      .pending = std::move(pending), .step = state_.step, .lr = lr, .launched = launched};
   if (alone()) note(take_requests());
 }
 
@@ -454,10 +459,22 @@ void Run::note(const Requests& requests) {
   requests_.save |= requests.save;
 }
 
+// When the enqueued step, for which the host has just waited, has ended. Where it had to wait that is
+// now. Otherwise the device is faster than the host, or works while the host launches, as a CPU does,
+// and the step has ended about when it was launched, but not before the step before it.
+double Run::end_of_step(bool was_done) {
+  const double now = metrics_->seconds();
+  const double launched = enqueued_->launched;
+  if (!was_done) return now;
+  return launched >= ended_ ? launched : (ended_ + now) / 2;
+}
+
 // Waits for the enqueued step and records its result; its weights are in place afterwards.
 void Run::settle() {
   if (!enqueued_) return;
+  const bool was_done = enqueued_->pending.ready();
   const StepResult result = enqueued_->pending.wait();
+  ended_ = end_of_step(was_done);
   // A step that the guard does not accept has changed nothing on the device either.
   guard_->accept(enqueued_->step, result.loss, result.grad_norm * result.grad_norm, enqueued_->lr,
                  result.spike ? &result.running : nullptr);
@@ -473,7 +490,8 @@ void Run::settle() {
                         .skipped_steps = state_.guard.skipped,
                         .spike_steps = state_.guard.spikes,
                         .stage = schedule_.stage(enqueued_->step - 1),
-                        .waited = result.waited});
+                        .waited = result.waited,
+                        .ended = ended_});
   enqueued_.reset();
   start_.first_step();
 }
