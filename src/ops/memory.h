@@ -59,6 +59,16 @@ struct CopyFromHost {
   void check() const { Check(kName).flat("y", y, y.numel(), y.dtype); }
 };
 
+// y = the y.bytes() bytes that are at `host` when the stream comes to this op; y is contiguous. The
+// host memory is page-locked (core/pinned_memory.h) and must stay; other threads may change it
+// meanwhile, number by number.
+struct FetchFromHost {
+  static constexpr std::string_view kName = "fetch_from_host";
+  Tensor y;
+  const void* host;
+  void check() const { Check(kName).flat("y", y, y.numel(), y.dtype); }
+};
+
 // Copies x, which is contiguous, to `host` and waits until the bytes have arrived.
 struct CopyToHost {
   static constexpr std::string_view kName = "copy_to_host";
@@ -113,6 +123,7 @@ void run(Cpu, Stream& s, const Copy& op);
 void run(Cpu, Stream& s, const Add& op);
 void run(Cpu, Stream& s, const SumParts& op);
 void run(Cpu, Stream& s, const CopyFromHost& op);
+void run(Cpu, Stream& s, const FetchFromHost& op);
 void run(Cpu, Stream& s, const CopyToHost& op);
 void run(Cpu, Stream& s, const Synchronize& op);
 }  // namespace cpu
@@ -122,6 +133,7 @@ void run(Cuda, Stream& s, const Copy& op);
 void run(Cuda, Stream& s, const Add& op);
 void run(Cuda, Stream& s, const SumParts& op);
 void run(Cuda, Stream& s, const CopyFromHost& op);
+void run(Cuda, Stream& s, const FetchFromHost& op);
 void run(Cuda, Stream& s, const CopyToHost& op);
 void run(Cuda, Stream& s, const Synchronize& op);
 

@@ -110,7 +110,7 @@ class Run {
   std::optional<Task> task_;
   std::optional<Snapshotter> snapshotter_;
   std::optional<Metrics> metrics_;
-  std::optional<CheckpointWriter> writer_;  // after metrics_, which a save in the background flushes
+  std::optional<CheckpointWriter> writer_;  // may flush metrics_ until it is gone
   std::optional<Guard> guard_;
   int64_t saved_step_ = -1;
   // A checkpoint of this run that the next one continues.
@@ -125,7 +125,7 @@ class Run {
   Requests requests_;  // of any rank, not yet acted on
 
   // The step that the device may still be working on. Its result is read one step late, so that
-  // the device never waits for the host.
+  // a GPU never waits for the host.
   struct Enqueued {
     PendingStep pending;
     int64_t step = 0;
@@ -440,13 +440,16 @@ void Run::train_one_step() {
   }
   control_.progress(fmt::format("step {}", state_.step + 1));
   const double lr = schedule_.lr(state_.step);
-  PendingStep pending = step_.run(micro_batches, lr, alone() ? Requests{} : take_requests());
+  PendingStep pending =
+      step_.run(micro_batches, lr, alone() ? nullptr : StopSignals::flags(memory_.backend()));
   const double launched = metrics_->seconds();
   settle();
   state_.step += 1;
   state_.tokens += config_.train.tokens_per_step();
-  enqueued_ = {
-      .pending = std::move(pending), .step = state_.step, .lr = lr, .launched = launched};
+  enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr, .launched = launched};
+  // A CPU has done the step already; that is no matter of luck, so all ranks learn alike what they
+  // are asked for.
+  if (memory_.backend() == Backend::kCpu) settle();
   if (alone()) note(take_requests());
 }
 
@@ -459,9 +462,9 @@ void Run::note(const Requests& requests) {
   requests_.save |= requests.save;
 }
 
-// When the enqueued step, for which the host has just waited, has ended. Where it had to wait that is
-// now. Otherwise the device is faster than the host, or works while the host launches, as a CPU does,
-// and the step has ended about when it was launched, but not before the step before it.
+// When the enqueued step, for which the host has just waited, has ended. Where it had to wait that
+// is now. Otherwise the device is faster than the host, or is the host, and the step has ended
+// about when it was launched, but not before the step before it.
 double Run::end_of_step(bool was_done) {
   const double now = metrics_->seconds();
   const double launched = enqueued_->launched;
@@ -549,6 +552,7 @@ void Run::validate() {
 void Run::save() {
   settle();
   requests_.save = false;
+  signals_.save_requested();  // this rank's, if it is one of those that have asked
   if (saved_step_ == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();

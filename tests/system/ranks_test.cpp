@@ -220,6 +220,24 @@ TEST_F(RankedTraining, RepeatedAndContinuedRunsAreEqual) {
   expect_equal_runs("parts", "run");
 }
 
+// Signals come at any moment of a step of about 0.1 s.
+TEST_F(RankedTraining, AStopTakesTheCurrentStepAndOneMoreAtMost) {
+  const std::vector<std::string> slow = {"--model.width=128", "--model.inner=352",
+                                         "--train.sequence_length=128", "--checkpoint.every=0"};
+  int step = 0;
+  for (const int rank : {0, 1, 0, 1}) {
+    Job job = start(2, endless("run", slow));
+    wait_for_step(job, "run", step + 3);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 * step % 90));
+    const int done = last_step("run");
+    ::kill(pid_of(job, rank), SIGTERM);
+    EXPECT_EQ(finish(job), (std::vector<int>{85, 85})) << output_;
+    step = last_step("run");
+    EXPECT_LE(step, done + 2) << "signal to rank " << rank;
+    EXPECT_EQ(newest("run").filename(), fmt::format("step-{:08}", step));
+  }
+}
+
 TEST_F(RankedTraining, ASecondJobOnTheFolderIsRefused) {
   Job job = start(2, endless("run"));
   wait_for_step(job, "run", 3);
