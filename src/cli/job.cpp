@@ -59,6 +59,7 @@ ExitCode run_job(const JobCommand& command) {
   Deadlines deadlines;
   try {
     deadlines = command.prepare(launch);
+    if (!launch.problem.empty()) throw Error(ExitCode::kUsage, launch.problem);
   } catch (...) {
     problem = std::current_exception();
   }
@@ -172,10 +173,12 @@ ExitCode run_in_job(Control& control, const std::function<ExitCode()>& work) {
   }
   const JobFailure failure = control.failure().value();
   note_end(failure);
-  if (control.shows_failure()) {
-    return static_cast<ExitCode>(show_failure({failure.code, failure.message}));
+  if (!control.shows_failure()) return failure.code;
+  if (failure.code == ExitCode::kPreempted) {  // of a job that has not begun, which is no error
+    log_info("{}", failure.message);
+    return failure.code;
   }
-  return failure.code;
+  return static_cast<ExitCode>(show_failure({failure.code, failure.message}));
 }
 
 }  // namespace sbtrain

@@ -95,6 +95,9 @@ struct Deadlines {
   std::chrono::milliseconds progress = std::chrono::seconds(120);
   // The interval between two signs of life of a rank's own thread.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(1);
+  // Whether this rank has been asked to stop, which ends a job whose ranks are not all there yet
+  // with ExitCode::kPreempted. Called from any thread.
+  bool (*stopped)() = nullptr;
 };
 
 // Joins the job that `launch` describes, by TCP to rank 0, and returns when all ranks are there, or

@@ -327,6 +327,11 @@ void HubControl::watch_rendezvous() {
     next_notice_ = 4 * now_;
     log_info("waiting for {} of {}", name_ranks(absent), world_);
   }
+  if (stopped_early()) {
+    return fail_job(ExitCode::kPreempted,
+                    fmt::format("asked to stop while {} of {} {} awaited; nothing has been done",
+                                name_ranks(absent), world_, absent.size() == 1 ? "was" : "were"));
+  }
   if (now_ <= deadlines_.rendezvous) return;
   fail_job(ExitCode::kCommunication,
            fmt::format("{} of {} did not come within {} s: see their own output, and that "

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "core/host_name.h"
@@ -19,6 +20,9 @@ constexpr std::chrono::seconds kConnectPatience{5};
 constexpr std::chrono::seconds kGreetPatience{30};
 constexpr std::chrono::seconds kFarewell{5};
 constexpr size_t kMargin = size_t{1} << 20;  // for what a message holds besides the texts
+// How long a rank that is asked to stop tries to tell rank 0, which may be about to listen.
+constexpr std::chrono::seconds kStopPatience{5};
+constexpr const char* kStoppedEarly = "asked to stop before all ranks were there; nothing has been done";
 constexpr std::chrono::milliseconds kFirstPause{20};
 constexpr std::chrono::milliseconds kLongestPause{1000};
 
@@ -40,10 +44,15 @@ SpokeControl::SpokeControl(const Launch& launch, const Deadlines& deadlines)
 // Rank 0 may come later, and an earlier job may still hold its port, so what fails is tried again
 // until the deadline.
 bool SpokeControl::join() {
-  const Clock::time_point deadline = Clock::now() + deadlines_.rendezvous;
+  Clock::time_point deadline = Clock::now() + deadlines_.rendezvous;
   std::string problem;
   auto pause = kFirstPause;
+  bool stopped = false;
   do {
+    if (!stopped && stopped_early()) {
+      stopped = true;
+      deadline = std::min(deadline, Clock::now() + kStopPatience);
+    }
     FileDescriptor socket = connect_to(launch_.address, launch_.port, kConnectPatience, problem);
     if (socket.get() >= 0) {
       connection_ = std::make_unique<Connection>(std::move(socket), kLargestResult + kMargin);
@@ -54,6 +63,10 @@ bool SpokeControl::join() {
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   } while (Clock::now() < deadline);
+  if (stopped) {
+    note_failure({.code = ExitCode::kPreempted, .message = kStoppedEarly}, /*shows=*/rank_ == 1);
+    return false;
+  }
   note_failure({.message = fmt::format("rank {} could not reach rank 0 at {} within {} s: {}; see "
                                        "whether rank 0 has started, and that MASTER_ADDR and "
                                        "MASTER_PORT name its machine and a port open to this one",
@@ -118,6 +131,10 @@ void SpokeControl::turn() {
   if (!connection_) return;
   if (failed_) return await_end();
   for (const Message& message : output) connection_->send(message);
+  if (!std::exchange(told_to_stop_, told_to_stop_ || stopped_early()) && told_to_stop_) {
+    connection_->send(
+        Failure{.code = static_cast<uint32_t>(ExitCode::kPreempted), .message = kStoppedEarly});
+  }
   if (now() >= next_beat_ && !connection_->has_output()) {
     next_beat_ = now() + deadlines_.heartbeat;
     connection_->send(beat());

@@ -27,7 +27,8 @@ class SpokeControl : public TcpControl {
   const Launch launch_;
   const std::string root_;  // "node7:23456", for messages
   std::unique_ptr<Connection> connection_;
-  bool failed_ = false;  // the job; rank 0 has said so, and only its end is awaited
+  bool told_to_stop_ = false;  // and has told rank 0, which ends the job
+  bool failed_ = false;        // the job; rank 0 has said so, and only its end is awaited
   Time heard_{0};
   Time next_beat_{0};
 };

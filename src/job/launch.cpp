@@ -132,10 +132,10 @@ std::optional<Launch> from_mpirun(const Variables& v) {
   launch.nodes = nodes_for(launch.world, launch.local_world);
   if (launch.world % launch.local_world != 0 ||
       launch.rank % launch.local_world != launch.local_rank) {
-    fail(ExitCode::kUsage,
-         "mpirun has made rank {} of {} the local rank {} of {}: every machine needs the same "
-         "number of ranks, one after the other (--map-by ppr:N:node)",
-         launch.rank, launch.world, launch.local_rank, launch.local_world);
+    launch.problem = fmt::format(
+        "mpirun has made rank {} of {} the local rank {} of {}: every machine needs the same "
+        "number of ranks, one after the other (--map-by ppr:N:node)",
+        launch.rank, launch.world, launch.local_rank, launch.local_world);
   }
   if (launch.world == 1) return launch;
   launch.token = "mpirun " + v.text_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
@@ -203,10 +203,10 @@ std::optional<Launch> from_srun(const Variables& v) {
   int first = 0;
   for (int node = 0; node < launch.node; ++node) first += tasks[node];
   if (launch.rank != first + launch.local_rank) {
-    fail(ExitCode::kUsage,
-         "srun has made rank {} the task {} of machine {}, where rank {} belongs: start it with "
-         "--distribution=block, so that the ranks of a machine follow each other",
-         launch.rank, launch.local_rank, launch.node, first + launch.local_rank);
+    launch.problem = fmt::format(
+        "srun has made rank {} the task {} of machine {}, where rank {} belongs: start it with "
+        "--distribution=block, so that the ranks of a machine follow each other",
+        launch.rank, launch.local_rank, launch.node, first + launch.local_rank);
   }
   launch.token =
       fmt::format("slurm {}.{} {}", v.text_of({"SLURM_JOB_ID", "SLURM_JOBID"}),

@@ -24,6 +24,8 @@ struct Launch {
   int port = 0;
   int listener = -1;    // rank 0: the descriptor of a socket that listens there already, or -1
   std::string token{};  // the same for all ranks of this start of the job, and for no other job
+  // Why the job cannot be done, where only some ranks can see that: they have to tell the others.
+  std::string problem{};
 };
 
 // What the supervisor (job/supervisor.h) tells its ranks, in addition to torchrun's variables:
@@ -49,6 +51,8 @@ std::vector<std::string> process_arguments();
 // MASTER_ADDR and MASTER_PORT take precedence over what mpirun and srun imply. A launcher that
 // started one agent on each machine (srun for torchrun or mpirun) agrees with the inner one.
 // Throws ExitCode::kUsage for variables that are missing or contradict each other, naming both.
+// Ranks of a machine that do not follow each other are Launch::problem, since some of them look
+// right.
 Launch find_launch(const Environment& environment);
 
 // The hosts of a Slurm list such as "gpu[01-03,7],login": gpu01 gpu02 gpu03 gpu7 login. Throws

@@ -262,6 +262,59 @@ TEST(Control, SaysThatRankZeroCannotBeReached) {
   EXPECT_TRUE(control->shows_failure());
 }
 
+// A rank that is asked to stop while others are awaited does not wait for them.
+std::atomic<bool> asked_to_stop = false;
+constexpr Deadlines kStoppable{.rendezvous = milliseconds(20000),
+                               .progress = milliseconds(20000),
+                               .heartbeat = milliseconds(20),
+                               .stopped = [] { return asked_to_stop.load(); }};
+
+class StoppedEarly : public testing::TestWithParam<std::vector<int>> {};
+
+TEST_P(StoppedEarly, EndsTheJobAsPreempted) {
+  asked_to_stop = false;
+  const std::vector<int>& ranks = GetParam();
+  std::vector<Launch> jobs = launches(3);
+  if (ranks.front() != 0) ::close(jobs[0].listener);
+  std::thread signal([] {
+    std::this_thread::sleep_for(milliseconds(300));
+    asked_to_stop = true;
+  });
+  const auto begin = Clock::now();
+  run_ranks(jobs, ranks, kStoppable, [&](Control& control) {
+    const JobFailure failure = wait_for_failure(control);
+    EXPECT_EQ(failure.code, ExitCode::kPreempted);
+    EXPECT_CONTAINS(failure.message, "asked to stop");
+    EXPECT_EQ(control.shows_failure(), control.rank() == ranks.front());
+  });
+  signal.join();
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+}
+
+// With rank 0 or without.
+INSTANTIATE_TEST_SUITE_P(Control, StoppedEarly,
+                         testing::Values(std::vector<int>{0}, std::vector<int>{0, 2},
+                                         std::vector<int>{1, 2}));
+
+// Rank 0 learns of it from the one that was asked.
+TEST(Control, OneRankThatIsAskedToStopEarlyIsEnough) {
+  const std::vector<Launch> jobs = launches(3);
+  std::thread root([&] {
+    run_ranks(jobs, {0}, kPatient, [](Control& control) {
+      const JobFailure failure = wait_for_failure(control);
+      EXPECT_EQ(failure.code, ExitCode::kPreempted);
+      EXPECT_CONTAINS(failure.message, "rank 1: asked to stop");
+    });
+  });
+  Deadlines stopped = kPatient;
+  stopped.stopped = [] { return true; };
+  run_ranks(jobs, {1}, stopped, [](Control& control) {
+    EXPECT_EQ(wait_for_failure(control).code, ExitCode::kPreempted);
+    EXPECT_FALSE(control.shows_failure());
+  });
+  root.join();
+}
+
 TEST(Control, AForeignJobCannotJoin) {
   std::vector<Launch> jobs = launches(2);
   Launch stranger = jobs[1];
