@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/host_name.h"
+#include "job/root_watch.h"
 
 namespace sbtrain::control {
 namespace {
@@ -22,7 +23,8 @@ constexpr std::chrono::seconds kFarewell{5};
 constexpr size_t kMargin = size_t{1} << 20;  // for what a message holds besides the texts
 // How long a rank that is asked to stop tries to tell rank 0, which may be about to listen.
 constexpr std::chrono::seconds kStopPatience{5};
-constexpr const char* kStoppedEarly = "asked to stop before all ranks were there; nothing has been done";
+constexpr const char* kStoppedEarly =
+    "asked to stop before all ranks were there; nothing has been done";
 constexpr std::chrono::milliseconds kFirstPause{20};
 constexpr std::chrono::milliseconds kLongestPause{1000};
 
@@ -48,6 +50,7 @@ bool SpokeControl::join() {
   std::string problem;
   auto pause = kFirstPause;
   bool stopped = false;
+  RootWatch root(launch_);
   do {
     if (!stopped && stopped_early()) {
       stopped = true;
@@ -59,6 +62,12 @@ bool SpokeControl::join() {
       if (greet(deadline, problem)) return true;
       connection_.reset();
       if (failure()) return false;
+    } else if (!stopped && root.ended()) {
+      note_failure({.message = fmt::format("rank 0 has ended before it listened at {}: see its own "
+                                           "output",
+                                           root_)},
+                   /*shows=*/rank_ == 1);
+      return false;
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);

@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <memory>
+#include <optional>
 
 #include "runs.h"
 
@@ -123,12 +124,53 @@ TEST_F(Job, TasksThatSlurmDealsOutInTurnAreRefusedTogether) {
 
 #ifdef SBTRAIN_MPIRUN
 TEST_F(Job, TasksOnTheCpuNeedPmix) {
-  wait_for(start_tasks({{0, 0}, {0, 1}, {1, 0}, {1, 1}}, training("run")));
+  wait_for(start_tasks({{0, 0}, {0, 1}, {1, 0}, {1, 1}}, training("run", {"--train.batch=8"})));
   EXPECT_EQ(codes_, (std::vector<int>{2, 2, 2, 2}));
   EXPECT_TRUE(says(outputs_[0], "srun --mpi=pmix")) << outputs_[0];
   EXPECT_EQ(outputs_[1] + outputs_[2] + outputs_[3], "");
 }
 #endif
+
+// Another program has the variables of rank 0, and ends without having listened; or it has ended
+// already.
+TEST_F(Job, RanksOnItsMachineNoticeThatRankZeroHasEnded) {
+  for (const bool comes : {true, false}) {
+    const int port = free_port();
+    std::optional<Process> zero;
+    const auto begin = std::chrono::steady_clock::now();
+    if (comes) {
+      zero.emplace(std::vector<std::string>{"sleep", "6"}, folder_ / "log0", task(0, 0, 0, port));
+    }
+    Process one(command(training("run")), folder_ / "log1", task(1, 0, 1, port));
+    EXPECT_EQ(one.wait(20), 7);
+    EXPECT_TRUE(says(one.output(), "rank 0 has ended before it listened")) << one.output();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    EXPECT_GT(took.count(), comes ? 6.0 : 2.0);
+    EXPECT_LT(took.count(), comes ? 11.0 : 6.0);
+  }
+}
+
+// Nobody knows when somebody who sets the variables by hand will start rank 0.
+TEST_F(Job, RankZeroMayBeStartedLater) {
+  const int port = free_port();
+  const auto start = [&](const char* rank) {
+    std::map<std::string, std::string> variables = environment_;
+    variables.insert({{"RANK", rank},
+                      {"LOCAL_RANK", rank},
+                      {"WORLD_SIZE", "2"},
+                      {"LOCAL_WORLD_SIZE", "2"},
+                      {"MASTER_ADDR", "127.0.0.1"},
+                      {"MASTER_PORT", std::to_string(port)}});
+    return std::make_unique<Process>(command({"eval", "--checkpoint", path("none")}),
+                                     folder_ / (std::string("log") + rank), variables);
+  };
+  const auto one = start("1");
+  std::this_thread::sleep_for(std::chrono::seconds(7));
+  EXPECT_TRUE(one->running()) << one->output();
+  const auto zero = start("0");
+  EXPECT_EQ(zero->wait(20), one->wait(20));
+  EXPECT_EQ(one->output(), "");  // they have met, and rank 0 has said what is wrong
+}
 
 // A stop while ranks are awaited: with rank 0, whose logs say so, and without.
 TEST_F(Job, AStopIsHeardWhileRanksAreAwaited) {
