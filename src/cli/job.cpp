@@ -10,6 +10,7 @@
 #include "cli/failure.h"
 #include "core/gpus.h"
 #include "core/log.h"
+#include "job/secret.h"
 #include "job/supervisor.h"
 #include "train/batch_share.h"
 
@@ -45,10 +46,18 @@ void end_if_stuck(const JobFailure& failure, bool shows) {
   }).detach();
 }
 
+ExitCode show_own(const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (...) {
+    return static_cast<ExitCode>(show_failure(current_failure()));
+  }
+}
+
 }  // namespace
 
 ExitCode run_job(const JobCommand& command) {
-  const Launch launch = find_launch(process_environment());
+  Launch launch = find_launch(process_environment());
   if (launch.world == 1) {
     command.prepare(launch);
     const int ranks = launch.launcher.empty() ? command.ranks() : 1;
@@ -56,14 +65,19 @@ ExitCode run_job(const JobCommand& command) {
     return command.work(Job{.launch = launch});
   }
   std::exception_ptr problem;
-  Deadlines deadlines;
+  Deadlines deadlines{.rendezvous = kFailureRendezvous};  // of a rank that cannot even prepare
+  std::filesystem::path shared;
   try {
     deadlines = command.prepare(launch);
+    shared = command.shared_folder();
     if (!launch.problem.empty()) throw Error(ExitCode::kUsage, launch.problem);
   } catch (...) {
     problem = std::current_exception();
   }
+  control::choose_secret_file(launch, shared);
   const Job job{.launch = launch, .control = make_control(launch, deadlines)};
+  // Where the ranks have not met, what this one knows says more than who is missing.
+  if (problem && job.control->failure() && job.control->shows_failure()) return show_own(problem);
   return run_in_job(*job.control, [&] {
     if (problem) std::rethrow_exception(problem);
     return command.work(job);
@@ -72,13 +86,7 @@ ExitCode run_job(const JobCommand& command) {
 
 int fail_before_job(const std::exception_ptr& problem) {
   const auto rethrow = [&]() -> ExitCode { std::rethrow_exception(problem); };
-  const auto show = [&] {
-    try {
-      return static_cast<int>(rethrow());
-    } catch (...) {
-      return show_failure(current_failure());
-    }
-  };
+  const auto show = [&] { return static_cast<int>(show_own(problem)); };
   Launch launch;
   try {
     launch = find_launch(process_environment());
@@ -86,6 +94,7 @@ int fail_before_job(const std::exception_ptr& problem) {
     return show();  // the variables are wrong as well; the command line comes first
   }
   if (launch.world == 1) return show();
+  control::choose_secret_file(launch, "");
   const auto control = make_control(launch, {.rendezvous = kFailureRendezvous});
   // Where the ranks have not met, what this one knows says more than who is missing.
   if (control->failure() && control->shows_failure()) return show();

@@ -136,6 +136,7 @@ ExitCode run_train(const TrainOptions& options) {
   };
   return run_job(
       {.prepare = prepare,
+       .shared_folder = [&]() -> std::filesystem::path { return config.run_dir(); },
        .ranks = [&] { return ranks_to_start(config.train, select_backend(config.device)); },
        .work =
            [&](const Job& job) {

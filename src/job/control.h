@@ -102,7 +102,7 @@ struct Deadlines {
 
 // Joins the job that `launch` describes, by TCP to rank 0, and returns when all ranks are there, or
 // when the job has failed meanwhile: check() then throws, with the ranks that did not come in time
-// or what this rank could not reach. Processes that do not know the job's token cannot join,
+// or what this rank could not reach. Processes that do not know the job's secret cannot join,
 // whatever they send. A job that is stopped as a whole (SIGSTOP of all ranks) goes on when it is
 // continued: deadlines count only time during which the thread that watches them could run.
 std::unique_ptr<Control> make_control(const Launch& launch, const Deadlines& deadlines = {});

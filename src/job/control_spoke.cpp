@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/host_name.h"
 #include "job/root_watch.h"
+#include "job/secret.h"
 
 namespace sbtrain::control {
 namespace {
@@ -56,7 +57,10 @@ bool SpokeControl::join() {
       stopped = true;
       deadline = std::min(deadline, Clock::now() + kStopPatience);
     }
-    FileDescriptor socket = connect_to(launch_.address, launch_.port, kConnectPatience, problem);
+    FileDescriptor socket;
+    if (find_secret(problem)) {
+      socket = connect_to(launch_.address, launch_.port, kConnectPatience, problem);
+    }
     if (socket.get() >= 0) {
       connection_ = std::make_unique<Connection>(std::move(socket), kLargestResult + kMargin);
       if (greet(deadline, problem)) return true;
@@ -84,13 +88,25 @@ bool SpokeControl::join() {
   return false;
 }
 
+// A file with the secret may be that of an earlier start, so it is read before each try.
+bool SpokeControl::find_secret(std::string& problem) {
+  if (!launch_.secret_file.empty()) {
+    secret_ = read_secret(launch_.secret_file, problem);
+    return !secret_.empty();
+  }
+  secret_ = launch_.secret.empty() ? launch_.token : launch_.secret;
+  return true;
+}
+
 // Introduces this rank. True once rank 0 has accepted it.
 bool SpokeControl::greet(Clock::time_point deadline, std::string& problem) {
-  connection_->send(Hello{.token = launch_.token,
-                          .rank = static_cast<uint32_t>(rank_),
-                          .world = static_cast<uint32_t>(world_),
-                          .host = host_name(),
-                          .pid = static_cast<uint32_t>(::getpid())});
+  hello_ = Hello{.nonce = random_secret(),
+                 .rank = static_cast<uint32_t>(rank_),
+                 .world = static_cast<uint32_t>(world_),
+                 .host = host_name(),
+                 .pid = static_cast<uint32_t>(::getpid())};
+  challenge_ = {};
+  connection_->send(hello_);
   deadline = std::min(deadline, Clock::now() + kGreetPatience);
   problem.clear();
   while (Clock::now() < deadline) {
@@ -99,23 +115,19 @@ bool SpokeControl::greet(Clock::time_point deadline, std::string& problem) {
     ::poll(&ready, 1, static_cast<int>(interval().count()));
     std::vector<Message> messages;
     const bool open = connection_->receive(messages);
-    if (!messages.empty()) {
-      if (const Refusal* refusal = std::get_if<Refusal>(&messages.front())) {
-        problem = "it was refused: " + refusal->reason;
-        if (!refusal->retry) {
-          note_failure({.message = fmt::format("rank {}: refused by rank 0 at {}: {}", rank_, root_,
-                                               refusal->reason)},
-                       /*shows=*/true);
-        }
-        return false;
-      }
-      if (!std::holds_alternative<Welcome>(messages.front())) {
-        problem = "another program answers there";
-        break;
+    while (!messages.empty()) {
+      const Message message = std::move(messages.front());
+      messages.erase(messages.begin());
+      switch (answer(message, problem)) {
+        case Answer::kNext:
+          continue;
+        case Answer::kRefused:
+          return false;
+        case Answer::kAccepted:
+          break;
       }
       heard_ = now();
-      messages.erase(messages.begin());
-      for (Message& message : messages) handle(std::move(message));
+      for (Message& more : messages) handle(std::move(more));
       if (!open && !failed_) lose("its connection has closed");
       return true;
     }
@@ -126,6 +138,32 @@ bool SpokeControl::greet(Clock::time_point deadline, std::string& problem) {
   }
   if (problem.empty()) problem = "it accepts the connection, but does not answer";
   return false;
+}
+
+// What comes before this rank belongs to the job, perhaps from a stranger.
+SpokeControl::Answer SpokeControl::answer(const Message& message, std::string& problem) {
+  if (const Refusal* refusal = std::get_if<Refusal>(&message)) {
+    const std::string reason = clean_text(refusal->reason);
+    problem = "it was refused: " + reason;
+    if (!refusal->retry) {
+      note_failure(
+          {.message = fmt::format("rank {}: refused by rank 0 at {}: {}", rank_, root_, reason)},
+          /*shows=*/true);
+    }
+    return Answer::kRefused;
+  }
+  if (const Challenge* challenge = std::get_if<Challenge>(&message); challenge && !challenge_) {
+    challenge_ = *challenge;
+    connection_->send(Proof{.proof = proof_of_rank(secret_, hello_, *challenge_)});
+    return Answer::kNext;
+  }
+  const Welcome* welcome = std::get_if<Welcome>(&message);
+  if (welcome != nullptr && challenge_ &&
+      equal_texts(welcome->proof, proof_of_root(secret_, hello_, *challenge_))) {
+    return Answer::kAccepted;
+  }
+  problem = "another program answers there";
+  return Answer::kRefused;
 }
 
 void SpokeControl::turn() {

@@ -139,7 +139,9 @@ std::optional<Launch> from_mpirun(const Variables& v) {
   }
   if (launch.world == 1) return launch;
   launch.token = "mpirun " + v.text_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
-  launch.port = v.has("MASTER_PORT") ? v.port() : derived_port(launch.token);
+  // 128 random bits, which mpirun makes for the transports of its job.
+  launch.secret = v.text("OMPI_MCA_orte_precondition_transports");
+  launch.port = v.has("MASTER_PORT") ? v.port() : derived_port(launch.token + launch.secret);
   if (launch.nodes == 1) return launch;
   launch.address = v.text("MASTER_ADDR");
   if (launch.address.empty()) {
@@ -287,6 +289,7 @@ Launch from_supervisor(const Variables& v) {
   Launch launch = from_torchrun(v).value_or(Launch{});
   launch.launcher = "sbtrain";
   launch.token = v.text(kSupervisorToken);
+  launch.secret = launch.token;
   if (v.has(kSupervisorListener)) launch.listener = v.number(kSupervisorListener, 0);
   return launch;
 }
@@ -323,6 +326,7 @@ Launch find_launch(const Environment& environment) {
   }
   if (found.empty()) return {};
   for (size_t i = 1; i < found.size(); ++i) check_agreement(found.front(), found[i]);
+  if (v.has(kUsersSecret)) found.front().secret = v.text(kUsersSecret);
   return found.front();
 }
 

@@ -177,6 +177,17 @@ TEST(Launch, SrunMustKeepTheRanksOfAMachineTogether) {
   EXPECT_EQ(wrong.address, right.address);
 }
 
+TEST(Launch, MpirunAndTheUserGiveTheRanksASecret) {
+  EXPECT_EQ(find_launch(mpirun()).secret, "");
+  const Environment key =
+      with(mpirun(), {{"OMPI_MCA_orte_precondition_transports", "24fc922d-168eb83c"}});
+  EXPECT_EQ(find_launch(key).secret, "24fc922d-168eb83c");
+  EXPECT_NE(find_launch(key).port, find_launch(mpirun()).port);
+  for (const Environment& of : {key, torchrun(), srun()}) {
+    EXPECT_EQ(find_launch(with(of, {{kUsersSecret, "mine"}})).secret, "mine");
+  }
+}
+
 TEST(Launch, TheSupervisorOverrulesWhatStartedIt) {
   const Launch launch = find_launch(with(srun(), {{"RANK", "1"},
                                                   {"WORLD_SIZE", "2"},
@@ -190,6 +201,7 @@ TEST(Launch, TheSupervisorOverrulesWhatStartedIt) {
   EXPECT_EQ(launch.rank, 1);
   EXPECT_EQ(launch.world, 2);
   EXPECT_EQ(launch.token, "secret");
+  EXPECT_EQ(launch.secret, "secret");
   EXPECT_EQ(launch.listener, 7);
 }
 
