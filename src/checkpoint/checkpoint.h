@@ -46,6 +46,8 @@ struct Snapshot {
   std::vector<TensorShard> tensors;
   std::shared_ptr<const void> memory;  // keeps the values alive
   std::function<void()> wait;          // returns once the values are there; empty: they are
+  // Called by rank 0 before the checkpoint becomes valid, to flush files that must not be older.
+  std::function<void()> before_commit{};
   // If set, the values come from here instead of TensorShard::stored: logical flat elements
   // [begin, end) of the tensor. Called by several threads at once.
   std::function<void(const TensorShard& tensor, int64_t begin, int64_t end, float* out)> read{};

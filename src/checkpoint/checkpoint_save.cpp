@@ -249,6 +249,7 @@ SavedCheckpoint save_checkpoint(const Storage& storage, const fs::path& run,
       }
       manifest.files.push_back(write_text(storage, fresh, kStateName, snapshot.state_json));
       manifest.files.push_back(write_text(storage, fresh, kConfigName, snapshot.config_yaml));
+      if (snapshot.before_commit) snapshot.before_commit();
       commit(storage, run, fresh, manifest);
       return "";
     });

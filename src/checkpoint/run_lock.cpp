@@ -29,6 +29,7 @@ std::string holder(int fd) {
 
 RunLock::RunLock(const fs::path& run) : run_(fs::absolute(run)) {
   Storage().make_folders(run);
+  sync_entry(run_);  // made by whomever: its checkpoints are to survive a power failure
   const fs::path path = run / "lock";
   // Closed on exec, since a program started by this one must not keep the lock.
   fd_ = FileDescriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));

@@ -10,6 +10,7 @@
 #include "cli/failure.h"
 #include "core/gpus.h"
 #include "core/log.h"
+#include "job/secret.h"
 #include "job/supervisor.h"
 #include "train/batch_share.h"
 
@@ -29,18 +30,34 @@ std::optional<int> wanted_gpus(const TrainConfig& train) {
   return std::stoi(train.gpus);  // a number: the configuration has been checked
 }
 
+// The last line of this rank's log; the terminal shows the message once for the whole job.
+void note_end(const JobFailure& failure, const char* how = "") {
+  log_to_added_sinks(LogLevel::kError,
+                     fmt::format("this rank ends with exit code {}{}: {}",
+                                 static_cast<int>(failure.code), how, failure.message));
+}
+
 void end_if_stuck(const JobFailure& failure, bool shows) {
   std::thread([failure, shows] {
     std::this_thread::sleep_for(kLastResort);
+    note_end(failure, " (it was stuck, and did not end by itself)");
     if (shows) show_failure({failure.code, failure.message});
     ::_exit(static_cast<int>(failure.code));
   }).detach();
 }
 
+ExitCode show_own(const std::exception_ptr& problem) {
+  try {
+    std::rethrow_exception(problem);
+  } catch (...) {
+    return static_cast<ExitCode>(show_failure(current_failure()));
+  }
+}
+
 }  // namespace
 
 ExitCode run_on_ranks(const RankCommand& command) {
-  const Launch launch = find_launch(process_environment());
+  Launch launch = find_launch(process_environment());
   if (launch.world == 1) {
     command.prepare(launch);
     const int ranks = launch.launcher.empty() ? command.ranks() : 1;
@@ -48,13 +65,19 @@ ExitCode run_on_ranks(const RankCommand& command) {
     return command.work(Job{.launch = launch});
   }
   std::exception_ptr problem;
-  Deadlines deadlines;
+  Deadlines deadlines{.rendezvous = kFailureRendezvous};  // of a rank that cannot even prepare
+  std::filesystem::path shared;
   try {
     deadlines = command.prepare(launch);
+    shared = command.shared_folder();
+    if (!launch.problem.empty()) throw Error(ExitCode::kUsage, launch.problem);
   } catch (...) {
     problem = std::current_exception();
   }
+  control::choose_secret_file(launch, shared);
   const Job job{.launch = launch, .control = make_control(launch, deadlines)};
+  // Where the ranks have not met, what this one knows says more than who is missing.
+  if (problem && job.control->failure() && job.control->shows_failure()) return show_own(problem);
   return run_as_rank(*job.control, [&] {
     if (problem) std::rethrow_exception(problem);
     return command.work(job);
@@ -63,13 +86,7 @@ ExitCode run_on_ranks(const RankCommand& command) {
 
 int fail_before_job(const std::exception_ptr& problem) {
   const auto rethrow = [&]() -> ExitCode { std::rethrow_exception(problem); };
-  const auto show = [&] {
-    try {
-      return static_cast<int>(rethrow());
-    } catch (...) {
-      return show_failure(current_failure());
-    }
-  };
+  const auto show = [&] { return static_cast<int>(show_own(problem)); };
   Launch launch;
   try {
     launch = find_launch(process_environment());
@@ -77,6 +94,7 @@ int fail_before_job(const std::exception_ptr& problem) {
     return show();  // the variables are wrong as well; the command line comes first
   }
   if (launch.world == 1) return show();
+  control::choose_secret_file(launch, "");
   const auto control = make_control(launch, {.rendezvous = kFailureRendezvous});
   // Where the ranks have not met, what this one knows says more than who is missing.
   if (control->failure() && control->shows_failure()) return show();
@@ -156,15 +174,20 @@ ExitCode run_as_rank(Control& control, const std::function<ExitCode()>& work) {
     return code;
   } catch (...) {
     const Failure failure = current_failure();
-    log_debug("this rank ends: {}", failure.message);
     control.report({.code = failure.code, .message = failure.message});
+    // What this rank has met, where another one's failure is the job's.
+    if (!control.failure()->message.ends_with(failure.message)) {
+      log_to_added_sinks(LogLevel::kError, "this rank has failed: " + failure.message);
+    }
   }
-  const Failure failure = [&]() -> Failure {
-    const JobFailure job = control.failure().value();
-    return {job.code, job.message};
-  }();
-  if (control.shows_failure()) return static_cast<ExitCode>(show_failure(failure));
-  return failure.code;
+  const JobFailure failure = control.failure().value();
+  note_end(failure);
+  if (!control.shows_failure()) return failure.code;
+  if (failure.code == ExitCode::kPreempted) {  // of a job that has not begun, which is no error
+    log_info("{}", failure.message);
+    return failure.code;
+  }
+  return static_cast<ExitCode>(show_failure({failure.code, failure.message}));
 }
 
 }  // namespace sbtrain

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <filesystem>
 #include <functional>
 
 #include "core/backend.h"
@@ -17,6 +18,9 @@ struct RankCommand {
   // long they wait for each other. What it throws ends the job after they have met, so that it is
   // shown once.
   std::function<Deadlines(const Launch&)> prepare = [](const Launch&) { return Deadlines{}; };
+  // A folder that all ranks see, where rank 0 may leave them a secret; empty: none is known. Asked
+  // after prepare().
+  std::function<std::filesystem::path()> shared_folder = [] { return std::filesystem::path(); };
   // The number of ranks that this process starts on its machine, if no launcher has started it.
   // Asked after prepare().
   std::function<int()> ranks = [] { return 1; };

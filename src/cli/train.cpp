@@ -104,7 +104,6 @@ std::map<std::string, std::string> rank_fields(const ResolvedConfig& resolved, B
 
 ExitCode train_as_rank(const Config& config, const Job& job, const InitFrom& init) {
   ResolvedConfig resolved = resolve(config);
-  open_rank_log(config.run_dir(), job.launch.rank);
   const Backend backend = select_rank_backend(config.device, job.launch);
   if (backend == Backend::kCuda) check_gpus(config.train, job.launch);
   log_info("rank {} of {}, started by {}", job.launch.rank, job.launch.world, job.launch.launcher);
@@ -133,11 +132,14 @@ ExitCode run_train(const TrainOptions& options) {
   const auto prepare = [&](const Launch& launch) {
     if (launch.world > 1) training_signals();  // takes those that arrive before the run can save
     config = load_config(options);
+    if (launch.world > 1) open_rank_log(config.run_dir(), launch.rank);
     return Deadlines{.rendezvous = milliseconds(config.train.rendezvous_timeout),
-                     .progress = milliseconds(config.train.timeout)};
+                     .progress = milliseconds(config.train.timeout),
+                     .stopped = [] { return training_signals().stop_requested(); }};
   };
   return run_on_ranks(
       {.prepare = prepare,
+       .shared_folder = [&]() -> std::filesystem::path { return config.run_dir(); },
        .ranks = [&] { return ranks_to_start(config.train, select_backend(config.device)); },
        .work =
            [&](const Job& job) {

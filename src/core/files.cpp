@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace sbtrain {
 namespace fs = std::filesystem;
@@ -149,9 +151,18 @@ std::string try_read_input(const fs::path& path, size_t max_bytes, std::string& 
 // ---- writing
 
 void make_folders(const fs::path& folder) {
+  std::vector<fs::path> missing;  // the innermost first
+  fs::path there = fs::absolute(folder / "").parent_path();
+  for (; there.has_relative_path() && !is_there(there); there = there.parent_path()) {
+    missing.push_back(there);
+  }
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail_storage("create the folder", folder, error.value());
+  if (missing.empty()) return;
+  // A process that was killed here may have made the outermost one that is there, too.
+  sync_entry(there);
+  for (auto made = missing.rbegin(); made != missing.rend(); ++made) sync_entry(*made);
 }
 
 void make_folder(const fs::path& folder) {
@@ -167,6 +178,11 @@ void sync_folder(const fs::path& folder) {
   if (sync_file(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
     fail_storage("flush the folder", folder, errno);
   }
+}
+
+void sync_entry(const fs::path& path) {
+  const fs::path folder = folder_of(fs::absolute(path / "").parent_path());
+  if (::access(folder.c_str(), R_OK) == 0) sync_folder(folder);
 }
 
 AtomicFile::AtomicFile(fs::path path, IoHook hook, MissingFolders missing)

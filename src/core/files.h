@@ -43,13 +43,17 @@ std::string try_read_input(const std::filesystem::path& path, size_t max_bytes,
 
 // ---- writing: every failure throws ExitCode::kStorage with the path and the system's reason
 
-// Makes the folder and its missing parents; it may exist already.
+// Makes the folder and its missing parents; it may exist already. What is made survives a power
+// failure.
 void make_folders(const std::filesystem::path& folder);
 // Makes the folder in one that exists; it may exist already.
 void make_folder(const std::filesystem::path& folder);
 
 // fsync of a folder, after which the names in it survive a power failure.
 void sync_folder(const std::filesystem::path& folder);
+// The same for the folder that `path` is in. One that this process may not read is left out, since
+// it cannot be opened.
+void sync_entry(const std::filesystem::path& path);
 
 // What becomes of the missing folders of a file that is written. Where a folder may be moved away
 // by somebody else, as that of a run, writing must not make it again: kError.

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <mutex>
+#include <vector>
 
 namespace sbtrain {
 namespace {
@@ -45,6 +46,11 @@ class Adapter : public spdlog::sinks::base_sink<std::mutex> {
   std::shared_ptr<LogSink> sink_;
 };
 
+std::vector<std::shared_ptr<Adapter>>& added_sinks() {
+  static std::vector<std::shared_ptr<Adapter>> sinks;
+  return sinks;
+}
+
 }  // namespace
 
 void set_log_sink(std::shared_ptr<LogSink> sink) {
@@ -55,7 +61,14 @@ void set_log_sink(std::shared_ptr<LogSink> sink) {
 }
 
 void add_log_sink(std::shared_ptr<LogSink> sink) {
-  spdlog::default_logger()->sinks().push_back(std::make_shared<Adapter>(std::move(sink)));
+  added_sinks().push_back(std::make_shared<Adapter>(std::move(sink)));
+  spdlog::default_logger()->sinks().push_back(added_sinks().back());
+}
+
+void log_to_added_sinks(LogLevel level, std::string_view text) {
+  for (const auto& sink : added_sinks()) {
+    sink->log(spdlog::details::log_msg("", to_spdlog(level), text));
+  }
 }
 
 void limit_log_sinks(LogLevel level) {

@@ -37,6 +37,9 @@ void set_log_sink(std::shared_ptr<LogSink> sink);
 void add_log_sink(std::shared_ptr<LogSink> sink);
 // The sinks that there are take only lines of `level` and above; sinks that are added later take all.
 void limit_log_sinks(LogLevel level);
+// A line for the sinks that add_log_sink() has added alone, where the others' readers learn of it in
+// another way.
+void log_to_added_sinks(LogLevel level, std::string_view text);
 void for_each_log_sink(const std::function<void(LogSink&)>& visit);
 
 // Lines below the level, at first kInfo, are left out everywhere.

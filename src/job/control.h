@@ -95,11 +95,14 @@ struct Deadlines {
   std::chrono::milliseconds progress = std::chrono::seconds(120);
   // The interval between two signs of life of a rank's own thread.
   std::chrono::milliseconds heartbeat = std::chrono::seconds(1);
+  // Whether this rank has been asked to stop, which ends a job whose ranks are not all there yet
+  // with ExitCode::kPreempted. Called from any thread.
+  bool (*stopped)() = nullptr;
 };
 
 // Joins the job that `launch` describes, by TCP to rank 0, and returns when all ranks are there, or
 // when the job has failed meanwhile: check() then throws, with the ranks that did not come in time
-// or what this rank could not reach. Processes that do not know the job's token cannot join,
+// or what this rank could not reach. Processes that do not know the job's secret cannot join,
 // whatever they send. A job that is stopped as a whole (SIGSTOP of all ranks) goes on when it is
 // continued: deadlines count only time during which the thread that watches them could run.
 std::unique_ptr<Control> make_control(const Launch& launch, const Deadlines& deadlines = {});

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/host_name.h"
 #include "core/log.h"
+#include "job/secret.h"
 
 namespace sbtrain::control {
 namespace {
@@ -50,10 +51,15 @@ FileDescriptor open_listener(const Launch& launch) {
 
 HubControl::HubControl(const Launch& launch, const Deadlines& deadlines)
     : TcpControl(0, launch.world, deadlines),
-      token_(launch.token),
+      secret_(launch.secret.empty() ? launch.token : launch.secret),
       peers_(static_cast<size_t>(launch.world)) {
   try {
     listener_ = open_listener(launch);
+    if (!launch.secret_file.empty()) {
+      secret_ = random_secret();
+      write_secret(launch.secret_file, secret_);
+      secret_file_ = launch.secret_file;
+    }
   } catch (const Error& error) {
     note_failure({.code = error.code(), .message = error.what()}, /*shows=*/true);
     return;
@@ -108,45 +114,65 @@ void HubControl::read_guests() {
   for (Guest& guest : guests_) {
     std::vector<Message> messages;
     const bool open = guest.connection.receive(messages);
-    if (!messages.empty() && !guest.leaving && !greet(guest, messages.front())) continue;
+    const auto stays = [&](const Message& message) {
+      return guest.leaving || greet(guest, message);
+    };
+    if (!std::ranges::all_of(messages, stays)) continue;
     const bool late = now_ - guest.since > kHelloPatience;
     if (open && !late) staying.push_back(std::move(guest));
   }
   guests_ = std::move(staying);
 }
 
-// False: the connection is no guest any more.
-bool HubControl::greet(Guest& guest, const Message& first) {
-  const Hello* hello = std::get_if<Hello>(&first);
-  if (hello == nullptr || hello->magic != Hello{}.magic) return false;
-  if (const std::optional<Refusal> refusal = objection(*hello)) {
-    log_refusal(guest, *hello, refusal->reason);
-    guest.connection.send(*refusal);
-    guest.leaving = true;
+// A guest says hello, and then proves that it knows the secret; what else it wants to know, such as
+// which ranks are there, it learns only then. False: the connection is no guest any more.
+bool HubControl::greet(Guest& guest, const Message& message) {
+  if (!guest.challenge) {
+    const Hello* hello = std::get_if<Hello>(&message);
+    if (hello == nullptr || hello->magic != Hello{}.magic) return false;
+    guest.hello = *hello;
+    if (hello->version != kProtocolVersion) {
+      refuse(guest,
+             {fmt::format("rank 0 speaks version {} of the control protocol, rank {} version "
+                          "{}: all ranks must run the same build",
+                          kProtocolVersion, hello->rank, hello->version)});
+      return true;
+    }
+    guest.challenge = Challenge{.nonce = random_secret()};
+    guest.connection.send(*guest.challenge);
     return true;
   }
-  welcome(guest, *hello);
+  const Proof* proof = std::get_if<Proof>(&message);
+  if (proof == nullptr) return false;
+  if (!equal_texts(proof->proof, proof_of_rank(secret_, guest.hello, *guest.challenge))) {
+    refuse(guest, {.reason = "it belongs to another job", .retry = true});
+    return true;
+  }
+  if (const std::optional<Refusal> refusal = objection(guest.hello)) {
+    refuse(guest, *refusal);
+    return true;
+  }
+  welcome(guest);
   return false;
 }
 
-void HubControl::log_refusal(const Guest& guest, const Hello& hello, const std::string& reason) {
+void HubControl::refuse(Guest& guest, const Refusal& refusal) {
+  log_refusal(guest, refusal.reason);
+  guest.connection.send(refusal);
+  guest.leaving = true;
+}
+
+void HubControl::log_refusal(const Guest& guest, const std::string& reason) {
   constexpr size_t kMostLogged = 100;
-  const std::string who = fmt::format("pid {} on {}, rank {}", hello.pid, hello.host, hello.rank);
+  const Hello& hello = guest.hello;
+  const std::string who =
+      fmt::format("pid {} on {}, rank {}", hello.pid, clean_text(hello.host), hello.rank);
   if (refused_.size() >= kMostLogged || !refused_.insert(who).second) return;
   log_warning("refused a connection from {} ({}): {}", peer_name(guest.connection.fd()), who,
               reason);
 }
 
 std::optional<Refusal> HubControl::objection(const Hello& hello) const {
-  if (hello.version != kProtocolVersion) {
-    return Refusal{
-        fmt::format("rank 0 speaks version {} of the control protocol, rank {} version "
-                    "{}: all ranks must run the same build",
-                    kProtocolVersion, hello.rank, hello.version)};
-  }
-  if (hello.token != token_) {
-    return Refusal{.reason = "it belongs to another job", .retry = true};
-  }
   if (hello.world != static_cast<uint32_t>(world_)) {
     return Refusal{fmt::format("rank 0 was started as one of {} ranks, rank {} as one of {}",
                                world_, hello.rank, hello.world)};
@@ -162,15 +188,16 @@ std::optional<Refusal> HubControl::objection(const Hello& hello) const {
   return std::nullopt;
 }
 
-void HubControl::welcome(Guest& guest, const Hello& hello) {
+void HubControl::welcome(Guest& guest) {
+  const Hello& hello = guest.hello;
   Peer& peer = peers_[hello.rank];
   peer.connection = std::make_unique<Connection>(std::move(guest.connection));
   peer.connection->set_largest_frame(kLargestText + kMargin);
   peer.present = true;
-  peer.host = hello.host;
+  peer.host = clean_text(hello.host);
   peer.pid = hello.pid;
   peer.heard = now_;
-  peer.connection->send(Welcome{});
+  peer.connection->send(Welcome{.proof = proof_of_root(secret_, hello, *guest.challenge)});
   // A rank that comes after the job has failed learns why.
   if (const std::optional<JobFailure> failed = failure()) {
     peer.connection->send(Failure{static_cast<uint32_t>(failed->code), failed->message});
@@ -180,9 +207,15 @@ void HubControl::welcome(Guest& guest, const Hello& hello) {
 void HubControl::start_if_complete() {
   if (started_ || failed_ || !select([](const Peer& p) { return !p.present; }).empty()) return;
   started_ = true;
+  remove_secret();
   for (Peer& peer : peers_) peer.progressed = now_;
   send_to_all(Start{});
   note_start();
+}
+
+void HubControl::remove_secret() {
+  if (!secret_file_.empty()) ::unlink(secret_file_.c_str());
+  secret_file_.clear();
 }
 
 // ---- Messages --------------------------------------------------------------------------------
@@ -327,6 +360,11 @@ void HubControl::watch_rendezvous() {
     next_notice_ = 4 * now_;
     log_info("waiting for {} of {}", name_ranks(absent), world_);
   }
+  if (stopped_early()) {
+    return fail_job(ExitCode::kPreempted,
+                    fmt::format("asked to stop while {} of {} {} awaited; nothing has been done",
+                                name_ranks(absent), world_, absent.size() == 1 ? "was" : "were"));
+  }
   if (now_ <= deadlines_.rendezvous) return;
   fail_job(ExitCode::kCommunication,
            fmt::format("{} of {} did not come within {} s: see their own output, and that "
@@ -372,6 +410,7 @@ void HubControl::close() {
   now_ = now();
   fail_job(ExitCode::kCommunication, "rank 0 has ended without saying why");
   listener_.reset();
+  remove_secret();
   const auto awaited = [this](const Peer& p) { return p.talks() && !unresponsive(p); };
   const auto deadline = std::chrono::steady_clock::now() + kFarewell;
   while (!select(awaited).empty() && std::chrono::steady_clock::now() < deadline) {

@@ -25,7 +25,9 @@ class HubControl : public TcpControl {
   struct Guest {
     Connection connection;
     Time since;
-    bool leaving = false;  // has been refused; what it is told is still on its way
+    Hello hello{};
+    std::optional<Challenge> challenge{};  // once it has said hello
+    bool leaving = false;                  // has been refused; what it is told is still on its way
   };
   struct Peer {
     std::unique_ptr<Connection> connection;  // null: absent, gone, or rank 0 itself
@@ -47,10 +49,12 @@ class HubControl : public TcpControl {
   void wait_for_sockets();
   void admit();
   void read_guests();
-  bool greet(Guest& guest, const Message& first);
+  bool greet(Guest& guest, const Message& message);
+  void refuse(Guest& guest, const Refusal& refusal);
   std::optional<Refusal> objection(const Hello& hello) const;
-  void log_refusal(const Guest& guest, const Hello& hello, const std::string& reason);
-  void welcome(Guest& guest, const Hello& hello);
+  void log_refusal(const Guest& guest, const std::string& reason);
+  void welcome(Guest& guest);
+  void remove_secret();
   void read_peers();
   void handle(int rank, Message message);
   void hear(int rank, Beat beat);
@@ -77,7 +81,8 @@ class HubControl : public TcpControl {
   std::string describe_state() const;
   std::string describe_pending() const;
 
-  const std::string token_;
+  std::string secret_;
+  std::filesystem::path secret_file_;  // until all ranks have read it
   FileDescriptor listener_;
   std::vector<Guest> guests_;
   std::set<std::string> refused_;  // who has been, so that those who try again are logged once

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "job/secret.h"
 
 namespace sbtrain::control {
 namespace {
@@ -15,8 +16,12 @@ template <class Archive, class M>
 void visit_fields(Archive& archive, M& m) {
   using T = std::remove_const_t<M>;
   if constexpr (std::is_same_v<T, Hello>) {
-    archive(m.magic), archive(m.version), archive(m.token), archive(m.rank), archive(m.world);
+    archive(m.magic), archive(m.version), archive(m.nonce), archive(m.rank), archive(m.world);
     archive(m.host), archive(m.pid);
+  } else if constexpr (std::is_same_v<T, Challenge>) {
+    archive(m.nonce);
+  } else if constexpr (std::is_same_v<T, Proof> || std::is_same_v<T, Welcome>) {
+    archive(m.proof);
   } else if constexpr (std::is_same_v<T, Refusal>) {
     archive(m.reason), archive(m.retry);
   } else if constexpr (std::is_same_v<T, Beat>) {
@@ -106,7 +111,21 @@ Message empty_message(size_t kind) {
   }
 }
 
+std::string proof(std::string_view who, std::string_view secret, const Hello& hello,
+                  const Challenge& challenge) {
+  return authenticate(secret, fmt::format("sbtrain {} {} {} of {} {} {}", who, hello.version,
+                                          hello.rank, hello.world, hello.nonce, challenge.nonce));
+}
+
 }  // namespace
+
+std::string proof_of_rank(std::string_view secret, const Hello& hello, const Challenge& challenge) {
+  return proof("rank", secret, hello, challenge);
+}
+
+std::string proof_of_root(std::string_view secret, const Hello& hello, const Challenge& challenge) {
+  return proof("root", secret, hello, challenge);
+}
 
 std::string encode(const Message& message) {
   constexpr size_t kLength = sizeof(uint32_t);

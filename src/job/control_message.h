@@ -15,15 +15,17 @@
 
 namespace sbtrain::control {
 
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 // The most that rank 0 sends in one message: the texts of all members of an exchange.
 inline constexpr size_t kLargestResult = size_t{1} << 30;
 
-// The first message of a rank that joins.
+// The first message of a rank that joins. Rank 0 answers with a Challenge, and the rank with the
+// Proof that it knows the job's secret; Welcome proves the same of rank 0. Both proofs cover the
+// nonces of both, so that none can be used again.
 struct Hello {
   std::string magic = "sbtrain control";
   uint32_t version = kProtocolVersion;
-  std::string token{};
+  std::string nonce{};
   uint32_t rank = 0;
   uint32_t world = 0;
   std::string host{};
@@ -36,7 +38,16 @@ struct Refusal {
   bool retry = false;
 };
 
-struct Welcome {};   // rank 0 has accepted a Hello
+struct Challenge {
+  std::string nonce{};
+};
+struct Proof {
+  std::string proof{};
+};
+// Rank 0 has accepted a Proof.
+struct Welcome {
+  std::string proof{};
+};
 struct Start {};     // all ranks are there
 struct Finished {};  // the sender is done
 struct End {};       // all ranks are done
@@ -61,7 +72,12 @@ struct Failure {
   std::string message{};
 };
 
-using Message = std::variant<Hello, Refusal, Welcome, Start, Finished, End, Beat, Texts, Failure>;
+using Message = std::variant<Hello, Refusal, Welcome, Start, Finished, End, Beat, Texts, Failure,
+                             Challenge, Proof>;
+
+// What a rank that joins proves to know, and rank 0 in turn.
+std::string proof_of_rank(std::string_view secret, const Hello& hello, const Challenge& challenge);
+std::string proof_of_root(std::string_view secret, const Hello& hello, const Challenge& challenge);
 
 // The frame of a message, length included.
 std::string encode(const Message& message);

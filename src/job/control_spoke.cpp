@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "core/error.h"
 #include "core/host_name.h"
+#include "job/root_watch.h"
+#include "job/secret.h"
 
 namespace sbtrain::control {
 namespace {
@@ -19,6 +22,10 @@ constexpr std::chrono::seconds kConnectPatience{5};
 constexpr std::chrono::seconds kGreetPatience{30};
 constexpr std::chrono::seconds kFarewell{5};
 constexpr size_t kMargin = size_t{1} << 20;  // for what a message holds besides the texts
+// How long a rank that is asked to stop tries to tell rank 0, which may be about to listen.
+constexpr std::chrono::seconds kStopPatience{5};
+constexpr const char* kStoppedEarly =
+    "asked to stop before all ranks were there; nothing has been done";
 constexpr std::chrono::milliseconds kFirstPause{20};
 constexpr std::chrono::milliseconds kLongestPause{1000};
 
@@ -40,20 +47,39 @@ SpokeControl::SpokeControl(const Launch& launch, const Deadlines& deadlines)
 // Rank 0 may come later, and an earlier job may still hold its port, so what fails is tried again
 // until the deadline.
 bool SpokeControl::join() {
-  const Clock::time_point deadline = Clock::now() + deadlines_.rendezvous;
+  Clock::time_point deadline = Clock::now() + deadlines_.rendezvous;
   std::string problem;
   auto pause = kFirstPause;
+  bool stopped = false;
+  RootWatch root(launch_);
   do {
-    FileDescriptor socket = connect_to(launch_.address, launch_.port, kConnectPatience, problem);
+    if (!stopped && stopped_early()) {
+      stopped = true;
+      deadline = std::min(deadline, Clock::now() + kStopPatience);
+    }
+    FileDescriptor socket;
+    if (find_secret(problem)) {
+      socket = connect_to(launch_.address, launch_.port, kConnectPatience, problem);
+    }
     if (socket.get() >= 0) {
       connection_ = std::make_unique<Connection>(std::move(socket), kLargestResult + kMargin);
       if (greet(deadline, problem)) return true;
       connection_.reset();
       if (failure()) return false;
+    } else if (!stopped && root.ended()) {
+      note_failure({.message = fmt::format("rank 0 has ended before it listened at {}: see its own "
+                                           "output",
+                                           root_)},
+                   /*shows=*/rank_ == 1);
+      return false;
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   } while (Clock::now() < deadline);
+  if (stopped) {
+    note_failure({.code = ExitCode::kPreempted, .message = kStoppedEarly}, /*shows=*/rank_ == 1);
+    return false;
+  }
   note_failure({.message = fmt::format("rank {} could not reach rank 0 at {} within {} s: {}; see "
                                        "whether rank 0 has started, and that MASTER_ADDR and "
                                        "MASTER_PORT name its machine and a port open to this one",
@@ -62,13 +88,25 @@ bool SpokeControl::join() {
   return false;
 }
 
+// A file with the secret may be that of an earlier start, so it is read before each try.
+bool SpokeControl::find_secret(std::string& problem) {
+  if (!launch_.secret_file.empty()) {
+    secret_ = read_secret(launch_.secret_file, problem);
+    return !secret_.empty();
+  }
+  secret_ = launch_.secret.empty() ? launch_.token : launch_.secret;
+  return true;
+}
+
 // Introduces this rank. True once rank 0 has accepted it.
 bool SpokeControl::greet(Clock::time_point deadline, std::string& problem) {
-  connection_->send(Hello{.token = launch_.token,
-                          .rank = static_cast<uint32_t>(rank_),
-                          .world = static_cast<uint32_t>(world_),
-                          .host = host_name(),
-                          .pid = static_cast<uint32_t>(::getpid())});
+  hello_ = Hello{.nonce = random_secret(),
+                 .rank = static_cast<uint32_t>(rank_),
+                 .world = static_cast<uint32_t>(world_),
+                 .host = host_name(),
+                 .pid = static_cast<uint32_t>(::getpid())};
+  challenge_ = {};
+  connection_->send(hello_);
   deadline = std::min(deadline, Clock::now() + kGreetPatience);
   problem.clear();
   while (Clock::now() < deadline) {
@@ -77,23 +115,19 @@ bool SpokeControl::greet(Clock::time_point deadline, std::string& problem) {
     ::poll(&ready, 1, static_cast<int>(interval().count()));
     std::vector<Message> messages;
     const bool open = connection_->receive(messages);
-    if (!messages.empty()) {
-      if (const Refusal* refusal = std::get_if<Refusal>(&messages.front())) {
-        problem = "it was refused: " + refusal->reason;
-        if (!refusal->retry) {
-          note_failure({.message = fmt::format("rank {}: refused by rank 0 at {}: {}", rank_, root_,
-                                               refusal->reason)},
-                       /*shows=*/true);
-        }
-        return false;
-      }
-      if (!std::holds_alternative<Welcome>(messages.front())) {
-        problem = "another program answers there";
-        break;
+    while (!messages.empty()) {
+      const Message message = std::move(messages.front());
+      messages.erase(messages.begin());
+      switch (answer(message, problem)) {
+        case Answer::kNext:
+          continue;
+        case Answer::kRefused:
+          return false;
+        case Answer::kAccepted:
+          break;
       }
       heard_ = now();
-      messages.erase(messages.begin());
-      for (Message& message : messages) handle(std::move(message));
+      for (Message& more : messages) handle(std::move(more));
       if (!open && !failed_) lose("its connection has closed");
       return true;
     }
@@ -104,6 +138,32 @@ bool SpokeControl::greet(Clock::time_point deadline, std::string& problem) {
   }
   if (problem.empty()) problem = "it accepts the connection, but does not answer";
   return false;
+}
+
+// What comes before this rank belongs to the job, perhaps from a stranger.
+SpokeControl::Answer SpokeControl::answer(const Message& message, std::string& problem) {
+  if (const Refusal* refusal = std::get_if<Refusal>(&message)) {
+    const std::string reason = clean_text(refusal->reason);
+    problem = "it was refused: " + reason;
+    if (!refusal->retry) {
+      note_failure(
+          {.message = fmt::format("rank {}: refused by rank 0 at {}: {}", rank_, root_, reason)},
+          /*shows=*/true);
+    }
+    return Answer::kRefused;
+  }
+  if (const Challenge* challenge = std::get_if<Challenge>(&message); challenge && !challenge_) {
+    challenge_ = *challenge;
+    connection_->send(Proof{.proof = proof_of_rank(secret_, hello_, *challenge_)});
+    return Answer::kNext;
+  }
+  const Welcome* welcome = std::get_if<Welcome>(&message);
+  if (welcome != nullptr && challenge_ &&
+      equal_texts(welcome->proof, proof_of_root(secret_, hello_, *challenge_))) {
+    return Answer::kAccepted;
+  }
+  problem = "another program answers there";
+  return Answer::kRefused;
 }
 
 void SpokeControl::turn() {
@@ -118,6 +178,10 @@ void SpokeControl::turn() {
   if (!connection_) return;
   if (failed_) return await_end();
   for (const Message& message : output) connection_->send(message);
+  if (!std::exchange(told_to_stop_, told_to_stop_ || stopped_early()) && told_to_stop_) {
+    connection_->send(
+        Failure{.code = static_cast<uint32_t>(ExitCode::kPreempted), .message = kStoppedEarly});
+  }
   if (now() >= next_beat_ && !connection_->has_output()) {
     next_beat_ = now() + deadlines_.heartbeat;
     connection_->send(beat());

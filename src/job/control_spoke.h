@@ -19,6 +19,9 @@ class SpokeControl : public TcpControl {
 
  private:
   bool join();
+  enum class Answer : uint8_t { kNext, kRefused, kAccepted };
+  bool find_secret(std::string& problem);
+  Answer answer(const Message& message, std::string& problem);
   bool greet(std::chrono::steady_clock::time_point deadline, std::string& problem);
   void handle(Message message);
   void lose(const std::string& why);
@@ -27,7 +30,12 @@ class SpokeControl : public TcpControl {
   const Launch launch_;
   const std::string root_;  // "node7:23456", for messages
   std::unique_ptr<Connection> connection_;
-  bool failed_ = false;  // the job; rank 0 has said so, and only its end is awaited
+  // Of the present try to join:
+  std::string secret_;
+  Hello hello_;
+  std::optional<Challenge> challenge_;
+  bool told_to_stop_ = false;  // and has told rank 0, which ends the job
+  bool failed_ = false;        // the job; rank 0 has said so, and only its end is awaited
   Time heard_{0};
   Time next_beat_{0};
 };

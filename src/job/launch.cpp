@@ -132,14 +132,16 @@ std::optional<Launch> from_mpirun(const Variables& v) {
   launch.nodes = nodes_for(launch.world, launch.local_world);
   if (launch.world % launch.local_world != 0 ||
       launch.rank % launch.local_world != launch.local_rank) {
-    fail(ExitCode::kUsage,
-         "mpirun has made rank {} of {} the local rank {} of {}: every machine needs the same "
-         "number of ranks, one after the other (--map-by ppr:N:node)",
-         launch.rank, launch.world, launch.local_rank, launch.local_world);
+    launch.problem = fmt::format(
+        "mpirun has made rank {} of {} the local rank {} of {}: every machine needs the same "
+        "number of ranks, one after the other (--map-by ppr:N:node)",
+        launch.rank, launch.world, launch.local_rank, launch.local_world);
   }
   if (launch.world == 1) return launch;
   launch.token = "mpirun " + v.text_of({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
-  launch.port = v.has("MASTER_PORT") ? v.port() : derived_port(launch.token);
+  // 128 random bits, which mpirun makes for the transports of its job.
+  launch.secret = v.text("OMPI_MCA_orte_precondition_transports");
+  launch.port = v.has("MASTER_PORT") ? v.port() : derived_port(launch.token + launch.secret);
   if (launch.nodes == 1) return launch;
   launch.address = v.text("MASTER_ADDR");
   if (launch.address.empty()) {
@@ -203,10 +205,10 @@ std::optional<Launch> from_srun(const Variables& v) {
   int first = 0;
   for (int node = 0; node < launch.node; ++node) first += tasks[node];
   if (launch.rank != first + launch.local_rank) {
-    fail(ExitCode::kUsage,
-         "srun has made rank {} the task {} of machine {}, where rank {} belongs: start it with "
-         "--distribution=block, so that the ranks of a machine follow each other",
-         launch.rank, launch.local_rank, launch.node, first + launch.local_rank);
+    launch.problem = fmt::format(
+        "srun has made rank {} the task {} of machine {}, where rank {} belongs: start it with "
+        "--distribution=block, so that the ranks of a machine follow each other",
+        launch.rank, launch.local_rank, launch.node, first + launch.local_rank);
   }
   launch.token =
       fmt::format("slurm {}.{} {}", v.text_of({"SLURM_JOB_ID", "SLURM_JOBID"}),
@@ -287,6 +289,7 @@ Launch from_supervisor(const Variables& v) {
   Launch launch = from_torchrun(v).value_or(Launch{});
   launch.launcher = "sbtrain";
   launch.token = v.text(kSupervisorToken);
+  launch.secret = launch.token;
   if (v.has(kSupervisorListener)) launch.listener = v.number(kSupervisorListener, 0);
   return launch;
 }
@@ -323,6 +326,7 @@ Launch find_launch(const Environment& environment) {
   }
   if (found.empty()) return {};
   for (size_t i = 1; i < found.size(); ++i) check_agreement(found.front(), found[i]);
+  if (v.has(kUsersSecret)) found.front().secret = v.text(kUsersSecret);
   return found.front();
 }
 

@@ -1,6 +1,7 @@
 // Which rank of which job is this process? Launchers say it in environment variables.
 #pragma once
 
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,6 +25,13 @@ struct Launch {
   int port = 0;
   int listener = -1;    // rank 0: the descriptor of a socket that listens there already, or -1
   std::string token{};  // the same for all ranks of this start of the job, and for no other job
+  // What only the ranks of the job know, by which rank 0 admits them. Where the launcher has given
+  // them none, it lies in a file that rank 0 writes, and without that the token is all there is:
+  // see job/secret.h.
+  std::string secret{};
+  std::filesystem::path secret_file{};
+  // Why the job cannot be done, where only some ranks can see that: they have to tell the others.
+  std::string problem{};
 };
 
 // What the supervisor (job/supervisor.h) tells its ranks, in addition to torchrun's variables:
@@ -31,6 +39,9 @@ struct Launch {
 // are keys of the configuration.
 inline constexpr const char* kSupervisorToken = "LAUNCHED_BY_SBTRAIN";
 inline constexpr const char* kSupervisorListener = "LAUNCHED_LISTENER";
+
+// A secret that the user gives to all ranks.
+inline constexpr const char* kUsersSecret = "LAUNCH_SECRET";
 
 using Environment = std::map<std::string, std::string>;
 Environment process_environment();
@@ -49,6 +60,8 @@ std::vector<std::string> process_arguments();
 // MASTER_ADDR and MASTER_PORT take precedence over what mpirun and srun imply. A launcher that
 // started one agent on each machine (srun for torchrun or mpirun) agrees with the inner one.
 // Throws ExitCode::kUsage for variables that are missing or contradict each other, naming both.
+// Ranks of a machine that do not follow each other are Launch::problem, since some of them look
+// right.
 Launch find_launch(const Environment& environment);
 
 // The hosts of a Slurm list such as "gpu[01-03,7],login": gpu01 gpu02 gpu03 gpu7 login. Throws

@@ -14,7 +14,6 @@
 #include <cstring>
 #include <map>
 #include <optional>
-#include <random>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -23,6 +22,7 @@
 #include "core/standard_streams.h"
 #include "job/control_socket.h"
 #include "job/launch.h"
+#include "job/secret.h"
 #include "job/tcp_control.h"
 
 namespace sbtrain {
@@ -115,13 +115,6 @@ struct Rank {
   std::string line;       // what it has written of a line that has not ended
 };
 
-std::string random_token() {
-  std::random_device random;
-  std::string token;
-  for (int i = 0; i < 4; ++i) token += fmt::format("{:08x}", random());
-  return token;
-}
-
 FileDescriptor listen_locally(std::string& address) {
   try {
     address = "127.0.0.1";
@@ -190,7 +183,7 @@ class Supervisor {
   }
 
   const SupervisorOptions& options_;
-  const std::string token_ = random_token();
+  const std::string token_ = control::random_secret();
   std::string address_;
   FileDescriptor listener_;
   SignalPipe signals_;

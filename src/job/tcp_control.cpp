@@ -242,6 +242,11 @@ void TcpControl::note_start() {
   changed_.notify_all();
 }
 
+bool TcpControl::started() const {
+  const std::lock_guard lock(mutex_);
+  return started_;
+}
+
 void TcpControl::note_end() {
   const std::lock_guard lock(mutex_);
   ended_ = true;

@@ -86,6 +86,11 @@ class TcpControl : public Control {
   void tick();
   Beat beat() const;
   void note_start();
+  bool started() const;
+  // This rank has been asked to stop before all ranks were there.
+  bool stopped_early() const {
+    return deadlines_.stopped != nullptr && deadlines_.stopped() && !started();
+  }
   void note_end();
   bool ended() const;
   void deliver(Texts texts);

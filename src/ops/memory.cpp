@@ -15,6 +15,7 @@ struct Immediate : HostRead::Impl {
     if (x.data) std::copy_n(x.f64(), values.size(), values.begin());
   }
   std::span<const double> wait() override { return values; }
+  bool ready() const override { return true; }
   std::vector<double> values;
 };
 
@@ -58,6 +59,10 @@ HostRead& HostRead::operator=(HostRead&&) noexcept = default;
 
 std::span<const double> HostRead::wait() {
   return impl_->wait();
+}
+
+bool HostRead::ready() const {
+  return impl_->ready();
 }
 
 }  // namespace sbtrain::ops

@@ -66,6 +66,16 @@ struct CopyFromHost {
   void check() const { Check(kName).flat("y", y, y.numel(), y.dtype); }
 };
 
+// y = the y.bytes() bytes that are at `host` when the stream comes to this op; y is contiguous. The
+// host memory is page-locked (core/pinned_memory.h) and must stay; other threads may change it
+// meanwhile, number by number.
+struct FetchFromHost {
+  static constexpr std::string_view kName = "fetch_from_host";
+  Tensor y;
+  const void* host;
+  void check() const { Check(kName).flat("y", y, y.numel(), y.dtype); }
+};
+
 // Copies x, which is contiguous, to `host` and waits until the bytes have arrived.
 struct CopyToHost {
   static constexpr std::string_view kName = "copy_to_host";
@@ -112,10 +122,12 @@ class HostRead {
   HostRead(HostRead&&) noexcept;
   HostRead& operator=(HostRead&&) noexcept;
   std::span<const double> wait();
+  bool ready() const;  // wait() would return at once
 
   struct Impl {  // implemented by the backend
     virtual ~Impl() = default;
     virtual std::span<const double> wait() = 0;
+    virtual bool ready() const = 0;
   };
 
  private:
@@ -128,12 +140,14 @@ void run(Cpu, Stream& s, const Copy& op);
 void run(Cpu, Stream& s, const Add& op);
 void run(Cpu, Stream& s, const SumParts& op);
 void run(Cpu, Stream& s, const CopyFromHost& op);
+void run(Cpu, Stream& s, const FetchFromHost& op);
 void run(Cpu, Stream& s, const CopyToHost& op);
 void run(Cpu, Stream& s, const StartCopyToHost& op);
 void run(Cpu, Stream& s, const Synchronize& op);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const CopyFromHost& op);
+void run(Cuda, Stream& s, const FetchFromHost& op);
 void run(Cuda, Stream& s, const CopyToHost& op);
 void run(Cuda, Stream& s, const StartCopyToHost& op);
 void run(Cuda, Stream& s, const Synchronize& op);

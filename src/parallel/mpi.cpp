@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -30,6 +31,15 @@ void check(int error, std::string_view what) {
        std::string(text.data(), static_cast<size_t>(length)));
 }
 
+// Without it MPI_Init ends the process, with a long text about how Slurm was built.
+void require_pmix() {
+  const auto has = [](const char* name) { return std::getenv(name) != nullptr; };
+  if (!has("SLURM_PROCID") || has("PMIX_RANK") || has("OMPI_COMM_WORLD_RANK")) return;
+  fail(ExitCode::kUsage,
+       "ranks on the CPU talk by MPI, which needs PMIx, and srun has not provided it: start them "
+       "with srun --mpi=pmix, or with mpirun");
+}
+
 // MPI from its start to its end, which a process may have once.
 class MpiSession {
  public:
@@ -37,6 +47,7 @@ class MpiSession {
     int started = 0;
     MPI_Initialized(&started);
     require(!started, "MPI is started a second time");
+    require_pmix();
     int provided = 0;
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "starting");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -22,6 +22,7 @@ class JsonlWriter {
               int64_t tokens_per_step);
 
   void write(const MetricRecord& record);  // throws ExitCode::kStorage
+  void sync() const { file_->sync(); }
 
  private:
   int64_t tokens_per_step_;

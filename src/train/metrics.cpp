@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/files.h"
 #include "core/log.h"
 #include "core/number_text.h"
 #include "train/bits.h"
@@ -61,13 +62,17 @@ class RecentRate {
   double seconds_ = 0.0;
 };
 
+// A file of records.
+struct Sink {
+  std::function<void(const MetricRecord&)> write;
+  std::function<void()> sync;
+};
+
 // Writes records to the files on a separate thread.
 class FileThread {
  public:
-  using Sink = std::function<void(const MetricRecord&)>;
-
   explicit FileThread(std::vector<Sink> sinks)
-      : thread_([this, s = std::move(sinks)] { run(s); }) {}
+      : sinks_(std::move(sinks)), thread_([this] { run(); }) {}
   ~FileThread() {
     {
       const std::lock_guard lock(mutex_);
@@ -92,8 +97,12 @@ class FileThread {
     idle_.wait(lock, [this] { return queue_.empty(); });
   }
 
+  void sync() const {
+    for (const Sink& sink : sinks_) sink.sync();
+  }
+
  private:
-  void run(const std::vector<Sink>& sinks) {
+  void run() {
     std::unique_lock lock(mutex_);
     while (true) {
       work_.wait(lock, [this] { return done_ || !queue_.empty(); });
@@ -101,13 +110,14 @@ class FileThread {
       // A record leaves the queue after it is written, so an empty queue means that all are.
       const MetricRecord& record = queue_.front();
       lock.unlock();
-      for (const Sink& sink : sinks) sink(record);
+      for (const Sink& sink : sinks_) sink.write(record);
       lock.lock();
       queue_.pop_front();
       if (queue_.empty()) idle_.notify_all();
     }
   }
 
+  const std::vector<Sink> sinks_;
   std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable idle_;
@@ -118,8 +128,9 @@ class FileThread {
 
 // A sink that drops a record that it cannot write, and reports the first of consecutive failures.
 template <typename Writer>
-FileThread::Sink forgiving(std::shared_ptr<Writer> writer) {
-  return [writer = std::move(writer), failing = false](const MetricRecord& record) mutable {
+Sink forgiving(std::shared_ptr<Writer> writer) {
+  Sink sink;
+  sink.write = [writer, failing = false](const MetricRecord& record) mutable {
     try {
       writer->write(record);
       failing = false;
@@ -128,15 +139,23 @@ FileThread::Sink forgiving(std::shared_ptr<Writer> writer) {
       failing = true;
     }
   };
+  sink.sync = [writer, failing = false]() mutable {
+    try {
+      writer->sync();
+      failing = false;
+    } catch (const std::exception& error) {
+      if (!failing) log_warning("metrics may be lost: {}", error.what());
+      failing = true;
+    }
+  };
+  return sink;
 }
 
-std::vector<FileThread::Sink> open_files(const MetricsOptions& options) {
+std::vector<Sink> open_files(const MetricsOptions& options) {
   namespace fs = std::filesystem;
-  std::vector<FileThread::Sink> sinks;
+  std::vector<Sink> sinks;
   if (!options.config.jsonl && !options.config.tensorboard) return sinks;
-  std::error_code error;
-  fs::create_directories(options.run_dir, error);
-  if (error) fail(ExitCode::kStorage, "{}: cannot create: {}", options.run_dir, error.message());
+  make_folders(options.run_dir);
   if (options.config.jsonl) {
     sinks.push_back(forgiving(
         std::make_shared<JsonlWriter>((fs::path(options.run_dir) / "metrics.jsonl").string(),
@@ -149,8 +168,7 @@ std::vector<FileThread::Sink> open_files(const MetricsOptions& options) {
   return sinks;
 }
 
-// A step is noted when the host has launched the next one. Where launching takes longer than the
-// step, or a pause follows it, the host's time since the note before says less than the step took.
+// The device measures the waits, and the host the time, which may say a little less.
 double exposed_share(double waited, double seconds) {
   return std::min(1.0, waited / seconds);
 }
@@ -189,7 +207,7 @@ struct Metrics::Impl {
 };
 
 void Metrics::Impl::show(const StepMetrics& s) {
-  const double now = clock.seconds();
+  const double now = s.ended.value_or(clock.seconds());
   rate.add(static_cast<double>(s.step - last_step), now - last_seconds);
   if (shows_waits() && now > last_seconds) {
     exposed = exposed_share(s.waited, now - last_seconds);
@@ -279,6 +297,10 @@ void Metrics::record(int64_t step, std::vector<Metric> values) {
   if (impl_) impl_->files.push({step, unix_time(), std::move(values)});
 }
 
+double Metrics::seconds() const {
+  return impl_ ? impl_->clock.seconds() : 0.0;
+}
+
 void Metrics::pause() {
   if (impl_) impl_->clock.pause();
 }
@@ -289,6 +311,10 @@ void Metrics::resume() {
 
 void Metrics::flush() {
   if (impl_) impl_->files.flush();
+}
+
+void Metrics::sync() const {
+  if (impl_) impl_->files.sync();
 }
 
 }  // namespace sbtrain

@@ -67,6 +67,9 @@ struct StepMetrics {
   int64_t spike_steps = 0;    // so far, skipped because of their loss
   int stage = 0;
   double waited = 0.0;  // seconds for which computation stood still for collectives
+  // When the step ended, by Metrics::seconds(); nothing: now. Rates are of the time between the
+  // ends of steps, whenever the host comes to note them.
+  std::optional<double> ended{};
 };
 
 struct ValidationMetrics {
@@ -76,8 +79,9 @@ struct ValidationMetrics {
   std::optional<double> accuracy{};  // of a task
 };
 
-// A separate thread writes the files: no call below waits for a disk, except flush() and the
-// destructor. A file that cannot be written is reported once in the log, and training continues.
+// A separate thread writes the files: no call below waits for a disk, except flush(), sync()
+// and the destructor. A file that cannot be written is reported once in the log, and training
+// continues.
 class Metrics {
  public:
   // Opens the files. Throws ExitCode::kStorage when that fails.
@@ -96,13 +100,18 @@ class Metrics {
   // Writes any other values to the files only.
   void record(int64_t step, std::vector<Metric> values);
 
+  // Seconds of training so far; 0 on other ranks than 0.
+  double seconds() const;
   // Time between pause() and resume() (validation, saving) does not count in tokens per second.
   void pause();
   void resume();
 
-  // Returns when the operating system has received all records so far. If this is called before
-  // each checkpoint is committed, no committed checkpoint is newer than the files.
+  // Returns when the operating system has received all records so far.
   void flush();
+  // Returns when the disk has what flush() has waited for; may be called from another thread. If
+  // both are called before a checkpoint is committed, none is newer than the files, not even after
+  // a power failure. A file that cannot be flushed is reported in the log.
+  void sync() const;
 
  private:
   struct Impl;

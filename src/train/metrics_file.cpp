@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/files.h"
 
 namespace sbtrain {
 
@@ -15,6 +16,7 @@ AppendFile::AppendFile(const std::string& path, Mode mode) : path_(path) {
   const int exclusive = mode == Mode::kCreate ? O_EXCL : 0;
   fd_ = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | exclusive, 0644);
   if (fd_ < 0) fail(ExitCode::kStorage, "{}: cannot open: {}", path, std::strerror(errno));
+  sync_entry(path);
 }
 
 AppendFile::~AppendFile() {
@@ -35,6 +37,17 @@ void AppendFile::append(std::string_view record) {
       fail(ExitCode::kStorage, "{}: cannot write: {}{}", path_, std::strerror(error),
            restored ? "" : " (the last record may be incomplete)");
     }
+  }
+}
+
+void AppendFile::sync() const {
+  int result = 0;
+  do {
+    result = ::fdatasync(fd_);
+  } while (result != 0 && errno == EINTR);
+  // Devices and pipes have nothing to flush.
+  if (result != 0 && errno != EINVAL && errno != EROFS) {
+    fail(ExitCode::kStorage, "{}: cannot flush: {}", path_, std::strerror(errno));
   }
 }
 

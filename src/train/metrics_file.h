@@ -6,8 +6,9 @@
 
 namespace sbtrain {
 
-// The kernel has a record when append() returns, so it survives the end of the process. A record
-// that could be written only in part (disk full) is removed, so the file holds whole records only.
+// The kernel has a record when append() returns, so it survives the end of the process; after
+// sync() it survives a power failure, too. A record that could be written only in part (disk full)
+// is removed, so the file holds whole records only.
 class AppendFile {
  public:
   enum class Mode {
@@ -22,6 +23,8 @@ class AppendFile {
 
   // Throws ExitCode::kStorage; later calls may succeed again.
   void append(std::string_view record);
+  // Flushes to the disk; may be called beside append(). Throws ExitCode::kStorage.
+  void sync() const;
   const std::string& path() const { return path_; }
 
  private:

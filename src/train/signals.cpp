@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/pinned_memory.h"
 
 namespace sbtrain {
 
@@ -19,7 +20,16 @@ std::atomic<bool> installed{false};
 std::atomic<int> stop_signal{0};
 std::atomic<bool> interrupted{false};
 std::atomic<bool> save_flag{false};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+std::atomic<double*> shown{nullptr};  // see StopSignals::flags
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
+              std::atomic<double*>::is_always_lock_free &&
+              std::atomic_ref<double>::is_always_lock_free);
+
+enum Flag : uint8_t { kStop, kSave, kFlags };
+
+void show(Flag flag, bool value) {
+  if (double* flags = shown) std::atomic_ref<double>(flags[flag]).store(value ? 1 : 0);
+}
 
 void on_interrupt() {
   if (interrupted.exchange(true)) {
@@ -38,9 +48,11 @@ void handle(int number) {
   const int saved_errno = errno;
   if (number == SIGUSR2) {
     save_flag = true;
+    show(kSave, true);
   } else {
     int none = 0;
     stop_signal.compare_exchange_strong(none, number);
+    show(kStop, true);
     if (number == SIGINT) on_interrupt();
   }
   errno = saved_errno;
@@ -69,6 +81,8 @@ StopSignals::StopSignals() {
   stop_signal = 0;
   interrupted = false;
   save_flag = false;
+  show(kStop, false);
+  show(kSave, false);
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
@@ -91,8 +105,19 @@ int StopSignals::signal() const {
   return stop_signal;
 }
 
+// A signal between the two shows as one more request, which does no harm.
 bool StopSignals::save_requested() {
+  show(kSave, false);
   return save_flag.exchange(false);
+}
+
+const double* StopSignals::flags(Backend backend) {
+  // Never freed, since a handler may be about to write there.
+  static const PinnedMemory& memory = *new PinnedMemory(backend, kFlags * sizeof(double));
+  shown = reinterpret_cast<double*>(memory.data());
+  if (stop_signal != 0) show(kStop, true);
+  if (save_flag) show(kSave, true);
+  return shown;
 }
 
 }  // namespace sbtrain

@@ -1,6 +1,8 @@
 // Signals that ask a run to save, or to save and stop.
 //
-//   SIGTERM, SIGUSR1  finish the current step, save, exit 85 (a scheduler's warning)
+//   SIGTERM, SIGUSR1  finish the current step (of several ranks, perhaps the next one as well),
+//   save,
+//                     exit 85 (a scheduler's warning)
 //   SIGINT            the same; a second one ends the process at once, without saving
 //   SIGUSR2           save after the current step and continue
 //
@@ -9,6 +11,8 @@
 
 #include <array>
 #include <csignal>
+
+#include "core/backend.h"
 
 namespace sbtrain {
 
@@ -36,6 +40,10 @@ class StopSignals {
   int signal() const;
   // True once for each SIGUSR2 (several between two calls count as one).
   bool save_requested();
+  // Two numbers that the handlers keep up to date, 1 or 0: whether stop_requested(), and whether
+  // the next save_requested() will be true. A device of `backend` may read them at any time; they
+  // stay until the process ends.
+  static const double* flags(Backend backend);
 
  private:
   static constexpr int kHandled = 4;

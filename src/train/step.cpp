@@ -119,14 +119,14 @@ void TrainStep::plan() {
   require(stream_.planning(), "plan() needs Backend::kPlan");
   const BatchTensors batch = views(1);
   plan_micro_batches(batch, std::min<int64_t>(micro_batches_per_step(), 3));  // first, middle, last
-  apply(0.0);
+  apply(0.0, nullptr);
   add_validation(batch);
 }
 
 void TrainStep::plan_step() {
   require(stream_.planning(), "plan_step() needs Backend::kPlan");
   plan_micro_batches(views(1), micro_batches_per_step());
-  apply(0.0);
+  apply(0.0, nullptr);
 }
 
 int64_t TrainStep::micro_batches_per_step() const {
@@ -192,10 +192,15 @@ void TrainStep::forward_backward(const BatchTensors& batch, ShardedParams::Micro
   params_.join();
 }
 
-void TrainStep::apply(double lr) {
+void TrainStep::apply(double lr, const double* requests) {
   if (before_update_) stream_.wait(*before_update_);
   const ProgramScope scope(stream_.memory(), "update");
   params_.add_squared_gradient_norm(stats_.tensor().row_range(ops::kSquaredNorm, 1));
+  if (requests != nullptr) {
+    static_assert(ops::kSaveRequests == ops::kStopRequests + 1);
+    const Tensor asked = stats_.tensor().row_range(ops::kStopRequests, 2);
+    ops::run(stream_, ops::FetchFromHost{.y = asked, .host = requests});
+  }
   mesh_.world().all_reduce(stream_, summed(stats_));
   ops::run(stream_, ops::FinishStep{.stats = stats_,
                                     .clip = config_.clip,
@@ -213,18 +218,16 @@ void TrainStep::apply(double lr) {
 }
 
 PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr,
-                           Requests requests) {
+                           const double* requests) {
   std::array<double, ops::kSummedStats> mine{};
   for (const PackedBatch& batch : micro_batches) {
     mine[ops::kValidTargets] += static_cast<double>(batch.valid_targets);
   }
-  mine[ops::kStopRequests] = requests.stop ? 1 : 0;
-  mine[ops::kSaveRequests] = requests.save ? 1 : 0;
   ops::run(stream_, ops::CopyFromHost{.y = summed(stats_), .host = mine.data()});
   for (size_t n = 0; n < micro_batches.size(); ++n) {
     accumulate(upload(micro_batches[n]), {.first = n == 0, .last = n + 1 == micro_batches.size()});
   }
-  apply(lr);
+  apply(lr, requests);
   params_.wait_times().end_batch();
   return {ops::HostRead(stream_, stats_), params_.wait_times()};
 }

@@ -16,7 +16,7 @@
 
 namespace sbtrain {
 
-// What a rank has been asked to do, by a signal. It travels with the numbers that the ranks reduce
+// What ranks have been asked to do, by signals. It travels with the numbers that the ranks reduce
 // anyway, so that all of them learn of it at the same place in their work.
 struct Requests {
   bool stop = false;  // save and stop
@@ -40,6 +40,7 @@ class PendingStep {
  public:
   PendingStep(ops::HostRead stats, WaitTimes& waits) : stats_(std::move(stats)), waits_(&waits) {}
   StepResult wait();
+  bool ready() const { return stats_.ready(); }  // wait() would return at once
 
  private:
   ops::HostRead stats_;
@@ -85,9 +86,11 @@ class TrainStep {
   // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
   // clipped to train.clip, then AdamW. A step whose loss or norm is not finite, or whose loss is a
   // spike (train.spike_sigma), changes nothing but the result's numbers.
-  // Loss, norm, the number of targets and the ranks' `requests` take one reduction. Returns before
-  // the device has finished.
-  PendingStep run(std::span<const PackedBatch> micro_batches, double lr, Requests requests = {});
+  // Loss, norm, the number of targets and the ranks' requests take one reduction. This rank's are
+  // two numbers, 1 for a stop and for a save, in page-locked memory, which the device reads just
+  // before that reduction (train/signals.h); null: none. Returns before the device has finished.
+  PendingStep run(std::span<const PackedBatch> micro_batches, double lr,
+                  const double* requests = nullptr);
 
   // Evaluates a batch on each rank and waits for the sums. Every rank makes the same number of
   // calls; one without data passes a batch without valid targets.
@@ -99,7 +102,7 @@ class TrainStep {
   BatchTensors upload(const PackedBatch& batch);
   void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
-  void apply(double lr);
+  void apply(double lr, const double* requests);
   // Whether the work of micro-batches is recorded (train.cuda_graph).
   bool records() const;
   void add_validation(const BatchTensors& batch);

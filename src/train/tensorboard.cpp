@@ -7,7 +7,7 @@
 #include <chrono>
 #include <filesystem>
 
-#include "core/error.h"
+#include "core/files.h"
 #include "core/host_name.h"
 
 namespace sbtrain {
@@ -88,9 +88,7 @@ std::string file_name(double time, int attempt) {
 }
 
 std::string new_path(const std::string& folder, double time) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) fail(ExitCode::kStorage, "{}: cannot create: {}", folder, error.message());
+  make_folders(folder);
   for (int attempt = 0;; ++attempt) {
     fs::path path = fs::path(folder) / file_name(time, attempt);
     if (!fs::exists(path)) return path.string();

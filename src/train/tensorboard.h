@@ -29,6 +29,7 @@ class TensorboardWriter {
 
   // One scalar per value, as fp32. Throws ExitCode::kStorage.
   void write(const MetricRecord& record);
+  void sync() const { file_->sync(); }
 
   const std::string& path() const { return file_->path(); }
 

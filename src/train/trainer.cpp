@@ -80,6 +80,7 @@ class Run {
   void open_stage(int stage);
   void train_one_step();
   void settle();
+  double end_of_step(bool was_done);
   Requests take_requests();
   void note(const Requests& requests);
   void validate();
@@ -118,8 +119,8 @@ class Run {
   std::optional<HeldOut> held_out_;
   std::optional<Task> task_;
   std::optional<Snapshotter> snapshotter_;
-  std::optional<CheckpointWriter> writer_;
   std::optional<Metrics> metrics_;
+  std::optional<CheckpointWriter> writer_;  // may flush metrics_ until it is gone
   std::optional<Guard> guard_;
   int64_t saved_step_ = -1;
   // A checkpoint of this run that the next one continues.
@@ -134,13 +135,15 @@ class Run {
   Requests requests_;  // of any rank, not yet acted on
 
   // The step that the device may still be working on. Its result is read one step late, so that
-  // the device never waits for the host.
+  // a GPU never waits for the host.
   struct Enqueued {
     PendingStep pending;
     int64_t step = 0;
     double lr = 0;
+    double launched = 0;  // when the device had all of it, in Metrics::seconds()
   };
   std::optional<Enqueued> enqueued_;
+  double ended_ = 0;  // the last step that has been settled, in Metrics::seconds()
 };
 
 // The memory of the whole step is planned, then allocated once.
@@ -473,11 +476,16 @@ void Run::train_one_step() {
   }
   control_.progress(fmt::format("step {}", state_.step + 1));
   const double lr = schedule_.lr(state_.step);
-  PendingStep pending = step_.run(micro_batches, lr, alone() ? Requests{} : take_requests());
+  PendingStep pending =
+      step_.run(micro_batches, lr, alone() ? nullptr : StopSignals::flags(memory_.backend()));
+  const double launched = metrics_->seconds();
   settle();
   state_.step += 1;
   state_.tokens += config_.train.tokens_per_step();
-  enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr};
+  enqueued_ = {.pending = std::move(pending), .step = state_.step, .lr = lr, .launched = launched};
+  // A CPU has done the step already; that is no matter of luck, so all ranks learn alike what they
+  // are asked for.
+  if (memory_.backend() == Backend::kCpu) settle();
   if (alone()) note(take_requests());
 }
 
@@ -490,10 +498,22 @@ void Run::note(const Requests& requests) {
   requests_.save |= requests.save;
 }
 
+// When the enqueued step, for which the host has just waited, has ended. Where it had to wait that
+// is now. Otherwise the device is faster than the host, or is the host, and the step has ended
+// about when it was launched, but not before the step before it.
+double Run::end_of_step(bool was_done) {
+  const double now = metrics_->seconds();
+  const double launched = enqueued_->launched;
+  if (!was_done) return now;
+  return launched >= ended_ ? launched : (ended_ + now) / 2;
+}
+
 // Waits for the enqueued step and records its result; its weights are in place afterwards.
 void Run::settle() {
   if (!enqueued_) return;
+  const bool was_done = enqueued_->pending.ready();
   const StepResult result = enqueued_->pending.wait();
+  ended_ = end_of_step(was_done);
   // A step that the guard does not accept has changed nothing on the device either.
   guard_->accept(enqueued_->step, result.loss, result.grad_norm * result.grad_norm, enqueued_->lr,
                  result.spike ? &result.running : nullptr);
@@ -509,7 +529,8 @@ void Run::settle() {
                         .skipped_steps = state_.guard.skipped,
                         .spike_steps = state_.guard.spikes,
                         .stage = schedule_.stage(enqueued_->step - 1),
-                        .waited = result.waited});
+                        .waited = result.waited,
+                        .ended = ended_});
   enqueued_.reset();
   start_.first_step();
 }
@@ -567,6 +588,7 @@ void Run::validate() {
 void Run::save() {
   settle();
   requests_.save = false;
+  signals_.save_requested();  // this rank's, if it is one of those that have asked
   if (saved_step_ == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
@@ -586,6 +608,7 @@ void Run::save() {
   snapshot.config_yaml = resolved_.yaml;
   snapshot.fingerprints = identity_fields(resolved_.fields);
   metrics_->flush();
+  snapshot.before_commit = [this] { metrics_->sync(); };
   writer_->save(std::move(snapshot));
   saved_step_ = state_.step;
 }

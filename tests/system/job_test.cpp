@@ -3,7 +3,9 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <csignal>
 #include <memory>
+#include <optional>
 
 #include "runs.h"
 
@@ -23,6 +25,43 @@ class Job : public SystemTest {
     EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
     ::close(fd);
     return ntohs(address.sin_port);
+  }
+
+  // The variables of a task of `srun`: two tasks on each of two machines, which are both this one.
+  std::map<std::string, std::string> task(int rank, int machine, int task_of_machine, int port) {
+    std::map<std::string, std::string> variables = environment_;
+    variables.insert({{"SLURM_JOB_ID", "17"},
+                      {"SLURM_STEP_ID", "0"},
+                      {"SLURM_PROCID", std::to_string(rank)},
+                      {"SLURM_LOCALID", std::to_string(task_of_machine)},
+                      {"SLURM_NODEID", std::to_string(machine)},
+                      {"SLURM_STEP_NUM_TASKS", "4"},
+                      {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                      {"MASTER_ADDR", "127.0.0.1"},
+                      {"MASTER_PORT", std::to_string(port)}});
+    return variables;
+  }
+  using Tasks = std::vector<std::pair<int, int>>;  // machine and task of each rank
+  std::vector<std::unique_ptr<Process>> start_tasks(const Tasks& tasks,
+                                                    const std::vector<std::string>& arguments) {
+    const int port = free_port();
+    std::vector<std::unique_ptr<Process>> processes;
+    for (const auto& [machine, place] : tasks) {
+      const auto rank = static_cast<int>(processes.size());
+      processes.push_back(std::make_unique<Process>(command(arguments),
+                                                    folder_ / fmt::format("log{}", rank),
+                                                    task(rank, machine, place, port)));
+    }
+    return processes;
+  }
+  // Within `seconds` each, far below the time that ranks wait for others.
+  void wait_for(const std::vector<std::unique_ptr<Process>>& processes, double seconds = 20) {
+    codes_.clear();
+    outputs_.clear();
+    for (const auto& process : processes) {
+      codes_.push_back(process->wait(seconds));
+      outputs_.push_back(process->output());
+    }
   }
 
   // Runs one process for each list of arguments, as torchrun would.
@@ -74,6 +113,84 @@ TEST_F(Job, AMissingRankIsNamed) {
                        {"MASTER_PORT", std::to_string(free_port())}});
   EXPECT_EQ(run(training("run", {"--train.rendezvous_timeout=1"})), 7);
   EXPECT_TRUE(says(output_, "rank 1 of 2 did not come within 1 s")) << output_;
+}
+
+TEST_F(Job, TasksThatSlurmDealsOutInTurnAreRefusedTogether) {
+  wait_for(start_tasks({{0, 0}, {1, 0}, {0, 1}, {1, 1}}, training("run")));
+  EXPECT_EQ(codes_, (std::vector<int>{2, 2, 2, 2}));
+  EXPECT_TRUE(says(outputs_[0], "--distribution=block")) << outputs_[0];
+  EXPECT_EQ(outputs_[1] + outputs_[2] + outputs_[3], "");
+}
+
+#ifdef SBTRAIN_MPIRUN
+TEST_F(Job, TasksOnTheCpuNeedPmix) {
+  wait_for(start_tasks({{0, 0}, {0, 1}, {1, 0}, {1, 1}}, training("run", {"--train.batch=8"})));
+  EXPECT_EQ(codes_, (std::vector<int>{2, 2, 2, 2}));
+  EXPECT_TRUE(says(outputs_[0], "srun --mpi=pmix")) << outputs_[0];
+  EXPECT_EQ(outputs_[1] + outputs_[2] + outputs_[3], "");
+}
+#endif
+
+// Another program has the variables of rank 0, and ends without having listened; or it has ended
+// already.
+TEST_F(Job, RanksOnItsMachineNoticeThatRankZeroHasEnded) {
+  for (const bool comes : {true, false}) {
+    const int port = free_port();
+    std::optional<Process> zero;
+    const auto begin = std::chrono::steady_clock::now();
+    if (comes) {
+      zero.emplace(std::vector<std::string>{"sleep", "6"}, folder_ / "log0", task(0, 0, 0, port));
+    }
+    Process one(command(training("run")), folder_ / "log1", task(1, 0, 1, port));
+    EXPECT_EQ(one.wait(20), 7);
+    EXPECT_TRUE(says(one.output(), "rank 0 has ended before it listened")) << one.output();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    EXPECT_GT(took.count(), comes ? 6.0 : 2.0);
+    EXPECT_LT(took.count(), comes ? 11.0 : 6.0);
+  }
+}
+
+// Nobody knows when somebody who sets the variables by hand will start rank 0.
+TEST_F(Job, RankZeroMayBeStartedLater) {
+  const int port = free_port();
+  const auto start = [&](const char* rank) {
+    std::map<std::string, std::string> variables = environment_;
+    variables.insert({{"RANK", rank},
+                      {"LOCAL_RANK", rank},
+                      {"WORLD_SIZE", "2"},
+                      {"LOCAL_WORLD_SIZE", "2"},
+                      {"MASTER_ADDR", "127.0.0.1"},
+                      {"MASTER_PORT", std::to_string(port)}});
+    return std::make_unique<Process>(command({"eval", "--checkpoint", path("none")}),
+                                     folder_ / (std::string("log") + rank), variables);
+  };
+  const auto one = start("1");
+  std::this_thread::sleep_for(std::chrono::seconds(7));
+  EXPECT_TRUE(one->running()) << one->output();
+  const auto zero = start("0");
+  EXPECT_EQ(zero->wait(20), one->wait(20));
+  EXPECT_EQ(one->output(), "");  // they have met, and rank 0 has said what is wrong
+}
+
+// A stop while ranks are awaited: with rank 0, whose logs say so, and without.
+TEST_F(Job, AStopIsHeardWhileRanksAreAwaited) {
+  const auto processes = start_tasks({{0, 0}, {0, 1}}, training("run"));
+  const auto logged = [&](int rank) {
+    return read_file(path("run") + fmt::format("/logs/rank-{:05}.log", rank));
+  };
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  for (const auto& process : processes) process->signal(SIGTERM);
+  wait_for(processes);
+  EXPECT_EQ(codes_, (std::vector<int>{85, 85}));
+  EXPECT_TRUE(says(outputs_[0], "asked to stop")) << outputs_[0];
+  EXPECT_FALSE(says(outputs_[0], "error")) << outputs_[0];
+  for (const int rank : {0, 1}) {
+    EXPECT_TRUE(says(logged(rank), "this rank ends with exit code 85: ")) << logged(rank);
+  }
+  Process alone(command(training("run")), folder_ / "log", task(1, 0, 1, free_port()));
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  alone.signal(SIGTERM);
+  EXPECT_EQ(alone.wait(20), 85) << alone.output();
 }
 
 // Before they connect, read data or take memory.

@@ -122,6 +122,13 @@ class RankedTraining : public SystemTest {
     ASSERT_NE(first, std::string::npos) << output_;
     EXPECT_EQ(output_.find("error: ", first + 1), std::string::npos) << output_;
   }
+  // The last line of a rank's log names the exit code and the cause.
+  void expect_logged(const std::string& out, int rank, int code, const std::string& cause) const {
+    const std::string log = read_file(path(out) + fmt::format("/logs/rank-{:05}.log", rank));
+    const size_t end = log.find(fmt::format("this rank ends with exit code {}: ", code));
+    ASSERT_NE(end, std::string::npos) << "rank " << rank << ":\n" << log;
+    EXPECT_NE(log.find(cause, end), std::string::npos) << log.substr(end);
+  }
   // What was saved before is whole.
   void expect_sound(const std::string& out) {
     const std::string said = output_;
@@ -213,12 +220,31 @@ TEST_F(RankedTraining, RepeatedAndContinuedRunsAreEqual) {
   expect_equal_runs("parts", "run");
 }
 
+// Signals come at any moment of a step of about 0.1 s.
+TEST_F(RankedTraining, AStopTakesTheCurrentStepAndOneMoreAtMost) {
+  const std::vector<std::string> slow = {"--model.width=128", "--model.inner=352",
+                                         "--train.sequence_length=128", "--checkpoint.every=0"};
+  int step = 0;
+  for (const int rank : {0, 1, 0, 1}) {
+    Job job = start(2, endless("run", slow));
+    wait_for_step(job, "run", step + 3);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 * step % 90));
+    const int done = last_step("run");
+    ::kill(pid_of(job, rank), SIGTERM);
+    EXPECT_EQ(finish(job), (std::vector<int>{85, 85})) << output_;
+    step = last_step("run");
+    EXPECT_LE(step, done + 2) << "signal to rank " << rank;
+    EXPECT_EQ(newest("run").filename(), fmt::format("step-{:08}", step));
+  }
+}
+
 TEST_F(RankedTraining, ASecondJobOnTheFolderIsRefused) {
   Job job = start(2, endless("run"));
   wait_for_step(job, "run", 3);
   Job second = start(2, endless("run"));
   EXPECT_EQ(finish(second), (std::vector<int>{2, 2})) << output_;
   expect_says("in use");
+  for (const int rank : {0, 1}) expect_logged("run", rank, 2, "in use");
   expect_one_error();
   const int step = last_step("run");
   wait_for_step(job, "run", step + 3);
@@ -234,6 +260,9 @@ TEST_F(RankedTraining, AKilledRankEndsTheJob) {
   EXPECT_EQ(finish(job), (std::vector<int>{7, 128 + SIGKILL, 7, 7})) << output_;
   expect_says(fmt::format("error: rank 1 (pid {} on ", pid));
   expect_one_error();
+  for (const int rank : {0, 2, 3}) {
+    expect_logged("run", rank, 7, fmt::format("rank 1 (pid {} on ", pid));
+  }
   expect_sound("run");
 }
 
@@ -291,6 +320,7 @@ TEST_F(RankedTraining, ADiskThatIsFullForOneRankEndsTheJob) {
   EXPECT_EQ(finish(job), (std::vector<int>{9, 9})) << output_;
   expect_says("rank-00001-of-00002.safetensors");
   expect_one_error();
+  for (const int rank : {0, 1}) expect_logged("run", rank, 9, "rank-00001-of-00002.safetensors");
   expect_sound("run");
 }
 

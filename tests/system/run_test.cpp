@@ -47,6 +47,34 @@ TEST_F(SystemTest, TrainsValidatesAndSaves) {
 }
 
 // A model that has learned a repeating text continues it exactly.
+// Also those of steps that save, validate or stop, after which the host waits for the device.
+TEST_F(SystemTest, EveryRecordHasTheRateOfItsSteps) {
+  const auto rates = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> options = {
+        "--model.width=64",          "--model.inner=176",         "--train.sequence_length=128",
+        "--train.batch=8",           "--stages.1.length=1 steps", "--checkpoint.every=5 steps",
+        "--validation.every=7 steps"};
+    options.insert(options.end(), more.begin(), more.end());
+    fs::remove_all(path("run"));
+    EXPECT_EQ(run(training("run", options)), 0) << output_;
+    std::vector<double> values;
+    std::istringstream lines(read_file(path("run") + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      const nlohmann::json record = nlohmann::json::parse(line);
+      if (!record.contains("train/tokens_per_second")) continue;
+      values.push_back(record.at("train/tokens_per_second"));
+    }
+    return values;
+  };
+  for (const char* every : {"--metrics.every=1", "--metrics.every=5"}) {
+    std::vector<double> all = rates({every});
+    ASSERT_GT(all.size(), 6U);
+    std::ranges::sort(all);
+    // Other work on the machine makes steps slower, but not faster.
+    EXPECT_LT(all.back(), 20 * all[all.size() / 2]) << every;
+  }
+}
+
 TEST_F(SystemTest, GenerateContinuesTheTrainedText) {
   const std::vector<std::string> days = {"Monday", "Tuesday",  "Wednesday", "Thursday",
                                          "Friday", "Saturday", "Sunday"};

@@ -102,6 +102,10 @@ void run(Cpu, Stream& /*s*/, const CopyFromHost& op) {
   if (op.y.bytes() > 0) std::memcpy(op.y.data, op.host, op.y.bytes());
 }
 
+void run(Cpu, Stream& /*s*/, const FetchFromHost& op) {
+  if (op.y.bytes() > 0) std::memcpy(op.y.data, op.host, op.y.bytes());
+}
+
 void run(Cpu, Stream& /*s*/, const CopyToHost& op) {
   if (op.x.bytes() > 0) std::memcpy(op.host, op.x.data, op.x.bytes());
 }

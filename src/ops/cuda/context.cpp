@@ -253,6 +253,12 @@ struct PinnedRead : HostRead::Impl {
     context.after_wait();
     return {slot.values, count};
   }
+  bool ready() const override {
+    const cudaError_t state = cudaEventQuery(slot.done);
+    // This is no error, but would be taken for one by the next check.
+    if (state == cudaErrorNotReady) cudaGetLastError();
+    return state == cudaSuccess;
+  }
   Context& context;
   Context::ReadSlot slot;
   size_t count;

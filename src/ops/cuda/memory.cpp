@@ -9,6 +9,11 @@ void run(Cuda, Stream& s, const CopyFromHost& op) {
   c.staging.upload(c.stream, op.y.data, op.host, op.y.bytes());
 }
 
+void run(Cuda, Stream& s, const FetchFromHost& op) {
+  SBTRAIN_CUDA_CHECK(
+      cudaMemcpyAsync(op.y.data, op.host, op.y.bytes(), cudaMemcpyHostToDevice, context(s).stream));
+}
+
 void run(Cuda, Stream& s, const CopyToHost& op) {
   Context& c = context(s);
   c.staging.download(c.stream, op.host, op.x.data, op.x.bytes());

@@ -7,16 +7,19 @@
 namespace sbtrain {
 namespace {
 
+void expect_words(const std::string& text, const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is missing in: " << text;
+  }
+}
+
 void expect_refused(const Environment& environment, const std::vector<std::string>& words) {
   try {
     find_launch(environment);
     ADD_FAILURE() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kUsage);
-    for (const std::string& word : words) {
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
-          << "'" << word << "' is missing in: " << error.what();
-    }
+    expect_words(error.what(), words);
   }
 }
 
@@ -121,9 +124,15 @@ TEST(Launch, MpirunOnSeveralMachinesNeedsAnAddress) {
   EXPECT_EQ(launch.nodes, 2);
 }
 
+// Some ranks look right, so that the others have to meet them to tell them.
 TEST(Launch, MpirunMustKeepTheRanksOfAMachineTogether) {
-  expect_refused(with(mpirun(), {{"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_RANK", "5"}}),
-                 {"rank 5 of 8", "local rank 3 of 4", "--map-by"});
+  const Environment two = with(mpirun(), {{"OMPI_COMM_WORLD_SIZE", "8"}, {"MASTER_ADDR", "node3"}});
+  const Launch wrong = find_launch(with(two, {{"OMPI_COMM_WORLD_RANK", "5"}}));
+  expect_words(wrong.problem, {"rank 5 of 8", "local rank 3 of 4", "--map-by"});
+  const Launch right = find_launch(two);
+  EXPECT_EQ(right.problem, "");
+  EXPECT_EQ(wrong.token, right.token);
+  EXPECT_EQ(wrong.port, right.port);
 }
 
 TEST(Launch, Srun) {
@@ -160,7 +169,23 @@ TEST(Launch, ATaskAloneIsNoJobOfManyRanks) {
 }
 
 TEST(Launch, SrunMustKeepTheRanksOfAMachineTogether) {
-  expect_refused(with(srun(), {{"SLURM_PROCID", "5"}}), {"rank 5", "machine 2", "block"});
+  const Launch wrong = find_launch(with(srun(), {{"SLURM_PROCID", "5"}}));
+  expect_words(wrong.problem, {"rank 5", "machine 2", "block"});
+  const Launch right = find_launch(srun());
+  EXPECT_EQ(right.problem, "");
+  EXPECT_EQ(wrong.token, right.token);
+  EXPECT_EQ(wrong.address, right.address);
+}
+
+TEST(Launch, MpirunAndTheUserGiveTheRanksASecret) {
+  EXPECT_EQ(find_launch(mpirun()).secret, "");
+  const Environment key =
+      with(mpirun(), {{"OMPI_MCA_orte_precondition_transports", "24fc922d-168eb83c"}});
+  EXPECT_EQ(find_launch(key).secret, "24fc922d-168eb83c");
+  EXPECT_NE(find_launch(key).port, find_launch(mpirun()).port);
+  for (const Environment& of : {key, torchrun(), srun()}) {
+    EXPECT_EQ(find_launch(with(of, {{kUsersSecret, "mine"}})).secret, "mine");
+  }
 }
 
 TEST(Launch, TheSupervisorOverrulesWhatStartedIt) {
@@ -176,6 +201,7 @@ TEST(Launch, TheSupervisorOverrulesWhatStartedIt) {
   EXPECT_EQ(launch.rank, 1);
   EXPECT_EQ(launch.world, 2);
   EXPECT_EQ(launch.token, "secret");
+  EXPECT_EQ(launch.secret, "secret");
   EXPECT_EQ(launch.listener, 7);
 }
 

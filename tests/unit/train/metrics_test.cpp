@@ -66,6 +66,22 @@ TEST(Metrics, RecordsTheFirstTheLastAndEveryTenthStep) {
   EXPECT_EQ(steps, (std::vector<int64_t>{1, 10, 20, 25}));
 }
 
+// Of steps that take half a second and are noted late and together.
+TEST(Metrics, RatesAreOfTheEndsOfSteps) {
+  const TemporaryFolder folder;
+  MetricsOptions options = make_options(folder.path());
+  options.config.every = 1;
+  {
+    Metrics metrics(options);
+    for (int64_t step = 1; step <= 5; ++step) {
+      metrics.train_step({.step = step, .ended = 0.5 * static_cast<double>(step)});
+    }
+  }
+  const std::vector<nlohmann::json> records = read_records(folder);
+  ASSERT_EQ(records.size(), 5U);
+  for (const nlohmann::json& record : records) EXPECT_EQ(record["train/tokens_per_second"], 200.0);
+}
+
 TEST(Metrics, MfuIsTheShareOfThePeak) {
   const TemporaryFolder folder;
   MetricsOptions options = make_options(folder.path());

@@ -41,6 +41,27 @@ TEST(StopSignals, ASaveRequestIsTakenOnceAndDoesNotStop) {
   EXPECT_TRUE(signals.save_requested());
 }
 
+TEST(StopSignals, FlagsShowWhatIsRequested) {
+  const double* flags = nullptr;
+  {
+    StopSignals signals;
+    raise(SIGUSR2);  // before anybody has asked for the flags
+    flags = StopSignals::flags(Backend::kCpu);
+    EXPECT_EQ(flags[0], 0);
+    EXPECT_EQ(flags[1], 1);
+    EXPECT_TRUE(signals.save_requested());
+    EXPECT_EQ(flags[1], 0);
+    raise(SIGTERM);
+    EXPECT_EQ(flags[0], 1);
+    EXPECT_EQ(flags[1], 0);
+    raise(SIGUSR2);
+    EXPECT_EQ(flags[1], 1);
+  }
+  StopSignals signals;
+  EXPECT_EQ(flags[0], 0);
+  EXPECT_EQ(flags[1], 0);
+}
+
 TEST(StopSignals, TheSecondInterruptEndsTheProcess) {
   const auto interrupt_twice = [] {
     StopSignals signals;

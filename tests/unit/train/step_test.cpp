@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -134,7 +135,8 @@ TEST(TrainStep, OneReductionHasLossNormTargetsAndRequests) {
     // loss, squared norm, valid targets, and what the other rank was asked to do
     ranks.other = {30, 7, 4, stop, save};
     ranks.reductions = 0;
-    const StepResult all = model.step.run({&batch, 1}, 0.0, mine).wait();
+    const std::array<double, 2> asked = {mine.stop ? 1.0 : 0.0, mine.save ? 1.0 : 0.0};
+    const StepResult all = model.step.run({&batch, 1}, 0.0, asked.data()).wait();
     EXPECT_EQ(ranks.reductions, 1);
     EXPECT_NEAR(all.loss, (12 * own.loss + 30) / 16, 1e-12);
     EXPECT_NEAR(all.grad_norm, std::sqrt(std::pow(12 * own.grad_norm, 2) + 7) / 16, 1e-12);
