@@ -542,10 +542,13 @@ std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, bool starts_with_
   return tokens;
 }
 
-HttpResponse answer_completion(const CompletionContext& context, const HttpRequest& request) {
-  const RequestFields fields(request.body);
-  auto answer = std::make_shared<Answer>(context, read_request(context, fields));
-  if (!fields.boolean("stream", false)) return answer->whole(request.left);
+HttpResponse answer_completion(const CompletionContext& context, HttpRequest& request) {
+  // The values of the JSON take many times the memory of what they ask for.
+  CompletionRequest completion = read_request(context, RequestFields(request.body));
+  request.drop_body();
+  const bool stream = completion.stream;
+  auto answer = std::make_shared<Answer>(context, std::move(completion));
+  if (!stream) return answer->whole(request.left);
   HttpResponse response;
   response.type = "text/event-stream";
   response.headers.emplace_back("Cache-Control", "no-cache");

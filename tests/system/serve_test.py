@@ -433,7 +433,7 @@ class Limits(Served):
                         "Content-Length: 99999999999\r\n\r\n" + "a" * 4096):
             with self.server.socket() as connection:
                 head, body = framing.split("\r\n\r\n", 1)
-                connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+                connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode())
                 try:
                     for _ in range(100):
                         connection.sendall(body.encode())
@@ -628,12 +628,13 @@ class Clients(Served):
     def test_random_bytes(self):
         rng = random.Random(20261122)
         good = request_bytes({"prompt": "a", "max_tokens": 2, "temperature": 0, "stop": ["x"], "logprobs": 1})
-        heads = [b"GET / HTTP/1.1\r\n\r\n", b"POST /tokenize HTTP/1.1\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}",
-                 b"POST /v1/completions HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-                 b"Content-Length: 5\r\n\r\n--x\r\n", b"GET /metrics HTTP/1.1\r\nRange: bytes=0-1,5-\r\n\r\n",
-                 b"POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
-                 b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}", good]
+        host = b"HTTP/1.1\r\nHost: localhost\r\n"
+        heads = [b"GET / " + host + b"\r\n", b"POST /tokenize " + host + b"Content-Length: 14\r\n\r\n{\"prompt\":\"a\"}",
+                 b"POST /v1/completions " + host + b"Content-Type: multipart/form-data; boundary=x\r\n"
+                 b"Content-Length: 5\r\n\r\n--x\r\n", b"GET /metrics " + host + b"Range: bytes=0-1,5-\r\n\r\n",
+                 b"POST /tokenize " + host + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
+                 b"POST /tokenize " + host + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n",
+                 b"POST /v1/completions " + host + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}", good]
 
         def mutated():
             data = bytearray(rng.choice(heads))
@@ -678,6 +679,133 @@ class Clients(Served):
         statuses = set(ALL.map(ask, bodies))
         self.assertTrue(statuses <= {200, 400}, statuses)
         self.assertEqual(len(statuses), 2)
+
+
+class Framing(Served):
+    """Where a request ends must not be in doubt: a proxy in front could see another request there."""
+
+    def raw(self, data):
+        """All that the server says until it closes the connection."""
+        answer = b""
+        with self.server.socket(timeout=20) as connection:
+            connection.sendall(data)
+            while part := connection.recv(65536):
+                answer += part
+        return answer
+
+    def test_ambiguous_requests(self):
+        body = b'{"prompt": "a"}'
+        length = b"Content-Length: 15\r\n"
+        host = b"Host: localhost\r\n"
+        chunked = b"Transfer-Encoding: chunked\r\n"
+        for headers, status in (
+                (host + length + length, b"400"), (host + length + b"Content-Length: 3\r\n", b"400"),
+                (host + b"content-length: 3\r\n" + length, b"400"), (host + b"Content-Length: 15, 15\r\n", b"400"),
+                (host + length + chunked, b"400"), (host + chunked + length, b"400"), (host + host + length, b"400"),
+                (host + b"Host: other\r\n" + length, b"400"), (length, b"400"),
+                (host + b"Content-Length : 15\r\n", b"400"),
+                (host + length + b" folded\r\n", b"400"), (host + b"X: a\n" + length, b"400"),
+                (host + b"X: a\rb\r\n" + length, b"400"), (host + b"no colon\r\n" + length, b"400"),
+                (host + b": no name\r\n" + length, b"400"), (host + chunked + chunked, b"400"),
+                (host + b"Transfer-Encoding: gzip, chunked\r\n", b"501"),
+                (host + b"Transfer-Encoding: identity\r\n" + length, b"400"),
+                (host + b"Transfer-Encoding: xchunked\r\n", b"501")):
+            for method in (b"POST /tokenize", b"GET /health"):
+                request = method + b" HTTP/1.1\r\n" + headers + b"\r\n" + body
+                answer = self.raw(request + b"GET /health HTTP/1.1\r\n" + host + b"\r\n")
+                self.assertTrue(answer.startswith(b"HTTP/1.1 " + status), (headers, answer))
+                self.assertEqual(answer.count(b"HTTP/1.1 "), 1, (headers, answer))
+                self.assertIn(b"\r\nConnection: close\r\n", answer)
+        old = b"POST /tokenize HTTP/1.0\r\n" + host + chunked + b"\r\nf\r\n" + body + b"\r\n0\r\n\r\n"
+        self.assertTrue(self.raw(old).startswith(b"HTTP/1.1 400"))
+
+    def test_nothing_follows_chunks(self):
+        data = (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"f\r\n{\"prompt\": \"a\"}\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = self.raw(data)
+        self.assertTrue(answer.startswith(b"HTTP/1.1 200"), answer)
+        self.assertEqual(answer.count(b"HTTP/1.1 "), 1, answer)
+        self.assertIn(b"\r\nConnection: close\r\n", answer)
+
+    def test_an_old_client_without_a_host(self):
+        # HTTP/1.0 knows no Host; the server answers to its own name alone.
+        self.assertTrue(self.raw(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 403"))
+
+
+class Bodies(unittest.TestCase):
+    """What bodies may cost."""
+
+    def test_a_body_is_not_awaited_in_vain(self):
+        server = Server(folder, "--max-length", "64", variables={"SERVE_TOKEN": "secret"})
+        head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n{}\r\n"
+        before = server.metrics_of({"Authorization": "Bearer secret"})
+        for path, headers, status in (("/v1/completions", "", b"401"),
+                                      ("/tokenize", "Authorization: Bearer no\r\n", b"401"),
+                                      ("/v1/completions", "Expect: 100-continue\r\n", b"401"), ("/nothing", "", b"404"),
+                                      ("/health", "", b"405"), ("/tokenize", "Origin: http://evil.example\r\n", b"403")):
+            with server.socket(timeout=10) as connection:
+                connection.sendall(head.format(path, headers).encode())
+                self.assertEqual(connection.recv(12), b"HTTP/1.1 " + status, (path, headers))
+        after = server.metrics_of({"Authorization": "Bearer secret"})
+        name = 'sbtrain_request_seconds_count{path="/v1/completions",status="401"}'
+        self.assertEqual(after[name] - before.get(name, 0), 2)
+        # Whoever has the token is asked for the body.
+        body = b'{"prompt": "a"}'
+        with server.socket(timeout=10) as connection:
+            connection.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+                               b"Expect: 100-continue\r\nContent-Length: 15\r\n\r\n")
+            self.assertIn(b" 100 ", connection.recv(100))
+            connection.sendall(body)
+            self.assertIn(b" 200 ", connection.recv(100))
+        self.assertEqual(server.stop(), 0)
+
+    def test_all_together(self):
+        # Each byte counts as 40: there is room for two of these bodies, of 29 MiB, and not for three.
+        server = Server(folder, "--max-length", "4096", "--body-kib", "1024", "--bodies-mib", "64")
+        rest = json.dumps({"prompt": "The", "max_tokens": 4000, "temperature": 2, "stream": True,
+                           "x": [{}] * 250000}, separators=(",", ":")).encode()
+        self.assertLess(len(rest), 1 << 20)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(rest)}\r\n\r\n"
+        whole = head.encode() + rest
+
+        def status():
+            with server.socket() as connection:
+                try:
+                    connection.sendall(whole)
+                    return connection.recv(12)[9:]
+                except OSError:
+                    return b""
+        self.assertEqual(status(), b"200")
+        held = [server.socket() for _ in range(2)]
+        for connection in held:
+            connection.sendall(whole[:-1])
+        deadline = time.monotonic() + 30
+        while (got := status()) != b"503" and time.monotonic() < deadline:
+            time.sleep(0.05)  # until the two have been read
+        self.assertEqual(got, b"503")
+        self.assertEqual(server.call("GET", "/health")[0], 200)
+        # The memory is there again once a body has been read, though its answer goes on.
+        for connection in held:
+            connection.sendall(whole[-1:])
+            self.assertIn(b" 200 ", connection.recv(4096))
+        self.assertEqual(status(), b"200")
+        for connection in held:
+            connection.close()
+        self.assertEqual(server.stop(), 0)
+
+    def test_plan(self):
+        def serve(*options):
+            result = subprocess.run([PROGRAM, "serve", "--checkpoint", "run", "--port", "0", *options], cwd=folder.path,
+                                    env=environment(), timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                    text=True)
+            return result.returncode, result.stdout
+        code, text = serve("--bodies-mib", str(1 << 24))
+        self.assertEqual(code, 8, text)
+        self.assertIn("16384.00 GiB", text)
+        self.assertIn("--bodies-mib", text)
+        code, text = serve("--bodies-mib", "100", "--body-kib", "4096")
+        self.assertEqual(code, 2, text)
+        self.assertIn("may take 160 MiB", text)
 
 
 class Ends(unittest.TestCase):

@@ -118,7 +118,10 @@ class Server:
         return [json.loads(event) for event in data[:-1]]
 
     def metrics(self):
-        text = self.call("GET", "/metrics")[1]
+        return self.metrics_of({})
+
+    def metrics_of(self, headers):
+        text = self.call("GET", "/metrics", None, headers)[1]
         pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
