@@ -22,9 +22,10 @@ struct CocaParams {
 
 // The checks that the four transforms share: y and dy have the shape of x.
 inline void check_coca(std::string_view op, const Tensor& y, const Tensor& dy, const Tensor& x,
-                       const Tensor& positions_T, const CocaParams& params) {
+                       const Tensor& positions_T, const CocaParams& params,
+                       const Tensor& lengths_T = {}) {
   const Check c(op);
-  check_rotation(c, x, positions_T, params.rope);
+  check_rotation(c, x, positions_T, params.rope, lengths_T);
   c.that(!params.rope.inverse, "the rotation must not be inverse");
   c.same("y_THd", y, x);
   c.same("dy_THd", dy, x);
@@ -36,7 +37,8 @@ struct CocaQuery {
   Tensor y_THd;
   Tensor q_THd, positions_T;
   CocaParams params;
-  void check() const { check_coca(kName, y_THd, y_THd, q_THd, positions_T, params); }
+  Tensor lengths_T = {};  // as in Rope
+  void check() const { check_coca(kName, y_THd, y_THd, q_THd, positions_T, params, lengths_T); }
   void check_limits(const Target&) const {
     check_rope_head_dim(kName, q_THd.cols() / params.rope.heads);
   }
@@ -58,7 +60,8 @@ struct CocaKey {
   Tensor y_THd;
   Tensor t_THd, positions_T;
   CocaParams params;
-  void check() const { check_coca(kName, y_THd, y_THd, t_THd, positions_T, params); }
+  Tensor lengths_T = {};  // as in Rope
+  void check() const { check_coca(kName, y_THd, y_THd, t_THd, positions_T, params, lengths_T); }
   void check_limits(const Target&) const {
     check_rope_head_dim(kName, t_THd.cols() / params.rope.heads);
   }

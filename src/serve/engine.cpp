@@ -193,8 +193,10 @@ bool Engine::begin_next() {
   }
   Running& mine = running_.back();
   const SequenceRequest& request = mine.request;
+  const int64_t reach =
+      static_cast<int64_t>(request.prompt.size()) + request.sampling.max_tokens;
   if (!request.prompt_logprobs) {
-    mine.slot = batch_.begin(request.prompt);
+    mine.slot = batch_.begin(request.prompt, nullptr, reach);
     return true;
   }
   const auto tokens = std::make_shared<std::vector<TokenLogprob>>(request.prompt.size());
@@ -212,7 +214,7 @@ bool Engine::begin_next() {
                                    prompt[t], top, limit);
     });
   };
-  mine.slot = batch_.begin(request.prompt, see);
+  mine.slot = batch_.begin(request.prompt, see, reach);
   return true;
 }
 

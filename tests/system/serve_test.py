@@ -808,6 +808,43 @@ class Bodies(unittest.TestCase):
         self.assertIn("may take 160 MiB", text)
 
 
+class Positions(unittest.TestCase):
+    """dynamic_ntk scales by the request, whatever --max-length."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Folder(PROGRAM, TEXT, attention="{type: softmax, position: rope}")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.close()
+
+    def test_what_generate_and_eval_compute(self):
+        scaling = ("--rope-scaling", "dynamic_ntk", "--rope-factor", "4", "--rope-train-length", "16")
+        text = "The first of these is the one that we know, and it has no name of its own."
+        (self.folder.path / "doc.jsonl").write_text(json.dumps({"text": text}) + "\n")
+        self.folder.run("prepare", "--input", "doc.jsonl", "--tokenizer", "tokenizer.model", "--output", "doc.h5")
+        written = self.folder.run("generate", "--checkpoint", "run", "--prompt", text, "--temperature", "0",
+                                  "--max-tokens", "30", *scaling)
+        answers = []
+        for length in ("128", "512", "4096"):
+            server = Server(self.folder, "--max-length", length, *scaling)
+            ids = server.call("POST", "/tokenize", {"prompt": text})[1]["tokens"]
+            eos = server.call("GET", "/tokenizer_info")[1]["eos_token"]
+            ids += server.call("POST", "/tokenize", {"prompt": eos})[1]["tokens"]
+            answer = server.complete(prompt=text, temperature=0, max_tokens=30)
+            self.assertEqual(text + answer["choices"][0]["text"] + "\n", written)
+            choice = server.complete(prompt=ids, max_tokens=0, logprobs=0, echo=True)["choices"][0]
+            scored = choice["logprobs"]["token_logprobs"][1:]
+            measured = json.loads(self.folder.run("eval", "--checkpoint", "run", "--data", "doc.h5", "--json",
+                                                  "--sequence-length", str(len(ids)), *scaling))
+            self.assertEqual(len(scored), measured["tokens"])
+            self.assertAlmostEqual(-sum(scored) / len(scored), measured["loss"], places=5)
+            answers.append((answer["choices"], choice))
+            self.assertEqual(server.stop(), 0)
+        self.assertEqual(answers[1:], answers[:-1])
+
+
 class Ends(unittest.TestCase):
     def wait_until_accepted(self, server, count):
         """Until the server has as many sequences, of which on a slow machine some may have ended."""

@@ -3,6 +3,7 @@
 #include "kernels/coca.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/rope_lengths.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
@@ -10,7 +11,8 @@ namespace {
 using kernels::CocaTransform;
 
 void transform(Stream& s, CocaTransform which, const Tensor& y_THd, const Tensor& x_THd,
-               const Tensor& dy_THd, const Tensor& positions_T, const CocaParams& params) {
+               const Tensor& dy_THd, const Tensor& positions_T, const CocaParams& params,
+               const Tensor& lengths_T = {}) {
   kernels::Coca p{.y = {.x = arg(y_THd),
                         .positions = arg(positions_T),
                         .rows = y_THd.rows(),
@@ -20,13 +22,15 @@ void transform(Stream& s, CocaTransform which, const Tensor& y_THd, const Tensor
                   .x = arg(x_THd),
                   .dy = arg(dy_THd)};
   kernels::set_rope_frequencies(p.y, params.rope.frequencies.data(), false);
+  set_rope_lengths(p.y, params.rope.dynamic, lengths_T);
   kernels::coca(cuda_stream(s), which, params.variant == CocaVariant::kStrict, p);
 }
 
 }  // namespace
 
 void run(Cuda, Stream& s, const CocaQuery& op) {
-  transform(s, CocaTransform::kQuery, op.y_THd, op.q_THd, {}, op.positions_T, op.params);
+  transform(s, CocaTransform::kQuery, op.y_THd, op.q_THd, {}, op.positions_T, op.params,
+            op.lengths_T);
 }
 
 void run(Cuda, Stream& s, const CocaQueryBackward& op) {
@@ -35,7 +39,8 @@ void run(Cuda, Stream& s, const CocaQueryBackward& op) {
 }
 
 void run(Cuda, Stream& s, const CocaKey& op) {
-  transform(s, CocaTransform::kKey, op.y_THd, op.t_THd, {}, op.positions_T, op.params);
+  transform(s, CocaTransform::kKey, op.y_THd, op.t_THd, {}, op.positions_T, op.params,
+            op.lengths_T);
 }
 
 void run(Cuda, Stream& s, const CocaKeyBackward& op) {

@@ -3,6 +3,7 @@
 #include "kernels/rope.h"
 #include "ops/cuda/arguments.h"
 #include "ops/cuda/context.h"
+#include "ops/cuda/rope_lengths.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -15,6 +16,7 @@ void run(Cuda, Stream& s, const Rope& op) {
                   .turns = {},
                   .early = begins_early(s)};
   kernels::set_rope_frequencies(p, op.params.frequencies.data(), op.params.inverse);
+  set_rope_lengths(p, op.params.dynamic, op.lengths_T);
   kernels::rope(cuda_stream(s), p);
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "attention/rotary.h"
 #include "core/error.h"
 #include "serve/generate.h"
 #include "small_model.h"
@@ -114,6 +115,76 @@ TEST(Engine, WritesWhatGenerateWritesWhateverElseRuns) {
   EXPECT_EQ(stats.finished, 20);
   EXPECT_EQ(stats.running, 0);
   EXPECT_EQ(stats.waiting, 0);
+}
+
+// Each module with each way to know positions and to scale rotary ones, for texts longer than the
+// trained length.
+std::vector<std::string> modules_with_positions() {
+  std::vector<std::string> layers = {
+      "{type: softmax, position: alibi}", "{type: softmax, position: fire}",
+      "{type: softmax, position: none}",
+      "{type: softmax, window: 5, rope_scaling: dynamic_ntk, rope_train_length: 8}",
+      "{type: coca, variant: strict, rope_scaling: dynamic_ntk, rope_train_length: 8}"};
+  for (const std::string_view name : attention_registry().names()) {
+    const std::string type = fmt::format("{{type: {}", name);
+    layers.push_back(type + "}");
+    AttentionConfig config = parse_attention(layers.back());
+    if (attention_registry().at(name).rotary(config.options) == nullptr) continue;
+    for (const auto& [scaling, word] : kNames<RotaryScaling>) {
+      if (scaling == RotaryScaling::kNone) continue;
+      const bool fixed = scaling == RotaryScaling::kLinear || scaling == RotaryScaling::kNtk;
+      layers.push_back(fmt::format("{}, rope_scaling: {}, rope_factor: 2.5{}}}", type, word,
+                                   fixed ? "" : ", rope_train_length: 8"));
+    }
+  }
+  return layers;
+}
+
+// What a client reads does not depend on the most tokens that the server would continue, nor on its
+// neighbours: it is what generate() writes, and what a forward pass over all of it computes.
+TEST(Engine, PositionsAreThoseOfTheRequest) {
+  constexpr int32_t kPrompt = 11, kTokens = 20, kAll = kPrompt + kTokens;
+  SequenceRequest r = request(random_prompt(kPrompt, 4), kTokens);
+  r.prompt_logprobs = r.logprobs = true;
+  for (const std::string& layer : modules_with_positions()) {
+    const ModelConfig config = small_config({layer, layer});
+    SmallModel alone(config);
+    const std::vector<int32_t> written =
+        generate(alone.run.model(), alone.run.params(), alone.run.stream(), r.prompt, r.sampling,
+                 /*stop_token=*/-1);
+    PackedBatch text = packed_batch({kAll}, kVocab);
+    std::copy(r.prompt.begin(), r.prompt.end(), text.tokens.begin());
+    std::copy(written.begin(), written.end(), text.tokens.begin() + kPrompt);
+    const std::vector<float> logits = ModelRun(Backend::kCpu, config, text).logits();
+    const auto expected = [&](size_t t) {  // the logprob of token t
+      const auto row = std::span(logits).subspan((t - 1) * kVocab, kVocab);
+      return token_logprob(row, text.tokens[t], 0).logprob;
+    };
+    std::vector<TokenLogprob> first;
+    for (const int64_t capacity : {int64_t{kAll}, int64_t{64}, int64_t{300}}) {
+      for (const int others : {0, 3}) {
+        Running running(config, 4, {.prompt_tokens = 7}, capacity);
+        std::vector<std::shared_ptr<Keeper>> keepers;
+        for (int i = 0; i < others; ++i) {
+          keepers.push_back(
+              running.submit(request(random_prompt(3 + i, i), capacity / (i + 1) - 3 - i)));
+        }
+        const auto mine = running.submit(r);
+        running.start();
+        EXPECT_EQ(mine->wait(), FinishReason::kLength);
+        EXPECT_EQ(mine->tokens, written) << layer << " capacity " << capacity;
+        std::vector<TokenLogprob> all = mine->prompt;
+        all.insert(all.end(), mine->logprobs.begin(), mine->logprobs.end());
+        ASSERT_EQ(all.size(), static_cast<size_t>(kAll));
+        if (first.empty()) first = all;
+        for (size_t t = 1; t < all.size(); ++t) {
+          EXPECT_EQ(all[t].logprob, first[t].logprob) << layer << " token " << t;
+          EXPECT_NEAR(all[t].logprob, expected(t), 2e-4)
+              << layer << " token " << t << " capacity " << capacity;
+        }
+      }
+    }
+  }
 }
 
 TEST(Engine, LogprobsHaveTheSameBitsAloneAndInABatch) {
