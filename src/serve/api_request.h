@@ -42,6 +42,10 @@ class RequestFields {
   // A string or a list of them.
   std::vector<std::string> texts(const char* name) const;
   const nlohmann::json& value(const char* name) const { return json_.at(name); }
+  // By their names.
+  const nlohmann::json::object_t& all() const {
+    return json_.get_ref<const nlohmann::json::object_t&>();
+  }
 
  private:
   nlohmann::json json_;

@@ -279,11 +279,16 @@ bool DecodeBatch::draws_from_logits(const SamplingOptions& sampling) const {
   return sampling.temperature > 0 || limit(sampling.vocab) != limit(options_.vocab);
 }
 
-int32_t DecodeBatch::draw(int64_t slot, const SamplingOptions& sampling, uint64_t position) {
-  if (!draws_from_logits(sampling)) return likeliest(slot);
+int32_t DecodeBatch::draw(int64_t slot, const SamplingOptions& sampling, uint64_t position,
+                          const LogitChanges& changes) {
+  if (!changes.any() && !draws_from_logits(sampling)) return likeliest(slot);
   const auto vocab =
       static_cast<size_t>(sampling.vocab > 0 ? std::min(sampling.vocab, vocab_) : vocab_);
-  return sample_token(logits(slot).first(vocab), sampling, position);
+  const std::span<const float> given = logits(slot).first(vocab);
+  if (!changes.any()) return sample_token(given, sampling, position);
+  std::vector<float> changed(given.begin(), given.end());
+  change_logits(changes, changed);
+  return sample_token(changed, sampling, position);
 }
 
 std::span<const float> DecodeBatch::logits(int64_t slot) {

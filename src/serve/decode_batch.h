@@ -61,9 +61,11 @@ class DecodeBatch {
   // The likeliest token to follow the sequence in the slot, the smallest of equals. Throws
   // ExitCode::kDiverged if the logits are not finite.
   int32_t likeliest(int64_t slot) const;
-  // Draws the token that follows the sequence in the slot, as sample_token() does.
-  int32_t draw(int64_t slot, const SamplingOptions& sampling, uint64_t position);
-  // Whether draw() needs the logits, or knows the likeliest token already.
+  // Draws the token that follows the sequence in the slot, as sample_token() does from its logits
+  // after the changes.
+  int32_t draw(int64_t slot, const SamplingOptions& sampling, uint64_t position,
+               const LogitChanges& changes = {});
+  // Whether draw() without changes needs the logits, or knows the likeliest token already.
   bool draws_from_logits(const SamplingOptions& sampling) const;
   // The logits of the token that follows the sequence in the slot: [V]. On a GPU they are copied
   // to the host by the first call after a step, or for all slots at once by fetch_logits(), after

@@ -250,6 +250,65 @@ class Completions(Served):
             events = self.server.stream(prompt="The", temperature=0, max_tokens=40, stop=stop)
             self.assertEqual("".join(e["choices"][0]["text"] for e in events), expected)
 
+    def names(self):
+        """The name of each token."""
+        choices = self.server.complete(prompt=[[i] for i in range(400)], max_tokens=0, logprobs=0, echo=True)["choices"]
+        return [choice["logprobs"]["tokens"][0] for choice in choices]
+
+    def test_stop_tokens(self):
+        request = {"prompt": "The", "temperature": 0, "max_tokens": 40}
+        tokens = self.server.complete(**request, logprobs=0)["choices"][0]["logprobs"]["tokens"]
+        # A letter may be a token of its own and one of the bytes.
+        stops = [token for token, name in enumerate(self.names()) if name == tokens[7]]
+        answer = self.server.complete(**request, logprobs=0, stop_token_ids=stops + [399])
+        choice = answer["choices"][0]
+        at = tokens.index(tokens[7])
+        self.assertEqual((choice["finish_reason"], choice["logprobs"]["tokens"]), ("stop", tokens[:at + 1]))
+        self.assertEqual(choice["text"], "".join(tokens[:at]))  # it is not a part of the text
+        self.assertEqual(answer["usage"]["completion_tokens"], at + 1)
+        later = self.server.complete(**request, logprobs=0, stop_token_ids=stops, min_tokens=at + 5)["choices"][0]
+        self.assertEqual(later["logprobs"]["tokens"][:at], tokens[:at])
+        self.assertNotIn(tokens[7], later["logprobs"]["tokens"][:at + 5])
+
+    def test_the_end_of_the_document(self):
+        request = {"prompt": "The", "max_tokens": 100, "temperature": 1.5}
+        for seed in range(100):
+            answer = self.server.complete(**request, seed=seed)
+            drawn = answer["usage"]["completion_tokens"]
+            if answer["choices"][0]["finish_reason"] == "stop" and 1 < drawn < 60:
+                break
+        self.assertLess(drawn, 60)
+        text = answer["choices"][0]["text"]
+        on = self.server.complete(**request, seed=seed, ignore_eos=True, logprobs=0)
+        self.assertEqual((on["usage"]["completion_tokens"], on["choices"][0]["finish_reason"]), (100, "length"))
+        self.assertTrue(on["choices"][0]["text"].startswith(text))
+        self.assertIn(self.server.call("GET", "/tokenizer_info")[1]["eos_token"], on["choices"][0]["logprobs"]["tokens"])
+        more = self.server.complete(**request, seed=seed, min_tokens=drawn + 20)
+        self.assertGreaterEqual(more["usage"]["completion_tokens"], drawn + 20)
+        whole = self.server.complete(prompt="The", temperature=0, max_tokens=40)["choices"][0]["text"]
+        stop = whole[4:7]
+        first = self.server.complete(prompt="The", temperature=0, max_tokens=40, stop=stop)
+        passed = self.server.complete(prompt="The", temperature=0, max_tokens=40, stop=stop,
+                                      min_tokens=first["usage"]["completion_tokens"])["choices"][0]["text"]
+        self.assertGreater(len(passed), len(first["choices"][0]["text"]))
+        self.assertTrue(whole.startswith(passed))
+
+    def test_what_is_drawn(self):
+        def text(**fields):
+            return self.server.complete(prompt="The", max_tokens=30, **fields)["choices"][0]["text"]
+        likeliest = text(temperature=0)
+        self.assertEqual(text(temperature=3, min_p=1, seed=3), likeliest)
+        self.assertEqual(text(temperature=3, min_p=0, seed=3), text(temperature=3, seed=3))
+        self.assertNotEqual(text(temperature=3, min_p=0.3, seed=3), text(temperature=3, seed=3))
+        self.assertEqual(text(temperature=0, repetition_penalty=1), likeliest)
+        self.assertNotEqual(text(temperature=0, repetition_penalty=1.5), likeliest)
+        self.assertEqual(text(temperature=0, repetition_penalty=1.5), text(temperature=0, repetition_penalty=1.5))
+        # Probabilities that are shown are the model's.
+        one = self.server.complete(prompt="The", max_tokens=1, temperature=0, logprobs=3)["choices"][0]["logprobs"]
+        other = self.server.complete(prompt="The", max_tokens=1, temperature=0, logprobs=3, repetition_penalty=1.5,
+                                     min_p=0.2)["choices"][0]["logprobs"]
+        self.assertEqual(one["top_logprobs"][0], {**other["top_logprobs"][0], **one["top_logprobs"][0]})
+
     def test_streams(self):
         for fields in ({"temperature": 0}, {"temperature": 2, "seed": 9}, {"temperature": 2, "seed": 9, "echo": True},
                        {"temperature": 0, "logprobs": 2, "echo": True}, {"prompt": [[5], [6, 7]], "n": 2, "seed": 1}):
@@ -303,7 +362,25 @@ class Completions(Served):
                  ({"logit_bias": {"5": 100}}, "logit_bias"), ({"presence_penalty": 1}, "presence_penalty"),
                  ({"prompt": [["a"] * 1025]}, "prompt"), ({"prompt": ["a"] * 1025}, "prompt"),
                  ({"stream_options": True}, "stream_options"), ({"stream_options": [True]}, "stream_options"),
-                 ({"stream_options": {"include_usage": "yes"}}, "stream_options")]
+                 ({"stream_options": {"include_usage": "yes"}}, "stream_options"),
+                 ({"repetition_penalty": 0}, "repetition_penalty"), ({"repetition_penalty": "2"}, "repetition_penalty"),
+                 ({"min_p": -0.1}, "min_p"), ({"min_p": 1.5}, "min_p"), ({"min_tokens": 3}, "min_tokens"),
+                 ({"min_tokens": -1}, "min_tokens"), ({"ignore_eos": 1}, "ignore_eos"),
+                 ({"stop_token_ids": 5}, "stop_token_ids"), ({"stop_token_ids": [400]}, "stop_token_ids"),
+                 ({"stop_token_ids": [1] * 65}, "stop_token_ids"), ({"best_of": 2}, "best_of"),
+                 # What other servers have and this one has not.
+                 ({"frequency_penalty": -1}, "frequency_penalty"), ({"use_beam_search": True}, "use_beam_search"),
+                 ({"guided_json": {}}, "guided_json"), ({"guided_choice": ["a"]}, "guided_choice"),
+                 ({"guided_regex": "a*"}, "guided_regex"), ({"guided_new": 0}, "guided_new"),
+                 ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+                 ({"response_format": {"type": "json_object"}}, "response_format"), ({"num_beams": 4}, "num_beams"),
+                 ({"length_penalty": 2.0}, "length_penalty"), ({"bad_words": ["a"]}, "bad_words"),
+                 ({"allowed_token_ids": [1]}, "allowed_token_ids"), ({"max_new_tokens": 5}, "max_new_tokens"),
+                 ({"skip_special_tokens": False}, "skip_special_tokens"),
+                 ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
+                 ({"add_special_tokens": False}, "add_special_tokens"), ({"typical_p": 0.9}, "typical_p"),
+                 ({"do_sample": False}, "do_sample"), ({"messages": []}, "messages"),
+                 ({"repeat_penalty": 1.1}, "repeat_penalty")]
         for fields, name in wrong:
             body = {"prompt": "a", "max_tokens": 2, **fields}
             self.assertEqual(self.error(400, "POST", "/v1/completions", body)["param"], name, fields)
@@ -314,6 +391,10 @@ class Completions(Served):
         # What changes nothing may be there.
         self.server.complete(prompt="a", max_tokens=1, model="any", user="me", best_of=1, suffix=None, logit_bias={},
                              presence_penalty=0, n=None, stop=None, stream_options={"include_usage": None, "x": 1})
+        self.server.complete(prompt="a", max_tokens=1, temperature=0, do_sample=False, use_beam_search=False, num_beams=1,
+                             length_penalty=1.0, bad_words=[], guided_json=None, response_format={"type": "text"},
+                             skip_special_tokens=True, frequency_penalty=0.0, allowed_token_ids=None, stop_token_ids=[],
+                             min_tokens=1, min_p=0, repetition_penalty=1, ignore_eos=False, some_other_field=7)
 
 
 class SpecialTokens(Served):
@@ -670,7 +751,8 @@ class Clients(Served):
         values = [None, True, False, 0, 1, -1, 2 ** 40, 0.5, "", "a", "\u20ac", [], [1, 2], ["a", "b"], [[1], [2]],
                   {}, {"a": 1}, [[[]]], "\x00"]
         names = ["prompt", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "echo", "logprobs",
-                 "stream", "stream_options", "best_of", "logit_bias", "suffix", "model"]
+                 "stream", "stream_options", "best_of", "logit_bias", "suffix", "model", "min_p", "min_tokens",
+                 "ignore_eos", "stop_token_ids", "repetition_penalty", "guided_json", "use_beam_search", "bad_words"]
 
         def ask(fields):
             return self.server.call("POST", "/v1/completions", fields)[0]
