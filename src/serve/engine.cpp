@@ -207,15 +207,14 @@ bool Engine::begin_next() {
   tokens->front().token = request.prompt.front();
   mine.prompt_logprobs = tokens;
   // The request moves when another sequence ends.
-  const auto see = [tokens, prompt = request.prompt, top = request.top_logprobs,
-                    limit = request.sampling.vocab](int64_t first, int64_t rows,
-                                                    std::span<const float> logits) {
+  const auto see = [tokens, prompt = request.prompt, top = request.top_logprobs](
+                       int64_t first, int64_t rows, std::span<const float> logits) {
     const size_t vocab = logits.size() / static_cast<size_t>(rows);
     in_parallel(rows, [&](int64_t row) {
       const auto t = static_cast<size_t>(first + row) + 1;  // whom these logits predict
       if (t == prompt.size()) return;
-      (*tokens)[t] = token_logprob(logits.subspan(static_cast<size_t>(row) * vocab, vocab),
-                                   prompt[t], top, limit);
+      (*tokens)[t] =
+          token_logprob(logits.subspan(static_cast<size_t>(row) * vocab, vocab), prompt[t], top);
     });
   };
   mine.slot = batch_.begin(request.prompt, see, reach);
@@ -251,8 +250,7 @@ void Engine::draw() {
     TokenLogprob& of_token = drawn[static_cast<size_t>(i)];
     of_token.token = batch_.draw(r.slot, sampling, static_cast<uint64_t>(r.drawn), changes_for(r));
     if (r.request.logprobs) {
-      of_token = token_logprob(batch_.logits(r.slot), of_token.token, r.request.top_logprobs,
-                               sampling.vocab);
+      of_token = token_logprob(batch_.logits(r.slot), of_token.token, r.request.top_logprobs);
     }
   });
   size_t i = 0;

@@ -128,8 +128,7 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
   return ranking.at(kept - 1);
 }
 
-TokenLogprob token_logprob(std::span<const float> logits, int32_t token, int64_t top,
-                           int64_t vocab) {
+TokenLogprob token_logprob(std::span<const float> logits, int32_t token, int64_t top) {
   require(token >= 0 && static_cast<size_t>(token) < logits.size(), "token {} of {}", token,
           logits.size());
   const float largest = *std::max_element(logits.begin(), logits.end());
@@ -142,14 +141,13 @@ TokenLogprob token_logprob(std::span<const float> logits, int32_t token, int64_t
     return static_cast<float>(std::max(static_cast<double>(logits[of]) - log_sum, -1e30));
   };
   TokenLogprob result{.token = token, .logprob = logprob(token), .top = {}};
-  const std::span<const float> listed = logits.first(limited(vocab, logits.size()));
-  const size_t count = top > 0 ? limited(top, listed.size()) : 0;
+  const size_t count = top > 0 ? limited(top, logits.size()) : 0;
   if (count == 1) {
-    const auto best = std::max_element(listed.begin(), listed.end());
-    const auto id = static_cast<int32_t>(best - listed.begin());
+    const auto best = std::max_element(logits.begin(), logits.end());
+    const auto id = static_cast<int32_t>(best - logits.begin());
     result.top.emplace_back(id, logprob(id));
   } else if (count > 1) {
-    Ranking ranking(listed);
+    Ranking ranking(logits);
     for (size_t rank = 0; rank < count; ++rank) {
       result.top.emplace_back(ranking.at(rank), logprob(ranking.at(rank)));
     }

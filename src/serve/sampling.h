@@ -45,9 +45,9 @@ struct TokenLogprob {
   std::vector<std::pair<int32_t, float>> top;
 };
 
-// `top` of the tokens below `vocab` are listed (0: of all). Throws ExitCode::kDiverged for logits
-// that are not finite: such a model has no probabilities.
-TokenLogprob token_logprob(std::span<const float> logits, int32_t token, int64_t top,
-                           int64_t vocab = 0);
+// `top` of all tokens are listed, those that no tokenizer knows among them: they have a part of the
+// probability. Throws ExitCode::kDiverged for logits that are not finite: such a model has no
+// probabilities.
+TokenLogprob token_logprob(std::span<const float> logits, int32_t token, int64_t top);
 
 }  // namespace sbtrain

@@ -428,6 +428,32 @@ class SpecialTokens(Served):
         self.assertEqual((choice["text"], choice["logprobs"]["text_offset"]), ("ab", [0, 0, 1, 1]))
 
 
+class PaddedVocabulary(Served):
+    """A model with more tokens than its tokenizer, and nearly untrained, so that all are as likely."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Folder(PROGRAM, TEXT, vocab=480, steps=1)
+        cls.server = Server(cls.folder, *cls.options)
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        cls.folder.close()
+
+    def test_alternatives(self):
+        choice = self.server.complete(prompt=list(range(5, 105)), max_tokens=50, temperature=1, seed=1, logprobs=20,
+                                      echo=True)["choices"][0]
+        logprobs = choice["logprobs"]
+        listed = [set(top) for top in logprobs["top_logprobs"][1:]]
+        beyond = [{int(name[4:-1]) for name in names if re.fullmatch(r"<id \d+>", name)} for names in listed]
+        self.assertGreater(sum(map(len, beyond)), 100)
+        self.assertTrue(all(400 <= token < 480 for tokens in beyond for token in tokens))
+        self.assertFalse(any(name.startswith("<id ") for name in logprobs["tokens"]))
+        # The likeliest stand there, whatever they are: as many as were asked for, names apart that several share.
+        self.assertTrue(all(15 < len(names) <= 21 for names in listed))
+
+
 class Tokens(Served):
     """Clients must send a token."""
 

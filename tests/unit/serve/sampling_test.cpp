@@ -102,10 +102,15 @@ TEST(Sampling, LogprobsAreThoseOfTheSoftmax) {
   }
 }
 
-TEST(Sampling, ListsTokensOfTheTokenizerOnly) {
+// The model may have more tokens than its tokenizer. What is drawn is one of the latter, but the
+// list has all that share the probability.
+TEST(Sampling, ListsTokensBeyondTheTokenizer) {
   const std::vector<float> logits = {1, 2, 3, 9};
-  EXPECT_EQ(token_logprob(logits, 0, 9, 3).top.size(), 3U);
-  EXPECT_EQ(token_logprob(logits, 0, 1, 3).top[0].first, 2);
+  EXPECT_EQ(token_logprob(logits, 0, 9).top.size(), 4U);
+  EXPECT_EQ(token_logprob(logits, 0, 1).top[0].first, 3);
+  double sum = 0;
+  for (const auto& [token, logprob] : token_logprob(logits, 0, 4).top) sum += std::exp(logprob);
+  EXPECT_NEAR(sum, 1, 1e-6);
 }
 
 TEST(Sampling, ImprobableTokensAreNumbers) {
