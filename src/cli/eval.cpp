@@ -29,6 +29,7 @@
 #include "serve/inference.h"
 #include "train/bits.h"
 #include "train/host_share.h"
+#include "train/progress.h"
 #include "train/stored_config.h"
 
 namespace sbtrain {
@@ -492,6 +493,7 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
   // One GPU measures attention while the others have nothing to do.
   if (options.attention.asked() && job.launch.rank > 0) return ExitCode::kDone;
   const Evaluation run(options, job);
+  const HeldLog held;
   if (options.attention.asked()) {
     evaluate_attention(run);
   } else if (options.tasks.asked()) {
