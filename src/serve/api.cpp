@@ -6,6 +6,7 @@
 #include <cctype>
 
 #include "core/error.h"
+#include "core/version.h"
 #include "serve/api_request.h"
 #include "serve/completions.h"
 #include "serve/page.h"
@@ -54,7 +55,8 @@ const std::map<std::string, std::string, std::less<>>& methods() {
   static const std::map<std::string, std::string, std::less<>> methods = {
       {"/", "GET"},          {"/health", "GET"},         {"/metrics", "GET"},
       {"/v1/models", "GET"}, {"/tokenizer_info", "GET"}, {"/v1/completions", "POST"},
-      {"/tokenize", "POST"}, {"/detokenize", "POST"},    {"/attention", "POST"}};
+      {"/tokenize", "POST"}, {"/detokenize", "POST"},    {"/attention", "POST"},
+      {"/version", "GET"}};
   return methods;
 }
 
@@ -174,6 +176,7 @@ HttpResponse Api::route(HttpRequest& request) {
   if (request.path == "/") return page();
   if (request.path == "/health") return health();
   if (request.path == "/metrics") return metrics();
+  if (request.path == "/version") return version_info();
   if (request.path == "/v1/models") return models();
   if (request.path.starts_with(kOneModel)) return one_model(request.path.substr(kOneModel.size()));
   if (request.path == "/tokenizer_info") return tokenizer_info();
@@ -191,6 +194,10 @@ HttpResponse Api::route(HttpRequest& request) {
 HttpResponse Api::health() const {
   if (draining_) throw ApiError{503, "the server is ending", ""};
   return json_response({{"status", "ok"}});
+}
+
+HttpResponse Api::version_info() {
+  return json_response({{"version", version()}, {"revision", git_revision()}});
 }
 
 HttpResponse Api::models() const {

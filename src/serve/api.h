@@ -61,6 +61,7 @@ class Api {
   HttpResponse models() const;
   HttpResponse one_model(const std::string& name) const;
   HttpResponse health() const;
+  static HttpResponse version_info();
   HttpResponse metrics() const;
   HttpResponse tokenize(HttpRequest& request) const;
   HttpResponse detokenize(HttpRequest& request) const;

@@ -63,6 +63,9 @@ class Endpoints(Served):
         self.assertEqual(models["data"][0]["max_model_len"], 256)
         self.assertEqual(self.server.call("GET", "/v1/models/served"), (200, models["data"][0]))
         self.assertIn("'other'", self.error(404, "GET", "/v1/models/other")["message"])
+        printed = folder.run("--version").split()  # sbtrain 1.2.3 (revision)
+        self.assertEqual(self.server.call("GET", "/version"),
+                         (200, {"version": printed[1], "revision": printed[2].strip("()")}))
         before = self.server.metrics()
         self.server.complete(prompt=[1, 2, 3], max_tokens=5, temperature=0)
         after = self.server.metrics()
