@@ -1,5 +1,6 @@
 #include "kernels/coca.h"
 #include "kernels/pack.cuh"
+#include "kernels/rope_turns.cuh"
 
 namespace sbtrain::kernels {
 namespace {
@@ -46,7 +47,7 @@ __device__ Halves transformed(Halves x, Halves dy, Rotation r) {
 
 // A thread takes kWidth neighbouring frequencies of one row in all heads, so that their sines are
 // computed once.
-template <CocaTransform kTransform, bool kStrict, int kWidth>
+template <CocaTransform kTransform, bool kStrict, int kWidth, bool kByLength>
 __global__ void __launch_bounds__(kThreads) coca_kernel(const __grid_constant__ Coca p) {
   constexpr bool kBackward =
       kTransform == CocaTransform::kQueryBackward || kTransform == CocaTransform::kKeyBackward;
@@ -57,10 +58,11 @@ __global__ void __launch_bounds__(kThreads) coca_kernel(const __grid_constant__ 
   if (row >= p.y.rows) return;
   const int first = static_cast<int>(task - row * threads_per_row) * kWidth;
   const double position = p.y.positions[row];
+  const RowTurns<kByLength> turns_of(p.y, row);
   Rotation rotations[kWidth];
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const double turns = position * p.y.turns[first + i];
+    const double turns = position * turns_of[first + i];
     sincospif(2.0f * static_cast<float>(turns - rint(turns)), &rotations[i].sine,
               &rotations[i].cosine);
   }
@@ -98,8 +100,14 @@ void launch(cudaStream_t stream, const Coca& p) {
       half % 8 == 0 && vectors_fit<8>(p.y.x, p.x) && (p.dy.data == nullptr || vectors_fit<8>(p.dy));
   with_width<8>(vectors, [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    coca_kernel<kTransform, kStrict, kWidth>
-        <<<blocks(p.y.rows * (half / kWidth), kThreads), kThreads, 0, stream>>>(p);
+    const unsigned grid = blocks(p.y.rows * (half / kWidth), kThreads);
+    if constexpr (kTransform == CocaTransform::kQuery || kTransform == CocaTransform::kKey) {
+      if (p.y.lengths != nullptr) {
+        coca_kernel<kTransform, kStrict, kWidth, true><<<grid, kThreads, 0, stream>>>(p);
+        return;
+      }
+    }
+    coca_kernel<kTransform, kStrict, kWidth, false><<<grid, kThreads, 0, stream>>>(p);
   });
   check_launch("coca");
 }

@@ -3,6 +3,7 @@
 #include "kernels/pack.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/rope.h"
+#include "kernels/rope_turns.cuh"
 
 namespace sbtrain::kernels {
 namespace {
@@ -11,7 +12,7 @@ constexpr int kThreads = 256;
 
 // A thread rotates kWidth neighbouring frequencies of one row in all heads of a part, so that their
 // sines are computed once.
-template <int kWidth>
+template <int kWidth, bool kByLength>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope p) {
   let_next_kernel_begin();
   const int half = p.head_dim / 2;
@@ -21,11 +22,12 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
   if (row >= p.rows) return wait_for_previous_kernel();
   const int first = static_cast<int>(task - row * threads_per_row) * kWidth;
   const double position = p.positions[row];
+  const RowTurns<kByLength> turns_of(p, row);
   float sine[kWidth];
   float cosine[kWidth];
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
-    const double turns = position * p.turns[first + i];
+    const double turns = position * turns_of[first + i];
     sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine[i], &cosine[i]);
   }
   wait_for_previous_kernel();
@@ -76,7 +78,9 @@ void launch(cudaStream_t stream, const Rope& p) {
     const unsigned of_rows = blocks(p.rows * (half / kWidth), kThreads);
     // One block for all rows would go through the heads alone.
     const unsigned parts = of_rows == 1 ? blocks(p.heads, 4) : 1;
-    launch_early("rope", p.early, stream, rope_kernel<kWidth>, {dim3(of_rows, parts), kThreads}, p);
+    const auto kernel =
+        p.lengths != nullptr ? rope_kernel<kWidth, true> : rope_kernel<kWidth, false>;
+    launch_early("rope", p.early, stream, kernel, {dim3(of_rows, parts), kThreads}, p);
   });
 }
 

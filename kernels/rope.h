@@ -15,6 +15,10 @@ struct Rope {
   int64_t rows;
   int heads, head_dim;
   double turns[kMaxRopeFrequencies];
+  // If set, the turns of a row are those of dynamic_ntk (ops/rope.h) for a text of lengths[row]
+  // tokens: base (factor L / train_length - (factor - 1))^(d/(d-2)). Forward only.
+  const int32_t* lengths = nullptr;
+  double base = 0, factor = 0, train_length = 0;
   // Begins before the kernel in front of it has ended (dependent_launch.cuh), and reads the
   // positions then: no kernel since the last one that was launched plainly may have written them.
   bool early = false;

@@ -37,7 +37,10 @@ class AttentionCache {
 struct DecodeStep {
   Tensor positions_B;  // i32, of the new token, from 0
   Tensor lengths_B;    // i32, positions + 1
-  InputNorm norm;      // that x_BD has still to pass, for modules with norms_input()
+  // i32, the most tokens that each sequence may come to have, by which some rotary positions are
+  // scaled (Sequences::reach); undefined: the capacity of the cache.
+  Tensor reach_B{};
+  InputNorm norm;  // that x_BD has still to pass, for modules with norms_input()
 };
 
 // What one head attends to, over the T tokens of one document (attention/map.h):

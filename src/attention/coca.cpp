@@ -82,8 +82,8 @@ class CocaAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<CocaSaved&>(saved);
     const Tensor& positions_T = sequences.positions_T;
-    const ops::CocaParams query_params = coca_params(qkv_.heads(), sequences.max_seqlen);
-    const ops::CocaParams key_params = coca_params(qkv_.key_heads(), sequences.max_seqlen);
+    const ops::CocaParams query_params = coca_params(qkv_.heads(), sequences.rope_length());
+    const ops::CocaParams key_params = coca_params(qkv_.key_heads(), sequences.rope_length());
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
     const Buffer query = query_buffer(s, x_TD.rows());
     ops::run(s,
@@ -106,8 +106,8 @@ class CocaAttention : public Attention {
                 const Sequences& sequences) const override {
     const auto& mine = static_cast<const CocaSaved&>(saved);
     const Tensor& positions_T = sequences.positions_T;
-    const ops::CocaParams query_params = coca_params(qkv_.heads(), sequences.max_seqlen);
-    const ops::CocaParams key_params = coca_params(qkv_.key_heads(), sequences.max_seqlen);
+    const ops::CocaParams query_params = coca_params(qkv_.heads(), sequences.rope_length());
+    const ops::CocaParams key_params = coca_params(qkv_.key_heads(), sequences.rope_length());
     const Buffer dqkv = qkv_.gradients(s, x_TD.rows());
     const Qkv x = qkv_.saved(mine.qkv);
     const Qkv dx = qkv_.view(dqkv);
@@ -168,11 +168,13 @@ class CocaAttention : public Attention {
     ops::run(s, ops::CocaQuery{.y_THd = x.q,
                                .q_THd = x.q,
                                .positions_T = step.positions_B,
-                               .params = coca_params(qkv_.heads(), mine.k.capacity())});
+                               .params = coca_params(qkv_.heads(), mine.k.capacity()),
+                               .lengths_T = rotary_.lengths(step)});
     ops::run(s, ops::CocaKey{.y_THd = x.k,
                              .t_THd = x.k,
                              .positions_T = step.positions_B,
-                             .params = coca_params(qkv_.key_heads(), mine.k.capacity())});
+                             .params = coca_params(qkv_.key_heads(), mine.k.capacity()),
+                             .lengths_T = rotary_.lengths(step)});
     ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
                                    .q_BHd = x.q,
                                    .k_BGd = x.k,
@@ -190,7 +192,7 @@ class CocaAttention : public Attention {
     ops::run(s, ops::CocaQuery{.y_THd = query,
                                .q_THd = x.q,
                                .positions_T = sequences.positions_T,
-                               .params = coca_params(qkv_.heads(), sequences.max_seqlen)});
+                               .params = coca_params(qkv_.heads(), sequences.rope_length())});
     const int64_t heads = model_.heads;
     return make_map(x.q.rows(),
                     softmax_weights(download_head(s, query, heads, head),

@@ -24,6 +24,10 @@ bool has_train_length(RotaryScaling scaling) {
          scaling == RotaryScaling::kLlama3;
 }
 
+ops::DynamicNtk dynamic_ntk(const RotaryOptions& options) {
+  return {.base = options.base, .factor = options.factor, .train_length = options.train_length};
+}
+
 // `share` of the frequency as it is, the rest of it divided by the factor.
 double blend(double frequency, double factor, double share) {
   return frequency * (share + (1.0 - share) / factor);
@@ -137,9 +141,8 @@ std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t hea
   const double factor = options.factor;
   double base = options.base;
   if (options.scaling == RotaryScaling::kNtk) base *= std::pow(factor, d / (d - 2));
-  if (options.scaling == RotaryScaling::kDynamicNtk && length > options.train_length) {
-    const double ratio = static_cast<double>(length) / static_cast<double>(options.train_length);
-    base *= std::pow(factor * ratio - (factor - 1.0), d / (d - 2));
+  if (options.scaling == RotaryScaling::kDynamicNtk) {
+    base = dynamic_ntk(options).base_at(length, head_dim);
   }
   std::vector<double> frequencies = ops::rope_frequencies(base, head_dim);
   if (options.scaling == RotaryScaling::kLinear) {
@@ -174,11 +177,11 @@ Rotary::Rotary(const RotaryOptions& options, const AttentionShape& model)
 }
 
 ops::RopeParams Rotary::params(int64_t heads, int64_t length, bool inverse) const {
+  const bool dynamic = options_.scaling == RotaryScaling::kDynamicNtk;
   return {.heads = static_cast<int>(heads),
-          .frequencies = options_.scaling == RotaryScaling::kDynamicNtk
-                             ? rotary_frequencies(options_, head_dim_, length)
-                             : frequencies_,
-          .inverse = inverse};
+          .frequencies = dynamic ? rotary_frequencies(options_, head_dim_, length) : frequencies_,
+          .inverse = inverse,
+          .dynamic = dynamic ? dynamic_ntk(options_) : ops::DynamicNtk{}};
 }
 
 double Rotary::logit_factor() const {

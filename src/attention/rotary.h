@@ -37,10 +37,14 @@ class Rotary {
   // `options` have passed check().
   Rotary(const RotaryOptions& options, const AttentionShape& model);
 
-  // For [T, heads * head_dim] of documents of at most `length` tokens: the length of the sequences
-  // in training and evaluation, and the capacity of the cache in generation. Only dynamic_ntk
-  // depends on it.
+  // For [T, heads * head_dim] of documents of at most `length` tokens, Sequences::rope_length().
+  // Only dynamic_ntk depends on it.
   ops::RopeParams params(int64_t heads, int64_t length, bool inverse = false) const;
+
+  // The lengths by which the rows of a decode step turn: step.reach_B for dynamic_ntk, else none.
+  Tensor lengths(const DecodeStep& step) const {
+    return options_.scaling == RotaryScaling::kDynamicNtk ? step.reach_B : Tensor();
+  }
 
   // The factor of the logits that comes with the scaling: the square of yarn's attention_factor,
   // which multiplies queries and keys alike; else 1.

@@ -109,7 +109,7 @@ class SoftmaxAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
-    rotate(s, x.qk, sequences.positions_T, sequences.max_seqlen);
+    rotate(s, x.qk, sequences.positions_T, sequences.rope_length());
     const KeyValue kv = qkv_.repeated(s, x);
     ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
                                     .lse_HT = mine.lse_HT,
@@ -146,7 +146,7 @@ class SoftmaxAttention : public Attention {
                                        .params = params_});
       qkv_.sum_groups(s, dx, dkv);
     }
-    rotate(s, dx.qk, sequences.positions_T, sequences.max_seqlen, true);
+    rotate(s, dx.qk, sequences.positions_T, sequences.rope_length(), nullptr, true);
     qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
   }
 
@@ -171,7 +171,7 @@ class SoftmaxAttention : public Attention {
     const int64_t sequences = x_BD.rows();
     const QkvSaved qkv = qkv_.scratch(s, sequences);
     const Qkv x = qkv_.decode(s, qkv, x_BD, w, step.norm);
-    rotate(s, x.qk, step.positions_B, mine.k.capacity());
+    rotate(s, x.qk, step.positions_B, mine.k.capacity(), &step);
     ops::run(s, ops::SoftmaxDecode{.o_BHd = mix_BD,
                                    .q_BHd = x.q,
                                    .k_BGd = x.k,
@@ -278,12 +278,13 @@ class SoftmaxAttention : public Attention {
 
   // Rotates the queries and keys.
   void rotate(Stream& s, const Tensor& qk, const Tensor& positions, int64_t length,
-              bool inverse = false) const {
+              const DecodeStep* step = nullptr, bool inverse = false) const {
     if (!rotary_) return;
     const int64_t heads = qkv_.heads() + qkv_.key_heads();
     ops::run(s, ops::Rope{.x_THd = qk,
                           .positions_T = positions,
-                          .params = rotary_->params(heads, length, inverse)});
+                          .params = rotary_->params(heads, length, inverse),
+                          .lengths_T = step != nullptr ? rotary_->lengths(*step) : Tensor()});
   }
 
   AttentionShape model_;

@@ -28,6 +28,7 @@
 #include "serve/inference.h"
 #include "train/bits.h"
 #include "train/host_share.h"
+#include "train/progress.h"
 
 namespace sbtrain {
 namespace {
@@ -490,6 +491,7 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
   // One GPU measures attention while the others have nothing to do.
   if (options.attention.asked() && job.launch.rank > 0) return ExitCode::kDone;
   const Evaluation run(options, job);
+  const HeldLog held;
   if (options.attention.asked()) {
     evaluate_attention(run);
   } else if (options.tasks.asked()) {

@@ -23,6 +23,7 @@
 #include "core/utf8.h"
 #include "serve/inference.h"
 #include "tokenizer/tokenizer.h"
+#include "train/progress.h"
 
 namespace sbtrain {
 namespace {
@@ -148,6 +149,7 @@ class Generator {
 
   // Prints `prompt` and its continuation. Returns false if nobody reads it any more.
   bool print(const std::string& prompt, const std::vector<int32_t>& tokens) {
+    const HeldLog held;
     std::fwrite(prompt.data(), 1, prompt.size(), stdout);
     Printer printer(tokenizer_);
     SamplingOptions sampling = options_.sampling;

@@ -64,6 +64,8 @@ ExitCode run_on_ranks(const RankCommand& command) {
     if (ranks > 1) return supervise({.arguments = process_arguments(), .ranks = ranks});
     return command.work(Job{.launch = launch});
   }
+  // All ranks would say the same, also of commands that keep no log of each rank.
+  if (launch.rank > 0) limit_log_sinks(LogLevel::kError);
   std::exception_ptr problem;
   Deadlines deadlines{.rendezvous = kFailureRendezvous};  // of a rank that cannot even prepare
   std::filesystem::path shared;

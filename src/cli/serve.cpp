@@ -16,6 +16,7 @@
 #include "config/stored_config.h"
 #include "core/files.h"
 #include "core/log.h"
+#include "core/memory_check.h"
 #include "serve/api.h"
 #include "serve/decode_batch.h"
 #include "serve/engine.h"
@@ -42,6 +43,7 @@ struct ServeOptions {
   EngineLimits engine;
   HttpLimits http;
   int64_t body_kib = 4096;
+  int64_t bodies_mib = 0;
   int64_t time_limit = 600;
   int64_t drain_time = 30;
 };
@@ -126,20 +128,22 @@ class ModelServer {
   ExitCode run() {
     const int64_t capacity = context_length();
     const Backend backend = select_backend(options_.device);
-    const MemoryReport plan =
+    const HttpLimits limits = http_limits();
+    MemoryReport plan =
         plan_serving(config_.model, backend, options_.slots, capacity, /*prompts_in_parts=*/true);
-    require_room(backend, plan, "Serve with fewer --slots or a smaller --max-length.");
+    plan_bodies(backend, plan, limits.bodies_memory);
+    require_room(backend, plan,
+                 "Serve with fewer --slots or a smaller --max-length or --bodies-mib.");
     InferenceModel model(config_.model, checkpoint_, backend, plan);
     DecodeBatch batch(model.model(), model.params(), model.stream(), options_.slots, capacity,
                       {.vocab = tokenizer_.size()});
     Engine engine(batch, options_.engine);
     Api api(engine, served(model),
             {.token = token_, .host = options_.host, .time_limit = time_limit()});
-    HttpLimits limits = options_.http;
-    limits.body_bytes = options_.body_kib << 10;
     HttpServer server(
         options_.host, options_.port, limits,
-        {.answer = [&](const HttpRequest& request) { return api.answer(request); },
+        {.answer = [&](HttpRequest request) { return api.answer(std::move(request)); },
+         .refusal = [&](const HttpRequest& request) { return api.refusal(request); },
          .refused = [&](int status,
                         const std::string& message) { return api.refused(status, message); }});
     api.set_server(&server);
@@ -183,6 +187,33 @@ class ModelServer {
       fail(ExitCode::kUsage, "--max-length: the model has {} positions", positions);
     }
     return options_.max_length;
+  }
+
+  HttpLimits http_limits() const {
+    HttpLimits limits = options_.http;
+    limits.body_bytes = options_.body_kib << 10;
+    const int64_t of_one = limits.body_bytes * HttpLimits::kMemoryOfBodyByte;
+    if (options_.bodies_mib == 0) {
+      limits.bodies_memory = std::max(limits.bodies_memory, of_one);
+      return limits;
+    }
+    limits.bodies_memory = options_.bodies_mib << 20;
+    if (limits.bodies_memory < of_one) {
+      fail(ExitCode::kUsage,
+           "--bodies-mib: one body of {} KiB (--body-kib) may take {} MiB while it is read",
+           options_.body_kib, (of_one + (1 << 20) - 1) >> 20);
+    }
+    return limits;
+  }
+
+  // Bodies lie in the host's memory, which is the model's too without a GPU.
+  static void plan_bodies(Backend backend, MemoryReport& plan, int64_t bytes) {
+    MemoryReport bodies;
+    MemoryReport& of = backend == Backend::kCpu ? plan : bodies;
+    of.persistent[static_cast<size_t>(MemoryClass::kInputs)] += static_cast<size_t>(bytes);
+    if (backend == Backend::kCpu) return;
+    require_memory(Backend::kCpu, bodies, "the server, for the requests that it reads at once,",
+                   "Serve with a smaller --bodies-mib.");
   }
 
   ServedModel served(InferenceModel& model) const {
@@ -238,6 +269,13 @@ void add_limits(Command command, ServeOptions& options) {
       "layers, at least one");
   add("--connections", options.http.connections, "Connections at once");
   add("--body-kib", options.body_kib, "KiB of a request's body");
+  command
+      .add_option("--bodies-mib", options.bodies_mib,
+                  "MiB of memory for all bodies that are being read, of which a byte counts as "
+                  "40; 0: 512, or as much as one body needs")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
+      ->capture_default_str()
+      ->group(limits);
   add("--time-limit", options.time_limit, "Seconds that a request may take, its wait included");
   add("--drain-time", options.drain_time,
       "Seconds for answers that have begun when the server is asked to end");

@@ -14,6 +14,10 @@ struct Sequences {
   Tensor positions_T;      // i32 [T]: 0, 1, 2, ... within each document
   int64_t count = 0;       // documents in this micro-batch
   int64_t max_seqlen = 0;  // an upper bound of every document's length, the same in every step
+  // The length that rotary positions are scaled for, where that is less than max_seqlen, which is
+  // only a bound of buffers then: what a prompt may grow to while it is continued. 0: max_seqlen.
+  int64_t reach = 0;
+  int64_t rope_length() const { return reach > 0 ? reach : max_seqlen; }
 };
 
 }  // namespace sbtrain

@@ -23,9 +23,10 @@ struct CocaParams {
 
 // The checks that the four transforms share: y and dy have the shape of x.
 inline void check_coca(std::string_view op, const Tensor& y, const Tensor& dy, const Tensor& x,
-                       const Tensor& positions_T, const CocaParams& params) {
+                       const Tensor& positions_T, const CocaParams& params,
+                       const Tensor& lengths_T = {}) {
   const Check c(op);
-  check_rotation(c, x, positions_T, params.rope);
+  check_rotation(c, x, positions_T, params.rope, lengths_T);
   c.that(!params.rope.inverse, "the rotation must not be inverse");
   c.same("y_THd", y, x);
   c.same("dy_THd", dy, x);
@@ -36,8 +37,9 @@ inline void check_coca_limits(std::string_view op, const Tensor& x_THd, const Co
 }
 inline kernels::Coca coca_parameters(kernels::CocaTransform transform, const Tensor& y_THd,
                                      const Tensor& x_THd, const Tensor& dy_THd,
-                                     const Tensor& positions_T, const CocaParams& params) {
-  return {rotation_parameters(y_THd, positions_T, params.rope), x_THd, dy_THd, transform,
+                                     const Tensor& positions_T, const CocaParams& params,
+                                     const Tensor& lengths_T = {}) {
+  return {rotation_parameters(y_THd, positions_T, params.rope, lengths_T), x_THd, dy_THd, transform,
           params.variant == CocaVariant::kStrict};
 }
 
@@ -47,10 +49,11 @@ struct CocaQuery {
   Tensor y_THd;
   Tensor q_THd, positions_T;
   CocaParams params;
-  void check() const { check_coca(kName, y_THd, y_THd, q_THd, positions_T, params); }
+  Tensor lengths_T = {};  // as in Rope
+  void check() const { check_coca(kName, y_THd, y_THd, q_THd, positions_T, params, lengths_T); }
   void check_limits(const Target&) const { check_coca_limits(kName, q_THd, params); }
   kernels::Coca kernel() const {
-    return coca_parameters(kernels::CocaTransform::kQuery, y_THd, q_THd, {}, positions_T, params);
+    return coca_parameters(kernels::CocaTransform::kQuery, y_THd, q_THd, {}, positions_T, params, lengths_T);
   }
 };
 struct CocaQueryBackward {
@@ -72,10 +75,11 @@ struct CocaKey {
   Tensor y_THd;
   Tensor t_THd, positions_T;
   CocaParams params;
-  void check() const { check_coca(kName, y_THd, y_THd, t_THd, positions_T, params); }
+  Tensor lengths_T = {};  // as in Rope
+  void check() const { check_coca(kName, y_THd, y_THd, t_THd, positions_T, params, lengths_T); }
   void check_limits(const Target&) const { check_coca_limits(kName, t_THd, params); }
   kernels::Coca kernel() const {
-    return coca_parameters(kernels::CocaTransform::kKey, y_THd, t_THd, {}, positions_T, params);
+    return coca_parameters(kernels::CocaTransform::kKey, y_THd, t_THd, {}, positions_T, params, lengths_T);
   }
 };
 // Reads the key y itself: where the ReLU gives 0, both halves of y are 0.

@@ -6,6 +6,7 @@
 #include <cctype>
 
 #include "core/error.h"
+#include "core/version.h"
 #include "serve/api_request.h"
 #include "serve/completions.h"
 #include "serve/page.h"
@@ -54,7 +55,8 @@ const std::map<std::string, std::string, std::less<>>& methods() {
   static const std::map<std::string, std::string, std::less<>> methods = {
       {"/", "GET"},          {"/health", "GET"},         {"/metrics", "GET"},
       {"/v1/models", "GET"}, {"/tokenizer_info", "GET"}, {"/v1/completions", "POST"},
-      {"/tokenize", "POST"}, {"/detokenize", "POST"},    {"/attention", "POST"}};
+      {"/tokenize", "POST"}, {"/detokenize", "POST"},    {"/attention", "POST"},
+      {"/version", "GET"}};
   return methods;
 }
 
@@ -90,11 +92,12 @@ HttpResponse Api::refused(int status, const std::string& message) {
   return error_response({status, message.empty() ? "the request is no valid HTTP" : message, ""});
 }
 
-HttpResponse Api::answer(const HttpRequest& request) {
+template <typename Work>
+std::optional<HttpResponse> Api::counted(const std::string& path, const Work& work) {
   const auto start = std::chrono::steady_clock::now();
-  HttpResponse response;
+  std::optional<HttpResponse> response;
   try {
-    response = route(request);
+    response = work();
   } catch (const ApiError& error) {
     response = error_response(error);
   } catch (const std::bad_alloc&) {
@@ -102,11 +105,21 @@ HttpResponse Api::answer(const HttpRequest& request) {
   } catch (const std::exception& error) {
     response = error_response({500, error.what(), ""});
   }
+  if (!response) return std::nullopt;
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const std::string path = known_path(request.path);
-  count(methods().contains(path) ? path : "other", response.status, seconds);
+  const std::string known = known_path(path);
+  count(methods().contains(known) ? known : "other", response->status, seconds);
   return response;
+}
+
+HttpResponse Api::answer(HttpRequest request) {
+  const std::string path = request.path;
+  return *counted(path, [&] { return std::optional(route(request)); });
+}
+
+std::optional<HttpResponse> Api::refusal(const HttpRequest& request) {
+  return counted(request.path, [&] { return check_head(request); });
 }
 
 void Api::count(const std::string& path, int status, double seconds) {
@@ -136,7 +149,7 @@ void Api::check_host(const HttpRequest& request) const {
                  ""};
 }
 
-HttpResponse Api::route(const HttpRequest& request) {
+std::optional<HttpResponse> Api::check_head(const HttpRequest& request) const {
   const auto found = methods().find(known_path(request.path));
   if (found == methods().end()) throw ApiError{404, "there is no such path", ""};
   const std::string method = request.method == "HEAD" ? "GET" : request.method;
@@ -148,15 +161,22 @@ HttpResponse Api::route(const HttpRequest& request) {
   }
   check_host(request);
   check_origin(request);
-  if (request.path == "/") return page();
-  if (request.path == "/health") return health();
+  if (request.path == "/" || request.path == "/health") return std::nullopt;
   constexpr std::string_view kBearer = "Bearer ";  // in any case: RFC 9110, 11.1
   const std::string_view given = request.authorization;
   if (!options_.token.empty() && !(same_name(given.substr(0, kBearer.size()), kBearer) &&
                                    same_secret(given.substr(kBearer.size()), options_.token))) {
     throw ApiError{401, "the request needs the server's token: Authorization: Bearer TOKEN", ""};
   }
+  return std::nullopt;
+}
+
+HttpResponse Api::route(HttpRequest& request) {
+  if (auto refusal = check_head(request)) return std::move(*refusal);
+  if (request.path == "/") return page();
+  if (request.path == "/health") return health();
   if (request.path == "/metrics") return metrics();
+  if (request.path == "/version") return version_info();
   if (request.path == "/v1/models") return models();
   if (request.path.starts_with(kOneModel)) return one_model(request.path.substr(kOneModel.size()));
   if (request.path == "/tokenizer_info") return tokenizer_info();
@@ -174,6 +194,10 @@ HttpResponse Api::route(const HttpRequest& request) {
 HttpResponse Api::health() const {
   if (draining_) throw ApiError{503, "the server is ending", ""};
   return json_response({{"status", "ok"}});
+}
+
+HttpResponse Api::version_info() {
+  return json_response({{"version", version()}, {"revision", git_revision()}});
 }
 
 HttpResponse Api::models() const {
@@ -200,7 +224,7 @@ HttpResponse Api::tokenizer_info() const {
                         {"add_bos_token", model_.starts_with_bos}});
 }
 
-HttpResponse Api::tokenize(const HttpRequest& request) const {
+HttpResponse Api::tokenize(HttpRequest& request) const {
   const RequestFields fields(request.body);
   if (!fields.has("prompt")) throw ApiError{400, "'prompt' is missing", "prompt"};
   const std::string prompt = fields.text("prompt", "");
@@ -223,30 +247,40 @@ HttpResponse Api::tokenize(const HttpRequest& request) const {
       {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", engine_.capacity()}});
 }
 
-HttpResponse Api::detokenize(const HttpRequest& request) const {
+HttpResponse Api::detokenize(HttpRequest& request) const {
   const RequestFields fields(request.body);
   if (!fields.has("tokens")) throw ApiError{400, "'tokens' is missing", "tokens"};
   const auto tokens = token_ids(fields.value("tokens"), model_.tokenizer, "tokens");
   return json_response({{"prompt", model_.tokenizer.decode(tokens)}});
 }
 
-HttpResponse Api::attention(const HttpRequest& request) {
-  const RequestFields fields(request.body);
-  const int64_t layer = fields.integer("layer", 0, 0, model_.layers - 1);
-  const int64_t head = fields.integer("head", 0, 0, model_.heads - 1);
-  std::vector<int32_t> tokens;
+Api::MapRequest Api::read_map_request(const std::string& body) const {
+  const RequestFields fields(body);
+  MapRequest request = {.layer = fields.integer("layer", 0, 0, model_.layers - 1),
+                        .head = fields.integer("head", 0, 0, model_.heads - 1),
+                        .tokens = {}};
   if (fields.has("tokens")) {
-    tokens = token_ids(fields.value("tokens"), model_.tokenizer, "tokens");
+    request.tokens = token_ids(fields.value("tokens"), model_.tokenizer, "tokens");
   } else {
-    tokens = prompt_tokens(model_.tokenizer, model_.starts_with_bos, fields.text("prompt", ""));
+    request.tokens =
+        prompt_tokens(model_.tokenizer, model_.starts_with_bos, fields.text("prompt", ""));
   }
   const int64_t most = std::min(options_.map_tokens, engine_.capacity());
-  if (tokens.empty() || static_cast<int64_t>(tokens.size()) > most) {
-    throw ApiError{400, fmt::format("a map is of 1 to {} tokens, not {}", most, tokens.size()),
+  if (request.tokens.empty() || static_cast<int64_t>(request.tokens.size()) > most) {
+    throw ApiError{400,
+                   fmt::format("a map is of 1 to {} tokens, not {}", most, request.tokens.size()),
                    "prompt"};
   }
+  return request;
+}
+
+HttpResponse Api::attention(HttpRequest& request) {
+  const auto [layer, head, tokens] = read_map_request(request.body);
+  request.drop_body();
   AttentionMap map;
-  if (!engine_.run_alone([&] { map = model_.map(tokens, layer, head); })) {
+  if (!engine_.run_alone([&, &tokens = tokens, layer = layer, head = head] {
+        map = model_.map(tokens, layer, head);
+      })) {
     throw ApiError{503, "the server is busy or about to end; try again later", ""};
   }
   Json names = Json::array();

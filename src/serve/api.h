@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,7 +41,9 @@ class Api {
   Api(Engine& engine, ServedModel model, ApiOptions options);
 
   // From any thread.
-  HttpResponse answer(const HttpRequest& request);
+  HttpResponse answer(HttpRequest request);
+  // The refusal of a request for what stands in front of its body, which need not be read then.
+  std::optional<HttpResponse> refusal(const HttpRequest& request);
   HttpResponse refused(int status, const std::string& message);
   // From now on, the server says that it is about to end.
   void drain() { draining_ = true; }
@@ -48,16 +51,27 @@ class Api {
   void set_server(const HttpServer* server) { server_ = server; }
 
  private:
-  HttpResponse route(const HttpRequest& request);
+  // Calls work(), whose errors become answers, and counts what it returns, if it returns an answer.
+  template <typename Work>
+  std::optional<HttpResponse> counted(const std::string& path, const Work& work);
+  // A refusal of the method, or none. Throws ApiError for other ones.
+  std::optional<HttpResponse> check_head(const HttpRequest& request) const;
+  HttpResponse route(HttpRequest& request);
   void check_host(const HttpRequest& request) const;
   HttpResponse models() const;
   HttpResponse one_model(const std::string& name) const;
   HttpResponse health() const;
+  static HttpResponse version_info();
   HttpResponse metrics() const;
-  HttpResponse tokenize(const HttpRequest& request) const;
-  HttpResponse detokenize(const HttpRequest& request) const;
+  HttpResponse tokenize(HttpRequest& request) const;
+  HttpResponse detokenize(HttpRequest& request) const;
   HttpResponse tokenizer_info() const;
-  HttpResponse attention(const HttpRequest& request);
+  struct MapRequest {
+    int64_t layer, head;
+    std::vector<int32_t> tokens;
+  };
+  MapRequest read_map_request(const std::string& body) const;
+  HttpResponse attention(HttpRequest& request);
   void count(const std::string& path, int status, double seconds);
 
   Engine& engine_;

@@ -133,10 +133,10 @@ std::string special_name(const Tokenizer& tokenizer, int32_t token) {
 }
 
 std::string token_name(const Tokenizer& tokenizer, int32_t token) {
-  const std::string_view bytes = tokenizer.bytes(token);
+  const std::string_view bytes = token < tokenizer.size() ? tokenizer.bytes(token) : "";
   if (bytes.empty()) {
     const std::string name = special_name(tokenizer, token);
-    return name.empty() ? fmt::format("<{}>", token) : name;
+    return name.empty() ? fmt::format("<id {}>", token) : name;
   }
   if (valid_length(bytes) == bytes.size()) return std::string(bytes);
   std::string name = "bytes:";

@@ -42,6 +42,10 @@ class RequestFields {
   // A string or a list of them.
   std::vector<std::string> texts(const char* name) const;
   const nlohmann::json& value(const char* name) const { return json_.at(name); }
+  // By their names.
+  const nlohmann::json::object_t& all() const {
+    return json_.get_ref<const nlohmann::json::object_t&>();
+  }
 
  private:
   nlohmann::json json_;
@@ -52,7 +56,8 @@ std::vector<int32_t> token_ids(const nlohmann::json& json, const Tokenizer& toke
                                const char* name);
 
 // What a token is called where tokens are listed: its text, or its name for a special token, or
-// "bytes:\xe2\x80" where its bytes are no whole characters.
+// "bytes:\xe2\x80" where its bytes are no whole characters. "<id 300>" for a token without any of
+// these, such as one of a padded vocabulary that the tokenizer does not have.
 std::string token_name(const Tokenizer& tokenizer, int32_t token);
 // The content of a special token such as eos; empty if the tokenizer has none (id -1).
 std::string special_name(const Tokenizer& tokenizer, int32_t token);

@@ -40,18 +40,20 @@ CompletionText::CompletionText(const Tokenizer& tokenizer, std::vector<std::stri
     : tokenizer_(tokenizer), stops_(std::move(stops)) {
   for (const std::string& stop : stops_) {
     require(!stop.empty(), "an empty stop string");
-    longest_ = std::max(longest_, stop.size());
   }
 }
 
-bool CompletionText::add(int32_t token) {
+bool CompletionText::add(int32_t token, bool may_stop) {
   require(!stopped_, "the text has ended");
   const size_t before = pending_.size();
   pending_ += tokenizer_.bytes(token);
-  // No stop string lies in what was there before.
-  const size_t from = before - std::min(before, longest_);
+  if (!may_stop) return true;
   size_t first = std::string::npos;
-  for (const std::string& stop : stops_) first = std::min(first, pending_.find(stop, from));
+  for (const std::string& stop : stops_) {
+    // It ends with this token: what was there before holds none, or was to go on through it.
+    const size_t from = before - std::min(before, stop.size() - 1);
+    first = std::min(first, pending_.find(stop, from));
+  }
   if (first == std::string::npos) return true;
   pending_.resize(first);
   stopped_ = true;

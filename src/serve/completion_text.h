@@ -33,8 +33,9 @@ class CompletionText {
 
   // The text begins with these bytes, of a character whose end may follow.
   void begin(std::string_view bytes) { pending_ = bytes; }
-  // Returns false once the text has ended at a stop string; nothing is to be added then.
-  bool add(int32_t token);
+  // Returns false once the text has ended at a stop string; nothing is to be added then. The text
+  // goes on through stop strings that are complete with a token for which `may_stop` is false.
+  bool add(int32_t token, bool may_stop = true);
   // Takes what later tokens cannot change: whole characters that no stop string begins with.
   std::string take();
   // Takes all that is left, at the end.
@@ -44,7 +45,6 @@ class CompletionText {
   size_t beginning_of_a_stop() const;
   const Tokenizer& tokenizer_;
   std::vector<std::string> stops_;
-  size_t longest_ = 0;  // of the stop strings, in bytes
   std::string pending_;
   bool stopped_ = false;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -23,6 +24,7 @@ constexpr int64_t kMostTopLogprobs = 20;
 constexpr int64_t kMostLogprobs = int64_t{1} << 20;  // in the lists of one answer
 constexpr size_t kMostStops = 16;
 constexpr size_t kLongestStop = 1024;
+constexpr size_t kMostStopTokens = 64;  // fewer than a tokenizer has, so that others can be drawn
 
 struct Prompt {
   std::vector<int32_t> tokens;
@@ -42,6 +44,9 @@ struct CompletionRequest {
   bool stream = false;
   bool stream_usage = false;
   std::vector<std::string> stops;
+  std::vector<int32_t> stop_tokens;
+  int64_t min_tokens = 0;
+  double repetition_penalty = 1;
 };
 
 uint64_t random_seed() {
@@ -94,17 +99,87 @@ std::vector<Prompt> read_prompts(const CompletionContext& context, const Request
   return prompts;
 }
 
-// Fields that change the result in a way that does not exist here are refused unless they have the
-// value that changes nothing.
+// Fields of this and of other servers that change the text in ways that do not exist here, with the
+// values that change nothing; null never does.
+const std::map<std::string, std::vector<nlohmann::json>, std::less<>>& unsupported() {
+  using List = nlohmann::json::array_t;
+  static const nlohmann::json kNoList = List{};
+  static const nlohmann::json kNoObject = nlohmann::json::object();
+  static const nlohmann::json kPlainText = {{"type", "text"}};
+  static const std::map<std::string, std::vector<nlohmann::json>, std::less<>> fields = {
+      // OpenAI's
+      {"suffix", {""}},
+      {"presence_penalty", {0}},
+      {"frequency_penalty", {0}},
+      {"logit_bias", {kNoObject, kNoList}},
+      {"response_format", {kPlainText}},
+      {"messages", {}},
+      {"max_completion_tokens", {}},
+      // vLLM's
+      {"use_beam_search", {false}},
+      {"length_penalty", {1}},
+      {"early_stopping", {false}},
+      {"bad_words", {kNoList}},
+      {"allowed_token_ids", {}},
+      {"logits_processors", {kNoList}},
+      {"structured_outputs", {}},
+      {"structural_tag", {}},
+      {"prompt_embeds", {}},
+      {"truncate_prompt_tokens", {}},
+      {"include_stop_str_in_output", {false}},
+      {"skip_special_tokens", {true}},
+      {"spaces_between_special_tokens", {true}},
+      {"add_special_tokens", {true}},
+      // those of transformers and of servers in its words
+      {"max_new_tokens", {}},
+      {"min_new_tokens", {0}},
+      {"max_length", {}},
+      {"min_length", {0}},
+      {"num_beams", {1}},
+      {"num_beam_groups", {1}},
+      {"diversity_penalty", {0}},
+      {"penalty_alpha", {0}},
+      {"no_repeat_ngram_size", {0}},
+      {"encoder_repetition_penalty", {1}},
+      {"bad_words_ids", {kNoList}},
+      {"typical_p", {1}},
+      {"epsilon_cutoff", {0}},
+      {"eta_cutoff", {0}},
+      {"top_a", {0}},
+      {"watermark", {false}},
+      {"stop_sequences", {kNoList}},
+      // llama.cpp's
+      {"n_predict", {}},
+      {"repeat_penalty", {1}},
+      {"grammar", {""}},
+      {"json_schema", {}},
+      {"tfs_z", {1}},
+      {"mirostat", {0}},
+      {"dynatemp_range", {0}},
+      {"dry_multiplier", {0}},
+      {"xtc_probability", {0}}};
+  return fields;
+}
+
+// Fields that change the text in a way that does not exist here are refused by name, unless they
+// have a value that changes nothing.
 void refuse_unsupported(const RequestFields& fields, int64_t n) {
-  const auto refuse = [](const char* name, bool refused) {
-    if (refused) throw ApiError{400, fmt::format("'{}' is not supported", name), name};
+  const auto refuse = [](const std::string& name) {
+    throw ApiError{400, fmt::format("'{}' is not supported", name), name};
   };
-  refuse("suffix", fields.has("suffix") && !fields.text("suffix", "").empty());
-  refuse("best_of", fields.integer("best_of", n, 1, 1 << 20) != n);
-  refuse("presence_penalty", fields.number("presence_penalty", 0, -2, 2) != 0);
-  refuse("frequency_penalty", fields.number("frequency_penalty", 0, -2, 2) != 0);
-  refuse("logit_bias", fields.has("logit_bias") && !fields.value("logit_bias").empty());
+  for (const auto& [name, value] : fields.all()) {
+    if (value.is_null()) continue;
+    const auto found = unsupported().find(name);
+    const bool refused = found != unsupported().end()
+                             ? std::ranges::count(found->second, value) == 0
+                             : name.starts_with("guided_");
+    if (refused) refuse(name);
+  }
+  if (fields.integer("best_of", n, 1, 1 << 20) != n) refuse("best_of");
+  // Words for the likeliest tokens, which is what temperature 0 asks for.
+  if (!fields.boolean("do_sample", true) && fields.number("temperature", 1, 0, 100) != 0) {
+    refuse("do_sample");
+  }
 }
 
 void check_lengths(const CompletionContext& context, const CompletionRequest& request) {
@@ -146,6 +221,31 @@ void check_logprobs(const CompletionRequest& request) {
                  "logprobs"};
 }
 
+// What ends a completion before max_tokens.
+void read_stops(const CompletionContext& context, const RequestFields& fields,
+                CompletionRequest& request) {
+  request.stops = fields.texts("stop");
+  if (request.stops.size() > kMostStops) {
+    throw ApiError{400, fmt::format("'stop' must have {} strings at most", kMostStops), "stop"};
+  }
+  for (const std::string& stop : request.stops) {
+    if (stop.empty() || stop.size() > kLongestStop) {
+      throw ApiError{400, fmt::format("each 'stop' must have 1 to {} bytes", kLongestStop), "stop"};
+    }
+  }
+  if (fields.has("stop_token_ids")) {
+    request.stop_tokens =
+        token_ids(fields.value("stop_token_ids"), context.tokenizer, "stop_token_ids");
+  }
+  if (request.stop_tokens.size() > kMostStopTokens) {
+    throw ApiError{400, fmt::format("'stop_token_ids' must have {} ids at most", kMostStopTokens),
+                   "stop_token_ids"};
+  }
+  if (!fields.boolean("ignore_eos", false) && context.tokenizer.eos() >= 0) {
+    request.stop_tokens.push_back(context.tokenizer.eos());
+  }
+}
+
 CompletionRequest read_request(const CompletionContext& context, const RequestFields& fields) {
   CompletionRequest request;
   const int64_t most = context.engine.capacity();
@@ -165,21 +265,16 @@ CompletionRequest read_request(const CompletionContext& context, const RequestFi
     }
     request.stream_usage = given && usage->get<bool>();
   }
-  request.stops = fields.texts("stop");
-  if (request.stops.size() > kMostStops) {
-    throw ApiError{400, fmt::format("'stop' must have {} strings at most", kMostStops), "stop"};
-  }
-  for (const std::string& stop : request.stops) {
-    if (stop.empty() || stop.size() > kLongestStop) {
-      throw ApiError{400, fmt::format("each 'stop' must have 1 to {} bytes", kLongestStop), "stop"};
-    }
-  }
+  read_stops(context, fields, request);
   request.sampling = {.max_tokens = fields.integer("max_tokens", 16, request.echo ? 0 : 1, most),
                       .temperature = fields.number("temperature", 1, 0, 100),
                       .top_k = std::max<int64_t>(0, fields.integer("top_k", 0, -1, 1 << 30)),
                       .top_p = fields.number("top_p", 1, 0, 1),
+                      .min_p = fields.number("min_p", 0, 0, 1),
                       .seed = random_seed(),
                       .vocab = context.tokenizer.size()};
+  request.min_tokens = fields.integer("min_tokens", 0, 0, request.sampling.max_tokens);
+  request.repetition_penalty = fields.number("repetition_penalty", 1, 0.01, 100);
   if (fields.has("seed")) {
     request.sampling.seed = static_cast<uint64_t>(fields.integer(
         "seed", 0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()));
@@ -253,8 +348,11 @@ class Completion {
 
 class Listener : public SequenceListener {
  public:
-  Listener(std::shared_ptr<Completion> completion, size_t index, bool logprobs)
-      : completion_(std::move(completion)), index_(index), logprobs_(logprobs) {}
+  Listener(std::shared_ptr<Completion> completion, size_t index, const CompletionRequest& request)
+      : completion_(std::move(completion)),
+        index_(index),
+        logprobs_(request.logprobs),
+        min_tokens_(request.min_tokens) {}
 
   bool wanted() const override { return completion_->wanted(); }
   void on_prompt(std::vector<TokenLogprob> tokens) override {
@@ -265,7 +363,8 @@ class Listener : public SequenceListener {
     return completion_->change(index_, false, [&](Choice& choice) {
       ++choice.drawn;
       if (logprobs_) choice.logprobs.push_back(token);
-      const bool goes_on = is_stop_token || choice.text.add(token.token);
+      const bool goes_on =
+          is_stop_token || choice.text.add(token.token, choice.drawn > min_tokens_);
       choice.ready += choice.text.take();
       return goes_on;
     });
@@ -282,6 +381,7 @@ class Listener : public SequenceListener {
   std::shared_ptr<Completion> completion_;
   size_t index_;
   bool logprobs_;
+  int64_t min_tokens_;
 };
 
 // ---- The answer ---------------------------------------------------------------------------------
@@ -426,7 +526,9 @@ class Answer {
     for (size_t i = 0; i < offsets_.size(); ++i) {
       SequenceRequest sequence = {.prompt = prompt(i).tokens,
                                   .sampling = request_.sampling,
-                                  .stop_token = context_.tokenizer.eos(),
+                                  .repetition_penalty = request_.repetition_penalty,
+                                  .stop_tokens = request_.stop_tokens,
+                                  .min_tokens = request_.min_tokens,
                                   .prompt_logprobs = request_.echo && request_.logprobs,
                                   .top_logprobs = request_.top_logprobs,
                                   .logprobs = request_.logprobs,
@@ -434,7 +536,7 @@ class Answer {
       // Completions of one prompt differ; those of different prompts are what each would be alone.
       sequence.sampling.seed += i % static_cast<size_t>(request_.n);
       submissions.push_back(
-          {std::move(sequence), std::make_shared<Listener>(completion_, i, request_.logprobs)});
+          {std::move(sequence), std::make_shared<Listener>(completion_, i, request_)});
     }
     switch (context_.engine.submit(std::move(submissions))) {
       case Engine::Admission::kAccepted:
@@ -542,10 +644,13 @@ std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, bool starts_with_
   return tokens;
 }
 
-HttpResponse answer_completion(const CompletionContext& context, const HttpRequest& request) {
-  const RequestFields fields(request.body);
-  auto answer = std::make_shared<Answer>(context, read_request(context, fields));
-  if (!fields.boolean("stream", false)) return answer->whole(request.left);
+HttpResponse answer_completion(const CompletionContext& context, HttpRequest& request) {
+  // The values of the JSON take many times the memory of what they ask for.
+  CompletionRequest completion = read_request(context, RequestFields(request.body));
+  request.drop_body();
+  const bool stream = completion.stream;
+  auto answer = std::make_shared<Answer>(context, std::move(completion));
+  if (!stream) return answer->whole(request.left);
   HttpResponse response;
   response.type = "text/event-stream";
   response.headers.emplace_back("Cache-Control", "no-cache");

@@ -19,8 +19,9 @@ struct CompletionContext {
   std::chrono::seconds time_limit;
 };
 
-// Waits for the whole answer, or for the first part of a stream. Throws ApiError.
-HttpResponse answer_completion(const CompletionContext& context, const HttpRequest& request);
+// Waits for the whole answer, or for the first part of a stream. Drops the body once it has been
+// read. Throws ApiError.
+HttpResponse answer_completion(const CompletionContext& context, HttpRequest& request);
 
 // The tokens of a prompt, which begin like the documents in training: with bos if those had it. An
 // empty prompt without bos becomes eos, after which a new document begins in training. Empty if the

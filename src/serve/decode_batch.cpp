@@ -49,12 +49,13 @@ DecodeBatch::DecodeBatch(const Transformer& model, ParamAccess& params, Stream& 
       capacity_(capacity),
       vocab_(model.config().vocab),
       lengths_(static_cast<size_t>(slots)),
+      reaches_(static_cast<size_t>(slots), capacity),
       cache_(s.memory(), model, slots, capacity),
       tokens_T_(integers(s, capacity)),
       positions_T_(integers(s, capacity)),
       boundaries_(integers(s, 2)),
       prompt_logits_CV_(logits_of(s, std::min(capacity, kPromptRows), vocab_)),
-      inputs_3B_(integers(s, 3 * slots)),
+      inputs_4B_(integers(s, 4 * slots)),
       logits_BV_(logits_of(s, slots, vocab_)),
       likeliest_B_(integers(s, slots)),
       tops_(static_cast<size_t>(slots)),
@@ -99,11 +100,15 @@ int64_t DecodeBatch::free_slot() const {
   return slot;
 }
 
-BatchTensors DecodeBatch::upload_prompt(std::span<const int32_t> prompt) {
+BatchTensors DecodeBatch::upload_prompt(std::span<const int32_t> prompt, int64_t slot,
+                                        int64_t reach) {
   const auto length = static_cast<int64_t>(prompt.size());
-  require(length > 0 && length <= capacity_, "a prompt of {} tokens for a capacity of {}", length,
+  if (reach == 0) reach = capacity_;
+  require(length > 0 && length <= reach && reach <= capacity_,
+          "a prompt of {} tokens, and {} in the end, for a capacity of {}", length, reach,
           capacity_);
   require(prompt_.slot < 0, "another prompt has begun in slot {}", prompt_.slot);
+  reaches_[static_cast<size_t>(slot)] = reach;
   std::vector<int32_t> positions(prompt.size());
   std::iota(positions.begin(), positions.end(), 0);
   return {.tokens_T = upload(s_, tokens_T_, {prompt.begin(), prompt.end()}),
@@ -111,7 +116,8 @@ BatchTensors DecodeBatch::upload_prompt(std::span<const int32_t> prompt) {
           .sequences = {.cu_seqlens = upload(s_, boundaries_, {0, static_cast<int32_t>(length)}),
                         .positions_T = upload(s_, positions_T_, positions),
                         .count = 1,
-                        .max_seqlen = capacity_}};
+                        .max_seqlen = capacity_,
+                        .reach = reach}};
 }
 
 void DecodeBatch::see_logits(const PromptLogits& visit, int64_t first, const Tensor& logits_NV) {
@@ -128,9 +134,10 @@ void DecodeBatch::begin_sequence(int64_t slot, int64_t length) {
   lengths_[static_cast<size_t>(slot)] = length;
 }
 
-int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& visit) {
+int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& visit,
+                           int64_t reach) {
   const int64_t slot = free_slot();
-  const BatchTensors batch = upload_prompt(prompt);
+  const BatchTensors batch = upload_prompt(prompt, slot, reach);
   const Tensor logits_1V = logits_BV_.tensor().row_range(slot, 1);
   if (visit) {
     const Tensor& logits_CV = prompt_logits_CV_;
@@ -144,9 +151,10 @@ int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& 
   return slot;
 }
 
-int64_t DecodeBatch::begin(std::span<const int32_t> prompt, const PromptLogits& visit) {
+int64_t DecodeBatch::begin(std::span<const int32_t> prompt, const PromptLogits& visit,
+                           int64_t reach) {
   const int64_t slot = free_slot();
-  const BatchTensors batch = upload_prompt(prompt);
+  const BatchTensors batch = upload_prompt(prompt, slot, reach);
   prompt_ = {.slot = slot, .visit = visit, .run = PartialPrefill(batch)};
   return slot;
 }
@@ -197,12 +205,15 @@ int64_t DecodeBatch::rows_of_step() const {
 }
 
 Tensor DecodeBatch::input(int64_t part, int64_t rows) const {
-  return inputs_3B_.tensor().row_range(part * slots(), rows);
+  return inputs_4B_.tensor().row_range(part * slots(), rows);
 }
 
 void DecodeBatch::decode(Stream& s, int64_t rows) {
   sbtrain::decode(s, model_, params_, input(0, rows), cache_,
-                  {.positions_B = input(1, rows), .lengths_B = input(2, rows), .norm = {}},
+                  {.positions_B = input(1, rows),
+                   .lengths_B = input(2, rows),
+                   .reach_B = input(3, rows),
+                   .norm = {}},
                   logits_BV_.tensor().row_range(0, rows));
   find_likeliest(s, 0, rows);
 }
@@ -215,16 +226,18 @@ void DecodeBatch::step(std::span<const int32_t> tokens) {
   // A free slot among them runs as the first token of a sequence: that only touches its own part
   // of the cache, which the next prompt fills anew.
   const auto B = static_cast<size_t>(slots());
-  std::vector<int32_t> inputs(3 * B);
+  std::vector<int32_t> inputs(4 * B);
   std::fill(inputs.begin() + static_cast<ptrdiff_t>(2 * B), inputs.end(), 1);
   for (size_t b = 0; b < static_cast<size_t>(rows); ++b) {
     if (lengths_[b] == 0) continue;
-    require(lengths_[b] < capacity_, "the sequence in slot {} has {} tokens already", b, capacity_);
+    require(lengths_[b] < reaches_[b], "the sequence in slot {} has {} tokens already", b,
+            reaches_[b]);
     inputs[b] = tokens[b];
     inputs[B + b] = static_cast<int32_t>(lengths_[b]);
     inputs[2 * B + b] = static_cast<int32_t>(++lengths_[b]);
+    inputs[3 * B + b] = static_cast<int32_t>(reaches_[b]);
   }
-  upload(step_stream(), inputs_3B_, inputs);
+  upload(step_stream(), inputs_4B_, inputs);
   if (!records_steps()) {
     decode(s_, rows);
   } else if (recorded_) {
@@ -264,11 +277,16 @@ bool DecodeBatch::draws_from_logits(const SamplingOptions& sampling) const {
   return sampling.temperature > 0 || limit(sampling.vocab) != limit(options_.vocab);
 }
 
-int32_t DecodeBatch::draw(int64_t slot, const SamplingOptions& sampling, uint64_t position) {
-  if (!draws_from_logits(sampling)) return likeliest(slot);
+int32_t DecodeBatch::draw(int64_t slot, const SamplingOptions& sampling, uint64_t position,
+                          const LogitChanges& changes) {
+  if (!changes.any() && !draws_from_logits(sampling)) return likeliest(slot);
   const auto vocab =
       static_cast<size_t>(sampling.vocab > 0 ? std::min(sampling.vocab, vocab_) : vocab_);
-  return sample_token(logits(slot).first(vocab), sampling, position);
+  const std::span<const float> given = logits(slot).first(vocab);
+  if (!changes.any()) return sample_token(given, sampling, position);
+  std::vector<float> changed(given.begin(), given.end());
+  change_logits(changes, changed);
+  return sample_token(changed, sampling, position);
 }
 
 std::span<const float> DecodeBatch::logits(int64_t slot) {

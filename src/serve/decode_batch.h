@@ -42,12 +42,15 @@ class DecodeBatch {
   using PromptLogits = std::function<void(int64_t first, int64_t rows, std::span<const float>)>;
   // Begins a sequence with 1 to `capacity` tokens in a free slot, which it returns. logits(slot)
   // are then those of the next token. `visit`, if set, sees the logits of all prompt tokens in
-  // order.
-  int64_t start(std::span<const int32_t> prompt, const PromptLogits& visit = nullptr);
+  // order. `reach` is the most tokens that the sequence may come to have, for which dynamic_ntk
+  // scales its positions; 0: the capacity.
+  int64_t start(std::span<const int32_t> prompt, const PromptLogits& visit = nullptr,
+                int64_t reach = 0);
   // The same in parts: begin() takes the slot, and advance() runs the prompt until it returns true;
   // only then does the slot have a sequence. Other sequences may step between the calls. There is
   // one such prompt at a time. The logits have the same bits as those of start().
-  int64_t begin(std::span<const int32_t> prompt, const PromptLogits& visit = nullptr);
+  int64_t begin(std::span<const int32_t> prompt, const PromptLogits& visit = nullptr,
+                int64_t reach = 0);
   // Runs as many layers as make up for `tokens` tokens in all layers, but at least one layer, or
   // with `visit` the logits of as many tokens, and waits for it. Takes what it has run from
   // `tokens`, which may become negative.
@@ -55,14 +58,16 @@ class DecodeBatch {
   // Ends the sequence in the slot, or the prompt that has begun there.
   void stop(int64_t slot);
   // Appends tokens[slot] to the sequence of each slot that has one; other elements are ignored. No
-  // sequence may have `capacity` tokens already.
+  // sequence may have as many tokens already as it may come to have.
   void step(std::span<const int32_t> tokens);
   // The likeliest token to follow the sequence in the slot, the smallest of equals. Throws
   // ExitCode::kDiverged if the logits are not finite.
   int32_t likeliest(int64_t slot) const;
-  // Draws the token that follows the sequence in the slot, as sample_token() does.
-  int32_t draw(int64_t slot, const SamplingOptions& sampling, uint64_t position);
-  // Whether draw() needs the logits, or knows the likeliest token already.
+  // Draws the token that follows the sequence in the slot, as sample_token() does from its logits
+  // after the changes.
+  int32_t draw(int64_t slot, const SamplingOptions& sampling, uint64_t position,
+               const LogitChanges& changes = {});
+  // Whether draw() without changes needs the logits, or knows the likeliest token already.
   bool draws_from_logits(const SamplingOptions& sampling) const;
   // The logits of the token that follows the sequence in the slot: [V]. On a GPU they are copied
   // to the host by the first call after a step, or for all slots at once by fetch_logits(), after
@@ -89,7 +94,7 @@ class DecodeBatch {
     PromptLogits visit;
     PartialPrefill run;
   };
-  BatchTensors upload_prompt(std::span<const int32_t> prompt);
+  BatchTensors upload_prompt(std::span<const int32_t> prompt, int64_t slot, int64_t reach);
   int64_t free_slot() const;
   void see_logits(const PromptLogits& visit, int64_t first, const Tensor& logits_NV);
   void begin_sequence(int64_t slot, int64_t length);
@@ -99,7 +104,7 @@ class DecodeBatch {
   int64_t rows_of_step() const;
   int64_t with_idle_rows(int64_t rows) const;
   void decode(Stream& s, int64_t rows);
-  // Part `part` of inputs_3B: tokens, positions or lengths.
+  // Part `part` of inputs_4B: tokens, positions, lengths or reaches.
   Tensor input(int64_t part, int64_t rows) const;
   void find_likeliest(Stream& s, int64_t first, int64_t rows) const;
   void read_likeliest(Stream& s, int64_t first, int64_t rows);
@@ -113,10 +118,11 @@ class DecodeBatch {
   int64_t capacity_;
   int64_t vocab_;
   std::vector<int64_t> lengths_;  // tokens by slot; 0: no sequence
+  std::vector<int64_t> reaches_;  // the most tokens by slot
   DecodeCache cache_;
   Buffer tokens_T_, positions_T_, boundaries_;  // of a prompt
   Buffer prompt_logits_CV_;                     // of a part of a prompt
-  Buffer inputs_3B_;                            // of a step
+  Buffer inputs_4B_;                            // of a step
   Buffer logits_BV_;                            // of the token that follows each sequence
   Buffer likeliest_B_;
   std::unique_ptr<Recorded> recorded_;  // null except on a GPU

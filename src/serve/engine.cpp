@@ -193,26 +193,31 @@ bool Engine::begin_next() {
   }
   Running& mine = running_.back();
   const SequenceRequest& request = mine.request;
+  if (request.repetition_penalty != 1) {
+    mine.seen = request.prompt;
+    std::ranges::sort(mine.seen);
+    mine.seen.erase(std::unique(mine.seen.begin(), mine.seen.end()), mine.seen.end());
+  }
+  const int64_t reach = static_cast<int64_t>(request.prompt.size()) + request.sampling.max_tokens;
   if (!request.prompt_logprobs) {
-    mine.slot = batch_.begin(request.prompt);
+    mine.slot = batch_.begin(request.prompt, nullptr, reach);
     return true;
   }
   const auto tokens = std::make_shared<std::vector<TokenLogprob>>(request.prompt.size());
   tokens->front().token = request.prompt.front();
   mine.prompt_logprobs = tokens;
   // The request moves when another sequence ends.
-  const auto see = [tokens, prompt = request.prompt, top = request.top_logprobs,
-                    limit = request.sampling.vocab](int64_t first, int64_t rows,
-                                                    std::span<const float> logits) {
+  const auto see = [tokens, prompt = request.prompt, top = request.top_logprobs](
+                       int64_t first, int64_t rows, std::span<const float> logits) {
     const size_t vocab = logits.size() / static_cast<size_t>(rows);
     in_parallel(rows, [&](int64_t row) {
       const auto t = static_cast<size_t>(first + row) + 1;  // whom these logits predict
       if (t == prompt.size()) return;
-      (*tokens)[t] = token_logprob(logits.subspan(static_cast<size_t>(row) * vocab, vocab),
-                                   prompt[t], top, limit);
+      (*tokens)[t] =
+          token_logprob(logits.subspan(static_cast<size_t>(row) * vocab, vocab), prompt[t], top);
     });
   };
-  mine.slot = batch_.begin(request.prompt, see);
+  mine.slot = batch_.begin(request.prompt, see, reach);
   return true;
 }
 
@@ -223,11 +228,18 @@ void Engine::prompt_done(Running& mine) {
   stats_.prompt_tokens += static_cast<int64_t>(mine.request.prompt.size());
 }
 
+LogitChanges Engine::changes_for(const Running& r) {
+  LogitChanges changes = {.repetition_penalty = r.request.repetition_penalty, .seen = r.seen};
+  if (r.drawn < r.request.min_tokens) changes.banned = r.request.stop_tokens;
+  return changes;
+}
+
 // Draws the next token of each running sequence from the logits of its slot.
 void Engine::draw() {
   std::vector<TokenLogprob> drawn(running_.size());
   if (std::ranges::any_of(running_, [&](const Running& r) {
-        return r.ready && (r.request.logprobs || batch_.draws_from_logits(r.request.sampling));
+        return r.ready && (r.request.logprobs || changes_for(r).any() ||
+                           batch_.draws_from_logits(r.request.sampling));
       })) {
     batch_.fetch_logits();
   }
@@ -236,10 +248,9 @@ void Engine::draw() {
     const SamplingOptions& sampling = r.request.sampling;
     if (!r.ready || sampling.max_tokens == 0) return;
     TokenLogprob& of_token = drawn[static_cast<size_t>(i)];
-    of_token.token = batch_.draw(r.slot, sampling, static_cast<uint64_t>(r.drawn));
+    of_token.token = batch_.draw(r.slot, sampling, static_cast<uint64_t>(r.drawn), changes_for(r));
     if (r.request.logprobs) {
-      of_token = token_logprob(batch_.logits(r.slot), of_token.token, r.request.top_logprobs,
-                               sampling.vocab);
+      of_token = token_logprob(batch_.logits(r.slot), of_token.token, r.request.top_logprobs);
     }
   });
   size_t i = 0;
@@ -250,7 +261,11 @@ void Engine::draw() {
     if (r.request.sampling.max_tokens == 0) return FinishReason::kLength;
     ++tokens;
     ++r.drawn;
-    const bool stops = token.token == r.request.stop_token;
+    if (r.request.repetition_penalty != 1) {
+      const auto at = std::ranges::lower_bound(r.seen, token.token);
+      if (at == r.seen.end() || *at != token.token) r.seen.insert(at, token.token);
+    }
+    const bool stops = std::ranges::count(r.request.stop_tokens, token.token) > 0;
     if (!r.listener->on_token(token, stops) || stops) return FinishReason::kStop;
     if (r.drawn == r.request.sampling.max_tokens) return FinishReason::kLength;
     next_tokens_[static_cast<size_t>(r.slot)] = token.token;

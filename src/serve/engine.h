@@ -26,15 +26,17 @@ struct SequenceRequest {
   // At least one token; with sampling.max_tokens at most the batch's capacity.
   std::vector<int32_t> prompt;
   SamplingOptions sampling;
-  int32_t stop_token = -1;       // ends the sequence where it is drawn; negative: none
-  bool prompt_logprobs = false;  // of the prompt's tokens as well
-  int64_t top_logprobs = 0;      // how many alternatives are listed for each token
-  bool logprobs = false;         // of the tokens that are drawn
+  double repetition_penalty = 1;       // LogitChanges, for the tokens of prompt and completion
+  std::vector<int32_t> stop_tokens{};  // one of them ends the sequence where it is drawn
+  int64_t min_tokens = 0;              // none of them is drawn before as many others
+  bool prompt_logprobs = false;        // of the prompt's tokens as well
+  int64_t top_logprobs = 0;            // how many alternatives are listed for each token
+  bool logprobs = false;               // of the tokens that are drawn
   ServeClock::time_point deadline = ServeClock::time_point::max();
 };
 
 enum class FinishReason : uint8_t {
-  kStop,     // the stop token was drawn, or the listener has seen enough
+  kStop,     // a stop token was drawn, or the listener has seen enough
   kLength,   // max_tokens
   kLeft,     // nobody wants the result any more
   kExpired,  // the deadline has passed
@@ -51,7 +53,7 @@ class SequenceListener {
   // With prompt_logprobs: one for each token of the prompt. The first, which follows nothing, has a
   // logprob of 0 and no alternatives.
   virtual void on_prompt(std::vector<TokenLogprob> tokens) = 0;
-  // A token was drawn, be it the stop token, after which on_finish(kStop) follows. Returns whether
+  // A token was drawn, be it a stop token, after which on_finish(kStop) follows. Returns whether
   // more are wanted.
   virtual bool on_token(const TokenLogprob& token, bool is_stop_token) = 0;
   virtual void on_finish(FinishReason reason) = 0;
@@ -116,6 +118,7 @@ class Engine {
     std::shared_ptr<SequenceListener> listener;
     int64_t slot = -1;
     int64_t drawn = 0;
+    std::vector<int32_t> seen{};  // the tokens so far, each once, ordered; for a repetition penalty
     bool ready = false;  // the prompt has run; only the last sequence's may be still running
     std::shared_ptr<std::vector<TokenLogprob>> prompt_logprobs{};  // if they are asked for
   };
@@ -127,6 +130,7 @@ class Engine {
   void admit();
   bool begin_next();
   void prompt_done(Running& mine);
+  static LogitChanges changes_for(const Running& r);
   void draw();
   void step();
   void finish(SequenceListener& listener, FinishReason reason);

@@ -20,9 +20,10 @@ std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Str
                               int32_t stop_token,
                               const std::function<bool(int32_t)>& on_token = nullptr);
 
-// What generate() returns for each of `prompts`, with the same bits: as many of them together as
-// `batch` has free slots; the others take the slots of those that end. A prompt and max_tokens must
-// fit the batch's capacity. before_prompt(i), if set, is called before prompt i runs.
+// What generate() returns for each of `prompts`, with the same bits, except that dynamic_ntk scales
+// all of them by the batch's capacity: as many of them together as `batch` has free slots; the
+// others take the slots of those that end. A prompt and max_tokens must fit the batch's capacity.
+// before_prompt(i), if set, is called before prompt i runs.
 std::vector<std::vector<int32_t>> generate_all(
     DecodeBatch& batch, std::span<const std::vector<int32_t>> prompts,
     const SamplingOptions& options, int32_t stop_token,

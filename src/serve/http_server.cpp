@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "serve/http_framing.h"
 
 namespace sbtrain {
 namespace {
@@ -78,9 +79,12 @@ class Connection : public httplib::Stream {
     deadline_ = Clock::now() + limits_.read_time;
     in_headers_ = true;
     line_bytes_ = 0;
+    head_.clear();
     allowed_ = limits_.header_bytes;
     must_close = false;
   }
+  // The first line and the headers of the request, as far as they have been read.
+  const std::string& head() const { return head_; }
   bool left() const {
     pollfd fd{fd_, POLLRDHUP, 0};
     return ::poll(&fd, 1, 0) > 0 && (fd.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
@@ -157,6 +161,7 @@ class Connection : public httplib::Stream {
   bool allow(char c) {
     if (--allowed_ < 0) return false;
     if (!in_headers_) return true;
+    head_ += c;
     if (c == '\n') {
       if (line_bytes_ == 0) {
         in_headers_ = false;
@@ -174,7 +179,8 @@ class Connection : public httplib::Stream {
   Clock::time_point deadline_;
   bool in_headers_ = true;
   int64_t line_bytes_ = 0;  // of a header's line, without its end
-  int64_t allowed_ = 0;     // bytes that may still come
+  std::string head_;
+  int64_t allowed_ = 0;  // bytes that may still come
   std::array<char, 16384> buffer_;
   size_t begin_ = 0, end_ = 0;  // what of the buffer is not read yet
 };
@@ -182,11 +188,43 @@ class Connection : public httplib::Stream {
 // The connection that the calling thread serves.
 thread_local Connection* current = nullptr;  // NOLINT: httplib's handlers do not see it
 
+// The memory that the bodies of all connections may take together.
+class BodyMemory {
+ public:
+  explicit BodyMemory(int64_t bytes) : left_(bytes) {}
+
+  // What one body has taken; it is given back in the end.
+  class Share {
+   public:
+    explicit Share(BodyMemory& memory) : memory_(memory) {}
+    ~Share() { memory_.left_ += taken_; }
+    Share(const Share&) = delete;
+    Share& operator=(const Share&) = delete;
+    // Takes the memory of `bytes` more bytes of the body. Returns false where others have it.
+    bool take(int64_t bytes) {
+      const int64_t memory = bytes * HttpLimits::kMemoryOfBodyByte;
+      int64_t left = memory_.left_;
+      do {
+        if (left < memory) return false;
+      } while (!memory_.left_.compare_exchange_weak(left, left - memory));
+      taken_ += memory;
+      return true;
+    }
+
+   private:
+    BodyMemory& memory_;
+    int64_t taken_ = 0;
+  };
+
+ private:
+  std::atomic<int64_t> left_;
+};
+
 // What httplib parses and writes; sockets, threads and time are ours.
 class Protocol : public httplib::Server {
  public:
   Protocol(const HttpLimits& limits, const HttpServer::Handlers& handlers)
-      : limits_(limits), handlers_(handlers) {
+      : limits_(limits), handlers_(handlers), memory_(limits.bodies_memory) {
     svr_sock_ = 0;  // without one, httplib thinks that it is shutting down and cuts streams off
     // What the header Keep-Alive promises.
     set_keep_alive_timeout(limits.idle_time.count());
@@ -194,10 +232,15 @@ class Protocol : public httplib::Server {
     set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       return before_body(request, response);
     });
+    // A client that asks before it sends its body gets the answer that it would get without it.
+    set_expect_100_continue_handler(
+        [this](const httplib::Request& request, httplib::Response& response) {
+          return before_body(request, response) == Verdict::Handled ? response.status : kContinue;
+        });
     Post("/.*", [this](const httplib::Request& request, httplib::Response& response,
                        const httplib::ContentReader& reader) {
-      std::string body;
-      if (read_body(reader, body, response)) answer(request, std::move(body), response);
+      HttpRequest mine = head_of(request);
+      if (read_body(reader, mine, response)) answer(request, std::move(mine), response);
     });
     set_error_handler([this](const httplib::Request&, httplib::Response& response) {
       if (!response.body.empty()) return;
@@ -221,6 +264,7 @@ class Protocol : public httplib::Server {
 
  private:
   using Verdict = httplib::Server::HandlerResponse;
+  static constexpr int kContinue = 100;
 
   // Takes away what would have httplib change a finished answer. A short header may ask for the
   // same range a thousand times, and compressing costs more time than the answers are worth.
@@ -235,6 +279,9 @@ class Protocol : public httplib::Server {
       refuse(response, status, message);
       return Verdict::Handled;
     };
+    if (const auto problem = framing_problem(current->head())) {
+      return refused(problem->status, problem->message);
+    }
     if (request.path.size() > kLongestPath || request.path.find('\n') != std::string::npos ||
         request.path.find('\r') != std::string::npos) {
       return refused(404, "there is no such path");
@@ -245,15 +292,24 @@ class Protocol : public httplib::Server {
            request.get_header_value("Content-Length") != "0")) {
         return refused(400, "a request of this method has no body");
       }
-      answer(request, "", response);
+      answer(request, head_of(request), response);
       return Verdict::Handled;
     }
     if (request.method != "POST") return refused(405, "the methods are GET, HEAD and POST");
     if (request.is_multipart_form_data()) return refused(415, "the body must be JSON");
-    if (request.has_header("Transfer-Encoding")) return Verdict::Unhandled;
+    // Strangers cannot make the server read what they send.
+    if (auto refusal = handlers_.refusal(head_of(request))) {
+      refuse(response, std::move(*refusal));
+      return Verdict::Handled;
+    }
+    if (request.has_header("Transfer-Encoding")) {
+      // httplib reads the sizes of chunks loosely, so nothing may follow such a body.
+      current->must_close = true;
+      return Verdict::Unhandled;
+    }
     // httplib would wait for a body that no header announces, and for one that is too large.
     if (!request.has_header("Content-Length")) {
-      answer(request, "", response);
+      answer(request, head_of(request), response);
       return Verdict::Handled;
     }
     const std::string length = request.get_header_value("Content-Length");
@@ -269,38 +325,54 @@ class Protocol : public httplib::Server {
     return Verdict::Unhandled;
   }
 
-  bool read_body(const httplib::ContentReader& reader, std::string& body,
+  bool read_body(const httplib::ContentReader& reader, HttpRequest& to,
                  httplib::Response& response) {
     bool too_large = false;
+    bool no_room = false;
+    const auto share = std::make_shared<BodyMemory::Share>(memory_);
+    to.body_memory = share;
     const bool whole = reader([&](const char* data, size_t size) {
-      too_large = static_cast<int64_t>(body.size() + size) > limits_.body_bytes;
-      if (!too_large) body.append(data, size);
-      return !too_large;
+      too_large = static_cast<int64_t>(to.body.size() + size) > limits_.body_bytes;
+      no_room = !too_large && !share->take(static_cast<int64_t>(size));
+      if (too_large || no_room) return false;
+      to.body.append(data, size);
+      return true;
     });
     if (whole) return true;
     if (too_large) {
       refuse(response, 413, kBodyTooLarge);
+    } else if (no_room) {
+      refuse(response, 503, "the server reads too many bodies at once; try again later");
     } else {
       refuse(response, 400, "the body has not arrived, or not in time");
     }
     return false;
   }
 
-  void answer(const httplib::Request& request, std::string body, httplib::Response& response) {
+  // The request without its body.
+  static HttpRequest head_of(const httplib::Request& request) {
     Connection& connection = *current;
-    const HttpRequest mine = {.method = request.method,
-                              .path = request.path,
-                              .body = std::move(body),
-                              .authorization = request.get_header_value("Authorization"),
-                              .origin = request.get_header_value("Origin"),
-                              .host = request.get_header_value("Host"),
-                              .left = [&connection] { return connection.left(); }};
-    write(handlers_.answer(mine), request.version == "HTTP/1.0", response);
+    return {.method = request.method,
+            .path = request.path,
+            .body = {},
+            .body_memory = {},
+            .authorization = request.get_header_value("Authorization"),
+            .origin = request.get_header_value("Origin"),
+            .host = request.get_header_value("Host"),
+            .left = [&connection] { return connection.left(); }};
+  }
+
+  void answer(const httplib::Request& request, HttpRequest mine, httplib::Response& response) {
+    write(handlers_.answer(std::move(mine)), request.version == "HTTP/1.0", response);
+    if (current->must_close) response.set_header("Connection", "close");
   }
 
   void refuse(httplib::Response& response, int status, const std::string& message) {
+    refuse(response, handlers_.refused(status, message));
+  }
+  void refuse(httplib::Response& response, HttpResponse refusal) {
     if (current != nullptr) current->must_close = true;
-    write(handlers_.refused(status, message), false, response);
+    write(std::move(refusal), false, response);
     response.set_header("Connection", "close");
   }
 
@@ -328,6 +400,7 @@ class Protocol : public httplib::Server {
 
   const HttpLimits& limits_;
   const HttpServer::Handlers& handlers_;
+  BodyMemory memory_;
 };
 
 // A listening socket on the first address of `host` that takes one.

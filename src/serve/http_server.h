@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,9 +17,16 @@ struct HttpRequest {
   std::string method;  // GET, HEAD or POST
   std::string path;    // decoded, without the query
   std::string body;
+  // The body's share of HttpLimits::bodies_memory. Whoever has read the body drops both, and does
+  // not keep them while the answer is made.
+  std::shared_ptr<const void> body_memory;
   std::string authorization, origin, host;  // headers; empty if they are absent
   // Whether the client has closed its side of the connection; then nobody reads the answer.
   std::function<bool()> left;
+  void drop_body() {
+    body = std::string();
+    body_memory.reset();
+  }
 };
 
 struct HttpResponse {
@@ -35,6 +43,11 @@ struct HttpLimits {
   int64_t connections = 512;
   int64_t header_bytes = int64_t{64} << 10;
   int64_t body_bytes = int64_t{4} << 20;
+  // What all bodies may take that are being read at one time, in bytes of memory. A byte of a body
+  // counts as kMemoryOfBodyByte: of JSON's shortest value with memory of its own, "{}," in a list
+  // that has just grown, the three bytes take 64 for the object and 3 x 16 for elements.
+  static constexpr int64_t kMemoryOfBodyByte = 40;
+  int64_t bodies_memory = int64_t{512} << 20;
   std::chrono::seconds read_time{30};  // of a whole request, from its first byte
   std::chrono::seconds idle_time{60};  // between two requests of a connection
   std::chrono::seconds write_time{
@@ -43,10 +56,12 @@ struct HttpLimits {
 
 class HttpServer {
  public:
-  // Called on the threads of connections, several at once. `refused` is what the server says where
-  // it does not ask the handler: for a request that is no HTTP, too large or too slow.
+  // Called on the threads of connections, several at once. `refusal` is asked with a request that
+  // has no body yet: what it returns is the answer, and the body is not read. `refused` is what the
+  // server says where it does not ask: for a request that is no HTTP, too large or too slow.
   struct Handlers {
-    std::function<HttpResponse(const HttpRequest&)> answer;
+    std::function<HttpResponse(HttpRequest)> answer;
+    std::function<std::optional<HttpResponse>(const HttpRequest&)> refusal;
     std::function<HttpResponse(int status, const std::string& message)> refused;
   };
 

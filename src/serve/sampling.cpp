@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "core/error.h"
@@ -67,6 +68,21 @@ size_t limited(int64_t limit, size_t size) {
 
 }  // namespace
 
+void change_logits(const LogitChanges& changes, std::span<float> logits) {
+  const auto change = [&](std::span<const int32_t> tokens, const auto& changed) {
+    for (const int32_t token : tokens) {
+      if (token < 0 || static_cast<size_t>(token) >= logits.size()) continue;
+      float& logit = logits[static_cast<size_t>(token)];
+      logit = changed(logit);
+    }
+  };
+  const auto penalty = static_cast<float>(changes.repetition_penalty);
+  if (changes.repetition_penalty != 1) {
+    change(changes.seen, [&](float x) { return x > 0 ? x / penalty : x * penalty; });
+  }
+  change(changes.banned, [](float) { return std::numeric_limits<float>::lowest(); });
+}
+
 int32_t sample_token(std::span<const float> logits, const SamplingOptions& options,
                      uint64_t position) {
   require(!logits.empty(), "sampling from no logits");
@@ -80,10 +96,15 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
   const double sum = sum_of_exponentials(logits, top, temperature);
   check_finite(sum);
   Ranking ranking(logits);
-  const size_t count = limited(options.top_k, logits.size());
-  const auto weight = [&](size_t rank) {
+  size_t count = limited(options.top_k, logits.size());
+  const auto weight = [&](size_t rank) {  // of which the likeliest token has 1
     return static_cast<double>(ops::cpu::simd::exp((logits[ranking.at(rank)] - top) / temperature));
   };
+  if (options.min_p > 0) {
+    size_t likely = 1;
+    while (likely < count && weight(likely) >= options.min_p) ++likely;
+    count = likely;
+  }
   double total = sum;
   if (count < logits.size()) {
     total = 0;
@@ -102,11 +123,12 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
     u -= weight(rank);
     if (u < 0) return ranking.at(rank);
   }
+  // Rounding has left a rest. A token without probability must not get it: it may be a banned one.
+  while (kept > 1 && weight(kept - 1) == 0) --kept;
   return ranking.at(kept - 1);
 }
 
-TokenLogprob token_logprob(std::span<const float> logits, int32_t token, int64_t top,
-                           int64_t vocab) {
+TokenLogprob token_logprob(std::span<const float> logits, int32_t token, int64_t top) {
   require(token >= 0 && static_cast<size_t>(token) < logits.size(), "token {} of {}", token,
           logits.size());
   const float largest = *std::max_element(logits.begin(), logits.end());
@@ -119,14 +141,13 @@ TokenLogprob token_logprob(std::span<const float> logits, int32_t token, int64_t
     return static_cast<float>(std::max(static_cast<double>(logits[of]) - log_sum, -1e30));
   };
   TokenLogprob result{.token = token, .logprob = logprob(token), .top = {}};
-  const std::span<const float> listed = logits.first(limited(vocab, logits.size()));
-  const size_t count = top > 0 ? limited(top, listed.size()) : 0;
+  const size_t count = top > 0 ? limited(top, logits.size()) : 0;
   if (count == 1) {
-    const auto best = std::max_element(listed.begin(), listed.end());
-    const auto id = static_cast<int32_t>(best - listed.begin());
+    const auto best = std::max_element(logits.begin(), logits.end());
+    const auto id = static_cast<int32_t>(best - logits.begin());
     result.top.emplace_back(id, logprob(id));
   } else if (count > 1) {
-    Ranking ranking(listed);
+    Ranking ranking(logits);
     for (size_t rank = 0; rank < count; ++rank) {
       result.top.emplace_back(ranking.at(rank), logprob(ranking.at(rank)));
     }

@@ -9,7 +9,9 @@
 #include <array>
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "core/log.h"
@@ -146,10 +148,29 @@ class ProgressSink : public LogSink {
     if (progress_ == progress) progress_ = nullptr;
   }
 
+  void hold() {
+    const std::lock_guard lock(mutex_);
+    holds_ = true;
+  }
+  void release() {
+    const std::lock_guard lock(mutex_);
+    holds_ = false;
+    show(std::exchange(held_, {}));
+  }
+
   void write(const LogLine& line) override {
     const std::string text = coloured(line);
     const std::lock_guard lock(mutex_);
-    if (progress_ != nullptr) {
+    if (holds_ && line.level < LogLevel::kWarning) {
+      held_ += text;
+    } else {
+      show(text);
+    }
+  }
+
+ private:
+  void show(const std::string& text) {
+    if (progress_ != nullptr && !text.empty()) {
       progress_->print(text);
       return;
     }
@@ -160,7 +181,6 @@ class ProgressSink : public LogSink {
     }
   }
 
- private:
   std::string coloured(const LogLine& line) const {
     std::string text(line.text);
     if (!colour_ || line.colour_end <= line.colour_begin) return text;
@@ -174,6 +194,8 @@ class ProgressSink : public LogSink {
 
   std::mutex mutex_;
   Progress* progress_ = nullptr;
+  bool holds_ = false;
+  std::string held_;
   const bool colour_ =
       ::isatty(STDERR_FILENO) != 0 && !set_and_not_empty("NO_COLOR") && !dumb_terminal();
 };
@@ -308,6 +330,14 @@ void Progress::emit(std::string_view text, bool wait) {
 
 std::shared_ptr<LogSink> make_progress_sink() {
   return std::make_shared<ProgressSink>();
+}
+
+HeldLog::HeldLog() {
+  for_each_progress_sink([](ProgressSink& sink) { sink.hold(); });
+}
+HeldLog::~HeldLog() {
+  std::fflush(stdout);  // what is shown now comes after what has been printed
+  for_each_progress_sink([](ProgressSink& sink) { sink.release(); });
 }
 
 }  // namespace sbtrain

@@ -80,4 +80,15 @@ class Progress {
 // lines appear above it. The command line installs it for the log.
 std::shared_ptr<LogSink> make_progress_sink();
 
+// While one exists, lines of the log below a warning wait, so that they do not stand between those
+// of a table, or in a text, that a command prints on the same terminal; then they are shown. For
+// the progress sinks that there are. There is one at a time.
+class HeldLog {
+ public:
+  HeldLog();
+  ~HeldLog();
+  HeldLog(const HeldLog&) = delete;
+  HeldLog& operator=(const HeldLog&) = delete;
+};
+
 }  // namespace sbtrain

@@ -137,5 +137,51 @@ TEST_F(Coca, InPlaceOnColumns) {
   }
 }
 
+// Rows of texts of different lengths, as in a decode step with dynamic_ntk.
+TEST_F(Coca, RowsOfTheirOwnLengths) {
+  for (const Case& c : kCases) {
+    if (c.head_dim < 4) continue;
+    const int64_t cols = c.heads * c.head_dim;
+    const Owned positions = test::random_integers("positions", c.tokens, 100000);
+    const Owned lengths = test::random_integers("lengths", c.tokens, 100000);
+    const OnGpu positions_gpu(gpu(), positions, DType::kI32);
+    const OnGpu lengths_gpu(gpu(), lengths, DType::kI32);
+    const Owned x = test::random_bf16("x", {c.tokens, cols});
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap);
+    for (const auto variant : {ops::CocaVariant::kOfficial, ops::CocaVariant::kStrict}) {
+      const ops::CocaParams params = {
+          .rope = {.heads = c.heads,
+                   .frequencies = ops::rope_frequencies(20000, c.head_dim),
+                   .dynamic = {.base = 20000, .factor = 2.5, .train_length = 30000}},
+          .variant = variant};
+      const Owned y = test::poisoned({c.tokens, cols});
+      const OnGpu query(gpu(), kBF16, {c.tokens, cols}, c.gap);
+      ops::run(gpu(), ops::CocaQuery{.y_THd = query,
+                                     .q_THd = x_gpu,
+                                     .positions_T = positions_gpu,
+                                     .params = params,
+                                     .lengths_T = lengths_gpu});
+      ops::run(cpu, ops::CocaQuery{.y_THd = y,
+                                   .q_THd = x,
+                                   .positions_T = positions,
+                                   .params = params,
+                                   .lengths_T = lengths});
+      expect_equal(query, y, "query", c, variant);
+      const OnGpu key(gpu(), kBF16, {c.tokens, cols}, c.gap);
+      ops::run(gpu(), ops::CocaKey{.y_THd = key,
+                                   .t_THd = x_gpu,
+                                   .positions_T = positions_gpu,
+                                   .params = params,
+                                   .lengths_T = lengths_gpu});
+      ops::run(cpu, ops::CocaKey{.y_THd = y,
+                                 .t_THd = x,
+                                 .positions_T = positions,
+                                 .params = params,
+                                 .lengths_T = lengths});
+      expect_equal(key, y, "key", c, variant);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain

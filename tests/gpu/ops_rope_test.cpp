@@ -40,6 +40,33 @@ TEST_F(Rope, MatchesTheCpu) {
   }
 }
 
+// Rows of texts of different lengths, some below the trained length, turn by frequencies of their
+// own.
+TEST_F(Rope, RowsOfTheirOwnLengths) {
+  for (const Case& c : kCases) {
+    if (c.head_dim < 4) continue;
+    const int64_t cols = c.heads * c.head_dim;
+    const Owned positions = test::random_integers("positions", c.tokens, 100000);
+    const Owned lengths = test::random_integers("lengths", c.tokens, 100000);
+    const Owned x = test::random_bf16("x", {c.tokens, cols});
+    const OnGpu y(gpu(), x, DType::kBF16, c.gap);
+    const ops::RopeParams params = {
+        .heads = c.heads,
+        .frequencies = ops::rope_frequencies(10000, c.head_dim),
+        .dynamic = {.base = 10000, .factor = 2.5, .train_length = 30000}};
+    ops::run(gpu(), ops::Rope{.x_THd = y,
+                              .positions_T = OnGpu(gpu(), positions, DType::kI32),
+                              .params = params,
+                              .lengths_T = OnGpu(gpu(), lengths, DType::kI32)});
+    ops::run(
+        cpu,
+        ops::Rope{.x_THd = x, .positions_T = positions, .params = params, .lengths_T = lengths});
+    EXPECT_LE(test::relative_error(y, x), test::kBf16Error)
+        << c.heads << " heads of " << c.head_dim;
+    EXPECT_TRUE(y.gaps_intact());
+  }
+}
+
 // q and k are column ranges of one qkv matrix; v does not change.
 TEST_F(Rope, ColumnRanges) {
   const Owned x = test::random_bf16("x", {40, 3 * 128});

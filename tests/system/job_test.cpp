@@ -329,6 +329,17 @@ TEST_F(RankedEvaluation, OfAttentionIsDoneByOneRank) {
   EXPECT_TRUE(std::filesystem::exists(path("maps")));
 }
 
+// A build for GPUs tells why it runs on the CPU.
+TEST_F(RankedEvaluation, OnlyRank0TellsWhatGoesOn) {
+  train();
+  environment_["CUDA_VISIBLE_DEVICES"] = "";
+  run_job(std::vector<std::vector<std::string>>(3, {"eval", "--checkpoint", path("run")}));
+  EXPECT_EQ(codes_, (std::vector<int>{0, 0, 0})) << outputs_[0];
+  EXPECT_TRUE(says(outputs_[0], "perplexity")) << outputs_[0];
+  EXPECT_EQ(outputs_[1], "");
+  EXPECT_EQ(outputs_[2], "");
+}
+
 #ifdef SBTRAIN_MPIRUN
 TEST_F(RankedEvaluation, RunsUnderMpirun) {
   train();

@@ -82,6 +82,12 @@ class Page(unittest.TestCase):
             # Its alternatives, by the pointer and by the keyboard.
             page.hover("#text span:nth-child(3)")
             self.assertGreaterEqual(page.locator("#alternatives tr").count(), 6)
+            # The bars stand one below the other, also in the row of the token itself.
+            lefts = page.eval_on_selector_all("#alternatives meter",
+                                              "nodes => nodes.map(n => n.getBoundingClientRect().left)")
+            self.assertIn("this one", page.inner_text("#alternatives"))
+            self.assertGreaterEqual(len(lefts), 5)
+            self.assertEqual(len(set(lefts)), 1, lefts)
             page.focus("#text")
             page.keyboard.press("ArrowRight")
             self.assertEqual(page.locator("#text span.chosen").count(), 1)
@@ -105,6 +111,17 @@ class Page(unittest.TestCase):
             self.assertEqual(self.messages, [])
             if len(sys.argv) > 3:
                 page.screenshot(path=f"{sys.argv[3]}/page_{scheme}.png", full_page=True)
+
+    def test_the_number_of_alternatives(self):
+        page = self.open(self.serve())
+        page.fill("#tokens", "5")
+        for count, fewest, most in (("12", 10, 13), ("1", 1, 2), ("0", 1, 1)):
+            page.fill("#count", count)
+            page.click("#go")
+            page.wait_for_selector("#status:has-text('tokens, prompt included')")
+            page.hover("#text span:last-child")
+            rows = page.locator("#alternatives tr").count() - 1
+            self.assertTrue(fewest <= rows <= most, (count, rows))
 
     def test_stop(self):
         # Others keep the only slot, so that this request is still there when it is stopped.

@@ -63,6 +63,9 @@ class Endpoints(Served):
         self.assertEqual(models["data"][0]["max_model_len"], 256)
         self.assertEqual(self.server.call("GET", "/v1/models/served"), (200, models["data"][0]))
         self.assertIn("'other'", self.error(404, "GET", "/v1/models/other")["message"])
+        printed = folder.run("--version").split()  # sbtrain 1.2.3 (revision)
+        self.assertEqual(self.server.call("GET", "/version"),
+                         (200, {"version": printed[1], "revision": printed[2].strip("()")}))
         before = self.server.metrics()
         self.server.complete(prompt=[1, 2, 3], max_tokens=5, temperature=0)
         after = self.server.metrics()
@@ -250,6 +253,65 @@ class Completions(Served):
             events = self.server.stream(prompt="The", temperature=0, max_tokens=40, stop=stop)
             self.assertEqual("".join(e["choices"][0]["text"] for e in events), expected)
 
+    def names(self):
+        """The name of each token."""
+        choices = self.server.complete(prompt=[[i] for i in range(400)], max_tokens=0, logprobs=0, echo=True)["choices"]
+        return [choice["logprobs"]["tokens"][0] for choice in choices]
+
+    def test_stop_tokens(self):
+        request = {"prompt": "The", "temperature": 0, "max_tokens": 40}
+        tokens = self.server.complete(**request, logprobs=0)["choices"][0]["logprobs"]["tokens"]
+        # A letter may be a token of its own and one of the bytes.
+        stops = [token for token, name in enumerate(self.names()) if name == tokens[7]]
+        answer = self.server.complete(**request, logprobs=0, stop_token_ids=stops + [399])
+        choice = answer["choices"][0]
+        at = tokens.index(tokens[7])
+        self.assertEqual((choice["finish_reason"], choice["logprobs"]["tokens"]), ("stop", tokens[:at + 1]))
+        self.assertEqual(choice["text"], "".join(tokens[:at]))  # it is not a part of the text
+        self.assertEqual(answer["usage"]["completion_tokens"], at + 1)
+        later = self.server.complete(**request, logprobs=0, stop_token_ids=stops, min_tokens=at + 5)["choices"][0]
+        self.assertEqual(later["logprobs"]["tokens"][:at], tokens[:at])
+        self.assertNotIn(tokens[7], later["logprobs"]["tokens"][:at + 5])
+
+    def test_the_end_of_the_document(self):
+        request = {"prompt": "The", "max_tokens": 100, "temperature": 1.5}
+        for seed in range(100):
+            answer = self.server.complete(**request, seed=seed)
+            drawn = answer["usage"]["completion_tokens"]
+            if answer["choices"][0]["finish_reason"] == "stop" and 1 < drawn < 60:
+                break
+        self.assertLess(drawn, 60)
+        text = answer["choices"][0]["text"]
+        on = self.server.complete(**request, seed=seed, ignore_eos=True, logprobs=0)
+        self.assertEqual((on["usage"]["completion_tokens"], on["choices"][0]["finish_reason"]), (100, "length"))
+        self.assertTrue(on["choices"][0]["text"].startswith(text))
+        self.assertIn(self.server.call("GET", "/tokenizer_info")[1]["eos_token"], on["choices"][0]["logprobs"]["tokens"])
+        more = self.server.complete(**request, seed=seed, min_tokens=drawn + 20)
+        self.assertGreaterEqual(more["usage"]["completion_tokens"], drawn + 20)
+        whole = self.server.complete(prompt="The", temperature=0, max_tokens=40)["choices"][0]["text"]
+        stop = whole[4:7]
+        first = self.server.complete(prompt="The", temperature=0, max_tokens=40, stop=stop)
+        passed = self.server.complete(prompt="The", temperature=0, max_tokens=40, stop=stop,
+                                      min_tokens=first["usage"]["completion_tokens"])["choices"][0]["text"]
+        self.assertGreater(len(passed), len(first["choices"][0]["text"]))
+        self.assertTrue(whole.startswith(passed))
+
+    def test_what_is_drawn(self):
+        def text(**fields):
+            return self.server.complete(prompt="The", max_tokens=30, **fields)["choices"][0]["text"]
+        likeliest = text(temperature=0)
+        self.assertEqual(text(temperature=3, min_p=1, seed=3), likeliest)
+        self.assertEqual(text(temperature=3, min_p=0, seed=3), text(temperature=3, seed=3))
+        self.assertNotEqual(text(temperature=3, min_p=0.3, seed=3), text(temperature=3, seed=3))
+        self.assertEqual(text(temperature=0, repetition_penalty=1), likeliest)
+        self.assertNotEqual(text(temperature=0, repetition_penalty=1.5), likeliest)
+        self.assertEqual(text(temperature=0, repetition_penalty=1.5), text(temperature=0, repetition_penalty=1.5))
+        # Probabilities that are shown are the model's.
+        one = self.server.complete(prompt="The", max_tokens=1, temperature=0, logprobs=3)["choices"][0]["logprobs"]
+        other = self.server.complete(prompt="The", max_tokens=1, temperature=0, logprobs=3, repetition_penalty=1.5,
+                                     min_p=0.2)["choices"][0]["logprobs"]
+        self.assertEqual(one["top_logprobs"][0], {**other["top_logprobs"][0], **one["top_logprobs"][0]})
+
     def test_streams(self):
         for fields in ({"temperature": 0}, {"temperature": 2, "seed": 9}, {"temperature": 2, "seed": 9, "echo": True},
                        {"temperature": 0, "logprobs": 2, "echo": True}, {"prompt": [[5], [6, 7]], "n": 2, "seed": 1}):
@@ -303,7 +365,25 @@ class Completions(Served):
                  ({"logit_bias": {"5": 100}}, "logit_bias"), ({"presence_penalty": 1}, "presence_penalty"),
                  ({"prompt": [["a"] * 1025]}, "prompt"), ({"prompt": ["a"] * 1025}, "prompt"),
                  ({"stream_options": True}, "stream_options"), ({"stream_options": [True]}, "stream_options"),
-                 ({"stream_options": {"include_usage": "yes"}}, "stream_options")]
+                 ({"stream_options": {"include_usage": "yes"}}, "stream_options"),
+                 ({"repetition_penalty": 0}, "repetition_penalty"), ({"repetition_penalty": "2"}, "repetition_penalty"),
+                 ({"min_p": -0.1}, "min_p"), ({"min_p": 1.5}, "min_p"), ({"min_tokens": 3}, "min_tokens"),
+                 ({"min_tokens": -1}, "min_tokens"), ({"ignore_eos": 1}, "ignore_eos"),
+                 ({"stop_token_ids": 5}, "stop_token_ids"), ({"stop_token_ids": [400]}, "stop_token_ids"),
+                 ({"stop_token_ids": [1] * 65}, "stop_token_ids"), ({"best_of": 2}, "best_of"),
+                 # What other servers have and this one has not.
+                 ({"frequency_penalty": -1}, "frequency_penalty"), ({"use_beam_search": True}, "use_beam_search"),
+                 ({"guided_json": {}}, "guided_json"), ({"guided_choice": ["a"]}, "guided_choice"),
+                 ({"guided_regex": "a*"}, "guided_regex"), ({"guided_new": 0}, "guided_new"),
+                 ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+                 ({"response_format": {"type": "json_object"}}, "response_format"), ({"num_beams": 4}, "num_beams"),
+                 ({"length_penalty": 2.0}, "length_penalty"), ({"bad_words": ["a"]}, "bad_words"),
+                 ({"allowed_token_ids": [1]}, "allowed_token_ids"), ({"max_new_tokens": 5}, "max_new_tokens"),
+                 ({"skip_special_tokens": False}, "skip_special_tokens"),
+                 ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
+                 ({"add_special_tokens": False}, "add_special_tokens"), ({"typical_p": 0.9}, "typical_p"),
+                 ({"do_sample": False}, "do_sample"), ({"messages": []}, "messages"),
+                 ({"repeat_penalty": 1.1}, "repeat_penalty")]
         for fields, name in wrong:
             body = {"prompt": "a", "max_tokens": 2, **fields}
             self.assertEqual(self.error(400, "POST", "/v1/completions", body)["param"], name, fields)
@@ -314,6 +394,10 @@ class Completions(Served):
         # What changes nothing may be there.
         self.server.complete(prompt="a", max_tokens=1, model="any", user="me", best_of=1, suffix=None, logit_bias={},
                              presence_penalty=0, n=None, stop=None, stream_options={"include_usage": None, "x": 1})
+        self.server.complete(prompt="a", max_tokens=1, temperature=0, do_sample=False, use_beam_search=False, num_beams=1,
+                             length_penalty=1.0, bad_words=[], guided_json=None, response_format={"type": "text"},
+                             skip_special_tokens=True, frequency_penalty=0.0, allowed_token_ids=None, stop_token_ids=[],
+                             min_tokens=1, min_p=0, repetition_penalty=1, ignore_eos=False, some_other_field=7)
 
 
 class SpecialTokens(Served):
@@ -345,6 +429,32 @@ class SpecialTokens(Served):
         ids = [self.server.call("POST", "/tokenize", {"prompt": name})[1]["tokens"][0] for name in (eos, "a", bos, "b")]
         choice = self.server.complete(prompt=ids, max_tokens=0, logprobs=0, echo=True)["choices"][0]
         self.assertEqual((choice["text"], choice["logprobs"]["text_offset"]), ("ab", [0, 0, 1, 1]))
+
+
+class PaddedVocabulary(Served):
+    """A model with more tokens than its tokenizer, and nearly untrained, so that all are as likely."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Folder(PROGRAM, TEXT, vocab=480, steps=1)
+        cls.server = Server(cls.folder, *cls.options)
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        cls.folder.close()
+
+    def test_alternatives(self):
+        choice = self.server.complete(prompt=list(range(5, 105)), max_tokens=50, temperature=1, seed=1, logprobs=20,
+                                      echo=True)["choices"][0]
+        logprobs = choice["logprobs"]
+        listed = [set(top) for top in logprobs["top_logprobs"][1:]]
+        beyond = [{int(name[4:-1]) for name in names if re.fullmatch(r"<id \d+>", name)} for names in listed]
+        self.assertGreater(sum(map(len, beyond)), 100)
+        self.assertTrue(all(400 <= token < 480 for tokens in beyond for token in tokens))
+        self.assertFalse(any(name.startswith("<id ") for name in logprobs["tokens"]))
+        # The likeliest stand there, whatever they are: as many as were asked for, names apart that several share.
+        self.assertTrue(all(15 < len(names) <= 21 for names in listed))
 
 
 class Tokens(Served):
@@ -433,7 +543,7 @@ class Limits(Served):
                         "Content-Length: 99999999999\r\n\r\n" + "a" * 4096):
             with self.server.socket() as connection:
                 head, body = framing.split("\r\n\r\n", 1)
-                connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+                connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{head}\r\n\r\n".encode())
                 try:
                     for _ in range(100):
                         connection.sendall(body.encode())
@@ -628,12 +738,13 @@ class Clients(Served):
     def test_random_bytes(self):
         rng = random.Random(20261122)
         good = request_bytes({"prompt": "a", "max_tokens": 2, "temperature": 0, "stop": ["x"], "logprobs": 1})
-        heads = [b"GET / HTTP/1.1\r\n\r\n", b"POST /tokenize HTTP/1.1\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}",
-                 b"POST /v1/completions HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
-                 b"Content-Length: 5\r\n\r\n--x\r\n", b"GET /metrics HTTP/1.1\r\nRange: bytes=0-1,5-\r\n\r\n",
-                 b"POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
-                 b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n",
-                 b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}", good]
+        host = b"HTTP/1.1\r\nHost: localhost\r\n"
+        heads = [b"GET / " + host + b"\r\n", b"POST /tokenize " + host + b"Content-Length: 14\r\n\r\n{\"prompt\":\"a\"}",
+                 b"POST /v1/completions " + host + b"Content-Type: multipart/form-data; boundary=x\r\n"
+                 b"Content-Length: 5\r\n\r\n--x\r\n", b"GET /metrics " + host + b"Range: bytes=0-1,5-\r\n\r\n",
+                 b"POST /tokenize " + host + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
+                 b"POST /tokenize " + host + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n",
+                 b"POST /v1/completions " + host + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}", good]
 
         def mutated():
             data = bytearray(rng.choice(heads))
@@ -669,7 +780,8 @@ class Clients(Served):
         values = [None, True, False, 0, 1, -1, 2 ** 40, 0.5, "", "a", "\u20ac", [], [1, 2], ["a", "b"], [[1], [2]],
                   {}, {"a": 1}, [[[]]], "\x00"]
         names = ["prompt", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "echo", "logprobs",
-                 "stream", "stream_options", "best_of", "logit_bias", "suffix", "model"]
+                 "stream", "stream_options", "best_of", "logit_bias", "suffix", "model", "min_p", "min_tokens",
+                 "ignore_eos", "stop_token_ids", "repetition_penalty", "guided_json", "use_beam_search", "bad_words"]
 
         def ask(fields):
             return self.server.call("POST", "/v1/completions", fields)[0]
@@ -678,6 +790,170 @@ class Clients(Served):
         statuses = set(ALL.map(ask, bodies))
         self.assertTrue(statuses <= {200, 400}, statuses)
         self.assertEqual(len(statuses), 2)
+
+
+class Framing(Served):
+    """Where a request ends must not be in doubt: a proxy in front could see another request there."""
+
+    def raw(self, data):
+        """All that the server says until it closes the connection."""
+        answer = b""
+        with self.server.socket(timeout=20) as connection:
+            connection.sendall(data)
+            while part := connection.recv(65536):
+                answer += part
+        return answer
+
+    def test_ambiguous_requests(self):
+        body = b'{"prompt": "a"}'
+        length = b"Content-Length: 15\r\n"
+        host = b"Host: localhost\r\n"
+        chunked = b"Transfer-Encoding: chunked\r\n"
+        for headers, status in (
+                (host + length + length, b"400"), (host + length + b"Content-Length: 3\r\n", b"400"),
+                (host + b"content-length: 3\r\n" + length, b"400"), (host + b"Content-Length: 15, 15\r\n", b"400"),
+                (host + length + chunked, b"400"), (host + chunked + length, b"400"), (host + host + length, b"400"),
+                (host + b"Host: other\r\n" + length, b"400"), (length, b"400"),
+                (host + b"Content-Length : 15\r\n", b"400"),
+                (host + length + b" folded\r\n", b"400"), (host + b"X: a\n" + length, b"400"),
+                (host + b"X: a\rb\r\n" + length, b"400"), (host + b"no colon\r\n" + length, b"400"),
+                (host + b": no name\r\n" + length, b"400"), (host + chunked + chunked, b"400"),
+                (host + b"Transfer-Encoding: gzip, chunked\r\n", b"501"),
+                (host + b"Transfer-Encoding: identity\r\n" + length, b"400"),
+                (host + b"Transfer-Encoding: xchunked\r\n", b"501")):
+            for method in (b"POST /tokenize", b"GET /health"):
+                request = method + b" HTTP/1.1\r\n" + headers + b"\r\n" + body
+                answer = self.raw(request + b"GET /health HTTP/1.1\r\n" + host + b"\r\n")
+                self.assertTrue(answer.startswith(b"HTTP/1.1 " + status), (headers, answer))
+                self.assertEqual(answer.count(b"HTTP/1.1 "), 1, (headers, answer))
+                self.assertIn(b"\r\nConnection: close\r\n", answer)
+        old = b"POST /tokenize HTTP/1.0\r\n" + host + chunked + b"\r\nf\r\n" + body + b"\r\n0\r\n\r\n"
+        self.assertTrue(self.raw(old).startswith(b"HTTP/1.1 400"))
+
+    def test_nothing_follows_chunks(self):
+        data = (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+                b"f\r\n{\"prompt\": \"a\"}\r\n0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = self.raw(data)
+        self.assertTrue(answer.startswith(b"HTTP/1.1 200"), answer)
+        self.assertEqual(answer.count(b"HTTP/1.1 "), 1, answer)
+        self.assertIn(b"\r\nConnection: close\r\n", answer)
+
+    def test_an_old_client_without_a_host(self):
+        # HTTP/1.0 knows no Host; the server answers to its own name alone.
+        self.assertTrue(self.raw(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 403"))
+
+
+class Bodies(unittest.TestCase):
+    """What bodies may cost."""
+
+    def test_a_body_is_not_awaited_in_vain(self):
+        server = Server(folder, "--max-length", "64", variables={"SERVE_TOKEN": "secret"})
+        head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n{}\r\n"
+        before = server.metrics_of({"Authorization": "Bearer secret"})
+        for path, headers, status in (("/v1/completions", "", b"401"),
+                                      ("/tokenize", "Authorization: Bearer no\r\n", b"401"),
+                                      ("/v1/completions", "Expect: 100-continue\r\n", b"401"), ("/nothing", "", b"404"),
+                                      ("/health", "", b"405"), ("/tokenize", "Origin: http://evil.example\r\n", b"403")):
+            with server.socket(timeout=10) as connection:
+                connection.sendall(head.format(path, headers).encode())
+                self.assertEqual(connection.recv(12), b"HTTP/1.1 " + status, (path, headers))
+        after = server.metrics_of({"Authorization": "Bearer secret"})
+        name = 'sbtrain_request_seconds_count{path="/v1/completions",status="401"}'
+        self.assertEqual(after[name] - before.get(name, 0), 2)
+        # Whoever has the token is asked for the body.
+        body = b'{"prompt": "a"}'
+        with server.socket(timeout=10) as connection:
+            connection.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+                               b"Expect: 100-continue\r\nContent-Length: 15\r\n\r\n")
+            self.assertIn(b" 100 ", connection.recv(100))
+            connection.sendall(body)
+            self.assertIn(b" 200 ", connection.recv(100))
+        self.assertEqual(server.stop(), 0)
+
+    def test_all_together(self):
+        # Each byte counts as 40: there is room for two of these bodies, of 29 MiB, and not for three.
+        server = Server(folder, "--max-length", "4096", "--body-kib", "1024", "--bodies-mib", "64")
+        rest = json.dumps({"prompt": "The", "max_tokens": 4000, "temperature": 2, "stream": True,
+                           "x": [{}] * 250000}, separators=(",", ":")).encode()
+        self.assertLess(len(rest), 1 << 20)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(rest)}\r\n\r\n"
+        whole = head.encode() + rest
+
+        def status():
+            with server.socket() as connection:
+                try:
+                    connection.sendall(whole)
+                    return connection.recv(12)[9:]
+                except OSError:
+                    return b""
+        self.assertEqual(status(), b"200")
+        held = [server.socket() for _ in range(2)]
+        for connection in held:
+            connection.sendall(whole[:-1])
+        deadline = time.monotonic() + 30
+        while (got := status()) != b"503" and time.monotonic() < deadline:
+            time.sleep(0.05)  # until the two have been read
+        self.assertEqual(got, b"503")
+        self.assertEqual(server.call("GET", "/health")[0], 200)
+        # The memory is there again once a body has been read, though its answer goes on.
+        for connection in held:
+            connection.sendall(whole[-1:])
+            self.assertIn(b" 200 ", connection.recv(4096))
+        self.assertEqual(status(), b"200")
+        for connection in held:
+            connection.close()
+        self.assertEqual(server.stop(), 0)
+
+    def test_plan(self):
+        def serve(*options):
+            result = subprocess.run([PROGRAM, "serve", "--checkpoint", "run", "--port", "0", *options], cwd=folder.path,
+                                    env=environment(), timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                    text=True)
+            return result.returncode, result.stdout
+        code, text = serve("--bodies-mib", str(1 << 24))
+        self.assertEqual(code, 8, text)
+        self.assertIn("16384.00 GiB", text)
+        self.assertIn("--bodies-mib", text)
+        code, text = serve("--bodies-mib", "100", "--body-kib", "4096")
+        self.assertEqual(code, 2, text)
+        self.assertIn("may take 160 MiB", text)
+
+
+class Positions(unittest.TestCase):
+    """dynamic_ntk scales by the request, whatever --max-length."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = Folder(PROGRAM, TEXT, attention="{type: softmax, position: rope}")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.close()
+
+    def test_what_generate_and_eval_compute(self):
+        scaling = ("--rope-scaling", "dynamic_ntk", "--rope-factor", "4", "--rope-train-length", "16")
+        text = "The first of these is the one that we know, and it has no name of its own."
+        (self.folder.path / "doc.jsonl").write_text(json.dumps({"text": text}) + "\n")
+        self.folder.run("prepare", "--input", "doc.jsonl", "--tokenizer", "tokenizer.model", "--output", "doc.h5")
+        written = self.folder.run("generate", "--checkpoint", "run", "--prompt", text, "--temperature", "0",
+                                  "--max-tokens", "30", *scaling)
+        answers = []
+        for length in ("128", "512", "4096"):
+            server = Server(self.folder, "--max-length", length, *scaling)
+            ids = server.call("POST", "/tokenize", {"prompt": text})[1]["tokens"]
+            eos = server.call("GET", "/tokenizer_info")[1]["eos_token"]
+            ids += server.call("POST", "/tokenize", {"prompt": eos})[1]["tokens"]
+            answer = server.complete(prompt=text, temperature=0, max_tokens=30)
+            self.assertEqual(text + answer["choices"][0]["text"] + "\n", written)
+            choice = server.complete(prompt=ids, max_tokens=0, logprobs=0, echo=True)["choices"][0]
+            scored = choice["logprobs"]["token_logprobs"][1:]
+            measured = json.loads(self.folder.run("eval", "--checkpoint", "run", "--data", "doc.h5", "--json",
+                                                  "--sequence-length", str(len(ids)), *scaling))
+            self.assertEqual(len(scored), measured["tokens"])
+            self.assertAlmostEqual(-sum(scored) / len(scored), measured["loss"], places=5)
+            answers.append((answer["choices"], choice))
+            self.assertEqual(server.stop(), 0)
+        self.assertEqual(answers[1:], answers[:-1])
 
 
 class Ends(unittest.TestCase):

@@ -15,10 +15,10 @@ MODEL = """
 name: served
 seed: 3
 device: cpu
-model: {layers: 2, width: 32, inner: 44, heads: 2, vocab: 400, init_std: 0.1, attention: %s}
+model: {layers: 2, width: 32, inner: 44, heads: 2, vocab: %d, init_std: 0.1, attention: %s}
 train: {sequence_length: 64, micro_batch: 8, batch: 8, lr: 1e-2}
 data: {sources: [{path: a.h5}], validation: [a.h5], tokenizer: tokenizer.model}
-stages: [{name: first, length: 60 steps}]
+stages: [{name: first, length: %d steps}]
 checkpoint: {every: 60 steps}
 """
 STICKBREAKING = "{type: stickbreaking, remainder: value}"
@@ -31,7 +31,7 @@ def environment():
 class Folder:
     """A folder with a tokenizer, a store and a run, in which commands run."""
 
-    def __init__(self, program, text, attention=STICKBREAKING, tokenizer="sentencepiece"):
+    def __init__(self, program, text, attention=STICKBREAKING, tokenizer="sentencepiece", vocab=400, steps=60):
         self.program = program
         self.text = text
         self._folder = tempfile.TemporaryDirectory()
@@ -39,7 +39,7 @@ class Folder:
         self.run("tokenizer", "train", "--input", text, "--vocab", "400", "--type", tokenizer, "--output",
                  "tokenizer.model")
         self.run("prepare", "--input", text, "--tokenizer", "tokenizer.model", "--output", "a.h5")
-        (self.path / "config.yaml").write_text(MODEL % attention)
+        (self.path / "config.yaml").write_text(MODEL % (vocab, attention, steps))
         self.run("train", "--config", "config.yaml", "--out", "run")
 
     def close(self):
@@ -118,7 +118,10 @@ class Server:
         return [json.loads(event) for event in data[:-1]]
 
     def metrics(self):
-        text = self.call("GET", "/metrics")[1]
+        return self.metrics_of({})
+
+    def metrics_of(self, headers):
+        text = self.call("GET", "/metrics", None, headers)[1]
         pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 

@@ -29,7 +29,7 @@ void run(Cpu, Stream& /*s*/, const CocaQuery& op) {
       y.second[i] = strict ? square * sine[i] : b * (b * cosine[i] + a * sine[i]);
     }
   };
-  for_each_rotated_head(op.q_THd, op.positions_T, op.params.rope, body);
+  for_each_rotated_head(op.q_THd, op.positions_T, op.params.rope, op.lengths_T, body);
 }
 
 // official: dq = dy * R q + R^T (dy * q).  strict: d|q|^2 = first half of R^T dy.
@@ -52,7 +52,7 @@ void run(Cpu, Stream& s, const CocaQueryBackward& op) {
       dq.second[i] = strict ? 2.0f * b * dsquare : db * (b * c + a * s) + db * b * c - da * a * s;
     }
   };
-  for_each_rotated_head(op.q_THd, op.positions_T, op.params.rope, body);
+  for_each_rotated_head(op.q_THd, op.positions_T, op.params.rope, {}, body);
 }
 
 void run(Cpu, Stream& /*s*/, const CocaKey& op) {
@@ -68,7 +68,7 @@ void run(Cpu, Stream& /*s*/, const CocaKey& op) {
       y.second[i] = strict ? bar * sine[i] : bar * cosine[i] + bar * sine[i];
     }
   };
-  for_each_rotated_head(op.t_THd, op.positions_T, op.params.rope, body);
+  for_each_rotated_head(op.t_THd, op.positions_T, op.params.rope, op.lengths_T, body);
 }
 
 void run(Cpu, Stream& /*s*/, const CocaKeyBackward& op) {
@@ -88,7 +88,7 @@ void run(Cpu, Stream& /*s*/, const CocaKeyBackward& op) {
       dt.first[i] = dt.second[i] = active ? 0.5f * dbar : 0.0f;
     }
   };
-  for_each_rotated_head(op.y_THd, op.positions_T, op.params.rope, body);
+  for_each_rotated_head(op.y_THd, op.positions_T, op.params.rope, {}, body);
 }
 
 }  // namespace sbtrain::ops::cpu

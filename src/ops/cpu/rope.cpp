@@ -16,7 +16,7 @@ void run(Cpu, Stream& /*s*/, const Rope& op) {
       x2[i] = b * cosine[i] + a * sine[i];
     }
   };
-  for_each_rotated_head(op.x_THd, op.positions_T, op.params, rotate);
+  for_each_rotated_head(op.x_THd, op.positions_T, op.params, op.lengths_T, rotate);
 }
 
 }  // namespace sbtrain::ops::cpu

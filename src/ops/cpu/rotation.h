@@ -10,14 +10,15 @@
 namespace sbtrain::ops::cpu {
 
 // Calls body(t, column, cosines, sines) for every token and head of a [T, H*d] tensor whose first
-// column is `column`; there is one cosine and sine for each pair of the head's halves.
+// column is `column`; there is one cosine and sine for each pair of the head's halves. lengths_T is
+// that of Rope.
 template <typename Body>
 void for_each_rotated_head(const Tensor& x_THd, const Tensor& positions_T, const RopeParams& params,
-                           Body&& body) {
+                           const Tensor& lengths_T, Body&& body) {
   const int64_t cols = x_THd.cols();
   const int64_t head_dim = cols / params.heads;
   const int64_t half = head_dim / 2;
-  const double* frequency = params.frequencies.data();
+  const int32_t* lengths = lengths_T.defined() ? lengths_T.i32() : nullptr;
   const double direction = params.inverse ? -1.0 : 1.0;
   const int32_t* positions = positions_T.i32();
   parallel_rows(x_THd.rows(), 2 * cols, [&](int64_t begin, int64_t end) {
@@ -25,7 +26,13 @@ void for_each_rotated_head(const Tensor& x_THd, const Tensor& positions_T, const
     std::vector<float> sines(static_cast<size_t>(half));
     float* cosine = cosines.data();
     float* sine = sines.data();
+    std::vector<double> of_row;
+    const double* frequency = params.frequencies.data();
     for (int64_t t = begin; t < end; ++t) {
+      if (lengths != nullptr) {
+        of_row = rope_frequencies(params.dynamic.base_at(lengths[t], head_dim), head_dim);
+        frequency = of_row.data();
+      }
       const double position = direction * static_cast<double>(positions[t]);
 #pragma omp simd
       for (int64_t i = 0; i < half; ++i) {

@@ -61,6 +61,26 @@ TEST(CompletionText, InvalidBytesAreReplaced) {
   EXPECT_EQ(valid_utf8("\xc3(\xa0"), "\xef\xbf\xbd(\xef\xbf\xbd");
 }
 
+// A text that must go on passes stop strings, and does not end at them later.
+TEST(CompletionText, GoesOnThroughStopStrings) {
+  const auto text_of = [](const std::string& bytes, size_t goes_on) {
+    CompletionText text(tokenizer(), {"bc", "xyz"});
+    std::string shown;
+    const std::vector<int32_t> tokens = bytes_of(bytes);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (!text.add(tokens[i], i >= goes_on)) break;
+      shown += text.take();
+    }
+    return shown + text.take_rest();
+  };
+  EXPECT_EQ(text_of("abcdxyz", 0), "a");
+  EXPECT_EQ(text_of("abcdxyz", 2), "a");  // complete with the third
+  EXPECT_EQ(text_of("abcdxyz", 3), "abcd");
+  EXPECT_EQ(text_of("abcde", 3), "abcde");
+  EXPECT_EQ(text_of("abcbc", 3), "abc");
+  EXPECT_EQ(text_of("xyxyz", 4), "xy");
+}
+
 TEST(CompletionText, CharacterThatThePromptBegins) {
   CompletionText text(tokenizer(), {});
   text.begin("\xe2\x82");

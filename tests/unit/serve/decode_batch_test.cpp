@@ -294,6 +294,11 @@ TEST(DecodeBatch, RefusesWhatDoesNotFit) {
   EXPECT_THROW(model.batch.step(std::vector<int32_t>(1)), Error);
   model.batch.stop(slot);
   EXPECT_THROW(model.batch.stop(slot), Error);
+  EXPECT_THROW(model.batch.start(random_prompt(3, 1), nullptr, /*reach=*/5), Error);
+  EXPECT_THROW(model.batch.start(random_prompt(3, 1), nullptr, /*reach=*/2), Error);
+  EXPECT_EQ(model.batch.start(random_prompt(2, 1), nullptr, /*reach=*/2), slot);
+  EXPECT_THROW(model.batch.step(std::vector<int32_t>(1)), Error);
+  model.batch.stop(slot);
   EXPECT_EQ(model.batch.start(random_prompt(4, 2)), slot);
 }
 

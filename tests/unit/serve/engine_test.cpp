@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "attention/rotary.h"
 #include "core/error.h"
 #include "serve/generate.h"
 #include "small_model.h"
@@ -90,7 +91,7 @@ const ModelConfig kConfig = small_config(kAllCaches);  // NOLINT: throws only if
 std::vector<int32_t> generated_alone(const SequenceRequest& request) {
   SmallModel model(kConfig);
   return generate(model.run.model(), model.run.params(), model.run.stream(), request.prompt,
-                  request.sampling, request.stop_token);
+                  request.sampling, request.stop_tokens.empty() ? -1 : request.stop_tokens.front());
 }
 
 TEST(Engine, WritesWhatGenerateWritesWhateverElseRuns) {
@@ -114,6 +115,76 @@ TEST(Engine, WritesWhatGenerateWritesWhateverElseRuns) {
   EXPECT_EQ(stats.finished, 20);
   EXPECT_EQ(stats.running, 0);
   EXPECT_EQ(stats.waiting, 0);
+}
+
+// Each module with each way to know positions and to scale rotary ones, for texts longer than the
+// trained length.
+std::vector<std::string> modules_with_positions() {
+  std::vector<std::string> layers = {
+      "{type: softmax, position: alibi}", "{type: softmax, position: fire}",
+      "{type: softmax, position: none}",
+      "{type: softmax, window: 5, rope_scaling: dynamic_ntk, rope_train_length: 8}",
+      "{type: coca, variant: strict, rope_scaling: dynamic_ntk, rope_train_length: 8}"};
+  for (const std::string_view name : attention_registry().names()) {
+    const std::string type = fmt::format("{{type: {}", name);
+    layers.push_back(type + "}");
+    AttentionConfig config = parse_attention(layers.back());
+    if (attention_registry().at(name).rotary(config.options) == nullptr) continue;
+    for (const auto& [scaling, word] : kNames<RotaryScaling>) {
+      if (scaling == RotaryScaling::kNone) continue;
+      const bool fixed = scaling == RotaryScaling::kLinear || scaling == RotaryScaling::kNtk;
+      layers.push_back(fmt::format("{}, rope_scaling: {}, rope_factor: 2.5{}}}", type, word,
+                                   fixed ? "" : ", rope_train_length: 8"));
+    }
+  }
+  return layers;
+}
+
+// What a client reads does not depend on the most tokens that the server would continue, nor on its
+// neighbours: it is what generate() writes, and what a forward pass over all of it computes.
+TEST(Engine, PositionsAreThoseOfTheRequest) {
+  constexpr int32_t kPrompt = 11, kTokens = 20, kAll = kPrompt + kTokens;
+  SequenceRequest r = request(random_prompt(kPrompt, 4), kTokens);
+  r.prompt_logprobs = r.logprobs = true;
+  for (const std::string& layer : modules_with_positions()) {
+    const ModelConfig config = small_config({layer, layer});
+    SmallModel alone(config);
+    const std::vector<int32_t> written =
+        generate(alone.run.model(), alone.run.params(), alone.run.stream(), r.prompt, r.sampling,
+                 /*stop_token=*/-1);
+    PackedBatch text = packed_batch({kAll}, kVocab);
+    std::copy(r.prompt.begin(), r.prompt.end(), text.tokens.begin());
+    std::copy(written.begin(), written.end(), text.tokens.begin() + kPrompt);
+    const std::vector<float> logits = ModelRun(Backend::kCpu, config, text).logits();
+    const auto expected = [&](size_t t) {  // the logprob of token t
+      const auto row = std::span(logits).subspan((t - 1) * kVocab, kVocab);
+      return token_logprob(row, text.tokens[t], 0).logprob;
+    };
+    std::vector<TokenLogprob> first;
+    for (const int64_t capacity : {int64_t{kAll}, int64_t{64}, int64_t{300}}) {
+      for (const int others : {0, 3}) {
+        Running running(config, 4, {.prompt_tokens = 7}, capacity);
+        std::vector<std::shared_ptr<Keeper>> keepers;
+        for (int i = 0; i < others; ++i) {
+          keepers.push_back(
+              running.submit(request(random_prompt(3 + i, i), capacity / (i + 1) - 3 - i)));
+        }
+        const auto mine = running.submit(r);
+        running.start();
+        EXPECT_EQ(mine->wait(), FinishReason::kLength);
+        EXPECT_EQ(mine->tokens, written) << layer << " capacity " << capacity;
+        std::vector<TokenLogprob> all = mine->prompt;
+        all.insert(all.end(), mine->logprobs.begin(), mine->logprobs.end());
+        ASSERT_EQ(all.size(), static_cast<size_t>(kAll));
+        if (first.empty()) first = all;
+        for (size_t t = 1; t < all.size(); ++t) {
+          EXPECT_EQ(all[t].logprob, first[t].logprob) << layer << " token " << t;
+          EXPECT_NEAR(all[t].logprob, expected(t), 2e-4)
+              << layer << " token " << t << " capacity " << capacity;
+        }
+      }
+    }
+  }
 }
 
 TEST(Engine, LogprobsHaveTheSameBitsAloneAndInABatch) {
@@ -189,15 +260,76 @@ TEST(Engine, APromptIsGivenUpBetweenItsParts) {
 TEST(Engine, EndsAtTheStopToken) {
   SequenceRequest r = request(random_prompt(6, 3), 20);
   const std::vector<int32_t> tokens = generated_alone(r);
-  r.stop_token = tokens[5];
-  const size_t first = std::find(tokens.begin(), tokens.end(), r.stop_token) - tokens.begin();
+  r.stop_tokens = {tokens[5]};
+  const size_t first = std::find(tokens.begin(), tokens.end(), tokens[5]) - tokens.begin();
   Running running(kConfig, 2);
   const auto keeper = running.submit(r);
   running.start();
   EXPECT_EQ(keeper->wait(), FinishReason::kStop);
   EXPECT_TRUE(keeper->stopped);
   EXPECT_EQ(keeper->tokens.size(), first + 1);
-  EXPECT_EQ(keeper->tokens.back(), r.stop_token);
+  EXPECT_EQ(keeper->tokens.back(), tokens[5]);
+}
+
+// One of several, and none of them before min_tokens others.
+TEST(Engine, EndsAtAStopTokenAfterTheFewestTokens) {
+  const SequenceRequest plain = request(random_prompt(6, 3), 20);
+  const std::vector<int32_t> tokens = generated_alone(plain);
+  const auto ends = [&](std::vector<int32_t> stops, int64_t min_tokens) {
+    SequenceRequest r = plain;
+    r.stop_tokens = std::move(stops);
+    r.min_tokens = min_tokens;
+    Running running(kConfig, 2);
+    const auto keeper = running.submit(r);
+    running.start();
+    keeper->wait();
+    return keeper;
+  };
+  const auto first_of = [&](const std::vector<int32_t>& stops) {
+    return std::find_first_of(tokens.begin(), tokens.end(), stops.begin(), stops.end()) -
+           tokens.begin();
+  };
+  const std::vector<int32_t> stops = {tokens[9], tokens[4], kVocab - 1};
+  EXPECT_EQ(ends(stops, 0)->tokens.size(), static_cast<size_t>(first_of(stops)) + 1);
+  EXPECT_TRUE(ends(stops, first_of(stops))->stopped);
+  for (const int64_t min_tokens : {first_of(stops) + 1, ptrdiff_t{12}, ptrdiff_t{20}}) {
+    const auto keeper = ends(stops, min_tokens);
+    EXPECT_TRUE(
+        std::equal(tokens.begin(), tokens.begin() + first_of(stops), keeper->tokens.begin()));
+    for (int64_t i = 0; i < min_tokens; ++i) {
+      EXPECT_EQ(std::count(stops.begin(), stops.end(), keeper->tokens.at(i)), 0) << i;
+    }
+  }
+}
+
+// The definition, from the logits of each step.
+TEST(Engine, PenalisesTokensOfPromptAndCompletion) {
+  SequenceRequest r = request(random_prompt(9, 5), 20);
+  r.repetition_penalty = 1.7;
+  SmallModel model(kConfig);
+  const int64_t slot = model.batch.start(r.prompt, nullptr, 29);
+  std::vector<int32_t> all = r.prompt;
+  for (int i = 0; i < 20; ++i) {
+    std::vector<float> logits(model.batch.logits(slot).begin(), model.batch.logits(slot).end());
+    for (int32_t token = 0; token < kVocab; ++token) {
+      if (std::count(all.begin(), all.end(), token) == 0) continue;
+      float& x = logits[static_cast<size_t>(token)];
+      x = x > 0 ? x / 1.7f : x * 1.7f;
+    }
+    all.push_back(
+        static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    if (i < 19) model.batch.step(std::array{all.back()});
+  }
+  const std::vector<int32_t> expected(all.begin() + 9, all.end());
+  EXPECT_NE(expected, generated_alone(r));
+  for (const int others : {0, 2}) {
+    Running running(kConfig, 3);
+    for (int i = 0; i < others; ++i) running.submit(request(random_prompt(4 + i, i), 30));
+    const auto keeper = running.submit(r);
+    running.start();
+    EXPECT_EQ(keeper->wait(), FinishReason::kLength);
+    EXPECT_EQ(keeper->tokens, expected);
+  }
 }
 
 TEST(Engine, ScoresAPromptWithoutATokenMore) {

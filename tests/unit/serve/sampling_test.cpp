@@ -30,6 +30,9 @@ std::vector<double> distribution(const std::vector<float>& logits, const Samplin
   if (options.top_k > 0) order.resize(std::min<size_t>(options.top_k, order.size()));
   std::vector<double> p(logits.size());
   double sum = 0;
+  std::erase_if(order, [&](int32_t i) {
+    return std::exp((logits[i] - logits[order[0]]) / options.temperature) < options.min_p;
+  });
   for (const int32_t i : order) sum += p[i] = std::exp(logits[i] / options.temperature);
   double mass = 0;
   for (const int32_t i : order) {
@@ -45,7 +48,10 @@ TEST(Sampling, DrawsFromTheDistribution) {
   for (const SamplingOptions& options :
        {SamplingOptions{.temperature = 1, .top_p = 1}, SamplingOptions{.temperature = 1.5},
         SamplingOptions{.temperature = 0.7, .top_k = 40, .top_p = 1},
-        SamplingOptions{.temperature = 2, .top_k = 70, .top_p = 0.8}}) {
+        SamplingOptions{.temperature = 2, .top_k = 70, .top_p = 0.8},
+        SamplingOptions{.temperature = 1, .top_p = 1, .min_p = 0.05},
+        SamplingOptions{.temperature = 2, .top_k = 70, .top_p = 0.9, .min_p = 0.1},
+        SamplingOptions{.temperature = 1, .top_p = 1, .min_p = 1}}) {
     constexpr int kDraws = 20000;
     std::vector<int> counts(logits.size());
     for (int i = 0; i < kDraws; ++i) ++counts[sample_token(logits, options, i)];
@@ -66,6 +72,21 @@ TEST(Sampling, TheLikeliestTokenAtNoTemperature) {
   EXPECT_EQ(sample_token(logits, {.temperature = 1e-30}, 7), 1);
 }
 
+TEST(Sampling, ChangesOfLogits) {
+  const std::vector<int32_t> seen = {0, 2, 3, 99}, banned = {1, 3, -1};
+  std::vector<float> logits = {3, 4, -2, 5, 0.5};
+  change_logits({.repetition_penalty = 2, .seen = seen, .banned = banned}, logits);
+  constexpr float kNever = std::numeric_limits<float>::lowest();
+  EXPECT_EQ(logits, (std::vector<float>{1.5, kNever, -4, kNever, 0.5}));
+  // However hot, and whatever rounding leaves: no banned token.
+  std::vector<float> flat(300, 0.0f);
+  std::vector<int32_t> most(299);
+  std::iota(most.begin(), most.end(), 1);
+  change_logits({.banned = most}, flat);
+  for (int i = 0; i < 2000; ++i)
+    EXPECT_EQ(sample_token(flat, {.temperature = 100, .top_p = 1}, i), 0);
+}
+
 TEST(Sampling, LogprobsAreThoseOfTheSoftmax) {
   const std::vector<float> logits = random_logits(3001);
   double sum = 0;
@@ -81,10 +102,15 @@ TEST(Sampling, LogprobsAreThoseOfTheSoftmax) {
   }
 }
 
-TEST(Sampling, ListsTokensOfTheTokenizerOnly) {
+// The model may have more tokens than its tokenizer. What is drawn is one of the latter, but the
+// list has all that share the probability.
+TEST(Sampling, ListsTokensBeyondTheTokenizer) {
   const std::vector<float> logits = {1, 2, 3, 9};
-  EXPECT_EQ(token_logprob(logits, 0, 9, 3).top.size(), 3U);
-  EXPECT_EQ(token_logprob(logits, 0, 1, 3).top[0].first, 2);
+  EXPECT_EQ(token_logprob(logits, 0, 9).top.size(), 4U);
+  EXPECT_EQ(token_logprob(logits, 0, 1).top[0].first, 3);
+  double sum = 0;
+  for (const auto& [token, logprob] : token_logprob(logits, 0, 4).top) sum += std::exp(logprob);
+  EXPECT_NEAR(sum, 1, 1e-6);
 }
 
 TEST(Sampling, ImprobableTokensAreNumbers) {

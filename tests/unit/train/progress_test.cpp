@@ -217,5 +217,29 @@ TEST(Progress, LogLinesAppearAboveTheLine) {
   set_log_sink(nullptr);
 }
 
+// What goes on is told after a table, what is wrong at once.
+TEST(Progress, AHeldLogWaits) {
+  set_log_sink(make_progress_sink());
+  testing::internal::CaptureStderr();
+  {
+    const HeldLog held;
+    log_info("which kernel runs");
+    log_warning("careful");
+    log_info("and another");
+    // In the order in which they are shown, the table before what waits.
+    std::fputs("table\n", stderr);
+  }
+  log_info("later");
+  const std::string shown = testing::internal::GetCapturedStderr();
+  size_t last = 0;
+  for (const char* line : {"careful", "table", "which kernel runs", "and another", "later"}) {
+    const size_t at = shown.find(line);
+    ASSERT_NE(at, std::string::npos) << line;
+    EXPECT_GE(at, last) << line;
+    last = at;
+  }
+  set_log_sink(nullptr);
+}
+
 }  // namespace
 }  // namespace sbtrain
