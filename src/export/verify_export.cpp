@@ -67,10 +67,8 @@ void check_verify_packages(const HfLayout& layout) {
   }
   const PythonResult result = run_python(verify_script(), {"packages", kind_of(layout)});
   if (result.code == 0) return;
-  fail(ExitCode::kUsage,
-       "--verify: {} lacks a package:\n{}\n`scripts/setup.sh python` installs them; SBTRAIN_PYTHON "
-       "names another interpreter",
-       python_interpreter(), without_newline(result.output));
+  fail(ExitCode::kUsage, "--verify: {} lacks a package:\n{}\n{}", python_interpreter(),
+       without_newline(result.output), python_advice("torch transformers"));
 }
 
 std::string verify_export(const fs::path& folder, const CheckpointReader& checkpoint,

@@ -26,12 +26,8 @@ void check_result(PythonHelper& helper, const std::string& purpose) {
   if (result.status == 0) return;
   if (result.status == kBadFile) fail(ExitCode::kData, "{}", result.errors);
   if (result.status == kMissingLibrary) {
-    fail(ExitCode::kData,
-         "{}: reading Parquet needs pyarrow, which {} does not have ({}); install it with "
-         "`{} -m pip install pyarrow`, or `scripts/setup.sh python` in sbtrain's source tree, or "
-         "set "
-         "SBTRAIN_PYTHON to a Python that has it",
-         purpose, python, result.errors, python);
+    fail(ExitCode::kData, "{}: reading Parquet needs pyarrow, which {} does not have ({}). {}",
+         purpose, python, result.errors, python_advice("pyarrow"));
   }
   fail(ExitCode::kData, "{}: reading this Parquet file with {} failed with exit code {}: {}",
        purpose, python, result.status, result.errors);

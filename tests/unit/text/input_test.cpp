@@ -540,6 +540,8 @@ TEST_F(FakePython, WhatGoesWrongIsSaid) {
   write_file(path("t.parquet"), parquet_shell());
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"echo No module named pyarrow >&2; exit 3", "needs pyarrow"},
+      // What is advised works where the system's Python is "externally managed", too.
+      {"exit 3", "python3 -m venv"},
       {"echo t.parquet: no column >&2; exit 4", "no column"},
       {"kill -9 $$", "exit code 137"},
       {"if [ $mode = check ]; then echo 2; else printf '\\1\\0\\0\\0\\0\\0\\0\\0x'; fi",
