@@ -124,6 +124,19 @@ TEST(HfExport, TheRootIsNoNewFolder) {
   }
 }
 
+TEST(HfExport, OnlyTheLastMissingFoldersAreMade) {
+  EXPECT_NO_THROW(check_export_output(fs::temp_directory_path() / "exported/model", "elsewhere"));
+  for (const fs::path& output :
+       {fs::path("/no-such-folder/model"), fs::temp_directory_path() / "no/such/model"}) {
+    try {
+      check_export_output(output, "elsewhere");
+      ADD_FAILURE() << output;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage) << output;
+    }
+  }
+}
+
 // A folder with a tokenizer says whether texts begin with bos, which prompts then do as well.
 TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
   std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
