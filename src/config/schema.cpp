@@ -19,7 +19,9 @@ void describe(Fields& f, ModelConfig& c) {
         "Vocabulary size V; the tokenizer of the data must not have more.");
   f.add("tied", c.tied, "The output head shares the embedding's weights.");
   f.add("norm", c.norm, "Normalisation before each sublayer.");
-  f.add("norm_eps", c.norm_eps, above(0), "Epsilon of the normalisation.");
+  Rule epsilon = from_to_below(0, 1);
+  epsilon.above_min = true;
+  f.add("norm_eps", c.norm_eps, epsilon, "Epsilon of the normalisation.");
   f.add("mlp", c.mlp,
         "The second half of a block: SwiGLU; GELU with biases; or none, which adds the "
         "normalised input to the residual stream.");

@@ -294,7 +294,22 @@ class Reader {
         damaged(fmt::format("the added token {:.40} and the vocabulary do not agree on its id {}",
                             content, token.id));
       }
+      check_unique(token);
       d_.added.push_back(token);
+    }
+  }
+
+  // One id stands for one content among the added tokens, too.
+  void check_unique(const AddedToken& token) {
+    const int32_t id = added_ids_.emplace(token.content, token.id).first->second;
+    const std::string& content = added_contents_.emplace(token.id, token.content).first->second;
+    if (id != token.id) {
+      damaged(fmt::format("the added token {:.40} has two ids, {} and {}", token.content, id,
+                          token.id));
+    }
+    if (content != token.content) {
+      damaged(fmt::format("the added tokens {:.40} and {:.40} have the same id {}", content,
+                          token.content, id));
     }
   }
 
@@ -334,6 +349,8 @@ class Reader {
   const std::array<std::string, 256> characters_ = byte_characters();
   std::unordered_map<std::string, char> bytes_of_characters_;
   std::unordered_map<std::string, int32_t> ids_;
+  std::unordered_map<std::string, int32_t> added_ids_;
+  std::unordered_map<int32_t, std::string> added_contents_;
   bool byte_level_ = false;
   BpeDescription d_;
 };

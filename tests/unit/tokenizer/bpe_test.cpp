@@ -220,6 +220,16 @@ TEST_F(Bpe, RefusesDamagedFiles) {
       {"integer", [](Json& t) { t["model"]["vocab"]["!"] = 1 << 23; }},
       {"two tokens", [](Json& t) { t["model"]["vocab"]["!"] = 7; }},
       {"do not agree", [](Json& t) { t["added_tokens"][0]["id"] = 5; }},
+      {"the same id",
+       [](Json& t) {
+         t["added_tokens"].push_back({{"id", 600}, {"content", "one"}});
+         t["added_tokens"].push_back({{"id", 600}, {"content", "other"}});
+       }},
+      {"two ids",
+       [](Json& t) {
+         t["added_tokens"].push_back({{"id", 600}, {"content", "one"}});
+         t["added_tokens"].push_back({{"id", 601}, {"content", "one"}});
+       }},
       {"neither true nor false", [](Json& t) { t["added_tokens"][0]["special"] = "yes"; }},
       {"type", [](Json& t) { t["normalizer"] = Json::object(); }},
   };
@@ -480,7 +490,7 @@ TEST(SplitPattern, APatternThatTakesTooMuchMemoryIsAnError) {
   const std::string open = "((((((((((((((((((((";
   const std::string close(open.size(), ')');
   const std::string pattern = "(?:" + open + "a" + close + "|b)+c|[ab]";
-  const Thrown thrown = split_by(pattern, std::string(4000000, 'a'));
+  const Thrown thrown = split_by(pattern, std::string(1000000, 'a'));
   EXPECT_EQ(thrown.code, ExitCode::kData);
   EXPECT_TRUE(thrown.says("hostile.json") && thrown.says("64 MiB")) << thrown.message;
 }
