@@ -11,6 +11,7 @@
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hub.h"
 #include "export/float_format.h"
 #include "tokenizer/tokenizer.h"
 
@@ -28,8 +29,8 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr size_t kMostBytes = size_t{256} << 20;  // of a JSON file
 constexpr int kMaxDepth = 32;
 
-json read_json(const fs::path& path, ExitCode code) {
-  return parse_strict(read_input(path, code, "", kMostBytes), path.string(), kMaxDepth);
+json read_json(const fs::path& path, ExitCode code, const std::string& hint = "") {
+  return parse_strict(read_input(path, code, hint, kMostBytes), path.string(), kMaxDepth);
 }
 
 // A value that older programs stored with the weights, and that follows from the configuration.
@@ -93,7 +94,7 @@ HfFolder::HfFolder(fs::path folder) : folder_(std::move(folder)) {
   const fs::path path = folder_ / kConfig;
   json hf;
   try {
-    hf = read_json(path, ExitCode::kConfig);
+    hf = read_json(path, ExitCode::kConfig, hub_hint(folder_));
   } catch (const Error& error) {
     throw Error(ExitCode::kConfig, error.what());
   }

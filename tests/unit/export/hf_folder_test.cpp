@@ -411,6 +411,25 @@ TEST(HfRotary, RopeScalingComesBeforeRopeParameters) {
   }
 }
 
+TEST(HfImport, ANameOfTheHubIsToldFromAFolder) {
+  const auto message = [](const std::string& input) {
+    try {
+      const HfFolder folder(input);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(message("HuggingFaceTB/SmolLM2-135M")
+                .find("`hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M`"),
+            std::string::npos)
+      << message("HuggingFaceTB/SmolLM2-135M");
+  for (const char* path :
+       {"SmolLM2-135M", "/models/SmolLM2-135M", "./models", "a/b/c", "../model"}) {
+    EXPECT_EQ(message(path).find("hf download"), std::string::npos) << message(path);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, HfModel,
                          testing::Values("llama3", "smollm2", "qwen2_5", "llama3_2", "qwen3",
                                          "qwen_yarn", "mistral"),
