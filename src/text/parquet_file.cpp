@@ -128,7 +128,11 @@ std::vector<int64_t> count_parquet_rows(const std::vector<std::string>& files,
     if (*at != '\n') break;
   }
   if (rows.size() != files.size()) {
-    fail(ExitCode::kInternal, "{} of {} Parquet files were counted", rows.size(), files.size());
+    fail(ExitCode::kData,
+         "{}: {} does not answer as Python does: it counted the rows of {} Parquet files, not of "
+         "{}; "
+         "SBTRAIN_PYTHON names the interpreter",
+         files.front(), helper.interpreter(), rows.size(), files.size());
   }
   return rows;
 }

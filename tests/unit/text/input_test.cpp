@@ -603,6 +603,7 @@ TEST_F(FakePython, WhatGoesWrongIsSaid) {
       {"echo No module named pyarrow >&2; exit 3", "needs pyarrow"},
       // What is advised works where the system's Python is "externally managed", too.
       {"exit 3", "python3 -m venv"},
+      {"exit 0", "does not answer as Python does"},
       {"echo t.parquet: no column >&2; exit 4", "no column"},
       {"kill -9 $$", "exit code 137"},
       {"if [ $mode = check ]; then echo 2; else printf '\\1\\0\\0\\0\\0\\0\\0\\0x'; fi",
