@@ -136,8 +136,9 @@ void describe(Fields& f, DataConfig& c) {
   f.add("tokenizer", c.tokenizer, "Tokenizer of the data, for samples and for bits per byte.");
   f.add("packing", c.packing,
         "How documents fill sequences: one behind the other, or with the fewest cuts.");
-  f.add("predict_across_documents", c.predict_across_documents,
-        "The last token of a document predicts the first of the next.");
+  f.add(
+      "predict_across_documents", c.predict_across_documents,
+      "The last token of a document predicts the first of the document that is packed behind it.");
   f.add("prefetch", c.prefetch, between(1, 4096), "Micro-batches prepared ahead.");
   f.section("task", c.task,
             "A synthetic task in place of files (docs/tasks.md): examples as long as "
