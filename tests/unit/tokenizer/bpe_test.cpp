@@ -455,13 +455,14 @@ TEST(SplitPattern, LinesEndAsInTheLibraryOfThePattern) {
   EXPECT_FALSE(matches(R"(\p{Han})", SplitPattern::Syntax::kRust, "\xe3\x80\x81"));
 }
 
-// Splits a text as a tokenizer does: by all matches, within the least time that a text has.
-Thrown split_by(const std::string& pattern, const std::string& text) {
+// Splits a text as a tokenizer does: by all matches, within the time that a text of so many bytes
+// has.
+Thrown split_by(const std::string& pattern, const std::string& text, size_t time_bytes = 0) {
   std::vector<PreTokenizer::Stage> stages;
   stages.push_back({SplitPattern(pattern, SplitPattern::Syntax::kOniguruma, "hostile.json")});
   const PreTokenizer pieces(std::move(stages));
   MatchScratch scratch;
-  scratch.begin_text(0);
+  scratch.begin_text(time_bytes);
   return thrown_by([&] { pieces.split(text, false, scratch, [](std::string_view) {}); });
 }
 
@@ -490,7 +491,8 @@ TEST(SplitPattern, APatternThatTakesTooMuchMemoryIsAnError) {
   const std::string open = "((((((((((((((((((((";
   const std::string close(open.size(), ')');
   const std::string pattern = "(?:" + open + "a" + close + "|b)+c|[ab]";
-  const Thrown thrown = split_by(pattern, std::string(1000000, 'a'));
+  const std::string text(1000000, 'a');
+  const Thrown thrown = split_by(pattern, text, text.size());
   EXPECT_EQ(thrown.code, ExitCode::kData);
   EXPECT_TRUE(thrown.says("hostile.json") && thrown.says("64 MiB")) << thrown.message;
 }
