@@ -17,6 +17,7 @@ fi
 copy=$1 tokenizer=$2 output=$3
 shift 3
 sbtrain=$("$here/../scripts/find_sbtrain.sh")
+mkdir -p "$output"
 
 "$here/tokenizer_for.sh" "$tokenizer" "$copy" '*.parquet'
 exec "$sbtrain" prepare --input "$copy" --format parquet --source-key dump --tokenizer "$tokenizer" \

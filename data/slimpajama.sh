@@ -19,6 +19,7 @@ fi
 copy=$1 tokenizer=$2 output=$3
 shift 3
 sbtrain=$("$here/../scripts/find_sbtrain.sh")
+mkdir -p "$output"
 
 "$here/tokenizer_for.sh" "$tokenizer" "$copy/train" '*.jsonl.zst'
 for part in validation train; do

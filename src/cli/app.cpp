@@ -110,7 +110,8 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
   if (!takes_keys || !word.starts_with("--")) return "";
   const schema::Key* key = schema::find_key_ending(word.substr(2));
   if (key == nullptr) return "";
-  const std::string name = schema::short_path(key->path);
+  std::string name = schema::short_path(key->path);
+  std::ranges::replace(name, '*', '0');  // the first item of a list
   if ("--" + name != word) return fmt::format("; did you mean '--{}'?", name);
   return fmt::format(
       "; it is a section: set one of its keys ('sbtrain config docs {}'), or all of "

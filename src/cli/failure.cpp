@@ -1,6 +1,7 @@
 #include "cli/failure.h"
 
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <system_error>
 
@@ -36,6 +37,9 @@ Failure current_failure() {
     return {ExitCode::kOutOfMemory,
             "out of memory: the machine, or a limit of this process (ulimit -v), has too little "
             "for this command"};
+  } catch (const std::filesystem::filesystem_error& error) {  // a link that leads to itself, say
+    return {ExitCode::kStorage,
+            fmt::format("{}: {}", error.path1().string(), error.code().message())};
   } catch (const std::system_error& error) {
     return system_failure(error);
   } catch (const std::exception& error) {

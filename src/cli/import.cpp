@@ -11,12 +11,13 @@ namespace {
 struct ImportOptions {
   std::string input;
   std::string output;
+  bool without_tokenizer = false;
 };
 
 ExitCode run_import(const ImportOptions& options) {
   check_export_output(options.output, options.input);
   const HfFolder folder(options.input);
-  const HfImport imported = import_hf(folder, options.output);
+  const HfImport imported = import_hf(folder, options.output, !options.without_tokenizer);
   fmt::print("{}: {}, {} tensors\n", imported.checkpoint.string(), folder.architecture(),
              folder.names().size());
   if (!imported.has_tokenizer) {
@@ -37,6 +38,8 @@ void add_import(Command app, Action& action) {
                   "or what sbtrain export has written")
       .required();
   command.add_option("--output", options->output, "New run folder").required();
+  command.add_flag("--without-tokenizer", options->without_tokenizer,
+                   "Leave the folder's tokenizer out, such as one that sbtrain cannot compute");
   command.callback([options, &action] { action = [options] { return run_import(*options); }; });
 }
 

@@ -1,4 +1,5 @@
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -6,6 +7,7 @@
 #include <cstdlib>
 
 #include "cli/cli.h"
+#include "core/error.h"
 #include "core/standard_streams.h"
 #include "train/signals.h"
 
@@ -38,10 +40,23 @@ void shorten_spins(char** argv) {
   execv("/proc/self/exe", argv);  // returns if there is no /proc; the setting then has no effect
 }
 
+// Threads have stacks of this limit too, and a stack that ends raises a signal that says nothing.
+bool has_stack() {
+  constexpr rlim_t kLeastBytes = rlim_t{1} << 20;
+  rlimit stack{};
+  if (getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= kLeastBytes) return true;
+  sbtrain::write_error(
+      fmt::format("error: the stack of a thread is limited to {} KiB, and sbtrain needs {}: ulimit "
+                  "-s {}\n",
+                  stack.rlim_cur >> 10, kLeastBytes >> 10, 8 * kLeastBytes >> 10));
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   sbtrain::open_standard_streams();
+  if (!has_stack()) return static_cast<int>(sbtrain::ExitCode::kOutOfMemory);
   sbtrain::hold_stop_signals();
   std::signal(SIGCHLD, SIG_DFL);  // where the parent ignores it, exit codes of children are lost
   shorten_spins(argv);

@@ -122,6 +122,13 @@ void print_warnings(const PrepareProgress& progress) {
     print_error("note: {} file(s) of the folders were left out: {}\n", files,
                 list_kinds(progress.left_out));
   }
+  if (progress.bad_records > 0) {
+    print_error("note: {} bad record(s) were left out{}:\n", progress.bad_records,
+                progress.bad_records > static_cast<int64_t>(progress.first_bad.size())
+                    ? fmt::format(", of which the first {} are", progress.first_bad.size())
+                    : "");
+    for (const std::string& record : progress.first_bad) print_error("  {}\n", record);
+  }
   if (progress.forced_cuts > 0) {
     print_error(
         "note: text was cut in {} place(s) that lie within {} KiB without a newline or space, or "
@@ -199,6 +206,9 @@ void add_input_options(Command command, PrepareOptions& options) {
       .add_option("--source-key", options.input.keys.source,
                   "Key or column of the source, which the statistics count by")
       .capture_default_str();
+  command.add_flag("--skip-bad-records", options.skip_bad_records,
+                   "Leave out lines of JSON that are no documents, instead of ending at the first; "
+                   "how many, and where the first are, is said at the end");
   command
       .add_option("--eot", options.input.end_of_text,
                   "Id that separates the documents of token ids; default: llm.c's, else the "

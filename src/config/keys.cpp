@@ -79,6 +79,76 @@ bool matches(const std::vector<std::string>& path, size_t at, const std::vector<
   return false;
 }
 
+// Names that other trainers (transformers, nanoGPT, torchtitan, Megatron-LM, litgpt) have for keys
+// of ours, from which they differ too much to be taken for misspellings.
+struct Synonym {
+  std::string_view key;
+  std::vector<std::string_view> names;
+};
+
+const std::vector<Synonym>& synonyms() {
+  static const std::vector<Synonym> kSynonyms = {
+      {"name", {"run_name", "experiment_name"}},
+      {"out", {"output_dir", "out_dir", "save_dir", "run_dir", "checkpoint_dir"}},
+      {"model.layers",
+       {"n_layer", "n_layers", "num_layers", "num_hidden_layers", "num_blocks", "depth"}},
+      {"model.width",
+       {"n_embd", "d_model", "dim", "hidden_size", "hidden_dim", "embed_dim", "embedding_dim"}},
+      {"model.inner", {"intermediate_size", "ffn_hidden_size", "ffn_dim", "d_ff", "n_inner"}},
+      {"model.heads", {"n_head", "n_heads", "num_heads", "num_attention_heads"}},
+      {"model.kv_heads",
+       {"n_kv_head", "n_kv_heads", "num_kv_heads", "num_key_value_heads", "num_query_groups"}},
+      {"model.vocab", {"vocab_size", "padded_vocab_size", "n_vocab"}},
+      {"model.tied", {"tie_word_embeddings", "tie_embeddings", "weight_tying"}},
+      {"model.norm_eps", {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"}},
+      {"model.init_std", {"initializer_range", "init_method_std"}},
+      {"model.attention.rope_base", {"rope_theta", "rotary_base"}},
+      {"model.attention.window", {"sliding_window", "window_size"}},
+      {"train.sequence_length",
+       {"seq_len", "seq_length", "max_seq_len", "max_seq_length", "block_size", "context_length",
+        "max_length", "n_ctx", "n_positions", "max_position_embeddings"}},
+      {"train.micro_batch",
+       {"micro_batch_size", "per_device_train_batch_size", "device_batch_size"}},
+      {"train.batch",
+       {"batch_size", "global_batch_size", "train_batch_size", "gradient_accumulation_steps"}},
+      {"train.lr", {"learning_rate", "max_lr", "peak_lr", "base_lr"}},
+      {"train.beta1", {"adam_beta1"}},
+      {"train.beta2", {"adam_beta2"}},
+      {"train.eps", {"adam_epsilon", "adam_eps"}},
+      {"train.weight_decay", {"wd"}},
+      {"train.clip",
+       {"grad_clip", "max_grad_norm", "max_norm", "gradient_clipping", "clip_grad_norm",
+        "gradient_clip_val"}},
+      {"train.recompute", {"gradient_checkpointing", "activation_checkpointing", "remat"}},
+      {"data.sources.*.path",
+       {"dataset", "dataset_path", "data_path", "train_data", "train_file", "train_files"}},
+      {"data.validation",
+       {"val_data", "valid_data", "eval_data", "validation_file", "validation_data"}},
+      {"data.tokenizer", {"tokenizer_path", "tokenizer_name", "tokenizer_model"}},
+      {"stages.*.length",
+       {"max_steps", "num_steps", "total_steps", "train_steps", "max_iters", "train_iters",
+        "max_tokens", "num_epochs", "num_train_epochs", "epochs"}},
+      {"stages.*.schedule.type", {"lr_scheduler", "lr_scheduler_type", "lr_decay_style"}},
+      {"stages.*.schedule.warmup",
+       {"warmup_steps", "warmup_iters", "num_warmup_steps", "warmup_ratio", "lr_warmup_iters"}},
+      {"stages.*.schedule.final_ratio", {"min_lr", "min_lr_ratio", "min_learning_rate"}},
+      {"validation.every", {"eval_interval", "eval_steps", "eval_every", "val_check_interval"}},
+      {"validation.tokens", {"eval_iters", "eval_tokens"}},
+      {"checkpoint.every", {"save_steps", "save_interval", "save_every", "checkpoint_interval"}},
+      {"checkpoint.keep", {"save_total_limit", "keep_last"}},
+      {"metrics.every", {"log_interval", "logging_steps", "log_every", "log_freq"}}};
+  return kSynonyms;
+}
+
+// The key that `word` means in other trainers; empty if it means none there.
+std::string key_of_others(std::string word) {
+  std::ranges::replace(word, '-', '_');  // as options have it
+  for (const Synonym& synonym : synonyms()) {
+    if (std::ranges::count(synonym.names, word) > 0) return std::string(synonym.key);
+  }
+  return "";
+}
+
 // The path among `paths`, all of one section, whose last segment is nearest to `word`.
 std::string nearest_last_segment(const std::string& word, const std::vector<std::string>& paths) {
   std::vector<std::string> words;
@@ -160,7 +230,9 @@ const Key* find_key(std::string_view path) {
 const Key* find_key_ending(std::string_view word) {
   const auto ends = [&](const Key& key) { return split_path(key.path).back() == word; };
   const auto found = std::ranges::find_if(all_keys(), ends);
-  return found == all_keys().end() ? nullptr : &*found;
+  if (found != all_keys().end()) return &*found;
+  const std::string key = key_of_others(std::string(word));
+  return key.empty() ? nullptr : find_key(key);
 }
 
 std::string did_you_mean(std::string_view path) {
@@ -182,7 +254,8 @@ std::string did_you_mean(std::string_view path) {
       all.push_back(name);
     }
   }
-  std::string found = nearest_last_segment(word, siblings);
+  std::string found = cousins.empty() ? key_of_others(word) : "";
+  if (found.empty()) found = nearest_last_segment(word, siblings);
   if (found.empty()) found = nearest(pattern, cousins);
   if (found.empty() && !cousins.empty()) found = cousins.front();
   if (found.empty()) found = nearest(pattern, all);

@@ -31,7 +31,8 @@ const Key* find_key(std::string_view path);
 // `path` without the "*" of a list whose single item needs no index: how a user would write it.
 std::string short_path(const std::string& path);
 
-// The first key whose last segment is `word`; null when there is none.
+// The first key whose last segment is `word`, or that is called so in other trainers; null when
+// there is none.
 const Key* find_key_ending(std::string_view word);
 
 // "; did you mean 'train.lr'?", or nothing when no key is near `path`.

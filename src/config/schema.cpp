@@ -19,7 +19,9 @@ void describe(Fields& f, ModelConfig& c) {
         "Vocabulary size V; the tokenizer of the data must not have more.");
   f.add("tied", c.tied, "The output head shares the embedding's weights.");
   f.add("norm", c.norm, "Normalisation before each sublayer.");
-  f.add("norm_eps", c.norm_eps, above(0), "Epsilon of the normalisation.");
+  Rule epsilon = from_to_below(0, 1);
+  epsilon.above_min = true;
+  f.add("norm_eps", c.norm_eps, epsilon, "Epsilon of the normalisation.");
   f.add("mlp", c.mlp,
         "The second half of a block: SwiGLU; GELU with biases; or none, which adds the "
         "normalised input to the residual stream.");
@@ -134,8 +136,9 @@ void describe(Fields& f, DataConfig& c) {
   f.add("tokenizer", c.tokenizer, "Tokenizer of the data, for samples and for bits per byte.");
   f.add("packing", c.packing,
         "How documents fill sequences: one behind the other, or with the fewest cuts.");
-  f.add("predict_across_documents", c.predict_across_documents,
-        "The last token of a document predicts the first of the next.");
+  f.add(
+      "predict_across_documents", c.predict_across_documents,
+      "The last token of a document predicts the first of the document that is packed behind it.");
   f.add("prefetch", c.prefetch, between(1, 4096), "Micro-batches prepared ahead.");
   f.section("task", c.task,
             "A synthetic task in place of files (docs/tasks.md): examples as long as "

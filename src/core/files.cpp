@@ -185,13 +185,24 @@ void sync_entry(const fs::path& path) {
   if (::access(folder.c_str(), R_OK) == 0) sync_folder(folder);
 }
 
+void check_folder_of(const fs::path& output) {
+  std::error_code unreadable;
+  const fs::path folder = fs::absolute(folder_of(output), unreadable).lexically_normal();
+  if (fs::exists(folder, unreadable)) return;
+  const fs::path parent = folder.parent_path();
+  if (parent != folder.root_path() && fs::exists(parent, unreadable)) return;
+  fail(ExitCode::kUsage, "{}: there is no folder {}; if it is the right one, make it: mkdir -p {}",
+       output.string(), folder_of(output).string(), folder_of(output).string());
+}
+
 AtomicFile::AtomicFile(fs::path path, IoHook hook, MissingFolders missing)
     : path_(behind_links(std::move(path))),
       temporary_(with_suffix(path_, ".tmp")),
       hook_(std::move(hook)) {
   check_replaceable(path_);
+  if (missing == MissingFolders::kMakeLast) check_folder_of(path_);
   before("create");
-  if (missing == MissingFolders::kMake) make_folders(folder_of(path_));
+  if (missing != MissingFolders::kError) make_folders(folder_of(path_));
   fd_ = create_temporary(temporary_);
 }
 
@@ -264,6 +275,7 @@ void write_at(int fd, const fs::path& path, int64_t offset, const void* data, in
 void check_output(const fs::path& output, std::span<const std::string> inputs) {
   const fs::path path = behind_links(output);
   check_replaceable(path);
+  check_folder_of(path);
   for (const fs::path& written : {path, with_suffix(path, ".tmp")}) {
     for (const std::string& input : inputs) {
       std::error_code missing;

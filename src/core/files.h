@@ -55,9 +55,14 @@ void sync_folder(const std::filesystem::path& folder);
 // it cannot be opened.
 void sync_entry(const std::filesystem::path& path);
 
-// What becomes of the missing folders of a file that is written. Where a folder may be moved away
-// by somebody else, as that of a run, writing must not make it again: kError.
-enum class MissingFolders : uint8_t { kMake, kError };
+// What becomes of the missing folders of a file that is written. Of a path that a user gives only
+// the last folder is made, in one that exists and is not the root of all: more than that is missing
+// where the path is mistyped. Where a folder may be moved away by somebody else, as that of a run,
+// writing must not make it again: kError.
+enum class MissingFolders : uint8_t { kMakeLast, kMakeAll, kError };
+
+// Throws ExitCode::kUsage when folders of an output are missing that kMakeLast does not make.
+void check_folder_of(const std::filesystem::path& output);
 
 // A file that is written beside its final place, as PATH.tmp. commit() gives it its name; without
 // commit() it is removed. A symbolic link is kept, and the file that it points to is replaced. A
@@ -65,9 +70,9 @@ enum class MissingFolders : uint8_t { kMake, kError };
 class AtomicFile {
  public:
   // Throws ExitCode::kUsage, before anything is written, when `path` exists and is not a regular
-  // file, or when another process is writing it.
+  // file, when folders are missing that are not made, or when another process is writing it.
   explicit AtomicFile(std::filesystem::path path, IoHook hook = {},
-                      MissingFolders missing = MissingFolders::kMake);
+                      MissingFolders missing = MissingFolders::kMakeLast);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -92,7 +97,7 @@ class AtomicFile {
 
 // Replaces a file so that a reader sees the old or the new content, never a part.
 void replace_file(const std::filesystem::path& path, std::string_view content, IoHook hook = {},
-                  MissingFolders missing = MissingFolders::kMake);
+                  MissingFolders missing = MissingFolders::kMakeLast);
 
 // A file without a name in `folder`, open for reading and writing. It disappears with its
 // descriptor, however the process ends.
@@ -103,7 +108,8 @@ void write_at(int fd, const std::filesystem::path& path, int64_t offset, const v
               int64_t bytes);
 
 // Throws ExitCode::kUsage when writing `output` would destroy one of `inputs`, whatever names or
-// links lead to them, or when `output` cannot be replaced.
+// links lead to them, when `output` cannot be replaced, or when folders of it are missing beyond
+// the last one (MissingFolders::kMakeLast).
 void check_output(const std::filesystem::path& output, std::span<const std::string> inputs);
 
 // Renames a file out of the way, to PATH.old or the first of PATH.old.2, PATH.old.3, ... that is

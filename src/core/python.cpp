@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
 
 namespace sbtrain {
 namespace {
@@ -63,18 +65,66 @@ class SpawnAttributes {
   posix_spawnattr_t attributes_{};
 };
 
+// Why a file must not be run for the user; empty if it may be. A group of the owner's own number is
+// the owner's alone. A link is as trustworthy as the link itself and what it leads to.
+std::string why_not_trusted(const fs::path& path, const std::vector<uid_t>& owners) {
+  struct stat link {};
+  struct stat target {};
+  if (::lstat(path.c_str(), &link) != 0 || ::stat(path.c_str(), &target) != 0) {
+    return std::strerror(errno);
+  }
+  for (const struct stat& status : {link, target}) {
+    if (std::find(owners.begin(), owners.end(), status.st_uid) == owners.end()) {
+      return fmt::format("belongs to user {}", status.st_uid);
+    }
+    if (S_ISLNK(status.st_mode)) continue;  // has no permissions of its own
+    const bool shared_group = status.st_gid != 0 && status.st_gid != status.st_uid;
+    if ((status.st_mode & S_IWOTH) != 0 || ((status.st_mode & S_IWGRP) != 0 && shared_group)) {
+      return "can be written by others";
+    }
+  }
+  return "";
+}
+
 }  // namespace
+
+std::string own_python(const std::string& program) {
+  const fs::path folder = fs::path(program).parent_path();
+  fs::path root;
+  if (folder.filename() == "bin") root = folder.parent_path();
+  if (folder.parent_path().filename() == "build") root = folder.parent_path().parent_path();
+  const fs::path python = root / ".venv/bin/python3";
+  std::error_code none;
+  if (root.empty() || !fs::exists(python, none)) return "";
+  std::vector<uid_t> owners = {0, ::geteuid()};
+  struct stat status {};
+  if (::stat(program.c_str(), &status) == 0) owners.push_back(status.st_uid);
+  for (const fs::path& path : {root / ".venv", root / ".venv/bin", python}) {
+    const std::string reason = why_not_trusted(path, owners);
+    if (reason.empty()) continue;
+    log_warning("{} is not used: {} {}", python.string(), path.string(), reason);
+    return "";
+  }
+  return python.string();
+}
 
 std::string python_interpreter() {
   if (const char* given = std::getenv("SBTRAIN_PYTHON"); given && *given) return given;
   std::error_code none;
-  // In a source tree the program is build/PRESET/sbtrain.
-  for (fs::path folder = fs::read_symlink("/proc/self/exe", none); folder.has_relative_path();) {
-    folder = folder.parent_path();
-    const fs::path python = folder / ".venv/bin/python3";
+  if (const char* active = std::getenv("VIRTUAL_ENV"); active && *active) {
+    const fs::path python = fs::path(active) / "bin/python3";
     if (fs::exists(python, none)) return python.string();
   }
-  return fs::exists("/usr/bin/python3", none) ? "/usr/bin/python3" : "python3";
+  static const std::string own = own_python(fs::read_symlink("/proc/self/exe").string());
+  return own.empty() ? "python3" : own;
+}
+
+std::string python_advice(std::string_view package) {
+  return fmt::format(
+      "`scripts/setup.sh python` in sbtrain's source tree installs it; so do `python3 -m venv "
+      "~/sbtrain-python && ~/sbtrain-python/bin/pip install {}` and then "
+      "SBTRAIN_PYTHON=~/sbtrain-python/bin/python3",
+      package);
 }
 
 PythonHelper::PythonHelper(std::string_view program, const std::vector<std::string>& arguments,

@@ -12,9 +12,18 @@
 namespace sbtrain {
 
 // The interpreter that the scripts use too (scripts/python.sh): $SBTRAIN_PYTHON where it is set,
-// that of .venv in a folder above the program where there is one, otherwise /usr/bin/python3,
+// that of the virtual environment that is active ($VIRTUAL_ENV), own_python of this program,
 // otherwise the python3 in PATH.
 std::string python_interpreter();
+
+// The interpreter in the .venv of a program's source tree, where the program is build/PRESET/NAME,
+// or of its installation, where it is bin/NAME; empty if there is none. One that belongs to
+// someone else than root, the user or the owner of the program, or that others may write to, is not
+// taken, with a warning: it would run as the user.
+std::string own_python(const std::string& program);
+
+// How to get a Python package, for messages. The interpreters of distributions refuse pip.
+std::string python_advice(std::string_view package);
 
 // A child process that runs a Python program. It has a process group of its own, so that Ctrl-C
 // does not end it while its parent still needs it; the destructor ends it.

@@ -362,9 +362,17 @@ ValidationReader::ValidationReader(const std::string& path, int64_t sequence_len
           micro_batch, sequence_length);
   if (store_.info().tokens * store_.info().token_bytes() <= Loader::kEagerBytes) store_.verify();
   all_rows_ = (store_.tokens() + sequence_length - 1) / sequence_length;
-  rows_ = std::clamp<int64_t>(max_tokens / sequence_length, 1, all_rows_);
+  const int64_t whole_rows = std::max<int64_t>(1, max_tokens / sequence_length);
+  rows_ = max_tokens < store_.tokens() ? std::min(whole_rows, all_rows_) : all_rows_;
   const int64_t in_all = (rows_ + micro_batch - 1) / micro_batch;
   batches_ = (in_all + world - 1) / world;
+}
+
+int64_t ValidationReader::document_at(int64_t token) const {
+  const auto offsets = store_.offsets();
+  const auto behind =
+      std::upper_bound(offsets.begin(), offsets.end(), static_cast<uint64_t>(token));
+  return behind - offsets.begin() - 1;
 }
 
 Row ValidationReader::row(int64_t i) const {
@@ -373,19 +381,20 @@ Row ValidationReader::row(int64_t i) const {
   const int64_t begin = index * sequence_length_;
   const int64_t end = std::min(begin + sequence_length_, store_.tokens());
   const auto offsets = store_.offsets();
+  const auto start_of = [&](int64_t document) {
+    return static_cast<int64_t>(offsets[static_cast<size_t>(document)]);
+  };
   Row row;
-  auto next = std::upper_bound(offsets.begin(), offsets.end(), static_cast<uint64_t>(begin));
-  for (int64_t at = begin; at < end; ++next) {
-    const auto document_end = static_cast<int64_t>(*next);
-    if (document_end == at) continue;  // an empty document
-    const auto document = static_cast<int64_t>(next - offsets.begin()) - 1;
-    const int64_t length = std::min(end, document_end) - at;
-    row.pieces.push_back(
-        {document, at - static_cast<int64_t>(offsets[static_cast<size_t>(document)]), length});
+  for (int64_t at = begin; at < end;) {
+    const int64_t document = document_at(at);
+    const int64_t length = std::min(end, start_of(document + 1)) - at;
+    row.pieces.push_back({document, at - start_of(document), length});
     at += length;
   }
   if (end < begin + sequence_length_) {
     row.pieces.push_back({-1, 0, begin + sequence_length_ - end});
+  } else if (end < store_.tokens() && start_of(document_at(end)) == end) {
+    row.next_document = document_at(end);
   }
   return row;
 }

@@ -163,7 +163,8 @@ class Loader {
 // Held-out text in batches: rows of L tokens, evenly spread over the store, the same every time.
 class ValidationReader {
  public:
-  // Takes at most `max_tokens` tokens, but at least one row if the store has any. Each rank gets
+  // Takes all rows, the last of which may be shorter than L, if `max_tokens` reaches to the store's
+  // end; otherwise as many whole rows as fit into `max_tokens`, but at least one. Each rank gets
   // its own part and the same number of batches; the last may be padding only. Verifies the store.
   ValidationReader(const std::string& path, int64_t sequence_length, int64_t micro_batch,
                    int64_t max_tokens, bool predict_across_documents = false, int rank = 0,
@@ -177,6 +178,7 @@ class ValidationReader {
 
  private:
   Row row(int64_t i) const;
+  int64_t document_at(int64_t token) const;  // empty documents hold none
   DocumentStore store_;
   int64_t sequence_length_;
   int64_t micro_batch_;

@@ -57,6 +57,8 @@ struct Encoded {
   int64_t bytes = 0;
   int64_t position = 0;
   int64_t forced_cuts = 0;
+  int64_t bad_records = 0;             // left out
+  std::vector<std::string> first_bad;  // of them
   std::vector<Chunk> chunks;
   std::vector<int32_t> tokens;  // of all documents in the task
 };
@@ -123,8 +125,8 @@ class DocumentReader {
 // Turns documents into the tokens that a store of this format holds.
 class Encoder {
  public:
-  Encoder(const Tokenizer* tokenizer, const StoreInfo& format)
-      : tokenizer_(tokenizer), format_(format) {}
+  Encoder(const Tokenizer* tokenizer, const StoreInfo& format, bool skip_bad_records)
+      : tokenizer_(tokenizer), format_(format), skip_bad_records_(skip_bad_records) {}
 
   Encoded encode(Task task) const {
     Encoded result;
@@ -147,10 +149,11 @@ class Encoder {
       add_tokens(raw, chunk, result);
     } else {
       const bool whole = raw.kind != RawDocument::Kind::kText;
-      const Document parsed = parse_document(std::move(raw));
-      if (whole) chunk.split_key = split_key(parsed.text);
-      chunk.source = parsed.source;
-      add_text(parsed.text, chunk, result);
+      const std::optional<Document> parsed = parse(std::move(raw), result);
+      if (!parsed) return result.tokens.resize(before);
+      if (whole) chunk.split_key = split_key(parsed->text);
+      chunk.source = parsed->source;
+      add_text(parsed->text, part, result);
     }
     if (chunk.first && chunk.last && result.tokens.size() == content) {
       result.tokens.resize(before);  // a document without text
@@ -159,6 +162,18 @@ class Encoder {
     if (format_.ends_with_eos && chunk.last) result.tokens.push_back(format_.eos);
     chunk.tokens = result.tokens.size() - before;
     result.chunks.push_back(std::move(chunk));
+  }
+
+  // Nothing for a record that is left out.
+  std::optional<Document> parse(RawDocument raw, Encoded& result) const {
+    try {
+      return parse_document(std::move(raw));
+    } catch (const Error& error) {
+      if (!skip_bad_records_ || error.code() != ExitCode::kData) throw;
+      ++result.bad_records;
+      if (result.first_bad.size() < kBadRecordsNamed) result.first_bad.emplace_back(error.what());
+      return std::nullopt;
+    }
   }
 
   void add_text(std::string_view text, Encoded::Chunk& chunk, Encoded& result) const {
@@ -189,6 +204,7 @@ class Encoder {
 
   const Tokenizer* tokenizer_;
   const StoreInfo& format_;
+  const bool skip_bad_records_;
 };
 
 // One thread reads, several encode, and the caller takes the results in the order of the input. At
@@ -196,8 +212,11 @@ class Encoder {
 class EncodingPipeline {
  public:
   EncodingPipeline(TextInput& input, const Tokenizer* tokenizer, const StoreInfo& format,
-                   int threads)
-      : input_(input), tokenizer_(tokenizer), encoder_(tokenizer, format) {
+                   const PrepareOptions& options)
+      : input_(input),
+        tokenizer_(tokenizer),
+        encoder_(tokenizer, format, options.skip_bad_records) {
+    const int threads = options.threads;
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     const int encoders = std::max(1, threads > 0 ? threads : cores);
     limit_ = 4 * encoders;
@@ -485,6 +504,13 @@ class Outputs {
   bool to_validation_ = false;  // where the current document goes
 };
 
+void add_bad_records(const Encoded& encoded, PrepareProgress& progress) {
+  progress.bad_records += encoded.bad_records;
+  for (const std::string& record : encoded.first_bad) {
+    if (progress.first_bad.size() < kBadRecordsNamed) progress.first_bad.push_back(record);
+  }
+}
+
 }  // namespace
 
 std::string validation_path(const std::string& output) {
@@ -506,7 +532,7 @@ PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer*
   };
   tell();
   Outputs outputs(options, format);
-  EncodingPipeline pipeline(input, tokenizer, format, options.threads);
+  EncodingPipeline pipeline(input, tokenizer, format, options);
   using Next = EncodingPipeline::Next;
   Encoded encoded;
   for (Next next = pipeline.next(encoded); next != Next::kEnd; next = pipeline.next(encoded)) {
@@ -521,8 +547,13 @@ PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer*
       progress.content_bytes += encoded.bytes;
       progress.tokens += static_cast<int64_t>(encoded.tokens.size());
       progress.forced_cuts += encoded.forced_cuts;
+      add_bad_records(encoded, progress);
     }
     tell();
+  }
+  if (progress.tokens == 0 && progress.bad_records > 0) {
+    fail(ExitCode::kData, "{}: there is no text in the input; {} record(s) are bad, such as {}",
+         input.name(), progress.bad_records, progress.first_bad.front());
   }
   if (progress.tokens == 0)
     fail(ExitCode::kUsage, "{}: there is no text in the input", input.name());

@@ -24,10 +24,14 @@ struct PrepareOptions {
   // The share of documents, 0 to 1, that goes to validation_path(output); 0: there is no such file.
   double split = 0;
   int64_t vocab = 0;  // for tokens without a tokenizer; 0: that of llm.c's header
+  // Lines of JSON that are no documents are left out and counted; otherwise they are errors.
+  bool skip_bad_records = false;
 };
 
 // OUT.h5 -> OUT.validation.h5
 std::string validation_path(const std::string& output);
+
+inline constexpr size_t kBadRecordsNamed = 10;
 
 struct PrepareProgress {
   int64_t bytes = 0;          // of the input files, as they lie there, read so far
@@ -38,6 +42,8 @@ struct PrepareProgress {
   // Places where the text had to be cut before it was tokenised, so that tokens may differ from
   // those of the uncut text (Tokenizer::part).
   int64_t forced_cuts = 0;
+  int64_t bad_records = 0;                  // left out
+  std::vector<std::string> first_bad;       // of them, kBadRecordsNamed at most: place and reason
   std::map<std::string, int64_t> taken;     // files of the folders, by extension
   std::map<std::string, int64_t> left_out;  // those that are not read, by extension and reason
   bool done = false;                        // all documents are written
@@ -69,8 +75,8 @@ struct PreparedStores {
 // between the two renames an older pair is gone already, so that files of two pairs never meet.
 //
 // Throws ExitCode::kUsage (also if an output is one of the inputs, and if a split leaves one file
-// empty), kData (a file that is not text, a line that is not a document, an id beyond the
-// vocabulary, each named) and kStorage.
+// empty), kData (a file that is not text, a line that is not a document unless such are left out,
+// an id beyond the vocabulary, each named) and kStorage.
 PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer* tokenizer,
                                  const PrepareReport& report);
 

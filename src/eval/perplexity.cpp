@@ -32,19 +32,28 @@ void check_fits(const DocumentStore& store, const HeldOutOptions& options,
   }
 }
 
+namespace {
+
+__extension__ using Wide = __int128;
+
+// The part of `max_tokens`, for stores of `all` tokens together, that falls to one of `tokens`: all
+// of them where the part suffices for everything, exactly, so that no store loses its last row.
+int64_t part_of(int64_t tokens, int64_t all, int64_t max_tokens) {
+  if (max_tokens >= all) return std::max<int64_t>(1, tokens);
+  return std::max<int64_t>(1, static_cast<int64_t>(Wide{tokens} * max_tokens / all));
+}
+
+}  // namespace
+
 HeldOut::HeldOut(const HeldOutOptions& options) {
-  double all_tokens = 0;
-  for (const std::string& path : options.paths) {
-    all_tokens += static_cast<double>(DocumentStore(path).tokens());
-  }
+  int64_t all_tokens = 0;
+  for (const std::string& path : options.paths) all_tokens += DocumentStore(path).tokens();
   if (!options.tokenizer.empty()) tokenizer_.emplace(options.tokenizer);
   for (const std::string& path : options.paths) {
-    const double share = static_cast<double>(DocumentStore(path).tokens()) / all_tokens;
-    const double tokens = std::min(share * static_cast<double>(options.max_tokens), all_tokens);
     auto reader = std::make_unique<ValidationReader>(
         path, options.sequence_length, options.micro_batch,
-        std::max<int64_t>(1, static_cast<int64_t>(tokens)), options.predict_across_documents,
-        options.rank, options.world);
+        part_of(DocumentStore(path).tokens(), all_tokens, options.max_tokens),
+        options.predict_across_documents, options.rank, options.world);
     check_fits(reader->store(), options, tokenizer_ ? &*tokenizer_ : nullptr);
     batches_ += reader->batches();
     readers_.push_back(std::move(reader));

@@ -18,11 +18,20 @@ using nlohmann::json;
 // most so long: many models claim more than a machine can hold at once.
 constexpr int64_t kLongestSequence = 4096;
 
+// No model claims more; beyond, a number is a mistake of whoever wrote it.
+constexpr int64_t kMostPositions = int64_t{1} << 24;
+
 class HfConfig {
  public:
   HfConfig(const json& hf, bool tied, const std::string& name) : hf_(hf), name_(name), tied_(tied) {
     if (!hf.is_object()) refuse("it is not an object");
     type_ = text("model_type", "");
+    if (has("quantization_config")) {
+      refuse(
+          "quantization_config: weights that are stored, or to be computed with, in a quantised "
+          "form "
+          "are not read; take the model's original weights");
+    }
   }
 
   json section() const {
@@ -41,8 +50,7 @@ class HfConfig {
 
   int64_t length() const {
     const char* key = "max_position_embeddings";
-    const int64_t given = has(key) ? whole(key) : kLongestSequence;
-    return std::clamp<int64_t>(given, 1, kLongestSequence);
+    return std::min(has(key) ? positions(hf_, key) : kLongestSequence, kLongestSequence);
   }
 
  private:
@@ -63,10 +71,20 @@ class HfConfig {
   }
   int64_t whole(const json& from, const char* key) const {
     const json& value = from.at(key);
-    if (!value.is_number_integer()) {
-      refuse(fmt::format("{} is {}, not a whole number", key, value.dump()));
+    const bool small = !value.is_number_unsigned() || value.get<uint64_t>() <= INT64_MAX;
+    if (!value.is_number_integer() || !small) {
+      refuse(fmt::format("{} is {}, not a whole number that fits 64 bits", key, value.dump()));
     }
     return value.get<int64_t>();
+  }
+  // A number of positions.
+  int64_t positions(const json& from, const char* key) const {
+    if (&from == &hf_) need(key);
+    const int64_t count = whole(from, key);
+    if (count < 1 || count > kMostPositions) {
+      refuse(fmt::format("{} is {}, not from 1 to {}", key, count, kMostPositions));
+    }
+    return count;
   }
   double number(const json& from, const char* key, double otherwise) const {
     if (!from.contains(key) || from.at(key).is_null()) return otherwise;
@@ -104,7 +122,7 @@ class HfConfig {
                     {"vocab", whole("vocab_size")},
                     {"tied", flag("tie_word_embeddings", tied_)},
                     {"norm", "rmsnorm"},
-                    {"norm_eps", number(hf_, eps_key, 1e-6)},
+                    {"norm_eps", epsilon(eps_key)},
                     {"mlp", "swiglu"},
                     {"init_std", number(hf_, "initializer_range", 0.02)}};
     if (has(kv_key) && whole(kv_key) != heads) section["kv_heads"] = whole(kv_key);
@@ -119,6 +137,12 @@ class HfConfig {
       if (!usual) section["head_dim"] = d;
     }
     return section;
+  }
+
+  double epsilon(const char* key) const {
+    const double eps = number(hf_, key, 1e-6);
+    if (eps <= 0 || eps >= 1) refuse(fmt::format("{} is {}, not above 0 and below 1", key, eps));
+    return eps;
   }
 
   // 0: hidden_size / heads. Qwen3Config of transformers has a default of its own.
@@ -196,7 +220,8 @@ class HfConfig {
     }
     attention["rope_scaling"] = kind == "dynamic" ? "dynamic_ntk" : kind;
     attention["rope_factor"] = required(rope, key, "factor");
-    if (kind == "dynamic") attention["rope_train_length"] = whole("max_position_embeddings");
+    if (kind == "dynamic")
+      attention["rope_train_length"] = positions(hf_, "max_position_embeddings");
     if (kind == "yarn") add_yarn(attention, rope, key);
     if (kind == "llama3") add_llama3(attention, rope, key);
   }
@@ -210,8 +235,8 @@ class HfConfig {
   // longest text of the model.
   int64_t trained_length(const json& rope) const {
     const char* key = "original_max_position_embeddings";
-    if (has(key)) return whole(key);
-    return has(rope, key) ? whole(rope, key) : whole("max_position_embeddings");
+    if (has(key)) return positions(hf_, key);
+    return has(rope, key) ? positions(rope, key) : positions(hf_, "max_position_embeddings");
   }
 
   void add_llama3(json& attention, const json& rope, const char* section) const {

@@ -188,6 +188,7 @@ void check_export_output(const fs::path& output, const fs::path& input) {
     refuse(fmt::format("{} exists; if a command that was interrupted has left it, remove it",
                        unfinished.string()));
   }
+  check_folder_of(output);
 }
 
 void export_hf(const CheckpointReader& checkpoint, const Config& config, const HfLayout& layout,

@@ -11,6 +11,7 @@
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hub.h"
 #include "export/float_format.h"
 #include "tokenizer/tokenizer.h"
 
@@ -24,11 +25,12 @@ constexpr const char* kConfig = "config.json";
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kHead = "lm_head.weight";
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr size_t kMostBytes = size_t{256} << 20;  // of a JSON file
 constexpr int kMaxDepth = 32;
 
-json read_json(const fs::path& path, ExitCode code) {
-  return parse_strict(read_input(path, code, "", kMostBytes), path.string(), kMaxDepth);
+json read_json(const fs::path& path, ExitCode code, const std::string& hint = "") {
+  return parse_strict(read_input(path, code, hint, kMostBytes), path.string(), kMaxDepth);
 }
 
 // A value that older programs stored with the weights, and that follows from the configuration.
@@ -92,7 +94,7 @@ HfFolder::HfFolder(fs::path folder) : folder_(std::move(folder)) {
   const fs::path path = folder_ / kConfig;
   json hf;
   try {
-    hf = read_json(path, ExitCode::kConfig);
+    hf = read_json(path, ExitCode::kConfig, hub_hint(folder_));
   } catch (const Error& error) {
     throw Error(ExitCode::kConfig, error.what());
   }
@@ -107,7 +109,10 @@ HfFolder::HfFolder(fs::path folder) : folder_(std::move(folder)) {
     fail(ExitCode::kConfig, "{}: {} layers, but the folder has {} tensors", path.string(),
          config_.model.layers, tensors_.size());
   }
-  if (config_.model.tied) tensors_.erase(kHead);  // a copy of the embedding's table
+  if (config_.model.tied) {
+    check_head_is_tied();
+    tensors_.erase(kHead);  // a copy of the embedding's table
+  }
   architecture_ = model_type_;
   if (hf.contains("architectures") && hf["architectures"].is_array() &&
       !hf["architectures"].empty() && hf["architectures"][0].is_string()) {
@@ -169,6 +174,28 @@ void HfFolder::add(size_t file, const SafetensorsEntry& entry) {
   if (!tensors_.emplace(name, Stored{file, &entry}).second) {
     fail(ExitCode::kNoCheckpoint, "{}: {} is there twice", folder_.string(), name);
   }
+}
+
+// Programs differ in which of two tables they take, so that only equal ones have a meaning.
+void HfFolder::check_head_is_tied() const {
+  if (!has_head_ || !has(kEmbedding)) return;
+  constexpr int64_t kPart = int64_t{1} << 20;
+  bool same = shape(kHead) == shape(kEmbedding);
+  const int64_t count = same ? checked_numel(shape(kHead)) : 0;
+  std::vector<float> head(static_cast<size_t>(std::min(count, kPart)));
+  std::vector<float> embedding(head.size());
+  for (int64_t begin = 0; begin < count && same; begin += kPart) {
+    const int64_t end = std::min(count, begin + kPart);
+    read(kHead, begin, end, head.data());
+    read(kEmbedding, begin, end, embedding.data());
+    same = std::memcmp(head.data(), embedding.data(),
+                       static_cast<size_t>(end - begin) * sizeof(float)) == 0;
+  }
+  if (same) return;
+  fail(ExitCode::kConfig,
+       "{}: the model is tied (tie_word_embeddings), but {} is there and differs from {}: say "
+       "\"tie_word_embeddings\": false if the head is its own, or take it out of the weights",
+       (folder_ / kConfig).string(), kHead, kEmbedding);
 }
 
 std::vector<std::string> HfFolder::names() const {

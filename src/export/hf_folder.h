@@ -51,6 +51,7 @@ class HfFolder : public WeightSource {
   void open_files();
   void open_file(const std::string& file, const std::map<std::string, std::string>* index);
   void add(size_t file, const SafetensorsEntry& entry);
+  void check_head_is_tied() const;
   const Stored& at(std::string_view name) const;
 
   std::filesystem::path folder_;

@@ -22,8 +22,8 @@ namespace sbtrain {
 namespace fs = std::filesystem;
 namespace {
 
-// Copies the tokenizer. Null if there is none that can be read here: the weights are of use without
-// it.
+// Copies the tokenizer; null if there is none. One that cannot be read here ends the import:
+// without its tokenizer a model is of use only to who knows that it is missing.
 std::unique_ptr<Tokenizer> copy_tokenizer(const HfFolder& folder, const fs::path& run) {
   const fs::path from = folder.tokenizer();
   if (from.empty()) return nullptr;
@@ -31,8 +31,7 @@ std::unique_ptr<Tokenizer> copy_tokenizer(const HfFolder& folder, const fs::path
   try {
     tokenizer = std::make_unique<Tokenizer>(from.string());
   } catch (const Error& error) {
-    log_warning("the tokenizer is left out: {}", error.what());
-    return nullptr;
+    fail(error.code(), "{}; --without-tokenizer imports the model without it", error.what());
   }
   check_vocabulary(*tokenizer, folder.config().model.vocab);
   for (const TokenizerFile& file : tokenizer_files(from.string())) {
@@ -95,7 +94,7 @@ void save_weights(const HfFolder& folder, const Storage& storage, const fs::path
 
 }  // namespace
 
-HfImport import_hf(const HfFolder& folder, const fs::path& output) {
+HfImport import_hf(const HfFolder& folder, const fs::path& output, bool with_tokenizer) {
   Config config = folder.config();
   const Transformer model(config.model);
   check_match(match_weights(folder, model.registry()), folder.name());
@@ -105,7 +104,8 @@ HfImport import_hf(const HfFolder& folder, const fs::path& output) {
   const fs::path unfinished = run.string() + ".tmp";
   storage.make_folders(unfinished);
   try {
-    const std::unique_ptr<Tokenizer> tokenizer = copy_tokenizer(folder, unfinished);
+    std::unique_ptr<Tokenizer> tokenizer;
+    if (with_tokenizer) tokenizer = copy_tokenizer(folder, unfinished);
     config.name = run.filename().string();
     config.out = run.string();
     const std::string yaml = config_yaml(config);

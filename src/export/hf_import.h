@@ -9,7 +9,7 @@ namespace sbtrain {
 
 struct HfImport {
   std::filesystem::path checkpoint;  // <output>/checkpoints/step-00000000
-  bool has_tokenizer = false;        // the folder's was copied and can be read
+  bool has_tokenizer = false;        // the folder's was copied
 };
 
 // Writes <output>: the checkpoint, which holds the weights as f32 and no moments of the optimizer,
@@ -18,7 +18,9 @@ struct HfImport {
 // renamed. Throws ExitCode::kConfig with all names and shapes in which folder and configuration
 // disagree, and for a tokenizer that is not the one of the weights or has more pieces than the
 // vocabulary, kNoCheckpoint for damaged files and for weights that are not finite, kData for a
-// damaged tokenizer, kStorage.
-HfImport import_hf(const HfFolder& folder, const std::filesystem::path& output);
+// tokenizer that is damaged or that this program cannot compute, kStorage. `with_tokenizer`: false
+// leaves the folder's tokenizer out, whatever it is.
+HfImport import_hf(const HfFolder& folder, const std::filesystem::path& output,
+                   bool with_tokenizer = true);
 
 }  // namespace sbtrain

@@ -66,11 +66,15 @@ void check_verify_packages(const HfLayout& layout) {
         "out, or check the model with --format hf");
   }
   const PythonResult result = run_python(verify_script(), {"packages", kind_of(layout)});
-  if (result.code == 0) return;
-  fail(ExitCode::kUsage,
-       "--verify: {} lacks a package:\n{}\n`scripts/setup.sh python` installs them; SBTRAIN_PYTHON "
-       "names another interpreter",
-       python_interpreter(), without_newline(result.output));
+  const std::string output = without_newline(result.output);
+  if (result.code == 0 && output.ends_with("found")) return;
+  if (result.code == 0) {
+    fail(ExitCode::kUsage,
+         "--verify: {} does not answer as Python does; SBTRAIN_PYTHON names the interpreter",
+         python_interpreter());
+  }
+  fail(ExitCode::kUsage, "--verify: {} lacks a package:\n{}\n{}", python_interpreter(), output,
+       python_advice("torch transformers"));
 }
 
 std::string verify_export(const fs::path& folder, const CheckpointReader& checkpoint,

@@ -114,6 +114,9 @@ Document parse_document(RawDocument raw) {
     return {.source = raw.source.empty() ? origin.source : std::move(raw.source),
             .text = std::move(raw.data)};
   }
+  if (!raw.problem.empty()) {
+    fail(ExitCode::kData, "{}:{}: {}", origin.name, raw.position, raw.problem);
+  }
   RecordParser parser(origin.keys);
   nlohmann::json::sax_parse(raw.data, &parser);
   if (!parser.problem().empty()) {

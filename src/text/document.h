@@ -40,8 +40,9 @@ struct RawDocument {
   // Line or row, from 1; kTokens: the index in the file of the first token.
   int64_t position = 0;
   int token_bytes = 0;
-  bool first = true;  // a document starts here
-  bool last = true;   // the document ends here
+  std::string problem{};  // kJson: why the line is no document, whose data is left out then
+  bool first = true;      // a document starts here
+  bool last = true;       // the document ends here
 };
 
 // Documents in one file, in order.

@@ -26,12 +26,8 @@ void check_result(PythonHelper& helper, const std::string& purpose) {
   if (result.status == 0) return;
   if (result.status == kBadFile) fail(ExitCode::kData, "{}", result.errors);
   if (result.status == kMissingLibrary) {
-    fail(ExitCode::kData,
-         "{}: reading Parquet needs pyarrow, which {} does not have ({}); install it with "
-         "`{} -m pip install pyarrow`, or `scripts/setup.sh python` in sbtrain's source tree, or "
-         "set "
-         "SBTRAIN_PYTHON to a Python that has it",
-         purpose, python, result.errors, python);
+    fail(ExitCode::kData, "{}: reading Parquet needs pyarrow, which {} does not have ({}). {}",
+         purpose, python, result.errors, python_advice("pyarrow"));
   }
   fail(ExitCode::kData, "{}: reading this Parquet file with {} failed with exit code {}: {}",
        purpose, python, result.status, result.errors);
@@ -132,7 +128,11 @@ std::vector<int64_t> count_parquet_rows(const std::vector<std::string>& files,
     if (*at != '\n') break;
   }
   if (rows.size() != files.size()) {
-    fail(ExitCode::kInternal, "{} of {} Parquet files were counted", rows.size(), files.size());
+    fail(ExitCode::kData,
+         "{}: {} does not answer as Python does: it counted the rows of {} Parquet files, not of "
+         "{}; "
+         "SBTRAIN_PYTHON names the interpreter",
+         files.front(), helper.interpreter(), rows.size(), files.size());
   }
   return rows;
 }

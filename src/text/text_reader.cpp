@@ -45,14 +45,10 @@ class LineReader final : public RecordReader {
 
  private:
   bool next_line(RawDocument& document) {
+    finish_long_line();
     size_t end = std::string_view::npos;
     for (size_t seen = 0; end == std::string_view::npos; seen = window_.bytes().size()) {
-      if (seen > kMaxRecordBytes) {
-        fail(ExitCode::kData,
-             "{}:{}: a line of more than {} MiB; split the document, or give it as a plain text "
-             "file, which may have any length",
-             origin_.name, line_ + 1, kMaxRecordBytes >> 20);
-      }
+      if (seen > kMaxRecordBytes) return begin_long_line(document);
       const bool more = window_.fill(seen + 1);
       end = window_.bytes().find('\n', seen);
       if (!more && end == std::string_view::npos) end = window_.bytes().size();
@@ -67,9 +63,31 @@ class LineReader final : public RecordReader {
     return true;
   }
 
+  bool begin_long_line(RawDocument& document) {
+    document = {.kind = RawDocument::Kind::kJson,
+                .data = "too long",
+                .origin = &origin_,
+                .position = ++line_,
+                .problem = fmt::format(
+                    "a line of more than {} MiB; split the document, or give it as a plain text "
+                    "file, which may have any length",
+                    kMaxRecordBytes >> 20)};
+    in_long_line_ = true;
+    return true;
+  }
+  // Passes over the rest of a line without keeping it.
+  void finish_long_line() {
+    while (in_long_line_ && (!window_.bytes().empty() || window_.fill(1))) {
+      const size_t end = window_.bytes().find('\n');
+      in_long_line_ = end == std::string_view::npos;
+      window_.consume(in_long_line_ ? window_.bytes().size() : end + 1);
+    }
+  }
+
   ByteWindow window_;
   const DocumentOrigin& origin_;
   int64_t line_ = 0;
+  bool in_long_line_ = false;  // whose rest is still to be passed over
 };
 
 // The length of a part of `text` that may have up to `limit` bytes.

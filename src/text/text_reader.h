@@ -13,7 +13,7 @@ inline constexpr size_t kMaxRecordBytes = size_t{64} << 20;  // of a line or row
 inline constexpr size_t kTextPartBytes = size_t{256} << 10;
 
 // Each line that is not blank is a document (kJson). `origin` has to live as long as the reader and
-// its documents. next() throws ExitCode::kData for a line of more than kMaxRecordBytes.
+// its documents. A line of more than kMaxRecordBytes is a document with a problem.
 std::unique_ptr<RecordReader> read_lines(std::unique_ptr<ByteSource> source,
                                          const DocumentOrigin& origin);
 

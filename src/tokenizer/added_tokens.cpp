@@ -110,7 +110,8 @@ const AddedToken* AddedTokens::longest(std::string_view text) const {
 }
 
 void AddedTokens::split(std::string_view text, const Emit& emit) const {
-  size_t done = 0;  // bytes that are emitted
+  size_t done = 0;       // bytes that are emitted
+  size_t spaces_to = 0;  // where the white space ends that a token has taken last
   size_t at = tokens_.empty() ? text.size() : 0;
   while (at < text.size()) {
     const bool may_start = first_bytes_[static_cast<uint8_t>(text[at])] != 0;
@@ -124,8 +125,14 @@ void AddedTokens::split(std::string_view text, const Emit& emit) const {
     at = end;
     if (token->special && !special_) continue;
     if (token->single_word && !stands_alone(text.substr(0, begin), text.substr(end))) continue;
-    if (token->lstrip) begin = std::max(begin - spaces_before(text.substr(0, begin)), done);
-    if (token->rstrip) end += spaces_after(text.substr(end));
+    // What a token before it has taken is not gone through again.
+    if (token->rstrip) {
+      end = end < spaces_to ? spaces_to : end + spaces_after(text.substr(end));
+      spaces_to = end;
+    }
+    if (token->lstrip && begin > done) begin -= spaces_before(text.substr(done, begin - done));
+    if (token->lstrip) begin = std::max(begin, done);
+    end = std::max(begin, end);
     if (done < begin) emit(-1, text.substr(done, begin - done));
     emit(token->id, text.substr(begin, end - begin));
     done = end;

@@ -26,6 +26,7 @@ PieceCounts count_pieces(const std::vector<std::string>& texts) {
   PieceCounts counts;
   std::string key;
   for (const std::string& text : texts) {
+    scratch.begin_text(text.size());
     // Bytes that are not valid UTF-8 have no place in a pattern; they are tokens in any case.
     std::string_view rest = text;
     while (!rest.empty()) {

@@ -189,6 +189,7 @@ class ByteLevelBpe::Walk {
 
 void ByteLevelBpe::visit_pieces(std::string_view text, bool open, Scratch& scratch,
                                 const Visit& visit) const {
+  scratch.match.begin_text(text.size());
   Walk(*this, text, open, scratch, visit).run();
 }
 

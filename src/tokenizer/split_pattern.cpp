@@ -2,6 +2,7 @@
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,20 @@ namespace {
 
 constexpr size_t kStackStart = size_t{32} << 10;
 constexpr size_t kStackLimit = size_t{4} << 20;
+
+// What the quick code may try in one match. A try scans up to the whole text, so that a match may
+// take a second at most before the careful code takes over.
+constexpr uint32_t kQuickTries = 4096;
+
+// A text may take a second, and as long as at 128 KiB a second.
+constexpr int64_t kTextNs = 1'000'000'000;
+constexpr int64_t kByteNs = 7'600;
+
+int64_t read_clock(clockid_t clock) {
+  timespec time{};
+  ::clock_gettime(clock, &time);
+  return int64_t{1'000'000'000} * time.tv_sec + time.tv_nsec;
+}
 
 // Unicode's White_Space, which is \s in both libraries. PCRE2's own \s has U+180E as well.
 constexpr std::string_view kWhiteSpace =
@@ -166,7 +181,25 @@ uint32_t information(const pcre2_code* code, uint32_t what) {
   return value;
 }
 
+// PCRE2 calls this at every item of a careful code; another value than 0 ends the match with it.
+int ask_time(pcre2_callout_block* /*place*/, void* time) {
+  return static_cast<const MatchTime*>(time)->is_up() ? PCRE2_ERROR_CALLOUT : 0;
+}
+
 }  // namespace
+
+void MatchTime::allow(size_t bytes) {
+  allowed_ns_ = kTextNs + kByteNs * static_cast<int64_t>(bytes);
+  wall_start_ns_ = read_clock(CLOCK_MONOTONIC_COARSE);
+  cpu_start_ns_ = read_clock(CLOCK_THREAD_CPUTIME_ID);
+}
+
+// The clock of the processor takes a system call. It cannot be ahead of the other one, which takes
+// none.
+bool MatchTime::is_up() const {
+  return read_clock(CLOCK_MONOTONIC_COARSE) - wall_start_ns_ > allowed_ns_ &&
+         read_clock(CLOCK_THREAD_CPUTIME_ID) - cpu_start_ns_ > allowed_ns_;
+}
 
 void MatchScratch::Free::operator()(pcre2_match_context* context) const noexcept {
   pcre2_match_context_free(context);
@@ -180,9 +213,17 @@ void MatchScratch::Free::operator()(pcre2_jit_stack* stack) const noexcept {
 
 MatchScratch::MatchScratch()
     : stack_(allocated(pcre2_jit_stack_create(kStackStart, kStackLimit, nullptr))),
-      context_(allocated(pcre2_match_context_create(nullptr))),
+      quick_(allocated(pcre2_match_context_create(nullptr))),
+      careful_(allocated(pcre2_match_context_create(nullptr))),
       data_(allocated(pcre2_match_data_create(1, nullptr))) {
-  pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
+  begin_text(0);
+  for (pcre2_match_context* context : {quick_.get(), careful_.get()}) {
+    pcre2_jit_stack_assign(context, nullptr, stack_.get());
+    pcre2_set_heap_limit(context, SplitPattern::kHeapKib);
+  }
+  pcre2_set_match_limit(quick_.get(), kQuickTries);
+  pcre2_set_match_limit(careful_.get(), UINT32_MAX);  // its limit is the time
+  pcre2_set_callout(careful_.get(), ask_time, &time_);
 }
 
 void SplitPattern::Free::operator()(pcre2_code* code) const noexcept {
@@ -190,47 +231,80 @@ void SplitPattern::Free::operator()(pcre2_code* code) const noexcept {
 }
 
 SplitPattern::SplitPattern(const std::string& pattern, Syntax syntax, const std::string& where)
-    : where_(where) {
+    : where_(where), pattern_(pattern.substr(0, 200)) {
   const std::string rewritten = Rewriter(pattern, syntax, where).rewrite();
-  const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
-      allocated(pcre2_compile_context_create(nullptr)), pcre2_compile_context_free);
-  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   // $ matches at the end of each line in Oniguruma, and at the end of the text alone in Rust.
   const uint32_t lines =
       syntax == Syntax::kOniguruma ? PCRE2_MULTILINE : uint32_t{PCRE2_DOLLAR_ENDONLY};
+  quick_ = compile(rewritten, lines);
+  careful_ = compile(rewritten, lines | PCRE2_AUTO_CALLOUT);
+  if (information(quick_.get(), PCRE2_INFO_MATCHEMPTY) != 0) {
+    fail(ExitCode::kData, "{}: the regular expression matches the empty string: {}", where,
+         pattern_);
+  }
+  looks_back_ = information(quick_.get(), PCRE2_INFO_MAXLOOKBEHIND) > 0;
+}
+
+// Groups capture nothing, since nobody asks for it, and each would enlarge every step back.
+SplitPattern::Code SplitPattern::compile(const std::string& rewritten, uint32_t options) const {
+  const std::unique_ptr<pcre2_compile_context, void (*)(pcre2_compile_context*)> context(
+      allocated(pcre2_compile_context_create(nullptr)), pcre2_compile_context_free);
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   size_t offset = 0;
-  code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(rewritten.data()), rewritten.size(),
-                            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | lines, &error,
-                            &offset, context.get()));
-  if (!code_) {
-    fail(ExitCode::kData, "{}: the regular expression is not supported: {} at byte {} of {}", where,
-         message_of(error), offset, rewritten.substr(0, 200));
+  Code code(pcre2_compile(
+      reinterpret_cast<PCRE2_SPTR>(rewritten.data()), rewritten.size(),
+      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE | options, &error,
+      &offset, context.get()));
+  if (!code) {
+    fail(ExitCode::kData, "{}: the regular expression is not supported: {} at byte {} of {}",
+         where_, message_of(error), offset, rewritten.substr(0, 200));
   }
-  if (information(code_.get(), PCRE2_INFO_MATCHEMPTY) != 0) {
-    fail(ExitCode::kData, "{}: the regular expression matches the empty string: {}", where,
-         pattern.substr(0, 200));
-  }
-  looks_back_ = information(code_.get(), PCRE2_INFO_MAXLOOKBEHIND) > 0;
   // Where the system forbids writable code, PCRE2 interprets the pattern instead.
-  pcre2_jit_compile(code_.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+  pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+  return code;
+}
+
+// The compiled code keeps what it may come back to on a stack of kStackLimit, the interpreter of
+// PCRE2 on a heap of kHeapKib.
+int SplitPattern::match(std::string_view text, size_t from, uint32_t options,
+                        MatchScratch& scratch) const {
+  const auto with = [&](const Code& code, pcre2_match_context* context, uint32_t more) {
+    return pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
+                       options | more, scratch.data_.get(), context);
+  };
+  int result = with(quick_, scratch.quick_.get(), 0);
+  const auto gave_up = [&] {
+    return result == PCRE2_ERROR_MATCHLIMIT || result == PCRE2_ERROR_JIT_STACKLIMIT ||
+           result == PCRE2_ERROR_HEAPLIMIT;
+  };
+  if (gave_up()) result = with(careful_, scratch.careful_.get(), 0);
+  if (gave_up()) result = with(careful_, scratch.careful_.get(), PCRE2_NO_JIT);
+  return result;
+}
+
+void SplitPattern::give_up(int error, size_t bytes, const MatchScratch& scratch) const {
+  std::string reason = message_of(error);
+  if (error == PCRE2_ERROR_CALLOUT) {
+    reason = fmt::format("it takes more than {:.1f} s for {} bytes",
+                         1e-9 * static_cast<double>(scratch.time_.allowed_ns()), bytes);
+  } else if (error == PCRE2_ERROR_HEAPLIMIT) {
+    reason = fmt::format("it takes more than {} MiB for {} bytes", kHeapKib >> 10, bytes);
+  }
+  fail(ExitCode::kData, "{}: the regular expression cannot split the text: {}: {}", where_, reason,
+       pattern_);
 }
 
 SplitPattern::Match SplitPattern::find(std::string_view text, size_t from, bool open,
                                        MatchScratch& scratch) const {
   const uint32_t options = PCRE2_NO_UTF_CHECK | (open ? PCRE2_PARTIAL_HARD : 0);
-  const auto match = [&](uint32_t more) {
-    return pcre2_match(code_.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                       options | more, scratch.data_.get(), scratch.context_.get());
-  };
-  int result = match(0);
-  if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = match(PCRE2_NO_JIT);
+  const int result =
+      scratch.time_.is_up() ? PCRE2_ERROR_CALLOUT : match(text, from, options, scratch);
   const size_t* const range = pcre2_get_ovector_pointer(scratch.data_.get());
   if (result >= 0) return {range[0], range[1], Match::Kind::kFound};
   if (result == PCRE2_ERROR_NOMATCH) return {text.size(), text.size(), Match::Kind::kNone};
   if (result == PCRE2_ERROR_PARTIAL) return {range[0], text.size(), Match::Kind::kUndecided};
-  fail(ExitCode::kData, "{}: the regular expression cannot split the text: {}", where_,
-       message_of(result));
+  give_up(result, text.size(), scratch);
 }
 
 }  // namespace sbtrain

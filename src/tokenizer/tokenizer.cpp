@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hub.h"
 #include "core/sha256.h"
 #include "tokenizer/byte_level_bpe.h"
 #include "tokenizer/sentencepiece_model.h"
@@ -33,8 +34,9 @@ Format format_of(std::string_view content) {
 }
 
 std::string read_tokenizer(const std::string& path) {
-  return read_input(path, ExitCode::kData,
-                    "; `sbtrain tokenizer train` makes a tokenizer's model from text");
+  std::string hint = hub_hint(path);
+  if (hint.empty()) hint = "; `sbtrain tokenizer train` makes a tokenizer's model from text";
+  return read_input(path, ExitCode::kData, hint);
 }
 
 std::string fingerprint(const std::string& content, const std::string& path) {

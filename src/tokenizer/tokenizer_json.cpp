@@ -16,6 +16,12 @@ using Json = nlohmann::json;
 constexpr const char* kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+// Published tokenizers split a text by up to five patterns, one after the other.
+constexpr size_t kMostStages = 64;
+
+// Every place of a text may have to be compared with all of an added token.
+constexpr size_t kLongestAdded = 1024;
+
 // -1: there is no such special token.
 int32_t special_id(const BpeDescription& d, std::string_view content) {
   for (const AddedToken& token : d.added) {
@@ -100,7 +106,9 @@ class Reader {
     }
   }
 
+  // Every stage goes through the whole text, in a call of its own.
   void add_stage(const std::string& pattern, bool keep_rest, const std::string& where) {
+    if (d_.stages.size() == kMostStages) refuse(fmt::format("more than {} splits", kMostStages));
     d_.stages.push_back(
         {.pattern = SplitPattern(pattern, SplitPattern::Syntax::kOniguruma, path_ + ": " + where),
          .keep_rest = keep_rest});
@@ -276,6 +284,9 @@ class Reader {
                              .rstrip = flag(entry, "rstrip", false),
                              .normalized = flag(entry, "normalized", true)};
       if (content.empty()) continue;
+      if (content.size() > kLongestAdded) {
+        refuse(fmt::format("an added token of more than {} bytes", kLongestAdded));
+      }
       const auto in_vocabulary = ids_.find(content);
       const bool taken = static_cast<size_t>(token.id) < d_.bytes.size() &&
                          !d_.bytes[static_cast<size_t>(token.id)].empty();
@@ -283,7 +294,22 @@ class Reader {
         damaged(fmt::format("the added token {:.40} and the vocabulary do not agree on its id {}",
                             content, token.id));
       }
+      check_unique(token);
       d_.added.push_back(token);
+    }
+  }
+
+  // One id stands for one content among the added tokens, too.
+  void check_unique(const AddedToken& token) {
+    const int32_t id = added_ids_.emplace(token.content, token.id).first->second;
+    const std::string& content = added_contents_.emplace(token.id, token.content).first->second;
+    if (id != token.id) {
+      damaged(fmt::format("the added token {:.40} has two ids, {} and {}", token.content, id,
+                          token.id));
+    }
+    if (content != token.content) {
+      damaged(fmt::format("the added tokens {:.40} and {:.40} have the same id {}", content,
+                          token.content, id));
     }
   }
 
@@ -323,6 +349,8 @@ class Reader {
   const std::array<std::string, 256> characters_ = byte_characters();
   std::unordered_map<std::string, char> bytes_of_characters_;
   std::unordered_map<std::string, int32_t> ids_;
+  std::unordered_map<std::string, int32_t> added_ids_;
+  std::unordered_map<int32_t, std::string> added_contents_;
   bool byte_level_ = false;
   BpeDescription d_;
 };

@@ -322,6 +322,19 @@ TEST_F(Files, ALengthBeyondTheLargestIsToldSo) {
 
 // ---- inputs that are not files
 
+// Whoever asks what is at such a path gets an error, not an answer.
+TEST_F(Files, ALinkToItselfIsNamed) {
+  for (const std::string name :
+       {"run.json", "config.yaml", "metrics.jsonl", "checkpoints", "lock"}) {
+    const std::string out = path("with_" + name);
+    fs::create_directory(out);
+    fs::create_symlink(name, out + "/" + name);
+    const int code = run(train(out));
+    EXPECT_TRUE(code > 1 && code < 85) << name << " " << code << output();
+    EXPECT_TRUE(says(out + "/" + name) && !says("internal error")) << output();
+  }
+}
+
 TEST_F(Files, AFifoIsNoInput) {
   const std::string fifo = path("fifo.jsonl");
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);

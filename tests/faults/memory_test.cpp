@@ -102,6 +102,17 @@ TEST_F(MemoryLimits, TooFewAddressesForTheLibrariesAreRefused) {
   }
 }
 
+TEST_F(MemoryLimits, AStackThatIsTooSmallIsToldSo) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers take more stack than that before main";
+  for (const int kibibytes : {64, 128, 512}) {
+    const std::string limit = "ulimit -s " + std::to_string(kibibytes);
+    EXPECT_EQ(run_in(limit, train(path("o"))), kMemory) << limit << output();
+    EXPECT_TRUE(says("ulimit -s")) << output();
+    fs::remove_all(path("o"));
+  }
+  EXPECT_EQ(run_in("ulimit -s 1024", train(path("o"))), 0) << output();
+}
+
 TEST_F(MemoryLimits, ThreadsThatCannotBeStartedAreCounted) {
   fs::permissions(path(""), fs::perms::all);
   fs::create_directory(path("run"));

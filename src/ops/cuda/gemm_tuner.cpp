@@ -204,7 +204,7 @@ void GemmTuner::save() const {
   std::string content;
   for (const auto& [name, algorithm] : all) content += fmt::format("{}\t{}\n", name, algorithm);
   try {
-    replace_file(path, content);
+    replace_file(path, content, {}, MissingFolders::kMakeAll);
   } catch (const Error& e) {  // another process may be writing it, too
     log_debug("{}; matrix products are timed again at each start", e.what());
   }

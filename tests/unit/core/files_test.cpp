@@ -42,6 +42,23 @@ TEST(Files, ReplacesWholeOrNotAtAll) {
   }
 }
 
+// A mistyped path is no reason to make folders, least of all in the root.
+TEST(Files, OnlyTheLastMissingFolderIsMade) {
+  const TemporaryFolder folder;
+  for (const fs::path& path : {folder / "no/such/file", fs::path("/no-such-folder/file")}) {
+    EXPECT_EQ(code_of([&] { replace_file(path, "new"); }), ExitCode::kUsage) << path;
+    EXPECT_EQ(code_of([&] { check_output(path, {}); }), ExitCode::kUsage) << path;
+  }
+  EXPECT_FALSE(fs::exists("/no-such-folder"));
+  EXPECT_FALSE(fs::exists(folder / "no"));
+  EXPECT_EQ(code_of([&] { check_output(folder / "last/file", {}); }), ExitCode::kDone);
+  EXPECT_FALSE(fs::exists(folder / "last")) << "it is only looked at";
+  replace_file(folder / "last/file", "new");
+  EXPECT_EQ(read_file(folder / "last/file"), "new");
+  replace_file(folder / "all/of/them", "new", {}, MissingFolders::kMakeAll);
+  EXPECT_EQ(read_file(folder / "all/of/them"), "new");
+}
+
 TEST(Files, TwoWritersOfOneFileAreNotAllowed) {
   const TemporaryFolder folder;
   AtomicFile first(folder / "file");

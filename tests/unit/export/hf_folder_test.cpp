@@ -145,6 +145,19 @@ TEST(HfExport, TheRootIsNoNewFolder) {
   }
 }
 
+TEST(HfExport, OnlyTheLastMissingFoldersAreMade) {
+  EXPECT_NO_THROW(check_export_output(fs::temp_directory_path() / "exported/model", "elsewhere"));
+  for (const fs::path& output :
+       {fs::path("/no-such-folder/model"), fs::temp_directory_path() / "no/such/model"}) {
+    try {
+      check_export_output(output, "elsewhere");
+      ADD_FAILURE() << output;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage) << output;
+    }
+  }
+}
+
 // A folder with a tokenizer says whether texts begin with bos, which prompts then do as well.
 TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
   std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
@@ -164,6 +177,107 @@ TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
   std::ofstream(source / "tokenizer_config.json") << R"({"add_bos_token": false})";
   EXPECT_FALSE(imported("by_configuration"));
   fs::remove_all(folder);
+}
+
+// A model without its tokenizer is only made for who asks for it.
+TEST(HfImport, ATokenizerThatCannotBeReadEndsIt) {
+  std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
+  const fs::path folder = mkdtemp(pattern.data());
+  const fs::path source = folder / "model";
+  fs::copy(fs::path(SBTRAIN_TEST_MODELS) / "llama3", source);
+  widen_vocabulary(source, 505);
+  const fs::path tokenizers = fs::path(SBTRAIN_TEST_MODELS).parent_path() / "tokenizer";
+  auto tokenizer = nlohmann::json::parse(std::ifstream(tokenizers / "llama3/tokenizer.json"));
+  for (auto& part : tokenizer["pre_tokenizer"]["pretokenizers"]) part["add_prefix_space"] = true;
+  std::ofstream(source / "tokenizer.json") << tokenizer;
+  try {
+    import_hf(HfFolder(source), folder / "run");
+    ADD_FAILURE() << "imported";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kData);
+    const std::string what = error.what();
+    EXPECT_NE(what.find("add_prefix_space"), std::string::npos) << what;
+    EXPECT_NE(what.find("--without-tokenizer"), std::string::npos) << what;
+  }
+  EXPECT_FALSE(fs::exists(folder / "run") || fs::exists(folder / "run.tmp"));
+  EXPECT_FALSE(import_hf(HfFolder(source), folder / "run", false).has_tokenizer);
+  EXPECT_FALSE(fs::exists(folder / "run/tokenizer.json"));
+  fs::remove_all(folder);
+}
+
+// Values that another program would follow, or that mean nothing.
+TEST(HfImport, ConfigurationsThatItCannotFollowAreRefusedByKey) {
+  nlohmann::json good = {
+      {"vocab_size", 96},       {"hidden_size", 64},        {"intermediate_size", 56},
+      {"num_hidden_layers", 2}, {"num_attention_heads", 2}, {"max_position_embeddings", 128},
+      {"model_type", "llama"},  {"rms_norm_eps", 1e-5},     {"quantization_config", {}}};
+  EXPECT_NO_THROW(config_from_hf(good, true, "config.json"));
+  const nlohmann::json yarn = {{"type", "yarn"}, {"factor", 4.0}};
+  const std::vector<std::pair<std::string, nlohmann::json>> changes = {
+      {"quantization_config", {{"quantization_config", {{"quant_method", "gptq"}}}}},
+      {"max_position_embeddings", {{"max_position_embeddings", -1}}},
+      {"max_position_embeddings", {{"max_position_embeddings", 0}}},
+      {"max_position_embeddings", {{"max_position_embeddings", (1 << 24) + 1}}},
+      {"max_position_embeddings", {{"max_position_embeddings", uint64_t{1} << 63}}},
+      {"max_position_embeddings", {{"max_position_embeddings", 1e30}}},
+      {"max_position_embeddings", {{"max_position_embeddings", -1}, {"rope_scaling", yarn}}},
+      {"original_max_position_embeddings",
+       {{"original_max_position_embeddings", uint64_t{1} << 63}, {"rope_scaling", yarn}}},
+      {"hidden_size", {{"hidden_size", ~uint64_t{0}}}},
+      {"rms_norm_eps", {{"rms_norm_eps", 4.6e18}}},
+      {"rms_norm_eps", {{"rms_norm_eps", 1}}},
+      {"rms_norm_eps", {{"rms_norm_eps", 0}}},
+      {"rms_norm_eps", {{"rms_norm_eps", -1e-5}}},
+      {"norm_eps", {{"model_type", "sbtrain"}, {"sbtrain", {{"norm_eps", 4.6e18}}}}}};
+  for (const auto& [key, change] : changes) {
+    nlohmann::json config = good;
+    config.update(change);
+    try {
+      config_from_hf(config, true, "config.json");
+      ADD_FAILURE() << change;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kConfig) << change;
+      EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
+    }
+  }
+  good["max_position_embeddings"] = 1 << 24;
+  EXPECT_NO_THROW(config_from_hf(good, true, "config.json"));
+}
+
+// Programs differ in which of two different tables they take.
+TEST(HfImport, ATiedHeadIsACopyOfTheEmbedding) {
+  std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
+  const fs::path source = mkdtemp(pattern.data());
+  const fs::path file = source / "model.safetensors";
+  const fs::path original = fs::path(SBTRAIN_TEST_MODELS) / "llama3";
+  const SafetensorsReader before(original / "model.safetensors");
+  auto config = nlohmann::json::parse(std::ifstream(original / "config.json"));
+  config["tie_word_embeddings"] = true;
+  std::ofstream(source / "config.json") << config;
+  const auto write_with_head = [&](uint8_t change) {
+    fs::remove(file);
+    SafetensorsWriter writer(Storage(), file, before.entries(), {});
+    for (const SafetensorsEntry& entry : before.entries()) {
+      const bool head = entry.name == "lm_head.weight";
+      const SafetensorsEntry& from = head ? before.at("model.embed_tokens.weight") : entry;
+      std::vector<uint8_t> bytes(entry.bytes());
+      before.read(from, 0, bytes.data(), bytes.size());
+      if (head) bytes.back() = static_cast<uint8_t>(bytes.back() ^ change);
+      writer.write(entry.name, 0, bytes.data(), bytes.size());
+    }
+    writer.finish();
+  };
+  write_with_head(0);
+  EXPECT_TRUE(HfFolder(source).config().model.tied);
+  write_with_head(1);
+  try {
+    const HfFolder folder(source);
+    ADD_FAILURE() << "read";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kConfig);
+    EXPECT_NE(std::string(error.what()).find("tie_word_embeddings"), std::string::npos);
+  }
+  fs::remove_all(source);
 }
 
 // The file is whole, so that nothing but the values shows that no model can begin with them.
@@ -315,6 +429,25 @@ TEST(HfRotary, RopeScalingComesBeforeRopeParameters) {
   }
   for (const char* type : {"linear", "dynamic", "yarn", "llama3"}) {
     EXPECT_THROW(options_of({{"rope_scaling", {{"type", type}}}}), Error) << type;
+  }
+}
+
+TEST(HfImport, ANameOfTheHubIsToldFromAFolder) {
+  const auto message = [](const std::string& input) {
+    try {
+      const HfFolder folder(input);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(message("HuggingFaceTB/SmolLM2-135M")
+                .find("`hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M`"),
+            std::string::npos)
+      << message("HuggingFaceTB/SmolLM2-135M");
+  for (const char* path :
+       {"SmolLM2-135M", "/models/SmolLM2-135M", "./models", "a/b/c", "../model"}) {
+    EXPECT_EQ(message(path).find("hf download"), std::string::npos) << message(path);
   }
 }
 

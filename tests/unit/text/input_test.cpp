@@ -508,6 +508,67 @@ TEST_F(SplitTest, BothFilesAppearOrNone) {
   EXPECT_EQ(read_file(path("two.validation.h5")), json_lines(all));
 }
 
+// ---- Bad records
+
+TEST_F(InputTest, BadRecordsAreLeftOutOnRequestAlone) {
+  const std::vector<std::string> good = texts();
+  std::string lines;
+  int64_t bad = 0;
+  for (size_t i = 0; i < good.size(); ++i) {
+    lines += json_lines({good[i]});
+    for (const char* line : {"no JSON", "{\"text\": 3}", "{}", "[1]", "{\"text\": \"\xff\"}"}) {
+      lines += std::string(line) + "\n";
+      ++bad;
+    }
+  }
+  write_file(path("in.jsonl"), lines);
+  const Thrown first = refusal(path("in.jsonl"));
+  EXPECT_TRUE(first.code == ExitCode::kData && first.says("in.jsonl:2")) << first.message;
+
+  PrepareOptions options;
+  options.skip_bad_records = true;
+  options.inputs = {path("in.jsonl")};
+  options.output = path("store.h5");
+  PrepareProgress last;
+  for (const int threads : {1, 3}) {
+    options.threads = threads;
+    prepare_documents(options, &tokenizer(), [&](const PrepareProgress& progress) {
+      last = progress;
+      return true;
+    });
+    EXPECT_EQ(last.bad_records, bad);
+    ASSERT_EQ(last.first_bad.size(), kBadRecordsNamed);
+    for (size_t i = 0; i < last.first_bad.size(); ++i) {
+      const size_t line = 2 + i + i / 5;
+      EXPECT_NE(last.first_bad[i].find(fmt::format("in.jsonl:{}: ", line)), std::string::npos)
+          << last.first_bad[i];
+    }
+    const std::string skipped = read_file(options.output);
+    fs::create_directories(path("good"));
+    write_file(path("good/in.jsonl"), json_lines(good));
+    EXPECT_TRUE(skipped == store_of(path("good/in.jsonl")));
+  }
+  write_file(path("in.jsonl"), "no JSON\n");
+  const Thrown none = refusal(path("in.jsonl"), options);
+  EXPECT_TRUE(none.code == ExitCode::kData && none.says("in.jsonl:1")) << none.message;
+  // Text that is no UTF-8 is a bad file, of which parts may have been written.
+  write_file(path("in.txt"), "\xff\xff");
+  EXPECT_EQ(refusal(path("in.txt"), options).code, ExitCode::kData);
+}
+
+TEST_F(InputTest, ALineBeyondTheLimitIsABadRecord) {
+  std::string lines = json_lines({"first"});
+  lines += "{\"text\": \"" + std::string(kMaxRecordBytes + (3 << 20), 'x') + "\"}\n";
+  lines += json_lines({"last"});
+  write_file(path("in.jsonl"), lines);
+  EXPECT_TRUE(refusal(path("in.jsonl")).says("in.jsonl:2: a line of more than"));
+  PrepareOptions options;
+  options.skip_bad_records = true;
+  const std::string skipped = store_of(path("in.jsonl"), options);
+  write_file(path("in.jsonl"), json_lines({"first", "last"}));
+  EXPECT_TRUE(skipped == store_of(path("in.jsonl")));
+}
+
 // ---- Parquet
 
 // A Parquet file as far as the program looks at it itself.
@@ -540,6 +601,9 @@ TEST_F(FakePython, WhatGoesWrongIsSaid) {
   write_file(path("t.parquet"), parquet_shell());
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"echo No module named pyarrow >&2; exit 3", "needs pyarrow"},
+      // What is advised works where the system's Python is "externally managed", too.
+      {"exit 3", "python3 -m venv"},
+      {"exit 0", "does not answer as Python does"},
       {"echo t.parquet: no column >&2; exit 4", "no column"},
       {"kill -9 $$", "exit code 137"},
       {"if [ $mode = check ]; then echo 2; else printf '\\1\\0\\0\\0\\0\\0\\0\\0x'; fi",

@@ -1,5 +1,6 @@
 // Byte-level BPE: tokenizer.json and tiktoken's ranks.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -219,6 +220,16 @@ TEST_F(Bpe, RefusesDamagedFiles) {
       {"integer", [](Json& t) { t["model"]["vocab"]["!"] = 1 << 23; }},
       {"two tokens", [](Json& t) { t["model"]["vocab"]["!"] = 7; }},
       {"do not agree", [](Json& t) { t["added_tokens"][0]["id"] = 5; }},
+      {"the same id",
+       [](Json& t) {
+         t["added_tokens"].push_back({{"id", 600}, {"content", "one"}});
+         t["added_tokens"].push_back({{"id", 600}, {"content", "other"}});
+       }},
+      {"two ids",
+       [](Json& t) {
+         t["added_tokens"].push_back({{"id", 600}, {"content", "one"}});
+         t["added_tokens"].push_back({{"id", 601}, {"content", "one"}});
+       }},
       {"neither true nor false", [](Json& t) { t["added_tokens"][0]["special"] = "yes"; }},
       {"type", [](Json& t) { t["normalizer"] = Json::object(); }},
   };
@@ -345,6 +356,22 @@ TEST_F(Bpe, HostileTextTakesLinearTime) {
   }
 }
 
+// Each place of the text would look at all of it.
+TEST_F(Bpe, HostileTokensTakeLinearTime) {
+  Json json = qwen();
+  json["added_tokens"].push_back(
+      {{"id", 600}, {"content", " "}, {"rstrip", true}, {"lstrip", true}, {"normalized", false}});
+  const Tokenizer spaces = load(json);
+  EXPECT_GT(spaces.encode(std::string(200000, ' ')).size(), 0u);
+  json["added_tokens"].back() = {{"id", 600}, {"content", std::string(1025, 'a')}};
+  EXPECT_TRUE(refused(json).says("1024"));
+  json["added_tokens"].erase(json["added_tokens"].size() - 1);
+  Json& splits = json["pre_tokenizer"]["pretokenizers"];
+  const Json split = splits[0];
+  for (int i = 0; i < 64; ++i) splits.insert(splits.begin(), split);
+  EXPECT_TRUE(refused(json).says("more than 64 splits"));
+}
+
 // ---- The parts it is made of
 
 // The definition, word for word: the pair of lowest rank, the leftmost of equal ones.
@@ -428,11 +455,63 @@ TEST(SplitPattern, LinesEndAsInTheLibraryOfThePattern) {
   EXPECT_FALSE(matches(R"(\p{Han})", SplitPattern::Syntax::kRust, "\xe3\x80\x81"));
 }
 
-TEST(SplitPattern, APatternOfExponentialTimeIsAnError) {
+// Splits a text as a tokenizer does: by all matches, within the time that a text of so many bytes
+// has.
+Thrown split_by(const std::string& pattern, const std::string& text, size_t time_bytes = 0) {
+  std::vector<PreTokenizer::Stage> stages;
+  stages.push_back({SplitPattern(pattern, SplitPattern::Syntax::kOniguruma, "hostile.json")});
+  const PreTokenizer pieces(std::move(stages));
   MatchScratch scratch;
-  const SplitPattern pattern("(?:a|aa|a?a)+b", SplitPattern::Syntax::kRust, "t");
-  const std::string text = std::string(60, 'a') + "cb";
-  EXPECT_EQ(thrown_by([&] { pattern.find(text, 0, false, scratch); }).code, ExitCode::kData);
+  scratch.begin_text(time_bytes);
+  return thrown_by([&] { pieces.split(text, false, scratch, [](std::string_view) {}); });
+}
+
+// The first takes time with each match, the second within one, the third without an end. The fourth
+// lets PCRE2's compiled code run for long without anything that it counts.
+TEST(SplitPattern, APatternThatTakesTooLongIsAnError) {
+  const std::string text(200000, 'a');
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"(?=[^x]*x)a|a", text},
+      {"(?:(?=[^x]*x)a|a)+b|a", text},
+      {"(?:a|aa|a?a)+b", std::string(60, 'a') + "cb"},
+      {R"(\p{L}*[^y]*y|a)", text}};
+  for (const auto& [pattern, hostile] : cases) {
+    const auto start = std::chrono::steady_clock::now();
+    const Thrown thrown = split_by(pattern, hostile);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    EXPECT_EQ(thrown.code, ExitCode::kData) << pattern;
+    EXPECT_TRUE(thrown.says("hostile.json") && thrown.says(pattern) && thrown.says("more than"))
+        << thrown.message;
+    EXPECT_LT(seconds.count(), 60) << pattern;  // a few where nothing else runs
+  }
+}
+
+// Groups that a pattern nests and repeats would each take memory for every character.
+TEST(SplitPattern, APatternThatTakesTooMuchMemoryIsAnError) {
+  const std::string open = "((((((((((((((((((((";
+  const std::string close(open.size(), ')');
+  const std::string pattern = "(?:" + open + "a" + close + "|b)+c|[ab]";
+  const std::string text(1000000, 'a');
+  const Thrown thrown = split_by(pattern, text, text.size());
+  EXPECT_EQ(thrown.code, ExitCode::kData);
+  EXPECT_TRUE(thrown.says("hostile.json") && thrown.says("64 MiB")) << thrown.message;
+}
+
+// What the quick code gives up, the careful one finds.
+TEST(SplitPattern, AMatchOfManyTriesIsFound) {
+  const SplitPattern pattern("[A-Z]*[A-Z]+x|[A-Z]+|(?:ab)+", SplitPattern::Syntax::kRust, "t");
+  MatchScratch scratch;
+  std::string text(20000, 'A');
+  for (int i = 0; i < 100000; ++i) text += "ab";
+  const SplitPattern::Match capitals = pattern.find(text, 0, false, scratch);
+  EXPECT_EQ(capitals.kind, SplitPattern::Match::Kind::kFound);
+  EXPECT_EQ(capitals.begin, 0u);
+  EXPECT_EQ(capitals.end, 20000u);
+  const SplitPattern::Match pairs = pattern.find(text, capitals.end, false, scratch);
+  EXPECT_EQ(pairs.begin, 20000u);
+  EXPECT_EQ(pairs.end, text.size());
+  EXPECT_EQ(pattern.find(text, capitals.end, true, scratch).kind,
+            SplitPattern::Match::Kind::kUndecided);
 }
 
 TEST(Nfc, ComposesAndOrders) {
