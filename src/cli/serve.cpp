@@ -273,9 +273,9 @@ void add_limits(Command command, ServeOptions& options) {
       .add_option("--bodies-mib", options.bodies_mib,
                   "MiB of memory for all bodies that are being read, of which a byte counts as "
                   "40; 0: 512, or as much as one body needs")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 30))
-      ->capture_default_str()
-      ->group(limits);
+      .check(whole_numbers(int64_t{0}, int64_t{1} << 30))
+      .capture_default_str()
+      .group(limits);
   add("--time-limit", options.time_limit, "Seconds that a request may take, its wait included");
   add("--drain-time", options.drain_time,
       "Seconds for answers that have begun when the server is asked to end");
