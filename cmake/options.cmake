@@ -26,7 +26,7 @@ endif()
 # sbtrain_precompile(name HEADERS ... LINK ...) makes the precompiled headers that REUSE_FROM names.
 function(sbtrain_precompile name)
   cmake_parse_arguments(ARG "" "" "HEADERS;LINK" ${ARGN})
-  add_library(${name} OBJECT ${CMAKE_SOURCE_DIR}/cmake/precompiled.cpp)
+  add_library(${name} OBJECT ${PROJECT_SOURCE_DIR}/cmake/precompiled.cpp)
   target_link_libraries(${name} PUBLIC sbtrain_options ${ARG_LINK})
   target_precompile_headers(${name} PRIVATE ${ARG_HEADERS})
 endfunction()

@@ -153,7 +153,7 @@ class Encoder {
       if (!parsed) return result.tokens.resize(before);
       if (whole) chunk.split_key = split_key(parsed->text);
       chunk.source = parsed->source;
-      add_text(parsed->text, part, result);
+      add_text(parsed->text, chunk, result);
     }
     if (chunk.first && chunk.last && result.tokens.size() == content) {
       result.tokens.resize(before);  // a document without text
@@ -525,8 +525,10 @@ PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer*
   check_output(options.output, input.paths());
   if (options.split > 0) check_output(validation_path(options.output), input.paths());
   const StoreInfo format = store_format(options, tokenizer, input);
-  PrepareProgress progress{
-      .total_bytes = input.total_bytes(), .taken = input.taken(), .left_out = input.left_out()};
+  PrepareProgress progress;
+  progress.total_bytes = input.total_bytes();
+  progress.taken = input.taken();
+  progress.left_out = input.left_out();
   const auto tell = [&] {
     if (report && !report(progress)) throw Interrupted{};
   };

@@ -65,6 +65,7 @@ template void run(Stream& s, const Copy& op);
 template void run(Stream& s, const Add& op);
 template void run(Stream& s, const SumParts& op);
 template void run(Stream& s, const CopyFromHost& op);
+template void run(Stream& s, const FetchFromHost& op);
 template void run(Stream& s, const CopyToHost& op);
 template void run(Stream& s, const Synchronize& op);
 

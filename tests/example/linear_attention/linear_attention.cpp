@@ -9,7 +9,7 @@
 #include "attention/reference.h"
 #include "attention/registry.h"
 #include "ops/cpu/parallel.h"
-#include "ops/op.h"
+#include "ops/run.h"
 
 namespace sbtrain {
 namespace {

@@ -13,6 +13,7 @@
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rope.h"
+#include "ops/run.h"
 
 namespace sbtrain::ops {
 namespace {

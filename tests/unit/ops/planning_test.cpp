@@ -19,7 +19,6 @@
 #include "ops/activation.h"
 #include "ops/attention.h"
 #include "ops/coca.h"
-#include "ops/copy_to_host.h"
 #include "ops/embedding.h"
 #include "ops/heads.h"
 #include "ops/initialize.h"
