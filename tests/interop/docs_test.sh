@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the commands of docs/interop.md, as they are printed, on a small model.
+# Checks the links of all pages, and runs the commands of docs/interop.md, as they are printed, on a small model.
 #   docs_test.sh SBTRAIN
 # Without transformers, --verify is left out of the commands. Where PyTorch is missing as well, so that there
 # is nothing to compare with, the commands still run.
@@ -12,6 +12,7 @@ cd "$folder"
 export OMP_WAIT_POLICY=passive
 SBTRAIN_PYTHON=$("$root/scripts/python.sh")
 export SBTRAIN_PYTHON
+"$SBTRAIN_PYTHON" "$root/tests/interop/docs_links.py" "$root"
 mkdir bin
 ln -s "$sbtrain" bin/sbtrain
 PATH=$folder/bin:$PATH
