@@ -25,6 +25,11 @@ constexpr double kMeanDifference = 0.01;
 
 class GpuSystemTest : public test::SystemTest {
  protected:
+  // The object that the last command printed on a line of its own, in front of what its log tells.
+  nlohmann::json printed_json() const {
+    const size_t begin = output_.find('{');
+    return nlohmann::json::parse(output_.substr(begin, output_.find('\n', begin) - begin));
+  }
   void SetUp() override {
     std::string why;
     if (!cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
@@ -120,14 +125,14 @@ metrics: {every: 1}
                    "--json", "--device", "cuda"}),
               0)
         << output_;
-    EXPECT_NEAR(nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>(),
+    EXPECT_NEAR(printed_json().at("loss").get<double>(),
                 loss_at(records(cuda), 200, "validation/loss"), 2e-3);
     const auto longer = [&](const std::vector<std::string>& how, const char* device) {
       std::vector<std::string> arguments = {"eval",     "--checkpoint", path(cuda), "--json",
                                             "--device", device,         "--data",   path("a.h5")};
       arguments.insert(arguments.end(), how.begin(), how.end());
       EXPECT_EQ(run(arguments), 0) << output_;
-      const auto json = nlohmann::json::parse(output_.substr(output_.find('{')));
+      const auto json = printed_json();
       return (json.contains("lengths") ? json.at("lengths").at(0) : json).at("loss").get<double>();
     };
     for (const std::vector<std::string>& how : std::vector<std::vector<std::string>>{

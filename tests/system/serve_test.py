@@ -879,10 +879,10 @@ class Bodies(unittest.TestCase):
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(rest)}\r\n\r\n"
         whole = head.encode() + rest
 
-        def status():
+        def status(request=whole):
             with server.socket() as connection:
                 try:
-                    connection.sendall(whole)
+                    connection.sendall(request)
                     return connection.recv(12)[9:]
                 except OSError:
                     return b""
@@ -891,7 +891,8 @@ class Bodies(unittest.TestCase):
         for connection in held:
             connection.sendall(whole[:-1])
         deadline = time.monotonic() + 30
-        while (got := status()) != b"503" and time.monotonic() < deadline:
+        broken = whole[:-1] + b"x"  # of the same size, and refused with 400: no generation takes the processors
+        while (got := status(broken)) != b"503" and time.monotonic() < deadline:
             time.sleep(0.05)  # until the two have been read
         self.assertEqual(got, b"503")
         self.assertEqual(server.call("GET", "/health")[0], 200)

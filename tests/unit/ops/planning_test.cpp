@@ -200,6 +200,7 @@ void run_every_op(Ops& o) {
   o.run(ops::CopyFromHost{.y = losses, .host = host.data()});
   o.run(ops::CopyToHost{.host = host.data(), .x = losses});
   o.run(ops::StartCopyToHost{.host = host.data(), .x = losses});
+  o.run(ops::FetchFromHost{.y = losses, .host = host.data()});
   o.run(ops::Synchronize{});
 }
 
