@@ -1,7 +1,7 @@
 // The log of the program: lines of a level, formatted as {fmt} does, for the sinks of this process.
 //
-// This header stands in for the logging library (spdlog), which only log.cpp includes, since its headers take
-// longer to compile than most files that log a line.
+// This header stands in for the logging library (spdlog), which only log.cpp includes, since its
+// headers take longer to compile than most files that log a line.
 #pragma once
 
 #include <fmt/core.h>
@@ -21,7 +21,8 @@ enum class LogLevel : uint8_t { kDebug, kInfo, kWarning, kError };
 struct LogLine {
   LogLevel level;
   std::string_view text;
-  size_t colour_begin, colour_end;  // the part of the text that a terminal shows in the level's colour
+  size_t colour_begin,
+      colour_end;  // the part of the text that a terminal shows in the level's colour
 };
 
 // Where lines go. write() is called for one line at a time, from any thread.
@@ -35,10 +36,11 @@ class LogSink {
 void set_log_sink(std::shared_ptr<LogSink> sink);
 // Lines go to `sink`, too.
 void add_log_sink(std::shared_ptr<LogSink> sink);
-// The sinks that there are take only lines of `level` and above; sinks that are added later take all.
+// The sinks that there are take only lines of `level` and above; sinks that are added later take
+// all.
 void limit_log_sinks(LogLevel level);
-// A line for the sinks that add_log_sink() has added alone, where the others' readers learn of it in
-// another way.
+// A line for the sinks that add_log_sink() has added alone, where the others' readers learn of it
+// in another way.
 void log_to_added_sinks(LogLevel level, std::string_view text);
 void for_each_log_sink(const std::function<void(LogSink&)>& visit);
 

@@ -53,7 +53,8 @@ struct CocaQuery {
   void check() const { check_coca(kName, y_THd, y_THd, q_THd, positions_T, params, lengths_T); }
   void check_limits(const Target&) const { check_coca_limits(kName, q_THd, params); }
   kernels::Coca kernel() const {
-    return coca_parameters(kernels::CocaTransform::kQuery, y_THd, q_THd, {}, positions_T, params, lengths_T);
+    return coca_parameters(kernels::CocaTransform::kQuery, y_THd, q_THd, {}, positions_T, params,
+                           lengths_T);
   }
 };
 struct CocaQueryBackward {
@@ -79,7 +80,8 @@ struct CocaKey {
   void check() const { check_coca(kName, y_THd, y_THd, t_THd, positions_T, params, lengths_T); }
   void check_limits(const Target&) const { check_coca_limits(kName, t_THd, params); }
   kernels::Coca kernel() const {
-    return coca_parameters(kernels::CocaTransform::kKey, y_THd, t_THd, {}, positions_T, params, lengths_T);
+    return coca_parameters(kernels::CocaTransform::kKey, y_THd, t_THd, {}, positions_T, params,
+                           lengths_T);
   }
 };
 // Reads the key y itself: where the ReLU gives 0, both halves of y are 0.
