@@ -46,6 +46,7 @@ function(sbtrain_use_cudnn source)
   endif()
   set_source_files_properties(${source} PROPERTIES
     COMPILE_DEFINITIONS "${definitions}"
+    SKIP_PRECOMPILE_HEADERS ON
     # It only describes graphs to cuDNN; optimising the frontend's headers would take most of a minute.
     COMPILE_OPTIONS "-isystem${cudnn_frontend_found};-isystem${cudnn_found};-O0")
 endfunction()

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 struct CUstream_st;
-struct __nv_bfloat16;
+struct __nv_bfloat16;               // NOLINT(bugprone-reserved-identifier)
 using cudaStream_t = CUstream_st*;  // as CUDA declares it
 
 namespace sbtrain::kernels {

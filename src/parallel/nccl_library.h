@@ -29,6 +29,8 @@ namespace sbtrain {
 
 // nccl().AllGather is ncclAllGather, and so on.
 struct NcclFunctions {
+// A name cannot stand in parentheses where it is declared.
+// NOLINTNEXTLINE(bugprone-macro-parentheses)
 #define SBTRAIN_MEMBER(name) decltype(&::nccl##name) name = nullptr;
   SBTRAIN_NCCL_FUNCTIONS(SBTRAIN_MEMBER)
 #undef SBTRAIN_MEMBER

@@ -25,6 +25,8 @@ namespace sbtrain::ops::cuda {
 
 // cublas_lt().Create is cublasLtCreate, and so on.
 struct CublasLt {
+// A name cannot stand in parentheses where it is declared.
+// NOLINTNEXTLINE(bugprone-macro-parentheses)
 #define SBTRAIN_MEMBER(name) decltype(&::cublasLt##name) name = nullptr;
   SBTRAIN_CUBLAS_LT_FUNCTIONS(SBTRAIN_MEMBER)
 #undef SBTRAIN_MEMBER
