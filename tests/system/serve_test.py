@@ -9,6 +9,7 @@ import json
 import math
 import random
 import re
+import select
 import signal
 import socket
 import struct
@@ -887,10 +888,20 @@ class Bodies(unittest.TestCase):
                 except OSError:
                     return b""
         self.assertEqual(status(), b"200")
-        held = [server.socket() for _ in range(2)]
-        for connection in held:
-            connection.sendall(whole[:-1])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
+
+        def hold():  # a body of which the server awaits the end; it refuses it while it still has an earlier one
+            while time.monotonic() < deadline:
+                connection = server.socket()
+                try:
+                    connection.sendall(whole[:-1])
+                    if not select.select([connection], [], [], 0.5)[0]:
+                        return connection
+                except OSError:
+                    pass
+                connection.close()
+            self.fail("the server keeps no room for a second body")
+        held = [hold() for _ in range(2)]
         broken = whole[:-1] + b"x"  # of the same size, and refused with 400: no generation takes the processors
         while (got := status(broken)) != b"503" and time.monotonic() < deadline:
             time.sleep(0.05)  # until the two have been read
