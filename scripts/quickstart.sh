@@ -4,7 +4,7 @@
 #   scripts/quickstart.sh
 #
 # Installs what is missing, builds what this machine can run, fetches English text, and trains a
-# tokenizer and the model of configs/tiny_sb.yaml, for half as many steps as that file says. Steps
+# tokenizer and the model of configs/tiny_sb.yaml, for fewer steps than that file says. Steps
 # that are done already are skipped, and an interrupted run continues.
 # All files that it writes are in build/, corpus/, runs/ and third_party/ of this checkout.
 set -euo pipefail
@@ -14,7 +14,7 @@ called_from=$PWD
 cd "$root"
 
 config=configs/tiny_sb.yaml
-shorter=(--stages.0.length="1000 steps") # loses most of what the full length does, in half the time
+shorter=(--stages.0.length="1200 steps") # loses most of what the full length does, in little more than half the time
 run=runs/tiny_sb
 text=corpus/text
 tokenizer=corpus/tokenizer.model # this and the next two have the names in the configuration
@@ -154,7 +154,7 @@ make_file "$validation_data" "$tokenizer" "$sbtrain" prepare --tokenizer "$token
 finished "$train_data, $validation_data"
 prepared=$SECONDS
 
-announce "Training $config for 1000 steps" "a minute or two on 2 cores; Ctrl-C saves and stops"
+announce "Training $config for 1200 steps" "a minute or two on 2 cores; Ctrl-C saves and stops"
 train
 finished
 trained=$SECONDS
