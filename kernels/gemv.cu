@@ -113,24 +113,20 @@ struct Share {
   __syncwarp();
 }
 
-// The products of the warp's share, which lies in shared memory.
+// The products of the warp's share of the rows from `rows` on, which lies in shared memory.
 template <int kOutputs>
 __device__ __forceinline__ void multiply(float (&products)[Gemv<kOutputs>::kTiles][4],
-                                         const Gemv<kOutputs>& x, const Share& share,
-                                         const bf16* inputs) {
+                                         const Gemv<kOutputs>& x, int chunks,
+                                         const unsigned char* rows, const bf16* inputs) {
   constexpr int kTiles = Gemv<kOutputs>::kTiles;
   [[maybe_unused]] constexpr int kUnroll = kTiles > 1 ? 3 : 6;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / kChunkVectors;
-  const int q = lane % kChunkVectors;
-  const unsigned char* const mine = memory + g * x.row_bytes() + 2 * (share.first + 8 * q);
 #pragma unroll kUnroll
-  for (int chunk = 0; chunk < share.chunks; ++chunk) {
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     // All eight columns of the product are this row; the first one is stored.
-    const Eight of_x = load_eight(inputs + kChunk * chunk + 8 * q);
+    const Eight of_x = load_eight(inputs + kChunk * chunk);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      const unsigned char* const at = mine + 2 * kChunk * chunk + kTileOutputs * i * x.row_bytes();
+      const unsigned char* const at = rows + 2 * kChunk * chunk + kTileOutputs * i * x.row_bytes();
       const Eight high = kOutputs > kHalf ? load_eight(at + kHalf * x.row_bytes()) : Eight{};
       multiply_chunk(products[i], load_eight(at), high, of_x);
     }
@@ -210,10 +206,13 @@ __global__ void __launch_bounds__(kThreadsAndCopier, kOutputs > kTileOutputs ? 2
   put_inputs(inputs, p, share, first_weight, first_input, squares, group);
 
   stamps.take(2);
+  const int g = lane / kChunkVectors;
+  const int q = lane % kChunkVectors;
+  const unsigned char* const rows = memory + g * x.row_bytes() + 2 * (share.first + 8 * q);
   float products[kTiles][4] = {};
   if (share.chunks > 0) arrived[warp / kWarpsOfPart].wait(0);
   stamps.take(3);
-  multiply<kOutputs>(products, x, share, inputs);
+  multiply<kOutputs>(products, x, share.chunks, rows, inputs + 8 * q);
   stamps.take(4);
   store_sums<kOutputs>(products, x, residual, sums, group);
   stamps.take(5);
