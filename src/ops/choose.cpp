@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <mutex>
-#include <set>
-
 #include "core/build_options.h"
 #include "core/error.h"
 #include "core/log.h"
@@ -88,14 +85,10 @@ bool forces(std::string_view forced, Implementation implementation) {
 
 // Says once for each architecture after Hopper that it has no attention kernels of its own.
 void say_that_none_is_its_own(const Target& target) {
-  static std::mutex mutex;
-  static std::set<int> said;
-  const std::lock_guard lock(mutex);
-  if (target.sm < 90 || !said.insert(target.sm).second) return;
-  log_info(
+  if (target.sm < 90) return;
+  log_info_once(
       "attention runs on the portable kernels and cuDNN: those for Hopper need wgmma, which a GPU "
-      "of "
-      "compute capability {}.{} lacks",
+      "of compute capability {}.{} lacks",
       target.sm / 10, target.sm % 10);
 }
 
