@@ -22,7 +22,6 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options&, std::string
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -32,6 +31,7 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options&, std::string
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/shared_library.h"
 #include "kernels/attention/ragged.h"
 #include "ops/choose.h"
 #include "ops/cuda/context.h"
@@ -295,27 +295,23 @@ class Loaded final : public CudnnAttention {
   std::map<Shape, Plan> plans_;
 };
 
-// Loads the running system's cuDNN, or the one that the build found.
-void* load_library(std::string* why) {
-  constexpr std::array kNames = {"libcudnn.so.9",
+// The running system's cuDNN, or the one that the build found.
+SharedLibrary load_library() {
+  return {"cuDNN",
+          {"libcudnn.so.9",
 #ifdef SBTRAIN_CUDNN_LIBRARY
-                                 SBTRAIN_CUDNN_LIBRARY
+           SBTRAIN_CUDNN_LIBRARY
 #endif
-  };
-  for (const char* name : kNames) {
-    if (void* const handle = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return handle;
-    if (why->empty()) *why = dlerror();
-  }
-  return nullptr;
+          },
+          "install cuDNN 9"};
 }
 
 }  // namespace
 
 std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options& options, std::string* why) {
   why->clear();
-  if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = load_library(why);
-  if (!fe::cudnn_dlhandle) return nullptr;
   try {
+    if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = load_library().handle();
     const size_t version = fe::detail::get_backend_version();
     // Before 9.6 the backward pass takes scratch for the padded batch; 9.10.0 and 9.10.1 compute
     // wrong results.
