@@ -6,6 +6,7 @@
 #include "core/memory_check.h"
 #include "core/philox.h"
 #include "ops/memory.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain {
 namespace {

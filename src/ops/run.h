@@ -4,10 +4,9 @@
 
 #include "core/build_options.h"
 #include "core/error.h"
-#include "core/op_profile.h"
 #include "core/stream.h"
-#include "ops/cuda/timer.h"
 #include "ops/op.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain::ops {
 
@@ -87,12 +86,9 @@ void run(Stream& s, const Op& op) {
   check_op(s, op);
   [[maybe_unused]] const auto scratch = take_scratch(s, op);
   if (s.planning()) return;
-  if (s.backend() == Backend::kCpu) {
-    const OpTimer timer(s.profile(), Op::kName);
-    return run_with<cpu::Cpu>(s, op, scratch);
-  }
+  const WorkTimer timer(s, Op::kName);
+  if (s.backend() == Backend::kCpu) return run_with<cpu::Cpu>(s, op, scratch);
 #if SBTRAIN_HAS_CUDA
-  const cuda::DeviceTimer timer(s, Op::kName);
   run_with<cuda::Cuda>(s, op, scratch);
 #endif
 }

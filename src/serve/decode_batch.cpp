@@ -10,8 +10,8 @@
 #include "core/error.h"
 #include "model/inference/decode.h"
 #include "ops/memory.h"
-#include "ops/overlap.h"
 #include "ops/sampling.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain {
 namespace {
@@ -85,7 +85,7 @@ void DecodeBatch::plan_steps() {
     return;
   }
   recorded_ = std::make_unique<Recorded>(s_.backend());
-  ops::set_overlap(recorded_->stream, options_.overlap);
+  ops::control(recorded_->stream).set_overlap(options_.overlap);
   recorded_->memory.adopt_plan(memory);
 }
 

@@ -76,16 +76,6 @@ void gemm(Stream& s, const Gemm& g, const Tensor& workspace) {
               s.tuning());
 }
 
-void add_choices(Stream& s, const std::string& known) {
-  context(s).tuner.add(known);
-}
-
-std::string end_tuning(Stream& s, bool remember) {
-  const GemmTuner& tuner = context(s).tuner;
-  if (remember) tuner.save();
-  return tuner.text();
-}
-
 void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
   if (op.y_TN.rows() <= kernels::kSkinnyRows) {
     return skinny_gemm(s,
