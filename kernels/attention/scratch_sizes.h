@@ -41,7 +41,7 @@ constexpr size_t stickbreaking_hopper_backward_scratch_bytes(int64_t tokens, int
   return align_scratch(static_cast<size_t>(tokens * heads) * 4) + tile_scheduler_bytes(tokens);
 }
 
-// ---- kernels/attention/softmax_bias.h -----------------------------------------------------------
+// ---- FIRE (kernels/attention/softmax.h) ---------------------------------------------------------
 
 inline constexpr int kFireUnits = 32;
 // Tiles contain masked pairs too, whose distances lie up to this far beyond those of a document.

@@ -5,6 +5,7 @@
 
 #include "core/sequences.h"
 #include "kernels/attention/stickbreaking.h"
+#include "kernels/decode.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -198,6 +199,10 @@ struct CacheAppend {
   Tensor cache_BCN;
   Tensor x_BN, positions_B;
   void check() const;
+  kernels::CacheAppend kernel() const {
+    const auto& [batch, capacity, cols, none] = cache_BCN.shape;
+    return {cache_BCN.dtype, cache_BCN.data, x_BN, positions_B, batch, capacity, cols};
+  }
 };
 
 namespace cpu {
@@ -216,7 +221,6 @@ void run(Cuda, Stream& s, const StickBreakingDecode& op, const Buffer& scratch);
 void run(Cuda, Stream& s, const SoftmaxForward& op, const SoftmaxScratch& scratch);
 void run(Cuda, Stream& s, const SoftmaxBackward& op, const SoftmaxScratch& scratch);
 void run(Cuda, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const CacheAppend& op);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -191,47 +191,14 @@ class Loaded final : public CudnnAttention {
     fe::detail::destroy_handle(handle_);
   }
 
-  std::string forward(cudaStream_t stream, const SoftmaxProblem& p, Workspace workspace) override {
-    return run(stream, p, workspace, false);
-  }
-  std::string backward(cudaStream_t stream, const SoftmaxProblem& p, Workspace workspace) override {
-    return run(stream, p, workspace, true);
-  }
-  size_t forward_bytes(const SoftmaxProblem& p) override { return bytes(p, false); }
-  size_t backward_bytes(const SoftmaxProblem& p) override { return bytes(p, true); }
-
-  std::string version() const override {
-    const size_t v = fe::detail::get_backend_version();
-    return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
-  }
-
- private:
-  // The bytes of statistics and indices, which lie before the workspace of cuDNN itself.
-  static size_t own_bytes(const Shape& shape) {
-    return ops::cudnn_statistics_bytes(shape.tokens, shape.heads) +
-           ops::cudnn_index_bytes(shape.batch);
-  }
-
-  size_t bytes(const SoftmaxProblem& p, bool is_backward) {
+  size_t bytes(const SoftmaxProblem& p, bool is_backward) override {
     const Shape shape = Shape::of(p, is_backward, options_.deterministic);
     const Plan& plan = plan_of(shape);
     return plan.graph ? own_bytes(shape) + plan.workspace : 0;
   }
 
-  const Plan& plan_of(const Shape& shape) {
-    const auto [at, is_new] = plans_.try_emplace(shape);
-    if (is_new) {
-      try {
-        at->second = Builder(shape, sm_version_).build(handle_);
-      } catch (const std::exception& e) {
-        at->second = {.why = std::string("cuDNN: ") + e.what()};
-      }
-    }
-    return at->second;
-  }
-
   std::string run(cudaStream_t stream, const SoftmaxProblem& p, Workspace workspace,
-                  bool is_backward) {
+                  bool is_backward) override {
     if (p.tokens == 0) return "";
     if (p.sequences > ops::kMaxCudnnDocuments) {
       return fmt::format("{} documents in one pack, more than {}", p.sequences,
@@ -287,6 +254,30 @@ class Loaded final : public CudnnAttention {
       kernels::transpose_f32(stream, p.lse, statistics, p.tokens, p.heads);
     }
     return "";
+  }
+
+  std::string version() const override {
+    const size_t v = fe::detail::get_backend_version();
+    return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+  }
+
+ private:
+  // The bytes of statistics and indices, which lie before the workspace of cuDNN itself.
+  static size_t own_bytes(const Shape& shape) {
+    return ops::cudnn_statistics_bytes(shape.tokens, shape.heads) +
+           ops::cudnn_index_bytes(shape.batch);
+  }
+
+  const Plan& plan_of(const Shape& shape) {
+    const auto [at, is_new] = plans_.try_emplace(shape);
+    if (is_new) {
+      try {
+        at->second = Builder(shape, sm_version_).build(handle_);
+      } catch (const std::exception& e) {
+        at->second = {.why = std::string("cuDNN: ") + e.what()};
+      }
+    }
+    return at->second;
   }
 
   Options options_;

@@ -25,16 +25,13 @@ class CudnnAttention {
 
   virtual ~CudnnAttention() = default;
 
-  // Compute what kernels::softmax_forward and softmax_backward compute, lse included, and return an
-  // empty string; or do nothing, and return the reason. A failure during execution throws.
-  virtual std::string forward(cudaStream_t stream, const kernels::SoftmaxProblem& problem,
-                              Workspace workspace) = 0;
-  virtual std::string backward(cudaStream_t stream, const kernels::SoftmaxProblem& problem,
-                               Workspace workspace) = 0;
+  // Computes what kernels::softmax_forward or softmax_backward computes, lse included, and returns
+  // an empty string; or does nothing, and returns the reason. A failure during execution throws.
+  virtual std::string run(cudaStream_t stream, const kernels::SoftmaxProblem& problem,
+                          Workspace workspace, bool backward) = 0;
 
   // The bytes of workspace that the plan for this problem takes; 0 if there is no plan.
-  virtual size_t forward_bytes(const kernels::SoftmaxProblem& problem) = 0;
-  virtual size_t backward_bytes(const kernels::SoftmaxProblem& problem) = 0;
+  virtual size_t bytes(const kernels::SoftmaxProblem& problem, bool backward) = 0;
 
   virtual std::string version() const = 0;  // "9.19.0"
 };

@@ -21,4 +21,22 @@ inline kernels::FireGradients fire_gradients(const FireTensors& dfire) {
   return {dfire.c_1, dfire.m_1, dfire.w1_K, dfire.b1_K, dfire.w2_HK};
 }
 
+// Calls call() with what the kernels take of the op's bias: nothing without one, the slopes of
+// ALiBi, or the parameters of FIRE and, in the backward pass, their gradients.
+template <typename Op, typename Call>
+void with_bias(const Op& op, const Call& call) {
+  switch (op.bias.kind) {
+    case PositionBias::kNone:
+      return call();
+    case PositionBias::kAlibi:
+      return call(alibi_slopes(op.params.heads));
+    case PositionBias::kFire:
+      if constexpr (requires { op.dfire; }) {
+        return call(fire_parameters(op.bias.fire), fire_gradients(op.dfire));
+      } else {
+        return call(fire_parameters(op.bias.fire));
+      }
+  }
+}
+
 }  // namespace sbtrain::ops::cuda
