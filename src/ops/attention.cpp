@@ -6,7 +6,6 @@
 
 #include "kernels/decode_sizes.h"
 #include "ops/choose.h"
-#include "ops/cpu/attention.h"
 #include "ops/limits.h"
 
 namespace sbtrain::ops {
@@ -98,15 +97,6 @@ Buffer decode_scratch(const Stream& s, const Op& op) {
   return s.scratch("parts of keys", DType::kF32, {floats});
 }
 
-// What is chosen for a GPU, and its scratch.
-template <typename Op>
-auto plan(const Stream& s, const Op& op, std::string_view name = Op::kName) {
-  Planned<decltype(choose(op, s))> planned{choose(op, s), {}};
-  const auto floats = static_cast<int64_t>(planned.choice.bytes / sizeof(float));
-  if (floats > 0) planned.buffer = s.scratch(name, DType::kF32, {floats});
-  return planned;
-}
-
 }  // namespace
 
 void StickBreakingForward::check() const {
@@ -115,9 +105,8 @@ void StickBreakingForward::check() const {
 void StickBreakingForward::check_limits(const Target& target) const {
   check_attention_head_dim(kName, head_dim(*this), target);
 }
-StickBreakingScratch StickBreakingForward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return plan(s, *this);
-  return {{}, cpu::stickbreaking_forward_scratch(s, head_dim(*this))};
+AttentionScratch StickBreakingForward::scratch(const Stream& s) const {
+  return plan<AttentionChoice>(s, *this);
 }
 
 void StickBreakingBackward::check() const {
@@ -131,9 +120,8 @@ void StickBreakingBackward::check() const {
 void StickBreakingBackward::check_limits(const Target& target) const {
   check_attention_head_dim(kName, head_dim(*this), target);
 }
-StickBreakingScratch StickBreakingBackward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return plan(s, *this, "stick-breaking states");
-  return {{}, cpu::stickbreaking_backward_scratch(s, head_dim(*this), sequences.max_seqlen)};
+AttentionScratch StickBreakingBackward::scratch(const Stream& s) const {
+  return plan<AttentionChoice>(s, *this, "stick-breaking states");
 }
 
 float alibi_slope(int heads, int head) {
@@ -149,9 +137,8 @@ void SoftmaxForward::check() const {
 void SoftmaxForward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
 }
-SoftmaxScratch SoftmaxForward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return plan(s, *this);
-  return {{}, cpu::softmax_forward_scratch(s, head_dim(*this))};
+AttentionScratch SoftmaxForward::scratch(const Stream& s) const {
+  return plan<AttentionChoice>(s, *this);
 }
 
 void SoftmaxBackward::check() const {
@@ -162,9 +149,8 @@ void SoftmaxBackward::check() const {
 void SoftmaxBackward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
 }
-SoftmaxScratch SoftmaxBackward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return plan(s, *this);
-  return {{}, cpu::softmax_backward_scratch(s, head_dim(*this))};
+AttentionScratch SoftmaxBackward::scratch(const Stream& s) const {
+  return plan<AttentionChoice>(s, *this);
 }
 
 void StickBreakingDecode::check() const {

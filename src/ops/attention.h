@@ -18,6 +18,16 @@ enum class Implementation : uint8_t {
 // "portable", "cudnn", "hopper".
 std::string_view implementation_name(Implementation implementation);
 
+struct AttentionChoice {
+  Implementation implementation = Implementation::kPortable;
+  std::string reason{};    // why it is not the kernels for Hopper, or not cuDNN
+  int64_t heads = 0;       // computed at a time: by cuDNN, and backward by stick-breaking attention
+  int64_t blocks = 0;      // stick-breaking, backward: key blocks that a row can see
+  size_t hopper_part = 0;  // where the part of the scratch begins that the kernels for Hopper add
+  size_t bytes = 0;        // scratch, enough for the portable kernels too
+};
+using AttentionScratch = Planned<AttentionChoice>;
+
 // ---- Stick-breaking attention -----------------------------------------------------------------
 //
 // arXiv 2410.17980, equations 1-4. For token j and keys i < j (i <= j with attend_current) of the
@@ -41,17 +51,6 @@ struct StickBreakingParams {
 // that the tile reads.
 inline constexpr int kStickBreakingTile = 64;
 
-struct StickBreakingChoice {
-  Implementation implementation = Implementation::kPortable;
-  std::string reason{};  // why it is not the kernels for Hopper
-  int64_t blocks = 0;    // backward: key blocks that a row can see
-  int64_t heads = 0;     // backward: in one group
-  size_t states = 0;     // bytes at the beginning of the scratch: the states of one group, and then
-                         // the sums for the gradient of a learned remainder
-  size_t bytes = 0;      // scratch
-};
-using StickBreakingScratch = Planned<StickBreakingChoice>;
-
 struct StickBreakingForward {
   static constexpr std::string_view kName = "stickbreaking_forward";
   Tensor o_THd;
@@ -64,7 +63,7 @@ struct StickBreakingForward {
   StickBreakingParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  StickBreakingScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const;
 };
 
 // The forward pass saves O(T). On the CPU scratch is O(tile * max_seqlen) for each thread; on CUDA
@@ -83,7 +82,7 @@ struct StickBreakingBackward {
   StickBreakingParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  StickBreakingScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const;
 };
 
 // ---- Softmax attention --------------------------------------------------------------------------
@@ -120,15 +119,6 @@ struct SoftmaxBias {
   FireTensors fire{};  // with kFire
 };
 
-struct SoftmaxChoice {
-  Implementation implementation = Implementation::kPortable;
-  std::string reason{};  // why it is not cuDNN
-  int64_t heads = 0;     // heads that cuDNN computes at a time
-  size_t queue = 0;      // kHopper: where in the scratch the queue of tiles begins
-  size_t bytes = 0;      // scratch, enough for the portable kernels too
-};
-using SoftmaxScratch = Planned<SoftmaxChoice>;
-
 struct SoftmaxForward {
   static constexpr std::string_view kName = "softmax_forward";
   Tensor o_THd;
@@ -139,7 +129,7 @@ struct SoftmaxForward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  SoftmaxScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const;
 };
 struct SoftmaxBackward {
   static constexpr std::string_view kName = "softmax_backward";
@@ -152,7 +142,7 @@ struct SoftmaxBackward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  SoftmaxScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const;
 };
 
 // ---- Decoding -----------------------------------------------------------------------------------
@@ -213,13 +203,20 @@ void run(Cpu, Stream& s, const SoftmaxForward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const SoftmaxBackward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const CacheAppend& op);
+
+// Their scratch depends only on the threads, head_dim and max_seqlen, never on the documents of a
+// pack.
+Buffer scratch(const Stream& s, const StickBreakingForward& op);
+Buffer scratch(const Stream& s, const StickBreakingBackward& op);
+Buffer scratch(const Stream& s, const SoftmaxForward& op);
+Buffer scratch(const Stream& s, const SoftmaxBackward& op);
 }  // namespace cpu
 namespace cuda {
-void run(Cuda, Stream& s, const StickBreakingForward& op, const StickBreakingScratch& scratch);
-void run(Cuda, Stream& s, const StickBreakingBackward& op, const StickBreakingScratch& scratch);
+void run(Cuda, Stream& s, const StickBreakingForward& op, const AttentionScratch& scratch);
+void run(Cuda, Stream& s, const StickBreakingBackward& op, const AttentionScratch& scratch);
 void run(Cuda, Stream& s, const StickBreakingDecode& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const SoftmaxForward& op, const SoftmaxScratch& scratch);
-void run(Cuda, Stream& s, const SoftmaxBackward& op, const SoftmaxScratch& scratch);
+void run(Cuda, Stream& s, const SoftmaxForward& op, const AttentionScratch& scratch);
+void run(Cuda, Stream& s, const SoftmaxBackward& op, const AttentionScratch& scratch);
 void run(Cuda, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
 }  // namespace cuda
 

@@ -31,6 +31,7 @@ struct RebasedChoice {
   bool chunked = false;  // keeps the states of all chunks for a group of heads; else all pairs
   int64_t heads = 0;     // in one group
   int64_t state = 0;     // floats of one head
+  size_t bytes = 0;      // scratch
 };
 using RebasedScratch = Planned<RebasedChoice>;
 
@@ -102,6 +103,11 @@ void run(Cpu, Stream& s, const RebasedForward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const RebasedBackward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const RebasedState& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const RebasedDecode& op);
+
+// The same for all three: what either pass takes for each thread.
+Buffer scratch(const Stream& s, const RebasedForward& op);
+Buffer scratch(const Stream& s, const RebasedBackward& op);
+Buffer scratch(const Stream& s, const RebasedState& op);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const RebasedForward& op, const RebasedScratch& scratch);

@@ -83,11 +83,16 @@ inline void scatter(Matrix y, const float* p, const float* x, int64_t keys, int6
 // x [rows, cols] = 0.
 void zero(Matrix x, int64_t rows, int64_t cols);
 
+template <typename Op>
+int64_t head_dim(const Op& op) {
+  return op.q_THd.cols() / op.params.heads;
+}
+
 // The part of one head in what both ops read and write: matrices [T, d] from its first column on.
 struct HeadMatrices {
   template <typename Op>
   HeadMatrices(const Op& t, int64_t index)
-      : d(t.q_THd.cols() / t.params.heads),
+      : d(head_dim(t)),
         q(columns(t.q_THd, index)),
         k(columns(t.k_THd, index)),
         v(columns(t.v_THd, index)) {

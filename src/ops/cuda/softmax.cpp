@@ -51,8 +51,9 @@ kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads
 
 // Returns an empty string if cuDNN computed the problem, else the reason why not. In the latter
 // case nothing has been written that the portable kernels do not overwrite.
-std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const SoftmaxChoice& choice,
-                     CudnnAttention::Workspace scratch, bool backward) {
+std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
+                     const AttentionChoice& choice, CudnnAttention::Workspace scratch,
+                     bool backward) {
   if (choice.implementation != Implementation::kCudnn) return choice.reason;
   Cudnn& library = cudnn(s);
   if (!library.attention) return library.why;
@@ -67,7 +68,8 @@ std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const So
 
 // Returns whether cuDNN computed the problem. Logs once for each op and shape which one runs.
 bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxProblem& p,
-                   const SoftmaxChoice& choice, CudnnAttention::Workspace scratch, bool backward) {
+                   const AttentionChoice& choice, CudnnAttention::Workspace scratch,
+                   bool backward) {
   const std::string why = by_cudnn(s, p, choice, scratch, backward);
   const bool window = p.window > 0;
   if (context(s).said.insert({op, p.heads, p.head_dim, window, why}).second) {
@@ -78,13 +80,13 @@ bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxP
 }
 
 template <typename Op>
-void run_chosen(const Stream& s, const Op& op, const SoftmaxScratch& scratch) {
+void run_chosen(const Stream& s, const Op& op, const AttentionScratch& scratch) {
   constexpr bool kBackward = std::is_same_v<Op, SoftmaxBackward>;
   const kernels::SoftmaxProblem p = problem(op);
   const CudnnAttention::Workspace space = workspace(scratch);
   const bool hopper = scratch.choice.implementation == Implementation::kHopper;
   if (!hopper && done_by_cudnn(s, op.kName, p, scratch.choice, space, kBackward)) return;
-  void* const scheduler = static_cast<std::byte*>(space.data) + scratch.choice.queue;
+  void* const scheduler = static_cast<std::byte*>(space.data) + scratch.choice.hopper_part;
   with_bias(op, [&](const auto&... bias) {
     if constexpr (kBackward) {
       hopper ? kernels::softmax_backward_hopper(cuda_stream(s), p, space.data, scheduler, bias...)
@@ -98,10 +100,10 @@ void run_chosen(const Stream& s, const Op& op, const SoftmaxScratch& scratch) {
 
 }  // namespace
 
-void run(Cuda, Stream& s, const SoftmaxForward& op, const SoftmaxScratch& scratch) {
+void run(Cuda, Stream& s, const SoftmaxForward& op, const AttentionScratch& scratch) {
   run_chosen(s, op, scratch);
 }
-void run(Cuda, Stream& s, const SoftmaxBackward& op, const SoftmaxScratch& scratch) {
+void run(Cuda, Stream& s, const SoftmaxBackward& op, const AttentionScratch& scratch) {
   run_chosen(s, op, scratch);
 }
 
