@@ -137,26 +137,47 @@ bool begins_early(const Stream& s) {
   return context(s).overlap && is_recorded(s);
 }
 
-Beside::Beside(Stream& s) : context_(context(s)), main_(context_.stream) {
-  if (!context_.beside_) {
-    SBTRAIN_CUDA_CHECK(cudaStreamCreateWithFlags(&context_.beside_, cudaStreamNonBlocking));
-    SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&context_.forked_, cudaEventDisableTiming));
-    SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&context_.joins_, cudaEventDisableTiming));
+// What the stream is given from the constructor to go_on() runs beside what it is given from there
+// to the destructor.
+class Beside {
+ public:
+  explicit Beside(Context& c) : context_(c), main_(c.stream) {
+    if (!c.beside_) {
+      SBTRAIN_CUDA_CHECK(cudaStreamCreateWithFlags(&c.beside_, cudaStreamNonBlocking));
+      SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&c.forked_, cudaEventDisableTiming));
+      SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&c.joins_, cudaEventDisableTiming));
+    }
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(c.forked_, main_));
+    SBTRAIN_CUDA_CHECK(cudaStreamWaitEvent(c.beside_, c.forked_));
+    c.stream = c.beside_;
   }
-  SBTRAIN_CUDA_CHECK(cudaEventRecord(context_.forked_, main_));
-  SBTRAIN_CUDA_CHECK(cudaStreamWaitEvent(context_.beside_, context_.forked_));
-  context_.stream = context_.beside_;
-}
+  // A record that lacks the wait is refused when it ends, so an error here is found there.
+  ~Beside() {
+    context_.stream = main_;
+    cudaStreamWaitEvent(main_, context_.joins_);
+  }
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+  void go_on() {
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(context_.joins_, context_.beside_));
+    context_.stream = main_;
+  }
 
-void Beside::go_on() {
-  SBTRAIN_CUDA_CHECK(cudaEventRecord(context_.joins_, context_.beside_));
-  context_.stream = main_;
-}
+ private:
+  Context& context_;
+  const cudaStream_t main_;
+};
 
-// A record that lacks the wait is refused when it ends, so an error here is found there.
-Beside::~Beside() {
-  context_.stream = main_;
-  cudaStreamWaitEvent(main_, context_.joins_);
+void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const Work& first,
+              const Work& other) {
+  if (!second.tensor().defined() || !is_recorded(s)) {
+    first(workspace);
+    return other(workspace);
+  }
+  Beside beside(context(s));
+  first(second);
+  beside.go_on();
+  other(workspace);
 }
 
 StreamControl& control(const Stream& s) {

@@ -101,7 +101,7 @@ class Context : public StreamControl {
  private:
   int32_t* counters_ = nullptr;
 
-  friend class Beside;
+  friend class Beside;                              // of run_both()
   cudaStream_t beside_ = nullptr;                   // made when it is needed
   cudaEvent_t forked_ = nullptr, joins_ = nullptr;  // the same
 };
@@ -112,35 +112,14 @@ Context& context(const Stream& s);
 // Whether the stream is being recorded (core/graph.h).
 bool is_recorded(const Stream& s);
 
-// While the stream is recorded: what it is given from the constructor to go_on() runs beside what
-// it is given from there to the destructor. The two may not write what the other one reads or
-// writes, and need workspaces of their own.
-class Beside {
- public:
-  explicit Beside(Stream& s);
-  ~Beside();
-  Beside(const Beside&) = delete;
-  Beside& operator=(const Beside&) = delete;
-  void go_on();
+// Calls both with a workspace of their own. If there is a `second` workspace and the stream is
+// recorded, the work of the two runs at the same time: neither may write what the other one reads
+// or writes. Otherwise both get `workspace`, one after the other.
+using Work = std::function<void(const Buffer& workspace)>;
+void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const Work& first,
+              const Work& other);
 
- private:
-  Context& context_;
-  const cudaStream_t main_;
-};
-
-// Calls both with a workspace of their own; at the same time if there is a `second` workspace and
-// the stream is recorded, where Beside's rule holds. Otherwise both get `workspace`.
-template <typename First, typename Second>
-void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const First& first,
-              const Second& other) {
-  if (!second.tensor().defined() || !is_recorded(s)) {
-    first(workspace);
-    return other(workspace);
-  }
-  Beside beside(s);
-  first(second);
-  beside.go_on();
-  other(workspace);
-}
+// The product, with the algorithm that is chosen for its shape. `workspace` is linear_workspace().
+void gemm(Stream& s, const Gemm& g, const Tensor& workspace);
 
 }  // namespace sbtrain::ops::cuda

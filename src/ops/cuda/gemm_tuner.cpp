@@ -60,6 +60,37 @@ cublasLtMatrixLayout_t layout(bool f32, int64_t rows, int64_t cols, int64_t ld) 
   return out;
 }
 
+int alignment_of(const Tensor& t) {
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(t.data) |
+                         static_cast<uintptr_t>(t.row_stride) * dtype_size(t.dtype);
+  int alignment = 16;
+  while (alignment > 2 && bits % static_cast<uintptr_t>(alignment) != 0) alignment /= 2;
+  return alignment;
+}
+
+const Tensor& added(const Gemm& g) {
+  return g.c.defined() ? g.c : g.y;
+}
+
+// cuBLASLt sees column-major matrices: a row-major y = a b is y^T = b^T a^T there, so b comes
+// first.
+GemmShape shape_of(const Gemm& g) {
+  const Tensor& c = added(g);
+  return {.transpose_a = g.transpose_b,
+          .transpose_b = g.transpose_a,
+          .m = g.y.cols(),
+          .n = g.y.rows(),
+          .k = g.transpose_a ? g.a.rows() : g.a.cols(),
+          .lda = g.b.row_stride,
+          .ldb = g.a.row_stride,
+          .ldc = c.row_stride,
+          .ldd = g.y.row_stride,
+          .f32_output = g.y.dtype == DType::kF32,
+          .adds = g.beta != 0,
+          .alignment =
+              std::min({alignment_of(g.a), alignment_of(g.b), alignment_of(c), alignment_of(g.y)})};
+}
+
 // Times work on a stream, in ms.
 class StreamTimer {
  public:
@@ -139,10 +170,11 @@ struct GemmTuner::Plan {
     for (cublasLtMatrixLayout_t l : {a, b, c, d}) cublas_lt().MatrixLayoutDestroy(l);
     cublas_lt().MatmulDescDestroy(operation);
   }
-  cublasStatus_t run(cublasLtHandle_t blas, cudaStream_t stream, const GemmArguments& x,
-                     const cublasLtMatmulAlgo_t& with) const {
-    return cublas_lt().Matmul(blas, operation, &x.alpha, x.a, a, x.b, b, &x.beta, x.c ? x.c : x.d,
-                              c, x.d, d, &with, x.workspace, x.workspace_bytes, stream);
+  cublasStatus_t run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g,
+                     const Tensor& workspace, const cublasLtMatmulAlgo_t& with) const {
+    return cublas_lt().Matmul(blas, operation, &g.alpha, g.b.data, a, g.a.data, b, &g.beta,
+                              added(g).data, c, g.y.data, d, &with, workspace.data,
+                              workspace.bytes(), stream);
   }
 
   GemmShape shape;
@@ -261,14 +293,14 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
 }
 
 void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan,
-                                const GemmArguments& arguments) {
+                                const Gemm& g, const Tensor& workspace) {
   StreamTimer timer(stream);
   float best = 0;
   int count = 0;
   for (const cublasLtMatmulAlgo_t& candidate : plan.candidates) {
     if (++count > kCandidates && (!plan.chosen || best > kShort)) break;
-    if (plan.run(blas, stream, arguments, candidate) != CUBLAS_STATUS_SUCCESS) continue;
-    const auto run = [&] { plan.run(blas, stream, arguments, candidate); };
+    if (plan.run(blas, stream, g, workspace, candidate) != CUBLAS_STATUS_SUCCESS) continue;
+    const auto run = [&] { plan.run(blas, stream, g, workspace, candidate); };
     float milliseconds = timer.time(kTimedRuns, run);
     if (milliseconds < kShort) {
       const float recorded = timer.time_recorded(kRecordedRuns, run);
@@ -284,11 +316,16 @@ void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan
   changed_ = true;
 }
 
-void GemmTuner::run(cublasLtHandle_t blas, cudaStream_t stream, const GemmShape& shape,
-                    const GemmArguments& arguments, bool search) {
-  Plan& p = plan(blas, shape, arguments.workspace_bytes);
-  if (search && !p.chosen) time_candidates(blas, stream, p, arguments);
-  SBTRAIN_CUBLAS_CHECK(p.run(blas, stream, arguments, p.algorithm));
+void GemmTuner::run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g,
+                    const Tensor& workspace, bool search) {
+  const DType c = added(g).dtype;
+  require(g.a.dtype == DType::kBF16 && g.b.dtype == DType::kBF16 && c == g.y.dtype,
+          "matrix product of {} and {} into {} with {}", dtype_name(g.a.dtype),
+          dtype_name(g.b.dtype), dtype_name(g.y.dtype), dtype_name(c));
+  if (g.y.numel() == 0) return;
+  Plan& p = plan(blas, shape_of(g), workspace.bytes());
+  if (search && !p.chosen) time_candidates(blas, stream, p, g, workspace);
+  SBTRAIN_CUBLAS_CHECK(p.run(blas, stream, g, workspace, p.algorithm));
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -1,25 +1,14 @@
 #include "ops/linear.h"
 
-#include <algorithm>
-
 #include "kernels/skinny_gemm.h"
 #include "ops/activation.h"
 #include "ops/cuda/context.h"
-#include "ops/cuda/gemm.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
 #include "ops/run.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
-
-int alignment_of(const Tensor& t) {
-  const uintptr_t bits = reinterpret_cast<uintptr_t>(t.data) |
-                         static_cast<uintptr_t>(t.row_stride) * dtype_size(t.dtype);
-  int alignment = 16;
-  while (alignment > 2 && bits % static_cast<uintptr_t>(alignment) != 0) alignment /= 2;
-  return alignment;
-}
 
 void skinny_gemm(Stream& s, const DecodeLinear& op, const Tensor& normed_BK) {
   kernels::skinny_gemm(cuda_stream(s), {.type = op.y_BN.dtype,
@@ -40,40 +29,9 @@ void skinny_gemm(Stream& s, const DecodeLinear& op, const Tensor& normed_BK) {
 
 }  // namespace
 
-// cuBLASLt sees column-major matrices: a row-major y = a b is y^T = b^T a^T there, so b comes
-// first.
 void gemm(Stream& s, const Gemm& g, const Tensor& workspace) {
-  const Tensor& c = g.c.defined() ? g.c : g.y;
-  require(g.a.dtype == DType::kBF16 && g.b.dtype == DType::kBF16 && c.dtype == g.y.dtype,
-          "matrix product of {} and {} into {} with {}", dtype_name(g.a.dtype),
-          dtype_name(g.b.dtype), dtype_name(g.y.dtype), dtype_name(c.dtype));
-  if (g.y.numel() == 0) return;
-  const GemmShape shape{
-      .transpose_a = g.transpose_b,
-      .transpose_b = g.transpose_a,
-      .m = g.y.cols(),
-      .n = g.y.rows(),
-      .k = g.transpose_a ? g.a.rows() : g.a.cols(),
-      .lda = g.b.row_stride,
-      .ldb = g.a.row_stride,
-      .ldc = c.row_stride,
-      .ldd = g.y.row_stride,
-      .f32_output = g.y.dtype == DType::kF32,
-      .adds = g.beta != 0,
-      .alignment =
-          std::min({alignment_of(g.a), alignment_of(g.b), alignment_of(c), alignment_of(g.y)}),
-  };
-  Context& x = context(s);
-  x.tuner.run(x.blas, x.stream, shape,
-              {.alpha = g.alpha,
-               .beta = g.beta,
-               .a = g.b.data,
-               .b = g.a.data,
-               .c = c.data,
-               .d = g.y.data,
-               .workspace = workspace.data,
-               .workspace_bytes = workspace.bytes()},
-              s.tuning());
+  Context& c = context(s);
+  c.tuner.run(c.blas, c.stream, g, workspace, s.tuning());
 }
 
 void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace) {
