@@ -2,8 +2,8 @@
 #pragma once
 
 #include "kernels/attention/position_bias.h"
-#include "kernels/decode_sizes.h"
 #include "kernels/limits.h"
+#include "kernels/scratch_sizes.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {

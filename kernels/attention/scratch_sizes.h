@@ -9,10 +9,6 @@
 
 namespace sbtrain::kernels {
 
-constexpr size_t align_scratch(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 // ---- kernels/attention/softmax.h ----------------------------------------------------------------
 
 // rowsum(do * o) of every query and head, f32 [H, T].

@@ -4,17 +4,11 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/decode_sizes.h"
+#include "kernels/scratch_sizes.h"
 #include "ops/choose.h"
-#include "ops/limits.h"
 
 namespace sbtrain::ops {
 namespace {
-
-template <typename Op>
-int64_t head_dim(const Op& op) {
-  return op.q_THd.cols() / op.params.heads;
-}
 
 // The checks that all passes over a pack share.
 template <typename Op>
@@ -63,7 +57,7 @@ void check_softmax(const Check& c, const Op& op) {
 
 template <typename Op>
 void check_softmax_limits(const Op& op, const Target& target) {
-  check_attention_head_dim(Op::kName, head_dim(op), target);
+  check_attention_heads(Op::kName, op.q_THd, op.params.heads, target);
   if (op.bias.kind == PositionBias::kAlibi) check_alibi_heads(Op::kName, op.params.heads);
 }
 
@@ -102,9 +96,6 @@ Buffer decode_scratch(const Stream& s, const Op& op) {
 void StickBreakingForward::check() const {
   check_stickbreaking(Check(kName), *this);
 }
-void StickBreakingForward::check_limits(const Target& target) const {
-  check_attention_head_dim(kName, head_dim(*this), target);
-}
 AttentionScratch StickBreakingForward::scratch(const Stream& s) const {
   return plan<AttentionChoice>(s, *this);
 }
@@ -116,9 +107,6 @@ void StickBreakingBackward::check() const {
   if (params.remainder == Remainder::kBias) {
     c.flat("dremainder_bias_Hd", dremainder_bias_Hd, q_THd.cols());
   }
-}
-void StickBreakingBackward::check_limits(const Target& target) const {
-  check_attention_head_dim(kName, head_dim(*this), target);
 }
 AttentionScratch StickBreakingBackward::scratch(const Stream& s) const {
   return plan<AttentionChoice>(s, *this, "stick-breaking states");
@@ -163,10 +151,6 @@ void StickBreakingDecode::check() const {
     c.flat("remainder_bias_Hd", remainder_bias_Hd, q_BHd.cols());
   }
 }
-void StickBreakingDecode::check_limits(const Target& /*target*/) const {
-  check_decode_head_dim(kName, q_BHd.cols() / params.heads);
-}
-
 Buffer StickBreakingDecode::scratch(const Stream& s) const {
   return decode_scratch(s, *this);
 }
@@ -177,7 +161,7 @@ void SoftmaxDecode::check() const {
   if (bias.kind == PositionBias::kFire) check_fire(c, bias.fire, params.heads);
 }
 void SoftmaxDecode::check_limits(const Target& /*target*/) const {
-  check_decode_head_dim(kName, q_BHd.cols() / params.heads);
+  check_decode_heads(kName, q_BHd, params.heads);
   if (bias.kind == PositionBias::kAlibi) check_alibi_heads(kName, params.heads);
 }
 

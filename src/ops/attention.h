@@ -6,6 +6,7 @@
 #include "core/sequences.h"
 #include "kernels/attention/stickbreaking.h"
 #include "kernels/decode.h"
+#include "ops/limits.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -62,7 +63,9 @@ struct StickBreakingForward {
   Sequences sequences{};
   StickBreakingParams params{};
   void check() const;
-  void check_limits(const Target& target) const;
+  void check_limits(const Target& target) const {
+    check_attention_heads(kName, q_THd, params.heads, target);
+  }
   AttentionScratch scratch(const Stream& s) const;
 };
 
@@ -81,7 +84,9 @@ struct StickBreakingBackward {
   Sequences sequences{};
   StickBreakingParams params{};
   void check() const;
-  void check_limits(const Target& target) const;
+  void check_limits(const Target& target) const {
+    check_attention_heads(kName, q_THd, params.heads, target);
+  }
   AttentionScratch scratch(const Stream& s) const;
 };
 
@@ -165,7 +170,7 @@ struct StickBreakingDecode {
   Tensor lengths_B;  // i32, the new token included
   StickBreakingParams params;
   void check() const;
-  void check_limits(const Target& target) const;
+  void check_limits(const Target&) const { check_decode_heads(kName, q_BHd, params.heads); }
   Buffer scratch(const Stream& s) const;
 };
 struct SoftmaxDecode {

@@ -1,6 +1,6 @@
 #include "ops/linear.h"
 
-#include "kernels/decode_sizes.h"
+#include "kernels/scratch_sizes.h"
 
 namespace sbtrain::ops {
 

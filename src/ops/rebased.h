@@ -45,9 +45,7 @@ struct RebasedForward {
   Sequences sequences{};
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target&) const {
-    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
-  }
+  void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
   RebasedScratch scratch(const Stream& s) const;
 };
 struct RebasedBackward {
@@ -58,9 +56,7 @@ struct RebasedBackward {
   Sequences sequences{};
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target&) const {
-    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
-  }
+  void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
   RebasedScratch scratch(const Stream& s) const;
 };
 
@@ -71,9 +67,7 @@ struct RebasedState {
   Tensor k_THf, v_THe;
   RebasedParams params;
   void check() const;
-  void check_limits(const Target&) const {
-    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
-  }
+  void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
   RebasedScratch scratch(const Stream& s) const;
 };
 
@@ -87,9 +81,7 @@ struct RebasedDecode {
   Tensor positions_B;
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target&) const {
-    check_rebased_heads(kName, q_BHf.cols() / params.heads, v_BHe.cols() / params.heads);
-  }
+  void check_limits(const Target&) const { check_rebased_heads(kName, q_BHf, v_BHe, params.heads); }
   kernels::RebasedDecode kernel() const {
     const auto features = static_cast<int>(q_BHf.cols() / params.heads);
     const auto values = static_cast<int>(v_BHe.cols() / params.heads);

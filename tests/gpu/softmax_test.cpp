@@ -245,6 +245,10 @@ OnDevice<std::byte> scratch_of(size_t bytes) {
   return OnDevice<std::byte>(std::vector<std::byte>(bytes, std::byte{0xff}));
 }
 
+Tensor bytes_of(const OnDevice<std::byte>& scratch, size_t bytes) {
+  return Tensor(scratch.data(), DType::kU8, {static_cast<int64_t>(bytes)});
+}
+
 void run_portable(const SoftmaxProblem& p) {
   const OnDevice<std::byte> scratch =
       scratch_of(kernels::softmax_backward_scratch_bytes(p.tokens, p.heads));
@@ -276,7 +280,7 @@ void run_hopper(const SoftmaxProblem& p, HopperPasses passes = HopperPasses::kBo
 void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministic) {
   const size_t forward = cudnn.bytes(p, false), backward = cudnn.bytes(p, true);
   const OnDevice<std::byte> scratch = scratch_of(std::max<size_t>({forward, backward, 256}));
-  const CudnnAttention::Workspace workspace{scratch.data(), std::max(forward, backward)};
+  const Tensor workspace = bytes_of(scratch, std::max(forward, backward));
   ASSERT_EQ(cudnn.run(nullptr, p, workspace, /*backward=*/false), "");
   ASSERT_EQ(cudnn.run(nullptr, p, workspace, /*backward=*/true), "");
   SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
@@ -311,7 +315,7 @@ class GpuSoftmax : public GpuTest {
     const bool deterministic = path != Path::kCudnnAnyOrder;
     if (path == Path::kCudnn || path == Path::kCudnnAnyOrder) {
       std::string why;
-      cudnn = CudnnAttention::open({.deterministic = deterministic}, &why);
+      cudnn = CudnnAttention::open(deterministic, &why);
       if (!cudnn) GTEST_SKIP() << why;
       std::printf("cuDNN %s\n", cudnn->version().c_str());
     }
@@ -446,7 +450,7 @@ TEST_F(GpuSoftmax, CudnnAnyOrder) {
 // The two passes may use different implementations, because lse has the same meaning in both.
 TEST_F(GpuSoftmax, PathsMix) {
   std::string why;
-  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open({}, &why);
+  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open(/*deterministic=*/true, &why);
   if (!cudnn) GTEST_SKIP() << why;
   SoftmaxCase x({.documents = kMixed});
   const auto run = [&](const SoftmaxProblem& p, bool cudnn_first) {
@@ -454,11 +458,11 @@ TEST_F(GpuSoftmax, PathsMix) {
                                    kernels::softmax_backward_scratch_bytes(p.tokens, p.heads)});
     const OnDevice<std::byte> scratch = scratch_of(bytes);
     if (cudnn_first) {
-      ASSERT_EQ(cudnn->run(nullptr, p, {scratch.data(), bytes}, /*backward=*/false), "");
+      ASSERT_EQ(cudnn->run(nullptr, p, bytes_of(scratch, bytes), /*backward=*/false), "");
       kernels::softmax_backward(nullptr, p, scratch.data());
     } else {
       kernels::softmax_forward(nullptr, p, scratch.data());
-      ASSERT_EQ(cudnn->run(nullptr, p, {scratch.data(), bytes}, /*backward=*/true), "");
+      ASSERT_EQ(cudnn->run(nullptr, p, bytes_of(scratch, bytes), /*backward=*/true), "");
     }
     SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
   };
@@ -471,7 +475,7 @@ TEST_F(GpuSoftmax, PathsMix) {
 // Too little scratch is a reason to choose another implementation, not an error.
 TEST_F(GpuSoftmax, CudnnSaysWhatItLacks) {
   std::string why;
-  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open({}, &why);
+  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open(/*deterministic=*/true, &why);
   if (!cudnn) GTEST_SKIP() << why;
   const SoftmaxCase x({.documents = kMixed});
   x.compute([&](const SoftmaxProblem& p) {

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "kernels/decode_sizes.h"
+#include "kernels/scratch_sizes.h"
 #include "ops/memory.h"
 
 namespace sbtrain::ops::cuda {

@@ -10,7 +10,7 @@
 
 namespace sbtrain::ops::cuda {
 
-std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options&, std::string* why) {
+std::unique_ptr<CudnnAttention> CudnnAttention::open(bool, std::string* why) {
   *why = "this build has no cuDNN: its frontend's headers or cudnn.h were not found";
   return nullptr;
 }
@@ -184,36 +184,36 @@ class Builder {
 
 class Loaded final : public CudnnAttention {
  public:
-  Loaded(const Options& options, cudnnHandle_t handle, int sm_version)
-      : options_(options), handle_(handle), sm_version_(sm_version) {}
+  Loaded(bool deterministic, cudnnHandle_t handle, int sm_version)
+      : deterministic_(deterministic), handle_(handle), sm_version_(sm_version) {}
   ~Loaded() override {
     plans_.clear();
     fe::detail::destroy_handle(handle_);
   }
 
   size_t bytes(const SoftmaxProblem& p, bool is_backward) override {
-    const Shape shape = Shape::of(p, is_backward, options_.deterministic);
+    const Shape shape = Shape::of(p, is_backward, deterministic_);
     const Plan& plan = plan_of(shape);
     return plan.graph ? own_bytes(shape) + plan.workspace : 0;
   }
 
-  std::string run(cudaStream_t stream, const SoftmaxProblem& p, Workspace workspace,
+  std::string run(cudaStream_t stream, const SoftmaxProblem& p, const Tensor& workspace,
                   bool is_backward) override {
     if (p.tokens == 0) return "";
     if (p.sequences > ops::kMaxCudnnDocuments) {
       return fmt::format("{} documents in one pack, more than {}", p.sequences,
                          ops::kMaxCudnnDocuments);
     }
-    const Shape shape = Shape::of(p, is_backward, options_.deterministic);
+    const Shape shape = Shape::of(p, is_backward, deterministic_);
     const Plan& plan = plan_of(shape);
     if (!plan.graph) return plan.why;
-    if (own_bytes(shape) + plan.workspace > workspace.bytes) {
+    if (own_bytes(shape) + plan.workspace > workspace.bytes()) {
       constexpr double kMiB = 1 << 20;
       return fmt::format(
           "cuDNN wants {:.1f} MiB of scratch for {} documents of up to {} tokens, "
           "{:.1f} are planned",
           (own_bytes(shape) + plan.workspace) / kMiB, p.sequences, p.max_seqlen,
-          workspace.bytes / kMiB);
+          workspace.bytes() / kMiB);
     }
 
     auto* const data = static_cast<std::byte*>(workspace.data);
@@ -280,7 +280,7 @@ class Loaded final : public CudnnAttention {
     return at->second;
   }
 
-  Options options_;
+  bool deterministic_;
   cudnnHandle_t handle_;
   int sm_version_;
   std::map<Shape, Plan> plans_;
@@ -299,7 +299,7 @@ SharedLibrary load_library() {
 
 }  // namespace
 
-std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options& options, std::string* why) {
+std::unique_ptr<CudnnAttention> CudnnAttention::open(bool deterministic, std::string* why) {
   why->clear();
   try {
     if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = load_library().handle();
@@ -325,7 +325,7 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options& options, std
       *why = fmt::format("cuDNN: {}", fe::detail::get_error_string(status));
       return nullptr;
     }
-    return std::make_unique<Loaded>(options, handle, major * 10 + minor);
+    return std::make_unique<Loaded>(deterministic, handle, major * 10 + minor);
   } catch (const std::exception& e) {
     *why = e.what();
     return nullptr;

@@ -1,7 +1,6 @@
 #include "kernels/decode.h"
 
-#include "ops/cuda/context.h"
-#include "ops/cuda/position_bias.h"
+#include "ops/cuda/attention.h"
 
 namespace sbtrain::ops::cuda {
 namespace {

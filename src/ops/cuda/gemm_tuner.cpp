@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <vector>
 
@@ -35,6 +36,28 @@ fs::path cache_file() {
   }
   const char* home = std::getenv("HOME");
   return home && *home ? fs::path(home) / ".cache" / "sbtrain" / kCacheName : fs::path();
+}
+
+std::string text_of_file(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Choices in the form of a file: a line for each, with a tab between key and algorithm.
+using Choices = std::map<std::string, std::string>;
+std::string text_of(const Choices& choices) {
+  std::string text;
+  for (const auto& [key, algorithm] : choices) text += fmt::format("{}\t{}\n", key, algorithm);
+  return text;
+}
+Choices choices_of(const std::string& text) {
+  Choices choices;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t tab = line.find('\t');
+    if (tab != std::string::npos) choices[line.substr(0, tab)] = line.substr(tab + 1);
+  }
+  return choices;
 }
 
 std::string to_hex(const cublasLtMatmulAlgo_t& algorithm) {
@@ -198,45 +221,28 @@ std::string GemmTuner::key(const GemmShape& s) const {
 void GemmTuner::open(const std::string& device) {
   device_ = fmt::format("{} cublasLt-{}", device, cublas_lt().GetVersion());
   std::replace(device_.begin(), device_.end(), ' ', '-');
-  std::ifstream file(cache_file());
-  std::ostringstream text;
-  text << file.rdbuf();
-  add(text.str());
+  add(text_of_file(cache_file()));
 }
 
 void GemmTuner::add(const std::string& text) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t tab = line.find('\t');
-    if (tab == std::string::npos) continue;
-    const std::string name = line.substr(0, tab);
-    if (name.compare(0, device_.size() + 1, device_ + " ") != 0) continue;
-    choices_[name] = line.substr(tab + 1);
+  for (const auto& [name, algorithm] : choices_of(text)) {
+    if (name.starts_with(device_ + " ")) choices_[name] = algorithm;
   }
   for (const auto& [shape, plan] : plans_) delete plan;  // made of earlier choices
   plans_.clear();
 }
 
 std::string GemmTuner::text() const {
-  std::string text;
-  for (const auto& [name, algorithm] : choices_) text += fmt::format("{}\t{}\n", name, algorithm);
-  return text;
+  return text_of(choices_);
 }
 
 void GemmTuner::save() const {
   const fs::path path = cache_file();
   if (!changed_ || path.empty()) return;
-  std::map<std::string, std::string> all;
-  std::ifstream before(path);
-  for (std::string line; std::getline(before, line);) {
-    const size_t tab = line.find('\t');
-    if (tab != std::string::npos) all[line.substr(0, tab)] = line.substr(tab + 1);
-  }
+  Choices all = choices_of(text_of_file(path));
   for (const auto& [name, algorithm] : choices_) all[name] = algorithm;
-  std::string content;
-  for (const auto& [name, algorithm] : all) content += fmt::format("{}\t{}\n", name, algorithm);
   try {
-    replace_file(path, content, {}, MissingFolders::kMakeAll);
+    replace_file(path, text_of(all), {}, MissingFolders::kMakeAll);
   } catch (const Error& e) {  // another process may be writing it, too
     log_debug("{}; matrix products are timed again at each start", e.what());
   }

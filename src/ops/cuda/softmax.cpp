@@ -5,15 +5,13 @@
 #include "core/log.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/cudnn_attention.h"
-#include "ops/cuda/position_bias.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
 
 // cuDNN for one stream.
 struct Cudnn : BackendContext {
-  explicit Cudnn(bool deterministic)
-      : attention(CudnnAttention::open({.deterministic = deterministic}, &why)) {}
+  explicit Cudnn(bool deterministic) : attention(CudnnAttention::open(deterministic, &why)) {}
   std::string why;  // why cuDNN is not available
   std::unique_ptr<CudnnAttention> attention;
 };
@@ -22,11 +20,6 @@ Cudnn& cudnn(const Stream& s) {
   Context& c = context(s);
   if (!c.attention) c.attention = std::make_unique<Cudnn>(s.deterministic());
   return static_cast<Cudnn&>(*c.attention);
-}
-
-CudnnAttention::Workspace workspace(const Buffer& scratch) {
-  const Tensor& t = scratch;
-  return {t.data, t.bytes()};
 }
 
 template <typename Op>
@@ -52,8 +45,7 @@ kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads
 // Returns an empty string if cuDNN computed the problem, else the reason why not. In the latter
 // case nothing has been written that the portable kernels do not overwrite.
 std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
-                     const AttentionChoice& choice, CudnnAttention::Workspace scratch,
-                     bool backward) {
+                     const AttentionChoice& choice, const Tensor& scratch, bool backward) {
   if (choice.implementation != Implementation::kCudnn) return choice.reason;
   Cudnn& library = cudnn(s);
   if (!library.attention) return library.why;
@@ -68,8 +60,7 @@ std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
 
 // Returns whether cuDNN computed the problem. Logs once for each op and shape which one runs.
 bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxProblem& p,
-                   const AttentionChoice& choice, CudnnAttention::Workspace scratch,
-                   bool backward) {
+                   const AttentionChoice& choice, const Tensor& scratch, bool backward) {
   const std::string why = by_cudnn(s, p, choice, scratch, backward);
   const bool window = p.window > 0;
   if (context(s).said.insert({op, p.heads, p.head_dim, window, why}).second) {
@@ -83,7 +74,7 @@ template <typename Op>
 void run_chosen(const Stream& s, const Op& op, const AttentionScratch& scratch) {
   constexpr bool kBackward = std::is_same_v<Op, SoftmaxBackward>;
   const kernels::SoftmaxProblem p = problem(op);
-  const CudnnAttention::Workspace space = workspace(scratch);
+  const Tensor& space = scratch.buffer;
   const bool hopper = scratch.choice.implementation == Implementation::kHopper;
   if (!hopper && done_by_cudnn(s, op.kName, p, scratch.choice, space, kBackward)) return;
   void* const scheduler = static_cast<std::byte*>(space.data) + scratch.choice.hopper_part;

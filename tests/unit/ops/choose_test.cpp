@@ -192,11 +192,16 @@ TEST(Limits, OfHeadsDependOnTheSharedMemory) {
     Target target = Backend::kCuda;
     target.sm = sm;
     const bool little = sm == 86 || sm == 89 || sm == 120;
-    EXPECT_NO_THROW(check_attention_head_dim("op", 128, target)) << sm;
+    EXPECT_NO_THROW(check_attention_heads("op", Tensor(nullptr, DType::kBF16, {1, 128}), 1, target))
+        << sm;
     if (little) {
-      EXPECT_THROW(check_attention_head_dim("op", 136, target), Error) << sm;
+      EXPECT_THROW(check_attention_heads("op", Tensor(nullptr, DType::kBF16, {1, 136}), 1, target),
+                   Error)
+          << sm;
     } else {
-      EXPECT_NO_THROW(check_attention_head_dim("op", 256, target)) << sm;
+      EXPECT_NO_THROW(
+          check_attention_heads("op", Tensor(nullptr, DType::kBF16, {1, 256}), 1, target))
+          << sm;
     }
   }
 }
