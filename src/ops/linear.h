@@ -7,7 +7,7 @@
 namespace sbtrain::ops {
 
 // y_TN = alpha * x_TK w_NK^T (+ residual_TN). x and y may have strided rows. Up to 64 rows, on the
-// CPU (cpu/skinny_gemm.h) as on CUDA (kernels/skinny_gemm.h), the bits of a row do not depend on
+// CPU (cpu/blas.h) as on CUDA (kernels/skinny_gemm.h), the bits of a row do not depend on
 // the others.
 struct Linear {
   static constexpr std::string_view kName = "linear";

@@ -17,7 +17,7 @@ namespace sbtrain {
 namespace {
 
 // Prompt tokens whose logits exist at once. Like the rows of a step, few enough that a row's logits
-// do not depend on the others (ops/cpu/skinny_gemm.h).
+// do not depend on the others (ops/cpu/blas.h).
 constexpr int64_t kPromptRows = 64;
 
 Buffer integers(Stream& s, int64_t n) {

@@ -25,7 +25,7 @@ struct DecodeOptions {
 };
 
 // The logits of a sequence do not depend on the other sequences, nor on its slot: they have the
-// same bits as if it ran alone, for up to 64 slots (ops/cpu/skinny_gemm.h, kernels/skinny_gemm.h).
+// same bits as if it ran alone, for up to 64 slots (ops/cpu/blas.h, kernels/skinny_gemm.h).
 class DecodeBatch {
  public:
   // Allocates the cache: `slots` sequences of at most `capacity` tokens each.

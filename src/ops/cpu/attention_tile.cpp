@@ -2,7 +2,6 @@
 
 #include "core/error.h"
 #include "ops/cpu/lanes.h"
-#include "ops/cpu/skinny_gemm.h"
 
 namespace sbtrain::ops::cpu {
 

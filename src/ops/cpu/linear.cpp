@@ -2,7 +2,6 @@
 
 #include "ops/activation.h"
 #include "ops/cpu/blas.h"
-#include "ops/cpu/skinny_gemm.h"
 #include "ops/cpu/token_sums.h"
 #include "ops/memory.h"
 #include "ops/norm.h"

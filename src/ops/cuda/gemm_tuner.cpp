@@ -208,9 +208,8 @@ struct GemmTuner::Plan {
   bool chosen = false;  // by timing, or read from a file
 };
 
-GemmTuner::~GemmTuner() {
-  for (const auto& [shape, plan] : plans_) delete plan;
-}
+GemmTuner::GemmTuner() = default;
+GemmTuner::~GemmTuner() = default;
 
 std::string GemmTuner::key(const GemmShape& s) const {
   return fmt::format("{} {}{}{}{} {}x{}x{} {},{},{},{} {}", device_, s.transpose_a ? 'T' : 'N',
@@ -228,8 +227,7 @@ void GemmTuner::add(const std::string& text) {
   for (const auto& [name, algorithm] : choices_of(text)) {
     if (name.starts_with(device_ + " ")) choices_[name] = algorithm;
   }
-  for (const auto& [shape, plan] : plans_) delete plan;  // made of earlier choices
-  plans_.clear();
+  plans_.clear();  // made of earlier choices
 }
 
 std::string GemmTuner::text() const {
@@ -250,7 +248,7 @@ void GemmTuner::save() const {
 
 GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
                                  size_t workspace_bytes) {
-  Plan*& plan = plans_[shape];
+  std::unique_ptr<Plan>& plan = plans_[shape];
   if (plan) return *plan;
   auto made = std::make_unique<Plan>(shape);
   cublasLtMatmulPreference_t preference = nullptr;
@@ -294,7 +292,7 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
         checked.workspaceSize <= workspace_bytes;
     if (made->chosen) made->algorithm = algorithm;
   }
-  plan = made.release();
+  plan = std::move(made);
   return *plan;
 }
 

@@ -7,6 +7,7 @@
 
 #include <compare>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "core/tensor.h"
@@ -37,9 +38,7 @@ struct GemmShape {
 
 class GemmTuner {
  public:
-  GemmTuner() = default;
-  GemmTuner(const GemmTuner&) = delete;
-  GemmTuner& operator=(const GemmTuner&) = delete;
+  GemmTuner();
   ~GemmTuner();
 
   // Reads the choices of this GPU from the cache on disk.
@@ -62,7 +61,7 @@ class GemmTuner {
                        const Tensor& workspace);
 
   std::string device_;
-  std::map<GemmShape, Plan*> plans_;
+  std::map<GemmShape, std::unique_ptr<Plan>> plans_;
   std::map<std::string, std::string> choices_;  // key -> algorithm, hexadecimal
   bool changed_ = false;
 };
