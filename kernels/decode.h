@@ -53,11 +53,9 @@ void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p);
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes);
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters);
 
-// Stick-breaking attention (arXiv 2410.17980), from the newest key to the oldest:
-//   beta_i = f_i sigmoid(scale q.k_i)   o = sum_i beta_i prod_{k>i} (1 - beta_k) v_i
-//   rem = prod_i (1 - beta_i)
-// The token's own key takes part only with attend_current. o += rem * its own value with
-// remainder_value, o += rem * remainder_bias where that is not null.
+// Stick-breaking attention (ops/attention.h). The token's own key takes part only with
+// attend_current. o += rem * its own value with remainder_value, o += rem * remainder_bias where
+// that is not null.
 struct StickBreakingDecode {
   Decode t;
   const float* gate_cache;     // f [batch, capacity, heads]; f = 1 if null

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/sequences.h"
+#include "kernels/attention/scratch_sizes.h"
 #include "kernels/attention/stickbreaking.h"
 #include "kernels/decode.h"
 #include "ops/limits.h"
@@ -107,7 +108,7 @@ enum class PositionBias : uint8_t {
   kFire,   // MLP(psi(j - i) / (psi(max(j, |m L0|)) + 1e-6))_h, psi(x) = log(|c| x + 1), and the MLP
            // is 1 -> 32 -> H with ReLU  (arXiv 2310.04418)
 };
-inline constexpr int kFireHidden = 32;
+inline constexpr int kFireHidden = kernels::kFireUnits;
 inline constexpr float kFireLength = 512.0f;  // L0
 inline constexpr float kFireEps = 1e-6f;
 
@@ -118,6 +119,10 @@ float alibi_slope(int heads, int head);
 // The tensors of FIRE: its parameters or, f32, their gradients. K = kFireHidden.
 struct FireTensors {
   Tensor c_1, m_1, w1_K, b1_K, w2_HK, b2_H;
+  operator kernels::FireParameters() const {  // NOLINT: as the kernels take them
+    return {c_1, m_1, w1_K, b1_K, w2_HK, b2_H};
+  }
+  operator kernels::FireGradients() const { return {c_1, m_1, w1_K, b1_K, w2_HK}; }  // NOLINT
 };
 struct SoftmaxBias {
   PositionBias kind = PositionBias::kNone;

@@ -40,7 +40,7 @@ fs::path cache_file() {
 
 std::string text_of_file(const fs::path& path) {
   std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
+  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 // Choices in the form of a file: a line for each, with a tab between key and algorithm.
