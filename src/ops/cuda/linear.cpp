@@ -68,34 +68,31 @@ void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& s
   if (op.swiglu) run(Cuda(), s, Swiglu{.y_TF = op.y_BN, .gate_up_T2F = y});
 }
 
-void run(Cuda, Stream& s, const LinearBackwardInput& op, const Buffer& workspace) {
-  gemm(s,
-       {.y = op.dx_TK,
-        .a = op.dy_TN,
-        .b = op.w_NK,
-        .alpha = op.alpha,
-        .beta = op.accumulate ? 1.0f : 0.0f},
-       workspace);
-}
-
-void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace) {
-  gemm(s,
-       {.y = op.dw_NK,
-        .a = op.dy_TN,
-        .b = op.x_TK,
-        .transpose_a = true,
-        .alpha = op.alpha,
-        .beta = op.accumulate ? 1.0f : 0.0f},
-       workspace);
-}
-
 void run(Cuda, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch) {
+  const auto weight = [&](const Buffer& workspace) {
+    gemm(s,
+         {.y = op.dw_NK,
+          .a = op.dy_TN,
+          .b = op.x_TK,
+          .transpose_a = true,
+          .alpha = op.alpha,
+          .beta = op.accumulate_dw ? 1.0f : 0.0f},
+         workspace);
+  };
+  const auto input = [&](const Buffer& workspace) {
+    gemm(s,
+         {.y = op.dx_TK,
+          .a = op.dy_TN,
+          .b = op.w_NK,
+          .alpha = op.alpha,
+          .beta = op.accumulate_dx ? 1.0f : 0.0f},
+         workspace);
+  };
+  if (!op.dx_TK.defined()) return weight(scratch.workspace);
+  if (!op.dw_NK.defined()) return input(scratch.workspace);
   const bool in_place = op.dx_TK.data == op.x_TK.data || op.dx_TK.data == op.dy_TN.data;
   const Buffer none;
-  run_both(
-      s, scratch.workspace, in_place ? none : scratch.second,
-      [&](const Buffer& workspace) { run(Cuda(), s, op.weight(), workspace); },
-      [&](const Buffer& workspace) { run(Cuda(), s, op.input(), workspace); });
+  run_both(s, scratch.workspace, in_place ? none : scratch.second, weight, input);
 }
 
 }  // namespace sbtrain::ops::cuda
