@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "kernels/scratch_sizes.h"
-#include "ops/choose.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -96,9 +95,6 @@ Buffer decode_scratch(const Stream& s, const Op& op) {
 void StickBreakingForward::check() const {
   check_stickbreaking(Check(kName), *this);
 }
-AttentionScratch StickBreakingForward::scratch(const Stream& s) const {
-  return plan<AttentionChoice>(s, *this);
-}
 
 void StickBreakingBackward::check() const {
   const Check c(kName);
@@ -107,9 +103,6 @@ void StickBreakingBackward::check() const {
   if (params.remainder == Remainder::kBias) {
     c.flat("dremainder_bias_Hd", dremainder_bias_Hd, q_THd.cols());
   }
-}
-AttentionScratch StickBreakingBackward::scratch(const Stream& s) const {
-  return plan<AttentionChoice>(s, *this, "stick-breaking states");
 }
 
 float alibi_slope(int heads, int head) {
@@ -125,9 +118,6 @@ void SoftmaxForward::check() const {
 void SoftmaxForward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
 }
-AttentionScratch SoftmaxForward::scratch(const Stream& s) const {
-  return plan<AttentionChoice>(s, *this);
-}
 
 void SoftmaxBackward::check() const {
   const Check c(kName);
@@ -136,9 +126,6 @@ void SoftmaxBackward::check() const {
 }
 void SoftmaxBackward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
-}
-AttentionScratch SoftmaxBackward::scratch(const Stream& s) const {
-  return plan<AttentionChoice>(s, *this);
 }
 
 void StickBreakingDecode::check() const {

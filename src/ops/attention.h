@@ -67,7 +67,7 @@ struct StickBreakingForward {
   void check_limits(const Target& target) const {
     check_attention_heads(kName, q_THd, params.heads, target);
   }
-  AttentionScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 
 // The forward pass saves O(T). On the CPU scratch is O(tile * max_seqlen) for each thread; on CUDA
@@ -88,7 +88,9 @@ struct StickBreakingBackward {
   void check_limits(const Target& target) const {
     check_attention_heads(kName, q_THd, params.heads, target);
   }
-  AttentionScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const {
+    return plan<AttentionChoice>(s, *this, "stick-breaking states");
+  }
 };
 
 // ---- Softmax attention --------------------------------------------------------------------------
@@ -139,7 +141,7 @@ struct SoftmaxForward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  AttentionScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 struct SoftmaxBackward {
   static constexpr std::string_view kName = "softmax_backward";
@@ -152,7 +154,7 @@ struct SoftmaxBackward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  AttentionScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 
 // ---- Decoding -----------------------------------------------------------------------------------

@@ -85,12 +85,4 @@ size_t cudnn_workspace_bytes(const SoftmaxShape& shape, int64_t heads, int64_t b
 // goes to the portable kernels if it needs more. Depends on nothing that changes from step to step.
 size_t cudnn_scratch_bytes(const SoftmaxShape& shape, int64_t heads);
 
-// ---- The scratch of an op -----------------------------------------------------------------------
-
-// What is chosen for an op of attention, and its scratch, which is called `name`: for the stream's
-// target, with the implementation that is forced on the stream, if any. On the CPU there is nothing
-// to choose.
-template <typename Choice, typename Op>
-Planned<Choice> plan(const Stream& s, const Op& op, std::string_view name = Op::kName);
-
 }  // namespace sbtrain::ops

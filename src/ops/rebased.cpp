@@ -1,7 +1,5 @@
-// Checks and scratch of Based and ReBased attention.
+// Checks of Based and ReBased attention.
 #include "ops/rebased.h"
-
-#include "ops/choose.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -27,9 +25,6 @@ int64_t rebased_state_rows(int64_t features, const RebasedParams& params) {
 void RebasedForward::check() const {
   check_pack(Check(kName), *this);
 }
-RebasedScratch RebasedForward::scratch(const Stream& s) const {
-  return plan<RebasedChoice>(s, *this, "rebased states");
-}
 
 void RebasedBackward::check() const {
   const Check c(kName);
@@ -39,18 +34,12 @@ void RebasedBackward::check() const {
   c.same("dv_THe", dv_THe, v_THe);
   c.same("do_THe", do_THe, v_THe);
 }
-RebasedScratch RebasedBackward::scratch(const Stream& s) const {
-  return plan<RebasedChoice>(s, *this);
-}
 
 void RebasedState::check() const {
   const Check c(kName);
   const int64_t f = c.heads("k_THf", k_THf, k_THf.rows(), params.heads);
   const int64_t e = c.heads("v_THe", v_THe, k_THf.rows(), params.heads);
   c.flat("state_Re", state_Re, params.heads * rebased_state_rows(f, params) * (e + 1));
-}
-RebasedScratch RebasedState::scratch(const Stream& s) const {
-  return plan<RebasedChoice>(s, *this, "rebased states");
 }
 
 void RebasedDecode::check() const {

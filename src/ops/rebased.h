@@ -46,7 +46,9 @@ struct RebasedForward {
   RebasedParams params{};
   void check() const;
   void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
-  RebasedScratch scratch(const Stream& s) const;
+  RebasedScratch scratch(const Stream& s) const {
+    return plan<RebasedChoice>(s, *this, "rebased states");
+  }
 };
 struct RebasedBackward {
   static constexpr std::string_view kName = "rebased_backward";
@@ -57,7 +59,7 @@ struct RebasedBackward {
   RebasedParams params{};
   void check() const;
   void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
-  RebasedScratch scratch(const Stream& s) const;
+  RebasedScratch scratch(const Stream& s) const { return plan<RebasedChoice>(s, *this); }
 };
 
 // state = the state after all tokens of one sequence.
@@ -68,7 +70,9 @@ struct RebasedState {
   RebasedParams params;
   void check() const;
   void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
-  RebasedScratch scratch(const Stream& s) const;
+  RebasedScratch scratch(const Stream& s) const {
+    return plan<RebasedChoice>(s, *this, "rebased states");
+  }
 };
 
 // One new token for each of B sequences: its key and value are first added to the state [B, H *
