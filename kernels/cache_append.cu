@@ -29,7 +29,7 @@ void append(cudaStream_t stream, const CacheAppend& p) {
 
 }  // namespace
 
-void cache_append(cudaStream_t stream, const CacheAppend& p) {
+void launch(cudaStream_t stream, const CacheAppend& p) {
   p.type == Type::kF32 ? append<float>(stream, p) : append<bf16>(stream, p);
 }
 

@@ -5,17 +5,13 @@
 
 namespace sbtrain::kernels {
 
-// loss [rows] f32 = lse - logit[target] (nats), 0 where target < 0. With dlogits, the gradient of
-// loss_weight * sum (loss + z_loss lse^2):
-//   dlogits [rows, vocab] bf16 = loss_weight * ((1 + 2 z_loss lse) softmax(logits) -
-//   onehot(target))
-// and zeros where target < 0. With hits, [rows] f32: 1 where the target's logit is larger than all
-// others, else 0. logits [rows, vocab] f32 and dlogits do not overlap; targets i32
-// below vocab: other values stop the kernel. Source: cross_entropy.cu.
+// What ops::CrossEntropy computes of logits [rows, vocab] f32: loss and hits [rows] f32, and the
+// gradient dlogits [rows, vocab] bf16, which does not overlap logits. Targets are i32 below vocab:
+// other values stop the kernel. Source: cross_entropy.cu.
 struct CrossEntropy {
   float* loss;
-  float* hits = nullptr;
-  Matrix<bf16> dlogits;  // may be null
+  float* hits = nullptr;  // may be null
+  Matrix<bf16> dlogits;   // may be null
   Matrix<const float> logits;
   const int32_t* targets;
   int64_t rows, vocab;

@@ -1,14 +1,9 @@
 // Attention of one new token for each sequence against its cache, and appending to the cache.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
 #include "kernels/attention/position_bias.h"
-#include "kernels/decode_sizes.h"
 #include "kernels/limits.h"
+#include "kernels/scratch_sizes.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
@@ -23,21 +18,19 @@ struct CacheAppend {
   const int32_t* positions;
   int64_t batch, capacity, cols;
 };
-void cache_append(cudaStream_t stream, const CacheAppend& p);
+void launch(cudaStream_t stream, const CacheAppend& p);
 
 // Row b of q attends to the keys [0, lengths[b]) of its cache; the last is the token itself.
 // o, q [batch, heads * head_dim] bf16; caches [batch, capacity, key_heads * head_dim] bf16,
 // contiguous, of which head h of q reads head h / (heads / key_heads); lengths i32 in
 // [1, capacity]: other values stop the kernel.
 struct Decode {
-  Matrix<__nv_bfloat16> o;
-  Matrix<const __nv_bfloat16> q;
+  Matrix<bf16> o;
+  Matrix<const bf16> q;
   // The token's own key and value [batch, key_heads * head_dim], which are written to the caches;
   // null: they are there.
-  Matrix<const __nv_bfloat16> k;
-  Matrix<const __nv_bfloat16> v;
-  __nv_bfloat16* k_cache;
-  __nv_bfloat16* v_cache;
+  Matrix<const bf16> k, v;
+  bf16 *k_cache, *v_cache;
   const int32_t* lengths;
   int64_t batch, capacity;
   int heads, key_heads, head_dim;
@@ -57,18 +50,16 @@ struct SoftmaxDecode {
 };
 void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p);
 // The same with a bias on the logits by the distance of query and key (ops/attention.h).
-void alibi_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes);
-void fire_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters);
+void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes);
+void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters);
 
-// Stick-breaking attention (arXiv 2410.17980), from the newest key to the oldest:
-//   beta_i = f_i sigmoid(scale q.k_i)   o = sum_i beta_i prod_{k>i} (1 - beta_k) v_i
-//   rem = prod_i (1 - beta_i)
-// The token's own key takes part only with attend_current. o += rem * its own value with
-// remainder_value, o += rem * remainder_bias where that is not null.
+// Stick-breaking attention (ops/attention.h). The token's own key takes part only with
+// attend_current. o += rem * its own value with remainder_value, o += rem * remainder_bias where
+// that is not null.
 struct StickBreakingDecode {
   Decode t;
-  const float* gate_cache;              // f [batch, capacity, heads]; f = 1 if null
-  const __nv_bfloat16* remainder_bias;  // [heads * head_dim], may be null
+  const float* gate_cache;     // f [batch, capacity, heads]; f = 1 if null
+  const bf16* remainder_bias;  // [heads * head_dim], may be null
   bool remainder_value;
   bool attend_current;
   float skip_epsilon;  // keys may be skipped where the stick is known to be shorter

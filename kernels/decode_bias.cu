@@ -57,11 +57,11 @@ struct FireBias {
 
 }  // namespace
 
-void alibi_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes) {
+void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p, const AlibiSlopes& slopes) {
   decode("alibi_decode", stream, Softmax<AlibiBias>{p, {slopes}});
 }
 
-void fire_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters) {
+void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParameters& parameters) {
   decode("fire_decode", stream, Softmax<FireBias>{p, {parameters}});
 }
 

@@ -2,8 +2,7 @@
 // bf16, dw f32; ids i32 in [0, vocab): other values stop the kernel. Source: embedding.cu.
 #pragma once
 
-#include <cstddef>
-
+#include "kernels/scratch_sizes.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
@@ -43,13 +42,12 @@ struct EmbeddingScratch {
 };
 
 constexpr EmbeddingScratch embedding_scratch(int64_t tokens, int64_t width) {
-  constexpr size_t kAlignment = 256;
   const auto count = static_cast<size_t>(tokens);
   const size_t chunks = (count + kEmbeddingChunk - 1) / kEmbeddingChunk;
   EmbeddingScratch s{};
   const auto take = [&](size_t bytes) {
     const size_t begin = s.bytes;
-    s.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    s.bytes += align_scratch(bytes);
     return begin;
   };
   s.indices = take(count * sizeof(int32_t));

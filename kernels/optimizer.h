@@ -56,9 +56,7 @@ struct SquaredNorms {
 };
 void launch(cudaStream_t stream, const SquaredNorms& p);
 
-// Computes all other numbers from the sums of all ranks, by the formulas of ops::FinishStep:
-// kGradScale = (clip / norm where clip > 0 and norm > clip, else 1) / n, where n is kValidTargets,
-// at least 1, and norm that of the mean's gradient, sqrt(kSquaredNorm) / n.
+// Computes all other numbers from the sums of all ranks, by the formulas of ops::FinishStep.
 struct FinishStep {
   double* stats;
   double clip, beta1, beta2;

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) argmax_kernel(const Argmax p) {
 
 }  // namespace
 
-void argmax(cudaStream_t stream, const Argmax& p) {
+void launch(cudaStream_t stream, const Argmax& p) {
   if (p.rows == 0) return;
   argmax_kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
   check_launch("argmax");

@@ -1,10 +1,6 @@
 // Drawing tokens from logits.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
@@ -16,6 +12,6 @@ struct Argmax {
   Matrix<const float> x;
   int64_t rows, vocab;
 };
-void argmax(cudaStream_t stream, const Argmax& p);
+void launch(cudaStream_t stream, const Argmax& p);
 
 }  // namespace sbtrain::kernels

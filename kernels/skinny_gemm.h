@@ -2,12 +2,7 @@
 // whole matrix for little arithmetic.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
-
-#include <cstdint>
-
-#include "kernels/decode_sizes.h"
+#include "kernels/scratch_sizes.h"
 #include "kernels/types.h"
 
 namespace sbtrain::kernels {
@@ -27,17 +22,16 @@ namespace sbtrain::kernels {
 struct SkinnyGemm {
   Type type;  // of y and residual
   Matrix<void> y;
-  Matrix<const __nv_bfloat16> x;
-  Matrix<const __nv_bfloat16> w;
+  Matrix<const bf16> x, w;
   Matrix<const void> residual;  // null: none; may be y
   int64_t rows, n, k;
   float alpha;
   // Begins before the kernel in front of it has ended (dependent_launch.cuh), and reads w and
   // norm_w then: no kernel since the last one that was launched plainly may have written them.
   bool early;
-  const __nv_bfloat16* norm_w = nullptr;  // [k]
+  const bf16* norm_w = nullptr;  // [k]
   float norm_eps = 0.0f;
-  Matrix<__nv_bfloat16> normed = {};  // scratch [rows, k] for the norm
+  Matrix<bf16> normed = {};  // scratch [rows, k] for the norm
   bool swiglu = false;
 };
 void skinny_gemm(cudaStream_t stream, const SkinnyGemm& p);

@@ -28,6 +28,11 @@ struct Matrix {
   T* data = nullptr;
   int64_t stride = 0;  // elements from row to row
   constexpr T* row(int64_t i) const { return data + i * stride; }
+  constexpr explicit operator bool() const { return data != nullptr; }
+  // The matrix that begins at element (row, column).
+  constexpr Matrix from(int64_t row, int64_t column) const {
+    return {data + row * stride + column, stride};
+  }
 };
 
 }  // namespace sbtrain::kernels

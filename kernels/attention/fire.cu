@@ -1,6 +1,5 @@
 #include "kernels/attention/launch_fire.cuh"
 #include "kernels/attention/launch_softmax.cuh"
-#include "kernels/attention/softmax_bias.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -12,16 +11,16 @@ static_assert(SoftmaxKeyShape<32>::kKeys == fire_block_keys(32) &&
 
 }  // namespace
 
-void fire_forward(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
-                  void* scratch) {
+void softmax_forward(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                     const FireParameters& x) {
   if (p.tokens == 0) return;
   const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, false);
   const FireScore score = prepare_fire("fire_forward", stream, p, x, s, false, scratch);
   launch_softmax_forward("fire_forward", stream, p, score);
 }
 
-void fire_backward(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
-                   const FireGradients& dx, void* scratch) {
+void softmax_backward(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                      const FireParameters& x, const FireGradients& dx) {
   if (p.tokens == 0) return;
   const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, true);
   const FireScore score = prepare_fire("fire_backward", stream, p, x, s, true, scratch);

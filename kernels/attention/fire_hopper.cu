@@ -1,6 +1,5 @@
 #include "kernels/attention/launch_fire.cuh"
 #include "kernels/attention/launch_softmax_hopper.cuh"
-#include "kernels/attention/softmax_hopper.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -11,8 +10,8 @@ static_assert(HopperSoftmaxKeyShape<32, FireScore>::kKeys == fire_block_keys(32)
 
 }  // namespace
 
-void fire_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
-                         void* scratch, void* scheduler) {
+void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                            void* scheduler, const FireParameters& x) {
   constexpr const char* kName = "fire_forward";
   if (p.tokens == 0) return;
   const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, false);
@@ -20,8 +19,8 @@ void fire_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const Fir
   launch_softmax_forward_hopper(kName, stream, p, score, scheduler);
 }
 
-void fire_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, const FireParameters& x,
-                          const FireGradients& dx, void* scratch, void* scheduler) {
+void softmax_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                             void* scheduler, const FireParameters& x, const FireGradients& dx) {
   constexpr const char* kName = "fire_backward";
   if (p.tokens == 0) return;
   const FireScratch s = fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, true);

@@ -9,10 +9,6 @@
 
 namespace sbtrain::kernels {
 
-constexpr size_t align_scratch(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 // ---- kernels/attention/softmax.h ----------------------------------------------------------------
 
 // rowsum(do * o) of every query and head, f32 [H, T].
@@ -41,7 +37,7 @@ constexpr size_t stickbreaking_hopper_backward_scratch_bytes(int64_t tokens, int
   return align_scratch(static_cast<size_t>(tokens * heads) * 4) + tile_scheduler_bytes(tokens);
 }
 
-// ---- kernels/attention/softmax_bias.h -----------------------------------------------------------
+// ---- FIRE (kernels/attention/softmax.h) ---------------------------------------------------------
 
 inline constexpr int kFireUnits = 32;
 // Tiles contain masked pairs too, whose distances lie up to this far beyond those of a document.

@@ -4,7 +4,7 @@
 
 namespace sbtrain::kernels {
 
-void softmax_forward(cudaStream_t stream, const SoftmaxProblem& p) {
+void softmax_forward(cudaStream_t stream, const SoftmaxProblem& p, void* /*scratch*/) {
   launch_softmax_forward("softmax_forward", stream, p, ScaledScore{p.scale * kLog2e});
 }
 

@@ -1,9 +1,11 @@
-// Softmax attention over packed documents (FlashAttention-2, arXiv 2307.08691) with mma.sync: any
-// GPU from sm_80 on, any head dimension up to 256 that is a multiple of 8. ops/attention.h says
-// what it computes.
+// Softmax attention over packed documents (FlashAttention-2, arXiv 2307.08691), without a bias or
+// with ALiBi or FIRE; ops/attention.h says what it computes. With mma.sync: any GPU from sm_80 on,
+// any head dimension up to 256 that is a multiple of 8. With wgmma and TMA (_hopper): compute
+// capability 9.0, heads of 32, 64 or 128 channels, packs of at least kHopperTokens tokens. Both
+// save the same, so either backward pass may follow either forward pass.
 #pragma once
 
-#include "kernels/types.h"
+#include "kernels/attention/position_bias.h"
 
 namespace sbtrain::kernels {
 
@@ -24,11 +26,33 @@ struct SoftmaxProblem {
   HeadRows dout{}, dq{}, dk{}, dv{};  // backward
 };
 
-// Writes o and lse.
-void softmax_forward(cudaStream_t stream, const SoftmaxProblem& problem);
+// Writes o and lse. `scratch` has the bytes of fire_scratch with FIRE (scratch_sizes.h), else none.
+// `scheduler` is scratch of tile_scheduler_bytes. At most kMaxAlibiHeads heads with ALiBi.
+void softmax_forward(cudaStream_t stream, const SoftmaxProblem& p, void* scratch);
+void softmax_forward(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                     const AlibiSlopes& slopes);
+void softmax_forward(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                     const FireParameters& fire);
+void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                            void* scheduler);
+void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                            void* scheduler, const AlibiSlopes& slopes);
+void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                            void* scheduler, const FireParameters& fire);
 
-// Writes dq, dk and dv, the same bits on every run. `scratch` has softmax_backward_scratch_bytes
-// (scratch_sizes.h).
-void softmax_backward(cudaStream_t stream, const SoftmaxProblem& problem, void* scratch);
+// Writes dq, dk and dv, and adds to FIRE's gradients, the same bits on every run. `scratch` has the
+// bytes of fire_scratch with FIRE, else softmax_backward_scratch_bytes.
+void softmax_backward(cudaStream_t stream, const SoftmaxProblem& p, void* scratch);
+void softmax_backward(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                      const AlibiSlopes& slopes);
+void softmax_backward(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                      const FireParameters& fire, const FireGradients& gradients);
+void softmax_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                             void* scheduler);
+void softmax_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                             void* scheduler, const AlibiSlopes& slopes);
+void softmax_backward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scratch,
+                             void* scheduler, const FireParameters& fire,
+                             const FireGradients& gradients);
 
 }  // namespace sbtrain::kernels

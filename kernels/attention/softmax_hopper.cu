@@ -1,10 +1,10 @@
 #include "kernels/attention/launch_softmax_hopper.cuh"
 #include "kernels/attention/score_scaled.cuh"
-#include "kernels/attention/softmax_hopper.h"
 
 namespace sbtrain::kernels {
 
-void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* scheduler) {
+void softmax_forward_hopper(cudaStream_t stream, const SoftmaxProblem& p, void* /*scratch*/,
+                            void* scheduler) {
   launch_softmax_forward_hopper("softmax_forward", stream, p, ScaledScore{p.scale * kLog2e},
                                 scheduler);
 }

@@ -1,6 +1,6 @@
 // Stick-breaking attention (arXiv 2410.17980, equations 1-4) over packed documents with mma.sync:
 // any GPU from sm_80 on, any head dimension up to 256 that is a multiple of 8. ops/attention.h says
-// what it computes, docs/attention.md how.
+// what it computes, docs/developers/kernels.md how.
 #pragma once
 
 #include "kernels/attention/softmax.h"

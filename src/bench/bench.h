@@ -10,7 +10,7 @@
 #include "core/memory.h"
 #include "job/control.h"
 #include "job/launch.h"
-#include "ops/trace.h"
+#include "ops/stream_control.h"
 #include "parallel/communicator.h"
 #include "train/run_config.h"
 

@@ -4,9 +4,9 @@
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "core/error.h"
-#include "ops/host_wait.h"
 #include "ops/linear.h"
 #include "ops/memory.h"
+#include "ops/stream_control.h"
 #include "parallel/make_communicator.h"
 #include "parallel/network.h"
 
@@ -38,7 +38,7 @@ class CollectivesBench {
         compute_(memory_),
         communication_(memory_, "communication", StreamPriority::kHigh) {
     for (Stream* s : {&compute_, &communication_}) {
-      ops::check_after_waits(*s, [&control] { control.check(); });
+      ops::control(*s).check_after_waits([&control] { control.check(); });
     }
     if (backend_ == Backend::kCuda) prepare_products();
   }

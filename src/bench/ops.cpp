@@ -249,20 +249,20 @@ class OpsBench {
                                    .residual = with_residual ? x[3].tensor() : Tensor()});
         });
     bound_by_arithmetic(
-        name + " backward input", "linear_backward_input", flops,
+        name + " backward input", "linear_backward", flops,
         [&] {
           return tensors(real({T_, K}), real({T_, N}), random_.normal(real_, {N, K}, 0.02f));
         },
         [&](const Tensors& x) {
-          ops::run(s_, ops::LinearBackwardInput{.dx_TK = x[0], .dy_TN = x[1], .w_NK = x[2]});
+          ops::run(s_, ops::LinearBackward{.dx_TK = x[0], .dy_TN = x[1], .w_NK = x[2]});
         });
     bound_by_arithmetic(
-        name + " backward weight", "linear_backward_weight", flops,
+        name + " backward weight", "linear_backward", flops,
         [&] {
           return tensors(f32({N, K}), real({T_, N}), real({T_, K}));
         },
         [&](const Tensors& x) {
-          ops::run(s_, ops::LinearBackwardWeight{.dw_NK = x[0], .dy_TN = x[1], .x_TK = x[2]});
+          ops::run(s_, ops::LinearBackward{.dw_NK = x[0], .dy_TN = x[1], .x_TK = x[2]});
         });
   }
 

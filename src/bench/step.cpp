@@ -174,7 +174,7 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
     if (options.trace && n == profiled - 1) {
       std::vector<ops::Traced> traced = {{&stream, &computed}};
       if (communication) traced.push_back({communication, &communicated});
-      ops::trace(traced);
+      ops::control(stream).trace(traced);
     }
     run_step();
   }

@@ -6,6 +6,7 @@
 #include "core/memory_check.h"
 #include "core/philox.h"
 #include "ops/memory.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain {
 namespace {
@@ -108,7 +109,7 @@ Rotation::Rotation(const std::function<Tensors()>& make) {
 }
 
 bool is_matrix_product(std::string_view op) {
-  return op == "linear" || op.starts_with("linear_backward");
+  return op == "linear" || op == "linear_backward";
 }
 
 OpProfile profile_of(Stream& s, int64_t repeats, const std::function<void(int64_t)>& call) {

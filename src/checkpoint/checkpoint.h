@@ -8,7 +8,8 @@
 //   <run>/checkpoints/latest                                          "step-00000100"
 //
 // A rank stores flat ranges of each tensor's logical elements, so that any number of ranks can read
-// what any other number wrote. docs/checkpoints.md describes format and protocol.
+// what any other number wrote. docs/checkpoints.md describes the format, and
+// docs/developers/checkpoints.md the protocol.
 #pragma once
 
 #include <atomic>

@@ -9,7 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
 #include "core/error.h"
-#include "core/hub.h"
+#include "core/hugging_face_name.h"
 #include "core/log.h"
 
 namespace sbtrain {
@@ -267,7 +267,7 @@ CheckpointReader open_checkpoint(const fs::path& path, const UseCheckpoint& use,
          path.string(),
          fs::exists(path / "config.json", unreadable)
              ? "; `sbtrain import` turns a Hugging Face folder into a run"
-             : hub_hint(path));
+             : hugging_face_hint(path));
   }
   return std::move(*newest);
 }

@@ -3,7 +3,10 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 
+#include <functional>
 #include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
 namespace sbtrain {
@@ -96,6 +99,16 @@ void set_log_level(LogLevel level) {
 
 void log_line(LogLevel level, std::string_view text) {
   spdlog::default_logger_raw()->log(to_spdlog(level), text);
+}
+
+void log_line_once(LogLevel level, std::string_view text) {
+  static std::mutex mutex;
+  static std::set<std::string, std::less<>> said;
+  {
+    const std::lock_guard lock(mutex);
+    if (!said.emplace(text).second) return;
+  }
+  log_line(level, text);
 }
 
 }  // namespace sbtrain

@@ -49,6 +49,8 @@ LogLevel log_level();
 void set_log_level(LogLevel level);
 
 void log_line(LogLevel level, std::string_view text);
+// The same for the first line of this text in the process; later ones are left out.
+void log_line_once(LogLevel level, std::string_view text);
 
 template <typename... Args>
 void log_debug(fmt::format_string<Args...> format, Args&&... args) {
@@ -58,6 +60,10 @@ void log_debug(fmt::format_string<Args...> format, Args&&... args) {
 template <typename... Args>
 void log_info(fmt::format_string<Args...> format, Args&&... args) {
   log_line(LogLevel::kInfo, fmt::format(format, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void log_info_once(fmt::format_string<Args...> format, Args&&... args) {
+  log_line_once(LogLevel::kInfo, fmt::format(format, std::forward<Args>(args)...));
 }
 template <typename... Args>
 void log_warning(fmt::format_string<Args...> format, Args&&... args) {

@@ -20,8 +20,16 @@ SharedLibrary::SharedLibrary(std::string name, std::initializer_list<const char*
   fail(ExitCode::kConfig, "cannot load {} ({}): {}", name_, reason, advice_);
 }
 
+void SharedLibrary::unload() {
+  dlclose(std::exchange(handle_, nullptr));
+}
+
+void* SharedLibrary::address_or_null(const char* name) const {
+  return dlsym(handle_, name);
+}
+
 void* SharedLibrary::address(const char* name) const {
-  void* found = dlsym(handle_, name);
+  void* found = address_or_null(name);
   if (found == nullptr) fail(ExitCode::kConfig, "{} has no {}: {}", name_, name, advice_);
   return found;
 }

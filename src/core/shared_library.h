@@ -7,7 +7,7 @@
 
 namespace sbtrain {
 
-// It stays loaded until the process ends.
+// It stays loaded until the process ends, unless it is unloaded.
 class SharedLibrary {
  public:
   // Loads the first of `paths` that can be loaded. Throws ExitCode::kConfig, with the loader's
@@ -20,9 +20,21 @@ class SharedLibrary {
   void find(Function*& function, const char* name) const {
     function = reinterpret_cast<Function*>(address(name));
   }
+  // The same, but null if the library has none.
+  template <typename Function>
+  void find_if_there(Function*& function, const char* name) const {
+    function = reinterpret_cast<Function*>(address_or_null(name));
+  }
+
+  // What dlopen() has returned, for code that looks for functions itself.
+  void* handle() const { return handle_; }
+
+  // Its functions must not be called afterwards.
+  void unload();
 
  private:
   void* address(const char* name) const;
+  void* address_or_null(const char* name) const;
 
   std::string name_, advice_;
   void* handle_ = nullptr;

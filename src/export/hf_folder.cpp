@@ -11,7 +11,7 @@
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
 #include "core/files.h"
-#include "core/hub.h"
+#include "core/hugging_face_name.h"
 #include "export/float_format.h"
 #include "tokenizer/tokenizer.h"
 
@@ -94,7 +94,7 @@ HfFolder::HfFolder(fs::path folder) : folder_(std::move(folder)) {
   const fs::path path = folder_ / kConfig;
   json hf;
   try {
-    hf = read_json(path, ExitCode::kConfig, hub_hint(folder_));
+    hf = read_json(path, ExitCode::kConfig, hugging_face_hint(folder_));
   } catch (const Error& error) {
     throw Error(ExitCode::kConfig, error.what());
   }

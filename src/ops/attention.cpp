@@ -4,18 +4,10 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/decode_sizes.h"
-#include "ops/choose.h"
-#include "ops/cpu/attention.h"
-#include "ops/limits.h"
+#include "kernels/scratch_sizes.h"
 
 namespace sbtrain::ops {
 namespace {
-
-template <typename Op>
-int64_t head_dim(const Op& op) {
-  return op.q_THd.cols() / op.params.heads;
-}
 
 // The checks that all passes over a pack share.
 template <typename Op>
@@ -64,7 +56,7 @@ void check_softmax(const Check& c, const Op& op) {
 
 template <typename Op>
 void check_softmax_limits(const Op& op, const Target& target) {
-  check_attention_head_dim(Op::kName, head_dim(op), target);
+  check_attention_heads(Op::kName, op.q_THd, op.params.heads, target);
   if (op.bias.kind == PositionBias::kAlibi) check_alibi_heads(Op::kName, op.params.heads);
 }
 
@@ -98,26 +90,10 @@ Buffer decode_scratch(const Stream& s, const Op& op) {
   return s.scratch("parts of keys", DType::kF32, {floats});
 }
 
-// What is chosen for a GPU, and its scratch.
-template <typename Op>
-auto plan(const Stream& s, const Op& op, std::string_view name = Op::kName) {
-  Planned<decltype(choose(op, s))> planned{choose(op, s), {}};
-  const auto floats = static_cast<int64_t>(planned.choice.bytes / sizeof(float));
-  if (floats > 0) planned.buffer = s.scratch(name, DType::kF32, {floats});
-  return planned;
-}
-
 }  // namespace
 
 void StickBreakingForward::check() const {
   check_stickbreaking(Check(kName), *this);
-}
-void StickBreakingForward::check_limits(const Target& target) const {
-  check_attention_head_dim(kName, head_dim(*this), target);
-}
-StickBreakingScratch StickBreakingForward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return plan(s, *this);
-  return {{}, cpu::stickbreaking_forward_scratch(s, head_dim(*this))};
 }
 
 void StickBreakingBackward::check() const {
@@ -127,13 +103,6 @@ void StickBreakingBackward::check() const {
   if (params.remainder == Remainder::kBias) {
     c.flat("dremainder_bias_Hd", dremainder_bias_Hd, q_THd.cols());
   }
-}
-void StickBreakingBackward::check_limits(const Target& target) const {
-  check_attention_head_dim(kName, head_dim(*this), target);
-}
-StickBreakingScratch StickBreakingBackward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return plan(s, *this, "stick-breaking states");
-  return {{}, cpu::stickbreaking_backward_scratch(s, head_dim(*this), sequences.max_seqlen)};
 }
 
 float alibi_slope(int heads, int head) {
@@ -149,10 +118,6 @@ void SoftmaxForward::check() const {
 void SoftmaxForward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
 }
-SoftmaxScratch SoftmaxForward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return plan(s, *this);
-  return {{}, cpu::softmax_forward_scratch(s, head_dim(*this))};
-}
 
 void SoftmaxBackward::check() const {
   const Check c(kName);
@@ -161,10 +126,6 @@ void SoftmaxBackward::check() const {
 }
 void SoftmaxBackward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
-}
-SoftmaxScratch SoftmaxBackward::scratch(const Stream& s) const {
-  if (on_cuda(s)) return plan(s, *this);
-  return {{}, cpu::softmax_backward_scratch(s, head_dim(*this))};
 }
 
 void StickBreakingDecode::check() const {
@@ -177,10 +138,6 @@ void StickBreakingDecode::check() const {
     c.flat("remainder_bias_Hd", remainder_bias_Hd, q_BHd.cols());
   }
 }
-void StickBreakingDecode::check_limits(const Target& /*target*/) const {
-  check_decode_head_dim(kName, q_BHd.cols() / params.heads);
-}
-
 Buffer StickBreakingDecode::scratch(const Stream& s) const {
   return decode_scratch(s, *this);
 }
@@ -191,7 +148,7 @@ void SoftmaxDecode::check() const {
   if (bias.kind == PositionBias::kFire) check_fire(c, bias.fire, params.heads);
 }
 void SoftmaxDecode::check_limits(const Target& /*target*/) const {
-  check_decode_head_dim(kName, q_BHd.cols() / params.heads);
+  check_decode_heads(kName, q_BHd, params.heads);
   if (bias.kind == PositionBias::kAlibi) check_alibi_heads(kName, params.heads);
 }
 

@@ -4,7 +4,10 @@
 #include <string>
 
 #include "core/sequences.h"
+#include "kernels/attention/scratch_sizes.h"
 #include "kernels/attention/stickbreaking.h"
+#include "kernels/decode.h"
+#include "ops/limits.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
@@ -16,6 +19,16 @@ enum class Implementation : uint8_t {
 };
 // "portable", "cudnn", "hopper".
 std::string_view implementation_name(Implementation implementation);
+
+struct AttentionChoice {
+  Implementation implementation = Implementation::kPortable;
+  std::string reason{};    // why it is not the kernels for Hopper, or not cuDNN
+  int64_t heads = 0;       // computed at a time: by cuDNN, and backward by stick-breaking attention
+  int64_t blocks = 0;      // stick-breaking, backward: key blocks that a row can see
+  size_t hopper_part = 0;  // where the part of the scratch begins that the kernels for Hopper add
+  size_t bytes = 0;        // scratch, enough for the portable kernels too
+};
+using AttentionScratch = Planned<AttentionChoice>;
 
 // ---- Stick-breaking attention -----------------------------------------------------------------
 //
@@ -40,17 +53,6 @@ struct StickBreakingParams {
 // that the tile reads.
 inline constexpr int kStickBreakingTile = 64;
 
-struct StickBreakingChoice {
-  Implementation implementation = Implementation::kPortable;
-  std::string reason{};  // why it is not the kernels for Hopper
-  int64_t blocks = 0;    // backward: key blocks that a row can see
-  int64_t heads = 0;     // backward: in one group
-  size_t states = 0;     // bytes at the beginning of the scratch: the states of one group, and then
-                         // the sums for the gradient of a learned remainder
-  size_t bytes = 0;      // scratch
-};
-using StickBreakingScratch = Planned<StickBreakingChoice>;
-
 struct StickBreakingForward {
   static constexpr std::string_view kName = "stickbreaking_forward";
   Tensor o_THd;
@@ -62,8 +64,10 @@ struct StickBreakingForward {
   Sequences sequences{};
   StickBreakingParams params{};
   void check() const;
-  void check_limits(const Target& target) const;
-  StickBreakingScratch scratch(const Stream& s) const;
+  void check_limits(const Target& target) const {
+    check_attention_heads(kName, q_THd, params.heads, target);
+  }
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 
 // The forward pass saves O(T). On the CPU scratch is O(tile * max_seqlen) for each thread; on CUDA
@@ -81,8 +85,12 @@ struct StickBreakingBackward {
   Sequences sequences{};
   StickBreakingParams params{};
   void check() const;
-  void check_limits(const Target& target) const;
-  StickBreakingScratch scratch(const Stream& s) const;
+  void check_limits(const Target& target) const {
+    check_attention_heads(kName, q_THd, params.heads, target);
+  }
+  AttentionScratch scratch(const Stream& s) const {
+    return plan<AttentionChoice>(s, *this, "stick-breaking states");
+  }
 };
 
 // ---- Softmax attention --------------------------------------------------------------------------
@@ -102,7 +110,7 @@ enum class PositionBias : uint8_t {
   kFire,   // MLP(psi(j - i) / (psi(max(j, |m L0|)) + 1e-6))_h, psi(x) = log(|c| x + 1), and the MLP
            // is 1 -> 32 -> H with ReLU  (arXiv 2310.04418)
 };
-inline constexpr int kFireHidden = 32;
+inline constexpr int kFireHidden = kernels::kFireUnits;
 inline constexpr float kFireLength = 512.0f;  // L0
 inline constexpr float kFireEps = 1e-6f;
 
@@ -113,20 +121,15 @@ float alibi_slope(int heads, int head);
 // The tensors of FIRE: its parameters or, f32, their gradients. K = kFireHidden.
 struct FireTensors {
   Tensor c_1, m_1, w1_K, b1_K, w2_HK, b2_H;
+  operator kernels::FireParameters() const {  // NOLINT: as the kernels take them
+    return {c_1, m_1, w1_K, b1_K, w2_HK, b2_H};
+  }
+  operator kernels::FireGradients() const { return {c_1, m_1, w1_K, b1_K, w2_HK}; }  // NOLINT
 };
 struct SoftmaxBias {
   PositionBias kind = PositionBias::kNone;
   FireTensors fire{};  // with kFire
 };
-
-struct SoftmaxChoice {
-  Implementation implementation = Implementation::kPortable;
-  std::string reason{};  // why it is not cuDNN
-  int64_t heads = 0;     // heads that cuDNN computes at a time
-  size_t queue = 0;      // kHopper: where in the scratch the queue of tiles begins
-  size_t bytes = 0;      // scratch, enough for the portable kernels too
-};
-using SoftmaxScratch = Planned<SoftmaxChoice>;
 
 struct SoftmaxForward {
   static constexpr std::string_view kName = "softmax_forward";
@@ -138,7 +141,7 @@ struct SoftmaxForward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  SoftmaxScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 struct SoftmaxBackward {
   static constexpr std::string_view kName = "softmax_backward";
@@ -151,7 +154,7 @@ struct SoftmaxBackward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  SoftmaxScratch scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 
 // ---- Decoding -----------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ struct StickBreakingDecode {
   Tensor lengths_B;  // i32, the new token included
   StickBreakingParams params;
   void check() const;
-  void check_limits(const Target& target) const;
+  void check_limits(const Target&) const { check_decode_heads(kName, q_BHd, params.heads); }
   Buffer scratch(const Stream& s) const;
 };
 struct SoftmaxDecode {
@@ -198,6 +201,10 @@ struct CacheAppend {
   Tensor cache_BCN;
   Tensor x_BN, positions_B;
   void check() const;
+  kernels::CacheAppend kernel() const {
+    const auto& [batch, capacity, cols, none] = cache_BCN.shape;
+    return {cache_BCN.dtype, cache_BCN.data, x_BN, positions_B, batch, capacity, cols};
+  }
 };
 
 namespace cpu {
@@ -208,15 +215,21 @@ void run(Cpu, Stream& s, const SoftmaxForward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const SoftmaxBackward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const CacheAppend& op);
+
+// Their scratch depends only on the threads, head_dim and max_seqlen, never on the documents of a
+// pack.
+Buffer scratch(const Stream& s, const StickBreakingForward& op);
+Buffer scratch(const Stream& s, const StickBreakingBackward& op);
+Buffer scratch(const Stream& s, const SoftmaxForward& op);
+Buffer scratch(const Stream& s, const SoftmaxBackward& op);
 }  // namespace cpu
 namespace cuda {
-void run(Cuda, Stream& s, const StickBreakingForward& op, const StickBreakingScratch& scratch);
-void run(Cuda, Stream& s, const StickBreakingBackward& op, const StickBreakingScratch& scratch);
+void run(Cuda, Stream& s, const StickBreakingForward& op, const AttentionScratch& scratch);
+void run(Cuda, Stream& s, const StickBreakingBackward& op, const AttentionScratch& scratch);
 void run(Cuda, Stream& s, const StickBreakingDecode& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const SoftmaxForward& op, const SoftmaxScratch& scratch);
-void run(Cuda, Stream& s, const SoftmaxBackward& op, const SoftmaxScratch& scratch);
+void run(Cuda, Stream& s, const SoftmaxForward& op, const AttentionScratch& scratch);
+void run(Cuda, Stream& s, const SoftmaxBackward& op, const AttentionScratch& scratch);
 void run(Cuda, Stream& s, const SoftmaxDecode& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const CacheAppend& op);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

@@ -2,14 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <mutex>
-#include <set>
+#include <type_traits>
 
 #include "core/build_options.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "kernels/attention/rebased_index.h"
-#include "kernels/attention/scratch_sizes.h"
 #include "kernels/limits.h"
 
 namespace sbtrain::ops {
@@ -64,17 +62,6 @@ size_t portable_scratch_bytes(const SoftmaxShape& x) {
   return x.backward ? kernels::softmax_backward_scratch_bytes(x.tokens, x.heads) : 0;
 }
 
-template <typename Op>
-SoftmaxShape softmax_shape(const Op& op, const Stream& s) {
-  return {.bias = op.bias.kind,
-          .tokens = op.q_THd.rows(),
-          .heads = op.params.heads,
-          .head_dim = op.q_THd.cols() / op.params.heads,
-          .max_seqlen = op.sequences.max_seqlen,
-          .window = op.params.window,
-          .deterministic = s.deterministic()};
-}
-
 // Whether `forced` names the implementation. A name that no implementation has is a usage error.
 bool forces(std::string_view forced, Implementation implementation) {
   if (!forced.empty() && forced != implementation_name(Implementation::kPortable) &&
@@ -88,14 +75,10 @@ bool forces(std::string_view forced, Implementation implementation) {
 
 // Says once for each architecture after Hopper that it has no attention kernels of its own.
 void say_that_none_is_its_own(const Target& target) {
-  static std::mutex mutex;
-  static std::set<int> said;
-  const std::lock_guard lock(mutex);
-  if (target.sm < 90 || !said.insert(target.sm).second) return;
-  log_info(
+  if (target.sm < 90) return;
+  log_info_once(
       "attention runs on the portable kernels and cuDNN: those for Hopper need wgmma, which a GPU "
-      "of "
-      "compute capability {}.{} lacks",
+      "of compute capability {}.{} lacks",
       target.sm / 10, target.sm % 10);
 }
 
@@ -138,26 +121,14 @@ bool fastest_on_hopper(const SoftmaxShape& x) {
   return x.head_dim == 64 && x.window == 0 && x.max_seqlen <= 8192;
 }
 
-// Whether softmax attention runs on the kernels for Hopper. Throws if it has to and cannot.
-bool takes_hopper(const SoftmaxShape& x, const Target& target, std::string_view forced) {
-  const std::string why_not = why_not_hopper(x, target);
-  if (!forces(forced, Implementation::kHopper)) {
-    return forced.empty() && why_not.empty() && fastest_on_hopper(x);
+// The same, but throws if they are asked for and cannot.
+template <typename Shape>
+std::string why_not_hopper(const Shape& x, const Target& target, std::string_view forced) {
+  std::string why = why_not_hopper(x, target);
+  if (!why.empty() && forces(forced, Implementation::kHopper)) {
+    fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", why);
   }
-  if (!why_not.empty()) {
-    fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", why_not);
-  }
-  return true;
-}
-
-template <typename Op>
-StickBreakingShape stickbreaking_shape(const Op& op) {
-  return {.tokens = op.q_THd.rows(),
-          .heads = op.params.heads,
-          .head_dim = op.q_THd.cols() / op.params.heads,
-          .max_seqlen = op.sequences.max_seqlen,
-          .gated = op.gate_TH.defined(),
-          .learned_remainder = op.params.remainder == Remainder::kBias};
+  return why;
 }
 
 }  // namespace
@@ -196,12 +167,13 @@ size_t cudnn_scratch_bytes(const SoftmaxShape& x, int64_t heads) {
          cudnn_workspace_bytes(x, heads, batch);
 }
 
-SoftmaxChoice choose(const SoftmaxShape& x, const Target& target, std::string_view forced) {
-  SoftmaxChoice choice{.bytes = portable_scratch_bytes(x)};
-  if (takes_hopper(x, target, forced)) {
+AttentionChoice choose(const SoftmaxShape& x, const Target& target, std::string_view forced) {
+  AttentionChoice choice{.bytes = portable_scratch_bytes(x)};
+  const bool can = why_not_hopper(x, target, forced).empty();
+  if (can && (forced.empty() ? fastest_on_hopper(x) : forces(forced, Implementation::kHopper))) {
     choice.implementation = Implementation::kHopper;
     choice.reason = forced.empty() ? "they are faster" : "they are asked for";
-    choice.queue = choice.bytes;
+    choice.hopper_part = choice.bytes;
     choice.bytes += kernels::tile_scheduler_bytes(x.tokens);
     return choice;
   }
@@ -221,90 +193,109 @@ SoftmaxChoice choose(const SoftmaxShape& x, const Target& target, std::string_vi
   return choice;
 }
 
-SoftmaxChoice choose(const SoftmaxForward& op, const Stream& s) {
-  return choose(softmax_shape(op, s), s.target(), s.implementation());
-}
-
-SoftmaxChoice choose(const SoftmaxBackward& op, const Stream& s) {
-  SoftmaxShape shape = softmax_shape(op, s);
-  shape.backward = true;
-  shape.dq_stride = op.dq_THd.row_stride;
-  return choose(shape, s.target(), s.implementation());
-}
-
-StickBreakingChoice choose(const StickBreakingShape& x, const Target& target,
-                           std::string_view forced) {
+AttentionChoice choose(const StickBreakingShape& x, const Target& target, std::string_view forced) {
   if (forces(forced, Implementation::kCudnn)) {
     fail(ExitCode::kUsage, "cudnn is asked for, but it has no stick-breaking attention");
   }
-  StickBreakingChoice choice;
+  AttentionChoice choice;
   if (x.backward) {
     choice.blocks = (x.max_seqlen + 126) / 64 + 2;
     const int64_t head_bytes = x.tokens * choice.blocks * 8;
     choice.heads = heads_at_a_time(x.heads, head_bytes);
-    choice.states = kernels::align_scratch(static_cast<size_t>(choice.heads * head_bytes));
+    choice.bytes = align_scratch(static_cast<size_t>(choice.heads * head_bytes));
     if (x.learned_remainder) {
-      choice.states =
-          std::max(choice.states, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
+      choice.bytes =
+          std::max(choice.bytes, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
     }
-    choice.bytes = choice.states;
   }
   if (forces(forced, Implementation::kPortable)) {
     choice.reason = "the portable ones are asked for";
     return choice;
   }
-  choice.reason = why_not_hopper(x, target);
-  if (!choice.reason.empty()) {
-    if (forces(forced, Implementation::kHopper)) {
-      fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", choice.reason);
-    }
-    return choice;
-  }
+  choice.reason = why_not_hopper(x, target, forced);
+  if (!choice.reason.empty()) return choice;
   choice.implementation = Implementation::kHopper;
+  choice.hopper_part = choice.bytes;
   choice.bytes += x.backward
                       ? kernels::stickbreaking_hopper_backward_scratch_bytes(x.tokens, choice.heads)
                       : kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
   return choice;
 }
 
-StickBreakingChoice choose(const StickBreakingForward& op, const Stream& s) {
-  return choose(stickbreaking_shape(op), s.target(), s.implementation());
-}
-
-StickBreakingChoice choose(const StickBreakingBackward& op, const Stream& s) {
-  StickBreakingShape shape = stickbreaking_shape(op);
-  shape.backward = true;
-  return choose(shape, s.target(), s.implementation());
-}
-
 namespace {
 
 template <typename Op>
-RebasedChoice choose_rebased(const Op& op, int64_t max_seqlen) {
+SoftmaxShape softmax_shape(const Op& op, const Stream& s) {
+  SoftmaxShape shape{.bias = op.bias.kind,
+                     .tokens = op.q_THd.rows(),
+                     .heads = op.params.heads,
+                     .head_dim = op.q_THd.cols() / op.params.heads,
+                     .max_seqlen = op.sequences.max_seqlen,
+                     .window = op.params.window,
+                     .deterministic = s.deterministic()};
+  if constexpr (requires { op.dq_THd; }) {
+    shape.backward = true;
+    shape.dq_stride = op.dq_THd.row_stride;
+  }
+  return shape;
+}
+
+template <typename Op>
+StickBreakingShape stickbreaking_shape(const Op& op) {
+  return {.backward = std::is_same_v<Op, StickBreakingBackward>,
+          .tokens = op.q_THd.rows(),
+          .heads = op.params.heads,
+          .head_dim = op.q_THd.cols() / op.params.heads,
+          .max_seqlen = op.sequences.max_seqlen,
+          .gated = op.gate_TH.defined(),
+          .learned_remainder = op.params.remainder == Remainder::kBias};
+}
+
+// The scratch has the states of all chunks for a group of heads, and in the backward pass
+// rowsum(do * o) of every query and head. RebasedState is always chunked.
+template <typename Op>
+RebasedChoice choose_rebased(const Op& op) {
   const int64_t heads = op.params.heads;
   const int64_t e = op.v_THe.cols() / heads;
-  RebasedChoice choice;
-  choice.chunked = !op.params.quadratic && max_seqlen > rebased_pairs(e);
+  RebasedChoice choice{.chunked = true};
+  if constexpr (requires { op.sequences; }) {
+    choice.chunked = !op.params.quadratic && op.sequences.max_seqlen > rebased_pairs(e);
+  }
   choice.state = rebased_state_rows(op.k_THf.cols() / heads, op.params) * (e + 1);
-  choice.heads =
-      heads_at_a_time(heads, kernels::rebased_chunks(op.k_THf.rows()) * choice.state * 4);
+  const int64_t chunks = kernels::rebased_chunks(op.k_THf.rows());
+  choice.heads = heads_at_a_time(heads, chunks * choice.state * 4);
+  int64_t floats = choice.chunked ? chunks * choice.heads * choice.state : 0;
+  if constexpr (requires { op.do_THe; }) floats += heads * op.q_THf.rows();
+  choice.bytes = static_cast<size_t>(floats) * sizeof(float);
   return choice;
 }
 
 }  // namespace
 
-RebasedChoice choose(const RebasedForward& op, const Stream& /*s*/) {
-  return choose_rebased(op, op.sequences.max_seqlen);
+template <typename Choice, typename Op>
+Planned<Choice> plan(const Stream& s, const Op& op, std::string_view name) {
+  if (!on_cuda(s)) return {{}, cpu::scratch(s, op)};
+  Planned<Choice> planned;
+  if constexpr (std::is_same_v<Choice, RebasedChoice>) {
+    planned.choice = choose_rebased(op);
+  } else if constexpr (requires { op.bias; }) {
+    planned.choice = choose(softmax_shape(op, s), s.target(), s.implementation());
+  } else {
+    planned.choice = choose(stickbreaking_shape(op), s.target(), s.implementation());
+  }
+  const auto floats = static_cast<int64_t>(planned.choice.bytes / sizeof(float));
+  if (floats > 0) planned.buffer = s.scratch(name, DType::kF32, {floats});
+  return planned;
 }
 
-RebasedChoice choose(const RebasedBackward& op, const Stream& /*s*/) {
-  return choose_rebased(op, op.sequences.max_seqlen);
-}
-
-RebasedChoice choose(const RebasedState& op, const Stream& /*s*/) {
-  RebasedChoice choice = choose_rebased(op, 0);
-  choice.chunked = true;
-  return choice;
-}
+template AttentionScratch plan(const Stream& s, const SoftmaxForward& op, std::string_view name);
+template AttentionScratch plan(const Stream& s, const SoftmaxBackward& op, std::string_view name);
+template AttentionScratch plan(const Stream& s, const StickBreakingForward& op,
+                               std::string_view name);
+template AttentionScratch plan(const Stream& s, const StickBreakingBackward& op,
+                               std::string_view name);
+template RebasedScratch plan(const Stream& s, const RebasedForward& op, std::string_view name);
+template RebasedScratch plan(const Stream& s, const RebasedBackward& op, std::string_view name);
+template RebasedScratch plan(const Stream& s, const RebasedState& op, std::string_view name);
 
 }  // namespace sbtrain::ops

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/target.h"
+#include "kernels/attention/scratch_sizes.h"
 #include "ops/attention.h"
 #include "ops/rebased.h"
 
@@ -24,10 +25,8 @@ struct SoftmaxShape {
 };
 // `forced` is the name of an implementation, or empty. Throws ExitCode::kUsage if it is neither, or
 // if that implementation cannot compute the problem.
-SoftmaxChoice choose(const SoftmaxShape& shape, const Target& target, std::string_view forced = {});
-// The same for the stream's target, with the implementation that is forced on the stream, if any.
-SoftmaxChoice choose(const SoftmaxForward& op, const Stream& s);
-SoftmaxChoice choose(const SoftmaxBackward& op, const Stream& s);
+AttentionChoice choose(const SoftmaxShape& shape, const Target& target,
+                       std::string_view forced = {});
 
 // ---- Stick-breaking attention -------------------------------------------------------------------
 
@@ -42,10 +41,8 @@ struct StickBreakingShape {
   bool learned_remainder = false;
 };
 // `forced` as above.
-StickBreakingChoice choose(const StickBreakingShape& shape, const Target& target,
-                           std::string_view forced = {});
-StickBreakingChoice choose(const StickBreakingForward& op, const Stream& s);
-StickBreakingChoice choose(const StickBreakingBackward& op, const Stream& s);
+AttentionChoice choose(const StickBreakingShape& shape, const Target& target,
+                       std::string_view forced = {});
 
 // ---- Based and ReBased --------------------------------------------------------------------------
 
@@ -58,15 +55,9 @@ constexpr int64_t rebased_pairs(int64_t e) {
   return e < 64 ? 1024 : 2048;
 }
 
-RebasedChoice choose(const RebasedForward& op, const Stream& s);
-RebasedChoice choose(const RebasedBackward& op, const Stream& s);
-RebasedChoice choose(const RebasedState& op, const Stream& s);  // always chunked
-
 // ---- Scratch of cuDNN ---------------------------------------------------------------------------
 
-constexpr size_t align_scratch(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
+using kernels::align_scratch;
 
 // Packs of more documents than this go to the portable kernels.
 inline constexpr int64_t kMaxCudnnDocuments = 4096;

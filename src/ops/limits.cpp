@@ -42,7 +42,8 @@ void check_rope_head_dim(std::string_view op, int64_t head_dim) {
   check_head_dim(op, head_dim, 2 * kernels::kMaxRopeFrequencies);
 }
 
-void check_attention_head_dim(std::string_view op, int64_t head_dim, const Target& target) {
+void check_attention_heads(std::string_view op, const Tensor& q, int heads, const Target& target) {
+  const int64_t head_dim = q.cols() / heads;
   check_head_dim(
       op, head_dim,
       little_shared_memory(target) ? kernels::kSmallHeadDim : kernels::kMaxAttentionHeadDim);
@@ -53,8 +54,8 @@ void check_attention_head_dim(std::string_view op, int64_t head_dim, const Targe
        op, head_dim);
 }
 
-void check_decode_head_dim(std::string_view op, int64_t head_dim) {
-  check_head_dim(op, head_dim, kernels::kMaxDecodeHeadDim);
+void check_decode_heads(std::string_view op, const Tensor& q, int heads) {
+  check_head_dim(op, q.cols() / heads, kernels::kMaxDecodeHeadDim);
 }
 
 void check_alibi_heads(std::string_view op, int64_t heads) {
@@ -64,7 +65,8 @@ void check_alibi_heads(std::string_view op, int64_t heads) {
        kernels::kMaxAlibiHeads);
 }
 
-void check_rebased_heads(std::string_view op, int64_t features, int64_t values) {
+void check_rebased_heads(std::string_view op, const Tensor& k, const Tensor& v, int heads) {
+  const int64_t features = k.cols() / heads, values = v.cols() / heads;
   if (features <= kernels::kMaxRebasedFeatures && values <= kernels::kMaxRebasedValues) return;
   fail(ExitCode::kConfig,
        "{} on CUDA: heads have {} features (model.attention.feature_dim) and {} values "

@@ -6,16 +6,18 @@
 #include <string_view>
 
 #include "core/target.h"
+#include "core/tensor.h"
 
 namespace sbtrain::ops {
 
 void check_norm_width(std::string_view op, int64_t width);
 void check_norm_head_dim(std::string_view op, int64_t head_dim);
 void check_rope_head_dim(std::string_view op, int64_t head_dim);
-void check_attention_head_dim(std::string_view op, int64_t head_dim, const Target& target);
-void check_decode_head_dim(std::string_view op, int64_t head_dim);
+// Of queries, in a pack or in a step of decoding.
+void check_attention_heads(std::string_view op, const Tensor& q, int heads, const Target& target);
+void check_decode_heads(std::string_view op, const Tensor& q, int heads);
 void check_alibi_heads(std::string_view op, int64_t heads);
-// Features and values of a head of Based or ReBased.
-void check_rebased_heads(std::string_view op, int64_t features, int64_t values);
+// Keys and values of Based or ReBased.
+void check_rebased_heads(std::string_view op, const Tensor& k, const Tensor& v, int heads);
 
 }  // namespace sbtrain::ops

@@ -7,7 +7,7 @@
 namespace sbtrain::ops {
 
 // y_TN = alpha * x_TK w_NK^T (+ residual_TN). x and y may have strided rows. Up to 64 rows, on the
-// CPU (cpu/skinny_gemm.h) as on CUDA (kernels/skinny_gemm.h), the bits of a row do not depend on
+// CPU (cpu/blas.h) as on CUDA (kernels/skinny_gemm.h), the bits of a row do not depend on
 // the others.
 struct Linear {
   static constexpr std::string_view kName = "linear";
@@ -56,73 +56,53 @@ struct DecodeLinear {
       fail(ExitCode::kInternal, "{}: there is no residual with swiglu", kName);
     }
   }
-  Scratch scratch(const Stream& s) const;
-};
-
-// dx_TK = alpha * dy_TN w_NK, or += with accumulate.
-struct LinearBackwardInput {
-  static constexpr std::string_view kName = "linear_backward_input";
-  Tensor dx_TK;
-  Tensor dy_TN, w_NK;
-  float alpha = 1.0f;
-  bool accumulate = false;
-  void check() const {
-    const Check c(kName);
-    c.matrix("dx_TK", dx_TK, dy_TN.rows(), w_NK.cols());
-    c.matrix("dy_TN", dy_TN, dx_TK.rows(), w_NK.rows());
-    c.matrix("w_NK", w_NK);
+  Scratch scratch(const Stream& s) const {
+    const auto buffer = [&](std::string_view name, int64_t cols) {
+      return s.scratch(name, s.memory().compute_dtype(), {y_BN.rows(), cols});
+    };
+    Scratch scratch;
+    if (norm_K.defined()) scratch.normed_BK = buffer("normed", x_BK.cols());
+    if (on_cuda(s) && y_BN.rows() <= kernels::kSkinnyRows) return scratch;
+    scratch.workspace = linear_workspace(s);
+    if (swiglu) scratch.gate_up_B2N = buffer("gate_up", products());
+    return scratch;
   }
-  Buffer scratch(const Stream& s) const { return linear_workspace(s); }
 };
 
-// dw_NK += alpha * dy_TN^T x_TK, or = without accumulate.
-struct LinearBackwardWeight {
-  static constexpr std::string_view kName = "linear_backward_weight";
-  Tensor dw_NK;
-  Tensor dy_TN, x_TK;
-  float alpha = 1.0f;
-  bool accumulate = true;
-  void check() const {
-    const Check c(kName);
-    c.matrix("dw_NK", dw_NK, dy_TN.cols(), x_TK.cols());
-    c.matrix("dy_TN", dy_TN, x_TK.rows(), dw_NK.rows());
-    c.matrix("x_TK", x_TK);
-  }
-  Buffer scratch(const Stream& s) const { return linear_workspace(s); }
-};
-
-// Both of these, which do not depend on each other:
+// The gradients of such a product, of which one may be left out:
 //   dw_NK += alpha * dy_TN^T x_TK,  dx_TK = alpha * dy_TN w_NK,
-// with dw = without accumulate_dw and dx += with accumulate_dx. On CUDA, products that are too
-// small to fill a GPU run at the same time while the stream is recorded (core/graph.h), with the
-// bits of one after the other.
+// with dw = without accumulate_dw and dx += with accumulate_dx. They do not depend on each other:
+// on CUDA, products that are too small to fill a GPU run at the same time while the stream is
+// recorded (core/graph.h), with the bits of one after the other.
 struct LinearBackward {
   static constexpr std::string_view kName = "linear_backward";
   struct Scratch {
     Buffer workspace;
     Buffer second;  // for products at the same time; none where that does not pay
   };
-  Tensor dx_TK, dw_NK;
-  Tensor dy_TN, x_TK, w_NK;
+  Tensor dx_TK{}, dw_NK{};
+  Tensor dy_TN;
+  Tensor x_TK{};  // with dw_NK
+  Tensor w_NK{};  // with dx_TK
   float alpha = 1.0f;
   bool accumulate_dx = false;
   bool accumulate_dw = true;
-  LinearBackwardInput input() const {
-    return {
-        .dx_TK = dx_TK, .dy_TN = dy_TN, .w_NK = w_NK, .alpha = alpha, .accumulate = accumulate_dx};
-  }
-  LinearBackwardWeight weight() const {
-    return {
-        .dw_NK = dw_NK, .dy_TN = dy_TN, .x_TK = x_TK, .alpha = alpha, .accumulate = accumulate_dw};
-  }
-  // Whether one of the products leaves most multiprocessors idle.
+  // Whether there are two, which leave most multiprocessors idle.
   bool small() const {
     constexpr int64_t kSmall = int64_t{1} << 28;  // multiplications and additions
-    return dy_TN.rows() * dy_TN.cols() * w_NK.cols() < kSmall;
+    return dx_TK.defined() && dw_NK.defined() && dy_TN.rows() * dy_TN.cols() * w_NK.cols() < kSmall;
   }
   void check() const {
-    input().check();
-    weight().check();
+    const Check c(kName);
+    c.matrix("dy_TN", dy_TN);
+    if (dx_TK.defined()) {
+      c.matrix("w_NK", w_NK, dy_TN.cols(), w_NK.cols());
+      c.matrix("dx_TK", dx_TK, dy_TN.rows(), w_NK.cols());
+    }
+    if (dw_NK.defined()) {
+      c.matrix("x_TK", x_TK, dy_TN.rows(), x_TK.cols());
+      c.matrix("dw_NK", dw_NK, dy_TN.cols(), x_TK.cols());
+    }
   }
   Scratch scratch(const Stream& s) const {
     return {linear_workspace(s), small() ? linear_workspace(s) : Buffer()};
@@ -157,8 +137,6 @@ struct BiasBackward {
 namespace cpu {
 void run(Cpu, Stream& s, const Linear& op, const Buffer& workspace);
 void run(Cpu, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch);
-void run(Cpu, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
-void run(Cpu, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
 void run(Cpu, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch);
 void run(Cpu, Stream& s, const AddBias& op);
 void run(Cpu, Stream& s, const BiasBackward& op, const Buffer& scratch);
@@ -166,8 +144,6 @@ void run(Cpu, Stream& s, const BiasBackward& op, const Buffer& scratch);
 namespace cuda {
 void run(Cuda, Stream& s, const Linear& op, const Buffer& workspace);
 void run(Cuda, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& scratch);
-void run(Cuda, Stream& s, const LinearBackwardInput& op, const Buffer& workspace);
-void run(Cuda, Stream& s, const LinearBackwardWeight& op, const Buffer& workspace);
 void run(Cuda, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch);
 }  // namespace cuda
 

@@ -1,10 +1,6 @@
 // Filling, copying and adding tensors, and copies between host and device.
 #pragma once
 
-#include <memory>
-#include <span>
-#include <string>
-
 #include "kernels/memory.h"
 #include "ops/op.h"
 
@@ -100,40 +96,6 @@ struct Synchronize {
   void check() const {}
 };
 
-// Stream::wait, timed like an op: the time of "await" is how long the stream stood idle.
-void await(Stream& s, const Event& event);
-
-// Between these two calls, ops that can run in several ways time them and keep the fastest; what
-// they write is undefined. `known` holds the choices of an earlier run on such a device, which are
-// kept. end_tuning() returns all choices known now ("" on backends where ops run in one way only)
-// and, if told to remember them, keeps them for later programs. Ranks that time the same ops may
-// choose differently, so only the one whose choices they all use may remember its own.
-void begin_tuning(Stream& s, const std::string& known);
-std::string end_tuning(Stream& s, bool remember = true);
-// Ops on the stream use these choices, as end_tuning() returned them, perhaps to another rank.
-void set_choices(Stream& s, const std::string& choices);
-
-// Copies a small device tensor to the host. The stream continues meanwhile; the host waits only
-// when it calls wait().
-class HostRead {
- public:
-  HostRead(Stream& s, const Tensor& x);  // x is f64
-  ~HostRead();
-  HostRead(HostRead&&) noexcept;
-  HostRead& operator=(HostRead&&) noexcept;
-  std::span<const double> wait();
-  bool ready() const;  // wait() would return at once
-
-  struct Impl {  // implemented by the backend
-    virtual ~Impl() = default;
-    virtual std::span<const double> wait() = 0;
-    virtual bool ready() const = 0;
-  };
-
- private:
-  std::unique_ptr<Impl> impl_;
-};
-
 namespace cpu {
 void run(Cpu, Stream& s, const Fill& op);
 void run(Cpu, Stream& s, const Copy& op);
@@ -151,11 +113,6 @@ void run(Cuda, Stream& s, const FetchFromHost& op);
 void run(Cuda, Stream& s, const CopyToHost& op);
 void run(Cuda, Stream& s, const StartCopyToHost& op);
 void run(Cuda, Stream& s, const Synchronize& op);
-
-std::unique_ptr<HostRead::Impl> start_host_read(Stream& s, const Tensor& x);
-// Choices made by timing, see gemm_tuner.h.
-void add_choices(Stream& s, const std::string& known);
-std::string end_tuning(Stream& s, bool remember);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

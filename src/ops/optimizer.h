@@ -59,8 +59,9 @@ double sum(Stream& s, const Tensor& x);
 
 // Computes all other numbers of the step from its sums over all ranks (the first kSummedStats), and
 // counts the update if it is to be applied. The gradients are those of the sum of the losses;
-// kGradScale makes them those of the mean over the valid targets, whose norm is clipped. clip <= 0
-// does not clip.
+// kGradScale = (clip / norm where clip > 0 and norm > clip, else 1) / n makes them those of the
+// mean over the valid targets, of which there are n, at least 1, with norm = sqrt(kSquaredNorm) /
+// n.
 //
 // A step is skipped, kApply = 0, if its loss or squared norm is not finite, or if its loss x per
 // target is a spike. With the count n, mean m and variance v of the losses of applied steps and the

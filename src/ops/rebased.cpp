@@ -1,9 +1,5 @@
-// Checks and scratch of Based and ReBased attention.
+// Checks of Based and ReBased attention.
 #include "ops/rebased.h"
-
-#include "kernels/attention/rebased_index.h"
-#include "ops/choose.h"
-#include "ops/cpu/attention.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -19,22 +15,6 @@ void check_pack(const Check& c, const Op& op) {
   c.documents(op.sequences, tokens);
 }
 
-// The states that are chosen for a GPU, and `more` floats after them.
-template <typename Op>
-RebasedScratch plan(const Stream& s, const Op& op, std::string_view name, int64_t more = 0) {
-  const int64_t heads = op.params.heads;
-  if (!on_cuda(s)) {
-    return {{},
-            cpu::rebased_scratch(s, op.k_THf.cols() / heads, op.v_THe.cols() / heads, op.params)};
-  }
-  RebasedScratch scratch{choose(op, s), {}};
-  const RebasedChoice& choice = scratch.choice;
-  const int64_t chunks = choice.chunked ? kernels::rebased_chunks(op.k_THf.rows()) : 0;
-  const int64_t floats = chunks * choice.heads * choice.state + more;
-  if (floats > 0) scratch.buffer = s.scratch(name, DType::kF32, {floats});
-  return scratch;
-}
-
 }  // namespace
 
 int64_t rebased_state_rows(int64_t features, const RebasedParams& params) {
@@ -45,9 +25,6 @@ int64_t rebased_state_rows(int64_t features, const RebasedParams& params) {
 void RebasedForward::check() const {
   check_pack(Check(kName), *this);
 }
-RebasedScratch RebasedForward::scratch(const Stream& s) const {
-  return plan(s, *this, "rebased states");
-}
 
 void RebasedBackward::check() const {
   const Check c(kName);
@@ -57,19 +34,12 @@ void RebasedBackward::check() const {
   c.same("dv_THe", dv_THe, v_THe);
   c.same("do_THe", do_THe, v_THe);
 }
-// Holds the states and rowsum(do * o) of every query and head.
-RebasedScratch RebasedBackward::scratch(const Stream& s) const {
-  return plan(s, *this, kName, params.heads * q_THf.rows());
-}
 
 void RebasedState::check() const {
   const Check c(kName);
   const int64_t f = c.heads("k_THf", k_THf, k_THf.rows(), params.heads);
   const int64_t e = c.heads("v_THe", v_THe, k_THf.rows(), params.heads);
   c.flat("state_Re", state_Re, params.heads * rebased_state_rows(f, params) * (e + 1));
-}
-RebasedScratch RebasedState::scratch(const Stream& s) const {
-  return plan(s, *this, "rebased states");
 }
 
 void RebasedDecode::check() const {

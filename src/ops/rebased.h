@@ -31,6 +31,7 @@ struct RebasedChoice {
   bool chunked = false;  // keeps the states of all chunks for a group of heads; else all pairs
   int64_t heads = 0;     // in one group
   int64_t state = 0;     // floats of one head
+  size_t bytes = 0;      // scratch
 };
 using RebasedScratch = Planned<RebasedChoice>;
 
@@ -44,10 +45,10 @@ struct RebasedForward {
   Sequences sequences{};
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target&) const {
-    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
+  void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
+  RebasedScratch scratch(const Stream& s) const {
+    return plan<RebasedChoice>(s, *this, "rebased states");
   }
-  RebasedScratch scratch(const Stream& s) const;
 };
 struct RebasedBackward {
   static constexpr std::string_view kName = "rebased_backward";
@@ -57,10 +58,8 @@ struct RebasedBackward {
   Sequences sequences{};
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target&) const {
-    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
-  }
-  RebasedScratch scratch(const Stream& s) const;
+  void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
+  RebasedScratch scratch(const Stream& s) const { return plan<RebasedChoice>(s, *this); }
 };
 
 // state = the state after all tokens of one sequence.
@@ -70,10 +69,10 @@ struct RebasedState {
   Tensor k_THf, v_THe;
   RebasedParams params;
   void check() const;
-  void check_limits(const Target&) const {
-    check_rebased_heads(kName, k_THf.cols() / params.heads, v_THe.cols() / params.heads);
+  void check_limits(const Target&) const { check_rebased_heads(kName, k_THf, v_THe, params.heads); }
+  RebasedScratch scratch(const Stream& s) const {
+    return plan<RebasedChoice>(s, *this, "rebased states");
   }
-  RebasedScratch scratch(const Stream& s) const;
 };
 
 // One new token for each of B sequences: its key and value are first added to the state [B, H *
@@ -86,9 +85,7 @@ struct RebasedDecode {
   Tensor positions_B;
   RebasedParams params{};
   void check() const;
-  void check_limits(const Target&) const {
-    check_rebased_heads(kName, q_BHf.cols() / params.heads, v_BHe.cols() / params.heads);
-  }
+  void check_limits(const Target&) const { check_rebased_heads(kName, q_BHf, v_BHe, params.heads); }
   kernels::RebasedDecode kernel() const {
     const auto features = static_cast<int>(q_BHf.cols() / params.heads);
     const auto values = static_cast<int>(v_BHe.cols() / params.heads);
@@ -102,6 +99,11 @@ void run(Cpu, Stream& s, const RebasedForward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const RebasedBackward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const RebasedState& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const RebasedDecode& op);
+
+// The same for all three: what either pass takes for each thread.
+Buffer scratch(const Stream& s, const RebasedForward& op);
+Buffer scratch(const Stream& s, const RebasedBackward& op);
+Buffer scratch(const Stream& s, const RebasedState& op);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const RebasedForward& op, const RebasedScratch& scratch);

@@ -52,8 +52,6 @@ template void run(Stream& s, const Initialize& op);
 
 template void run(Stream& s, const Linear& op);
 template void run(Stream& s, const DecodeLinear& op);
-template void run(Stream& s, const LinearBackwardInput& op);
-template void run(Stream& s, const LinearBackwardWeight& op);
 template void run(Stream& s, const LinearBackward& op);
 template void run(Stream& s, const AddBias& op);
 template void run(Stream& s, const BiasBackward& op);

@@ -2,12 +2,13 @@
 // library.
 #pragma once
 
+#include <tuple>
+
 #include "core/build_options.h"
 #include "core/error.h"
-#include "core/op_profile.h"
 #include "core/stream.h"
-#include "ops/cuda/timer.h"
 #include "ops/op.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain::ops {
 
@@ -25,14 +26,6 @@ void run(Cuda, Stream& s, const Op& op, const Scratch&... scratch) {
 }
 }  // namespace cuda
 
-template <typename Op>
-concept TakesScratch = requires(const Op& op, const Stream& s) {
-  op.scratch(s);
-};
-template <typename Op>
-concept HasLimits = requires(const Op& op, const Target& target) {
-  op.check_limits(target);
-};
 template <typename Op, typename Tag>
 concept RunsOn = requires(const Op& op, Stream& s) {
   run(Tag(), s, op);
@@ -41,25 +34,13 @@ concept RunsOn = requires(const Op& op, Stream& s) {
   run(Tag(), s, op, op.scratch(s));
 };
 
-// Runs the op on the backend `Tag`, with the scratch that take_scratch() returned.
-template <typename Tag, typename Op, typename Scratch>
-void run_with(Stream& s, const Op& op, const Scratch& scratch) {
-  if constexpr (!RunsOn<Op, Tag>) {
-    fail(ExitCode::kInternal, "{}: {} has no such op", Op::kName, backend_name(s.backend()));
-  } else if constexpr (TakesScratch<Op>) {
-    run(Tag(), s, op, scratch);
-  } else {
-    run(Tag(), s, op);
-  }
-}
-
-struct NoScratch {};
+// The op's scratch, or nothing if it takes none.
 template <typename Op>
 auto take_scratch(const Stream& s, const Op& op) {
-  if constexpr (TakesScratch<Op>) {
-    return op.scratch(s);
+  if constexpr (requires { op.scratch(s); }) {
+    return std::tuple(op.scratch(s));
   } else {
-    return NoScratch{};
+    return std::tuple();
   }
 }
 
@@ -79,21 +60,26 @@ void check_op(const Stream& s, const Op& op) {
     fail(ExitCode::kInternal, "{}: this build has no {} backend", Op::kName,
          backend_name(s.backend()));
   }
-  if constexpr (HasLimits<Op>) op.check_limits(s.target());
+  if constexpr (requires { op.check_limits(s.target()); }) op.check_limits(s.target());
+}
+
+// Runs the op on the backend `Tag`, which has it, as check_op() has found.
+template <typename Tag, typename Op, typename Scratch>
+void run_on(Stream& s, const Op& op, const Scratch& scratch) {
+  if constexpr (RunsOn<Op, Tag>) {
+    std::apply([&](const auto&... taken) { run(Tag(), s, op, taken...); }, scratch);
+  }
 }
 
 template <typename Op>
 void run(Stream& s, const Op& op) {
   check_op(s, op);
-  [[maybe_unused]] const auto scratch = take_scratch(s, op);
+  const auto scratch = take_scratch(s, op);
   if (s.planning()) return;
-  if (s.backend() == Backend::kCpu) {
-    const OpTimer timer(s.profile(), Op::kName);
-    return run_with<cpu::Cpu>(s, op, scratch);
-  }
+  const WorkTimer timer(s, Op::kName);
+  if (s.backend() == Backend::kCpu) return run_on<cpu::Cpu>(s, op, scratch);
 #if SBTRAIN_HAS_CUDA
-  const cuda::DeviceTimer timer(s, Op::kName);
-  run_with<cuda::Cuda>(s, op, scratch);
+  run_on<cuda::Cuda>(s, op, scratch);
 #endif
 }
 

@@ -1,6 +1,7 @@
 // Drawing tokens from logits where they lie, so that the logits need not go to the host.
 #pragma once
 
+#include "kernels/sampling.h"
 #include "ops/op.h"
 
 namespace sbtrain::ops {
@@ -19,13 +20,11 @@ struct Argmax {
     c.that(x_BV.dtype == DType::kF32, "logits are f32");
     c.that(vocab > 0 && vocab <= x_BV.cols(), "there are as many logits as tokens, or more");
   }
+  kernels::Argmax kernel() const { return {y_B, x_BV, x_BV.rows(), vocab}; }
 };
 
 namespace cpu {
 void run(Cpu, Stream& s, const Argmax& op);
 }  // namespace cpu
-namespace cuda {
-void run(Cuda, Stream& s, const Argmax& op);
-}  // namespace cuda
 
 }  // namespace sbtrain::ops

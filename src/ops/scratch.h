@@ -13,6 +13,10 @@ struct Planned {
   Buffer buffer;
   operator const Buffer&() const { return buffer; }  // NOLINT: the CPU has no choice
 };
+// Both for an op of attention, whose scratch is called `name`: for the stream's target, with the
+// implementation that is forced on the stream, if any. On the CPU there is nothing to choose.
+template <typename Choice, typename Op>
+Planned<Choice> plan(const Stream& s, const Op& op, std::string_view name = Op::kName);
 
 // Sums over tokens are formed in this many parts, always the same ones, and the parts are added in
 // order: the result does not depend on the number of threads or blocks.

@@ -1,7 +1,7 @@
 #include "parallel/communicator.h"
 
 #include "core/error.h"
-#include "ops/timed.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain {
 namespace {

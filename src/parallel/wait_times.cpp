@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/build_options.h"
-#include "ops/memory.h"
+#include "ops/stream_control.h"
 
 #if SBTRAIN_HAS_CUDA
 #include "core/cuda_check.h"

@@ -10,14 +10,14 @@
 #include "core/error.h"
 #include "model/inference/decode.h"
 #include "ops/memory.h"
-#include "ops/overlap.h"
 #include "ops/sampling.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain {
 namespace {
 
 // Prompt tokens whose logits exist at once. Like the rows of a step, few enough that a row's logits
-// do not depend on the others (ops/cpu/skinny_gemm.h).
+// do not depend on the others (ops/cpu/blas.h).
 constexpr int64_t kPromptRows = 64;
 
 Buffer integers(Stream& s, int64_t n) {
@@ -85,7 +85,7 @@ void DecodeBatch::plan_steps() {
     return;
   }
   recorded_ = std::make_unique<Recorded>(s_.backend());
-  ops::set_overlap(recorded_->stream, options_.overlap);
+  ops::control(recorded_->stream).set_overlap(options_.overlap);
   recorded_->memory.adopt_plan(memory);
 }
 

@@ -21,11 +21,11 @@ struct DecodeOptions {
   int64_t vocab = 0;  // likeliest() knows the tokens below, where a model has more; 0: all
   // On a GPU. Neither changes a result; they are for measuring what they gain.
   bool recorded = true;  // steps of the same number of rows run by one record (core/graph.h)
-  bool overlap = true;   // ops::set_overlap
+  bool overlap = true;   // StreamControl::set_overlap
 };
 
 // The logits of a sequence do not depend on the other sequences, nor on its slot: they have the
-// same bits as if it ran alone, for up to 64 slots (ops/cpu/skinny_gemm.h, kernels/skinny_gemm.h).
+// same bits as if it ran alone, for up to 64 slots (ops/cpu/blas.h, kernels/skinny_gemm.h).
 class DecodeBatch {
  public:
   // Allocates the cache: `slots` sequences of at most `capacity` tokens each.

@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 #include "core/files.h"
-#include "core/hub.h"
+#include "core/hugging_face_name.h"
 #include "core/sha256.h"
 #include "tokenizer/byte_level_bpe.h"
 #include "tokenizer/sentencepiece_model.h"
@@ -34,7 +34,7 @@ Format format_of(std::string_view content) {
 }
 
 std::string read_tokenizer(const std::string& path) {
-  std::string hint = hub_hint(path);
+  std::string hint = hugging_face_hint(path);
   if (hint.empty()) hint = "; `sbtrain tokenizer train` makes a tokenizer's model from text";
   return read_input(path, ExitCode::kData, hint);
 }

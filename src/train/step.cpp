@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
-#include "ops/overlap.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain {
 namespace {
@@ -33,7 +33,7 @@ Tensor summed(const Tensor& stats) {
 }  // namespace
 
 StepResult PendingStep::wait() {
-  const std::span<const double> stats = stats_.wait();
+  const std::span<const double> stats = stats_->wait();
   const double targets = std::max(stats[ops::kValidTargets], 1.0);
   return {
       .loss = stats[ops::kLossSum] / targets,
@@ -65,7 +65,7 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
          mesh.world().world());
   }
   s.set_deterministic(config.train.deterministic);
-  ops::set_overlap(s, records_);
+  ops::control(s).set_overlap(records_);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
   };
@@ -229,7 +229,7 @@ PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr
   }
   apply(lr, requests);
   params_.wait_times().end_batch();
-  return {ops::HostRead(stream_, stats_), params_.wait_times()};
+  return {ops::control(stream_).read(stats_), params_.wait_times()};
 }
 
 void TrainStep::add_validation(const BatchTensors& batch) {

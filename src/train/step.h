@@ -8,7 +8,7 @@
 #include "core/stream.h"
 #include "data/batch.h"
 #include "model/transformer.h"
-#include "ops/memory.h"
+#include "ops/stream_control.h"
 #include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
 #include "train/guard.h"
@@ -38,12 +38,13 @@ struct StepResult {
 // A step that has been enqueued: the device may still be working on it.
 class PendingStep {
  public:
-  PendingStep(ops::HostRead stats, WaitTimes& waits) : stats_(std::move(stats)), waits_(&waits) {}
+  PendingStep(std::unique_ptr<ops::HostRead> stats, WaitTimes& waits)
+      : stats_(std::move(stats)), waits_(&waits) {}
   StepResult wait();
-  bool ready() const { return stats_.ready(); }  // wait() would return at once
+  bool ready() const { return stats_->ready(); }  // wait() would return at once
 
  private:
-  ops::HostRead stats_;
+  std::unique_ptr<ops::HostRead> stats_;
   WaitTimes* waits_;
 };
 

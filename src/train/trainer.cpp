@@ -26,7 +26,8 @@
 #include "eval/task_accuracy.h"
 #include "job/agreement.h"
 #include "model/transformer.h"
-#include "ops/host_wait.h"
+#include "ops/memory.h"
+#include "ops/stream_control.h"
 #include "optim/schedule.h"
 #include "parallel/make_communicator.h"
 #include "tokenizer/tokenizer.h"
@@ -229,7 +230,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
       stream_(with_plan(memory_, config_, model_, mesh_, job, start_)),
       step_(config_, model_, stream_, mesh_),
       order_(folder_, config_.checkpoint.resume, resolved.yaml) {
-  ops::check_after_waits(stream_, [this] { control_.check(); });
+  ops::control(stream_).check_after_waits([this] { control_.check(); });
 }
 
 void Run::prepare(const InitFrom& init) {
@@ -364,7 +365,7 @@ void Run::tune_products() {
   const fs::path file = folder_ / "gemm.txt";
   const std::string known = communicator_->broadcast(leads() ? text_of_run_file(file) : "", 0);
   const std::string choices = communicator_->broadcast(step_.tune(known, leads()), 0);
-  if (!alone()) ops::set_choices(stream_, choices);
+  if (!alone()) ops::control(stream_).set_choices(choices);
   if (leads() && choices != known) replace_file(file, choices, {}, MissingFolders::kError);
 }
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gpu/op_test.h"
-#include "kernels/decode_sizes.h"
+#include "kernels/scratch_sizes.h"
 #include "ops/linear.h"
 #include "ops/sampling.h"
 

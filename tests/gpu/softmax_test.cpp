@@ -1,5 +1,7 @@
 // Softmax attention on the GPU, portable, for Hopper and by cuDNN, against the fp64 oracle. Skipped
 // if there is no GPU. `sbtrain bench attention` times both.
+#include "kernels/attention/softmax.h"
+
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +10,6 @@
 
 #include "gpu/device.h"
 #include "kernels/attention/scratch_sizes.h"
-#include "kernels/attention/softmax_hopper.h"
 #include "ops/attention.h"
 #include "ops/choose.h"
 #include "ops/cuda/context.h"
@@ -244,10 +245,14 @@ OnDevice<std::byte> scratch_of(size_t bytes) {
   return OnDevice<std::byte>(std::vector<std::byte>(bytes, std::byte{0xff}));
 }
 
+Tensor bytes_of(const OnDevice<std::byte>& scratch, size_t bytes) {
+  return Tensor(scratch.data(), DType::kU8, {static_cast<int64_t>(bytes)});
+}
+
 void run_portable(const SoftmaxProblem& p) {
   const OnDevice<std::byte> scratch =
       scratch_of(kernels::softmax_backward_scratch_bytes(p.tokens, p.heads));
-  kernels::softmax_forward(nullptr, p);
+  kernels::softmax_forward(nullptr, p, scratch.data());
   kernels::softmax_backward(nullptr, p, scratch.data());
   SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
 }
@@ -259,9 +264,9 @@ void run_hopper(const SoftmaxProblem& p, HopperPasses passes = HopperPasses::kBo
       scratch_of(kernels::softmax_backward_scratch_bytes(p.tokens, p.heads));
   const OnDevice<std::byte> scheduler = scratch_of(kernels::tile_scheduler_bytes(p.tokens));
   if (passes == HopperPasses::kBackward) {
-    kernels::softmax_forward(nullptr, p);
+    kernels::softmax_forward(nullptr, p, scratch.data());
   } else {
-    kernels::softmax_forward_hopper(nullptr, p, scheduler.data());
+    kernels::softmax_forward_hopper(nullptr, p, scratch.data(), scheduler.data());
   }
   if (passes == HopperPasses::kForward) {
     kernels::softmax_backward(nullptr, p, scratch.data());
@@ -273,11 +278,11 @@ void run_hopper(const SoftmaxProblem& p, HopperPasses passes = HopperPasses::kBo
 
 // Takes the scratch that cuDNN's plans need, which the bounds for memory planning must cover.
 void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministic) {
-  const size_t forward = cudnn.forward_bytes(p), backward = cudnn.backward_bytes(p);
+  const size_t forward = cudnn.bytes(p, false), backward = cudnn.bytes(p, true);
   const OnDevice<std::byte> scratch = scratch_of(std::max<size_t>({forward, backward, 256}));
-  const CudnnAttention::Workspace workspace{scratch.data(), std::max(forward, backward)};
-  ASSERT_EQ(cudnn.forward(nullptr, p, workspace), "");
-  ASSERT_EQ(cudnn.backward(nullptr, p, workspace), "");
+  const Tensor workspace = bytes_of(scratch, std::max(forward, backward));
+  ASSERT_EQ(cudnn.run(nullptr, p, workspace, /*backward=*/false), "");
+  ASSERT_EQ(cudnn.run(nullptr, p, workspace, /*backward=*/true), "");
   SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
 
   const int64_t batch = ops::cudnn_batch(p.sequences);
@@ -310,7 +315,7 @@ class GpuSoftmax : public GpuTest {
     const bool deterministic = path != Path::kCudnnAnyOrder;
     if (path == Path::kCudnn || path == Path::kCudnnAnyOrder) {
       std::string why;
-      cudnn = CudnnAttention::open({.deterministic = deterministic}, &why);
+      cudnn = CudnnAttention::open(deterministic, &why);
       if (!cudnn) GTEST_SKIP() << why;
       std::printf("cuDNN %s\n", cudnn->version().c_str());
     }
@@ -445,19 +450,19 @@ TEST_F(GpuSoftmax, CudnnAnyOrder) {
 // The two passes may use different implementations, because lse has the same meaning in both.
 TEST_F(GpuSoftmax, PathsMix) {
   std::string why;
-  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open({}, &why);
+  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open(/*deterministic=*/true, &why);
   if (!cudnn) GTEST_SKIP() << why;
   SoftmaxCase x({.documents = kMixed});
   const auto run = [&](const SoftmaxProblem& p, bool cudnn_first) {
-    const size_t bytes = std::max({cudnn->forward_bytes(p), cudnn->backward_bytes(p),
+    const size_t bytes = std::max({cudnn->bytes(p, false), cudnn->bytes(p, true),
                                    kernels::softmax_backward_scratch_bytes(p.tokens, p.heads)});
     const OnDevice<std::byte> scratch = scratch_of(bytes);
     if (cudnn_first) {
-      ASSERT_EQ(cudnn->forward(nullptr, p, {scratch.data(), bytes}), "");
+      ASSERT_EQ(cudnn->run(nullptr, p, bytes_of(scratch, bytes), /*backward=*/false), "");
       kernels::softmax_backward(nullptr, p, scratch.data());
     } else {
-      kernels::softmax_forward(nullptr, p);
-      ASSERT_EQ(cudnn->backward(nullptr, p, {scratch.data(), bytes}), "");
+      kernels::softmax_forward(nullptr, p, scratch.data());
+      ASSERT_EQ(cudnn->run(nullptr, p, bytes_of(scratch, bytes), /*backward=*/true), "");
     }
     SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
   };
@@ -470,12 +475,12 @@ TEST_F(GpuSoftmax, PathsMix) {
 // Too little scratch is a reason to choose another implementation, not an error.
 TEST_F(GpuSoftmax, CudnnSaysWhatItLacks) {
   std::string why;
-  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open({}, &why);
+  const std::unique_ptr<CudnnAttention> cudnn = CudnnAttention::open(/*deterministic=*/true, &why);
   if (!cudnn) GTEST_SKIP() << why;
   const SoftmaxCase x({.documents = kMixed});
   x.compute([&](const SoftmaxProblem& p) {
-    EXPECT_NE(cudnn->forward(nullptr, p, {}), "");
-    EXPECT_NE(cudnn->backward(nullptr, p, {}), "");
+    EXPECT_NE(cudnn->run(nullptr, p, {}, /*backward=*/false), "");
+    EXPECT_NE(cudnn->run(nullptr, p, {}, /*backward=*/true), "");
   });
 }
 

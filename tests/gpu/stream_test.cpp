@@ -7,7 +7,7 @@
 #include "ops/linear.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
-#include "ops/trace.h"
+#include "ops/stream_control.h"
 #include "support/gpu.h"
 
 namespace sbtrain::test {
@@ -76,7 +76,7 @@ TEST_F(GpuStreams, ATraceHasOneClockForAllStreams) {
   std::vector<ops::TracedOp> first, second;
   ops::run(compute, ops::Fill{.x = x, .value = 0.0f});  // not traced
   ops::run(compute, ops::Synchronize{});
-  ops::trace({{&compute, &first}, {&communication, &second}});
+  ops::control(compute).trace({{&compute, &first}, {&communication, &second}});
   Event filled;
   ops::run(compute, ops::Fill{.x = x, .value = 1.0f});
   compute.record(filled);

@@ -10,8 +10,8 @@
 #include "core/error.h"
 #include "core/gpus.h"
 #include "job/launch.h"
-#include "ops/host_wait.h"
 #include "ops/memory.h"
+#include "ops/stream_control.h"
 #include "parallel/make_communicator.h"
 
 namespace sbtrain::test {
@@ -28,7 +28,7 @@ void fail_as(const std::string& fault) {
 void collectives(Control& control, Communicator& ranks, Backend backend, const std::string& fault) {
   Memory memory(backend);
   Stream s(memory);
-  ops::check_after_waits(s, [&] { control.check(); });
+  ops::control(s).check_after_waits([&] { control.check(); });
   const Buffer x = s.allocate(MemoryClass::kGradients, "x", DType::kF32, {100000});
   for (int round = 0; round < 1000; ++round) {
     control.progress(fmt::format("round {}", round));

@@ -1,9 +1,7 @@
 #include "ops/cpu/attention_tile.h"
 
 #include "core/error.h"
-#include "ops/cpu/attention.h"
 #include "ops/cpu/lanes.h"
-#include "ops/cpu/skinny_gemm.h"
 
 namespace sbtrain::ops::cpu {
 

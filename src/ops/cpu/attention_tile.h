@@ -42,22 +42,8 @@ std::vector<Document> documents_by_length(const Sequences& sequences, int64_t to
 // The query tiles of these documents; those that see the most keys come first.
 std::vector<QueryTile> query_tiles_by_keys(const Sequences& sequences, int64_t tokens);
 
-// A matrix for inner loops, without the checks of a Tensor.
-struct Matrix {
-  Matrix() = default;
-  Matrix(float* data, int64_t stride) : data(data), stride(stride) {}
-  explicit Matrix(const Tensor& x) {
-    if (!x.defined()) return;
-    data = x.f32();
-    stride = x.row_stride;
-  }
-  explicit operator bool() const { return data != nullptr; }
-  float* row(int64_t i) const { return data + i * stride; }
-  // The matrix that begins at element (row, column).
-  Matrix from(int64_t row, int64_t column) const { return {data + row * stride + column, stride}; }
-  float* data = nullptr;
-  int64_t stride = 0;  // between rows
-};
+// For inner loops, without the checks of a Tensor.
+using Matrix = kernels::Matrix<float>;
 
 // dst [count, d] = scale * rows [0, count); rows up to `padded` become zero.
 void pack(float* dst, Matrix src, int64_t count, int64_t padded, int64_t head_dim, float scale);
@@ -83,11 +69,16 @@ inline void scatter(Matrix y, const float* p, const float* x, int64_t keys, int6
 // x [rows, cols] = 0.
 void zero(Matrix x, int64_t rows, int64_t cols);
 
+template <typename Op>
+int64_t head_dim(const Op& op) {
+  return op.q_THd.cols() / op.params.heads;
+}
+
 // The part of one head in what both ops read and write: matrices [T, d] from its first column on.
 struct HeadMatrices {
   template <typename Op>
   HeadMatrices(const Op& t, int64_t index)
-      : d(t.q_THd.cols() / t.params.heads),
+      : d(head_dim(t)),
         q(columns(t.q_THd, index)),
         k(columns(t.k_THd, index)),
         v(columns(t.v_THd, index)) {

@@ -2,7 +2,6 @@
 
 #include "ops/activation.h"
 #include "ops/cpu/blas.h"
-#include "ops/cpu/skinny_gemm.h"
 #include "ops/cpu/token_sums.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
@@ -37,21 +36,18 @@ void run(Cpu, Stream& s, const DecodeLinear& op, const DecodeLinear::Scratch& sc
   if (op.swiglu) run(Cpu(), s, Swiglu{.y_TF = op.y_BN, .gate_up_T2F = y});
 }
 
-void run(Cpu, Stream& /*s*/, const LinearBackwardInput& op, const Buffer& /*workspace*/) {
-  gemm(Transpose::kNo, Transpose::kNo, op.dx_TK.rows(), op.dx_TK.cols(), op.dy_TN.cols(), op.alpha,
-       op.dy_TN.f32(), op.dy_TN.row_stride, op.w_NK.f32(), op.w_NK.row_stride,
-       op.accumulate ? 1.0f : 0.0f, op.dx_TK.f32(), op.dx_TK.row_stride);
-}
-
-void run(Cpu, Stream& /*s*/, const LinearBackwardWeight& op, const Buffer& /*workspace*/) {
-  gemm(Transpose::kYes, Transpose::kNo, op.dw_NK.rows(), op.dw_NK.cols(), op.dy_TN.rows(), op.alpha,
-       op.dy_TN.f32(), op.dy_TN.row_stride, op.x_TK.f32(), op.x_TK.row_stride,
-       op.accumulate ? 1.0f : 0.0f, op.dw_NK.f32(), op.dw_NK.row_stride);
-}
-
-void run(Cpu, Stream& s, const LinearBackward& op, const LinearBackward::Scratch& scratch) {
-  run(Cpu(), s, op.weight(), scratch.workspace);
-  run(Cpu(), s, op.input(), scratch.workspace);
+void run(Cpu, Stream& /*s*/, const LinearBackward& op, const LinearBackward::Scratch& /*scratch*/) {
+  const int64_t tokens = op.dy_TN.rows(), n = op.dy_TN.cols();
+  if (op.dw_NK.defined()) {
+    gemm(Transpose::kYes, Transpose::kNo, n, op.dw_NK.cols(), tokens, op.alpha, op.dy_TN.f32(),
+         op.dy_TN.row_stride, op.x_TK.f32(), op.x_TK.row_stride, op.accumulate_dw ? 1.0f : 0.0f,
+         op.dw_NK.f32(), op.dw_NK.row_stride);
+  }
+  if (op.dx_TK.defined()) {
+    gemm(Transpose::kNo, Transpose::kNo, tokens, op.dx_TK.cols(), n, op.alpha, op.dy_TN.f32(),
+         op.dy_TN.row_stride, op.w_NK.f32(), op.w_NK.row_stride, op.accumulate_dx ? 1.0f : 0.0f,
+         op.dx_TK.f32(), op.dx_TK.row_stride);
+  }
 }
 
 void run(Cpu, Stream& /*s*/, const AddBias& op) {

@@ -1,6 +1,5 @@
 #include "ops/cpu/openblas.h"
 
-#include <dlfcn.h>
 #include <omp.h>
 #include <sys/mman.h>
 
@@ -10,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/host_memory.h"
+#include "core/shared_library.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -52,26 +52,19 @@ class TemporaryVariable {
   std::optional<std::string> before_;
 };
 
-void* open_library() {
+SharedLibrary open_library() {
   require_mappable(kLoadBytes, 1);
-  const TemporaryVariable one_thread(kThreads,
-                                     "1");  // it makes buffers for each while it is loaded
+  // It makes buffers for each thread while it is loaded.
+  const TemporaryVariable one_thread(kThreads, "1");
   // The build found the OpenMP variant by its folder; on other systems the default is used.
-  for (const char* path : {SBTRAIN_OPENBLAS_LIBRARY, "libopenblas.so.0"}) {
-    if (void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL)) return library;
-  }
-  fail(ExitCode::kConfig, "cannot load OpenBLAS ({}): install libopenblas0-openmp", dlerror());
+  return SharedLibrary("OpenBLAS", {SBTRAIN_OPENBLAS_LIBRARY, "libopenblas.so.0"},
+                       "install libopenblas0-openmp");
 }
 
-template <typename Function>
-Function symbol(void* library, const char* name) {
-  void* address = dlsym(library, name);
-  if (!address) fail(ExitCode::kConfig, "OpenBLAS has no {}: install another version", name);
-  return reinterpret_cast<Function>(address);
-}
-
-std::string core_name(void* library) {
-  return symbol<decltype(&openblas_get_corename)>(library, "openblas_get_corename")();
+std::string core_name(const SharedLibrary& library) {
+  decltype(&openblas_get_corename) name = nullptr;
+  library.find(name, "openblas_get_corename");
+  return name();
 }
 
 // The kernels that OpenBLAS should have chosen, if `core` is its fallback for processors that it
@@ -89,23 +82,25 @@ const char* better_core(const std::string& core) {
 }
 
 OpenBlas load() {
-  void* library = open_library();
+  SharedLibrary library = open_library();
   const char* better = std::getenv(kCoreType) ? nullptr : better_core(core_name(library));
   if (better) {
-    dlclose(library);
+    library.unload();
     const TemporaryVariable core(kCoreType, better);
     library = open_library();
   }
   OpenBlas blas;
-  blas.sgemm = symbol<decltype(&cblas_sgemm)>(library, "cblas_sgemm");
-  blas.sgemv = symbol<decltype(&cblas_sgemv)>(library, "cblas_sgemv");
+  library.find(blas.sgemm, "cblas_sgemm");
+  library.find(blas.sgemv, "cblas_sgemv");
   blas.core = core_name(library);
-  blas.take_buffer = reinterpret_cast<void* (*)(int)>(dlsym(library, "blas_memory_alloc"));
-  blas.return_buffer = reinterpret_cast<void (*)(void*)>(dlsym(library, "blas_memory_free"));
+  library.find_if_there(blas.take_buffer, "blas_memory_alloc");
+  library.find_if_there(blas.return_buffer, "blas_memory_free");
+  decltype(&openblas_set_num_threads) set_num_threads = nullptr;
+  library.find(set_num_threads, "openblas_set_num_threads");
   // This program spreads the work over threads itself: OpenBLAS's own would wait for each other at
   // every call. Its OpenMP build sets the whole program's number of threads too, so restore that.
   const int threads = omp_get_max_threads();
-  symbol<decltype(&openblas_set_num_threads)>(library, "openblas_set_num_threads")(1);
+  set_num_threads(1);
   omp_set_num_threads(threads);
   return blas;
 }

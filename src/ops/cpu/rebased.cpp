@@ -5,8 +5,8 @@
 // where q is scaled. The quadratic form walks over the earlier chunks instead.
 #include <type_traits>
 
-#include "ops/cpu/attention.h"
 #include "ops/cpu/attention_tile.h"
+#include "ops/rebased.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -333,10 +333,23 @@ void for_each_head(const Op& op, const Buffer& scratch, Body&& body) {
   }
 }
 
+template <typename Op>
+Buffer psi_scratch(const Stream& s, const Op& op) {
+  const int64_t f = op.k_THf.cols() / op.params.heads;
+  const int64_t e = op.v_THe.cols() / op.params.heads;
+  return thread_scratch(s, "rebased", scratch_floats(f, e, make_psi(f, op.params).rows()));
+}
+
 }  // namespace
 
-Buffer rebased_scratch(const Stream& s, int64_t f, int64_t e, const RebasedParams& params) {
-  return thread_scratch(s, "rebased", scratch_floats(f, e, make_psi(f, params).rows()));
+Buffer scratch(const Stream& s, const RebasedForward& op) {
+  return psi_scratch(s, op);
+}
+Buffer scratch(const Stream& s, const RebasedBackward& op) {
+  return psi_scratch(s, op);
+}
+Buffer scratch(const Stream& s, const RebasedState& op) {
+  return psi_scratch(s, op);
 }
 
 void run(Cpu, Stream& /*s*/, const RebasedForward& t, const Buffer& scratch) {

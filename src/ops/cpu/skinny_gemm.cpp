@@ -1,10 +1,9 @@
-#include "ops/cpu/skinny_gemm.h"
-
 #include <omp.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "ops/cpu/blas.h"
 #include "ops/cpu/lanes.h"
 
 namespace sbtrain::ops::cpu {

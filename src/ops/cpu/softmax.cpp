@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/cpu/attention.h"
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/position_bias.h"
 #include "ops/cpu/simd.h"
@@ -239,12 +238,12 @@ void decode_head(const CachedHead& cached, const HeadBias& position, const Softm
 
 }  // namespace
 
-Buffer softmax_forward_scratch(const Stream& s, int64_t head_dim) {
-  return thread_scratch(s, "softmax forward", ForwardScratch::floats(head_dim));
+Buffer scratch(const Stream& s, const SoftmaxForward& op) {
+  return thread_scratch(s, "softmax forward", ForwardScratch::floats(head_dim(op)));
 }
 
-Buffer softmax_backward_scratch(const Stream& s, int64_t head_dim) {
-  return thread_scratch(s, "softmax backward", LogitScratch::floats(head_dim));
+Buffer scratch(const Stream& s, const SoftmaxBackward& op) {
+  return thread_scratch(s, "softmax backward", LogitScratch::floats(head_dim(op)));
 }
 
 void run(Cpu, Stream& /*s*/, const SoftmaxForward& op, const Buffer& scratch) {

@@ -17,7 +17,6 @@
 #include <limits>
 #include <type_traits>
 
-#include "ops/cpu/attention.h"
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/simd.h"
 
@@ -359,12 +358,13 @@ void decode_head(const StickBreakingDecode& t, const CachedHead& cached) {
 
 }  // namespace
 
-Buffer stickbreaking_forward_scratch(const Stream& s, int64_t head_dim) {
-  return thread_scratch(s, "stickbreaking forward", ForwardScratch::floats(head_dim));
+Buffer scratch(const Stream& s, const StickBreakingForward& op) {
+  return thread_scratch(s, "stickbreaking forward", ForwardScratch::floats(head_dim(op)));
 }
 
-Buffer stickbreaking_backward_scratch(const Stream& s, int64_t head_dim, int64_t max_seqlen) {
-  return thread_scratch(s, "stickbreaking backward", StickScratch::floats(head_dim, max_seqlen));
+Buffer scratch(const Stream& s, const StickBreakingBackward& op) {
+  return thread_scratch(s, "stickbreaking backward",
+                        StickScratch::floats(head_dim(op), op.sequences.max_seqlen));
 }
 
 void run(Cpu, Stream& /*s*/, const StickBreakingForward& t, const Buffer& scratch) {

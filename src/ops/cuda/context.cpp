@@ -5,11 +5,8 @@
 
 #include "core/error.h"
 #include "core/log.h"
-#include "kernels/decode_sizes.h"
-#include "ops/cuda/timer.h"
-#include "ops/host_wait.h"
+#include "kernels/scratch_sizes.h"
 #include "ops/memory.h"
-#include "ops/overlap.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -117,8 +114,13 @@ int32_t* Context::counters() {
   return counters_;
 }
 
-void set_overlap(Stream& s, bool on) {
-  context(s).overlap = on;
+void Context::check_after_waits(std::function<void()> check) {
+  after_wait = check ? std::move(check) : [] {};
+}
+
+std::string Context::choices(bool remember) {
+  if (remember) tuner.save();
+  return tuner.text();
 }
 
 bool is_recorded(const Stream& s) {
@@ -135,26 +137,51 @@ bool begins_early(const Stream& s) {
   return context(s).overlap && is_recorded(s);
 }
 
-Beside::Beside(Stream& s) : context_(context(s)), main_(context_.stream) {
-  if (!context_.beside_) {
-    SBTRAIN_CUDA_CHECK(cudaStreamCreateWithFlags(&context_.beside_, cudaStreamNonBlocking));
-    SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&context_.forked_, cudaEventDisableTiming));
-    SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&context_.joins_, cudaEventDisableTiming));
+// What the stream is given from the constructor to go_on() runs beside what it is given from there
+// to the destructor.
+class Beside {
+ public:
+  explicit Beside(Context& c) : context_(c), main_(c.stream) {
+    if (!c.beside_) {
+      SBTRAIN_CUDA_CHECK(cudaStreamCreateWithFlags(&c.beside_, cudaStreamNonBlocking));
+      SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&c.forked_, cudaEventDisableTiming));
+      SBTRAIN_CUDA_CHECK(cudaEventCreateWithFlags(&c.joins_, cudaEventDisableTiming));
+    }
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(c.forked_, main_));
+    SBTRAIN_CUDA_CHECK(cudaStreamWaitEvent(c.beside_, c.forked_));
+    c.stream = c.beside_;
   }
-  SBTRAIN_CUDA_CHECK(cudaEventRecord(context_.forked_, main_));
-  SBTRAIN_CUDA_CHECK(cudaStreamWaitEvent(context_.beside_, context_.forked_));
-  context_.stream = context_.beside_;
+  // A record that lacks the wait is refused when it ends, so an error here is found there.
+  ~Beside() {
+    context_.stream = main_;
+    cudaStreamWaitEvent(main_, context_.joins_);
+  }
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+  void go_on() {
+    SBTRAIN_CUDA_CHECK(cudaEventRecord(context_.joins_, context_.beside_));
+    context_.stream = main_;
+  }
+
+ private:
+  Context& context_;
+  const cudaStream_t main_;
+};
+
+void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const Work& first,
+              const Work& other) {
+  if (!second.tensor().defined() || !is_recorded(s)) {
+    first(workspace);
+    return other(workspace);
+  }
+  Beside beside(context(s));
+  first(second);
+  beside.go_on();
+  other(workspace);
 }
 
-void Beside::go_on() {
-  SBTRAIN_CUDA_CHECK(cudaEventRecord(context_.joins_, context_.beside_));
-  context_.stream = main_;
-}
-
-// A record that lacks the wait is refused when it ends, so an error here is found there.
-Beside::~Beside() {
-  context_.stream = main_;
-  cudaStreamWaitEvent(main_, context_.joins_);
+StreamControl& control(const Stream& s) {
+  return context(s);
 }
 
 Context& context(const Stream& s) {
@@ -168,29 +195,40 @@ Context& context(const Stream& s) {
 
 // ---- Timing -----------------------------------------------------------------------------------
 
-DeviceTimer::DeviceTimer(const Stream& s, std::string_view op) : stream_(s) {
-  if (!s.profile()) return;
-  Context& c = context(s);
-  if (c.marks_used == c.marks.size()) {
-    Context::Mark mark{};
+int Context::begin_mark(std::string_view op) {
+  if (marks_used == marks.size()) {
+    Mark mark{};
     SBTRAIN_CUDA_CHECK(cudaEventCreate(&mark.begin));
     SBTRAIN_CUDA_CHECK(cudaEventCreate(&mark.end));
-    c.marks.push_back(mark);
+    marks.push_back(mark);
   }
-  index_ = static_cast<int>(c.marks_used++);
-  c.marks[index_].op = op;
-  SBTRAIN_CUDA_CHECK(cudaEventRecord(c.marks[index_].begin, c.stream));
+  const auto mark = static_cast<int>(marks_used++);
+  marks[mark].op = op;
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(marks[mark].begin, stream));
+  return mark;
 }
 
-DeviceTimer::~DeviceTimer() {
-  if (index_ >= 0) cudaEventRecord(context(stream_).marks[index_].end, context(stream_).stream);
+void Context::end_mark(int mark) {
+  cudaEventRecord(marks[mark].end, stream);
+}
+
+void Context::trace(const std::vector<Traced>& streams) {
+  cudaEvent_t event = nullptr;
+  SBTRAIN_CUDA_CHECK(cudaEventCreate(&event));
+  const std::shared_ptr<CUevent_st> begin(event, cudaEventDestroy);
+  SBTRAIN_CUDA_CHECK(cudaEventRecord(event, stream));
+  // Otherwise a stream that is synchronized before the first one could not count from the event.
+  SBTRAIN_CUDA_CHECK(cudaEventSynchronize(event));
+  for (const Traced& each : streams) {
+    require(each.stream->backend() == Backend::kCuda && each.stream->profile(),
+            "a trace of a stream that is not on a GPU, or has no profile");
+    Context& c = context(*each.stream);
+    c.traced = each.ops;
+    c.trace_begin = begin;
+  }
 }
 
 // ---- Transfers --------------------------------------------------------------------------------
-
-void set_wait_check(Stream& s, std::function<void()> check) {
-  context(s).after_wait = check ? std::move(check) : [] {};
-}
 
 void run(Cuda, Stream& s, const Synchronize& /*op*/) {
   Context& c = context(s);
@@ -213,25 +251,11 @@ void run(Cuda, Stream& s, const Synchronize& /*op*/) {
   c.trace_begin.reset();
 }
 
-void trace(const std::vector<Traced>& streams) {
-  cudaEvent_t event = nullptr;
-  SBTRAIN_CUDA_CHECK(cudaEventCreate(&event));
-  const std::shared_ptr<CUevent_st> begin(event, cudaEventDestroy);
-  SBTRAIN_CUDA_CHECK(cudaEventRecord(event, context(*streams.front().stream).stream));
-  // Otherwise a stream that is synchronized before the first one could not count from the event.
-  SBTRAIN_CUDA_CHECK(cudaEventSynchronize(event));
-  for (const Traced& each : streams) {
-    Context& c = context(*each.stream);
-    c.traced = each.ops;
-    c.trace_begin = begin;
-  }
-}
-
 namespace {
 
-struct PinnedRead : HostRead::Impl {
+struct PinnedRead : HostRead {
   PinnedRead(Context& c, const Tensor& x) : context(c), count(static_cast<size_t>(x.numel())) {
-    require(count <= Context::kReadValues, "a host read of {} values", count);
+    require(count <= Context::kReadValues && x.contiguous(), "a host read of {}", x.describe());
     if (c.reads.empty()) {
       SBTRAIN_CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&slot.values),
                                         Context::kReadValues * sizeof(double)));
@@ -241,7 +265,7 @@ struct PinnedRead : HostRead::Impl {
       c.reads.pop_back();
     }
     SBTRAIN_CUDA_CHECK(
-        cudaMemcpyAsync(slot.values, x.data, x.bytes(), cudaMemcpyDeviceToHost, c.stream));
+        cudaMemcpyAsync(slot.values, x.f64(), x.bytes(), cudaMemcpyDeviceToHost, c.stream));
     SBTRAIN_CUDA_CHECK(cudaEventRecord(slot.done, c.stream));
   }
   ~PinnedRead() override {
@@ -266,8 +290,8 @@ struct PinnedRead : HostRead::Impl {
 
 }  // namespace
 
-std::unique_ptr<HostRead::Impl> start_host_read(Stream& s, const Tensor& x) {
-  return std::make_unique<PinnedRead>(context(s), x);
+std::unique_ptr<HostRead> Context::read(const Tensor& x) {
+  return std::make_unique<PinnedRead>(*this, x);
 }
 
 }  // namespace sbtrain::ops::cuda

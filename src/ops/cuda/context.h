@@ -15,7 +15,7 @@
 #include "ops/cuda/cublas_lt.h"
 #include "ops/cuda/gemm_tuner.h"
 #include "ops/op.h"
-#include "ops/trace.h"
+#include "ops/stream_control.h"
 
 namespace sbtrain::ops::cuda {
 
@@ -42,10 +42,19 @@ class Staging {
   size_t next_ = 0;
 };
 
-class Context : public BackendContext {
+class Context : public StreamControl {
  public:
   explicit Context(cudaStream_t queue);
   ~Context() override;
+
+  void check_after_waits(std::function<void()> check) override;
+  void set_overlap(bool on) override { overlap = on; }
+  std::unique_ptr<HostRead> read(const Tensor& x) override;
+  void set_choices(const std::string& choices) override { tuner.add(choices); }
+  std::string choices(bool remember) override;
+  int begin_mark(std::string_view op) override;
+  void end_mark(int mark) override;
+  void trace(const std::vector<Traced>& streams) override;
 
   cudaStream_t stream = nullptr;  // the stream's own
   cublasLtHandle_t blas = nullptr;
@@ -58,7 +67,7 @@ class Context : public BackendContext {
   // heads, their channels, whether in a window, and why it is not on cuDNN.
   std::set<std::tuple<std::string_view, int, int, bool, std::string>> said;
 
-  // Called once the host has waited for the stream, see ops/host_wait.h.
+  // Called once the host has waited for the stream.
   std::function<void()> after_wait = [] {};
 
   // Pinned memory for HostRead that no read is using.
@@ -73,10 +82,10 @@ class Context : public BackendContext {
   // kernel leaves zeros.
   int32_t* counters();
 
-  // Whether kernels may begin before the one in front of them has ended (ops/overlap.h).
+  // Whether kernels may begin before the one in front of them has ended.
   bool overlap = false;
 
-  // Marks of timed ops, see timer.h.
+  // Marks of timed ops.
   struct Mark {
     std::string op;
     cudaEvent_t begin, end;
@@ -84,7 +93,7 @@ class Context : public BackendContext {
   std::vector<Mark> marks;
   size_t marks_used = 0;
 
-  // Of ops::trace(): where the next Synchronize adds the marks, null for nowhere, and the event
+  // Of trace(): where the next Synchronize adds the marks, null for nowhere, and the event
   // that all times are counted from.
   std::vector<TracedOp>* traced = nullptr;
   std::shared_ptr<CUevent_st> trace_begin;
@@ -92,7 +101,7 @@ class Context : public BackendContext {
  private:
   int32_t* counters_ = nullptr;
 
-  friend class Beside;
+  friend class Beside;                              // of run_both()
   cudaStream_t beside_ = nullptr;                   // made when it is needed
   cudaEvent_t forked_ = nullptr, joins_ = nullptr;  // the same
 };
@@ -103,35 +112,14 @@ Context& context(const Stream& s);
 // Whether the stream is being recorded (core/graph.h).
 bool is_recorded(const Stream& s);
 
-// While the stream is recorded: what it is given from the constructor to go_on() runs beside what
-// it is given from there to the destructor. The two may not write what the other one reads or
-// writes, and need workspaces of their own.
-class Beside {
- public:
-  explicit Beside(Stream& s);
-  ~Beside();
-  Beside(const Beside&) = delete;
-  Beside& operator=(const Beside&) = delete;
-  void go_on();
+// Calls both with a workspace of their own. If there is a `second` workspace and the stream is
+// recorded, the work of the two runs at the same time: neither may write what the other one reads
+// or writes. Otherwise both get `workspace`, one after the other.
+using Work = std::function<void(const Buffer& workspace)>;
+void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const Work& first,
+              const Work& other);
 
- private:
-  Context& context_;
-  const cudaStream_t main_;
-};
-
-// Calls both with a workspace of their own; at the same time if there is a `second` workspace and
-// the stream is recorded, where Beside's rule holds. Otherwise both get `workspace`.
-template <typename First, typename Second>
-void run_both(Stream& s, const Buffer& workspace, const Buffer& second, const First& first,
-              const Second& other) {
-  if (!second.tensor().defined() || !is_recorded(s)) {
-    first(workspace);
-    return other(workspace);
-  }
-  Beside beside(s);
-  first(second);
-  beside.go_on();
-  other(workspace);
-}
+// The product, with the algorithm that is chosen for its shape. `workspace` is linear_workspace().
+void gemm(Stream& s, const Gemm& g, const Tensor& workspace);
 
 }  // namespace sbtrain::ops::cuda

@@ -10,7 +10,7 @@
 
 namespace sbtrain::ops::cuda {
 
-std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options&, std::string* why) {
+std::unique_ptr<CudnnAttention> CudnnAttention::open(bool, std::string* why) {
   *why = "this build has no cuDNN: its frontend's headers or cudnn.h were not found";
   return nullptr;
 }
@@ -22,7 +22,6 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options&, std::string
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -32,6 +31,7 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options&, std::string
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/shared_library.h"
 #include "kernels/attention/ragged.h"
 #include "ops/choose.h"
 #include "ops/cuda/context.h"
@@ -184,69 +184,36 @@ class Builder {
 
 class Loaded final : public CudnnAttention {
  public:
-  Loaded(const Options& options, cudnnHandle_t handle, int sm_version)
-      : options_(options), handle_(handle), sm_version_(sm_version) {}
+  Loaded(bool deterministic, cudnnHandle_t handle, int sm_version)
+      : deterministic_(deterministic), handle_(handle), sm_version_(sm_version) {}
   ~Loaded() override {
     plans_.clear();
     fe::detail::destroy_handle(handle_);
   }
 
-  std::string forward(cudaStream_t stream, const SoftmaxProblem& p, Workspace workspace) override {
-    return run(stream, p, workspace, false);
-  }
-  std::string backward(cudaStream_t stream, const SoftmaxProblem& p, Workspace workspace) override {
-    return run(stream, p, workspace, true);
-  }
-  size_t forward_bytes(const SoftmaxProblem& p) override { return bytes(p, false); }
-  size_t backward_bytes(const SoftmaxProblem& p) override { return bytes(p, true); }
-
-  std::string version() const override {
-    const size_t v = fe::detail::get_backend_version();
-    return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
-  }
-
- private:
-  // The bytes of statistics and indices, which lie before the workspace of cuDNN itself.
-  static size_t own_bytes(const Shape& shape) {
-    return ops::cudnn_statistics_bytes(shape.tokens, shape.heads) +
-           ops::cudnn_index_bytes(shape.batch);
-  }
-
-  size_t bytes(const SoftmaxProblem& p, bool is_backward) {
-    const Shape shape = Shape::of(p, is_backward, options_.deterministic);
+  size_t bytes(const SoftmaxProblem& p, bool is_backward) override {
+    const Shape shape = Shape::of(p, is_backward, deterministic_);
     const Plan& plan = plan_of(shape);
     return plan.graph ? own_bytes(shape) + plan.workspace : 0;
   }
 
-  const Plan& plan_of(const Shape& shape) {
-    const auto [at, is_new] = plans_.try_emplace(shape);
-    if (is_new) {
-      try {
-        at->second = Builder(shape, sm_version_).build(handle_);
-      } catch (const std::exception& e) {
-        at->second = {.why = std::string("cuDNN: ") + e.what()};
-      }
-    }
-    return at->second;
-  }
-
-  std::string run(cudaStream_t stream, const SoftmaxProblem& p, Workspace workspace,
-                  bool is_backward) {
+  std::string run(cudaStream_t stream, const SoftmaxProblem& p, const Tensor& workspace,
+                  bool is_backward) override {
     if (p.tokens == 0) return "";
     if (p.sequences > ops::kMaxCudnnDocuments) {
       return fmt::format("{} documents in one pack, more than {}", p.sequences,
                          ops::kMaxCudnnDocuments);
     }
-    const Shape shape = Shape::of(p, is_backward, options_.deterministic);
+    const Shape shape = Shape::of(p, is_backward, deterministic_);
     const Plan& plan = plan_of(shape);
     if (!plan.graph) return plan.why;
-    if (own_bytes(shape) + plan.workspace > workspace.bytes) {
+    if (own_bytes(shape) + plan.workspace > workspace.bytes()) {
       constexpr double kMiB = 1 << 20;
       return fmt::format(
           "cuDNN wants {:.1f} MiB of scratch for {} documents of up to {} tokens, "
           "{:.1f} are planned",
           (own_bytes(shape) + plan.workspace) / kMiB, p.sequences, p.max_seqlen,
-          workspace.bytes / kMiB);
+          workspace.bytes() / kMiB);
     }
 
     auto* const data = static_cast<std::byte*>(workspace.data);
@@ -289,33 +256,53 @@ class Loaded final : public CudnnAttention {
     return "";
   }
 
-  Options options_;
+  std::string version() const override {
+    const size_t v = fe::detail::get_backend_version();
+    return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+  }
+
+ private:
+  // The bytes of statistics and indices, which lie before the workspace of cuDNN itself.
+  static size_t own_bytes(const Shape& shape) {
+    return ops::cudnn_statistics_bytes(shape.tokens, shape.heads) +
+           ops::cudnn_index_bytes(shape.batch);
+  }
+
+  const Plan& plan_of(const Shape& shape) {
+    const auto [at, is_new] = plans_.try_emplace(shape);
+    if (is_new) {
+      try {
+        at->second = Builder(shape, sm_version_).build(handle_);
+      } catch (const std::exception& e) {
+        at->second = {.why = std::string("cuDNN: ") + e.what()};
+      }
+    }
+    return at->second;
+  }
+
+  bool deterministic_;
   cudnnHandle_t handle_;
   int sm_version_;
   std::map<Shape, Plan> plans_;
 };
 
-// Loads the running system's cuDNN, or the one that the build found.
-void* load_library(std::string* why) {
-  constexpr std::array kNames = {"libcudnn.so.9",
+// The running system's cuDNN, or the one that the build found.
+SharedLibrary load_library() {
+  return {"cuDNN",
+          {"libcudnn.so.9",
 #ifdef SBTRAIN_CUDNN_LIBRARY
-                                 SBTRAIN_CUDNN_LIBRARY
+           SBTRAIN_CUDNN_LIBRARY
 #endif
-  };
-  for (const char* name : kNames) {
-    if (void* const handle = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return handle;
-    if (why->empty()) *why = dlerror();
-  }
-  return nullptr;
+          },
+          "install cuDNN 9"};
 }
 
 }  // namespace
 
-std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options& options, std::string* why) {
+std::unique_ptr<CudnnAttention> CudnnAttention::open(bool deterministic, std::string* why) {
   why->clear();
-  if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = load_library(why);
-  if (!fe::cudnn_dlhandle) return nullptr;
   try {
+    if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = load_library().handle();
     const size_t version = fe::detail::get_backend_version();
     // Before 9.6 the backward pass takes scratch for the padded batch; 9.10.0 and 9.10.1 compute
     // wrong results.
@@ -338,7 +325,7 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(const Options& options, std
       *why = fmt::format("cuDNN: {}", fe::detail::get_error_string(status));
       return nullptr;
     }
-    return std::make_unique<Loaded>(options, handle, major * 10 + minor);
+    return std::make_unique<Loaded>(deterministic, handle, major * 10 + minor);
   } catch (const std::exception& e) {
     *why = e.what();
     return nullptr;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <vector>
 
@@ -37,6 +38,28 @@ fs::path cache_file() {
   return home && *home ? fs::path(home) / ".cache" / "sbtrain" / kCacheName : fs::path();
 }
 
+std::string text_of_file(const fs::path& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// Choices in the form of a file: a line for each, with a tab between key and algorithm.
+using Choices = std::map<std::string, std::string>;
+std::string text_of(const Choices& choices) {
+  std::string text;
+  for (const auto& [key, algorithm] : choices) text += fmt::format("{}\t{}\n", key, algorithm);
+  return text;
+}
+Choices choices_of(const std::string& text) {
+  Choices choices;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t tab = line.find('\t');
+    if (tab != std::string::npos) choices[line.substr(0, tab)] = line.substr(tab + 1);
+  }
+  return choices;
+}
+
 std::string to_hex(const cublasLtMatmulAlgo_t& algorithm) {
   std::string text;
   for (const uint64_t word : algorithm.data) text += fmt::format("{:016x}", word);
@@ -58,6 +81,37 @@ cublasLtMatrixLayout_t layout(bool f32, int64_t rows, int64_t cols, int64_t ld) 
   SBTRAIN_CUBLAS_CHECK(
       cublas_lt().MatrixLayoutCreate(&out, f32 ? CUDA_R_32F : CUDA_R_16BF, rows, cols, ld));
   return out;
+}
+
+int alignment_of(const Tensor& t) {
+  const uintptr_t bits = reinterpret_cast<uintptr_t>(t.data) |
+                         static_cast<uintptr_t>(t.row_stride) * dtype_size(t.dtype);
+  int alignment = 16;
+  while (alignment > 2 && bits % static_cast<uintptr_t>(alignment) != 0) alignment /= 2;
+  return alignment;
+}
+
+const Tensor& added(const Gemm& g) {
+  return g.c.defined() ? g.c : g.y;
+}
+
+// cuBLASLt sees column-major matrices: a row-major y = a b is y^T = b^T a^T there, so b comes
+// first.
+GemmShape shape_of(const Gemm& g) {
+  const Tensor& c = added(g);
+  return {.transpose_a = g.transpose_b,
+          .transpose_b = g.transpose_a,
+          .m = g.y.cols(),
+          .n = g.y.rows(),
+          .k = g.transpose_a ? g.a.rows() : g.a.cols(),
+          .lda = g.b.row_stride,
+          .ldb = g.a.row_stride,
+          .ldc = c.row_stride,
+          .ldd = g.y.row_stride,
+          .f32_output = g.y.dtype == DType::kF32,
+          .adds = g.beta != 0,
+          .alignment =
+              std::min({alignment_of(g.a), alignment_of(g.b), alignment_of(c), alignment_of(g.y)})};
 }
 
 // Times work on a stream, in ms.
@@ -139,10 +193,11 @@ struct GemmTuner::Plan {
     for (cublasLtMatrixLayout_t l : {a, b, c, d}) cublas_lt().MatrixLayoutDestroy(l);
     cublas_lt().MatmulDescDestroy(operation);
   }
-  cublasStatus_t run(cublasLtHandle_t blas, cudaStream_t stream, const GemmArguments& x,
-                     const cublasLtMatmulAlgo_t& with) const {
-    return cublas_lt().Matmul(blas, operation, &x.alpha, x.a, a, x.b, b, &x.beta, x.c ? x.c : x.d,
-                              c, x.d, d, &with, x.workspace, x.workspace_bytes, stream);
+  cublasStatus_t run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g,
+                     const Tensor& workspace, const cublasLtMatmulAlgo_t& with) const {
+    return cublas_lt().Matmul(blas, operation, &g.alpha, g.b.data, a, g.a.data, b, &g.beta,
+                              added(g).data, c, g.y.data, d, &with, workspace.data,
+                              workspace.bytes(), stream);
   }
 
   GemmShape shape;
@@ -153,9 +208,8 @@ struct GemmTuner::Plan {
   bool chosen = false;  // by timing, or read from a file
 };
 
-GemmTuner::~GemmTuner() {
-  for (const auto& [shape, plan] : plans_) delete plan;
-}
+GemmTuner::GemmTuner() = default;
+GemmTuner::~GemmTuner() = default;
 
 std::string GemmTuner::key(const GemmShape& s) const {
   return fmt::format("{} {}{}{}{} {}x{}x{} {},{},{},{} {}", device_, s.transpose_a ? 'T' : 'N',
@@ -166,45 +220,27 @@ std::string GemmTuner::key(const GemmShape& s) const {
 void GemmTuner::open(const std::string& device) {
   device_ = fmt::format("{} cublasLt-{}", device, cublas_lt().GetVersion());
   std::replace(device_.begin(), device_.end(), ' ', '-');
-  std::ifstream file(cache_file());
-  std::ostringstream text;
-  text << file.rdbuf();
-  add(text.str());
+  add(text_of_file(cache_file()));
 }
 
 void GemmTuner::add(const std::string& text) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t tab = line.find('\t');
-    if (tab == std::string::npos) continue;
-    const std::string name = line.substr(0, tab);
-    if (name.compare(0, device_.size() + 1, device_ + " ") != 0) continue;
-    choices_[name] = line.substr(tab + 1);
+  for (const auto& [name, algorithm] : choices_of(text)) {
+    if (name.starts_with(device_ + " ")) choices_[name] = algorithm;
   }
-  for (const auto& [shape, plan] : plans_) delete plan;  // made of earlier choices
-  plans_.clear();
+  plans_.clear();  // made of earlier choices
 }
 
 std::string GemmTuner::text() const {
-  std::string text;
-  for (const auto& [name, algorithm] : choices_) text += fmt::format("{}\t{}\n", name, algorithm);
-  return text;
+  return text_of(choices_);
 }
 
 void GemmTuner::save() const {
   const fs::path path = cache_file();
   if (!changed_ || path.empty()) return;
-  std::map<std::string, std::string> all;
-  std::ifstream before(path);
-  for (std::string line; std::getline(before, line);) {
-    const size_t tab = line.find('\t');
-    if (tab != std::string::npos) all[line.substr(0, tab)] = line.substr(tab + 1);
-  }
+  Choices all = choices_of(text_of_file(path));
   for (const auto& [name, algorithm] : choices_) all[name] = algorithm;
-  std::string content;
-  for (const auto& [name, algorithm] : all) content += fmt::format("{}\t{}\n", name, algorithm);
   try {
-    replace_file(path, content, {}, MissingFolders::kMakeAll);
+    replace_file(path, text_of(all), {}, MissingFolders::kMakeAll);
   } catch (const Error& e) {  // another process may be writing it, too
     log_debug("{}; matrix products are timed again at each start", e.what());
   }
@@ -212,7 +248,7 @@ void GemmTuner::save() const {
 
 GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
                                  size_t workspace_bytes) {
-  Plan*& plan = plans_[shape];
+  std::unique_ptr<Plan>& plan = plans_[shape];
   if (plan) return *plan;
   auto made = std::make_unique<Plan>(shape);
   cublasLtMatmulPreference_t preference = nullptr;
@@ -256,19 +292,19 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
         checked.workspaceSize <= workspace_bytes;
     if (made->chosen) made->algorithm = algorithm;
   }
-  plan = made.release();
+  plan = std::move(made);
   return *plan;
 }
 
 void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan,
-                                const GemmArguments& arguments) {
+                                const Gemm& g, const Tensor& workspace) {
   StreamTimer timer(stream);
   float best = 0;
   int count = 0;
   for (const cublasLtMatmulAlgo_t& candidate : plan.candidates) {
     if (++count > kCandidates && (!plan.chosen || best > kShort)) break;
-    if (plan.run(blas, stream, arguments, candidate) != CUBLAS_STATUS_SUCCESS) continue;
-    const auto run = [&] { plan.run(blas, stream, arguments, candidate); };
+    if (plan.run(blas, stream, g, workspace, candidate) != CUBLAS_STATUS_SUCCESS) continue;
+    const auto run = [&] { plan.run(blas, stream, g, workspace, candidate); };
     float milliseconds = timer.time(kTimedRuns, run);
     if (milliseconds < kShort) {
       const float recorded = timer.time_recorded(kRecordedRuns, run);
@@ -284,11 +320,16 @@ void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan
   changed_ = true;
 }
 
-void GemmTuner::run(cublasLtHandle_t blas, cudaStream_t stream, const GemmShape& shape,
-                    const GemmArguments& arguments, bool search) {
-  Plan& p = plan(blas, shape, arguments.workspace_bytes);
-  if (search && !p.chosen) time_candidates(blas, stream, p, arguments);
-  SBTRAIN_CUBLAS_CHECK(p.run(blas, stream, arguments, p.algorithm));
+void GemmTuner::run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g,
+                    const Tensor& workspace, bool search) {
+  const DType c = added(g).dtype;
+  require(g.a.dtype == DType::kBF16 && g.b.dtype == DType::kBF16 && c == g.y.dtype,
+          "matrix product of {} and {} into {} with {}", dtype_name(g.a.dtype),
+          dtype_name(g.b.dtype), dtype_name(g.y.dtype), dtype_name(c));
+  if (g.y.numel() == 0) return;
+  Plan& p = plan(blas, shape_of(g), workspace.bytes());
+  if (search && !p.chosen) time_candidates(blas, stream, p, g, workspace);
+  SBTRAIN_CUBLAS_CHECK(p.run(blas, stream, g, workspace, p.algorithm));
 }
 
 }  // namespace sbtrain::ops::cuda

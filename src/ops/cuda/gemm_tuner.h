@@ -7,11 +7,23 @@
 
 #include <compare>
 #include <map>
+#include <memory>
 #include <string>
 
+#include "core/tensor.h"
 #include "ops/cuda/cublas_lt.h"
 
 namespace sbtrain::ops::cuda {
+
+// y[M, N] = alpha * a b + beta * c, where a is [M, K] (or, transposed, [K, M]) and b is [K, N] (or
+// [N, K]). a and b are bf16; y and c share a type, bf16 or f32. Rows may be strided; nothing is
+// copied.
+struct Gemm {
+  Tensor y, a, b;
+  bool transpose_a = false, transpose_b = false;
+  float alpha = 1, beta = 0;
+  Tensor c{};  // y itself if undefined
+};
 
 // D = alpha op(A) op(B) + beta C in cuBLAS's column-major terms; D is m x n, the inner dimension k.
 struct GemmShape {
@@ -24,27 +36,17 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;  // NOLINT: takes it for a null pointer
 };
 
-struct GemmArguments {
-  float alpha = 1, beta = 0;
-  const void *a = nullptr, *b = nullptr, *c = nullptr;
-  void* d = nullptr;
-  void* workspace = nullptr;
-  size_t workspace_bytes = 0;
-};
-
 class GemmTuner {
  public:
-  GemmTuner() = default;
-  GemmTuner(const GemmTuner&) = delete;
-  GemmTuner& operator=(const GemmTuner&) = delete;
+  GemmTuner();
   ~GemmTuner();
 
   // Reads the choices of this GPU from the cache on disk.
   void open(const std::string& device);
-  // With `search`, a shape that has no choice yet is timed, which overwrites D; otherwise
+  // With `search`, a shape that has no choice yet is timed, which overwrites y; otherwise
   // cuBLASLt's first suggestion is taken.
-  void run(cublasLtHandle_t blas, cudaStream_t stream, const GemmShape& shape,
-           const GemmArguments& arguments, bool search);
+  void run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g, const Tensor& workspace,
+           bool search);
   // Writes new choices to the cache on disk; a cache that cannot be written is no error.
   void save() const;
 
@@ -55,11 +57,11 @@ class GemmTuner {
   struct Plan;
   std::string key(const GemmShape& shape) const;
   Plan& plan(cublasLtHandle_t blas, const GemmShape& shape, size_t workspace_bytes);
-  void time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan,
-                       const GemmArguments& arguments);
+  void time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan, const Gemm& g,
+                       const Tensor& workspace);
 
   std::string device_;
-  std::map<GemmShape, Plan*> plans_;
+  std::map<GemmShape, std::unique_ptr<Plan>> plans_;
   std::map<std::string, std::string> choices_;  // key -> algorithm, hexadecimal
   bool changed_ = false;
 };

@@ -2,7 +2,6 @@
 
 #include "kernels/cross_entropy.h"
 #include "ops/cuda/context.h"
-#include "ops/cuda/gemm.h"
 
 namespace sbtrain::ops::cuda {
 

@@ -3,19 +3,15 @@
 #include "kernels/attention/softmax.h"
 
 #include "core/log.h"
-#include "kernels/attention/softmax_bias.h"
-#include "kernels/attention/softmax_hopper.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/cudnn_attention.h"
-#include "ops/cuda/position_bias.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
 
 // cuDNN for one stream.
 struct Cudnn : BackendContext {
-  explicit Cudnn(bool deterministic)
-      : attention(CudnnAttention::open({.deterministic = deterministic}, &why)) {}
+  explicit Cudnn(bool deterministic) : attention(CudnnAttention::open(deterministic, &why)) {}
   std::string why;  // why cuDNN is not available
   std::unique_ptr<CudnnAttention> attention;
 };
@@ -24,11 +20,6 @@ Cudnn& cudnn(const Stream& s) {
   Context& c = context(s);
   if (!c.attention) c.attention = std::make_unique<Cudnn>(s.deterministic());
   return static_cast<Cudnn&>(*c.attention);
-}
-
-CudnnAttention::Workspace workspace(const Buffer& scratch) {
-  const Tensor& t = scratch;
-  return {t.data, t.bytes()};
 }
 
 template <typename Op>
@@ -53,16 +44,15 @@ kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads
 
 // Returns an empty string if cuDNN computed the problem, else the reason why not. In the latter
 // case nothing has been written that the portable kernels do not overwrite.
-std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const SoftmaxChoice& choice,
-                     CudnnAttention::Workspace scratch, bool backward) {
+std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
+                     const AttentionChoice& choice, const Tensor& scratch, bool backward) {
   if (choice.implementation != Implementation::kCudnn) return choice.reason;
   Cudnn& library = cudnn(s);
   if (!library.attention) return library.why;
-  if (!backward) return library.attention->forward(cuda_stream(s), p, scratch);
-  const auto group = static_cast<int>(choice.heads);
+  const auto group = static_cast<int>(choice.heads);  // all of them in the forward pass
   for (int head = 0; head < p.heads; head += group) {
     std::string why =
-        library.attention->backward(cuda_stream(s), heads_of(p, head, group), scratch);
+        library.attention->run(cuda_stream(s), heads_of(p, head, group), scratch, backward);
     if (!why.empty()) return why;
   }
   return "";
@@ -70,7 +60,7 @@ std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p, const So
 
 // Returns whether cuDNN computed the problem. Logs once for each op and shape which one runs.
 bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxProblem& p,
-                   const SoftmaxChoice& choice, CudnnAttention::Workspace scratch, bool backward) {
+                   const AttentionChoice& choice, const Tensor& scratch, bool backward) {
   const std::string why = by_cudnn(s, p, choice, scratch, backward);
   const bool window = p.window > 0;
   if (context(s).said.insert({op, p.heads, p.head_dim, window, why}).second) {
@@ -80,75 +70,31 @@ bool done_by_cudnn(const Stream& s, std::string_view op, const kernels::SoftmaxP
   return why.empty();
 }
 
-void run_hopper(cudaStream_t stream, const SoftmaxForward& op, const kernels::SoftmaxProblem& p,
-                void* scratch, void* queue) {
-  switch (op.bias.kind) {
-    case PositionBias::kNone:
-      return kernels::softmax_forward_hopper(stream, p, queue);
-    case PositionBias::kAlibi:
-      return kernels::alibi_forward_hopper(stream, p, alibi_slopes(p.heads), queue);
-    case PositionBias::kFire:
-      return kernels::fire_forward_hopper(stream, p, fire_parameters(op.bias.fire), scratch, queue);
-  }
-}
-
-void run_hopper(cudaStream_t stream, const SoftmaxBackward& op, const kernels::SoftmaxProblem& p,
-                void* scratch, void* queue) {
-  switch (op.bias.kind) {
-    case PositionBias::kNone:
-      return kernels::softmax_backward_hopper(stream, p, scratch, queue);
-    case PositionBias::kAlibi:
-      return kernels::alibi_backward_hopper(stream, p, alibi_slopes(p.heads), scratch, queue);
-    case PositionBias::kFire:
-      return kernels::fire_backward_hopper(stream, p, fire_parameters(op.bias.fire),
-                                           fire_gradients(op.dfire), scratch, queue);
-  }
-}
-
-void run_portable(cudaStream_t stream, const SoftmaxForward& op, const kernels::SoftmaxProblem& p,
-                  void* scratch) {
-  switch (op.bias.kind) {
-    case PositionBias::kNone:
-      return kernels::softmax_forward(stream, p);
-    case PositionBias::kAlibi:
-      return kernels::alibi_forward(stream, p, alibi_slopes(p.heads));
-    case PositionBias::kFire:
-      return kernels::fire_forward(stream, p, fire_parameters(op.bias.fire), scratch);
-  }
-}
-
-void run_portable(cudaStream_t stream, const SoftmaxBackward& op, const kernels::SoftmaxProblem& p,
-                  void* scratch) {
-  switch (op.bias.kind) {
-    case PositionBias::kNone:
-      return kernels::softmax_backward(stream, p, scratch);
-    case PositionBias::kAlibi:
-      return kernels::alibi_backward(stream, p, alibi_slopes(p.heads), scratch);
-    case PositionBias::kFire:
-      return kernels::fire_backward(stream, p, fire_parameters(op.bias.fire),
-                                    fire_gradients(op.dfire), scratch);
-  }
-}
-
 template <typename Op>
-void run_chosen(const Stream& s, const Op& op, const SoftmaxScratch& scratch) {
-  const kernels::SoftmaxProblem p = problem(op);
-  const CudnnAttention::Workspace space = workspace(scratch);
-  if (scratch.choice.implementation == Implementation::kHopper) {
-    void* const queue = static_cast<std::byte*>(space.data) + scratch.choice.queue;
-    return run_hopper(cuda_stream(s), op, p, space.data, queue);
-  }
+void run_chosen(const Stream& s, const Op& op, const AttentionScratch& scratch) {
   constexpr bool kBackward = std::is_same_v<Op, SoftmaxBackward>;
-  if (done_by_cudnn(s, op.kName, p, scratch.choice, space, kBackward)) return;
-  run_portable(cuda_stream(s), op, p, space.data);
+  const kernels::SoftmaxProblem p = problem(op);
+  const Tensor& space = scratch.buffer;
+  const bool hopper = scratch.choice.implementation == Implementation::kHopper;
+  if (!hopper && done_by_cudnn(s, op.kName, p, scratch.choice, space, kBackward)) return;
+  void* const scheduler = static_cast<std::byte*>(space.data) + scratch.choice.hopper_part;
+  with_bias(op, [&](const auto&... bias) {
+    if constexpr (kBackward) {
+      hopper ? kernels::softmax_backward_hopper(cuda_stream(s), p, space.data, scheduler, bias...)
+             : kernels::softmax_backward(cuda_stream(s), p, space.data, bias...);
+    } else {
+      hopper ? kernels::softmax_forward_hopper(cuda_stream(s), p, space.data, scheduler, bias...)
+             : kernels::softmax_forward(cuda_stream(s), p, space.data, bias...);
+    }
+  });
 }
 
 }  // namespace
 
-void run(Cuda, Stream& s, const SoftmaxForward& op, const SoftmaxScratch& scratch) {
+void run(Cuda, Stream& s, const SoftmaxForward& op, const AttentionScratch& scratch) {
   run_chosen(s, op, scratch);
 }
-void run(Cuda, Stream& s, const SoftmaxBackward& op, const SoftmaxScratch& scratch) {
+void run(Cuda, Stream& s, const SoftmaxBackward& op, const AttentionScratch& scratch) {
   run_chosen(s, op, scratch);
 }
 

@@ -23,7 +23,7 @@ kernels::StickBreakingProblem problem(const Op& op) {
 
 }  // namespace
 
-void run(Cuda, Stream& s, const StickBreakingForward& op, const StickBreakingScratch& scratch) {
+void run(Cuda, Stream& s, const StickBreakingForward& op, const AttentionScratch& scratch) {
   if (scratch.choice.implementation == Implementation::kHopper) {
     kernels::stickbreaking_forward_hopper(cuda_stream(s), problem(op),
                                           scratch.buffer.tensor().data);
@@ -32,8 +32,8 @@ void run(Cuda, Stream& s, const StickBreakingForward& op, const StickBreakingScr
   }
 }
 
-void run(Cuda, Stream& s, const StickBreakingBackward& op, const StickBreakingScratch& scratch) {
-  const StickBreakingChoice& choice = scratch.choice;
+void run(Cuda, Stream& s, const StickBreakingBackward& op, const AttentionScratch& scratch) {
+  const AttentionChoice& choice = scratch.choice;
   kernels::StickBreakingProblem p = problem(op);
   if (op.gate_TH.defined()) {
     p.dgate = op.dgate_TH;
@@ -44,7 +44,7 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const StickBreakingSc
   p.workspace_heads = static_cast<int>(choice.heads);
   p.workspace_blocks = static_cast<int>(choice.blocks);
   if (choice.implementation == Implementation::kHopper) {
-    void* rest = p.workspace + choice.states / sizeof(float);
+    void* rest = p.workspace + choice.hopper_part / sizeof(float);
     kernels::stickbreaking_backward_hopper(cuda_stream(s), p, rest);
   } else {
     kernels::stickbreaking_backward(cuda_stream(s), p);

@@ -192,11 +192,16 @@ TEST(Limits, OfHeadsDependOnTheSharedMemory) {
     Target target = Backend::kCuda;
     target.sm = sm;
     const bool little = sm == 86 || sm == 89 || sm == 120;
-    EXPECT_NO_THROW(check_attention_head_dim("op", 128, target)) << sm;
+    EXPECT_NO_THROW(check_attention_heads("op", Tensor(nullptr, DType::kBF16, {1, 128}), 1, target))
+        << sm;
     if (little) {
-      EXPECT_THROW(check_attention_head_dim("op", 136, target), Error) << sm;
+      EXPECT_THROW(check_attention_heads("op", Tensor(nullptr, DType::kBF16, {1, 136}), 1, target),
+                   Error)
+          << sm;
     } else {
-      EXPECT_NO_THROW(check_attention_head_dim("op", 256, target)) << sm;
+      EXPECT_NO_THROW(
+          check_attention_heads("op", Tensor(nullptr, DType::kBF16, {1, 256}), 1, target))
+          << sm;
     }
   }
 }
@@ -250,20 +255,20 @@ TEST(Choose, CudnnWhereItIsFasterAndCan) {
 TEST(Choose, HeadsOfCudnnFitTheBudget) {
   const Target target = ampere();
   EXPECT_EQ(choose(shape(64, 2048), target).heads, 16);
-  const SoftmaxChoice some = choose(shape(64, 32768), target);
+  const AttentionChoice some = choose(shape(64, 32768), target);
   EXPECT_EQ(some.implementation, Implementation::kCudnn);
   EXPECT_LT(some.heads, 16);
   EXPECT_LE(some.bytes, kMaxCudnnScratch);
   SoftmaxShape long_documents = shape(64, 131072);
   long_documents.tokens = 131072;
-  const SoftmaxChoice none = choose(long_documents, target);
+  const AttentionChoice none = choose(long_documents, target);
   EXPECT_EQ(none.implementation, Implementation::kPortable);
   EXPECT_EQ(none.reason, "cuDNN wants too much scratch for one head");
 }
 
 TEST(Choose, AnImplementationCanBeForced) {
   const Target target(Backend::kCuda);
-  const SoftmaxChoice portable = choose(shape(64, 2048), target, "portable");
+  const AttentionChoice portable = choose(shape(64, 2048), target, "portable");
   EXPECT_EQ(portable.implementation, Implementation::kPortable);
   EXPECT_EQ(portable.bytes, 2097152u);  // a float for each of 32768 rows of 16 heads
   EXPECT_EQ(choose(shape(32, 2048), target, "cudnn").implementation, Implementation::kCudnn);
@@ -326,12 +331,12 @@ TEST(Choose, SoftmaxOnHopperWhereItIsAskedFor) {
         SoftmaxShape x = shape(d, 2048, 512);
         x.bias = bias;
         x.backward = backward;
-        const SoftmaxChoice forced = choose(x, hopper, "hopper");
+        const AttentionChoice forced = choose(x, hopper, "hopper");
         EXPECT_EQ(forced.implementation, Implementation::kHopper);
         // The queue of tiles, 513 numbers of 4 bytes, lies behind the scratch of the portable
         // kernels.
-        EXPECT_EQ(forced.queue, choose(x, hopper, "portable").bytes);
-        EXPECT_EQ(forced.bytes - forced.queue, 2304u);
+        EXPECT_EQ(forced.hopper_part, choose(x, hopper, "portable").bytes);
+        EXPECT_EQ(forced.bytes - forced.hopper_part, 2304u);
         EXPECT_THROW(choose(x, ampere(), "hopper"), Error);
       }
     }
@@ -404,20 +409,20 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   EXPECT_EQ(choose(shape, target).bytes, 2304u);  // 513 numbers of 4 bytes, in units of 256
   shape.backward = true;
   // All 24 heads at a time, with two floats for each of 32768 rows and 67 blocks of keys.
-  const StickBreakingChoice portable = choose(shape, target, "portable");
+  const AttentionChoice portable = choose(shape, target, "portable");
   EXPECT_EQ(portable.heads, 24);
   EXPECT_EQ(portable.blocks, 67);
   EXPECT_EQ(portable.bytes, 421527552u);
   // And a float for each row of these heads, and the queue.
-  const StickBreakingChoice hopper = choose(shape, target);
+  const AttentionChoice hopper = choose(shape, target);
   EXPECT_EQ(hopper.heads, 24);
-  EXPECT_EQ(hopper.states, 421527552u);
+  EXPECT_EQ(hopper.hopper_part, 421527552u);
   EXPECT_EQ(hopper.bytes, 424675584u);
   // The states of few tokens are fewer bytes than the sums for the remainder's vector, 264 times 24
   // heads of 64 floats.
   shape.tokens = 1;
   shape.learned_remainder = true;
-  EXPECT_EQ(choose(shape, target).states, 1622016u);
+  EXPECT_EQ(choose(shape, target).bytes, 1622016u);
 }
 
 }  // namespace

@@ -96,10 +96,10 @@ TEST(LinearBackward, MatchesReference) {
     const Values dx_reference =
         product(test::to_f64(dy), transposed(test::to_f64(w), out, in), tokens, in, out, 0.5);
     const Owned dx = test::poisoned({tokens, in}, 2);
-    ops::run(s, ops::LinearBackwardInput{.dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f});
+    ops::run(s, ops::LinearBackward{.dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f});
     EXPECT_LE(test::relative_error(dx, dx_reference), 1e-6);
-    ops::run(s, ops::LinearBackwardInput{
-                    .dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f, .accumulate = true});
+    ops::run(s, ops::LinearBackward{
+                    .dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f, .accumulate_dx = true});
     EXPECT_LE(test::relative_error(dx, plus(dx_reference, dx_reference)), 1e-6);
     EXPECT_TRUE(dx.gaps_intact());
 
@@ -107,12 +107,12 @@ TEST(LinearBackward, MatchesReference) {
     const Values dw_reference = plus(
         test::to_f64(dw), product(transposed(test::to_f64(dy), tokens, out),
                                   transposed(test::to_f64(x), tokens, in), out, in, tokens, 0.5));
-    ops::run(s, ops::LinearBackwardWeight{.dw_NK = dw, .dy_TN = dy, .x_TK = x, .alpha = 0.5f});
+    ops::run(s, ops::LinearBackward{.dw_NK = dw, .dy_TN = dy, .x_TK = x, .alpha = 0.5f});
     EXPECT_LE(test::relative_error(dw, dw_reference), 1e-6);
 
     const Owned fresh = test::poisoned({out, in}, 2);
-    ops::run(s, ops::LinearBackwardWeight{
-                    .dw_NK = fresh, .dy_TN = dy, .x_TK = x, .alpha = 0.5f, .accumulate = false});
+    ops::run(s, ops::LinearBackward{
+                    .dw_NK = fresh, .dy_TN = dy, .x_TK = x, .alpha = 0.5f, .accumulate_dw = false});
     EXPECT_LE(test::relative_error(
                   fresh, product(transposed(test::to_f64(dy), tokens, out),
                                  transposed(test::to_f64(x), tokens, in), out, in, tokens, 0.5)),
@@ -140,8 +140,8 @@ TEST(LinearBackward, MatchesFiniteDifferences) {
   const Values W = test::to_f64(w);
   const Owned dx = test::poisoned({kTokens, kIn});
   const Owned dw = test::constant({kOut, kIn}, 0);
-  ops::run(s, ops::LinearBackwardInput{.dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f});
-  ops::run(s, ops::LinearBackwardWeight{.dw_NK = dw, .dy_TN = dy, .x_TK = x, .alpha = 0.5f});
+  ops::run(s, ops::LinearBackward{.dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f});
+  ops::run(s, ops::LinearBackward{.dw_NK = dw, .dy_TN = dy, .x_TK = x, .alpha = 0.5f});
   const auto by_x = [&](const Values& v) { return objective(v, W); };
   const auto by_w = [&](const Values& v) { return objective(X, v); };
   EXPECT_LE(test::relative_error(dx, test::numeric_gradient(by_x, X)), 1e-6);

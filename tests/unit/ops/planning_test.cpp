@@ -173,8 +173,8 @@ void run_every_op(Ops& o) {
       .y_BN = y, .x_BK = x, .w_NK = square, .residual = z, .norm_K = row, .norm_eps = 1e-5f});
   o.run(ops::DecodeLinear{
       .y_BN = y, .x_BK = x, .w_NK = tall, .norm_K = row, .norm_eps = 1e-5f, .swiglu = true});
-  o.run(ops::LinearBackwardInput{.dx_TK = dx, .dy_TN = y, .w_NK = square});
-  o.run(ops::LinearBackwardWeight{.dw_NK = dsquare, .dy_TN = y, .x_TK = x});
+  o.run(ops::LinearBackward{.dx_TK = dx, .dy_TN = y, .w_NK = square});
+  o.run(ops::LinearBackward{.dw_NK = dsquare, .dy_TN = y, .x_TK = x});
   o.run(ops::LinearBackward{.dx_TK = dx, .dw_NK = dsquare, .dy_TN = y, .x_TK = x, .w_NK = square});
   o.run(ops::AddBias{.y_TN = y, .b_N = row});
   o.run(ops::BiasBackward{.db_N = drow, .dy_TN = y});

@@ -9,6 +9,7 @@
 #include <limits>
 #include <optional>
 
+#include "ops/memory.h"
 #include "parallel/communicator.h"
 #include "support/tensors.h"
 

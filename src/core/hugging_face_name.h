@@ -8,6 +8,6 @@ namespace sbtrain {
 
 // For the message about `path`, where nothing is: how to fetch it if it looks like the name of a
 // model on the hub, OWNER/NAME. Begins with "; "; empty if it does not look like one, or is there.
-std::string hub_hint(const std::filesystem::path& path);
+std::string hugging_face_hint(const std::filesystem::path& path);
 
 }  // namespace sbtrain

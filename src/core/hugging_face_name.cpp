@@ -1,4 +1,4 @@
-#include "core/hub.h"
+#include "core/hugging_face_name.h"
 
 #include <fmt/core.h>
 
@@ -21,7 +21,7 @@ bool is_part(std::string_view part) {
 
 }  // namespace
 
-std::string hub_hint(const std::filesystem::path& path) {
+std::string hugging_face_hint(const std::filesystem::path& path) {
   std::string_view name = path.native();
   if (name.ends_with('/')) name.remove_suffix(1);
   const size_t slash = name.find('/');
