@@ -19,7 +19,7 @@ struct KeyGradientShape {
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kQueries = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kStages = kD <= 64 ? 4 : 3;
+  static constexpr int kStages = kD <= 32 ? 4 : 3;
   // Where shared memory is left for it, A and dz are stored beside those of the tile before, which
   // the tensor cores may still read.
   static constexpr int kScoreTiles = kD <= 64 ? 2 : 1;
@@ -42,8 +42,8 @@ struct KeyGradientShared {
   alignas(1024) __nv_bfloat16 dout[kStages][Shape::kQueries * kD];
   alignas(1024) __nv_bfloat16 a[Shape::kScoreTiles][kConsumers][Shape::kQueries * kStickKeys];
   alignas(1024) __nv_bfloat16 dz[Shape::kScoreTiles][kConsumers][Shape::kQueries * kStickKeys];
-  float2 states[kStages][kConsumers][Shape::kQueries];
-  int first_keys[kStages][Shape::kQueries];
+  TileStates states[kStages][kConsumers];
+  alignas(16) int first_keys[kStages][Shape::kQueries];
   int first_query[kStages];  // < 0: there are no more queries for this tile
   Pipeline<1> keys, tiles;
   Pipeline<kStages> queries;
@@ -54,7 +54,7 @@ struct KeyGradientShared {
   __device__ __forceinline__ void init() {
     keys.init(1, kReaders<Shape>);
     tiles.init(1, kReaders<Shape>);
-    queries.init(1 + 32, kReaders<Shape>);
+    queries.init(1, kReaders<Shape>);
     for (WarpTile& warp : warps) warp.parity = 0;
     producer_parity = 0;
   }
@@ -64,6 +64,8 @@ template <typename Shape>
 class KeyGradientProducer {
   static constexpr int kD = Shape::kD;
   using Shared = KeyGradientShared<Shape>;
+  // Of a tile of queries: their first keys, and their states in the blocks of all consumers.
+  static constexpr int kRowBytes = sizeof(Shared::first_keys[0]) + sizeof(Shared::states[0]);
 
  public:
   __device__ __forceinline__ KeyGradientProducer(Shared& shared, const HopperBackwardArguments& x)
@@ -122,40 +124,30 @@ class KeyGradientProducer {
   __device__ __forceinline__ void load_queries(int first, const int& block, const int& head) {
     const int stage = state_.stage();
     Mbarrier& full = s_.queries.acquire(state_);
-    if (first >= 0) load_rows_of(first, block, head, stage);
-    full.arrive_after_copies();
     if (lane() == 0) {
       s_.first_query[stage] = first;
       if (first < 0) {
         full.arrive();
       } else {
-        full.arrive_and_expect(2 * 2 * Shape::kQueries * kD);
+        full.arrive_and_expect(2 * 2 * Shape::kQueries * kD + kRowBytes);
         load_token_tile<Shape::kQueries, kD>(s_.q[stage], x_.q, full, first, head);
+        load_rows_of(first, block, head, stage, full);
         load_token_tile<Shape::kQueries, kD>(s_.dout[stage], x_.dout, full, first, head);
       }
     }
+    __syncwarp();  // no lane falls behind by a phase of the barrier
     state_.advance();
   }
-  // Their states at the left edges of the consumers' blocks. Where there are none, the consumer
+  // Their first keys, and their states in the consumers' blocks. Where a row has none, the consumer
   // does not use what is copied. The warp waits for nothing here: what it would wait for, all
   // consumers would.
   __device__ __forceinline__ void load_rows_of(int first, const int& block, const int& head,
-                                               int stage) {
-    const int last = x_.p.tokens - 1;
-    // Unrolled, by the registers. The emulation on a host does not unroll.
-    [[maybe_unused]] constexpr int kTurns = Shape::kProducerRegisters < 40 ? 1 : 4;
-#pragma unroll kTurns
-    for (int i = lane(); i < Shape::kQueries; i += 32) {
-      cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, min(first + i, last)));
-    }
-#pragma unroll kTurns
+                                               int stage, Mbarrier& full) {
+    bulk_load(s_.first_keys[stage], x_.first_key(head, first), sizeof(s_.first_keys[0]), full);
+#pragma unroll 1
     for (int n = 0; n < Shape::kConsumers; ++n) {
-      const float2* const states = x_.states(head, x_.place(block / kStickKeys + n));
-#pragma unroll
-      for (int i = 0; i < Shape::kQueries; i += 32) {
-        cp_async8(shared_address(&s_.states[stage][n][i + lane()]),
-                  states + min(first + i + lane(), last));
-      }
+      bulk_load(&s_.states[stage][n], x_.states(head, x_.place(block / kStickKeys + n), first),
+                sizeof(TileStates), full);
     }
   }
 
@@ -237,7 +229,7 @@ class KeyGradientConsumer {
     const bool any = stage >= 0;
     while (any) {
       x.pin();
-      score_tile_ = (score_tile_ + 1) % Shape::kScoreTiles;
+      if (Shape::kScoreTiles == 2) score_tile_ ^= 1;
       differentiate_rows(x, stage, block);
       if constexpr (Shape::kRowByRow) {
         wait_for_gradients(sums, stage);
@@ -301,16 +293,23 @@ class KeyGradientConsumer {
       seen.begin = max(seen.begin, block.begin);
     }
     const auto state = [&] {
-      const float2 saved = (s_.states[stage][index_] + first_row)[8 * kRow];
-      return some ? saved : make_float2(0.0f, 0.0f);
+      HopperGradients::LaneState lane = s_.states[stage][index_].of_row[kRow][threadIdx.x % 128];
+      if (kMasked && !some) lane = {0.0f, 0.0f};
+      return lane;
+    };
+    // The compiler keeps the registers of the scores for the next ones, so those of row 0, which is
+    // stored, serve row 1.
+    const auto spare = [&](int n, float value) {
+      if (Shape::kRowByRow && kRow == 1) x.s.of_row(0, n) = value;
     };
     HopperGradients::score_row<kMasked>(x.s, x.dp, kRow, block.first_key, x_.p.scale * kLog2e, seen,
-                                        state);
+                                        state, spare);
     if constexpr (Shape::kRowByRow) {
-      store_score_chunks<kRow>(s_.a[score_tile_][index_], 0, x.s);
-      store_score_chunks<kRow>(s_.a[score_tile_][index_], 1, x.s);
-      store_score_chunks<kRow>(s_.dz[score_tile_][index_], 0, x.dp);
-      store_score_chunks<kRow>(s_.dz[score_tile_][index_], 1, x.dp);
+      const unsigned offset = score_chunk_offset();
+      store_score_chunks<kRow>(s_.a[score_tile_][index_], offset, 0, x.s);
+      store_score_chunks<kRow>(s_.a[score_tile_][index_], offset, 1, x.s);
+      store_score_chunks<kRow>(s_.dz[score_tile_][index_], offset, 0, x.dp);
+      store_score_chunks<kRow>(s_.dz[score_tile_][index_], offset, 1, x.dp);
     }
   }
 
@@ -421,7 +420,7 @@ class KeyGradientConsumer {
     return static_cast<int>(threadIdx.x / 32 % 4 * 16);
   }
   __device__ __forceinline__ void release_before(int stage) {
-    s_.queries.release((stage + Shape::kStages - 1) % Shape::kStages);
+    s_.queries.release(stage == 0 ? Shape::kStages - 1 : stage - 1);
   }
 
   Shared& s_;

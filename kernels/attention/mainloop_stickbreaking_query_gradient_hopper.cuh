@@ -96,27 +96,31 @@ class QueryGradientProducer : public TileState {
   PipelineState<Shape::kStages> state_;
 };
 
-// Writes the states of the lane's two rows, block by block. They are kept from the first to the
+// Writes the lane's states of its two rows, block by block. They are kept from the first to the
 // last block in which the row sees a key.
 class StateWriter {
  public:
+  // The rows are the warpgroup's, from `first` on; the first block of keys is `block`.
   __device__ __forceinline__ StateWriter(const HopperBackwardArguments& x, int head, int first,
                                          int block)
-      : x_(x), head_(head), first_(first), place_(x.place(block / kStickKeys)) {}
-  __device__ __forceinline__ void write(const HopperGradients& sticks, const TileRowKeys& seen,
-                                        int block) {
-    float2* const rows = x_.states(head_, place_) + first_ + lane_row();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool sees = seen.begin[i] < block + kStickKeys && block < seen.end + 8 * i;
-      if (sees && quad_lane() == 0) rows[8 * i] = make_float2(sticks.log2_left[i], sticks.c[i]);
-    }
-    place_ = place_ + 1 < x_.p.workspace_blocks ? place_ + 1 : 0;
+      : at_first_place_(&x.states(head, 0, first)->of_row[0][threadIdx.x % 128]),
+        stride_(static_cast<int>(sizeof(TileStates) / sizeof(State)) * (x.rows / 64)),
+        end_(x.p.workspace_blocks * stride_),
+        place_(x.place(block / kStickKeys) * stride_) {}
+  __device__ __forceinline__ void write(int i, const HopperGradients::LaneState& state,
+                                        const TileRowKeys& seen, int block) const {
+    const bool sees = seen.begin[i] < block + kStickKeys && block < seen.end + 8 * i;
+    if (sees) at_first_place_[place_ + 128 * i] = state;
+  }
+  __device__ __forceinline__ void advance() {
+    place_ += stride_;
+    if (place_ == end_) place_ = 0;
   }
 
  private:
-  const HopperBackwardArguments& x_;
-  const int head_, first_;
+  using State = HopperGradients::LaneState;
+  State* const at_first_place_;
+  const int stride_, end_;  // of the places, counted in states
   int place_;
 };
 
@@ -153,11 +157,12 @@ class QueryGradientConsumer : public TileState {
     s.pin();
     dp.pin();
     s_.values.release_and_advance(scored_);
-    StateWriter states(x_, tile.head, first, tile.begin);
+    StateWriter states(x_, tile.head, tile.first + own_row_, tile.begin);
     const auto scan = [&](Scores& s, Scores& dp, int block) {
-      states.write(sticks, seen, block);
       sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), p.scale * kLog2e,
-                   BlockKeys{seen, block}, nullptr, nullptr);
+                   BlockKeys{seen, block}, nullptr, nullptr,
+                   [&](int i, const auto& state) { states.write(i, state, seen, block); });
+      states.advance();
     };
     if constexpr (Shape::kAhead) {
       Scores s_2, dp_2;

@@ -36,9 +36,18 @@ constexpr size_t tile_scheduler_bytes(int64_t tokens) {
 constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
   return tile_scheduler_bytes(tokens);
 }
-// The same, and 4 bytes for each row of the heads that are computed at a time.
+// The backward pass keeps four states of 8 bytes of each row and block of 64 keys, and the row's
+// first key. Rows come in whole tiles of 64.
+inline constexpr int64_t kHopperRowStateBytes = 32;
+constexpr int64_t stickbreaking_hopper_rows(int64_t tokens) {
+  return (tokens + 63) / 64 * 64;
+}
+constexpr int64_t stickbreaking_hopper_state_bytes(int64_t tokens, int64_t blocks) {
+  return stickbreaking_hopper_rows(tokens) * blocks * kHopperRowStateBytes;
+}
 constexpr size_t stickbreaking_hopper_backward_scratch_bytes(int64_t tokens, int64_t heads) {
-  return align_scratch(static_cast<size_t>(tokens * heads) * 4) + tile_scheduler_bytes(tokens);
+  return align_scratch(static_cast<size_t>(stickbreaking_hopper_rows(tokens) * heads) * 4) +
+         tile_scheduler_bytes(tokens);
 }
 
 // ---- kernels/attention/softmax_bias.h -----------------------------------------------------------

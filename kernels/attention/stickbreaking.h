@@ -34,7 +34,7 @@ struct StickBreakingProblem {
   int64_t dgate_stride = 0;
   float* dremainder_bias = nullptr;  // [H, d], with kBias
   // {log2 T, C} of each row at the left edge of each block of 64 keys, [workspace_heads,
-  // workspace_blocks, T] pairs. Each implementation has its own order of the blocks of a row.
+  // workspace_blocks, T] pairs. The kernels for Hopper keep four pairs (scratch_sizes.h).
   float* workspace = nullptr;
   int workspace_heads = 0, workspace_blocks = 0;
 };

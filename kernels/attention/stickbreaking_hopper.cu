@@ -20,9 +20,11 @@ void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) 
 
 template <typename Query, typename Key>
 void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
+  const int64_t rows = stickbreaking_hopper_rows(p.tokens);
   auto* first_keys = static_cast<int*>(scratch);
-  void* scheduler = first_keys + static_cast<int64_t>(p.workspace_heads) * p.tokens;
+  void* scheduler = first_keys + p.workspace_heads * rows;
   HopperBackwardArguments x{.p = p,
+                            .rows = static_cast<int>(rows),
                             .first_keys = first_keys,
                             .k = key_tiles(p, p.k, kStickKeys),
                             .v = key_tiles(p, p.v, kStickKeys)};

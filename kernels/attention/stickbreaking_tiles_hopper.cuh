@@ -48,10 +48,19 @@ __device__ __forceinline__ void load_key_tile(__nv_bfloat16* tile, const CUtenso
   }
 }
 
+// Where store_score_chunks() writes what a thread has, in bytes from the tile. The compiler shall
+// not take the sum apart: then it would form it anew for every tile.
+__device__ __forceinline__ unsigned score_chunk_offset() {
+  const unsigned thread = reread_thread();
+  unsigned offset =
+      (thread % 128 / 32 * 16 + thread % 8) * 128 + (thread % 32 / 8 ^ thread % 8) * 16;
+  asm("" : "+r"(offset));
+  return offset;
+}
 // Rounds rows kRow of the warp's lanes and writes half of their columns, four chunks of eight, to a
 // tile [64, 64], swizzled as wgmma.cuh says. The warps of a warpgroup have 16 rows each.
 template <int kRow>
-__device__ __forceinline__ void store_score_chunks(__nv_bfloat16* tile, int half,
+__device__ __forceinline__ void store_score_chunks(__nv_bfloat16* tile, unsigned offset, int half,
                                                    const WarpgroupAccumulator<64>& x) {
   uint32_t rounded[4];
 #pragma unroll
@@ -59,9 +68,6 @@ __device__ __forceinline__ void store_score_chunks(__nv_bfloat16* tile, int half
     const int t = 2 * (4 * half + n);
     rounded[n] = pack_bf16(x.of_row(kRow, t), x.of_row(kRow, t + 1));
   }
-  const unsigned thread = reread_thread();
-  const unsigned offset =
-      (thread % 128 / 32 * 16 + thread % 8) * 128 + (thread % 32 / 8 ^ thread % 8) * 16;
   stmatrix_x4(shared_address(tile) + (offset ^ 64u * half) + 1024 * kRow, rounded);
 }
 

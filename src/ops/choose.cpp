@@ -17,9 +17,8 @@ namespace {
 
 // The number of heads that are computed at a time if each needs `bytes` of workspace: as many as
 // fit a fixed budget, at least one, in groups of sizes as equal as possible.
-int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
-  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
-  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, bytes));
+int64_t heads_at_a_time(int64_t heads, int64_t bytes, int64_t budget = int64_t{512} << 20) {
+  const int64_t fit = std::max<int64_t>(1, budget / std::max<int64_t>(1, bytes));
   const int64_t groups = (heads + fit - 1) / fit;
   return (heads + groups - 1) / groups;
 }
@@ -160,6 +159,38 @@ StickBreakingShape stickbreaking_shape(const Op& op) {
           .learned_remainder = op.params.remainder == Remainder::kBias};
 }
 
+// The implementation, and why it is not the kernels for Hopper.
+StickBreakingChoice choose_implementation(const StickBreakingShape& x, const Target& target,
+                                          std::string_view forced) {
+  if (forces(forced, Implementation::kCudnn)) {
+    fail(ExitCode::kUsage, "cudnn is asked for, but it has no stick-breaking attention");
+  }
+  if (forces(forced, Implementation::kPortable)) {
+    return {.reason = "the portable ones are asked for"};
+  }
+  std::string why_not = why_not_hopper(x, target);
+  if (why_not.empty()) return {.implementation = Implementation::kHopper};
+  if (forces(forced, Implementation::kHopper)) {
+    fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", why_not);
+  }
+  return {.reason = std::move(why_not)};
+}
+
+// The states of the backward pass, for as many heads at a time as fit the budget.
+void plan_states(const StickBreakingShape& x, StickBreakingChoice& choice) {
+  const bool hopper = choice.implementation == Implementation::kHopper;
+  choice.blocks = (x.max_seqlen + 126) / 64 + 2;
+  const int64_t head_bytes =
+      hopper ? kernels::stickbreaking_hopper_state_bytes(x.tokens, choice.blocks)
+             : x.tokens * choice.blocks * 8;
+  choice.heads = heads_at_a_time(x.heads, head_bytes, int64_t{hopper ? 1024 : 512} << 20);
+  choice.states = kernels::align_scratch(static_cast<size_t>(choice.heads * head_bytes));
+  if (x.learned_remainder) {
+    choice.states =
+        std::max(choice.states, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
+  }
+}
+
 }  // namespace
 
 std::string_view implementation_name(Implementation implementation) {
@@ -234,36 +265,14 @@ SoftmaxChoice choose(const SoftmaxBackward& op, const Stream& s) {
 
 StickBreakingChoice choose(const StickBreakingShape& x, const Target& target,
                            std::string_view forced) {
-  if (forces(forced, Implementation::kCudnn)) {
-    fail(ExitCode::kUsage, "cudnn is asked for, but it has no stick-breaking attention");
+  StickBreakingChoice choice = choose_implementation(x, target, forced);
+  if (x.backward) plan_states(x, choice);
+  choice.bytes = choice.states;
+  if (choice.implementation == Implementation::kHopper) {
+    choice.bytes +=
+        x.backward ? kernels::stickbreaking_hopper_backward_scratch_bytes(x.tokens, choice.heads)
+                   : kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
   }
-  StickBreakingChoice choice;
-  if (x.backward) {
-    choice.blocks = (x.max_seqlen + 126) / 64 + 2;
-    const int64_t head_bytes = x.tokens * choice.blocks * 8;
-    choice.heads = heads_at_a_time(x.heads, head_bytes);
-    choice.states = kernels::align_scratch(static_cast<size_t>(choice.heads * head_bytes));
-    if (x.learned_remainder) {
-      choice.states =
-          std::max(choice.states, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
-    }
-    choice.bytes = choice.states;
-  }
-  if (forces(forced, Implementation::kPortable)) {
-    choice.reason = "the portable ones are asked for";
-    return choice;
-  }
-  choice.reason = why_not_hopper(x, target);
-  if (!choice.reason.empty()) {
-    if (forces(forced, Implementation::kHopper)) {
-      fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", choice.reason);
-    }
-    return choice;
-  }
-  choice.implementation = Implementation::kHopper;
-  choice.bytes += x.backward
-                      ? kernels::stickbreaking_hopper_backward_scratch_bytes(x.tokens, choice.heads)
-                      : kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
   return choice;
 }
 

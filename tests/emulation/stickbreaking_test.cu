@@ -14,9 +14,11 @@ class StickBreaking : public Attention {
   StickBreaking(const std::vector<int32_t>& documents, int head_dim)
       : Attention(documents, head_dim),
         stop_(row.size()),
-        first_keys_(row.size()),
+        rows_(stickbreaking_hopper_rows(tokens())),
+        first_keys_(static_cast<size_t>(kHeads * rows_)),
         blocks_((*std::max_element(documents.begin(), documents.end()) + 126) / kStickKeys + 1),
-        workspace_(2 * row.size() * static_cast<size_t>(blocks_)) {
+        workspace_(
+            static_cast<size_t>(kHeads * stickbreaking_hopper_state_bytes(tokens(), blocks_) / 4)) {
     describe(problem_);
     problem_.log2_rem = row.data();
     problem_.stop = stop_.data();
@@ -60,6 +62,7 @@ class StickBreaking : public Attention {
   void backward(Timing timing) {
     const StickBreakingProblem& p = problem_;
     HopperBackwardArguments x{.p = p,
+                              .rows = static_cast<int>(rows_),
                               .first_keys = first_keys_.data(),
                               .scheduler = {},
                               .q = token_tiles(p, p.q, Query::kQueries),
@@ -73,6 +76,7 @@ class StickBreaking : public Attention {
   }
 
   std::vector<int32_t> stop_;
+  const int64_t rows_;
   std::vector<int32_t> first_keys_;
   const int blocks_;
   std::vector<float> workspace_;

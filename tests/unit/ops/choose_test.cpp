@@ -408,11 +408,11 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   EXPECT_EQ(portable.heads, 24);
   EXPECT_EQ(portable.blocks, 67);
   EXPECT_EQ(portable.bytes, 421527552u);
-  // And a float for each row of these heads, and the queue.
+  // Four times as many for half of the heads, a float for each row of these, and the queue.
   const StickBreakingChoice hopper = choose(shape, target);
-  EXPECT_EQ(hopper.heads, 24);
-  EXPECT_EQ(hopper.states, 421527552u);
-  EXPECT_EQ(hopper.bytes, 424675584u);
+  EXPECT_EQ(hopper.heads, 12);
+  EXPECT_EQ(hopper.states, 843055104u);
+  EXPECT_EQ(hopper.bytes, 844630272u);
   // The states of few tokens are fewer bytes than the sums for the remainder's vector, 264 times 24
   // heads of 64 floats.
   shape.tokens = 1;
