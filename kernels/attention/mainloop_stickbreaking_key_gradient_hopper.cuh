@@ -365,10 +365,11 @@ class KeyGradientConsumer {
            block.begin + kStickKeys <= query + (x_.p.attend_current ? 1 : 0);
   }
 
-  using Queries = TileOperand<Shape::kQueries, kD, TileUse::kRows>;
-  using QueryColumns = TileOperand<Shape::kQueries, kD, TileUse::kColumns>;
-  using Keys = TileOperand<kStickKeys, kD, TileUse::kRows>;
-  using ScoreColumns = TileOperand<Shape::kQueries, kStickKeys, TileUse::kColumns>;
+  static constexpr auto kDescriptors = Descriptors::kFormed;
+  using Queries = TileOperand<Shape::kQueries, kD, TileUse::kRows, kDescriptors>;
+  using QueryColumns = TileOperand<Shape::kQueries, kD, TileUse::kColumns, kDescriptors>;
+  using Keys = TileOperand<kStickKeys, kD, TileUse::kRows, kDescriptors>;
+  using ScoreColumns = TileOperand<Shape::kQueries, kStickKeys, TileUse::kColumns, kDescriptors>;
 
   __device__ __forceinline__ void issue_scores(TileScores& x, int stage) {
     x.pin();
