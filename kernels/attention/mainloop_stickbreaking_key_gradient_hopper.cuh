@@ -365,7 +365,7 @@ class KeyGradientConsumer {
            block.begin + kStickKeys <= query + (x_.p.attend_current ? 1 : 0);
   }
 
-  static constexpr auto kDescriptors = Descriptors::kFormed;
+  static constexpr auto kDescriptors = kD == 64 ? Descriptors::kStepped : Descriptors::kFormed;
   using Queries = TileOperand<Shape::kQueries, kD, TileUse::kRows, kDescriptors>;
   using QueryColumns = TileOperand<Shape::kQueries, kD, TileUse::kColumns, kDescriptors>;
   using Keys = TileOperand<kStickKeys, kD, TileUse::kRows, kDescriptors>;

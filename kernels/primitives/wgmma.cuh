@@ -62,8 +62,11 @@ struct WarpgroupOperand {
 // How the descriptors of a loop's products come about. The compiler keeps them in uniform registers
 // from one turn to the next if there are few, and if the address is masked: otherwise it joins the
 // shift of the address with what is added to it, and forms each anew, which is better if there are
-// too many to keep.
-enum class Descriptors : uint8_t { kKept, kFormed };
+// too many to keep. That takes four instructions for a product, two of which only repeat the upper
+// halves. Where the steps from an operand's first descriptor to its others come from the constant
+// bank, each is added to both halves by one (UIADD3.64).
+enum class Descriptors : uint8_t { kKept, kFormed, kStepped };
+static __constant__ uint64_t descriptor_steps[2][3] = {{0x2, 0x4, 0x6}, {0x80, 0x100, 0x180}};
 
 enum class TileUse : int { kRows = 0, kColumns = 1 };
 
@@ -73,6 +76,7 @@ template <int kRows, int kCols, TileUse kUse, Descriptors kDescriptors = Descrip
 class TileOperand {
   static constexpr int kRowBytes = kCols >= 64 ? 128 : 64;
   static_assert(kCols == 32 || kCols % 64 == 0);
+  static_assert(kDescriptors != Descriptors::kStepped || kCols == 64);
 
  public:
   static constexpr TileUse use = kUse;
@@ -82,12 +86,16 @@ class TileOperand {
                  : (shared_address(tile) >> 4) + (kLeading << 16)) {}
   // The descriptor of the operand's part [.., 16] or [16, ..] that begins at index `inner` of the
   // inner dimension and index `outer` of the other one: a multiple of 16, and one of 64 or, for
-  // rows, of 8. Constants cost one addition.
+  // rows, of 8; of kStepped, 0. Constants cost one addition.
   __device__ __forceinline__ uint64_t at(int inner, int outer = 0) const {
     const int row = kUse == TileUse::kRows ? outer : inner;
     const int col = kUse == TileUse::kRows ? inner : outer;
     constexpr int kPanel = kRowBytes / 2;  // columns
     const int bytes = col / kPanel * (kRows * kRowBytes) + row * kRowBytes + col % kPanel * 2;
+    if constexpr (kDescriptors == Descriptors::kStepped) {
+      const uint64_t first = static_cast<uint64_t>(kHigh) << 32 | low_;
+      return inner == 0 ? first : first + descriptor_steps[static_cast<int>(kUse)][inner / 16 - 1];
+    }
     return static_cast<uint64_t>(kHigh) << 32 | (low_ + static_cast<uint32_t>(bytes / 16));
   }
 

@@ -31,7 +31,7 @@ struct WarpgroupOperand {
   void pin() {}
 };
 
-enum class Descriptors : uint8_t { kKept, kFormed };
+enum class Descriptors : uint8_t { kKept, kFormed, kStepped };
 enum class TileUse : int { kRows = 0, kColumns = 1 };
 
 template <int kRows, int kCols, TileUse kUse, Descriptors kDescriptors = Descriptors::kKept>
