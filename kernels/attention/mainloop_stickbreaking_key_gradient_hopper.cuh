@@ -8,10 +8,11 @@
 namespace sbtrain::kernels {
 
 // Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise. kFewTiles
-// as in the forward pass.
-template <int kHeadDim, bool kFewTiles = false>
+// and kInSegments as in phase 1.
+template <int kHeadDim, bool kFewTiles = false, bool kInSegments = false>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
+  static constexpr bool kSegments = kInSegments;
   // Of three consumers, each thread has 160 registers. That is enough for narrow heads, if one of
   // its rows of scores becomes gradients after the other.
   static constexpr bool kRowByRow = kD <= 64 && !kFewTiles;
@@ -29,9 +30,16 @@ struct KeyGradientShape {
 
 // What a warp that computes has no register for.
 struct WarpTile {
-  int head;
+  int head, parts;
   uint32_t parity;  // of the phase of the barriers in which the tile of keys comes
 };
+
+struct KeyGradientTile : KeyTile {
+  int parts = 0;  // TileParts
+};
+__device__ __forceinline__ KeyGradientTile uniform(const KeyGradientTile& tile) {
+  return {uniform(static_cast<const KeyTile&>(tile)), uniform(tile.parts)};
+}
 
 template <typename Shape>
 struct KeyGradientShared {
@@ -47,7 +55,7 @@ struct KeyGradientShared {
   int first_query[kStages];  // < 0: there are no more queries for this tile
   Pipeline<1> keys, tiles;
   Pipeline<kStages> queries;
-  KeyTile tile;
+  KeyGradientTile tile;
   WarpTile warps[4 * kConsumers];
   uint32_t producer_parity;  // the same for the warp that loads
 
@@ -80,10 +88,13 @@ class KeyGradientProducer {
     __syncwarp();
   }
 
-  __device__ __forceinline__ KeyTile tile_of(int tile, int scheduled_head) const {
-    return {tile * Shape::kKeys, x_.first_head + scheduled_head};
+  __device__ __forceinline__ KeyGradientTile tile_of(int tile, int scheduled_head) const {
+    const int head = x_.first_head + scheduled_head;
+    if constexpr (!Shape::kSegments) return {{tile * Shape::kKeys, head}};
+    const int first = x_.part.first_key + tile * Shape::kKeys;
+    return {{first, head}, parts_of(first)};
   }
-  __device__ __forceinline__ void load(const KeyTile& tile) {
+  __device__ __forceinline__ void load(const KeyGradientTile& tile) {
     __syncwarp();
     if constexpr (Shape::kProducerRegisters < 40) {
       load(s_.tile.first, s_.tile.head);  // read again where they are used
@@ -94,13 +105,24 @@ class KeyGradientProducer {
   }
 
  private:
+  __device__ __forceinline__ int parts_of(int first) const {
+    const int end = visibility_of<false>(x_.p, StickHead(x_.p, 0))
+                        .end_query(min(first + Shape::kKeys, x_.p.tokens) - 1);
+    if (end <= x_.part.first_query) return TileParts::kNone;
+    return end > x_.part.end_query ? TileParts::kMore : 0;
+  }
   __device__ __forceinline__ void load(const int& block, const int& head) {
     const StickBreakingProblem& p = x_.p;
     const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
     const int end_key = min(block + Shape::kKeys, p.tokens);
-    const int end = seen.end_query(end_key - 1);
+    int end = seen.end_query(end_key - 1);
+    int begin = block;
+    if constexpr (Shape::kSegments) {
+      begin = max(begin, x_.part.first_query);
+      end = min(end, x_.part.end_query);
+    }
     load_keys(block, head);
-    for (int some = block; some < end; some += 32 * Shape::kQueries) {
+    for (int some = begin; some < end; some += 32 * Shape::kQueries) {
       // The first row of a tile is the one that sees furthest to the left.
       const int mine = some + lane() * Shape::kQueries;
       const bool needed =
@@ -180,17 +202,33 @@ class KeyGradientConsumer {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void compute(const KeyTile& tile) {
-    if (lane() == 0) mine().head = tile.head;
+  __device__ __forceinline__ void compute(const KeyGradientTile& tile) {
+    if (lane() == 0) {
+      mine().head = tile.head;
+      if (Shape::kSegments) mine().parts = tile.parts;
+    }
     const int begin = tile.first + kStickKeys * index_;
     const Block block = {begin, first_loaded_key<kStickKeys>(begin, x_.p.tokens)};
     Gradients sums;
-    sums.dk.clear();
-    sums.dv.clear();
+    if constexpr (Shape::kSegments) {
+      load_sums(sums.dk, sums_of(block, 0));
+      load_sums(sums.dv, sums_of(block, 1));
+    } else {
+      sums.dk.clear();
+      sums.dv.clear();
+    }
     s_.keys.wait(tile_state());
     walk(sums, block);
     s_.keys.release();
     __syncwarp();
+    if constexpr (Shape::kSegments) {
+      const int parts = mine().parts;
+      if (parts == TileParts::kMore) {
+        save_sums(sums_of(block, 0), sums.dk);
+        save_sums(sums_of(block, 1), sums.dv);
+      }
+      if (parts != 0) return;
+    }
     write(sums.dk, sums.dv, block.begin, block.first_key, mine().head);
   }
 
@@ -216,6 +254,12 @@ class KeyGradientConsumer {
   struct Block {
     int begin, first_key;  // of the keys, and the first one that is loaded
   };
+  // Of the warp's 16 keys: of dk (0) or dv (1).
+  __device__ __forceinline__ float* sums_of(const Block& block, int which) const {
+    const HopperSegments& part = x_.part;
+    const int row = which * (part.end_key - part.first_key) + block.begin - part.first_key;
+    return part.dkv + int64_t{row + warp_row()} * kD;
+  }
 
   // The gradients of a tile of queries are added during the scan of the next one.
   __device__ __forceinline__ void walk(Gradients& sums, const Block& block) {
@@ -432,15 +476,16 @@ class KeyGradientConsumer {
   int score_tile_ = 0;  // that was stored last
 };
 
-// The number of tiles of queries that a tile of keys walks over.
+// The number of tiles of queries of the segment that a tile of keys walks over.
 struct KeySteps {
   StickBreakingProblem p;
+  HopperSegments part;
   int keys, queries;
   __device__ int operator()(int tile) const {
-    const int first = tile * keys;
+    const int first = part.first_key + tile * keys;
     const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
-    const int end = seen.end_query(min(first + keys, p.tokens) - 1);
-    return (end - first + queries - 1) / queries;
+    const int end = min(seen.end_query(min(first + keys, p.tokens) - 1), part.end_query);
+    return max(1, (end - max(first, part.first_query) + queries - 1) / queries);
   }
 };
 
@@ -452,9 +497,7 @@ struct StickKeyGradientMainloop {
   using Producer = KeyGradientProducer<Shape>;
   using Consumer = KeyGradientConsumer<Shape>;
   static constexpr int kTileRows = Shape::kKeys;
-  static KeySteps steps(const StickBreakingProblem& p) {
-    return {p, Shape::kKeys, Shape::kQueries};
-  }
+  static KeySteps steps(const Arguments& x) { return {x.p, x.part, Shape::kKeys, Shape::kQueries}; }
 };
 
 }  // namespace sbtrain::kernels

@@ -16,7 +16,7 @@
 //   Producer   of (shared, arguments), one warp: tile_of(tile, head) describes a scheduled tile,
 //              load(tile) loads all of it
 //   Consumer   of (shared, arguments, index), a warpgroup: compute(tile)
-//   kTileRows  the queries or keys of a tile, and steps(p), how long each takes
+//   kTileRows  the queries or keys of a tile, and steps(p) or steps(arguments), how long each takes
 //              (schedule_tiles_kernel)
 //
 // Producer and Consumer derive from TileState, or have its functions.
@@ -84,6 +84,16 @@ inline constexpr bool kRegistersSuffice = Shape::kProducerRegisters +
                                               Shape::kConsumers* Shape::kConsumerRegisters <=
                                           (Shape::kConsumers + 1) *
                                               (65536 / Shape::kThreads / 8 * 8);
+
+// How long each tile takes.
+template <typename Mainloop>
+auto steps_of(const typename Mainloop::Arguments& x) {
+  if constexpr (requires { Mainloop::steps(x.p); }) {
+    return Mainloop::steps(x.p);
+  } else {
+    return Mainloop::steps(x);
+  }
+}
 
 template <typename Mainloop>
 __device__ __forceinline__ void produce_tiles(typename Mainloop::Shared& shared,

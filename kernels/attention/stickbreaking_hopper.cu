@@ -1,7 +1,5 @@
-#include "kernels/attention/launch_persistent.cuh"
+#include "kernels/attention/launch_stickbreaking_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
-#include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
-#include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
 #include "kernels/attention/stickbreaking_hopper.h"
 
 namespace sbtrain::kernels {
@@ -19,26 +17,12 @@ void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) 
 }
 
 template <typename Query, typename Key>
-void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
-  const int64_t rows = stickbreaking_hopper_rows(p.tokens);
-  auto* first_keys = static_cast<int*>(scratch);
-  void* scheduler = first_keys + p.workspace_heads * rows;
-  HopperBackwardArguments x{.p = p,
-                            .rows = static_cast<int>(rows),
-                            .first_keys = first_keys,
-                            .k = key_tiles(p, p.k, kStickKeys),
-                            .v = key_tiles(p, p.v, kStickKeys)};
-  for (int head = 0; head < p.heads; head += p.workspace_heads) {
-    const int heads = std::min(p.heads - head, p.workspace_heads);
-    x.first_head = head;
-    x.q = token_tiles(p, p.q, Query::kQueries);
-    x.dout = token_tiles(p, p.dout, Query::kQueries);
-    launch_persistent<StickQueryGradientMainloop<Query>>("stickbreaking_backward", stream, x, heads,
-                                                         scheduler);
-    x.q = token_tiles(p, p.q, Key::kQueries);
-    x.dout = token_tiles(p, p.dout, Key::kQueries);
-    launch_persistent<StickKeyGradientMainloop<Key>>("stickbreaking_backward", stream, x, heads,
-                                                     scheduler);
+void backward(cudaStream_t stream, const StickBreakingProblem& p) {
+  HopperBackwardArguments x = backward_arguments(p);
+  void* const scheduler = place_in_scratch(x);
+  for (x.first_head = 0; x.first_head < p.heads; x.first_head += p.workspace_heads) {
+    const int heads = std::min(p.heads - x.first_head, p.workspace_heads);
+    launch_backward<Query, Key>(stream, x, p.tokens, p.tokens, heads, scheduler);
   }
 }
 
@@ -63,17 +47,16 @@ void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProble
   });
 }
 
-void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
-                                   void* scratch) {
+void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p) {
+  if (in_segments(p)) return stickbreaking_backward_in_segments(stream, p);
   with_hopper_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
     if (p.tokens == 0) return;
     if constexpr (d() <= 64) {
       if (few_tiles(p, p.workspace_heads)) {
-        return backward<QueryGradientShape<d(), true>, KeyGradientShape<d(), true>>(stream, p,
-                                                                                    scratch);
+        return backward<QueryGradientShape<d(), true>, KeyGradientShape<d(), true>>(stream, p);
       }
     }
-    backward<QueryGradientShape<d()>, KeyGradientShape<d()>>(stream, p, scratch);
+    backward<QueryGradientShape<d()>, KeyGradientShape<d()>>(stream, p);
   });
 }
 

@@ -44,9 +44,8 @@ struct StickBreakingChoice {
   Implementation implementation = Implementation::kPortable;
   std::string reason{};  // why it is not the kernels for Hopper
   int64_t blocks = 0;    // backward: key blocks that a row can see
+  int64_t tokens = 0;    // backward: in one segment
   int64_t heads = 0;     // backward: in one group
-  size_t states = 0;     // bytes at the beginning of the scratch: the states of one group, and then
-                         // the sums for the gradient of a learned remainder
   size_t bytes = 0;      // scratch
 };
 using StickBreakingScratch = Planned<StickBreakingChoice>;

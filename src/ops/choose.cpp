@@ -17,8 +17,9 @@ namespace {
 
 // The number of heads that are computed at a time if each needs `bytes` of workspace: as many as
 // fit a fixed budget, at least one, in groups of sizes as equal as possible.
-int64_t heads_at_a_time(int64_t heads, int64_t bytes, int64_t budget = int64_t{512} << 20) {
-  const int64_t fit = std::max<int64_t>(1, budget / std::max<int64_t>(1, bytes));
+int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
+  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
+  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, bytes));
   const int64_t groups = (heads + fit - 1) / fit;
   return (heads + groups - 1) / groups;
 }
@@ -176,18 +177,26 @@ StickBreakingChoice choose_implementation(const StickBreakingShape& x, const Tar
   return {.reason = std::move(why_not)};
 }
 
-// The states of the backward pass, for as many heads at a time as fit the budget.
-void plan_states(const StickBreakingShape& x, StickBreakingChoice& choice) {
-  const bool hopper = choice.implementation == Implementation::kHopper;
+// The scratch of the backward pass: states for as many heads at a time as fit the budget, and later
+// the sums for the gradient of a learned remainder.
+void plan_backward(const StickBreakingShape& x, StickBreakingChoice& choice) {
   choice.blocks = (x.max_seqlen + 126) / 64 + 2;
-  const int64_t head_bytes =
-      hopper ? kernels::stickbreaking_hopper_state_bytes(x.tokens, choice.blocks)
-             : x.tokens * choice.blocks * 8;
-  choice.heads = heads_at_a_time(x.heads, head_bytes, int64_t{hopper ? 1024 : 512} << 20);
-  choice.states = kernels::align_scratch(static_cast<size_t>(choice.heads * head_bytes));
+  choice.tokens = x.tokens;
+  if (choice.implementation == Implementation::kHopper) {
+    const kernels::StickHopperScratch scratch = kernels::stickbreaking_hopper_backward_scratch(
+        {.tokens = x.tokens, .heads = x.heads, .head_dim = x.head_dim, .blocks = choice.blocks});
+    choice.blocks = scratch.blocks;
+    choice.tokens = scratch.segment;
+    choice.heads = scratch.heads;
+    choice.bytes = scratch.bytes;
+  } else {
+    const int64_t head_bytes = x.tokens * choice.blocks * 8;
+    choice.heads = heads_at_a_time(x.heads, head_bytes);
+    choice.bytes = kernels::align_scratch(static_cast<size_t>(choice.heads * head_bytes));
+  }
   if (x.learned_remainder) {
-    choice.states =
-        std::max(choice.states, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
+    choice.bytes =
+        std::max(choice.bytes, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
   }
 }
 
@@ -266,12 +275,10 @@ SoftmaxChoice choose(const SoftmaxBackward& op, const Stream& s) {
 StickBreakingChoice choose(const StickBreakingShape& x, const Target& target,
                            std::string_view forced) {
   StickBreakingChoice choice = choose_implementation(x, target, forced);
-  if (x.backward) plan_states(x, choice);
-  choice.bytes = choice.states;
-  if (choice.implementation == Implementation::kHopper) {
-    choice.bytes +=
-        x.backward ? kernels::stickbreaking_hopper_backward_scratch_bytes(x.tokens, choice.heads)
-                   : kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
+  if (x.backward) {
+    plan_backward(x, choice);
+  } else if (choice.implementation == Implementation::kHopper) {
+    choice.bytes = kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
   }
   return choice;
 }

@@ -43,9 +43,9 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const StickBreakingSc
   p.workspace = scratch.buffer.tensor();
   p.workspace_heads = static_cast<int>(choice.heads);
   p.workspace_blocks = static_cast<int>(choice.blocks);
+  p.workspace_tokens = static_cast<int>(choice.tokens);
   if (choice.implementation == Implementation::kHopper) {
-    void* rest = p.workspace + choice.states / sizeof(float);
-    kernels::stickbreaking_backward_hopper(cuda_stream(s), p, rest);
+    kernels::stickbreaking_backward_hopper(cuda_stream(s), p);
   } else {
     kernels::stickbreaking_backward(cuda_stream(s), p);
   }

@@ -411,13 +411,32 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   // Four times as many for half of the heads, a float for each row of these, and the queue.
   const StickBreakingChoice hopper = choose(shape, target);
   EXPECT_EQ(hopper.heads, 12);
-  EXPECT_EQ(hopper.states, 843055104u);
   EXPECT_EQ(hopper.bytes, 844630272u);
   // The states of few tokens are fewer bytes than the sums for the remainder's vector, 264 times 24
   // heads of 64 floats.
   shape.tokens = 1;
   shape.learned_remainder = true;
-  EXPECT_EQ(choose(shape, target).states, 1622016u);
+  EXPECT_EQ(choose(shape, target).bytes, 1622016u);
+}
+
+// Rows that are as long as the pack, for which one head's states would take up to 0.5 TiB.
+TEST(Choose, TheScratchOfStickBreakingIsBounded) {
+  const Target target(Backend::kCuda);
+  for (const int head_dim : {32, 64, 128}) {
+    for (const int64_t tokens : {16384, 32768, 65536, 131072, 262144, 524288, 1048576}) {
+      StickBreakingShape shape = stick_shape(head_dim, tokens);
+      shape.max_seqlen = tokens;
+      shape.backward = true;
+      const StickBreakingChoice choice = choose(shape, target);
+      EXPECT_LE(choice.bytes, size_t{1} << 30) << head_dim << " " << tokens;
+      EXPECT_EQ(choice.tokens == tokens, tokens <= 32768) << head_dim << " " << tokens;
+      // Each segment has tiles of 128 queries or 192 keys for all of 132 multiprocessors.
+      EXPECT_GE(choice.tokens, std::min<int64_t>(tokens, 192 * 132)) << head_dim << " " << tokens;
+      if (tokens > 32768) {
+        EXPECT_EQ(choice.tokens % 384, 0) << head_dim << " " << tokens;
+      }
+    }
+  }
 }
 
 }  // namespace
