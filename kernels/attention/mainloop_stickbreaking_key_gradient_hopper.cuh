@@ -13,6 +13,7 @@ template <int kHeadDim, bool kFewTiles = false, bool kInSegments = false>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kSegments = kInSegments;
+  static constexpr bool kFolded = false;
   // Of three consumers, each thread has 160 registers. That is enough for narrow heads, if one of
   // its rows of scores becomes gradients after the other.
   static constexpr bool kRowByRow = kD <= 64 && !kFewTiles;
@@ -234,7 +235,7 @@ class KeyGradientConsumer {
 
  private:
   __device__ __forceinline__ WarpTile& mine() const {
-    return s_.warps[4 * index_ + warp_row() / 16];
+    return s_.warps[reread_thread() / 32 - 4];  // the first four warps load
   }
 
   struct Gradients {
@@ -346,8 +347,8 @@ class KeyGradientConsumer {
     const auto spare = [&](int n, float value) {
       if (Shape::kRowByRow && kRow == 1) x.s.of_row(0, n) = value;
     };
-    HopperGradients::score_row<kMasked>(x.s, x.dp, kRow, block.first_key, x_.p.scale * kLog2e, seen,
-                                        state, spare);
+    HopperGradients::score_row<kMasked>(x.s, x.dp, kRow, block.first_key,
+                                        score_scale<Shape, !kMasked>(x_.p), seen, state, spare);
     if constexpr (Shape::kRowByRow) {
       const unsigned offset = score_chunk_offset();
       store_score_chunks<kRow>(s_.a[score_tile_][index_], offset, 0, x.s);

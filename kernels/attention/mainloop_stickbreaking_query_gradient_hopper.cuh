@@ -13,6 +13,7 @@ template <int kHeadDim, bool kFewTiles = false, bool kInSegments = false>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kSegments = kInSegments;
+  static constexpr bool kFolded = false;
   static constexpr int kConsumers = kFewTiles ? 1 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -186,7 +187,7 @@ class QueryGradientConsumer : public TileState {
     s_.values.release_and_advance(scored_);
     StateWriter states(x_, tile.head, tile.first + own_row_, tile.begin);
     const auto scan = [&](Scores& s, Scores& dp, int block) {
-      sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), p.scale * kLog2e,
+      sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), score_scale<Shape>(p),
                    BlockKeys{seen, block}, nullptr, nullptr,
                    [&](int i, const auto& state) { states.write(i, state, seen, block); });
       states.advance();
@@ -228,7 +229,7 @@ class QueryGradientConsumer : public TileState {
     dz.pin();
     s_.keys.release_and_advance(released_);
     if (Shape::kSegments && (tile.parts & TileParts::kMore) != 0) return suspend(sticks, dq, first);
-    const float scale = p.scale;
+    const float scale = p.scale * p.query_factor;
     store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
                [scale](int) { return scale; });
   }

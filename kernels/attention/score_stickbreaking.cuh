@@ -39,10 +39,16 @@ __device__ __forceinline__ bool warp_sees_all(const Seen& seen, int begin, int k
   return __all_sync(~0u, seen.all(begin, keys)) != 0;
 }
 
+// In place of scale * log2(e), where the queries have been multiplied by it.
+struct UnitScale {
+  __device__ __forceinline__ friend float operator*(float z, UnitScale) { return z; }
+};
+
 // e of the lane's keys of row i of the scores; `first` is the lane's first key.
-template <bool kMasked, bool kClamped, int kLaneKeys, typename Scores, typename Seen>
+template <bool kMasked, bool kClamped, int kLaneKeys, typename Scores, typename Scale,
+          typename Seen>
 __device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores& s, int i,
-                                             int first, float scale_log2, const Seen& seen) {
+                                             int first, Scale scale_log2, const Seen& seen) {
   // Counted from the lane's first key, so that each comparison is with a constant: the keys'
   // numbers would take a register each.
   const int begin = seen.range(i).begin - first, end = seen.range(i).end - first;
@@ -98,8 +104,8 @@ struct Sticks {
   }
 
   // Scores of the keys from `block` on become A; `gates` are those of these keys.
-  template <typename Scores, typename Seen>
-  __device__ __forceinline__ void score(Scores& s, int block, float scale_log2, const Seen& seen,
+  template <typename Scores, typename Seen, typename Scale>
+  __device__ __forceinline__ void score(Scores& s, int block, Scale scale_log2, const Seen& seen,
                                         const float* gates) {
     const int first = block + kLaneKeys * quad_lane();
     const float* const lane_gates = gates + kLaneKeys * quad_lane();
@@ -112,8 +118,8 @@ struct Sticks {
 
  private:
   // `first` is the lane's first key, `gates` those of its keys.
-  template <bool kMasked, typename Scores, typename Seen>
-  __device__ __forceinline__ void break_block(Scores& s, int first, float scale_log2,
+  template <bool kMasked, typename Scores, typename Seen, typename Scale>
+  __device__ __forceinline__ void break_block(Scores& s, int first, Scale scale_log2,
                                               const Seen& seen, const float* gates) {
     if constexpr (kGated) {
 #pragma unroll
@@ -130,8 +136,8 @@ struct Sticks {
   // One reciprocal for four keys. With T_t the stick after key t: A_t = e_t T_t, and T_t of the
   // next key to the right is T_t + A_t. All rows go through each step together, because the steps
   // of one row depend on each other.
-  template <bool kMasked, typename Scores, typename Seen>
-  __device__ __forceinline__ void break_rows(Scores& s, int first, float scale_log2,
+  template <bool kMasked, typename Scores, typename Seen, typename Scale>
+  __device__ __forceinline__ void break_rows(Scores& s, int first, Scale scale_log2,
                                              const Seen& seen) {
     float e[kRows][kLaneKeys];
     float after[kRows][kGroups];  // product of 1 / (1 + e) over four keys
@@ -253,8 +259,8 @@ struct StickGradients {
   // Scores become A and their gradients by A (dp = do.v) become dz, both of the keys from `block`
   // on; advances the state to the next block. dgate, with a gate: += of the lane's keys. Without
   // gates, save(i, LaneState) is called for each row of the lane.
-  template <typename Scores, typename Seen, typename Save>
-  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, float scale_log2,
+  template <typename Scores, typename Seen, typename Save, typename Scale>
+  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, Scale scale_log2,
                                         const Seen& seen, const float* gates, float* dgate,
                                         Save&& save) {
     const int first = block + kLaneKeys * quad_lane();
@@ -265,8 +271,8 @@ struct StickGradients {
       break_block<true>(s, dp, first, scale_log2, seen, lane_gates, dgate, save);
     }
   }
-  template <typename Scores, typename Seen>
-  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, float scale_log2,
+  template <typename Scores, typename Seen, typename Scale>
+  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, Scale scale_log2,
                                         const Seen& seen, const float* gates, float* dgate) {
     score(s, dp, block, scale_log2, seen, gates, dgate, [](int, LaneState) {});
   }
@@ -277,9 +283,9 @@ struct StickGradients {
   // `state()` returns the LaneState and is called as late as can be. At the end spare(n, x) is
   // called with kSpare numbers: where they are kept for nothing, but in registers that would be
   // idle otherwise, they live there as temporaries.
-  template <bool kMasked, typename Scores, typename State, typename Spare>
+  template <bool kMasked, typename Scores, typename State, typename Spare, typename Scale>
   static __device__ __forceinline__ void score_row(Scores& s, Scores& dp, int i, int block,
-                                                   float scale_log2, KeyRange seen,
+                                                   Scale scale_log2, KeyRange seen,
                                                    const State& state, const Spare& spare) {
     float e[kLaneKeys], kept[2 * kGroups], all[kGroups];
     exponentials<kMasked, kMasked>(e, s, i, block + kLaneKeys * quad_lane(), scale_log2,
@@ -311,8 +317,8 @@ struct StickGradients {
     __device__ __forceinline__ KeyRange range(int) const { return of_rows; }
   };
 
-  template <bool kMasked, typename Scores, typename Seen, typename Save>
-  __device__ __forceinline__ void break_block(Scores& s, Scores& dp, int first, float scale_log2,
+  template <bool kMasked, typename Scores, typename Seen, typename Save, typename Scale>
+  __device__ __forceinline__ void break_block(Scores& s, Scores& dp, int first, Scale scale_log2,
                                               const Seen& seen, const float* gates, float* dgate,
                                               Save&& save) {
 #pragma unroll

@@ -13,9 +13,13 @@ enum class StickRemainder : uint8_t {
   kBias,   // o_j += rem_j r_h
 };
 
+// The scale of queries that have been multiplied by scale * log2(e): powers of two need no factor.
+inline constexpr float kFoldedScale = 0.6931471805599453f;  // log(2)
+
 struct StickBreakingProblem {
   int tokens = 0, heads = 0, head_dim = 0;
   float scale = 1.0f;
+  float query_factor = 1.0f;  // by which q has been multiplied: dq is the gradient of q before that
   bool attend_current = false;
   StickRemainder remainder = StickRemainder::kNone;
   float skip_epsilon = 0.0f;            // 0 never skips

@@ -7,6 +7,23 @@
 
 namespace sbtrain::kernels {
 
+// The shape of a loop whose queries have been multiplied by scale * log2(e): their scores are not.
+// Where that has no gain they are multiplied by 1.
+template <typename Shape>
+struct Folded : Shape {
+  static constexpr bool kFolded = true;
+};
+template <typename Shape>
+using Unfolded = Shape;
+template <typename Shape, bool kGain = true>
+__device__ __forceinline__ auto score_scale(const StickBreakingProblem& p) {
+  if constexpr (Shape::kFolded && kGain) {
+    return UnitScale{};
+  } else {
+    return p.scale * kLog2e;
+  }
+}
+
 // Blocks of keys begin at multiples of kKeys. One that the pack ends within is loaded together with
 // keys to its left, so that nothing beyond the pack is read: the copy engine does not check the
 // bounds of permuted keys. Packs have at least kKeys tokens.

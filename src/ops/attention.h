@@ -30,6 +30,9 @@ using Remainder = kernels::StickRemainder;
 struct StickBreakingParams {
   int heads = 0;
   float scale = 1.0f;
+  // By which q has been multiplied: dq is the gradient of q before that. If it was scale * log2(e),
+  // scale is kernels::kFoldedScale, and the kernels for Hopper save a multiplication for each pair.
+  float query_factor = 1.0f;
   bool attend_current = false;
   Remainder remainder = Remainder::kNone;
   // Keys to the left of the point where every query of a tile has rem < skip_epsilon are skipped,

@@ -25,16 +25,26 @@ class StickBreaking : public Attention {
   // Computes one head at a time, and of it segments of so many tokens.
   void cut_into_segments(int segment) { take_workspace(1, segment); }
 
+  // Multiplies the queries by scale * log2(e) before they are rounded; returns that factor.
+  float fold_scale() {
+    problem_.query_factor = scale * kLog2e;
+    problem_.scale = kFoldedScale;
+    const test::Owned exact = test::random_normal("q", {static_cast<int64_t>(q.size())});
+    for (size_t i = 0; i < q.size(); ++i) {
+      q[i] = __float2bfloat16(problem_.query_factor * exact.f32()[i]);
+    }
+    return problem_.query_factor;
+  }
   void give_remainder_to_values() { problem_.remainder = StickRemainder::kValue; }
 
-  template <int kD, bool kFewTiles>
+  template <int kD, bool kFewTiles, template <typename> class Kind = Unfolded>
   void run(Timing timing, float skip_epsilon) {
     clear_results();
     std::fill(stop_.begin(), stop_.end(), INT32_MIN);
     std::fill(workspace_.begin(), workspace_.end(), NAN);
     problem_.skip_epsilon = skip_epsilon;
-    forward<HopperForwardShape<kD, false, kFewTiles>>(timing);
-    backward<kD, kFewTiles>(timing);
+    forward<Kind<HopperForwardShape<kD, false, kFewTiles>>>(timing);
+    backward<kD, kFewTiles, Kind>(timing);
   }
   // What the kernels skip is less than the errors that are allowed.
   void check(const test::oracle::Result& want) const {
@@ -65,7 +75,7 @@ class StickBreaking : public Attention {
                                    .v = key_tiles(p, p.v, Shape::kKeys)};
     run_persistent<StickForwardMainloop<Shape>>(timing, x);
   }
-  template <int kD, bool kFewTiles>
+  template <int kD, bool kFewTiles, template <typename> class Kind>
   void backward(Timing timing) {
     const StickBreakingProblem& p = problem_;
     HopperBackwardArguments x{.p = p,
@@ -77,8 +87,8 @@ class StickBreaking : public Attention {
                               .v = key_tiles(p, p.v, kStickKeys)};
     place_in_scratch(x);
     if (!in_segments(p)) {
-      return run_phases<QueryGradientShape<kD, kFewTiles>, KeyGradientShape<kD, kFewTiles>>(
-          timing, x, tokens(), tokens());
+      return run_phases<Kind<QueryGradientShape<kD, kFewTiles>>,
+                        Kind<KeyGradientShape<kD, kFewTiles>>>(timing, x, tokens(), tokens());
     }
     for (; x.first_head < kHeads; ++x.first_head) {
       for_each_segment(
@@ -142,6 +152,27 @@ TEST(EmulatedStickBreaking, HeadsOf64) {
 }
 TEST(EmulatedStickBreaking, HeadsOf128) {
   check_all<128>();
+}
+
+// Queries that have been multiplied by scale * log2(e) and then rounded.
+template <int kD>
+void check_folded() {
+  StickBreaking x(kPacks[2], kD);
+  test::oracle::Problem problem = x.oracle();
+  const float factor = x.fold_scale();
+  problem.q = to_f64(x.q);
+  problem.scale = std::log(2.0);
+  test::oracle::Result want = test::oracle::stickbreaking(problem);
+  for (double& dq : want.dq) dq *= double(factor);
+  for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+    ASSERT_NO_THROW((x.run<kD, false, Folded>(timing, 0.0f)));
+    x.check(want);
+  }
+}
+TEST(EmulatedStickBreaking, FoldedScale) {
+  check_folded<32>();
+  check_folded<64>();
+  check_folded<128>();
 }
 
 // Segments of queries and keys, as where the states of a head do not fit, change no bit. Sticks are

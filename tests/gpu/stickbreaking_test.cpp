@@ -1,5 +1,7 @@
 // Stick-breaking attention on the GPU against the fp64 oracle, with every option and every
 // implementation that the GPU has for it.
+#include <numbers>
+
 #include "kernels/attention/scratch_sizes.h"
 #include "ops/attention.h"
 #include "ops/choose.h"
@@ -40,6 +42,9 @@ void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
 // Inputs that bf16 can hold, and the results of the GPU.
 struct GpuAttention : Attention {
   explicit GpuAttention(const Case& c) : Attention(c) {
+    for (int64_t t = 0; t < c.tokens(); ++t) {
+      for (int64_t i = 0; i < c.width(); ++i) qkv.at(t, i) *= c.query_factor;
+    }
     for (Owned* x : {&qkv, &dout, &bias}) round_to_bf16(*x);
   }
 
@@ -157,7 +162,8 @@ void expect_within_bounds(const GpuAttention& x, const Outputs& got,
   if (c.skip_epsilon > 0) {
     for (const double stop : got.stop) p.first_key.push_back(static_cast<int32_t>(stop));
   }
-  const oracle::Result want = oracle::stickbreaking(p);
+  oracle::Result want = oracle::stickbreaking(p);
+  for (double& dq : want.dq) dq *= static_cast<double>(c.query_factor);
   const std::string text =
       implementation + ", " + c.describe() + ", d " + std::to_string(c.head_dim);
   EXPECT_LE(relative_error(got.o, want.o), 4e-3) << "o, " << text;
@@ -242,6 +248,20 @@ TEST_F(GpuStickBreaking, DocumentsEndInTheMiddleOfTiles) {
 TEST_F(GpuStickBreaking, ManyHeadsGoThroughTheWorkspaceInGroups) {
   // 16384 tokens, 253 blocks: 33 MB a head, more than 512 MiB in all.
   check({.documents = {16000, 384}, .heads = 18, .head_dim = 8});
+}
+
+// Queries that have been multiplied by scale * log2(e).
+TEST_F(GpuStickBreaking, FoldedScale) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (const int64_t d : {32, 64, 128}) {
+      for (const int heads : {1, 4}) {  // of small tiles and of the usual ones
+        Case c{.documents = {5, 2048, 33, 1500}, .heads = heads, .head_dim = d, .inputs = inputs};
+        c.query_factor = c.logit_scale() * std::numbers::log2e_v<float>;
+        c.scale = kernels::kFoldedScale;
+        check(c);
+      }
+    }
+  }
 }
 
 // The states of one head of a small pack, cut as where they do not fit.

@@ -10,6 +10,7 @@ kernels::StickBreakingProblem problem(const Op& op) {
   require(op.log2_rem_HT.contiguous() && op.stop_HT.contiguous(),
           "stick-breaking attention: the remainders have strided rows");
   auto p = attention_problem<kernels::StickBreakingProblem>(op);
+  p.query_factor = op.params.query_factor;
   p.attend_current = op.params.attend_current;
   p.remainder = op.params.remainder;
   p.skip_epsilon = op.params.skip_epsilon;
