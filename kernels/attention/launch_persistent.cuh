@@ -8,6 +8,16 @@
 
 namespace sbtrain::kernels {
 
+// Runs a main loop whose tiles have been put in order.
+template <typename Mainloop>
+void launch_scheduled(const char* name, cudaStream_t stream,
+                      const typename Mainloop::Arguments& x) {
+  const int blocks = std::min(x.scheduler.tiles * x.scheduler.heads, multiprocessors());
+  launch_attention(name, stream, persistent_hopper_kernel<Mainloop>,
+                   dim3(static_cast<unsigned>(blocks)), Mainloop::Shape::kThreads,
+                   kSharedBytes<typename Mainloop::Shared>, x);
+}
+
 // Runs a main loop (persistent_hopper.cuh) on all tiles of `rows` rows and `heads` heads, with one
 // block for each multiprocessor. `scratch` is that of the scheduler. Where there are no more tiles
 // than multiprocessors, each has a block of its own, and nothing is put in order: for short packs
@@ -24,9 +34,7 @@ void launch_persistent(const char* name, cudaStream_t stream, typename Mainloop:
     schedule_tiles_kernel<<<1, kSchedulerThreads, 0, stream>>>(x.scheduler, steps_of<Mainloop>(x));
     check_launch(name);
   }
-  launch_attention(name, stream, persistent_hopper_kernel<Mainloop>,
-                   dim3(static_cast<unsigned>(blocks)), Mainloop::Shape::kThreads,
-                   kSharedBytes<typename Mainloop::Shared>, x);
+  launch_scheduled<Mainloop>(name, stream, x);
 }
 template <typename Mainloop>
 void launch_persistent(const char* name, cudaStream_t stream, typename Mainloop::Arguments x,

@@ -224,11 +224,11 @@ class KeyGradientConsumer {
     __syncwarp();
     if constexpr (Shape::kSegments) {
       const int parts = mine().parts;
-      if (parts == TileParts::kMore) {
+      if (parts == TileParts::kNone) return;
+      if (parts == TileParts::kMore) {  // and if nothing more is needed, these are the results
         save_sums(sums_of(block, 0), sums.dk);
         save_sums(sums_of(block, 1), sums.dv);
       }
-      if (parts != 0) return;
     }
     write(sums.dk, sums.dv, block.begin, block.first_key, mine().head);
   }
@@ -498,6 +498,9 @@ struct StickKeyGradientMainloop {
   using Producer = KeyGradientProducer<Shape>;
   using Consumer = KeyGradientConsumer<Shape>;
   static constexpr int kTileRows = Shape::kKeys;
+  static __device__ __forceinline__ bool needed(const Arguments& x) requires(Shape::kSegments) {
+    return segment_is_needed(x.part);
+  }
   static KeySteps steps(const Arguments& x) { return {x.p, x.part, Shape::kKeys, Shape::kQueries}; }
 };
 

@@ -335,6 +335,9 @@ struct StickQueryGradientMainloop {
   using Producer = QueryGradientProducer<Shape>;
   using Consumer = QueryGradientConsumer<Shape>;
   static constexpr int kTileRows = Shape::kQueries;
+  static __device__ __forceinline__ bool needed(const Arguments& x) requires(Shape::kSegments) {
+    return segment_is_needed(x.part);
+  }
   static QueryGradientSteps steps(const Arguments& x) { return {x.p, x.part, Shape::kQueries}; }
 };
 

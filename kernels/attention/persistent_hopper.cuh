@@ -11,6 +11,7 @@
 //              kProducerRegisters and kConsumerRegisters
 //   Arguments  what the kernel is given: `p`, the problem, `scheduler` and what else it needs;
 //              prefetch(arguments), where there is one, fetches descriptors before the first tile
+//              needed(arguments), where there is one, says whether the launch has anything to do
 //   Shared     the layout of shared memory: Pipeline<1> `tiles`, `tile`, of type QueryTile or
 //              KeyTile, and what else it needs; init(), by one thread, makes the barriers
 //   Producer   of (shared, arguments), one warp: tile_of(tile, head) describes a scheduled tile,
@@ -132,6 +133,9 @@ template <typename Mainloop>
 static __global__ void __launch_bounds__(Mainloop::Shape::kThreads, 1)
     persistent_hopper_kernel(const __grid_constant__ typename Mainloop::Arguments x) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if constexpr (requires { Mainloop::needed(x); }) {
+    if (!Mainloop::needed(x)) return;
+  }
   using Shape = typename Mainloop::Shape;
   static_assert(kRegistersSuffice<Shape>);
   extern __shared__ unsigned char memory[];

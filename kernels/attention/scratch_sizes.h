@@ -51,7 +51,7 @@ struct StickHopperShape {
 };
 // What is computed at a time, and the layout of the scratch in bytes from its start.
 struct StickHopperScratch {
-  int64_t heads;
+  int64_t tokens, heads;
   int64_t segment;  // tokens; those of the pack where there are no segments
   int64_t blocks;   // of keys, whose states are kept
   int64_t rows;     // of a head's first keys
@@ -61,8 +61,12 @@ struct StickHopperScratch {
   size_t carries;     // {log2 T, C} [rows]; from here on: with segments
   size_t dq;          // f32 [rows, d]
   size_t dkv;         // f32 [2, segment, d]
-  size_t scheduler;
+  size_t lowest;      // i32 [segments]
+  size_t counters;    // i32 [2, segments, segments]: tiles that are taken, in each launch
+  size_t orders;      // i32 [2, segment / 64]: of tiles, from the first and from the last one on
+  size_t scheduler;   // without segments
   size_t bytes;
+  constexpr int64_t segments() const { return (tokens + segment - 1) / segment; }
 };
 constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape& x, int64_t heads,
                                                          int64_t segment) {
@@ -71,6 +75,7 @@ constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape&
   };
   const bool whole = segment >= x.tokens;
   StickHopperScratch s{};
+  s.tokens = x.tokens;
   s.heads = heads;
   s.segment = whole ? x.tokens : segment;
   s.blocks = whole || x.blocks < segment / 64 ? x.blocks : segment / 64;
@@ -87,8 +92,12 @@ constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape&
     s.carries = take(s.rows * 8);
     s.dq = take(s.rows * x.head_dim * 4);
     s.dkv = take(segment * x.head_dim * 8);
+    s.lowest = take(s.segments() * 4);
+    s.counters = take(2 * s.segments() * s.segments() * 4);
+    s.orders = take(2 * (segment / 64) * 4);
+  } else {
+    s.scheduler = take(static_cast<int64_t>(tile_scheduler_bytes(x.tokens)));
   }
-  s.scheduler = take(static_cast<int64_t>(tile_scheduler_bytes(x.tokens)));
   return s;
 }
 // As many heads as fit, in groups of sizes as equal as possible, or else the longest segments.

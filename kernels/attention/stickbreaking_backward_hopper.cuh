@@ -26,6 +26,8 @@ static_assert(sizeof(TileStates) == 64 * kHopperRowStateBytes);
 struct HopperSegments {
   int first_query = 0, end_query = 0;
   int first_key = 0, end_key = 0;
+  // The first key that any query of the segment sees: beyond the keys there is nothing to do.
+  const int* lowest = nullptr;
   float2* carries = nullptr;  // [rows]
   float* dq = nullptr;        // [rows, d], as the lanes hold it
   float* dkv = nullptr;       // [2, keys of the segment, d], the same
@@ -53,6 +55,12 @@ struct HopperBackwardArguments {
            (row - part.first_query) / 64;
   }
 };
+
+// Whether any query of the segment sees a key of the segment. A square that has none changes
+// nothing: what it would pass on is where it was, and results were written with the last sums.
+__device__ __forceinline__ bool segment_is_needed(const HopperSegments& part) {
+  return *part.lowest < part.end_key;
+}
 
 // What a tile has to do with other segments than that of the launch.
 struct TileParts {

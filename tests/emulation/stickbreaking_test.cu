@@ -90,7 +90,10 @@ class StickBreaking : public Attention {
       return run_phases<Kind<QueryGradientShape<kD, kFewTiles>>,
                         Kind<KeyGradientShape<kD, kFewTiles>>>(timing, x, tokens(), tokens());
     }
+    const SegmentLaunches launches = segment_launches(p);
     for (; x.first_head < kHeads; ++x.first_head) {
+      launch({unsigned(launches.segments)}, {kSegmentThreads}, timing,
+             [&] { prepare_segments_kernel(p, x.first_head, launches); });
       for_each_segment(
           x,
           [&](int queries, int keys) {
