@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
     add_product<kRowBlocks, kStickKeys / 8, kD>(dq, dp, keys.k(stage));
   }
   cp_async_wait<0>();
-  const float scale = p.scale;
+  const float scale = p.scale * p.query_factor;
   store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
              [scale](int) { return scale; });
 }

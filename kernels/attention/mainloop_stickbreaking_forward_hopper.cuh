@@ -18,6 +18,7 @@ template <int kHeadDim, bool kHasGates, bool kFewTiles = false>
 struct HopperForwardShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kGated = kHasGates;
+  static constexpr bool kFolded = false;
   // Gates need registers.
   static constexpr int kKeys = kGated ? 64 : 128;
   // Heads of 32 channels leave registers for a third one.
@@ -230,7 +231,7 @@ class HopperForwardConsumer : public TileState {
       gates = s_.gates[gates_.stage()];
       gates_.advance();
     }
-    x.sticks.score(s, first, p_.scale * kLog2e, BlockKeys{seen, x.block}, gates);
+    x.sticks.score(s, first, score_scale<Shape>(p_), BlockKeys{seen, x.block}, gates);
   }
   // A of the scores becomes the operand, after the product that had it before.
   __device__ __forceinline__ void take_operand(State& x, const Scores& s) {

@@ -8,10 +8,12 @@
 namespace sbtrain::kernels {
 
 // Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise. kFewTiles
-// as in the forward pass.
-template <int kHeadDim, bool kFewTiles = false>
+// and kInSegments as in phase 1.
+template <int kHeadDim, bool kFewTiles = false, bool kInSegments = false>
 struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
+  static constexpr bool kSegments = kInSegments;
+  static constexpr bool kFolded = false;
   // Of three consumers, each thread has 160 registers. That is enough for narrow heads, if one of
   // its rows of scores becomes gradients after the other.
   static constexpr bool kRowByRow = kD <= 64 && !kFewTiles;
@@ -19,7 +21,7 @@ struct KeyGradientShape {
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kQueries = 64;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kStages = kD <= 64 ? 4 : 3;
+  static constexpr int kStages = kD <= 32 ? 4 : 3;
   // Where shared memory is left for it, A and dz are stored beside those of the tile before, which
   // the tensor cores may still read.
   static constexpr int kScoreTiles = kD <= 64 ? 2 : 1;
@@ -29,9 +31,16 @@ struct KeyGradientShape {
 
 // What a warp that computes has no register for.
 struct WarpTile {
-  int head;
+  int head, parts;
   uint32_t parity;  // of the phase of the barriers in which the tile of keys comes
 };
+
+struct KeyGradientTile : KeyTile {
+  int parts = 0;  // TileParts
+};
+__device__ __forceinline__ KeyGradientTile uniform(const KeyGradientTile& tile) {
+  return {uniform(static_cast<const KeyTile&>(tile)), uniform(tile.parts)};
+}
 
 template <typename Shape>
 struct KeyGradientShared {
@@ -42,19 +51,19 @@ struct KeyGradientShared {
   alignas(1024) __nv_bfloat16 dout[kStages][Shape::kQueries * kD];
   alignas(1024) __nv_bfloat16 a[Shape::kScoreTiles][kConsumers][Shape::kQueries * kStickKeys];
   alignas(1024) __nv_bfloat16 dz[Shape::kScoreTiles][kConsumers][Shape::kQueries * kStickKeys];
-  float2 states[kStages][kConsumers][Shape::kQueries];
-  int first_keys[kStages][Shape::kQueries];
+  TileStates states[kStages][kConsumers];
+  alignas(16) int first_keys[kStages][Shape::kQueries];
   int first_query[kStages];  // < 0: there are no more queries for this tile
   Pipeline<1> keys, tiles;
   Pipeline<kStages> queries;
-  KeyTile tile;
+  KeyGradientTile tile;
   WarpTile warps[4 * kConsumers];
   uint32_t producer_parity;  // the same for the warp that loads
 
   __device__ __forceinline__ void init() {
     keys.init(1, kReaders<Shape>);
     tiles.init(1, kReaders<Shape>);
-    queries.init(1 + 32, kReaders<Shape>);
+    queries.init(1, kReaders<Shape>);
     for (WarpTile& warp : warps) warp.parity = 0;
     producer_parity = 0;
   }
@@ -64,6 +73,8 @@ template <typename Shape>
 class KeyGradientProducer {
   static constexpr int kD = Shape::kD;
   using Shared = KeyGradientShared<Shape>;
+  // Of a tile of queries: their first keys, and their states in the blocks of all consumers.
+  static constexpr int kRowBytes = sizeof(Shared::first_keys[0]) + sizeof(Shared::states[0]);
 
  public:
   __device__ __forceinline__ KeyGradientProducer(Shared& shared, const HopperBackwardArguments& x)
@@ -78,10 +89,13 @@ class KeyGradientProducer {
     __syncwarp();
   }
 
-  __device__ __forceinline__ KeyTile tile_of(int tile, int scheduled_head) const {
-    return {tile * Shape::kKeys, x_.first_head + scheduled_head};
+  __device__ __forceinline__ KeyGradientTile tile_of(int tile, int scheduled_head) const {
+    const int head = x_.first_head + scheduled_head;
+    if constexpr (!Shape::kSegments) return {{tile * Shape::kKeys, head}};
+    const int first = x_.part.first_key + tile * Shape::kKeys;
+    return {{first, head}, parts_of(first)};
   }
-  __device__ __forceinline__ void load(const KeyTile& tile) {
+  __device__ __forceinline__ void load(const KeyGradientTile& tile) {
     __syncwarp();
     if constexpr (Shape::kProducerRegisters < 40) {
       load(s_.tile.first, s_.tile.head);  // read again where they are used
@@ -92,13 +106,24 @@ class KeyGradientProducer {
   }
 
  private:
+  __device__ __forceinline__ int parts_of(int first) const {
+    const int end = visibility_of<false>(x_.p, StickHead(x_.p, 0))
+                        .end_query(min(first + Shape::kKeys, x_.p.tokens) - 1);
+    if (end <= x_.part.first_query) return TileParts::kNone;
+    return end > x_.part.end_query ? TileParts::kMore : 0;
+  }
   __device__ __forceinline__ void load(const int& block, const int& head) {
     const StickBreakingProblem& p = x_.p;
     const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
     const int end_key = min(block + Shape::kKeys, p.tokens);
-    const int end = seen.end_query(end_key - 1);
+    int end = seen.end_query(end_key - 1);
+    int begin = block;
+    if constexpr (Shape::kSegments) {
+      begin = max(begin, x_.part.first_query);
+      end = min(end, x_.part.end_query);
+    }
     load_keys(block, head);
-    for (int some = block; some < end; some += 32 * Shape::kQueries) {
+    for (int some = begin; some < end; some += 32 * Shape::kQueries) {
       // The first row of a tile is the one that sees furthest to the left.
       const int mine = some + lane() * Shape::kQueries;
       const bool needed =
@@ -122,40 +147,30 @@ class KeyGradientProducer {
   __device__ __forceinline__ void load_queries(int first, const int& block, const int& head) {
     const int stage = state_.stage();
     Mbarrier& full = s_.queries.acquire(state_);
-    if (first >= 0) load_rows_of(first, block, head, stage);
-    full.arrive_after_copies();
     if (lane() == 0) {
       s_.first_query[stage] = first;
       if (first < 0) {
         full.arrive();
       } else {
-        full.arrive_and_expect(2 * 2 * Shape::kQueries * kD);
+        full.arrive_and_expect(2 * 2 * Shape::kQueries * kD + kRowBytes);
         load_token_tile<Shape::kQueries, kD>(s_.q[stage], x_.q, full, first, head);
+        load_rows_of(first, block, head, stage, full);
         load_token_tile<Shape::kQueries, kD>(s_.dout[stage], x_.dout, full, first, head);
       }
     }
+    __syncwarp();  // no lane falls behind by a phase of the barrier
     state_.advance();
   }
-  // Their states at the left edges of the consumers' blocks. Where there are none, the consumer
+  // Their first keys, and their states in the consumers' blocks. Where a row has none, the consumer
   // does not use what is copied. The warp waits for nothing here: what it would wait for, all
   // consumers would.
   __device__ __forceinline__ void load_rows_of(int first, const int& block, const int& head,
-                                               int stage) {
-    const int last = x_.p.tokens - 1;
-    // Unrolled, by the registers. The emulation on a host does not unroll.
-    [[maybe_unused]] constexpr int kTurns = Shape::kProducerRegisters < 40 ? 1 : 4;
-#pragma unroll kTurns
-    for (int i = lane(); i < Shape::kQueries; i += 32) {
-      cp_async4(shared_address(&s_.first_keys[stage][i]), x_.first_key(head, min(first + i, last)));
-    }
-#pragma unroll kTurns
+                                               int stage, Mbarrier& full) {
+    bulk_load(s_.first_keys[stage], x_.first_key(head, first), sizeof(s_.first_keys[0]), full);
+#pragma unroll 1
     for (int n = 0; n < Shape::kConsumers; ++n) {
-      const float2* const states = x_.states(head, x_.place(block / kStickKeys + n));
-#pragma unroll
-      for (int i = 0; i < Shape::kQueries; i += 32) {
-        cp_async8(shared_address(&s_.states[stage][n][i + lane()]),
-                  states + min(first + i + lane(), last));
-      }
+      bulk_load(&s_.states[stage][n], x_.states(head, x_.place(block / kStickKeys + n), first),
+                sizeof(TileStates), full);
     }
   }
 
@@ -188,23 +203,39 @@ class KeyGradientConsumer {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void compute(const KeyTile& tile) {
-    if (lane() == 0) mine().head = tile.head;
+  __device__ __forceinline__ void compute(const KeyGradientTile& tile) {
+    if (lane() == 0) {
+      mine().head = tile.head;
+      if (Shape::kSegments) mine().parts = tile.parts;
+    }
     const int begin = tile.first + kStickKeys * index_;
     const Block block = {begin, first_loaded_key<kStickKeys>(begin, x_.p.tokens)};
     Gradients sums;
-    sums.dk.clear();
-    sums.dv.clear();
+    if constexpr (Shape::kSegments) {
+      load_sums(sums.dk, sums_of(block, 0));
+      load_sums(sums.dv, sums_of(block, 1));
+    } else {
+      sums.dk.clear();
+      sums.dv.clear();
+    }
     s_.keys.wait(tile_state());
     walk(sums, block);
     s_.keys.release();
     __syncwarp();
+    if constexpr (Shape::kSegments) {
+      const int parts = mine().parts;
+      if (parts == TileParts::kNone) return;
+      if (parts == TileParts::kMore) {  // and if nothing more is needed, these are the results
+        save_sums(sums_of(block, 0), sums.dk);
+        save_sums(sums_of(block, 1), sums.dv);
+      }
+    }
     write(sums.dk, sums.dv, block.begin, block.first_key, mine().head);
   }
 
  private:
   __device__ __forceinline__ WarpTile& mine() const {
-    return s_.warps[4 * index_ + warp_row() / 16];
+    return s_.warps[reread_thread() / 32 - 4];  // the first four warps load
   }
 
   struct Gradients {
@@ -224,6 +255,12 @@ class KeyGradientConsumer {
   struct Block {
     int begin, first_key;  // of the keys, and the first one that is loaded
   };
+  // Of the warp's 16 keys: of dk (0) or dv (1).
+  __device__ __forceinline__ float* sums_of(const Block& block, int which) const {
+    const HopperSegments& part = x_.part;
+    const int row = which * (part.end_key - part.first_key) + block.begin - part.first_key;
+    return part.dkv + int64_t{row + warp_row()} * kD;
+  }
 
   // The gradients of a tile of queries are added during the scan of the next one.
   __device__ __forceinline__ void walk(Gradients& sums, const Block& block) {
@@ -237,7 +274,7 @@ class KeyGradientConsumer {
     const bool any = stage >= 0;
     while (any) {
       x.pin();
-      score_tile_ = (score_tile_ + 1) % Shape::kScoreTiles;
+      if (Shape::kScoreTiles == 2) score_tile_ ^= 1;
       differentiate_rows(x, stage, block);
       if constexpr (Shape::kRowByRow) {
         wait_for_gradients(sums, stage);
@@ -301,16 +338,23 @@ class KeyGradientConsumer {
       seen.begin = max(seen.begin, block.begin);
     }
     const auto state = [&] {
-      const float2 saved = (s_.states[stage][index_] + first_row)[8 * kRow];
-      return some ? saved : make_float2(0.0f, 0.0f);
+      HopperGradients::LaneState lane = s_.states[stage][index_].of_row[kRow][threadIdx.x % 128];
+      if (kMasked && !some) lane = {0.0f, 0.0f};
+      return lane;
     };
-    HopperGradients::score_row<kMasked>(x.s, x.dp, kRow, block.first_key, x_.p.scale * kLog2e, seen,
-                                        state);
+    // The compiler keeps the registers of the scores for the next ones, so those of row 0, which is
+    // stored, serve row 1.
+    const auto spare = [&](int n, float value) {
+      if (Shape::kRowByRow && kRow == 1) x.s.of_row(0, n) = value;
+    };
+    HopperGradients::score_row<kMasked>(x.s, x.dp, kRow, block.first_key,
+                                        score_scale<Shape, !kMasked>(x_.p), seen, state, spare);
     if constexpr (Shape::kRowByRow) {
-      store_score_chunks<kRow>(s_.a[score_tile_][index_], 0, x.s);
-      store_score_chunks<kRow>(s_.a[score_tile_][index_], 1, x.s);
-      store_score_chunks<kRow>(s_.dz[score_tile_][index_], 0, x.dp);
-      store_score_chunks<kRow>(s_.dz[score_tile_][index_], 1, x.dp);
+      const unsigned offset = score_chunk_offset();
+      store_score_chunks<kRow>(s_.a[score_tile_][index_], offset, 0, x.s);
+      store_score_chunks<kRow>(s_.a[score_tile_][index_], offset, 1, x.s);
+      store_score_chunks<kRow>(s_.dz[score_tile_][index_], offset, 0, x.dp);
+      store_score_chunks<kRow>(s_.dz[score_tile_][index_], offset, 1, x.dp);
     }
   }
 
@@ -366,10 +410,11 @@ class KeyGradientConsumer {
            block.begin + kStickKeys <= query + (x_.p.attend_current ? 1 : 0);
   }
 
-  using Queries = TileOperand<Shape::kQueries, kD, TileUse::kRows>;
-  using QueryColumns = TileOperand<Shape::kQueries, kD, TileUse::kColumns>;
-  using Keys = TileOperand<kStickKeys, kD, TileUse::kRows>;
-  using ScoreColumns = TileOperand<Shape::kQueries, kStickKeys, TileUse::kColumns>;
+  static constexpr auto kDescriptors = kD == 64 ? Descriptors::kStepped : Descriptors::kFormed;
+  using Queries = TileOperand<Shape::kQueries, kD, TileUse::kRows, kDescriptors>;
+  using QueryColumns = TileOperand<Shape::kQueries, kD, TileUse::kColumns, kDescriptors>;
+  using Keys = TileOperand<kStickKeys, kD, TileUse::kRows, kDescriptors>;
+  using ScoreColumns = TileOperand<Shape::kQueries, kStickKeys, TileUse::kColumns, kDescriptors>;
 
   __device__ __forceinline__ void issue_scores(TileScores& x, int stage) {
     x.pin();
@@ -421,7 +466,7 @@ class KeyGradientConsumer {
     return static_cast<int>(threadIdx.x / 32 % 4 * 16);
   }
   __device__ __forceinline__ void release_before(int stage) {
-    s_.queries.release((stage + Shape::kStages - 1) % Shape::kStages);
+    s_.queries.release(stage == 0 ? Shape::kStages - 1 : stage - 1);
   }
 
   Shared& s_;
@@ -432,15 +477,16 @@ class KeyGradientConsumer {
   int score_tile_ = 0;  // that was stored last
 };
 
-// The number of tiles of queries that a tile of keys walks over.
+// The number of tiles of queries of the segment that a tile of keys walks over.
 struct KeySteps {
   StickBreakingProblem p;
+  HopperSegments part;
   int keys, queries;
   __device__ int operator()(int tile) const {
-    const int first = tile * keys;
+    const int first = part.first_key + tile * keys;
     const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
-    const int end = seen.end_query(min(first + keys, p.tokens) - 1);
-    return (end - first + queries - 1) / queries;
+    const int end = min(seen.end_query(min(first + keys, p.tokens) - 1), part.end_query);
+    return max(1, (end - max(first, part.first_query) + queries - 1) / queries);
   }
 };
 
@@ -452,9 +498,10 @@ struct StickKeyGradientMainloop {
   using Producer = KeyGradientProducer<Shape>;
   using Consumer = KeyGradientConsumer<Shape>;
   static constexpr int kTileRows = Shape::kKeys;
-  static KeySteps steps(const StickBreakingProblem& p) {
-    return {p, Shape::kKeys, Shape::kQueries};
+  static __device__ __forceinline__ bool needed(const Arguments& x) requires(Shape::kSegments) {
+    return segment_is_needed(x.part);
   }
+  static KeySteps steps(const Arguments& x) { return {x.p, x.part, Shape::kKeys, Shape::kQueries}; }
 };
 
 }  // namespace sbtrain::kernels

@@ -8,10 +8,12 @@
 
 namespace sbtrain::kernels {
 
-// kFewTiles as in the forward pass.
-template <int kHeadDim, bool kFewTiles = false>
+// kFewTiles as in the forward pass; kInSegments: of queries and keys (HopperSegments).
+template <int kHeadDim, bool kFewTiles = false, bool kInSegments = false>
 struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
+  static constexpr bool kSegments = kInSegments;
+  static constexpr bool kFolded = false;
   static constexpr int kConsumers = kFewTiles ? 1 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -22,6 +24,13 @@ struct QueryGradientShape {
   static constexpr int kConsumerRegisters = 240;
 };
 
+struct QueryGradientTile : QueryTile {
+  int parts = 0;  // TileParts
+};
+__device__ __forceinline__ QueryGradientTile uniform(const QueryGradientTile& tile) {
+  return {uniform(static_cast<const QueryTile&>(tile)), uniform(tile.parts)};
+}
+
 template <typename Shape>
 struct QueryGradientShared {
   static constexpr int kD = Shape::kD, kStages = Shape::kStages;
@@ -31,7 +40,7 @@ struct QueryGradientShared {
   alignas(1024) __nv_bfloat16 v[kStages][kStickKeys * kD];
   Pipeline<1> queries, tiles;
   Pipeline<kStages> keys, values;
-  QueryTile tile;
+  QueryGradientTile tile;
 
   __device__ __forceinline__ void init() {
     queries.init(1, kReaders<Shape>);
@@ -52,23 +61,33 @@ class QueryGradientProducer : public TileState {
       : s_(shared), x_(x) {}
 
   // Later rows of a document may have stopped further left than earlier ones.
-  __device__ __forceinline__ QueryTile tile_of(int tile, int scheduled_head) const {
+  __device__ __forceinline__ QueryGradientTile tile_of(int tile, int scheduled_head) const {
     const int head = x_.first_head + scheduled_head;
-    const int first = tile * Shape::kQueries;
+    const int first = (Shape::kSegments ? x_.part.first_query : 0) + tile * Shape::kQueries;
     const int end = min(first + Shape::kQueries, x_.p.tokens);
     const Visibility seen = visibility_of<true>(x_.p, StickHead(x_.p, head));
     int lowest = INT_MAX;
 #pragma unroll 1  // the warp has few registers
     for (int row = first; row < end; row += 64) lowest = min(lowest, seen.first_key(row));
-    return {first, head, lowest / kStickKeys * kStickKeys, (end - 1) / kStickKeys * kStickKeys};
+    const int begin = lowest / kStickKeys * kStickKeys;
+    const int last = (end - 1) / kStickKeys * kStickKeys;
+    if constexpr (!Shape::kSegments) return {{first, head, begin, last}};
+    const QueryTile part = {first, head, max(begin, x_.part.first_key),
+                            min(last, x_.part.end_key - kStickKeys)};
+    if (part.begin > part.last) return {part, TileParts::kNone};
+    return {part, (begin < x_.part.first_key ? TileParts::kBegun : 0) |
+                      (last >= x_.part.end_key ? TileParts::kMore : 0)};
   }
-  __device__ __forceinline__ void load(const QueryTile& tile) {
+  __device__ __forceinline__ void load(const QueryGradientTile& tile) {
     if (lane() == 0) load_by_one_thread(tile);
     __syncwarp();
   }
 
  private:
-  __device__ __forceinline__ void load_by_one_thread(const QueryTile& tile) {
+  __device__ __forceinline__ void load_by_one_thread(const QueryGradientTile& tile) {
+    if (Shape::kSegments && tile.parts == TileParts::kNone) {
+      s_.queries.acquire(tile_state()).arrive();
+    }
     for (int block = tile.begin; block <= tile.last; block += kStickKeys) {
       const int first = first_loaded_key<kStickKeys>(block, x_.p.tokens);
       load_block(s_.k, s_.keys, x_.k, first, tile.head);
@@ -96,27 +115,31 @@ class QueryGradientProducer : public TileState {
   PipelineState<Shape::kStages> state_;
 };
 
-// Writes the states of the lane's two rows, block by block. They are kept from the first to the
+// Writes the lane's states of its two rows, block by block. They are kept from the first to the
 // last block in which the row sees a key.
 class StateWriter {
  public:
+  // The rows are the warpgroup's, from `first` on; the first block of keys is `block`.
   __device__ __forceinline__ StateWriter(const HopperBackwardArguments& x, int head, int first,
                                          int block)
-      : x_(x), head_(head), first_(first), place_(x.place(block / kStickKeys)) {}
-  __device__ __forceinline__ void write(const HopperGradients& sticks, const TileRowKeys& seen,
-                                        int block) {
-    float2* const rows = x_.states(head_, place_) + first_ + lane_row();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool sees = seen.begin[i] < block + kStickKeys && block < seen.end + 8 * i;
-      if (sees && quad_lane() == 0) rows[8 * i] = make_float2(sticks.log2_left[i], sticks.c[i]);
-    }
-    place_ = place_ + 1 < x_.p.workspace_blocks ? place_ + 1 : 0;
+      : at_first_place_(&x.states(head, 0, first)->of_row[0][threadIdx.x % 128]),
+        stride_(static_cast<int>(sizeof(TileStates) / sizeof(State)) * (x.state_rows / 64)),
+        end_(x.p.workspace_blocks * stride_),
+        place_(x.place(block / kStickKeys) * stride_) {}
+  __device__ __forceinline__ void write(int i, const HopperGradients::LaneState& state,
+                                        const TileRowKeys& seen, int block) const {
+    const bool sees = seen.begin[i] < block + kStickKeys && block < seen.end + 8 * i;
+    if (sees) at_first_place_[place_ + 128 * i] = state;
+  }
+  __device__ __forceinline__ void advance() {
+    place_ += stride_;
+    if (place_ == end_) place_ = 0;
   }
 
  private:
-  const HopperBackwardArguments& x_;
-  const int head_, first_;
+  using State = HopperGradients::LaneState;
+  State* const at_first_place_;
+  const int stride_, end_;  // of the places, counted in states
   int place_;
 };
 
@@ -131,7 +154,7 @@ class QueryGradientConsumer : public TileState {
                                                    int)
       : s_(shared), x_(x) {}
 
-  __device__ __forceinline__ void compute(const QueryTile& tile) {
+  __device__ __forceinline__ void compute(const QueryGradientTile& tile) {
     const StickBreakingProblem& p = x_.p;
     const StickHead head(p, tile.head);
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
@@ -139,25 +162,35 @@ class QueryGradientConsumer : public TileState {
     const int index = uniform(static_cast<int>(threadIdx.x) / 128) - 1;
     own_row_ = 64 * index;
     const int first = tile.first + own_row_ + 16 * warp;
+    if (Shape::kSegments && tile.parts == TileParts::kNone) return pass_over(head, first);
     Scores s, dp;
     WarpgroupAccumulator<kD> dq;
     WarpgroupOperand<kStickKeys> dz;
-    dq.clear();
+    if constexpr (Shape::kSegments) {
+      load_sums(dq, sums_of(first));
+    } else {
+      dq.clear();
+    }
     s_.queries.wait(tile_state());
     issue_scores<Shape>(s_, scored_, own_row_, s, dp);
     const TileRowKeys seen(visibility_of<true>(p, head), first);
     HopperGradients sticks;
-    enter_rows<1>(sticks, p, head, first);
+    if (Shape::kSegments && (tile.parts & TileParts::kBegun) != 0) {
+      resume(sticks, first);
+    } else {
+      enter_rows<1>(sticks, p, head, first);
+    }
     save_first_keys(tile.head, first, seen);
     wait_for_products<0>();
     s.pin();
     dp.pin();
     s_.values.release_and_advance(scored_);
-    StateWriter states(x_, tile.head, first, tile.begin);
+    StateWriter states(x_, tile.head, tile.first + own_row_, tile.begin);
     const auto scan = [&](Scores& s, Scores& dp, int block) {
-      states.write(sticks, seen, block);
-      sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), p.scale * kLog2e,
-                   BlockKeys{seen, block}, nullptr, nullptr);
+      sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), score_scale<Shape>(p),
+                   BlockKeys{seen, block}, nullptr, nullptr,
+                   [&](int i, const auto& state) { states.write(i, state, seen, block); });
+      states.advance();
     };
     if constexpr (Shape::kAhead) {
       Scores s_2, dp_2;
@@ -195,7 +228,8 @@ class QueryGradientConsumer : public TileState {
     dq.pin();
     dz.pin();
     s_.keys.release_and_advance(released_);
-    const float scale = p.scale;
+    if (Shape::kSegments && (tile.parts & TileParts::kMore) != 0) return suspend(sticks, dq, first);
+    const float scale = p.scale * p.query_factor;
     store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
                [scale](int) { return scale; });
   }
@@ -235,6 +269,35 @@ class QueryGradientConsumer : public TileState {
     s_.values.release_and_advance(scored_);
   }
 
+  // Of a tile that sees no key of the segment phase 2 reads the first keys nevertheless.
+  __device__ __forceinline__ void pass_over(const StickHead& head, int first) {
+    s_.queries.wait(tile_state());
+    s_.queries.release();
+    save_first_keys(head.index, first, TileRowKeys(visibility_of<true>(x_.p, head), first));
+  }
+  // Of the warp's rows, from `first` on.
+  __device__ __forceinline__ float* sums_of(int first) const {
+    return x_.part.dq + int64_t{first} * kD;
+  }
+  // Where the segment of keys before ended.
+  __device__ __forceinline__ void resume(HopperGradients& sticks, int first) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 carry = x_.part.carries[first + lane_row() + 8 * i];
+      sticks.log2_left[i] = carry.x;
+      sticks.c[i] = carry.y;
+    }
+  }
+  __device__ __forceinline__ void suspend(const HopperGradients& sticks,
+                                          const WarpgroupAccumulator<kD>& dq, int first) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (quad_lane() != 0) continue;
+      x_.part.carries[first + lane_row() + 8 * i] = make_float2(sticks.log2_left[i], sticks.c[i]);
+    }
+    save_sums(sums_of(first), dq);
+  }
+
   __device__ __forceinline__ void save_first_keys(int head, int first,
                                                   const TileRowKeys& seen) const {
 #pragma unroll
@@ -250,6 +313,20 @@ class QueryGradientConsumer : public TileState {
   PipelineState<Shape::kStages> scored_, released_;
 };
 
+// The number of blocks of keys of the segment that a tile of queries walks over.
+struct QueryGradientSteps {
+  StickBreakingProblem p;
+  HopperSegments part;
+  int queries;
+  __device__ int operator()(int tile) const {
+    const int first = part.first_query + tile * queries;
+    const int lowest = visibility_of<false>(p, StickHead(p, 0)).first_key(first);
+    const int last = min(first + queries, p.tokens) - 1;
+    const int begin = max(lowest / kStickKeys, part.first_key / kStickKeys);
+    return max(1, min(last / kStickKeys, part.end_key / kStickKeys - 1) - begin + 1);
+  }
+};
+
 template <typename Tiles>
 struct StickQueryGradientMainloop {
   using Shape = Tiles;
@@ -258,9 +335,10 @@ struct StickQueryGradientMainloop {
   using Producer = QueryGradientProducer<Shape>;
   using Consumer = QueryGradientConsumer<Shape>;
   static constexpr int kTileRows = Shape::kQueries;
-  static QuerySteps steps(const StickBreakingProblem& p) {
-    return {p, Shape::kQueries, kStickKeys};
+  static __device__ __forceinline__ bool needed(const Arguments& x) requires(Shape::kSegments) {
+    return segment_is_needed(x.part);
   }
+  static QueryGradientSteps steps(const Arguments& x) { return {x.p, x.part, Shape::kQueries}; }
 };
 
 }  // namespace sbtrain::kernels

@@ -11,12 +11,13 @@
 //              kProducerRegisters and kConsumerRegisters
 //   Arguments  what the kernel is given: `p`, the problem, `scheduler` and what else it needs;
 //              prefetch(arguments), where there is one, fetches descriptors before the first tile
+//              needed(arguments), where there is one, says whether the launch has anything to do
 //   Shared     the layout of shared memory: Pipeline<1> `tiles`, `tile`, of type QueryTile or
 //              KeyTile, and what else it needs; init(), by one thread, makes the barriers
 //   Producer   of (shared, arguments), one warp: tile_of(tile, head) describes a scheduled tile,
 //              load(tile) loads all of it
 //   Consumer   of (shared, arguments, index), a warpgroup: compute(tile)
-//   kTileRows  the queries or keys of a tile, and steps(p), how long each takes
+//   kTileRows  the queries or keys of a tile, and steps(p) or steps(arguments), how long each takes
 //              (schedule_tiles_kernel)
 //
 // Producer and Consumer derive from TileState, or have its functions.
@@ -85,6 +86,16 @@ inline constexpr bool kRegistersSuffice = Shape::kProducerRegisters +
                                           (Shape::kConsumers + 1) *
                                               (65536 / Shape::kThreads / 8 * 8);
 
+// How long each tile takes.
+template <typename Mainloop>
+auto steps_of(const typename Mainloop::Arguments& x) {
+  if constexpr (requires { Mainloop::steps(x.p); }) {
+    return Mainloop::steps(x.p);
+  } else {
+    return Mainloop::steps(x);
+  }
+}
+
 template <typename Mainloop>
 __device__ __forceinline__ void produce_tiles(typename Mainloop::Shared& shared,
                                               const typename Mainloop::Arguments& x) {
@@ -122,6 +133,9 @@ template <typename Mainloop>
 static __global__ void __launch_bounds__(Mainloop::Shape::kThreads, 1)
     persistent_hopper_kernel(const __grid_constant__ typename Mainloop::Arguments x) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  if constexpr (requires { Mainloop::needed(x); }) {
+    if (!Mainloop::needed(x)) return;
+  }
   using Shape = typename Mainloop::Shape;
   static_assert(kRegistersSuffice<Shape>);
   extern __shared__ unsigned char memory[];

@@ -39,10 +39,16 @@ __device__ __forceinline__ bool warp_sees_all(const Seen& seen, int begin, int k
   return __all_sync(~0u, seen.all(begin, keys)) != 0;
 }
 
+// In place of scale * log2(e), where the queries have been multiplied by it.
+struct UnitScale {
+  __device__ __forceinline__ friend float operator*(float z, UnitScale) { return z; }
+};
+
 // e of the lane's keys of row i of the scores; `first` is the lane's first key.
-template <bool kMasked, bool kClamped, int kLaneKeys, typename Scores, typename Seen>
+template <bool kMasked, bool kClamped, int kLaneKeys, typename Scores, typename Scale,
+          typename Seen>
 __device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores& s, int i,
-                                             int first, float scale_log2, const Seen& seen) {
+                                             int first, Scale scale_log2, const Seen& seen) {
   // Counted from the lane's first key, so that each comparison is with a constant: the keys'
   // numbers would take a register each.
   const int begin = seen.range(i).begin - first, end = seen.range(i).end - first;
@@ -98,8 +104,8 @@ struct Sticks {
   }
 
   // Scores of the keys from `block` on become A; `gates` are those of these keys.
-  template <typename Scores, typename Seen>
-  __device__ __forceinline__ void score(Scores& s, int block, float scale_log2, const Seen& seen,
+  template <typename Scores, typename Seen, typename Scale>
+  __device__ __forceinline__ void score(Scores& s, int block, Scale scale_log2, const Seen& seen,
                                         const float* gates) {
     const int first = block + kLaneKeys * quad_lane();
     const float* const lane_gates = gates + kLaneKeys * quad_lane();
@@ -112,8 +118,8 @@ struct Sticks {
 
  private:
   // `first` is the lane's first key, `gates` those of its keys.
-  template <bool kMasked, typename Scores, typename Seen>
-  __device__ __forceinline__ void break_block(Scores& s, int first, float scale_log2,
+  template <bool kMasked, typename Scores, typename Seen, typename Scale>
+  __device__ __forceinline__ void break_block(Scores& s, int first, Scale scale_log2,
                                               const Seen& seen, const float* gates) {
     if constexpr (kGated) {
 #pragma unroll
@@ -130,8 +136,8 @@ struct Sticks {
   // One reciprocal for four keys. With T_t the stick after key t: A_t = e_t T_t, and T_t of the
   // next key to the right is T_t + A_t. All rows go through each step together, because the steps
   // of one row depend on each other.
-  template <bool kMasked, typename Scores, typename Seen>
-  __device__ __forceinline__ void break_rows(Scores& s, int first, float scale_log2,
+  template <bool kMasked, typename Scores, typename Seen, typename Scale>
+  __device__ __forceinline__ void break_rows(Scores& s, int first, Scale scale_log2,
                                              const Seen& seen) {
     float e[kRows][kLaneKeys];
     float after[kRows][kGroups];  // product of 1 / (1 + e) over four keys
@@ -237,6 +243,12 @@ struct StickGradients {
   float c[kRows];
   float drem[kRows];  // with gates
 
+  // From this a lane finds A and dz of its keys alone.
+  struct LaneState {
+    float stick;  // T of the stick that comes to the lane's last key from the right
+    float c;      // C at the left of its first key
+  };
+
   // Sets row i to the left of its first key, where log2_rem is what is left of its stick.
   __device__ __forceinline__ void begin(int i, float log2_rem, float remainder_gradient) {
     log2_left[i] = log2_rem;
@@ -245,35 +257,54 @@ struct StickGradients {
   }
 
   // Scores become A and their gradients by A (dp = do.v) become dz, both of the keys from `block`
-  // on; advances the state to the next block. dgate, with a gate: += of the lane's keys.
-  template <typename Scores, typename Seen>
-  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, float scale_log2,
-                                        const Seen& seen, const float* gates, float* dgate) {
+  // on; advances the state to the next block. dgate, with a gate: += of the lane's keys. Without
+  // gates, save(i, LaneState) is called for each row of the lane.
+  template <typename Scores, typename Seen, typename Save, typename Scale>
+  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, Scale scale_log2,
+                                        const Seen& seen, const float* gates, float* dgate,
+                                        Save&& save) {
     const int first = block + kLaneKeys * quad_lane();
     const float* const lane_gates = gates + kLaneKeys * quad_lane();
     if (warp_sees_all(seen, block, kKeys)) {
-      break_block<false>(s, dp, first, scale_log2, seen, lane_gates, dgate);
+      break_block<false>(s, dp, first, scale_log2, seen, lane_gates, dgate, save);
     } else {
-      break_block<true>(s, dp, first, scale_log2, seen, lane_gates, dgate);
+      break_block<true>(s, dp, first, scale_log2, seen, lane_gates, dgate, save);
     }
   }
+  template <typename Scores, typename Seen, typename Scale>
+  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, Scale scale_log2,
+                                        const Seen& seen, const float* gates, float* dgate) {
+    score(s, dp, block, scale_log2, seen, gates, dgate, [](int, LaneState) {});
+  }
 
-  // Row i alone, without gates, for a caller that needs the registers: scores become A and dp
-  // becomes dz. The row sees the keys `seen`, or all without kMasked. `state()` returns {log2 T, C}
-  // and is called as late as can be.
-  template <bool kMasked, typename Scores, typename State>
+  static constexpr int kSpare = 3 * kLaneKeys / 4;
+  // Row i alone, without gates, where the lane's state is known: scores become A and dp becomes dz,
+  // and nothing is exchanged between lanes. The row sees the keys `seen`, or all without kMasked.
+  // `state()` returns the LaneState and is called as late as can be. At the end spare(n, x) is
+  // called with kSpare numbers: where they are kept for nothing, but in registers that would be
+  // idle otherwise, they live there as temporaries.
+  template <bool kMasked, typename Scores, typename State, typename Spare, typename Scale>
   static __device__ __forceinline__ void score_row(Scores& s, Scores& dp, int i, int block,
-                                                   float scale_log2, KeyRange seen,
-                                                   const State& state) {
-    float e[kLaneKeys], kept[2 * kGroups], sums[kGroups];
-    exponentials<kMasked, false>(e, s, i, block + kLaneKeys * quad_lane(), scale_log2,
-                                 SameKeys{seen});
-    const float mine = keep(e, kept);
-    const float2 left = state();
-    const float after = add_left(left.x, -mine) - mine;
-    break_groups(s, dp, i, e, kept, exp2_ftz(after), sums);
-    left_of_groups(add_left(left.y, pairwise_sum<kGroups>(sums)), sums);
-    differentiate(dp, i, e, sums);
+                                                   Scale scale_log2, KeyRange seen,
+                                                   const State& state, const Spare& spare) {
+    float e[kLaneKeys], kept[2 * kGroups], all[kGroups];
+    exponentials<kMasked, kMasked>(e, s, i, block + kLaneKeys * quad_lane(), scale_log2,
+                                   SameKeys{seen});
+    if constexpr (kMasked) {  // few blocks are, so the vote would gain less than it costs registers
+      keep_pairs(e, kept, all);
+    } else {
+      keep_or_clamp(e, kept, all);
+    }
+    const LaneState lane = state();
+    float right_of[kGroups + 1];  // right_of[g]: T left of group g, and so right of group g - 1
+    right_of[kGroups] = lane.stick;
+#pragma unroll
+    for (int g = kGroups - 1; g >= 0; --g) right_of[g] = right_of[g + 1] * all[g];
+    break_known(s, dp, i, e, kept, right_of, lane.c);
+#pragma unroll
+    for (int n = 0; n < 2 * kGroups; ++n) spare(n, kept[n]);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) spare(2 * kGroups + g, right_of[g]);
   }
 
  private:
@@ -286,9 +317,10 @@ struct StickGradients {
     __device__ __forceinline__ KeyRange range(int) const { return of_rows; }
   };
 
-  template <bool kMasked, typename Scores, typename Seen>
-  __device__ __forceinline__ void break_block(Scores& s, Scores& dp, int first, float scale_log2,
-                                              const Seen& seen, const float* gates, float* dgate) {
+  template <bool kMasked, typename Scores, typename Seen, typename Save, typename Scale>
+  __device__ __forceinline__ void break_block(Scores& s, Scores& dp, int first, Scale scale_log2,
+                                              const Seen& seen, const float* gates, float* dgate,
+                                              Save&& save) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float e[kLaneKeys], sums[kGroups];
@@ -305,29 +337,38 @@ struct StickGradients {
       } else {
         float kept[2 * kGroups];
         const float mine = keep(e, kept);
-        break_pairs(s, dp, i, e, kept, exp2_ftz(pass(i, mine)), sums);
+        const float stick = exp2_ftz(pass(i, mine));
+        break_pairs(s, dp, i, e, kept, stick, sums);
         advance(i, sums);
+        save(i, LaneState{stick, sums[0]});
         differentiate_pairs(dp, i, e, kept, sums);
       }
     }
   }
 
-  // What each pair of keys leaves, from which the reciprocals of its keys follow; returns log2 of
-  // what all leave. Where no four keys of any lane of the warp leave less than 2^-31, no e is as
-  // large as the clamp, which then is left out, and one logarithm is enough for four groups, whose
-  // product is a normal number.
-  static __device__ __forceinline__ float keep(float (&e)[kLaneKeys], float (&kept)[2 * kGroups]) {
-    // Of four keys each. Without the clamp e may be infinite: then this is zero or, where another e
-    // is zero, not a number.
-    float all[kGroups];
+  // What each pair of keys leaves, from which the reciprocals of its keys follow, and what each
+  // group leaves; whether none of these of any lane of the warp is less than 2^-31. Then no e is as
+  // large as the clamp, which is left out.
+  static __device__ __forceinline__ bool keep_or_clamp(float (&e)[kLaneKeys],
+                                                       float (&kept)[2 * kGroups],
+                                                       float (&all)[kGroups]) {
+    // Without the clamp e may be infinite: then what a group leaves is zero or, where another e is
+    // zero, not a number.
     keep_pairs(e, kept, all);
     float least = all[0];
 #pragma unroll
     for (int g = 1; g < kGroups; ++g) least = min_or_nan(least, all[g]);
-    constexpr int kAtOnce = kGroups < 4 ? kGroups : 4;
-    if (__all_sync(~0u, least >= 1.0f / kLargest)) return sum_of_logarithms<kAtOnce>(all);
+    if (__all_sync(~0u, least >= 1.0f / kLargest)) return true;
     clamp(e);
     keep_pairs(e, kept, all);
+    return false;
+  }
+  // The same, and returns log2 of what all keys leave. Where the clamp is left out, one logarithm
+  // is enough for four groups, whose product is a normal number.
+  static __device__ __forceinline__ float keep(float (&e)[kLaneKeys], float (&kept)[2 * kGroups]) {
+    float all[kGroups];
+    constexpr int kAtOnce = kGroups < 4 ? kGroups : 4;
+    if (keep_or_clamp(e, kept, all)) return sum_of_logarithms<kAtOnce>(all);
     return sum_of_logarithms<1>(all);
   }
   // One logarithm for kAtOnce groups.
@@ -414,60 +455,8 @@ struct StickGradients {
     }
   }
 
-  // A, and dz but for the keys left of the group; e becomes beta. From right to left, where the
-  // pairs of keys leave `kept`: only the stick goes from one group to the next. sums: of A dp of
-  // each group.
-  template <typename Scores>
-  static __device__ __forceinline__ void break_groups(Scores& s, Scores& dp, int i,
-                                                      float (&e)[kLaneKeys],
-                                                      const float (&kept)[2 * kGroups], float stick,
-                                                      float (&sums)[kGroups]) {
-#pragma unroll
-    for (int g = kGroups - 1; g >= 0; --g) {
-      const float* const x = e + 4 * g;
-      const float low = kept[2 * g], high = kept[2 * g + 1];
-      const float r[4] = {fmaf(low, x[1], low), fmaf(low, x[0], low), fmaf(high, x[3], high),
-                          fmaf(high, x[2], high)};
-      float left[5];  // T_t of each key, and of the one after them
-      left[4] = stick;
-      left[3] = left[4] * r[3];
-      left[2] = left[4] * high;
-      left[1] = left[2] * r[1];
-      left[0] = left[2] * low;
-      stick = left[0];
-      sums[g] = break_group(s, dp, i, 4 * g, e, r, left);
-    }
-  }
-  // Four keys from key t on; returns their sum of A dp.
-  template <typename Scores>
-  static __device__ __forceinline__ float break_group(Scores& s, Scores& dp, int i, int t,
-                                                      float (&e)[kLaneKeys], const float (&r)[4],
-                                                      const float (&left)[5]) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < 4; ++n, ++t) {
-      const float gradient = dp.of_row(i, t);
-      const float beta = e[t] * r[n];
-      const float a = beta * left[n + 1];
-      dp.of_row(i, t) = beta * (n == 0 ? left[n] * gradient : fmaf(left[n], gradient, -sum));
-      sum = n == 0 ? a * gradient : fmaf(a, gradient, sum);
-      s.of_row(i, t) = a;
-      e[t] = beta;
-    }
-    return sum;
-  }
-  template <typename Scores>
-  static __device__ __forceinline__ void differentiate(Scores& dp, int i,
-                                                       const float (&beta)[kLaneKeys],
-                                                       const float (&c_left)[kGroups]) {
-#pragma unroll
-    for (int t = 0; t < kLaneKeys; ++t) {
-      dp.of_row(i, t) = fmaf(-beta[t], c_left[t / 4], dp.of_row(i, t));
-    }
-  }
-
-  // The same with two instructions less for four keys, and with more registers: `kept` is needed
-  // again. A, and g = A dp in place of dp; sums: of g of each group.
+  // A, and g = A dp in place of dp; sums: of g of each group. From right to left, where the pairs
+  // of keys leave `kept`.
   template <typename Scores>
   static __device__ __forceinline__ void break_pairs(Scores& s, Scores& dp, int i,
                                                      const float (&e)[kLaneKeys],
@@ -509,6 +498,31 @@ struct StickGradients {
         dp.of_row(i, t) = r * fmaf(-e[t], c, gradient);
         if (n < 3) c += gradient;
       }
+    }
+  }
+
+  // A, and dz in place of dp, where T right of each group and C at the lane's left are known. C
+  // goes from left to right over all keys, the stick over those of each pair.
+  template <typename Scores>
+  static __device__ __forceinline__ void break_known(Scores& s, Scores& dp, int i,
+                                                     const float (&e)[kLaneKeys],
+                                                     const float (&kept)[2 * kGroups],
+                                                     const float (&right_of)[kGroups + 1],
+                                                     float c) {
+#pragma unroll
+    for (int n = 0; n < 2 * kGroups; ++n) {
+      const int t = 2 * n;
+      const float stick = n % 2 == 0 ? right_of[n / 2] : right_of[n / 2 + 1] * kept[n];
+      const float a = e[t] * stick;
+      const float next = e[t + 1] * (stick + a);
+      const float g = a * dp.of_row(i, t), g_next = next * dp.of_row(i, t + 1);
+      s.of_row(i, t) = a;
+      s.of_row(i, t + 1) = next;
+      const float r = fmaf(kept[n], e[t + 1], kept[n]), r_next = fmaf(kept[n], e[t], kept[n]);
+      dp.of_row(i, t) = r * fmaf(-e[t], c, g);
+      c += g;
+      dp.of_row(i, t + 1) = r_next * fmaf(-e[t + 1], c, g_next);
+      c += g_next;
     }
   }
 

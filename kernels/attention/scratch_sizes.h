@@ -32,9 +32,93 @@ constexpr size_t tile_scheduler_bytes(int64_t tokens) {
 constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
   return tile_scheduler_bytes(tokens);
 }
-// The same, and 4 bytes for each row of the heads that are computed at a time.
-constexpr size_t stickbreaking_hopper_backward_scratch_bytes(int64_t tokens, int64_t heads) {
-  return align_scratch(static_cast<size_t>(tokens * heads) * 4) + tile_scheduler_bytes(tokens);
+// The backward pass keeps four states of 8 bytes of each row and block of 64 keys, for as many
+// heads at a time as fit a budget. Where not even one head fits, it computes segments of queries
+// times segments of keys, one after the other. From one to the next it keeps, of one head, the
+// states of the rows, and the sums of dq and of a segment's dk and dv.
+inline constexpr int64_t kHopperStateBudget = int64_t{1} << 30;  // bytes
+inline constexpr int64_t kHopperRowStateBytes = 32;
+// A segment is whole tiles of each loop: 64 or 128 queries, 64, 128 or 192 keys.
+inline constexpr int64_t kHopperSegmentStep = 384;
+
+struct StickHopperShape {
+  int64_t tokens, heads, head_dim;
+  int64_t blocks;  // of 64 keys that a row can see
+};
+// What is computed at a time, and the layout of the scratch in bytes from its start.
+struct StickHopperScratch {
+  int64_t tokens, heads;
+  int64_t segment;  // tokens; those of the pack where there are no segments
+  int64_t blocks;   // of keys, whose states are kept
+  int64_t rows;     // of a head's first keys
+  int64_t state_rows;
+  size_t states;      // {T, C} [heads, blocks, state_rows, 4]
+  size_t first_keys;  // i32 [heads, rows]
+  size_t carries;     // {log2 T, C} [rows]; from here on: with segments
+  size_t dq;          // f32 [rows, d]
+  size_t dkv;         // f32 [2, segment, d]
+  size_t lowest;      // i32 [segments]
+  size_t counters;    // i32 [2, segments, segments]: tiles that are taken, in each launch
+  size_t orders;      // i32 [2, segment / 64]: of tiles, from the first and from the last one on
+  size_t scheduler;   // without segments
+  size_t bytes;
+  constexpr int64_t segments() const { return (tokens + segment - 1) / segment; }
+};
+constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape& x, int64_t heads,
+                                                         int64_t segment) {
+  const auto round_up = [](int64_t count, int64_t unit) {
+    return (count + unit - 1) / unit * unit;
+  };
+  const bool whole = segment >= x.tokens;
+  StickHopperScratch s{};
+  s.tokens = x.tokens;
+  s.heads = heads;
+  s.segment = whole ? x.tokens : segment;
+  s.blocks = whole || x.blocks < segment / 64 ? x.blocks : segment / 64;
+  s.rows = round_up(x.tokens, 128);
+  s.state_rows = round_up(s.segment, 64);
+  const auto take = [&](int64_t bytes) {
+    const size_t begin = s.bytes;
+    s.bytes += align_scratch(static_cast<size_t>(bytes));
+    return begin;
+  };
+  s.states = take(heads * s.blocks * s.state_rows * kHopperRowStateBytes);
+  s.first_keys = take(heads * s.rows * 4);
+  if (!whole) {
+    s.carries = take(s.rows * 8);
+    s.dq = take(s.rows * x.head_dim * 4);
+    s.dkv = take(segment * x.head_dim * 8);
+    s.lowest = take(s.segments() * 4);
+    s.counters = take(2 * s.segments() * s.segments() * 4);
+    s.orders = take(2 * (segment / 64) * 4);
+  } else {
+    s.scheduler = take(static_cast<int64_t>(tile_scheduler_bytes(x.tokens)));
+  }
+  return s;
+}
+// As many heads as fit, in groups of sizes as equal as possible, or else the longest segments.
+// Those are not below 16384 tokens, so that each has work for all multiprocessors: above 2^27
+// tokens times channels the sums of dq alone can exceed the budget.
+constexpr StickHopperScratch stickbreaking_hopper_backward_scratch(
+    const StickHopperShape& x, int64_t budget = kHopperStateBudget, int64_t least_segment = 16512) {
+  const auto fits = [&](int64_t heads, int64_t segment) {
+    return static_cast<int64_t>(stickbreaking_hopper_layout(x, heads, segment).bytes) <= budget;
+  };
+  if (fits(1, x.tokens)) {
+    int64_t groups = 1;
+    while (!fits((x.heads + groups - 1) / groups, x.tokens)) ++groups;
+    return stickbreaking_hopper_layout(x, (x.heads + groups - 1) / groups, x.tokens);
+  }
+  int64_t low = least_segment / kHopperSegmentStep, high = x.tokens / kHopperSegmentStep + 1;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (fits(1, middle * kHopperSegmentStep) ? low : high) = middle;
+  }
+  const int64_t longest = low * kHopperSegmentStep;
+  const int64_t count = (x.tokens + longest - 1) / longest;
+  const int64_t equal = (x.tokens + count - 1) / count;
+  return stickbreaking_hopper_layout(
+      x, 1, (equal + kHopperSegmentStep - 1) / kHopperSegmentStep * kHopperSegmentStep);
 }
 
 // ---- FIRE (kernels/attention/softmax.h) ---------------------------------------------------------

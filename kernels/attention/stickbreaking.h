@@ -13,9 +13,13 @@ enum class StickRemainder : uint8_t {
   kBias,   // o_j += rem_j r_h
 };
 
+// The scale of queries that have been multiplied by scale * log2(e): powers of two need no factor.
+inline constexpr float kFoldedScale = 0.6931471805599453f;  // log(2)
+
 struct StickBreakingProblem {
   int tokens = 0, heads = 0, head_dim = 0;
   float scale = 1.0f;
+  float query_factor = 1.0f;  // by which q has been multiplied: dq is the gradient of q before that
   bool attend_current = false;
   StickRemainder remainder = StickRemainder::kNone;
   float skip_epsilon = 0.0f;            // 0 never skips
@@ -34,9 +38,10 @@ struct StickBreakingProblem {
   int64_t dgate_stride = 0;
   float* dremainder_bias = nullptr;  // [H, d], with kBias
   // {log2 T, C} of each row at the left edge of each block of 64 keys, [workspace_heads,
-  // workspace_blocks, T] pairs. Each implementation has its own order of the blocks of a row.
+  // workspace_blocks, T] pairs. The kernels for Hopper keep four pairs, of the rows of a segment of
+  // workspace_tokens (scratch_sizes.h).
   float* workspace = nullptr;
-  int workspace_heads = 0, workspace_blocks = 0;
+  int workspace_heads = 0, workspace_blocks = 0, workspace_tokens = 0;
 };
 
 // Writes o, log2_rem and stop.

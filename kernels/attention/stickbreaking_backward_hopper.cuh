@@ -1,33 +1,92 @@
 // What the two phases of the stick-breaking backward pass share (sm_90a). They are those of the
 // portable loops (mainloop_stickbreaking_backward.cuh), persistent and warp-specialised: one warp
-// loads, the other warpgroups compute. Both phases take blocks of 64 keys, and so do the states
-// that the first leaves for the second. There are no gates here.
+// loads, the other warpgroups compute. Both phases take blocks of 64 keys. The first leaves a state
+// for each lane's 16 keys of a block, so that the lanes of the second exchange nothing. There are
+// no gates here.
 #pragma once
 
 #include "kernels/attention/mainloop_stickbreaking_backward.cuh"
+#include "kernels/attention/scratch_sizes.h"
 #include "kernels/attention/stickbreaking_tiles_hopper.cuh"
 
 namespace sbtrain::kernels {
 
 using HopperGradients = StickGradients<2, kStickKeys, false>;
 
+// The states of 64 rows in a block of keys: of row i of each thread of the warpgroup that has them.
+struct alignas(16) TileStates {
+  HopperGradients::LaneState of_row[2][128];
+};
+static_assert(sizeof(TileStates) == 64 * kHopperRowStateBytes);
+
+// The queries and keys of a launch: all, or a segment of each. A row goes from one segment of keys
+// to the next as the state {log2 T, C} and a sum of dq, a key from one segment of queries to the
+// next as sums of dk and dv; all in f32, so that segments change no bit of the result. Sums are
+// zero where a head begins and, of dk and dv, where a segment of keys does.
+struct HopperSegments {
+  int first_query = 0, end_query = 0;
+  int first_key = 0, end_key = 0;
+  // The first key that any query of the segment sees: beyond the keys there is nothing to do.
+  const int* lowest = nullptr;
+  float2* carries = nullptr;  // [rows]
+  float* dq = nullptr;        // [rows, d], as the lanes hold it
+  float* dkv = nullptr;       // [2, keys of the segment, d], the same
+};
+
 struct HopperBackwardArguments {
   StickBreakingProblem p;
   int first_head = 0;         // of the heads that are scheduled
-  int* first_keys = nullptr;  // [workspace_heads, T], of each row, from the first phase
+  int rows = 0;               // of the first keys of a head: T, in whole tiles
+  int state_rows = 0;         // of its states: the segment's queries, in whole tiles
+  int* first_keys = nullptr;  // [workspace_heads, rows], from the first phase
+  HopperSegments part;
   TileScheduler scheduler;
   CUtensorMap q, dout, k, v;  // in phase 1 of tiles of queries, in phase 2 of 64 queries
   __device__ __forceinline__ int* first_key(int head, int row) const {
-    return first_keys + static_cast<int64_t>(head - first_head) * p.tokens + row;
+    return first_keys + static_cast<int64_t>(head - first_head) * rows + row;
   }
   // The place of block `n` of the pack among the states of a row. The blocks that a row sees are at
   // most workspace_blocks neighbours, so each has one of its own, whatever the row's document.
   __device__ __forceinline__ int place(int n) const { return n % p.workspace_blocks; }
-  // The states of all rows at a place.
-  __device__ __forceinline__ float2* states(int head, int place) const {
+  // The states of the 64 rows from `row` on, one of the segment, at a place.
+  __device__ __forceinline__ TileStates* states(int head, int place, int row) const {
     const int64_t slot = static_cast<int64_t>(head - first_head) * p.workspace_blocks + place;
-    return reinterpret_cast<float2*>(p.workspace) + slot * p.tokens;
+    return reinterpret_cast<TileStates*>(p.workspace) + slot * (state_rows / 64) +
+           (row - part.first_query) / 64;
   }
 };
+
+// Whether any query of the segment sees a key of the segment. A square that has none changes
+// nothing: what it would pass on is where it was, and results were written with the last sums.
+__device__ __forceinline__ bool segment_is_needed(const HopperSegments& part) {
+  return *part.lowest < part.end_key;
+}
+
+// What a tile has to do with other segments than that of the launch.
+struct TileParts {
+  static constexpr int kBegun = 1;  // it goes on from where an earlier segment ended
+  static constexpr int kMore = 2;   // a later one goes on with it
+  static constexpr int kNone = 4;   // nothing of it is in this segment
+};
+
+// Sums of 16 rows of a warp, as its lanes hold them: f32 [kD / 8, 32, 4].
+template <int kD>
+__device__ __forceinline__ void save_sums(float* to, const WarpgroupAccumulator<kD>& x) {
+#pragma unroll
+  for (int c = 0; c < kD / 8; ++c) {
+    const float* const from = x.at[0][c];
+    reinterpret_cast<float4*>(to)[32 * c + lane()] =
+        make_float4(from[0], from[1], from[2], from[3]);
+  }
+}
+template <int kD>
+__device__ __forceinline__ void load_sums(WarpgroupAccumulator<kD>& x, const float* from) {
+#pragma unroll
+  for (int c = 0; c < kD / 8; ++c) {
+    const float4 y = reinterpret_cast<const float4*>(from)[32 * c + lane()];
+    float* const to = x.at[0][c];
+    to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
+  }
+}
 
 }  // namespace sbtrain::kernels

@@ -1,78 +1,26 @@
-#include "kernels/attention/launch_persistent.cuh"
-#include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
-#include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
-#include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
+#include "kernels/attention/launch_stickbreaking_hopper.cuh"
 #include "kernels/attention/stickbreaking_hopper.h"
 
 namespace sbtrain::kernels {
-namespace {
 
-template <typename Shape>
-void forward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
-  constexpr int kKeys = Shape::kKeys;
-  const HopperForwardArguments x{.p = p,
-                                 .q = token_tiles(p, p.q, Shape::kQueries),
-                                 .k = key_tiles(p, p.k, kKeys),
-                                 .v = key_tiles(p, p.v, kKeys)};
-  launch_persistent<StickForwardMainloop<Shape>>("stickbreaking_forward", stream, x, p.heads,
-                                                 scratch);
-}
-
-template <typename Query, typename Key>
-void backward(cudaStream_t stream, const StickBreakingProblem& p, void* scratch) {
-  auto* first_keys = static_cast<int*>(scratch);
-  void* scheduler = first_keys + static_cast<int64_t>(p.workspace_heads) * p.tokens;
-  HopperBackwardArguments x{.p = p,
-                            .first_keys = first_keys,
-                            .k = key_tiles(p, p.k, kStickKeys),
-                            .v = key_tiles(p, p.v, kStickKeys)};
-  for (int head = 0; head < p.heads; head += p.workspace_heads) {
-    const int heads = std::min(p.heads - head, p.workspace_heads);
-    x.first_head = head;
-    x.q = token_tiles(p, p.q, Query::kQueries);
-    x.dout = token_tiles(p, p.dout, Query::kQueries);
-    launch_persistent<StickQueryGradientMainloop<Query>>("stickbreaking_backward", stream, x, heads,
-                                                         scheduler);
-    x.q = token_tiles(p, p.q, Key::kQueries);
-    x.dout = token_tiles(p, p.dout, Key::kQueries);
-    launch_persistent<StickKeyGradientMainloop<Key>>("stickbreaking_backward", stream, x, heads,
-                                                     scheduler);
-  }
-}
-
-// Whether the smallest tiles of `heads` heads are so few that each has a multiprocessor of its own.
-bool few_tiles(const StickBreakingProblem& p, int heads) {
-  return ceil_div(p.tokens, 64) * heads <= multiprocessors();
-}
-
-}  // namespace
+static_assert(kFoldedScale * kLog2e == 1.0f);
 
 void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
                                   void* scratch) {
+  if (p.gate == nullptr) {
+    if (p.scale == kFoldedScale) return stickbreaking_forward_folded(stream, p, scratch);
+    return launch_forward_of<Unfolded>(stream, p, scratch);
+  }
   with_hopper_head_dim("stickbreaking_forward", p.head_dim, [&](auto d) {
     if (p.tokens == 0) return;
-    if (p.gate) return forward<HopperForwardShape<d(), true>>(stream, p, scratch);
-    if constexpr (d() <= 64) {
-      if (few_tiles(p, p.heads)) {
-        return forward<HopperForwardShape<d(), false, true>>(stream, p, scratch);
-      }
-    }
-    forward<HopperForwardShape<d(), false>>(stream, p, scratch);
+    launch_forward<HopperForwardShape<d(), true>>(stream, p, scratch);
   });
 }
 
-void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p,
-                                   void* scratch) {
-  with_hopper_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
-    if (p.tokens == 0) return;
-    if constexpr (d() <= 64) {
-      if (few_tiles(p, p.workspace_heads)) {
-        return backward<QueryGradientShape<d(), true>, KeyGradientShape<d(), true>>(stream, p,
-                                                                                    scratch);
-      }
-    }
-    backward<QueryGradientShape<d()>, KeyGradientShape<d()>>(stream, p, scratch);
-  });
+void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p) {
+  if (in_segments(p)) return stickbreaking_backward_in_segments(stream, p);
+  if (p.scale == kFoldedScale) return stickbreaking_backward_folded(stream, p);
+  launch_backward_of<Unfolded>(stream, p);
 }
 
 }  // namespace sbtrain::kernels

@@ -14,9 +14,8 @@ namespace sbtrain::kernels {
 void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
                                   void* scratch);
 
-// Writes dq, dk and dv, the same bits on every run. There is no gate.
-// `scratch` has stickbreaking_hopper_backward_scratch_bytes beside the workspace of the problem.
-void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
-                                   void* scratch);
+// Writes dq, dk and dv, the same bits on every run. There is no gate. The workspace of the problem
+// is that of stickbreaking_hopper_backward_scratch().
+void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem);
 
 }  // namespace sbtrain::kernels

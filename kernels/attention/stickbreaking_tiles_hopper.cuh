@@ -7,6 +7,23 @@
 
 namespace sbtrain::kernels {
 
+// The shape of a loop whose queries have been multiplied by scale * log2(e): their scores are not.
+// Where that has no gain they are multiplied by 1.
+template <typename Shape>
+struct Folded : Shape {
+  static constexpr bool kFolded = true;
+};
+template <typename Shape>
+using Unfolded = Shape;
+template <typename Shape, bool kGain = true>
+__device__ __forceinline__ auto score_scale(const StickBreakingProblem& p) {
+  if constexpr (Shape::kFolded && kGain) {
+    return UnitScale{};
+  } else {
+    return p.scale * kLog2e;
+  }
+}
+
 // Blocks of keys begin at multiples of kKeys. One that the pack ends within is loaded together with
 // keys to its left, so that nothing beyond the pack is read: the copy engine does not check the
 // bounds of permuted keys. Packs have at least kKeys tokens.
@@ -48,10 +65,19 @@ __device__ __forceinline__ void load_key_tile(__nv_bfloat16* tile, const CUtenso
   }
 }
 
+// Where store_score_chunks() writes what a thread has, in bytes from the tile. The compiler shall
+// not take the sum apart: then it would form it anew for every tile.
+__device__ __forceinline__ unsigned score_chunk_offset() {
+  const unsigned thread = reread_thread();
+  unsigned offset =
+      (thread % 128 / 32 * 16 + thread % 8) * 128 + (thread % 32 / 8 ^ thread % 8) * 16;
+  asm("" : "+r"(offset));
+  return offset;
+}
 // Rounds rows kRow of the warp's lanes and writes half of their columns, four chunks of eight, to a
 // tile [64, 64], swizzled as wgmma.cuh says. The warps of a warpgroup have 16 rows each.
 template <int kRow>
-__device__ __forceinline__ void store_score_chunks(__nv_bfloat16* tile, int half,
+__device__ __forceinline__ void store_score_chunks(__nv_bfloat16* tile, unsigned offset, int half,
                                                    const WarpgroupAccumulator<64>& x) {
   uint32_t rounded[4];
 #pragma unroll
@@ -59,9 +85,6 @@ __device__ __forceinline__ void store_score_chunks(__nv_bfloat16* tile, int half
     const int t = 2 * (4 * half + n);
     rounded[n] = pack_bf16(x.of_row(kRow, t), x.of_row(kRow, t + 1));
   }
-  const unsigned thread = reread_thread();
-  const unsigned offset =
-      (thread % 128 / 32 * 16 + thread % 8) * 128 + (thread % 32 / 8 ^ thread % 8) * 16;
   stmatrix_x4(shared_address(tile) + (offset ^ 64u * half) + 1024 * kRow, rounded);
 }
 

@@ -16,12 +16,6 @@ __device__ __forceinline__ void cp_async16(uint32_t shared, const void* global, 
                "r"(valid ? 16 : 0)
                : "memory");
 }
-// The same for 8 bytes, aligned to 8.
-__device__ __forceinline__ void cp_async8(uint32_t shared, const void* global, bool valid = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;\n" ::"r"(shared), "l"(global),
-               "r"(valid ? 8 : 0)
-               : "memory");
-}
 // The same for 4 bytes, aligned to 4.
 __device__ __forceinline__ void cp_async4(uint32_t shared, const void* global, bool valid = true) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared), "l"(global),

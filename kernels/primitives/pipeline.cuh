@@ -3,6 +3,7 @@
 // stages in the same order, round and round.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/primitives/lanes.cuh"
@@ -10,14 +11,20 @@
 
 namespace sbtrain::kernels {
 
-// Where one side stands in a pipeline: how many stages it has passed.
+// Where one side stands in a pipeline: the stage, and how often it has been round.
 template <int kStages>
 struct PipelineState {
+  // Of two numbers in one register the lower has as many values as the next power of two, so that
+  // neither takes a division.
+  static constexpr uint32_t kValues = std::bit_ceil(static_cast<uint32_t>(kStages));
   uint32_t passed = 0;
-  __device__ __forceinline__ int stage() const { return static_cast<int>(passed % kStages); }
+  __device__ __forceinline__ int stage() const { return static_cast<int>(passed % kValues); }
   // The parity of the phase in which the stage is filled.
-  __device__ __forceinline__ uint32_t parity() const { return passed / kStages & 1; }
-  __device__ __forceinline__ void advance() { ++passed; }
+  __device__ __forceinline__ uint32_t parity() const { return passed / kValues & 1; }
+  __device__ __forceinline__ void advance() {
+    ++passed;
+    if (stage() == kStages) passed += kValues - static_cast<uint32_t>(kStages);
+  }
 };
 
 // Of a single stage the parity is all there is to know.

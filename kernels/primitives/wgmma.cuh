@@ -59,34 +59,50 @@ struct WarpgroupOperand {
   }
 };
 
+// How the descriptors of a loop's products come about. The compiler keeps them in uniform registers
+// from one turn to the next if there are few, and if the address is masked: otherwise it joins the
+// shift of the address with what is added to it, and forms each anew, which is better if there are
+// too many to keep. That takes four instructions for a product, two of which only repeat the upper
+// halves. Where the steps from an operand's first descriptor to its others come from the constant
+// bank, each is added to both halves by one (UIADD3.64).
+enum class Descriptors : uint8_t { kKept, kFormed, kStepped };
+static __constant__ uint64_t descriptor_steps[2][3] = {{0x2, 0x4, 0x6}, {0x80, 0x100, 0x180}};
+
 enum class TileUse : int { kRows = 0, kColumns = 1 };
 
 // A tile of kRows rows of kCols columns as an operand. Where a row has more than 128 bytes, the
 // tile is one of 64 columns after the other.
-template <int kRows, int kCols, TileUse kUse>
+template <int kRows, int kCols, TileUse kUse, Descriptors kDescriptors = Descriptors::kKept>
 class TileOperand {
   static constexpr int kRowBytes = kCols >= 64 ? 128 : 64;
   static_assert(kCols == 32 || kCols % 64 == 0);
+  static_assert(kDescriptors != Descriptors::kStepped || kCols == 64);
 
  public:
   static constexpr TileUse use = kUse;
   __device__ __forceinline__ explicit TileOperand(const void* tile)
-      : low_((shared_address(tile) & 0x3ffff) >> 4 | kLeading << 16) {}
+      : low_(kDescriptors == Descriptors::kKept
+                 ? (shared_address(tile) & 0x3ffff) >> 4 | kLeading << 16
+                 : (shared_address(tile) >> 4) + (kLeading << 16)) {}
   // The descriptor of the operand's part [.., 16] or [16, ..] that begins at index `inner` of the
   // inner dimension and index `outer` of the other one: a multiple of 16, and one of 64 or, for
-  // rows, of 8. Constants cost one addition.
+  // rows, of 8; of kStepped, 0. Constants cost one addition.
   __device__ __forceinline__ uint64_t at(int inner, int outer = 0) const {
     const int row = kUse == TileUse::kRows ? outer : inner;
     const int col = kUse == TileUse::kRows ? inner : outer;
     constexpr int kPanel = kRowBytes / 2;  // columns
     const int bytes = col / kPanel * (kRows * kRowBytes) + row * kRowBytes + col % kPanel * 2;
+    if constexpr (kDescriptors == Descriptors::kStepped) {
+      const uint64_t first = static_cast<uint64_t>(kHigh) << 32 | low_;
+      return inner == 0 ? first : first + descriptor_steps[static_cast<int>(kUse)][inner / 16 - 1];
+    }
     return static_cast<uint64_t>(kHigh) << 32 | (low_ + static_cast<uint32_t>(bytes / 16));
   }
 
  private:
   // PTX ISA, "Matrix descriptor format". Eight rows are one block of the swizzle. The leading
-  // dimension is stepped only between panels of columns that are not the inner dimension. Addresses
-  // never carry out of the lower half.
+  // dimension is stepped only between panels of columns that are not the inner dimension. Shared
+  // memory ends below 228 KiB, so addresses fit their 14 bits and never carry out of them.
   static constexpr uint32_t kLeading = kUse == TileUse::kRows ? 1 : kRows * kRowBytes / 16;
   static constexpr uint32_t kHigh = 8 * kRowBytes / 16 | (kRowBytes == 128 ? 1u : 2u) << 30;
   uint32_t low_;

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "ops/attention.h"
 #include "ops/heads.h"
+#include "ops/linear.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
 
@@ -125,8 +126,21 @@ void QkvProjection::normalise(Stream& s, const Tensor& y, const Tensor& x, int64
              .y_THd = y, .x_THd = x, .w_d = w, .heads = static_cast<int>(heads), .eps = norm_eps_});
 }
 
-Qkv QkvProjection::forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w) const {
-  linear_.forward(s, saved.qkv_TN, x_TD, w);
+Qkv QkvProjection::forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w,
+                           float query_factor) const {
+  if (query_factor == 1.0f) {
+    linear_.forward(s, saved.qkv_TN, x_TD, w);
+  } else {
+    require(scales_queries(), "a factor of queries that have a norm or a bias");
+    const int64_t q = heads_ * head_dim_;
+    ops::run(s, ops::Linear{.y_TN = saved.qkv_TN.tensor().col_range(0, q),
+                            .x_TK = x_TD,
+                            .w_NK = w.at(name_of_part("q", "proj.weight")),
+                            .alpha = query_factor});
+    ops::run(s, ops::Linear{.y_TN = saved.qkv_TN.tensor().col_range(q, columns() - q),
+                            .x_TK = x_TD,
+                            .w_NK = w.fused(name_of_part(key_, "proj.weight"), 2)});
+  }
   return normed(s, saved, w);
 }
 

@@ -74,8 +74,11 @@ class QkvProjection {
   QkvSaved allocate(Memory& memory, int64_t tokens) const;
   QkvSaved scratch(const Stream& s, int64_t tokens) const;
 
-  // The queries, keys and values, which the caller may change in place: rotate, for example.
-  Qkv forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w) const;
+  // The queries, keys and values, which the caller may change in place: rotate, for example. With a
+  // factor, which needs scales_queries(), the queries are multiplied by it before they are rounded.
+  Qkv forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w,
+              float query_factor = 1.0f) const;
+  bool scales_queries() const { return !qk_norm_ && !linear_.has_bias(); }
   // The same for a decode step.
   Qkv decode(Stream& s, const QkvSaved& saved, Tensor x_BD, const Weights& w,
              const InputNorm& norm) const;

@@ -2,6 +2,7 @@
 // options: what becomes of the remainder, head norm, attending to the token itself, a forget gate.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "attention/map.h"
 #include "attention/projections.h"
@@ -143,7 +144,8 @@ class StickBreakingAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<StickBreakingSaved&>(saved);
     const Tensor heads_TD = head_norm_ ? mine.heads_TD.tensor() : mix_TD;
-    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
+    const ops::StickBreakingParams params = params_of(s, x_TD.rows());
+    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
     const KeyValue kv = qkv_.repeated(s, x);
     ops::run(s, ops::StickBreakingForward{.o_THd = heads_TD,
@@ -155,7 +157,7 @@ class StickBreakingAttention : public Attention {
                                           .gate_TH = mine.gate_TH,
                                           .remainder_bias_Hd = remainder_bias(w),
                                           .sequences = sequences,
-                                          .params = params_});
+                                          .params = params});
     if (head_norm_) normalise(s, mix_TD, heads_TD, w);
   }
 
@@ -200,7 +202,7 @@ class StickBreakingAttention : public Attention {
                                              .gate_TH = mine.gate_TH,
                                              .remainder_bias_Hd = remainder_bias(w),
                                              .sequences = sequences,
-                                             .params = params_});
+                                             .params = params_of(s, tokens)});
       qkv_.sum_groups(s, dx, dkv);
     }
     qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
@@ -267,9 +269,10 @@ class StickBreakingAttention : public Attention {
     const int64_t heads = model_.heads;
     HostMatrix gate;
     if (gated_) gate = download_head(s, mine.gate_TH, heads, head);
-    const FillWeights weights = stickbreaking_weights(
-        download_head(s, x.q, heads, head),
-        download_head(s, x.k, qkv_.key_heads(), qkv_.key_head(head)), std::move(gate), params_);
+    const FillWeights weights =
+        stickbreaking_weights(download_head(s, x.q, heads, head),
+                              download_head(s, x.k, qkv_.key_heads(), qkv_.key_head(head)),
+                              std::move(gate), params_of(s, x.q.rows()));
     return make_map(x.q.rows(), weights, /*with_remainder=*/true);
   }
 
@@ -329,6 +332,21 @@ class StickBreakingAttention : public Attention {
   }
 
  private:
+  // Where kernels gain from it, the queries of a pack are multiplied by scale * log2(e) when they
+  // are made, so that scores are powers of two. That takes two products in the place of one.
+  ops::StickBreakingParams params_of(const Stream& s, int64_t tokens) const {
+    constexpr int64_t kLarge = int64_t{1} << 22;  // queries, for which a launch does not count
+    const int64_t d = model_.head_width();
+    const bool gains =
+        ops::on_cuda(s) && s.target().has_wgmma() && (d == 32 || d == 64 || d == 128);
+    ops::StickBreakingParams params = params_;
+    if (gains && !gated_ && qkv_.scales_queries() && tokens * model_.query_width() >= kLarge) {
+      params.query_factor = params.scale * std::numbers::log2e_v<float>;
+      params.scale = kernels::kFoldedScale;
+    }
+    return params;
+  }
+
   bool has_bias() const { return params_.remainder == ops::Remainder::kBias; }
 
   Tensor remainder_bias(const Weights& w) const {

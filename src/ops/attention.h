@@ -25,6 +25,7 @@ struct AttentionChoice {
   std::string reason{};    // why it is not the kernels for Hopper, or not cuDNN
   int64_t heads = 0;       // computed at a time: by cuDNN, and backward by stick-breaking attention
   int64_t blocks = 0;      // stick-breaking, backward: key blocks that a row can see
+  int64_t tokens = 0;      // stick-breaking, backward: in one segment
   size_t hopper_part = 0;  // where the part of the scratch begins that the kernels for Hopper add
   size_t bytes = 0;        // scratch, enough for the portable kernels too
 };
@@ -43,6 +44,9 @@ using Remainder = kernels::StickRemainder;
 struct StickBreakingParams {
   int heads = 0;
   float scale = 1.0f;
+  // By which q has been multiplied: dq is the gradient of q before that. If it was scale * log2(e),
+  // scale is kernels::kFoldedScale, and the kernels for Hopper save a multiplication for each pair.
+  float query_factor = 1.0f;
   bool attend_current = false;
   Remainder remainder = Remainder::kNone;
   // Keys to the left of the point where every query of a tile has rem < skip_epsilon are skipped,

@@ -131,6 +131,43 @@ std::string why_not_hopper(const Shape& x, const Target& target, std::string_vie
   return why;
 }
 
+// The implementation, and why it is not the kernels for Hopper.
+AttentionChoice choose_implementation(const StickBreakingShape& x, const Target& target,
+                                      std::string_view forced) {
+  if (forces(forced, Implementation::kCudnn)) {
+    fail(ExitCode::kUsage, "cudnn is asked for, but it has no stick-breaking attention");
+  }
+  if (forces(forced, Implementation::kPortable)) {
+    return {.reason = "the portable ones are asked for"};
+  }
+  std::string why_not = why_not_hopper(x, target, forced);
+  if (why_not.empty()) return {.implementation = Implementation::kHopper};
+  return {.reason = std::move(why_not)};
+}
+
+// The scratch of the backward pass: states for as many heads at a time as fit the budget, and later
+// the sums for the gradient of a learned remainder.
+void plan_backward(const StickBreakingShape& x, AttentionChoice& choice) {
+  choice.blocks = (x.max_seqlen + 126) / 64 + 2;
+  choice.tokens = x.tokens;
+  if (choice.implementation == Implementation::kHopper) {
+    const kernels::StickHopperScratch scratch = kernels::stickbreaking_hopper_backward_scratch(
+        {.tokens = x.tokens, .heads = x.heads, .head_dim = x.head_dim, .blocks = choice.blocks});
+    choice.blocks = scratch.blocks;
+    choice.tokens = scratch.segment;
+    choice.heads = scratch.heads;
+    choice.bytes = scratch.bytes;
+  } else {
+    const int64_t head_bytes = x.tokens * choice.blocks * 8;
+    choice.heads = heads_at_a_time(x.heads, head_bytes);
+    choice.bytes = align_scratch(static_cast<size_t>(choice.heads * head_bytes));
+  }
+  if (x.learned_remainder) {
+    choice.bytes =
+        std::max(choice.bytes, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
+  }
+}
+
 }  // namespace
 
 std::string_view implementation_name(Implementation implementation) {
@@ -194,31 +231,12 @@ AttentionChoice choose(const SoftmaxShape& x, const Target& target, std::string_
 }
 
 AttentionChoice choose(const StickBreakingShape& x, const Target& target, std::string_view forced) {
-  if (forces(forced, Implementation::kCudnn)) {
-    fail(ExitCode::kUsage, "cudnn is asked for, but it has no stick-breaking attention");
-  }
-  AttentionChoice choice;
+  AttentionChoice choice = choose_implementation(x, target, forced);
   if (x.backward) {
-    choice.blocks = (x.max_seqlen + 126) / 64 + 2;
-    const int64_t head_bytes = x.tokens * choice.blocks * 8;
-    choice.heads = heads_at_a_time(x.heads, head_bytes);
-    choice.bytes = align_scratch(static_cast<size_t>(choice.heads * head_bytes));
-    if (x.learned_remainder) {
-      choice.bytes =
-          std::max(choice.bytes, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
-    }
+    plan_backward(x, choice);
+  } else if (choice.implementation == Implementation::kHopper) {
+    choice.bytes = kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
   }
-  if (forces(forced, Implementation::kPortable)) {
-    choice.reason = "the portable ones are asked for";
-    return choice;
-  }
-  choice.reason = why_not_hopper(x, target, forced);
-  if (!choice.reason.empty()) return choice;
-  choice.implementation = Implementation::kHopper;
-  choice.hopper_part = choice.bytes;
-  choice.bytes += x.backward
-                      ? kernels::stickbreaking_hopper_backward_scratch_bytes(x.tokens, choice.heads)
-                      : kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
   return choice;
 }
 

@@ -31,9 +31,10 @@ AttentionChoice choose(const SoftmaxShape& shape, const Target& target,
 // ---- Stick-breaking attention -------------------------------------------------------------------
 
 // The backward pass keeps, for each row and each block of 64 keys of its document, the state
-// {log2 T, C} at the block's left edge (kernels/attention/stickbreaking.h). Nothing else grows with
-// T * L, so the heads are computed in groups whose states fit a fixed budget. Both implementations
-// save and keep the same.
+// {log2 T, C} at the block's left edge (kernels/attention/stickbreaking.h), or on Hopper four such
+// states in the block. Nothing else grows with T * L, so the heads are computed in groups whose
+// states fit a fixed budget; on Hopper one head is cut into segments of queries and keys where it
+// does not (kernels/attention/scratch_sizes.h). The forward passes of both save the same.
 struct StickBreakingShape {
   bool backward = false;
   int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0;

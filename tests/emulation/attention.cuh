@@ -126,21 +126,25 @@ void launch(Index grid, Index block, Timing timing, const Kernel& kernel) {
 // Runs a main loop (persistent_hopper.cuh): with one block, which takes all tiles in the order that
 // the scheduler has prepared, or with a block for each of them, where there are few.
 template <typename Mainloop>
-void run_persistent(Timing timing, typename Mainloop::Arguments x) {
+void run_persistent(Timing timing, typename Mainloop::Arguments x, int rows, int heads) {
   static_assert(kernels::kSharedBytes<typename Mainloop::Shared> <= kernels::kMaxSharedBytes);
   constexpr unsigned kThreads = Mainloop::Shape::kThreads;
   const auto kernel = [&] { kernels::persistent_hopper_kernel<Mainloop>(x); };
-  const int tiles = static_cast<int>(kernels::ceil_div(x.p.tokens, Mainloop::kTileRows));
+  const int tiles = static_cast<int>(kernels::ceil_div(rows, Mainloop::kTileRows));
   std::vector<int32_t> words(static_cast<size_t>(1 + tiles));
-  x.scheduler = kernels::tile_scheduler(x.p, x.p.heads, tiles, words.data());
+  x.scheduler = kernels::tile_scheduler(x.p, heads, tiles, words.data());
   constexpr int kFewTiles = 4;
-  if (tiles * x.p.heads <= kFewTiles) {
+  if (tiles * heads <= kFewTiles) {
     x.scheduler.order = nullptr;
-    return launch({unsigned(tiles * x.p.heads)}, {kThreads}, timing, kernel);
+    return launch({unsigned(tiles * heads)}, {kThreads}, timing, kernel);
   }
   launch({}, {kernels::kSchedulerThreads}, timing,
-         [&] { kernels::schedule_tiles_kernel(x.scheduler, Mainloop::steps(x.p)); });
+         [&] { kernels::schedule_tiles_kernel(x.scheduler, kernels::steps_of<Mainloop>(x)); });
   launch({}, {kThreads}, timing, kernel);
+}
+template <typename Mainloop>
+void run_persistent(Timing timing, typename Mainloop::Arguments x) {
+  run_persistent<Mainloop>(timing, x, x.p.tokens, x.p.heads);
 }
 
 }  // namespace sbtrain::emulation

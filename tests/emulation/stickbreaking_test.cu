@@ -3,6 +3,7 @@
 #include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
+#include "kernels/attention/segments_hopper.cuh"
 
 namespace sbtrain::emulation {
 namespace {
@@ -14,28 +15,36 @@ class StickBreaking : public Attention {
   StickBreaking(const std::vector<int32_t>& documents, int head_dim)
       : Attention(documents, head_dim),
         stop_(row.size()),
-        first_keys_(row.size()),
-        blocks_((*std::max_element(documents.begin(), documents.end()) + 126) / kStickKeys + 1),
-        workspace_(2 * row.size() * static_cast<size_t>(blocks_)) {
+        blocks_((*std::max_element(documents.begin(), documents.end()) + 126) / kStickKeys + 1) {
     describe(problem_);
     problem_.log2_rem = row.data();
     problem_.stop = stop_.data();
-    problem_.workspace = workspace_.data();
-    problem_.workspace_heads = kHeads;
-    problem_.workspace_blocks = blocks_;
+    take_workspace(kHeads, tokens());
   }
 
+  // Computes one head at a time, and of it segments of so many tokens.
+  void cut_into_segments(int segment) { take_workspace(1, segment); }
+
+  // Multiplies the queries by scale * log2(e) before they are rounded; returns that factor.
+  float fold_scale() {
+    problem_.query_factor = scale * kLog2e;
+    problem_.scale = kFoldedScale;
+    const test::Owned exact = test::random_normal("q", {static_cast<int64_t>(q.size())});
+    for (size_t i = 0; i < q.size(); ++i) {
+      q[i] = __float2bfloat16(problem_.query_factor * exact.f32()[i]);
+    }
+    return problem_.query_factor;
+  }
   void give_remainder_to_values() { problem_.remainder = StickRemainder::kValue; }
 
-  template <int kD, bool kFewTiles>
+  template <int kD, bool kFewTiles, template <typename> class Kind = Unfolded>
   void run(Timing timing, float skip_epsilon) {
     clear_results();
     std::fill(stop_.begin(), stop_.end(), INT32_MIN);
-    std::fill(first_keys_.begin(), first_keys_.end(), INT32_MIN);
     std::fill(workspace_.begin(), workspace_.end(), NAN);
     problem_.skip_epsilon = skip_epsilon;
-    forward<HopperForwardShape<kD, false, kFewTiles>>(timing);
-    backward<QueryGradientShape<kD, kFewTiles>, KeyGradientShape<kD, kFewTiles>>(timing);
+    forward<Kind<HopperForwardShape<kD, false, kFewTiles>>>(timing);
+    backward<kD, kFewTiles, Kind>(timing);
   }
   // What the kernels skip is less than the errors that are allowed.
   void check(const test::oracle::Result& want) const {
@@ -46,6 +55,16 @@ class StickBreaking : public Attention {
   }
 
  private:
+  void take_workspace(int heads, int segment) {
+    const StickHopperScratch scratch = stickbreaking_hopper_layout(
+        {.tokens = tokens(), .heads = kHeads, .head_dim = head_dim, .blocks = blocks_}, heads,
+        segment);
+    workspace_.resize(scratch.bytes / sizeof(float));
+    problem_.workspace = workspace_.data();
+    problem_.workspace_heads = heads;
+    problem_.workspace_blocks = static_cast<int>(scratch.blocks);
+    problem_.workspace_tokens = static_cast<int>(scratch.segment);
+  }
   template <typename Shape>
   void forward(Timing timing) {
     const StickBreakingProblem& p = problem_;
@@ -56,24 +75,46 @@ class StickBreaking : public Attention {
                                    .v = key_tiles(p, p.v, Shape::kKeys)};
     run_persistent<StickForwardMainloop<Shape>>(timing, x);
   }
-  template <typename Query, typename Key>
+  template <int kD, bool kFewTiles, template <typename> class Kind>
   void backward(Timing timing) {
     const StickBreakingProblem& p = problem_;
     HopperBackwardArguments x{.p = p,
-                              .first_keys = first_keys_.data(),
+                              .part = {},
                               .scheduler = {},
-                              .q = token_tiles(p, p.q, Query::kQueries),
-                              .dout = token_tiles(p, p.dout, Query::kQueries),
+                              .q = {},
+                              .dout = {},
                               .k = key_tiles(p, p.k, kStickKeys),
                               .v = key_tiles(p, p.v, kStickKeys)};
-    run_persistent<StickQueryGradientMainloop<Query>>(timing, x);
+    place_in_scratch(x);
+    if (!in_segments(p)) {
+      return run_phases<Kind<QueryGradientShape<kD, kFewTiles>>,
+                        Kind<KeyGradientShape<kD, kFewTiles>>>(timing, x, tokens(), tokens());
+    }
+    const SegmentLaunches launches = segment_launches(p);
+    for (; x.first_head < kHeads; ++x.first_head) {
+      launch({unsigned(launches.segments)}, {kSegmentThreads}, timing,
+             [&] { prepare_segments_kernel(p, x.first_head, launches); });
+      for_each_segment(
+          x,
+          [&](int queries, int keys) {
+            run_phases<QueryGradientShape<kD, kFewTiles, true>,
+                       KeyGradientShape<kD, kFewTiles, true>>(timing, x, queries, keys);
+          },
+          [](float* sums, int64_t count) { std::fill_n(sums, count, 0.0f); });
+    }
+  }
+  template <typename Query, typename Key>
+  void run_phases(Timing timing, HopperBackwardArguments& x, int queries, int keys) {
+    const StickBreakingProblem& p = problem_;
+    x.q = token_tiles(p, p.q, Query::kQueries);
+    x.dout = token_tiles(p, p.dout, Query::kQueries);
+    run_persistent<StickQueryGradientMainloop<Query>>(timing, x, queries, p.workspace_heads);
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    run_persistent<StickKeyGradientMainloop<Key>>(timing, x);
+    run_persistent<StickKeyGradientMainloop<Key>>(timing, x, keys, p.workspace_heads);
   }
 
   std::vector<int32_t> stop_;
-  std::vector<int32_t> first_keys_;
   const int blocks_;
   std::vector<float> workspace_;
   StickBreakingProblem problem_;
@@ -114,6 +155,61 @@ TEST(EmulatedStickBreaking, HeadsOf64) {
 }
 TEST(EmulatedStickBreaking, HeadsOf128) {
   check_all<128>();
+}
+
+// Queries that have been multiplied by scale * log2(e) and then rounded.
+template <int kD>
+void check_folded() {
+  StickBreaking x(kPacks[2], kD);
+  test::oracle::Problem problem = x.oracle();
+  const float factor = x.fold_scale();
+  problem.q = to_f64(x.q);
+  problem.scale = std::log(2.0);
+  test::oracle::Result want = test::oracle::stickbreaking(problem);
+  for (double& dq : want.dq) dq *= double(factor);
+  for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+    ASSERT_NO_THROW((x.run<kD, false, Folded>(timing, 0.0f)));
+    x.check(want);
+  }
+}
+TEST(EmulatedStickBreaking, FoldedScale) {
+  check_folded<32>();
+  check_folded<64>();
+  check_folded<128>();
+}
+
+// Segments of queries and keys, as where the states of a head do not fit, change no bit. Sticks are
+// used up within the segments, at their edges and beyond them.
+template <int kD, bool kFewTiles = false>
+void check_segments() {
+  for (const std::vector<int32_t>& documents :
+       std::vector<std::vector<int32_t>>{{900}, {100, 700, 30}}) {
+    for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+      StickBreaking x(documents, kD);
+      x.give_remainder_to_values();
+      ASSERT_NO_THROW((x.run<kD, kFewTiles>(Timing::kAtOnce, skip_epsilon)));
+      const auto dq = to_f64(x.dq), dk = to_f64(x.dk), dv = to_f64(x.dv);
+      x.cut_into_segments(kHopperSegmentStep);
+      for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+        SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
+                     std::to_string(skip_epsilon));
+        ASSERT_NO_THROW((x.run<kD, kFewTiles>(timing, skip_epsilon)));
+        EXPECT_EQ(to_f64(x.dq), dq);
+        EXPECT_EQ(to_f64(x.dk), dk);
+        EXPECT_EQ(to_f64(x.dv), dv);
+      }
+    }
+  }
+}
+TEST(EmulatedStickBreaking, SegmentsOfHeadsOf32) {
+  check_segments<32>();
+  check_segments<32, true>();
+}
+TEST(EmulatedStickBreaking, SegmentsOfHeadsOf64) {
+  check_segments<64>();
+}
+TEST(EmulatedStickBreaking, SegmentsOfHeadsOf128) {
+  check_segments<128>();
 }
 
 // Part of each stick is taken by keys of logit 0, all of the rest by the first of many keys whose

@@ -1,5 +1,8 @@
 // Stick-breaking attention on the GPU against the fp64 oracle, with every option and every
 // implementation that the GPU has for it.
+#include <numbers>
+
+#include "kernels/attention/scratch_sizes.h"
 #include "ops/attention.h"
 #include "ops/choose.h"
 #include "support/gpu.h"
@@ -33,13 +36,21 @@ Owned positions_of(const Case& c) {
   return integers(positions);
 }
 
+// One head at a time, in segments of so many tokens.
+void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64_t segment);
+
 // Inputs that bf16 can hold, and the results of the GPU.
 struct GpuAttention : Attention {
   explicit GpuAttention(const Case& c) : Attention(c) {
+    for (int64_t t = 0; t < c.tokens(); ++t) {
+      for (int64_t i = 0; i < c.width(); ++i) qkv.at(t, i) *= c.query_factor;
+    }
     for (Owned* x : {&qkv, &dout, &bias}) round_to_bf16(*x);
   }
 
-  Outputs run(const std::string& implementation = "portable") const {
+  // With `segment`, the kernels for Hopper compute one head at a time, and of it segments of so
+  // many tokens in the backward pass.
+  Outputs run(const std::string& implementation = "portable", int64_t segment = 0) const {
     GpuStream gpu;
     gpu.stream.set_implementation(implementation);
     const Case& c = config;
@@ -75,21 +86,26 @@ struct GpuAttention : Attention {
                                             .params = stickbreaking_params()});
     // Only the portable kernels have the gradient of a gate.
     if (c.gated) gpu.stream.set_implementation("portable");
-    ops::run(gpu, ops::StickBreakingBackward{.dq_THd = part(dx, 0),
-                                             .dk_THd = part(dx, 1),
-                                             .dv_THd = part(dx, 2),
-                                             .dgate_TH = dg,
-                                             .dremainder_bias_Hd = dr,
-                                             .do_THd = d,
-                                             .log2_rem_HT = log2_left,
-                                             .stop_HT = stops,
-                                             .q_THd = part(x, 0),
-                                             .k_THd = part(x, 1),
-                                             .v_THd = part(x, 2),
-                                             .gate_TH = gates,
-                                             .remainder_bias_Hd = r,
-                                             .sequences = s,
-                                             .params = stickbreaking_params()});
+    const ops::StickBreakingBackward backward{.dq_THd = part(dx, 0),
+                                              .dk_THd = part(dx, 1),
+                                              .dv_THd = part(dx, 2),
+                                              .dgate_TH = dg,
+                                              .dremainder_bias_Hd = dr,
+                                              .do_THd = d,
+                                              .log2_rem_HT = log2_left,
+                                              .stop_HT = stops,
+                                              .q_THd = part(x, 0),
+                                              .k_THd = part(x, 1),
+                                              .v_THd = part(x, 2),
+                                              .gate_TH = gates,
+                                              .remainder_bias_Hd = r,
+                                              .sequences = s,
+                                              .params = stickbreaking_params()};
+    if (segment > 0) {
+      run_in_segments(gpu, backward, segment);
+    } else {
+      ops::run(gpu, backward);
+    }
     Outputs result{.o = out.values(),
                    .rem = log2_left.values(),
                    .stop = stops.values(),
@@ -106,6 +122,24 @@ struct GpuAttention : Attention {
     return result;
   }
 };
+
+void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64_t segment) {
+  ops::StickBreakingScratch scratch{.choice = choose(op, gpu.stream), .buffer = {}};
+  ASSERT_EQ(scratch.choice.implementation, ops::Implementation::kHopper);
+  const int64_t heads = op.params.heads;
+  const kernels::StickHopperScratch layout =
+      kernels::stickbreaking_hopper_layout({.tokens = op.q_THd.rows(),
+                                            .heads = heads,
+                                            .head_dim = op.q_THd.cols() / heads,
+                                            .blocks = scratch.choice.blocks},
+                                           1, segment);
+  scratch.choice.heads = 1;
+  scratch.choice.tokens = layout.segment;
+  scratch.choice.blocks = layout.blocks;
+  scratch.buffer = gpu.memory.allocate(MemoryClass::kScratch, "states", DType::kU8,
+                                       {static_cast<int64_t>(layout.bytes)});
+  ops::cuda::run(ops::cuda::Cuda{}, gpu.stream, op, scratch);
+}
 
 // The implementations that compute the case on this GPU.
 std::vector<std::string> implementations(const Case& c) {
@@ -128,7 +162,8 @@ void expect_within_bounds(const GpuAttention& x, const Outputs& got,
   if (c.skip_epsilon > 0) {
     for (const double stop : got.stop) p.first_key.push_back(static_cast<int32_t>(stop));
   }
-  const oracle::Result want = oracle::stickbreaking(p);
+  oracle::Result want = oracle::stickbreaking(p);
+  for (double& dq : want.dq) dq *= static_cast<double>(c.query_factor);
   const std::string text =
       implementation + ", " + c.describe() + ", d " + std::to_string(c.head_dim);
   EXPECT_LE(relative_error(got.o, want.o), 4e-3) << "o, " << text;
@@ -213,6 +248,113 @@ TEST_F(GpuStickBreaking, DocumentsEndInTheMiddleOfTiles) {
 TEST_F(GpuStickBreaking, ManyHeadsGoThroughTheWorkspaceInGroups) {
   // 16384 tokens, 253 blocks: 33 MB a head, more than 512 MiB in all.
   check({.documents = {16000, 384}, .heads = 18, .head_dim = 8});
+}
+
+// Queries that have been multiplied by scale * log2(e).
+TEST_F(GpuStickBreaking, FoldedScale) {
+  for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
+    for (const int64_t d : {32, 64, 128}) {
+      for (const int heads : {1, 4}) {  // of small tiles and of the usual ones
+        Case c{.documents = {5, 2048, 33, 1500}, .heads = heads, .head_dim = d, .inputs = inputs};
+        c.query_factor = c.logit_scale() * std::numbers::log2e_v<float>;
+        c.scale = kernels::kFoldedScale;
+        check(c);
+      }
+    }
+  }
+}
+
+// The states of one head of a small pack, cut as where they do not fit.
+TEST_F(GpuStickBreaking, SegmentsChangeNoBit) {
+  for (const int64_t d : {32, 64, 128}) {
+    for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+      for (const int length : {1100, 9000}) {  // of small tiles and of the usual ones
+        Case c{.documents = {100, length, 400}, .heads = 2, .head_dim = d};
+        c.skip_epsilon = skip_epsilon;
+        c.remainder = ops::Remainder::kValue;
+        if (implementations(c).size() == 1) GTEST_SKIP() << "only the kernels for Hopper have them";
+        const GpuAttention x(c);
+        const Outputs whole = x.run("hopper", c.tokens());
+        for (const int64_t segment : {384, 4608}) {
+          EXPECT_EQ(x.run("hopper", segment).bits, whole.bits) << c.describe() << ", " << segment;
+        }
+        if (length == 1100) expect_within_bounds(x, whole, "hopper");
+      }
+    }
+  }
+}
+
+// Adds what row j of a pack of one document and one head gives in double precision.
+void add_row(GpuAttention& x, int64_t j, oracle::Result& sums) {
+  const int64_t d = x.config.head_dim;
+  const double scale = x.config.logit_scale();
+  const auto at = [&](int64_t t, int64_t part, int64_t i) {
+    return static_cast<double>(x.qkv.at(t, part * d + i));
+  };
+  std::vector<double> a(static_cast<size_t>(j)), beta(a.size());
+  double left = 1.0;
+  for (int64_t i = j - 1; i >= 0; --i) {
+    double z = 0;
+    for (int64_t c = 0; c < d; ++c) z += scale * at(j, 0, c) * at(i, 1, c);
+    const auto n = static_cast<size_t>(i);
+    beta[n] = 1.0 / (1.0 + std::exp(-z));
+    a[n] = beta[n] * left;
+    left *= 1.0 - beta[n];
+  }
+  sums.row[static_cast<size_t>(j)] = left;
+  double before = 0;  // the sum of g over the keys up to this one
+  for (int64_t i = 0; i < j; ++i) {
+    const auto n = static_cast<size_t>(i);
+    double g = 0;
+    for (int64_t c = 0; c < d; ++c) g += a[n] * x.dout.at(j, c) * at(i, 2, c);
+    before += g;
+    const double dz = scale * (g - beta[n] * before);
+    for (int64_t c = 0; c < d; ++c) {
+      sums.o[static_cast<size_t>(j * d + c)] += a[n] * at(i, 2, c);
+      sums.dq[static_cast<size_t>(j * d + c)] += dz * at(i, 1, c);
+      sums.dk[static_cast<size_t>(i * d + c)] += dz * at(j, 0, c);
+      sums.dv[static_cast<size_t>(i * d + c)] += a[n] * x.dout.at(j, c);
+    }
+  }
+}
+
+// The states of one head of such a row would take 34 GB. Some rows alone have a gradient, so that
+// these give the gradients of all keys. A row uses up its stick over all of its keys.
+TEST_F(GpuStickBreaking, RowsWhoseStatesDoNotFit) {
+  constexpr int64_t kTokens = 262144, kRows = 24;
+  Case c{.documents = {kTokens}, .heads = 1, .head_dim = 32, .inputs = Inputs::kTrained};
+  c.scale = 0.36f;  // logits around -11.5
+  if (implementations(c).size() == 1) GTEST_SKIP() << "only the kernels for Hopper bound them";
+  GpuAttention x(c);
+  std::vector<int64_t> rows = {1, 64, kTokens - 1};
+  for (int64_t i = 0; i < kRows; ++i) rows.push_back((i + 1) * kTokens / (kRows + 1) + 7 * i);
+  Owned dout = random_normal("do", {kTokens, c.width()});
+  std::fill_n(x.dout.f32(), x.dout.tensor().numel(), 0.0f);
+  for (const int64_t j : rows) {
+    for (int64_t i = 0; i < c.width(); ++i) x.dout.at(j, i) = dout.at(j, i);
+  }
+  round_to_bf16(x.dout);
+  oracle::Problem shape;
+  shape.heads = 1;
+  shape.tokens = kTokens;
+  shape.q.resize(static_cast<size_t>(kTokens * c.width()));
+  oracle::Result want(shape);
+  for (const int64_t j : rows) add_row(x, j, want);
+  const Outputs got = x.run("hopper");
+  std::vector<double> o, rem, o_want, rem_want;
+  for (const int64_t j : rows) {
+    rem.push_back(got.rem[static_cast<size_t>(j)]);
+    rem_want.push_back(want.row[static_cast<size_t>(j)]);
+    for (int64_t i = j * c.width(); i < (j + 1) * c.width(); ++i) {
+      o.push_back(got.o[static_cast<size_t>(i)]);
+      o_want.push_back(want.o[static_cast<size_t>(i)]);
+    }
+  }
+  EXPECT_LE(relative_error(o, o_want), 4e-3);
+  EXPECT_LE(relative_error(rem, rem_want), 4e-3);
+  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 0), want.dq), 8e-3);
+  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 1), want.dk), 8e-3);
+  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 2), want.dv), 8e-3);
 }
 
 TEST_F(GpuStickBreaking, SkippingIsExactForWhatIsRead) {

@@ -282,7 +282,8 @@ void backward_tile(const QueryTile& tile, const Head& head, StickScratch& m) {
   backward_logits<kGated>(tile, head, m, head.stop[token]);
 
   for (int64_t q = 0; q < tile.count; ++q) {
-    std::copy_n(m.dq + q * head.d, head.d, head.dq.row(token + q));
+    float* const dq = head.dq.row(token + q);
+    for (int64_t c = 0; c < head.d; ++c) dq[c] = m.dq[q * head.d + c] * head.params.query_factor;
   }
 }
 

@@ -10,6 +10,7 @@ kernels::StickBreakingProblem problem(const Op& op) {
   require(op.log2_rem_HT.contiguous() && op.stop_HT.contiguous(),
           "stick-breaking attention: the remainders have strided rows");
   auto p = attention_problem<kernels::StickBreakingProblem>(op);
+  p.query_factor = op.params.query_factor;
   p.attend_current = op.params.attend_current;
   p.remainder = op.params.remainder;
   p.skip_epsilon = op.params.skip_epsilon;
@@ -43,9 +44,9 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const AttentionScratc
   p.workspace = scratch.buffer.tensor();
   p.workspace_heads = static_cast<int>(choice.heads);
   p.workspace_blocks = static_cast<int>(choice.blocks);
+  p.workspace_tokens = static_cast<int>(choice.tokens);
   if (choice.implementation == Implementation::kHopper) {
-    void* rest = p.workspace + choice.hopper_part / sizeof(float);
-    kernels::stickbreaking_backward_hopper(cuda_stream(s), p, rest);
+    kernels::stickbreaking_backward_hopper(cuda_stream(s), p);
   } else {
     kernels::stickbreaking_backward(cuda_stream(s), p);
   }

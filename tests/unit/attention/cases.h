@@ -27,6 +27,7 @@ struct Case {
   bool attend_current = false;
   ops::Remainder remainder = ops::Remainder::kNone;
   bool gated = false;
+  float query_factor = 1.0f;  // by which the tests of GPUs have multiplied q
   float skip_epsilon = 0.0f;
   // softmax
   int64_t window = 0;
@@ -154,6 +155,7 @@ struct Attention {
   ops::StickBreakingParams stickbreaking_params() const {
     return {.heads = config.heads,
             .scale = config.logit_scale(),
+            .query_factor = config.query_factor,
             .attend_current = config.attend_current,
             .remainder = config.remainder,
             .skip_epsilon = config.skip_epsilon};

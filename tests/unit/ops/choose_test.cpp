@@ -413,16 +413,35 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   EXPECT_EQ(portable.heads, 24);
   EXPECT_EQ(portable.blocks, 67);
   EXPECT_EQ(portable.bytes, 421527552u);
-  // And a float for each row of these heads, and the queue.
+  // Four times as many for half of the heads, a float for each row of these, and the queue.
   const AttentionChoice hopper = choose(shape, target);
-  EXPECT_EQ(hopper.heads, 24);
-  EXPECT_EQ(hopper.hopper_part, 421527552u);
-  EXPECT_EQ(hopper.bytes, 424675584u);
+  EXPECT_EQ(hopper.heads, 12);
+  EXPECT_EQ(hopper.bytes, 844630272u);
   // The states of few tokens are fewer bytes than the sums for the remainder's vector, 264 times 24
   // heads of 64 floats.
   shape.tokens = 1;
   shape.learned_remainder = true;
   EXPECT_EQ(choose(shape, target).bytes, 1622016u);
+}
+
+// Rows that are as long as the pack, for which one head's states would take up to 0.5 TiB.
+TEST(Choose, TheScratchOfStickBreakingIsBounded) {
+  const Target target(Backend::kCuda);
+  for (const int head_dim : {32, 64, 128}) {
+    for (const int64_t tokens : {16384, 32768, 65536, 131072, 262144, 524288, 1048576}) {
+      StickBreakingShape shape = stick_shape(head_dim, tokens);
+      shape.max_seqlen = tokens;
+      shape.backward = true;
+      const AttentionChoice choice = choose(shape, target);
+      EXPECT_LE(choice.bytes, size_t{1} << 30) << head_dim << " " << tokens;
+      EXPECT_EQ(choice.tokens == tokens, tokens <= 32768) << head_dim << " " << tokens;
+      // Each segment has tiles of 128 queries or 192 keys for all of 132 multiprocessors.
+      EXPECT_GE(choice.tokens, std::min<int64_t>(tokens, 192 * 132)) << head_dim << " " << tokens;
+      if (tokens > 32768) {
+        EXPECT_EQ(choice.tokens % 384, 0) << head_dim << " " << tokens;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -24,9 +24,6 @@ void cp_async(uint32_t shared, const void* global, bool valid) {
 inline void cp_async16(uint32_t shared, const void* global, bool valid = true) {
   cp_async<16>(shared, global, valid);
 }
-inline void cp_async8(uint32_t shared, const void* global, bool valid = true) {
-  cp_async<8>(shared, global, valid);
-}
 inline void cp_async4(uint32_t shared, const void* global, bool valid = true) {
   cp_async<4>(shared, global, valid);
 }

@@ -31,9 +31,10 @@ struct WarpgroupOperand {
   void pin() {}
 };
 
+enum class Descriptors : uint8_t { kKept, kFormed, kStepped };
 enum class TileUse : int { kRows = 0, kColumns = 1 };
 
-template <int kRows, int kCols, TileUse kUse>
+template <int kRows, int kCols, TileUse kUse, Descriptors kDescriptors = Descriptors::kKept>
 class TileOperand {
  public:
   explicit TileOperand(const void* tile) : tile_(static_cast<const __nv_bfloat16*>(tile)) {
