@@ -45,6 +45,7 @@ std::vector<OptionProblem> check_options(const Options& o, const AttentionShape&
   if (o.position != PositionEncoding::kRope) {
     problems.push_back({"position", "coca rotates its keys, so that it takes rope alone"});
   }
+  if (o.rotary.fraction != 1.0) problems.push_back({"position", "coca rotates whole heads"});
   return problems;
 }
 
