@@ -21,7 +21,7 @@ inline constexpr auto kNames<PositionEncoding> =
 
 // Keys rope_base, rope_scaling, ...; they apply while the module's `position` is rope.
 void describe(Fields& f, RotaryOptions& o);
-// Key rope_fraction, for modules that can rotate a part of each head.
+// Key rope_fraction, which modules that can only rotate whole heads refuse.
 void describe_rope_fraction(Fields& f, RotaryOptions& o);
 std::vector<OptionProblem> check(const RotaryOptions& options, const AttentionShape& model);
 
