@@ -167,6 +167,63 @@ struct BiasGeluBackwardOp {
   }
 };
 
+// The tanh form of GELU is z sigmoid(2u), u = sqrt(2/pi) (z + c z^3), since (1 + tanh(u)) / 2 =
+// sigmoid(2u). Beyond +-20 the sigmoid is 0 or 1, and z^3 need not be formed.
+struct TanhForm {
+  static constexpr float kTwiceRoot = 1.59576912f;  // 2 sqrt(2/pi)
+  static constexpr float kCubic = 0.044715f;
+  __device__ explicit TanhForm(float z) : z(fminf(fmaxf(z, -20.0f), 20.0f)) {
+    const float twice_u = kTwiceRoot * this->z * (1.0f + kCubic * this->z * this->z);
+    const float e = __expf(-fabsf(twice_u));
+    const float larger = __fdividef(1.0f, 1.0f + e);  // sigmoid(|2u|)
+    const float smaller = e * larger;                 // without cancellation
+    below = twice_u < 0.0f ? smaller : larger;
+    above = twice_u < 0.0f ? larger : smaller;
+  }
+  // (z s)' = s + z s (1 - s) (2u)'.
+  __device__ float slope() const {
+    return below + z * below * above * (kTwiceRoot * (1.0f + 3.0f * kCubic * z * z));
+  }
+  float z, below, above;  // sigmoid(2u), sigmoid(-2u)
+};
+
+struct BiasTanhGeluOp {
+  BiasGelu p;
+  template <int kWidth>
+  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(p.x.row(row) + col), load_pack<kWidth>(p.b + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+    auto y = convert<float>(loaded.a);
+    const auto b = convert<float>(loaded.b);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      const float z = y[i] + b[i];
+      y[i] = z * TanhForm(z).below;
+    }
+    store_floats(p.y.row(row) + col, y);
+  }
+};
+
+struct BiasTanhGeluBackwardOp {
+  BiasGeluBackward p;
+  template <int kWidth>
+  __device__ Three<kWidth> load(int64_t row, int64_t col) const {
+    return {load_pack<kWidth>(p.dy.row(row) + col), load_pack<kWidth>(p.x.row(row) + col),
+            load_pack<kWidth>(p.b + col)};
+  }
+  template <int kWidth>
+  __device__ void store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
+    auto dx = convert<float>(loaded.a);
+    const auto x = convert<float>(loaded.b);
+    const auto b = convert<float>(loaded.c);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) dx[i] *= TanhForm(x[i] + b[i]).slope();
+    store_floats(p.dx.row(row) + col, dx);
+  }
+};
+
 constexpr int kWidth = 8;
 constexpr int kBiasThreads = 256;
 
@@ -236,13 +293,22 @@ void launch(cudaStream_t stream, const AddBias& p) {
 
 void launch(cudaStream_t stream, const BiasGelu& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.x, p.b);
-  launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors, BiasGeluOp{p});
+  if (p.tanh_form) {
+    launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors, BiasTanhGeluOp{p});
+  } else {
+    launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors, BiasGeluOp{p});
+  }
 }
 
 void launch(cudaStream_t stream, const BiasGeluBackward& p) {
   const bool vectors = vectors_fit<kWidth>(p.dx, p.dy, p.x, p.b);
-  launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
-                             BiasGeluBackwardOp{p});
+  if (p.tanh_form) {
+    launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
+                               BiasTanhGeluBackwardOp{p});
+  } else {
+    launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
+                               BiasGeluBackwardOp{p});
+  }
 }
 
 void launch(cudaStream_t stream, const BiasBackward& p) {

@@ -35,12 +35,14 @@ struct BiasGelu {
   Matrix<const bf16> x;
   const bf16* b;
   int64_t rows, cols;
+  bool tanh_form;
 };
 struct BiasGeluBackward {
   Matrix<bf16> dx;  // may be dy or x
   Matrix<const bf16> dy, x;
   const bf16* b;
   int64_t rows, cols;
+  bool tanh_form;
 };
 struct AddBias {
   Matrix<bf16> y;

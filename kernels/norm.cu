@@ -449,6 +449,16 @@ void with_head_shape(const char* name, int64_t head_dim, bool vectors, Launch&& 
   launch(Shape<8, 32, 2>{});
 }
 
+// The same for RMSNorm, of which the only head of a row may be wider.
+template <typename Launch>
+void with_head_rmsnorm_shape(const char* name, int heads, int64_t head_dim, bool vectors,
+                             Launch&& launch) {
+  if (heads > 1 || head_dim <= (vectors ? kMaxHeadDim : kMaxScalarHeadDim)) {
+    return with_head_shape(name, head_dim, vectors, launch);
+  }
+  with_row_shape(name, head_dim, vectors, launch);
+}
+
 }  // namespace
 
 void launch(cudaStream_t stream, const RmsNorm& p) {
@@ -523,7 +533,7 @@ void launch(cudaStream_t stream, const HeadNormBackward& p) {
 void launch(cudaStream_t stream, const HeadRmsNorm& p) {
   if (p.rows == 0) return;
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w);
-  with_head_shape("head_rmsnorm", p.head_dim, vectors, [&](auto shape) {
+  with_head_rmsnorm_shape("head_rmsnorm", p.heads, p.head_dim, vectors, [&](auto shape) {
     using S = decltype(shape);
     head_rmsnorm_kernel<S><<<blocks(p.rows * p.heads, S::kGroups), S::kThreads, 0, stream>>>(p);
   });
@@ -533,7 +543,7 @@ void launch(cudaStream_t stream, const HeadRmsNorm& p) {
 void launch(cudaStream_t stream, const HeadRmsNormBackward& p) {
   if (p.rows == 0) return;
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
-  with_head_shape("head_rmsnorm_backward", p.head_dim, vectors, [&](auto shape) {
+  with_head_rmsnorm_shape("head_rmsnorm_backward", p.heads, p.head_dim, vectors, [&](auto shape) {
     using S = decltype(shape);
     head_rmsnorm_backward_kernel<S><<<kTokenParts, S::kThreads, 0, stream>>>(p);
   });

@@ -63,6 +63,7 @@ struct HeadNormBackward {
   float eps;
   float* scratch = nullptr;  // [kTokenParts, 2 * heads * head_dim]
 };
+// One head may be as wide as a row of RmsNorm, several as wide as those of HeadNorm.
 struct HeadRmsNorm {
   Matrix<bf16> y;
   Matrix<const bf16> x;

@@ -15,7 +15,7 @@ constexpr int kThreads = 256;
 template <int kWidth, bool kByLength>
 __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope p) {
   let_next_kernel_begin();
-  const int half = p.head_dim / 2;
+  const int half = p.rotated / 2;
   const int threads_per_row = half / kWidth;
   const int64_t task = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row = task / threads_per_row;
@@ -67,13 +67,15 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ 
 }  // namespace
 
 void launch(cudaStream_t stream, const Rope& p) {
-  if (p.head_dim % 2 != 0 || p.head_dim / 2 > kMaxRopeFrequencies) {
-    throw_invalid_argument("rope: heads must have an even number of channels, at most %d, got %d",
-                           static_cast<int>(2 * kMaxRopeFrequencies), static_cast<int>(p.head_dim));
+  if (p.rotated % 2 != 0 || p.rotated / 2 > kMaxRopeFrequencies || p.rotated > p.head_dim) {
+    throw_invalid_argument(
+        "rope: of %d channels of a head an even number must be rotated, at most %d, got %d",
+        static_cast<int>(p.head_dim), static_cast<int>(2 * kMaxRopeFrequencies),
+        static_cast<int>(p.rotated));
   }
-  if (p.rows == 0 || p.heads == 0 || p.head_dim == 0) return;
-  const int half = p.head_dim / 2;
-  with_width<8>(half % 8 == 0 && vectors_fit<8>(p.x), [&](auto width) {
+  if (p.rows == 0 || p.heads == 0 || p.rotated == 0) return;
+  const int half = p.rotated / 2;
+  with_width<8>(half % 8 == 0 && p.head_dim % 8 == 0 && vectors_fit<8>(p.x), [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
     const unsigned of_rows = blocks(p.rows * (half / kWidth), kThreads);
     // One block for all rows would go through the heads alone.

@@ -14,7 +14,7 @@ class RowTurns {
  public:
   __device__ RowTurns(const Rope& p, int64_t row) : p_(p) {
     if constexpr (kByLength) {
-      const double d = p.head_dim;
+      const double d = p.rotated;
       const double length = p.lengths[row];
       base_ = p.base;
       if (length > p.train_length) {
@@ -26,7 +26,7 @@ class RowTurns {
   __device__ double operator[](int i) const {
     if constexpr (kByLength) {
       constexpr double kTwoPi = 6.283185307179586476925286766559;
-      return pow(base_, -2.0 * i / p_.head_dim) / kTwoPi;
+      return pow(base_, -2.0 * i / p_.rotated) / kTwoPi;
     } else {
       return p_.turns[i];
     }

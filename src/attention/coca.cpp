@@ -35,6 +35,7 @@ void describe(Fields& f, Options& o) {
   describe_window(f, o.window);
   f.add("position", o.position, "CoCA is made of rotary positions and takes no others.");
   describe(f, o.rotary);
+  describe_rope_fraction(f, o.rotary);
   f.add("variant", o.variant,
         "What the authors' code computes, or the paper's equations 8 and 12.");
   describe(f, o.qkv);
@@ -44,6 +45,9 @@ std::vector<OptionProblem> check_options(const Options& o, const AttentionShape&
   std::vector<OptionProblem> problems = check(o.rotary, model);
   if (o.position != PositionEncoding::kRope) {
     problems.push_back({"position", "coca rotates its keys, so that it takes rope alone"});
+  }
+  if (o.rotary.fraction != 1.0) {
+    problems.push_back({"rope_fraction", "coca rotates whole heads, so that it takes 1 alone"});
   }
   return problems;
 }

@@ -18,7 +18,8 @@ struct TransformersAttention {
   int64_t window = 0;                     // keys that a token sees; 0: all
   double logit_scale = 0.0;               // 0: 1/sqrt(head_dim)
   bool qkv_bias = false;
-  bool qk_norm = false;  // before the rotation
+  bool qk_norm = false;        // before the rotation
+  bool joint_qk_norm = false;  // of all heads together
   bool operator==(const TransformersAttention&) const = default;
 };
 

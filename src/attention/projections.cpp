@@ -55,9 +55,10 @@ void describe_qkv_bias(Fields& f, bool& qkv_bias) {
 
 void describe(Fields& f, QkvOptions& o) {
   describe_qkv_bias(f, o.qkv_bias);
-  f.add("qk_norm", o.qk_norm,
-        "RMSNorm of each head of queries and keys, before they are rotated; the heads share its "
-        "weights.");
+  f.add("qk_norm", o.qk_norm, "RMSNorm of queries and keys, before they are rotated.");
+  f.add("qk_norm_scope", o.qk_norm_scope, Rule{}.when("qk_norm", {"true"}),
+        "What a norm of queries or keys is over: each head by itself, all with the same weights; "
+        "or all heads jointly, with a weight for each channel of each head.");
 }
 
 QkvProjection::QkvProjection(const AttentionShape& model, const QkvOptions& options,
@@ -66,6 +67,7 @@ QkvProjection::QkvProjection(const AttentionShape& model, const QkvOptions& opti
       key_heads_(model.key_heads()),
       head_dim_(model.head_width()),
       qk_norm_(options.qk_norm),
+      joint_norm_(options.joint_norm()),
       norm_eps_(static_cast<float>(model.norm_eps)),
       key_(key),
       linear_(qkv_spec(
@@ -76,12 +78,14 @@ QkvProjection::QkvProjection(const AttentionShape& model, const QkvOptions& opti
 std::vector<TensorSpec> QkvProjection::parameters() const {
   std::vector<TensorSpec> specs = linear_.parameters();
   if (!qk_norm_) return specs;
-  for (const std::string_view part : {std::string_view("q"), std::string_view(key_)}) {
+  const auto add_norm = [&](std::string_view part, int64_t heads) {
     specs.push_back({.name = name_of_part(part, "norm.weight"),
-                     .shape = {head_dim_},
+                     .shape = {heads / normed_parts(heads) * head_dim_},
                      .storage = {},
                      .init = Init::constant(1.0)});
-  }
+  };
+  add_norm("q", heads_);
+  add_norm(key_, key_heads_);
   return specs;
 }
 
@@ -121,9 +125,11 @@ Qkv QkvProjection::saved(const QkvSaved& saved) const {
 
 void QkvProjection::normalise(Stream& s, const Tensor& y, const Tensor& x, int64_t heads,
                               const Tensor& w) const {
-  ops::run(
-      s, ops::HeadRmsNorm{
-             .y_THd = y, .x_THd = x, .w_d = w, .heads = static_cast<int>(heads), .eps = norm_eps_});
+  ops::run(s, ops::HeadRmsNorm{.y_THd = y,
+                               .x_THd = x,
+                               .w_d = w,
+                               .heads = static_cast<int>(normed_parts(heads)),
+                               .eps = norm_eps_});
 }
 
 Qkv QkvProjection::forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w,
@@ -174,7 +180,7 @@ void QkvProjection::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor 
                                            .dy_THd = gradient,
                                            .x_THd = x,
                                            .w_d = w.at(name),
-                                           .heads = static_cast<int>(heads),
+                                           .heads = static_cast<int>(normed_parts(heads)),
                                            .eps = norm_eps_});
     };
     const Qkv gradient = view(dqkv_TN);

@@ -3,18 +3,29 @@
 // queries, G that of keys and values, d the head dimension.
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "attention/attention.h"
+#include "core/enum_names.h"
 #include "core/fields.h"
 #include "layers/linear.h"
 
 namespace sbtrain {
 
+// What one norm of queries, or of keys, is over.
+enum class QkNormScope : uint8_t { kHead, kJoint };
+template <>
+inline constexpr auto kNames<QkNormScope> =
+    enum_names<QkNormScope>({{QkNormScope::kHead, "head"}, {QkNormScope::kJoint, "joint"}});
+
 struct QkvOptions {
   bool qkv_bias = false;
   bool qk_norm = false;
+  QkNormScope qk_norm_scope = QkNormScope::kHead;
+  bool joint_norm() const { return qk_norm && qk_norm_scope == QkNormScope::kJoint; }
   bool operator==(const QkvOptions&) const = default;
 };
 void describe_qkv_bias(Fields& f, bool& qkv_bias);
@@ -62,7 +73,9 @@ struct QkvSaved {
 };
 
 // q_proj [H*d, D], k_proj (or what a module has in its place) and v_proj [G*d, D] as one product,
-// with biases if qkv_bias is set; then, with qk_norm, the RMSNorm of each head of queries and keys.
+// with biases if qkv_bias is set; then, with qk_norm, the RMSNorm of queries and keys: of each head
+// (arXiv 2010.04245, with RMSNorm as in Qwen3), with one weight for the channels of all heads, or
+// of all heads together with a weight for each channel (OLMo 2, arXiv 2501.00656).
 class QkvProjection {
  public:
   // `key` names the projection and the norm of keys: <key>_proj.weight, <key>_norm.weight.
@@ -114,10 +127,13 @@ class QkvProjection {
   bool grouped() const { return key_heads_ < heads_; }
   Qkv normed(Stream& s, const QkvSaved& saved, const Weights& w) const;
   void normalise(Stream& s, const Tensor& y, const Tensor& x, int64_t heads, const Tensor& w) const;
+  // The parts that a norm divides queries or keys of so many heads into, each of which it scales by
+  // itself.
+  int64_t normed_parts(int64_t heads) const { return joint_norm_ ? 1 : heads; }
   KeyValue key_value_scratch(const Stream& s, const Qkv& x) const;
 
   int64_t heads_, key_heads_, head_dim_;
-  bool qk_norm_;
+  bool qk_norm_, joint_norm_;
   float norm_eps_;
   std::string key_;
   Linear linear_;

@@ -96,20 +96,38 @@ void describe(Fields& f, RotaryOptions& o) {
         "llama3: wavelengths below rope_train_length divided by this are not scaled.");
 }
 
+void describe_rope_fraction(Fields& f, RotaryOptions& o) {
+  Rule share = above(0).when("position", {"rope"});
+  share.max = 1;
+  f.add("rope_fraction", o.fraction, share,
+        "The part of the channels of a head, its first ones, that are rotated; the others know no "
+        "position.");
+}
+
 std::vector<OptionProblem> check(const RotaryOptions& options, const AttentionShape& model) {
   std::vector<OptionProblem> problems;
   const auto problem = [&](const char* key, std::string message) {
     problems.push_back({key, std::move(message)});
   };
-  const int64_t d = model.head_width();
+  const int64_t head_dim = model.head_width();
+  const int64_t d = options.rotated(head_dim);
   const std::string_view name = name_of(options.scaling);
-  if (d % 2 != 0) {
+  if (options.fraction != 1.0 && (d == 0 || d % 2 != 0)) {
+    problem("rope_fraction",
+            fmt::format("rope turns pairs of values, but {:g} of {} channels are {}",
+                        options.fraction, head_dim, d));
+  } else if (d % 2 != 0) {
     problem("position", fmt::format("rope turns pairs of values, but heads of {} (model.head_dim, "
                                     "or width / heads) have an odd number of them",
                                     d));
   }
+  if (options.fraction != 1.0 && options.scaling == RotaryScaling::kYarn) {
+    problem("rope_fraction", "yarn scales whole queries and keys, so that it needs 1");
+  }
   if (is_ntk(options.scaling) && d < 4) {
-    problem("rope_scaling", fmt::format("{} needs a head_dim of at least 4, not {}", name, d));
+    problem("rope_scaling",
+            fmt::format("{} needs {} of at least 4, not {}", name,
+                        d == head_dim ? "a head_dim" : "rotated channels of a head", d));
   }
   if (!has_train_length(options.scaling)) return problems;
   if (options.train_length < 1) {
@@ -135,16 +153,16 @@ std::vector<OptionProblem> check(const RotaryOptions& options, const AttentionSh
   return problems;
 }
 
-std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t head_dim,
+std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t rotated,
                                        int64_t length) {
-  const auto d = static_cast<double>(head_dim);
+  const auto d = static_cast<double>(rotated);
   const double factor = options.factor;
   double base = options.base;
   if (options.scaling == RotaryScaling::kNtk) base *= std::pow(factor, d / (d - 2));
   if (options.scaling == RotaryScaling::kDynamicNtk) {
-    base = dynamic_ntk(options).base_at(length, head_dim);
+    base = dynamic_ntk(options).base_at(length, rotated);
   }
-  std::vector<double> frequencies = ops::rope_frequencies(base, head_dim);
+  std::vector<double> frequencies = ops::rope_frequencies(base, rotated);
   if (options.scaling == RotaryScaling::kLinear) {
     for (double& frequency : frequencies) frequency /= factor;
   }
@@ -155,12 +173,13 @@ std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t hea
 
 void rotate(HostMatrix& x_THd, const ops::RopeParams& params) {
   const int64_t d = x_THd.cols / params.heads;
+  const int64_t half = (params.rotated > 0 ? params.rotated : d) / 2;
   for (int64_t t = 0; t < x_THd.rows; ++t) {
     for (int64_t i = 0; i < x_THd.cols; ++i) {
-      if (i % d >= d / 2) continue;
+      if (i % d >= half) continue;
       const double angle = static_cast<double>(t) * params.frequencies[static_cast<size_t>(i % d)];
       double& first = x_THd.row(t)[i];
-      double& second = x_THd.row(t)[i + d / 2];
+      double& second = x_THd.row(t)[i + half];
       const double x1 = first;
       const double x2 = second;
       first = x1 * std::cos(angle) - x2 * std::sin(angle);
@@ -170,17 +189,18 @@ void rotate(HostMatrix& x_THd, const ops::RopeParams& params) {
 }
 
 Rotary::Rotary(const RotaryOptions& options, const AttentionShape& model)
-    : options_(options), head_dim_(model.head_width()) {
+    : options_(options), head_dim_(model.head_width()), rotated_(options.rotated(head_dim_)) {
   if (options.scaling != RotaryScaling::kDynamicNtk) {
-    frequencies_ = rotary_frequencies(options, head_dim_, 0);
+    frequencies_ = rotary_frequencies(options, rotated_, 0);
   }
 }
 
 ops::RopeParams Rotary::params(int64_t heads, int64_t length, bool inverse) const {
   const bool dynamic = options_.scaling == RotaryScaling::kDynamicNtk;
   return {.heads = static_cast<int>(heads),
-          .frequencies = dynamic ? rotary_frequencies(options_, head_dim_, length) : frequencies_,
+          .frequencies = dynamic ? rotary_frequencies(options_, rotated_, length) : frequencies_,
           .inverse = inverse,
+          .rotated = rotated_ == head_dim_ ? 0 : rotated_,
           .dynamic = dynamic ? dynamic_ntk(options_) : ops::DynamicNtk{}};
 }
 

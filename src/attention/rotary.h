@@ -21,12 +21,14 @@ inline constexpr auto kNames<PositionEncoding> =
 
 // Keys rope_base, rope_scaling, ...; they apply while the module's `position` is rope.
 void describe(Fields& f, RotaryOptions& o);
+// Key rope_fraction, which modules that can only rotate whole heads refuse.
+void describe_rope_fraction(Fields& f, RotaryOptions& o);
 std::vector<OptionProblem> check(const RotaryOptions& options, const AttentionShape& model);
 
-// The frequencies for a head of `head_dim` channels in documents of at most `length` tokens, as
+// The frequencies for `rotated` channels of a head in documents of at most `length` tokens, as
 // transformers computes them (ROPE_INIT_FUNCTIONS of modeling_rope_utils.py). Sources: linear,
 // arXiv 2306.15595; yarn, arXiv 2309.00071; llama3, arXiv 2407.21783.
-std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t head_dim,
+std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t rotated,
                                        int64_t length);
 
 // Rotates every token of x [T, H*d] as ops::Rope does, with its row as its position.
@@ -52,7 +54,7 @@ class Rotary {
 
  private:
   RotaryOptions options_;
-  int64_t head_dim_;
+  int64_t head_dim_, rotated_;
   std::vector<double> frequencies_;  // of all kinds but dynamic_ntk
 };
 

@@ -19,6 +19,7 @@ inline constexpr auto kNames<RotaryScaling> =
 
 struct RotaryOptions {
   double base = 10000.0;
+  double fraction = 1.0;  // of the channels of a head that are rotated
   RotaryScaling scaling = RotaryScaling::kNone;
   double factor = 1.0;
   int64_t train_length = 0;  // before the scaling: original_max_position_embeddings
@@ -31,6 +32,10 @@ struct RotaryOptions {
   // / low_freq_factor.
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
+  // The channels of a head of `head_dim` that are rotated, its first ones.
+  int64_t rotated(int64_t head_dim) const {
+    return static_cast<int64_t>(static_cast<double>(head_dim) * fraction);
+  }
   bool operator==(const RotaryOptions&) const = default;
 };
 

@@ -41,6 +41,7 @@ void describe(Fields& f, Options& o) {
   f.add("shared", o.shared, Rule{}.when("position", {"fire"}),
         "One FIRE network for all layers instead of one for each.");
   describe(f, o.rotary);
+  describe_rope_fraction(f, o.rotary);
   describe(f, o.qkv);
 }
 
@@ -52,7 +53,8 @@ std::optional<TransformersAttention> in_transformers(const Options& o) {
   TransformersAttention attention{.window = o.window,
                                   .logit_scale = o.logit_scale,
                                   .qkv_bias = o.qkv.qkv_bias,
-                                  .qk_norm = o.qkv.qk_norm};
+                                  .qk_norm = o.qkv.qk_norm,
+                                  .joint_qk_norm = o.qkv.joint_norm()};
   if (o.position == PositionEncoding::kNone) return attention;
   if (o.position != PositionEncoding::kRope) return {};
   attention.rotary = o.rotary;

@@ -59,6 +59,7 @@ std::optional<FlaAttention> in_fla(const Options& o) {
     attention.lacks.emplace_back("it gives the remainder to nothing");
   }
   if (o.head_norm) attention.lacks.emplace_back("it has no head_norm");
+  if (o.qkv.joint_norm()) attention.lacks.emplace_back("its qk_norm is that of each head");
   if (o.forget_gate) attention.lacks.emplace_back("it has no forget_gate");
   return attention;
 }

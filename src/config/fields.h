@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/fields.h"
@@ -15,6 +16,11 @@ void describe(Fields& f, Config& c);
 void describe(Fields& f, AttentionConfig& c);
 
 namespace schema {
+
+// Whether other keys may apply only for some values of this one: it is a word or a flag.
+inline bool decides(const Member& member, const Rule& rule) {
+  return !rule.choices.empty() || std::holds_alternative<bool*>(member);
+}
 
 // The choices that the section being visited has shown so far, which tell whether a rule applies.
 class Conditions {

@@ -65,11 +65,11 @@ class Reader : public Fields {
       const bool good = std::visit(
           [&](const auto& typed) { return read_value(path(key), *value, typed, rule); }, member);
       // Which other keys apply depends on this one, so nothing is said about them.
-      if (!good && !rule.choices.empty()) scope.undecided = true;
+      if (!good && decides(member, rule)) scope.undecided = true;
     } else if (rule.required) {
       sources_.problem(scope.map->place, fmt::format("missing key '{}'", path(key)));
     }
-    if (!rule.choices.empty()) conditions_.note(key, to_text(member));
+    if (decides(member, rule)) conditions_.note(key, to_text(member));
   }
 
   void section(std::string_view key, const Describe& describe, std::string_view help) override {

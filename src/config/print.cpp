@@ -28,7 +28,7 @@ class Writer : public Fields {
       return;
     }
     const bool words = !rule.choices.empty();
-    if (words) conditions_.note(key, to_text(member));
+    if (decides(member, rule)) conditions_.note(key, to_text(member));
     add_value(key, scalar(to_text(member), words || std::holds_alternative<std::string*>(member)));
   }
 

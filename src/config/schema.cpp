@@ -18,13 +18,19 @@ void describe(Fields& f, ModelConfig& c) {
   f.add("vocab", c.vocab, between(2, kMaxSize),
         "Vocabulary size V; the tokenizer of the data must not have more.");
   f.add("tied", c.tied, "The output head shares the embedding's weights.");
-  f.add("norm", c.norm, "Normalisation before each sublayer.");
+  f.add("norm", c.norm, "Normalisation of each sublayer, attention and MLP.");
+  f.add("norm_position", c.norm_position,
+        "Where it stands: at a sublayer's input (Llama), or at its output, before that is added to "
+        "the residual stream (OLMo 2).");
   Rule epsilon = from_to_below(0, 1);
   epsilon.above_min = true;
   f.add("norm_eps", c.norm_eps, epsilon, "Epsilon of the normalisation.");
   f.add("mlp", c.mlp,
-        "The second half of a block: SwiGLU; GELU with biases; or none, which adds the "
-        "normalised input to the residual stream.");
+        "The second half of a block: SwiGLU; GELU with biases, exact or in the tanh form of GPT-2; "
+        "or none, which adds the normalised input to the residual stream.");
+  f.add("parallel_residual", c.parallel_residual,
+        "The MLP reads the input of the block, as attention does, and both are added to it "
+        "(GPT-NeoX); otherwise the MLP reads the sum after attention.");
   f.add("position", c.position,
         "What is added to the embedding: nothing, or a learned vector for each position.");
   f.add("max_positions", c.max_positions, between(0, kMaxSize).when("position", {"learned"}),

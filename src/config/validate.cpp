@@ -80,6 +80,12 @@ class Checker {
               "other than 1 it needs mlp swiglu and attention with an output projection without "
               "bias");
     }
+    if (model.residual_multiplier != 1.0 && model.norm_position == NormPosition::kOutput) {
+      problem(
+          "model.residual_multiplier",
+          "other than 1 it needs norm_position input: a norm at the output takes the factor out "
+          "again, and has weights of its own");
+    }
     if (model.position == PositionEmbedding::kLearned &&
         model.max_positions < config_.train.sequence_length) {
       problem("model.max_positions",

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "config/schema.h"
 #include "core/error.h"
@@ -37,11 +38,13 @@ class HfConfig {
   json section() const {
     if (type_ == "sbtrain") return own();
     if (type_ == "stickbreaking_attn") return stickbreaking();
-    static constexpr std::string_view kKnown[] = {"llama",   "granite", "mistral",
-                                                  "smollm3", "qwen2",   "qwen3"};
+    if (type_ == "gpt2") return gpt2();
+    if (type_ == "gpt_neox") return gpt_neox();
+    static constexpr std::string_view kKnown[] = {"llama", "granite", "mistral", "smollm3",
+                                                  "qwen2", "qwen3",   "olmo2"};
     if (std::ranges::count(kKnown, type_) == 0) {
       refuse(
-          fmt::format("there is no model for model_type '{}'; {} can be read, and "
+          fmt::format("there is no model for model_type '{}'; {} can be read, and gpt2, gpt_neox, "
                       "stickbreaking_attn and sbtrain",
                       type_, fmt::join(kKnown, ", ")));
     }
@@ -49,7 +52,7 @@ class HfConfig {
   }
 
   int64_t length() const {
-    const char* key = "max_position_embeddings";
+    const char* key = type_ == "gpt2" ? "n_positions" : "max_position_embeddings";
     return std::min(has(key) ? positions(hf_, key) : kLongestSequence, kLongestSequence);
   }
 
@@ -122,7 +125,7 @@ class HfConfig {
                     {"vocab", whole("vocab_size")},
                     {"tied", flag("tie_word_embeddings", tied_)},
                     {"norm", "rmsnorm"},
-                    {"norm_eps", epsilon(eps_key)},
+                    {"norm_eps", epsilon(eps_key, type_ == "olmo2" ? 1e-5 : 1e-6)},
                     {"mlp", "swiglu"},
                     {"init_std", number(hf_, "initializer_range", 0.02)}};
     if (has(kv_key) && whole(kv_key) != heads) section["kv_heads"] = whole(kv_key);
@@ -139,8 +142,68 @@ class HfConfig {
     return section;
   }
 
-  double epsilon(const char* key) const {
-    const double eps = number(hf_, key, 1e-6);
+  // What GPT-2 and GPT-NeoX have in common.
+  json gpt(const char* activation_key, const char* activation, const char* eps_key) const {
+    return {{"norm", "layernorm"},
+            {"norm_eps", epsilon(eps_key, 1e-5)},
+            {"mlp", gelu(activation_key, activation)},
+            {"init_std", number(hf_, "initializer_range", 0.02)},
+            {"vocab", whole("vocab_size")},
+            {"tied", flag("tie_word_embeddings", type_ == "gpt2")}};
+  }
+
+  // The names that transformers has for GELU, of which the last three compute the same.
+  std::string gelu(const char* key, const char* otherwise) const {
+    const std::string activation = text(key, otherwise);
+    if (activation == "gelu" || activation == "gelu_python") return "gelu";
+    if (activation == "gelu_new" || activation == "gelu_pytorch_tanh" ||
+        activation == "gelu_fast") {
+      return "gelu_tanh";
+    }
+    refuse(fmt::format("{} '{}': gelu, gelu_new, gelu_pytorch_tanh and gelu_fast can be read", key,
+                       activation));
+  }
+
+  json gpt2() const {
+    json section = gpt("activation_function", "gelu_new", "layer_norm_epsilon");
+    const int64_t width = whole("n_embd");
+    section["layers"] = whole("n_layer");
+    section["heads"] = whole("n_head");
+    section["width"] = width;
+    if (width > INT64_MAX / 4) refuse(fmt::format("n_embd is {}", width));
+    section["inner"] = has("n_inner") ? whole("n_inner") : 4 * width;
+    section["position"] = "learned";
+    section["max_positions"] = positions(hf_, "n_positions");
+    if (flag("scale_attn_by_inverse_layer_idx")) {
+      refuse("scale_attn_by_inverse_layer_idx: the layers' logits of attention have one scale");
+    }
+    if (flag("add_cross_attention")) refuse("add_cross_attention: there is no encoder here");
+    json attention = {
+        {"type", "softmax"}, {"position", "none"}, {"qkv_bias", true}, {"output_bias", true}};
+    if (!flag("scale_attn_weights", true)) attention["logit_scale"] = 1;
+    section["attention"] = attention;
+    return section;
+  }
+
+  json gpt_neox() const {
+    json section = gpt("hidden_act", "gelu", "layer_norm_eps");
+    for (const auto& [ours, theirs] : {std::pair{"layers", "num_hidden_layers"},
+                                       {"heads", "num_attention_heads"},
+                                       {"width", "hidden_size"},
+                                       {"inner", "intermediate_size"}}) {
+      section[ours] = whole(theirs);
+    }
+    section["parallel_residual"] = flag("use_parallel_residual", true);
+    json attention = {{"type", "softmax"}, {"position", "rope"}};
+    add_rope(attention);
+    for (const char* key : {"qkv_bias", "output_bias"})
+      attention[key] = flag("attention_bias", true);
+    section["attention"] = attention;
+    return section;
+  }
+
+  double epsilon(const char* key, double otherwise) const {
+    const double eps = number(hf_, key, otherwise);
     if (eps <= 0 || eps >= 1) refuse(fmt::format("{} is {}, not above 0 and below 1", key, eps));
     return eps;
   }
@@ -184,7 +247,11 @@ class HfConfig {
     const bool all_biases = flag("attention_bias");
     if (all_biases) attention["output_bias"] = true;
     if (all_biases || type_ == "qwen2") attention["qkv_bias"] = true;
-    if (type_ == "qwen3") attention["qk_norm"] = true;
+    if (type_ == "qwen3" || type_ == "olmo2") attention["qk_norm"] = true;
+    if (type_ == "olmo2") {
+      attention["qk_norm_scope"] = "joint";
+      section["norm_position"] = "output";
+    }
     if (type_ == "granite") {
       section["embedding_multiplier"] = number(hf_, "embedding_multiplier", 1);
       section["residual_multiplier"] = number(hf_, "residual_multiplier", 1);
@@ -202,12 +269,23 @@ class HfConfig {
     const char* key = older ? "rope_scaling" : "rope_parameters";
     const json rope = has(key) ? hf_.at(key) : json::object();
     if (!rope.is_object()) refuse(fmt::format("{} is not an object", key));
+    const bool neox = type_ == "gpt_neox";
     const double base = number(rope, "rope_theta",
-                               number(hf_, "rope_theta", type_ == "smollm3" ? 2000000.0 : 10000.0));
+                               number(hf_, neox ? "rotary_emb_base" : "rope_theta",
+                                      type_ == "smollm3" ? 2000000.0 : 10000.0));
     attention["rope_base"] = base;
-    for (const json* at : {&rope, &hf_}) {
-      if (number(*at, "partial_rotary_factor", 1.0) != 1.0) {
-        refuse("partial_rotary_factor: heads are rotated whole here");
+    if (neox) {
+      const double fraction =
+          number(rope, "partial_rotary_factor", number(hf_, "rotary_pct", 0.25));
+      if (fraction <= 0 || fraction > 1) {
+        refuse(fmt::format("rotary_pct is {}, not above 0 and at most 1", fraction));
+      }
+      attention["rope_fraction"] = fraction;
+    } else {
+      for (const json* at : {&rope, &hf_}) {
+        if (number(*at, "partial_rotary_factor", 1.0) != 1.0) {
+          refuse(fmt::format("partial_rotary_factor: heads of {} are rotated whole", type_));
+        }
       }
     }
     const std::string kind = text(rope, "rope_type", text(rope, "type", "default").c_str());

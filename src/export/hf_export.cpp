@@ -1,5 +1,7 @@
 #include "export/hf_export.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -46,6 +48,15 @@ std::vector<ShardPlan> plan_shards(const HfLayout& layout, FileDType dtype, uint
   return shards;
 }
 
+void read_tensor(const CheckpointReader& checkpoint, const ExportTensor& tensor, int64_t begin,
+                 int64_t end, float* out) {
+  read_stored(tensor.layout, begin, end, out,
+              [&](int64_t part, int64_t first, int64_t count, float* to) {
+                checkpoint.read(TensorKind::kModel, tensor.sources.at(static_cast<size_t>(part)),
+                                first, first + count, to);
+              });
+}
+
 // One chunk of a tensor, from element `begin` on.
 void write_chunk(SafetensorsWriter& writer, const CheckpointReader& checkpoint,
                  const ExportTensor& tensor, FileDType dtype, int64_t begin) {
@@ -54,13 +65,13 @@ void write_chunk(SafetensorsWriter& writer, const CheckpointReader& checkpoint,
   const int64_t end = std::min(begin + kChunkElements, checked_numel(tensor.shape));
   const auto count = static_cast<size_t>(end - begin);
   values.resize(static_cast<size_t>(kChunkElements));
-  checkpoint.read(TensorKind::kModel, tensor.source, begin, end, values.data());
+  read_tensor(checkpoint, tensor, begin, end, values.data());
   if (!std::all_of(values.begin(), values.begin() + (end - begin),
                    [](float value) { return std::isfinite(value); })) {
     fail(ExitCode::kDiverged,
          "{}: {} has values that are NaN or infinite, since the run has diverged; name an earlier "
          "checkpoint, which `sbtrain ckpt ls` lists",
-         checkpoint.folder().string(), tensor.source);
+         checkpoint.folder().string(), fmt::join(tensor.sources, ", "));
   }
   if (tensor.factor != 1.0) {
     for (size_t i = 0; i < count; ++i) {
@@ -70,7 +81,7 @@ void write_chunk(SafetensorsWriter& writer, const CheckpointReader& checkpoint,
   bytes.resize(count * file_dtype_size(dtype));
   if (from_f32(dtype, values.data(), count, bytes.data()) > 0) {
     fail(ExitCode::kConfig, "{}: {} has values that {} cannot hold; use --dtype bf16 or f32",
-         checkpoint.folder().string(), tensor.source, torch_dtype_name(dtype));
+         checkpoint.folder().string(), fmt::join(tensor.sources, ", "), torch_dtype_name(dtype));
   }
   writer.write(tensor.name, static_cast<uint64_t>(begin) * file_dtype_size(dtype), bytes.data(),
                bytes.size());
@@ -121,10 +132,9 @@ void write_index(const Storage& storage, const fs::path& folder,
 std::optional<HfTokenizer> read_tokenizer(const HfLayout& layout, const Config& config,
                                           const HfExportOptions& options) {
   if (options.tokenizer.empty()) return std::nullopt;
-  return hf_tokenizer(options.tokenizer,
-                      {.starts_with_bos = options.starts_with_bos,
-                       .max_length = layout.config.at("max_position_embeddings").get<int64_t>(),
-                       .vocab = config.model.vocab});
+  return hf_tokenizer(options.tokenizer, {.starts_with_bos = options.starts_with_bos,
+                                          .max_length = layout.length,
+                                          .vocab = config.model.vocab});
 }
 
 void write_configs(const Storage& storage, const fs::path& folder, const HfLayout& layout,

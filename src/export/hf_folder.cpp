@@ -51,6 +51,17 @@ std::string from_fla(std::string name) {
   return name;
 }
 
+// That of one of the tensors that a stored one of that shape holds. Where the shape cannot be that
+// of several, it stays, so that it is told from that of the model.
+std::vector<int64_t> our_shape(std::vector<int64_t> stored, const StoredPlace& place) {
+  if (stored.empty() || stored.size() > 2 || (place.transposed && stored.size() != 2)) {
+    return stored;
+  }
+  if (place.transposed) std::swap(stored[0], stored[1]);
+  if (stored[0] % place.parts == 0) stored[0] /= place.parts;
+  return stored;
+}
+
 // The index names files of its own folder, and nothing else.
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
@@ -164,15 +175,19 @@ void HfFolder::open_file(const std::string& file, const std::map<std::string, st
 }
 
 void HfFolder::add(size_t file, const SafetensorsEntry& entry) {
-  if (is_derived(entry.name)) return;
-  if (entry.name == kHead) has_head_ = true;
-  const std::string name = model_type_ == "stickbreaking_attn" ? from_fla(entry.name) : entry.name;
+  if (is_derived(entry.name) || is_stored_mask(model_type_, entry.name)) return;
   if (!is_weight_type(entry.dtype)) {
     fail(ExitCode::kNoCheckpoint, "{}: {} is of type {}; weights are read as F32, BF16 or F16",
          files_[file].path().string(), entry.name, file_dtype_name(entry.dtype));
   }
-  if (!tensors_.emplace(name, Stored{file, &entry}).second) {
-    fail(ExitCode::kNoCheckpoint, "{}: {} is there twice", folder_.string(), name);
+  const std::string renamed =
+      model_type_ == "stickbreaking_attn" ? from_fla(entry.name) : entry.name;
+  for (const OurTensor& ours : our_tensors(model_type_, renamed)) {
+    if (ours.name == kHead) has_head_ = true;
+    Stored stored{file, &entry, ours.place, our_shape(entry.shape, ours.place)};
+    if (!tensors_.emplace(ours.name, std::move(stored)).second) {
+      fail(ExitCode::kNoCheckpoint, "{}: {} is there twice", folder_.string(), ours.name);
+    }
   }
 }
 
@@ -213,11 +228,23 @@ const HfFolder::Stored& HfFolder::at(std::string_view name) const {
 }
 
 const std::vector<int64_t>& HfFolder::shape(std::string_view name) const {
-  return at(name).entry->shape;
+  return at(name).shape;
 }
 
 void HfFolder::read(std::string_view name, int64_t begin, int64_t end, float* out) const {
   const Stored& stored = at(name);
+  if (stored.place.parts == 1 && !stored.place.transposed) {
+    return read_entry(stored, begin, end, out);
+  }
+  const PartsLayout layout = parts_layout(stored.place, stored.shape, config_.model.head_width());
+  read_part(layout, stored.place.part, begin, end, out,
+            [&](int64_t first, int64_t count, float* to) {
+              read_entry(stored, first, first + count, to);
+            });
+}
+
+// Elements [begin, end) as they are stored.
+void HfFolder::read_entry(const Stored& stored, int64_t begin, int64_t end, float* out) const {
   const FileDType type = stored.entry->dtype;
   const size_t size = file_dtype_size(type);
   const auto count = static_cast<size_t>(end - begin);

@@ -13,6 +13,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "checkpoint/weight_source.h"
+#include "export/hf_tensors.h"
 #include "train/run_config.h"
 
 namespace sbtrain {
@@ -21,7 +22,8 @@ class HfFolder : public WeightSource {
  public:
   // Reads config.json and the headers of all weights files, and checks that they fit each other.
   // Takes LlamaForCausalLM, GraniteForCausalLM, MistralForCausalLM, SmolLM3ForCausalLM,
-  // Qwen2ForCausalLM, Qwen3ForCausalLM, SbtrainForCausalLM and StickBreakingAttentionForCausalLM.
+  // Qwen2ForCausalLM, Qwen3ForCausalLM, Olmo2ForCausalLM, GPTNeoXForCausalLM, GPT2LMHeadModel,
+  // SbtrainForCausalLM and StickBreakingAttentionForCausalLM.
   // Throws ExitCode::kConfig, naming the key, for a configuration that this program has no model
   // for, and ExitCode::kNoCheckpoint for files that are missing or damaged.
   explicit HfFolder(std::filesystem::path folder);
@@ -47,10 +49,13 @@ class HfFolder : public WeightSource {
   struct Stored {
     size_t file = 0;
     const SafetensorsEntry* entry = nullptr;
+    StoredPlace place;           // in the entry
+    std::vector<int64_t> shape;  // of our tensor
   };
   void open_files();
   void open_file(const std::string& file, const std::map<std::string, std::string>* index);
   void add(size_t file, const SafetensorsEntry& entry);
+  void read_entry(const Stored& stored, int64_t begin, int64_t end, float* out) const;
   void check_head_is_tied() const;
   const Stored& at(std::string_view name) const;
 

@@ -77,10 +77,19 @@ class Facts {
   }
 
   const AttentionConfig& first() const { return layers.front().attention; }
+  // Blocks as Llama has them, but for where their norms stand.
   bool plain_block() const {
     return model.norm == NormKind::kRmsNorm && model.mlp == MlpKind::kSwiGlu &&
-           model.position == PositionEmbedding::kNone;
+           model.position == PositionEmbedding::kNone && !model.parallel_residual;
   }
+  // Blocks as GPT-2 and GPT-NeoX have them, which take no multipliers.
+  bool gpt_block() const {
+    return model.norm == NormKind::kLayerNorm && norms_input() &&
+           (model.mlp == MlpKind::kGelu || model.mlp == MlpKind::kGeluTanh) &&
+           model.key_heads() == model.heads && model.query_width() == model.width &&
+           !has_factors(0);
+  }
+  bool norms_input() const { return model.norm_position == NormPosition::kInput; }
   // The attention of all layers in transformers, with the rotary positions of those that have some;
   // nothing if they differ in anything else, or if one of them is not there.
   std::optional<TransformersAttention> transformers() const {
@@ -128,12 +137,32 @@ class Facts {
   }
 };
 
+// Of blocks that are GPT-2's or GPT-NeoX's.
+std::string gpt_architecture_of(const Facts& f, const TransformersAttention& attention) {
+  if (attention.window != 0 || attention.qk_norm) return "";
+  const bool output_bias = f.first().output_bias;
+  if (f.model.position == PositionEmbedding::kLearned) {
+    const bool scaled = attention.logit_scale == 0 || attention.logit_scale == 1;
+    const bool same = attention.qkv_bias && output_bias && scaled && !f.model.parallel_residual;
+    return !attention.rotary && same ? "GPT2LMHeadModel" : "";
+  }
+  const bool same = attention.qkv_bias == output_bias && attention.logit_scale == 0;
+  return f.all_rotary() && same ? "GPTNeoXForCausalLM" : "";
+}
+
 // The architecture of transformers that computes the same; empty: none does.
 std::string architecture_of(const Facts& f, const TransformersAttention& attention) {
+  if (f.gpt_block()) return gpt_architecture_of(f, attention);
+  if (!f.plain_block()) return "";
   const bool rope = f.all_rotary();
   const bool window = attention.window != 0;
   const bool qkv_bias = attention.qkv_bias;
   const bool same_biases = qkv_bias == f.first().output_bias;
+  if (attention.rotary && attention.rotary->fraction != 1.0) return "";
+  if (!f.norms_input() || attention.joint_qk_norm) {
+    const bool same = rope && !window && same_biases && attention.joint_qk_norm;
+    return same && !f.norms_input() ? "Olmo2ForCausalLM" : "";
+  }
   if (attention.qk_norm) return rope && !window && same_biases ? "Qwen3ForCausalLM" : "";
   if (!rope) return !window && same_biases ? "SmolLM3ForCausalLM" : "";
   if (window) return !qkv_bias && same_biases ? "MistralForCausalLM" : "";
@@ -147,6 +176,9 @@ const char* model_type_of(std::string_view architecture) {
   if (architecture == "SmolLM3ForCausalLM") return "smollm3";
   if (architecture == "Qwen2ForCausalLM") return "qwen2";
   if (architecture == "Qwen3ForCausalLM") return "qwen3";
+  if (architecture == "Olmo2ForCausalLM") return "olmo2";
+  if (architecture == "GPTNeoXForCausalLM") return "gpt_neox";
+  if (architecture == "GPT2LMHeadModel") return "gpt2";
   return "llama";
 }
 
@@ -154,7 +186,7 @@ const char* model_type_of(std::string_view architecture) {
 void add_rope(ordered_json& config, const RotaryOptions& rotary, int64_t head_dim) {
   double base = rotary.base;
   const RotaryScaling scaling = rotary.scaling;
-  const auto d = static_cast<double>(head_dim);
+  const auto d = static_cast<double>(rotary.rotated(head_dim));
   if (scaling == RotaryScaling::kNtk) base *= std::pow(rotary.factor, d / (d - 2));
   ordered_json rope = {{"rope_type", "default"}};
   if (scaling == RotaryScaling::kLinear) {
@@ -177,14 +209,69 @@ void add_rope(ordered_json& config, const RotaryOptions& rotary, int64_t head_di
     rope["low_freq_factor"] = rotary.low_freq_factor;
     rope["high_freq_factor"] = rotary.high_freq_factor;
   }
-  config["rope_theta"] = base;
+  const bool neox = config.at("model_type") == "gpt_neox";
+  config[neox ? "rotary_emb_base" : "rope_theta"] = base;
+  if (neox) config["rotary_pct"] = rotary.fraction;
   if (rope.contains("factor")) config["rope_scaling"] = rope;
   rope["rope_theta"] = base;
+  if (neox) rope["partial_rotary_factor"] = rotary.fraction;
   config["rope_parameters"] = rope;
+}
+
+const char* activation_of(MlpKind mlp) {
+  return mlp == MlpKind::kGeluTanh ? "gelu_new" : "gelu";
+}
+
+ordered_json gpt2_config(const Facts& f, const TransformersAttention& attention) {
+  const ModelConfig& m = f.model;
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"vocab_size", m.vocab},
+          {"n_embd", m.width},
+          {"n_inner", m.inner},
+          {"n_layer", m.layers},
+          {"n_head", m.heads},
+          {"n_positions", m.max_positions},
+          {"n_ctx", m.max_positions},
+          {"activation_function", activation_of(m.mlp)},
+          {"layer_norm_epsilon", m.norm_eps},
+          {"initializer_range", m.init_std},
+          {"scale_attn_weights", attention.logit_scale == 0},
+          {"scale_attn_by_inverse_layer_idx", false},
+          {"resid_pdrop", 0.0},
+          {"embd_pdrop", 0.0},
+          {"attn_pdrop", 0.0},
+          {"tie_word_embeddings", m.tied},
+          {"use_cache", true}};
+}
+
+ordered_json gpt_neox_config(const Facts& f, const TransformersAttention& attention) {
+  const ModelConfig& m = f.model;
+  ordered_json config = {{"architectures", {"GPTNeoXForCausalLM"}},
+                         {"model_type", "gpt_neox"},
+                         {"vocab_size", m.vocab},
+                         {"hidden_size", m.width},
+                         {"intermediate_size", m.inner},
+                         {"num_hidden_layers", m.layers},
+                         {"num_attention_heads", m.heads},
+                         {"hidden_act", activation_of(m.mlp)},
+                         {"max_position_embeddings", f.length},
+                         {"initializer_range", m.init_std},
+                         {"layer_norm_eps", m.norm_eps},
+                         {"use_parallel_residual", m.parallel_residual},
+                         {"attention_bias", attention.qkv_bias},
+                         {"attention_dropout", 0.0},
+                         {"hidden_dropout", 0.0},
+                         {"tie_word_embeddings", m.tied},
+                         {"use_cache", true}};
+  add_rope(config, *attention.rotary, m.head_width());
+  return config;
 }
 
 ordered_json transformers_config(const Facts& f, const TransformersAttention& attention,
                                  const std::string& architecture) {
+  if (architecture == "GPT2LMHeadModel") return gpt2_config(f, attention);
+  if (architecture == "GPTNeoXForCausalLM") return gpt_neox_config(f, attention);
   const ModelConfig& m = f.model;
   ordered_json config = {{"architectures", {architecture}},
                          {"model_type", model_type_of(architecture)},
@@ -303,6 +390,8 @@ FlaAttention fla_attention(const Facts& f) {
   unless(f.model.norm == NormKind::kRmsNorm, "model.norm must be rmsnorm");
   unless(f.model.mlp == MlpKind::kSwiGlu, "model.mlp must be swiglu");
   unless(f.model.position == PositionEmbedding::kNone, "model.position must be none");
+  unless(f.norms_input(), "model.norm_position must be input");
+  unless(!f.model.parallel_residual, "it has no parallel_residual");
   unless(f.model.query_width() == f.model.width,
          "it has heads of model.width / model.heads, so leave out model.head_dim");
   if (stickbreaking) {
@@ -359,6 +448,7 @@ std::pair<HfLayout, std::optional<Folding>> architecture_layout(const Config& co
                                                                 ExportFormat format) {
   const Facts facts(config);
   HfLayout layout;
+  layout.length = facts.length;
   const auto folding = [&](const auto& attention) {
     return Folding{.query = facts.query_factor(attention.logit_scale),
                    .qk_norm = attention.qk_norm};
@@ -368,11 +458,11 @@ std::pair<HfLayout, std::optional<Folding>> architecture_layout(const Config& co
     layout.config = fla_config(facts, attention);
     return {layout, folding(attention)};
   }
-  if (const auto attention = facts.transformers(); attention && facts.plain_block()) {
+  if (const auto attention = facts.transformers()) {
     const std::string known = architecture_of(facts, *attention);
     if (!known.empty()) {
       layout.config = transformers_config(facts, *attention, known);
-      if (known == "GraniteForCausalLM") return {layout, {}};
+      if (known == "GraniteForCausalLM" || facts.gpt_block()) return {layout, {}};
       return {layout, folding(*attention)};
     }
   }
@@ -407,12 +497,21 @@ HfLayout hf_layout(const Config& config, ExportFormat format, FileDType dtype) {
   layout.config["dtype"] = torch_dtype_name(dtype);
   layout.config["torch_dtype"] = torch_dtype_name(dtype);  // as versions before 5 call it
   const Transformer model(config.model);
+  const auto type = layout.config.at("model_type").get<std::string>();
   for (const ParamUnit& unit : model.registry().units()) {
     for (const PlacedTensor& tensor : unit.tensors) {
+      const std::string name = format == ExportFormat::kFla ? fla_name(tensor.name) : tensor.name;
+      const StoredPlace place = stored_place(type, name);
+      if (place.part > 0) {  // its first part has been there, with the shape of all of them
+        std::ranges::find(layout.tensors, place.name, &ExportTensor::name)
+            ->sources.push_back(tensor.name);
+        continue;
+      }
       layout.tensors.push_back(
-          {.name = format == ExportFormat::kFla ? fla_name(tensor.name) : tensor.name,
-           .source = tensor.name,
-           .shape = tensor.spec.shape,
+          {.name = place.name,
+           .sources = {tensor.name},
+           .shape = stored_shape(place, tensor.spec.shape),
+           .layout = parts_layout(place, tensor.spec.shape, config.model.head_width()),
            .factor = folding ? folded_factor(config.model, *folding, tensor.name) : 1.0});
     }
   }

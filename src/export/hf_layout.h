@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "export/hf_tensors.h"
 #include "train/run_config.h"
 
 namespace sbtrain {
@@ -21,16 +22,18 @@ inline constexpr auto kNames<ExportFormat> =
     enum_names<ExportFormat>({{ExportFormat::kHf, "hf"}, {ExportFormat::kFla, "fla"}});
 
 struct ExportTensor {
-  std::string name;            // in the folder
-  std::string source;          // in the checkpoint
-  std::vector<int64_t> shape;  // of both
-  double factor = 1.0;         // the stored value over the checkpoint's
+  std::string name;                  // in the folder
+  std::vector<std::string> sources;  // in the checkpoint: all that it holds, in their order
+  std::vector<int64_t> shape;        // in the folder
+  PartsLayout layout{};              // of the sources in it
+  double factor = 1.0;               // the stored value over the checkpoint's
 };
 
 struct HfLayout {
   std::string architecture;       // "LlamaForCausalLM"
   bool own_code = false;          // SbtrainForCausalLM, which comes with the folder
   nlohmann::ordered_json config;  // config.json
+  int64_t length = 0;             // of the texts that the model is made for
   std::vector<ExportTensor> tensors;
 };
 
@@ -38,10 +41,11 @@ struct HfLayout {
 //
 // With kHf, softmax attention becomes LlamaForCausalLM; GraniteForCausalLM if there are multipliers
 // or a logit_scale; Mistral with a window; SmolLM3 without positions in some or all layers; Qwen2
-// with biases of q, k and v; Qwen3 with qk_norm. Multipliers that an architecture lacks are folded
-// into the weights: ExportTensor::factor. Every other model becomes SbtrainForCausalLM; throws
-// ExitCode::kConfig where an attention module is not in its code.
-// With kFla, throws ExitCode::kConfig naming everything that the format cannot say.
+// with biases of q, k and v; Qwen3 with qk_norm; Olmo2 with norms at the outputs and a joint
+// qk_norm; with LayerNorm and GELU GPTNeoX, or GPT2LMHeadModel with learned positions. Multipliers
+// that an architecture lacks are folded into the weights: ExportTensor::factor. Every other model
+// becomes SbtrainForCausalLM; throws ExitCode::kConfig where an attention module is not in its
+// code. With kFla, throws ExitCode::kConfig naming everything that the format cannot say.
 HfLayout hf_layout(const Config& config, ExportFormat format, FileDType dtype);
 
 // The model section of config.yaml as JSON.

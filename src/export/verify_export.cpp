@@ -31,7 +31,9 @@ const char* kind_of(const HfLayout& layout) {
 // The weights as the folder has them: multiplied and rounded, and divided again.
 void round_weights(ShardedParams& params, const HfLayout& layout, FileDType dtype) {
   for (const TensorShard& shard : tensor_shards(params, /*with_moments=*/false)) {
-    const auto tensor = std::ranges::find(layout.tensors, shard.name, &ExportTensor::source);
+    const auto tensor = std::ranges::find_if(layout.tensors, [&](const ExportTensor& t) {
+      return std::ranges::count(t.sources, shard.name) > 0;
+    });
     require(tensor != layout.tensors.end(), "{} is not exported", shard.name);
     float* values = shard.stored.f32();
     uint16_t rounded[2];
@@ -80,7 +82,7 @@ void check_verify_packages(const HfLayout& layout) {
 std::string verify_export(const fs::path& folder, const CheckpointReader& checkpoint,
                           const Config& config, const HfLayout& layout, FileDType dtype) {
   const ModelConfig& shape = config.model;
-  int64_t count = std::min(kTokens, layout.config.at("max_position_embeddings").get<int64_t>());
+  const int64_t count = std::min(kTokens, layout.length);
   std::vector<int32_t> tokens(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     tokens[static_cast<size_t>(i)] =

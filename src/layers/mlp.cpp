@@ -64,8 +64,10 @@ void Mlp::activate(Stream& s, const Weights& w, const MlpSaved& saved) const {
   if (gated()) {
     ops::run(s, ops::Swiglu{.y_TF = saved.inner_TF, .gate_up_T2F = saved.outer_TN});
   } else {
-    ops::run(s,
-             ops::BiasGelu{.y_TF = saved.inner_TF, .x_TF = saved.outer_TN, .b_F = outer_.bias(w)});
+    ops::run(s, ops::BiasGelu{.y_TF = saved.inner_TF,
+                              .x_TF = saved.outer_TN,
+                              .b_F = outer_.bias(w),
+                              .tanh_form = kind_ == MlpKind::kGeluTanh});
   }
 }
 
@@ -73,8 +75,8 @@ void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weight
                   MlpSaved& saved) const {
   if (kind_ == MlpKind::kNone) {
     if (!y_TD.defined()) return;
-    ops::run(s, ops::Copy{.y = y_TD, .x = h_TD});
-    ops::run(s, ops::Add{.y = y_TD, .x = x_TD});
+    ops::run(s, ops::Copy{.y = y_TD, .x = h_TD.defined() ? h_TD : x_TD});
+    if (h_TD.defined()) ops::run(s, ops::Add{.y = y_TD, .x = x_TD});
     return;
   }
   saved.outer_TN = activation(s, gated() ? "gate_up" : "up", x_TD.rows(), outer_.outputs());
@@ -84,10 +86,10 @@ void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weight
   if (y_TD.defined()) down_.forward(s, y_TD, saved.inner_TF, w, h_TD);
 }
 
-void Mlp::decode(Stream& s, Tensor y_BD, Tensor h_BD, const Weights& w,
+void Mlp::decode(Stream& s, Tensor y_BD, Tensor x_BD, Tensor h_BD, const Weights& w,
                  const InputNorm& norm) const {
-  const Buffer inner_BF = activation(s, "inner", h_BD.rows(), inner_);
-  outer_.decode(s, inner_BF, h_BD, w, {.norm = norm, .swiglu = true});
+  const Buffer inner_BF = activation(s, "inner", x_BD.rows(), inner_);
+  outer_.decode(s, inner_BF, x_BD, w, {.norm = norm, .swiglu = true});
   down_.forward(s, y_BD, inner_BF, w, h_BD);
 }
 
@@ -111,10 +113,11 @@ void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Ten
     ops::run(s, ops::SwigluBackward{
                     .dgate_up_T2F = douter_TN, .dy_TF = dinner_TF, .gate_up_T2F = saved.outer_TN});
   } else {
-    ops::run(
-        s,
-        ops::BiasGeluBackward{
-            .dx_TF = douter_TN, .dy_TF = dinner_TF, .x_TF = saved.outer_TN, .b_F = outer_.bias(w)});
+    ops::run(s, ops::BiasGeluBackward{.dx_TF = douter_TN,
+                                      .dy_TF = dinner_TF,
+                                      .x_TF = saved.outer_TN,
+                                      .b_F = outer_.bias(w),
+                                      .tanh_form = kind_ == MlpKind::kGeluTanh});
   }
   outer_.backward(s, dx_TD, dw, douter_TN, x_TD, w);
 }

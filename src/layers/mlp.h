@@ -12,10 +12,11 @@
 
 namespace sbtrain {
 
-enum class MlpKind : uint8_t { kSwiGlu, kGelu, kNone };
+enum class MlpKind : uint8_t { kSwiGlu, kGelu, kGeluTanh, kNone };
 template <>
 inline constexpr auto kNames<MlpKind> = enum_names<MlpKind>({{MlpKind::kSwiGlu, "swiglu"},
                                                              {MlpKind::kGelu, "gelu"},
+                                                             {MlpKind::kGeluTanh, "gelu_tanh"},
                                                              {MlpKind::kNone, "none"}});
 
 struct MlpSpec {
@@ -32,17 +33,19 @@ struct MlpSaved {
   Buffer inner_TF;
 };
 
-// SwiGLU, GELU with biases, or none: the identity.
+// SwiGLU, GELU with biases (exact or in its tanh form), or none: the identity.
 class Mlp {
  public:
   explicit Mlp(const MlpSpec& spec);
   void add_parameters(std::vector<TensorSpec>& specs) const;
 
-  // y_TD = h_TD + r * mlp(x_TD); with an undefined y_TD only `saved` is filled.
+  // y_TD = h_TD + r * mlp(x_TD), or r * mlp(x_TD) with an undefined h_TD; with an undefined y_TD
+  // only `saved` is filled.
   void forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
                MlpSaved& saved) const;
-  // The same of norm(h_TD) for a decode step. Only SwiGLU has it, with a norm that fuses.
-  void decode(Stream& s, Tensor y_BD, Tensor h_BD, const Weights& w, const InputNorm& norm) const;
+  // The same of norm(x_BD) for a decode step. Only SwiGLU has it, with a norm that fuses or none.
+  void decode(Stream& s, Tensor y_BD, Tensor x_BD, Tensor h_BD, const Weights& w,
+              const InputNorm& norm) const;
   bool gated() const { return kind_ == MlpKind::kSwiGlu; }
   // dx_TD = the gradient of x, from dy_TD, the gradient of y.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,

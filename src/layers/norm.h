@@ -1,4 +1,4 @@
-// The normalisation in front of a sublayer, of the kind that the configuration selects.
+// The normalisation of a sublayer's input or output, of the kind that the configuration selects.
 #pragma once
 
 #include <cstdint>

@@ -15,6 +15,9 @@ namespace {
 constexpr const char* kOutput = "self_attn.o_proj.weight";
 constexpr const char* kOutputBias = "self_attn.o_proj.bias";
 
+// As transformers names the norm in front of Llama's MLP, and the one behind OLMo 2's attention.
+constexpr const char* kAfterAttention = "post_attention_layernorm";
+
 // The standard deviation of a block's matrices that are not the attention's. It is model.init_std
 // rounded to f32, since the initial weights of a seed depend on its every bit.
 double init_std(const ModelConfig& config) {
@@ -48,9 +51,11 @@ NormSpec norm_spec(const ModelConfig& config, std::string name) {
 Block::Block(const ModelConfig& config, const AttentionConfig& attention, Recompute recompute)
     : width_(config.width),
       recompute_(recompute),
+      norms_output_(config.norm_position == NormPosition::kOutput),
+      parallel_(config.parallel_residual),
       attention_(make_attention(attention, config)),
-      norm1_(norm_spec(config, "input_layernorm")),
-      norm2_(norm_spec(config, "post_attention_layernorm")),
+      norm1_(norm_spec(config, norms_output_ ? kAfterAttention : "input_layernorm")),
+      norm2_(norm_spec(config, norms_output_ ? "post_feedforward_layernorm" : kAfterAttention)),
       mlp_(mlp_spec(config)) {
   if (attention_registry().at(attention.type).projects_output) {
     output_.emplace(LinearSpec{.parts = {{.weight = kOutput,
@@ -60,9 +65,10 @@ Block::Block(const ModelConfig& config, const AttentionConfig& attention, Recomp
                                .init = into_residual(config),
                                .alpha = static_cast<float>(config.residual_multiplier)});
   }
-  if (config.residual_multiplier != 1.0 && (!output_ || output_->has_bias())) {
+  if (config.residual_multiplier != 1.0 && (!output_ || output_->has_bias() || norms_output_)) {
     fail(ExitCode::kConfig,
-         "model.residual_multiplier: only blocks with an output projection without bias take it");
+         "model.residual_multiplier: only blocks with an output projection without bias, and norms "
+         "at the inputs, take it");
   }
 }
 
@@ -76,8 +82,23 @@ std::vector<TensorSpec> Block::parameters() const {
   return specs;
 }
 
-// h_TD = x_TD + r * mix W_o^T.
-void Block::add_attention(Stream& s, Tensor h_TD, Tensor mix, Tensor x_TD, const Weights& w) const {
+// y_TD = h_TD + norm(out_TD).
+void Block::add_normed(Stream& s, Tensor y_TD, Tensor h_TD, Tensor out_TD, const Norm& norm,
+                       const Weights& w) const {
+  norm.forward(s, y_TD, out_TD, w);
+  ops::run(s, ops::Add{.y = y_TD, .x = h_TD});
+}
+
+// saved.h_TD = x_TD + r * mix W_o^T, or the norm of the product.
+void Block::add_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const {
+  const Tensor h_TD = saved.h_TD;
+  const Tensor mix = saved.mix_TD;
+  if (norms_output_) {
+    if (!output_) return add_normed(s, h_TD, x_TD, mix, norm1_, w);
+    saved.attention_TD = activation(s, "attention.out", x_TD.rows(), width_);
+    output_->forward(s, saved.attention_TD, mix, w);
+    return add_normed(s, h_TD, x_TD, saved.attention_TD, norm1_, w);
+  }
   if (output_) return output_->forward(s, h_TD, mix, w, x_TD);
   ops::run(s, ops::Copy{.y = h_TD, .x = x_TD});
   ops::run(s, ops::Add{.y = h_TD, .x = mix});
@@ -86,26 +107,35 @@ void Block::add_attention(Stream& s, Tensor h_TD, Tensor mix, Tensor x_TD, const
 void Block::forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
                               const Sequences& sequences) const {
   const int64_t T = x_TD.rows();
-  saved.norm1_TD = activation(s, "norm1", T, width_);
+  if (!norms_output_) saved.norm1_TD = activation(s, "norm1", T, width_);
   saved.mix_TD = activation(s, "attention.mix", T, mix_width());
   saved.h_TD = activation(s, "h", T, width_);
   saved.attention = attention_->allocate(s.memory(), T);
-  norm1_.forward(s, saved.norm1_TD, x_TD, w);
-  attention_->forward(s, saved.mix_TD, saved.norm1_TD, w, *saved.attention, sequences);
-  add_attention(s, saved.h_TD, saved.mix_TD, x_TD, w);
+  if (!norms_output_) norm1_.forward(s, saved.norm1_TD, x_TD, w);
+  attention_->forward(s, saved.mix_TD, norms_output_ ? x_TD : saved.norm1_TD.tensor(), w,
+                      *saved.attention, sequences);
+  add_attention(s, x_TD, w, saved);
 }
 
 // With an undefined y_TD (recomputation) the block's output is not computed.
-void Block::forward_mlp(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved) const {
-  saved.norm2_TD = activation(s, "norm2", saved.h_TD.tensor().rows(), width_);
-  norm2_.forward(s, saved.norm2_TD, saved.h_TD, w);
+void Block::forward_mlp(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w,
+                        BlockSaved& saved) const {
+  const Tensor source_TD = mlp_source(x_TD, saved);
+  if (norms_output_) {
+    saved.mlp_TD = activation(s, "mlp.out", x_TD.rows(), width_);
+    mlp_.forward(s, saved.mlp_TD, source_TD, /*h_TD=*/{}, w, saved.mlp);
+    if (y_TD.defined()) add_normed(s, y_TD, saved.h_TD, saved.mlp_TD, norm2_, w);
+    return;
+  }
+  saved.norm2_TD = activation(s, "norm2", x_TD.rows(), width_);
+  norm2_.forward(s, saved.norm2_TD, source_TD, w);
   mlp_.forward(s, y_TD, saved.norm2_TD, saved.h_TD, w, saved.mlp);
 }
 
 void Block::forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
                     const Sequences& sequences) const {
   forward_attention(s, x_TD, w, saved, sequences);
-  forward_mlp(s, y_TD, w, saved);
+  forward_mlp(s, y_TD, x_TD, w, saved);
   if (recompute_ == Recompute::kFull) saved = BlockSaved();
   if (recompute_ == Recompute::kSelective) {
     saved.norm1_TD.release();
@@ -114,37 +144,90 @@ void Block::forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, Block
   }
 }
 
+void Block::recompute(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
+                      const Sequences& sequences) const {
+  if (recompute_ == Recompute::kFull) {
+    forward_attention(s, x_TD, w, saved, sequences);
+    forward_mlp(s, Tensor(), x_TD, w, saved);
+  }
+  if (recompute_ == Recompute::kSelective) {
+    if (!norms_output_) {
+      saved.norm1_TD = activation(s, "norm1", x_TD.rows(), width_);
+      saved.norm2_TD = activation(s, "norm2", x_TD.rows(), width_);
+      norm1_.forward(s, saved.norm1_TD, x_TD, w);
+      norm2_.forward(s, saved.norm2_TD, mlp_source(x_TD, saved), w);
+    }
+    mlp_.recompute(s, w, saved.mlp);
+  }
+}
+
+Buffer Block::before_norm(Stream& s, Tensor dy_TD, Tensor out_TD, const Norm& norm,
+                          const Weights& w, const Weights& dw) const {
+  Buffer dout_TD = activation(s, "dout", dy_TD.rows(), out_TD.cols());
+  ops::run(s, ops::Fill{.x = dout_TD, .value = 0.0f});
+  norm.backward(s, dout_TD, dw, dy_TD, out_TD, w);
+  return dout_TD;
+}
+
+void Block::add_read_gradient(Stream& s, Tensor dx_TD, Tensor dread_TD, Tensor source_TD,
+                              const Norm& norm, const Weights& w, const Weights& dw) const {
+  if (norms_output_) return ops::run(s, ops::Add{.y = dx_TD, .x = dread_TD});
+  norm.backward(s, dx_TD, dw, dread_TD, source_TD, w);
+}
+
+// The gradient of what attention_ gave, from dh_TD, that of h. Where it is dh_TD itself nothing is
+// allocated.
+Buffer Block::backward_output(Stream& s, Tensor dh_TD, const Weights& w, const Weights& dw,
+                              const BlockSaved& saved) const {
+  Buffer dout;
+  if (norms_output_) {
+    dout = before_norm(s, dh_TD, output_ ? saved.attention_TD : saved.mix_TD, norm1_, w, dw);
+  }
+  if (!output_) return dout;
+  Buffer dmix = activation(s, "attention.dmix", dh_TD.rows(), mix_width());
+  output_->backward(s, dmix, dw, norms_output_ ? dout.tensor() : dh_TD, saved.mix_TD, w);
+  return dmix;
+}
+
 void Block::backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, const Weights& dw,
                      BlockSaved& saved, const Sequences& sequences) const {
   const int64_t T = x_TD.rows();
-  if (recompute_ == Recompute::kFull) {
-    forward_attention(s, x_TD, w, saved, sequences);
-    forward_mlp(s, Tensor(), w, saved);
-  }
-  if (recompute_ == Recompute::kSelective) {
-    saved.norm1_TD = activation(s, "norm1", T, width_);
-    saved.norm2_TD = activation(s, "norm2", T, width_);
-    norm1_.forward(s, saved.norm1_TD, x_TD, w);
-    norm2_.forward(s, saved.norm2_TD, saved.h_TD, w);
-    mlp_.recompute(s, w, saved.mlp);
-  }
+  recompute(s, x_TD, w, saved, sequences);
 
   // dx_TD becomes the gradient of h, then of x: the residual path adds without a copy.
-  Buffer dnorm_TD = activation(s, "dnorm", T, width_);
-  mlp_.backward(s, dnorm_TD, dw, dx_TD, saved.norm2_TD, w, saved.mlp);
-  norm2_.backward(s, dx_TD, dw, dnorm_TD, saved.h_TD, w);
-
-  Buffer dmix;
-  Tensor dmix_TD = dx_TD;
-  if (output_) {
-    dmix = activation(s, "attention.dmix", T, mix_width());
-    dmix_TD = dmix;
-    output_->backward(s, dmix_TD, dw, dx_TD, saved.mix_TD, w);
+  Buffer dread_TD = activation(s, "dnorm", T, width_);  // of what a sublayer read
+  if (norms_output_) {
+    const Buffer dmlp_TD = before_norm(s, dx_TD, saved.mlp_TD, norm2_, w, dw);
+    mlp_.backward(s, dread_TD, dw, dmlp_TD, mlp_source(x_TD, saved), w, saved.mlp);
+  } else {
+    mlp_.backward(s, dread_TD, dw, dx_TD, saved.norm2_TD, w, saved.mlp);
   }
-  attention_->backward(s, dnorm_TD, dw, dmix_TD, saved.mix_TD, saved.norm1_TD, w, *saved.attention,
-                       sequences);
-  norm1_.backward(s, dx_TD, dw, dnorm_TD, x_TD, w);
+  if (!parallel_) add_read_gradient(s, dx_TD, dread_TD, saved.h_TD, norm2_, w, dw);
+
+  Buffer dmix = backward_output(s, dx_TD, w, dw, saved);
+  if (parallel_) {
+    if (!dmix.tensor().defined()) {  // the gradient of h, which dx_TD is no longer
+      dmix = activation(s, "attention.dmix", T, width_);
+      ops::run(s, ops::Copy{.y = dmix, .x = dx_TD});
+    }
+    add_read_gradient(s, dx_TD, dread_TD, x_TD, norm2_, w, dw);
+  }
+  attention_->backward(s, dread_TD, dw, dmix.tensor().defined() ? dmix.tensor() : dx_TD,
+                       saved.mix_TD, norms_output_ ? x_TD : saved.norm1_TD.tensor(), w,
+                       *saved.attention, sequences);
+  add_read_gradient(s, dx_TD, dread_TD, x_TD, norm1_, w, dw);
   saved = BlockSaved();
+}
+
+void Block::decode_mlp(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w,
+                       BlockSaved& saved) const {
+  const bool fuses = mlp_.gated() && (norms_output_ || norm2_.fuses());
+  if (!fuses) return forward_mlp(s, y_BD, x_BD, w, saved);
+  const Tensor source_BD = mlp_source(x_BD, saved);
+  if (!norms_output_) return mlp_.decode(s, y_BD, source_BD, saved.h_TD, w, norm2_.fused(w));
+  saved.mlp_TD = activation(s, "mlp.out", x_BD.rows(), width_);
+  mlp_.decode(s, saved.mlp_TD, source_BD, /*h_BD=*/{}, w, /*norm=*/{});
+  add_normed(s, y_BD, saved.h_TD, saved.mlp_TD, norm2_, w);
 }
 
 void Block::decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
@@ -153,7 +236,9 @@ void Block::decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, Attent
   BlockSaved saved;
   saved.mix_TD = activation(s, "attention.mix", B, mix_width());
   saved.h_TD = activation(s, "h", B, width_);
-  if (norm1_.fuses() && attention_->norms_input()) {
+  if (norms_output_) {
+    attention_->decode(s, saved.mix_TD, x_BD, w, cache, step);
+  } else if (norm1_.fuses() && attention_->norms_input()) {
     DecodeStep with_norm = step;
     with_norm.norm = norm1_.fused(w);
     attention_->decode(s, saved.mix_TD, x_BD, w, cache, with_norm);
@@ -162,12 +247,8 @@ void Block::decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, Attent
     norm1_.forward(s, saved.norm1_TD, x_BD, w);
     attention_->decode(s, saved.mix_TD, saved.norm1_TD, w, cache, step);
   }
-  add_attention(s, saved.h_TD, saved.mix_TD, x_BD, w);
-  if (norm2_.fuses() && mlp_.gated()) {
-    mlp_.decode(s, y_BD, saved.h_TD, w, norm2_.fused(w));
-  } else {
-    forward_mlp(s, y_BD, w, saved);
-  }
+  add_attention(s, x_BD, w, saved);
+  decode_mlp(s, y_BD, x_BD, w, saved);
 }
 
 }  // namespace sbtrain

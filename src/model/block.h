@@ -1,7 +1,10 @@
 // One block of the model, in the pre-norm layout of Llama 2 (arXiv 2307.09288):
 //   h = x + r * attention(norm(x)) W_o^T;   y = h + r * mlp(norm(h))
 // r is model.residual_multiplier. The configuration chooses the norm, the MLP and the attention
-// module, which may do without the output projection W_o.
+// module, which may do without the output projection W_o. It changes the layout as well:
+//   norm_position output (OLMo 2, arXiv 2501.00656):
+//     h = x + norm(attention(x) W_o^T);     y = h + norm(mlp(h))
+//   parallel_residual (GPT-NeoX, arXiv 2204.06745): the MLP reads x where it reads h above.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +28,12 @@ namespace sbtrain {
 // LayerNorm.
 NormSpec norm_spec(const ModelConfig& config, std::string name);
 
-// What a block's forward pass leaves for its backward pass.
+// What a block's forward pass leaves for its backward pass: norm1_TD and norm2_TD are what the
+// sublayers read, where norms stand at their inputs; attention_TD (where there is W_o) and mlp_TD
+// what they gave, where norms stand at their outputs.
 struct BlockSaved {
   Buffer norm1_TD, mix_TD, h_TD, norm2_TD;
+  Buffer attention_TD, mlp_TD;
   MlpSaved mlp;
   std::unique_ptr<AttentionSaved> attention;
 };
@@ -57,12 +63,33 @@ class Block {
  private:
   void forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
                          const Sequences& sequences) const;
-  void add_attention(Stream& s, Tensor h_TD, Tensor mix, Tensor x_TD, const Weights& w) const;
-  void forward_mlp(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved) const;
+  void add_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const;
+  void forward_mlp(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved) const;
+  // Computes again what the policy has released.
+  void recompute(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
+                 const Sequences& sequences) const;
+  Buffer backward_output(Stream& s, Tensor dh_TD, const Weights& w, const Weights& dw,
+                         const BlockSaved& saved) const;
+  void decode_mlp(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, BlockSaved& saved) const;
   int64_t mix_width() const { return attention_->mix_width(width_); }
+  // What comes before the norm of the MLP: x_TD is the input of the block.
+  Tensor mlp_source(Tensor x_TD, const BlockSaved& saved) const {
+    return parallel_ ? x_TD : saved.h_TD.tensor();
+  }
+  // y_TD = h_TD + norm(out_TD).
+  void add_normed(Stream& s, Tensor y_TD, Tensor h_TD, Tensor out_TD, const Norm& norm,
+                  const Weights& w) const;
+  // The gradient of what the norm at a sublayer's output took, from dy_TD, that of the stream.
+  Buffer before_norm(Stream& s, Tensor dy_TD, Tensor out_TD, const Norm& norm, const Weights& w,
+                     const Weights& dw) const;
+  // Adds to dx_TD, the gradient of source_TD, what follows from that of what a sublayer read.
+  void add_read_gradient(Stream& s, Tensor dx_TD, Tensor dread_TD, Tensor source_TD,
+                         const Norm& norm, const Weights& w, const Weights& dw) const;
 
   int64_t width_;
   Recompute recompute_;
+  bool norms_output_;  // NormPosition::kOutput
+  bool parallel_;
   std::unique_ptr<Attention> attention_;
   std::optional<Linear> output_;  // of the attention, if its module has one
   Norm norm1_, norm2_;

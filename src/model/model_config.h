@@ -16,6 +16,15 @@ template <>
 inline constexpr auto kNames<PositionEmbedding> = enum_names<PositionEmbedding>(
     {{PositionEmbedding::kNone, "none"}, {PositionEmbedding::kLearned, "learned"}});
 
+// Which end of a sublayer (attention or MLP) its norm is at.
+enum class NormPosition : uint8_t {
+  kInput,   // x + f(norm(x)): Llama
+  kOutput,  // x + norm(f(x)): OLMo 2
+};
+template <>
+inline constexpr auto kNames<NormPosition> =
+    enum_names<NormPosition>({{NormPosition::kInput, "input"}, {NormPosition::kOutput, "output"}});
+
 // The numbers that its attention modules read are those of its base.
 struct ModelConfig : AttentionShape {
   int64_t layers = 4;
@@ -23,7 +32,9 @@ struct ModelConfig : AttentionShape {
   int64_t vocab = 4096;  // V
   bool tied = true;      // the head shares the embedding's weights
   NormKind norm = NormKind::kRmsNorm;
+  NormPosition norm_position = NormPosition::kInput;
   MlpKind mlp = MlpKind::kSwiGlu;
+  bool parallel_residual = false;  // the MLP reads what attention reads
   PositionEmbedding position = PositionEmbedding::kNone;
   int64_t max_positions = 0;  // learned: the longest document
   // muP-like multipliers of the Power paper (arXiv 2408.13359); 1 is plain Llama.

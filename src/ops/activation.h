@@ -63,18 +63,22 @@ struct SigmoidBackward {
   kernels::SigmoidBackward kernel() const { return {dx_TH, dy_TH, y_TH, y_TH.rows(), y_TH.cols()}; }
 };
 
-// y = gelu(x + b) per column, gelu(z) = z Phi(z), exact (arXiv 1606.08415). y may be x.
+// y = gelu(x + b) per column, gelu(z) = z Phi(z) (arXiv 1606.08415): exact, or with tanh_form as
+// GPT-2 has it, z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) / 2. y may be x.
 struct BiasGelu {
   static constexpr std::string_view kName = "bias_gelu";
   Tensor y_TF;
   Tensor x_TF, b_F;
+  bool tanh_form = false;
   void check() const {
     const Check c(kName);
     c.matrix("x_TF", x_TF);
     c.same("y_TF", y_TF, x_TF);
     c.flat("b_F", b_F, x_TF.cols());
   }
-  kernels::BiasGelu kernel() const { return {y_TF, x_TF, b_F, x_TF.rows(), x_TF.cols()}; }
+  kernels::BiasGelu kernel() const {
+    return {y_TF, x_TF, b_F, x_TF.rows(), x_TF.cols(), tanh_form};
+  }
 };
 
 // dx = dy gelu'(x + b); the gradient of b is the sum of its rows. dx may be dy or x.
@@ -82,6 +86,7 @@ struct BiasGeluBackward {
   static constexpr std::string_view kName = "bias_gelu_backward";
   Tensor dx_TF;
   Tensor dy_TF, x_TF, b_F;
+  bool tanh_form = false;
   void check() const {
     const Check c(kName);
     c.matrix("x_TF", x_TF);
@@ -90,7 +95,7 @@ struct BiasGeluBackward {
     c.flat("b_F", b_F, x_TF.cols());
   }
   kernels::BiasGeluBackward kernel() const {
-    return {dx_TF, dy_TF, x_TF, b_F, x_TF.rows(), x_TF.cols()};
+    return {dx_TF, dy_TF, x_TF, b_F, x_TF.rows(), x_TF.cols(), tanh_form};
   }
 };
 

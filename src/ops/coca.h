@@ -17,7 +17,7 @@ namespace sbtrain::ops {
 
 enum class CocaVariant : uint8_t { kOfficial, kStrict };
 struct CocaParams {
-  RopeParams rope{};  // never inverse
+  RopeParams rope{};  // never inverse, and of whole heads
   CocaVariant variant = CocaVariant::kOfficial;
 };
 
@@ -27,7 +27,8 @@ inline void check_coca(std::string_view op, const Tensor& y, const Tensor& dy, c
                        const Tensor& lengths_T = {}) {
   const Check c(op);
   check_rotation(c, x, positions_T, params.rope, lengths_T);
-  c.that(!params.rope.inverse, "the rotation must not be inverse");
+  c.that(!params.rope.inverse && params.rope.rotated == 0,
+         "the rotation must be of whole heads and not inverse");
   c.same("y_THd", y, x);
   c.same("dy_THd", dy, x);
 }

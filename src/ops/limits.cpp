@@ -29,7 +29,7 @@ void check_norm_width(std::string_view op, int64_t width) {
   fail(ExitCode::kConfig,
        "{} on CUDA: rows have {} elements, but at most {} are possible; lower model.width or, for "
        "the "
-       "norm of queries and keys, model.attention.feature_dim",
+       "norm of queries and keys, model.attention.feature_dim or the number or size of heads",
        op, width, kernels::kMaxNormWidth);
 }
 

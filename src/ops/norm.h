@@ -129,9 +129,14 @@ struct HeadNormBackward {
   }
 };
 
+// The largest head of the two ops below: a row, where it is the only one.
+inline void check_head_rmsnorm(std::string_view op, int heads, int64_t head_dim) {
+  heads == 1 ? check_norm_width(op, head_dim) : check_norm_head_dim(op, head_dim);
+}
+
 // y = x / sqrt(mean(x^2) + eps) * w over the d channels of each head of each token, with one w for
-// all heads: the norm of queries and keys (arXiv 2010.04245, with RMSNorm as in Qwen3). x and y are
-// [T, H*d]; rows may be strided.
+// all heads: the norm of queries and keys (arXiv 2010.04245, with RMSNorm as in Qwen3). With one
+// "head" it is that of a whole row (OLMo 2). x and y are [T, H*d]; rows may be strided.
 struct HeadRmsNorm {
   static constexpr std::string_view kName = "head_rmsnorm";
   Tensor y_THd;
@@ -144,7 +149,7 @@ struct HeadRmsNorm {
     c.same("y_THd", y_THd, x_THd);
     c.flat("w_d", w_d, head_dim);
   }
-  void check_limits(const Target&) const { check_norm_head_dim(kName, head_dim()); }
+  void check_limits(const Target&) const { check_head_rmsnorm(kName, heads, head_dim()); }
   int head_dim() const { return static_cast<int>(x_THd.cols() / heads); }
   kernels::HeadRmsNorm kernel() const {
     return {y_THd, x_THd, w_d, x_THd.rows(), heads, head_dim(), eps};
@@ -166,7 +171,7 @@ struct HeadRmsNormBackward {
     c.flat("w_d", w_d, head_dim);
     c.flat("dw_d", dw_d, head_dim);
   }
-  void check_limits(const Target&) const { check_norm_head_dim(kName, head_dim()); }
+  void check_limits(const Target&) const { check_head_rmsnorm(kName, heads, head_dim()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, head_dim()); }
   int head_dim() const { return static_cast<int>(x_THd.cols() / heads); }
   kernels::HeadRmsNormBackward kernel() const {

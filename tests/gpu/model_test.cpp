@@ -59,6 +59,9 @@ struct Case {
   bool long_documents = false;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
+  MlpKind gelu = MlpKind::kGelu;  // of the gpt layout
+  NormPosition norm_position = NormPosition::kInput;
+  bool parallel_residual = false;
 };
 
 ModelConfig small(const Case& c, bool tied = true) {
@@ -72,13 +75,15 @@ ModelConfig small(const Case& c, bool tied = true) {
   config.vocab = 509;
   config.tied = tied;
   config.init_std = 0.08;
+  config.norm_position = c.norm_position;
+  config.parallel_residual = c.parallel_residual;
   config.attention = {c.attention};
   if (c.convolutions) {
     config.attention.push_back({.type = "short_conv"});
   }
   if (c.gpt) {
     config.norm = NormKind::kLayerNorm;
-    config.mlp = MlpKind::kGelu;
+    config.mlp = c.gelu;
     config.position = PositionEmbedding::kLearned;
     config.max_positions = 1024;
   }
@@ -123,6 +128,26 @@ std::vector<Case> cases() {
   add("coca_strict", "type: coca, variant: strict");
   add("rope_yarn", "type: softmax, rope_scaling: yarn, rope_factor: 4, rope_train_length: 80");
   add("rope_llama3", "type: softmax, rope_scaling: llama3, rope_factor: 8, rope_train_length: 90");
+  // The layouts of GPT-2, GPT-NeoX and OLMo 2, and such as none of them has.
+  const std::string biases = "qkv_bias: true, output_bias: true";
+  Case& gpt2 = add("gpt2", "type: softmax, position: none, " + biases);
+  gpt2.gpt = true;
+  gpt2.gelu = MlpKind::kGeluTanh;
+  Case& neox = add("gpt_neox", "type: softmax, rope_fraction: 0.25, " + biases);
+  neox.gpt = neox.parallel_residual = true;
+  add("parallel", "type: softmax, rope_fraction: 0.5").parallel_residual = true;
+  add("rope_fraction_dynamic",
+      "type: softmax, rope_fraction: 0.5, rope_scaling: dynamic_ntk, rope_factor: 2, "
+      "rope_train_length: 80");
+  Case& olmo2 = add("olmo2", "type: softmax, qk_norm: true, qk_norm_scope: joint");
+  olmo2.norm_position = NormPosition::kOutput;
+  olmo2.kv_heads = 2;
+  Case& stick = add("norms_at_outputs", "remainder: value, qk_norm: true, qk_norm_scope: joint");
+  stick.norm_position = NormPosition::kOutput;
+  Case& both = add("parallel_norms_at_outputs", "remainder: bias, head_norm: true");
+  both.norm_position = NormPosition::kOutput;
+  both.gpt = both.convolutions = both.parallel_residual = true;
+  add("coca_joint_norm", "type: coca, qk_norm: true, qk_norm_scope: joint");
   // Heads that together are wider or narrower than the model, in groups.
   for (const int64_t head_dim : {64, 16}) {
     const std::string size = "_heads_of_" + std::to_string(head_dim);

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "gpu/op_test.h"
 #include "ops/activation.h"
@@ -136,18 +138,51 @@ TEST_F(Activation, BiasAndGeluMatchTheCpu) {
     const Owned dx = test::poisoned({c.tokens, c.width});
     const OnGpu y_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
     const OnGpu dx_gpu(gpu(), kBF16, {c.tokens, c.width}, c.gap);
-    ops::run(cpu, ops::BiasGelu{.y_TF = y, .x_TF = x, .b_F = b});
-    ops::run(gpu(), ops::BiasGelu{.y_TF = y_gpu, .x_TF = x_gpu, .b_F = b_gpu});
-    ops::run(cpu, ops::BiasGeluBackward{.dx_TF = dx, .dy_TF = dy, .x_TF = x, .b_F = b});
-    ops::run(gpu(),
-             ops::BiasGeluBackward{.dx_TF = dx_gpu, .dy_TF = dy_gpu, .x_TF = x_gpu, .b_F = b_gpu});
-    EXPECT_LE(test::relative_error(y_gpu, y), test::kBf16Error);
-    EXPECT_LE(test::relative_error(dx_gpu, dx), test::kBf16Error);
-    EXPECT_TRUE(y_gpu.gaps_intact() && dx_gpu.gaps_intact());
+    for (const bool tanh_form : {false, true}) {
+      ops::BiasGelu forward{.y_TF = y, .x_TF = x, .b_F = b, .tanh_form = tanh_form};
+      ops::BiasGeluBackward backward{
+          .dx_TF = dx, .dy_TF = dy, .x_TF = x, .b_F = b, .tanh_form = tanh_form};
+      ops::run(cpu, forward);
+      ops::run(cpu, backward);
+      forward = {.y_TF = y_gpu, .x_TF = x_gpu, .b_F = b_gpu, .tanh_form = tanh_form};
+      backward = {
+          .dx_TF = dx_gpu, .dy_TF = dy_gpu, .x_TF = x_gpu, .b_F = b_gpu, .tanh_form = tanh_form};
+      ops::run(gpu(), forward);
+      ops::run(gpu(), backward);
+      EXPECT_LE(test::relative_error(y_gpu, y), test::kBf16Error) << tanh_form;
+      EXPECT_LE(test::relative_error(dx_gpu, dx), test::kBf16Error) << tanh_form;
+      EXPECT_TRUE(y_gpu.gaps_intact() && dx_gpu.gaps_intact());
+    }
     ops::run(cpu, ops::AddBias{.y_TN = x, .b_N = b});
     ops::run(gpu(), ops::AddBias{.y_TN = x_gpu, .b_N = b_gpu});
     EXPECT_LE(test::relative_error(x_gpu, x), test::kBf16Error);
     EXPECT_TRUE(x_gpu.gaps_intact());
+  }
+}
+
+// Where a power of the input would overflow.
+TEST_F(Activation, GeluOfLargeInputsIsFinite) {
+  const std::vector<float> values = {-3e38f, -1e19f, -30.0f, 30.0f, 1e19f, 3e38f, 0.0f, 1.0f};
+  const Owned x = test::poisoned({1, 8});
+  std::copy(values.begin(), values.end(), x.f32());
+  const OnGpu x_gpu(gpu(), x, kBF16);
+  const OnGpu b_gpu(gpu(), test::constant({8}, 0.0f), kBF16);
+  const OnGpu dy_gpu(gpu(), test::constant({1, 8}, 1.0f), kBF16);
+  const auto rounded = [](float value) { return test::from_bf16(test::to_bf16(value)); };
+  for (const bool tanh_form : {false, true}) {
+    const OnGpu y(gpu(), kBF16, {1, 8});
+    const OnGpu dx(gpu(), kBF16, {1, 8});
+    ops::run(gpu(), ops::BiasGelu{.y_TF = y, .x_TF = x_gpu, .b_F = b_gpu, .tanh_form = tanh_form});
+    ops::run(
+        gpu(),
+        ops::BiasGeluBackward{
+            .dx_TF = dx, .dy_TF = dy_gpu, .x_TF = x_gpu, .b_F = b_gpu, .tanh_form = tanh_form});
+    const Values outputs = y.values();
+    const Values gradients = dx.values();
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_EQ(outputs[i], values[i] > 0 ? rounded(values[i]) : 0.0) << values[i];
+      EXPECT_EQ(gradients[i], values[i] > 0 ? 1.0 : 0.0) << values[i];
+    }
   }
 }
 

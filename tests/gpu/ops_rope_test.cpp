@@ -14,9 +14,14 @@ struct Case {
   int64_t tokens;
   int heads;
   int64_t head_dim, gap;
+  int64_t rotated = 0;  // channels of a head that turn; 0: all
+  int64_t turned() const { return rotated > 0 ? rotated : head_dim; }
 };
-constexpr Case kCases[] = {{1, 1, 2, 0},     {7, 3, 6, 1},    {67, 5, 64, 0},  {67, 5, 64, 3},
-                           {300, 24, 64, 8}, {33, 4, 128, 0}, {33, 2, 96, 16}, {9, 3, 256, 0}};
+constexpr Case kCases[] = {{1, 1, 2, 0},       {7, 3, 6, 1},       {67, 5, 64, 0},
+                           {67, 5, 64, 3},     {300, 24, 64, 8},   {33, 4, 128, 0},
+                           {33, 2, 96, 16},    {9, 3, 256, 0},     {67, 5, 64, 0, 16},
+                           {67, 5, 64, 3, 16}, {33, 4, 96, 0, 24}, {300, 24, 128, 8, 32},
+                           {7, 3, 7, 1, 4},    {9, 3, 20, 0, 16},  {9, 2, 512, 0, 256}};
 
 // Includes late positions, whose angles need more precision than f32.
 TEST_F(Rope, MatchesTheCpu) {
@@ -27,8 +32,9 @@ TEST_F(Rope, MatchesTheCpu) {
       const Owned x = test::random_bf16("x", {c.tokens, cols});
       const OnGpu y(gpu(), x, DType::kBF16, c.gap);
       const ops::RopeParams params = {.heads = c.heads,
-                                      .frequencies = ops::rope_frequencies(10000, c.head_dim),
-                                      .inverse = inverse};
+                                      .frequencies = ops::rope_frequencies(10000, c.turned()),
+                                      .inverse = inverse,
+                                      .rotated = c.rotated};
       ops::run(gpu(), ops::Rope{.x_THd = y,
                                 .positions_T = OnGpu(gpu(), positions, DType::kI32),
                                 .params = params});
@@ -44,7 +50,7 @@ TEST_F(Rope, MatchesTheCpu) {
 // own.
 TEST_F(Rope, RowsOfTheirOwnLengths) {
   for (const Case& c : kCases) {
-    if (c.head_dim < 4) continue;
+    if (c.turned() < 4) continue;
     const int64_t cols = c.heads * c.head_dim;
     const Owned positions = test::random_integers("positions", c.tokens, 100000);
     const Owned lengths = test::random_integers("lengths", c.tokens, 100000);
@@ -52,7 +58,8 @@ TEST_F(Rope, RowsOfTheirOwnLengths) {
     const OnGpu y(gpu(), x, DType::kBF16, c.gap);
     const ops::RopeParams params = {
         .heads = c.heads,
-        .frequencies = ops::rope_frequencies(10000, c.head_dim),
+        .frequencies = ops::rope_frequencies(10000, c.turned()),
+        .rotated = c.rotated,
         .dynamic = {.base = 10000, .factor = 2.5, .train_length = 30000}};
     ops::run(gpu(), ops::Rope{.x_THd = y,
                               .positions_T = OnGpu(gpu(), positions, DType::kI32),

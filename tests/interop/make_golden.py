@@ -82,6 +82,41 @@ MODELS.update(
 )
 
 
+# The layouts of GPT-2, Pythia and OLMo 2.
+GPT2_SHAPE = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2}
+NEOX = {**SHAPE, "tie_word_embeddings": False}
+NEOX_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MODELS.update(
+    gpt2=transformers.GPT2Config(**GPT2_SHAPE, tie_word_embeddings=True),
+    gpt2_untied=transformers.GPT2Config(
+        **GPT2_SHAPE,
+        n_inner=56,
+        activation_function="gelu",
+        layer_norm_epsilon=1e-3,
+        scale_attn_weights=False,
+        tie_word_embeddings=False,
+    ),
+    pythia=transformers.GPTNeoXConfig(**NEOX, rope_parameters={**NEOX_ROPE, "partial_rotary_factor": 0.25}),
+    gpt_neox=transformers.GPTNeoXConfig(
+        **NEOX,
+        rope_parameters={**NEOX_ROPE, "rope_theta": 700.0, "partial_rotary_factor": 1.0},
+        hidden_act="gelu_fast",
+        use_parallel_residual=False,
+        attention_bias=False,
+    ),
+    neox_dynamic=transformers.GPTNeoXConfig(
+        **{**NEOX, "max_position_embeddings": 10},
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0, "partial_rotary_factor": 0.5},
+    ),
+    olmo2=transformers.Olmo2Config(
+        **SHAPE, **rope(500000.0), num_key_value_heads=4, rms_norm_eps=1e-6, tie_word_embeddings=False
+    ),
+    olmo2_grouped=transformers.Olmo2Config(
+        **SHAPE, **rope(10000.0), num_key_value_heads=2, rms_norm_eps=1e-5, attention_bias=True, tie_word_embeddings=True
+    ),
+)
+
+
 # name: (head_dim, longest text, length of the text, rope_parameters)
 ROTARY = {
     "Llama 2": (128, 4096, 4096, {"rope_type": "default", "rope_theta": 10000.0}),

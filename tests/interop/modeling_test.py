@@ -71,6 +71,46 @@ CASES = {
         "max_positions": 40,
     },
     "gelu": {"attention": {**STICK, "output_bias": True}, "mlp": "gelu", "norm": "layernorm"},
+    "gelu tanh": {
+        "attention": {**SOFTMAX, "position": "none", "qkv_bias": True, "output_bias": True},
+        "mlp": "gelu_tanh",
+        "norm": "layernorm",
+        "position": "learned",
+        "max_positions": 40,
+    },
+    "rope fraction": {
+        "attention": {**SOFTMAX, "position": "rope", "rope_fraction": 0.25, "qkv_bias": True, "output_bias": True},
+        "mlp": "gelu",
+        "norm": "layernorm",
+        "parallel_residual": True,
+        "head_dim": 16,
+    },
+    "rope fraction dynamic": {
+        "attention": {
+            **SOFTMAX, "position": "rope", "rope_fraction": 0.5, "rope_scaling": "dynamic_ntk", "rope_factor": 2.0, "rope_train_length": 9
+        }
+    },
+    "parallel": {"attention": {**STICK, "remainder": "value"}, "parallel_residual": True, "residual_multiplier": 0.5},
+    "norms at outputs": {
+        "attention": {**SOFTMAX, "position": "rope", "qk_norm": True, "qk_norm_scope": "joint"},
+        "norm_position": "output",
+        "kv_heads": 2,
+    },
+    "joint norms": {
+        "attention": [
+            {**STICK, "qk_norm": True, "qk_norm_scope": "joint"},
+            {"type": "coca", "position": "rope", "qk_norm": True, "qk_norm_scope": "joint"},
+        ],
+        "kv_heads": 2,
+        "head_dim": 6,
+    },
+    "parallel norms at outputs": {
+        "attention": [{"type": "short_conv"}, {**STICK, "head_norm": True}],
+        "norm": "layernorm",
+        "norm_position": "output",
+        "parallel_residual": True,
+        "mlp": "none",
+    },
     "multipliers": {
         "attention": STICK,
         "embedding_multiplier": 3.0,

@@ -16,6 +16,7 @@ import base64
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "src/export/python")]
+sys.path += [str(ROOT / "src/export/python"), str(ROOT / "tests/interop")]
 sys.dont_write_bytecode = True
 os.environ["HF_HUB_OFFLINE"] = "1"
 try:
@@ -51,6 +52,11 @@ LLAMA3 = {
     "rope_scaling": "llama3", "rope_factor": 8, "rope_train_length": 60, "rope_low_freq_factor": 1, "rope_high_freq_factor": 3
 }
 YARN = {"rope_scaling": "yarn", "rope_factor": 4, "rope_train_length": 40, "rope_beta_fast": 4, "rope_beta_slow": 0.5}
+JOINT = {"qk_norm": True, "qk_norm_scope": "joint"}
+BIASES = {"qkv_bias": True, "output_bias": True}
+NEOX = {"norm": "layernorm", "mlp": "gelu", "parallel_residual": True}
+GPT2 = {"type": "softmax", "position": "none", **BIASES}
+LEARNED = {"norm": "layernorm", "position": "learned", "max_positions": 40}
 MULTIPLIERS = {"embedding_multiplier": 3, "residual_multiplier": 0.22, "logits_multiplier": 0.7}
 
 # name: (architecture, model, same bits after import)
@@ -152,6 +158,79 @@ CASES = {
         {"attention": {"type": "rebased", "feature_dim": 4, "logit_scale": 0.3, "output_bias": True}},
         True,
     ),
+    "olmo2": ("Olmo2", {"attention": {**ROPE, **JOINT}, "norm_position": "output"}, True),
+    "olmo2_broad": (
+        "Olmo2",
+        {
+            "attention": {**ROPE, **JOINT, **LLAMA3, "qkv_bias": True, "output_bias": True},
+            "norm_position": "output",
+            "kv_heads": 2,
+            "head_dim": 16,
+            "tied": False,
+        },
+        True,
+    ),
+    "olmo2_folded": (
+        "Olmo2",
+        {
+            "attention": {**ROPE, **JOINT, "logit_scale": 0.5},
+            "norm_position": "output",
+            "embedding_multiplier": 3,
+            "logits_multiplier": 0.7,
+        },
+        False,
+    ),
+    "neox": ("GPTNeoX", {"attention": {**ROPE, **BIASES, "rope_fraction": 0.5}, **NEOX, "tied": False}, True),
+    "neox_tied": ("GPTNeoX", {"attention": {**ROPE, "rope_fraction": 0.25}, **NEOX, "heads": 2, "norm_eps": 1e-3}, True),
+    "neox_sequential": (
+        "GPTNeoX",
+        {
+            "attention": {
+                **ROPE, **BIASES, "rope_fraction": 0.5, "rope_scaling": "linear", "rope_factor": 2
+            },
+            **NEOX,
+            "mlp": "gelu_tanh",
+            "parallel_residual": False,
+            "tied": False,
+            "inner": 45,
+        },
+        True,
+    ),
+    "neox_dynamic": (
+        "GPTNeoX",
+        {
+            "attention": {
+                **ROPE, **BIASES, "rope_fraction": 0.5, "rope_scaling": "dynamic_ntk", "rope_factor": 2, "rope_train_length": 20
+            },
+            **NEOX,
+            "tied": False,
+        },
+        True,
+    ),
+    "gpt2": ("GPT2LMHeadModel", {"attention": GPT2, **LEARNED, "mlp": "gelu_tanh"}, True),
+    "gpt2_exact": (
+        "GPT2LMHeadModel",
+        {"attention": {**GPT2, "logit_scale": 1}, **LEARNED, "mlp": "gelu", "tied": False, "inner": 45, "norm_eps": 1e-3},
+        True,
+    ),
+    # Not quite of a family.
+    "olmo2_parallel": (
+        "Sbtrain", {"attention": {**ROPE, **JOINT}, "norm_position": "output", "parallel_residual": True}, True
+    ),
+    "joint_norms": (
+        "Sbtrain",
+        {
+            "attention": [{**STICK, **JOINT, "remainder": "bias"}, {"type": "coca", **JOINT}],
+            "norm_position": "output",
+            "kv_heads": 2,
+        },
+        True,
+    ),
+    "partial_rope": (
+        "Sbtrain", {"attention": {**ROPE, "rope_fraction": 0.5}, "parallel_residual": True, "residual_multiplier": 0.5}, True
+    ),
+    "neox_groups": ("Sbtrain", {"attention": {**ROPE, **BIASES}, **NEOX, "kv_heads": 2}, True),
+    "gpt2_stickbreaking": ("Sbtrain", {"attention": STICK, **LEARNED, "mlp": "gelu_tanh", "parallel_residual": True}, True),
     "learned": (
         "Sbtrain",
         {"attention": STICK, "position": "learned", "max_positions": 40, "mlp": "gelu", "norm": "layernorm"},
@@ -263,7 +342,7 @@ def check_case(runs, name):
     run = runs.train(name, model)
     folder = runs.path(name + "_hf")
     output = runs.run("export", "--checkpoint", run, "--output", folder)
-    expect(f"{architecture}ForCausalLM" in output, output)
+    expect((architecture if "Model" in architecture else f"{architecture}ForCausalLM") in output, output)
     weights = weights_of(run)
     oracle = plain(model, weights)
     torch.manual_seed(1)
@@ -286,6 +365,35 @@ def check_case(runs, name):
     if transformers is None and architecture != "Sbtrain":
         return "exported and imported; without transformers the logits were not compared"
     return "equal"
+
+
+def check_families(runs):
+    """Models as transformers makes them: the program's logits are its own within 1e-5, and all tensors come back."""
+    if transformers is None:
+        return "not run: transformers is not installed; the models of tests/data/huggingface stand for it in unit_export"
+    try:
+        import make_golden
+    except ImportError as error:
+        return f"not run: {error}"
+    largest_error = 0.0
+    for number, (name, config) in enumerate(make_golden.MODELS.items()):
+        torch.manual_seed(100 + number)
+        config.dtype = "float32"
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():  # norms and biases are not to be constants
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        source, run, again = (runs.path(f"{name}_{part}") for part in ("source", "imported", "exported"))
+        model.save_pretrained(source)
+        runs.run("import", "--input", source, "--output", run)
+        output = runs.run("export", "--checkpoint", run, "--output", again, "--verify")
+        expect(type(model).__name__ in output, output)
+        found = re.search(r"differ by at most (\S+), within .*; the largest is (\S+)", output)
+        error = float(found[1]) / max(float(found[2]), 1.0)
+        expect(error <= 1e-5, f"{name}: {output}")
+        largest_error = max(largest_error, error)
+        expect(same_bits(read_weights(str(again)), read_weights(str(source))), f"{name}: other bits came back")
+    return f"logits within {largest_error:.1e}, equal bits"
 
 
 def check_options(runs):
@@ -591,6 +699,7 @@ def main():
     failures = 0
     checks = {name: lambda name=name: check_case(runs, name) for name in CASES}
     checks.update(tokenizer=lambda: check_tokenizer(runs), tiktoken=lambda: check_tiktoken(runs), memory=lambda: check_memory(runs))
+    checks.update(families=lambda: check_families(runs))
     checks.update(options=lambda: check_options(runs), hostile=lambda: check_hostile(runs), init_from=lambda: check_init_from(runs))
     wanted = sys.argv[2:]
     try:

@@ -216,7 +216,12 @@ def low_frequencies_scaled(frequency, config, d):
 
 
 def rope_of(x_THd, config, batch):
-    """rope() with rope_scaling; the length is that of the longest document."""
+    """rope() with rope_scaling; the length is that of the longest document. Of each head the first rope_fraction of
+    the channels turn."""
+    turned = int(x_THd.shape[-1] * config.get("rope_fraction", 1.0))
+    if turned < x_THd.shape[-1]:
+        whole = {**config, "rope_fraction": 1.0}
+        return torch.cat([rope_of(x_THd[..., :turned], whole, batch), x_THd[..., turned:]], -1)
     base, positions = config.get("rope_base", 10000.0), batch["positions"]
     scaling, factor = config.get("rope_scaling", "none"), config.get("rope_factor", 1.0)
     d = x_THd.shape[-1]
@@ -290,9 +295,14 @@ def attention(x_TD, w, prefix, config, model, batch):
     tokens, width = x_TD.shape
     d = model.get("head_dim", 0) or width // heads
     key = "t" if kind == "coca" else "k"
-    q, k, v = (project(x_TD, w, f"{prefix}{name}_proj").view(tokens, -1, d) for name in ("q", key, "v"))
-    if config.get("qk_norm", False):
-        eps = model.get("norm_eps", 1e-5)
+    q, k, v = (project(x_TD, w, f"{prefix}{name}_proj") for name in ("q", key, "v"))
+    eps = model.get("norm_eps", 1e-5)
+    joint = config.get("qk_norm_scope", "head") == "joint"
+    if config.get("qk_norm", False) and joint:
+        q = stored(rmsnorm(q, w[f"{prefix}q_norm.weight"], eps))
+        k = stored(rmsnorm(k, w[f"{prefix}{key}_norm.weight"], eps))
+    q, k, v = (x.view(tokens, -1, d) for x in (q, k, v))
+    if config.get("qk_norm", False) and not joint:
         q = stored(rmsnorm(q, w[f"{prefix}q_norm.weight"], eps))
         k = stored(rmsnorm(k, w[f"{prefix}{key}_norm.weight"], eps))
     scale = config.get("logit_scale", 0) or d**-0.5
@@ -352,13 +362,20 @@ def normalise(x, w, name, model):
     return stored(rmsnorm(x, w[name + ".weight"], eps))
 
 
+def gelu(z, kind):
+    """x Phi(x), or the tanh form of GPT-2."""
+    if kind == "gelu":
+        return F.gelu(z)
+    return 0.5 * z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+
+
 def mlp(x, w, prefix, model):
     kind = model.get("mlp", "swiglu")
     if kind == "none":
         return x
     up = stored(x @ w[prefix + "up_proj.weight"].T)
-    if kind == "gelu":
-        inner = stored(F.gelu(up + w[prefix + "up_proj.bias"]))
+    if kind != "swiglu":
+        inner = stored(gelu(up + w[prefix + "up_proj.bias"], kind))
         return inner @ w[prefix + "down_proj.weight"].T + w[prefix + "down_proj.bias"]
     gate = stored(x @ w[prefix + "gate_proj.weight"].T)
     return stored(F.silu(gate) * up) @ w[prefix + "down_proj.weight"].T
@@ -376,16 +393,26 @@ def logits_of(w, model, batch):
         x = stored(x + w["model.embed_positions.weight"][batch["positions"]])
     for layer in range(model["layers"]):
         prefix = f"model.layers.{layer}."
-        norm = normalise(x, w, prefix + "input_layernorm", model)
+        outputs = model.get("norm_position", "input") == "output"
+        block_input = x
+        norm = x if outputs else normalise(x, w, prefix + "input_layernorm", model)
         config = modules[layer % len(modules)]
         mix = attention(norm, w, prefix + "self_attn.", config, model, batch)
         if config.get("type") != "short_conv":
             mix = mix @ w[prefix + "self_attn.o_proj.weight"].T
             if config.get("output_bias", False):
                 mix = mix + w[prefix + "self_attn.o_proj.bias"]
-        x = stored(x + residual * mix)
-        norm = normalise(x, w, prefix + "post_attention_layernorm", model)
-        x = stored(x + residual * mlp(norm, w, prefix + "mlp.", model))
+        if outputs:
+            x = stored(x + normalise(stored(mix), w, prefix + "post_attention_layernorm", model))
+        else:
+            x = stored(x + residual * mix)
+        source = block_input if model.get("parallel_residual", False) else x
+        if outputs:
+            y = stored(mlp(source, w, prefix + "mlp.", model))
+            x = stored(x + normalise(y, w, prefix + "post_feedforward_layernorm", model))
+        else:
+            norm = normalise(source, w, prefix + "post_attention_layernorm", model)
+            x = stored(x + residual * mlp(norm, w, prefix + "mlp.", model))
     x = normalise(x, w, "model.norm", model)
     head = embedding if model.get("tied", True) else w["lm_head.weight"]
     return stored(model.get("logits_multiplier", 1.0) * x @ head.T)

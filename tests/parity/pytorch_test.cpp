@@ -80,7 +80,9 @@ nlohmann::json model_json(const ModelConfig& m) {
           {"tied", m.tied},
           {"norm_eps", m.norm_eps},
           {"norm", name_of(m.norm)},
+          {"norm_position", name_of(m.norm_position)},
           {"mlp", name_of(m.mlp)},
+          {"parallel_residual", m.parallel_residual},
           {"position", name_of(m.position)},
           {"embedding_multiplier", m.embedding_multiplier},
           {"residual_multiplier", m.residual_multiplier},
@@ -163,6 +165,32 @@ std::vector<Case> cases() {
   gpt.position = PositionEmbedding::kLearned;
   gpt.max_positions = 200;
   gpt.attention = {parse_attention("{type: softmax, position: none, output_bias: true}")};
+  ModelConfig gpt2 = gpt;
+  gpt2.mlp = MlpKind::kGeluTanh;
+  gpt2.attention[0] =
+      parse_attention("{type: softmax, position: none, qkv_bias: true, output_bias: true}");
+  ModelConfig neox = base();
+  neox.norm = NormKind::kLayerNorm;
+  neox.mlp = MlpKind::kGelu;
+  neox.parallel_residual = true;
+  neox.attention = {parse_attention("{type: softmax, rope_fraction: 0.25, qkv_bias: true, "
+                                    "output_bias: true}"),
+                    parse_attention("{type: softmax, rope_fraction: 0.5, rope_scaling: "
+                                    "dynamic_ntk, rope_factor: 2, rope_train_length: 40}")};
+  ModelConfig olmo2 = base();
+  olmo2.heads = 4;
+  olmo2.kv_heads = 2;
+  olmo2.layers = 3;
+  olmo2.norm_position = NormPosition::kOutput;
+  olmo2.attention = {
+      parse_attention("{type: softmax, qk_norm: true, qk_norm_scope: joint}"),
+      parse_attention("{qk_norm: true, qk_norm_scope: joint, head_norm: true}"),
+      parse_attention("{type: coca, qk_norm: true, qk_norm_scope: joint, output_bias: true}")};
+  ModelConfig parallel = base();
+  parallel.norm = NormKind::kLayerNorm;
+  parallel.norm_position = NormPosition::kOutput;
+  parallel.parallel_residual = true;
+  parallel.attention = {parse_attention("{type: short_conv}"), parse_attention("{}")};
   ModelConfig based = gpt;
   based.attention = {parse_attention("{type: short_conv}"), parse_attention("{type: based}")};
   ModelConfig rebased = based;
@@ -206,6 +234,10 @@ std::vector<Case> cases() {
           {"one_key_head", one_key_head},
           {"wide_heads", wide},
           {"gpt", gpt},
+          {"gpt2", gpt2},
+          {"gpt_neox", neox},
+          {"olmo2", olmo2},
+          {"parallel_norms_at_outputs", parallel},
           {"short_conv_and_based", based},
           {"short_conv_and_rebased", rebased}};
 }

@@ -1,6 +1,7 @@
 // Tests of every registered attention module, for every combination of its options: all values of
 // its enumerations and flags, with the numbers once at their defaults and once at the examples that
-// the module's own table gives. Every registered module is tested; no module is named here.
+// the module's own table gives, and those of modules that can rotate a part of each head once more
+// so. Every registered module is tested; no module is named here.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -104,6 +105,16 @@ ModelConfig headed_model(int64_t head_dim) {
   return model;
 }
 
+enum class Numbers : uint8_t { kDefaults, kExamples, kPartRotated };
+
+// 2 of 4 channels of a head, or 6 of 10. False where there is no rotation.
+bool rotate_a_part(const AttentionModule& module, Combination& c) {
+  RotaryOptions* rotary = module.rotary(c.attention.options);
+  if (rotary == nullptr) return false;
+  rotary->fraction = 0.6;
+  return true;
+}
+
 std::vector<Combination> combinations(const std::string& type) {
   const AttentionModule& module = attention_registry().at(type);
   std::vector<ModelConfig> models = {small_model(3)};
@@ -115,7 +126,8 @@ std::vector<Combination> combinations(const std::string& type) {
   }
   std::vector<Combination> all;
   for (const ModelConfig& model : models) {
-    for (const bool examples : {false, true}) {
+    for (const Numbers numbers : {Numbers::kDefaults, Numbers::kExamples, Numbers::kPartRotated}) {
+      const bool examples = numbers != Numbers::kDefaults;
       if ((model.kv_heads > 0 || model.head_dim > 0) && !examples) continue;
       std::vector<Chooser::Choice> path;
       do {
@@ -123,6 +135,7 @@ std::vector<Combination> combinations(const std::string& type) {
         Chooser chooser(path, examples);
         module.describe(chooser, c.attention.options);
         path = chooser.next();
+        if (numbers == Numbers::kPartRotated && !rotate_a_part(module, c)) continue;
         const auto same = [&](const Combination& o) {
           return o.attention == c.attention && o.model == c.model;
         };

@@ -196,7 +196,12 @@ def rotary_frequencies(options, d, longest):
 
 
 def rotate(x, positions, options, longest):
-    """Rotary positions, half-split: x [B, H, K, d], positions [B, K]."""
+    """Rotary positions, half-split: x [B, H, K, d], positions [B, K]. Of each head the first rope_fraction of the
+    channels turn."""
+    rotated = int(x.shape[-1] * options.get("rope_fraction", 1.0))
+    if rotated < x.shape[-1]:
+        turned = rotate(x[..., :rotated], positions, {**options, "rope_fraction": 1.0}, longest)
+        return torch.cat([turned, x[..., rotated:]], -1)
     frequency, amplitude = rotary_frequencies(options, x.shape[-1], longest)
     angle = positions[:, None, :, None].double() * frequency.to(x.device)
     cos, sin = (amplitude * angle.cos()).float(), (amplitude * angle.sin()).float()
@@ -358,8 +363,9 @@ class SelfAttention(nn.Module):
             self.q_norm = LayerNorm(heads * self.key_dim, HEAD_NORM_EPS)
             self.k_norm = LayerNorm(heads * self.key_dim, HEAD_NORM_EPS)
         elif options.get("qk_norm", False):
-            self.q_norm = RMSNorm(d, model.get("norm_eps", 1e-5))
-            setattr(self, self.key_norm(), RMSNorm(d, model.get("norm_eps", 1e-5)))
+            joint = self.joint_norm()
+            self.q_norm = RMSNorm(heads * d if joint else d, model.get("norm_eps", 1e-5))
+            setattr(self, self.key_norm(), RMSNorm(self.kv_heads * d if joint else d, model.get("norm_eps", 1e-5)))
         if self.kind == "softmax" and self.position == "fire" and not options.get("shared", False):
             self.fire = Fire(heads)
         if self.kind == "stickbreaking":
@@ -370,6 +376,13 @@ class SelfAttention(nn.Module):
             if options.get("head_norm", False):
                 self.head_norm = LayerNorm(heads * d, HEAD_NORM_EPS)
 
+    def joint_norm(self):
+        """Whether the norms of queries and keys are over all heads together."""
+        scope = self.options.get("qk_norm_scope", "head")
+        if scope not in ("head", "joint"):
+            raise ValueError(f"qk_norm_scope: {scope}")
+        return self.options.get("qk_norm", False) and scope == "joint"
+
     def key_norm(self):
         return self.key_name.replace("_proj", "_norm")
 
@@ -377,9 +390,11 @@ class SelfAttention(nn.Module):
         q, k = self.q_proj(x), getattr(self, self.key_name)(x)
         if self.kind == "rebased":
             q, k = self.q_norm(q), self.k_norm(k)
+        elif self.joint_norm():
+            q, k = self.q_norm(q), getattr(self, self.key_norm())(k)
         q = q.unflatten(-1, (self.heads, self.key_dim))
         k = k.unflatten(-1, (self.kv_heads, self.key_dim))
-        if self.kind != "rebased" and self.options.get("qk_norm", False):
+        if self.kind != "rebased" and self.options.get("qk_norm", False) and not self.joint_norm():
             q, k = self.q_norm(q), getattr(self, self.key_norm())(k)
         q, k = q.transpose(1, 2), k.transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(1, 2)
@@ -474,7 +489,7 @@ class Mlp(nn.Module):
             self.gate_proj = nn.Linear(width, inner, bias=False)
             self.up_proj = nn.Linear(width, inner, bias=False)
             self.down_proj = nn.Linear(inner, width, bias=False)
-        elif self.kind == "gelu":
+        elif self.kind in ("gelu", "gelu_tanh"):
             self.up_proj = nn.Linear(width, inner)
             self.down_proj = nn.Linear(inner, width)
         elif self.kind != "none":
@@ -483,8 +498,8 @@ class Mlp(nn.Module):
     def forward(self, x):
         if self.kind == "none":
             return x
-        if self.kind == "gelu":
-            return self.down_proj(F.gelu(self.up_proj(x)))
+        if self.kind != "swiglu":
+            return self.down_proj(F.gelu(self.up_proj(x), approximate="tanh" if self.kind == "gelu_tanh" else "none"))
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -496,17 +511,29 @@ class Block(nn.Module):
         kind = options.get("type", "stickbreaking")
         if kind not in ATTENTION:
             raise ValueError(f"attention type: {kind}")
-        self.input_layernorm = make_norm(model, width)
+        position = model.get("norm_position", "input")
+        if position not in ("input", "output"):
+            raise ValueError(f"norm_position: {position}")
+        self.norms_output = position == "output"
+        self.parallel = model.get("parallel_residual", False)
+        if not self.norms_output:
+            self.input_layernorm = make_norm(model, width)
         self.self_attn = ATTENTION[kind](model, options)
         self.post_attention_layernorm = make_norm(model, width)
+        if self.norms_output:
+            self.post_feedforward_layernorm = make_norm(model, width)
         if model.get("mlp", "swiglu") != "none":
             self.mlp = Mlp(model)
 
     def forward(self, x, tokens, layer, cache, shared):
-        mix = self.self_attn(self.input_layernorm(x), tokens, layer, cache, shared)
-        x = x + self.residual * mix
-        norm = self.post_attention_layernorm(x)
-        return x + self.residual * (self.mlp(norm) if hasattr(self, "mlp") else norm)
+        def mlp(x):
+            return self.mlp(x) if hasattr(self, "mlp") else x
+
+        if self.norms_output:  # residual_multiplier is 1
+            h = x + self.post_attention_layernorm(self.self_attn(x, tokens, layer, cache, shared))
+            return h + self.post_feedforward_layernorm(mlp(x if self.parallel else h))
+        h = x + self.residual * self.self_attn(self.input_layernorm(x), tokens, layer, cache, shared)
+        return h + self.residual * mlp(self.post_attention_layernorm(x if self.parallel else h))
 
 
 def attention_of(model):

@@ -10,6 +10,40 @@ namespace {
 
 const float kSqrtHalf = std::sqrt(0.5f);
 
+// The tanh form of GELU is z sigmoid(2u), u = sqrt(2/pi) (z + c z^3), since (1 + tanh(u)) / 2 =
+// sigmoid(2u). Beyond +-20 the sigmoid is 0 or 1, and z^3 need not be formed.
+constexpr float kTwiceRoot = 1.59576912f;  // 2 sqrt(2/pi)
+constexpr float kCubic = 0.044715f;
+constexpr float kFar = 20.0f;
+
+float bounded(float z) {
+  return z < -kFar ? -kFar : (z > kFar ? kFar : z);
+}
+
+float twice_u(float z) {
+  return kTwiceRoot * z * (1.0f + kCubic * z * z);
+}
+
+void tanh_gelu(float* y, const float* x, const float* b, int64_t cols) {
+#pragma omp simd
+  for (int64_t i = 0; i < cols; ++i) {
+    const float z = x[i] + b[i];
+    y[i] = z * simd::sigmoid(twice_u(bounded(z)));
+  }
+}
+
+// (z s)' = s + z s (1 - s) (2u)', s = sigmoid(2u); 1 - s = sigmoid(-2u) without cancellation.
+void tanh_gelu_backward(float* dx, const float* dy, const float* x, const float* b, int64_t cols) {
+#pragma omp simd
+  for (int64_t i = 0; i < cols; ++i) {
+    const float z = bounded(x[i] + b[i]);
+    const float s = simd::sigmoid(twice_u(z));
+    const float complement = simd::sigmoid(-twice_u(z));
+    const float slope = kTwiceRoot * (1.0f + 3.0f * kCubic * z * z);
+    dx[i] = dy[i] * (s + z * s * complement * slope);
+  }
+}
+
 }  // namespace
 
 void run(Cpu, Stream& /*s*/, const Swiglu& op) {
@@ -95,6 +129,10 @@ void run(Cpu, Stream& /*s*/, const BiasGelu& op) {
     for (int64_t t = begin; t < end; ++t) {
       const float* x = op.x_TF.f32() + t * op.x_TF.row_stride;
       float* y = op.y_TF.f32() + t * op.y_TF.row_stride;
+      if (op.tanh_form) {
+        tanh_gelu(y, x, b, cols);
+        continue;
+      }
       for (int64_t i = 0; i < cols; ++i) {
         const float z = x[i] + b[i];
         y[i] = 0.5f * z * std::erfc(-z * kSqrtHalf);
@@ -103,7 +141,7 @@ void run(Cpu, Stream& /*s*/, const BiasGelu& op) {
   });
 }
 
-// gelu'(z) = Phi(z) + z phi(z).
+// gelu'(z) = Phi(z) + z phi(z) of the exact form.
 void run(Cpu, Stream& /*s*/, const BiasGeluBackward& op) {
   constexpr float kDensity = 0.398942280f;  // 1 / sqrt(2 pi)
   const int64_t cols = op.x_TF.cols();
@@ -113,6 +151,10 @@ void run(Cpu, Stream& /*s*/, const BiasGeluBackward& op) {
       const float* x = op.x_TF.f32() + t * op.x_TF.row_stride;
       const float* dy = op.dy_TF.f32() + t * op.dy_TF.row_stride;
       float* dx = op.dx_TF.f32() + t * op.dx_TF.row_stride;
+      if (op.tanh_form) {
+        tanh_gelu_backward(dx, dy, x, b, cols);
+        continue;
+      }
       for (int64_t i = 0; i < cols; ++i) {
         const float z = x[i] + b[i];
         const float below = 0.5f * std::erfc(-z * kSqrtHalf);

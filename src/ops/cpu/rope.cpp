@@ -3,7 +3,7 @@
 namespace sbtrain::ops::cpu {
 
 void run(Cpu, Stream& /*s*/, const Rope& op) {
-  const int64_t half = op.x_THd.cols() / op.params.heads / 2;
+  const int64_t half = rotated_channels(op.x_THd, op.params) / 2;
   float* x_data = op.x_THd.f32();
   const auto rotate = [&](int64_t t, int64_t column, const float* cosine, const float* sine) {
     float* x1 = x_data + t * op.x_THd.row_stride + column;

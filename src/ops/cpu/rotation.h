@@ -10,14 +10,15 @@
 namespace sbtrain::ops::cpu {
 
 // Calls body(t, column, cosines, sines) for every token and head of a [T, H*d] tensor whose first
-// column is `column`; there is one cosine and sine for each pair of the head's halves. lengths_T is
-// that of Rope.
+// column is `column`; there is one cosine and sine for each pair of the head that is rotated.
+// lengths_T is that of Rope.
 template <typename Body>
 void for_each_rotated_head(const Tensor& x_THd, const Tensor& positions_T, const RopeParams& params,
                            const Tensor& lengths_T, Body&& body) {
   const int64_t cols = x_THd.cols();
   const int64_t head_dim = cols / params.heads;
-  const int64_t half = head_dim / 2;
+  const int64_t rotated = rotated_channels(x_THd, params);
+  const int64_t half = rotated / 2;
   const int32_t* lengths = lengths_T.defined() ? lengths_T.i32() : nullptr;
   const double direction = params.inverse ? -1.0 : 1.0;
   const int32_t* positions = positions_T.i32();
@@ -30,7 +31,7 @@ void for_each_rotated_head(const Tensor& x_THd, const Tensor& positions_T, const
     const double* frequency = params.frequencies.data();
     for (int64_t t = begin; t < end; ++t) {
       if (lengths != nullptr) {
-        of_row = rope_frequencies(params.dynamic.base_at(lengths[t], head_dim), head_dim);
+        of_row = rope_frequencies(params.dynamic.base_at(lengths[t], rotated), rotated);
         frequency = of_row.data();
       }
       const double position = direction * static_cast<double>(positions[t]);

@@ -103,6 +103,26 @@ TEST(Transformer, ParameterCountsOfModelsToImport) {
   EXPECT_EQ(Transformer(qwen3).registry().count(), 1'720'574'976);
 }
 
+// As transformers counts them: GPT-2, Pythia 160M and OLMo 2 1B.
+TEST(Transformer, ParameterCountsOfOlderAndOtherLayouts) {
+  ModelConfig gpt2 = gpt(12, 768, 12, 50257, 1024);
+  gpt2.mlp = MlpKind::kGeluTanh;
+  gpt2.attention = {
+      parse_attention("{type: softmax, position: none, qkv_bias: true, output_bias: true}")};
+  EXPECT_EQ(Transformer(gpt2).registry().count(), 124'439'808);
+  ModelConfig pythia = shape(12, 768, 3072, 12, 50304, false);
+  pythia.norm = NormKind::kLayerNorm;
+  pythia.mlp = MlpKind::kGelu;
+  pythia.parallel_residual = true;
+  pythia.attention = {
+      parse_attention("{type: softmax, rope_fraction: 0.25, qkv_bias: true, output_bias: true}")};
+  EXPECT_EQ(Transformer(pythia).registry().count(), 162'322'944);
+  ModelConfig olmo2 = shape(16, 2048, 8192, 16, 100352, false);
+  olmo2.norm_position = NormPosition::kOutput;
+  olmo2.attention = {parse_attention("{type: softmax, qk_norm: true, qk_norm_scope: joint}")};
+  EXPECT_EQ(Transformer(olmo2).registry().count(), 1'484'916'736);
+}
+
 TEST(Transformer, ParameterCountsOfThePileModels) {
   EXPECT_EQ(count(gpt(18, 768, 64, 50304, 4096), {"short_conv", "based"}), 156'955'392);
   EXPECT_EQ(count(gpt(18, 768, 64, 50304, 4096), {"short_conv", "rebased"}), 156'992'256);
@@ -243,6 +263,42 @@ void make_hybrid(ModelConfig& config) {
                       parse_attention("{type: rebased, feature_dim: 4}")};
 }
 
+// OLMo 2: norms at the outputs.
+void make_olmo2(ModelConfig& config) {
+  config.norm_position = NormPosition::kOutput;
+}
+
+// GPT-NeoX: the MLP beside attention.
+void make_neox(ModelConfig& config) {
+  config.norm = NormKind::kLayerNorm;
+  config.mlp = MlpKind::kGelu;
+  config.parallel_residual = true;
+}
+
+void make_parallel(ModelConfig& config) {
+  config.parallel_residual = true;
+}
+
+// Layouts that no family has, of layers with and without an output projection.
+void make_parallel_hybrid(ModelConfig& config) {
+  make_hybrid(config);
+  config.parallel_residual = true;
+}
+void make_olmo2_hybrid(ModelConfig& config) {
+  make_hybrid(config);
+  config.norm_position = NormPosition::kOutput;
+}
+void make_parallel_outputs(ModelConfig& config) {
+  make_gpt(config);
+  config.mlp = MlpKind::kGeluTanh;
+  config.norm_position = NormPosition::kOutput;
+  config.parallel_residual = true;
+}
+void make_parallel_outputs_hybrid(ModelConfig& config) {
+  make_parallel_hybrid(config);
+  config.norm_position = NormPosition::kOutput;
+}
+
 std::vector<Case> cases() {
   const AttentionConfig plain;
   const auto rich = parse_attention("{remainder: bias, head_norm: true, forget_gate: true}");
@@ -255,6 +311,9 @@ std::vector<Case> cases() {
   const auto based = parse_attention("{type: based, feature_dim: 4, output_bias: true}");
   const auto biased = parse_attention("{type: softmax, position: none, output_bias: true}");
   const auto coca = parse_attention("{type: coca}");
+  const auto joint = parse_attention("{type: softmax, qk_norm: true, qk_norm_scope: joint}");
+  const auto partly =
+      parse_attention("{type: softmax, rope_fraction: 0.25, qkv_bias: true, output_bias: true}");
   return {{"fire", fire},
           {"fire_shared", fire_shared},
           {"alibi_window", alibi},
@@ -263,6 +322,20 @@ std::vector<Case> cases() {
           {"gpt", biased, make_gpt},
           {"gpt_stickbreaking", plain, make_gpt},
           {"hybrid", {}, make_hybrid, 1e-3},
+          {"gpt_tanh", biased,
+           [](ModelConfig& config) {
+             make_gpt(config);
+             config.mlp = MlpKind::kGeluTanh;
+           }},
+          {"olmo2", joint, make_olmo2, 5e-3},
+          {"olmo2_stickbreaking", rich, make_olmo2},
+          {"olmo2_hybrid", {}, make_olmo2_hybrid, 1e-3},
+          {"neox", partly, make_neox},
+          {"parallel", rope, make_parallel},
+          {"parallel_stickbreaking", value, make_parallel},
+          {"parallel_hybrid", {}, make_parallel_hybrid, 1e-3},
+          {"parallel_outputs", biased, make_parallel_outputs},
+          {"parallel_outputs_hybrid", {}, make_parallel_outputs_hybrid, 1e-3},
           {"stickbreaking", plain},
           {"bias_norm_gate", rich},
           {"value_current", value},
@@ -381,7 +454,8 @@ TEST_P(TransformerAttention, DecodeEqualsFullForward) {
 }
 
 class TransformerMlp : public testing::TestWithParam<MlpKind> {};
-INSTANTIATE_TEST_SUITE_P(All, TransformerMlp, testing::Values(MlpKind::kSwiGlu, MlpKind::kGelu));
+INSTANTIATE_TEST_SUITE_P(All, TransformerMlp,
+                         testing::Values(MlpKind::kSwiGlu, MlpKind::kGelu, MlpKind::kGeluTanh));
 
 TEST_P(TransformerMlp, PaddedColumnsStayZeroInTheGradient) {
   ModelConfig config = small(AttentionConfig{});

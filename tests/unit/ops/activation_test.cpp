@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
+#include <utility>
 
 #include "support/tensors.h"
 
@@ -69,6 +71,70 @@ TEST(SwigluBackward, MatchesFiniteDifferences) {
     ops::run(s, ops::SwigluBackward{.dgate_up_T2F = dx, .dy_TF = dy, .gate_up_T2F = x});
     EXPECT_LE(test::relative_error(dx, test::numeric_gradient(objective, test::to_f64(x))), 1e-6);
     EXPECT_TRUE(dx.gaps_intact());
+  }
+}
+
+double gelu(double z, bool tanh_form) {
+  if (!tanh_form) return 0.5 * z * std::erfc(-z * std::sqrt(0.5));
+  return 0.5 * z * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z)));
+}
+
+TEST(BiasGelu, BothFormsMatchFp64) {
+  CpuStream s;
+  for (const bool tanh_form : {false, true}) {
+    for (const auto& [tokens, inner] : {std::pair{2, 3}, {5, 3}, {700, 24}}) {
+      const Owned x = test::random_normal("x", {tokens, inner}, 3, 0, 2);
+      const Owned b = test::random_normal("b", {inner});
+      const Owned y = test::poisoned({tokens, inner}, 1);
+      ops::run(s, ops::BiasGelu{.y_TF = y, .x_TF = x, .b_F = b, .tanh_form = tanh_form});
+      Values expected = test::to_f64(x);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        // As it is rounded: far below 0 the function magnifies what rounding makes of its argument.
+        const float z = static_cast<float>(expected[i]) + b.f32()[i % static_cast<size_t>(inner)];
+        expected[i] = gelu(static_cast<double>(z), tanh_form);
+      }
+      EXPECT_LE(test::relative_error(y, expected), 1e-6) << tanh_form;
+      EXPECT_TRUE(y.gaps_intact());
+    }
+  }
+}
+
+TEST(BiasGeluBackward, BothFormsMatchFiniteDifferences) {
+  CpuStream s;
+  for (const bool tanh_form : {false, true}) {
+    const Owned x = test::random_normal("x", {31, 5}, 2, 0, 1);
+    const Owned b = test::random_normal("b", {5});
+    const Owned dx = test::random_normal("dy", {31, 5}, 1, 0, 2);  // in place
+    const Values G = test::to_f64(dx);
+    const auto objective = [&](const Values& v) {
+      double sum = 0;
+      for (size_t i = 0; i < v.size(); ++i) sum += G[i] * gelu(v[i] + b.f32()[i % 5], tanh_form);
+      return sum;
+    };
+    ops::run(s, ops::BiasGeluBackward{
+                    .dx_TF = dx, .dy_TF = dx, .x_TF = x, .b_F = b, .tanh_form = tanh_form});
+    EXPECT_LE(test::relative_error(dx, test::numeric_gradient(objective, test::to_f64(x))), 2e-6)
+        << tanh_form;
+    EXPECT_TRUE(dx.gaps_intact());
+  }
+}
+
+// Where a power of the input would overflow.
+TEST(BiasGelu, IsFiniteForLargeInputs) {
+  CpuStream s;
+  for (const bool tanh_form : {false, true}) {
+    for (const float z : {-3e38f, -1e19f, -30.0f, 30.0f, 1e19f, 3e38f}) {
+      const Owned x = test::constant({1, 1}, z);
+      const Owned zero = test::constant({1}, 0.0f);
+      const Owned one = test::constant({1, 1}, 1.0f);
+      const Owned y = test::poisoned({1, 1});
+      const Owned dx = test::poisoned({1, 1});
+      ops::run(s, ops::BiasGelu{.y_TF = y, .x_TF = x, .b_F = zero, .tanh_form = tanh_form});
+      ops::run(s, ops::BiasGeluBackward{
+                      .dx_TF = dx, .dy_TF = one, .x_TF = x, .b_F = zero, .tanh_form = tanh_form});
+      EXPECT_EQ(y.f32()[0], z > 0 ? z : 0.0f) << z;
+      EXPECT_EQ(dx.f32()[0], z > 0 ? 1.0f : 0.0f) << z;
+    }
   }
 }
 

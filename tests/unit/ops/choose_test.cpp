@@ -168,11 +168,30 @@ void expect_limit(const Op& fits, const Op& too_large, std::string_view setting)
   EXPECT_EQ(planning_error(too_large, Backend::kCpu), "") << "the CPU has no such limit";
 }
 
+HeadRmsNorm head_rmsnorm(int heads, int64_t head_dim) {
+  return {.y_THd = view({kTokens, heads * head_dim}),
+          .x_THd = view({kTokens, heads * head_dim}),
+          .w_d = view({head_dim}),
+          .heads = heads,
+          .eps = 1e-5f};
+}
+
+// A part of each head is rotated.
+Rope rope_of_part(int64_t head_dim, int64_t rotated) {
+  Rope op = rope(head_dim);
+  op.params.frequencies = rope_frequencies(10000, rotated);
+  op.params.rotated = rotated;
+  return op;
+}
+
 TEST(Limits, AreKnownToThePlanAndNameTheSetting) {
   expect_limit(rmsnorm(16384), rmsnorm(16385), "model.width");
   expect_limit(head_norm(512), head_norm(520), "model.heads");
   expect_limit(head_norm(255), head_norm(257), "model.heads");  // not a multiple of 8
   expect_limit(rope(256), rope(258), "model.heads");
+  expect_limit(rope_of_part(1024, 256), rope_of_part(1024, 258), "model.heads");
+  expect_limit(head_rmsnorm(2, 512), head_rmsnorm(2, 520), "model.heads");
+  expect_limit(head_rmsnorm(1, 16384), head_rmsnorm(1, 16385), "heads");
   expect_limit(coca(256), coca(258), "model.heads");
   expect_limit(softmax(2, 256), softmax(2, 264), "model.heads");
   expect_limit(softmax(2, 64), softmax(2, 60), "multiple of 8");

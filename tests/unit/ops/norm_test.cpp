@@ -239,7 +239,8 @@ struct RmsShape {
   int heads;
   int64_t head_dim;
 };
-constexpr RmsShape kRmsShapes[] = {{1, 1, 1}, {3, 2, 5}, {35, 3, 4}, {2, 2, 33}, {40, 1, 256}};
+constexpr RmsShape kRmsShapes[] = {{1, 1, 1},    {3, 2, 5},  {35, 3, 4},  {2, 2, 33},
+                                   {40, 1, 256}, {9, 1, 24}, {3, 1, 2000}};
 
 TEST(HeadRmsNorm, MatchesFp64) {
   for (const RmsShape& shape : kRmsShapes) {
