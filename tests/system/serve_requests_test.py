@@ -93,7 +93,8 @@ class Endpoints(Served):
     def test_nothing_is_cut_or_compressed(self):
         whole = self.server.call("GET", "/v1/models")
         ranges = "bytes=" + ",".join(["0-"] * 2000)
-        for headers in ({"Range": "bytes=0-1"}, {"Range": "bytes=5-,0-1"}, {"Range": ranges},
+        for headers in ({"Range": "bytes=0-1"}, {"Range": "bytes=5-,0-1"}, {"Range": ranges}, {"rANGE": "bytes=7-3"},
+                        {"Range": "lines=0-1"}, {"Range": "bytes=" + "1" * 8000}, {"Range": ""},
                         {"Accept-Encoding": "br, gzip, deflate"}):
             connection = self.server.connect()
             connection.request("GET", "/v1/models", None, headers)
@@ -101,6 +102,11 @@ class Endpoints(Served):
             self.assertEqual((answer.status, json.loads(answer.read())), whole)
             self.assertIsNone(answer.getheader("Content-Encoding"))
             connection.close()
+        with self.server.socket() as connection:  # not even a refusal of what cannot be read
+            connection.sendall(b"GET /health HTTP/1.1\r\nAccept-Encoding: br\r\nX: " + b"a" * 9000 + b"\r\n\r\n")
+            answer = connection.recv(4096)
+            self.assertTrue(answer.startswith(b"HTTP/1.1 400"), answer)
+            self.assertNotIn(b"Content-Encoding", answer)
         body = {"prompt": "The", "max_tokens": 20, "temperature": 0}
         text = self.server.complete(**body)["choices"][0]["text"]
         status, answer = self.server.call("POST", "/v1/completions", body, {"Range": ranges, "Accept-Encoding": "br"})
@@ -165,6 +171,19 @@ class Tokens(Served):
                 stderr=subprocess.STDOUT, text=True)
             self.assertEqual(result.returncode, 2, result.stdout)
             self.assertIn(message, result.stdout)
+
+
+class SmallStacks(unittest.TestCase):
+    def test_long_headers(self):
+        # Whatever is matched with a header must not recurse for each of its characters.
+        server = Server(folder, "--max-length", "64", stack=1100 << 10)
+        for name in ("Range", "Accept-Encoding", "Authorization", "Content-Type", "Host", "Origin", "X-Forwarded-For"):
+            for value in ("bytes=" + "1" * 8000, "bytes=" + "0-," * 2600 + "0-", "a, " * 2600,
+                          "multipart/form-data; " * 350):
+                with server.socket(timeout=20) as connection:
+                    connection.sendall(f"GET /health HTTP/1.1\r\n{name}: {value}\r\nHost: localhost\r\n\r\n".encode())
+                    self.assertTrue(connection.recv(100).startswith(b"HTTP/1.1 "), (name, value[:30]))
+        self.assertEqual(server.stop(), 0)
 
 
 class ServerAt(Server):
