@@ -256,9 +256,12 @@ class Protocol : public httplib::Server {
       return before_body(request, response);
     });
     // A client that asks before it sends its body gets the answer that it would get without it.
+    // httplib writes it without its length, so its end is that of the connection.
     set_expect_100_continue_handler(
         [this](const httplib::Request& request, httplib::Response& response) {
-          return before_body(request, response) == Verdict::Handled ? response.status : kContinue;
+          if (before_body(request, response) == Verdict::Unhandled) return kContinue;
+          close_after(response);
+          return response.status;
         });
     Post("/.*", [this](const httplib::Request& request, httplib::Response& response,
                        const httplib::ContentReader& reader) {
@@ -380,16 +383,19 @@ class Protocol : public httplib::Server {
 
   void answer(const httplib::Request& request, HttpRequest mine, httplib::Response& response) {
     write(handlers_.answer(std::move(mine)), request.version == "HTTP/1.0", response);
-    if (current->must_close) response.set_header("Connection", "close");
+    if (current->must_close) close_after(response);
   }
 
   void refuse(httplib::Response& response, int status, const std::string& message) {
     refuse(response, handlers_.refused(status, message));
   }
   void refuse(httplib::Response& response, HttpResponse refusal) {
-    if (current != nullptr) current->must_close = true;
     write(std::move(refusal), false, response);
-    response.set_header("Connection", "close");
+    close_after(response);
+  }
+  static void close_after(httplib::Response& response) {
+    if (current != nullptr) current->must_close = true;
+    if (!response.has_header("Connection")) response.set_header("Connection", "close");
   }
 
   static void write(HttpResponse from, bool old_version, httplib::Response& to) {

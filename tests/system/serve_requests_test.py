@@ -421,6 +421,14 @@ class Framing(Served):
         self.assertEqual(answer.count(b"HTTP/1.1 "), 1, answer)
         self.assertIn(b"\r\nConnection: close\r\n", answer)
 
+    def test_the_end_of_an_answer_is_known(self):
+        # Also of what is answered in place of 100 Continue.
+        for method in (b"GET /version", b"GET /health", b"POST /tokenize", b"POST /nothing"):
+            with self.server.socket(timeout=20) as connection:
+                connection.sendall(method + b" HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n")
+                head = connection.recv(4096).split(b"\r\n\r\n")[0]
+            self.assertTrue(b"\r\nContent-Length: " in head or b"\r\nConnection: close" in head, head)
+
     def test_an_old_client_without_a_host(self):
         # HTTP/1.0 knows no Host; the server answers to its own name alone.
         self.assertTrue(self.raw(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 403"))
