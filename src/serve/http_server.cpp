@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <strings.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -65,6 +66,11 @@ bool wait_for(int fd, short events, Clock::time_point deadline, int stop = -1) {
   }
 }
 
+// Headers that httplib would act upon, and that are to change nothing. It matches a range with a
+// regular expression that takes megabytes of the stack for a few kilobytes, cuts a finished answer
+// by it or refuses it, and compresses what is not worth the time.
+constexpr std::array kHiddenHeaders = {"Range", "Accept-Encoding"};
+
 // One connection, as httplib reads and writes it. Counts and times what the client sends.
 class Connection : public httplib::Stream {
  public:
@@ -79,6 +85,8 @@ class Connection : public httplib::Stream {
     deadline_ = Clock::now() + limits_.read_time;
     in_headers_ = true;
     line_bytes_ = 0;
+    line_begin_ = 0;
+    renamed_ = false;
     head_.clear();
     allowed_ = limits_.header_bytes;
     must_close = false;
@@ -108,7 +116,11 @@ class Connection : public httplib::Stream {
   }
   ssize_t read(char* to, size_t size) override {
     if (begin_ == end_ && !(wait_for(fd_, POLLIN, deadline_) && fill())) return -1;
-    const size_t count = std::min(size, end_ - begin_);
+    if (in_headers_ && size > 0 && ends_hidden_name() && !std::exchange(renamed_, true)) {
+      *to = '-';  // nobody knows a header "Range-"
+      return 1;
+    }
+    const size_t count = std::min(size, in_headers_ ? 1 : end_ - begin_);
     for (size_t i = 0; i < count; ++i) {
       if (!allow(buffer_[begin_ + i])) {
         must_close = true;
@@ -156,6 +168,13 @@ class Connection : public httplib::Stream {
     end_ = n > 0 ? static_cast<size_t>(n) : 0;
     return n > 0;
   }
+  // Whether the next byte is the colon after the name of a header that httplib is not to see.
+  bool ends_hidden_name() const {
+    if (buffer_[begin_] != ':') return false;
+    const char* name = head_.c_str() + line_begin_;
+    return std::ranges::any_of(kHiddenHeaders,
+                               [&](const char* hidden) { return ::strcasecmp(name, hidden) == 0; });
+  }
   // Counts a byte of the request: first of its headers, which end with an empty line, then of its
   // body, whose framing may add as much again.
   bool allow(char c) {
@@ -168,6 +187,8 @@ class Connection : public httplib::Stream {
         allowed_ = 2 * limits_.body_bytes + limits_.header_bytes;
       }
       line_bytes_ = 0;
+      line_begin_ = head_.size();
+      renamed_ = false;
     } else if (c != '\r') {
       ++line_bytes_;
     }
@@ -179,6 +200,8 @@ class Connection : public httplib::Stream {
   Clock::time_point deadline_;
   bool in_headers_ = true;
   int64_t line_bytes_ = 0;  // of a header's line, without its end
+  size_t line_begin_ = 0;   // of that line in head_
+  bool renamed_ = false;    // what the line has before its colon
   std::string head_;
   int64_t allowed_ = 0;  // bytes that may still come
   std::array<char, 16384> buffer_;
@@ -233,9 +256,12 @@ class Protocol : public httplib::Server {
       return before_body(request, response);
     });
     // A client that asks before it sends its body gets the answer that it would get without it.
+    // httplib writes it without its length, so its end is that of the connection.
     set_expect_100_continue_handler(
         [this](const httplib::Request& request, httplib::Response& response) {
-          return before_body(request, response) == Verdict::Handled ? response.status : kContinue;
+          if (before_body(request, response) == Verdict::Unhandled) return kContinue;
+          close_after(response);
+          return response.status;
         });
     Post("/.*", [this](const httplib::Request& request, httplib::Response& response,
                        const httplib::ContentReader& reader) {
@@ -257,7 +283,7 @@ class Protocol : public httplib::Server {
     connection.begin_request();
     current = &connection;
     bool closed = false;
-    const bool ok = process_request(connection, last, closed, as_if_not_asked);
+    const bool ok = process_request(connection, last, closed, nullptr);
     current = nullptr;
     return ok && !closed && !connection.must_close;
   }
@@ -265,13 +291,6 @@ class Protocol : public httplib::Server {
  private:
   using Verdict = httplib::Server::HandlerResponse;
   static constexpr int kContinue = 100;
-
-  // Takes away what would have httplib change a finished answer. A short header may ask for the
-  // same range a thousand times, and compressing costs more time than the answers are worth.
-  static void as_if_not_asked(httplib::Request& request) {
-    request.ranges.clear();
-    request.headers.erase("Accept-Encoding");
-  }
 
   // Answers what has no body, and what is refused for its headers.
   Verdict before_body(const httplib::Request& request, httplib::Response& response) {
@@ -364,16 +383,19 @@ class Protocol : public httplib::Server {
 
   void answer(const httplib::Request& request, HttpRequest mine, httplib::Response& response) {
     write(handlers_.answer(std::move(mine)), request.version == "HTTP/1.0", response);
-    if (current->must_close) response.set_header("Connection", "close");
+    if (current->must_close) close_after(response);
   }
 
   void refuse(httplib::Response& response, int status, const std::string& message) {
     refuse(response, handlers_.refused(status, message));
   }
   void refuse(httplib::Response& response, HttpResponse refusal) {
-    if (current != nullptr) current->must_close = true;
     write(std::move(refusal), false, response);
-    response.set_header("Connection", "close");
+    close_after(response);
+  }
+  static void close_after(httplib::Response& response) {
+    if (current != nullptr) current->must_close = true;
+    if (!response.has_header("Connection")) response.set_header("Connection", "close");
   }
 
   static void write(HttpResponse from, bool old_version, httplib::Response& to) {

@@ -41,7 +41,6 @@ void open_rank_log(const std::filesystem::path& run, int rank) {
     log_warning("cannot write {}: {}", path.string(), std::generic_category().message(errno));
     return;
   }
-  if (rank > 0) limit_log_sinks(LogLevel::kError);
   add_log_sink(std::make_shared<FileSink>(std::move(file)));
 }
 

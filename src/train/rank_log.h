@@ -9,9 +9,8 @@ namespace sbtrain {
 std::filesystem::path rank_log_path(const std::filesystem::path& run, int rank);
 
 // From now on, what is logged also goes to the rank's file, after what earlier starts have left
-// there. Ranks other than 0 show only errors on standard error, since the others would say the same
-// as rank 0. A file that cannot be opened is a warning; a line that cannot be written (a full disk)
-// is lost without a word.
+// there. A file that cannot be opened is a warning; a line that cannot be written (a full disk) is
+// lost without a word.
 void open_rank_log(const std::filesystem::path& run, int rank);
 
 }  // namespace sbtrain

@@ -5,7 +5,9 @@
 
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
 
 #include "runs.h"
@@ -161,6 +163,143 @@ class RankedTraining : public SystemTest {
  private:
   int jobs_ = 0;
 };
+
+// ---- Data that makes the numbers of one rank overflow
+
+// Changes the matrices of a Hugging Face folder, which are of f32.
+void change_matrices(const fs::path& folder,
+                     const std::function<void(const std::string& name, float* x, size_t rows,
+                                              size_t width)>& change) {
+  std::string bytes = read_file(folder / "model.safetensors");
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, bytes.data(), sizeof header_bytes);
+  const auto header = nlohmann::json::parse(bytes.substr(8, header_bytes));
+  for (const auto& [name, tensor] : header.items()) {
+    if (name == "__metadata__" || tensor.at("shape").size() != 2) continue;
+    ASSERT_EQ(tensor.at("dtype"), "F32");
+    const size_t begin = 8 + header_bytes + tensor.at("data_offsets")[0].get<size_t>();
+    const auto rows = tensor.at("shape")[0].get<size_t>();
+    const auto width = tensor.at("shape")[1].get<size_t>();
+    std::vector<float> values(rows * width);
+    std::memcpy(values.data(), bytes.data() + begin, values.size() * sizeof(float));
+    change(name, values.data(), rows, width);
+    std::memcpy(bytes.data() + begin, values.data(), values.size() * sizeof(float));
+  }
+  write_file(folder / "model.safetensors", bytes);
+}
+
+// The first channel becomes that of one token, which alone has a 1 there. Nothing else writes to it
+// or reads it but the first gate of the first block, where that 1 becomes infinite. So rows with
+// the token overflow, and with all other rows the model trains as if it had one channel less.
+void make_token_overflow(const fs::path& folder, size_t token) {
+  int gates = 0;
+  change_matrices(folder, [&](const std::string& name, float* x, size_t rows, size_t width) {
+    const auto is = [&](const char* part) { return name.find(part) != std::string::npos; };
+    if (is("o_proj") || is("down_proj")) {
+      std::fill_n(x, width, 0.0f);
+      return;
+    }
+    for (size_t row = 0; row < rows; ++row) x[row * width] = 0;
+    if (is("embed_tokens")) x[token * width] = 1;
+    if (is("layers.0.") && (is("gate_proj") || is("up_proj"))) {
+      std::fill_n(x, width, 0.0f);
+      x[0] = 1e25f;
+      ++gates;
+    }
+  });
+  EXPECT_EQ(gates, 2);
+}
+
+class OverflowingTraining : public RankedTraining {
+ protected:
+  static constexpr char kRare = '\a';
+  static constexpr size_t kRareToken = 3 + kRare;  // unk, bos and eos come before the bytes
+
+  // Weights that overflow at the character.
+  void SetUp() override {
+    RankedTraining::SetUp();
+    const std::vector<std::string> still = {"--stages=[{name: a, length: 1 steps}]", "--train.lr=0",
+                                            "--model.tied=false"};
+    ASSERT_EQ(run(training("start", still)), 0) << output_;
+    ASSERT_EQ(run({"export", "--checkpoint", path("start"), "--output", path("weights")}), 0)
+        << output_;
+    make_token_overflow(path("weights"), kRareToken);
+  }
+  // A store whose texts have the character once in so many bytes.
+  void make_rare(const std::string& name, size_t spacing) {
+    std::istringstream text(read_file(path("a.jsonl")));
+    std::string lines;
+    for (std::string line; std::getline(text, line);) {
+      nlohmann::json document = nlohmann::json::parse(line);
+      auto words = document.at("text").get<std::string>();
+      for (size_t at = spacing; at < words.size(); at += spacing) {
+        const size_t space = words.find(' ', at);  // not within a character of several bytes
+        if (space != std::string::npos) words[space] = kRare;
+      }
+      document["text"] = words;
+      lines += document.dump() + "\n";
+    }
+    write_file(path(name + ".jsonl"), lines);
+    ASSERT_EQ(run({"prepare", "--input", path(name + ".jsonl"), "--tokenizer",
+                   path("tokenizer.model"), "--output", path(name + ".h5")}),
+              0)
+        << output_;
+  }
+  std::vector<std::string> overflowing(const std::string& out, const std::string& store,
+                                       const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = {"--init-from",
+                                          path("weights"),
+                                          "--data.sources=[{path: " + path(store + ".h5") + "}]",
+                                          "--stages=[{name: a, length: 60 steps}]",
+                                          "--model.tied=false",
+                                          "--train.spike_sigma=0",
+                                          "--train.max_bad_steps=50"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return eight(out, arguments);
+  }
+  // How many steps each record says were skipped.
+  std::vector<int> skipped(const std::string& out) const {
+    std::vector<int> counts;
+    for (const std::string& text : records(out)) {
+      const nlohmann::json record = nlohmann::json::parse(text);
+      if (record.contains("train/skipped_steps")) counts.push_back(record["train/skipped_steps"]);
+    }
+    return counts;
+  }
+};
+
+// Now and then one of a step's eight rows has the token, so that one rank overflows.
+TEST_F(OverflowingTraining, IsSkippedByAllRanks) {
+  make_rare("rare", 2500);
+  ASSERT_EQ(run(overflowing("one", "rare")), 0) << output_;
+  const std::vector<int> expected = skipped("one");
+  ASSERT_EQ(expected.size(), 60U);
+  EXPECT_GT(expected.back(), 5);
+  EXPECT_LT(expected.back(), 40);
+  for (const auto& [world, mode] : {std::pair(2, "full"), {4, "full"}, {4, "grad"}, {2, "none"}}) {
+    const std::string out = mode + std::to_string(world);
+    SCOPED_TRACE(out);
+    expect_done(world, overflowing(out, "rare", {"--train.sharding=" + std::string(mode)}));
+    EXPECT_EQ(skipped(out), expected);
+    EXPECT_EQ(position(out), position("one"));
+    const double loss = loss_at(records("one"), 60, "validation/loss");
+    EXPECT_NEAR(loss_at(records(out), 60, "validation/loss"), loss, kBound * loss);
+    expect_sound(out);
+  }
+}
+
+TEST_F(OverflowingTraining, EndsAllRanksAlike) {
+  make_rare("rare", 2500);
+  make_rare("often", 500);
+  for (const auto& [store, steps] : {std::pair("rare", 1), {"often", 3}}) {
+    SCOPED_TRACE(store);
+    Job job = start(4, overflowing(store, store, {fmt::format("--train.max_bad_steps={}", steps)}));
+    EXPECT_EQ(finish(job), std::vector<int>(4, 6)) << output_;
+    expect_says(fmt::format("{} bad steps in a row", steps));
+    expect_one_error();
+    for (int rank = 0; rank < 4; ++rank) expect_logged(store, rank, 6, "bad steps in a row");
+  }
+}
 
 TEST_F(RankedTraining, EveryWorldAndModeTrainsLikeOneProcess) {
   ASSERT_EQ(run(eight("one")), 0) << output_;

@@ -53,12 +53,13 @@ class Folder:
 
 
 class Server:
-    """`sbtrain serve` of the folder's run on a free port."""
+    """`sbtrain serve` of the folder's run on a free port. `stack` limits that of each thread, in bytes."""
 
-    def __init__(self, folder, *options, variables=None):
+    def __init__(self, folder, *options, variables=None, stack=None):
+        limit = ["prlimit", f"--stack={stack}"] if stack else []
         self.log = open(folder.path / "server.log", "w+", encoding="utf-8")
         self.process = subprocess.Popen(
-            [folder.program, "serve", "--checkpoint", "run", "--port", "0", *options], cwd=folder.path,
+            [*limit, folder.program, "serve", "--checkpoint", "run", "--port", "0", *options], cwd=folder.path,
             env={**environment(), **(variables or {})}, stdout=subprocess.PIPE, stderr=self.log, text=True)
         line = self.process.stdout.readline()
         match = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
