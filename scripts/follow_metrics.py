@@ -145,8 +145,6 @@ class Follower:
 
     def __init__(self, folder, tracker, kind):
         self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise FollowError(f"{folder}: no such run folder")
         self.tracker = tracker
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.sent = Sent(self.folder / f"follow_{kind}.jsonl")
@@ -264,16 +262,28 @@ def parser(description):
     return result
 
 
+# Set by SIGINT and SIGTERM, from the time on when this module is loaded: loading that of a tracker takes seconds.
+STOP = threading.Event()
+for _number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(_number, lambda *_: STOP.set())
+
+
+def wait_for_folder(arguments):
+    """A run makes its folder when it starts, which may be after its follower."""
+    while not Path(arguments.run).is_dir():
+        if not arguments.follow or STOP.is_set():
+            raise FollowError(f"{arguments.run}: no such run folder")
+        STOP.wait(min(arguments.every, 0.5))
+
+
 def run(arguments, tracker, kind):
     """Sends the records of the run, and with --follow those to come. Returns the exit code."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     try:
+        wait_for_folder(arguments)
         follower = Follower(arguments.run, tracker, kind)
         total = 0
         while True:
-            stopped = stop.is_set()  # what was written before the signal is still sent
+            stopped = STOP.is_set()  # what was written before the signal is still sent
             try:
                 total += follower.poll()
             except (OSError, FollowError):
@@ -284,7 +294,7 @@ def run(arguments, tracker, kind):
                 print(f"{kind}: {error}; trying again", file=sys.stderr)
             if not arguments.follow or stopped:
                 break
-            stop.wait(arguments.every)
+            STOP.wait(arguments.every)
         follower.finish()
         print(f"{kind}: {total} records sent")
         return 0

@@ -219,6 +219,29 @@ class Tracker:
         self.assertEqual([step for step, _ in self.steps()], [1, 2, 3, 4])
         self.assertEqual(self.calls("finish"), [["id0", False]])
 
+    def test_may_be_started_before_the_run(self):
+        self.run_folder.rename(self.folder / "later")
+        process = subprocess.Popen(self.command("--follow", "--every", "0.05"), env=self.environment,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            time.sleep(0.5)
+            (self.folder / "later").rename(self.run_folder)
+            self.write(train(1))
+            self.wait_for(lambda: self.steps())
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.wait()
+        self.assertEqual(process.returncode, 0, output)
+
+    def test_a_signal_while_the_module_is_loaded_sends_what_is_there(self):
+        module = self.folder / f"{self.module}.py"
+        module.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n" + self.source)
+        self.write(train(1))
+        self.send("--follow")
+        self.assertEqual(self.steps(), [(1, "train/loss")])
+
     def wait_for(self, condition):
         deadline = time.monotonic() + 60
         while not condition():
