@@ -83,6 +83,10 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
         Listed("mkdir -p /tmp/found", "needs clang and the preset fuzz, and runs for ten minutes"),
     ],
     "docs/attention.md": [],
+    "docs/checkpoints.md": [
+        Run("from safetensors.numpy", before="cd runs/tiny_sb/checkpoints; mv step-00000006 step-00002000; cd - > /dev/null",
+            needs=("module:safetensors", "module:numpy")),
+    ],
     "docs/data.md": [
         Listed("data/fetch_corpus.py --small", NETWORK),
         Listed("hf download", NETWORK),
@@ -130,8 +134,11 @@ END"""),
     "docs/interop.md": [
         Run("sbtrain export --checkpoint runs/continued --output exported/checked",
             needs=("module:torch", "module:transformers")),
+        Run("from transformers", needs=("module:torch", "module:transformers")),
     ],
     "docs/metrics.md": [
+        Run("import pandas", needs=("module:pandas",)),
+        Run("scripts/log_", env={"PYTHONPATH": "modules"}),  # in place of wandb and mlflow
         Run("scripts/plot_loss.py", needs=("matplotlib",)),
         Listed("python3 -m venv", INSTALLS),
         Listed("pip install", INSTALLS),

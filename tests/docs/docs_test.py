@@ -5,7 +5,7 @@
     docs_test.py run FOLDER PAGE...           runs the commands of pages, each page in a copy of FOLDER
     docs_test.py names                        prints the pages that have commands
 
-A command is a statement of a fenced block in the language sh. It is run unless commands.py lists it with a reason, and
+A command is a statement of a fenced block in the language sh, or a whole block in Python. It is run unless commands.py lists it with a reason, and
 the commands of a block follow each other in one shell. A folder in which they run is laid out like a checkout that has
 been built. What a page speaks of, such as runs/tiny_sb, stands there as a model of a few steps; what is large is made
 small without a change to the text of a command, by variables SBTRAIN_* or by options that are added to the program's.
@@ -43,6 +43,12 @@ class Block:
     def __init__(self, language, text, line):
         self.language, self.text, self.line = language, text, line
         self.follows = ""  # the text of an unnamed block that stands right below it, as what it prints does
+
+    def has_commands(self):
+        return self.language in ("sh", "python")
+
+    def commands(self):
+        return statements(self.text) if self.language == "sh" else [self.text]
 
 
 def blocks(text):
@@ -106,14 +112,14 @@ def check():
     for page, text in pages().items():
         for block in blocks(text):
             where = f"{page}:{block.line}"
-            if block.language != "sh":
+            if not block.has_commands():
                 if block.language in ("", "bash", "shell", "console") and COMMAND.match(block.text):
                     problems.append(f"{where}: commands, but the block is not called sh")
                 continue
             if page not in commands.PAGES:
                 problems.append(f"{where}: commands.py has no entry for this page, and no test runs it")
             try:
-                used.update(id(rule_of(page, statement)) for statement in statements(block.text))
+                used.update(id(rule_of(page, statement)) for statement in block.commands())
             except SyntaxError as error:
                 problems.append(f"{where}: {error}")
     for page, rules in commands.PAGES.items():
@@ -178,7 +184,7 @@ class Page:
 
     def run(self, block):
         plan, script = [], PROLOGUE
-        for number, statement in enumerate(statements(block.text)):
+        for number, statement in enumerate(block.commands()):
             rule = rule_of(self.name, statement)
             absent = missing(rule.needs) if isinstance(rule, commands.Run) else []
             first = normal(statement.splitlines()[0])
@@ -190,6 +196,8 @@ class Page:
                 print(f"  skipped   {first[:88]}   (needs {', '.join(absent)})")
             else:
                 plan.append((number, first, rule))
+                if block.language == "python":
+                    statement = f'"$SBTRAIN_PYTHON" - << "_END"\n{statement}_END'
                 script += shell_of(rule, statement, number)
         if plan:
             self.execute(block, plan, script)
@@ -264,7 +272,7 @@ def run_page(name, text, source, before):
         page = Page(name, Path(folder))
         subprocess.run(["bash", "-ec", before], cwd=folder, env=page.environment, check=True)
         for block in blocks(text):
-            if block.language == "sh":
+            if block.has_commands():
                 page.run(block)
     return not page.failed
 

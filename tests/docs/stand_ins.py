@@ -54,7 +54,7 @@ def environment(folder):
                    "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
                    "MPLCONFIGDIR": str(folder / "home"), "FAKE_LOG": str(folder / "calls"),
-                   "PYTHONPATH": str(folder / "modules"), "PYTHONDONTWRITEBYTECODE": "1",
+                   "PYTHONDONTWRITEBYTECODE": "1",
                    "PATH": f"{folder}/build/release:{os.environ['PATH']}"}  # fmt: skip
 
 
