@@ -1,7 +1,8 @@
 """What log_wandb.py and log_mlflow.py share: following the metrics.jsonl of a run, and remembering what was sent.
 
 A tracker receives every record once, however often the script is started again. What was sent is kept in
-the run folder, in follow_TRACKER.jsonl: a line for each run of the tracker, then one for each record.
+the run folder, in follow_TRACKER.jsonl: a line for each run of the tracker, then one for each record, and one for each
+time that the tracker was left, with the state that the run had.
 
 The run may go back to a checkpoint while it is followed, or between two starts: metrics.jsonl then loses the
 records after it (docs/metrics.md). Records that come again with the same values, as those of a resumed run do,
@@ -15,7 +16,9 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -56,6 +59,7 @@ class Sent:
             raise FollowError(f"{path}: another process is following this run") from None
         self.tracker_run = None  # its id
         self.attempt = 0
+        self.state = None  # of the run, when the tracker was last left
         self.digests = {}
         self.file.seek(0)
         whole = 0
@@ -67,6 +71,8 @@ class Sent:
     def _read(self, entry):
         if "run" in entry:
             self.tracker_run, self.attempt, self.digests = entry["run"], entry["attempt"], {}
+        elif "state" in entry:
+            self.state = entry["state"]
         else:
             self.digests[entry["key"]] = entry["digest"]
 
@@ -77,6 +83,9 @@ class Sent:
 
     def begin(self, tracker_run):
         self._write({"run": tracker_run, "attempt": self.attempt + 1})
+
+    def leave(self, state):
+        self._write({"state": state})
 
     def add(self, record):
         self._write({"key": key_of(record), "digest": digest_of(record)})
@@ -128,15 +137,14 @@ class Follower:
     """Sends the records of a run to a tracker. A tracker has
 
         start(name, config) -> id       begins a run
-        resume(id)                      continues one
+        resume(id, sent)                continues one that has received so many records
         send(record, metrics)           receives a record and its values
-        finish(superseded)              ends the run; superseded: the records were not of the final run
+        finish(state, superseded)       takes leave of the run, which is `running`, `complete`, `stopped` or `failed`;
+                                        superseded: the records were not of the final run
     """
 
     def __init__(self, folder, tracker, kind):
         self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise FollowError(f"{folder}: no such run folder")
         self.tracker = tracker
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
         self.sent = Sent(self.folder / f"follow_{kind}.jsonl")
@@ -148,7 +156,7 @@ class Follower:
         if self.sent.tracker_run is None:
             self._start()
         else:
-            self.tracker.resume(self.sent.tracker_run)
+            self.tracker.resume(self.sent.tracker_run, len(self.sent.digests))
         self.open = True
 
     def _start(self):
@@ -164,12 +172,12 @@ class Follower:
         count = 0
         try:
             for record in records:
-                self._open()
                 known = self.sent.digests.get(key_of(record))
                 if known == digest_of(record):
                     continue
+                self._open()
                 if known is not None:
-                    self.tracker.finish(superseded=True)
+                    self.tracker.finish("complete", superseded=True)
                     self.open = False
                     self._start()
                     self.metrics.rewind()
@@ -183,9 +191,44 @@ class Follower:
         return count
 
     def finish(self):
+        state = state_of(self.folder)
+        if not self.open and self.sent.tracker_run is not None and self.sent.state != state:
+            self._open()  # nothing was new but how the run has ended
         if self.open:
-            self.tracker.finish(superseded=False)
+            self.tracker.finish(state, superseded=False)
+            self.sent.leave(state)
             self.open = False
+
+
+def state_of(folder):
+    """`running`, `complete`, `stopped` or `failed`, as status.json has it; a run whose process is gone has failed."""
+    try:
+        state = json.loads((folder / "status.json").read_text(encoding="utf-8"))["state"]
+    except FileNotFoundError:
+        return "complete"  # of a version without this file
+    except (OSError, ValueError, KeyError, TypeError):
+        return "failed"
+    return "failed" if state == "running" and not is_held(folder) else state
+
+
+def is_held(folder):
+    """Whether a process trains in the folder. Its name stands in the lock, which is not tried, since a run that starts
+    meanwhile could not take it."""
+    try:
+        holder = re.match(r"pid (\d+) on host (.*)\n", (folder / "lock").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return False
+    if holder is None:
+        return False
+    if holder[2] != socket.gethostname():
+        return True  # nobody here can tell
+    try:
+        os.kill(int(holder[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is there, and somebody else's
+    return True
 
 
 def read_config(folder):
@@ -219,16 +262,28 @@ def parser(description):
     return result
 
 
+# Set by SIGINT and SIGTERM, from the time on when this module is loaded: loading that of a tracker takes seconds.
+STOP = threading.Event()
+for _number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(_number, lambda *_: STOP.set())
+
+
+def wait_for_folder(arguments):
+    """A run makes its folder when it starts, which may be after its follower."""
+    while not Path(arguments.run).is_dir():
+        if not arguments.follow or STOP.is_set():
+            raise FollowError(f"{arguments.run}: no such run folder")
+        STOP.wait(min(arguments.every, 0.5))
+
+
 def run(arguments, tracker, kind):
     """Sends the records of the run, and with --follow those to come. Returns the exit code."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     try:
+        wait_for_folder(arguments)
         follower = Follower(arguments.run, tracker, kind)
         total = 0
         while True:
-            stopped = stop.is_set()  # what was written before the signal is still sent
+            stopped = STOP.is_set()  # what was written before the signal is still sent
             try:
                 total += follower.poll()
             except (OSError, FollowError):
@@ -239,7 +294,7 @@ def run(arguments, tracker, kind):
                 print(f"{kind}: {error}; trying again", file=sys.stderr)
             if not arguments.follow or stopped:
                 break
-            stop.wait(arguments.every)
+            STOP.wait(arguments.every)
         follower.finish()
         print(f"{kind}: {total} records sent")
         return 0
@@ -248,12 +303,14 @@ def run(arguments, tracker, kind):
         return 1
 
 
-def load(name, install):
+def load(name):
     try:
         return __import__(name)
     except ImportError as error:
-        raise SystemExit(f"error: {name} is missing ({error}); install it with\n    {install}\n"
-                         f"(this is {sys.executable})")
+        # Debian and Ubuntu refuse pip outside of such an environment.
+        raise SystemExit(f"error: {name} is missing ({error}); install it with\n"
+                         f"    python3 -m venv ~/tools && ~/tools/bin/pip install {name}\n"
+                         f"and start this script with ~/tools/bin/python3 (this is {sys.executable})")
 
 
 def milliseconds(record):

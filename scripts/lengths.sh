@@ -91,9 +91,10 @@ done
 # ---- Plots and tables -------------------------------------------------------------------------
 
 # They show every result that exists, in this order.
-results=("sb=stick-breaking" "sb_bias=stick-breaking with bias" "sb_remainder=stick-breaking with value"
-  "rope=RoPE" "rope_dynamic_ntk=RoPE with dynamic NTK" "alibi=ALiBi" "fire=FIRE" "none=no position"
-  "window=RoPE in a window" "coca=CoCA" "rebased=ReBased" "rebased_conv=ReBased with convolutions")
+results=("sb=stick-breaking" "sb_bias=stick-breaking, remainder to a learned vector"
+  "sb_remainder=stick-breaking, remainder to the own value" "window=RoPE in a window of 256" "alibi=ALiBi" "rope=RoPE"
+  "rope_dynamic_ntk=RoPE, dynamic NTK at evaluation" "fire=FIRE" "none=no position" "coca=CoCA" "rebased=ReBased"
+  "rebased_conv=ReBased and short convolutions in turns")
 files=()
 same=()
 labels=

@@ -6,7 +6,8 @@
 
 It may be stopped and started again at any time, and the run may be resumed: each record is sent once
 (follow_metrics.py says how). The server is that of --uri or MLFLOW_TRACKING_URI; without both MLflow keeps a
-database here. The script needs mlflow (pip install mlflow; mlflow-skinny suffices for a server).
+database here. The script needs mlflow (python3 -m venv ~/tools && ~/tools/bin/pip install mlflow; mlflow-skinny
+suffices for a server).
 """
 
 import sys
@@ -36,7 +37,7 @@ class Mlflow:
             self.client.log_batch(self.run, params=parameters[at:at + 100])
         return self.run
 
-    def resume(self, run):
+    def resume(self, run, sent):
         self.connect()
         self.run = run
         self.client.update_run(run, status="RUNNING")
@@ -46,10 +47,13 @@ class Mlflow:
         self.client.log_batch(self.run, metrics=[self.entities.Metric(key, value, time, record["step"])
                                                  for key, value in metrics.items()])
 
-    def finish(self, superseded):
+    def finish(self, state, superseded):
         if superseded:
             self.client.set_tag(self.run, "superseded", "true")
-        self.client.set_terminated(self.run)
+        status = {"complete": "FINISHED", "stopped": "KILLED", "running": "RUNNING"}.get(state, "FAILED")
+        if status == "RUNNING":
+            return  # as it was begun, or resumed
+        self.client.set_terminated(self.run, status=status)
 
 
 def main():
@@ -57,7 +61,7 @@ def main():
     parser.add_argument("--experiment", default="sbtrain", help="(default: %(default)s)")
     parser.add_argument("--uri", help="tracking server, or database such as sqlite:///mlflow.db")
     arguments = parser.parse_args()
-    mlflow = follow_metrics.load("mlflow", "pip install mlflow")
+    mlflow = follow_metrics.load("mlflow")
     tracker = Mlflow(mlflow, arguments.uri, arguments.experiment)
     return follow_metrics.run(arguments, tracker, "mlflow")
 

@@ -52,6 +52,7 @@ def draw(folder, arguments, output):
     plt = load_pyplot(font_size=8)
     import numpy  # matplotlib brings both
     from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
 
     header, maps, tokens = read_maps(folder)
     layers, heads = chosen(arguments.layers, "layers"), chosen(arguments.heads, "heads")
@@ -61,7 +62,7 @@ def draw(folder, arguments, output):
         raise PlotError(f"{folder}: holds none of these layers and heads")
     rows = sorted({m["layer"] for m in maps})
     columns = sorted({m["head"] for m in maps})
-    size = 5.0 if len(maps) == 1 else 2.2
+    size = 5.0 if len(maps) == 1 else 2.8
     figure, grid = plt.subplots(len(rows), len(columns), squeeze=False, constrained_layout=True,
                                 figsize=(1 + size * len(columns), 0.6 + size * len(rows)))
     for axes in grid.flat:
@@ -75,14 +76,13 @@ def draw(folder, arguments, output):
                             norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
         positions = header.get("positions", [])
         if positions:
-            side = axes.get_window_extent().width * 72 / figure.dpi / tokens
+            side = 72 * size / tokens  # of a cell, in points; a ring has to leave its cell free
             axes.scatter([key for _, key in positions], [query for query, _ in positions],
-                         s=max(2, (1.5 * side) ** 2), facecolors="none", edgecolors="#d1622b",
-                         linewidths=0.5)
+                         s=max(5, 2 * side) ** 2, facecolors="none", edgecolors="#d1622b", linewidths=0.6)
         axes.set_title(f"layer {item['layer']}, head {item['head']}", fontsize=8)
         axes.tick_params(colors=INK, length=0, labelsize=6)
-        axes.set_xticks([])
-        axes.set_yticks([])
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(4, integer=True))
         texts = header.get("texts", [])
         if len(maps) == 1 and len(texts) == tokens <= LABELLED:
             names = [repr(text)[1:-1] for text in texts]
@@ -90,7 +90,8 @@ def draw(folder, arguments, output):
             axes.set_yticks(range(tokens), names)
     if arguments.title:
         figure.suptitle(arguments.title, fontsize=10)
-    figure.supxlabel("key", fontsize=9)
+    rings = "; rings: the answers" if header.get("positions") else ""
+    figure.supxlabel(f"key (position in the text{rings})", fontsize=9)
     figure.supylabel("query", fontsize=9)
     figure.colorbar(image, ax=grid, shrink=0.6, label="weight")
     save(figure, output)

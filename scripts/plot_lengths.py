@@ -6,20 +6,22 @@
     scripts/plot_lengths.py --labels sb,sb,rope,rope sb1.json sb2.json rope1.json rope2.json
 
 Files with the same label, which are those of one model with different seeds, are drawn as their mean and a band
-over their range. The legend is in the order of the last losses, and the line that ends lowest is drawn strongest. Marks
-show where lines leave the plot through its top (--max-loss). With --positions it draws the loss by
-position in the longest windows, averaged over bins. The script needs matplotlib (Debian and Ubuntu:
-apt-get install python3-matplotlib).
+over their range. The last loss of each line stands beside it, and the line that ends lowest is drawn strongest. Marks
+show where lines leave the plot through its top (--max-loss). With --positions it draws the loss by position in the
+longest windows, averaged over an eighth of an octave. The script needs matplotlib (Debian and Ubuntu: apt-get install
+python3-matplotlib).
 """
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 
-from plotting import (COLOURS, MARKERS, PlotError, by_label, labels_of, line_of, load_pyplot, save, set_title,
-                      style_axes)
+from plotting import (COLOURS, MARKERS, PlotError, by_label, label_ends, labels_of, line_of, load_pyplot, save,
+                      set_title, style_axes)
 
 
 @dataclass
@@ -55,16 +57,18 @@ def over_length(measured):
 
 
 def over_position(measured):
-    """Bins of the longest windows, at the middle of their positions, counted from 1."""
+    """Bins of the longest windows, at the middle of their positions, counted from 1. Those within an eighth of an
+    octave are one: on an axis of powers of two the last ones, which stand close, would hide the lines."""
     result = measured.lengths[-1]
     bin_size = result["position_bin"]
-    x, y = [], []
+    groups = {}
     for i, loss in enumerate(result["loss_by_position"]):
         if loss is not None:
             begin, end = i * bin_size, min((i + 1) * bin_size, result["length"])
-            x.append((begin + end + 1) / 2)
-            y.append(loss)
-    return x, y
+            middle = (begin + end + 1) / 2
+            groups.setdefault(math.floor(8 * math.log2(middle)), []).append((middle, loss))
+    return ([mean(x for x, _ in group) for group in groups.values()],
+            [mean(y for _, y in group) for group in groups.values()])
 
 
 def ranked(lines):
@@ -82,6 +86,29 @@ def exits(x, y, top):
     return at
 
 
+def set_lengths(axes, ticks, train_lengths):
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(t) for t in ticks], fontsize=8)
+    axes.set_xticks([], minor=True)
+    for train_length in train_lengths:
+        axes.axvline(train_length, color="#9aa1ab", linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
+    style_axes(axes)
+
+
+def draw_line(axes, line, colour, strong, marker):
+    axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(line.x, line.mean, color=colour, linewidth=3.0 if strong else 1.6, zorder=5 if strong else 2,
+              marker=marker, markersize=4.5, markerfacecolor="white", markeredgewidth=1.4)
+
+
+def end_of(line, top):
+    """(x, y, text) of the label of a line; see label_ends."""
+    text = f"{line.label}  {line.mean[-1]:.2f}"
+    if top and line.mean[-1] > top:
+        return None, top, f"\u25b2 {text}"
+    return line.x[-1], line.mean[-1], text
+
+
 def draw(all_measured, arguments, output):
     plt = load_pyplot()
     points = over_position if arguments.positions else over_length
@@ -89,49 +116,31 @@ def draw(all_measured, arguments, output):
     for line in lines:
         if not line.x:
             raise PlotError(f"the files of {line.label} have no length in common")
-    figure, axes = plt.subplots(figsize=(9.6, 5.0) if len(lines) > 4 else (8.4, 5.0), constrained_layout=True)
+    figure, axes = plt.subplots(figsize=(9.6, 5.2), constrained_layout=True)
     order = ranked(lines)
     losses = [loss for line in lines for loss in line.mean]
     top = arguments.max_loss if arguments.max_loss and max(losses) > arguments.max_loss > min(losses) else None
-    for i in order:
-        line = lines[i]
-        colour = COLOURS[i % len(COLOURS)]
-        again = i // len(COLOURS)  # colours repeat with another line style
-        best = i == order[0] and len(order) > 1
-        width = 1.2 if arguments.positions else 1.6
-        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(line.x, line.mean, color=colour, linestyle=["-", "--", ":"][again % 3],
-                  linewidth=2.2 * width if best else width, zorder=5 if best else 2,
-                  alpha=1.0 if best or len(order) <= 4 else 0.7,
-                  label=f"{line.label}  {line.mean[-1]:.2f}",
-                  marker=None if arguments.positions else MARKERS[i % len(MARKERS)],
-                  markersize=4.5, markerfacecolor="white", markeredgewidth=1.4)
-        for at in exits(line.x, line.mean, top) if top else []:
-            axes.plot([at], [top], marker="^", markersize=7, color=colour, clip_on=False, zorder=6)
-    axes.set_xscale("log", base=2)
     ticks = sorted({r["length"] for m in all_measured for r in m.lengths})
     if arguments.positions:
-        longest = max(ticks)
-        ticks = [2**n for n in range(7, longest.bit_length())]
-    axes.set_xticks(ticks, [str(t) for t in ticks], fontsize=8)
-    axes.set_xticks([], minor=True)
-    for train_length in sorted({m.train_length for m in all_measured}):
-        axes.axvline(train_length, color="#9aa1ab", linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
-    style_axes(axes)
+        ticks = [2**n for n in range(7, max(ticks).bit_length())]
+    set_lengths(axes, ticks, sorted({m.train_length for m in all_measured}))
+    ends = []
+    for i in order:
+        colour, best = COLOURS[i % len(COLOURS)], i == order[0] and len(order) > 1
+        draw_line(axes, lines[i], colour, best, None if arguments.positions else MARKERS[i % len(MARKERS)])
+        for at in exits(lines[i].x, lines[i].mean, top) if top else []:
+            axes.plot([at], [top], marker="^", markersize=7, color=colour, clip_on=False, zorder=6)
+        ends.append((*end_of(lines[i], top), colour, best))
     if top:
         axes.set_ylim(min(losses) - 0.04 * (top - min(losses)), top)
-        axes.annotate(f"\u25b2 rises above {top:g}", (1.0, 1.0), xycoords="axes fraction", ha="right",
-                      va="bottom", fontsize=8, xytext=(0, 6), textcoords="offset points")
     targets = {m.targets for m in all_measured}
     what = "of the same targets " if targets != {0} and len(targets) == 1 else ""
     axes.set_ylabel(f"loss {what}(nats per token)")
-    axes.set_xlabel("position in the window" if arguments.positions
-                    else "tokens in the window; dashed: as trained")
+    bands = "; bands: range of the seeds" if len(all_measured) > len(lines) else ""
+    axes.set_xlabel(("position in the window" if arguments.positions else "tokens in the window")
+                    + "; dashed: as trained" + bands)
     set_title(axes, arguments.title or "Loss beyond the trained length")
-    beside = len(lines) > 4  # so many lines leave no room for it
-    axes.legend(frameon=False, fontsize=9, title="loss at the end", title_fontsize=8,
-                loc="center left" if beside else "best",
-                bbox_to_anchor=(1.0, 0.5) if beside else None)
+    label_ends(figure, axes, ends)
     save(figure, output)
 
 

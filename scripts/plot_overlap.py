@@ -6,7 +6,7 @@
 
 The upper row of each panel is the stream that computes, the lower row the stream of the collectives, both of rank 0.
 The first panel shows the whole step, the next ones the places named by --at, in milliseconds from the step's begin,
-each --width milliseconds wide. The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+each --width milliseconds wide. Collectives and waits that are shorter than can be seen are drawn wider. The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -60,10 +60,14 @@ def colour(kind):
 
 
 def draw_panel(axes, rows, begin, end):
+    """Bars of the rows. Collectives and waits have at least a width that can be seen in a plot of a whole step."""
+    visible = (end - begin) / 600
     for stream, kind, start, duration in rows:
         if start < end and start + duration > begin:
-            axes.broken_barh([(start, duration)], (STREAMS[::-1].index(stream) - 0.4, 0.8), facecolors=colour(kind),
-                             alpha=0.9 if stream == "compute" else 0.7, linewidth=0)
+            traffic = stream == "communication" or kind == "communication"
+            axes.broken_barh([(start, max(duration, visible) if traffic else duration)],
+                             (STREAMS[::-1].index(stream) - 0.4, 0.8), facecolors=colour(kind), linewidth=0,
+                             zorder=3 if traffic else 2, antialiased=not traffic)
     axes.set_xlim(begin, end)
     axes.set_ylim(-0.5, 1.5)
     axes.set_yticks([1, 0], STREAMS)

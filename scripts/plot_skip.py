@@ -45,14 +45,16 @@ def lines_of(rows):
     return {epsilon: sorted(points) for epsilon, points in sorted(lines.items())}
 
 
-PANELS = ("keys read", "time of attention", "change of the loss (nats)")
+PANELS = (("keys read", "share of all pairs of query and key"),
+          ("time of attention", "forward and backward, relative to no skipping"),
+          ("change of the loss", "nats per token"))
 
 
 def draw(lines, title, output):
     plt = load_pyplot()
     figure, panels = plt.subplots(1, len(PANELS), figsize=(11.4, 3.8), constrained_layout=True)
     lengths = sorted({point[0] for points in lines.values() for point in points})
-    for column, (axes, name) in enumerate(zip(panels, PANELS), start=1):
+    for column, (axes, (name, unit)) in enumerate(zip(panels, PANELS), start=1):
         for i, (epsilon, points) in enumerate(lines.items()):
             axes.plot([point[0] for point in points], [point[column] for point in points],
                       color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], markersize=4.5,
@@ -64,6 +66,7 @@ def draw(lines, title, output):
         if column < len(PANELS):
             axes.set_ylim(0, 1.05)
         axes.set_xlabel("tokens in the window")
+        axes.set_ylabel(unit, fontsize=9)
         axes.set_title(name, loc="left", fontsize=10)
     panels[0].legend(frameon=False, fontsize=8)
     if title:

@@ -9,11 +9,13 @@
 Each point is the best of the runs that share a variant and a value of the key: the highest accuracy or,
 where no run has an accuracy, as on text, the lowest validation loss. If `seed` is a key of the grid, runs
 that differ only in it are taken together: a point is then their mean, that of the best combination of the
-other keys, with a bar over their range. Runs without this metric are left out. The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+other keys, with a bar over their range. Runs without this metric are left out. The script needs matplotlib (Debian and
+Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from statistics import mean
@@ -99,7 +101,22 @@ def best_points(runs, key, metric):
 
 def is_geometric(values):
     """Whether the values, such as learning rates, are better spread by a logarithmic axis."""
-    return values[0] > 0 and values[-1] / values[0] >= 50
+    return values[0] > 0 and values[-1] / values[0] >= 8
+
+
+# What keys of a configuration are called in a picture; others are shown as they are.
+NAMES = {"data.task.pairs": "pairs of key and value", "model.width": "width of the model",
+         "train.lr": "learning rate", "train.sequence_length": "tokens of a row"}  # fmt: skip
+
+
+def named(variants, labels):
+    """The points of the variants under the names to show."""
+    if not labels:
+        return {name.replace("_", " "): points for name, points in variants.items()}
+    names = re.split(r",(?! )", labels)
+    if len(names) != len(variants):
+        raise PlotError(f"{len(names)} labels for {len(variants)} variants: {', '.join(variants)}")
+    return dict(zip(names, variants.values()))
 
 
 def draw(variants, key, metric, title, output):
@@ -119,7 +136,7 @@ def draw(variants, key, metric, title, output):
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
-    axes.set_xlabel(key)
+    axes.set_xlabel(NAMES.get(key, key))
     if metric == "accuracy":
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("held-out accuracy")
@@ -140,6 +157,7 @@ def parse_arguments():
                         help="default: accuracy where a run has one, else loss")
     parser.add_argument("-o", "--output", metavar="PNG",
                         help="default: accuracy.png or loss.png beside the results")
+    parser.add_argument("--labels", metavar="A,B,...", help="names of the variants, in their order")
     parser.add_argument("--title", help="default: the name of the sweep")
     return parser.parse_args()
 
@@ -154,7 +172,8 @@ def main():
         key = arguments.key or default_key(runs, best_over)
         metric = arguments.metric or choose_metric(runs)
         output = Path(arguments.output) if arguments.output else path.parent / f"{metric}.png"
-        draw(best_points(runs, key, metric), key, metric, arguments.title or name, output)
+        points = named(best_points(runs, key, metric), arguments.labels)
+        draw(points, key, metric, arguments.title or name, output)
     except PlotError as error:
         sys.exit(f"plot_sweep: {error}")
     print(output)

@@ -6,8 +6,8 @@
     scripts/plot_tasks.py sb.json rope.json --depth --tasks passkey    # one for each run
 
 Bands around lines are the 95% intervals. Files with the same label (--labels), which are those of one model with
-different seeds, are drawn as their mean, with a band over their range. Dashed lines mark the length that the runs were trained with. The
-script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+different seeds, are drawn as their mean, with a band over their range. Dashed lines mark the length that the runs were
+trained with. The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -110,6 +110,9 @@ def add_legend(figure, title, handles, labels):
 def draw_lines(runs, names, title, output):
     plt = load_pyplot()
     few = len(names) == 1
+    seeds = [len(group) for group in by_label(runs).values()]
+    bands = "range of the seeds" if min(seeds) > 1 else "95% interval" + (", or range of seeds" if max(seeds) > 1 else "")
+    below = f"tokens of prompt and answer; dashed: as trained; bands: {bands}"
     figure, all_axes = panels(plt, len(names), 7.2 if few else 3.4, 4.4 if few else 2.8)
     for n, (axes, name) in enumerate(zip(all_axes, names)):
         lengths = sorted({r["length"] for run in runs for r in run.tasks.get(name, [])})
@@ -131,12 +134,12 @@ def draw_lines(runs, names, title, output):
         if n % COLUMNS == 0:
             axes.set_ylabel("score")
         if few:
-            axes.set_xlabel("tokens of prompt and answer; dashed: as trained")
+            axes.set_xlabel(below)
             set_title(axes, title or name)
         else:
             axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
     if not few:
-        figure.supxlabel("tokens of prompt and answer; dashed: as trained", fontsize=9)
+        figure.supxlabel(below, fontsize=9)
         title = figure.suptitle(title or "Tasks by length", x=0.01, ha="left", fontsize=12, fontweight="bold")
     if len(by_label(runs)) > 1:
         if few:

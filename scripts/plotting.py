@@ -1,10 +1,13 @@
 """What the plot_*.py scripts share: colours, fonts, axes, loading matplotlib and saving a figure."""
 
+import re
 import sys
 from dataclasses import dataclass
 from statistics import mean
 
-COLOURS = ["#2563ab", "#d1622b", "#3a8f5c", "#8a5bb0", "#b8437a", "#6b7280", "#a98516", "#2f97a3"]
+# So many that no plot here needs one twice; the first ones are the easiest to tell apart.
+COLOURS = ["#2563ab", "#d1622b", "#3a8f5c", "#8a5bb0", "#b8437a", "#6b7280", "#a98516", "#2f97a3", "#c0272d", "#6fa0dc",
+           "#7a4b2a", "#8cb01f"]  # fmt: skip
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 INK = "#24292f"
 GRID = "#e4e7eb"
@@ -15,8 +18,9 @@ class PlotError(Exception):
 
 
 def labels_of(arguments):
-    """One label for each file of the command line: those of --labels, or "" for the name that the file has."""
-    labels = arguments.labels.split(",") if arguments.labels else [""] * len(arguments.files)
+    """One label for each file of the command line: those of --labels, or "" for the name that the file has. A comma
+    before a space is a part of a label."""
+    labels = re.split(r",(?! )", arguments.labels) if arguments.labels else [""] * len(arguments.files)
     if len(labels) != len(arguments.files):
         raise PlotError(f"{len(labels)} labels for {len(arguments.files)} files")
     return labels
@@ -75,12 +79,53 @@ def style_axes(axes):
         axes.spines[side].set_color("#c4c9d0")
 
 
+def spread_out(places, gap):
+    """The places, moved as little as it takes for any two to be `gap` apart, in the same order."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    groups = []  # of neighbours that touch: [sum of the wanted first places, number]
+    for n, i in enumerate(order):
+        groups.append([places[i] - n * gap, 1])
+        while len(groups) > 1 and groups[-2][0] / groups[-2][1] > groups[-1][0] / groups[-1][1]:
+            total, count = groups.pop()
+            groups[-1][0] += total
+            groups[-1][1] += count
+    moved = [0.0] * len(places)
+    n = 0
+    for total, count in groups:
+        for _ in range(count):
+            moved[order[n]] = total / count + n * gap
+            n += 1
+    return moved
+
+
+def label_ends(figure, axes, ends, fontsize=9):
+    """Writes names beside the ends of lines, to the right of the axes, each in the colour of its line.
+
+    ends: [(x, y, text, colour, bold)]; x is None for a line that has left the plot through its top. The limits of the
+    y axis have to be set."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure.canvas.draw()  # the layout decides how high the axes are
+    height = axes.get_window_extent().height * 72 / figure.dpi
+    low, high = axes.get_ylim()
+    places = spread_out([(y - low) / (high - low) * height for _, y, _, _, _ in ends], 1.35 * fontsize)
+    beyond = max(0.0, max(places) - height)  # labels that would stand above the axes
+    beside = axes.transAxes + ScaledTranslation(14 / 72, 0, figure.dpi_scale_trans)
+    for (x, y, text, colour, bold), place in zip(ends, places):
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.7, "alpha": 0.6, "shrinkA": 1, "shrinkB": 3,
+                  "relpos": (0, 0.5)}
+        axes.annotate(text, (x or axes.get_xlim()[1], y), xytext=(1.0, (place - beyond) / height), textcoords=beside,
+                      ha="left", va="center", fontsize=fontsize, color=colour, annotation_clip=False,
+                      fontweight="bold" if bold else "normal", arrowprops=leader if x else None)
+
+
 def set_title(axes, title):
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10)
 
 
-def save(figure, output):
+def save(figure, output, source=None):
+    """Writes a PNG; `source` is kept in it, as its text "Source"."""
     try:
-        figure.savefig(output, dpi=160)
+        figure.savefig(output, dpi=160, metadata={"Source": source} if source else None)
     except (OSError, ValueError) as error:
         raise PlotError(f"{output}: cannot write: {error}") from error

@@ -59,6 +59,8 @@ struct EvalOptions {
   RopeOptions rope;
   Option json{};          // tells whether --json was given
   std::string json_file;  // empty: print the object
+  // Standard output has room for one object, or for a table.
+  bool prints_json() const { return json.given() && json_file.empty(); }
 };
 
 // The checkpoint that rank 0 finds: the newest one may change while a job saves.
@@ -256,7 +258,8 @@ void evaluate_rows(const Evaluation& run) {
     json["sequence_length"] = length;
     add_result(json, result);
     if (options.recall) json["recall"] = recall_json(recall);
-    return write_json(options, json);
+    write_json(options, json);
+    if (options.prints_json()) return;
   }
   print_result(fmt::format("step {}, {} tokens predicted in sequences of {}, {:.1f} s",
                            run.checkpoint.manifest().step, result.tokens, length, seconds),
@@ -306,7 +309,7 @@ void evaluate_lengths(const Evaluation& run) {
     return model.losses(batch, max_seqlen);
   };
 
-  const bool table = run.shows() && !options.json.given();
+  const bool table = run.shows() && !options.prints_json();
   Json results = Json::array();
   if (table) {
     fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9}{:>12}\n", "length", "windows", "documents", "tokens",
@@ -371,7 +374,8 @@ void evaluate_sliding(const Evaluation& run) {
     json["documents"] = scores.documents;
     add_result(json, scores.total);
     if (options.recall) json["recall"] = recall_json(scores.recall);
-    return write_json(options, json);
+    write_json(options, json);
+    if (options.prints_json()) return;
   }
   print_result(fmt::format("step {}, {} tokens of {} documents predicted in windows of {}, one "
                            "every {}",
@@ -413,7 +417,8 @@ void evaluate_attention(const Evaluation& run) {
       json["sequence_length"] = task->length();
     }
     json.update(overlap);
-    return write_json(options, json);
+    write_json(options, json);
+    if (options.prints_json()) return;
   }
   fmt::print("{:>6}{:>6}{:>9}{:>10}{:>15}{:>10}{:>8}\n", "layer", "head", "queries", "IoU top",
              "IoU threshold", "IoU soft", "mass");
@@ -448,7 +453,8 @@ void evaluate_task(const Evaluation& run) {
     json["labels"] = result.labels;
     json["loss"] = result.loss();
     json["accuracy"] = result.accuracy();
-    return write_json(options, json);
+    write_json(options, json);
+    if (options.prints_json()) return;
   }
   fmt::print("step {}, {} labels of {} held-out examples of {} with {} pairs in {} tokens\n",
              run.checkpoint.manifest().step, result.labels, task.config().eval_examples,
@@ -474,13 +480,13 @@ void evaluate_text_tasks(const Evaluation& run) {
     json.update(results);
     write_json(options, json);
   };
-  // A file has after each length what is known by then; standard output has room for one object.
+  // A file has after each length what is known by then.
   const bool to_file = !options.json_file.empty();
-  const Json results = tasks.run(
-      run.ranks, model, run.shows() && (to_file || !options.json.given()), [&](const Json& known) {
+  const Json results =
+      tasks.run(run.ranks, model, run.shows() && !options.prints_json(), [&](const Json& known) {
         if (run.shows() && to_file) write(known);
       });
-  if (run.shows() && options.json.given() && !to_file) write(results);
+  if (run.shows() && options.prints_json()) write(results);
 }
 
 // Loading takes long for a large model.

@@ -78,8 +78,8 @@ void describe(Fields& f, TrainConfig& c) {
         "A step whose loss is above the running mean by more than this many standard deviations is "
         "skipped; 0: none is. 6 is cautious.");
   f.add("spike_window", c.spike_window, between(2, 1000000000),
-        "Applied steps that the running mean and deviation of the loss cover. No spike is found in "
-        "the first this many steps of a stage.");
+        "Applied steps that the running mean and deviation of the loss cover. The first "
+        "of a stage, as many as this, are only measured: no spike is found among them.");
   f.add(
       "gpus", c.gpus,
       "GPUs of this machine to train on, with one process each: auto, as many of the visible ones "
@@ -199,7 +199,7 @@ void describe(Fields& f, CheckpointConfig& c) {
   f.add("allow_changes", c.allow_changes,
         "Keys whose values may differ from those of the run that is resumed, such as "
         "[train.batch]; others of model, seed, batch and data order must be the same. The message "
-        "that refuses a change gives its name. A name that there is not is an error.");
+        "that refuses a change gives its name. A name that no key has is an error.");
 }
 
 void describe(Fields& f, MetricsConfig& c) {
@@ -228,8 +228,8 @@ void describe(Fields& f, MachineConfig& c) {
   f.add("memory_gbs", c.memory_gbs, between(kLeast, kMost), "GB/s of a GPU's memory.");
   f.add("memory_gib", c.memory_gib, between(kLeast, kMost), "GiB of a GPU's memory.");
   f.add("reserve_gib", c.reserve_gib, between(0, kMost),
-        "GiB of it that a plan leaves free, for other programs and for what a newer CUDA takes "
-        "more.");
+        "GiB of it that a plan leaves free, for other programs and for newer versions of CUDA, "
+        "which may take more.");
   f.add("stretch", c.stretch, between(1, kMost),
         "How many times as long a collective inside a node takes beside matrix products.");
   f.add("interference", c.interference, between(0, 1),

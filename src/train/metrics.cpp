@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <mutex>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -151,6 +152,14 @@ Sink forgiving(std::shared_ptr<Writer> writer) {
   return sink;
 }
 
+// Markdown that shows the text as it is.
+std::string as_code(const std::string& text) {
+  std::string code;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) code += "    " + line + '\n';
+  return code;
+}
+
 std::vector<Sink> open_files(const MetricsOptions& options) {
   namespace fs = std::filesystem;
   std::vector<Sink> sinks;
@@ -162,8 +171,12 @@ std::vector<Sink> open_files(const MetricsOptions& options) {
                                       options.resumed_step, options.tokens_per_step)));
   }
   if (options.config.tensorboard) {
-    sinks.push_back(forgiving(std::make_shared<TensorboardWriter>(
-        (fs::path(options.run_dir) / "tensorboard").string(), options.resumed_step)));
+    auto writer = std::make_shared<TensorboardWriter>(
+        (fs::path(options.run_dir) / "tensorboard").string(), options.resumed_step);
+    if (!options.config_yaml.empty()) {
+      writer->write_text("config", as_code(options.config_yaml), options.resumed_step.value_or(0));
+    }
+    sinks.push_back(forgiving(std::move(writer)));
   }
   return sinks;
 }

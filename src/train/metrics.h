@@ -52,6 +52,7 @@ struct MetricsOptions {
   double flops_per_token = 0.0;         // of forward and backward, for MFU; 0: unknown
   double peak_flops = 0.0;              // per second, of all devices of the run; 0: unknown
   std::optional<int64_t> resumed_step;  // finished steps of the checkpoint resumed from
+  std::string config_yaml;              // shown by TensorBoard; empty: nothing
   int rank = 0;                         // ranks other than 0 report nothing
   int world = 1;
   bool times_waits = false;  // StepMetrics::waited is measured, as it is on GPUs alone

@@ -19,6 +19,21 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfigFile = "config.yaml";
 constexpr const char* kInfoFile = "run.json";
+constexpr const char* kStatusFile = "status.json";
+
+std::string_view state_name(RunStatus::State state) {
+  switch (state) {
+    case RunStatus::State::kRunning:
+      return "running";
+    case RunStatus::State::kComplete:
+      return "complete";
+    case RunStatus::State::kStopped:
+      return "stopped";
+    case RunStatus::State::kFailed:
+      return "failed";
+  }
+  return "";
+}
 
 // Writes a file of the run folder. A file of an earlier start that differs is kept under another
 // name.
@@ -74,6 +89,18 @@ void describe_run_folder(const fs::path& run, const std::string& config_yaml,
   for (const TokenizerFile& file : files) {
     write_run_file(run / file.name, read_input(file.path, ExitCode::kData));
   }
+}
+
+void write_run_status(const fs::path& run, const RunStatus& status) {
+  nlohmann::ordered_json text = {{"state", state_name(status.state)}};
+  if (status.state != RunStatus::State::kRunning) {
+    text["exit_code"] = static_cast<int>(status.exit_code);
+  }
+  if (!status.message.empty()) text["message"] = status.message;
+  // A message may hold the bytes of a path, which need not be UTF-8.
+  const auto replace = nlohmann::json::error_handler_t::replace;
+  replace_file(run / kStatusFile, text.dump(2, ' ', false, replace) + "\n", {},
+               MissingFolders::kError);
 }
 
 }  // namespace sbtrain

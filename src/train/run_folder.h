@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <string>
 
+#include "core/error.h"
+
 namespace sbtrain {
 
 // The weights that the run has begun from, where they are not random.
@@ -21,5 +23,22 @@ void check_run_folder(const std::filesystem::path& run, const std::string& confi
 // start that differ are kept under other names.
 void describe_run_folder(const std::filesystem::path& run, const std::string& config_yaml,
                          const std::string& tokenizer);
+
+// What <run>/status.json says of the last start that trained, for programs that follow the run. A
+// process that was killed leaves "running" there.
+struct RunStatus {
+  enum class State {
+    kRunning,
+    kComplete,
+    kStopped,  // asked to, and saved
+    kFailed
+  };
+  State state = State::kRunning;
+  ExitCode exit_code = ExitCode::kDone;  // of stopped and failed runs
+  std::string message;                   // the error of a failed run
+};
+
+// Throws ExitCode::kStorage.
+void write_run_status(const std::filesystem::path& run, const RunStatus& status);
 
 }  // namespace sbtrain

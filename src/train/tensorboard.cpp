@@ -110,14 +110,34 @@ TensorboardWriter::TensorboardWriter(const std::string& folder,
   std::string version = event_at(now, 0);
   put_bytes(version, 3, "brain.Event:2");
   append(version);
-  if (resumed_step) {
-    // SessionLog with status START: readers drop events of earlier files from this step on.
-    std::string session;
-    put_int(session, 1, 1);
-    std::string start = event_at(now, *resumed_step + 1);
-    put_bytes(start, 7, session);
-    append(start);
-  }
+  // SessionLog with status START: readers drop events of earlier files from this step on. A run
+  // that begins anew has a validation of step 0.
+  std::string session;
+  put_int(session, 1, 1);
+  std::string start = event_at(now, resumed_step ? *resumed_step + 1 : 0);
+  put_bytes(start, 7, session);
+  append(start);
+}
+
+void TensorboardWriter::write_text(std::string_view tag, std::string_view text, int64_t step) {
+  // A summary value: 1 tag, 8 tensor (1 dtype, DT_STRING is 7; 8 string_val), 9 metadata (1
+  // plugin_data with 1 plugin_name). The tensor has no shape, so it is a scalar.
+  std::string tensor;
+  put_int(tensor, 1, 7);
+  put_bytes(tensor, 8, text);
+  std::string plugin;
+  put_bytes(plugin, 1, "text");
+  std::string metadata;
+  put_bytes(metadata, 1, plugin);
+  std::string value;
+  put_bytes(value, 1, tag);
+  put_bytes(value, 8, tensor);
+  put_bytes(value, 9, metadata);
+  std::string summary;
+  put_bytes(summary, 1, value);
+  std::string event = event_at(unix_time(), step);
+  put_bytes(event, 5, summary);
+  append(event);
 }
 
 void TensorboardWriter::write(const MetricRecord& record) {

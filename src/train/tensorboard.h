@@ -22,10 +22,13 @@ uint32_t crc32c(std::string_view bytes);
 
 class TensorboardWriter {
  public:
-  // Starts a new event file in `folder`, which is created if missing. With a resumed step, the file
-  // tells TensorBoard to drop the events that an interrupted process wrote after that step.
+  // Starts a new event file in `folder`, which is created if missing. The file tells TensorBoard to
+  // drop what earlier files hold after the resumed step, or all of it where the run begins anew.
   // Throws ExitCode::kStorage.
   TensorboardWriter(const std::string& folder, std::optional<int64_t> resumed_step);
+
+  // A text in Markdown, which TensorBoard shows under "Text". Throws ExitCode::kStorage.
+  void write_text(std::string_view tag, std::string_view text, int64_t step);
 
   // One scalar per value, as fp32. Throws ExitCode::kStorage.
   void write(const MetricRecord& record);

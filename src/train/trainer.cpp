@@ -59,6 +59,8 @@ class Run {
   Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals);
   void prepare(const InitFrom& init);
   ExitCode train();
+  // Says in the run folder how the start has ended.
+  void ended(ExitCode code, const std::string& message = {});
   // A run that has failed by itself is not continued by the same order.
   void forget_order() const {
     if (leads()) order_.forget();
@@ -123,6 +125,7 @@ class Run {
   std::optional<Metrics> metrics_;
   std::optional<CheckpointWriter> writer_;  // may flush metrics_ until it is gone
   std::optional<Guard> guard_;
+  bool described_ = false;  // this start's files are in the folder
   int64_t saved_step_ = -1;
   // A checkpoint of this run that the next one continues.
   struct Saved {
@@ -275,6 +278,22 @@ void Run::tune() {
 void Run::describe_folder() {
   describe_run_folder(folder_, resolved_.yaml, config_.data.tokenizer);
   order_.note();
+  write_run_status(folder_, {});
+  described_ = true;
+}
+
+void Run::ended(ExitCode code, const std::string& message) {
+  if (!described_) return;
+  using State = RunStatus::State;
+  const State state = code == ExitCode::kDone        ? State::kComplete
+                      : code == ExitCode::kPreempted ? State::kStopped
+                                                     : State::kFailed;
+  try {
+    if (lock_) lock_->check();
+    write_run_status(folder_, {.state = state, .exit_code = code, .message = message});
+  } catch (const Error& error) {
+    log_debug("{}", error.what());  // how the run has ended counts more
+  }
 }
 
 void Run::make_snapshotter() {
@@ -305,6 +324,7 @@ void Run::open_metrics() {
   metrics.world = control_.world();
   metrics.times_waits = stream_.backend() == Backend::kCuda;
   if (resumed_) metrics.resumed_step = state_.step;
+  metrics.config_yaml = resolved_.yaml;
   metrics_.emplace(metrics);
 }
 
@@ -680,11 +700,14 @@ ExitCode Run::finish() {
 ExitCode train(const ResolvedConfig& resolved, Backend backend, const Job& job,
                const InitFrom& init) {
   Run run(resolved, backend, job, training_signals());
-  run.prepare(init);
   try {
-    return run.train();
+    run.prepare(init);
+    const ExitCode code = run.train();
+    run.ended(code);
+    return code;
   } catch (const Error& error) {
     if (error.code() == ExitCode::kDiverged) run.forget_order();
+    run.ended(error.code(), error.what());
     throw;
   }
 }

@@ -38,9 +38,9 @@ struct InitFrom {
 
 // Trains until the schedule ends (ExitCode::kDone) or a signal asks to stop
 // (ExitCode::kPreempted, after saving). Writes to config.run_dir(): config.yaml, run.json,
-// metrics.jsonl, tensorboard/, checkpoints/. With checkpoint.resume auto, an interrupted run
-// continues from its newest good checkpoint, and its results equal those of an uninterrupted run
-// bit for bit. Errors are thrown with the exit codes of core/error.h.
+// status.json, metrics.jsonl, tensorboard/, checkpoints/. With checkpoint.resume auto, an
+// interrupted run continues from its newest good checkpoint, and its results equal those of an
+// uninterrupted run bit for bit. Errors are thrown with the exit codes of core/error.h.
 //
 // A run that begins, and does not continue from a checkpoint of its own, takes its weights from
 // `init` if that is given; its moments, data and schedule start anew. ExitCode::kConfig if the

@@ -9,8 +9,8 @@
 # --compile also times PyTorch under torch.compile
 # --install puts PyPI's PyTorch in .venv/torch without asking (a download of some 5 GB)
 #
-# PYTHON chooses the interpreter; otherwise the first of .venv/torch, /usr/bin/python3 and python3
-# that can import torch. OMP_NUM_THREADS sets the threads of both.
+# PYTHON chooses the interpreter; otherwise the first of .venv/torch, that of scripts/python.sh,
+# /usr/bin/python3 and python3 that can import torch. OMP_NUM_THREADS sets the threads of both.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -40,7 +40,7 @@ has_torch() { command -v "$1" >/dev/null && "$1" -c 'import torch, yaml' 2>/dev/
 
 find_python() {
   local candidate
-  for candidate in ${PYTHON:+"$PYTHON"} .venv/torch/bin/python /usr/bin/python3 python3; do
+  for candidate in ${PYTHON:+"$PYTHON"} .venv/torch/bin/python "$(scripts/python.sh)" /usr/bin/python3 python3; do
     if has_torch "$candidate"; then
       echo "$candidate"
       return

@@ -10,9 +10,9 @@
 # --stickbreaking folder of the package stickbreaking_attention, the published Triton kernels, for
 #                 machines where it is not installed
 #
-# PYTHON chooses the interpreter (default python3), SBTRAIN the program. Stick-breaking runs with
-# skip_epsilon 0, since the Triton kernels skip nothing. PYTORCH_OPTIONS holds further options of the
-# PyTorch side (tests/bench/pytorch_gpu.py --help).
+# PYTHON chooses the interpreter (default: that of scripts/python.sh), SBTRAIN the program. Stick-breaking
+# runs with skip_epsilon 0, since the Triton kernels skip nothing. PYTORCH_OPTIONS holds further options of
+# the PyTorch side (tests/bench/pytorch_gpu.py --help). The exit code is 1 if a program failed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
     --rounds) rounds=${2:?--rounds needs a number}; shift ;;
     --steps) steps=${2:?--steps needs a number}; shift ;;
     --stickbreaking) stickbreaking=${2:?--stickbreaking needs a folder}; shift ;;
-    -h | --help) sed -n '2,16s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,15s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     -*) echo "compare_gpu: unknown option $1" >&2; exit 2 ;;
     *) configs+=("$1") ;;
   esac
@@ -38,7 +38,7 @@ done
 ((steps >= 8)) || { echo "compare_gpu: --steps must be at least 8" >&2; exit 2; }
 
 sbtrain=$(scripts/find_sbtrain.sh)
-python=${PYTHON:-python3}
+python=${PYTHON:-$(scripts/python.sh)}
 results=$(mktemp -d -t sbtrain-bench.XXXXXX)
 trap 'rm -rf "$results"' EXIT
 
@@ -68,6 +68,11 @@ print(round(max(json.loads(line)["tokens_per_second"] for line in open(sys.argv[
 ' "$1"
 }
 
+failed=0
+failure() {
+  echo "$*" >&2
+  failed=1
+}
 printf '%-14s %8s %14s %16s %10s\n' config batch 'sbtrain tok/s' 'PyTorch tok/s' ratio
 for config in "${configs[@]}"; do
   name=$(basename "$config" .yaml)
@@ -77,8 +82,8 @@ for config in "${configs[@]}"; do
   esac
   for ((round = 1; round <= rounds; ++round)); do
     echo "$name, round $round of $rounds" >&2
-    run_sbtrain "$config" "$batch" >>"$results/$name.sbtrain" || echo "$name: sbtrain failed" >&2
-    run_pytorch "$config" "$batch" >>"$results/$name.pytorch" || echo "$name: PyTorch failed" >&2
+    run_sbtrain "$config" "$batch" >>"$results/$name.sbtrain" || failure "$name: sbtrain failed"
+    run_pytorch "$config" "$batch" >>"$results/$name.pytorch" || failure "$name: PyTorch failed"
   done
   own=$(best "$results/$name.sbtrain")
   other=$(best "$results/$name.pytorch")
@@ -87,3 +92,4 @@ for config in "${configs[@]}"; do
   printf '%-14s %8s %14s %16s %10s\n' "$name" "$batch" "${own:-failed}" \
     "${other:-not available}" "$ratio"
 done
+exit $failed

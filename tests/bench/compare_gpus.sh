@@ -10,9 +10,10 @@
 # --steps   timed steps of a run (default 20, at least 8)
 #
 # Prints tokens/s of each GPU. PYTHON chooses the interpreter (default: that of scripts/python.sh), which needs
-# PyTorch and, for stick-breaking, fla-core and einops. SBTRAIN is the program, SBTRAIN_OPTIONS holds further
+# PyTorch and, for stick-breaking, fla-core and einops. SBTRAIN is the program, OWN_OPTIONS holds further
 # options of it, such as --train.gather_engine=copy_engines, PYTORCH_OPTIONS those of pytorch_fsdp2.py.
-# Stick-breaking runs with skip_epsilon 0, since the Triton kernels skip nothing.
+# Stick-breaking runs with skip_epsilon 0, since the Triton kernels skip nothing. The exit code is 1 if a program
+# failed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -27,7 +28,7 @@ while [ $# -gt 0 ]; do
     --gpus) gpus=${2:?--gpus needs a list}; shift ;;
     --rounds) rounds=${2:?--rounds needs a number}; shift ;;
     --steps) steps=${2:?--steps needs a number}; shift ;;
-    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     -*) echo "compare_gpus: unknown option $1" >&2; exit 2 ;;
     *) configs+=("$1") ;;
   esac
@@ -50,7 +51,7 @@ run_sbtrain() {  # CONFIG BATCH GPUS
     options+=(--model.attention.skip_epsilon=0)
   fi
   # shellcheck disable=SC2086
-  "$sbtrain" bench train --json "${options[@]}" ${SBTRAIN_OPTIONS:-}
+  "$sbtrain" bench train --json "${options[@]}" ${OWN_OPTIONS:-}
 }
 
 run_pytorch() {  # CONFIG BATCH GPUS
@@ -74,6 +75,11 @@ print(round(run["tokens_per_second"] / int(sys.argv[2])),
 ' "$1" "$2"
 }
 
+failed=0
+failure() {
+  echo "$*" >&2
+  failed=1
+}
 printf '%-10s %5s %6s %14s %9s %14s %9s %8s\n' config GPUs batch 'sbtrain tok/s' GiB 'FSDP2 tok/s' GiB ratio
 for config in "${configs[@]}"; do
   name=$(basename "$config" .yaml)
@@ -86,9 +92,9 @@ for config in "${configs[@]}"; do
     for ((round = 1; round <= rounds; ++round)); do
       echo "$name on $count, round $round of $rounds" >&2
       run_sbtrain "$config" "$batch" "$count" >>"$results/$name.$count.sbtrain" ||
-        echo "$name: sbtrain failed" >&2
+        failure "$name: sbtrain failed"
       run_pytorch "$config" "$batch" "$count" >>"$results/$name.$count.pytorch" ||
-        echo "$name: PyTorch failed" >&2
+        failure "$name: PyTorch failed"
     done
     read -r own own_memory <<<"$(best "$results/$name.$count.sbtrain" "$count")"
     read -r other other_memory <<<"$(best "$results/$name.$count.pytorch" "$count")"
@@ -98,3 +104,4 @@ for config in "${configs[@]}"; do
       "${own_memory:--}" "${other:-failed}" "${other_memory:--}" "$ratio"
   done
 done
+exit $failed

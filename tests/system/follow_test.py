@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,14 +37,19 @@ WANDB = FAKE + """
 class Run:
     def __init__(self, id):
         self.id, self.tags = id, None
+        self.step = 0  # as in the offline mode, also of a run that goes on
     def define_metric(self, name, step_metric):
         assert (name, step_metric) == ("*", "step")
-    def log(self, values):
+    def log(self, values, step):
         values = dict(values)
         values.pop("tokens")
+        # W&B drops what is logged for a step before the last one.
+        assert step >= self.step and step >= sum(c[0] == "record" and c[1] == self.id for c in calls())
+        self.step = step
         receive("record", self.id, values.pop("step"), values)
-    def finish(self):
+    def finish(self, exit_code):
         note("finish", self.id, bool(self.tags))
+        note("state", self.id, "failed" if exit_code else "finished")
 
 def init(project, entity, name=None, config=None, id=None, resume=None):
     if id is not None:
@@ -78,8 +84,9 @@ class MlflowClient:
         note("resume", run)
     def set_tag(self, run, key, value):
         self.superseded.add(run)
-    def set_terminated(self, run):
+    def set_terminated(self, run, status):
         note("finish", run, run in self.superseded)
+        note("state", run, status)
 """
 
 
@@ -212,6 +219,29 @@ class Tracker:
         self.assertEqual([step for step, _ in self.steps()], [1, 2, 3, 4])
         self.assertEqual(self.calls("finish"), [["id0", False]])
 
+    def test_may_be_started_before_the_run(self):
+        self.run_folder.rename(self.folder / "later")
+        process = subprocess.Popen(self.command("--follow", "--every", "0.05"), env=self.environment,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            time.sleep(0.5)
+            (self.folder / "later").rename(self.run_folder)
+            self.write(train(1))
+            self.wait_for(lambda: self.steps())
+            process.send_signal(signal.SIGTERM)
+            output, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.wait()
+        self.assertEqual(process.returncode, 0, output)
+
+    def test_a_signal_while_the_module_is_loaded_sends_what_is_there(self):
+        module = self.folder / f"{self.module}.py"
+        module.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n" + self.source)
+        self.write(train(1))
+        self.send("--follow")
+        self.assertEqual(self.steps(), [(1, "train/loss")])
+
     def wait_for(self, condition):
         deadline = time.monotonic() + 60
         while not condition():
@@ -226,12 +256,50 @@ class Tracker:
         self.assertIn("pip install", self.send(code=1))
 
 
+    # How the tracker calls a run that is complete, was stopped, has failed, or runs (None: nothing is said).
+    states = {}
+
+    def status(self, state, lock=""):
+        (self.run_folder / "status.json").write_text(json.dumps({"state": state}))
+        (self.run_folder / "lock").write_text(lock)
+
+    def test_the_state_of_the_run_is_sent(self):
+        held = f"pid {os.getpid()} on host {socket.gethostname()}\n"
+        gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+        self.write(train(1))
+        for state, lock, expected in (("running", held, "running"),
+                                      ("running", f"pid {gone} on host {socket.gethostname()}\n", "failed"),
+                                      ("running", "", "failed"), ("running", "pid 1 on host elsewhere\n", "running"),
+                                      ("failed", "", "failed"), ("stopped", "", "stopped"),
+                                      ("complete", "", "complete")):
+            self.status(state, lock)
+            before = len(self.calls("state"))
+            self.append(json.dumps(train(2 + before)) + "\n")
+            self.send()
+            self.assertEqual([call[1] for call in self.calls("state")[before:]],
+                             [self.states[expected]] if self.states[expected] else [], (state, lock))
+
+    def test_a_state_that_comes_after_the_records_is_sent_once(self):
+        self.status("running", f"pid {os.getpid()} on host {socket.gethostname()}\n")
+        self.write(train(1))
+        self.send()
+        self.status("failed")
+        self.send()
+        self.send()
+        states = [call[1] for call in self.calls("state")]
+        self.assertEqual(states.count(self.states["failed"]), 1)
+        self.assertEqual(states[-1], self.states["failed"])
+        self.assertEqual(len(self.calls("record")), 1)
+
+
 class Wandb(Tracker, unittest.TestCase):
     script, module, source = "log_wandb.py", "wandb", WANDB
+    states = {"complete": "finished", "stopped": "finished", "failed": "failed", "running": "finished"}
 
 
 class Mlflow(Tracker, unittest.TestCase):
     script, module, source = "log_mlflow.py", "mlflow", MLFLOW
+    states = {"complete": "FINISHED", "stopped": "KILLED", "failed": "FAILED", "running": None}
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Lengths(Script):
         text = (self.folder / "out/tables.md").read_text()
         row = "3.000 ± 2.646** | **13.000 ± 2.646** | 3 |"
         self.assertEqual(text.count(f"| stick-breaking | **{row}"), 2, text)
-        self.assertEqual(text.count(f"| RoPE with dynamic NTK | **{row}"), 2, text)
+        self.assertEqual(text.count(f"| RoPE, dynamic NTK at evaluation | **{row}"), 2, text)
         self.assertEqual(self.run_script(*arguments), [])  # nothing is left to do
 
     def test_without_seeds(self):

@@ -13,10 +13,11 @@ sys.path.insert(0, str(SCRIPTS))
 import plot_lengths  # noqa: E402
 import plot_loss  # noqa: E402
 import plot_overlap  # noqa: E402
+import plot_results  # noqa: E402
 import plot_skip  # noqa: E402
 import plot_sweep  # noqa: E402
 import plot_tasks  # noqa: E402
-from plotting import line_of  # noqa: E402
+from plotting import COLOURS, labels_of, line_of, spread_out  # noqa: E402
 
 try:
     import matplotlib  # noqa: F401
@@ -74,6 +75,13 @@ class Sweeps(unittest.TestCase):
         runs.append(seed_run("3", "1", 0.9))
         self.assertEqual(plot_sweep.best_points(runs, "k", "accuracy"), {"a": {1.0: [0.75, 0.5]}})
 
+    def test_names_of_variants(self):
+        points = {"softmax_rope": {}, "based": {}}
+        self.assertEqual(list(plot_sweep.named(points, "")), ["softmax rope", "based"])
+        self.assertEqual(list(plot_sweep.named(points, "RoPE, softmax,Based")), ["RoPE, softmax", "Based"])
+        with self.assertRaises(plot_sweep.PlotError):
+            plot_sweep.named(points, "one")
+
     def test_draws_over_the_key_that_tells_most(self):
         runs = [{"grid": {"seed": 1, "lr": 1, "k": 2, "m": 3}}]
         self.assertEqual(plot_sweep.default_key(runs, ["lr"]), "k")
@@ -94,7 +102,51 @@ class Sweeps(unittest.TestCase):
             self.assertTrue((Path(folder) / "loss.png").is_file())
 
 
+class Results(unittest.TestCase):
+    """The pictures of docs/results.md against its tables."""
+
+    PAGE = (SCRIPTS.parent / "docs/results.md").read_text(encoding="utf-8")
+
+    def test_pictures_are_those_of_the_tables(self):
+        for name in plot_results.PICTURES:
+            tables = plot_results.tables_of(name, self.PAGE)
+            picture = (SCRIPTS.parent / f"docs/images/{name}.png").read_bytes()
+            self.assertIn(b"tEXtSource\0" + plot_results.digest(tables).encode(), picture,
+                          f"{name}.png is older than its table: scripts/plot_results.py {name}")
+
+    def test_reads_means_and_spreads(self):
+        page = "# A\n\n| | 1 | 2 |\n|---|---|---|\n| a | **1.5 \u00b1 0.5** | 2 (3 epochs) |\n| b | | 4.0 |\n\n# B\n"
+        a, b = plot_results.tables_below(page, "A")[0].numbers()
+        self.assertEqual((a.x, a.mean, a.low, a.high), ([1, 2], [1.5, 2.0], [1.0, 2.0], [2.0, 2.0]))
+        self.assertEqual((b.label, b.x, b.mean), ("b", [2], [4.0]))
+        with self.assertRaises(plot_results.PlotError):
+            plot_results.tables_below(page, "B")
+
+    def test_every_model_has_a_colour_of_its_own(self):
+        self.assertEqual(len(set(plot_results.COLOUR.values())), len(plot_results.COLOUR))
+        self.assertEqual(len(set(COLOURS)), len(COLOURS))
+
+
+class Labels(unittest.TestCase):
+    def test_move_as_little_as_they_must(self):
+        self.assertEqual(spread_out([1.0, 5.0], 2.0), [1.0, 5.0])
+        self.assertEqual(spread_out([5.0, 5.0], 2.0), [4.0, 6.0])
+        self.assertEqual(spread_out([3.0, 1.0, 1.0, 9.0], 1.0), [3.0, 0.5, 1.5, 9.0])
+
+    def test_a_label_may_hold_a_comma(self):
+        arguments = type("", (), {"labels": "RoPE, dynamic NTK,ALiBi", "files": ["a", "b"]})
+        self.assertEqual(labels_of(arguments), ["RoPE, dynamic NTK", "ALiBi"])
+
+
 class Lengths(unittest.TestCase):
+    def test_positions_are_averaged_over_parts_of_an_octave(self):
+        losses = [1.0, 2.0, None, 4.0] + [5.0, 6.0] * 30
+        measured = plot_lengths.Measured("a", 4, 0, [{"length": 64, "position_bin": 1, "loss_by_position": losses}])
+        x, y = plot_lengths.over_position(measured)
+        self.assertEqual((x[:3], y[:3]), ([1.0, 2.0, 4.0], [1.0, 2.0, 4.0]))
+        self.assertLessEqual(len(x), 8 * 6)
+        self.assertTrue(all(5.0 < loss < 6.0 for loss in y[-8:-1]))
+
     def test_exits_are_where_the_line_crosses(self):
         self.assertEqual(plot_lengths.exits([512, 2048], [3.0, 4.0], 5.0), [])
         self.assertAlmostEqual(plot_lengths.exits([512, 2048], [4.0, 6.0], 5.0)[0], 1024)

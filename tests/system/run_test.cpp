@@ -34,6 +34,9 @@ TEST_F(SystemTest, TrainsValidatesAndSaves) {
   EXPECT_NE(output_.find("step-00000060 ("), std::string::npos) << output_;  // with size and time
   EXPECT_TRUE(fs::exists(path("run") + "/config.yaml"));
   EXPECT_TRUE(fs::exists(path("run") + "/run.json"));
+  const std::string status = read_file(path("run") + "/status.json");
+  EXPECT_EQ(nlohmann::json::parse(status),
+            (nlohmann::json{{"state", "complete"}, {"exit_code", 0}}));
 
   EXPECT_EQ(run(training("run")), 0);  // nothing left to do
   EXPECT_NE(output_.find("complete"), std::string::npos) << output_;
@@ -211,6 +214,8 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
 
   const std::string file = path("results/lengths.json");
   ASSERT_EQ(evaluate({"--lengths", "16,64,100000", "--recall", "--json", file}), 0) << output_;
+  EXPECT_NE(output_.find("windows"), std::string::npos) << output_;  // the table, beside the file
+  EXPECT_NE(output_.find("absent: no document has 100000 tokens"), std::string::npos) << output_;
   const nlohmann::json lengths = nlohmann::json::parse(read_file(file));
   EXPECT_EQ(lengths.at("train_length"), 32);
   for (const nlohmann::json& result : lengths.at("lengths")) {
@@ -243,6 +248,8 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
   // Every token is predicted once, however far the windows lie apart.
   ASSERT_EQ(evaluate({"--window", "32", "--stride", "5", "--json"}), 0) << output_;
   const nlohmann::json close = printed_json(output_);
+  ASSERT_EQ(evaluate({"--window", "32", "--stride", "5", "--json", file}), 0) << output_;
+  EXPECT_NE(output_.find("perplexity"), std::string::npos) << output_;
   ASSERT_EQ(evaluate({"--window", "32", "--stride", "32", "--json", "-"}), 0) << output_;
   const nlohmann::json apart = printed_json(output_);
   EXPECT_EQ(close.at("tokens"), apart.at("tokens"));
@@ -602,13 +609,22 @@ TEST_F(SystemTest, ASecondJobOnTheFolderIsRefused) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   EXPECT_EQ(run(training("run")), 2) << output_;
+  const auto state = [&] {
+    return nlohmann::json::parse(read_file(path("run") + "/status.json")).at("state");
+  };
+  EXPECT_EQ(state(), "running");  // the second start has not touched it
   first.signal(SIGTERM);
   EXPECT_EQ(first.wait(), 85) << first.output();
+  EXPECT_EQ(state(), "stopped");
 }
 
 TEST_F(SystemTest, DivergenceEndsTheRunWithoutTouchingWeights) {
   EXPECT_EQ(run(training("run", {"--train.lr=1e30", "--stages.0.schedule.type=constant"})), 6)
       << output_;
+  const auto status = nlohmann::json::parse(read_file(path("run") + "/status.json"));
+  EXPECT_EQ(status.at("state"), "failed");
+  EXPECT_EQ(status.at("exit_code"), 6);
+  EXPECT_NE(output_.find(status.at("message").get<std::string>()), std::string::npos) << status;
 }
 
 TEST_F(SystemTest, DamagedDataIsRefused) {

@@ -110,13 +110,13 @@ TEST(Tensorboard, EventsReadBack) {
   writer.write({300, 1700000000.25, {{"train/loss", 4.25}, {"train/lr", 1e-3}}});
   writer.write({1LL << 40, 1700000001.0, {{"train/loss", std::nan("")}}});
   const auto events = read_events(writer.path());
-  ASSERT_EQ(events.size(), 3U);
+  ASSERT_EQ(events.size(), 4U);
 
   const Fields version = parse_message(events[0]);
   EXPECT_EQ(version.bytes.find(3)->second, "brain.Event:2");
   EXPECT_GT(as_double(version.numbers.find(1)->second), 1.6e9);
 
-  const Fields event = parse_message(events[1]);
+  const Fields event = parse_message(events[2]);
   EXPECT_EQ(as_double(event.numbers.find(1)->second), 1700000000.25);
   EXPECT_EQ(event.numbers.find(2)->second, 300U);
   const Fields summary = parse_message(event.bytes.find(5)->second);
@@ -128,7 +128,7 @@ TEST(Tensorboard, EventsReadBack) {
   }
   EXPECT_EQ(scalars, (std::map<std::string, float>{{"train/loss", 4.25F}, {"train/lr", 1e-3F}}));
 
-  const Fields large = parse_message(events[2]);
+  const Fields large = parse_message(events[3]);
   EXPECT_EQ(large.numbers.find(2)->second, 1ULL << 40);
 }
 
@@ -143,6 +143,35 @@ TEST(Tensorboard, AResumedRunMarksWhereItGoesOn) {
   const Fields start = parse_message(events[1]);
   EXPECT_EQ(start.numbers.find(2)->second, 42U);
   EXPECT_EQ(parse_message(start.bytes.find(7)->second).numbers.find(1)->second, 1U);
+}
+
+// Otherwise TensorBoard shows the records of the run before and those of this one as one series.
+TEST(Tensorboard, ARunThatBeginsAnewDropsAllThatWasBefore) {
+  const TemporaryFolder folder;
+  TensorboardWriter writer(folder.path(), {});
+  const auto events = read_events(writer.path());
+  ASSERT_EQ(events.size(), 2U);
+  const Fields start = parse_message(events[1]);
+  EXPECT_FALSE(start.numbers.contains(2));  // step 0
+  EXPECT_EQ(parse_message(start.bytes.find(7)->second).numbers.find(1)->second, 1U);
+}
+
+TEST(Tensorboard, TextsAreForThePluginOfTexts) {
+  const TemporaryFolder folder;
+  TensorboardWriter writer(folder.path(), 6);
+  writer.write_text("config", "    train: {}\n", 6);
+  const auto events = read_events(writer.path());
+  ASSERT_EQ(events.size(), 3U);
+  const Fields event = parse_message(events[2]);
+  EXPECT_EQ(event.numbers.find(2)->second, 6U);
+  const Fields summary = parse_message(event.bytes.find(5)->second);
+  const Fields value = parse_message(summary.bytes.find(1)->second);
+  EXPECT_EQ(value.bytes.find(1)->second, "config");
+  const Fields tensor = parse_message(value.bytes.find(8)->second);
+  EXPECT_EQ(tensor.numbers.find(1)->second, 7U);  // DT_STRING
+  EXPECT_EQ(tensor.bytes.find(8)->second, "    train: {}\n");
+  const Fields metadata = parse_message(value.bytes.find(9)->second);
+  EXPECT_EQ(parse_message(metadata.bytes.find(1)->second).bytes.find(1)->second, "text");
 }
 
 }  // namespace
