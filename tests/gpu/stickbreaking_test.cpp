@@ -124,7 +124,7 @@ struct GpuAttention : Attention {
 };
 
 void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64_t segment) {
-  ops::StickBreakingScratch scratch{.choice = choose(op, gpu.stream), .buffer = {}};
+  ops::AttentionScratch scratch = op.scratch(gpu.stream);
   ASSERT_EQ(scratch.choice.implementation, ops::Implementation::kHopper);
   const int64_t heads = op.params.heads;
   const kernels::StickHopperScratch layout =

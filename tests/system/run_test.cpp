@@ -115,7 +115,16 @@ TEST_F(SystemTest, OtherLayoutsTrain) {
       {"rebased",
        "{norm: layernorm, mlp: gelu, position: learned, max_positions: 64, heads: 5, attention: "
        "[{type: short_conv}, {type: rebased, feature_dim: 8}]}"},
-      {"coca", "{attention: [{type: coca}, {type: softmax, position: fire, window: 16}]}"}};
+      {"coca", "{attention: [{type: coca}, {type: softmax, position: fire, window: 16}]}"},
+      {"gpt2",
+       "{norm: layernorm, mlp: gelu_tanh, position: learned, max_positions: 64, attention: {type: "
+       "softmax, position: none, qkv_bias: true, output_bias: true}}"},
+      {"gpt_neox",
+       "{norm: layernorm, mlp: gelu, parallel_residual: true, attention: {type: softmax, "
+       "rope_fraction: 0.25, qkv_bias: true, output_bias: true}}"},
+      {"olmo2",
+       "{norm_position: output, attention: {type: softmax, qk_norm: true, qk_norm_scope: "
+       "joint}}"}};
   for (const auto& [name, model] : models) {
     write_file(path(name + ".yaml"),
                fmt::format("include: config.yaml\nname: {}\nmodel: {}\n", name, model));

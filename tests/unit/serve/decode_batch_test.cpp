@@ -39,11 +39,39 @@ std::vector<Logits> alone(const ModelConfig& config, const std::vector<int32_t>&
   return logits;
 }
 
-// Sequences come and go; each sees the bits that it sees alone.
-TEST(DecodeBatch, SequencesDoNotDependOnEachOther) {
+// Every kind of cache, and the layouts of GPT-2, GPT-NeoX, OLMo 2 and of none.
+std::vector<ModelConfig> every_model() {
+  std::vector<ModelConfig> models;
   for (const std::vector<std::string>& layers :
        {kAllCaches, {kAllCaches[0]}, {kAllCaches[1]}, {kAllCaches[2]}}) {
-    const ModelConfig config = small_config(layers);
+    models.push_back(small_config(layers));
+  }
+  ModelConfig gpt2 = small_config({"{type: softmax, position: none, qkv_bias: true}"});
+  gpt2.norm = NormKind::kLayerNorm;
+  gpt2.mlp = MlpKind::kGeluTanh;
+  gpt2.position = PositionEmbedding::kLearned;
+  gpt2.max_positions = 200;
+  models.push_back(gpt2);
+  ModelConfig neox = small_config({"{type: softmax, rope_fraction: 0.5, output_bias: true}"});
+  neox.norm = NormKind::kLayerNorm;
+  neox.mlp = MlpKind::kGelu;
+  neox.parallel_residual = true;
+  models.push_back(neox);
+  ModelConfig olmo2 = small_config({"{type: softmax, qk_norm: true, qk_norm_scope: joint}",
+                                    "{qk_norm: true, qk_norm_scope: joint}"});
+  olmo2.norm_position = NormPosition::kOutput;
+  models.push_back(olmo2);
+  ModelConfig parallel = small_config(kAllCaches);
+  parallel.parallel_residual = true;
+  models.push_back(parallel);
+  parallel.norm_position = NormPosition::kOutput;
+  models.push_back(parallel);
+  return models;
+}
+
+// Sequences come and go; each sees the bits that it sees alone.
+TEST(DecodeBatch, SequencesDoNotDependOnEachOther) {
+  for (const ModelConfig& config : every_model()) {
     constexpr int64_t kSlots = 5;
     constexpr int kSteps = 6;
     SmallModel model(config, kSlots);

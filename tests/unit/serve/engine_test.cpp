@@ -121,8 +121,12 @@ TEST(Engine, WritesWhatGenerateWritesWhateverElseRuns) {
 // trained length.
 std::vector<std::string> modules_with_positions() {
   std::vector<std::string> layers = {
-      "{type: softmax, position: alibi}", "{type: softmax, position: fire}",
+      "{type: softmax, position: alibi}",
+      "{type: softmax, position: fire}",
       "{type: softmax, position: none}",
+      "{type: softmax, rope_fraction: 0.5}",
+      "{type: softmax, rope_fraction: 0.5, rope_scaling: dynamic_ntk, rope_train_length: 8}",
+      "{type: softmax, qk_norm: true, qk_norm_scope: joint}",
       "{type: softmax, window: 5, rope_scaling: dynamic_ntk, rope_train_length: 8}",
       "{type: coca, variant: strict, rope_scaling: dynamic_ntk, rope_train_length: 8}"};
   for (const std::string_view name : attention_registry().names()) {

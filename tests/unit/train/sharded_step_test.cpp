@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/stored_runs.h"
+#include "config/schema.h"
 #include "ops/memory.h"
 #include "parallel/param_shards.h"
 #include "support/model.h"
@@ -31,14 +32,25 @@ struct Case {
   ReduceType reduce = ReduceType::kFloat32;
   bool planned = true;
   TransferEngine engine = TransferEngine::kMultiprocessors;
+  bool olmo2 = false;  // the layout
+  bool neox = false;   // likewise
   std::string name() const {
-    return fmt::format("{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
+    return fmt::format("{}{}{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
+                       olmo2 ? "Olmo2" : "", neox ? "Neox" : "",
                        reduce == ReduceType::kBfloat16 ? "Bf16" : "",
                        engine == TransferEngine::kCopyEngines ? "ByCopies" : "");
   }
 };
 Case by_copies(Case c) {
   c.engine = TransferEngine::kCopyEngines;
+  return c;
+}
+Case of_olmo2(Case c) {
+  c.olmo2 = true;
+  return c;
+}
+Case of_neox(Case c) {
+  c.neox = true;
   return c;
 }
 void PrintTo(const Case& c, std::ostream* out) {  // NOLINT: GoogleTest's name
@@ -54,6 +66,18 @@ Config config_of(const Case& c) {
   config.model.vocab = kVocab;
   config.model.init_std = 0.3;
   config.model.tied = c.tied;
+  if (c.olmo2) {
+    config.model.norm_position = NormPosition::kOutput;
+    config.model.attention = {
+        parse_attention("{type: softmax, qk_norm: true, qk_norm_scope: joint}")};
+  }
+  if (c.neox) {
+    config.model.norm = NormKind::kLayerNorm;
+    config.model.mlp = MlpKind::kGeluTanh;
+    config.model.parallel_residual = true;
+    config.model.attention = {
+        parse_attention("{type: softmax, rope_fraction: 0.67, qkv_bias: true, output_bias: true}")};
+  }
   config.train.sequence_length = kLength;
   config.train.micro_batch = 1;
   config.train.batch = kSequences;
@@ -198,7 +222,9 @@ TEST_P(ShardedStep, AStepThatOneRankCannotApplyIsAppliedByNone) {
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds, ShardedStep,
-    testing::Values(Case{Sharding::kFull, 2}, Case{Sharding::kFull, 4, 1, true},
+    testing::Values(of_olmo2({Sharding::kFull, 2}), of_olmo2({Sharding::kGrad, 2, 1, true}),
+                    of_neox({Sharding::kFull, 2}), of_neox({Sharding::kHybrid, 4, 2}),
+                    Case{Sharding::kFull, 2}, Case{Sharding::kFull, 4, 1, true},
                     Case{Sharding::kFull, 8}, Case{Sharding::kGrad, 2, 1, true},
                     Case{Sharding::kGrad, 4}, Case{Sharding::kNone, 2},
                     Case{Sharding::kNone, 4, 1, true}, Case{Sharding::kHybrid, 4, 2},
