@@ -5,6 +5,8 @@
 // no gates here.
 #pragma once
 
+#include <climits>
+
 #include "kernels/attention/mainloop_stickbreaking_backward.cuh"
 #include "kernels/attention/scratch_sizes.h"
 #include "kernels/attention/stickbreaking_tiles_hopper.cuh"
@@ -19,13 +21,13 @@ struct alignas(16) TileStates {
 };
 static_assert(sizeof(TileStates) == 64 * kHopperRowStateBytes);
 
-// The queries and keys of a launch: all, or a segment of each. A row goes from one segment of keys
-// to the next as the state {log2 T, C} and a sum of dq, a key from one segment of queries to the
-// next as sums of dk and dv; all in f32, so that segments change no bit of the result. Sums are
-// zero where a head begins and, of dk and dv, where a segment of keys does.
+// The queries and keys of a launch: all unless given, or a segment of each. A row goes from one
+// segment of keys to the next as the state {log2 T, C} and a sum of dq, a key from one segment of
+// queries to the next as sums of dk and dv; all in f32, so that segments change no bit of the
+// result. Sums are zero where a head begins and, of dk and dv, where a segment of keys does.
 struct HopperSegments {
-  int first_query = 0, end_query = 0;
-  int first_key = 0, end_key = 0;
+  int first_query = 0, end_query = INT_MAX;
+  int first_key = 0, end_key = INT_MAX;
   // The first key that any query of the segment sees: beyond the keys there is nothing to do.
   const int* lowest = nullptr;
   float2* carries = nullptr;  // [rows]

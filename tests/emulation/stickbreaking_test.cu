@@ -54,6 +54,16 @@ class StickBreaking : public Attention {
     EXPECT_LE(test::relative_error(rem, want.row), kOutputError);
   }
 
+  // How long the schedulers of both phases take a tile for, in the order of its rows.
+  template <typename Mainloop>
+  std::vector<int> steps_of_tiles() const {
+    std::vector<int> steps;
+    const auto of_tile = kernels::steps_of<Mainloop>(backward_arguments());
+    for (int tile = 0; tile * Mainloop::kTileRows < tokens(); ++tile)
+      steps.push_back(of_tile(tile));
+    return steps;
+  }
+
  private:
   void take_workspace(int heads, int segment) {
     const StickHopperScratch scratch = stickbreaking_hopper_layout(
@@ -75,17 +85,21 @@ class StickBreaking : public Attention {
                                    .v = key_tiles(p, p.v, Shape::kKeys)};
     run_persistent<StickForwardMainloop<Shape>>(timing, x);
   }
-  template <int kD, bool kFewTiles, template <typename> class Kind>
-  void backward(Timing timing) {
-    const StickBreakingProblem& p = problem_;
-    HopperBackwardArguments x{.p = p,
+  HopperBackwardArguments backward_arguments() const {
+    HopperBackwardArguments x{.p = problem_,
                               .part = {},
                               .scheduler = {},
                               .q = {},
                               .dout = {},
-                              .k = key_tiles(p, p.k, kStickKeys),
-                              .v = key_tiles(p, p.v, kStickKeys)};
+                              .k = key_tiles(problem_, problem_.k, kStickKeys),
+                              .v = key_tiles(problem_, problem_.v, kStickKeys)};
     place_in_scratch(x);
+    return x;
+  }
+  template <int kD, bool kFewTiles, template <typename> class Kind>
+  void backward(Timing timing) {
+    const StickBreakingProblem& p = problem_;
+    HopperBackwardArguments x = backward_arguments();
     if (!in_segments(p)) {
       return run_phases<Kind<QueryGradientShape<kD, kFewTiles>>,
                         Kind<KeyGradientShape<kD, kFewTiles>>>(timing, x, tokens(), tokens());
@@ -201,6 +215,19 @@ void check_segments() {
     }
   }
 }
+// The longest tiles have to come first: in any other order some multiprocessors end late.
+TEST(EmulatedStickBreaking, TilesTakeAsManyStepsAsTheySeeBlocks) {
+  const StickBreaking x({600}, 64);
+  using Queries = StickQueryGradientMainloop<QueryGradientShape<64>>;
+  using Keys = StickKeyGradientMainloop<KeyGradientShape<64>>;
+  ASSERT_EQ(Queries::kTileRows, 128);
+  EXPECT_EQ(x.steps_of_tiles<Queries>(), (std::vector<int>{2, 4, 6, 8, 10}));
+  std::vector<int> of_keys;
+  for (int first = 0; first < 600; first += Keys::kTileRows)
+    of_keys.push_back((600 - first + 63) / 64);
+  EXPECT_EQ(x.steps_of_tiles<Keys>(), of_keys);
+}
+
 TEST(EmulatedStickBreaking, SegmentsOfHeadsOf32) {
   check_segments<32>();
   check_segments<32, true>();
