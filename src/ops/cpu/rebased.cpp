@@ -3,10 +3,11 @@
 // S = sum_i psi(k_i) [v_i | 1] as phi(q_j) S, with phi(q).psi(k) = s(scale q.k):
 //   psi(k) = (1, k_a, k_a k_b)   phi(q) = (constant, linear q_a, square (2 - [a = b]) q_a q_b)
 // where q is scaled. The quadratic form walks over the earlier chunks instead.
+#include "ops/rebased.h"
+
 #include <type_traits>
 
 #include "ops/cpu/attention_tile.h"
-#include "ops/rebased.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
