@@ -284,7 +284,7 @@ TEST(Engine, EndsAtAStopTokenAfterTheFewestTokens) {
     r.stop_tokens = std::move(stops);
     r.min_tokens = min_tokens;
     Running running(kConfig, 2);
-    const auto keeper = running.submit(r);
+    auto keeper = running.submit(r);
     running.start();
     keeper->wait();
     return keeper;
