@@ -145,8 +145,10 @@ TEST_F(Job, RanksOnItsMachineNoticeThatRankZeroHasEnded) {
     EXPECT_EQ(one.wait(20), 7);
     EXPECT_TRUE(says(one.output(), "rank 0 has ended before it listened")) << one.output();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    // Three seconds of patience and two looks, or two looks after its end, and what a busy machine
+    // takes to start a program: far from the rendezvous timeout in any case.
     EXPECT_GT(took.count(), comes ? 6.0 : 2.0);
-    EXPECT_LT(took.count(), comes ? 11.0 : 6.0);
+    EXPECT_LT(took.count(), comes ? 13.0 : 10.0);
   }
 }
 
