@@ -174,7 +174,10 @@ END"""),
         Run("tests/bench/compare_builds.sh OLD/sbtrain",
             before="mkdir OLD NEW; cp build/release/sbtrain OLD; cp build/release/sbtrain NEW",
             env=SMALL | SMALL_VOCAB),
-        Run("for input in text.jsonl", before="cp corpus/tokenizer.model my.model",
+        Run("for input in text.jsonl", before="""cp corpus/tokenizer.model my.model; gzip -k text.jsonl; zstd -q text.jsonl
+$(scripts/python.sh) -c "import json, pyarrow, pyarrow.parquet
+rows = pyarrow.Table.from_pylist([json.loads(line) for line in open('text.jsonl')])
+pyarrow.parquet.write_table(rows, 'text.parquet')\"""",
             needs=("gzip", "zstd", "/usr/bin/time", "module:pyarrow")),
         Listed("OMP_NUM_THREADS=1 $(scripts/python.sh)", PYTORCH),
         Run("dd if=hf/model.safetensors", before="mv pretrained hf"),
