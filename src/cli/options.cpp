@@ -111,19 +111,17 @@ template <typename T>
 Option Command::add_option(const std::string& names, T& value, const std::string& help) const {
   return Option(app_->add_option(names, value, help));
 }
-#define SBTRAIN_OPTION(T) \
-  template Option Command::add_option(const std::string&, T&, const std::string&) const;
-SBTRAIN_OPTION(std::string)
-SBTRAIN_OPTION(int)
-SBTRAIN_OPTION(int64_t)
-SBTRAIN_OPTION(uint64_t)
-SBTRAIN_OPTION(double)
-SBTRAIN_OPTION(std::optional<double>)
-SBTRAIN_OPTION(std::vector<std::string>)
-SBTRAIN_OPTION(std::vector<int>)
-SBTRAIN_OPTION(std::vector<int64_t>)
-SBTRAIN_OPTION(std::vector<double>)
-#undef SBTRAIN_OPTION
+using Text = const std::string&;
+template Option Command::add_option(Text, std::string&, Text) const;
+template Option Command::add_option(Text, int&, Text) const;
+template Option Command::add_option(Text, int64_t&, Text) const;
+template Option Command::add_option(Text, uint64_t&, Text) const;
+template Option Command::add_option(Text, double&, Text) const;
+template Option Command::add_option(Text, std::optional<double>&, Text) const;
+template Option Command::add_option(Text, std::vector<std::string>&, Text) const;
+template Option Command::add_option(Text, std::vector<int>&, Text) const;
+template Option Command::add_option(Text, std::vector<int64_t>&, Text) const;
+template Option Command::add_option(Text, std::vector<double>&, Text) const;
 
 Option Command::add_flag(const std::string& names, bool& value, const std::string& help) const {
   return Option(app_->add_flag(names, value, help));

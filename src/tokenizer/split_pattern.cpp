@@ -85,9 +85,8 @@ class Rewriter {
       property();
     } else if (c == 'u' || c == 'x') {
       code_point();
-    } else if (c == 'r' || c == 'n' || c == 't' || c == 'f') {
-      copy(2);
-    } else if (std::ispunct(static_cast<unsigned char>(c)) != 0 || c == ' ') {
+    } else if (std::string_view("rntf ").find(c) != std::string_view::npos ||
+               std::ispunct(static_cast<unsigned char>(c)) != 0) {
       copy(2);
     } else {
       refuse(2);
@@ -146,10 +145,10 @@ class Rewriter {
       in_class_ = true;
       copy(next() == '^' ? 2 : 1);
       if (rest().starts_with(']')) refuse(1);
-    } else if (rest().starts_with("{,")) {
+    } else if (rest().starts_with("{,") ||
+               // It repeats the repetition there, and makes it possessive in PCRE2.
+               (rest().starts_with("}+") && syntax_ == SplitPattern::Syntax::kOniguruma)) {
       refuse(2);
-    } else if (rest().starts_with("}+") && syntax_ == SplitPattern::Syntax::kOniguruma) {
-      refuse(2);  // repeats the repetition there, and makes it possessive in PCRE2
     } else {
       copy(1);
     }

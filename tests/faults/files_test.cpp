@@ -328,10 +328,11 @@ TEST_F(Files, ALinkToItselfIsNamed) {
        {"run.json", "config.yaml", "metrics.jsonl", "checkpoints", "lock"}) {
     const std::string out = path("with_" + name);
     fs::create_directory(out);
-    fs::create_symlink(name, out + "/" + name);
+    const fs::path link = fs::path(out) / name;
+    fs::create_symlink(name, link);
     const int code = run(train(out));
     EXPECT_TRUE(code > 1 && code < 85) << name << " " << code << output();
-    EXPECT_TRUE(says(out + "/" + name) && !says("internal error")) << output();
+    EXPECT_TRUE(says(link.string()) && !says("internal error")) << output();
   }
 }
 

@@ -32,7 +32,10 @@ TEST(ThreadWorld, SixtyFourRanksGatherAndSum) {
     std::vector<float> shard(3, static_cast<float>(ranks.rank()));
     std::vector<float> full(3 * kRanks, -1);
     ranks.all_gather(s, view(full), view(shard));
-    for (int i = 0; i < 3 * kRanks; ++i) EXPECT_EQ(full[i], static_cast<float>(i / 3));
+    for (int i = 0; i < 3 * kRanks; ++i) {
+      const int of_rank = i / 3;
+      EXPECT_EQ(full[i], static_cast<float>(of_rank));
+    }
     ranks.reduce_scatter(s, view(shard), view(full));
     EXPECT_EQ(shard, std::vector<float>(3, static_cast<float>(kRanks * ranks.rank())));
     std::vector<double> value = {1};
