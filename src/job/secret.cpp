@@ -26,7 +26,7 @@ constexpr size_t kSecretBytes = 32;  // hexadecimal digits
 fs::path private_folder() {
   const uid_t user = ::geteuid();
   for (const char* base : {"/dev/shm", "/tmp"}) {
-    const fs::path folder = fs::path(base) / fmt::format("sbtrain-{}", user);
+    fs::path folder = fs::path(base) / fmt::format("sbtrain-{}", user);
     ::mkdir(folder.c_str(), 0700);
     struct stat status {};
     const bool own = ::lstat(folder.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&

@@ -111,8 +111,8 @@ class RecordParser : public nlohmann::json_sax<nlohmann::json> {
 Document parse_document(RawDocument raw) {
   const DocumentOrigin& origin = *raw.origin;
   if (raw.kind != RawDocument::Kind::kJson) {
-    return {.source = raw.source.empty() ? origin.source : std::move(raw.source),
-            .text = std::move(raw.data)};
+    if (raw.source.empty()) raw.source = origin.source;
+    return {.source = std::move(raw.source), .text = std::move(raw.data)};
   }
   if (!raw.problem.empty()) {
     fail(ExitCode::kData, "{}:{}: {}", origin.name, raw.position, raw.problem);
@@ -123,8 +123,8 @@ Document parse_document(RawDocument raw) {
     fail(ExitCode::kData, "{}:{}: not a JSON object with a string \"{}\": {}", origin.name,
          raw.position, origin.keys.text, parser.problem());
   }
-  return {.source = parser.source().empty() ? origin.source : std::move(parser.source()),
-          .text = std::move(parser.text())};
+  if (parser.source().empty()) parser.source() = origin.source;
+  return {.source = std::move(parser.source()), .text = std::move(parser.text())};
 }
 
 }  // namespace sbtrain
