@@ -40,6 +40,18 @@ struct SwigluOp {
   }
 };
 
+// sigmoid(z) and sigmoid(-z), its complement, without cancellation.
+struct Sigmoids {
+  __device__ explicit Sigmoids(float z) {
+    const float e = __expf(-fabsf(z));
+    const float larger = __fdividef(1.0f, 1.0f + e);  // sigmoid(|z|)
+    const float smaller = e * larger;                 // sigmoid(-|z|)
+    of_z = z < 0.0f ? smaller : larger;
+    of_minus_z = z < 0.0f ? larger : smaller;
+  }
+  float of_z, of_minus_z;
+};
+
 // silu(g)' = sigmoid(g) (1 + g (1 - sigmoid(g))). 1 - sigmoid(g) = sigmoid(-g) is formed without
 // the subtraction, which would cancel for large g.
 struct SwigluBackwardOp {
@@ -58,13 +70,9 @@ struct SwigluBackwardOp {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const float g = gate[i];
-      const float e = __expf(-fabsf(g));
-      const float larger = __fdividef(1.0f, 1.0f + e);  // sigmoid(|g|)
-      const float smaller = e * larger;                 // sigmoid(-|g|)
-      const float s = g < 0.0f ? smaller : larger;
-      const float complement = g < 0.0f ? larger : smaller;
-      gate[i] = dy[i] * up[i] * (s * (1.0f + g * complement));
-      up[i] = dy[i] * (g * s);
+      const Sigmoids s(g);
+      gate[i] = dy[i] * up[i] * (s.of_z * (1.0f + g * s.of_minus_z));
+      up[i] = dy[i] * (g * s.of_z);
     }
     bf16* dgate = p.dgate_up.row(row) + col;
     store_floats(dgate, gate);
@@ -120,11 +128,35 @@ struct AddBiasOp {
   }
 };
 
-// Phi(z), without cancellation for large -z.
-__device__ float normal_below(float z) {
-  return 0.5f * erfcf(-z * 0.707106781f);
-}
+// The exact form of GELU is z Phi(z), without cancellation for large -z. Its slope is Phi(z) + z
+// phi(z).
+struct ExactForm {
+  __device__ explicit ExactForm(float z) : z(z), below(0.5f * erfcf(-z * 0.707106781f)) {}
+  __device__ float slope() const {
+    constexpr float kDensity = 0.398942280f;  // 1 / sqrt(2 pi)
+    return below + z * kDensity * expf(-0.5f * z * z);
+  }
+  float z, below;
+};
 
+// The tanh form of GELU is z sigmoid(2u), u = sqrt(2/pi) (z + c z^3), since (1 + tanh(u)) / 2 =
+// sigmoid(2u). Beyond +-20 the sigmoid is 0 or 1, and z^3 need not be formed.
+struct TanhForm {
+  static constexpr float kTwiceRoot = 1.59576912f;  // 2 sqrt(2/pi)
+  static constexpr float kCubic = 0.044715f;
+  __device__ explicit TanhForm(float z) : z(fminf(fmaxf(z, -20.0f), 20.0f)) {
+    const Sigmoids s(kTwiceRoot * this->z * (1.0f + kCubic * this->z * this->z));
+    below = s.of_z;
+    above = s.of_minus_z;
+  }
+  // (z s)' = s + z s (1 - s) (2u)'.
+  __device__ float slope() const {
+    return below + z * below * above * (kTwiceRoot * (1.0f + 3.0f * kCubic * z * z));
+  }
+  float z, below, above;  // sigmoid(2u), sigmoid(-2u)
+};
+
+template <typename Form>
 struct BiasGeluOp {
   BiasGelu p;
   template <int kWidth>
@@ -138,13 +170,13 @@ struct BiasGeluOp {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
       const float z = y[i] + b[i];
-      y[i] = z * normal_below(z);
+      y[i] = z * Form(z).below;
     }
     store_floats(p.y.row(row) + col, y);
   }
 };
 
-// gelu'(z) = Phi(z) + z phi(z).
+template <typename Form>
 struct BiasGeluBackwardOp {
   BiasGeluBackward p;
   template <int kWidth>
@@ -154,72 +186,11 @@ struct BiasGeluBackwardOp {
   }
   template <int kWidth>
   __device__ void store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
-    constexpr float kDensity = 0.398942280f;  // 1 / sqrt(2 pi)
     auto dx = convert<float>(loaded.a);
     const auto x = convert<float>(loaded.b);
     const auto b = convert<float>(loaded.c);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float z = x[i] + b[i];
-      dx[i] *= normal_below(z) + z * kDensity * expf(-0.5f * z * z);
-    }
-    store_floats(p.dx.row(row) + col, dx);
-  }
-};
-
-// The tanh form of GELU is z sigmoid(2u), u = sqrt(2/pi) (z + c z^3), since (1 + tanh(u)) / 2 =
-// sigmoid(2u). Beyond +-20 the sigmoid is 0 or 1, and z^3 need not be formed.
-struct TanhForm {
-  static constexpr float kTwiceRoot = 1.59576912f;  // 2 sqrt(2/pi)
-  static constexpr float kCubic = 0.044715f;
-  __device__ explicit TanhForm(float z) : z(fminf(fmaxf(z, -20.0f), 20.0f)) {
-    const float twice_u = kTwiceRoot * this->z * (1.0f + kCubic * this->z * this->z);
-    const float e = __expf(-fabsf(twice_u));
-    const float larger = __fdividef(1.0f, 1.0f + e);  // sigmoid(|2u|)
-    const float smaller = e * larger;                 // without cancellation
-    below = twice_u < 0.0f ? smaller : larger;
-    above = twice_u < 0.0f ? larger : smaller;
-  }
-  // (z s)' = s + z s (1 - s) (2u)'.
-  __device__ float slope() const {
-    return below + z * below * above * (kTwiceRoot * (1.0f + 3.0f * kCubic * z * z));
-  }
-  float z, below, above;  // sigmoid(2u), sigmoid(-2u)
-};
-
-struct BiasTanhGeluOp {
-  BiasGelu p;
-  template <int kWidth>
-  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(p.x.row(row) + col), load_pack<kWidth>(p.b + col)};
-  }
-  template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
-    auto y = convert<float>(loaded.a);
-    const auto b = convert<float>(loaded.b);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const float z = y[i] + b[i];
-      y[i] = z * TanhForm(z).below;
-    }
-    store_floats(p.y.row(row) + col, y);
-  }
-};
-
-struct BiasTanhGeluBackwardOp {
-  BiasGeluBackward p;
-  template <int kWidth>
-  __device__ Three<kWidth> load(int64_t row, int64_t col) const {
-    return {load_pack<kWidth>(p.dy.row(row) + col), load_pack<kWidth>(p.x.row(row) + col),
-            load_pack<kWidth>(p.b + col)};
-  }
-  template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
-    auto dx = convert<float>(loaded.a);
-    const auto x = convert<float>(loaded.b);
-    const auto b = convert<float>(loaded.c);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) dx[i] *= TanhForm(x[i] + b[i]).slope();
+    for (int i = 0; i < kWidth; ++i) dx[i] *= Form(x[i] + b[i]).slope();
     store_floats(p.dx.row(row) + col, dx);
   }
 };
@@ -294,9 +265,11 @@ void launch(cudaStream_t stream, const AddBias& p) {
 void launch(cudaStream_t stream, const BiasGelu& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.x, p.b);
   if (p.tanh_form) {
-    launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors, BiasTanhGeluOp{p});
+    launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors,
+                               BiasGeluOp<TanhForm>{p});
   } else {
-    launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors, BiasGeluOp{p});
+    launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors,
+                               BiasGeluOp<ExactForm>{p});
   }
 }
 
@@ -304,10 +277,10 @@ void launch(cudaStream_t stream, const BiasGeluBackward& p) {
   const bool vectors = vectors_fit<kWidth>(p.dx, p.dy, p.x, p.b);
   if (p.tanh_form) {
     launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
-                               BiasTanhGeluBackwardOp{p});
+                               BiasGeluBackwardOp<TanhForm>{p});
   } else {
     launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
-                               BiasGeluBackwardOp{p});
+                               BiasGeluBackwardOp<ExactForm>{p});
   }
 }
 

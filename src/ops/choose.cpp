@@ -102,6 +102,16 @@ std::string why_not_hopper(const Shape& x, const Target& target) {
   return {};
 }
 
+// The same, but throws if they are asked for and cannot.
+template <typename Shape>
+std::string why_not_hopper(const Shape& x, const Target& target, std::string_view forced) {
+  std::string why = why_not_hopper(x, target);
+  if (!why.empty() && forces(forced, Implementation::kHopper)) {
+    fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", why);
+  }
+  return why;
+}
+
 // Whether softmax attention on the kernels for Hopper is faster than on all others, as measured on
 // an H200 (docs/performance.md). Where two are equal on documents of one length, documents of many
 // lengths decide: cuDNN's deterministic backward pass has no scratch for them.
@@ -119,16 +129,6 @@ bool fastest_on_hopper(const SoftmaxShape& x) {
   if (narrow) return x.max_seqlen >= (x.backward ? 4096 : 2048);
   if (x.backward) return x.deterministic;
   return x.head_dim == 64 && x.window == 0 && x.max_seqlen <= 8192;
-}
-
-// The same, but throws if they are asked for and cannot.
-template <typename Shape>
-std::string why_not_hopper(const Shape& x, const Target& target, std::string_view forced) {
-  std::string why = why_not_hopper(x, target);
-  if (!why.empty() && forces(forced, Implementation::kHopper)) {
-    fail(ExitCode::kUsage, "the kernels for hopper are asked for, but {}", why);
-  }
-  return why;
 }
 
 // The implementation, and why it is not the kernels for Hopper.

@@ -207,6 +207,19 @@ TEST(HfImport, ATokenizerThatCannotBeReadEndsIt) {
   fs::remove_all(folder);
 }
 
+// `config` with the keys of `change` in place of its own.
+void expect_refused_by_key(nlohmann::json config, const std::string& key,
+                           const nlohmann::json& change) {
+  config.update(change);
+  try {
+    config_from_hf(config, true, "config.json");
+    ADD_FAILURE() << change;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kConfig) << change;
+    EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
+  }
+}
+
 // Values that another program would follow, or that mean nothing.
 TEST(HfImport, ConfigurationsThatItCannotFollowAreRefusedByKey) {
   nlohmann::json good = {
@@ -232,15 +245,7 @@ TEST(HfImport, ConfigurationsThatItCannotFollowAreRefusedByKey) {
       {"rms_norm_eps", {{"rms_norm_eps", -1e-5}}},
       {"norm_eps", {{"model_type", "sbtrain"}, {"sbtrain", {{"norm_eps", 4.6e18}}}}}};
   for (const auto& [key, change] : changes) {
-    nlohmann::json config = good;
-    config.update(change);
-    try {
-      config_from_hf(config, true, "config.json");
-      ADD_FAILURE() << change;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::kConfig) << change;
-      EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
-    }
+    expect_refused_by_key(good, key, change);
   }
   good["max_position_embeddings"] = 1 << 24;
   EXPECT_NO_THROW(config_from_hf(good, true, "config.json"));
@@ -279,15 +284,7 @@ TEST(HfImport, OtherFamiliesAreRefusedByKeyToo) {
       {olmo2, "model_type", {{"model_type", "olmo"}}}};
   for (const auto& [good, key, change] : changes) {
     EXPECT_NO_THROW(config_from_hf(good, true, "config.json"));
-    nlohmann::json config = good;
-    config.update(change);
-    try {
-      config_from_hf(config, true, "config.json");
-      ADD_FAILURE() << change;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::kConfig) << change;
-      EXPECT_NE(std::string(error.what()).find(key), std::string::npos) << error.what();
-    }
+    expect_refused_by_key(good, key, change);
   }
 }
 
