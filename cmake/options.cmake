@@ -67,15 +67,19 @@ function(sbtrain_library name)
   endforeach()
 endfunction()
 
-# sbtrain_test(name LABELS ... [SERIAL] [JSON] SOURCES ... LINK ...) adds one GoogleTest program with one CTest entry
-# per test. With SERIAL no other test runs at the same time; with JSON most sources include nlohmann/json.hpp.
+# sbtrain_test(name [SERIAL] [JSON | COMPUTES] LABELS ... SOURCES ... LINK ...) adds one GoogleTest program with one
+# CTest entry per test. With SERIAL no other test runs at the same time; with JSON most sources include
+# nlohmann/json.hpp; with COMPUTES the tests run for longer than they compile (tests/CMakeLists.txt).
 function(sbtrain_test name)
-  cmake_parse_arguments(ARG "SERIAL;JSON" "" "LABELS;SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL;JSON;COMPUTES" "" "LABELS;SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE tests_process ${ARG_LINK} GTest::gtest_main)
   if(ARG_JSON)
     target_link_libraries(${name} PRIVATE nlohmann_json::nlohmann_json)
     target_precompile_headers(${name} REUSE_FROM sbtrain_tests_precompiled_json)
+  elseif(ARG_COMPUTES)
+    target_compile_options(${name} PRIVATE ${computes_options})
+    target_precompile_headers(${name} REUSE_FROM sbtrain_tests_precompiled_computes)
   else()
     target_precompile_headers(${name} REUSE_FROM sbtrain_tests_precompiled)
   endif()

@@ -31,9 +31,7 @@ double dot(const HostMatrix& q, int64_t j, const HostMatrix& k, int64_t i) {
 HostMatrix project(const HostMatrix& x, const HostMatrix& w) {
   HostMatrix y(x.rows, w.rows);
   for (int64_t t = 0; t < x.rows; ++t) {
-    for (int64_t n = 0; n < w.rows; ++n) {
-      for (int64_t i = 0; i < x.cols; ++i) y.row(t)[n] += x.row(t)[i] * w.row(n)[i];
-    }
+    for (int64_t n = 0; n < w.rows; ++n) y.row(t)[n] = dot(x, t, w, n);
   }
   return y;
 }

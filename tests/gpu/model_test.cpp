@@ -306,7 +306,8 @@ TEST_P(GpuModel, DecodeEqualsFullForward) {
     batch.sequences = {.cu_seqlens = boundaries,
                        .positions_T = gpu.batch().sequences.positions_T.row_range(0, prompt),
                        .count = 1,
-                       .max_seqlen = prompt};
+                       .max_seqlen = prompt,
+                       .reach = T};
     const Buffer logits = gpu.reals(1, config.vocab);
     prefill(gpu.stream(), gpu.model(), gpu.params(), batch, cache, 0, logits);
     for (int32_t t = prompt; t <= T; ++t) {

@@ -136,8 +136,8 @@ void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
   scratch.choice.heads = 1;
   scratch.choice.tokens = layout.segment;
   scratch.choice.blocks = layout.blocks;
-  scratch.buffer = gpu.memory.allocate(MemoryClass::kScratch, "states", DType::kU8,
-                                       {static_cast<int64_t>(layout.bytes)});
+  scratch.buffer = gpu.memory.allocate(MemoryClass::kScratch, "states", DType::kF32,
+                                       {static_cast<int64_t>(layout.bytes / 4)});
   ops::cuda::run(ops::cuda::Cuda{}, gpu.stream, op, scratch);
 }
 

@@ -10,7 +10,7 @@
 #include "kernels/attention/visibility.cuh"
 #include "kernels/primitives/accumulator.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::scan_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -202,4 +202,4 @@ TEST_F(Scan, KeysOfALaneAreNeighbours) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::scan_test

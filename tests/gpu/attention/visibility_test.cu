@@ -6,7 +6,7 @@
 #include "gpu/device.h"
 #include "kernels/attention/visibility.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::visibility_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -154,4 +154,4 @@ TEST_F(Seeing, EveryOptionIsTheDefinition) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::visibility_test

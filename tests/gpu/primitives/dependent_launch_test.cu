@@ -6,7 +6,7 @@
 #include "gpu/device.h"
 #include "kernels/primitives/dependent_launch.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::dependent_launch_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -59,4 +59,4 @@ TEST_F(DependentLaunch, EachKernelSeesTheOneBefore) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::dependent_launch_test

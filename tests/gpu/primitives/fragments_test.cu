@@ -1,7 +1,7 @@
 #include "gpu/device.h"
 #include "kernels/primitives/fragments.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::fragments_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -70,4 +70,4 @@ TEST_F(Fragments, AreOperandsOfTheProduct) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::fragments_test

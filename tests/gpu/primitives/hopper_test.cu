@@ -13,7 +13,7 @@
 #include "kernels/primitives/warpgroup.cuh"
 #include "kernels/primitives/wgmma.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::hopper_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -406,4 +406,4 @@ TEST_F(Hopper, StoresMatrices) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::hopper_test

@@ -3,7 +3,7 @@
 #include "gpu/device.h"
 #include "kernels/primitives/lanes.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::lanes_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -70,4 +70,4 @@ TEST_F(Lanes, ExchangeReachesTheRightLanes) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::lanes_test

@@ -4,7 +4,7 @@
 #include "gpu/device.h"
 #include "kernels/primitives/math.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::math_test {
 namespace {
 
 using Math = GpuTest;
@@ -53,4 +53,4 @@ TEST_F(Math, HasLimits) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::math_test

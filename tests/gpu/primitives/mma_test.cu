@@ -6,7 +6,7 @@
 #include "kernels/primitives/accumulator.cuh"
 #include "kernels/primitives/mma.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::mma_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -163,4 +163,4 @@ TEST_F(Mma, AccumulatorsKnowTheirElements) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::mma_test

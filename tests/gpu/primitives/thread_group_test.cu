@@ -1,7 +1,7 @@
 #include "gpu/device.h"
 #include "kernels/primitives/thread_group.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::thread_group_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -73,4 +73,4 @@ TEST_F(ThreadGroup, ABlockIsAGroup) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::thread_group_test

@@ -6,7 +6,7 @@
 #include "kernels/primitives/thread_group.cuh"
 #include "kernels/primitives/tile.cuh"
 
-namespace sbtrain::test {
+namespace sbtrain::test::tile_test {
 namespace {
 
 using namespace kernels;  // NOLINT: nearly every name here is from there
@@ -145,4 +145,4 @@ TEST_F(Tile, WordsAreCopiedInGroups) {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
+}  // namespace sbtrain::test::tile_test
