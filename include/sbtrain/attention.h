@@ -41,7 +41,7 @@ extern "C" {
 
 #define SBTRAIN_ATTENTION_VERSION 1
 #define SBTRAIN_INIT(type) \
-  { sizeof(type), SBTRAIN_ATTENTION_VERSION }
+  { .struct_size = sizeof(type), .version = SBTRAIN_ATTENTION_VERSION }
 
 /* ---- Codes --------------------------------------------------------------------------------- */
 
