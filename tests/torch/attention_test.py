@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from sbtrain.torch import (  # noqa: E402
     Fire,
+    _cuda,
     _ops,
     softmax_attention,
     softmax_decode,
@@ -320,6 +321,24 @@ class Decoding(unittest.TestCase):
         self.close(stickbreaking_decode(q[-1:], k[None], v[None], lengths, gate_cache=gate)[0], expected)
         first = [x[None].transpose(1, 2).contiguous() for x in (k, v)]
         self.close(stickbreaking_decode(q[-1:], *first, lengths, gate_cache=gate, heads_first=True)[0], expected)
+
+
+class Memory(unittest.TestCase):
+    """What the kernels are given of tensors that lie in other ways."""
+
+    def test_rows_are_read_where_they_lie_or_copied(self):
+        matrix = torch.zeros(5, 3, 4, 16)
+        columns = matrix[:, 1]
+        one = torch.zeros(1, 4, 16).as_strided((1, 4, 16), (3, 16, 1))  # the stride of one row says nothing
+        head = torch.zeros(5, 1, 16).as_strided((5, 1, 16), (16, 7, 1))
+        for x in (matrix[:, 0], columns, one, head):
+            self.assertIs(_cuda.readable(x)[0], x)
+        self.assertEqual([_cuda.rows(x).stride for x in (columns, one, head)], [192, 64, 16])
+        shifted = torch.zeros(5 * 64 + 1)[1:].view(5, 4, 16)
+        for x in (shifted, columns.transpose(0, 1), columns[..., ::2], columns.expand(5, 4, 16)[:, :1].expand(5, 4, 16)):
+            copy = _cuda.readable(x)[0]
+            self.assertTrue(_cuda.fits(copy))
+            self.assertTrue(torch.equal(copy, x))
 
 
 class Torch(unittest.TestCase):

@@ -29,19 +29,28 @@ def pointer(x):
     return None if x is None else x.data_ptr()
 
 
+def row_stride(x):
+    """The elements from row to row of x [T, H, d]. The stride of a dimension of size 1 says nothing."""
+    return x.stride(0) if x.shape[0] > 1 else x.shape[1] * x.shape[2]
+
+
 def fits(x):
     """Whether the kernels can read x [T, H, d] where it lies."""
-    dense = x.stride(2) == 1 and x.stride(1) == x.shape[2]
-    return dense and x.stride(0) >= x.shape[1] * x.shape[2] and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    dense = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
+    return dense and row_stride(x) >= x.shape[1] * x.shape[2] and row_stride(x) % 8 == 0 and x.data_ptr() % 16 == 0
 
 
 def readable(*tensors):
     """The tensors, copied where the kernels cannot read them as they lie."""
-    return [x if x.numel() == 0 or fits(x) else x.contiguous() for x in tensors]
+    return [x if x.numel() == 0 or fits(x) else x.clone(memory_format=torch.contiguous_format) for x in tensors]
 
 
 def rows(x):
-    return kernels.Rows(x.data_ptr(), x.stride(0)) if x is not None else kernels.Rows()
+    return kernels.Rows(x.data_ptr(), row_stride(x))
+
+
+def dense(x):
+    return None if x is None else x.contiguous()
 
 
 def empty(x, dtype=torch.bfloat16):
@@ -101,7 +110,7 @@ def stick_fields(q, k, gate, vector, attend_current, remainder, skip_epsilon, cu
         "remainder": remainder,
         "skip_epsilon": skip_epsilon,
         "gate": pointer(gate),
-        "gate_stride": gate.stride(0) if gate is not None else 0,
+        "gate_stride": gate.shape[1] if gate is not None else 0,
         "remainder_vector": pointer(vector),
     }
 
@@ -112,6 +121,7 @@ def stickbreaking_forward(
     dtype = q.dtype
     q, k, v, vector = brain(q, k, v, vector)
     q, k, v = readable(q, k, v)
+    cu_seqlens, gate, vector = dense(cu_seqlens), dense(gate), dense(vector)
     o = empty(q)
     log2_rem = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
     stop = torch.empty(q.shape[1], q.shape[0], dtype=torch.int32, device=q.device)
@@ -131,6 +141,7 @@ def stickbreaking_backward(
     dtype = q.dtype
     d_o, q, k, v, vector = brain(d_o, q, k, v, vector)
     d_o, q, k, v = readable(d_o, q, k, v)
+    cu_seqlens, gate, vector = dense(cu_seqlens), dense(gate), dense(vector)
     dq, dk, dv = empty(q), empty(k), empty(v)
     d_gate = empty(gate) if gate is not None else q.new_empty(0)
     d_vector = empty(vector, torch.float32) if vector is not None else q.new_empty(0, dtype=torch.float32)
@@ -140,7 +151,7 @@ def stickbreaking_backward(
         **stick_fields(q, k, gate, vector, *options), q=rows(q), k=rows(k), v=rows(v),
         log2_remainder=pointer(log2_rem), stop=pointer(stop), d_o=rows(d_o), dq=rows(dq), dk=rows(dk), dv=rows(dv),
         d_remainder=pointer(d_rem), d_gate=pointer(d_gate) if gate is not None else None,
-        d_gate_stride=d_gate.stride(0) if gate is not None else 0,
+        d_gate_stride=gate.shape[1] if gate is not None else 0,
         d_remainder_vector=pointer(d_vector) if vector is not None else None
     )
     say_cost(q, cu_seqlens, max_seqlen, run("stickbreaking", "sbtrain_stickbreaking_backward", x, q.device, True))
@@ -157,7 +168,7 @@ def fire_pointers(parameters):
 def softmax_forward(q, k, v, cu_seqlens, fire, bias, max_seqlen, scale, window):
     dtype = q.dtype
     q, k, v = readable(*brain(q, k, v))
-    fire = [x.contiguous() for x in brain(*fire)]
+    cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in brain(*fire)]
     o = empty(q)
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
     x = kernels.Softmax(
@@ -172,7 +183,7 @@ def softmax_backward(d_o, q, k, v, o, lse, cu_seqlens, fire, bias, max_seqlen, s
     dtype = q.dtype
     d_o, q, k, v, o = readable(*brain(d_o, q, k, v, o))
     dq, dk, dv = empty(q), empty(k), empty(v)
-    parameters = [x.contiguous() for x in brain(*fire)]
+    cu_seqlens, parameters = dense(cu_seqlens), [dense(x) for x in brain(*fire)]
     gradients = [empty(x, torch.float32) for x in parameters[:5]]
     x = kernels.Softmax(
         **pack_fields(q, k, cu_seqlens, max_seqlen, scale), bias=bias, window=window, fire=fire_pointers(parameters),
@@ -193,7 +204,7 @@ def decode(name, q, k_cache, v_cache, lengths, scale, vector=None, gate_cache=No
     dtype = q.dtype
     q, vector = brain(q, vector)
     (q,) = readable(q)
-    fire = [x.contiguous() for x in brain(*fire)]
+    lengths, gate_cache, vector, fire = dense(lengths), dense(gate_cache), dense(vector), [dense(x) for x in brain(*fire)]
     o = empty(q)
     x = kernels.Decode(
         device=q.device.index, stream=c_void_p(torch.cuda.current_stream(q.device).cuda_stream), heads=q.shape[1],
