@@ -1,9 +1,7 @@
 // Checks and scratch of attention.
 #include "ops/attention.h"
 
-#include <bit>
-#include <cmath>
-
+#include "kernels/attention/alibi_slopes.h"
 #include "kernels/scratch_sizes.h"
 
 namespace sbtrain::ops {
@@ -106,10 +104,7 @@ void StickBreakingBackward::check() const {
 }
 
 float alibi_slope(int heads, int head) {
-  const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(heads)));
-  const double exponent =
-      head < power ? 8.0 * (head + 1) / power : 8.0 * (2 * (head - power) + 1) / (2.0 * power);
-  return static_cast<float>(std::exp2(-exponent));
+  return kernels::alibi_slope(heads, head);
 }
 
 void SoftmaxForward::check() const {

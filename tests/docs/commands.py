@@ -3,6 +3,7 @@
 A rule is for the statements of its page that begin with its text. Commands without a rule are run as they stand.
 """
 
+import pathlib
 from dataclasses import dataclass, field
 
 from stand_ins import SMALL, SMALL_TASK, SMALL_VOCAB
@@ -46,6 +47,7 @@ SLURM = "needs Slurm"
 LONG = "takes long on a CPU"
 BUILDS = "builds the program, and runs its tests"
 MQRAR = SMALL_TASK | {"SBTRAIN_TRAIN__SEQUENCE_LENGTH": "400"}  # 192 pairs and a query
+KERNELS = {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2] / "python/sbtrain-kernels")}
 FEW_STEPS = '--train.batch=2 --train.micro_batch=2 "--stages.0.length=1 steps"'
 
 PAGES = {
@@ -151,6 +153,16 @@ END"""),
             env=SMALL | SMALL_VOCAB | {"SBTRAIN_STAGES__0__LENGTH": "100 steps"}),
         Run("kill $follower", after="grep -q train/loss calls"),
     ],
+    "docs/c_interface.md": [
+        Listed("cmake --build", BUILDS),
+        Listed("gcc", "the program is the reader's; unit_c_api compiles one"),
+    ],
+    "docs/python.md": [
+        Listed("pip install", INSTALLS + "; torch_wheel does it with a wheel that it makes"),
+        Run("import sbtrain.torch.transformers", env=KERNELS, needs=("module:torch", "module:transformers")),
+        Run("import sbtrain.torch.fla", env=KERNELS, needs=("module:torch", "module:fla")),
+        Run("import torch", env=KERNELS, needs=("module:torch",)),
+    ],
     "docs/performance.md": [
         Listed("build/release/sbtrain bench attention --modules stickbreaking --head-dims 64", GPU),
         Listed("build/release/sbtrain bench attention --modules softmax --implementation portable", GPU),
@@ -168,6 +180,7 @@ END"""),
         Listed("tests/bench/compare.sh", PYTORCH),
         Listed("tests/bench/compare_gpu", GPU + "; system_compare_gpus runs it with programs in place of both"),
         Listed("$(scripts/python.sh)", PYTORCH),
+        Listed("SBTRAIN_ATTENTION_LIBRARY", PYTORCH),
         Listed("build/release/sbtrain --config configs/350m_sb.yaml", GPU, plan=True),
         Listed("scripts/quickstart.sh", INSTALLS + ", builds and fetches; takes minutes"),
         Listed("tests/bench/compare_builds.sh --layers 4", LONG),

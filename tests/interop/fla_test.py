@@ -101,12 +101,12 @@ class Counted:
 
 @contextlib.contextmanager
 def kernel_or_none(kernel):
-    chosen = modeling_sbtrain.fla_stickbreaking
-    modeling_sbtrain.fla_stickbreaking = lambda: kernel
+    chosen, op = modeling_sbtrain.fla_stickbreaking, modeling_sbtrain.sbtrain_stickbreaking
+    modeling_sbtrain.fla_stickbreaking, modeling_sbtrain.sbtrain_stickbreaking = lambda: kernel, lambda: None
     try:
         yield
     finally:
-        modeling_sbtrain.fla_stickbreaking = chosen
+        modeling_sbtrain.fla_stickbreaking, modeling_sbtrain.sbtrain_stickbreaking = chosen, op
 
 
 def outputs_and_gradients(module, arguments, valid):

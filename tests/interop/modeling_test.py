@@ -4,7 +4,8 @@
 For every attention module and option: packed documents, padding on either side, and generation with the
 cache must give the logits of the formulas, which know one document at a time and no cache. So must models with
 stick-breaking attention whose kernel (flash-linear-attention's, on a GPU) is replaced by one of this test, which
-is called as that one is; fla_test.py runs the real one.
+is called as that one is; fla_test.py runs the real one. And so must those that are computed by the op of
+sbtrain-kernels, which has a CPU form.
 
 Exit status: 0 equal, 1 not equal, 77 PyTorch is not installed.
 """
@@ -13,7 +14,7 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "src/export/python"), str(ROOT / "tests/parity")]
+sys.path += [str(ROOT / folder) for folder in ("src/export/python", "tests/parity", "python/sbtrain-kernels")]
 sys.dont_write_bytecode = True
 
 import pytorch_reference as reference  # noqa: E402  exits with 77 where there is no PyTorch
@@ -221,6 +222,32 @@ def with_kernel(config, model, documents, expected):
     return {"kernel": max(errors) if called else math.inf}
 
 
+def with_op(config, model, documents, expected):
+    """The same by the op of sbtrain-kernels, which is called but with a cache."""
+    options = config["attention"]
+    if not isinstance(options, dict) or options["type"] != "stickbreaking":
+        return {}
+    calls = []
+
+    def counted(q, *arguments, **options):
+        calls.append(q.shape)
+        return modeling_sbtrain.sbtrain_stickbreaking()(q, *arguments, **options)
+
+    chosen = modeling_sbtrain.stickbreaking_op
+    modeling_sbtrain.stickbreaking_op = lambda q: counted
+    try:
+        kinds = [packed(model, documents), padded(model, documents, True), padded(model, documents, False)]
+        kinds.append([model(d[None])[0] for d in documents])
+        last = cached(model, documents)
+    finally:
+        modeling_sbtrain.stickbreaking_op = chosen
+    errors = [max(difference(a, b) for a, b in zip(logits, expected)) for logits in kinds]
+    errors.append(max(difference(last[row], x[-3:]) for row, x in enumerate(expected)))
+    # Once in each layer for every batch, for every document, and for the prompt before the cache has anything.
+    called = len(calls) == (3 + len(documents) + 1) * config["layers"]
+    return {"op": max(errors) if called else math.inf}
+
+
 def errors_of(case):
     config, model, weights = make(case)
     generator = torch.Generator().manual_seed(1)
@@ -243,6 +270,7 @@ def errors_of(case):
             difference(last[row], logits[-3:]) for row, logits in enumerate(expected)
         )
         errors.update(with_kernel(config, model, documents, expected))
+        errors.update(with_op(config, model, documents, expected))
         if dynamic:
             long = torch.randint(config["vocab"], (23,), generator=generator)
             errors["longer"] = difference(model(long[None])[0], formula(weights, config, [long])[0])

@@ -1,8 +1,9 @@
 """The models that sbtrain trains, in plain PyTorch: every attention module with all of its options.
 
 Attention takes memory that grows with the square of the length, as the formulas are written; but stick-breaking
-attention on a GPU is computed by flash-linear-attention's kernel, where that is installed and does what is asked
-(see stickbreaking_kernel). Shapes: B
+attention of whole sequences on a GPU is computed by sbtrain's kernels, where the package sbtrain-kernels is installed,
+or else by flash-linear-attention's, where that is installed and does what is asked (see stickbreaking_op and
+stickbreaking_kernel). Shapes: B
 sequences, L new tokens of each, K keys (those of the cache and the L new ones), H query heads, G key and
 value heads, d channels of a head.
 
@@ -117,6 +118,12 @@ class Tokens:
         self.behind = query - key  # [L, K]
         self.visible = (same & (self.key_documents[:, None, :] >= 0) & (self.behind >= 0))[:, None]
         self.longest = int(self.key_positions.max()) + 1
+
+    @functools.cached_property
+    def numbers(self):
+        """The number of each token's document [B, L], -1 for padding; None where every row is one document."""
+        alone = (self.documents == self.documents[:, :1]) & (self.documents >= 0)
+        return None if bool(alone.all()) else self.documents
 
     @functools.cached_property
     def bounds(self):
@@ -265,6 +272,23 @@ def stickbreaking_attention(q, k, v, scale, visible, gate=None):
     before = F.pad(left, (0, 1))[..., 1:]
     weights = torch.exp(log_beta + before).masked_fill(~visible, 0.0)
     return (weights @ v.float()).to(v.dtype), torch.exp(left[..., :1]).to(v.dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def sbtrain_stickbreaking():
+    """stickbreaking_attention of the package sbtrain-kernels; None where it is not installed."""
+    try:
+        from sbtrain.torch import stickbreaking_attention as op
+    except ImportError:
+        return None
+    return op
+
+
+def stickbreaking_op(q):
+    """What computes whole sequences of these queries [B, H, L, d] with all options; None: see stickbreaking_kernel."""
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+        return sbtrain_stickbreaking()
+    return None
 
 
 @functools.lru_cache(maxsize=1)
@@ -451,6 +475,19 @@ class SelfAttention(nn.Module):
         query = rotated(torch.cat([square, torch.zeros_like(square)], -1), tokens.positions)
         return query, rotated(torch.cat([bar, torch.zeros_like(bar)], -1), tokens.key_positions)
 
+    def broken_stick(self, q, k, v, gate, attend_current, tokens):
+        """(o, remainder) of sbtrain's op, of a kernel or of the formula: k and v [B, G, K, d], gate [B, H, K]."""
+        op, kernel = stickbreaking_op(q), stickbreaking_kernel(q, v, gate)
+        if op is not None and q.shape[2] == k.shape[2]:
+            options = {"scale": self.scale, "attend_current": attend_current, "documents": tokens.numbers}
+            o, remainder = op(q, k, v, gate=gate, heads_first=True, **options)
+            return o, remainder[..., None].to(v.dtype)
+        if kernel is not None and tokens.bounds is not None:
+            return kernel_attention(kernel, q, k, v, self.scale, attend_current, tokens.bounds)
+        visible = tokens.visible if attend_current else tokens.visible & (tokens.behind > 0)
+        k, v = self.repeated(k, v)
+        return stickbreaking_attention(q, k, v, self.scale, visible, gate)
+
     def break_stick(self, x, q, k, v, own_value, tokens, layer, cache):
         attend_current = self.options.get("attend_current", False)
         gate = None
@@ -458,13 +495,7 @@ class SelfAttention(nn.Module):
             gate = torch.sigmoid(self.forget_gate(x).float()).transpose(1, 2)
             if cache is not None:
                 gate = cache.append(layer, "gate", gate, 2)
-        kernel = stickbreaking_kernel(q, v, gate)
-        if kernel is not None and tokens.bounds is not None:
-            o, remainder = kernel_attention(kernel, q, k, v, self.scale, attend_current, tokens.bounds)
-        else:
-            visible = tokens.visible if attend_current else tokens.visible & (tokens.behind > 0)
-            k, v = self.repeated(k, v)
-            o, remainder = stickbreaking_attention(q, k, v, self.scale, visible, gate)
+        o, remainder = self.broken_stick(q, k, v, gate, attend_current, tokens)
         kind = self.options.get("remainder", "none")
         if kind == "value":
             o = o + remainder * self.repeated(own_value)[0]

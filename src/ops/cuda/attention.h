@@ -1,6 +1,7 @@
 // What the launchers of attention kernels share.
 #pragma once
 
+#include "kernels/attention/alibi_slopes.h"
 #include "kernels/attention/softmax.h"
 #include "ops/attention.h"
 #include "ops/cuda/context.h"
@@ -38,12 +39,6 @@ Problem attention_problem(const Op& op) {
   return p;
 }
 
-inline kernels::AlibiSlopes alibi_slopes(int heads) {
-  kernels::AlibiSlopes slopes{};
-  for (int h = 0; h < heads; ++h) slopes.of_head[h] = alibi_slope(heads, h);
-  return slopes;
-}
-
 // Calls call() with what the kernels take of the op's bias: nothing without one, the slopes of
 // ALiBi, or the parameters of FIRE and, in the backward pass, their gradients.
 template <typename Op, typename Call>
@@ -52,7 +47,7 @@ void with_bias(const Op& op, const Call& call) {
     case PositionBias::kNone:
       return call();
     case PositionBias::kAlibi:
-      return call(alibi_slopes(op.params.heads));
+      return call(kernels::alibi_slopes(op.params.heads));
     case PositionBias::kFire:
       if constexpr (requires { op.dfire; }) {
         return call(kernels::FireParameters(op.bias.fire), kernels::FireGradients(op.dfire));

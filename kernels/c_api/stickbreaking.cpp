@@ -1,0 +1,178 @@
+// Stick-breaking attention behind the C interface.
+#include "kernels/attention/stickbreaking.h"
+
+#include "kernels/attention/stickbreaking_hopper.h"
+#include "kernels/c_api/problem.h"
+
+namespace sbtrain::c_api {
+namespace {
+
+using kernels::StickBreakingProblem;
+
+// The kernels' own part of the workspace, and how they divide their work. The program plans the
+// same (src/ops/choose.cpp), which a test compares.
+struct Plan {
+  bool hopper = false;
+  int64_t heads = 0, blocks = 0, tokens = 0;
+  size_t bytes = 0;
+};
+
+void plan_portable_backward(const sbtrain_stickbreaking& x, Plan& plan) {
+  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
+  const int64_t head_bytes = x.tokens * plan.blocks * 8;
+  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, head_bytes));
+  const int64_t groups = (x.heads + fit - 1) / fit;
+  plan.heads = (x.heads + groups - 1) / groups;
+  plan.bytes = static_cast<size_t>(plan.heads * head_bytes);
+}
+
+Plan plan_of(const sbtrain_stickbreaking& x, const Device& device, bool gated, bool backward) {
+  Plan plan{.hopper = has_hopper(device, x.tokens, x.head_dim) && !(gated && backward)};
+  if (!backward) {
+    if (plan.hopper) plan.bytes = kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
+    return plan;
+  }
+  plan.blocks = (longest(x) + 126) / 64 + 2;
+  plan.tokens = x.tokens;
+  if (plan.hopper) {
+    const auto scratch = kernels::stickbreaking_hopper_backward_scratch(
+        {.tokens = x.tokens, .heads = x.heads, .head_dim = x.head_dim, .blocks = plan.blocks});
+    plan.blocks = scratch.blocks, plan.tokens = scratch.segment, plan.heads = scratch.heads;
+    plan.bytes = scratch.bytes;
+  } else {
+    plan_portable_backward(x, plan);
+  }
+  if (x.remainder == SBTRAIN_REMAINDER_VECTOR) {
+    plan.bytes = std::max(plan.bytes, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
+  }
+  return plan;
+}
+
+void check(const sbtrain_stickbreaking& x, const Device& device) {
+  check_shape(x, device);
+  require_field(x.attend_current == 0 || x.attend_current == 1, "attend_current", x.attend_current,
+                "0 or 1");
+  require_field(x.skip_epsilon >= 0.0f && x.skip_epsilon < 1.0f, "skip_epsilon", x.skip_epsilon,
+                "from 0 to below 1");
+  require_field(x.remainder >= SBTRAIN_REMAINDER_NONE && x.remainder <= SBTRAIN_REMAINDER_VECTOR,
+                "remainder", x.remainder, "one of SBTRAIN_REMAINDER_...");
+}
+
+void check_tensors_of(const sbtrain_stickbreaking& x, bool backward) {
+  check_tensors(x, backward);
+  check_pointer("log2_remainder", x.log2_remainder);
+  check_pointer("stop", x.stop);
+  check_remainder(x.remainder, x.remainder_vector);
+  if (x.gate != nullptr) {
+    require_field(x.gate_stride >= x.heads, "gate_stride", x.gate_stride, "at least heads");
+  }
+  if (!backward) return;
+  if (x.gate != nullptr) {
+    check_pointer("d_gate", x.d_gate);
+    require_field(x.d_gate_stride >= x.heads, "d_gate_stride", x.d_gate_stride, "at least heads");
+  }
+  if (x.remainder == SBTRAIN_REMAINDER_VECTOR) {
+    check_pointer("d_remainder_vector", x.d_remainder_vector);
+  }
+}
+
+// Gives the kernels the gradient of the remainder, where they have a place for it.
+template <typename Problem>
+void set_remainder_gradient(Problem& p, const float* gradient) {
+  if constexpr (requires { p.drem = gradient; }) {
+    p.drem = gradient;
+  } else if (gradient != nullptr) {
+    unsupported("d_remainder: the kernels of this build have no gradient of the remainder");
+  }
+}
+
+StickBreakingProblem problem(const sbtrain_stickbreaking& x, const Prepared& prepared) {
+  auto p = problem_of<StickBreakingProblem>(x, prepared);
+  p.attend_current = x.attend_current != 0;
+  p.remainder = static_cast<kernels::StickRemainder>(x.remainder);
+  p.skip_epsilon = x.skip_epsilon;
+  p.gate = x.gate, p.gate_stride = x.gate_stride;
+  if (x.remainder == SBTRAIN_REMAINDER_VECTOR) {
+    p.remainder_bias = static_cast<const bf16*>(x.remainder_vector);
+  }
+  p.log2_rem = x.log2_remainder;
+  p.stop = x.stop;
+  return p;
+}
+
+void forward(const sbtrain_stickbreaking& x) {
+  const Device device = device_of(x.device, 0);
+  check(x, device);
+  if (x.tokens == 0) return;
+  check_tensors_of(x, false);
+  const Plan plan = plan_of(x, device, x.gate != nullptr, false);
+  Workspace workspace(x.workspace);
+  const Prepared prepared(x, false, workspace);
+  void* const scratch = workspace.take_bytes(plan.bytes);
+  require_workspace(x.workspace, x.workspace_bytes, workspace.bytes());
+  const CurrentDevice current(x.device);
+  auto* const stream = static_cast<cudaStream_t>(x.stream);
+  prepare(stream, x, prepared);
+  const StickBreakingProblem p = problem(x, prepared);
+  plan.hopper ? kernels::stickbreaking_forward_hopper(stream, p, scratch)
+              : kernels::stickbreaking_forward(stream, p);
+}
+
+void backward(const sbtrain_stickbreaking& x) {
+  const Device device = device_of(x.device, 0);
+  check(x, device);
+  if (x.tokens == 0) return;
+  check_tensors_of(x, true);
+  const Plan plan = plan_of(x, device, x.gate != nullptr, true);
+  Workspace workspace(x.workspace);
+  const Prepared prepared(x, true, workspace);
+  void* const scratch = workspace.take_bytes(plan.bytes);
+  require_workspace(x.workspace, x.workspace_bytes, workspace.bytes());
+  StickBreakingProblem p = problem(x, prepared);
+  set_remainder_gradient(p, x.d_remainder);
+  p.dgate = static_cast<bf16*>(x.d_gate), p.dgate_stride = x.d_gate_stride;
+  p.dremainder_bias = x.d_remainder_vector;
+  p.workspace = static_cast<float*>(scratch);
+  p.workspace_heads = static_cast<int>(plan.heads);
+  p.workspace_blocks = static_cast<int>(plan.blocks);
+  p.workspace_tokens = static_cast<int>(plan.tokens);
+  const CurrentDevice current(x.device);
+  auto* const stream = static_cast<cudaStream_t>(x.stream);
+  prepare(stream, x, prepared);
+  plan.hopper ? kernels::stickbreaking_backward_hopper(stream, p)
+              : kernels::stickbreaking_backward(stream, p);
+  if (x.remainder == SBTRAIN_REMAINDER_VECTOR) {
+    const size_t bytes = static_cast<size_t>(x.heads) * x.head_dim * sizeof(float);
+    kernels::check_cuda("d_remainder_vector",
+                        cudaMemsetAsync(x.d_remainder_vector, 0, bytes, stream));
+    kernels::stickbreaking_remainder_vector(stream, p);
+  }
+  finish(stream, x, prepared);
+}
+
+uint64_t workspace_bytes(const sbtrain_stickbreaking& x, bool backward) {
+  const Device device = device_of(x.device, x.compute_capability);
+  check(x, device);
+  Workspace workspace;
+  const Prepared prepared(x, backward, workspace);
+  workspace.take_bytes(plan_of(x, device, x.gate != nullptr, backward).bytes);
+  return workspace.bytes();
+}
+
+}  // namespace
+}  // namespace sbtrain::c_api
+
+using namespace sbtrain::c_api;
+
+int sbtrain_stickbreaking_workspace(const sbtrain_stickbreaking* x, int backward, uint64_t* bytes) {
+  return call([&] {
+    check_pointer("bytes", bytes);
+    *bytes = workspace_bytes(take(x), backward != 0);
+  });
+}
+int sbtrain_stickbreaking_forward(const sbtrain_stickbreaking* x) {
+  return call([&] { forward(take(x)); });
+}
+int sbtrain_stickbreaking_backward(const sbtrain_stickbreaking* x) {
+  return call([&] { backward(take(x)); });
+}
