@@ -9,12 +9,15 @@
 
 namespace sbtrain::kernels {
 
-// A bf16 matrix [T, H*d] whose rows may be strided. `data` is aligned to 16 bytes and `stride` is
-// a multiple of 8 elements.
+// A bf16 matrix [T, H*d], of keys and values [T, H/group*d], whose rows may be strided. `data` is
+// aligned to 16 bytes and `stride` is a multiple of 8 elements.
 using HeadRows = Matrix<bf16>;
 
 struct SoftmaxProblem {
   int tokens = 0, heads = 0, head_dim = 0;
+  // Heads of queries that follow each other and share a head of keys and values. It divides
+  // `heads`.
+  int group = 1;
   float scale = 1.0f;
   int window = 0;                       // 0: unbounded
   const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
