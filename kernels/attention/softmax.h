@@ -15,11 +15,9 @@ using HeadRows = Matrix<bf16>;
 
 struct SoftmaxProblem {
   int tokens = 0, heads = 0, head_dim = 0;
-  // Heads of queries that follow each other and share a head of keys and values. It divides
-  // `heads`.
-  int group = 1;
   float scale = 1.0f;
-  int window = 0;                       // 0: unbounded
+  int window = 0;  // 0: unbounded
+  int group = 1;   // heads of queries, neighbours, that share a head of keys and values
   const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
   const int32_t* positions = nullptr;   // [T]
   int sequences = 0;

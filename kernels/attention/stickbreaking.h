@@ -20,12 +20,12 @@ inline constexpr float kFoldedScale = 0.6931471805599453f;  // log(2)
 
 struct StickBreakingProblem {
   int tokens = 0, heads = 0, head_dim = 0;
-  int group = 1;  // heads of queries that share a head of keys and values, as in SoftmaxProblem
   float scale = 1.0f;
   float query_factor = 1.0f;  // by which q has been multiplied: dq is the gradient of q before that
   bool attend_current = false;
   StickRemainder remainder = StickRemainder::kNone;
-  float skip_epsilon = 0.0f;            // 0 never skips
+  float skip_epsilon = 0.0f;  // 0 never skips
+  int group = 1;  // heads of queries that share a head of keys and values, as in SoftmaxProblem
   const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
   const int32_t* positions = nullptr;   // [T]
   int sequences = 0;

@@ -72,12 +72,10 @@ TEST(Softmax, SlopesOfAlibi) {
   EXPECT_EQ(slopes(6), (std::vector<double>{0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8, 0x1p-1, 0x1p-3}));
 }
 
-// The case with a copy of the keys and values of a group for each of its heads, and the same
-// numbers.
-Attention repeated(const Attention& x) {
-  Case c = x.config;
-  c.group = 1;
-  Attention y(c);
+// Gives y, which has no groups, the numbers of x: a copy of the keys and values of a group for each
+// of its heads.
+void repeat_keys(const Attention& x, Attention& y) {
+  const Case& c = y.config;
   const int64_t d = c.head_dim;
   for (int64_t t = 0; t < c.tokens(); ++t) {
     for (int64_t i = 0; i < c.width(); ++i) {
@@ -87,7 +85,6 @@ Attention repeated(const Attention& x) {
       y.v().f32()[t * y.v().row_stride + i] = x.v().f32()[t * x.v().row_stride + from];
     }
   }
-  return y;
 }
 // Sums of the heads of groups.
 std::vector<double> summed(const std::vector<double>& x, const Case& c) {
@@ -101,8 +98,10 @@ std::vector<double> summed(const std::vector<double>& x, const Case& c) {
 // A group reads what each of its heads would read of its own, and dk and dv are its sums.
 template <typename Run>
 void expect_like_repeated(const Case& c, const Run& run) {
-  Attention x(c);
-  Attention y = repeated(x);
+  Case whole = c;
+  whole.group = 1;
+  Attention x(c), y(whole);
+  repeat_keys(x, y);
   run(x);
   run(y);
   EXPECT_TRUE(bitwise_equal(x.o, y.o)) << c.describe();
