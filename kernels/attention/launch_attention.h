@@ -2,6 +2,8 @@
 // that holds the problem's heads.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/launch.h"
 #include "kernels/limits.h"
 
@@ -10,6 +12,13 @@ namespace sbtrain::kernels {
 // One block for every `rows` queries or keys of each head.
 inline dim3 attention_grid(int tokens, int rows, int heads) {
   return dim3(blocks(tokens, rows), static_cast<unsigned>(heads));
+}
+
+// The same for heads of queries that share keys and values: y counts those of a group, or of a part
+// of one, z the groups.
+inline dim3 query_grid(int tokens, int rows, int heads, int group) {
+  return dim3(blocks(tokens, rows), static_cast<unsigned>(std::min(heads, group)),
+              static_cast<unsigned>(std::max(1, heads / group)));
 }
 
 template <typename... Parameters, typename... Arguments>

@@ -24,11 +24,11 @@ int panel_cols(const Problem& p) {
 }
 
 // Boxes of `rows` tokens of a head; rows beyond the pack become zero. Coordinates: column, token,
-// head.
+// head. Of keys and values, `group` is the problem's.
 template <typename Problem>
-CUtensorMap token_tiles(const Problem& p, const HeadRows& x, int rows) {
+CUtensorMap token_tiles(const Problem& p, const HeadRows& x, int rows, int group = 1) {
   return tensor_map(TensorBox<3>{.data = x.data,
-                                 .shape = {p.head_dim, p.tokens, p.heads},
+                                 .shape = {p.head_dim, p.tokens, p.heads / group},
                                  .strides = {x.stride, p.head_dim},
                                  .box = {panel_cols(p), rows, 1}});
 }
@@ -40,18 +40,20 @@ CUtensorMap token_tiles(const Problem& p, const HeadRows& x, int rows) {
 inline CUtensorMap key_tiles(const StickBreakingProblem& p, const HeadRows& x, int keys) {
   return tensor_map(
       TensorBox<5>{.data = x.data,
-                   .shape = {p.head_dim, p.tokens, 4, keys / 8, p.heads},
+                   .shape = {p.head_dim, p.tokens, 4, keys / 8, p.heads / p.group},
                    .strides = {x.stride, keys / 4 * x.stride, 2 * x.stride, p.head_dim},
                    .box = {panel_cols(p), 2, 4, keys / 8, 1}});
 }
 
-// The scheduler of `tiles` tiles a head, with int32 [1 + tiles] in `scratch`. Keys and values of
-// the heads that are computed at the same time take at most half of the L2 cache.
+// The scheduler of `tiles` tiles a head, with int32 [1 + tiles] in `scratch`. What the tiles walk
+// over of the heads that are computed at the same time takes at most half of the L2 cache: keys and
+// values, which a group of heads shares, or, with `of_keys`, queries and dO of a whole group.
 template <typename Problem>
-TileScheduler tile_scheduler(const Problem& p, int heads, int tiles, void* scratch) {
+TileScheduler tile_scheduler(const Problem& p, int heads, int tiles, void* scratch,
+                             bool of_keys = false) {
   const int64_t head_bytes = int64_t{4} * p.tokens * p.head_dim;
-  const int64_t at_a_time =
-      std::max<int64_t>(1, std::min<int64_t>(resident_cache_bytes() / head_bytes, heads));
+  const int64_t fit = resident_cache_bytes() / head_bytes;
+  const int64_t at_a_time = std::clamp<int64_t>(of_keys ? fit / p.group : fit * p.group, 1, heads);
   auto* words = static_cast<int32_t*>(scratch);
   return {.taken = words,
           .order = words + 1,

@@ -1,6 +1,8 @@
 // Launches the persistent attention kernels (sm_90a).
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attention/launch_attention.h"
 #include "kernels/attention/launch_hopper.h"
 #include "kernels/attention/persistent_hopper.cuh"
@@ -18,7 +20,8 @@ void launch_scheduled(const char* name, cudaStream_t stream,
                    kSharedBytes<typename Mainloop::Shared>, x);
 }
 
-// Runs a main loop (persistent_hopper.cuh) on all tiles of `rows` rows and `heads` heads, with one
+// Runs a main loop (persistent_hopper.cuh) on all tiles of `rows` rows and `heads` heads, of
+// queries or, where it has tiles of keys, of keys, with one
 // block for each multiprocessor. `scratch` is that of the scheduler. Where there are no more tiles
 // than multiprocessors, each has a block of its own, and nothing is put in order: for short packs
 // that takes as long as a third of the kernel.
@@ -27,7 +30,8 @@ void launch_persistent(const char* name, cudaStream_t stream, typename Mainloop:
                        int rows, int heads, void* scratch) {
   const int tiles = static_cast<int>(ceil_div(rows, Mainloop::kTileRows));
   const int blocks = std::min(tiles * heads, multiprocessors());
-  x.scheduler = tile_scheduler(x.p, heads, tiles, scratch);
+  constexpr bool kOfKeys = std::is_base_of_v<KeyTile, decltype(Mainloop::Shared::tile)>;
+  x.scheduler = tile_scheduler(x.p, heads, tiles, scratch, kOfKeys);
   if (blocks == tiles * heads) {
     x.scheduler.order = nullptr;
   } else {

@@ -16,7 +16,7 @@ void launch_softmax_forward(const char* name, cudaStream_t stream, const Softmax
     if (p.tokens == 0) return;
     constexpr int kPolicyBytes = 2 * Policy::template QueryRows<Shape>::stage_bytes();
     launch_attention(name, stream, softmax_forward_kernel<Shape, Policy>,
-                     attention_grid(p.tokens, Shape::kQueries, p.heads), Shape::kThreads,
+                     query_grid(p.tokens, Shape::kQueries, p.heads, p.group), Shape::kThreads,
                      Shape::kSharedBytes + kPolicyBytes, p, policy);
   });
 }
@@ -35,11 +35,11 @@ void launch_softmax_backward(const char* name, cudaStream_t stream, const Softma
     check_launch(name);
     constexpr int kQueryBytes = 2 * Policy::template QueryRows<Queries>::stage_bytes();
     launch_attention(name, stream, softmax_query_gradient_kernel<Queries, Policy>,
-                     attention_grid(p.tokens, Queries::kQueries, p.heads), Queries::kThreads,
+                     query_grid(p.tokens, Queries::kQueries, p.heads, p.group), Queries::kThreads,
                      Queries::kSharedBytes + kQueryBytes, p, policy, delta);
     constexpr int kKeyBytes = 2 * KeyScores::stage_bytes() + KeyScores::shared_bytes();
     launch_attention(name, stream, softmax_key_gradient_kernel<Keys, Policy>,
-                     attention_grid(p.tokens, Keys::kKeys, p.heads), Keys::kThreads,
+                     attention_grid(p.tokens, Keys::kKeys, p.heads / p.group), Keys::kThreads,
                      Keys::kSharedBytes + kKeyBytes, p, policy, delta);
   });
 }

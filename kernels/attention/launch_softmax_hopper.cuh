@@ -19,8 +19,8 @@ void launch_softmax_forward_hopper(const char* name, cudaStream_t stream, const 
     const HopperSoftmaxArguments<Policy> x{.p = p,
                                            .policy = policy,
                                            .q = token_tiles(p, p.q, Shape::kQueries),
-                                           .k = token_tiles(p, p.k, Shape::kKeys),
-                                           .v = token_tiles(p, p.v, Shape::kKeys)};
+                                           .k = token_tiles(p, p.k, Shape::kKeys, p.group),
+                                           .v = token_tiles(p, p.v, Shape::kKeys, p.group)};
     launch_persistent<SoftmaxForwardMainloop<Shape, Policy>>(name, stream, x, p.heads, scheduler);
   });
 }
@@ -41,16 +41,17 @@ void launch_softmax_backward_hopper(const char* name, cudaStream_t stream, const
                                      .policy = policy,
                                      .delta_HT = delta,
                                      .q = token_tiles(p, p.q, Query::kQueries),
-                                     .k = token_tiles(p, p.k, Query::kKeys),
-                                     .v = token_tiles(p, p.v, Query::kKeys),
+                                     .k = token_tiles(p, p.k, Query::kKeys, p.group),
+                                     .v = token_tiles(p, p.v, Query::kKeys, p.group),
                                      .dout = token_tiles(p, p.dout, Query::kQueries)};
     launch_persistent<SoftmaxQueryGradientMainloop<Query, Policy>>(name, stream, x, p.heads,
                                                                    scheduler);
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    x.k = token_tiles(p, p.k, Key::kRows);
-    x.v = token_tiles(p, p.v, Key::kRows);
-    launch_persistent<SoftmaxKeyGradientMainloop<Key, Policy>>(name, stream, x, p.heads, scheduler);
+    x.k = token_tiles(p, p.k, Key::kRows, p.group);
+    x.v = token_tiles(p, p.v, Key::kRows, p.group);
+    launch_persistent<SoftmaxKeyGradientMainloop<Key, Policy>>(name, stream, x, p.heads / p.group,
+                                                               scheduler);
   });
 }
 

@@ -14,11 +14,11 @@ void stickbreaking_gated_backward(cudaStream_t stream, const StickBreakingProble
 template <int kD, bool kGated, int kStages>
 void launch_stick_key_gradient(cudaStream_t stream, const StickBreakingProblem& p, int first_head,
                                int heads) {
-  dim3 grid = attention_grid(p.tokens, kStickKeys, heads);
+  dim3 grid = attention_grid(p.tokens, kStickKeys, std::max(1, heads / p.group));
   grid.z = kColumnParts<kD>;
   launch_attention("stickbreaking_backward", stream, stick_key_gradient_kernel<kD, kGated, kStages>,
                    grid, StickThreads::kThreads, KeyGradientTiles<kD, kGated, kStages>::kBytes, p,
-                   first_head);
+                   first_head, heads, first_head / p.group);
 }
 
 // With two stages of queries, which fit every GPU for heads of up to 64 channels and those with
@@ -44,11 +44,12 @@ void launch_stickbreaking_backward(cudaStream_t stream, const StickBreakingProbl
     constexpr int kD = d();
     using Shape = StickShape<kD, StickPass::kQuery>;
     if (p.tokens == 0) return;
-    for (int head = 0; head < p.heads; head += p.workspace_heads) {
-      const int heads = std::min(p.heads - head, p.workspace_heads);
+    for (int head = 0, heads; head < p.heads; head += heads) {
+      heads = stick_heads_at_a_time(p, head);
       launch_attention("stickbreaking_backward", stream, stick_query_gradient_kernel<kD, kGated>,
-                       attention_grid(p.tokens, Shape::kQueries, heads), StickThreads::kThreads,
-                       stick_query_shared_bytes<kD>(), p, head);
+                       query_grid(p.tokens, Shape::kQueries, heads, p.group),
+                       StickThreads::kThreads, stick_query_shared_bytes<kD>(), p, head,
+                       head / p.group);
       launch_stick_key_gradient<kD, kGated>(stream, p, head, heads);
     }
   });

@@ -21,7 +21,8 @@ inline HopperBackwardArguments backward_arguments(const StickBreakingProblem& p)
           .v = key_tiles(p, p.v, kStickKeys)};
 }
 
-// Both phases of `heads` heads from x.first_head on, for so many queries and keys.
+// Both phases of `heads` heads of queries from x.first_head on, for so many queries and keys. They
+// are whole groups, or one head.
 template <typename Query, typename Key>
 void launch_backward(cudaStream_t stream, HopperBackwardArguments& x, int queries, int keys,
                      int heads, void* scheduler) {
@@ -32,8 +33,8 @@ void launch_backward(cudaStream_t stream, HopperBackwardArguments& x, int querie
                                                        heads, scheduler);
   x.q = token_tiles(p, p.q, Key::kQueries);
   x.dout = token_tiles(p, p.dout, Key::kQueries);
-  launch_persistent<StickKeyGradientMainloop<Key>>("stickbreaking_backward", stream, x, keys, heads,
-                                                   scheduler);
+  launch_persistent<StickKeyGradientMainloop<Key>>("stickbreaking_backward", stream, x, keys,
+                                                   heads / p.group, scheduler);
 }
 
 template <typename Shape>

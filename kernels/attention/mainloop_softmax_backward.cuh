@@ -21,7 +21,7 @@ template <int kD>
 static __global__ __launch_bounds__(kDeltaThreads) void softmax_delta_kernel(SoftmaxProblem p,
                                                                              float* delta_HT) {
   constexpr int kLanes = kD / 8;
-  const SoftmaxHead head(p, static_cast<int>(blockIdx.y));
+  const SoftmaxHead head(p, static_cast<int>(blockIdx.y), 0);
   const int thread = static_cast<int>(blockIdx.x) * kDeltaThreads + static_cast<int>(threadIdx.x);
   const int row = thread / kLanes, col = thread % kLanes * 8;
   float sum = 0.0f;
@@ -119,7 +119,8 @@ static __global__ __launch_bounds__(
   char* const policy_stages = reinterpret_cast<char*>(v_tiles.first + Keys::kElements);
 
   const BlockThreads<Shape::kThreads> group;
-  const SoftmaxHead head(p, static_cast<int>(blockIdx.y));
+  const SoftmaxHead head = head_of_block(p);
+  const SoftmaxHead key_head = head.of_keys();
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
   load_rows<Shape::kQueries, kD>(group, q_tile, head, p.q, first);
   load_rows<Shape::kQueries, kD>(group, dout_tile, head, p.dout, first);
@@ -128,8 +129,8 @@ static __global__ __launch_bounds__(
   const LaneKeys<kRowBlocks> seen(visibility, first + warp_row);
   Scores scores(policy, {head.index, first, warp_row});
   const auto load_keys = [&](int key, int stage) {
-    load_rows<kKeys, kD>(group, k_tiles.at(stage), head, p.k, key);
-    load_rows<kKeys, kD>(group, v_tiles.at(stage), head, p.v, key);
+    load_rows<kKeys, kD>(group, k_tiles.at(stage), key_head, p.k, key);
+    load_rows<kKeys, kD>(group, v_tiles.at(stage), key_head, p.v, key);
     scores.load(group, policy_stages + stage * Scores::stage_bytes(), key);
     cp_async_commit();
   };
@@ -391,24 +392,23 @@ struct SoftmaxKeyGradients {
   Accumulator<kRowBlocks, kD / 8> dk, dv;
 };
 
-template <typename Shape, typename Policy>
-static __global__ __launch_bounds__(Shape::kThreads) void softmax_key_gradient_kernel(
-    SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
+// Adds what the queries of one head give to the gradients of the keys from `first` on, which have
+// been loaded, or are being.
+template <typename Shape, typename Policy, typename Tiles>
+__device__ __forceinline__ void add_queries_of_head(SoftmaxKeyGradients<Shape>& gradients,
+                                                    const Tiles& tiles, const SoftmaxHead& head,
+                                                    const Policy& policy, int first,
+                                                    const float* delta_HT) {
   constexpr int kD = Shape::kD, kQueries = Shape::kQueries, kRowBlocks = Shape::kRowBlocks;
-  using Scores = typename Policy::template KeyRows<Shape>;
   using Gradients = SoftmaxKeyGradients<Shape>;
-  extern __shared__ __align__(128) unsigned char shared[];
-  const SoftmaxKeyTiles<Shape, Scores> tiles(shared);
-
   const BlockThreads<Shape::kThreads> group;
-  const SoftmaxHead head(p, static_cast<int>(blockIdx.y));
-  const int first = static_cast<int>(blockIdx.x) * Shape::kKeys;
+  const SoftmaxProblem& p = head.p;
   const int pair = group.warp() % Gradients::kGroups;
   const int warp_row = pair * 16 * kRowBlocks;
   const int warp_first = first + warp_row;  // keys of the warp
   const int warp_last = warp_first + 16 * kRowBlocks - 1;
   const Visibility visibility = visibility_of(p);
-  Scores scores(policy, {head.index, first, warp_row});
+  typename Policy::template KeyRows<Shape> scores(policy, {head.index, first, warp_row});
   const auto load_queries = [&](int query, int stage) {
     load_rows<kQueries, kD>(group, tiles.q.at(stage), head, p.q, query);
     load_rows<kQueries, kD>(group, tiles.dout.at(stage), head, p.dout, query);
@@ -416,16 +416,10 @@ static __global__ __launch_bounds__(Shape::kThreads) void softmax_key_gradient_k
     scores.load(group, tiles.policy(stage), query);
     cp_async_commit();
   };
-
-  load_rows<Shape::kKeys, kD>(group, tiles.k, head, p.k, first);
-  load_rows<Shape::kKeys, kD>(group, tiles.v, head, p.v, first);
   load_queries(first, 0);
   const int end = visibility.end_query(min(first + Shape::kKeys, p.tokens) - 1);
   const bool second = Shape::kPairs && group.warp() >= Gradients::kGroups;
   const typename Gradients::Rows k(second ? tiles.v : tiles.k, warp_row), v(tiles.v, warp_row);
-  Gradients gradients;
-  gradients.dk.clear();
-  gradients.dv.clear();
   scores.begin_gradient(group, tiles.policy(2));
   for (int query = first, stage = 0; query < end; query += kQueries, stage ^= 1) {
     cp_async_wait<0>();
@@ -448,7 +442,34 @@ static __global__ __launch_bounds__(Shape::kThreads) void softmax_key_gradient_k
     }
   }
   scores.end_gradient(group);
-  gradients.write(p, head, warp_first, second);
+}
+
+// A block has a tile of keys of one head, and walks over the queries of one head of its group after
+// the other.
+template <typename Shape, typename Policy>
+static __global__ __launch_bounds__(Shape::kThreads) void softmax_key_gradient_kernel(
+    SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
+  using Gradients = SoftmaxKeyGradients<Shape>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const SoftmaxKeyTiles<Shape, typename Policy::template KeyRows<Shape>> tiles(shared);
+  const BlockThreads<Shape::kThreads> group;
+  const auto key_index = static_cast<int>(blockIdx.y);
+  const SoftmaxHead key_head(p, key_index, key_index);
+  const int first = static_cast<int>(blockIdx.x) * Shape::kKeys;
+  load_rows<Shape::kKeys, Shape::kD>(group, tiles.k, key_head, p.k, first);
+  load_rows<Shape::kKeys, Shape::kD>(group, tiles.v, key_head, p.v, first);
+  Gradients gradients;
+  gradients.dk.clear();
+  gradients.dv.clear();
+#pragma unroll 1
+  for (int n = 0; n < p.group; ++n) {
+    const SoftmaxHead head(p, key_index * p.group + n, key_index);
+    add_queries_of_head(gradients, tiles, head, policy, first, delta_HT);
+    group.sync();  // they have been read, so those of the next head may come
+  }
+  const int pair = group.warp() % Gradients::kGroups;
+  gradients.write(p, key_head, first + pair * 16 * Shape::kRowBlocks,
+                  Shape::kPairs && group.warp() >= Gradients::kGroups);
 }
 
 }  // namespace sbtrain::kernels

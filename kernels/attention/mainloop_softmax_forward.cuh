@@ -55,7 +55,8 @@ static __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void softma
 
   const BlockThreads<Shape::kThreads> group;
   // The last queries see the most keys, so they start first.
-  const SoftmaxHead head(p, static_cast<int>(blockIdx.y));
+  const SoftmaxHead head = head_of_block(p);
+  const SoftmaxHead key_head = head.of_keys();
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
   load_rows<Shape::kQueries, kD>(group, q_tile, head, p.q, first);
   const int warp_row = group.warp() * 16 * kRowBlocks;
@@ -63,8 +64,8 @@ static __global__ __launch_bounds__(Shape::kThreads, Shape::kBlocks) void softma
   const LaneKeys<kRowBlocks> seen(visibility, first + warp_row);
   Scores scores(policy, {head.index, first, warp_row});
   const auto load_keys = [&](int key, int stage) {
-    load_rows<kKeys, kD>(group, k_tiles.at(stage), head, p.k, key);
-    load_rows<kKeys, kD>(group, v_tiles.at(stage), head, p.v, key);
+    load_rows<kKeys, kD>(group, k_tiles.at(stage), key_head, p.k, key);
+    load_rows<kKeys, kD>(group, v_tiles.at(stage), key_head, p.v, key);
     scores.load(group, policy_stages + stage * Scores::stage_bytes(), key);
     cp_async_commit();
   };

@@ -66,7 +66,7 @@ class HopperSoftmaxForwardProducer : public TileState {
     Mbarrier& full = s_.keys.acquire(state_);
     if (lane() != 0) return;
     full.arrive_and_expect(kTileBytes);
-    load_token_tile<kKeys, kD>(s_.k[state_.stage()], x_.k, full, block, tile.head);
+    load_token_tile<kKeys, kD>(s_.k[state_.stage()], x_.k, full, block, tile.head / x_.p.group);
   }
   __device__ __forceinline__ void load_queries(const QueryTile& tile) {
     Mbarrier& full = s_.queries.acquire(tile_state());
@@ -83,7 +83,7 @@ class HopperSoftmaxForwardProducer : public TileState {
     }
     if (lane() != 0) return;
     full.arrive_and_expect(kTileBytes);
-    load_token_tile<kKeys, kD>(s_.v[stage], x_.v, full, block, tile.head);
+    load_token_tile<kKeys, kD>(s_.v[stage], x_.v, full, block, tile.head / x_.p.group);
   }
 
   Shared& s_;

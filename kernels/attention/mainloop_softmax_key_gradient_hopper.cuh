@@ -1,7 +1,8 @@
 // Phase 2 of the softmax backward pass for sm_90a: dk and dv, and the gradients of what the score
 // function learns. Each consumer owns 64 keys of a tile and walks over the tiles of queries that
-// see them. Keys are the rows of its scores: P^T and dS^T thus are left operands of dv and dk
-// without leaving the registers (FlashAttention-3, arXiv 2407.08608).
+// see them, of one head of the group after the other. Keys are the rows of its scores: P^T and dS^T
+// thus are left operands of dv and dk without leaving the registers (FlashAttention-3, arXiv
+// 2407.08608).
 #pragma once
 
 #include <algorithm>
@@ -61,7 +62,7 @@ struct HopperSoftmaxKeyShared {
   alignas(16) float lse[kStages][kQueries];
   alignas(16) float delta[kStages][kQueries];
   alignas(16) int position[kStages][kQueries];
-  int first_query[kStages];  // < 0: there are no more queries for this tile
+  int first_query[kStages];  // < 0: there are no more queries for this tile, or of the head
   Pipeline<1> keys, tiles;
   Pipeline<kStages> queries;
   KeyTile tile;
@@ -93,12 +94,14 @@ class HopperSoftmaxKeyProducer : public TileState {
     return {tile * Shape::kKeys, head};
   }
   __device__ __forceinline__ void load(const KeyTile& tile) {
-    const int first = tile.first, head = tile.head;
+    const int first = tile.first, group = x_.p.group;
     const int end = end_query_of_keys<Shape::kKeys>(x_.p, first);
-    Scores scores(x_.policy, {head, first, 0});
-    load_keys(first, head);
-    for (int query = first; query < end; query += kQueries) load_queries(scores, query, head);
-    load_queries(scores, -1, head);
+    load_keys(first, tile.head);
+    for (int head = tile.head * group; head < (tile.head + 1) * group; ++head) {
+      Scores scores(x_.policy, {head, first, 0});
+      for (int query = first; query < end; query += kQueries) load_queries(scores, query, head);
+      if (Policy::kOfHead || head + 1 == (tile.head + 1) * group) load_queries(scores, -1, head);
+    }
   }
 
  private:
@@ -112,7 +115,7 @@ class HopperSoftmaxKeyProducer : public TileState {
       load_token_tile<Shape::kRows, kD>(s_.v[i], x_.v, full, key, head);
     }
   }
-  // With first = -1, says that there are no more.
+  // With first = -1, says that there are no more: of the head if scores depend on it, else of all.
   __device__ __forceinline__ void load_queries(Scores& scores, int first, int head) {
     const int stage = state_.stage();
     Mbarrier& full = s_.queries.acquire(state_);
@@ -160,22 +163,27 @@ class HopperSoftmaxKeyConsumer : public TileState {
 
   __device__ __forceinline__ void compute(const KeyTile& tile) {
     const SoftmaxProblem& p = x_.p;
-    const SoftmaxHead head(p, tile.head);
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
     const int warp_row = Shape::kRows * index_ + 16 * warp;
     first_ = tile.first + Shape::kRows * index_;
     warp_first_ = tile.first + warp_row;
-    Scores scores(x_.policy, {tile.head, tile.first, warp_row});
     const NamedThreads<128 * Shape::kConsumers> consumers{1, 128};  // of the block
-    scores.begin_gradient(consumers, s_.gradient);
     Gradient dk, dv;
     dk.clear();
     dv.clear();
     s_.keys.wait(tile_state());
-    walk(scores, dk, dv);
+    // Where scores are the same for all heads, their queries come one after the other.
+    const int heads = Policy::kOfHead ? p.group : 1;
+#pragma unroll 1
+    for (int n = 0; n < heads; ++n) {
+      Scores scores(x_.policy, {tile.head * p.group + n, tile.first, warp_row});
+      scores.begin_gradient(consumers, s_.gradient);
+      walk(scores, dk, dv);
+      scores.end_gradient(consumers);
+      if constexpr (Scores::shared_bytes() > 0) consumers.sync();  // the next one may use it
+    }
     s_.keys.release();
-    scores.end_gradient(consumers);
-    if constexpr (Scores::shared_bytes() > 0) consumers.sync();  // the next tile may use it
+    const SoftmaxHead head(p, tile.head);
     const float scale = p.scale;
     const int rows = p.tokens - warp_first_;
     store_rows(head.row(p.dk, warp_first_), p.dk.stride, rows, p.head_dim, dk,
@@ -185,9 +193,10 @@ class HopperSoftmaxKeyConsumer : public TileState {
   }
 
  private:
-  // Walks over the tiles of queries that see a key of this consumer, one run of neighbouring tiles
-  // after the other. Between runs the consumer holds no stage, however many it passes over: the
-  // producer has to fill them all, for other consumers, and needs every buffer for that.
+  // Walks over the tiles of queries that see a key of this consumer until there are no more, one
+  // run of neighbouring tiles after the other. Between runs the consumer holds no stage, however
+  // many it passes over: the producer has to fill them all, for other consumers, and needs every
+  // buffer for that.
   __device__ __forceinline__ void walk(Scores& scores, Gradient& dk, Gradient& dv) {
     for (;;) {
       const int stage = next_stage();

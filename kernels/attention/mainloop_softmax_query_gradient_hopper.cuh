@@ -71,7 +71,7 @@ class HopperSoftmaxQueryProducer : public TileState {
     }
     if (lane() != 0) return;
     full.arrive_and_expect(kTileBytes);
-    load_token_tile<kKeys, kD>(s_.k[stage], x_.k, full, block, tile.head);
+    load_token_tile<kKeys, kD>(s_.k[stage], x_.k, full, block, tile.head / x_.p.group);
   }
   __device__ __forceinline__ void load_queries(const QueryTile& tile) {
     Mbarrier& full = s_.queries.acquire(tile_state());
@@ -84,7 +84,7 @@ class HopperSoftmaxQueryProducer : public TileState {
     Mbarrier& full = s_.values.acquire(state_);
     if (lane() != 0) return;
     full.arrive_and_expect(kTileBytes);
-    load_token_tile<kKeys, kD>(s_.v[state_.stage()], x_.v, full, block, tile.head);
+    load_token_tile<kKeys, kD>(s_.v[state_.stage()], x_.v, full, block, tile.head / x_.p.group);
   }
 
   Shared& s_;

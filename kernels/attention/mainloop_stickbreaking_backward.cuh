@@ -78,7 +78,7 @@ __device__ __forceinline__ void save_states(
 template <int kD, bool kGated>
 static __global__ void __launch_bounds__(StickThreads::kThreads,
                                          StickShape<kD, StickPass::kQuery>::kBlocks)
-    stick_query_gradient_kernel(const StickBreakingProblem p, int first_head) {
+    stick_query_gradient_kernel(const StickBreakingProblem p, int first_head, int first_key_head) {
   using Shape = StickShape<kD, StickPass::kQuery>;
   constexpr int kRowBlocks = Shape::kRowBlocks;
   constexpr int kQueries = Shape::kQueries;
@@ -89,7 +89,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   const Keys keys(dout_tile + kQueries * kD);
 
   const StickThreads group;
-  const StickHead head(p, first_head + static_cast<int>(blockIdx.y));
+  const StickHead head = head_of_block(p, first_head, first_key_head);
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
   const int warp_row = group.warp() * Shape::kWarpRows;
   const int first = tile + warp_row;
@@ -197,18 +197,48 @@ __device__ __forceinline__ void store_scores(__nv_bfloat16* tile, int warp_row,
   }
 }
 
-// out = factor x + add(key, column) of the keys from `block` on.
-template <int kD, typename Add>
-__device__ __forceinline__ void store_key_gradient(const StickHead& head, const HeadRows& out,
-                                                   int block, int warp, int part,
-                                                   KeyGradient<kD>& x, float factor, Add&& add) {
+// Calls body(value, key, column) for the gradients of the keys from `block` on.
+template <int kD, typename Body>
+__device__ __forceinline__ void for_each_key_gradient(const StickHead& head, int block, int warp,
+                                                      int part, KeyGradient<kD>& x, Body&& body) {
   x.for_each([&](float& value, auto at) {
     const int key = block + key_of_row<kStickKeys>(warp / 2 * 32 + at.row);
     const int col = first_gradient_column<kD>(warp, part) + at.col;
-    if (key >= head.p.tokens || col >= head.p.head_dim) return;
-    head.row(out, key)[col] = __float2bfloat16(value * factor + add(key, col));
+    if (key < head.p.tokens && col < head.p.head_dim) body(value, key, col);
   });
 }
+// out = factor x.
+template <int kD>
+__device__ __forceinline__ void store_key_gradient(const StickHead& head, const HeadRows& out,
+                                                   int block, int warp, int part,
+                                                   KeyGradient<kD>& x, float factor) {
+  for_each_key_gradient<kD>(head, block, warp, part, x, [&](float value, int key, int col) {
+    head.row(out, key)[col] = __float2bfloat16(value * factor);
+  });
+}
+
+// Sums of a block of keys, as the threads hold them, which one launch leaves to the next: `which`
+// is 0 for dk and 1 for dv.
+template <int kD>
+class KeySums {
+ public:
+  __device__ __forceinline__ KeySums(const StickBreakingProblem& p, int block, int part)
+      : first_(p.key_sums + (block / kStickKeys * kColumnParts<kD> + part) * kFloats + threadIdx.x),
+        all_(int64_t{(p.tokens + kStickKeys - 1) / kStickKeys} * kColumnParts<kD> * kFloats) {}
+  __device__ __forceinline__ void load(KeyGradient<kD>& x, int which) const {
+    const float* from = first_ + which * all_;
+    x.for_each([&](float& value, auto) { value = *from, from += StickThreads::kThreads; });
+  }
+  __device__ __forceinline__ void save(KeyGradient<kD>& x, int which) const {
+    float* to = first_ + which * all_;
+    x.for_each([&](float& value, auto) { *to = value, to += StickThreads::kThreads; });
+  }
+
+ private:
+  static constexpr int64_t kFloats = kStickKeys * kPartColumns<kD>;  // of a block and part
+  float* first_;
+  int64_t all_;
+};
 
 // Adds the warps' parts of the gate's gradient, dgate of a lane's keys, and writes it.
 template <int kLaneKeys>
@@ -295,34 +325,26 @@ __device__ __forceinline__ void enter_block(
   }
 }
 
+// Adds what the queries of one head give to dk and dv of a block of keys, and writes the gradient
+// of its gates.
 template <int kD, bool kGated, int kStages>
-static __global__ void __launch_bounds__(StickThreads::kThreads,
-                                         StickShape<kD, StickPass::kKey>::kBlocks)
-    stick_key_gradient_kernel(const StickBreakingProblem p, int first_head) {
+__device__ __forceinline__ void add_queries_of_head(
+    KeyGradient<kD>& dk, KeyGradient<kD>& dv, const KeyGradientTiles<kD, kGated, kStages>& tiles,
+    const StickHead& head, int block, int part) {
   using Shape = StickShape<kD, StickPass::kKey>;
   constexpr int kRowBlocks = Shape::kRowBlocks;
-  extern __shared__ __align__(128) unsigned char shared[];
-  const KeyGradientTiles<kD, kGated, kStages> tiles(shared);
-
+  const StickBreakingProblem& p = head.p;
   const StickThreads group;
-  const StickHead head(p, first_head + static_cast<int>(blockIdx.y));
-  const int block = static_cast<int>(blockIdx.x) * kStickKeys;
   const int warp = group.thread() / 32;
-  const int part = kColumnParts<kD> > 1 ? static_cast<int>(blockIdx.z) : 0;
   const int warp_row = warp * Shape::kWarpRows;
   const Visibility visibility = visibility_of<true>(p, head);
   const int end = visibility.end_query(min(block + kStickKeys, p.tokens) - 1);
   const float scale_log2 = p.scale * kLog2e;
 
-  load_keys<kD>(group, tiles.k, head, p.k, block);
-  load_keys<kD>(group, tiles.v, head, p.v, block);
   if constexpr (kGated) load_gates(group, tiles.gates, p, head, block);
   int tile = next_tile<Shape>(visibility, block / Shape::kQueries * Shape::kQueries, end,
                               block + kStickKeys);
   if (tile < end) tiles.load_queries(group, p, head, tile, 0);
-  KeyGradient<kD> dk, dv;
-  dk.clear();
-  dv.clear();
   float dgate[kStickKeys / 4] = {};
   for (int stage = 0; tile < end; stage = (stage + 1) % kStages) {
     const int next = next_tile<Shape>(visibility, tile + Shape::kQueries, end, block + kStickKeys);
@@ -356,15 +378,82 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
     }
   }
   cp_async_wait<0>();
+  if constexpr (kGated) {
+    if (part == 0) write_gate_gradient(group, p, head, block, dgate, tiles.gate_sums);
+  }
+}
 
-  store_key_gradient<kD>(head, p.dk, block, warp, part, dk, p.scale, [](int, int) { return 0.0f; });
-  const bool to_value = p.remainder == StickRemainder::kValue;
-  store_key_gradient<kD>(head, p.dv, block, warp, part, dv, 1.0f, [&](int key, int col) {
-    if (!to_value) return 0.0f;
-    return exp2_ftz(p.log2_rem[head.at(key)]) * __bfloat162float(head.row(p.dout, key)[col]);
-  });
-  if (part > 0) return;
-  if constexpr (kGated) write_gate_gradient(group, p, head, block, dgate, tiles.gate_sums);
+// The heads of queries [begin, end) that a block walks over, of those [first, last) that share its
+// head of keys. The block's number is read again each time: between the uses none of this keeps a
+// register.
+struct KeyHeads {
+  int key, first, last, begin, end;
+  __device__ __forceinline__ KeyHeads(const StickBreakingProblem& p, int first_head, int heads,
+                                      int first_key_head) {
+    unsigned y;
+    asm volatile("mov.u32 %0, %%ctaid.y;\n" : "=r"(y));
+    key = first_key_head + static_cast<int>(y);
+    first = key * p.group;
+    last = first + p.group;
+    begin = max(first_head, first);
+    end = min(first_head + heads, last);
+  }
+};
+
+// A block has a block of keys of one head, and walks over the queries of one head of its group
+// after the other, of the `heads` heads from first_head on whose states are kept. Where that is a
+// part of the group, the sums go from one launch to the next.
+template <int kD, bool kGated, int kStages>
+static __global__ void __launch_bounds__(StickThreads::kThreads,
+                                         StickShape<kD, StickPass::kKey>::kBlocks)
+    stick_key_gradient_kernel(const StickBreakingProblem p, int first_head, int heads,
+                              int first_key_head) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const KeyGradientTiles<kD, kGated, kStages> tiles(shared);
+  const StickThreads group;
+  const int warp = group.thread() / 32;
+  const int block = static_cast<int>(blockIdx.x) * kStickKeys;
+  const int part = kColumnParts<kD> > 1 ? static_cast<int>(blockIdx.z) : 0;
+  const auto walk = [&] { return KeyHeads(p, first_head, heads, first_key_head); };
+  const KeyHeads at_first = walk();
+  const StickHead first_key(p, at_first.key, at_first.key);
+  load_keys<kD>(group, tiles.k, first_key, p.k, block);
+  load_keys<kD>(group, tiles.v, first_key, p.v, block);
+  KeyGradient<kD> dk, dv;
+  dk.clear();
+  dv.clear();
+  if (at_first.begin > at_first.first) {
+    const KeySums<kD> sums(p, block, part);
+    sums.load(dk, 0);
+    sums.load(dv, 1);
+  }
+  int head = at_first.begin;
+#pragma unroll 1
+  do {
+    add_queries_of_head<kD, kGated, kStages>(dk, dv, tiles, StickHead(p, head, walk().key), block,
+                                             part);
+    group.sync();  // they have been read, so those of the next head may come
+  } while (++head < walk().end);
+  const KeyHeads at_last = walk();
+  if (at_last.end < at_last.last) {
+    const KeySums<kD> sums(p, block, part);
+    sums.save(dk, 0);
+    sums.save(dv, 1);
+    return;
+  }
+  const StickHead key_head(p, at_last.key, at_last.key);
+  store_key_gradient<kD>(key_head, p.dk, block, warp, part, dk, p.scale);
+  if (p.remainder == StickRemainder::kValue) {
+#pragma unroll 1
+    for (int n = at_last.first; n < at_last.last; ++n) {
+      const StickHead of_query(p, n, at_last.key);
+      for_each_key_gradient<kD>(of_query, block, warp, part, dv, [&](float& x, int key, int col) {
+        const float rem = exp2_ftz(p.log2_rem[of_query.at(key)]);
+        x += rem * __bfloat162float(of_query.row(p.dout, key)[col]);
+      });
+    }
+  }
+  store_key_gradient<kD>(key_head, p.dv, block, warp, part, dv, 1.0f);
 }
 
 }  // namespace sbtrain::kernels

@@ -70,7 +70,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   const Keys keys(q_tile + kQueries * kD);
 
   const StickThreads group;
-  const StickHead head(p, static_cast<int>(blockIdx.y));
+  const StickHead head = head_of_block(p);
   // Later tiles usually have more keys, so they start first.
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
   const int warp_row = group.warp() * Shape::kWarpRows;

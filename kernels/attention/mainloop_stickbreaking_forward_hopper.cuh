@@ -112,7 +112,7 @@ class HopperForwardProducer : public TileState {
       full.arrive();
     } else {
       full.arrive_and_expect(kTileBytes);
-      load_key_tile<kKeys, kD>(s_.k[k_.stage()], x_.k, full, first, tile.head);
+      load_key_tile<kKeys, kD>(s_.k[k_.stage()], x_.k, full, first, tile.head / x_.p.group);
     }
   }
   __device__ __forceinline__ void load_gates(int head, int first) {
@@ -136,7 +136,7 @@ class HopperForwardProducer : public TileState {
     }
     if (lane() == 0) {
       full.arrive_and_expect(kTileBytes);
-      load_key_tile<kKeys, kD>(s_.v[v_.stage()], x_.v, full, first, tile.head);
+      load_key_tile<kKeys, kD>(s_.v[v_.stage()], x_.v, full, first, tile.head / x_.p.group);
     }
     v_.advance();
   }

@@ -1,6 +1,6 @@
 // Phase 2 of the stick-breaking backward pass for sm_90a: dk and dv, from the states that phase 1
 // left (mainloop_stickbreaking_query_gradient_hopper.cuh). Each consumer owns 64 keys of a tile and
-// walks over the tiles of queries that see them.
+// walks over the tiles of queries that see them, of one head of the group after the other.
 #pragma once
 
 #include "kernels/attention/stickbreaking_backward_hopper.cuh"
@@ -59,6 +59,7 @@ struct KeyGradientShared {
   KeyGradientTile tile;
   WarpTile warps[4 * kConsumers];
   uint32_t producer_parity;  // the same for the warp that loads
+  int query_head;            // whose queries it loads
 
   __device__ __forceinline__ void init() {
     keys.init(1, kReaders<Shape>);
@@ -90,7 +91,7 @@ class KeyGradientProducer {
   }
 
   __device__ __forceinline__ KeyGradientTile tile_of(int tile, int scheduled_head) const {
-    const int head = x_.first_head + scheduled_head;
+    const int head = x_.first_head / x_.p.group + scheduled_head;
     if constexpr (!Shape::kSegments) return {{tile * Shape::kKeys, head}};
     const int first = x_.part.first_key + tile * Shape::kKeys;
     return {{first, head}, parts_of(first)};
@@ -112,7 +113,20 @@ class KeyGradientProducer {
     if (end <= x_.part.first_query) return TileParts::kNone;
     return end > x_.part.end_query ? TileParts::kMore : 0;
   }
+  // Segments are of one head of queries, which the launch names.
   __device__ __forceinline__ void load(const int& block, const int& head) {
+    load_keys(block, head);
+    const int heads = Shape::kSegments ? 1 : x_.p.group;
+#pragma unroll 1
+    for (int n = 0; n < heads; ++n) {
+      if (lane() == 0) s_.query_head = Shape::kSegments ? x_.first_head : head * x_.p.group + n;
+      __syncwarp();
+      load_head(block, s_.query_head);
+      __syncwarp();
+    }
+    load_queries(-1, block, head);
+  }
+  __device__ __forceinline__ void load_head(const int& block, const int& head) {
     const StickBreakingProblem& p = x_.p;
     const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
     const int end_key = min(block + Shape::kKeys, p.tokens);
@@ -122,7 +136,6 @@ class KeyGradientProducer {
       begin = max(begin, x_.part.first_query);
       end = min(end, x_.part.end_query);
     }
-    load_keys(block, head);
     for (int some = begin; some < end; some += 32 * Shape::kQueries) {
       // The first row of a tile is the one that sees furthest to the left.
       const int mine = some + lane() * Shape::kQueries;
@@ -132,7 +145,6 @@ class KeyGradientProducer {
         load_queries(some + (__ffs(static_cast<int>(tiles)) - 1) * Shape::kQueries, block, head);
       }
     }
-    load_queries(-1, block, head);
   }
   __device__ __forceinline__ void load_keys(const int& block, const int& head) {
     Mbarrier& full = s_.keys.acquire(tile_state());
@@ -225,7 +237,9 @@ class KeyGradientConsumer {
     if constexpr (Shape::kSegments) {
       const int parts = mine().parts;
       if (parts == TileParts::kNone) return;
-      if (parts == TileParts::kMore) {  // and if nothing more is needed, these are the results
+      const bool last_head = (x_.first_head + 1) % x_.p.group == 0;
+      // Later ones go on with the sums; if nothing more is needed, these are the results.
+      if (parts == TileParts::kMore || !last_head) {
         save_sums(sums_of(block, 0), sums.dk);
         save_sums(sums_of(block, 1), sums.dv);
       }
@@ -258,7 +272,7 @@ class KeyGradientConsumer {
   // Of the warp's 16 keys: of dk (0) or dv (1).
   __device__ __forceinline__ float* sums_of(const Block& block, int which) const {
     const HopperSegments& part = x_.part;
-    const int row = which * (part.end_key - part.first_key) + block.begin - part.first_key;
+    const int row = which * part.dkv_rows + block.begin - part.first_key;
     return part.dkv + int64_t{row + warp_row()} * kD;
   }
 
@@ -437,26 +451,38 @@ class KeyGradientConsumer {
   __device__ __forceinline__ void write(WarpgroupAccumulator<kD>& dk, WarpgroupAccumulator<kD>& dv,
                                         int block, int first_key, int head_index) {
     const StickBreakingProblem& p = x_.p;
-    const StickHead head(p, head_index);
+    const StickHead head(p, head_index);  // of keys
     const bool to_value = p.remainder == StickRemainder::kValue;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = first_key + key_of_row<kStickKeys>(warp_row() + lane_row() + 8 * i);
       if (key < block || key >= p.tokens) continue;
-      const float rem = to_value ? exp2_ftz(p.log2_rem[head.at(key)]) : 0.0f;
+      if (to_value) add_remainder(dv, i, key, head_index);
       __nv_bfloat16* const dk_row = head.row(p.dk, key) + lane_col();
       __nv_bfloat16* const dv_row = head.row(p.dv, key) + lane_col();
-      const __nv_bfloat16* const dout_row = head.row(p.dout, key) + lane_col();
 #pragma unroll
       for (int c = 0; c < kD / 8; ++c) {
         const float* const x = dk.at[0][c] + 2 * i;
-        float y[2] = {dv.at[0][c][2 * i], dv.at[0][c][2 * i + 1]};
-        if (to_value) {
-          y[0] += rem * __bfloat162float(dout_row[8 * c]);
-          y[1] += rem * __bfloat162float(dout_row[8 * c + 1]);
-        }
+        const float* const y = dv.at[0][c] + 2 * i;
         *reinterpret_cast<uint32_t*>(dk_row + 8 * c) = pack_bf16(x[0] * p.scale, x[1] * p.scale);
         *reinterpret_cast<uint32_t*>(dv_row + 8 * c) = pack_bf16(y[0], y[1]);
+      }
+    }
+  }
+
+  // What the remainders of a token's heads give to its own value, in the lane's row i of dv.
+  __device__ __forceinline__ void add_remainder(WarpgroupAccumulator<kD>& dv, int i, int key,
+                                                int key_head) const {
+    const StickBreakingProblem& p = x_.p;
+#pragma unroll 1
+    for (int n = 0; n < p.group; ++n) {
+      const StickHead head(p, key_head * p.group + n);
+      const float rem = exp2_ftz(p.log2_rem[head.at(key)]);
+      const __nv_bfloat16* const dout_row = head.row(p.dout, key) + lane_col();
+#pragma unroll
+      for (int c = 0; c < kD / 8; ++c) {
+        dv.at[0][c][2 * i] += rem * __bfloat162float(dout_row[8 * c]);
+        dv.at[0][c][2 * i + 1] += rem * __bfloat162float(dout_row[8 * c + 1]);
       }
     }
   }

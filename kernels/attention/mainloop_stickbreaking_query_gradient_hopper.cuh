@@ -88,11 +88,12 @@ class QueryGradientProducer : public TileState {
     if (Shape::kSegments && tile.parts == TileParts::kNone) {
       s_.queries.acquire(tile_state()).arrive();
     }
+    const int key_head = tile.head / x_.p.group;
     for (int block = tile.begin; block <= tile.last; block += kStickKeys) {
       const int first = first_loaded_key<kStickKeys>(block, x_.p.tokens);
-      load_block(s_.k, s_.keys, x_.k, first, tile.head);
+      load_block(s_.k, s_.keys, x_.k, first, key_head);
       if (block == tile.begin) load_queries(tile);
-      load_block(s_.v, s_.values, x_.v, first, tile.head);
+      load_block(s_.v, s_.values, x_.v, first, key_head);
       state_.advance();
     }
   }

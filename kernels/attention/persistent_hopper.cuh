@@ -33,8 +33,8 @@ namespace sbtrain::kernels {
 
 // A tile of queries and the blocks of keys that they see.
 struct QueryTile {
-  int first = -1;  // query; < 0: there are no more tiles
-  int head = 0;
+  int first = -1;           // query; < 0: there are no more tiles
+  int head = 0;             // of queries
   int begin = 0, last = 0;  // the first block of keys and the last one
 };
 __device__ __forceinline__ QueryTile uniform(const QueryTile& tile) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ QueryTile uniform(const QueryTile& tile) {
 // A tile of keys.
 struct KeyTile {
   int first = -1;  // key; < 0: there are no more tiles
-  int head = 0;
+  int head = 0;    // of keys
 };
 __device__ __forceinline__ KeyTile uniform(const KeyTile& tile) {
   return {uniform(tile.first), uniform(tile.head)};

@@ -9,6 +9,7 @@
 namespace sbtrain::kernels {
 
 struct AlibiScore {
+  static constexpr bool kOfHead = true;
   static constexpr bool kExactDelta = false;
   float scale_log2;
   AlibiSlopes slopes_log2;

@@ -63,6 +63,7 @@ class FireHead {
 };
 
 struct FireScore {
+  static constexpr bool kOfHead = true;
   static constexpr bool kExactDelta = true;  // errors of a row would all go into few sums
   float scale_log2;
   FireTables tables;

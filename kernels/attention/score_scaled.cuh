@@ -5,7 +5,8 @@
 // QueryRows for tiles whose rows are queries and whose columns are keys, Shape::kQueries x
 // Shape::kKeys of a block, and KeyRows for tiles of keys and queries. A warp makes one for its rows
 // of a block, of which TileCoordinates say where it stands. Masks come after scores, so pairs that
-// do not see each other may get any number. Both have
+// do not see each other may get any number. kOfHead says whether scores depend on the head. Both
+// have
 //   stage_bytes()                  shared memory for what they need to know of a tile's columns
 //   load(group, stage, begin)      copies that for the columns from `begin` on, asynchronously; by
 //                                  all threads of the group
@@ -40,6 +41,7 @@ struct NoGradient : NothingStaged {
 };
 
 struct ScaledScore {
+  static constexpr bool kOfHead = false;
   // Whether the rows of gradients must add up to 0 to the precision of f32. Without a correction
   // they do not, since delta is computed from o, which is rounded to bf16.
   static constexpr bool kExactDelta = false;

@@ -18,6 +18,13 @@ constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
 
 // ---- kernels/attention/stickbreaking.h ----------------------------------------------------------
 
+// Sums of dk and dv that one launch leaves to the next, f32 [2, T, d] in blocks of 64 keys and in
+// tiles of heads, for the portable backward pass where the states of a whole group do not fit.
+constexpr size_t stick_key_sums_bytes(int64_t tokens, int64_t head_dim) {
+  const int64_t width = head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+  return align_scratch(static_cast<size_t>(2 * ((tokens + 63) / 64 * 64) * width) * sizeof(float));
+}
+
 // Sums over the tokens' parts for the gradient of the remainder's vector, f32 [kTokenParts, H, d].
 constexpr size_t stick_remainder_scratch_bytes(int64_t heads, int64_t head_dim) {
   return align_scratch(static_cast<size_t>(kTokenParts * heads * head_dim) * sizeof(float));
@@ -33,9 +40,11 @@ constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
   return tile_scheduler_bytes(tokens);
 }
 // The backward pass keeps four states of 8 bytes of each row and block of 64 keys, for as many
-// heads at a time as fit a budget. Where not even one head fits, it computes segments of queries
-// times segments of keys, one after the other. From one to the next it keeps, of one head, the
-// states of the rows, and the sums of dq and of a segment's dk and dv.
+// heads at a time as fit a budget. Where not even one head fits, or not even the heads that share
+// keys and values, it computes one head at a time, and of it segments of queries times segments of
+// keys, one after the other. From one to the next it keeps, of one head, the states of the rows,
+// and the sums of dq and of a segment's dk and dv; from one head of a group to the next, the sums
+// of dk and dv of all keys.
 inline constexpr int64_t kHopperStateBudget = int64_t{1} << 30;  // bytes
 inline constexpr int64_t kHopperRowStateBytes = 32;
 // A segment is whole tiles of each loop: 64 or 128 queries, 64, 128 or 192 keys.
@@ -43,7 +52,8 @@ inline constexpr int64_t kHopperSegmentStep = 384;
 
 struct StickHopperShape {
   int64_t tokens, heads, head_dim;
-  int64_t blocks;  // of 64 keys that a row can see
+  int64_t blocks;     // of 64 keys that a row can see
+  int64_t group = 1;  // heads of queries that share a head of keys and values
 };
 // What is computed at a time, and the layout of the scratch in bytes from its start.
 struct StickHopperScratch {
@@ -51,12 +61,13 @@ struct StickHopperScratch {
   int64_t segment;  // tokens; those of the pack where there are no segments
   int64_t blocks;   // of keys, whose states are kept
   int64_t rows;     // of a head's first keys
+  int64_t dkv_rows;
   int64_t state_rows;
   size_t states;      // {T, C} [heads, blocks, state_rows, 4]
   size_t first_keys;  // i32 [heads, rows]
   size_t carries;     // {log2 T, C} [rows]; from here on: with segments
   size_t dq;          // f32 [rows, d]
-  size_t dkv;         // f32 [2, segment, d]
+  size_t dkv;         // f32 [2, dkv_rows, d]
   size_t lowest;      // i32 [segments]
   size_t counters;    // i32 [2, segments, segments]: tiles that are taken, in each launch
   size_t orders;      // i32 [2, segment / 64]: of tiles, from the first and from the last one on
@@ -69,7 +80,7 @@ constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape&
   const auto round_up = [](int64_t count, int64_t unit) {
     return (count + unit - 1) / unit * unit;
   };
-  const bool whole = segment >= x.tokens;
+  const bool whole = segment >= x.tokens && heads >= x.group;
   StickHopperScratch s{};
   s.tokens = x.tokens;
   s.heads = heads;
@@ -87,7 +98,8 @@ constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape&
   if (!whole) {
     s.carries = take(s.rows * 8);
     s.dq = take(s.rows * x.head_dim * 4);
-    s.dkv = take(segment * x.head_dim * 8);
+    s.dkv_rows = x.group > 1 ? s.segments() * segment : segment;
+    s.dkv = take(s.dkv_rows * x.head_dim * 8);
     s.lowest = take(s.segments() * 4);
     s.counters = take(2 * s.segments() * s.segments() * 4);
     s.orders = take(2 * (segment / 64) * 4);
@@ -96,20 +108,22 @@ constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape&
   }
   return s;
 }
-// As many heads as fit, in groups of sizes as equal as possible, or else the longest segments.
-// Those are not below 16384 tokens, so that each has work for all multiprocessors: above 2^27
-// tokens times channels the sums of dq alone can exceed the budget.
+// As many heads of keys as fit with their queries, in parts of sizes as equal as possible, or else
+// the longest segments. Those are not below 16384 tokens, so that each has work for all
+// multiprocessors: above 2^27 tokens times channels the sums of dq alone can exceed the budget.
 constexpr StickHopperScratch stickbreaking_hopper_backward_scratch(
     const StickHopperShape& x, int64_t budget = kHopperStateBudget, int64_t least_segment = 16512) {
   const auto fits = [&](int64_t heads, int64_t segment) {
     return static_cast<int64_t>(stickbreaking_hopper_layout(x, heads, segment).bytes) <= budget;
   };
-  if (fits(1, x.tokens)) {
-    int64_t groups = 1;
-    while (!fits((x.heads + groups - 1) / groups, x.tokens)) ++groups;
-    return stickbreaking_hopper_layout(x, (x.heads + groups - 1) / groups, x.tokens);
+  if (fits(x.group, x.tokens)) {
+    int64_t parts = 1;
+    const auto heads = [&] { return (x.heads / x.group + parts - 1) / parts * x.group; };
+    while (!fits(heads(), x.tokens)) ++parts;
+    return stickbreaking_hopper_layout(x, heads(), x.tokens);
   }
   int64_t low = least_segment / kHopperSegmentStep, high = x.tokens / kHopperSegmentStep + 1;
+  if (x.group > 1) ++high;  // all tokens of one head may fit
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
     (fits(1, middle * kHopperSegmentStep) ? low : high) = middle;

@@ -7,7 +7,7 @@
 namespace sbtrain::kernels {
 
 inline bool in_segments(const StickBreakingProblem& p) {
-  return p.workspace_tokens < p.tokens;
+  return p.workspace_tokens < p.tokens || p.workspace_heads < p.group;
 }
 
 // What launches of segments have beside their arguments.
@@ -20,9 +20,12 @@ struct SegmentLaunches {
 
 // The layout of the problem's workspace.
 inline StickHopperScratch layout_of(const StickBreakingProblem& p) {
-  return stickbreaking_hopper_layout(
-      {.tokens = p.tokens, .heads = p.heads, .head_dim = p.head_dim, .blocks = p.workspace_blocks},
-      p.workspace_heads, p.workspace_tokens);
+  return stickbreaking_hopper_layout({.tokens = p.tokens,
+                                      .heads = p.heads,
+                                      .head_dim = p.head_dim,
+                                      .blocks = p.workspace_blocks,
+                                      .group = p.group},
+                                     p.workspace_heads, p.workspace_tokens);
 }
 // Gives the arguments their places in it; returns that of the scheduler.
 inline void* place_in_scratch(HopperBackwardArguments& x) {
@@ -35,6 +38,7 @@ inline void* place_in_scratch(HopperBackwardArguments& x) {
     x.part.carries = reinterpret_cast<float2*>(bytes + s.carries);
     x.part.dq = reinterpret_cast<float*>(bytes + s.dq);
     x.part.dkv = reinterpret_cast<float*>(bytes + s.dkv);
+    x.part.dkv_rows = static_cast<int>(s.dkv_rows);
   }
   x.p.workspace_blocks = static_cast<int>(s.blocks);
   return bytes + s.scheduler;
@@ -78,17 +82,23 @@ static __global__ void __launch_bounds__(kSegmentThreads)
 
 // Calls run(queries, keys), how many there are of each, with each segment of queries that follows a
 // segment of keys, for one segment of keys after the other. So rows meet their keys from left to
-// right, and of dk and dv one segment's sums are kept at a time. clear(sums, count) sets sums to
-// zero.
+// right, and of dk and dv one segment's sums are kept at a time, or those of all segments until the
+// last head of a group. clear(sums, count) sets sums to zero.
 template <typename Run, typename Clear>
 void for_each_segment(HopperBackwardArguments& x, const Run& run, const Clear& clear) {
   const int tokens = x.p.tokens, segment = x.p.workspace_tokens;
   const int* const lowest = segment_launches(x.p).lowest;
   HopperSegments& part = x.part;
+  const bool first_of_group = x.first_head % x.p.group == 0;
+  float* const dkv = part.dkv;
   clear(part.dq, int64_t{x.rows} * x.p.head_dim);
   for (part.first_key = 0; part.first_key < tokens; part.first_key = part.end_key) {
     part.end_key = part.first_key + segment;
-    clear(part.dkv, int64_t{2} * segment * x.p.head_dim);
+    part.dkv = x.p.group > 1 ? dkv + int64_t{part.first_key} * x.p.head_dim : dkv;
+    for (int which = 0; first_of_group && which < 2; ++which) {
+      clear(part.dkv + int64_t{which} * part.dkv_rows * x.p.head_dim,
+            int64_t{segment} * x.p.head_dim);
+    }
     const int keys = std::min(segment, tokens - part.first_key);
     for (part.first_query = part.first_key; part.first_query < tokens;
          part.first_query = part.end_query) {
@@ -97,6 +107,7 @@ void for_each_segment(HopperBackwardArguments& x, const Run& run, const Clear& c
       run(std::min(segment, tokens - part.first_query), keys);
     }
   }
+  part.dkv = dkv;
 }
 
 }  // namespace sbtrain::kernels

@@ -9,14 +9,15 @@
 
 namespace sbtrain::kernels {
 
-// A bf16 matrix [T, H*d] whose rows may be strided. `data` is aligned to 16 bytes and `stride` is
-// a multiple of 8 elements.
+// A bf16 matrix [T, H*d], of keys and values [T, H/group*d], whose rows may be strided. `data` is
+// aligned to 16 bytes and `stride` is a multiple of 8 elements.
 using HeadRows = Matrix<bf16>;
 
 struct SoftmaxProblem {
   int tokens = 0, heads = 0, head_dim = 0;
   float scale = 1.0f;
-  int window = 0;                       // 0: unbounded
+  int window = 0;  // 0: unbounded
+  int group = 1;   // heads of queries, neighbours, that share a head of keys and values
   const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
   const int32_t* positions = nullptr;   // [T]
   int sequences = 0;

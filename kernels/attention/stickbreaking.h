@@ -3,6 +3,8 @@
 // what it computes, docs/developers/kernels.md how.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/attention/softmax.h"
 
 namespace sbtrain::kernels {
@@ -22,7 +24,8 @@ struct StickBreakingProblem {
   float query_factor = 1.0f;  // by which q has been multiplied: dq is the gradient of q before that
   bool attend_current = false;
   StickRemainder remainder = StickRemainder::kNone;
-  float skip_epsilon = 0.0f;            // 0 never skips
+  float skip_epsilon = 0.0f;  // 0 never skips
+  int group = 1;  // heads of queries that share a head of keys and values, as in SoftmaxProblem
   const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
   const int32_t* positions = nullptr;   // [T]
   int sequences = 0;
@@ -42,7 +45,16 @@ struct StickBreakingProblem {
   // workspace_tokens (scratch_sizes.h).
   float* workspace = nullptr;
   int workspace_heads = 0, workspace_blocks = 0, workspace_tokens = 0;
+  // Sums of dk and dv, f32 of stick_key_sums_bytes, where workspace_heads < group: the keys of a
+  // head are then computed by several launches. Else workspace_heads is a multiple of the group.
+  float* key_sums = nullptr;
 };
+
+// How many heads from `first` on the backward pass computes together: groups, or a part of one.
+inline int stick_heads_at_a_time(const StickBreakingProblem& p, int first) {
+  const int end = p.workspace_heads < p.group ? first / p.group * p.group + p.group : p.heads;
+  return std::min(end - first, p.workspace_heads);
+}
 
 // Writes o, log2_rem and stop.
 void stickbreaking_forward(cudaStream_t stream, const StickBreakingProblem& problem);

@@ -24,7 +24,8 @@ static_assert(sizeof(TileStates) == 64 * kHopperRowStateBytes);
 // The queries and keys of a launch: all unless given, or a segment of each. A row goes from one
 // segment of keys to the next as the state {log2 T, C} and a sum of dq, a key from one segment of
 // queries to the next as sums of dk and dv; all in f32, so that segments change no bit of the
-// result. Sums are zero where a head begins and, of dk and dv, where a segment of keys does.
+// result. Sums of dq are zero where a head begins, those of dk and dv where a segment of keys does;
+// the sums of a group's first head go on with its next ones.
 struct HopperSegments {
   int first_query = 0, end_query = INT_MAX;
   int first_key = 0, end_key = INT_MAX;
@@ -32,12 +33,13 @@ struct HopperSegments {
   const int* lowest = nullptr;
   float2* carries = nullptr;  // [rows]
   float* dq = nullptr;        // [rows, d], as the lanes hold it
-  float* dkv = nullptr;       // [2, keys of the segment, d], the same
+  float* dkv = nullptr;       // [2, dkv_rows, d], the same, from the segment's first key on
+  int dkv_rows = 0;           // keys of a segment; where heads form groups, of all of them
 };
 
 struct HopperBackwardArguments {
   StickBreakingProblem p;
-  int first_head = 0;         // of the heads that are scheduled
+  int first_head = 0;         // of the heads of queries that are scheduled
   int rows = 0;               // of the first keys of a head: T, in whole tiles
   int state_rows = 0;         // of its states: the segment's queries, in whole tiles
   int* first_keys = nullptr;  // [workspace_heads, rows], from the first phase

@@ -9,7 +9,7 @@ template <int kD, bool kGated>
 void forward(cudaStream_t stream, const StickBreakingProblem& p) {
   using Shape = StickShape<kD, StickPass::kForward>;
   launch_attention("stickbreaking_forward", stream, stick_forward_kernel<kD, kGated>,
-                   attention_grid(p.tokens, Shape::kQueries, p.heads), StickThreads::kThreads,
+                   query_grid(p.tokens, Shape::kQueries, p.heads, p.group), StickThreads::kThreads,
                    stick_forward_shared_bytes<kD>(), p);
 }
 

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads)
     remainder_vector_kernel(const StickBreakingProblem p, float* sums) {
   __shared__ Pack<float, kWidth> shared[kThreads];
   const int part = static_cast<int>(blockIdx.x);
-  const Head head(p, static_cast<int>(blockIdx.y));
+  const Head head(p, static_cast<int>(blockIdx.y), 0);
   const int thread = static_cast<int>(threadIdx.x);
   const int packs = p.head_dim / kWidth;
   const int rows = kThreads / packs;

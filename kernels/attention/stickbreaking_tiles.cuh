@@ -90,8 +90,9 @@ class KeyStages {
         gates_(reinterpret_cast<float*>(v_ + kStages * kStickKeys * kD)) {}
   __device__ __forceinline__ void load(const StickThreads& group, const StickBreakingProblem& p,
                                        const StickHead& head, int block, int stage) const {
-    load_keys<kD>(group, k(stage), head, p.k, block);
-    load_keys<kD>(group, v(stage), head, p.v, block);
+    const StickHead key_head = head.of_keys();
+    load_keys<kD>(group, k(stage), key_head, p.k, block);
+    load_keys<kD>(group, v(stage), key_head, p.v, block);
     if constexpr (kGated) load_gates(group, gates(stage), p, head, block);
     cp_async_commit();
   }
@@ -111,7 +112,7 @@ class KeyStages {
 // What the remainder of row `row` multiplies: v_j, r_h or nothing.
 __device__ __forceinline__ const __nv_bfloat16* remainder_row(const StickBreakingProblem& p,
                                                               const StickHead& head, int row) {
-  if (p.remainder == StickRemainder::kValue) return head.row(p.v, row);
+  if (p.remainder == StickRemainder::kValue) return head.of_keys().row(p.v, row);
   return p.remainder_bias + head.index * p.head_dim;
 }
 

@@ -95,12 +95,11 @@ class CocaAttention : public Attention {
                  .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
     ops::run(s, ops::CocaKey{
                     .y_THd = x.k, .t_THd = x.k, .positions_T = positions_T, .params = key_params});
-    const KeyValue kv = qkv_.repeated(s, x);
     ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
                                     .lse_HT = mine.lse_HT,
                                     .q_THd = query,
-                                    .k_THd = kv.k,
-                                    .v_THd = kv.v,
+                                    .k_THd = x.k,
+                                    .v_THd = x.v,
                                     .sequences = sequences,
                                     .params = params_});
   }
@@ -120,20 +119,17 @@ class CocaAttention : public Attention {
       ops::run(
           s, ops::CocaQuery{
                  .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
-      const KeyValue kv = qkv_.repeated(s, x);
-      const KeyValue dkv = qkv_.repeated_gradients(s, dx);
       ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
-                                       .dk_THd = dkv.k,
-                                       .dv_THd = dkv.v,
+                                       .dk_THd = dx.k,
+                                       .dv_THd = dx.v,
                                        .do_THd = dmix_TD,
                                        .o_THd = mix_TD,
                                        .lse_HT = mine.lse_HT,
                                        .q_THd = query,
-                                       .k_THd = kv.k,
-                                       .v_THd = kv.v,
+                                       .k_THd = x.k,
+                                       .v_THd = x.v,
                                        .sequences = sequences,
                                        .params = params_});
-      qkv_.sum_groups(s, dx, dkv);
     }
     ops::run(s, ops::CocaQueryBackward{.dq_THd = dx.q,
                                        .dy_THd = dx.q,

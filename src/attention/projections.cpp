@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "ops/attention.h"
-#include "ops/heads.h"
 #include "ops/linear.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
@@ -189,40 +188,6 @@ void QkvProjection::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor 
     norm(gradient.k, x.k, key_heads_, name_of_part(key_, "norm.weight"));
   }
   linear_.backward(s, dx_TD, dw, dqkv_TN, x_TD, w);
-}
-
-KeyValue QkvProjection::key_value_scratch(const Stream& s, const Qkv& x) const {
-  if (!grouped()) return {.k = x.k, .v = x.v, .k_memory = {}, .v_memory = {}};
-  const auto buffer = [&](std::string_view name) {
-    return s.scratch(name, x.k.dtype, {x.k.rows(), heads_ * head_dim_});
-  };
-  KeyValue y{.k = {}, .v = {}, .k_memory = buffer("keys"), .v_memory = buffer("values")};
-  y.k = y.k_memory;
-  y.v = y.v_memory;
-  return y;
-}
-
-KeyValue QkvProjection::repeated(Stream& s, const Qkv& x) const {
-  KeyValue y = key_value_scratch(s, x);
-  if (grouped()) {
-    const auto head_dim = static_cast<int>(head_dim_);
-    ops::run(s, ops::RepeatHeads{.y_THd = y.k, .x_TGd = x.k, .head_dim = head_dim});
-    ops::run(s, ops::RepeatHeads{.y_THd = y.v, .x_TGd = x.v, .head_dim = head_dim});
-  }
-  return y;
-}
-
-KeyValue QkvProjection::repeated_gradients(const Stream& s, const Qkv& dx) const {
-  return key_value_scratch(s, dx);
-}
-
-void QkvProjection::sum_groups(Stream& s, const Qkv& dx, const KeyValue& gradients) const {
-  if (!grouped()) return;
-  const auto head_dim = static_cast<int>(head_dim_);
-  ops::run(s,
-           ops::RepeatHeadsBackward{.dx_TGd = dx.k, .dy_THd = gradients.k, .head_dim = head_dim});
-  ops::run(s,
-           ops::RepeatHeadsBackward{.dx_TGd = dx.v, .dy_THd = gradients.v, .head_dim = head_dim});
 }
 
 HostQkv QkvProjection::reference(const HostMatrix& x_TD, const HostWeights& w) const {

@@ -49,12 +49,6 @@ struct Qkv {
   Tensor qk;  // [*, (H+G)*d]
 };
 
-// Keys and values with H heads each, as attention over packs takes them; or their gradients.
-struct KeyValue {
-  Tensor k, v;
-  Buffer k_memory, v_memory;  // if there are fewer heads of keys than of queries
-};
-
 // The same in double precision on the host, with H heads of keys and values.
 struct HostQkv {
   HostMatrix q_head(int64_t heads, int64_t head) const {
@@ -106,14 +100,6 @@ class QkvProjection {
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_TN, const QkvSaved& saved,
                 Tensor x_TD, const Weights& w) const;
 
-  // Keys and values with a head for each head of queries: x.k and x.v themselves, or scratch in
-  // which each head is repeated.
-  KeyValue repeated(Stream& s, const Qkv& x) const;
-  // Where their gradients are to be written, and the sums of these over the heads that share a
-  // head, which go to dx.k and dx.v.
-  KeyValue repeated_gradients(const Stream& s, const Qkv& dx) const;
-  void sum_groups(Stream& s, const Qkv& dx, const KeyValue& gradients) const;
-
   int64_t heads() const { return heads_; }
   int64_t key_heads() const { return key_heads_; }
   // The head of keys and values that head `head` of the queries reads.
@@ -124,13 +110,11 @@ class QkvProjection {
  private:
   int64_t columns() const { return (heads_ + 2 * key_heads_) * head_dim_; }
   int64_t qk_columns() const { return (heads_ + key_heads_) * head_dim_; }
-  bool grouped() const { return key_heads_ < heads_; }
   Qkv normed(Stream& s, const QkvSaved& saved, const Weights& w) const;
   void normalise(Stream& s, const Tensor& y, const Tensor& x, int64_t heads, const Tensor& w) const;
   // The parts that a norm divides queries or keys of so many heads into, each of which it scales by
   // itself.
   int64_t normed_parts(int64_t heads) const { return joint_norm_ ? 1 : heads; }
-  KeyValue key_value_scratch(const Stream& s, const Qkv& x) const;
 
   int64_t heads_, key_heads_, head_dim_;
   bool qk_norm_, joint_norm_;

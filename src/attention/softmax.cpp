@@ -112,12 +112,11 @@ class SoftmaxAttention : public Attention {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
     rotate(s, x.qk, sequences.positions_T, sequences.rope_length());
-    const KeyValue kv = qkv_.repeated(s, x);
     ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
                                     .lse_HT = mine.lse_HT,
                                     .q_THd = x.q,
-                                    .k_THd = kv.k,
-                                    .v_THd = kv.v,
+                                    .k_THd = x.k,
+                                    .v_THd = x.v,
                                     .bias = bias(w),
                                     .sequences = sequences,
                                     .params = params_});
@@ -130,24 +129,19 @@ class SoftmaxAttention : public Attention {
     const Buffer dqkv = qkv_.gradients(s, x_TD.rows());
     const Qkv x = qkv_.saved(mine.qkv);
     const Qkv dx = qkv_.view(dqkv);
-    {
-      const KeyValue kv = qkv_.repeated(s, x);
-      const KeyValue dkv = qkv_.repeated_gradients(s, dx);
-      ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
-                                       .dk_THd = dkv.k,
-                                       .dv_THd = dkv.v,
-                                       .dfire = bias(dw).fire,
-                                       .do_THd = dmix_TD,
-                                       .o_THd = mix_TD,
-                                       .lse_HT = mine.lse_HT,
-                                       .q_THd = x.q,
-                                       .k_THd = kv.k,
-                                       .v_THd = kv.v,
-                                       .bias = bias(w),
-                                       .sequences = sequences,
-                                       .params = params_});
-      qkv_.sum_groups(s, dx, dkv);
-    }
+    ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
+                                     .dk_THd = dx.k,
+                                     .dv_THd = dx.v,
+                                     .dfire = bias(dw).fire,
+                                     .do_THd = dmix_TD,
+                                     .o_THd = mix_TD,
+                                     .lse_HT = mine.lse_HT,
+                                     .q_THd = x.q,
+                                     .k_THd = x.k,
+                                     .v_THd = x.v,
+                                     .bias = bias(w),
+                                     .sequences = sequences,
+                                     .params = params_});
     rotate(s, dx.qk, sequences.positions_T, sequences.rope_length(), nullptr, true);
     qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
   }

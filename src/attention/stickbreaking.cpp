@@ -148,13 +148,12 @@ class StickBreakingAttention : public Attention {
     const ops::StickBreakingParams params = params_of(s, x_TD.rows());
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
-    const KeyValue kv = qkv_.repeated(s, x);
     ops::run(s, ops::StickBreakingForward{.o_THd = heads_TD,
                                           .log2_rem_HT = mine.log2_rem_HT,
                                           .stop_HT = mine.stop_HT,
                                           .q_THd = x.q,
-                                          .k_THd = kv.k,
-                                          .v_THd = kv.v,
+                                          .k_THd = x.k,
+                                          .v_THd = x.v,
                                           .gate_TH = mine.gate_TH,
                                           .remainder_bias_Hd = remainder_bias(w),
                                           .sequences = sequences,
@@ -186,26 +185,21 @@ class StickBreakingAttention : public Attention {
     if (gated_) dgate = s.scratch("dgate", s.memory().compute_dtype(), {tokens, model_.heads});
     const Qkv x = qkv_.saved(mine.qkv);
     const Qkv dx = qkv_.view(dqkv);
-    {
-      const KeyValue kv = qkv_.repeated(s, x);
-      const KeyValue dkv = qkv_.repeated_gradients(s, dx);
-      ops::run(s, ops::StickBreakingBackward{.dq_THd = dx.q,
-                                             .dk_THd = dkv.k,
-                                             .dv_THd = dkv.v,
-                                             .dgate_TH = dgate,
-                                             .dremainder_bias_Hd = remainder_bias(dw),
-                                             .do_THd = dheads_TD,
-                                             .log2_rem_HT = mine.log2_rem_HT,
-                                             .stop_HT = mine.stop_HT,
-                                             .q_THd = x.q,
-                                             .k_THd = kv.k,
-                                             .v_THd = kv.v,
-                                             .gate_TH = mine.gate_TH,
-                                             .remainder_bias_Hd = remainder_bias(w),
-                                             .sequences = sequences,
-                                             .params = params_of(s, tokens)});
-      qkv_.sum_groups(s, dx, dkv);
-    }
+    ops::run(s, ops::StickBreakingBackward{.dq_THd = dx.q,
+                                           .dk_THd = dx.k,
+                                           .dv_THd = dx.v,
+                                           .dgate_TH = dgate,
+                                           .dremainder_bias_Hd = remainder_bias(dw),
+                                           .do_THd = dheads_TD,
+                                           .log2_rem_HT = mine.log2_rem_HT,
+                                           .stop_HT = mine.stop_HT,
+                                           .q_THd = x.q,
+                                           .k_THd = x.k,
+                                           .v_THd = x.v,
+                                           .gate_TH = mine.gate_TH,
+                                           .remainder_bias_Hd = remainder_bias(w),
+                                           .sequences = sequences,
+                                           .params = params_of(s, tokens)});
     qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
     if (gated_) gate_backward(s, dx_TD, dw, dgate, mine.gate_TH, x_TD, w);
   }

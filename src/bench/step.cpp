@@ -51,9 +51,8 @@ PackedBatch random_batch(const Config& config, int64_t index) {
 // The beginnings of the names of ops that blocks and the embedding run outside of attention
 // modules. Any op that is in no other part belongs to a module.
 constexpr std::string_view kElementWise[] = {
-    "add",     "bias",      "copy",         "embedding", "fill",
-    "gelu",    "head_norm", "head_rmsnorm", "layernorm", "repeat_heads",
-    "rmsnorm", "rope",      "sigmoid",      "sum",       "swiglu"};
+    "add",          "bias",      "copy",    "embedding", "fill",    "gelu", "head_norm",
+    "head_rmsnorm", "layernorm", "rmsnorm", "rope",      "sigmoid", "sum",  "swiglu"};
 
 std::string part_of(const std::string& op) {
   const auto has = [&](const char* text) { return op.find(text) != std::string::npos; };

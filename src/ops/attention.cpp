@@ -10,15 +10,19 @@ namespace {
 // The checks that all passes over a pack share.
 template <typename Op>
 void check_pack(const Check& c, const Op& op) {
-  c.heads("q_THd", op.q_THd, op.q_THd.rows(), op.params.heads);
-  c.same("k_THd", op.k_THd, op.q_THd);
-  c.same("v_THd", op.v_THd, op.q_THd);
-  c.documents(op.sequences, op.q_THd.rows());
+  const int64_t tokens = op.q_THd.rows();
+  const int64_t d = c.heads("q_THd", op.q_THd, tokens, op.params.heads);
+  c.matrix("k_THd", op.k_THd, tokens, op.k_THd.cols(), op.q_THd.dtype);
+  const int64_t width = op.k_THd.cols();
+  c.that(width > 0 && width % d == 0 && op.q_THd.cols() % width == 0,
+         "the heads of keys divide those of the queries");
+  c.same("v_THd", op.v_THd, op.k_THd);
+  c.documents(op.sequences, tokens);
   if constexpr (requires { op.o_THd; }) c.same("o_THd", op.o_THd, op.q_THd);
   if constexpr (requires { op.do_THd; }) {
     c.same("dq_THd", op.dq_THd, op.q_THd);
-    c.same("dk_THd", op.dk_THd, op.q_THd);
-    c.same("dv_THd", op.dv_THd, op.q_THd);
+    c.same("dk_THd", op.dk_THd, op.k_THd);
+    c.same("dv_THd", op.dv_THd, op.k_THd);
     c.same("do_THd", op.do_THd, op.q_THd);
   }
 }

@@ -1,4 +1,9 @@
 // Stick-breaking and softmax attention over packed documents, and one step of decoding.
+//
+// Grouped queries (arXiv 2305.13245): G heads of keys and values, of which each serves the H / G
+// heads of queries that follow each other. Head h of the queries reads head h / (H / G) where it
+// lies; dk and dv of a head are sums over the queries of its group, in f32 and in the order of its
+// heads. G divides H, and follows from the widths of q and k.
 #pragma once
 
 #include <string>
@@ -26,10 +31,16 @@ struct AttentionChoice {
   int64_t heads = 0;       // computed at a time: by cuDNN, and backward by stick-breaking attention
   int64_t blocks = 0;      // stick-breaking, backward: key blocks that a row can see
   int64_t tokens = 0;      // stick-breaking, backward: in one segment
+  size_t key_sums = 0;     // stick-breaking, backward: where sums of dk and dv lie, or 0
   size_t hopper_part = 0;  // where the part of the scratch begins that the kernels for Hopper add
   size_t bytes = 0;        // scratch, enough for the portable kernels too
 };
 using AttentionScratch = Planned<AttentionChoice>;
+
+// How many heads of queries share a head of keys and values: H / G.
+inline int queries_of_key(const Tensor& q, const Tensor& k) {
+  return static_cast<int>(q.cols() / k.cols());
+}
 
 // ---- Stick-breaking attention -----------------------------------------------------------------
 //
@@ -37,8 +48,8 @@ using AttentionScratch = Planned<AttentionChoice>;
 // same document:
 //   z_ij = scale q_j.k_i   beta_ij = f_i sigmoid(z_ij)   A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)
 //   o_j = sum_i A_ij v_i   rem_j = 1 - sum_i A_ij
-// f_i is the forget gate, 1 without one. q, k, v, o are [T, H*d]; q, k, v may be column ranges of
-// one qkv matrix.
+// f_i is the forget gate, 1 without one. q and o are [T, H*d], k and v are [T, G*d]; q, k, v may be
+// column ranges of one qkv matrix.
 
 using Remainder = kernels::StickRemainder;
 struct StickBreakingParams {
@@ -164,9 +175,9 @@ struct SoftmaxBackward {
 // ---- Decoding -----------------------------------------------------------------------------------
 //
 // One new token for each of B independent sequences against its cached keys and values.
-// k_cache, v_cache: [B, C, G*d], rows [0, lengths_B[b]) valid, the new token's own k and v last. G
-// divides H: head h of the query reads head h / (H / G) of them (ops/heads.h). With k_BGd and
-// v_BGd, the new token's own k and v, the op writes them to their rows of the caches itself.
+// k_cache, v_cache: [B, C, G*d], rows [0, lengths_B[b]) valid, the new token's own k and v last.
+// With k_BGd and v_BGd, the new token's own k and v, the op writes them to their rows of the caches
+// itself.
 //
 // On CUDA, as on the CPU, the bits of a sequence do not depend on the others.
 

@@ -14,19 +14,24 @@ namespace sbtrain::ops {
 namespace {
 
 // The number of heads that are computed at a time if each needs `bytes` of workspace: as many as
-// fit a fixed budget, at least one, in groups of sizes as equal as possible.
+// fit a fixed budget, at least one, in parts of sizes as equal as possible.
 int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
   constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
   const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, bytes));
-  const int64_t groups = (heads + fit - 1) / fit;
-  return (heads + groups - 1) / groups;
+  const int64_t parts = (heads + fit - 1) / fit;
+  return (heads + parts - 1) / parts;
+}
+// The same where heads form groups: whole groups, or if not even one fits, a part of one.
+int64_t heads_at_a_time(int64_t heads, int64_t group, int64_t bytes) {
+  const int64_t of_group = heads_at_a_time(group, bytes);
+  return of_group < group ? of_group : heads_at_a_time(heads / group, group * bytes) * group;
 }
 
 // The number of heads that cuDNN's backward pass computes at a time, so that its scratch fits; 0 if
-// not even one head fits.
+// not even one head fits, or not even all that share keys and values.
 int64_t cudnn_backward_heads(const SoftmaxShape& x) {
-  for (int64_t group = x.heads; group > 0; --group) {
-    if (x.heads % group == 0 && cudnn_scratch_bytes(x, group) <= kMaxCudnnScratch) return group;
+  for (int64_t part = x.heads; part >= x.group; part -= x.group) {
+    if (x.heads % part == 0 && cudnn_scratch_bytes(x, part) <= kMaxCudnnScratch) return part;
   }
   return 0;
 }
@@ -127,7 +132,8 @@ bool fastest_on_hopper(const SoftmaxShape& x) {
       break;
   }
   if (narrow) return x.max_seqlen >= (x.backward ? 4096 : 2048);
-  if (x.backward) return x.deterministic;
+  // Of groups cuDNN rounds dk and dv of each head of queries, and keeps them, before it adds them.
+  if (x.backward) return x.deterministic || x.group > 1;
   return x.head_dim == 64 && x.window == 0 && x.max_seqlen <= 8192;
 }
 
@@ -151,16 +157,24 @@ void plan_backward(const StickBreakingShape& x, AttentionChoice& choice) {
   choice.blocks = (x.max_seqlen + 126) / 64 + 2;
   choice.tokens = x.tokens;
   if (choice.implementation == Implementation::kHopper) {
-    const kernels::StickHopperScratch scratch = kernels::stickbreaking_hopper_backward_scratch(
-        {.tokens = x.tokens, .heads = x.heads, .head_dim = x.head_dim, .blocks = choice.blocks});
+    const kernels::StickHopperScratch scratch =
+        kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
+                                                        .heads = x.heads,
+                                                        .head_dim = x.head_dim,
+                                                        .blocks = choice.blocks,
+                                                        .group = x.group});
     choice.blocks = scratch.blocks;
     choice.tokens = scratch.segment;
     choice.heads = scratch.heads;
     choice.bytes = scratch.bytes;
   } else {
     const int64_t head_bytes = x.tokens * choice.blocks * 8;
-    choice.heads = heads_at_a_time(x.heads, head_bytes);
+    choice.heads = heads_at_a_time(x.heads, x.group, head_bytes);
     choice.bytes = align_scratch(static_cast<size_t>(choice.heads * head_bytes));
+    if (choice.heads < x.group) {
+      choice.key_sums = choice.bytes;
+      choice.bytes += kernels::stick_key_sums_bytes(x.tokens, x.head_dim);
+    }
   }
   if (x.learned_remainder) {
     choice.bytes =
@@ -185,14 +199,16 @@ std::string_view implementation_name(Implementation implementation) {
 // Derived from the graphs of cuDNN's frontend, plus a margin for the descriptors of each document;
 // NVIDIA does not document it. What a plan really needs is compared with the scratch before it
 // runs. The backward pass's deterministic algorithm keeps dS of the whole padded batch, bf16 [B, H,
-// S, S]; the other one adds up dq in f32, laid out like dq.
+// S, S]; the other one adds up dq in f32, laid out like dq. Where heads form groups it keeps dk and
+// dv of each head of queries, in room for f32.
 size_t cudnn_workspace_bytes(const SoftmaxShape& x, int64_t heads, int64_t batch) {
   const size_t margin = (size_t{4} << 20) + static_cast<size_t>(batch) * 4096;
   if (!x.backward) return margin;
   const int64_t rows = (x.max_seqlen + 127) / 128 * 128;
   const int64_t scores = batch * heads * rows * rows * 2;
   const int64_t sums = x.tokens * x.dq_stride * static_cast<int64_t>(sizeof(float));
-  return static_cast<size_t>(x.deterministic ? scores : sums) +
+  const int64_t keys = x.group > 1 ? 2 * x.tokens * heads * x.head_dim * 4 : 0;
+  return static_cast<size_t>((x.deterministic ? scores : sums) + keys) +
          cudnn_statistics_bytes(x.tokens, heads) + margin;
 }
 
@@ -200,8 +216,10 @@ size_t cudnn_scratch_bytes(const SoftmaxShape& x, int64_t heads) {
   const int64_t fewest = x.max_seqlen > 0 ? (x.tokens + x.max_seqlen - 1) / x.max_seqlen : 1;
   const int64_t batch =
       x.backward ? cudnn_batch(std::min(fewest, kMaxCudnnDocuments)) : kMaxCudnnDocuments;
+  const size_t gradients =
+      x.backward ? cudnn_key_gradient_bytes(x.tokens, heads, x.head_dim, x.group) : 0;
   return cudnn_statistics_bytes(x.tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments) +
-         cudnn_workspace_bytes(x, heads, batch);
+         gradients + cudnn_workspace_bytes(x, heads, batch);
 }
 
 AttentionChoice choose(const SoftmaxShape& x, const Target& target, std::string_view forced) {
@@ -250,7 +268,8 @@ SoftmaxShape softmax_shape(const Op& op, const Stream& s) {
                      .head_dim = op.q_THd.cols() / op.params.heads,
                      .max_seqlen = op.sequences.max_seqlen,
                      .window = op.params.window,
-                     .deterministic = s.deterministic()};
+                     .deterministic = s.deterministic(),
+                     .group = queries_of_key(op.q_THd, op.k_THd)};
   if constexpr (requires { op.dq_THd; }) {
     shape.backward = true;
     shape.dq_stride = op.dq_THd.row_stride;
@@ -266,7 +285,8 @@ StickBreakingShape stickbreaking_shape(const Op& op) {
           .head_dim = op.q_THd.cols() / op.params.heads,
           .max_seqlen = op.sequences.max_seqlen,
           .gated = op.gate_TH.defined(),
-          .learned_remainder = op.params.remainder == Remainder::kBias};
+          .learned_remainder = op.params.remainder == Remainder::kBias,
+          .group = queries_of_key(op.q_THd, op.k_THd)};
 }
 
 // The scratch has the states of all chunks for a group of heads, and in the backward pass

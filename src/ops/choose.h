@@ -22,6 +22,7 @@ struct SoftmaxShape {
   int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0, window = 0;
   int64_t dq_stride = 0;  // backward
   bool deterministic = true;
+  int64_t group = 1;  // heads of queries that share a head of keys and values
 };
 // `forced` is the name of an implementation, or empty. Throws ExitCode::kUsage if it is neither, or
 // if that implementation cannot compute the problem.
@@ -32,14 +33,17 @@ AttentionChoice choose(const SoftmaxShape& shape, const Target& target,
 
 // The backward pass keeps, for each row and each block of 64 keys of its document, the state
 // {log2 T, C} at the block's left edge (kernels/attention/stickbreaking.h), or on Hopper four such
-// states in the block. Nothing else grows with T * L, so the heads are computed in groups whose
-// states fit a fixed budget; on Hopper one head is cut into segments of queries and keys where it
-// does not (kernels/attention/scratch_sizes.h). The forward passes of both save the same.
+// states in the block. Nothing else grows with T * L, so as many heads are computed at a time as
+// have states that fit a fixed budget, with all heads that share their keys; where that is not
+// possible, the sums of dk and dv go from some heads to the next. On Hopper one head is cut into
+// segments of queries and keys where it does not fit (kernels/attention/scratch_sizes.h). The
+// forward passes of both save the same.
 struct StickBreakingShape {
   bool backward = false;
   int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0;
   bool gated = false;
   bool learned_remainder = false;
+  int64_t group = 1;  // heads of queries that share a head of keys and values
 };
 // `forced` as above.
 AttentionChoice choose(const StickBreakingShape& shape, const Target& target,
@@ -75,6 +79,13 @@ constexpr int64_t cudnn_batch(int64_t documents) {
 // Offsets of up to nine tensors, and lengths, of each document.
 constexpr size_t cudnn_index_bytes(int64_t batch) {
   return align_scratch(static_cast<size_t>(batch + 1) * (9 * sizeof(int64_t) + sizeof(int32_t)));
+}
+// dk and dv side by side where heads form groups, bf16 [2, T, H/group, d]
+// (ops/cuda/cudnn_attention.h).
+constexpr size_t cudnn_key_gradient_bytes(int64_t tokens, int64_t heads, int64_t head_dim,
+                                          int64_t group) {
+  return group > 1 ? 2 * align_scratch(static_cast<size_t>(tokens * heads / group * head_dim) * 2)
+                   : 0;
 }
 // Log-sum-exp in cuDNN's layout, f32 [T, H].
 constexpr size_t cudnn_statistics_bytes(int64_t tokens, int64_t heads) {

@@ -6,7 +6,6 @@
 #include "ops/attention.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
-#include "ops/heads.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
@@ -45,8 +44,6 @@ template void run(Stream& s, const StartCopyToHost& op);
 template void run(Stream& s, const Embedding& op);
 template void run(Stream& s, const EmbeddingBackward& op);
 
-template void run(Stream& s, const RepeatHeads& op);
-template void run(Stream& s, const RepeatHeadsBackward& op);
 
 template void run(Stream& s, const Initialize& op);
 

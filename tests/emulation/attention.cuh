@@ -46,35 +46,46 @@ std::vector<double> to_f64(const std::vector<T>& x) {
   return {x.begin(), x.end()};
 }
 
-// Two heads of [T, H, d] matrices. Results are NaN before a pass writes them.
-struct Attention {
-  static constexpr int kHeads = 2;
+// Heads of queries, and how many of them share a head of keys and values.
+struct Heads {
+  int count = 2, group = 1;
+};
+inline constexpr Heads kGroups[] = {{4, 2}, {3, 3}};
 
-  Attention(const std::vector<int32_t>& documents, int head_dim_)
-      : head_dim(head_dim_), scale(1.0f / std::sqrt(float(head_dim_))) {
+// [T, H, d] matrices. Results are NaN before a pass writes them.
+struct Attention {
+  Attention(const std::vector<int32_t>& documents, int head_dim_, Heads heads_ = {})
+      : heads(heads_.count),
+        group(heads_.group),
+        head_dim(head_dim_),
+        scale(1.0f / std::sqrt(float(head_dim_))) {
     for (const int32_t length : documents) {
       bounds.push_back(bounds.back() + length);
       for (int32_t i = 0; i < length; ++i) positions.push_back(i);
     }
-    const int64_t count = int64_t{tokens()} * kHeads * head_dim;
+    const int64_t count = int64_t{tokens()} * heads * head_dim;
     q = random_bf16("q", count);
-    k = random_bf16("k", count);
-    v = random_bf16("v", count);
+    k = random_bf16("k", count / group);
+    v = random_bf16("v", count / group);
     dout = random_bf16("dout", count);
     clear_results();
   }
   void clear_results() {
-    for (auto* x : {&o, &dq, &dk, &dv}) x->assign(q.size(), bf16(NAN));
-    row.assign(static_cast<size_t>(tokens()) * kHeads, NAN);
+    for (auto* x : {&o, &dq}) x->assign(q.size(), bf16(NAN));
+    for (auto* x : {&dk, &dv}) x->assign(k.size(), bf16(NAN));
+    row.assign(static_cast<size_t>(tokens() * heads), NAN);
   }
 
   int tokens() const { return bounds.back(); }
-  HeadRows rows(std::vector<bf16>& x) { return {x.data(), int64_t{kHeads} * head_dim}; }
+  HeadRows rows(std::vector<bf16>& x) {
+    return {x.data(), static_cast<int64_t>(x.size()) / tokens()};
+  }
   // What the problems of all kernels have in common.
   template <typename Problem>
   void describe(Problem& p) {
     p.tokens = tokens();
-    p.heads = kHeads;
+    p.heads = heads;
+    p.group = group;
     p.head_dim = head_dim;
     p.scale = scale;
     p.cu_seqlens = bounds.data();
@@ -92,7 +103,8 @@ struct Attention {
   test::oracle::Problem oracle() const {
     test::oracle::Problem p;
     p.tokens = tokens();
-    p.heads = kHeads;
+    p.heads = heads;
+    p.group = group;
     p.head_dim = head_dim;
     p.bounds = bounds;
     p.scale = double(scale);
@@ -109,7 +121,7 @@ struct Attention {
     EXPECT_LE(test::relative_error(to_f64(dv), want.dv), kGradientError);
   }
 
-  const int head_dim;
+  const int heads, group, head_dim;
   const float scale;
   std::vector<int32_t> bounds = {0}, positions;
   std::vector<bf16> q, k, v, o, dout, dq, dk, dv;

@@ -14,8 +14,8 @@ using namespace kernels;  // what runs is theirs
 
 class Softmax : public Attention {
  public:
-  Softmax(const std::vector<int32_t>& documents, int head_dim, int window)
-      : Attention(documents, head_dim), delta_(row.size()) {
+  Softmax(const std::vector<int32_t>& documents, int head_dim, int window, Heads heads_ = {})
+      : Attention(documents, head_dim, heads_), delta_(row.size()) {
     describe(problem_);
     problem_.window = window;
     problem_.max_seqlen = *std::max_element(documents.begin(), documents.end());
@@ -37,7 +37,7 @@ class Softmax : public Attention {
                                      .v{},
                                      .dout{}};
     forward<HopperSoftmaxForwardShape<kD, Policy>>(timing, x);
-    launch({static_cast<unsigned>(ceil_div(p.tokens, kDeltaThreads * 8 / kD)), kHeads},
+    launch({static_cast<unsigned>(ceil_div(p.tokens, kDeltaThreads * 8 / kD)), unsigned(heads)},
            {kDeltaThreads}, timing, [&] { softmax_delta_kernel<kD>(p, delta_.data()); });
     query_gradient<HopperSoftmaxQueryShape<kD, Policy>>(timing, x);
     key_gradient<HopperSoftmaxKeyShape<kD, Policy>>(timing, x);
@@ -59,16 +59,16 @@ class Softmax : public Attention {
   void forward(Timing timing, HopperSoftmaxArguments<Policy> x) {
     const SoftmaxProblem& p = problem_;
     x.q = token_tiles(p, p.q, Shape::kQueries);
-    x.k = token_tiles(p, p.k, Shape::kKeys);
-    x.v = token_tiles(p, p.v, Shape::kKeys);
+    x.k = token_tiles(p, p.k, Shape::kKeys, group);
+    x.v = token_tiles(p, p.v, Shape::kKeys, group);
     run_persistent<SoftmaxForwardMainloop<Shape, Policy>>(timing, x);
   }
   template <typename Shape, typename Policy>
   void query_gradient(Timing timing, HopperSoftmaxArguments<Policy> x) {
     const SoftmaxProblem& p = problem_;
     x.q = token_tiles(p, p.q, Shape::kQueries);
-    x.k = token_tiles(p, p.k, Shape::kKeys);
-    x.v = token_tiles(p, p.v, Shape::kKeys);
+    x.k = token_tiles(p, p.k, Shape::kKeys, group);
+    x.v = token_tiles(p, p.v, Shape::kKeys, group);
     x.dout = token_tiles(p, p.dout, Shape::kQueries);
     run_persistent<SoftmaxQueryGradientMainloop<Shape, Policy>>(timing, x);
   }
@@ -76,10 +76,10 @@ class Softmax : public Attention {
   void key_gradient(Timing timing, HopperSoftmaxArguments<Policy> x) {
     const SoftmaxProblem& p = problem_;
     x.q = token_tiles(p, p.q, Shape::kQueries);
-    x.k = token_tiles(p, p.k, Shape::kRows);
-    x.v = token_tiles(p, p.v, Shape::kRows);
+    x.k = token_tiles(p, p.k, Shape::kRows, group);
+    x.v = token_tiles(p, p.v, Shape::kRows, group);
     x.dout = token_tiles(p, p.dout, Shape::kQueries);
-    run_persistent<SoftmaxKeyGradientMainloop<Shape, Policy>>(timing, x);
+    run_persistent<SoftmaxKeyGradientMainloop<Shape, Policy>>(timing, x, tokens(), heads / group);
   }
 
   SoftmaxProblem problem_;
@@ -91,10 +91,10 @@ class Softmax : public Attention {
 class Fire {
  public:
   // Where kinds of parameters begin: c and m come first, w2 and b2 last.
-  static constexpr int kW1 = 2, kB1 = kW1 + kFireUnits, kW2 = kB1 + kFireUnits,
-                       kB2 = kW2 + Attention::kHeads * kFireUnits;
-  static std::vector<bf16> random_numbers() {
-    std::vector<bf16> x = random_bf16("fire", kB2 + Attention::kHeads, 0.6);
+  static constexpr int kW1 = 2, kB1 = kW1 + kFireUnits, kW2 = kB1 + kFireUnits;
+  static int b2(int heads) { return kW2 + heads * kFireUnits; }
+  static std::vector<bf16> random_numbers(int heads) {
+    std::vector<bf16> x = random_bf16("fire", b2(heads) + heads, 0.6);
     x[0] = bf16(0.1f);
     x[1] = bf16(0.25f);
     return x;
@@ -102,7 +102,7 @@ class Fire {
   Fire(const SoftmaxProblem& p, Timing timing)
       : p_(p),
         timing_(timing),
-        numbers_(random_numbers()),
+        numbers_(random_numbers(p.heads)),
         gradients_(numbers_.size()),
         at_(fire_scratch(p.tokens, p.heads, p.head_dim, p.max_seqlen, true)),
         scratch_(at_.bytes, std::byte{0xff}) {}
@@ -138,7 +138,7 @@ class Fire {
  private:
   FireParameters parameters() const {
     const bf16* const x = numbers_.data();
-    return {x, x + 1, x + kW1, x + kB1, x + kW2, x + kB2};
+    return {x, x + 1, x + kW1, x + kB1, x + kW2, x + b2(p_.heads)};
   }
   int key_blocks() const {
     return static_cast<int>(ceil_div(p_.tokens, fire_block_keys(p_.head_dim)));
@@ -159,20 +159,25 @@ class Fire {
 // Runs a test with and without a window. adapt(problem) gives the oracle what belongs to the score;
 // run(softmax, timing, want) computes the passes and checks what belongs to it.
 template <int kD, typename Adapt, typename Run>
-void check_all(const Adapt& adapt, const Run& run) {
-  for (const std::vector<int32_t>& documents : kPacks) {
-    for (const int window : {0, 65}) {
-      Softmax x(documents, kD, window);
-      test::oracle::Problem p = x.oracle();
-      adapt(p);
-      const test::oracle::Result want = test::oracle::softmax(p);
-      for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
-        SCOPED_TRACE(describe_case(documents, timing) + ", window " + std::to_string(window));
-        ASSERT_NO_THROW(run(x, timing, want));
-        x.check(want);
-      }
-    }
+void check_case(const std::vector<int32_t>& documents, int window, Heads heads, const Adapt& adapt,
+                const Run& run) {
+  Softmax x(documents, kD, window, heads);
+  test::oracle::Problem p = x.oracle();
+  adapt(p);
+  const test::oracle::Result want = test::oracle::softmax(p);
+  for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+    SCOPED_TRACE(describe_case(documents, timing) + ", window " + std::to_string(window) +
+                 ", groups of " + std::to_string(heads.group));
+    ASSERT_NO_THROW(run(x, timing, want));
+    x.check(want);
   }
+}
+template <int kD, typename Adapt, typename Run>
+void check_all(const Adapt& adapt, const Run& run) {
+  for (const int window : {0, 65}) {
+    for (const auto& documents : kPacks) check_case<kD>(documents, window, {}, adapt, run);
+  }
+  for (const Heads& heads : kGroups) check_case<kD>(kPacks[2], 0, heads, adapt, run);
 }
 
 template <int kD>
@@ -183,7 +188,7 @@ void check_plain() {
 
 template <int kD>
 void check_alibi() {
-  const std::vector<float> slopes = {0.05f, 0.01f};
+  const std::vector<float> slopes = {0.05f, 0.01f, 0.1f, 0.02f};
   AlibiScore score{};
   for (size_t h = 0; h < slopes.size(); ++h) score.slopes_log2.of_head[h] = slopes[h] * kLog2e;
   check_all<kD>([&](auto& p) { p.slopes = to_f64(slopes); },
@@ -193,7 +198,7 @@ void check_alibi() {
 // The same bounds as on a GPU: relative to the gradient of the kind of parameter, or to a small
 // part of the whole gradient where that is larger. The kernels leave that of b2, which is zero, as
 // it was.
-void expect_fire_close(const std::vector<double>& got, const std::vector<double>& want) {
+void expect_fire_close(const std::vector<double>& got, const std::vector<double>& want, int heads) {
   const auto norm = [](const std::vector<double>& x, size_t begin, size_t end) {
     double sum = 0;
     for (size_t i = begin; i < end; ++i) sum += x[i] * x[i];
@@ -202,7 +207,8 @@ void expect_fire_close(const std::vector<double>& got, const std::vector<double>
   std::vector<double> error(got.size());
   for (size_t i = 0; i < error.size(); ++i) error[i] = got[i] - want[i];
   const double whole = norm(want, 0, want.size());
-  const size_t ends[] = {0, 1, Fire::kW1, Fire::kB1, Fire::kW2, Fire::kB2, want.size()};
+  const size_t ends[] = {
+      0, 1, Fire::kW1, Fire::kB1, Fire::kW2, static_cast<size_t>(Fire::b2(heads)), want.size()};
   for (size_t i = 0; i + 1 < std::size(ends); ++i) {
     const double size = norm(want, ends[i], ends[i + 1]);
     EXPECT_LE(norm(error, ends[i], ends[i + 1]), 1e-3 * std::max({size, 0.01 * whole, 1e-3}))
@@ -212,11 +218,11 @@ void expect_fire_close(const std::vector<double>& got, const std::vector<double>
 
 template <int kD>
 void check_fire() {
-  check_all<kD>([](auto& p) { p.fire = to_f64(Fire::random_numbers()); },
+  check_all<kD>([](auto& p) { p.fire = to_f64(Fire::random_numbers(static_cast<int>(p.heads))); },
                 [](Softmax& x, Timing timing, const auto& want) {
                   Fire fire(x.problem(), timing);
                   x.run<kD>(timing, fire.prepare());
-                  expect_fire_close(fire.gradients(), want.dfire);
+                  expect_fire_close(fire.gradients(), want.dfire, x.heads);
                 });
 }
 

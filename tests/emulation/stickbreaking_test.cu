@@ -12,14 +12,14 @@ using namespace kernels;  // what runs is theirs
 
 class StickBreaking : public Attention {
  public:
-  StickBreaking(const std::vector<int32_t>& documents, int head_dim)
-      : Attention(documents, head_dim),
+  StickBreaking(const std::vector<int32_t>& documents, int head_dim, Heads heads_ = {})
+      : Attention(documents, head_dim, heads_),
         stop_(row.size()),
         blocks_((*std::max_element(documents.begin(), documents.end()) + 126) / kStickKeys + 1) {
     describe(problem_);
     problem_.log2_rem = row.data();
     problem_.stop = stop_.data();
-    take_workspace(kHeads, tokens());
+    take_workspace(heads, tokens());
   }
 
   // Computes one head at a time, and of it segments of so many tokens.
@@ -65,13 +65,16 @@ class StickBreaking : public Attention {
   }
 
  private:
-  void take_workspace(int heads, int segment) {
-    const StickHopperScratch scratch = stickbreaking_hopper_layout(
-        {.tokens = tokens(), .heads = kHeads, .head_dim = head_dim, .blocks = blocks_}, heads,
-        segment);
+  void take_workspace(int at_a_time, int segment) {
+    const StickHopperScratch scratch = stickbreaking_hopper_layout({.tokens = tokens(),
+                                                                    .heads = heads,
+                                                                    .head_dim = head_dim,
+                                                                    .blocks = blocks_,
+                                                                    .group = group},
+                                                                   at_a_time, segment);
     workspace_.resize(scratch.bytes / sizeof(float));
     problem_.workspace = workspace_.data();
-    problem_.workspace_heads = heads;
+    problem_.workspace_heads = at_a_time;
     problem_.workspace_blocks = static_cast<int>(scratch.blocks);
     problem_.workspace_tokens = static_cast<int>(scratch.segment);
   }
@@ -105,7 +108,7 @@ class StickBreaking : public Attention {
                         Kind<KeyGradientShape<kD, kFewTiles>>>(timing, x, tokens(), tokens());
     }
     const SegmentLaunches launches = segment_launches(p);
-    for (; x.first_head < kHeads; ++x.first_head) {
+    for (; x.first_head < heads; ++x.first_head) {
       launch({unsigned(launches.segments)}, {kSegmentThreads}, timing,
              [&] { prepare_segments_kernel(p, x.first_head, launches); });
       for_each_segment(
@@ -125,7 +128,8 @@ class StickBreaking : public Attention {
     run_persistent<StickQueryGradientMainloop<Query>>(timing, x, queries, p.workspace_heads);
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    run_persistent<StickKeyGradientMainloop<Key>>(timing, x, keys, p.workspace_heads);
+    run_persistent<StickKeyGradientMainloop<Key>>(timing, x, keys,
+                                                  std::max(1, p.workspace_heads / group));
   }
 
   std::vector<int32_t> stop_;
@@ -171,6 +175,33 @@ TEST(EmulatedStickBreaking, HeadsOf128) {
   check_all<128>();
 }
 
+// Heads of queries that share keys and values.
+template <int kD, bool kFewTiles = false>
+void check_groups() {
+  for (const Heads& heads : kGroups) {
+    StickBreaking x(kPacks[2], kD, heads);
+    test::oracle::Problem problem = x.oracle();
+    problem.remainder = test::oracle::Remainder::kValue;
+    x.give_remainder_to_values();
+    const test::oracle::Result want = test::oracle::stickbreaking(problem);
+    for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+      SCOPED_TRACE(describe_case(kPacks[2], timing) + ", groups of " + std::to_string(x.group));
+      ASSERT_NO_THROW((x.run<kD, kFewTiles>(timing, 0x1p-24f)));
+      x.check(want);
+    }
+  }
+}
+TEST(EmulatedStickBreaking, GroupsOfHeadsOf32) {
+  check_groups<32>();
+  check_groups<32, true>();
+}
+TEST(EmulatedStickBreaking, GroupsOfHeadsOf64) {
+  check_groups<64>();
+}
+TEST(EmulatedStickBreaking, GroupsOfHeadsOf128) {
+  check_groups<128>();
+}
+
 // Queries that have been multiplied by scale * log2(e) and then rounded.
 template <int kD>
 void check_folded() {
@@ -192,25 +223,33 @@ TEST(EmulatedStickBreaking, FoldedScale) {
   check_folded<128>();
 }
 
-// Segments of queries and keys, as where the states of a head do not fit, change no bit. Sticks are
-// used up within the segments, at their edges and beyond them.
+// Segments of queries and keys, as where the states of a head do not fit, change no bit, nor does
+// one segment of a head whose group does not fit. Sticks are used up within the segments, at their
+// edges and beyond them.
 template <int kD, bool kFewTiles = false>
 void check_segments() {
   for (const std::vector<int32_t>& documents :
        std::vector<std::vector<int32_t>>{{900}, {100, 700, 30}}) {
-    for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
-      StickBreaking x(documents, kD);
+    for (const auto& [skip_epsilon, heads] :
+         {std::pair{0.0f, Heads{}}, std::pair{0x1p-24f, Heads{}},
+          std::pair{0x1p-24f, Heads{4, 2}}}) {
+      StickBreaking x(documents, kD, heads);
       x.give_remainder_to_values();
       ASSERT_NO_THROW((x.run<kD, kFewTiles>(Timing::kAtOnce, skip_epsilon)));
       const auto dq = to_f64(x.dq), dk = to_f64(x.dk), dv = to_f64(x.dv);
-      x.cut_into_segments(kHopperSegmentStep);
-      for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
-        SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
-                     std::to_string(skip_epsilon));
-        ASSERT_NO_THROW((x.run<kD, kFewTiles>(timing, skip_epsilon)));
-        EXPECT_EQ(to_f64(x.dq), dq);
-        EXPECT_EQ(to_f64(x.dk), dk);
-        EXPECT_EQ(to_f64(x.dv), dv);
+      for (const int steps : {1, 3}) {
+        const int segment = steps * static_cast<int>(kHopperSegmentStep);
+        if (segment > x.tokens() && x.group == 1) continue;  // there are no segments
+        x.cut_into_segments(segment);
+        for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+          SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
+                       std::to_string(skip_epsilon) + ", groups of " + std::to_string(x.group) +
+                       ", segments of " + std::to_string(segment));
+          ASSERT_NO_THROW((x.run<kD, kFewTiles>(timing, skip_epsilon)));
+          EXPECT_EQ(to_f64(x.dq), dq);
+          EXPECT_EQ(to_f64(x.dk), dk);
+          EXPECT_EQ(to_f64(x.dv), dv);
+        }
       }
     }
   }
@@ -246,7 +285,7 @@ TEST(EmulatedStickBreaking, SticksEndInSaturatedKeys) {
   constexpr int kD = 32, kSaturated = 60, kHalf = 4;
   StickBreaking x({256}, kD);
   for (size_t i = 0; i < x.q.size(); ++i) {
-    const int token = static_cast<int>(i) / (Attention::kHeads * kD);
+    const int token = static_cast<int>(i) / (x.heads * kD);
     const float key = token < kSaturated ? 70.0f : token < kSaturated + kHalf ? 0.0f : -70.0f;
     x.q[i] = __float2bfloat16(i % kD == 0 ? 8.0f : 0.0f);
     x.k[i] = __float2bfloat16(i % kD == 0 ? key : 0.0f);
@@ -261,7 +300,7 @@ template <int kD>
 void check_logits(float factor, bool gradients) {
   StickBreaking x({70, 122}, kD);
   for (size_t i = 0; i < x.q.size(); ++i) {
-    const int token = static_cast<int>(i) / (Attention::kHeads * kD);
+    const int token = static_cast<int>(i) / (x.heads * kD);
     if (token % 3 == 0) x.q[i] = __float2bfloat16(factor * __bfloat162float(x.q[i]));
   }
   const test::oracle::Result want = test::oracle::stickbreaking(x.oracle());

@@ -41,14 +41,23 @@ struct Case {
   int64_t head_dim = 64;
   int64_t window = 0;
   double size = 1;  // of q and k
+  int group = 1;    // heads of queries that share a head of keys and values
 
   int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
   int64_t width() const { return heads * head_dim; }
+  int64_t key_width() const { return width() / group; }
+  int64_t qkv_width() const { return width() + 2 * key_width(); }
+  // q, k or v, or its gradient, of all three side by side.
+  Tensor part(const Tensor& all, int64_t index) const {
+    if (index == 0) return all.col_range(0, width());
+    return all.col_range(width() + (index - 1) * key_width(), key_width());
+  }
   std::string describe() const {
     return (fire ? "FIRE " + std::to_string(static_cast<int>(*fire)) : std::string("ALiBi")) +
            ", " + std::to_string(documents.size()) + " documents, " + std::to_string(tokens()) +
            " tokens, " + std::to_string(heads) + " heads of " + std::to_string(head_dim) +
-           ", window " + std::to_string(window) + ", q and k times " + std::to_string(size);
+           " in groups of " + std::to_string(group) + ", window " + std::to_string(window) +
+           ", q and k times " + std::to_string(size);
   }
 };
 // Documents end at, before and after the ends of tiles.
@@ -96,7 +105,7 @@ class Problem {
  public:
   explicit Problem(const Case& c)
       : config(c),
-        qkv(random_bf16("qkv", {c.tokens(), 3 * c.width()})),
+        qkv(random_bf16("qkv", {c.tokens(), c.qkv_width()})),
         dout(random_bf16("do", {c.tokens(), c.width()})),
         fire(fire_numbers(c.fire.value_or(Fire::kStandard), c.heads)) {
     for (const int32_t length : c.documents) {
@@ -104,7 +113,7 @@ class Problem {
       for (int32_t i = 0; i < length; ++i) positions.push_back(i);
     }
     for (int64_t t = 0; t < c.tokens(); ++t) {
-      for (int64_t i = 0; i < 2 * c.width(); ++i) {
+      for (int64_t i = 0; i < c.width() + c.key_width(); ++i) {
         qkv.at(t, i) = from_bf16(to_bf16(qkv.at(t, i) * static_cast<float>(c.size)));
       }
     }
@@ -118,6 +127,7 @@ class Problem {
     p.tokens = config.tokens();
     p.heads = config.heads;
     p.head_dim = config.head_dim;
+    p.group = config.group;
     p.bounds = bounds;
     p.scale = scale();
     p.window = config.window;
@@ -131,9 +141,7 @@ class Problem {
     }
     return oracle::softmax(p);
   }
-  std::vector<double> part(int64_t index) const {
-    return to_f64(qkv.tensor().col_range(index * config.width(), config.width()));
-  }
+  std::vector<double> part(int64_t index) const { return to_f64(config.part(qkv, index)); }
 
   const Case config;
   Owned qkv, dout, fire;
@@ -149,8 +157,9 @@ class Pass {
   Pass(GpuStream& s, const Problem& x)
       : heads_(x.config.heads),
         width_(x.config.width()),
+        key_width_(x.config.key_width()),
         o(s, kBF16, {x.config.tokens(), width_}, kGap),
-        dqkv(s, kBF16, {x.config.tokens(), 3 * width_}, kGap),
+        dqkv(s, kBF16, {x.config.tokens(), x.config.qkv_width()}, kGap),
         lse(s, kF32, {heads_, x.config.tokens()}),
         dfire(s, constant({x.fire.tensor().numel()}, kBefore), kF32) {
     const OnGpu qkv(s, x.qkv, kBF16, kGap), dout(s, x.dout, kBF16, kGap), fire(s, x.fire, kBF16);
@@ -161,7 +170,7 @@ class Pass {
         .count = static_cast<int64_t>(x.config.documents.size()),
         .max_seqlen = *std::max_element(x.config.documents.begin(), x.config.documents.end())};
     const auto part = [&](const OnGpu& all, int64_t index) {
-      return all.tensor().col_range(index * width_, width_);
+      return x.config.part(all.tensor(), index);
     };
     ops::SoftmaxBias bias{.kind = ops::PositionBias::kAlibi};
     ops::FireTensors gradients;
@@ -192,20 +201,21 @@ class Pass {
                                      .params = x.params()});
     ops::run(s, ops::Synchronize{});
   }
-  // The gradient of q (index 0), k (1) or v (2): a third of dqkv's columns.
+  // The gradient of q (index 0), k (1) or v (2).
   std::vector<double> gradient(int64_t index) const {
     const std::vector<double> all = dqkv.values();
     std::vector<double> out;
-    for (size_t row = 0; row < all.size(); row += static_cast<size_t>(3 * width_)) {
-      const auto first = all.begin() + static_cast<int64_t>(row) + index * width_;
-      out.insert(out.end(), first, first + width_);
+    const int64_t before = index == 0 ? 0 : width_ + (index - 1) * key_width_;
+    for (size_t row = 0; row < all.size(); row += static_cast<size_t>(width_ + 2 * key_width_)) {
+      const auto first = all.begin() + static_cast<int64_t>(row) + before;
+      out.insert(out.end(), first, first + (index == 0 ? width_ : key_width_));
     }
     return out;
   }
 
  private:
   int heads_;
-  int64_t width_;
+  int64_t width_, key_width_;
 
  public:
   OnGpu o, dqkv, lse, dfire;
@@ -286,6 +296,16 @@ std::vector<Case> shapes(std::optional<Fire> fire) {
   // other half.
   cases.push_back({.documents = {100, 1000, 60, 900}, .fire = fire});
   cases.push_back({.documents = kMixed, .fire = fire, .size = 4});
+  for (const int group : {2, 8}) {
+    for (const int64_t d : {32, 64, 128}) {
+      cases.push_back({.documents = {2, 127, 129, 500},
+                       .fire = fire,
+                       .heads = 8,
+                       .head_dim = d,
+                       .window = d == 64 ? 100 : 0,
+                       .group = group});
+    }
+  }
   cases.push_back({.documents = {1}, .fire = fire});
   cases.push_back({.documents = std::vector<int32_t>(300, 3), .fire = fire});
   return cases;

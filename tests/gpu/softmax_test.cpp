@@ -48,14 +48,18 @@ struct GpuCase {
   int heads = 2;
   int64_t head_dim = 64;
   int64_t window = 0;
+  int group = 1;    // heads of queries that share a head of keys and values
   double peak = 0;  // the largest |logit|; 0: that of standard normal q and k
 
   int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
   int64_t width() const { return heads * head_dim; }
+  int64_t key_width() const { return width() / group; }
+  int64_t qkv_width() const { return width() + 2 * key_width(); }
   std::string describe() const {
     return std::to_string(documents.size()) + " documents, " + std::to_string(tokens()) +
            " tokens, head dimension " + std::to_string(head_dim) + ", window " +
-           std::to_string(window) + ", peak " + std::to_string(peak);
+           std::to_string(window) + ", " + std::to_string(heads) + " heads in groups of " +
+           std::to_string(group) + ", peak " + std::to_string(peak);
   }
 };
 // Documents end at, before and after the ends of tiles.
@@ -114,7 +118,7 @@ class SoftmaxCase {
  public:
   explicit SoftmaxCase(const GpuCase& c)
       : config_(c),
-        qkv_(random_matrix("qkv", c.tokens(), 3 * c.width())),
+        qkv_(random_matrix("qkv", c.tokens(), c.qkv_width())),
         dout_(random_matrix("do", c.tokens(), c.width())) {
     for (const int32_t length : c.documents) {
       bounds_.push_back(bounds_.back() + length);
@@ -127,7 +131,7 @@ class SoftmaxCase {
   void poison_others(int64_t first, int64_t last) {
     for (int64_t t = 0; t < config_.tokens(); ++t) {
       if (t >= first && t < last) continue;
-      for (int64_t c = 0; c < 3 * config_.width(); ++c) {
+      for (int64_t c = 0; c < config_.qkv_width(); ++c) {
         qkv_.at(t, c) = to_bf16(c % 2 == 0 ? 1e18f : -1e18f);
       }
       for (int64_t c = 0; c < config_.width(); ++c) dout_.at(t, c) = to_bf16(1e18f);
@@ -146,8 +150,8 @@ class SoftmaxCase {
   // run(problem) computes o and lse, then dq, dk and dv.
   template <typename Run>
   Outputs compute(Run&& run) const {
-    const int64_t width = config_.width();
-    Outputs out{Matrix(config_.tokens(), width), Matrix(config_.tokens(), 3 * width),
+    const int64_t width = config_.width(), keys = config_.key_width();
+    Outputs out{Matrix(config_.tokens(), width), Matrix(config_.tokens(), config_.qkv_width()),
                 std::vector<float>(static_cast<size_t>(config_.heads * config_.tokens()), NAN)};
     const OnDevice<uint16_t> qkv(qkv_.bits), dout(dout_.bits), o(out.o.bits), dqkv(out.dqkv.bits);
     const OnDevice<float> lse(out.lse);
@@ -160,19 +164,20 @@ class SoftmaxCase {
                      .head_dim = static_cast<int>(config_.head_dim),
                      .scale = scale(),
                      .window = static_cast<int>(config_.window),
+                     .group = config_.group,
                      .cu_seqlens = bounds.data(),
                      .positions = positions.data(),
                      .sequences = static_cast<int>(config_.documents.size()),
                      .max_seqlen = longest(),
                      .q = rows(qkv, qkv_, 0),
                      .k = rows(qkv, qkv_, width),
-                     .v = rows(qkv, qkv_, 2 * width),
+                     .v = rows(qkv, qkv_, width + keys),
                      .o = rows(o, out.o, 0),
                      .lse = lse.data(),
                      .dout = rows(dout, dout_, 0),
                      .dq = rows(dqkv, out.dqkv, 0),
                      .dk = rows(dqkv, out.dqkv, width),
-                     .dv = rows(dqkv, out.dqkv, 2 * width)};
+                     .dv = rows(dqkv, out.dqkv, width + keys)};
     SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());  // run() may use another stream
     run(p);
     SBTRAIN_CUDA_CHECK(cudaDeviceSynchronize());
@@ -184,13 +189,13 @@ class SoftmaxCase {
 
   void expect_close(const Outputs& out, const std::string& text) {
     const oracle::Result& want = expected();
-    const int64_t width = config_.width();
+    const int64_t width = config_.width(), keys = config_.key_width();
     const std::vector<double> lse(out.lse.begin(), out.lse.end());
     EXPECT_LE(relative_error(out.o.part(0, width), want.o), 4e-3) << "o, " << text;
     EXPECT_LE(relative_error(lse, want.row), 1e-5) << "lse, " << text;
     EXPECT_LE(relative_error(out.dqkv.part(0, width), want.dq), 8e-3) << "dq, " << text;
-    EXPECT_LE(relative_error(out.dqkv.part(width, width), want.dk), 8e-3) << "dk, " << text;
-    EXPECT_LE(relative_error(out.dqkv.part(2 * width, width), want.dv), 8e-3) << "dv, " << text;
+    EXPECT_LE(relative_error(out.dqkv.part(width, keys), want.dk), 8e-3) << "dk, " << text;
+    EXPECT_LE(relative_error(out.dqkv.part(width + keys, keys), want.dv), 8e-3) << "dv, " << text;
     EXPECT_TRUE(out.o.gaps_intact() && out.dqkv.gaps_intact()) << text;
   }
 
@@ -200,17 +205,18 @@ class SoftmaxCase {
     return *std::max_element(config_.documents.begin(), config_.documents.end());
   }
   oracle::Problem problem_of_oracle() const {
-    const int64_t width = config_.width();
+    const int64_t width = config_.width(), keys = config_.key_width();
     oracle::Problem p;
     p.tokens = config_.tokens();
     p.heads = config_.heads;
     p.head_dim = config_.head_dim;
+    p.group = config_.group;
     p.bounds = bounds_;
     p.scale = scale();
     p.window = config_.window;
     p.q = qkv_.part(0, width);
-    p.k = qkv_.part(width, width);
-    p.v = qkv_.part(2 * width, width);
+    p.k = qkv_.part(width, keys);
+    p.v = qkv_.part(width + keys, keys);
     return p;
   }
   // Scales q so that the largest |logit| of a pair within a document is the case's peak.
@@ -221,8 +227,9 @@ class SoftmaxCase {
       for (int64_t j = bounds_[n]; j < bounds_[n + 1]; ++j) {
         for (int64_t i = bounds_[n]; i <= j; ++i) {
           for (int64_t h = 0; h < p.heads; ++h) {
-            largest = std::max(largest, std::abs(p.scale * oracle::dot(p, p.q, oracle::at(p, j, h),
-                                                                       p.k, oracle::at(p, i, h))));
+            largest =
+                std::max(largest, std::abs(p.scale * oracle::dot(p, p.q, oracle::at(p, j, h), p.k,
+                                                                 oracle::key_at(p, i, h))));
           }
         }
       }
@@ -293,10 +300,13 @@ void run_cudnn(CudnnAttention& cudnn, const SoftmaxProblem& p, bool deterministi
                           .max_seqlen = p.max_seqlen,
                           .window = p.window,
                           .dq_stride = p.dq.stride,
-                          .deterministic = deterministic};
+                          .deterministic = deterministic,
+                          .group = p.group};
   const size_t forward_bound = own + ops::cudnn_workspace_bytes(shape, p.heads, batch);
   shape.backward = true;
-  const size_t backward_bound = own + ops::cudnn_workspace_bytes(shape, p.heads, batch);
+  const size_t backward_bound =
+      own + ops::cudnn_key_gradient_bytes(p.tokens, p.heads, p.head_dim, p.group) +
+      ops::cudnn_workspace_bytes(shape, p.heads, batch);
   std::printf(
       "cuDNN scratch, T %d H %d d %d B %d S %d window %d %s: forward %zu (bound %zu), "
       "backward %zu (bound %zu), of which ours %zu\n",
@@ -361,6 +371,27 @@ TEST_F(GpuSoftmax, Portable) {
   check(Path::kPortable, cases_of({32, 48, 64, 128, 200, 256}));
 }
 
+// Eight heads of queries, in groups down to multi-query attention.
+std::vector<GpuCase> grouped_cases(const std::vector<int64_t>& head_dims) {
+  std::vector<GpuCase> cases;
+  for (const int64_t d : head_dims) {
+    for (const int group : {2, 4, 8}) {
+      for (const int64_t window : {0, 100}) {
+        cases.push_back({.documents = {1, 2, 127, 128, 129, 500},
+                         .heads = 8,
+                         .head_dim = d,
+                         .window = window,
+                         .group = group});
+      }
+    }
+    cases.push_back({.documents = kLong, .heads = 6, .head_dim = d, .group = 3});
+  }
+  return cases;
+}
+TEST_F(GpuSoftmax, PortableGroups) {
+  check(Path::kPortable, grouped_cases({32, 48, 64, 128, 256}));
+}
+
 bool has_hopper() {
   return present_target(Backend::kCuda).sm == 90;
 }
@@ -387,6 +418,11 @@ std::vector<GpuCase> hopper_cases() {
 TEST_F(GpuSoftmax, Hopper) {
   if (!has_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
   check(Path::kHopper, hopper_cases());
+}
+
+TEST_F(GpuSoftmax, HopperGroups) {
+  if (!has_hopper()) GTEST_SKIP() << "needs a GPU of compute capability 9.0";
+  check(Path::kHopper, grouped_cases({32, 64, 128}));
 }
 
 // Each pass together with the other one of the portable kernels, and both against these.
@@ -446,6 +482,12 @@ TEST_F(GpuSoftmax, Cudnn) {
 TEST_F(GpuSoftmax, CudnnAnyOrder) {
   check(Path::kCudnnAnyOrder, cudnn_cases());
 }
+TEST_F(GpuSoftmax, CudnnGroups) {
+  check(Path::kCudnn, grouped_cases({32, 64, 128}));
+}
+TEST_F(GpuSoftmax, CudnnGroupsAnyOrder) {
+  check(Path::kCudnnAnyOrder, grouped_cases({64, 128}));
+}
 
 // The two passes may use different implementations, because lse has the same meaning in both.
 TEST_F(GpuSoftmax, PathsMix) {
@@ -488,15 +530,17 @@ TEST_F(GpuSoftmax, CudnnSaysWhatItLacks) {
 TEST_F(GpuSoftmax, Op) {
   Memory memory(Backend::kCuda);
   Stream stream(memory);
-  for (const int64_t window : {0, 100}) {
-    const GpuCase c{.documents = kMixed, .window = window};
+  for (const auto& [window, group] : {std::pair{0, 1}, std::pair{100, 1}, std::pair{0, 2}}) {
+    const GpuCase c{.documents = kMixed, .heads = 4, .window = window, .group = group};
     SoftmaxCase x(c);
     const Outputs out = x.compute([&](const SoftmaxProblem& p) {
-      const auto tensor = [&](const kernels::HeadRows& rows) {
-        Tensor t(rows.data, DType::kBF16, {c.tokens(), c.width()});
+      const auto matrix = [&](const kernels::HeadRows& rows, int64_t cols) {
+        Tensor t(rows.data, DType::kBF16, {c.tokens(), cols});
         t.row_stride = rows.stride;
         return t;
       };
+      const auto tensor = [&](const kernels::HeadRows& rows) { return matrix(rows, c.width()); };
+      const auto keys = [&](const kernels::HeadRows& rows) { return matrix(rows, c.key_width()); };
       const auto indices = [](const int32_t* data, int64_t count) {
         return Tensor(const_cast<int32_t*>(data), DType::kI32, {count});
       };
@@ -509,19 +553,19 @@ TEST_F(GpuSoftmax, Op) {
       ops::run(stream, ops::SoftmaxForward{.o_THd = tensor(p.o),
                                            .lse_HT = lse,
                                            .q_THd = tensor(p.q),
-                                           .k_THd = tensor(p.k),
-                                           .v_THd = tensor(p.v),
+                                           .k_THd = keys(p.k),
+                                           .v_THd = keys(p.v),
                                            .sequences = sequences,
                                            .params = params});
       ops::run(stream, ops::SoftmaxBackward{.dq_THd = tensor(p.dq),
-                                            .dk_THd = tensor(p.dk),
-                                            .dv_THd = tensor(p.dv),
+                                            .dk_THd = keys(p.dk),
+                                            .dv_THd = keys(p.dv),
                                             .do_THd = tensor(p.dout),
                                             .o_THd = tensor(p.o),
                                             .lse_HT = lse,
                                             .q_THd = tensor(p.q),
-                                            .k_THd = tensor(p.k),
-                                            .v_THd = tensor(p.v),
+                                            .k_THd = keys(p.k),
+                                            .v_THd = keys(p.v),
                                             .sequences = sequences,
                                             .params = params});
     });

@@ -18,12 +18,13 @@ struct Outputs {
   std::vector<uint8_t> bits{};  // of all results
 };
 
-// Columns [part * width, ...) of a [T, 3 * width] matrix.
-std::vector<double> columns(const std::vector<double>& all, int64_t width, int64_t part) {
+// The gradients of q, k or v of a [T, qkv_width] matrix.
+std::vector<double> columns(const std::vector<double>& all, const Case& c, int64_t part) {
   std::vector<double> out;
-  for (size_t row = 0; row < all.size(); row += static_cast<size_t>(3 * width)) {
-    const auto begin = all.begin() + static_cast<int64_t>(row) + part * width;
-    out.insert(out.end(), begin, begin + width);
+  const int64_t first = part == 0 ? 0 : c.width() + (part - 1) * c.key_width();
+  for (size_t row = 0; row < all.size(); row += static_cast<size_t>(c.qkv_width())) {
+    const auto begin = all.begin() + static_cast<int64_t>(row) + first;
+    out.insert(out.end(), begin, begin + (part == 0 ? c.width() : c.key_width()));
   }
   return out;
 }
@@ -64,15 +65,13 @@ struct GpuAttention : Attention {
     const OnGpu out(gpu, DType::kBF16, {T, c.width()}, 8);
     const OnGpu log2_left(gpu, DType::kF32, {c.heads, T});
     const OnGpu stops(gpu, DType::kI32, {c.heads, T});
-    const OnGpu dx(gpu, DType::kBF16, {T, 3 * c.width()}, 8);
+    const OnGpu dx(gpu, DType::kBF16, {T, c.qkv_width()}, 8);
     const OnGpu dg(gpu, DType::kBF16, {T, c.heads});
     const OnGpu dr(gpu, constant({c.heads, c.head_dim}, 0.5), DType::kF32);
     Sequences s = sequences();
     s.cu_seqlens = cu;
     s.positions_T = positions;
-    const auto part = [&](const OnGpu& all, int64_t n) {
-      return all.tensor().col_range(n * c.width(), c.width());
-    };
+    const auto part = [&](const OnGpu& all, int64_t n) { return Attention::part(all.tensor(), n); };
     const Tensor gates = c.gated ? g.tensor() : Tensor();
     ops::run(gpu, ops::StickBreakingForward{.o_THd = out,
                                             .log2_rem_HT = log2_left,
@@ -131,7 +130,8 @@ void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
       kernels::stickbreaking_hopper_layout({.tokens = op.q_THd.rows(),
                                             .heads = heads,
                                             .head_dim = op.q_THd.cols() / heads,
-                                            .blocks = scratch.choice.blocks},
+                                            .blocks = scratch.choice.blocks,
+                                            .group = ops::queries_of_key(op.q_THd, op.k_THd)},
                                            1, segment);
   scratch.choice.heads = 1;
   scratch.choice.tokens = layout.segment;
@@ -147,7 +147,8 @@ std::vector<std::string> implementations(const Case& c) {
                                       .heads = c.heads,
                                       .head_dim = c.head_dim,
                                       .max_seqlen = c.tokens(),
-                                      .gated = c.gated};
+                                      .gated = c.gated,
+                                      .group = c.group};
   const GpuStream gpu;
   std::vector<std::string> names = {"portable"};
   const ops::Implementation chosen = ops::choose(shape, gpu.stream.target()).implementation;
@@ -168,9 +169,9 @@ void expect_within_bounds(const GpuAttention& x, const Outputs& got,
       implementation + ", " + c.describe() + ", d " + std::to_string(c.head_dim);
   EXPECT_LE(relative_error(got.o, want.o), 4e-3) << "o, " << text;
   EXPECT_LE(relative_error(got.rem, want.row), 4e-3) << "rem, " << text;
-  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 0), want.dq), 8e-3) << "dq, " << text;
-  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 1), want.dk), 8e-3) << "dk, " << text;
-  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 2), want.dv), 8e-3) << "dv, " << text;
+  EXPECT_LE(relative_error(columns(got.dqkv, c, 0), want.dq), 8e-3) << "dq, " << text;
+  EXPECT_LE(relative_error(columns(got.dqkv, c, 1), want.dk), 8e-3) << "dk, " << text;
+  EXPECT_LE(relative_error(columns(got.dqkv, c, 2), want.dv), 8e-3) << "dv, " << text;
   if (c.gated) {
     EXPECT_LE(relative_error(got.dgate, want.dgate), 8e-3) << "dgate, " << text;
   }
@@ -196,6 +197,36 @@ TEST_F(GpuStickBreaking, EveryOption) {
                          .inputs = inputs})) {
       check(c);
     }
+  }
+}
+
+// Eight heads of queries, in groups down to multi-query attention, with and without a gate and the
+// remainder, in packs of few tiles and of many.
+TEST_F(GpuStickBreaking, GroupsOfHeads) {
+  for (const int group : {2, 4, 8}) {
+    for (const Case& c : stickbreaking_options({.documents = {1, 2, 127, 128, 129, 300},
+                         .heads = 8,
+                         .head_dim = 32,
+                         .group = group})) {
+      check(c);
+    }
+    for (const int64_t d : {40, 64, 128, 256}) {
+      for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+        Case c{.documents = {3, 1500, 70}, .heads = 8, .head_dim = d, .group = group};
+        c.skip_epsilon = skip_epsilon;
+        check(c);
+      }
+    }
+  }
+}
+
+// 33 MB of states a head: those of a group of 18 do not fit 512 MiB, nor, four times as many, the
+// 1 GiB of the kernels for Hopper.
+TEST_F(GpuStickBreaking, GroupsGoThroughTheWorkspaceInParts) {
+  for (const int64_t d : {8, 32}) {
+    Case c{.documents = {16000, 384}, .heads = 18, .head_dim = d, .group = 18};
+    c.remainder = ops::Remainder::kValue;
+    check(c);
   }
 }
 
@@ -269,16 +300,20 @@ TEST_F(GpuStickBreaking, SegmentsChangeNoBit) {
   for (const int64_t d : {32, 64, 128}) {
     for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
       for (const int length : {1100, 9000}) {  // of small tiles and of the usual ones
-        Case c{.documents = {100, length, 400}, .heads = 2, .head_dim = d};
-        c.skip_epsilon = skip_epsilon;
-        c.remainder = ops::Remainder::kValue;
-        if (implementations(c).size() == 1) GTEST_SKIP() << "only the kernels for Hopper have them";
-        const GpuAttention x(c);
-        const Outputs whole = x.run("hopper", c.tokens());
-        for (const int64_t segment : {384, 4608}) {
-          EXPECT_EQ(x.run("hopper", segment).bits, whole.bits) << c.describe() << ", " << segment;
+        for (const int group : {1, 4}) {
+          Case c{.documents = {100, length, 400}, .heads = 4, .head_dim = d, .group = group};
+          c.skip_epsilon = skip_epsilon;
+          c.remainder = ops::Remainder::kValue;
+          if (implementations(c).size() == 1) {
+            GTEST_SKIP() << "only the kernels for Hopper have them";
+          }
+          const GpuAttention x(c);
+          const Outputs whole = x.run("hopper");
+          for (const int64_t segment : {384, 4608}) {
+            EXPECT_EQ(x.run("hopper", segment).bits, whole.bits) << c.describe() << ", " << segment;
+          }
+          if (length == 1100) expect_within_bounds(x, whole, "hopper");
         }
-        if (length == 1100) expect_within_bounds(x, whole, "hopper");
       }
     }
   }
@@ -352,9 +387,9 @@ TEST_F(GpuStickBreaking, RowsWhoseStatesDoNotFit) {
   }
   EXPECT_LE(relative_error(o, o_want), 4e-3);
   EXPECT_LE(relative_error(rem, rem_want), 4e-3);
-  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 0), want.dq), 8e-3);
-  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 1), want.dk), 8e-3);
-  EXPECT_LE(relative_error(columns(got.dqkv, c.width(), 2), want.dv), 8e-3);
+  EXPECT_LE(relative_error(columns(got.dqkv, c, 0), want.dq), 8e-3);
+  EXPECT_LE(relative_error(columns(got.dqkv, c, 1), want.dk), 8e-3);
+  EXPECT_LE(relative_error(columns(got.dqkv, c, 2), want.dv), 8e-3);
 }
 
 TEST_F(GpuStickBreaking, SkippingIsExactForWhatIsRead) {

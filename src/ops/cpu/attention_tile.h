@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -74,28 +75,32 @@ int64_t head_dim(const Op& op) {
   return op.q_THd.cols() / op.params.heads;
 }
 
-// The part of one head in what both ops read and write: matrices [T, d] from its first column on.
+// The part of one head of queries in what both ops read and write, and that of the head of keys and
+// values that it reads: matrices [T, d] from its first column on.
 struct HeadMatrices {
   template <typename Op>
   HeadMatrices(const Op& t, int64_t index)
-      : d(head_dim(t)),
-        q(columns(t.q_THd, index)),
-        k(columns(t.k_THd, index)),
-        v(columns(t.v_THd, index)) {
-    if constexpr (requires { t.o_THd; }) o = columns(t.o_THd, index);
-    if constexpr (requires { t.do_THd; }) {
-      dout = columns(t.do_THd, index);
-      dq = columns(t.dq_THd, index);
-      dk = columns(t.dk_THd, index);
-      dv = columns(t.dv_THd, index);
-    }
-  }
+      : HeadMatrices(t, index, index / queries_of_key(t.q_THd, t.k_THd)) {}
 
   int64_t d;
   Matrix q, k, v, o;
   Matrix dout, dq, dk, dv;  // backward
 
  private:
+  template <typename Op>
+  HeadMatrices(const Op& t, int64_t index, int64_t key_index)
+      : d(head_dim(t)),
+        q(columns(t.q_THd, index)),
+        k(columns(t.k_THd, key_index)),
+        v(columns(t.v_THd, key_index)) {
+    if constexpr (requires { t.o_THd; }) o = columns(t.o_THd, index);
+    if constexpr (requires { t.do_THd; }) {
+      dout = columns(t.do_THd, index);
+      dq = columns(t.dq_THd, index);
+      dk = columns(t.dk_THd, key_index);
+      dv = columns(t.dv_THd, key_index);
+    }
+  }
   Matrix columns(const Tensor& x, int64_t index) const { return Matrix(x).from(0, index * d); }
 };
 
@@ -131,6 +136,19 @@ void for_each_head(const std::vector<Item>& items, const std::vector<Head>& head
   const int64_t tasks = static_cast<int64_t>(items.size()) * count;
 #pragma omp parallel for schedule(dynamic, 1)
   for (int64_t task = 0; task < tasks; ++task) op(items[task / count], heads[task % count]);
+}
+
+// Calls op(document, heads) for each document and each group of heads that share keys and values,
+// with all threads. What a group writes to dk and dv has one writer.
+template <typename Head, typename Op>
+void for_each_group(const std::vector<Document>& documents, std::span<const Head> heads,
+                    int64_t group, const Op& op) {
+  const auto count = static_cast<int64_t>(heads.size()) / group;
+  const int64_t tasks = static_cast<int64_t>(documents.size()) * count;
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t task = 0; task < tasks; ++task) {
+    op(documents[task / count], heads.subspan(task % count * group, group));
+  }
 }
 
 // One head of one sequence in a decode step: its query, output and cache, [C, d].

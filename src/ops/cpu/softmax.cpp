@@ -193,14 +193,19 @@ void backward_tile(const QueryTile& tile, const Head& head, const LogitScratch& 
   }
 }
 
-// Computes all of one head in one document. Only this call writes its dk and dv, tile after tile,
-// so that the sums have one order.
-void backward_document(const Document& document, const Head& head, const LogitScratch& memory,
-                       FireSums& fire) {
-  zero(head.dk.from(document.begin, 0), document.length, head.d);
-  zero(head.dv.from(document.begin, 0), document.length, head.d);
-  for (int64_t first = 0; first < document.length; first += kTile) {
-    backward_tile({document, first, std::min(kTile, document.length - first)}, head, memory, fire);
+// Computes all of one group of heads in one document. Only this call writes its dk and dv, head
+// after head and tile after tile, so that the sums have one order. `fire` has the sums of each head
+// of the group.
+void backward_document(const Document& document, std::span<const Head> group,
+                       const LogitScratch& memory, FireSums* fire) {
+  zero(group.front().dk.from(document.begin, 0), document.length, group.front().d);
+  zero(group.front().dv.from(document.begin, 0), document.length, group.front().d);
+  for (const Head& head : group) {
+    for (int64_t first = 0; first < document.length; first += kTile) {
+      backward_tile({document, first, std::min(kTile, document.length - first)}, head, memory,
+                    *fire);
+    }
+    ++fire;
   }
 }
 
@@ -257,22 +262,24 @@ void run(Cpu, Stream& /*s*/, const SoftmaxForward& op, const Buffer& scratch) {
 void run(Cpu, Stream& /*s*/, const SoftmaxBackward& op, const Buffer& scratch) {
   const auto heads = make_heads<Head>(op);
   const std::vector<Document> documents = documents_by_length(op.sequences, op.q_THd.rows());
+  const int64_t group = queries_of_key(op.q_THd, op.k_THd);
   if (op.bias.kind != PositionBias::kFire) {
-    for_each_head(documents, heads, [&](const Document& document, const Head& head) {
-      FireSums none;
-      backward_document(document, head, {Scratch(scratch), head.d}, none);
-    });
+    for_each_group(documents, std::span(heads), group,
+                   [&](const Document& document, std::span<const Head> heads_of_group) {
+                     std::vector<FireSums> none(heads_of_group.size());
+                     backward_document(document, heads_of_group,
+                                       {Scratch(scratch), heads_of_group.front().d}, none.data());
+                   });
     return;
   }
-  // FIRE's sums run over all documents, so each head is one task: this gives them one order.
+  // FIRE's sums run over all documents, so each group is one task: this gives them one order.
   std::vector<FireSums> sums(heads.size());
 #pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t h = 0; h < op.params.heads; ++h) {
-    FireSums mine;
+  for (int64_t first = 0; first < op.params.heads; first += group) {
+    const std::span<const Head> mine = std::span(heads).subspan(first, group);
     for (const Document& document : documents) {
-      backward_document(document, heads[h], {Scratch(scratch), heads[h].d}, mine);
+      backward_document(document, mine, {Scratch(scratch), mine.front().d}, &sums[first]);
     }
-    sums[h] = mine;
   }
   add_fire_gradients(op.dfire, op.bias.fire, sums);
 }

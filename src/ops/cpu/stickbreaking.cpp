@@ -287,11 +287,7 @@ void backward_tile(const QueryTile& tile, const Head& head, StickScratch& m) {
   }
 }
 
-// Computes all of one head in one document. Only this call writes its dk, dv and dgate, tile after
-// tile, so that the sums have one order.
-void backward_document(const Document& document, const Head& head, StickScratch memory) {
-  zero(head.dk.from(document.begin, 0), document.length, head.d);
-  zero(head.dv.from(document.begin, 0), document.length, head.d);
+void backward_head(const Document& document, const Head& head, StickScratch& memory) {
   if (head.gate) zero(head.dgate.from(document.begin, 0), document.length, 1);
   for (int64_t first = 0; first < document.length; first += kTile) {
     const QueryTile tile{document, first, std::min(kTile, document.length - first)};
@@ -301,6 +297,15 @@ void backward_document(const Document& document, const Head& head, StickScratch 
       backward_tile<false>(tile, head, memory);
     }
   }
+}
+
+// Computes all of one group of heads in one document. Only this call writes its dk, dv and dgate,
+// head after head and tile after tile, so that the sums have one order.
+void backward_document(const Document& document, std::span<const Head> group, StickScratch memory) {
+  const Head& first = group.front();
+  zero(first.dk.from(document.begin, 0), document.length, first.d);
+  zero(first.dv.from(document.begin, 0), document.length, first.d);
+  for (const Head& head : group) backward_head(document, head, memory);
 }
 
 // dr_h += sum_j rem_j do_j.
@@ -384,10 +389,11 @@ void run(Cpu, Stream& /*s*/, const StickBreakingForward& t, const Buffer& scratc
 void run(Cpu, Stream& /*s*/, const StickBreakingBackward& t, const Buffer& scratch) {
   const auto heads = make_heads<Head>(t);
   const int64_t max_seqlen = t.sequences.max_seqlen;
-  for_each_head(documents_by_length(t.sequences, t.q_THd.rows()), heads,
-                [&](const Document& document, const Head& head) {
-                  backward_document(document, head, {Scratch(scratch), head.d, max_seqlen});
-                });
+  for_each_group(
+      documents_by_length(t.sequences, t.q_THd.rows()), std::span(heads),
+      queries_of_key(t.q_THd, t.k_THd), [&](const Document& document, std::span<const Head> group) {
+        backward_document(document, group, {Scratch(scratch), group.front().d, max_seqlen});
+      });
   if (t.params.remainder != Remainder::kBias) return;
 #pragma omp parallel for
   for (int64_t h = 0; h < t.params.heads; ++h) backward_remainder_bias(heads[h], t.q_THd.rows());

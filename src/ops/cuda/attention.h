@@ -21,6 +21,7 @@ Problem attention_problem(const Op& op) {
   Problem p;
   p.tokens = static_cast<int>(op.q_THd.rows());
   p.heads = op.params.heads;
+  p.group = queries_of_key(op.q_THd, op.k_THd);
   p.head_dim = static_cast<int>(op.q_THd.cols() / op.params.heads);
   p.scale = op.params.scale;
   p.cu_seqlens = op.sequences.cu_seqlens;

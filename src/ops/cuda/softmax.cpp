@@ -32,10 +32,11 @@ kernels::SoftmaxProblem problem(const Op& op) {
   return p;
 }
 
-// The problem for heads [first, first + heads).
+// The problem for heads [first, first + heads), which are whole groups.
 kernels::SoftmaxProblem heads_of(kernels::SoftmaxProblem p, int first, int heads) {
-  for (kernels::HeadRows* x : {&p.q, &p.k, &p.v, &p.o, &p.dout, &p.dq, &p.dk, &p.dv}) {
-    x->data += first * p.head_dim;
+  for (kernels::HeadRows* x : {&p.q, &p.o, &p.dout, &p.dq}) x->data += first * p.head_dim;
+  for (kernels::HeadRows* x : {&p.k, &p.v, &p.dk, &p.dv}) {
+    x->data += first / p.group * p.head_dim;
   }
   p.lse += static_cast<int64_t>(first) * p.tokens;
   p.heads = heads;
@@ -49,10 +50,10 @@ std::string by_cudnn(const Stream& s, const kernels::SoftmaxProblem& p,
   if (choice.implementation != Implementation::kCudnn) return choice.reason;
   Cudnn& library = cudnn(s);
   if (!library.attention) return library.why;
-  const auto group = static_cast<int>(choice.heads);  // all of them in the forward pass
-  for (int head = 0; head < p.heads; head += group) {
+  const auto part = static_cast<int>(choice.heads);  // all of them in the forward pass
+  for (int head = 0; head < p.heads; head += part) {
     std::string why =
-        library.attention->run(cuda_stream(s), heads_of(p, head, group), scratch, backward);
+        library.attention->run(cuda_stream(s), heads_of(p, head, part), scratch, backward);
     if (!why.empty()) return why;
   }
   return "";

@@ -22,6 +22,7 @@ struct Case {
   std::vector<int32_t> documents = {16};  // lengths
   int heads = 2;
   int64_t head_dim = 16;
+  int group = 1;  // heads of queries that share a head of keys and values
   Inputs inputs = Inputs::kStandard;
   // stick-breaking
   bool attend_current = false;
@@ -37,6 +38,8 @@ struct Case {
 
   int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
   int64_t width() const { return heads * head_dim; }
+  int64_t key_width() const { return width() / group; }
+  int64_t qkv_width() const { return width() + 2 * key_width(); }
   float logit_scale() const {
     return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
   }
@@ -49,6 +52,9 @@ struct Case {
     std::string text = "documents";
     for (const int32_t length : documents) text += " " + std::to_string(length);
     text += inputs == Inputs::kTrained ? ", trained-like" : ", std 1";
+    if (group > 1) {
+      text += ", " + std::to_string(heads) + " heads in groups of " + std::to_string(group);
+    }
     if (attend_current) text += ", attend_current";
     if (remainder == ops::Remainder::kValue) text += ", remainder value";
     if (remainder == ops::Remainder::kBias) text += ", remainder bias";
@@ -84,7 +90,7 @@ inline std::vector<Case> stickbreaking_options(const Case& base) {
 struct Attention {
   explicit Attention(const Case& c)
       : config(c),
-        qkv(random_normal("qkv", {c.tokens(), 3 * c.width()})),
+        qkv(random_normal("qkv", {c.tokens(), c.qkv_width()})),
         dout(random_normal("do", {c.tokens(), c.width()})),
         gate(generated({c.tokens(), c.heads}, 0,
                        [](int64_t i) {
@@ -99,7 +105,7 @@ struct Attention {
         row(poisoned({c.heads, c.tokens()})),
         log2_rem(poisoned({c.heads, c.tokens()})),
         stop(DType::kI32, {c.heads, c.tokens()}),
-        dqkv(poisoned({c.tokens(), 3 * c.width()})),
+        dqkv(poisoned({c.tokens(), c.qkv_width()})),
         dgate(poisoned({c.tokens(), c.heads})),
         dbias(constant({c.heads, c.head_dim}, 0.0)),
         fire(random_normal("fire", {2 + 2 * ops::kFireHidden + c.heads * (ops::kFireHidden + 1)})),
@@ -108,7 +114,7 @@ struct Attention {
     fire.f32()[1] = c.fire_m;
     if (c.inputs == Inputs::kTrained) {
       for (int64_t t = 0; t < c.tokens(); ++t) {
-        for (int64_t i = 0; i < 2 * c.width(); ++i) {
+        for (int64_t i = 0; i < c.width() + c.key_width(); ++i) {
           qkv.at(t, i) = qkv.at(t, i) * 0.25f + (i < c.width() ? 1.0f : -1.0f);
         }
       }
@@ -122,8 +128,10 @@ struct Attention {
     s.max_seqlen = *std::max_element(config.documents.begin(), config.documents.end());
     return s;
   }
-  Tensor part(const Owned& all, int64_t index) const {
-    return all.tensor().col_range(index * config.width(), config.width());
+  // q, k or v, or its gradient, of all three side by side.
+  Tensor part(const Tensor& all, int64_t index) const {
+    if (index == 0) return all.col_range(0, config.width());
+    return all.col_range(config.width() + (index - 1) * config.key_width(), config.key_width());
   }
   Tensor q() const { return part(qkv, 0); }
   Tensor k() const { return part(qkv, 1); }
@@ -225,6 +233,7 @@ struct Attention {
     p.tokens = config.tokens();
     p.heads = config.heads;
     p.head_dim = config.head_dim;
+    p.group = config.group;
     p.bounds = config.bounds();
     p.scale = config.logit_scale();
     p.q = to_f64(q());

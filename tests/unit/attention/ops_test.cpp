@@ -72,6 +72,85 @@ TEST(Softmax, SlopesOfAlibi) {
   EXPECT_EQ(slopes(6), (std::vector<double>{0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8, 0x1p-1, 0x1p-3}));
 }
 
+// Gives y, which has no groups, the numbers of x: a copy of the keys and values of a group for each
+// of its heads.
+void repeat_keys(const Attention& x, Attention& y) {
+  const Case& c = y.config;
+  const int64_t d = c.head_dim;
+  for (int64_t t = 0; t < c.tokens(); ++t) {
+    for (int64_t i = 0; i < c.width(); ++i) {
+      const int64_t from = i / d / x.config.group * d + i % d;
+      y.q().f32()[t * y.qkv.tensor().row_stride + i] = x.q().f32()[t * x.q().row_stride + i];
+      y.k().f32()[t * y.k().row_stride + i] = x.k().f32()[t * x.k().row_stride + from];
+      y.v().f32()[t * y.v().row_stride + i] = x.v().f32()[t * x.v().row_stride + from];
+    }
+  }
+}
+// Sums of the heads of groups.
+std::vector<double> summed(const std::vector<double>& x, const Case& c) {
+  std::vector<double> y(x.size() / c.group);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t head = i / c.head_dim;
+    y[head / c.group * c.head_dim + i % c.head_dim] += x[i];
+  }
+  return y;
+}
+// A group reads what each of its heads would read of its own, and dk and dv are its sums.
+template <typename Run>
+void expect_like_repeated(const Case& c, const Run& run) {
+  Case whole = c;
+  whole.group = 1;
+  Attention x(c), y(whole);
+  repeat_keys(x, y);
+  run(x);
+  run(y);
+  EXPECT_TRUE(bitwise_equal(x.o, y.o)) << c.describe();
+  EXPECT_TRUE(bitwise_equal(x.row, y.row)) << c.describe();
+  EXPECT_TRUE(bitwise_equal(x.part(x.dqkv, 0), y.part(y.dqkv, 0))) << c.describe();
+  EXPECT_TRUE(!c.gated || bitwise_equal(x.dgate, y.dgate)) << c.describe();
+  EXPECT_TRUE(bitwise_equal(x.dfire, y.dfire)) << c.describe();
+  for (const int part : {1, 2}) {
+    EXPECT_LE(relative_error(x.part(x.dqkv, part), summed(to_f64(y.part(y.dqkv, part)), c)), 1e-6)
+        << c.describe();
+  }
+}
+
+TEST(StickBreaking, GroupsAreLikeRepeatedKeysAndValues) {
+  for (Case c : stickbreaking_options({.documents = {200, 3}, .heads = 6})) {
+    c.group = 3;
+    expect_like_repeated(c, [](Attention& x) {
+      x.stickbreaking_forward();
+      x.stickbreaking_backward();
+    });
+  }
+}
+
+TEST(Softmax, GroupsAreLikeRepeatedKeysAndValues) {
+  for (const Bias bias : {Bias::kNone, Bias::kAlibi, Bias::kFire}) {
+    Case c{.documents = {200, 3}, .heads = 6, .group = 2};
+    c.bias = bias;
+    expect_like_repeated(c, [](Attention& x) {
+      x.softmax_forward();
+      x.softmax_backward();
+    });
+  }
+}
+
+TEST(Softmax, RefusesHeadsThatFormNoGroups) {
+  Attention x({.heads = 4, .head_dim = 16});
+  for (const int64_t width : {3 * 16, 8}) {
+    EXPECT_THROW(ops::run(x.stream, ops::SoftmaxForward{.o_THd = x.o,
+                                                        .lse_HT = x.row,
+                                                        .q_THd = x.q(),
+                                                        .k_THd = x.k().col_range(0, width),
+                                                        .v_THd = x.v().col_range(0, width),
+                                                        .sequences = x.sequences(),
+                                                        .params = x.softmax_params()}),
+                 Error)
+        << width;
+  }
+}
+
 // Compares every tensor's rows of all documents except the second, whose inputs differ.
 template <typename Run>
 void expect_no_leak(Case c, Run&& run) {
@@ -249,15 +328,16 @@ TEST(StickBreaking, SkippedGradientsAreThoseOfTheTruncatedFunction) {
 // The cache of keys, values and gates that decoding reads: document 0, padded.
 struct DecodeInputs {
   DecodeInputs(const Attention& x, int64_t length)
-      : k(poisoned({1, length + 5, x.config.width()})),
-        v(poisoned({1, length + 5, x.config.width()})),
+      : k(poisoned({1, length + 5, x.config.key_width()})),
+        v(poisoned({1, length + 5, x.config.key_width()})),
         gate(poisoned({1, length + 5, x.config.heads})),
         lengths(integers({static_cast<int32_t>(length)})),
         o(poisoned({1, x.config.width()})) {
     for (int64_t t = 0; t < length; ++t) {
-      for (int64_t i = 0; i < x.config.width(); ++i) {
-        k.f32()[t * x.config.width() + i] = x.k().f32()[t * x.k().row_stride + i];
-        v.f32()[t * x.config.width() + i] = x.v().f32()[t * x.v().row_stride + i];
+      const int64_t width = x.config.key_width();
+      for (int64_t i = 0; i < width; ++i) {
+        k.f32()[t * width + i] = x.k().f32()[t * x.k().row_stride + i];
+        v.f32()[t * width + i] = x.v().f32()[t * x.v().row_stride + i];
       }
       for (int64_t h = 0; h < x.config.heads; ++h) {
         gate.f32()[t * x.config.heads + h] = x.gate.f32()[t * x.config.heads + h];
@@ -301,6 +381,8 @@ TEST(StickBreaking, DecodeEqualsForward) {
     for (Case c : stickbreaking_options(Case{})) {
       c.documents = {200};
       c.inputs = inputs;
+      c.heads = 4;
+      c.group = 2;
       Attention x(c);
       x.stickbreaking_forward();
       expect_decode_equals_forward(x, [&](const DecodeInputs& inputs_at, int64_t length) {
@@ -315,6 +397,8 @@ TEST(Softmax, DecodeEqualsForward) {
     Case c;
     c.documents = {200};
     c.window = window;
+    c.heads = 4;
+    c.group = 2;
     Attention x(c);
     x.softmax_forward();
     expect_decode_equals_forward(

@@ -13,9 +13,11 @@ namespace sbtrain::test::oracle {
 
 enum class Remainder : uint8_t { kNone, kValue, kBias };
 
-// Tensors are [T, H, d] (gate [T, H], bias [H, d]); document n is [bounds[n], bounds[n+1]).
+// Tensors are [T, H, d] (k and v [T, H/group, d], gate [T, H], bias [H, d]); document n is
+// [bounds[n], bounds[n+1]).
 struct Problem {
   int64_t tokens = 0, heads = 1, head_dim = 1;
+  int64_t group = 1;  // heads of queries that share a head of keys and values
   std::vector<int32_t> bounds;
   double scale = 1.0;
   std::vector<double> q, k, v;
@@ -38,8 +40,8 @@ struct Result {
       : o(p.q.size()),
         row(static_cast<size_t>(p.heads * p.tokens)),
         dq(p.q.size()),
-        dk(p.q.size()),
-        dv(p.q.size()),
+        dk(p.k.size()),
+        dv(p.v.size()),
         dgate(p.gate.size()),
         dbias(p.bias.size()),
         dfire(p.fire.size()) {}
@@ -75,6 +77,10 @@ struct Keys {
 
 inline size_t at(const Problem& p, int64_t token, int64_t head) {
   return static_cast<size_t>((token * p.heads + head) * p.head_dim);
+}
+// Of the key or value that head `head` of the queries reads.
+inline size_t key_at(const Problem& p, int64_t token, int64_t head) {
+  return static_cast<size_t>((token * (p.heads / p.group) + head / p.group) * p.head_dim);
 }
 inline double dot(const Problem& p, const std::vector<double>& a, size_t i,
                   const std::vector<double>& b, size_t j) {
@@ -143,7 +149,7 @@ inline double break_stick(const Problem& p, Query& x, Keys& keys) {
       break;
     }
     const double f = gate_of(p, i, x.head);
-    const double z = p.scale * dot(p, p.q, at(p, x.token, x.head), p.k, at(p, i, x.head));
+    const double z = p.scale * dot(p, p.q, at(p, x.token, x.head), p.k, key_at(p, i, x.head));
     keys.z[i - x.begin] = z;
     keys.a[i - x.begin] = f * sigmoid(z) * left;
     left *= keep(z, f);
@@ -158,8 +164,8 @@ inline void break_stick_backward(const Problem& p, const Query& x, const Keys& k
   const size_t row = at(p, x.token, x.head);
   double drem = 0;
   if (p.remainder == Remainder::kValue) {
-    drem = dot(p, p.dout, row, p.v, row);
-    axpy(p, out.dv, row, rem, p.dout, row);
+    drem = dot(p, p.dout, row, p.v, key_at(p, x.token, x.head));
+    axpy(p, out.dv, key_at(p, x.token, x.head), rem, p.dout, row);
   }
   if (p.remainder == Remainder::kBias) {
     drem = dot(p, p.dout, row, p.bias, at(p, 0, x.head));
@@ -167,7 +173,7 @@ inline void break_stick_backward(const Problem& p, const Query& x, const Keys& k
   }
   double sum = 0;  // of g over the keys to the left of i
   for (int64_t i = x.begin; i < x.end; ++i) {
-    const size_t key = at(p, i, x.head);
+    const size_t key = key_at(p, i, x.head);
     const double z = keys.z[i - x.begin];
     const double g = keys.a[i - x.begin] * (dot(p, p.dout, row, p.v, key) - drem);
     const double sigma = sigmoid(z);
@@ -189,9 +195,11 @@ inline Result stickbreaking(const Problem& p) {
     const double rem = break_stick(p, x, keys);
     const size_t row = at(p, x.token, x.head);
     for (int64_t i = x.begin; i < x.end; ++i) {
-      axpy(p, out.o, row, keys.a[i - x.begin], p.v, at(p, i, x.head));
+      axpy(p, out.o, row, keys.a[i - x.begin], p.v, key_at(p, i, x.head));
     }
-    if (p.remainder == Remainder::kValue) axpy(p, out.o, row, rem, p.v, row);
+    if (p.remainder == Remainder::kValue) {
+      axpy(p, out.o, row, rem, p.v, key_at(p, x.token, x.head));
+    }
     if (p.remainder == Remainder::kBias) axpy(p, out.o, row, rem, p.bias, at(p, 0, x.head));
     out.row[static_cast<size_t>(x.head * p.tokens + x.token)] = rem;
     if (!p.dout.empty()) break_stick_backward(p, x, keys, rem, out);
@@ -253,11 +261,11 @@ inline void softmax_backward(const Problem& p, const Query& x, Keys& keys, Resul
   const size_t row = at(p, x.token, x.head);
   double mean = 0;
   for (int64_t i = x.begin; i < x.end; ++i) {
-    keys.z[i - x.begin] = dot(p, p.dout, row, p.v, at(p, i, x.head));
+    keys.z[i - x.begin] = dot(p, p.dout, row, p.v, key_at(p, i, x.head));
     mean += keys.a[i - x.begin] * keys.z[i - x.begin];
   }
   for (int64_t i = x.begin; i < x.end; ++i) {
-    const size_t key = at(p, i, x.head);
+    const size_t key = key_at(p, i, x.head);
     const double weight = keys.a[i - x.begin];
     const double dz = weight * (keys.z[i - x.begin] - mean);
     position_bias(p, x.head, x.token, i, dz, &out.dfire);
@@ -272,7 +280,7 @@ inline Result softmax(const Problem& p) {
     const size_t row = at(p, x.token, x.head);
     double maximum = -INFINITY;
     for (int64_t i = x.begin; i < x.end; ++i) {
-      keys.z[i - x.begin] = p.scale * dot(p, p.q, row, p.k, at(p, i, x.head)) +
+      keys.z[i - x.begin] = p.scale * dot(p, p.q, row, p.k, key_at(p, i, x.head)) +
                             position_bias(p, x.head, x.token, i, 0.0, nullptr);
       maximum = std::max(maximum, keys.z[i - x.begin]);
     }
@@ -283,7 +291,7 @@ inline Result softmax(const Problem& p) {
     }
     for (int64_t i = x.begin; i < x.end; ++i) {
       keys.a[i - x.begin] /= sum;
-      axpy(p, out.o, row, keys.a[i - x.begin], p.v, at(p, i, x.head));
+      axpy(p, out.o, row, keys.a[i - x.begin], p.v, key_at(p, i, x.head));
     }
     out.row[static_cast<size_t>(x.head * p.tokens + x.token)] = maximum + std::log(sum);
     if (!p.dout.empty()) softmax_backward(p, x, keys, out);

@@ -112,6 +112,24 @@ TEST(StickBreakingParity, HeadDimensions) {
   }
 }
 
+// Eight heads of queries with as many heads of keys and values, and in groups down to one of them.
+std::vector<Case> in_groups(const Case& base) {
+  std::vector<Case> cases;
+  for (const int group : {1, 2, 4, 8}) {
+    Case c = base;
+    c.heads = 8;
+    c.group = group;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+TEST(StickBreakingParity, GroupsOfHeads) {
+  for (const Case& base : stickbreaking_options(with({1, 129, 70}, Inputs::kTrained))) {
+    for (const Case& c : in_groups(base)) check_stickbreaking(c);
+  }
+}
+
 TEST(StickBreakingParity, Length2048) {
   for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
     Case base = with({2048}, inputs);
@@ -197,6 +215,17 @@ TEST(SoftmaxParity, HeadDimensions) {
     c.heads = 3;
     c.head_dim = head_dim;
     check_softmax(c);
+  }
+}
+
+TEST(SoftmaxParity, GroupsOfHeads) {
+  for (const Bias bias : {Bias::kNone, Bias::kAlibi, Bias::kFire}) {
+    for (const int64_t window : {0, 63}) {
+      Case base = with({1, 129, 70}, Inputs::kStandard);
+      base.bias = bias;
+      base.window = window;
+      for (const Case& c : in_groups(base)) check_softmax(c);
+    }
   }
 }
 

@@ -443,6 +443,27 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   EXPECT_EQ(choose(shape, target).bytes, 1622016u);
 }
 
+// The states of all heads that share keys and values, or else of a part of them and the sums of dk
+// and dv.
+TEST(Choose, TheScratchOfStickBreakingHoldsWholeGroups) {
+  const Target target(Backend::kCuda);
+  StickBreakingShape shape = stick_shape(64, 32768);
+  shape.backward = true;
+  shape.group = 8;
+  EXPECT_EQ(choose(shape, target, "portable").heads, 24);
+  EXPECT_EQ(choose(shape, target, "portable").key_sums, 0u);
+  EXPECT_EQ(choose(shape, target).heads, 8);
+  EXPECT_EQ(choose(shape, target).tokens, 32768);
+  shape.max_seqlen = 32768;  // three heads fit the budget of the portable kernels, one Hopper's
+  const AttentionChoice portable = choose(shape, target, "portable");
+  EXPECT_EQ(portable.heads, 3);
+  EXPECT_EQ(portable.bytes - portable.key_sums, 2u * 32768 * 64 * 4);
+  const AttentionChoice hopper = choose(shape, target);
+  EXPECT_EQ(hopper.heads, 1);
+  EXPECT_GE(hopper.tokens, 32768);
+  EXPECT_LE(hopper.bytes, size_t{1} << 30);
+}
+
 // Rows that are as long as the pack, for which one head's states would take up to 0.5 TiB.
 TEST(Choose, TheScratchOfStickBreakingIsBounded) {
   const Target target(Backend::kCuda);

@@ -20,7 +20,6 @@
 #include "ops/attention.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
-#include "ops/heads.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
@@ -125,7 +124,6 @@ class Ops {
 void run_every_op(Ops& o) {
   const Buffer x = o.matrix(kTokens, kWidth), y = o.matrix(kTokens, kWidth);
   const Buffer z = o.matrix(kTokens, kWidth), dx = o.matrix(kTokens, kWidth);
-  const Buffer half = o.matrix(kTokens, kWidth / 2);
   const Buffer wide = o.matrix(kTokens, 2 * kWidth), dwide = o.matrix(kTokens, 2 * kWidth);
   const Buffer square = o.matrix(kWidth, kWidth), dsquare = o.matrix(kWidth, kWidth);
   const Buffer tall = o.matrix(2 * kWidth, kWidth);
@@ -187,8 +185,6 @@ void run_every_op(Ops& o) {
   const ops::RopeParams rope = {.heads = 2,
                                 .frequencies = ops::rope_frequencies(10000, kWidth / 2)};
   o.run(ops::Rope{.x_THd = x, .positions_T = ids, .params = rope});
-  o.run(ops::RepeatHeads{.y_THd = y, .x_TGd = half, .head_dim = kWidth / 2});
-  o.run(ops::RepeatHeadsBackward{.dx_TGd = half, .dy_THd = y, .head_dim = kWidth / 2});
   o.run(ops::CrossEntropy{
       .loss_T = losses, .dx_TD = dx, .dw_VD = dtable, .x_TD = x, .w_VD = table, .targets_T = ids});
   o.run(ops::EmbeddingBackward{.dw_VD = dtable, .dy_TD = dx, .tokens_T = ids, .scale = 1.0f});
