@@ -18,7 +18,9 @@ __device__ __forceinline__ float2* saved_state(const StickBreakingProblem& p, co
   return reinterpret_cast<float2*>(p.workspace) + slot * p.tokens + row;
 }
 
-// The gradient of the remainder, do_j . (v_j or r_h). The lanes of a quad share the columns.
+// What flows to the remainder's gradient through o, do_j . (v_j or r_h). The lanes of a quad share
+// the columns. That is not made a part of drem by a kernel of its own: the rows are at hand here,
+// and dv takes its part of them in phase 2 in any case.
 __device__ __forceinline__ float remainder_gradient(const StickBreakingProblem& p,
                                                     const StickHead& head, int row) {
   if (p.remainder == StickRemainder::kNone) return 0.0f;
@@ -58,7 +60,9 @@ __device__ __forceinline__ void enter_rows(
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
     const int row = first + lane_row() + 8 * i;
     const float log2_rem = row < p.tokens ? p.log2_rem[head.at(row)] : 0.0f;
-    sticks.begin(i, log2_rem, remainder_gradient(p, head, row));
+    float gradient = remainder_gradient(p, head, row);
+    if (p.drem && row < p.tokens) gradient += p.drem[head.at(row)];
+    sticks.begin(i, log2_rem, gradient);
   }
 }
 
@@ -322,6 +326,7 @@ __device__ __forceinline__ void enter_block(
     sticks.log2_left[i] = at_left.x;
     sticks.c[i] = at_left.y;
     sticks.drem[i] = remainder_gradient(p, head, row);
+    if (kGated && p.drem && row < p.tokens) sticks.drem[i] += p.drem[head.at(row)];
   }
 }
 

@@ -37,7 +37,8 @@ struct StickBreakingProblem {
   int32_t* stop = nullptr;               // [H, T], relative to the document
   // backward
   HeadRows dout{}, dq{}, dk{}, dv{};
-  bf16* dgate = nullptr;  // [T, H], with a gate
+  const float* drem = nullptr;  // [H, T], optional: of rem, apart from what flows through o
+  bf16* dgate = nullptr;        // [T, H], with a gate
   int64_t dgate_stride = 0;
   float* dremainder_bias = nullptr;  // [H, d], with kBias
   // {log2 T, C} of each row at the left edge of each block of 64 keys, [workspace_heads,

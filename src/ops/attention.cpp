@@ -102,6 +102,7 @@ void StickBreakingBackward::check() const {
   const Check c(kName);
   check_stickbreaking(c, *this);
   if (gate_TH.defined()) c.same("dgate_TH", dgate_TH, gate_TH);
+  if (drem_HT.defined()) c.matrix("drem_HT", drem_HT, params.heads, q_THd.rows());
   if (params.remainder == Remainder::kBias) {
     c.flat("dremainder_bias_Hd", dremainder_bias_Hd, q_THd.cols());
   }

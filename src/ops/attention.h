@@ -93,6 +93,7 @@ struct StickBreakingBackward {
   Tensor dgate_TH{};              // =, with a gate
   Tensor dremainder_bias_Hd{};    // +=, with Remainder::kBias
   Tensor do_THd;
+  Tensor drem_HT{};  // f32, optional: of rem = 2^log2_rem where the loss uses it other than by o
   Tensor log2_rem_HT, stop_HT;  // from the forward pass
   Tensor q_THd, k_THd, v_THd;
   Tensor gate_TH{};

@@ -4,7 +4,8 @@
 // stick: T = 1 at first, then for each key A = beta T and T <- T (1 - beta). After the last key
 // rem = T. In this product form a key costs one exponential, and nothing can overflow.
 //
-// Backward. Let a_i = do.v_i - drem and T_i the stick left before key i. Take W_i = sum_{i'<i}
+// Backward. Let drem be the gradient of rem: drem_HT, if given, and what rem adds to o gives. Let
+// a_i = do.v_i - drem and T_i the stick left before key i. Take W_i = sum_{i'<i}
 // A_i' a_i' / (T_i (1 - beta_i)), the mean of a over what a fresh stick would give to the keys left
 // of i. Then
 //   dL/dbeta_i = T_i (a_i - W_i),    W_{i+1} = W_i + beta_i (a_i - W_i),    W_first = 0,
@@ -75,6 +76,7 @@ struct Head : HeadMatrices {
     if constexpr (std::is_same_v<Op, StickBreakingBackward>) {
       if (gate) dgate = Matrix(t.dgate_TH).from(0, index);
       if (bias) dbias = t.dremainder_bias_Hd.f32() + index * d;
+      if (t.drem_HT.defined()) drem = Matrix(t.drem_HT).row(index);
     }
   }
 
@@ -83,6 +85,7 @@ struct Head : HeadMatrices {
   int32_t* stop;       // [T]
   Matrix gate, dgate;  // [T, 1], if there is one
   float *bias = nullptr, *dbias = nullptr;
+  const float* drem = nullptr;  // [T], if it is given
 };
 
 // The state of one query tile while it walks over the keys.
@@ -212,16 +215,17 @@ struct StickScratch : BackwardScratch {
 
 // drem of each query, and the part of dv that comes from the remainder.
 void backward_remainder(const QueryTile& tile, const Head& head, StickScratch& m) {
-  m.drem.fill(0.0f);
-  if (head.params.remainder == Remainder::kNone) return;
   const int64_t token = tile.document.begin + tile.first;
+  m.drem.fill(0.0f);
+  if (head.drem) std::copy_n(head.drem + token, tile.count, m.drem.begin());
+  if (head.params.remainder == Remainder::kNone) return;
   for (int64_t q = 0; q < tile.count; ++q) {
     const float* dout = m.dout + q * head.d;
     const float* r = head.bias ? head.bias : head.v.row(token + q);
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < head.d; ++c) sum += dout[c] * r[c];
-    m.drem[q] = sum;
+    m.drem[q] += sum;
     if (head.bias) continue;
     float* dv = head.dv.row(token + q);
     const float rem = std::exp2(head.log2_rem[token + q]);

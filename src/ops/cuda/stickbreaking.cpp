@@ -40,6 +40,11 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const AttentionScratc
     p.dgate = op.dgate_TH;
     p.dgate_stride = op.dgate_TH.row_stride;
   }
+  if (op.drem_HT.defined()) {
+    require(op.drem_HT.dtype == DType::kF32 && op.drem_HT.contiguous(),
+            "stickbreaking_backward: drem_HT is not f32 without gaps between its rows");
+    p.drem = op.drem_HT;
+  }
   if (op.params.remainder == Remainder::kBias) p.dremainder_bias = op.dremainder_bias_Hd;
   p.workspace = scratch.buffer.tensor();
   p.workspace_heads = static_cast<int>(choice.heads);

@@ -28,7 +28,8 @@ struct Case {
   bool attend_current = false;
   ops::Remainder remainder = ops::Remainder::kNone;
   bool gated = false;
-  float query_factor = 1.0f;  // by which the tests of GPUs have multiplied q
+  bool remainder_gradient = false;  // the remainder has a gradient of its own
+  float query_factor = 1.0f;        // by which the tests of GPUs have multiplied q
   float skip_epsilon = 0.0f;
   // softmax
   int64_t window = 0;
@@ -59,6 +60,7 @@ struct Case {
     if (remainder == ops::Remainder::kValue) text += ", remainder value";
     if (remainder == ops::Remainder::kBias) text += ", remainder bias";
     if (gated) text += ", gate";
+    if (remainder_gradient) text += ", gradient of the remainder";
     if (skip_epsilon > 0) text += ", skip";
     if (window > 0) text += ", window " + std::to_string(window);
     if (bias == Bias::kAlibi) text += ", ALiBi";
@@ -74,11 +76,14 @@ inline std::vector<Case> stickbreaking_options(const Case& base) {
     for (const auto remainder :
          {ops::Remainder::kNone, ops::Remainder::kValue, ops::Remainder::kBias}) {
       for (const bool gated : {false, true}) {
-        Case c = base;
-        c.attend_current = attend_current;
-        c.remainder = remainder;
-        c.gated = gated;
-        cases.push_back(c);
+        for (const bool remainder_gradient : {false, true}) {
+          Case c = base;
+          c.attend_current = attend_current;
+          c.remainder = remainder;
+          c.gated = gated;
+          c.remainder_gradient = remainder_gradient;
+          cases.push_back(c);
+        }
       }
     }
   }
@@ -100,6 +105,7 @@ struct Attention {
                          return u > 0.8 ? 1.0 : 0.2 + u;
                        })),
         bias(random_normal("bias", {c.heads, c.head_dim})),
+        drem(random_normal("drem", {c.heads, c.tokens()})),
         bounds(integers(c.bounds())),
         o(poisoned({c.tokens(), c.width()}, 3)),
         row(poisoned({c.heads, c.tokens()})),
@@ -137,6 +143,7 @@ struct Attention {
   Tensor k() const { return part(qkv, 1); }
   Tensor v() const { return part(qkv, 2); }
   Tensor gate_or_none() const { return config.gated ? gate.tensor() : Tensor(); }
+  Tensor drem_or_none() const { return config.remainder_gradient ? drem.tensor() : Tensor(); }
 
   ops::FireTensors fire_tensors(const Owned& all) const {
     constexpr int64_t K = ops::kFireHidden;
@@ -192,6 +199,7 @@ struct Attention {
                                                        .dgate_TH = dgate,
                                                        .dremainder_bias_Hd = dbias,
                                                        .do_THd = dout,
+                                                       .drem_HT = drem_or_none(),
                                                        .log2_rem_HT = log2_rem,
                                                        .stop_HT = stop,
                                                        .q_THd = q(),
@@ -243,6 +251,7 @@ struct Attention {
     p.attend_current = config.attend_current;
     p.remainder = static_cast<oracle::Remainder>(config.remainder);
     if (config.gated) p.gate = to_f64(gate);
+    if (config.remainder_gradient) p.drem = to_f64(drem);
     if (config.remainder == ops::Remainder::kBias) p.bias = to_f64(bias);
     p.window = config.window;
     if (config.bias == Bias::kAlibi) {
@@ -256,7 +265,7 @@ struct Attention {
 
   Case config;
   CpuStream stream;
-  Owned qkv, dout, gate, bias, bounds;
+  Owned qkv, dout, gate, bias, drem, bounds;
   Owned o, row, log2_rem, stop, dqkv, dgate, dbias;  // row: the remainder, or log-sum-exp
   Owned fire, dfire;
 };

@@ -308,6 +308,7 @@ TEST(StickBreaking, SkippedGradientsAreThoseOfTheTruncatedFunction) {
   for (const bool gated : {false, true}) {
     Case c = skipping_case(1e-2f, Inputs::kTrained);
     c.gated = gated;
+    c.remainder_gradient = true;
     Attention x(c);
     x.stickbreaking_forward();
     x.stickbreaking_backward();

@@ -27,6 +27,7 @@ struct Problem {
   Remainder remainder = Remainder::kNone;
   std::vector<double> gate;        // empty: 1
   std::vector<double> bias;        // with Remainder::kBias
+  std::vector<double> drem;        // [H, T], of the remainder itself; empty: 0
   std::vector<int32_t> first_key;  // [H, T], relative to the document; empty: 0
   // softmax
   int64_t window = 0;
@@ -137,12 +138,14 @@ inline double keep(double z, double f) {
 
 // z and A of the keys of one query (A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)); returns the
 // remainder. When less than 1e-40 of the stick is left, the remaining keys on the left are removed
-// from `x`, because they change nothing in fp64.
+// from `x`, because they change nothing in fp64. With gates it has to be much less: the gradient of
+// one that is open asks what the keys further left would get if it closed a little.
 inline double break_stick(const Problem& p, Query& x, Keys& keys) {
   double left = 1;
+  const double least = p.gate.empty() ? 1e-40 : 1e-280;
   const int64_t first = x.begin;
   for (int64_t i = x.end - 1; i >= first; --i) {
-    if (left < 1e-40) {
+    if (left < least) {
       std::copy(keys.z.begin() + i + 1 - first, keys.z.begin() + x.end - first, keys.z.begin());
       std::copy(keys.a.begin() + i + 1 - first, keys.a.begin() + x.end - first, keys.a.begin());
       x.begin = i + 1;
@@ -162,13 +165,13 @@ inline double break_stick(const Problem& p, Query& x, Keys& keys) {
 inline void break_stick_backward(const Problem& p, const Query& x, const Keys& keys, double rem,
                                  Result& out) {
   const size_t row = at(p, x.token, x.head);
-  double drem = 0;
+  double drem = p.drem.empty() ? 0.0 : p.drem[static_cast<size_t>(x.head * p.tokens + x.token)];
   if (p.remainder == Remainder::kValue) {
-    drem = dot(p, p.dout, row, p.v, key_at(p, x.token, x.head));
+    drem += dot(p, p.dout, row, p.v, key_at(p, x.token, x.head));
     axpy(p, out.dv, key_at(p, x.token, x.head), rem, p.dout, row);
   }
   if (p.remainder == Remainder::kBias) {
-    drem = dot(p, p.dout, row, p.bias, at(p, 0, x.head));
+    drem += dot(p, p.dout, row, p.bias, at(p, 0, x.head));
     axpy(p, out.dbias, at(p, 0, x.head), rem, p.dout, row);
   }
   double sum = 0;  // of g over the keys to the left of i

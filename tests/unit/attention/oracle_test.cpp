@@ -1,4 +1,5 @@
-// The oracle's gradients are the derivatives of its outputs: finite differences of sum(o * do).
+// The oracle's gradients are the derivatives of its outputs: finite differences of sum(o * do) and,
+// where the remainder has a gradient of its own, sum(rem * drem).
 #include "unit/attention/oracle.h"
 
 #include <gtest/gtest.h>
@@ -40,6 +41,7 @@ void expect_derivative(const Problem& p, Result (*attention)(const Problem&),
     const Result result = attention(changed);
     double sum = 0;
     for (size_t i = 0; i < p.dout.size(); ++i) sum += p.dout[i] * result.o[i];
+    for (size_t i = 0; i < p.drem.size(); ++i) sum += p.drem[i] * result.row[i];
     return sum;
   };
   EXPECT_LT(relative_error(gradient, numeric_gradient(objective, p.*member)), 1e-8) << name;
@@ -68,6 +70,8 @@ TEST(Oracle, StickBreakingGradients) {
           for (const double x : normal("gate", 16)) p.gate.push_back(oracle::sigmoid(x));
         }
         expect_derivatives(p, oracle::stickbreaking);
+        p.drem = normal("drem", 16);
+        expect_derivatives(p, oracle::stickbreaking);
       }
     }
   }
@@ -77,6 +81,7 @@ TEST(Oracle, TruncatedStickBreakingGradients) {
   Problem p = small_problem();
   p.remainder = oracle::Remainder::kValue;
   p.first_key.assign(16, 1);
+  p.drem = normal("drem", 16);
   expect_derivatives(p, oracle::stickbreaking);
 }
 
