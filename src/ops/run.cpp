@@ -4,6 +4,7 @@
 
 #include "ops/activation.h"
 #include "ops/attention.h"
+#include "ops/average.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
 #include "ops/heads.h"
@@ -82,6 +83,7 @@ template void run(Stream& s, const AddSquaredNorms& op);
 template void run(Stream& s, const FinishStep& op);
 template void run(Stream& s, const AdamW& op);
 template void run(Stream& s, const AdamWs& op);
+template void run(Stream& s, const AverageWeights& op);
 
 template void run(Stream& s, const RebasedForward& op);
 template void run(Stream& s, const RebasedBackward& op);
