@@ -12,6 +12,7 @@
 #include "ops/linear.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
+#include "ops/muon.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rebased.h"
@@ -84,6 +85,10 @@ template void run(Stream& s, const FinishStep& op);
 template void run(Stream& s, const AdamW& op);
 template void run(Stream& s, const AdamWs& op);
 template void run(Stream& s, const AverageWeights& op);
+template void run(Stream& s, const MuonMomentum& op);
+template void run(Stream& s, const Normalize& op);
+template void run(Stream& s, const Orthogonalize& op);
+template void run(Stream& s, const MuonUpdate& op);
 
 template void run(Stream& s, const RebasedForward& op);
 template void run(Stream& s, const RebasedBackward& op);
