@@ -56,13 +56,11 @@ struct OptimizerRun {
 struct OptimizerResult {
   std::vector<double> losses;
   std::map<std::string, std::vector<float>> tensors;
-  size_t state_bytes = 0;  // of all ranks
 };
 
 // Adds this rank's ranges; values that another rank has added must be the same.
 inline void add_tensors(const ShardedParams& params, OptimizerResult& result) {
   for (const TensorShard& part : tensor_shards(params, /*with_state=*/true)) {
-    if (part.kind != kModelKind) result.state_bytes += part.stored.bytes();
     std::vector<float>& whole = result.tensors[part.kind + "/" + part.name];
     int64_t count = 1;
     for (const int64_t n : part.shape) count *= n;

@@ -82,8 +82,9 @@ TEST(Orthogonalize, IsThePolynomialOfTheMatrix) {
   }
 }
 
-// X X^T is near the identity, as the last polynomial leaves singular values within 5% of 1: none of
-// a random matrix with twice as many columns as rows is so small that five steps are too few.
+// The last polynomial leaves singular values between 0.85 and 1.15, so that no element of
+// X X^T - 1 is beyond 1.15^2 - 1. None of a random matrix with twice as many columns as rows is so
+// small that five steps are too few.
 TEST(Orthogonalize, BringsSingularValuesNearOne) {
   CpuStream cpu;
   constexpr int64_t kRows = 48, kCols = 96;
@@ -93,7 +94,7 @@ TEST(Orthogonalize, BringsSingularValuesNearOne) {
   const Matrix gram = product(y, transposed(y, kRows, kCols), kRows, kCols, kRows);
   for (int64_t i = 0; i < kRows; ++i) {
     for (int64_t j = 0; j < kRows; ++j) {
-      EXPECT_NEAR(gram[i * kRows + j], i == j ? 1 : 0, 0.1) << i << " " << j;
+      EXPECT_NEAR(gram[i * kRows + j], i == j ? 1 : 0, 0.33) << i << " " << j;
     }
   }
 }

@@ -1,6 +1,7 @@
 // Runs with Muon, and with an average of the weights, in every world and mode.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 #include <string>
 #include <vector>
@@ -143,16 +144,19 @@ TEST(MatrixGroups, DealOutEveryElementEvenly) {
 }
 
 TEST(MuonPlan, KeepsHalfTheStateOfMatrices) {
+  const auto elements = [](const OptimizerResult& result, std::string_view kind) {
+    size_t count = 0;
+    for (const auto& [name, values] : result.tensors) {
+      if (name.starts_with(kind)) count += values.size();
+    }
+    return count;
+  };
   const OptimizerResult adamw = run_optimizer(optimizer_config(""), {});
   const OptimizerResult result = run_optimizer(muon(), {});
-  int64_t matrices = 0, all = 0;
-  for (const auto& [name, values] : result.tensors) {
-    if (name.starts_with("muon_m/")) matrices += static_cast<int64_t>(values.size());
-    if (name.starts_with("model/")) all += static_cast<int64_t>(values.size());
-  }
-  EXPECT_GT(matrices, all / 2);
-  EXPECT_EQ(result.tensors.size() + static_cast<size_t>(3 * 7), adamw.tensors.size());
-  EXPECT_EQ(adamw.state_bytes - result.state_bytes, static_cast<size_t>(4 * matrices));
+  const size_t matrices = elements(result, "muon_m/");
+  EXPECT_GT(matrices, elements(result, "model/") / 2);
+  EXPECT_EQ(elements(adamw, "adam_"), 2 * elements(result, "model/"));
+  EXPECT_EQ(elements(result, "adam_"), elements(adamw, "adam_") - 2 * matrices);
   EXPECT_NE(describe_run(muon(), Backend::kCpu, {}).find("muon_m of"), std::string::npos);
 }
 
@@ -180,7 +184,9 @@ TEST(Average, FollowsTheWeights) {
         EXPECT_EQ(average, before.tensors.at(weights)) << name;
         const std::vector<float>& now = after.tensors.at(name);
         const std::vector<float> expected = averaged(average, after.tensors.at(weights));
-        for (size_t i = 0; i < now.size(); ++i) EXPECT_FLOAT_EQ(now[i], expected[i]) << name;
+        for (size_t i = 0; i < now.size(); ++i) {
+          EXPECT_NEAR(now[i], expected[i], 1e-6 * (std::abs(average[i]) + 1e-2)) << name;
+        }
       }
     }
   }
