@@ -9,7 +9,6 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/cli.h"
 #include "config/schema.h"
-#include "optim/optimizer.h"
 #include "train/verify.h"
 
 namespace sbtrain {
@@ -50,7 +49,7 @@ std::vector<CheckpointInfo> checkpoints_in(const std::string& run) {
 // What the run updated its weights by. Older checkpoints do not say it: there was AdamW alone.
 std::string optimizer_of(const Manifest& manifest) {
   const auto found = manifest.fingerprints.find("train.optimizer");
-  return found != manifest.fingerprints.end() ? found->second : OptimizerConfig{}.type;
+  return found != manifest.fingerprints.end() ? found->second : TrainConfig{}.optimizer.type;
 }
 
 ExitCode run_ls(const CkptOptions& options) {
