@@ -34,12 +34,15 @@ HostMatrix repeat_heads(const HostMatrix& x, int64_t d, int64_t times) {
 
 LinearSpec qkv_spec(const AttentionShape& model, const QkvRows& rows, bool bias,
                     std::string_view key) {
-  const auto part = [&](std::string_view name, int64_t count) {
+  const auto part = [&](std::string_view name, int64_t count, int64_t heads) {
     return LinearSpec::Part{.weight = name_of_part(name, "proj.weight"),
                             .rows = count,
-                            .bias = bias ? name_of_part(name, "proj.bias") : ""};
+                            .bias = bias ? name_of_part(name, "proj.bias") : "",
+                            .heads = heads,
+                            .groups = model.key_heads()};
   };
-  return {.parts = {part("q", rows.q), part(key, rows.k), part(kValue, rows.v)},
+  return {.parts = {part("q", rows.q, model.heads), part(key, rows.k, model.key_heads()),
+                    part(kValue, rows.v, model.key_heads())},
           .cols = model.width,
           .init = Init::normal(model.init_std)};
 }

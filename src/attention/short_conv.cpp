@@ -154,7 +154,8 @@ class ShortConv : public Attention {
   // The convolution adds the bias and forms its gradient.
   Linear gate_{{.parts = {{kGateWeight, model_.width}},
                 .cols = model_.width,
-                .init = Init::normal(model_.init_std)}};
+                .init = Init::normal(model_.init_std),
+                .role = ParamRole::kOther}};
 };
 
 }  // namespace

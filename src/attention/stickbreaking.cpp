@@ -374,6 +374,7 @@ class StickBreakingAttention : public Attention {
   Linear forget_gate_{{.parts = {{.weight = kGateWeight, .rows = model_.heads, .bias = kGateBias}},
                        .cols = model_.width,
                        .init = Init::normal(model_.init_std),
+                       .role = ParamRole::kOther,
                        .bias_init = Init::constant(kGateBiasInit),
                        .adds_bias = false}};
   bool head_norm_;

@@ -159,7 +159,7 @@ std::vector<DecodeBenchRow> bench_decode(const Config& config, Backend backend,
   const Transformer model(config.model);
   const std::unique_ptr<Communicator> communicator = make_single_process();
   const Mesh mesh(*communicator);
-  ShardedParams params(model.registry(), s, mesh, /*with_training=*/false);
+  ShardedParams params(model.registry(), s, mesh, /*optimizer=*/nullptr);
   params.initialize(config.seed);
   std::vector<DecodeBenchRow> rows;
   for (const int64_t sequences : options.sequences) {

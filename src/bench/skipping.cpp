@@ -114,7 +114,7 @@ void require_memory_for(const ModelConfig& config, Backend backend, int64_t toke
   const std::unique_ptr<Communicator> communicator = make_single_process();
   const Mesh mesh(*communicator);
   const Transformer model(config);
-  ShardedParams params(model.registry(), s, mesh, /*with_training=*/true);
+  ShardedParams params(model.registry(), s, mesh, make_optimizer());
   {
     const ProgramScope scope(memory, "training");
     PackedBatch batch;
@@ -143,8 +143,8 @@ class SkippingBench {
         communicator_(make_single_process()),
         mesh_(*communicator_),
         model_(config.model),
-        params_(model_.registry(), s_, mesh_, /*with_training=*/true) {
-    load_params(checkpoint, params_, /*with_moments=*/false);
+        params_(model_.registry(), s_, mesh_, make_optimizer()) {
+    load_params(checkpoint, params_, /*with_state=*/false);
     // All of them have the parameters of model_.
     for (const double epsilon : options.epsilons) {
       models_.emplace_back(with_epsilon(config.model, epsilon));

@@ -59,7 +59,10 @@ std::string part_of(const std::string& op) {
   if (has("cross_entropy")) return "loss";
   if (is_matrix_product(op)) return "matrix products";
   if (op == "await" || op == "all_reduce") return "communication";
-  if (has("adamw") || has("squared_norm") || has("finish_step")) return "optimizer";
+  for (const char* part :
+       {"adamw", "muon", "orthogonalize", "average_weights", "squared_norm", "finish_step"}) {
+    if (has(part)) return "optimizer";
+  }
   const auto starts = [&](std::string_view start) { return op.starts_with(start); };
   return std::ranges::any_of(kElementWise, starts) ? "element-wise" : "attention";
 }

@@ -122,13 +122,20 @@ class CheckpointReader {
   const std::string& state_json() const { return state_json_; }
   const std::string& config_yaml() const { return config_yaml_; }
 
-  bool has(TensorKind kind, std::string_view name) const;
+  // From now on the average of the weights (train.ema) is what is read as the weights. Throws
+  // ExitCode::kNoCheckpoint if the run has kept none.
+  void use_average();
+
+  // A tensor is named by its kind, kModelKind or a state of the optimizer, and its parameter.
+  bool has(std::string_view kind, std::string_view name) const;
   // Global shape. Throws when the checkpoint has no such tensor.
-  const std::vector<int64_t>& shape(TensorKind kind, std::string_view name) const;
-  std::vector<std::string> names(TensorKind kind) const;  // in alphabetical order
+  const std::vector<int64_t>& shape(std::string_view kind, std::string_view name) const;
+  std::vector<std::string> names(std::string_view kind) const;  // in alphabetical order
+  std::vector<std::string> kinds() const;                       // likewise
 
   // Reads flat elements [begin, end) of a tensor, whichever ranks wrote them.
-  void read(TensorKind kind, std::string_view name, int64_t begin, int64_t end, float* out) const;
+  void read(std::string_view kind, std::string_view name, int64_t begin, int64_t end,
+            float* out) const;
   // Fills f32 shards in the host's memory, whichever ranks wrote their elements, with several
   // threads. Padding between rows is not touched.
   void read(std::span<const TensorShard> shards) const;
@@ -160,12 +167,14 @@ class CheckpointReader {
   void add_reads(const TensorShard& shard, std::vector<ChunkRead>& reads) const;
   void read_chunk(const ChunkRead& read) const;
   const StoredTensor& stored(const std::string& key) const;
+  std::string key(std::string_view kind, std::string_view name) const;
 
   std::filesystem::path folder_;
   std::unique_ptr<const Manifest> manifest_;  // pieces point into it
   std::string state_json_;
   std::string config_yaml_;
-  std::deque<SafetensorsReader> shards_;                      // likewise
+  std::string weights_ = kModelKind;      // the kind that is read as the weights
+  std::deque<SafetensorsReader> shards_;  // likewise
   std::map<std::string, StoredTensor, std::less<>> tensors_;  // "kind/name"
 };
 

@@ -170,16 +170,30 @@ const CheckpointReader::StoredTensor& CheckpointReader::stored(const std::string
   return found->second;
 }
 
-bool CheckpointReader::has(TensorKind kind, std::string_view name) const {
-  return tensors_.find(key_of(kind, name)) != tensors_.end();
+std::string CheckpointReader::key(std::string_view kind, std::string_view name) const {
+  return key_of(kind == kModelKind ? weights_ : kind, name);
 }
 
-const std::vector<int64_t>& CheckpointReader::shape(TensorKind kind, std::string_view name) const {
-  return stored(key_of(kind, name)).shape;
+void CheckpointReader::use_average() {
+  if (names(kAverageKind).empty()) {
+    fail(ExitCode::kNoCheckpoint,
+         "{}: it has no average of the weights: the run has not kept one (train.ema)",
+         folder_.string());
+  }
+  weights_ = kAverageKind;
 }
 
-std::vector<std::string> CheckpointReader::names(TensorKind kind) const {
-  const std::string prefix = key_of(kind, "");
+bool CheckpointReader::has(std::string_view kind, std::string_view name) const {
+  return tensors_.find(key(kind, name)) != tensors_.end();
+}
+
+const std::vector<int64_t>& CheckpointReader::shape(std::string_view kind,
+                                                    std::string_view name) const {
+  return stored(key(kind, name)).shape;
+}
+
+std::vector<std::string> CheckpointReader::names(std::string_view kind) const {
+  const std::string prefix = key(kind, "");
   std::vector<std::string> names;
   for (const auto& [key, tensor] : tensors_) {
     if (key.starts_with(prefix)) names.push_back(key.substr(prefix.size()));
@@ -187,10 +201,20 @@ std::vector<std::string> CheckpointReader::names(TensorKind kind) const {
   return names;
 }
 
-void CheckpointReader::read(TensorKind kind, std::string_view name, int64_t begin, int64_t end,
-                            float* out) const {
+std::vector<std::string> CheckpointReader::kinds() const {
+  std::vector<std::string> kinds;
+  for (const auto& [key, tensor] : tensors_) {
+    const std::string kind = key.substr(0, key.find('/'));
+    if (kinds.empty() || kinds.back() != kind) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+void CheckpointReader::read(std::string_view kind, std::string_view name, int64_t begin,
+                            int64_t end, float* out) const {
   const Tensor to(out, DType::kF32, {std::max<int64_t>(end - begin, 0)});
-  const TensorShard shard{{kind, std::string(name), shape(kind, name), begin, end}, to, 0};
+  const TensorShard shard{
+      {std::string(kind), std::string(name), shape(kind, name), begin, end}, to, 0};
   read(std::span(&shard, 1));
 }
 
@@ -214,7 +238,7 @@ void CheckpointReader::verify_data() const {
 }
 
 void CheckpointReader::add_reads(const TensorShard& shard, std::vector<ChunkRead>& reads) const {
-  const std::string key = key_of(shard.kind, shard.name);
+  const std::string key = this->key(shard.kind, shard.name);
   const StoredTensor& tensor = stored(key);
   if (shard.begin < 0 || shard.begin > shard.end || shard.end > checked_numel(tensor.shape)) {
     fail(ExitCode::kNoCheckpoint, "{}: tensor {} has shape [{}]: no range [{}, {})",

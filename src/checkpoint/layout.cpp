@@ -47,8 +47,8 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-std::string key_of(TensorKind kind, std::string_view name) {
-  return fmt::format("{}/{}", tensor_kind_name(kind), name);
+std::string key_of(std::string_view kind, std::string_view name) {
+  return fmt::format("{}/{}", kind, name);
 }
 
 std::vector<int64_t> stored_shape(const std::vector<int64_t>& shape, int64_t begin, int64_t end) {

@@ -29,7 +29,8 @@ std::optional<int64_t> parse_step(std::string_view name, std::string_view suffix
 // The names in a folder, sorted; none if it does not exist.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 
-std::string key_of(TensorKind kind, std::string_view name);
+// "adam_m/model.norm.weight".
+std::string key_of(std::string_view kind, std::string_view name);
 
 // The shape in a shard's file. A whole tensor keeps its own, so that other programs can use it; a
 // part of a tensor is a flat range.

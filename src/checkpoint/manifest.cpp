@@ -114,18 +114,6 @@ void check_files(const Manifest& manifest, const std::string& file) {
 
 }  // namespace
 
-const char* tensor_kind_name(TensorKind kind) {
-  switch (kind) {
-    case TensorKind::kModel:
-      return "model";
-    case TensorKind::kAdamM:
-      return "adam_m";
-    case TensorKind::kAdamV:
-      return "adam_v";
-  }
-  return "?";
-}
-
 int64_t checked_numel(const std::vector<int64_t>& shape) {
   int64_t numel = 1;
   for (const int64_t size : shape) {

@@ -13,9 +13,6 @@
 
 namespace sbtrain {
 
-// "model", "adam_m" or "adam_v". In shard files, a slash and the tensor's name follow it.
-const char* tensor_kind_name(TensorKind kind);
-
 // Increased when the layout changes in a way that older programs cannot read. Version 1 is read
 // too: there `sha256` of a file covers all of it, and a tensor's data is one chunk of any size.
 inline constexpr int64_t kCheckpointVersion = 2;

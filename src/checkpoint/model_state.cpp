@@ -19,13 +19,19 @@ namespace {
 constexpr int64_t kPartElements = int64_t{1} << 21;  // 8 MiB, which a thread reads at a time
 
 // Checkpoints hold no padding, but products read it: it must be zero, as initialize() leaves it.
-void clear(ShardedParams& params, bool with_moments) {
+void clear(ShardedParams& params, bool with_state) {
   for (size_t u = 0; u < params.registry().units().size(); ++u) {
     const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
     ops::run(params.stream(), ops::Fill{.x = shard.weights, .value = 0.0f});
-    if (!with_moments) continue;
-    ops::run(params.stream(), ops::Fill{.x = shard.moment1, .value = 0.0f});
-    ops::run(params.stream(), ops::Fill{.x = shard.moment2, .value = 0.0f});
+    if (!with_state) continue;
+    if (shard.average.defined()) {
+      ops::run(params.stream(), ops::Fill{.x = shard.average, .value = 0.0f});
+    }
+    for (const StateRange& range : shard.ranges) {
+      for (const Tensor& state : range.states) {
+        ops::run(params.stream(), ops::Fill{.x = state, .value = 0.0f});
+      }
+    }
   }
 }
 
@@ -39,7 +45,7 @@ void check_fits(const CheckpointReader& checkpoint, const TensorShard& shard) {
   const auto refuse = [&](const std::string& why) {
     fail(ExitCode::kNoCheckpoint,
          "{}: {}/{} {}; the checkpoint belongs to another model, see `sbtrain config show`",
-         checkpoint.folder().string(), tensor_kind_name(shard.kind), shard.name, why);
+         checkpoint.folder().string(), shard.kind, shard.name, why);
   };
   if (!checkpoint.has(shard.kind, shard.name)) refuse("is missing");
   const std::vector<int64_t>& saved = checkpoint.shape(shard.kind, shard.name);
@@ -114,7 +120,7 @@ void read_parts(const WeightSource& source, const std::vector<TensorShard>& shar
 
 void load_weights(const WeightSource& source, ShardedParams& params) {
   std::vector<TensorShard> shards;
-  for (TensorShard& shard : tensor_shards(params, /*with_moments=*/false)) {
+  for (TensorShard& shard : tensor_shards(params, /*with_state=*/false)) {
     if (source.has(shard.name)) shards.push_back(std::move(shard));
   }
   load_into(shards, params, [&](const auto& group) { read_parts(source, group); });
@@ -122,37 +128,60 @@ void load_weights(const WeightSource& source, ShardedParams& params) {
 
 void verify_weights(const CheckpointReader& checkpoint) {
   std::vector<std::pair<std::string, int64_t>> parts;
-  for (const std::string& name : checkpoint.names(TensorKind::kModel)) {
-    const int64_t count = checked_numel(checkpoint.shape(TensorKind::kModel, name));
+  for (const std::string& name : checkpoint.names(kModelKind)) {
+    const int64_t count = checked_numel(checkpoint.shape(kModelKind, name));
     for (int64_t at = 0; at < count; at += kPartElements) parts.emplace_back(name, at);
   }
   run_parallel(static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const auto& [name, begin] = parts[static_cast<size_t>(i)];
-    const int64_t count = checked_numel(checkpoint.shape(TensorKind::kModel, name));
+    const int64_t count = checked_numel(checkpoint.shape(kModelKind, name));
     thread_local std::vector<float> values;
     values.resize(static_cast<size_t>(kPartElements));
-    checkpoint.read(TensorKind::kModel, name, begin, std::min(begin + kPartElements, count),
-                    values.data());
+    checkpoint.read(kModelKind, name, begin, std::min(begin + kPartElements, count), values.data());
   });
 }
 
 void check_resumable(const CheckpointReader& checkpoint) {
-  if (!checkpoint.names(TensorKind::kAdamM).empty()) return;
+  if (checkpoint.kinds().size() > 1) return;
   fail(ExitCode::kNoCheckpoint,
-       "{}: it has weights and no moments, as `sbtrain import` writes them; start a run in another "
+       "{}: it has weights and no moments, as `sbtrain import` writes them; start a "
+       "run in another "
        "folder from them: --init-from={}",
        checkpoint.folder().string(), checkpoint.folder().string());
 }
 
-void load_shards(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
-  const std::vector<TensorShard> shards = tensor_shards(params, with_moments);
-  for (const TensorShard& shard : shards) check_fits(checkpoint, shard);
-  clear(params, with_moments);
-  load_into(shards, params, [&](const auto& group) { checkpoint.read(group); });
+namespace {
+
+// Whether the shard's tensor may begin anew: the average of the weights, where none was kept, and
+// the state of an optimizer that is not the checkpoint's.
+bool begins_anew(const CheckpointReader& checkpoint, const TensorShard& shard, StateFrom from) {
+  if (shard.kind == kModelKind) return false;
+  if (shard.kind == kAverageKind) return checkpoint.names(kAverageKind).empty();
+  return from == StateFrom::kAnotherOptimizer && !checkpoint.has(shard.kind, shard.name);
 }
 
-void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_moments) {
-  load_shards(checkpoint, params, with_moments);
+}  // namespace
+
+std::set<std::string> load_shards(const CheckpointReader& checkpoint, ShardedParams& params,
+                                  bool with_state, StateFrom from) {
+  std::set<std::string> anew;
+  std::vector<TensorShard> stored;
+  for (TensorShard& shard : tensor_shards(params, with_state)) {
+    if (begins_anew(checkpoint, shard, from)) {
+      anew.insert(shard.kind);
+      continue;
+    }
+    check_fits(checkpoint, shard);
+    stored.push_back(std::move(shard));
+  }
+  clear(params, with_state);
+  load_into(stored, params, [&](const auto& group) { checkpoint.read(group); });
+  if (anew.contains(kAverageKind)) params.begin_average();
+  return anew;
+}
+
+void load_params(const CheckpointReader& checkpoint, ShardedParams& params, bool with_state) {
+  load_shards(checkpoint, params, with_state);
   params.refresh();
 }
 

@@ -33,7 +33,7 @@ size_t aligned(size_t bytes) {
 // What this rank saves: ranks that hold the same shard save a part of it each.
 std::vector<TensorShard> saved_shards(const ShardedParams& params) {
   const Communicator* replicas = params.mesh().replicas();
-  return tensor_shards(params, /*with_moments=*/true, replicas ? replicas->rank() : 0,
+  return tensor_shards(params, /*with_state=*/true, replicas ? replicas->rank() : 0,
                        replicas ? replicas->world() : 1);
 }
 
@@ -54,7 +54,7 @@ Snapshotter::Snapshotter(ShardedParams& params)
     const size_t bytes = aligned(shard.stored.bytes());
     offsets_.push_back(bytes_);
     bytes_ += bytes;
-    const bool weights = shard.kind == TensorKind::kModel;
+    const bool weights = shard.kind == kModelKind;
     copy.persistent[static_cast<int>(weights ? MemoryClass::kWeights : MemoryClass::kOptimizer)] +=
         bytes;
   }

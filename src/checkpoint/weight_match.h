@@ -40,15 +40,13 @@ class CheckpointWeights : public WeightSource {
   const CheckpointReader& checkpoint() const { return checkpoint_; }
 
   std::string name() const override { return checkpoint_.folder().string(); }
-  std::vector<std::string> names() const override { return checkpoint_.names(TensorKind::kModel); }
-  bool has(std::string_view name) const override {
-    return checkpoint_.has(TensorKind::kModel, name);
-  }
+  std::vector<std::string> names() const override { return checkpoint_.names(kModelKind); }
+  bool has(std::string_view name) const override { return checkpoint_.has(kModelKind, name); }
   const std::vector<int64_t>& shape(std::string_view name) const override {
-    return checkpoint_.shape(TensorKind::kModel, name);
+    return checkpoint_.shape(kModelKind, name);
   }
   void read(std::string_view name, int64_t begin, int64_t end, float* out) const override {
-    checkpoint_.read(TensorKind::kModel, name, begin, end, out);
+    checkpoint_.read(kModelKind, name, begin, end, out);
   }
 
  private:

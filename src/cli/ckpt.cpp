@@ -46,19 +46,26 @@ std::vector<CheckpointInfo> checkpoints_in(const std::string& run) {
   return list;
 }
 
+// What the run updated its weights by. Older checkpoints do not say it: there was AdamW alone.
+std::string optimizer_of(const Manifest& manifest) {
+  const auto found = manifest.fingerprints.find("train.optimizer");
+  return found != manifest.fingerprints.end() ? found->second : TrainConfig{}.optimizer.type;
+}
+
 ExitCode run_ls(const CkptOptions& options) {
   const std::vector<CheckpointInfo> list = checkpoints_in(options.path);
-  fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {}\n", "step", "tokens", "size", "world", "age",
-             "manifest");
+  fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {:<9} {}\n", "step", "tokens", "size", "world",
+             "age", "optimizer", "manifest");
   for (const CheckpointInfo& info : list) {
     if (!info.problem.empty()) {
-      fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  bad: {}\n", info.step, "-", "-", "-", "-",
-                 info.problem);
+      fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {:<9} bad: {}\n", info.step, "-", "-", "-", "-",
+                 "-", info.problem);
       continue;
     }
     const Manifest& manifest = info.manifest;
-    fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  ok\n", info.step, manifest.tokens,
-               human_bytes(manifest.bytes()), manifest.world, age_of(manifest.created));
+    fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {:<9} ok\n", info.step, manifest.tokens,
+               human_bytes(manifest.bytes()), manifest.world, age_of(manifest.created),
+               optimizer_of(manifest));
   }
   return ExitCode::kDone;
 }

@@ -57,6 +57,7 @@ struct EvalOptions {
   AttentionEvalOptions attention;
   TextTaskEvalOptions tasks;
   RopeOptions rope;
+  bool ema = false;
   Option json{};          // tells whether --json was given
   std::string json_file;  // empty: print the object
   // Standard output has room for one object, or for a table.
@@ -84,6 +85,7 @@ struct Evaluation {
                                              : open_for_all(ranks, options.checkpoint)),
         config(stored_config(checkpoint)),
         backend(select_rank_backend(options.device, job.launch)) {
+    if (options.ema) checkpoint.use_average();
     options.rope.apply(config);
     if (!options.json_file.empty()) check_output(options.json_file, inputs());
   }
@@ -600,6 +602,8 @@ void add_eval(Command app, Action& action) {
                   "Tokens of context at most; 0: as in training")
       .check(whole_numbers(int64_t{0}, kMostTokens))
       .capture_default_str();
+  command.add_flag("--ema", options->ema,
+                   "Evaluate the average of the weights that the run keeps (train.ema)");
   command.add_flag("--recall", options->recall,
                    "Also split by whether the context holds the token or bigram already (AR)");
   options->rope.add(command);

@@ -26,6 +26,7 @@ struct ExportOptions {
   ExportFormat format = ExportFormat::kHf;
   ExportType dtype = ExportType::kF32;
   double shard_gb = 5;
+  bool ema = false;
   bool verify = false;
 };
 
@@ -65,7 +66,10 @@ ExitCode run_export(const ExportOptions& options) {
   // The weights are verified as they are read, so that each byte is read once. An export of damaged
   // ones leaves nothing behind, and the next older checkpoint of the run is exported.
   open_checkpoint(options.checkpoint, [&](const CheckpointReader& checkpoint) {
-    export_checkpoint(options, checkpoint);
+    if (!options.ema) return export_checkpoint(options, checkpoint);
+    CheckpointReader average(checkpoint.folder(), Verification::kOnRead);
+    average.use_average();
+    export_checkpoint(options, average);
   });
   return ExitCode::kDone;
 }
@@ -87,6 +91,8 @@ void add_export(Command app, Action& action) {
   command.add_option("--shard-gb", options->shard_gb, "Size of a weights file, in GB")
       .check(in_range(1e-6, 1e6))
       .capture_default_str();
+  command.add_flag("--ema", options->ema,
+                   "The average of the weights that the run keeps (train.ema), in their place");
   command.add_flag("--verify", options->verify,
                    "Compare the logits of the export with the checkpoint's; needs PyTorch and "
                    "transformers, and memory for two copies of the model in f32");

@@ -14,6 +14,8 @@ namespace sbtrain {
 
 void describe(Fields& f, Config& c);
 void describe(Fields& f, AttentionConfig& c);
+// Keys of the section that an optimizer is chosen in.
+void describe(Fields& f, OptimizerConfig& c);
 
 namespace schema {
 

@@ -58,11 +58,12 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("batch", c.batch, between(1, kMaxSize),
         "Sequences in one optimizer step, all ranks together; a multiple of micro_batch.");
   f.add("lr", c.lr, at_least(0), "Peak learning rate.");
-  f.add("beta1", c.beta1, from_to_below(0, 1), "AdamW: decay of the first moment.");
-  f.add("beta2", c.beta2, from_to_below(0, 1), "AdamW: decay of the second moment.");
-  f.add("eps", c.eps, above(0), "AdamW: epsilon.");
-  f.add("weight_decay", c.weight_decay, at_least(0),
-        "AdamW: decoupled weight decay, of matrices only.");
+  describe(f, c.optimizer);
+  f.add("weight_decay", c.weight_decay, at_least(0), "Decoupled weight decay, of matrices only.");
+  f.add("ema", c.ema, from_to_below(0, 1),
+        "Decay of a running average of the weights, which is kept beside them: after each update "
+        "average = ema average + (1 - ema) weights. 0: none. `eval --ema` and `export --ema` use "
+        "it. It can be turned on for an old run, where it begins with the weights.");
   f.add("clip", c.clip, at_least(0), "Largest global gradient norm; 0 turns clipping off.");
   f.add("z_loss", c.z_loss, at_least(0), "Factor of the squared log normaliser in the loss.");
   f.add("recompute", c.recompute,

@@ -18,6 +18,13 @@ struct Init {
   static Init normal(double std) { return {Kind::kNormal, std}; }
 };
 
+// What a parameter is to an optimizer.
+enum class ParamRole : uint8_t {
+  kLinear,  // the matrix that a layer of a block multiplies by
+  kTable,   // embedding, head and learned positions: a row for each token or position
+  kOther,   // norms, biases, gates, convolutions and the like
+};
+
 // One named parameter tensor. Names are the Llama checkpoint names, relative to their unit (the
 // embedding, one block, or the head).
 struct TensorSpec {
@@ -30,6 +37,11 @@ struct TensorSpec {
   // Each backward pass of a micro-batch forms the whole gradient, as stored, by one product, norm
   // or loss before anything is added, which overwrites what is there instead of adding to zeros.
   bool one_product = false;
+  ParamRole role = ParamRole::kOther;
+  // Rows that belong to heads, of queries, keys or values: each head has rows / heads of them, and
+  // the heads that share keys and values (grouped-query attention) follow each other.
+  int64_t heads = 1;
+  int64_t groups = 1;  // of heads
 
   const std::vector<int64_t>& stored() const { return storage.empty() ? shape : storage; }
 };

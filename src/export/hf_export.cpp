@@ -52,8 +52,8 @@ void read_tensor(const CheckpointReader& checkpoint, const ExportTensor& tensor,
                  int64_t end, float* out) {
   read_stored(tensor.layout, begin, end, out,
               [&](int64_t part, int64_t first, int64_t count, float* to) {
-                checkpoint.read(TensorKind::kModel, tensor.sources.at(static_cast<size_t>(part)),
-                                first, first + count, to);
+                checkpoint.read(kModelKind, tensor.sources.at(static_cast<size_t>(part)), first,
+                                first + count, to);
               });
 }
 

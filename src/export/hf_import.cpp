@@ -63,7 +63,7 @@ Snapshot snapshot_of(const Transformer& model) {
   for (const ParamUnit& unit : model.registry().units()) {
     for (const PlacedTensor& tensor : unit.tensors) {
       snapshot.tensors.push_back(
-          {{TensorKind::kModel, tensor.name, tensor.spec.shape, 0, tensor.count}, {}, 0});
+          {{kModelKind, tensor.name, tensor.spec.shape, 0, tensor.count}, {}, 0});
     }
   }
   return snapshot;

@@ -30,7 +30,7 @@ const char* kind_of(const HfLayout& layout) {
 
 // The weights as the folder has them: multiplied and rounded, and divided again.
 void round_weights(ShardedParams& params, const HfLayout& layout, FileDType dtype) {
-  for (const TensorShard& shard : tensor_shards(params, /*with_moments=*/false)) {
+  for (const TensorShard& shard : tensor_shards(params, /*with_state=*/false)) {
     const auto tensor = std::ranges::find_if(layout.tensors, [&](const ExportTensor& t) {
       return std::ranges::count(t.sources, shard.name) > 0;
     });

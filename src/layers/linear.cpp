@@ -27,7 +27,10 @@ void Linear::add_parameters(std::vector<TensorSpec>& specs) const {
                      .init = spec_.init,
                      .decay = true,
                      .fused = !first,
-                     .one_product = true});
+                     .one_product = true,
+                     .role = spec_.role,
+                     .heads = part.heads,
+                     .groups = part.groups});
     first = false;
   }
   if (!has_bias()) return;

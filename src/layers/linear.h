@@ -15,16 +15,18 @@ namespace sbtrain {
 // and are multiplied as one matrix: q, k and v, or gate and up.
 struct LinearSpec {
   struct Part {
-    std::string weight;       // name, relative to the unit
-    int64_t rows = 0;         // outputs
-    int64_t stored_rows = 0;  // padded, if that is faster; 0: rows
-    std::string bias = {};    // name; empty: none. All parts have one, or none has.
+    std::string weight;             // name, relative to the unit
+    int64_t rows = 0;               // outputs
+    int64_t stored_rows = 0;        // padded, if that is faster; 0: rows
+    std::string bias = {};          // name; empty: none. All parts have one, or none has.
+    int64_t heads = 1, groups = 1;  // of the rows, as in TensorSpec
   };
   std::vector<Part> parts;
   int64_t cols = 0;         // K, inputs
   int64_t stored_cols = 0;  // 0: cols
   Init init;
   float alpha = 1.0f;
+  ParamRole role = ParamRole::kLinear;  // of the weights
   Init bias_init = Init::constant(0);
   // false: the activation that follows adds the bias. backward() then takes the gradient of the
   // sum, which is what enters the activation.

@@ -58,7 +58,8 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
       head_({.parts = {{config.tied ? kEmbedding : kHead, config.vocab}},
              .cols = config.width,
              .init = Init::normal(config.init_std),
-             .alpha = static_cast<float>(config.logits_multiplier)}) {
+             .alpha = static_cast<float>(config.logits_multiplier),
+             .role = ParamRole::kTable}) {
   require(!config.attention.empty(), "the model has no attention configured");
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.emplace_back(config, config.attention[layer % config.attention.size()], recompute);
@@ -67,13 +68,15 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
   const Init init = Init::normal(config.init_std);
   std::vector<TensorSpec> embedding = {
       {.name = kEmbedding, .shape = table, .storage = {}, .init = init, .decay = true}};
+  embedding.front().role = ParamRole::kTable;
   embedding.front().one_product = config.tied;  // the loss forms it, and the tokens' rows are added
   if (has_positions()) {
     embedding.push_back({.name = kPositions,
                          .shape = {config.max_positions, config.width},
                          .storage = {},
                          .init = init,
-                         .decay = true});
+                         .decay = true,
+                         .role = ParamRole::kTable});
   }
   registry_.add_unit("model.", embedding);
   for (int64_t layer = 0; layer < config.layers; ++layer) {

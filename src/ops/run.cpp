@@ -4,12 +4,14 @@
 
 #include "ops/activation.h"
 #include "ops/attention.h"
+#include "ops/average.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
+#include "ops/muon.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rebased.h"
@@ -79,6 +81,11 @@ template void run(Stream& s, const AddSquaredNorms& op);
 template void run(Stream& s, const FinishStep& op);
 template void run(Stream& s, const AdamW& op);
 template void run(Stream& s, const AdamWs& op);
+template void run(Stream& s, const AverageWeights& op);
+template void run(Stream& s, const MuonMomentum& op);
+template void run(Stream& s, const Normalize& op);
+template void run(Stream& s, const Orthogonalize& op);
+template void run(Stream& s, const MuonUpdate& op);
 
 template void run(Stream& s, const RebasedForward& op);
 template void run(Stream& s, const RebasedBackward& op);

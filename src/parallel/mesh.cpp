@@ -20,4 +20,26 @@ Mesh::Mesh(Communicator& world, Sharding sharding, int node_size)
   replicas_ = world.split([=](int rank) { return rank % node_size; });
 }
 
+Communicator* Mesh::group(MeshDimension dimension) const {
+  switch (dimension) {
+    case MeshDimension::kShards:
+      return &shards();
+    case MeshDimension::kReplicas:
+      return replicas_.get();
+    case MeshDimension::kContext:
+      return nullptr;
+  }
+  fail(ExitCode::kInternal, "the mesh has no dimension {}", static_cast<int>(dimension));
+}
+
+int Mesh::size(MeshDimension dimension) const {
+  const Communicator* ranks = group(dimension);
+  return ranks ? ranks->world() : 1;
+}
+
+int Mesh::place(MeshDimension dimension) const {
+  const Communicator* ranks = group(dimension);
+  return ranks ? ranks->rank() : 0;
+}
+
 }  // namespace sbtrain

@@ -1,4 +1,9 @@
-// How the ranks of a run divide a model: who shares its shards, and who holds the same shard.
+// How the ranks of a run divide a model: a mesh with named dimensions. A rank has a place in each,
+// and those that differ in one place alone form a group with collectives of its own.
+//
+//   shards     ranks that together hold the model
+//   replicas   ranks that hold the same shard
+//   context    ranks that share sequences; there is one, which holds whole sequences
 //
 //   mode     ranks that share one copy (shards)   copies (replicas)   weights between their uses
 //   full     all                                  1                   a shard        (ZeRO-3, FSDP)
@@ -16,6 +21,8 @@
 
 namespace sbtrain {
 
+enum class MeshDimension : uint8_t { kShards, kReplicas, kContext };
+
 class Mesh {
  public:
   // Collective, since it may split `world`, which must outlive the mesh. `node_size` is the number
@@ -24,6 +31,13 @@ class Mesh {
   explicit Mesh(Communicator& world, Sharding sharding = Sharding::kFull, int node_size = 1);
 
   Communicator& world() const { return world_; }
+
+  // The ranks that differ from this one in the dimension alone, itself included; null: itself alone
+  // and no collectives are needed. The shards have a communicator in any case.
+  Communicator* group(MeshDimension dimension) const;
+  int size(MeshDimension dimension) const;   // at least 1; the product of all is the world's
+  int place(MeshDimension dimension) const;  // of this rank, 0 <= place < size
+
   // The ranks whose shards together are the model. This rank owns the shard of its rank there.
   Communicator& shards() const { return shards_ ? *shards_ : world_; }
   // The ranks that hold the same shard as this one, or null if there are no others.

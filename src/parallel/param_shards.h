@@ -8,11 +8,12 @@
 
 namespace sbtrain {
 
-// Every part that this rank owns, in the registry's order; with_moments adds AdamW's moments.
-std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_moments);
+// Every part that this rank owns, in the registry's order; with_state adds the state of
+// the optimizer.
+std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_state);
 
 // The n-th of `parts` parts of that, of nearly equal sizes.
-std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_moments, int n,
+std::vector<TensorShard> tensor_shards(const ShardedParams& params, bool with_state, int n,
                                        int parts);
 
 }  // namespace sbtrain

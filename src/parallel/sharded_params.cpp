@@ -1,49 +1,38 @@
 #include "parallel/sharded_params.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.h"
+#include "ops/average.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 
 namespace sbtrain {
-namespace {
-
-// The elements with weight decay among storage elements [begin, end) of the unit, counted from
-// `begin`; adjacent ranges are joined.
-std::vector<ops::DecayRange> decay_ranges(const ParamUnit& unit, int64_t begin, int64_t end) {
-  std::vector<ops::DecayRange> ranges;
-  for (const PlacedTensor& tensor : unit.tensors) {
-    const int64_t first = std::max(tensor.offset, begin);
-    const int64_t last = std::min(tensor.offset + tensor.stored, end);
-    if (!tensor.spec.decay || first >= last) continue;
-    if (!ranges.empty() && ranges.back().end == first - begin) {
-      ranges.back().end = last - begin;
-    } else {
-      ranges.push_back({first - begin, last - begin});
-    }
-  }
-  return ranges;
-}
-
-}  // namespace
-
 // Gradients of whole units that exist at once: one that is being formed, one that is being reduced.
 constexpr size_t kReducing = 1;
 
 ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh,
-                             bool with_training, ReduceType reduce, TransferEngine reduce_engine)
+                             std::shared_ptr<const Optimizer> optimizer, ReduceType reduce,
+                             TransferEngine reduce_engine, double ema)
     : registry_(registry),
       stream_(s),
       mesh_(mesh),
+      optimizer_(std::move(optimizer)),
       reduce_(reduce),
       reduce_engine_(reduce_engine),
+      ema_(ema),
       wait_times_(s) {
   if (mesh.world().world() > 1) {
     communication_.emplace(s.memory(), "communication", StreamPriority::kHigh);
   }
   for (size_t u = 0; u < registry.units().size(); ++u) {
-    units_.push_back(make_unit(static_cast<int>(u), with_training));
+    units_.push_back(make_unit(static_cast<int>(u)));
+  }
+  if (optimizer_) {
+    matrices_ = std::make_unique<MatrixUpdate>(registry, *optimizer_, mesh, s, communication(),
+                                               wait_times_);
+    if (matrices_->groups().empty()) matrices_.reset();
   }
   if (!mesh.sharded()) return;
   for (const Tensor& region : s.memory().collective_regions()) {
@@ -55,7 +44,7 @@ bool ShardedParams::has_copies() const {
   return stream_.memory().compute_dtype() != DType::kF32 || fetches();
 }
 
-ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
+ShardedParams::Unit ShardedParams::make_unit(int index) {
   Memory& memory = stream_.memory();
   const ParamUnit& spec = registry_.unit(index);
   Unit unit;
@@ -64,7 +53,6 @@ ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
   require(shard.size * mesh_.shard_count() == spec.size, "{} ranks do not divide {} elements",
           mesh_.shard_count(), spec.size);
   shard.begin = shard.size * mesh_.shards().rank();
-  shard.decays = decay_ranges(spec, shard.begin, shard.begin + shard.size);
   const auto allocate = [&](MemoryClass c, const char* what) {
     return memory.allocate(c, spec.prefix + what, DType::kF32, {shard.size});
   };
@@ -75,20 +63,48 @@ ShardedParams::Unit ShardedParams::make_unit(int index, bool with_training) {
                               : unit.compute.tensor().row_range(shard.begin, shard.size);
     shard.weights = shard.compute;
   }
-  if (with_training || !has_copies()) {
+  if (optimizer_ || !has_copies()) {
     unit.master = allocate(MemoryClass::kWeights, "weights");
     shard.weights = unit.master;
     if (!has_copies()) shard.compute = unit.master;
   }
   if (!gathers()) unit.weights = registry_.view(index, has_copies() ? unit.compute : unit.master);
-  if (!with_training) return unit;
+  if (!optimizer_) return unit;
   unit.gradient = allocate(MemoryClass::kGradients, "gradients");
-  unit.moment1 = allocate(MemoryClass::kOptimizer, "moment1");
-  unit.moment2 = allocate(MemoryClass::kOptimizer, "moment2");
   shard.gradient = unit.gradient;
-  shard.moment1 = unit.moment1;
-  shard.moment2 = unit.moment2;
+  if (ema_ > 0) unit.average = allocate(MemoryClass::kOptimizer, "average");
+  shard.average = unit.average;
+  shard.ranges = state_ranges(spec, *optimizer_, shard.begin, shard.size);
+  make_states(spec, unit);
   return unit;
+}
+
+// One array for each name of a state, in which the ranges that keep it follow each other, each from
+// a multiple of 64 elements on.
+void ShardedParams::make_states(const ParamUnit& spec, Unit& unit) {
+  std::vector<std::pair<std::string, int64_t>> arrays;  // with their sizes
+  const auto array_of = [&](const std::string& name) {
+    auto found = std::ranges::find(arrays, name, &std::pair<std::string, int64_t>::first);
+    return found != arrays.end() ? found : arrays.insert(found, {name, 0});
+  };
+  const auto place = [](int64_t& at, const StateRange& range) {
+    return std::exchange(at, at + (range.size + 63) / 64 * 64);
+  };
+  for (const StateRange& range : unit.shard.ranges) {
+    for (const std::string& name : range.names) place(array_of(name)->second, range);
+  }
+  for (auto& [name, size] : arrays) {
+    unit.states.push_back(stream_.memory().allocate(MemoryClass::kOptimizer, spec.prefix + name,
+                                                    DType::kF32, {size}));
+    size = 0;
+  }
+  for (StateRange& range : unit.shard.ranges) {
+    for (const std::string& name : range.names) {
+      const auto array = array_of(name);
+      const Tensor& all = unit.states[static_cast<size_t>(array - arrays.begin())];
+      range.states.push_back(all.row_range(place(array->second, range), range.size));
+    }
+  }
 }
 
 // ---- A unit in a step. In a world of one every unit is whole already, and nothing moves.
@@ -286,10 +302,11 @@ void ShardedParams::initialize(uint64_t seed) {
     const Shard& shard = units_[u].shard;
     sbtrain::initialize(registry_.unit(static_cast<int>(u)), shard.begin, seed, stream_,
                         shard.weights);
-    if (!shard.moment1.defined()) continue;
-    ops::run(stream_, ops::Fill{.x = shard.moment1, .value = 0.0f});
-    ops::run(stream_, ops::Fill{.x = shard.moment2, .value = 0.0f});
+    for (const Buffer& state : units_[u].states) {
+      ops::run(stream_, ops::Fill{.x = state, .value = 0.0f});
+    }
   }
+  begin_average();
   refresh();
 }
 
@@ -318,24 +335,99 @@ void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
   ops::run(stream_, ops::AddSquaredNorms{.y_1 = y_1, .x = gradients});
 }
 
-void ShardedParams::update(ops::AdamW adamw) {
+FlatView ShardedParams::view(const Unit& unit, const StateRange& range) const {
+  const auto part = [&](const Tensor& x) { return x.row_range(range.begin, range.size); };
+  return {.weights = part(unit.shard.weights),
+          .compute = has_copies() ? part(unit.shard.compute) : Tensor(),
+          .gradient = part(unit.shard.gradient),
+          .states = range.states,
+          .decays = range.decays};
+}
+
+void ShardedParams::update(const UpdateInputs& in) {
   require_at_rest("weights change");
-  std::vector<ops::AdamW> shards;
-  for (Unit& unit : units_) {
-    adamw.w_N = unit.shard.weights;
-    adamw.m_N = unit.shard.moment1;
-    adamw.v_N = unit.shard.moment2;
-    adamw.grad_N = unit.shard.gradient;
-    adamw.compute_N = has_copies() ? unit.shard.compute : Tensor();
-    adamw.decays = unit.shard.decays;
-    shards.push_back(adamw);
-    if (!fetches()) continue;
-    // The unit is fetched beside the update of the next one.
-    ops::run(stream_, ops::AdamWs{.ranges = shards});
-    shards.clear();
-    fetch(unit);
+  const auto units = static_cast<int>(units_.size());
+  if (matrices_) {
+    for (const MatrixGroup& group : matrices_->groups()) update_group(in, group);
+    return finish_groups(in);
   }
-  ops::run(stream_, ops::AdamWs{.ranges = shards});
+  if (!fetches()) {
+    update_flat(in, 0, units);
+    return finish_units(in, 0, units);
+  }
+  for (int u = 0; u < units; ++u) {
+    update_flat(in, u, u + 1);
+    finish_units(in, u, u + 1);  // the unit is fetched beside the update of the next one
+  }
+}
+
+// The flat ranges of units [begin, end).
+void ShardedParams::update_flat(const UpdateInputs& in, int begin, int end) {
+  std::vector<FlatView> views;
+  for (int u = begin; u < end; ++u) {
+    for (const StateRange& range : units_[u].shard.ranges) {
+      if (range.matrix == nullptr) views.push_back(view(units_[u], range));
+    }
+  }
+  if (!views.empty()) optimizer_->update(stream_, in, views);
+}
+
+// Sends the matrices of a group to their owners, beside which the flat ranges of its units are
+// updated and the matrices of the group before it transformed. Alone, a rank has nothing to wait
+// for, and holds one group at a time.
+void ShardedParams::update_group(const UpdateInputs& in, const MatrixGroup& group) {
+  matrices_->send(group, in, matrix_views(group));
+  update_flat(in, group.begin, group.end);
+  ++in_flight_;
+  if (communication_ && in_flight_ < 2) return;
+  matrices_->transform();
+  if (communication_ && in_flight_ < kMatrixGroupsInFlight) return;
+  finish_group(in);
+}
+
+void ShardedParams::finish_groups(const UpdateInputs& in) {
+  if (in_flight_ > 0) matrices_->transform();
+  while (in_flight_ > 0) finish_group(in);
+}
+
+void ShardedParams::finish_group(const UpdateInputs& in) {
+  const MatrixGroup& group = matrices_->apply(in);
+  --in_flight_;
+  finish_units(in, group.begin, group.end);
+}
+
+// The new weights of units [begin, end) are there.
+void ShardedParams::finish_units(const UpdateInputs& in, int begin, int end) {
+  for (int u = begin; u < end; ++u) {
+    const Shard& shard = units_[u].shard;
+    if (shard.average.defined()) {
+      ops::run(stream_, ops::AverageWeights{.a_N = shard.average,
+                                            .w_N = shard.weights,
+                                            .stats = in.stats,
+                                            .decay = static_cast<float>(ema_)});
+    }
+    if (fetches()) fetch(units_[u]);
+  }
+}
+
+std::vector<MatrixView> ShardedParams::matrix_views(const MatrixGroup& group) {
+  std::vector<MatrixView> views;
+  for (const MatrixPiece& piece : group.pieces) {
+    const Unit& unit = units_[piece.unit];
+    const auto range = std::ranges::find(unit.shard.ranges, piece.tensor, &StateRange::matrix);
+    require(range != unit.shard.ranges.end(), "'{}' is no matrix of this rank", piece.tensor->name);
+    MatrixView& added = views.emplace_back();
+    static_cast<FlatView&>(added) = view(unit, *range);
+    added.spec = &piece.tensor->spec;
+  }
+  return views;
+}
+
+void ShardedParams::begin_average() {
+  for (const Unit& unit : units_) {
+    if (!unit.shard.average.defined()) continue;
+    ops::run(stream_, ops::Copy{.y = unit.shard.average, .x = unit.shard.weights});
+  }
 }
 
 void upload(Stream& s, Tensor to, const float* host) {

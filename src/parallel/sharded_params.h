@@ -1,10 +1,10 @@
 // Sharded parameters: what every rank keeps of a model, and how a step sees whole units.
 //
 // A unit (embedding, block, head) is one flat array; rank r of the W ranks that share it owns the
-// r-th of W equal ranges, and it keeps only that range of master weights, gradients and AdamW
-// moments (parallel/mesh.h says which ranks share). A step asks for whole units through gather /
-// get / release and gives gradients back through gradients / reduce. The calls for a unit come in
-// this order, and any other throws ExitCode::kInternal:
+// r-th of W equal ranges, and it keeps only that range of master weights, gradients and the state
+// of the optimizer (parallel/mesh.h says which ranks share). A step asks for whole units through
+// gather / get / release and gives gradients back through gradients / reduce. The calls for a unit
+// come in this order, and any other throws ExitCode::kInternal:
 //   gather, get as often as needed, release
 //   gradients as often as needed, reduce        independently of these
 //   whatever reads or changes all shards        while no unit is gathered or has open gradients
@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,22 +25,26 @@
 #include "core/memory.h"
 #include "core/stream.h"
 #include "model/params.h"
-#include "ops/optimizer.h"
+#include "optim/optimizer.h"
+#include "parallel/matrix_update.h"
 #include "parallel/mesh.h"
+#include "parallel/state_ranges.h"
 #include "parallel/wait_times.h"
 
 namespace sbtrain {
 
 class ShardedParams : public ParamAccess {
  public:
-  // with_training: gradients and moments exist too. Without it there are only weights in the
-  // compute type. Contents are undefined until initialize() or a checkpoint fills them. `reduce`
-  // is the type in which gradients travel, `reduce_engine` what adds them up. The mesh must outlive
-  // the parameters, and the registry's units must be multiples of 64 elements times the ranks that
-  // share them.
-  ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh, bool with_training,
+  // With an optimizer, gradients and its state exist too. Without, which is inference, there are
+  // only weights in the compute type. Contents are undefined until initialize() or a checkpoint
+  // fills them. `reduce` is the type in which gradients travel, `reduce_engine` what adds them up.
+  // The mesh must outlive the parameters, and the registry's units must be multiples of 64 elements
+  // times the ranks that share them. With `ema` > 0 every update ends with a = ema a + (1 - ema) w
+  // for the average a of the weights w.
+  ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh,
+                std::shared_ptr<const Optimizer> optimizer,
                 ReduceType reduce = ReduceType::kFloat32,
-                TransferEngine reduce_engine = TransferEngine::kMultiprocessors);
+                TransferEngine reduce_engine = TransferEngine::kMultiprocessors, double ema = 0);
 
   // Which of a step's micro-batches the next backward pass is. The gradients of the first replace
   // those of the step before, later ones are added to them, and the last one's reduction makes
@@ -63,10 +68,11 @@ class ShardedParams : public ParamAccess {
   struct Shard {
     int64_t begin = 0;
     int64_t size = 0;
-    Tensor weights;                       // [size] f32 for training, else of the compute type
-    Tensor compute;                       // [size] of the compute type; the weights if that is f32
-    Tensor moment1, moment2, gradient;    // f32 [size], for training
-    std::vector<ops::DecayRange> decays;  // elements of the shard with weight decay
+    Tensor weights;                  // [size] f32 for training, else of the compute type
+    Tensor compute;                  // [size] of the compute type; the weights if that is f32
+    Tensor gradient;                 // f32 [size], for training
+    Tensor average;                  // f32 [size], of the weights, if it is kept
+    std::vector<StateRange> ranges;  // the state of the optimizer, for training
   };
   const ParamRegistry& registry() const { return registry_; }
   const Mesh& mesh() const { return mesh_; }
@@ -77,19 +83,21 @@ class ShardedParams : public ParamAccess {
   WaitTimes& wait_times() { return wait_times_; }
   const Shard& shard(int unit) const { return units_.at(unit).shard; }
 
-  void initialize(uint64_t seed);  // weights by Philox, moments zero
+  void initialize(uint64_t seed);  // weights by Philox, the state of the optimizer zero
+  // The average begins with the weights.
+  void begin_average();
   // To be called after the shards' weights have changed, so that get() shows the new ones.
   void refresh();
   // y_1 (f64) += the sum of the squares of this rank's gradients, so that y_1 summed over all ranks
   // is that of the model: of replicas only the first counts.
   void add_squared_gradient_norm(Tensor y_1);
-  // Updates every shard and its compute copy. `adamw` carries stats and hyperparameters; weight
-  // decay applies to the tensors whose spec says so.
-  void update(ops::AdamW adamw);
+  // Updates every shard and its compute copy by the optimizer.
+  void update(const UpdateInputs& in);
 
  private:
   struct Unit {
-    Buffer master, moment1, moment2, gradient;  // [shard.size], f32
+    Buffer master, gradient, average;  // [shard.size], f32
+    std::vector<Buffer> states;        // of the optimizer, one for each name, f32
     Buffer compute;   // weights in the compute type, unless they are the masters: the shard, or the
                       // whole unit if this rank keeps it
     Buffer gathered;  // the whole unit from gather() to release(), if this rank keeps a shard
@@ -111,7 +119,15 @@ class ShardedParams : public ParamAccess {
     bool replicas;  // are made equal after it
     Event done;
   };
-  Unit make_unit(int index, bool with_training);
+  Unit make_unit(int index);
+  void make_states(const ParamUnit& spec, Unit& unit);
+  FlatView view(const Unit& unit, const StateRange& range) const;
+  std::vector<MatrixView> matrix_views(const MatrixGroup& group);
+  void update_flat(const UpdateInputs& in, int begin, int end);
+  void update_group(const UpdateInputs& in, const MatrixGroup& group);
+  void finish_groups(const UpdateInputs& in);
+  void finish_group(const UpdateInputs& in);
+  void finish_units(const UpdateInputs& in, int begin, int end);
   // Whether gather() fetches the unit, and whether refresh() and update() do.
   bool gathers() const { return mesh_.sharded() && !mesh_.keeps_weights(); }
   bool fetches() const { return mesh_.sharded() && mesh_.keeps_weights(); }
@@ -130,14 +146,18 @@ class ShardedParams : public ParamAccess {
   const ParamRegistry& registry_;
   Stream& stream_;
   const Mesh& mesh_;
+  const std::shared_ptr<const Optimizer> optimizer_;  // null: inference
   const ReduceType reduce_;
   const TransferEngine reduce_engine_;
+  const double ema_;  // 0: no average
   // Memory that gathers read and write. It stands before the stream, whose destructor waits for
   // them.
   std::vector<std::shared_ptr<void>> registered_;
   std::optional<Stream> communication_;  // in a world of more than one
   std::vector<Unit> units_;
   std::optional<Exchange> exchange_;
+  std::unique_ptr<MatrixUpdate> matrices_;  // if the optimizer takes any
+  int in_flight_ = 0;                       // groups of matrices that have been sent, not applied
   WaitTimes wait_times_;
   MicroBatch micro_batch_;
   std::deque<Event> reducing_;  // the ends of reductions that the compute stream has not waited for

@@ -9,15 +9,15 @@
 
 namespace sbtrain {
 
-// The role of a tensor in the run.
-enum class TensorKind : uint8_t {
-  kModel,  // weight
-  kAdamM,  // AdamW first moment
-  kAdamV,  // AdamW second moment
-};
+// The role of a tensor in the run is named by a word, which stands before the parameter's name in
+// checkpoints: this one for the weights; the state of an optimizer has names of its own
+// (Optimizer::states()).
+inline constexpr const char* kModelKind = "model";
+// The running average of the weights (train.ema).
+inline constexpr const char* kAverageKind = "ema";
 
 struct TensorRange {
-  TensorKind kind = TensorKind::kModel;
+  std::string kind = kModelKind;
   std::string name;
   std::vector<int64_t> shape;  // global, logical
   int64_t begin = 0;           // logical flat elements [begin, end)

@@ -25,7 +25,7 @@ MemoryReport planned(const ModelConfig& config, Backend target, const Program& p
   const std::unique_ptr<Communicator> communicator = make_single_process();
   const Mesh mesh(*communicator);
   const Transformer model(config);
-  ShardedParams params(model.registry(), stream, mesh, /*with_training=*/false);
+  ShardedParams params(model.registry(), stream, mesh, /*optimizer=*/nullptr);
   {
     const ProgramScope scope(memory, "inference");
     program(stream, model, params);
@@ -50,8 +50,8 @@ InferenceModel::InferenceModel(const ModelConfig& config, const CheckpointReader
       model_(config),
       communicator_(make_single_process()),
       mesh_(*communicator_),
-      params_(model_.registry(), stream_, mesh_, /*with_training=*/false) {
-  load_params(checkpoint, params_, /*with_moments=*/false);
+      params_(model_.registry(), stream_, mesh_, /*optimizer=*/nullptr) {
+  load_params(checkpoint, params_, /*with_state=*/false);
 }
 
 Buffer InferenceModel::upload(const char* name, const std::vector<int32_t>& values) {

@@ -1,7 +1,8 @@
 #include "train/plan.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 
@@ -35,6 +36,26 @@ std::string describe_attention(const ModelConfig& model) {
   const auto count = static_cast<int64_t>(model.attention.size());
   return fmt::format("attention         {}{}\n", types,
                      count > 1 ? fmt::format("  (repeated {} times)", model.layers / count) : "");
+}
+
+// The state that the optimizer keeps, and of how many parameters.
+std::string describe_optimizer(const Config& config, const ParamRegistry& registry) {
+  const auto optimizer = make_optimizer(config.train.optimizer);
+  std::vector<std::pair<std::string, int64_t>> counts;
+  for (const ParamUnit& unit : registry.units()) {
+    for (const PlacedTensor& tensor : unit.tensors) {
+      const std::string states = fmt::format("{}", fmt::join(optimizer->states(tensor.spec), ", "));
+      auto found = std::ranges::find(counts, states, &std::pair<std::string, int64_t>::first);
+      if (found == counts.end()) found = counts.insert(found, {states, 0});
+      found->second += tensor.count;
+    }
+  }
+  std::string text;
+  for (const auto& [states, count] : counts) {
+    text += fmt::format("{}{} of {}", text.empty() ? "" : "; ", states, grouped(count));
+  }
+  return fmt::format("optimizer         {}: {} parameters{}\n", config.train.optimizer.type, text,
+                     config.train.ema > 0 ? "; the average of all (ema)" : "");
 }
 
 std::string epochs_text(const Config& config, int64_t steps) {
@@ -105,6 +126,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
                                  config.model.heads, config.model.head_width(), config.model.vocab);
   text += describe_attention(config.model);
   text += fmt::format("parameters        {}\n", grouped(model.registry().count()));
+  text += describe_optimizer(config, model.registry());
   text += fmt::format("tokens per step   {}  ({} sequences of {}, {} micro-batches of {})\n",
                       grouped(train.tokens_per_step()), train.batch, train.sequence_length,
                       train.batch / train.micro_batch, train.micro_batch);

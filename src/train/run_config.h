@@ -13,6 +13,7 @@
 #include "core/enum_names.h"
 #include "data/data_config.h"
 #include "model/model_config.h"
+#include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "parallel/machine.h"
 #include "parallel/sharding.h"
@@ -31,10 +32,9 @@ struct TrainConfig {
   int64_t micro_batch = 4;        // sequences in one forward and backward pass
   int64_t batch = 4;              // sequences in one optimizer step, all ranks together
   double lr = 1e-3;               // peak learning rate
-  double beta1 = 0.9;
-  double beta2 = 0.95;
-  double eps = 1e-8;
+  OptimizerConfig optimizer{};
   double weight_decay = 0.1;  // matrices only
+  double ema = 0.0;           // decay of the average of the weights; 0: none is kept
   double clip = 1.0;          // global gradient norm; 0 turns clipping off
   double z_loss = 0.0;
   Recompute recompute = Recompute::kNone;

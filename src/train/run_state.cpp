@@ -128,8 +128,9 @@ RunState parse_run_state(const std::string& text, const std::string& file) {
 
 std::map<std::string, std::string> identity_fields(
     const std::map<std::string, std::string>& config_fields) {
-  static constexpr std::string_view kExact[] = {"seed", "train.sequence_length", "train.batch",
-                                                "data.packing", "data.predict_across_documents"};
+  static constexpr std::string_view kExact[] = {
+      "seed",         "train.sequence_length",         "train.batch",
+      "data.packing", "data.predict_across_documents", "train.optimizer"};
   std::map<std::string, std::string> fields;
   for (const auto& [key, value] : config_fields) {
     const bool model = key.rfind("model.", 0) == 0;

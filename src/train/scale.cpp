@@ -11,6 +11,7 @@
 #include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/mesh.h"
+#include "parallel/state_ranges.h"
 #include "train/batch_share.h"
 #include "train/plan_text.h"
 #include "train/step.h"
@@ -18,9 +19,29 @@
 namespace sbtrain {
 namespace {
 
-// What an update reads and writes for one parameter: master, both moments and the gradient, of
-// which all but the last are written, the compute copy, and the gradient once more for its norm.
-constexpr double kUpdateBytes = 34;
+// What an update reads and writes for one parameter: the master, which is written too, the compute
+// copy, the gradient, and the gradient once more for its norm; and what it does for each state,
+// which is read and written.
+constexpr double kUpdateBytes = 18;
+constexpr double kStateBytes = 8;
+
+// Seconds of an update: of what it reads and writes on every rank, and of the matrices that it
+// transforms, which all ranks share.
+double update_seconds(const Config& config, const ParamRegistry& registry, const Mesh& mesh) {
+  const auto optimizer = make_optimizer(config.train.optimizer);
+  double bytes = 0, flops = 0;
+  for (const ParamUnit& unit : registry.units()) {
+    bytes += kUpdateBytes * static_cast<double>(unit.size);
+    if (config.train.ema > 0) bytes += kStateBytes * static_cast<double>(unit.size);
+    for (const StateRange& range : state_ranges(unit, *optimizer, 0, unit.size)) {
+      bytes +=
+          kStateBytes * static_cast<double>(range.names.size()) * static_cast<double>(range.size);
+      if (range.matrix != nullptr) flops += optimizer->transform_flops(range.matrix->spec);
+    }
+  }
+  return bytes / mesh.shard_count() / (1e9 * config.machine.memory_gbs) +
+         flops / mesh.world().world() / (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
+}
 
 constexpr double kGibibyte = 1 << 30;
 
@@ -118,9 +139,7 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
     plan.memory = memory.report();
     plan.libraries = library_memory(target, options.world);
     plan.compute = model_seconds(config, model, options);
-    const auto elements =
-        static_cast<double>(model.registry().storage()) / static_cast<double>(mesh.shard_count());
-    plan.optimizer = elements * kUpdateBytes / (1e9 * config.machine.memory_gbs);
+    plan.optimizer = update_seconds(config, model.registry(), mesh);
   };
   run(&plan.traffic, [](TrainStep& step) { step.plan_step(); });
   run(nullptr, [](TrainStep& step) { step.plan(); });

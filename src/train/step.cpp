@@ -52,8 +52,9 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
       model_(model),
       stream_(s),
       mesh_(mesh),
-      params_(model.registry(), s, mesh, /*with_training=*/true, config.train.reduce_dtype,
-              config.train.reduce_engine),
+      optimizer_(make_optimizer(config.train.optimizer)),
+      params_(model.registry(), s, mesh, optimizer_, config.train.reduce_dtype,
+              config.train.reduce_engine, config.train.ema),
       records_(records()),
       graph_(s),
       tokens_(config.train.micro_batch * config.train.sequence_length),
@@ -204,17 +205,13 @@ void TrainStep::apply(double lr, const double* requests) {
   mesh_.world().all_reduce(stream_, summed(stats_));
   ops::run(stream_, ops::FinishStep{.stats = stats_,
                                     .clip = config_.clip,
-                                    .beta1 = config_.beta1,
-                                    .beta2 = config_.beta2,
+                                    .beta1 = optimizer_->means().first,
+                                    .beta2 = optimizer_->means().second,
                                     .spike_sigma = config_.spike_sigma,
                                     .spike_window = static_cast<double>(config_.spike_window)});
-  ops::AdamW adamw{.stats = stats_};
-  adamw.lr = static_cast<float>(lr);
-  adamw.beta1 = static_cast<float>(config_.beta1);
-  adamw.beta2 = static_cast<float>(config_.beta2);
-  adamw.eps = static_cast<float>(config_.eps);
-  adamw.decay = static_cast<float>(config_.weight_decay);
-  params_.update(adamw);
+  params_.update({.stats = stats_,
+                  .lr = static_cast<float>(lr),
+                  .weight_decay = static_cast<float>(config_.weight_decay)});
 }
 
 PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr,

@@ -1,4 +1,4 @@
-// One optimizer step on the device: micro-batches forward and backward, global norm, AdamW.
+// One optimizer step on the device: micro-batches forward and backward, global norm, update.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +75,7 @@ class TrainStep {
   // place; they do not change.
   std::string tune(const std::string& known, bool remember = true);
 
-  // Sets the number of updates applied so far, which AdamW's bias correction depends on.
+  // Sets the number of updates applied so far, which bias corrections depend on.
   void set_updates(int64_t updates);
   // Sets the running loss, which spikes are told by; without arguments it begins anew.
   void set_running_loss(const RunningLoss& running = {});
@@ -85,8 +85,8 @@ class TrainStep {
   void set_before_update(const Event& event) { before_update_ = &event; }
 
   // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
-  // clipped to train.clip, then AdamW. A step whose loss or norm is not finite, or whose loss is a
-  // spike (train.spike_sigma), changes nothing but the result's numbers.
+  // clipped to train.clip, then the update of the optimizer. A step whose loss or norm is not
+  // finite, or whose loss is a spike (train.spike_sigma), changes nothing but the result's numbers.
   // Loss, norm, the number of targets and the ranks' requests take one reduction. This rank's are
   // two numbers, 1 for a stop and for a save, in page-locked memory, which the device reads just
   // before that reduction (train/signals.h); null: none. Returns before the device has finished.
@@ -113,6 +113,7 @@ class TrainStep {
   const Transformer& model_;
   Stream& stream_;
   const Mesh& mesh_;
+  const std::shared_ptr<const Optimizer> optimizer_;
   ShardedParams params_;
   const bool records_;
   CapturedGraph graph_;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "checkpoint/checkpoint_writer.h"
@@ -74,6 +75,8 @@ class Run {
   void begin(const InitFrom& init);
   void load_initial(const InitFrom& init);
   void check_rate(const std::string& checkpoint) const;
+  void describe_new_state(const std::string& checkpoint, const std::string& optimizer,
+                          std::set<std::string> anew) const;
   void tune();
   void tune_products();
   void describe_folder();
@@ -393,6 +396,8 @@ void Run::tune_products() {
 // out to be damaged is replaced whole by the next older one.
 bool Run::resume() {
   const std::string resume = communicator_->broadcast(leads() ? order_.resume() : "", 0);
+  std::set<std::string> anew;
+  std::string before;
   const auto use = [&](const CheckpointReader& checkpoint) {
     const Manifest& manifest = checkpoint.manifest();
     const std::string name = checkpoint.folder().string();
@@ -402,7 +407,10 @@ bool Run::resume() {
     saved.merge(identity_fields(resolved_.stored_fields(checkpoint)));
     check_identity(saved, identity_fields(resolved_.fields), config_.checkpoint.allow_changes,
                    name);
-    load_shards(checkpoint, step_.params(), /*with_moments=*/true);
+    before = saved["train.optimizer"];
+    const bool same = before == config_.train.optimizer.type;
+    anew = load_shards(checkpoint, step_.params(), /*with_state=*/true,
+                       same ? StateFrom::kTheOptimizer : StateFrom::kAnotherOptimizer);
   };
   const auto start = std::chrono::steady_clock::now();
   const std::optional<CheckpointReader> checkpoint =
@@ -433,8 +441,24 @@ bool Run::resume() {
              manifest.world, manifest.world == 1 ? "" : "s", alone() ? "is" : "are",
              control_.world());
   }
+  if (leads()) describe_new_state(name, before, anew);
   check_rate(name);
   return true;
+}
+
+// What the run keeps beside its weights and the checkpoint did not have.
+void Run::describe_new_state(const std::string& checkpoint, const std::string& optimizer,
+                             std::set<std::string> anew) const {
+  if (anew.erase(kAverageKind) > 0) {
+    log_info("{} has no average of the weights (train.ema): it begins with them", checkpoint);
+  }
+  const std::string& now = config_.train.optimizer.type;
+  if (optimizer == now) return;
+  log_warning("{} was saved with the optimizer {}, and the run goes on with {}: {}", checkpoint,
+              optimizer, now,
+              anew.empty() ? "it has all the state that this one keeps"
+                           : fmt::format("where it has no {}, that begins with zeros",
+                                         fmt::join(anew, ", ")));
 }
 
 // A stage that has been made longer, or another train.lr, changes the rates of the steps that lie

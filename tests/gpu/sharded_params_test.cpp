@@ -21,7 +21,7 @@ TEST_F(GpuShardedParams, InferenceHasTheBitsOfTheComputeCopies) {
   const std::unique_ptr<Communicator> ranks = make_single_process();
   const Mesh mesh(*ranks);
   const auto bits = [&](bool with_training) {
-    ShardedParams params(registry, gpu, mesh, with_training);
+    ShardedParams params(registry, gpu, mesh, with_training ? make_optimizer() : nullptr);
     params.initialize(5);
     params.gather(0);
     const Tensor& w = params.get(0).at("w");

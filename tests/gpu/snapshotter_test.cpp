@@ -27,19 +27,19 @@ class SnapshotterGpu : public GpuTest {
     registry_.add_unit(
         "b.", {{.name = "small", .shape = {1000}, .storage = {}, .init = Init::constant(1)}});
     gpu_.emplace();
-    params_.emplace(registry_, *gpu_, mesh_, /*with_training=*/true);
+    params_.emplace(registry_, *gpu_, mesh_, make_optimizer());
     params_->initialize(1);
   }
 
   void change() {
-    for (const TensorShard& shard : tensor_shards(*params_, /*with_moments=*/true)) {
+    for (const TensorShard& shard : tensor_shards(*params_, /*with_state=*/true)) {
       ops::run(*gpu_, ops::Fill{.x = shard.stored.row_range(0, 1), .value = 3});
       ops::run(*gpu_, ops::Add{.y = shard.stored, .x = shard.stored});
     }
   }
   std::vector<std::vector<float>> values(ShardedParams& params) {
     std::vector<std::vector<float>> all;
-    for (const TensorShard& shard : tensor_shards(params, /*with_moments=*/true)) {
+    for (const TensorShard& shard : tensor_shards(params, /*with_state=*/true)) {
       all.emplace_back(static_cast<size_t>(shard.stored.numel()));
       ops::run(*gpu_, ops::CopyToHost{.host = all.back().data(), .x = shard.stored});
     }
@@ -67,7 +67,7 @@ TEST_F(SnapshotterGpu, HoldsTheStateOfItsBeginning) {
       const TensorShard& shard = snapshot.tensors[i];
       const float* copy = shard.stored.f32();
       EXPECT_TRUE(std::equal(expected[i].begin(), expected[i].end(), copy))
-          << tensor_kind_name(shard.kind) << "/" << shard.name << ", save " << save;
+          << shard.kind << "/" << shard.name << ", save " << save;
     }
   }
 }
@@ -82,8 +82,8 @@ TEST_F(SnapshotterGpu, ASavedStateIsLoadedWithEqualBits) {
   const TemporaryFolder run;
   const auto folder = save_checkpoint(Storage(), run.path(), snapshot, RankGroup{}, 1).folder;
 
-  ShardedParams loaded(registry_, *gpu_, mesh_, /*with_training=*/true);
-  load_params(CheckpointReader(folder, Verification::kOnRead), loaded, /*with_moments=*/true);
+  ShardedParams loaded(registry_, *gpu_, mesh_, make_optimizer());
+  load_params(CheckpointReader(folder, Verification::kOnRead), loaded, /*with_state=*/true);
   EXPECT_TRUE(values(loaded) == expected);
 }
 

@@ -162,7 +162,7 @@ class Rank {
   // The bits of this rank's weights and moments.
   std::vector<uint32_t> state() {
     std::vector<uint32_t> bits;
-    for (const TensorShard& part : tensor_shards(step_.params(), /*with_moments=*/true)) {
+    for (const TensorShard& part : tensor_shards(step_.params(), /*with_state=*/true)) {
       for (int64_t i = 0; i < part.stored.numel(); ++i) {
         bits.push_back(std::bit_cast<uint32_t>(part.stored.f32()[i]));
       }

@@ -49,7 +49,7 @@ class ModelRun {
         model_(config, recompute),
         communicator_(make_single_process()),
         mesh_(*communicator_),
-        params_(model_.registry(), stream_, mesh_, /*with_training=*/true),
+        params_(model_.registry(), stream_, mesh_, make_optimizer()),
         valid_(batch.valid_targets),
         tokens_T_(integers(batch.tokens)),
         targets_T_(integers(batch.targets)),

@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/device.h"
 #include "core/gpus.h"
+#include "optim/adamw.h"
 #include "runs.h"
 
 namespace sbtrain {
@@ -66,9 +67,9 @@ class GpuSystemTest : public test::SystemTest {
 
 std::vector<float> values(const CheckpointReader& checkpoint, const std::string& moment) {
   int64_t count = 1;
-  for (const int64_t size : checkpoint.shape(TensorKind::kAdamM, moment)) count *= size;
+  for (const int64_t size : checkpoint.shape(kAdamM, moment)) count *= size;
   std::vector<float> values(static_cast<size_t>(count));
-  checkpoint.read(TensorKind::kAdamM, moment, 0, count, values.data());
+  checkpoint.read(kAdamM, moment, 0, count, values.data());
   return values;
 }
 
@@ -229,12 +230,12 @@ TEST_F(GpuSystemTest, TwoGpusHaveTheGradientsOfOne) {
   };
   ASSERT_EQ(run(one_step("one", 1, "full")), 0) << output_;
   const CheckpointReader one(newest("one"));
-  ASSERT_FALSE(one.names(TensorKind::kAdamM).empty());
+  ASSERT_FALSE(one.names(kAdamM).empty());
   for (const char* mode : {"full", "grad", "none"}) {
     ASSERT_EQ(run(one_step(mode, 2, mode)), 0) << output_;
     const CheckpointReader two(newest(mode));
-    ASSERT_EQ(two.names(TensorKind::kAdamM), one.names(TensorKind::kAdamM));
-    for (const std::string& name : one.names(TensorKind::kAdamM)) {
+    ASSERT_EQ(two.names(kAdamM), one.names(kAdamM));
+    for (const std::string& name : one.names(kAdamM)) {
       EXPECT_LT(relative_difference(values(two, name), values(one, name)), 1e-5)
           << mode << " " << name;
     }

@@ -27,7 +27,7 @@ TEST(Checkpoint, RoundTripIsBitwise) {
   EXPECT_EQ(read_file(run.path() / "checkpoints" / "latest"), "step-00000100\n");
   const CheckpointReader reader(folder);
   expect_content(reader, 100);
-  EXPECT_EQ(reader.names(TensorKind::kAdamV).size(), test_tensors().size());
+  EXPECT_EQ(reader.names(kAdamV).size(), test_tensors().size());
   EXPECT_TRUE(verify_checkpoint(folder).empty());
   EXPECT_TRUE(verify_latest(run.path()).empty());
   EXPECT_EQ(folder_names(run.path() / "checkpoints"),
@@ -67,13 +67,13 @@ TEST(Checkpoint, PartialReadsAndMisuse) {
   for (const auto& [begin, end] :
        {std::pair<int64_t, int64_t>{0, 0}, {5, 6}, {10, 300}, {407, 407}}) {
     std::vector<float> values(static_cast<size_t>(end - begin));
-    reader.read(TensorKind::kAdamM, tensor.name, begin, end, values.data());
-    EXPECT_TRUE(same_bits(values, test_values(1, TensorKind::kAdamM, tensor, begin, end)));
+    reader.read(kAdamM, tensor.name, begin, end, values.data());
+    EXPECT_TRUE(same_bits(values, test_values(1, kAdamM, tensor, begin, end)));
   }
   float sink = 0;
   const auto read = [&](const char* name, int64_t begin, int64_t end) {
     return error_of(ExitCode::kNoCheckpoint,
-                    [&] { reader.read(TensorKind::kModel, name, begin, end, &sink); });
+                    [&] { reader.read(kModelKind, name, begin, end, &sink); });
   };
   EXPECT_NE(read("model.absent", 0, 1).find("model.absent"), std::string::npos);
   EXPECT_NE(read(tensor.name, -1, 0).find(tensor.name), std::string::npos);
@@ -108,7 +108,7 @@ TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
     const int64_t last = std::max(end - 1, begin);
     const int64_t count = last / kCols * kStride + last % kCols - at + (end > begin);
     const Tensor stored(storage.data() + at, DType::kF32, {count});
-    const TensorShard shard{{TensorKind::kModel, "w", {kRows, kCols}, begin, end}, stored, kStride};
+    const TensorShard shard{{kModelKind, "w", {kRows, kCols}, begin, end}, stored, kStride};
     int64_t next = begin;
     for_each_stored_run(shard, begin, end, [&](int64_t logical, int64_t at_stored, int64_t n) {
       EXPECT_EQ(logical, next - begin);
@@ -118,7 +118,7 @@ TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
     EXPECT_EQ(next, end);
   }
   const Tensor all(storage.data(), DType::kF32, {kRows * kStride});
-  const TensorShard whole{{TensorKind::kModel, "w", {kRows, kCols}, 0, 30}, all, kStride};
+  const TensorShard whole{{kModelKind, "w", {kRows, kCols}, 0, 30}, all, kStride};
   Snapshot snapshot;
   snapshot.tensors = {whole};
 
@@ -127,9 +127,8 @@ TEST(Checkpoint, PaddedRowsAreStoredUnpadded) {
       save_checkpoint(Storage(), run.path(), snapshot, RankGroup{}, 1).folder);
   std::vector<float> back(kRows * kStride, -1.0F);
   const auto read = [&](int64_t begin, int64_t end, float* to, int64_t count) {
-    const TensorShard shard{{TensorKind::kModel, "w", {kRows, kCols}, begin, end},
-                            Tensor(to, DType::kF32, {count}),
-                            kStride};
+    const TensorShard shard{
+        {kModelKind, "w", {kRows, kCols}, begin, end}, Tensor(to, DType::kF32, {count}), kStride};
     reader.read(std::span(&shard, 1));
   };
   read(0, 30, back.data(), kRows * kStride);

@@ -35,7 +35,7 @@ std::vector<float> padded(bool values, float fill) {
 TensorShard shard_of(std::vector<float>& storage, int64_t begin, int64_t end) {
   const auto at = [](int64_t i) { return i / kCols * kStride + i % kCols; };
   const int64_t count = begin == end ? 0 : at(end - 1) + 1 - at(begin);
-  return {{TensorKind::kModel, "w", {kRows, kCols}, begin, end},
+  return {{kModelKind, "w", {kRows, kCols}, begin, end},
           Tensor(storage.data() + at(begin), DType::kF32, {count}),
           kStride};
 }
@@ -80,7 +80,7 @@ TEST(Chunks, PaddedRowsComeBackFromEveryWorld) {
       }
       EXPECT_TRUE(back == padded(true, -1));
       std::vector<float> flat(100);
-      reader.read(TensorKind::kModel, "w", kCount - 100, kCount, flat.data());
+      reader.read(kModelKind, "w", kCount - 100, kCount, flat.data());
       for (int64_t i = 0; i < 100; ++i) EXPECT_EQ(flat[i], value(kCount - 100 + i));
     }
   }
@@ -103,7 +103,7 @@ TEST(Chunks, DamageShowsWhereItIsRead) {
   constexpr int64_t kChunk = kChunkBytes / sizeof(float);
   std::vector<float> values(2 * kChunk);
   const auto read = [&](int64_t begin, int64_t end) {
-    reader.read(TensorKind::kModel, "w", begin, end, values.data());
+    reader.read(kModelKind, "w", begin, end, values.data());
   };
   read(0, kChunk);
   read(2 * kChunk, kCount);
@@ -134,7 +134,7 @@ TEST(Chunks, DamageFoundWhileLoadingLeadsToTheOlderCheckpoint) {
         const int64_t begin = kCount * group.rank / world;
         const int64_t end = kCount * (group.rank + 1) / world;
         std::vector<float> values(static_cast<size_t>(end - begin));
-        reader.read(TensorKind::kModel, "w", begin, end, values.data());
+        reader.read(kModelKind, "w", begin, end, values.data());
         for (int64_t i = begin; i < end; i += 997) EXPECT_EQ(values[i - begin], value(i));
       };
       std::vector<std::string> refused;

@@ -17,6 +17,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/error.h"
 #include "core/philox.h"
+#include "optim/adamw.h"
 #include "support/process.h"
 
 namespace sbtrain::test {
@@ -44,15 +45,15 @@ inline float test_value(int64_t step, const std::string& key, int64_t element) {
   return std::bit_cast<float>(random.bits(element));
 }
 
-inline std::vector<float> test_values(int64_t step, TensorKind kind, const NamedShape& tensor,
+inline std::vector<float> test_values(int64_t step, std::string_view kind, const NamedShape& tensor,
                                       int64_t begin, int64_t end) {
-  const std::string key = fmt::format("{}/{}", tensor_kind_name(kind), tensor.name);
+  const std::string key = fmt::format("{}/{}", kind, tensor.name);
   std::vector<float> values;
   for (int64_t i = begin; i < end; ++i) values.push_back(test_value(step, key, i));
   return values;
 }
 
-inline constexpr TensorKind kKinds[] = {TensorKind::kModel, TensorKind::kAdamM, TensorKind::kAdamV};
+inline constexpr const char* kKinds[] = {kModelKind, kAdamM, kAdamV};
 
 // A range with the values that it has in a snapshot.
 struct TestShard : TensorRange {
@@ -61,7 +62,7 @@ struct TestShard : TensorRange {
 
 inline std::vector<TestShard> test_shards(int64_t step, int rank = 0, int world = 1) {
   std::vector<TestShard> shards;
-  for (const TensorKind kind : kKinds) {
+  for (const char* kind : kKinds) {
     for (const NamedShape& tensor : test_tensors()) {
       const int64_t numel = checked_numel(tensor.shape);
       const int64_t begin = numel * rank / world;

@@ -24,7 +24,7 @@ TEST(ModelState, PaddingIsZeroAfterLoading) {
   const std::unique_ptr<Communicator> communicator = make_single_process();
   const Mesh mesh(*communicator);
   test::CpuStream saved_cpu;
-  ShardedParams saved(model.registry(), saved_cpu, mesh, /*with_training=*/true);
+  ShardedParams saved(model.registry(), saved_cpu, mesh, make_optimizer());
   saved.initialize(3);
   Snapshotter snapshotter(saved);
   Snapshot snapshot;
@@ -35,17 +35,20 @@ TEST(ModelState, PaddingIsZeroAfterLoading) {
       save_checkpoint(Storage(), run.path(), snapshot, RankGroup{}, 1).folder);
 
   test::CpuStream cpu;
-  ShardedParams loaded(model.registry(), cpu, mesh, /*with_training=*/true);
+  ShardedParams loaded(model.registry(), cpu, mesh, make_optimizer());
   const auto each = [&](ShardedParams& params, const auto& visit) {
     for (size_t u = 0; u < model.registry().units().size(); ++u) {
       const ShardedParams::Shard& shard = params.shard(static_cast<int>(u));
-      for (const Tensor& t : {shard.weights, shard.moment1, shard.moment2}) visit(t);
+      visit(shard.weights);
+      for (const StateRange& range : shard.ranges) {
+        for (const Tensor& state : range.states) visit(state);
+      }
     }
   };
   each(loaded, [&](const Tensor& t) {
     ops::run(cpu, ops::Fill{.x = t, .value = std::numeric_limits<float>::quiet_NaN()});
   });
-  load_params(checkpoint, loaded, /*with_moments=*/true);
+  load_params(checkpoint, loaded, /*with_state=*/true);
   std::vector<Tensor> expected;
   each(saved, [&](const Tensor& t) { expected.push_back(t); });
   size_t n = 0;

@@ -18,13 +18,13 @@ class SnapshotterTest : public testing::Test {
     registry_.add_unit("a.", {{.name = "odd", .shape = {3, 5}, .storage = {3, 8}, .init = init},
                               {.name = "large", .shape = {kLarge}, .storage = {}, .init = init}});
     registry_.add_unit("b.", {{.name = "w", .shape = {100}, .storage = {}, .init = init}});
-    params_.emplace(registry_, cpu_, mesh_, /*with_training=*/true);
+    params_.emplace(registry_, cpu_, mesh_, make_optimizer());
     params_->initialize(1);
   }
 
   // Adds to every weight and moment, as an update does.
   void change() {
-    for (const TensorShard& shard : tensor_shards(*params_, /*with_moments=*/true)) {
+    for (const TensorShard& shard : tensor_shards(*params_, /*with_state=*/true)) {
       ops::run(cpu_, ops::Add{.y = shard.stored, .x = shard.stored});
       shard.stored.f32()[0] += 1;
     }
@@ -50,7 +50,7 @@ TEST_F(SnapshotterTest, HoldsTheStateOfItsBeginning) {
   Snapshotter snapshotter(*params_);
   for (int save = 0; save < 2; ++save) {
     change();
-    const auto expected = values(tensor_shards(*params_, /*with_moments=*/true));
+    const auto expected = values(tensor_shards(*params_, /*with_state=*/true));
     Snapshot snapshot;
     snapshotter.begin(snapshot);
     cpu_.wait(snapshotter.copied());
@@ -76,7 +76,7 @@ TEST_F(SnapshotterTest, TakesItsMemoryOnce) {
 
 // The snapshot outlives the model: a save may still run when training ends.
 TEST_F(SnapshotterTest, TheSnapshotKeepsItsValues) {
-  const auto expected = values(tensor_shards(*params_, /*with_moments=*/true));
+  const auto expected = values(tensor_shards(*params_, /*with_state=*/true));
   Snapshot snapshot;
   Snapshotter(*params_).begin(snapshot);
   params_.reset();

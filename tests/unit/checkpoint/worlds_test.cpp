@@ -59,7 +59,7 @@ void run_world(const World& world, const std::function<void(const Rank&)>& body)
     Mesh mesh(*ranks, world.sharding, world.node_size);
     const ParamRegistry registry = registry_of(mesh.shard_count());
     CpuStream cpu;
-    ShardedParams params(registry, cpu, mesh, /*with_training=*/true);
+    ShardedParams params(registry, cpu, mesh, make_optimizer());
     body({group, mesh, params, cpu.stream});
   });
 }
@@ -68,7 +68,10 @@ std::vector<Tensor> arrays(const Rank& rank) {
   std::vector<Tensor> all;
   for (size_t u = 0; u < rank.params.registry().units().size(); ++u) {
     const ShardedParams::Shard& shard = rank.params.shard(static_cast<int>(u));
-    all.insert(all.end(), {shard.weights, shard.moment1, shard.moment2});
+    all.push_back(shard.weights);
+    for (const StateRange& range : shard.ranges) {
+      all.insert(all.end(), range.states.begin(), range.states.end());
+    }
   }
   return all;
 }
@@ -76,8 +79,8 @@ std::vector<Tensor> arrays(const Rank& rank) {
 // Gives every logical element of weights and moments a value of its own, and the padding zero.
 void set_values(const Rank& rank) {
   for (const Tensor& array : arrays(rank)) ops::run(rank.stream, ops::Fill{.x = array, .value = 0});
-  for (const TensorShard& shard : tensor_shards(rank.params, /*with_moments=*/true)) {
-    const std::string key = shard.name + tensor_kind_name(shard.kind);
+  for (const TensorShard& shard : tensor_shards(rank.params, /*with_state=*/true)) {
+    const std::string key = shard.name + shard.kind;
     for_each_stored_run(
         shard, shard.begin, shard.end, [&](int64_t logical, int64_t stored, int64_t count) {
           for (int64_t i = 0; i < count; ++i) {
@@ -109,7 +112,7 @@ SavedCheckpoint save(const Rank& rank, const fs::path& run, int64_t step,
 // moments and padding.
 void expect_loaded(const Rank& rank, const fs::path& run, int64_t step) {
   const auto use = [&](const CheckpointReader& reader) {
-    load_shards(reader, rank.params, /*with_moments=*/true);
+    load_shards(reader, rank.params, /*with_state=*/true);
   };
   const auto reader = open_newest(run, nullptr, use, rank.group);
   ASSERT_TRUE(reader);

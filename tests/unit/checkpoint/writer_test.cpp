@@ -157,7 +157,7 @@ TEST(CheckpointWriter, RealWriteErrors) {
   save_step(run.path(), 1);
   Snapshot big = test_snapshot(2);
   std::vector<TestShard> shards = test_shards(2);
-  shards.push_back({{TensorKind::kModel, "big", {100000}, 0, 100000}, std::vector<float>(100000)});
+  shards.push_back({{kModelKind, "big", {100000}, 0, 100000}, std::vector<float>(100000)});
   set_tensors(big, std::move(shards));
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit limit{};

@@ -6,6 +6,7 @@
 
 #include "config/schema.h"
 #include "core/error.h"
+#include "optim/adamw.h"
 
 namespace sbtrain {
 namespace {
@@ -150,11 +151,12 @@ TEST_F(Files, PrecedenceIsDefaultsIncludeFileEnvironmentOptions) {
   std::vector<Override> overrides = environment_overrides(environment);
   overrides.push_back(option("train.beta2=0.4"));
   const Config config = load_config(path, overrides);
-  EXPECT_EQ(config.train.eps, TrainConfig{}.eps);
+  const AdamWOptions& adamw = config.train.optimizer.options.as<AdamWOptions>();
+  EXPECT_EQ(adamw.eps, AdamWOptions{}.eps);
   EXPECT_EQ(config.train.lr, 0.1);
   EXPECT_EQ(config.train.clip, 0.2);
-  EXPECT_EQ(config.train.beta1, 0.3);
-  EXPECT_EQ(config.train.beta2, 0.4);
+  EXPECT_EQ(adamw.beta1, 0.3);
+  EXPECT_EQ(adamw.beta2, 0.4);
 }
 
 TEST_F(Files, IncludesAreRelativeNestedAndOrdered) {

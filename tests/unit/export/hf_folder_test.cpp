@@ -514,7 +514,7 @@ TEST_P(NotFinite, NoRunBeginsWithThem) {
   Stream stream(memory);
   const auto communicator = make_single_process();
   const Mesh mesh(*communicator);
-  ShardedParams params(model.registry(), stream, mesh, /*with_training=*/false);
+  ShardedParams params(model.registry(), stream, mesh, /*optimizer=*/nullptr);
   try {
     load_weights(folder, params);
     ADD_FAILURE() << "loaded";
@@ -530,12 +530,12 @@ TEST_P(NotFinite, WeightsAreNotExported) {
   Snapshot snapshot;
   snapshot.config_yaml = good.config_yaml();
   snapshot.state_json = good.state_json();
-  for (const std::string& name : good.names(TensorKind::kModel)) {
-    const std::vector<int64_t>& shape = good.shape(TensorKind::kModel, name);
-    snapshot.tensors.push_back({{TensorKind::kModel, name, shape, 0, checked_numel(shape)}, {}, 0});
+  for (const std::string& name : good.names(kModelKind)) {
+    const std::vector<int64_t>& shape = good.shape(kModelKind, name);
+    snapshot.tensors.push_back({{kModelKind, name, shape, 0, checked_numel(shape)}, {}, 0});
   }
   snapshot.read = [&](const TensorShard& tensor, int64_t begin, int64_t end, float* out) {
-    good.read(TensorKind::kModel, tensor.name, begin, end, out);
+    good.read(kModelKind, tensor.name, begin, end, out);
     const uint16_t value = GetParam();
     if (tensor.name == kTensor) to_f32(FileDType::kBF16, &value, 1, out);
   };

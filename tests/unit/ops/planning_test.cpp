@@ -18,12 +18,14 @@
 #include "core/error.h"
 #include "ops/activation.h"
 #include "ops/attention.h"
+#include "ops/average.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
+#include "ops/muon.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rebased.h"
@@ -227,6 +229,18 @@ void run_every_update(Ops& o) {
                                             .stats = stats,
                                             .lr = 0.1f}};
   o.run(ops::AdamWs{.ranges = updates});
+  const Buffer direction = o.vector(kVocab * kWidth);
+  o.run(ops::MuonMomentum{.y_N = direction,
+                          .m_N = m,
+                          .grad_N = gradient,
+                          .stats = stats,
+                          .momentum = 0.95f,
+                          .nesterov = true});
+  o.run(ops::Normalize{.y_N = direction, .x_N = direction, .margin = 1.02f});
+  o.run(ops::Orthogonalize{.x_NK = direction.tensor().reshaped({kVocab, kWidth})});
+  o.run(ops::MuonUpdate{
+      .w_N = w, .y_N = direction, .stats = stats, .lr = 0.1f, .scale = 1, .decay = 0.1f});
+  o.run(ops::AverageWeights{.a_N = m, .w_N = w, .stats = stats, .decay = 0.9f});
 }
 
 // Every op that mixes tokens: attention, the transforms of CoCA, the short convolution, and a step

@@ -50,7 +50,7 @@ class ShardedParamsOrder : public testing::Test {
   Stream stream{memory};
   std::unique_ptr<Communicator> ranks = make_single_process();
   Mesh mesh{*ranks};
-  ShardedParams params{registry, stream, mesh, /*with_training=*/true};
+  ShardedParams params{registry, stream, mesh, make_optimizer()};
   Buffer stats = memory.allocate(MemoryClass::kOptimizer, "stats", DType::kF64, {ops::kStepStats});
 };
 
@@ -136,7 +136,7 @@ double bytes_per_element(Backend target, bool with_training) {
   Stream stream(plan);
   const std::unique_ptr<Communicator> ranks = make_single_process();
   const Mesh mesh(*ranks);
-  const ShardedParams params(registry, stream, mesh, with_training);
+  const ShardedParams params(registry, stream, mesh, with_training ? make_optimizer() : nullptr);
   return static_cast<double>(plan.report().total_bytes()) / static_cast<double>(registry.storage());
 }
 

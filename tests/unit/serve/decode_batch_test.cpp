@@ -283,7 +283,7 @@ TEST(DecodeBatch, PlansTheMemoryOfRecordedSteps) {
     Stream s(memory);
     const auto communicator = make_single_process();
     const Mesh mesh(*communicator);
-    ShardedParams params(model.registry(), s, mesh, /*with_training=*/false);
+    ShardedParams params(model.registry(), s, mesh, /*optimizer=*/nullptr);
     DecodeCache cache(memory, model, kSlots, kCapacity);
     const ProgramScope scope(memory, "work");
     work(s, params, cache);

@@ -151,9 +151,8 @@ Trained train(const Case& c, int steps, bool bad_step = false) {
       result.validation.push_back(validation);
     }
     const std::lock_guard lock(mutex);
-    for (const TensorShard& part : tensor_shards(step.params(), /*with_moments=*/true)) {
-      std::vector<float>& whole =
-          result.tensors[fmt::format("{} {}", static_cast<int>(part.kind), part.name)];
+    for (const TensorShard& part : tensor_shards(step.params(), /*with_state=*/true)) {
+      std::vector<float>& whole = result.tensors[fmt::format("{} {}", part.kind, part.name)];
       int64_t count = 1;
       for (const int64_t n : part.shape) count *= n;
       whole.resize(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
