@@ -1,12 +1,27 @@
 # MPI for several ranks on the CPU, which is how sharded training is tested without GPUs.
-# SBTRAIN_HAS_MPI says whether it is used; without it a build is complete for one CPU rank.
+# SBTRAIN_HAS_MPI says whether it is used; without it a build is complete for one CPU rank. Only its header is
+# used here: the program loads the library when ranks need it, by its name, such as libmpi.so.40, or from where it is now.
 set(SBTRAIN_MPI AUTO CACHE STRING "Build ranks on the CPU that talk by MPI: AUTO, ON or OFF")
 set(SBTRAIN_HAS_MPI OFF)
 if(NOT SBTRAIN_MPI STREQUAL "OFF")
   find_package(MPI QUIET COMPONENTS C)
   if(MPI_C_FOUND)
     set(SBTRAIN_HAS_MPI ON)
-    message(STATUS "MPI: ${MPI_C_LIBRARIES}, run by ${MPIEXEC_EXECUTABLE}")
+    set(mpi_library "")
+    set(mpi_name "")
+    foreach(candidate IN LISTS MPI_C_LIBRARIES)
+      file(REAL_PATH ${candidate} candidate_file)
+      if(candidate_file MATCHES "/(lib[a-z]*mpi[a-z]*\\.so\\.[0-9]+)[^/]*$")
+        set(mpi_library ${candidate})
+        set(mpi_name ${CMAKE_MATCH_1})
+        break()
+      endif()
+    endforeach()
+    if(NOT mpi_library)
+      message(FATAL_ERROR "MPI: none of its libraries (${MPI_C_LIBRARIES}) is a shared one named like libmpi.so.40, "
+                          "which the program could load; configure with -DSBTRAIN_MPI=OFF, or install one")
+    endif()
+    message(STATUS "MPI: ${mpi_name} (${mpi_library}), loaded when ranks on the CPU need it; run by ${MPIEXEC_EXECUTABLE}")
   elseif(SBTRAIN_MPI STREQUAL "ON")
     message(FATAL_ERROR "SBTRAIN_MPI=ON, but MPI was not found: install libopenmpi-dev")
   else()

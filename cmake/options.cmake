@@ -6,6 +6,8 @@ target_include_directories(sbtrain_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${C
 target_link_libraries(sbtrain_options INTERFACE fmt::fmt OpenMP::OpenMP_CXX Threads::Threads)
 if(SBTRAIN_NATIVE)
   target_compile_options(sbtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=native>)
+elseif(SBTRAIN_CPU)
+  target_compile_options(sbtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=${SBTRAIN_CPU}>)
 endif()
 if(SBTRAIN_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")

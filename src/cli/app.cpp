@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 
+#include "cli/about.h"
 #include "cli/cli.h"
 #include "cli/failure.h"
 #include "cli/ranks.h"
@@ -29,11 +30,13 @@ constexpr const char* kSummary =
 
 constexpr const char* kFirstSteps = R"(
 First steps:
-  scripts/quickstart.sh                                 fetch text, train a small model, see it write
+  sbtrain quickstart                                    fetch text, train a small model, see it write
   sbtrain --config configs/tiny_sb.yaml                 train; options alone mean `sbtrain train`
   sbtrain --config configs/tiny_sb.yaml --train.lr=2e-3 any key of the file is an option as well
   sbtrain train --config configs/1b_sb.yaml --dry-run   parameters, memory and schedule; needs no GPU
+  sbtrain doctor                                        what this machine can run, and what is missing
 
+The files in configs/ come with the program and are found wherever it is installed.
 `sbtrain COMMAND --help` explains a command, `sbtrain config docs` every configuration key.)";
 
 // Those that --help lists.
@@ -180,7 +183,7 @@ ExitCode run(const std::vector<std::string>& arguments) {
     if (prints_for_job()) std::fputs(introduction(app).c_str(), stdout);
     return ExitCode::kDone;
   }
-  app.set_version_flag("--version", fmt::format("sbtrain {} ({})", version(), git_revision()));
+  app.set_version_flag("--version", version_text);
   app.footer(kFirstSteps);
   app.require_subcommand(1);
   std::vector<std::string> normalized = normalize_arguments(arguments);
@@ -192,7 +195,9 @@ ExitCode run(const std::vector<std::string>& arguments) {
   }
   require(action != nullptr, "the subcommand has no action");
   // main() holds the signals that ask for a stop. Training takes them when it is ready to save.
-  if (!app.got_subcommand("train") && !app.got_subcommand("sweep")) release_stop_signals();
+  const bool trains = app.got_subcommand("train") || app.got_subcommand("sweep") ||
+                      app.got_subcommand("quickstart");
+  if (!trains) release_stop_signals();
   return action();
 }
 
@@ -247,6 +252,8 @@ void add_subcommands(Command app, Action& action) {
   add_config(app, action);
   add_bench(app, action);
   add_sweep(app, action);
+  add_quickstart(app, action);
+  add_doctor(app, action);
   add_manual(app, action);
 }
 

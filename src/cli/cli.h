@@ -63,6 +63,8 @@ void add_config(Command app, Action& action);
 void add_bench(Command app, Action& action);
 void add_serve(Command app, Action& action);
 void add_sweep(Command app, Action& action);
+void add_quickstart(Command app, Action& action);
+void add_doctor(Command app, Action& action);
 void add_manual(Command app, Action& action);  // for the build; not listed
 
 // Registers every subcommand.

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "cli/cli.h"
+#include "core/cpu_level.h"
 #include "core/error.h"
 #include "core/standard_streams.h"
 #include "train/signals.h"
@@ -23,11 +24,12 @@ namespace {
 #endif
 
 #ifndef SBTRAIN_SANITIZED
-// The loader calls these before the libraries initialise themselves, so that a request to stop is
-// kept from then on. Only while it maps and links them, the signal still ends the process.
+// The loader calls these before the libraries initialise themselves, so that no instruction runs
+// that this processor does not have, and a request to stop is kept from then on. Only while it maps
+// and links the libraries, the signal still ends the process.
 using Initializer = void (*)();
-[[gnu::section(".preinit_array"), gnu::used]] const Initializer kBeforeLibraries =
-    sbtrain::hold_stop_signals;
+[[gnu::section(".preinit_array"), gnu::used]] const Initializer kBeforeLibraries[] = {
+    sbtrain::require_cpu_level, sbtrain::hold_stop_signals};
 #endif
 
 // libgomp's threads spin for milliseconds when they wait for each other. If another program runs,

@@ -18,6 +18,7 @@
 #include "config/values.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/installation.h"
 
 namespace sbtrain::schema {
 namespace {
@@ -226,6 +227,16 @@ class Includer {
     return error ? path : result.string();
   }
 
+  // Paths are relative to the file that includes them; configurations of the program are found
+  // wherever that is.
+  static std::string included_file(const std::string& from, const std::string& path) {
+    const auto beside = (std::filesystem::path(from).parent_path() / path).lexically_normal();
+    std::error_code none;
+    return std::filesystem::exists(beside, none) || configuration_file(path) == path
+               ? beside.string()
+               : configuration_file(path);
+  }
+
   // The files that the key `include` of `root` names, merged in order; the key itself is removed.
   Value read_includes(Value& root, const std::string& path) {
     Value merged;
@@ -239,8 +250,8 @@ class Includer {
         sources_.problem(item.place, "include: expected a path or a list of paths");
         continue;
       }
-      const auto next = (std::filesystem::path(path).parent_path() / item.text).lexically_normal();
-      if (allowed(next.string(), item.place)) merge(merged, read(next.string(), item.place));
+      const std::string next = included_file(path, item.text);
+      if (allowed(next, item.place)) merge(merged, read(next, item.place));
     }
     return merged;
   }
@@ -363,7 +374,7 @@ Value parse_yaml(std::string_view text, int source, Sources& sources) {
 }
 
 Value read_file(const std::string& path, Sources& sources) {
-  return Includer(sources).read(path, Place{});
+  return Includer(sources).read(configuration_file(path), Place{});
 }
 
 void merge(Value& base, Value over) {

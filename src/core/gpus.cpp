@@ -47,6 +47,12 @@ std::string gpu_address(int index) {
   return cudaDeviceGetPCIBusId(address.data(), size, index) == cudaSuccess ? address.data() : "";
 }
 
+std::string cuda_of_driver() {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) return "";
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
 #else
 
 int visible_gpus() {
@@ -62,6 +68,10 @@ std::string gpu_name(int) {
 }
 
 std::string gpu_address(int) {
+  return "";
+}
+
+std::string cuda_of_driver() {
   return "";
 }
 

@@ -19,4 +19,7 @@ int chosen_gpu();  // the index of the last call, or 0
 std::string gpu_name(int index);
 std::string gpu_address(int index);
 
+// The newest CUDA that the driver supports, "13.0"; empty without a driver or in a build for CPUs.
+std::string cuda_of_driver();
+
 }  // namespace sbtrain

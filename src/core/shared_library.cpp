@@ -1,6 +1,7 @@
 #include "core/shared_library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <utility>
 
@@ -20,6 +21,11 @@ SharedLibrary::SharedLibrary(std::string name, std::initializer_list<const char*
   fail(ExitCode::kConfig, "cannot load {} ({}): {}", name_, reason, advice_);
 }
 
+std::string SharedLibrary::path() const {
+  link_map* map = nullptr;
+  return dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : "";
+}
+
 void SharedLibrary::unload() {
   dlclose(std::exchange(handle_, nullptr));
 }
@@ -32,6 +38,18 @@ void* SharedLibrary::address(const char* name) const {
   void* found = address_or_null(name);
   if (found == nullptr) fail(ExitCode::kConfig, "{} has no {}: {}", name_, name, advice_);
   return found;
+}
+
+FoundLibrary look_for(const std::string& name,
+                      const std::function<void(FoundLibrary& library)>& load) {
+  FoundLibrary library{.name = name};
+  try {
+    load(library);
+  } catch (const Error& error) {
+    library.version.clear();
+    library.problem = error.what();
+  }
+  return library;
 }
 
 }  // namespace sbtrain

@@ -2,10 +2,19 @@
 // without it.
 #pragma once
 
+#include <functional>
 #include <initializer_list>
 #include <string>
 
 namespace sbtrain {
+
+// What this machine has of a library that is loaded when it is needed.
+struct FoundLibrary {
+  std::string name;
+  std::string version{};  // empty if it cannot be used
+  std::string path{};     // the file; empty if there is none
+  std::string problem{};  // why it cannot be used, and what to do; empty if it can
+};
 
 // It stays loaded until the process ends, unless it is unloaded.
 class SharedLibrary {
@@ -25,6 +34,11 @@ class SharedLibrary {
   void find_if_there(Function*& function, const char* name) const {
     function = reinterpret_cast<Function*>(address_or_null(name));
   }
+  // The address of the library's variable of that name. Throws ExitCode::kConfig if it has none.
+  void* variable(const char* name) const { return address(name); }
+
+  // The file that has been loaded.
+  std::string path() const;
 
   // What dlopen() has returned, for code that looks for functions itself.
   void* handle() const { return handle_; }
@@ -39,5 +53,10 @@ class SharedLibrary {
   std::string name_, advice_;
   void* handle_ = nullptr;
 };
+
+// Loads a library to see whether it can be used: `load` returns its version and its file, or throws
+// Error with the reason.
+FoundLibrary look_for(const std::string& name,
+                      const std::function<void(FoundLibrary& library)>& load);
 
 }  // namespace sbtrain

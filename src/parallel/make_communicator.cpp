@@ -19,19 +19,36 @@ std::unique_ptr<Communicator> make_communicator(
 #if SBTRAIN_HAS_NCCL
     return make_nccl(control, options);
 #else
-    fail(ExitCode::kUsage,
-         "{} ranks on GPUs need NCCL, which was not found when sbtrain was built: install "
-         "libnccl-dev and build again, or train on one GPU",
-         control.world());
+    fail(ExitCode::kUsage, "{} ranks on GPUs need NCCL. {}, or train on one GPU", control.world(),
+         rank_library(backend).problem);
 #endif
   }
 #if SBTRAIN_HAS_MPI
   return make_mpi(control);
 #else
-  fail(ExitCode::kUsage,
-       "{} ranks on the CPU need MPI, which was not found when sbtrain was built: install "
-       "libopenmpi-dev and build again, or train with one rank",
-       control.world());
+  fail(ExitCode::kUsage, "{} ranks on the CPU need MPI. {}, or train with one rank",
+       control.world(), rank_library(backend).problem);
+#endif
+}
+
+FoundLibrary rank_library(Backend backend) {
+  if (backend == Backend::kCuda) {
+#if SBTRAIN_HAS_NCCL
+    return find_nccl();
+#else
+    return {.name = "NCCL",
+            .problem =
+                "NCCL 2.28 or later was not found when sbtrain was built: install "
+                "libnccl-dev and build again"};
+#endif
+  }
+#if SBTRAIN_HAS_MPI
+  return find_mpi();
+#else
+  return {.name = "MPI",
+          .problem =
+              "MPI was not found when sbtrain was built: install libopenmpi-dev and build "
+              "again"};
 #endif
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "core/memory.h"
+#include "core/shared_library.h"
 #include "job/control.h"
 #include "parallel/communicator.h"
 
@@ -30,6 +31,10 @@ struct CommunicatorOptions {
 // saying what to install, when this build cannot connect ranks of this kind.
 std::unique_ptr<Communicator> make_communicator(Control& control, Backend backend,
                                                 const CommunicatorOptions& options = {});
+
+// The library that make_communicator would use for several ranks of that kind, or why there is
+// none.
+FoundLibrary rank_library(Backend backend);
 
 // Lets a training run's memory come from collective_memory() where these options need that. To be
 // called before anything is allocated.

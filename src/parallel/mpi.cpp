@@ -1,10 +1,5 @@
 #include "parallel/mpi.h"
 
-// Without the C++ classes that MPI once had, which mpi.h would include.
-#define OMPI_SKIP_MPICXX 1   // NOLINT: Open MPI's name
-#define MPICH_SKIP_MPICXX 1  // NOLINT: MPICH's
-#include <mpi.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -15,6 +10,7 @@
 #include "core/error.h"
 #include "parallel/element_sum.h"
 #include "parallel/job_communicator.h"
+#include "parallel/mpi_library.h"
 
 namespace sbtrain {
 namespace {
@@ -26,7 +22,7 @@ void check(int error, std::string_view what) {
   if (error == MPI_SUCCESS) return;
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
-  MPI_Error_string(error, text.data(), &length);
+  mpi().Error_string(error, text.data(), &length);
   fail(ExitCode::kCommunication, "{} failed in MPI: {}", what,
        std::string(text.data(), static_cast<size_t>(length)));
 }
@@ -45,16 +41,16 @@ class MpiSession {
  public:
   explicit MpiSession(const Control& control) : control_(control) {
     int started = 0;
-    MPI_Initialized(&started);
+    mpi().Initialized(&started);
     require(!started, "MPI is started a second time");
     require_pmix();
     int provided = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "starting");
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    check(mpi().Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "starting");
+    mpi().Comm_set_errhandler(mpi().comm_world, mpi().errors_return);
     int rank = 0;
     int world = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &world);
+    mpi().Comm_rank(mpi().comm_world, &rank);
+    mpi().Comm_size(mpi().comm_world, &world);
     if (rank == control.rank() && world == control.world()) return;
     fail(ExitCode::kUsage,
          "this is rank {} of {}, but to MPI it is rank {} of {}: start ranks on the CPU with "
@@ -63,7 +59,7 @@ class MpiSession {
   }
   // The end waits for all ranks, so it is only for those that all reach it.
   ~MpiSession() {
-    if (std::uncaught_exceptions() == 0 && !control_.failure() && !broken) MPI_Finalize();
+    if (std::uncaught_exceptions() == 0 && !control_.failure() && !broken) mpi().Finalize();
   }
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -183,7 +179,8 @@ class MpiCommunicator : public JobCommunicator {
     for (int r = 0; r < world(); ++r) {
       if (r == rank()) continue;
       start(r, [&](int peer, MPI_Request* request) {
-        return MPI_Isend(&calls[rank()], sizeof(Call), MPI_BYTE, peer, 0, MPI_COMM_WORLD, request);
+        return mpi().Isend(&calls[rank()], sizeof(Call), mpi().byte, peer, 0, mpi().comm_world,
+                           request);
       });
       receive(r, &calls[r], sizeof(Call));
     }
@@ -266,13 +263,14 @@ class MpiCommunicator : public JobCommunicator {
   }
   void send(int r, const Tensor& x, const Range& range) {
     start(r, [&](int peer, MPI_Request* request) {
-      return MPI_Isend(at(x, range.begin), static_cast<int>(bytes_of(x, range)), MPI_BYTE, peer, 0,
-                       MPI_COMM_WORLD, request);
+      return mpi().Isend(at(x, range.begin), static_cast<int>(bytes_of(x, range)), mpi().byte, peer,
+                         0, mpi().comm_world, request);
     });
   }
   void receive(int r, void* to, int64_t bytes) {
     start(r, [&](int peer, MPI_Request* request) {
-      return MPI_Irecv(to, static_cast<int>(bytes), MPI_BYTE, peer, 0, MPI_COMM_WORLD, request);
+      return mpi().Irecv(to, static_cast<int>(bytes), mpi().byte, peer, 0, mpi().comm_world,
+                         request);
     });
   }
 
@@ -282,8 +280,8 @@ class MpiCommunicator : public JobCommunicator {
     session_->broken = true;
     for (int attempt = 0;; ++attempt) {
       int done = 0;
-      check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done,
-                        MPI_STATUSES_IGNORE),
+      check(mpi().Testall(static_cast<int>(requests_.size()), requests_.data(), &done,
+                          MPI_STATUSES_IGNORE),
             what);
       if (done) break;
       control().check();
@@ -305,6 +303,8 @@ class MpiCommunicator : public JobCommunicator {
 std::unique_ptr<Communicator> make_mpi(Control& control) {
   // MPI's start returns once all ranks are in it, and nothing frees a rank that is. So they come
   // together, and one that has failed before ends the others here.
+  // The same holds for one that has no library.
+  mpi();
   control.exchange("starting MPI", all_ranks(control.world()), "");
   auto session = std::make_shared<MpiSession>(control);
   return std::make_unique<MpiCommunicator>(control, all_ranks(control.world()), "collectives",

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "core/shared_library.h"
 #include "job/control.h"
 #include "parallel/communicator.h"
 
@@ -13,7 +14,11 @@ namespace sbtrain {
 // differ, all of them throw ExitCode::kInternal, which names both calls. A wait ends with the job's
 // failure as soon as Control knows of one.
 // The first call starts MPI. The destructor of the last communicator ends it, unless the job
-// failed. Throws ExitCode::kUsage when MPI's ranks are not those of the job.
+// failed. Throws ExitCode::kUsage when MPI's ranks are not those of the job, and ExitCode::kConfig
+// where MPI's library is missing.
 std::unique_ptr<Communicator> make_mpi(Control& control);
+
+// The library that make_mpi would use. Starts nothing.
+FoundLibrary find_mpi();
 
 }  // namespace sbtrain

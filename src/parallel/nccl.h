@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "core/shared_library.h"
 #include "parallel/make_communicator.h"
 
 namespace sbtrain {
@@ -18,5 +19,8 @@ std::unique_ptr<Communicator> make_nccl(Control& control, const CommunicatorOpti
 
 // Device memory that other GPUs can reach directly. Null if there is none.
 std::shared_ptr<void> nccl_allocate(size_t bytes);
+
+// The library that make_nccl would use. Needs no GPU.
+FoundLibrary find_nccl();
 
 }  // namespace sbtrain

@@ -23,6 +23,7 @@ namespace sbtrain {
   F(GetErrorString)               \
   F(GetLastError)                 \
   F(GetUniqueId)                  \
+  F(GetVersion)                   \
   F(MemAlloc)                     \
   F(MemFree)                      \
   F(ReduceScatter)
@@ -36,8 +37,7 @@ struct NcclFunctions {
 #undef SBTRAIN_MEMBER
 };
 
-// Throws ExitCode::kConfig where the library is missing or lacks one of them, as those before 2.28
-// do.
+// Throws ExitCode::kConfig where the library is missing or older than 2.28, and says which it is.
 const NcclFunctions& nccl();
 
 }  // namespace sbtrain

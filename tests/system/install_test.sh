@@ -4,6 +4,7 @@
 set -euo pipefail
 cmake=$1
 build=$2
+source=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -23,13 +24,32 @@ contains() {  # TEXT WORD...
 rm -f "$folder.log"
 for file in bin/sbtrain share/man/man1/sbtrain.1 share/bash-completion/completions/sbtrain \
   share/zsh/site-functions/_sbtrain share/doc/sbtrain/README.md share/doc/sbtrain/docs/config.md \
-  share/sbtrain/configs/tiny_sb.yaml share/sbtrain/python/modeling_sbtrain.py; do
+  share/sbtrain/configs/tiny_sb.yaml share/sbtrain/python/modeling_sbtrain.py share/sbtrain/data/fetch_corpus.py \
+  share/sbtrain/data/english.jsonl share/sbtrain/scripts/plot_loss.py share/sbtrain/scripts/log_wandb.py \
+  share/doc/sbtrain/LICENSES.md; do
   [[ -s $folder/$file ]] || fail "$file is not installed"
 done
 
 contains "$("$folder/bin/sbtrain" --version)" "sbtrain "
 contains "$("$folder/bin/sbtrain" train --dry-run --config "$folder/share/sbtrain/configs/tiny_sb.yaml")" \
   parameters
+# Its configurations have the same names in any folder, also in `include:` of one's own file.
+mkdir "$folder/elsewhere"
+printf 'include: configs/tiny_sb.yaml\nname: mine\n' > "$folder/elsewhere/mine.yaml"
+for config in configs/tiny_sb.yaml mine.yaml; do
+  contains "$(cd "$folder/elsewhere" && "$folder/bin/sbtrain" train --dry-run --config $config)" parameters
+done
+[[ $(SBTRAIN='' "$folder/share/sbtrain/scripts/find_sbtrain.sh") == "$folder/bin/sbtrain" ]] ||
+  fail "its scripts do not find it"
+# No link of the installed pages leads nowhere.
+python3 "$source/tests/docs/docs_links.py" "$folder/share/doc/sbtrain" || fail "links (above)"
+# A tree that is moved is whole, and needs nothing of the build: the program has no path into it.
+if readelf -d "$folder/bin/sbtrain" | grep -E 'R(UN)?PATH' | grep -qF "$build"; then fail "a path into the build"; fi
+# All its texts name files that an installation has.
+for text in "" "--help" "train --help"; do
+  read -r -a words <<< "$text"
+  if "$folder/bin/sbtrain" "${words[@]}" 2>&1 | grep -E 'scripts/|\.cpp'; then fail "'sbtrain $text' names a file of a checkout"; fi
+done
 [[ $("$folder/bin/sbtrain" --help) != *manual* ]] || fail "the command for the build is listed"
 
 # Completes the last of the words given, as bash does.

@@ -5,11 +5,13 @@
 
 #include <cstdlib>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "core/error.h"
 #include "core/host_memory.h"
 #include "core/shared_library.h"
+#include "ops/libraries.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -132,3 +134,21 @@ void reserve_buffers(int threads) {
 }
 
 }  // namespace sbtrain::ops::cpu
+
+namespace sbtrain::ops {
+
+FoundLibrary find_openblas() {
+  return look_for("OpenBLAS", [](FoundLibrary& found) {
+    const std::string& core = cpu::openblas().core;
+    const SharedLibrary library = cpu::open_library();
+    found.path = library.path();
+    decltype(&openblas_get_config) config = nullptr;
+    library.find(config, "openblas_get_config");
+    // Of "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ...", the number.
+    std::string name;
+    std::istringstream(config()) >> name >> found.version;
+    found.version += fmt::format(" with kernels for {}", core);
+  });
+}
+
+}  // namespace sbtrain::ops

@@ -1,13 +1,21 @@
 #include "ops/cuda/cublas_lt.h"
 
+#include <fmt/format.h>
+
 #include "core/shared_library.h"
+#include "ops/libraries.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
 
+SharedLibrary open_library() {
+  return {"cuBLASLt",
+          {SBTRAIN_CUBLAS_LT_NAME, SBTRAIN_CUBLAS_LT_LIBRARY},
+          "install it (pip install 'sbtrain[cuda]', or the CUDA toolkit), or set device: cpu"};
+}
+
 CublasLt load() {
-  const SharedLibrary library("cuBLASLt", {SBTRAIN_CUBLAS_LT_NAME, SBTRAIN_CUBLAS_LT_LIBRARY},
-                              "install the CUDA toolkit, or set device: cpu");
+  const SharedLibrary library = open_library();
   CublasLt functions;
 #define SBTRAIN_FIND(name) library.find(functions.name, "cublasLt" #name);
   SBTRAIN_CUBLAS_LT_FUNCTIONS(SBTRAIN_FIND)
@@ -23,3 +31,15 @@ const CublasLt& cublas_lt() {
 }
 
 }  // namespace sbtrain::ops::cuda
+
+namespace sbtrain::ops {
+
+FoundLibrary find_cublas_lt() {
+  return look_for("cuBLASLt", [](FoundLibrary& found) {
+    found.path = cuda::open_library().path();
+    const size_t version = cuda::cublas_lt().GetVersion();
+    found.version = fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  });
+}
+
+}  // namespace sbtrain::ops

@@ -6,6 +6,8 @@
 // documents is part of the shape, so batches are filled up with empty documents (cudnn_batch).
 #include "ops/cuda/cudnn_attention.h"
 
+#include "ops/libraries.h"
+
 #ifndef SBTRAIN_HAS_CUDNN
 
 namespace sbtrain::ops::cuda {
@@ -16,6 +18,17 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(bool, std::string* why) {
 }
 
 }  // namespace sbtrain::ops::cuda
+
+namespace sbtrain::ops {
+
+FoundLibrary find_cudnn() {
+  return {.name = "cuDNN",
+          .problem =
+              "this build was made without it: its frontend's headers or cudnn.h were not "
+              "found; softmax attention runs on sbtrain's own kernels"};
+}
+
+}  // namespace sbtrain::ops
 
 #else
 
@@ -335,7 +348,19 @@ SharedLibrary load_library() {
            SBTRAIN_CUDNN_LIBRARY
 #endif
           },
-          "install cuDNN 9"};
+          "install cuDNN 9.6 or later (pip install 'sbtrain[cuda]', or the package libcudnn9)"};
+}
+
+std::string version_text(size_t version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+// Before 9.6 the backward pass takes scratch for the padded batch; 9.10.0 and 9.10.1 compute wrong
+// results. Empty for other versions.
+std::string why_not_used(size_t version) {
+  if (version >= 90600 && version != 91000 && version != 91001) return "";
+  return fmt::format("cuDNN {} is not used; 9.6 or later is needed, except 9.10.0 and 9.10.1",
+                     version_text(version));
 }
 
 }  // namespace
@@ -345,14 +370,8 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(bool deterministic, std::st
   try {
     if (!fe::cudnn_dlhandle) fe::cudnn_dlhandle = load_library().handle();
     const size_t version = fe::detail::get_backend_version();
-    // Before 9.6 the backward pass takes scratch for the padded batch; 9.10.0 and 9.10.1 compute
-    // wrong results.
-    if (version < 90600 || version == 91000 || version == 91001) {
-      *why = fmt::format(
-          "cuDNN {}.{}.{} is not used; 9.6 or later is needed, except 9.10.0 and 9.10.1",
-          version / 10000, version / 100 % 100, version % 100);
-      return nullptr;
-    }
+    *why = why_not_used(version);
+    if (!why->empty()) return nullptr;
     // From 9.25 on the deterministic backward pass can do without dS in scratch. The frontend
     // reads that from this environment variable.
     if (version >= 92500) setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "0", 0);
@@ -374,5 +393,22 @@ std::unique_ptr<CudnnAttention> CudnnAttention::open(bool deterministic, std::st
 }
 
 }  // namespace sbtrain::ops::cuda
+
+namespace sbtrain::ops {
+
+FoundLibrary find_cudnn() {
+  return look_for("cuDNN", [](FoundLibrary& found) {
+    const SharedLibrary library = cuda::load_library();
+    found.path = library.path();
+    decltype(&::cudnnGetVersion) get = nullptr;
+    library.find(get, "cudnnGetVersion");
+    const size_t version = get();
+    const std::string why = cuda::why_not_used(version);
+    if (!why.empty()) fail(ExitCode::kConfig, "{}", why);
+    found.version = cuda::version_text(version);
+  });
+}
+
+}  // namespace sbtrain::ops
 
 #endif

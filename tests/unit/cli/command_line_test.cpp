@@ -97,6 +97,10 @@ TEST(CommandLine, Version) {
   const Outcome outcome = run({"--version"});
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.out.substr(0, 9), "sbtrain 0");
+  // Its first line is what it has always been; the others say what is inside, and what is found.
+  for (const char* line : {"\n  compiled for ", "\n  CUDA backend ", "\n  MPI "}) {
+    EXPECT_TRUE(contains(outcome.out, line)) << outcome.out;
+  }
 }
 
 TEST(CommandLine, UsageErrors) {
