@@ -40,7 +40,7 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 TRAIN_SHARE = 0.5  # a document of which more than this has been seen before is a near-duplicate
 HELD_OUT_SHARE = 0.2  # the same for held-out documents, of which that much may stand in the training text
 # The share of documents that is held out, by the bytes from which it holds: more of the long ones, which are few.
-HELD_OUT = ((600_000, 0.25), (60_000, 0.04), (0, 0.01))
+HELD_OUT = ((450_000, 0.33), (60_000, 0.06), (0, 0.01))
 JOINED_PAGES = 16_000  # manual pages of less than a quarter of it are joined until they have so many bytes
 FRAME_BYTES = 16 << 20  # text in one frame of Zstandard
 TOKENIZER_MEGABYTES = 64
@@ -281,7 +281,7 @@ def binary_files(package, folder):
                 data = reader.read()
                 if stem != path.lstrip("."):
                     data = gzip.decompress(data)
-                samples.setdefault(form[0], Sample(8 * package.bytes)).add(stem, data)
+                samples.setdefault(form[0], Sample(4 * package.bytes)).add(stem, data)
     return [file for _, sample in sorted(samples.items()) for file in sample.files()]
 
 
