@@ -3,8 +3,8 @@
 # nothing and needs no root.
 #
 #   scripts/setup.sh [--check] [--without-cuda] [SECTION...]
-#                    sections: build (default), quickstart, test, lint, python, test-python; where
-#                    nvcc is installed, build adds cuda and test adds cuda-test
+#                    sections: build (default), quickstart, corpus, test, lint, python, test-python;
+#                    where nvcc is installed, build adds cuda and test adds cuda-test
 #   --check          only list what is missing; exit with 1 if anything required is missing
 #   --without-cuda   leave cuda and cuda-test out
 set -euo pipefail
