@@ -89,6 +89,10 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
         Run("from safetensors.numpy", before="cd runs/tiny_sb/checkpoints; mv step-00000006 step-00002000; cd - > /dev/null",
             needs=("module:safetensors", "module:numpy")),
     ],
+    "docs/corpus.md": [
+        Listed("scripts/setup.sh corpus", INSTALLS),
+        Listed("data/package_corpus.py", NETWORK + " for minutes; system_corpus runs it on small packages"),
+    ],
     "docs/data.md": [
         Listed("data/fetch_corpus.py --small", NETWORK),
         Listed("hf download", NETWORK),
