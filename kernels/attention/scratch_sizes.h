@@ -18,6 +18,20 @@ constexpr size_t softmax_backward_scratch_bytes(int64_t tokens, int64_t heads) {
 
 // ---- kernels/attention/stickbreaking.h ----------------------------------------------------------
 
+// The number of heads that are computed at a time if each needs `bytes` of workspace: as many as
+// fit a fixed budget, at least one, in parts of sizes as equal as possible.
+constexpr int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
+  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
+  const int64_t fit = bytes >= kBudget ? 1 : bytes < 1 ? kBudget : kBudget / bytes;
+  const int64_t parts = (heads + fit - 1) / fit;
+  return (heads + parts - 1) / parts;
+}
+// The same where heads form groups: whole groups, or if not even one fits, a part of one.
+constexpr int64_t heads_at_a_time(int64_t heads, int64_t group, int64_t bytes) {
+  const int64_t of_group = heads_at_a_time(group, bytes);
+  return of_group < group ? of_group : heads_at_a_time(heads / group, group * bytes) * group;
+}
+
 // Sums of dk and dv that one launch leaves to the next, f32 [2, T, d] in blocks of 64 keys and in
 // tiles of heads, for the portable backward pass where the states of a whole group do not fit.
 constexpr size_t stick_key_sums_bytes(int64_t tokens, int64_t head_dim) {

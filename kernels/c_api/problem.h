@@ -1,5 +1,5 @@
 // What the structs of stick-breaking and of softmax attention have in common: their checks, the
-// parts of the workspace that come before a kernel's own, and the kernels' problem.
+// part of the workspace that comes before a kernel's own, and the kernels' problem.
 #pragma once
 
 #include <climits>
@@ -7,7 +7,6 @@
 #include "kernels/attention/softmax.h"
 #include "kernels/c_api/call.h"
 #include "kernels/c_api/pack.h"
-#include "kernels/heads.h"
 #include "kernels/limits.h"
 
 namespace sbtrain::c_api {
@@ -18,10 +17,6 @@ using kernels::bf16;
 template <typename Call>
 int kv_heads(const Call& x) {
   return x.kv_heads == 0 ? x.heads : x.kv_heads;
-}
-template <typename Call>
-bool grouped(const Call& x) {
-  return kv_heads(x) != x.heads;
 }
 
 inline void check_rows(const char* name, const sbtrain_rows& rows, int64_t columns) {
@@ -90,75 +85,33 @@ inline kernels::HeadRows head_rows(const sbtrain_rows& rows) {
   return {static_cast<bf16*>(rows.data), rows.stride};
 }
 
-// The pack, and keys and values of which each head of queries has its own: the first parts of the
-// workspace.
-struct Prepared {
-  template <typename Call>
-  Prepared(const Call& x, bool backward, Workspace& workspace) {
-    pack = {.tokens = static_cast<int>(x.tokens),
-            .sequences = static_cast<int>(x.sequences),
-            .max_seqlen = static_cast<int>(std::min<int64_t>(x.max_seqlen, INT_MAX)),
-            .given = x.cu_seqlens};
-    pack.positions = workspace.take<int32_t>(x.tokens);
-    // Taken even where they are given, so that the size does not depend on pointers.
-    pack.cu_seqlens = workspace.take<int32_t>(x.sequences + 1);
-    k = head_rows(x.k), v = head_rows(x.v), dk = head_rows(x.dk), dv = head_rows(x.dv);
-    if (!grouped(x)) return;
-    const int64_t columns = int64_t{x.heads} * x.head_dim;
-    const auto rows = [&] {
-      return kernels::HeadRows{
-          static_cast<bf16*>(workspace.take_bytes(2 * static_cast<size_t>(x.tokens * columns))),
-          columns};
-    };
-    k = rows(), v = rows();
-    if (backward) dk = rows(), dv = rows();
-  }
-  kernels::Pack pack;
-  kernels::HeadRows k, v, dk, dv;
-};
-
-// Fills what Prepared describes.
+// The pack, which is the first part of the workspace.
 template <typename Call>
-void prepare(cudaStream_t stream, const Call& x, const Prepared& prepared) {
-  kernels::describe_pack(stream, prepared.pack);
-  if (!grouped(x)) return;
-  const auto repeat = [&](const kernels::HeadRows& to, const sbtrain_rows& from) {
-    launch(stream, kernels::RepeatHeads{to,
-                                        {static_cast<const bf16*>(from.data), from.stride},
-                                        x.tokens,
-                                        x.heads,
-                                        kv_heads(x),
-                                        x.head_dim});
-  };
-  repeat(prepared.k, x.k);
-  repeat(prepared.v, x.v);
-}
-// The gradients of shared heads from those of their copies.
-template <typename Call>
-void finish(cudaStream_t stream, const Call& x, const Prepared& prepared) {
-  if (!grouped(x)) return;
-  const auto add_up = [&](const sbtrain_rows& to, const kernels::HeadRows& from) {
-    launch(
-        stream,
-        kernels::RepeatHeadsBackward{
-            head_rows(to), {from.data, from.stride}, x.tokens, x.heads, kv_heads(x), x.head_dim});
-  };
-  add_up(x.dk, prepared.dk);
-  add_up(x.dv, prepared.dv);
+kernels::Pack pack_of(const Call& x, Workspace& workspace) {
+  kernels::Pack pack{.tokens = static_cast<int>(x.tokens),
+                     .sequences = static_cast<int>(x.sequences),
+                     .max_seqlen = static_cast<int>(std::min<int64_t>(x.max_seqlen, INT_MAX)),
+                     .given = x.cu_seqlens};
+  pack.positions = workspace.take<int32_t>(x.tokens);
+  // Taken even where they are given, so that the size does not depend on pointers.
+  pack.cu_seqlens = workspace.take<int32_t>(x.sequences + 1);
+  return pack;
 }
 
 template <typename Problem, typename Call>
-Problem problem_of(const Call& x, const Prepared& prepared) {
+Problem problem_of(const Call& x, const kernels::Pack& pack) {
   Problem p;
   p.tokens = static_cast<int>(x.tokens);
   p.heads = x.heads;
   p.head_dim = x.head_dim;
   p.scale = x.scale;
-  p.cu_seqlens = x.cu_seqlens == nullptr ? prepared.pack.cu_seqlens : x.cu_seqlens;
-  p.positions = prepared.pack.positions;
+  p.cu_seqlens = x.cu_seqlens == nullptr ? pack.cu_seqlens : x.cu_seqlens;
+  p.positions = pack.positions;
   p.sequences = static_cast<int>(x.sequences);
-  p.q = head_rows(x.q), p.k = prepared.k, p.v = prepared.v, p.o = head_rows(x.o);
-  p.dout = head_rows(x.d_o), p.dq = head_rows(x.dq), p.dk = prepared.dk, p.dv = prepared.dv;
+  p.group = x.heads / kv_heads(x);
+  p.q = head_rows(x.q), p.k = head_rows(x.k), p.v = head_rows(x.v), p.o = head_rows(x.o);
+  p.dout = head_rows(x.d_o), p.dq = head_rows(x.dq);
+  p.dk = head_rows(x.dk), p.dv = head_rows(x.dv);
   return p;
 }
 

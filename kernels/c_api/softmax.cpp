@@ -82,17 +82,17 @@ void run(const sbtrain_softmax& x, bool backward) {
   check_pointer("lse", x.lse);
   const Plan plan = plan_of(x, device, backward);
   Workspace workspace(x.workspace);
-  const Prepared prepared(x, backward, workspace);
+  const kernels::Pack pack = pack_of(x, workspace);
   void* const scratch = workspace.take_bytes(plan.scratch);
   void* const scheduler = workspace.take_bytes(plan.scheduler);
   require_workspace(x.workspace, x.workspace_bytes, workspace.bytes());
-  auto p = problem_of<SoftmaxProblem>(x, prepared);
+  auto p = problem_of<SoftmaxProblem>(x, pack);
   p.window = static_cast<int>(x.window);
   p.max_seqlen = static_cast<int>(longest(x));
   p.lse = x.lse;
   const CurrentDevice current(x.device);
   auto* const stream = static_cast<cudaStream_t>(x.stream);
-  prepare(stream, x, prepared);
+  kernels::describe_pack(stream, pack);
   const auto with = [&](const auto&... bias) {
     backward ? run_backward(plan, stream, p, scratch, scheduler, bias...)
              : run_forward(plan, stream, p, scratch, scheduler, bias...);
@@ -104,14 +104,13 @@ void run(const sbtrain_softmax& x, bool backward) {
     backward ? run_backward(plan, stream, p, scratch, scheduler, fire, fire_gradients(stream, x))
              : run_forward(plan, stream, p, scratch, scheduler, fire);
   }
-  if (backward) finish(stream, x, prepared);
 }
 
 uint64_t workspace_bytes(const sbtrain_softmax& x, bool backward) {
   const Device device = device_of(x.device, x.compute_capability);
   check(x, device);
   Workspace workspace;
-  const Prepared prepared(x, backward, workspace);
+  pack_of(x, workspace);
   const Plan plan = plan_of(x, device, backward);
   workspace.take_bytes(plan.scratch);
   workspace.take_bytes(plan.scheduler);

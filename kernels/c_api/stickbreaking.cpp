@@ -15,15 +15,16 @@ struct Plan {
   bool hopper = false;
   int64_t heads = 0, blocks = 0, tokens = 0;
   size_t bytes = 0;
+  size_t key_sums = 0;  // where they begin; 0: there are none
 };
 
 void plan_portable_backward(const sbtrain_stickbreaking& x, Plan& plan) {
-  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
-  const int64_t head_bytes = x.tokens * plan.blocks * 8;
-  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, head_bytes));
-  const int64_t groups = (x.heads + fit - 1) / fit;
-  plan.heads = (x.heads + groups - 1) / groups;
-  plan.bytes = static_cast<size_t>(plan.heads * head_bytes);
+  const int64_t group = x.heads / kv_heads(x), head_bytes = x.tokens * plan.blocks * 8;
+  plan.heads = kernels::heads_at_a_time(x.heads, group, head_bytes);
+  plan.bytes = kernels::align_scratch(static_cast<size_t>(plan.heads * head_bytes));
+  if (plan.heads >= group) return;
+  plan.key_sums = plan.bytes;
+  plan.bytes += kernels::stick_key_sums_bytes(x.tokens, x.head_dim);
 }
 
 Plan plan_of(const sbtrain_stickbreaking& x, const Device& device, bool gated, bool backward) {
@@ -35,8 +36,12 @@ Plan plan_of(const sbtrain_stickbreaking& x, const Device& device, bool gated, b
   plan.blocks = (longest(x) + 126) / 64 + 2;
   plan.tokens = x.tokens;
   if (plan.hopper) {
-    const auto scratch = kernels::stickbreaking_hopper_backward_scratch(
-        {.tokens = x.tokens, .heads = x.heads, .head_dim = x.head_dim, .blocks = plan.blocks});
+    const auto scratch =
+        kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
+                                                        .heads = x.heads,
+                                                        .head_dim = x.head_dim,
+                                                        .blocks = plan.blocks,
+                                                        .group = x.heads / kv_heads(x)});
     plan.blocks = scratch.blocks, plan.tokens = scratch.segment, plan.heads = scratch.heads;
     plan.bytes = scratch.bytes;
   } else {
@@ -76,18 +81,8 @@ void check_tensors_of(const sbtrain_stickbreaking& x, bool backward) {
   }
 }
 
-// Gives the kernels the gradient of the remainder, where they have a place for it.
-template <typename Problem>
-void set_remainder_gradient(Problem& p, const float* gradient) {
-  if constexpr (requires { p.drem = gradient; }) {
-    p.drem = gradient;
-  } else if (gradient != nullptr) {
-    unsupported("d_remainder: the kernels of this build have no gradient of the remainder");
-  }
-}
-
-StickBreakingProblem problem(const sbtrain_stickbreaking& x, const Prepared& prepared) {
-  auto p = problem_of<StickBreakingProblem>(x, prepared);
+StickBreakingProblem problem(const sbtrain_stickbreaking& x, const kernels::Pack& pack) {
+  auto p = problem_of<StickBreakingProblem>(x, pack);
   p.attend_current = x.attend_current != 0;
   p.remainder = static_cast<kernels::StickRemainder>(x.remainder);
   p.skip_epsilon = x.skip_epsilon;
@@ -107,13 +102,13 @@ void forward(const sbtrain_stickbreaking& x) {
   check_tensors_of(x, false);
   const Plan plan = plan_of(x, device, x.gate != nullptr, false);
   Workspace workspace(x.workspace);
-  const Prepared prepared(x, false, workspace);
+  const kernels::Pack pack = pack_of(x, workspace);
   void* const scratch = workspace.take_bytes(plan.bytes);
   require_workspace(x.workspace, x.workspace_bytes, workspace.bytes());
   const CurrentDevice current(x.device);
   auto* const stream = static_cast<cudaStream_t>(x.stream);
-  prepare(stream, x, prepared);
-  const StickBreakingProblem p = problem(x, prepared);
+  kernels::describe_pack(stream, pack);
+  const StickBreakingProblem p = problem(x, pack);
   plan.hopper ? kernels::stickbreaking_forward_hopper(stream, p, scratch)
               : kernels::stickbreaking_forward(stream, p);
 }
@@ -125,20 +120,21 @@ void backward(const sbtrain_stickbreaking& x) {
   check_tensors_of(x, true);
   const Plan plan = plan_of(x, device, x.gate != nullptr, true);
   Workspace workspace(x.workspace);
-  const Prepared prepared(x, true, workspace);
+  const kernels::Pack pack = pack_of(x, workspace);
   void* const scratch = workspace.take_bytes(plan.bytes);
   require_workspace(x.workspace, x.workspace_bytes, workspace.bytes());
-  StickBreakingProblem p = problem(x, prepared);
-  set_remainder_gradient(p, x.d_remainder);
+  StickBreakingProblem p = problem(x, pack);
+  p.drem = x.d_remainder;
   p.dgate = static_cast<bf16*>(x.d_gate), p.dgate_stride = x.d_gate_stride;
   p.dremainder_bias = x.d_remainder_vector;
   p.workspace = static_cast<float*>(scratch);
   p.workspace_heads = static_cast<int>(plan.heads);
   p.workspace_blocks = static_cast<int>(plan.blocks);
   p.workspace_tokens = static_cast<int>(plan.tokens);
+  if (plan.key_sums > 0) p.key_sums = p.workspace + plan.key_sums / sizeof(float);
   const CurrentDevice current(x.device);
   auto* const stream = static_cast<cudaStream_t>(x.stream);
-  prepare(stream, x, prepared);
+  kernels::describe_pack(stream, pack);
   plan.hopper ? kernels::stickbreaking_backward_hopper(stream, p)
               : kernels::stickbreaking_backward(stream, p);
   if (x.remainder == SBTRAIN_REMAINDER_VECTOR) {
@@ -147,14 +143,13 @@ void backward(const sbtrain_stickbreaking& x) {
                         cudaMemsetAsync(x.d_remainder_vector, 0, bytes, stream));
     kernels::stickbreaking_remainder_vector(stream, p);
   }
-  finish(stream, x, prepared);
 }
 
 uint64_t workspace_bytes(const sbtrain_stickbreaking& x, bool backward) {
   const Device device = device_of(x.device, x.compute_capability);
   check(x, device);
   Workspace workspace;
-  const Prepared prepared(x, backward, workspace);
+  pack_of(x, workspace);
   workspace.take_bytes(plan_of(x, device, x.gate != nullptr, backward).bytes);
   return workspace.bytes();
 }

@@ -13,19 +13,7 @@
 namespace sbtrain::ops {
 namespace {
 
-// The number of heads that are computed at a time if each needs `bytes` of workspace: as many as
-// fit a fixed budget, at least one, in parts of sizes as equal as possible.
-int64_t heads_at_a_time(int64_t heads, int64_t bytes) {
-  constexpr int64_t kBudget = int64_t{512} << 20;  // bytes
-  const int64_t fit = std::max<int64_t>(1, kBudget / std::max<int64_t>(1, bytes));
-  const int64_t parts = (heads + fit - 1) / fit;
-  return (heads + parts - 1) / parts;
-}
-// The same where heads form groups: whole groups, or if not even one fits, a part of one.
-int64_t heads_at_a_time(int64_t heads, int64_t group, int64_t bytes) {
-  const int64_t of_group = heads_at_a_time(group, bytes);
-  return of_group < group ? of_group : heads_at_a_time(heads / group, group * bytes) * group;
-}
+using kernels::heads_at_a_time;
 
 // The number of heads that cuDNN's backward pass computes at a time, so that its scratch fits; 0 if
 // not even one head fits, or not even all that share keys and values.

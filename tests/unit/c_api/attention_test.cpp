@@ -52,15 +52,11 @@ std::string text() {
   return sbtrain_last_error();
 }
 
-// Positions, cu_seqlens, and copies of shared keys and values.
+// Positions and cu_seqlens.
 template <typename Call>
-uint64_t before_the_kernels(const Call& x, bool backward) {
+uint64_t before_the_kernels(const Call& x) {
   const auto bytes = [](int64_t n) { return align_scratch(static_cast<size_t>(n)); };
-  uint64_t sum = bytes(x.tokens * 4) + bytes((x.sequences + 1) * 4);
-  if (x.kv_heads != 0 && x.kv_heads != x.heads) {
-    sum += (backward ? 4 : 2) * bytes(x.tokens * x.heads * x.head_dim * 2);
-  }
-  return sum;
+  return bytes(x.tokens * 4) + bytes((x.sequences + 1) * 4);
 }
 
 TEST(CInterface, TheHeaderIsCAndItsExamplePlans) {
@@ -94,10 +90,10 @@ TEST(CInterface, StickBreakingTakesTheScratchThatTheProgramPlans) {
                                                     .head_dim = d,
                                                     .max_seqlen = length,
                                                     .gated = gated,
-                                                    .learned_remainder = length == 60},
+                                                    .learned_remainder = length == 60,
+                                                    .group = d == 64 ? 4 : 1},
                             target);
-            EXPECT_EQ(workspace(x, backward),
-                      before_the_kernels(x, backward) + align_scratch(choice.bytes))
+            EXPECT_EQ(workspace(x, backward), before_the_kernels(x) + align_scratch(choice.bytes))
                 << capability << " " << d << " " << length << " " << gated << " " << backward;
           }
         }
@@ -126,8 +122,7 @@ TEST(CInterface, SoftmaxTakesTheScratchThatTheProgramPlans) {
                                               .head_dim = d,
                                               .max_seqlen = length},
                             target);
-            EXPECT_EQ(workspace(x, backward),
-                      before_the_kernels(x, backward) + align_scratch(choice.bytes))
+            EXPECT_EQ(workspace(x, backward), before_the_kernels(x) + align_scratch(choice.bytes))
                 << capability << " " << bias << " " << d << " " << length << " " << backward;
           }
         }

@@ -160,7 +160,7 @@ class Harness {
       : model_(config, recompute),
         communicator_(make_single_process()),
         mesh_(*communicator_),
-        params_(model_.registry(), cpu_.stream, mesh_, true),
+        params_(model_.registry(), cpu_.stream, mesh_, make_optimizer()),
         tokens_(total(lengths)) {
     params_.initialize(5);
     std::vector<int32_t> tokens, targets, positions, boundaries = {0};
