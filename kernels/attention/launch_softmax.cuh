@@ -38,9 +38,13 @@ void launch_softmax_backward(const char* name, cudaStream_t stream, const Softma
                      query_grid(p.tokens, Queries::kQueries, p.heads, p.group), Queries::kThreads,
                      Queries::kSharedBytes + kQueryBytes, p, policy, delta);
     constexpr int kKeyBytes = 2 * KeyScores::stage_bytes() + KeyScores::shared_bytes();
-    launch_attention(name, stream, softmax_key_gradient_kernel<Keys, Policy>,
-                     attention_grid(p.tokens, Keys::kKeys, p.heads / p.group), Keys::kThreads,
-                     Keys::kSharedBytes + kKeyBytes, p, policy, delta);
+    const auto launch = [&](auto kernel) {
+      launch_attention(name, stream, kernel,
+                       attention_grid(p.tokens, Keys::kKeys, p.heads / p.group), Keys::kThreads,
+                       Keys::kSharedBytes + kKeyBytes, p, policy, delta);
+    };
+    p.group > 1 ? launch(softmax_key_gradient_kernel<Keys, Policy, true>)
+                : launch(softmax_key_gradient_kernel<Keys, Policy, false>);
   });
 }
 

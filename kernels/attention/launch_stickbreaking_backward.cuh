@@ -16,9 +16,13 @@ void launch_stick_key_gradient(cudaStream_t stream, const StickBreakingProblem& 
                                int heads) {
   dim3 grid = attention_grid(p.tokens, kStickKeys, std::max(1, heads / p.group));
   grid.z = kColumnParts<kD>;
-  launch_attention("stickbreaking_backward", stream, stick_key_gradient_kernel<kD, kGated, kStages>,
-                   grid, StickThreads::kThreads, KeyGradientTiles<kD, kGated, kStages>::kBytes, p,
-                   first_head, heads, first_head / p.group);
+  const auto launch = [&](auto kernel) {
+    launch_attention("stickbreaking_backward", stream, kernel, grid, StickThreads::kThreads,
+                     KeyGradientTiles<kD, kGated, kStages>::kBytes, p, first_head, heads,
+                     first_head / p.group);
+  };
+  p.group > 1 ? launch(stick_key_gradient_kernel<kD, kGated, kStages, true>)
+              : launch(stick_key_gradient_kernel<kD, kGated, kStages, false>);
 }
 
 // With two stages of queries, which fit every GPU for heads of up to 64 channels and those with

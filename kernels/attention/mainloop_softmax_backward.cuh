@@ -445,8 +445,8 @@ __device__ __forceinline__ void add_queries_of_head(SoftmaxKeyGradients<Shape>& 
 }
 
 // A block has a tile of keys of one head, and walks over the queries of one head of its group after
-// the other.
-template <typename Shape, typename Policy>
+// the other. A kernel of its own computes heads that form no groups, in fewer registers.
+template <typename Shape, typename Policy, bool kGrouped>
 static __global__ __launch_bounds__(Shape::kThreads) void softmax_key_gradient_kernel(
     SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
   using Gradients = SoftmaxKeyGradients<Shape>;
@@ -461,12 +461,13 @@ static __global__ __launch_bounds__(Shape::kThreads) void softmax_key_gradient_k
   Gradients gradients;
   gradients.dk.clear();
   gradients.dv.clear();
+  int n = 0;
 #pragma unroll 1
-  for (int n = 0; n < p.group; ++n) {
-    const SoftmaxHead head(p, key_index * p.group + n, key_index);
+  do {
+    const SoftmaxHead head(p, kGrouped ? key_index * p.group + n : key_index, key_index);
     add_queries_of_head(gradients, tiles, head, policy, first, delta_HT);
-    group.sync();  // they have been read, so those of the next head may come
-  }
+    if (kGrouped) group.sync();  // they have been read, so those of the next head may come
+  } while (kGrouped && ++n < p.group);
   const int pair = group.warp() % Gradients::kGroups;
   gradients.write(p, key_head, first + pair * 16 * Shape::kRowBlocks,
                   Shape::kPairs && group.warp() >= Gradients::kGroups);

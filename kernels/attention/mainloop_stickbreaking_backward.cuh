@@ -389,26 +389,32 @@ __device__ __forceinline__ void add_queries_of_head(
 }
 
 // The heads of queries [begin, end) that a block walks over, of those [first, last) that share its
-// head of keys. The block's number is read again each time: between the uses none of this keeps a
-// register.
+// head of keys.
 struct KeyHeads {
   int key, first, last, begin, end;
-  __device__ __forceinline__ KeyHeads(const StickBreakingProblem& p, int first_head, int heads,
-                                      int first_key_head) {
+};
+// Of `heads` heads from first_head on. The block's number is read again each time: between the uses
+// none of this keeps a register. Without groups there is one head.
+template <bool kGrouped>
+__device__ __forceinline__ KeyHeads key_heads(const StickBreakingProblem& p, int first_head,
+                                              int heads, int first_key_head) {
+  if constexpr (!kGrouped) {
+    const int head = first_head + static_cast<int>(blockIdx.y);
+    return {head, head, head + 1, head, head + 1};
+  } else {
     unsigned y;
     asm volatile("mov.u32 %0, %%ctaid.y;\n" : "=r"(y));
-    key = first_key_head + static_cast<int>(y);
-    first = key * p.group;
-    last = first + p.group;
-    begin = max(first_head, first);
-    end = min(first_head + heads, last);
+    const int key = first_key_head + static_cast<int>(y);
+    const int first = key * p.group, last = first + p.group;
+    return {key, first, last, max(first_head, first), min(first_head + heads, last)};
   }
-};
+}
 
 // A block has a block of keys of one head, and walks over the queries of one head of its group
 // after the other, of the `heads` heads from first_head on whose states are kept. Where that is a
-// part of the group, the sums go from one launch to the next.
-template <int kD, bool kGated, int kStages>
+// part of the group, the sums go from one launch to the next. A kernel of its own computes heads
+// that form no groups, since registers for others would be spilled.
+template <int kD, bool kGated, int kStages, bool kGrouped>
 static __global__ void __launch_bounds__(StickThreads::kThreads,
                                          StickShape<kD, StickPass::kKey>::kBlocks)
     stick_key_gradient_kernel(const StickBreakingProblem p, int first_head, int heads,
@@ -419,7 +425,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   const int warp = group.thread() / 32;
   const int block = static_cast<int>(blockIdx.x) * kStickKeys;
   const int part = kColumnParts<kD> > 1 ? static_cast<int>(blockIdx.z) : 0;
-  const auto walk = [&] { return KeyHeads(p, first_head, heads, first_key_head); };
+  const auto walk = [&] { return key_heads<kGrouped>(p, first_head, heads, first_key_head); };
   const KeyHeads at_first = walk();
   const StickHead first_key(p, at_first.key, at_first.key);
   load_keys<kD>(group, tiles.k, first_key, p.k, block);
@@ -427,7 +433,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   KeyGradient<kD> dk, dv;
   dk.clear();
   dv.clear();
-  if (at_first.begin > at_first.first) {
+  if (kGrouped && at_first.begin > at_first.first) {
     const KeySums<kD> sums(p, block, part);
     sums.load(dk, 0);
     sums.load(dv, 1);
@@ -437,10 +443,10 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   do {
     add_queries_of_head<kD, kGated, kStages>(dk, dv, tiles, StickHead(p, head, walk().key), block,
                                              part);
-    group.sync();  // they have been read, so those of the next head may come
-  } while (++head < walk().end);
+    if (kGrouped) group.sync();  // they have been read, so those of the next head may come
+  } while (kGrouped && ++head < walk().end);
   const KeyHeads at_last = walk();
-  if (at_last.end < at_last.last) {
+  if (kGrouped && at_last.end < at_last.last) {
     const KeySums<kD> sums(p, block, part);
     sums.save(dk, 0);
     sums.save(dv, 1);
