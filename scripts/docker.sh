@@ -27,5 +27,6 @@ if [[ -z $builder ]]; then
   echo "neither Docker nor Podman runs on this machine: the Dockerfile was not built" >&2
   exit 77
 fi
-"$builder" build --target "$target" -t "$tag" .
+revision=$(git describe --always --dirty --abbrev=12 2> /dev/null || echo unknown)
+"$builder" build --target "$target" --build-arg "REVISION=$revision" -t "$tag" .
 "$builder" run --rm "$tag" --version

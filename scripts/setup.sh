@@ -3,8 +3,8 @@
 # nothing and needs no root.
 #
 #   scripts/setup.sh [--check] [--without-cuda] [SECTION...]
-#                    sections: build (default), quickstart, corpus, test, lint, python, test-python;
-#                    where nvcc is installed, build adds cuda and test adds cuda-test
+#                    sections: build (default), quickstart, corpus, test, lint, package, python,
+#                    test-python; where nvcc is installed, build adds cuda and test adds cuda-test
 #   --check          only list what is missing; exit with 1 if anything required is missing
 #   --without-cuda   leave cuda and cuda-test out
 set -euo pipefail
@@ -46,6 +46,12 @@ if [[ " ${sections[*]} " == *" test-python "* ]]; then
   venv_folder=$here/../.venv-test
   venv_options=(--system-site-packages)
   pip_options=(--no-deps --only-binary=:all: --retries 1 --timeout 20)
+fi
+
+# So do the tools of package, whose versions decide the bytes that they make.
+if [[ " ${sections[*]} " == *" package "* ]]; then
+  [[ " ${sections[*]} " != *" python "* ]] || die "package has an environment of its own: give python alone"
+  venv_folder=$here/../.venv-package
 fi
 
 # The lines of one section: "name", "a | b", "/file | name", "name ?".

@@ -56,6 +56,9 @@ PAGES = {
         Listed("scripts/quickstart.sh", INSTALLS + ", builds and fetches; takes minutes"),
         Listed("scripts/test.sh", BUILDS),
         Listed("cmake --install", "system_install runs it"),
+        Listed("scripts/package.sh", "system_package runs it"),
+        Listed("pip install dist/", "system_package runs it"),
+        Listed("sbtrain quickstart", "system_quickstart runs it"),
         Run("sbtrain --config my.yaml", before="rm -r runs/my_run", env=SMALL, after="test -s runs/my_run/metrics.jsonl"),
         Run("sbtrain import --input SmolLM2-135M", before="rm -rf runs/mine; mv pretrained SmolLM2-135M"),
         Run("sbtrain train --config mine.yaml", before="""cat > mine.yaml <<'END'

@@ -33,7 +33,7 @@ expect() {
 }
 # What a whole build calls: ENGINE TARGET TAG.
 whole() {
-  printf '%s\n' "$1 info in $root" "$1 build --target $2 -t $3 . in $root" "$1 run --rm $3 --version in $root"
+  printf '%s\n' "$1 info in $root" "$1 build --target $2 --build-arg REVISION=unknown -t $3 . in $root" "$1 run --rm $3 --version in $root"
 }
 
 expect 77 ""
@@ -59,9 +59,19 @@ expect 1 "$(whole docker cpu sbtrain)"
 for target in cpu cuda; do
   grep -q "^FROM .* AS $target$" "$root/Dockerfile" || fail "the Dockerfile has no target $target"
 done
-# All that is copied is there.
+# All that is copied is there, and gets past .dockerignore, which lets nothing else pass: corpora, models and secrets may
+# lie in a checkout.
+[[ $(grep -v '^#' "$root/.dockerignore" | head -n 1) == '*' ]] || fail ".dockerignore does not begin by leaving all out"
 while read -r _ sources; do
   for source in ${sources% *}; do
     [[ -e $root/$source ]] || fail "the Dockerfile copies $source, which does not exist"
+    [[ $source == . ]] || grep -qxF "!${source%%/*}" "$root/.dockerignore" || fail ".dockerignore leaves $source out"
   done
-done < <(grep '^COPY' "$root/Dockerfile")
+done < <(grep '^COPY' "$root/Dockerfile" | grep -v -- --from=)
+# Podman needs full names of images.
+while read -r name; do
+  [[ $name == docker.io/* ]] || fail "the Dockerfile names the image $name, without its registry"
+done < <(sed -n 's/^ARG [A-Z_]*BASE=//p' "$root/Dockerfile")
+for line in "USER 1000:1000" "EXPOSE 8000" "WORKDIR /work"; do
+  [[ $(grep -cxF "$line" "$root/Dockerfile") == 2 ]] || fail "not both images have: $line"
+done

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 #include <vector>
@@ -58,7 +59,15 @@ SharedLibrary open_library() {
   require_mappable(kLoadBytes, 1);
   // It makes buffers for each thread while it is loaded.
   const TemporaryVariable one_thread(kThreads, "1");
-  // The build found the OpenMP variant by its folder; on other systems the default is used.
+  // A package brings its own, which shares the program's OpenMP. The build found the OpenMP variant
+  // by its folder; on other systems the default is used.
+  std::error_code none;
+  const std::filesystem::path own =
+      std::filesystem::read_symlink("/proc/self/exe", none).parent_path().parent_path() /
+      "lib/sbtrain/libopenblas.so.0";
+  if (std::filesystem::exists(own, none)) {
+    return SharedLibrary("OpenBLAS", {own.c_str()}, "install sbtrain again");
+  }
   return SharedLibrary("OpenBLAS", {SBTRAIN_OPENBLAS_LIBRARY, "libopenblas.so.0"},
                        "install libopenblas0-openmp");
 }
