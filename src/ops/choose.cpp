@@ -96,9 +96,6 @@ std::string why_not_hopper(const Shape& x, const Target& target) {
   if (x.tokens < kernels::kHopperTokens) {
     return fmt::format("they take packs of at least {} tokens", kernels::kHopperTokens);
   }
-  if constexpr (requires { x.gated; }) {
-    if (x.gated && x.backward) return "they have no gradient of a forget gate";
-  }
   return {};
 }
 
@@ -151,8 +148,12 @@ void plan_backward(const StickBreakingShape& x, AttentionChoice& choice) {
   choice.blocks = (x.max_seqlen + 126) / 64 + 2;
   choice.tokens = x.tokens;
   if (choice.implementation == Implementation::kHopper) {
-    const kernels::StickHopperScratch scratch = kernels::stickbreaking_hopper_backward_scratch(
-        {.tokens = x.tokens, .heads = x.heads, .head_dim = x.head_dim, .blocks = choice.blocks});
+    const kernels::StickHopperScratch scratch =
+        kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
+                                                        .heads = x.heads,
+                                                        .head_dim = x.head_dim,
+                                                        .blocks = choice.blocks,
+                                                        .gated = x.gated});
     choice.blocks = scratch.blocks;
     choice.tokens = scratch.segment;
     choice.heads = scratch.heads;
