@@ -610,7 +610,7 @@ class KeyGradientConsumer {
       for (int warp = 0; warp < 4; ++warp) sum += GateSums::of_key(sums + 32 * warp, n);
       const int head = mine().head;
       const float f = fmaxf(p.gate[key * p.gate_stride + head], kSmallestGate);
-      p.dgate[key * p.dgate_stride + head] = __float2bfloat16(sum / f);
+      p.dgate[key * p.dgate_stride + head] = __float2bfloat16(sum * reciprocal_ftz(f));
     }
     group_.sync();  // before the sums of the next tile begin
   }
