@@ -13,12 +13,22 @@ namespace sbtrain::kernels {
 
 inline HopperBackwardArguments backward_arguments(const StickBreakingProblem& p) {
   return {.p = p,
+          .gates = nullptr,
           .part = {},
           .scheduler = {},
           .q = {},
           .dout = {},
           .k = key_tiles(p, p.k, kStickKeys),
           .v = key_tiles(p, p.v, kStickKeys)};
+}
+
+// Before both phases of `heads` heads from x.first_head on, with gates.
+inline void prepare_gates(cudaStream_t stream, const HopperBackwardArguments& x, int heads) {
+  if (x.p.gate == nullptr) return;
+  const dim3 grid(static_cast<unsigned>(ceil_div(x.p.tokens, kStickKeys)),
+                  static_cast<unsigned>(heads));
+  prepare_gates_kernel<<<grid, kStickKeys, 0, stream>>>(x);
+  check_launch("stickbreaking_backward");
 }
 
 // Both phases of `heads` heads of queries from x.first_head on, for so many queries and keys. They
@@ -54,6 +64,7 @@ void launch_heads(cudaStream_t stream, const StickBreakingProblem& p) {
   void* const scheduler = place_in_scratch(x);
   for (x.first_head = 0; x.first_head < p.heads; x.first_head += p.workspace_heads) {
     const int heads = std::min(p.heads - x.first_head, p.workspace_heads);
+    prepare_gates(stream, x, heads);
     launch_backward<Query, Key>(stream, x, p.tokens, p.tokens, heads, scheduler);
   }
 }
@@ -76,6 +87,7 @@ void launch_forward_of(cudaStream_t stream, const StickBreakingProblem& p, void*
     launch_forward<Kind<HopperForwardShape<d(), false>>>(stream, p, scratch);
   });
 }
+// Kind may be Gated too.
 template <template <typename> class Kind>
 void launch_backward_of(cudaStream_t stream, const StickBreakingProblem& p) {
   with_hopper_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
@@ -88,8 +100,9 @@ void launch_backward_of(cudaStream_t stream, const StickBreakingProblem& p) {
     }
     // The folded gradient of the keys of 128 channels would spill registers.
     using Key = KeyGradientShape<d()>;
-    launch_heads<Kind<QueryGradientShape<d()>>, std::conditional_t<d() <= 64, Kind<Key>, Key>>(
-        stream, p);
+    using OfKind = Kind<Key>;
+    launch_heads<Kind<QueryGradientShape<d()>>,
+                 std::conditional_t<OfKind::kFolded && (d() > 64), Key, OfKind>>(stream, p);
   });
 }
 
@@ -97,6 +110,8 @@ void launch_backward_of(cudaStream_t stream, const StickBreakingProblem& p) {
 void stickbreaking_forward_folded(cudaStream_t stream, const StickBreakingProblem& p,
                                   void* scratch);
 void stickbreaking_backward_folded(cudaStream_t stream, const StickBreakingProblem& p);
+// With gates.
+void stickbreaking_backward_gated(cudaStream_t stream, const StickBreakingProblem& p);
 // Where p.workspace_tokens < p.tokens.
 void stickbreaking_backward_in_segments(cudaStream_t stream, const StickBreakingProblem& p);
 

@@ -7,6 +7,26 @@
 
 namespace sbtrain::kernels {
 
+// The gradient of the gates of 64 keys: sums of y (score_stickbreaking.cuh) over the rows of a
+// warp. In registers of its own a lane would need one for each of its 16 keys; tensor cores put the
+// sums of all lanes in four, and these stay in shared memory between the tiles. With the transposed
+// of y at the left, and at the right the matrix whose column c is 1, row m of column c of the sums
+// is that of column 16 c + m of the tile.
+struct alignas(16) GateSums {
+  float at[4];
+  // Pairs of y, rounded to bf16: of keys 4 c, 4 c + 1 and 4 c + 2, 4 c + 3 of the lane.
+  __device__ __forceinline__ void add(int c, uint32_t left, uint32_t right) {
+    constexpr uint32_t kOnes = 0x3f803f80;  // a pair
+    mma_m16n8k8_bf16(at, transpose_8x8(left), transpose_8x8(right), lane() / 4 == c ? kOnes : 0);
+  }
+  // The sum of a key of the block, from those of a warp's lanes.
+  static __device__ __forceinline__ float of_key(const GateSums* lanes, int key) {
+    const int column = key % 16 / 2 * 8 + key / 16 * 2 + key % 2;  // key_of_row(column) is the key
+    const int c = column / 16, m = column % 16;
+    return lanes[m % 8 * 4 + c / 2].at[m / 8 * 2 + c % 2];
+  }
+};
+
 // Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise. kFewTiles
 // and kInSegments as in phase 1.
 template <int kHeadDim, bool kFewTiles = false, bool kInSegments = false>
@@ -14,6 +34,7 @@ struct KeyGradientShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kSegments = kInSegments;
   static constexpr bool kFolded = false;
+  static constexpr bool kGated = false;
   // Of three consumers, each thread has 160 registers. That is enough for narrow heads, if one of
   // its rows of scores becomes gradients after the other.
   static constexpr bool kRowByRow = kD <= 64 && !kFewTiles;
@@ -42,6 +63,13 @@ __device__ __forceinline__ KeyGradientTile uniform(const KeyGradientTile& tile) 
   return {uniform(static_cast<const KeyTile&>(tile)), uniform(tile.parts)};
 }
 
+template <bool kGated, int kConsumers>
+struct GateSumBuffers {};
+template <int kConsumers>
+struct GateSumBuffers<true, kConsumers> {
+  GateSums of_thread[kConsumers][128];
+};
+
 template <typename Shape>
 struct KeyGradientShared {
   static constexpr int kD = Shape::kD, kStages = Shape::kStages, kConsumers = Shape::kConsumers;
@@ -60,6 +88,8 @@ struct KeyGradientShared {
   WarpTile warps[4 * kConsumers];
   uint32_t producer_parity;  // the same for the warp that loads
   int query_head;            // whose queries it loads
+  GateBuffers<Shape::kGated, kConsumers> gates;
+  GateSumBuffers<Shape::kGated, kConsumers> gate_sums;
 
   __device__ __forceinline__ void init() {
     keys.init(1, kReaders<Shape>);
@@ -149,11 +179,16 @@ class KeyGradientProducer {
   __device__ __forceinline__ void load_keys(const int& block, const int& head) {
     Mbarrier& full = s_.keys.acquire(tile_state());
     if (lane() != 0) return;
-    full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
+    constexpr int kGateBytes = Shape::kGated ? Shape::kConsumers * sizeof(KeyGates) : 0;
+    full.arrive_and_expect(2 * 2 * Shape::kKeys * kD + kGateBytes);
     for (int i = 0; i < Shape::kConsumers; ++i) {
       const int first = first_loaded_key<kStickKeys>(block + i * kStickKeys, x_.p.tokens);
       load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, head);
       load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, full, first, head);
+      if constexpr (Shape::kGated) {
+        bulk_load(&s_.gates.keys[i], x_.gates_of(head, block + i * kStickKeys), sizeof(KeyGates),
+                  full);
+      }
     }
   }
   __device__ __forceinline__ void load_queries(int first, const int& block, const int& head) {
@@ -226,9 +261,11 @@ class KeyGradientConsumer {
     if constexpr (Shape::kSegments) {
       load_sums(sums.dk, sums_of(block, 0));
       load_sums(sums.dv, sums_of(block, 1));
+      if constexpr (Shape::kGated) my_gate_sums() = *gate_sums_of(block);
     } else {
       sums.dk.clear();
       sums.dv.clear();
+      if constexpr (Shape::kGated) my_gate_sums() = {};
     }
     s_.keys.wait(tile_state());
     walk(sums, block);
@@ -242,9 +279,11 @@ class KeyGradientConsumer {
       if (parts == TileParts::kMore || !last_head) {
         save_sums(sums_of(block, 0), sums.dk);
         save_sums(sums_of(block, 1), sums.dv);
+        if constexpr (Shape::kGated) *gate_sums_of(block) = my_gate_sums();
       }
     }
     write(sums.dk, sums.dv, block.begin, block.first_key, mine().head);
+    if constexpr (Shape::kGated) write_gate_gradient(block);
   }
 
  private:
@@ -266,6 +305,18 @@ class KeyGradientConsumer {
       dp.pin();
     }
   };
+  // A and dz of a tile, rounded.
+  struct Operands {
+    WarpgroupOperand<kStickKeys> a, dz;
+    __device__ __forceinline__ void round(const TileScores& x) {
+      round_to_operand(a, x.s);
+      round_to_operand(dz, x.dp);
+    }
+    __device__ __forceinline__ void pin() {
+      a.pin();
+      dz.pin();
+    }
+  };
   struct Block {
     int begin, first_key;  // of the keys, and the first one that is loaded
   };
@@ -274,6 +325,15 @@ class KeyGradientConsumer {
     const HopperSegments& part = x_.part;
     const int row = which * part.dkv_rows + block.begin - part.first_key;
     return part.dkv + int64_t{row + warp_row()} * kD;
+  }
+
+  // With gates, the thread's part of the sums: in a launch, and between segments.
+  __device__ __forceinline__ GateSums& my_gate_sums() const {
+    return s_.gate_sums.of_thread[index_][threadIdx.x % 128];
+  }
+  __device__ __forceinline__ GateSums* gate_sums_of(const Block& block) const {
+    const int first = block.begin - x_.part.first_key;
+    return reinterpret_cast<GateSums*>(x_.part.dgate) + 2 * first + threadIdx.x % 128;
   }
 
   // The gradients of a tile of queries are added during the scan of the next one.
@@ -289,10 +349,10 @@ class KeyGradientConsumer {
     while (any) {
       x.pin();
       if (Shape::kScoreTiles == 2) score_tile_ ^= 1;
-      differentiate_rows(x, stage, block);
+      differentiate_rows(x, stage, block, sums);
       if constexpr (Shape::kRowByRow) {
         wait_for_gradients(sums, stage);
-      } else {
+      } else if constexpr (!Shape::kGated) {
         Operands rounded;
         rounded.round(x);
         wait_for_gradients(sums, stage);
@@ -330,17 +390,44 @@ class KeyGradientConsumer {
   // Scores become A and dz. Row by row they go to the tiles of scores that no warp reads any more:
   // a warp comes here only after its own products with these, and that all have come so far says
   // the barrier of the tile before.
-  __device__ __forceinline__ void differentiate_rows(TileScores& x, int stage, const Block& block) {
-    if (all_see(stage, block)) {
-      differentiate_row<0, false>(x, stage, block);
-      differentiate_row<1, false>(x, stage, block);
+  __device__ __forceinline__ void differentiate_rows(TileScores& x, int stage, const Block& block,
+                                                     Gradients& sums) {
+    const bool all = all_see(stage, block);
+    if constexpr (Shape::kGated) {
+      if (!all) hide_keys(x, stage, block);
+      differentiate_row<0, false>(x, stage, block, sums);
+      differentiate_row<1, false>(x, stage, block, sums);
+    } else if (all) {
+      differentiate_row<0, false>(x, stage, block, sums);
+      differentiate_row<1, false>(x, stage, block, sums);
     } else {
-      differentiate_row<0, true>(x, stage, block);
-      differentiate_row<1, true>(x, stage, block);
+      differentiate_row<0, true>(x, stage, block, sums);
+      differentiate_row<1, true>(x, stage, block, sums);
     }
   }
+  // With gates. The state of a row that sees no key of the block has not been written; in its place
+  // comes one of zeros, which the same thread reads.
+  __device__ __forceinline__ void hide_keys(TileScores& x, int stage, const Block& block) {
+    const int first_key = block.first_key + 16 * quad_lane();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      KeyRange seen = keys_of(stage, warp_row() + lane_row() + 8 * i);
+      if (!(seen.begin < block.begin + kStickKeys && block.begin < seen.end)) {
+        s_.states[stage][index_].of_row[i][threadIdx.x % 128] = {0.0f, 0.0f};
+      }
+      seen.begin = max(seen.begin, block.begin);
+      kernels::hide_keys<kStickKeys / 4>(x.s, i, first_key, seen, x_.p.scale);
+    }
+  }
+  // What row `row` of a tile of queries sees.
+  __device__ __forceinline__ KeyRange keys_of(int stage, int row) const {
+    const int query = s_.first_query[stage] + row;
+    return {query < x_.p.tokens ? s_.first_keys[stage][row] : INT_MAX,
+            query + (x_.p.attend_current ? 1 : 0)};
+  }
   template <int kRow, bool kMasked>
-  __device__ __forceinline__ void differentiate_row(TileScores& x, int stage, const Block& block) {
+  __device__ __forceinline__ void differentiate_row(TileScores& x, int stage, const Block& block,
+                                                    Gradients& sums) {
     const unsigned first_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     KeyRange seen = {0, 0};
     bool some = true;
@@ -359,11 +446,22 @@ class KeyGradientConsumer {
     // The compiler keeps the registers of the scores for the next ones, so those of row 0, which is
     // stored, serve row 1.
     const auto spare = [&](int n, float value) {
-      if (Shape::kRowByRow && kRow == 1) x.s.of_row(0, n) = value;
+      if ((Shape::kRowByRow || Shape::kGated) && kRow == 1) x.s.of_row(0, n) = value;
     };
-    HopperGradients::score_row<kMasked>(x.s, x.dp, kRow, block.first_key,
-                                        score_scale<Shape, !kMasked>(x_.p), seen, state, spare);
-    if constexpr (Shape::kRowByRow) {
+    RowResults<kRow> results = {*this, x};
+    if constexpr (Shape::kGated && kRow == 1) results.dgate = my_gate_sums();
+    HopperGradients::score_row<kMasked>(
+        x.s, x.dp, kRow, block.first_key, score_scale<Shape, !kMasked>(x_.p), seen, state,
+        gates_in(s_.gates, index_),
+        [&](int t, const HopperGradients::Scored& key) { results.put(t, key); }, spare);
+    if constexpr (Shape::kGated && kRow == 1) my_gate_sums() = results.dgate;
+    if constexpr (Shape::kGated && !RowResults<kRow>::kStoresAtOnce) {
+      wait_for_gradients(sums, stage);
+      group_.sync();
+      results.store_half(0);
+      results.store_half(1);
+    }
+    if constexpr (Shape::kRowByRow && !Shape::kGated) {
       const unsigned offset = score_chunk_offset();
       store_score_chunks<kRow>(s_.a[score_tile_][index_], offset, 0, x.s);
       store_score_chunks<kRow>(s_.a[score_tile_][index_], offset, 1, x.s);
@@ -372,18 +470,58 @@ class KeyGradientConsumer {
     }
   }
 
-  // A and dz of a tile, rounded.
-  struct Operands {
-    WarpgroupOperand<kStickKeys> a, dz;
-    __device__ __forceinline__ void round(const TileScores& x) {
-      round_to_operand(a, x.s);
-      round_to_operand(dz, x.dp);
+  // What becomes of A, dz and y of a row. Without gates A and dz take the place of the scores, to
+  // be rounded later. With gates there are not enough registers for that: they are rounded and
+  // stored as they come; where tiles of scores are not double, only after the gradients that read
+  // the last one. The registers of s keep y, for nothing (see above), and those of dp pairs of y of
+  // row 0, which are added to those of row 1.
+  template <int kRow>
+  struct RowResults {
+    static constexpr bool kStoresAtOnce = Shape::kRowByRow || kRow == 1;
+    KeyGradientConsumer& consumer;
+    TileScores& x;
+    GateSums dgate = {};
+    HopperGradients::Scored last = {};
+    uint32_t a_pairs[2][4] = {}, dz_pairs[2][4] = {}, y_pair = 0;
+
+    __device__ __forceinline__ void put(int t, const HopperGradients::Scored& key) {
+      if constexpr (!Shape::kGated) {
+        x.s.of_row(kRow, t) = key.a;
+        x.dp.of_row(kRow, t) = key.dz;
+      } else {
+        x.s.of_row(kRow, t) = key.y;
+        if (t % 2 == 1) {
+          put_pair(t / 2, pack_bf16(last.a, key.a), pack_bf16(last.dz, key.dz));
+          put_gate_pair(t / 2, pack_bf16(last.y, key.y));
+        }
+        last = key;
+      }
     }
-    __device__ __forceinline__ void pin() {
-      a.pin();
-      dz.pin();
+    __device__ __forceinline__ void put_pair(int n, uint32_t a, uint32_t dz) {
+      a_pairs[n / 4][n % 4] = a, dz_pairs[n / 4][n % 4] = dz;
+      if (kStoresAtOnce && n % 4 == 3) store_half(n / 4);
+    }
+    __device__ __forceinline__ void store_half(int half) const {
+      consumer.store_chunks<kRow>(half, a_pairs[half], dz_pairs[half]);
+    }
+    __device__ __forceinline__ void put_gate_pair(int n, uint32_t y) {
+      float& of_row_0 = x.dp.of_row(0, n);
+      if (kRow == 0) {
+        of_row_0 = __uint_as_float(y);
+      } else {
+        const uint32_t sum = add_bf16(__float_as_uint(of_row_0), y);
+        if (n % 2 == 1) dgate.add(n / 2, y_pair, sum);
+        y_pair = sum;
+      }
     }
   };
+  template <int kRow>
+  __device__ __forceinline__ void store_chunks(int half, const uint32_t (&a)[4],
+                                               const uint32_t (&dz)[4]) const {
+    const unsigned offset = (score_chunk_offset() ^ 64u * half) + 1024 * kRow;
+    stmatrix_x4(shared_address(s_.a[score_tile_][index_]) + offset, a);
+    stmatrix_x4(shared_address(s_.dz[score_tile_][index_]) + offset, dz);
+  }
 
   // Waits for the next tile of queries and returns its stage if they see a key of the block; -1 if
   // not, or if there are no more. Then the tile is still the next one.
@@ -485,6 +623,22 @@ class KeyGradientConsumer {
         dv.at[0][c][2 * i + 1] += rem * __bfloat162float(dout_row[8 * c + 1]);
       }
     }
+  }
+
+  // dgate of the block's keys: the warps' sums, in their order, divided by the gates.
+  __device__ __forceinline__ void write_gate_gradient(const Block& block) {
+    const StickBreakingProblem& p = x_.p;
+    group_.sync();
+    const int n = static_cast<int>(threadIdx.x % 128), key = block.first_key + n;
+    if (n < kStickKeys && key >= block.begin && key < p.tokens) {
+      const GateSums* const sums = s_.gate_sums.of_thread[index_];
+      float sum = 0.0f;
+      for (int warp = 0; warp < 4; ++warp) sum += GateSums::of_key(sums + 32 * warp, n);
+      const int head = mine().head;
+      const float f = fmaxf(p.gate[key * p.gate_stride + head], kSmallestGate);
+      p.dgate[key * p.dgate_stride + head] = __float2bfloat16(sum * reciprocal_ftz(f));
+    }
+    group_.sync();  // before the sums of the next tile begin
   }
 
   // The first of the warp's 16 rows.

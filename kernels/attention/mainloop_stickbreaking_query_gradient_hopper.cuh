@@ -14,6 +14,7 @@ struct QueryGradientShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kSegments = kInSegments;
   static constexpr bool kFolded = false;
+  static constexpr bool kGated = false;
   static constexpr int kConsumers = kFewTiles ? 1 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -41,12 +42,17 @@ struct QueryGradientShared {
   Pipeline<1> queries, tiles;
   Pipeline<kStages> keys, values;
   QueryGradientTile tile;
+  GateBuffers<Shape::kGated, kStages> gates;                     // they come with the keys
+  uint32_t parities[Shape::kGated ? 4 * Shape::kConsumers : 1];  // of each warp's TileState
 
   __device__ __forceinline__ void init() {
     queries.init(1, kReaders<Shape>);
     tiles.init(1, kReaders<Shape>);
     keys.init(1, kReaders<Shape>);
     values.init(1, kReaders<Shape>);
+    if constexpr (Shape::kGated) {
+      for (uint32_t& parity : parities) parity = 0;
+    }
   }
 };
 
@@ -91,7 +97,8 @@ class QueryGradientProducer : public TileState {
     const int key_head = tile.head / x_.p.group;
     for (int block = tile.begin; block <= tile.last; block += kStickKeys) {
       const int first = first_loaded_key<kStickKeys>(block, x_.p.tokens);
-      load_block(s_.k, s_.keys, x_.k, first, key_head);
+      load_block(s_.k, s_.keys, x_.k, first, key_head, Shape::kGated ? sizeof(KeyGates) : 0);
+      if constexpr (Shape::kGated) load_gates(tile.head, block);
       if (block == tile.begin) load_queries(tile);
       load_block(s_.v, s_.values, x_.v, first, key_head);
       state_.advance();
@@ -99,10 +106,16 @@ class QueryGradientProducer : public TileState {
   }
   __device__ __forceinline__ void load_block(__nv_bfloat16 (*stages)[kStickKeys * kD],
                                              Pipeline<Shape::kStages>& pipeline,
-                                             const CUtensorMap& map, int first, int head) {
+                                             const CUtensorMap& map, int first, int head,
+                                             int more_bytes = 0) {
     Mbarrier& full = pipeline.acquire(state_);
-    full.arrive_and_expect(kTileBytes);
+    full.arrive_and_expect(kTileBytes + more_bytes);
     load_key_tile<kStickKeys, kD>(stages[state_.stage()], map, full, first, head);
+  }
+  __device__ __forceinline__ void load_gates(int head, int block) {
+    const int stage = state_.stage();
+    bulk_load(&s_.gates.keys[stage], x_.gates_of(head, block), sizeof(KeyGates),
+              s_.keys.full[stage]);
   }
   __device__ __forceinline__ void load_queries(const QueryTile& tile) {
     Mbarrier& full = s_.queries.acquire(tile_state());
@@ -155,6 +168,17 @@ class QueryGradientConsumer : public TileState {
                                                    int)
       : s_(shared), x_(x) {}
 
+  // With gates there is no register for it.
+  __device__ __forceinline__ PipelineState<1> tile_state() const {
+    if constexpr (!Shape::kGated) return TileState::tile_state();
+    return {static_cast<uint32_t>(uniform(static_cast<int>(my_parity())))};
+  }
+  __device__ __forceinline__ void advance_tile() {
+    if constexpr (!Shape::kGated) return TileState::advance_tile();
+    if (lane() == 0) my_parity() ^= 1;
+    __syncwarp();
+  }
+
   __device__ __forceinline__ void compute(const QueryGradientTile& tile) {
     const StickBreakingProblem& p = x_.p;
     const StickHead head(p, tile.head);
@@ -189,7 +213,7 @@ class QueryGradientConsumer : public TileState {
     StateWriter states(x_, tile.head, tile.first + own_row_, tile.begin);
     const auto scan = [&](Scores& s, Scores& dp, int block) {
       sticks.score(s, dp, first_loaded_key<kStickKeys>(block, p.tokens), score_scale<Shape>(p),
-                   BlockKeys{seen, block}, nullptr, nullptr,
+                   BlockKeys{seen, block}, gates_in(s_.gates, scanned_stage()),
                    [&](int i, const auto& state) { states.write(i, state, seen, block); });
       states.advance();
     };
@@ -236,6 +260,10 @@ class QueryGradientConsumer : public TileState {
   }
 
  private:
+  __device__ __forceinline__ uint32_t& my_parity() const {
+    return s_.parities[threadIdx.x / 32 - 4];  // the first four warps load
+  }
+
   // dz of the scanned block becomes the operand. With `pending`, that of the block before is still
   // in use; all that was issued is complete then.
   __device__ __forceinline__ void take_last(WarpgroupAccumulator<kD>& dq,
@@ -251,6 +279,11 @@ class QueryGradientConsumer : public TileState {
     dz.pin();
     if (pending) s_.keys.release_and_advance(released_);
     round_to_operand(dz, dp);
+  }
+
+  // Of the block that is scanned, whose scores were the last that were waited for.
+  __device__ __forceinline__ int scanned_stage() const {
+    return (scored_.stage() + Shape::kStages - 1) % Shape::kStages;
   }
 
   // One block that is not the last. The scores of the next one are computed during its scan.

@@ -11,6 +11,8 @@
 // a row sees is any type with range(i) and all(begin, keys), see RowKeys in visibility.cuh.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/attention/visibility.cuh"
 #include "kernels/primitives/lanes.cuh"
 #include "kernels/primitives/math.cuh"
@@ -59,6 +61,86 @@ __device__ __forceinline__ void exponentials(float (&e)[kLaneKeys], const Scores
     if (kMasked && (t < begin || t >= end)) e[t] = 0.0f;
   }
 }
+
+// ---- Gates in the odds of a key ----
+//
+// With a gate f a key takes beta = f e / (1 + e) of the stick. What holds of e without gates, holds
+// with them of the odds of that:
+//   e' = beta / (1 - beta) = 1 / (1 / (f e) + (1 - f) / f).
+// Then with y = g - e' C (StickGradients) the gradients are
+//   d log f = y,  dz = y / (1 + e),  1 / (1 + e) = (1 - beta) - beta (1 - f) / f.
+
+// Gates are taken for at least this, so that all numbers are finite.
+inline constexpr float kSmallestGate = 0x1p-64f;
+
+// What the scan needs of the gates of a block of 64 keys. [n][q] are the keys 16 q + 4 n to
+// 16 q + 4 n + 3: what the lanes of a quad read together lies side by side.
+struct alignas(16) KeyGates {
+  float4 log2_inverse[4][4];  // log2(1 / f)
+  float4 closed[4][4];        // (1 - f) / f
+};
+
+// The gates of a lane's keys, four at a time, in shared memory; or none.
+struct LaneGates {
+  static constexpr bool kAny = true;
+  const KeyGates& keys;
+  __device__ __forceinline__ float4 log2_inverse(int n) const {
+    return keys.log2_inverse[n][quad_lane()];
+  }
+  __device__ __forceinline__ float4 closed(int n) const { return keys.closed[n][quad_lane()]; }
+};
+struct NoGates {
+  static constexpr bool kAny = false;
+};
+// Element n of x, a constant.
+__device__ __forceinline__ float element(const float4& x, int n) {
+  return n == 0 ? x.x : n == 1 ? x.y : n == 2 ? x.z : x.w;
+}
+
+// e' of the lane's keys of row i of the scores. The clamp is that of e: where f e is as large, but
+// e is not, or the other way round, 1 - f decides.
+template <int kLaneKeys, typename Scores>
+__device__ __forceinline__ void gated_odds(float (&e)[kLaneKeys], const Scores& s, int i,
+                                           float scale_log2, const LaneGates& gates) {
+#pragma unroll
+  for (int g = 0; g < kLaneKeys / 4; ++g) {
+    const float4 shift = gates.log2_inverse(g), closed = gates.closed(g);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float z = fmaf(s.of_row(i, 4 * g + n), -scale_log2, element(shift, n));
+      e[4 * g + n] = reciprocal_ftz(exp2_ftz(fmaxf(z, -kLargestLogit)) + element(closed, n));
+    }
+  }
+}
+
+// With gates the scan has no registers for masks. So the scores of the lane's keys, from `first`
+// on, that row i does not see become those of keys that take nothing.
+template <int kLaneKeys, typename Scores>
+__device__ __forceinline__ void hide_keys(Scores& s, int i, int first, KeyRange seen,
+                                          float scale_log2) {
+  asm volatile("");  // so that who sees all keys branches around this, and selects nothing
+  const float nothing = copysignf(INFINITY, -scale_log2);
+  const int begin = seen.begin - first, end = seen.end - first;
+#pragma unroll
+  for (int t = 0; t < kLaneKeys; ++t) {
+    if (t < begin || t >= end) s.of_row(i, t) = nothing;
+  }
+}
+
+// r = 1 / (1 + e) of keys 4 g to 4 g + 3 of a lane, from what they leave of the stick.
+template <typename Gates>
+struct Complements {
+  __device__ __forceinline__ Complements(const Gates&, int) {}
+  __device__ __forceinline__ float of(int, float kept) const { return kept; }
+};
+template <>
+struct Complements<LaneGates> {
+  __device__ __forceinline__ Complements(const LaneGates& gates, int g) : closed(gates.closed(g)) {}
+  __device__ __forceinline__ float of(int n, float kept) const {
+    return fmaf(kept - 1.0f, element(closed, n), kept);
+  }
+  float4 closed;
+};
 
 template <int kLaneKeys>
 __device__ __forceinline__ void clamp(float (&e)[kLaneKeys]) {
@@ -257,50 +339,59 @@ struct StickGradients {
   }
 
   // Scores become A and their gradients by A (dp = do.v) become dz, both of the keys from `block`
-  // on; advances the state to the next block. dgate, with a gate: += of the lane's keys. Without
-  // gates, save(i, LaneState) is called for each row of the lane.
-  template <typename Scores, typename Seen, typename Save, typename Scale>
-  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, Scale scale_log2,
-                                        const Seen& seen, const float* gates, float* dgate,
-                                        Save&& save) {
-    const int first = block + kLaneKeys * quad_lane();
-    const float* const lane_gates = gates + kLaneKeys * quad_lane();
-    if (warp_sees_all(seen, block, kKeys)) {
-      break_block<false>(s, dp, first, scale_log2, seen, lane_gates, dgate, save);
-    } else {
-      break_block<true>(s, dp, first, scale_log2, seen, lane_gates, dgate, save);
-    }
-  }
+  // on; advances the state to the next block. dgate, with a gate: += of the lane's keys.
   template <typename Scores, typename Seen, typename Scale>
   __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, Scale scale_log2,
                                         const Seen& seen, const float* gates, float* dgate) {
-    score(s, dp, block, scale_log2, seen, gates, dgate, [](int, LaneState) {});
+    const auto save = [](int, LaneState) {};
+    if constexpr (kGated) {
+      score(s, dp, block, scale_log2, seen, gates + kLaneKeys * quad_lane(), dgate, save);
+    } else {
+      score(s, dp, block, scale_log2, seen, NoGates{}, nullptr, save);
+    }
+  }
+  // The same where gates, if there are any, are in the odds (LaneGates or NoGates); save(i,
+  // LaneState) is called for each row of the lane.
+  template <typename Scores, typename Seen, typename Gates, typename Save, typename Scale>
+  requires(!kGated) && requires { Gates::kAny; }
+  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, Scale scale_log2,
+                                        const Seen& seen, const Gates& gates, const Save& save) {
+    score(s, dp, block, scale_log2, seen, gates, nullptr, save);
   }
 
+  // Of one key: A, y = g - e C, and dz.
+  struct Scored {
+    float a, y, dz;
+  };
   static constexpr int kSpare = 3 * kLaneKeys / 4;
-  // Row i alone, without gates, where the lane's state is known: scores become A and dp becomes dz,
-  // and nothing is exchanged between lanes. The row sees the keys `seen`, or all without kMasked.
+  // Row i alone, where the lane's state is known and gates, if there are any, are in the odds:
+  // put(t, Scored) is called for each of the lane's keys, after dp of the key has been read, and
+  // nothing is exchanged between lanes. The row sees the keys `seen`, or all without kMasked.
   // `state()` returns the LaneState and is called as late as can be. At the end spare(n, x) is
   // called with kSpare numbers: where they are kept for nothing, but in registers that would be
-  // idle otherwise, they live there as temporaries.
-  template <bool kMasked, typename Scores, typename State, typename Spare, typename Scale>
-  static __device__ __forceinline__ void score_row(Scores& s, Scores& dp, int i, int block,
-                                                   Scale scale_log2, KeyRange seen,
-                                                   const State& state, const Spare& spare) {
+  // idle otherwise, they live there as temporaries. So does what put() keeps for nothing.
+  template <bool kMasked, typename Scores, typename State, typename Gates, typename Put,
+            typename Spare, typename Scale>
+  static __device__ __forceinline__ void score_row(const Scores& s, const Scores& dp, int i,
+                                                   int block, Scale scale_log2, KeyRange seen,
+                                                   const State& state, const Gates& gates,
+                                                   const Put& put, const Spare& spare) {
     float e[kLaneKeys], kept[2 * kGroups], all[kGroups];
-    exponentials<kMasked, kMasked>(e, s, i, block + kLaneKeys * quad_lane(), scale_log2,
-                                   SameKeys{seen});
-    if constexpr (kMasked) {  // few blocks are, so the vote would gain less than it costs registers
+    find_odds<kMasked, kMasked>(e, s, i, block + kLaneKeys * quad_lane(), scale_log2,
+                                SameKeys{seen}, gates);
+    if constexpr (kMasked || Gates::kAny) {
+      // Few blocks are masked, so the vote would gain less than it costs registers; odds with gates
+      // are clamped in any case.
       keep_pairs(e, kept, all);
     } else {
-      keep_or_clamp(e, kept, all);
+      keep_or_clamp<false>(e, kept, all);
     }
     const LaneState lane = state();
     float right_of[kGroups + 1];  // right_of[g]: T left of group g, and so right of group g - 1
     right_of[kGroups] = lane.stick;
 #pragma unroll
     for (int g = kGroups - 1; g >= 0; --g) right_of[g] = right_of[g + 1] * all[g];
-    break_known(s, dp, i, e, kept, right_of, lane.c);
+    break_known(dp, i, e, kept, right_of, lane.c, gates, put);
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n) spare(n, kept[n]);
 #pragma unroll
@@ -317,15 +408,54 @@ struct StickGradients {
     __device__ __forceinline__ KeyRange range(int) const { return of_rows; }
   };
 
-  template <bool kMasked, typename Scores, typename Seen, typename Save, typename Scale>
+  template <typename Gates>
+  static constexpr bool kInOdds = std::is_same_v<Gates, LaneGates>;
+  // `gates` are those of the lane's keys.
+  template <typename Scores, typename Seen, typename Gates, typename Save, typename Scale>
+  __device__ __forceinline__ void score(Scores& s, Scores& dp, int block, Scale scale_log2,
+                                        const Seen& seen, const Gates& gates, float* dgate,
+                                        const Save& save) {
+    const int first = block + kLaneKeys * quad_lane();
+    const bool all = warp_sees_all(seen, block, kKeys);
+    if constexpr (kInOdds<Gates>) {
+      if (!all) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          hide_keys<kLaneKeys>(s, i, first, seen.range(i), scale_log2);
+        }
+      }
+      break_block<false>(s, dp, first, scale_log2, seen, gates, dgate, save);
+    } else if (all) {
+      break_block<false>(s, dp, first, scale_log2, seen, gates, dgate, save);
+    } else {
+      break_block<true>(s, dp, first, scale_log2, seen, gates, dgate, save);
+    }
+  }
+
+  // e of the lane's keys, or e' with gates in the odds.
+  template <bool kMasked, bool kClamped, typename Scores, typename Seen, typename Gates,
+            typename Scale>
+  static __device__ __forceinline__ void find_odds(float (&e)[kLaneKeys], const Scores& s, int i,
+                                                   int first, Scale scale_log2, const Seen& seen,
+                                                   const Gates& gates) {
+    if constexpr (Gates::kAny) {
+      static_assert(!kMasked);
+      gated_odds(e, s, i, scale_log2, gates);
+    } else {
+      exponentials<kMasked, kClamped>(e, s, i, first, scale_log2, seen);
+    }
+  }
+
+  template <bool kMasked, typename Scores, typename Seen, typename Gates, typename Save,
+            typename Scale>
   __device__ __forceinline__ void break_block(Scores& s, Scores& dp, int first, Scale scale_log2,
-                                              const Seen& seen, const float* gates, float* dgate,
-                                              Save&& save) {
+                                              const Seen& seen, const Gates& gates, float* dgate,
+                                              const Save& save) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float e[kLaneKeys], sums[kGroups];
-      exponentials<kMasked, kGated>(e, s, i, first, scale_log2, seen);
       if constexpr (kGated) {
+        exponentials<kMasked, true>(e, s, i, first, scale_log2, seen);
         float r[kLaneKeys], kept[kGroups], stick[kGroups];
         const float mine = keep_gated(e, r, kept, gates);
         stick[kGroups - 1] = exp2_ftz(pass(i, mine));
@@ -336,19 +466,21 @@ struct StickGradients {
         differentiate_gated(dp, i, e, r, sums, gates, dgate);
       } else {
         float kept[2 * kGroups];
-        const float mine = keep(e, kept);
+        find_odds<kMasked, false>(e, s, i, first, scale_log2, seen, gates);
+        const float mine = keep<kInOdds<Gates>>(e, kept);
         const float stick = exp2_ftz(pass(i, mine));
         break_pairs(s, dp, i, e, kept, stick, sums);
         advance(i, sums);
         save(i, LaneState{stick, sums[0]});
-        differentiate_pairs(dp, i, e, kept, sums);
+        differentiate_pairs(dp, i, e, kept, sums, gates);
       }
     }
   }
 
   // What each pair of keys leaves, from which the reciprocals of its keys follow, and what each
   // group leaves; whether none of these of any lane of the warp is less than 2^-31. Then no e is as
-  // large as the clamp, which is left out.
+  // large as the clamp, which is left out. With kClamped no e is larger in any case.
+  template <bool kClamped>
   static __device__ __forceinline__ bool keep_or_clamp(float (&e)[kLaneKeys],
                                                        float (&kept)[2 * kGroups],
                                                        float (&all)[kGroups]) {
@@ -359,16 +491,19 @@ struct StickGradients {
 #pragma unroll
     for (int g = 1; g < kGroups; ++g) least = min_or_nan(least, all[g]);
     if (__all_sync(~0u, least >= 1.0f / kLargest)) return true;
-    clamp(e);
-    keep_pairs(e, kept, all);
+    if constexpr (!kClamped) {
+      clamp(e);
+      keep_pairs(e, kept, all);
+    }
     return false;
   }
   // The same, and returns log2 of what all keys leave. Where the clamp is left out, one logarithm
   // is enough for four groups, whose product is a normal number.
+  template <bool kClamped>
   static __device__ __forceinline__ float keep(float (&e)[kLaneKeys], float (&kept)[2 * kGroups]) {
     float all[kGroups];
     constexpr int kAtOnce = kGroups < 4 ? kGroups : 4;
-    if (keep_or_clamp(e, kept, all)) return sum_of_logarithms<kAtOnce>(all);
+    if (keep_or_clamp<kClamped>(e, kept, all)) return sum_of_logarithms<kAtOnce>(all);
     return sum_of_logarithms<1>(all);
   }
   // One logarithm for kAtOnce groups.
@@ -481,19 +616,21 @@ struct StickGradients {
     }
   }
   // g becomes dz = r (g - e C), with r = 1 / (1 + e); c_left: C of each group's first key.
-  template <typename Scores>
+  template <typename Scores, typename Gates>
   static __device__ __forceinline__ void differentiate_pairs(Scores& dp, int i,
                                                              const float (&e)[kLaneKeys],
                                                              const float (&kept)[2 * kGroups],
-                                                             const float (&c_left)[kGroups]) {
+                                                             const float (&c_left)[kGroups],
+                                                             const Gates& gates) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
+      const Complements<Gates> complements(gates, g);
       float c = c_left[g];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int t = 4 * g + n;
         const float of_pair = kept[2 * g + n / 2];
-        const float r = fmaf(of_pair, e[t ^ 1], of_pair);
+        const float r = complements.of(n, fmaf(of_pair, e[t ^ 1], of_pair));
         const float gradient = dp.of_row(i, t);
         dp.of_row(i, t) = r * fmaf(-e[t], c, gradient);
         if (n < 3) c += gradient;
@@ -501,27 +638,29 @@ struct StickGradients {
     }
   }
 
-  // A, and dz in place of dp, where T right of each group and C at the lane's left are known. C
-  // goes from left to right over all keys, the stick over those of each pair.
-  template <typename Scores>
-  static __device__ __forceinline__ void break_known(Scores& s, Scores& dp, int i,
+  // Calls put(t, Scored) for each key, where T right of each group and C at the lane's left are
+  // known. C goes from left to right over all keys, the stick over those of each pair.
+  template <typename Scores, typename Gates, typename Put>
+  static __device__ __forceinline__ void break_known(const Scores& dp, int i,
                                                      const float (&e)[kLaneKeys],
                                                      const float (&kept)[2 * kGroups],
-                                                     const float (&right_of)[kGroups + 1],
-                                                     float c) {
+                                                     const float (&right_of)[kGroups + 1], float c,
+                                                     const Gates& gates, const Put& put) {
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n) {
       const int t = 2 * n;
+      const Complements<Gates> complements(gates, n / 2);
       const float stick = n % 2 == 0 ? right_of[n / 2] : right_of[n / 2 + 1] * kept[n];
       const float a = e[t] * stick;
       const float next = e[t + 1] * (stick + a);
       const float g = a * dp.of_row(i, t), g_next = next * dp.of_row(i, t + 1);
-      s.of_row(i, t) = a;
-      s.of_row(i, t + 1) = next;
-      const float r = fmaf(kept[n], e[t + 1], kept[n]), r_next = fmaf(kept[n], e[t], kept[n]);
-      dp.of_row(i, t) = r * fmaf(-e[t], c, g);
+      const float r = complements.of(t % 4, fmaf(kept[n], e[t + 1], kept[n]));
+      const float r_next = complements.of(t % 4 + 1, fmaf(kept[n], e[t], kept[n]));
+      const float y = fmaf(-e[t], c, g);
+      put(t, Scored{a, y, r * y});
       c += g;
-      dp.of_row(i, t + 1) = r_next * fmaf(-e[t + 1], c, g_next);
+      const float y_next = fmaf(-e[t + 1], c, g_next);
+      put(t + 1, Scored{next, y_next, r_next * y_next});
       c += g_next;
     }
   }

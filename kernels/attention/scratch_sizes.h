@@ -61,6 +61,8 @@ constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
 // of dk and dv of all keys.
 inline constexpr int64_t kHopperStateBudget = int64_t{1} << 30;  // bytes
 inline constexpr int64_t kHopperRowStateBytes = 32;
+// With gates it has two numbers of each key's.
+inline constexpr int64_t kHopperKeyGateBytes = 8;
 // A segment is whole tiles of each loop: 64 or 128 queries, 64, 128 or 192 keys.
 inline constexpr int64_t kHopperSegmentStep = 384;
 
@@ -68,6 +70,7 @@ struct StickHopperShape {
   int64_t tokens, heads, head_dim;
   int64_t blocks;     // of 64 keys that a row can see
   int64_t group = 1;  // heads of queries that share a head of keys and values
+  bool gated = false;
 };
 // What is computed at a time, and the layout of the scratch in bytes from its start.
 struct StickHopperScratch {
@@ -79,9 +82,11 @@ struct StickHopperScratch {
   int64_t state_rows;
   size_t states;      // {T, C} [heads, blocks, state_rows, 4]
   size_t first_keys;  // i32 [heads, rows]
+  size_t gates;       // f32 [heads, tokens / 64, 128], with gates
   size_t carries;     // {log2 T, C} [rows]; from here on: with segments
   size_t dq;          // f32 [rows, d]
   size_t dkv;         // f32 [2, dkv_rows, d]
+  size_t dgate;       // f32 [segment, 8], with gates
   size_t lowest;      // i32 [segments]
   size_t counters;    // i32 [2, segments, segments]: tiles that are taken, in each launch
   size_t orders;      // i32 [2, segment / 64]: of tiles, from the first and from the last one on
@@ -109,11 +114,13 @@ constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape&
   };
   s.states = take(heads * s.blocks * s.state_rows * kHopperRowStateBytes);
   s.first_keys = take(heads * s.rows * 4);
+  if (x.gated) s.gates = take(heads * round_up(x.tokens, 64) * kHopperKeyGateBytes);
   if (!whole) {
     s.carries = take(s.rows * 8);
     s.dq = take(s.rows * x.head_dim * 4);
     s.dkv_rows = x.group > 1 ? s.segments() * segment : segment;
     s.dkv = take(s.dkv_rows * x.head_dim * 8);
+    if (x.gated) s.dgate = take(segment * 32);
     s.lowest = take(s.segments() * 4);
     s.counters = take(2 * s.segments() * s.segments() * 4);
     s.orders = take(2 * (segment / 64) * 4);

@@ -24,7 +24,8 @@ inline StickHopperScratch layout_of(const StickBreakingProblem& p) {
                                       .heads = p.heads,
                                       .head_dim = p.head_dim,
                                       .blocks = p.workspace_blocks,
-                                      .group = p.group},
+                                      .group = p.group,
+                                      .gated = p.gate != nullptr},
                                      p.workspace_heads, p.workspace_tokens);
 }
 // Gives the arguments their places in it; returns that of the scheduler.
@@ -34,7 +35,9 @@ inline void* place_in_scratch(HopperBackwardArguments& x) {
   x.rows = static_cast<int>(s.rows);
   x.state_rows = static_cast<int>(s.state_rows);
   x.first_keys = reinterpret_cast<int*>(bytes + s.first_keys);
+  if (x.p.gate) x.gates = reinterpret_cast<KeyGates*>(bytes + s.gates);
   if (in_segments(x.p)) {
+    if (x.p.gate) x.part.dgate = reinterpret_cast<float*>(bytes + s.dgate);
     x.part.carries = reinterpret_cast<float2*>(bytes + s.carries);
     x.part.dq = reinterpret_cast<float*>(bytes + s.dq);
     x.part.dkv = reinterpret_cast<float*>(bytes + s.dkv);
@@ -99,6 +102,7 @@ void for_each_segment(HopperBackwardArguments& x, const Run& run, const Clear& c
       clear(part.dkv + int64_t{which} * part.dkv_rows * x.p.head_dim,
             int64_t{segment} * x.p.head_dim);
     }
+    if (x.p.gate) clear(part.dgate, int64_t{8} * segment);
     const int keys = std::min(segment, tokens - part.first_key);
     for (part.first_query = part.first_key; part.first_query < tokens;
          part.first_query = part.end_query) {

@@ -1,8 +1,8 @@
 // What the two phases of the stick-breaking backward pass share (sm_90a). They are those of the
 // portable loops (mainloop_stickbreaking_backward.cuh), persistent and warp-specialised: one warp
 // loads, the other warpgroups compute. Both phases take blocks of 64 keys. The first leaves a state
-// for each lane's 16 keys of a block, so that the lanes of the second exchange nothing. There are
-// no gates here.
+// for each lane's 16 keys of a block, so that the lanes of the second exchange nothing. Gates are
+// in the odds of the keys (score_stickbreaking.cuh).
 #pragma once
 
 #include <climits>
@@ -21,6 +21,32 @@ struct alignas(16) TileStates {
 };
 static_assert(sizeof(TileStates) == 64 * kHopperRowStateBytes);
 
+// The shape of a loop with gates.
+template <typename Shape>
+struct Gated : Shape {
+  static constexpr bool kGated = true;
+  // A single consumer can have more registers, and needs them.
+  static constexpr int kConsumerRegisters =
+      Shape::kConsumers == 1 ? 248 : Shape::kConsumerRegisters;
+};
+
+static_assert(sizeof(KeyGates) == kStickKeys * kHopperKeyGateBytes);
+template <bool kGated, int kCount>
+struct GateBuffers {};
+template <int kCount>
+struct GateBuffers<true, kCount> {
+  KeyGates keys[kCount];
+};
+// What the scan needs of a buffer's gates.
+template <int kCount>
+__device__ __forceinline__ LaneGates gates_in(const GateBuffers<true, kCount>& buffers, int n) {
+  return {buffers.keys[n]};
+}
+template <int kCount>
+__device__ __forceinline__ NoGates gates_in(const GateBuffers<false, kCount>&, int) {
+  return {};
+}
+
 // The queries and keys of a launch: all unless given, or a segment of each. A row goes from one
 // segment of keys to the next as the state {log2 T, C} and a sum of dq, a key from one segment of
 // queries to the next as sums of dk and dv; all in f32, so that segments change no bit of the
@@ -35,6 +61,7 @@ struct HopperSegments {
   float* dq = nullptr;        // [rows, d], as the lanes hold it
   float* dkv = nullptr;       // [2, dkv_rows, d], the same, from the segment's first key on
   int dkv_rows = 0;           // keys of a segment; where heads form groups, of all of them
+  float* dgate = nullptr;     // [keys of the segment, 8], the same, with gates
 };
 
 struct HopperBackwardArguments {
@@ -43,6 +70,7 @@ struct HopperBackwardArguments {
   int rows = 0;               // of the first keys of a head: T, in whole tiles
   int state_rows = 0;         // of its states: the segment's queries, in whole tiles
   int* first_keys = nullptr;  // [workspace_heads, rows], from the first phase
+  KeyGates* gates = nullptr;  // [workspace_heads, T / 64], with gates
   HopperSegments part;
   TileScheduler scheduler;
   CUtensorMap q, dout, k, v;  // in phase 1 of tiles of queries, in phase 2 of 64 queries
@@ -52,6 +80,12 @@ struct HopperBackwardArguments {
   // The place of block `n` of the pack among the states of a row. The blocks that a row sees are at
   // most workspace_blocks neighbours, so each has one of its own, whatever the row's document.
   __device__ __forceinline__ int place(int n) const { return n % p.workspace_blocks; }
+  // Those of the keys that are loaded for `block`. Beyond the pack these are the last ones.
+  __device__ __forceinline__ KeyGates* gates_of(int head, int block) const {
+    const int blocks = (p.tokens + kStickKeys - 1) / kStickKeys;
+    return gates + static_cast<int64_t>(head - first_head) * blocks +
+           min(block / kStickKeys, blocks - 1);
+  }
   // The states of the 64 rows from `row` on, one of the segment, at a place.
   __device__ __forceinline__ TileStates* states(int head, int place, int row) const {
     const int64_t slot = static_cast<int64_t>(head - first_head) * p.workspace_blocks + place;
@@ -59,6 +93,19 @@ struct HopperBackwardArguments {
            (row - part.first_query) / 64;
   }
 };
+
+// Writes what the scan needs of the gates of a block of keys, for each block and head.
+static __global__ void __launch_bounds__(kStickKeys)
+    prepare_gates_kernel(const HopperBackwardArguments x) {
+  const int head = x.first_head + static_cast<int>(blockIdx.y);
+  const int block = static_cast<int>(blockIdx.x) * kStickKeys, n = static_cast<int>(threadIdx.x);
+  const int key = first_loaded_key<kStickKeys>(block, x.p.tokens) + n;
+  const float f = fmaxf(x.p.gate[key * x.p.gate_stride + head], kSmallestGate);
+  KeyGates& gates = *x.gates_of(head, block);
+  const int place = 4 * (n % 16 / 4 * 4 + n / 16) + n % 4;
+  reinterpret_cast<float*>(gates.log2_inverse)[place] = -log2f(f);
+  reinterpret_cast<float*>(gates.closed)[place] = (1.0f - f) / f;
+}
 
 // Whether any query of the segment sees a key of the segment. A square that has none changes
 // nothing: what it would pass on is where it was, and results were written with the last sums.

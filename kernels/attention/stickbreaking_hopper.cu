@@ -19,6 +19,7 @@ void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProble
 
 void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& p) {
   if (in_segments(p)) return stickbreaking_backward_in_segments(stream, p);
+  if (p.gate) return stickbreaking_backward_gated(stream, p);
   if (p.scale == kFoldedScale) return stickbreaking_backward_folded(stream, p);
   launch_backward_of<Unfolded>(stream, p);
 }

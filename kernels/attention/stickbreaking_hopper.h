@@ -14,8 +14,8 @@ namespace sbtrain::kernels {
 void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
                                   void* scratch);
 
-// Writes dq, dk and dv, the same bits on every run. There is no gate. The workspace of the problem
-// is that of stickbreaking_hopper_backward_scratch().
+// Writes dq, dk, dv and dgate, the same bits on every run. The workspace of the problem is that of
+// stickbreaking_hopper_backward_scratch().
 void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem);
 
 }  // namespace sbtrain::kernels

@@ -30,6 +30,7 @@ void backward_head(cudaStream_t stream, HopperBackwardArguments& x,
   prepare_segments_kernel<<<static_cast<unsigned>(launches.segments), kSegmentThreads, 0, stream>>>(
       x.p, x.first_head, launches);
   check_launch(kName);
+  prepare_gates(stream, x, 1);
   const StickBreakingProblem& p = x.p;
   const CUtensorMap of_query[] = {token_tiles(p, p.q, Query::kQueries),
                                   token_tiles(p, p.dout, Query::kQueries)};
@@ -49,18 +50,24 @@ void backward_head(cudaStream_t stream, HopperBackwardArguments& x,
       [&](float* sums, int64_t count) { set_to_zero(stream, sums, count); });
 }
 
-}  // namespace
-
-void stickbreaking_backward_in_segments(cudaStream_t stream, const StickBreakingProblem& p) {
+template <template <typename> class Kind>
+void backward_in_segments(cudaStream_t stream, const StickBreakingProblem& p) {
   with_hopper_head_dim(kName, p.head_dim, [&](auto d) {
     HopperBackwardArguments x = backward_arguments(p);
     const SegmentLaunches launches = segment_launches(p);
     place_in_scratch(x);
     for (x.first_head = 0; x.first_head < p.heads; ++x.first_head) {
-      backward_head<QueryGradientShape<d(), false, true>, KeyGradientShape<d(), false, true>>(
-          stream, x, launches);
+      backward_head<Kind<QueryGradientShape<d(), false, true>>,
+                    Kind<KeyGradientShape<d(), false, true>>>(stream, x, launches);
     }
   });
+}
+
+}  // namespace
+
+void stickbreaking_backward_in_segments(cudaStream_t stream, const StickBreakingProblem& p) {
+  if (p.gate) return backward_in_segments<Gated>(stream, p);
+  backward_in_segments<Unfolded>(stream, p);
 }
 
 }  // namespace sbtrain::kernels

@@ -28,7 +28,9 @@ void plan_portable_backward(const sbtrain_stickbreaking& x, Plan& plan) {
 }
 
 Plan plan_of(const sbtrain_stickbreaking& x, const Device& device, bool gated, bool backward) {
-  Plan plan{.hopper = has_hopper(device, x.tokens, x.head_dim) && !(gated && backward)};
+  const int64_t group = x.heads / kv_heads(x);
+  Plan plan{.hopper =
+                has_hopper(device, x.tokens, x.head_dim) && !(gated && backward && group > 1)};
   if (!backward) {
     if (plan.hopper) plan.bytes = kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
     return plan;
@@ -36,12 +38,12 @@ Plan plan_of(const sbtrain_stickbreaking& x, const Device& device, bool gated, b
   plan.blocks = (longest(x) + 126) / 64 + 2;
   plan.tokens = x.tokens;
   if (plan.hopper) {
-    const auto scratch =
-        kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
-                                                        .heads = x.heads,
-                                                        .head_dim = x.head_dim,
-                                                        .blocks = plan.blocks,
-                                                        .group = x.heads / kv_heads(x)});
+    const auto scratch = kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
+                                                                         .heads = x.heads,
+                                                                         .head_dim = x.head_dim,
+                                                                         .blocks = plan.blocks,
+                                                                         .group = group,
+                                                                         .gated = gated});
     plan.blocks = scratch.blocks, plan.tokens = scratch.segment, plan.heads = scratch.heads;
     plan.bytes = scratch.bytes;
   } else {

@@ -26,6 +26,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
                : "memory");
 }
 
+// The transposed of a matrix [8, 8] of bf16 that the lanes hold in this arrangement.
+__device__ __forceinline__ uint32_t transpose_8x8(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // Writes four matrices [8, 8] of bf16 in the same arrangement: lane n passes the address of row n %
 // 8 of matrix n / 8. sm_90 and later.
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {

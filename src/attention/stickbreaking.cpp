@@ -385,12 +385,14 @@ class StickBreakingAttention : public Attention {
 }  // namespace
 
 void register_stickbreaking(AttentionRegistry& registry) {
-  registry.add<Options>({.name = "stickbreaking",
-                         .grouped_heads = true,
-                         .own_head_dim = true,
-                         .make = make_module<StickBreakingAttention, Options>,
-                         .fla = in_fla,
-                         .bench = {{.name = "stickbreaking", .options = {{"skip_epsilon", "0"}}}}});
+  registry.add<Options>(
+      {.name = "stickbreaking",
+       .grouped_heads = true,
+       .own_head_dim = true,
+       .make = make_module<StickBreakingAttention, Options>,
+       .fla = in_fla,
+       .bench = {{.name = "stickbreaking",
+                  .options = {{"skip_epsilon", "0"}, {"forget_gate", "false"}}}}});
 }
 
 }  // namespace sbtrain

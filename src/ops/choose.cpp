@@ -90,7 +90,9 @@ std::string why_not_hopper(const Shape& x, const Target& target) {
     return fmt::format("they take packs of at least {} tokens", kernels::kHopperTokens);
   }
   if constexpr (requires { x.gated; }) {
-    if (x.gated && x.backward) return "they have no gradient of a forget gate";
+    if (x.gated && x.backward && x.group > 1) {
+      return "they have no gradient of a forget gate where heads share keys";
+    }
   }
   return {};
 }
@@ -150,7 +152,9 @@ void plan_backward(const StickBreakingShape& x, AttentionChoice& choice) {
                                                         .heads = x.heads,
                                                         .head_dim = x.head_dim,
                                                         .blocks = choice.blocks,
-                                                        .group = x.group});
+                                                        .group = x.group,
+
+                                                        .gated = x.gated});
     choice.blocks = scratch.blocks;
     choice.tokens = scratch.segment;
     choice.heads = scratch.heads;

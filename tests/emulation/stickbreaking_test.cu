@@ -36,19 +36,52 @@ class StickBreaking : public Attention {
     return problem_.query_factor;
   }
   void give_remainder_to_values() { problem_.remainder = StickRemainder::kValue; }
+  void attend_current() { problem_.attend_current = true; }
+  // The remainder has a gradient of its own, which is returned.
+  std::vector<double> give_remainder_a_gradient() {
+    const test::Owned x = test::random_normal("drem", {static_cast<int64_t>(row.size())});
+    drem_.assign(x.f32(), x.f32() + row.size());
+    problem_.drem = drem_.data();
+    return to_f64(drem_);
+  }
+  // Gates in (0, 1], of which some are 1 and some so small that they close their keys; returns
+  // them.
+  std::vector<double> give_gates() {
+    const test::Owned x = test::random_normal("gate", {static_cast<int64_t>(row.size())});
+    for (size_t i = 0; i < row.size(); ++i) {
+      const float u = x.f32()[i];
+      gate_.push_back(u > 1 ? 1.0f : u < -1.5f ? 1e-4f : 1.0f / (1.0f + std::exp(-2 * u)));
+    }
+    problem_.gate = gate_.data();
+    problem_.gate_stride = heads;
+    problem_.dgate_stride = heads;
+    take_workspace(heads, tokens());
+    return to_f64(gate_);
+  }
+  const std::vector<bf16>& dgate() const { return dgate_; }
 
   template <int kD, bool kFewTiles, template <typename> class Kind = Unfolded>
   void run(Timing timing, float skip_epsilon) {
     clear_results();
     std::fill(stop_.begin(), stop_.end(), INT32_MIN);
     std::fill(workspace_.begin(), workspace_.end(), NAN);
+    dgate_.assign(gate_.size(), bf16(NAN));
+    problem_.dgate = dgate_.data();
     problem_.skip_epsilon = skip_epsilon;
-    forward<Kind<HopperForwardShape<kD, false, kFewTiles>>>(timing);
-    backward<kD, kFewTiles, Kind>(timing);
+    if (gate_.empty()) {
+      forward<Kind<HopperForwardShape<kD, false, kFewTiles>>>(timing);
+      backward<kD, kFewTiles, Kind>(timing);
+    } else {
+      forward<HopperForwardShape<kD, true>>(timing);
+      backward<kD, kFewTiles, Gated>(timing);
+    }
   }
   // What the kernels skip is less than the errors that are allowed.
   void check(const test::oracle::Result& want) const {
     expect_near(want);
+    if (!gate_.empty()) {
+      EXPECT_LE(test::relative_error(to_f64(dgate_), want.dgate), kGradientError);
+    }
     std::vector<double> rem;
     for (const float log2_rem : row) rem.push_back(std::exp2(double(log2_rem)));
     EXPECT_LE(test::relative_error(rem, want.row), kOutputError);
@@ -70,7 +103,8 @@ class StickBreaking : public Attention {
                                                                     .heads = heads,
                                                                     .head_dim = head_dim,
                                                                     .blocks = blocks_,
-                                                                    .group = group},
+                                                                    .group = group,
+                                                                    .gated = !gate_.empty()},
                                                                    at_a_time, segment);
     workspace_.resize(scratch.bytes / sizeof(float));
     problem_.workspace = workspace_.data();
@@ -90,6 +124,7 @@ class StickBreaking : public Attention {
   }
   HopperBackwardArguments backward_arguments() const {
     HopperBackwardArguments x{.p = problem_,
+                              .gates = nullptr,
                               .part = {},
                               .scheduler = {},
                               .q = {},
@@ -104,6 +139,7 @@ class StickBreaking : public Attention {
     const StickBreakingProblem& p = problem_;
     HopperBackwardArguments x = backward_arguments();
     if (!in_segments(p)) {
+      prepare_gates(timing, x);
       return run_phases<Kind<QueryGradientShape<kD, kFewTiles>>,
                         Kind<KeyGradientShape<kD, kFewTiles>>>(timing, x, tokens(), tokens());
     }
@@ -111,14 +147,21 @@ class StickBreaking : public Attention {
     for (; x.first_head < heads; ++x.first_head) {
       launch({unsigned(launches.segments)}, {kSegmentThreads}, timing,
              [&] { prepare_segments_kernel(p, x.first_head, launches); });
+      prepare_gates(timing, x);
       for_each_segment(
           x,
           [&](int queries, int keys) {
-            run_phases<QueryGradientShape<kD, kFewTiles, true>,
-                       KeyGradientShape<kD, kFewTiles, true>>(timing, x, queries, keys);
+            run_phases<Kind<QueryGradientShape<kD, kFewTiles, true>>,
+                       Kind<KeyGradientShape<kD, kFewTiles, true>>>(timing, x, queries, keys);
           },
           [](float* sums, int64_t count) { std::fill_n(sums, count, 0.0f); });
     }
+  }
+  void prepare_gates(Timing timing, const HopperBackwardArguments& x) const {
+    if (gate_.empty()) return;
+    const auto blocks = unsigned(kernels::ceil_div(tokens(), kStickKeys));
+    launch({blocks, unsigned(problem_.workspace_heads)}, {kStickKeys}, timing,
+           [&] { prepare_gates_kernel(x); });
   }
   template <typename Query, typename Key>
   void run_phases(Timing timing, HopperBackwardArguments& x, int queries, int keys) {
@@ -133,6 +176,8 @@ class StickBreaking : public Attention {
   }
 
   std::vector<int32_t> stop_;
+  std::vector<float> drem_, gate_;
+  std::vector<bf16> dgate_;
   const int blocks_;
   std::vector<float> workspace_;
   StickBreakingProblem problem_;
@@ -160,6 +205,44 @@ void check_all() {
       }
     }
   }
+}
+
+// Gates, a gradient of the remainder itself and a token that sees its own key, alone and together.
+template <int kD, bool kFewTiles = false>
+void check_options() {
+  for (const int options : {1, 2, 5, 7}) {
+    const bool gated = (options & 1) != 0, of_remainder = (options & 2) != 0;
+    for (const std::vector<int32_t>& documents : kPacks) {
+      StickBreaking x(documents, kD);
+      test::oracle::Problem problem = x.oracle();
+      if (gated) problem.gate = x.give_gates();
+      if (of_remainder) problem.drem = x.give_remainder_a_gradient();
+      if ((options & 4) != 0) {
+        problem.attend_current = true;
+        x.attend_current();
+        problem.remainder = test::oracle::Remainder::kValue;
+        x.give_remainder_to_values();
+      }
+      const test::oracle::Result want = test::oracle::stickbreaking(problem);
+      for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+        const Timing timing = skip_epsilon > 0 ? Timing::kAtOnce : Timing::kLate;
+        SCOPED_TRACE(describe_case(documents, timing) + (gated ? ", gates" : "") +
+                     (of_remainder ? ", gradient of the remainder" : ""));
+        ASSERT_NO_THROW((x.run<kD, kFewTiles>(timing, skip_epsilon)));
+        x.check(want);
+      }
+    }
+  }
+}
+TEST(EmulatedStickBreaking, OptionsOfHeadsOf32) {
+  check_options<32>();
+  check_options<32, true>();
+}
+TEST(EmulatedStickBreaking, OptionsOfHeadsOf64) {
+  check_options<64>();
+}
+TEST(EmulatedStickBreaking, OptionsOfHeadsOf128) {
+  check_options<128>();
 }
 
 TEST(EmulatedStickBreaking, HeadsOf32) {
@@ -227,16 +310,20 @@ TEST(EmulatedStickBreaking, FoldedScale) {
 // one segment of a head whose group does not fit. Sticks are used up within the segments, at their
 // edges and beyond them.
 template <int kD, bool kFewTiles = false>
-void check_segments() {
+void check_segments(bool gated = false) {
   for (const std::vector<int32_t>& documents :
        std::vector<std::vector<int32_t>>{{900}, {100, 700, 30}}) {
     for (const auto& [skip_epsilon, heads] :
          {std::pair{0.0f, Heads{}}, std::pair{0x1p-24f, Heads{}},
           std::pair{0x1p-24f, Heads{4, 2}}}) {
       StickBreaking x(documents, kD, heads);
+      if (gated && x.group > 1) continue;  // such gates go to the portable kernels
       x.give_remainder_to_values();
+      x.give_remainder_a_gradient();
+      if (gated) x.give_gates();
       ASSERT_NO_THROW((x.run<kD, kFewTiles>(Timing::kAtOnce, skip_epsilon)));
       const auto dq = to_f64(x.dq), dk = to_f64(x.dk), dv = to_f64(x.dv);
+      const auto dgate = to_f64(x.dgate());
       for (const int steps : {1, 3}) {
         const int segment = steps * static_cast<int>(kHopperSegmentStep);
         if (segment > x.tokens() && x.group == 1) continue;  // there are no segments
@@ -249,6 +336,7 @@ void check_segments() {
           EXPECT_EQ(to_f64(x.dq), dq);
           EXPECT_EQ(to_f64(x.dk), dk);
           EXPECT_EQ(to_f64(x.dv), dv);
+          EXPECT_EQ(to_f64(x.dgate()), dgate);
         }
       }
     }
@@ -278,6 +366,12 @@ TEST(EmulatedStickBreaking, SegmentsOfHeadsOf128) {
   check_segments<128>();
 }
 
+TEST(EmulatedStickBreaking, SegmentsWithGates) {
+  check_segments<32>(true);
+  check_segments<64>(true);
+  check_segments<128>(true);
+}
+
 // Part of each stick is taken by keys of logit 0, all of the rest by the first of many keys whose
 // logits are clamped. What is left after four of these is below the smallest normal number, but the
 // key that takes it must get it: numbers below that one may not become zero.
@@ -297,13 +391,16 @@ TEST(EmulatedStickBreaking, SticksEndInSaturatedKeys) {
 
 // A third of the queries has logits that are `factor` times as large as the others'.
 template <int kD>
-void check_logits(float factor, bool gradients) {
+void check_logits(float factor, bool gradients, bool gated = false) {
   StickBreaking x({70, 122}, kD);
+  test::oracle::Problem problem = x.oracle();
+  if (gated) problem.gate = x.give_gates();
   for (size_t i = 0; i < x.q.size(); ++i) {
     const int token = static_cast<int>(i) / (x.heads * kD);
     if (token % 3 == 0) x.q[i] = __float2bfloat16(factor * __bfloat162float(x.q[i]));
   }
-  const test::oracle::Result want = test::oracle::stickbreaking(x.oracle());
+  problem.q = to_f64(x.q);
+  const test::oracle::Result want = test::oracle::stickbreaking(problem);
   ASSERT_NO_THROW((x.run<kD, false>(Timing::kAtOnce, 0.0f)));
   if (gradients) return x.check(want);
   EXPECT_LE(test::relative_error(to_f64(x.o), want.o), kOutputError) << kD;
@@ -316,6 +413,9 @@ TEST(EmulatedStickBreaking, LargeLogits) {
   check_logits<32>(64.0f, true);
   check_logits<64>(64.0f, true);
   check_logits<128>(64.0f, true);
+  check_logits<32>(64.0f, true, true);
+  check_logits<64>(64.0f, true, true);
+  check_logits<128>(64.0f, true, true);
 }
 // An e that is infinite stands beside one that is zero, so that their product is not a number. The
 // gradients of such logits are no larger than what is rounded.
@@ -323,6 +423,7 @@ TEST(EmulatedStickBreaking, ExtremeLogits) {
   check_logits<32>(4096.0f, false);
   check_logits<64>(4096.0f, false);
   check_logits<128>(4096.0f, false);
+  check_logits<64>(4096.0f, false, true);
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ struct GpuAttention : Attention {
     const OnGpu g(gpu, gate, DType::kF32);
     const OnGpu r(gpu, bias, DType::kBF16);
     const OnGpu d(gpu, dout, DType::kBF16, 16);
+    const OnGpu of_rem(gpu, drem, DType::kF32);
     const OnGpu cu(gpu, bounds, DType::kI32);
     const OnGpu positions(gpu, positions_of(c), DType::kI32);
     const OnGpu out(gpu, DType::kBF16, {T, c.width()}, 8);
@@ -83,23 +84,23 @@ struct GpuAttention : Attention {
                                             .remainder_bias_Hd = r,
                                             .sequences = s,
                                             .params = stickbreaking_params()});
-    // Only the portable kernels have the gradient of a gate.
-    if (c.gated) gpu.stream.set_implementation("portable");
-    const ops::StickBreakingBackward backward{.dq_THd = part(dx, 0),
-                                              .dk_THd = part(dx, 1),
-                                              .dv_THd = part(dx, 2),
-                                              .dgate_TH = dg,
-                                              .dremainder_bias_Hd = dr,
-                                              .do_THd = d,
-                                              .log2_rem_HT = log2_left,
-                                              .stop_HT = stops,
-                                              .q_THd = part(x, 0),
-                                              .k_THd = part(x, 1),
-                                              .v_THd = part(x, 2),
-                                              .gate_TH = gates,
-                                              .remainder_bias_Hd = r,
-                                              .sequences = s,
-                                              .params = stickbreaking_params()};
+    const ops::StickBreakingBackward backward{
+        .dq_THd = part(dx, 0),
+        .dk_THd = part(dx, 1),
+        .dv_THd = part(dx, 2),
+        .dgate_TH = dg,
+        .dremainder_bias_Hd = dr,
+        .do_THd = d,
+        .drem_HT = c.remainder_gradient ? of_rem.tensor() : Tensor(),
+        .log2_rem_HT = log2_left,
+        .stop_HT = stops,
+        .q_THd = part(x, 0),
+        .k_THd = part(x, 1),
+        .v_THd = part(x, 2),
+        .gate_TH = gates,
+        .remainder_bias_Hd = r,
+        .sequences = s,
+        .params = stickbreaking_params()};
     if (segment > 0) {
       run_in_segments(gpu, backward, segment);
     } else {
@@ -113,7 +114,7 @@ struct GpuAttention : Attention {
                    .dbias = dr.values()};
     for (double& rem : result.rem) rem = std::exp2(rem);
     for (double& b : result.dbias) b -= 0.5;
-    for (const OnGpu* t : {&out, &log2_left, &stops, &dx, &dr}) {
+    for (const OnGpu* t : {&out, &log2_left, &stops, &dx, &dg, &dr}) {
       const std::vector<uint8_t> bytes = t->raw();
       result.bits.insert(result.bits.end(), bytes.begin(), bytes.end());
     }
@@ -131,7 +132,9 @@ void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
                                             .heads = heads,
                                             .head_dim = op.q_THd.cols() / heads,
                                             .blocks = scratch.choice.blocks,
-                                            .group = ops::queries_of_key(op.q_THd, op.k_THd)},
+                                            .group = ops::queries_of_key(op.q_THd, op.k_THd),
+
+                                            .gated = op.gate_TH.defined()},
                                            1, segment);
   scratch.choice.heads = 1;
   scratch.choice.tokens = layout.segment;
@@ -253,7 +256,14 @@ TEST_F(GpuStickBreaking, LongDocuments) {
     for (const int64_t d : {32, 64, 128}) {
       // One head has a multiprocessor for each of the smallest tiles, and so these; two have not.
       for (const int heads : {1, 2}) {
-        check({.documents = {5, 2048, 33, 4096}, .heads = heads, .head_dim = d, .inputs = inputs});
+        for (const bool gated : {false, true}) {
+          check({.documents = {5, 2048, 33, 4096},
+                 .heads = heads,
+                 .head_dim = d,
+                 .inputs = inputs,
+                 .gated = gated,
+                 .remainder_gradient = gated});
+        }
       }
     }
     check({.documents = {16384}, .heads = 1, .head_dim = 64, .inputs = inputs});
@@ -266,11 +276,16 @@ TEST_F(GpuStickBreaking, DocumentsEndInTheMiddleOfTiles) {
   for (const int64_t d : {32, 64, 128}) {
     for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
       for (const int heads : {2, 4}) {  // of small tiles and of the usual ones
-        Case c{.documents = {100, 1000, 60, 1100, 5, 700}, .heads = heads, .head_dim = d};
-        c.skip_epsilon = skip_epsilon;
-        check(c);
-        c.documents = {64, 1000, 216, 1200};
-        check(c);
+        for (const bool gated : {false, true}) {
+          Case c{.documents = {100, 1000, 60, 1100, 5, 700},
+                 .heads = heads,
+                 .head_dim = d,
+                 .gated = gated};
+          c.skip_epsilon = skip_epsilon;
+          check(c);
+          c.documents = {64, 1000, 216, 1200};
+          check(c);
+        }
       }
     }
   }
@@ -300,10 +315,15 @@ TEST_F(GpuStickBreaking, SegmentsChangeNoBit) {
   for (const int64_t d : {32, 64, 128}) {
     for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
       for (const int length : {1100, 9000}) {  // of small tiles and of the usual ones
-        for (const int group : {1, 4}) {
-          Case c{.documents = {100, length, 400}, .heads = 4, .head_dim = d, .group = group};
+        for (const auto& [group, gated] : {std::pair{1, false}, {4, false}, {1, true}}) {
+          Case c{.documents = {100, length, 400},
+                 .heads = 4,
+                 .head_dim = d,
+                 .gated = gated,
+                 .group = group};
           c.skip_epsilon = skip_epsilon;
           c.remainder = ops::Remainder::kValue;
+          c.remainder_gradient = true;
           if (implementations(c).size() == 1) {
             GTEST_SKIP() << "only the kernels for Hopper have them";
           }
@@ -438,9 +458,11 @@ TEST_F(GpuStickBreaking, ExtremeLogits) {
 // deviation of 22 to 45 nats): both passes must clamp the same keys.
 TEST_F(GpuStickBreaking, LargeLogits) {
   for (const int64_t d : {32, 64, 128}) {
-    Case c{.documents = {300, 77}, .heads = 2, .head_dim = d};
-    c.scale = 4.0f;
-    check(c);
+    for (const bool gated : {false, true}) {
+      Case c{.documents = {300, 77}, .heads = 2, .head_dim = d, .gated = gated};
+      c.scale = 4.0f;
+      check(c);
+    }
   }
 }
 

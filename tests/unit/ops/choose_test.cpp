@@ -383,10 +383,9 @@ TEST(Choose, StickBreakingOnHopperWhereItsKernelsCan) {
   gated.gated = true;
   EXPECT_EQ(choose(gated, hopper).implementation, Implementation::kHopper);
   gated.backward = true;
-  EXPECT_EQ(choose(gated, hopper).implementation, Implementation::kPortable);
+  EXPECT_EQ(choose(gated, hopper).implementation, Implementation::kHopper);
   EXPECT_EQ(choose(stick_shape(64, 4096), hopper, "portable").implementation,
             Implementation::kPortable);
-  EXPECT_THROW(choose(gated, hopper, "hopper"), Error);
   EXPECT_THROW(choose(stick_shape(64, 4096), hopper, "cudnn"), Error);
 }
 
@@ -436,6 +435,11 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   const AttentionChoice hopper = choose(shape, target);
   EXPECT_EQ(hopper.heads, 12);
   EXPECT_EQ(hopper.bytes, 844630272u);
+  // With gates 8 bytes more for each key of these heads.
+  StickBreakingShape gated = shape;
+  gated.gated = true;
+  EXPECT_EQ(choose(gated, target).heads, 12);
+  EXPECT_EQ(choose(gated, target).bytes, hopper.bytes + 3145728u);
   // The states of few tokens are fewer bytes than the sums for the remainder's vector, 264 times 24
   // heads of 64 floats.
   shape.tokens = 1;

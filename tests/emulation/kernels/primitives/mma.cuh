@@ -36,9 +36,19 @@ inline void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0
   }
 }
 
+inline void mma_m16n8k8_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  mma_m16n8k16_bf16(c, {a0, a1, 0, 0}, b, 0);
+}
+
 // Two floats, rounded to bf16, the first in the low half.
 inline uint32_t pack_bf16(float low, float high) {
   return emulation::bits_as<uint32_t>(__floats2bfloat162_rn(low, high));
+}
+
+// The sums of two pairs of bf16, rounded.
+inline uint32_t add_bf16(uint32_t x, uint32_t y) {
+  const auto value = [](uint32_t bits) { return emulation::bits_as<float>(bits); };
+  return pack_bf16(value(x << 16) + value(y << 16), value(x & 0xffff0000) + value(y & 0xffff0000));
 }
 
 // The A [16, 16] of two C [16, 8] side by side, rounded to bf16.
