@@ -14,9 +14,9 @@ namespace sbtrain {
 
 // On a GPU the copy is made by a stream of its own while the next step's forward and backward pass
 // run, which read only the compute copies of the weights: just the update, which changes what is
-// copied, waits. It needs as much of the host's memory as the rank's weights and moments take (12
-// bytes for each parameter that it saves), page-locked; that memory is taken once and used for
-// every save. On the CPU begin() copies with all threads and returns when it is done.
+// copied, waits. It needs as much of the host's memory as the rank's weights and state take (12
+// bytes with AdamW for each parameter that it saves), page-locked; that memory is taken once and
+// used for every save. On the CPU begin() copies with all threads and returns when it is done.
 //
 // Usage: begin(snapshot) after a step; stream.wait(copied()) before the next update; the snapshot's
 // `wait` tells the thread that writes it when the values are there. The snapshot before must be

@@ -34,7 +34,7 @@ namespace sbtrain {
 enum class MemoryClass : uint8_t {
   kWeights,      // compute copies and master weights
   kGradients,    // accumulated gradients
-  kOptimizer,    // AdamW moments
+  kOptimizer,    // its state, averages of weights, matrices on their way
   kActivations,  // what blocks save for the backward pass, and the residual stream
   kAttention,    // what attention modules save
   kLogits,       // chunks of logits in the loss

@@ -51,6 +51,10 @@ struct OptimizerRun {
   bool planned = false;  // the memory follows a plan
 };
 
+inline void PrintTo(const OptimizerRun& run, std::ostream* out) {  // NOLINT: GoogleTest's name
+  *out << name_of(run.sharding) << run.world;
+}
+
 // Whole tensors by kind and name, "adam_m/model.norm.weight", after the last step, and what rank 0
 // saw of the losses.
 struct OptimizerResult {

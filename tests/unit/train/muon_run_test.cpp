@@ -20,10 +20,6 @@ const Config& muon() {
   return config;
 }
 
-void PrintTo(const OptimizerRun& run, std::ostream* out) {  // NOLINT: GoogleTest's name
-  *out << name_of(run.sharding) << run.world;
-}
-
 class MuonRun : public testing::TestWithParam<OptimizerRun> {
  protected:
   static OptimizerRun run(int first, int last) {
