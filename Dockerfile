@@ -56,7 +56,7 @@ LABEL org.opencontainers.image.title=sbtrain org.opencontainers.image.licenses=A
       org.opencontainers.image.description="Pretrains Llama-style language models whose attention can be swapped"
 COPY --from=cpu-build /packages /packages
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive xargs -a /packages apt-get install -y --no-install-recommends && \
-    rm -rf /var/lib/apt/lists/* && mkdir /work && chown 1000:1000 /work
+    apt-get clean && rm -rf /var/lib/apt/lists/* && mkdir /work && chown 1000:1000 /work
 COPY --from=cpu-build /installed /usr/local
 ARG REVISION=unknown
 LABEL org.opencontainers.image.revision=$REVISION
@@ -71,7 +71,7 @@ LABEL org.opencontainers.image.title=sbtrain org.opencontainers.image.licenses=A
       org.opencontainers.image.description="Pretrains Llama-style language models whose attention can be swapped"
 COPY --from=cuda-build /packages /packages
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive xargs -a /packages apt-get install -y --no-install-recommends && \
-    rm -rf /var/lib/apt/lists/* && mkdir /work && chown 1000:1000 /work
+    apt-get clean && rm -rf /var/lib/apt/lists/* && mkdir /work && chown 1000:1000 /work
 COPY --from=cuda-build /installed /usr/local
 ARG REVISION=unknown
 LABEL org.opencontainers.image.revision=$REVISION
