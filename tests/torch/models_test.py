@@ -120,6 +120,18 @@ class Transformers(unittest.TestCase):
                 for row, expected in enumerate(self.expected):
                     self.close(logits[row, mask[row] == 1], expected)
 
+    def test_one_query_does_not_see_padding_beside_it(self):
+        """In whole models the sticks are used up before they reach padding on the left."""
+        attention = self.model.model.layers[0].self_attn
+        query, key, value = (torch.randn(2, n, 9, 8, generator=torch.Generator().manual_seed(n)) for n in (4, 2, 2))
+        mask = torch.ones(2, 9, dtype=torch.bool)
+        mask[0, 4:7] = mask[1, 7] = False
+        documents = sbtrain.torch.transformers.stickbreaking_mask(2, 1, 9, q_offset=8, attention_mask=mask)
+        with torch.no_grad():
+            o, _ = sbtrain.torch.transformers.stickbreaking_forward(attention, query[:, :, -1:], key, value, documents)
+        expected, _ = stickbreaking_attention(query, key, value, attention_mask=mask, heads_first=True)
+        self.close(o[:, 0], expected[:, :, -1])
+
     def test_generate(self):
         ids, mask = padded(self.documents, True)
         options = {"max_new_tokens": 6, "do_sample": False}
