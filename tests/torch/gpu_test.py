@@ -52,17 +52,6 @@ def cu_seqlens():
     return torch.tensor(BOUNDS, dtype=torch.int32, device="cuda")
 
 
-def has_remainder_gradient():
-    """Whether the library's kernels have the gradient of the remainder."""
-    o, rem = stickbreaking_attention(*qkv(64))
-    try:
-        rem.sum().backward()
-    except kernels.AttentionError as error:
-        assert error.code == "unsupported", error
-        return False
-    return True
-
-
 def oracle(function, tensors):
     """Results and inputs of the same call in float64 on the CPU."""
     exact = [x.detach().double().cpu().requires_grad_() for x in tensors]
@@ -75,7 +64,7 @@ class Errors(unittest.TestCase):
         error = float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
         self.assertTrue(error <= bound, f"{name}: relative error {error:.2e}, at most {bound:.0e}")
 
-    def compare(self, name, function, tensors, remainder=True):
+    def compare(self, name, function, tensors):
         """Outputs, and gradients of a weighted sum of them."""
 
         def run(*x):
@@ -86,9 +75,8 @@ class Errors(unittest.TestCase):
         expected, exact = oracle(run, tensors)
         weights = [random(*x.shape, seed=9, dtype=torch.float32, grad=False) for x in actual]
         weights[0] = weights[0].bfloat16()
-        used = range(len(actual) if remainder else 1)
-        torch.autograd.backward([actual[i] for i in used], [weights[i].to(actual[i].dtype) for i in used])
-        torch.autograd.backward([expected[i] for i in used], [weights[i].cpu().to(expected[i].dtype) for i in used])
+        torch.autograd.backward(actual, [w.to(x.dtype) for w, x in zip(weights, actual)])
+        torch.autograd.backward(expected, [w.cpu().to(x.dtype) for w, x in zip(weights, expected)])
         for i, (a, b) in enumerate(zip(actual, expected)):
             self.close(f"{name}, output {i}", a, b, OUTPUT_ERROR)
         for i, (a, b) in enumerate(zip(tensors, exact)):
@@ -98,9 +86,6 @@ class Errors(unittest.TestCase):
 
 class Accuracy(Errors):
     def test_stickbreaking(self):
-        remainder = has_remainder_gradient()
-        if not remainder:
-            print("the kernels of this build have no gradient of the remainder: only that of o is tested")
         for d in (16, 32, 64, 72, 128, 256):
             for current in (False, True):
 
@@ -109,7 +94,7 @@ class Accuracy(Errors):
                         *x, cu_seqlens=torch.tensor(BOUNDS, device=x[0].device), max_seqlen=572, attend_current=current
                     )
 
-                self.compare(f"d = {d}, attend_current {current}", call, qkv(d), remainder)
+                self.compare(f"d = {d}, attend_current {current}", call, qkv(d))
 
     def test_options(self):
         gate = torch.sigmoid(random(1000, H, seed=5, dtype=torch.float32, grad=False)).requires_grad_()
@@ -119,7 +104,7 @@ class Accuracy(Errors):
             "vector": (lambda q, k, v, r: stickbreaking_attention(q, k, v, remainder=r, scale=0.05), [random(H, 64, seed=6)]),
         }
         for name, (call, more) in cases.items():
-            self.compare(name, call, [*qkv(64), *more], remainder=False)
+            self.compare(name, call, [*qkv(64), *more])
 
     def test_padding_and_fewer_queries(self):
         def padded(q, k, v):
@@ -130,8 +115,8 @@ class Accuracy(Errors):
         def chunk(q, k, v):
             return stickbreaking_attention(q[None, -200:], k[None], v[None])
 
-        self.compare("padded", padded, qkv(64), remainder=False)
-        self.compare("chunk", chunk, qkv(64), remainder=False)
+        self.compare("padded", padded, qkv(64))
+        self.compare("chunk", chunk, qkv(64))
 
     def test_softmax(self):
         for d in (32, 64, 128):
