@@ -319,8 +319,8 @@ TEST_F(GpuStickBreaking, SegmentsChangeNoBit) {
           Case c{.documents = {100, length, 400},
                  .heads = 4,
                  .head_dim = d,
-                 .gated = gated,
-                 .group = group};
+                 .group = group,
+                 .gated = gated};
           c.skip_epsilon = skip_epsilon;
           c.remainder = ops::Remainder::kValue;
           c.remainder_gradient = true;
