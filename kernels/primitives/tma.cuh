@@ -78,4 +78,10 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
+// Orders what this thread has seen or done in one of the two ways, by itself and by copies, before
+// what follows in the other, in all memory.
+__device__ __forceinline__ void fence_all_proxies() {
+  asm volatile("fence.proxy.async;\n" ::: "memory");
+}
+
 }  // namespace sbtrain::kernels
