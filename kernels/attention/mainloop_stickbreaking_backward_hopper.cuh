@@ -26,7 +26,7 @@ struct SinglePassOptions {
   static constexpr int kSplitScores = 2;    // e is computed while do v^T is under way
   static constexpr int kWideBarriers = 4;   // consumers meet as a whole, not by rows
   static constexpr int kQueryGradient = 8;  // without it dq is left out, which is wrong
-  static constexpr int kScanAhead = 16;     // beta of row 1 is computed after the barrier of row 0
+  static constexpr int kScoresFirst = 16;   // dp of the next tile is issued before dk and dv
 };
 
 template <int kHeadDim, int kOptions>
@@ -43,8 +43,10 @@ struct SinglePassShape {
   static constexpr bool kSplitScores = (kOptions & SinglePassOptions::kSplitScores) != 0;
   static constexpr bool kWideBarriers = (kOptions & SinglePassOptions::kWideBarriers) != 0;
   static constexpr bool kQueryGradient = (kOptions & SinglePassOptions::kQueryGradient) != 0;
-  static constexpr int kProducerRegisters = kQueryGradient ? 56 : 32;
-  static constexpr int kConsumerRegisters = kQueryGradient ? 152 : 160;
+  static constexpr bool kScoresFirst =
+      !kSplitScores || (kOptions & SinglePassOptions::kScoresFirst) != 0;
+  static constexpr int kProducerRegisters = 32;
+  static constexpr int kConsumerRegisters = 160;
 };
 
 struct SinglePassArguments {
@@ -91,21 +93,23 @@ struct SinglePassShared {
   alignas(16) int first_keys[kStages][kQueries];
   Pipeline<1> keys, tiles;
   Pipeline<kStages> queries;
-  Mbarrier arrived[kStages];            // the states have
-  Mbarrier handed[kStages];             // logs and sums are complete
-  Pipeline<Shape::kScoreTiles> scores;  // dz, for dq
+  Mbarrier arrived[kStages];                    // the states have
+  Mbarrier handed[kStages];                     // logs and sums are complete
+  Mbarrier differentiated[Shape::kScoreTiles];  // dz of all keys is complete
+  Pipeline<1> staged;                           // dq
   SinglePassTile tile;
 
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4 * kConsumers;
     tiles.init(1, kWarps + 3);
-    keys.init(1, kWarps + (Shape::kQueryGradient ? 4 : 0));
+    keys.init(1, kWarps);
     queries.init(1, kWarps + 1);
     for (int i = 0; i < kStages; ++i) {
       arrived[i].init(1);
       handed[i].init(kWarps);
     }
-    scores.init(kWarps, 4);
+    for (Mbarrier& barrier : differentiated) barrier.init(kWarps);
+    staged.init(4, 1);
   }
 };
 
@@ -121,25 +125,26 @@ class SinglePassHelper {
       : s_(shared), x_(x), warp_(uniform(static_cast<int>(threadIdx.x) / 32)) {}
 
   __device__ __forceinline__ void run() {
-    for (;;) {
-      const SinglePassTile block = next_block();
-      if (block.first < 0) return finish();
-      if (warp_ == 0) begin_loads(block);
-      if (warp_ == 1) fetch_states(block, block.last);
+    while (next_block()) {
+      const int begin = uniform(s_.tile.begin);
+      int tile = uniform(s_.tile.last);
+      if (warp_ == 0) begin_loads(tile, begin);
+      if (warp_ == 1) fetch_states(tile);
 #pragma unroll 1
-      for (int tile = block.last; tile >= block.begin; --tile) {
-        if (warp_ == 0 && tile - 2 >= block.begin) load_queries(block, tile - 2);
-        if (warp_ == 1 && tile > block.begin) fetch_states(block, tile - 1);
-        if (warp_ == 2) pass_states_on(block, tile);
-        if constexpr (Shape::kQueryGradient) add_query_gradient(block, tile);
+      for (; tile >= begin; --tile) {
+        if (warp_ == 0 && tile - 2 >= begin) load_queries(tile - 2);
+        if (warp_ == 1 && tile > begin) fetch_states(tile - 1);
+        if (warp_ == 2) pass_states_on(tile);
+        if (Shape::kQueryGradient && warp_ == 3) add_query_gradient(tile);
       }
-      if constexpr (Shape::kQueryGradient) s_.keys.release();
+      if (warp_ != 0) s_.tiles.release();
       blocks_.advance();
     }
   }
 
  private:
-  __device__ __forceinline__ SinglePassTile next_block() {
+  // The block is read again from shared memory where it is used, since threads have few registers.
+  __device__ __forceinline__ bool next_block() {
     if (warp_ == 0) {
       Mbarrier& full = s_.tiles.acquire(blocks_);
       if (lane() == 0) {
@@ -147,12 +152,10 @@ class SinglePassHelper {
         full.arrive();
       }
       __syncwarp();
-      return uniform(s_.tile);
+    } else {
+      s_.tiles.wait(blocks_);
     }
-    s_.tiles.wait(blocks_);
-    const SinglePassTile block = uniform(s_.tile);
-    s_.tiles.release();
-    return block;
+    return uniform(s_.tile.first) >= 0;
   }
   __device__ __forceinline__ SinglePassTile take_block() const {
     const StickBreakingProblem& p = x_.p;
@@ -166,31 +169,31 @@ class SinglePassHelper {
   }
 
   // ---- Warp 0 ----
-  __device__ __forceinline__ void begin_loads(const SinglePassTile& block) {
-    load_queries(block, block.last);
-    load_keys(block);
-    if (block.last > block.begin) load_queries(block, block.last - 1);
+  __device__ __forceinline__ void begin_loads(int last, int begin) {
+    load_queries(last);
+    load_keys();
+    if (last > begin) load_queries(last - 1);
   }
-  __device__ __forceinline__ void load_keys(const SinglePassTile& block) {
+  __device__ __forceinline__ void load_keys() {
     Mbarrier& full = s_.keys.acquire(blocks_);
     if (lane() == 0) {
       full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
       for (int i = 0; i < Shape::kConsumers; ++i) {
-        const int first = first_loaded_key<kStickKeys>(block.first + i * kStickKeys, x_.p.tokens);
-        load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, block.head);
-        load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, full, first, block.head);
+        const int first = first_loaded_key<kStickKeys>(s_.tile.first + i * kStickKeys, x_.p.tokens);
+        load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, s_.tile.head);
+        load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, full, first, s_.tile.head);
       }
     }
     __syncwarp();
   }
-  __device__ __forceinline__ void load_queries(const SinglePassTile& block, int tile) {
+  __device__ __forceinline__ void load_queries(int tile) {
     const int stage = queries_.stage();
     Mbarrier& full = s_.queries.acquire(queries_);
     if (lane() == 0) {
       const int first = tile * kQueries;
       full.arrive_and_expect(2 * 2 * kQueries * kD + static_cast<int>(sizeof(s_.first_keys[0])));
-      load_token_tile<kQueries, kD>(s_.q[stage], x_.q, full, first, block.head);
-      load_token_tile<kQueries, kD>(s_.dout[stage], x_.dout, full, first, block.head);
+      load_token_tile<kQueries, kD>(s_.q[stage], x_.q, full, first, s_.tile.head);
+      load_token_tile<kQueries, kD>(s_.dout[stage], x_.dout, full, first, s_.tile.head);
       bulk_load(s_.first_keys[stage], x_.first_keys + first, sizeof(s_.first_keys[0]), full);
     }
     __syncwarp();
@@ -198,19 +201,19 @@ class SinglePassHelper {
   }
 
   // ---- Warps 1 and 2: a lane has two rows ----
-  __device__ __forceinline__ float4* states_of(const SinglePassTile& block, int tile) const {
-    return reinterpret_cast<float4*>(x_.states + x_.tile(block.head, tile) * kQueries) + lane();
+  __device__ __forceinline__ float4* states_of(int tile) const {
+    return reinterpret_cast<float4*>(x_.states + x_.tile(s_.tile.head, tile) * kQueries) + lane();
   }
-  __device__ __forceinline__ void fetch_states(const SinglePassTile& block, int tile) {
+  __device__ __forceinline__ void fetch_states(int tile) {
     const int stage = queries_.stage();
     s_.queries.acquire(queries_);
-    if (lane() == 0) wait_for_value(x_.next + x_.tile(block.head, tile), block.place);
+    if (lane() == 0) wait_for_value(x_.next + x_.tile(s_.tile.head, tile), s_.tile.place);
     __syncwarp();
-    reinterpret_cast<float4*>(s_.states[stage])[lane()] = __ldcg(states_of(block, tile));
+    reinterpret_cast<float4*>(s_.states[stage])[lane()] = __ldcg(states_of(tile));
     arrive_as_warp(s_.arrived[stage]);
     queries_.advance();
   }
-  __device__ __forceinline__ void pass_states_on(const SinglePassTile& block, int tile) {
+  __device__ __forceinline__ void pass_states_on(int tile) {
     const int stage = queries_.stage();
     s_.handed[stage].wait(queries_.parity());
     float4 states = reinterpret_cast<const float4*>(s_.states[stage])[lane()];
@@ -218,11 +221,11 @@ class SinglePassHelper {
     states.y += sum_of(s_.sums[stage][2 * lane()]);
     states.z -= sum_of(s_.logs[stage][2 * lane() + 1]);
     states.w += sum_of(s_.sums[stage][2 * lane() + 1]);
-    *states_of(block, tile) = states;
+    *states_of(tile) = states;
     __threadfence();
     __syncwarp();
     if (lane() == 0) {
-      store_release(x_.next + x_.tile(block.head, tile), block.place + 1);
+      store_release(x_.next + x_.tile(s_.tile.head, tile), s_.tile.place + 1);
       s_.queries.empty[stage].arrive();
     }
     __syncwarp();
@@ -233,64 +236,31 @@ class SinglePassHelper {
     return x.x + x.y + x.z;
   }
 
-  // ---- dq ----
-  static constexpr auto kDescriptors = kD == 64 ? Descriptors::kStepped : Descriptors::kFormed;
-  __device__ __forceinline__ void add_query_gradient(const SinglePassTile& block, int tile) {
-    if (warp_ == 3) pass_sum_on();
-    s_.scores.wait(scores_);
-    WarpgroupAccumulator<kD> dq;
-    dq.pin();
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < Shape::kConsumers; ++i) {
-      const TileOperand<kQueries, kStickKeys, TileUse::kRows, kDescriptors> dz(
-          s_.dz[scores_.stage()][i]);
-      const TileOperand<kStickKeys, kD, TileUse::kColumns, kDescriptors> keys(s_.k[i]);
-      issue_product<kStickKeys>(dq, dz, keys, i > 0);
-    }
-    wgmma_commit();
-    wait_for_products<0>();
-    dq.pin();
-    s_.scores.release_and_advance(scores_);
-    sync_threads<128>(kHelperBarrier);  // warp 3 says that what it added last has been read
-    save_sums(s_.dq + 16 * kD * warp_, dq);
-    fence_async_proxy();
-    sync_threads<128>(kHelperBarrier);
-    if (warp_ == 3) {
-      adds_to_ = x_.tile(block.head, tile);
-      if (lane() == 0) {
-        wait_for_value(x_.next_dq + adds_to_, block.place);
-        fence_all_proxies();
-        bulk_add(x_.dq + adds_to_ * (kQueries * kD), s_.dq, sizeof(s_.dq));
-        bulk_commit();
-      }
-      place_ = block.place;
-      __syncwarp();
-    }
-  }
-  // What warp 3 added last is there: the next place may add.
-  __device__ __forceinline__ void pass_sum_on() {
-    if (lane() == 0 && adds_to_ >= 0) {
+  // ---- Warp 3: adds what a consumer has staged, and says so when it is there ----
+  __device__ __forceinline__ void add_query_gradient(int tile) {
+    if (lane() == 0) {
+      const int64_t at = x_.tile(s_.tile.head, tile);
+      wait_for_value(x_.next_dq + at, s_.tile.place);
+      s_.staged.wait(staged_);
+      fence_all_proxies();
+      bulk_add(x_.dq + at * (kQueries * kD), s_.dq, sizeof(s_.dq));
+      bulk_commit();
+      bulk_wait_read<0>();
+      s_.staged.empty[0].arrive();
       bulk_wait<0>();
       fence_all_proxies();
-      store_release(x_.next_dq + adds_to_, place_ + 1);
+      store_release(x_.next_dq + at, s_.tile.place + 1);
     }
     __syncwarp();
-    adds_to_ = -1;
-  }
-  __device__ __forceinline__ void finish() {
-    if (Shape::kQueryGradient && warp_ == 3) pass_sum_on();
+    staged_.advance();
   }
 
-  static constexpr int kHelperBarrier = 12;
   Shared& s_;
   const SinglePassArguments& x_;
   const int warp_;
   PipelineState<1> blocks_;
   PipelineState<Shape::kStages> queries_;
-  PipelineState<Shape::kScoreTiles> scores_;
-  int64_t adds_to_ = -1;
-  int place_ = 0;
+  PipelineState<1> staged_;
 };
 
 template <typename Shape>
@@ -332,9 +302,8 @@ class SinglePassConsumer {
   };
   // What a lane keeps of its rows while it waits.
   struct Rows {
-    float all[2][kGroups];  // what each group of four keys leaves of the stick
-    float log2_kept[2];     // of what the lane's keys leave, and those of the quad left of them
-    float c[2];             // what the quad's keys left of the lane add to C
+    float log2_kept[2];  // of what the lane's keys leave, and those of the quad left of them
+    float c[2];          // what the quad's keys left of the lane add to C
   };
 
   __device__ __forceinline__ void compute(const SinglePassTile& tiles) {
@@ -347,7 +316,9 @@ class SinglePassConsumer {
     s_.keys.wait(blocks_);
     s_.queries.wait(state_);
     issue_scores(x, state_.stage());
+    issue_value_products(x, state_.stage());
     wait_for_products<0>();
+    bool has_dq = false;  // dp holds dq of the tile before
 #pragma unroll 1
     for (int tile = tiles.last;; --tile) {
       const int stage = state_.stage();
@@ -361,40 +332,65 @@ class SinglePassConsumer {
       s_.arrived[stage].wait(state_.parity());
       const float sticks[2] = {stick<0>(rows, stage), stick<1>(rows, stage)};
       if (Shape::kSplitScores) {
-        wait_for_products<1>();
+        wait_for_products<0>();
+        x.dp.pin();
+        sums.pin();
+      }
+      if (Shape::kQueryGradient && has_dq) {
+        stage_query_gradient(x.dp);
+        issue_value_products(x, stage);
+        wait_for_products<0>();
         x.dp.pin();
       }
       break_stick<0>(x, rows, sticks[0], stage);
       break_stick<1>(x, rows, sticks[1], stage);
-      wait_for_products<0>();
-      sums.pin();
+      if (!Shape::kSplitScores) {
+        wait_for_products<0>();
+        sums.pin();
+      }
       if (tile < tiles.last) s_.queries.release(stage == 0 ? Shape::kStages - 1 : stage - 1);
       arrive_as_warp(s_.handed[stage]);
       if (Shape::kEarlyValues) fence_async_proxy();
       sync_rows(5);
-      if (Shape::kEarlyValues) {
-        sums.dv.pin();
-        wgmma_fence();
-        issue_values(sums, stage);
-      }
-      if (Shape::kQueryGradient) s_.scores.acquire(scores_);
+      if (Shape::kEarlyValues) issue_values(sums, stage);
       differentiate<0>(x, rows, stage);
       differentiate<1>(x, rows, stage);
       fence_async_proxy();
-      if (Shape::kQueryGradient) arrive_as_warp(s_.scores.full[scores_.stage()]);
+      if (Shape::kQueryGradient) arrive_as_warp(s_.differentiated[scores_.stage()]);
       sync_threads<128>(9 + index_);
       state_.advance();
+      if (Shape::kQueryGradient) {
+        has_dq = turn_ == index_;
+        turn_ = turn_ == Shape::kConsumers - 1 ? 0 : turn_ + 1;
+      }
       if (tile == tiles.begin) {
         issue_gradients(sums, stage);
+        if (Shape::kQueryGradient && has_dq) issue_query_gradient(x);
         wait_for_products<0>();
         sums.pin();
+        if (Shape::kQueryGradient) {
+          x.dp.pin();
+          if (has_dq) {
+            stage_query_gradient(x.dp);
+          } else {
+            staged_.advance();
+          }
+        }
         scores_.advance();
         s_.queries.release(stage);
         break;
       }
       s_.queries.wait(state_);
       issue_scores(x, state_.stage());
-      issue_gradients(sums, stage);
+      if (Shape::kQueryGradient && has_dq) {
+        issue_gradients(sums, stage);
+        issue_query_gradient(x);
+      } else {
+        if (Shape::kScoresFirst) issue_value_products(x, state_.stage());
+        issue_gradients(sums, stage);
+        if (!Shape::kScoresFirst) issue_value_products(x, state_.stage());
+        staged_.advance();
+      }
       scores_.advance();
       wait_for_products<Shape::kSplitScores ? 2 : 1>();
     }
@@ -422,17 +418,17 @@ class SinglePassConsumer {
   template <int kRow>
   __device__ __forceinline__ void meet_keys(Scores& s, Rows& rows, int stage, int tile, bool masked,
                                             const Block& block) {
-    float e[kLaneKeys], kept[2 * kGroups];
+    float e[kLaneKeys], kept[2 * kGroups], all[kGroups];
 #pragma unroll
     for (int t = 0; t < kLaneKeys; ++t) {
       e[t] = exp2_ftz(s.of_row(kRow, t) * score_scale<Shape>(x_.p));
     }
     if (masked) hide(e, stage, tile * kQueries + row<kRow>(), block, row<kRow>());
     float mine;
-    if (HopperGradients::keep_or_clamp(e, kept, rows.all[kRow])) {
-      mine = HopperGradients::template sum_of_logarithms<4>(rows.all[kRow]);
+    if (HopperGradients::keep_or_clamp(e, kept, all)) {
+      mine = HopperGradients::template sum_of_logarithms<4>(all);
     } else {
-      mine = HopperGradients::template sum_of_logarithms<1>(rows.all[kRow]);
+      mine = HopperGradients::template sum_of_logarithms<1>(all);
     }
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n) {
@@ -495,18 +491,14 @@ class SinglePassConsumer {
     for (int half = 1; half >= 0; --half) {
       uint32_t rounded[4];
 #pragma unroll
-      for (int g = 2 * half + 1; g >= 2 * half; --g) {
-        float a[4];
-        float left = stick;
-#pragma unroll
-        for (int n = 3; n >= 0; --n) {
-          a[n] = x.s.of_row(kRow, 4 * g + n) * left;
-          left -= a[n];
-          x.dp.of_row(kRow, 4 * g + n) *= a[n];
-        }
-        stick *= rows.all[kRow][g];
-        rounded[2 * (g % 2)] = pack_bf16(a[0], a[1]);
-        rounded[2 * (g % 2) + 1] = pack_bf16(a[2], a[3]);
+      for (int n = 3; n >= 0; --n) {
+        const int t = 8 * half + 2 * n;
+        const float after = fmaf(-x.s.of_row(kRow, t + 1), stick, stick);
+        const float a[2] = {x.s.of_row(kRow, t) * after, x.s.of_row(kRow, t + 1) * stick};
+        stick = fmaf(-x.s.of_row(kRow, t), after, after);
+        x.dp.of_row(kRow, t) *= a[0];
+        x.dp.of_row(kRow, t + 1) *= a[1];
+        rounded[n] = pack_bf16(a[0], a[1]);
       }
       stmatrix_x4(
           shared_address(s_.a[scores_.stage()][index_]) + (offset ^ 64u * half) + 1024 * kRow,
@@ -550,16 +542,43 @@ class SinglePassConsumer {
   using Queries = TileOperand<kQueries, kD, TileUse::kRows, kDescriptors>;
   using QueryColumns = TileOperand<kQueries, kD, TileUse::kColumns, kDescriptors>;
   using Keys = TileOperand<kStickKeys, kD, TileUse::kRows, kDescriptors>;
+  using KeyColumns = TileOperand<kStickKeys, kD, TileUse::kColumns, kDescriptors>;
+  using ScoreRows = TileOperand<kQueries, kStickKeys, TileUse::kRows, kDescriptors>;
   using ScoreColumns = TileOperand<kQueries, kStickKeys, TileUse::kColumns, kDescriptors>;
+  static_assert(kD == kStickKeys || !Shape::kQueryGradient);
 
   __device__ __forceinline__ void issue_scores(TileScores& x, int stage) {
     x.s.pin();
-    x.dp.pin();
     wgmma_fence();
     issue_product<kD>(x.s, Queries(s_.q[stage]), Keys(s_.k[index_]));
     if (Shape::kSplitScores) wgmma_commit();
+  }
+  // dp = do v^T
+  __device__ __forceinline__ void issue_value_products(TileScores& x, int stage) {
+    x.dp.pin();
+    wgmma_fence();
     issue_product<kD>(x.dp, Queries(s_.dout[stage]), Keys(s_.v[index_]));
     wgmma_commit();
+  }
+  // dq of the tile whose dz was stored last, of all keys, in the registers of dp.
+  __device__ __forceinline__ void issue_query_gradient(TileScores& x) {
+    s_.differentiated[scores_.stage()].wait(scores_.parity());
+    x.dp.pin();
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Shape::kConsumers; ++i) {
+      issue_product<kStickKeys>(x.dp, ScoreRows(s_.dz[scores_.stage()][i]), KeyColumns(s_.k[i]),
+                                i > 0);
+    }
+    wgmma_commit();
+  }
+  // Gives it to the warp that adds.
+  __device__ __forceinline__ void stage_query_gradient(const Scores& dq) {
+    s_.staged.acquire(staged_);
+    save_sums(s_.dq + threadIdx.x % 128 / 32 * (16 * kD), dq);
+    fence_async_proxy();
+    arrive_as_warp(s_.staged.full[0]);
+    staged_.advance();
   }
   // Adds what the tiles of scores contribute, which belong to the queries of `stage`.
   __device__ __forceinline__ void issue_gradients(Gradients& sums, int stage) {
@@ -574,6 +593,8 @@ class SinglePassConsumer {
     wgmma_commit();
   }
   __device__ __forceinline__ void issue_values(Gradients& sums, int stage) {
+    sums.dv.pin();
+    wgmma_fence();
     issue_product<kQueries>(sums.dv, ScoreColumns(s_.a[scores_.stage()][index_]),
                             QueryColumns(s_.dout[stage]), true);
     wgmma_commit();
@@ -606,6 +627,8 @@ class SinglePassConsumer {
   PipelineState<1> blocks_;
   PipelineState<Shape::kStages> state_;
   PipelineState<Shape::kScoreTiles> scores_;
+  PipelineState<1> staged_;
+  int turn_ = 0;  // the consumer that computes dq of the tile
 };
 
 template <typename Shape>

@@ -84,11 +84,11 @@ void check_all() {
 }
 
 TEST(EmulatedSinglePass, HeadsOf64) {
-  check_all<64, SinglePassOptions::kQueryGradient>();
+  check_all<64, SinglePassOptions::kQueryGradient | SinglePassOptions::kSplitScores>();
 }
 TEST(EmulatedSinglePass, Options) {
   check_all<64, SinglePassOptions::kQueryGradient | SinglePassOptions::kEarlyValues |
-                    SinglePassOptions::kSplitScores>();
+                    SinglePassOptions::kSplitScores | SinglePassOptions::kScoresFirst>();
 }
 
 }  // namespace

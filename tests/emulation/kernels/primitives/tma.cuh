@@ -21,6 +21,8 @@ inline void bulk_add(float* global, const float* shared, int bytes) {
 }
 inline void bulk_commit() {}
 template <int kGroups>
+void bulk_wait_read() {}
+template <int kGroups>
 void bulk_wait() {}
 
 // Copies one row of a box; elements outside of the tensor become zero.
