@@ -26,6 +26,7 @@ struct SinglePassOptions {
   static constexpr int kSplitScores = 2;    // e is computed while do v^T is under way
   static constexpr int kWideBarriers = 4;   // consumers meet as a whole, not by rows
   static constexpr int kQueryGradient = 8;  // without it dq is left out, which is wrong
+  static constexpr int kRelaxed = 32;       // consumers wait for those further left alone
   static constexpr int kScoresFirst = 16;   // dp of the next tile is issued before dk and dv
 };
 
@@ -42,6 +43,7 @@ struct SinglePassShape {
   static constexpr bool kEarlyValues = (kOptions & SinglePassOptions::kEarlyValues) != 0;
   static constexpr bool kSplitScores = (kOptions & SinglePassOptions::kSplitScores) != 0;
   static constexpr bool kWideBarriers = (kOptions & SinglePassOptions::kWideBarriers) != 0;
+  static constexpr bool kRelaxed = (kOptions & SinglePassOptions::kRelaxed) != 0;
   static constexpr bool kQueryGradient = (kOptions & SinglePassOptions::kQueryGradient) != 0;
   static constexpr bool kScoresFirst =
       !kSplitScores || (kOptions & SinglePassOptions::kScoresFirst) != 0;
@@ -222,7 +224,6 @@ class SinglePassHelper {
     states.z -= sum_of(s_.logs[stage][2 * lane() + 1]);
     states.w += sum_of(s_.sums[stage][2 * lane() + 1]);
     *states_of(tile) = states;
-    __threadfence();
     __syncwarp();
     if (lane() == 0) {
       store_release(x_.next + x_.tile(s_.tile.head, tile), s_.tile.place + 1);
@@ -328,7 +329,7 @@ class SinglePassConsumer {
       if (!Shape::kSplitScores) x.dp.pin();
       meet_keys<0>(x.s, rows, stage, tile, masked, block);
       meet_keys<1>(x.s, rows, stage, tile, masked, block);
-      sync_rows(1);
+      sync_logs();
       s_.arrived[stage].wait(state_.parity());
       const float sticks[2] = {stick<0>(rows, stage), stick<1>(rows, stage)};
       if (Shape::kSplitScores) {
@@ -351,13 +352,13 @@ class SinglePassConsumer {
       if (tile < tiles.last) s_.queries.release(stage == 0 ? Shape::kStages - 1 : stage - 1);
       arrive_as_warp(s_.handed[stage]);
       if (Shape::kEarlyValues) fence_async_proxy();
-      sync_rows(5);
+      sync_sums();
       if (Shape::kEarlyValues) issue_values(sums, stage);
       differentiate<0>(x, rows, stage);
       differentiate<1>(x, rows, stage);
       fence_async_proxy();
       if (Shape::kQueryGradient) arrive_as_warp(s_.differentiated[scores_.stage()]);
-      sync_threads<128>(9 + index_);
+      sync_threads<128>(kScores + index_);
       state_.advance();
       if (Shape::kQueryGradient) {
         has_dq = turn_ == index_;
@@ -398,14 +399,32 @@ class SinglePassConsumer {
     write(sums, block, tiles.head);
   }
 
-  // The warps that have the same rows meet, or all of them.
-  __device__ __forceinline__ void sync_rows(int id) const {
-    if constexpr (Shape::kWideBarriers) {
-      sync_threads<128 * Shape::kConsumers>(id);
-    } else if (Shape::kEarlyValues && id == 5) {
-      sync_threads<128 * Shape::kConsumers>(id);
+  static constexpr int kLogs = 1, kSums = 5, kScores = 9, kLogsOfTwo = 12;  // barriers
+  // Logs are complete. The warps that have the same rows meet, or all of them. Without
+  // kWideBarriers a warp may pass by those that wait for it: it waits for all of them when it knows
+  // its sums.
+  __device__ __forceinline__ void sync_logs() const {
+    if constexpr (Shape::kWideBarriers) return sync_threads<128 * Shape::kConsumers>(kLogs);
+    const int row = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
+    if constexpr (Shape::kRelaxed) {
+      if (index_ == 0) {
+        arrive_threads<64>(kLogsOfTwo + row);
+        arrive_threads<96>(kLogs + row);
+      } else if (index_ == 1) {
+        arrive_threads<96>(kLogs + row);
+        sync_threads<64>(kLogsOfTwo + row);
+      } else {
+        sync_threads<96>(kLogs + row);
+      }
     } else {
-      sync_threads<32 * Shape::kConsumers>(id + uniform(static_cast<int>(threadIdx.x) / 32) % 4);
+      sync_threads<96>(kLogs + row);
+    }
+  }
+  __device__ __forceinline__ void sync_sums() const {
+    if constexpr (Shape::kWideBarriers || Shape::kEarlyValues) {
+      sync_threads<128 * Shape::kConsumers>(kSums);
+    } else {
+      sync_threads<96>(kSums + uniform(static_cast<int>(threadIdx.x) / 32) % 4);
     }
   }
   // The lane's row kRow of the tile.
@@ -518,16 +537,23 @@ class SinglePassConsumer {
 
   // Stores dz.
   template <int kRow>
-  __device__ __forceinline__ void differentiate(TileScores& x, const Rows& rows, int stage) {
+  __device__ __forceinline__ void differentiate(const TileScores& x, const Rows& rows, int stage) {
     const float c =
         s_.states[stage][row<kRow>()].y + (sum_left(s_.sums[stage][row<kRow>()]) + rows.c[kRow]);
     const unsigned offset = score_chunk_offset();
 #pragma unroll
-    for (int t = 0; t < kLaneKeys; ++t) {
-      x.dp.of_row(kRow, t) = fmaf(-x.s.of_row(kRow, t), c, x.dp.of_row(kRow, t));
+    for (int half = 0; half < 2; ++half) {
+      uint32_t rounded[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int t = 8 * half + 2 * n;
+        rounded[n] = pack_bf16(fmaf(-x.s.of_row(kRow, t), c, x.dp.of_row(kRow, t)),
+                               fmaf(-x.s.of_row(kRow, t + 1), c, x.dp.of_row(kRow, t + 1)));
+      }
+      stmatrix_x4(
+          shared_address(s_.dz[scores_.stage()][index_]) + (offset ^ 64u * half) + 1024 * kRow,
+          rounded);
     }
-    store_score_chunks<kRow>(s_.dz[scores_.stage()][index_], offset, 0, x.dp);
-    store_score_chunks<kRow>(s_.dz[scores_.stage()][index_], offset, 1, x.dp);
   }
 
   // Whether each query of the tile sees all keys of the block.

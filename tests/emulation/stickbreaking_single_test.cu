@@ -83,12 +83,16 @@ void check_all() {
   }
 }
 
+using Options = SinglePassOptions;
+constexpr int kAll = Options::kQueryGradient | Options::kSplitScores;
 TEST(EmulatedSinglePass, HeadsOf64) {
-  check_all<64, SinglePassOptions::kQueryGradient | SinglePassOptions::kSplitScores>();
+  check_all<64, kAll>();
 }
-TEST(EmulatedSinglePass, Options) {
-  check_all<64, SinglePassOptions::kQueryGradient | SinglePassOptions::kEarlyValues |
-                    SinglePassOptions::kSplitScores | SinglePassOptions::kScoresFirst>();
+TEST(EmulatedSinglePass, EarlyValues) {
+  check_all<64, kAll | Options::kEarlyValues | Options::kScoresFirst>();
+}
+TEST(EmulatedSinglePass, RelaxedBarriers) {
+  check_all<64, kAll | Options::kRelaxed | Options::kScoresFirst>();
 }
 
 }  // namespace

@@ -11,6 +11,10 @@ template <int kSize>
 void sync_threads(int id) {
   emulation::barrier(id, kSize);
 }
+template <int kSize>
+void arrive_threads(int id) {
+  emulation::arrive(id);
+}
 
 template <int kSize>
 struct NamedThreads {
