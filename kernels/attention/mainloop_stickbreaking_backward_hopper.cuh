@@ -27,6 +27,7 @@ struct SinglePassOptions {
   static constexpr int kWideBarriers = 4;   // consumers meet as a whole, not by rows
   static constexpr int kQueryGradient = 8;  // without it dq is left out, which is wrong
   static constexpr int kRelaxed = 32;       // consumers wait for those further left alone
+  static constexpr int kClamped = 64;       // e always is, so that no vote divides the code
   static constexpr int kScoresFirst = 16;   // dp of the next tile is issued before dk and dv
 };
 
@@ -43,6 +44,7 @@ struct SinglePassShape {
   static constexpr bool kEarlyValues = (kOptions & SinglePassOptions::kEarlyValues) != 0;
   static constexpr bool kSplitScores = (kOptions & SinglePassOptions::kSplitScores) != 0;
   static constexpr bool kWideBarriers = (kOptions & SinglePassOptions::kWideBarriers) != 0;
+  static constexpr bool kClamped = (kOptions & SinglePassOptions::kClamped) != 0;
   static constexpr bool kRelaxed = (kOptions & SinglePassOptions::kRelaxed) != 0;
   static constexpr bool kQueryGradient = (kOptions & SinglePassOptions::kQueryGradient) != 0;
   static constexpr bool kScoresFirst =
@@ -327,8 +329,10 @@ class SinglePassConsumer {
       Rows rows;
       x.s.pin();
       if (!Shape::kSplitScores) x.dp.pin();
-      meet_keys<0>(x.s, rows, stage, tile, masked, block);
-      meet_keys<1>(x.s, rows, stage, tile, masked, block);
+      exponentials(x.s);
+      if (masked) hide(x.s, stage, tile * kQueries, block);
+      meet_keys<0>(x.s, rows, stage);
+      meet_keys<1>(x.s, rows, stage);
       sync_logs();
       s_.arrived[stage].wait(state_.parity());
       const float sticks[2] = {stick<0>(rows, stage), stick<1>(rows, stage)};
@@ -433,18 +437,45 @@ class SinglePassConsumer {
     return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * kRow;
   }
 
-  // Scores become beta = e / (1 + e). What the keys leave of the stick is said to the others.
+  // Scores become e.
+  __device__ __forceinline__ void exponentials(Scores& s) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int t = 0; t < kLaneKeys; ++t) {
+        const float z = s.of_row(i, t) * score_scale<Shape>(x_.p);
+        s.of_row(i, t) = exp2_ftz(Shape::kClamped ? fminf(z, kLargestLogit) : z);
+      }
+    }
+  }
+  // e of keys that the rows do not see becomes zero.
+  __device__ __forceinline__ void hide(Scores& s, int stage, int first_query,
+                                       const Block& block) const {
+    const int first = block.first_key + kLaneKeys * quad_lane();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = SinglePassConsumer::row<0>() + 8 * i;
+      const int query = first_query + row;
+      int begin = query < x_.p.tokens ? s_.first_keys[stage][row] : INT_MAX;
+      begin = max(begin, block.begin) - first;
+      const int end = query + (x_.p.attend_current ? 1 : 0) - first;
+#pragma unroll
+      for (int t = 0; t < kLaneKeys; ++t) {
+        if (t < begin || t >= end) s.of_row(i, t) = 0.0f;
+      }
+    }
+  }
+  // e becomes beta = e / (1 + e). What the keys leave of the stick is said to the others.
   template <int kRow>
-  __device__ __forceinline__ void meet_keys(Scores& s, Rows& rows, int stage, int tile, bool masked,
-                                            const Block& block) {
+  __device__ __forceinline__ void meet_keys(Scores& s, Rows& rows, int stage) {
     float e[kLaneKeys], kept[2 * kGroups], all[kGroups];
 #pragma unroll
-    for (int t = 0; t < kLaneKeys; ++t) {
-      e[t] = exp2_ftz(s.of_row(kRow, t) * score_scale<Shape>(x_.p));
-    }
-    if (masked) hide(e, stage, tile * kQueries + row<kRow>(), block, row<kRow>());
+    for (int t = 0; t < kLaneKeys; ++t) e[t] = s.of_row(kRow, t);
     float mine;
-    if (HopperGradients::keep_or_clamp(e, kept, all)) {
+    if constexpr (Shape::kClamped) {
+      HopperGradients::keep_pairs(e, kept, all);
+      mine = HopperGradients::template sum_of_logarithms<1>(all);
+    } else if (HopperGradients::keep_or_clamp(e, kept, all)) {
       mine = HopperGradients::template sum_of_logarithms<4>(all);
     } else {
       mine = HopperGradients::template sum_of_logarithms<1>(all);
@@ -458,18 +489,6 @@ class SinglePassConsumer {
     const QuadSums of_quad = quad_sums(mine);
     rows.log2_kept[kRow] = of_quad.left + mine;
     s_.logs[stage][row<kRow>()][index_] = of_quad.all;
-  }
-  // e of keys that the row does not see becomes zero.
-  __device__ __forceinline__ void hide(float (&e)[kLaneKeys], int stage, int query,
-                                       const Block& block, int tile_row) const {
-    const int first = block.first_key + kLaneKeys * quad_lane();
-    int begin = query < x_.p.tokens ? s_.first_keys[stage][tile_row] : INT_MAX;
-    begin = max(begin, block.begin) - first;
-    const int end = query + (x_.p.attend_current ? 1 : 0) - first;
-#pragma unroll
-    for (int t = 0; t < kLaneKeys; ++t) {
-      if (t < begin || t >= end) e[t] = 0.0f;
-    }
   }
   // The sums of x of the quad and of its lanes further left.
   struct QuadSums {
