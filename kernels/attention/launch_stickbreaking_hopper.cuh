@@ -75,20 +75,16 @@ void launch_forward_of(cudaStream_t stream, const StickBreakingProblem& p, void*
     launch_forward<Kind<HopperForwardShape<d(), false>>>(stream, p, scratch);
   });
 }
+// In the smallest tiles for narrow heads: where these are not few, a single pass is faster.
 template <template <typename> class Kind>
 void launch_backward_of(cudaStream_t stream, const StickBreakingProblem& p) {
   with_hopper_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {
     if (p.tokens == 0) return;
-    if constexpr (d() <= 64) {
-      if (few_tiles(p, p.workspace_heads)) {
-        return launch_heads<Kind<QueryGradientShape<d(), true>>, Kind<KeyGradientShape<d(), true>>>(
-            stream, p);
-      }
-    }
+    constexpr bool kFewTiles = d() <= 64;
     // The folded gradient of the keys of 128 channels would spill registers.
-    using Key = KeyGradientShape<d()>;
-    launch_heads<Kind<QueryGradientShape<d()>>, std::conditional_t<d() <= 64, Kind<Key>, Key>>(
-        stream, p);
+    using Key = KeyGradientShape<d(), kFewTiles>;
+    launch_heads<Kind<QueryGradientShape<d(), kFewTiles>>,
+                 std::conditional_t<d() <= 64, Kind<Key>, Key>>(stream, p);
   });
 }
 

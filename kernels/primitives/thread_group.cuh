@@ -31,13 +31,6 @@ __device__ __forceinline__ void sync_threads(int id) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "n"(kSize) : "memory");
 }
 
-// Arrives at such a barrier without waiting for it. Others wait there with sync_threads().
-template <int kSize>
-__device__ __forceinline__ void arrive_threads(int id) {
-  static_assert(kSize % 32 == 0);
-  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "n"(kSize) : "memory");
-}
-
 // kSize threads of a block from thread `first` on, whole warps, with the named barrier `id`.
 template <int kSize>
 struct NamedThreads {

@@ -145,12 +145,32 @@ AttentionChoice choose_implementation(const StickBreakingShape& x, const Target&
   return {.reason = std::move(why_not)};
 }
 
+// Whether the backward pass for Hopper is a single pass, which is written for heads of 32 and 64
+// channels without a gate. On an H200, 24 heads of 64 channels and 32768 tokens, it takes 3.35 ms
+// instead of 4.24 for documents of 4096 tokens, 11.5 instead of 15.6 for 16384 and 2.14 instead
+// of 2.89 for many lengths. Where each of the smallest tiles, of 64 rows, has a multiprocessor of
+// its own, the two phases have kernels that use all of these, while a block of 192 keys would leave
+// most of them idle. Between the two, where each block of keys has a multiprocessor of its own, the
+// one with the most queries takes all of the time, and that is shorter in a single pass just as
+// where there are many.
+bool single_pass(const StickBreakingShape& x) {
+  constexpr int64_t kTile = 64, kMultiprocessors = 132;
+  return x.head_dim <= 64 && !x.gated &&
+         (x.tokens + kTile - 1) / kTile * x.heads > kMultiprocessors;
+}
+
 // The scratch of the backward pass: states for as many heads at a time as fit the budget, and later
 // the sums for the gradient of a learned remainder.
 void plan_backward(const StickBreakingShape& x, AttentionChoice& choice) {
   choice.blocks = (x.max_seqlen + 126) / 64 + 2;
   choice.tokens = x.tokens;
-  if (choice.implementation == Implementation::kHopper) {
+  if (choice.implementation == Implementation::kHopper && single_pass(x)) {
+    const kernels::StickSinglePassScratch scratch =
+        kernels::stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim);
+    choice.single_pass = true;
+    choice.heads = scratch.heads;
+    choice.bytes = scratch.bytes;
+  } else if (choice.implementation == Implementation::kHopper) {
     const kernels::StickHopperScratch scratch = kernels::stickbreaking_hopper_backward_scratch(
         {.tokens = x.tokens, .heads = x.heads, .head_dim = x.head_dim, .blocks = choice.blocks});
     choice.blocks = scratch.blocks;

@@ -34,7 +34,8 @@ AttentionChoice choose(const SoftmaxShape& shape, const Target& target,
 // {log2 T, C} at the block's left edge (kernels/attention/stickbreaking.h), or on Hopper four such
 // states in the block. Nothing else grows with T * L, so the heads are computed in groups whose
 // states fit a fixed budget; on Hopper one head is cut into segments of queries and keys where it
-// does not (kernels/attention/scratch_sizes.h). The forward passes of both save the same.
+// does not (kernels/attention/scratch_sizes.h). A single pass on Hopper keeps one state of each row
+// and sums of dq, which grow with T alone. The forward passes save the same everywhere.
 struct StickBreakingShape {
   bool backward = false;
   int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0;

@@ -67,7 +67,6 @@ class Block {
   bool late() const { return timing_ == Timing::kLate; }
   void wait_until(const char* what, int64_t detail, std::function<bool()> ready);
   bool barrier(int id, int threads, bool x);
-  void arrive(int id);
   void issue_copy(Action copy);
 
  private:
@@ -213,11 +212,6 @@ bool Block::barrier(int id, int threads, bool x) {
   return result;
 }
 
-void Block::arrive(int id) {
-  ++current_->barriers[static_cast<size_t>(id)];
-  ++barriers_[static_cast<size_t>(id)].arrived;
-}
-
 void Block::issue_copy(Action copy) {
   if (late()) {
     copies_.push_back(std::move(copy));
@@ -272,10 +266,6 @@ const uint64_t* exchange(uint64_t value) {
 
 bool barrier(int id, int threads, bool x) {
   return running_block->barrier(id, threads, x);
-}
-
-void arrive(int id) {
-  running_block->arrive(id);
 }
 
 void issue_copy(std::function<void()> copy) {

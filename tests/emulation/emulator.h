@@ -59,8 +59,6 @@ const uint64_t* exchange(uint64_t value);
 
 // A barrier of `threads` threads with an id from 0 to 15; whether x holds for all of them.
 bool barrier(int id, int threads, bool x = true);
-// Arrives there without waiting.
-void arrive(int id);
 
 // Copies by the copy engine: at once, or when all threads wait.
 void issue_copy(std::function<void()> copy);

@@ -133,6 +133,7 @@ void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
                                             .head_dim = op.q_THd.cols() / heads,
                                             .blocks = scratch.choice.blocks},
                                            1, segment);
+  scratch.choice.single_pass = false;
   scratch.choice.heads = 1;
   scratch.choice.tokens = layout.segment;
   scratch.choice.blocks = layout.blocks;

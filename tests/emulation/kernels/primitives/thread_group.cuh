@@ -11,10 +11,6 @@ template <int kSize>
 void sync_threads(int id) {
   emulation::barrier(id, kSize);
 }
-template <int kSize>
-void arrive_threads(int id) {
-  emulation::arrive(id);
-}
 
 template <int kSize>
 struct NamedThreads {

@@ -1,6 +1,6 @@
 // The stick-breaking backward pass for sm_90a in a single pass: five products and one scan for each
 // pair of query and key, where the two phases take seven and two
-// (mainloop_stickbreaking_query_gradient_hopper.cuh).
+// (mainloop_stickbreaking_query_gradient_hopper.cuh). There are no gates here.
 //
 // A block of threads owns 192 keys, whose K and V stay in shared memory, and walks over the tiles
 // of 64 queries that see them, from the last to the first. Each of its three consumers owns 64 of
@@ -8,11 +8,10 @@
 // keys further left, through device memory behind a counter for each tile, and what the consumers
 // further left contribute. Every consumer says what its own keys leave of the stick as soon as it
 // knows it, and later what they add to C, so none waits for another's state, only for two barriers.
-// Blocks take keys from left to right, all heads of one place first: what they wait for runs
-// already.
 //
-// The fourth warpgroup loads, passes states on and computes dq: it multiplies dz of all 192 keys by
-// K and adds the product to sums in device memory, after the block further left.
+// The consumers compute dq of a tile in turns, from dz of all 192 keys. A fourth warpgroup loads,
+// passes states on and adds dq to sums in device memory, block after block from left to right, so
+// that the bits are the same on every run. The first block stores the sums.
 #pragma once
 
 #include "kernels/attention/stickbreaking_backward_hopper.cuh"
@@ -20,64 +19,54 @@
 
 namespace sbtrain::kernels {
 
-// What distinguishes the forms of the kernel that are measured.
-struct SinglePassOptions {
-  static constexpr int kEarlyValues = 1;    // dv is issued before dz is known
-  static constexpr int kSplitScores = 2;    // e is computed while do v^T is under way
-  static constexpr int kWideBarriers = 4;   // consumers meet as a whole, not by rows
-  static constexpr int kQueryGradient = 8;  // without it dq is left out, which is wrong
-  static constexpr int kRelaxed = 32;       // consumers wait for those further left alone
-  static constexpr int kClamped = 64;       // e always is, so that no vote divides the code
-  static constexpr int kScoresFirst = 16;   // dp of the next tile is issued before dk and dv
-};
-
-template <int kHeadDim, int kOptions>
+template <int kHeadDim>
 struct SinglePassShape {
   static constexpr int kD = kHeadDim;
-  static constexpr bool kFolded = true;
+  static constexpr bool kFolded = false;
   static constexpr int kConsumers = 3;
   static constexpr int kKeys = kStickKeys * kConsumers;
-  static constexpr int kQueries = 64;
+  static constexpr int kQueries = kSinglePassQueries;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kStages = 3;
-  static constexpr int kScoreTiles = 2;  // of A and dz
-  static constexpr bool kEarlyValues = (kOptions & SinglePassOptions::kEarlyValues) != 0;
-  static constexpr bool kSplitScores = (kOptions & SinglePassOptions::kSplitScores) != 0;
-  static constexpr bool kWideBarriers = (kOptions & SinglePassOptions::kWideBarriers) != 0;
-  static constexpr bool kClamped = (kOptions & SinglePassOptions::kClamped) != 0;
-  static constexpr bool kRelaxed = (kOptions & SinglePassOptions::kRelaxed) != 0;
-  static constexpr bool kQueryGradient = (kOptions & SinglePassOptions::kQueryGradient) != 0;
-  static constexpr bool kScoresFirst =
-      !kSplitScores || (kOptions & SinglePassOptions::kScoresFirst) != 0;
+  static constexpr int kStages = kConsumers;  // the consumer of this number computes dq
+  static constexpr int kScoreTiles = 2;       // of A and dz
   static constexpr int kProducerRegisters = 32;
   static constexpr int kConsumerRegisters = 160;
 };
 
+// The counters begin where begin_single_pass_kernel() sets them. [H] are the heads of the launch.
 struct SinglePassArguments {
   StickBreakingProblem p;
-  int tiles = 0;              // of queries
+  float scale_log2 = 1.0f;    // of q k^T, where it is not folded into the queries
+  int first_head = 0;         // of the launch
+  int heads = 0;              // of the launch
+  int tiles = 0;              // of 64 queries
   int places = 0;             // of 192 keys
   int* taken = nullptr;       // how many blocks of keys have been taken
-  int* first_keys = nullptr;  // [64 tiles]: that each row sees
+  int* first_keys = nullptr;  // [H, 64 tiles]: that each row sees
   float2* states = nullptr;   // {log2 T, C} [H, 64 tiles], at the left of the place that is next
   int* next = nullptr;        // [H, tiles]: the place that is next to take the states
   int* next_dq = nullptr;     // [H, tiles]: and to add to dq
   float* dq = nullptr;        // [H, tiles, 64 d], as the lanes hold it (save_sums)
   CUtensorMap q, dout, k, v;  // of 64 queries or keys
-  __host__ __device__ __forceinline__ int64_t tile(int head, int tile) const {
-    return static_cast<int64_t>(head) * tiles + tile;
+  __device__ __forceinline__ int tile(int head, int tile) const {
+    return (head - first_head) * tiles + tile;
   }
 };
 
-// A block of 192 keys, and the tiles of queries that see it.
+// A block of 192 keys, and the last tile of queries that sees it.
 struct SinglePassTile : KeyTile {
-  int begin = 0, last = 0;
   int place = 0;
+  int last = -1;  // < 0: no query sees a key
 };
 __device__ __forceinline__ SinglePassTile uniform(const SinglePassTile& x) {
-  return {uniform(static_cast<const KeyTile&>(x)), uniform(x.begin), uniform(x.last),
-          uniform(x.place)};
+  return {uniform(static_cast<const KeyTile&>(x)), uniform(x.place), uniform(x.last)};
 }
+
+// What a warp has no register for.
+struct WarpBlock {
+  int head;         // of a consumer
+  uint32_t parity;  // of the phase of the barriers in which the block of keys comes
+};
 
 template <typename Shape>
 struct SinglePassShared {
@@ -89,12 +78,13 @@ struct SinglePassShared {
   alignas(1024) __nv_bfloat16 dout[kStages][kQueries * kD];
   alignas(1024) __nv_bfloat16 a[Shape::kScoreTiles][kConsumers][kQueries * kStickKeys];
   alignas(1024) __nv_bfloat16 dz[Shape::kScoreTiles][kConsumers][kQueries * kStickKeys];
-  alignas(128) float dq[Shape::kQueryGradient ? kQueries * kD : 32];
+  alignas(128) float dq[kQueries * kD];
   // Of each row: log2 of what the keys of each consumer leave of the stick, and what they add to C.
+  // The fourth numbers are the state that comes from the left, log2 T and C.
   alignas(16) float logs[kStages][kQueries][4];
   alignas(16) float sums[kStages][kQueries][4];
-  alignas(16) float2 states[kStages][kQueries];
   alignas(16) int first_keys[kStages][kQueries];
+  int next_tile[kStages];  // that sees the keys; < 0: there are no more
   Pipeline<1> keys, tiles;
   Pipeline<kStages> queries;
   Mbarrier arrived[kStages];                    // the states have
@@ -102,23 +92,34 @@ struct SinglePassShared {
   Mbarrier differentiated[Shape::kScoreTiles];  // dz of all keys is complete
   Pipeline<1> staged;                           // dq
   SinglePassTile tile;
+  WarpBlock warps[Shape::kThreads / 32];
 
+  __device__ __forceinline__ WarpBlock& my_block() { return warps[reread_thread() / 32]; }
+  __device__ __forceinline__ PipelineState<1> block_state() {
+    // The same in all lanes, which the compiler has to know.
+    return {static_cast<uint32_t>(uniform(static_cast<int>(my_block().parity)))};
+  }
+  __device__ __forceinline__ void advance_block() {
+    if (lane() == 0) my_block().parity ^= 1;
+    __syncwarp();
+  }
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4 * kConsumers;
     tiles.init(1, kWarps + 3);
     keys.init(1, kWarps);
-    queries.init(1, kWarps + 1);
+    queries.init(1, kWarps + 3);
     for (int i = 0; i < kStages; ++i) {
       arrived[i].init(1);
       handed[i].init(kWarps);
     }
     for (Mbarrier& barrier : differentiated) barrier.init(kWarps);
     staged.init(4, 1);
+    for (WarpBlock& warp : warps) warp.parity = 0;
   }
 };
 
-// The fourth warpgroup. Warp 0 loads keys and queries, warp 1 fetches states, warp 2 passes them on
-// and warp 3 adds dq; all four multiply.
+// The fourth warpgroup. Warp 0 takes blocks and loads keys and queries, warp 1 fetches states, warp
+// 2 passes them on and warp 3 adds dq.
 template <typename Shape>
 class SinglePassHelper {
   static constexpr int kD = Shape::kD, kQueries = Shape::kQueries;
@@ -126,62 +127,86 @@ class SinglePassHelper {
 
  public:
   __device__ __forceinline__ SinglePassHelper(Shared& shared, const SinglePassArguments& x)
-      : s_(shared), x_(x), warp_(uniform(static_cast<int>(threadIdx.x) / 32)) {}
+      : s_(shared), x_(x) {}
 
+  // The block is read again from shared memory where it is used, since threads have few registers.
   __device__ __forceinline__ void run() {
-    while (next_block()) {
-      const int begin = uniform(s_.tile.begin);
-      int tile = uniform(s_.tile.last);
-      if (warp_ == 0) begin_loads(tile, begin);
-      if (warp_ == 1) fetch_states(tile);
-#pragma unroll 1
-      for (; tile >= begin; --tile) {
-        if (warp_ == 0 && tile - 2 >= begin) load_queries(tile - 2);
-        if (warp_ == 1 && tile > begin) fetch_states(tile - 1);
-        if (warp_ == 2) pass_states_on(tile);
-        if (Shape::kQueryGradient && warp_ == 3) add_query_gradient(tile);
+    const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+    if (warp == 0) return load_blocks();
+    for (;;) {
+      s_.tiles.wait(s_.block_state());
+      if (uniform(s_.tile.first) < 0) return;
+      for (int tile = uniform(s_.tile.last); tile >= 0;) {
+        const int stage = queries_.stage();
+        s_.queries.wait(queries_);
+        const int next = uniform(s_.next_tile[stage]);
+        if (warp == 1) fetch_states(tile, stage);
+        if (warp == 2) pass_states_on(tile, stage);
+        if (warp == 3) add_query_gradient(tile, stage);
+        queries_.advance();
+        tile = next;
       }
-      if (warp_ != 0) s_.tiles.release();
-      blocks_.advance();
+      s_.tiles.release();
+      s_.advance_block();
     }
   }
 
  private:
-  // The block is read again from shared memory where it is used, since threads have few registers.
-  __device__ __forceinline__ bool next_block() {
-    if (warp_ == 0) {
-      Mbarrier& full = s_.tiles.acquire(blocks_);
+  // ---- Warp 0 ----
+  __device__ __forceinline__ void load_blocks() {
+    for (;;) {
+      const SinglePassTile block = take_block();
+      Mbarrier& full = s_.tiles.acquire(s_.block_state());
       if (lane() == 0) {
-        s_.tile = take_block();
+        s_.tile = block;
         full.arrive();
       }
       __syncwarp();
-    } else {
-      s_.tiles.wait(blocks_);
+      if (block.first < 0) return;
+      int tile = block.last;
+      if (tile >= 0) tile = load_queries(tile);
+      load_keys();
+      while (tile >= 0) tile = load_queries(tile);
+      s_.advance_block();
     }
-    return uniform(s_.tile.first) >= 0;
   }
+  // Places are taken from left to right, all heads of one place first. Where a block waits, it
+  // waits for what the blocks of the same head and the places further left say of a tile of
+  // queries. Those have been taken before, by thread blocks that run, and the first place that sees
+  // a tile waits for none: by induction over the order in which they are taken all blocks end. In
+  // whatever order thread blocks start, none waits for one that does not run yet.
   __device__ __forceinline__ SinglePassTile take_block() const {
-    const StickBreakingProblem& p = x_.p;
-    const int n = atomicAdd(x_.taken, 1);
-    const int place = n / p.heads;
+    int n = 0;
+    if (lane() == 0) n = atomicAdd(x_.taken, 1);
+    n = __shfl_sync(~0u, n, 0);
+    const int place = n / x_.heads;
     if (place >= x_.places) return {};
-    const int first = place * Shape::kKeys;
+    const StickBreakingProblem& p = x_.p;
+    const int first = place * Shape::kKeys, head = x_.first_head + n % x_.heads;
     const int end_key = min(first + Shape::kKeys, p.tokens);
-    const int end = visibility_of<false>(p, StickHead(p, 0)).end_query(end_key - 1);
-    return {{first, n % p.heads}, first / kQueries, (end - 1) / kQueries, place};
+    const int end = visibility_of<false>(p, StickHead(p, head)).end_query(end_key - 1);
+    return {{first, head}, place, tile_before((end + kQueries - 1) / kQueries, first, head)};
   }
-
-  // ---- Warp 0 ----
-  __device__ __forceinline__ void begin_loads(int last, int begin) {
-    load_queries(last);
-    load_keys();
-    if (last > begin) load_queries(last - 1);
+  // The last tile before this one whose queries see a key of the block that begins at `first`. The
+  // first row of a tile is the one that sees furthest to the left, but where sticks are used up,
+  // some tiles may see less than those before them.
+  __device__ __forceinline__ int tile_before(int tile, int first, int head) const {
+    const int begin = first / kQueries;
+    if (x_.p.skip_epsilon == 0) return tile > begin ? tile - 1 : -1;
+    for (; tile > begin; tile -= 32) {
+      const int mine = tile - 1 - lane();
+      const bool sees = mine >= begin && x_.first_keys[int64_t{x_.tile(head, mine)} * kQueries] <
+                                             first + Shape::kKeys;
+      const unsigned votes = __ballot_sync(~0u, sees);
+      if (votes != 0) return tile - __ffs(static_cast<int>(votes));
+    }
+    return -1;
   }
   __device__ __forceinline__ void load_keys() {
-    Mbarrier& full = s_.keys.acquire(blocks_);
+    Mbarrier& full = s_.keys.acquire(s_.block_state());
     if (lane() == 0) {
       full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
+#pragma unroll 1
       for (int i = 0; i < Shape::kConsumers; ++i) {
         const int first = first_loaded_key<kStickKeys>(s_.tile.first + i * kStickKeys, x_.p.tokens);
         load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, s_.tile.head);
@@ -190,63 +215,75 @@ class SinglePassHelper {
     }
     __syncwarp();
   }
-  __device__ __forceinline__ void load_queries(int tile) {
+  // Returns the next tile, or -1.
+  __device__ __forceinline__ int load_queries(int tile) {
     const int stage = queries_.stage();
+    const int next = tile_before(tile, s_.tile.first, s_.tile.head);
     Mbarrier& full = s_.queries.acquire(queries_);
     if (lane() == 0) {
-      const int first = tile * kQueries;
+      s_.next_tile[stage] = next;
+      const int first = tile * kQueries, head = s_.tile.head;
       full.arrive_and_expect(2 * 2 * kQueries * kD + static_cast<int>(sizeof(s_.first_keys[0])));
-      load_token_tile<kQueries, kD>(s_.q[stage], x_.q, full, first, s_.tile.head);
-      load_token_tile<kQueries, kD>(s_.dout[stage], x_.dout, full, first, s_.tile.head);
-      bulk_load(s_.first_keys[stage], x_.first_keys + first, sizeof(s_.first_keys[0]), full);
+      load_token_tile<kQueries, kD>(s_.q[stage], x_.q, full, first, head);
+      bulk_load(s_.first_keys[stage], x_.first_keys + int64_t{x_.tile(head, tile)} * kQueries,
+                sizeof(s_.first_keys[0]), full);
+      load_token_tile<kQueries, kD>(s_.dout[stage], x_.dout, full, first, head);
     }
     __syncwarp();
     queries_.advance();
+    return next;
   }
 
   // ---- Warps 1 and 2: a lane has two rows ----
   __device__ __forceinline__ float4* states_of(int tile) const {
-    return reinterpret_cast<float4*>(x_.states + x_.tile(s_.tile.head, tile) * kQueries) + lane();
+    return reinterpret_cast<float4*>(x_.states + int64_t{x_.tile(s_.tile.head, tile)} * kQueries) +
+           lane();
   }
-  __device__ __forceinline__ void fetch_states(int tile) {
-    const int stage = queries_.stage();
-    s_.queries.acquire(queries_);
+  __device__ __forceinline__ void fetch_states(int tile, int stage) {
     if (lane() == 0) wait_for_value(x_.next + x_.tile(s_.tile.head, tile), s_.tile.place);
     __syncwarp();
-    reinterpret_cast<float4*>(s_.states[stage])[lane()] = __ldcg(states_of(tile));
+    const float4 states = __ldcg(states_of(tile));
+    s_.logs[stage][2 * lane()][3] = states.x;
+    s_.sums[stage][2 * lane()][3] = states.y;
+    s_.logs[stage][2 * lane() + 1][3] = states.z;
+    s_.sums[stage][2 * lane() + 1][3] = states.w;
     arrive_as_warp(s_.arrived[stage]);
-    queries_.advance();
+    s_.queries.release(stage);
   }
-  __device__ __forceinline__ void pass_states_on(int tile) {
-    const int stage = queries_.stage();
+  __device__ __forceinline__ void pass_states_on(int tile, int stage) {
     s_.handed[stage].wait(queries_.parity());
-    float4 states = reinterpret_cast<const float4*>(s_.states[stage])[lane()];
-    states.x -= sum_of(s_.logs[stage][2 * lane()]);
-    states.y += sum_of(s_.sums[stage][2 * lane()]);
-    states.z -= sum_of(s_.logs[stage][2 * lane() + 1]);
-    states.w += sum_of(s_.sums[stage][2 * lane() + 1]);
-    *states_of(tile) = states;
+    const int row = 2 * lane();
+    *states_of(tile) = make_float4(
+        at_right<false>(s_.logs[stage][row]), at_right<true>(s_.sums[stage][row]),
+        at_right<false>(s_.logs[stage][row + 1]), at_right<true>(s_.sums[stage][row + 1]));
     __syncwarp();
     if (lane() == 0) {
       store_release(x_.next + x_.tile(s_.tile.head, tile), s_.tile.place + 1);
-      s_.queries.empty[stage].arrive();
     }
-    __syncwarp();
-    queries_.advance();
+    s_.queries.release(stage);
   }
-  static __device__ __forceinline__ float sum_of(const float (&of_consumers)[4]) {
-    const float4 x = *reinterpret_cast<const float4*>(of_consumers);
-    return x.x + x.y + x.z;
+  // The state at the right of the block's keys.
+  template <bool kAdds>
+  static __device__ __forceinline__ float at_right(const float (&of_row)[4]) {
+    const float4 x = *reinterpret_cast<const float4*>(of_row);
+    const float sum = x.x + x.y + x.z;
+    return kAdds ? x.w + sum : x.w - sum;
   }
 
   // ---- Warp 3: adds what a consumer has staged, and says so when it is there ----
-  __device__ __forceinline__ void add_query_gradient(int tile) {
+  __device__ __forceinline__ void add_query_gradient(int tile, int stage) {
+    const bool first = s_.first_keys[stage][0] >= s_.tile.first;  // place that sees the tile
+    s_.queries.release(stage);
     if (lane() == 0) {
-      const int64_t at = x_.tile(s_.tile.head, tile);
-      wait_for_value(x_.next_dq + at, s_.tile.place);
+      const int at = x_.tile(s_.tile.head, tile);
+      if (!first) wait_for_value(x_.next_dq + at, s_.tile.place);
       s_.staged.wait(staged_);
       fence_all_proxies();
-      bulk_add(x_.dq + at * (kQueries * kD), s_.dq, sizeof(s_.dq));
+      if (first) {
+        bulk_store(x_.dq + int64_t{at} * (kQueries * kD), s_.dq, sizeof(s_.dq));
+      } else {
+        bulk_add(x_.dq + int64_t{at} * (kQueries * kD), s_.dq, sizeof(s_.dq));
+      }
       bulk_commit();
       bulk_wait_read<0>();
       s_.staged.empty[0].arrive();
@@ -260,8 +297,6 @@ class SinglePassHelper {
 
   Shared& s_;
   const SinglePassArguments& x_;
-  const int warp_;
-  PipelineState<1> blocks_;
   PipelineState<Shape::kStages> queries_;
   PipelineState<1> staged_;
 };
@@ -280,12 +315,13 @@ class SinglePassConsumer {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      s_.tiles.wait(blocks_);
+      s_.tiles.wait(s_.block_state());
       const SinglePassTile block = uniform(s_.tile);
+      if (lane() == 0) s_.my_block().head = block.head;
       s_.tiles.release();
       if (block.first < 0) return;
       compute(block);
-      blocks_.advance();
+      s_.advance_block();
     }
   }
 
@@ -299,6 +335,11 @@ class SinglePassConsumer {
   };
   struct TileScores {
     Scores s, dp;
+    // In registers of dp, which is not there yet while dq of the tile before is.
+    __device__ __forceinline__ WarpgroupAccumulator<kD>& dq() {
+      static_assert(sizeof(WarpgroupAccumulator<kD>) <= sizeof(Scores));
+      return reinterpret_cast<WarpgroupAccumulator<kD>&>(dp);
+    }
   };
   struct Block {
     int begin, first_key;  // of the keys, and the first one that is loaded
@@ -315,121 +356,89 @@ class SinglePassConsumer {
     Gradients sums;
     sums.dk.clear();
     sums.dv.clear();
+    s_.keys.wait(s_.block_state());
+    if (tiles.last >= 0) walk(sums, block, tiles.last);
+    s_.keys.release();
+    __syncwarp();
+    write(sums, block, s_.my_block().head);
+  }
+  // From tile to tile. dv and dk of one, and dp or dq, are under way until the sticks of the next
+  // one are known.
+  __device__ __forceinline__ void walk(Gradients& sums, const Block& block, int tile) {
     TileScores x;
-    s_.keys.wait(blocks_);
     s_.queries.wait(state_);
     issue_scores(x, state_.stage());
     issue_value_products(x, state_.stage());
     wait_for_products<0>();
-    bool has_dq = false;  // dp holds dq of the tile before
+    bool has_dq = false;  // x has dq of the tile before
+    int before = -1;      // its stage
 #pragma unroll 1
-    for (int tile = tiles.last;; --tile) {
+    for (;;) {
       const int stage = state_.stage();
-      const bool masked = !all_see(stage, tile, block);
       Rows rows;
       x.s.pin();
-      if (!Shape::kSplitScores) x.dp.pin();
       exponentials(x.s);
-      if (masked) hide(x.s, stage, tile * kQueries, block);
+      if (!all_see(stage, tile, block)) hide(x.s, stage, tile * kQueries, block);
       meet_keys<0>(x.s, rows, stage);
       meet_keys<1>(x.s, rows, stage);
-      sync_logs();
+      sync_consumers();  // logs are complete
       s_.arrived[stage].wait(state_.parity());
       const float sticks[2] = {stick<0>(rows, stage), stick<1>(rows, stage)};
-      if (Shape::kSplitScores) {
-        wait_for_products<0>();
-        x.dp.pin();
-        sums.pin();
-      }
-      if (Shape::kQueryGradient && has_dq) {
-        stage_query_gradient(x.dp);
+      wait_for_products<0>();
+      x.dp.pin();
+      sums.pin();
+      if (before >= 0) s_.queries.release(before);
+      if (has_dq) {
+        stage_query_gradient(x.dq());
         issue_value_products(x, stage);
         wait_for_products<0>();
         x.dp.pin();
       }
       break_stick<0>(x, rows, sticks[0], stage);
       break_stick<1>(x, rows, sticks[1], stage);
-      if (!Shape::kSplitScores) {
-        wait_for_products<0>();
-        sums.pin();
-      }
-      if (tile < tiles.last) s_.queries.release(stage == 0 ? Shape::kStages - 1 : stage - 1);
       arrive_as_warp(s_.handed[stage]);
-      if (Shape::kEarlyValues) fence_async_proxy();
-      sync_sums();
-      if (Shape::kEarlyValues) issue_values(sums, stage);
+      sync_consumers();  // sums are complete
       differentiate<0>(x, rows, stage);
       differentiate<1>(x, rows, stage);
       fence_async_proxy();
-      if (Shape::kQueryGradient) arrive_as_warp(s_.differentiated[scores_.stage()]);
+      arrive_as_warp(s_.differentiated[scores_.stage()]);
       sync_threads<128>(kScores + index_);
       state_.advance();
-      if (Shape::kQueryGradient) {
-        has_dq = turn_ == index_;
-        turn_ = turn_ == Shape::kConsumers - 1 ? 0 : turn_ + 1;
-      }
-      if (tile == tiles.begin) {
-        issue_gradients(sums, stage);
-        if (Shape::kQueryGradient && has_dq) issue_query_gradient(x);
-        wait_for_products<0>();
-        sums.pin();
-        if (Shape::kQueryGradient) {
-          x.dp.pin();
-          if (has_dq) {
-            stage_query_gradient(x.dp);
-          } else {
-            staged_.advance();
-          }
-        }
-        scores_.advance();
-        s_.queries.release(stage);
+      has_dq = stage == index_;
+      tile = uniform(s_.next_tile[stage]);
+      if (tile < 0) {
+        end_walk(x, sums, stage, has_dq);
         break;
       }
       s_.queries.wait(state_);
       issue_scores(x, state_.stage());
-      if (Shape::kQueryGradient && has_dq) {
+      if (has_dq) {
         issue_gradients(sums, stage);
         issue_query_gradient(x);
       } else {
-        if (Shape::kScoresFirst) issue_value_products(x, state_.stage());
+        issue_value_products(x, state_.stage());
         issue_gradients(sums, stage);
-        if (!Shape::kScoresFirst) issue_value_products(x, state_.stage());
-        staged_.advance();
       }
       scores_.advance();
-      wait_for_products<Shape::kSplitScores ? 2 : 1>();
+      before = stage;
+      wait_for_products<2>();
     }
-    s_.keys.release();
-    write(sums, block, tiles.head);
+  }
+  // The gradients of the last tile.
+  __device__ __forceinline__ void end_walk(TileScores& x, Gradients& sums, int stage, bool has_dq) {
+    issue_gradients(sums, stage);
+    if (has_dq) issue_query_gradient(x);
+    wait_for_products<0>();
+    sums.pin();
+    x.dp.pin();
+    scores_.advance();
+    if (has_dq) stage_query_gradient(x.dq());
+    s_.queries.release(stage);
   }
 
-  static constexpr int kLogs = 1, kSums = 5, kScores = 9, kLogsOfTwo = 12;  // barriers
-  // Logs are complete. The warps that have the same rows meet, or all of them. Without
-  // kWideBarriers a warp may pass by those that wait for it: it waits for all of them when it knows
-  // its sums.
-  __device__ __forceinline__ void sync_logs() const {
-    if constexpr (Shape::kWideBarriers) return sync_threads<128 * Shape::kConsumers>(kLogs);
-    const int row = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
-    if constexpr (Shape::kRelaxed) {
-      if (index_ == 0) {
-        arrive_threads<64>(kLogsOfTwo + row);
-        arrive_threads<96>(kLogs + row);
-      } else if (index_ == 1) {
-        arrive_threads<96>(kLogs + row);
-        sync_threads<64>(kLogsOfTwo + row);
-      } else {
-        sync_threads<96>(kLogs + row);
-      }
-    } else {
-      sync_threads<96>(kLogs + row);
-    }
-  }
-  __device__ __forceinline__ void sync_sums() const {
-    if constexpr (Shape::kWideBarriers || Shape::kEarlyValues) {
-      sync_threads<128 * Shape::kConsumers>(kSums);
-    } else {
-      sync_threads<96>(kSums + uniform(static_cast<int>(threadIdx.x) / 32) % 4);
-    }
+  static constexpr int kMeeting = 1, kScores = 2;  // barriers
+  __device__ __forceinline__ void sync_consumers() const {
+    sync_threads<128 * Shape::kConsumers>(kMeeting);
   }
   // The lane's row kRow of the tile.
   template <int kRow>
@@ -443,8 +452,8 @@ class SinglePassConsumer {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int t = 0; t < kLaneKeys; ++t) {
-        const float z = s.of_row(i, t) * score_scale<Shape>(x_.p);
-        s.of_row(i, t) = exp2_ftz(Shape::kClamped ? fminf(z, kLargestLogit) : z);
+        const float z = s.of_row(i, t);
+        s.of_row(i, t) = exp2_ftz(Shape::kFolded ? z : z * x_.scale_log2);
       }
     }
   }
@@ -472,10 +481,7 @@ class SinglePassConsumer {
 #pragma unroll
     for (int t = 0; t < kLaneKeys; ++t) e[t] = s.of_row(kRow, t);
     float mine;
-    if constexpr (Shape::kClamped) {
-      HopperGradients::keep_pairs(e, kept, all);
-      mine = HopperGradients::template sum_of_logarithms<1>(all);
-    } else if (HopperGradients::keep_or_clamp(e, kept, all)) {
+    if (HopperGradients::keep_or_clamp(e, kept, all)) {
       mine = HopperGradients::template sum_of_logarithms<4>(all);
     } else {
       mine = HopperGradients::template sum_of_logarithms<1>(all);
@@ -502,29 +508,36 @@ class SinglePassConsumer {
     if ((threadIdx.x & 2) != 0) left += others;
     return {pair + others, left};
   }
-  // Of the consumers further left.
-  __device__ __forceinline__ float sum_left(const float (&of_consumers)[4]) const {
-    float sum = 0.0f;
-    if (index_ > 0) {
-      const float2 x = *reinterpret_cast<const float2*>(of_consumers);
-      sum = x.x;
-      if (index_ > 1) sum += x.y;
-    }
-    return sum;
+  // Of a row: the state from the left, and the sum of the consumers further left.
+  struct Left {
+    float state, sum;
+  };
+  __device__ __forceinline__ Left left_of_keys(const float (&of_row)[4]) const {
+    const float4 x = *reinterpret_cast<const float4*>(of_row);
+    float sum = index_ > 0 ? x.x : 0.0f;
+    if (index_ > 1) sum += x.y;
+    return {x.w, sum};
   }
 
   // The stick that comes to the lane's last key from the right.
   template <int kRow>
   __device__ __forceinline__ float stick(const Rows& rows, int stage) const {
-    const float left = sum_left(s_.logs[stage][row<kRow>()]) + rows.log2_kept[kRow];
-    return exp2_ftz(s_.states[stage][row<kRow>()].x - left);
+    const Left left = left_of_keys(s_.logs[stage][row<kRow>()]);
+    return exp2_ftz(left.state - (left.sum + rows.log2_kept[kRow]));
+  }
+
+  // Where the lane's row kRow of the consumer's scores is stored, half of its columns at this
+  // address and half at the other one that differs in bit 6.
+  template <int kRow, typename Tiles>
+  __device__ __forceinline__ uint32_t score_address(const Tiles& tiles) const {
+    return shared_address(tiles[scores_.stage()][index_]) + 1024 * kRow + score_chunk_offset();
   }
 
   // From beta: A is stored, and dp becomes what dz is where C at the lane's left is zero: with
   // g = A dp and P the sum of g up to a key, dz = g - beta (C + P).
   template <int kRow>
   __device__ __forceinline__ void break_stick(TileScores& x, Rows& rows, float stick, int stage) {
-    const unsigned offset = score_chunk_offset();
+    const uint32_t address = score_address<kRow>(s_.a);
 #pragma unroll
     for (int half = 1; half >= 0; --half) {
       uint32_t rounded[4];
@@ -538,9 +551,7 @@ class SinglePassConsumer {
         x.dp.of_row(kRow, t + 1) *= a[1];
         rounded[n] = pack_bf16(a[0], a[1]);
       }
-      stmatrix_x4(
-          shared_address(s_.a[scores_.stage()][index_]) + (offset ^ 64u * half) + 1024 * kRow,
-          rounded);
+      stmatrix_x4(address ^ 64u * half, rounded);
     }
     float sum = 0.0f;
 #pragma unroll
@@ -557,9 +568,9 @@ class SinglePassConsumer {
   // Stores dz.
   template <int kRow>
   __device__ __forceinline__ void differentiate(const TileScores& x, const Rows& rows, int stage) {
-    const float c =
-        s_.states[stage][row<kRow>()].y + (sum_left(s_.sums[stage][row<kRow>()]) + rows.c[kRow]);
-    const unsigned offset = score_chunk_offset();
+    const Left left = left_of_keys(s_.sums[stage][row<kRow>()]);
+    const float c = left.state + (left.sum + rows.c[kRow]);
+    const uint32_t address = score_address<kRow>(s_.dz);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t rounded[4];
@@ -569,9 +580,7 @@ class SinglePassConsumer {
         rounded[n] = pack_bf16(fmaf(-x.s.of_row(kRow, t), c, x.dp.of_row(kRow, t)),
                                fmaf(-x.s.of_row(kRow, t + 1), c, x.dp.of_row(kRow, t + 1)));
       }
-      stmatrix_x4(
-          shared_address(s_.dz[scores_.stage()][index_]) + (offset ^ 64u * half) + 1024 * kRow,
-          rounded);
+      stmatrix_x4(address ^ 64u * half, rounded);
     }
   }
 
@@ -590,13 +599,12 @@ class SinglePassConsumer {
   using KeyColumns = TileOperand<kStickKeys, kD, TileUse::kColumns, kDescriptors>;
   using ScoreRows = TileOperand<kQueries, kStickKeys, TileUse::kRows, kDescriptors>;
   using ScoreColumns = TileOperand<kQueries, kStickKeys, TileUse::kColumns, kDescriptors>;
-  static_assert(kD == kStickKeys || !Shape::kQueryGradient);
 
   __device__ __forceinline__ void issue_scores(TileScores& x, int stage) {
     x.s.pin();
     wgmma_fence();
     issue_product<kD>(x.s, Queries(s_.q[stage]), Keys(s_.k[index_]));
-    if (Shape::kSplitScores) wgmma_commit();
+    wgmma_commit();
   }
   // dp = do v^T
   __device__ __forceinline__ void issue_value_products(TileScores& x, int stage) {
@@ -605,61 +613,59 @@ class SinglePassConsumer {
     issue_product<kD>(x.dp, Queries(s_.dout[stage]), Keys(s_.v[index_]));
     wgmma_commit();
   }
-  // dq of the tile whose dz was stored last, of all keys, in the registers of dp.
+  // dq of the tile whose dz was stored last, from all keys.
   __device__ __forceinline__ void issue_query_gradient(TileScores& x) {
     s_.differentiated[scores_.stage()].wait(scores_.parity());
-    x.dp.pin();
+    WarpgroupAccumulator<kD>& dq = x.dq();
+    dq.pin();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Shape::kConsumers; ++i) {
-      issue_product<kStickKeys>(x.dp, ScoreRows(s_.dz[scores_.stage()][i]), KeyColumns(s_.k[i]),
+      issue_product<kStickKeys>(dq, ScoreRows(s_.dz[scores_.stage()][i]), KeyColumns(s_.k[i]),
                                 i > 0);
     }
     wgmma_commit();
   }
   // Gives it to the warp that adds.
-  __device__ __forceinline__ void stage_query_gradient(const Scores& dq) {
-    s_.staged.acquire(staged_);
+  __device__ __forceinline__ void stage_query_gradient(const WarpgroupAccumulator<kD>& dq) {
+    // One stage is filled for each tile, and scores are a tile ahead.
+    s_.staged.acquire({static_cast<uint32_t>(scores_.stage() ^ 1)});
     save_sums(s_.dq + threadIdx.x % 128 / 32 * (16 * kD), dq);
     fence_async_proxy();
     arrive_as_warp(s_.staged.full[0]);
-    staged_.advance();
   }
   // Adds what the tiles of scores contribute, which belong to the queries of `stage`.
   __device__ __forceinline__ void issue_gradients(Gradients& sums, int stage) {
     sums.pin();
     wgmma_fence();
-    if (!Shape::kEarlyValues) {
-      issue_product<kQueries>(sums.dv, ScoreColumns(s_.a[scores_.stage()][index_]),
-                              QueryColumns(s_.dout[stage]), true);
-    }
+    issue_product<kQueries>(sums.dv, ScoreColumns(s_.a[scores_.stage()][index_]),
+                            QueryColumns(s_.dout[stage]), true);
     issue_product<kQueries>(sums.dk, ScoreColumns(s_.dz[scores_.stage()][index_]),
                             QueryColumns(s_.q[stage]), true);
     wgmma_commit();
   }
-  __device__ __forceinline__ void issue_values(Gradients& sums, int stage) {
-    sums.dv.pin();
-    wgmma_fence();
-    issue_product<kQueries>(sums.dv, ScoreColumns(s_.a[scores_.stage()][index_]),
-                            QueryColumns(s_.dout[stage]), true);
-    wgmma_commit();
-  }
-
   __device__ __forceinline__ void write(const Gradients& sums, const Block& block,
                                         int head_index) const {
     const StickBreakingProblem& p = x_.p;
     const StickHead head(p, head_index);
+    const bool to_value = p.remainder == StickRemainder::kValue;
     const int warp_row = static_cast<int>(threadIdx.x / 32 % 4 * 16);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int key = block.first_key + key_of_row<kStickKeys>(warp_row + lane_row() + 8 * i);
       if (key < block.begin || key >= p.tokens) continue;
+      const float rem = to_value ? exp2_ftz(p.log2_rem[head.at(key)]) : 0.0f;
       __nv_bfloat16* const dk_row = head.row(p.dk, key) + lane_col();
       __nv_bfloat16* const dv_row = head.row(p.dv, key) + lane_col();
+      const __nv_bfloat16* const dout_row = head.row(p.dout, key) + lane_col();
 #pragma unroll
       for (int c = 0; c < kD / 8; ++c) {
         const float* const x = sums.dk.at[0][c] + 2 * i;
-        const float* const y = sums.dv.at[0][c] + 2 * i;
+        float y[2] = {sums.dv.at[0][c][2 * i], sums.dv.at[0][c][2 * i + 1]};
+        if (to_value) {
+          y[0] += rem * __bfloat162float(dout_row[8 * c]);
+          y[1] += rem * __bfloat162float(dout_row[8 * c + 1]);
+        }
         *reinterpret_cast<uint32_t*>(dk_row + 8 * c) = pack_bf16(x[0] * p.scale, x[1] * p.scale);
         *reinterpret_cast<uint32_t*>(dv_row + 8 * c) = pack_bf16(y[0], y[1]);
       }
@@ -669,16 +675,13 @@ class SinglePassConsumer {
   Shared& s_;
   const SinglePassArguments& x_;
   const int index_;
-  PipelineState<1> blocks_;
   PipelineState<Shape::kStages> state_;
   PipelineState<Shape::kScoreTiles> scores_;
-  PipelineState<1> staged_;
-  int turn_ = 0;  // the consumer that computes dq of the tile
 };
 
 template <typename Shape>
 static __global__ void __launch_bounds__(Shape::kThreads, 1)
-    single_pass_kernel(const __grid_constant__ SinglePassArguments x) {
+    single_pass_hopper_kernel(const __grid_constant__ SinglePassArguments x) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static_assert(kRegistersSuffice<Shape>);
   extern __shared__ unsigned char memory[];
@@ -701,49 +704,49 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// ---- Before and after
-// -----------------------------------------------------------------------------
+// ---- Before and after ---------------------------------------------------------------------------
 
-// A block of 64 threads for each tile of each head: the rows' states and first keys, and the place
-// that is the first to see a tile.
-static __global__ void __launch_bounds__(64)
-    begin_single_pass_kernel(const SinglePassArguments x, int keys) {
-  const int tile = static_cast<int>(blockIdx.x), head_index = static_cast<int>(blockIdx.y);
-  const int thread = static_cast<int>(threadIdx.x);
-  const StickHead head(x.p, head_index);
-  const int row = tile * 64 + thread;
-  const int first_key = visibility_of<false>(x.p, head).first_key(row);
-  const float log2_rem = row < x.p.tokens ? x.p.log2_rem[head.at(row)] : 0.0f;
-  x.states[x.tile(head_index, tile) * 64 + thread] = make_float2(log2_rem, 0.0f);
-  if (head_index == 0) x.first_keys[row] = first_key;
-  if (thread != 0) return;
-  x.next[x.tile(head_index, tile)] = first_key / keys;
-  x.next_dq[x.tile(head_index, tile)] = first_key / keys;
-  if (tile == 0 && head_index == 0) *x.taken = 0;
+// A block of 256 threads for each tile of each head, four for a row: the rows' states and first
+// keys, and the place that is the first to see the tile.
+inline constexpr int kSinglePassBeginThreads = 256;
+static __global__ void __launch_bounds__(kSinglePassBeginThreads)
+    begin_single_pass_kernel(const __grid_constant__ SinglePassArguments x, int keys) {
+  const StickBreakingProblem& p = x.p;
+  const int tile = static_cast<int>(blockIdx.x);
+  const StickHead head(p, x.first_head + static_cast<int>(blockIdx.y));
+  const int64_t at = x.tile(head.index, tile);
+  const int row_of_tile = static_cast<int>(threadIdx.x) / 4, row = tile * 64 + row_of_tile;
+  const float log2_rem = row < p.tokens ? p.log2_rem[head.at(row)] : 0.0f;
+  StickGradients<1, kStickKeys, false> sticks;
+  sticks.begin(0, log2_rem, remainder_gradient(p, head, row));
+  if (threadIdx.x % 4 != 0) return;
+  // Where nothing is skipped, all tiles are looked at up to the beginning of their document.
+  Visibility seen = visibility_of<true>(p, head);
+  seen.stopped = p.skip_epsilon != 0;
+  const int first_key = seen.first_key(row);
+  x.states[at * 64 + row_of_tile] = make_float2(sticks.log2_left[0], sticks.c[0]);
+  x.first_keys[at * 64 + row_of_tile] = first_key;
+  if (row_of_tile > 0) return;
+  x.next[at] = first_key / keys;
+  x.next_dq[at] = first_key / keys;
+  if (tile == 0 && blockIdx.y == 0) *x.taken = 0;
 }
 
 // A block of 128 threads for each tile of each head: rounds the sums of dq.
+inline constexpr int kSinglePassEndThreads = 128;
 template <int kD>
-static __global__ void __launch_bounds__(128) end_single_pass_kernel(const SinglePassArguments x) {
-  const int tile = static_cast<int>(blockIdx.x), head_index = static_cast<int>(blockIdx.y);
+static __global__ void __launch_bounds__(kSinglePassEndThreads)
+    end_single_pass_kernel(const __grid_constant__ SinglePassArguments x) {
   const StickBreakingProblem& p = x.p;
+  const int tile = static_cast<int>(blockIdx.x);
+  const StickHead head(p, x.first_head + static_cast<int>(blockIdx.y));
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const int first = tile * 64 + warp_row;
   WarpgroupAccumulator<kD> dq;
-  load_sums(dq, x.dq + x.tile(head_index, tile) * (64 * kD) + warp_row * kD);
-  const StickHead head(p, head_index);
+  load_sums(dq, x.dq + int64_t{x.tile(head.index, tile)} * (64 * kD) + warp_row * kD);
   const float scale = p.scale * p.query_factor;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int row = first + lane_row() + 8 * i;
-    if (row >= p.tokens) continue;
-    __nv_bfloat16* const to = head.row(p.dq, row) + lane_col();
-#pragma unroll
-    for (int c = 0; c < kD / 8; ++c) {
-      const float* const pair = dq.at[0][c] + 2 * i;
-      *reinterpret_cast<uint32_t*>(to + 8 * c) = pack_bf16(pair[0] * scale, pair[1] * scale);
-    }
-  }
+  store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, kD, dq,
+             [scale](int) { return scale; });
 }
 
 }  // namespace sbtrain::kernels
