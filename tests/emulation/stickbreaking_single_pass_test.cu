@@ -124,6 +124,8 @@ void check_all() {
       x.give_remainder_to(remainder);
       const test::oracle::Result want = x.want();
       for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+        // Remainders are read before the loop and after it.
+        if (timing == Timing::kLate && remainder != StickRemainder::kValue) continue;
         for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
           SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
                        std::to_string(skip_epsilon) + ", remainder " +
