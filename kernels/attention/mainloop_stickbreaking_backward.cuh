@@ -43,6 +43,12 @@ __device__ __forceinline__ float remainder_gradient(const StickBreakingProblem& 
   }
   return quad_sum(sum);
 }
+// The same and what the loss gives the remainder otherwise.
+__device__ __forceinline__ float whole_remainder_gradient(const StickBreakingProblem& p,
+                                                          const StickHead& head, int row) {
+  const float gradient = remainder_gradient(p, head, row);
+  return p.drem && row < p.tokens ? gradient + p.drem[head.at(row)] : gradient;
+}
 
 // ---- Phase 1: dq, and the states from which phase 2 starts --------------------------------------
 
@@ -60,9 +66,7 @@ __device__ __forceinline__ void enter_rows(
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
     const int row = first + lane_row() + 8 * i;
     const float log2_rem = row < p.tokens ? p.log2_rem[head.at(row)] : 0.0f;
-    float gradient = remainder_gradient(p, head, row);
-    if (p.drem && row < p.tokens) gradient += p.drem[head.at(row)];
-    sticks.begin(i, log2_rem, gradient);
+    sticks.begin(i, log2_rem, whole_remainder_gradient(p, head, row));
   }
 }
 

@@ -477,6 +477,7 @@ struct StickGradients {
     }
   }
 
+ public:
   // What each pair of keys leaves, from which the reciprocals of its keys follow, and what each
   // group leaves; whether none of these of any lane of the warp is less than 2^-31. Then no e is as
   // large as the clamp, which is left out. With kClamped no e is larger in any case.
@@ -531,6 +532,8 @@ struct StickGradients {
       kept[2 * g + 1] = all[g] * low;
     }
   }
+
+ private:
   // With gates: what each group leaves, r of each key, and log2 of what all leave.
   static __device__ __forceinline__ float keep_gated(const float (&e)[kLaneKeys],
                                                      float (&r)[kLaneKeys], float (&kept)[kGroups],

@@ -43,7 +43,7 @@ struct StickBreakingProblem {
   float* dremainder_bias = nullptr;  // [H, d], with kBias
   // {log2 T, C} of each row at the left edge of each block of 64 keys, [workspace_heads,
   // workspace_blocks, T] pairs. The kernels for Hopper keep four pairs, of the rows of a segment of
-  // workspace_tokens (scratch_sizes.h).
+  // workspace_tokens, or in a single pass one of each row (scratch_sizes.h).
   float* workspace = nullptr;
   int workspace_heads = 0, workspace_blocks = 0, workspace_tokens = 0;
   // Sums of dk and dv, f32 of stick_key_sums_bytes, where workspace_heads < group: the keys of a

@@ -18,4 +18,8 @@ void stickbreaking_forward_hopper(cudaStream_t stream, const StickBreakingProble
 // stickbreaking_hopper_backward_scratch().
 void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem);
 
+// The same in a single pass, of heads of 32 and 64 channels. The workspace of the problem is that
+// of stickbreaking_single_pass_scratch(), of workspace_heads heads at a time.
+void stickbreaking_backward_single_pass(cudaStream_t stream, const StickBreakingProblem& problem);
+
 }  // namespace sbtrain::kernels

@@ -12,7 +12,7 @@ using kernels::StickBreakingProblem;
 // The kernels' own part of the workspace, and how they divide their work. The program plans the
 // same (src/ops/choose.cpp), which a test compares.
 struct Plan {
-  bool hopper = false;
+  bool hopper = false, single_pass = false;
   int64_t heads = 0, blocks = 0, tokens = 0;
   size_t bytes = 0;
   size_t key_sums = 0;  // where they begin; 0: there are none
@@ -37,7 +37,12 @@ Plan plan_of(const sbtrain_stickbreaking& x, const Device& device, bool gated, b
   }
   plan.blocks = (longest(x) + 126) / 64 + 2;
   plan.tokens = x.tokens;
-  if (plan.hopper) {
+  plan.single_pass =
+      plan.hopper && kernels::takes_single_pass(x.tokens, x.heads, x.head_dim, group, gated);
+  if (plan.single_pass) {
+    const auto scratch = kernels::stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim);
+    plan.heads = scratch.heads, plan.bytes = scratch.bytes;
+  } else if (plan.hopper) {
     const auto scratch = kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
                                                                          .heads = x.heads,
                                                                          .head_dim = x.head_dim,
@@ -137,8 +142,9 @@ void backward(const sbtrain_stickbreaking& x) {
   const CurrentDevice current(x.device);
   auto* const stream = static_cast<cudaStream_t>(x.stream);
   kernels::describe_pack(stream, pack);
-  plan.hopper ? kernels::stickbreaking_backward_hopper(stream, p)
-              : kernels::stickbreaking_backward(stream, p);
+  plan.single_pass ? kernels::stickbreaking_backward_single_pass(stream, p)
+  : plan.hopper    ? kernels::stickbreaking_backward_hopper(stream, p)
+                   : kernels::stickbreaking_backward(stream, p);
   if (x.remainder == SBTRAIN_REMAINDER_VECTOR) {
     const size_t bytes = static_cast<size_t>(x.heads) * x.head_dim * sizeof(float);
     kernels::check_cuda("d_remainder_vector",

@@ -55,7 +55,14 @@ __device__ __forceinline__ void bulk_add(float* global, const float* shared, int
       : "memory");
 }
 
-// Ends this thread's current group of additions.
+// The same, but stores them.
+__device__ __forceinline__ void bulk_store(void* global, const void* shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+// Ends this thread's current group of additions and stores.
 __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
@@ -66,7 +73,7 @@ __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kGroups) : "memory");
 }
 
-// Waits until all but the newest kGroups groups of this thread are added, and visible to it.
+// Waits until all but the newest kGroups groups of this thread are complete, and visible to it.
 template <int kGroups>
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kGroups) : "memory");
@@ -76,6 +83,12 @@ __device__ __forceinline__ void bulk_wait() {
 // after the next barrier.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+// Orders what this thread has seen or done in one of the two ways, by itself and by copies, before
+// what follows in the other, in all memory.
+__device__ __forceinline__ void fence_all_proxies() {
+  asm volatile("fence.proxy.async;\n" ::: "memory");
 }
 
 }  // namespace sbtrain::kernels

@@ -27,13 +27,14 @@ std::string_view implementation_name(Implementation implementation);
 
 struct AttentionChoice {
   Implementation implementation = Implementation::kPortable;
-  std::string reason{};    // why it is not the kernels for Hopper, or not cuDNN
-  int64_t heads = 0;       // computed at a time: by cuDNN, and backward by stick-breaking attention
-  int64_t blocks = 0;      // stick-breaking, backward: key blocks that a row can see
-  int64_t tokens = 0;      // stick-breaking, backward: in one segment
-  size_t key_sums = 0;     // stick-breaking, backward: where sums of dk and dv lie, or 0
-  size_t hopper_part = 0;  // where the part of the scratch begins that the kernels for Hopper add
-  size_t bytes = 0;        // scratch, enough for the portable kernels too
+  std::string reason{};  // why it is not the kernels for Hopper, or not cuDNN
+  int64_t heads = 0;     // computed at a time: by cuDNN, and backward by stick-breaking attention
+  int64_t blocks = 0;    // stick-breaking, backward: key blocks that a row can see
+  int64_t tokens = 0;    // stick-breaking, backward: in one segment
+  size_t key_sums = 0;   // stick-breaking, backward: where sums of dk and dv lie, or 0
+  bool single_pass = false;  // stick-breaking, backward: not in two phases
+  size_t hopper_part = 0;    // where the part of the scratch begins that the kernels for Hopper add
+  size_t bytes = 0;          // scratch, enough for the portable kernels too
 };
 using AttentionScratch = Planned<AttentionChoice>;
 

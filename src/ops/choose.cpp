@@ -146,14 +146,20 @@ AttentionChoice choose_implementation(const StickBreakingShape& x, const Target&
 void plan_backward(const StickBreakingShape& x, AttentionChoice& choice) {
   choice.blocks = (x.max_seqlen + 126) / 64 + 2;
   choice.tokens = x.tokens;
-  if (choice.implementation == Implementation::kHopper) {
+  choice.single_pass = choice.implementation == Implementation::kHopper &&
+                       kernels::takes_single_pass(x.tokens, x.heads, x.head_dim, x.group, x.gated);
+  if (choice.single_pass) {
+    const kernels::StickSinglePassScratch scratch =
+        kernels::stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim);
+    choice.heads = scratch.heads;
+    choice.bytes = scratch.bytes;
+  } else if (choice.implementation == Implementation::kHopper) {
     const kernels::StickHopperScratch scratch =
         kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
                                                         .heads = x.heads,
                                                         .head_dim = x.head_dim,
                                                         .blocks = choice.blocks,
                                                         .group = x.group,
-
                                                         .gated = x.gated});
     choice.blocks = scratch.blocks;
     choice.tokens = scratch.segment;

@@ -36,8 +36,9 @@ AttentionChoice choose(const SoftmaxShape& shape, const Target& target,
 // states in the block. Nothing else grows with T * L, so as many heads are computed at a time as
 // have states that fit a fixed budget, with all heads that share their keys; where that is not
 // possible, the sums of dk and dv go from some heads to the next. On Hopper one head is cut into
-// segments of queries and keys where it does not fit (kernels/attention/scratch_sizes.h). The
-// forward passes of both save the same.
+// segments of queries and keys where it does not fit (kernels/attention/scratch_sizes.h). A single
+// pass on Hopper keeps one state of each row and sums of dq, which grow with T alone. The forward
+// passes save the same everywhere.
 struct StickBreakingShape {
   bool backward = false;
   int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0;

@@ -37,6 +37,8 @@ Owned positions_of(const Case& c) {
   return integers(positions);
 }
 
+// In a single pass, so many heads at a time.
+void run_single_pass(GpuStream& gpu, const ops::StickBreakingBackward& op, int64_t heads);
 // One head at a time, in segments of so many tokens.
 void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64_t segment);
 
@@ -50,8 +52,9 @@ struct GpuAttention : Attention {
   }
 
   // With `segment`, the kernels for Hopper compute one head at a time, and of it segments of so
-  // many tokens in the backward pass.
-  Outputs run(const std::string& implementation = "portable", int64_t segment = 0) const {
+  // many tokens in the backward pass; with `heads`, so many heads at a time in a single pass.
+  Outputs run(const std::string& implementation = "portable", int64_t segment = 0,
+              int64_t heads = 0) const {
     GpuStream gpu;
     gpu.stream.set_implementation(implementation);
     const Case& c = config;
@@ -101,7 +104,9 @@ struct GpuAttention : Attention {
         .remainder_bias_Hd = r,
         .sequences = s,
         .params = stickbreaking_params()};
-    if (segment > 0) {
+    if (heads > 0) {
+      run_single_pass(gpu, backward, heads);
+    } else if (segment > 0) {
       run_in_segments(gpu, backward, segment);
     } else {
       ops::run(gpu, backward);
@@ -123,6 +128,18 @@ struct GpuAttention : Attention {
   }
 };
 
+void run_single_pass(GpuStream& gpu, const ops::StickBreakingBackward& op, int64_t heads) {
+  ops::AttentionScratch scratch = op.scratch(gpu.stream);
+  ASSERT_EQ(scratch.choice.implementation, ops::Implementation::kHopper);
+  const kernels::StickSinglePassScratch layout = kernels::stickbreaking_single_pass_layout(
+      op.q_THd.rows(), heads, op.q_THd.cols() / op.params.heads);
+  scratch.choice.single_pass = true;
+  scratch.choice.heads = heads;
+  scratch.buffer = gpu.memory.allocate(MemoryClass::kScratch, "states", DType::kU8,
+                                       {static_cast<int64_t>(layout.bytes)});
+  ops::cuda::run(ops::cuda::Cuda{}, gpu.stream, op, scratch);
+}
+
 void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64_t segment) {
   ops::AttentionScratch scratch = op.scratch(gpu.stream);
   ASSERT_EQ(scratch.choice.implementation, ops::Implementation::kHopper);
@@ -136,6 +153,7 @@ void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
 
                                             .gated = op.gate_TH.defined()},
                                            1, segment);
+  scratch.choice.single_pass = false;
   scratch.choice.heads = 1;
   scratch.choice.tokens = layout.segment;
   scratch.choice.blocks = layout.blocks;
@@ -183,8 +201,19 @@ void expect_within_bounds(const GpuAttention& x, const Outputs& got,
   }
 }
 
+// Whether the kernels for Hopper can compute the case in a single pass, which they do only where
+// tiles are not few.
+bool single_pass_can(const Case& c) {
+  return implementations(c).size() > 1 && !c.gated && (c.head_dim == 32 || c.head_dim == 64);
+}
+
 void check(const Case& c) {
   const GpuAttention x(c);
+  if (single_pass_can(c)) {
+    const Outputs got = x.run("hopper", 0, c.heads);
+    expect_within_bounds(x, got, "a single pass");
+    EXPECT_EQ(got.bits, x.run("hopper", 0, c.heads).bits) << "a single pass, " << c.describe();
+  }
   for (const std::string& implementation : implementations(c)) {
     const Outputs got = x.run(implementation);
     expect_within_bounds(x, got, implementation);
@@ -305,6 +334,25 @@ TEST_F(GpuStickBreaking, FoldedScale) {
         c.query_factor = c.logit_scale() * std::numbers::log2e_v<float>;
         c.scale = kernels::kFoldedScale;
         check(c);
+      }
+    }
+  }
+}
+
+// One head has fewer blocks of keys than there are multiprocessors, all heads more. So the blocks
+// that wait for each other run at other times.
+TEST_F(GpuStickBreaking, BitsDoNotDependOnTheNumberOfBlocks) {
+  for (const int64_t d : {32, 64}) {
+    for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+      Case c{.documents = {2500, 100, 3000}, .heads = 6, .head_dim = d};
+      c.skip_epsilon = skip_epsilon;
+      c.remainder = ops::Remainder::kValue;
+      if (!single_pass_can(c)) GTEST_SKIP() << "only the kernels for Hopper have a single pass";
+      const GpuAttention x(c);
+      const Outputs all = x.run("hopper", 0, 6);
+      expect_within_bounds(x, all, "a single pass");
+      for (const int64_t heads : {1, 4}) {
+        EXPECT_EQ(x.run("hopper", 0, heads).bits, all.bits) << c.describe() << ", " << heads;
       }
     }
   }

@@ -51,7 +51,9 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const AttentionScratc
   p.workspace_blocks = static_cast<int>(choice.blocks);
   p.workspace_tokens = static_cast<int>(choice.tokens);
   if (choice.key_sums > 0) p.key_sums = p.workspace + choice.key_sums / sizeof(float);
-  if (choice.implementation == Implementation::kHopper) {
+  if (choice.single_pass) {
+    kernels::stickbreaking_backward_single_pass(cuda_stream(s), p);
+  } else if (choice.implementation == Implementation::kHopper) {
     kernels::stickbreaking_backward_hopper(cuda_stream(s), p);
   } else {
     kernels::stickbreaking_backward(cuda_stream(s), p);

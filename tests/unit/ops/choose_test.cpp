@@ -431,15 +431,26 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   EXPECT_EQ(portable.heads, 24);
   EXPECT_EQ(portable.blocks, 67);
   EXPECT_EQ(portable.bytes, 421527552u);
-  // Four times as many for half of the heads, a float for each row of these, and the queue.
-  const AttentionChoice hopper = choose(shape, target);
-  EXPECT_EQ(hopper.heads, 12);
-  EXPECT_EQ(hopper.bytes, 844630272u);
-  // With gates 8 bytes more for each key of these heads.
+  // In a single pass two floats for each row of all heads, its first key, 64 sums of dq and, for 64
+  // rows, two counters.
+  const AttentionChoice single_pass = choose(shape, target);
+  EXPECT_TRUE(single_pass.single_pass);
+  EXPECT_EQ(single_pass.heads, 24);
+  EXPECT_EQ(single_pass.bytes, 210862336u);
+  // In two phases four times as many states for half of the heads, a float for each row of these,
+  // and the queue.
+  shape.head_dim = 128;
+  const AttentionChoice two_phases = choose(shape, target);
+  EXPECT_FALSE(two_phases.single_pass);
+  EXPECT_EQ(two_phases.heads, 12);
+  EXPECT_EQ(two_phases.bytes, 844630272u);
+  shape.head_dim = 64;
+  // So do gates, with 8 bytes more for each key of these heads.
   StickBreakingShape gated = shape;
   gated.gated = true;
+  EXPECT_FALSE(choose(gated, target).single_pass);
   EXPECT_EQ(choose(gated, target).heads, 12);
-  EXPECT_EQ(choose(gated, target).bytes, hopper.bytes + 3145728u);
+  EXPECT_EQ(choose(gated, target).bytes, two_phases.bytes + 3145728u);
   // The states of few tokens are fewer bytes than the sums for the remainder's vector, 264 times 24
   // heads of 64 floats.
   shape.tokens = 1;
@@ -468,6 +479,19 @@ TEST(Choose, TheScratchOfStickBreakingHoldsWholeGroups) {
   EXPECT_LE(hopper.bytes, size_t{1} << 30);
 }
 
+// Each of few tiles of 64 rows has a multiprocessor of its own, of which there are 132.
+TEST(Choose, StickBreakingOfFewTilesHasTwoPhases) {
+  const Target target(Backend::kCuda);
+  StickBreakingShape shape = stick_shape(64, 320);
+  shape.backward = true;
+  EXPECT_FALSE(choose(shape, target).single_pass);
+  shape.tokens = 321;
+  EXPECT_TRUE(choose(shape, target).single_pass);
+  EXPECT_FALSE(choose(shape, target, "portable").single_pass);
+  shape.backward = false;
+  EXPECT_FALSE(choose(shape, target).single_pass);
+}
+
 // Rows that are as long as the pack, for which one head's states would take up to 0.5 TiB.
 TEST(Choose, TheScratchOfStickBreakingIsBounded) {
   const Target target(Backend::kCuda);
@@ -478,6 +502,8 @@ TEST(Choose, TheScratchOfStickBreakingIsBounded) {
       shape.backward = true;
       const AttentionChoice choice = choose(shape, target);
       EXPECT_LE(choice.bytes, size_t{1} << 30) << head_dim << " " << tokens;
+      EXPECT_EQ(choice.single_pass, head_dim <= 64);
+      if (choice.single_pass) continue;  // it has no segments
       EXPECT_EQ(choice.tokens == tokens, tokens <= 32768) << head_dim << " " << tokens;
       // Each segment has tiles of 128 queries or 192 keys for all of 132 multiprocessors.
       EXPECT_GE(choice.tokens, std::min<int64_t>(tokens, 192 * 132)) << head_dim << " " << tokens;

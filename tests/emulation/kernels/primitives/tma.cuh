@@ -12,6 +12,21 @@ namespace sbtrain::kernels {
 
 inline void prefetch_tensor_map(const CUtensorMap&) {}
 inline void fence_async_proxy() {}
+inline void fence_all_proxies() {}
+
+// Additions are made at once.
+inline void bulk_store(void* global, const void* shared, int bytes) {
+  std::memcpy(global, shared, static_cast<size_t>(bytes));
+}
+inline void bulk_add(float* global, const float* shared, int bytes) {
+  emulation::check(shared_address(shared) % 16 == 0 && bytes % 16 == 0, "a copy not in vectors");
+  for (int i = 0; i < bytes / 4; ++i) global[i] += shared[i];
+}
+inline void bulk_commit() {}
+template <int kGroups>
+void bulk_wait_read() {}
+template <int kGroups>
+void bulk_wait() {}
 
 // Copies one row of a box; elements outside of the tensor become zero.
 template <int kRank>

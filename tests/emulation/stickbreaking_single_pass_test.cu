@@ -1,0 +1,238 @@
+// The backward pass of stick-breaking attention in a single pass, emulated (emulator.h), against
+// the fp64 oracle.
+#include "emulation/attention.cuh"
+#include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
+#include "kernels/attention/single_pass_arguments_hopper.cuh"
+
+namespace sbtrain::emulation {
+namespace {
+
+using namespace kernels;  // what runs is theirs
+
+class SinglePass : public Attention {
+ public:
+  SinglePass(const std::vector<int32_t>& documents, int head_dim)
+      : Attention(documents, head_dim),
+        stop_(row.size()),
+        bias_(random_bf16("bias", int64_t{kHeads} * head_dim)),
+        want_(oracle()) {
+    describe(problem_);
+    problem_.log2_rem = row.data();
+    problem_.stop = stop_.data();
+    problem_.remainder_bias = bias_.data();
+    want_.bias = to_f64(bias_);
+    compute_heads_at_a_time(kHeads);
+  }
+
+  // Multiplies the queries by scale * log2(e) before they are rounded.
+  void fold_scale() {
+    problem_.query_factor = scale * kLog2e;
+    problem_.scale = kFoldedScale;
+    want_.scale = std::log(2.0);
+    const test::Owned exact = test::random_normal("q", {static_cast<int64_t>(q.size())});
+    for (size_t i = 0; i < q.size(); ++i) {
+      q[i] = __float2bfloat16(problem_.query_factor * exact.f32()[i]);
+    }
+    want_.q = to_f64(q);
+  }
+  // Of every third token.
+  void multiply_queries(float factor) {
+    for (size_t i = 0; i < q.size(); ++i) {
+      const int token = static_cast<int>(i) / (kHeads * head_dim);
+      if (token % 3 == 0) q[i] = __float2bfloat16(factor * __bfloat162float(q[i]));
+    }
+    want_.q = to_f64(q);
+  }
+  void give_remainder_to(StickRemainder remainder) {
+    problem_.remainder = remainder;
+    want_.remainder = remainder == StickRemainder::kNone    ? test::oracle::Remainder::kNone
+                      : remainder == StickRemainder::kValue ? test::oracle::Remainder::kValue
+                                                            : test::oracle::Remainder::kBias;
+  }
+  void attend_current() { problem_.attend_current = want_.attend_current = true; }
+  void compute_heads_at_a_time(int heads) {
+    workspace_.resize(stickbreaking_single_pass_layout(tokens(), heads, head_dim).bytes /
+                      sizeof(float));
+    problem_.workspace = workspace_.data();
+    problem_.workspace_heads = heads;
+  }
+  // An empty document at the beginning, in the middle and at the end.
+  void add_empty_documents() {
+    bounds.push_back(bounds.back());
+    bounds.insert(bounds.begin() + 1, 2, bounds[1]);
+    bounds.insert(bounds.begin(), 0);
+    problem_.cu_seqlens = bounds.data();
+    problem_.sequences = static_cast<int>(bounds.size()) - 1;
+  }
+
+  // What is skipped is less than the errors that are allowed.
+  template <int kD, template <typename> class Kind = Unfolded>
+  void run(Timing timing, float skip_epsilon = 0.0f) {
+    clear_results();
+    std::fill(stop_.begin(), stop_.end(), INT32_MIN);
+    std::fill(workspace_.begin(), workspace_.end(), NAN);
+    problem_.skip_epsilon = skip_epsilon;
+    forward<Kind<HopperForwardShape<kD, false, false>>>(timing);
+    backward<kD, Kind<SinglePassShape<kD>>>(timing);
+  }
+  test::oracle::Result want() const {
+    test::oracle::Result want = test::oracle::stickbreaking(want_);
+    for (double& dq : want.dq) dq *= double(problem_.query_factor);
+    return want;
+  }
+
+ private:
+  template <typename Shape>
+  void forward(Timing timing) {
+    const StickBreakingProblem& p = problem_;
+    const HopperForwardArguments x{.p = p,
+                                   .scheduler = {},
+                                   .q = token_tiles(p, p.q, Shape::kQueries),
+                                   .k = key_tiles(p, p.k, Shape::kKeys),
+                                   .v = key_tiles(p, p.v, Shape::kKeys)};
+    run_persistent<StickForwardMainloop<Shape>>(timing, x);
+  }
+  template <int kD, typename Shape>
+  void backward(Timing timing) {
+    static_assert(kSharedBytes<SinglePassShared<Shape>> <= kMaxSharedBytes);
+    for (int head = 0; head < kHeads; head += problem_.workspace_heads) {
+      const SinglePassArguments x = single_pass_arguments<Shape>(problem_, head);
+      const Index tiles = {static_cast<unsigned>(x.tiles), static_cast<unsigned>(x.heads)};
+      launch(tiles, {kSinglePassBeginThreads}, timing,
+             [&] { begin_single_pass_kernel(x, Shape::kKeys); });
+      launch({}, {Shape::kThreads}, timing, [&] { single_pass_hopper_kernel<Shape>(x); });
+      launch(tiles, {kSinglePassEndThreads}, timing, [&] { end_single_pass_kernel<kD>(x); });
+    }
+  }
+
+  std::vector<int32_t> stop_;
+  std::vector<bf16> bias_;
+  std::vector<float> workspace_;
+  StickBreakingProblem problem_;
+  test::oracle::Problem want_;
+};
+
+constexpr StickRemainder kRemainders[] = {StickRemainder::kNone, StickRemainder::kValue,
+                                          StickRemainder::kBias};
+template <int kD>
+void check_all() {
+  std::vector<std::vector<int32_t>> packs = kPacks;
+  packs.push_back({900});
+  for (const std::vector<int32_t>& documents : packs) {
+    for (const StickRemainder remainder : kRemainders) {
+      SinglePass x(documents, kD);
+      x.give_remainder_to(remainder);
+      const test::oracle::Result want = x.want();
+      for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+        // Remainders are read before the loop and after it.
+        if (timing == Timing::kLate && remainder != StickRemainder::kValue) continue;
+        for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+          SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
+                       std::to_string(skip_epsilon) + ", remainder " +
+                       std::to_string(int(remainder)));
+          ASSERT_NO_THROW((x.run<kD>(timing, skip_epsilon)));
+          x.expect_near(want);
+        }
+      }
+    }
+  }
+}
+TEST(EmulatedSinglePass, HeadsOf32) {
+  check_all<32>();
+}
+TEST(EmulatedSinglePass, HeadsOf64) {
+  check_all<64>();
+}
+
+template <int kD>
+void check_folded() {
+  for (const std::vector<int32_t>& documents : kPacks) {
+    SinglePass x(documents, kD);
+    x.fold_scale();
+    const test::oracle::Result want = x.want();
+    for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+      SCOPED_TRACE(describe_case(documents, timing));
+      ASSERT_NO_THROW((x.run<kD, Folded>(timing)));
+      x.expect_near(want);
+    }
+  }
+}
+TEST(EmulatedSinglePass, FoldedScale) {
+  check_folded<32>();
+  check_folded<64>();
+}
+
+TEST(EmulatedSinglePass, AttendCurrent) {
+  for (const std::vector<int32_t>& documents : kPacks) {
+    SinglePass x(documents, 64);
+    x.attend_current();
+    x.give_remainder_to(StickRemainder::kValue);
+    SCOPED_TRACE(describe_case(documents, Timing::kAtOnce));
+    ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+    x.expect_near(x.want());
+  }
+}
+
+// Packs that end one token before, at and after the edges of tiles and of blocks of keys.
+TEST(EmulatedSinglePass, EveryEdge) {
+  for (const int32_t tokens : {128, 129, 191, 192, 193, 255, 256, 257, 383, 384, 385}) {
+    for (const bool current : {false, true}) {
+      SinglePass x({tokens}, 64);
+      if (current) x.attend_current();
+      SCOPED_TRACE(tokens);
+      ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+      x.expect_near(x.want());
+    }
+  }
+}
+
+TEST(EmulatedSinglePass, EmptyDocuments) {
+  SinglePass x({70, 192, 130}, 64);
+  const test::oracle::Result want = x.want();
+  x.add_empty_documents();
+  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, 0x1p-24f)));
+  x.expect_near(want);
+}
+
+// Every stick is used up within its tile's own block of keys, or a little further left: most blocks
+// of keys are not seen by most tiles, and tiles far apart see the same block.
+TEST(EmulatedSinglePass, SticksThatEndSoon) {
+  SinglePass x({3000, 40}, 64);
+  x.multiply_queries(48.0f);
+  const test::oracle::Result want = x.want();
+  for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+    ASSERT_NO_THROW((x.run<64>(timing, 0x1p-14f)));
+    x.expect_near(want);
+  }
+}
+
+TEST(EmulatedSinglePass, HeadsInGroups) {
+  SinglePass x(kPacks[2], 64);
+  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+  const auto dq = to_f64(x.dq), dk = to_f64(x.dk), dv = to_f64(x.dv);
+  x.compute_heads_at_a_time(1);
+  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+  EXPECT_EQ(to_f64(x.dq), dq);
+  EXPECT_EQ(to_f64(x.dk), dk);
+  EXPECT_EQ(to_f64(x.dv), dv);
+}
+
+// Some logits are above 100 nats, so that no product of 1 + e is finite unless e is clamped.
+TEST(EmulatedSinglePass, LargeLogits) {
+  SinglePass x({70, 122}, 64);
+  x.multiply_queries(64.0f);
+  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+  x.expect_near(x.want());
+}
+// An e that is infinite stands beside one that is zero, so that their product is not a number.
+TEST(EmulatedSinglePass, ExtremeLogits) {
+  SinglePass x({70, 122}, 64);
+  x.multiply_queries(4096.0f);
+  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+  for (const auto* values : {&x.dq, &x.dk, &x.dv}) {
+    for (const bf16 value : *values) ASSERT_TRUE(std::isfinite(__bfloat162float(value)));
+  }
+}
+
+}  // namespace
+}  // namespace sbtrain::emulation
