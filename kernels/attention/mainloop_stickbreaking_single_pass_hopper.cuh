@@ -481,7 +481,7 @@ class SinglePassConsumer {
 #pragma unroll
     for (int t = 0; t < kLaneKeys; ++t) e[t] = s.of_row(kRow, t);
     float mine;
-    if (HopperGradients::keep_or_clamp(e, kept, all)) {
+    if (HopperGradients::template keep_or_clamp<false>(e, kept, all)) {
       mine = HopperGradients::template sum_of_logarithms<4>(all);
     } else {
       mine = HopperGradients::template sum_of_logarithms<1>(all);

@@ -14,14 +14,14 @@ class SinglePass : public Attention {
   SinglePass(const std::vector<int32_t>& documents, int head_dim)
       : Attention(documents, head_dim),
         stop_(row.size()),
-        bias_(random_bf16("bias", int64_t{kHeads} * head_dim)),
+        bias_(random_bf16("bias", int64_t{heads} * head_dim)),
         want_(oracle()) {
     describe(problem_);
     problem_.log2_rem = row.data();
     problem_.stop = stop_.data();
     problem_.remainder_bias = bias_.data();
     want_.bias = to_f64(bias_);
-    compute_heads_at_a_time(kHeads);
+    compute_heads_at_a_time(heads);
   }
 
   // Multiplies the queries by scale * log2(e) before they are rounded.
@@ -38,7 +38,7 @@ class SinglePass : public Attention {
   // Of every third token.
   void multiply_queries(float factor) {
     for (size_t i = 0; i < q.size(); ++i) {
-      const int token = static_cast<int>(i) / (kHeads * head_dim);
+      const int token = static_cast<int>(i) / (heads * head_dim);
       if (token % 3 == 0) q[i] = __float2bfloat16(factor * __bfloat162float(q[i]));
     }
     want_.q = to_f64(q);
@@ -95,7 +95,7 @@ class SinglePass : public Attention {
   template <int kD, typename Shape>
   void backward(Timing timing) {
     static_assert(kSharedBytes<SinglePassShared<Shape>> <= kMaxSharedBytes);
-    for (int head = 0; head < kHeads; head += problem_.workspace_heads) {
+    for (int head = 0; head < heads; head += problem_.workspace_heads) {
       const SinglePassArguments x = single_pass_arguments<Shape>(problem_, head);
       const Index tiles = {static_cast<unsigned>(x.tiles), static_cast<unsigned>(x.heads)};
       launch(tiles, {kSinglePassBeginThreads}, timing,
