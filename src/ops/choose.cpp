@@ -16,9 +16,9 @@ namespace {
 using kernels::heads_at_a_time;
 
 // The number of heads that cuDNN's backward pass computes at a time, so that its scratch fits; 0 if
-// not even one head fits, or not even all that share keys and values.
+// not even one head fits.
 int64_t cudnn_backward_heads(const SoftmaxShape& x) {
-  for (int64_t part = x.heads; part >= x.group; part -= x.group) {
+  for (int64_t part = x.heads; part > 0; --part) {
     if (x.heads % part == 0 && cudnn_scratch_bytes(x, part) <= kMaxCudnnScratch) return part;
   }
   return 0;
@@ -40,6 +40,8 @@ std::string_view slow_cudnn_backward(const SoftmaxShape& x) {
 // Why cuDNN cannot or should not compute the problem; empty if it should.
 std::string why_not_cudnn(const SoftmaxShape& x, const Target& target, bool forced) {
   if (x.bias != PositionBias::kNone) return "cuDNN has no such bias";
+  // In version 9.14 some of its plans for packs end there with an illegal memory access.
+  if (x.group > 1) return "cuDNN is not used where heads share keys and values";
   if (target.cudnn == 0) return "the target has no cuDNN";
   if (x.head_dim > kernels::kSmallHeadDim) return "cuDNN is used for heads of up to 128 channels";
   if (!x.backward) return {};
@@ -122,8 +124,8 @@ bool fastest_on_hopper(const SoftmaxShape& x) {
       break;
   }
   if (narrow) return x.max_seqlen >= (x.backward ? 4096 : 2048);
-  // Of groups cuDNN rounds dk and dv of each head of queries, and keeps them, before it adds them.
-  if (x.backward) return x.deterministic || x.group > 1;
+  if (x.group > 1) return true;
+  if (x.backward) return x.deterministic;
   return x.head_dim == 64 && x.window == 0 && x.max_seqlen <= 8192;
 }
 
@@ -197,16 +199,14 @@ std::string_view implementation_name(Implementation implementation) {
 // Derived from the graphs of cuDNN's frontend, plus a margin for the descriptors of each document;
 // NVIDIA does not document it. What a plan really needs is compared with the scratch before it
 // runs. The backward pass's deterministic algorithm keeps dS of the whole padded batch, bf16 [B, H,
-// S, S]; the other one adds up dq in f32, laid out like dq. Where heads form groups it keeps dk and
-// dv of each head of queries, in room for f32.
+// S, S]; the other one adds up dq in f32, laid out like dq.
 size_t cudnn_workspace_bytes(const SoftmaxShape& x, int64_t heads, int64_t batch) {
   const size_t margin = (size_t{4} << 20) + static_cast<size_t>(batch) * 4096;
   if (!x.backward) return margin;
   const int64_t rows = (x.max_seqlen + 127) / 128 * 128;
   const int64_t scores = batch * heads * rows * rows * 2;
   const int64_t sums = x.tokens * x.dq_stride * static_cast<int64_t>(sizeof(float));
-  const int64_t keys = x.group > 1 ? 2 * x.tokens * heads * x.head_dim * 4 : 0;
-  return static_cast<size_t>((x.deterministic ? scores : sums) + keys) +
+  return static_cast<size_t>(x.deterministic ? scores : sums) +
          cudnn_statistics_bytes(x.tokens, heads) + margin;
 }
 
@@ -214,10 +214,8 @@ size_t cudnn_scratch_bytes(const SoftmaxShape& x, int64_t heads) {
   const int64_t fewest = x.max_seqlen > 0 ? (x.tokens + x.max_seqlen - 1) / x.max_seqlen : 1;
   const int64_t batch =
       x.backward ? cudnn_batch(std::min(fewest, kMaxCudnnDocuments)) : kMaxCudnnDocuments;
-  const size_t gradients =
-      x.backward ? cudnn_key_gradient_bytes(x.tokens, heads, x.head_dim, x.group) : 0;
   return cudnn_statistics_bytes(x.tokens, heads) + cudnn_index_bytes(kMaxCudnnDocuments) +
-         gradients + cudnn_workspace_bytes(x, heads, batch);
+         cudnn_workspace_bytes(x, heads, batch);
 }
 
 AttentionChoice choose(const SoftmaxShape& x, const Target& target, std::string_view forced) {

@@ -81,13 +81,6 @@ constexpr int64_t cudnn_batch(int64_t documents) {
 constexpr size_t cudnn_index_bytes(int64_t batch) {
   return align_scratch(static_cast<size_t>(batch + 1) * (9 * sizeof(int64_t) + sizeof(int32_t)));
 }
-// dk and dv side by side where heads form groups, bf16 [2, T, H/group, d]
-// (ops/cuda/cudnn_attention.h).
-constexpr size_t cudnn_key_gradient_bytes(int64_t tokens, int64_t heads, int64_t head_dim,
-                                          int64_t group) {
-  return group > 1 ? 2 * align_scratch(static_cast<size_t>(tokens * heads / group * head_dim) * 2)
-                   : 0;
-}
 // Log-sum-exp in cuDNN's layout, f32 [T, H].
 constexpr size_t cudnn_statistics_bytes(int64_t tokens, int64_t heads) {
   return align_scratch(static_cast<size_t>(tokens * heads) * sizeof(float));

@@ -122,7 +122,9 @@ TEST_F(Muon, UpdateAndAverageAreThoseOfTheCpu) {
 }
 
 // The CPU computes in f32, within 4e-5 of fp64. Rounding to bf16 after each of 15 products costs 1
-// to 2% (the same in PyTorch); what a step moves the weights by is that coarse.
+// to 3%; what a step moves the weights by is that coarse. Of a matrix with as few singular values
+// as 8 x 24 the smallest one decides: the same roundings in PyTorch cost 8% of the median one of
+// 200 such matrices, and 13% at most.
 TEST_F(Muon, OrthogonalizesLikeTheCpu) {
   for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
            {8, 24}, {64, 64}, {128, 320}, {320, 128}, {640, 2752}, {2752, 640}, {1536, 1536}}) {
@@ -133,7 +135,7 @@ TEST_F(Muon, OrthogonalizesLikeTheCpu) {
     ops::run(gpu(), ops::Orthogonalize{.x_NK = again});
     EXPECT_EQ(x_gpu.raw(), again.raw());
     ops::run(cpu, ops::Orthogonalize{.x_NK = x});
-    EXPECT_LE(relative_error(x_gpu, x), 3e-2) << rows << " x " << cols;
+    EXPECT_LE(relative_error(x_gpu, x), rows > 8 ? 3e-2 : 0.13) << rows << " x " << cols;
   }
 }
 

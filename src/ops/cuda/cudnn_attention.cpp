@@ -71,7 +71,7 @@ constexpr int64_t kLengthsKv = 201;
 
 // Everything that a plan depends on.
 struct Shape {
-  int64_t batch, tokens, heads, key_heads, head_dim, max_seqlen, window;
+  int64_t batch, tokens, heads, head_dim, max_seqlen, window;
   float scale;
   bool is_backward, deterministic;
   std::array<int64_t, kRagged> stride;  // elements between two tokens
@@ -80,7 +80,6 @@ struct Shape {
     Shape s{.batch = ops::cudnn_batch(p.sequences),
             .tokens = p.tokens,
             .heads = p.heads,
-            .key_heads = p.heads / p.group,
             .head_dim = p.head_dim,
             .max_seqlen = std::min(p.max_seqlen, p.tokens),
             .window = p.window < p.max_seqlen ? p.window : 0,
@@ -91,14 +90,11 @@ struct Shape {
     if (is_backward) {
       s.stride[kDout] = p.dout.stride;
       s.stride[kDq] = p.dq.stride;
-      s.stride[kDk] = s.grouped() ? s.key_heads * s.head_dim : p.dk.stride;
-      s.stride[kDv] = s.grouped() ? s.key_heads * s.head_dim : p.dv.stride;
+      s.stride[kDk] = p.dk.stride;
+      s.stride[kDv] = p.dv.stride;
     }
     return s;
   }
-  // Then cuDNN takes room for dk and dv of each head of queries with rows as many times as long as
-  // those of dk and dv, which therefore have memory of their own.
-  bool grouped() const { return key_heads < heads; }
   int64_t tensors() const { return is_backward ? int64_t{kRagged} : kForwardTensors; }
   auto operator<=>(const Shape&) const = default;  // NOLINT: clang-tidy takes it for a null pointer
 };
@@ -183,9 +179,8 @@ class Builder {
     const int64_t stride = shape_.stride[id];
     // One number for each token and head, or head_dim of them.
     const int64_t cols = id == kStatistics ? 1 : shape_.head_dim;
-    const bool of_keys = id == kK || id == kV || id == kDk || id == kDv;
     return tensor.set_uid(id)
-        .set_dim({shape_.batch, of_keys ? shape_.key_heads : shape_.heads, rows, cols})
+        .set_dim({shape_.batch, shape_.heads, rows, cols})
         .set_stride({rows * stride, cols, stride, 1})
         .set_data_type(id == kStatistics ? fe::DataType_t::FLOAT : fe::DataType_t::BFLOAT16)
         .set_ragged_offset(index(kOffsets + id, fe::DataType_t::INT64, shape_.batch + 1));
@@ -257,11 +252,8 @@ class Loaded final : public CudnnAttention {
                                                    {kStatistics, statistics},
                                                    {kLengthsQ, lengths},
                                                    {kLengthsKv, lengths}};
-    KeyGradients own = own_gradients(shape, data);
     if (is_backward) {
-      pointers.insert({{kDout, p.dout.data}, {kDq, p.dq.data}});
-      pointers.insert({{kDk, own.dk.data ? own.dk.data : p.dk.data},
-                       {kDv, own.dv.data ? own.dv.data : p.dv.data}});
+      pointers.insert({{kDout, p.dout.data}, {kDq, p.dq.data}, {kDk, p.dk.data}, {kDv, p.dv.data}});
     }
     for (int64_t i = 0; i < shape.tensors(); ++i) {
       pointers[kOffsets + i] = offsets + i * (shape.batch + 1);
@@ -273,9 +265,6 @@ class Loaded final : public CudnnAttention {
     if (error.is_bad()) fail(ExitCode::kInternal, "cuDNN: {}", error.get_message());
     if (!is_backward) {
       kernels::transpose_f32(stream, p.lse, statistics, p.tokens, p.heads);
-    } else if (shape.grouped()) {
-      copy_rows(stream, shape, p.dk, own.dk);
-      copy_rows(stream, shape, p.dv, own.dv);
     }
     return "";
   }
@@ -286,40 +275,10 @@ class Loaded final : public CudnnAttention {
   }
 
  private:
-  // The bytes of statistics and indices, and of dk and dv where heads form groups, which lie before
-  // the workspace of cuDNN itself.
+  // The bytes of statistics and indices, which lie before the workspace of cuDNN itself.
   static size_t own_bytes(const Shape& shape) {
-    return index_end(shape) + (shape.is_backward ? ops::cudnn_key_gradient_bytes(
-                                                       shape.tokens, shape.heads, shape.head_dim,
-                                                       shape.heads / shape.key_heads)
-                                                 : 0);
-  }
-  static size_t index_end(const Shape& shape) {
     return ops::cudnn_statistics_bytes(shape.tokens, shape.heads) +
            ops::cudnn_index_bytes(shape.batch);
-  }
-
-  // dk and dv in the workspace, side by side; null where cuDNN writes them to their places.
-  struct KeyGradients {
-    kernels::HeadRows dk{}, dv{};
-  };
-  static KeyGradients own_gradients(const Shape& shape, std::byte* workspace) {
-    if (!shape.is_backward || !shape.grouped()) return {};
-    std::byte* const first = workspace + index_end(shape);
-    const size_t bytes = (own_bytes(shape) - index_end(shape)) / 2;
-    const auto rows = [&](std::byte* at) {
-      return kernels::HeadRows{reinterpret_cast<kernels::bf16*>(at), shape.stride[kDk]};
-    };
-    return {.dk = rows(first), .dv = rows(first + bytes)};
-  }
-  static void copy_rows(cudaStream_t stream, const Shape& shape, const kernels::HeadRows& to,
-                        const kernels::HeadRows& from) {
-    constexpr size_t kSize = sizeof(kernels::bf16);
-    const size_t width = kSize * static_cast<size_t>(shape.key_heads * shape.head_dim);
-    SBTRAIN_CUDA_CHECK(cudaMemcpy2DAsync(to.data, kSize * static_cast<size_t>(to.stride), from.data,
-                                         kSize * static_cast<size_t>(from.stride), width,
-                                         static_cast<size_t>(shape.tokens),
-                                         cudaMemcpyDeviceToDevice, stream));
   }
 
   const Plan& plan_of(const Shape& shape) {
