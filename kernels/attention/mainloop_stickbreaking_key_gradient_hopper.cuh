@@ -26,6 +26,25 @@ struct alignas(16) GateSums {
     return lanes[m % 8 * 4 + c / 2].at[m / 8 * 2 + c % 2];
   }
 };
+// dgate of key n of the 64 loaded for the block from `begin` on, if it is one of the block: the
+// sums of its four warps, in their order, divided by the gate.
+__device__ __forceinline__ void write_gate_gradient(const StickBreakingProblem& p, int head,
+                                                    int begin, int n, const GateSums* sums) {
+  const int key = first_loaded_key<kStickKeys>(begin, p.tokens) + n;
+  if (key < begin || key >= p.tokens) return;
+  float sum = 0.0f;
+  for (int warp = 0; warp < 4; ++warp) sum += GateSums::of_key(sums + 32 * warp, n);
+  const float f = fmaxf(p.gate[key * p.gate_stride + head], kSmallestGate);
+  p.dgate[key * p.dgate_stride + head] = __float2bfloat16(sum * reciprocal_ftz(f));
+}
+// Writes dgate of a block of the segment's keys, for each block, from the sums that its last
+// segment of queries left.
+static __global__ void __launch_bounds__(kStickKeys)
+    write_gate_gradients_kernel(const HopperBackwardArguments x) {
+  const int block = static_cast<int>(blockIdx.x), n = static_cast<int>(threadIdx.x);
+  const GateSums* const sums = reinterpret_cast<const GateSums*>(x.part.dgate) + 128 * block;
+  write_gate_gradient(x.p, x.first_head, x.part.first_key + block * kStickKeys, n, sums);
+}
 
 // Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise. kFewTiles
 // and kInSegments as in phase 1.
@@ -279,11 +298,15 @@ class KeyGradientConsumer {
       if (parts == TileParts::kMore || !last_head) {
         save_sums(sums_of(block, 0), sums.dk);
         save_sums(sums_of(block, 1), sums.dv);
-        if constexpr (Shape::kGated) *gate_sums_of(block) = my_gate_sums();
       }
     }
     write(sums.dk, sums.dv, block.begin, block.first_key, mine().head);
-    if constexpr (Shape::kGated) write_gate_gradient(block);
+    if constexpr (Shape::kGated && Shape::kSegments) {
+      // write_gate_gradients_kernel adds them later; to do so here would spill registers.
+      *gate_sums_of(block) = my_gate_sums();
+    } else if constexpr (Shape::kGated) {
+      write_gate_gradient(block);
+    }
   }
 
  private:
@@ -625,18 +648,13 @@ class KeyGradientConsumer {
     }
   }
 
-  // dgate of the block's keys: the warps' sums, in their order, divided by the gates.
+  // dgate of the block's keys.
   __device__ __forceinline__ void write_gate_gradient(const Block& block) {
-    const StickBreakingProblem& p = x_.p;
     group_.sync();
-    const int n = static_cast<int>(threadIdx.x % 128), key = block.first_key + n;
-    if (n < kStickKeys && key >= block.begin && key < p.tokens) {
-      const GateSums* const sums = s_.gate_sums.of_thread[index_];
-      float sum = 0.0f;
-      for (int warp = 0; warp < 4; ++warp) sum += GateSums::of_key(sums + 32 * warp, n);
-      const int head = mine().head;
-      const float f = fmaxf(p.gate[key * p.gate_stride + head], kSmallestGate);
-      p.dgate[key * p.dgate_stride + head] = __float2bfloat16(sum * reciprocal_ftz(f));
+    const int n = static_cast<int>(threadIdx.x % 128);
+    if (n < kStickKeys) {
+      kernels::write_gate_gradient(x_.p, mine().head, block.begin, n,
+                                   s_.gate_sums.of_thread[index_]);
     }
     group_.sync();  // before the sums of the next tile begin
   }

@@ -86,9 +86,11 @@ static __global__ void __launch_bounds__(kSegmentThreads)
 // Calls run(queries, keys), how many there are of each, with each segment of queries that follows a
 // segment of keys, for one segment of keys after the other. So rows meet their keys from left to
 // right, and of dk and dv one segment's sums are kept at a time, or those of all segments until the
-// last head of a group. clear(sums, count) sets sums to zero.
-template <typename Run, typename Clear>
-void for_each_segment(HopperBackwardArguments& x, const Run& run, const Clear& clear) {
+// last head of a group. clear(sums, count) sets sums to zero; end(keys) comes after the last
+// segment of queries of a segment of keys.
+template <typename Run, typename Clear, typename End>
+void for_each_segment(HopperBackwardArguments& x, const Run& run, const Clear& clear,
+                      const End& end) {
   const int tokens = x.p.tokens, segment = x.p.workspace_tokens;
   const int* const lowest = segment_launches(x.p).lowest;
   HopperSegments& part = x.part;
@@ -110,6 +112,7 @@ void for_each_segment(HopperBackwardArguments& x, const Run& run, const Clear& c
       part.lowest = lowest + part.first_query / segment;
       run(std::min(segment, tokens - part.first_query), keys);
     }
+    end(keys);
   }
   part.dkv = dkv;
 }

@@ -23,6 +23,14 @@ void launch_part(cudaStream_t stream, HopperBackwardArguments& x, int rows, cons
   launch_scheduled<Mainloop>(kName, stream, x);
 }
 
+// Of the segment's keys, with gates.
+void write_gate_gradients(cudaStream_t stream, const HopperBackwardArguments& x, int keys) {
+  if (x.p.gate == nullptr) return;
+  const auto blocks = static_cast<unsigned>(ceil_div(keys, kStickKeys));
+  write_gate_gradients_kernel<<<blocks, kStickKeys, 0, stream>>>(x);
+  check_launch(kName);
+}
+
 template <typename Query, typename Key>
 void backward_head(cudaStream_t stream, HopperBackwardArguments& x,
                    const SegmentLaunches& launches) {
@@ -47,7 +55,8 @@ void backward_head(cudaStream_t stream, HopperBackwardArguments& x,
         x.q = of_key[0], x.dout = of_key[1];
         launch_part<StickKeyGradientMainloop<Key>>(stream, x, keys, launches.orders, taken++);
       },
-      [&](float* sums, int64_t count) { set_to_zero(stream, sums, count); });
+      [&](float* sums, int64_t count) { set_to_zero(stream, sums, count); },
+      [&](int keys) { write_gate_gradients(stream, x, keys); });
 }
 
 template <template <typename> class Kind>

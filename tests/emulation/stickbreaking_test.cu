@@ -154,7 +154,8 @@ class StickBreaking : public Attention {
             run_phases<Kind<QueryGradientShape<kD, kFewTiles, true>>,
                        Kind<KeyGradientShape<kD, kFewTiles, true>>>(timing, x, queries, keys);
           },
-          [](float* sums, int64_t count) { std::fill_n(sums, count, 0.0f); });
+          [](float* sums, int64_t count) { std::fill_n(sums, count, 0.0f); },
+          [&](int keys) { write_gate_gradients(timing, x, keys); });
     }
   }
   void prepare_gates(Timing timing, const HopperBackwardArguments& x) const {
@@ -162,6 +163,11 @@ class StickBreaking : public Attention {
     const auto blocks = unsigned(kernels::ceil_div(tokens(), kStickKeys));
     launch({blocks, unsigned(problem_.workspace_heads)}, {kStickKeys}, timing,
            [&] { prepare_gates_kernel(x); });
+  }
+  void write_gate_gradients(Timing timing, const HopperBackwardArguments& x, int keys) const {
+    if (gate_.empty()) return;
+    launch({unsigned(kernels::ceil_div(keys, kStickKeys))}, {kStickKeys}, timing,
+           [&] { write_gate_gradients_kernel(x); });
   }
   template <typename Query, typename Key>
   void run_phases(Timing timing, HopperBackwardArguments& x, int queries, int keys) {
