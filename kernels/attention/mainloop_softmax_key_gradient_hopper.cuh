@@ -1,8 +1,8 @@
 // Phase 2 of the softmax backward pass for sm_90a: dk and dv, and the gradients of what the score
 // function learns. Each consumer owns 64 keys of a tile and walks over the tiles of queries that
-// see them, of one head of the group after the other. Keys are the rows of its scores: P^T and dS^T
-// thus are left operands of dv and dk without leaving the registers (FlashAttention-3, arXiv
-// 2407.08608).
+// see them, of one head of the group after the other; where scores depend on the head, groups have
+// one. Keys are the rows of its scores: P^T and dS^T thus are left operands of dv and dk without
+// leaving the registers (FlashAttention-3, arXiv 2407.08608).
 #pragma once
 
 #include <algorithm>
@@ -62,7 +62,7 @@ struct HopperSoftmaxKeyShared {
   alignas(16) float lse[kStages][kQueries];
   alignas(16) float delta[kStages][kQueries];
   alignas(16) int position[kStages][kQueries];
-  int first_query[kStages];  // < 0: there are no more queries for this tile, or of the head
+  int first_query[kStages];  // < 0: there are no more queries for this tile
   Pipeline<1> keys, tiles;
   Pipeline<kStages> queries;
   KeyTile tile;
@@ -94,14 +94,14 @@ class HopperSoftmaxKeyProducer : public TileState {
     return {tile * Shape::kKeys, head};
   }
   __device__ __forceinline__ void load(const KeyTile& tile) {
-    const int first = tile.first, group = x_.p.group;
+    const int first = tile.first, group = Policy::kOfHead ? 1 : x_.p.group;
     const int end = end_query_of_keys<Shape::kKeys>(x_.p, first);
+    Scores scores(x_.policy, {tile.head, first, 0});
     load_keys(first, tile.head);
     for (int head = tile.head * group; head < (tile.head + 1) * group; ++head) {
-      Scores scores(x_.policy, {head, first, 0});
       for (int query = first; query < end; query += kQueries) load_queries(scores, query, head);
-      if (Policy::kOfHead || head + 1 == (tile.head + 1) * group) load_queries(scores, -1, head);
     }
+    load_queries(scores, -1, tile.head);
   }
 
  private:
@@ -115,7 +115,7 @@ class HopperSoftmaxKeyProducer : public TileState {
       load_token_tile<Shape::kRows, kD>(s_.v[i], x_.v, full, key, head);
     }
   }
-  // With first = -1, says that there are no more: of the head if scores depend on it, else of all.
+  // With first = -1, says that there are no more.
   __device__ __forceinline__ void load_queries(Scores& scores, int first, int head) {
     const int stage = state_.stage();
     Mbarrier& full = s_.queries.acquire(state_);
@@ -167,22 +167,17 @@ class HopperSoftmaxKeyConsumer : public TileState {
     const int warp_row = Shape::kRows * index_ + 16 * warp;
     first_ = tile.first + Shape::kRows * index_;
     warp_first_ = tile.first + warp_row;
+    Scores scores(x_.policy, {tile.head, tile.first, warp_row});
     const NamedThreads<128 * Shape::kConsumers> consumers{1, 128};  // of the block
+    scores.begin_gradient(consumers, s_.gradient);
     Gradient dk, dv;
     dk.clear();
     dv.clear();
     s_.keys.wait(tile_state());
-    // Where scores are the same for all heads, their queries come one after the other.
-    const int heads = Policy::kOfHead ? p.group : 1;
-#pragma unroll 1
-    for (int n = 0; n < heads; ++n) {
-      Scores scores(x_.policy, {tile.head * p.group + n, tile.first, warp_row});
-      scores.begin_gradient(consumers, s_.gradient);
-      walk(scores, dk, dv);
-      scores.end_gradient(consumers);
-      if constexpr (Scores::shared_bytes() > 0) consumers.sync();  // the next one may use it
-    }
+    walk(scores, dk, dv);
     s_.keys.release();
+    scores.end_gradient(consumers);
+    if constexpr (Scores::shared_bytes() > 0) consumers.sync();  // the next tile may use it
     const SoftmaxHead head(p, tile.head);
     const float scale = p.scale;
     const int rows = p.tokens - warp_first_;

@@ -30,7 +30,9 @@ struct Plan {
   size_t scratch = 0, scheduler = 0;  // bytes
 };
 Plan plan_of(const sbtrain_softmax& x, const Device& device, bool backward) {
-  Plan plan{.hopper = has_hopper(device, x.tokens, x.head_dim) && faster_on_hopper(x, backward)};
+  const bool in_groups = backward && x.bias != SBTRAIN_BIAS_NONE && kv_heads(x) != x.heads;
+  Plan plan{.hopper = has_hopper(device, x.tokens, x.head_dim) && !in_groups &&
+                      faster_on_hopper(x, backward)};
   if (x.bias == SBTRAIN_BIAS_FIRE) {
     plan.scratch = kernels::fire_scratch(x.tokens, x.heads, x.head_dim, longest(x), backward).bytes;
   } else if (backward) {

@@ -166,9 +166,9 @@ END"""),
     ],
     "docs/python.md": [
         Listed("pip install", INSTALLS + "; torch_wheel does it with a wheel that it makes"),
-        Run("import sbtrain.torch.transformers", env=KERNELS, needs=("module:torch", "module:transformers")),
-        Run("import sbtrain.torch.fla", env=KERNELS, needs=("module:torch", "module:fla")),
-        Run("import torch", env=KERNELS, needs=("module:torch",)),
+        Run("import sbtrain.torch.transformers", env=KERNELS, needs=("torch 2.4", "module:transformers")),
+        Run("import sbtrain.torch.fla", env=KERNELS, needs=("torch 2.4", "module:fla")),
+        Run("import torch", env=KERNELS, needs=("torch 2.4",)),
     ],
     "docs/performance.md": [
         Listed("build/release/sbtrain bench attention --modules stickbreaking --head-dims 64", GPU),

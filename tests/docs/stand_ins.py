@@ -38,8 +38,11 @@ def python():
 
 
 def has(need):
-    """Whether there is a program, `module:NAME` of the Python of scripts/python.sh, or `matplotlib`, which the plots
-    take from the system's."""
+    """Whether there is a program, `module:NAME` of the Python of scripts/python.sh, `torch 2.4` there, or `matplotlib`,
+    which the plots take from the system's."""
+    if need == "torch 2.4":
+        code = "import torch; torch.library.custom_op"
+        return subprocess.run([python(), "-c", code], capture_output=True).returncode == 0
     if need == "matplotlib":
         return subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True).returncode == 0
     if need.startswith("module:"):

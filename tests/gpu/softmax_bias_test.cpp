@@ -254,7 +254,8 @@ class GpuSoftmaxBias : public GpuOpTest {
   // Whether the kernels for Hopper take the case on this GPU.
   bool takes_hopper(const Case& c) {
     const bool takes_heads = c.head_dim == 32 || c.head_dim == 64 || c.head_dim == 128;
-    return gpu().stream.target().sm == 90 && takes_heads && c.tokens() >= kernels::kHopperTokens;
+    return gpu().stream.target().sm == 90 && takes_heads && c.group == 1 &&
+           c.tokens() >= kernels::kHopperTokens;
   }
   void check(const std::vector<Case>& cases, const std::string& implementation = "portable") {
     gpu().stream.set_implementation(implementation);

@@ -20,6 +20,9 @@ try:
 except ImportError as error:
     print(f"skipped: {error} (install torch)")
     sys.exit(77)
+if not hasattr(torch.library, "custom_op"):
+    print(f"skipped: PyTorch {torch.__version__} (install 2.4 or later)")
+    sys.exit(77)
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from sbtrain.torch import (  # noqa: E402

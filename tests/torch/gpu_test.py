@@ -19,6 +19,9 @@ try:
 except ImportError as error:
     print(f"skipped: {error} (install torch)")
     sys.exit(77)
+if not hasattr(torch.library, "custom_op"):
+    print(f"skipped: PyTorch {torch.__version__} (install 2.4 or later)")
+    sys.exit(77)
 from sbtrain import kernels  # noqa: E402
 from sbtrain.torch import (  # noqa: E402
     Fire,

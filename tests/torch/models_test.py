@@ -22,6 +22,9 @@ try:
 except ImportError as error:
     print(f"skipped: {error} (install torch and transformers 5)")
     sys.exit(77)
+if not hasattr(torch.library, "custom_op"):
+    print(f"skipped: PyTorch {torch.__version__} (install 2.4 or later)")
+    sys.exit(77)
 try:
     import fla.ops.stickbreaking_attn as fla_stick
 except (ImportError, RuntimeError):

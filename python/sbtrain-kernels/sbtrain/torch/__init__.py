@@ -8,7 +8,12 @@ The calls work in eager mode, in torch.compile and torch.autocast, in CUDA graph
 Importing this needs neither GPU nor driver. sbtrain.torch.transformers and sbtrain.torch.fla put the kernels into the
 models of those libraries.
 """
-from ._attention import (
+import torch
+
+if not hasattr(torch.library, "custom_op"):
+    raise ImportError(f"sbtrain.torch needs PyTorch 2.4 or later; this is {torch.__version__}")
+
+from ._attention import (  # noqa: E402
     SKIP_EPSILON,
     Fire,
     softmax_attention,
