@@ -46,7 +46,6 @@ template void run(Stream& s, const StartCopyToHost& op);
 template void run(Stream& s, const Embedding& op);
 template void run(Stream& s, const EmbeddingBackward& op);
 
-
 template void run(Stream& s, const Initialize& op);
 
 template void run(Stream& s, const Linear& op);
