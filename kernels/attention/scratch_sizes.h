@@ -32,6 +32,18 @@ constexpr int64_t heads_at_a_time(int64_t heads, int64_t group, int64_t bytes) {
   return of_group < group ? of_group : heads_at_a_time(heads / group, group * bytes) * group;
 }
 
+// The same where a layout says what fits: the most of `count`, at least one, in parts of sizes as
+// equal as possible.
+template <typename Fits>
+constexpr int64_t most_that_fit(int64_t count, const Fits& fits) {
+  int64_t parts = 1, most = count;
+  while (most > 1 && !fits(most)) {
+    ++parts;
+    most = (count + parts - 1) / parts;
+  }
+  return most;
+}
+
 // Sums of dk and dv that one launch leaves to the next, f32 [2, T, d] in blocks of 64 keys and in
 // tiles of heads, for the portable backward pass where the states of a whole group do not fit.
 constexpr size_t stick_key_sums_bytes(int64_t tokens, int64_t head_dim) {
@@ -138,10 +150,9 @@ constexpr StickHopperScratch stickbreaking_hopper_backward_scratch(
     return static_cast<int64_t>(stickbreaking_hopper_layout(x, heads, segment).bytes) <= budget;
   };
   if (fits(x.group, x.tokens)) {
-    int64_t parts = 1;
-    const auto heads = [&] { return (x.heads / x.group + parts - 1) / parts * x.group; };
-    while (!fits(heads(), x.tokens)) ++parts;
-    return stickbreaking_hopper_layout(x, heads(), x.tokens);
+    const int64_t groups = most_that_fit(
+        x.heads / x.group, [&](int64_t count) { return fits(count * x.group, x.tokens); });
+    return stickbreaking_hopper_layout(x, groups * x.group, x.tokens);
   }
   int64_t low = least_segment / kHopperSegmentStep, high = x.tokens / kHopperSegmentStep + 1;
   if (x.group > 1) ++high;  // all tokens of one head may fit
@@ -207,14 +218,65 @@ constexpr StickSinglePassScratch stickbreaking_single_pass_layout(int64_t tokens
 }
 constexpr StickSinglePassScratch stickbreaking_single_pass_scratch(
     int64_t tokens, int64_t heads, int64_t head_dim, int64_t budget = kHopperStateBudget) {
-  int64_t groups = 1, at_a_time = heads;
-  while (at_a_time > 1 &&
-         static_cast<int64_t>(stickbreaking_single_pass_layout(tokens, at_a_time, head_dim).bytes) >
-             budget) {
-    ++groups;
-    at_a_time = (heads + groups - 1) / groups;
-  }
+  const int64_t at_a_time = most_that_fit(heads, [&](int64_t count) {
+    const size_t bytes = stickbreaking_single_pass_layout(tokens, count, head_dim).bytes;
+    return static_cast<int64_t>(bytes) <= budget;
+  });
   return stickbreaking_single_pass_layout(tokens, at_a_time, head_dim);
+}
+
+// ---- Stick-breaking, backward: how the work is divided, whichever kernels compute it
+// -------------
+
+struct StickBackwardShape {
+  bool hopper = false;  // else the portable kernels
+  int64_t tokens = 0, heads = 0, head_dim = 0;
+  int64_t max_seqlen = 0;
+  int64_t group = 1;  // heads of queries that share a head of keys and values
+  bool gated = false;
+  bool learned_remainder = false;
+};
+// What StickBreakingProblem's workspace is: bytes, and what its workspace_ fields are.
+struct StickBackwardPlan {
+  bool single_pass = false;  // stickbreaking_backward_single_pass
+  int64_t heads = 0, blocks = 0, tokens = 0;
+  size_t key_sums = 0;  // where the sums of dk and dv begin; 0: there are none
+  size_t bytes = 0;
+};
+// States for as many heads at a time as fit the budget, and later the sums for the gradient of a
+// learned remainder.
+constexpr StickBackwardPlan stickbreaking_backward_plan(const StickBackwardShape& x) {
+  StickBackwardPlan plan{.blocks = (x.max_seqlen + 126) / 64 + 2, .tokens = x.tokens};
+  plan.single_pass = x.hopper && takes_single_pass(x.tokens, x.heads, x.head_dim, x.group, x.gated);
+  if (plan.single_pass) {
+    const StickSinglePassScratch s =
+        stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim);
+    plan.heads = s.heads;
+    plan.bytes = s.bytes;
+  } else if (x.hopper) {
+    const StickHopperScratch s = stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
+                                                                        .heads = x.heads,
+                                                                        .head_dim = x.head_dim,
+                                                                        .blocks = plan.blocks,
+                                                                        .group = x.group,
+                                                                        .gated = x.gated});
+    plan.heads = s.heads;
+    plan.blocks = s.blocks;
+    plan.tokens = s.segment;
+    plan.bytes = s.bytes;
+  } else {
+    const int64_t head_bytes = x.tokens * plan.blocks * 8;
+    plan.heads = heads_at_a_time(x.heads, x.group, head_bytes);
+    plan.bytes = align_scratch(static_cast<size_t>(plan.heads * head_bytes));
+    if (plan.heads < x.group) {
+      plan.key_sums = plan.bytes;
+      plan.bytes += stick_key_sums_bytes(x.tokens, x.head_dim);
+    }
+  }
+  if (!x.learned_remainder) return plan;
+  const size_t sums = stick_remainder_scratch_bytes(x.heads, x.head_dim);
+  plan.bytes = plan.bytes > sums ? plan.bytes : sums;
+  return plan;
 }
 
 // ---- FIRE (kernels/attention/softmax.h) ---------------------------------------------------------

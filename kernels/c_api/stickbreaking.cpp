@@ -9,54 +9,28 @@ namespace {
 
 using kernels::StickBreakingProblem;
 
-// The kernels' own part of the workspace, and how they divide their work. The program plans the
-// same (src/ops/choose.cpp), which a test compares.
-struct Plan {
-  bool hopper = false, single_pass = false;
-  int64_t heads = 0, blocks = 0, tokens = 0;
-  size_t bytes = 0;
-  size_t key_sums = 0;  // where they begin; 0: there are none
+// The kernels' own part of the workspace, and how they divide their work.
+struct Plan : kernels::StickBackwardPlan {
+  bool hopper = false;
 };
-
-void plan_portable_backward(const sbtrain_stickbreaking& x, Plan& plan) {
-  const int64_t group = x.heads / kv_heads(x), head_bytes = x.tokens * plan.blocks * 8;
-  plan.heads = kernels::heads_at_a_time(x.heads, group, head_bytes);
-  plan.bytes = kernels::align_scratch(static_cast<size_t>(plan.heads * head_bytes));
-  if (plan.heads >= group) return;
-  plan.key_sums = plan.bytes;
-  plan.bytes += kernels::stick_key_sums_bytes(x.tokens, x.head_dim);
-}
 
 Plan plan_of(const sbtrain_stickbreaking& x, const Device& device, bool gated, bool backward) {
   const int64_t group = x.heads / kv_heads(x);
-  Plan plan{.hopper =
-                has_hopper(device, x.tokens, x.head_dim) && !(gated && backward && group > 1)};
+  Plan plan;
+  plan.hopper = has_hopper(device, x.tokens, x.head_dim) && !(gated && backward && group > 1);
   if (!backward) {
     if (plan.hopper) plan.bytes = kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
     return plan;
   }
-  plan.blocks = (longest(x) + 126) / 64 + 2;
-  plan.tokens = x.tokens;
-  plan.single_pass =
-      plan.hopper && kernels::takes_single_pass(x.tokens, x.heads, x.head_dim, group, gated);
-  if (plan.single_pass) {
-    const auto scratch = kernels::stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim);
-    plan.heads = scratch.heads, plan.bytes = scratch.bytes;
-  } else if (plan.hopper) {
-    const auto scratch = kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
-                                                                         .heads = x.heads,
-                                                                         .head_dim = x.head_dim,
-                                                                         .blocks = plan.blocks,
-                                                                         .group = group,
-                                                                         .gated = gated});
-    plan.blocks = scratch.blocks, plan.tokens = scratch.segment, plan.heads = scratch.heads;
-    plan.bytes = scratch.bytes;
-  } else {
-    plan_portable_backward(x, plan);
-  }
-  if (x.remainder == SBTRAIN_REMAINDER_VECTOR) {
-    plan.bytes = std::max(plan.bytes, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
-  }
+  static_cast<kernels::StickBackwardPlan&>(plan) = kernels::stickbreaking_backward_plan(
+      {.hopper = plan.hopper,
+       .tokens = x.tokens,
+       .heads = x.heads,
+       .head_dim = x.head_dim,
+       .max_seqlen = longest(x),
+       .group = group,
+       .gated = gated,
+       .learned_remainder = x.remainder == SBTRAIN_REMAINDER_VECTOR});
   return plan;
 }
 

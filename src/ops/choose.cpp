@@ -145,43 +145,22 @@ AttentionChoice choose_implementation(const StickBreakingShape& x, const Target&
   return {.reason = std::move(why_not)};
 }
 
-// The scratch of the backward pass: states for as many heads at a time as fit the budget, and later
-// the sums for the gradient of a learned remainder.
 void plan_backward(const StickBreakingShape& x, AttentionChoice& choice) {
-  choice.blocks = (x.max_seqlen + 126) / 64 + 2;
-  choice.tokens = x.tokens;
-  choice.single_pass = choice.implementation == Implementation::kHopper &&
-                       kernels::takes_single_pass(x.tokens, x.heads, x.head_dim, x.group, x.gated);
-  if (choice.single_pass) {
-    const kernels::StickSinglePassScratch scratch =
-        kernels::stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim);
-    choice.heads = scratch.heads;
-    choice.bytes = scratch.bytes;
-  } else if (choice.implementation == Implementation::kHopper) {
-    const kernels::StickHopperScratch scratch =
-        kernels::stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
-                                                        .heads = x.heads,
-                                                        .head_dim = x.head_dim,
-                                                        .blocks = choice.blocks,
-                                                        .group = x.group,
-                                                        .gated = x.gated});
-    choice.blocks = scratch.blocks;
-    choice.tokens = scratch.segment;
-    choice.heads = scratch.heads;
-    choice.bytes = scratch.bytes;
-  } else {
-    const int64_t head_bytes = x.tokens * choice.blocks * 8;
-    choice.heads = heads_at_a_time(x.heads, x.group, head_bytes);
-    choice.bytes = align_scratch(static_cast<size_t>(choice.heads * head_bytes));
-    if (choice.heads < x.group) {
-      choice.key_sums = choice.bytes;
-      choice.bytes += kernels::stick_key_sums_bytes(x.tokens, x.head_dim);
-    }
-  }
-  if (x.learned_remainder) {
-    choice.bytes =
-        std::max(choice.bytes, kernels::stick_remainder_scratch_bytes(x.heads, x.head_dim));
-  }
+  const kernels::StickBackwardPlan plan = kernels::stickbreaking_backward_plan(
+      {.hopper = choice.implementation == Implementation::kHopper,
+       .tokens = x.tokens,
+       .heads = x.heads,
+       .head_dim = x.head_dim,
+       .max_seqlen = x.max_seqlen,
+       .group = x.group,
+       .gated = x.gated,
+       .learned_remainder = x.learned_remainder});
+  choice.heads = plan.heads;
+  choice.blocks = plan.blocks;
+  choice.tokens = plan.tokens;
+  choice.key_sums = plan.key_sums;
+  choice.single_pass = plan.single_pass;
+  choice.bytes = plan.bytes;
 }
 
 }  // namespace
