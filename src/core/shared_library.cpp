@@ -40,6 +40,10 @@ void* SharedLibrary::address(const char* name) const {
   return found;
 }
 
+std::string dotted_version(size_t version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
 FoundLibrary look_for(const std::string& name,
                       const std::function<void(FoundLibrary& library)>& load) {
   FoundLibrary library{.name = name};

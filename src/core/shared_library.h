@@ -54,6 +54,9 @@ class SharedLibrary {
   void* handle_ = nullptr;
 };
 
+// "9.14.0" of 91400, as cuDNN, cuBLASLt and NCCL write their versions.
+std::string dotted_version(size_t version);
+
 // Loads a library to see whether it can be used: `load` returns its version and its file, or throws
 // Error with the reason.
 FoundLibrary look_for(const std::string& name,

@@ -18,18 +18,13 @@ SharedLibrary open_library() {
   return {"NCCL", {"libnccl.so.2", SBTRAIN_NCCL_LIBRARY}, kAdvice};
 }
 
-// "2.28.3" of 22803.
-std::string version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
 int version_of(const SharedLibrary& library) {
   decltype(&::ncclGetVersion) get = nullptr;
   library.find(get, "ncclGetVersion");
   int version = 0;
   get(&version);
   if (version < kOldest) {
-    fail(ExitCode::kConfig, "NCCL {} ({}) is too old: {}", version_text(version), library.path(),
+    fail(ExitCode::kConfig, "NCCL {} ({}) is too old: {}", dotted_version(version), library.path(),
          kAdvice);
   }
   return version;
@@ -56,7 +51,7 @@ FoundLibrary find_nccl() {
   return look_for("NCCL", [](FoundLibrary& found) {
     const SharedLibrary library = open_library();
     found.path = library.path();
-    found.version = version_text(version_of(library));
+    found.version = dotted_version(version_of(library));
   });
 }
 

@@ -1,7 +1,5 @@
 #include "ops/cuda/cublas_lt.h"
 
-#include <fmt/format.h>
-
 #include "core/shared_library.h"
 #include "ops/libraries.h"
 
@@ -37,8 +35,7 @@ namespace sbtrain::ops {
 FoundLibrary find_cublas_lt() {
   return look_for("cuBLASLt", [](FoundLibrary& found) {
     found.path = cuda::open_library().path();
-    const size_t version = cuda::cublas_lt().GetVersion();
-    found.version = fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+    found.version = dotted_version(cuda::cublas_lt().GetVersion());
   });
 }
 

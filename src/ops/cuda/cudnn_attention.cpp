@@ -269,10 +269,7 @@ class Loaded final : public CudnnAttention {
     return "";
   }
 
-  std::string version() const override {
-    const size_t v = fe::detail::get_backend_version();
-    return fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
-  }
+  std::string version() const override { return dotted_version(fe::detail::get_backend_version()); }
 
  private:
   // The bytes of statistics and indices, which lie before the workspace of cuDNN itself.
@@ -310,16 +307,12 @@ SharedLibrary load_library() {
           "install cuDNN 9.6 or later (pip install 'sbtrain[cuda]', or the package libcudnn9)"};
 }
 
-std::string version_text(size_t version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
 // Before 9.6 the backward pass takes scratch for the padded batch; 9.10.0 and 9.10.1 compute wrong
 // results. Empty for other versions.
 std::string why_not_used(size_t version) {
   if (version >= 90600 && version != 91000 && version != 91001) return "";
   return fmt::format("cuDNN {} is not used; 9.6 or later is needed, except 9.10.0 and 9.10.1",
-                     version_text(version));
+                     dotted_version(version));
 }
 
 }  // namespace
@@ -364,7 +357,7 @@ FoundLibrary find_cudnn() {
     const size_t version = get();
     const std::string why = cuda::why_not_used(version);
     if (!why.empty()) fail(ExitCode::kConfig, "{}", why);
-    found.version = cuda::version_text(version);
+    found.version = dotted_version(version);
   });
 }
 
