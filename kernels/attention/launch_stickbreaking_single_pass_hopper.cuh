@@ -5,6 +5,7 @@
 
 #include "kernels/attention/launch_attention.h"
 #include "kernels/attention/single_pass_arguments_hopper.cuh"
+#include "kernels/attention/single_pass_ends_hopper.cuh"
 #include "kernels/device_attribute.h"
 
 namespace sbtrain::kernels {

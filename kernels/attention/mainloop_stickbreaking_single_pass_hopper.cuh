@@ -704,49 +704,4 @@ static __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// ---- Before and after ---------------------------------------------------------------------------
-
-// A block of 256 threads for each tile of each head, four for a row: the rows' states and first
-// keys, and the place that is the first to see the tile.
-inline constexpr int kSinglePassBeginThreads = 256;
-static __global__ void __launch_bounds__(kSinglePassBeginThreads)
-    begin_single_pass_kernel(const __grid_constant__ SinglePassArguments x, int keys) {
-  const StickBreakingProblem& p = x.p;
-  const int tile = static_cast<int>(blockIdx.x);
-  const StickHead head(p, x.first_head + static_cast<int>(blockIdx.y));
-  const int64_t at = x.tile(head.index, tile);
-  const int row_of_tile = static_cast<int>(threadIdx.x) / 4, row = tile * 64 + row_of_tile;
-  const float log2_rem = row < p.tokens ? p.log2_rem[head.at(row)] : 0.0f;
-  StickGradients<1, kStickKeys, false> sticks;
-  sticks.begin(0, log2_rem, whole_remainder_gradient(p, head, row));
-  if (threadIdx.x % 4 != 0) return;
-  // Where nothing is skipped, all tiles are looked at up to the beginning of their document.
-  Visibility seen = visibility_of<true>(p, head);
-  seen.stopped = p.skip_epsilon != 0;
-  const int first_key = seen.first_key(row);
-  x.states[at * 64 + row_of_tile] = make_float2(sticks.log2_left[0], sticks.c[0]);
-  x.first_keys[at * 64 + row_of_tile] = first_key;
-  if (row_of_tile > 0) return;
-  x.next[at] = first_key / keys;
-  x.next_dq[at] = first_key / keys;
-  if (tile == 0 && blockIdx.y == 0) *x.taken = 0;
-}
-
-// A block of 128 threads for each tile of each head: rounds the sums of dq.
-inline constexpr int kSinglePassEndThreads = 128;
-template <int kD>
-static __global__ void __launch_bounds__(kSinglePassEndThreads)
-    end_single_pass_kernel(const __grid_constant__ SinglePassArguments x) {
-  const StickBreakingProblem& p = x.p;
-  const int tile = static_cast<int>(blockIdx.x);
-  const StickHead head(p, x.first_head + static_cast<int>(blockIdx.y));
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
-  const int first = tile * 64 + warp_row;
-  WarpgroupAccumulator<kD> dq;
-  load_sums(dq, x.dq + int64_t{x.tile(head.index, tile)} * (64 * kD) + warp_row * kD);
-  const float scale = p.scale * p.query_factor;
-  store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, kD, dq,
-             [scale](int) { return scale; });
-}
-
 }  // namespace sbtrain::kernels

@@ -10,6 +10,8 @@
 
 #include "kernels/attention/launch_hopper.h"
 #include "kernels/attention/persistent_hopper.cuh"
+#include "kernels/attention/stickbreaking.h"
+#include "kernels/primitives/math.cuh"
 #include "support/tensors.h"
 #include "unit/attention/oracle.h"
 
@@ -99,6 +101,15 @@ struct Attention {
     p.dq = rows(dq);
     p.dk = rows(dk);
     p.dv = rows(dv);
+  }
+  // Multiplies the queries by scale * log2(e) before they are rounded, for kernels that need not.
+  void fold_scale_into(kernels::StickBreakingProblem& p) {
+    p.query_factor = scale * kernels::kLog2e;
+    p.scale = kernels::kFoldedScale;
+    const test::Owned exact = test::random_normal("q", {static_cast<int64_t>(q.size())});
+    for (size_t i = 0; i < q.size(); ++i) {
+      q[i] = __float2bfloat16(p.query_factor * exact.f32()[i]);
+    }
   }
   test::oracle::Problem oracle() const {
     test::oracle::Problem p;

@@ -3,6 +3,7 @@
 #include "emulation/attention.cuh"
 #include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
 #include "kernels/attention/single_pass_arguments_hopper.cuh"
+#include "kernels/attention/single_pass_ends_hopper.cuh"
 
 namespace sbtrain::emulation {
 namespace {
@@ -24,15 +25,9 @@ class SinglePass : public Attention {
     compute_heads_at_a_time(heads);
   }
 
-  // Multiplies the queries by scale * log2(e) before they are rounded.
   void fold_scale() {
-    problem_.query_factor = scale * kLog2e;
-    problem_.scale = kFoldedScale;
+    fold_scale_into(problem_);
     want_.scale = std::log(2.0);
-    const test::Owned exact = test::random_normal("q", {static_cast<int64_t>(q.size())});
-    for (size_t i = 0; i < q.size(); ++i) {
-      q[i] = __float2bfloat16(problem_.query_factor * exact.f32()[i]);
-    }
     want_.q = to_f64(q);
   }
   // Of every third token.

@@ -25,14 +25,9 @@ class StickBreaking : public Attention {
   // Computes one head at a time, and of it segments of so many tokens.
   void cut_into_segments(int segment) { take_workspace(1, segment); }
 
-  // Multiplies the queries by scale * log2(e) before they are rounded; returns that factor.
+  // As fold_scale_into(); returns the factor of the queries.
   float fold_scale() {
-    problem_.query_factor = scale * kLog2e;
-    problem_.scale = kFoldedScale;
-    const test::Owned exact = test::random_normal("q", {static_cast<int64_t>(q.size())});
-    for (size_t i = 0; i < q.size(); ++i) {
-      q[i] = __float2bfloat16(problem_.query_factor * exact.f32()[i]);
-    }
+    fold_scale_into(problem_);
     return problem_.query_factor;
   }
   void give_remainder_to_values() { problem_.remainder = StickRemainder::kValue; }
