@@ -7,10 +7,8 @@ trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/bin"
 ln -s "$(command -v bash)" "$(command -v dirname)" "$folder/bin/"
 
-fail() {
-  echo "error: $*" >&2
-  exit 1
-}
+# shellcheck source=tests/system/checks.sh
+. "$(dirname "$0")/checks.sh"
 
 # An engine that fails at its first argument $2; none if $2 is empty.
 engine() {

@@ -8,17 +8,8 @@ source=$(cd "$(dirname "$0")/../.." && pwd)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-fail() {
-  echo "error: $*" >&2
-  exit 1
-}
-contains() {  # TEXT WORD...
-  local text=$1 word
-  shift
-  for word in "$@"; do
-    [[ $text == *"$word"* ]] || fail "'$word' is missing in: ${text:0:2000}"
-  done
-}
+# shellcheck source=tests/system/checks.sh
+. "$(dirname "$0")/checks.sh"
 
 "$cmake" --install "$build" --prefix "$folder" > "$folder.log" 2>&1 || fail "$(cat "$folder.log")"
 rm -f "$folder.log"

@@ -8,17 +8,8 @@ hider=$2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-fail() {
-  echo "error: $*" >&2
-  exit 1
-}
-contains() {  # TEXT WORD...
-  local text=$1 word
-  shift
-  for word in "$@"; do
-    [[ $text == *"$word"* ]] || fail "'$word' is missing in: ${text:0:3000}"
-  done
-}
+# shellcheck source=tests/system/checks.sh
+. "$(dirname "$0")/checks.sh"
 without() { env LD_PRELOAD="$hider" "$@"; }
 
 needed=$(readelf -d "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')

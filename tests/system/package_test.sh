@@ -9,17 +9,8 @@ build=$2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-fail() {
-  echo "error: $*" >&2
-  exit 1
-}
-contains() {  # TEXT WORD...
-  local text=$1 word
-  shift
-  for word in "$@"; do
-    [[ $text == *"$word"* ]] || fail "'$word' is missing in: ${text:0:3000}"
-  done
-}
+# shellcheck source=tests/system/checks.sh
+. "$(dirname "$0")/checks.sh"
 
 status=0
 "$source/scripts/package.sh" --build "$build" --output "$folder/one" > "$folder/log" 2>&1 || status=$?

@@ -12,20 +12,10 @@ import subprocess
 import sys
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python/sbtrain-kernels"))
-sys.dont_write_bytecode = True
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error} (install torch)")
-    sys.exit(77)
-if not hasattr(torch.library, "custom_op"):
-    print(f"skipped: PyTorch {torch.__version__} (install 2.4 or later)")
-    sys.exit(77)
-from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch_2_4 import torch
+from torch.utils.checkpoint import checkpoint
 
-from sbtrain.torch import (  # noqa: E402
+from sbtrain.torch import (
     Fire,
     _cuda,
     _ops,
@@ -35,6 +25,7 @@ from sbtrain.torch import (  # noqa: E402
     stickbreaking_decode,
 )
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BOUNDS = [0, 3, 3, 4, 11]  # lengths 3, 0, 1 and 7
 T, H, G, D = BOUNDS[-1], 4, 2, 8
 

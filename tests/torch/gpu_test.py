@@ -6,24 +6,14 @@ op: compiled, recorded into a CUDA graph, on two streams, under autocast, on ten
 
 Exit status: 0 good, 1 not good, 77 there is no GPU, or PyTorch or the library is missing.
 """
-import pathlib
 import sys
 import unittest
 import warnings
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python/sbtrain-kernels"))
-sys.dont_write_bytecode = True
-try:
-    import torch
-except ImportError as error:
-    print(f"skipped: {error} (install torch)")
-    sys.exit(77)
-if not hasattr(torch.library, "custom_op"):
-    print(f"skipped: PyTorch {torch.__version__} (install 2.4 or later)")
-    sys.exit(77)
-from sbtrain import kernels  # noqa: E402
-from sbtrain.torch import (  # noqa: E402
+from torch_2_4 import torch
+
+from sbtrain import kernels
+from sbtrain.torch import (
     Fire,
     _ops,
     softmax_attention,

@@ -7,23 +7,17 @@ Exit status: 0 good, 1 not good, 77 PyTorch or transformers is missing. Without 
 skipped.
 """
 import inspect
-import pathlib
 import sys
 import unittest
 import warnings
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python/sbtrain-kernels"))
-sys.dont_write_bytecode = True
+from torch_2_4 import torch
+
 try:
-    import torch
     import transformers
     from transformers import LlamaConfig, LlamaForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 except ImportError as error:
     print(f"skipped: {error} (install torch and transformers 5)")
-    sys.exit(77)
-if not hasattr(torch.library, "custom_op"):
-    print(f"skipped: PyTorch {torch.__version__} (install 2.4 or later)")
     sys.exit(77)
 try:
     import fla.ops.stickbreaking_attn as fla_stick
