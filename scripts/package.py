@@ -9,8 +9,6 @@ of the systems that it runs on. The archive is written anew at the end: files in
 """
 
 import argparse
-import base64
-import hashlib
 import os
 import pathlib
 import re
@@ -20,8 +18,9 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
+
+from wheel_writer import PackageError, write_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -46,10 +45,6 @@ def main():
     os.environ.setdefault("SBTRAIN_PYTHON", sys.executable)
     os.execv(PROGRAM, ["sbtrain", *sys.argv[1:]])
 '''
-
-
-class PackageError(Exception):
-    pass
 
 
 def output_of(*command, **options):
@@ -206,23 +201,13 @@ def write_info(info, version, has_cuda, licences):
 # ---- The archive --------------------------------------------------------------------------------
 
 
-def write_wheel(site, wheel):
-    """Zips a folder, with a RECORD, so that the same files always give the same bytes."""
-    moment = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", "1767225600")))[:6]
-    record = next(site.glob("*.dist-info")) / "RECORD"
-    files = sorted(path for path in site.rglob("*") if path.is_file() and path != record)
-    lines = []
-    for path in files:
-        digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
-        lines.append(f"{path.relative_to(site)},sha256={digest},{path.stat().st_size}")
-    lines.append(f"{record.relative_to(site)},,")
-    record.write_text("\n".join(lines) + "\n")
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for path in [*files, record]:
-            entry = zipfile.ZipInfo(str(path.relative_to(site)), moment)
-            mode = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
-            entry.external_attr, entry.compress_type = (stat.S_IFREG | mode) << 16, zipfile.ZIP_DEFLATED
-            archive.writestr(entry, path.read_bytes(), compresslevel=9)
+def pack(site, wheel):
+    """Writes a wheel of all that is in a folder."""
+    files = {}
+    for path in site.rglob("*"):
+        if path.is_file():
+            files[str(path.relative_to(site))] = path.read_bytes(), bool(path.stat().st_mode & stat.S_IXUSR)
+    write_wheel(wheel, files)
 
 
 def read_wheel(wheel, site):
@@ -268,10 +253,10 @@ def pack_program(tree, output):
         data_files(program.parent.parent, site / f"sbtrain-{version}.data/data")
         write_info(site / f"sbtrain-{version}.dist-info", version, has_cuda, copyrights([*bundled, elves[1]]))
         wheel = scratch / f"sbtrain-{version}-py3-none-linux_x86_64.whl"
-        write_wheel(site, wheel)
+        pack(site, wheel)
         name, repaired = with_libraries(wheel, elves, scratch)
         output.mkdir(parents=True, exist_ok=True)
-        write_wheel(repaired, output / name)
+        pack(repaired, output / name)
         print(f"{output / name}: {(output / name).stat().st_size / 1e6:.1f} MB")
 
 

@@ -8,13 +8,12 @@ stand in the namespace package `sbtrain`, which the program's wheel fills too. F
 one time, so that the same library gives the same bytes.
 """
 import argparse
-import base64
-import hashlib
 import pathlib
 import re
 import subprocess
 import sys
-import zipfile
+
+from wheel_writer import PackageError, write_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "python/sbtrain-kernels"
@@ -45,10 +44,6 @@ Tag: {TAG}
 """
 
 
-class PackageError(Exception):
-    pass
-
-
 def readelf(flag, library):
     done = subprocess.run(["readelf", "-W", flag, str(library)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
@@ -71,7 +66,7 @@ def version_of_project():
 
 
 def contents(library):
-    """Path in the wheel -> bytes."""
+    """The wheel's name and {path in it: (bytes, whether it is executable)}."""
     version = version_of_project()
     info = f"sbtrain_kernels-{version}.dist-info"
     files = {
@@ -85,22 +80,8 @@ def contents(library):
     files[f"{info}/METADATA"] = METADATA.format(version=version, description=description).encode()
     files[f"{info}/WHEEL"] = WHEEL.encode()
     files[f"{info}/licenses/LICENSE"] = (ROOT / "LICENSE").read_bytes()
-    record = [f"{path},sha256={digest(data)},{len(data)}" for path, data in sorted(files.items())]
-    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
-    return f"sbtrain_kernels-{version}-{TAG}.whl", files
-
-
-def digest(data):
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-
-
-def write(path, files):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, data in sorted(files.items()):
-            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
-            entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
-            archive.writestr(entry, data)
+    executable = {path: (data, path.endswith(".so")) for path, data in files.items()}
+    return f"sbtrain_kernels-{version}-{TAG}.whl", executable
 
 
 def main():
@@ -114,7 +95,7 @@ def main():
             check_systems(options.library)
         name, files = contents(options.library)
         options.output.mkdir(parents=True, exist_ok=True)
-        write(options.output / name, files)
+        write_wheel(options.output / name, files)
     except (PackageError, OSError) as error:
         print(f"package_kernels: {error}", file=sys.stderr)
         return 1

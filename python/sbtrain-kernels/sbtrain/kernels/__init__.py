@@ -42,6 +42,28 @@ class FireGradients(ctypes.Structure):
     _fields_ = [(name, c_void_p) for name in ("c", "m", "w1", "b1", "w2")]
 
 
+# How all structs begin, and how those of packed documents go on.
+_CALL = [
+    ("struct_size", c_uint64),
+    ("version", c_uint32),
+    ("device", c_int32),
+    ("stream", c_void_p),
+]
+_PACK = [
+    *_CALL,
+    ("compute_capability", c_int32),
+    ("heads", c_int32),
+    ("kv_heads", c_int32),
+    ("head_dim", c_int32),
+    ("tokens", c_int64),
+    ("key_tokens", c_int64),
+    ("sequences", c_int64),
+    ("max_seqlen", c_int64),
+    ("cu_seqlens", c_void_p),
+    ("key_cu_seqlens", c_void_p),
+]
+
+
 class _Call(ctypes.Structure):
     """A struct that begins with its size and the version."""
 
@@ -51,20 +73,7 @@ class _Call(ctypes.Structure):
 
 class StickBreaking(_Call):
     _fields_ = [
-        ("struct_size", c_uint64),
-        ("version", c_uint32),
-        ("device", c_int32),
-        ("stream", c_void_p),
-        ("compute_capability", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("tokens", c_int64),
-        ("key_tokens", c_int64),
-        ("sequences", c_int64),
-        ("max_seqlen", c_int64),
-        ("cu_seqlens", c_void_p),
-        ("key_cu_seqlens", c_void_p),
+        *_PACK,
         ("scale", c_float),
         ("attend_current", c_int32),
         ("remainder", c_int32),
@@ -93,20 +102,7 @@ class StickBreaking(_Call):
 
 class Softmax(_Call):
     _fields_ = [
-        ("struct_size", c_uint64),
-        ("version", c_uint32),
-        ("device", c_int32),
-        ("stream", c_void_p),
-        ("compute_capability", c_int32),
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("tokens", c_int64),
-        ("key_tokens", c_int64),
-        ("sequences", c_int64),
-        ("max_seqlen", c_int64),
-        ("cu_seqlens", c_void_p),
-        ("key_cu_seqlens", c_void_p),
+        *_PACK,
         ("scale", c_float),
         ("bias", c_int32),
         ("window", c_int64),
@@ -128,10 +124,7 @@ class Softmax(_Call):
 
 class Decode(_Call):
     _fields_ = [
-        ("struct_size", c_uint64),
-        ("version", c_uint32),
-        ("device", c_int32),
-        ("stream", c_void_p),
+        *_CALL,
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
