@@ -183,13 +183,24 @@ TEST_F(GpuSystemTest, ASignalSavesAndTheRunContinues) {
   expect_equal_runs("whole", "parts");
 }
 
-// All modes that one machine has, and runs that go on with another number of GPUs.
-TEST_F(GpuSystemTest, TwoGpusTrainLikeOne) {
+// Takes the optimizer.
+class TwoGpus : public GpuSystemTest, public testing::WithParamInterface<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(All, TwoGpus, testing::Values("adamw", "muon"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// All modes that one machine has, both ways of moving weights and gradients, and runs that go on
+// with another number of GPUs.
+TEST_P(TwoGpus, TrainLikeOne) {
   if (visible_gpus() < 2) GTEST_SKIP() << "one GPU";
-  const auto steps = [&](const std::string& out, int gpus, const char* mode = "full") {
+  const auto steps = [&](const std::string& out, int gpus, const char* mode = "full",
+                         const char* engine = "multiprocessors") {
     std::vector<std::string> arguments = twenty_steps(out, "cuda");
     arguments.insert(arguments.end(), {"--train.batch=8", fmt::format("--train.gpus={}", gpus),
-                                       fmt::format("--train.sharding={}", mode)});
+                                       fmt::format("--train.sharding={}", mode),
+                                       fmt::format("--train.optimizer={}", GetParam()),
+                                       fmt::format("--train.gather_engine={}", engine),
+                                       fmt::format("--train.reduce_engine={}", engine)});
     return arguments;
   };
   ASSERT_EQ(run(steps("one", 1)), 0) << output_;
@@ -197,8 +208,13 @@ TEST_F(GpuSystemTest, TwoGpusTrainLikeOne) {
     ASSERT_EQ(run(steps(mode, 2, mode)), 0) << output_;
     expect_close_losses(mode, "one", 1, 20);
   }
+  ASSERT_EQ(run(steps("engines", 2, "full", "copy_engines")), 0) << output_;
+  expect_close_losses("engines", "one", 1, 20);
   ASSERT_EQ(run(steps("again", 2)), 0) << output_;
   expect_equal_runs("full", "again");
+  copy_run("full", "continued", 10);
+  ASSERT_EQ(run(steps("continued", 2)), 0) << output_;
+  expect_equal_runs("full", "continued");
   for (const auto& [from, gpus] : {std::pair{"one", 2}, {"full", 1}}) {
     const std::string moved = fmt::format("{}-on-{}", from, gpus);
     copy_run(from, moved, 10);
