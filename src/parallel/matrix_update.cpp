@@ -65,9 +65,9 @@ class Parts {
 };
 
 // Deals the matrices out, the costliest first, each to the rank with the least work. Among equals
-// the one is taken whose parts would stay the shortest.
-void choose_owners(std::vector<Matrix>& matrices, const ParamRegistry& registry,
-                   const MatrixRanks& ranks) {
+// the one is taken whose parts would stay the shortest. Returns the most work of a rank.
+double choose_owners(std::vector<Matrix>& matrices, const ParamRegistry& registry,
+                     const MatrixRanks& ranks) {
   std::vector<Matrix*> order;
   for (Matrix& matrix : matrices) order.push_back(&matrix);
   std::stable_sort(order.begin(), order.end(),
@@ -98,12 +98,13 @@ void choose_owners(std::vector<Matrix>& matrices, const ParamRegistry& registry,
       used.add(matrix->replica, part.shard, matrix->owner, part.size);
     }
   }
+  return *std::ranges::max_element(work);
 }
 
 MatrixGroup make_group(int begin, int end, std::vector<Matrix>& matrices,
                        const ParamRegistry& registry, const MatrixRanks& ranks) {
-  choose_owners(matrices, registry, ranks);
   MatrixGroup group{.begin = begin, .end = end};
+  group.flops = choose_owners(matrices, registry, ranks);
   Parts parts;
   for (const Matrix& matrix : matrices) {
     OwnedMatrix owned{.tensor = matrix.tensor};
@@ -127,14 +128,14 @@ MatrixGroup make_group(int begin, int end, std::vector<Matrix>& matrices,
   return group;
 }
 
+}  // namespace
+
 MatrixRanks ranks_of(const Mesh& mesh) {
   return {.shards = mesh.size(MeshDimension::kShards),
           .shard = mesh.place(MeshDimension::kShards),
           .replicas = mesh.size(MeshDimension::kReplicas),
           .replica = mesh.place(MeshDimension::kReplicas)};
 }
-
-}  // namespace
 
 std::vector<MatrixGroup> plan_matrices(const ParamRegistry& registry, const Optimizer& optimizer,
                                        const MatrixRanks& ranks) {

@@ -56,9 +56,12 @@ struct OwnedMatrix {
 struct MatrixGroup {
   int begin = 0, end = 0;  // units
   int64_t part = 0;        // elements that travel between two ranks, padding included
+  double flops = 0;        // of the owner that has the most to do, for which all others wait
   std::vector<MatrixPiece> pieces;
   std::vector<OwnedMatrix> owned;
 };
+
+MatrixRanks ranks_of(const Mesh& mesh);
 
 // The groups, which together hold all units, for one rank. All ranks find the same owners.
 std::vector<MatrixGroup> plan_matrices(const ParamRegistry& registry, const Optimizer& optimizer,

@@ -10,6 +10,7 @@
 #include "core/memory_check.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
+#include "parallel/matrix_update.h"
 #include "parallel/mesh.h"
 #include "parallel/state_ranges.h"
 #include "train/batch_share.h"
@@ -25,8 +26,8 @@ namespace {
 constexpr double kUpdateBytes = 18;
 constexpr double kStateBytes = 8;
 
-// Seconds of an update: of what it reads and writes on every rank, and of the matrices that it
-// transforms, which all ranks share.
+// Seconds of an update: of what it reads and writes on every rank, and of the matrices that the
+// owner with the most work transforms.
 double update_seconds(const Config& config, const ParamRegistry& registry, const Mesh& mesh) {
   const auto optimizer = make_optimizer(config.train.optimizer);
   double bytes = 0, flops = 0;
@@ -36,11 +37,13 @@ double update_seconds(const Config& config, const ParamRegistry& registry, const
     for (const StateRange& range : state_ranges(unit, *optimizer, 0, unit.size)) {
       bytes +=
           kStateBytes * static_cast<double>(range.names.size()) * static_cast<double>(range.size);
-      if (range.matrix != nullptr) flops += optimizer->transform_flops(range.matrix->spec);
     }
   }
+  for (const MatrixGroup& group : plan_matrices(registry, *optimizer, ranks_of(mesh))) {
+    flops += group.flops;
+  }
   return bytes / mesh.shard_count() / (1e9 * config.machine.memory_gbs) +
-         flops / mesh.world().world() / (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
+         flops / (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
 }
 
 constexpr double kGibibyte = 1 << 30;

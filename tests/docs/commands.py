@@ -170,6 +170,10 @@ END"""),
         Run("import sbtrain.torch.fla", env=KERNELS, needs=("torch 2.4", "module:fla")),
         Run("import torch", env=KERNELS, needs=("torch 2.4",)),
     ],
+    "docs/optimizers.md": [
+        Listed("scripts/optimizers.py", GPU + " and the corpus; system_optimizers runs it with a tiny model"),
+        Listed("scripts/plot_optimizers.py", "draws what these have measured; system_optimizers runs it"),
+    ],
     "docs/performance.md": [
         Listed("build/release/sbtrain bench attention --modules stickbreaking --head-dims 64", GPU),
         Listed("build/release/sbtrain bench attention --modules softmax --implementation portable", GPU),

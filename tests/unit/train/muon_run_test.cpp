@@ -101,6 +101,8 @@ TEST(MatrixGroups, DealOutEveryElementEvenly) {
     const ParamRegistry& registry = transformer.registry();
     std::map<std::string, int64_t> held;
     std::vector<double> work;
+    std::map<int, double> most;     // of a rank, for each group
+    std::map<int, double> planned;  // the same, as the groups say
     std::set<std::string> owned;
     for (int replica = 0; replica < replicas; ++replica) {
       for (int shard = 0; shard < shards; ++shard) {
@@ -115,15 +117,20 @@ TEST(MatrixGroups, DealOutEveryElementEvenly) {
             EXPECT_TRUE(starts.insert({piece.replica * shards + piece.owner, piece.offset}).second);
             if (replica == 0) held[piece.tensor->name] += piece.size;
           }
+          double work_of_group = 0;
           for (const OwnedMatrix& matrix : group.owned) {
             EXPECT_TRUE(owned.insert(matrix.tensor->name).second) << matrix.tensor->name;
-            mine += optimizer->transform_flops(matrix.tensor->spec);
+            work_of_group += optimizer->transform_flops(matrix.tensor->spec);
           }
+          mine += work_of_group;
+          most[group.begin] = std::max(most[group.begin], work_of_group);
+          planned[group.begin] = group.flops;
         }
         work.push_back(mine);
       }
     }
     EXPECT_EQ(owned.size(), 16U * 7);
+    for (const auto& [begin, flops] : most) EXPECT_DOUBLE_EQ(planned[begin], flops) << begin;
     double total = 0;
     for (const double one : work) total += one;
     const double mean = total / static_cast<double>(work.size());
