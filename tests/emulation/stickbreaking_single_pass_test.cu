@@ -44,6 +44,13 @@ class SinglePass : public Attention {
                       : remainder == StickRemainder::kValue ? test::oracle::Remainder::kValue
                                                             : test::oracle::Remainder::kBias;
   }
+  // Of rem itself, apart from what flows through o.
+  void give_remainder_a_gradient() {
+    const test::Owned x = test::random_normal("drem", {static_cast<int64_t>(row.size())});
+    drem_.assign(x.f32(), x.f32() + row.size());
+    problem_.drem = drem_.data();
+    want_.drem = to_f64(drem_);
+  }
   void attend_current() { problem_.attend_current = want_.attend_current = true; }
   void compute_heads_at_a_time(int heads) {
     workspace_.resize(stickbreaking_single_pass_layout(tokens(), heads, head_dim).bytes /
@@ -102,7 +109,7 @@ class SinglePass : public Attention {
 
   std::vector<int32_t> stop_;
   std::vector<bf16> bias_;
-  std::vector<float> workspace_;
+  std::vector<float> drem_, workspace_;
   StickBreakingProblem problem_;
   test::oracle::Problem want_;
 };
@@ -165,6 +172,23 @@ TEST(EmulatedSinglePass, AttendCurrent) {
     SCOPED_TRACE(describe_case(documents, Timing::kAtOnce));
     ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
     x.expect_near(x.want());
+  }
+}
+
+TEST(EmulatedSinglePass, GradientOfTheRemainder) {
+  for (const std::vector<int32_t>& documents : kPacks) {
+    for (const StickRemainder remainder : kRemainders) {
+      SinglePass x(documents, 64);
+      x.give_remainder_to(remainder);
+      x.give_remainder_a_gradient();
+      const test::oracle::Result want = x.want();
+      for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+        SCOPED_TRACE(describe_case(documents, Timing::kAtOnce) + ", remainder " +
+                     std::to_string(int(remainder)));
+        ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, skip_epsilon)));
+        x.expect_near(want);
+      }
+    }
   }
 }
 
