@@ -1,6 +1,7 @@
 // Launches the stick-breaking backward pass in a single pass (sm_90a), for
-// stickbreaking_single_pass_hopper.cu and what is folded into the queries
-// (stickbreaking_single_pass_folded_hopper.cu).
+// stickbreaking_single_pass_hopper.cu, what is folded into the queries
+// (stickbreaking_single_pass_folded_hopper.cu) and gates
+// (stickbreaking_single_pass_gated_hopper.cu).
 #pragma once
 
 #include "kernels/attention/launch_attention.h"
@@ -18,6 +19,12 @@ void launch_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
     const dim3 tiles(static_cast<unsigned>(x.tiles), static_cast<unsigned>(x.heads));
     begin_single_pass_kernel<<<tiles, kSinglePassBeginThreads, 0, stream>>>(x, Shape::kKeys);
     check_launch(kName);
+    if constexpr (Shape::kGated) {
+      const dim3 key_blocks(static_cast<unsigned>(ceil_div(p.tokens, kStickKeys)),
+                            static_cast<unsigned>(x.heads));
+      prepare_gates_kernel<<<key_blocks, kStickKeys, 0, stream>>>(x);
+      check_launch(kName);
+    }
     const int blocks = std::min(x.places * x.heads, multiprocessors());
     launch_attention(kName, stream, single_pass_hopper_kernel<Shape>,
                      dim3(static_cast<unsigned>(blocks)), Shape::kThreads,
@@ -27,7 +34,7 @@ void launch_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
   }
 }
 
-// Kind is Folded or Unfolded.
+// Kind is Folded, Unfolded or Gated.
 template <template <typename> class Kind>
 void launch_single_pass_of(cudaStream_t stream, const StickBreakingProblem& p) {
   if (p.tokens == 0) return;
@@ -41,5 +48,7 @@ void launch_single_pass_of(cudaStream_t stream, const StickBreakingProblem& p) {
 
 // Where p.scale is kFoldedScale.
 void stickbreaking_backward_single_pass_folded(cudaStream_t stream, const StickBreakingProblem& p);
+// With gates.
+void stickbreaking_backward_single_pass_gated(cudaStream_t stream, const StickBreakingProblem& p);
 
 }  // namespace sbtrain::kernels

@@ -1,6 +1,6 @@
 // The stick-breaking backward pass for sm_90a in a single pass: five products and one scan for each
 // pair of query and key, where the two phases take seven and two
-// (mainloop_stickbreaking_query_gradient_hopper.cuh). There are no gates here.
+// (mainloop_stickbreaking_query_gradient_hopper.cuh).
 //
 // A block of threads owns 192 keys, whose K and V stay in shared memory, and walks over the tiles
 // of 64 queries that see them, from the last to the first. Each of its three consumers owns 64 of
@@ -12,9 +12,14 @@
 // The consumers compute dq of a tile in turns, from dz of all 192 keys. A fourth warpgroup loads,
 // passes states on and adds dq to sums in device memory, block after block from left to right, so
 // that the bits are the same on every run. The first block stores the sums.
+//
+// With gates, scores become their odds e' and stay that (score_stickbreaking.cuh): the gradient of
+// log f is y = g - e' C, and dz follows from it. beta would not do, since near a whole stick 1 -
+// beta loses all digits. What pairs of keys leave, on which A and dz depend, is kept in the tile of
+// dz until dz takes its place.
 #pragma once
 
-#include "kernels/attention/stickbreaking_backward_hopper.cuh"
+#include "kernels/attention/gate_sums_hopper.cuh"
 #include "kernels/primitives/flag.cuh"
 
 namespace sbtrain::kernels {
@@ -23,6 +28,7 @@ template <int kHeadDim>
 struct SinglePassShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kFolded = false;
+  static constexpr bool kGated = false;
   static constexpr int kConsumers = 3;
   static constexpr int kKeys = kStickKeys * kConsumers;
   static constexpr int kQueries = kSinglePassQueries;
@@ -47,9 +53,13 @@ struct SinglePassArguments {
   int* next = nullptr;        // [H, tiles]: the place that is next to take the states
   int* next_dq = nullptr;     // [H, tiles]: and to add to dq
   float* dq = nullptr;        // [H, tiles, 64 d], as the lanes hold it (save_sums)
+  KeyGates* gates = nullptr;  // [H, T / 64], with gates
   CUtensorMap q, dout, k, v;  // of 64 queries or keys
   __device__ __forceinline__ int tile(int head, int tile) const {
     return (head - first_head) * tiles + tile;
+  }
+  __device__ __forceinline__ KeyGates* gates_of(int head, int block) const {
+    return gates_of_loaded_keys(gates, p.tokens, head - first_head, block);
   }
 };
 
@@ -93,6 +103,8 @@ struct SinglePassShared {
   Pipeline<1> staged;                           // dq
   SinglePassTile tile;
   WarpBlock warps[Shape::kThreads / 32];
+  GateBuffers<Shape::kGated, kConsumers> gates;
+  GateSumBuffers<Shape::kGated, kConsumers> gate_sums;
 
   __device__ __forceinline__ WarpBlock& my_block() { return warps[reread_thread() / 32]; }
   __device__ __forceinline__ PipelineState<1> block_state() {
@@ -205,12 +217,17 @@ class SinglePassHelper {
   __device__ __forceinline__ void load_keys() {
     Mbarrier& full = s_.keys.acquire(s_.block_state());
     if (lane() == 0) {
-      full.arrive_and_expect(2 * 2 * Shape::kKeys * kD);
+      constexpr int kGateBytes = Shape::kGated ? Shape::kConsumers * sizeof(KeyGates) : 0;
+      full.arrive_and_expect(2 * 2 * Shape::kKeys * kD + kGateBytes);
 #pragma unroll 1
       for (int i = 0; i < Shape::kConsumers; ++i) {
         const int first = first_loaded_key<kStickKeys>(s_.tile.first + i * kStickKeys, x_.p.tokens);
         load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, s_.tile.head);
         load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, full, first, s_.tile.head);
+        if constexpr (Shape::kGated) {
+          bulk_load(&s_.gates.keys[i], x_.gates_of(s_.tile.head, s_.tile.first + i * kStickKeys),
+                    sizeof(KeyGates), full);
+        }
       }
     }
     __syncwarp();
@@ -356,11 +373,13 @@ class SinglePassConsumer {
     Gradients sums;
     sums.dk.clear();
     sums.dv.clear();
+    if constexpr (Shape::kGated) my_gate_sums() = {};
     s_.keys.wait(s_.block_state());
     if (tiles.last >= 0) walk(sums, block, tiles.last);
     s_.keys.release();
     __syncwarp();
     write(sums, block, s_.my_block().head);
+    if constexpr (Shape::kGated) write_gate_gradient(block);
   }
   // From tile to tile. dv and dk of one, and dp or dq, are under way until the sticks of the next
   // one are known.
@@ -446,14 +465,36 @@ class SinglePassConsumer {
     return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) + 8 * kRow;
   }
 
-  // Scores become e.
+  // Scores become e, or e' with gates.
   __device__ __forceinline__ void exponentials(Scores& s) const {
+    if constexpr (Shape::kGated) {
+      find_gated_odds(s);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int t = 0; t < kLaneKeys; ++t) {
-        const float z = s.of_row(i, t);
-        s.of_row(i, t) = exp2_ftz(Shape::kFolded ? z : z * x_.scale_log2);
+        for (int t = 0; t < kLaneKeys; ++t) {
+          const float z = s.of_row(i, t);
+          s.of_row(i, t) = exp2_ftz(Shape::kFolded ? z : z * x_.scale_log2);
+        }
+      }
+    }
+  }
+  // As gated_odds(), but both rows together, which read the same gates. An e' may be infinite here
+  // as an e may without gates, and is clamped as that is (keep_or_clamp).
+  __device__ __forceinline__ void find_gated_odds(Scores& s) const {
+    const LaneGates gates = gates_in(s_.gates, index_);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const float4 shift = gates.log2_inverse(g), closed = gates.closed(g);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          float& score = s.of_row(i, 4 * g + n);
+          const float z = fmaf(score, -x_.scale_log2, element(shift, n));
+          score = reciprocal_ftz(exp2_ftz(z) + element(closed, n));
+        }
       }
     }
   }
@@ -474,7 +515,8 @@ class SinglePassConsumer {
       }
     }
   }
-  // e becomes beta = e / (1 + e). What the keys leave of the stick is said to the others.
+  // e becomes beta = e / (1 + e), but e' stays. What the keys leave of the stick is said to the
+  // others.
   template <int kRow>
   __device__ __forceinline__ void meet_keys(Scores& s, Rows& rows, int stage) {
     float e[kLaneKeys], kept[2 * kGroups], all[kGroups];
@@ -486,11 +528,17 @@ class SinglePassConsumer {
     } else {
       mine = HopperGradients::template sum_of_logarithms<1>(all);
     }
+    if constexpr (Shape::kGated) {
+      save_kept<kRow>(kept);
 #pragma unroll
-    for (int n = 0; n < 2 * kGroups; ++n) {
-      const float m = e[2 * n] * kept[n];
-      s.of_row(kRow, 2 * n) = fmaf(m, e[2 * n + 1], m);
-      s.of_row(kRow, 2 * n + 1) = e[2 * n + 1] * (kept[n] + m);
+      for (int t = 0; t < kLaneKeys; ++t) s.of_row(kRow, t) = e[t];  // clamped
+    } else {
+#pragma unroll
+      for (int n = 0; n < 2 * kGroups; ++n) {
+        const float m = e[2 * n] * kept[n];
+        s.of_row(kRow, 2 * n) = fmaf(m, e[2 * n + 1], m);
+        s.of_row(kRow, 2 * n + 1) = e[2 * n + 1] * (kept[n] + m);
+      }
     }
     const QuadSums of_quad = quad_sums(mine);
     rows.log2_kept[kRow] = of_quad.left + mine;
@@ -533,10 +581,58 @@ class SinglePassConsumer {
     return shared_address(tiles[scores_.stage()][index_]) + 1024 * kRow + score_chunk_offset();
   }
 
+  // With gates: what the lane's pairs of keys of row kRow leave, in half of its keys. They lie
+  // where the lane says that dz be stored, so that dz of other rows does not overwrite them.
+  template <int kRow>
+  __device__ __forceinline__ float4& kept_of(int half) const {
+    auto* const tile = reinterpret_cast<unsigned char*>(s_.dz[scores_.stage()][index_]);
+    return *reinterpret_cast<float4*>(tile + 1024 * kRow + (score_chunk_offset() ^ 64u * half));
+  }
+  template <int kRow>
+  __device__ __forceinline__ void save_kept(const float (&kept)[2 * kGroups]) const {
+    static_assert(kGroups == 4);
+    kept_of<kRow>(0) = make_float4(kept[0], kept[1], kept[2], kept[3]);
+    kept_of<kRow>(1) = make_float4(kept[4], kept[5], kept[6], kept[7]);
+  }
+
+  // From e' with gates: A is stored, and dp becomes what y is where C at the lane's left is zero.
+  template <int kRow>
+  __device__ __forceinline__ void break_gated_stick(TileScores& x, Rows& rows, float stick,
+                                                    int stage) {
+    const uint32_t address = score_address<kRow>(s_.a);
+#pragma unroll
+    for (int half = 1; half >= 0; --half) {
+      const float4 kept = kept_of<kRow>(half);
+      uint32_t rounded[4];
+#pragma unroll
+      for (int n = 3; n >= 0; --n) {
+        const int t = 8 * half + 2 * n;
+        stick *= element(kept, n);
+        const float a = x.s.of_row(kRow, t) * stick;
+        const float next = x.s.of_row(kRow, t + 1) * (stick + a);
+        x.dp.of_row(kRow, t) *= a;
+        x.dp.of_row(kRow, t + 1) *= next;
+        rounded[n] = pack_bf16(a, next);
+      }
+      stmatrix_x4(address ^ 64u * half, rounded);
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int t = 0; t < kLaneKeys; ++t) {
+      const float g = x.dp.of_row(kRow, t);
+      x.dp.of_row(kRow, t) = fmaf(-x.s.of_row(kRow, t), sum, g);
+      sum += g;
+    }
+    const QuadSums of_quad = quad_sums(sum);
+    rows.c[kRow] = of_quad.left;
+    s_.sums[stage][row<kRow>()][index_] = of_quad.all;
+  }
+
   // From beta: A is stored, and dp becomes what dz is where C at the lane's left is zero: with
   // g = A dp and P the sum of g up to a key, dz = g - beta (C + P).
   template <int kRow>
   __device__ __forceinline__ void break_stick(TileScores& x, Rows& rows, float stick, int stage) {
+    if constexpr (Shape::kGated) return break_gated_stick<kRow>(x, rows, stick, stage);
     const uint32_t address = score_address<kRow>(s_.a);
 #pragma unroll
     for (int half = 1; half >= 0; --half) {
@@ -565,11 +661,69 @@ class SinglePassConsumer {
     s_.sums[stage][row<kRow>()][index_] = of_quad.all;
   }
 
+  // C at the left of the lane's keys.
+  template <int kRow>
+  __device__ __forceinline__ float left_sum(const Rows& rows, int stage) const {
+    const Left left = left_of_keys(s_.sums[stage][row<kRow>()]);
+    return left.state + (left.sum + rows.c[kRow]);
+  }
+  // With gates: stores dz and adds up y. Those of row 0 wait in registers of s for those of row 1.
+  template <int kRow>
+  __device__ __forceinline__ void differentiate_gated(TileScores& x, const Rows& rows, int stage) {
+    const float c = left_sum<kRow>(rows, stage);
+    const uint32_t address = score_address<kRow>(s_.dz);
+    const float4 kept[2] = {kept_of<kRow>(0), kept_of<kRow>(1)};
+    __syncwarp();  // dz of the first half takes the place of what other lanes kept
+    GateSums dgate = {};
+    if constexpr (kRow == 1) dgate = my_gate_sums();
+    uint32_t before = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t rounded[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int t = 8 * half + 2 * n;
+        const Complements<LaneGates> complements(gates_in(s_.gates, index_), t / 4);
+        const float of_pair = element(kept[half], n);
+        const float e = x.s.of_row(kRow, t), next = x.s.of_row(kRow, t + 1);
+        const float y = fmaf(-e, c, x.dp.of_row(kRow, t));
+        const float y_next = fmaf(-next, c, x.dp.of_row(kRow, t + 1));
+        const float r = complements.of(t % 4, fmaf(of_pair, next, of_pair));
+        const float r_next = complements.of(t % 4 + 1, fmaf(of_pair, e, of_pair));
+        rounded[n] = pack_bf16(r * y, r_next * y_next);
+        if constexpr (kRow == 0) {
+          x.s.of_row(0, t) = y;
+          x.s.of_row(0, t + 1) = y_next;
+        } else {
+          const uint32_t pair = pack_bf16(x.s.of_row(0, t) + y, x.s.of_row(0, t + 1) + y_next);
+          if (n % 2 == 1) dgate.add(t / 4, before, pair);
+          before = pair;
+        }
+      }
+      stmatrix_x4(address ^ 64u * half, rounded);
+    }
+    if constexpr (kRow == 1) my_gate_sums() = dgate;
+  }
+  // The thread's part of the sums of y.
+  __device__ __forceinline__ GateSums& my_gate_sums() const {
+    return s_.gate_sums.of_thread[index_][threadIdx.x % 128];
+  }
+  // dgate of the block's keys.
+  __device__ __forceinline__ void write_gate_gradient(const Block& block) const {
+    sync_threads<128>(kScores + index_);
+    const int n = static_cast<int>(threadIdx.x % 128);
+    if (n < kStickKeys) {
+      kernels::write_gate_gradient(x_.p, s_.my_block().head, block.begin, n,
+                                   s_.gate_sums.of_thread[index_]);
+    }
+    sync_threads<128>(kScores + index_);  // before the sums of the next block begin
+  }
+
   // Stores dz.
   template <int kRow>
-  __device__ __forceinline__ void differentiate(const TileScores& x, const Rows& rows, int stage) {
-    const Left left = left_of_keys(s_.sums[stage][row<kRow>()]);
-    const float c = left.state + (left.sum + rows.c[kRow]);
+  __device__ __forceinline__ void differentiate(TileScores& x, const Rows& rows, int stage) {
+    if constexpr (Shape::kGated) return differentiate_gated<kRow>(x, rows, stage);
+    const float c = left_sum<kRow>(rows, stage);
     const uint32_t address = score_address<kRow>(s_.dz);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -168,18 +168,16 @@ constexpr StickHopperScratch stickbreaking_hopper_backward_scratch(
 }
 
 // Whether the backward pass for Hopper is a single pass, which is written for heads of 32 and 64
-// channels without a gate and with keys of their own. On an H200, 24 heads of 64 channels and 32768
-// tokens, it takes 3.35 ms instead of 4.24 for documents of 4096 tokens, 11.5 instead of 15.6 for
+// channels with keys of their own. On an H200, 24 heads of 64 channels and 32768 tokens without a
+// gate, it takes 3.35 ms instead of 4.24 for documents of 4096 tokens, 11.5 instead of 15.6 for
 // 16384 and 2.14 instead of 2.89 for many lengths. Where each of the smallest tiles, of 64 rows,
 // has a multiprocessor of its own, the two phases have kernels that use all of these, while a block
 // of 192 keys would leave most of them idle. Between the two, where each block of keys has a
 // multiprocessor of its own, the one with the most queries takes all of the time, and that is
 // shorter in a single pass just as where there are many.
-constexpr bool takes_single_pass(int64_t tokens, int64_t heads, int64_t head_dim, int64_t group,
-                                 bool gated) {
+constexpr bool takes_single_pass(int64_t tokens, int64_t heads, int64_t head_dim, int64_t group) {
   constexpr int64_t kTile = 64, kMultiprocessors = 132;
-  return head_dim <= 64 && !gated && group == 1 &&
-         (tokens + kTile - 1) / kTile * heads > kMultiprocessors;
+  return head_dim <= 64 && group == 1 && (tokens + kTile - 1) / kTile * heads > kMultiprocessors;
 }
 
 // The backward pass in a single pass keeps a state of each row, and sums of dq, of as many heads at
@@ -195,10 +193,11 @@ struct StickSinglePassScratch {
   size_t next;        // i32 [heads, tiles]
   size_t next_dq;     // i32 [heads, tiles]
   size_t dq;          // f32 [heads, tiles, 64 d]
+  size_t gates;       // f32 [heads, tiles, 128], with gates
   size_t bytes;
 };
 constexpr StickSinglePassScratch stickbreaking_single_pass_layout(int64_t tokens, int64_t heads,
-                                                                  int64_t head_dim) {
+                                                                  int64_t head_dim, bool gated) {
   StickSinglePassScratch s{};
   s.heads = heads;
   s.tiles = (tokens + kSinglePassQueries - 1) / kSinglePassQueries;
@@ -214,15 +213,17 @@ constexpr StickSinglePassScratch stickbreaking_single_pass_layout(int64_t tokens
   s.next = take(heads * s.tiles * 4);
   s.next_dq = take(heads * s.tiles * 4);
   s.dq = take(rows * head_dim * 4);
+  if (gated) s.gates = take(rows * kHopperKeyGateBytes);
   return s;
 }
 constexpr StickSinglePassScratch stickbreaking_single_pass_scratch(
-    int64_t tokens, int64_t heads, int64_t head_dim, int64_t budget = kHopperStateBudget) {
+    int64_t tokens, int64_t heads, int64_t head_dim, bool gated,
+    int64_t budget = kHopperStateBudget) {
   const int64_t at_a_time = most_that_fit(heads, [&](int64_t count) {
-    const size_t bytes = stickbreaking_single_pass_layout(tokens, count, head_dim).bytes;
+    const size_t bytes = stickbreaking_single_pass_layout(tokens, count, head_dim, gated).bytes;
     return static_cast<int64_t>(bytes) <= budget;
   });
-  return stickbreaking_single_pass_layout(tokens, at_a_time, head_dim);
+  return stickbreaking_single_pass_layout(tokens, at_a_time, head_dim, gated);
 }
 
 // ---- Stick-breaking, backward: how the work is divided, whichever kernels compute it
@@ -247,10 +248,10 @@ struct StickBackwardPlan {
 // learned remainder.
 constexpr StickBackwardPlan stickbreaking_backward_plan(const StickBackwardShape& x) {
   StickBackwardPlan plan{.blocks = (x.max_seqlen + 126) / 64 + 2, .tokens = x.tokens};
-  plan.single_pass = x.hopper && takes_single_pass(x.tokens, x.heads, x.head_dim, x.group, x.gated);
+  plan.single_pass = x.hopper && takes_single_pass(x.tokens, x.heads, x.head_dim, x.group);
   if (plan.single_pass) {
     const StickSinglePassScratch s =
-        stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim);
+        stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim, x.gated);
     plan.heads = s.heads;
     plan.bytes = s.bytes;
   } else if (x.hopper) {

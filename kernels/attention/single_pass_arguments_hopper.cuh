@@ -10,7 +10,7 @@ namespace sbtrain::kernels {
 template <typename Shape>
 SinglePassArguments single_pass_arguments(const StickBreakingProblem& p, int first_head) {
   const StickSinglePassScratch s =
-      stickbreaking_single_pass_layout(p.tokens, p.workspace_heads, Shape::kD);
+      stickbreaking_single_pass_layout(p.tokens, p.workspace_heads, Shape::kD, Shape::kGated);
   auto* const bytes = reinterpret_cast<unsigned char*>(p.workspace);
   return {.p = p,
           .scale_log2 = p.scale * kLog2e,
@@ -24,6 +24,7 @@ SinglePassArguments single_pass_arguments(const StickBreakingProblem& p, int fir
           .next = reinterpret_cast<int*>(bytes + s.next),
           .next_dq = reinterpret_cast<int*>(bytes + s.next_dq),
           .dq = reinterpret_cast<float*>(bytes + s.dq),
+          .gates = Shape::kGated ? reinterpret_cast<KeyGates*>(bytes + s.gates) : nullptr,
           .q = token_tiles(p, p.q, Shape::kQueries),
           .dout = token_tiles(p, p.dout, Shape::kQueries),
           .k = key_tiles(p, p.k, kStickKeys),

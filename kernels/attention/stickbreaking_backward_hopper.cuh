@@ -47,6 +47,13 @@ __device__ __forceinline__ NoGates gates_in(const GateBuffers<false, kCount>&, i
   return {};
 }
 
+// Of the keys that are loaded for `block`. Beyond the pack these are the last ones.
+__device__ __forceinline__ KeyGates* gates_of_loaded_keys(KeyGates* gates, int tokens, int head,
+                                                          int block) {
+  const int blocks = (tokens + kStickKeys - 1) / kStickKeys;
+  return gates + static_cast<int64_t>(head) * blocks + min(block / kStickKeys, blocks - 1);
+}
+
 // The queries and keys of a launch: all unless given, or a segment of each. A row goes from one
 // segment of keys to the next as the state {log2 T, C} and a sum of dq, a key from one segment of
 // queries to the next as sums of dk and dv; all in f32, so that segments change no bit of the
@@ -80,11 +87,8 @@ struct HopperBackwardArguments {
   // The place of block `n` of the pack among the states of a row. The blocks that a row sees are at
   // most workspace_blocks neighbours, so each has one of its own, whatever the row's document.
   __device__ __forceinline__ int place(int n) const { return n % p.workspace_blocks; }
-  // Those of the keys that are loaded for `block`. Beyond the pack these are the last ones.
   __device__ __forceinline__ KeyGates* gates_of(int head, int block) const {
-    const int blocks = (p.tokens + kStickKeys - 1) / kStickKeys;
-    return gates + static_cast<int64_t>(head - first_head) * blocks +
-           min(block / kStickKeys, blocks - 1);
+    return gates_of_loaded_keys(gates, p.tokens, head - first_head, block);
   }
   // The states of the 64 rows from `row` on, one of the segment, at a place.
   __device__ __forceinline__ TileStates* states(int head, int place, int row) const {
@@ -95,8 +99,9 @@ struct HopperBackwardArguments {
 };
 
 // Writes what the scan needs of the gates of a block of keys, for each block and head.
+template <typename Arguments>
 static __global__ void __launch_bounds__(kStickKeys)
-    prepare_gates_kernel(const HopperBackwardArguments x) {
+    prepare_gates_kernel(const __grid_constant__ Arguments x) {
   const int head = x.first_head + static_cast<int>(blockIdx.y);
   const int block = static_cast<int>(blockIdx.x) * kStickKeys, n = static_cast<int>(threadIdx.x);
   const int key = first_loaded_key<kStickKeys>(block, x.p.tokens) + n;

@@ -4,9 +4,7 @@
 namespace sbtrain::kernels {
 
 void stickbreaking_backward_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
-  if (p.gate != nullptr) {
-    throw_invalid_argument("stickbreaking_backward: a single pass has no gradient of a gate");
-  }
+  if (p.gate != nullptr) return stickbreaking_backward_single_pass_gated(stream, p);
   if (p.scale == kFoldedScale) return stickbreaking_backward_single_pass_folded(stream, p);
   launch_single_pass_of<Unfolded>(stream, p);
 }

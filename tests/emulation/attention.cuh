@@ -43,6 +43,16 @@ inline std::vector<double> to_f64(const std::vector<bf16>& x) {
   for (const bf16 value : x) y.push_back(double(__bfloat162float(value)));
   return y;
 }
+// Gates in (0, 1], of which some are 1 and some so small that they close their keys.
+inline std::vector<float> random_gates(size_t count) {
+  const test::Owned x = test::random_normal("gate", {static_cast<int64_t>(count)});
+  std::vector<float> gates;
+  for (size_t i = 0; i < count; ++i) {
+    const float u = x.f32()[i];
+    gates.push_back(u > 1 ? 1.0f : u < -1.5f ? 1e-4f : 1.0f / (1.0f + std::exp(-2 * u)));
+  }
+  return gates;
+}
 template <typename T>
 std::vector<double> to_f64(const std::vector<T>& x) {
   return {x.begin(), x.end()};

@@ -44,10 +44,27 @@ class SinglePass : public Attention {
                       : remainder == StickRemainder::kValue ? test::oracle::Remainder::kValue
                                                             : test::oracle::Remainder::kBias;
   }
+  // Of rem itself, apart from what flows through o.
+  void give_remainder_a_gradient() {
+    const test::Owned x = test::random_normal("drem", {static_cast<int64_t>(row.size())});
+    drem_.assign(x.f32(), x.f32() + row.size());
+    problem_.drem = drem_.data();
+    want_.drem = to_f64(drem_);
+  }
+  // Gates in (0, 1], of which some are 1 and some so small that they close their keys.
+  void give_gates() {
+    gate_ = random_gates(row.size());
+    problem_.gate = gate_.data();
+    problem_.gate_stride = problem_.dgate_stride = heads;
+    want_.gate = to_f64(gate_);
+    compute_heads_at_a_time(heads);
+  }
+  const std::vector<bf16>& dgate() const { return dgate_; }
   void attend_current() { problem_.attend_current = want_.attend_current = true; }
   void compute_heads_at_a_time(int heads) {
-    workspace_.resize(stickbreaking_single_pass_layout(tokens(), heads, head_dim).bytes /
-                      sizeof(float));
+    workspace_.resize(
+        stickbreaking_single_pass_layout(tokens(), heads, head_dim, !gate_.empty()).bytes /
+        sizeof(float));
     problem_.workspace = workspace_.data();
     problem_.workspace_heads = heads;
   }
@@ -66,9 +83,22 @@ class SinglePass : public Attention {
     clear_results();
     std::fill(stop_.begin(), stop_.end(), INT32_MIN);
     std::fill(workspace_.begin(), workspace_.end(), NAN);
+    dgate_.assign(gate_.size(), bf16(NAN));
+    problem_.dgate = dgate_.data();
     problem_.skip_epsilon = skip_epsilon;
-    forward<Kind<HopperForwardShape<kD, false, false>>>(timing);
-    backward<kD, Kind<SinglePassShape<kD>>>(timing);
+    if (gate_.empty()) {
+      forward<Kind<HopperForwardShape<kD, false, false>>>(timing);
+      backward<kD, Kind<SinglePassShape<kD>>>(timing);
+    } else {
+      forward<HopperForwardShape<kD, true>>(timing);
+      backward<kD, Gated<SinglePassShape<kD>>>(timing);
+    }
+  }
+  void check(const test::oracle::Result& want) const {
+    expect_near(want);
+    if (!gate_.empty()) {
+      EXPECT_LE(test::relative_error(to_f64(dgate_), want.dgate), kGradientError);
+    }
   }
   test::oracle::Result want() const {
     test::oracle::Result want = test::oracle::stickbreaking(want_);
@@ -95,6 +125,11 @@ class SinglePass : public Attention {
       const Index tiles = {static_cast<unsigned>(x.tiles), static_cast<unsigned>(x.heads)};
       launch(tiles, {kSinglePassBeginThreads}, timing,
              [&] { begin_single_pass_kernel(x, Shape::kKeys); });
+      if constexpr (Shape::kGated) {
+        const auto blocks = static_cast<unsigned>(ceil_div(tokens(), kStickKeys));
+        launch({blocks, static_cast<unsigned>(x.heads)}, {kStickKeys}, timing,
+               [&] { prepare_gates_kernel(x); });
+      }
       launch({}, {Shape::kThreads}, timing, [&] { single_pass_hopper_kernel<Shape>(x); });
       launch(tiles, {kSinglePassEndThreads}, timing, [&] { end_single_pass_kernel<kD>(x); });
     }
@@ -102,7 +137,8 @@ class SinglePass : public Attention {
 
   std::vector<int32_t> stop_;
   std::vector<bf16> bias_;
-  std::vector<float> workspace_;
+  std::vector<float> gate_, drem_, workspace_;
+  std::vector<bf16> dgate_;
   StickBreakingProblem problem_;
   test::oracle::Problem want_;
 };
@@ -168,15 +204,80 @@ TEST(EmulatedSinglePass, AttendCurrent) {
   }
 }
 
+TEST(EmulatedSinglePass, GradientOfTheRemainder) {
+  for (const std::vector<int32_t>& documents : kPacks) {
+    for (const StickRemainder remainder : kRemainders) {
+      SinglePass x(documents, 64);
+      x.give_remainder_to(remainder);
+      x.give_remainder_a_gradient();
+      const test::oracle::Result want = x.want();
+      for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+        SCOPED_TRACE(describe_case(documents, Timing::kAtOnce) + ", remainder " +
+                     std::to_string(int(remainder)));
+        ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, skip_epsilon)));
+        x.expect_near(want);
+      }
+    }
+  }
+}
+
+// Gates alone, and with a gradient of the remainder and a token that sees its own key.
+template <int kD>
+void check_gates() {
+  std::vector<std::vector<int32_t>> packs = kPacks;
+  packs.push_back({900});
+  for (const std::vector<int32_t>& documents : packs) {
+    for (const bool alone : {true, false}) {
+      SinglePass x(documents, kD);
+      x.give_gates();
+      if (!alone) {
+        x.give_remainder_to(StickRemainder::kValue);
+        x.give_remainder_a_gradient();
+        x.attend_current();
+      }
+      const test::oracle::Result want = x.want();
+      for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+        for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+          SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
+                       std::to_string(skip_epsilon) + (alone ? "" : ", options"));
+          ASSERT_NO_THROW((x.run<kD>(timing, skip_epsilon)));
+          x.check(want);
+        }
+      }
+    }
+  }
+}
+TEST(EmulatedSinglePass, GatesOfHeadsOf32) {
+  check_gates<32>();
+}
+TEST(EmulatedSinglePass, GatesOfHeadsOf64) {
+  check_gates<64>();
+}
+
+// Sticks that are used up soon, though some gates hold back what keys would take.
+TEST(EmulatedSinglePass, GatesAndSticksThatEndSoon) {
+  SinglePass x({1500, 40}, 64);
+  x.give_gates();
+  x.multiply_queries(48.0f);
+  const test::oracle::Result want = x.want();
+  for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+    ASSERT_NO_THROW((x.run<64>(timing, 0x1p-14f)));
+    x.check(want);
+  }
+}
+
 // Packs that end one token before, at and after the edges of tiles and of blocks of keys.
 TEST(EmulatedSinglePass, EveryEdge) {
   for (const int32_t tokens : {128, 129, 191, 192, 193, 255, 256, 257, 383, 384, 385}) {
     for (const bool current : {false, true}) {
-      SinglePass x({tokens}, 64);
-      if (current) x.attend_current();
-      SCOPED_TRACE(tokens);
-      ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
-      x.expect_near(x.want());
+      for (const bool gated : {false, true}) {
+        SinglePass x({tokens}, 64);
+        if (current) x.attend_current();
+        if (gated) x.give_gates();
+        SCOPED_TRACE(tokens);
+        ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+        x.check(x.want());
+      }
     }
   }
 }
@@ -201,31 +302,47 @@ TEST(EmulatedSinglePass, SticksThatEndSoon) {
   }
 }
 
-TEST(EmulatedSinglePass, HeadsInGroups) {
+void check_heads_in_groups(bool gated) {
   SinglePass x(kPacks[2], 64);
+  if (gated) x.give_gates();
   ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+  const auto dgate = to_f64(x.dgate());
   const auto dq = to_f64(x.dq), dk = to_f64(x.dk), dv = to_f64(x.dv);
   x.compute_heads_at_a_time(1);
   ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
   EXPECT_EQ(to_f64(x.dq), dq);
   EXPECT_EQ(to_f64(x.dk), dk);
   EXPECT_EQ(to_f64(x.dv), dv);
+  EXPECT_EQ(to_f64(x.dgate()), dgate);
+}
+TEST(EmulatedSinglePass, HeadsInGroups) {
+  check_heads_in_groups(false);
+}
+TEST(EmulatedSinglePass, GatesOfHeadsInGroups) {
+  check_heads_in_groups(true);
 }
 
 // Some logits are above 100 nats, so that no product of 1 + e is finite unless e is clamped.
 TEST(EmulatedSinglePass, LargeLogits) {
-  SinglePass x({70, 122}, 64);
-  x.multiply_queries(64.0f);
-  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
-  x.expect_near(x.want());
+  for (const bool gated : {false, true}) {
+    SinglePass x({70, 122}, 64);
+    if (gated) x.give_gates();
+    x.multiply_queries(64.0f);
+    ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+    x.check(x.want());
+  }
 }
 // An e that is infinite stands beside one that is zero, so that their product is not a number.
 TEST(EmulatedSinglePass, ExtremeLogits) {
-  SinglePass x({70, 122}, 64);
-  x.multiply_queries(4096.0f);
-  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
-  for (const auto* values : {&x.dq, &x.dk, &x.dv}) {
-    for (const bf16 value : *values) ASSERT_TRUE(std::isfinite(__bfloat162float(value)));
+  for (const bool gated : {false, true}) {
+    SinglePass x({70, 122}, 64);
+    if (gated) x.give_gates();
+    x.multiply_queries(4096.0f);
+    ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce)));
+    for (const std::vector<bf16>* values :
+         std::initializer_list<const std::vector<bf16>*>{&x.dq, &x.dk, &x.dv, &x.dgate()}) {
+      for (const bf16 value : *values) ASSERT_TRUE(std::isfinite(__bfloat162float(value)));
+    }
   }
 }
 

@@ -39,14 +39,9 @@ class StickBreaking : public Attention {
     problem_.drem = drem_.data();
     return to_f64(drem_);
   }
-  // Gates in (0, 1], of which some are 1 and some so small that they close their keys; returns
-  // them.
+  // Returns the gates (random_gates).
   std::vector<double> give_gates() {
-    const test::Owned x = test::random_normal("gate", {static_cast<int64_t>(row.size())});
-    for (size_t i = 0; i < row.size(); ++i) {
-      const float u = x.f32()[i];
-      gate_.push_back(u > 1 ? 1.0f : u < -1.5f ? 1e-4f : 1.0f / (1.0f + std::exp(-2 * u)));
-    }
+    gate_ = random_gates(row.size());
     problem_.gate = gate_.data();
     problem_.gate_stride = heads;
     problem_.dgate_stride = heads;

@@ -132,7 +132,7 @@ void run_single_pass(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
   ops::AttentionScratch scratch = op.scratch(gpu.stream);
   ASSERT_EQ(scratch.choice.implementation, ops::Implementation::kHopper);
   const kernels::StickSinglePassScratch layout = kernels::stickbreaking_single_pass_layout(
-      op.q_THd.rows(), heads, op.q_THd.cols() / op.params.heads);
+      op.q_THd.rows(), heads, op.q_THd.cols() / op.params.heads, op.gate_TH.defined());
   scratch.choice.single_pass = true;
   scratch.choice.heads = heads;
   scratch.buffer = gpu.memory.allocate(MemoryClass::kScratch, "states", DType::kF32,
@@ -204,8 +204,7 @@ void expect_within_bounds(const GpuAttention& x, const Outputs& got,
 // Whether the kernels for Hopper can compute the case in a single pass, which they do only where
 // tiles are not few.
 bool single_pass_can(const Case& c) {
-  return implementations(c).size() > 1 && !c.gated && c.group == 1 &&
-         (c.head_dim == 32 || c.head_dim == 64);
+  return implementations(c).size() > 1 && c.group == 1 && (c.head_dim == 32 || c.head_dim == 64);
 }
 
 void check(const Case& c) {
@@ -345,15 +344,18 @@ TEST_F(GpuStickBreaking, FoldedScale) {
 TEST_F(GpuStickBreaking, BitsDoNotDependOnTheNumberOfBlocks) {
   for (const int64_t d : {32, 64}) {
     for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
-      Case c{.documents = {2500, 100, 3000}, .heads = 6, .head_dim = d};
-      c.skip_epsilon = skip_epsilon;
-      c.remainder = ops::Remainder::kValue;
-      if (!single_pass_can(c)) GTEST_SKIP() << "only the kernels for Hopper have a single pass";
-      const GpuAttention x(c);
-      const Outputs all = x.run("hopper", 0, 6);
-      expect_within_bounds(x, all, "a single pass");
-      for (const int64_t heads : {1, 4}) {
-        EXPECT_EQ(x.run("hopper", 0, heads).bits, all.bits) << c.describe() << ", " << heads;
+      for (const bool gated : {false, true}) {
+        Case c{.documents = {2500, 100, 3000}, .heads = 6, .head_dim = d};
+        c.skip_epsilon = skip_epsilon;
+        c.gated = gated;
+        c.remainder = ops::Remainder::kValue;
+        if (!single_pass_can(c)) GTEST_SKIP() << "only the kernels for Hopper have a single pass";
+        const GpuAttention x(c);
+        const Outputs all = x.run("hopper", 0, 6);
+        expect_within_bounds(x, all, "a single pass");
+        for (const int64_t heads : {1, 4}) {
+          EXPECT_EQ(x.run("hopper", 0, heads).bits, all.bits) << c.describe() << ", " << heads;
+        }
       }
     }
   }

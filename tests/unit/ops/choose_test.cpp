@@ -444,13 +444,15 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   EXPECT_FALSE(two_phases.single_pass);
   EXPECT_EQ(two_phases.heads, 12);
   EXPECT_EQ(two_phases.bytes, 844630272u);
-  shape.head_dim = 64;
-  // So do gates, with 8 bytes more for each key of these heads.
+  // With gates, 8 bytes more for each key of these heads.
   StickBreakingShape gated = shape;
   gated.gated = true;
-  EXPECT_FALSE(choose(gated, target).single_pass);
   EXPECT_EQ(choose(gated, target).heads, 12);
   EXPECT_EQ(choose(gated, target).bytes, two_phases.bytes + 3145728u);
+  shape.head_dim = gated.head_dim = 64;
+  EXPECT_TRUE(choose(gated, target).single_pass);
+  EXPECT_EQ(choose(gated, target).heads, 24);
+  EXPECT_EQ(choose(gated, target).bytes, single_pass.bytes + 6291456u);
   // The states of few tokens are fewer bytes than the sums for the remainder's vector, 264 times 24
   // heads of 64 floats.
   shape.tokens = 1;
