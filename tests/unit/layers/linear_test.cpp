@@ -152,7 +152,7 @@ TEST(Linear, InFp8IsNearTheSameInF32) {
   const auto compute = [&](Precision precision) {
     CpuStream cpu;
     cpu.stream.set_precision(precision);
-    Result r{poisoned({T, N}), poisoned({T, N}), poisoned({T, K}), constant({N, K}, 1e-3)};
+    Result r{poisoned({T, N}), poisoned({T, N}), poisoned({T, K}), constant({N, K}, 1e-5)};
     Weights w, dw;
     w.add("first", weight.tensor().row_range(0, 32));
     w.add("second", weight.tensor().row_range(32, 48));
@@ -172,7 +172,7 @@ TEST(Linear, InFp8IsNearTheSameInF32) {
     EXPECT_LT(e, 0.05);
   }
   for (const double e : {error(fp8.dx, exact.dx), error(fp8.dw, exact.dw)}) {
-    EXPECT_GT(e, 1e-3);
+    EXPECT_GT(e, 0.045);  // more than two factors of e4m3 have
     EXPECT_LT(e, 0.08);
   }
 }
