@@ -13,8 +13,9 @@ namespace sbtrain::kernels {
 
 using bf16 = __nv_bfloat16;
 
-// Element types. A kernel says which of them it takes.
-enum class Type : uint8_t { kF32, kBF16, kI32, kF64, kI64, kU8 };
+// Element types. A kernel says which of them it takes. E4M3 and E5M2 are the fp8 formats of
+// arXiv 2209.05433: 4 or 5 bits of exponent, 3 or 2 of mantissa.
+enum class Type : uint8_t { kF32, kBF16, kI32, kF64, kI64, kU8, kE4M3, kE5M2 };
 
 // Those that parameters of kernels point to.
 template <typename T, typename... Others>

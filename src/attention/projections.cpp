@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "ops/attention.h"
-#include "ops/linear.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
 
@@ -140,14 +139,7 @@ Qkv QkvProjection::forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const 
     linear_.forward(s, saved.qkv_TN, x_TD, w);
   } else {
     require(scales_queries(), "a factor of queries that have a norm or a bias");
-    const int64_t q = heads_ * head_dim_;
-    ops::run(s, ops::Linear{.y_TN = saved.qkv_TN.tensor().col_range(0, q),
-                            .x_TK = x_TD,
-                            .w_NK = w.at(name_of_part("q", "proj.weight")),
-                            .alpha = query_factor});
-    ops::run(s, ops::Linear{.y_TN = saved.qkv_TN.tensor().col_range(q, columns() - q),
-                            .x_TK = x_TD,
-                            .w_NK = w.fused(name_of_part(key_, "proj.weight"), 2)});
+    linear_.forward_scaled(s, saved.qkv_TN, x_TD, w, heads_ * head_dim_, query_factor);
   }
   return normed(s, saved, w);
 }

@@ -8,6 +8,7 @@
 #include "core/philox.h"
 #include "ops/activation.h"
 #include "ops/embedding.h"
+#include "ops/fp8.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
@@ -54,6 +55,13 @@ class OpsBench {
     product("out", D_, D_, true);
     product("gate_up", 2 * F_, D_, false);
     product("down", D_, F_, true);
+    if (has_fp8()) {
+      casts();
+      fp8_products("qkv", 3 * D_, D_);
+      fp8_products("out", D_, D_);
+      fp8_products("gate_up", 2 * F_, D_);
+      fp8_products("down", D_, F_);
+    }
     loss();
     return std::move(rows_);
   }
@@ -264,6 +272,81 @@ class OpsBench {
         [&](const Tensors& x) {
           ops::run(s_, ops::LinearBackward{.dw_NK = x[0], .dy_TN = x[1], .x_TK = x[2]});
         });
+  }
+
+  // Whether this machine has such products, and takes these sizes.
+  bool has_fp8() const {
+    const auto fits = [](int64_t size) { return size % ops::kFp8Multiple == 0; };
+    return (!ops::on_cuda(s_) || s_.target().sm >= 89) && fits(T_) && fits(D_) && fits(F_);
+  }
+
+  Buffer fp8(DType dtype, std::initializer_list<int64_t> shape) {
+    return random_.empty(dtype, shape);
+  }
+
+  // A scale of 1 for normal numbers.
+  Buffer one() { return random_.constant(DType::kF32, {1}, 1.0f); }
+
+  // Of an input as wide as the model, what stands in front of its products.
+  void casts() {
+    const double read = reals(T_ * D_), written = static_cast<double>(T_ * D_);
+    bound_by_memory(
+        "amax", read,
+        [&] {
+          return tensors(real({T_, D_}), one());
+        },
+        [&](const Tensors& x) { ops::run(s_, ops::Amax{.amax_1 = x[1], .x_RC = x[0]}); });
+    const auto cast = [&](const std::string& name, double bytes, bool rows, bool columns) {
+      const Rotation rotation([&] {
+        return tensors(real({T_, D_}), one(), one(), fp8(DType::kE4M3, {T_, D_}),
+                       fp8(DType::kE4M3, {D_, T_}));
+      });
+      const double seconds =
+          median_seconds(s_, "cast_fp8", rotation, repeats_, [&](const Tensors& x) {
+            ops::run(s_, ops::CastFp8{.y_RC = rows ? x[3].tensor() : Tensor(),
+                                      .y_CR = columns ? x[4].tensor() : Tensor(),
+                                      .inverse_scale_1 = x[2],
+                                      .x_RC = x[0],
+                                      .amax_1 = x[1]});
+          });
+      rows_.push_back({.name = name, .seconds = seconds, .bytes = bytes});
+    };
+    cast("cast to fp8", read + written, true, false);
+    cast("cast to fp8, transposed", read + written, false, true);
+    cast("cast to fp8, both", read + 2 * written, true, true);
+  }
+
+  // A matrix of normal numbers in fp8.
+  Buffer random_fp8(DType dtype, int64_t rows, int64_t cols) {
+    const Buffer x = real({rows, cols}), amax = one(), scale = one();
+    Buffer y = fp8(dtype, {rows, cols});
+    ops::run(s_, ops::Amax{.amax_1 = amax, .x_RC = x});
+    ops::run(s_, ops::CastFp8{.y_RC = y, .inverse_scale_1 = scale, .x_RC = x, .amax_1 = amax});
+    ops::run(s_, ops::Synchronize{});
+    return y;
+  }
+
+  // The three products of product(), of factors that are in fp8 already.
+  void fp8_products(const std::string& name, int64_t N, int64_t K) {
+    const auto one_product = [&](const std::string& row, int64_t m, int64_t n, int64_t k, DType a,
+                                 DType y, bool fast) {
+      bound_by_arithmetic(
+          row, "fp8_product",
+          2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
+          [&] {
+            return tensors(random_.constant(y, {m, n}, 0), random_fp8(a, m, k),
+                           random_fp8(DType::kE4M3, n, k), one());
+          },
+          [&](const Tensors& x) {
+            ops::run(s_, ops::Fp8Product{.y_MN = x[0],
+                                         .a_MK = {x[1], x[3]},
+                                         .b_NK = {x[2], x[3]},
+                                         .fast_accumulation = fast});
+          });
+    };
+    one_product(name + " fp8", T_, N, K, DType::kE4M3, real_, true);
+    one_product(name + " fp8 backward input", T_, K, N, DType::kE5M2, real_, true);
+    one_product(name + " fp8 backward weight", N, K, T_, DType::kE5M2, DType::kF32, false);
   }
 
   // The head and the loss, forward and backward: three products of T x V x D.

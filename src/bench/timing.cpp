@@ -109,7 +109,7 @@ Rotation::Rotation(const std::function<Tensors()>& make) {
 }
 
 bool is_matrix_product(std::string_view op) {
-  return op == "linear" || op == "linear_backward";
+  return op == "linear" || op == "linear_backward" || op == "fp8_product";
 }
 
 OpProfile profile_of(Stream& s, int64_t repeats, const std::function<void(int64_t)>& call) {

@@ -69,6 +69,13 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("recompute", c.recompute,
         "What the backward pass computes again instead of keeping it: nothing; norms and "
         "activations; whole blocks.");
+  f.add("precision", c.precision,
+        "What the products of the blocks' linear layers take. bf16: what activations are held in, "
+        "which is bf16 on a GPU and f32 on the CPU. fp8: inputs and weights in e4m3 and gradients "
+        "in e5m2, with one scale a matrix from its largest element now, where the number of "
+        "tokens and both sizes of a matrix are multiples of 16; embedding, head, norms and "
+        "attention stay as they are. On a GPU of compute capability 8.9 or newer; the CPU "
+        "emulates it (docs/precision.md).");
   f.add("deterministic", c.deterministic,
         "Every run gives the same bits on the same type of device. false lets softmax attention's "
         "backward pass on a GPU add up in any order, which is faster.");

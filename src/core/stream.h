@@ -8,6 +8,7 @@
 #include "core/event.h"
 #include "core/memory.h"
 #include "core/op_profile.h"
+#include "core/precision.h"
 
 struct CUstream_st;
 
@@ -55,6 +56,10 @@ class Stream {
   bool deterministic() const { return deterministic_; }
   void set_deterministic(bool on) { deterministic_ = on; }
 
+  // What linear layers of blocks multiply in (core/precision.h).
+  Precision precision() const { return precision_; }
+  void set_precision(Precision precision) { precision_ = precision; }
+
   // The implementation that ops with several must use (ops/choose.h has the names); empty: the one
   // that suits the problem. For tests and benchmarks.
   const std::string& implementation() const { return implementation_; }
@@ -93,6 +98,7 @@ class Stream {
   OpProfile* profile_ = nullptr;
   bool tuning_ = false;
   bool deterministic_ = true;
+  Precision precision_ = Precision::kBf16;
   std::string implementation_;
   std::unique_ptr<BackendContext> context_;
 };

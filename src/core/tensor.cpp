@@ -12,6 +12,8 @@ size_t dtype_size(DType dtype) {
     case DType::kI64:
       return 8;
     case DType::kU8:
+    case DType::kE4M3:
+    case DType::kE5M2:
       return 1;
     case DType::kF32:
     case DType::kI32:
@@ -34,6 +36,10 @@ const char* dtype_name(DType dtype) {
       return "i64";
     case DType::kU8:
       return "u8";
+    case DType::kE4M3:
+      return "e4m3";
+    case DType::kE5M2:
+      return "e5m2";
   }
   return "?";
 }
@@ -105,6 +111,9 @@ int32_t* Tensor::i32() const {
 }
 uint16_t* Tensor::bf16() const {
   return static_cast<uint16_t*>(typed(*this, DType::kBF16));
+}
+uint8_t* Tensor::fp8() const {
+  return static_cast<uint8_t*>(typed(*this, is_fp8(dtype) ? dtype : DType::kE4M3));
 }
 double* Tensor::f64() const {
   return static_cast<double*>(typed(*this, DType::kF64));

@@ -21,6 +21,9 @@ using DType = kernels::Type;
 
 size_t dtype_size(DType dtype);       // bytes per element
 const char* dtype_name(DType dtype);  // "f32", "bf16", ...
+constexpr bool is_fp8(DType dtype) {
+  return dtype == DType::kE4M3 || dtype == DType::kE5M2;
+}
 
 // A dense view of up to 4 dimensions. All dimensions but the first are contiguous;
 // the first ("rows") may be strided, so that q, k and v can be column ranges of one qkv matrix.
@@ -54,6 +57,7 @@ struct Tensor {
   int32_t* i32() const;
   uint16_t* bf16() const;  // raw bit patterns
   double* f64() const;
+  uint8_t* fp8() const;  // raw bit patterns, of either format
 
   // The tensor as a member of a kernel's parameters: a pointer to its elements, or a matrix of
   // them; null if it is undefined. Throws as above.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,10 @@ class Linear {
   // y_TN = the product, plus residual_TN if it is given.
   void forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
                Tensor residual_TN = {}) const;
+  // The same without residual and bias, where the first `rows` outputs have another factor than
+  // alpha.
+  void forward_scaled(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w, int64_t rows,
+                      float factor) const;
   // The same for the few rows of a decode step, of x_BK after a norm that it has still to pass, and
   // with SwiGLU afterwards: one kernel on a GPU (ops::DecodeLinear).
   struct Around {
@@ -64,6 +69,16 @@ class Linear {
 
  private:
   int parts() const { return static_cast<int>(spec_.parts.size()); }
+  bool in_fp8(const Stream& s, int64_t tokens, int64_t first_rows = 0) const;
+  // Outputs that are a product of their own, with a factor of their own.
+  struct Range {
+    int64_t first, rows;
+    float factor;
+  };
+  void multiply(Stream& s, Tensor y_TN, Tensor x_TK, Tensor w_NK, Tensor residual_TN,
+                std::initializer_list<Range> ranges) const;
+  void multiply_gradients_in_fp8(Stream& s, Tensor dx_TK, Tensor dw_NK, Tensor dy_TN, Tensor x_TK,
+                                 Tensor w_NK, bool accumulate_dx, bool accumulate_dw) const;
   LinearSpec spec_;
 };
 

@@ -7,6 +7,7 @@
 #include "ops/average.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
+#include "ops/fp8.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
@@ -53,6 +54,10 @@ template void run(Stream& s, const DecodeLinear& op);
 template void run(Stream& s, const LinearBackward& op);
 template void run(Stream& s, const AddBias& op);
 template void run(Stream& s, const BiasBackward& op);
+
+template void run(Stream& s, const Amax& op);
+template void run(Stream& s, const CastFp8& op);
+template void run(Stream& s, const Fp8Product& op);
 
 template void run(Stream& s, const CrossEntropy& op);
 

@@ -50,6 +50,8 @@ ncclDataType_t nccl_type(DType dtype) {
     case DType::kI64:
       return ncclInt64;
     case DType::kU8:
+    case DType::kE4M3:  // moved as bytes; sums of fp8 are not formed
+    case DType::kE5M2:
       return ncclUint8;
   }
   fail(ExitCode::kInternal, "no such type");

@@ -58,6 +58,14 @@ std::string describe_optimizer(const Config& config, const ParamRegistry& regist
                      config.train.ema > 0 ? "; the average of all (ema)" : "");
 }
 
+std::string describe_precision(const Config& config, Backend target) {
+  const DType held = Memory::planning(target).compute_dtype();
+  return fmt::format("precision         {}: {}; sums over ranks {}\n",
+                     name_of(config.train.precision),
+                     precision_policy(config.train.precision, held).describe(),
+                     name_of(config.train.reduce_dtype));
+}
+
 std::string epochs_text(const Config& config, int64_t steps) {
   if (!config.data.task.active()) return "";
   const double examples = static_cast<double>(steps) * static_cast<double>(config.train.batch);
@@ -130,6 +138,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
   text += fmt::format("tokens per step   {}  ({} sequences of {}, {} micro-batches of {})\n",
                       grouped(train.tokens_per_step()), train.batch, train.sequence_length,
                       train.batch / train.micro_batch, train.micro_batch);
+  text += describe_precision(config, target);
   text += fmt::format("FLOPs per token   {:.4g} causal half, {:.4g} full square\n", causal, full);
   text += fmt::format("steps             {}  ({:.4g} tokens{})\n", grouped(schedule.total_steps()),
                       static_cast<double>(schedule.total_tokens()),

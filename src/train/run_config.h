@@ -11,6 +11,7 @@
 #include "core/device_choice.h"
 #include "core/duration.h"
 #include "core/enum_names.h"
+#include "core/precision.h"
 #include "data/data_config.h"
 #include "model/model_config.h"
 #include "optim/optimizer.h"
@@ -50,6 +51,7 @@ struct TrainConfig {
   TransferEngine gather_engine = TransferEngine::kMultiprocessors;
   TransferEngine reduce_engine = TransferEngine::kMultiprocessors;
   CudaGraph cuda_graph = CudaGraph::kAuto;
+  Precision precision = Precision::kBf16;
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };

@@ -66,6 +66,7 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
          mesh.world().world());
   }
   s.set_deterministic(config.train.deterministic);
+  s.set_precision(config.train.precision);
   ops::control(s).set_overlap(records_);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});

@@ -232,6 +232,37 @@ double rebased_gradient_error(const std::string& name) {
   return gradient_error(name);
 }
 
+// A product's factors differ between the backends by the rounding to bf16, 2^-9 of an element,
+// which moves one element in about 32 to the next number of fp8, up to an eighth away: errors of
+// about 2e-2 in each product, beside those of bf16.
+constexpr double kFp8GradientError = 2 * kGradientError;
+
+class Fp8Model : public GpuTest {};
+
+TEST_F(Fp8Model, AgreesWithTheEmulationInEveryRecomputeMode) {
+  if (present_target(Backend::kCuda).sm < 89) {
+    GTEST_SKIP() << "fp8 products need compute capability 8.9 or newer";
+  }
+  ModelConfig config = small({.name = "fp8", .attention = parse_attention("{}")});
+  config.inner = 304;
+  const PackedBatch batch = test::packed_batch({130, 62, 64}, config.vocab);
+  std::map<std::string, std::vector<float>> kept;
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    ModelRun cpu(Backend::kCpu, config, batch, recompute);
+    ModelRun gpu(Backend::kCuda, config, batch, recompute);
+    cpu.stream().set_precision(Precision::kFp8);
+    gpu.stream().set_precision(Precision::kFp8);
+    const double expected = cpu.backward();
+    EXPECT_LT(std::abs(gpu.backward() - expected) / expected, kLossError);
+    const auto reference = compared(cpu.gradients());
+    for (const auto& [name, values] : compared(gpu.gradients())) {
+      EXPECT_LT(test::relative_error(values, reference.at(name)), kFp8GradientError) << name;
+    }
+    if (recompute == Recompute::kNone) kept = gpu.gradients();
+    EXPECT_EQ(gpu.gradients(), kept) << name_of(recompute);
+  }
+}
+
 TEST_P(GpuModel, LossAndGradientsAgreeWithTheCpu) {
   const auto bound =
       GetParam().attention.type == "rebased" ? rebased_gradient_error : gradient_error;

@@ -73,6 +73,8 @@ std::vector<uint8_t> encode(DType dtype, int64_t count, Value value) {
         put(i, v);
         break;
       case DType::kU8:
+      case DType::kE4M3:
+      case DType::kE5M2:
         put(i, static_cast<uint8_t>(v));
         break;
     }

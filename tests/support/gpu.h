@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/fp8.h"
 #include "ops/memory.h"
 #include "support/gpu_test.h"
 #include "support/tensors.h"
@@ -115,6 +116,9 @@ class OnGpu {
         return static_cast<double>(read_as<int64_t>(from));
       case DType::kU8:
         return *from;
+      case DType::kE4M3:
+      case DType::kE5M2:
+        return static_cast<double>(fp8_to_f32(*from, view_.dtype));
     }
     return 0;
   }

@@ -38,6 +38,8 @@ void run(Cpu, Stream& /*s*/, const Fill& op) {
       return fill_with(op.x.f64(), static_cast<double>(op.value));
     case DType::kI64:
     case DType::kU8:
+    case DType::kE4M3:
+    case DType::kE5M2:
       fail(ExitCode::kInternal, "fill: no kernel for {}", op.x.describe());
   }
 }
@@ -50,6 +52,7 @@ void run(Cpu, Stream& /*s*/, const Copy& op) {
         std::memcpy(out, in, static_cast<size_t>(n) * sizeof(*out));
       });
     };
+    if (dtype_size(op.y.dtype) == 1) return copy_runs(static_cast<uint8_t*>(op.y.data));
     if (dtype_size(op.y.dtype) == 2) return copy_runs(static_cast<uint16_t*>(op.y.data));
     if (dtype_size(op.y.dtype) == 8) return copy_runs(static_cast<uint64_t*>(op.y.data));
     return copy_runs(static_cast<uint32_t*>(op.y.data));

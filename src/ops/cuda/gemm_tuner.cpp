@@ -76,10 +76,22 @@ bool from_hex(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
   return true;
 }
 
-cublasLtMatrixLayout_t layout(bool f32, int64_t rows, int64_t cols, int64_t ld) {
+cudaDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kE4M3:
+      return CUDA_R_8F_E4M3;
+    case DType::kE5M2:
+      return CUDA_R_8F_E5M2;
+    default:
+      return CUDA_R_16BF;
+  }
+}
+
+cublasLtMatrixLayout_t layout(DType dtype, int64_t rows, int64_t cols, int64_t ld) {
   cublasLtMatrixLayout_t out = nullptr;
-  SBTRAIN_CUBLAS_CHECK(
-      cublas_lt().MatrixLayoutCreate(&out, f32 ? CUDA_R_32F : CUDA_R_16BF, rows, cols, ld));
+  SBTRAIN_CUBLAS_CHECK(cublas_lt().MatrixLayoutCreate(&out, type_of(dtype), rows, cols, ld));
   return out;
 }
 
@@ -111,7 +123,10 @@ GemmShape shape_of(const Gemm& g) {
           .f32_output = g.y.dtype == DType::kF32,
           .adds = g.beta != 0,
           .alignment =
-              std::min({alignment_of(g.a), alignment_of(g.b), alignment_of(c), alignment_of(g.y)})};
+              std::min({alignment_of(g.a), alignment_of(g.b), alignment_of(c), alignment_of(g.y)}),
+          .a = g.b.dtype,
+          .b = g.a.dtype,
+          .fast_accumulation = g.fast_accumulation};
 }
 
 // Times work on a stream, in ms.
@@ -177,17 +192,27 @@ class StreamTimer {
 struct GemmTuner::Plan {
   Plan(const GemmShape& s) : shape(s) {
     SBTRAIN_CUBLAS_CHECK(cublas_lt().MatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, bool transpose) {
-      const cublasOperation_t value = transpose ? CUBLAS_OP_T : CUBLAS_OP_N;
-      SBTRAIN_CUBLAS_CHECK(
-          cublas_lt().MatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
-    };
-    set(CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_a);
-    set(CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_b);
-    a = layout(false, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda);
-    b = layout(false, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb);
-    c = layout(s.f32_output, s.m, s.n, s.ldc);
-    d = layout(s.f32_output, s.m, s.n, s.ldd);
+    set(CUBLASLT_MATMUL_DESC_TRANSA, s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(CUBLASLT_MATMUL_DESC_TRANSB, s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (is_fp8(s.a)) {
+      set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(s.fast_accumulation));
+    }
+    a = layout(s.a, s.transpose_a ? s.k : s.m, s.transpose_a ? s.m : s.k, s.lda);
+    b = layout(s.b, s.transpose_b ? s.n : s.k, s.transpose_b ? s.k : s.n, s.ldb);
+    const DType output = s.f32_output ? DType::kF32 : DType::kBF16;
+    c = layout(output, s.m, s.n, s.ldc);
+    d = layout(output, s.m, s.n, s.ldd);
+  }
+  template <typename Value>
+  void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) const {
+    SBTRAIN_CUBLAS_CHECK(
+        cublas_lt().MatmulDescSetAttribute(operation, attribute, &value, sizeof(value)));
+  }
+  // The scales' addresses are part of the operation, and differ from product to product.
+  void set_scales(const Gemm& g) const {
+    if (!is_fp8(shape.a)) return;
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(g.b_inverse_scale));
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(g.a_inverse_scale));
   }
   ~Plan() {
     for (cublasLtMatrixLayout_t l : {a, b, c, d}) cublas_lt().MatrixLayoutDestroy(l);
@@ -212,9 +237,13 @@ GemmTuner::GemmTuner() = default;
 GemmTuner::~GemmTuner() = default;
 
 std::string GemmTuner::key(const GemmShape& s) const {
-  return fmt::format("{} {}{}{}{} {}x{}x{} {},{},{},{} {}", device_, s.transpose_a ? 'T' : 'N',
+  // Keys of bf16 stay as older versions wrote them.
+  const std::string types = is_fp8(s.a) ? fmt::format(" {},{}{}", dtype_name(s.a), dtype_name(s.b),
+                                                      s.fast_accumulation ? ",fast" : "")
+                                        : "";
+  return fmt::format("{} {}{}{}{} {}x{}x{} {},{},{},{} {}{}", device_, s.transpose_a ? 'T' : 'N',
                      s.transpose_b ? 'T' : 'N', s.f32_output ? 'f' : 'b', s.adds ? '+' : '=', s.m,
-                     s.n, s.k, s.lda, s.ldb, s.ldc, s.ldd, s.alignment);
+                     s.n, s.k, s.lda, s.ldb, s.ldc, s.ldd, s.alignment, types);
 }
 
 void GemmTuner::open(const std::string& device) {
@@ -323,11 +352,13 @@ void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan
 void GemmTuner::run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g,
                     const Tensor& workspace, bool search) {
   const DType c = added(g).dtype;
-  require(g.a.dtype == DType::kBF16 && g.b.dtype == DType::kBF16 && c == g.y.dtype,
-          "matrix product of {} and {} into {} with {}", dtype_name(g.a.dtype),
-          dtype_name(g.b.dtype), dtype_name(g.y.dtype), dtype_name(c));
+  const bool bf16 = g.a.dtype == DType::kBF16 && g.b.dtype == DType::kBF16;
+  const bool fp8 = is_fp8(g.a.dtype) && is_fp8(g.b.dtype) && g.a_inverse_scale && g.b_inverse_scale;
+  require((bf16 || fp8) && c == g.y.dtype, "matrix product of {} and {} into {} with {}",
+          dtype_name(g.a.dtype), dtype_name(g.b.dtype), dtype_name(g.y.dtype), dtype_name(c));
   if (g.y.numel() == 0) return;
   Plan& p = plan(blas, shape_of(g), workspace.bytes());
+  p.set_scales(g);
   if (search && !p.chosen) time_candidates(blas, stream, p, g, workspace);
   SBTRAIN_CUBLAS_CHECK(p.run(blas, stream, g, workspace, p.algorithm));
 }

@@ -16,13 +16,18 @@
 namespace sbtrain::ops::cuda {
 
 // y[M, N] = alpha * a b + beta * c, where a is [M, K] (or, transposed, [K, M]) and b is [K, N] (or
-// [N, K]). a and b are bf16; y and c share a type, bf16 or f32. Rows may be strided; nothing is
+// [N, K]). a and b are bf16, or both fp8, and then multiplied by the numbers on the device that
+// their inverse scales point to; y and c share a type, bf16 or f32. Rows may be strided; nothing is
 // copied.
 struct Gemm {
   Tensor y, a, b;
   bool transpose_a = false, transpose_b = false;
   float alpha = 1, beta = 0;
   Tensor c{};  // y itself if undefined
+  // Of fp8 alone, as ops/fp8.h has them.
+  const float* a_inverse_scale = nullptr;
+  const float* b_inverse_scale = nullptr;
+  bool fast_accumulation = false;
 };
 
 // D = alpha op(A) op(B) + beta C in cuBLAS's column-major terms; D is m x n, the inner dimension k.
@@ -30,9 +35,11 @@ struct GemmShape {
   bool transpose_a = false, transpose_b = false;
   int64_t m = 0, n = 0, k = 0;
   int64_t lda = 0, ldb = 0, ldc = 0, ldd = 0;
-  bool f32_output = false;                             // of C and D; A and B are bf16
-  bool adds = false;                                   // beta is not 0
-  int alignment = 16;                                  // of every pointer, bytes
+  bool f32_output = false;  // of C and D
+  bool adds = false;        // beta is not 0
+  int alignment = 16;       // of every pointer, bytes
+  DType a = DType::kBF16, b = DType::kBF16;
+  bool fast_accumulation = false;
   auto operator<=>(const GemmShape&) const = default;  // NOLINT: takes it for a null pointer
 };
 

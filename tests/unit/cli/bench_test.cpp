@@ -171,17 +171,19 @@ TEST(BenchOps, HasTheMemoryBoundOpsAndTheProductsOfABlock) {
     EXPECT_GT(row.at("seconds"), 0.0);
     (row.contains("of_copy") ? by_memory : by_arithmetic).insert(row.at("op").get<std::string>());
   }
-  EXPECT_EQ(by_memory, (std::set<std::string>{"copy", "fill", "rmsnorm", "rmsnorm_backward",
-                                              "swiglu", "swiglu_backward", "rope", "embedding",
-                                              "embedding_backward", "add_squared_norm", "adamw"}));
-  EXPECT_EQ(by_arithmetic.size(), 13U);
-  for (const char* name :
-       {"qkv", "out backward input", "gate_up backward weight", "down", "linear_cross_entropy"}) {
+  EXPECT_EQ(by_memory,
+            (std::set<std::string>{"copy", "fill", "rmsnorm", "rmsnorm_backward", "swiglu",
+                                   "swiglu_backward", "rope", "embedding", "embedding_backward",
+                                   "add_squared_norm", "adamw", "amax", "cast to fp8",
+                                   "cast to fp8, transposed", "cast to fp8, both"}));
+  EXPECT_EQ(by_arithmetic.size(), 13U + 12U);  // and those in fp8
+  for (const char* name : {"qkv", "out backward input", "gate_up backward weight", "down",
+                           "linear_cross_entropy", "qkv fp8", "down fp8 backward weight"}) {
     EXPECT_EQ(by_arithmetic.count(name), 1U) << name;
   }
   const Outcome table = run(tiny);
   EXPECT_EQ(table.code, 0) << table.err;
-  EXPECT_EQ(line_count(table.out), 25U) << table.out;
+  EXPECT_EQ(line_count(table.out), 25U + 16U) << table.out;
   EXPECT_TRUE(contains(table.out, "GB/s"));
   EXPECT_TRUE(contains(table.out, "TFLOP/s"));
 }

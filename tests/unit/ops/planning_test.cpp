@@ -21,6 +21,7 @@
 #include "ops/average.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
+#include "ops/fp8.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
@@ -122,6 +123,22 @@ class Ops {
   std::vector<Tensor> tensors_;
 };
 
+// Those of products in fp8; `scales` are three numbers.
+void run_every_fp8_op(Ops& o, const Tensor& y, const Tensor& x, const Tensor& w,
+                      const Tensor& scales) {
+  const Tensor amax = scales.row_range(0, 1), x_scale = scales.row_range(1, 1);
+  const Tensor w_scale = scales.row_range(2, 1);
+  const auto fp8 = [&](const Tensor& like) {
+    return o.stream.scratch("fp8", DType::kE4M3, {like.rows(), like.cols()});
+  };
+  const Buffer x_fp8 = fp8(x), w_fp8 = fp8(w);
+  o.run(ops::Amax{.amax_1 = amax, .x_RC = x});
+  o.run(ops::CastFp8{.y_RC = x_fp8, .inverse_scale_1 = x_scale, .x_RC = x, .amax_1 = amax});
+  o.run(ops::Amax{.amax_1 = amax, .x_RC = w});
+  o.run(ops::CastFp8{.y_RC = w_fp8, .inverse_scale_1 = w_scale, .x_RC = w, .amax_1 = amax});
+  o.run(ops::Fp8Product{.y_MN = y, .a_MK = {x_fp8, x_scale}, .b_NK = {w_fp8, w_scale}});
+}
+
 // Every op of training and of the model's products, norms and element-wise parts.
 void run_every_op(Ops& o) {
   const Buffer x = o.matrix(kTokens, kWidth), y = o.matrix(kTokens, kWidth);
@@ -132,7 +149,7 @@ void run_every_op(Ops& o) {
   const Buffer row = o.vector(kWidth), drow = o.vector(kWidth), other_row = o.vector(kWidth);
   const Buffer head_row = o.vector(kWidth / 2), dhead_row = o.vector(kWidth / 2);
   const Buffer table = o.matrix(kVocab, kWidth), dtable = o.matrix(kVocab, kWidth);
-  const Buffer losses = o.vector(kTokens);
+  const Buffer losses = o.vector(kTokens), scales = o.vector(3);
   std::vector<int32_t> numbers(kTokens);
   for (int64_t t = 0; t < kTokens; ++t) numbers[t] = static_cast<int32_t>(7 * t % kVocab);
   const Buffer ids = o.integers(numbers), chosen = o.integers(numbers);
@@ -176,6 +193,7 @@ void run_every_op(Ops& o) {
   o.run(ops::LinearBackward{.dx_TK = dx, .dy_TN = y, .w_NK = square});
   o.run(ops::LinearBackward{.dw_NK = dsquare, .dy_TN = y, .x_TK = x});
   o.run(ops::LinearBackward{.dx_TK = dx, .dw_NK = dsquare, .dy_TN = y, .x_TK = x, .w_NK = square});
+  run_every_fp8_op(o, y, x, square, scales);
   o.run(ops::AddBias{.y_TN = y, .b_N = row});
   o.run(ops::BiasBackward{.db_N = drow, .dy_TN = y});
   o.run(ops::Swiglu{.y_TF = y, .gate_up_T2F = wide});

@@ -1,0 +1,117 @@
+// Runs whose products are in emulated fp8, in several worlds and modes.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/optimizer_runs.h"
+#include "support/process.h"
+
+namespace sbtrain::test {
+namespace {
+
+// Every matrix of a block has sizes that fp8 takes.
+Config config(const std::string& train) {
+  Config c = optimizer_config(train);
+  c.model.width = 32;
+  c.model.inner = 48;
+  c.model.init_std = 0.1;
+  return c;
+}
+
+const Config& fp8() {
+  static const Config c = config("precision: fp8");
+  return c;
+}
+
+// The losses of steps on the same sequences again and again, which a model learns by heart.
+std::vector<double> learn(const Config& config, int steps) {
+  const std::unique_ptr<Communicator> alone = make_single_process();
+  const Mesh mesh(*alone);
+  const Transformer model(config.model, config.train.recompute);
+  Memory memory(Backend::kCpu);
+  memory.poison();
+  Stream stream(memory);
+  TrainStep step(config, model, stream, mesh);
+  step.params().initialize(3);
+  std::vector<PackedBatch> batches;
+  for (int m = 0; m < config.train.batch; ++m) {
+    batches.push_back(packed_batch({5, 11}, config.model.vocab, static_cast<uint64_t>(m)));
+  }
+  std::vector<double> losses;
+  for (int n = 0; n < steps; ++n) losses.push_back(step.run(batches, 1e-2).wait().loss);
+  return losses;
+}
+
+// An element of e4m3 is off by some per cent, but their errors are independent.
+TEST(Fp8Run, LearnsLikeF32) {
+  constexpr int kSteps = 60;
+  const std::vector<double> f32 = learn(config(""), kSteps);
+  const std::vector<double> run = learn(fp8(), kSteps);
+  EXPECT_NE(run, f32);
+  EXPECT_NEAR(run[0], f32[0], 0.002 * f32[0]);
+  EXPECT_LT(run.back(), 0.3 * run[0]);
+  for (int n = 0; n < kSteps; ++n) EXPECT_NEAR(run[n], f32[n], 0.03 * f32[0]) << n;
+}
+
+TEST(Fp8Run, RecomputationGivesTheSameBits) {
+  const std::vector<double> kept = learn(fp8(), 3);
+  for (const char* recompute : {"selective", "full"}) {
+    EXPECT_EQ(learn(config(fmt::format("precision: fp8, recompute: {}", recompute)), 3), kept);
+  }
+}
+
+class Fp8Worlds : public testing::TestWithParam<OptimizerRun> {};
+
+// Ranks share sequences: the gradients of micro-batches are the same, their sums in another order.
+TEST_P(Fp8Worlds, TrainLikeOneRank) {
+  OptimizerRun run = GetParam();
+  run.last = 10;
+  const OptimizerResult one = run_optimizer(fp8(), {.last = 10});
+  const OptimizerResult many = run_optimizer(fp8(), run);
+  for (size_t i = 0; i < one.losses.size(); ++i) {
+    EXPECT_NEAR(many.losses[i], one.losses[i], 5e-3 * one.losses[i]) << i;
+  }
+}
+
+TEST_P(Fp8Worlds, ResumeBitForBit) {
+  const TemporaryFolder saved;
+  OptimizerRun straight = GetParam(), head = GetParam(), rest = GetParam();
+  straight.last = 4;
+  head.last = 2;
+  head.to = saved.path();
+  run_optimizer(fp8(), head);
+  rest.first = 2;
+  rest.last = 4;
+  rest.from = saved.path();
+  EXPECT_EQ(run_optimizer(fp8(), rest).tensors, run_optimizer(fp8(), straight).tensors);
+}
+
+TEST_P(Fp8Worlds, ThePlannedPoolGivesTheSameBits) {
+  OptimizerRun run = GetParam(), planned = GetParam();
+  run.last = planned.last = 3;
+  planned.planned = true;
+  EXPECT_EQ(run_optimizer(fp8(), planned).tensors, run_optimizer(fp8(), run).tensors);
+}
+
+TEST_P(Fp8Worlds, ASkippedStepChangesNothing) {
+  OptimizerRun run = GetParam(), skipped = GetParam();
+  run.last = 1;
+  skipped.last = 2;
+  skipped.bad_step = 1;
+  EXPECT_EQ(run_optimizer(fp8(), skipped).tensors, run_optimizer(fp8(), run).tensors);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, Fp8Worlds,
+    testing::Values(OptimizerRun{}, OptimizerRun{.world = 2},
+                    OptimizerRun{.sharding = Sharding::kGrad, .world = 2},
+                    OptimizerRun{.sharding = Sharding::kNone, .world = 2},
+                    OptimizerRun{.sharding = Sharding::kHybrid, .world = 4, .node_size = 2}),
+    [](const auto& info) {
+      return fmt::format("{}{}", name_of(info.param.sharding), info.param.world);
+    });
+
+}  // namespace
+}  // namespace sbtrain::test
