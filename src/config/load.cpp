@@ -461,14 +461,17 @@ AttentionConfig parse_attention(std::string_view text) {
 
 std::vector<Override> environment_overrides(const char* const* environment) {
   constexpr std::string_view kPrefix = "SBTRAIN_";
-  constexpr std::string_view kInterpreter = "SBTRAIN_PYTHON";  // scripts/python.sh; no key
+  // Read by the op in PyTorch, by scripts and by tests. Who exports them for good trains as well.
+  constexpr std::string_view kNoKeys[] = {"SBTRAIN_ATTENTION_LIBRARY", "SBTRAIN_BUILD",
+                                          "SBTRAIN_LM_EVAL",           "SBTRAIN_PYTHON",
+                                          "SBTRAIN_WRITE_GOLDEN",      "SBTRAIN_ZIG"};
   std::vector<Override> overrides;
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view variable = *environment;
     const size_t equals = variable.find('=');
     if (!variable.starts_with(kPrefix) || equals == std::string_view::npos) continue;
     const std::string_view name = variable.substr(0, equals);
-    if (name == kInterpreter) continue;
+    if (std::ranges::find(kNoKeys, name) != std::end(kNoKeys)) continue;
     std::string key;
     for (size_t i = kPrefix.size(); i < name.size(); ++i) {
       const bool dot = name.substr(i, 2) == "__";

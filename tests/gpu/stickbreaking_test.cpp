@@ -150,7 +150,6 @@ void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
                                             .head_dim = op.q_THd.cols() / heads,
                                             .blocks = scratch.choice.blocks,
                                             .group = ops::queries_of_key(op.q_THd, op.k_THd),
-
                                             .gated = op.gate_TH.defined()},
                                            1, segment);
   scratch.choice.single_pass = false;
@@ -162,18 +161,25 @@ void run_in_segments(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
   ops::cuda::run(ops::cuda::Cuda{}, gpu.stream, op, scratch);
 }
 
-// The implementations that compute the case on this GPU.
+// The implementations that compute the case on this GPU in both directions, and the program's
+// choice ("") where it takes the kernels for Hopper in one direction alone.
 std::vector<std::string> implementations(const Case& c) {
-  const ops::StickBreakingShape shape{.tokens = c.tokens(),
-                                      .heads = c.heads,
-                                      .head_dim = c.head_dim,
-                                      .max_seqlen = c.tokens(),
-                                      .gated = c.gated,
-                                      .group = c.group};
+  ops::StickBreakingShape shape{.tokens = c.tokens(),
+                                .heads = c.heads,
+                                .head_dim = c.head_dim,
+                                .max_seqlen = c.tokens(),
+                                .gated = c.gated,
+                                .group = c.group};
   const GpuStream gpu;
+  const ops::Implementation forward = ops::choose(shape, gpu.stream.target()).implementation;
+  shape.backward = true;
+  const ops::Implementation backward = ops::choose(shape, gpu.stream.target()).implementation;
   std::vector<std::string> names = {"portable"};
-  const ops::Implementation chosen = ops::choose(shape, gpu.stream.target()).implementation;
-  if (chosen != ops::Implementation::kPortable) names.emplace_back(implementation_name(chosen));
+  if (forward != backward) {
+    names.emplace_back("");
+  } else if (forward != ops::Implementation::kPortable) {
+    names.emplace_back(implementation_name(forward));
+  }
   return names;
 }
 

@@ -313,6 +313,8 @@ TEST(Environment, NamesMapToKeys) {
                                      "SBTRAIN",
                                      "NOT_SBTRAIN_SEED=4",
                                      "SBTRAIN_PYTHON=python3",
+                                     "SBTRAIN_ATTENTION_LIBRARY=lib.so",
+                                     "SBTRAIN_BUILD=build",
                                      nullptr};
   const Config config = minimal(environment_overrides(environment));
   EXPECT_EQ(config.stages[0].length.count, 50);
