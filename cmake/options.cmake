@@ -69,11 +69,14 @@ function(sbtrain_library name)
   endforeach()
 endfunction()
 
-# sbtrain_test(name [SERIAL] [JSON | COMPUTES] LABELS ... SOURCES ... LINK ...) adds one GoogleTest program with one
-# CTest entry per test. With SERIAL no other test runs at the same time; with JSON most sources include
-# nlohmann/json.hpp; with COMPUTES the tests run for longer than they compile (tests/CMakeLists.txt).
+# sbtrain_test(name [SERIAL] [APART] [JSON | COMPUTES] LABELS ... SOURCES ... LINK ...) adds one GoogleTest program with
+# one CTest entry per test. With SERIAL no other test runs at the same time; with JSON most sources include
+# nlohmann/json.hpp; with COMPUTES the tests run for longer than they compile (tests/CMakeLists.txt). A test file costs
+# what it includes and instantiates more than what it says, so up to four files of a program are compiled together, and
+# one of them that changes costs no more than those four. Names in their unnamed namespaces must differ; with APART,
+# for programs whose files share such names, and where headers are not precompiled, each file is compiled by itself.
 function(sbtrain_test name)
-  cmake_parse_arguments(ARG "SERIAL;JSON;COMPUTES" "" "LABELS;SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL;APART;JSON;COMPUTES" "" "LABELS;SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE tests_process ${ARG_LINK} GTest::gtest_main)
   if(ARG_JSON)
@@ -84,6 +87,9 @@ function(sbtrain_test name)
     target_precompile_headers(${name} REUSE_FROM sbtrain_tests_precompiled_computes)
   else()
     target_precompile_headers(${name} REUSE_FROM sbtrain_tests_precompiled)
+  endif()
+  if(NOT ARG_APART AND NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
   endif()
   include(GoogleTest)
   gtest_discover_tests(${name} NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60

@@ -56,7 +56,22 @@ changed_sources() {
   } | sort -u
 }
 
-compiled=$(grep -o '"file": "[^"]*"' build/release/compile_commands.json | cut -d'"' -f4 |
+# The build's commands, with two changes: clang cannot read the precompiled headers of GCC, and files include what they
+# use; and files that are compiled together, by a file that includes them, get a command each.
+database=$(mktemp -d -t sbtrain-lint.XXXXXX)
+trap 'rm -rf "$database"' EXIT
+python3 - build/release/compile_commands.json >"$database/compile_commands.json" <<'PYTHON'
+import json, re, sys
+commands = []
+for entry in json.load(open(sys.argv[1])):
+    entry["command"] = re.sub(r" -Winvalid-pch| -include \S*cmake_pch\.hxx", "", entry["command"])
+    files = [entry["file"]]
+    if "/Unity/unity_" in entry["file"]:
+        files = re.findall(r'#include "(.*)"', open(entry["file"]).read())
+    commands += [{**entry, "file": file, "command": entry["command"].replace(entry["file"], file)} for file in files]
+json.dump(commands, sys.stdout, indent=0)
+PYTHON
+compiled=$(grep -o '"file": "[^"]*"' "$database/compile_commands.json" | cut -d'"' -f4 |
   sed "s|^$root/||" | grep -v "^build/" | grep '\.cpp$' | sort -u) # version 14 cannot read CUDA 13
 if [ "$mode" = --all ]; then
   files=$compiled
@@ -71,12 +86,6 @@ else
     done <<<"$files" | sort -rn | head -n "$limit" | cut -d' ' -f2-)
   fi
 fi
-# clang cannot read the precompiled headers of GCC, and files include what they use.
-database=$(mktemp -d -t sbtrain-lint.XXXXXX)
-trap 'rm -rf "$database"' EXIT
-sed 's/ -Winvalid-pch//; s/ -include [^ ]*cmake_pch\.hxx//' build/release/compile_commands.json \
-  >"$database/compile_commands.json"
-
 [ "${count:-0}" -gt "$limit" ] || echo "clang-tidy: $(grep -c . <<<"$files" || true) files"
 xargs --no-run-if-empty -P "$(nproc)" -n 1 clang-tidy-14 -p "$database" --quiet \
   <<<"$files" 2> >(grep -v 'warnings generated\|^Suppressed\|^Use -header-filter' >&2 || true)

@@ -117,6 +117,12 @@ inline std::vector<double> to_f64(const Tensor& t) {
   return out;
 }
 
+// a + b, element by element.
+inline std::vector<double> plus(std::vector<double> a, const std::vector<double>& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
 // The error of a result relative to its reference: in the Frobenius norm, and as the largest
 // difference over the largest element. Absolute if the reference is zero; infinite for NaN or
 // different sizes.

@@ -14,12 +14,9 @@
 namespace sbtrain::test {
 namespace {
 
-using Case = RebasedCase;
-using Result = RebasedResult;
-
 // The op's inputs and outputs: q, k and v are columns of one matrix.
-struct Problem {
-  explicit Problem(const Case& c)
+struct RebasedProblem {
+  explicit RebasedProblem(const RebasedCase& c)
       : config(c),
         qkv(random_normal("qkv", {c.tokens(), width()}, 1.0, c.mean)),
         dout(random_normal("do", {c.tokens(), c.heads * c.e})),
@@ -69,20 +66,20 @@ struct Problem {
                                      .sequences = sequences,
                                      .params = config.params()});
   }
-  Result expected() const {
+  RebasedResult expected() const {
     return rebased_reference(config, to_f64(q(qkv)), to_f64(k(qkv)), to_f64(v(qkv)), to_f64(dout));
   }
 
-  Case config;
+  RebasedCase config;
   CpuStream s;
   Owned qkv, dout, o, den, dqkv, bounds;
 };
 
-void check(const Case& c) {
+void check(const RebasedCase& c) {
   SCOPED_TRACE(c.describe());
-  Problem p(c);
+  RebasedProblem p(c);
   p.run();
-  const Result expected = p.expected();
+  const RebasedResult expected = p.expected();
   EXPECT_LE(relative_error(p.o, expected.o), 1e-5);
   EXPECT_LE(relative_error(p.v(p.dqkv), expected.dv), 1e-5);
   const auto check_gradient = [&](const Tensor& actual, const std::vector<double>& gradient) {
@@ -109,7 +106,7 @@ TEST(Rebased, AgreesWithTheDefinition) {
     for (const bool quadratic : {false, true}) {
       for (const auto& documents : std::vector<std::vector<int32_t>>{
                {1}, {2}, {3}, {17}, {63}, {64}, {65}, {127}, {128}, {129}, {500}, kPack}) {
-        Case c;
+        RebasedCase c;
         c.documents = documents;
         c.rebased = rebased;
         c.quadratic = quadratic;
@@ -126,7 +123,7 @@ TEST(Rebased, HeadShapesAndLongDocuments) {
   for (const bool rebased : {false, true}) {
     for (const bool quadratic : {false, true}) {
       for (const auto& [f, e] : {std::pair{2, 1}, std::pair{3, 5}, std::pair{8, 70}}) {
-        Case c;
+        RebasedCase c;
         c.documents = {150, 70};
         c.rebased = rebased;
         c.quadratic = quadratic;
@@ -136,7 +133,7 @@ TEST(Rebased, HeadShapesAndLongDocuments) {
         c.mean = 1;
         check(c);
       }
-      Case c;
+      RebasedCase c;
       c.documents = {2048};
       c.rebased = rebased;
       c.quadratic = quadratic;
@@ -149,22 +146,22 @@ TEST(Rebased, HeadShapesAndLongDocuments) {
 
 TEST(Rebased, ReferenceGradientsAreDerivatives) {
   for (const bool rebased : {false, true}) {
-    Case c;
+    RebasedCase c;
     c.documents = {1, 4, 3};
     c.rebased = rebased;
     c.f = 3;
     c.e = 2;
-    const Problem p(c);
+    const RebasedProblem p(c);
     const std::vector<double> q = to_f64(p.q(p.qkv)), k = to_f64(p.k(p.qkv));
     const std::vector<double> v = to_f64(p.v(p.qkv)), dout = to_f64(p.dout);
     const auto sum = [&](const std::vector<double>& q, const std::vector<double>& k,
                          const std::vector<double>& v) {
-      const Result r = rebased_reference(c, q, k, v, dout);
+      const RebasedResult r = rebased_reference(c, q, k, v, dout);
       double total = 0;
       for (size_t i = 0; i < dout.size(); ++i) total += dout[i] * r.o[i];
       return total;
     };
-    const Result r = rebased_reference(c, q, k, v, dout);
+    const RebasedResult r = rebased_reference(c, q, k, v, dout);
     using Vector = std::vector<double>;
     EXPECT_LT(
         relative_error(r.dq, numeric_gradient([&](const Vector& x) { return sum(x, k, v); }, q)),
@@ -180,10 +177,10 @@ TEST(Rebased, ReferenceGradientsAreDerivatives) {
 
 TEST(Rebased, DocumentsDoNotLeakAndRunsRepeat) {
   for (const bool quadratic : {false, true}) {
-    Case c;
+    RebasedCase c;
     c.documents = {70, 65, 130};
     c.quadratic = quadratic;
-    Problem a(c), b(c), again(c);
+    RebasedProblem a(c), b(c), again(c);
     for (int64_t t = 70; t < 135; ++t) {
       for (int64_t i = 0; i < a.width(); ++i) b.qkv.at(t, i) *= -100.0f;
     }
@@ -204,11 +201,11 @@ TEST(Rebased, DocumentsDoNotLeakAndRunsRepeat) {
 // The state of any prefix and single steps after it give the outputs of the whole document.
 TEST(Rebased, DecodesFromAState) {
   for (const bool rebased : {false, true}) {
-    Case c;
+    RebasedCase c;
     c.documents = {140};
     c.rebased = rebased;
     c.mean = 0.5;
-    Problem p(c);
+    RebasedProblem p(c);
     p.run();
     const int64_t rows = ops::rebased_state_rows(c.f, c.params());
     EXPECT_EQ(rows, rebased ? 136 : 153);
@@ -238,7 +235,7 @@ TEST(Rebased, DecodesFromAState) {
 }
 
 // Bytes of scratch that both passes need for one document of all tokens.
-size_t planned_scratch(Memory plan, const Case& c, int64_t tokens) {
+size_t planned_scratch(Memory plan, const RebasedCase& c, int64_t tokens) {
   Stream s(plan);
   const DType real = plan.compute_dtype();
   const Tensor q(nullptr, real, {tokens, c.heads * c.f});
@@ -275,7 +272,7 @@ size_t planned_scratch(Memory plan, const Case& c, int64_t tokens) {
 // On the CPU scratch is the same for every length: nothing is of size L, let alone L x L.
 TEST(Rebased, MemoryDoesNotGrowWithTheLength) {
   for (const bool quadratic : {false, true}) {
-    Case c;
+    RebasedCase c;
     c.quadratic = quadratic;
     const auto pool = [&](int64_t tokens) {
       return planned_scratch(Memory(Backend::kPlan), c, tokens);
@@ -288,7 +285,7 @@ TEST(Rebased, MemoryDoesNotGrowWithTheLength) {
 // On a GPU scratch is linear: a number for each query, and the states of as many heads as fit the
 // budget.
 TEST(Rebased, MemoryOnAGpuIsLinearInTheLength) {
-  Case c;
+  RebasedCase c;
   c.heads = 64;
   const auto pool = [&](int64_t tokens) {
     return planned_scratch(Memory::planning(Backend::kCuda), c, tokens);

@@ -48,11 +48,6 @@ Values transposed(const Values& a, int64_t rows, int64_t cols) {
   return out;
 }
 
-Values plus(Values a, const Values& b) {
-  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
-  return a;
-}
-
 TEST(Linear, MatchesReference) {
   CpuStream s;
   for (const auto& [tokens, out, in] : kShapes) {
@@ -72,8 +67,8 @@ TEST(Linear, AddsTheResidualWhereverItLies) {
     const Owned x = test::random_normal("x", {tokens, in});
     const Owned w = test::random_normal("w", {out, in});
     const Owned residual = test::random_normal("residual", {tokens, out}, 1, 0, 1);
-    const Values expected = plus(product(test::to_f64(x), test::to_f64(w), tokens, out, in, 0.5),
-                                 test::to_f64(residual));
+    const Values expected = test::plus(
+        product(test::to_f64(x), test::to_f64(w), tokens, out, in, 0.5), test::to_f64(residual));
     const Owned y = test::poisoned({tokens, out}, 2);
     ops::run(s, ops::Linear{.y_TN = y, .x_TK = x, .w_NK = w, .alpha = 0.5f, .residual = residual});
     EXPECT_LE(test::relative_error(y, expected), 1e-6);
@@ -100,11 +95,11 @@ TEST(LinearBackward, MatchesReference) {
     EXPECT_LE(test::relative_error(dx, dx_reference), 1e-6);
     ops::run(s, ops::LinearBackward{
                     .dx_TK = dx, .dy_TN = dy, .w_NK = w, .alpha = 0.5f, .accumulate_dx = true});
-    EXPECT_LE(test::relative_error(dx, plus(dx_reference, dx_reference)), 1e-6);
+    EXPECT_LE(test::relative_error(dx, test::plus(dx_reference, dx_reference)), 1e-6);
     EXPECT_TRUE(dx.gaps_intact());
 
     const Owned dw = test::random_normal("dw", {out, in});
-    const Values dw_reference = plus(
+    const Values dw_reference = test::plus(
         test::to_f64(dw), product(transposed(test::to_f64(dy), tokens, out),
                                   transposed(test::to_f64(x), tokens, in), out, in, tokens, 0.5));
     ops::run(s, ops::LinearBackward{.dw_NK = dw, .dy_TN = dy, .x_TK = x, .alpha = 0.5f});

@@ -63,11 +63,6 @@ Owned some_targets(int64_t tokens, int64_t vocab) {
   return targets;
 }
 
-Values plus(Values a, const Values& b) {
-  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
-  return a;
-}
-
 void expect_matches(const Problem& p, double std) {
   CpuStream s;
   const Owned x = test::random_normal("x", {p.tokens, p.width}, std, 0, 3);
@@ -77,7 +72,7 @@ void expect_matches(const Problem& p, double std) {
   const Owned dx = test::poisoned({p.tokens, p.width}, 2);
   const Owned dw = test::random_normal("dw", {p.vocab, p.width});
   const Reference expected = reference(p, test::to_f64(x), test::to_f64(w), targets.i32());
-  const Values expected_dw = plus(test::to_f64(dw), expected.dw);
+  const Values expected_dw = test::plus(test::to_f64(dw), expected.dw);
   const ops::CrossEntropy t{.loss_T = loss,
                             .dx_TD = dx,
                             .dw_VD = dw,

@@ -72,11 +72,6 @@ double dot(const Values& a, const Values& b) {
   return sum;
 }
 
-Values plus(Values a, const Values& b) {
-  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
-  return a;
-}
-
 // ---- RMSNorm ----------------------------------------------------------------------------------
 
 TEST(RmsNorm, MatchesReference) {
@@ -112,10 +107,10 @@ TEST(RmsNormBackward, MatchesFiniteDifferences) {
     const Values X = test::to_f64(x);
     const Values W = test::to_f64(w);
     const Values G = test::to_f64(dy);
-    const Values expected_dx = plus(
+    const Values expected_dx = test::plus(
         test::to_f64(dx),
         test::numeric_gradient([&](const Values& v) { return dot(G, rmsnorm_rows(v, W)); }, X));
-    const Values expected_dw = plus(
+    const Values expected_dw = test::plus(
         test::to_f64(dw),
         test::numeric_gradient([&](const Values& v) { return dot(G, rmsnorm_rows(X, v)); }, W));
     ops::run(s, ops::RmsNormBackward{
@@ -209,11 +204,11 @@ TEST(HeadNormBackward, MatchesFiniteDifferences) {
     const Values expected_dx =
         test::numeric_gradient([&](const Values& v) { return norm(v, W, B); }, X);
     const Values expected_dw =
-        plus(test::to_f64(dw),
-             test::numeric_gradient([&](const Values& v) { return norm(X, v, B); }, W));
+        test::plus(test::to_f64(dw),
+                   test::numeric_gradient([&](const Values& v) { return norm(X, v, B); }, W));
     const Values expected_db =
-        plus(test::to_f64(db),
-             test::numeric_gradient([&](const Values& v) { return norm(X, W, v); }, B));
+        test::plus(test::to_f64(db),
+                   test::numeric_gradient([&](const Values& v) { return norm(X, W, v); }, B));
     ops::run(s, ops::HeadNormBackward{.dx_THd = dx,
                                       .dw_Hd = dw,
                                       .db_Hd = db,
@@ -271,7 +266,7 @@ TEST(HeadRmsNormBackward, MatchesFiniteDifferencesAndWorksInPlace) {
     const auto norm = [&](const Values& a, const Values& b) { return dot(G, rmsnorm_rows(a, b)); };
     const Values expected_dx =
         test::numeric_gradient([&](const Values& v) { return norm(v, W); }, X);
-    const Values expected_dw = plus(
+    const Values expected_dw = test::plus(
         test::to_f64(dw), test::numeric_gradient([&](const Values& v) { return norm(X, v); }, W));
     ops::run(s, ops::HeadRmsNormBackward{.dx_THd = dx,
                                          .dw_d = dw,
