@@ -41,6 +41,8 @@ struct AttentionModule {
   std::function<void(Fields&, ModuleOptions&)> describe;
   std::function<std::vector<OptionProblem>(const ModuleOptions&, const AttentionShape&)> check;
   std::function<std::unique_ptr<Attention>(const ModuleOptions&, const AttentionShape&)> make;
+  // Why ranks cannot share sequences with these options (attention/context.h); empty if they can.
+  std::function<std::string(const ModuleOptions&)> context_problem;
   // The rotary positions that the options ask for; null if they ask for none.
   std::function<RotaryOptions*(ModuleOptions&)> rotary;
   // What the options are in models of other programs; nothing where those have no such attention.
@@ -60,6 +62,7 @@ struct AttentionModuleOf {
   bool own_head_dim = false;
   std::unique_ptr<Attention> (*make)(const Options&, const AttentionShape&) = nullptr;
   std::vector<OptionProblem> (*check)(const Options&, const AttentionShape&) = nullptr;
+  std::string (*context_problem)(const Options&) = nullptr;  // null: they cannot yet
   RotaryOptions* (*rotary)(Options&) = nullptr;
   std::optional<TransformersAttention> (*transformers)(const Options&) = nullptr;
   std::optional<FlaAttention> (*fla)(const Options&) = nullptr;
@@ -84,6 +87,11 @@ class AttentionRegistry {
         .make = [make = module.make](
                     const ModuleOptions& options,
                     const AttentionShape& model) { return make(options.as<Options>(), model); },
+        .context_problem =
+            [problem = module.context_problem](const ModuleOptions& options) {
+              return problem ? problem(options.as<Options>())
+                             : std::string("ranks cannot share its sequences yet");
+            },
         .rotary = [rotary = module.rotary](ModuleOptions& options) -> RotaryOptions* {
           return rotary ? rotary(options.as<Options>()) : nullptr;
         },

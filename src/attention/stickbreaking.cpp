@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "attention/context.h"
 #include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
@@ -64,6 +65,14 @@ std::optional<FlaAttention> in_fla(const Options& o) {
   return attention;
 }
 
+std::string context_problem(const Options& o) {
+  if (o.forget_gate) return "gates do not travel between ranks yet; leave out forget_gate";
+  if (o.remainder != ops::Remainder::kNone) {
+    return "ranks do not share the remainder yet; leave out remainder";
+  }
+  return {};
+}
+
 constexpr const char* kRemainderBias = "self_attn.remainder_bias";
 constexpr const char* kHeadNormWeight = "self_attn.head_norm.weight";
 constexpr const char* kHeadNormBias = "self_attn.head_norm.bias";
@@ -84,6 +93,14 @@ struct StickBreakingSaved : AttentionSaved {
   Buffer stop_HT;
   Buffer gate_TH;   // f32, with a forget gate: most are near 1, where bf16 is coarse
   Buffer heads_TD;  // the output before head norm, with head norm
+  // Where ranks share sequences, what the keys of each of the N - 1 others leave and where they
+  // stop, [N - 1, H, T], in the order in which they came.
+  Buffer far_log2_rem, far_stop;
+  static Tensor of_hop(const Tensor& all, int64_t hop) {
+    const int64_t heads = all.shape[1];
+    const int64_t tokens = all.shape[2];
+    return all.reshaped({all.shape[0] * heads, tokens}).row_range(hop * heads, heads);
+  }
 };
 
 struct StickBreakingCache : KeyValueCache {
@@ -148,6 +165,10 @@ class StickBreakingAttention : public Attention {
     const ops::StickBreakingParams params = params_of(s, x_TD.rows());
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
+    std::optional<KeyRing> ring;
+    if (sequences.context != nullptr) {
+      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Order::kNearestFirst);
+    }
     ops::run(s, ops::StickBreakingForward{.o_THd = heads_TD,
                                           .log2_rem_HT = mine.log2_rem_HT,
                                           .stop_HT = mine.stop_HT,
@@ -158,6 +179,7 @@ class StickBreakingAttention : public Attention {
                                           .remainder_bias_Hd = remainder_bias(w),
                                           .sequences = sequences,
                                           .params = params});
+    if (ring) add_far_keys(s, heads_TD, x.q, mine, *ring, sequences);
     if (head_norm_) normalise(s, mix_TD, heads_TD, w);
   }
 
@@ -185,12 +207,15 @@ class StickBreakingAttention : public Attention {
     if (gated_) dgate = s.scratch("dgate", s.memory().compute_dtype(), {tokens, model_.heads});
     const Qkv x = qkv_.saved(mine.qkv);
     const Qkv dx = qkv_.view(dqkv);
+    std::optional<FarGradients> far;
+    if (sequences.context != nullptr) far.emplace(far_backward(s, dheads_TD, x, mine, sequences));
     ops::run(s, ops::StickBreakingBackward{.dq_THd = dx.q,
                                            .dk_THd = dx.k,
                                            .dv_THd = dx.v,
                                            .dgate_TH = dgate,
                                            .dremainder_bias_Hd = remainder_bias(dw),
                                            .do_THd = dheads_TD,
+                                           .drem_HT = far ? far->w_HT.tensor() : Tensor(),
                                            .log2_rem_HT = mine.log2_rem_HT,
                                            .stop_HT = mine.stop_HT,
                                            .q_THd = x.q,
@@ -200,6 +225,12 @@ class StickBreakingAttention : public Attention {
                                            .remainder_bias_Hd = remainder_bias(w),
                                            .sequences = sequences,
                                            .params = params_of(s, tokens)});
+    if (far) {
+      ops::run(s, ops::Add{.y = dx.q, .x = far->dq_THd});
+      ops::run(s, ops::Add{.y = dx.k, .x = far->keys.dk()});
+      ops::run(s, ops::Add{.y = dx.v, .x = far->keys.dv()});
+      far.reset();
+    }
     qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
     if (gated_) gate_backward(s, dx_TD, dw, dgate, mine.gate_TH, x_TD, w);
   }
@@ -327,6 +358,76 @@ class StickBreakingAttention : public Attention {
   }
 
  private:
+  // Adds the keys of earlier ranks to the output of this rank's own, the nearest first.
+  void add_far_keys(Stream& s, const Tensor& o_THd, const Tensor& q_THd, StickBreakingSaved& saved,
+                    KeyRing& ring, const Sequences& sequences) const {
+    const int64_t others = sequences.context->ranks->size() - 1;
+    const auto buffer = [&](const char* name, DType dtype) {
+      return s.memory().allocate(MemoryClass::kAttention, name, dtype,
+                                 {others, model_.heads, q_THd.rows()});
+    };
+    saved.far_log2_rem = buffer("remainders after other ranks", DType::kF32);
+    saved.far_stop = buffer("stops in other ranks", DType::kI32);
+    for (int64_t hop = 0; ring.next(); ++hop) {
+      ops::run(s, ops::StickBreakingFarForward{
+                      .o_THd = o_THd,
+                      .log2_rem_HT = StickBreakingSaved::of_hop(saved.far_log2_rem, hop),
+                      .stop_HT = StickBreakingSaved::of_hop(saved.far_stop, hop),
+                      .before_HT = before_hop(saved, hop),
+                      .q_THd = q_THd,
+                      .k_THd = ring.k(),
+                      .v_THd = ring.v(),
+                      .far = ring.keys(),
+                      .params = params_of(s, q_THd.rows())});
+    }
+  }
+
+  // What nearer keys have left where the keys of a hop come.
+  static Tensor before_hop(const StickBreakingSaved& saved, int64_t hop) {
+    if (hop == 0) return saved.log2_rem_HT;
+    return StickBreakingSaved::of_hop(saved.far_log2_rem, hop - 1);
+  }
+
+  // Gradients that the keys of earlier ranks give to the queries and to what they find of the
+  // stick, and that later ranks give to this one's keys.
+  struct FarGradients {
+    Buffer dq_THd, w_HT;
+    KeyGradientRing keys;
+  };
+  FarGradients far_backward(Stream& s, const Tensor& do_THd, const Qkv& x,
+                            const StickBreakingSaved& saved, const Sequences& sequences) const {
+    const ContextShare& share = *sequences.context;
+    const int64_t tokens = x.q.rows();
+    KeyRing ring(s, share, x.k, x.v, KeyRing::Order::kFarthestFirst);
+    FarGradients far{
+        .dq_THd = s.scratch("dq of other ranks", DType::kF32, {tokens, x.q.cols()}),
+        .w_HT = s.scratch("gradient of the remainder", DType::kF32, {model_.heads, tokens}),
+        .keys = KeyGradientRing(s, share, x.k)};
+    ops::run(s, ops::Fill{.x = far.dq_THd, .value = 0.0f});
+    ops::run(s, ops::Fill{.x = far.w_HT, .value = 0.0f});
+    while (ring.next()) {
+      far.keys.next();
+      // The hop of the forward pass in which these keys came.
+      const int size = share.ranks->size();
+      const int64_t hop = (share.ranks->place() - ring.rank() + size) % size - 1;
+      ops::run(s, ops::StickBreakingFarBackward{
+                      .dq_THd = far.dq_THd,
+                      .dk_THd = far.keys.dk(),
+                      .dv_THd = far.keys.dv(),
+                      .w_HT = far.w_HT,
+                      .do_THd = do_THd,
+                      .before_HT = before_hop(saved, hop),
+                      .stop_HT = StickBreakingSaved::of_hop(saved.far_stop, hop),
+                      .q_THd = x.q,
+                      .k_THd = ring.k(),
+                      .v_THd = ring.v(),
+                      .far = ring.keys(),
+                      .params = params_of(s, tokens)});
+    }
+    far.keys.home();
+    return far;
+  }
+
   // Where kernels gain from it, the queries of a pack are multiplied by scale * log2(e) when they
   // are made, so that scores are powers of two. That takes two products in the place of one.
   ops::StickBreakingParams params_of(const Stream& s, int64_t tokens) const {
@@ -390,6 +491,7 @@ void register_stickbreaking(AttentionRegistry& registry) {
        .grouped_heads = true,
        .own_head_dim = true,
        .make = make_module<StickBreakingAttention, Options>,
+       .context_problem = context_problem,
        .fla = in_fla,
        .bench = {{.name = "stickbreaking",
                   .options = {{"skip_epsilon", "0"}, {"forget_gate", "false"}}}}});

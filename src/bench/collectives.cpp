@@ -181,6 +181,8 @@ class CollectivesBench {
         return ranks.reduce_scatter(s, shard, full);
       case Collective::kAllToAll:
         return ranks.all_to_all(s, other, full);
+      case Collective::kShift:
+        return ranks.shift(s, other, full, 1);
       case Collective::kAllReduce:
         return ranks.all_reduce(s, full);
       case Collective::kBroadcast:

@@ -93,7 +93,8 @@ Traffic plan_traffic(const Config& config, const Transformer& model, Backend bac
   Traffic traffic;
   const int node_size = job.launch.local_world;
   const auto ranks = make_planned(job.launch.rank, job.launch.world, node_size, &traffic);
-  const Mesh mesh(*ranks, config.train.sharding, node_size);
+  const Mesh mesh(*ranks, config.train.sharding, node_size,
+                  static_cast<int>(config.train.context_parallel));
   Memory memory = Memory::planning(backend);
   Stream stream(memory);
   TrainStep(config, model, stream, mesh).plan_step();
@@ -115,7 +116,8 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   const std::unique_ptr<Communicator> communicator =
       make_communicator(*job.control, backend, communicator_options(config.train));
   const int world = communicator->world();
-  const Mesh mesh(*communicator, config.train.sharding, job.launch.local_world);
+  const Mesh mesh(*communicator, config.train.sharding, job.launch.local_world,
+                  static_cast<int>(config.train.context_parallel));
   const Transformer model(config.model, config.train.recompute, mesh.shard_count());
   const Traffic traffic = world > 1 ? plan_traffic(config, model, backend, job) : Traffic{};
   Memory plan = Memory::planning(backend);
@@ -134,9 +136,9 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   int64_t steps = 0;
   const auto run_step = [&] {
     std::vector<PackedBatch> batches;
-    const int64_t share = config.train.batch / world;
+    const int64_t share = config.train.batch / mesh.data_ranks();
     for (int64_t n = 0; n < share; n += config.train.micro_batch) {
-      const int64_t first = steps * config.train.batch + communicator->rank() * share;
+      const int64_t first = steps * config.train.batch + mesh.data_rank() * share;
       batches.push_back(random_batch(config, first + n));
     }
     job.control->progress("a step");

@@ -104,6 +104,9 @@ void describe(Fields& f, TrainConfig& c) {
       "(ZeRO-3); grad: gradients and moments, while the weights stay whole (ZeRO-2); none: "
       "nothing, "
       "every rank holds a copy; hybrid: full within a node, copies across nodes.");
+  f.add("context_parallel", c.context_parallel, between(1, 1024),
+        "Ranks that share every sequence, each with a part of its tokens (docs/long_context.md); "
+        "they must divide the number of ranks. 1: every rank has whole sequences.");
   f.add("reduce_dtype", c.reduce_dtype,
         "The type in which gradients are added up across ranks. bfloat16 halves the traffic and "
         "rounds each sum.");

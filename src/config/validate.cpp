@@ -124,10 +124,30 @@ class Checker {
               "copy_engines needs train.gather_engine copy_engines too: both use the same memory, "
               "which NCCL then gathers by the copy engines in any case");
     }
+    check_context();
     int64_t gpus = 0;
     if (train.gpus != "auto" && (!from_text(train.gpus, gpus) || gpus < 1 || gpus > 1024)) {
       problem("train.gpus", "expected auto or a number from 1 to 1024, got {}",
               in_quotes(train.gpus));
+    }
+  }
+
+  // Whether ranks can share sequences.
+  void check_context() {
+    const TrainConfig& train = config_.train;
+    const int64_t ranks = train.context_parallel;
+    if (ranks == 1) return;
+    if (train.micro_batch * train.sequence_length % ranks != 0) {
+      problem("train.context_parallel", "{} ranks cannot share {} tokens (micro_batch {} of {})",
+              ranks, train.micro_batch * train.sequence_length, train.micro_batch,
+              train.sequence_length);
+    }
+    for (const AttentionConfig& attention : config_.model.attention) {
+      const AttentionModule& module = attention_registry().at(attention.type);
+      const std::string found = module.context_problem(attention.options);
+      if (found.empty()) continue;
+      problem("train.context_parallel", "{}: {}", attention.type, found);
+      return;
     }
   }
 

@@ -7,6 +7,8 @@
 
 namespace sbtrain {
 
+struct ContextShare;  // core/context_share.h
+
 // `count` documents follow each other in T packed tokens; document n is tokens
 // [cu_seqlens[n], cu_seqlens[n+1]). Attention never crosses a boundary.
 struct Sequences {
@@ -17,6 +19,9 @@ struct Sequences {
   // The length that rotary positions are scaled for, where that is less than max_seqlen, which is
   // only a bound of buffers then: what a prompt may grow to while it is continued. 0: max_seqlen.
   int64_t reach = 0;
+  // Where ranks share the tokens of a micro-batch, this rank's part: the documents are then cut at
+  // its ends, while positions go on from earlier ranks. Null: it has all tokens.
+  const ContextShare* context = nullptr;
   int64_t rope_length() const { return reach > 0 ? reach : max_seqlen; }
 };
 

@@ -7,6 +7,7 @@
 #include "ops/average.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
+#include "ops/far_keys.h"
 #include "ops/fp8.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
@@ -36,6 +37,8 @@ template void run(Stream& s, const SoftmaxBackward& op);
 template void run(Stream& s, const StickBreakingDecode& op);
 template void run(Stream& s, const SoftmaxDecode& op);
 template void run(Stream& s, const CacheAppend& op);
+template void run(Stream& s, const StickBreakingFarForward& op);
+template void run(Stream& s, const StickBreakingFarBackward& op);
 
 template void run(Stream& s, const CocaQuery& op);
 template void run(Stream& s, const CocaQueryBackward& op);

@@ -28,8 +28,8 @@ void check_summed(const char* what, const Tensor& x) {
 }  // namespace
 
 const char* collective_name(Collective c) {
-  constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "broadcast",
-                                    "all_to_all"};
+  constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce",
+                                    "broadcast",  "all_to_all",     "shift"};
   return kNames[static_cast<int>(c)];
 }
 
@@ -55,6 +55,19 @@ void Communicator::all_to_all(Stream& s, Tensor to, Tensor from) {
   }
   if (s.planning()) return plan(Collective::kAllToAll, from);
   ops::timed(s, "all_to_all", [&] { run_all_to_all(s, to, from); });
+}
+
+void Communicator::shift(Stream& s, Tensor to, Tensor from, int step) {
+  check_contiguous("shift", to);
+  check_contiguous("shift", from);
+  if (to.dtype != from.dtype || to.numel() != from.numel()) {
+    fail(ExitCode::kInternal, "shift: {} cannot receive {}", to.describe(), from.describe());
+  }
+  if (s.planning()) return plan(Collective::kShift, from);
+  const int by = ((step % world()) + world()) % world();
+  const Neighbours ring{.target = (rank() + by) % world(),
+                        .source = (rank() + world() - by) % world()};
+  ops::timed(s, "shift", [&] { run_shift(s, to, from, ring); });
 }
 
 void Communicator::all_reduce(Stream& s, Tensor x) {

@@ -16,7 +16,14 @@
 
 namespace sbtrain {
 
-enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kAllToAll };
+enum class Collective : uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kAllToAll,
+  kShift
+};
 const char* collective_name(Collective c);  // "all_gather", "reduce_scatter", ...
 
 class Communicator {
@@ -41,6 +48,10 @@ class Communicator {
   // `from`, and copying it would take multiprocessors where the others travel by copy engines. The
   // sum of all parts, in any order, is what reduce_scatter returns.
   void all_to_all(Stream& s, Tensor to, Tensor from);
+  // to [n] = `from` [n] of the rank that is `step` places before this one in the ring of all ranks,
+  // of which 0 follows the last: each sends to one rank and receives from one. A negative step
+  // moves the other way. The two must not overlap.
+  void shift(Stream& s, Tensor to, Tensor from, int step);
   // x = the sum of all ranks' x: the same bits on every rank.
   void all_reduce(Stream& s, Tensor x);
   // x = the root's x.
@@ -75,10 +86,17 @@ class Communicator {
   virtual void run_all_gather(Stream& s, const Tensor& full, const Tensor& shard) = 0;
   virtual void run_reduce_scatter(Stream& s, const Tensor& shard, const Tensor& full) = 0;
   virtual void run_all_to_all(Stream& s, const Tensor& to, const Tensor& from) = 0;
+  // `source` sends to this rank, and this rank to `target`; both may be this rank itself.
+  struct Neighbours {
+    int target = 0;
+    int source = 0;
+  };
+  virtual void run_shift(Stream& s, const Tensor& to, const Tensor& from, Neighbours ring) = 0;
   virtual void run_all_reduce(Stream& s, const Tensor& x) = 0;
   virtual void run_broadcast(Stream& s, const Tensor& x, int root) = 0;
   // Instead of these, on a stream that plans: `whole` is what every rank of the group holds after a
-  // gather, all-reduce or broadcast, and before a reduce-scatter or an all-to-all.
+  // gather, all-reduce or broadcast, and before a reduce-scatter or an all-to-all; of a shift it is
+  // what one rank sends.
   virtual void plan(Collective /*collective*/, const Tensor& /*whole*/) {}
 };
 

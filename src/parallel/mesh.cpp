@@ -4,8 +4,14 @@
 
 namespace sbtrain {
 
-Mesh::Mesh(Communicator& world, Sharding sharding, int node_size)
+Mesh::Mesh(Communicator& world, Sharding sharding, int node_size, int context)
     : world_(world), sharding_(sharding) {
+  if (context < 1 || world.world() % context != 0) {
+    fail(ExitCode::kConfig,
+         "train.context_parallel: {} ranks share a sequence, but the {} of the job are no multiple "
+         "of that",
+         context, world.world());
+  }
   if (world.world() == 1) return;
   if (sharding == Sharding::kNone) node_size = 1;
   if (sharding == Sharding::kFull || sharding == Sharding::kGrad) node_size = world.world();
@@ -15,6 +21,7 @@ Mesh::Mesh(Communicator& world, Sharding sharding, int node_size)
          "multiple of {}; use full",
          world.world(), node_size);
   }
+  if (context > 1) context_ = world.split([=](int rank) { return rank / context; });
   if (node_size == world.world()) return;
   shards_ = world.split([=](int rank) { return rank / node_size; });
   replicas_ = world.split([=](int rank) { return rank % node_size; });
@@ -27,7 +34,7 @@ Communicator* Mesh::group(MeshDimension dimension) const {
     case MeshDimension::kReplicas:
       return replicas_.get();
     case MeshDimension::kContext:
-      return nullptr;
+      return context_.get();
   }
   fail(ExitCode::kInternal, "the mesh has no dimension {}", static_cast<int>(dimension));
 }

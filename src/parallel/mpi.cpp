@@ -137,6 +137,19 @@ class MpiCommunicator : public JobCommunicator {
   void run_all_to_all(Stream&, const Tensor& to, const Tensor& from) override {
     collective({Collective::kAllToAll, from, topic()}, [&] { exchange_parts(to, from); });
   }
+  // The neighbours stand where other collectives have their root: all ranks must agree on the step.
+  void run_shift(Stream& s, const Tensor& to, const Tensor& from, Neighbours ring) override {
+    const int step = (ring.target - rank() + world()) % world();
+    collective({Collective::kShift, from, topic(), step}, [&] {
+      if (step == 0) return s.copy_bytes(to.data, from.data, from.bytes());
+      for_chunks(from, from.numel(), [&](int64_t number, int64_t elements) {
+        const Range chunk = Range{0, from.numel()}.part(number, elements);
+        send(ring.target, from, chunk);
+        receive(ring.source, at(to, chunk.begin), bytes_of(to, chunk));
+        wait("shifting");
+      });
+    });
+  }
   void run_all_reduce(Stream&, const Tensor& x) override {
     collective({Collective::kAllReduce, x, topic()}, [&] {
       const Range mine = part_of(x, rank());

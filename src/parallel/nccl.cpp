@@ -171,6 +171,19 @@ class NcclCommunicator : public JobCommunicator {
       return result;
     });
   }
+  // One group, so that a rank may send before its neighbour receives.
+  void run_shift(Stream& s, const Tensor& to, const Tensor& from, Neighbours ring) override {
+    start(s, Collective::kShift, from, [&](ncclComm_t comm, cudaStream_t queue) {
+      ncclResult_t result = nccl().GroupStart();
+      if (result != ncclSuccess) return result;
+      result = nccl().Send(from.data, from.bytes(), ncclUint8, ring.target, comm, queue);
+      if (result == ncclSuccess) {
+        result = nccl().Recv(to.data, to.bytes(), ncclUint8, ring.source, comm, queue);
+      }
+      const ncclResult_t ended = nccl().GroupEnd();
+      return result == ncclSuccess ? ended : result;
+    });
+  }
   void run_all_reduce(Stream& s, const Tensor& x) override {
     start(s, Collective::kAllReduce, x, [&](ncclComm_t comm, cudaStream_t queue) {
       return nccl().AllReduce(x.data, x.data, static_cast<size_t>(x.numel()), nccl_type(x.dtype),

@@ -24,9 +24,13 @@ namespace sbtrain {
   F(GetLastError)                 \
   F(GetUniqueId)                  \
   F(GetVersion)                   \
+  F(GroupEnd)                     \
+  F(GroupStart)                   \
   F(MemAlloc)                     \
   F(MemFree)                      \
-  F(ReduceScatter)
+  F(Recv)                         \
+  F(ReduceScatter)                \
+  F(Send)
 
 // nccl().AllGather is ncclAllGather, and so on.
 struct NcclFunctions {

@@ -27,7 +27,7 @@ struct Window {
 
 double ring_share(Collective collective, int ranks) {
   if (ranks < 2) return 0;
-  if (collective == Collective::kBroadcast) return 1;
+  if (collective == Collective::kBroadcast || collective == Collective::kShift) return 1;
   const double once = static_cast<double>(ranks - 1) / ranks;
   return collective == Collective::kAllReduce ? 2 * once : once;
 }
@@ -43,9 +43,12 @@ double seconds(const Transfer& transfer, const MachineConfig& machine, bool besi
   if (ranks > nodes) {
     busy = bytes / (1e9 * machine.nvlink_gbs) * (beside_products ? machine.stretch : 1);
   }
-  if (nodes > 1) busy = std::max(busy, bytes / (1e9 * machine.network_gbs * ranks / nodes));
-  const double crossings = nodes > 1 ? passes * (nodes - 1) : 0;
-  const double hops = passes * (ranks - 1) - crossings;
+  // Of a node's ranks all take part in a ring, but only one has its neighbour on another node.
+  const bool one_hop = transfer.collective == Collective::kShift;
+  const double ports = one_hop ? 1 : ranks / nodes;
+  if (nodes > 1) busy = std::max(busy, bytes / (1e9 * machine.network_gbs * ports));
+  const double crossings = nodes > 1 ? passes * (one_hop ? 1 : nodes - 1) : 0;
+  const double hops = passes * (one_hop ? 1 : ranks - 1) - crossings;
   return busy +
          1e-6 * (machine.latency_us + hops * machine.hop_us + crossings * machine.network_hop_us);
 }

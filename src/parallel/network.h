@@ -13,7 +13,7 @@
 namespace sbtrain {
 
 // The share of a tensor's bytes that passes over each link of a ring of `ranks`: (W - 1) / W, twice
-// that in an all-reduce, and all of them in a broadcast, which is a chain.
+// that in an all-reduce, and all of them in a broadcast, which is a chain, and in a shift.
 double ring_share(Collective collective, int ranks);
 
 // Seconds of one collective, when nothing else runs or beside matrix products.

@@ -53,6 +53,7 @@ class PlannedCommunicator : public Communicator {
   void run_all_gather(Stream&, const Tensor&, const Tensor&) override { refuse(); }
   void run_reduce_scatter(Stream&, const Tensor&, const Tensor&) override { refuse(); }
   void run_all_to_all(Stream&, const Tensor&, const Tensor&) override { refuse(); }
+  void run_shift(Stream&, const Tensor&, const Tensor&, Neighbours) override { refuse(); }
   void run_all_reduce(Stream&, const Tensor&) override { refuse(); }
   void run_broadcast(Stream&, const Tensor&, int) override { refuse(); }
 

@@ -1,4 +1,5 @@
-// How the ranks of a job share the sequences of a step.
+// How the ranks of a job share the sequences of a step: train.context_parallel of them together are
+// one that takes sequences.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,8 @@
 namespace sbtrain {
 
 // The largest micro-batch, train.micro_batch at most, with which `ranks` ranks can share
-// train.batch evenly. 0 if none can, since they do not divide it.
+// train.batch evenly. 0 if none can, since they do not divide it, or are no multiple of
+// train.context_parallel.
 int64_t largest_micro_batch(const TrainConfig& train, int64_t ranks);
 
 // The most ranks, `limit` at most, that can share train.batch in micro-batches of

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <set>
 
 #include "core/device.h"
@@ -105,6 +106,29 @@ std::string describe_duration(double flops, Backend target, const Config& config
       duration_text(flops / (mfu * peak * 1e12)), mfu * 100, peak);
 }
 
+// How the ranks that share sequences share the keys that they read: rows of one document each, of
+// which no key is skipped.
+std::string describe_context(const TrainConfig& train) {
+  const int64_t ranks = train.context_parallel;
+  if (ranks == 1) return "";
+  const int64_t part = train.micro_batch * train.sequence_length / ranks;
+  std::vector<double> keys;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    double sum = 0;
+    for (int64_t t = rank * part; t < (rank + 1) * part; ++t) {
+      sum += static_cast<double>(t % train.sequence_length);
+    }
+    keys.push_back(sum);
+  }
+  const double mean = std::accumulate(keys.begin(), keys.end(), 0.0) / static_cast<double>(ranks);
+  const double most = *std::ranges::max_element(keys);
+  return fmt::format(
+      "context           {} ranks share a micro-batch, {} consecutive tokens each; with one "
+      "document "
+      "in a row and nothing skipped the busiest reads {:.2f} times the keys of the mean\n",
+      ranks, grouped(part), mean > 0 ? most / mean : 1.0);
+}
+
 }  // namespace
 
 double gpu_peak_tflops(const Config& config) {
@@ -145,6 +169,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
                       epochs_text(config, schedule.total_steps()));
   text += describe_missing(config);
   text += describe_duration(causal * static_cast<double>(schedule.total_tokens()), target, config);
+  text += describe_context(train);
   text += fmt::format("memory            one device ({}), micro-batch {}, recompute {}\n{}",
                       backend_name(target), train.micro_batch, name_of(train.recompute),
                       describe_memory(plan_memory(config, target), library_memory(target, 1)));

@@ -52,6 +52,7 @@ struct TrainConfig {
   TransferEngine reduce_engine = TransferEngine::kMultiprocessors;
   CudaGraph cuda_graph = CudaGraph::kAuto;
   Precision precision = Precision::kBf16;
+  int64_t context_parallel = 1;  // ranks that share the tokens of a micro-batch
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };

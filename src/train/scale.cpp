@@ -133,7 +133,8 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
   plan.config = config;
   const auto run = [&](Traffic* record, const auto& program) {
     const auto ranks = make_planned(0, options.world, options.gpus_per_node, record);
-    const Mesh mesh(*ranks, train.sharding, options.gpus_per_node);
+    const Mesh mesh(*ranks, train.sharding, options.gpus_per_node,
+                    static_cast<int>(train.context_parallel));
     const Transformer model(config.model, train.recompute, mesh.shard_count());
     Memory memory = Memory::planning(target);
     Stream stream(memory);
@@ -148,16 +149,17 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
   run(nullptr, [](TrainStep& step) { step.plan(); });
   const double available = (config.machine.memory_gib - config.machine.reserve_gib) * kGibibyte;
   plan.fits = static_cast<double>(plan.total_bytes()) <= available;
-  plan.estimate =
-      estimate_step(plan.traffic, plan.compute, config.machine,
-                    {.sharding = train.sharding,
-                     .micro_batches = train.batch / (train.micro_batch * options.world)});
+  plan.estimate = estimate_step(plan.traffic, plan.compute, config.machine,
+                                {.sharding = train.sharding,
+                                 .micro_batches = train.batch * train.context_parallel /
+                                                  (train.micro_batch * options.world)});
   return plan;
 }
 
 std::vector<RankPlan> plan_choices(const Config& config, Backend target,
                                    const DryRunOptions& options) {
-  const int64_t share = config.train.batch / options.world;  // sequences of a rank
+  // Sequences of a rank, or of those that share them.
+  const int64_t share = config.train.batch * config.train.context_parallel / options.world;
   std::vector<int64_t> micro_batches = {config.train.micro_batch};
   for (int64_t m = 1; m <= share; m *= 2) {
     if (share % m == 0 && m != config.train.micro_batch) micro_batches.push_back(m);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "data/batch_part.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 #include "ops/stream_control.h"
@@ -57,13 +58,18 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
               config.train.reduce_engine, config.train.ema),
       records_(records()),
       graph_(s),
-      tokens_(config.train.micro_batch * config.train.sequence_length),
+      tokens_(config.train.micro_batch * config.train.sequence_length /
+              mesh.size(MeshDimension::kContext)),
       inputs_stride_((tokens_ + 1 + 63) / 64 * 64) {
   if (config_.cuda_graph == CudaGraph::kOn && mesh.world().world() > 1) {
     fail(ExitCode::kConfig,
          "train.cuda_graph is for one GPU, and there are {} ranks: what they exchange is no part "
          "of a graph. Set it to false",
          mesh.world().world());
+  }
+  if (mesh.context() != nullptr) {
+    ring_.emplace(*mesh.context(), *params_.communication(), params_.wait_times());
+    context_ = {.ranks = &*ring_, .tokens = tokens_};
   }
   s.set_deterministic(config.train.deterministic);
   s.set_precision(config.train.precision);
@@ -97,10 +103,24 @@ BatchTensors TrainStep::views(int64_t documents) const {
           .sequences = {.cu_seqlens = array(kCuSeqlens, documents + 1),
                         .positions_T = array(kPositions, tokens_),
                         .count = documents,
-                        .max_seqlen = config_.sequence_length}};
+                        .max_seqlen = config_.sequence_length,
+                        .context = ring_ ? &context_ : nullptr}};
 }
 
-BatchTensors TrainStep::upload(const PackedBatch& batch) {
+// Of this rank's part.
+int64_t TrainStep::valid_targets(const PackedBatch& batch) const {
+  if (!ring_) return batch.valid_targets;
+  return part_of(batch, ring_->place(), ring_->size()).batch.valid_targets;
+}
+
+BatchTensors TrainStep::upload(const PackedBatch& whole) {
+  BatchPart part;
+  if (ring_) {
+    part = part_of(whole, ring_->place(), ring_->size());
+    context_.continued = part.continued;
+    context_.earlier = part.earlier;
+  }
+  const PackedBatch& batch = ring_ ? part.batch : whole;
   require(static_cast<int64_t>(batch.tokens.size()) == tokens_,
           "a micro-batch of {} tokens where the step has {}", batch.tokens.size(), tokens_);
   std::vector<int32_t> host(static_cast<size_t>(kInputArrays * inputs_stride_));
@@ -132,7 +152,7 @@ void TrainStep::plan_step() {
 }
 
 int64_t TrainStep::micro_batches_per_step() const {
-  return config_.batch / (config_.micro_batch * mesh_.world().world());
+  return config_.batch / (config_.micro_batch * mesh_.data_ranks());
 }
 
 void TrainStep::plan_micro_batches(const BatchTensors& batch, int64_t count) {
@@ -143,13 +163,14 @@ void TrainStep::plan_micro_batches(const BatchTensors& batch, int64_t count) {
 
 std::string TrainStep::tune(const std::string& known, bool remember) {
   const int64_t length = config_.sequence_length;
+  const int64_t tokens = config_.micro_batch * length;
   PackedBatch batch;
-  batch.tokens.assign(static_cast<size_t>(tokens_), 0);
-  batch.targets.assign(static_cast<size_t>(tokens_), 0);
-  for (int64_t t = 0; t < tokens_; ++t) {
+  batch.tokens.assign(static_cast<size_t>(tokens), 0);
+  batch.targets.assign(static_cast<size_t>(tokens), 0);
+  for (int64_t t = 0; t < tokens; ++t) {
     batch.positions.push_back(static_cast<int32_t>(t % length));
   }
-  for (int64_t t = 0; t <= tokens_; t += length) {
+  for (int64_t t = 0; t <= tokens; t += length) {
     batch.cu_seqlens.push_back(static_cast<int32_t>(t));
   }
   ops::begin_tuning(stream_, known);
@@ -219,7 +240,7 @@ PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr
                            const double* requests) {
   std::array<double, ops::kSummedStats> mine{};
   for (const PackedBatch& batch : micro_batches) {
-    mine[ops::kValidTargets] += static_cast<double>(batch.valid_targets);
+    mine[ops::kValidTargets] += static_cast<double>(valid_targets(batch));
   }
   ops::run(stream_, ops::CopyFromHost{.y = summed(stats_), .host = mine.data()});
   for (size_t n = 0; n < micro_batches.size(); ++n) {
@@ -242,8 +263,9 @@ void TrainStep::add_validation(const BatchTensors& batch) {
 
 ValidationSums TrainStep::evaluate(const PackedBatch& batch, int64_t bytes, bool stop) {
   std::array<double, kValidationSums> sums{};
-  sums[kTargets] = static_cast<double>(batch.valid_targets);
-  sums[kBytes] = static_cast<double>(bytes);
+  sums[kTargets] = static_cast<double>(valid_targets(batch));
+  // All ranks that share the batch have been given the same number.
+  sums[kBytes] = mesh_.place(MeshDimension::kContext) == 0 ? static_cast<double>(bytes) : 0;
   sums[kStop] = stop ? 1 : 0;
   ops::run(stream_, ops::CopyFromHost{.y = validation_sums_, .host = sums.data()});
   add_validation(upload(batch));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "core/graph.h"
@@ -9,6 +10,7 @@
 #include "data/batch.h"
 #include "model/transformer.h"
 #include "ops/stream_control.h"
+#include "parallel/context_ring.h"
 #include "parallel/mesh.h"
 #include "parallel/sharded_params.h"
 #include "train/guard.h"
@@ -84,23 +86,25 @@ class TrainStep {
   // the state on another stream records it (checkpoint/snapshotter.h).
   void set_before_update(const Event& event) { before_update_ = &event; }
 
-  // One step: gradients of the mean loss over all valid targets of all micro-batches and ranks,
-  // clipped to train.clip, then the update of the optimizer. A step whose loss or norm is not
-  // finite, or whose loss is a spike (train.spike_sigma), changes nothing but the result's numbers.
-  // Loss, norm, the number of targets and the ranks' requests take one reduction. This rank's are
-  // two numbers, 1 for a stop and for a save, in page-locked memory, which the device reads just
-  // before that reduction (train/signals.h); null: none. Returns before the device has finished.
+  // One step, whose micro-batches are the same on all ranks that share sequences: gradients of the
+  // mean loss over all valid targets of all micro-batches and ranks, clipped to train.clip, then
+  // the update of the optimizer. A step whose loss or norm is not finite, or whose loss is a spike
+  // (train.spike_sigma), changes nothing but the result's numbers. Loss, norm, the number of
+  // targets and the ranks' requests take one reduction. This rank's are two numbers, 1 for a stop
+  // and for a save, in page-locked memory, which the device reads just before that reduction
+  // (train/signals.h); null: none. Returns before the device has finished.
   PendingStep run(std::span<const PackedBatch> micro_batches, double lr,
                   const double* requests = nullptr);
 
-  // Evaluates a batch on each rank and waits for the sums. Every rank makes the same number of
-  // calls; one without data passes a batch without valid targets.
+  // Evaluates a batch on each rank, or on all that share sequences, and waits for the sums. Every
+  // rank makes the same number of calls; one without data passes a batch without valid targets.
   ValidationSums evaluate(const PackedBatch& batch, int64_t bytes = 0, bool stop = false);
 
  private:
   int64_t micro_batches_per_step() const;  // of this rank
   void plan_micro_batches(const BatchTensors& batch, int64_t count);
   BatchTensors upload(const PackedBatch& batch);
+  int64_t valid_targets(const PackedBatch& batch) const;
   void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void apply(double lr, const double* requests);
@@ -118,7 +122,10 @@ class TrainStep {
   const bool records_;
   CapturedGraph graph_;
   const Event* before_update_ = nullptr;
-  int64_t tokens_;  // of a micro-batch
+  int64_t tokens_;  // of a micro-batch, on this rank
+  // Where ranks share sequences, the others, and this rank's part of the present micro-batch.
+  std::optional<ContextRing> ring_;
+  ContextShare context_;
   // Of a micro-batch, i32: one copy brings tokens, targets, positions and cu_seqlens, each from a
   // multiple of inputs_stride_ elements on.
   int64_t inputs_stride_;

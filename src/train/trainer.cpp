@@ -190,7 +190,7 @@ std::string training_tokenizer(const Config& config) {
   return hash;
 }
 
-HeldOutOptions held_out(const Config& config, const Communicator& communicator) {
+HeldOutOptions held_out(const Config& config, const Mesh& mesh) {
   return {.paths = config.data.validation,
           .tokenizer = config.data.tokenizer,
           .tokenizer_hash = training_tokenizer(config),
@@ -199,8 +199,8 @@ HeldOutOptions held_out(const Config& config, const Communicator& communicator) 
           .micro_batch = config.train.micro_batch,
           .max_tokens = config.validation.tokens,
           .predict_across_documents = config.data.predict_across_documents,
-          .rank = communicator.rank(),
-          .world = communicator.world()};
+          .rank = mesh.data_rank(),
+          .world = mesh.data_ranks()};
 }
 
 // The data and the position in it, one field for each value, so that messages name those that
@@ -230,7 +230,8 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
       lock_(lock_run(folder_, control_)),
       schedule_(schedule_of(config_)),
       communicator_(make_communicator(control_, backend, communicator_options(config_.train))),
-      mesh_(*communicator_, config_.train.sharding, job.launch.local_world),
+      mesh_(*communicator_, config_.train.sharding, job.launch.local_world,
+            static_cast<int>(config_.train.context_parallel)),
       model_(config_.model, config_.train.recompute, mesh_.shard_count()),
       memory_(backend),
       stream_(with_plan(memory_, config_, model_, mesh_, job, start_)),
@@ -253,7 +254,7 @@ void Run::prepare(const InitFrom& init) {
 }
 
 void Run::open_validation() {
-  held_out_.emplace(held_out(config_, *communicator_));
+  held_out_.emplace(held_out(config_, mesh_));
   start_.done("data");
   if (!config_.data.task.active()) return;
   task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
@@ -493,8 +494,8 @@ void Run::open_stage(int stage) {
   options.micro_batch = config_.train.micro_batch;
   options.batch = config_.train.batch;
   options.seed = config_.seed;
-  options.rank = communicator_->rank();
-  options.world = communicator_->world();
+  options.rank = mesh_.data_rank();
+  options.world = mesh_.data_ranks();
   options.stage = stage;
   options.prefetch = config_.data.prefetch;
   options.accept_changes = config_.checkpoint.allow_changes;
@@ -583,14 +584,14 @@ void Run::settle() {
 // Sums over the held-out data of all ranks, each of which evaluates as many batches as the others.
 // Nothing if a rank is asked to stop meanwhile.
 std::optional<ValidationSums> Run::validation_sums() {
-  const int64_t world = communicator_->world();
+  const int64_t world = mesh_.data_ranks();
   const int64_t micro_batch = config_.train.micro_batch;
   const int64_t batches =
       task_ ? (held_out_batches(*task_, micro_batch) + world - 1) / world : held_out_->batches();
   ValidationSums all;
   for (int64_t i = 0; i < batches; ++i) {
     const PackedBatch batch =
-        task_ ? held_out_batch(*task_, micro_batch, i * world + communicator_->rank())
+        task_ ? held_out_batch(*task_, micro_batch, i * world + mesh_.data_rank())
               : held_out_->batch(i);
     control_.progress("validation");
     const ValidationSums sums =

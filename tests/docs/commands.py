@@ -115,6 +115,9 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
         Run("sbtrain train --config configs/3b_sb.yaml --dry-run", prints=True),
         Listed("docker run", "needs Docker and GPUs"),
     ],
+    "docs/long_context.md": [
+        Run("mpirun -n 2", env=SMALL | SMALL_VOCAB, needs=("mpirun",)),
+    ],
     "docs/evaluation.md": [
         Run("sbtrain eval --checkpoint runs/tiny_sb --data other.h5", before="cp corpus/val.h5 other.h5"),
         Run("sbtrain eval --checkpoint runs/my_run --lengths 512,1024,2048,4096,8192,16384",

@@ -74,6 +74,9 @@ class DamagedRank : public Communicator {
     damage(from);
     inner_->all_to_all(s, to, from);
   }
+  void run_shift(Stream& s, const Tensor& to, const Tensor& from, Neighbours ring) override {
+    inner_->shift(s, to, from, ring.target - rank());
+  }
   void run_all_reduce(Stream& s, const Tensor& x) override {
     damage(x);
     inner_->all_reduce(s, x);

@@ -173,6 +173,28 @@ void all_to_all_moves_every_type(Communicator& ranks, Stream& s) {
   }
 }
 
+void shift_moves_every_type(Communicator& ranks, Stream& s) {
+  const int W = ranks.world();
+  for (const int step : {1, -1, 2, 0, W, 1 - 2 * W}) {
+    for (const DType dtype : kMoved) {
+      for (const int64_t n : sizes(dtype)) {
+        SCOPED_TRACE(trace(dtype, n));
+        SCOPED_TRACE(step);
+        const auto of_rank = [&](int r) {
+          return encode(dtype, n, [&](int64_t i) { return (7 * r + i) % 101; });
+        };
+        const int source = ((ranks.rank() - step) % W + W) % W;
+        Device to(s, dtype, n);
+        Device from(s, dtype, n);
+        from.write(of_rank(ranks.rank()));
+        ranks.shift(s, to, from, step);
+        EXPECT_TRUE(to.read() == of_rank(source));
+        EXPECT_TRUE(from.read() == of_rank(ranks.rank()));
+      }
+    }
+  }
+}
+
 void all_reduce_sums_every_type(Communicator& ranks, Stream& s) {
   for (const DType dtype : kSummed) {
     for (const int64_t n : sizes(dtype)) {
@@ -372,6 +394,7 @@ const std::vector<CommunicatorCheck>& communicator_checks() {
       {"AllGatherMovesEveryType", all_gather_moves_every_type},
       {"ReduceScatterSumsEveryType", reduce_scatter_sums_every_type},
       {"AllToAllMovesEveryType", all_to_all_moves_every_type},
+      {"ShiftMovesEveryType", shift_moves_every_type},
       {"AllReduceSumsEveryType", all_reduce_sums_every_type},
       {"SumsHaveOneOrder", sums_have_one_order},
       {"BroadcastFromEveryRoot", broadcast_from_every_root},

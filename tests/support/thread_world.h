@@ -108,6 +108,16 @@ class ThreadRank : public Communicator {
       }
     });
   }
+  void run_shift(Stream&, const Tensor& to, const Tensor& from, Neighbours ring) override {
+    const int step = (ring.target - rank_ + world()) % world();
+    Call mine{.what = fmt::format("shift of {} by {}", from.describe(), step),
+              .full = from,
+              .shard = to,
+              .source = ring.source};
+    meeting_->meet(rank_, mine, [](Calls calls) {
+      for (const Call* call : calls) move(call->shard, calls[call->source]->full);
+    });
+  }
   void run_all_reduce(Stream&, const Tensor& x) override {
     Call mine{.what = "all_reduce of " + x.describe(), .full = x};
     meeting_->meet(rank_, mine, sum_of_all);
@@ -192,6 +202,7 @@ class ThreadRank : public Communicator {
     std::string what;  // equal on all ranks
     Tensor full = {};
     Tensor shard = {};
+    int source = 0;  // of a shift
     std::string text = {};
     // Results.
     std::vector<std::string> texts = {};

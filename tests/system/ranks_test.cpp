@@ -321,6 +321,33 @@ TEST_F(RankedTraining, EveryWorldAndModeTrainsLikeOneProcess) {
   }
 }
 
+// Rows that two or four ranks share.
+TEST_F(RankedTraining, RanksThatShareSequencesTrainLikeOneProcess) {
+  const auto context = [](int ranks) { return fmt::format("--train.context_parallel={}", ranks); };
+  ASSERT_EQ(run(eight("one")), 0) << output_;
+  struct Case {
+    int world, context;
+    const char* mode;
+  };
+  for (const Case& c : {Case{2, 2, "full"}, Case{2, 2, "none"}, Case{4, 4, "grad"},
+                        Case{4, 2, "full"}, Case{4, 2, "none"}}) {
+    const std::string out = fmt::format("{}{}-{}", c.mode, c.world, c.context);
+    SCOPED_TRACE(out);
+    expect_done(c.world,
+                eight(out, {"--train.sharding=" + std::string(c.mode), context(c.context)}));
+    expect_same_training(out, "one", 60);
+  }
+  // From two that share sequences to four, and to one.
+  int step = 20;
+  for (const int world : {4, 1}) {
+    const std::string to = fmt::format("moved{}", world);
+    SCOPED_TRACE(to);
+    copy_run("full2-2", to, step);
+    expect_done(world, eight(to, {context(world)}));
+    expect_same_training(to, "one", 60);
+  }
+}
+
 TEST_F(RankedTraining, ARunMovesFromFourRanksToTwoToOneToFour) {
   expect_done(4, eight("four"));
   std::string from = "four";
@@ -402,6 +429,17 @@ TEST_F(RankedTraining, AKilledRankEndsTheJob) {
   for (const int rank : {0, 2, 3}) {
     expect_logged("run", rank, 7, fmt::format("rank 1 (pid {} on ", pid));
   }
+  expect_sound("run");
+}
+
+TEST_F(RankedTraining, AKilledRankEndsThoseThatShareItsSequences) {
+  Job job = start(4, endless("run", {"--train.context_parallel=4"}));
+  wait_for_step(job, "run", 25);
+  const int pid = pid_of(job, 2);
+  ::kill(pid, SIGKILL);
+  EXPECT_EQ(finish(job), (std::vector<int>{7, 7, 128 + SIGKILL, 7})) << output_;
+  expect_says(fmt::format("error: rank 2 (pid {} on ", pid));
+  expect_one_error();
   expect_sound("run");
 }
 

@@ -20,6 +20,7 @@
 
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/simd.h"
+#include "ops/far_keys.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -130,15 +131,19 @@ int64_t chunk_begin(int64_t end, int64_t stop) {
   return std::max(stop, end - kChunk);
 }
 
+// Clamped, so that it is finite.
+float log2_of(double stick) {
+  constexpr double kLeast = std::numeric_limits<double>::min();
+  return static_cast<float>(std::log2(std::max(stick, kLeast)));
+}
+
 // Adds the remainder and writes the tile's output, rem and stop.
 void finish_tile(const QueryTile& tile, const Head& head, const Sticks& sticks, const float* o,
                  int64_t stop) {
   const int64_t token = tile.document.begin + tile.first;
   for (int64_t q = 0; q < tile.count; ++q) {
     const auto rem = static_cast<float>(sticks.length[q]);
-    // Clamped, so that it is finite.
-    constexpr double kLeast = std::numeric_limits<double>::min();
-    head.log2_rem[token + q] = static_cast<float>(std::log2(std::max(sticks.length[q], kLeast)));
+    head.log2_rem[token + q] = log2_of(sticks.length[q]);
     head.stop[token + q] = static_cast<int32_t>(stop);
     float* row = head.o.row(token + q);
     std::copy_n(o + q * head.d, head.d, row);
@@ -323,6 +328,120 @@ void backward_remainder_bias(const Head& head, int64_t tokens) {
   }
 }
 
+// ---- Keys of other ranks (ops/far_keys.h): a rectangle, in which every query sees every key.
+
+struct FarHead : HeadMatrices {
+  template <typename Op>
+  FarHead(const Op& t, int64_t index)
+      : HeadMatrices(t, index),
+        params(t.params),
+        keys(t.far.keys),
+        before(Matrix(t.before_HT).row(index)),
+        stop(t.stop_HT.i32() + index * t.stop_HT.row_stride) {
+    const int64_t first = t.k_THd.rows() - keys;
+    k = k.from(first, 0);
+    v = v.from(first, 0);
+    if constexpr (std::is_same_v<Op, StickBreakingFarBackward>) {
+      dk = dk.from(first, 0);
+      dv = dv.from(first, 0);
+      w = Matrix(t.w_HT).row(index);
+    } else {
+      log2_rem = Matrix(t.log2_rem_HT).row(index);
+    }
+  }
+  // The sticks that a tile's queries bring to the range.
+  Sticks sticks(const QueryTile& tile) const {
+    Sticks left;
+    for (int64_t q = 0; q < tile.count; ++q) {
+      left.length[q] = std::exp2(static_cast<double>(before[tile.first + q]));
+    }
+    return left;
+  }
+
+  StickBreakingParams params;
+  int64_t keys;
+  const float* before;        // [T]
+  int32_t* stop;              // [T]
+  float* log2_rem = nullptr;  // [T], forward
+  float* w = nullptr;         // [T], backward
+};
+
+void far_forward_tile(const QueryTile& tile, const FarHead& head, const ForwardScratch& m) {
+  m.load(tile, head, head.params.scale);
+  Sticks sticks = head.sticks(tile);
+  int64_t end = head.keys;
+  while (end > 0 && !sticks.all_below(head.params.skip_epsilon)) {
+    const int64_t begin = std::max<int64_t>(0, end - kChunk);
+    const int64_t keys = end - begin;
+    pack(m.rows, head.k.from(begin, 0), keys, keys, head.d, 1.0f);
+    score(m.z, m.rows, m.q_t, keys, head.d);
+    for (int64_t i = keys - 1; i >= 0; --i) {
+      break_stick<false, false>(m.z + i * kTile, sticks.length.data(), 1.0f, nullptr, nullptr);
+    }
+    pack(m.rows, head.v.from(begin, 0), keys, keys, head.d, 1.0f);
+    mix(m.o, m.z, m.rows, keys, head.d);
+    end = begin;
+  }
+  for (int64_t q = 0; q < tile.count; ++q) {
+    const int64_t token = tile.first + q;
+    head.log2_rem[token] = log2_of(sticks.length[q]);
+    head.stop[token] = static_cast<int32_t>(end);
+    float* row = head.o.row(token);
+    for (int64_t c = 0; c < head.d; ++c) row[c] += m.o[q * head.d + c];
+  }
+}
+
+// The same two passes as backward_sticks and backward_logits; W enters at the left edge, and leaves
+// at the right one.
+void far_backward_tile(const QueryTile& tile, const FarHead& head, StickScratch& m) {
+  m.load(tile, head, head.params.scale);
+  Sticks sticks = head.sticks(tile);
+  const int64_t stop = head.stop[tile.first];
+  for (int64_t end = head.keys; end > stop;) {
+    const int64_t begin = std::max(stop, end - kChunk);
+    const int64_t keys = end - begin;
+    pack(m.rows, head.k.from(begin, 0), keys, keys, head.d, 1.0f);
+    score(m.chunk, m.rows, m.q_t, keys, head.d);
+    for (int64_t i = keys - 1; i >= 0; --i) {
+      const int64_t saved = (begin - stop + i) * kTile;
+      break_stick<false, true>(m.chunk + i * kTile, sticks.length.data(), 1.0f,
+                               m.stick_before + saved, m.sigma_code + saved);
+    }
+    scatter(head.dv.from(begin, 0), m.chunk, m.dout, keys, head.d);
+    end = begin;
+  }
+  alignas(64) std::array<float, kTile> w{};
+  std::copy_n(head.w + tile.first, tile.count, w.begin());
+  for (int64_t begin = stop; begin < head.keys; begin += kChunk) {
+    const int64_t keys = std::min(kChunk, head.keys - begin);
+    pack(m.rows, head.v.from(begin, 0), keys, keys, head.d, 1.0f);
+    score(m.chunk, m.rows, m.dout_t, keys, head.d);
+    for (int64_t i = 0; i < keys; ++i) {
+      const int64_t saved = (begin - stop + i) * kTile;
+      break_stick_backward<false>(m.chunk + i * kTile, w.data(), m.drem.data(),
+                                  m.stick_before + saved, m.sigma_code + saved, 1.0f);
+    }
+    scatter(head.dk.from(begin, 0), m.chunk, m.q, keys, head.d);
+    pack(m.rows, head.k.from(begin, 0), keys, keys, head.d, head.params.scale);
+    mix(m.dq, m.chunk, m.rows, keys, head.d);
+  }
+  std::copy_n(w.begin(), tile.count, head.w + tile.first);
+  for (int64_t q = 0; q < tile.count; ++q) {
+    float* const dq = head.dq.row(tile.first + q);
+    for (int64_t c = 0; c < head.d; ++c) dq[c] += m.dq[q * head.d + c] * head.params.query_factor;
+  }
+}
+
+// The tiles of the queries that see the keys.
+std::vector<QueryTile> far_tiles(const FarKeys& far) {
+  std::vector<QueryTile> tiles;
+  if (far.keys == 0) return tiles;
+  for (int64_t first = 0; first < far.queries; first += kTile) {
+    tiles.push_back({{0, far.queries}, first, std::min(kTile, far.queries - first)});
+  }
+  return tiles;
+}
+
 // logits become the sigma code of break_stick.
 void encode_sigma(float* z) {
 #pragma omp simd
@@ -401,6 +520,36 @@ void run(Cpu, Stream& /*s*/, const StickBreakingBackward& t, const Buffer& scrat
   if (t.params.remainder != Remainder::kBias) return;
 #pragma omp parallel for
   for (int64_t h = 0; h < t.params.heads; ++h) backward_remainder_bias(heads[h], t.q_THd.rows());
+}
+
+Buffer scratch(const Stream& s, const StickBreakingFarForward& op) {
+  return thread_scratch(s, "stickbreaking far forward", ForwardScratch::floats(head_dim(op)));
+}
+
+Buffer scratch(const Stream& s, const StickBreakingFarBackward& op) {
+  return thread_scratch(s, "stickbreaking far backward",
+                        StickScratch::floats(head_dim(op), op.k_THd.rows()));
+}
+
+void run(Cpu, Stream& /*s*/, const StickBreakingFarForward& t, const Buffer& scratch) {
+  const auto heads = make_heads<FarHead>(t);
+  for_each_head(far_tiles(t.far), heads, [&](const QueryTile& tile, const FarHead& head) {
+    far_forward_tile(tile, head, {Scratch(scratch), head.d});
+  });
+}
+
+// One thread adds to the dk and dv of a group, tile after tile of head after head.
+void run(Cpu, Stream& /*s*/, const StickBreakingFarBackward& t, const Buffer& scratch) {
+  const auto heads = make_heads<FarHead>(t);
+  const std::vector<QueryTile> tiles = far_tiles(t.far);
+  const std::vector<Document> whole(tiles.empty() ? 0 : 1);
+  for_each_group(whole, std::span(heads), queries_of_key(t.q_THd, t.k_THd),
+                 [&](const Document&, std::span<const FarHead> group) {
+                   StickScratch m(Scratch(scratch), group.front().d, t.k_THd.rows());
+                   for (const FarHead& head : group) {
+                     for (const QueryTile& tile : tiles) far_backward_tile(tile, head, m);
+                   }
+                 });
 }
 
 void run(Cpu, Stream& /*s*/, const StickBreakingDecode& t, const Buffer& /*scratch*/) {

@@ -21,6 +21,7 @@
 #include "ops/average.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
+#include "ops/far_keys.h"
 #include "ops/fp8.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
@@ -296,6 +297,30 @@ void run_every_mixer(Ops& o) {
                                    .v_THd = v,
                                    .sequences = sequences,
                                    .params = {.heads = kHeads}});
+  const ops::FarKeys far = {.queries = kTokens / 2, .keys = kTokens - 1};
+  const Buffer far_rem = o.matrix(kHeads, kTokens), far_gradient = o.matrix(kHeads, kTokens);
+  const Buffer far_stop = o.allocate(DType::kI32, {kHeads, kTokens});
+  o.run(ops::StickBreakingFarForward{.o_THd = out,
+                                     .log2_rem_HT = far_rem,
+                                     .stop_HT = far_stop,
+                                     .before_HT = per_query,
+                                     .q_THd = q,
+                                     .k_THd = k,
+                                     .v_THd = v,
+                                     .far = far,
+                                     .params = {.heads = kHeads}});
+  o.run(ops::StickBreakingFarBackward{.dq_THd = dq,
+                                      .dk_THd = dk,
+                                      .dv_THd = dv,
+                                      .w_HT = far_gradient,
+                                      .do_THd = out,
+                                      .before_HT = per_query,
+                                      .stop_HT = far_stop,
+                                      .q_THd = q,
+                                      .k_THd = k,
+                                      .v_THd = v,
+                                      .far = far,
+                                      .params = {.heads = kHeads}});
   for (const auto kind : {ops::PositionBias::kNone, ops::PositionBias::kAlibi}) {
     o.run(ops::SoftmaxForward{.o_THd = out,
                               .lse_HT = per_query,

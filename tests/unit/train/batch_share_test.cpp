@@ -53,5 +53,20 @@ TEST(BatchShare, RefusalsSayWhatWouldDo) {
             "train.batch to a multiple of 48");
 }
 
+TEST(BatchShare, RanksThatShareSequencesCountAsOne) {
+  TrainConfig train = sequences(4, 2);
+  train.context_parallel = 4;
+  EXPECT_EQ(largest_micro_batch(train, 8), 2);
+  EXPECT_EQ(most_ranks(train, 16), 8);
+  EXPECT_EQ(most_ranks(train, 7), 4);
+  EXPECT_EQ(refusal(train, 8), "");
+  EXPECT_EQ(
+      refusal(train, 6),
+      "train.context_parallel: 4 ranks share a sequence, but 6 ranks are no multiple of that");
+  EXPECT_EQ(refusal(train, 16),
+            "train.batch: 4 sequences cannot be shared by 4 groups of ranks in micro-batches of 2; "
+            "set train.micro_batch: 1, or train.batch to a multiple of 8");
+}
+
 }  // namespace
 }  // namespace sbtrain

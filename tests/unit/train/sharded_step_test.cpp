@@ -34,11 +34,13 @@ struct Case {
   TransferEngine engine = TransferEngine::kMultiprocessors;
   bool olmo2 = false;  // the layout
   bool neox = false;   // likewise
+  int context = 1;     // ranks that share a sequence
   std::string name() const {
-    return fmt::format("{}{}{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
+    return fmt::format("{}{}{}{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
                        olmo2 ? "Olmo2" : "", neox ? "Neox" : "",
                        reduce == ReduceType::kBfloat16 ? "Bf16" : "",
-                       engine == TransferEngine::kCopyEngines ? "ByCopies" : "");
+                       engine == TransferEngine::kCopyEngines ? "ByCopies" : "",
+                       context > 1 ? fmt::format("Context{}", context) : "");
   }
 };
 Case by_copies(Case c) {
@@ -51,6 +53,10 @@ Case of_olmo2(Case c) {
 }
 Case of_neox(Case c) {
   c.neox = true;
+  return c;
+}
+Case in_context(int context, Case c) {
+  c.context = context;
   return c;
 }
 void PrintTo(const Case& c, std::ostream* out) {  // NOLINT: GoogleTest's name
@@ -82,6 +88,7 @@ Config config_of(const Case& c) {
   config.train.micro_batch = 1;
   config.train.batch = kSequences;
   config.train.sharding = c.sharding;
+  config.train.context_parallel = c.context;
   config.train.reduce_dtype = c.reduce;
   config.train.gather_engine = c.engine;
   config.train.reduce_engine = c.engine;
@@ -108,7 +115,7 @@ Trained train(const Case& c, int steps, bool bad_step = false) {
   Trained result;
   std::mutex mutex;
   test::run_ranks(c.world, [&](Communicator& ranks) {
-    const Mesh mesh(ranks, c.sharding, c.node_size);
+    const Mesh mesh(ranks, c.sharding, c.node_size, c.context);
     const Transformer model(config.model, Recompute::kNone, mesh.shard_count());
     Memory memory(Backend::kCpu);
     if (steps < 10) memory.poison();
@@ -121,10 +128,11 @@ Trained train(const Case& c, int steps, bool bad_step = false) {
     Stream stream(memory);
     TrainStep step(config, model, stream, mesh);
     step.params().initialize(3);
-    const int64_t share = kSequences / ranks.world();
+    const int64_t share = kSequences / mesh.data_ranks();
     for (int n = 0; n < steps; ++n) {
       std::vector<PackedBatch> batches;
-      for (int64_t m = 0; m < share; ++m) batches.push_back(sequence(n, share * ranks.rank() + m));
+      for (int64_t m = 0; m < share; ++m)
+        batches.push_back(sequence(n, share * mesh.data_rank() + m));
       if (bad_step && n == 1 && ranks.rank() == ranks.world() - 1) {
         // One rank's gradients overflow; no rank may apply the step.
         const Tensor& w = step.params().shard(1).weights;
@@ -144,7 +152,7 @@ Trained train(const Case& c, int steps, bool bad_step = false) {
         continue;
       }
       const StepResult seen = step.run(batches, kRate).wait();
-      const double validation = step.evaluate(sequence(100 + n, ranks.rank())).loss;
+      const double validation = step.evaluate(sequence(100 + n, mesh.data_rank())).loss;
       if (ranks.rank() != 0) continue;
       result.losses.push_back(seen.loss);
       result.norms.push_back(seen.grad_norm);
@@ -177,7 +185,7 @@ class ShardedStep : public testing::TestWithParam<Case> {};
 
 TEST_P(ShardedStep, TrainsLikeOneRank) {
   Case one = GetParam();
-  one.world = one.node_size = 1;
+  one.world = one.node_size = one.context = 1;
   one.sharding = Sharding::kFull;
   one.reduce = ReduceType::kFloat32;
   constexpr int kSteps = 50;
@@ -221,18 +229,21 @@ TEST_P(ShardedStep, AStepThatOneRankCannotApplyIsAppliedByNone) {
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds, ShardedStep,
-    testing::Values(of_olmo2({Sharding::kFull, 2}), of_olmo2({Sharding::kGrad, 2, 1, true}),
-                    of_neox({Sharding::kFull, 2}), of_neox({Sharding::kHybrid, 4, 2}),
-                    Case{Sharding::kFull, 2}, Case{Sharding::kFull, 4, 1, true},
-                    Case{Sharding::kFull, 8}, Case{Sharding::kGrad, 2, 1, true},
-                    Case{Sharding::kGrad, 4}, Case{Sharding::kNone, 2},
-                    Case{Sharding::kNone, 4, 1, true}, Case{Sharding::kHybrid, 4, 2},
-                    Case{Sharding::kHybrid, 8, 2, true},
-                    Case{Sharding::kFull, 2, 1, false, ReduceType::kBfloat16},
-                    Case{Sharding::kHybrid, 4, 2, true, ReduceType::kBfloat16},
-                    by_copies({Sharding::kFull, 4}), by_copies({Sharding::kGrad, 2, 1, true}),
-                    by_copies({Sharding::kHybrid, 8, 4}),
-                    by_copies({Sharding::kFull, 2, 1, false, ReduceType::kBfloat16})),
+    testing::Values(
+        of_olmo2({Sharding::kFull, 2}), of_olmo2({Sharding::kGrad, 2, 1, true}),
+        of_neox({Sharding::kFull, 2}), of_neox({Sharding::kHybrid, 4, 2}), Case{Sharding::kFull, 2},
+        Case{Sharding::kFull, 4, 1, true}, Case{Sharding::kFull, 8},
+        Case{Sharding::kGrad, 2, 1, true}, Case{Sharding::kGrad, 4}, Case{Sharding::kNone, 2},
+        Case{Sharding::kNone, 4, 1, true}, Case{Sharding::kHybrid, 4, 2},
+        Case{Sharding::kHybrid, 8, 2, true},
+        Case{Sharding::kFull, 2, 1, false, ReduceType::kBfloat16},
+        Case{Sharding::kHybrid, 4, 2, true, ReduceType::kBfloat16}, by_copies({Sharding::kFull, 4}),
+        by_copies({Sharding::kGrad, 2, 1, true}), by_copies({Sharding::kHybrid, 8, 4}),
+        by_copies({Sharding::kFull, 2, 1, false, ReduceType::kBfloat16}),
+        in_context(2, {Sharding::kFull, 2}), in_context(4, {Sharding::kFull, 4}),
+        in_context(2, {Sharding::kGrad, 4, 1, true}), in_context(2, {Sharding::kNone, 2}),
+        in_context(4, {Sharding::kNone, 8}), in_context(2, {Sharding::kHybrid, 4, 2}),
+        in_context(4, {Sharding::kHybrid, 8, 2}), in_context(2, by_copies({Sharding::kFull, 4}))),
     [](const auto& info) { return info.param.name(); });
 
 TEST(ShardedStep, RecordedWorkIsForOneRank) {

@@ -116,6 +116,7 @@ class WithAnotherRank : public Communicator {
   void run_reduce_scatter(Stream&, const Tensor&, const Tensor&) override {}
   void run_broadcast(Stream&, const Tensor&, int) override {}
   void run_all_to_all(Stream&, const Tensor&, const Tensor&) override {}
+  void run_shift(Stream&, const Tensor&, const Tensor&, Neighbours) override {}
   void run_all_reduce(Stream& s, const Tensor& x) override {
     if (s.planning()) return;
     ++reductions;

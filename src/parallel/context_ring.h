@@ -1,0 +1,28 @@
+// The ranks that share the tokens of a micro-batch (core/context_share.h), by a communicator.
+#pragma once
+
+#include "core/context_share.h"
+#include "parallel/communicator.h"
+#include "parallel/wait_times.h"
+
+namespace sbtrain {
+
+class ContextRing : public ContextRanks {
+ public:
+  // Transfers are work of the stream `communication`, like all other collectives of a step: so the
+  // ranks start all of them in the same order, that of the step itself. Waits for them are timed by
+  // `waits`. All must outlive the ring.
+  ContextRing(Communicator& ranks, Stream& communication, WaitTimes& waits)
+      : ranks_(ranks), communication_(communication), waits_(waits) {}
+  int place() const override { return ranks_.rank(); }
+  int size() const override { return ranks_.world(); }
+  Event start_shift(Stream& s, const Buffer& to, const Buffer& from, int step) override;
+  void await(Stream& s, const Event& shifted) override;
+
+ private:
+  Communicator& ranks_;
+  Stream& communication_;
+  WaitTimes& waits_;
+};
+
+}  // namespace sbtrain

@@ -1,0 +1,112 @@
+// Long sequences that ranks share: steps give what they give on one rank, whatever the documents.
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <vector>
+
+#include "config/schema.h"
+#include "support/model.h"
+#include "support/thread_world.h"
+#include "train/step.h"
+
+namespace sbtrain {
+namespace {
+
+constexpr int32_t kLength = 384;
+constexpr int32_t kVocab = 29;
+
+Config config_of(const char* attention, int context) {
+  Config config;
+  config.model.layers = 2;
+  config.model.width = 32;
+  config.model.inner = 48;
+  config.model.heads = 4;
+  config.model.kv_heads = 2;
+  config.model.vocab = kVocab;
+  config.model.init_std = 0.4;
+  config.model.attention = {parse_attention(attention)};
+  config.train.sequence_length = kLength;
+  config.train.micro_batch = 2;
+  config.train.batch = 2;
+  config.train.context_parallel = context;
+  return config;
+}
+
+// Documents that end within parts, at their borders, and that go on over several.
+const std::vector<std::vector<int32_t>> kRows = {
+    {kLength, kLength},
+    {1, kLength - 1, 100, 92, 192},
+    {200, 184, 384},
+    {384 - 65, 65, 1, 1, 1, 381},
+};
+
+struct Trained {
+  std::vector<double> losses, norms, validation;
+};
+
+Trained train(const Config& config) {
+  Trained result;
+  const auto world = static_cast<int>(config.train.context_parallel);
+  test::run_ranks(world, [&](Communicator& ranks) {
+    const Mesh mesh(ranks, Sharding::kFull, world, world);
+    const Transformer model(config.model, config.train.recompute, mesh.shard_count());
+    Memory memory(Backend::kCpu);
+    memory.poison();
+    Memory plan(Backend::kPlan);
+    Stream planning(plan);
+    TrainStep(config, model, planning, mesh).plan();
+    memory.adopt_plan(plan);
+    Stream stream(memory);
+    TrainStep step(config, model, stream, mesh);
+    step.params().initialize(3);
+    for (size_t n = 0; n < kRows.size(); ++n) {
+      const PackedBatch batch = test::packed_batch(kRows[n], kVocab, n);
+      const StepResult seen = step.run({&batch, 1}, 1e-3).wait();
+      const ValidationSums sums = step.evaluate(batch, 1000);
+      EXPECT_EQ(sums.targets, static_cast<double>(batch.valid_targets));
+      EXPECT_EQ(sums.bytes, 1000);
+      if (ranks.rank() != 0) continue;
+      result.losses.push_back(seen.loss);
+      result.norms.push_back(seen.grad_norm);
+      result.validation.push_back(sums.loss);
+    }
+  });
+  return result;
+}
+
+void expect_near(const std::vector<double>& a, const std::vector<double>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-5 * b[i]) << i;
+}
+
+class ContextStep : public testing::TestWithParam<const char*> {};
+
+TEST_P(ContextStep, TrainsLikeOneRank) {
+  const Trained expected = train(config_of(GetParam(), 1));
+  for (const int context : {2, 3, 4, 8}) {
+    SCOPED_TRACE(context);
+    const Trained trained = train(config_of(GetParam(), context));
+    expect_near(trained.losses, expected.losses);
+    expect_near(trained.norms, expected.norms);
+    expect_near(trained.validation, expected.validation);
+  }
+}
+
+TEST_P(ContextStep, RepeatsBitForBitAndWithRecomputation) {
+  Config config = config_of(GetParam(), 4);
+  const Trained a = train(config);
+  const Trained b = train(config);
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  config.train.recompute = Recompute::kFull;
+  EXPECT_EQ(train(config).norms, a.norms);
+}
+
+INSTANTIATE_TEST_SUITE_P(Modules, ContextStep,
+                         testing::Values("{type: stickbreaking}",
+                                         "{type: stickbreaking, skip_epsilon: 0}",
+                                         "{type: stickbreaking, head_norm: true, qk_norm: true}",
+                                         "{type: stickbreaking, attend_current: true}"));
+
+}  // namespace
+}  // namespace sbtrain
