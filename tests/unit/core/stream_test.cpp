@@ -19,7 +19,6 @@ namespace sbtrain {
 namespace {
 
 constexpr MemoryClass kClass = MemoryClass::kScratch;
-constexpr DType kF32 = DType::kF32;
 constexpr int64_t kElements = 1 << 10;
 constexpr size_t kBytes = kElements * 4;
 
@@ -66,7 +65,7 @@ void fetch_twice(Memory& memory, bool covered) {
     compute.record(begun);
     communication.wait(begun);
     for (int i = 0; i < 2; ++i) {
-      Buffer buffer = communication.allocate(kClass, "fetched", kF32, {kElements});
+      Buffer buffer = communication.allocate(kClass, "fetched", DType::kF32, {kElements});
       communication.record(fetched);
       compute.wait(fetched);
       compute.use(buffer);
@@ -102,7 +101,8 @@ TEST(Streams, OneStreamReusesItsOwnMemoryWithoutEvents) {
   const ProgramScope program(plan, "step");
   compute.record(begun);
   stream.wait(begun);
-  for (int i = 0; i < 3; ++i) const Buffer b = stream.allocate(kClass, "b", kF32, {kElements});
+  for (int i = 0; i < 3; ++i)
+    const Buffer b = stream.allocate(kClass, "b", DType::kF32, {kElements});
   plan.end();
   EXPECT_EQ(plan.report().pool_bytes, kBytes);
 }
@@ -111,7 +111,7 @@ TEST(Streams, UseNeedsAnEventAfterTheAllocation) {
   Memory memory(Backend::kCpu);
   Stream compute(memory);
   Stream communication(memory, "communication");
-  const Buffer buffer = compute.allocate(kClass, "buffer", kF32, {kElements});
+  const Buffer buffer = compute.allocate(kClass, "buffer", DType::kF32, {kElements});
   EXPECT_NO_THROW(compute.use(buffer));
   EXPECT_THROW(communication.use(buffer), Error);
   Event there;
@@ -129,10 +129,10 @@ TEST(Streams, AProgramBeginsAndEndsWithTheComputeStream) {
   Event event;
   {
     const ProgramScope program(plan, "step");
-    EXPECT_THROW(communication.allocate(kClass, "early", kF32, {kElements}), Error);
+    EXPECT_THROW(communication.allocate(kClass, "early", DType::kF32, {kElements}), Error);
     compute.record(event);
     communication.wait(event);
-    const Buffer buffer = communication.allocate(kClass, "buffer", kF32, {kElements});
+    const Buffer buffer = communication.allocate(kClass, "buffer", DType::kF32, {kElements});
   }
   EXPECT_THROW(plan.begin("next"), Error);  // communication may still use the memory
   communication.record(event);
@@ -147,15 +147,15 @@ TEST(Streams, SpareMemoryWaitsForAnEventToo) {
   memory.poison();  // keeps released memory
   Stream compute(memory);
   Stream communication(memory, "communication");
-  Buffer buffer = compute.allocate(kClass, "buffer", kF32, {kElements});
+  Buffer buffer = compute.allocate(kClass, "buffer", DType::kF32, {kElements});
   const void* released = buffer.tensor().data;
   buffer.release();
-  Buffer other = communication.allocate(kClass, "other", kF32, {kElements});
+  Buffer other = communication.allocate(kClass, "other", DType::kF32, {kElements});
   EXPECT_NE(other.tensor().data, released);
   Event event;
   compute.record(event);
   communication.wait(event);
-  const Buffer third = communication.allocate(kClass, "third", kF32, {kElements});
+  const Buffer third = communication.allocate(kClass, "third", DType::kF32, {kElements});
   EXPECT_EQ(third.tensor().data, released);
 }
 
@@ -268,7 +268,7 @@ class RandomProgram {
   }
   void allocate(int number, int stream) {
     const auto size = static_cast<int64_t>(1 + below(2000));
-    Live live{streams_[stream].allocate(kClass, "buffer", kF32, {size}), number, 0};
+    Live live{streams_[stream].allocate(kClass, "buffer", DType::kF32, {size}), number, 0};
     const Tensor t = live.buffer;
     if (t.data) {
       device_.work(stream, [=] { std::fill_n(t.f32(), size, static_cast<float>(number)); });

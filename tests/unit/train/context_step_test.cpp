@@ -12,8 +12,8 @@
 namespace sbtrain {
 namespace {
 
-constexpr int32_t kLength = 384;
-constexpr int32_t kVocab = 29;
+constexpr int32_t kRowLength = 384;
+constexpr int32_t kRowVocab = 29;
 
 Config config_of(const char* attention, int context) {
   Config config;
@@ -22,10 +22,10 @@ Config config_of(const char* attention, int context) {
   config.model.inner = 48;
   config.model.heads = 4;
   config.model.kv_heads = 2;
-  config.model.vocab = kVocab;
+  config.model.vocab = kRowVocab;
   config.model.init_std = 0.4;
   config.model.attention = {parse_attention(attention)};
-  config.train.sequence_length = kLength;
+  config.train.sequence_length = kRowLength;
   config.train.micro_batch = 2;
   config.train.batch = 2;
   config.train.context_parallel = context;
@@ -34,8 +34,8 @@ Config config_of(const char* attention, int context) {
 
 // Documents that end within parts, at their borders, and that go on over several.
 const std::vector<std::vector<int32_t>> kRows = {
-    {kLength, kLength},
-    {1, kLength - 1, 100, 92, 192},
+    {kRowLength, kRowLength},
+    {1, kRowLength - 1, 100, 92, 192},
     {200, 184, 384},
     {384 - 65, 65, 1, 1, 1, 381},
 };
@@ -60,7 +60,7 @@ Trained train(const Config& config) {
     TrainStep step(config, model, stream, mesh);
     step.params().initialize(3);
     for (size_t n = 0; n < kRows.size(); ++n) {
-      const PackedBatch batch = test::packed_batch(kRows[n], kVocab, n);
+      const PackedBatch batch = test::packed_batch(kRows[n], kRowVocab, n);
       const StepResult seen = step.run({&batch, 1}, 1e-3).wait();
       const ValidationSums sums = step.evaluate(batch, 1000);
       EXPECT_EQ(sums.targets, static_cast<double>(batch.valid_targets));

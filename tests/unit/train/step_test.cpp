@@ -16,8 +16,8 @@
 namespace sbtrain {
 namespace {
 
-constexpr int64_t kLength = 24;
-constexpr int32_t kVocab = 19;
+constexpr int64_t kStepLength = 24;
+constexpr int32_t kStepVocab = 19;
 
 Config small_config(int64_t micro_batch) {
   Config config;
@@ -25,9 +25,9 @@ Config small_config(int64_t micro_batch) {
   config.model.width = 16;
   config.model.inner = 24;
   config.model.heads = 2;
-  config.model.vocab = kVocab;
+  config.model.vocab = kStepVocab;
   config.model.init_std = 0.5;
-  config.train.sequence_length = kLength;
+  config.train.sequence_length = kStepLength;
   config.train.micro_batch = micro_batch;
   return config;
 }
@@ -36,14 +36,15 @@ Config small_config(int64_t micro_batch) {
 void append(PackedBatch& batch, int32_t stride, uint64_t index) {
   const Philox random(1, RandomPurpose::kTest, "step", index);
   if (batch.cu_seqlens.empty()) batch.cu_seqlens = {0};
-  for (int32_t i = 0; i < kLength; ++i) {
+  for (int32_t i = 0; i < kStepLength; ++i) {
     const bool labelled = i % stride == 1;
-    batch.tokens.push_back(static_cast<int32_t>(random.bits(2 * i) % kVocab));
-    batch.targets.push_back(labelled ? static_cast<int32_t>(random.bits(2 * i + 1) % kVocab) : -1);
+    batch.tokens.push_back(static_cast<int32_t>(random.bits(2 * i) % kStepVocab));
+    batch.targets.push_back(labelled ? static_cast<int32_t>(random.bits(2 * i + 1) % kStepVocab)
+                                     : -1);
     batch.positions.push_back(i);
     batch.valid_targets += labelled;
   }
-  batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<int32_t>(kLength));
+  batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<int32_t>(kStepLength));
 }
 
 // A model whose weights are initialised with a fixed seed.
@@ -266,27 +267,27 @@ TEST(TrainStep, HitsAreTheLabelsWithTheLargestLogit) {
   append(batch, 2, 2);
   append(batch, 3, 3);
   Model model(2);
-  const int64_t tokens = 2 * kLength;
+  const int64_t tokens = 2 * kStepLength;
   const test::Owned ids = test::integers(batch.tokens);
   const test::Owned positions = test::integers(batch.positions);
   const test::Owned cu_seqlens = test::integers(batch.cu_seqlens);
   const test::Owned targets = test::integers(batch.targets);
-  const test::Owned logits = test::poisoned({tokens, kVocab});
+  const test::Owned logits = test::poisoned({tokens, kStepVocab});
   model.transformer.logits(model.stream, model.step.params(),
                            {.tokens_T = ids,
                             .targets_T = targets,
                             .sequences = {.cu_seqlens = cu_seqlens,
                                           .positions_T = positions,
                                           .count = 2,
-                                          .max_seqlen = kLength}},
+                                          .max_seqlen = kStepLength}},
                            logits);
   // Half of the labels become the model's predictions, so that there are hits and misses.
   double hits = 0;
   for (int64_t t = 0; t < tokens; ++t) {
     int32_t& target = batch.targets[static_cast<size_t>(t)];
     if (target < 0) continue;
-    const float* z = logits.f32() + t * kVocab;
-    const auto likeliest = static_cast<int32_t>(std::max_element(z, z + kVocab) - z);
+    const float* z = logits.f32() + t * kStepVocab;
+    const auto likeliest = static_cast<int32_t>(std::max_element(z, z + kStepVocab) - z);
     if (t % 4 == 1) target = likeliest;
     hits += target == likeliest;
   }
