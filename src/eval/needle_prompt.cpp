@@ -5,7 +5,7 @@
 // alone has the answer.
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <unordered_set>
 
 #include "core/error.h"
 #include "eval/text_prompt.h"
@@ -71,14 +71,14 @@ class Names {
   }
 
  private:
-  static std::string unused(std::set<std::string>& used, const auto& draw) {
+  static std::string unused(std::unordered_set<std::string>& used, const auto& draw) {
     while (true) {
       std::string name = draw();
       if (used.insert(name).second) return name;
     }
   }
   const NeedleTask& task_;
-  std::set<std::string> keys_, values_;
+  std::unordered_set<std::string> keys_, values_;
 };
 
 struct Needle {

@@ -55,10 +55,7 @@ class Training : public Faults {
     return result;
   }
 
-  static int64_t last_step(const std::string& run) {
-    const std::vector<json> all = records(run);
-    return all.empty() ? -1 : all.back().at("step").get<int64_t>();
-  }
+  static int64_t last_step(const std::string& run) { return last_recorded_step(run); }
 
   // Waits until the process is `ready`; one that has ended is not waited for.
   static void wait_for(Process& process, const std::function<bool()>& ready) {

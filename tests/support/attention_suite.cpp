@@ -1,7 +1,9 @@
-// Tests of every registered attention module, for every combination of its options: all values of
-// its enumerations and flags, with the numbers once at their defaults and once at the examples that
+// Tests of attention modules, for every combination of their options: all values of their
+// enumerations and flags, with the numbers once at their defaults and once at the examples that
 // the module's own table gives, and those of modules that can rotate a part of each head once more
-// so. Every registered module is tested; no module is named here.
+// so. No module is named here.
+#include "support/attention_suite.h"
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -196,13 +198,7 @@ double norm(const std::vector<double>& a) {
 
 class AttentionSuite : public testing::TestWithParam<std::string> {};
 
-std::vector<std::string> types() {
-  std::vector<std::string> types;
-  for (const AttentionModule& module : attention_registry().modules()) types.push_back(module.name);
-  return types;
-}
-
-INSTANTIATE_TEST_SUITE_P(Modules, AttentionSuite, testing::ValuesIn(types()),
+INSTANTIATE_TEST_SUITE_P(Modules, AttentionSuite, testing::ValuesIn(modules_under_test()),
                          [](const auto& info) { return info.param; });
 
 TEST_P(AttentionSuite, OptionsSurviveBeingWritten) {

@@ -1,7 +1,9 @@
 #include "support/program.h"
 
+#include <charconv>
 #include <cstdlib>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 namespace sbtrain::test {
@@ -34,6 +36,20 @@ void make_training_files(const std::filesystem::path& folder,
         {"prepare", "--input", text, "--tokenizer", tokenizer, "--output", folder / (name + ".h5")},
         log);
   }
+}
+
+int64_t last_recorded_step(const std::filesystem::path& run) {
+  static constexpr std::string_view kBegin = "{\"step\":";
+  const std::string text = read_file(run / "metrics.jsonl");
+  const std::string_view lines = std::string_view(text).substr(0, text.rfind('\n') + 1);
+  if (lines.empty()) return -1;
+  const size_t before = lines.substr(0, lines.size() - 1).rfind('\n');
+  const std::string_view last = lines.substr(before + 1);  // npos + 1 is 0
+  if (!last.starts_with(kBegin))
+    throw std::runtime_error("a record without a step: " + std::string(last));
+  int64_t step = 0;
+  std::from_chars(last.data() + kBegin.size(), last.data() + last.size(), step);
+  return step;
 }
 
 ProgramTest::Arguments ProgramTest::command(Arguments arguments) {

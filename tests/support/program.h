@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -20,6 +21,10 @@ std::string program();
 // NAME.h5, with its text NAME.jsonl, for each entry of `texts`.
 void make_training_files(const std::filesystem::path& folder,
                          const std::map<std::string, std::string>& texts);
+
+// The step of the last whole line of a run's metrics.jsonl, or -1 if there is none. Tests that wait
+// for a step ask again and again, so only that line is read.
+int64_t last_recorded_step(const std::filesystem::path& run);
 
 class ProgramTest : public testing::Test {
  protected:

@@ -6,6 +6,8 @@
 // ever, except for a rank that neither calls nor leaves.
 #pragma once
 
+#include <omp.h>
+
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -241,6 +243,7 @@ inline std::vector<std::exception_ptr> run_ranks_and_catch(
   std::vector<std::unique_ptr<Communicator>> ranks = ThreadRank::make(world);
   for (size_t r = 0; r < ranks.size(); ++r) {
     threads.emplace_back([&, r] {
+      omp_set_num_threads(1);  // the ranks have the processors busy already
       const std::unique_ptr<Communicator> mine = std::move(ranks[r]);
       try {
         body(*mine);

@@ -100,11 +100,7 @@ metrics: {every: 1}
   }
 
   int last_step(const std::string& out) const {
-    int step = 0;
-    for (const std::string& record : records(out)) {
-      step = std::max(step, nlohmann::json::parse(record).at("step").get<int>());
-    }
-    return step;
+    return static_cast<int>(std::max<int64_t>(0, last_recorded_step(path(out))));
   }
 
   fs::path newest(const std::string& out) const {
@@ -149,7 +145,9 @@ metrics: {every: 1}
 };
 
 inline double loss_at(const std::vector<std::string>& records, int step, const char* key) {
+  const std::string wanted = fmt::format("\"step\":{}", step);
   for (const std::string& text : records) {
+    if (text.find(wanted) == std::string::npos) continue;  // parsing all of them takes seconds
     const nlohmann::json record = nlohmann::json::parse(text);
     if (record.at("step") == step && record.contains(key)) return record.at(key);
   }

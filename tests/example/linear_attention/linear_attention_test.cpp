@@ -1,6 +1,6 @@
 // A module from outside the library, through its public interface alone. Registered, it is known
 // to the configuration, its reference of keys and its error messages, it trains, and
-// support/attention_suite.cpp, which is part of this program, tests it as it does every module.
+// support/attention_suite.cpp, which this program links, tests it as it does every module.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -12,6 +12,7 @@
 #include "config/schema.h"
 #include "core/error.h"
 #include "export/hf_layout.h"
+#include "support/attention_suite.h"
 #include "support/model.h"
 #include "train/plan.h"
 
@@ -20,6 +21,11 @@ namespace sbtrain {
 void register_linear_attention(AttentionRegistry& registry);
 
 namespace test {
+
+std::vector<std::string> modules_under_test() {
+  return {"linear_attention"};
+}
+
 namespace {
 
 const std::string kSource = SBTRAIN_SOURCE;

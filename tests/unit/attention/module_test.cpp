@@ -6,6 +6,8 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "attention/attention.h"
 #include "attention/registry.h"
@@ -13,9 +15,17 @@
 #include "core/error.h"
 #include "ops/linear.h"
 #include "support/attention_module.h"
+#include "support/attention_suite.h"
 #include "support/tensors.h"
 
 namespace sbtrain::test {
+
+std::vector<std::string> modules_under_test() {
+  std::vector<std::string> names;
+  for (const AttentionModule& module : attention_registry().modules()) names.push_back(module.name);
+  return names;
+}
+
 namespace {
 
 // Every module and option.

@@ -131,9 +131,9 @@ inline double gate_of(const Problem& p, int64_t token, int64_t head) {
 inline double sigmoid(double z) {
   return 1.0 / (1.0 + std::exp(-z));
 }
-// 1 - f sigmoid(z) without cancellation.
-inline double keep(double z, double f) {
-  return (1.0 - f) + f * sigmoid(-z);
+// 1 - f sigmoid(z) without cancellation, by 1 - sigmoid(z), which is sigmoid(-z).
+inline double keep(double complement, double f) {
+  return (1.0 - f) + f * complement;
 }
 
 // z and A of the keys of one query (A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)); returns the
@@ -155,7 +155,7 @@ inline double break_stick(const Problem& p, Query& x, Keys& keys) {
     const double z = p.scale * dot(p, p.q, at(p, x.token, x.head), p.k, key_at(p, i, x.head));
     keys.z[i - x.begin] = z;
     keys.a[i - x.begin] = f * sigmoid(z) * left;
-    left *= keep(z, f);
+    left *= keep(sigmoid(-z), f);
   }
   return left;
 }
@@ -183,8 +183,10 @@ inline void break_stick_backward(const Problem& p, const Query& x, const Keys& k
     double dz = g - sigma * (sum + g);
     if (!p.gate.empty()) {
       const double f = gate_of(p, i, x.head);
-      dz = (g - sum * f * sigma / keep(z, f)) * sigmoid(-z);
-      out.dgate[static_cast<size_t>(i * p.heads + x.head)] += g / f - sum * sigma / keep(z, f);
+      const double complement = sigmoid(-z);
+      const double kept = keep(complement, f);
+      dz = (g - sum * f * sigma / kept) * complement;
+      out.dgate[static_cast<size_t>(i * p.heads + x.head)] += g / f - sum * sigma / kept;
     }
     sum += g;
     axpy(p, out.dq, row, p.scale * dz, p.k, key);

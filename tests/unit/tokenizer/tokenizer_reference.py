@@ -3,7 +3,7 @@
 
   tokenizer_reference.py families OUT [--count N] [--only NAME]   one folder for each family
   tokenizer_reference.py golden OUT                              the small set of tests/data/tokenizer
-  tokenizer_reference.py tokens OUT [--count N]                   what OUT/tokenizer.json gives
+  tokenizer_reference.py tokens OUT... [--count N]                what each OUT/tokenizer.json gives
   tokenizer_reference.py sentencepiece OUT [--count N]            models of sentencepiece, one folder for each
 
 The tokenizers are trained on text of this repository with the normaliser, pre-tokenizer, post-processor
@@ -15,6 +15,7 @@ code 77.
 
 import argparse
 import base64
+import functools
 import json
 import pathlib
 import random
@@ -58,6 +59,7 @@ Die Größe der Übung überrascht. Ça va très bien, où êtes-vous? El niño 
 """
 
 
+@functools.cache
 def corpus():
     texts = [json.loads(line)["text"] for line in (ROOT / "tests/data/english.jsonl").open(encoding="utf-8")]
     return texts + [OTHER_LANGUAGES * 20]
@@ -159,24 +161,25 @@ TIKTOKEN = {"gpt2": (GPT2, {"<|endoftext|>": 50256}),
 # ---- hostile text
 
 
-def characters():
-    """Every assigned character but surrogates; Python 3.11 knows Unicode 14."""
-    return [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")
-            and not 0xF0000 <= c]
+@functools.cache
+def characters(old_unicode):
+    """Every assigned character but surrogates, the marks among them, and the numbers. Python 3.11 knows Unicode 14; the
+    Rust library's NFC does not know the marks of later versions than the old one."""
+    everything = [chr(c) for c in range(0xF0000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
+    if old_unicode:
+        everything = [c for c in everything if unicodedata.ucd_3_2_0.category(c) != "Cn"]
+    return (everything, [c for c in everything if unicodedata.combining(c)],
+            [c for c in everything if unicodedata.category(c)[0] == "N"])
 
 
 class Hostile:
     def __init__(self, seed, contents, old_unicode=False):
         self.random = random.Random(seed)
-        everything = characters()
-        if old_unicode:  # the Rust library's NFC does not know the marks of later versions
-            everything = [c for c in everything if unicodedata.ucd_3_2_0.category(c) != "Cn"]
-        self.everything = everything
-        self.marks = [c for c in everything if unicodedata.combining(c)]
-        self.numbers = [c for c in everything if unicodedata.category(c)[0] == "N"]
+        self.everything, self.marks, self.numbers = characters(old_unicode)
         self.spaces = list(" \t\n\r\v\f\x1c\x1f\x85\xa0\u1680\u180e\u2000\u200a\u200b\u2028\u2029\u202f\u205f\u3000\ufeff")
         self.jamo = [chr(c) for c in [*range(0x1100, 0x1113), *range(0x1161, 0x1176), *range(0x11A8, 0x11C3)]]
         self.words = [w for text in corpus() for w in text.split()]
+        self.words_and_spaces = self.words + self.spaces
         self.contents = list(contents)
         self.pieces = ["'s", "'S", "'ll", "'LL", "'\u017f", "\u2019s", "'re", "'RE", "'t", "'ve", "'m", "'d", "''", "--",
                        "word", "wordy", "password", "caf\u0065\u0301", "\u03b1\u0301", "\u03ac", "\u4f60\u597d", "both", "  ", "\r\n",
@@ -204,7 +207,7 @@ class Hostile:
         if kind == 7:
             return r.choice(self.pieces)
         if kind == 8:
-            return r.choice(self.words + self.spaces) * r.choice([1, 2, 3, 5, 40])
+            return r.choice(self.words_and_spaces) * r.choice([1, 2, 3, 5, 40])
         return r.choice(["", " ", " "]) + r.choice(self.words)
 
     def text(self):
@@ -303,18 +306,22 @@ def make_sentencepiece(name, folder, count, vocab=2000):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["families", "golden", "tokens", "sentencepiece"])
-    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("out", type=pathlib.Path, nargs="+")
     parser.add_argument("--count", type=int, default=10000)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
+    if args.what == "tokens":  # of the tokenizer.json that is there
+        for folder in args.out:
+            expect_hugging_face(Tokenizer.from_file(str(folder / "tokenizer.json")), folder, args.count)
+        return
+    if len(args.out) != 1:
+        parser.error(f"{args.what} takes one folder")
+    args.out = args.out[0]
     if args.what == "golden":
         make_hugging_face("qwen", args.out / "qwen", 120, vocab=500)
         make_hugging_face("llama3", args.out / "llama3", 120, vocab=500)
         make_tiktoken("o200k_base", args.out / "o200k_base", 120, vocab=500)
         return
-    if args.what == "tokens":  # of the tokenizer.json that is there
-        tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
-        return expect_hugging_face(tokenizer, args.out, args.count)
     if args.what == "sentencepiece":
         for name in SENTENCEPIECE:
             if args.only in ("", name):
