@@ -6,8 +6,9 @@
 #   scripts/package.sh --build FOLDER  only packs what a build folder holds, compiled as it is: for tests
 #   --output FOLDER                    where the wheels go (default: dist)
 #
-# The same revision, compiler and libraries give the same bytes. What it needs is in the section [package] of
-# scripts/dependencies.txt.
+# The same revision, compiler and libraries give the same bytes; with CUDA the checkout has to lie in the same place too,
+# since nvcc puts a hash of a file's path into the names of the kernels in it. What it needs is in the section [package]
+# of scripts/dependencies.txt.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,7 +23,7 @@ while [ $# -gt 0 ]; do
     --cuda) cuda=ON ;;
     --build) build=$(cd "$here" && cd "${2:?--build needs a folder}" && pwd); shift ;;
     --output) output=$(cd "$here" && realpath -m "${2:?--output needs a folder}"); shift ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "package: unknown argument $1 (see scripts/package.sh --help)" >&2; exit 2 ;;
   esac
   shift
