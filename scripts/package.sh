@@ -41,14 +41,15 @@ fi
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 1767225600)}
 export SOURCE_DATE_EPOCH
 
-# The portable program. Paths of this checkout do not get into it.
+# The portable program. Paths of this checkout do not get into it. ccache would give compilers relative paths, so that the
+# bytes told whether it was there.
 build_program() {
   build=$root/build/package
   [ $cuda = OFF ] || build=$build-cuda
   local map=-ffile-prefix-map=$root=.
   cmake -S . -B "$build" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DSBTRAIN_TESTS=OFF \
     -DSBTRAIN_CUDA=$cuda -DCMAKE_CUDA_ARCHITECTURES="80-virtual;90a-real" -DSBTRAIN_NATIVE=OFF \
-    -DSBTRAIN_CPU=x86-64-v3 -DCMAKE_CXX_FLAGS="$map" -DCMAKE_CUDA_FLAGS="-Xcompiler=$map" >&2
+    -DSBTRAIN_CPU=x86-64-v3 -DSBTRAIN_CCACHE= -DCMAKE_CXX_FLAGS="$map" -DCMAKE_CUDA_FLAGS="-Xcompiler=$map" >&2
   cmake --build "$build" --parallel "$(nproc)" >&2
 }
 

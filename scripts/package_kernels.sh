@@ -29,9 +29,10 @@ else
 fi
 
 # Configured every time, so that a folder that was made for other GPUs or with other flags is made right. __FILE__ does
-# not name this checkout.
+# not name this checkout. ccache would give compilers relative paths, so that the bytes told whether it was there.
 map=-ffile-prefix-map=$PWD=.
 cmake -S . -B "$build" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DSBTRAIN_CUDA=ON -DSBTRAIN_TESTS=OFF \
+  -DSBTRAIN_CCACHE= \
   "-DCMAKE_CUDA_ARCHITECTURES=80-virtual;90a-real" -DCMAKE_CXX_FLAGS="$map" -DCMAKE_CUDA_FLAGS="-Xcompiler=$map" >&2
 cmake --build "$build" --target sbtrain_c_api >&2
 cudart=$(sed -n 's/^CUDA_cudart_static_LIBRARY:FILEPATH=//p' "$build/CMakeCache.txt")
