@@ -34,7 +34,6 @@ def define(name, arguments, returns, fake):
 def differentiate(name, op, function, inputs_of=lambda inputs: inputs):
     """Makes `function`, an autograd.Function, what autograd does with an op. inputs_of gives its inputs from the op's,
     with lists of tensors taken apart: autograd looks into none."""
-
     returns_list = op._schema.returns[0].type.kind() == "ListType"
 
     def autograd(*inputs):
