@@ -24,6 +24,7 @@ COPY scripts/dependencies.txt scripts/setup.sh scripts/
 RUN scripts/setup.sh --without-cuda build && rm -rf /var/lib/apt/lists/*
 COPY CMakeLists.txt CMakePresets.json ./
 COPY cmake cmake
+COPY include include
 COPY kernels kernels
 COPY src src
 ARG NATIVE=OFF
@@ -40,6 +41,7 @@ COPY scripts/dependencies.txt scripts/setup.sh scripts/
 RUN scripts/setup.sh build && rm -rf /var/lib/apt/lists/*
 COPY CMakeLists.txt CMakePresets.json ./
 COPY cmake cmake
+COPY include include
 COPY kernels kernels
 COPY src src
 ARG NATIVE=OFF

@@ -6,8 +6,9 @@
 #   scripts/package.sh --build FOLDER  only packs what a build folder holds, compiled as it is: for tests
 #   --output FOLDER                    where the wheels go (default: dist)
 #
-# The same revision, compiler and libraries give the same bytes. What it needs is in the section [package] of
-# scripts/dependencies.txt.
+# The same revision, compiler and libraries give the same bytes; with CUDA the checkout has to lie in the same place too,
+# since nvcc puts a hash of a file's path into the names of the kernels in it. What it needs is in the section [package]
+# of scripts/dependencies.txt.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,7 +23,7 @@ while [ $# -gt 0 ]; do
     --cuda) cuda=ON ;;
     --build) build=$(cd "$here" && cd "${2:?--build needs a folder}" && pwd); shift ;;
     --output) output=$(cd "$here" && realpath -m "${2:?--output needs a folder}"); shift ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h | --help) sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "package: unknown argument $1 (see scripts/package.sh --help)" >&2; exit 2 ;;
   esac
   shift
@@ -40,14 +41,15 @@ fi
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 1767225600)}
 export SOURCE_DATE_EPOCH
 
-# The portable program. Paths of this checkout do not get into it.
+# The portable program. Paths of this checkout do not get into it. ccache would give compilers relative paths, so that the
+# bytes told whether it was there.
 build_program() {
   build=$root/build/package
   [ $cuda = OFF ] || build=$build-cuda
   local map=-ffile-prefix-map=$root=.
   cmake -S . -B "$build" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DSBTRAIN_TESTS=OFF \
     -DSBTRAIN_CUDA=$cuda -DCMAKE_CUDA_ARCHITECTURES="80-virtual;90a-real" -DSBTRAIN_NATIVE=OFF \
-    -DSBTRAIN_CPU=x86-64-v3 -DCMAKE_CXX_FLAGS="$map" -DCMAKE_CUDA_FLAGS="-Xcompiler=$map" >&2
+    -DSBTRAIN_CPU=x86-64-v3 -DSBTRAIN_CCACHE= -DCMAKE_CXX_FLAGS="$map" -DCMAKE_CUDA_FLAGS="-Xcompiler=$map" >&2
   cmake --build "$build" --parallel "$(nproc)" >&2
 }
 

@@ -5,8 +5,9 @@
 #   scripts/package_kernels.sh [OUTPUT]      into OUTPUT, dist/ unless given
 #
 # It needs nvcc and ziglang, whose linker takes the symbols of an older glibc: `pip install ziglang`, or SBTRAIN_ZIG names
-# the program. SBTRAIN_BUILD is the build folder, build/kernels unless given. The runtime of CUDA is inside the library.
-# The same tree gives the same bytes.
+# the program. SBTRAIN_BUILD is the build folder, build/kernels unless given; its settings are made those of the wheel.
+# The runtime of CUDA is inside the library. The same checkout gives the same bytes, in whatever build folder; in another
+# place it does not, since nvcc puts a hash of a file's path into the names of the kernels in it.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -27,11 +28,13 @@ else
   die "there is no zig, which links for older systems: pip install ziglang, or set SBTRAIN_ZIG"
 fi
 
-if [ ! -e "$build/CMakeCache.txt" ]; then
-  cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSBTRAIN_CUDA=ON -DSBTRAIN_TESTS=OFF \
-    "-DCMAKE_CUDA_ARCHITECTURES=80-virtual;90a-real"
-fi
-cmake --build "$build" --target sbtrain_c_api
+# Configured every time, so that a folder that was made for other GPUs or with other flags is made right. __FILE__ does
+# not name this checkout. ccache would give compilers relative paths, so that the bytes told whether it was there.
+map=-ffile-prefix-map=$PWD=.
+cmake -S . -B "$build" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DSBTRAIN_CUDA=ON -DSBTRAIN_TESTS=OFF \
+  -DSBTRAIN_CCACHE= \
+  "-DCMAKE_CUDA_ARCHITECTURES=80-virtual;90a-real" -DCMAKE_CXX_FLAGS="$map" -DCMAKE_CUDA_FLAGS="-Xcompiler=$map" >&2
+cmake --build "$build" --target sbtrain_c_api >&2
 cudart=$(sed -n 's/^CUDA_cudart_static_LIBRARY:FILEPATH=//p' "$build/CMakeCache.txt")
 [ -e "$cudart" ] || die "$build/CMakeCache.txt names no libcudart_static.a"
 

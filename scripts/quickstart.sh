@@ -3,27 +3,17 @@
 #
 #   scripts/quickstart.sh
 #
-# Installs what is missing, builds what this machine can run, fetches English text, and trains a
-# tokenizer and the model of configs/tiny_sb.yaml, for fewer steps than that file says. Steps
+# Installs what is missing, builds what this machine can run, and leaves the rest to `sbtrain quickstart`: it fetches
+# English text, and trains a tokenizer and the model of configs/tiny_sb.yaml, for fewer steps than that file says. Steps
 # that are done already are skipped, and an interrupted run continues.
 # All files that it writes are in build/, corpus/, runs/ and third_party/ of this checkout.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-called_from=$PWD
 cd "$root"
 
-config=configs/tiny_sb.yaml
-shorter=(--stages.0.length="1200 steps") # loses most of what the full length does, in little more than half the time
-run=runs/tiny_sb
-text=corpus/text
-tokenizer=corpus/tokenizer.model # this and the next two have the names in the configuration
-train_data=corpus/train.h5
-validation_data=corpus/val.h5
-python=/usr/bin/python3 # the python that Debian's matplotlib is installed for
 logs=build/quickstart
-sbtrain=build/release/sbtrain
-steps=7
+steps=2
 
 case ${1:-} in
   '') ;;
@@ -83,34 +73,6 @@ build() {
   fi && cmake --build build/release --target sbtrain --parallel "$(nproc)"
 }
 
-# make_file FILE SOURCE COMMAND... runs the command unless FILE exists and is no older than SOURCE. The
-# commands give a file its name only when it is complete, so a file that exists is complete.
-make_file() {
-  local file=$1 source=$2
-  shift 2
-  if [ ! -f "$file" ] || [ "$source" -nt "$file" ]; then
-    rm -f "$file"
-    quietly "$(basename "$file")" "$@"
-  fi
-}
-
-train() {
-  local status=0
-  "$sbtrain" train --config "$config" "${shorter[@]}" || status=$?
-  case $status in
-    0) ;;
-    85)
-      printf '\nStopped and saved. Run scripts/quickstart.sh again to continue.\n'
-      exit 85
-      ;;
-    *)
-      printf '\nquickstart: step %d (%s) failed with exit status %d\n' \
-        "$number" "$current" "$status" >&2
-      exit "$status"
-      ;;
-  esac
-}
-
 cuda=AUTO
 packages=(build quickstart)
 without=
@@ -132,73 +94,7 @@ announce "Building sbtrain" "$(nproc) cores; a few minutes the first time"
 [ -z "$without" ] || printf '      %s\n' "$without"
 quietly build build
 finished
-built=$SECONDS
+printf 'Packages and build took %d s. The rest is done by build/release/sbtrain quickstart:\n' "$SECONDS"
 
-announce "Fetching English text" "documentation packages of the distribution"
-if [ ! -f "$logs/text" ] || [ ! -d "$text/train" ]; then
-  quietly text "$python" data/fetch_corpus.py --small --output "$text"
-  touch "$logs/text"
-fi
-finished "$(du -sh "$text/train" | cut -f1)B in $text"
-
-announce "Training a tokenizer of 4096 pieces"
-make_file "$tokenizer" "$logs/text" "$sbtrain" tokenizer train --input "$text/train" --vocab 4096 \
-  --output "$tokenizer"
-finished "$tokenizer"
-
-announce "Turning the text into tokens"
-make_file "$train_data" "$tokenizer" "$sbtrain" prepare --tokenizer "$tokenizer" --input "$text/train" \
-  --output "$train_data"
-make_file "$validation_data" "$tokenizer" "$sbtrain" prepare --tokenizer "$tokenizer" \
-  --input "$text/validation" --output "$validation_data"
-finished "$train_data, $validation_data"
-prepared=$SECONDS
-
-announce "Training $config for 1200 steps" "a minute or two on 2 cores; Ctrl-C saves and stops"
-train
-finished
-trained=$SECONDS
-
-announce "Drawing the loss and writing a text"
-quietly plot "$python" scripts/plot_loss.py "$run"
-printf '\n'
-"$sbtrain" generate --checkpoint "$run" --prompt "The kernel" --max-tokens 120 \
-  --temperature 0.8 --top-p 0.95 --seed 1
-printf '\n'
-finished
-
-# ---- Summary ----------------------------------------------------------------------------------
-
-"$python" - "$run/metrics.jsonl" <<'PYTHON'
-import json
-import sys
-
-with open(sys.argv[1]) as file:
-    records = [json.loads(line) for line in file]
-loss = [(r["step"], r["validation/loss"]) for r in records if "validation/loss" in r]
-bits = [r["validation/bits_per_byte"] for r in records if "validation/bits_per_byte" in r]
-(first_step, first), (last_step, last) = loss[0], loss[-1]
-print(f"Validation loss  {first:.3f} -> {last:.3f} nats per token, {100 * (1 - last / first):.0f}% "
-      f"less (step {first_step} -> {last_step})")
-if bits:
-    print(f"                 {bits[0]:.3f} -> {bits[-1]:.3f} bits per byte")
-PYTHON
-place=
-[ "$called_from" = "$root" ] || place=", in $root"
-cat <<EOF_SUMMARY
-Time             $built s packages and build, $((prepared - built)) s data, $((trained - prepared)) s training, $SECONDS s in all
-
-The model is in $run, its loss curve in $run/loss.png. You can try next$place:
-
-  $sbtrain generate --checkpoint $run --prompt "The state" --seed 2
-      another text
-  $sbtrain --config configs/tiny_rope.yaml
-      the same model with softmax attention and rotary positions
-  $sbtrain --config $config --name other --train.lr=2e-3
-      another learning rate; every key of the configuration is also an option
-  $sbtrain train --config configs/1b_sb.yaml --dry-run
-      what a model of a billion parameters would need
-  $sbtrain --help
-
-README.md says how to train on text of your own.
-EOF_SUMMARY
+# The python that Debian's matplotlib is installed for.
+SBTRAIN_PYTHON=${SBTRAIN_PYTHON:-/usr/bin/python3} exec build/release/sbtrain quickstart

@@ -14,22 +14,28 @@ base=localhost/debian:12
 image=localhost/sbtrain:try
 export BUILDAH_ISOLATION=chroot
 
+folder=$(mktemp -d)
+container=
+clean_up() {
+  [ -z "$container" ] || buildah rm "$container" > /dev/null
+  rm -rf "$folder"
+}
+trap clean_up EXIT
+
 if ! buildah inspect --type image "$base" > /dev/null 2>&1; then
-  folder=$(mktemp -d)
-  trap 'rm -rf "$folder"' EXIT
   debootstrap --variant=minbase bookworm "$folder/base"
   # What the images of Debian called slim leave out as well.
   rm -rf "$folder"/base/var/{lib/apt/lists,cache/apt}/* "$folder"/base/usr/share/{doc,man,locale,info}/*
   container=$(buildah from scratch)
   buildah add --quiet "$container" "$folder/base" /
   buildah commit --quiet --rm "$container" "$base"
+  container=
 fi
 revision=$(git describe --always --dirty --abbrev=12)
 buildah build --network host --target cpu --build-arg "CPU_BASE=$base" --build-arg "CPU_RUN_BASE=$base" \
   --build-arg "REVISION=$revision" -t "$image" .
 
 container=$(buildah from "$image")
-trap 'buildah rm "$container" > /dev/null' EXIT
 mounted=$(buildah mount "$container")
 megabytes=$(du -sm --apparent-size "$mounted" | cut -f1)
 echo "the image has $megabytes MB"

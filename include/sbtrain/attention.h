@@ -102,9 +102,11 @@ typedef struct sbtrain_stickbreaking {
   int32_t compute_capability;
   int32_t heads, kv_heads, head_dim; /* kv_heads 0: as many as heads */
   int64_t tokens;                    /* T */
-  int64_t key_tokens;                /* 0: T. Other numbers are not supported yet */
-  int64_t sequences;                 /* documents */
-  int64_t max_seqlen;                /* an upper bound of their lengths: workspace depends on it */
+  /* 0: T. Others are SBTRAIN_UNSUPPORTED: put queries of zeros where keys have none
+   * (docs/c_interface.md) */
+  int64_t key_tokens;
+  int64_t sequences;             /* documents */
+  int64_t max_seqlen;            /* an upper bound of their lengths: workspace depends on it */
   const int32_t* cu_seqlens;     /* [sequences + 1], from 0 to T, never falling; null: all documents
                                   * have max_seqlen tokens. Others stop the kernel */
   const int32_t* key_cu_seqlens; /* null: cu_seqlens */

@@ -6,15 +6,18 @@ differences in float64, and what torch wants of an op (opcheck, torch.compile as
 
 Exit status: 0 good, 1 not good, 77 PyTorch is not installed.
 """
+import contextlib
 import math
 import pathlib
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 from torch_2_4 import torch
 from torch.utils.checkpoint import checkpoint
 
+from sbtrain import kernels
 from sbtrain.torch import (
     Fire,
     _cuda,
@@ -327,12 +330,48 @@ class Memory(unittest.TestCase):
         head = torch.zeros(5, 1, 16).as_strided((5, 1, 16), (16, 7, 1))
         for x in (matrix[:, 0], columns, one, head):
             self.assertIs(_cuda.readable(x)[0], x)
-        self.assertEqual([_cuda.rows(x).stride for x in (columns, one, head)], [192, 64, 16])
+        self.assertEqual([_cuda.readable(x)[1].stride for x in (columns, one, head)], [192, 64, 16])
+        rows = matrix.view(1, 5, 12, 16)[:, :, 4:8]  # a batch of one
+        self.assertEqual((_cuda.readable(rows)[0].data_ptr(), _cuda.readable(rows)[1].stride), (rows.data_ptr(), 192))
         shifted = torch.zeros(5 * 64 + 1)[1:].view(5, 4, 16)
         for x in (shifted, columns.transpose(0, 1), columns[..., ::2], columns.expand(5, 4, 16)[:, :1].expand(5, 4, 16)):
             copy = _cuda.readable(x)[0]
             self.assertTrue(_cuda.fits(copy))
             self.assertTrue(torch.equal(copy, x))
+
+    def test_structs_are_those_of_their_call(self):
+        """What is kept from call to call is never another call's."""
+        seen = []
+        with contextlib.ExitStack() as patches:
+            for owner, name, function in (
+                (kernels, "call", lambda name, x: seen.append((name, type(x).from_buffer_copy(x)))),
+                (kernels, "workspace", lambda kind, x, backward: 512 if backward else 256 + bool(x.gate)),
+                (_cuda, "current_stream", lambda device: 7),
+            ):
+                patches.enter_context(mock.patch.object(owner, name, function))
+            _cuda.plan.cache_clear()
+            patches.callback(_cuda.plan.cache_clear)
+            for batch, tokens, gated, epsilon in ((2, 8, False, 0.0), (2, 8, True, 0.0), (4, 4, False, 0.5), (2, 8, False, 0.0)):
+                q, k, v = (torch.zeros(batch, tokens, n, 16, dtype=torch.bfloat16) for n in (4, 2, 2))
+                gate = torch.ones(batch, tokens, 4) if gated else None
+                options = (tokens, 0.25, True, 1, epsilon)
+                o, rem, log2_rem, stop = _cuda.stickbreaking_forward(q, k, v, None, gate, None, *options)
+                dq, _, dv, *others = _cuda.stickbreaking_backward(
+                    o, None, q, k, v, None, gate, None, log2_rem, stop, *options
+                )
+                self.assertEqual((rem.shape, len(others)), (q.shape[:-1], int(gated)))
+                (_, x), (name, y) = seen[-2:]
+                self.assertEqual(name, "sbtrain_stickbreaking_backward")
+                for call in (x, y):
+                    self.assertEqual([call.q.data, call.k.data, call.v.data], [t.data_ptr() for t in (q, k, v)])
+                    self.assertEqual((call.q.stride, call.k.stride, call.stream, call.version), (64, 32, 7, kernels.VERSION))
+                    self.assertEqual((call.tokens, call.sequences, call.max_seqlen), (batch * tokens, batch, tokens))
+                    self.assertEqual((call.heads, call.kv_heads, call.skip_epsilon), (4, 2, epsilon))
+                    self.assertEqual((call.gate, call.gate_stride), (gate.data_ptr(), 4) if gated else (None, 0))
+                    self.assertIsNone(call.cu_seqlens)
+                self.assertEqual((x.workspace_bytes, y.workspace_bytes), (256 + gated, 512))
+                self.assertEqual((x.o.data, x.dq.data), (o.data_ptr(), None))
+                self.assertEqual((y.dq.data, y.dv.data), (dq.data_ptr(), dv.data_ptr()))
 
 
 class Torch(unittest.TestCase):
@@ -393,6 +432,26 @@ class Torch(unittest.TestCase):
             results.append([x.grad for x in tensors])
         for a, b in zip(*results):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+    def test_traced_around_a_break(self):
+        def broken(q, k, v):
+            o, _ = stickbreaking_attention(q, k, v)
+            torch._dynamo.graph_break()
+            return stickbreaking_attention(o, k, v)[0]
+
+        tensors = [x[None] for x in qkv()]
+        compiled = torch.compile(broken, backend="aot_eager")
+        torch.testing.assert_close(compiled(*tensors), broken(*tensors))
+
+    def test_gradients_of_gradients_and_of_decoding_are_refused(self):
+        q, k, v = qkv()
+        for o in (stickbreaking_attention(q, k, v)[0], softmax_attention(q, k, v)):
+            (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+            with self.assertRaisesRegex(RuntimeError, "gradients of gradients"):
+                dq.sum().backward()
+        o = stickbreaking_decode(q[-1:], k[None], v[None], torch.tensor([T], dtype=torch.int32))
+        with self.assertRaisesRegex(RuntimeError, "has no gradients"):
+            o.sum().backward()
 
     def test_import_loads_no_library(self):
         code = (

@@ -7,6 +7,7 @@ Exit status: 0 good, 1 not good, 77 there is no library, or no pip.
 import base64
 import csv
 import hashlib
+import importlib.util
 import io
 import os
 import pathlib
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import venv
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -57,19 +59,36 @@ class Wheel(unittest.TestCase):
                     found = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                     self.assertEqual((f"sha256={found}", str(len(data))), (digest, size), name)
 
-    def test_it_installs_and_imports_beside_the_program(self):
-        target = self.folder / "site"
-        install = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", str(target)]
-        done = subprocess.run([*install, str(self.wheel("c"))], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        other = self.folder / "other/sbtrain/program"  # of the program's wheel
+    def test_it_runs_in_a_fresh_environment_beside_the_program(self):
+        venv.create(self.folder / "venv", with_pip=True, symlinks=True)
+        python = self.folder / "venv/bin/python3"
+        (site,) = (self.folder / "venv/lib").glob("python3*/site-packages")
+        other = site / "sbtrain/program"  # of the program's wheel
         other.mkdir(parents=True)
         (other / "__init__.py").write_text("here = True\n")
-        code = "import sbtrain.program, sbtrain.kernels as k; assert sbtrain.program.here; print(k.library_path(), k.build())"
-        environment = {"PYTHONPATH": f"{self.folder / 'other'}:{target}"}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", self.wheel("c")]
+        done = subprocess.run(install, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(str(target), done.stdout)
+        code = (
+            "import sbtrain.program, sbtrain.kernels as k\n"
+            "assert sbtrain.program.here\n"
+            "x = k.StickBreaking(compute_capability=90, heads=4, head_dim=64, tokens=64, sequences=1, max_seqlen=64)\n"
+            "print(k.library_path(), k.build(), k.workspace('stickbreaking', x, True))\n"
+        )
+        environment = {"PATH": "/usr/bin:/bin"}
+        if importlib.util.find_spec("torch"):  # which is not installed once more for this
+            environment["PYTHONPATH"] = str(pathlib.Path(importlib.util.find_spec("torch").origin).parents[1])
+            code += (
+                "import torch\n"
+                "if hasattr(torch.library, 'custom_op'):  # else older than 2.4\n"
+                "    from sbtrain.torch import stickbreaking_attention\n"
+                "    q = torch.randn(1, 9, 2, 8, requires_grad=True)\n"
+                "    stickbreaking_attention(q, q, q)[0].sum().backward()\n"
+                "    assert q.grad.shape == q.shape\n"
+            )
+        done = subprocess.run([python, "-c", code], env=environment, cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith(str(site)), done.stdout)
 
     def test_a_library_of_a_newer_system_is_refused(self):
         done = make(self.folder / "d")

@@ -27,9 +27,10 @@ class Fire(NamedTuple):
     b2: torch.Tensor
 
 
-def require(good, text):
+def require(good, text, *values):
+    """Raises a ValueError with the values in the text's {}. It is put together only then, which keeps calls cheap."""
     if not good:
-        raise ValueError(text)
+        raise ValueError(text.format(*(list(x) if isinstance(x, torch.Size) else x for x in values)))
 
 
 def autocast(*tensors):
@@ -43,38 +44,45 @@ def autocast(*tensors):
 
 
 def check_types(q, k, v):
-    require(q.dtype == k.dtype == v.dtype, f"q, k and v: expected one type, got {q.dtype}, {k.dtype} and {v.dtype}")
-    require(q.device == k.device == v.device, f"q, k and v: expected one device, got {q.device}, {k.device} and {v.device}")
-    if q.device.type == "cpu":
-        require(q.is_floating_point(), f"q: expected floating-point numbers, got {q.dtype}")
+    require(q.dtype == k.dtype == v.dtype, "q, k and v: expected one type, got {}, {} and {}", q.dtype, k.dtype, v.dtype)
+    device = q.device
+    require(device == k.device == v.device, "q, k and v: expected one device, got {}, {} and {}", device, k.device, v.device)
+    if device.type == "cpu":
+        require(q.is_floating_point(), "q: expected floating-point numbers, got {}", q.dtype)
         return
-    require(q.device.type == "cuda", f"q: sbtrain computes on CPUs and CUDA GPUs, not on {q.device}")
+    require(device.type == "cuda", "q: sbtrain computes on CPUs and CUDA GPUs, not on {}", device)
     require(
         q.dtype in (torch.bfloat16, torch.float16),
-        f"q is {q.dtype}, but the kernels multiply on tensor cores in bfloat16: convert with .to(torch.bfloat16), or use "
-        f'torch.autocast("cuda", torch.bfloat16)',
+        "q is {}, but the kernels multiply on tensor cores in bfloat16: convert with .to(torch.bfloat16), or use "
+        'torch.autocast("cuda", torch.bfloat16)',
+        q.dtype,
     )
-    require(q.shape[-1] % 8 == 0, f"q: heads have {q.shape[-1]} channels, not a multiple of 8; pad q, k and v with zeros")
-    require(q.shape[-1] <= MAX_HEAD_DIM, f"q: heads have {q.shape[-1]} channels, at most {MAX_HEAD_DIM} are possible")
+    require(q.shape[-1] % 8 == 0, "q: heads have {} channels, not a multiple of 8; pad q, k and v with zeros", q.shape[-1])
+    require(q.shape[-1] <= MAX_HEAD_DIM, "q: heads have {} channels, at most {} are possible", q.shape[-1], MAX_HEAD_DIM)
 
 
 def check_shapes(q, k, v, heads_dim):
     for name, x in (("q", q), ("k", k), ("v", v)):
-        require(x.dim() in (3, 4), f"{name}: expected [T, H, d] or [B, T, H, d], got {list(x.shape)}")
+        require(x.dim() in (3, 4), "{}: expected [T, H, d] or [B, T, H, d], got {}", name, x.shape)
     require(
         q.dim() == k.dim() and k.shape == v.shape and q.shape[-1] == k.shape[-1],
-        f"q, k and v: expected the same dimensions, and k and v of one shape, got {list(q.shape)}, {list(k.shape)} and "
-        f"{list(v.shape)}",
+        "q, k and v: expected the same dimensions, and k and v of one shape, got {}, {} and {}",
+        q.shape,
+        k.shape,
+        v.shape,
     )
     heads, groups = q.shape[heads_dim], k.shape[heads_dim]
     require(
         groups > 0 and heads % groups == 0,
-        f"q has {heads} heads and k {groups}: those of k have to divide those of q",
+        "q has {} heads and k {}: those of k have to divide those of q",
+        heads,
+        groups,
     )
 
 
 class Pack:
-    """The tokens of a batch one behind the other, as the ops take them: how tensors come in and go out.
+    """The tokens of a batch one behind the other, as the ops take them: how tensors come in and go out. Where all stand
+    in their order already, they come and go as they are.
 
     q [B, Tq, H, d], k and v [B, Tk, G, d] with Tq <= Tk, or [T, H, d]. documents [B, Tk] has the number of each token's
     document, negative for padding; a mask says the same of rows of one document.
@@ -90,7 +98,7 @@ class Pack:
             require(mask is None and documents is None, "cu_seqlens, attention_mask and documents: give one of them")
             self.take_bounds(cu_seqlens, query_start)
         else:
-            require(self.packed or k.shape[0] == self.batch, f"q has {self.batch} rows and k {k.shape[0]}")
+            require(self.packed or k.shape[0] == self.batch, "q has {} rows and k {}", self.batch, k.shape[0])
             self.max_seqlen = self.keys
         self.place_queries(query_start, q.device)
         if mask is not None:
@@ -98,29 +106,33 @@ class Pack:
             self.sort(self.of_tokens("attention_mask", mask).bool().long() - 1)
         elif documents is not None:
             self.sort(self.of_tokens("documents", documents).long())
+        self.whole = self.order is None and self.query_index is None and self.queries == self.keys
 
     def take_bounds(self, cu_seqlens, query_start):
         require(query_start is None, "query_start: not with cu_seqlens")
-        require(self.batch == 1, f"cu_seqlens: expected q of [T, H, d] or [1, T, H, d], got a batch of {self.batch}")
-        require(self.queries == self.keys, f"cu_seqlens: expected as many queries as keys, got {self.queries} and {self.keys}")
+        require(self.batch == 1, "cu_seqlens: expected q of [T, H, d] or [1, T, H, d], got a batch of {}", self.batch)
+        queries, keys = self.queries, self.keys
+        require(queries == keys, "cu_seqlens: expected as many queries as keys, got {} and {}", queries, keys)
         require(
             cu_seqlens.dim() == 1 and cu_seqlens.shape[0] >= 2 and cu_seqlens.dtype in (torch.int32, torch.int64),
-            f"cu_seqlens: expected integers [documents + 1], got {cu_seqlens.dtype} {list(cu_seqlens.shape)}",
+            "cu_seqlens: expected integers [documents + 1], got {} {}",
+            cu_seqlens.dtype,
+            cu_seqlens.shape,
         )
         self.cu_seqlens = cu_seqlens.to(torch.int32)
 
     def place_queries(self, start, device):
         """Queries that are fewer than keys stand at the end, or from `start` on, among queries that are not used."""
-        require(self.queries <= self.keys, f"q has {self.queries} tokens and k {self.keys}: queries without keys")
+        require(self.queries <= self.keys, "q has {} tokens and k {}: queries without keys", self.queries, self.keys)
         if start is None:
             return
         offset = start if isinstance(start, torch.Tensor) else torch.full((), start, device=device)
         self.query_index = offset.to(device).reshape(()) + torch.arange(self.queries, device=device)
 
     def of_tokens(self, name, x):
-        require(not self.packed, f"{name}: not with q of [T, H, d]; give cu_seqlens")
+        require(not self.packed, "{}: not with q of [T, H, d]; give cu_seqlens", name)
         expected = (self.batch, self.keys)
-        require(tuple(x.shape) == expected, f"{name}: expected {list(expected)} (rows, keys), got {list(x.shape)}")
+        require(tuple(x.shape) == expected, "{}: expected {} (rows, keys), got {}", name, list(expected), x.shape)
         return x
 
     def sort(self, document):
@@ -137,12 +149,16 @@ class Pack:
         self.max_seqlen = self.keys
 
     def tokens_in(self, x):
-        """[T, ...] of what is there for each key."""
+        """What is there for each key as the ops take it: [T, ...], or [B, T, ...] where all is whole."""
+        if self.whole:
+            return x
         if not self.packed:
             x = x.flatten(0, 1)
         return x if self.order is None else x.index_select(0, self.order)
 
     def queries_in(self, q):
+        if self.whole:
+            return q
         if self.query_index is not None:
             whole = q.new_zeros(*q.shape[:-3], self.keys, *q.shape[-2:])
             q = whole.index_copy(q.dim() - 3, self.query_index, q)
@@ -151,7 +167,9 @@ class Pack:
         return self.tokens_in(q)
 
     def out(self, x, padding):
-        """x [T, ...] of all queries -> the caller's; `padding` where a query is none."""
+        """What the ops give for all queries -> the caller's; `padding` where a query is none."""
+        if self.whole:
+            return x
         if self.order is not None:
             x = torch.empty_like(x).index_copy(0, self.order, x)
         if self.packed:
@@ -210,7 +228,7 @@ def stickbreaking_attention(
     q, k, v = autocast(q, k, v)
     check_types(q, k, v)
     if heads_first:
-        require(q.dim() == 4, f"heads_first: expected q of [B, H, T, d], got {list(q.shape)}")
+        require(q.dim() == 4, "heads_first: expected q of [B, H, T, d], got {}", q.shape)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     heads, d = q.shape[-2:]
     kind, vector = remainder_of(remainder, q, heads, d)
@@ -218,7 +236,7 @@ def stickbreaking_attention(
         if heads_first:
             gate = gate.transpose(1, 2)
         expected = (*k.shape[:-2], heads)
-        require(tuple(gate.shape) == expected, f"gate: expected {list(expected)} (keys, heads), got {list(gate.shape)}")
+        require(tuple(gate.shape) == expected, "gate: expected {} (keys, heads), got {}", list(expected), gate.shape)
     pack = Pack(q, k, cu_seqlens, max_seqlen, attention_mask, documents, query_start)
     if gate is not None:
         gate = pack.tokens_in(gate.to(torch.float64 if q.dtype == torch.float64 else torch.float32)).contiguous()
@@ -234,10 +252,14 @@ def remainder_of(remainder, q, heads, d):
     """(kind, vector or None)"""
     if isinstance(remainder, torch.Tensor):
         require(
-            tuple(remainder.shape) == (heads, d), f"remainder: expected [{heads}, {d}] (heads, channels), got {list(remainder.shape)}"
+            tuple(remainder.shape) == (heads, d),
+            "remainder: expected [{}, {}] (heads, channels), got {}",
+            heads,
+            d,
+            remainder.shape,
         )
         return 2, remainder.to(q.dtype).contiguous()
-    require(remainder in REMAINDERS, f'remainder: expected None, "value" or a tensor [H, d], got {remainder!r}')
+    require(remainder in REMAINDERS, 'remainder: expected None, "value" or a tensor [H, d], got {!r}', remainder)
     return REMAINDERS[remainder], None
 
 
@@ -247,9 +269,9 @@ def bias_of(bias, q, heads):
         fire = Fire(*bias)
         shapes = [(1,), (1,), (32,), (32,), (heads, 32), (heads,)]
         for name, x, shape in zip(Fire._fields, fire, shapes):
-            require(x.numel() == torch.Size(shape).numel(), f"bias.{name}: expected {list(shape)}, got {list(x.shape)}")
+            require(x.numel() == torch.Size(shape).numel(), "bias.{}: expected {}, got {}", name, list(shape), x.shape)
         return 2, [x.to(q.dtype).reshape(shape) for x, shape in zip(fire, shapes)]
-    require(bias in BIASES, f'bias: expected None, "alibi" or Fire(...), got {bias!r}')
+    require(bias in BIASES, 'bias: expected None, "alibi" or Fire(...), got {!r}', bias)
     return BIASES[bias], []
 
 
@@ -278,9 +300,9 @@ def softmax_attention(
     check_shapes(q, k, v, 1 if heads_first and q.dim() == 4 else -2)
     q, k, v = autocast(q, k, v)
     check_types(q, k, v)
-    require(window is None or window > 0, f"window: expected None or a number above 0, got {window}")
+    require(window is None or window > 0, "window: expected None or a number above 0, got {}", window)
     if heads_first:
-        require(q.dim() == 4, f"heads_first: expected q of [B, H, T, d], got {list(q.shape)}")
+        require(q.dim() == 4, "heads_first: expected q of [B, H, T, d], got {}", q.shape)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     heads, d = q.shape[-2:]
     kind, fire = bias_of(bias, q, heads)
@@ -302,18 +324,23 @@ def caches_in(q, k_cache, v_cache, lengths, heads_first):
     check_types(q, k_cache, v_cache)
     require(
         q.dim() == 3 and k_cache.dim() == 4 and k_cache.shape == v_cache.shape and k_cache.shape[0] == q.shape[0],
-        f"expected q of [B, H, d] and caches of [B, C, G, d], got {list(q.shape)}, {list(k_cache.shape)} and "
-        f"{list(v_cache.shape)}",
+        "expected q of [B, H, d] and caches of [B, C, G, d], got {}, {} and {}",
+        q.shape,
+        k_cache.shape,
+        v_cache.shape,
     )
     require(
         lengths.dtype == torch.int32 and tuple(lengths.shape) == (q.shape[0],),
-        f"lengths: expected int32 [{q.shape[0]}], got {lengths.dtype} {list(lengths.shape)}",
+        "lengths: expected int32 [{}], got {} {}",
+        q.shape[0],
+        lengths.dtype,
+        lengths.shape,
     )
     if not heads_first:
-        require(q.shape[1] % k_cache.shape[2] == 0, f"q has {q.shape[1]} heads and the caches {k_cache.shape[2]}")
+        require(q.shape[1] % k_cache.shape[2] == 0, "q has {} heads and the caches {}", q.shape[1], k_cache.shape[2])
         return q, k_cache, v_cache, lengths
     groups = k_cache.shape[1]
-    require(q.shape[1] % groups == 0, f"q has {q.shape[1]} heads and the caches {groups}")
+    require(q.shape[1] % groups == 0, "q has {} heads and the caches {}", q.shape[1], groups)
     q = q.unflatten(1, (groups, -1)).flatten(0, 1)
     k_cache, v_cache = (x.flatten(0, 1)[:, :, None] for x in (k_cache, v_cache))
     return q, k_cache, v_cache, lengths.repeat_interleave(groups)
@@ -332,12 +359,13 @@ def stickbreaking_decode(
     batch, heads, d = q.shape
     kind, vector = remainder_of(remainder, q, heads, d)
     require(
-        kind != 2 or not heads_first, "remainder: a tensor is not possible with heads_first; add rem to a copy, or give [B, C, G, d]"
+        kind != 2 or not heads_first,
+        "remainder: a tensor is not possible with heads_first; add rem to a copy, or give [B, C, G, d]",
     )
     q, k_cache, v_cache, lengths = caches_in(q, k_cache, v_cache, lengths, heads_first)
     if gate_cache is not None:
         expected = (batch, k_cache.shape[1], heads)
-        require(tuple(gate_cache.shape) == expected, f"gate_cache: expected {list(expected)}, got {list(gate_cache.shape)}")
+        require(tuple(gate_cache.shape) == expected, "gate_cache: expected {}, got {}", list(expected), gate_cache.shape)
         if heads_first:
             gate_cache = gate_cache.unflatten(2, (q.shape[0] // batch, -1)).transpose(1, 2).flatten(0, 1)
         gate_cache = gate_cache.float().contiguous()

@@ -1,6 +1,6 @@
 """The ops of _ops.py on a GPU: calls of the C interface, on torch's current stream and with its memory."""
+import functools
 import warnings
-from ctypes import c_void_p
 
 import torch
 
@@ -17,12 +17,13 @@ def warn_once(text):
 
 def brain(*tensors):
     """The tensors in bf16, the type of the kernels: f16 is converted, and that is said once."""
-    if any(x is not None and x.dtype == torch.float16 for x in tensors):
-        warn_once(
-            "sbtrain's kernels compute in bfloat16: float16 tensors are converted, and lose 3 bits of their fraction. "
-            "Give bfloat16 tensors (torch.autocast(\"cuda\", torch.bfloat16)) to avoid it."
-        )
-    return [None if x is None else x.to(torch.bfloat16) for x in tensors]
+    for x in tensors:
+        if x is not None and x.dtype == torch.float16:
+            warn_once(
+                "sbtrain's kernels compute in bfloat16: float16 tensors are converted, and lose 3 bits of their fraction. "
+                "Give bfloat16 tensors (torch.autocast(\"cuda\", torch.bfloat16)) to avoid it."
+            )
+    return [x if x is None or x.dtype == torch.bfloat16 else x.to(torch.bfloat16) for x in tensors]
 
 
 def pointer(x):
@@ -40,177 +41,248 @@ def fits(x):
     return dense and row_stride(x) >= x.shape[1] * x.shape[2] and row_stride(x) % 8 == 0 and x.data_ptr() % 16 == 0
 
 
-def readable(*tensors):
-    """The tensors, copied where the kernels cannot read them as they lie."""
-    return [x if x.numel() == 0 or fits(x) else x.clone(memory_format=torch.contiguous_format) for x in tensors]
+def readable(x):
+    """x [T, H, d] or [B, T, H, d], copied where the kernels cannot read it as it lies, and its rows for a struct."""
+    address = x.data_ptr()
+    if address % 16 == 0 and x.is_contiguous():  # nearly all tensors; what follows takes longer
+        return x, kernels.Rows(address, x.shape[-2] * x.shape[-1])
+    if x.dim() == 4:
+        x = x.flatten(0, 1)
+    if x.numel() > 0 and not fits(x):
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x, kernels.Rows(x.data_ptr(), row_stride(x))
 
 
-def rows(x):
-    return kernels.Rows(x.data_ptr(), row_stride(x))
+def like(x):
+    """Memory for what has the shape of x [..., H, d] bf16, and its rows."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return y, kernels.Rows(y.data_ptr(), x.shape[-2] * x.shape[-1])
+
+
+def as_type(dtype, *tensors):
+    return tensors if dtype == torch.bfloat16 else [x.to(dtype) for x in tensors]
 
 
 def dense(x):
     return None if x is None else x.contiguous()
 
 
-def empty(x, dtype=torch.bfloat16):
-    """Memory for what has the shape of x."""
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
+def current_stream(device):
+    """The handle of torch's current stream; torch.cuda.current_stream makes an object around it, in ten times the time."""
+    return torch._C._cuda_getCurrentRawStream(device)
 
 
-def pack_fields(q, k, cu_seqlens, max_seqlen, scale):
-    """The fields that all passes over a pack have."""
-    tokens = q.shape[0]
+def documents(tokens, max_seqlen, cu_seqlens):
+    """How many documents there are, and the bound of their lengths."""
     if cu_seqlens is not None:
-        sequences = cu_seqlens.shape[0] - 1
-        max_seqlen = max_seqlen or tokens
-    else:
-        max_seqlen = max_seqlen or max(tokens, 1)
-        sequences = max(tokens // max_seqlen, 1)
-    return {
-        "device": q.device.index,
-        "stream": torch.cuda.current_stream(q.device).cuda_stream,
-        "heads": q.shape[1],
-        "kv_heads": k.shape[1],
-        "head_dim": q.shape[2],
-        "tokens": tokens,
-        "sequences": sequences,
-        "max_seqlen": max(max_seqlen, 1),
-        "cu_seqlens": pointer(cu_seqlens),
-        "scale": scale,
-    }
+        return cu_seqlens.shape[0] - 1, max_seqlen or max(tokens, 1)
+    max_seqlen = max_seqlen or max(tokens, 1)
+    return max(tokens // max_seqlen, 1), max_seqlen
 
 
-def run(kind, name, struct, device, backward=None):
-    """Calls a function with workspace from torch's allocator."""
-    size = kernels.workspace(kind, struct, backward)
+# What a struct has of scalars, and the workspace, depend on shapes and options alone: they are made once for each set of
+# them, and a call copies the struct and fills in pointers.
+@functools.lru_cache(maxsize=1024)
+def plan(kind, backward, device, has_cu_seqlens, has_gate, **fields):
+    """A struct without its pointers, and the bytes of workspace that a call takes."""
+    x = kernels.STRUCTS[kind](device=device, **fields)
+    if has_cu_seqlens:
+        x.cu_seqlens = 16  # whether it is null is all that the workspace depends on
+    if has_gate:
+        x.gate = 16
+    return x, kernels.workspace(kind.removeprefix("sbtrain_"), x, backward)
+
+
+def started(x, device):
+    """A struct like x for a call on torch's current stream."""
+    x = type(x).from_buffer_copy(x)
+    x.stream = current_stream(device)
+    return x
+
+
+def run(name, x, size, device):
+    """Calls a function with `size` bytes of workspace from torch's allocator."""
     workspace = torch.empty(size, dtype=torch.uint8, device=device)
-    struct.workspace, struct.workspace_bytes = workspace.data_ptr(), size
-    kernels.call(name, struct)
-    return size
+    x.workspace, x.workspace_bytes = workspace.data_ptr(), size
+    kernels.call(name, x)
 
 
-def say_cost(q, cu_seqlens, max_seqlen, size):
+def say_cost(tokens, cu_seqlens, max_seqlen, size):
     """What it costs that the longest document is not known: the workspace is that of a single one."""
     if cu_seqlens is None or max_seqlen or size < (64 << 20):
         return
     warn_once(
         f"sbtrain: cu_seqlens without max_seqlen: the backward pass takes {size >> 20} MiB of workspace, as if the "
-        f"{q.shape[0]} tokens were one document. Give max_seqlen, an upper bound of the documents' lengths."
+        f"{tokens} tokens were one document. Give max_seqlen, an upper bound of the documents' lengths."
     )
 
 
 # ---- Stick-breaking ---------------------------------------------------------------------------------------------
 
 
-def stick_fields(q, k, gate, vector, attend_current, remainder, skip_epsilon, cu_seqlens, max_seqlen, scale):
-    return {
-        **pack_fields(q, k, cu_seqlens, max_seqlen, scale),
-        "attend_current": int(attend_current),
-        "remainder": remainder,
-        "skip_epsilon": skip_epsilon,
-        "gate": pointer(gate),
-        "gate_stride": gate.shape[1] if gate is not None else 0,
-        "remainder_vector": pointer(vector),
-    }
+def stick_call(backward, q, k, cu_seqlens, gate, vector, max_seqlen, scale, attend_current, remainder, skip_epsilon):
+    """The struct of a call, with the pointers that both passes have but for q, k and v, and its bytes of workspace."""
+    heads, head_dim = q.shape[-2:]
+    tokens = q.shape[:-2].numel()
+    sequences, max_seqlen = documents(tokens, max_seqlen, cu_seqlens)
+    device = q.get_device()
+    template, size = plan(
+        "sbtrain_stickbreaking", backward, device, cu_seqlens is not None, gate is not None, heads=heads,
+        kv_heads=k.shape[-2], head_dim=head_dim, tokens=tokens, sequences=sequences, max_seqlen=max_seqlen, scale=scale,
+        attend_current=int(attend_current), remainder=remainder, skip_epsilon=skip_epsilon,
+        gate_stride=heads if gate is not None else 0
+    )
+    x = started(template, device)
+    x.cu_seqlens, x.gate, x.remainder_vector = pointer(cu_seqlens), pointer(gate), pointer(vector)
+    return x, size
 
 
 def stickbreaking_forward(
     q, k, v, cu_seqlens, gate, vector, max_seqlen, scale, attend_current, remainder, skip_epsilon
 ):
-    dtype = q.dtype
-    q, k, v, vector = brain(q, k, v, vector)
-    q, k, v = readable(q, k, v)
+    dtype, shape, device = q.dtype, q.shape, q.device
+    if dtype != torch.bfloat16:
+        q, k, v, vector = brain(q, k, v, vector)
     cu_seqlens, gate, vector = dense(cu_seqlens), dense(gate), dense(vector)
-    o = empty(q)
-    log2_rem = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
-    stop = torch.empty(q.shape[1], q.shape[0], dtype=torch.int32, device=q.device)
-    options = (attend_current, remainder, skip_epsilon, cu_seqlens, max_seqlen, scale)
-    x = kernels.StickBreaking(
-        **stick_fields(q, k, gate, vector, *options), q=rows(q), k=rows(k), v=rows(v), o=rows(o),
-        log2_remainder=pointer(log2_rem), stop=pointer(stop)
+    x, size = stick_call(
+        False, q, k, cu_seqlens, gate, vector, max_seqlen, scale, attend_current, remainder, skip_epsilon
     )
-    run("stickbreaking", "sbtrain_stickbreaking_forward", x, q.device, False)
-    return o.to(dtype), torch.exp2(log2_rem).t().contiguous(), log2_rem, stop
+    o, x.o = like(q)
+    q, x.q = readable(q)
+    k, x.k = readable(k)
+    v, x.v = readable(v)
+    log2_rem = torch.empty(x.heads, x.tokens, dtype=torch.float32, device=device)
+    stop = torch.empty(x.heads, x.tokens, dtype=torch.int32, device=device)
+    x.log2_remainder, x.stop = log2_rem.data_ptr(), stop.data_ptr()
+    run("sbtrain_stickbreaking_forward", x, size, device)
+    rem = torch.empty(*shape[:-1], dtype=torch.float32, device=device)
+    torch.exp2(log2_rem.t(), out=rem if rem.dim() == 2 else rem.view(x.tokens, x.heads))
+    return *as_type(dtype, o), rem, log2_rem, stop
 
 
 def stickbreaking_backward(
     d_o, d_rem, q, k, v, cu_seqlens, gate, vector, log2_rem, stop, max_seqlen, scale, attend_current, remainder,
     skip_epsilon
 ):
-    dtype = q.dtype
-    d_o, q, k, v, vector = brain(d_o, q, k, v, vector)
-    d_o, q, k, v = readable(d_o, q, k, v)
+    dtype, device = q.dtype, q.device
+    if dtype != torch.bfloat16:
+        d_o, q, k, v, vector = brain(d_o, q, k, v, vector)
     cu_seqlens, gate, vector = dense(cu_seqlens), dense(gate), dense(vector)
-    dq, dk, dv = empty(q), empty(k), empty(v)
-    d_gate = empty(gate) if gate is not None else q.new_empty(0)
-    d_vector = empty(vector, torch.float32) if vector is not None else q.new_empty(0, dtype=torch.float32)
-    d_rem = d_rem.float().t().contiguous() if d_rem is not None else None
-    options = (attend_current, remainder, skip_epsilon, cu_seqlens, max_seqlen, scale)
-    x = kernels.StickBreaking(
-        **stick_fields(q, k, gate, vector, *options), q=rows(q), k=rows(k), v=rows(v),
-        log2_remainder=pointer(log2_rem), stop=pointer(stop), d_o=rows(d_o), dq=rows(dq), dk=rows(dk), dv=rows(dv),
-        d_remainder=pointer(d_rem), d_gate=pointer(d_gate) if gate is not None else None,
-        d_gate_stride=gate.shape[1] if gate is not None else 0,
-        d_remainder_vector=pointer(d_vector) if vector is not None else None
+    x, size = stick_call(
+        True, q, k, cu_seqlens, gate, vector, max_seqlen, scale, attend_current, remainder, skip_epsilon
     )
-    say_cost(q, cu_seqlens, max_seqlen, run("stickbreaking", "sbtrain_stickbreaking_backward", x, q.device, True))
-    return dq.to(dtype), dk.to(dtype), dv.to(dtype), d_gate.float(), d_vector
+    dq, x.dq = like(q)
+    dk, x.dk = like(k)
+    dv, x.dv = like(v)
+    d_o, x.d_o = readable(d_o)
+    q, x.q = readable(q)
+    k, x.k = readable(k)
+    v, x.v = readable(v)
+    x.log2_remainder, x.stop = log2_rem.data_ptr(), stop.data_ptr()
+    if d_rem is not None:
+        d_rem = d_rem.float().reshape(x.tokens, x.heads).t().contiguous()
+        x.d_remainder = d_rem.data_ptr()
+    others = []
+    if gate is not None:
+        others.append(torch.empty(gate.shape, dtype=torch.bfloat16, device=device))
+        x.d_gate, x.d_gate_stride = others[0].data_ptr(), x.heads
+    if vector is not None:
+        others.append(torch.empty(vector.shape, dtype=torch.float32, device=device))
+        x.d_remainder_vector = others[-1].data_ptr()
+    run("sbtrain_stickbreaking_backward", x, size, device)
+    say_cost(x.tokens, cu_seqlens, max_seqlen, size)
+    return [*as_type(dtype, dq, dk, dv), *(d.float() for d in others)]
 
 
 # ---- Softmax ----------------------------------------------------------------------------------------------------
 
 
 def fire_pointers(parameters):
-    return kernels.Fire(*(pointer(x) for x in parameters)) if parameters else kernels.Fire()
+    return kernels.Fire(*(x.data_ptr() for x in parameters))
+
+
+def softmax_call(backward, q, k, cu_seqlens, bias, max_seqlen, scale, window):
+    heads, head_dim = q.shape[-2:]
+    tokens = q.shape[:-2].numel()
+    sequences, max_seqlen = documents(tokens, max_seqlen, cu_seqlens)
+    device = q.get_device()
+    template, size = plan(
+        "sbtrain_softmax", backward, device, cu_seqlens is not None, False, heads=heads, kv_heads=k.shape[-2],
+        head_dim=head_dim, tokens=tokens, sequences=sequences, max_seqlen=max_seqlen, scale=scale, bias=bias, window=window
+    )
+    x = started(template, device)
+    x.cu_seqlens = pointer(cu_seqlens)
+    return x, size
 
 
 def softmax_forward(q, k, v, cu_seqlens, fire, bias, max_seqlen, scale, window):
-    dtype = q.dtype
-    q, k, v = readable(*brain(q, k, v))
-    cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in brain(*fire)]
-    o = empty(q)
-    lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
-    x = kernels.Softmax(
-        **pack_fields(q, k, cu_seqlens, max_seqlen, scale), bias=bias, window=window, fire=fire_pointers(fire),
-        q=rows(q), k=rows(k), v=rows(v), o=rows(o), lse=pointer(lse)
-    )
-    run("softmax", "sbtrain_softmax_forward", x, q.device, False)
-    return o.to(dtype), lse
+    dtype, device = q.dtype, q.device
+    q, k, v, *fire = brain(q, k, v, *fire)
+    cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in fire]
+    x, size = softmax_call(False, q, k, cu_seqlens, bias, max_seqlen, scale, window)
+    o, x.o = like(q)
+    q, x.q = readable(q)
+    k, x.k = readable(k)
+    v, x.v = readable(v)
+    lse = torch.empty(x.heads, x.tokens, dtype=torch.float32, device=device)
+    x.lse, x.fire = lse.data_ptr(), fire_pointers(fire)
+    run("sbtrain_softmax_forward", x, size, device)
+    return *as_type(dtype, o), lse
 
 
 def softmax_backward(d_o, q, k, v, o, lse, cu_seqlens, fire, bias, max_seqlen, scale, window):
-    dtype = q.dtype
-    d_o, q, k, v, o = readable(*brain(d_o, q, k, v, o))
-    dq, dk, dv = empty(q), empty(k), empty(v)
-    cu_seqlens, parameters = dense(cu_seqlens), [dense(x) for x in brain(*fire)]
-    gradients = [empty(x, torch.float32) for x in parameters[:5]]
-    x = kernels.Softmax(
-        **pack_fields(q, k, cu_seqlens, max_seqlen, scale), bias=bias, window=window, fire=fire_pointers(parameters),
-        q=rows(q), k=rows(k), v=rows(v), o=rows(o), lse=pointer(lse), d_o=rows(d_o), dq=rows(dq), dk=rows(dk),
-        dv=rows(dv), d_fire=kernels.FireGradients(*(pointer(x) for x in gradients)) if gradients else kernels.FireGradients()
-    )
-    run("softmax", "sbtrain_softmax_backward", x, q.device, True)
-    return [dq.to(dtype), dk.to(dtype), dv.to(dtype), *gradients]
+    dtype, device = q.dtype, q.device
+    d_o, q, k, v, o, *fire = brain(d_o, q, k, v, o, *fire)
+    cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in fire]
+    x, size = softmax_call(True, q, k, cu_seqlens, bias, max_seqlen, scale, window)
+    dq, x.dq = like(q)
+    dk, x.dk = like(k)
+    dv, x.dv = like(v)
+    d_o, x.d_o = readable(d_o)
+    q, x.q = readable(q)
+    k, x.k = readable(k)
+    v, x.v = readable(v)
+    o, x.o = readable(o)
+    gradients = [torch.empty(p.shape, dtype=torch.float32, device=device) for p in fire[:5]]
+    x.lse, x.fire = lse.data_ptr(), fire_pointers(fire)
+    x.d_fire = kernels.FireGradients(*(p.data_ptr() for p in gradients))
+    run("sbtrain_softmax_backward", x, size, device)
+    return [*as_type(dtype, dq, dk, dv), *gradients]
 
 
 # ---- Decoding ---------------------------------------------------------------------------------------------------
 
 
-def decode(name, q, k_cache, v_cache, lengths, scale, vector=None, gate_cache=None, fire=(), **options):
+def decode(name, q, k_cache, v_cache, lengths, vector=None, gate_cache=None, fire=(), **options):
     """q [B, H, d], caches [B, C, G, d]."""
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("decode: k_cache and v_cache have to be contiguous; they are not copied")
-    dtype = q.dtype
-    q, vector = brain(q, vector)
-    (q,) = readable(q)
-    lengths, gate_cache, vector, fire = dense(lengths), dense(gate_cache), dense(vector), [dense(x) for x in brain(*fire)]
-    o = empty(q)
-    x = kernels.Decode(
-        device=q.device.index, stream=c_void_p(torch.cuda.current_stream(q.device).cuda_stream), heads=q.shape[1],
-        kv_heads=k_cache.shape[2], head_dim=q.shape[2], scale=scale, batch=q.shape[0], capacity=k_cache.shape[1],
-        q=rows(q), o=rows(o), k_cache=pointer(k_cache), v_cache=pointer(v_cache), lengths=pointer(lengths),
-        gate_cache=pointer(gate_cache), remainder_vector=pointer(vector), fire=fire_pointers(fire), **options
+    dtype, shape, device = q.dtype, q.shape, q.device
+    q, vector, *fire = brain(q, vector, *fire)
+    lengths, gate_cache, vector, fire = dense(lengths), dense(gate_cache), dense(vector), [dense(p) for p in fire]
+    template, size = plan(
+        "sbtrain_decode", None, q.get_device(), False, False, heads=shape[1], kv_heads=k_cache.shape[2], head_dim=shape[2],
+        batch=shape[0], capacity=k_cache.shape[1], **options
     )
-    run("decode", name, x, q.device)
+    x = started(template, q.get_device())
+    o, x.o = like(q)
+    q, x.q = readable(q)
+    x.k_cache, x.v_cache, x.lengths = k_cache.data_ptr(), v_cache.data_ptr(), lengths.data_ptr()
+    x.gate_cache, x.remainder_vector, x.fire = pointer(gate_cache), pointer(vector), fire_pointers(fire)
+    run(name, x, size, device)
     return o.to(dtype)
+
+
+def stickbreaking_decode(
+    q, k_cache, v_cache, lengths, gate_cache, vector, scale, attend_current, remainder, skip_epsilon
+):
+    return decode(
+        "sbtrain_stickbreaking_decode", q, k_cache, v_cache, lengths, vector, gate_cache, scale=scale,
+        attend_current=int(attend_current), remainder=remainder, skip_epsilon=skip_epsilon
+    )
+
+
+def softmax_decode(q, k_cache, v_cache, lengths, fire, bias, scale, window):
+    return decode(
+        "sbtrain_softmax_decode", q, k_cache, v_cache, lengths, fire=fire, scale=scale, bias=bias, window=window
+    )
