@@ -17,13 +17,14 @@ struct MuonMomentum {
 };
 void launch(cudaStream_t stream, const MuonMomentum& p);
 
-// y = x / (margin |x|) for the norm |x| of all n elements, and 0 where that is 0.
+// y = x / (margin |x|) for the norm |x| of n elements, and 0 where that is 0; for each of `batch`
+// vectors, one after the other.
 struct Normalize {
   bf16* y;
   const bf16* x;
-  int64_t n;
+  int64_t n, batch;
   float margin;
-  double* scratch = nullptr;  // [kSumParts]
+  double* scratch = nullptr;  // [batch, kSumParts]
 };
 void launch(cudaStream_t stream, const Normalize& p);
 

@@ -3,18 +3,22 @@
 
     scripts/optimizers.py pack                         # a part of corpus/packages (docs/corpus.md) of below 20 MB
     scripts/optimizers.py small --jobs 4               # 23M models: a grid of rate and decay, then three seeds
+    scripts/optimizers.py small --variant "muon head" "--train.optimizer=muon --train.qkv_matrices=head"
     scripts/optimizers.py large --minutes 10           # 350m_sb on all GPUs: rates, then one long run of each
     scripts/plot_optimizers.py runs/optimizers         # tables and plots of what there is
 
 `small` trains configs/lengths_sb.yaml and lengths_rope.yaml. It chooses rate and decay of each model and optimizer by
 the validation loss after --grid-steps, trains these with three seeds for --steps, and Muon besides for parts of them,
-to tell how many tokens it needs for AdamW's loss. Every run of it has one GPU; --jobs of them run at once and share the
-GPUs that are visible. `large` gives every long run all GPUs, and --jobs at once one each while it looks for the rate.
+to tell how many tokens it needs for AdamW's loss. Where the best of a grid is at its edge, the next rate or decay
+beyond it is trained, too. A --variant comes last: it begins with the best rate and decay of the optimizer that it is a
+variant of, and the rates beside it. Every run of `small` has one GPU; --jobs of them run at once and share the GPUs
+that are visible. `large` gives every long run all GPUs, and --jobs at once one each while it looks for the rate.
 
-A run that is done is a line of OUT/results.jsonl, and its folder is deleted. The same command does what is missing: a
-run that was stopped goes on from its folder in OUT/runs. --limit stops after so many seconds, with exit code 85, as
-does a signal. What follows -- goes to every training. The variable SBTRAIN names a program to use instead of the
-release build's.
+A run that is done is a line of OUT/results.jsonl, and its folder is deleted. The same command does what is missing,
+also with a results.jsonl that an earlier call has left: a run that was stopped goes on from its folder in OUT/runs.
+--limit stops after so many seconds, with exit code 85, as does a signal; a stopped run saves first, which takes
+seconds. What follows -- goes to every training. The variable SBTRAIN names a program to use instead of the release
+build's.
 """
 
 import argparse
@@ -38,6 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STOPPED = 85  # the exit code of a run that a signal has stopped after it had saved
 DIVERGED = 6
 KINDS = ("train", "held_out")
+PAUSE = 10  # seconds; a validation or a save takes less
 SHORTER = (0.5, 0.6, 0.7, 0.85)  # parts of --steps for which Muon is trained besides
 
 
@@ -51,11 +56,16 @@ class Run:
 
     key: dict
     options: list
+    defaults: list = field(default_factory=list)  # options that what follows -- replaces
     lengths: list = field(default_factory=list)  # of the evaluation after it; none: no evaluation
 
     @property
     def name(self):
         return "_".join(str(value) for value in self.key.values()).replace(" ", "-")
+
+
+def result_name(result):
+    return Run(result["run"], []).name
 
 
 def numbers(text):
@@ -143,8 +153,10 @@ class Runner:
     def results_of(self, runs, jobs, all_gpus=False):
         """The results of these runs, in their order; those that are missing are trained, `jobs` at once, each on one
         GPU or on all of them."""
-        known = {Run(result["run"], []).name: result for result in self.done()}
+        known = {result_name(result): result for result in self.done()}
         missing = [run for run in runs if run.name not in known]
+        if missing:
+            print(f"optimizers: {len(missing)} runs to do, {missing[0].name} first", flush=True)
         places = SimpleQueue()
         for place in itertools.islice(itertools.cycle(self.gpus), jobs):
             places.put(place)
@@ -169,7 +181,7 @@ class Runner:
     def train(self, run, place):
         folder = self.out / "runs" / run.name
         began = time.time()
-        code = self.call(place, folder, "train", "--out", folder, *self.options, *run.options)
+        code = self.call(place, folder, "train", "--out", folder, *run.defaults, *self.options, *run.options)
         if self.stopped or code == STOPPED:
             raise Stopped
         if code not in (0, DIVERGED):
@@ -238,13 +250,18 @@ def visible_gpus():
 
 def measured(folder):
     """[tokens, seconds, loss] of each validation, and of the training twenty to a hundred times. The time of the first
-    step is left out, as are pauses of over a minute, after which a run was resumed."""
+    step is left out, as are pauses after which a run was resumed, which are PAUSE longer than the steps or more."""
     file = folder / "metrics.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     validation, training, seconds, last = [], [], 0.0, None
+    tokens = 0
     for record in map(json.loads, lines):
-        seconds += record["time"] - last if last and record["time"] - last < 60 else 0.0
-        last = record["time"] if record["step"] > 0 else None
+        if last:
+            passed = record["time"] - last
+            rate = record.get("train/tokens_per_second")
+            steps = (record["tokens"] - tokens) / rate if rate else 0.0
+            seconds += passed if passed < steps + PAUSE else steps
+        last, tokens = (record["time"] if record["step"] > 0 else None), record["tokens"]
         place = [record["tokens"], round(seconds, 2)]
         if "validation/loss" in record:
             validation.append([*place, record["validation/loss"]])
@@ -253,17 +270,32 @@ def measured(folder):
     return {"validation": validation, "training": training[::max(1, len(training) // 50)]}
 
 
-def schedule(steps, validations):
+def schedule(steps, validations, saves):
     warmup = max(1, min(100, steps // 8))
     return [f"--stages.0.length={steps} steps", f"--stages.0.schedule.warmup={warmup} steps",
-            f"--validation.every={max(1, steps // validations)} steps", "--checkpoint.every=0", "--checkpoint.keep=1",
+            f"--validation.every={max(1, steps // validations)} steps",
+            f"--checkpoint.every={math.ceil(steps / saves) if saves else 0}", "--checkpoint.keep=1",
             f"--metrics.every={max(1, steps // 100)}", "--metrics.tensorboard=false"]
 
 
-def run_of(model, optimizer, options, kind, steps, validations, lr, decay, seed, lengths=()):
-    key = {"kind": kind, "model": model, "optimizer": optimizer, "lr": lr, "decay": decay, "steps": steps, "seed": seed}
-    return Run(key, ["--config", str(ROOT / f"configs/{model}.yaml"), *options, *schedule(steps, validations),
-                     f"--train.lr={lr}", f"--train.weight_decay={decay}", f"--seed={seed}"], list(lengths))
+@dataclass(frozen=True)
+class Pair:
+    """A model with an optimizer, or with a variant of one."""
+
+    model: str
+    optimizer: str
+    options: tuple
+    defaults: tuple = ()
+
+    def is_of(self, run):
+        return (self.model, self.optimizer) == (run["model"], run["optimizer"])
+
+    def run(self, kind, steps, validations, lr, decay, seed, lengths=(), saves=0):
+        key = {"kind": kind, "model": self.model, "optimizer": self.optimizer, "lr": lr, "decay": decay,
+               "steps": steps, "seed": seed}
+        return Run(key, [*self.options, f"--train.lr={lr}", f"--train.weight_decay={decay}", f"--seed={seed}"],
+                   ["--config", str(ROOT / f"configs/{self.model}.yaml"), *self.defaults,
+                    *schedule(steps, validations, saves)], list(lengths))
 
 
 def best(results):
@@ -275,45 +307,94 @@ def best(results):
     return run["lr"], run["decay"]
 
 
-def variants_of(arguments):
+def next_beyond(points, first, point, axis, most):
+    """The value of an axis that follows that of `point` if this is the lowest or the highest one: in the ratio of the
+    last two, and at most `most` of them beyond the `first` points."""
+    values = sorted({other[axis] for other in points})
+    value, given = point[axis], [other[axis] for other in first]
+    if len(values) < 2 or values[0] < value < values[-1]:
+        return None
+    lowest = value == values[0]
+    tried = sum(v < min(given) if lowest else v > max(given) for v in values)
+    return float(f"{value * value / values[1 if lowest else -2]:.3g}") if tried < most else None
+
+
+def search(runner, first, steps, jobs, extend):
+    """{pair: its best (rate, decay)}, for {pair: points to train}, each for so many steps. At an edge of a grid the
+    next point is trained, up to `extend` times in each direction. Points of earlier calls belong to a grid."""
+    grids = {pair: dict.fromkeys(points) for pair, points in first.items()}
+    for run in (result["run"] for result in runner.done()):
+        for pair, points in grids.items():
+            if run["kind"] == "grid" and run["steps"] == steps and pair.is_of(run):
+                points[run["lr"], run["decay"]] = None
+    while True:
+        runs = {pair: [pair.run("grid", steps, 2, *point, 1) for point in points] for pair, points in grids.items()}
+        runner.results_of([run for part in runs.values() for run in part], jobs)
+        chosen = {pair: best(runner.results_of(part, jobs)) for pair, part in runs.items()}
+        more = False
+        for pair, (lr, decay) in chosen.items():
+            for axis in (0, 1):
+                value = next_beyond(grids[pair], first[pair], (lr, decay), axis, extend)
+                if value is not None:
+                    grids[pair][(value, decay) if axis == 0 else (lr, value)] = None
+                    more = True
+        if not more:
+            return chosen
+
+
+def optimizers_of(arguments):
+    """AdamW and Muon, and the variants that are neither: {name: options}."""
     named = {"adamw": ["--train.optimizer=adamw"], "muon": ["--train.optimizer=muon"]}
+    variants = {}
     for name, options in arguments.variant:
-        named[name] = options.split()
-    return named
+        (named if name in named else variants)[name] = options.split()
+    return named, variants
 
 
 def small(arguments):
     runner = runner_of(arguments)
-    pairs = [(f"lengths_{model}", name, options) for model in arguments.models.split(",")
-             for name, options in variants_of(arguments).items()]
-    grid = {pair[:2]: [run_of(*pair, "grid", arguments.grid_steps, 2, lr, decay, 1)
-                       for lr in numbers(arguments.rates) for decay in numbers(arguments.decays)] for pair in pairs}
-    runner.results_of([run for runs in grid.values() for run in runs], arguments.jobs)
-    lengths = [int(length) for length in arguments.lengths.split(",")]
-    runs = []
-    for pair in pairs:
-        lr, decay = best(runner.results_of(grid[pair[:2]], arguments.jobs))
-        runs += [run_of(*pair, "seed", arguments.steps, 20, lr, decay, int(seed), lengths)
-                 for seed in numbers(arguments.seeds)]
-    for pair in pairs:
-        if pair[1] == "muon":
-            lr, decay = best(runner.results_of(grid[pair[:2]], arguments.jobs))
-            runs += [run_of(*pair, "shorter", round(part * arguments.steps), 2, lr, decay, 1) for part in SHORTER]
-    runner.results_of(runs, arguments.jobs)
+    models = [f"lengths_{model}" for model in arguments.models.split(",")]
+    named, variants = optimizers_of(arguments)
+
+    def pairs(optimizers):
+        return [Pair(model, name, tuple(options)) for name, options in optimizers.items() for model in models]
+
+    def searched(grids):
+        return search(runner, grids, arguments.grid_steps, arguments.jobs, arguments.extend)
+
+    def train_seeds(chosen):
+        lengths = arguments.lengths.split(",")
+        runner.results_of([pair.run("seed", arguments.steps, 20, *point, int(seed), map(int, lengths))
+                           for seed in numbers(arguments.seeds) for pair, point in chosen.items()], arguments.jobs)
+
+    rates, decays = numbers(arguments.rates), numbers(arguments.decays)
+    chosen = searched({pair: list(itertools.product(rates, decays)) for pair in pairs(named)})
+    train_seeds(chosen)
+    runner.results_of([pair.run("shorter", round(part * arguments.steps), 2, *point, 1) for part in SHORTER
+                       for pair, point in chosen.items() if pair.optimizer == "muon"], arguments.jobs)
+    if variants:
+        train_seeds(searched({pair: around(chosen, pair, rates) for pair in pairs(variants)}))
+
+
+def around(chosen, variant, rates):
+    """The best point of the optimizer that this is a variant of, and with the rates beside it."""
+    optimizer = "muon" if "--train.optimizer=muon" in variant.options else "adamw"
+    lr, decay = next(point for pair, point in chosen.items()
+                     if pair.model == variant.model and pair.optimizer == optimizer)
+    ratio = rates[1] / rates[0] if len(rates) > 1 else 2
+    return [(float(f"{lr * factor:.3g}"), decay) for factor in (1, 1 / ratio, ratio)]
 
 
 def large(arguments):
     runner = runner_of(arguments)
-    batch = ["--train.batch=64", "--validation.tokens=1e6"]
+    defaults = ("--train.batch=64", "--validation.tokens=1e6")
     steps = arguments.steps or round(60 * arguments.minutes * arguments.tokens_per_second / (64 * 2048))
-    variants = {name: options + batch for name, options in variants_of(arguments).items()}
-    grid = {name: [run_of(arguments.model, name, options, "grid", max(1, steps // 10), 2, lr, 0.1, 1)
-                   for lr in numbers(arguments.rates)] for name, options in variants.items()}
+    named, variants = optimizers_of(arguments)
+    pairs = [Pair(arguments.model, name, tuple(options), defaults) for name, options in {**named, **variants}.items()]
+    grids = {pair: [(lr, 0.1) for lr in numbers(arguments.rates)] for pair in pairs}
     at_once = max(1, min(arguments.jobs, len(runner.gpus)))
-    runner.results_of([run for runs in grid.values() for run in runs], at_once)
-    for name, options in variants.items():
-        lr, decay = best(runner.results_of(grid[name], at_once))
-        runner.results_of([run_of(arguments.model, name, options, "long", steps, 20, lr, decay, 1)], 1, all_gpus=True)
+    for pair, point in search(runner, grids, max(1, steps // 10), at_once, arguments.extend).items():
+        runner.results_of([pair.run("long", steps, 20, *point, 1, saves=4)], 1, all_gpus=True)
 
 
 def runner_of(arguments):
@@ -332,6 +413,8 @@ def add_common(parser, rates):
     parser.add_argument("--gpus", help="such as 0,1; default: those that are visible")
     parser.add_argument("--limit", type=float, default=0, metavar="SECONDS", help="stop after so long; 0: never")
     parser.add_argument("--rates", default=rates, help=f"learning rates of the grid ({rates})")
+    parser.add_argument("--extend", type=int, default=3, metavar="N",
+                        help="rates, and decays, that are tried beyond an edge of the grid (3)")
     parser.add_argument("--variant", nargs=2, action="append", default=[], metavar=("NAME", "OPTIONS"),
                         help="train with these options, too; the names adamw and muon replace those")
     parser.add_argument("--tokens-per-length", type=int, default=524288, help="tokens to evaluate at each length")

@@ -29,13 +29,28 @@ def read(argument):
 
 
 def of_kind(results, *kinds):
-    """{(model, optimizer): results} of these kinds."""
+    """{(model, optimizer): results} of these kinds. Runs that are no part of a grid count with the best rate and decay
+    of their grid alone: others were trained before the grid was extended."""
     groups = {}
     for result in results:
         run = result["run"]
         if run["kind"] in kinds:
             groups.setdefault((run["model"], run["optimizer"]), []).append(result)
-    return groups
+    if kinds == ("grid",):
+        return groups
+    grids = of_kind(results, "grid")
+    chosen = {key: [r for r in group if key not in grids or point(r) == best_point(grids[key])]
+              for key, group in groups.items()}
+    return {key: group for key, group in chosen.items() if group}
+
+
+def point(result):
+    return result["run"]["lr"], result["run"]["decay"]
+
+
+def best_point(grid):
+    whole = [r for r in grid if last_loss(r) is not None]
+    return point(min(whole, key=last_loss)) if whole else None
 
 
 def label(model, optimizer):

@@ -43,7 +43,8 @@ class DamagedRank : public Communicator {
   struct State {
     int world_rank = 0;
     std::optional<Damage> damage;
-    int sums = 0;  // over gradients, since the step began
+    int sums = 0;                  // over gradients, since the step began
+    bool matrices_travel = false;  // all-to-alls carry matrices to their owners, and no gradients
   };
   DamagedRank(std::unique_ptr<Communicator> inner, std::shared_ptr<State> state)
       : inner_(std::move(inner)), state_(std::move(state)) {}
@@ -71,7 +72,7 @@ class DamagedRank : public Communicator {
     inner_->reduce_scatter(s, shard, full);
   }
   void run_all_to_all(Stream& s, const Tensor& to, const Tensor& from) override {
-    damage(from);
+    if (!state_->matrices_travel) damage(from);
     inner_->all_to_all(s, to, from);
   }
   void run_shift(Stream& s, const Tensor& to, const Tensor& from, Neighbours ring) override {
@@ -111,10 +112,12 @@ struct Case {
   bool tied = false;
   ReduceType reduce = ReduceType::kFloat32;
   TransferEngine engine = TransferEngine::kMultiprocessors;
+  std::string optimizer = "adamw";  // muon, whose matrices travel: not with kCopyEngines
   std::string name() const {
-    return fmt::format("{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
+    return fmt::format("{}{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
                        reduce == ReduceType::kBfloat16 ? "Bf16" : "",
-                       engine == TransferEngine::kCopyEngines ? "ByCopies" : "");
+                       engine == TransferEngine::kCopyEngines ? "ByCopies" : "",
+                       optimizer == "muon" ? "Muon" : "");
   }
 };
 void PrintTo(const Case& c, std::ostream* out) {  // NOLINT: GoogleTest's name
@@ -136,6 +139,7 @@ Config config_of(const Case& c) {
   config.train.sharding = c.sharding;
   config.train.reduce_dtype = c.reduce;
   config.train.reduce_engine = c.engine;
+  config.train.optimizer.type = c.optimizer;
   return config;
 }
 
@@ -210,6 +214,7 @@ std::vector<Seen> train(const Case& c, const std::vector<Damage>& damages,
     // The communicator belongs to the caller, who outlives what wraps it.
     const auto state = std::make_shared<DamagedRank::State>();
     state->world_rank = ranks.rank();
+    state->matrices_travel = c.optimizer == "muon";
     DamagedRank damaged(ranks.split([](int) { return 0; }), state);
     Rank rank(c, damaged);
     Seen& mine = seen[static_cast<size_t>(ranks.rank())];
@@ -303,7 +308,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{Sharding::kNone, 4, 1, false, ReduceType::kBfloat16},
         Case{Sharding::kHybrid, 4, 2, true, ReduceType::kBfloat16},
         Case{Sharding::kFull, 4, 1, false, ReduceType::kFloat32, TransferEngine::kCopyEngines},
-        Case{Sharding::kHybrid, 8, 4, false, ReduceType::kBfloat16, TransferEngine::kCopyEngines}),
+        Case{Sharding::kHybrid, 8, 4, false, ReduceType::kBfloat16, TransferEngine::kCopyEngines},
+        Case{.world = 4, .tied = true, .optimizer = "muon"},
+        Case{.sharding = Sharding::kNone, .world = 2, .optimizer = "muon"},
+        Case{.sharding = Sharding::kHybrid, .world = 4, .node_size = 2, .optimizer = "muon"}),
     [](const auto& info) { return info.param.name(); });
 
 }  // namespace

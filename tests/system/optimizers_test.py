@@ -37,7 +37,8 @@ class Optimizers(unittest.TestCase):
             self.run_command("zstd", "-q", TEXT, "-o", corpus / f"{kind}-00.jsonl.zst")
         self.run_command(SCRIPT, "pack", "--corpus", corpus, "--data", data, "--train-text", "0.07",
                          "--held-out-text", "0.07")
-        self.common = ["--out", self.out, "--data", data, "--tokens-per-length", "128", "--rates", "1e-3,1e-2"]
+        self.common = ["--out", self.out, "--data", data, "--tokens-per-length", "128", "--rates", "1e-3,1e-2",
+                       "--extend", "1"]
 
     def run_command(self, *words, code=0):
         environment = {**os.environ, "SBTRAIN": PROGRAM, "OMP_NUM_THREADS": "1"}
@@ -46,19 +47,19 @@ class Optimizers(unittest.TestCase):
         self.assertEqual(result.returncode, code, result.stdout)
         return result.stdout
 
-    def small(self, *options):
-        return [SCRIPT, "small", *self.common, "--models", "sb", "--decays", "0.1", "--seeds", "1,2", "--jobs", "2",
-                "--grid-steps", "3", "--steps", "300", "--lengths", "32,64", "--", *TINY, *options]
+    def small(self, *options, variant=()):
+        return [SCRIPT, "small", *self.common, *variant, "--models", "sb", "--decays", "0.1", "--seeds", "1,2",
+                "--jobs", "2", "--grid-steps", "3", "--steps", "300", "--lengths", "32,64", "--", *TINY, *options]
 
     def results(self):
         return [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
 
-    def stop_after_the_grid(self):
-        """The results of a call that is stopped in the middle of the runs that take longer."""
+    def stop_after_the_grid(self, command, kind):
+        """The results of a call that is stopped in the middle of the runs that take longer, of this kind."""
         environment = {**os.environ, "SBTRAIN": PROGRAM, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(list(map(str, self.small())), env=environment, stdout=subprocess.DEVNULL,
+        process = subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)
-        while process.poll() is None and not any((self.out / "runs").glob("seed_*/metrics.jsonl")):
+        while process.poll() is None and not any((self.out / "runs").glob(f"{kind}_*/metrics.jsonl")):
             time.sleep(0.005)
         process.terminate()
         self.assertEqual(process.wait(timeout=60), 85)
@@ -66,15 +67,16 @@ class Optimizers(unittest.TestCase):
         return self.results()
 
     def test_goes_on_after_a_stop(self):
-        before = self.stop_after_the_grid()
+        before = self.stop_after_the_grid(self.small(), "seed")
         file = self.out / "results.jsonl"
         with open(file, "a", encoding="utf-8") as results:
             results.write('{"run": {"kind"')  # a line that was cut off
         self.run_command(*self.small())
         results = self.results()
         self.assertEqual(results[:len(before)], before)
+        # Of two rates the best is at an edge, beyond which one more is trained.
         self.assertEqual([sum(r["run"]["kind"] == kind for r in results) for kind in ("grid", "seed", "shorter")],
-                         [4, 4, 4])
+                         [6, 4, 4])
         self.assertEqual(self.run_command(*self.small()), "")  # nothing is left to do
         self.assertEqual(self.results(), results)
         self.assertEqual([path.name for path in (self.out / "runs").iterdir() if path.is_dir()], [])
@@ -86,15 +88,38 @@ class Optimizers(unittest.TestCase):
             chosen = min(grid, key=lambda r: r["validation"][-1][2])["run"]["lr"]
             self.assertEqual({r["run"]["lr"] for r in results if r["run"]["optimizer"] == optimizer
                               and r["run"]["kind"] != "grid"}, {chosen})
+        self.a_variant_comes_last(results)
         tables = self.run_command(sys.executable, ROOT / "scripts/plot_optimizers.py", "--tables", self.out)
         self.assertIn("| sb, muon | 0.1 |", tables)
         self.assertIn("at AdamW's loss on the way", tables)
+        self.assertIn("| sb, muon group | 0.1 |", tables)
+
+    def a_variant_comes_last(self, before):
+        variant = ["--variant", "muon group", "--train.optimizer=muon --train.qkv_matrices=group"]
+        self.run_command(*self.small(variant=variant))
+        results = self.results()
+        self.assertEqual(results[:len(before)], before)
+        more = [r["run"] for r in results[len(before):]]
+        self.assertEqual({run["optimizer"] for run in more}, {"muon group"})
+        self.assertEqual(sum(run["kind"] == "seed" for run in more), 2)
+        chosen = next(r["run"]["lr"] for r in before if r["run"]["kind"] == "seed" and r["run"]["optimizer"] == "muon")
+        rates = {run["lr"] for run in more if run["kind"] == "grid"}
+        self.assertLessEqual({chosen / 10, chosen, chosen * 10}, rates)
 
     def test_a_large_model_has_rates_and_a_long_run(self):
-        self.run_command(SCRIPT, "large", *self.common, "--model", "lengths_sb", "--steps", "20", "--", *TINY)
-        self.assertEqual([(r["run"]["kind"], r["run"]["optimizer"], r["run"]["steps"]) for r in self.results()],
-                         [*[("grid", "adamw", 2)] * 2, *[("grid", "muon", 2)] * 2, ("long", "adamw", 20),
-                          ("long", "muon", 20)])
+        # With more steps than pass before the script is stopped.
+        command = [SCRIPT, "large", *self.common, "--model", "350m_sb", "--steps", "60", "--", *TINY]
+        before = self.stop_after_the_grid(command, "long")
+        self.run_command(*command)
+        results = self.results()
+        self.assertEqual(results[:len(before)], before)
+        self.assertEqual([(r["run"]["kind"], r["run"]["optimizer"], r["run"]["steps"]) for r in results],
+                         [*[("grid", "adamw", 6)] * 2, *[("grid", "muon", 6)] * 2, ("grid", "adamw", 6),
+                          ("grid", "muon", 6), ("long", "adamw", 60), ("long", "muon", 60)])
+        for run in results[-2:]:
+            tokens = [point[0] for point in run["training"]]
+            self.assertEqual((tokens, len(set(tokens))), (sorted(tokens), 60))  # each step once
+            self.assertLess(run["validation"][-1][1], 60)
 
     def test_a_training_that_cannot_begin_is_no_result(self):
         output = self.run_command(*self.small("--model.heads=3"), code=1)

@@ -21,7 +21,8 @@ namespace sbtrain::ops::cuda {
   F(MatmulPreferenceDestroy)           \
   F(MatmulPreferenceSetAttribute)      \
   F(MatrixLayoutCreate)                \
-  F(MatrixLayoutDestroy)
+  F(MatrixLayoutDestroy)               \
+  F(MatrixLayoutSetAttribute)
 
 // cublas_lt().Create is cublasLtCreate, and so on.
 struct CublasLt {
