@@ -304,19 +304,18 @@ class StickBreakingAttention : public Attention {
 
   // The keys of a token at position p are 0 .. p - 1, with attend_current 0 .. p, and those from
   // its tile's stop on have been read.
-  KeysRead keys_read(Stream& s, const AttentionSaved& saved,
-                     const Sequences& sequences) const override {
+  std::vector<KeysRead> keys_read_by_head(Stream& s, const AttentionSaved& saved,
+                                          const Sequences& sequences) const override {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
     const std::vector<int32_t> stop_HT = download_integers(s, mine.stop_HT);
     const std::vector<int32_t> positions_T = download_integers(s, sequences.positions_T);
-    KeysRead keys;
+    const size_t tokens = positions_T.size();
+    std::vector<KeysRead> heads(static_cast<size_t>(model_.heads));
     for (size_t i = 0; i < stop_HT.size(); ++i) {
-      const int64_t visible =
-          positions_T[i % positions_T.size()] + (params_.attend_current ? 1 : 0);
-      keys.visible += visible;
-      keys.read += std::max<int64_t>(0, visible - stop_HT[i]);
+      const int64_t visible = positions_T[i % tokens] + (params_.attend_current ? 1 : 0);
+      heads[i / tokens] += {.read = std::max<int64_t>(0, visible - stop_HT[i]), .visible = visible};
     }
-    return keys;
+    return heads;
   }
 
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
