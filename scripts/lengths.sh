@@ -95,7 +95,7 @@ done
 results=("sb=stick-breaking" "sb_bias=stick-breaking, remainder to a learned vector"
   "sb_remainder=stick-breaking, remainder to the own value" "sb_norm=stick-breaking, head norm"
   "sb_norm_bias=stick-breaking, head norm, remainder to a learned vector" "sb_gate=stick-breaking, forget gate"
-  "sb_heads3=stick-breaking, three heads of 128" "sb_current=stick-breaking, attending the token itself"
+  "sb_gate_penalty=stick-breaking, forget gate and a loss that lowers it" "sb_heads3=stick-breaking, three heads of 128" "sb_current=stick-breaking, attending the token itself"
   "sb_4096=stick-breaking, rows of 4096" "window_128=RoPE in a window of 128" "window=RoPE in a window of 256"
   "window_512=RoPE in a window of 512" "alibi=ALiBi" "rope=RoPE" "rope_dynamic_ntk=RoPE, dynamic NTK at evaluation"
   "rope_4096=RoPE, rows of 4096" "rope_4096_dynamic_ntk=RoPE, rows of 4096, dynamic NTK at evaluation" "fire=FIRE"

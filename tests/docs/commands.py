@@ -146,6 +146,8 @@ END"""),
         Run("scripts/plot_attention.py", needs=("matplotlib",)),
     ],
     "docs/experiments.md": [
+        Listed("for lr in", GPU + ", and a run of scripts/lengths.sh"),
+        Listed("scripts/plot_loss.py runs/from_rope", GPU + ", as the runs that it draws"),
         Listed("sbtrain --config configs/350m_sb.yaml", GPU, plan=True),
         Run("sbtrain eval --checkpoint runs/350m_sb", smaller="--tokens-per-length 2048",
             after="cp sb.json rope.json; cp sb.json alibi.json"),
