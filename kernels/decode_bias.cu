@@ -42,7 +42,7 @@ struct FireBias {
     const float c = to_float(*x.c);
     OfHead<kUnits> of;
     of.rate = fabsf(c);
-    of.r = fire_query(c, to_float(*x.m), static_cast<int>(position)).r;
+    of.r = fire_query(c, to_float(*x.m), x.length, static_cast<int>(position)).r;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       const int unit = kUnits * lane + i;

@@ -9,7 +9,7 @@
 # MODEL is the part of the file's name after lengths_; the default is all models. DIR (default:
 # runs/lengths) gets a run folder, MODEL.json and MODEL_same.json for each model, three plots, and
 # tables.md. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
-# the mean and the range over the seeds, the tables the mean and the standard deviation.
+# the mean and the range over the seeds, the tables the mean and the standard deviation, and intervals over the documents.
 # Results that exist already are skipped and an interrupted run continues, so the same command
 # continues after a stop. --lengths and --tokens (per length) change what is evaluated. The first run
 # fetches the text with data/fetch_corpus.py. The variable SBTRAIN names a program to use instead of the
@@ -72,9 +72,10 @@ train_and_measure() {
   fi
   echo "lengths: evaluating $folder/$model"
   measure "$folder" "$model" "$model"
-  if [ "$model" = rope ]; then
-    measure "$folder" rope_dynamic_ntk rope --rope-scaling dynamic_ntk
-  fi
+  # Models with rotary positions, which scaling can stretch, the paper of CoCA its own as well.
+  case $model in
+    rope* | coca*) measure "$folder" "${model}_dynamic_ntk" "$model" --rope-scaling dynamic_ntk ;;
+  esac
 }
 
 folders=("${seeds[@]/#/$out/seed-}")
@@ -92,8 +93,14 @@ done
 
 # They show every result that exists, in this order.
 results=("sb=stick-breaking" "sb_bias=stick-breaking, remainder to a learned vector"
-  "sb_remainder=stick-breaking, remainder to the own value" "window=RoPE in a window of 256" "alibi=ALiBi" "rope=RoPE"
-  "rope_dynamic_ntk=RoPE, dynamic NTK at evaluation" "fire=FIRE" "none=no position" "coca=CoCA" "rebased=ReBased"
+  "sb_remainder=stick-breaking, remainder to the own value" "sb_norm=stick-breaking, head norm"
+  "sb_norm_bias=stick-breaking, head norm, remainder to a learned vector" "sb_gate=stick-breaking, forget gate"
+  "sb_gate_penalty=stick-breaking, forget gate and a loss that lowers it" "sb_heads3=stick-breaking, three heads of 128" "sb_current=stick-breaking, attending the token itself"
+  "sb_4096=stick-breaking, rows of 4096" "window_128=RoPE in a window of 128" "window=RoPE in a window of 256"
+  "window_512=RoPE in a window of 512" "alibi=ALiBi" "rope=RoPE" "rope_dynamic_ntk=RoPE, dynamic NTK at evaluation"
+  "rope_4096=RoPE, rows of 4096" "rope_4096_dynamic_ntk=RoPE, rows of 4096, dynamic NTK at evaluation" "fire=FIRE"
+  "fire_128=FIRE, L0 of 128" "none=no position" "coca=CoCA" "coca_dynamic_ntk=CoCA, dynamic NTK at evaluation"
+  "coca_strict=CoCA, strict" "coca_strict_dynamic_ntk=CoCA, strict, dynamic NTK at evaluation" "rebased=ReBased"
   "rebased_conv=ReBased and short convolutions in turns")
 files=()
 same=()
@@ -107,7 +114,10 @@ for result in "${results[@]}"; do
     labels=$labels,${result#*=}
   done
 done
-"$python" scripts/tables.py --labels "${labels#,}$labels" "${files[@]}" "${same[@]}" >"$out/tables.md"
+against=()
+case ,$labels, in *",stick-breaking,"*) against=(--against stick-breaking) ;; esac
+"$python" scripts/tables.py --labels "${labels#,}$labels" --bootstrap 1000 "${against[@]}" "${files[@]}" "${same[@]}" \
+  >"$out/tables.md"
 echo "lengths: $out/tables.md"
 if can_draw scripts/plot_lengths.py; then
   # The loss without positions rises so far that the other curves would merge into one line.

@@ -2,13 +2,16 @@
 # Trains the models of configs/lengths_*.yaml to find needles in texts of at most 512 tokens, and asks for needles in
 # texts of up to 16 times that length.
 #
-#   scripts/needles.sh [--out DIR] [--seeds N,N,...] [--lengths N,N,...] [--text STEPS] [--needles STEPS] [MODEL...]
-#                      [-- TRAINING OPTIONS]
+#   scripts/needles.sh [--out DIR] [--seeds N,N,...] [--lengths N,N,...] [--text STEPS] [--needles STEPS]
+#                      [--tasks NAME,NAME,...] [--row TOKENS] [MODEL...] [-- TRAINING OPTIONS]
 #   scripts/needles.sh sb rope alibi -- --device=cuda
+#   scripts/needles.sh --out runs/needles_vt --row 1024 --tasks passkey,vt sb rope -- --device=cuda
 #
 # MODEL is the part of the file's name after lengths_. A model is trained on plain text, with a constant rate, and then
 # on text and on samples of passkey, niah_single_1 and niah_multikey_2 in turns (sbtrain data tasks, with another seed
-# than the evaluation's). DIR (default: runs/needles) gets a run folder and MODEL-SEED.json for each model and seed (default: 1),
+# than the evaluation's). --tasks names others of passkey, niah_single_1, niah_multikey_2 and vt; vt, whose prompt begins
+# with a solved example of 500 tokens, needs rows of 1024 (--row; default: 512, a step has 65536 tokens in any case). Models
+# with rotary positions are asked with dynamic NTK too. DIR (default: runs/needles) gets a run folder and MODEL-SEED.json for each model and seed (default: 1),
 # tasks.md and tasks.png. Results that exist are skipped and an interrupted run continues. The texts are those of
 # scripts/lengths.sh, which has to have fetched them. The variable SBTRAIN names a program to use instead of the release
 # build's, PYTHON another python3.
@@ -19,27 +22,53 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=lengths
 models=(sb rope alibi window none)
 declare -A values=([out]=runs/needles [seeds]=1 [lengths]="320,512,1024,2048,4096,8192" [text]=500 [needles]=700
-  [samples]=1500)
+  [samples]=1500 [tasks]="passkey,niah_single_1,niah_multikey_2" [row]=512)
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh
 parse_command_line "$called_from" "$@"
 out=${values[out]}
 text=${values[text]}
-tasks=passkey,niah_single_1,niah_multikey_2
+tasks=${values[tasks]}
+row=${values[row]}
+case $row in 512 | 1024 | 2048 | 4096) ;; *) usage_error "--row: '$row' is not 512, 1024, 2048 or 4096" ;; esac
+for task in ${tasks//,/ }; do
+  case $task in
+    passkey | niah_single_1 | niah_multikey_2) ;;
+    vt) [ "$row" -ge 1024 ] || usage_error "--tasks: vt needs rows of at least 1024 tokens; give --row 1024" ;;
+    *) usage_error "--tasks: '$task' is not passkey, niah_single_1, niah_multikey_2 or vt" ;;
+  esac
+done
 tokenizer=corpus/lengths/tokenizer.model
 [ -f corpus/lengths/train.h5 ] || usage_error "corpus/lengths/train.h5 is missing: scripts/lengths.sh fetches the text"
 
 # ---- Data -------------------------------------------------------------------------------------
 
-# What may be generated counts as length: 64 tokens of passkey, 128 of the others. With the answer and eos the longest
-# documents have just below 512 tokens.
+# What may be generated counts as length: 64 tokens of passkey, 30 of vt, 128 of the others. With the answer and eos the
+# longest documents have just below 512 tokens, those of vt as many as a row.
+lengths_of() {
+  case $1 in
+    passkey) echo 160,208,256,304,352,400,448,496,544 ;;
+    vt) seq -s , 736 64 "$row" ;;
+    *) echo 288,336,384,432,480,528,576,624 ;;
+  esac
+}
 if [ ! -f "$out/needles.h5" ]; then
-  write=("$sbtrain" data tasks --samples "${values[samples]}" --seed 7 --tokenizer "$tokenizer")
-  "${write[@]}" --tasks passkey --lengths 160,208,256,304,352,400,448,496,544 --output "$out/passkey.jsonl"
-  "${write[@]}" --tasks niah_single_1,niah_multikey_2 --lengths 288,336,384,432,480,528,576,624 \
-    --output "$out/niah.jsonl"
-  "$sbtrain" prepare --input "$out/passkey.jsonl" "$out/niah.jsonl" --tokenizer $tokenizer --output "$out/needles.h5"
-  rm "$out/passkey.jsonl" "$out/niah.jsonl"
+  inputs=()
+  declare -A of_lengths=() # tasks of the same lengths share a file
+  for task in ${tasks//,/ }; do
+    lengths=$(lengths_of "$task")
+    of_lengths[$lengths]=${of_lengths[$lengths]:+${of_lengths[$lengths]},}$task
+  done
+  for task in ${tasks//,/ }; do
+    lengths=$(lengths_of "$task")
+    group=${of_lengths[$lengths]}
+    [ "${group%%,*}" = "$task" ] || continue
+    inputs+=("$out/${task%%_*}.jsonl")
+    "$sbtrain" data tasks --samples "${values[samples]}" --seed 7 --tokenizer "$tokenizer" --tasks "$group" \
+      --lengths "$lengths" --output "$out/${task%%_*}.jsonl"
+  done
+  "$sbtrain" prepare --input "${inputs[@]}" --tokenizer $tokenizer --output "$out/needles.h5"
+  rm "${inputs[@]}"
 fi
 
 # ---- Training and evaluation ------------------------------------------------------------------
@@ -49,7 +78,7 @@ labels=
 evaluate() { # evaluate RESULT RUN OPTIONS...
   local result=$1 run=$2
   shift 2
-  [ -f "$result" ] || "$sbtrain" eval --checkpoint "$run" --device "$device" --tasks $tasks \
+  [ -f "$result" ] || "$sbtrain" eval --checkpoint "$run" --device "$device" --tasks "$tasks" \
     --lengths "${values[lengths]}" --json "$result" "$@"
   files+=("$result")
 }
@@ -59,6 +88,7 @@ for model in "${models[@]}"; do
     cat >"$run.yaml" <<YAML
 include: $PWD/configs/lengths_$model.yaml
 name: $model
+train: {sequence_length: $row, batch: $((65536 / row)), micro_batch: $((32768 / row))}
 stages:
   - name: text
     length: ${values[text]} steps
@@ -74,10 +104,12 @@ YAML
     fi
     evaluate "$run.json" "$run"
     labels=$labels,$model
-    if [ "$model" = rope ]; then
-      evaluate "$out/rope_dynamic_ntk-$seed.json" "$run" --rope-scaling dynamic_ntk
-      labels=$labels,rope_dynamic_ntk
-    fi
+    case $model in
+      rope* | coca*)
+        evaluate "$out/${model}_dynamic_ntk-$seed.json" "$run" --rope-scaling dynamic_ntk
+        labels=$labels,${model}_dynamic_ntk
+        ;;
+    esac
   done
 done
 

@@ -26,7 +26,6 @@
 
 namespace sbtrain::kernels {
 
-inline constexpr float kFireReach = 512.0f;  // L0
 inline constexpr double kFireEpsilon = 1e-6;
 
 // ---- The network --------------------------------------------------------------------------------
@@ -94,13 +93,14 @@ struct alignas(16) FireQuery {
 SBTRAIN_HOST_DEVICE float fire_sign(float x) {
   return static_cast<float>((x > 0.0f) - (x < 0.0f));
 }
-SBTRAIN_HOST_DEVICE FireQuery fire_query(float c, float m, int position) {
+// `length` is L0.
+SBTRAIN_HOST_DEVICE FireQuery fire_query(float c, float m, float length, int position) {
   const double rate = fabs(static_cast<double>(c));
-  const double reach = fabs(static_cast<double>(m)) * kFireReach;
+  const double reach = fabs(static_cast<double>(m)) * length;
   const double x = reach > position ? reach : position;
   const double r = 1.0 / (log1p(rate * x) + kFireEpsilon);
   const double dlog = r / (rate * x + 1.0);
-  const double by_m = reach > position ? rate * kFireReach * fire_sign(m) * dlog : 0.0;
+  const double by_m = reach > position ? rate * length * fire_sign(m) * dlog : 0.0;
   return {static_cast<float>(r), static_cast<float>(fire_sign(c) * r),
           static_cast<float>(fire_sign(c) * r * x * dlog), static_cast<float>(r * by_m)};
 }

@@ -27,7 +27,7 @@ static __global__ void fire_positions_kernel(SoftmaxProblem p, FireParameters x,
   if (i < p.max_seqlen + 2 * kFireMargin) to.distances[i] = fire_distance(c, i - kFireMargin);
   if (i >= p.tokens + kFireMargin) return;
   const FireQuery query =
-      i < p.tokens ? fire_query(c, m, p.positions[i]) : FireQuery{0.0f, 0.0f, 0.0f, 0.0f};
+      i < p.tokens ? fire_query(c, m, x.length, p.positions[i]) : FireQuery{0.0f, 0.0f, 0.0f, 0.0f};
   to.r_T[i] = query.r;
   if (to.queries_T != nullptr) to.queries_T[i] = query;
 }

@@ -51,11 +51,16 @@ struct AttentionMap {
   std::vector<float> remainder_T;  // stick-breaking: what token j gives to no key; else empty
 };
 
-// Pairs of a query and a key that it may look at, over all heads: those that a forward pass has
-// read, and all that there are.
+// Pairs of a query and a key that it may look at: those that a forward pass has read, and all that
+// there are.
 struct KeysRead {
   int64_t read = 0;
   int64_t visible = 0;
+  KeysRead& operator+=(const KeysRead& more) {
+    read += more.read;
+    visible += more.visible;
+    return *this;
+  }
 };
 
 class Attention {
@@ -106,11 +111,17 @@ class Attention {
     return {};
   }
 
-  // What a forward pass that filled `saved` has read of the keys; the backward pass reads the same
-  // again. A module that never skips a key counts none.
-  virtual KeysRead keys_read(Stream& /*s*/, const AttentionSaved& /*saved*/,
-                             const Sequences& /*sequences*/) const {
+  // What each head has read of the keys in a forward pass that filled `saved`; the backward pass
+  // reads the same again. A module that never skips a key counts none, and lists no head.
+  virtual std::vector<KeysRead> keys_read_by_head(Stream& /*s*/, const AttentionSaved& /*saved*/,
+                                                  const Sequences& /*sequences*/) const {
     return {};
+  }
+  // The same over all heads.
+  KeysRead keys_read(Stream& s, const AttentionSaved& saved, const Sequences& sequences) const {
+    KeysRead all;
+    for (const KeysRead& head : keys_read_by_head(s, saved, sequences)) all += head;
+    return all;
   }
 
   // The formula: what forward() computes for one document, in double precision on the host. Tests

@@ -60,12 +60,13 @@ HostFire download(Stream& s, const ops::FireTensors& fire) {
           .w1_K = download_matrix(s, fire.w1_K),
           .b1_K = download_matrix(s, fire.b1_K),
           .w2_HK = download_matrix(s, fire.w2_HK),
-          .b2_H = download_matrix(s, fire.b2_H)};
+          .b2_H = download_matrix(s, fire.b2_H),
+          .length = fire.length};
 }
 
 LogitBias fire_bias(const HostFire& fire, int64_t head) {
   const double c = std::abs(fire.c_1.values.front());
-  const double length = std::abs(fire.m_1.values.front()) * ops::kFireLength;
+  const double length = std::abs(fire.m_1.values.front()) * fire.length;
   const double b2 = fire.b2_H.values[static_cast<size_t>(head)];
   return [=](int64_t j, int64_t i) {
     const auto psi = [&](double x) { return std::log(c * x + 1.0); };

@@ -25,6 +25,7 @@ LogitBias alibi_bias(int64_t heads, int64_t head);
 // The tensors of FIRE (ops/attention.h), by their names there.
 struct HostFire {
   HostMatrix c_1, m_1, w1_K, b1_K, w2_HK, b2_H;
+  double length = ops::kFireLength;
 };
 HostFire download(Stream& s, const ops::FireTensors& fire);
 LogitBias fire_bias(const HostFire& fire, int64_t head);

@@ -1,11 +1,13 @@
 // `rebased` (arXiv 2402.10644) and `based` (arXiv 2402.18668): attention whose weights are a
 // square, (q.k)^2 / f, or the second-order Taylor polynomial of exp(q.k / sqrt(f)). Queries and
 // keys have few features, f for each head; ReBased normalises them, with one affine LayerNorm over
-// the features of all heads for the queries and one for the keys. There are no positions: the order
-// is known from the causal mask and from convolutions in other layers.
+// the features of all heads for the queries and one for the keys, of which each part can be left
+// out (its table 1). There are no positions: the order is known from the causal mask and from
+// convolutions in other layers.
 
 #include "ops/rebased.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "attention/map.h"
@@ -13,7 +15,10 @@
 #include "attention/registry.h"
 #include "core/error.h"
 #include "layers/linear.h"
+#include "ops/linear.h"
+#include "ops/memory.h"
 #include "ops/norm.h"
+#include "ops/scale.h"
 
 namespace sbtrain {
 namespace {
@@ -47,6 +52,31 @@ void describe(Fields& f, Options& o) {
   describe_qkv_bias(f, o.qkv_bias);
 }
 
+// What the features pass before they are multiplied: y = (x - mean) / std * gamma + beta, without
+// the parts that are turned off.
+struct Kernel {
+  bool norm = false;
+  bool gamma = false;
+  bool beta = false;
+  bool any() const { return norm || gamma || beta; }
+};
+
+struct RebasedOptions {
+  Options common;
+  bool norm = true;
+  bool gamma = true;
+  bool beta = true;
+  Kernel kernel() const { return {.norm = norm, .gamma = gamma, .beta = beta}; }
+  bool operator==(const RebasedOptions&) const = default;
+};
+
+void describe(Fields& f, RebasedOptions& o) {
+  describe(f, o.common);
+  f.add("feature_norm", o.norm, "Normalise the features of queries, and of keys, of all heads.");
+  f.add("feature_gamma", o.gamma, "A learned factor of each feature, after the norm.");
+  f.add("feature_beta", o.beta, "A learned number that is added to each feature, last.");
+}
+
 constexpr const char* kQNormWeight = "self_attn.q_norm.weight";
 constexpr const char* kQNormBias = "self_attn.q_norm.bias";
 constexpr const char* kKNormWeight = "self_attn.k_norm.weight";
@@ -55,7 +85,7 @@ constexpr float kNormEps = 1e-5f;
 
 struct RebasedSaved : AttentionSaved {
   Buffer qkv_TN;     // as projected
-  Buffer norm_T2Hf;  // q and k normalised (ReBased)
+  Buffer norm_T2Hf;  // q and k after the kernel, if it has any part
   Buffer den_HT;
 };
 
@@ -66,9 +96,15 @@ struct RebasedCache : AttentionCache {
 
 class RebasedAttention : public Attention {
  public:
-  RebasedAttention(const Options& options, const AttentionShape& model, bool rebased)
+  // Based, without a kernel.
+  RebasedAttention(const Options& options, const AttentionShape& model)
+      : RebasedAttention(options, model, Kernel(), /*rebased=*/false) {}
+  RebasedAttention(const RebasedOptions& options, const AttentionShape& model)
+      : RebasedAttention(options.common, model, options.kernel(), /*rebased=*/true) {}
+  RebasedAttention(const Options& options, const AttentionShape& model, const Kernel& kernel,
+                   bool rebased)
       : model_(model),
-        rebased_(rebased),
+        kernel_(kernel),
         features_(model.heads * options.feature_dim),
         values_(model.query_width()),
         qkv_(qkv_spec(model, {.q = features_, .k = features_, .v = values_}, options.qkv_bias)) {
@@ -88,9 +124,9 @@ class RebasedAttention : public Attention {
 
   std::vector<TensorSpec> parameters() const override {
     std::vector<TensorSpec> specs = qkv_.parameters();
-    if (!rebased_) return specs;
     for (const char* name : {kQNormWeight, kQNormBias, kKNormWeight, kKNormBias}) {
       const bool weight = name == kQNormWeight || name == kKNormWeight;
+      if (!(weight ? kernel_.gamma : kernel_.beta)) continue;
       specs.push_back({.name = name,
                        .shape = {features_},
                        .storage = {},
@@ -107,7 +143,7 @@ class RebasedAttention : public Attention {
     };
     auto saved = std::make_unique<RebasedSaved>();
     saved->qkv_TN = buffer("qkv", memory.compute_dtype(), tokens, projected());
-    if (rebased_) {
+    if (kernel_.any()) {
       saved->norm_T2Hf = buffer("qk normed", memory.compute_dtype(), tokens, 2 * features_);
     }
     saved->den_HT = buffer("denominators", DType::kF32, model_.heads, tokens);
@@ -118,7 +154,7 @@ class RebasedAttention : public Attention {
                const Sequences& sequences) const override {
     auto& mine = static_cast<RebasedSaved&>(saved);
     qkv_.forward(s, mine.qkv_TN, x_TD, w);
-    if (rebased_) normalise(s, mine.norm_T2Hf, mine.qkv_TN, w);
+    if (kernel_.any()) apply_kernel(s, mine.norm_T2Hf, mine.qkv_TN, w);
     ops::run(s, ops::RebasedForward{.o_THe = mix_TD,
                                     .den_HT = mine.den_HT,
                                     .q_THf = query(mine),
@@ -146,24 +182,8 @@ class RebasedAttention : public Attention {
                                      .v_THe = value(mine.qkv_TN),
                                      .sequences = sequences,
                                      .params = params_});
-    if (rebased_) {
-      ops::run(s, ops::LayerNormBackward{.dx_TD = dq,
-                                         .dw_D = dw.at(kQNormWeight),
-                                         .db_D = dw.at(kQNormBias),
-                                         .dy_TD = dq,
-                                         .x_TD = first(mine.qkv_TN),
-                                         .w_D = w.at(kQNormWeight),
-                                         .eps = kNormEps,
-                                         .accumulate = false});
-      ops::run(s, ops::LayerNormBackward{.dx_TD = dk,
-                                         .dw_D = dw.at(kKNormWeight),
-                                         .db_D = dw.at(kKNormBias),
-                                         .dy_TD = dk,
-                                         .x_TD = second(mine.qkv_TN),
-                                         .w_D = w.at(kKNormWeight),
-                                         .eps = kNormEps,
-                                         .accumulate = false});
-    }
+    kernel_backward(s, dq, first(mine.qkv_TN), dw, w, kQNormWeight, kQNormBias);
+    kernel_backward(s, dk, second(mine.qkv_TN), dw, w, kKNormWeight, kKNormBias);
     qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
   }
 
@@ -191,7 +211,7 @@ class RebasedAttention : public Attention {
     const Tensor& states = static_cast<RebasedCache&>(cache).state;
     const Buffer qkv = s.scratch("qkv", s.memory().compute_dtype(), {x_BD.rows(), projected()});
     qkv_.forward(s, qkv, x_BD, w);
-    if (rebased_) normalise(s, qkv.tensor().col_range(0, 2 * features_), qkv, w);
+    if (kernel_.any()) apply_kernel(s, qkv.tensor().col_range(0, 2 * features_), qkv, w);
     ops::run(s, ops::RebasedDecode{.o_BHe = mix_BD,
                                    .q_BHf = first(qkv),
                                    .k_BHf = second(qkv),
@@ -215,10 +235,8 @@ class RebasedAttention : public Attention {
     const int64_t f = features_ / heads;
     HostMatrix q = project_part(x_TD, w, "q");
     HostMatrix k = project_part(x_TD, w, "k");
-    if (rebased_) {
-      layer_norm(q, at(w, kQNormWeight), at(w, kQNormBias), kNormEps, 1);
-      layer_norm(k, at(w, kKNormWeight), at(w, kKNormBias), kNormEps, 1);
-    }
+    apply_kernel(q, w, kQNormWeight, kQNormBias);
+    apply_kernel(k, w, kKNormWeight, kKNormBias);
     const HostMatrix v = project_part(x_TD, w, "v");
     HostMatrix o(x_TD.rows, values_);
     for (int64_t h = 0; h < heads; ++h) {
@@ -240,27 +258,93 @@ class RebasedAttention : public Attention {
   Tensor second(const Tensor& qk) const { return qk.col_range(features_, features_); }
   Tensor value(const Tensor& qkv) const { return qkv.col_range(2 * features_, values_); }
   Tensor query(const RebasedSaved& saved) const {
-    return first(rebased_ ? saved.norm_T2Hf : saved.qkv_TN);
+    return first(kernel_.any() ? saved.norm_T2Hf : saved.qkv_TN);
   }
   Tensor key(const RebasedSaved& saved) const {
-    return second(rebased_ ? saved.norm_T2Hf : saved.qkv_TN);
+    return second(kernel_.any() ? saved.norm_T2Hf : saved.qkv_TN);
   }
 
-  void normalise(Stream& s, const Tensor& norm_T2Hf, const Tensor& qkv, const Weights& w) const {
-    ops::run(s, ops::LayerNorm{.y_TD = first(norm_T2Hf),
-                               .x_TD = first(qkv),
-                               .w_D = w.at(kQNormWeight),
-                               .b_D = w.at(kQNormBias),
-                               .eps = kNormEps});
-    ops::run(s, ops::LayerNorm{.y_TD = second(norm_T2Hf),
-                               .x_TD = second(qkv),
-                               .w_D = w.at(kKNormWeight),
-                               .b_D = w.at(kKNormBias),
-                               .eps = kNormEps});
+  void apply_kernel(Stream& s, const Tensor& to_T2Hf, const Tensor& qkv, const Weights& w) const {
+    apply_kernel(s, first(to_T2Hf), first(qkv), w, kQNormWeight, kQNormBias);
+    apply_kernel(s, second(to_T2Hf), second(qkv), w, kKNormWeight, kKNormBias);
+  }
+  // y may be x.
+  void apply_kernel(Stream& s, const Tensor& y, const Tensor& x, const Weights& w,
+                    const char* gamma, const char* beta) const {
+    if (kernel_.norm) {
+      const Row scale = row(s, kernel_.gamma, w, gamma, 1.0f);
+      const Row shift = row(s, kernel_.beta, w, beta, 0.0f);
+      ops::run(s, ops::LayerNorm{
+                      .y_TD = y, .x_TD = x, .w_D = scale.row, .b_D = shift.row, .eps = kNormEps});
+      return;
+    }
+    if (kernel_.gamma) {
+      ops::run(s, ops::Scale{.y_TD = y, .x_TD = x, .w_D = w.at(gamma)});
+    } else if (y.data != x.data) {
+      ops::run(s, ops::Copy{.y = y, .x = x});
+    }
+    if (kernel_.beta) ops::run(s, ops::AddBias{.y_TN = y, .b_N = w.at(beta)});
+  }
+  void apply_kernel(HostMatrix& x, const HostWeights& w, const char* gamma,
+                    const char* beta) const {
+    HostMatrix ones(1, x.cols);
+    std::fill(ones.values.begin(), ones.values.end(), 1.0);
+    const HostMatrix zeros(1, x.cols);
+    const HostMatrix& scale = kernel_.gamma ? at(w, gamma) : ones;
+    const HostMatrix& shift = kernel_.beta ? at(w, beta) : zeros;
+    if (kernel_.norm) return layer_norm(x, scale, shift, kNormEps, 1);
+    for (int64_t t = 0; t < x.rows; ++t) {
+      for (int64_t i = 0; i < x.cols; ++i) {
+        x.row(t)[i] = x.row(t)[i] * scale.values[i] + shift.values[i];
+      }
+    }
+  }
+  // dx, the gradient of what apply_kernel() gives, becomes that of its input x.
+  void kernel_backward(Stream& s, const Tensor& dx, const Tensor& x, const Weights& dw,
+                       const Weights& w, const char* gamma, const char* beta) const {
+    if (kernel_.norm) {
+      const Row scale = row(s, kernel_.gamma, w, gamma, 1.0f);
+      const Row dscale = gradient_row(s, kernel_.gamma, dw, gamma);
+      const Row dshift = gradient_row(s, kernel_.beta, dw, beta);
+      ops::run(s, ops::LayerNormBackward{.dx_TD = dx,
+                                         .dw_D = dscale.row,
+                                         .db_D = dshift.row,
+                                         .dy_TD = dx,
+                                         .x_TD = x,
+                                         .w_D = scale.row,
+                                         .eps = kNormEps,
+                                         .accumulate = false});
+      return;
+    }
+    if (kernel_.beta) ops::run(s, ops::BiasBackward{.db_N = dw.at(beta), .dy_TN = dx});
+    if (!kernel_.gamma) return;
+    ops::run(s, ops::ScaleBackward{
+                    .dx_TD = dx, .dw_D = dw.at(gamma), .dy_TD = dx, .x_TD = x, .w_D = w.at(gamma)});
+  }
+
+  // A weight, or where the model has none, a constant in scratch of its own.
+  struct Row {
+    Buffer scratch;
+    Tensor row;
+  };
+  Row row(Stream& s, bool learned, const Weights& w, const char* name, float constant) const {
+    if (learned) return {.scratch = {}, .row = w.at(name)};
+    Row made{.scratch = s.scratch(name, s.memory().compute_dtype(), {features_}), .row = {}};
+    made.row = made.scratch;
+    ops::run(s, ops::Fill{.x = made.row, .value = constant});
+    return made;
+  }
+  // Its gradient, or where the model has no such weight, scratch that nothing reads.
+  Row gradient_row(Stream& s, bool learned, const Weights& dw, const char* name) const {
+    if (learned) return {.scratch = {}, .row = dw.at(name)};
+    Row made{.scratch = s.scratch(name, DType::kF32, {features_}), .row = {}};
+    made.row = made.scratch;
+    ops::run(s, ops::Fill{.x = made.row, .value = 0.0f});
+    return made;
   }
 
   AttentionShape model_;
-  bool rebased_;
+  Kernel kernel_;
   int64_t features_, values_;  // of all heads
   Linear qkv_;
   int64_t state_rows_ = 0;
@@ -273,19 +357,13 @@ void register_rebased(AttentionRegistry& registry) {
   registry.add<Options>({.name = "based",
                          .whole_heads = false,
                          .own_head_dim = true,
-                         .make = [](const Options& options,
-                                    const AttentionShape& model) -> std::unique_ptr<Attention> {
-                           return std::make_unique<RebasedAttention>(options, model, false);
-                         },
+                         .make = make_module<RebasedAttention, Options>,
                          .bench = {{.name = "based", .options = {{"form", "chunked"}}}}});
-  registry.add<Options>({.name = "rebased",
-                         .whole_heads = false,
-                         .own_head_dim = true,
-                         .make = [](const Options& options,
-                                    const AttentionShape& model) -> std::unique_ptr<Attention> {
-                           return std::make_unique<RebasedAttention>(options, model, true);
-                         },
-                         .bench = {{.name = "rebased", .options = {{"form", "chunked"}}}}});
+  registry.add<RebasedOptions>({.name = "rebased",
+                                .whole_heads = false,
+                                .own_head_dim = true,
+                                .make = make_module<RebasedAttention, RebasedOptions>,
+                                .bench = {{.name = "rebased", .options = {{"form", "chunked"}}}}});
 }
 
 }  // namespace sbtrain

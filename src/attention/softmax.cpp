@@ -27,6 +27,7 @@ struct Options {
   int64_t window = 0;        // 0: all
   PositionEncoding position = PositionEncoding::kRope;
   bool shared = false;  // FIRE: one network for all layers that set it
+  double fire_length = ops::kFireLength;
   RotaryOptions rotary;
   QkvOptions qkv;
   bool operator==(const Options&) const = default;
@@ -40,6 +41,10 @@ void describe(Fields& f, Options& o) {
         "(FIRE), or none (NoPE).");
   f.add("shared", o.shared, Rule{}.when("position", {"fire"}),
         "One FIRE network for all layers instead of one for each.");
+  f.add(
+      "fire_length", o.fire_length, above(0).when("position", {"fire"}).with_example(64),
+      "L0 of FIRE in tokens: at first, queries at a smaller position divide distances by it, later "
+      "ones by their own position. What is learned is the factor m of max(j, |m L0|).");
   describe(f, o.rotary);
   describe_rope_fraction(f, o.rotary);
   describe(f, o.qkv);
@@ -78,6 +83,7 @@ class SoftmaxAttention : public Attention {
         qkv_(model, options.qkv),
         position_(options.position),
         shared_(options.shared),
+        fire_length_(static_cast<float>(options.fire_length)),
         params_{.heads = static_cast<int>(model.heads),
                 .scale = logit_scale(options.logit_scale, model),
                 .window = options.window} {
@@ -208,7 +214,8 @@ class SoftmaxAttention : public Attention {
                                               .w1_K = at(w, kFireW1),
                                               .b1_K = at(w, kFireB1),
                                               .w2_HK = at(w, kFireW2),
-                                              .b2_H = at(w, kFireB2)},
+                                              .b2_H = at(w, kFireB2),
+                                              .length = fire_length_},
                                              h)
                                  : distance_bias(h);
       mix_head(
@@ -258,13 +265,14 @@ class SoftmaxAttention : public Attention {
     return position_ == PositionEncoding::kAlibi ? alibi_bias(model_.heads, head) : no_bias();
   }
 
-  static ops::FireTensors fire(const Weights& w) {
+  ops::FireTensors fire(const Weights& w) const {
     return {.c_1 = w.at(kFireC),
             .m_1 = w.at(kFireM),
             .w1_K = w.at(kFireW1),
             .b1_K = w.at(kFireB1),
             .w2_HK = w.at(kFireW2),
-            .b2_H = w.at(kFireB2)};
+            .b2_H = w.at(kFireB2),
+            .length = fire_length_};
   }
   ops::SoftmaxBias bias(const Weights& w) const {
     if (!biased()) return {};
@@ -287,6 +295,7 @@ class SoftmaxAttention : public Attention {
   QkvProjection qkv_;
   PositionEncoding position_;
   bool shared_;  // FIRE
+  float fire_length_;
   ops::SoftmaxParams params_;
   std::optional<Rotary> rotary_;
 };

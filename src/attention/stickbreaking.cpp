@@ -31,6 +31,7 @@ struct Options {
   bool head_norm = false;
   bool attend_current = false;
   bool forget_gate = false;
+  double gate_penalty = 0.0;
   double skip_epsilon = 0x1p-24;
   QkvOptions qkv;
   bool operator==(const Options&) const = default;
@@ -45,6 +46,11 @@ void describe(Fields& f, Options& o) {
   f.add("attend_current", o.attend_current,
         "A token attends to itself as well; otherwise only to those before it.");
   f.add("forget_gate", o.forget_gate, "A learned gate of each key and head scales its attention.");
+  f.add(
+      "gate_penalty", o.gate_penalty, at_least(0).when("forget_gate", {"true"}).with_example(0.1),
+      "Weight of an auxiliary loss of training, the mean of a token's gates over the heads of this "
+      "layer, which pushes gates down. The loss that is shown does not hold it. The form is ours: "
+      "the slides of the paper name such a loss and give no formula.");
   f.add("skip_epsilon", o.skip_epsilon, from_to_below(0, 1),
         "Earlier keys are skipped once every row of a tile has less than this left of its stick; "
         "0 turns skipping off.");
@@ -115,6 +121,7 @@ class StickBreakingAttention : public Attention {
         qkv_(model, options.qkv),
         head_norm_(options.head_norm),
         gated_(options.forget_gate),
+        gate_penalty_(static_cast<float>(options.gate_penalty)),
         params_{.heads = static_cast<int>(model.heads),
                 .scale = logit_scale(options.logit_scale, model),
                 .attend_current = options.attend_current,
@@ -304,19 +311,18 @@ class StickBreakingAttention : public Attention {
 
   // The keys of a token at position p are 0 .. p - 1, with attend_current 0 .. p, and those from
   // its tile's stop on have been read.
-  KeysRead keys_read(Stream& s, const AttentionSaved& saved,
-                     const Sequences& sequences) const override {
+  std::vector<KeysRead> keys_read_by_head(Stream& s, const AttentionSaved& saved,
+                                          const Sequences& sequences) const override {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
     const std::vector<int32_t> stop_HT = download_integers(s, mine.stop_HT);
     const std::vector<int32_t> positions_T = download_integers(s, sequences.positions_T);
-    KeysRead keys;
+    const size_t tokens = positions_T.size();
+    std::vector<KeysRead> heads(static_cast<size_t>(model_.heads));
     for (size_t i = 0; i < stop_HT.size(); ++i) {
-      const int64_t visible =
-          positions_T[i % positions_T.size()] + (params_.attend_current ? 1 : 0);
-      keys.visible += visible;
-      keys.read += std::max<int64_t>(0, visible - stop_HT[i]);
+      const int64_t visible = positions_T[i % tokens] + (params_.attend_current ? 1 : 0);
+      heads[i / tokens] += {.read = std::max<int64_t>(0, visible - stop_HT[i]), .visible = visible};
     }
-    return keys;
+    return heads;
   }
 
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
@@ -457,8 +463,17 @@ class StickBreakingAttention : public Attention {
 
   void gate_backward(Stream& s, const Tensor& dx_TD, const Weights& dw, const Tensor& dgate_TH,
                      const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
+    if (gate_penalty_ > 0) add_penalty(s, dgate_TH);
     ops::run(s, ops::SigmoidBackward{.dx_TH = dgate_TH, .dy_TH = dgate_TH, .y_TH = gate_TH});
     forget_gate_.backward(s, dx_TD, dw, dgate_TH, x_TD, w, /*accumulate=*/true);
+  }
+
+  // dgate += the gradient of gate_penalty * sum over tokens of their mean gate. The loss of a step
+  // is a sum over tokens too, which the optimizer divides by their number.
+  void add_penalty(Stream& s, const Tensor& dgate_TH) const {
+    const Buffer slope_H = s.scratch("slope of the penalty", dgate_TH.dtype, {model_.heads});
+    ops::run(s, ops::Fill{.x = slope_H, .value = gate_penalty_ / static_cast<float>(model_.heads)});
+    ops::run(s, ops::AddBias{.y_TN = dgate_TH, .b_N = slope_H});
   }
 
   void normalise(Stream& s, const Tensor& mix_TD, const Tensor& heads_TD, const Weights& w) const {
@@ -480,6 +495,7 @@ class StickBreakingAttention : public Attention {
                        .adds_bias = false}};
   bool head_norm_;
   bool gated_;
+  float gate_penalty_;
   ops::StickBreakingParams params_;
 };
 

@@ -20,8 +20,10 @@
 #include "config/stored_config.h"
 #include "core/device.h"
 #include "core/files.h"
+#include "eval/bootstrap.h"
 #include "eval/perplexity.h"
 #include "eval/rank_sums.h"
+#include "eval/reach.h"
 #include "eval/recall.h"
 #include "eval/task_accuracy.h"
 #include "eval/windows.h"
@@ -38,6 +40,7 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kAllTokens = int64_t{1} << 60;
 constexpr int64_t kMostTokens = int64_t{1} << 30;  // at once; positions have 32 bits
 constexpr int64_t kMaxExactPositions = 4096;       // longer windows report losses by bin only
+constexpr int64_t kShortestContext = 64;           // of --benefit
 
 struct EvalOptions {
   std::string checkpoint;
@@ -52,17 +55,34 @@ struct EvalOptions {
   int64_t tokens_per_length = int64_t{1} << 19;
   int64_t same_targets = 0;
   int64_t position_bin = 128;
+  bool reach = false;
+  int64_t benefit = 0;  // tokens of the full context
+  int64_t benefit_targets = 256;
+  int64_t bootstrap = 1000;
   int64_t window = 0;
   int64_t stride = 0;
   AttentionEvalOptions attention;
   TextTaskEvalOptions tasks;
   RopeOptions rope;
   bool ema = false;
+  Option tokens_per_length_option{};  // tell whether these were given
+  Option bootstrap_option{};
   Option json{};          // tells whether --json was given
   std::string json_file;  // empty: print the object
   // Standard output has room for one object, or for a table.
   bool prints_json() const { return json.given() && json_file.empty(); }
+  void check() const;  // throws ExitCode::kUsage for options that nothing would read
 };
+
+void EvalOptions::check() const {
+  const bool windows = !lengths.empty() || benefit > 0;
+  if (tokens_per_length_option.given() && !windows) {
+    fail(ExitCode::kUsage, "--tokens-per-length requires --lengths or --benefit");
+  }
+  if (bootstrap_option.given() && ((!windows && window == 0) || reach)) {
+    fail(ExitCode::kUsage, "--bootstrap requires losses by --lengths, --benefit or --window");
+  }
+}
 
 // The checkpoint that rank 0 finds: the newest one may change while a job saves.
 CheckpointReader open_for_all(Control& ranks, const std::string& path) {
@@ -280,6 +300,35 @@ Json means(const WindowScores& scores, int64_t bin) {
   return json;
 }
 
+// "interval": [low, high], or null without one.
+Json interval_json(const std::optional<Interval>& interval) {
+  return interval ? Json{interval->low, interval->high} : Json();
+}
+
+std::string interval_text(const std::optional<Interval>& interval) {
+  return interval ? fmt::format("{:.4f} .. {:.4f}", interval->low, interval->high) : "";
+}
+
+// The sums of each document, by which results of several models on the same targets are compared.
+Json by_document_json(const WindowScores& scores) {
+  Json json = {{"store", Json::array()},
+               {"document", Json::array()},
+               {"tokens", Json::array()},
+               {"loss_sum", Json::array()}};
+  for (const DocumentScore& document : scores.by_document) {
+    json["store"].push_back(document.store);
+    json["document"].push_back(document.document);
+    json["tokens"].push_back(document.tokens);
+    json["loss_sum"].push_back(document.loss_sum);
+  }
+  return json;
+}
+
+void add_documents(Json& json, const EvalOptions& options, const WindowScores& scores) {
+  json["loss_interval"] = interval_json(loss_interval(scores.by_document, options.bootstrap));
+  json["by_document"] = by_document_json(scores);
+}
+
 Json length_json(const EvalOptions& options, int64_t length, const WindowScores& scores) {
   Json json = {{"length", length}, {"windows", scores.windows}, {"documents", scores.documents}};
   add_result(json, scores.total);
@@ -287,6 +336,7 @@ Json length_json(const EvalOptions& options, int64_t length, const WindowScores&
   json["position_bin"] = options.position_bin;
   json["loss_by_position"] = means(scores, options.position_bin);
   if (length <= kMaxExactPositions) json["loss_at_position"] = means(scores, 1);
+  add_documents(json, options, scores);
   return json;
 }
 
@@ -314,8 +364,8 @@ void evaluate_lengths(const Evaluation& run) {
   const bool table = run.shows() && !options.prints_json();
   Json results = Json::array();
   if (table) {
-    fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9}{:>12}\n", "length", "windows", "documents", "tokens",
-               "loss", "perplexity");
+    fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9}{:>12}{:>20}\n", "length", "windows", "documents",
+               "tokens", "loss", "perplexity", "loss, 95%");
   }
   for (const int64_t length : options.lengths) {
     if (length > longest_document) {
@@ -334,9 +384,10 @@ void evaluate_lengths(const Evaluation& run) {
         reader.score(run.ranks, windows, run.tokens_at_once(), length, losses);
     results.push_back(length_json(options, length, scores));
     if (!table) continue;
-    fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9.4f}{:>12.2f}\n", length, scores.windows,
+    fmt::print("{:>8}{:>9}{:>11}{:>10}{:>9.4f}{:>12.2f}{:>20}\n", length, scores.windows,
                scores.documents, scores.total.tokens, scores.total.loss(),
-               perplexity(scores.total.loss()));
+               perplexity(scores.total.loss()),
+               interval_text(loss_interval(scores.by_document, options.bootstrap)));
     if (options.recall) print_recall(scores.recall);
     std::fflush(stdout);
   }
@@ -346,6 +397,7 @@ void evaluate_lengths(const Evaluation& run) {
   json["rope_scaling"] = run.rope_scaling();
   json["tokens_per_length"] = options.tokens_per_length;
   json["same_targets"] = options.same_targets;
+  json["data"] = reader.content_hashes();
   json["lengths"] = std::move(results);
   write_json(options, json);
 }
@@ -372,9 +424,11 @@ void evaluate_sliding(const Evaluation& run) {
     json["rope_scaling"] = run.rope_scaling();
     json["window"] = options.window;
     json["stride"] = stride;
+    json["data"] = reader.content_hashes();
     json["windows"] = scores.windows;
     json["documents"] = scores.documents;
     add_result(json, scores.total);
+    add_documents(json, options, scores);
     if (options.recall) json["recall"] = recall_json(scores.recall);
     write_json(options, json);
     if (options.prints_json()) return;
@@ -385,6 +439,162 @@ void evaluate_sliding(const Evaluation& run) {
                            options.window, stride),
                scores.total);
   if (options.recall) print_recall(scores.recall);
+}
+
+// ---- What the context is worth ------------------------------------------------------------------
+
+// The contexts of --benefit: 64, 128, ... below the full one, which is the last.
+std::vector<int64_t> contexts_up_to(int64_t full) {
+  std::vector<int64_t> contexts;
+  for (int64_t context = kShortestContext; context < full; context *= 2) {
+    contexts.push_back(context);
+  }
+  contexts.push_back(full);
+  return contexts;
+}
+
+Json benefit_json(const Evaluation& run, const WindowReader& reader,
+                  const std::vector<int64_t>& contexts, const std::vector<WindowScores>& scores) {
+  const EvalOptions& options = run.options;
+  const WindowScores& full = scores.back();
+  Json json = run.header();
+  json["train_length"] = run.config.train.sequence_length;
+  json["rope_scaling"] = run.rope_scaling();
+  json["tokens_per_length"] = options.tokens_per_length;
+  json["full_context"] = contexts.back();
+  json["targets"] = options.benefit_targets;
+  json["data"] = reader.content_hashes();
+  json["documents"] = full.documents;
+  json["benefit"] = Json::array();
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    Json row = {{"context", contexts[i]}};
+    add_result(row, scores[i].total);
+    row["difference"] = full.total.loss() - scores[i].total.loss();
+    row["difference_interval"] = interval_json(
+        difference_interval(full.by_document, scores[i].by_document, options.bootstrap));
+    add_documents(row, options, scores[i]);
+    json["benefit"].push_back(std::move(row));
+  }
+  return json;
+}
+
+// loss(full context) - loss(last d tokens), on the same targets: below zero where what lies farther
+// back than d tokens helps.
+void evaluate_benefit(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  if (options.benefit_targets > options.benefit) {
+    fail(ExitCode::kUsage, "--benefit-targets: {} targets do not fit a context of {} tokens",
+         options.benefit_targets, options.benefit);
+  }
+  const MemoryReport plan = run.plan(options.benefit);
+  const WindowReader reader(run.held_out(1));
+  if (reader.empty()) fail_without_data();
+  if (options.benefit > reader.longest_document()) {
+    fail(ExitCode::kUsage, "--benefit: no document has {} tokens; the longest has {}",
+         options.benefit, reader.longest_document());
+  }
+  InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
+  const std::vector<Window> windows = reader.of_length(options.benefit, options.tokens_per_length);
+  const std::vector<int64_t> contexts = contexts_up_to(options.benefit);
+  std::vector<WindowScores> scores;
+  for (const int64_t context : contexts) {
+    scores.push_back(reader.score(
+        run.ranks, WindowReader::last_targets(windows, options.benefit_targets, context),
+        run.tokens_at_once(), context, [&](const PackedBatch& batch, int64_t max_seqlen) {
+          return model.losses(batch, max_seqlen);
+        }));
+  }
+  if (!run.shows()) return;
+  const WindowScores& full = scores.back();
+  if (options.json.given()) {
+    write_json(options, benefit_json(run, reader, contexts, scores));
+    if (options.prints_json()) return;
+  }
+  fmt::print("{} targets in {} windows of {} tokens of {} documents\n", full.total.tokens,
+             windows.size(), options.benefit, full.documents);
+  fmt::print("{:>8}{:>9}{:>22}{:>22}\n", "context", "loss", "full minus this one", "95%");
+  for (size_t i = 0; i < contexts.size(); ++i) {
+    fmt::print("{:>8}{:>9.4f}{:>22.4f}{:>22}\n", contexts[i], scores[i].total.loss(),
+               full.total.loss() - scores[i].total.loss(),
+               interval_text(difference_interval(full.by_document, scores[i].by_document,
+                                                 options.bootstrap)));
+  }
+}
+
+// ---- How far heads reach ------------------------------------------------------------------------
+
+Json share_json(const KeysRead& keys) {
+  return keys.visible > 0 ? Json(share_read(keys)) : Json();
+}
+
+Json reach_json(const ModelConfig& model, const HeadReach& reach) {
+  Json layers = Json::array();
+  for (size_t l = 0; l < reach.size(); ++l) {
+    Json heads = Json::array();
+    for (const KeysRead& head : reach[l]) heads.push_back(share_json(head));
+    layers.push_back({{"layer", l},
+                      {"module", model.attention[l % model.attention.size()].type},
+                      {"keys_read", share_json(all_of(reach[l]))},
+                      {"heads", std::move(heads)}});
+  }
+  return layers;
+}
+
+// A module that never skips a key has a dash.
+void print_reach(const HeadReach& reach) {
+  const auto percent = [](const KeysRead& keys) {
+    return keys.visible > 0 ? fmt::format("{:.1f}%", 100 * share_read(keys)) : std::string("-");
+  };
+  fmt::print("{:>8}{:>8}", "layer", "all");
+  for (size_t h = 0; h < reach.front().size(); ++h) fmt::print("{:>8}", fmt::format("h{}", h));
+  fmt::print("\n");
+  for (size_t l = 0; l < reach.size(); ++l) {
+    fmt::print("{:>8}{:>8}", l, percent(all_of(reach[l])));
+    for (const KeysRead& head : reach[l]) fmt::print("{:>8}", percent(head));
+    fmt::print("\n");
+  }
+}
+
+void evaluate_reach(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  const MemoryReport plan =
+      run.plan(*std::max_element(options.lengths.begin(), options.lengths.end()));
+  const WindowReader reader(run.held_out(1));
+  if (reader.empty()) fail_without_data();
+  const ModelConfig& config = run.config.model;
+  InferenceModel model(config, run.checkpoint, run.backend, plan);
+  Json results = Json::array();
+  for (const int64_t length : options.lengths) {
+    if (length > reader.longest_document()) {
+      fail(ExitCode::kUsage, "--lengths: no document has {} tokens; the longest has {}", length,
+           reader.longest_document());
+    }
+    const std::vector<Window> windows = reader.of_length(length, options.tokens_per_length);
+    const HeadReach reach =
+        measure_reach(run.ranks, reader, windows, length, config.layers, config.heads,
+                      [&](const PackedBatch& batch, int64_t max_seqlen) {
+                        return model.keys_read_by_head(batch, max_seqlen);
+                      });
+    const KeysRead all = all_of(reach);
+    if (all.visible == 0) {
+      fail(ExitCode::kUsage,
+           "--reach: the model has no attention that skips keys: none has the option skip_epsilon");
+    }
+    results.push_back({{"length", length},
+                       {"windows", windows.size()},
+                       {"keys_read", share_json(all)},
+                       {"layers", reach_json(config, reach)}});
+    if (!run.shows() || options.prints_json()) continue;
+    fmt::print("{} windows of {} tokens, {:.1f}% of their keys are read\n", windows.size(), length,
+               100 * share_read(all));
+    print_reach(reach);
+    std::fflush(stdout);
+  }
+  if (!run.shows() || !options.json.given()) return;
+  Json json = run.header();
+  json["train_length"] = run.config.train.sequence_length;
+  json["reach"] = std::move(results);
+  write_json(options, json);
 }
 
 // ---- Attention ----------------------------------------------------------------------------------
@@ -504,6 +714,10 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
     evaluate_attention(run);
   } else if (options.tasks.asked()) {
     evaluate_text_tasks(run);
+  } else if (options.reach) {
+    evaluate_reach(run);
+  } else if (options.benefit > 0) {
+    evaluate_benefit(run);
   } else if (!options.lengths.empty()) {
     evaluate_lengths(run);
   } else if (options.window > 0) {
@@ -519,6 +733,7 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
 ExitCode run_eval(const EvalOptions& options) {
   return run_on_ranks({.prepare =
                            [&](const Launch&) {
+                             options.check();
                              options.attention.check();
                              options.tasks.text_tasks.check(options.lengths);
                              return Deadlines{};
@@ -543,13 +758,20 @@ void add_windows(Command command, EvalOptions& options) {
           .delimiter(',')
           .check(positive)
           .group(by_length);
-  command
-      .add_option("--tokens-per-length", options.tokens_per_length,
-                  "Tokens to evaluate for each length at most; at least one window")
-      .check(positive)
-      .capture_default_str()
-      .needs(lengths)
-      .group(by_length);
+  options.tokens_per_length_option =
+      command
+          .add_option("--tokens-per-length", options.tokens_per_length,
+                      "Tokens to evaluate for each length at most; at least one window")
+          .check(positive)
+          .capture_default_str()
+          .group(by_length);
+  options.bootstrap_option =
+      command
+          .add_option("--bootstrap", options.bootstrap,
+                      "Draws of documents for the 95% intervals of losses; 0: no intervals")
+          .check(whole_numbers(int64_t{0}, int64_t{1} << 20))
+          .capture_default_str()
+          .group(by_length);
   command
       .add_option("--same-targets", options.same_targets,
                   "Count this number of last targets of the longest length's windows, the same "
@@ -564,16 +786,43 @@ void add_windows(Command command, EvalOptions& options) {
       .capture_default_str()
       .needs(lengths)
       .group(by_length);
+  const char* benefit_group = "What the context is worth";
+  Option benefit =
+      command
+          .add_option("--benefit", options.benefit,
+                      "Loss with this number of tokens of context minus the loss with only the "
+                      "last 64, 128, ... of them, on the same targets")
+          .check(whole_numbers(kShortestContext, kMostTokens))
+          .excludes(lengths)
+          .group(benefit_group);
+  command
+      .add_option("--benefit-targets", options.benefit_targets,
+                  "Last targets of each window that count")
+      .check(positive)
+      .capture_default_str()
+      .needs(benefit)
+      .group(benefit_group);
+  Option reach =
+      command
+          .add_flag("--reach", options.reach,
+                    "The share of the keys that each layer and head reads in windows of --lengths, "
+                    "of a model that skips keys")
+          .needs(lengths)
+          .excludes(command.get_option("--recall"))
+          .group("Attention");
+  reach.excludes(command.get_option("--same-targets"));
   Option window =
       command
           .add_option("--window", options.window,
                       "Loss of whole documents in overlapping windows of this number of tokens")
           .check(positive)
           .excludes(lengths)
+          .excludes(benefit)
           .excludes(command.get_option("--sequence-length"))
           .group(sliding);
   for (const char* other : {"--tokens", "--sequence-length"}) {
     lengths.excludes(command.get_option(other));
+    benefit.excludes(command.get_option(other));
   }
   command
       .add_option("--stride", options.stride,

@@ -105,7 +105,8 @@ void AttentionEvalOptions::add(Command command) {
           .excludes(positions)
           .group(group);
   for (Option own : {folder, positions, answers}) {
-    for (const char* loss : {"--data", "--tokens", "--recall", "--lengths", "--window"}) {
+    for (const char* loss :
+         {"--data", "--tokens", "--recall", "--lengths", "--benefit", "--window"}) {
       own.excludes(command.get_option(loss));
     }
   }

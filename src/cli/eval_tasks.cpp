@@ -92,9 +92,10 @@ void TextTaskEvalOptions::add(Command command) {
   Option names = text_tasks.add(
       command, "Let the model answer tasks at each of --lengths, which count prompt and answer");
   names.needs(command.get_option("--lengths"));
-  for (const char* other : {"--data", "--tokens", "--sequence-length", "--recall",
-                            "--tokens-per-length", "--same-targets", "--position-bin", "--window",
-                            "--attention-maps", "--true-positions", "--task-positions"}) {
+  for (const char* other :
+       {"--data", "--tokens", "--sequence-length", "--recall", "--tokens-per-length",
+        "--same-targets", "--position-bin", "--bootstrap", "--reach", "--window",
+        "--attention-maps", "--true-positions", "--task-positions"}) {
     names.excludes(command.get_option(other));
   }
   command

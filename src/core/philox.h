@@ -17,6 +17,7 @@ enum class RandomPurpose : uint32_t {
   kDataOrder = 2,
   kSampling = 3,
   kTask = 4,
+  kBootstrap = 5,
   kTest = 99
 };
 

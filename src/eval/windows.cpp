@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
-#include <set>
 
 #include "core/error.h"
 #include "data/packing.h"
@@ -24,6 +24,35 @@ void add_losses(WindowScores& scores, const PackedBatch& batch, std::span<const 
     ++scores.tokens_L[position];
   }
   scores.recall.add(batch, losses_T);
+}
+
+// The documents of the windows, without any loss yet.
+std::vector<DocumentScore> documents_of(std::span<const Window> windows) {
+  std::map<std::pair<size_t, int64_t>, DocumentScore> documents;
+  for (const Window& window : windows) {
+    documents[{window.store, window.document}] = {.store = window.store,
+                                                  .document = window.document};
+  }
+  std::vector<DocumentScore> ordered;
+  for (const auto& [place, document] : documents) ordered.push_back(document);
+  return ordered;
+}
+
+// Adds the losses of a batch that begins with these windows to those of their documents.
+void add_by_document(std::vector<DocumentScore>& documents, std::span<const Window> windows,
+                     const PackedBatch& batch, std::span<const float> losses_T) {
+  size_t t = 0;
+  for (const Window& window : windows) {
+    const auto place = std::pair(window.store, window.document);
+    DocumentScore& document = *std::ranges::lower_bound(
+        documents, place, {},
+        [](const DocumentScore& d) { return std::pair(d.store, d.document); });
+    for (const size_t end = t + static_cast<size_t>(window.length); t < end; ++t) {
+      if (batch.targets[t] < 0) continue;
+      document.loss_sum += losses_T[t];
+      ++document.tokens;
+    }
+  }
 }
 
 // The windows in parts of up to `room` tokens, of at least one window each.
@@ -81,6 +110,12 @@ int64_t WindowReader::longest_document() const {
   return longest;
 }
 
+std::vector<std::string> WindowReader::content_hashes() const {
+  std::vector<std::string> hashes;
+  for (const auto& store : stores_) hashes.push_back(store->info().content_hash);
+  return hashes;
+}
+
 std::vector<Window> WindowReader::of_length(int64_t length, int64_t max_tokens) const {
   std::vector<Window> all;
   for (size_t s = 0; s < stores_.size(); ++s) {
@@ -107,6 +142,27 @@ std::vector<Window> WindowReader::last_tokens(std::vector<Window> windows, int64
     window.skip = length - targets;
   }
   return windows;
+}
+
+std::vector<Window> WindowReader::last_targets(std::span<const Window> windows, int64_t targets,
+                                               int64_t context) {
+  const int64_t group = std::clamp<int64_t>(context / 8, 1, targets);
+  std::vector<Window> parts;
+  for (const Window& window : windows) {
+    require(targets <= window.length && context <= window.length,
+            "{} targets with {} tokens of context in a window of {}", targets, context,
+            window.length);
+    const int64_t last = window.begin + window.length;
+    for (int64_t first = last - targets; first < last; first += group) {
+      Window part = window;
+      const int64_t end = std::min(first + group, last);
+      part.begin = std::max(window.begin, end - context);
+      part.length = end - part.begin;
+      part.skip = first - part.begin;
+      parts.push_back(part);
+    }
+  }
+  return parts;
 }
 
 std::vector<Window> WindowReader::sliding(int64_t length, int64_t stride,
@@ -172,13 +228,16 @@ WindowScores WindowReader::score(Control& ranks, const std::vector<Window>& wind
   WindowScores zero;
   zero.loss_sum_L.resize(static_cast<size_t>(max_seqlen));
   zero.tokens_L.resize(static_cast<size_t>(max_seqlen));
+  zero.by_document = documents_of(windows);
   const std::vector<std::span<const Window>> groups =
       batches_of(windows, std::max<int64_t>(1, tokens_at_once / max_seqlen) * max_seqlen);
   const auto of_batch = [&](int64_t i) {
     WindowScores scores = zero;
-    const PackedBatch batch = batch_of(groups[static_cast<size_t>(i)], max_seqlen);
+    const std::span<const Window> group = groups[static_cast<size_t>(i)];
+    const PackedBatch batch = batch_of(group, max_seqlen);
     const std::vector<float> losses_T = losses(batch, max_seqlen);
     add_losses(scores, batch, losses_T, tokenizer_ ? &*tokenizer_ : nullptr);
+    add_by_document(scores.by_document, group, batch, losses_T);
     return scores;
   };
   for (const Window& window : windows) {
@@ -187,10 +246,8 @@ WindowScores WindowReader::score(Control& ranks, const std::vector<Window>& wind
   }
   WindowScores scores =
       sum_over_ranks<WindowScores>(ranks, static_cast<int64_t>(groups.size()), zero, of_batch);
-  std::set<std::pair<size_t, int64_t>> documents;
-  for (const Window& window : windows) documents.insert({window.store, window.document});
   scores.windows = static_cast<int64_t>(windows.size());
-  scores.documents = static_cast<int64_t>(documents.size());
+  scores.documents = static_cast<int64_t>(scores.by_document.size());
   return scores;
 }
 

@@ -34,12 +34,21 @@ struct Window {
 // lengths of its documents.
 using TokenLosses = std::function<std::vector<float>(const PackedBatch& batch, int64_t max_seqlen)>;
 
+// Sums over the counted targets of one document.
+struct DocumentScore {
+  size_t store = 0;
+  int64_t document = 0;
+  double loss_sum = 0;  // nats
+  int64_t tokens = 0;
+};
+
 // Sums over the counted targets.
 struct WindowScores {
   Perplexity total;
   Recall recall;
   std::vector<double> loss_sum_L;  // by position in the window
   std::vector<int64_t> tokens_L;
+  std::vector<DocumentScore> by_document;  // in the order of stores and documents
   int64_t windows = 0;
   int64_t documents = 0;  // that the windows come from
 
@@ -49,6 +58,10 @@ struct WindowScores {
     recall.visit(f);
     for (double& sum : loss_sum_L) f(sum);
     for (int64_t& count : tokens_L) f(count);
+    for (DocumentScore& document : by_document) {
+      f(document.loss_sum);
+      f(document.tokens);
+    }
   }
 };
 
@@ -65,6 +78,8 @@ class WindowReader {
   bool empty() const { return stores_.empty(); }
   int64_t tokens() const;            // in all stores
   int64_t longest_document() const;  // in tokens
+  // Of each store, the SHA-256 of its tokens and of where its documents end, hexadecimal.
+  std::vector<std::string> content_hashes() const;
 
   // Windows of exactly `length` tokens, cut one after the other from the start of each document
   // that is long enough: as many as max_tokens allows, but at least one if there is any, spread
@@ -75,6 +90,13 @@ class WindowReader {
   // the same targets contexts of different lengths.
   static std::vector<Window> last_tokens(std::vector<Window> windows, int64_t length,
                                          int64_t targets);
+
+  // Windows for the last `targets` targets of each window, in groups that are small beside
+  // `context`, so that every target is predicted from at most `context` tokens, and from more than
+  // 7/8 of them where the window has so many before it. With a context of all the window's tokens
+  // every target sees all that the window has before it.
+  static std::vector<Window> last_targets(std::span<const Window> windows, int64_t targets,
+                                          int64_t context);
 
   // Windows of up to `length` tokens over whole documents, each `stride` tokens after the previous
   // one. Every token but the first of a document is predicted once, from at least length - stride

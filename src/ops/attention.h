@@ -128,7 +128,7 @@ enum class PositionBias : uint8_t {
            // is 1 -> 32 -> H with ReLU  (arXiv 2310.04418)
 };
 inline constexpr int kFireHidden = kernels::kFireUnits;
-inline constexpr float kFireLength = 512.0f;  // L0
+inline constexpr float kFireLength = kernels::kFireLength;  // L0, unless a model has another
 inline constexpr float kFireEps = 1e-6f;
 
 // m_h: 2^(-8h/P), h = 1..P, for P = 2^floor(log2 H) heads; the others take 2^(-8(2k-1)/(2P)),
@@ -138,8 +138,9 @@ float alibi_slope(int heads, int head);
 // The tensors of FIRE: its parameters or, f32, their gradients. K = kFireHidden.
 struct FireTensors {
   Tensor c_1, m_1, w1_K, b1_K, w2_HK, b2_H;
+  float length = kFireLength;                 // L0; gradients have no use for it
   operator kernels::FireParameters() const {  // NOLINT: as the kernels take them
-    return {c_1, m_1, w1_K, b1_K, w2_HK, b2_H};
+    return {c_1, m_1, w1_K, b1_K, w2_HK, b2_H, length};
   }
   operator kernels::FireGradients() const { return {c_1, m_1, w1_K, b1_K, w2_HK}; }  // NOLINT
 };

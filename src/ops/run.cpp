@@ -19,6 +19,7 @@
 #include "ops/rebased.h"
 #include "ops/rope.h"
 #include "ops/sampling.h"
+#include "ops/scale.h"
 #include "ops/short_conv.h"
 
 namespace sbtrain::ops {
@@ -102,6 +103,9 @@ template void run(Stream& s, const RebasedDecode& op);
 template void run(Stream& s, const Rope& op);
 
 template void run(Stream& s, const Argmax& op);
+
+template void run(Stream& s, const Scale& op);
+template void run(Stream& s, const ScaleBackward& op);
 
 template void run(Stream& s, const ShortConvForward& op);
 template void run(Stream& s, const ShortConvBackward& op);

@@ -67,20 +67,31 @@ Buffer InferenceModel::token_values(const char* name, const PackedBatch& batch) 
                           {static_cast<int64_t>(batch.tokens.size())});
 }
 
+InferenceModel::Uploaded InferenceModel::uploaded(const PackedBatch& batch, int64_t max_seqlen) {
+  Uploaded to{.tokens_T = upload("tokens", batch.tokens),
+              .targets_T = upload("targets", batch.targets),
+              .positions_T = upload("positions", batch.positions),
+              .cu_seqlens = upload("cu_seqlens", batch.cu_seqlens),
+              .batch = {}};
+  to.batch = {.tokens_T = to.tokens_T,
+              .targets_T = to.targets_T,
+              .sequences = {.cu_seqlens = to.cu_seqlens,
+                            .positions_T = to.positions_T,
+                            .count = static_cast<int64_t>(batch.cu_seqlens.size()) - 1,
+                            .max_seqlen = max_seqlen}};
+  return to;
+}
+
 void InferenceModel::evaluate(const PackedBatch& batch, int64_t max_seqlen, Tensor loss_T,
                               Tensor hits_T) {
-  const Buffer tokens_T = upload("tokens", batch.tokens);
-  const Buffer targets_T = upload("targets", batch.targets);
-  const Buffer positions_T = upload("positions", batch.positions);
-  const Buffer cu_seqlens = upload("cu_seqlens", batch.cu_seqlens);
-  model_.evaluate(stream_, params_,
-                  {.tokens_T = tokens_T,
-                   .targets_T = targets_T,
-                   .sequences = {.cu_seqlens = cu_seqlens,
-                                 .positions_T = positions_T,
-                                 .count = static_cast<int64_t>(batch.cu_seqlens.size()) - 1,
-                                 .max_seqlen = max_seqlen}},
-                  loss_T, hits_T);
+  const Uploaded from = uploaded(batch, max_seqlen);
+  model_.evaluate(stream_, params_, from.batch, loss_T, hits_T);
+}
+
+std::vector<std::vector<KeysRead>> InferenceModel::keys_read_by_head(const PackedBatch& batch,
+                                                                     int64_t max_seqlen) {
+  const Uploaded from = uploaded(batch, max_seqlen);
+  return sbtrain::keys_read_by_head(stream_, model_, params_, from.batch);
 }
 
 BatchScore InferenceModel::score(const PackedBatch& batch, int64_t max_seqlen) {

@@ -58,8 +58,17 @@ class InferenceModel {
   void attention_maps(const std::vector<int32_t>& tokens, const MapVisit& visit);
   // The same of one head; without tokens if its module has no map.
   AttentionMap attention_map(const std::vector<int32_t>& tokens, int64_t layer, int64_t head);
+  // What each head of each layer reads of the keys (model/inference/maps.h).
+  std::vector<std::vector<KeysRead>> keys_read_by_head(const PackedBatch& batch,
+                                                       int64_t max_seqlen);
 
  private:
+  // A batch, and the buffers that it lies in.
+  struct Uploaded {
+    Buffer tokens_T, targets_T, positions_T, cu_seqlens;
+    BatchTensors batch;
+  };
+  Uploaded uploaded(const PackedBatch& batch, int64_t max_seqlen);
   // `tokens` as one document, in buffers that `batch` keeps.
   struct Document {
     Buffer tokens_T, positions_T, cu_seqlens;

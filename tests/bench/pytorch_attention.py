@@ -21,7 +21,7 @@ import json
 import os
 import sys
 
-from pytorch_gpu import fail_unavailable, published_stickbreaking, sdpa_backend
+from pytorch_gpu import fail_unavailable, fla_stickbreaking, published_stickbreaking, sdpa_backend
 from pytorch_step import F, torch
 
 COLD_BYTES = 256 << 20
@@ -77,7 +77,8 @@ def attentions(arguments):
         if name in ("cudnn", "flash"):
             yield name, "softmax", lambda name=name: sdpa_backend(name), sdpa
         elif name == "triton":
-            kernel, why = published_stickbreaking(arguments.stickbreaking)
+            choice = arguments.stickbreaking
+            kernel, why = fla_stickbreaking() if choice == "fla" else published_stickbreaking(choice)
             if kernel is None:
                 print(f"triton: not available ({why})", file=sys.stderr)
                 continue

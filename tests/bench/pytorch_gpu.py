@@ -2,7 +2,7 @@
 """Times one training step of a configuration in PyTorch on a GPU.
 
     pytorch_gpu.py --config configs/1b_rope.yaml --batch 8 [--steps N] [--sdpa cudnn|flash]
-                   [--stickbreaking FOLDER] [--no-compile] [--compile-mode MODE] [--bf16-parameters]
+                   [--stickbreaking fla|FOLDER] [--no-compile] [--compile-mode MODE] [--bf16-parameters]
 
 The counterpart of `sbtrain bench train`: the same shapes (read from the YAML, or, without PyYAML,
 from what `sbtrain config show --flat` prints, in a file *.flat), the same operations
@@ -10,7 +10,8 @@ from what `sbtrain config show --flat` prints, in a file *.flat), the same opera
 AdamW), the same tokens per step, random tokens, one document per sequence. It is what a careful
 user of PyTorch would write: torch.compile, bf16 autocast over fp32 weights, a residual stream in
 bf16, fused AdamW, cuDNN's attention. Stick-breaking needs the published Triton kernels, the package
-`stickbreaking_attention`, installed or in FOLDER (default: $STICKBREAKING_ATTENTION).
+`stickbreaking_attention`, installed or in FOLDER (default: $STICKBREAKING_ATTENTION), or with `fla` those of
+flash-linear-attention (packages `fla-core` and `einops`).
 
 Prints one line of JSON: the median and the quartiles of a step in seconds, tokens per second, and the
 peak memory. Exit status 77 means that PyTorch, a GPU or the package is missing. --device cpu runs
@@ -67,6 +68,21 @@ def published_stickbreaking(folder):
     except ImportError as error:
         return None, str(error)
     return sb_attn, ""
+
+
+def fla_stickbreaking():
+    """The same by flash-linear-attention, whose tensors are [B, L, H, d]."""
+    try:
+        from fla.ops.stickbreaking_attn import parallel_stickbreaking_attn
+    except (ImportError, RuntimeError) as error:
+        return None, str(error)
+
+    def kernel(q, k, v, inv_temp):
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        o, remainder = parallel_stickbreaking_attn(q, k, v, scale=inv_temp)[:2]
+        return o.transpose(1, 2), remainder
+
+    return kernel, ""
 
 
 def sdpa_backend(name):
@@ -219,7 +235,8 @@ def measure(config, arguments):
     modules = [modules] if isinstance(modules, dict) else modules
     stickbreaking = None
     if any(options.get("type", "stickbreaking") != "softmax" for options in modules):
-        kernel, why = published_stickbreaking(arguments.stickbreaking)
+        choice = arguments.stickbreaking
+        kernel, why = fla_stickbreaking() if choice == "fla" else published_stickbreaking(choice)
         if kernel is None:
             fail_unavailable(f"the Triton stick-breaking kernels ({why})")
         stickbreaking = stickbreaking_attention(kernel)
@@ -295,7 +312,7 @@ def main():
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--sdpa", default="cudnn", choices=["cudnn", "flash", "any"])
-    parser.add_argument("--stickbreaking", default=os.environ.get("STICKBREAKING_ATTENTION", ""))
+    parser.add_argument("--stickbreaking", metavar="fla|FOLDER", default=os.environ.get("STICKBREAKING_ATTENTION", ""))
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--compile-mode", default="default", help="of torch.compile")
     parser.add_argument("--bf16-parameters", action="store_true",

@@ -126,6 +126,11 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
         Run("scripts/plot_lengths.py", needs=("matplotlib",)),
         Run("scripts/tables.py runs/lengths", before="""mkdir -p runs/lengths/seed-{1,2}
 for name in runs/lengths/seed-{1,2}/{sb,rope} a1 a2 b; do cp lengths.json $name.json; done"""),
+        Run("scripts/tables.py --bootstrap 1000 --against", before=r"""sed -i 's/"name": .*/"name": "rope",/' \
+  runs/lengths/seed-*/rope.json"""),
+        Run("sbtrain eval --checkpoint runs/my_run --benefit", smaller="--tokens-per-length 1024"),
+        Run("sbtrain eval --checkpoint runs/my_run --reach", smaller="--tokens-per-length 1024"),
+        Run("scripts/plot_reach.py", needs=("matplotlib",)),
         Run("sbtrain eval --checkpoint runs/my_run --tasks", smaller="--samples 1"),
         Run("scripts/plot_tasks.py", before="[ -e other.json ] && cp tasks.json other.json", needs=("matplotlib",)),
         Run("sbtrain data tasks", before="mkdir -p corpus/lengths; build/release/sbtrain tokenizer train"
@@ -141,6 +146,8 @@ END"""),
         Run("scripts/plot_attention.py", needs=("matplotlib",)),
     ],
     "docs/experiments.md": [
+        Listed("for lr in", GPU + ", and a run of scripts/lengths.sh"),
+        Listed("scripts/plot_loss.py runs/from_rope", GPU + ", as the runs that it draws"),
         Listed("sbtrain --config configs/350m_sb.yaml", GPU, plan=True),
         Run("sbtrain eval --checkpoint runs/350m_sb", smaller="--tokens-per-length 2048",
             after="cp sb.json rope.json; cp sb.json alibi.json"),

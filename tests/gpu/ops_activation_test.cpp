@@ -7,6 +7,7 @@
 #include "gpu/op_test.h"
 #include "ops/activation.h"
 #include "ops/linear.h"
+#include "ops/scale.h"
 
 namespace sbtrain {
 namespace {
@@ -104,6 +105,37 @@ TEST_F(Activation, SigmoidsMatchTheCpu) {
     EXPECT_TRUE(dx.gaps_intact());
     ops::run(gpu(), ops::SigmoidBackward{.dx_TH = dy_gpu, .dy_TH = dy_gpu, .y_TH = saved_gpu});
     EXPECT_EQ(dy_gpu.raw(), dx.raw());
+  }
+}
+
+TEST_F(Activation, ScalesMatchTheCpuAndRepeat) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(std::to_string(c.rows) + " x " + std::to_string(c.cols));
+    const Owned x = test::random_bf16("x", {c.rows, c.cols});
+    const Owned w = test::random_bf16("w", {c.cols}, 0.3, 1);
+    const Owned dy = test::random_bf16("dy", {c.rows, c.cols});
+    const Owned expected = test::poisoned({c.rows, c.cols});
+    const Owned dw = test::constant({c.cols}, 2);
+    ops::run(cpu, ops::Scale{.y_TD = expected, .x_TD = x, .w_D = w});
+    const OnGpu x_gpu(gpu(), x, kBF16, c.gap), w_gpu(gpu(), w, kBF16);
+    const OnGpu y(gpu(), kBF16, {c.rows, c.cols}, c.gap);
+    ops::run(gpu(), ops::Scale{.y_TD = y, .x_TD = x_gpu, .w_D = w_gpu});
+    EXPECT_LE(test::relative_error(y, expected), test::kBf16Error);
+    EXPECT_TRUE(y.gaps_intact());
+
+    const OnGpu dx1(gpu(), dy, kBF16, c.gap), dx2(gpu(), dy, kBF16, c.gap);
+    const OnGpu dw1(gpu(), dw, kF32), dw2(gpu(), dw, kF32);
+    for (const auto& [dx, to] : {std::pair(&dx1, &dw1), std::pair(&dx2, &dw2)}) {
+      ops::run(gpu(), ops::ScaleBackward{
+                          .dx_TD = *dx, .dw_D = *to, .dy_TD = *dx, .x_TD = x_gpu, .w_D = w_gpu});
+    }
+    ops::run(cpu,
+             ops::ScaleBackward{.dx_TD = expected, .dw_D = dw, .dy_TD = dy, .x_TD = x, .w_D = w});
+    EXPECT_LE(test::relative_error(dx1, expected), test::kBf16Error);
+    EXPECT_LE(test::relative_error(dw1, dw), test::kF32Error);
+    EXPECT_TRUE(dx1.gaps_intact());
+    EXPECT_EQ(dx1.raw(), dx2.raw());
+    EXPECT_EQ(dw1.raw(), dw2.raw());
   }
 }
 

@@ -40,8 +40,9 @@ struct Case {
   int heads = 2;
   int64_t head_dim = 64;
   int64_t window = 0;
-  double size = 1;  // of q and k
-  int group = 1;    // heads of queries that share a head of keys and values
+  double size = 1;                  // of q and k
+  float length = ops::kFireLength;  // FIRE's L0
+  int group = 1;                    // heads of queries that share a head of keys and values
 
   int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
   int64_t width() const { return heads * head_dim; }
@@ -53,7 +54,9 @@ struct Case {
     return all.col_range(width() + (index - 1) * key_width(), key_width());
   }
   std::string describe() const {
-    return (fire ? "FIRE " + std::to_string(static_cast<int>(*fire)) : std::string("ALiBi")) +
+    return (fire ? "FIRE " + std::to_string(static_cast<int>(*fire)) + " of L0 " +
+                       std::to_string(length)
+                 : std::string("ALiBi")) +
            ", " + std::to_string(documents.size()) + " documents, " + std::to_string(tokens()) +
            " tokens, " + std::to_string(heads) + " heads of " + std::to_string(head_dim) +
            " in groups of " + std::to_string(group) + ", window " + std::to_string(window) +
@@ -85,7 +88,7 @@ Owned fire_numbers(Fire kind, int heads) {
   return x;
 }
 
-ops::FireTensors fire_tensors(const Tensor& all, int heads) {
+ops::FireTensors fire_tensors(const Tensor& all, int heads, float length = ops::kFireLength) {
   int64_t next = 0;
   const auto take = [&](int64_t count) {
     next += count;
@@ -98,6 +101,7 @@ ops::FireTensors fire_tensors(const Tensor& all, int heads) {
   t.b1_K = take(kUnits);
   t.w2_HK = take(heads * kUnits);
   t.b2_H = take(heads);
+  t.length = length;
   return t;
 }
 
@@ -136,6 +140,7 @@ class Problem {
     p.v = part(2);
     p.dout = to_f64(dout);
     if (config.fire) p.fire = to_f64(fire);
+    p.fire_length = static_cast<double>(config.length);
     for (int h = 0; h < config.heads && !config.fire; ++h) {
       p.slopes.push_back(static_cast<double>(ops::alibi_slope(config.heads, h)));
     }
@@ -175,7 +180,8 @@ class Pass {
     ops::SoftmaxBias bias{.kind = ops::PositionBias::kAlibi};
     ops::FireTensors gradients;
     if (x.config.fire) {
-      bias = {.kind = ops::PositionBias::kFire, .fire = fire_tensors(fire, heads_)};
+      bias = {.kind = ops::PositionBias::kFire,
+              .fire = fire_tensors(fire, heads_, x.config.length)};
       gradients = fire_tensors(dfire, heads_);
     }
     ops::run(s, ops::SoftmaxForward{.o_THd = o,
@@ -307,6 +313,10 @@ std::vector<Case> shapes(std::optional<Fire> fire) {
                        .group = group});
     }
   }
+  for (const float length : {40.0f, 1000.0f}) {
+    cases.push_back({.documents = kMixed, .fire = fire, .window = 100, .length = length});
+    cases.push_back({.documents = kLong, .fire = fire, .heads = 1, .length = length});
+  }
   cases.push_back({.documents = {1}, .fire = fire});
   cases.push_back({.documents = std::vector<int32_t>(300, 3), .fire = fire});
   return cases;
@@ -377,8 +387,9 @@ TEST_F(GpuSoftmaxBias, Decode) {
       const Owned fire = fire_numbers(kind.value_or(Fire::kStandard), heads);
       const OnGpu fire_gpu(gpu(), fire, kBF16);
       const auto bias_of = [&](const Tensor& numbers) {
+        const float length = kind == Fire::kNegative ? 40.0f : ops::kFireLength;
         return kind ? ops::SoftmaxBias{.kind = ops::PositionBias::kFire,
-                                       .fire = fire_tensors(numbers, heads)}
+                                       .fire = fire_tensors(numbers, heads, length)}
                     : ops::SoftmaxBias{.kind = ops::PositionBias::kAlibi};
       };
       for (const int64_t window : {0, 1, 5, 400}) {

@@ -24,7 +24,7 @@ cat > "$folder/python" << 'EOF'
 #!/bin/sh
 case $1 in
   -c) exec python3 "$@" ;;
-  *) echo '{"tokens_per_second": 1000, "memory_bytes": 1073741824}' ; exit "${PYTORCH_CODE:-0}" ;;
+  *) echo "$*" >> "$CALLS.python"; echo '{"tokens_per_second": 1000, "memory_bytes": 1073741824}' ; exit "${PYTORCH_CODE:-0}" ;;
 esac
 EOF
 chmod +x "$folder/sbtrain" "$folder/python"
@@ -44,6 +44,13 @@ for script in compare_gpus.sh compare_gpu.sh; do
   OWN_CODE=3 compare 1 $script
   PYTORCH_CODE=1 compare 1 $script
 done
+# Each of the kernels has a row, and its name arrives.
+"$root/tests/bench/compare_gpu.sh" --stickbreaking fla --stickbreaking /somewhere "$root/configs/1b_sb.yaml" \
+  "$root/configs/1b_rope.yaml" > "$folder/log" 2>&1 || fail "compare_gpu.sh: two kernels"
+grep -q '^1b_sb,fla .*2.00x' "$folder/log" || fail "compare_gpu.sh: no row of flash-linear-attention"
+[ "$(grep -c '2.00x' "$folder/log")" = 3 ] || fail "compare_gpu.sh: not a row for each kernel"
+grep -q -- '--stickbreaking fla' "$CALLS.python" || fail "compare_gpu.sh: the kernel's name did not arrive"
+"$root/tests/bench/compare_gpu.sh" --help | tail -n 1 | grep -q 'failed' || fail "compare_gpu.sh: --help is cut off"
 compare 0 compare_gpus.sh
 grep -q -- "^bench train .*--train.gather_engine=copy_engines" "$CALLS" || fail "OWN_OPTIONS did not arrive"
 "$root/tests/bench/compare_gpus.sh" --help | tail -n 1 | grep -q 'failed' || fail "--help is cut off"

@@ -35,7 +35,8 @@ else:
     run = value("--checkpoint")
     seed = float(open(run + "/seed").read())
     lengths = [{"length": n, "loss": seed + (10 if n == 1024 else 0), "position_bin": 128,
-                "loss_by_position": [seed] * (n // 128)} for n in map(int, value("--lengths").split(","))]
+                "loss_by_position": [seed] * (n // 128), "by_document": {"store": [0, 0], "document": [3, 4],
+                "tokens": [10, 30], "loss_sum": [10 * seed + 5, 30 * seed - 5]}} for n in map(int, value("--lengths").split(","))]
     targets = int(value("--same-targets")) if "--same-targets" in words else 0
     scaling = value("--rope-scaling") if "--rope-scaling" in words else ""
     record = {"name": "lengths_" + os.path.basename(run), "rope_scaling": scaling, "train_length": 512,
@@ -86,6 +87,8 @@ class Lengths(Script):
         row = "3.000 ± 2.646** | **13.000 ± 2.646** | 3 |"
         self.assertEqual(text.count(f"| stick-breaking | **{row}"), 2, text)
         self.assertEqual(text.count(f"| RoPE, dynamic NTK at evaluation | **{row}"), 2, text)
+        self.assertEqual(text.count("| stick-breaking | 2.833 to 3.500 | 2.833 to 3.500 |"), 2, text)
+        self.assertEqual(text.count("| RoPE | +0.000 (+0.000 to +0.000) | +0.000 (+0.000 to +0.000) |"), 2, text)
         self.assertEqual(self.run_script(*arguments), [])  # nothing is left to do
 
     def test_without_seeds(self):
@@ -93,6 +96,13 @@ class Lengths(Script):
         self.assertEqual([call[2:] for call in calls if call[0] == "train"],
                          [["configs/lengths_alibi.yaml", "--out", f"{self.folder}/out/alibi"]])
         self.assertIn("| ALiBi | 7.000 | 1 |", (self.folder / "out/tables.md").read_text())
+
+    def test_rotary_positions_are_scaled_too(self):
+        calls = self.run_script("--lengths", "512", "coca", "coca_strict", "rope_4096", "window", "alibi")
+        scaled = [call[call.index("--checkpoint") + 1] for call in calls if "dynamic_ntk" in call]
+        self.assertEqual(scaled, [f"{self.folder}/out/{model}" for model in ("coca", "coca_strict", "rope_4096")
+                                  for _ in range(2)])
+        self.assertIn("| CoCA, strict, dynamic NTK at evaluation |", (self.folder / "out/tables.md").read_text())
 
     def test_a_seed_is_a_number(self):
         self.assertEqual(self.run_script("--seeds", "1,x", "sb", code=2), [])
@@ -123,6 +133,22 @@ class Needles(Script):
         for model in ("sb", "rope", "rope_dynamic_ntk"):
             self.assertEqual(text.count(f"| {model} | 0.75 ± 0.35 | 0.00 ± 0.00 | 2 |"), 3, text)
         self.assertEqual(self.run_script(*arguments), [])  # nothing is left to do
+
+    def test_variable_tracking_in_longer_rows(self):
+        calls = self.run_script("--tasks", "passkey,niah_multikey_2,vt", "--row", "1024", "coca", "alibi")
+        written = [(call[call.index("--tasks") + 1], call[call.index("--lengths") + 1].split(",")[-1])
+                   for call in calls if call[0] == "data"]
+        self.assertEqual(written, [("passkey", "544"), ("niah_multikey_2", "624"), ("vt", "992")])
+        config = (self.folder / "out/alibi-1.yaml").read_text()
+        self.assertIn("train: {sequence_length: 1024, batch: 64, micro_batch: 32}\n", config)
+        scaled = [call[call.index("--checkpoint") + 1] for call in calls if "dynamic_ntk" in call]
+        self.assertEqual(scaled, [f"{self.folder}/out/coca-1"])
+
+    def test_refuses_tasks_that_it_cannot_train(self):
+        self.assertEqual(self.run_script("--tasks", "vt", "sb", code=2), [])
+        self.assertIn("give --row 1024", self.output)
+        self.assertEqual(self.run_script("--tasks", "cwe", "sb", code=2), [])
+        self.assertEqual(self.run_script("--row", "100", "sb", code=2), [])
 
     def test_the_texts_are_those_of_lengths(self):
         (self.folder / "corpus/lengths/train.h5").unlink()
@@ -186,6 +212,49 @@ class Tables(unittest.TestCase):
         text = self.tables(file)
         self.assertIn("| 512 | 0 | 100.0% | 2.00 (+0%) | 2.00 (+0%) | 2.00 (+0%) | 2.00 (+0%) | 3.0000 |", text)
         self.assertIn("| 512 | 0.01 | 25.0% | 1.00 (-50%) | 1.00 (-50%) | 1.00 (-50%) | 1.00 (-50%) | +0.5000 |", text)
+
+    def losses(self, name, *documents, same_targets=256):
+        """A result of one length, in which each of 64 documents has 10 targets of these losses, in turns."""
+        losses = [documents[n % len(documents)] for n in range(64)]
+        sums = {"store": [0] * 64, "document": list(range(64)), "tokens": [10] * 64,
+                "loss_sum": [10 * loss for loss in losses]}
+        return {"name": name, "rope_scaling": "", "same_targets": same_targets,
+                "lengths": [{"length": 512, "loss": sum(losses) / 64, "by_document": sums}]}
+
+    def test_intervals_over_documents(self):
+        files = [self.write(f"{i}.json", r) for i, r in enumerate(
+            (self.losses("a", 2.0, 4.0), self.losses("a", 2.0, 4.2), self.losses("b", 2.5, 4.5)))]
+        text = self.tables("--bootstrap", "400", "--against", "a", *files)
+        self.assertIn("| a | **3.050 ± 0.071** | 2 |", text)
+        # A mean of 64 losses of a deviation of 1.05 and 1 has intervals of 0.26 and 0.245 on each side.
+        low, high = map(float, text.split("| a | ")[2].split(" |")[0].split(" to "))
+        self.assertAlmostEqual(high - low, 2 * 1.96 * 1.05 / 8, delta=0.06)
+        # On the same targets the model b has 0.5 and 0.4 more.
+        self.assertRegex(text, r"\| b \| \+0\.450 \(\+0\.43\d to \+0\.46\d\) \|")
+        self.assertNotIn("| a | +0", text)
+
+    def test_pairs_need_the_same_targets(self):
+        other = self.losses("b", 2.5)
+        other["lengths"][0]["by_document"]["tokens"][5] = 9
+        files = [self.write("a.json", self.losses("a", 2.0)), self.write("b.json", other)]
+        self.tables("--bootstrap", "10", *files)
+        self.assertIn("not the same targets", self.tables("--bootstrap", "10", "--against", "a", *files, code=1))
+        self.assertIn("no file has the label 'c'", self.tables("--bootstrap", "10", "--against", "c", *files, code=1))
+        del other["lengths"][0]["by_document"]
+        files[1] = self.write("b.json", other)
+        self.assertIn("no losses by document", self.tables("--bootstrap", "10", *files, code=1))
+        self.assertIn("--against needs --bootstrap", self.tables("--against", "a", *files, code=2))
+
+    def test_benefit(self):
+        rows = []
+        for context, loss in ((64, 3.5), (128, 3.25), (256, 3.0)):
+            result = self.losses("a", loss)["lengths"][0]
+            rows.append({"context": context, "loss": loss, "difference": 3.0 - loss, "by_document": result["by_document"]})
+        file = self.write("a.json", {"name": "a", "rope_scaling": "", "full_context": 256, "targets": 10,
+                                     "benefit": rows})
+        text = self.tables("--bootstrap", "10", file)
+        self.assertIn("|  | 64 | 128 | seeds |\n| --- | --- | --- | --- |\n| a | -0.500 | -0.250 | 1 |", text)
+        self.assertIn("| a | -0.500 to -0.500 | -0.250 to -0.250 |", text)
 
     def test_refuses_what_it_does_not_know(self):
         self.assertIn("no result that this script knows", self.tables(self.write("x.json", {}), code=1))

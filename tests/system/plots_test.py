@@ -16,6 +16,7 @@ import plot_overlap  # noqa: E402
 import plot_results  # noqa: E402
 import plot_skip  # noqa: E402
 import plot_sweep  # noqa: E402
+import plot_reach  # noqa: E402
 import plot_tasks  # noqa: E402
 from plotting import COLOURS, labels_of, line_of, spread_out  # noqa: E402
 
@@ -178,6 +179,34 @@ class Lengths(unittest.TestCase):
                                 "5", *more], check=True, capture_output=True)
             self.assertTrue((Path(folder) / "lengths.png").is_file())
             self.assertTrue((Path(folder) / "positions.png").is_file())
+
+
+class Reach(unittest.TestCase):
+    def write(self, folder):
+        path = Path(folder) / "heads.json"
+        layers = [{"layer": 0, "module": "stickbreaking", "keys_read": 0.5, "heads": [0.25, 0.75]},
+                  {"layer": 1, "module": "softmax", "keys_read": None, "heads": [None, None]}]
+        path.write_text(json.dumps({"name": "lengths_sb", "reach": [
+            {"length": length, "windows": 1, "keys_read": 0.5, "layers": layers} for length in (1024, 512)]}))
+        return path
+
+    def test_shares_by_layer_and_head(self):
+        with tempfile.TemporaryDirectory() as folder:
+            name, results = plot_reach.read(self.write(folder))
+        self.assertEqual(name, "sb")
+        self.assertEqual([result["length"] for result in results], [512, 1024])
+        self.assertEqual(results[0]["shares"][0], [25, 75])
+        self.assertEqual(str(results[0]["shares"][1]), "[nan, nan]")
+        self.assertEqual(plot_reach.chosen(results, [1024]), results[1:])
+        with self.assertRaisesRegex(plot_reach.PlotError, "no length 2048"):
+            plot_reach.chosen(results, [512, 2048])
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_draws(self):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([sys.executable, SCRIPTS / "plot_reach.py", self.write(folder)], check=True,
+                           capture_output=True)
+            self.assertTrue((Path(folder) / "reach.png").is_file())
 
 
 def scored(length, score, depths=None):

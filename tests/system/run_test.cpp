@@ -209,6 +209,23 @@ TEST_F(SystemTest, BenchSkipSaysWhatSkippingSaves) {
                     .get<double>(),
                 rows[first].at("loss").get<double>(), 1e-5);
   }
+  // eval --reach counts the same windows by head.
+  ASSERT_EQ(run({"eval", "--checkpoint", path("run"), "--device", "cpu", "--reach", "--lengths",
+                 "32,512", "--tokens-per-length", "1024", "--json", path("reach.json")}),
+            0)
+      << output_;
+  EXPECT_NE(output_.find("2 windows of 512 tokens, "), std::string::npos) << output_;
+  const nlohmann::json reach = nlohmann::json::parse(read_file(path("reach.json"))).at("reach");
+  EXPECT_EQ(reach.at(0).at("keys_read"), 1.0);
+  EXPECT_EQ(reach.at(1).at("windows"), 2);
+  ASSERT_EQ(reach.at(1).at("layers").size(), 2U);
+  double sum = 0;
+  for (const nlohmann::json& layer : reach.at(1).at("layers")) {
+    EXPECT_EQ(layer.at("module"), "stickbreaking");
+    for (const nlohmann::json& head : layer.at("heads")) sum += head.get<double>() / 2;
+  }
+  EXPECT_NEAR(sum / 2, reach.at(1).at("keys_read").get<double>(), 1e-9);
+
   EXPECT_EQ(run({"bench", "skip", "--checkpoint", path("run"), "--lengths", "9999999"}), 2);
   EXPECT_NE(output_.find("no document has 9999999 tokens"), std::string::npos) << output_;
 }
@@ -237,6 +254,13 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
     EXPECT_GT(result.at("loss"), 0);
     EXPECT_EQ(result.at("loss_at_position").size(), result.at("length"));
     EXPECT_NEAR(result.at("loss_by_position").at(0), result.at("loss"), 1e-9);
+    const nlohmann::json& documents = result.at("by_document");
+    EXPECT_EQ(documents.at("document").size(), result.at("documents"));
+    double loss_sum = 0;
+    for (const nlohmann::json& loss : documents.at("loss_sum")) loss_sum += loss.get<double>();
+    EXPECT_NEAR(loss_sum / result.at("tokens").get<double>(), result.at("loss"), 1e-9);
+    EXPECT_LE(result.at("loss_interval").at(0), result.at("loss"));
+    EXPECT_GE(result.at("loss_interval").at(1), result.at("loss"));
     for (const char* kind : {"token", "bigram"}) {
       const nlohmann::json& split = result.at("recall").at(kind);
       EXPECT_EQ(split.at("ar").at("tokens").get<int>() + split.at("non_ar").at("tokens").get<int>(),
@@ -248,6 +272,28 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
   EXPECT_EQ(same.at(0).at("tokens"), same.at(1).at("tokens"));
   EXPECT_NE(same.at(0).at("loss"), same.at(1).at("loss"));
   EXPECT_TRUE(same.at(2).contains("absent"));
+
+  // The context of all 128 tokens gives the loss of these windows, and no difference from itself.
+  ASSERT_EQ(evaluate({"--benefit", "128", "--benefit-targets", "16", "--json", file}), 0)
+      << output_;
+  EXPECT_NE(output_.find("full minus this one"), std::string::npos) << output_;
+  const nlohmann::json benefit = nlohmann::json::parse(read_file(file)).at("benefit");
+  ASSERT_EQ(benefit.size(), 2U);
+  ASSERT_EQ(evaluate({"--lengths", "128", "--same-targets", "16", "--json"}), 0) << output_;
+  const nlohmann::json whole = printed_json(output_).at("lengths").at(0);
+  EXPECT_EQ(benefit.at(1).at("context"), 128);
+  EXPECT_EQ(benefit.at(1).at("tokens"), whole.at("tokens"));
+  EXPECT_NEAR(benefit.at(1).at("loss"), whole.at("loss"), 1e-6);
+  EXPECT_EQ(benefit.at(1).at("difference"), 0);
+  EXPECT_EQ(benefit.at(1).at("difference_interval"), (nlohmann::json{0, 0}));
+  EXPECT_EQ(benefit.at(0).at("context"), 64);
+  EXPECT_EQ(benefit.at(0).at("tokens"), whole.at("tokens"));
+  const double difference = benefit.at(0).at("difference");
+  EXPECT_NEAR(difference,
+              benefit.at(1).at("loss").get<double>() - benefit.at(0).at("loss").get<double>(),
+              1e-9);
+  EXPECT_LE(benefit.at(0).at("difference_interval").at(0), difference);
+  EXPECT_GE(benefit.at(0).at("difference_interval").at(1), difference);
 
   // What it runs on is said once, though the number of ranks depends on it too.
   ASSERT_EQ(run({"eval", "--checkpoint", path("run"), "--lengths", "16"}), 0) << output_;
@@ -269,6 +315,14 @@ TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
       {{"--lengths", "16", "--same-targets", "17"}, 2, "17 targets do not fit"},
       {{"--lengths", "16", "--window", "8"}, 2, "--window"},
       {{"--same-targets", "8"}, 2, "--lengths"},
+      {{"--tokens-per-length", "8"}, 2, "requires --lengths or --benefit"},
+      {{"--bootstrap", "8"}, 2, "--bootstrap requires"},
+      {{"--benefit", "128", "--benefit-targets", "129"}, 2, "129 targets do not fit"},
+      {{"--benefit", "100000"}, 2, "no document has 100000 tokens"},
+      {{"--benefit", "63"}, 2, "--benefit"},
+      {{"--benefit", "128", "--lengths", "64"}, 2, "--benefit"},
+      {{"--reach"}, 2, "--lengths"},
+      {{"--reach", "--lengths", "100000"}, 2, "no document has 100000 tokens"},
       {{"--stride", "8"}, 2, "--window"},
       {{"--window", "8", "--stride", "9"}, 2, "--stride: 9"},
       {{"--lengths", "16,1073741824"}, 8, "GiB, and the machine has"},

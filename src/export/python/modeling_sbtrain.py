@@ -27,7 +27,6 @@ except ImportError:  # without transformers, or outside of a package, there is S
     PreTrainedModel = None
 
 HEAD_NORM_EPS = 1e-5
-FIRE_LENGTH = 512.0
 FIRE_HIDDEN = 32
 CONV_TAPS = 3
 ATTENTION = {}  # the class of each attention module, by its name in configurations
@@ -164,6 +163,24 @@ class LayerNorm(nn.Module):
         return y.to(x.dtype)
 
 
+class FeatureKernel(nn.Module):
+    """What ReBased's features pass before they are multiplied (arXiv 2402.10644, table 1), without the parts that are
+    turned off: (x - mean) / std * weight + bias."""
+
+    def __init__(self, width, options):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width)) if options.get("feature_gamma", True) else None
+        self.bias = nn.Parameter(torch.zeros(width)) if options.get("feature_beta", True) else None
+        self.norm = options.get("feature_norm", True)
+
+    def forward(self, x):
+        weight, bias = (None if p is None else p.float() for p in (self.weight, self.bias))
+        if self.norm:
+            return F.layer_norm(x.float(), x.shape[-1:], weight, bias, HEAD_NORM_EPS).to(x.dtype)
+        y = x.float() if weight is None else x.float() * weight
+        return (y if bias is None else y + bias).to(x.dtype)
+
+
 def make_norm(model, width):
     kind = LayerNorm if model.get("norm", "rmsnorm") == "layernorm" else RMSNorm
     return kind(width, model.get("norm_eps", 1e-5))
@@ -238,9 +255,9 @@ class Fire(nn.Module):
         self.w1 = nn.Linear(1, FIRE_HIDDEN)
         self.w2 = nn.Linear(FIRE_HIDDEN, heads)
 
-    def forward(self, tokens):
+    def forward(self, tokens, length):
         c, m = self.c.float().abs(), self.m.float().abs()
-        threshold = torch.maximum(tokens.positions[:, :, None].float(), m * FIRE_LENGTH)
+        threshold = torch.maximum(tokens.positions[:, :, None].float(), m * length)
         u = torch.log(c * distances(tokens) + 1) / (torch.log(c * threshold + 1) + 1e-6)
         hidden = F.relu(u[..., None] * self.w1.weight[:, 0].float() + self.w1.bias.float())
         return (hidden @ self.w2.weight.float().T + self.w2.bias.float()).permute(0, 3, 1, 2)
@@ -384,14 +401,15 @@ class SelfAttention(nn.Module):
         self.scale = options.get("logit_scale", 0.0) or self.key_dim**-0.5
         self.position = options.get("position", "rope")
         if self.kind == "rebased":
-            self.q_norm = LayerNorm(heads * self.key_dim, HEAD_NORM_EPS)
-            self.k_norm = LayerNorm(heads * self.key_dim, HEAD_NORM_EPS)
+            self.q_norm = FeatureKernel(heads * self.key_dim, options)
+            self.k_norm = FeatureKernel(heads * self.key_dim, options)
         elif options.get("qk_norm", False):
             joint = self.joint_norm()
             self.q_norm = RMSNorm(heads * d if joint else d, model.get("norm_eps", 1e-5))
             setattr(self, self.key_norm(), RMSNorm(self.kv_heads * d if joint else d, model.get("norm_eps", 1e-5)))
         if self.kind == "softmax" and self.position == "fire" and not options.get("shared", False):
             self.fire = Fire(heads)
+        self.fire_length = options.get("fire_length", 512.0)
         if self.kind == "stickbreaking":
             if options.get("remainder", "none") == "bias":
                 self.remainder_bias = nn.Parameter(torch.zeros(heads, d))
@@ -454,7 +472,8 @@ class SelfAttention(nn.Module):
             slopes = torch.tensor(alibi_slopes(self.heads), device=q.device)
             bias = -slopes[:, None, None] * distances(tokens)[:, None]
         elif self.position == "fire":
-            bias = (self.fire if hasattr(self, "fire") else shared.self_attn.fire)(tokens)
+            fire = self.fire if hasattr(self, "fire") else shared.self_attn.fire
+            bias = fire(tokens, self.fire_length)
         elif self.position != "none":
             raise ValueError(f"position: {self.position}")
         return softmax_attention(q, k, v, self.scale, visible, bias)

@@ -26,12 +26,23 @@ void attention_maps(Stream& s, const Transformer& model, ParamAccess& params,
 
 std::vector<KeysRead> keys_read(Stream& s, const Transformer& model, ParamAccess& params,
                                 const BatchTensors& batch) {
-  Buffer x_TD = model.embedding_buffer(s, batch.tokens());
   std::vector<KeysRead> layers;
+  for (const std::vector<KeysRead>& heads : keys_read_by_head(s, model, params, batch)) {
+    KeysRead& layer = layers.emplace_back();
+    for (const KeysRead& head : heads) layer += head;
+  }
+  return layers;
+}
+
+std::vector<std::vector<KeysRead>> keys_read_by_head(Stream& s, const Transformer& model,
+                                                     ParamAccess& params,
+                                                     const BatchTensors& batch) {
+  Buffer x_TD = model.embedding_buffer(s, batch.tokens());
+  std::vector<std::vector<KeysRead>> layers;
   const auto visit_layer = [&](int64_t l, const Weights& /*w*/,
                                const std::unique_ptr<AttentionSaved>& saved) {
     require(saved != nullptr, "counting keys needs a model with Recompute::kNone");
-    layers.push_back(model.block(l).attention().keys_read(s, *saved, batch.sequences));
+    layers.push_back(model.block(l).attention().keys_read_by_head(s, *saved, batch.sequences));
   };
   model.forward(s, params, batch, x_TD, model.all_blocks(), visit_layer);
   model.release_head(params);

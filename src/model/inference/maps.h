@@ -17,8 +17,12 @@ void attention_maps(Stream& s, const Transformer& model, ParamAccess& params,
                     const BatchTensors& batch, const MapVisit& visit,
                     const MapWanted& wanted = nullptr);
 
-// Runs the forward pass and returns what each layer's attention has read of the keys.
+// Runs the forward pass and returns what each layer's attention has read of the keys, and what each
+// of its heads has.
 std::vector<KeysRead> keys_read(Stream& s, const Transformer& model, ParamAccess& params,
                                 const BatchTensors& batch);
+std::vector<std::vector<KeysRead>> keys_read_by_head(Stream& s, const Transformer& model,
+                                                     ParamAccess& params,
+                                                     const BatchTensors& batch);
 
 }  // namespace sbtrain

@@ -31,6 +31,7 @@ HeadBias::HeadBias(const SoftmaxBias& bias, int heads, int64_t head) {
   if (kind_ != PositionBias::kFire) return;
   c_ = *bias.fire.c_1.f32();
   m_ = *bias.fire.m_1.f32();
+  length_ = bias.fire.length;
   b2_ = bias.fire.b2_H.f32()[head];
   std::copy_n(bias.fire.w1_K.f32(), kFireHidden, w1_.data());
   std::copy_n(bias.fire.b1_K.f32(), kFireHidden, b1_.data());
@@ -40,7 +41,7 @@ HeadBias::HeadBias(const SoftmaxBias& bias, int heads, int64_t head) {
 void HeadBias::set_queries(FireQueries& queries, int64_t first, int64_t step) const {
   if (kind_ != PositionBias::kFire) return;
   const float c = std::abs(c_);
-  const float length = std::abs(m_) * kFireLength;
+  const float length = std::abs(m_) * length_;
   for (int64_t q = 0; q < kTile; ++q) {
     const auto position = static_cast<float>(first + step * q);
     const float x = std::max(position, length);
@@ -48,7 +49,7 @@ void HeadBias::set_queries(FireQueries& queries, int64_t first, int64_t step) co
     const float dlog = r / (c * x + 1.0f);
     queries.r[q] = r;
     queries.by_c[q] = sign(c_) * x * dlog;
-    queries.by_m[q] = length > position ? c * kFireLength * sign(m_) * dlog : 0.0f;
+    queries.by_m[q] = length > position ? c * length_ * sign(m_) * dlog : 0.0f;
   }
 }
 

@@ -45,7 +45,7 @@ class HeadBias {
 
   PositionBias kind_ = PositionBias::kNone;
   float slope_ = 0;
-  float c_ = 0, m_ = 0, b2_ = 0;
+  float c_ = 0, m_ = 0, b2_ = 0, length_ = 0;
   std::array<float, kFireHidden> w1_{}, b1_{}, w2_{};
 };
 

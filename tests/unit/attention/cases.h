@@ -35,7 +35,8 @@ struct Case {
   int64_t window = 0;
   Bias bias = Bias::kNone;
   float fire_m = 1.0f;
-  float scale = 0.0f;  // 0: 1/sqrt(head_dim)
+  float fire_length = ops::kFireLength;  // L0
+  float scale = 0.0f;                    // 0: 1/sqrt(head_dim)
 
   int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
   int64_t width() const { return heads * head_dim; }
@@ -64,7 +65,8 @@ struct Case {
     if (skip_epsilon > 0) text += ", skip";
     if (window > 0) text += ", window " + std::to_string(window);
     if (bias == Bias::kAlibi) text += ", ALiBi";
-    if (bias == Bias::kFire) text += ", FIRE with m " + std::to_string(fire_m);
+    if (bias == Bias::kFire)
+      text += ", FIRE with m " + std::to_string(fire_m) + ", L0 " + std::to_string(fire_length);
     return text;
   }
 };
@@ -159,6 +161,7 @@ struct Attention {
     t.b1_K = take(K);
     t.w2_HK = take(config.heads * K);
     t.b2_H = take(config.heads);
+    t.length = config.fire_length;
     return t;
   }
   ops::SoftmaxBias softmax_bias() const {
@@ -260,6 +263,7 @@ struct Attention {
       }
     }
     if (config.bias == Bias::kFire) p.fire = to_f64(fire);
+    p.fire_length = static_cast<double>(config.fire_length);
     return p;
   }
 

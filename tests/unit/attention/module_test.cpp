@@ -58,6 +58,16 @@ std::vector<AttentionConfig> configurations() {
       add(fmt::format("{}, feature_dim: 4, form: {}", type, form));
     }
   }
+  add("softmax, position: fire, fire_length: 5");
+  for (const std::string norm : {"true", "false"}) {
+    for (const std::string gamma : {"true", "false"}) {
+      for (const std::string beta : {"true", "false"}) {
+        add(fmt::format(
+            "rebased, feature_dim: 4, feature_norm: {}, feature_gamma: {}, feature_beta: {}", norm,
+            gamma, beta));
+      }
+    }
+  }
   add("short_conv");
   add("softmax, rope_scaling: linear, rope_factor: 2.5");
   add("softmax, rope_scaling: ntk, rope_factor: 2.5");
@@ -143,6 +153,64 @@ TEST(AttentionModule, StickBreakingCountsTheKeysThatItReads) {
   EXPECT_LT(some.read, visible);
   EXPECT_GT(some.read, model.heads * 37 * 36 / 2);
   EXPECT_EQ(count("softmax").visible, 0);
+}
+
+// gate_penalty adds the gradient of its loss, gate_penalty / H times the sum of all gates, to that
+// of the output, and changes nothing else: not the output, nor the gradients of other weights.
+TEST(AttentionModule, GatePenaltyAddsTheGradientOfTheMeanGate) {
+  constexpr double kPenalty = 0.3;
+  const ModelConfig model = small_model(3);
+  const Pack pack({7, 20});
+  const Owned x = random_normal("x", {pack.tokens, model.width});
+  const Owned dmix = random_normal("dmix", {pack.tokens, model.width});
+  struct Pass {
+    Pass(const std::string& more, const ModelConfig& model, const Pack& pack, const Owned& x,
+         const Owned& dmix)
+        : mix(poisoned({pack.tokens, model.width})), dx(poisoned({pack.tokens, model.width})) {
+      CpuStream s;
+      const auto module = make_attention(
+          parse_attention("{type: stickbreaking, forget_gate: true" + more + "}"), model);
+      const Parameters w(*module, true);
+      Parameters dw(*module, false);
+      const auto saved = module->allocate(s.memory, pack.tokens);
+      module->forward(s, mix, x, w.weights, *saved, pack.sequences());
+      module->backward(s, dx, dw.weights, dmix, mix, x, w.weights, *saved, pack.sequences());
+      weights = w.on_host();
+      gradients = dw.on_host();
+    }
+    Owned mix, dx;
+    HostWeights weights, gradients;
+  };
+  const Pass without("", model, pack, x, dmix);
+  const Pass with(fmt::format(", gate_penalty: {}", kPenalty), model, pack, x, dmix);
+  EXPECT_EQ(to_f64(with.mix), to_f64(without.mix));
+
+  // By the formula, in double precision.
+  const HostMatrix& w_HD = at(without.weights, "self_attn.forget_gate.weight");
+  const HostMatrix& b_H = at(without.weights, "self_attn.forget_gate.bias");
+  const std::vector<double> x_TD = to_f64(x);
+  std::vector<double> dx = to_f64(without.dx);
+  HostWeights expected = without.gradients;
+  for (int64_t t = 0; t < pack.tokens; ++t) {
+    for (int64_t h = 0; h < model.heads; ++h) {
+      double z = b_H.values[static_cast<size_t>(h)];
+      for (int64_t i = 0; i < model.width; ++i) z += w_HD.row(h)[i] * x_TD[t * model.width + i];
+      const double f = 1 / (1 + std::exp(-z));
+      const double dz = kPenalty / static_cast<double>(model.heads) * f * (1 - f);
+      expected.at("self_attn.forget_gate.bias").values[static_cast<size_t>(h)] += dz;
+      for (int64_t i = 0; i < model.width; ++i) {
+        expected.at("self_attn.forget_gate.weight").row(h)[i] += dz * x_TD[t * model.width + i];
+        dx[t * model.width + i] += dz * w_HD.row(h)[i];
+      }
+    }
+  }
+  EXPECT_LT(relative_error(with.dx, dx), 1e-6);
+  for (const auto& [name, gradient] : expected) {
+    SCOPED_TRACE(name);
+    EXPECT_LT(relative_error(at(with.gradients, name).values, gradient.values), 1e-6);
+    const bool gate = name.starts_with("self_attn.forget_gate");
+    EXPECT_EQ(at(with.gradients, name).values == at(without.gradients, name).values, !gate);
+  }
 }
 
 // A module's output is its map times its values, so the map shows the queries and keys that the

@@ -258,6 +258,10 @@ TEST(SoftmaxParity, PositionBiases) {
             check_softmax(c);
             if (bias == Bias::kAlibi) break;
           }
+          if (bias == Bias::kFire) {
+            c.fire_length = 70.0f;
+            check_softmax(c);
+          }
         }
       }
     }

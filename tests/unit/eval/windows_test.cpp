@@ -5,6 +5,7 @@
 
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "support/model.h"
 #include "unit/data/stores.h"
@@ -105,6 +106,50 @@ TEST(Windows, SameTargetsWithGrowingContexts) {
   for (const auto& [token, context] : seen[4].context) {
     EXPECT_EQ(seen[8].context[token], context + 4);
     EXPECT_EQ(seen[16].context[token], context + 12);
+  }
+}
+
+TEST(Windows, LastTargetsWithContextsOfOneSize) {
+  const Numbered data({10, 140, 25, 64});
+  const std::vector<Window> windows = data.reader->of_length(64, 1000);
+  const Seen full =
+      see(*data.reader, WindowReader::last_targets(windows, /*targets=*/24, /*context=*/64), 64);
+  EXPECT_EQ(full.times.size(), 3U * 24 - 1);  // one window ends with its document
+  for (const int64_t context : {1, 4, 8, 16, 32, 48, 64}) {
+    SCOPED_TRACE(context);
+    const Seen seen = see(*data.reader, WindowReader::last_targets(windows, 24, context), context);
+    EXPECT_EQ(seen.times, full.times);
+    for (const auto& [token, tokens] : seen.context) {
+      EXPECT_LE(tokens, context);
+      // All of the window where it has no more.
+      EXPECT_GE(tokens, std::min(full.context.at(token), context - context / 8 + (context >= 8)));
+    }
+  }
+  // The full context is all that the window has before a target: 41 to 64 tokens.
+  for (const auto& [token, tokens] : full.context) EXPECT_GE(tokens, 41) << token;
+}
+
+TEST(Windows, LossesByDocumentAddUp) {
+  const Numbered data({10, 3, 25, 12, 1});
+  const std::vector<Window> windows = data.reader->of_length(6, 1000);
+  const auto losses = [](const PackedBatch& batch, int64_t /*max_seqlen*/) {
+    std::vector<float> losses;
+    for (const int32_t target : batch.targets) {
+      losses.push_back(target < 0 ? 0.0f : static_cast<float>(target));
+    }
+    return losses;
+  };
+  const WindowScores scores = data.reader->score(*make_single_control(), windows, 12, 6, losses);
+  ASSERT_EQ(scores.by_document.size(), 3U);
+  // The documents begin with the tokens 0, 13 and 38; a target is the token after its position.
+  const std::vector<std::tuple<int64_t, int64_t, double>> expected = {
+      {0, 6, 21.0}, {2, 24, 24 * 13 + 300.0}, {3, 11, 11 * 38 + 66.0}};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto& [document, tokens, loss_sum] = expected[i];
+    EXPECT_EQ(scores.by_document[i].store, 0U);
+    EXPECT_EQ(scores.by_document[i].document, document);
+    EXPECT_EQ(scores.by_document[i].tokens, tokens);
+    EXPECT_EQ(scores.by_document[i].loss_sum, loss_sum);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <numbers>
 #include <utility>
 
+#include "ops/scale.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -170,6 +171,35 @@ TEST(SigmoidBackward, MatchesFiniteDifferences) {
   };
   EXPECT_LE(test::relative_error(dx, test::numeric_gradient(objective, test::to_f64(x))), 1e-6);
   EXPECT_TRUE(dx.gaps_intact());
+}
+
+TEST(Scale, MatchesReferenceAndFiniteDifferences) {
+  CpuStream s;
+  for (const auto& [tokens, width] : {std::pair{1, 1}, {5, 3}, {700, 24}}) {
+    const Owned x = test::random_normal("x", {tokens, width}, 1, 0, 2);
+    const Owned w = test::random_normal("w", {width});
+    const Owned y = test::poisoned({tokens, width}, 1);
+    ops::run(s, ops::Scale{.y_TD = y, .x_TD = x, .w_D = w});
+    const Values factors = test::to_f64(w);
+    const Values from = test::to_f64(x);
+    Values expected = from;
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] *= factors[i % factors.size()];
+    EXPECT_LE(test::relative_error(y, expected), 1e-6);
+    EXPECT_TRUE(y.gaps_intact());
+
+    // The gradient of sum(dy y): by x it is dy w, and by w the sums over tokens of dy x. In place.
+    const Owned dy = test::random_normal("dy", {tokens, width}, 1, 0, 2);
+    const Values outer = test::to_f64(dy);
+    const Owned dw = test::constant({width}, 2);
+    ops::run(s, ops::ScaleBackward{.dx_TD = dy, .dw_D = dw, .dy_TD = dy, .x_TD = x, .w_D = w});
+    Values by_w(factors.size(), 2.0);
+    for (size_t i = 0; i < outer.size(); ++i) {
+      by_w[i % factors.size()] += outer[i] * from[i];
+      expected[i] = outer[i] * factors[i % factors.size()];
+    }
+    EXPECT_LE(test::relative_error(dy, expected), 1e-6);
+    EXPECT_LE(test::relative_error(dw, by_w), 1e-5);
+  }
 }
 
 }  // namespace

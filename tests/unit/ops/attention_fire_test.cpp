@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/attention/fire.h"
+#include "kernels/attention/position_bias.h"
 #include "support/tensors.h"
 #include "unit/attention/oracle.h"
 
@@ -126,7 +127,7 @@ struct Tables {
   explicit Tables(const Head& head) {
     for (int n = -kMargin; n < kLength + kMargin; ++n) {
       distances.push_back(fire_distance(head.c, n));
-      queries.push_back(fire_query(head.c, head.m, std::max(0, n)));
+      queries.push_back(fire_query(head.c, head.m, kFireLength, std::max(0, n)));
     }
   }
   const FireDistance& distance(int n) const {

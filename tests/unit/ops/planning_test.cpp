@@ -33,6 +33,7 @@
 #include "ops/rebased.h"
 #include "ops/rope.h"
 #include "ops/sampling.h"
+#include "ops/scale.h"
 #include "ops/short_conv.h"
 
 namespace sbtrain {
@@ -195,6 +196,8 @@ void run_every_op(Ops& o) {
   o.run(ops::LinearBackward{.dw_NK = dsquare, .dy_TN = y, .x_TK = x});
   o.run(ops::LinearBackward{.dx_TK = dx, .dw_NK = dsquare, .dy_TN = y, .x_TK = x, .w_NK = square});
   run_every_fp8_op(o, y, x, square, scales);
+  o.run(ops::Scale{.y_TD = y, .x_TD = x, .w_D = row});
+  o.run(ops::ScaleBackward{.dx_TD = dx, .dw_D = drow, .dy_TD = y, .x_TD = x, .w_D = row});
   o.run(ops::AddBias{.y_TN = y, .b_N = row});
   o.run(ops::BiasBackward{.db_N = drow, .dy_TN = y});
   o.run(ops::Swiglu{.y_TF = y, .gate_up_T2F = wide});
