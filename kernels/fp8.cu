@@ -149,7 +149,72 @@ void cast_from(cudaStream_t stream, const CastFp8& p) {
   throw_invalid_argument("cast_fp8: no such type");
 }
 
+constexpr float kE4M3Max = 448.0f;
+
+__global__ void scales_kernel(Fp8Scales p) {
+  const int64_t col = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (col >= p.cols) return;
+  unsigned largest = 0;
+  for (int64_t row = 0; row < p.rows; ++row) {
+    largest = max(largest, __float_as_uint(p.x.row(row)[col]) & 0x7fffffffu);
+  }
+  const float amax = __uint_as_float(largest);
+  p.amax[col] = amax;
+  p.inverse_scale[col] = __fdiv_rn(1, scale_of(amax, kE4M3Max));
+}
+
+// A block transposes a tile as cast_kernel does.
+__global__ void __launch_bounds__(kCastThreads)
+    transpose_kernel(Matrix<uint8_t> y, Matrix<const uint8_t> x, int64_t rows, int64_t cols,
+                     bool x_vectors, bool y_vectors) {
+  __shared__ uint8_t tile[kTile][kTile + kFour];
+  const int64_t first_row = int64_t{blockIdx.y} * kTile;
+  const int64_t first_col = int64_t{blockIdx.x} * kTile;
+  constexpr int kAcross = kTile / kFour;
+  const int across = static_cast<int>(threadIdx.x) % kAcross * kFour;
+  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
+       down += kCastThreads / kAcross) {
+    const int64_t row = first_row + down, col = first_col + across;
+    if (row >= rows || col >= cols) continue;
+    const uint8_t* from = x.row(row) + col;
+    if (x_vectors && col + kFour <= cols) {
+      *reinterpret_cast<uchar4*>(&tile[down][across]) = *reinterpret_cast<const uchar4*>(from);
+    } else {
+      for (int i = 0; i < kFour; ++i) {
+        if (col + i < cols) tile[down][across + i] = from[i];
+      }
+    }
+  }
+  __syncthreads();
+  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
+       down += kCastThreads / kAcross) {
+    const int64_t row = first_col + down, col = first_row + across;  // of y
+    if (row >= cols || col >= rows) continue;
+    uint8_t four[kFour];
+#pragma unroll
+    for (int i = 0; i < kFour; ++i) four[i] = tile[across + i][down];
+    store_four(y.row(row), col, rows, four, y_vectors);
+  }
+}
+
 }  // namespace
+
+void launch(cudaStream_t stream, const Fp8Scales& p) {
+  if (p.cols == 0) return;
+  constexpr int kThreads = 128;
+  scales_kernel<<<blocks(p.cols, kThreads), kThreads, 0, stream>>>(p);
+  check_launch("fp8_scales");
+}
+
+void launch(cudaStream_t stream, const TransposeFp8& p) {
+  if (p.rows == 0 || p.cols == 0) return;
+  const Matrix<const uint8_t> x{static_cast<const uint8_t*>(p.x.data), p.x.stride};
+  const Matrix<uint8_t> y{static_cast<uint8_t*>(p.y.data), p.y.stride};
+  const dim3 grid(blocks(p.cols, kTile), blocks(p.rows, kTile));
+  transpose_kernel<<<grid, kCastThreads, 0, stream>>>(y, x, p.rows, p.cols, vectors_fit<kFour>(x),
+                                                      vectors_fit<kFour>(y));
+  check_launch("transpose_fp8");
+}
 
 void launch(cudaStream_t stream, const Amax& p) {
   check_cuda("amax", cudaMemsetAsync(p.amax, 0, sizeof(float), stream));

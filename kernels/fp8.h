@@ -25,7 +25,24 @@ struct CastFp8 {
   int64_t rows, cols;
 };
 
+// x [rows, cols] are bit patterns of nonnegative numbers, or of NaN; amax and inverse_scale [cols].
+struct Fp8Scales {
+  float* amax;
+  float* inverse_scale;
+  Matrix<const float> x;
+  int64_t rows, cols;
+};
+
+// y [cols, rows] and x [rows, cols] have elements of one byte.
+struct TransposeFp8 {
+  Matrix<void> y;
+  Matrix<const void> x;
+  int64_t rows, cols;
+};
+
 void launch(cudaStream_t stream, const Amax& p);
 void launch(cudaStream_t stream, const CastFp8& p);
+void launch(cudaStream_t stream, const Fp8Scales& p);
+void launch(cudaStream_t stream, const TransposeFp8& p);
 
 }  // namespace sbtrain::kernels

@@ -276,7 +276,7 @@ class OpsBench {
 
   // Whether this machine has such products, and takes these sizes.
   bool has_fp8() const {
-    const auto fits = [](int64_t size) { return size % ops::kFp8Multiple == 0; };
+    const auto fits = [](int64_t size) { return size % kFp8Multiple == 0; };
     return (!ops::on_cuda(s_) || s_.target().sm >= 89) && fits(T_) && fits(D_) && fits(F_);
   }
 

@@ -13,6 +13,10 @@
 
 namespace sbtrain {
 
+// Tensor cores take matrices in fp8 whose rows begin at multiples of 16 bytes, with as many inner
+// elements.
+inline constexpr int64_t kFp8Multiple = 16;
+
 struct Fp8Format {
   int mantissa_bits;
   int bias;

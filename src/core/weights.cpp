@@ -3,8 +3,27 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/fp8.h"
 
 namespace sbtrain {
+
+bool takes_fp8(const TensorSpec& spec) {
+  const std::vector<int64_t>& stored = spec.stored();
+  return spec.role == ParamRole::kLinear && stored.size() == 2 && stored[0] % kFp8Multiple == 0 &&
+         stored[1] % kFp8Multiple == 0;
+}
+
+void Weights::set_fp8(std::string_view first, const Fp8Scaled& scaled) {
+  const auto found =
+      std::ranges::find_if(entries_, [&](const Entry& e) { return e.name == first; });
+  require(found != entries_.end() && is_fp8(found->tensor.dtype), "'{}' is not in fp8", first);
+  found->fp8 = scaled;
+}
+
+const Fp8Scaled* Weights::fp8(std::string_view first) const {
+  const Entry& found = entry(first);
+  return found.fp8 ? &*found.fp8 : nullptr;
+}
 
 void Weights::add(std::string name, const Tensor& tensor, bool fresh) {
   entries_.push_back({std::move(name), tensor, fresh});

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,12 +47,28 @@ struct TensorSpec {
   const std::vector<int64_t>& stored() const { return storage.empty() ? shape : storage; }
 };
 
+// Whether products in fp8 take the matrix: that of a block's linear layer, of which tensor cores
+// want both sizes as stored to be multiples of 16. Matrices that are one product are taken all or
+// not at all.
+bool takes_fp8(const TensorSpec& spec);
+
+// What belongs to a matrix that is held in e4m3, or to several that are one product: they have one
+// scale (ops/fp8.h).
+struct Fp8Scaled {
+  Tensor inverse_scale_1;  // f32
+  Tensor transposed;       // [cols, rows] of them all; undefined: to be made by who needs it
+};
+
 // The tensors of one unit, by name; used for weights and, with the same names, for gradients.
 class Weights {
  public:
   // `fresh`: a gradient that holds nothing yet, so that what forms it has to overwrite it.
   void add(std::string name, const Tensor& tensor, bool fresh = false);
   void add(const Weights& others);
+  // Says that the tensor of this name, and those that are one product with it, are in fp8.
+  void set_fp8(std::string_view first, const Fp8Scaled& scaled);
+  // Null where it is not.
+  const Fp8Scaled* fp8(std::string_view first) const;
   // Throws ExitCode::kInternal for a name that the unit does not have.
   const Tensor& at(std::string_view name) const;
   bool has(std::string_view name) const;
@@ -64,6 +81,7 @@ class Weights {
     std::string name;
     Tensor tensor;
     bool fresh;
+    std::optional<Fp8Scaled> fp8 = {};
   };
   const Entry& entry(std::string_view name) const;
   std::vector<Entry> entries_;

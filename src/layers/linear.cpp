@@ -1,5 +1,7 @@
 #include "layers/linear.h"
 
+#include <algorithm>
+
 #include "core/precision.h"
 #include "ops/fp8.h"
 #include "ops/linear.h"
@@ -21,27 +23,73 @@ enum class Layout : uint8_t { kRows, kColumns, kBoth };
 struct InFp8 {
   Buffer x_RC, x_CR, inverse_scale_1;
   ops::Fp8Matrix rows() const { return {x_RC, inverse_scale_1}; }
-  ops::Fp8Matrix rows(int64_t first, int64_t count) const {
-    return {x_RC.tensor().row_range(first, count), inverse_scale_1};
-  }
   ops::Fp8Matrix columns() const { return {x_CR, inverse_scale_1}; }
 };
 
-InFp8 to_fp8(Stream& s, Tensor x_RC, DType dtype, Layout layout) {
-  const int64_t R = x_RC.rows(), C = x_RC.cols();
-  InFp8 y;
-  if (layout != Layout::kColumns) y.x_RC = s.scratch("fp8", dtype, {R, C});
-  if (layout != Layout::kRows) y.x_CR = s.scratch("fp8 transposed", dtype, {C, R});
-  y.inverse_scale_1 = s.scratch("inverse scale", DType::kF32, {1});
-  const Buffer amax_1 = s.scratch("amax", DType::kF32, {1});
-  ops::run(s, ops::Amax{.amax_1 = amax_1, .x_RC = x_RC});
+// Casts into the tensors of y that are there. Without amax_1 it looks for the largest element.
+void cast(Stream& s, const InFp8& y, Tensor x_RC, Tensor amax_1) {
+  Buffer found_1;
+  if (!amax_1.defined()) {
+    found_1 = s.scratch("amax", DType::kF32, {1});
+    amax_1 = found_1;
+    ops::run(s, ops::Amax{.amax_1 = amax_1, .x_RC = x_RC});
+  }
   ops::run(s, ops::CastFp8{.y_RC = y.x_RC,
                            .y_CR = y.x_CR,
                            .inverse_scale_1 = y.inverse_scale_1,
                            .x_RC = x_RC,
                            .amax_1 = amax_1});
+}
+
+InFp8 to_fp8(Stream& s, Tensor x_RC, DType dtype, Layout layout, Tensor amax_1 = {}) {
+  const int64_t R = x_RC.rows(), C = x_RC.cols();
+  InFp8 y;
+  if (layout != Layout::kColumns) y.x_RC = s.scratch("fp8", dtype, {R, C});
+  if (layout != Layout::kRows) y.x_CR = s.scratch("fp8 transposed", dtype, {C, R});
+  y.inverse_scale_1 = s.scratch("inverse scale", DType::kF32, {1});
+  cast(s, y, x_RC, amax_1);
   return y;
 }
+
+// The inputs of a forward product, of which `keeps`, if any, gets the transpose.
+InFp8 inputs_to_fp8(Stream& s, Tensor x_TK, DType dtype, Tensor amax_1, Fp8Inputs* keeps) {
+  if (keeps == nullptr) return to_fp8(s, x_TK, dtype, Layout::kRows, amax_1);
+  const auto kept = [&](const char* name, DType type, std::initializer_list<int64_t> shape) {
+    return s.allocate(MemoryClass::kActivations, name, type, shape);
+  };
+  InFp8 y{.x_RC = s.scratch("fp8", dtype, {x_TK.rows(), x_TK.cols()}),
+          .x_CR = kept("inputs transposed", dtype, {x_TK.cols(), x_TK.rows()}),
+          .inverse_scale_1 = kept("inverse scale of inputs", DType::kF32, {1})};
+  cast(s, y, x_TK, amax_1);
+  keeps->x_KT = std::move(y.x_CR);
+  keeps->inverse_scale_1 = std::move(y.inverse_scale_1);
+  return y;
+}
+
+// Weights in e4m3, as a product takes them: they are held so, or cast now.
+class Fp8Weights {
+ public:
+  Fp8Weights(Stream& s, Tensor w_NK, const Fp8Scaled* held, DType dtype, Layout layout) {
+    if (held == nullptr) {
+      cast_ = to_fp8(s, w_NK, dtype, layout);
+      w_ = layout == Layout::kRows ? cast_.rows() : cast_.columns();
+      return;
+    }
+    w_ = {layout == Layout::kRows ? w_NK : held->transposed, held->inverse_scale_1};
+    if (w_.x.defined()) return;
+    cast_.x_CR = s.scratch("fp8 transposed", dtype, {w_NK.cols(), w_NK.rows()});
+    ops::run(s, ops::TransposeFp8{.y_CR = cast_.x_CR, .x_RC = w_NK});
+    w_.x = cast_.x_CR;
+  }
+  const ops::Fp8Matrix& matrix() const { return w_; }
+  ops::Fp8Matrix row_range(int64_t first, int64_t count) const {
+    return {w_.x.row_range(first, count), w_.inverse_scale_1};
+  }
+
+ private:
+  InFp8 cast_;
+  ops::Fp8Matrix w_;
+};
 
 }  // namespace
 
@@ -85,51 +133,55 @@ std::vector<TensorSpec> Linear::parameters() const {
   return specs;
 }
 
-// Which products are made in fp8: those of the matrices of blocks, where the policy says so and
-// tensor cores take the shape. `first_rows` of the outputs are a product of their own.
-bool Linear::in_fp8(const Stream& s, int64_t tokens, int64_t first_rows) const {
-  const int64_t K = or_else(spec_.stored_cols, spec_.cols);
-  const auto fits = [](int64_t size) { return size % ops::kFp8Multiple == 0; };
-  return linear_types(s).fp8() && spec_.role == ParamRole::kLinear && tokens > 0 && fits(tokens) &&
-         fits(outputs()) && fits(K) && fits(first_rows);
+Linear::Linear(LinearSpec spec) : spec_(std::move(spec)) {
+  const std::vector<TensorSpec> specs = parameters();
+  takes_fp8_ = std::all_of(specs.begin(), specs.begin() + parts(), takes_fp8);
 }
 
-void Linear::multiply(Stream& s, Tensor y_TN, Tensor x_TK, Tensor w_NK, Tensor residual_TN,
-                      std::initializer_list<Range> ranges) const {
+// Which products are made in fp8: those of the matrices of blocks, where the policy says so and
+// tensor cores take the shape.
+bool Linear::in_fp8(const Stream& s, int64_t tokens) const {
+  return linear_types(s).fp8() && takes_fp8_ && tokens > 0 && tokens % kFp8Multiple == 0;
+}
+
+void Linear::multiply(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
+                      const ForwardOptions& options, std::initializer_list<Range> ranges) const {
   const auto of = [&](const Range& range) {
     return range.rows == outputs() ? y_TN : y_TN.col_range(range.first, range.rows);
   };
-  if (!in_fp8(s, x_TK.rows(), ranges.size() > 1 ? ranges.begin()->rows : 0)) {
+  const Tensor w_NK = weight(w);
+  if (!in_fp8(s, x_TK.rows())) {
     for (const Range& range : ranges) {
       ops::run(s, ops::Linear{.y_TN = of(range),
                               .x_TK = x_TK,
                               .w_NK = w_NK.row_range(range.first, range.rows),
                               .alpha = range.factor,
-                              .residual = residual_TN});
+                              .residual = options.residual_TN});
     }
     return;
   }
   const LinearTypes types = linear_types(s);
-  const InFp8 x = to_fp8(s, x_TK, types.inputs, Layout::kRows);
-  const InFp8 weights = to_fp8(s, w_NK, types.weights, Layout::kRows);
+  const InFp8 x = inputs_to_fp8(s, x_TK, types.inputs, options.amax_1, options.keeps);
+  const ops::Fp8Matrix inputs{
+      x.x_RC, options.keeps ? options.keeps->inverse_scale_1.tensor() : x.inverse_scale_1.tensor()};
+  const Fp8Weights weights(s, w_NK, held_in_fp8(w), types.weights, Layout::kRows);
   for (const Range& range : ranges) {
     ops::run(s, ops::Fp8Product{.y_MN = of(range),
-                                .a_MK = x.rows(),
-                                .b_NK = weights.rows(range.first, range.rows),
+                                .a_MK = inputs,
+                                .b_NK = weights.row_range(range.first, range.rows),
                                 .alpha = range.factor,
-                                .residual = residual_TN});
+                                .residual = options.residual_TN});
   }
 }
 
 void Linear::forward_scaled(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w, int64_t rows,
                             float factor) const {
-  multiply(s, y_TN, x_TK, weight(w), {},
-           {{0, rows, factor}, {rows, outputs() - rows, spec_.alpha}});
+  multiply(s, y_TN, x_TK, w, {}, {{0, rows, factor}, {rows, outputs() - rows, spec_.alpha}});
 }
 
 void Linear::forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
-                     Tensor residual_TN) const {
-  multiply(s, y_TN, x_TK, weight(w), residual_TN, {{0, outputs(), spec_.alpha}});
+                     const ForwardOptions& options) const {
+  multiply(s, y_TN, x_TK, w, options, {{0, outputs(), spec_.alpha}});
   if (has_bias() && spec_.adds_bias) ops::run(s, ops::AddBias{.y_TN = y_TN, .b_N = bias(w)});
 }
 
@@ -146,12 +198,10 @@ void Linear::decode(Stream& s, Tensor y_BN, Tensor x_BK, const Weights& w,
 }
 
 void Linear::backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
-                      const Weights& w, bool accumulate) const {
+                      const Weights& w, const BackwardOptions& options) const {
   if (has_bias()) ops::run(s, ops::BiasBackward{.db_N = bias(dw), .dy_TN = dy_TN});
-  const bool accumulate_dw = !dw.fresh(spec_.parts.front().weight);
   if (in_fp8(s, dy_TN.rows())) {
-    return multiply_gradients_in_fp8(s, dx_TK, weight(dw), dy_TN, x_TK, weight(w), accumulate,
-                                     accumulate_dw);
+    return multiply_gradients_in_fp8(s, dx_TK, dw, dy_TN, x_TK, w, options);
   }
   ops::run(s, ops::LinearBackward{.dx_TK = dx_TK,
                                   .dw_NK = weight(dw),
@@ -159,34 +209,39 @@ void Linear::backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, 
                                   .x_TK = x_TK,
                                   .w_NK = weight(w),
                                   .alpha = spec_.alpha,
-                                  .accumulate_dx = accumulate,
-                                  .accumulate_dw = accumulate_dw});
+                                  .accumulate_dx = options.accumulate,
+                                  .accumulate_dw = !fresh(dw)});
 }
 
 // The products' sums run over outputs for dx and over tokens for dw, so that these have to be the
 // contiguous dimension. dx may lie where dy or x do: both are read before it is written.
-void Linear::multiply_gradients_in_fp8(Stream& s, Tensor dx_TK, Tensor dw_NK, Tensor dy_TN,
-                                       Tensor x_TK, Tensor w_NK, bool accumulate_dx,
-                                       bool accumulate_dw) const {
+void Linear::multiply_gradients_in_fp8(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN,
+                                       Tensor x_TK, const Weights& w,
+                                       const BackwardOptions& options) const {
   const LinearTypes types = linear_types(s);
-  const InFp8 dy =
-      to_fp8(s, dy_TN, types.gradients, dx_TK.defined() ? Layout::kBoth : Layout::kColumns);
+  const Tensor dw_NK = weight(dw), w_NK = weight(w);
+  const InFp8 dy = to_fp8(s, dy_TN, types.gradients,
+                          dx_TK.defined() ? Layout::kBoth : Layout::kColumns, options.dy_amax_1);
   {
-    const InFp8 x = to_fp8(s, x_TK, types.inputs, Layout::kColumns);
-    ops::run(s, ops::Fp8Product{.y_MN = dw_NK,
-                                .a_MK = dy.columns(),
-                                .b_NK = x.columns(),
-                                .alpha = spec_.alpha,
-                                .residual = accumulate_dw ? dw_NK : Tensor(),
-                                .fast_accumulation = false});
+    const bool kept = options.kept != nullptr && options.kept->kept();
+    InFp8 x;
+    if (!kept) x = to_fp8(s, x_TK, types.inputs, Layout::kColumns, options.x_amax_1);
+    ops::run(s, ops::Fp8Product{
+                    .y_MN = dw_NK,
+                    .a_MK = dy.columns(),
+                    .b_NK = kept ? ops::Fp8Matrix{options.kept->x_KT, options.kept->inverse_scale_1}
+                                 : x.columns(),
+                    .alpha = spec_.alpha,
+                    .residual = fresh(dw) ? Tensor() : dw_NK,
+                    .fast_accumulation = false});
   }
   if (!dx_TK.defined()) return;
-  const InFp8 weights = to_fp8(s, w_NK, types.weights, Layout::kColumns);
+  const Fp8Weights weights(s, w_NK, held_in_fp8(w), types.weights, Layout::kColumns);
   ops::run(s, ops::Fp8Product{.y_MN = dx_TK,
                               .a_MK = dy.rows(),
-                              .b_NK = weights.columns(),
+                              .b_NK = weights.matrix(),
                               .alpha = spec_.alpha,
-                              .residual = accumulate_dx ? dx_TK : Tensor()});
+                              .residual = options.accumulate ? dx_TK : Tensor()});
 }
 
 }  // namespace sbtrain

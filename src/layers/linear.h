@@ -34,9 +34,16 @@ struct LinearSpec {
   bool adds_bias = true;
 };
 
+// What a layer keeps of its inputs for backward(), where its products are in fp8: their transpose
+// in e4m3, which is all that the gradient of the weights reads of them.
+struct Fp8Inputs {
+  Buffer x_KT, inverse_scale_1;
+  bool kept() const { return x_KT.tensor().defined(); }
+};
+
 class Linear {
  public:
-  explicit Linear(LinearSpec spec) : spec_(std::move(spec)) {}
+  explicit Linear(LinearSpec spec);
 
   // The weights in their order, then the biases.
   std::vector<TensorSpec> parameters() const;
@@ -48,9 +55,22 @@ class Linear {
   bool has_bias() const { return !spec_.parts.front().bias.empty(); }
   Tensor bias(const Weights& w) const { return w.fused(spec_.parts.front().bias, parts()); }
 
-  // y_TN = the product, plus residual_TN if it is given.
+  // y_TN = the product, plus residual_TN if it is given. Where it is in fp8, `keeps` gets what
+  // backward() takes in the place of x_TK, and amax_1 (f32), the largest |x|, spares a pass that
+  // looks for it.
+  struct ForwardOptions {
+    Tensor residual_TN{};
+    Tensor amax_1{};
+    Fp8Inputs* keeps = nullptr;
+  };
   void forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
-               Tensor residual_TN = {}) const;
+               const ForwardOptions& options) const;
+  void forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
+               Tensor residual_TN = {}) const {
+    forward(s, y_TN, x_TK, w, ForwardOptions{.residual_TN = residual_TN});
+  }
+  // Whether forward() of as many tokens is in fp8.
+  bool in_fp8(const Stream& s, int64_t tokens) const;
   // The same without residual and bias, where the first `rows` outputs have another factor than
   // alpha.
   void forward_scaled(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w, int64_t rows,
@@ -64,22 +84,36 @@ class Linear {
   void decode(Stream& s, Tensor y_BN, Tensor x_BK, const Weights& w, const Around& around) const;
   // Adds the gradients of weight and bias to dw, or overwrites that of a weight that is fresh
   // there; dx_TK = gradient, or += with `accumulate`. To be called once for each backward pass.
+  // In fp8, `kept` stands for x_TK, which may then be undefined, and the amaxes (f32) of x and dy
+  // spare a pass each.
+  struct BackwardOptions {
+    bool accumulate = false;
+    Tensor x_amax_1{}, dy_amax_1{};
+    const Fp8Inputs* kept = nullptr;
+  };
   void backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
-                const Weights& w, bool accumulate = false) const;
+                const Weights& w, const BackwardOptions& options) const;
+  void backward(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN, Tensor x_TK,
+                const Weights& w, bool accumulate = false) const {
+    backward(s, dx_TK, dw, dy_TN, x_TK, w, BackwardOptions{.accumulate = accumulate});
+  }
 
  private:
   int parts() const { return static_cast<int>(spec_.parts.size()); }
-  bool in_fp8(const Stream& s, int64_t tokens, int64_t first_rows = 0) const;
   // Outputs that are a product of their own, with a factor of their own.
   struct Range {
     int64_t first, rows;
     float factor;
   };
-  void multiply(Stream& s, Tensor y_TN, Tensor x_TK, Tensor w_NK, Tensor residual_TN,
-                std::initializer_list<Range> ranges) const;
-  void multiply_gradients_in_fp8(Stream& s, Tensor dx_TK, Tensor dw_NK, Tensor dy_TN, Tensor x_TK,
-                                 Tensor w_NK, bool accumulate_dx, bool accumulate_dw) const;
+  void multiply(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
+                const ForwardOptions& options, std::initializer_list<Range> ranges) const;
+  void multiply_gradients_in_fp8(Stream& s, Tensor dx_TK, const Weights& dw, Tensor dy_TN,
+                                 Tensor x_TK, const Weights& w,
+                                 const BackwardOptions& options) const;
+  bool fresh(const Weights& dw) const { return dw.fresh(spec_.parts.front().weight); }
+  const Fp8Scaled* held_in_fp8(const Weights& w) const { return w.fp8(spec_.parts.front().weight); }
   LinearSpec spec_;
+  bool takes_fp8_;  // the matrix, that is (core/weights.h)
 };
 
 }  // namespace sbtrain

@@ -89,6 +89,25 @@ std::vector<ElementRange> summed_ranges(const ParamUnit& unit) {
   return ranges;
 }
 
+std::vector<Fp8Range> fp8_ranges(const ParamUnit& unit) {
+  std::vector<Fp8Range> ranges;
+  for (size_t i = 0; i < unit.tensors.size();) {
+    const PlacedTensor& first = unit.tensors[i];
+    Fp8Range range{{.begin = first.offset}, first.spec.name};
+    bool taken = true;
+    do {
+      const PlacedTensor& tensor = unit.tensors[i++];
+      taken = taken && takes_fp8(tensor.spec);
+      range.end = tensor.offset + tensor.stored;
+      if (!taken) continue;
+      range.rows += tensor.spec.stored()[0];
+      range.cols = tensor.spec.stored()[1];
+    } while (i < unit.tensors.size() && unit.tensors[i].spec.fused);
+    if (taken) ranges.push_back(std::move(range));
+  }
+  return ranges;
+}
+
 Weights ParamRegistry::view(int index, const Tensor& flat, bool fresh) const {
   Weights weights;
   for (const PlacedTensor& tensor : unit(index).tensors) {

@@ -41,6 +41,15 @@ struct ElementRange {
 // included: such gradients are sums that begin with zero.
 std::vector<ElementRange> summed_ranges(const ParamUnit& unit);
 
+// A matrix of a unit that products in fp8 take, or several that are one product.
+struct Fp8Range : ElementRange {
+  std::string first;  // name of the first, relative to the unit
+  int64_t rows = 0;   // of all together
+  int64_t cols = 0;
+};
+// In the order of storage. Each begins and ends at a multiple of 64 elements.
+std::vector<Fp8Range> fp8_ranges(const ParamUnit& unit);
+
 // A contiguous run of elements in storage and in the logical tensor.
 struct ElementRun {
   int64_t storage = 0;  // from the start of the tensor's storage

@@ -6,14 +6,11 @@
 // core/fp8.h.
 #pragma once
 
+#include "core/fp8.h"
 #include "kernels/fp8.h"
 #include "ops/scratch.h"
 
 namespace sbtrain::ops {
-
-// Tensor cores take matrices in fp8 whose rows begin at multiples of 16 bytes, with as many inner
-// elements.
-inline constexpr int64_t kFp8Multiple = 16;
 
 // amax_1 (f32) = the largest |x|; NaN if any x is NaN, 0 if there is none.
 struct Amax {
@@ -49,6 +46,37 @@ struct CastFp8 {
     return {y_RC,       y_CR,   dtype(),     inverse_scale_1, x_RC,
             x_RC.dtype, amax_1, x_RC.rows(), x_RC.cols()};
   }
+};
+
+// Of the largest absolute values x_WN (f32) that W ranks found in their parts of N matrices: amax_N
+// of the whole matrices, NaN if a part has one, and their inverse scales in e4m3 (both f32).
+struct Fp8Scales {
+  static constexpr std::string_view kName = "fp8_scales";
+  Tensor amax_N, inverse_scale_N;
+  Tensor x_WN;
+  void check() const {
+    const Check c(kName);
+    c.matrix("x_WN", x_WN);
+    c.flat("amax_N", amax_N, x_WN.cols());
+    c.flat("inverse_scale_N", inverse_scale_N, x_WN.cols());
+  }
+  kernels::Fp8Scales kernel() const {
+    return {amax_N, inverse_scale_N, x_WN, x_WN.rows(), x_WN.cols()};
+  }
+};
+
+// y_CR = the transpose of x_RC, both in the same format.
+struct TransposeFp8 {
+  static constexpr std::string_view kName = "transpose_fp8";
+  Tensor y_CR;
+  Tensor x_RC;
+  void check() const {
+    const Check c(kName);
+    c.that(is_fp8(x_RC.dtype), "x must be e4m3 or e5m2");
+    c.same("x_RC", x_RC, x_RC);
+    c.matrix("y_CR", y_CR, x_RC.cols(), x_RC.rows(), x_RC.dtype);
+  }
+  kernels::TransposeFp8 kernel() const { return {y_CR, x_RC, x_RC.rows(), x_RC.cols()}; }
 };
 
 // A matrix in fp8 as a product takes it.
@@ -106,6 +134,8 @@ struct Fp8Product {
 namespace cpu {
 void run(Cpu, Stream& s, const Amax& op);
 void run(Cpu, Stream& s, const CastFp8& op);
+void run(Cpu, Stream& s, const Fp8Scales& op);
+void run(Cpu, Stream& s, const TransposeFp8& op);
 void run(Cpu, Stream& s, const Fp8Product& op, const Fp8Product::Scratch& scratch);
 }  // namespace cpu
 namespace cuda {

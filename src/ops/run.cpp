@@ -61,6 +61,8 @@ template void run(Stream& s, const BiasBackward& op);
 
 template void run(Stream& s, const Amax& op);
 template void run(Stream& s, const CastFp8& op);
+template void run(Stream& s, const Fp8Scales& op);
+template void run(Stream& s, const TransposeFp8& op);
 template void run(Stream& s, const Fp8Product& op);
 
 template void run(Stream& s, const CrossEntropy& op);

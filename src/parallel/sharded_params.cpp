@@ -14,7 +14,7 @@ constexpr size_t kReducing = 1;
 
 ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh,
                              std::shared_ptr<const Optimizer> optimizer, ReduceType reduce,
-                             TransferEngine reduce_engine, double ema)
+                             TransferEngine reduce_engine, double ema, Precision precision)
     : registry_(registry),
       stream_(s),
       mesh_(mesh),
@@ -25,6 +25,11 @@ ShardedParams::ShardedParams(const ParamRegistry& registry, Stream& s, const Mes
       wait_times_(s) {
   if (mesh.world().world() > 1) {
     communication_.emplace(s.memory(), "communication", StreamPriority::kHigh);
+  }
+  if (precision == Precision::kFp8) {
+    require(optimizer_ != nullptr, "weights are held in fp8 for training alone");
+    fp8_.emplace(registry, s, mesh, /*whole=*/!gathers());
+    if (fp8_->empty()) fp8_.reset();
   }
   for (size_t u = 0; u < registry.units().size(); ++u) {
     units_.push_back(make_unit(static_cast<int>(u)));
@@ -56,19 +61,18 @@ ShardedParams::Unit ShardedParams::make_unit(int index) {
   const auto allocate = [&](MemoryClass c, const char* what) {
     return memory.allocate(c, spec.prefix + what, DType::kF32, {shard.size});
   };
-  if (has_copies()) {
-    unit.compute = memory.allocate(MemoryClass::kWeights, spec.prefix + "compute",
-                                   memory.compute_dtype(), {gathers() ? shard.size : spec.size});
-    shard.compute = gathers() ? unit.compute.tensor()
-                              : unit.compute.tensor().row_range(shard.begin, shard.size);
-    shard.weights = shard.compute;
-  }
+  unit.in_fp8 = fp8_ ? fp8_->find(index) : -1;
+  if (has_copies() && unit.in_fp8 < 0) make_copies(spec, unit);
   if (optimizer_ || !has_copies()) {
     unit.master = allocate(MemoryClass::kWeights, "weights");
     shard.weights = unit.master;
-    if (!has_copies()) shard.compute = unit.master;
+    if (!has_copies() && unit.in_fp8 < 0) shard.compute = unit.master;
   }
-  if (!gathers()) unit.weights = registry_.view(index, has_copies() ? unit.compute : unit.master);
+  if (!gathers() && unit.in_fp8 < 0) {
+    unit.weights = registry_.view(index, has_copies() ? unit.compute : unit.master);
+  } else if (!gathers()) {
+    unit.weights = fp8_->view(unit.in_fp8, fp8_->matrices(unit.in_fp8));
+  }
   if (!optimizer_) return unit;
   unit.gradient = allocate(MemoryClass::kGradients, "gradients");
   shard.gradient = unit.gradient;
@@ -77,6 +81,20 @@ ShardedParams::Unit ShardedParams::make_unit(int index) {
   shard.ranges = state_ranges(spec, *optimizer_, shard.begin, shard.size);
   make_states(spec, unit);
   return unit;
+}
+
+void ShardedParams::make_copies(const ParamUnit& spec, Unit& unit) {
+  Memory& memory = stream_.memory();
+  Shard& shard = unit.shard;
+  unit.compute = memory.allocate(MemoryClass::kWeights, spec.prefix + "compute",
+                                 memory.compute_dtype(), {gathers() ? shard.size : spec.size});
+  shard.compute =
+      gathers() ? unit.compute.tensor() : unit.compute.tensor().row_range(shard.begin, shard.size);
+  shard.weights = shard.compute;
+}
+
+Tensor ShardedParams::gathered_shard(const Unit& unit) const {
+  return unit.in_fp8 < 0 ? unit.shard.compute : fp8_->shard(unit.in_fp8);
 }
 
 // One array for each name of a state, in which the ranges that keep it follow each other, each from
@@ -123,11 +141,12 @@ void ShardedParams::gather(int unit) {
   u.awaited = mesh_.sharded();
   if (!gathers()) return;
   start_communication();
-  u.gathered = communication_->allocate(MemoryClass::kWeights, "gathered unit",
-                                        u.shard.compute.dtype, {registry_.unit(unit).size});
-  mesh_.shards().all_gather(*communication_, u.gathered, u.shard.compute);
+  const Tensor shard = gathered_shard(u);
+  u.gathered = communication_->allocate(MemoryClass::kWeights, "gathered unit", shard.dtype,
+                                        {registry_.unit(unit).size});
+  mesh_.shards().all_gather(*communication_, u.gathered, shard);
   communication_->record(u.here);
-  u.weights = registry_.view(unit, u.gathered);
+  u.weights = u.in_fp8 < 0 ? registry_.view(unit, u.gathered) : fp8_->view(u.in_fp8, u.gathered);
 }
 
 const Weights& ShardedParams::get(int unit) {
@@ -136,6 +155,7 @@ const Weights& ShardedParams::get(int unit) {
   if (u.awaited) {
     wait_times_.wait(u.here);
     if (gathers()) stream_.use(u.gathered);
+    if (fetches() && u.in_fp8 >= 0) fp8_->transpose(u.in_fp8);
     u.awaited = false;
   }
   return u.weights;
@@ -313,17 +333,42 @@ void ShardedParams::initialize(uint64_t seed) {
 // Brings the whole unit from the ranks' compute shards; the next get() waits for it.
 void ShardedParams::fetch(Unit& unit) {
   start_communication();
-  mesh_.shards().all_gather(*communication_, unit.compute, unit.shard.compute);
+  const Tensor whole = unit.in_fp8 < 0 ? unit.compute.tensor() : fp8_->matrices(unit.in_fp8);
+  mesh_.shards().all_gather(*communication_, whole, gathered_shard(unit));
   communication_->record(unit.here);
 }
 
 void ShardedParams::refresh() {
   require_at_rest("weights change");
   for (Unit& unit : units_) {
+    if (unit.in_fp8 >= 0) continue;
     if (has_copies() && unit.master.tensor().defined()) {
       ops::run(stream_, ops::Copy{.y = unit.shard.compute, .x = unit.master});
     }
     if (fetches()) fetch(unit);
+  }
+  cast_to_fp8();
+}
+
+// Makes what is in fp8 of the master weights.
+void ShardedParams::cast_to_fp8() {
+  if (!fp8_) return;
+  std::vector<Tensor> masters;  // of the units in fp8
+  for (const Unit& unit : units_) {
+    if (unit.in_fp8 >= 0) masters.push_back(unit.master);
+  }
+  fp8_->measure(masters);
+  if (mesh_.sharded()) {
+    start_communication();
+    fp8_->exchange(*communication_);
+    Event done;
+    communication_->record(done);
+    wait_times_.wait(done);
+  }
+  fp8_->cast(masters);
+  if (!fetches()) return;
+  for (Unit& unit : units_) {
+    if (unit.in_fp8 >= 0) fetch(unit);
   }
 }
 
@@ -338,7 +383,7 @@ void ShardedParams::add_squared_gradient_norm(Tensor y_1) {
 FlatView ShardedParams::view(const Unit& unit, const StateRange& range) const {
   const auto part = [&](const Tensor& x) { return x.row_range(range.begin, range.size); };
   return {.weights = part(unit.shard.weights),
-          .compute = has_copies() ? part(unit.shard.compute) : Tensor(),
+          .compute = has_copies() && unit.in_fp8 < 0 ? part(unit.shard.compute) : Tensor(),
           .gradient = part(unit.shard.gradient),
           .states = range.states,
           .decays = range.decays};
@@ -349,16 +394,17 @@ void ShardedParams::update(const UpdateInputs& in) {
   const auto units = static_cast<int>(units_.size());
   if (matrices_) {
     for (const MatrixGroup& group : matrices_->groups()) update_group(in, group);
-    return finish_groups(in);
-  }
-  if (!fetches()) {
+    finish_groups(in);
+  } else if (fetches()) {
+    for (int u = 0; u < units; ++u) {
+      update_flat(in, u, u + 1);
+      finish_units(in, u, u + 1);  // the unit is fetched beside the update of the next one
+    }
+  } else {
     update_flat(in, 0, units);
-    return finish_units(in, 0, units);
+    finish_units(in, 0, units);
   }
-  for (int u = 0; u < units; ++u) {
-    update_flat(in, u, u + 1);
-    finish_units(in, u, u + 1);  // the unit is fetched beside the update of the next one
-  }
+  cast_to_fp8();
 }
 
 // The flat ranges of units [begin, end).
@@ -406,7 +452,7 @@ void ShardedParams::finish_units(const UpdateInputs& in, int begin, int end) {
                                             .stats = in.stats,
                                             .decay = static_cast<float>(ema_)});
     }
-    if (fetches()) fetch(units_[u]);
+    if (fetches() && units_[u].in_fp8 < 0) fetch(units_[u]);
   }
 }
 

@@ -13,6 +13,11 @@
 // the work given to the compute stream before it is done, and get() is what makes that stream wait:
 // so a unit is gathered while the one before it is used, if gather() is called before that use.
 // Likewise reduce() runs beside what follows it. In a world of one the same calls move nothing.
+//
+// Where products are in fp8, a unit whose matrices take it is two arrays for those who read it: the
+// matrices in e4m3, which is what gather() fetches, and the few other elements in the compute type,
+// which every rank keeps whole. Both are made of the master weights once after every update
+// (parallel/fp8_weights.h).
 #pragma once
 
 #include <cstdint>
@@ -26,6 +31,7 @@
 #include "core/stream.h"
 #include "model/params.h"
 #include "optim/optimizer.h"
+#include "parallel/fp8_weights.h"
 #include "parallel/matrix_update.h"
 #include "parallel/mesh.h"
 #include "parallel/state_ranges.h"
@@ -40,11 +46,13 @@ class ShardedParams : public ParamAccess {
   // fills them. `reduce` is the type in which gradients travel, `reduce_engine` what adds them up.
   // The mesh must outlive the parameters, and the registry's units must be multiples of 64 elements
   // times the ranks that share them. With `ema` > 0 every update ends with a = ema a + (1 - ema) w
-  // for the average a of the weights w.
+  // for the average a of the weights w. With Precision::kFp8 weights are held for products in fp8;
+  // that is for training alone.
   ShardedParams(const ParamRegistry& registry, Stream& s, const Mesh& mesh,
                 std::shared_ptr<const Optimizer> optimizer,
                 ReduceType reduce = ReduceType::kFloat32,
-                TransferEngine reduce_engine = TransferEngine::kMultiprocessors, double ema = 0);
+                TransferEngine reduce_engine = TransferEngine::kMultiprocessors, double ema = 0,
+                Precision precision = Precision::kBf16);
 
   // Which of a step's micro-batches the next backward pass is. The gradients of the first replace
   // those of the step before, later ones are added to them, and the last one's reduction makes
@@ -68,8 +76,10 @@ class ShardedParams : public ParamAccess {
   struct Shard {
     int64_t begin = 0;
     int64_t size = 0;
-    Tensor weights;                  // [size] f32 for training, else of the compute type
-    Tensor compute;                  // [size] of the compute type; the weights if that is f32
+    Tensor weights;  // [size] f32 for training, else of the compute type
+    // [size] of the compute type; the weights if that is f32. Undefined where the unit's matrices
+    // are in fp8.
+    Tensor compute;
     Tensor gradient;                 // f32 [size], for training
     Tensor average;                  // f32 [size], of the weights, if it is kept
     std::vector<StateRange> ranges;  // the state of the optimizer, for training
@@ -100,6 +110,7 @@ class ShardedParams : public ParamAccess {
     std::vector<Buffer> states;        // of the optimizer, one for each name, f32
     Buffer compute;   // weights in the compute type, unless they are the masters: the shard, or the
                       // whole unit if this rank keeps it
+    int in_fp8 = -1;  // the unit's number among those in fp8_, or -1
     Buffer gathered;  // the whole unit from gather() to release(), if this rank keeps a shard
     Buffer formed;    // the whole unit's gradients from gradients() to reduce(), if sharded
     Shard shard;
@@ -132,6 +143,10 @@ class ShardedParams : public ParamAccess {
   bool gathers() const { return mesh_.sharded() && !mesh_.keeps_weights(); }
   bool fetches() const { return mesh_.sharded() && mesh_.keeps_weights(); }
   bool has_copies() const;
+  void make_copies(const ParamUnit& spec, Unit& unit);
+  // What the ranks of the shards gather of the unit.
+  Tensor gathered_shard(const Unit& unit) const;
+  void cast_to_fp8();
   const Weights& open_gradients(int unit, const Tensor& whole, bool fresh);
   void fetch(Unit& unit);
   void reduce_shard(Unit& unit);
@@ -154,6 +169,7 @@ class ShardedParams : public ParamAccess {
   // them.
   std::vector<std::shared_ptr<void>> registered_;
   std::optional<Stream> communication_;  // in a world of more than one
+  std::optional<Fp8Weights> fp8_;        // where units hold matrices in fp8
   std::vector<Unit> units_;
   std::optional<Exchange> exchange_;
   std::unique_ptr<MatrixUpdate> matrices_;  // if the optimizer takes any

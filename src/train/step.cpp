@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/fp8.h"
 #include "data/batch_part.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
@@ -29,6 +30,13 @@ enum ValidationSum : uint8_t { kLoss, kHits, kTargets, kBytes, kStop, kValidatio
 // The part of a step's numbers that the ranks contribute to.
 Tensor summed(const Tensor& stats) {
   return stats.row_range(0, ops::kSummedStats);
+}
+
+// Tokens that tensor cores do not take in fp8 are multiplied as they are held.
+bool in_fp8(const Config& config, const Mesh& mesh) {
+  const int64_t tokens =
+      config.train.micro_batch * config.train.sequence_length / mesh.size(MeshDimension::kContext);
+  return config.train.precision == Precision::kFp8 && tokens % kFp8Multiple == 0;
 }
 
 }  // namespace
@@ -55,7 +63,8 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
       mesh_(mesh),
       optimizer_(make_optimizer(config.train.optimizer)),
       params_(model.registry(), s, mesh, optimizer_, config.train.reduce_dtype,
-              config.train.reduce_engine, config.train.ema),
+              config.train.reduce_engine, config.train.ema,
+              in_fp8(config, mesh) ? Precision::kFp8 : Precision::kBf16),
       records_(records()),
       graph_(s),
       tokens_(config.train.micro_batch * config.train.sequence_length /
@@ -72,7 +81,7 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
     context_ = {.ranks = &*ring_, .tokens = tokens_};
   }
   s.set_deterministic(config.train.deterministic);
-  s.set_precision(config.train.precision);
+  s.set_precision(in_fp8(config, mesh) ? Precision::kFp8 : Precision::kBf16);
   ops::control(s).set_overlap(records_);
   const auto input = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});

@@ -63,6 +63,28 @@ void run(Cpu, Stream& /*s*/, const CastFp8& op) {
   });
 }
 
+void run(Cpu, Stream& /*s*/, const Fp8Scales& op) {
+  for (int64_t n = 0; n < op.x_WN.cols(); ++n) {
+    float amax = 0;
+    for (int64_t w = 0; w < op.x_WN.rows(); ++w) {
+      amax = larger(amax, op.x_WN.f32()[w * op.x_WN.row_stride + n]);
+    }
+    op.amax_N.f32()[n] = amax;
+    op.inverse_scale_N.f32()[n] = 1.0f / fp8_scale(amax, DType::kE4M3);
+  }
+}
+
+void run(Cpu, Stream& /*s*/, const TransposeFp8& op) {
+  const Tensor &x = op.x_RC, &y = op.y_CR;
+  parallel_rows(y.rows(), y.cols(), [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      for (int64_t r = 0; r < y.cols(); ++r) {
+        y.fp8()[c * y.row_stride + r] = x.fp8()[r * x.row_stride + c];
+      }
+    }
+  });
+}
+
 void run(Cpu, Stream& s, const Fp8Product& op, const Fp8Product::Scratch& scratch) {
   const Tensor &a = scratch.a_MK, &b = scratch.b_NK;
   widen(a, op.a_MK.x);
