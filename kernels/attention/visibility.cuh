@@ -27,6 +27,10 @@ struct Visibility {
   bool stopped = false;
   const int32_t* stop = nullptr;
   int64_t stop_begin = 0;
+  // All keys are those of another rank, farther than the queries' own (ops/far_keys.h): each of the
+  // queries before far_queries sees those from far_key on, and the others see none.
+  bool far = false;
+  int far_queries = 0, far_key = 0;
   // If set, queries beyond the pack see nothing. Otherwise they see what the last query sees, and
   // none of their results may be written.
   bool ends_with_pack = false;
@@ -35,17 +39,23 @@ struct Visibility {
     return first_rebased_key(query, min(position, reach), own_chunk);
   }
   __device__ __forceinline__ int first_key(int query) const {
+    if (far) {
+      if (query >= far_queries) return INT_MAX;
+      return stopped ? far_key + stop[stop_begin + query] : far_key;
+    }
     if (ends_with_pack && query >= tokens) return INT_MAX;
     const int row = ends_with_pack ? query : min(query, tokens - 1);
     const int key = first_key(row, positions[row]);
     return stopped ? key + stop[stop_begin + row] : key;
   }
   __device__ __forceinline__ int end_key(int query) const {
+    if (far) return tokens;
     const int end = query + (own_key ? 1 : 0);
     return ends_with_pack ? min(end, tokens) : end;
   }
   // All queries that see a key up to last_key come before this one.
   __device__ __forceinline__ int end_query(int last_key) const {
+    if (far) return last_key < far_key ? 0 : far_queries;
     int end = document_end(last_key);
     if (own_chunk) end = min(end, (last_key / kRebasedChunk + 1) * kRebasedChunk);
     return last_key + 1 + min(end - last_key - 1, reach);

@@ -209,6 +209,50 @@ inline Result stickbreaking(const Problem& p) {
   });
 }
 
+// ---- Keys of other ranks (ops/far_keys.h): the first `queries` tokens see the last `keys` of
+// other ones, p.k and p.v.
+
+struct FarKeys {
+  int64_t queries = 0, keys = 0;
+  std::vector<double> before;  // stick-breaking, [H, T]: what is left of the stick, as log2
+  std::vector<double> w;       // stick-breaking, [H, T]: the gradient of what the keys leave
+};
+
+// o, what is left in `row` (not its log2), dq, dk and dv are what these keys add; w becomes the
+// gradient of what they find. p.attend_current, the remainder and documents mean nothing here.
+inline Result far_stickbreaking(Problem p, FarKeys& far) {
+  p.drem = far.w;
+  const std::vector<double> dout = p.dout;
+  std::vector<double> stick;
+  for (const double log2_before : far.before) stick.push_back(std::exp2(log2_before));
+  for (size_t i = 0; i < p.drem.size(); ++i) p.drem[i] *= stick[i];
+  for (int64_t j = 0; j < p.tokens; ++j) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      double* const row = p.dout.data() + at(p, j, h);
+      for (int64_t c = 0; c < p.head_dim; ++c) row[c] *= stick[h * p.tokens + j];
+    }
+  }
+  Result out(p);
+  Keys keys(p);
+  for (int64_t h = 0; h < p.heads; ++h) {
+    for (int64_t j = 0; j < far.queries; ++j) {
+      Query x{j, h, p.tokens - far.keys, p.tokens};
+      const size_t n = static_cast<size_t>(h * p.tokens + j), row = at(p, j, h);
+      const double rem = break_stick(p, x, keys);
+      double w = rem * far.w[n];
+      for (int64_t i = x.begin; i < x.end; ++i) {
+        const double a = keys.a[i - x.begin];
+        axpy(p, out.o, row, stick[n] * a, p.v, key_at(p, i, h));
+        w += a * dot(p, dout, row, p.v, key_at(p, i, h));
+      }
+      out.row[n] = stick[n] * rem;
+      break_stick_backward(p, x, keys, rem, out);
+      far.w[n] = w;
+    }
+  }
+  return out;
+}
+
 // FIRE's bias for the query at position j of its document and the key at position i. With `out`,
 // the gradients for dz are added to it.
 inline double fire_bias(const Problem& p, int64_t head, double j, double i, double dz,
