@@ -345,4 +345,42 @@ inline Result softmax(const Problem& p) {
   });
 }
 
+// The same keys for softmax attention: o and lse, [H, T], are those of other keys and become those
+// of these as well; the gradients are for o and lse after them. Query 0 lies `distance` tokens
+// behind row 0 of the keys.
+inline Result far_softmax(const Problem& p, const FarKeys& far, int64_t distance,
+                          std::vector<double>& o, std::vector<double>& lse) {
+  Result out(p);
+  for (int64_t h = 0; h < p.heads; ++h) {
+    for (int64_t j = 0; j < far.queries; ++j) {
+      const size_t n = static_cast<size_t>(h * p.tokens + j), row = at(p, j, h);
+      int64_t begin = p.tokens - far.keys;
+      if (p.window > 0) begin = std::max(begin, j + distance - p.window + 1);
+      std::vector<double> z;
+      double both = lse[n];
+      for (int64_t i = begin; i < p.tokens; ++i) {
+        z.push_back(p.scale * dot(p, p.q, row, p.k, key_at(p, i, h)));
+        if (!p.slopes.empty()) z.back() -= p.slopes[h] * static_cast<double>(j + distance - i);
+        const double larger = std::max(both, z.back());
+        both = larger + std::log(std::exp(both - larger) + std::exp(z.back() - larger));
+      }
+      for (int64_t c = 0; c < p.head_dim; ++c) o[row + c] *= std::exp(lse[n] - both);
+      lse[n] = both;
+      for (int64_t i = begin; i < p.tokens; ++i) {
+        axpy(p, o, row, std::exp(z[i - begin] - both), p.v, key_at(p, i, h));
+      }
+      const double delta = dot(p, p.dout, row, o, row);
+      for (int64_t i = begin; i < p.tokens; ++i) {
+        const size_t key = key_at(p, i, h);
+        const double weight = std::exp(z[i - begin] - both);
+        const double dz = weight * (dot(p, p.dout, row, p.v, key) - delta);
+        axpy(p, out.dq, row, p.scale * dz, p.k, key);
+        axpy(p, out.dk, key, p.scale * dz, p.q, row);
+        axpy(p, out.dv, key, weight, p.dout, row);
+      }
+    }
+  }
+  return out;
+}
+
 }  // namespace sbtrain::test::oracle
