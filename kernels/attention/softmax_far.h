@@ -26,4 +26,14 @@ void softmax_far_backward(cudaStream_t stream, const SoftmaxFarProblem& p, void*
 void softmax_far_backward(cudaStream_t stream, const SoftmaxFarProblem& p, void* scratch,
                           const AlibiSlopes& slopes);
 
+// The same with wgmma and TMA, as softmax.h. `scheduler` is scratch of tile_scheduler_bytes. With
+// ALiBi the backward pass takes no heads that share keys.
+void softmax_far_forward_hopper(cudaStream_t stream, const SoftmaxFarProblem& p, void* scheduler);
+void softmax_far_forward_hopper(cudaStream_t stream, const SoftmaxFarProblem& p, void* scheduler,
+                                const AlibiSlopes& slopes);
+void softmax_far_backward_hopper(cudaStream_t stream, const SoftmaxFarProblem& p, void* scratch,
+                                 void* scheduler);
+void softmax_far_backward_hopper(cudaStream_t stream, const SoftmaxFarProblem& p, void* scratch,
+                                 void* scheduler, const AlibiSlopes& slopes);
+
 }  // namespace sbtrain::kernels
